@@ -1,0 +1,379 @@
+#include "horon/core/base/config.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <numeric>
+#include <unistd.h>
+#include <variant>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::core {
+namespace {
+
+using Field =
+    std::variant<int64_t Config::*, double Config::*, bool Config::*, std::string Config::*>;
+
+enum class Scope : unsigned char { SameOnAllRanks, OwnOfEachRank };
+
+struct Range {
+  double min = 0;
+  double max = 0;
+};
+
+struct Knob {
+  std::string_view name;
+  Field field;
+  std::string_view unit;
+  Range range;               // numbers only
+  std::string_view choices;  // text only: "auto, shm, mpi"; empty: any text
+  Scope scope = Scope::OwnOfEachRank;
+  std::string_view meaning;
+};
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+constexpr double kDay_s = 24 * 3600;
+
+const std::array<Knob, 13>& knobs() {
+  using enum Scope;
+  static const std::array<Knob, 13> table = {{
+      {"HORON_FUSION_BYTES",
+       &Config::fusion_bytes_max,
+       "bytes",
+       {0, 1024 * kGiB},
+       "",
+       SameOnAllRanks,
+       "small tensors are reduced together up to this size; 0: each alone"},
+      {"HORON_BUCKET_BYTES",
+       &Config::bucket_bytes,
+       "bytes",
+       {1, 1024 * kGiB},
+       "",
+       SameOnAllRanks,
+       "size of a gradient bucket"},
+      {"HORON_FIRST_BUCKET_BYTES",
+       &Config::first_bucket_bytes,
+       "bytes",
+       {1, 1024 * kGiB},
+       "",
+       SameOnAllRanks,
+       "size of the bucket that backward fills first"},
+      {"HORON_STALL_WARN_S",
+       &Config::stall_warn_s,
+       "seconds",
+       {0, kDay_s},
+       "",
+       OwnOfEachRank,
+       "warn when a tensor waits for ranks this long; 0: never"},
+      {"HORON_STALL_ABORT_S",
+       &Config::stall_abort_s,
+       "seconds",
+       {0, kDay_s},
+       "",
+       SameOnAllRanks,
+       "fail when a tensor waits for ranks this long; 0: never"},
+      {"HORON_DEAD_AFTER_S",
+       &Config::dead_after_s,
+       "seconds",
+       {0, kDay_s},
+       "",
+       SameOnAllRanks,
+       "a rank that is silent this long counts as dead; 0: never"},
+      {"HORON_SHUTDOWN_TIMEOUT_S",
+       &Config::shutdown_timeout_s,
+       "seconds",
+       {0, kDay_s},
+       "",
+       OwnOfEachRank,
+       "how long shutdown() waits for the other ranks"},
+      {"HORON_SPIN_US",
+       &Config::spin_us,
+       "microseconds",
+       {-1, 1e6},
+       "",
+       OwnOfEachRank,
+       "how long the background thread polls before it sleeps; -1: from cores and ranks"},
+      {"HORON_THREADS",
+       &Config::threads,
+       "",
+       {0, 4096},
+       "",
+       OwnOfEachRank,
+       "OpenMP threads of this rank; 0: from cores and ranks"},
+      {"HORON_ALLREDUCE",
+       &Config::allreduce,
+       "",
+       {},
+       "auto, shm, mpi",
+       SameOnAllRanks,
+       "which allreduce is used"},
+      {"HORON_SHARED_MEMORY",
+       &Config::shared_memory,
+       "",
+       {},
+       "",
+       SameOnAllRanks,
+       "ranks of one host use shared memory"},
+      {"HORON_LOG",
+       &Config::log_level,
+       "",
+       {},
+       "error, warn, info, debug",
+       OwnOfEachRank,
+       "what is told on standard error"},
+      {"HORON_TIMELINE",
+       &Config::timeline,
+       "",
+       {},
+       "",
+       OwnOfEachRank,
+       "file for a trace of what happened when; empty: none"},
+  }};
+  return table;
+}
+
+const Knob* find_knob(std::string_view name) {
+  for (const Knob& knob : knobs()) {
+    if (knob.name == name) return &knob;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void fail(const Knob& knob, const std::string& text, const std::string& wanted) {
+  throw Error(ErrorCode::Config, concat(knob.name, "='", text, "': ", wanted));
+}
+
+std::string number_text(double value) {
+  std::array<char, 64> out{};
+  const auto [end, error] =
+      std::to_chars(out.data(), out.data() + out.size(), value, std::chars_format::general);
+  return error == std::errc() ? std::string(out.data(), end) : std::string("?");
+}
+
+// Integers are shown in full: 65536, not 6.5536e+04.
+std::string bound_text(const Knob& knob, double bound) {
+  if (knob.unit == "bytes") return bytes_text(static_cast<uint64_t>(bound));
+  if (std::holds_alternative<int64_t Config::*>(knob.field)) {
+    return std::to_string(static_cast<int64_t>(bound));
+  }
+  return number_text(bound);
+}
+
+std::string range_text(const Knob& knob) {
+  const std::string unit =
+      knob.unit.empty() || knob.unit == "bytes" ? std::string() : concat(" ", knob.unit);
+  return concat("give ", bound_text(knob, knob.range.min), " to ", bound_text(knob, knob.range.max),
+                unit);
+}
+
+double suffix_factor(std::string_view suffix) {
+  struct Suffix {
+    std::string_view text;
+    double factor;
+  };
+  constexpr std::array<Suffix, 8> suffixes = {{{"", 1},
+                                               {"B", 1},
+                                               {"K", 1e3},
+                                               {"M", 1e6},
+                                               {"G", 1e9},
+                                               {"KiB", 1024.0},
+                                               {"MiB", 1024.0 * 1024},
+                                               {"GiB", 1024.0 * 1024 * 1024}}};
+  for (const Suffix& entry : suffixes) {
+    if (entry.text == suffix) return entry.factor;
+  }
+  return 0;
+}
+
+// The number and the rest of the text after it; nothing if it does not begin with a number.
+template <class T>
+std::optional<std::pair<T, std::string_view>> take_number(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc()) return std::nullopt;
+  return std::pair(value, text.substr(static_cast<size_t>(end - text.data())));
+}
+
+void check_range(const Knob& knob, const std::string& text, double value) {
+  // Written so that a NaN is refused too.
+  if (value >= knob.range.min && value <= knob.range.max) return;
+  fail(knob, text, range_text(knob));
+}
+
+int64_t parse_integer(const Knob& knob, const std::string& text) {
+  const bool bytes = knob.unit == "bytes";
+  if (!bytes) {
+    const auto taken = take_number<int64_t>(text);
+    if (!taken || !taken->second.empty()) fail(knob, text, "give a whole number");
+    check_range(knob, text, static_cast<double>(taken->first));
+    return taken->first;
+  }
+  const auto taken = take_number<double>(text);
+  const double factor = taken ? suffix_factor(taken->second) : 0;
+  if (factor == 0) {
+    fail(knob, text,
+         "give a number of bytes, such as 1048576, 500K or 64MiB (K, M, G, KiB, MiB, GiB)");
+  }
+  const double value = taken->first * factor;
+  check_range(knob, text, value);
+  if (value != std::floor(value)) fail(knob, text, "that is no whole number of bytes");
+  return static_cast<int64_t>(value);
+}
+
+double parse_real(const Knob& knob, const std::string& text) {
+  const auto taken = take_number<double>(text);
+  if (!taken || !taken->second.empty()) {
+    fail(knob, text, concat("give a number of ", knob.unit));
+  }
+  check_range(knob, text, taken->first);
+  return taken->first;
+}
+
+bool parse_switch(const Knob& knob, const std::string& text) {
+  for (const std::string_view yes : {"1", "true", "on", "yes"}) {
+    if (text == yes) return true;
+  }
+  for (const std::string_view no : {"0", "false", "off", "no"}) {
+    if (text == no) return false;
+  }
+  fail(knob, text, "give 1 or 0 (or true, false, on, off, yes, no)");
+}
+
+std::string parse_text(const Knob& knob, const std::string& text) {
+  if (knob.choices.empty()) return text;
+  std::string_view rest = knob.choices;
+  while (!rest.empty()) {
+    const size_t comma = rest.find(", ");
+    if (rest.substr(0, comma) == text) return text;
+    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 2);
+  }
+  fail(knob, text, concat("give one of ", knob.choices));
+}
+
+template <class... Functions>
+struct Overloaded : Functions... {
+  using Functions::operator()...;
+};
+
+void set_field(Config& config, const Knob& knob, const std::string& text) {
+  std::visit(
+      Overloaded{[&](int64_t Config::*field) { config.*field = parse_integer(knob, text); },
+                 [&](double Config::*field) { config.*field = parse_real(knob, text); },
+                 [&](bool Config::*field) { config.*field = parse_switch(knob, text); },
+                 [&](std::string Config::*field) { config.*field = parse_text(knob, text); }},
+      knob.field);
+}
+
+std::string field_text(const Config& config, const Knob& knob) {
+  return std::visit(
+      Overloaded{[&](int64_t Config::*field) { return std::to_string(config.*field); },
+                 [&](double Config::*field) { return number_text(config.*field); },
+                 [&](bool Config::*field) { return std::string(config.*field ? "1" : "0"); },
+                 [&](std::string Config::*field) { return config.*field; }},
+      knob.field);
+}
+
+// Levenshtein's distance: how many letters must be added, dropped or changed.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, changed});
+    }
+  }
+  return row[b.size()];
+}
+
+[[noreturn]] void fail_unknown(std::string_view name) {
+  const Knob* nearest = nullptr;
+  size_t nearest_distance = std::numeric_limits<size_t>::max();
+  for (const Knob& knob : knobs()) {
+    const size_t distance = edit_distance(name, knob.name);
+    if (distance < nearest_distance) {
+      nearest = &knob;
+      nearest_distance = distance;
+    }
+  }
+  throw Error(ErrorCode::Config, concat(name, " is no knob; did you mean ", nearest->name, "?"));
+}
+
+}  // namespace
+
+Config Config::parse(const Lookup& lookup, std::span<const std::string> variables,
+                     const std::map<std::string, std::string>& overrides) {
+  for (const std::string& name : variables) {
+    if (name.starts_with("HORON_") && find_knob(name) == nullptr) fail_unknown(name);
+  }
+  for (const auto& [name, value] : overrides) {
+    if (find_knob(name) == nullptr) fail_unknown(name);
+  }
+  Config config;
+  for (const Knob& knob : knobs()) {
+    const std::string name(knob.name);
+    if (const auto found = overrides.find(name); found != overrides.end()) {
+      set_field(config, knob, found->second);
+      config.origins_[name] = "init()";
+    } else if (const std::optional<std::string> text = lookup(name)) {
+      set_field(config, knob, *text);
+      config.origins_[name] = "environment";
+    }
+  }
+  return config;
+}
+
+Config Config::from_environment(const std::map<std::string, std::string>& overrides) {
+  std::vector<std::string> variables;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    variables.emplace_back(text.substr(0, text.find('=')));
+  }
+  const Lookup lookup = [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+  return parse(lookup, variables, overrides);
+}
+
+std::vector<Config::Value> Config::values() const {
+  std::vector<Value> all;
+  for (const Knob& knob : knobs()) {
+    const std::string name(knob.name);
+    const auto origin = origins_.find(name);
+    all.push_back({name, field_text(*this, knob), std::string(knob.unit), std::string(knob.meaning),
+                   origin == origins_.end() ? std::string("default") : origin->second});
+  }
+  return all;
+}
+
+uint64_t Config::digest() const {
+  // FNV-1a, 64 bits: the same on every host, unlike std::hash.
+  uint64_t hash = 14695981039346656037ULL;
+  for (const std::string& line : agreed_values()) {
+    for (const char letter : line + '\n') {
+      hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211ULL;
+    }
+  }
+  return hash;
+}
+
+std::vector<std::string> Config::agreed_values() const {
+  std::vector<std::string> lines;
+  for (const Knob& knob : knobs()) {
+    if (knob.scope == Scope::SameOnAllRanks) {
+      lines.push_back(concat(knob.name, "=", field_text(*this, knob)));
+    }
+  }
+  return lines;
+}
+
+}  // namespace horon::core

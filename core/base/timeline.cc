@@ -1,0 +1,200 @@
+#include "horon/core/base/timeline.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/json.h"
+#include "horon/core/base/log.h"
+#include "horon/core/base/text.h"
+
+namespace horon::core {
+namespace {
+
+constexpr size_t kBufferedEventsMax = 4096;
+constexpr int64_t kEventsMax = 4'000'000;
+constexpr std::string_view kFooter = "\n]}\n";
+
+std::string file_of_rank(const std::string& path, int rank) {
+  constexpr std::string_view placeholder = "{rank}";
+  const size_t at = path.find(placeholder);
+  if (at != std::string::npos) {
+    return concat(path.substr(0, at), rank, path.substr(at + placeholder.size()));
+  }
+  constexpr std::string_view suffix = ".json";
+  const std::string stem =
+      path.ends_with(suffix) ? path.substr(0, path.size() - suffix.size()) : path;
+  return concat(stem, ".rank", rank, ".json");
+}
+
+// A file that is whole JSON between two calls: the footer is overwritten by the next events.
+class TraceFile {
+ public:
+  TraceFile(const std::string& path, std::string_view head) : path_(path) {
+    // The old file of this name stays until the new one is whole.
+    const std::string temporary = path + ".tmp";
+    file_ = std::fopen(temporary.c_str(), "wb");
+    if (file_ == nullptr || !append(head) || std::rename(temporary.c_str(), path.c_str()) != 0) {
+      const int error = errno;
+      close();
+      throw Error(ErrorCode::Config,
+                  concat("HORON_TIMELINE: can't write ", path, ": ", std::strerror(error)));
+    }
+  }
+  ~TraceFile() { close(); }
+  TraceFile(const TraceFile&) = delete;
+  TraceFile& operator=(const TraceFile&) = delete;
+
+  bool append(std::string_view text) {
+    if (file_ == nullptr) return false;
+    if (end_ > 0 && std::fseek(file_, end_, SEEK_SET) != 0) return false;
+    if (std::fwrite(text.data(), 1, text.size(), file_) != text.size()) return false;
+    if (std::fwrite(kFooter.data(), 1, kFooter.size(), file_) != kFooter.size()) return false;
+    if (std::fflush(file_) != 0) return false;
+    end_ += static_cast<long>(text.size());
+    return true;
+  }
+
+  void close() {
+    if (file_ != nullptr) std::fclose(file_);
+    file_ = nullptr;
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+  long end_ = 0;  // where the footer begins
+};
+
+std::string microseconds(std::chrono::nanoseconds time) {
+  std::array<char, 32> out{};
+  const int64_t ns = time.count();
+  const int length =
+      std::snprintf(out.data(), out.size(), "%lld.%03lld", static_cast<long long>(ns / 1000),
+                    static_cast<long long>(ns % 1000));
+  return {out.data(), static_cast<size_t>(length)};
+}
+
+std::string metadata(int rank, int track, std::string_view what, const std::string& arguments) {
+  return concat(R"({"ph":"M","pid":)", rank, R"(,"tid":)", track, R"(,"name":")", what,
+                R"(","args":{)", arguments, "}}");
+}
+
+std::string head(int rank, int size) {
+  return concat(R"({"displayTimeUnit":"ms","traceEvents":[)", "\n",
+                metadata(rank, 0, "process_name", concat(R"("name":"rank )", rank, '"')), ",\n",
+                metadata(rank, 0, "process_labels", concat(R"("labels":"of )", size, '"')), ",\n",
+                metadata(rank, 0, "process_sort_index", concat(R"("sort_index":)", rank)));
+}
+
+class FileTimeline : public Timeline {
+ public:
+  FileTimeline(const std::string& path, int rank, int size)
+      : rank_(rank), file_(path, head(rank, size)) {
+    buffer_.reserve(kBufferedEventsMax);
+    // One offset for the whole run: the wall clock may jump, steady time may not.
+    to_wall_ =
+        std::chrono::system_clock::now().time_since_epoch() - Clock::now().time_since_epoch();
+  }
+  ~FileTimeline() override { flush(); }
+
+  void span(std::string_view track, std::string_view name, Clock::time_point begin,
+            Clock::time_point end, std::string_view detail) override {
+    bool full = false;
+    {
+      const std::lock_guard lock(buffer_mutex_);
+      if (stopped_) return;
+      if (events_ == kEventsMax) {
+        stop(concat("the timeline has ", kEventsMax, " events; recording stops here"));
+        return;
+      }
+      ++events_;
+      buffer_.push_back({track_number(track), begin, end, std::string(name), std::string(detail)});
+      full = buffer_.size() >= kBufferedEventsMax;
+    }
+    if (full) flush();
+  }
+
+  void flush() override {
+    const std::lock_guard file_lock(file_mutex_);
+    std::vector<Event> events;
+    events.reserve(kBufferedEventsMax);
+    std::vector<std::string> new_tracks;
+    {
+      const std::lock_guard lock(buffer_mutex_);
+      events.swap(buffer_);
+      new_tracks.swap(new_tracks_);
+    }
+    if (events.empty()) return;
+    std::string text;
+    for (const std::string& track : new_tracks) {
+      text += concat(",\n", metadata(rank_, ++named_tracks_, "thread_name",
+                                     concat(R"("name":)", json_string(track))));
+    }
+    for (const Event& event : events) append_event(text, event);
+    if (file_.append(text)) return;
+    const std::lock_guard lock(buffer_mutex_);
+    if (!stopped_) stop(concat("can't write ", file_.path(), "; the timeline stops here"));
+  }
+
+ private:
+  struct Event {
+    int track;
+    Clock::time_point begin;
+    Clock::time_point end;
+    std::string name;
+    std::string detail;
+  };
+
+  void append_event(std::string& text, const Event& event) const {
+    text += concat(",\n", R"({"ph":"X","pid":)", rank_, R"(,"tid":)", event.track, R"(,"ts":)",
+                   microseconds(event.begin.time_since_epoch() + to_wall_), R"(,"dur":)",
+                   microseconds(std::max(event.end - event.begin, Clock::duration(0))),
+                   R"(,"name":)", json_string(event.name));
+    if (!event.detail.empty())
+      text += concat(R"(,"args":{"detail":)", json_string(event.detail), '}');
+    text += '}';
+  }
+
+  // Both need buffer_mutex_.
+  int track_number(std::string_view track) {
+    if (const auto found = tracks_.find(track); found != tracks_.end()) return found->second;
+    const int number = static_cast<int>(tracks_.size()) + 1;
+    tracks_.emplace(track, number);
+    new_tracks_.emplace_back(track);
+    return number;
+  }
+  void stop(const std::string& why) {
+    stopped_ = true;
+    log(LogLevel::Warn, why);
+  }
+
+  const int rank_;
+  std::chrono::nanoseconds to_wall_{0};
+
+  std::mutex file_mutex_;  // taken before buffer_mutex_
+  TraceFile file_;
+  int named_tracks_ = 0;
+
+  std::mutex buffer_mutex_;
+  std::vector<Event> buffer_;
+  std::map<std::string, int, std::less<>> tracks_;
+  std::vector<std::string> new_tracks_;
+  int64_t events_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<Timeline> Timeline::open(const std::string& path, int rank, int size) {
+  return std::make_shared<FileTimeline>(file_of_rank(path, rank), rank, size);
+}
+
+}  // namespace horon::core
