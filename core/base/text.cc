@@ -1,0 +1,41 @@
+#include "horon/core/base/text.h"
+
+#include <array>
+#include <iomanip>
+
+namespace horon::core {
+
+std::string list_ranks(std::span<const int> ranks) {
+  constexpr size_t shown_max = 16;
+  std::ostringstream out;
+  const size_t shown = std::min(ranks.size(), shown_max);
+  for (size_t i = 0; i < shown; ++i) {
+    if (i > 0) out << (i + 1 == ranks.size() ? " and " : ", ");
+    out << ranks[i];
+  }
+  if (shown < ranks.size()) out << ", ... (" << ranks.size() << " in all)";
+  return out.str();
+}
+
+std::string shape_text(std::span<const int64_t> shape) {
+  std::ostringstream out;
+  out << '[';
+  for (size_t i = 0; i < shape.size(); ++i) out << (i > 0 ? ", " : "") << shape[i];
+  out << ']';
+  return out.str();
+}
+
+std::string bytes_text(uint64_t bytes) {
+  constexpr std::array<const char*, 5> units = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < units.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  std::ostringstream out;
+  out << std::setprecision(4) << value << ' ' << units.at(unit);
+  return out.str();
+}
+
+}  // namespace horon::core

@@ -1,0 +1,29 @@
+// Small helpers to build messages, since g++ 12 has no std::format.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace horon::core {
+
+// The arguments, written one after the other.
+template <class... Args>
+std::string concat(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
+
+// "0, 1 and 5"; long lists end in "... (1,024 in all)".
+std::string list_ranks(std::span<const int> ranks);
+
+// "[2, 3]"
+std::string shape_text(std::span<const int64_t> shape);
+
+// "64 MiB", "1.5 KiB", "12 B"
+std::string bytes_text(uint64_t bytes);
+
+}  // namespace horon::core

@@ -1,0 +1,21 @@
+// Where this process stands among the others. Plain data.
+#pragma once
+
+#include <vector>
+
+namespace horon::core {
+
+struct Topology {
+  int rank = 0;        // 0 .. size-1
+  int size = 1;        // processes in the job
+  int local_rank = 0;  // among the processes of this host
+  int local_size = 1;
+  int cross_rank = 0;            // index of this host among the hosts that have this local_rank
+  int cross_size = 1;            // how many hosts have this local_rank
+  std::vector<int> host_of;      // [rank] -> host number, in the order of each host's lowest rank
+  std::vector<int> local_ranks;  // global ranks of the processes of this host, ascending
+
+  bool one_host() const { return local_size == size; }
+};
+
+}  // namespace horon::core

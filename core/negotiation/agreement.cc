@@ -1,0 +1,116 @@
+#include "horon/core/negotiation/agreement.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include "horon/core/base/text.h"
+
+namespace horon::core {
+namespace {
+
+bool shapes_agree(const EntrySpec& spec, const std::vector<int64_t>& a,
+                  const std::vector<int64_t>& b) {
+  if (spec.kind != CollectiveKind::Allgather) return a == b;
+  return a.size() == b.size() && (a.empty() || std::equal(a.begin() + 1, a.end(), b.begin() + 1));
+}
+
+std::string kind_text(const EntrySpec& s, size_t) { return std::string(to_string(s.kind)); }
+std::string dtype_text(const EntrySpec& s, size_t) { return std::string(to_string(s.dtype)); }
+std::string op_text(const EntrySpec& s, size_t) { return std::string(to_string(s.reduce_op)); }
+std::string device_text(const EntrySpec& s, size_t) { return std::string(to_string(s.device)); }
+std::string root_text(const EntrySpec& s, size_t) { return concat(s.root); }
+std::string prescale_text(const EntrySpec& s, size_t) { return concat(s.prescale); }
+std::string postscale_text(const EntrySpec& s, size_t) { return concat(s.postscale); }
+std::string parts_text(const EntrySpec& s, size_t) { return concat(s.parts.size()); }
+std::string name_text(const EntrySpec& s, size_t part) { return s.parts.at(part).name; }
+
+std::string part_shape_text(const EntrySpec& s, size_t part) {
+  const std::vector<int64_t>& shape = s.parts.at(part).shape;
+  if (s.kind != CollectiveKind::Allgather || shape.empty()) return shape_text(shape);
+  const std::string rest = shape_text(std::span(shape).subspan(1));
+  return concat("[*", rest.size() > 2 ? ", " : "", rest.substr(1));
+}
+
+// One thing that must be equal: what it is called and how it reads.
+struct Field {
+  std::string_view what;
+  std::string (*text)(const EntrySpec&, size_t part);
+};
+
+constexpr std::array<Field, 8> entry_fields = {{{"collective", kind_text},
+                                                {"dtype", dtype_text},
+                                                {"device", device_text},
+                                                {"reduce op", op_text},
+                                                {"root", root_text},
+                                                {"prescale", prescale_text},
+                                                {"postscale", postscale_text},
+                                                {"number of tensors", parts_text}}};
+constexpr std::array<Field, 2> part_fields = {
+    {{"tensor name", name_text}, {"shape", part_shape_text}}};
+
+using Specs = std::span<const std::pair<int, SpecPtr>>;
+
+bool differs(const Field& field, size_t part, Specs specs) {
+  const std::string first = field.text(*specs.front().second, part);
+  return std::any_of(specs.begin() + 1, specs.end(),
+                     [&](const auto& said) { return field.text(*said.second, part) != first; });
+}
+
+// "float32 on ranks 0 and 2, float64 on rank 1"
+std::string values(const Field& field, size_t part, Specs specs) {
+  std::vector<std::pair<std::string, std::vector<int>>> groups;
+  for (const auto& [rank, spec] : specs) {
+    std::string text = field.text(*spec, part);
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const auto& known) { return known.first == text; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {std::move(text), {}});
+    group->second.push_back(rank);
+  }
+  constexpr size_t shown_max = 4;
+  std::string out;
+  for (size_t i = 0; i < std::min(groups.size(), shown_max); ++i) {
+    const auto& [text, ranks] = groups[i];
+    out += concat(i > 0 ? ", " : "", text, ranks.size() == 1 ? " on rank " : " on ranks ",
+                  list_ranks(ranks));
+  }
+  if (groups.size() > shown_max) out += concat(", and ", groups.size() - shown_max, " more values");
+  return out;
+}
+
+}  // namespace
+
+bool agree(const EntrySpec& a, const EntrySpec& b) {
+  if (a.kind != b.kind || a.dtype != b.dtype || a.reduce_op != b.reduce_op ||
+      a.device != b.device || a.root != b.root || a.prescale != b.prescale ||
+      a.postscale != b.postscale || a.parts.size() != b.parts.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < a.parts.size(); ++i) {
+    if (a.parts[i].name != b.parts[i].name) return false;
+    if (!shapes_agree(a, a.parts[i].shape, b.parts[i].shape)) return false;
+  }
+  return true;
+}
+
+std::string disagreement(const std::string& name, Specs specs) {
+  for (const Field& field : entry_fields) {
+    if (!differs(field, 0, specs)) continue;
+    return concat("tensor \"", name, "\": the ranks disagree about the ", field.what, ": ",
+                  values(field, 0, specs), ". Every rank must give the same ", field.what, ".");
+  }
+  for (size_t part = 0; part < specs.front().second->parts.size(); ++part) {
+    for (const Field& field : part_fields) {
+      if (!differs(field, part, specs)) continue;
+      const std::string& part_name = specs.front().second->parts[part].name;
+      const std::string where = part_name == name ? "" : concat(" (in \"", name, "\")");
+      return concat("tensor \"", part_name, "\"", where, ": the ranks disagree about the ",
+                    field.what, ": ", values(field, part, specs),
+                    ". Every rank must give the same ", field.what, ".");
+    }
+  }
+  return concat("tensor \"", name, "\": the ranks disagree");
+}
+
+}  // namespace horon::core

@@ -1,0 +1,21 @@
+// Do the ranks mean the same collective under one name? If not: one sentence that says who differs
+// in what.
+#pragma once
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "horon/core/negotiation/protocol.h"
+
+namespace horon::core {
+
+// Allgather leaves out the first dimension, which each rank may choose.
+bool agree(const EntrySpec& a, const EntrySpec& b);
+
+// `specs` holds (rank, what it said), ascending by rank, and at least two of them disagree. The
+// answer names the tensor, the first field that differs, its values with the ranks that have them,
+// and the cure.
+std::string disagreement(const std::string& name, std::span<const std::pair<int, SpecPtr>> specs);
+
+}  // namespace horon::core

@@ -1,0 +1,235 @@
+#include "horon/core/negotiation/controller.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "horon/core/base/text.h"
+#include "horon/core/negotiation/wire_format.h"
+
+namespace horon::core {
+namespace {
+
+constexpr int kCoordinatorRank = 0;  // the lowest member
+constexpr Nanos kSecond = 1'000'000'000;
+
+bool is_record(const Item& item) {
+  return std::holds_alternative<Plan>(item) || std::holds_alternative<Fail>(item) ||
+         std::holds_alternative<Unused>(item) || std::holds_alternative<Joined>(item) ||
+         std::holds_alternative<Bye>(item);
+}
+
+}  // namespace
+
+Controller::Controller(const Options& options)
+    : options_(options),
+      member_(options.rank, options.size),
+      liveness_(options.ask_after, options.dead_after) {
+  if (options.rank != kCoordinatorRank) return;
+  Coordinator::Options coordinator;
+  coordinator.size = options.size;
+  coordinator.fusion_bytes_max = options.fusion_bytes_max;
+  coordinator.alone_bytes = options.alone_bytes;
+  coordinator.batches_in_flight_max = options.batches_in_flight_max;
+  coordinator_ = std::make_unique<Coordinator>(coordinator);
+}
+
+Controller::~Controller() = default;
+
+void Controller::submit(Request request) {
+  if (fatal_) {
+    effects_.finished.push_back({request.ticket, *fatal_});
+    return;
+  }
+  if (!member_.has_unserved()) last_progress_ = now_;
+  member_.submit(std::move(request), effects_);
+}
+
+void Controller::refuse(const std::string& name, const std::string& text) {
+  if (!fatal_) member_.refuse(name, text);
+}
+
+void Controller::join(Ticket ticket) {
+  if (fatal_) {
+    effects_.finished.push_back({ticket, *fatal_});
+    return;
+  }
+  member_.join(ticket, effects_);
+}
+
+void Controller::shutdown() {
+  if (!fatal_) member_.shutdown();
+}
+
+void Controller::receive(int from, std::span<const std::byte> bytes) {
+  if (fatal_ || ended_) return;
+  liveness_.heard(from);
+  try {
+    for (const Item& item : decode(bytes).items) take_item(from, item);
+  } catch (const Error& error) {
+    fail(Error(error.code(), concat("message from rank ", from, ": ", error.what())));
+  }
+}
+
+void Controller::take_item(int from, const Item& item) {
+  if (fatal_) return;
+  if (is_record(item)) {
+    last_progress_ = now_;
+    member_.apply(item, effects_);
+    return;
+  }
+  std::visit(Overloaded{
+                 [&](const Ping& ping) {
+                   to_one_.emplace_back(from, Pong{ping.number});
+                   // Somebody waits in a running batch: whoever holds it up must answer too.
+                   if (coordinator_ == nullptr) return;
+                   for (int peer = 0; peer < options_.size; ++peer) {
+                     if (peer != options_.rank && peer != from) ask(peer);
+                   }
+                 },
+                 [](const Pong&) {},  // heard() is all
+                 [&](const Stall& stall) { stall_text_ = stall.text; },
+                 [&](const Abort& abort) { end(Error(abort.code, abort.text)); },
+                 [&](const auto&) {
+                   if (coordinator_ == nullptr) {
+                     throw Error(ErrorCode::Internal,
+                                 "a submission reached a rank that does not decide");
+                   }
+                   coordinator_->take(from, item, now_);
+                 },
+             },
+             item);
+}
+
+void Controller::batch_finished() {
+  --batches_running_;
+  last_progress_ = now_;
+  if (coordinator_ != nullptr) coordinator_->batch_finished();
+}
+
+void Controller::fail(const Error& error) {
+  if (fatal_ || ended_) return;
+  for (int peer = 0; peer < options_.size; ++peer) {
+    if (peer != options_.rank) to_one_.emplace_back(peer, Abort{error.code(), error.what()});
+  }
+  end(error);
+}
+
+void Controller::end(const Error& error) {
+  fatal_ = error;
+  effects_.fatal = error;
+  member_.fail_all(error, effects_);
+}
+
+void Controller::ask(int peer) {
+  if (liveness_.suspect(peer, now_)) to_one_.emplace_back(peer, Ping{++ping_number_});
+}
+
+void Controller::tick(Nanos now) {
+  if (ticked_ && now - now_ > 3 * kSecond) liveness_.forgive(now - now_);
+  if (!ticked_) last_progress_ = now;
+  now_ = now;
+  ticked_ = true;
+  if (fatal_ || ended_) return;
+  const bool waiting = member_.has_unserved() || batches_running_ > 0;
+  if (waiting && now - last_progress_ >= options_.ask_after && coordinator_ == nullptr) {
+    ask(kCoordinatorRank);
+  }
+  if (coordinator_ != nullptr) tick_coordinator();
+  if (const std::optional<int> dead = liveness_.dead(now)) {
+    fail(Error(ErrorCode::PeerDead,
+               concat("rank ", *dead, " has not answered for ", liveness_.dead_after() / kSecond,
+                      " s: its process is frozen, dead or cut off (HORON_DEAD_AFTER_S sets this "
+                      "time)")));
+  }
+}
+
+void Controller::tick_coordinator() {
+  for (const int peer : coordinator_->missing_members(now_, options_.ask_after)) {
+    if (peer != options_.rank) ask(peer);
+  }
+  if (batches_running_ > 0 && now_ - last_progress_ >= options_.ask_after) {
+    for (int peer = 0; peer < options_.size; ++peer) {
+      if (peer != options_.rank) ask(peer);
+    }
+  }
+  if (options_.stall_abort_after > 0) {
+    const std::string report = coordinator_->stall_report(now_, options_.stall_abort_after);
+    if (!report.empty()) {
+      fail(Error(ErrorCode::Stall, concat(report, " (HORON_STALL_ABORT_S ended the job)")));
+      return;
+    }
+  }
+  if (options_.stall_warn_after <= 0 || now_ - last_stall_report_ < options_.stall_warn_after) {
+    return;
+  }
+  const std::string report = coordinator_->stall_report(now_, options_.stall_warn_after);
+  if (report.empty()) return;
+  last_stall_report_ = now_;
+  effects_.warnings.push_back(concat("stalled: ", report));
+  stall_text_ = report;
+  spread(Stall{report});
+}
+
+void Controller::spread(const Item& item) { to_members_.push_back(item); }
+
+// Moves news up and records down until nothing is left to say.
+void Controller::exchange() {
+  for (;;) {
+    std::vector<Item> news = member_.take_news();
+    if (coordinator_ == nullptr) {
+      if (news.empty()) return;
+      for (Item& item : news) to_one_.emplace_back(kCoordinatorRank, std::move(item));
+      continue;
+    }
+    for (const Item& item : news) coordinator_->take(options_.rank, item, now_);
+    const std::vector<Item> log = coordinator_->decide();
+    if (news.empty() && log.empty()) return;
+    for (const Item& record : log) {
+      last_progress_ = now_;
+      spread(record);
+      member_.apply(record, effects_);
+    }
+  }
+}
+
+Effects Controller::take_effects() {
+  if (!fatal_ && !ended_) {
+    try {
+      exchange();
+    } catch (const Error& error) {
+      fail(error);
+    }
+  }
+  std::vector<std::vector<Item>> boxes(static_cast<size_t>(options_.size));
+  Envelope envelope;
+  envelope.applied = member_.applied();
+  const auto pack = [&](int to, std::vector<Item> items) {
+    envelope.items = std::move(items);
+    effects_.messages.push_back({to, encode(envelope)});
+  };
+  if (!to_members_.empty()) {
+    envelope.items = std::exchange(to_members_, {});
+    const std::vector<std::byte> bytes = encode(envelope);
+    for (int peer = 0; peer < options_.size; ++peer) {
+      if (peer != options_.rank) effects_.messages.push_back({peer, bytes});
+    }
+  }
+  for (auto& [to, item] : to_one_) boxes[static_cast<size_t>(to)].push_back(std::move(item));
+  if (!to_one_.empty()) {
+    to_one_.clear();
+    for (int peer = 0; peer < options_.size; ++peer) {
+      auto& items = boxes[static_cast<size_t>(peer)];
+      if (!items.empty()) pack(peer, std::move(items));
+    }
+  }
+  batches_running_ += static_cast<int>(effects_.starts.size());
+  ended_ = ended_ || effects_.bye;
+  return std::exchange(effects_, {});
+}
+
+bool Controller::at_rest() const {
+  return !member_.has_unserved() && batches_running_ == 0 &&
+         (coordinator_ == nullptr || coordinator_->at_rest());
+}
+
+}  // namespace horon::core

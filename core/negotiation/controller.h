@@ -1,0 +1,93 @@
+// The control protocol of one rank in one process set, as a pure machine: submissions, messages and
+// ticks go in; messages, batches to start and finished submissions come out. No thread, no clock,
+// no I/O, no environment.
+//
+// So thousands of controllers run in one thread under one seed and a virtual clock; the runtime is
+// a thin loop around one.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "horon/core/negotiation/coordinator.h"
+#include "horon/core/negotiation/effects.h"
+#include "horon/core/negotiation/liveness.h"
+#include "horon/core/negotiation/member.h"
+
+namespace horon::core {
+
+class Controller {
+ public:
+  struct Options {
+    int rank = 0;
+    int size = 1;
+    int64_t fusion_bytes_max = 64 << 20;
+    int64_t alone_bytes = 256 << 10;
+    int batches_in_flight_max = 2;
+    Nanos ask_after = 1'000'000'000;    // silence after which a peer is asked whether it lives
+    Nanos dead_after = 10'000'000'000;  // 0: never
+    Nanos stall_warn_after = 10'000'000'000;  // 0: never
+    Nanos stall_abort_after = 0;              // 0: never
+  };
+
+  explicit Controller(const Options& options);
+  ~Controller();
+
+  void submit(Request request);
+  void refuse(const std::string& name, const std::string& text);
+  void join(Ticket ticket);
+  void shutdown();
+
+  // An envelope that rank `from` sent; bytes that can't be read end the job.
+  void receive(int from, std::span<const std::byte> bytes);
+  // One batch given out earlier has finished here.
+  void batch_finished();
+  // Something failed here that nobody can repair; told to everybody.
+  void fail(const Error& error);
+  // Time passes; at least once per second while not at_rest(). Also sets the time of all events
+  // until the next tick.
+  void tick(Nanos now);
+
+  // What to do now, since the last call. Also decides and packs the messages: call it after each
+  // round of events.
+  Effects take_effects();
+
+  // Nothing said is unserved, nothing runs: no tick is needed.
+  bool at_rest() const;
+  bool is_coordinator() const { return coordinator_ != nullptr; }
+  // The newest stall report that reached this rank; empty if none has.
+  const std::string& stall_text() const { return stall_text_; }
+  const Coordinator* coordinator() const { return coordinator_.get(); }
+  const Member& member() const { return member_; }
+
+ private:
+  void take_item(int from, const Item& item);
+  void exchange();
+  void spread(const Item& item);
+  void to_coordinator(Item item);
+  void ask(int peer);
+  void tick_coordinator();
+  void end(const Error& error);
+
+  const Options options_;
+  Member member_;
+  std::unique_ptr<Coordinator> coordinator_;
+  Liveness liveness_;
+  Effects effects_;
+  std::vector<Item> to_members_;              // coordinator: for every other member
+  std::vector<std::pair<int, Item>> to_one_;  // for one peer, outside the log
+  std::optional<Error> fatal_;
+  bool ended_ = false;
+  Nanos now_ = 0;
+  bool ticked_ = false;
+  Nanos last_progress_ = 0;  // a record was applied, or something was submitted into silence
+  Nanos last_stall_report_ = 0;
+  int batches_running_ = 0;
+  uint64_t ping_number_ = 0;
+  std::string stall_text_;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,297 @@
+#include "horon/core/negotiation/coordinator.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "horon/core/base/text.h"
+#include "horon/core/negotiation/agreement.h"
+
+namespace horon::core {
+namespace {
+
+[[noreturn]] void broken(int from, const std::string& what) {
+  throw Error(ErrorCode::Internal, concat("rank ", from, " broke the control protocol: ", what));
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const Options& options)
+    : options_(options),
+      planner_(options.fusion_bytes_max, options.alone_bytes),
+      joined_(static_cast<size_t>(options.size)),
+      shut_(static_cast<size_t>(options.size)) {}
+
+void Coordinator::take(int from, const Item& item, Nanos now) {
+  const auto member = static_cast<size_t>(from);
+  if (shut_.at(member)) broken(from, "it spoke after its shutdown");
+  std::visit(Overloaded{
+                 [&](const Ready& ready) { take_ready(from, ready, now); },
+                 [&](const Refused& refused) { take_refused(from, refused, now); },
+                 [&](const Join&) {
+                   if (joined_[member]) broken(from, "it joined twice");
+                   joined_[member] = true;
+                   ++joined_count_;
+                   last_joined_ = from;
+                   for (Entry& entry : entries_) check_complete(entry);
+                 },
+                 [&](const Shutdown&) {
+                   shut_[member] = true;
+                   ++shut_count_;
+                   for (Entry& entry : entries_) check_complete(entry);
+                 },
+                 [&](const auto&) { broken(from, "a record came up from a member"); },
+             },
+             item);
+}
+
+Coordinator::Entry& Coordinator::open(const std::string& name, Nanos now) {
+  const auto known = by_name_.find(name);
+  if (known != by_name_.end()) return *known->second;
+  Entry& entry = entries_.emplace_back();
+  entry.name = name;
+  entry.words.resize(static_cast<size_t>(options_.size));
+  entry.opened = now;
+  by_name_[name] = std::prev(entries_.end());
+  return entry;
+}
+
+Coordinator::Word& Coordinator::word_of(Entry& entry, int from) {
+  Word& word = entry.words.at(static_cast<size_t>(from));
+  if (word.kind != Word::Kind::None) broken(from, concat("it said \"", entry.name, "\" twice"));
+  if (joined_[static_cast<size_t>(from)]) broken(from, "it submitted while joined");
+  ++entry.spoken;
+  return word;
+}
+
+void Coordinator::take_ready(int from, const Ready& ready, Nanos now) {
+  if (ready.id > by_id_.size()) broken(from, "it used an id that was never given");
+  const auto& [name, spec] =
+      ready.id == kNoId ? std::pair(ready.name, ready.spec) : by_id_[ready.id - 1];
+  if (!ready.absent.empty() && ready.absent.size() != spec->parts.size()) {
+    broken(from, concat("the absent flags of \"", name, "\" do not fit its tensors"));
+  }
+  if (ready.first_extent < 0) broken(from, concat("\"", name, "\" has a negative extent"));
+  Entry& entry = open(name, now);
+  Word& word = word_of(entry, from);
+  word.kind = Word::Kind::Ready;
+  word.spec = spec;
+  word.absent = ready.absent;
+  word.first_extent = ready.first_extent;
+  for (const Word& other : entry.words) {
+    if (other.kind != Word::Kind::Ready || &other == &word) continue;
+    if (other.spec != word.spec && !agree(*other.spec, *word.spec)) entry.disagree = true;
+    break;  // agreement is transitive: one comparison is enough
+  }
+  check_complete(entry);
+}
+
+void Coordinator::take_refused(int from, const Refused& refused, Nanos now) {
+  Entry& entry = open(refused.name, now);
+  Word& word = word_of(entry, from);
+  word.kind = Word::Kind::Refused;
+  word.refusal = refused.text;
+  entry.refused = true;
+  check_complete(entry);
+}
+
+void Coordinator::check_complete(Entry& entry) {
+  if (entry.complete) return;
+  const bool everybody = entry.spoken == options_.size ||
+                         (joined_count_ + shut_count_ > 0 && silent_members(entry).empty());
+  if (!everybody) return;
+  entry.complete = true;
+  complete_.push_back(by_name_.at(entry.name));
+}
+
+std::vector<int> Coordinator::silent_members(const Entry& entry) const {
+  std::vector<int> silent;
+  for (size_t member = 0; member < entry.words.size(); ++member) {
+    const bool spoken = entry.words[member].kind != Word::Kind::None;
+    if (!spoken && !joined_[member] && !shut_[member]) silent.push_back(static_cast<int>(member));
+  }
+  return silent;
+}
+
+std::vector<Item> Coordinator::decide() {
+  std::vector<Item> log;
+  if (ended_) return log;
+  for (const EntryPlace place : complete_) {
+    close(*place, log);
+    by_name_.erase(place->name);
+    entries_.erase(place);
+  }
+  complete_.clear();
+  const bool all_away = joined_count_ + shut_count_ == options_.size;
+  plan(log, all_away);
+  if (all_away && joined_count_ > 0) {
+    log.emplace_back(Joined{last_joined_});
+    std::fill(joined_.begin(), joined_.end(), false);
+    joined_count_ = 0;
+  }
+  if (shut_count_ == options_.size) {
+    HORON_CHECK(entries_.empty() && planner_.empty(), "entries are left at the end of the log");
+    log.emplace_back(Bye{});
+    ended_ = true;
+  }
+  return log;
+}
+
+void Coordinator::close(Entry& entry, std::vector<Item>& log) {
+  if (std::optional<Fail> fail = verdict(entry)) {
+    log.emplace_back(*std::move(fail));
+    return;
+  }
+  // Also true if nobody is left to speak: all members have joined or left.
+  const bool all_absent = std::all_of(entry.words.begin(), entry.words.end(), [](const Word& word) {
+    return word.kind == Word::Kind::None ||
+           (!word.absent.empty() &&
+            std::find(word.absent.begin(), word.absent.end(), false) == word.absent.end());
+  });
+  if (all_absent) {
+    log.emplace_back(Unused{entry.name});
+    return;
+  }
+  planner_.add(closed(entry));
+}
+
+std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
+  std::vector<int> left;
+  std::vector<int> joined;
+  for (size_t member = 0; member < entry.words.size(); ++member) {
+    if (entry.words[member].kind != Word::Kind::None) continue;
+    (shut_[member] ? left : joined).push_back(static_cast<int>(member));
+  }
+  if (!left.empty()) {
+    return Fail{entry.name, ErrorCode::RankLeft,
+                concat("tensor \"", entry.name, "\" can't complete: rank ", list_ranks(left),
+                       left.size() == 1 ? " has" : " have",
+                       " shut down without submitting it. Every rank must submit the same tensors "
+                       "before it leaves.")};
+  }
+  if (entry.refused) {
+    for (size_t member = 0; member < entry.words.size(); ++member) {
+      if (entry.words[member].kind != Word::Kind::Refused) continue;
+      return Fail{entry.name, ErrorCode::InvalidArgument,
+                  concat("tensor \"", entry.name, "\" was refused on rank ", member, ": ",
+                         entry.words[member].refusal)};
+    }
+  }
+  if (entry.disagree) return Fail{entry.name, ErrorCode::Mismatch, mismatch_text(entry)};
+  if (joined.empty()) return std::nullopt;
+  const auto speaker = std::find_if(entry.words.begin(), entry.words.end(), [](const Word& word) {
+    return word.kind == Word::Kind::Ready;
+  });
+  const EntrySpec& spec = *speaker->spec;
+  if (spec.kind == CollectiveKind::Broadcast &&
+      std::find(joined.begin(), joined.end(), spec.root) != joined.end()) {
+    return Fail{entry.name, ErrorCode::RankLeft,
+                concat("tensor \"", entry.name, "\" can't be broadcast: its root, rank ", spec.root,
+                       ", has joined")};
+  }
+  return std::nullopt;
+}
+
+std::string Coordinator::mismatch_text(const Entry& entry) const {
+  std::vector<std::pair<int, SpecPtr>> specs;
+  for (size_t member = 0; member < entry.words.size(); ++member) {
+    const Word& word = entry.words[member];
+    if (word.kind == Word::Kind::Ready) specs.emplace_back(static_cast<int>(member), word.spec);
+  }
+  return disagreement(entry.name, specs);
+}
+
+ClosedEntry Coordinator::closed(const Entry& entry) const {
+  ClosedEntry out;
+  out.name = entry.name;
+  bool some_absent = false;
+  for (size_t member = 0; member < entry.words.size(); ++member) {
+    const Word& word = entry.words[member];
+    if (word.kind == Word::Kind::None) {
+      out.joined.push_back(static_cast<int>(member));
+      continue;
+    }
+    if (out.spec == nullptr) out.spec = word.spec;
+    some_absent = some_absent || !word.absent.empty();
+  }
+  if (out.spec->kind == CollectiveKind::Allgather) {
+    for (const Word& word : entry.words) out.first_extents.push_back(word.first_extent);
+  }
+  if (!some_absent) return out;
+  out.produced.assign(out.spec->parts.size(), false);
+  for (const Word& word : entry.words) {
+    if (word.kind == Word::Kind::None) continue;
+    for (size_t part = 0; part < out.produced.size(); ++part) {
+      if (word.absent.empty() || !word.absent[part]) out.produced[part] = true;
+    }
+  }
+  return out;
+}
+
+void Coordinator::plan(std::vector<Item>& log, bool everything) {
+  Plan plan;
+  while (!planner_.empty()) {
+    const bool busy = in_flight_ >= options_.batches_in_flight_max;
+    if (!everything && busy && planner_.ready_bytes() < planner_.bytes_max()) break;
+    PlannedBatch batch;
+    std::vector<ClosedEntry> entries = planner_.take_batch();
+    batch.joined = entries.front().joined;
+    for (ClosedEntry& entry : entries) batch.entries.push_back(planned(std::move(entry)));
+    plan.batches.push_back(std::move(batch));
+    ++in_flight_;
+  }
+  if (!plan.batches.empty()) log.emplace_back(std::move(plan));
+}
+
+PlannedEntry Coordinator::planned(ClosedEntry entry) {
+  PlannedEntry out;
+  out.produced = std::move(entry.produced);
+  out.first_extents = std::move(entry.first_extents);
+  Known& known = known_[entry.name];
+  if (known.id != kNoId && (known.spec == entry.spec || agree(*known.spec, *entry.spec))) {
+    out.id = known.id;
+    return out;
+  }
+  if (by_id_.size() < kIdsMax) {
+    by_id_.emplace_back(entry.name, entry.spec);
+    known = {static_cast<EntryId>(by_id_.size()), entry.spec};
+    out.id = known.id;
+  }
+  out.name = std::move(entry.name);
+  out.spec = std::move(entry.spec);
+  return out;
+}
+
+std::vector<int> Coordinator::missing_members(Nanos now, Nanos age) const {
+  std::vector<int> missing;
+  for (const Entry& entry : entries_) {
+    if (entry.complete || now - entry.opened < age) continue;
+    const std::vector<int> silent = silent_members(entry);
+    missing.insert(missing.end(), silent.begin(), silent.end());
+  }
+  std::sort(missing.begin(), missing.end());
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  return missing;
+}
+
+std::string Coordinator::stall_report(Nanos now, Nanos age) const {
+  constexpr size_t shown_max = 10;
+  std::ostringstream out;
+  size_t stalled = 0;
+  for (const Entry& entry : entries_) {
+    if (entry.complete || now - entry.opened < age || ++stalled > shown_max) continue;
+    std::vector<int> here;
+    for (size_t member = 0; member < entry.words.size(); ++member) {
+      if (entry.words[member].kind != Word::Kind::None) here.push_back(static_cast<int>(member));
+    }
+    const std::vector<int> silent = silent_members(entry);
+    out << (stalled > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for rank "
+        << list_ranks(silent) << " since " << (now - entry.opened) / 1000000000
+        << " s (ready: rank " << list_ranks(here) << ")";
+    if (entry.disagree) out << "; already seen: " << mismatch_text(entry);
+  }
+  if (stalled > shown_max) out << "; and " << stalled - shown_max << " more tensors";
+  return out.str();
+}
+
+}  // namespace horon::core

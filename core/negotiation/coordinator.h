@@ -1,0 +1,102 @@
+// The one member of a process set that decides: collects what the members say and appends records
+// to the set's log (PROTOCOL.md, section 4).
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "horon/core/negotiation/effects.h"
+#include "horon/core/negotiation/fusion_planner.h"
+#include "horon/core/negotiation/protocol.h"
+
+namespace horon::core {
+
+class Coordinator {
+ public:
+  struct Options {
+    int size = 1;
+    int64_t fusion_bytes_max = 64 << 20;
+    int64_t alone_bytes = 256 << 10;
+    // While so many batches run and less than fusion_bytes_max is ready, planning waits: what comes
+    // meanwhile fuses.
+    int batches_in_flight_max = 2;
+  };
+
+  explicit Coordinator(const Options& options);
+
+  // One item of a member: Ready, Refused, Join, Shutdown. Throws Error(Internal) if the member
+  // breaks the protocol.
+  void take(int from, const Item& item, Nanos now);
+  // A batch of this set has finished on this rank.
+  void batch_finished() { --in_flight_; }
+  // Appends to the log what can be decided now. Call after all messages that are here have been
+  // taken.
+  std::vector<Item> decide();
+
+  // Members without a word in some entry that has been open for `age`; in ascending order.
+  std::vector<int> missing_members(Nanos now, Nanos age) const;
+  // What people should know about entries that have been open for `age`; empty if there is none.
+  std::string stall_report(Nanos now, Nanos age) const;
+
+  bool at_rest() const { return entries_.empty() && in_flight_ == 0 && planner_.empty(); }
+  int batches_in_flight() const { return in_flight_; }
+  // Open entries, for tests and reports.
+  size_t open_entries() const { return entries_.size(); }
+
+ private:
+  struct Word {
+    enum class Kind : uint8_t { None, Ready, Refused };
+    Kind kind = Kind::None;
+    SpecPtr spec;
+    std::vector<bool> absent;
+    int64_t first_extent = 0;
+    std::string refusal;
+  };
+  struct Entry {
+    std::string name;
+    std::vector<Word> words;  // by member
+    int spoken = 0;
+    Nanos opened = 0;
+    bool disagree = false;
+    bool refused = false;
+    bool complete = false;
+  };
+  struct Known {
+    EntryId id = kNoId;
+    SpecPtr spec;
+  };
+  using EntryPlace = std::list<Entry>::iterator;
+
+  void take_ready(int from, const Ready& ready, Nanos now);
+  void take_refused(int from, const Refused& refused, Nanos now);
+  Entry& open(const std::string& name, Nanos now);
+  Word& word_of(Entry& entry, int from);
+  void check_complete(Entry& entry);
+  void close(Entry& entry, std::vector<Item>& log);
+  std::optional<Fail> verdict(const Entry& entry) const;
+  ClosedEntry closed(const Entry& entry) const;
+  std::string mismatch_text(const Entry& entry) const;
+  void plan(std::vector<Item>& log, bool everything);
+  PlannedEntry planned(ClosedEntry entry);
+  std::vector<int> silent_members(const Entry& entry) const;
+
+  const Options options_;
+  FusionPlanner planner_;
+  std::list<Entry> entries_;  // in the order in which they were opened
+  std::unordered_map<std::string, EntryPlace> by_name_;
+  std::vector<EntryPlace> complete_;  // in the order in which they became complete
+  std::vector<bool> joined_;
+  std::vector<bool> shut_;
+  int joined_count_ = 0;
+  int shut_count_ = 0;
+  int last_joined_ = -1;
+  bool ended_ = false;
+  int in_flight_ = 0;
+  std::unordered_map<std::string, Known> known_;
+  std::vector<std::pair<std::string, SpecPtr>> by_id_;  // [id - 1]
+};
+
+}  // namespace horon::core

@@ -1,0 +1,60 @@
+// What the controller asks of the world: nothing here acts by itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "horon/core/base/error.h"
+#include "horon/core/negotiation/protocol.h"
+
+namespace horon::core {
+
+// Virtual or real time, in nanoseconds since any fixed point.
+using Nanos = int64_t;
+
+// Names a submission between its program and the controller; chosen by the runtime.
+using Ticket = uint64_t;
+
+struct StartEntry {
+  std::optional<Ticket>
+      ticket;  // empty: this member has joined, and takes part with neutral elements
+  std::string name;
+  SpecPtr spec;
+  std::vector<bool> produced;          // per part: somebody has it; empty: all
+  std::vector<int64_t> first_extents;  // Allgather: of each member
+};
+
+// Run these entries as one collective. Batches are started in the order in which they are given
+// out.
+struct StartBatch {
+  uint64_t sequence = 0;
+  int contributors = 0;  // members that have not joined: what Average divides by
+  std::vector<StartEntry> entries;
+};
+
+// This submission is over without a collective.
+struct Finished {
+  Ticket ticket = 0;
+  std::optional<Error> error;  // empty: unused (see Unused), or join() returns
+  int last_joined = -1;        // join(): who came last
+};
+
+struct Outgoing {
+  int to = 0;
+  std::vector<std::byte> bytes;
+};
+
+struct Effects {
+  std::vector<Outgoing> messages;
+  std::vector<StartBatch> starts;
+  std::vector<Finished> finished;
+  std::vector<std::string> warnings;  // lines for people
+  std::optional<Error> fatal;         // the job is over: end every handle with this
+  bool bye = false;                   // every member has shut down: stop
+};
+
+}  // namespace horon::core

@@ -1,0 +1,56 @@
+// Which closed entries run together as one collective. Only the coordinator plans, so every rank
+// fuses alike.
+//
+// Entries are taken in the order in which they closed. A batch takes entries that are equal in
+// everything that a collective needs to be one (kind, dtype, op, device, scales, root, joined
+// members) up to bytes_max; an entry that differs is skipped and keeps its place for the next
+// batch. An entry of at least alone_bytes is never packed with others: copying it into and out of a
+// fusion buffer costs more than a start of its own.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "horon/core/negotiation/protocol.h"
+
+namespace horon::core {
+
+// An entry of which every member has spoken and which nothing speaks against.
+struct ClosedEntry {
+  std::string name;
+  SpecPtr spec;
+  std::vector<bool> produced;          // per part: somebody has it; empty: all
+  std::vector<int64_t> first_extents;  // Allgather: of each member
+  std::vector<int> joined;             // members without a word that have joined
+};
+
+class FusionPlanner {
+ public:
+  FusionPlanner(int64_t bytes_max, int64_t alone_bytes)
+      : bytes_max_(bytes_max), alone_bytes_(alone_bytes) {}
+
+  void add(ClosedEntry entry);
+  bool empty() const { return waiting_.empty(); }
+  // Bytes of everything that waits.
+  int64_t ready_bytes() const { return ready_bytes_; }
+  int64_t bytes_max() const { return bytes_max_; }
+  // The next batch, at least one entry; call only if not empty().
+  std::vector<ClosedEntry> take_batch();
+
+ private:
+  struct Waiting {
+    ClosedEntry entry;
+    int64_t bytes;
+  };
+
+  bool fuses(const Waiting& entry) const;
+
+  const int64_t bytes_max_;
+  const int64_t alone_bytes_;
+  std::deque<Waiting> waiting_;
+  int64_t ready_bytes_ = 0;
+};
+
+}  // namespace horon::core

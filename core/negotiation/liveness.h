@@ -1,0 +1,41 @@
+// Who still answers: asks silent peers and says when one has been silent for too long (PROTOCOL.md,
+// section 8).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "horon/core/negotiation/effects.h"
+
+namespace horon::core {
+
+class Liveness {
+ public:
+  // A peer is asked once per ask_every, and dead when a question stays unanswered for dead_after
+  // (0: never).
+  Liveness(Nanos ask_every, Nanos dead_after) : ask_every_(ask_every), dead_after_(dead_after) {}
+
+  // Anything at all came from this peer.
+  void heard(int peer) { asked_.erase(peer); }
+  // Others wait for this peer. True if a Ping should be sent now.
+  bool suspect(int peer, Nanos now);
+  // The peer that is silent for longest, if for too long.
+  std::optional<int> dead(Nanos now) const;
+  // This process itself stood still for so long (it was stopped, or the machine slept): nobody else
+  // is to blame.
+  void forgive(Nanos gap);
+
+  Nanos dead_after() const { return dead_after_; }
+
+ private:
+  struct Asked {
+    Nanos first;
+    Nanos last;
+  };
+  const Nanos ask_every_;
+  const Nanos dead_after_;
+  std::map<int, Asked> asked_;
+};
+
+}  // namespace horon::core

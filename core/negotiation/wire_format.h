@@ -1,0 +1,19 @@
+// Envelopes as bytes: little-endian, varint numbers, every length checked against what is there and
+// against its limit.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "horon/core/negotiation/protocol.h"
+
+namespace horon::core {
+
+std::vector<std::byte> encode(const Envelope& envelope);
+
+// Throws Error(Internal) naming what is wrong for anything that encode() can't have made; never
+// reads past the end and never allocates more than a small multiple of the input.
+Envelope decode(std::span<const std::byte> bytes);
+
+}  // namespace horon::core

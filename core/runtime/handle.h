@@ -1,0 +1,43 @@
+// The promise of one submitted entry: written by the runtime thread, waited for by the program.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "horon/core/base/error.h"
+
+namespace horon::core {
+
+// What a finished entry tells its submitter.
+struct Outcome {
+  std::optional<Error> error;
+  // Nobody had anything for this entry: its memory was not touched.
+  bool unused = false;
+  // Per part: did any rank contribute? Empty means all parts.
+  std::vector<bool> produced;
+  // Allgather: elements that came from each rank.
+  std::vector<int64_t> counts;
+};
+
+class HandleState {
+ public:
+  // Runtime thread, once.
+  void finish(Outcome outcome);
+  bool finished() const noexcept { return state_.load(std::memory_order_acquire) == kFinished; }
+  // Blocks until finished or the timeout; true if finished. Any thread, any number of waiters.
+  bool wait(std::optional<std::chrono::nanoseconds> timeout) const;
+  // Valid once finished.
+  const Outcome& outcome() const { return outcome_; }
+
+ private:
+  static constexpr uint32_t kPending = 0, kPendingWithWaiters = 1, kFinished = 2;
+  mutable std::atomic<uint32_t> state_{kPending};
+  Outcome outcome_;
+};
+
+}  // namespace horon::core

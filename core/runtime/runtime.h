@@ -1,0 +1,59 @@
+// The background thread of one rank: drains submissions, steps the controller, the transport and
+// the executor, sleeps.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "horon/core/base/config.h"
+#include "horon/core/base/topology.h"
+#include "horon/core/runtime/submission.h"
+
+namespace horon::core {
+
+class Executor;
+class Timeline;
+class Transport;
+
+class Runtime {
+ public:
+  struct Parts {
+    Config config;
+    Topology topology;
+    std::unique_ptr<Transport> transport;
+    std::unique_ptr<Executor> executor;
+    std::shared_ptr<Timeline> timeline;  // null: none is written
+  };
+
+  // Starts the thread.
+  explicit Runtime(Parts parts);
+  // Calls shutdown() with the configured deadline if that has not happened.
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  // Hands an entry over; makes and returns its handle. Any thread. Throws Error: InvalidArgument,
+  // DuplicateName, NotInitialized (after shutdown), or the error that ended the job.
+  std::shared_ptr<HandleState> submit(Submission submission);
+
+  // Says "no more from this rank", serves the others until all ranks have said so or the deadline
+  // has passed, and joins the thread. Never throws; returns the names of what went wrong, if
+  // anything. Idempotent.
+  std::string shutdown(std::chrono::nanoseconds deadline);
+
+  // The fatal error that ended the job, if one did.
+  std::shared_ptr<const Error> fatal_error() const;
+
+  const Config& config() const;
+  const Topology& topology() const;
+  // Null if no timeline is written.
+  Timeline* timeline() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace horon::core
