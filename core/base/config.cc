@@ -376,4 +376,6 @@ std::vector<std::string> Config::agreed_values() const {
   return lines;
 }
 
+bool environment_has(const std::string& name) { return std::getenv(name.c_str()) != nullptr; }
+
 }  // namespace horon::core

@@ -60,4 +60,8 @@ struct Config {
   std::map<std::string, std::string> origins_;
 };
 
+// Is a variable of this name set? For variables of others (OMP_NUM_THREADS) that say what the user
+// has chosen; Horon's own are knobs.
+bool environment_has(const std::string& name);
+
 }  // namespace horon::core
