@@ -38,6 +38,11 @@ class Runtime {
   // DuplicateName, NotInitialized (after shutdown), or the error that ended the job.
   std::shared_ptr<HandleState> submit(Submission submission);
 
+  // For a call that is wrong on this rank alone: the same name fails with this text on every rank
+  // that submits it, instead of waiting for this one. The caller throws its own error. Any thread;
+  // never throws.
+  void refuse(const std::string& name, const std::string& text) noexcept;
+
   // Says "no more from this rank", serves the others until all ranks have said so or the deadline
   // has passed, and joins the thread. Never throws; returns the names of what went wrong, if
   // anything. Idempotent.

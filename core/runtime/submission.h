@@ -9,17 +9,11 @@
 #include <vector>
 
 #include "horon/core/base/entry_spec.h"
+#include "horon/core/execution/entry_work.h"
 #include "horon/core/execution/memory_domain.h"
 #include "horon/core/runtime/handle.h"
 
 namespace horon::core {
-
-// A stretch of contiguous elements; in place if input == output.
-struct MemoryPart {
-  const std::byte* input = nullptr;
-  std::byte* output = nullptr;  // Allgather: null, see allocate_output
-  int64_t count = 0;            // elements
-};
 
 struct Submission {
   std::string name;  // at most kNameBytesMax bytes, unique among entries in flight on this rank

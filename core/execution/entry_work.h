@@ -1,0 +1,48 @@
+// One entry of a batch, with this rank's memory for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/core/base/error.h"
+#include "horon/core/execution/memory_domain.h"
+
+namespace horon::core {
+
+// A stretch of contiguous elements; in place if input == output.
+struct MemoryPart {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;  // Allgather: null, see EntryWork::allocate_output
+  int64_t count = 0;            // elements
+};
+
+struct EntryWork {
+  uint64_t ticket = 0;  // given back when the entry has finished
+  bool mine = true;     // false: this rank has joined and takes part with neutral elements
+  std::string name;
+  std::shared_ptr<const EntrySpec> spec;
+  std::vector<MemoryPart> memory;
+  std::function<std::byte*(int64_t elements)> allocate_output;  // Allgather
+  std::unique_ptr<ReadyEvent> ready;                            // null: ready now
+  std::vector<int64_t> counts;                                  // Allgather: elements of each rank
+};
+
+struct BatchWork {
+  uint64_t sequence = 0;
+  int contributors = 1;  // what Average divides by
+  std::vector<EntryWork> entries;
+};
+
+struct FinishedBatch {
+  uint64_t sequence = 0;
+  std::vector<EntryWork> entries;
+  std::optional<Error> error;  // the batch failed: nothing can be said about the outputs
+};
+
+}  // namespace horon::core

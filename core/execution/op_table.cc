@@ -1,0 +1,65 @@
+#include "horon/core/execution/op_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::core {
+namespace {
+
+bool has_prefix(const CollectiveOp& op, const std::string& prefix) {
+  return op.name().substr(0, prefix.size()) == prefix;
+}
+
+}  // namespace
+
+OpTable::OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::string& allreduce)
+    : ops_(std::move(ops)) {
+  if (allreduce == "auto") return;
+  allreduce_prefix_ = allreduce + "_allreduce";
+  const bool any = std::any_of(ops_.begin(), ops_.end(),
+                               [&](const auto& op) { return has_prefix(*op, allreduce_prefix_); });
+  if (any) return;
+  throw Error(ErrorCode::Config,
+              concat("HORON_ALLREDUCE=", allreduce,
+                     ": this job has no such allreduce (\"shm\" needs "
+                     "all ranks on one host that may map each other's memory); \"auto\" chooses "
+                     "among what there is"));
+}
+
+std::string OpTable::refusal(const CollectiveOp& op, const BatchFacts& facts) const {
+  const std::string why = op.refusal(facts);
+  if (!why.empty() || facts.kind != CollectiveKind::Allreduce || allreduce_prefix_.empty()) {
+    return why;
+  }
+  return has_prefix(op, allreduce_prefix_) ? "" : "HORON_ALLREDUCE asks for another one";
+}
+
+CollectiveOp& OpTable::select(const BatchFacts& facts) const {
+  for (const auto& op : ops_) {
+    if (refusal(*op, facts).empty()) return *op;
+  }
+  std::string reasons;
+  for (const std::string& line : explain(facts)) reasons += concat("\n  ", line);
+  throw Error(ErrorCode::Config,
+              concat("no op of this job can run ", to_string(facts.kind), " on ",
+                     to_string(facts.dtype), " in ", to_string(facts.device), " memory:", reasons));
+}
+
+std::vector<std::string> OpTable::explain(const BatchFacts& facts) const {
+  std::vector<std::string> lines;
+  bool chosen = false;
+  for (const auto& op : ops_) {
+    const std::string why = refusal(*op, facts);
+    const std::string verdict = !why.empty() ? concat("no, ", why)
+                                : chosen     ? std::string("fits, but an earlier one is chosen")
+                                             : std::string("chosen");
+    chosen = chosen || why.empty();
+    lines.push_back(concat(op->name(), ": ", verdict));
+  }
+  return lines;
+}
+
+}  // namespace horon::core

@@ -1,0 +1,41 @@
+#include "horon/core/runtime/handle.h"
+
+#include <thread>
+#include <utility>
+
+#include "horon/core/base/futex.h"
+
+namespace horon::core {
+
+void HandleState::finish(Outcome outcome) {
+  outcome_ = std::move(outcome);
+  const uint32_t before = state_.exchange(kFinished, std::memory_order_acq_rel);
+  HORON_CHECK(before != kFinished, "a handle finished twice");
+  if (before == kPendingWithWaiters) futex_wake_all(state_);
+}
+
+bool HandleState::wait(std::optional<std::chrono::nanoseconds> timeout) const {
+  using Clock = std::chrono::steady_clock;
+  // With more threads than cores a yield often runs the very thread that finishes us; a sleep costs
+  // more on both sides.
+  constexpr int yields = 20;
+  for (int i = 0; i < yields; ++i) {
+    if (finished()) return true;
+    std::this_thread::yield();
+  }
+  const auto deadline = timeout ? std::optional(Clock::now() + *timeout) : std::nullopt;
+  while (!finished()) {
+    uint32_t seen = kPending;
+    state_.compare_exchange_strong(seen, kPendingWithWaiters, std::memory_order_acq_rel);
+    if (seen == kFinished) break;
+    std::optional<std::chrono::nanoseconds> left;
+    if (deadline) {
+      left = *deadline - Clock::now();
+      if (left->count() <= 0) return finished();
+    }
+    futex_wait(state_, kPendingWithWaiters, left);
+  }
+  return true;
+}
+
+}  // namespace horon::core

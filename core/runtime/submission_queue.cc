@@ -1,0 +1,24 @@
+#include "horon/core/runtime/submission_queue.h"
+
+#include <utility>
+
+namespace horon::core {
+
+bool SubmissionQueue::push(Call call) {
+  const std::lock_guard lock(mutex_);
+  if (closed_ != nullptr) throw Error(*closed_);
+  calls_.push_back(std::move(call));
+  return calls_.size() == 1;
+}
+
+void SubmissionQueue::drain(std::vector<Call>& calls) {
+  const std::lock_guard lock(mutex_);
+  calls.swap(calls_);
+}
+
+void SubmissionQueue::close(const Error& why) {
+  const std::lock_guard lock(mutex_);
+  if (closed_ == nullptr) closed_ = std::make_unique<const Error>(why);
+}
+
+}  // namespace horon::core

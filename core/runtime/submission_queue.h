@@ -1,0 +1,43 @@
+// The one thread-safe door between the program's threads and the runtime thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "horon/core/base/error.h"
+#include "horon/core/runtime/submission.h"
+
+namespace horon::core {
+
+struct Refusal {
+  std::string name;
+  std::string text;
+};
+struct JoinCall {
+  std::shared_ptr<HandleState> handle;
+};
+struct ShutdownCall {};
+
+using Call = std::variant<Submission, Refusal, JoinCall, ShutdownCall>;
+
+class SubmissionQueue {
+ public:
+  // True if the queue was empty, so that the consumer must be woken. Throws the error given to
+  // close(), if closed. Any thread.
+  bool push(Call call);
+  // All that is here, in order; the consumer alone.
+  void drain(std::vector<Call>& calls);
+  // From now on push() throws. What is in the queue stays for drain().
+  void close(const Error& why);
+
+ private:
+  std::mutex mutex_;
+  std::vector<Call> calls_;
+  std::unique_ptr<const Error> closed_;
+};
+
+}  // namespace horon::core
