@@ -1,0 +1,28 @@
+// Horon: MPI-native, Horovod-style training of LibTorch programs on many processes.
+//
+// This header is all of it. Started with `mpirun -np N ./train`, every process (rank) trains the
+// same model on its own samples. What a program adds to become one of N:
+//
+//   horon::init();                              who am I: rank(), size(), local_rank(), ...
+//   horon::device()                             where model and data go
+//   horon::DistributedRandomSampler(n, {...})   this rank's samples, for a torch::data loader
+//   horon::broadcast_parameters(*model, 0);     all begin alike
+//   horon::DistributedOptimizer optimizer(      gradients are reduced while backward() runs
+//       torch::optim::SGD(...), model->named_parameters(), {...});
+//   horon::allreduce(x, {...})                  collectives on tensors, also broadcast, allgather;
+//                                               with _async they return a Handle
+//   horon::shutdown();                          optional: also done at exit
+//
+// Everything is in namespace horon. Failures are horon::Error with a code(), the same on all ranks
+// where all are concerned; nothing waits in silence for a rank that does not come.
+#pragma once
+
+#include "horon/core/base/error.h"
+#include "horon/ops/session.h"
+#include "horon/torch_bindings/broadcast_state.h"
+#include "horon/torch_bindings/collectives.h"
+#include "horon/torch_bindings/distributed_optimizer.h"
+#include "horon/torch_bindings/idx_dataset.h"
+#include "horon/torch_bindings/lr.h"
+#include "horon/torch_bindings/samplers.h"
+#include "horon/torch_bindings/session.h"

@@ -1,0 +1,24 @@
+// Start of a LibTorch program with Horon, and the device that its rank trains on.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include "horon/ops/session.h"
+
+namespace horon {
+
+// Collective over all ranks: starts the session (see core::init() for MPI, knobs and errors), then
+// divides the cores among the ranks of this host: a rank of LibTorch would otherwise start as many
+// OpenMP threads as there are cores, and N ranks on one host would fight for them. The division is
+// left alone if OMP_NUM_THREADS is set or the program has called at::set_num_threads();
+// HORON_THREADS wins over both. It applies to the calling thread and to threads that use LibTorch
+// for the first time later, so call init() on the thread that trains. A second call while the
+// session runs does nothing. Throws Error(Config).
+void init(const InitOptions& options = {});
+
+// Where the model and the data of this rank go. The collectives of this build work on host memory,
+// so this is the CPU on every rank; a program that asks here, and does not write a device down, is
+// ready for others. Throws Error(NotInitialized).
+c10::Device device();
+
+}  // namespace horon

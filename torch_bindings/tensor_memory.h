@@ -1,0 +1,40 @@
+// Between LibTorch's tensors and the memory and specs of the runtime.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/core/runtime/submission.h"
+
+namespace horon::torch_detail {
+
+// Throws Error(InvalidArgument) that begins with the name if a collective can't use the tensor:
+// undefined, not strided (sparse), not in host memory, a dtype that Horon has no word for.
+void check_tensor(const at::Tensor& tensor, std::string_view name);
+
+// As check_tensor(), and for in-place calls: several elements may not lie in one place (an expanded
+// tensor).
+void check_writable(const at::Tensor& tensor, std::string_view name);
+
+// Throws Error(InvalidArgument) if there is no such type.
+DataType data_type_of(const at::Tensor& tensor, std::string_view name);
+at::ScalarType scalar_type_of(DataType dtype);
+
+// The tensor itself if its elements lie row by row in memory, else a copy that does. Ranks may hold
+// the same parameter in different layouts (channels_last here, contiguous there): the row-major
+// order is the one that all can agree on.
+at::Tensor row_major(const at::Tensor& tensor);
+// A new row-major tensor of the same shape, dtype and device.
+at::Tensor row_major_like(const at::Tensor& tensor);
+
+// A spec of one part. The tensor has passed check_tensor().
+core::EntrySpec make_spec(CollectiveKind kind, const at::Tensor& tensor, const std::string& name);
+
+// Memory of row-major tensors; `output` may be the same tensor, or undefined where the runtime
+// allocates it.
+core::MemoryPart make_part(const at::Tensor& input, const at::Tensor& output);
+
+}  // namespace horon::torch_detail
