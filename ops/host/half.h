@@ -1,0 +1,55 @@
+// 16-bit floating point numbers <-> float, one at a time: round to nearest even, NaN stays NaN (and
+// becomes quiet, as the hardware conversions do). Portable; the vector kernels agree with these bit
+// for bit.
+#pragma once
+
+#include <cstdint>
+
+namespace horon::ops {
+
+// IEEE 754 binary16 ("half").
+inline float float_from_half(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  const uint32_t exponent = (half >> 10) & 0x1f;
+  const uint32_t mantissa = half & 0x3ff;
+  if (exponent == 0) {  // zero or subnormal: mantissa units of 2^-24, exact in a float
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, magnitude) | sign);
+  }
+  if (exponent == 31) {
+    const uint32_t quiet = mantissa != 0 ? 0x400000u : 0u;
+    return __builtin_bit_cast(float, sign | 0x7f800000u | quiet | (mantissa << 13));
+  }
+  return __builtin_bit_cast(float, sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+inline uint16_t half_from_float(float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) {
+    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  }
+  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {
+    // Below 2^-14: adding 0.5 lets the adder round at 2^-24, the unit of a subnormal half.
+    const float shifted = __builtin_bit_cast(float, magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (__builtin_bit_cast(uint32_t, shifted) - 0x3f000000u));
+  }
+  // A carry out of the mantissa raises the exponent; from 65520 on it gives infinity, as it should.
+  const uint32_t odd = (magnitude >> 13) & 1u;
+  return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
+}
+
+// bfloat16: the upper half of a float.
+inline float float_from_bfloat16(uint16_t bits) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
+}
+
+inline uint16_t bfloat16_from_float(float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,53 @@
+// Arithmetic on host memory: the reduction of several buffers in one pass, scaling and casts.
+//
+// Vectorised for the instruction set of this machine, chosen once at run time; results are the same
+// bits for every instruction set and every alignment. Any thread; pointers need no alignment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "horon/core/base/dtype.h"
+#include "horon/core/base/entry_spec.h"
+
+namespace horon::ops {
+
+// What happens to each element; the meaning of the fields is that of core::Batch.
+//
+// 16-bit floats are summed in float with one rounding at the end, integers wrap (Average sums in 64
+// bits, then divides and truncates toward zero). Min and Max: NaN wins, -0 is less than +0, so they
+// do not depend on the order of the ranks. Bool: Sum and Max are "or", Product and Min are "and";
+// it has no Average.
+struct Reduction {
+  DataType dtype = DataType::Float32;
+  ReduceOp op = ReduceOp::Sum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int64_t divisor = 1;
+};
+
+// outputs[j][i] = postscale / divisor * reduce over k = 0, 1, ... of (prescale * inputs[k][i]), for
+// every j and i < count. An output may be one of the inputs (the same address) or not overlap with
+// any. At least one input.
+void reduce_many(const Reduction& reduction, std::span<const std::byte* const> inputs,
+                 std::span<std::byte* const> outputs, int64_t count);
+
+// Floating types: to[i] = factor * from[i], the factor being rounded to float for all but float64.
+// to == from is allowed.
+void scale(DataType dtype, const std::byte* from, std::byte* to, int64_t count, double factor);
+
+// Float16 and BFloat16 only: to[i] = factor * from[i], multiplied in float.
+void widen(DataType dtype, const std::byte* from, float* to, int64_t count, double factor);
+void narrow(DataType dtype, const float* from, std::byte* to, int64_t count, double factor);
+
+// Integers: to[i] = from[i], and to[i] = from[i] / divisor, toward zero.
+void widen_integers(DataType dtype, const std::byte* from, int64_t* to, int64_t count);
+void narrow_quotients(DataType dtype, const int64_t* from, std::byte* to, int64_t count,
+                      int64_t divisor);
+
+// "avx512", "avx2" or "portable".
+std::string_view kernel_instruction_set();
+
+}  // namespace horon::ops

@@ -1,0 +1,8 @@
+// Which kernels a machine that is not x86-64 can run: the portable ones.
+#include "horon/ops/host/kernel_table.h"
+
+namespace horon::ops {
+
+std::vector<const KernelTable*> usable_kernels() { return {&portable_kernels()}; }
+
+}  // namespace horon::ops
