@@ -1,0 +1,46 @@
+# Language level, warnings, sanitizers and the include folder that makes <horon/...> this checkout.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+if(PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+  if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+  endif()
+endif()
+
+find_program(HORON_CCACHE ccache)
+if(HORON_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${HORON_CCACHE})
+endif()
+
+# <horon/core/...>, <horon/ops/...> and <horon/torch_bindings/...> are the folders of this checkout,
+# as they are once installed below include/horon.
+set(HORON_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)
+file(MAKE_DIRECTORY ${HORON_INCLUDE_DIR}/horon)
+foreach(name core ops torch_bindings bench tests torch_bindings/horon.h)
+  get_filename_component(link ${name} NAME)
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${name} ${HORON_INCLUDE_DIR}/horon/${link} SYMBOLIC)
+endforeach()
+
+# The commit, for horon-info; empty where the sources are no git checkout of their own.
+set(HORON_GIT_HASH "")
+find_package(Git QUIET)
+if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
+  execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --short=10 HEAD
+                  WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE HORON_GIT_HASH
+                  OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+
+# horon_target(NAME): warnings as errors and sanitizers, for the project's own code only.
+function(horon_target name)
+  target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
+                         -Werror)
+  if(HORON_SANITIZE)
+    target_compile_options(${name} PRIVATE -fsanitize=${HORON_SANITIZE} -fno-omit-frame-pointer -g
+                           -fno-sanitize-recover=all)
+    target_link_options(${name} PUBLIC -fsanitize=${HORON_SANITIZE})
+  endif()
+endfunction()

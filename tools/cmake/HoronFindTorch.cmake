@@ -1,0 +1,110 @@
+# Finds LibTorch and makes the imported target horon_libtorch (headers, torch_cpu, c10, an rpath).
+# Sets HORON_TORCH_ROOT and HORON_TORCH_VERSION. Used by the build and by the installed package, so
+# that an outer project links the LibTorch that it already has.
+#
+# In this order: what an outer project's find_package(Torch) found; Torch_DIR; CMAKE_PREFIX_PATH;
+# the torch of the active Python; the LibTorch that an installed Horon was built with; .venv of this
+# repository. The files are taken directly and not by find_package(Torch): it fails for a CUDA build
+# of torch on a machine without a toolkit, and on one with it adds flags for ten GPU architectures.
+#
+# HORON_TORCH_REPORT: how to tell that nothing fits (FATAL_ERROR unless set); the text is also left
+# in HORON_TORCH_PROBLEM.
+
+if(TARGET horon_libtorch)
+  return()
+endif()
+set(HORON_TORCH_PROBLEM "")
+set(horon_torch_header torch/csrc/api/include/torch/torch.h)
+
+# Folders that may hold include/ and lib/ of LibTorch, best first.
+set(horon_torch_roots "")
+foreach(target torch_cpu torch)
+  if(TARGET ${target})
+    get_target_property(horon_torch_file ${target} IMPORTED_LOCATION)
+    if(NOT horon_torch_file)
+      get_target_property(horon_torch_file ${target} IMPORTED_LOCATION_RELEASE)
+    endif()
+    if(horon_torch_file)
+      cmake_path(GET horon_torch_file PARENT_PATH horon_torch_lib)
+      cmake_path(GET horon_torch_lib PARENT_PATH horon_torch_root)
+      list(APPEND horon_torch_roots ${horon_torch_root})
+    endif()
+  endif()
+endforeach()
+if(TORCH_INSTALL_PREFIX)
+  list(APPEND horon_torch_roots ${TORCH_INSTALL_PREFIX})
+endif()
+foreach(folder ${Torch_DIR} $ENV{Torch_DIR})
+  list(APPEND horon_torch_roots ${folder}/../../..)
+endforeach()
+list(APPEND horon_torch_roots ${CMAKE_PREFIX_PATH})
+if(DEFINED ENV{CMAKE_PREFIX_PATH})
+  cmake_path(CONVERT "$ENV{CMAKE_PREFIX_PATH}" TO_CMAKE_PATH_LIST horon_env_prefixes)
+  list(APPEND horon_torch_roots ${horon_env_prefixes})
+endif()
+find_program(HORON_PYTHON python3)
+mark_as_advanced(HORON_PYTHON)
+if(HORON_PYTHON)
+  # find_spec does not import torch, which would take seconds.
+  execute_process(COMMAND ${HORON_PYTHON} -c "import importlib.util as u
+print(u.find_spec('torch').submodule_search_locations[0])"
+                  OUTPUT_VARIABLE horon_python_torch OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  list(APPEND horon_torch_roots ${horon_python_torch})
+endif()
+list(APPEND horon_torch_roots ${HORON_TORCH_BUILT_WITH})
+file(GLOB horon_venv_torch ${CMAKE_CURRENT_LIST_DIR}/../../.venv/lib/python3*/site-packages/torch)
+list(APPEND horon_torch_roots ${horon_venv_torch})
+
+# Looked up anew each time: a cached answer would outlive a change of Torch_DIR.
+set(HORON_TORCH_ROOT "")
+foreach(root ${horon_torch_roots})
+  file(REAL_PATH "${root}" root)
+  if(EXISTS ${root}/include/${horon_torch_header} AND EXISTS ${root}/lib/libtorch_cpu.so)
+    set(HORON_TORCH_ROOT ${root})
+    break()
+  endif()
+endforeach()
+
+if(HORON_TORCH_ROOT)
+  # The numbers moved to headeronly/ in 2.9 or so.
+  foreach(file headeronly csrc/api/include/torch)
+    set(file ${HORON_TORCH_ROOT}/include/torch/${file}/version.h)
+    if(EXISTS ${file} AND NOT HORON_TORCH_VERSION)
+      file(STRINGS ${file} horon_torch_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+      string(REGEX REPLACE "[^0-9;]" "" horon_torch_lines "${horon_torch_lines}")
+      string(REPLACE ";" "." HORON_TORCH_VERSION "${horon_torch_lines}")
+    endif()
+  endforeach()
+  # Which ABI the library has shows in the names of its symbols.
+  file(STRINGS ${HORON_TORCH_ROOT}/lib/libc10.so horon_torch_new_abi
+       REGEX "NSt7__cxx1112basic_string" LIMIT_COUNT 1)
+  if(NOT horon_torch_new_abi)
+    string(CONCAT HORON_TORCH_PROBLEM "the LibTorch in ${HORON_TORCH_ROOT} was built with the old "
+           "C++ ABI (_GLIBCXX_USE_CXX11_ABI=0), which C++20 programs can't be linked with: take "
+           "the download called \"cxx11 ABI\", or a wheel of torch 2.7 or later")
+  elseif(HORON_TORCH_VERSION AND HORON_TORCH_VERSION VERSION_LESS 2.1)
+    string(CONCAT HORON_TORCH_PROBLEM "LibTorch 2.1 or later is needed, "
+           "${HORON_TORCH_ROOT} has ${HORON_TORCH_VERSION}")
+  endif()
+else()
+  string(CONCAT HORON_TORCH_PROBLEM "LibTorch was not found. Give -DCMAKE_PREFIX_PATH=/path/to/"
+         "libtorch or -DTorch_DIR=..., run tools/setup of Horon's sources (it installs the torch "
+         "wheel in .venv), or configure Horon with -DHORON_TORCH=OFF")
+endif()
+
+if(HORON_TORCH_PROBLEM)
+  if(NOT HORON_TORCH_REPORT)
+    set(HORON_TORCH_REPORT FATAL_ERROR)
+  endif()
+  message(${HORON_TORCH_REPORT} "${HORON_TORCH_PROBLEM}")
+  return()
+endif()
+
+message(STATUS "LibTorch: ${HORON_TORCH_VERSION} in ${HORON_TORCH_ROOT}")
+add_library(horon_libtorch INTERFACE IMPORTED GLOBAL)
+set_target_properties(horon_libtorch PROPERTIES
+  INTERFACE_INCLUDE_DIRECTORIES
+    "${HORON_TORCH_ROOT}/include;${HORON_TORCH_ROOT}/include/torch/csrc/api/include"
+  INTERFACE_LINK_LIBRARIES
+    "${HORON_TORCH_ROOT}/lib/libtorch_cpu.so;${HORON_TORCH_ROOT}/lib/libc10.so"
+  INTERFACE_LINK_OPTIONS "-Wl,-rpath,${HORON_TORCH_ROOT}/lib")

@@ -1,0 +1,33 @@
+# Rules for `cmake --install`: find_package(horon) then gives horon::core and horon::torch.
+
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(horon_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/horon)
+
+foreach(folder core ops torch_bindings)
+  if(folder STREQUAL "torch_bindings" AND NOT HORON_TORCH)
+    continue()
+  endif()
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder}
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/horon
+          FILES_MATCHING PATTERN "*.h" PATTERN examples EXCLUDE)
+endforeach()
+
+# Two export sets: horon::torch is only there where LibTorch is.
+install(TARGETS horon_core EXPORT horonCoreTargets)
+install(EXPORT horonCoreTargets NAMESPACE horon:: DESTINATION ${horon_package_dir})
+if(HORON_TORCH)
+  install(FILES ${PROJECT_SOURCE_DIR}/torch_bindings/horon.h
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/horon)
+  install(TARGETS horon_torch EXPORT horonTorchTargets)
+  install(EXPORT horonTorchTargets NAMESPACE horon:: DESTINATION ${horon_package_dir})
+  install(FILES ${CMAKE_CURRENT_LIST_DIR}/HoronFindTorch.cmake DESTINATION ${horon_package_dir})
+endif()
+
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/horonConfig.cmake.in
+                              ${PROJECT_BINARY_DIR}/horonConfig.cmake
+                              INSTALL_DESTINATION ${horon_package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/horonConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/horonConfig.cmake ${PROJECT_BINARY_DIR}/horonConfigVersion.cmake
+        DESTINATION ${horon_package_dir})
