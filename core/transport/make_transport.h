@@ -1,0 +1,19 @@
+// Which transport a job gets: shared memory on one host, MPI where that is not possible, both over
+// several hosts.
+#pragma once
+
+#include <memory>
+
+#include "horon/core/transport/local_group.h"
+#include "horon/core/transport/mpi_session.h"
+#include "horon/core/transport/transport.h"
+
+namespace horon::core {
+
+// Collective over all ranks. `area`: SharedMemoryTransport::area_bytes(local_size) bytes of the
+// group's area (ignored if the group is not available). Session and group must outlive the
+// transport.
+std::unique_ptr<Transport> make_transport(const MpiSession& session, LocalGroup& group,
+                                          std::byte* area, const WaitPolicy& policy);
+
+}  // namespace horon::core

@@ -1,0 +1,134 @@
+#include "horon/core/transport/mpi_transport.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/core/transport/mpi_error.h"
+
+namespace horon::core {
+
+namespace {
+
+constexpr int kTag = 0;
+// So that one flood of messages can't hold up the caller, nor the memory for them grow without
+// need.
+constexpr size_t kArrivalsMax = 64;
+
+}  // namespace
+
+MpiTransport::MpiTransport(const MpiSession& session, const WaitPolicy& policy)
+    : session_(session),
+      policy_(policy),
+      rank_(session.topology().rank),
+      size_(session.topology().size) {
+  check_mpi(MPI_Comm_dup(session.communicator(), &communicator_), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+MpiTransport::~MpiTransport() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  bool unfinished = session_.abandoned() || finalized != 0;
+  if (!unfinished) {
+    int done = 1;
+    const auto count = static_cast<int>(send_requests_.size());
+    MPI_Testall(count, send_requests_.data(), &done, MPI_STATUSES_IGNORE);
+    unfinished = done == 0 || !arrivals_.empty();
+  }
+  if (!unfinished) {
+    MPI_Comm_free(&communicator_);
+    return;
+  }
+  // MPI may still read and write these, so they are left to it.
+  new std::vector<Bytes>(std::move(send_buffers_));
+  new std::deque<Arrival>(std::move(arrivals_));
+}
+
+void MpiTransport::send(int to, Bytes message) {
+  HORON_CHECK(to >= 0 && to < size_ && to != rank_, "a message goes to another rank");
+  if (message.size() > kMessageBytesMax) {
+    throw Error(ErrorCode::Limit, concat("a message of ", bytes_text(message.size()),
+                                         " is longer than ", bytes_text(kMessageBytesMax)));
+  }
+  finish_sends();
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, to, kTag,
+                      communicator_, &request),
+            "MPI_Isend");
+  send_requests_.push_back(request);
+  send_buffers_.push_back(std::move(message));  // the bytes themselves stay where they are
+}
+
+void MpiTransport::finish_sends() {
+  if (send_requests_.empty()) return;
+  int count = 0;
+  finished_.resize(send_requests_.size());
+  check_mpi(MPI_Testsome(static_cast<int>(send_requests_.size()), send_requests_.data(), &count,
+                         finished_.data(), MPI_STATUSES_IGNORE),
+            "MPI_Testsome");
+  if (count == 0) return;
+  size_t kept = 0;
+  for (size_t i = 0; i < send_requests_.size(); ++i) {
+    if (send_requests_[i] == MPI_REQUEST_NULL) continue;
+    if (kept != i) {
+      send_requests_[kept] = send_requests_[i];
+      send_buffers_[kept] = std::move(send_buffers_[i]);
+    }
+    ++kept;
+  }
+  send_requests_.resize(kept);
+  send_buffers_.resize(kept);
+}
+
+// Starts to receive what MPI has matched, and sees which of that is complete.
+void MpiTransport::take_arrivals() {
+  while (arrivals_.size() < kArrivalsMax) {
+    int found = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kTag, communicator_, &found, &message, &status),
+              "MPI_Improbe");
+    if (found == 0) break;
+    int bytes = 0;
+    check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+    Arrival& arrival = arrivals_.emplace_back();
+    arrival.from = status.MPI_SOURCE;
+    arrival.bytes.resize(static_cast<size_t>(bytes));
+    check_mpi(MPI_Imrecv(arrival.bytes.data(), bytes, MPI_BYTE, &message, &arrival.request),
+              "MPI_Imrecv");
+  }
+  for (Arrival& arrival : arrivals_) {
+    if (arrival.complete) continue;
+    int done = 0;
+    check_mpi(MPI_Test(&arrival.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    arrival.complete = done != 0;
+  }
+}
+
+std::optional<Transport::Message> MpiTransport::receive() {
+  if (size_ == 1) return std::nullopt;
+  finish_sends();
+  take_arrivals();
+  // A short message may be complete before a long one that the same rank sent earlier: it waits for
+  // its turn.
+  for (auto arrival = arrivals_.begin(); arrival != arrivals_.end(); ++arrival) {
+    if (!arrival->complete) continue;
+    const auto same = [&](const Arrival& earlier) { return earlier.from == arrival->from; };
+    if (std::any_of(arrivals_.begin(), arrival, same)) continue;
+    Message message = {arrival->from, std::move(arrival->bytes)};
+    arrivals_.erase(arrival);
+    return message;
+  }
+  return std::nullopt;
+}
+
+bool MpiTransport::flushed() {
+  finish_sends();
+  return send_requests_.empty();
+}
+
+void MpiTransport::wait(std::chrono::nanoseconds timeout) { doorbell_.wait(timeout, policy_); }
+
+}  // namespace horon::core

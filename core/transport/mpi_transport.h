@@ -1,0 +1,63 @@
+// Control messages over MPI, to any rank.
+//
+// Sends are MPI_Isend; arrivals are found by MPI_Improbe and taken by MPI_Imrecv. Only messages
+// that have come are ever received, so at shutdown there is no receive to cancel.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include <mpi.h>
+
+#include "horon/core/transport/doorbell.h"
+#include "horon/core/transport/mpi_session.h"
+#include "horon/core/transport/transport.h"
+
+namespace horon::core {
+
+// On a communicator of its own. Made by all ranks together; the session must outlive it. No call
+// blocks.
+class MpiTransport final : public Transport {
+ public:
+  static constexpr size_t kMessageBytesMax = size_t{1} << 30;
+
+  MpiTransport(const MpiSession& session, const WaitPolicy& policy);
+  // What has not left by now may be lost: call flushed() until it is true, before.
+  ~MpiTransport() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  // Throws Error(Limit) beyond kMessageBytesMax.
+  void send(int to, Bytes message) override;
+  std::optional<Message> receive() override;
+  // True once MPI needs no more of this rank for the sends; they may still be on the network.
+  bool flushed() override;
+  bool must_poll() const override { return size_ > 1; }
+  // Sleeps for ring() only; messages do not wake it.
+  void wait(std::chrono::nanoseconds timeout) override;
+  void ring() noexcept override { doorbell_.ring(); }
+
+ private:
+  struct Arrival {
+    int from = 0;
+    MPI_Request request = MPI_REQUEST_NULL;
+    Bytes bytes;
+    bool complete = false;
+  };
+
+  void finish_sends();
+  void take_arrivals();
+
+  const MpiSession& session_;
+  const WaitPolicy policy_;
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  int size_ = 1;
+  std::vector<MPI_Request> send_requests_;
+  std::vector<Bytes> send_buffers_;  // [request]
+  std::vector<int> finished_;        // for MPI_Testsome
+  std::deque<Arrival> arrivals_;     // in the order in which MPI matched them
+  Doorbell doorbell_;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,34 @@
+// Two transports in one: shared memory to the ranks of this host, another one (MPI) to all others.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "horon/core/transport/shared_memory_transport.h"
+#include "horon/core/transport/transport.h"
+
+namespace horon::core {
+
+class RoutedTransport final : public Transport {
+ public:
+  RoutedTransport(std::unique_ptr<SharedMemoryTransport> local, std::unique_ptr<Transport> remote);
+
+  int rank() const override { return local_->rank(); }
+  int size() const override { return local_->size(); }
+  void send(int to, Bytes message) override;
+  std::optional<Message> receive() override;
+  bool flushed() override;
+  // Nobody on another host can ring.
+  bool must_poll() const override { return true; }
+  void wait(std::chrono::nanoseconds timeout) override { local_->wait(timeout); }
+  void ring() noexcept override { local_->ring(); }
+  std::optional<std::string> dead_peer() override { return local_->dead_peer(); }
+
+ private:
+  const std::unique_ptr<SharedMemoryTransport> local_;
+  const std::unique_ptr<Transport> remote_;
+  bool remote_first_ = false;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,48 @@
+// One piece of memory that other processes of this host can map: a memfd, reached as
+// /proc/PID/fd/N.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <sys/types.h>
+
+namespace horon::core {
+
+// Owns the mapping, and in its creator the descriptor. A first page before data() holds the
+// segment's generation, by which whoever opens it sees that it is the right one and not another
+// file with the same number.
+class SharedSegment {
+ public:
+  // Zeroed and touched. Throws Error(Limit) when there is no memory for it, Error(OperationFailed)
+  // else.
+  static SharedSegment create(size_t bytes);
+  // The segment of another process, touched. Throws Error(OperationFailed).
+  static SharedSegment open(pid_t owner, int descriptor, uint64_t generation);
+
+  SharedSegment() = default;
+  SharedSegment(SharedSegment&& other) noexcept;
+  SharedSegment& operator=(SharedSegment&& other) noexcept;
+  ~SharedSegment();
+
+  std::byte* data() const;  // page aligned; null if empty
+  size_t bytes() const { return bytes_; }
+  int descriptor() const { return descriptor_; }  // -1 in a process that opened it
+  uint64_t generation() const { return generation_; }
+
+  // Creator only. Gives the memory back to the system but keeps address and descriptor;
+  // restore_pages() takes it anew, zeroed, and throws Error(Limit) if there is none.
+  void release_pages() noexcept;
+  void restore_pages();
+
+ private:
+  void reserve() const;
+  void map(int descriptor, size_t mapped_bytes);
+  void reset() noexcept;
+
+  std::byte* mapping_ = nullptr;
+  size_t bytes_ = 0;
+  int descriptor_ = -1;
+  uint64_t generation_ = 0;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,55 @@
+// How control messages travel between ranks: five small duties (PROTOCOL.md, section 11).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace horon::core {
+
+using Bytes = std::vector<std::byte>;
+
+// Everything but ring() is called by one thread (the runtime's). Messages between two ranks arrive
+// once and in order. Failures of the network below throw horon::Error.
+class Transport {
+ public:
+  struct Message {
+    int from = 0;
+    Bytes bytes;
+  };
+
+  virtual ~Transport() = default;
+  Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Queues a message and returns; never blocks for the receiver. to != rank().
+  virtual void send(int to, Bytes message) = 0;
+
+  // The next message, if one is here. Also moves queued sends along.
+  virtual std::optional<Message> receive() = 0;
+
+  // All queued sends are on their way (nothing more depends on calls of receive()).
+  virtual bool flushed() = 0;
+
+  // True if some peer can't ring this rank's doorbell, so that waits must be short.
+  virtual bool must_poll() const = 0;
+
+  // Sleeps until ring() since the last wait(), a message from a peer that can ring, or the timeout.
+  // May return early.
+  virtual void wait(std::chrono::nanoseconds timeout) = 0;
+
+  // Wakes wait(); any thread.
+  virtual void ring() noexcept = 0;
+
+  // A peer whose process is known to have ended ("rank 3 (pid 4711)"), where the platform can tell;
+  // cheap.
+  virtual std::optional<std::string> dead_peer() { return std::nullopt; }
+};
+
+}  // namespace horon::core
