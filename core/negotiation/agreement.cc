@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -16,13 +20,26 @@ bool shapes_agree(const EntrySpec& spec, const std::vector<int64_t>& a,
   return a.size() == b.size() && (a.empty() || std::equal(a.begin() + 1, a.end(), b.begin() + 1));
 }
 
+// All the digits that tell two values apart: the shortest text that reads back as the same number.
+std::string real_text(double value) {
+  std::array<char, 32> text;
+  if (std::isnan(value)) return "nan";
+  return {text.data(), std::to_chars(text.begin(), text.end(), value).ptr};
+}
+
+// As their texts are: NaN agrees with itself, and 0 does not agree with -0.
+bool same_real(double a, double b) {
+  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) ||
+         (std::isnan(a) && std::isnan(b));
+}
+
 std::string kind_text(const EntrySpec& s, size_t) { return std::string(to_string(s.kind)); }
 std::string dtype_text(const EntrySpec& s, size_t) { return std::string(to_string(s.dtype)); }
 std::string op_text(const EntrySpec& s, size_t) { return std::string(to_string(s.reduce_op)); }
 std::string device_text(const EntrySpec& s, size_t) { return std::string(to_string(s.device)); }
 std::string root_text(const EntrySpec& s, size_t) { return concat(s.root); }
-std::string prescale_text(const EntrySpec& s, size_t) { return concat(s.prescale); }
-std::string postscale_text(const EntrySpec& s, size_t) { return concat(s.postscale); }
+std::string prescale_text(const EntrySpec& s, size_t) { return real_text(s.prescale); }
+std::string postscale_text(const EntrySpec& s, size_t) { return real_text(s.postscale); }
 std::string parts_text(const EntrySpec& s, size_t) { return concat(s.parts.size()); }
 std::string name_text(const EntrySpec& s, size_t part) { return s.parts.at(part).name; }
 
@@ -83,8 +100,8 @@ std::string values(const Field& field, size_t part, Specs specs) {
 
 bool agree(const EntrySpec& a, const EntrySpec& b) {
   if (a.kind != b.kind || a.dtype != b.dtype || a.reduce_op != b.reduce_op ||
-      a.device != b.device || a.root != b.root || a.prescale != b.prescale ||
-      a.postscale != b.postscale || a.parts.size() != b.parts.size()) {
+      a.device != b.device || a.root != b.root || !same_real(a.prescale, b.prescale) ||
+      !same_real(a.postscale, b.postscale) || a.parts.size() != b.parts.size()) {
     return false;
   }
   for (size_t i = 0; i < a.parts.size(); ++i) {

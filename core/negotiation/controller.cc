@@ -53,18 +53,25 @@ void Controller::join(Ticket ticket) {
     effects_.finished.push_back({ticket, *fatal_});
     return;
   }
+  if (!member_.has_unserved()) last_progress_ = now_;
   member_.join(ticket, effects_);
 }
 
 void Controller::shutdown() {
-  if (!fatal_) member_.shutdown();
+  if (fatal_) return;
+  if (!member_.has_unserved()) last_progress_ = now_;
+  member_.shutdown();
 }
 
 void Controller::receive(int from, std::span<const std::byte> bytes) {
   if (fatal_ || ended_) return;
   liveness_.heard(from);
   try {
-    for (const Item& item : decode(bytes).items) take_item(from, item);
+    const Envelope envelope = decode(bytes);
+    if (envelope.set != 0 || envelope.epoch != 0) {
+      throw Error(ErrorCode::Internal, "it is about a process set or an epoch that is not here");
+    }
+    for (const Item& item : envelope.items) take_item(from, item);
   } catch (const Error& error) {
     fail(Error(error.code(), concat("message from rank ", from, ": ", error.what())));
   }
@@ -72,19 +79,13 @@ void Controller::receive(int from, std::span<const std::byte> bytes) {
 
 void Controller::take_item(int from, const Item& item) {
   if (fatal_) return;
-  if (is_record(item)) {
-    last_progress_ = now_;
-    member_.apply(item, effects_);
-    return;
-  }
+  if (is_record(item)) return take_record(from, item);
   std::visit(Overloaded{
                  [&](const Ping& ping) {
                    to_one_.emplace_back(from, Pong{ping.number});
-                   // Somebody waits in a running batch: whoever holds it up must answer too.
-                   if (coordinator_ == nullptr) return;
-                   for (int peer = 0; peer < options_.size; ++peer) {
-                     if (peer != options_.rank && peer != from) ask(peer);
-                   }
+                   // Somebody waits: whoever holds it up must answer too, and only the
+                   // coordinator may know who that is.
+                   if (coordinator_ != nullptr) ask_everybody(from);
                  },
                  [](const Pong&) {},  // heard() is all
                  [&](const Stall& stall) { stall_text_ = stall.text; },
@@ -98,6 +99,14 @@ void Controller::take_item(int from, const Item& item) {
                  },
              },
              item);
+}
+
+void Controller::take_record(int from, const Item& item) {
+  if (coordinator_ != nullptr || from != kCoordinatorRank) {
+    throw Error(ErrorCode::Internal, "a record came from a rank that does not decide");
+  }
+  last_progress_ = now_;
+  member_.apply(item, effects_);
 }
 
 void Controller::batch_finished() {
@@ -124,17 +133,39 @@ void Controller::ask(int peer) {
   if (liveness_.suspect(peer, now_)) to_one_.emplace_back(peer, Ping{++ping_number_});
 }
 
+void Controller::ask_everybody(int but) {
+  if (now_ < next_roll_call_) return;
+  next_roll_call_ = now_ + options_.ask_after;
+  for (int peer = 0; peer < options_.size; ++peer) {
+    if (peer != options_.rank && peer != but) ask(peer);
+  }
+}
+
+void Controller::forgive(Nanos gap) {
+  liveness_.forgive(gap);
+  last_progress_ += gap;
+  if (coordinator_ != nullptr) coordinator_->forgive(gap);
+}
+
 void Controller::tick(Nanos now) {
-  if (ticked_ && now - now_ > 3 * kSecond) liveness_.forgive(now - now_);
+  if (ticked_ && now - now_ > 3 * kSecond) forgive(now - now_);
   if (!ticked_) last_progress_ = now;
   now_ = now;
   ticked_ = true;
   if (fatal_ || ended_) return;
-  const bool waiting = member_.has_unserved() || batches_running_ > 0;
-  if (waiting && now - last_progress_ >= options_.ask_after && coordinator_ == nullptr) {
-    ask(kCoordinatorRank);
+  const bool waiting = member_.has_unserved() || batches_running_ > 0 || member_.leaving();
+  if (waiting && now - last_progress_ >= options_.ask_after) {
+    if (coordinator_ == nullptr) {
+      ask(kCoordinatorRank);
+    } else {
+      ask_everybody(options_.rank);
+    }
   }
-  if (coordinator_ != nullptr) tick_coordinator();
+  if (coordinator_ != nullptr && now_ >= next_look_) {
+    next_look_ = now_ + options_.ask_after / 4;
+    tick_coordinator();
+    if (fatal_) return;
+  }
   if (const std::optional<int> dead = liveness_.dead(now)) {
     fail(Error(ErrorCode::PeerDead,
                concat("rank ", *dead, " has not answered for ", liveness_.dead_after() / kSecond,
@@ -146,11 +177,6 @@ void Controller::tick(Nanos now) {
 void Controller::tick_coordinator() {
   for (const int peer : coordinator_->missing_members(now_, options_.ask_after)) {
     if (peer != options_.rank) ask(peer);
-  }
-  if (batches_running_ > 0 && now_ - last_progress_ >= options_.ask_after) {
-    for (int peer = 0; peer < options_.size; ++peer) {
-      if (peer != options_.rank) ask(peer);
-    }
   }
   if (options_.stall_abort_after > 0) {
     const std::string report = coordinator_->stall_report(now_, options_.stall_abort_after);

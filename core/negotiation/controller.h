@@ -47,8 +47,9 @@ class Controller {
   void batch_finished();
   // Something failed here that nobody can repair; told to everybody.
   void fail(const Error& error);
-  // Time passes; at least once per second while not at_rest(). Also sets the time of all events
-  // until the next tick.
+  // Time passes; at least once per second while not at_rest() and between shutdown() and Bye. Also
+  // sets the time of all events until the next tick. A gap of more than 3 s says that this process
+  // stood still: nobody is blamed for that time.
   void tick(Nanos now);
 
   // What to do now, since the last call. Also decides and packs the messages: call it after each
@@ -65,10 +66,13 @@ class Controller {
 
  private:
   void take_item(int from, const Item& item);
+  void take_record(int from, const Item& item);
   void exchange();
   void spread(const Item& item);
   void to_coordinator(Item item);
   void ask(int peer);
+  void ask_everybody(int but);
+  void forgive(Nanos gap);
   void tick_coordinator();
   void end(const Error& error);
 
@@ -85,6 +89,8 @@ class Controller {
   bool ticked_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or something was submitted into silence
   Nanos last_stall_report_ = 0;
+  Nanos next_look_ = 0;       // coordinator: at the age of open entries
+  Nanos next_roll_call_ = 0;  // coordinator: asks everybody
   int batches_running_ = 0;
   uint64_t ping_number_ = 0;
   std::string stall_text_;

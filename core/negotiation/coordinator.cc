@@ -30,19 +30,27 @@ void Coordinator::take(int from, const Item& item, Nanos now) {
                  [&](const Refused& refused) { take_refused(from, refused, now); },
                  [&](const Join&) {
                    if (joined_[member]) broken(from, "it joined twice");
-                   joined_[member] = true;
-                   ++joined_count_;
+                   leave(member, joined_);
                    last_joined_ = from;
-                   for (Entry& entry : entries_) check_complete(entry);
                  },
                  [&](const Shutdown&) {
-                   shut_[member] = true;
+                   leave(member, shut_);
                    ++shut_count_;
-                   for (Entry& entry : entries_) check_complete(entry);
                  },
                  [&](const auto&) { broken(from, "a record came up from a member"); },
              },
              item);
+}
+
+// From now on nobody waits for this member's word.
+void Coordinator::leave(size_t member, std::vector<bool>& way) {
+  const bool was_away = away(member);
+  way[member] = true;
+  if (was_away) return;
+  ++away_count_;
+  for (Entry& entry : entries_) {
+    if (entry.words[member].kind == Word::Kind::None) one_less(entry);
+  }
 }
 
 Coordinator::Entry& Coordinator::open(const std::string& name, Nanos now) {
@@ -51,6 +59,7 @@ Coordinator::Entry& Coordinator::open(const std::string& name, Nanos now) {
   Entry& entry = entries_.emplace_back();
   entry.name = name;
   entry.words.resize(static_cast<size_t>(options_.size));
+  entry.awaited = options_.size - away_count_;
   entry.opened = now;
   by_name_[name] = std::prev(entries_.end());
   return entry;
@@ -60,7 +69,6 @@ Coordinator::Word& Coordinator::word_of(Entry& entry, int from) {
   Word& word = entry.words.at(static_cast<size_t>(from));
   if (word.kind != Word::Kind::None) broken(from, concat("it said \"", entry.name, "\" twice"));
   if (joined_[static_cast<size_t>(from)]) broken(from, "it submitted while joined");
-  ++entry.spoken;
   return word;
 }
 
@@ -83,7 +91,7 @@ void Coordinator::take_ready(int from, const Ready& ready, Nanos now) {
     if (other.spec != word.spec && !agree(*other.spec, *word.spec)) entry.disagree = true;
     break;  // agreement is transitive: one comparison is enough
   }
-  check_complete(entry);
+  one_less(entry);
 }
 
 void Coordinator::take_refused(int from, const Refused& refused, Nanos now) {
@@ -92,23 +100,18 @@ void Coordinator::take_refused(int from, const Refused& refused, Nanos now) {
   word.kind = Word::Kind::Refused;
   word.refusal = refused.text;
   entry.refused = true;
-  check_complete(entry);
+  one_less(entry);
 }
 
-void Coordinator::check_complete(Entry& entry) {
-  if (entry.complete) return;
-  const bool everybody = entry.spoken == options_.size ||
-                         (joined_count_ + shut_count_ > 0 && silent_members(entry).empty());
-  if (!everybody) return;
-  entry.complete = true;
-  complete_.push_back(by_name_.at(entry.name));
+void Coordinator::one_less(Entry& entry) {
+  if (--entry.awaited == 0) complete_.push_back(by_name_.at(entry.name));
 }
 
 std::vector<int> Coordinator::silent_members(const Entry& entry) const {
   std::vector<int> silent;
   for (size_t member = 0; member < entry.words.size(); ++member) {
     const bool spoken = entry.words[member].kind != Word::Kind::None;
-    if (!spoken && !joined_[member] && !shut_[member]) silent.push_back(static_cast<int>(member));
+    if (!spoken && !away(member)) silent.push_back(static_cast<int>(member));
   }
   return silent;
 }
@@ -122,12 +125,12 @@ std::vector<Item> Coordinator::decide() {
     entries_.erase(place);
   }
   complete_.clear();
-  const bool all_away = joined_count_ + shut_count_ == options_.size;
+  const bool all_away = away_count_ == options_.size;
   plan(log, all_away);
-  if (all_away && joined_count_ > 0) {
-    log.emplace_back(Joined{last_joined_});
+  if (all_away && last_joined_ >= 0) {
+    log.emplace_back(Joined{std::exchange(last_joined_, -1)});
     std::fill(joined_.begin(), joined_.end(), false);
-    joined_count_ = 0;
+    away_count_ = shut_count_;
   }
   if (shut_count_ == options_.size) {
     HORON_CHECK(entries_.empty() && planner_.empty(), "entries are left at the end of the log");
@@ -160,7 +163,7 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
   std::vector<int> joined;
   for (size_t member = 0; member < entry.words.size(); ++member) {
     if (entry.words[member].kind != Word::Kind::None) continue;
-    (shut_[member] ? left : joined).push_back(static_cast<int>(member));
+    (joined_[member] ? joined : left).push_back(static_cast<int>(member));
   }
   if (!left.empty()) {
     return Fail{entry.name, ErrorCode::RankLeft,
@@ -247,15 +250,16 @@ PlannedEntry Coordinator::planned(ClosedEntry entry) {
   PlannedEntry out;
   out.produced = std::move(entry.produced);
   out.first_extents = std::move(entry.first_extents);
-  Known& known = known_[entry.name];
-  if (known.id != kNoId && (known.spec == entry.spec || agree(*known.spec, *entry.spec))) {
-    out.id = known.id;
+  const auto known = known_.find(entry.name);
+  if (known != known_.end() &&
+      (known->second.spec == entry.spec || agree(*known->second.spec, *entry.spec))) {
+    out.id = known->second.id;
     return out;
   }
   if (by_id_.size() < kIdsMax) {
     by_id_.emplace_back(entry.name, entry.spec);
-    known = {static_cast<EntryId>(by_id_.size()), entry.spec};
-    out.id = known.id;
+    out.id = static_cast<EntryId>(by_id_.size());
+    known_[entry.name] = {out.id, entry.spec};
   }
   out.name = std::move(entry.name);
   out.spec = std::move(entry.spec);
@@ -265,7 +269,7 @@ PlannedEntry Coordinator::planned(ClosedEntry entry) {
 std::vector<int> Coordinator::missing_members(Nanos now, Nanos age) const {
   std::vector<int> missing;
   for (const Entry& entry : entries_) {
-    if (entry.complete || now - entry.opened < age) continue;
+    if (entry.complete() || now - entry.opened < age) continue;
     const std::vector<int> silent = silent_members(entry);
     missing.insert(missing.end(), silent.begin(), silent.end());
   }
@@ -274,12 +278,22 @@ std::vector<int> Coordinator::missing_members(Nanos now, Nanos age) const {
   return missing;
 }
 
+std::vector<std::pair<std::string, std::vector<int>>> Coordinator::open_entries() const {
+  std::vector<std::pair<std::string, std::vector<int>>> open;
+  for (const Entry& entry : entries_) open.emplace_back(entry.name, silent_members(entry));
+  return open;
+}
+
+void Coordinator::forgive(Nanos gap) {
+  for (Entry& entry : entries_) entry.opened += gap;
+}
+
 std::string Coordinator::stall_report(Nanos now, Nanos age) const {
   constexpr size_t shown_max = 10;
   std::ostringstream out;
   size_t stalled = 0;
   for (const Entry& entry : entries_) {
-    if (entry.complete || now - entry.opened < age || ++stalled > shown_max) continue;
+    if (entry.complete() || now - entry.opened < age || ++stalled > shown_max) continue;
     std::vector<int> here;
     for (size_t member = 0; member < entry.words.size(); ++member) {
       if (entry.words[member].kind != Word::Kind::None) here.push_back(static_cast<int>(member));

@@ -30,7 +30,7 @@ class Coordinator {
   // One item of a member: Ready, Refused, Join, Shutdown. Throws Error(Internal) if the member
   // breaks the protocol.
   void take(int from, const Item& item, Nanos now);
-  // A batch of this set has finished on this rank.
+  // A batch of this set that a Plan named has finished on this rank.
   void batch_finished() { --in_flight_; }
   // Appends to the log what can be decided now. Call after all messages that are here have been
   // taken.
@@ -38,13 +38,16 @@ class Coordinator {
 
   // Members without a word in some entry that has been open for `age`; in ascending order.
   std::vector<int> missing_members(Nanos now, Nanos age) const;
+  // The open entries in the order in which they were opened, each with the members that others wait
+  // for.
+  std::vector<std::pair<std::string, std::vector<int>>> open_entries() const;
+  // This process itself stood still for so long: no entry has become older meanwhile.
+  void forgive(Nanos gap);
   // What people should know about entries that have been open for `age`; empty if there is none.
   std::string stall_report(Nanos now, Nanos age) const;
 
   bool at_rest() const { return entries_.empty() && in_flight_ == 0 && planner_.empty(); }
   int batches_in_flight() const { return in_flight_; }
-  // Open entries, for tests and reports.
-  size_t open_entries() const { return entries_.size(); }
 
  private:
   struct Word {
@@ -58,11 +61,11 @@ class Coordinator {
   struct Entry {
     std::string name;
     std::vector<Word> words;  // by member
-    int spoken = 0;
+    int awaited = 0;          // members that have neither spoken nor joined nor shut down
     Nanos opened = 0;
     bool disagree = false;
     bool refused = false;
-    bool complete = false;
+    bool complete() const { return awaited == 0; }
   };
   struct Known {
     EntryId id = kNoId;
@@ -74,7 +77,9 @@ class Coordinator {
   void take_refused(int from, const Refused& refused, Nanos now);
   Entry& open(const std::string& name, Nanos now);
   Word& word_of(Entry& entry, int from);
-  void check_complete(Entry& entry);
+  void one_less(Entry& entry);
+  bool away(size_t member) const { return joined_[member] || shut_[member]; }
+  void leave(size_t member, std::vector<bool>& way);
   void close(Entry& entry, std::vector<Item>& log);
   std::optional<Fail> verdict(const Entry& entry) const;
   ClosedEntry closed(const Entry& entry) const;
@@ -90,9 +95,9 @@ class Coordinator {
   std::vector<EntryPlace> complete_;  // in the order in which they became complete
   std::vector<bool> joined_;
   std::vector<bool> shut_;
-  int joined_count_ = 0;
+  int away_count_ = 0;  // joined or shut down or both
   int shut_count_ = 0;
-  int last_joined_ = -1;
+  int last_joined_ = -1;  // in this round of joins; -1: nobody has joined
   bool ended_ = false;
   int in_flight_ = 0;
   std::unordered_map<std::string, Known> known_;

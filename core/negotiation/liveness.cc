@@ -1,21 +1,34 @@
 #include "horon/core/negotiation/liveness.h"
 
+#include <utility>
+
 namespace horon::core {
 
+void Liveness::heard(int peer) {
+  const auto asked = asked_.find(peer);
+  if (asked == asked_.end() || std::exchange(asked->second.answered, true)) return;
+  --unanswered_;
+}
+
 bool Liveness::suspect(int peer, Nanos now) {
-  const auto [asked, fresh] = asked_.try_emplace(peer, Asked{now, now});
-  if (fresh) return true;
-  if (now - asked->second.last < ask_every_) return false;
-  asked->second.last = now;
+  const auto [place, fresh] = asked_.try_emplace(peer, Asked{now, now, true});
+  Asked& asked = place->second;
+  if (!fresh && now - asked.last < ask_every_) return false;
+  if (std::exchange(asked.answered, false)) {
+    asked.first = now;
+    ++unanswered_;
+  }
+  asked.last = now;
   return true;
 }
 
 std::optional<int> Liveness::dead(Nanos now) const {
-  if (dead_after_ <= 0) return std::nullopt;
+  if (dead_after_ <= 0 || unanswered_ == 0) return std::nullopt;
   std::optional<int> oldest;
   Nanos first = now - dead_after_;
   for (const auto& [peer, asked] : asked_) {
-    if (asked.first > first) continue;
+    if (asked.answered || asked.first > first) continue;
+    if (oldest && asked.first == first) continue;
     first = asked.first;
     oldest = peer;
   }

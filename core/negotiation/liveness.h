@@ -17,7 +17,7 @@ class Liveness {
   Liveness(Nanos ask_every, Nanos dead_after) : ask_every_(ask_every), dead_after_(dead_after) {}
 
   // Anything at all came from this peer.
-  void heard(int peer) { asked_.erase(peer); }
+  void heard(int peer);
   // Others wait for this peer. True if a Ping should be sent now.
   bool suspect(int peer, Nanos now);
   // The peer that is silent for longest, if for too long.
@@ -30,12 +30,14 @@ class Liveness {
 
  private:
   struct Asked {
-    Nanos first;
+    Nanos first;  // of the questions without an answer
     Nanos last;
+    bool answered;
   };
   const Nanos ask_every_;
   const Nanos dead_after_;
   std::map<int, Asked> asked_;
+  int unanswered_ = 0;
 };
 
 }  // namespace horon::core

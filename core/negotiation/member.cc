@@ -1,6 +1,8 @@
 #include "horon/core/negotiation/member.h"
 
 #include <algorithm>
+#include <functional>
+#include <tuple>
 
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/agreement.h"
@@ -26,19 +28,34 @@ void Member::submit(Request request, Effects& effects) {
     return reject(ErrorCode::InvalidArgument,
                   concat("tensor \"", request.name, "\" was submitted while join() is waiting"));
   }
-  const auto [place, fresh] = unserved_.try_emplace(request.name);
-  if (!fresh && place->second.refused) {
-    place->second.held.push_back(std::move(request));
-    return;
-  }
-  if (!fresh) {
+  const auto known = unserved_.find(request.name);
+  if (known != unserved_.end() && !known->second.last().refused) {
     return reject(ErrorCode::DuplicateName,
                   concat("tensor \"", request.name,
                          "\" was submitted again before its first submission has completed; wait "
                          "for it, or give the second one another name"));
   }
-  say_ready(request);
-  place->second.request = std::move(request);
+  const std::string name = request.name;
+  hear(name, Word{false, {}, std::move(request)});
+}
+
+void Member::hear(const std::string& name, Word word) {
+  const auto [place, fresh] = unserved_.try_emplace(name);
+  if (!fresh) {
+    place->second.held.push_back(std::move(word));
+    ++held_;
+    return;
+  }
+  say(name, word);
+  place->second.said = std::move(word);
+}
+
+void Member::say(const std::string& name, const Word& word) {
+  if (word.refused) {
+    news_.emplace_back(Refused{name, word.refusal});
+  } else {
+    say_ready(word.request);
+  }
 }
 
 void Member::say_ready(const Request& request) {
@@ -61,10 +78,10 @@ void Member::say_ready(const Request& request) {
 
 void Member::refuse(const std::string& name, const std::string& text) {
   if (leaving_ || join_ticket_) return;
-  const auto [place, fresh] = unserved_.try_emplace(name);
-  if (!fresh) return;  // the first word stands; the caller has its error already
-  place->second.refused = true;
-  news_.emplace_back(Refused{name, text});
+  const auto known = unserved_.find(name);
+  // One call too many under a name in flight: the others have no entry that could fail.
+  if (known != unserved_.end() && !known->second.last().refused) return;
+  hear(name, Word{true, text, {}});
 }
 
 void Member::join(Ticket ticket, Effects& effects) {
@@ -74,13 +91,19 @@ void Member::join(Ticket ticket, Effects& effects) {
     return;
   }
   join_ticket_ = ticket;
-  news_.emplace_back(Join{});
+  say_away();
 }
 
 void Member::shutdown() {
   if (leaving_) return;
   leaving_ = true;
-  news_.emplace_back(Shutdown{});
+  say_away();
+}
+
+void Member::say_away() {
+  if (held_ > 0) return;
+  if (join_ticket_ && !std::exchange(join_said_, true)) news_.emplace_back(Join{});
+  if (leaving_ && !std::exchange(leaving_said_, true)) news_.emplace_back(Shutdown{});
 }
 
 void Member::apply(const Item& record, Effects& effects) {
@@ -93,6 +116,7 @@ void Member::apply(const Item& record, Effects& effects) {
                    if (!join_ticket_) return;  // it had shut down instead
                    effects.finished.push_back({*join_ticket_, std::nullopt, joined.last});
                    join_ticket_.reset();
+                   join_said_ = false;
                  },
                  [&](const Bye&) {
                    if (!unserved_.empty()) broken("the log ended with entries unserved");
@@ -105,8 +129,8 @@ void Member::apply(const Item& record, Effects& effects) {
 
 void Member::apply(const Plan& plan, Effects& effects) {
   for (const PlannedBatch& batch : plan.batches) {
-    const bool joined_here =
-        std::find(batch.joined.begin(), batch.joined.end(), rank_) != batch.joined.end();
+    check(batch);
+    const bool joined_here = std::binary_search(batch.joined.begin(), batch.joined.end(), rank_);
     StartBatch start;
     start.sequence = next_sequence_++;
     start.contributors = size_ - static_cast<int>(batch.joined.size());
@@ -117,33 +141,65 @@ void Member::apply(const Plan& plan, Effects& effects) {
   }
 }
 
-const std::string& Member::learn(const PlannedEntry& planned) {
-  if (planned.id == kNoId) return planned.name;
-  auto& [name, spec] = by_id_[planned.id];
-  if (planned.spec != nullptr) {
-    name = planned.name;
-    spec = planned.spec;
-    known_[name] = {planned.id, spec};
+void Member::check(const PlannedBatch& batch) const {
+  if (batch.entries.empty()) broken("a plan holds an empty batch");
+  const std::vector<int>& joined = batch.joined;
+  const bool ascending =
+      std::adjacent_find(joined.begin(), joined.end(), std::greater_equal<>()) == joined.end();
+  const bool in_range = joined.empty() || (joined.front() >= 0 && joined.back() < size_);
+  if (!ascending || !in_range || joined.size() >= static_cast<size_t>(size_)) {
+    broken("a plan names joined ranks that can't be");
   }
-  if (spec == nullptr) broken("a plan names an id that was never agreed");
-  return name;
+}
+
+std::pair<std::string, SpecPtr> Member::learn(const PlannedEntry& planned) {
+  if (planned.spec == nullptr) {
+    const auto known = by_id_.find(planned.id);
+    if (known == by_id_.end()) broken("a plan names an id that was never agreed");
+    return known->second;
+  }
+  if (planned.id != kNoId) {
+    if (!by_id_.try_emplace(planned.id, planned.name, planned.spec).second) {
+      broken("a plan gives an id twice");
+    }
+    known_[planned.name] = {planned.id, planned.spec};
+  }
+  return {planned.name, planned.spec};
+}
+
+void Member::check(const PlannedEntry& planned, const std::string& name,
+                   const EntrySpec& spec) const {
+  const auto size = static_cast<size_t>(size_);
+  const bool gathers = spec.kind == CollectiveKind::Allgather;
+  if (!planned.produced.empty() && planned.produced.size() != spec.parts.size()) {
+    broken(concat("the plan's flags for \"", name, "\" do not fit its tensors"));
+  }
+  const std::vector<int64_t>& extents = planned.first_extents;
+  const bool negative =
+      std::any_of(extents.begin(), extents.end(), [](int64_t e) { return e < 0; });
+  if (extents.size() != (gathers ? size : 0) || negative) {
+    broken(concat("the plan's extents for \"", name, "\" can't be"));
+  }
 }
 
 StartEntry Member::start_entry(const PlannedEntry& planned, bool joined_here) {
   StartEntry entry;
-  entry.name = learn(planned);
+  std::tie(entry.name, entry.spec) = learn(planned);
+  check(planned, entry.name, *entry.spec);
   entry.produced = planned.produced;
   entry.first_extents = planned.first_extents;
-  if (joined_here) {
-    entry.spec = planned.id == kNoId ? planned.spec : by_id_[planned.id].second;
-    return entry;
-  }
+  if (joined_here) return entry;
   const auto own = unserved_.find(entry.name);
-  if (own == unserved_.end() || own->second.refused) {
+  if (own == unserved_.end() || own->second.said.refused) {
     broken(concat("a plan holds \"", entry.name, "\", which is not unserved here"));
   }
-  entry.ticket = own->second.request.ticket;
-  entry.spec = own->second.request.spec;
+  const Request& request = own->second.said.request;
+  if (request.spec != entry.spec && !agree(*request.spec, *entry.spec)) {
+    broken(concat("a plan holds \"", entry.name, "\" with another spec than this rank's"));
+  }
+  if (planned.id != kNoId) by_id_[planned.id].second = request.spec;  // compared by pointer next
+  entry.ticket = request.ticket;
+  entry.spec = request.spec;
   unserved_.erase(own);
   return entry;
 }
@@ -152,22 +208,31 @@ void Member::apply(const Fail& fail, Effects& effects) {
   serve(fail.name, effects, Error(fail.code, fail.text));
 }
 
-bool Member::serve(const std::string& name, Effects& effects, const std::optional<Error>& error) {
+void Member::serve(const std::string& name, Effects& effects, const std::optional<Error>& error) {
   const auto own = unserved_.find(name);
-  if (own == unserved_.end()) return false;  // this member has joined or left
-  Unserved served = std::move(own->second);
-  unserved_.erase(own);
-  if (!served.refused) effects.finished.push_back({served.request.ticket, error});
-  for (Request& request : served.held) submit(std::move(request), effects);
-  return true;
+  if (own == unserved_.end()) return;  // this member has joined or left
+  auto& [said, held] = own->second;
+  if (!said.refused) effects.finished.push_back({said.request.ticket, error});
+  if (held.empty()) {
+    unserved_.erase(own);
+    return;
+  }
+  said = std::move(held.front());
+  held.erase(held.begin());
+  --held_;
+  say(name, said);
+  say_away();
 }
 
 void Member::fail_all(const Error& error, Effects& effects) {
   for (auto& [name, unserved] : unserved_) {
-    if (!unserved.refused) effects.finished.push_back({unserved.request.ticket, error});
-    for (Request& request : unserved.held) effects.finished.push_back({request.ticket, error});
+    unserved.held.push_back(std::move(unserved.said));
+    for (const Word& word : unserved.held) {
+      if (!word.refused) effects.finished.push_back({word.request.ticket, error});
+    }
   }
   unserved_.clear();
+  held_ = 0;
   if (join_ticket_) effects.finished.push_back({*join_ticket_, error});
   join_ticket_.reset();
   news_.clear();

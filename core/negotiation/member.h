@@ -48,29 +48,46 @@ class Member {
   bool leaving() const { return leaving_; }
 
  private:
-  struct Unserved {
-    bool refused = false;  // said as Refused: no ticket
+  struct Word {
+    bool refused = false;  // no ticket: the caller has its error already
+    std::string refusal;
     Request request;
-    std::vector<Request> held;  // said after the refusal, sent when that is served
+  };
+  struct Unserved {
+    Word said;
+    std::vector<Word> held;  // what the program did after a refusal; said when that is served
+    const Word& last() const { return held.empty() ? said : held.back(); }
   };
   struct Known {
     EntryId id = kNoId;
     SpecPtr spec;
   };
 
+  // A name that was refused is free for the program, but not yet for the log: holds the word back
+  // until then.
+  void hear(const std::string& name, Word word);
+  void say(const std::string& name, const Word& word);
   void say_ready(const Request& request);
+  // Join and Shutdown go behind everything that is held.
+  void say_away();
   void apply(const Plan& plan, Effects& effects);
   void apply(const Fail& fail, Effects& effects);
   StartEntry start_entry(const PlannedEntry& planned, bool joined_here);
-  // Takes the entry out of unserved and sends what was held behind it; false if this member said
-  // nothing under that name.
-  bool serve(const std::string& name, Effects& effects, const std::optional<Error>& error);
-  const std::string& learn(const PlannedEntry& planned);
+  void check(const PlannedBatch& batch) const;
+  void check(const PlannedEntry& planned, const std::string& name, const EntrySpec& spec) const;
+  // Takes the entry out of unserved and says what was held behind it. Nothing happens if this
+  // member said nothing under that name.
+  void serve(const std::string& name, Effects& effects, const std::optional<Error>& error);
+  // The name and the agreed spec of an entry; notes its id.
+  std::pair<std::string, SpecPtr> learn(const PlannedEntry& planned);
 
   const int rank_;
   const int size_;
   bool leaving_ = false;
+  bool leaving_said_ = false;
   std::optional<Ticket> join_ticket_;
+  bool join_said_ = false;
+  size_t held_ = 0;  // words that are held back, over all names
   uint64_t applied_ = 0;
   uint64_t next_sequence_ = 0;
   std::vector<Item> news_;

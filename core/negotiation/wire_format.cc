@@ -1,5 +1,6 @@
 #include "horon/core/negotiation/wire_format.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <utility>
@@ -92,7 +93,9 @@ class Reader {
       const uint8_t next = byte();
       if (shift == 63 && next > 1) bad("a number is too large");
       value |= static_cast<uint64_t>(next & 0x7f) << shift;
-      if ((next & 0x80) == 0) return value;
+      if ((next & 0x80) != 0) continue;
+      if (next == 0 && shift > 0) bad("a number is longer than it needs to be");
+      return value;
     }
     bad("a number is too long");
   }
@@ -135,13 +138,20 @@ class Reader {
         value[i + bit] = (packed >> bit & 1) != 0;
       }
     }
+    if (size % 8 != 0 && static_cast<uint8_t>(bytes_[position_ - 1]) >> size % 8 != 0) {
+      bad("flags stand behind the last one");
+    }
     return value;
   }
 
   template <class T>
   std::vector<T> numbers() {
     std::vector<T> values(count(1));
-    for (T& value : values) value = static_cast<T>(number());
+    for (T& value : values) {
+      const uint64_t wide = number();
+      value = static_cast<T>(wide);
+      if (static_cast<uint64_t>(value) != wide) bad("a number is too large");
+    }
     return values;
   }
 
@@ -153,7 +163,7 @@ class Reader {
   }
 
   SpecPtr spec() {
-    if (byte() == 0) return nullptr;
+    if (enumerator<int>(2) == 0) return nullptr;
     auto spec = std::make_shared<EntrySpec>();
     spec->kind = enumerator<CollectiveKind>(kCollectiveKindCount);
     spec->dtype = enumerator<DataType>(kDataTypeCount);
@@ -167,7 +177,25 @@ class Reader {
       part.name = text();
       part.shape = numbers<int64_t>();
     }
+    if (!countable(*spec)) bad("a shape is negative or too large");
     return spec;
+  }
+
+  // The number of bytes of all parts together fits into an int64_t, and no extent is negative.
+  static bool countable(const EntrySpec& spec) {
+    int64_t bytes = 0;
+    for (const TensorPart& part : spec.parts) {
+      // An extent of zero does not excuse the others: their product must be safe in any order.
+      auto part_bytes = static_cast<int64_t>(size_of(spec.dtype));
+      for (const int64_t extent : part.shape) {
+        if (extent < 0) return false;
+        if (__builtin_mul_overflow(part_bytes, std::max<int64_t>(extent, 1), &part_bytes)) {
+          return false;
+        }
+      }
+      if (__builtin_add_overflow(bytes, part_bytes, &bytes)) return false;
+    }
+    return true;
   }
 
   [[noreturn]] static void bad(const char* what) {

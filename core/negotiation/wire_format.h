@@ -12,8 +12,9 @@ namespace horon::core {
 
 std::vector<std::byte> encode(const Envelope& envelope);
 
-// Throws Error(Internal) naming what is wrong for anything that encode() can't have made; never
-// reads past the end and never allocates more than a small multiple of the input.
+// Throws Error(Internal) naming what is wrong for anything that encode() can't have made, so that
+// encode(decode(bytes)) == bytes. Refuses shapes that are negative or of more than 2^63 - 1 bytes.
+// Never reads past the end and never allocates more than a small multiple of the input.
 Envelope decode(std::span<const std::byte> bytes);
 
 }  // namespace horon::core
