@@ -1,5 +1,6 @@
 #include "horon/core/runtime/handle.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -23,16 +24,14 @@ bool HandleState::wait(std::optional<std::chrono::nanoseconds> timeout) const {
     if (finished()) return true;
     std::this_thread::yield();
   }
-  const auto deadline = timeout ? std::optional(Clock::now() + *timeout) : std::nullopt;
+  constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);
+  const auto deadline = Clock::now() + std::min(timeout.value_or(longest), longest);
   while (!finished()) {
     uint32_t seen = kPending;
     state_.compare_exchange_strong(seen, kPendingWithWaiters, std::memory_order_acq_rel);
     if (seen == kFinished) break;
-    std::optional<std::chrono::nanoseconds> left;
-    if (deadline) {
-      left = *deadline - Clock::now();
-      if (left->count() <= 0) return finished();
-    }
+    const std::chrono::nanoseconds left = deadline - Clock::now();
+    if (left.count() <= 0) return finished();
     futex_wait(state_, kPendingWithWaiters, left);
   }
   return true;

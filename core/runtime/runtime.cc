@@ -94,6 +94,7 @@ class Runtime::Impl {
       return "";
     }
     thread_.join();
+    transport_.reset();
     if (timeline_ != nullptr) timeline_->flush();
     return farewell_;
   }
@@ -108,9 +109,7 @@ class Runtime::Impl {
   const std::shared_ptr<Timeline> timeline_;
 
  private:
-  void call(Call call) {
-    if (queue_.push(std::move(call))) transport_->ring();
-  }
+  void call(Call call) { queue_.push(std::move(call)); }
 
   void run() {
     // Short sleeps must be short: by default the kernel rounds them up by 50 us.
@@ -332,7 +331,7 @@ class Runtime::Impl {
     end_all(Error(ErrorCode::Timeout, farewell_));
   }
 
-  SubmissionQueue queue_;
+  SubmissionQueue queue_{[this] { transport_->ring(); }};
   std::mutex shutdown_mutex_;
   mutable std::mutex fatal_mutex_;
   std::shared_ptr<const Error> fatal_;

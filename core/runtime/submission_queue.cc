@@ -4,11 +4,11 @@
 
 namespace horon::core {
 
-bool SubmissionQueue::push(Call call) {
+void SubmissionQueue::push(Call call) {
   const std::lock_guard lock(mutex_);
   if (closed_ != nullptr) throw Error(*closed_);
   calls_.push_back(std::move(call));
-  return calls_.size() == 1;
+  if (calls_.size() == 1) wake_();
 }
 
 void SubmissionQueue::drain(std::vector<Call>& calls) {

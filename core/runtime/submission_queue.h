@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -26,15 +28,19 @@ using Call = std::variant<Submission, Refusal, JoinCall, ShutdownCall>;
 
 class SubmissionQueue {
  public:
-  // True if the queue was empty, so that the consumer must be woken. Throws the error given to
-  // close(), if closed. Any thread.
-  bool push(Call call);
+  // `wake` tells the consumer that an empty queue has got something; it is never called after
+  // close().
+  explicit SubmissionQueue(std::function<void()> wake) : wake_(std::move(wake)) {}
+
+  // Throws the error given to close(), if closed. Any thread.
+  void push(Call call);
   // All that is here, in order; the consumer alone.
   void drain(std::vector<Call>& calls);
   // From now on push() throws. What is in the queue stays for drain().
   void close(const Error& why);
 
  private:
+  const std::function<void()> wake_;
   std::mutex mutex_;
   std::vector<Call> calls_;
   std::unique_ptr<const Error> closed_;

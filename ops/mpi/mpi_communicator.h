@@ -1,0 +1,27 @@
+// Owner of a duplicated communicator: the collectives of one process set have it to themselves.
+#pragma once
+
+#include <mpi.h>
+
+#include "horon/core/transport/mpi_session.h"
+
+namespace horon::ops {
+
+class MpiCommunicator {
+ public:
+  // Collective over the session's communicator; the session must outlive it.
+  explicit MpiCommunicator(const core::MpiSession& session);
+  // Collective, unless the session was abandoned: then the communicator is left to the process.
+  ~MpiCommunicator();
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+
+  // An MPI_Comm*, for code that must not include mpi.h.
+  const void* handle() const { return &communicator_; }
+
+ private:
+  const core::MpiSession& session_;
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+};
+
+}  // namespace horon::ops

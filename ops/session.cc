@@ -1,0 +1,123 @@
+#include "horon/ops/session.h"
+
+#include <cstdlib>
+#include <mutex>
+#include <utility>
+
+#include "horon/core/base/log.h"
+#include "horon/core/base/text.h"
+#include "horon/core/base/version.h"
+#include "horon/core/execution/executor.h"
+#include "horon/ops/host/host_kernels.h"
+#include "horon/ops/job.h"
+
+namespace horon {
+namespace {
+
+// The one process-wide object. On the heap and never destroyed: no static destructor may meet a
+// running thread, and no thread a dead object.
+struct Process {
+  std::mutex mutex;
+  // Null before init() and after shutdown(). A stopped job is never deleted: other threads may hold
+  // a reference.
+  ops::Job* job = nullptr;
+  bool mpi_is_over = false;
+  bool exit_handler_set = false;
+};
+
+Process& process() {
+  static Process* const instance = new Process;
+  return *instance;
+}
+
+ops::Job& job() {
+  Process& here = process();
+  const std::lock_guard lock(here.mutex);
+  if (here.job == nullptr) {
+    throw Error(ErrorCode::NotInitialized,
+                "call horon::init() first, and nothing after horon::shutdown()");
+  }
+  return *here.job;
+}
+
+const core::Topology& topology() { return job().runtime().topology(); }
+
+}  // namespace
+
+int rank() { return topology().rank; }
+int size() { return topology().size; }
+int local_rank() { return topology().local_rank; }
+int local_size() { return topology().local_size; }
+int cross_rank() { return topology().cross_rank; }
+int cross_size() { return topology().cross_size; }
+
+bool is_initialized() {
+  Process& here = process();
+  const std::lock_guard lock(here.mutex);
+  return here.job != nullptr;
+}
+
+void barrier() {
+  static const auto spec = [] {
+    auto out = std::make_shared<core::EntrySpec>();
+    out->kind = CollectiveKind::Barrier;
+    return out;
+  }();
+  core::Submission submission;
+  submission.name = "horon.barrier";
+  submission.spec = spec;
+  const auto handle = job().runtime().submit(std::move(submission));
+  handle->wait(std::nullopt);
+  if (handle->outcome().error) throw Error(*handle->outcome().error);
+}
+
+void shutdown() {
+  Process& here = process();
+  ops::Job* ending = nullptr;
+  {
+    const std::lock_guard lock(here.mutex);
+    ending = std::exchange(here.job, nullptr);
+  }
+  if (ending == nullptr) return;
+  ending->stop();
+  const std::lock_guard lock(here.mutex);
+  here.mpi_is_over = ending->owns_mpi();
+}
+
+namespace core {
+
+void init(const InitOptions& options) {
+  Process& here = process();
+  const std::lock_guard lock(here.mutex);
+  if (here.job != nullptr) return;
+  if (here.mpi_is_over) {
+    throw Error(ErrorCode::Config,
+                "init() can't come back after shutdown(): shutdown() ended MPI, which starts only "
+                "once in a process. Call MPI_Init_thread() yourself to keep MPI alive in between.");
+  }
+  here.job = new ops::Job(options);
+  if (here.exit_handler_set) return;
+  here.exit_handler_set = true;
+  std::atexit([] { shutdown(); });
+}
+
+Runtime& runtime() { return job().runtime(); }
+
+std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(bytes); }
+
+std::vector<BuildFact> build_facts() {
+  return {{"horon", std::string(version())},
+          {"mpi", MpiSession::library_version()},
+          {"cpu kernels", std::string(ops::kernel_instruction_set())},
+          {"devices", "host"},
+          {"collectives", "allreduce, broadcast, allgather, barrier"}};
+}
+
+std::vector<std::string> explain_selection() {
+  BatchFacts facts;
+  facts.count = 1 << 20;
+  return job().op_table().explain(facts);
+}
+
+}  // namespace core
+}  // namespace horon

@@ -1,0 +1,253 @@
+// The executor with a device that delays, reorders and fails: what CUDA will do to it.
+#include "horon/core/execution/executor.h"
+
+#include <limits>
+#include <numeric>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/execution/neutral.h"
+#include "horon/tests/support/fake_device.h"
+
+namespace horon::core {
+namespace {
+
+using test::FakeDelays;
+using test::FakeDomain;
+using test::FakeEvent;
+using test::FakeMeeting;
+using test::FakeOp;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// One rank of a world of one or two, stepped by hand.
+struct Rank {
+  Rank(int rank, int size, std::shared_ptr<FakeMeeting> meeting, FakeDelays delays,
+       DeviceKind device = DeviceKind::Cuda) {
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(std::make_unique<FakeOp>(rank, std::move(meeting), delays, device));
+    Executor::Parts parts;
+    parts.rank = rank;
+    parts.size = size;
+    parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+    parts.domains.push_back(std::make_unique<FakeDomain>(device, delays));
+    executor = std::make_unique<Executor>(std::move(parts));
+  }
+
+  // Steps until idle; the number of steps is bounded so that a lost batch fails the test.
+  void run() {
+    for (int i = 0; i < 1000; ++i) {
+      if (executor->step(finished) == Executor::Pace::Idle) return;
+    }
+    FAIL() << "the executor does not come to rest";
+  }
+
+  std::unique_ptr<Executor> executor;
+  std::vector<FinishedBatch> finished;
+};
+
+EntryWork entry(uint64_t ticket, std::vector<float>& data, std::vector<MemoryPart> memory = {}) {
+  auto spec = std::make_shared<EntrySpec>();
+  spec->device = DeviceKind::Cuda;
+  spec->parts = {{"t", {static_cast<int64_t>(data.size())}}};
+  EntryWork work;
+  work.ticket = ticket;
+  work.name = "t" + std::to_string(ticket);
+  work.spec = spec;
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  work.memory = std::move(memory);
+  if (work.memory.empty()) {
+    work.memory = {{bytes, bytes, static_cast<int64_t>(data.size())}};
+  }
+  return work;
+}
+
+BatchWork batch(uint64_t sequence, std::vector<EntryWork> entries) {
+  BatchWork work;
+  work.sequence = sequence;
+  work.entries = std::move(entries);
+  return work;
+}
+
+template <class... Entries>
+std::vector<EntryWork> list(Entries... entries) {
+  std::vector<EntryWork> out;
+  (out.push_back(std::move(entries)), ...);
+  return out;
+}
+
+TEST(Executor, RunsOneEntryInPlace) {
+  Rank rank(0, 1, std::make_shared<FakeMeeting>(1), {.op_polls = 3});
+  std::vector<float> data = {1, 2, 3};
+  rank.executor->enqueue(batch(0, list(entry(7, data))));
+  rank.run();
+  ASSERT_EQ(rank.finished.size(), 1U);
+  EXPECT_FALSE(rank.finished[0].error);
+  EXPECT_EQ(rank.finished[0].entries[0].ticket, 7U);
+  EXPECT_THAT(data, ElementsAre(1, 2, 3));
+}
+
+TEST(Executor, PacksSeveralEntriesWithLateCopies) {
+  const auto meeting = std::make_shared<FakeMeeting>(2);
+  Rank zero(0, 2, meeting, {.op_polls = 2, .copy_polls = 5});
+  Rank one(1, 2, meeting, {.op_polls = 0, .copy_polls = 1});
+  std::vector<float> a0 = {1, 2}, b0 = {3}, empty0, a1 = {10, 20}, b1 = {30}, empty1;
+  zero.executor->enqueue(batch(0, list(entry(1, a0), entry(2, empty0), entry(3, b0))));
+  one.executor->enqueue(batch(0, list(entry(1, a1), entry(2, empty1), entry(3, b1))));
+  for (int i = 0; i < 50; ++i) {
+    zero.executor->step(zero.finished);
+    one.executor->step(one.finished);
+  }
+  EXPECT_THAT(a0, ElementsAre(11, 22));
+  EXPECT_THAT(b0, ElementsAre(33));
+  EXPECT_EQ(a0, a1);
+  EXPECT_EQ(b0, b1);
+}
+
+TEST(Executor, ReadsInputAndWritesOutput) {
+  Rank rank(0, 1, std::make_shared<FakeMeeting>(1), {.copy_polls = 2});
+  std::vector<float> in = {1, 2, 3}, out(3, 0), tail_in = {4}, tail_out = {0};
+  const auto part = [](std::vector<float>& from, std::vector<float>& to) {
+    return MemoryPart{reinterpret_cast<std::byte*>(from.data()),
+                      reinterpret_cast<std::byte*>(to.data()), static_cast<int64_t>(from.size())};
+  };
+  auto spec = std::make_shared<EntrySpec>();
+  spec->device = DeviceKind::Cuda;
+  spec->parts = {{"a", {3}}, {"b", {}}};
+  EntryWork work = entry(1, in, {part(in, out), part(tail_in, tail_out)});
+  work.spec = spec;
+  rank.executor->enqueue(batch(0, list(std::move(work))));
+  rank.run();
+  EXPECT_THAT(out, ElementsAre(1, 2, 3));
+  EXPECT_THAT(tail_out, ElementsAre(4));
+}
+
+TEST(Executor, StartsInOrderThoughLaterBatchesAreReadyFirst) {
+  const auto meeting = std::make_shared<FakeMeeting>(1);
+  Rank rank(0, 1, meeting, {.op_polls = 1});
+  std::vector<float> slow = {1}, fast = {2};
+  EntryWork late = entry(1, slow);
+  late.ready = std::make_unique<FakeEvent>(20);
+  rank.executor->enqueue(batch(0, list(std::move(late))));
+  rank.executor->enqueue(batch(1, list(entry(2, fast))));
+  rank.run();
+  EXPECT_THAT(meeting->started(0), ElementsAre(0, 1));
+  EXPECT_EQ(rank.finished.size(), 2U);
+}
+
+TEST(Executor, PaceTellsWhetherAnybodyWillRing) {
+  Rank rank(0, 1, std::make_shared<FakeMeeting>(1), {.op_polls = 100});
+  std::vector<float> data = {1};
+  EXPECT_EQ(rank.executor->step(rank.finished), Executor::Pace::Idle);
+  rank.executor->enqueue(batch(0, list(entry(1, data))));
+  EXPECT_EQ(rank.executor->step(rank.finished), Executor::Pace::Busy);
+  for (int i = 0; i < 3; ++i) rank.executor->step(rank.finished);
+  EXPECT_EQ(rank.executor->step(rank.finished), Executor::Pace::Polling);
+}
+
+TEST(Executor, AFailedOpIsAValueAndTheNextBatchStillRuns) {
+  const auto meeting = std::make_shared<FakeMeeting>(1);
+  Rank rank(0, 1, meeting, {.fail_op_at_sequence = 0});
+  std::vector<float> a = {1}, b = {2};
+  rank.executor->enqueue(batch(0, list(entry(1, a))));
+  rank.executor->enqueue(batch(1, list(entry(2, b))));
+  rank.run();
+  ASSERT_EQ(rank.finished.size(), 2U);
+  ASSERT_TRUE(rank.finished[0].error);
+  EXPECT_EQ(rank.finished[0].error->code(), ErrorCode::OperationFailed);
+  EXPECT_FALSE(rank.finished[1].error);
+}
+
+TEST(Executor, AFailedReadyEventFailsItsBatch) {
+  Rank rank(0, 1, std::make_shared<FakeMeeting>(1), {});
+  std::vector<float> a = {1};
+  EntryWork work = entry(1, a);
+  work.ready = std::make_unique<FakeEvent>(3, true);
+  rank.executor->enqueue(batch(0, list(std::move(work))));
+  rank.run();
+  ASSERT_TRUE(rank.finished.at(0).error);
+  EXPECT_THAT(rank.finished[0].error->what(), HasSubstr("fake device failed"));
+}
+
+TEST(Executor, AbandonGivesBackWhatIsInFlight) {
+  const auto meeting = std::make_shared<FakeMeeting>(2);  // the other rank never comes
+  Rank rank(0, 2, meeting, {});
+  std::vector<float> a = {1}, b = {2};
+  rank.executor->enqueue(batch(0, list(entry(1, a))));
+  rank.executor->enqueue(batch(1, list(entry(2, b))));
+  for (int i = 0; i < 5; ++i) rank.executor->step(rank.finished);
+  const auto given_up = rank.executor->abandon(Error(ErrorCode::PeerDead, "rank 1 has died"));
+  ASSERT_EQ(given_up.size(), 2U);
+  EXPECT_EQ(given_up[0].error->code(), ErrorCode::PeerDead);
+  EXPECT_EQ(rank.executor->step(rank.finished), Executor::Pace::Idle);
+}
+
+TEST(Executor, AJoinedRankTakesPartWithNeutralElements) {
+  const auto meeting = std::make_shared<FakeMeeting>(2);
+  Rank data_rank(0, 2, meeting, {}), joined_rank(1, 2, meeting, {});
+  std::vector<float> mine = {5, 6}, shape_only = {0, 0};
+  data_rank.executor->enqueue(batch(0, list(entry(1, mine))));
+  EntryWork joined = entry(0, shape_only);
+  joined.mine = false;
+  joined.memory.clear();
+  joined_rank.executor->enqueue(batch(0, list(std::move(joined))));
+  for (int i = 0; i < 10; ++i) {
+    data_rank.executor->step(data_rank.finished);
+    joined_rank.executor->step(joined_rank.finished);
+  }
+  EXPECT_THAT(mine, ElementsAre(5, 6));
+  EXPECT_EQ(joined_rank.finished.size(), 1U);
+}
+
+TEST(Executor, AllgatherAllocatesWhenTheSizeIsKnown) {
+  Rank rank(0, 1, std::make_shared<FakeMeeting>(1), {});
+  std::vector<float> in = {1, 2, 3, 4}, out;
+  EntryWork work = entry(1, in);
+  auto spec = std::make_shared<EntrySpec>(*work.spec);
+  spec->kind = CollectiveKind::Allgather;
+  work.spec = spec;
+  work.counts = {4};
+  work.allocate_output = [&](int64_t elements) {
+    out.resize(static_cast<size_t>(elements));
+    return reinterpret_cast<std::byte*>(out.data());
+  };
+  rank.executor->enqueue(batch(0, list(std::move(work))));
+  rank.run();
+  EXPECT_THAT(out, ElementsAre(1, 2, 3, 4));
+}
+
+TEST(Executor, NoOpForThisDeviceIsAnErrorThatSaysWhy) {
+  Rank rank(0, 1, std::make_shared<FakeMeeting>(1), {}, DeviceKind::Host);
+  std::vector<float> data = {1};
+  rank.executor->enqueue(batch(0, list(entry(1, data))));
+  rank.run();
+  ASSERT_TRUE(rank.finished.at(0).error);
+  EXPECT_THAT(rank.finished[0].error->what(), HasSubstr("wrong device"));
+}
+
+template <class T>
+T neutral(DataType dtype, ReduceOp op) {
+  T value[3] = {};
+  fill_neutral(std::as_writable_bytes(std::span(value)), dtype, op);
+  EXPECT_EQ(value[0], value[2]);
+  return value[0];
+}
+
+TEST(Neutral, ChangesNothing) {
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(neutral<float>(DataType::Float32, ReduceOp::Sum), 0);
+  EXPECT_EQ(neutral<float>(DataType::Float32, ReduceOp::Average), 0);
+  EXPECT_EQ(neutral<float>(DataType::Float32, ReduceOp::Product), 1);
+  EXPECT_EQ(neutral<float>(DataType::Float32, ReduceOp::Min), inf);
+  EXPECT_EQ(neutral<float>(DataType::Float32, ReduceOp::Max), -inf);
+  EXPECT_EQ(neutral<uint8_t>(DataType::UInt8, ReduceOp::Max), 0);
+  EXPECT_EQ(neutral<uint8_t>(DataType::UInt8, ReduceOp::Min), 255);
+  EXPECT_EQ(neutral<int64_t>(DataType::Int64, ReduceOp::Max), INT64_MIN);
+  EXPECT_EQ(neutral<uint16_t>(DataType::Float16, ReduceOp::Max), 0xfc00);
+  EXPECT_EQ(neutral<uint16_t>(DataType::BFloat16, ReduceOp::Product), 0x3f80);
+  EXPECT_EQ(neutral<uint8_t>(DataType::Bool, ReduceOp::Min), 1);
+}
+
+}  // namespace
+}  // namespace horon::core

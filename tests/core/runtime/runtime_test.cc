@@ -1,0 +1,301 @@
+// The whole path of a submission, without MPI: ranks are threads, the op is a double.
+#include "horon/core/runtime/runtime.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/base/log.h"
+#include "horon/core/execution/executor.h"
+#include "horon/core/transport/in_process_transport.h"
+#include "horon/tests/support/fake_device.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using test::FakeDelays;
+using test::FakeDomain;
+using test::FakeMeeting;
+using test::FakeOp;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+struct Tensor {
+  std::vector<float> data;
+  std::shared_ptr<EntrySpec> spec = std::make_shared<EntrySpec>();
+};
+
+Tensor tensor(std::vector<float> data, CollectiveKind kind = CollectiveKind::Allreduce) {
+  Tensor out;
+  out.spec->kind = kind;
+  out.spec->parts = {{"x", {static_cast<int64_t>(data.size())}}};
+  out.data = std::move(data);
+  return out;
+}
+
+Submission submission(const std::string& name, Tensor& tensor) {
+  Submission out;
+  out.name = name;
+  out.spec = tensor.spec;
+  auto* data = reinterpret_cast<std::byte*>(tensor.data.data());
+  out.memory = {{data, data, static_cast<int64_t>(tensor.data.size())}};
+  return out;
+}
+
+class World {
+ public:
+  explicit World(int size, FakeDelays delays = {}, Config config = {}) {
+    set_log(0, LogLevel::Error);
+    const auto meeting = std::make_shared<FakeMeeting>(size);
+    auto transports = InProcessTransport::make_world(size);
+    for (int rank = 0; rank < size; ++rank) {
+      std::vector<std::unique_ptr<CollectiveOp>> ops;
+      ops.push_back(std::make_unique<FakeOp>(rank, meeting, delays, DeviceKind::Host));
+      Executor::Parts execution;
+      execution.rank = rank;
+      execution.size = size;
+      execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+      execution.domains.push_back(std::make_unique<FakeDomain>(DeviceKind::Host, delays));
+      Runtime::Parts parts;
+      parts.config = config;
+      parts.topology.rank = rank;
+      parts.topology.size = size;
+      parts.transport = std::move(transports[static_cast<size_t>(rank)]);
+      parts.executor = std::make_unique<Executor>(std::move(execution));
+      ranks_.push_back(std::make_unique<Runtime>(std::move(parts)));
+    }
+  }
+  ~World() {
+    each([](Runtime& runtime, int) { EXPECT_EQ(runtime.shutdown(20s), ""); });
+  }
+
+  // Runs the program of every rank on a thread of its own.
+  void each(const std::function<void(Runtime&, int)>& program) {
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      threads.emplace_back([&, rank] { program(*ranks_[rank], static_cast<int>(rank)); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  std::vector<std::unique_ptr<Runtime>> ranks_;
+};
+
+std::string error_of(const HandleState& handle) {
+  handle.wait(std::nullopt);
+  return handle.outcome().error ? handle.outcome().error->what() : "";
+}
+
+TEST(Runtime, SumsOverRanks) {
+  World world(4);
+  world.each([](Runtime& runtime, int rank) {
+    Tensor x = tensor({1.0F * rank, 10.0F * rank});
+    EXPECT_EQ(error_of(*runtime.submit(submission("x", x))), "");
+    EXPECT_THAT(x.data, ElementsAre(6, 60));
+  });
+}
+
+TEST(Runtime, OneRankNeedsNobody) {
+  World world(1);
+  world.each([](Runtime& runtime, int) {
+    Tensor x = tensor({3});
+    EXPECT_EQ(error_of(*runtime.submit(submission("x", x))), "");
+    EXPECT_THAT(x.data, ElementsAre(3));
+  });
+}
+
+TEST(Runtime, OrdersThatDifferByRankAndLateTensorsComplete) {
+  World world(3, {.op_polls = 1, .copy_polls = 2});
+  world.each([](Runtime& runtime, int rank) {
+    std::mt19937 random(static_cast<unsigned>(rank) + 17);
+    for (int step = 0; step < 20; ++step) {
+      std::vector<Tensor> tensors;
+      for (int i = 0; i < 12; ++i) tensors.push_back(tensor({1.0F * rank + i, 2.0F}));
+      std::vector<size_t> order(tensors.size());
+      std::iota(order.begin(), order.end(), 0U);
+      std::shuffle(order.begin(), order.end(), random);
+      std::vector<std::shared_ptr<HandleState>> handles;
+      for (const size_t i : order) {
+        if (random() % 16 == 0) std::this_thread::sleep_for(1ms);
+        handles.push_back(runtime.submit(submission("t" + std::to_string(i), tensors[i])));
+      }
+      for (const auto& handle : handles) EXPECT_EQ(error_of(*handle), "");
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        EXPECT_THAT(tensors[i].data, ElementsAre(3.0F + 3.0F * static_cast<float>(i), 6.0F));
+      }
+    }
+  });
+}
+
+TEST(Runtime, AMismatchIsTheSameErrorEverywhereAndTheNextCallWorks) {
+  World world(3);
+  world.each([](Runtime& runtime, int rank) {
+    Tensor x = tensor(rank == 1 ? std::vector<float>{1, 2} : std::vector<float>{1, 2, 3});
+    const std::string error = error_of(*runtime.submit(submission("loss", x)));
+    EXPECT_THAT(error, HasSubstr("\"loss\""));
+    EXPECT_THAT(error, HasSubstr("[3] on ranks 0 and 2"));
+    EXPECT_THAT(error, HasSubstr("[2] on rank 1"));
+    Tensor again = tensor({1});
+    EXPECT_EQ(error_of(*runtime.submit(submission("loss", again))), "");
+    EXPECT_THAT(again.data, ElementsAre(3));
+  });
+}
+
+TEST(Runtime, ALocalFaultThrowsHereAndFailsTheOthers) {
+  World world(2);
+  world.each([](Runtime& runtime, int rank) {
+    Tensor x = tensor({1});
+    x.spec->kind = CollectiveKind::Broadcast;
+    x.spec->root = rank == 0 ? 5 : 0;
+    if (rank == 0) {
+      EXPECT_THROW((void)runtime.submit(submission("b", x)), Error);
+    } else {
+      const std::string error = error_of(*runtime.submit(submission("b", x)));
+      EXPECT_THAT(error, HasSubstr("refused on rank 0"));
+      EXPECT_THAT(error, HasSubstr("root 5 is no rank"));
+    }
+    Tensor again = tensor({1});
+    EXPECT_EQ(error_of(*runtime.submit(submission("b", again))), "");
+  });
+}
+
+TEST(Runtime, ANameInFlightTwiceIsAnErrorOfTheSecond) {
+  World world(2);
+  world.each([](Runtime& runtime, int rank) {
+    Tensor first = tensor({1}), second = tensor({2}), done = tensor({0});
+    if (rank == 0) {
+      const auto handle = runtime.submit(submission("x", first));
+      EXPECT_THAT(error_of(*runtime.submit(submission("x", second))), HasSubstr("again"));
+      EXPECT_EQ(error_of(*runtime.submit(submission("go", done))), "");
+      EXPECT_EQ(error_of(*handle), "");
+    } else {
+      EXPECT_EQ(error_of(*runtime.submit(submission("go", done))), "");
+      EXPECT_EQ(error_of(*runtime.submit(submission("x", first))), "");
+    }
+  });
+}
+
+TEST(Runtime, ARankThatLeavesEarlyIsNamed) {
+  World world(3);
+  world.each([](Runtime& runtime, int rank) {
+    if (rank == 1) {
+      EXPECT_EQ(runtime.shutdown(20s), "");
+      Tensor late = tensor({1});
+      EXPECT_THROW((void)runtime.submit(submission("late", late)), Error);
+      return;
+    }
+    Tensor x = tensor({1});
+    EXPECT_THAT(error_of(*runtime.submit(submission("x", x))), HasSubstr("rank 1 has shut down"));
+    runtime.shutdown(20s);
+  });
+}
+
+TEST(Runtime, AWaitWithATimeoutGivesUpAloneAndTheCollectiveGoesOn) {
+  World world(2);
+  std::atomic<bool> timed_out{false};
+  world.each([&](Runtime& runtime, int rank) {
+    Tensor x = tensor({1});
+    if (rank == 1) {
+      while (!timed_out) std::this_thread::sleep_for(1ms);
+    }
+    const auto handle = runtime.submit(submission("x", x));
+    if (rank == 0) {
+      EXPECT_FALSE(handle->wait(5ms));
+      timed_out = true;
+    }
+    EXPECT_EQ(error_of(*handle), "");
+    EXPECT_THAT(x.data, ElementsAre(2));
+  });
+}
+
+TEST(Runtime, AFailedOpEndsTheJobOnAllRanksWithOneError) {
+  World world(3, {.fail_op_at_sequence = 1});
+  world.each([](Runtime& runtime, int) {
+    Tensor x = tensor({1});
+    EXPECT_EQ(error_of(*runtime.submit(submission("ok", x))), "");
+    const auto broken = runtime.submit(submission("broken", x));
+    EXPECT_THAT(error_of(*broken), HasSubstr("fake network is down"));
+    EXPECT_THROW(
+        {
+          for (;;) error_of(*runtime.submit(submission("later", x)));
+        },
+        Error);
+    EXPECT_NE(runtime.fatal_error(), nullptr);
+  });
+}
+
+TEST(Runtime, AStallEndsTheJobWhenToldToAndNamesTheMissing) {
+  Config config;
+  config.stall_abort_s = 0.05;
+  World world(2, {}, config);
+  world.each([](Runtime& runtime, int rank) {
+    Tensor x = tensor({1});
+    if (rank == 1) {
+      while (runtime.fatal_error() == nullptr) std::this_thread::sleep_for(1ms);
+    } else {
+      EXPECT_THAT(error_of(*runtime.submit(submission("x", x))), HasSubstr("waiting for rank 1"));
+    }
+    EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::Stall);
+  });
+}
+
+TEST(Runtime, AbsentEverywhereIsUnusedAndSomewhereIsProduced) {
+  World world(2);
+  world.each([](Runtime& runtime, int rank) {
+    Tensor x = tensor({1.0F + static_cast<float>(rank), 0});
+    x.spec->parts = {{"a", {1}}, {"b", {1}}};
+    Submission some = submission("some", x);
+    some.absent = {rank == 1, true};
+    const auto handle = runtime.submit(std::move(some));
+    EXPECT_EQ(error_of(*handle), "");
+    EXPECT_THAT(handle->outcome().produced, ElementsAre(true, false));
+    Tensor y = tensor({7});
+    Submission none = submission("none", y);
+    none.absent = {true};
+    const auto unused = runtime.submit(std::move(none));
+    EXPECT_EQ(error_of(*unused), "");
+    EXPECT_TRUE(unused->outcome().unused);
+    EXPECT_THAT(y.data, ElementsAre(7));
+  });
+}
+
+TEST(Runtime, AllgatherOfUnevenRowsAndManyThreadsSubmitting) {
+  World world(3);
+  world.each([](Runtime& runtime, int rank) {
+    Tensor x = tensor(std::vector<float>(static_cast<size_t>(rank), 1.0F * rank),
+                      CollectiveKind::Allgather);
+    std::vector<float> out;
+    Submission gather = submission("rows", x);
+    gather.allocate_output = [&](int64_t elements) {
+      out.resize(static_cast<size_t>(elements));
+      return reinterpret_cast<std::byte*>(out.data());
+    };
+    const auto handle = runtime.submit(std::move(gather));
+    EXPECT_EQ(error_of(*handle), "");
+    EXPECT_THAT(out, ElementsAre(1, 2, 2));
+    EXPECT_THAT(handle->outcome().counts, ElementsAre(0, 1, 2));
+
+    std::vector<std::thread> producers;
+    for (int producer = 0; producer < 3; ++producer) {
+      producers.emplace_back([&runtime, producer] {
+        for (int i = 0; i < 50; ++i) {
+          Tensor mine = tensor({1});
+          const std::string name = std::to_string(producer) + "." + std::to_string(i % 5);
+          EXPECT_EQ(error_of(*runtime.submit(submission(name, mine))), "");
+          EXPECT_THAT(mine.data, ElementsAre(3));
+        }
+      });
+    }
+    for (std::thread& producer : producers) producer.join();
+  });
+}
+
+}  // namespace
+}  // namespace horon::core
