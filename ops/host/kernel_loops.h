@@ -118,22 +118,26 @@ struct Or {
   }
 };
 
-// Of two equal numbers the bits may still differ: -0 and +0. "Or" of the bits gives -0, "and" gives
-// +0. For numbers that are equal otherwise both give the number itself.
+// The same bits in whatever order the ranks are taken: of the two zeros, which are equal, "or" of
+// the bits chooses -0 and "and" +0 (equal numbers otherwise have equal bits); any NaN gives one
+// same NaN.
 template <bool kMin>
 struct Extreme {
   template <class L, class V>
   static V apply(const V& a, const V& b) {
+    const auto a_wins = kMin ? a < b : a > b;
     if constexpr (kIsFloating<L>) {
       using Bits = Vector<typename UnsignedOf<L>::type, sizeof(V) / sizeof(L)>;
       const Bits a_bits = (Bits)a;
       const Bits b_bits = (Bits)b;
-      const Bits tie = kMin ? (a_bits | b_bits) : (a_bits & b_bits);
-      const Bits a_wins = (Bits)(kMin ? a < b : a > b) | (Bits)(a != a);
+      const Bits a_mask = (Bits)a_wins;
+      const Bits b_mask = (Bits)(kMin ? b < a : b > a);
       const Bits same = (Bits)(a == b);
-      return (V)((a_bits & a_wins) | (tie & same) | (b_bits & ~(a_wins | same)));
+      const Bits tie = kMin ? (a_bits | b_bits) : (a_bits & b_bits);
+      const Bits nan = (Bits)(V{} + static_cast<L>(__builtin_nanf("")));
+      return (V)((a_bits & a_mask) | (b_bits & b_mask) | (tie & same) |
+                 (nan & ~(a_mask | b_mask | same)));
     } else {
-      const auto a_wins = kMin ? a < b : a > b;
       return a_wins ? a : b;
     }
   }

@@ -1,0 +1,30 @@
+#include "horon/ops/host/host_memory.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::ops {
+
+std::shared_ptr<std::byte> HostMemory::allocate(size_t bytes) {
+  if (bytes == 0) return nullptr;
+  if (group_ != nullptr) return group_->allocate_scratch(bytes);
+  constexpr size_t kAlignment = 64;
+  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* memory = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
+  if (memory == nullptr) {
+    throw Error(ErrorCode::Limit, core::concat("no memory for ", core::bytes_text(bytes)));
+  }
+  return {static_cast<std::byte*>(memory), [](std::byte* data) { std::free(data); }};
+}
+
+std::unique_ptr<core::PendingCopy> HostMemory::copy(std::span<const core::CopyItem> items) {
+  for (const core::CopyItem& item : items) {
+    if (item.bytes > 0) std::memcpy(item.to, item.from, item.bytes);
+  }
+  return nullptr;
+}
+
+}  // namespace horon::ops

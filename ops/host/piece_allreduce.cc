@@ -1,0 +1,286 @@
+#include "horon/ops/host/piece_allreduce.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/host/host_kernels.h"
+
+namespace horon::ops {
+namespace {
+
+using core::Progress;
+
+constexpr int64_t kPieceBytesMin = 32 << 10;
+constexpr int64_t kPieceBytesMax = 256 << 10;
+constexpr int64_t kStepBytes = 2 << 20;  // read or copied in one step
+
+}  // namespace
+
+// Pieces are numbered from base_ on, the number of pieces that the slot has seen before.
+class PieceAllreduce::Running final : public core::InFlight {
+ public:
+  Running(PieceAllreduce& parent, core::Batch batch)
+      : parent_(parent), batch_(std::move(batch)), ranks_(parent.ranks_) {
+    const uint64_t index = parent.next_++ % kSlots;
+    OwnSlot& own = parent.own_[index];
+    bytes_ = batch_.count * static_cast<int64_t>(size_of(batch_.dtype));
+    piece_bytes_ = PieceAllreduce::piece_bytes(bytes_, ranks_);
+    base_ = own.pieces;
+    end_ = base_ + static_cast<uint64_t>((bytes_ + piece_bytes_ - 1) / piece_bytes_);
+    use_ = own.uses++;
+    own.pieces = end_;
+    copied_in_ = copied_out_ = base_;
+    slot_ = &parent.shared_slot(index);
+    contributions_ = parent.contributions(*slot_);
+    left_ = parent.left(*slot_);
+    post();
+  }
+
+  Progress step() override {
+    if (!posted_) {
+      if (!post()) parent_.reuse_.announce();
+      if (!posted_ && !post()) return Progress::Ringing;
+    }
+    bool moved = false;
+    for (int64_t bytes = 0; bytes < kStepBytes;) {
+      const int64_t more = copy_out() + copy_in() + sum();
+      if (more == 0) break;
+      bytes += more;
+      moved = true;
+    }
+    if (finished()) return leave();
+    if (moved) return Progress::Advanced;
+    parent_.progress_.announce();
+    return finished() || can_sum() || can_copy_out() ? Progress::Advanced : Progress::Ringing;
+  }
+
+ private:
+  // Says where this rank's memory lies, if all ranks have left the slot's last allreduce.
+  bool post() {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (left_[rank].value.load(std::memory_order_seq_cst) < use_) return false;
+    }
+    posted_ = true;
+    Contribution& mine = contributions_[parent_.rank_];
+    const auto bytes = static_cast<size_t>(bytes_);
+    const auto input = parent_.group_.locate(batch_.input, bytes);
+    const auto output = parent_.group_.locate(batch_.output, bytes);
+    staged_ = !input || !output;
+    mine.staged = staged_ ? 1 : 0;
+    if (staged_) {
+      take_staging();
+      const size_t ring_bytes = kStaged * static_cast<size_t>(kPieceBytesMax);
+      const auto ring = parent_.group_.locate(staging_.get(), ring_bytes);
+      HORON_CHECK(ring.has_value(), "staging memory must be shareable");
+      mine.input = mine.output = *ring;
+    } else {
+      mine.input = *input;
+      mine.output = *output;
+      publish(end_);
+    }
+    return true;
+  }
+
+  void take_staging() {
+    if (parent_.staging_.empty()) {
+      const size_t bytes = kStaged * static_cast<size_t>(kPieceBytesMax);
+      staging_ = parent_.group_.allocate_scratch(bytes);
+      return;
+    }
+    staging_ = std::move(parent_.staging_.back());
+    parent_.staging_.pop_back();
+  }
+
+  // Pieces below `available` are here. Wakes others only if there is more to sum than this rank
+  // will take next, which it does at once.
+  void publish(uint64_t available) {
+    contributions_[parent_.rank_].available.store(available, std::memory_order_seq_cst);
+    if (open() > slot_->claimed.value.load(std::memory_order_seq_cst) + 1) {
+      parent_.progress_.wake_all();
+    }
+  }
+
+  // Pieces below this one are available on all ranks.
+  uint64_t open() {
+    if (all_open_) return end_;
+    uint64_t least = end_;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      least = std::min(least, contributions_[rank].available.load(std::memory_order_seq_cst));
+    }
+    all_open_ = least == end_;
+    return std::max(least, base_);
+  }
+
+  bool can_sum() { return slot_->claimed.value.load(std::memory_order_seq_cst) < open(); }
+  bool all_summed() const { return slot_->done.value.load(std::memory_order_seq_cst) == end_; }
+  bool finished() const { return copied_out_ == (staged_ ? end_ : base_) && all_summed(); }
+
+  // The functions below do one piece of work if there is one, and return how many bytes it was.
+  int64_t sum() {
+    uint64_t piece = slot_->claimed.value.load(std::memory_order_seq_cst);
+    const uint64_t open_end = open();
+    if (piece >= open_end) return 0;
+    if (inputs_.empty()) find_memory();  // may throw, so before a piece is claimed
+    while (!slot_->claimed.value.compare_exchange_weak(piece, piece + 1)) {
+      if (piece >= open_end) return 0;
+    }
+    const int64_t bytes = bytes_of(piece);
+    std::vector<const std::byte*>& from = piece_inputs_;
+    std::vector<std::byte*>& to = piece_outputs_;
+    for (size_t rank = 0; rank < inputs_.size(); ++rank) {
+      const int64_t offset = peer_staged_[rank] ? staging_offset(piece) : user_offset(piece);
+      from[rank] = inputs_[rank] + offset;
+      to[rank] = outputs_[rank] + offset;
+    }
+    const Reduction reduction = {batch_.dtype, batch_.reduce_op, batch_.prescale, batch_.postscale,
+                                 batch_.divisor};
+    reduce_many(reduction, from, to, bytes / static_cast<int64_t>(size_of(batch_.dtype)));
+    note_summed(piece);
+    return bytes * ranks_;
+  }
+
+  void note_summed(uint64_t piece) {
+    if (any_staged_) {
+      slot_->piece_done[piece % kStaged].value.store(piece + 1, std::memory_order_seq_cst);
+    }
+    const uint64_t done = slot_->done.value.fetch_add(1, std::memory_order_seq_cst) + 1;
+    if (done == end_) {
+      parent_.progress_.wake_all();
+    } else if (any_staged_) {
+      parent_.progress_.wake_if(
+          [this](int rank) { return peer_staged_[static_cast<size_t>(rank)]; });
+    }
+  }
+
+  // Where all ranks' memory is in this process. All ranks have posted.
+  void find_memory() {
+    std::vector<std::byte*> inputs;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const Contribution& theirs = contributions_[rank];
+      std::byte* input = parent_.group_.map(rank, theirs.input);
+      const bool in_place = theirs.staged != 0 || is_same(theirs.input, theirs.output);
+      inputs.push_back(input);
+      outputs_.push_back(in_place ? input : parent_.group_.map(rank, theirs.output));
+      peer_staged_.push_back(theirs.staged != 0);
+      any_staged_ = any_staged_ || theirs.staged != 0;
+    }
+    piece_inputs_.resize(inputs.size());
+    piece_outputs_.resize(inputs.size());
+    inputs_ = std::move(inputs);
+  }
+
+  static bool is_same(const core::SharedAddress& a, const core::SharedAddress& b) {
+    return a.segment == b.segment && a.generation == b.generation && a.offset == b.offset;
+  }
+
+  int64_t copy_in() {
+    if (!staged_ || copied_in_ == end_ || copied_in_ == copied_out_ + kStaged) return 0;
+    const int64_t bytes = bytes_of(copied_in_);
+    std::memcpy(staging_.get() + staging_offset(copied_in_), batch_.input + user_offset(copied_in_),
+                static_cast<size_t>(bytes));
+    publish(++copied_in_);
+    return bytes;
+  }
+
+  bool can_copy_out() const {
+    return staged_ && copied_out_ < copied_in_ &&
+           slot_->piece_done[copied_out_ % kStaged].value.load(std::memory_order_seq_cst) ==
+               copied_out_ + 1;
+  }
+
+  int64_t copy_out() {
+    if (!can_copy_out()) return 0;
+    const int64_t bytes = bytes_of(copied_out_);
+    std::memcpy(batch_.output + user_offset(copied_out_),
+                staging_.get() + staging_offset(copied_out_), static_cast<size_t>(bytes));
+    ++copied_out_;
+    return bytes;
+  }
+
+  Progress leave() {
+    if (staged_) parent_.staging_.push_back(std::move(staging_));
+    left_[parent_.rank_].value.store(use_ + 1, std::memory_order_seq_cst);
+    parent_.reuse_.wake_all();
+    return Progress::Done;
+  }
+
+  int64_t user_offset(uint64_t piece) const {
+    return static_cast<int64_t>(piece - base_) * piece_bytes_;
+  }
+  int64_t staging_offset(uint64_t piece) const {
+    return static_cast<int64_t>(piece % kStaged) * piece_bytes_;
+  }
+  int64_t bytes_of(uint64_t piece) const {
+    return std::min(piece_bytes_, bytes_ - user_offset(piece));
+  }
+
+  PieceAllreduce& parent_;
+  core::Batch batch_;
+  const int ranks_;
+  int64_t bytes_ = 0;
+  int64_t piece_bytes_ = 0;
+  uint64_t base_ = 0;
+  uint64_t end_ = 0;
+  uint64_t use_ = 0;  // how many allreduces have used the slot before
+  SharedSlot* slot_ = nullptr;
+  Contribution* contributions_ = nullptr;  // [rank]
+  Word* left_ = nullptr;                   // [rank]
+  bool posted_ = false;
+  bool staged_ = false;
+  bool all_open_ = false;
+  uint64_t copied_in_ = 0;  // the next piece
+  uint64_t copied_out_ = 0;
+  std::shared_ptr<std::byte> staging_;
+  // [rank], in this process; empty until all ranks have posted
+  std::vector<std::byte*> inputs_;
+  std::vector<std::byte*> outputs_;
+  std::vector<bool> peer_staged_;
+  bool any_staged_ = false;
+  std::vector<const std::byte*> piece_inputs_;
+  std::vector<std::byte*> piece_outputs_;
+};
+
+PieceAllreduce::PieceAllreduce(core::LocalGroup& group, std::byte* area)
+    : group_(group),
+      rank_(group.local_rank()),
+      ranks_(group.local_size()),
+      progress_(group, area),
+      reuse_(group, area + Waiters::area_bytes(ranks_)),
+      slots_(area + 2 * Waiters::area_bytes(ranks_)) {}
+
+size_t PieceAllreduce::slot_bytes(int ranks) {
+  return sizeof(SharedSlot) + static_cast<size_t>(ranks) * (sizeof(Contribution) + sizeof(Word));
+}
+
+size_t PieceAllreduce::area_bytes(int ranks) {
+  return 2 * Waiters::area_bytes(ranks) + kSlots * slot_bytes(ranks);
+}
+
+// Four pieces a rank let them share the work evenly; shorter ones cost more to claim than they
+// give, longer ones make the last one late. The upper limit shrinks with the ranks, whose memory is
+// all touched for one piece.
+int64_t PieceAllreduce::piece_bytes(int64_t bytes, int ranks) {
+  const int64_t longest = std::clamp(kStepBytes / ranks, kPieceBytesMin, kPieceBytesMax);
+  return std::clamp(bytes / (4 * ranks), kPieceBytesMin, longest) / 64 * 64;
+}
+
+PieceAllreduce::SharedSlot& PieceAllreduce::shared_slot(uint64_t index) const {
+  return *reinterpret_cast<SharedSlot*>(slots_ + index * slot_bytes(ranks_));
+}
+
+PieceAllreduce::Contribution* PieceAllreduce::contributions(SharedSlot& slot) const {
+  return reinterpret_cast<Contribution*>(&slot + 1);
+}
+
+PieceAllreduce::Word* PieceAllreduce::left(SharedSlot& slot) const {
+  return reinterpret_cast<Word*>(contributions(slot) + ranks_);
+}
+
+std::unique_ptr<core::InFlight> PieceAllreduce::start(core::Batch batch) {
+  HORON_CHECK(batch.count > 0, "an empty allreduce has no pieces");
+  return std::make_unique<Running>(*this, std::move(batch));
+}
+
+}  // namespace horon::ops

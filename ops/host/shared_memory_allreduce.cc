@@ -1,0 +1,39 @@
+#include "horon/ops/host/shared_memory_allreduce.h"
+
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/host_refusal.h"
+
+namespace horon::ops {
+namespace {
+
+// No elements, so nothing to wait for: all ranks know that.
+class Nothing final : public core::InFlight {
+ public:
+  core::Progress step() override { return core::Progress::Done; }
+};
+
+}  // namespace
+
+SharedMemoryAllreduce::SharedMemoryAllreduce(core::LocalGroup& group, std::byte* area)
+    : slot_bytes_max_(SlotAllreduce::payload_bytes_max(group.local_size())),
+      slots_(group, area),
+      pieces_(group, area + SlotAllreduce::area_bytes(group.local_size())) {}
+
+size_t SharedMemoryAllreduce::area_bytes(int local_size) {
+  return SlotAllreduce::area_bytes(local_size) + PieceAllreduce::area_bytes(local_size);
+}
+
+std::string SharedMemoryAllreduce::refusal(const core::BatchFacts& facts) const {
+  return host_refusal(facts, CollectiveKind::Allreduce);
+}
+
+std::unique_ptr<core::InFlight> SharedMemoryAllreduce::start(core::Batch batch) {
+  if (batch.count == 0) return std::make_unique<Nothing>();
+  const int64_t bytes = batch.count * static_cast<int64_t>(size_of(batch.dtype));
+  if (bytes <= slot_bytes_max_) return slots_.start(std::move(batch));
+  return pieces_.start(std::move(batch));
+}
+
+}  // namespace horon::ops

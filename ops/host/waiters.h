@@ -1,0 +1,52 @@
+// Who waits for something in shared memory, so that whoever brings it about rings only those.
+//
+// A waiter announces itself and then looks once more; a publisher publishes and then looks who has
+// announced itself (Dekker's pattern). Both sides use sequentially consistent accesses, also for
+// what is waited for, so one of the two sees the other.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "horon/core/transport/local_group.h"
+
+namespace horon::ops {
+
+// One bit for each rank of the host. Used by one thread of each rank.
+class Waiters {
+ public:
+  // `area`: area_bytes() of zeroed memory that all ranks share, 64-byte aligned.
+  Waiters(core::LocalGroup& group, std::byte* area);
+  static size_t area_bytes(int ranks);
+
+  // After this, look again before waiting for the doorbell.
+  void announce();
+  // Rings the other ranks that have announced themselves; they must announce themselves anew.
+  void wake_all() {
+    wake_if([](int /*rank*/) { return true; });
+  }
+  // The same for those with wanted(rank).
+  template <class Wanted>
+  void wake_if(const Wanted& wanted) {
+    for (int word = 0; word * 64 < ranks_; ++word) {
+      uint64_t bits = words_[word].load(std::memory_order_seq_cst);
+      if (word == own_word_) bits &= ~own_bit_;
+      for (; bits != 0; bits &= bits - 1) {
+        const int rank = word * 64 + __builtin_ctzll(bits);
+        if (wanted(rank)) wake(word, bits & -bits, rank);
+      }
+    }
+  }
+
+ private:
+  void wake(int word, uint64_t bit, int rank);
+
+  core::LocalGroup& group_;
+  std::atomic<uint64_t>* words_;
+  int ranks_;
+  int own_word_;
+  uint64_t own_bit_;
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,93 @@
+#include "horon/ops/mpi/mpi_allgather.h"
+
+#include <cstring>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/transport/mpi_error.h"
+#include "horon/ops/host_refusal.h"
+#include "horon/ops/mpi/mpi_datatypes.h"
+#include "horon/ops/mpi/mpi_in_flight.h"
+
+namespace horon::ops {
+namespace {
+
+class InFlightAllgather final : public MpiInFlight {
+ public:
+  InFlightAllgather(std::shared_ptr<MpiChannel> shared, core::Batch given)
+      : MpiInFlight(std::move(shared), std::move(given)) {
+    const std::vector<int64_t>& counts = batch().counts;
+    HORON_CHECK(counts.size() == static_cast<size_t>(channel().size()), "one count for each rank");
+    HORON_CHECK(counts[static_cast<size_t>(channel().rank())] == batch().count,
+                "this rank's count must be its own");
+    for (int rank = 0; rank < channel().size(); ++rank) {
+      if (rank == channel().rank()) own_begin_ = total_;
+      total_ += counts[static_cast<size_t>(rank)];
+    }
+    in_place_ = batch().input == place(own_begin_);
+    if (!by_one_call() && !in_place_) set_prepare_count(batch().count);
+  }
+
+ private:
+  // MPI counts and places elements by ints.
+  bool by_one_call() const { return total_ <= channel().piece_elements_max(); }
+  std::byte* place(int64_t element) const {
+    return batch().output + element * static_cast<int64_t>(size_of(batch().dtype));
+  }
+
+  void prepare(int64_t begin, int64_t count) override {
+    const auto bytes = static_cast<int64_t>(size_of(batch().dtype));
+    std::memcpy(place(own_begin_ + begin), batch().input + begin * bytes,
+                static_cast<size_t>(count * bytes));
+  }
+
+  void post() override {
+    if (by_one_call()) return post_gather();
+    int64_t block = 0;
+    for (int root = 0; root < channel().size(); ++root) {
+      const int64_t block_count = batch().counts[static_cast<size_t>(root)];
+      for_each_piece(block_count, [&](int64_t begin, int count) {
+        core::check_mpi(MPI_Ibcast(place(block + begin), count, mpi_datatype(batch().dtype), root,
+                                   channel().communicator(), add_request()),
+                        "MPI_Ibcast");
+      });
+      block += block_count;
+    }
+  }
+
+  void post_gather() {
+    int64_t begin = 0;
+    for (const int64_t count : batch().counts) {
+      counts_.push_back(static_cast<int>(count));
+      places_.push_back(static_cast<int>(begin));
+      begin += count;
+    }
+    const MPI_Datatype type = mpi_datatype(batch().dtype);
+    core::check_mpi(
+        MPI_Iallgatherv(in_place_ ? MPI_IN_PLACE : batch().input, static_cast<int>(batch().count),
+                        type, batch().output, counts_.data(), places_.data(), type,
+                        channel().communicator(), add_request()),
+        "MPI_Iallgatherv");
+  }
+
+  int64_t total_ = 0;
+  int64_t own_begin_ = 0;
+  bool in_place_ = false;
+  // MPI reads them until the end.
+  std::vector<int> counts_;
+  std::vector<int> places_;
+};
+
+}  // namespace
+
+MpiAllgather::MpiAllgather(std::shared_ptr<MpiChannel> channel) : channel_(std::move(channel)) {}
+
+std::string MpiAllgather::refusal(const core::BatchFacts& facts) const {
+  return host_refusal(facts, CollectiveKind::Allgather);
+}
+
+std::unique_ptr<core::InFlight> MpiAllgather::start(core::Batch batch) {
+  return std::make_unique<InFlightAllgather>(channel_, std::move(batch));
+}
+
+}  // namespace horon::ops

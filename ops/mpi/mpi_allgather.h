@@ -1,0 +1,23 @@
+// Allgather of host memory by MPI_Iallgatherv; blocks that are too many for its counts, by
+// broadcasts.
+#pragma once
+
+#include <memory>
+
+#include "horon/core/execution/collective_op.h"
+#include "horon/ops/mpi/mpi_channel.h"
+
+namespace horon::ops {
+
+class MpiAllgather final : public core::CollectiveOp {
+ public:
+  explicit MpiAllgather(std::shared_ptr<MpiChannel> channel);
+  std::string_view name() const override { return "mpi_allgather"; }
+  std::string refusal(const core::BatchFacts& facts) const override;
+  std::unique_ptr<core::InFlight> start(core::Batch batch) override;
+
+ private:
+  std::shared_ptr<MpiChannel> channel_;
+};
+
+}  // namespace horon::ops

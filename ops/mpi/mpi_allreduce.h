@@ -1,0 +1,28 @@
+// Allreduce of host memory by MPI_Iallreduce.
+//
+// 16-bit floats are widened to float, reduced and rounded once; averages of integers are summed in
+// 64 bits. Whether all ranks get the same bits is MPI's affair: Open MPI's algorithms add in one
+// order for everybody.
+#pragma once
+
+#include <memory>
+
+#include "horon/core/execution/collective_op.h"
+#include "horon/ops/mpi/mpi_channel.h"
+#include "horon/ops/mpi/mpi_datatypes.h"
+
+namespace horon::ops {
+
+class MpiAllreduce final : public core::CollectiveOp {
+ public:
+  explicit MpiAllreduce(std::shared_ptr<MpiChannel> channel);
+  std::string_view name() const override { return "mpi_allreduce"; }
+  std::string refusal(const core::BatchFacts& facts) const override;
+  std::unique_ptr<core::InFlight> start(core::Batch batch) override;
+
+ private:
+  std::shared_ptr<MpiChannel> channel_;
+  std::shared_ptr<const MpiReductions> reductions_;
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,57 @@
+// What the MPI collectives of one process set share: a communicator, the order in which they may
+// post on it, and scratch memory.
+//
+// MPI matches non-blocking collectives by the order in which they are posted. A collective that
+// prepares its input bit by bit posts later than it starts, so each draws a ticket at its start
+// (the same order on all ranks) and posts when all earlier ones have posted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <mpi.h>
+
+namespace horon::ops {
+
+// Used by one thread.
+class MpiChannel {
+ public:
+  // The caller owns `communicator`, keeps it for longer than the channel and uses it for nothing
+  // else; errors on it are returned from now on, not fatal. No single call to MPI moves more than
+  // `piece_elements_max` elements, since its counts are ints.
+  explicit MpiChannel(MPI_Comm communicator, int64_t piece_elements_max = int64_t{1} << 30);
+
+  MPI_Comm communicator() const { return communicator_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int64_t piece_elements_max() const { return piece_elements_max_; }
+
+  uint64_t draw_ticket() { return next_ticket_++; }
+  bool is_turn_of(uint64_t ticket) const { return ticket == turn_; }
+  void pass_turn() { ++turn_; }
+  // A collective went away without having posted: no later one can be matched with its peers.
+  void set_broken() { broken_ = true; }
+  bool broken() const { return broken_; }
+
+  struct Buffer {
+    std::unique_ptr<std::byte[]> memory;
+    size_t bytes = 0;
+  };
+  // Scratch is kept for reuse, since fresh memory costs page faults.
+  Buffer take_buffer(size_t bytes);
+  void give_back(Buffer buffer);
+
+ private:
+  MPI_Comm communicator_;
+  int rank_ = 0;
+  int size_ = 1;
+  int64_t piece_elements_max_;
+  uint64_t next_ticket_ = 0;
+  uint64_t turn_ = 0;
+  bool broken_ = false;
+  std::vector<Buffer> buffers_;
+};
+
+}  // namespace horon::ops

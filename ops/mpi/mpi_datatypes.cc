@@ -1,0 +1,86 @@
+#include "horon/ops/mpi/mpi_datatypes.h"
+
+#include <array>
+#include <cstddef>
+
+#include "horon/core/base/error.h"
+#include "horon/core/transport/mpi_error.h"
+#include "horon/ops/host/host_kernels.h"
+
+namespace horon::ops {
+namespace {
+
+template <DataType kDtype, ReduceOp kOp>
+void reduce_into(void* in, void* inout, int* count, MPI_Datatype* /*datatype*/) {
+  Reduction reduction;
+  reduction.dtype = kDtype;
+  reduction.op = kOp;
+  std::byte* result = static_cast<std::byte*>(inout);
+  const std::array<const std::byte*, 2> inputs = {result, static_cast<const std::byte*>(in)};
+  reduce_many(reduction, inputs, {&result, 1}, *count);
+}
+
+}  // namespace
+
+MPI_Datatype mpi_datatype(DataType dtype) {
+  switch (dtype) {
+    case DataType::Float32:
+      return MPI_FLOAT;
+    case DataType::Float64:
+      return MPI_DOUBLE;
+    case DataType::Float16:
+    case DataType::BFloat16:
+      return MPI_UINT16_T;
+    case DataType::Int8:
+      return MPI_INT8_T;
+    case DataType::UInt8:
+      return MPI_UINT8_T;
+    case DataType::Int16:
+      return MPI_INT16_T;
+    case DataType::Int32:
+      return MPI_INT32_T;
+    case DataType::Int64:
+      return MPI_INT64_T;
+    case DataType::Bool:
+      return MPI_UNSIGNED_CHAR;
+  }
+  HORON_CHECK(false, "unknown element type");
+}
+
+MpiUserOp::MpiUserOp(MPI_User_function* function) {
+  core::check_mpi(MPI_Op_create(function, /*commute=*/1, &op_), "MPI_Op_create");
+}
+
+MpiUserOp::~MpiUserOp() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized == 0) MPI_Op_free(&op_);
+}
+
+MpiReductions::MpiReductions()
+    : float_min_(reduce_into<DataType::Float32, ReduceOp::Min>),
+      float_max_(reduce_into<DataType::Float32, ReduceOp::Max>),
+      double_min_(reduce_into<DataType::Float64, ReduceOp::Min>),
+      double_max_(reduce_into<DataType::Float64, ReduceOp::Max>) {}
+
+MPI_Op MpiReductions::get(DataType dtype, ReduceOp op) const {
+  const bool is_bool = dtype == DataType::Bool;
+  switch (op) {
+    case ReduceOp::Sum:
+    case ReduceOp::Average:
+      return is_bool ? MPI_BOR : MPI_SUM;
+    case ReduceOp::Product:
+      return is_bool ? MPI_BAND : MPI_PROD;
+    case ReduceOp::Min:
+      if (dtype == DataType::Float32) return float_min_.get();
+      if (dtype == DataType::Float64) return double_min_.get();
+      return is_bool ? MPI_BAND : MPI_MIN;
+    case ReduceOp::Max:
+      if (dtype == DataType::Float32) return float_max_.get();
+      if (dtype == DataType::Float64) return double_max_.get();
+      return is_bool ? MPI_BOR : MPI_MAX;
+  }
+  HORON_CHECK(false, "unknown reduction");
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,79 @@
+#include "horon/ops/mpi/mpi_in_flight.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/transport/mpi_error.h"
+
+namespace horon::ops {
+
+using core::Progress;
+
+MpiInFlight::MpiInFlight(std::shared_ptr<MpiChannel> channel, core::Batch batch)
+    : channel_(std::move(channel)), batch_(std::move(batch)), ticket_(channel_->draw_ticket()) {}
+
+MpiInFlight::~MpiInFlight() {
+  if (stage_ == Stage::Preparing || stage_ == Stage::Queued) channel_->set_broken();
+  if (stage_ == Stage::Flying) {
+    (void)scratch_.memory.release();  // MPI may still write there
+  } else if (scratch_.memory != nullptr) {
+    channel_->give_back(std::move(scratch_));
+  }
+}
+
+std::byte* MpiInFlight::take_scratch(size_t bytes) {
+  HORON_CHECK(scratch_.memory == nullptr, "one scratch buffer for each collective");
+  scratch_ = channel_->take_buffer(bytes);
+  return scratch_.memory.get();
+}
+
+Progress MpiInFlight::step() {
+  switch (stage_) {
+    case Stage::Preparing:
+      if (cursor_ < prepare_count_) {
+        const int64_t count = std::min(kElementsPerStep, prepare_count_ - cursor_);
+        prepare(cursor_, count);
+        cursor_ += count;
+        if (cursor_ < prepare_count_) return Progress::Advanced;
+      }
+      stage_ = Stage::Queued;
+      [[fallthrough]];
+    case Stage::Queued:
+      if (channel_->broken()) {
+        throw Error(ErrorCode::OperationFailed,
+                    "an earlier MPI collective was given up, so later ones can't be matched");
+      }
+      if (!channel_->is_turn_of(ticket_)) return Progress::Polling;
+      stage_ = Stage::Flying;
+      post();
+      channel_->pass_turn();
+      return Progress::Advanced;
+    case Stage::Flying:
+      return test();
+    case Stage::Finishing: {
+      const int64_t count = std::min(kElementsPerStep, finish_count_ - cursor_);
+      finish(cursor_, count);
+      cursor_ += count;
+      if (cursor_ < finish_count_) return Progress::Advanced;
+      stage_ = Stage::Done;
+      return Progress::Done;
+    }
+    case Stage::Done:
+      break;
+  }
+  return Progress::Done;
+}
+
+Progress MpiInFlight::test() {
+  int complete = 1;
+  core::check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete,
+                              MPI_STATUSES_IGNORE),
+                  "MPI_Testall");
+  if (complete == 0) return Progress::Polling;
+  cursor_ = 0;
+  stage_ = finish_count_ > 0 ? Stage::Finishing : Stage::Done;
+  return stage_ == Stage::Done ? Progress::Done : Progress::Advanced;
+}
+
+}  // namespace horon::ops

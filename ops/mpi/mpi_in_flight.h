@@ -1,0 +1,73 @@
+// The common life of a collective that runs on MPI: prepare the input, post, test, finish the
+// output.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <mpi.h>
+
+#include "horon/core/execution/collective_op.h"
+#include "horon/ops/mpi/mpi_channel.h"
+
+namespace horon::ops {
+
+// MPI can't cancel a collective. Once posted it must be stepped until it is done; one that is
+// destroyed earlier leaves its scratch memory to MPI for ever, and the batch's memory must stay
+// too.
+class MpiInFlight : public core::InFlight {
+ public:
+  MpiInFlight(std::shared_ptr<MpiChannel> channel, core::Batch batch);
+  ~MpiInFlight() override;
+  MpiInFlight(const MpiInFlight&) = delete;
+  MpiInFlight& operator=(const MpiInFlight&) = delete;
+
+  core::Progress step() final;
+
+ protected:
+  // Elements that one step() converts or copies.
+  static constexpr int64_t kElementsPerStep = int64_t{256} << 10;
+
+  // Elements [begin, begin + count) of whatever must be done before, and after, MPI runs.
+  virtual void prepare(int64_t /*begin*/, int64_t /*count*/) {}
+  virtual void finish(int64_t /*begin*/, int64_t /*count*/) {}
+  virtual void post() = 0;
+
+  // A place in post()'s list for a request that step() shall wait for.
+  MPI_Request* add_request() { return &requests_.emplace_back(MPI_REQUEST_NULL); }
+  // Calls visit(first element, elements as an int) for pieces that MPI can count.
+  template <class Visit>
+  void for_each_piece(int64_t count, const Visit& visit) const {
+    const int64_t piece = channel_->piece_elements_max();
+    for (int64_t begin = 0; begin < count; begin += piece) {
+      visit(begin, static_cast<int>(count - begin < piece ? count - begin : piece));
+    }
+  }
+  // 16-byte aligned, until this object ends. Once.
+  std::byte* take_scratch(size_t bytes);
+  // How many elements prepare() and finish() see; 0, as at first: they are not called.
+  void set_prepare_count(int64_t count) { prepare_count_ = count; }
+  void set_finish_count(int64_t count) { finish_count_ = count; }
+
+  MpiChannel& channel() const { return *channel_; }
+  const core::Batch& batch() const { return batch_; }
+
+ private:
+  enum class Stage : uint8_t { Preparing, Queued, Flying, Finishing, Done };
+
+  core::Progress test();
+
+  std::shared_ptr<MpiChannel> channel_;
+  core::Batch batch_;
+  uint64_t ticket_;
+  Stage stage_ = Stage::Preparing;
+  int64_t cursor_ = 0;
+  int64_t prepare_count_ = 0;
+  int64_t finish_count_ = 0;
+  std::vector<MPI_Request> requests_;
+  MpiChannel::Buffer scratch_;
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,21 @@
+#include "horon/ops/mpi/mpi_ops.h"
+
+#include "horon/ops/mpi/mpi_allgather.h"
+#include "horon/ops/mpi/mpi_allreduce.h"
+#include "horon/ops/mpi/mpi_barrier.h"
+#include "horon/ops/mpi/mpi_broadcast.h"
+#include "horon/ops/mpi/mpi_channel.h"
+
+namespace horon::ops {
+
+std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(const void* communicator) {
+  const auto channel = std::make_shared<MpiChannel>(*static_cast<const MPI_Comm*>(communicator));
+  std::vector<std::unique_ptr<core::CollectiveOp>> ops;
+  ops.push_back(std::make_unique<MpiAllreduce>(channel));
+  ops.push_back(std::make_unique<MpiBroadcast>(channel));
+  ops.push_back(std::make_unique<MpiAllgather>(channel));
+  ops.push_back(std::make_unique<MpiBarrier>(channel));
+  return ops;
+}
+
+}  // namespace horon::ops
