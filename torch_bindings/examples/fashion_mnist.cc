@@ -1,0 +1,110 @@
+// Trains a small convolutional network on Fashion-MNIST with any number of ranks:
+//
+//   mpirun -np 2 fashion_mnist --epochs 5        (or `tools/quickstart`, which builds first)
+//
+// An ordinary LibTorch program; what it needs to run on many ranks are the lines with `horon::`.
+#include <torch/torch.h>
+
+#include "training_support.h"
+#include <horon/horon.h>
+
+struct NetImpl : torch::nn::Module {
+  torch::Tensor forward(torch::Tensor x) {
+    x = torch::max_pool2d(torch::relu(conv1(x)), 2);
+    x = torch::max_pool2d(torch::relu(conv2(x)), 2);
+    return fc2(torch::relu(fc1(x.flatten(1))));
+  }
+
+  torch::nn::Conv2d conv1 = register_module("conv1", convolution(1, 16));
+  torch::nn::Conv2d conv2 = register_module("conv2", convolution(16, 32));
+  torch::nn::Linear fc1 = register_module("fc1", torch::nn::Linear(32 * 7 * 7, 128));
+  torch::nn::Linear fc2 = register_module("fc2", torch::nn::Linear(128, 10));
+
+ private:
+  static torch::nn::Conv2d convolution(int64_t from, int64_t to) {
+    return torch::nn::Conv2d(torch::nn::Conv2dOptions(from, to, 3).padding(1));
+  }
+};
+TORCH_MODULE(Net);
+
+namespace {
+
+constexpr horon::IdxDataset::Options kPixels{.mean = 0.286, .deviation = 0.353};
+
+// Percent of the test images that the model gets right, counted exactly over all ranks.
+double evaluate(Net& model, const horon::IdxDataset& test, torch::Device device) {
+  torch::NoGradGuard no_grad;
+  model->eval();
+  auto loader = torch::data::make_data_loader(
+      test, horon::DistributedSequentialSampler(*test.size()), torch::data::DataLoaderOptions(500));
+  auto correct = torch::zeros({}, torch::kLong);
+  for (const auto& batch : *loader) {
+    const auto guess = model(batch.data.to(device)).argmax(1);
+    correct += guess.eq(batch.target.to(device)).sum().cpu();
+  }
+  horon::allreduce_(correct, {.name = "correct", .op = horon::ReduceOp::Sum});
+  model->train();
+  return 100.0 * correct.item<double>() / static_cast<double>(*test.size());
+}
+
+void train(Net& model, const example::Settings& settings, const horon::IdxDataset& test,
+           torch::Device device) {
+  const auto dataset = example::on_all_ranks(
+      [&] { return horon::IdxDataset(settings.data, horon::IdxDataset::Split::Train, kPixels); });
+  horon::DistributedRandomSampler sampler(*dataset.size(), {.seed = settings.seed});
+  auto loader = torch::data::make_data_loader(dataset, sampler,
+                                              torch::data::DataLoaderOptions(settings.batch_size));
+
+  horon::DistributedOptimizer optimizer(
+      torch::optim::SGD(model->parameters(),
+                        torch::optim::SGDOptions(horon::scale_lr(settings.lr)).momentum(0.9)),
+      model->named_parameters(), {.op = horon::ReduceOp::Average});
+  torch::optim::StepLR schedule(optimizer, 1, 0.5);
+
+  example::Progress progress(settings, sampler.samples_per_epoch());
+  for (int64_t epoch = 1; epoch <= settings.epochs; ++epoch) {
+    sampler.set_epoch(static_cast<size_t>(epoch));
+    for (const auto& batch : *loader) {
+      optimizer.zero_grad();
+      auto loss = torch::nn::functional::cross_entropy(model(batch.data.to(device)),
+                                                       batch.target.to(device));
+      loss.backward();
+      optimizer.step();
+      progress.step(epoch, loss, optimizer.statistics().wait_s);
+    }
+    schedule.step();
+    example::require_equal_parameters(*model);
+    progress.end_epoch(epoch, evaluate(model, test, device));
+  }
+}
+
+int run(int argc, char** argv) {
+  horon::init();
+  const auto settings = example::parse(argc, argv);
+  if (!settings) return 0;
+  const torch::Device device = horon::device();
+  torch::manual_seed(settings->seed);
+
+  const auto test = example::on_all_ranks(
+      [&] { return horon::IdxDataset(settings->data, horon::IdxDataset::Split::Test, kPixels); });
+  Net model;
+  model->to(device);
+  if (!settings->evaluate.empty()) example::load_on_root(model, settings->evaluate);
+  horon::broadcast_parameters(*model, 0);
+  if (settings->evaluate.empty()) {
+    train(model, *settings, test, device);
+    example::save_on_root(model, settings->save);
+  }
+  example::print_accuracy(evaluate(model, test, device));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    return example::report(error);
+  }
+}
