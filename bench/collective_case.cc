@@ -1,0 +1,37 @@
+#include "horon/bench/collective_case.h"
+
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/runtime/runtime.h"
+
+namespace horon::bench {
+
+const CollectiveCase& find_case(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::Allreduce:
+      return allreduce_case();
+    case CollectiveKind::Broadcast:
+      return broadcast_case();
+    case CollectiveKind::Allgather:
+      return allgather_case();
+    case CollectiveKind::Barrier:
+      break;
+  }
+  throw Error(ErrorCode::InvalidArgument, "a barrier has no bandwidth");
+}
+
+void submit_and_wait(core::Runtime& runtime, const Call& call) {
+  core::Submission submission;
+  submission.name = call.name;
+  submission.spec = call.spec;
+  const bool gathers = call.spec->kind == CollectiveKind::Allgather;
+  submission.memory.push_back(
+      {call.input, gathers ? nullptr : call.output, call.shape.input_count});
+  if (gathers) submission.allocate_output = [&call](int64_t) { return call.output; };
+  const std::shared_ptr<core::HandleState> handle = runtime.submit(std::move(submission));
+  (void)handle->wait(std::nullopt);
+  if (handle->outcome().error) throw *handle->outcome().error;
+}
+
+}  // namespace horon::bench

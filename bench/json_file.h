@@ -1,0 +1,16 @@
+// Results as JSON, written whole or not at all, and the words about the machine that go with them.
+#pragma once
+
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+namespace horon::bench {
+
+// Writes a file beside `path`, then renames it. Throws Error(Config) if that fails.
+void write_json_file(const std::string& path, const nlohmann::json& content);
+
+// {"cpu": ..., "cores": ..., "date": "2026-01-31"}
+nlohmann::json describe_machine();
+
+}  // namespace horon::bench

@@ -1,0 +1,163 @@
+#include "horon/bench/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "horon/bench/statistics.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session.h"
+
+namespace horon::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Below this a single call is too short for the clock.
+constexpr int64_t kSingleCallBytes = 64 << 10;
+
+int calls_per_sample(int64_t bytes) {
+  return static_cast<int>(std::clamp<int64_t>(kSingleCallBytes / bytes, 1, 16));
+}
+
+std::shared_ptr<std::byte> private_memory(size_t bytes) {
+  constexpr std::align_val_t line{64};
+  return {static_cast<std::byte*>(::operator new(bytes, line)),
+          [](std::byte* data) { ::operator delete(data, line); }};
+}
+
+}  // namespace
+
+struct Measurement::Buffers {
+  // In place the output serves as input too.
+  std::shared_ptr<std::byte> input;
+  std::shared_ptr<std::byte> output;
+  std::shared_ptr<std::byte> peer_input;
+  std::shared_ptr<std::byte> peer_output;
+};
+
+Measurement::Measurement(const Options& options, core::Runtime& runtime, MpiPeer& mpi)
+    : options_(options),
+      case_(find_case(options.collective)),
+      runtime_(runtime),
+      mpi_(mpi),
+      mine_(TestData(options.dtype, options.op, size()).of_rank(rank())),
+      expected_(case_.expected(TestData(options.dtype, options.op, size()), size(), options.root)),
+      buffers_(std::make_unique<Buffers>()) {
+  const Shape largest = case_.shape(options.bytes_max, options.dtype, size());
+  const auto bytes = static_cast<size_t>(largest.message_bytes);
+  const auto allocate = [&](bool registered) {
+    std::shared_ptr<std::byte> memory =
+        registered ? core::allocate_host(bytes) : private_memory(bytes);
+    std::memset(memory.get(), 1, bytes);
+    return memory;
+  };
+  buffers_->input = allocate(options.registered);
+  buffers_->output = allocate(options.registered);
+  if (!options.peer) return;
+  buffers_->peer_input = allocate(false);
+  buffers_->peer_output = allocate(false);
+}
+
+Measurement::~Measurement() = default;
+
+Row Measurement::run(int64_t bytes) {
+  Row row;
+  row.shape = case_.shape(bytes, options_.dtype, size());
+  row.out_of_place = run_placement(row.shape, false);
+  if (case_.has_in_place) row.in_place = run_placement(row.shape, true);
+  return row;
+}
+
+Placement Measurement::run_placement(const Shape& shape, bool in_place) {
+  const Call ours = make_call(shape, in_place, false);
+  const Call theirs = make_call(shape, in_place, true);
+  const int calls = calls_per_sample(shape.message_bytes);
+  Placement result;
+  std::vector<double> samples;
+  std::vector<double> peer_samples;
+  for (int i = -options_.warmup_iters; i < options_.iters; ++i) {
+    const auto time_ours = [&] {
+      const double sample = time_once(ours, &Measurement::run_horon, calls);
+      const bool checked = options_.check && (i < 0 || i == options_.iters - 1);
+      if (checked) result.wrong += check(ours);
+      if (i >= 0) samples.push_back(sample);
+    };
+    const auto time_theirs = [&] {
+      if (!options_.peer) return;
+      const double sample = time_once(theirs, &Measurement::run_peer, calls);
+      if (i >= 0) peer_samples.push_back(sample);
+    };
+    if (i % 2 == 0) time_theirs();
+    time_ours();
+    if (i % 2 != 0) time_theirs();
+  }
+  result.wrong = mpi_.sum(result.wrong);
+  result.horon = summarize(samples);
+  if (options_.peer) result.peer = summarize(peer_samples);
+  return result;
+}
+
+Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const {
+  core::EntrySpec spec;
+  spec.kind = case_.kind;
+  spec.dtype = options_.dtype;
+  spec.reduce_op = options_.op;
+  spec.root = options_.root;
+  spec.parts = {{"", {shape.input_count}}};
+  Call call;
+  call.name = core::concat("bench.", shape.message_bytes, in_place ? ".in_place" : "");
+  spec.parts.front().name = call.name;
+  call.spec = std::make_shared<const core::EntrySpec>(std::move(spec));
+  call.shape = shape;
+  call.output = (peer ? buffers_->peer_output : buffers_->output).get();
+  call.input = in_place ? call.output : (peer ? buffers_->peer_input : buffers_->input).get();
+  return call;
+}
+
+double Measurement::time_once(const Call& call, Side side, int calls) {
+  // Where an input is written is no secret of the call's: all are our own buffers.
+  auto* const input = const_cast<std::byte*>(call.input);
+  const auto rewrite = [&] { mine_.write(input, call.shape.input_count, ++offset_); };
+  double rewriting_s = 0;
+  if (calls > 1) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < calls - 1; ++i) rewrite();
+    rewriting_s = seconds_since(begin);
+  }
+  rewrite();
+  mpi_.barrier();
+  const auto begin = Clock::now();
+  (this->*side)(call);
+  for (int i = 1; i < calls; ++i) {
+    rewrite();
+    (this->*side)(call);
+  }
+  return std::max(0.0, seconds_since(begin) - rewriting_s) / calls;
+}
+
+void Measurement::run_horon(const Call& call) { case_.run(runtime_, call); }
+void Measurement::run_peer(const Call& call) { case_.run_peer(mpi_, call); }
+
+int64_t Measurement::check(const Call& call) {
+  const auto blocks = static_cast<int64_t>(expected_.size());
+  const std::byte* block = call.output;
+  int64_t wrong = 0;
+  for (const PeriodicData& expected : expected_) {
+    wrong += expected.count_wrong(block, call.shape.output_count / blocks, offset_);
+    block += call.shape.message_bytes / blocks;
+  }
+  return wrong;
+}
+
+Timing Measurement::summarize(const std::vector<double>& samples) {
+  const std::vector<double> slowest = mpi_.max(samples);
+  return {median(slowest), *std::min_element(slowest.begin(), slowest.end()),
+          percentile(slowest, 50), percentile(slowest, 99)};
+}
+
+}  // namespace horon::bench

@@ -1,0 +1,73 @@
+// Times one collective at one size: Horon, and MPI beside it, in place and out of place.
+//
+// How: before each timed call every rank writes new values into its buffer, and all meet in a
+// barrier of MPI's. Timed is the call alone, by each rank; a repetition counts as long as its
+// slowest rank took. Messages below 64 KiB are timed several at a time, for the clock's sake; the
+// time of rewriting is then taken off. Repetitions of Horon and of MPI alternate, so that what
+// disturbs one disturbs the other. Figures are medians.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "horon/bench/collective_case.h"
+#include "horon/bench/mpi_peer.h"
+#include "horon/bench/options.h"
+
+namespace horon::bench {
+
+// Seconds per call.
+struct Timing {
+  double median_s = 0;
+  double min_s = 0;
+  double p50_s = 0;
+  double p99_s = 0;
+};
+
+struct Placement {
+  Timing horon;
+  std::optional<Timing> peer;
+  int64_t wrong = 0;  // elements, over all ranks and checked repetitions
+};
+
+struct Row {
+  Shape shape;
+  std::optional<Placement> out_of_place;
+  std::optional<Placement> in_place;
+};
+
+class Measurement {
+ public:
+  // Allocates and touches the buffers for the largest size. The runtime and the peer must outlive
+  // it.
+  Measurement(const Options& options, core::Runtime& runtime, MpiPeer& mpi);
+  ~Measurement();
+
+  // Collective. One of options.sizes(). Throws the error of a collective.
+  Row run(int64_t bytes);
+
+ private:
+  struct Buffers;
+  using Side = void (Measurement::*)(const Call& call);
+
+  Placement run_placement(const Shape& shape, bool in_place);
+  Call make_call(const Shape& shape, bool in_place, bool peer) const;
+  double time_once(const Call& call, Side side, int calls);
+  void run_horon(const Call& call);
+  void run_peer(const Call& call);
+  int64_t check(const Call& call);
+  Timing summarize(const std::vector<double>& samples);
+
+  const Options& options_;
+  const CollectiveCase& case_;
+  core::Runtime& runtime_;
+  MpiPeer& mpi_;
+  const PeriodicData mine_;
+  const std::vector<PeriodicData> expected_;
+  std::unique_ptr<Buffers> buffers_;
+  int64_t offset_ = 0;  // of the values in the buffers now
+};
+
+}  // namespace horon::bench

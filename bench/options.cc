@@ -1,0 +1,143 @@
+#include "horon/bench/options.h"
+
+#include <map>
+#include <sstream>
+
+#include <CLI/CLI.hpp>
+
+namespace horon::bench {
+namespace {
+
+template <class Enum>
+std::map<std::string, Enum> names(int count) {
+  std::map<std::string, Enum> map;
+  for (int i = 0; i < count; ++i) {
+    const auto value = static_cast<Enum>(i);
+    map.emplace(to_string(value), value);
+  }
+  return map;
+}
+
+// The short names of nccl-tests beside our own.
+std::map<std::string, ReduceOp> op_names() {
+  auto map = names<ReduceOp>(kReduceOpCount);
+  map.insert({{"avg", ReduceOp::Average}, {"prod", ReduceOp::Product}});
+  return map;
+}
+
+std::map<std::string, DataType> dtype_names() {
+  auto map = names<DataType>(kDataTypeCount);
+  map.insert(
+      {{"float", DataType::Float32}, {"double", DataType::Float64}, {"half", DataType::Float16}});
+  return map;
+}
+
+// CLI11's own transformers print enums as their numbers.
+template <class Value>
+void add_choice(CLI::App& app, const std::string& flags, Value& target,
+                const std::map<std::string, Value>& choices, const std::string& description) {
+  const auto take = [&target, choices, flags](const std::string& text) {
+    const auto found = choices.find(text);
+    if (found != choices.end()) {
+      target = found->second;
+      return;
+    }
+    std::string known;
+    for (const auto& [name, value] : choices) known += (known.empty() ? "" : ", ") + name;
+    throw CLI::ValidationError(flags, "\"" + text + "\" is none of " + known);
+  };
+  app.add_option_function<std::string>(flags, take, description);
+}
+
+void add_sizes(CLI::App& app, Options& options) {
+  app.add_option("-b,--min-bytes", options.bytes_min, "smallest message; K, M, G are 1024s")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
+  app.add_option("-e,--max-bytes", options.bytes_max, "largest message")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
+  app.add_option("-f,--step-factor", options.step_factor, "from one size to the next")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  app.add_option("-n,--iters", options.iters, "timed repetitions of each size")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("-w,--warmup-iters", options.warmup_iters, "repetitions before them")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+}
+
+void add_collective(CLI::App& app, Options& options) {
+  std::map<std::string, CollectiveKind> kinds = names<CollectiveKind>(kCollectiveKindCount);
+  kinds.erase(std::string(to_string(CollectiveKind::Barrier)));
+  add_choice(app, "--collective", options.collective, kinds, "allreduce, broadcast or allgather");
+  add_choice(app, "-o,--op", options.op, op_names(), "sum, average, min, max or product");
+  add_choice(app, "-d,--dtype", options.dtype, dtype_names(), "float32, bfloat16, int64, ...");
+  app.add_option("-r,--root", options.root, "of broadcast")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("-c,--check", options.check, "0: do not compare results")->capture_default_str();
+  add_choice<bool>(app, "--memory", options.registered, {{"registered", true}, {"private", false}},
+                   "registered (allocated by Horon, shared on a host) or private");
+}
+
+void add_reports(CLI::App& app, Options& options) {
+  add_choice<bool>(app, "--peer", options.peer, {{"none", false}, {"mpi", true}},
+                   "mpi: also time the raw MPI collective, interleaved");
+  app.add_flag("--stats", options.stats, "also print the 50th and 99th percentile");
+  app.add_option("-J,--json", options.json, "also write results to this file");
+  app.add_option("--ratio-max", options.ratio_max,
+                 "fail if Horon takes more than so many times the peer's time (in place)")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--idle", options.idle_s,
+                 "instead: CPU time that each rank uses in so many seconds of rest")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--idle-percent-max", options.idle_percent_max,
+                 "fail if a rank at rest uses more than so many percent of a core")
+      ->check(CLI::PositiveNumber);
+}
+
+std::string find_fault(const Options& options) {
+  if (options.bytes_min < 1) return "--min-bytes must be at least 1";
+  if (options.bytes_max < options.bytes_min) return "--max-bytes is less than --min-bytes";
+  if (options.op == ReduceOp::Average && options.dtype == DataType::Bool) {
+    return "bool has no average";
+  }
+  if (options.ratio_max > 0 && !options.peer) return "--ratio-max needs --peer mpi";
+  return "";
+}
+
+}  // namespace
+
+std::vector<int64_t> Options::sizes() const {
+  std::vector<int64_t> result;
+  for (int64_t bytes = bytes_min; bytes <= bytes_max; bytes *= step_factor) {
+    result.push_back(bytes);
+    if (bytes > bytes_max / step_factor) break;
+  }
+  return result;
+}
+
+ParsedOptions parse_options(int argc, const char* const* argv) {
+  ParsedOptions parsed;
+  CLI::App app(
+      "Bandwidth and latency of Horon's collectives. Run it as: mpirun -np 4 horon-bench ...");
+  add_sizes(app, parsed.options);
+  add_collective(app, parsed.options);
+  add_reports(app, parsed.options);
+  try {
+    app.parse(argc, argv);
+    parsed.exit_text = find_fault(parsed.options);
+    if (!parsed.exit_text.empty()) {
+      parsed.exit_text += "\n";
+      parsed.exit_code = 2;
+    }
+  } catch (const CLI::ParseError& error) {
+    std::ostringstream text;
+    parsed.exit_code = app.exit(error, text, text) == 0 ? 0 : 2;
+    parsed.exit_text = text.str();
+  }
+  return parsed;
+}
+
+}  // namespace horon::bench

@@ -1,0 +1,227 @@
+#include "horon/bench/report.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <set>
+#include <unistd.h>
+
+#include "horon/bench/json_file.h"
+#include "horon/core/base/text.h"
+#include "horon/core/base/version.h"
+#include "horon/ops/host/host_kernels.h"
+#include "horon/ops/session.h"
+
+namespace horon::bench {
+namespace {
+
+template <class... Args>
+std::string format(const char* pattern, Args... args) {
+  std::array<char, 512> text{};
+  (void)std::snprintf(text.data(), text.size(), pattern, args...);
+  return text.data();
+}
+
+double bus_factor(const Options& options, int ranks) {
+  return find_case(options.collective).bus_factor(ranks);
+}
+
+std::string host_name() {
+  std::array<char, 128> name{};
+  (void)gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+// Not every collective reduces or has a root.
+std::string op_column(const Options& options) {
+  return options.collective == CollectiveKind::Allreduce ? std::string(to_string(options.op))
+                                                         : "none";
+}
+
+std::string root_column(const Options& options) {
+  return options.collective == CollectiveKind::Broadcast ? std::to_string(options.root) : "-1";
+}
+
+std::string placement_titles(const Options& options) {
+  std::string text = format(" %10s %8s %8s %7s", "time", "algbw", "busbw", "#wrong");
+  if (options.stats) text += format(" %10s %10s", "p50", "p99");
+  if (options.peer) text += format(" %10s %7s", "mpi", "ratio");
+  return text;
+}
+
+std::string placement_units(const Options& options) {
+  std::string text = format(" %10s %8s %8s %7s", "(us)", "(GB/s)", "(GB/s)", "");
+  if (options.stats) text += format(" %10s %10s", "(us)", "(us)");
+  if (options.peer) text += format(" %10s %7s", "(us)", "");
+  return text;
+}
+
+std::string placement_text(const Options& options, const Row& row,
+                           const std::optional<Placement>& placement, int ranks) {
+  if (!placement) {
+    std::string text = format(" %10s %8s %8s %7s", "-", "-", "-", "-");
+    if (options.stats) text += format(" %10s %10s", "-", "-");
+    if (options.peer) text += format(" %10s %7s", "-", "-");
+    return text;
+  }
+  const Timing& timing = placement->horon;
+  const double bandwidth = algbw(row, timing);
+  // One rank moves nothing over any bus.
+  const std::string bus = ranks == 1 ? "-" : format("%.3f", bandwidth * bus_factor(options, ranks));
+  const std::string wrong = options.check ? std::to_string(placement->wrong) : "N/A";
+  std::string text =
+      format(" %10.2f %8.3f %8s %7s", timing.median_s * 1e6, bandwidth, bus.c_str(), wrong.c_str());
+  if (options.stats) text += format(" %10.2f %10.2f", timing.p50_s * 1e6, timing.p99_s * 1e6);
+  if (options.peer) {
+    text += format(" %10.2f %7.2f", placement->peer->median_s * 1e6,
+                   timing.median_s / placement->peer->median_s);
+  }
+  return text;
+}
+
+nlohmann::json timing_json(const Row& row, const Timing& timing, double factor) {
+  const double bandwidth = algbw(row, timing);
+  return {{"time", timing.median_s * 1e6},  {"alg_bw", bandwidth},
+          {"bus_bw", bandwidth * factor},   {"time_min", timing.min_s * 1e6},
+          {"time_p50", timing.p50_s * 1e6}, {"time_p99", timing.p99_s * 1e6}};
+}
+
+nlohmann::json placement_json(const Options& options, const Row& row,
+                              const std::optional<Placement>& placement, int ranks) {
+  if (!placement) return nullptr;
+  const double factor = bus_factor(options, ranks);
+  nlohmann::json json = timing_json(row, placement->horon, factor);
+  if (options.check) json["nwrong"] = placement->wrong;
+  if (placement->peer) {
+    json["peer"] = timing_json(row, *placement->peer, factor);
+    json["ratio"] = placement->horon.median_s / placement->peer->median_s;
+  }
+  return json;
+}
+
+// In place, or out of place for a collective that can't do that.
+const Placement& main_placement(const Row& row) {
+  return row.in_place ? *row.in_place : *row.out_of_place;
+}
+
+double average_busbw(const std::vector<Row>& rows, const Options& options, int ranks) {
+  double sum = 0;
+  int count = 0;
+  for (const Row& row : rows) {
+    for (const auto* placement : {&row.out_of_place, &row.in_place}) {
+      if (!*placement) continue;
+      sum += algbw(row, (*placement)->horon) * bus_factor(options, ranks);
+      ++count;
+    }
+  }
+  return count == 0 ? 0 : sum / count;
+}
+
+}  // namespace
+
+double algbw(const Row& row, const Timing& timing) {
+  return static_cast<double>(row.shape.message_bytes) / std::max(timing.median_s, 1e-12) / 1e9;
+}
+
+std::string header_text(const Options& options, MpiPeer& mpi) {
+  const std::vector<std::string> hosts = mpi.gather_text(host_name());
+  const std::set<std::string> distinct(hosts.begin(), hosts.end());
+  std::string text = core::concat("# horon-bench ", version(), ", ", MpiPeer::library_version(),
+                                  ", host kernels ", ops::kernel_instruction_set(), "\n");
+  text += core::concat("# ", to_string(options.collective), " of ", hosts.size(), " ranks on ",
+                       distinct.size(), " host(s), ", options.registered ? "registered" : "private",
+                       " memory, ", options.iters, " iterations after ", options.warmup_iters,
+                       ", validation: ", options.check ? 1 : 0, "\n");
+  for (const std::string& line : core::explain_selection()) text += "#   " + line + "\n";
+  constexpr size_t shown = 16;
+  for (size_t rank = 0; rank < std::min(hosts.size(), shown); ++rank) {
+    text += format("#  Rank %2d on %s\n", static_cast<int>(rank), hosts[rank].c_str());
+  }
+  if (hosts.size() > shown) text += core::concat("#  and ", hosts.size() - shown, " more\n");
+  text += "# Data are rewritten before each call, outside the timing; times are medians over\n";
+  text += "# repetitions, each as long as its slowest rank took.\n";
+  if (options.peer) text += "# ratio: Horon's time over MPI's; below 1 Horon is faster.\n";
+  return text;
+}
+
+std::string column_titles(const Options& options) {
+  const int width = static_cast<int>(placement_titles(options).size());
+  std::string text = "#\n" + format("#%11s %12s %9s %8s %5s %*s %*s\n", "", "", "", "", "",
+                                    width - 1, "out-of-place", width, "in-place");
+  text += format("#%11s %12s %9s %8s %5s", "size", "count", "type", "redop", "root");
+  text += placement_titles(options) + " " + placement_titles(options) + "\n";
+  text += format("#%11s %12s %9s %8s %5s", "(B)", "(elements)", "", "", "");
+  return text + placement_units(options) + " " + placement_units(options) + "\n";
+}
+
+std::string row_text(const Options& options, const Row& row, int ranks) {
+  const std::string text = format(
+      "%12lld %12lld %9s %8s %5s", static_cast<long long>(row.shape.message_bytes),
+      static_cast<long long>(row.shape.input_count), std::string(to_string(options.dtype)).c_str(),
+      op_column(options).c_str(), root_column(options).c_str());
+  return text + placement_text(options, row, row.out_of_place, ranks) + " " +
+         placement_text(options, row, row.in_place, ranks) + "\n";
+}
+
+std::string footer_text(const std::vector<Row>& rows, const Options& options, int ranks) {
+  std::string text;
+  if (options.check) {
+    const int64_t wrong = wrong_in(rows);
+    text += core::concat("# Out of bounds values : ", wrong, wrong == 0 ? " OK" : " FAILED", "\n");
+  }
+  if (ranks > 1) {
+    text += format("# Avg bus bandwidth    : %.3f\n", average_busbw(rows, options, ranks));
+  }
+  if (options.peer) text += format("# Worst ratio to MPI    : %.2f\n", worst_ratio(rows));
+  return text;
+}
+
+nlohmann::json to_json(const Options& options, const std::vector<Row>& rows, int ranks) {
+  nlohmann::json results = nlohmann::json::array();
+  for (const Row& row : rows) {
+    results.push_back({{"size", row.shape.message_bytes},
+                       {"count", row.shape.input_count},
+                       {"type", to_string(options.dtype)},
+                       {"redop", op_column(options)},
+                       {"root", root_column(options)},
+                       {"out_of_place", placement_json(options, row, row.out_of_place, ranks)},
+                       {"in_place", placement_json(options, row, row.in_place, ranks)}});
+  }
+  nlohmann::json config = {{"collective", to_string(options.collective)},
+                           {"ranks", ranks},
+                           {"iters", options.iters},
+                           {"warmup_iters", options.warmup_iters},
+                           {"check", options.check},
+                           {"memory", options.registered ? "registered" : "private"},
+                           {"peer", options.peer ? "mpi" : "none"}};
+  return {{"version", version()},
+          {"mpi", MpiPeer::library_version()},
+          {"machine", describe_machine()},
+          {"op_chosen", core::explain_selection()},
+          {"config", config},
+          {"results", results},
+          {"average_bus_bandwidth", average_busbw(rows, options, ranks)},
+          {"wrong", wrong_in(rows)},
+          {"worst_ratio", worst_ratio(rows)}};
+}
+
+int64_t wrong_in(const std::vector<Row>& rows) {
+  int64_t wrong = 0;
+  for (const Row& row : rows) {
+    if (row.out_of_place) wrong += row.out_of_place->wrong;
+    if (row.in_place) wrong += row.in_place->wrong;
+  }
+  return wrong;
+}
+
+double worst_ratio(const std::vector<Row>& rows) {
+  double worst = 0;
+  for (const Row& row : rows) {
+    const Placement& placement = main_placement(row);
+    if (!placement.peer) continue;
+    worst = std::max(worst, placement.horon.median_s / placement.peer->median_s);
+  }
+  return worst;
+}
+
+}  // namespace horon::bench
