@@ -7,9 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <climits>
-
 #include "horon/core/base/cpu_relax.h"
+#include "horon/core/base/futex.h"
 
 namespace horon::core {
 
@@ -21,12 +20,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSpinsPerLook = 32;
 constexpr std::chrono::nanoseconds kTimeoutMax = std::chrono::hours(1);
 
-// The shared form (not FUTEX_PRIVATE): waiter and ringer are different processes.
-long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
-  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr,
-                 0);
-}
-
 }  // namespace
 
 void Doorbell::ring() noexcept {
@@ -35,7 +28,7 @@ void Doorbell::ring() noexcept {
   rung_.exchange(1, std::memory_order_seq_cst);
   if (sleeping_.load(std::memory_order_seq_cst) == 0) return;
   if (sleeping_.exchange(0, std::memory_order_seq_cst) == 0) return;  // someone else wakes it
-  futex(rung_, FUTEX_WAKE, 1, nullptr);
+  futex_wake_all(rung_);
 }
 
 bool Doorbell::take() noexcept {
@@ -72,10 +65,7 @@ bool Doorbell::sleep_until(Clock::time_point deadline) noexcept {
       sleeping_.store(0, std::memory_order_seq_cst);
       return rung;
     }
-    timespec limit{};
-    limit.tv_sec = static_cast<time_t>(left.count() / 1'000'000'000);
-    limit.tv_nsec = static_cast<long>(left.count() % 1'000'000'000);
-    futex(rung_, FUTEX_WAIT, 0, &limit);  // returns at once if the word is not 0 any more
+    futex_wait(rung_, 0, left);  // returns at once if the word is not 0 any more
   }
 }
 

@@ -1,0 +1,94 @@
+#include "horon/core/transport/shared_memory_transport.h"
+
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/transport/transport_contract.h"
+#include "horon/tests/support/thread_ranks.h"
+
+namespace horon::core {
+namespace {
+
+// Ranks as threads; ranks as processes are in mpi_transport_test.cc. Policy 0 sleeps at once, so
+// that every wake-up is a real one; policy 1 spins.
+template <int kSize, int kPolicy>
+struct ThreadWorld {
+  static void run(const std::function<void(Transport&)>& body) {
+    const WaitPolicy policy = kPolicy == 0 ? WaitPolicy{std::chrono::nanoseconds(0), 0}
+                                           : WaitPolicy{std::chrono::microseconds(20), 5};
+    ThreadExchange exchange(kSize);
+    std::barrier<> end(kSize);
+    run_ranks(kSize, [&](int rank) {
+      constexpr size_t kBefore = 256;  // others use the area too
+      const auto group = LocalGroup::create(
+          rank, kSize, kBefore + SharedMemoryTransport::area_bytes(kSize), exchange.of(rank));
+      ASSERT_TRUE(group->available()) << group->unavailable_reason();
+      SharedMemoryTransport transport(*group, group->area() + kBefore,
+                                      one_host_topology(rank, kSize), policy);
+      EXPECT_FALSE(transport.must_poll());
+      body(transport);
+      end.arrive_and_wait();
+      for (size_t i = 0; i < kBefore; ++i) EXPECT_EQ(group->area()[i], std::byte{0});
+    });
+  }
+};
+
+using Worlds = testing::Types<ThreadWorld<1, 0>, ThreadWorld<2, 0>, ThreadWorld<3, 0>,
+                              ThreadWorld<4, 0>, ThreadWorld<2, 1>, ThreadWorld<5, 1>>;
+INSTANTIATE_TYPED_TEST_SUITE_P(SharedMemory, TransportContract, Worlds);
+
+// The area grows with the square of the ranks, so the rings get shorter on hosts with very many.
+TEST(SharedMemoryTransport, NeedsAModestArea) {
+  EXPECT_GE(SharedMemoryTransport::area_bytes(1), size_t{1});
+  for (const int size : {2, 3, 8, 64, 128, 200, 256}) {
+    const size_t bytes = SharedMemoryTransport::area_bytes(size);
+    EXPECT_EQ(bytes % 64, 0U) << size;
+    EXPECT_GE(bytes, static_cast<size_t>(size) * static_cast<size_t>(size - 1) * 1024) << size;
+    EXPECT_LE(bytes, size_t{96} << 20) << size;
+  }
+}
+
+TEST(SharedMemoryTransport, FlushedSaysWhetherTheReaderHasToMakeRoom) {
+  constexpr int kSize = 2;
+  ThreadExchange exchange(kSize);
+  std::barrier<> step(kSize);
+  run_ranks(kSize, [&](int rank) {
+    const auto group = LocalGroup::create(rank, kSize, SharedMemoryTransport::area_bytes(kSize),
+                                          exchange.of(rank));
+    ASSERT_TRUE(group->available()) << group->unavailable_reason();
+    SharedMemoryTransport transport(*group, group->area(), one_host_topology(rank, kSize), {});
+    constexpr size_t kLength = 100'000;
+    if (rank == 0) {
+      transport.send(1, pattern(0, 1, 0, 10));
+      EXPECT_TRUE(transport.flushed());
+      transport.send(1, pattern(0, 1, 1, kLength));
+      EXPECT_FALSE(transport.flushed());
+      step.arrive_and_wait();
+      flush(transport);
+    } else {
+      step.arrive_and_wait();
+      Talk talk(transport);
+      talk.expect(0, 0, 10);
+      talk.expect(0, 1, kLength);
+    }
+    step.arrive_and_wait();
+  });
+}
+
+TEST(SharedMemoryTransportDeathTest, RefusesRanksThatItCanNotReach) {
+  const auto group = LocalGroup::create(0, 1, SharedMemoryTransport::area_bytes(1),
+                                        [](std::span<const std::byte> mine) {
+                                          return std::vector<std::byte>(mine.begin(), mine.end());
+                                        });
+  Topology topology = one_host_topology(0, 1);
+  topology.size = 2;  // one more on another host
+  topology.host_of = {0, 1};
+  SharedMemoryTransport transport(*group, group->area(), topology, {});
+  EXPECT_TRUE(transport.reaches(0));
+  EXPECT_FALSE(transport.reaches(1));
+  EXPECT_FALSE(transport.reaches(2));
+  EXPECT_DEATH(transport.send(1, {}), "of this host");
+  EXPECT_DEATH(transport.send(0, {}), "another rank");
+}
+
+}  // namespace
+}  // namespace horon::core

@@ -1,0 +1,243 @@
+// What every transport promises, written once. An implementation joins by a type with
+//   static void run(const std::function<void(Transport&)>& body);
+// that calls body on every rank (threads, or processes that each run one), and
+//   INSTANTIATE_TYPED_TEST_SUITE_P(Name, TransportContract, testing::Types<...>);
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/core/transport/transport.h"
+
+namespace horon::core {
+
+// Longer than any wait that works, shorter than the limit of the whole test: only a lost wake-up
+// shows this.
+constexpr std::chrono::seconds kLostWake{20};
+
+// Bytes that tell where they belong: of message `index` from one rank to another.
+inline Bytes pattern(int from, int to, uint64_t index, size_t length) {
+  std::mt19937_64 random(static_cast<uint64_t>(from) * 1'000'003 + static_cast<uint64_t>(to) * 97 +
+                         index * 7919 + length);
+  Bytes bytes(length);
+  for (size_t at = 0; at < length; at += sizeof(uint64_t)) {
+    const uint64_t word = random();
+    std::memcpy(bytes.data() + at, &word, std::min(sizeof word, length - at));
+  }
+  return bytes;
+}
+
+// Waits as the runtime does, and notices wake-ups that never come.
+inline void wait_for_news(Transport& transport) {
+  if (transport.must_poll()) return transport.wait(std::chrono::microseconds(20));
+  const auto start = std::chrono::steady_clock::now();
+  transport.wait(kLostWake);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, kLostWake) << "a wake-up was lost";
+}
+
+inline void flush(Transport& transport) {
+  while (!transport.flushed()) wait_for_news(transport);
+}
+
+// One rank's side of a test. A faster rank may be a step ahead: what it has sent too early waits
+// here.
+class Talk {
+ public:
+  explicit Talk(Transport& transport) : transport_(transport) {}
+
+  int me() const { return transport_.rank(); }
+  int size() const { return transport_.size(); }
+  void send(int to, uint64_t index, size_t length) {
+    transport_.send(to, pattern(me(), to, index, length));
+  }
+
+  // The next message from this rank must be this one.
+  void expect(int from, uint64_t index, size_t length) {
+    while (early_[from].empty()) {
+      if (auto message = transport_.receive()) {
+        ASSERT_NE(message->from, me());
+        early_[message->from].push_back(std::move(message->bytes));
+      } else {
+        wait_for_news(transport_);
+      }
+    }
+    const Bytes bytes = std::move(early_[from].front());
+    early_[from].pop_front();
+    EXPECT_TRUE(bytes == pattern(from, me(), index, length))
+        << "message " << index << " of " << length << " bytes from " << from << " to " << me()
+        << ", got " << bytes.size() << " bytes";
+  }
+
+  // Everybody sends count(from, to) messages of length(index) to everybody.
+  void all_to_all(const std::function<uint64_t(int, int)>& count,
+                  const std::function<size_t(uint64_t)>& length) {
+    uint64_t rounds = 0;
+    for (int to = 0; to < size(); ++to) rounds = std::max(rounds, count(me(), to));
+    for (uint64_t index = 0; index < rounds; ++index) {
+      for (int to = 0; to < size(); ++to) {
+        if (to != me() && index < count(me(), to)) send(to, index, length(index));
+      }
+    }
+    for (int from = 0; from < size(); ++from) {
+      if (from == me()) continue;
+      for (uint64_t index = 0; index < count(from, me()); ++index) {
+        expect(from, index, length(index));
+      }
+    }
+  }
+
+  // When all ranks have come here nothing is in flight and nothing more than expected has come.
+  void finish() {
+    constexpr uint64_t kLast = 999'999;
+    all_to_all([](int, int) { return 1; }, [](uint64_t) { return size_t{24}; });
+    flush(transport_);
+    for (int to = 0; to < size(); ++to) {
+      if (to != me()) send(to, kLast, 1);
+    }
+    for (int from = 0; from < size(); ++from) {
+      if (from != me()) expect(from, kLast, 1);
+    }
+    flush(transport_);
+    EXPECT_FALSE(transport_.receive().has_value());
+    for (const auto& [from, messages] : early_) EXPECT_TRUE(messages.empty()) << from;
+  }
+
+ private:
+  Transport& transport_;
+  std::map<int, std::deque<Bytes>> early_;
+};
+
+template <class World>
+class TransportContract : public testing::Test {};
+TYPED_TEST_SUITE_P(TransportContract);
+
+TYPED_TEST_P(TransportContract, NumbersItsRanks) {
+  TypeParam::run([](Transport& transport) {
+    EXPECT_GE(transport.rank(), 0);
+    EXPECT_LT(transport.rank(), transport.size());
+    EXPECT_TRUE(transport.flushed());
+    EXPECT_FALSE(transport.dead_peer().has_value());
+    Talk(transport).finish();
+  });
+}
+
+TYPED_TEST_P(TransportContract, KeepsTheOrderOfEachPair) {
+  TypeParam::run([](Transport& transport) {
+    Talk talk(transport);
+    talk.all_to_all([](int, int) { return 1000; }, [](uint64_t) { return size_t{16}; });
+    talk.finish();
+  });
+}
+
+TYPED_TEST_P(TransportContract, CarriesEveryLength) {
+  static const std::vector<size_t> lengths = {0,    1,     7,     8,     9,     63,    64,     0,
+                                              1016, 4095,  4096,  16375, 16376, 16377, 16384,  1,
+                                              0,    16385, 32768, 65535, 0,     65537, 300001, 3};
+  TypeParam::run([](Transport& transport) {
+    Talk talk(transport);
+    talk.all_to_all([](int, int) { return lengths.size(); },
+                    [](uint64_t index) { return lengths[index]; });
+    talk.finish();
+  });
+}
+
+TYPED_TEST_P(TransportContract, CarriesLargeMessagesBothWaysAtOnce) {
+  TypeParam::run([](Transport& transport) {
+    Talk talk(transport);
+    talk.all_to_all([](int, int) { return 2; },
+                    [](uint64_t index) { return index == 0 ? size_t{10'000'000} : size_t{5}; });
+    talk.finish();
+  });
+}
+
+TYPED_TEST_P(TransportContract, TakesABurstFromAllToOne) {
+  TypeParam::run([](Transport& transport) {
+    // The receiver sleeps first, so that everything piles up.
+    if (transport.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    Talk talk(transport);
+    talk.all_to_all([](int, int to) { return to == 0 ? 3000 : 0; },
+                    [](uint64_t index) { return index % 100; });
+    talk.finish();
+  });
+}
+
+TYPED_TEST_P(TransportContract, SurvivesRandomTraffic) {
+  TypeParam::run([](Transport& transport) {
+    Talk talk(transport);
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
+      talk.all_to_all(
+          [seed](int from, int to) {
+            return std::mt19937_64(seed * 31 + static_cast<uint64_t>(from * 8 + to))() % 200;
+          },
+          [seed](uint64_t index) {
+            const uint64_t random = std::mt19937_64(seed * 1009 + index)();
+            return random % 16 == 0 ? random % 70'000 : random % 300;
+          });
+    }
+    talk.finish();
+  });
+}
+
+// Every round waits for everybody, so each message is a wake-up of its own.
+TYPED_TEST_P(TransportContract, AnswersRoundAfterRound) {
+  TypeParam::run([](Transport& transport) {
+    Talk talk(transport);
+    for (int round = 0; round < 300; ++round) {
+      talk.all_to_all([](int, int) { return 1; }, [](uint64_t) { return size_t{40}; });
+    }
+    talk.finish();
+  });
+}
+
+TYPED_TEST_P(TransportContract, RingEndsASleepingWait) {
+  TypeParam::run([](Transport& transport) {
+    const auto start = std::chrono::steady_clock::now();
+    std::jthread ringer([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      transport.ring();
+    });
+    transport.wait(kLostWake);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, kLostWake);
+    ringer.join();
+    Talk(transport).finish();
+  });
+}
+
+TYPED_TEST_P(TransportContract, RingBeforeWaitIsKept) {
+  TypeParam::run([](Transport& transport) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 3; ++i) {
+      transport.ring();
+      transport.ring();  // two rings are one
+      transport.wait(kLostWake);
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - start, kLostWake);
+    Talk(transport).finish();
+  });
+}
+
+TYPED_TEST_P(TransportContract, WaitEndsByItself) {
+  TypeParam::run([](Transport& transport) {
+    for (const int64_t timeout_ns : {-1, 0, 1, 1000, 3'000'000}) {
+      transport.wait(std::chrono::nanoseconds(timeout_ns));
+    }
+    Talk(transport).finish();
+  });
+}
+
+REGISTER_TYPED_TEST_SUITE_P(TransportContract, NumbersItsRanks, KeepsTheOrderOfEachPair,
+                            CarriesEveryLength, CarriesLargeMessagesBothWaysAtOnce,
+                            TakesABurstFromAllToOne, SurvivesRandomTraffic, AnswersRoundAfterRound,
+                            RingEndsASleepingWait, RingBeforeWaitIsKept, WaitEndsByItself);
+
+}  // namespace horon::core

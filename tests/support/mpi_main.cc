@@ -1,0 +1,177 @@
+#include "horon/tests/support/mpi_main.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+// A default that a test program can replace by its own definition.
+__attribute__((weak)) bool test_main_starts_mpi() { return true; }
+
+namespace {
+
+// Known once MPI has run, and remembered when it has ended.
+std::atomic<int> known_rank{-1};
+std::atomic<int> known_size{-1};
+
+bool mpi_runs() {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  return initialized != 0 && finalized == 0;
+}
+
+void look_at_mpi() {
+  if (known_rank >= 0 || !mpi_runs()) return;
+  int value = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &value);
+  known_size = value;
+  MPI_Comm_rank(MPI_COMM_WORLD, &value);
+  known_rank = value;
+}
+
+std::string rank_name() { return known_rank < 0 ? "?" : std::to_string(known_rank); }
+
+// Failures only, whole lines with the rank in front.
+class FailurePrinter final : public testing::EmptyTestEventListener {
+  void OnTestPartResult(const testing::TestPartResult& result) override {
+    if (!result.failed()) return;
+    look_at_mpi();
+    const char* const file = result.file_name() == nullptr ? "?" : result.file_name();
+    std::ostringstream text;
+    text << file << ":" << result.line_number() << ": Failure\n" << result.message();
+    std::istringstream lines(text.str());
+    std::ostringstream out;
+    for (std::string line; std::getline(lines, line);) {
+      out << "[rank " << rank_name() << "] " << line << "\n";
+    }
+    std::fputs(out.str().c_str(), stderr);
+  }
+  void OnTestEnd(const testing::TestInfo& test) override {
+    if (!test.result()->Failed()) return;
+    std::fprintf(stderr, "[rank %s] [  FAILED  ] %s.%s\n", rank_name().c_str(),
+                 test.test_suite_name(), test.name());
+  }
+};
+
+// Ends a program that hangs, with the name of the test on this rank; mpirun then ends the others.
+class Watchdog final : public testing::EmptyTestEventListener {
+ public:
+  explicit Watchdog(int limit_s) : limit_(limit_s), thread_([this] { watch(); }) {}
+  ~Watchdog() override {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  void OnTestStart(const testing::TestInfo& test) override {
+    set_test(std::string(test.test_suite_name()) + "." + test.name());
+  }
+  void OnTestEnd(const testing::TestInfo&) override { set_test("between two tests"); }
+
+  void set_test(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    test_ = name;
+    look_at_mpi();
+  }
+
+  void watch() {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, limit_, [this] { return over_; })) return;
+    std::fprintf(stderr, "[rank %s] watchdog: not done after %lld s, at: %s\n", rank_name().c_str(),
+                 static_cast<long long>(limit_.count()), test_.c_str());
+    std::fflush(nullptr);
+    lock.unlock();
+    // The first rank that aborts ends all; give the others time to say where they are.
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::abort();
+  }
+
+  const std::chrono::seconds limit_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string test_ = "before the first test";
+  bool over_ = false;
+  std::thread thread_;  // the last member: it uses the others
+};
+
+int watchdog_limit_s(int argc, char** argv) {
+  constexpr std::string_view kOption = "--watchdog-s=";
+  int limit_s = 50;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument.starts_with(kOption)) limit_s = std::atoi(argument.data() + kOption.size());
+  }
+  return limit_s;
+}
+
+// Rank 0 prints as usual, the others failures only. Before MPI runs nobody knows which is which.
+void set_printers(bool print_all) {
+  testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
+  if (print_all) return;
+  delete listeners.Release(listeners.default_result_printer());
+  delete listeners.Release(listeners.default_xml_generator());
+  listeners.Append(new FailurePrinter);
+}
+
+// A failure on one rank is a failure on all.
+int agree(int failed) {
+  if (!mpi_runs()) return failed;
+  int any = 0;
+  MPI_Allreduce(&failed, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  if (any != 0 && failed == 0 && known_rank == 0) {
+    std::fputs("[  FAILED  ] on another rank\n", stderr);
+  }
+  return any;
+}
+
+}  // namespace
+
+int test_rank() {
+  look_at_mpi();
+  return known_rank < 0 ? 0 : known_rank.load();
+}
+
+int test_size() {
+  look_at_mpi();
+  return known_size < 0 ? 1 : known_size.load();
+}
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  auto* const watchdog = new Watchdog(watchdog_limit_s(argc, argv));
+  testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
+  listeners.Append(watchdog);
+  const bool starts_mpi = test_main_starts_mpi();
+  if (starts_mpi) {
+    int provided = MPI_THREAD_SINGLE;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+    look_at_mpi();
+  }
+  set_printers(starts_mpi && known_rank == 0);
+  const int ran = testing::UnitTest::GetInstance()->test_to_run_count();
+  const int failed = RUN_ALL_TESTS();
+  look_at_mpi();
+  if (!starts_mpi && known_rank <= 0) {
+    std::printf("%d tests ran, %s\n", ran, failed == 0 ? "all passed" : "some failed");
+  }
+  const int verdict = agree(failed);
+  if (starts_mpi) MPI_Finalize();
+  delete listeners.Release(watchdog);
+  return verdict;
+}

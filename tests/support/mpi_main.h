@@ -1,0 +1,15 @@
+// What a test program that runs under mpirun knows about itself; its main() is mpi_main.cc.
+//
+// Options besides gtest's: --watchdog-s=N (default 50): a test that is still running N seconds
+// after the program's start is named on every rank and the job is aborted.
+#pragma once
+
+// In MPI_COMM_WORLD. 0 and 1 while MPI is not initialised.
+int test_rank();
+int test_size();
+
+// Whether main() initialises MPI (MPI_THREAD_MULTIPLE) before the tests and finalises it after
+// them. A program that tests how Horon itself does that defines this function to return false; then
+// ranks agree on the verdict only if MPI still runs after the last test, else mpirun does that by
+// the exit codes.
+bool test_main_starts_mpi();
