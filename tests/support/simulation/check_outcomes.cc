@@ -1,0 +1,192 @@
+#include "horon/tests/support/simulation/check_outcomes.h"
+
+#include <algorithm>
+#include <map>
+
+#include "horon/core/base/text.h"
+
+namespace horon::simulation {
+namespace {
+
+using core::concat;
+
+class Judge {
+ public:
+  Judge(const SimulatedCluster& cluster, const Expectation& expected)
+      : cluster_(cluster), expected_(expected), wrong_(cluster.violations()) {}
+
+  std::vector<std::string> judge() {
+    for (int rank = 0; rank < cluster_.size(); ++rank) {
+      judge_rank(rank);
+      const SimulatedCluster::Rank& r = cluster_.rank(rank);
+      for (size_t action = 0; action < r.outcomes.size(); ++action) judge_call(rank, action);
+    }
+    judge_log();
+    judge_open();
+    judge_stall();
+    return std::move(wrong_);
+  }
+
+ private:
+  template <class... Args>
+  void wrong(const Args&... args) {
+    wrong_.push_back(concat(args...));
+  }
+
+  void judge_rank(int rank) {
+    const SimulatedCluster::Rank& r = cluster_.rank(rank);
+    const auto place = static_cast<size_t>(rank);
+    if (r.fatal) return wrong("rank ", rank, " ended: ", r.fatal->what());
+    if (r.bye != expected_.bye) wrong("rank ", rank, expected_.bye ? " has no Bye" : " has a Bye");
+    if ((r.position == r.program.size()) != expected_.done[place]) {
+      wrong("rank ", rank, " stopped at action ", r.position, " of ", r.program.size());
+    }
+    if (r.finished != r.started) wrong("rank ", rank, " has a batch running");
+    // The coordinator's own words travel in no message.
+    if (rank > 0 && r.words_sent != expected_.words[place]) {
+      wrong("rank ", rank, " sent ", r.words_sent, " words, not ", expected_.words[place]);
+    }
+    if (expected_.open.empty() && !r.controller->at_rest() && r.pending == 0) {
+      wrong("rank ", rank, " is not at rest");
+    }
+  }
+
+  static bool same_data(const Outcome& a, const Outcome& b) {
+    return a.contributors == b.contributors && a.contributions == b.contributions &&
+           a.produced == b.produced && a.first_extents == b.first_extents;
+  }
+
+  void judge_call(int rank, size_t action) {
+    const SimulatedCluster::Rank& r = cluster_.rank(rank);
+    const Outcome& is = r.outcomes[action];
+    const Outcome& should = expected_.outcomes[static_cast<size_t>(rank)][action];
+    const bool same = is.kind == should.kind &&
+                      (is.kind != Outcome::Kind::Failed || is.code == should.code) &&
+                      (is.kind != Outcome::Kind::Ran || same_data(is, should));
+    if (!same) {
+      return wrong("rank ", rank, ", action ", action, " (", describe(r.program[action]),
+                   "): ", describe(is), "; expected: ", describe(should));
+    }
+    if (is.kind == Outcome::Kind::Failed) judge_text(rank, action, is, should.round);
+    if (is.kind == Outcome::Kind::Joined) judge_joined(rank, is, should.round);
+  }
+
+  void judge_text(int rank, size_t action, const Outcome& is, size_t round) {
+    const std::string& name = cluster_.rank(rank).program[action].name;
+    if (is.text.find(concat("\"", name, "\"")) == std::string::npos) {
+      wrong("rank ", rank, ": the error does not name ", name, ": ", is.text);
+    }
+    // These are told on one rank only.
+    if (is.code == ErrorCode::DuplicateName || is.code == ErrorCode::NotInitialized) return;
+    if (is.code == ErrorCode::InvalidArgument && is.text.find("join()") != std::string::npos)
+      return;
+    const auto [known, fresh] = texts_.try_emplace(round, is.text);
+    if (!fresh && known->second != is.text) {
+      wrong("rank ", rank, " has another error: ", is.text, " / ", known->second);
+    }
+  }
+
+  void judge_joined(int rank, const Outcome& is, size_t round) {
+    const std::vector<int>& joiners = expected_.joiners[round];
+    const auto [known, fresh] = last_joined_.try_emplace(round, is.last_joined);
+    const bool possible =
+        std::find(joiners.begin(), joiners.end(), is.last_joined) != joiners.end();
+    if (!possible || known->second != is.last_joined) {
+      wrong("rank ", rank, " was told that rank ", is.last_joined, " joined last");
+    }
+  }
+
+  void judge_log() {
+    for (int rank = 2; rank < cluster_.size(); ++rank) {
+      if (cluster_.rank(rank).records != cluster_.rank(1).records) {
+        wrong("rank ", rank, " has applied another log than rank 1");
+      }
+    }
+  }
+
+  void judge_open() {
+    std::map<std::string, std::vector<int>> open;
+    for (auto& [name, missing] : cluster_.rank(0).controller->coordinator()->open_entries()) {
+      open[name] = missing;
+    }
+    if (open != expected_.open) wrong("other entries are open than expected");
+    for (const auto& [name, missing] : open) {
+      if (missing.empty()) wrong("nobody is missing in ", name, ", yet it is open");
+    }
+  }
+
+  void judge_stall() {
+    const std::string& text = cluster_.rank(0).controller->stall_text();
+    if (expected_.open.empty()) return;
+    size_t told = 0;
+    for (const auto& [name, missing] : expected_.open) {
+      const std::string line =
+          concat("tensor \"", name, "\": waiting for rank ", core::list_ranks(missing), " since");
+      if (text.find(line) != std::string::npos) ++told;
+    }
+    constexpr size_t shown_max = 10;
+    size_t lines = 0;
+    for (size_t at = text.find("waiting for"); at != std::string::npos;
+         at = text.find("waiting for", at + 1)) {
+      ++lines;
+    }
+    const size_t expected_lines = std::min(shown_max, expected_.open.size());
+    if (told != expected_lines || lines != expected_lines) {
+      wrong("the stall report is not what is missing: ", text);
+    }
+    for (int rank = 1; rank < cluster_.size(); ++rank) {
+      if (cluster_.rank(rank).controller->stall_text() != text) {
+        wrong("rank ", rank, " has no stall report");
+      }
+    }
+  }
+
+  const SimulatedCluster& cluster_;
+  const Expectation& expected_;
+  std::vector<std::string> wrong_;
+  std::map<size_t, std::string> texts_;
+  std::map<size_t, int> last_joined_;
+};
+
+bool is_prefix(const std::vector<size_t>& a, const std::vector<size_t>& b) {
+  return std::equal(a.begin(), a.begin() + static_cast<int64_t>(std::min(a.size(), b.size())),
+                    b.begin());
+}
+
+}  // namespace
+
+std::vector<std::string> check_outcomes(const SimulatedCluster& cluster,
+                                        const Expectation& expected) {
+  return Judge(cluster, expected).judge();
+}
+
+std::vector<std::string> check_common_end(const SimulatedCluster& cluster, int culprit,
+                                          ErrorCode code, const std::string& cause) {
+  std::vector<std::string> wrong = cluster.violations();
+  bool needed = false;
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    const SimulatedCluster::Rank& r = cluster.rank(rank);
+    needed = needed || (rank != culprit && (r.fatal || r.pending > 0 || r.leaving != r.bye));
+  }
+  std::string text;
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    const SimulatedCluster::Rank& r = cluster.rank(rank);
+    if (rank > 0 && !is_prefix(r.records, cluster.rank(1).records)) {
+      wrong.push_back(concat("rank ", rank, " has applied another log than rank 1"));
+    }
+    if (rank == culprit || !needed || r.bye) continue;
+    if (!r.fatal) {
+      wrong.push_back(concat("rank ", rank, " has not ended"));
+      continue;
+    }
+    if (text.empty()) text = r.fatal->what();
+    if (r.fatal->code() != code || r.fatal->what() != text ||
+        text.find(cause) == std::string::npos) {
+      wrong.push_back(concat("rank ", rank, " ended with: ", r.fatal->what()));
+    }
+    if (r.pending > 0) wrong.push_back(concat("rank ", rank, " still waits"));
+  }
+  return wrong;
+}
+
+}  // namespace horon::simulation

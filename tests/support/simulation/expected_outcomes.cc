@@ -1,0 +1,305 @@
+#include "horon/tests/support/simulation/expected_outcomes.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+namespace horon::simulation {
+namespace {
+
+struct Word {
+  bool refused = false;
+  size_t action = 0;
+};
+
+// What all ranks said in one go under one name.
+struct Round {
+  std::vector<std::optional<Word>> words;
+  bool decided = false;
+};
+
+bool same_collective(const core::EntrySpec& a, const core::EntrySpec& b) {
+  core::EntrySpec left = a;
+  core::EntrySpec right = b;
+  for (core::EntrySpec* spec : {&left, &right}) {
+    if (spec->kind != CollectiveKind::Allgather) continue;
+    for (core::TensorPart& part : spec->parts) {
+      if (!part.shape.empty()) part.shape.front() = 0;
+    }
+  }
+  return left == right;
+}
+
+class Oracle {
+ public:
+  explicit Oracle(const std::vector<Program>& programs) : programs_(programs) {
+    ranks_.resize(programs.size());
+    out_.words.resize(programs.size());
+    for (const Program& program : programs) out_.outcomes.emplace_back(program.size());
+  }
+
+  Expectation run() {
+    bool news = true;
+    while (news) {
+      news = false;
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) news = advance(rank) || news;
+      for (auto& [name, rounds] : rounds_) {
+        while (decide(rounds)) news = true;
+      }
+      news = decide_joined() || news;
+    }
+    conclude();
+    return std::move(out_);
+  }
+
+ private:
+  using Rounds = std::vector<Round>;
+  struct Rank {
+    size_t position = 0;
+    std::map<std::string, size_t> latest;
+    std::map<std::string, size_t> said;  // words under each name since the last Joined
+    size_t pending = 0;
+    std::optional<size_t> joining;  // the action
+    bool leaving = false;
+    bool bye = false;
+  };
+
+  Outcome& outcome(size_t rank, size_t action) { return out_.outcomes[rank][action]; }
+
+  bool blocked(size_t rank) const {
+    const Rank& r = ranks_[rank];
+    const Action& action = programs_[rank][r.position];
+    if (action.kind != Action::Kind::Wait) return false;
+    if (action.name.empty()) return r.pending > 0 || (r.leaving && !r.bye);
+    const auto latest = r.latest.find(action.name);
+    return latest != r.latest.end() &&
+           out_.outcomes[rank][latest->second].kind == Outcome::Kind::Pending;
+  }
+
+  bool advance(size_t rank) {
+    Rank& r = ranks_[rank];
+    bool news = false;
+    while (r.position < programs_[rank].size() && !blocked(rank)) {
+      step(rank, r.position++);
+      news = true;
+    }
+    return news;
+  }
+
+  void step(size_t rank, size_t index) {
+    Rank& r = ranks_[rank];
+    const Action& action = programs_[rank][index];
+    switch (action.kind) {
+      case Action::Kind::Submit:
+        return submit(rank, index);
+      case Action::Kind::Refuse:
+        if (!r.leaving && !r.joining) say(rank, action.name, {true, index});
+        return;
+      case Action::Kind::Join:
+        r.joining = index;
+        pend(rank, index);
+        return;
+      case Action::Kind::Shutdown:
+        r.leaving = true;
+        return;
+      case Action::Kind::Wait:
+      case Action::Kind::Think:
+        return;
+    }
+  }
+
+  void submit(size_t rank, size_t index) {
+    Rank& r = ranks_[rank];
+    const Action& action = programs_[rank][index];
+    const auto latest = r.latest.find(action.name);
+    const bool in_flight =
+        latest != r.latest.end() && outcome(rank, latest->second).kind == Outcome::Kind::Pending;
+    if (r.leaving) return fail(rank, index, ErrorCode::NotInitialized);
+    if (r.joining) return fail(rank, index, ErrorCode::InvalidArgument);
+    if (in_flight) return fail(rank, index, ErrorCode::DuplicateName);
+    r.latest[action.name] = index;
+    pend(rank, index);
+    say(rank, action.name, {false, index});
+  }
+
+  void pend(size_t rank, size_t index) {
+    outcome(rank, index).kind = Outcome::Kind::Pending;
+    ++ranks_[rank].pending;
+  }
+
+  void fail(size_t rank, size_t index, ErrorCode code) {
+    outcome(rank, index).kind = Outcome::Kind::Failed;
+    outcome(rank, index).code = code;
+  }
+
+  void say(size_t rank, const std::string& name, Word word) {
+    const size_t place = ranks_[rank].said[name]++;
+    Rounds& rounds = rounds_[name];
+    if (rounds.size() <= place) rounds.resize(place + 1);
+    if (rounds[place].words.empty()) rounds[place].words.resize(ranks_.size());
+    rounds[place].words[rank] = word;
+  }
+
+  // Join and Shutdown are told to the others only behind all words that a refusal holds back.
+  bool away(size_t rank) const {
+    const Rank& r = ranks_[rank];
+    if (!r.joining && !r.leaving) return false;
+    for (const auto& [name, rounds] : rounds_) {
+      size_t open = 0;
+      for (const Round& round : rounds) {
+        open += static_cast<size_t>(!round.decided && round.words[rank].has_value());
+      }
+      if (open > 1) return false;
+    }
+    return true;
+  }
+
+  bool decide(Rounds& rounds) {
+    const auto first = std::find_if(rounds.begin(), rounds.end(),
+                                    [](const Round& round) { return !round.decided; });
+    if (first == rounds.end()) return false;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!first->words[rank] && !away(rank)) return false;
+    }
+    first->decided = true;
+    Outcome verdict = judge(*first);
+    verdict.round = next_round_++;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!first->words[rank]) continue;
+      ++out_.words[rank];
+      if (!first->words[rank]->refused) settle(rank, first->words[rank]->action, verdict);
+    }
+    return true;
+  }
+
+  void settle(size_t rank, size_t action, const Outcome& verdict) {
+    outcome(rank, action) = verdict;
+    --ranks_[rank].pending;
+  }
+
+  const Action& action_of(size_t rank, const Word& word) const {
+    return programs_[rank][word.action];
+  }
+
+  Outcome judge(const Round& round) const {
+    Outcome out;
+    out.kind = Outcome::Kind::Failed;
+    bool left = false;
+    bool refused = false;
+    bool disagree = false;
+    bool root_joined = false;
+    const core::EntrySpec* spec = nullptr;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const std::optional<Word>& word = round.words[rank];
+      left = left || (!word && !ranks_[rank].joining);
+      refused = refused || (word && word->refused);
+      if (!word || word->refused) continue;
+      const core::EntrySpec& own = *action_of(rank, *word).spec;
+      disagree = disagree || (spec != nullptr && !same_collective(*spec, own));
+      if (spec == nullptr) spec = &own;
+    }
+    if (spec != nullptr && spec->kind == CollectiveKind::Broadcast) {
+      const auto root = static_cast<size_t>(spec->root);
+      root_joined = root < ranks_.size() && !round.words[root];
+    }
+    const auto failed = [&](ErrorCode code) {
+      out.code = code;
+      return out;
+    };
+    if (left) return failed(ErrorCode::RankLeft);
+    if (refused) return failed(ErrorCode::InvalidArgument);
+    if (disagree) return failed(ErrorCode::Mismatch);
+    if (root_joined) return failed(ErrorCode::RankLeft);
+    return reduce(round, *spec);
+  }
+
+  Outcome reduce(const Round& round, const core::EntrySpec& spec) const {
+    Outcome out;
+    out.kind = Outcome::Kind::Ran;
+    std::vector<bool> produced(spec.parts.size());
+    bool some_absent = false;
+    bool some_present = false;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const std::optional<Word>& word = round.words[rank];
+      const bool gathers = spec.kind == CollectiveKind::Allgather;
+      int64_t rows = 0;
+      if (word) {
+        const Action& action = action_of(rank, *word);
+        if (gathers) rows = action.spec->parts.front().shape.front();
+        ++out.contributors;
+        out.contributions.push_back({static_cast<int>(rank), word->action});
+        some_absent = some_absent || !action.absent.empty();
+        some_present = some_present || action.absent.empty();
+        for (size_t part = 0; part < produced.size(); ++part) {
+          if (!action.absent.empty() && action.absent[part]) continue;
+          produced[part] = true;
+          some_present = true;
+        }
+      }
+      if (gathers) out.first_extents.push_back(rows);
+    }
+    if (!some_present) {
+      Outcome unused;
+      unused.kind = Outcome::Kind::Unused;
+      return unused;
+    }
+    if (some_absent) out.produced = produced;
+    return out;
+  }
+
+  bool decide_joined() {
+    std::vector<int> joiners;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!away(rank)) return false;
+      if (ranks_[rank].joining) joiners.push_back(static_cast<int>(rank));
+    }
+    const bool bye =
+        std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.leaving; });
+    if (joiners.empty() && (!bye || out_.bye)) return false;
+    out_.bye = bye;
+    rounds_.clear();
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      Rank& r = ranks_[rank];
+      r.said.clear();
+      r.bye = bye;
+      if (!r.joining) continue;
+      Outcome joined;
+      joined.kind = Outcome::Kind::Joined;
+      joined.round = out_.joiners.size();
+      settle(rank, *std::exchange(r.joining, std::nullopt), joined);
+    }
+    if (!joiners.empty()) out_.joiners.push_back(joiners);
+    return true;
+  }
+
+  void conclude() {
+    for (const auto& [name, rounds] : rounds_) {
+      const auto first = std::find_if(rounds.begin(), rounds.end(),
+                                      [](const Round& round) { return !round.decided; });
+      if (first == rounds.end()) continue;
+      std::vector<int>& missing = out_.open[name];
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+        if (first->words[rank]) ++out_.words[rank];
+        if (!first->words[rank] && !away(rank)) missing.push_back(static_cast<int>(rank));
+      }
+    }
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      out_.done.push_back(ranks_[rank].position == programs_[rank].size());
+    }
+  }
+
+  const std::vector<Program>& programs_;
+  std::vector<Rank> ranks_;
+  std::map<std::string, Rounds> rounds_;
+  size_t next_round_ = 0;
+  Expectation out_;
+};
+
+}  // namespace
+
+Expectation expected_outcomes(const std::vector<Program>& programs) {
+  return Oracle(programs).run();
+}
+
+}  // namespace horon::simulation

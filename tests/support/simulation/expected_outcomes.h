@@ -1,0 +1,29 @@
+// What must become of every call of every program, worked out from the programs alone, without time
+// or messages: the protocol promises that the outcome does not depend on them.
+//
+// The rule: the k-th word that a rank says under a name meets the k-th word of every other rank,
+// counted since the last time that all ranks had joined. Programs must not submit a name again
+// before they have waited for it, except in the same breath (then it is certain to be a
+// duplicate).
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "horon/tests/support/simulation/program.h"
+
+namespace horon::simulation {
+
+struct Expectation {
+  std::vector<std::vector<Outcome>> outcomes;    // by rank and action; texts are not predicted
+  std::map<std::string, std::vector<int>> open;  // entries that stay open, and who is missing
+  std::vector<int> words;                        // Ready and Refused that each rank sends
+  std::vector<std::vector<int>> joiners;         // of each round of joins: who may be last
+  std::vector<bool> done;                        // the program of this rank comes to its end
+  bool bye = false;
+};
+
+Expectation expected_outcomes(const std::vector<Program>& programs);
+
+}  // namespace horon::simulation

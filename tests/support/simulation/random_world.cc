@@ -1,0 +1,232 @@
+#include "horon/tests/support/simulation/random_world.h"
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "horon/core/base/text.h"
+#include "horon/tests/support/simulation/check_outcomes.h"
+#include "horon/tests/support/simulation/random_spec.h"
+
+namespace horon::simulation {
+namespace {
+
+using core::concat;
+
+// What may happen in a world; drawn once, so that most worlds show few things at a time.
+struct Traits {
+  bool own_order, uneven, missing, absent, refuse, mismatch, duplicates, reshape, joins, leaves;
+  bool thinks;
+};
+
+class Author {
+ public:
+  explicit Author(uint64_t seed) : random_(seed) {}
+
+  World write() {
+    World world;
+    const int size = chance(3) ? 1 : static_cast<int>(2 + below(5));
+    set_options(world);
+    traits_ = {chance(80), chance(25), chance(12), chance(25), chance(15), chance(20),
+               chance(12), chance(25), chance(30), chance(50), chance(60)};
+    entries_ = 1 + below(8);
+    steps_ = 1 + below(4);
+    for (size_t i = 0; i < entries_; ++i) {
+      base_.push_back(random_spec(random_, concat("t", i), size));
+      other_.push_back(random_change(random_, base_.back(), size));
+    }
+    const size_t phases = traits_.joins ? 1 + below(2) : 1;
+    for (int rank = 0; rank < size; ++rank) world.programs.push_back(program(size, phases));
+    set_fault(world, size);
+    return world;
+  }
+
+ private:
+  uint64_t below(uint64_t limit) { return random_() % limit; }
+  bool chance(uint64_t percent) { return below(100) < percent; }
+  template <class T>
+  T pick(std::initializer_list<T> values) {
+    return *(values.begin() + below(values.size()));
+  }
+
+  void set_options(World& world) {
+    core::Controller::Options& options = world.cluster.controller;
+    options.fusion_bytes_max = pick<int64_t>({1, 100, 4096, 64 << 20});
+    options.alone_bytes = pick<int64_t>({0, 64, 1024, 256 << 10});
+    options.batches_in_flight_max = pick({1, 2, 5});
+    world.timing.seed = random_();
+    world.timing.latency_max = pick({kMillisecond / 100, kMillisecond, 100 * kMillisecond});
+    world.timing.batch_max = pick({kMillisecond / 100, kMillisecond, 100 * kMillisecond});
+  }
+
+  void set_fault(World& world, int size) {
+    if (size < 2) return;
+    Fault fault;
+    fault.rank = static_cast<int>(below(static_cast<uint64_t>(size)));
+    fault.at = static_cast<Nanos>(below(20)) * kMillisecond;
+    const uint64_t dice = below(100);
+    if (dice < 5) {
+      fault.duration = static_cast<Nanos>(1 + below(8000)) * kMillisecond;  // and all is well
+    } else if (dice < 8) {
+      fault.duration = 30 * kSecond;
+    } else if (dice < 14) {
+      fault.kind = Fault::Kind::Die;
+    } else if (dice < 17) {
+      fault.kind = Fault::Kind::Fail;
+    } else {
+      if (dice < 22) corrupt(world);
+      return;
+    }
+    world.timing.fault = fault;
+  }
+
+  void corrupt(World& world) {
+    world.corrupted = true;
+    auto countdown = std::make_shared<uint64_t>(below(20));
+    auto random = std::make_shared<std::mt19937_64>(random_());
+    world.cluster.corrupt = [countdown, random](int, int, SimulatedCluster::Bytes& bytes) {
+      if ((*countdown)-- != 0 || bytes.empty()) return;
+      if ((*random)() % 4 == 0) bytes.resize((*random)() % bytes.size());
+      for (uint64_t i = 0; i <= (*random)() % 3 && !bytes.empty(); ++i) {
+        bytes[(*random)() % bytes.size()] ^= static_cast<std::byte>(1 << (*random)() % 8);
+      }
+    };
+  }
+
+  Program program(int size, size_t phases) {
+    Program out;
+    pending_.clear();
+    specs_.clear();
+    for (size_t phase = 0; phase < phases; ++phase) {
+      const size_t steps = traits_.uneven || traits_.joins ? below(steps_ + 1) : steps_;
+      for (size_t step = 0; step < steps; ++step) add_step(out, size, step);
+      if (traits_.joins && chance(85)) add_join(out);
+    }
+    if (traits_.leaves && chance(90)) {
+      if (traits_.joins && chance(15)) out.push_back(join());  // and leaves before it returns
+      out.push_back(shutdown());
+      if (chance(10)) out.push_back(submit("t0", spec(0, false)));
+    }
+    out.push_back(wait_all());
+    return out;
+  }
+
+  void add_step(Program& out, int size, size_t step) {
+    std::vector<size_t> order(entries_);
+    for (size_t i = 0; i < entries_; ++i) order[i] = i;
+    if (traits_.own_order) std::shuffle(order.begin(), order.end(), random_);
+    for (const size_t entry : order) {
+      if (traits_.thinks && chance(20)) out.push_back(think(think_time()));
+      if (traits_.missing && chance(5)) continue;
+      add_call(out, entry, size, step);
+      if (chance(10)) add_wait(out, concat("t", entry));
+    }
+    if (!chance(70)) return;
+    out.push_back(wait_all());
+    pending_.clear();
+  }
+
+  Nanos think_time() {
+    return static_cast<Nanos>(below(pick<uint64_t>({1, 10, 1000}) * 1000)) * 1000;
+  }
+
+  void add_wait(Program& out, const std::string& name) {
+    if (pending_.erase(name) > 0) out.push_back(wait(name));
+  }
+
+  void add_call(Program& out, size_t entry, int size, size_t step) {
+    const std::string name = concat("t", entry);
+    // A program may use a name again only when it has waited for it.
+    add_wait(out, name);
+    if (traits_.refuse && chance(10)) {
+      out.push_back(refuse(name));
+      if (chance(30)) out.push_back(refuse(name));
+      if (!chance(30)) return;
+    }
+    core::SpecPtr chosen = spec(entry, traits_.reshape && step >= 2);
+    if (traits_.mismatch && chance(8)) chosen = random_change(random_, chosen, size);
+    std::vector<bool> absent;
+    if (traits_.absent && chance(60)) {
+      for (size_t part = 0; part < chosen->parts.size(); ++part) absent.push_back(chance(70));
+    }
+    out.push_back(submit(name, chosen, absent));
+    pending_.insert(name);
+    if (traits_.duplicates && chance(15)) out.push_back(in_same_breath(submit(name, chosen)));
+  }
+
+  // Some programs keep the description of a tensor, some make it anew.
+  core::SpecPtr spec(size_t entry, bool changed) {
+    core::SpecPtr& kept = specs_[{entry, changed}];
+    if (kept == nullptr || chance(20)) {
+      kept = std::make_shared<core::EntrySpec>(changed ? *other_[entry] : *base_[entry]);
+    }
+    if (kept->kind != CollectiveKind::Allgather) return kept;
+    auto own = std::make_shared<core::EntrySpec>(*kept);
+    own->parts[0].shape[0] = static_cast<int64_t>(below(4));
+    return own;
+  }
+
+  void add_join(Program& out) {
+    out.push_back(join());
+    if (chance(10)) out.push_back(in_same_breath(submit("t0", spec(0, false))));
+    out.push_back(wait_all());
+    pending_.clear();
+  }
+
+  std::mt19937_64 random_;
+  Traits traits_{};
+  size_t entries_ = 0;
+  size_t steps_ = 0;
+  std::vector<core::SpecPtr> base_;
+  std::vector<core::SpecPtr> other_;  // after a change on all ranks
+  std::map<std::pair<size_t, bool>, core::SpecPtr> specs_;
+  std::set<std::string> pending_;
+};
+
+// All violations are forgiven to damaged bytes, but the run must come to its end.
+std::vector<std::string> judge(const World& world, const SimulatedCluster& cluster,
+                               const std::vector<Program>& programs, const TimedRun& run) {
+  if (world.corrupted) return {};
+  const std::optional<Fault>& fault = world.timing.fault;
+  if (!fault || (fault->kind == Fault::Kind::Freeze && fault->duration < 10 * kSecond)) {
+    return check_outcomes(cluster, expected_outcomes(programs));
+  }
+  if (fault->kind == Fault::Kind::Fail) {
+    return check_common_end(cluster, fault->rank, ErrorCode::OperationFailed, "the disk is full");
+  }
+  std::vector<std::string> wrong =
+      check_common_end(cluster, fault->rank, ErrorCode::PeerDead,
+                       concat("rank ", fault->rank, " has not answered for 10 s"));
+  // A second until somebody asks, ten until the answer is overdue, and the grain of the ticks.
+  if (run.silence_before_fatal() > 13 * kSecond) {
+    wrong.push_back(concat("the end came only after ", run.silence_before_fatal() / kSecond, " s"));
+  }
+  return wrong;
+}
+
+}  // namespace
+
+World random_world(uint64_t seed) { return Author(seed).write(); }
+
+std::vector<std::string> run_world(uint64_t seed, std::string* trace) {
+  World world = random_world(seed);
+  world.cluster.trace = trace != nullptr;
+  SimulatedCluster cluster(world.cluster, world.programs);
+  TimedRun run(cluster, world.timing);
+  run.run();
+  std::vector<std::string> wrong = judge(world, cluster, world.programs, run);
+  bool rest = !world.timing.fault && !world.corrupted;
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    const SimulatedCluster::Rank& r = cluster.rank(rank);
+    rest = rest && r.controller->at_rest() && r.leaving == r.bye;
+  }
+  if (rest && run.rest(30 * kSecond) > 0) wrong.push_back("something was said at rest");
+  if (trace == nullptr) return wrong;
+  *trace = describe(world.programs);
+  for (const std::string& line : cluster.take_trace()) *trace += line + "\n";
+  return wrong;
+}
+
+}  // namespace horon::simulation

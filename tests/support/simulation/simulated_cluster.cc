@@ -1,0 +1,310 @@
+#include "horon/tests/support/simulation/simulated_cluster.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "horon/core/base/text.h"
+#include "horon/core/negotiation/wire_format.h"
+
+namespace horon::simulation {
+namespace {
+
+using core::concat;
+
+bool is_record(const core::Item& item) {
+  return std::holds_alternative<core::Plan>(item) || std::holds_alternative<core::Fail>(item) ||
+         std::holds_alternative<core::Unused>(item) || std::holds_alternative<core::Joined>(item) ||
+         std::holds_alternative<core::Bye>(item);
+}
+
+size_t hash_of(const core::Item& item) {
+  core::Envelope envelope;
+  envelope.items.push_back(item);
+  const std::vector<std::byte> bytes = core::encode(envelope);
+  return std::hash<std::string_view>{}({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+Outcome failure(const Error& error) {
+  Outcome outcome;
+  outcome.kind = Outcome::Kind::Failed;
+  outcome.code = error.code();
+  outcome.text = error.what();
+  return outcome;
+}
+
+}  // namespace
+
+SimulatedCluster::SimulatedCluster(Options options, std::vector<Program> programs)
+    : options_(std::move(options)) {
+  core::Controller::Options controller = options_.controller;
+  controller.size = static_cast<int>(programs.size());
+  for (Program& program : programs) {
+    controller.rank = static_cast<int>(ranks_.size());
+    Rank& rank = ranks_.emplace_back();
+    rank.controller = std::make_unique<core::Controller>(controller);
+    rank.outcomes.resize(program.size());
+    rank.program = std::move(program);
+  }
+}
+
+bool SimulatedCluster::can_act(int rank) const {
+  const Rank& r = ranks_[static_cast<size_t>(rank)];
+  if (r.dead || r.fatal || r.position >= r.program.size()) return false;
+  const Action& action = r.program[r.position];
+  if (action.kind != Action::Kind::Wait) return true;
+  if (action.name.empty()) return r.pending == 0 && (!r.leaving || r.bye);
+  const auto latest = r.latest.find(action.name);
+  return latest == r.latest.end() || r.outcomes[latest->second].kind != Outcome::Kind::Pending;
+}
+
+void SimulatedCluster::act(int rank) {
+  Rank& r = at(rank);
+  ++progress_;
+  do {
+    const size_t index = r.position++;
+    if (options_.trace) note(concat(rank, ": ", describe(r.program[index])));
+    act_once(rank, r.program[index], index);
+  } while (r.position < r.program.size() && r.program[r.position].same_breath);
+}
+
+void SimulatedCluster::act_once(int rank, const Action& action, size_t index) {
+  Rank& r = at(rank);
+  const auto wait_for = [&] {
+    r.outcomes[index].kind = Outcome::Kind::Pending;
+    ++r.pending;
+  };
+  switch (action.kind) {
+    case Action::Kind::Submit: {
+      ++r.words_said;
+      if (const auto last = r.latest.find(action.name);
+          last == r.latest.end() || r.outcomes[last->second].kind != Outcome::Kind::Pending) {
+        r.latest[action.name] = index;
+      }
+      wait_for();
+      core::Request request;
+      request.ticket = index;
+      request.name = action.name;
+      request.spec = action.spec;
+      request.absent = action.absent;
+      return r.controller->submit(std::move(request));
+    }
+    case Action::Kind::Refuse:
+      ++r.words_said;
+      return r.controller->refuse(action.name, concat("no good on rank ", rank));
+    case Action::Kind::Join:
+      wait_for();
+      return r.controller->join(index);
+    case Action::Kind::Shutdown:
+      r.leaving = true;
+      return r.controller->shutdown();
+    case Action::Kind::Wait:
+    case Action::Kind::Think:
+      return;
+  }
+}
+
+void SimulatedCluster::deliver(int from, int to) {
+  const auto channel = channels_.find({from, to});
+  const Bytes bytes = std::move(channel->second.front());
+  channel->second.pop_front();
+  if (channel->second.empty()) channels_.erase(channel);
+  Rank& r = at(to);
+  if (r.dead) return;
+  if (!options_.corrupt) {
+    for (const core::Item& item : core::decode(bytes).items) {
+      const bool question = std::holds_alternative<core::Ping>(item) ||
+                            std::holds_alternative<core::Pong>(item) ||
+                            std::holds_alternative<core::Stall>(item);
+      if (!question) ++progress_;
+      if (is_record(item)) r.records.push_back(hash_of(item));
+    }
+  }
+  r.controller->receive(from, bytes);
+}
+
+bool SimulatedCluster::can_finish(int rank) const {
+  const Rank& r = ranks_[static_cast<size_t>(rank)];
+  if (r.dead || r.fatal || r.finished == r.started) return false;
+  const Batch& batch = batches_[r.finished];
+  return batch.started == size() && !batch.lost;
+}
+
+void SimulatedCluster::finish(int rank) {
+  Rank& r = at(rank);
+  const Batch& batch = batches_[r.finished++];
+  ++progress_;
+  if (options_.trace) note(concat(rank, ": batch ", batch.first.sequence, " is over"));
+  for (size_t i = 0; i < batch.contributions.size(); ++i) {
+    Outcome outcome;
+    outcome.kind = Outcome::Kind::Ran;
+    outcome.contributors = batch.first.contributors;
+    outcome.contributions = batch.contributions[i];
+    outcome.produced = batch.first.entries[i].produced;
+    outcome.first_extents = batch.first.entries[i].first_extents;
+    std::sort(outcome.contributions.begin(), outcome.contributions.end());
+    for (const Contribution& own : outcome.contributions) {
+      if (own.rank == rank) settle(rank, own.action, outcome);
+    }
+  }
+  r.controller->batch_finished();
+}
+
+void SimulatedCluster::flush(int rank) {
+  Rank& r = at(rank);
+  if (r.dead) return;
+  core::Effects effects = r.controller->take_effects();
+  for (core::Outgoing& message : effects.messages) send(rank, std::move(message));
+  for (const core::StartBatch& batch : effects.starts) start(rank, batch);
+  for (const core::Finished& finished : effects.finished) {
+    Outcome outcome;
+    if (finished.error) {
+      outcome = failure(*finished.error);
+    } else if (finished.last_joined >= 0) {
+      outcome.kind = Outcome::Kind::Joined;
+      outcome.last_joined = finished.last_joined;
+    } else {
+      outcome.kind = Outcome::Kind::Unused;
+    }
+    if (options_.trace) note(concat(rank, ": action ", finished.ticket, " ", describe(outcome)));
+    settle(rank, finished.ticket, std::move(outcome));
+  }
+  for (const std::string& warning : effects.warnings) {
+    if (options_.trace) note(concat(rank, " warns: ", warning));
+    r.warnings.push_back(warning);
+  }
+  if (effects.fatal) end(rank, *effects.fatal);
+  if (effects.bye) {
+    ++progress_;
+    if (options_.trace) note(concat(rank, ": bye"));
+    if (r.bye || !r.leaving) violate(concat("rank ", rank, " got a Bye that can't be"));
+    r.bye = true;
+  }
+}
+
+void SimulatedCluster::send(int from, core::Outgoing message) {
+  Rank& r = at(from);
+  if (message.to == from) violate(concat("rank ", from, " sent a message to itself"));
+  core::Envelope envelope = core::decode(message.bytes);
+  if (envelope.items.empty()) violate(concat("rank ", from, " sent an empty message"));
+  for (const core::Item& item : envelope.items) {
+    count_words(from, item);
+    if (options_.trace) note(concat(from, " -> ", message.to, ": ", describe(item)));
+  }
+  if (r.words_sent > r.words_said) violate(concat("rank ", from, " said a word twice"));
+  if (options_.tamper) {
+    options_.tamper(from, message.to, envelope);
+    message.bytes = core::encode(envelope);
+  }
+  if (options_.corrupt) options_.corrupt(from, message.to, message.bytes);
+  channels_[{from, message.to}].push_back(std::move(message.bytes));
+  sent_.emplace_back(from, message.to);
+}
+
+void SimulatedCluster::count_words(int from, const core::Item& item) {
+  Rank& r = at(from);
+  std::visit(core::Overloaded{[&](const core::Ready&) { ++r.words_sent; },
+                              [&](const core::Refused&) { ++r.words_sent; },
+                              [&](const core::Join&) { ++r.away_sent; },
+                              [&](const core::Shutdown&) { ++r.away_sent; }, [](const auto&) {}},
+             item);
+}
+
+void SimulatedCluster::start(int rank, const core::StartBatch& start) {
+  Rank& r = at(rank);
+  ++progress_;
+  if (start.sequence != r.started++) violate(concat("rank ", rank, " skips a batch"));
+  const bool first = start.sequence >= batches_.size();
+  if (first) {
+    Batch& fresh = batches_.emplace_back();
+    fresh.first = start;
+    fresh.contributions.resize(start.entries.size());
+    for (const Rank& other : ranks_) fresh.lost = fresh.lost || other.dead;
+  }
+  Batch& batch = batches_[start.sequence];
+  compare(rank, start, batch.first);
+  std::string names;
+  for (size_t i = 0; i < start.entries.size(); ++i) {
+    const core::StartEntry& entry = start.entries[i];
+    names += concat(i > 0 ? ", " : "", entry.name, entry.ticket ? "" : " (joined)");
+    if (entry.ticket) add_contribution(rank, start, i, batch);
+  }
+  if (options_.trace) {
+    note(concat(rank, ": starts batch ", start.sequence, ": ", names, " (", start.contributors,
+                " contributors)"));
+  }
+  if (++batch.started == size()) runnable_.push_back(start.sequence);
+}
+
+void SimulatedCluster::add_contribution(int rank, const core::StartBatch& start, size_t entry,
+                                        Batch& batch) {
+  const Contribution own{rank, *start.entries[entry].ticket};
+  const Action& action = at(rank).program.at(own.action);
+  if (action.kind != Action::Kind::Submit || action.name != start.entries[entry].name ||
+      action.spec != start.entries[entry].spec) {
+    violate(concat("rank ", rank, " starts \"", start.entries[entry].name,
+                   "\" with what is no submission of it"));
+  }
+  if (!used_.insert(own).second) {
+    violate(concat("action ", own.action, " of rank ", rank, " is used twice"));
+  }
+  if (entry < batch.contributions.size()) batch.contributions[entry].push_back(own);
+}
+
+void SimulatedCluster::compare(int rank, const core::StartBatch& start,
+                               const core::StartBatch& first) {
+  const auto same = [](const core::StartEntry& a, const core::StartEntry& b) {
+    // The first dimension of an allgather is each rank's own; all else is the same.
+    const bool gathers = a.spec->kind == CollectiveKind::Allgather;
+    const bool specs = gathers ? b.spec->kind == a.spec->kind : *a.spec == *b.spec;
+    return a.name == b.name && specs && a.produced == b.produced &&
+           a.first_extents == b.first_extents;
+  };
+  const bool equal =
+      start.contributors == first.contributors && start.entries.size() == first.entries.size() &&
+      std::equal(start.entries.begin(), start.entries.end(), first.entries.begin(), same);
+  if (!equal) violate(concat("rank ", rank, " starts another batch ", start.sequence));
+}
+
+void SimulatedCluster::settle(int rank, size_t action, Outcome outcome) {
+  Rank& r = at(rank);
+  Outcome& place = r.outcomes.at(action);
+  ++progress_;
+  if (place.kind != Outcome::Kind::Pending) {
+    return violate(concat("action ", action, " of rank ", rank, " ended twice"));
+  }
+  place = std::move(outcome);
+  --r.pending;
+}
+
+void SimulatedCluster::end(int rank, const Error& error) {
+  Rank& r = at(rank);
+  ++progress_;
+  if (options_.trace) note(concat(rank, ": fatal (", to_string(error.code()), ") ", error.what()));
+  if (r.fatal) violate(concat("rank ", rank, " ends twice"));
+  r.fatal = error;
+  for (size_t action = 0; action < r.outcomes.size(); ++action) {
+    if (r.outcomes[action].kind == Outcome::Kind::Pending) settle(rank, action, failure(error));
+  }
+}
+
+void SimulatedCluster::die(int rank) {
+  at(rank).dead = true;
+  note(concat(rank, ": dies"));
+  for (Batch& batch : batches_) batch.lost = batch.lost || batch.started < size();
+  for (uint64_t i = at(rank).finished; i < batches_.size(); ++i) batches_[i].lost = true;
+}
+
+void SimulatedCluster::note(const std::string& line) {
+  if (!options_.trace) return;
+  if (!heading_.empty()) trace_.push_back(std::exchange(heading_, {}));
+  trace_.push_back(line);
+}
+
+bool SimulatedCluster::any_message() const { return !channels_.empty(); }
+
+void SimulatedCluster::violate(const std::string& text) {
+  note("VIOLATION: " + text);
+  violations_.push_back(text);
+}
+
+}  // namespace horon::simulation

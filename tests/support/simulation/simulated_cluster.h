@@ -1,0 +1,127 @@
+// A job of N controllers in one thread: programs, channels that keep their order, and collectives
+// that finish on a rank only after every rank has started them. Nothing moves by itself: a driver
+// chooses the next event (timed_run.h at random under a virtual clock, exploration.h every order,
+// transcripts by hand).
+//
+// The cluster watches what must hold at any time and notes violations; check_outcomes.h judges the
+// end.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "horon/core/negotiation/controller.h"
+#include "horon/tests/support/simulation/program.h"
+
+namespace horon::simulation {
+
+class SimulatedCluster {
+ public:
+  using Bytes = std::vector<std::byte>;
+  using Channels = std::map<std::pair<int, int>, std::deque<Bytes>>;  // by (from, to)
+
+  struct Options {
+    core::Controller::Options controller;  // of every rank; rank and size are filled in
+    bool trace = false;
+    // May change any message on its way; to show that the checks notice.
+    std::function<void(int from, int to, core::Envelope& envelope)> tamper;
+    // The same on the level of bytes.
+    std::function<void(int from, int to, Bytes& bytes)> corrupt;
+  };
+
+  struct Rank {
+    std::unique_ptr<core::Controller> controller;
+    Program program;
+    size_t position = 0;            // the next action
+    std::vector<Outcome> outcomes;  // by action
+    std::map<std::string, size_t> latest;
+    size_t pending = 0;
+    bool leaving = false;
+    bool bye = false;
+    bool dead = false;
+    uint64_t started = 0;
+    uint64_t finished = 0;        // batches, in order
+    std::vector<size_t> records;  // a hash of each record, in the order of arrival
+    std::optional<Error> fatal;
+    std::vector<std::string> warnings;
+    // What went up from here.
+    int words_said = 0;
+    int words_sent = 0;
+    int away_sent = 0;
+  };
+
+  SimulatedCluster(Options options, std::vector<Program> programs);
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  const Rank& rank(int rank) const { return ranks_.at(static_cast<size_t>(rank)); }
+  const Channels& channels() const { return channels_; }
+
+  // The program's next call, with those in the same breath. It waits while can_act() is false.
+  bool can_act(int rank) const;
+  void act(int rank);
+  // The oldest message from `from` arrives.
+  void deliver(int from, int to);
+  // The oldest running batch is over here.
+  bool can_finish(int rank) const;
+  void finish(int rank);
+  void tick(int rank, Nanos now) { at(rank).controller->tick(now); }
+  void fail(int rank, const Error& error) { at(rank).controller->fail(error); }
+  // Takes the controller's effects; to be called after each group of events on a rank.
+  void flush(int rank);
+  // The process is gone: it does nothing more, and what is sent to it is lost.
+  void die(int rank);
+
+  // Since the last call: pairs (from, to) of new messages; batches that every rank has started.
+  std::vector<std::pair<int, int>> take_sent() { return std::exchange(sent_, {}); }
+  std::vector<uint64_t> take_runnable() { return std::exchange(runnable_, {}); }
+  std::vector<std::string> take_trace() { return std::exchange(trace_, {}); }
+  // Adds a line of the driver; a heading only if something is noted below it.
+  void note(const std::string& line);
+  void head(const std::string& line) { heading_ = line; }
+  bool tracing() const { return options_.trace; }
+
+  // Counts everything but questions whether somebody lives: while it stands still, nothing happens.
+  uint64_t progress() const { return progress_; }
+  const std::vector<std::string>& violations() const { return violations_; }
+  bool any_message() const;
+
+ private:
+  struct Batch {
+    core::StartBatch first;                                // as the first rank started it
+    std::vector<std::vector<Contribution>> contributions;  // by entry
+    int started = 0;
+    bool lost = false;  // a rank died before it had finished here
+  };
+
+  Rank& at(int rank) { return ranks_.at(static_cast<size_t>(rank)); }
+  void act_once(int rank, const Action& action, size_t index);
+  void send(int from, core::Outgoing message);
+  void count_words(int from, const core::Item& item);
+  void start(int rank, const core::StartBatch& start);
+  void add_contribution(int rank, const core::StartBatch& start, size_t entry, Batch& batch);
+  void compare(int rank, const core::StartBatch& start, const core::StartBatch& first);
+  void settle(int rank, size_t action, Outcome outcome);
+  void end(int rank, const Error& error);
+  void violate(const std::string& text);
+
+  const Options options_;
+  std::vector<Rank> ranks_;
+  Channels channels_;
+  std::deque<Batch> batches_;
+  std::set<Contribution> used_;
+  std::vector<std::pair<int, int>> sent_;
+  std::vector<uint64_t> runnable_;
+  std::vector<std::string> trace_;
+  std::string heading_;
+  std::vector<std::string> violations_;
+  uint64_t progress_ = 0;
+};
+
+}  // namespace horon::simulation

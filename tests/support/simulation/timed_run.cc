@@ -1,0 +1,170 @@
+#include "horon/tests/support/simulation/timed_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "horon/core/base/text.h"
+
+namespace horon::simulation {
+
+using core::concat;
+
+TimedRun::TimedRun(SimulatedCluster& cluster, const Options& options)
+    : cluster_(cluster), options_(options), random_(options.seed) {
+  ranks_.resize(static_cast<size_t>(cluster.size()));
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    schedule(0, Kind::Tick, rank);
+    wake_soon(rank);
+  }
+  if (options_.fault) schedule(options_.fault->at, Kind::Fault, options_.fault->rank);
+}
+
+void TimedRun::schedule(Nanos time, Kind kind, int rank, int from) {
+  events_.push({time, next_order_++, kind, rank, from});
+  if (kind != Kind::Tick) ++busy_events_;
+}
+
+// Mostly short times, sometimes long ones: both orders of almost any two events occur.
+Nanos TimedRun::random_time(Nanos max) {
+  const auto limit = static_cast<uint64_t>(max);
+  return static_cast<Nanos>(random_() % 4 == 0 ? random_() % (limit + 1)
+                                               : random_() % (limit / 16 + 1));
+}
+
+void TimedRun::run() {
+  while (!events_.empty()) {
+    const Event event = events_.top();
+    if (event.kind == Kind::Tick && busy_events_ == 0) {
+      bool rest = true;
+      for (int rank = 0; rank < cluster_.size(); ++rank) {
+        const SimulatedCluster::Rank& r = cluster_.rank(rank);
+        const bool away = r.dead || r.fatal || r.bye;
+        rest = rest && (away || (r.controller->at_rest() && !r.leaving));
+      }
+      if (rest || event.time - last_progress_ > options_.quiet) return;
+    }
+    events_.pop();
+    now_ = event.time;
+    if (event.kind != Kind::Tick) --busy_events_;
+    handle(event);
+    note_progress();
+  }
+}
+
+void TimedRun::note_progress() {
+  if (progress_ == cluster_.progress()) return;
+  progress_ = cluster_.progress();
+  last_progress_ = now_;
+}
+
+size_t TimedRun::rest(Nanos time) {
+  size_t messages = 0;
+  for (const Nanos end = now_ + time; now_ < end; now_ += kSecond) {
+    for (int rank = 0; rank < cluster_.size(); ++rank) {
+      cluster_.tick(rank, now_);
+      cluster_.flush(rank);
+    }
+    messages += cluster_.take_sent().size();
+  }
+  return messages;
+}
+
+void TimedRun::handle(const Event& event) {
+  Rank& rank = ranks_[static_cast<size_t>(event.rank)];
+  switch (event.kind) {
+    case Kind::Wake:
+      if (now_ < rank.frozen_until) return;  // Thaw wakes it
+      rank.awake = false;
+      return wake(event.rank);
+    case Kind::Arrive:
+      rank.inbox.push_back(event.from);
+      return wake_soon(event.rank);
+    case Kind::Finish:
+      ++rank.finishes;
+      return wake_soon(event.rank);
+    case Kind::Tick:
+      schedule(now_ + options_.tick_every, Kind::Tick, event.rank);
+      if (now_ >= rank.frozen_until) wake(event.rank);
+      return;
+    case Kind::Fault:
+      return strike();
+    case Kind::Thaw:
+      rank.awake = false;
+      return wake_soon(event.rank);
+  }
+}
+
+void TimedRun::strike() {
+  const Fault& fault = *options_.fault;
+  Rank& rank = ranks_[static_cast<size_t>(fault.rank)];
+  switch (fault.kind) {
+    case Fault::Kind::Freeze:
+      cluster_.note(concat("t=", now_ / 1000, " us: rank ", fault.rank, " stands still"));
+      rank.frozen_until = now_ + fault.duration;
+      schedule(rank.frozen_until, Kind::Thaw, fault.rank);
+      return;
+    case Fault::Kind::Die:
+      return cluster_.die(fault.rank);
+    case Fault::Kind::Fail:
+      cluster_.fail(fault.rank, Error(ErrorCode::OperationFailed, "the disk is full"));
+      return wake_soon(fault.rank);
+  }
+}
+
+void TimedRun::wake_soon(int rank) {
+  if (std::exchange(ranks_[static_cast<size_t>(rank)].awake, true)) return;
+  schedule(now_ + random_time(options_.wake_max), Kind::Wake, rank);
+}
+
+void TimedRun::wake(int rank) {
+  Rank& r = ranks_[static_cast<size_t>(rank)];
+  if (cluster_.rank(rank).dead) return;
+  if (cluster_.tracing()) cluster_.head(concat("t=", now_ / 1000, " us"));
+  // Messages first and the clock after, as the runtime does.
+  for (const int from : std::exchange(r.inbox, {})) cluster_.deliver(from, rank);
+  cluster_.tick(rank, now_);
+  for (; r.finishes > 0; --r.finishes) {
+    if (cluster_.can_finish(rank)) cluster_.finish(rank);
+  }
+  cluster_.flush(rank);
+  run_program(rank);
+  if (cluster_.rank(rank).fatal && !std::exchange(ended_, true)) {
+    silence_before_fatal_ = now_ - last_progress_;
+  }
+  after_flush();
+}
+
+void TimedRun::run_program(int rank) {
+  Rank& r = ranks_[static_cast<size_t>(rank)];
+  while (now_ >= r.thinks_until && cluster_.can_act(rank)) {
+    const SimulatedCluster::Rank& state = cluster_.rank(rank);
+    const Action& action = state.program[state.position];
+    if (action.kind == Action::Kind::Think) {
+      r.thinks_until = now_ + action.time;
+      schedule(r.thinks_until, Kind::Wake, rank);
+      r.awake = true;
+    }
+    cluster_.act(rank);
+    // The runtime may look between any two calls of the program, or after many.
+    if (random_() % 2 == 0) cluster_.flush(rank);
+  }
+  cluster_.flush(rank);
+  if (now_ >= r.thinks_until && cluster_.can_act(rank)) wake_soon(rank);
+}
+
+void TimedRun::after_flush() {
+  for (const auto& [from, to] : cluster_.take_sent()) {
+    Nanos& last = last_arrival_[{from, to}];
+    last = std::max(last + 1, now_ + 1 + random_time(options_.latency_max));
+    schedule(last, Kind::Arrive, to, from);
+  }
+  for ([[maybe_unused]] const uint64_t sequence : cluster_.take_runnable()) {
+    for (int rank = 0; rank < cluster_.size(); ++rank) {
+      Nanos& last = ranks_[static_cast<size_t>(rank)].last_finish;
+      last = std::max(last + 1, now_ + random_time(options_.batch_max));
+      schedule(last, Kind::Finish, rank);
+    }
+  }
+}
+
+}  // namespace horon::simulation

@@ -1,0 +1,96 @@
+// Runs a simulated cluster under a seed and a virtual clock: messages take random times but keep
+// their order in each pair, ranks wake up late and read several messages at once, collectives end
+// at different times on different ranks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <queue>
+#include <random>
+#include <vector>
+
+#include "horon/tests/support/simulation/simulated_cluster.h"
+
+namespace horon::simulation {
+
+// Something goes wrong on one rank.
+struct Fault {
+  enum class Kind { Freeze, Die, Fail };
+  Kind kind = Kind::Freeze;
+  int rank = 0;
+  Nanos at = 0;
+  Nanos duration = 0;  // Freeze
+};
+
+class TimedRun {
+ public:
+  struct Options {
+    uint64_t seed = 0;
+    Nanos latency_max = kMillisecond;    // of a message
+    Nanos wake_max = kMillisecond / 10;  // from news to a look at it
+    Nanos batch_max = 2 * kMillisecond;  // a collective, after the last rank has started it
+    Nanos tick_every = kSecond / 2;
+    Nanos quiet = 23 * kSecond;  // ends the run when nothing has happened for so long
+    std::optional<Fault> fault;
+  };
+
+  TimedRun(SimulatedCluster& cluster, const Options& options);
+
+  // Until nothing happens any more.
+  void run();
+  // Ticks for `time` more; nothing may be said by who is at rest. Returns the number of messages.
+  size_t rest(Nanos time);
+
+  Nanos now() const { return now_; }
+  // For how long nothing had happened (questions whether somebody lives not counted) when the
+  // first rank ended by an error; 0 if none has.
+  Nanos silence_before_fatal() const { return silence_before_fatal_; }
+
+ private:
+  enum class Kind : uint8_t { Wake, Arrive, Finish, Tick, Fault, Thaw };
+  struct Event {
+    Nanos time;
+    uint64_t order;
+    Kind kind;
+    int rank;
+    int from;
+    bool operator>(const Event& other) const {
+      return time != other.time ? time > other.time : order > other.order;
+    }
+  };
+  struct Rank {
+    std::vector<int> inbox;  // who sent what has arrived, in order
+    int finishes = 0;        // batches that may be over
+    bool awake = false;      // a Wake is on its way
+    Nanos frozen_until = 0;
+    Nanos thinks_until = 0;
+    Nanos last_finish = 0;
+  };
+
+  void schedule(Nanos time, Kind kind, int rank, int from = -1);
+  Nanos random_time(Nanos max);
+  void handle(const Event& event);
+  void wake_soon(int rank);
+  void wake(int rank);
+  void run_program(int rank);
+  void after_flush();
+  void strike();
+  void note_progress();
+
+  SimulatedCluster& cluster_;
+  const Options options_;
+  std::mt19937_64 random_;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::vector<Rank> ranks_;
+  std::map<std::pair<int, int>, Nanos> last_arrival_;
+  uint64_t next_order_ = 0;
+  size_t busy_events_ = 0;  // all but ticks
+  Nanos now_ = 0;
+  uint64_t progress_ = 0;
+  Nanos last_progress_ = 0;
+  bool ended_ = false;
+  Nanos silence_before_fatal_ = 0;
+};
+
+}  // namespace horon::simulation
