@@ -1,5 +1,6 @@
 #include "horon/core/transport/mpi_session.h"
 
+#include <cstring>
 #include <numeric>
 
 #include <gmock/gmock.h>
