@@ -1,5 +1,6 @@
 #include "horon/bench/options.h"
 
+#include <cctype>
 #include <map>
 #include <sstream>
 
@@ -13,7 +14,9 @@ std::map<std::string, Enum> names(int count) {
   std::map<std::string, Enum> map;
   for (int i = 0; i < count; ++i) {
     const auto value = static_cast<Enum>(i);
-    map.emplace(to_string(value), value);
+    std::string name(to_string(value));
+    for (char& letter : name) letter = static_cast<char>(std::tolower(letter));
+    map.emplace(std::move(name), value);
   }
   return map;
 }
@@ -84,7 +87,7 @@ void add_collective(CLI::App& app, Options& options) {
 void add_reports(CLI::App& app, Options& options) {
   add_choice<bool>(app, "--peer", options.peer, {{"none", false}, {"mpi", true}},
                    "mpi: also time the raw MPI collective, interleaved");
-  app.add_flag("--stats", options.stats, "also print the 50th and 99th percentile");
+  app.add_flag("--stats", options.stats, "also print the least time and the 99th percentile");
   app.add_option("-J,--json", options.json, "also write results to this file");
   app.add_option("--ratio-max", options.ratio_max,
                  "fail if Horon takes more than so many times the peer's time (in place)")

@@ -23,7 +23,7 @@ struct Options {
   int root = 0;
   bool registered = true;  // false: private memory of the process
   bool peer = false;       // raw MPI on the same sizes
-  bool stats = false;      // p50 and p99
+  bool stats = false;      // also min and p99
   double ratio_max = 0;    // 0: any; else above it the program fails
   double idle_s = 0;       // 0: measure collectives, else the cost of rest
   double idle_percent_max = 0;

@@ -44,7 +44,7 @@ std::string root_column(const Options& options) {
 
 std::string placement_titles(const Options& options) {
   std::string text = format(" %10s %8s %8s %7s", "time", "algbw", "busbw", "#wrong");
-  if (options.stats) text += format(" %10s %10s", "p50", "p99");
+  if (options.stats) text += format(" %10s %10s", "min", "p99");
   if (options.peer) text += format(" %10s %7s", "mpi", "ratio");
   return text;
 }
@@ -71,7 +71,7 @@ std::string placement_text(const Options& options, const Row& row,
   const std::string wrong = options.check ? std::to_string(placement->wrong) : "N/A";
   std::string text =
       format(" %10.2f %8.3f %8s %7s", timing.median_s * 1e6, bandwidth, bus.c_str(), wrong.c_str());
-  if (options.stats) text += format(" %10.2f %10.2f", timing.p50_s * 1e6, timing.p99_s * 1e6);
+  if (options.stats) text += format(" %10.2f %10.2f", timing.min_s * 1e6, timing.p99_s * 1e6);
   if (options.peer) {
     text += format(" %10.2f %7.2f", placement->peer->median_s * 1e6,
                    timing.median_s / placement->peer->median_s);
