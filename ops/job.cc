@@ -13,7 +13,6 @@
 #include "horon/core/transport/make_transport.h"
 #include "horon/core/transport/shared_memory_transport.h"
 #include "horon/ops/builtin.h"
-#include "horon/ops/host/host_memory.h"
 
 namespace horon::ops {
 namespace {
@@ -68,10 +67,11 @@ void Job::make_runtime() {
   const size_t transport_bytes =
       round_up(core::SharedMemoryTransport::area_bytes(topology.local_size));
   op_table_ = std::make_shared<core::OpTable>(
-      builtin_ops({.topology = topology,
-                   .group = group_.get(),
-                   .area = area == nullptr ? nullptr : area + transport_bytes,
-                   .communicator = communicator_->handle()}),
+      make_builtin_ops({.topology = &topology,
+                        .config = &config_,
+                        .local_group = group_.get(),
+                        .area = area == nullptr ? nullptr : area + transport_bytes,
+                        .mpi_communicator = communicator_->handle()}),
       config_.allreduce);
 
   std::shared_ptr<core::Timeline> timeline;
@@ -82,7 +82,7 @@ void Job::make_runtime() {
   execution.rank = topology.rank;
   execution.size = topology.size;
   execution.ops = op_table_;
-  execution.domains.push_back(std::make_unique<HostMemory>(group_.get()));
+  execution.domains = make_builtin_domains(group_.get());
   execution.timeline = timeline;
 
   core::Runtime::Parts parts;
@@ -110,12 +110,13 @@ void Job::compare_ranks() const {
 }
 
 core::WaitPolicy Job::wait_policy() const {
-  // A rank has two threads at least: the program's and this one. Spinning takes a core from the
-  // program unless both have their own.
+  // A rank has two threads at least: the program's and the runtime's. A runtime thread that spins
+  // takes the core from a program that was woken on the same one, so by default it looks again by
+  // yielding, longer where cores are to spare.
   core::WaitPolicy policy;
   const bool spare_cores = usable_cores() >= 2 * session_->topology().local_size;
-  const int64_t automatic_us = spare_cores ? 50 : 0;
-  policy.spin = std::chrono::microseconds(config_.spin_us < 0 ? automatic_us : config_.spin_us);
+  policy.yields = spare_cores ? 100 : 20;
+  policy.spin = std::chrono::microseconds(std::max<int64_t>(config_.spin_us, 0));
   return policy;
 }
 

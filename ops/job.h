@@ -7,6 +7,7 @@
 #include <string>
 
 #include "horon/core/base/config.h"
+#include "horon/core/execution/op_table.h"
 #include "horon/core/runtime/runtime.h"
 #include "horon/core/transport/local_group.h"
 #include "horon/core/transport/mpi_session.h"
