@@ -1,0 +1,140 @@
+#include "horon/tests/ops/contract_case.h"
+
+#include <limits>
+
+#include <gtest/gtest.h>
+
+namespace horon::ops {
+namespace {
+
+constexpr size_t kGuardBytes = 64;
+constexpr int kGuard = 0x5a;
+
+}  // namespace
+
+AllreduceRun::AllreduceRun(const World& world, const AllreduceCase& tested, uint64_t sequence)
+    : world_(world), case_(tested), sequence_(sequence) {
+  const size_t padded = bytes() + 2 * kGuardBytes;
+  output_memory_ = allocate(padded);
+  std::memset(output_memory_.get(), kGuard, padded);
+  // Private memory is not aligned either.
+  const size_t shift = case_.registered ? 0 : size_of(case_.dtype);
+  output_ = output_memory_.get() + kGuardBytes - shift;
+  input_ = output_;
+  if (!case_.in_place) {
+    input_memory_ = allocate(std::max<size_t>(bytes(), 1));
+    input_ = input_memory_.get();
+  }
+  const std::vector<std::byte> mine = input_of(world_.rank);
+  if (!mine.empty()) std::memcpy(input_, mine.data(), mine.size());
+}
+
+std::shared_ptr<std::byte> AllreduceRun::allocate(size_t bytes) const {
+  if (world_.allocate && case_.registered && case_.private_rank != world_.rank) {
+    return world_.allocate(bytes);
+  }
+  return {new std::byte[bytes], std::default_delete<std::byte[]>()};
+}
+
+std::vector<std::byte> AllreduceRun::input_of(int rank) const {
+  std::vector<std::byte> data(bytes());
+  for (int64_t i = 0; i < case_.count; ++i) {
+    const uint64_t bits = mix(sequence_, static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
+    // Up to 3, so that the product of four ranks is exact in every type.
+    const int64_t number = static_cast<int64_t>(bits % 7) - 3;
+    put_number(case_.dtype, data.data(), i, number);
+  }
+  return data;
+}
+
+Reduction AllreduceRun::reduction() const {
+  return {case_.dtype, case_.op, case_.prescale, case_.postscale,
+          case_.op == ReduceOp::Average ? world_.size : 1};
+}
+
+core::Batch AllreduceRun::batch() const {
+  core::Batch batch;
+  batch.sequence = sequence_;
+  batch.dtype = case_.dtype;
+  batch.reduce_op = case_.op;
+  batch.prescale = case_.prescale;
+  batch.postscale = case_.postscale;
+  batch.divisor = reduction().divisor;
+  batch.input = input_;
+  batch.output = output_;
+  batch.count = case_.count;
+  return batch;
+}
+
+void AllreduceRun::check() const {
+  SCOPED_TRACE(testing::Message() << to_string(case_.dtype) << ' ' << to_string(case_.op) << " of "
+                                  << case_.count << (case_.in_place ? " in place" : "")
+                                  << (case_.registered ? " registered" : "") << " scaled "
+                                  << case_.prescale << ' ' << case_.postscale << " on rank "
+                                  << world_.rank);
+  std::vector<std::vector<std::byte>> inputs;
+  std::vector<const std::byte*> pointers;
+  for (int rank = 0; rank < world_.size; ++rank) inputs.push_back(input_of(rank));
+  for (const auto& input : inputs) pointers.push_back(input.data());
+  const std::vector<std::byte> expected = reference(reduction(), pointers, case_.count);
+  const size_t size = size_of(case_.dtype);
+  for (size_t i = 0; i < expected.size(); i += size) {
+    ASSERT_EQ(std::memcmp(&expected[i], output_ + i, size), 0) << "element " << i / size;
+  }
+  if (!case_.in_place && case_.count > 0) {
+    const auto& mine = inputs[static_cast<size_t>(world_.rank)];
+    EXPECT_EQ(std::memcmp(input_, mine.data(), mine.size()), 0) << "the input was changed";
+  }
+  for (size_t i = 1; i <= kGuardBytes / 2; ++i) {
+    ASSERT_EQ(*(output_ - i), std::byte{kGuard}) << "byte " << i << " before the output";
+    ASSERT_EQ(output_[bytes() + i - 1], std::byte{kGuard}) << "byte " << i << " behind it";
+  }
+}
+
+void AllreduceRun::fill_random_floats() {
+  for (int64_t i = 0; i < case_.count; ++i) {
+    const uint64_t bits = mix(3, static_cast<uint64_t>(world_.rank), static_cast<uint64_t>(i));
+    const double number = static_cast<double>(bits % 1000003) / 1000.0 - 500.0;
+    visit_type(case_.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      T element = static_cast<T>(number);
+      if constexpr (std::is_integral_v<T>) {
+        element = static_cast<T>(float_to_16(case_.dtype, static_cast<float>(number)));
+      }
+      std::memcpy(input_ + i * static_cast<int64_t>(sizeof(T)), &element, sizeof(T));
+    });
+  }
+}
+
+void AllreduceRun::set_nan(int64_t index) {
+  // All ones is a NaN in every floating type.
+  std::memset(input_ + index * static_cast<int64_t>(size_of(case_.dtype)), 0xff,
+              size_of(case_.dtype));
+}
+
+bool AllreduceRun::is_nan(int64_t index) const {
+  bool nan = false;
+  visit_type(case_.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    T element;
+    std::memcpy(&element, output_ + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    if constexpr (std::is_floating_point_v<T>) {
+      nan = std::isnan(element);
+    } else {
+      nan = std::isnan(float_from_16(case_.dtype, static_cast<uint16_t>(element)));
+    }
+  });
+  return nan;
+}
+
+uint64_t AllreduceRun::output_hash() const { return hash_of(output_, bytes()); }
+
+uint64_t hash_of(const std::byte* data, size_t bytes) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < bytes; ++i) {
+    hash = (hash ^ static_cast<uint64_t>(data[i])) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,59 @@
+// One allreduce of the contract suite: its memory on this rank, and what must be in it afterwards.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "horon/core/execution/collective_op.h"
+#include "horon/tests/ops/op_contract.h"
+#include "horon/tests/ops/scalar_reference.h"
+
+namespace horon::ops {
+
+struct AllreduceCase {
+  DataType dtype = DataType::Float32;
+  ReduceOp op = ReduceOp::Sum;
+  int64_t count = 0;
+  bool in_place = true;
+  bool registered = true;  // memory of World::allocate, where there is one
+  int private_rank = -1;   // whose memory is not, all the same
+  double prescale = 1.0;
+  double postscale = 1.0;
+};
+
+class AllreduceRun {
+ public:
+  // `sequence` varies the numbers. All ranks make the same cases, so each knows what the others put
+  // in: small whole numbers, whose sums are exact.
+  AllreduceRun(const World& world, const AllreduceCase& tested, uint64_t sequence);
+
+  core::Batch batch() const;
+  // Expects the exact result, the guards around it and an input that is as it was.
+  void check() const;
+
+  void fill_random_floats();
+  void set_nan(int64_t index);
+  bool is_nan(int64_t index) const;
+  uint64_t output_hash() const;
+
+ private:
+  std::vector<std::byte> input_of(int rank) const;
+  Reduction reduction() const;
+  std::shared_ptr<std::byte> allocate(size_t bytes) const;
+  size_t bytes() const { return static_cast<size_t>(case_.count) * size_of(case_.dtype); }
+
+  const World& world_;
+  const AllreduceCase case_;
+  const uint64_t sequence_;
+  std::shared_ptr<std::byte> output_memory_;  // with a guard before and behind
+  std::shared_ptr<std::byte> input_memory_;
+  std::byte* output_ = nullptr;
+  std::byte* input_ = nullptr;
+};
+
+// Of any memory.
+uint64_t hash_of(const std::byte* data, size_t bytes);
+
+}  // namespace horon::ops

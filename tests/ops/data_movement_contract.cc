@@ -1,0 +1,134 @@
+// The contract of the collectives that only move data: broadcast, allgather, barrier.
+
+#include <gtest/gtest.h>
+
+#include "horon/tests/ops/contract_case.h"
+#include "horon/tests/ops/op_contract.h"
+
+namespace horon::ops {
+namespace {
+
+std::byte pattern(uint64_t sequence, int rank, int64_t index) {
+  return static_cast<std::byte>(
+      mix(sequence, static_cast<uint64_t>(rank), static_cast<uint64_t>(index)));
+}
+
+std::vector<std::byte> block_of(uint64_t sequence, int rank, int64_t bytes) {
+  std::vector<std::byte> block(static_cast<size_t>(bytes));
+  for (int64_t i = 0; i < bytes; ++i) {
+    block[static_cast<size_t>(i)] = pattern(sequence, rank, i);
+  }
+  return block;
+}
+
+struct MoveRun {
+  std::vector<std::byte> input;
+  std::vector<std::byte> output;
+  std::vector<std::byte> expected;
+};
+
+core::Batch gather_batch(const World& world, MoveRun& run, uint64_t sequence, DataType dtype,
+                         const std::vector<int64_t>& counts, bool in_place) {
+  const auto size = static_cast<int64_t>(size_of(dtype));
+  int64_t own_begin = 0;
+  for (int rank = 0; rank < world.size; ++rank) {
+    const auto block = block_of(sequence, rank, counts[static_cast<size_t>(rank)] * size);
+    if (rank == world.rank) {
+      own_begin = static_cast<int64_t>(run.expected.size());
+      run.input = block;
+    }
+    run.expected.insert(run.expected.end(), block.begin(), block.end());
+  }
+  run.output.resize(run.expected.size() + 1);
+  if (in_place) std::copy(run.input.begin(), run.input.end(), run.output.begin() + own_begin);
+  core::Batch batch;
+  batch.kind = CollectiveKind::Allgather;
+  batch.sequence = sequence;
+  batch.dtype = dtype;
+  batch.counts = counts;
+  batch.count = counts[static_cast<size_t>(world.rank)];
+  batch.output = run.output.data();
+  batch.input = in_place ? run.output.data() + own_begin : run.input.data();
+  return batch;
+}
+
+}  // namespace
+
+void check_broadcast(const World& world, core::CollectiveOp& op) {
+  std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 21);
+  uint64_t sequence = 0;
+  for (const DataType dtype : kAllTypes) {
+    std::vector<std::unique_ptr<MoveRun>> runs;
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    for (const int64_t count : {0, 1, 3, 1000, 65537, 700001}) {
+      for (const bool in_place : {true, false}) {
+        const auto root = static_cast<int>(sequence++ % static_cast<uint64_t>(world.size));
+        const int64_t bytes = count * static_cast<int64_t>(size_of(dtype));
+        auto& run = *runs.emplace_back(std::make_unique<MoveRun>());
+        run.expected = block_of(sequence, root, bytes);
+        run.input = block_of(sequence, world.rank, bytes);
+        run.output = in_place ? run.input : block_of(sequence + 1, world.rank, bytes);
+        core::Batch batch;
+        batch.kind = CollectiveKind::Broadcast;
+        batch.sequence = sequence;
+        batch.dtype = dtype;
+        batch.root = root;
+        batch.count = count;
+        batch.output = run.output.data();
+        batch.input = in_place ? run.output.data() : run.input.data();
+        in_flight.push_back(op.start(batch));
+      }
+    }
+    drive(world, std::move(in_flight), random);
+    for (const auto& run : runs) ASSERT_TRUE(run->output == run->expected) << to_string(dtype);
+  }
+}
+
+void check_allgather(const World& world, core::CollectiveOp& op) {
+  std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 31);
+  uint64_t sequence = 0;
+  for (const DataType dtype : kAllTypes) {
+    std::vector<std::unique_ptr<MoveRun>> runs;
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    for (const int64_t longest : {0, 1, 7, 3001, 300001}) {
+      for (const bool in_place : {true, false}) {
+        ++sequence;
+        std::vector<int64_t> counts;
+        for (int rank = 0; rank < world.size; ++rank) {
+          const uint64_t bits = mix(sequence, static_cast<uint64_t>(rank), 0);
+          counts.push_back(bits % 4 == 0 ? 0 : static_cast<int64_t>(bits >> 8) % (longest + 1));
+          counts.back() = std::abs(counts.back());
+        }
+        auto& run = *runs.emplace_back(std::make_unique<MoveRun>());
+        in_flight.push_back(op.start(gather_batch(world, run, sequence, dtype, counts, in_place)));
+      }
+    }
+    drive(world, std::move(in_flight), random);
+    for (const auto& run : runs) {
+      run->output.pop_back();
+      ASSERT_TRUE(run->output == run->expected) << to_string(dtype);
+    }
+  }
+}
+
+void check_barrier(const World& world, core::CollectiveOp& op) {
+  std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 41);
+  // A word that all ranks can reach would be the direct way; what can be asked of any world is
+  // this: nobody is through while rank 0 has not even started.
+  for (int late = 0; late < world.size; ++late) {
+    core::Batch batch;
+    batch.kind = CollectiveKind::Barrier;
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    if (world.rank != late) {
+      in_flight.push_back(op.start(batch));
+      for (int step = 0; step < 100; ++step) {
+        ASSERT_NE(in_flight[0]->step(), core::Progress::Done) << "rank " << late << " is not here";
+      }
+    }
+    world.gather(0);
+    if (world.rank == late) in_flight.push_back(op.start(batch));
+    drive(world, std::move(in_flight), random);
+  }
+}
+
+}  // namespace horon::ops

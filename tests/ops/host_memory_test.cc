@@ -1,0 +1,56 @@
+#include "horon/ops/host/host_memory.h"
+
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "horon/core/base/error.h"
+
+namespace horon::ops {
+namespace {
+
+TEST(HostMemory, AllocatesAlignedMemoryWithoutAGroup) {
+  HostMemory memory(nullptr);
+  EXPECT_EQ(memory.device(), DeviceKind::Host);
+  for (const size_t bytes : {size_t{1}, size_t{63}, size_t{1} << 20}) {
+    const auto block = memory.allocate(bytes);
+    ASSERT_NE(block, nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(block.get()) % 64, 0u);
+    std::memset(block.get(), 1, bytes);
+  }
+}
+
+TEST(HostMemory, SaysThatThereIsNoMemory) {
+  HostMemory memory(nullptr);
+  try {
+    memory.allocate(~size_t{0});
+    FAIL() << "must throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::Limit);
+  }
+}
+
+TEST(HostMemory, UsesMemoryOfTheGroup) {
+  const auto group = core::LocalGroup::create(0, 1, 64, [](std::span<const std::byte> mine) {
+    return std::vector<std::byte>(mine.begin(), mine.end());
+  });
+  ASSERT_TRUE(group->available());
+  HostMemory memory(group.get());
+  const auto block = memory.allocate(1000);
+  EXPECT_TRUE(group->locate(block.get(), 1000).has_value());
+}
+
+TEST(HostMemory, CopiesAtOnce) {
+  HostMemory memory(nullptr);
+  const char from[] = "horon";
+  char to[8] = "";
+  const core::CopyItem items[] = {
+      {reinterpret_cast<const std::byte*>(from), reinterpret_cast<std::byte*>(to), 3},
+      {reinterpret_cast<const std::byte*>(from + 3), reinterpret_cast<std::byte*>(to + 3), 3},
+      {nullptr, nullptr, 0}};
+  EXPECT_EQ(memory.copy(items), nullptr);
+  EXPECT_STREQ(to, "horon");
+}
+
+}  // namespace
+}  // namespace horon::ops

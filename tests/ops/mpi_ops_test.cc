@@ -1,0 +1,133 @@
+// The collectives on MPI, against the contract of all ops.
+#include "horon/ops/mpi/mpi_ops.h"
+
+#include <gtest/gtest.h>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/mpi/mpi_allgather.h"
+#include "horon/ops/mpi/mpi_allreduce.h"
+#include "horon/ops/mpi/mpi_barrier.h"
+#include "horon/ops/mpi/mpi_broadcast.h"
+#include "horon/tests/ops/contract_case.h"
+#include "horon/tests/ops/mpi_world.h"
+
+namespace horon::ops {
+namespace {
+
+class MpiOps : public testing::Test {
+ protected:
+  void SetUp() override {
+    MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
+    channel_ = std::make_shared<MpiChannel>(communicator_);
+    // Counts that pass what MPI can count, in small.
+    narrow_channel_ = std::make_shared<MpiChannel>(communicator_, 1000);
+  }
+  void TearDown() override { MPI_Comm_free(&communicator_); }
+
+  const World world_ = mpi_world();
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  std::shared_ptr<MpiChannel> channel_;
+  std::shared_ptr<MpiChannel> narrow_channel_;
+};
+
+TEST_F(MpiOps, Allreduce) {
+  MpiAllreduce op(channel_);
+  check_allreduce(world_, op);
+  check_same_bits(world_, op);
+  check_nan(world_, op);
+  check_scales(world_, op);
+  check_many_in_flight(world_, op, 4);
+  check_allreduce_refusals(op);
+}
+
+TEST_F(MpiOps, LongAllreduce) {
+  MpiAllreduce op(channel_);
+  check_long_allreduce(world_, op, 1300007);
+}
+
+TEST_F(MpiOps, AllreduceInPieces) {
+  MpiAllreduce op(narrow_channel_);
+  check_long_allreduce(world_, op, 20011);
+  check_scales(world_, op);
+}
+
+TEST_F(MpiOps, Broadcast) {
+  MpiBroadcast op(channel_);
+  check_broadcast(world_, op);
+}
+
+TEST_F(MpiOps, BroadcastInPieces) {
+  MpiBroadcast op(narrow_channel_);
+  check_broadcast(world_, op);
+}
+
+TEST_F(MpiOps, Allgather) {
+  MpiAllgather op(channel_);
+  check_allgather(world_, op);
+}
+
+TEST_F(MpiOps, AllgatherInPieces) {
+  MpiAllgather op(narrow_channel_);
+  check_allgather(world_, op);
+}
+
+TEST_F(MpiOps, Barrier) {
+  MpiBarrier op(channel_);
+  check_barrier(world_, op);
+}
+
+// An allreduce that widens its input first posts late; what starts after it must not overtake it on
+// one rank and not on the other.
+TEST_F(MpiOps, PostsInTheOrderOfStarts) {
+  MpiAllreduce allreduce(channel_);
+  MpiBroadcast broadcast(channel_);
+  MpiBarrier barrier(channel_);
+  std::mt19937_64 random(static_cast<uint64_t>(world_.rank) + 5);
+  for (int round = 0; round < 20; ++round) {
+    AllreduceRun wide(world_, {.dtype = DataType::BFloat16, .count = 900001}, 1);
+    AllreduceRun plain(world_, {.count = 1}, 2);
+    int32_t word = world_.rank == 0 ? round : -1;
+    core::Batch words;
+    words.kind = CollectiveKind::Broadcast;
+    words.dtype = DataType::Int32;
+    words.count = 1;
+    words.output = reinterpret_cast<std::byte*>(&word);
+    words.input = words.output;
+    core::Batch nothing;
+    nothing.kind = CollectiveKind::Barrier;
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    in_flight.push_back(allreduce.start(wide.batch()));
+    in_flight.push_back(broadcast.start(words));
+    in_flight.push_back(allreduce.start(plain.batch()));
+    in_flight.push_back(barrier.start(nothing));
+    drive(world_, std::move(in_flight), random);
+    wide.check();
+    plain.check();
+    ASSERT_EQ(word, round);
+  }
+}
+
+TEST_F(MpiOps, GivingUpBeforePostingBreaksTheChannel) {
+  MpiBarrier barrier(channel_);
+  core::Batch batch;
+  batch.kind = CollectiveKind::Barrier;
+  barrier.start(batch).reset();
+  const auto second = barrier.start(batch);
+  try {
+    second->step();
+    FAIL() << "must throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::OperationFailed);
+  }
+}
+
+TEST_F(MpiOps, AllOfThem) {
+  const auto ops = make_mpi_ops(&communicator_);
+  std::vector<std::string_view> names;
+  for (const auto& op : ops) names.push_back(op->name());
+  EXPECT_EQ(names, (std::vector<std::string_view>{"mpi_allreduce", "mpi_broadcast", "mpi_allgather",
+                                                  "mpi_barrier"}));
+}
+
+}  // namespace
+}  // namespace horon::ops

@@ -1,0 +1,52 @@
+// What every collective op must do, written once. A test makes a World for each rank, whatever a
+// rank is there (a process, a thread), and calls these functions with its op; see mpi_ops_test.cc.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "horon/core/execution/collective_op.h"
+#include "horon/core/transport/doorbell.h"
+
+namespace horon::ops {
+
+// One rank's place among the others.
+struct World {
+  int rank = 0;
+  int size = 1;
+  // One number from every rank, in order of rank; blocks.
+  std::function<std::vector<uint64_t>(uint64_t mine)> gather;
+  // Memory that the ops of this world can use best; may be empty.
+  std::function<std::shared_ptr<std::byte>(size_t bytes)> allocate;
+  // What ops that return Progress::Ringing ring; null if none does.
+  core::Doorbell* doorbell = nullptr;
+};
+
+// Steps all of them in random order until all are done, waiting as the ops say. Fails the test if
+// nobody rings a rank that waits.
+void drive(const World& world, std::vector<std::unique_ptr<core::InFlight>> in_flight,
+           std::mt19937_64& random);
+
+// Every type, reduction, length, place and kind of memory, several at a time; results are exact.
+void check_allreduce(const World& world, core::CollectiveOp& op);
+// Long ones, for ops that cut their work in pieces. Exact too.
+void check_long_allreduce(const World& world, core::CollectiveOp& op, int64_t count);
+// Random numbers: all ranks get the same bits, and the same again in a second run.
+void check_same_bits(const World& world, core::CollectiveOp& op);
+// NaN wins in Min and Max, wherever it is.
+void check_nan(const World& world, core::CollectiveOp& op);
+// Prescale, postscale and divisor.
+void check_scales(const World& world, core::CollectiveOp& op);
+// Many more in flight than any op has room for, and ranks that come late.
+void check_many_in_flight(const World& world, core::CollectiveOp& op, int rounds);
+void check_allreduce_refusals(const core::CollectiveOp& op);
+
+void check_broadcast(const World& world, core::CollectiveOp& op);
+void check_allgather(const World& world, core::CollectiveOp& op);
+// Nobody leaves before the last has come.
+void check_barrier(const World& world, core::CollectiveOp& op);
+
+}  // namespace horon::ops
