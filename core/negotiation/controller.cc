@@ -147,11 +147,15 @@ void Controller::forgive(Nanos gap) {
   if (coordinator_ != nullptr) coordinator_->forgive(gap);
 }
 
-void Controller::tick(Nanos now) {
-  if (ticked_ && now - now_ > 3 * kSecond) forgive(now - now_);
-  if (!ticked_) last_progress_ = now;
+void Controller::set_time(Nanos now) {
+  if (clock_is_set_ && now - now_ > 3 * kSecond) forgive(now - now_);
+  if (!clock_is_set_) last_progress_ = now;
   now_ = now;
-  ticked_ = true;
+  clock_is_set_ = true;
+}
+
+void Controller::tick(Nanos now) {
+  set_time(now);
   if (fatal_ || ended_) return;
   const bool waiting = member_.has_unserved() || batches_running_ > 0 || member_.leaving();
   if (waiting && now - last_progress_ >= options_.ask_after) {

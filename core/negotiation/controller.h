@@ -47,9 +47,12 @@ class Controller {
   void batch_finished();
   // Something failed here that nobody can repair; told to everybody.
   void fail(const Error& error);
-  // Time passes; at least once per second while not at_rest() and between shutdown() and Bye. Also
-  // sets the time of all events until the next tick. A gap of more than 3 s says that this process
-  // stood still: nobody is blamed for that time.
+  // The time of all events until the next call. A gap of more than 3 s says that this process stood
+  // still: nobody is blamed for that time.
+  void set_time(Nanos now);
+  // Sets the time, and looks for what has taken too long; at least once per second while not
+  // at_rest() and between shutdown() and Bye. Call it after the events that are there: an answer
+  // that has come must not be missed.
   void tick(Nanos now);
 
   // What to do now, since the last call. Also decides and packs the messages: call it after each
@@ -86,7 +89,7 @@ class Controller {
   std::optional<Error> fatal_;
   bool ended_ = false;
   Nanos now_ = 0;
-  bool ticked_ = false;
+  bool clock_is_set_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or something was submitted into silence
   Nanos last_stall_report_ = 0;
   Nanos next_look_ = 0;       // coordinator: at the age of open entries

@@ -131,9 +131,11 @@ class Runtime::Impl {
   }
 
   void turn() {
+    const Nanos now = Clock::now().time_since_epoch().count();
+    controller_.set_time(now);
     bool news = take_calls();
     news = take_messages() || news;
-    controller_.tick(Clock::now().time_since_epoch().count());
+    controller_.tick(now);
     news = apply(controller_.take_effects()) || news;
     const Executor::Pace pace = executor_->step(finished_);
     news = settle_batches() || news;
