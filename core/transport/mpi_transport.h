@@ -19,7 +19,7 @@ namespace horon::core {
 // blocks.
 class MpiTransport final : public Transport {
  public:
-  static constexpr size_t kMessageBytesMax = size_t{1} << 30;
+  static constexpr size_t kMessageBytesMax = size_t{256} << 20;
 
   MpiTransport(const MpiSession& session, const WaitPolicy& policy);
   // What has not left by now may be lost: call flushed() until it is true, before.

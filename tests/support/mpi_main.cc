@@ -164,11 +164,13 @@ int main(int argc, char** argv) {
     look_at_mpi();
   }
   set_printers(starts_mpi && known_rank == 0);
-  const int ran = testing::UnitTest::GetInstance()->test_to_run_count();
   const int failed = RUN_ALL_TESTS();
   look_at_mpi();
   if (!starts_mpi && known_rank <= 0) {
-    std::printf("%d tests ran, %s\n", ran, failed == 0 ? "all passed" : "some failed");
+    const testing::UnitTest& tests = *testing::UnitTest::GetInstance();
+    std::printf("%d tests ran, %d passed, %d skipped, %d failed\n", tests.test_to_run_count(),
+                tests.successful_test_count(), tests.skipped_test_count(),
+                tests.failed_test_count());
   }
   const int verdict = agree(failed);
   if (starts_mpi) MPI_Finalize();
