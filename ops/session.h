@@ -20,7 +20,7 @@ struct InitOptions {
   // caller finalises, after shutdown().
   const void* mpi_comm = nullptr;
   // Knobs, as {"HORON_BUCKET_BYTES", "4194304"}; they win over the environment.
-  std::map<std::string, std::string> set;
+  std::map<std::string, std::string> set = {};
 };
 
 // All throw Error(NotInitialized) outside init() .. shutdown().
