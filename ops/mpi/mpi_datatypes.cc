@@ -57,28 +57,41 @@ MpiUserOp::~MpiUserOp() {
   if (finalized == 0) MPI_Op_free(&op_);
 }
 
-MpiReductions::MpiReductions()
-    : float_min_(reduce_into<DataType::Float32, ReduceOp::Min>),
-      float_max_(reduce_into<DataType::Float32, ReduceOp::Max>),
-      double_min_(reduce_into<DataType::Float64, ReduceOp::Min>),
-      double_max_(reduce_into<DataType::Float64, ReduceOp::Max>) {}
+template <DataType kDtype, ReduceOp kOp>
+void MpiReductions::add() {
+  own_[static_cast<size_t>(kDtype)][static_cast<size_t>(kOp)] =
+      std::make_unique<const MpiUserOp>(reduce_into<kDtype, kOp>);
+}
+
+MpiReductions::MpiReductions() {
+  add<DataType::Float32, ReduceOp::Min>();
+  add<DataType::Float32, ReduceOp::Max>();
+  add<DataType::Float64, ReduceOp::Min>();
+  add<DataType::Float64, ReduceOp::Max>();
+  add<DataType::Int8, ReduceOp::Sum>();
+  add<DataType::Int8, ReduceOp::Product>();
+  add<DataType::UInt8, ReduceOp::Sum>();
+  add<DataType::UInt8, ReduceOp::Product>();
+  add<DataType::Int16, ReduceOp::Sum>();
+  add<DataType::Int16, ReduceOp::Product>();
+}
 
 MPI_Op MpiReductions::get(DataType dtype, ReduceOp op) const {
+  if (op == ReduceOp::Average) op = ReduceOp::Sum;
+  const auto& own = own_[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
+  if (own != nullptr) return own->get();
   const bool is_bool = dtype == DataType::Bool;
   switch (op) {
     case ReduceOp::Sum:
-    case ReduceOp::Average:
       return is_bool ? MPI_BOR : MPI_SUM;
     case ReduceOp::Product:
       return is_bool ? MPI_BAND : MPI_PROD;
     case ReduceOp::Min:
-      if (dtype == DataType::Float32) return float_min_.get();
-      if (dtype == DataType::Float64) return double_min_.get();
       return is_bool ? MPI_BAND : MPI_MIN;
     case ReduceOp::Max:
-      if (dtype == DataType::Float32) return float_max_.get();
-      if (dtype == DataType::Float64) return double_max_.get();
       return is_bool ? MPI_BOR : MPI_MAX;
+    case ReduceOp::Average:
+      break;
   }
   HORON_CHECK(false, "unknown reduction");
 }

@@ -1,6 +1,8 @@
 // Horon's element types and reductions in MPI's terms.
 #pragma once
 
+#include <memory>
+
 #include <mpi.h>
 
 #include "horon/core/base/dtype.h"
@@ -25,9 +27,10 @@ class MpiUserOp {
   MPI_Op op_ = MPI_OP_NULL;
 };
 
-// The reductions of the types that MPI can reduce. Min and Max of floats are our own: MPI's drop a
-// NaN or keep it depending on the order, and choose either zero, so ranks could end with different
-// bits.
+// The reductions of the types that MPI can reduce. Some are our own. MPI's Min and Max of floats
+// drop a NaN or keep it depending on the order, and choose either zero, so ranks could end with
+// different bits. Open MPI 4.1's sums of 8 and 16-bit integers saturate on machines with AVX and
+// wrap elsewhere.
 class MpiReductions {
  public:
   MpiReductions();
@@ -35,10 +38,10 @@ class MpiReductions {
   MPI_Op get(DataType dtype, ReduceOp op) const;
 
  private:
-  MpiUserOp float_min_;
-  MpiUserOp float_max_;
-  MpiUserOp double_min_;
-  MpiUserOp double_max_;
+  template <DataType kDtype, ReduceOp kOp>
+  void add();
+
+  std::unique_ptr<const MpiUserOp> own_[kDataTypeCount][kReduceOpCount];  // null: MPI's is used
 };
 
 }  // namespace horon::ops

@@ -125,6 +125,8 @@ inline std::vector<std::byte> reference(const Reduction& r,
   visit_type(r.dtype, [&](auto zero) {
     using T = decltype(zero);
     std::vector<T> elements(inputs.size());
+    std::vector<float> floats(inputs.size());
+    std::vector<int64_t> integers(inputs.size());
     for (int64_t i = 0; i < count; ++i) {
       const int64_t offset = i * static_cast<int64_t>(sizeof(T));
       for (size_t k = 0; k < inputs.size(); ++k) {
@@ -134,13 +136,13 @@ inline std::vector<std::byte> reference(const Reduction& r,
       if constexpr (std::is_floating_point_v<T>) {
         element = reduce_floats(r, elements);
       } else if (is_floating(r.dtype)) {
-        std::vector<float> floats;
-        for (const T bits : elements) {
-          floats.push_back(float_from_16(r.dtype, static_cast<uint16_t>(bits)));
+        for (size_t k = 0; k < inputs.size(); ++k) {
+          floats[k] = float_from_16(r.dtype, static_cast<uint16_t>(elements[k]));
         }
         element = static_cast<T>(float_to_16(r.dtype, reduce_floats(r, floats)));
       } else {
-        element = static_cast<T>(reduce_integers(r, {elements.begin(), elements.end()}));
+        std::copy(elements.begin(), elements.end(), integers.begin());
+        element = static_cast<T>(reduce_integers(r, integers));
       }
       std::memcpy(result.data() + offset, &element, sizeof(T));
     }
