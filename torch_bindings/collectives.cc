@@ -187,10 +187,12 @@ at::Tensor Handle::wait() const {
 
 at::Tensor Handle::wait(std::chrono::nanoseconds timeout) const {
   if (!pending().state->wait(timeout)) {
+    const std::string stalled = is_initialized() ? core::runtime().stall_report() : "";
     throw Error(ErrorCode::Timeout,
                 core::concat("tensor '", pending_->name, "' has not come within ",
                              std::chrono::duration<double>(timeout).count(),
-                             " s; the collective goes on and may be waited for again"));
+                             " s; the collective goes on and may be waited for again",
+                             stalled.empty() ? "" : ". Known so far: ", stalled));
   }
   return wait();
 }

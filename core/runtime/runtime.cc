@@ -100,8 +100,13 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<const Error> fatal_error() const {
-    const std::lock_guard lock(fatal_mutex_);
+    const std::lock_guard lock(report_mutex_);
     return fatal_;
+  }
+
+  std::string stall_report() const {
+    const std::lock_guard lock(report_mutex_);
+    return stall_report_;
   }
 
   const Config config_;
@@ -185,10 +190,15 @@ class Runtime::Impl {
     const bool any = !effects.messages.empty() || !effects.starts.empty() ||
                      !effects.finished.empty() || effects.fatal || effects.bye;
     for (const std::string& line : effects.warnings) log(LogLevel::Warn, line);
+    if (controller_.stall_text() != stall_report_) {  // only this thread writes it
+      const std::lock_guard lock(report_mutex_);
+      stall_report_ = controller_.stall_text();
+    }
     for (Outgoing& message : effects.messages) {
       transport_->send(message.to, std::move(message.bytes));
     }
     for (StartBatch& start : effects.starts) executor_->enqueue(work_of(start));
+    if (effects.fatal) set_fatal(*effects.fatal);  // who is woken by the error must find it
     for (const Finished& finished : effects.finished) {
       Outcome outcome;
       outcome.error = finished.error;
@@ -272,14 +282,19 @@ class Runtime::Impl {
     submission.handle->finish(std::move(outcome));
   }
 
-  // The job is over: whatever waits gets this error, and so does whoever comes later.
-  void end_all(const Error& error) {
+  void set_fatal(const Error& error) {
     {
-      const std::lock_guard lock(fatal_mutex_);
-      if (fatal_ == nullptr) fatal_ = std::make_shared<const Error>(error);
+      const std::lock_guard lock(report_mutex_);
+      if (fatal_ != nullptr) return;
+      fatal_ = std::make_shared<const Error>(error);
     }
     log(LogLevel::Error, error.what());
     queue_.close(error);
+  }
+
+  // The job is over: whatever waits gets this error, and so does whoever comes later.
+  void end_all(const Error& error) {
+    set_fatal(error);
     for (FinishedBatch& batch : executor_->abandon(error)) settle(batch);
     calls_.clear();
     queue_.drain(calls_);
@@ -335,8 +350,9 @@ class Runtime::Impl {
 
   SubmissionQueue queue_{[this] { transport_->ring(); }};
   std::mutex shutdown_mutex_;
-  mutable std::mutex fatal_mutex_;
+  mutable std::mutex report_mutex_;
   std::shared_ptr<const Error> fatal_;
+  std::string stall_report_;
   std::atomic<bool> leaving_{false};
   std::atomic<int64_t> deadline_ns_{0};
 
@@ -370,6 +386,7 @@ void Runtime::refuse(const std::string& name, const std::string& text) noexcept 
 }
 std::string Runtime::shutdown(nanoseconds deadline) { return impl_->shutdown(deadline); }
 std::shared_ptr<const Error> Runtime::fatal_error() const { return impl_->fatal_error(); }
+std::string Runtime::stall_report() const { return impl_->stall_report(); }
 const Config& Runtime::config() const { return impl_->config_; }
 const Topology& Runtime::topology() const { return impl_->topology_; }
 Timeline* Runtime::timeline() const { return impl_->timeline_.get(); }

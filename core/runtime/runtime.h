@@ -48,6 +48,10 @@ class Runtime {
   // anything. Idempotent.
   std::string shutdown(std::chrono::nanoseconds deadline);
 
+  // What is stalled as far as this rank has heard ("tensor "x": waiting for rank 1 since 12 s
+  // ..."); empty if nothing is known. Any thread.
+  std::string stall_report() const;
+
   // The fatal error that ended the job, if one did.
   std::shared_ptr<const Error> fatal_error() const;
 

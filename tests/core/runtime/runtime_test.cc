@@ -246,6 +246,26 @@ TEST(Runtime, AStallEndsTheJobWhenToldToAndNamesTheMissing) {
   });
 }
 
+TEST(Runtime, AStallReportReachesTheRanksThatWait) {
+  Config config;
+  config.stall_warn_s = 0.05;
+  World world(3, {}, config);
+  std::atomic<bool> reported{false};
+  world.each([&](Runtime& runtime, int rank) {
+    Tensor x = tensor({1});
+    if (rank == 2) {
+      while (!reported) std::this_thread::sleep_for(1ms);
+    }
+    const auto handle = runtime.submit(submission("x", x));
+    if (rank == 1) {
+      while (runtime.stall_report().empty()) std::this_thread::sleep_for(1ms);
+      EXPECT_THAT(runtime.stall_report(), HasSubstr("waiting for rank 2"));
+      reported = true;
+    }
+    EXPECT_EQ(error_of(*handle), "");
+  });
+}
+
 TEST(Runtime, AbsentEverywhereIsUnusedAndSomewhereIsProduced) {
   World world(2);
   world.each([](Runtime& runtime, int rank) {
