@@ -18,12 +18,11 @@ void call(const std::atomic<uint32_t>& word, int operation, uint32_t value, cons
 }  // namespace
 
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
-                std::optional<std::chrono::nanoseconds> timeout) noexcept {
-  if (!timeout) return call(word, FUTEX_WAIT, expected, nullptr);
-  if (timeout->count() <= 0) return;
+                std::chrono::nanoseconds timeout) noexcept {
+  if (timeout.count() <= 0) return;
   timespec limit{};
-  limit.tv_sec = static_cast<time_t>(timeout->count() / 1'000'000'000);
-  limit.tv_nsec = static_cast<long>(timeout->count() % 1'000'000'000);
+  limit.tv_sec = static_cast<time_t>(timeout.count() / 1'000'000'000);
+  limit.tv_nsec = static_cast<long>(timeout.count() % 1'000'000'000);
   call(word, FUTEX_WAIT, expected, &limit);
 }
 

@@ -4,14 +4,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <optional>
 
 namespace horon::core {
 
-// Sleeps while *word == expected, until futex_wake or the timeout (none: for ever). May return
-// early.
+// Sleeps while *word == expected, until futex_wake_all or the timeout. May return early.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
-                std::optional<std::chrono::nanoseconds> timeout) noexcept;
+                std::chrono::nanoseconds timeout) noexcept;
 // Wakes everybody who sleeps on the word, in any process.
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept;
 
