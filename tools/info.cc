@@ -1,0 +1,120 @@
+// horon-info: version, what was built, the configuration with the origin of each value, and, under
+// mpirun, who runs where and which collective would be used.
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "horon/core/base/config.h"
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session.h"
+#include "info_facts.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json facts_json() {
+  Json facts = Json::object();
+  for (const auto& fact : horon::core::build_facts()) facts[fact.name] = fact.value;
+  for (const auto& fact : horon::tools::torch_facts()) facts[fact.name] = fact.value;
+  return facts;
+}
+
+Json config_json(const horon::core::Config& config) {
+  Json knobs = Json::array();
+  for (const auto& knob : config.values()) {
+    knobs.push_back({{"name", knob.name},
+                     {"value", knob.value},
+                     {"unit", knob.unit},
+                     {"origin", knob.origin},
+                     {"meaning", knob.meaning}});
+  }
+  return knobs;
+}
+
+// Alone there is no job to tell of, and MPI need not start.
+bool has_launcher() {
+  const auto& has = horon::core::environment_has;
+  return has("OMPI_COMM_WORLD_RANK") || has("PMIX_RANK") || has("PMI_RANK");
+}
+
+// Needs init().
+Json job_json() {
+  const horon::core::Topology& topology = horon::core::runtime().topology();
+  return {{"size", topology.size},
+          {"host_of", topology.host_of},
+          {"selection", horon::core::explain_selection()}};
+}
+
+void print_job(const Json& job) {
+  std::cout << "\njob: " << job["size"] << " ranks\n";
+  const auto host_of = job["host_of"].get<std::vector<int>>();
+  const int hosts = *std::max_element(host_of.begin(), host_of.end()) + 1;
+  for (int host = 0; host < hosts; ++host) {
+    std::vector<int> ranks;
+    for (size_t rank = 0; rank < host_of.size(); ++rank) {
+      if (host_of[rank] == host) ranks.push_back(static_cast<int>(rank));
+    }
+    std::cout << "  host " << host << ": ranks " << horon::core::list_ranks(ranks) << '\n';
+  }
+  std::cout << "\nchoice of allreduce (4 MiB of float32)\n";
+  for (const auto& line : job["selection"]) {
+    std::cout << "  " << line.get<std::string>() << '\n';
+  }
+}
+
+void print_text(const Json& all) {
+  std::cout << "build\n";
+  for (const auto& [name, value] : all["build"].items()) {
+    std::printf("  %-18s %s\n", name.c_str(), value.get<std::string>().c_str());
+  }
+  std::fflush(stdout);
+  std::cout << "\nconfiguration\n";
+  for (const auto& knob : all["config"]) {
+    const auto text = [&](const char* key) { return knob[key].get<std::string>(); };
+    const std::string value = horon::core::concat(text("value").empty() ? "-" : text("value"),
+                                                  text("unit").empty() ? "" : " ", text("unit"));
+    std::printf("  %-26s %-18s %-12s %s\n", text("name").c_str(), value.c_str(),
+                text("origin").c_str(), text("meaning").c_str());
+  }
+  std::fflush(stdout);
+  if (all.contains("job")) print_job(all["job"]);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Says what this Horon is, what it was built with and how it is configured.\n"
+      "Under mpirun also which ranks share a host and which collective is chosen.",
+      "horon-info");
+  bool as_json = false;
+  app.add_flag("--json", as_json, "print one JSON object");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    Json all = {{"build", facts_json()},
+                {"config", config_json(horon::core::Config::from_environment())}};
+    int rank = 0;
+    if (has_launcher()) {
+      horon::core::init();
+      rank = horon::rank();
+      all["job"] = job_json();
+    }
+    if (rank == 0) {
+      if (as_json) {
+        std::cout << all.dump(2) << '\n';
+      } else {
+        print_text(all);
+      }
+    }
+    horon::shutdown();
+    return 0;
+  } catch (const horon::Error& error) {
+    std::cerr << "horon-info: " << error.what() << '\n';
+    return 1;
+  }
+}

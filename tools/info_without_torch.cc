@@ -1,0 +1,7 @@
+#include "info_facts.h"
+
+namespace horon::tools {
+
+std::vector<core::BuildFact> torch_facts() { return {{"libtorch", "not in this build"}}; }
+
+}  // namespace horon::tools
