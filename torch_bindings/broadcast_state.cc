@@ -147,6 +147,11 @@ void broadcast_parameters(const NamedTensors& named, int root) {
   for (const Handle& handle : handles) handle.wait();
 }
 
+void broadcast_parameters(std::initializer_list<std::pair<std::string, at::Tensor>> named,
+                          int root) {
+  broadcast_parameters(NamedTensors(named), root);
+}
+
 void broadcast_parameters(const torch::OrderedDict<std::string, at::Tensor>& named, int root) {
   NamedTensors list;
   append(list, named);

@@ -5,6 +5,7 @@
 // and nothing has been written.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,8 @@ namespace horon {
 // rank).
 void broadcast_parameters(const torch::OrderedDict<std::string, at::Tensor>& named, int root = 0);
 void broadcast_parameters(const std::vector<std::pair<std::string, at::Tensor>>& named,
+                          int root = 0);
+void broadcast_parameters(std::initializer_list<std::pair<std::string, at::Tensor>> named,
                           int root = 0);
 // The parameters and the buffers (running means and the like) of a module:
 // broadcast_parameters(*model, 0).

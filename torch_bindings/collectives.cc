@@ -94,7 +94,7 @@ void check_allreduce(const at::Tensor& tensor, const AllreduceOptions& options,
                      const std::string& name) {
   const DataType dtype = data_type_of(tensor, name);
   const auto refuse = [&](std::string_view why) {
-    throw Error(ErrorCode::InvalidArgument, concat("tensor '", name, "': ", why));
+    throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
   };
   if (dtype == DataType::Bool && options.op == ReduceOp::Average) {
     refuse("is bool, which has no average; use Min (all), Max (any) or another dtype");
@@ -135,8 +135,8 @@ Handle start_broadcast(const at::Tensor& tensor, const BroadcastOptions& options
                        : check_tensor(tensor, pending->name);
   if (options.root < 0 || options.root >= size()) {
     throw Error(ErrorCode::InvalidArgument,
-                concat("tensor '", pending->name, "': root ", options.root, " is no rank of 0 .. ",
-                       size() - 1));
+                concat("tensor \"", pending->name, "\": root ", options.root,
+                       " is no rank of 0 .. ", size() - 1));
   }
   core::EntrySpec spec = make_spec(CollectiveKind::Broadcast, tensor, pending->name);
   spec.root = options.root;
@@ -189,7 +189,7 @@ at::Tensor Handle::wait(std::chrono::nanoseconds timeout) const {
   if (!pending().state->wait(timeout)) {
     const std::string stalled = is_initialized() ? core::runtime().stall_report() : "";
     throw Error(ErrorCode::Timeout,
-                core::concat("tensor '", pending_->name, "' has not come within ",
+                core::concat("tensor \"", pending_->name, "\" has not come within ",
                              std::chrono::duration<double>(timeout).count(),
                              " s; the collective goes on and may be waited for again",
                              stalled.empty() ? "" : ". Known so far: ", stalled));

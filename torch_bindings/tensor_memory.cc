@@ -14,7 +14,7 @@ namespace {
 using core::concat;
 
 [[noreturn]] void refuse(std::string_view name, const std::string& why) {
-  throw Error(ErrorCode::InvalidArgument, concat("tensor '", name, "': ", why));
+  throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
 }
 
 std::optional<DataType> find_data_type(at::ScalarType type) {

@@ -70,7 +70,7 @@ void train(Net& model, const example::Settings& settings, const horon::IdxDatase
                                                        batch.target.to(device));
       loss.backward();
       optimizer.step();
-      progress.step(epoch, loss, optimizer.statistics().wait_s);
+      progress.step(epoch, loss, optimizer.exposed_wait_seconds());
     }
     schedule.step();
     example::require_equal_parameters(*model);

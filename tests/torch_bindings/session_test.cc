@@ -1,0 +1,139 @@
+// Start, stop and the division of cores, in an MPI that the caller owns: then the session may come
+// back.
+#include "horon/torch_bindings/session.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <sched.h>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <mpi.h>
+
+#include "horon/tests/support/mpi_main.h"
+#include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/collectives.h"
+#include "horon/torch_bindings/lr.h"
+#include "horon/torch_bindings/samplers.h"
+
+namespace horon {
+namespace {
+
+using testing::StartsWith;
+using testing_support::error_of;
+
+int usable_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 0;
+}
+
+TEST(Session, KnowsItsPlaceAndComesBack) {
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_FALSE(is_initialized());
+    init();
+    init();
+    EXPECT_TRUE(is_initialized());
+    EXPECT_EQ(rank(), test_rank());
+    EXPECT_EQ(size(), test_size());
+    EXPECT_EQ(local_size() * cross_size(), size());
+    EXPECT_TRUE(device().is_cpu());
+    at::Tensor ones = at::ones({3});
+    EXPECT_EQ(allreduce_(ones, {.op = ReduceOp::Sum})[0].item<double>(), size());
+    shutdown();
+    shutdown();
+  }
+}
+
+TEST(Session, NothingWorksOutside) {
+  for (const auto& call : std::vector<std::function<void()>>{
+           [] { rank(); }, [] { size(); }, [] { device(); }, [] { barrier(); },
+           [] { scale_lr(1.0); }, [] { allreduce(at::ones({2})); },
+           [] { broadcast(at::ones({2})); }, [] { allgather(at::ones({2})); },
+           [] { DistributedRandomSampler(10); }}) {
+    EXPECT_THAT(error_of(call), StartsWith("not initialized"));
+  }
+}
+
+TEST(Session, HandlesEndWithTheSession) {
+  init();
+  const Handle done = allreduce_async(at::ones({3}), {.op = ReduceOp::Sum});
+  barrier();
+  Handle lonely;
+  if (rank() == 0 && size() > 1) lonely = allreduce_async(at::ones({3}), {.name = "lonely"});
+  shutdown();
+  EXPECT_EQ(done.wait()[0].item<double>(), test_size());
+  if (test_rank() == 0 && test_size() > 1) {
+    EXPECT_THAT(error_of([&] { lonely.wait(); }), StartsWith("rank left"));
+  }
+}
+
+TEST(Session, ACommunicatorOfTheCaller) {
+  MPI_Comm backwards = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, 0, test_size() - test_rank(), &backwards);
+  init({.mpi_comm = &backwards});
+  EXPECT_EQ(rank(), test_size() - 1 - test_rank());
+  EXPECT_EQ(allgather(at::full({1}, double(test_rank())))[0].item<double>(), test_size() - 1);
+  shutdown();
+  MPI_Comm_free(&backwards);
+}
+
+TEST(Threads, AreDividedWhereTheUserHasNotChosen) {
+  const int cores = usable_cores();
+  unsetenv("OMP_NUM_THREADS");
+  at::set_num_threads(cores);
+  init();
+  EXPECT_EQ(at::get_num_threads(), local_size() == 1 ? cores : std::max(1, cores / local_size()));
+  shutdown();
+}
+
+TEST(Threads, AreLeftAloneWhereTheUserHas) {
+  const int cores = usable_cores();
+  setenv("OMP_NUM_THREADS", "1", 1);
+  at::set_num_threads(cores);
+  init();
+  EXPECT_EQ(at::get_num_threads(), cores);
+  shutdown();
+  unsetenv("OMP_NUM_THREADS");
+  at::set_num_threads(cores + 3);
+  init();
+  EXPECT_EQ(at::get_num_threads(), cores + 3);
+  shutdown();
+}
+
+TEST(Threads, FollowTheKnob) {
+  setenv("OMP_NUM_THREADS", "1", 1);
+  init({.set = {{"HORON_THREADS", "5"}}});
+  EXPECT_EQ(at::get_num_threads(), 5);
+  shutdown();
+}
+
+TEST(Threads, ABadKnobIsAConfigError) {
+  EXPECT_THAT(error_of([] {
+                init({.set = {{"HORON_THREADS", "-7"}}});
+              }),
+              StartsWith("configuration"));
+  EXPECT_FALSE(is_initialized());
+}
+
+TEST(Defaults, ComeFromTheSession) {
+  init();
+  EXPECT_DOUBLE_EQ(scale_lr(0.5), 0.5 * size());
+  EXPECT_DOUBLE_EQ(scale_lr(0.5, ReduceOp::Sum), 0.5);
+  DistributedSequentialSampler sequential(101);
+  const auto mine = sequential.next(1000);
+  ASSERT_TRUE(mine.has_value());
+  std::vector<int64_t> indices(mine->begin(), mine->end());
+  const at::Tensor all = allgather(at::tensor(indices, at::kLong));
+  EXPECT_TRUE(at::equal(all, at::arange(101, at::kLong)));
+  DistributedRandomSampler random(101, {.seed = 3});
+  const auto drawn = random.next(1000);
+  indices.assign(drawn->begin(), drawn->end());
+  const at::Tensor sorted = std::get<0>(allgather(at::tensor(indices, at::kLong)).sort());
+  EXPECT_EQ(sorted.numel(), (101 + size() - 1) / size() * size());
+  EXPECT_EQ(std::get<0>(at::_unique(sorted)).numel(), 101);
+  shutdown();
+}
+
+}  // namespace
+}  // namespace horon

@@ -1,0 +1,38 @@
+# The tests of the LibTorch bindings. A file costs 20 s to compile: prefer more cases to more files.
+if(NOT TARGET horon::torch)
+  return()
+endif()
+set(torch_tests ${CMAKE_CURRENT_LIST_DIR})
+
+horon_test(torch_collectives_test FILES ${torch_tests}/collectives_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_broadcast_state_test FILES ${torch_tests}/broadcast_state_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_session_test FILES ${torch_tests}/session_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_optimizer_training_test FILES ${torch_tests}/optimizer_training_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_samplers_test FILES ${torch_tests}/samplers_test.cc LIBS horon::torch)
+find_package(ZLIB REQUIRED)
+horon_test(torch_idx_dataset_test FILES ${torch_tests}/idx_dataset_test.cc
+           LIBS horon::torch ZLIB::ZLIB)
+
+# Ways out of a program: mode, expected exit code.
+add_executable(torch_exit_program ${torch_tests}/exit_programs/exit_program.cc)
+horon_target(torch_exit_program)
+target_link_libraries(torch_exit_program PRIVATE horon::torch MPI::MPI_C)
+function(torch_exit_test mode code)
+  add_test(NAME torch_exit.${mode}
+           COMMAND ${torch_tests}/exit_programs/expect_exit ${code}
+                   ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test 2
+                   $<TARGET_FILE:torch_exit_program> ${mode})
+  set_tests_properties(torch_exit.${mode} PROPERTIES TIMEOUT 60 PROCESSORS 2)
+endfunction()
+foreach(mode never_started return init_twice exit shutdown_twice in_flight lonely one_leaves
+        mpi_shutdown_finalize mpi_finalize_atexit)
+  torch_exit_test(${mode} 0)
+endforeach()
+torch_exit_test(return_7 7)
+torch_exit_test(exit_3 3)
+torch_exit_test(caught 4)
+torch_exit_test(uncaught 134)
