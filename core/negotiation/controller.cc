@@ -230,13 +230,15 @@ Effects Controller::take_effects() {
       fail(error);
     }
   }
-  std::vector<std::vector<Item>> boxes(static_cast<size_t>(options_.size));
+  pack_messages();
+  batches_running_ += static_cast<int>(effects_.starts.size());
+  ended_ = ended_ || effects_.bye;
+  return std::exchange(effects_, {});
+}
+
+void Controller::pack_messages() {
   Envelope envelope;
   envelope.applied = member_.applied();
-  const auto pack = [&](int to, std::vector<Item> items) {
-    envelope.items = std::move(items);
-    effects_.messages.push_back({to, encode(envelope)});
-  };
   if (!to_members_.empty()) {
     envelope.items = std::exchange(to_members_, {});
     const std::vector<std::byte> bytes = encode(envelope);
@@ -244,17 +246,19 @@ Effects Controller::take_effects() {
       if (peer != options_.rank) effects_.messages.push_back({peer, bytes});
     }
   }
-  for (auto& [to, item] : to_one_) boxes[static_cast<size_t>(to)].push_back(std::move(item));
-  if (!to_one_.empty()) {
-    to_one_.clear();
-    for (int peer = 0; peer < options_.size; ++peer) {
-      auto& items = boxes[static_cast<size_t>(peer)];
-      if (!items.empty()) pack(peer, std::move(items));
+  if (to_one_.empty()) return;
+  // One envelope for each peer; its items keep their order.
+  std::stable_sort(to_one_.begin(), to_one_.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto item = to_one_.begin(); item != to_one_.end();) {
+    const int peer = item->first;
+    envelope.items.clear();
+    for (; item != to_one_.end() && item->first == peer; ++item) {
+      envelope.items.push_back(std::move(item->second));
     }
+    effects_.messages.push_back({peer, encode(envelope)});
   }
-  batches_running_ += static_cast<int>(effects_.starts.size());
-  ended_ = ended_ || effects_.bye;
-  return std::exchange(effects_, {});
+  to_one_.clear();
 }
 
 bool Controller::at_rest() const {

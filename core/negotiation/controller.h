@@ -71,6 +71,7 @@ class Controller {
   void take_item(int from, const Item& item);
   void take_record(int from, const Item& item);
   void exchange();
+  void pack_messages();
   void spread(const Item& item);
   void to_coordinator(Item item);
   void ask(int peer);

@@ -107,6 +107,7 @@ void Member::say_away() {
 }
 
 void Member::apply(const Item& record, Effects& effects) {
+  if (ended_) broken("the log goes on after its end");
   ++applied_;
   std::visit(Overloaded{
                  [&](const Plan& plan) { apply(plan, effects); },
@@ -120,6 +121,8 @@ void Member::apply(const Item& record, Effects& effects) {
                  },
                  [&](const Bye&) {
                    if (!unserved_.empty()) broken("the log ended with entries unserved");
+                   if (!leaving_) broken("the log ended before this rank has left");
+                   ended_ = true;
                    effects.bye = true;
                  },
                  [](const auto&) { broken("an item that is no record stands in the log"); },

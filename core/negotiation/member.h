@@ -89,6 +89,7 @@ class Member {
   bool join_said_ = false;
   size_t held_ = 0;  // words that are held back, over all names
   uint64_t applied_ = 0;
+  bool ended_ = false;  // Bye was applied
   uint64_t next_sequence_ = 0;
   std::vector<Item> news_;
   std::unordered_map<std::string, Unserved> unserved_;

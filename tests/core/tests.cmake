@@ -11,3 +11,21 @@ horon_test(mpi_session_test FILES core/transport/mpi_session_test.cc RANKS 1 2 3
 horon_test(mpi_session_owner_test FILES core/transport/mpi_session_owner_test.cc RANKS 1 2)
 horon_test(mpi_session_thread_level_test
            FILES core/transport/mpi_session_thread_level_test.cc RANKS 2)
+# Jobs of many ranks in one thread, for tests and benchmarks of the control protocol.
+add_library(horon_simulation STATIC
+  support/simulation/check_outcomes.cc
+  support/simulation/expected_outcomes.cc
+  support/simulation/exploration.cc
+  support/simulation/program.cc
+  support/simulation/random_spec.cc
+  support/simulation/random_world.cc
+  support/simulation/simulated_cluster.cc
+  support/simulation/timed_run.cc)
+horon_target(horon_simulation)
+target_link_libraries(horon_simulation PUBLIC horon::core)
+horon_test(simulation_test FILES core/negotiation/simulation_test.cc LIBS horon_simulation
+           TIMEOUT 300)
+horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.cc
+           LIBS horon_simulation TIMEOUT 120)
+horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
+           TIMEOUT 120)

@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "horon/core/base/text.h"
+
 namespace horon::simulation {
 namespace {
 
@@ -47,7 +49,8 @@ class Oracle {
       for (auto& [name, rounds] : rounds_) {
         while (decide(rounds)) news = true;
       }
-      news = decide_joined() || news;
+      // Joined comes behind everything that it lets complete.
+      if (!news) news = decide_joined();
     }
     conclude();
     return std::move(out_);
@@ -165,6 +168,7 @@ class Oracle {
     first->decided = true;
     Outcome verdict = judge(*first);
     verdict.round = next_round_++;
+    if (verdict.kind != Outcome::Kind::Ran) ++out_.records;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (!first->words[rank]) continue;
       ++out_.words[rank];
@@ -183,40 +187,47 @@ class Oracle {
   }
 
   Outcome judge(const Round& round) const {
-    Outcome out;
-    out.kind = Outcome::Kind::Failed;
-    bool left = false;
-    bool refused = false;
+    std::vector<int> left;
+    std::optional<size_t> refused;
     bool disagree = false;
-    bool root_joined = false;
     const core::EntrySpec* spec = nullptr;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       const std::optional<Word>& word = round.words[rank];
-      left = left || (!word && !ranks_[rank].joining);
-      refused = refused || (word && word->refused);
+      if (!word && !ranks_[rank].joining) left.push_back(static_cast<int>(rank));
+      if (word && word->refused && !refused) refused = rank;
       if (!word || word->refused) continue;
       const core::EntrySpec& own = *action_of(rank, *word).spec;
       disagree = disagree || (spec != nullptr && !same_collective(*spec, own));
       if (spec == nullptr) spec = &own;
     }
-    if (spec != nullptr && spec->kind == CollectiveKind::Broadcast) {
-      const auto root = static_cast<size_t>(spec->root);
-      root_joined = root < ranks_.size() && !round.words[root];
+    if (!left.empty()) return failed(ErrorCode::RankLeft, "rank " + core::list_ranks(left) + " ha");
+    if (refused) {
+      const std::string rank = std::to_string(*refused);
+      return failed(ErrorCode::InvalidArgument,
+                    "refused on rank " + rank + ": no good on rank " + rank);
     }
-    const auto failed = [&](ErrorCode code) {
-      out.code = code;
-      return out;
-    };
-    if (left) return failed(ErrorCode::RankLeft);
-    if (refused) return failed(ErrorCode::InvalidArgument);
-    if (disagree) return failed(ErrorCode::Mismatch);
-    if (root_joined) return failed(ErrorCode::RankLeft);
+    if (disagree) return failed(ErrorCode::Mismatch, "the ranks disagree about the ");
+    if (spec->kind == CollectiveKind::Broadcast) {
+      const auto root = static_cast<size_t>(spec->root);
+      if (root < ranks_.size() && !round.words[root]) {
+        return failed(ErrorCode::RankLeft, "its root, rank " + std::to_string(root));
+      }
+    }
     return reduce(round, *spec);
+  }
+
+  static Outcome failed(ErrorCode code, const std::string& text) {
+    Outcome out;
+    out.kind = Outcome::Kind::Failed;
+    out.code = code;
+    out.text = text;
+    return out;
   }
 
   Outcome reduce(const Round& round, const core::EntrySpec& spec) const {
     Outcome out;
     out.kind = Outcome::Kind::Ran;
+    std::vector<Contribution> data;
     std::vector<bool> produced(spec.parts.size());
     bool some_absent = false;
     bool some_present = false;
@@ -228,7 +239,7 @@ class Oracle {
         const Action& action = action_of(rank, *word);
         if (gathers) rows = action.spec->parts.front().shape.front();
         ++out.contributors;
-        out.contributions.push_back({static_cast<int>(rank), word->action});
+        data.push_back({static_cast<int>(rank), word->action});
         some_absent = some_absent || !action.absent.empty();
         some_present = some_present || action.absent.empty();
         for (size_t part = 0; part < produced.size(); ++part) {
@@ -245,6 +256,7 @@ class Oracle {
       return unused;
     }
     if (some_absent) out.produced = produced;
+    out.contributions = std::make_shared<const std::vector<Contribution>>(std::move(data));
     return out;
   }
 
@@ -257,6 +269,7 @@ class Oracle {
     const bool bye =
         std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.leaving; });
     if (joiners.empty() && (!bye || out_.bye)) return false;
+    out_.records += (joiners.empty() ? 0 : 1) + (bye ? 1 : 0);
     out_.bye = bye;
     rounds_.clear();
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {

@@ -18,9 +18,10 @@ namespace horon::simulation {
 struct Expectation {
   std::vector<std::vector<Outcome>> outcomes;    // by rank and action; texts are not predicted
   std::map<std::string, std::vector<int>> open;  // entries that stay open, and who is missing
-  std::vector<int> words;                        // Ready and Refused that each rank sends
-  std::vector<std::vector<int>> joiners;         // of each round of joins: who may be last
-  std::vector<bool> done;                        // the program of this rank comes to its end
+  size_t records = 0;      // in the log; without the plans, of which there may be more or fewer
+  std::vector<int> words;  // Ready and Refused that each rank sends
+  std::vector<std::vector<int>> joiners;  // of each round of joins: who may be last
+  std::vector<bool> done;                 // the program of this rank comes to its end
   bool bye = false;
 };
 

@@ -180,7 +180,7 @@ std::string describe(const Outcome& outcome) {
       break;
   }
   std::string text = concat("ran with ", outcome.contributors, " contributors:");
-  for (const Contribution& part : outcome.contributions) {
+  for (const Contribution& part : *outcome.contributions) {
     text += concat(" ", part.rank, "/", part.action);
   }
   if (!outcome.produced.empty()) text += concat(" produced=", flags_text(outcome.produced));

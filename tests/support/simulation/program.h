@@ -4,6 +4,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -51,11 +52,11 @@ struct Outcome {
   enum class Kind { None, Pending, Ran, Unused, Failed, Joined };
   Kind kind = Kind::None;
   ErrorCode code = ErrorCode::Internal;  // Failed
-  std::string text;                      // Failed
+  std::string text;                      // Failed; expectations: a part of it
   int last_joined = -1;                  // Joined
   size_t round = 0;  // expectations: Joined and all else are counted apart; equal for all ranks
-  // Ran: whose data is in the result, by rank.
-  std::vector<Contribution> contributions;
+  // Ran: whose data is in the result, by rank; one list for all ranks.
+  std::shared_ptr<const std::vector<Contribution>> contributions;
   int contributors = 0;
   std::vector<bool> produced;
   std::vector<int64_t> first_extents;

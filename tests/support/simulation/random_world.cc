@@ -187,11 +187,11 @@ class Author {
 
 // All violations are forgiven to damaged bytes, but the run must come to its end.
 std::vector<std::string> judge(const World& world, const SimulatedCluster& cluster,
-                               const std::vector<Program>& programs, const TimedRun& run) {
+                               const TimedRun& run) {
   if (world.corrupted) return {};
   const std::optional<Fault>& fault = world.timing.fault;
   if (!fault || (fault->kind == Fault::Kind::Freeze && fault->duration < 10 * kSecond)) {
-    return check_outcomes(cluster, expected_outcomes(programs));
+    return check_outcomes(cluster, expected_outcomes(world.programs));
   }
   if (fault->kind == Fault::Kind::Fail) {
     return check_common_end(cluster, fault->rank, ErrorCode::OperationFailed, "the disk is full");
@@ -206,27 +206,42 @@ std::vector<std::string> judge(const World& world, const SimulatedCluster& clust
   return wrong;
 }
 
+std::map<std::string, int> count(const SimulatedCluster& cluster) {
+  std::map<std::string, int> seen;
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    const SimulatedCluster::Rank& r = cluster.rank(rank);
+    for (const Outcome& outcome : r.outcomes) {
+      const std::string text = describe(outcome);
+      ++seen[text.substr(0, text.find_first_of(outcome.kind == Outcome::Kind::Failed ? ")" : " "))];
+    }
+    seen["bye"] += r.bye ? 1 : 0;
+    seen["stall report"] += static_cast<int>(r.warnings.size());
+    seen["batch"] += static_cast<int>(r.finished);
+  }
+  return seen;
+}
+
 }  // namespace
 
 World random_world(uint64_t seed) { return Author(seed).write(); }
 
-std::vector<std::string> run_world(uint64_t seed, std::string* trace) {
-  World world = random_world(seed);
-  world.cluster.trace = trace != nullptr;
+Report run_world(const World& world) {
   SimulatedCluster cluster(world.cluster, world.programs);
   TimedRun run(cluster, world.timing);
   run.run();
-  std::vector<std::string> wrong = judge(world, cluster, world.programs, run);
+  Report report;
+  report.wrong = judge(world, cluster, run);
+  report.seen = count(cluster);
   bool rest = !world.timing.fault && !world.corrupted;
   for (int rank = 0; rank < cluster.size(); ++rank) {
     const SimulatedCluster::Rank& r = cluster.rank(rank);
     rest = rest && r.controller->at_rest() && r.leaving == r.bye;
   }
-  if (rest && run.rest(30 * kSecond) > 0) wrong.push_back("something was said at rest");
-  if (trace == nullptr) return wrong;
-  *trace = describe(world.programs);
-  for (const std::string& line : cluster.take_trace()) *trace += line + "\n";
-  return wrong;
+  if (rest && run.rest(30 * kSecond) > 0) report.wrong.push_back("something was said at rest");
+  if (!world.cluster.trace) return report;
+  report.trace = describe(world.programs);
+  for (const std::string& line : cluster.take_trace()) report.trace += line + "\n";
+  return report;
 }
 
 }  // namespace horon::simulation

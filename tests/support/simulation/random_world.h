@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,8 +22,13 @@ struct World {
 
 World random_world(uint64_t seed);
 
-// Runs the world of this seed and judges its end; empty if all is well. With a trace, if one is
-// asked for.
-std::vector<std::string> run_world(uint64_t seed, std::string* trace = nullptr);
+struct Report {
+  std::vector<std::string> wrong;   // empty if all is well
+  std::string trace;                // if world.cluster.trace
+  std::map<std::string, int> seen;  // how often what has occurred
+};
+
+// Runs a world and judges its end.
+Report run_world(const World& world);
 
 }  // namespace horon::simulation

@@ -117,6 +117,7 @@ void SimulatedCluster::deliver(int from, int to) {
                             std::holds_alternative<core::Stall>(item);
       if (!question) ++progress_;
       if (is_record(item)) r.records.push_back(hash_of(item));
+      if (std::holds_alternative<core::Plan>(item)) ++r.plans;
     }
   }
   r.controller->receive(from, bytes);
@@ -134,17 +135,10 @@ void SimulatedCluster::finish(int rank) {
   const Batch& batch = batches_[r.finished++];
   ++progress_;
   if (options_.trace) note(concat(rank, ": batch ", batch.first.sequence, " is over"));
-  for (size_t i = 0; i < batch.contributions.size(); ++i) {
-    Outcome outcome;
-    outcome.kind = Outcome::Kind::Ran;
-    outcome.contributors = batch.first.contributors;
-    outcome.contributions = batch.contributions[i];
-    outcome.produced = batch.first.entries[i].produced;
-    outcome.first_extents = batch.first.entries[i].first_extents;
-    std::sort(outcome.contributions.begin(), outcome.contributions.end());
-    for (const Contribution& own : outcome.contributions) {
-      if (own.rank == rank) settle(rank, own.action, outcome);
-    }
+  for (size_t i = 0; i < batch.results.size(); ++i) {
+    const std::vector<Contribution>& data = *batch.results[i].contributions;
+    const auto own = std::lower_bound(data.begin(), data.end(), Contribution{rank, 0});
+    if (own != data.end() && own->rank == rank) settle(rank, own->action, batch.results[i]);
   }
   r.controller->batch_finished();
 }
@@ -232,7 +226,18 @@ void SimulatedCluster::start(int rank, const core::StartBatch& start) {
     note(concat(rank, ": starts batch ", start.sequence, ": ", names, " (", start.contributors,
                 " contributors)"));
   }
-  if (++batch.started == size()) runnable_.push_back(start.sequence);
+  if (++batch.started < size()) return;
+  runnable_.push_back(start.sequence);
+  for (size_t i = 0; i < batch.contributions.size(); ++i) {
+    Outcome& outcome = batch.results.emplace_back();
+    outcome.kind = Outcome::Kind::Ran;
+    outcome.contributors = batch.first.contributors;
+    outcome.produced = batch.first.entries[i].produced;
+    outcome.first_extents = batch.first.entries[i].first_extents;
+    std::vector<Contribution>& data = batch.contributions[i];
+    std::sort(data.begin(), data.end());
+    outcome.contributions = std::make_shared<const std::vector<Contribution>>(std::move(data));
+  }
 }
 
 void SimulatedCluster::add_contribution(int rank, const core::StartBatch& start, size_t entry,

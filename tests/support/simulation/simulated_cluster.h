@@ -49,6 +49,7 @@ class SimulatedCluster {
     uint64_t started = 0;
     uint64_t finished = 0;        // batches, in order
     std::vector<size_t> records;  // a hash of each record, in the order of arrival
+    size_t plans = 0;             // how many of them
     std::optional<Error> fatal;
     std::vector<std::string> warnings;
     // What went up from here.
@@ -96,6 +97,7 @@ class SimulatedCluster {
   struct Batch {
     core::StartBatch first;                                // as the first rank started it
     std::vector<std::vector<Contribution>> contributions;  // by entry
+    std::vector<Outcome> results;  // by entry, once all ranks have started it
     int started = 0;
     bool lost = false;  // a rank died before it had finished here
   };

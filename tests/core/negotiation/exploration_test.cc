@@ -1,0 +1,163 @@
+// Small worlds in every order, and one world of many ranks.
+#include "horon/tests/support/simulation/exploration.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/core/base/text.h"
+#include "horon/tests/support/simulation/check_outcomes.h"
+#include "horon/tests/support/simulation/timed_run.h"
+
+namespace horon::simulation {
+namespace {
+
+core::SpecPtr tensor(const std::string& name, std::vector<int64_t> shape = {4}) {
+  core::EntrySpec spec;
+  spec.parts.push_back({name, std::move(shape)});
+  return std::make_shared<core::EntrySpec>(spec);
+}
+
+Action give(const std::string& name) { return submit(name, tensor(name)); }
+
+void expect_well(const ExplorationReport& report, const std::vector<Program>& programs) {
+  std::string wrong;
+  for (const std::string& line : report.wrong) wrong += line + "\n";
+  EXPECT_TRUE(report.wrong.empty()) << describe(programs) << wrong;
+  EXPECT_TRUE(report.complete) << "only " << report.states << " states were visited";
+  EXPECT_GT(report.ends, 0U);
+  ::testing::Test::RecordProperty("states", std::to_string(report.states));
+}
+
+void explore_all(const std::vector<Program>& programs, SimulatedCluster::Options options = {}) {
+  constexpr size_t states_max = 400'000;
+  expect_well(explore(options, programs, states_max), programs);
+}
+
+TEST(Exploration, TwoRanksTwoTensorsTwice) {
+  const Program a = {give("x"), give("y"),  wait_all(), give("x"),
+                     give("y"), wait_all(), shutdown()};
+  const Program b = {give("y"), give("x"),  wait_all(), give("y"),
+                     give("x"), wait_all(), shutdown()};
+  explore_all({a, b});
+}
+
+TEST(Exploration, ThreeRanksTwoTensors) {
+  explore_all({{give("x"), give("y"), wait_all()},
+               {give("y"), give("x"), wait_all()},
+               {give("x"), wait_all(), give("y"), wait_all()}});
+}
+
+TEST(Exploration, OneBatchInFlight) {
+  SimulatedCluster::Options options;
+  options.controller.batches_in_flight_max = 1;
+  const Program a = {give("x"), give("y"), give("z"), wait_all(), shutdown()};
+  explore_all({a, a}, options);
+}
+
+TEST(Exploration, Mismatch) {
+  explore_all({{give("x"), give("y"), wait_all(), give("x"), wait_all()},
+               {submit("x", tensor("x", {5})), give("y"), wait_all(), give("x"), wait_all()}});
+}
+
+TEST(Exploration, AnotherShapeOnAllRanks) {
+  const Program a = {give("x"),  wait_all(), submit("x", tensor("x", {5})),
+                     wait_all(), give("x"),  wait_all()};
+  explore_all({a, a});
+}
+
+TEST(Exploration, AbsentAndUnused) {
+  const Action nothing = submit("x", tensor("x"), {true});
+  explore_all({{nothing, give("y"), wait_all(), nothing, wait_all()},
+               {give("y"), nothing, wait_all(), give("x"), wait_all()}});
+}
+
+TEST(Exploration, RefusedAndHeld) {
+  explore_all({{give("x"), wait_all(), give("x"), wait_all(), shutdown()},
+               {refuse("x"), give("x"), shutdown(), wait_all()}});
+  explore_all({{give("x"), wait_all(), give("x"), wait_all(), join(), wait_all()},
+               {refuse("x"), refuse("x"), join(), wait_all()}});
+}
+
+TEST(Exploration, Join) {
+  explore_all({{give("x"), wait_all(), give("y"), wait_all(), join(), wait_all(), shutdown()},
+               {give("x"), wait_all(), join(), wait_all(), shutdown()}});
+  explore_all({{give("x"), join(), wait_all(), give("x"), wait_all()},
+               {join(), wait_all(), give("x"), wait_all()}});
+}
+
+TEST(Exploration, JoinOfThree) {
+  explore_all({{give("x"), join(), wait_all()},
+               {join(), wait_all()},
+               {join(), wait_all(), shutdown(), wait_all()}});
+}
+
+TEST(Exploration, JoinAndLeaveAtOnce) {
+  explore_all({{give("x"), wait_all(), shutdown(), wait_all()}, {join(), shutdown(), wait_all()}});
+}
+
+TEST(Exploration, LeavingEarly) {
+  explore_all({{give("x"), wait_all(), give("y"), wait_all(), shutdown()},
+               {give("x"), shutdown(), wait_all()}});
+  explore_all(
+      {{give("x"), give("y"), shutdown()}, {shutdown()}, {give("x"), wait_all(), shutdown()}});
+}
+
+TEST(Exploration, NeverSubmitted) {
+  explore_all({{give("x"), give("y"), wait_all()}, {give("y"), wait_all()}});
+}
+
+// 3 ranks give 4 tensors, each in every order, twice: 13,824 jobs.
+TEST(Exploration, EveryOrderOfThreeRanksAndFourTensors) {
+  std::array<std::string, 4> names = {"a", "b", "c", "d"};
+  std::vector<Program> orders;
+  do {
+    Program program;
+    for (int step = 0; step < 2; ++step) {
+      for (const std::string& name : names) program.push_back(give(name));
+      program.push_back(wait_all());
+    }
+    program.push_back(shutdown());
+    program.push_back(wait_all());
+    orders.push_back(program);
+  } while (std::next_permutation(names.begin(), names.end()));
+  ASSERT_EQ(orders.size(), 24U);
+  TimedRun::Options timing;
+  SimulatedCluster::Options options;
+  options.controller.fusion_bytes_max = 32;  // two tensors
+  for (const Program& first : orders) {
+    for (const Program& second : orders) {
+      for (const Program& third : orders) {
+        const std::vector<Program> programs = {first, second, third};
+        SimulatedCluster cluster(options, programs);
+        ++timing.seed;
+        TimedRun(cluster, timing).run();
+        const auto wrong = check_outcomes(cluster, expected_outcomes(programs));
+        ASSERT_TRUE(wrong.empty()) << describe(programs) << wrong.front();
+      }
+    }
+  }
+}
+
+TEST(Exploration, TenThousandRanks) {
+  Program program = {give("x"), give("y"), wait_all(), give("x"), wait_all()};
+  std::vector<Program> programs(10'000, program);
+  programs[1234] = {give("y"), think(kMillisecond), give("x"), wait_all()};  // one step less
+  for (Program& each : programs) {
+    each.push_back(join());
+    each.push_back(wait_all());
+    each.push_back(shutdown());
+    each.push_back(wait_all());
+  }
+  SimulatedCluster cluster({}, programs);
+  TimedRun(cluster, {}).run();
+  const auto wrong = check_outcomes(cluster, expected_outcomes(programs));
+  EXPECT_TRUE(wrong.empty()) << wrong.front();
+}
+
+}  // namespace
+}  // namespace horon::simulation
