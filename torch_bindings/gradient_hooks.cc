@@ -86,7 +86,8 @@ void prepare_pre_hooks(const at::Tensor& parameter) {
   std::vector<std::unique_ptr<autograd::FunctionPreHook>> kept =
       std::move(autograd::impl::hooks(parameter));
   autograd::impl::create_cpp_hook(parameter);
-  for (auto& hook : kept) autograd::impl::add_hook(parameter, std::move(hook));
+  // Not impl::add_hook(), which takes a single one.
+  for (auto& hook : kept) autograd::impl::hooks(parameter).push_back(std::move(hook));
 }
 
 void remove_hooks(const at::Tensor& parameter, const HookLink* link) {
@@ -117,7 +118,7 @@ HookedParameter::HookedParameter(const at::Tensor& parameter, const std::string&
   link_ = std::make_shared<HookLink>();
   link_->listener = listener;
   link_->index = index;
-  autograd::impl::add_hook(parameter, std::make_unique<BeforeHook>(link_));
+  autograd::impl::hooks(parameter).push_back(std::make_unique<BeforeHook>(link_));
   autograd::impl::set_post_acc_grad_hooks(
       parameter, std::make_unique<AfterHook>(
                      link_, std::move(autograd::impl::post_acc_grad_hooks(parameter))));
