@@ -109,7 +109,9 @@ class UnavailableGroup final : public LocalGroup {
     return memory;
   }
   std::shared_ptr<std::byte> allocate_scratch(size_t bytes) override {
-    void* const memory = ::operator new(std::max<size_t>(bytes, 1), kAlignment, std::nothrow);
+    void* const memory = bytes > SharedSegment::kBytesMax
+                             ? nullptr
+                             : ::operator new(std::max<size_t>(bytes, 1), kAlignment, std::nothrow);
     if (memory == nullptr) {
       throw Error(ErrorCode::Limit, concat("no memory for ", bytes_text(bytes)));
     }

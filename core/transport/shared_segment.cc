@@ -21,7 +21,6 @@ namespace {
 
 constexpr size_t kHeaderBytes = 4096;
 constexpr uint64_t kMagic = 0x314e4f524f48;
-constexpr size_t kBytesMax = size_t{1} << 46;
 // Smaller ones are simply tried: reading how much memory is free costs more than they do.
 constexpr size_t kBytesWithoutLook = size_t{64} << 20;
 
@@ -56,7 +55,8 @@ size_t bytes_available() {
 
 // The kernel would rather kill processes than refuse memory, so a hopeless wish is refused here.
 void require_memory(size_t bytes) {
-  if (bytes > kBytesMax || (bytes > kBytesWithoutLook && bytes > bytes_available())) {
+  if (bytes > SharedSegment::kBytesMax ||
+      (bytes > kBytesWithoutLook && bytes > bytes_available())) {
     throw Error(ErrorCode::Limit, concat("no memory for ", bytes_text(bytes),
                                          " of shared memory: ", bytes_text(bytes_available()),
                                          " are available on this host"));

@@ -13,6 +13,8 @@ namespace horon::core {
 // file with the same number.
 class SharedSegment {
  public:
+  static constexpr size_t kBytesMax = size_t{1} << 46;  // half of what a process can address
+
   // Zeroed and touched. Throws Error(Limit) when there is no memory for it, Error(OperationFailed)
   // else.
   static SharedSegment create(size_t bytes);
