@@ -1,16 +1,14 @@
 #include "horon/core/base/config.h"
 
-#include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
-#include <numeric>
 #include <unistd.h>
 #include <variant>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/nearest_name.h"
+#include "horon/core/base/parse_number.h"
 #include "horon/core/base/text.h"
 
 namespace horon::core {
@@ -148,13 +146,6 @@ const Knob* find_knob(std::string_view name) {
   throw Error(ErrorCode::Config, concat(knob.name, "='", text, "': ", wanted));
 }
 
-std::string number_text(double value) {
-  std::array<char, 64> out{};
-  const auto [end, error] =
-      std::to_chars(out.data(), out.data() + out.size(), value, std::chars_format::general);
-  return error == std::errc() ? std::string(out.data(), end) : std::string("?");
-}
-
 // Integers are shown in full: 65536, not 6.5536e+04.
 std::string bound_text(const Knob& knob, double bound) {
   if (knob.unit == "bytes") return bytes_text(static_cast<uint64_t>(bound));
@@ -171,34 +162,6 @@ std::string range_text(const Knob& knob) {
                 unit);
 }
 
-double suffix_factor(std::string_view suffix) {
-  struct Suffix {
-    std::string_view text;
-    double factor;
-  };
-  constexpr std::array<Suffix, 8> suffixes = {{{"", 1},
-                                               {"B", 1},
-                                               {"K", 1e3},
-                                               {"M", 1e6},
-                                               {"G", 1e9},
-                                               {"KiB", 1024.0},
-                                               {"MiB", 1024.0 * 1024},
-                                               {"GiB", 1024.0 * 1024 * 1024}}};
-  for (const Suffix& entry : suffixes) {
-    if (entry.text == suffix) return entry.factor;
-  }
-  return 0;
-}
-
-// The number and the rest of the text after it; nothing if it does not begin with a number.
-template <class T>
-std::optional<std::pair<T, std::string_view>> take_number(std::string_view text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc()) return std::nullopt;
-  return std::pair(value, text.substr(static_cast<size_t>(end - text.data())));
-}
-
 void check_range(const Knob& knob, const std::string& text, double value) {
   // Written so that a NaN is refused too.
   if (value >= knob.range.min && value <= knob.range.max) return;
@@ -207,31 +170,21 @@ void check_range(const Knob& knob, const std::string& text, double value) {
 
 int64_t parse_integer(const Knob& knob, const std::string& text) {
   const bool bytes = knob.unit == "bytes";
-  if (!bytes) {
-    const auto taken = take_number<int64_t>(text);
-    if (!taken || !taken->second.empty()) fail(knob, text, "give a whole number");
-    check_range(knob, text, static_cast<double>(taken->first));
-    return taken->first;
+  const std::optional<double> value = bytes ? parse_bytes(text) : parse_number(text);
+  if (!value && bytes) {
+    fail(knob, text, "give a number of bytes, such as 1048576, 500K or 64MiB");
   }
-  const auto taken = take_number<double>(text);
-  const double factor = taken ? suffix_factor(taken->second) : 0;
-  if (factor == 0) {
-    fail(knob, text,
-         "give a number of bytes, such as 1048576, 500K or 64MiB (K, M, G, KiB, MiB, GiB)");
-  }
-  const double value = taken->first * factor;
-  check_range(knob, text, value);
-  if (value != std::floor(value)) fail(knob, text, "that is no whole number of bytes");
-  return static_cast<int64_t>(value);
+  if (!value || (!bytes && *value != std::floor(*value))) fail(knob, text, "give a whole number");
+  check_range(knob, text, *value);
+  if (*value != std::floor(*value)) fail(knob, text, "that is no whole number of bytes");
+  return static_cast<int64_t>(*value);
 }
 
 double parse_real(const Knob& knob, const std::string& text) {
-  const auto taken = take_number<double>(text);
-  if (!taken || !taken->second.empty()) {
-    fail(knob, text, concat("give a number of ", knob.unit));
-  }
-  check_range(knob, text, taken->first);
-  return taken->first;
+  const std::optional<double> value = parse_number(text);
+  if (!value) fail(knob, text, concat("give a number of ", knob.unit));
+  check_range(knob, text, *value);
+  return *value;
 }
 
 bool parse_switch(const Knob& knob, const std::string& text) {
@@ -278,33 +231,11 @@ std::string field_text(const Config& config, const Knob& knob) {
       knob.field);
 }
 
-// Levenshtein's distance: how many letters must be added, dropped or changed.
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, changed});
-    }
-  }
-  return row[b.size()];
-}
-
 [[noreturn]] void fail_unknown(std::string_view name) {
-  const Knob* nearest = nullptr;
-  size_t nearest_distance = std::numeric_limits<size_t>::max();
-  for (const Knob& knob : knobs()) {
-    const size_t distance = edit_distance(name, knob.name);
-    if (distance < nearest_distance) {
-      nearest = &knob;
-      nearest_distance = distance;
-    }
-  }
-  throw Error(ErrorCode::Config, concat(name, " is no knob; did you mean ", nearest->name, "?"));
+  std::vector<std::string_view> names;
+  for (const Knob& knob : knobs()) names.push_back(knob.name);
+  throw Error(ErrorCode::Config,
+              concat(name, " is no knob; did you mean ", nearest_name(name, names), "?"));
 }
 
 }  // namespace

@@ -18,7 +18,6 @@ namespace horon::core {
 namespace {
 
 constexpr size_t kBufferedEventsMax = 4096;
-constexpr int64_t kEventsMax = 4'000'000;
 constexpr std::string_view kFooter = "\n]}\n";
 
 std::string file_of_rank(const std::string& path, int rank) {
@@ -96,8 +95,8 @@ std::string head(int rank, int size) {
 
 class FileTimeline : public Timeline {
  public:
-  FileTimeline(const std::string& path, int rank, int size)
-      : rank_(rank), file_(path, head(rank, size)) {
+  FileTimeline(const std::string& path, int rank, int size, int64_t events_max)
+      : rank_(rank), events_max_(events_max), file_(path, head(rank, size)) {
     buffer_.reserve(kBufferedEventsMax);
     // One offset for the whole run: the wall clock may jump, steady time may not.
     to_wall_ =
@@ -111,8 +110,8 @@ class FileTimeline : public Timeline {
     {
       const std::lock_guard lock(buffer_mutex_);
       if (stopped_) return;
-      if (events_ == kEventsMax) {
-        stop(concat("the timeline has ", kEventsMax, " events; recording stops here"));
+      if (events_ == events_max_) {
+        stop(concat("the timeline has ", events_max_, " events; recording stops here"));
         return;
       }
       ++events_;
@@ -177,6 +176,7 @@ class FileTimeline : public Timeline {
   }
 
   const int rank_;
+  const int64_t events_max_;
   std::chrono::nanoseconds to_wall_{0};
 
   std::mutex file_mutex_;  // taken before buffer_mutex_
@@ -193,8 +193,9 @@ class FileTimeline : public Timeline {
 
 }  // namespace
 
-std::shared_ptr<Timeline> Timeline::open(const std::string& path, int rank, int size) {
-  return std::make_shared<FileTimeline>(file_of_rank(path, rank), rank, size);
+std::shared_ptr<Timeline> Timeline::open(const std::string& path, int rank, int size,
+                                         int64_t events_max) {
+  return std::make_shared<FileTimeline>(file_of_rank(path, rank), rank, size, events_max);
 }
 
 }  // namespace horon::core

@@ -18,9 +18,11 @@ namespace horon::core {
 class Timeline {
  public:
   using Clock = std::chrono::steady_clock;
+  static constexpr int64_t kEventsMax = 4'000'000;  // about 600 MB
 
   // Throws Error(Config) if the file can't be written.
-  static std::shared_ptr<Timeline> open(const std::string& path, int rank, int size);
+  static std::shared_ptr<Timeline> open(const std::string& path, int rank, int size,
+                                        int64_t events_max = kEventsMax);
   virtual ~Timeline() = default;
 
   // One bar on a track ("backward", "allreduce", "wait"). Any thread; a few hundred nanoseconds.

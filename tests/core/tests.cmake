@@ -1,3 +1,10 @@
+find_package(nlohmann_json REQUIRED)
+horon_test(base_test
+           FILES core/base/config_test.cc core/base/json_test.cc core/base/nearest_name_test.cc
+                 core/base/parse_number_test.cc core/base/timeline_test.cc core/base/version_test.cc
+           LIBS nlohmann_json::nlohmann_json)
+# Alone, since it looks at the state before the first set_log().
+horon_test(log_test FILES core/base/log_test.cc)
 horon_test(byte_ring_test FILES core/transport/byte_ring_test.cc)
 horon_test(doorbell_test FILES core/transport/doorbell_test.cc)
 horon_test(in_process_transport_test FILES core/transport/in_process_transport_test.cc)

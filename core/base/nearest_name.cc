@@ -1,0 +1,42 @@
+#include "horon/core/base/nearest_name.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+namespace horon::core {
+namespace {
+
+// How many letters must be added, dropped or changed. `row` holds the distances of the letters of
+// `a` so far to each beginning of `b`.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, changed});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string_view nearest_name(std::string_view typed, std::span<const std::string_view> names) {
+  std::string_view nearest;
+  size_t nearest_distance = std::numeric_limits<size_t>::max();
+  for (const std::string_view name : names) {
+    const size_t distance = edit_distance(typed, name);
+    if (distance >= nearest_distance) continue;
+    nearest = name;
+    nearest_distance = distance;
+  }
+  return nearest;
+}
+
+}  // namespace horon::core

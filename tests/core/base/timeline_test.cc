@@ -1,0 +1,146 @@
+#include "horon/core/base/timeline.h"
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "horon/core/base/error.h"
+
+namespace horon::core {
+namespace {
+
+using Json = nlohmann::json;
+using namespace std::chrono_literals;
+
+class TimelineTest : public ::testing::Test {
+ protected:
+  TimelineTest() {
+    folder_ = std::filesystem::path(::testing::TempDir()) / "horon_timeline_test_XXXXXX";
+    std::string name = folder_.string();
+    folder_ = mkdtemp(name.data());
+  }
+  ~TimelineTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  // Throws if the file is no valid JSON.
+  Json read(const std::string& name) const { return Json::parse(std::ifstream(path(name))); }
+
+  static std::vector<Json> bars(const Json& trace) {
+    std::vector<Json> found;
+    for (const Json& event : trace.at("traceEvents")) {
+      if (event.at("ph") == "X") found.push_back(event);
+    }
+    return found;
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(TimelineTest, NamesTheFileByRank) {
+  Timeline::open(path("a"), 0, 2);
+  Timeline::open(path("b.json"), 1, 2);
+  Timeline::open(path("c-{rank}-x"), 12, 20);
+  for (const char* name : {"a.rank0.json", "b.rank1.json", "c-12-x"}) {
+    EXPECT_NO_THROW(read(name)) << name;
+  }
+  const auto entries = std::distance(std::filesystem::directory_iterator(folder_), {});
+  EXPECT_EQ(entries, 3) << "a temporary file was left";
+}
+
+TEST_F(TimelineTest, IsValidJsonAfterOpenAndEachFlush) {
+  const auto timeline = Timeline::open(path("t"), 3, 4);
+  EXPECT_TRUE(bars(read("t.rank3.json")).empty());
+  const auto now = Timeline::Clock::now();
+  for (size_t count = 1; count <= 5; ++count) {
+    timeline->span("backward", "step", now, now + 1ms);
+    timeline->flush();
+    EXPECT_EQ(bars(read("t.rank3.json")).size(), count);
+    timeline->flush();
+    EXPECT_EQ(bars(read("t.rank3.json")).size(), count) << "an empty flush changed the file";
+  }
+}
+
+TEST_F(TimelineTest, SaysRankTracksTimesAndDetail) {
+  auto timeline = Timeline::open(path("t"), 3, 4);
+  const auto now = Timeline::Clock::now();
+  timeline->span("wait", "x", now, now + 1500us + 25ns);
+  timeline->span("allreduce", "odd \"name\"\n\xff", now + 2ms, now + 3ms, "4 MiB");
+  timeline->span("wait", "backwards", now + 1ms, now);
+  timeline.reset();
+  const Json trace = read("t.rank3.json");
+  std::map<int, std::string> tracks;
+  for (const Json& event : trace.at("traceEvents")) {
+    EXPECT_EQ(event.at("pid"), 3);
+    if (event.at("name") == "process_name") {
+      EXPECT_EQ(event.at("args").at("name"), "rank 3");
+    }
+    if (event.at("name") == "thread_name") tracks[event.at("tid")] = event.at("args").at("name");
+  }
+  const std::vector<Json> events = bars(trace);
+  ASSERT_EQ(events.size(), 3U);
+  EXPECT_EQ(tracks.size(), 2U);
+  EXPECT_EQ(tracks[events[0].at("tid")], "wait");
+  EXPECT_EQ(tracks[events[1].at("tid")], "allreduce");
+  EXPECT_EQ(events[2].at("tid"), events[0].at("tid"));
+  EXPECT_DOUBLE_EQ(events[0].at("dur"), 1500.025);
+  EXPECT_FALSE(events[0].contains("args"));
+  EXPECT_EQ(events[1].at("args").at("detail"), "4 MiB");
+  EXPECT_EQ(events[1].at("name"), "odd \"name\"\nÿ");
+  EXPECT_EQ(events[2].at("dur"), 0);
+  const double apart = events[1].at("ts").get<double>() - events[0].at("ts").get<double>();
+  EXPECT_NEAR(apart, 2000, 1);  // a double of microseconds since 1970 is good to 0.25
+}
+
+TEST_F(TimelineTest, ManyEventsOfManyThreadsAllArrive) {
+  constexpr size_t kThreads = 4;
+  constexpr size_t kEvents = 5000;
+  auto timeline = Timeline::open(path("t"), 0, 1);
+  {
+    std::vector<std::jthread> threads;
+    for (size_t thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([&timeline, thread] {
+        const std::string track = "track " + std::to_string(thread);
+        for (size_t i = 0; i < kEvents; ++i) {
+          const auto now = Timeline::Clock::now();
+          timeline->span(track, std::to_string(i), now, now);
+        }
+      });
+    }
+  }
+  timeline.reset();
+  std::set<std::pair<int, std::string>> distinct;
+  for (const Json& event : bars(read("t.rank0.json"))) {
+    distinct.emplace(event.at("tid"), event.at("name"));
+  }
+  EXPECT_EQ(distinct.size(), kThreads * kEvents);
+}
+
+TEST_F(TimelineTest, StopsAtTheLimitAndStaysValid) {
+  auto timeline = Timeline::open(path("t"), 0, 1, 10);
+  const auto now = Timeline::Clock::now();
+  for (int i = 0; i < 25; ++i) timeline->span("track", std::to_string(i), now, now);
+  timeline.reset();
+  const std::vector<Json> events = bars(read("t.rank0.json"));
+  ASSERT_EQ(events.size(), 10U);
+  EXPECT_EQ(events.back().at("name"), "9");
+}
+
+TEST_F(TimelineTest, AFolderThatIsNotThereIsAnErrorOfTheKnob) {
+  try {
+    Timeline::open(path("none/t"), 0, 1);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::Config);
+    EXPECT_NE(std::string(error.what()).find("HORON_TIMELINE"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("none/t.rank0.json"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace horon::core
