@@ -1,0 +1,32 @@
+// The main program of mpirun tests, tested by programs that are meant to fail: those are disabled,
+// and tests.cmake runs them one by one and looks at what they print and how they end.
+#include "horon/tests/support/mpi_main.h"
+
+#include <chrono>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+namespace {
+
+TEST(MpiMain, KnowsItsRank) {
+  int value = -1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &value);
+  EXPECT_EQ(test_rank(), value);
+  MPI_Comm_size(MPI_COMM_WORLD, &value);
+  EXPECT_EQ(test_size(), value);
+  MPI_Query_thread(&value);
+  EXPECT_EQ(value, MPI_THREAD_MULTIPLE);
+}
+
+TEST(MpiMain, DISABLED_FailsOnTheLastRank) {
+  EXPECT_LT(test_rank() + 1, test_size()) << "as it should";
+}
+
+TEST(MpiMain, DISABLED_HangsOnTheLastRank) {
+  MPI_Barrier(MPI_COMM_WORLD);
+  while (test_rank() + 1 == test_size()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
+}  // namespace
