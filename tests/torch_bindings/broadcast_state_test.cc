@@ -166,8 +166,15 @@ TEST(BroadcastOptimizerState, LbfgsBeforeItsFirstStepOnly) {
   torch::optim::LBFGS optimizer(parameters, torch::optim::LBFGSOptions(0.1 * (rank() + 1)));
   broadcast_optimizer_state(optimizer, 0);
   EXPECT_DOUBLE_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1);
-  for (at::Tensor& p : parameters) p.mutable_grad() = torch::ones_like(p);
-  optimizer.step([&] { return torch::ones({}); });
+  optimizer.step([&] {
+    optimizer.zero_grad();
+    at::Tensor loss = torch::zeros({});
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      loss = loss + (parameters[i] * parameters[i]).sum() * static_cast<double>(i + 1);
+    }
+    loss.backward();
+    return loss;
+  });
   EXPECT_THAT(
       error_of([&] { broadcast_optimizer_state(optimizer, 0); }),
       AllOf(StartsWith("invalid argument"), HasSubstr("LBFGS"), HasSubstr("can't be saved")));

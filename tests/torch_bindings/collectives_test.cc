@@ -215,8 +215,8 @@ TEST_F(Mismatch, Scale) {
                   "0.25", "0.5");
 }
 TEST_F(Mismatch, Root) {
-  expect_mismatch(broadcast_async(at::ones({2}), {.name = "it", .root = odd() ? 1 : 0}), "root 0",
-                  "root 1");
+  expect_mismatch(broadcast_async(at::ones({2}), {.name = "it", .root = odd() ? 1 : 0}), "root: 0",
+                  "1");
 }
 TEST_F(Mismatch, Kind) {
   expect_mismatch(odd() ? broadcast_async(at::ones({2}), {.name = "it"})
@@ -224,8 +224,8 @@ TEST_F(Mismatch, Kind) {
                   "allreduce", "broadcast");
 }
 TEST_F(Mismatch, RowsOfAllgather) {
-  expect_mismatch(allgather_async(at::ones({4, odd() ? 2 : 3}), {.name = "it"}), "[4, 3]",
-                  "[4, 2]");
+  expect_mismatch(allgather_async(at::ones({4, odd() ? 2 : 3}), {.name = "it"}), R"(\[\*, 3\])",
+                  "[*, 2]");
 }
 TEST_F(Mismatch, RowsWithoutElements) {
   expect_mismatch(allgather_async(at::ones({4, odd() ? 3 : 0}), {.name = "it"}),
