@@ -39,7 +39,7 @@ class Threads : public testing::TestWithParam<int> {};
 
 TEST_P(Threads, Allreduce) {
   with_threads(GetParam(), [](const World& world, SharedMemoryAllreduce& op) {
-    check_long_allreduce(world, op, 130007);
+    check_long_allreduce(world, op, 70007);
     check_same_bits(world, op);
     check_nan(world, op);
     check_scales(world, op);
@@ -48,7 +48,7 @@ TEST_P(Threads, Allreduce) {
 
 TEST_P(Threads, ManyInFlight) {
   with_threads(GetParam(), [](const World& world, SharedMemoryAllreduce& op) {
-    check_many_in_flight(world, op, 40);
+    check_many_in_flight(world, op, 16);
   });
 }
 

@@ -14,3 +14,4 @@ horon_test(shared_memory_ops_test FILES ops/shared_memory_ops_test.cc
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS 1 2 3 4 TIMEOUT 120)
 include(ops/faults/faults.cmake)
+horon_test(builtin_test FILES ops/builtin_test.cc LIBS horon_op_contract RANKS 1 2 3)

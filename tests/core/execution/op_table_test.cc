@@ -1,0 +1,92 @@
+#include "horon/core/execution/op_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/base/error.h"
+
+namespace horon::core {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// An op that takes one kind of collective, up to a number of elements.
+class LimitedOp final : public CollectiveOp {
+ public:
+  LimitedOp(std::string name, CollectiveKind kind, int64_t count_max)
+      : name_(std::move(name)), kind_(kind), count_max_(count_max) {}
+
+  std::string_view name() const override { return name_; }
+  std::string refusal(const BatchFacts& facts) const override {
+    if (facts.kind != kind_) return "another kind";
+    return facts.count > count_max_ ? "too long" : "";
+  }
+  std::unique_ptr<InFlight> start(Batch) override { return nullptr; }
+
+ private:
+  std::string name_;
+  CollectiveKind kind_;
+  int64_t count_max_;
+};
+
+OpTable table(const std::string& allreduce) {
+  std::vector<std::unique_ptr<CollectiveOp>> ops;
+  ops.push_back(std::make_unique<LimitedOp>("shm_allreduce", CollectiveKind::Allreduce, 10));
+  ops.push_back(std::make_unique<LimitedOp>("mpi_allreduce", CollectiveKind::Allreduce, 1000));
+  ops.push_back(std::make_unique<LimitedOp>("mpi_broadcast", CollectiveKind::Broadcast, 1000));
+  return OpTable(std::move(ops), allreduce);
+}
+
+BatchFacts facts_of(CollectiveKind kind, int64_t count) {
+  BatchFacts facts;
+  facts.kind = kind;
+  facts.count = count;
+  return facts;
+}
+
+TEST(OpTable, TakesTheFirstThatFits) {
+  const OpTable ops = table("auto");
+  EXPECT_EQ(ops.select(facts_of(CollectiveKind::Allreduce, 10)).name(), "shm_allreduce");
+  EXPECT_EQ(ops.select(facts_of(CollectiveKind::Allreduce, 11)).name(), "mpi_allreduce");
+  EXPECT_EQ(ops.select(facts_of(CollectiveKind::Broadcast, 1)).name(), "mpi_broadcast");
+}
+
+TEST(OpTable, TheKnobChoosesAmongAllreducesOnly) {
+  const OpTable ops = table("mpi");
+  EXPECT_EQ(ops.select(facts_of(CollectiveKind::Allreduce, 1)).name(), "mpi_allreduce");
+  EXPECT_EQ(table("shm").select(facts_of(CollectiveKind::Broadcast, 1)).name(), "mpi_broadcast");
+}
+
+TEST(OpTable, SaysWhy) {
+  EXPECT_THAT(table("auto").explain(facts_of(CollectiveKind::Allreduce, 1)),
+              ElementsAre("shm_allreduce: chosen", HasSubstr("mpi_allreduce: fits, but"),
+                          HasSubstr("mpi_broadcast: no, another kind")));
+  EXPECT_THAT(table("mpi").explain(facts_of(CollectiveKind::Allreduce, 1)),
+              ElementsAre(HasSubstr("HORON_ALLREDUCE"), "mpi_allreduce: chosen",
+                          HasSubstr("another kind")));
+}
+
+TEST(OpTable, NothingFitsIsAnErrorWithAllReasons) {
+  try {
+    table("shm").select(facts_of(CollectiveKind::Allreduce, 11));
+    FAIL() << "must throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::Config);
+    EXPECT_THAT(error.what(), HasSubstr("shm_allreduce: no, too long"));
+    EXPECT_THAT(error.what(), HasSubstr("mpi_allreduce: no, HORON_ALLREDUCE"));
+  }
+}
+
+TEST(OpTable, AKnobThatNoOpAnswersToIsAnErrorAtOnce) {
+  try {
+    table("nccl");
+    FAIL() << "must throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::Config);
+    EXPECT_THAT(error.what(), HasSubstr("HORON_ALLREDUCE=nccl"));
+  }
+}
+
+}  // namespace
+}  // namespace horon::core
