@@ -170,25 +170,27 @@ GradientSlot::Arrival GradientSlot::after_accumulate() {
 }
 
 void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
+  const bool has_graph = gradient.requires_grad();
+  if (represented_ && (has_graph || !is_linear(op_))) gradient = view_;  // the first one stays
   if (represented_ && !is_linear(op_)) {
     refuse(core::concat("a second one came while the first was being reduced; ", to_string(op_),
                         " can't add them. Call synchronize() or zero_grad() before backward()"));
   }
-  if (represented_ && gradient.requires_grad()) {
+  if (represented_ && has_graph) {
     refuse(
         "it has a graph (create_graph), and an earlier one of this step is being reduced; call "
         "zero_grad() or synchronize() before backward()");
   }
   if (late_.defined()) {
     late_.add_(gradient.layout() == at::kStrided ? gradient : gradient.to_dense());
-  } else if (exclusive && gradient.layout() == at::kStrided && !gradient.requires_grad() &&
+  } else if (exclusive && gradient.layout() == at::kStrided && !has_graph &&
              !gradient.is_inference() && same_memory_order(gradient, view_)) {
     late_ = gradient;  // autograd has just made it, for nobody else
   } else {
     late_ = copy_like(view_, gradient);
   }
   represented_ = true;
-  if (gradient.requires_grad()) {
+  if (has_graph) {
     keep(gradient);
   } else {
     gradient = view_;

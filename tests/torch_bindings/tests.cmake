@@ -14,6 +14,8 @@ horon_test(torch_optimizer_training_test FILES ${torch_tests}/optimizer_training
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_reducer_traps_test FILES ${torch_tests}/reducer_traps_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_optimizer_traps_test FILES ${torch_tests}/optimizer_traps_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_samplers_test FILES ${torch_tests}/samplers_test.cc LIBS horon::torch)
 find_package(ZLIB REQUIRED)
 horon_test(torch_idx_dataset_test FILES ${torch_tests}/idx_dataset_test.cc
