@@ -177,6 +177,9 @@ void Member::check(const PlannedEntry& planned, const std::string& name,
   if (!planned.produced.empty() && planned.produced.size() != spec.parts.size()) {
     broken(concat("the plan's flags for \"", name, "\" do not fit its tensors"));
   }
+  if (gathers && (spec.parts.size() != 1 || spec.parts.front().shape.empty())) {
+    broken(concat("a plan gathers \"", name, "\", which has no rows"));
+  }
   const std::vector<int64_t>& extents = planned.first_extents;
   const bool negative =
       std::any_of(extents.begin(), extents.end(), [](int64_t e) { return e < 0; });

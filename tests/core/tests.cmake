@@ -37,3 +37,30 @@ horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.
            LIBS horon_simulation TIMEOUT 120)
 horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
            TIMEOUT 120)
+horon_test(agreement_test FILES core/negotiation/agreement_test.cc)
+horon_test(fusion_planner_test FILES core/negotiation/fusion_planner_test.cc)
+target_sources(horon_simulation PRIVATE support/simulation/random_envelope.cc)
+horon_test(wire_format_test FILES core/negotiation/wire_format_test.cc LIBS horon_simulation)
+
+# Everywhere: the corpus and random changes of it.
+add_executable(wire_format_fuzz core/negotiation/wire_format_fuzz.cc support/fuzz_main.cc)
+horon_target(wire_format_fuzz)
+target_link_libraries(wire_format_fuzz PRIVATE horon::core)
+add_test(NAME wire_format_fuzz
+         COMMAND wire_format_fuzz
+                 ${CMAKE_CURRENT_SOURCE_DIR}/core/negotiation/wire_format_corpus
+                 --iterations=50000)
+set_tests_properties(wire_format_fuzz PROPERTIES TIMEOUT 120)
+# With clang: `ninja wire_format_fuzzer`, then wire_format_fuzzer CORPUS_COPY -max_total_time=60.
+find_program(HORON_CLANGXX NAMES clang++ clang++-14 clang++-16 clang++-18)
+if(HORON_CLANGXX)
+  file(GLOB negotiation_sources ${PROJECT_SOURCE_DIR}/core/negotiation/*.cc)
+  add_custom_target(wire_format_fuzzer
+    COMMAND ${HORON_CLANGXX} -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined
+            -I${HORON_INCLUDE_DIR} ${negotiation_sources}
+            ${PROJECT_SOURCE_DIR}/core/base/dtype.cc ${PROJECT_SOURCE_DIR}/core/base/entry_spec.cc
+            ${PROJECT_SOURCE_DIR}/core/base/error.cc ${PROJECT_SOURCE_DIR}/core/base/text.cc
+            ${CMAKE_CURRENT_SOURCE_DIR}/core/negotiation/wire_format_fuzz.cc
+            -o ${PROJECT_BINARY_DIR}/wire_format_fuzzer
+    VERBATIM)
+endif()

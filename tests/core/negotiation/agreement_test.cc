@@ -1,0 +1,187 @@
+#include "horon/core/negotiation/agreement.h"
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace horon::core {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+EntrySpec base() {
+  EntrySpec spec;
+  spec.parts = {{"grad", {2, 3}}};
+  return spec;
+}
+
+// What the ranks 0, 1, ... said, as one text.
+std::string told(const std::vector<EntrySpec>& said, const std::string& name = "grad") {
+  std::vector<std::pair<int, SpecPtr>> specs;
+  for (size_t rank = 0; rank < said.size(); ++rank) {
+    specs.emplace_back(static_cast<int>(rank), std::make_shared<const EntrySpec>(said[rank]));
+  }
+  return disagreement(name, specs);
+}
+
+struct Change {
+  std::string field;
+  std::function<void(EntrySpec&)> apply;
+  std::string before;
+  std::string after;
+};
+
+std::vector<Change> changes() {
+  return {
+      {"collective", [](EntrySpec& s) { s.kind = CollectiveKind::Barrier; }, "allreduce",
+       "barrier"},
+      {"dtype", [](EntrySpec& s) { s.dtype = DataType::BFloat16; }, "float32", "bfloat16"},
+      {"device", [](EntrySpec& s) { s.device = DeviceKind::Cuda; }, "host", "cuda"},
+      {"reduce op", [](EntrySpec& s) { s.reduce_op = ReduceOp::Average; }, "Sum", "Average"},
+      {"root", [](EntrySpec& s) { s.root = 3; }, "0", "3"},
+      {"prescale", [](EntrySpec& s) { s.prescale = 0.1; }, "1", "0.1"},
+      {"postscale", [](EntrySpec& s) { s.postscale = 1 + 1e-15; }, "1", "1.000000000000001"},
+      {"number of tensors",
+       [](EntrySpec& s) {
+         s.parts.push_back({"b", {}});
+       },
+       "1", "2"},
+      {"tensor name", [](EntrySpec& s) { s.parts[0].name = "other"; }, "grad", "other"},
+      {"shape",
+       [](EntrySpec& s) {
+         s.parts[0].shape = {3, 2};
+       },
+       "[2, 3]", "[3, 2]"},
+      {"shape", [](EntrySpec& s) { s.parts[0].shape = {}; }, "[2, 3]", "[]"},
+      {"shape",
+       [](EntrySpec& s) {
+         s.parts[0].shape = {2, 3, 1};
+       },
+       "[2, 3]", "[2, 3, 1]"},
+  };
+}
+
+TEST(Agreement, EqualSpecsAgree) {
+  EXPECT_TRUE(agree(base(), base()));
+  EXPECT_TRUE(agree(EntrySpec{}, EntrySpec{}));
+}
+
+TEST(Agreement, EveryFieldCounts) {
+  for (const Change& change : changes()) {
+    EntrySpec other = base();
+    change.apply(other);
+    EXPECT_FALSE(agree(base(), other)) << change.field;
+    EXPECT_FALSE(agree(other, base())) << change.field;
+    EXPECT_TRUE(agree(other, other)) << change.field;
+  }
+}
+
+TEST(Agreement, TextNamesTensorFieldRanksAndBothValues) {
+  for (const Change& change : changes()) {
+    EntrySpec other = base();
+    change.apply(other);
+    const std::string text = told({base(), other, base()});
+    EXPECT_THAT(text, HasSubstr("\"grad\""));
+    EXPECT_THAT(text, HasSubstr("disagree about the " + change.field + ":"));
+    EXPECT_THAT(text, HasSubstr(change.before + " on ranks 0 and 2"));
+    EXPECT_THAT(text, HasSubstr(change.after + " on rank 1"));
+  }
+}
+
+TEST(Agreement, OneWholeSentence) {
+  EntrySpec other = base();
+  other.dtype = DataType::Float64;
+  EXPECT_EQ(told({base(), other}),
+            "tensor \"grad\": the ranks disagree about the dtype: float32 on rank 0, float64 on "
+            "rank 1. Every rank must give the same dtype.");
+}
+
+TEST(Agreement, ThreeValuesAndManyValues) {
+  std::vector<EntrySpec> said;
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    said.push_back(base());
+    said.back().parts[0].shape = {rank};
+  }
+  EXPECT_THAT(told(said), HasSubstr("[0] on rank 0, [1] on rank 1, [2] on rank 2."));
+  for (int64_t rank = 3; rank < 9; ++rank) {
+    said.push_back(base());
+    said.back().parts[0].shape = {rank};
+  }
+  const std::string text = told(said);
+  EXPECT_THAT(text, HasSubstr("[3] on rank 3, and 5 more values."));
+  EXPECT_THAT(text, Not(HasSubstr("[4]")));
+}
+
+TEST(Agreement, ThousandsOfRanksStayReadable) {
+  std::vector<EntrySpec> said(5000, base());
+  said[7].dtype = DataType::Int8;
+  const std::string text = told(said);
+  EXPECT_THAT(text, HasSubstr("int8 on rank 7"));
+  EXPECT_THAT(text, HasSubstr("(4999 in all)"));
+  EXPECT_LT(text.size(), 400U);
+}
+
+TEST(Agreement, PartOfABucketIsNamed) {
+  EntrySpec bucket = base();
+  bucket.parts = {{"conv.weight", {8}}, {"conv.bias", {2}}};
+  EntrySpec other = bucket;
+  other.parts[1].shape = {3};
+  const std::string text = told({bucket, other}, "bucket 0");
+  EXPECT_THAT(text, HasSubstr("tensor \"conv.bias\" (in \"bucket 0\")"));
+  EXPECT_THAT(text, HasSubstr("[2] on rank 0, [3] on rank 1"));
+}
+
+TEST(Agreement, AllgatherLeavesOutTheFirstDimension) {
+  EntrySpec a = base();
+  a.kind = CollectiveKind::Allgather;
+  EntrySpec b = a;
+  b.parts[0].shape = {17, 3};
+  EXPECT_TRUE(agree(a, b));
+  b.parts[0].shape = {17, 4};
+  EXPECT_FALSE(agree(a, b));
+  EXPECT_THAT(told({a, b}), HasSubstr("[*, 3] on rank 0, [*, 4] on rank 1"));
+  b.parts[0].shape = {17};
+  EXPECT_FALSE(agree(a, b));
+  EXPECT_THAT(told({a, b}), HasSubstr("[*, 3] on rank 0, [*] on rank 1"));
+  a.parts[0].shape = {};
+  EXPECT_FALSE(agree(a, b));
+  EXPECT_THAT(told({a, b}), HasSubstr("[] on rank 0, [*] on rank 1"));
+}
+
+// Two values that look alike in six digits are still two values.
+TEST(Agreement, ScalesAreToldInFull) {
+  EntrySpec other = base();
+  other.prescale = 1.0 / 3;
+  EntrySpec third = base();
+  third.prescale = 0.333333333333;
+  EXPECT_FALSE(agree(other, third));
+  EXPECT_THAT(told({other, third}),
+              HasSubstr("0.3333333333333333 on rank 0, 0.333333333333 on rank 1"));
+}
+
+TEST(Agreement, NotANumberAgreesWithItself) {
+  EntrySpec nan = base();
+  nan.postscale = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_TRUE(agree(nan, nan));
+  EXPECT_FALSE(agree(nan, base()));
+  EXPECT_THAT(told({nan, base()}), HasSubstr("postscale: nan on rank 0, 1 on rank 1"));
+}
+
+TEST(Agreement, TheSignOfZeroIsAValue) {
+  EntrySpec plus = base();
+  plus.prescale = 0.0;
+  EntrySpec minus = base();
+  minus.prescale = -0.0;
+  EXPECT_FALSE(agree(plus, minus));
+  EXPECT_THAT(told({plus, minus}), HasSubstr("prescale: 0 on rank 0, -0 on rank 1"));
+}
+
+}  // namespace
+}  // namespace horon::core

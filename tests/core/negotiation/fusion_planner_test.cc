@@ -1,0 +1,146 @@
+#include "horon/core/negotiation/fusion_planner.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace horon::core {
+namespace {
+
+using ::testing::ElementsAre;
+
+// One float32 tensor of this many elements.
+ClosedEntry entry(const std::string& name, int64_t elements) {
+  EntrySpec spec;
+  spec.parts = {{name, {elements}}};
+  ClosedEntry out;
+  out.name = name;
+  out.spec = std::make_shared<const EntrySpec>(spec);
+  return out;
+}
+
+template <class Change>
+ClosedEntry entry(const std::string& name, int64_t elements, Change change) {
+  ClosedEntry out = entry(name, elements);
+  EntrySpec spec = *out.spec;
+  change(spec);
+  out.spec = std::make_shared<const EntrySpec>(spec);
+  return out;
+}
+
+std::vector<std::string> names(const std::vector<ClosedEntry>& batch) {
+  std::vector<std::string> out;
+  for (const ClosedEntry& closed : batch) out.push_back(closed.name);
+  return out;
+}
+
+std::vector<std::vector<std::string>> drain(FusionPlanner& planner) {
+  std::vector<std::vector<std::string>> out;
+  while (!planner.empty()) out.push_back(names(planner.take_batch()));
+  return out;
+}
+
+constexpr int64_t kMany = 1 << 20;
+
+TEST(FusionPlanner, EqualEntriesFuseUpToTheLimit) {
+  FusionPlanner planner(32, kMany);
+  for (const char* name : {"a", "b", "c", "d", "e"}) planner.add(entry(name, 4));
+  EXPECT_EQ(planner.ready_bytes(), 80);
+  EXPECT_THAT(drain(planner),
+              ElementsAre(ElementsAre("a", "b"), ElementsAre("c", "d"), ElementsAre("e")));
+  EXPECT_EQ(planner.ready_bytes(), 0);
+}
+
+TEST(FusionPlanner, ADifferentEntryKeepsItsPlace) {
+  FusionPlanner planner(kMany, kMany);
+  planner.add(entry("a", 1));
+  planner.add(entry("b", 1, [](EntrySpec& spec) { spec.dtype = DataType::Int32; }));
+  planner.add(entry("c", 1));
+  planner.add(entry("d", 1, [](EntrySpec& spec) { spec.dtype = DataType::Int32; }));
+  EXPECT_THAT(drain(planner), ElementsAre(ElementsAre("a", "c"), ElementsAre("b", "d")));
+}
+
+TEST(FusionPlanner, WhatIsTooLargeForTheRestWaitsButSmallerOnesGoAhead) {
+  FusionPlanner planner(40, kMany);
+  planner.add(entry("a", 6));
+  planner.add(entry("large", 8));
+  planner.add(entry("small", 4));
+  EXPECT_THAT(drain(planner), ElementsAre(ElementsAre("a", "small"), ElementsAre("large")));
+}
+
+TEST(FusionPlanner, LargerThanTheLimitRunsAlone) {
+  FusionPlanner planner(8, kMany);
+  planner.add(entry("large", 100));
+  planner.add(entry("small", 1));
+  EXPECT_THAT(drain(planner), ElementsAre(ElementsAre("large"), ElementsAre("small")));
+}
+
+TEST(FusionPlanner, FromAloneBytesOnNothingIsPacked) {
+  FusionPlanner planner(kMany, 16);
+  planner.add(entry("a", 3));
+  planner.add(entry("alone", 4));
+  planner.add(entry("b", 3));
+  planner.add(entry("also alone", 5));
+  EXPECT_THAT(drain(planner),
+              ElementsAre(ElementsAre("a", "b"), ElementsAre("alone"), ElementsAre("also alone")));
+}
+
+TEST(FusionPlanner, EmptyEntriesFuseWithoutEnd) {
+  FusionPlanner planner(1, 1);
+  for (int i = 0; i < 1000; ++i) planner.add(entry("e", 0));
+  EXPECT_EQ(planner.take_batch().size(), 1000U);
+}
+
+TEST(FusionPlanner, EverythingThatACollectiveNeedsMustBeEqual) {
+  const auto fuses = [](auto change) {
+    FusionPlanner planner(kMany, kMany);
+    planner.add(entry("a", 1));
+    planner.add(entry("b", 1, change));
+    return planner.take_batch().size() == 2;
+  };
+  EXPECT_TRUE(fuses([](EntrySpec&) {}));
+  EXPECT_TRUE(fuses([](EntrySpec& spec) { spec.parts.push_back({"c", {5}}); }));
+  EXPECT_FALSE(fuses([](EntrySpec& spec) { spec.kind = CollectiveKind::Broadcast; }));
+  EXPECT_FALSE(fuses([](EntrySpec& spec) { spec.dtype = DataType::Float64; }));
+  EXPECT_FALSE(fuses([](EntrySpec& spec) { spec.reduce_op = ReduceOp::Max; }));
+  EXPECT_FALSE(fuses([](EntrySpec& spec) { spec.device = DeviceKind::Cuda; }));
+  EXPECT_FALSE(fuses([](EntrySpec& spec) { spec.root = 1; }));
+  EXPECT_FALSE(fuses([](EntrySpec& spec) { spec.prescale = 2; }));
+  EXPECT_FALSE(fuses([](EntrySpec& spec) { spec.postscale = 2; }));
+}
+
+TEST(FusionPlanner, OtherJoinedMembersAreAnotherCollective) {
+  FusionPlanner planner(kMany, kMany);
+  planner.add(entry("a", 1));
+  ClosedEntry joined = entry("b", 1);
+  joined.joined = {2};
+  planner.add(joined);
+  joined.name = "c";
+  planner.add(joined);
+  EXPECT_THAT(drain(planner), ElementsAre(ElementsAre("a"), ElementsAre("b", "c")));
+}
+
+TEST(FusionPlanner, AllgatherAndBarrierNeverFuse) {
+  for (const CollectiveKind kind : {CollectiveKind::Allgather, CollectiveKind::Barrier}) {
+    FusionPlanner planner(kMany, kMany);
+    planner.add(entry("a", 1, [=](EntrySpec& spec) { spec.kind = kind; }));
+    planner.add(entry("b", 1, [=](EntrySpec& spec) { spec.kind = kind; }));
+    EXPECT_THAT(drain(planner), ElementsAre(ElementsAre("a"), ElementsAre("b")));
+  }
+}
+
+TEST(FusionPlanner, BytesFollowTheDtypeAndAllParts) {
+  FusionPlanner planner(kMany, kMany);
+  planner.add(entry("a", 10, [](EntrySpec& spec) {
+    spec.dtype = DataType::BFloat16;
+    spec.parts.push_back({"scalar", {}});
+    spec.parts.push_back({"matrix", {3, 4}});
+  }));
+  EXPECT_EQ(planner.ready_bytes(), 2 * (10 + 1 + 12));
+}
+
+}  // namespace
+}  // namespace horon::core
