@@ -52,6 +52,11 @@ struct Result {
     for (size_t i = 0; i < alone_s.size(); ++i) all.push_back(horon_s[i] / alone_s[i]);
     return all;
   }
+  std::vector<double> added_s() const {
+    std::vector<double> all;
+    for (size_t i = 0; i < alone_s.size(); ++i) all.push_back(horon_s[i] - alone_s[i]);
+    return all;
+  }
 };
 
 std::vector<at::Tensor> tensors_of(const TrainingModel& model) {
@@ -159,6 +164,7 @@ nlohmann::json to_json(const Result& result) {
           {"steps", result.steps},
           {"alone_ms", bench::median(result.alone_s) * 1e3},
           {"with_ms", bench::median(result.horon_s) * 1e3},
+          {"added_ms", bench::median(result.added_s()) * 1e3},
           {"ratio", bench::median(result.ratios())},
           {"ratios", result.ratios()},
           {"exposed_ms", result.exposed_s * 1e3},

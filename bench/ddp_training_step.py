@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""What Python's DistributedDataParallel over Gloo adds to a training step.
+
+The four models of models.cc and the method of training_step_bench.cc: the same processes train each
+model with DDP and without any communication, blocks of steps of both alternate, and the figure is
+the median over blocks of the ratio of their times. The JSON has the same fields. Needs the whole
+torch wheel with all that it depends on (several GB), in an environment of its own:
+
+    python3 -m venv /tmp/ddp && /tmp/ddp/bin/pip install torch==2.11.0 numpy
+    OMP_NUM_THREADS=1 mpirun -np 2 /tmp/ddp/bin/python bench/ddp_training_step.py --json ddp.json
+
+DDP is given what makes it fast: gradient_as_bucket_view, and no broadcast of buffers (Horon does
+not send them in a step either).
+"""
+import argparse
+import datetime
+import json
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+LETTERS, WIDTH, HEADS, CONTEXT, LAYERS = 256, 256, 4, 128, 4
+
+
+def make_cnn():
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def make_deep():
+    layers = []
+    for _ in range(200):
+        layers += [nn.Linear(64, 64), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+
+
+class Block(nn.Module):
+    """The basic block of He et al. 2016, "Deep Residual Learning for Image Recognition"."""
+
+    def __init__(self, from_, to, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(from_, to, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(to)
+        self.conv2 = nn.Conv2d(to, to, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(to)
+        self.shortcut = None
+        if stride != 1 or from_ != to:
+            self.shortcut = nn.Sequential(nn.Conv2d(from_, to, 1, stride, bias=False),
+                                          nn.BatchNorm2d(to))
+
+    def forward(self, x):
+        kept = x if self.shortcut is None else self.shortcut(x)
+        y = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
+        return torch.relu(y + kept)
+
+
+def make_resnet18():
+    layers = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    from_ = 64
+    for to in (64, 128, 256, 512):
+        layers += [Block(from_, to, 1 if to == 64 else 2), Block(to, to, 1)]
+        from_ = to
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+class TransformerLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.attend = nn.Linear(WIDTH, 3 * WIDTH)
+        self.project = nn.Linear(WIDTH, WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.grow = nn.Linear(WIDTH, 4 * WIDTH)
+        self.shrink = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        batch = x.size(0)
+        parts = self.attend(self.norm1(x)).view(batch, CONTEXT, 3, HEADS, WIDTH // HEADS)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        y = x + self.project(mixed.transpose(1, 2).reshape(batch, CONTEXT, WIDTH))
+        return y + self.shrink(F.gelu(self.grow(self.norm2(y))))
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.letters = nn.Embedding(LETTERS, WIDTH)
+        self.places = nn.Embedding(CONTEXT, WIDTH)
+        with torch.no_grad():
+            self.letters.weight.mul_(0.02)
+            self.places.weight.mul_(0.02)
+        self.layers = nn.Sequential(*(TransformerLayer() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, text):
+        x = self.letters(text) + self.places(torch.arange(CONTEXT))
+        return F.linear(self.norm(self.layers(x)), self.letters.weight).flatten(0, 1)
+
+
+def make_model(name, batch_seed):
+    """The model (alike on all ranks), its batch and the answers (this rank's own)."""
+    torch.manual_seed(batch_seed + 1000)
+    if name == "gpt":
+        text = torch.randint(LETTERS, (4, CONTEXT + 1))
+        batch, answers = text[:, :-1], text[:, 1:].reshape(-1)
+    else:
+        shape = {"cnn": (64, 1, 28, 28), "resnet18": (8, 3, 32, 32), "deep": (64, 64)}[name]
+        batch, answers = torch.randn(shape), torch.randint(10, shape[:1])
+    make = {"cnn": make_cnn, "resnet18": make_resnet18, "deep": make_deep, "gpt": Gpt}[name]
+    torch.manual_seed(1)
+    return make(), batch, answers
+
+
+def time_steps(model, batch, answers, optimizer, steps):
+    """Seconds per step on this rank. All ranks begin together."""
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch), answers).backward()
+        optimizer.step()
+    return (time.perf_counter() - begin) / steps
+
+
+def average(values):
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor)
+    return (tensor / dist.get_world_size()).tolist()
+
+
+def choose_steps(options, step_s):
+    if options.steps > 0:
+        return options.steps
+    slowest = torch.tensor(step_s, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return min(max(int(0.5 / slowest.item()), 3), 200)
+
+
+def measure(name, options):
+    def make_sgd(model):
+        return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+
+    alone, batch, answers = make_model(name, dist.get_rank())
+    shared, _, _ = make_model(name, dist.get_rank())
+    shared = nn.parallel.DistributedDataParallel(
+        shared, gradient_as_bucket_view=True, broadcast_buffers=False)
+    plain, distributed = make_sgd(alone), make_sgd(shared)
+
+    time_steps(shared, batch, answers, distributed, options.warmup_steps)
+    steps = choose_steps(options, time_steps(alone, batch, answers, plain, options.warmup_steps))
+    alone_s, ddp_s = [], []
+    for block in range(options.blocks):
+        if block % 2 == 0:
+            alone_s.append(time_steps(alone, batch, answers, plain, steps))
+        ddp_s.append(time_steps(shared, batch, answers, distributed, steps))
+        if block % 2 != 0:
+            alone_s.append(time_steps(alone, batch, answers, plain, steps))
+    alone_s, ddp_s = average(alone_s), average(ddp_s)
+    ratios = [with_ / without for with_, without in zip(ddp_s, alone_s)]
+    added = [with_ - without for with_, without in zip(ddp_s, alone_s)]
+    return {
+        "model": name,
+        "parameters": sum(p.numel() for p in alone.parameters()),
+        "tensors": len(list(alone.parameters())),
+        "steps": steps,
+        "alone_ms": statistics.median(alone_s) * 1e3,
+        "with_ms": statistics.median(ddp_s) * 1e3,
+        "added_ms": statistics.median(added) * 1e3,
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+    }
+
+
+def cpu_name():
+    with open("/proc/cpuinfo", encoding="utf-8") as info:
+        for line in info:
+            if line.startswith("model name"):
+                return line.split(": ", 1)[1].strip()
+    return "unknown"
+
+
+def write_json(path, content):
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2)
+        file.write("\n")
+    os.replace(path + ".tmp", path)
+
+
+def start():
+    """Ranks of mpirun (Open MPI) or of torchrun."""
+    for ours, theirs in (("RANK", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
+        os.environ.setdefault(ours, os.environ.get(theirs, ""))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29531")
+    if not os.environ["RANK"]:
+        raise SystemExit("run it under mpirun or torchrun")
+    dist.init_process_group("gloo")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="cnn,resnet18,deep,gpt")
+    parser.add_argument("--blocks", type=int, default=11)
+    parser.add_argument("--steps", type=int, default=0, help="in a block; 0: about half a second")
+    parser.add_argument("--warmup-steps", type=int, default=3)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+    start()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist.get_world_size()))
+    results = []
+    for name in options.models.split(","):
+        results.append(measure(name, options))
+        if dist.get_rank() == 0:
+            row = results[-1]
+            print(f"{name:10} {row['parameters']:11} {row['tensors']:8} {row['steps']:6} "
+                  f"{row['alone_ms']:11.2f} {row['with_ms']:11.2f} {row['ratio']:8.3f}", flush=True)
+    if dist.get_rank() == 0 and options.json:
+        write_json(options.json, {
+            "library": "ddp-gloo",
+            "version": torch.__version__,
+            "machine": {"cpu": cpu_name(), "cores": os.cpu_count(),
+                        "date": datetime.date.today().isoformat()},
+            "ranks": dist.get_world_size(),
+            "threads": torch.get_num_threads(),
+            "blocks": options.blocks,
+            "models": results,
+        })
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
