@@ -34,109 +34,62 @@ struct Knob {
   std::string_view meaning;
 };
 
-constexpr double kGiB = 1024.0 * 1024 * 1024;
+constexpr Scope kSame = Scope::SameOnAllRanks;
+constexpr Scope kOwn = Scope::OwnOfEachRank;
+constexpr double kBytesMax = 1024.0 * 1024 * 1024 * 1024;
 constexpr double kDay_s = 24 * 3600;
 
-const std::array<Knob, 13>& knobs() {
-  using enum Scope;
-  static const std::array<Knob, 13> table = {{
-      {"HORON_FUSION_BYTES",
-       &Config::fusion_bytes_max,
-       "bytes",
-       {0, 1024 * kGiB},
-       "",
-       SameOnAllRanks,
-       "small tensors are reduced together up to this size; 0: each alone"},
-      {"HORON_BUCKET_BYTES",
-       &Config::bucket_bytes,
-       "bytes",
-       {1, 1024 * kGiB},
-       "",
-       SameOnAllRanks,
-       "size of a gradient bucket"},
-      {"HORON_FIRST_BUCKET_BYTES",
-       &Config::first_bucket_bytes,
-       "bytes",
-       {1, 1024 * kGiB},
-       "",
-       SameOnAllRanks,
-       "size of the bucket that backward fills first"},
-      {"HORON_STALL_WARN_S",
-       &Config::stall_warn_s,
-       "seconds",
-       {0, kDay_s},
-       "",
-       OwnOfEachRank,
-       "warn when a tensor waits for ranks this long; 0: never"},
-      {"HORON_STALL_ABORT_S",
-       &Config::stall_abort_s,
-       "seconds",
-       {0, kDay_s},
-       "",
-       SameOnAllRanks,
-       "fail when a tensor waits for ranks this long; 0: never"},
-      {"HORON_DEAD_AFTER_S",
-       &Config::dead_after_s,
-       "seconds",
-       {0, kDay_s},
-       "",
-       SameOnAllRanks,
-       "a rank that is silent this long counts as dead; 0: never"},
-      {"HORON_SHUTDOWN_TIMEOUT_S",
-       &Config::shutdown_timeout_s,
-       "seconds",
-       {0, kDay_s},
-       "",
-       OwnOfEachRank,
-       "how long shutdown() waits for the other ranks"},
-      {"HORON_SPIN_US",
-       &Config::spin_us,
-       "microseconds",
-       {-1, 1e6},
-       "",
-       OwnOfEachRank,
-       "how long the background thread polls before it sleeps; -1: from cores and ranks"},
-      {"HORON_THREADS",
-       &Config::threads,
-       "",
-       {0, 4096},
-       "",
-       OwnOfEachRank,
-       "OpenMP threads of this rank; 0: from cores and ranks"},
-      {"HORON_ALLREDUCE",
-       &Config::allreduce,
-       "",
-       {},
-       "auto, shm, mpi",
-       SameOnAllRanks,
-       "which allreduce is used"},
-      {"HORON_SHARED_MEMORY",
-       &Config::shared_memory,
-       "",
-       {},
-       "",
-       SameOnAllRanks,
-       "ranks of one host use shared memory"},
-      {"HORON_LOG",
-       &Config::log_level,
-       "",
-       {},
-       "error, warn, info, debug",
-       OwnOfEachRank,
-       "what is told on standard error"},
-      {"HORON_TIMELINE",
-       &Config::timeline,
-       "",
-       {},
-       "",
-       OwnOfEachRank,
-       "file for a trace of what happened when; empty: none"},
-  }};
-  return table;
+// One maker of rows for each kind of knob.
+constexpr Knob bytes(std::string_view name, int64_t Config::*field, double min, Scope scope,
+                     std::string_view meaning) {
+  return {name, field, "bytes", {min, kBytesMax}, "", scope, meaning};
+}
+constexpr Knob seconds(std::string_view name, double Config::*field, Scope scope,
+                       std::string_view meaning) {
+  return {name, field, "seconds", {0, kDay_s}, "", scope, meaning};
+}
+constexpr Knob integer(std::string_view name, int64_t Config::*field, std::string_view unit,
+                       Range range, Scope scope, std::string_view meaning) {
+  return {name, field, unit, range, "", scope, meaning};
+}
+constexpr Knob yes_or_no(std::string_view name, bool Config::*field, Scope scope,
+                         std::string_view meaning) {
+  return {name, field, "", {}, "", scope, meaning};
+}
+constexpr Knob text(std::string_view name, std::string Config::*field, std::string_view choices,
+                    Scope scope, std::string_view meaning) {
+  return {name, field, "", {}, choices, scope, meaning};
 }
 
+constexpr std::array kKnobs = {
+    bytes("HORON_FUSION_BYTES", &Config::fusion_bytes_max, 0, kSame,
+          "small tensors are reduced together up to this size; 0: each alone"),
+    bytes("HORON_BUCKET_BYTES", &Config::bucket_bytes, 1, kSame, "size of a gradient bucket"),
+    bytes("HORON_FIRST_BUCKET_BYTES", &Config::first_bucket_bytes, 1, kSame,
+          "size of the bucket that backward fills first"),
+    seconds("HORON_STALL_WARN_S", &Config::stall_warn_s, kOwn,
+            "warn when a tensor waits for ranks this long; 0: never"),
+    seconds("HORON_STALL_ABORT_S", &Config::stall_abort_s, kSame,
+            "fail when a tensor waits for ranks this long; 0: never"),
+    seconds("HORON_DEAD_AFTER_S", &Config::dead_after_s, kSame,
+            "a rank that is silent this long counts as dead; 0: never"),
+    seconds("HORON_SHUTDOWN_TIMEOUT_S", &Config::shutdown_timeout_s, kOwn,
+            "how long shutdown() waits for the other ranks"),
+    integer("HORON_SPIN_US", &Config::spin_us, "microseconds", {-1, 1e6}, kOwn,
+            "how long the background thread polls before it sleeps; -1: from cores and ranks"),
+    integer("HORON_THREADS", &Config::threads, "", {0, 4096}, kOwn,
+            "OpenMP threads of this rank; 0: from cores and ranks"),
+    text("HORON_ALLREDUCE", &Config::allreduce, "auto, shm, mpi", kSame, "which allreduce is used"),
+    yes_or_no("HORON_SHARED_MEMORY", &Config::shared_memory, kSame,
+              "ranks of one host use shared memory"),
+    text("HORON_LOG", &Config::log_level, "error, warn, info, debug", kOwn,
+         "what is told on standard error"),
+    text("HORON_TIMELINE", &Config::timeline, "", kOwn,
+         "file for a trace of what happened when; empty: none"),
+};
+
 const Knob* find_knob(std::string_view name) {
-  for (const Knob& knob : knobs()) {
+  for (const Knob& knob : kKnobs) {
     if (knob.name == name) return &knob;
   }
   return nullptr;
@@ -233,7 +186,7 @@ std::string field_text(const Config& config, const Knob& knob) {
 
 [[noreturn]] void fail_unknown(std::string_view name) {
   std::vector<std::string_view> names;
-  for (const Knob& knob : knobs()) names.push_back(knob.name);
+  for (const Knob& knob : kKnobs) names.push_back(knob.name);
   throw Error(ErrorCode::Config,
               concat(name, " is no knob; did you mean ", nearest_name(name, names), "?"));
 }
@@ -249,7 +202,7 @@ Config Config::parse(const Lookup& lookup, std::span<const std::string> variable
     if (find_knob(name) == nullptr) fail_unknown(name);
   }
   Config config;
-  for (const Knob& knob : knobs()) {
+  for (const Knob& knob : kKnobs) {
     const std::string name(knob.name);
     if (const auto found = overrides.find(name); found != overrides.end()) {
       set_field(config, knob, found->second);
@@ -277,7 +230,7 @@ Config Config::from_environment(const std::map<std::string, std::string>& overri
 
 std::vector<Config::Value> Config::values() const {
   std::vector<Value> all;
-  for (const Knob& knob : knobs()) {
+  for (const Knob& knob : kKnobs) {
     const std::string name(knob.name);
     const auto origin = origins_.find(name);
     all.push_back({name, field_text(*this, knob), std::string(knob.unit), std::string(knob.meaning),
@@ -299,7 +252,7 @@ uint64_t Config::digest() const {
 
 std::vector<std::string> Config::agreed_values() const {
   std::vector<std::string> lines;
-  for (const Knob& knob : knobs()) {
+  for (const Knob& knob : kKnobs) {
     if (knob.scope == Scope::SameOnAllRanks) {
       lines.push_back(concat(knob.name, "=", field_text(*this, knob)));
     }

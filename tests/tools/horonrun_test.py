@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""horonrun: the lines it makes, and what becomes of a job's output, exit code and signals.
+
+usage: horonrun_test.py HORONRUN
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+HORONRUN = sys.argv.pop(1) if len(sys.argv) > 1 else "tools/horonrun"
+CLEAN = {name: value for name, value in os.environ.items()
+         if not name.startswith(("HORON_", "OMPI_", "SLURM_", "PBS_", "LSB_", "OMP_", "PE_"))}
+
+
+def horonrun(*arguments, **variables):
+    return subprocess.run([sys.executable, HORONRUN, *map(str, arguments)], capture_output=True,
+                          text=True, check=False, timeout=60, env={**CLEAN, **variables})
+
+
+def dry_run(*arguments, **variables):
+    return horonrun("--dry-run", *arguments, **variables).stdout.strip()
+
+
+class DryRun(unittest.TestCase):
+    def test_whole_line(self):
+        root = "--allow-run-as-root " if os.geteuid() == 0 else ""
+        told = horonrun("-np", 3, "--dry-run", "sh", "-c", "echo a b", "-np")
+        self.assertEqual(told.returncode, 0)
+        self.assertEqual(
+            told.stdout,
+            f"mpirun -np 3 --host localhost:3 {root}--bind-to none --mca oob_tcp_keepalive_time 1 "
+            "--mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 3 "
+            "--mca odls_base_sigkill_timeout 0 --mca mpi_yield_when_idle 1 --tag-output "
+            "sh -c 'echo a b' -np\n")
+
+    def test_hosts(self):
+        self.assertIn(" --host h1:2,h2:2 ", dry_run("-np", 4, "-H", "h1:2,h2:2", "sh"))
+        self.assertIn(" --host h1,h2 ", dry_run("-n", 2, "-H", "h1,h2", "sh"))
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write("# all\nh1 slots=2\nh2 slots = 2 # old\n\n")
+            file.flush()
+            self.assertIn(f" --hostfile {file.name} ",
+                          dry_run("-np", 4, "--hostfile", file.name, "sh"))
+            self.assertIn("has 4 slots", horonrun("-np", 5, "--hostfile", file.name, "sh").stderr)
+            file.write("h3\n")  # mpirun counts its cores
+            file.flush()
+            self.assertIn("-np 5 ", dry_run("-np", 5, "--hostfile", file.name, "sh"))
+
+    def test_batch_systems_give_the_hosts(self):
+        self.assertNotIn("--host", dry_run("-np", 4, "sh", SLURM_JOB_ID="17"))
+
+    def test_variables(self):
+        line = dry_run("-np", 2, "-x", "PATH", "-x", "A=b c", "sh", HORON_LOG="debug",
+                       OMP_NUM_THREADS="1", HORONS="no")
+        for part in ("-x HORON_LOG ", "-x OMP_NUM_THREADS ", "-x PATH ", "-x 'A=b c' "):
+            self.assertIn(part, line)
+        self.assertNotIn("HORONS", line)
+        line = dry_run("-np", 2, "--timeline", "t.json", "sh", HORON_TIMELINE="other")
+        self.assertEqual(line.count("HORON_TIMELINE"), 1)
+        self.assertIn("-x HORON_TIMELINE=t.json ", line)
+
+    def test_other_arguments(self):
+        self.assertNotIn("--tag-output", dry_run("-np", 2, "--no-prefix", "sh"))
+        line = dry_run("-np", 2, "--mpi-args", "--map-by 'node x'", "sh")
+        self.assertTrue(line.endswith(" --map-by 'node x' sh"), line)
+        self.assertTrue(dry_run("-np", 2, "--", "sh").endswith(" sh"))
+
+
+class Mistakes(unittest.TestCase):
+    def check(self, expected, *arguments):
+        told = horonrun(*arguments)
+        self.assertEqual(told.returncode, 2)
+        self.assertEqual(told.stdout, "")
+        self.assertIn(expected, told.stderr)
+        self.assertEqual(told.stderr.count("\n"), 1, told.stderr)
+
+    def test_one_line_each(self):
+        self.check("how many ranks? Give -np N", "sh")
+        self.check("-np 0: give a number", "-np", 0, "sh")
+        self.check("-np two: give a number", "-np", "two", "sh")
+        self.check("which program?", "-np", 2)
+        self.check("program no-such-program: not found", "-np", 2, "no-such-program")
+        self.check("program ./none: not found", "-np", 2, "./none")
+        self.check("-H h1:2,h2 has 3 slots, but -np wants 4", "-np", 4, "-H", "h1:2,h2", "sh")
+        self.check("'h1:x' is not HOST", "-np", 1, "-H", "h1:x", "sh")
+        self.check("'' is not HOST", "-np", 1, "-H", "h1,", "sh")
+        self.check("-H or --hostfile, not both", "-np", 1, "-H", "a", "--hostfile", "b", "sh")
+        self.check("--hostfile /none: No such file", "-np", 1, "--hostfile", "/none", "sh")
+        self.check("no variable NOT_SET", "-np", 1, "-x", "NOT_SET", "sh")
+        self.check("-x 1A=2: give NAME", "-np", 1, "-x", "1A=2", "sh")
+        self.check("No closing quotation", "-np", 1, "--mpi-args", "'", "sh")
+
+    def test_program_is_no_program(self):
+        with tempfile.NamedTemporaryFile() as file:
+            self.check("it is not executable", "-np", 1, file.name)
+
+    def test_no_mpirun(self):
+        told = horonrun("-np", 1, sys.executable, PATH="/nowhere")
+        self.assertEqual(told.returncode, 2)
+        self.assertIn("mpirun was not found", told.stderr)
+
+    def test_mpirun_of_another_kind(self):
+        with tempfile.TemporaryDirectory() as folder:
+            other = pathlib.Path(folder, "mpirun")
+            other.write_text("#!/bin/sh\necho HYDRA build details\n", encoding="utf-8")
+            other.chmod(0o755)
+            told = horonrun("-np", 1, "sh", PATH=f"{folder}:{CLEAN['PATH']}")
+            self.assertEqual(told.returncode, 2)
+            self.assertIn("not Open MPI's", told.stderr)
+
+
+class Jobs(unittest.TestCase):
+    def test_lines_bear_the_rank(self):
+        job = horonrun("-np", 4, "sh", "-c",
+                       "echo out $OMPI_COMM_WORLD_RANK; echo err $OMPI_COMM_WORLD_RANK >&2")
+        self.assertEqual(job.returncode, 0, job.stderr)
+        self.assertEqual(sorted(job.stdout.split("\n")),
+                         ["", *(f"[{rank}] out {rank}" for rank in range(4))])
+        for rank in range(4):
+            self.assertIn(f"[{rank}] err {rank}\n", job.stderr)
+
+    def test_no_prefix(self):
+        job = horonrun("-np", 2, "--no-prefix", "sh", "-c", "echo out")
+        self.assertEqual(job.stdout, "out\nout\n")
+
+    def test_variables_arrive(self):
+        job = horonrun("-np", 2, "--timeline", "t", "-x", "A=b c", "sh", "-c",
+                       'echo "$A,$HORON_LOG,$HORON_TIMELINE"', HORON_LOG="debug")
+        self.assertEqual(sorted(job.stdout.split("\n")), ["", "[0] b c,debug,t", "[1] b c,debug,t"])
+
+    def test_exit_code_is_that_of_the_first_failed_rank(self):
+        fail = "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then {}; fi; sleep 30"
+        begin = time.monotonic()
+        self.assertEqual(horonrun("-np", 3, "sh", "-c", fail.format("exit 7")).returncode, 7)
+        self.assertEqual(horonrun("-np", 3, "sh", "-c", fail.format("kill -9 $$")).returncode, 137)
+        self.assertLess(time.monotonic() - begin, 30, "the other ranks were waited for")
+
+    def stopped_by(self, number):
+        """The exit code after a signal to horonrun; the ranks' processes must be gone."""
+        with tempfile.TemporaryDirectory() as folder:
+            script = f"echo $$ > {folder}/$OMPI_COMM_WORLD_RANK; exec sleep 60"
+            with subprocess.Popen([sys.executable, HORONRUN, "-np", "2", "sh", "-c", script],
+                                  env=CLEAN, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT) as job:
+                files = [pathlib.Path(folder, name) for name in "01"]
+                deadline = time.monotonic() + 30
+                while not all(file.exists() and file.read_text() for file in files):
+                    self.assertLess(time.monotonic(), deadline, "the ranks did not start")
+                    time.sleep(0.05)
+                ranks = [int(file.read_text()) for file in files]
+                job.send_signal(number)
+                job.communicate(timeout=30)
+            deadline = time.monotonic() + 10
+            while any(pathlib.Path(f"/proc/{rank}").exists() for rank in ranks):
+                self.assertLess(time.monotonic(), deadline, "a rank lives on")
+                time.sleep(0.05)
+            return job.returncode
+
+    def test_signals_end_the_job(self):
+        self.assertEqual(self.stopped_by(signal.SIGINT), 130)
+        self.assertEqual(self.stopped_by(signal.SIGTERM), 143)
+
+    def test_a_killed_front_leaves_no_job(self):
+        self.assertEqual(self.stopped_by(signal.SIGKILL), -9)
+
+
+if __name__ == "__main__":
+    unittest.main()

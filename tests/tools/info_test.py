@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""horon-info, alone and as a job.
+
+usage: info_test.py HORON_INFO HORONRUN
+"""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+INFO, HORONRUN = sys.argv[1:3]
+del sys.argv[1:]
+CLEAN = {name: value for name, value in os.environ.items()
+         if not name.startswith(("HORON_", "OMPI_", "PMI"))}
+
+
+def call(*command, **variables):
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60,
+                          env={**CLEAN, **variables})
+
+
+def knob(facts, name):
+    return next(entry for entry in facts["config"] if entry["name"] == name)
+
+
+class Info(unittest.TestCase):
+    def test_text(self):
+        told = call(INFO, HORON_LOG="warn")
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertRegex(told.stdout, r"horon +\d+\.\d+\.\d+")
+        self.assertRegex(told.stdout, r"mpi +\S")
+        self.assertRegex(told.stdout, r"HORON_LOG +warn +environment")
+        self.assertRegex(told.stdout, r"HORON_FUSION_BYTES +67108864 bytes +default")
+
+    def test_json(self):
+        facts = json.loads(call(INFO, "--json", HORON_BUCKET_BYTES="2KiB").stdout)
+        self.assertEqual(knob(facts, "HORON_BUCKET_BYTES")["value"], "2048")
+        self.assertEqual(knob(facts, "HORON_BUCKET_BYTES")["origin"], "environment")
+        self.assertIn("libtorch", facts["build"])
+        self.assertNotIn("job", facts)
+
+    def test_job(self):
+        told = call(sys.executable, HORONRUN, "-np", "3", "--no-prefix", INFO, "--json")
+        self.assertEqual(told.returncode, 0, told.stderr)
+        facts = json.loads(told.stdout)  # one object: of rank 0 alone
+        self.assertEqual(facts["job"]["size"], 3)
+        self.assertEqual(facts["job"]["host_of"], [0, 0, 0])
+        self.assertTrue(any("chosen" in line for line in facts["job"]["selection"]))
+        told = call(sys.executable, HORONRUN, "-np", "2", "--no-prefix", INFO)
+        self.assertIn("host 0: ranks 0 and 1", told.stdout)
+
+    def test_mistakes_are_one_line(self):
+        for arguments, variables, expected in (
+                ((), {"HORON_LOGG": "1"}, "did you mean HORON_LOG?"),
+                ((), {"HORON_SPIN_US": "x"}, "HORON_SPIN_US='x'")):
+            told = call(INFO, *arguments, **variables)
+            self.assertEqual(told.returncode, 1)
+            self.assertIn(expected, told.stderr)
+            self.assertEqual(told.stderr.count("\n"), 1)
+        self.assertNotEqual(call(INFO, "--no-such-flag").returncode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,14 @@
+// A program without LibTorch.
+#include <horon/core/base/version.h>
+#include <horon/ops/session.h>
+
+#include <iostream>
+
+int main() {
+  horon::core::init();
+  horon::barrier();
+  if (horon::rank() == 0) {
+    std::cout << "core_user: " << horon::size() << " ranks, " << horon::version() << std::endl;
+  }
+  horon::shutdown();
+}

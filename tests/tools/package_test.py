@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Horon as outer projects see it: installed, or as a part of their own build.
+
+usage: package_test.py BUILD_FOLDER TORCH_ROOT    (TORCH_ROOT is empty in a build without LibTorch)
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCES = pathlib.Path(__file__).resolve().parents[2]
+OUTER = SOURCES / "tests/tools/outer"
+BUILD, TORCH_ROOT = (sys.argv + ["build", ""])[1:3]
+del sys.argv[1:]
+# The machine's own choice of a LibTorch must not decide these tests.
+CLEAN = {name: value for name, value in os.environ.items()
+         if name not in ("Torch_DIR", "CMAKE_PREFIX_PATH")}
+
+
+def call(*command):
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False, env=CLEAN)
+    return done.returncode, done.stdout
+
+
+class Package(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="horon_package_test_"))
+        cls.prefix = cls.folder / "prefix"
+        code, told = call("cmake", "--install", BUILD, "--prefix", cls.prefix)
+        assert code == 0, told
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def succeed(self, *command):
+        code, told = call(*command)
+        self.assertEqual(code, 0, told)
+        return told
+
+    def configure(self, name, *options):
+        """Configures the outer project; (exit code, output)."""
+        return call("cmake", "-S", OUTER, "-B", self.folder / name, "-G", "Ninja",
+                    f"-DCMAKE_PREFIX_PATH={self.prefix}", *options)
+
+    def build(self, name, *options):
+        code, told = self.configure(name, *options)
+        self.assertEqual(code, 0, told)
+        self.succeed("cmake", "--build", self.folder / name, "--", "-j2")
+        return told
+
+    def run_on_two(self, name, program):
+        return self.succeed(SOURCES / "tests/support/mpirun_test", 2, self.folder / name / program)
+
+    def test_layout(self):
+        include = self.prefix / "include/horon"
+        self.assertTrue((include / "ops/session.h").is_file())
+        self.assertTrue((include / "core/base/version.h").is_file())
+        self.assertEqual((include / "horon.h").is_file(), bool(TORCH_ROOT))
+        for program in ("horonrun", "horon-info"):
+            self.assertTrue(os.access(self.prefix / "bin" / program, os.X_OK), program)
+        self.succeed(self.prefix / "bin/horon-info")
+        for folder in ("examples", "tests", "bench"):
+            self.assertEqual(list(include.rglob(folder)), [])
+
+    def test_nothing_installed_points_into_the_build(self):
+        for file in self.prefix.rglob("*.cmake"):
+            self.assertNotIn(str(pathlib.Path(BUILD).resolve()), file.read_text(), file)
+
+    def test_outer_project(self):
+        told = self.build("installed")
+        self.assertIn("core_user: 2 ranks", self.run_on_two("installed", "core_user"))
+        self.assertEqual("has horon::torch" in told, bool(TORCH_ROOT), told)
+        if TORCH_ROOT:
+            self.assertIn("torch_user: 3", self.run_on_two("installed", "torch_user"))
+
+    def test_core_alone_needs_no_libtorch(self):
+        code, told = self.configure("core", "-DHORON_COMPONENTS=COMPONENTS;core")
+        self.assertEqual(code, 0, told)
+        self.assertNotIn("LibTorch", told)
+        self.assertNotIn("has horon::torch", told)
+
+    def test_as_a_part_of_another_build(self):
+        self.build("part", f"-DHORON_SOURCES={SOURCES}", "-DHORON_TORCH=OFF",
+                   "-DCMAKE_BUILD_TYPE=Debug")
+        self.assertIn("core_user: 2 ranks", self.run_on_two("part", "core_user"))
+
+    @unittest.skipUnless(TORCH_ROOT, "this build has no LibTorch")
+    def test_the_outer_projects_libtorch_is_taken(self):
+        # The same LibTorch by another path, so that the choice shows.
+        link = self.folder / "outer_torch"
+        link.mkdir()
+        for name in ("include", "lib"):
+            (link / name).symlink_to(pathlib.Path(TORCH_ROOT) / name)
+        for name, option in (("target", f"-DOUTER_TORCH_ROOT={link}"),
+                             ("torch_dir", f"-DTorch_DIR={link}/share/cmake/Torch"),
+                             ("prefix_path", f"-DCMAKE_PREFIX_PATH={self.prefix};{link}")):
+            (link / "share/cmake/Torch").mkdir(parents=True, exist_ok=True)
+            code, told = self.configure("with_" + name, option)
+            self.assertEqual(code, 0, told)
+            self.assertIn(f"in {link}\n", told, name)
+
+    @unittest.skipUnless(TORCH_ROOT, "this build has no LibTorch")
+    def test_unfit_libtorch_is_named(self):
+        for version, library, expected in (
+                ("2 11 0", b"_ZNSt7__cxx1112basic_stringIc\n", "keeps no ABI between versions"),
+                ("1 13 1", b"_ZNSt7__cxx1112basic_stringIc\n", "LibTorch 2.1 or later is needed"),
+                ("2 11 0", b"_ZN3c105ErrorC1ESs\n", "old C\\+\\+ ABI")):
+            with self.subTest(expected):
+                self.check_refused(version.split(), library, expected)
+
+    def check_refused(self, version, library, expected):
+        if "keeps" in expected:
+            version[1] = "99"
+        root = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        header = root / "include/torch/csrc/api/include/torch/torch.h"
+        header.parent.mkdir(parents=True)
+        header.touch()
+        (root / "include/torch/headeronly").mkdir()
+        names = ("MAJOR", "MINOR", "PATCH")
+        (root / "include/torch/headeronly/version.h").write_text("".join(
+            f"#define TORCH_VERSION_{name} {value}\n" for name, value in zip(names, version)))
+        (root / "lib").mkdir()
+        (root / "lib/libtorch_cpu.so").touch()
+        (root / "lib/libc10.so").write_bytes(library)
+        code, told = self.configure(root.name, f"-DTorch_DIR={root}/share/cmake/Torch",
+                                    "-DHORON_COMPONENTS=COMPONENTS;torch")
+        self.assertNotEqual(code, 0, told)
+        self.assertRegex(" ".join(told.split()), expected)
+
+
+if __name__ == "__main__":
+    unittest.main()
