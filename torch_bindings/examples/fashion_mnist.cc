@@ -89,9 +89,14 @@ int run(int argc, char** argv) {
       [&] { return horon::IdxDataset(settings->data, horon::IdxDataset::Split::Test, kPixels); });
   Net model;
   model->to(device);
-  if (!settings->evaluate.empty()) example::load_on_root(model, settings->evaluate);
+  const bool trains = settings->evaluate.empty();
+  if (trains) {
+    example::require_writable(settings->save);
+  } else {
+    example::load_on_root(model, settings->evaluate);
+  }
   horon::broadcast_parameters(*model, 0);
-  if (settings->evaluate.empty()) {
+  if (trains) {
     train(model, *settings, test, device);
     example::save_on_root(model, settings->save);
   }

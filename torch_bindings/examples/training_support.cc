@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <unistd.h>
 
@@ -35,6 +36,18 @@ std::string first_line(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
+CLI::Validator at_least(double least) {
+  return CLI::Validator(
+      [least](std::string& text) {
+        double number = 0;
+        const bool good = CLI::detail::lexical_cast(text, number) && number >= least;
+        return good
+                   ? std::string()
+                   : "'" + text + "' is no number of " + CLI::detail::to_string(least) + " or more";
+      },
+      "NUMBER");
+}
+
 // FNV-1a, 64 bits, over the bits of the elements.
 uint64_t hash_tensor(uint64_t hash, const at::Tensor& tensor) {
   const at::Tensor dense = tensor.detach().cpu().contiguous();
@@ -47,6 +60,11 @@ std::string with_commas(double number) {
   std::string digits = std::to_string(static_cast<int64_t>(number));
   for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");
   return digits;
+}
+
+// Beside the file, so that the rename stays within one file system.
+std::string temporary_of(const std::string& path) {
+  return path + ".tmp" + std::to_string(getpid());
 }
 
 __attribute__((format(printf, 1, 2))) void print(const char* format, ...) {
@@ -65,16 +83,16 @@ std::optional<Settings> parse(int argc, char** argv) {
   CLI::App app("Trains a small network on Fashion-MNIST with all ranks of an MPI job");
   app.add_option("--data", settings.data, "folder with IDX files in MNIST's naming, .gz or not");
   app.add_option("--epochs", settings.epochs, "passes over the training images")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   app.add_option("--batch-size", settings.batch_size, "images per rank and step")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   app.add_option("--lr", settings.lr, "learning rate of one rank, multiplied by the ranks")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(0));
   app.add_option("--seed", settings.seed, "for the first weights and the order of the images");
   app.add_option("--save", settings.save, "file for the trained model");
   app.add_option("--evaluate", settings.evaluate, "evaluate this saved model, do not train");
   app.add_option("--log-every", settings.log_every, "steps between two lines of progress")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   for (CLI::Option* option : app.get_options()) option->capture_default_str();
   try {
     app.parse(argc, argv);
@@ -126,10 +144,19 @@ void require_equal_parameters(const torch::nn::Module& model) {
   print("all %d ranks hold equal parameters (hash %016" PRIx64 ")\n", horon::size(), hash);
 }
 
+void require_writable(const std::string& path) {
+  check_on_all_ranks([&] {
+    if (horon::rank() != 0) return;
+    const std::string temporary = temporary_of(path);
+    if (!std::ofstream(temporary)) throw std::runtime_error("can't write " + path);
+    std::filesystem::remove(temporary);
+  });
+}
+
 void replace_file(const std::string& path, const std::function<void(const std::string&)>& write) {
   check_on_all_ranks([&] {
     if (horon::rank() != 0) return;
-    const std::string temporary = path + ".tmp" + std::to_string(getpid());
+    const std::string temporary = temporary_of(path);
     try {
       write(temporary);
       std::filesystem::rename(temporary, path);
@@ -148,7 +175,8 @@ void read_on_root(const std::string& path, const std::function<void()>& read) {
     try {
       read();
     } catch (const std::exception& error) {
-      throw std::runtime_error("can't load " + path + ": " + first_line(error));
+      const std::string why = first_line(error);
+      throw std::runtime_error("can't load " + path + ": " + why.substr(0, why.find(". ")));
     }
   });
 }

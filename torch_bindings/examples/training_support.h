@@ -46,6 +46,9 @@ void require_equal_parameters(const torch::nn::Module& model);
 
 // Rank 0 writes a temporary file and renames it: a reader never sees half a model.
 void replace_file(const std::string& path, const std::function<void(const std::string&)>& write);
+// Collective: throws on all ranks if rank 0 can't write there; better before the training than
+// after.
+void require_writable(const std::string& path);
 void print_line(const std::string& line);
 
 template <class Model>
