@@ -1,6 +1,7 @@
 // Where this process stands among the others. Plain data.
 #pragma once
 
+#include <span>
 #include <vector>
 
 namespace horon::core {
@@ -17,5 +18,8 @@ struct Topology {
 
   bool one_host() const { return local_size == size; }
 };
+
+// From one number for each rank, equal for ranks of the same host and different else.
+Topology make_topology(int rank, std::span<const int> host_key_of);
 
 }  // namespace horon::core

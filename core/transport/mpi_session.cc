@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <numeric>
 #include <sstream>
 
@@ -87,40 +86,23 @@ void MpiSession::start_mpi() {
                      kThreadCure));
 }
 
-// A host is what MPI can share memory in; it is numbered by its lowest rank.
+// A host is what MPI can share memory in; its lowest rank is its name.
 void MpiSession::find_topology() {
-  Topology& topology = topology_;
-  check_mpi(MPI_Comm_rank(communicator_, &topology.rank), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(communicator_, &topology.size), "MPI_Comm_size");
-  check_mpi(MPI_Comm_split_type(communicator_, MPI_COMM_TYPE_SHARED, topology.rank, MPI_INFO_NULL,
+  int rank = 0;
+  int size = 0;
+  check_mpi(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(communicator_, &size), "MPI_Comm_size");
+  check_mpi(MPI_Comm_split_type(communicator_, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL,
                                 &host_communicator_),
             "MPI_Comm_split_type");
   check_mpi(MPI_Comm_set_errhandler(host_communicator_, MPI_ERRORS_RETURN),
             "MPI_Comm_set_errhandler");
-  check_mpi(MPI_Comm_rank(host_communicator_, &topology.local_rank), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(host_communicator_, &topology.local_size), "MPI_Comm_size");
-
-  std::array<int, 2> mine = {topology.rank, topology.local_rank};
-  check_mpi(MPI_Bcast(mine.data(), 1, MPI_INT, 0, host_communicator_), "MPI_Bcast");
-  std::vector<std::array<int, 2>> all(static_cast<size_t>(topology.size));
-  check_mpi(MPI_Allgather(mine.data(), 2, MPI_INT, all.data(), 2, MPI_INT, communicator_),
+  int lowest_rank = rank;
+  check_mpi(MPI_Bcast(&lowest_rank, 1, MPI_INT, 0, host_communicator_), "MPI_Bcast");
+  std::vector<int> lowest_ranks(static_cast<size_t>(size));
+  check_mpi(MPI_Allgather(&lowest_rank, 1, MPI_INT, lowest_ranks.data(), 1, MPI_INT, communicator_),
             "MPI_Allgather");
-
-  std::map<int, int> host_numbers;  // of the lowest rank
-  for (const auto& [lowest_rank, local_rank] : all) host_numbers.emplace(lowest_rank, 0);
-  int count = 0;
-  for (auto& [lowest_rank, number] : host_numbers) number = count++;
-  const int host = host_numbers.at(mine[0]);
-  topology.cross_size = 0;
-  for (int rank = 0; rank < topology.size; ++rank) {
-    const auto& [lowest_rank, local_rank] = all[static_cast<size_t>(rank)];
-    const int other = host_numbers.at(lowest_rank);
-    topology.host_of.push_back(other);
-    if (other == host) topology.local_ranks.push_back(rank);
-    if (local_rank != topology.local_rank) continue;
-    if (other < host) ++topology.cross_rank;
-    ++topology.cross_size;
-  }
+  topology_ = make_topology(rank, lowest_ranks);
 }
 
 MpiSession::~MpiSession() {

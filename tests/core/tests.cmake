@@ -64,3 +64,4 @@ if(HORON_CLANGXX)
             -o ${PROJECT_BINARY_DIR}/wire_format_fuzzer
     VERBATIM)
 endif()
+horon_test(topology_test FILES core/base/topology_test.cc)

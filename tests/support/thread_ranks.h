@@ -59,14 +59,7 @@ class ThreadExchange {
 
 // One host with `size` ranks.
 inline Topology one_host_topology(int rank, int size) {
-  Topology topology;
-  topology.rank = topology.local_rank = rank;
-  topology.size = topology.local_size = size;
-  for (int i = 0; i < size; ++i) {
-    topology.host_of.push_back(0);
-    topology.local_ranks.push_back(i);
-  }
-  return topology;
+  return make_topology(rank, std::vector<int>(static_cast<size_t>(size), 0));
 }
 
 }  // namespace horon::core

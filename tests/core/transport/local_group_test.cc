@@ -156,11 +156,7 @@ TEST(LocalGroup, ATransportNamesTheDeadPeer) {
   const auto body = [&](int rank) {
     const auto group =
         LocalGroup::create(rank, 3, SharedMemoryTransport::area_bytes(3), exchange.of(rank));
-    Topology topology = one_host_topology(rank, 3);
-    topology.size = 6;  // this host has ranks 1, 3 and 5
-    topology.host_of = {0, 1, 0, 1, 0, 1};
-    topology.local_ranks = {1, 3, 5};
-    topology.rank = 2 * rank + 1;
+    const Topology topology = make_topology(2 * rank + 1, std::vector<int>{0, 1, 0, 1, 0, 1});
     SharedMemoryTransport transport(*group, group->area(), topology, {});
     CHECK_CHILD(!transport.dead_peer());
     exchange.barrier();

@@ -19,8 +19,8 @@ namespace {
 
 using Body = std::function<void(Transport&)>;
 
-// All ranks are on this host, so the job gets shared memory between processes.
-struct SharedMemoryWorld {
+// What a job gets: shared memory between processes of a host, MPI besides if there are several.
+struct JobWorld {
   static void run(const Body& body) {
     const MpiSession session;
     const Topology& topology = session.topology();
@@ -29,7 +29,7 @@ struct SharedMemoryWorld {
                                           session.host_exchange());
     ASSERT_TRUE(group->available()) << group->unavailable_reason();
     const auto transport = make_transport(session, *group, group->area(), {});
-    EXPECT_FALSE(transport->must_poll());
+    EXPECT_NE(transport->must_poll(), topology.one_host());
     body(*transport);
     MPI_Barrier(session.communicator());
   }
@@ -56,17 +56,9 @@ struct RoutedWorld {
     const int rank = session.topology().rank;
     MPI_Comm host = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(session.communicator(), rank % 2, rank, &host), "MPI_Comm_split");
-    Topology topology;
-    topology.rank = rank;
-    topology.size = session.topology().size;
-    topology.local_size = 0;
-    for (int other = 0; other < topology.size; ++other) {
-      topology.host_of.push_back(other % 2);
-      if (other % 2 != rank % 2) continue;
-      if (other == rank) topology.local_rank = topology.local_size;
-      topology.local_ranks.push_back(other);
-      ++topology.local_size;
-    }
+    std::vector<int> hosts;
+    for (int other = 0; other < session.topology().size; ++other) hosts.push_back(other % 2);
+    const Topology topology = make_topology(rank, hosts);
     const auto exchange = [&](std::span<const std::byte> mine) {
       std::vector<std::byte> all(mine.size() * static_cast<size_t>(topology.local_size));
       const int bytes = static_cast<int>(mine.size());
@@ -90,7 +82,7 @@ struct RoutedWorld {
   }
 };
 
-INSTANTIATE_TYPED_TEST_SUITE_P(SharedMemory, TransportContract, SharedMemoryWorld);
+INSTANTIATE_TYPED_TEST_SUITE_P(Job, TransportContract, JobWorld);
 INSTANTIATE_TYPED_TEST_SUITE_P(Mpi, TransportContract, MpiWorld);
 INSTANTIATE_TYPED_TEST_SUITE_P(Routed, TransportContract, RoutedWorld);
 

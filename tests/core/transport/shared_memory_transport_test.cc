@@ -79,9 +79,7 @@ TEST(SharedMemoryTransportDeathTest, RefusesRanksThatItCanNotReach) {
                                         [](std::span<const std::byte> mine) {
                                           return std::vector<std::byte>(mine.begin(), mine.end());
                                         });
-  Topology topology = one_host_topology(0, 1);
-  topology.size = 2;  // one more on another host
-  topology.host_of = {0, 1};
+  const Topology topology = make_topology(0, std::vector<int>{0, 1});
   SharedMemoryTransport transport(*group, group->area(), topology, {});
   EXPECT_TRUE(transport.reaches(0));
   EXPECT_FALSE(transport.reaches(1));
