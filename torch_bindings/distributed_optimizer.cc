@@ -82,7 +82,7 @@ void OptimizerSteps::before_step(const Groups& groups) {
   const std::string name = reducer_.unsynchronized_parameter();
   if (name.empty()) return;
   throw Error(ErrorCode::InvalidArgument,
-              core::concat("gradient of '", name, "': it came after synchronize() and before ",
+              core::concat("gradient of \"", name, "\": it came after synchronize() and before ",
                            "step(); call synchronize() again"));
 }
 

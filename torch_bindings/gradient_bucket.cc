@@ -61,7 +61,7 @@ GradientLayout layout_of(const at::Tensor& parameter, const std::string& name) {
   check_tensor(parameter, name);
   if (!parameter.is_leaf()) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("parameter '", name, "' is the result of an operation, not a leaf"));
+                core::concat("parameter \"", name, "\" is the result of an operation, not a leaf"));
   }
   return {name, parameter.scalar_type(), parameter.sizes().vec(), gradient_strides(parameter),
           parameter.requires_grad()};

@@ -112,8 +112,8 @@ HookedParameter::HookedParameter(const at::Tensor& parameter, const std::string&
   prepare_pre_hooks(parameter);
   if (is_heard(parameter)) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("parameter '", name,
-                             "' belongs to another distributed optimizer or gradient reducer"));
+                core::concat("parameter \"", name,
+                             "\" belongs to another distributed optimizer or gradient reducer"));
   }
   link_ = std::make_shared<HookLink>();
   link_->listener = listener;

@@ -127,7 +127,8 @@ void GradientReducer::Impl::add_parameters(const NamedParameters& parameters) {
   std::unordered_set<const void*> seen = known_;
   for (const auto& [name, parameter] : parameters) {
     if (!parameter.defined()) {
-      throw Error(ErrorCode::InvalidArgument, core::concat("parameter '", name, "' is undefined"));
+      throw Error(ErrorCode::InvalidArgument,
+                  core::concat("parameter \"", name, "\" is undefined"));
     }
     if (!at::isFloatingType(parameter.scalar_type()) && !parameter.requires_grad()) continue;
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
@@ -198,9 +199,10 @@ void GradientReducer::Impl::before_accumulate(size_t index) {
     if (!open_) rebuild_if_changed();
   }
   if (!layouts_[index].fits(slot.parameter())) {
-    throw Error(ErrorCode::InvalidArgument,
-                core::concat("parameter '", slot.name(), "' has changed its dtype, shape, layout ",
-                             "or device between a backward() and synchronize()"));
+    throw Error(
+        ErrorCode::InvalidArgument,
+        core::concat("parameter \"", slot.name(), "\" has changed its dtype, shape, layout ",
+                     "or device between a backward() and synchronize()"));
   }
   slot.before_accumulate();
 }

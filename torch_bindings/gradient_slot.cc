@@ -67,7 +67,7 @@ GradientSlot::GradientSlot(std::string name, at::Tensor parameter, ReduceOp op, 
       kept_(at::Tensor().getIntrusivePtr()) {}
 
 void GradientSlot::refuse(const std::string& why) const {
-  throw Error(ErrorCode::InvalidArgument, core::concat("gradient of '", name_, "': ", why));
+  throw Error(ErrorCode::InvalidArgument, core::concat("gradient of \"", name_, "\": ", why));
 }
 
 bool GradientSlot::is_kept(const at::Tensor& tensor) const {

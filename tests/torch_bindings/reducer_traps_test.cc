@@ -79,7 +79,7 @@ TEST(Reducer, NonLinearOpsRefuseASecondFiring) {
   GradientReducer reducer({{"weights", w}}, alone(ReduceOp::Max));
   weighted(w, rank() + 1).backward();
   EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }),
-              AllOf(StartsWith(to_string(ErrorCode::InvalidArgument)), HasSubstr("'weights'")));
+              AllOf(StartsWith(to_string(ErrorCode::InvalidArgument)), HasSubstr("\"weights\"")));
   reducer.synchronize();
   expect_gradient(w, size());
   w.mutable_grad().reset();
@@ -199,7 +199,7 @@ TEST(Reducer, ParameterMovesToAnotherDtype) {
   weighted(v, 1).backward();
   w.set_data(w.data().to(at::kFloat));
   EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }),
-              AllOf(StartsWith(to_string(ErrorCode::InvalidArgument)), HasSubstr("'weight'")));
+              AllOf(StartsWith(to_string(ErrorCode::InvalidArgument)), HasSubstr("\"weight\"")));
   reducer.synchronize();
 }
 
