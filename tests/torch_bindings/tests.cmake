@@ -16,6 +16,8 @@ horon_test(torch_reducer_traps_test FILES ${torch_tests}/reducer_traps_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_optimizer_traps_test FILES ${torch_tests}/optimizer_traps_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_reducer_random_test FILES ${torch_tests}/reducer_random_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_samplers_test FILES ${torch_tests}/samplers_test.cc LIBS horon::torch)
 find_package(ZLIB REQUIRED)
 horon_test(torch_idx_dataset_test FILES ${torch_tests}/idx_dataset_test.cc
@@ -40,3 +42,10 @@ torch_exit_test(return_7 7)
 torch_exit_test(exit_3 3)
 torch_exit_test(caught 4)
 torch_exit_test(uncaught 134)
+
+if(TARGET fashion_mnist)
+  add_test(NAME torch_example_test
+           COMMAND ${torch_tests}/example_test $<TARGET_FILE:fashion_mnist>
+                   ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test)
+  set_tests_properties(torch_example_test PROPERTIES TIMEOUT 120 PROCESSORS 2)
+endif()
