@@ -14,6 +14,11 @@ namespace {
   throw Error(ErrorCode::Internal, concat("rank ", from, " broke the control protocol: ", what));
 }
 
+// "rank 1", "ranks 1 and 2"
+std::string ranks_text(const std::vector<int>& ranks) {
+  return concat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
+}
+
 }  // namespace
 
 Coordinator::Coordinator(const Options& options)
@@ -167,7 +172,7 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
   }
   if (!left.empty()) {
     return Fail{entry.name, ErrorCode::RankLeft,
-                concat("tensor \"", entry.name, "\" can't complete: rank ", list_ranks(left),
+                concat("tensor \"", entry.name, "\" can't complete: ", ranks_text(left),
                        left.size() == 1 ? " has" : " have",
                        " shut down without submitting it. Every rank must submit the same tensors "
                        "before it leaves.")};
@@ -299,9 +304,9 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
       if (entry.words[member].kind != Word::Kind::None) here.push_back(static_cast<int>(member));
     }
     const std::vector<int> silent = silent_members(entry);
-    out << (stalled > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for rank "
-        << list_ranks(silent) << " since " << (now - entry.opened) / 1000000000
-        << " s (ready: rank " << list_ranks(here) << ")";
+    out << (stalled > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for "
+        << ranks_text(silent) << " since " << (now - entry.opened) / 1000000000
+        << " s (ready: " << ranks_text(here) << ")";
     if (entry.disagree) out << "; already seen: " << mismatch_text(entry);
   }
   if (stalled > shown_max) out << "; and " << stalled - shown_max << " more tensors";

@@ -65,3 +65,7 @@ if(HORON_CLANGXX)
     VERBATIM)
 endif()
 horon_test(topology_test FILES core/base/topology_test.cc)
+target_sources(horon_simulation PRIVATE support/simulation/transcript.cc)
+horon_test(transcript_test FILES core/negotiation/transcript_test.cc LIBS horon_simulation)
+target_compile_definitions(transcript_test PRIVATE
+  HORON_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/core/negotiation")

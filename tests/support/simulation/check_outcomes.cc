@@ -141,7 +141,8 @@ class Judge {
     size_t told = 0;
     for (const auto& [name, missing] : expected_.open) {
       const std::string line =
-          concat("tensor \"", name, "\": waiting for rank ", core::list_ranks(missing), " since");
+          concat("tensor \"", name, "\": waiting for rank", missing.size() == 1 ? " " : "s ",
+                 core::list_ranks(missing), " since");
       if (text.find(line) != std::string::npos) ++told;
     }
     constexpr size_t shown_max = 10;

@@ -200,7 +200,8 @@ class Oracle {
       disagree = disagree || (spec != nullptr && !same_collective(*spec, own));
       if (spec == nullptr) spec = &own;
     }
-    if (!left.empty()) return failed(ErrorCode::RankLeft, "rank " + core::list_ranks(left) + " ha");
+    if (!left.empty())
+      return failed(ErrorCode::RankLeft, core::concat(" ", core::list_ranks(left), " ha"));
     if (refused) {
       const std::string rank = std::to_string(*refused);
       return failed(ErrorCode::InvalidArgument,

@@ -24,6 +24,10 @@ size_t hash_of(const core::Item& item) {
   return std::hash<std::string_view>{}({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
+std::string calls(const Action& action) {
+  return action.kind == Action::Kind::Submit ? action.name : describe(action);
+}
+
 Outcome failure(const Error& error) {
   Outcome outcome;
   outcome.kind = Outcome::Kind::Failed;
@@ -55,6 +59,11 @@ bool SimulatedCluster::can_act(int rank) const {
   if (action.name.empty()) return r.pending == 0 && (!r.leaving || r.bye);
   const auto latest = r.latest.find(action.name);
   return latest == r.latest.end() || r.outcomes[latest->second].kind != Outcome::Kind::Pending;
+}
+
+void SimulatedCluster::add_action(int rank, Action action) {
+  at(rank).program.push_back(std::move(action));
+  at(rank).outcomes.emplace_back();
 }
 
 void SimulatedCluster::act(int rank) {
@@ -159,7 +168,8 @@ void SimulatedCluster::flush(int rank) {
     } else {
       outcome.kind = Outcome::Kind::Unused;
     }
-    if (options_.trace) note(concat(rank, ": action ", finished.ticket, " ", describe(outcome)));
+    const Action& action = r.program.at(finished.ticket);
+    if (options_.trace) note(concat(rank, ": ", calls(action), " ", describe(outcome)));
     settle(rank, finished.ticket, std::move(outcome));
   }
   for (const std::string& warning : effects.warnings) {

@@ -64,6 +64,8 @@ class SimulatedCluster {
   const Rank& rank(int rank) const { return ranks_.at(static_cast<size_t>(rank)); }
   const Channels& channels() const { return channels_; }
 
+  // One more call at the end of a program.
+  void add_action(int rank, Action action);
   // The program's next call, with those in the same breath. It waits while can_act() is false.
   bool can_act(int rank) const;
   void act(int rank);
