@@ -107,14 +107,14 @@ inline int64_t reduce_integers(const Reduction& r, const std::vector<int64_t>& v
     return is_or ? std::any_of(values.begin(), values.end(), set)
                  : std::all_of(values.begin(), values.end(), set);
   }
-  uint64_t sum = static_cast<uint64_t>(values[0]);
-  int64_t extreme = values[0];
+  if (r.op == ReduceOp::Min) return *std::min_element(values.begin(), values.end());
+  if (r.op == ReduceOp::Max) return *std::max_element(values.begin(), values.end());
+  uint64_t result = static_cast<uint64_t>(values[0]);  // wraps, as the kernels do
   for (size_t i = 1; i < values.size(); ++i) {
-    sum = reduce_numbers(r.op, sum, static_cast<uint64_t>(values[i]));
-    extreme = reduce_numbers(r.op, extreme, values[i]);
+    result = reduce_numbers(r.op, result, static_cast<uint64_t>(values[i]));
   }
-  if (r.op == ReduceOp::Average) return static_cast<int64_t>(sum) / r.divisor;
-  return r.op == ReduceOp::Min || r.op == ReduceOp::Max ? extreme : static_cast<int64_t>(sum);
+  const auto number = static_cast<int64_t>(result);
+  return r.op == ReduceOp::Average ? number / r.divisor : number;
 }
 
 // The whole result. `inputs[rank]` holds `count` elements.
