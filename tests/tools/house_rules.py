@@ -30,7 +30,8 @@ LAYERS = {
     "tests": {"core", "ops", "torch_bindings", "bench", "tools"},
 }
 MPI_HOMES = re.compile(r"core/transport/mpi_|ops/mpi/|bench/mpi_|bench/\w*mpi|tests/")
-TORCH_HOMES = re.compile(r"torch_bindings/|tests/(torch_bindings|tools/outer)/|bench/|tools/\w*torch")
+TORCH_HOMES = re.compile(r"torch_bindings/|tests/(torch_bindings|tools/outer)/|bench/"
+                         r"|tools/\w*torch")
 ENVIRONMENT = re.compile(r"\b(getenv|secure_getenv|environ)\b")
 ENVIRONMENT_HOMES = re.compile(r"core/base/config\.cc$|tests/")
 TORCH_HEADER = re.compile(r'#include\s*[<"](torch|ATen|c10|caffe2)/')

@@ -1,8 +1,8 @@
 // A program without LibTorch.
+#include <iostream>
+
 #include <horon/core/base/version.h>
 #include <horon/ops/session.h>
-
-#include <iostream>
 
 int main() {
   horon::core::init();

@@ -1,8 +1,9 @@
 // A program with LibTorch.
-#include <ATen/ops/full.h>
-#include <horon/horon.h>
-
 #include <iostream>
+
+#include <ATen/ops/full.h>
+
+#include <horon/horon.h>
 
 int main() {
   horon::init();
