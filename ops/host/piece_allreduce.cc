@@ -32,6 +32,7 @@ class PieceAllreduce::Running final : public core::InFlight {
     use_ = own.uses++;
     own.pieces = end_;
     copied_in_ = copied_out_ = base_;
+    next_own_ = base_ + static_cast<uint64_t>(parent.rank_);
     slot_ = &parent.shared_slot(index);
     contributions_ = parent.contributions(*slot_);
     left_ = parent.left(*slot_);
@@ -93,13 +94,21 @@ class PieceAllreduce::Running final : public core::InFlight {
     parent_.staging_.pop_back();
   }
 
-  // Pieces below `available` are here. Wakes others only if there is more to sum than this rank
-  // will take next, which it does at once.
+  // Pieces below `available` are here. Wakes others if that opens pieces that this rank will not
+  // sum at once.
   void publish(uint64_t available) {
     contributions_[parent_.rank_].available.store(available, std::memory_order_seq_cst);
-    if (open() > slot_->claimed.value.load(std::memory_order_seq_cst) + 1) {
-      parent_.progress_.wake_all();
-    }
+    const uint64_t open_end = open();
+    if (open_end == base_) return;
+    const bool at_front = !staged_ || open_end == available;
+    const bool several = open_end > slot_->claimed.value.load(std::memory_order_seq_cst) + 1;
+    if (several || (at_front && anyone_stages())) parent_.progress_.wake_all();
+  }
+
+  // Of ranks that have posted.
+  bool anyone_stages() const {
+    return std::any_of(contributions_, contributions_ + ranks_,
+                       [](const Contribution& one) { return one.staged != 0; });
   }
 
   // Pieces below this one are available on all ranks.
@@ -113,32 +122,51 @@ class PieceAllreduce::Running final : public core::InFlight {
     return std::max(least, base_);
   }
 
-  bool can_sum() { return slot_->claimed.value.load(std::memory_order_seq_cst) < open(); }
+  bool can_sum() {
+    if (!know_peers()) return false;
+    return (any_staged_ ? next_own_ : slot_->claimed.value.load(std::memory_order_seq_cst)) <
+           open();
+  }
   bool all_summed() const { return slot_->done.value.load(std::memory_order_seq_cst) == end_; }
   bool finished() const { return copied_out_ == (staged_ ? end_ : base_) && all_summed(); }
 
   // The functions below do one piece of work if there is one, and return how many bytes it was.
   int64_t sum() {
-    uint64_t piece = slot_->claimed.value.load(std::memory_order_seq_cst);
-    const uint64_t open_end = open();
-    if (piece >= open_end) return 0;
-    if (inputs_.empty()) find_memory();  // may throw, so before a piece is claimed
-    while (!slot_->claimed.value.compare_exchange_weak(piece, piece + 1)) {
-      if (piece >= open_end) return 0;
-    }
+    if (!know_peers()) return 0;
+    const uint64_t piece = any_staged_ ? take_own() : claim();
+    if (piece == end_) return 0;
     const int64_t bytes = bytes_of(piece);
-    std::vector<const std::byte*>& from = piece_inputs_;
-    std::vector<std::byte*>& to = piece_outputs_;
     for (size_t rank = 0; rank < inputs_.size(); ++rank) {
-      const int64_t offset = peer_staged_[rank] ? staging_offset(piece) : user_offset(piece);
-      from[rank] = inputs_[rank] + offset;
-      to[rank] = outputs_[rank] + offset;
+      const int64_t offset = reads_ring_[rank] ? staging_offset(piece) : user_offset(piece);
+      piece_inputs_[rank] = inputs_[rank] + offset;
+      piece_outputs_[rank] = outputs_[rank] + offset;
     }
     const Reduction reduction = {batch_.dtype, batch_.reduce_op, batch_.prescale, batch_.postscale,
                                  batch_.divisor};
-    reduce_many(reduction, from, to, bytes / static_cast<int64_t>(size_of(batch_.dtype)));
+    reduce_many(reduction, piece_inputs_, piece_outputs_,
+                bytes / static_cast<int64_t>(size_of(batch_.dtype)));
     note_summed(piece);
     return bytes * ranks_;
+  }
+
+  // An open piece that is now this rank's to sum; end_ if there is none.
+  uint64_t claim() {
+    const uint64_t open_end = open();
+    uint64_t piece = slot_->claimed.value.load(std::memory_order_seq_cst);
+    while (piece < open_end) {
+      if (slot_->claimed.value.compare_exchange_weak(piece, piece + 1)) return piece;
+    }
+    return end_;
+  }
+
+  uint64_t take_own() {
+    if (next_own_ >= open()) return end_;
+    slot_->claimed.value.fetch_add(1, std::memory_order_seq_cst);  // as the next user expects it
+    return std::exchange(next_own_, next_own_ + static_cast<uint64_t>(ranks_));
+  }
+
+  bool is_own(uint64_t piece) const {
+    return (piece - base_) % static_cast<uint64_t>(ranks_) == static_cast<uint64_t>(parent_.rank_);
   }
 
   void note_summed(uint64_t piece) {
@@ -150,51 +178,66 @@ class PieceAllreduce::Running final : public core::InFlight {
       parent_.progress_.wake_all();
     } else if (any_staged_) {
       parent_.progress_.wake_if(
-          [this](int rank) { return peer_staged_[static_cast<size_t>(rank)]; });
+          [this](int rank) { return reads_ring_[static_cast<size_t>(rank)]; });
     }
   }
 
-  // Where all ranks' memory is in this process. All ranks have posted.
-  void find_memory() {
+  // Whether all ranks have posted; then finds their memory in this process. May throw, so it comes
+  // before a piece is taken.
+  bool know_peers() {
+    if (!inputs_.empty()) return true;
+    if (open() == base_) return false;
     std::vector<std::byte*> inputs;
     for (int rank = 0; rank < ranks_; ++rank) {
       const Contribution& theirs = contributions_[rank];
-      std::byte* input = parent_.group_.map(rank, theirs.input);
-      const bool in_place = theirs.staged != 0 || is_same(theirs.input, theirs.output);
-      inputs.push_back(input);
-      outputs_.push_back(in_place ? input : parent_.group_.map(rank, theirs.output));
-      peer_staged_.push_back(theirs.staged != 0);
       any_staged_ = any_staged_ || theirs.staged != 0;
+      reads_ring_.push_back(theirs.staged != 0 && rank != parent_.rank_);
+      if (rank == parent_.rank_) {
+        inputs.push_back(const_cast<std::byte*>(batch_.input));
+        outputs_.push_back(batch_.output);
+        continue;
+      }
+      std::byte* input = parent_.group_.map(rank, theirs.input);
+      inputs.push_back(input);
+      const bool in_place = is_same(theirs.input, theirs.output);
+      outputs_.push_back(in_place ? input : parent_.group_.map(rank, theirs.output));
     }
     piece_inputs_.resize(inputs.size());
     piece_outputs_.resize(inputs.size());
     inputs_ = std::move(inputs);
+    return true;
   }
 
   static bool is_same(const core::SharedAddress& a, const core::SharedAddress& b) {
     return a.segment == b.segment && a.generation == b.generation && a.offset == b.offset;
   }
 
+  // Pieces that this rank sums itself need no copy: it has its own memory at hand.
   int64_t copy_in() {
     if (!staged_ || copied_in_ == end_ || copied_in_ == copied_out_ + kStaged) return 0;
-    const int64_t bytes = bytes_of(copied_in_);
-    std::memcpy(staging_.get() + staging_offset(copied_in_), batch_.input + user_offset(copied_in_),
-                static_cast<size_t>(bytes));
+    const int64_t bytes = is_own(copied_in_) ? 1 : bytes_of(copied_in_);
+    if (!is_own(copied_in_)) {
+      std::memcpy(staging_.get() + staging_offset(copied_in_),
+                  batch_.input + user_offset(copied_in_), static_cast<size_t>(bytes));
+    }
     publish(++copied_in_);
     return bytes;
   }
 
   bool can_copy_out() const {
-    return staged_ && copied_out_ < copied_in_ &&
-           slot_->piece_done[copied_out_ % kStaged].value.load(std::memory_order_seq_cst) ==
-               copied_out_ + 1;
+    if (!staged_ || copied_out_ == copied_in_) return false;
+    if (is_own(copied_out_)) return copied_out_ < next_own_;
+    return slot_->piece_done[copied_out_ % kStaged].value.load(std::memory_order_seq_cst) ==
+           copied_out_ + 1;
   }
 
   int64_t copy_out() {
     if (!can_copy_out()) return 0;
-    const int64_t bytes = bytes_of(copied_out_);
-    std::memcpy(batch_.output + user_offset(copied_out_),
-                staging_.get() + staging_offset(copied_out_), static_cast<size_t>(bytes));
+    const int64_t bytes = is_own(copied_out_) ? 1 : bytes_of(copied_out_);
+    if (!is_own(copied_out_)) {
+      std::memcpy(batch_.output + user_offset(copied_out_),
+                  staging_.get() + staging_offset(copied_out_), static_cast<size_t>(bytes));
+    }
     ++copied_out_;
     return bytes;
   }
@@ -232,11 +275,12 @@ class PieceAllreduce::Running final : public core::InFlight {
   bool all_open_ = false;
   uint64_t copied_in_ = 0;  // the next piece
   uint64_t copied_out_ = 0;
+  uint64_t next_own_ = 0;
   std::shared_ptr<std::byte> staging_;
   // [rank], in this process; empty until all ranks have posted
   std::vector<std::byte*> inputs_;
   std::vector<std::byte*> outputs_;
-  std::vector<bool> peer_staged_;
+  std::vector<bool> reads_ring_;  // this rank finds the pieces of that rank in a ring
   bool any_staged_ = false;
   std::vector<const std::byte*> piece_inputs_;
   std::vector<std::byte*> piece_outputs_;

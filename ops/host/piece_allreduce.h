@@ -9,7 +9,9 @@
 //
 // Memory that the peers can't reach is staged: its owner copies a piece into shareable memory,
 // where it is summed like any other, and copies the sum out; several pieces are under way at a
-// time. Each rank stages or not as its own memory demands.
+// time. Each rank stages or not as its own memory demands. As soon as one does, the pieces are
+// dealt out in turn instead of claimed: a rank sums its pieces from its own memory to its own
+// memory and stages only those that others sum.
 //
 // All words in shared memory only grow, over all allreduces that use a slot, so nothing is ever
 // reset.
@@ -40,7 +42,7 @@ class PieceAllreduce {
  private:
   class Running;
   static constexpr uint64_t kSlots = 8;   // allreduces in flight
-  static constexpr uint64_t kStaged = 4;  // pieces of one rank in staging memory
+  static constexpr uint64_t kStaged = 8;  // pieces of one rank in staging memory
 
   struct alignas(64) Word {
     std::atomic<uint64_t> value;

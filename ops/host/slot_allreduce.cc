@@ -73,7 +73,7 @@ class SlotAllreduce::Running final : public core::InFlight {
   }
 
   void reduce() {
-    std::vector<const std::byte*> inputs(static_cast<size_t>(parent_.ranks_));
+    std::vector<const std::byte*>& inputs = parent_.inputs_;
     for (int rank = 0; rank < parent_.ranks_; ++rank) {
       const auto r = static_cast<size_t>(rank);
       inputs[r] = parent_.payload(number_, rank, bytes_);
@@ -107,7 +107,8 @@ SlotAllreduce::SlotAllreduce(core::LocalGroup& group, std::byte* area)
       ranks_(group.local_size()),
       arrival_(group, area),
       reuse_(group, area + Waiters::area_bytes(ranks_)),
-      known_through_(static_cast<size_t>(ranks_)) {
+      known_through_(static_cast<size_t>(ranks_)),
+      inputs_(static_cast<size_t>(ranks_)) {
   std::byte* place = area + 2 * Waiters::area_bytes(ranks_);
   headers_ = reinterpret_cast<Header*>(place);
   place += kSets * static_cast<size_t>(ranks_) * sizeof(Header);

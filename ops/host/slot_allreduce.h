@@ -57,8 +57,9 @@ class SlotAllreduce {
   std::byte* payloads_;
   uint64_t next_ = 0;
   uint64_t own_through_ = 0;
-  bool finished_[kSets] = {};            // finished here, but an earlier one is not
-  std::vector<uint64_t> known_through_;  // [rank]
+  bool finished_[kSets] = {};             // finished here, but an earlier one is not
+  std::vector<uint64_t> known_through_;   // [rank]
+  std::vector<const std::byte*> inputs_;  // [rank], of one reduction
 };
 
 }  // namespace horon::ops
