@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Runs a benchmark on small sizes and looks at what it reports; times are only asked to be times.
+
+usage: bench_smoke.py KIND MPIRUN_TEST RANKS PROGRAM [ARGUMENT...]
+KIND: table, idle, training (what the JSON must hold) or refused (wrong arguments must fail)
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+
+def run(command):
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+
+def expect(condition, text):
+    if not condition:
+        sys.exit(f"bench_smoke: {text}")
+
+
+def report_of(command):
+    """The JSON that a successful run has written."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "result.json"
+        done = run(command + ["--json", str(path)])
+        expect(done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        names = [entry.name for entry in pathlib.Path(folder).iterdir()]
+        expect(names == ["result.json"], f"left files behind: {names}")
+        return json.loads(path.read_text(encoding="utf-8")), done.stdout
+
+
+def check_placement(place, has_peer):
+    expect(place["nwrong"] == 0, f"wrong values: {place}")
+    expect(0 < place["time_min"] <= place["time"] <= place["time_p99"], f"no times: {place}")
+    expect(place["alg_bw"] > 0 and place["bus_bw"] >= 0, f"no bandwidth: {place}")
+    if has_peer:
+        expect(place["peer"]["time"] >= 0 and place["ratio"] > 0, f"no peer: {place}")
+
+
+def check_table(command, ranks):
+    report, output = report_of(command)
+    config = report["config"]
+    expect(config["ranks"] == ranks, f"not {ranks} ranks: {config}")
+    expect(config["check"] and report["wrong"] == 0, "results were not right")
+    expect(len(report["results"]) > 1, "there should be several sizes")
+    expect(any("chosen" in line for line in report["op_chosen"]), "no op was chosen")
+    sizes = [row["size"] for row in report["results"]]
+    expect(sizes == sorted(sizes) and sizes[0] > 0, f"sizes: {sizes}")
+    for row in report["results"]:
+        check_placement(row["out_of_place"], config["peer"] == "mpi")
+        in_place = row["in_place"]
+        expect((in_place is None) == (config["collective"] == "allgather"), "in place, or not")
+        if in_place is not None:
+            check_placement(in_place, config["peer"] == "mpi")
+    table = [line for line in output.splitlines() if line and not line.startswith("#")]
+    expect(len(table) == len(sizes), f"the table should have {len(sizes)} rows:\n{output}")
+    expect("# Out of bounds values : 0 OK" in output, output)
+
+
+def check_idle(command, ranks):
+    report, _ = report_of(command)
+    expect(len(report["percent_of_a_core"]) == ranks, f"not {ranks} ranks: {report}")
+    expect(0 <= report["worst"] <= 100 * ranks, f"no share of a core: {report}")
+
+
+def check_training(command, ranks):
+    report, _ = report_of(command)
+    expect(report["ranks"] == ranks, f"not {ranks} ranks: {report}")
+    tensors = {model["model"]: model["tensors"] for model in report["models"]}
+    expect(tensors == {"deep": 402, "cnn": 8}, f"models: {tensors}")
+    for model in report["models"]:
+        expect(model["ranks_agree"], f"parameters differ between ranks: {model}")
+        expect(len(model["ratios"]) == report["blocks"], f"a ratio for each block: {model}")
+        expect(model["ratio"] > 0 and model["alone_ms"] > 0 and model["with_ms"] > 0, f"{model}")
+
+
+def check_refused(command, _):
+    wrong = {
+        "--no-such-option": "no-such-option",
+        "-d float31": "float31",
+        "-b 0": "--min-bytes",
+        "-b 1K -e 8": "--max-bytes",
+        "-d bool -o avg": "average",
+        "-d bfloat16 --peer mpi": "bfloat16",
+        "--collective broadcast -r 7": "rank 7",
+        "-e 8 --json /no/such/folder/x.json": "/no/such/folder",
+    }
+    for arguments, expected in wrong.items():
+        done = run(command + arguments.split())
+        expect(done.returncode != 0, f"{arguments} should fail:\n{done.stdout}")
+        said = (done.stdout + done.stderr).lower()
+        expect(expected in said, f"{arguments} should say {expected}:\n{said}")
+
+
+def main():
+    kind, *command = sys.argv[1:]
+    checks = {"table": check_table, "idle": check_idle, "training": check_training,
+              "refused": check_refused}
+    checks[kind](command, int(command[1]))
+
+
+if __name__ == "__main__":
+    main()

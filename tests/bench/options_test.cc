@@ -1,0 +1,61 @@
+#include "horon/bench/options.h"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace horon::bench {
+namespace {
+
+ParsedOptions parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "horon-bench");
+  return parse_options(static_cast<int>(arguments.size()), arguments.data());
+}
+
+TEST(BenchOptions, SizesAreThoseOfNcclTests) {
+  const Options options = parse({"-b", "8", "-e", "1K", "-f", "4"}).options;
+  EXPECT_EQ(options.sizes(), (std::vector<int64_t>{8, 32, 128, 512}));
+  EXPECT_EQ(parse({"-b", "2M", "-e", "2M"}).options.sizes(), (std::vector<int64_t>{2 << 20}));
+}
+
+TEST(BenchOptions, TheLargestSizesDoNotOverflow) {
+  const Options options = parse({"-b", "1", "-e", "9223372036854775807", "-f", "1048576"}).options;
+  EXPECT_EQ(options.sizes(),
+            (std::vector<int64_t>{1, 1 << 20, int64_t{1} << 40, int64_t{1} << 60}));
+}
+
+TEST(BenchOptions, ShortAndLongNames) {
+  EXPECT_EQ(parse({"-o", "avg"}).options.op, ReduceOp::Average);
+  EXPECT_EQ(parse({"--op", "average"}).options.op, ReduceOp::Average);
+  EXPECT_EQ(parse({"-d", "half"}).options.dtype, DataType::Float16);
+  EXPECT_EQ(parse({"--dtype", "bfloat16"}).options.dtype, DataType::BFloat16);
+  EXPECT_EQ(parse({"--collective", "allgather"}).options.collective, CollectiveKind::Allgather);
+  EXPECT_FALSE(parse({"--memory", "private"}).options.registered);
+  EXPECT_FALSE(parse({"-c", "0"}).options.check);
+  EXPECT_TRUE(parse({"--peer", "mpi"}).options.peer);
+}
+
+TEST(BenchOptions, HelpIsNoFailure) {
+  const ParsedOptions parsed = parse({"--help"});
+  EXPECT_EQ(parsed.exit_code, 0);
+  EXPECT_NE(parsed.exit_text.find("--min-bytes"), std::string::npos);
+}
+
+TEST(BenchOptions, WrongArgumentsAreNamed) {
+  const auto complaint = [](const std::vector<const char*>& arguments) {
+    const ParsedOptions parsed = parse(arguments);
+    EXPECT_NE(parsed.exit_code, 0);
+    return parsed.exit_text;
+  };
+  EXPECT_NE(complaint({"-o", "xor"}).find("\"xor\""), std::string::npos);
+  EXPECT_NE(complaint({"-b", "0"}).find("--min-bytes"), std::string::npos);
+  EXPECT_NE(complaint({"-b", "many"}).find("many"), std::string::npos);
+  EXPECT_NE(complaint({"-b", "1K", "-e", "8"}).find("--max-bytes"), std::string::npos);
+  EXPECT_NE(complaint({"-f", "1"}).find("--step-factor"), std::string::npos);
+  EXPECT_NE(complaint({"-d", "bool", "-o", "avg"}).find("average"), std::string::npos);
+  EXPECT_NE(complaint({"--ratio-max", "3"}).find("--peer"), std::string::npos);
+  EXPECT_NE(complaint({"--collective", "barrier"}).find("barrier"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace horon::bench

@@ -1,0 +1,55 @@
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+if(NOT TARGET horon-bench)
+  return()
+endif()
+
+horon_test(bench_parts_test
+           FILES bench/options_test.cc bench/statistics_test.cc bench/test_data_test.cc
+           LIBS horon_bench_parts)
+
+set(horon_bench_smoke ${CMAKE_CURRENT_LIST_DIR}/bench_smoke.py)
+set(horon_mpirun ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test)
+
+# horon_bench_test(NAME RANKS KIND PROGRAM ARGS...): small sizes; no times are asserted.
+function(horon_bench_test name ranks kind program)
+  add_test(NAME ${name}.np${ranks}
+           COMMAND Python3::Interpreter ${horon_bench_smoke} ${kind}
+                   ${horon_mpirun} ${ranks} ${program} ${ARGN})
+  set_tests_properties(${name}.np${ranks} PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun)
+endfunction()
+
+set(horon_bench $<TARGET_FILE:horon-bench>)
+foreach(ranks 1 2 3)
+  horon_bench_test(bench_allreduce ${ranks} table ${horon_bench}
+                   -b 1 -e 300K -f 64 -n 3 -w 1 --peer mpi --stats)
+endforeach()
+horon_bench_test(bench_private_memory 2 table ${horon_bench}
+                 -b 5 -e 100K -f 16 -n 2 -w 1 --memory private -d bfloat16 -o avg)
+horon_bench_test(bench_broadcast 3 table ${horon_bench} --collective broadcast -r 2
+                 -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d int64)
+horon_bench_test(bench_allgather 3 table ${horon_bench} --collective allgather
+                 -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d bool)
+horon_bench_test(bench_idle 2 idle ${horon_bench} --idle 0.3)
+horon_bench_test(bench_wrong_use 2 refused ${horon_bench})
+if(TARGET training_step_bench)
+  horon_bench_test(bench_training_step 2 training $<TARGET_FILE:training_step_bench>
+                   --models deep,cnn --blocks 2 --steps 2 --warmup-steps 1)
+endif()
+if(TARGET horon-microbench)
+  add_test(NAME microbench_smoke
+           COMMAND horon-microbench --benchmark_min_time=0.001
+                   "--benchmark_filter=/(2|8|1|4096)(/real_time)?$")
+  set_tests_properties(microbench_smoke PROPERTIES TIMEOUT 120 PROCESSORS 2)
+endif()
+
+# Speed, in proportion to MPI on the same machine in the same run, with a wide margin. Sanitizers
+# slow only one side down.
+if(NOT HORON_SANITIZE)
+  add_test(NAME bench_cached_allreduce
+           COMMAND ${horon_mpirun} 2 ${horon_bench} -b 4 -e 64K -f 8 -n 50 -w 20 --peer mpi
+                   --ratio-max 100)
+  add_test(NAME bench_rest
+           COMMAND ${horon_mpirun} 2 ${horon_bench} --idle 3 --idle-percent-max 1)
+  set_tests_properties(bench_cached_allreduce bench_rest
+                       PROPERTIES TIMEOUT 120 RUN_SERIAL ON LABELS "mpirun;performance")
+endif()
