@@ -192,10 +192,15 @@ void Controller::tick_coordinator() {
   if (options_.stall_warn_after <= 0 || now_ - last_stall_report_ < options_.stall_warn_after) {
     return;
   }
-  const std::string report = coordinator_->stall_report(now_, options_.stall_warn_after);
+  std::string report = coordinator_->stall_report(now_, options_.stall_warn_after);
+  if (!report.empty()) {
+    effects_.warnings.push_back(concat("stalled: ", report));
+  } else {
+    // A rank that leaves early is no fault, but shutdown() may want to say whom it waited for.
+    report = coordinator_->away_report(now_, options_.stall_warn_after);
+  }
   if (report.empty()) return;
   last_stall_report_ = now_;
-  effects_.warnings.push_back(concat("stalled: ", report));
   stall_text_ = report;
   spread(Stall{report});
 }

@@ -35,11 +35,11 @@ void Coordinator::take(int from, const Item& item, Nanos now) {
                  [&](const Refused& refused) { take_refused(from, refused, now); },
                  [&](const Join&) {
                    if (joined_[member]) broken(from, "it joined twice");
-                   leave(member, joined_);
+                   leave(member, joined_, now);
                    last_joined_ = from;
                  },
                  [&](const Shutdown&) {
-                   leave(member, shut_);
+                   leave(member, shut_, now);
                    ++shut_count_;
                  },
                  [&](const auto&) { broken(from, "a record came up from a member"); },
@@ -48,11 +48,11 @@ void Coordinator::take(int from, const Item& item, Nanos now) {
 }
 
 // From now on nobody waits for this member's word.
-void Coordinator::leave(size_t member, std::vector<bool>& way) {
+void Coordinator::leave(size_t member, std::vector<bool>& way, Nanos now) {
   const bool was_away = away(member);
   way[member] = true;
   if (was_away) return;
-  ++away_count_;
+  if (away_count_++ == 0) away_since_ = now;
   for (Entry& entry : entries_) {
     if (entry.words[member].kind == Word::Kind::None) one_less(entry);
   }
@@ -311,6 +311,16 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
   }
   if (stalled > shown_max) out << "; and " << stalled - shown_max << " more tensors";
   return out.str();
+}
+
+std::string Coordinator::away_report(Nanos now, Nanos age) const {
+  if (away_count_ == 0 || away_count_ == options_.size || now - away_since_ < age) return {};
+  std::vector<int> gone;
+  std::vector<int> here;
+  for (int member = 0; member < options_.size; ++member) {
+    (away(static_cast<size_t>(member)) ? gone : here).push_back(member);
+  }
+  return concat(ranks_text(gone), " called shutdown() or join(); not yet: ", ranks_text(here));
 }
 
 }  // namespace horon::core

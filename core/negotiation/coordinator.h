@@ -46,6 +46,9 @@ class Coordinator {
   // What people should know about entries that have been open for `age`; empty if there is none.
   std::string stall_report(Nanos now, Nanos age) const;
 
+  // Who has called shutdown() or join() and who has not, if some have for `age` and some have not.
+  std::string away_report(Nanos now, Nanos age) const;
+
   bool at_rest() const { return entries_.empty() && in_flight_ == 0 && planner_.empty(); }
   int batches_in_flight() const { return in_flight_; }
 
@@ -79,7 +82,7 @@ class Coordinator {
   Word& word_of(Entry& entry, int from);
   void one_less(Entry& entry);
   bool away(size_t member) const { return joined_[member] || shut_[member]; }
-  void leave(size_t member, std::vector<bool>& way);
+  void leave(size_t member, std::vector<bool>& way, Nanos now);
   void close(Entry& entry, std::vector<Item>& log);
   std::optional<Fail> verdict(const Entry& entry) const;
   ClosedEntry closed(const Entry& entry) const;
@@ -97,6 +100,7 @@ class Coordinator {
   std::vector<bool> shut_;
   int away_count_ = 0;  // joined or shut down or both
   int shut_count_ = 0;
+  Nanos away_since_ = 0;  // the first of them
   int last_joined_ = -1;  // in this round of joins; -1: nobody has joined
   bool ended_ = false;
   int in_flight_ = 0;

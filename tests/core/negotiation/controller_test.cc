@@ -1,0 +1,193 @@
+// What the simulation does not show: messages that no controller sends, and how much is said while
+// nothing happens.
+#include "horon/core/negotiation/controller.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/base/text.h"
+#include "horon/core/negotiation/wire_format.h"
+
+namespace horon::core {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr Nanos kMillisecond = 1'000'000;
+constexpr Nanos kSecond = 1'000'000'000;
+
+using Owned = std::unique_ptr<Controller>;
+
+Owned make(int rank, int size) {
+  Controller::Options options;
+  options.rank = rank;
+  options.size = size;
+  return std::make_unique<Controller>(options);
+}
+
+SpecPtr tensor(const std::string& name, int64_t extent = 4) {
+  EntrySpec spec;
+  spec.parts = {{name, {extent}}};
+  return std::make_shared<const EntrySpec>(spec);
+}
+
+std::vector<std::byte> message(const Item& item) {
+  Envelope envelope;
+  envelope.items.push_back(item);
+  return encode(envelope);
+}
+
+// How the controller ends when this item comes from that rank.
+std::string end_after(Owned controller, int from, const Item& item) {
+  controller->receive(from, message(item));
+  const Effects effects = controller->take_effects();
+  return effects.fatal ? effects.fatal->what() : "";
+}
+
+PlannedEntry planned(const std::string& name) {
+  PlannedEntry entry;
+  entry.name = name;
+  entry.spec = tensor(name);
+  return entry;
+}
+
+Plan plan_of(PlannedEntry entry, std::vector<int> joined = {}) {
+  Plan plan;
+  plan.batches.push_back({{std::move(entry)}, std::move(joined)});
+  return plan;
+}
+
+Owned with_x(int rank, int size) {
+  Owned controller = make(rank, size);
+  controller->submit({1, "x", tensor("x"), {}});
+  controller->take_effects();
+  return controller;
+}
+
+TEST(Controller, OnlyTheCoordinatorSendsRecords) {
+  EXPECT_THAT(end_after(make(1, 3), 2, Bye{}), HasSubstr("a rank that does not decide"));
+  EXPECT_THAT(end_after(make(0, 3), 2, Unused{"x"}), HasSubstr("a rank that does not decide"));
+}
+
+TEST(Controller, OnlyTheCoordinatorTakesSubmissions) {
+  const std::string text = end_after(make(1, 3), 2, Join{});
+  EXPECT_THAT(text, HasSubstr("message from rank 2"));
+  EXPECT_THAT(text, HasSubstr("a submission reached a rank that does not decide"));
+}
+
+TEST(Controller, AnotherSetIsRefused) {
+  Owned controller = make(1, 2);
+  Envelope envelope;
+  envelope.set = 3;
+  controller->receive(0, encode(envelope));
+  const Effects effects = controller->take_effects();
+  ASSERT_TRUE(effects.fatal.has_value());
+  EXPECT_THAT(effects.fatal->what(), HasSubstr("a process set or an epoch that is not here"));
+}
+
+TEST(Controller, MembersThatBreakTheProtocolEndTheJob) {
+  Owned controller = make(0, 3);
+  Ready ready;
+  ready.name = "x";
+  ready.spec = tensor("x");
+  controller->receive(1, message(ready));
+  EXPECT_FALSE(controller->take_effects().fatal.has_value());
+  controller->receive(1, message(ready));
+  const Effects effects = controller->take_effects();
+  ASSERT_TRUE(effects.fatal.has_value());
+  EXPECT_THAT(effects.fatal->what(), HasSubstr("it said \"x\" twice"));
+  EXPECT_EQ(effects.messages.size(), 2U) << "everybody is told";
+  ready.id = 7;
+  ready.spec = nullptr;
+  ready.name.clear();
+  EXPECT_THAT(end_after(make(0, 3), 1, ready), HasSubstr("an id that was never given"));
+}
+
+TEST(Controller, PlansThatCantBeAreNotStarted) {
+  EXPECT_EQ(end_after(with_x(1, 3), 0, plan_of(planned("x"))), "");
+  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(planned("y"))), HasSubstr("not unserved here"));
+  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(planned("x"), {0, 0})), HasSubstr("can't be"));
+  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(planned("x"), {3})), HasSubstr("can't be"));
+  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(planned("y"), {0, 1, 2})), HasSubstr("can't be"));
+  PlannedEntry other = planned("x");
+  other.spec = tensor("x", 5);
+  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(other)), HasSubstr("another spec"));
+  PlannedEntry flags = planned("x");
+  flags.produced = {true, false};
+  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(flags)), HasSubstr("do not fit its tensors"));
+  PlannedEntry rows = planned("x");
+  rows.first_extents = {1, 2, 3};
+  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(rows)), HasSubstr("extents"));
+  PlannedEntry id;
+  id.id = 9;
+  EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(id)), HasSubstr("an id that was never agreed"));
+  Plan empty;
+  empty.batches.resize(1);
+  EXPECT_THAT(end_after(with_x(1, 3), 0, empty), HasSubstr("an empty batch"));
+}
+
+TEST(Controller, AfterTheEndEverySubmissionGetsTheSameError) {
+  Owned controller = with_x(1, 2);
+  controller->fail(Error(ErrorCode::OperationFailed, "boom"));
+  Effects effects = controller->take_effects();
+  ASSERT_EQ(effects.finished.size(), 1U);
+  controller->submit({2, "y", tensor("y"), {}});
+  controller->join(3);
+  controller->fail(Error(ErrorCode::Internal, "something else"));
+  effects = controller->take_effects();
+  ASSERT_EQ(effects.finished.size(), 2U);
+  for (const Finished& finished : effects.finished) {
+    EXPECT_STREQ(finished.error->what(), "boom");
+    EXPECT_EQ(finished.error->code(), ErrorCode::OperationFailed);
+  }
+  EXPECT_FALSE(effects.fatal.has_value()) << "told once";
+}
+
+TEST(Controller, NamesAreUncachedAboveTheLimit) {
+  Owned controller = make(0, 1);
+  for (EntryId i = 0; i < kIdsMax + 10; ++i) {
+    const std::string name = concat("t", i);
+    controller->submit({i, name, tensor(name), {}});
+    const Effects effects = controller->take_effects();
+    ASSERT_EQ(effects.starts.size(), 1U);
+    ASSERT_EQ(effects.starts.front().entries.front().name, name);
+    controller->batch_finished();
+  }
+  controller->submit({1, "t65540", tensor("t65540"), {}});
+  EXPECT_EQ(controller->take_effects().starts.size(), 1U);
+}
+
+// Runs a job whose last rank submits nothing, with a look every millisecond, and counts messages.
+std::map<std::pair<int, int>, int> idle_messages(int size, Nanos time) {
+  std::vector<Owned> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(make(rank, size));
+  std::map<std::pair<int, int>, int> count;
+  for (int rank = 0; rank + 1 < size; ++rank) ranks[rank]->submit({1, "x", tensor("x"), {}});
+  for (Nanos now = 0; now < time; now += kMillisecond) {
+    for (int from = 0; from < size; ++from) {
+      ranks[from]->tick(now);
+      for (const Outgoing& message : ranks[from]->take_effects().messages) {
+        ++count[{from, message.to}];
+        ranks[message.to]->receive(from, message.bytes);
+      }
+    }
+  }
+  return count;
+}
+
+// Questions and answers: at most about one of each per second and pair.
+TEST(Controller, WaitingRanksAskRarely) {
+  for (const auto& [pair, messages] : idle_messages(10, 9 * kSecond)) {
+    EXPECT_LE(messages, 2 * 9 + 1) << pair.first << " -> " << pair.second;
+    EXPECT_TRUE(pair.first == 0 || pair.second == 0);
+  }
+}
+
+}  // namespace
+}  // namespace horon::core
