@@ -146,6 +146,11 @@ void GradientBucket::submit(std::vector<bool> absent) {
   handle = core::runtime().submit(std::move(submission));
 }
 
+void GradientBucket::refuse(const std::string& text) {
+  refused = true;
+  core::runtime().refuse(name_, text);
+}
+
 std::string describe_plan(const std::deque<GradientBucket>& buckets,
                           std::span<const GradientLayout> layouts, ReduceOp op) {
   uint64_t hash = mix(0xcbf29ce484222325u, to_string(op));

@@ -64,8 +64,12 @@ class GradientBucket {
   const std::vector<size_t>& slots() const { return slots_; }
   int64_t elements() const { return elements_; }
 
+  // All ranks get an Error with this text for the bucket, in this step.
+  void refuse(const std::string& text);
+
   // Of this step; null until submitted.
   std::shared_ptr<core::HandleState> handle;
+  bool refused = false;
   // Expected parts that have not come yet.
   int64_t pending = 0;
 

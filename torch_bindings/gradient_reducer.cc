@@ -15,6 +15,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/ops/session.h"
+#include "horon/torch_bindings/failures.h"
 #include "horon/torch_bindings/gradient_bucket.h"
 #include "horon/torch_bindings/gradient_hooks.h"
 #include "horon/torch_bindings/gradient_slot.h"
@@ -26,25 +27,6 @@ namespace {
 
 using namespace torch_detail;
 using Clock = core::Timeline::Clock;
-
-// Runs all of several steps, and throws the first error at the end.
-class Failures {
- public:
-  template <class Action>
-  bool run(const Action& action) {
-    try {
-      action();
-      return true;
-    } catch (const Error& error) {
-      if (!first_) first_ = error;
-    }
-    return false;
-  }
-  const std::optional<Error>& first() const { return first_; }
-
- private:
-  std::optional<Error> first_;
-};
 
 int64_t bytes_or(const std::optional<int64_t>& wish, int64_t knob, std::string_view what) {
   if (wish && *wish <= 0) {
@@ -96,8 +78,9 @@ class GradientReducer::Impl final : public GradientListener {
   void begin_step(GradientBucket& bucket);
   void mark_arrival(GradientSlot& slot, GradientSlot::Arrival arrival);
   void submit(GradientBucket& bucket);
-  void submit_rest();
+  void submit_rest(Failures& failures);
   void run_step(Failures& failures);
+  void check_undisputed(size_t slot) const;
   void settle(Failures& failures);
   void end_step(Clock::time_point begin);
 
@@ -185,6 +168,7 @@ void GradientReducer::Impl::rebuild_if_changed() {
 
 void GradientReducer::Impl::begin_step(GradientBucket& bucket) {
   bucket.handle.reset();
+  bucket.refused = false;
   bucket.pending = 0;
   for (const size_t slot : bucket.slots()) bucket.pending += slots_[slot].expected ? 1 : 0;
 }
@@ -234,17 +218,22 @@ void GradientReducer::Impl::mark_arrival(GradientSlot& slot, GradientSlot::Arriv
 void GradientReducer::Impl::submit(GradientBucket& bucket) {
   std::vector<bool> absent(bucket.slots().size());
   bool any_absent = false;
-  for (size_t i = 0; i < absent.size(); ++i) {
-    absent[i] = !slots_[bucket.slots()[i]].prepare_submission();
-    any_absent = any_absent || absent[i];
+  try {
+    for (size_t i = 0; i < absent.size(); ++i) {
+      absent[i] = !slots_[bucket.slots()[i]].prepare_submission();
+      any_absent = any_absent || absent[i];
+    }
+  } catch (const Error& error) {
+    bucket.refuse(error.what());
+    throw;
   }
   if (!any_absent) absent.clear();
   bucket.submit(std::move(absent));
 }
 
-void GradientReducer::Impl::submit_rest() {
+void GradientReducer::Impl::submit_rest(Failures& failures) {
   for (GradientBucket& bucket : buckets_) {
-    if (bucket.handle == nullptr) submit(bucket);
+    if (bucket.handle == nullptr && !bucket.refused) failures.run([&] { submit(bucket); });
   }
 }
 
@@ -261,7 +250,7 @@ void GradientReducer::Impl::synchronize() {
 
 void GradientReducer::Impl::run_step(Failures& failures) {
   for (GradientSlot& slot : slots_) failures.run([&] { slot.inspect(); });
-  failures.run([&] { submit_rest(); });
+  submit_rest(failures);
   // Before anything is waited for: the answer comes with the last bucket.
   if (failures.run([&] { late_->announce(slots_); })) {
     Failures agreement;
@@ -280,6 +269,14 @@ void GradientReducer::Impl::run_step(Failures& failures) {
   settle(failures);
 }
 
+void GradientReducer::Impl::check_undisputed(size_t slot) const {
+  if (!late_->disputed(slot)) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("gradient of \"", slots_[slot].name(), "\": one rank has dropped it ",
+                           "(zero_grad()) while it was being reduced, and another has not, or had ",
+                           "not begun; call synchronize() before zero_grad()"));
+}
+
 void GradientReducer::Impl::settle(Failures& failures) {
   for (GradientBucket& bucket : buckets_) {
     GradientSlot::Result result;
@@ -290,11 +287,13 @@ void GradientReducer::Impl::settle(Failures& failures) {
       }
       outcome = &finish(bucket.handle);
     });
+    const bool bucket_failed = result.failed;
     for (size_t i = 0; i < bucket.slots().size(); ++i) {
       const size_t slot = bucket.slots()[i];
+      result.failed = bucket_failed || !failures.run([&] { check_undisputed(slot); });
       result.discarded = late_->discarded(slot);
       result.late = late_->reduced(slot);
-      if (!result.failed) {
+      if (!bucket_failed) {
         result.unused = outcome->unused;
         result.produced = !outcome->unused && (outcome->produced.empty() || outcome->produced[i]);
       }

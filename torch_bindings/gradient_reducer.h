@@ -15,7 +15,8 @@
 //    saving: torch::save of a .grad writes the whole bucket.
 //
 // Everything that a plain program does with gradients works: zero_grad() of optimizer and module,
-// in both forms (zero_grad(false) not between backward() and synchronize()); several backward()
+// in both forms (between backward() and synchronize() only on all ranks alike, and there not the
+// module's zero_grad(false)); several backward()
 // calls before synchronize(), which add up; recomputation; retain_graph and create_graph; gradients
 // that a program sets itself; sparse gradients (made dense); parameters without a gradient on some
 // ranks (zeros there) or on all (their .grad stays undefined, so that no optimizer moves them). If

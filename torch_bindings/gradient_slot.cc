@@ -96,8 +96,14 @@ void GradientSlot::move_to(const GradientBucket& bucket, size_t part) {
   grad() = view_;
 }
 
+void GradientSlot::check_shape(const at::Tensor& gradient) const {
+  if (gradient.sizes() == view_.sizes()) return;
+  refuse(core::concat("it has shape ", gradient.sizes(), ", the parameter ", view_.sizes()));
+}
+
 // The gradient goes into the bucket, and .grad becomes the view of it.
 void GradientSlot::pack(at::Tensor& gradient) {
+  check_shape(gradient);
   // The program can bend our own tensor (grad().set_data()); then the bucket needs a new view.
   if (gradient.is_same(view_)) view_ = bucket_->make_view(part_);
   neutral_ = false;
@@ -170,6 +176,7 @@ GradientSlot::Arrival GradientSlot::after_accumulate() {
 }
 
 void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
+  check_shape(gradient);
   const bool has_graph = gradient.requires_grad();
   if (represented_ && (has_graph || !is_linear(op_))) gradient = view_;  // the first one stays
   if (represented_ && !is_linear(op_)) {
@@ -212,7 +219,7 @@ bool GradientSlot::prepare_submission() {
     neutral_ = true;
     older_ = false;
   }
-  represented_ = present || older_;
+  represented_ = in_bucket_ = present || older_;
   state_ = State::Submitted;
   version_ = view_._version();
   return present;
@@ -233,7 +240,9 @@ void GradientSlot::inspect() {
     return;
   } else if (represented_ || current.defined()) {
     if (represented_) forget_bucket_value();
-    if (current.defined()) late_ = copy_like(view_, current);
+    if (!current.defined()) return;
+    check_shape(current);
+    late_ = copy_like(view_, current);
   }
 }
 
@@ -254,7 +263,8 @@ void GradientSlot::settle(const Result& result) {
   } else {
     current = view_;
   }
-  neutral_ = neutral_ && !result.produced && !result.late.defined();
+  // Where the bucket was reduced, other ranks may have added something, if only an older value.
+  neutral_ = neutral_ && result.unused && !result.late.defined();
   end_step();
 }
 
@@ -281,7 +291,7 @@ void GradientSlot::abandon(bool finished) {
 
 void GradientSlot::end_step() {
   state_ = State::Idle;
-  fired_ = older_ = scaled_ = represented_ = parked_ = discarded_ = false;
+  fired_ = older_ = scaled_ = represented_ = in_bucket_ = parked_ = discarded_ = false;
   late_.reset();
   kept_.reset();
 }

@@ -8,7 +8,8 @@
 // late part, which is reduced by itself at the end of the step.
 //
 // The program may drop or replace .grad at any time (zero_grad() by optimizer or module, its own
-// tensor). What the bucket holds of this parameter is then `discarded`, on all ranks.
+// tensor). What the bucket holds of this parameter is then `discarded`. All ranks must have done
+// so: a sum can't be freed of one rank's share.
 #pragma once
 
 #include <atomic>
@@ -56,10 +57,10 @@ class GradientSlot {
   void inspect();
 
   struct Result {
-    bool failed = false;     // the collective ended in an error
+    bool failed = false;     // there is no result
     bool unused = false;     // no rank contributed to the whole bucket: memory is as it was
     bool produced = true;    // some rank contributed
-    bool discarded = false;  // some rank's program dropped what its bucket held
+    bool discarded = false;  // the programs of the ranks dropped what the bucket held
     at::Tensor late;         // the reduced late parts of all ranks, or undefined
   };
   // Makes .grad what a plain program would see, and the slot Idle.
@@ -73,6 +74,8 @@ class GradientSlot {
   const at::Tensor& late() const { return late_; }
   State state() const { return state_; }
   bool discarded() const { return discarded_; }
+  // Submitted: the bucket holds something of this rank, and the program has not dropped it.
+  bool counts_in_bucket() const { return in_bucket_ && !discarded_; }
   bool fired() const { return fired_; }
 
   // The bucket waits for this one before it is submitted. Set by the owner between steps.
@@ -96,6 +99,7 @@ class GradientSlot {
   [[noreturn]] void refuse(const std::string& why) const;
   at::Tensor& grad() const { return parameter_.mutable_grad(); }
   bool holds(const at::Tensor& tensor) const { return bucket_->holds(tensor, part_); }
+  void check_shape(const at::Tensor& gradient) const;
   bool is_kept(const at::Tensor& tensor) const;
   void keep(const at::Tensor& tensor);
   void pack(at::Tensor& gradient);
@@ -119,6 +123,7 @@ class GradientSlot {
   bool older_ = false;        // the view held a value from before this step
   bool scaled_ = false;       // Sum: that value has been divided by the number of ranks
   bool represented_ = false;  // Submitted: .grad stands for what bucket and late part hold
+  bool in_bucket_ = false;    // Submitted: the bucket was given more than the neutral element
   bool parked_ = false;       // Submitted: before_accumulate() has taken the view out of .grad
   bool discarded_ = false;
   bool neutral_ = false;  // the memory holds the neutral element

@@ -14,6 +14,8 @@
 namespace horon::torch_detail {
 namespace {
 
+constexpr size_t kLate = 0, kDiscarded = 1, kCounts = 2, kFlags = 3;
+
 std::shared_ptr<const core::EntrySpec> flat_spec(std::string part, DataType dtype, ReduceOp op,
                                                  std::vector<int64_t> shape) {
   auto spec = std::make_shared<core::EntrySpec>();
@@ -68,13 +70,14 @@ void LateParts::agree(const std::deque<GradientSlot>& slots) {
   for (const GradientSlot& slot : slots) {
     flags_->push_back(slot.late().defined());
     flags_->push_back(slot.discarded());
+    flags_->push_back(slot.counts_in_bucket());
   }
   const auto count = static_cast<int64_t>(flags_->size());
   const std::string name = name_ + ".flags";
   finish(submit_in_place(name, flat_spec(name, DataType::UInt8, ReduceOp::Max, {count}),
                          flags_->data(), count, flags_));
   for (size_t i = 0; i < slots.size(); ++i) {
-    if ((*flags_)[2 * i] != 0) submit(i, slots[i]);
+    if (any(i, kLate)) submit(i, slots[i]);
   }
 }
 
@@ -98,9 +101,13 @@ void LateParts::wait() {
   for (const Reduction& reduction : reductions_) finish(reduction.handle);
 }
 
-bool LateParts::discarded(size_t slot) const {
-  return flags_ != nullptr && (*flags_)[2 * slot + 1] != 0;
+bool LateParts::any(size_t slot, size_t flag) const {
+  return flags_ != nullptr && (*flags_)[kFlags * slot + flag] != 0;
 }
+
+bool LateParts::discarded(size_t slot) const { return any(slot, kDiscarded); }
+
+bool LateParts::disputed(size_t slot) const { return any(slot, kDiscarded) && any(slot, kCounts); }
 
 at::Tensor LateParts::reduced(size_t slot) const {
   const auto found = std::lower_bound(

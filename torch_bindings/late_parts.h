@@ -34,6 +34,8 @@ class LateParts {
 
   // The verdict on one slot, after agree() and wait().
   bool discarded(size_t slot) const;
+  // Some rank's program has dropped what another's still counts on: there is no right result.
+  bool disputed(size_t slot) const;
   at::Tensor reduced(size_t slot) const;  // undefined if no rank had a late part
 
  private:
@@ -50,7 +52,9 @@ class LateParts {
   std::shared_ptr<const core::EntrySpec> count_spec_;
   std::shared_ptr<int64_t> count_;
   std::shared_ptr<core::HandleState> count_handle_;
-  // Two bytes for each slot: a late part exists; what the bucket holds is discarded.
+  bool any(size_t slot, size_t flag) const;
+
+  // Three bytes for each slot: a late part exists; what the bucket holds is discarded; counts.
   std::shared_ptr<std::vector<uint8_t>> flags_;
   std::vector<Reduction> reductions_;  // ascending slots
 };

@@ -246,9 +246,42 @@ TEST(Reducer, ProgramDropsAndReplacesGradients) {
   EXPECT_FALSE(w.grad().defined());
 
   weighted(w, 100).backward();
-  if (rank() == 0) w.mutable_grad().reset();  // by one rank: all agree
   reducer.synchronize();
-  EXPECT_FALSE(w.grad().defined());
+  expect_gradient(w, 100);
+}
+
+// A sum can't be freed of one rank's share: every rank hears of it.
+TEST(Reducer, OneRankDropsWhatOthersCountOn) {
+  const at::Tensor w = leaf({3}), v = leaf({2});
+  GradientReducer reducer({{"weight", w}, {"v", v}}, alone());
+  for (int step = 0; step < 2; ++step) {
+    (weighted(w, 100) + weighted(v, 1)).backward();
+    if (rank() == 0) w.mutable_grad().reset();
+    if (size() == 1) {
+      reducer.synchronize();
+    } else {
+      EXPECT_THAT(error_of([&] { reducer.synchronize(); }),
+                  AllOf(StartsWith(to_string(ErrorCode::InvalidArgument)), HasSubstr("\"weight\""),
+                        HasSubstr("zero_grad")));
+    }
+    EXPECT_FALSE(w.grad().defined());
+    expect_gradient(v, 1 + step);
+  }
+}
+
+// A gradient that one rank can't reduce is an error on all, and the next step works.
+TEST(Reducer, OneRankSetsAGradientOfAnotherShape) {
+  const at::Tensor w = leaf({3}), v = leaf({2});
+  GradientReducer reducer({{"weight", w}, {"v", v}}, alone());
+  weighted(v, 1).backward();
+  w.mutable_grad() = at::ones({rank() == 0 ? 4 : 3});
+  EXPECT_THAT(error_of([&] { reducer.synchronize(); }),
+              AllOf(HasSubstr("\"weight\""), HasSubstr("shape [4]")));
+  expect_gradient(v, 1);
+  w.mutable_grad().reset();
+  weighted(w, rank() + 1).backward();
+  reducer.synchronize();
+  expect_gradient(w, mean_of_ranks());
 }
 
 TEST(Reducer, ExceptionInsideBackward) {
