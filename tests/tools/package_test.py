@@ -31,13 +31,10 @@ class Package(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="horon_package_test_"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
         cls.prefix = cls.folder / "prefix"
         code, told = call("cmake", "--install", BUILD, "--prefix", cls.prefix)
         assert code == 0, told
-
-    @classmethod
-    def tearDownClass(cls):
-        shutil.rmtree(cls.folder)
 
     def succeed(self, *command):
         code, told = call(*command)
