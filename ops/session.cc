@@ -99,6 +99,7 @@ void init(const InitOptions& options) {
   if (here.exit_handler_set) return;
   here.exit_handler_set = true;
   std::atexit([] { shutdown(); });
+  MpiSession::at_finalize([] { shutdown(); });
 }
 
 Runtime& runtime() { return job().runtime(); }

@@ -17,7 +17,7 @@ namespace horon {
 struct InitOptions {
   // An MPI communicator of the caller's (a pointer to the MPI_Comm), duplicated; null:
   // MPI_COMM_WORLD. If MPI is not initialised, init() does so and shutdown() finalises it; else the
-  // caller finalises, after shutdown().
+  // caller finalises, after shutdown() or in its place: MPI_Finalize() shuts a session down.
   const void* mpi_comm = nullptr;
   // Knobs, as {"HORON_BUCKET_BYTES", "4194304"}; they win over the environment.
   std::map<std::string, std::string> set = {};

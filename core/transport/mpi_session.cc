@@ -25,6 +25,13 @@ MPI_Comm duplicate(MPI_Comm parent) {
   return copy;
 }
 
+void (*finalize_action)() = nullptr;
+
+extern "C" int horon_on_finalize(MPI_Comm, int, void*, void*) {
+  finalize_action();
+  return MPI_SUCCESS;
+}
+
 // The first line in which two texts differ, once for each.
 std::pair<std::string, std::string> first_different_line(const std::string& a,
                                                          const std::string& b) {
@@ -53,6 +60,15 @@ MpiSession::MpiSession(const void* communicator) {
     log(LogLevel::Info,
         "this job has one rank: no launcher (mpirun, srun) started it, or with one process");
   }
+}
+
+// MPI promises to delete the attributes of MPI_COMM_SELF before anything else in MPI_Finalize.
+void MpiSession::at_finalize(void (*action)()) {
+  finalize_action = action;
+  int key = MPI_KEYVAL_INVALID;
+  check_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, horon_on_finalize, &key, nullptr),
+            "MPI_Comm_create_keyval");
+  check_mpi(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
 }
 
 void MpiSession::start_mpi() {

@@ -36,6 +36,11 @@ class MpiSession {
   // "Open MPI v4.1.4, ..."; works at any time.
   static std::string library_version();
 
+  // `action` is called when whoever owns MPI begins MPI_Finalize, while MPI still works, so that a
+  // program that finalises MPI first does not pull it away below a running session. Set once in a
+  // process, while MPI runs.
+  static void at_finalize(void (*action)());
+
   // Among the ranks of this host. Valid as long as the session.
   LocalGroup::Exchange host_exchange() const;
   // Blocks of equal size, in order of rank.

@@ -35,7 +35,7 @@ function(torch_exit_test mode code)
   set_tests_properties(torch_exit.${mode} PROPERTIES TIMEOUT 60 PROCESSORS 2)
 endfunction()
 foreach(mode never_started return init_twice exit shutdown_twice in_flight lonely one_leaves
-        mpi_shutdown_finalize mpi_finalize_atexit)
+        mpi_shutdown_finalize mpi_finalize_atexit mpi_finalize_without_shutdown)
   torch_exit_test(${mode} 0)
 endforeach()
 torch_exit_test(return_7 7)

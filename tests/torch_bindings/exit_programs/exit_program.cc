@@ -76,6 +76,10 @@ int run(const std::string& mode) {
     MPI_Finalize();
     return 0;
   }
+  if (mode == "mpi_finalize_without_shutdown") {
+    MPI_Finalize();
+    return 0;
+  }
   if (mode == "mpi_finalize_atexit") {
     // Handlers run in the reverse order of their registration: Horon's ran first.
     return 0;
