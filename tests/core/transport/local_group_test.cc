@@ -250,7 +250,12 @@ TEST(LocalGroup, CanBeUnwanted) {
   EXPECT_NE(group->allocate(0), nullptr);
   EXPECT_THROW(group->allocate(size_t{1} << 60), Error);
   EXPECT_THROW(group->map(0, {}), Error);
+}
+
+TEST(LocalGroupDeathTest, HasOnlyTheOwnDoorbellWithoutSharedMemory) {
+  const auto group = LocalGroup::create_unavailable(1, 2, "not wanted");
   EXPECT_DEATH(group->doorbell(0), "own doorbell");
+  EXPECT_DEATH(LocalGroup::create(2, 2, 0, nullptr), "local rank");
 }
 
 }  // namespace
