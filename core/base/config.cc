@@ -165,6 +165,8 @@ template <class... Functions>
 struct Overloaded : Functions... {
   using Functions::operator()...;
 };
+template <class... Functions>
+Overloaded(Functions...) -> Overloaded<Functions...>;
 
 void set_field(Config& config, const Knob& knob, const std::string& text) {
   std::visit(
@@ -186,6 +188,7 @@ std::string field_text(const Config& config, const Knob& knob) {
 
 [[noreturn]] void fail_unknown(std::string_view name) {
   std::vector<std::string_view> names;
+  names.reserve(kKnobs.size());
   for (const Knob& knob : kKnobs) names.push_back(knob.name);
   throw Error(ErrorCode::Config,
               concat(name, " is no knob; did you mean ", nearest_name(name, names), "?"));

@@ -93,7 +93,7 @@ std::string head(int rank, int size) {
                 metadata(rank, 0, "process_sort_index", concat(R"("sort_index":)", rank)));
 }
 
-class FileTimeline : public Timeline {
+class FileTimeline final : public Timeline {
  public:
   FileTimeline(const std::string& path, int rank, int size, int64_t events_max)
       : rank_(rank), events_max_(events_max), file_(path, head(rank, size)) {
