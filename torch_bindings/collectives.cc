@@ -90,6 +90,18 @@ void set_in_place(PendingCollective& pending, const at::Tensor& tensor) {
 
 enum class Place { New, Same };
 
+// A call that is wrong on this rank alone throws here, and fails under its name on the ranks that
+// made it rightly, which would wait for this one otherwise.
+template <class Check>
+void check_for_all(const std::string& name, const Check& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    if (is_initialized()) core::runtime().refuse(name, error.what());
+    throw;
+  }
+}
+
 void check_allreduce(const at::Tensor& tensor, const AllreduceOptions& options,
                      const std::string& name) {
   const DataType dtype = data_type_of(tensor, name);
@@ -111,9 +123,11 @@ Handle start_allreduce(const at::Tensor& tensor, const AllreduceOptions& options
   static std::atomic<uint64_t> unnamed{0};
   auto pending = std::make_shared<PendingCollective>();
   pending->name = name_or_default(options.name, "allreduce", unnamed);
-  place == Place::Same ? check_writable(tensor, pending->name)
-                       : check_tensor(tensor, pending->name);
-  check_allreduce(tensor, options, pending->name);
+  check_for_all(pending->name, [&] {
+    place == Place::Same ? check_writable(tensor, pending->name)
+                         : check_tensor(tensor, pending->name);
+    check_allreduce(tensor, options, pending->name);
+  });
   core::EntrySpec spec = make_spec(CollectiveKind::Allreduce, tensor, pending->name);
   spec.reduce_op = options.op;
   spec.prescale = options.prescale;
@@ -131,13 +145,15 @@ Handle start_broadcast(const at::Tensor& tensor, const BroadcastOptions& options
   static std::atomic<uint64_t> unnamed{0};
   auto pending = std::make_shared<PendingCollective>();
   pending->name = name_or_default(options.name, "broadcast", unnamed);
-  place == Place::Same ? check_writable(tensor, pending->name)
-                       : check_tensor(tensor, pending->name);
-  if (options.root < 0 || options.root >= size()) {
-    throw Error(ErrorCode::InvalidArgument,
-                concat("tensor \"", pending->name, "\": root ", options.root,
-                       " is no rank of 0 .. ", size() - 1));
-  }
+  check_for_all(pending->name, [&] {
+    place == Place::Same ? check_writable(tensor, pending->name)
+                         : check_tensor(tensor, pending->name);
+    if (options.root < 0 || options.root >= size()) {
+      throw Error(ErrorCode::InvalidArgument,
+                  concat("tensor \"", pending->name, "\": root ", options.root,
+                         " is no rank of 0 .. ", size() - 1));
+    }
+  });
   core::EntrySpec spec = make_spec(CollectiveKind::Broadcast, tensor, pending->name);
   spec.root = options.root;
   if (place == Place::Same) {
@@ -240,7 +256,7 @@ Handle allgather_async(const at::Tensor& tensor, const AllgatherOptions& options
   using namespace torch_detail;
   auto pending = std::make_shared<PendingCollective>();
   pending->name = name_or_default(options.name, "allgather", unnamed);
-  check_tensor(tensor, pending->name);
+  check_for_all(pending->name, [&] { check_tensor(tensor, pending->name); });
   at::Tensor rows = tensor.dim() == 0 ? tensor.reshape({1}) : tensor;
   pending->row_shape = rows.sizes().slice(1).vec();
   core::EntrySpec spec = make_spec(CollectiveKind::Allgather, rows, pending->name);

@@ -232,6 +232,24 @@ TEST_F(Mismatch, RowsWithoutElements) {
                   R"(\(rows of shape \[0\]\))", ", it");
 }
 
+TEST(Refusal, OfOneRankReachesTheOthersAndTheNameWorksAgain) {
+  const at::Tensor wrong = at::ones({2}, at::kBool);
+  const at::Tensor right = at::ones({2});
+  const int guilty = size() - 1;
+  try {
+    allreduce(rank() == guilty ? wrong : right, {.name = "refused", .op = ReduceOp::Average});
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+    EXPECT_THAT(error.what(), testing::HasSubstr("no average"));
+    if (rank() != guilty) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("refused on rank " + std::to_string(guilty)));
+    }
+  }
+  const at::Tensor sum = allreduce(right, {.name = "refused", .op = ReduceOp::Sum});
+  EXPECT_EQ(sum[0].item<float>(), static_cast<float>(size()));
+}
+
 TEST(Async, OrderMayDifferByRank) {
   constexpr int kCount = 40;
   std::vector<Handle> handles(kCount);
