@@ -1,4 +1,7 @@
 // DistributedOptimizer in programs that do more than backward() and step(); its errors; its end.
+#include <cstdio>
+#include <fstream>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <thread>
@@ -315,6 +318,45 @@ TEST(Optimizer, DisjointParametersOnSeveralThreads) {
   }
   expect_value(pair->a, 1 - 20 * mean_of_ranks());
   expect_value(pair->b, 1 - 20 * mean_of_ranks());
+}
+
+std::string content(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The last test: it ends the session, and starts others.
+TEST(OptimizerAndSession, TimelineAndShutdown) {
+  shutdown();
+  const std::string path = testing::TempDir() + "horon_optimizer_{rank}.json";
+  init({.set = {{"HORON_TIMELINE", path}}});
+  const std::string own =
+      testing::TempDir() + "horon_optimizer_" + std::to_string(rank()) + ".json";
+  {
+    Pair pair;
+    auto optimizer = sgd(pair, {.name = "traced"});
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      (weighted(pair->a, 1) + weighted(pair->b, 1)).backward();
+      optimizer.step();
+    }
+    (weighted(pair->a, 1) + weighted(pair->b, 1)).backward();
+    shutdown();
+    const std::string trace = content(own);
+    for (const char* word : {"\"backward\"", "\"synchronize\"", "traced.bucket.0"}) {
+      EXPECT_THAT(trace, HasSubstr(word));
+    }
+    const std::string closed{to_string(ErrorCode::NotInitialized)};
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), StartsWith(closed));
+    EXPECT_THAT(error_of([&] { sgd(pair); }), StartsWith(closed));
+  }  // destroyed after shutdown
+  std::remove(own.c_str());
+  init();
+  Pair pair;
+  auto optimizer = sgd(pair);
+  weighted(pair->a, rank() + 1).backward();
+  optimizer.step();
+  expect_value(pair->a, 1 - mean_of_ranks());
 }
 
 }  // namespace

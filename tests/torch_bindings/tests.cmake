@@ -43,6 +43,28 @@ torch_exit_test(exit_3 3)
 torch_exit_test(caught 4)
 torch_exit_test(uncaught 134)
 
+# The same while gradients are being reduced.
+add_executable(torch_gradient_exit_program
+               ${torch_tests}/exit_programs/gradient_exit_program.cc)
+horon_target(torch_gradient_exit_program)
+target_link_libraries(torch_gradient_exit_program PRIVATE horon::torch)
+function(torch_gradient_exit_test mode code)
+  add_test(NAME torch_gradient_exit.${mode}
+           COMMAND ${torch_tests}/exit_programs/expect_exit ${code}
+                   ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test 2
+                   $<TARGET_FILE:torch_gradient_exit_program> ${mode})
+  set_tests_properties(torch_gradient_exit.${mode} PROPERTIES TIMEOUT 60 PROCESSORS 2)
+endfunction()
+foreach(mode return return_static after_shutdown after_shutdown_static one_exits_in_hook)
+  torch_gradient_exit_test(${mode} 0)
+endforeach()
+foreach(mode exit_in_hook exit_in_hook_static)
+  torch_gradient_exit_test(${mode} 5)
+endforeach()
+foreach(mode throw_in_hook throw_in_hook_static)
+  torch_gradient_exit_test(${mode} 4)
+endforeach()
+
 if(TARGET fashion_mnist)
   add_test(NAME torch_example_test
            COMMAND ${torch_tests}/example_test $<TARGET_FILE:fashion_mnist>
