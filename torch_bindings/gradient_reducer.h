@@ -16,11 +16,11 @@
 //
 // Everything that a plain program does with gradients works: zero_grad() of optimizer and module,
 // in both forms (between backward() and synchronize() only on all ranks alike, and there not the
-// module's zero_grad(false)); several backward()
-// calls before synchronize(), which add up; recomputation; retain_graph and create_graph; gradients
-// that a program sets itself; sparse gradients (made dense); parameters without a gradient on some
-// ranks (zeros there) or on all (their .grad stays undefined, so that no optimizer moves them). If
-// .grad still holds the value of an earlier step, the new gradients are added to it.
+// module's zero_grad(false)); several backward() calls before synchronize(), which add up;
+// recomputation; retain_graph and create_graph; gradients that a program sets itself; sparse
+// gradients (made dense); parameters without a gradient on some ranks (zeros there) or on all
+// (their .grad stays undefined, so that no optimizer moves them). If .grad still holds the value of
+// an earlier step, the new gradients are added to it.
 //
 // Order: parameters with the same names, shapes, dtypes and strides, in the same order, on every
 // rank; reducers are constructed in the same order unless they have names. Ranks may compute
