@@ -34,10 +34,15 @@ horon_target(horon_simulation)
 target_link_libraries(horon_simulation PUBLIC horon::core)
 horon_test(simulation_test FILES core/negotiation/simulation_test.cc LIBS horon_simulation
            TIMEOUT 300)
+set(simulation_seeds 40000)
+if(HORON_SANITIZE)
+  set(simulation_seeds 4000)
+endif()
+target_compile_definitions(simulation_test PRIVATE HORON_SIMULATION_SEEDS=${simulation_seeds})
 horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.cc
-           LIBS horon_simulation TIMEOUT 120)
+           LIBS horon_simulation TIMEOUT 300)
 horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
-           TIMEOUT 120)
+           TIMEOUT 300)
 horon_test(agreement_test FILES core/negotiation/agreement_test.cc)
 horon_test(fusion_planner_test FILES core/negotiation/fusion_planner_test.cc)
 target_sources(horon_simulation PRIVATE support/simulation/random_envelope.cc)

@@ -39,10 +39,8 @@ void explore_all(const std::vector<Program>& programs, SimulatedCluster::Options
 }
 
 TEST(Exploration, TwoRanksTwoTensorsTwice) {
-  const Program a = {give("x"), give("y"),  wait_all(), give("x"),
-                     give("y"), wait_all(), shutdown()};
-  const Program b = {give("y"), give("x"),  wait_all(), give("y"),
-                     give("x"), wait_all(), shutdown()};
+  const Program a = {give("x"), give("y"), wait_all(), give("x"), give("y"), wait_all()};
+  const Program b = {give("y"), give("x"), wait_all(), give("y"), give("x"), wait_all()};
   explore_all({a, b});
 }
 
@@ -55,7 +53,7 @@ TEST(Exploration, ThreeRanksTwoTensors) {
 TEST(Exploration, OneBatchInFlight) {
   SimulatedCluster::Options options;
   options.controller.batches_in_flight_max = 1;
-  const Program a = {give("x"), give("y"), give("z"), wait_all(), shutdown()};
+  const Program a = {give("x"), give("y"), give("z"), wait_all()};
   explore_all({a, a}, options);
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 struct Range {
   uint64_t first = 1;
-  uint64_t count = 40000;
+  uint64_t count = HORON_SIMULATION_SEEDS;  // fewer under sanitizers
 };
 Range seeds;
 

@@ -137,7 +137,7 @@ class Judge {
 
   void judge_stall() {
     const std::string& text = cluster_.rank(0).controller->stall_text();
-    if (expected_.open.empty()) return;
+    if (expected_.open.empty()) return judge_away(text);
     size_t told = 0;
     for (const auto& [name, missing] : expected_.open) {
       const std::string line =
@@ -159,6 +159,24 @@ class Judge {
       if (cluster_.rank(rank).controller->stall_text() != text) {
         wrong("rank ", rank, " has no stall report");
       }
+    }
+  }
+
+  // Nothing is open, but some have left or joined and some have not.
+  void judge_away(const std::string& text) {
+    const std::vector<int>& away = expected_.away;
+    if (away.empty() || away.size() == expected_.done.size()) return;
+    std::vector<int> here;
+    for (int rank = 0; rank < cluster_.size(); ++rank) {
+      if (std::find(away.begin(), away.end(), rank) == away.end()) here.push_back(rank);
+    }
+    const std::string gone = concat(" ", core::list_ranks(away), " called shutdown() or join()");
+    const std::string rest =
+        concat("not yet: rank", here.size() == 1 ? " " : "s ", core::list_ranks(here));
+    for (int rank = 0; rank < cluster_.size(); ++rank) {
+      const std::string& own = cluster_.rank(rank).controller->stall_text();
+      const bool told = own.find(gone) != std::string::npos && own.find(rest) != std::string::npos;
+      if (own != text || !told) wrong("rank ", rank, " does not know who stays: ", own);
     }
   }
 

@@ -299,6 +299,7 @@ class Oracle {
       }
     }
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (away(rank)) out_.away.push_back(static_cast<int>(rank));
       out_.done.push_back(ranks_[rank].position == programs_[rank].size());
     }
   }

@@ -22,6 +22,7 @@ struct Expectation {
   std::vector<int> words;  // Ready and Refused that each rank sends
   std::vector<std::vector<int>> joiners;  // of each round of joins: who may be last
   std::vector<bool> done;                 // the program of this rank comes to its end
+  std::vector<int> away;                  // who has joined or left when nothing happens any more
   bool bye = false;
 };
 
