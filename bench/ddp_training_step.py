@@ -17,6 +17,7 @@ import datetime
 import json
 import os
 import statistics
+import sys
 import time
 
 import torch
@@ -233,7 +234,10 @@ def main():
             "blocks": options.blocks,
             "models": results,
         })
-    dist.destroy_process_group()
+    dist.barrier()
+    # The end of torch's process group and its Gloo threads now and then hangs or aborts here.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

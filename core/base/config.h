@@ -18,19 +18,19 @@
 namespace horon::core {
 
 struct Config {
-  int64_t fusion_bytes_max = 64 << 20;   // HORON_FUSION_BYTES
-  int64_t bucket_bytes = 25 << 20;       // HORON_BUCKET_BYTES
-  int64_t first_bucket_bytes = 1 << 20;  // HORON_FIRST_BUCKET_BYTES
-  double stall_warn_s = 10;              // HORON_STALL_WARN_S, 0: never
-  double stall_abort_s = 0;              // HORON_STALL_ABORT_S, 0: never
-  double dead_after_s = 10;              // HORON_DEAD_AFTER_S, 0: never
-  double shutdown_timeout_s = 30;        // HORON_SHUTDOWN_TIMEOUT_S
-  int64_t spin_us = -1;                  // HORON_SPIN_US, -1: chosen from cores and ranks
-  int64_t threads = 0;                   // HORON_THREADS, 0: chosen from cores and ranks
-  std::string allreduce = "auto";        // HORON_ALLREDUCE: auto, shm, mpi
-  bool shared_memory = true;             // HORON_SHARED_MEMORY
-  std::string log_level = "info";        // HORON_LOG: error, warn, info, debug
-  std::string timeline;                  // HORON_TIMELINE: file, empty: none
+  int64_t fusion_bytes_max = 64 << 20;     // HORON_FUSION_BYTES
+  int64_t bucket_bytes = 4 << 20;          // HORON_BUCKET_BYTES
+  int64_t first_bucket_bytes = 256 << 10;  // HORON_FIRST_BUCKET_BYTES
+  double stall_warn_s = 10;                // HORON_STALL_WARN_S, 0: never
+  double stall_abort_s = 0;                // HORON_STALL_ABORT_S, 0: never
+  double dead_after_s = 10;                // HORON_DEAD_AFTER_S, 0: never
+  double shutdown_timeout_s = 30;          // HORON_SHUTDOWN_TIMEOUT_S
+  int64_t spin_us = -1;                    // HORON_SPIN_US, -1: chosen from cores and ranks
+  int64_t threads = 0;                     // HORON_THREADS, 0: chosen from cores and ranks
+  std::string allreduce = "auto";          // HORON_ALLREDUCE: auto, shm, mpi
+  bool shared_memory = true;               // HORON_SHARED_MEMORY
+  std::string log_level = "info";          // HORON_LOG: error, warn, info, debug
+  std::string timeline;                    // HORON_TIMELINE: file, empty: none
 
   struct Value {
     std::string name;   // "HORON_FUSION_BYTES"

@@ -82,7 +82,9 @@ std::string values(const Field& field, size_t part, Specs specs) {
     std::string text = field.text(*spec, part);
     auto group = std::find_if(groups.begin(), groups.end(),
                               [&](const auto& known) { return known.first == text; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {std::move(text), {}});
+    if (group == groups.end()) {
+      group = groups.emplace(groups.end(), std::move(text), std::vector<int>());
+    }
     group->second.push_back(rank);
   }
   constexpr size_t shown_max = 4;

@@ -307,7 +307,7 @@ size_t PieceAllreduce::area_bytes(int ranks) {
 // all touched for one piece.
 int64_t PieceAllreduce::piece_bytes(int64_t bytes, int ranks) {
   const int64_t longest = std::clamp(kStepBytes / ranks, kPieceBytesMin, kPieceBytesMax);
-  return std::clamp(bytes / (4 * ranks), kPieceBytesMin, longest) / 64 * 64;
+  return std::clamp(bytes / (int64_t{4} * ranks), kPieceBytesMin, longest) / 64 * 64;
 }
 
 PieceAllreduce::SharedSlot& PieceAllreduce::shared_slot(uint64_t index) const {
