@@ -237,6 +237,7 @@ def main():
     dist.barrier()
     # The end of torch's process group and its Gloo threads now and then hangs or aborts here.
     sys.stdout.flush()
+    time.sleep(0.5)  # the others may not be out of the barrier yet
     os._exit(0)
 
 
