@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "horon/core/base/log.h"
+#include "horon/core/base/prompt_thread.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/execution/executor.h"
@@ -117,8 +118,7 @@ class Runtime::Impl {
   void call(Call call) { queue_.push(std::move(call)); }
 
   void run() {
-    // Short sleeps must be short: by default the kernel rounds them up by 50 us.
-    prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+    make_thread_prompt();
     try {
       while (!ended_) turn();
       say_goodbye();
