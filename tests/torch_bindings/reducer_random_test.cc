@@ -124,6 +124,7 @@ class Program {
   }
 
   void check(int step) {
+    std::vector<at::Tensor> bits;
     for (int p = 0; p < kParameters; ++p) {
       SCOPED_TRACE(testing::Message() << "step " << step << " parameter " << p);
       const at::Tensor& grad = parameters_[p].grad();
@@ -132,11 +133,13 @@ class Program {
       EXPECT_TRUE(at::allclose(grad.to(at::kDouble),
                                at::full(grad.sizes(), *older_[p], at::kDouble), 1e-5, 1e-4))
           << grad << "\nand not " << *older_[p];
-      // To the bit on all ranks.
-      const at::Tensor bits = grad.reshape(-1).view(at::kByte);
-      EXPECT_TRUE(allreduce(bits, {.name = "low", .op = ReduceOp::Min})
-                      .equal(allreduce(bits, {.name = "high", .op = ReduceOp::Max})));
+      bits.push_back(grad.reshape(-1).view(at::kByte));
     }
+    if (bits.empty()) return;
+    // To the bit on all ranks.
+    const at::Tensor all = at::cat(bits);
+    EXPECT_TRUE(allreduce(all, {.name = "low", .op = ReduceOp::Min})
+                    .equal(allreduce(all, {.name = "high", .op = ReduceOp::Max})));
   }
 
   std::mt19937 random_;
@@ -150,7 +153,7 @@ class Program {
 
 TEST(Reducer, RandomPrograms) {
   int refused = 0, synchronized = 0;
-  for (unsigned seed = 0; seed < 100; ++seed) {
+  for (unsigned seed = 0; seed < 50; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Program program(seed);
     program.run();
