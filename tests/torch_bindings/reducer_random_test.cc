@@ -153,7 +153,7 @@ class Program {
 
 TEST(Reducer, RandomPrograms) {
   int refused = 0, synchronized = 0;
-  for (unsigned seed = 0; seed < 50; ++seed) {
+  for (unsigned seed = 0; seed < 25; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Program program(seed);
     program.run();
