@@ -144,6 +144,8 @@ class Runtime::Impl {
     news = apply(controller_.take_effects()) || news;
     const Executor::Pace pace = executor_->step(finished_);
     news = settle_batches() || news;
+    // Bye is the last record, but what earlier records have started still runs.
+    if (bye_ && pace == Executor::Pace::Idle) ended_ = true;
     if (ended_ || news || pace == Executor::Pace::Busy) {
       pacer_.news();
       return;
@@ -206,7 +208,7 @@ class Runtime::Impl {
       complete(finished.ticket, std::move(outcome));
     }
     if (effects.fatal) end_all(*effects.fatal);
-    if (effects.bye) ended_ = true;
+    if (effects.bye) bye_ = true;
     return any;
   }
 
@@ -366,6 +368,7 @@ class Runtime::Impl {
   std::unordered_map<Ticket, std::vector<bool>> produced_;
   std::unordered_map<Ticket, Clock::time_point> taken_at_;  // only while a timeline is written
   Ticket last_ticket_ = 0;
+  bool bye_ = false;  // every rank has shut down
   bool ended_ = false;
   std::string farewell_;
   std::thread thread_;
