@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
 #include "horon/core/runtime/runtime.h"
 
 namespace horon::bench {
@@ -15,10 +16,10 @@ const CollectiveCase& find_case(CollectiveKind kind) {
       return broadcast_case();
     case CollectiveKind::Allgather:
       return allgather_case();
-    case CollectiveKind::Barrier:
-      break;
+    default:
+      throw Error(ErrorCode::InvalidArgument,
+                  core::concat("there is no benchmark of ", to_string(kind)));
   }
-  throw Error(ErrorCode::InvalidArgument, "a barrier has no bandwidth");
 }
 
 void submit_and_wait(core::Runtime& runtime, const Call& call) {
@@ -28,7 +29,7 @@ void submit_and_wait(core::Runtime& runtime, const Call& call) {
   const bool gathers = call.spec->kind == CollectiveKind::Allgather;
   submission.memory.push_back(
       {call.input, gathers ? nullptr : call.output, call.shape.input_count});
-  if (gathers) submission.allocate_output = [&call](int64_t) { return call.output; };
+  if (gathers) submission.allocate_output = [&call](size_t, int64_t) { return call.output; };
   const std::shared_ptr<core::HandleState> handle = runtime.submit(std::move(submission));
   (void)handle->wait(std::nullopt);
   if (handle->outcome().error) throw *handle->outcome().error;

@@ -71,8 +71,11 @@ void add_sizes(CLI::App& app, Options& options) {
 }
 
 void add_collective(CLI::App& app, Options& options) {
-  std::map<std::string, CollectiveKind> kinds = names<CollectiveKind>(kCollectiveKindCount);
-  kinds.erase(std::string(to_string(CollectiveKind::Barrier)));
+  std::map<std::string, CollectiveKind> kinds;
+  for (const CollectiveKind kind :
+       {CollectiveKind::Allreduce, CollectiveKind::Broadcast, CollectiveKind::Allgather}) {
+    kinds[std::string(to_string(kind))] = kind;
+  }
   add_choice(app, "--collective", options.collective, kinds, "allreduce, broadcast or allgather");
   add_choice(app, "-o,--op", options.op, op_names(), "sum, average, min, max or product");
   add_choice(app, "-d,--dtype", options.dtype, dtype_names(), "float32, bfloat16, int64, ...");

@@ -10,7 +10,7 @@ std::string host_refusal(const core::BatchFacts& facts, CollectiveKind kind) {
   if (facts.device != DeviceKind::Host) {
     return core::concat("it can't reach ", to_string(facts.device), " memory");
   }
-  if (facts.kind == CollectiveKind::Allreduce && facts.dtype == DataType::Bool &&
+  if (core::reduces(facts.kind) && facts.dtype == DataType::Bool &&
       facts.reduce_op == ReduceOp::Average) {
     return "bool has no average";
   }

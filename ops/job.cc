@@ -1,5 +1,6 @@
 #include "horon/ops/job.h"
 
+#include <algorithm>
 #include <chrono>
 #include <sched.h>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/base/version.h"
+#include "horon/core/execution/block_layout.h"
 #include "horon/core/execution/executor.h"
 #include "horon/core/transport/make_transport.h"
 #include "horon/core/transport/shared_memory_transport.h"
@@ -89,9 +91,93 @@ void Job::make_runtime() {
   parts.config = config_;
   parts.topology = topology;
   parts.transport = core::make_transport(*session_, *group_, area, wait_policy());
-  parts.executor = std::make_unique<core::Executor>(std::move(execution));
+  parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
+  parts.make_set = [this](const std::vector<int>& ranks) { return make_set(ranks); };
   parts.timeline = std::move(timeline);
   runtime_ = std::make_unique<core::Runtime>(std::move(parts));
+}
+
+// On the runtime thread. The ranks of a set talk over MPI, also on one host.
+core::SetResources Job::make_set(const std::vector<int>& ranks) const {
+  const core::Topology& topology = session_->topology();
+  core::SetResources resources;
+  auto communicator = std::make_shared<MpiCommunicator>(*session_, ranks);
+  BuiltinParts builtin;
+  builtin.topology = &topology;
+  builtin.config = &config_;
+  builtin.mpi_communicator = communicator->handle();
+  core::Executor::Parts execution;
+  execution.rank = core::index_of(topology.rank, ranks);
+  execution.size = static_cast<int>(ranks.size());
+  execution.ranks = ranks;
+  const std::string allreduce = config_.allreduce == "shm" ? "auto" : config_.allreduce;
+  execution.ops = std::make_shared<core::OpTable>(make_builtin_ops(builtin), allreduce);
+  execution.domains = make_builtin_domains(nullptr);
+  resources.keep_alive = std::move(communicator);
+  resources.executor = std::make_unique<core::Executor>(std::move(execution));
+  return resources;
+}
+
+// Returns when all ranks have come here with the same `what`.
+void Job::agree(const std::string& name, const std::string& what) {
+  auto spec = std::make_shared<core::EntrySpec>();
+  spec->kind = CollectiveKind::Barrier;
+  spec->parts = {{what, {0}}};
+  core::Submission submission;
+  submission.name = name;
+  submission.spec = std::move(spec);
+  const auto handle = runtime_->submit(std::move(submission));
+  handle->wait(std::nullopt);
+  if (handle->outcome().error) throw Error(*handle->outcome().error);
+}
+
+ProcessSet Job::add_process_set(std::vector<int> ranks) {
+  const std::lock_guard lock(sets_mutex_);
+  const uint32_t id = ++set_calls_;
+  const std::string name = concat("horon.add_process_set.", id);
+  std::sort(ranks.begin(), ranks.end());
+  std::string fault;
+  if (ranks.empty()) fault = "it has no ranks";
+  if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end())
+    fault = "a rank is there twice";
+  const int size = session_->topology().size;
+  if (!ranks.empty() && (ranks.front() < 0 || ranks.back() >= size)) {
+    fault = concat("its ranks must be 0 to ", size - 1);
+  }
+  if (!fault.empty()) {
+    fault = concat("add_process_set({", core::list_ranks(ranks), "}): ", fault);
+    runtime_->refuse(name, fault);
+    throw Error(ErrorCode::InvalidArgument, fault);
+  }
+  // Before: all ranks want the same set. After: nobody uses it before all have it.
+  agree(name, concat("process set of ranks ", core::list_ranks(ranks)));
+  runtime_->add_set(id, ranks);
+  agree(concat(name, ".made"), "");
+  sets_.emplace_back(id, std::move(ranks), session_->topology().rank);
+  return sets_.back();
+}
+
+void Job::remove_process_set(const ProcessSet& set) {
+  const std::lock_guard lock(sets_mutex_);
+  const auto known = std::find_if(sets_.begin(), sets_.end(),
+                                  [&](const ProcessSet& other) { return other.id() == set.id(); });
+  const std::string name = concat("horon.remove_process_set.", set.id());
+  if (known == sets_.end()) {
+    const std::string fault =
+        set.is_world() ? "remove_process_set(): the set of all ranks stays"
+                       : concat("remove_process_set(): set ", set.id(), " has been removed before");
+    throw Error(ErrorCode::InvalidArgument, fault);
+  }
+  agree(name, "");
+  runtime_->remove_set(set.id());
+  sets_.erase(known);
+}
+
+std::vector<ProcessSet> Job::process_sets() {
+  const std::lock_guard lock(sets_mutex_);
+  std::vector<ProcessSet> all = {ProcessSet()};
+  all.insert(all.end(), sets_.begin(), sets_.end());
+  return all;
 }
 
 std::shared_ptr<std::byte> Job::allocate(size_t bytes) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "horon/core/base/config.h"
 #include "horon/core/execution/op_table.h"
@@ -12,6 +13,7 @@
 #include "horon/core/transport/local_group.h"
 #include "horon/core/transport/mpi_session.h"
 #include "horon/ops/mpi/mpi_communicator.h"
+#include "horon/ops/process_set.h"
 #include "horon/ops/session.h"
 
 namespace horon::ops {
@@ -29,6 +31,11 @@ class Job {
   core::Runtime& runtime() { return *runtime_; }
   const core::OpTable& op_table() const { return *op_table_; }
   bool owns_mpi() const { return owns_mpi_; }
+  // See horon::add_process_set(). Any thread, one after the other.
+  ProcessSet add_process_set(std::vector<int> ranks);
+  void remove_process_set(const ProcessSet& set);
+  std::vector<ProcessSet> process_sets();
+
   // See core::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
 
@@ -40,6 +47,8 @@ class Job {
  private:
   void compare_ranks() const;
   void make_runtime();
+  core::SetResources make_set(const std::vector<int>& ranks) const;
+  void agree(const std::string& name, const std::string& what);
   core::WaitPolicy wait_policy() const;
   std::string introduction() const;
 
@@ -51,6 +60,9 @@ class Job {
   std::unique_ptr<MpiCommunicator> communicator_;  // of the collectives
   std::shared_ptr<core::OpTable> op_table_;
   std::unique_ptr<core::Runtime> runtime_;
+  std::mutex sets_mutex_;  // one is added or removed at a time
+  uint32_t set_calls_ = 0;
+  std::vector<ProcessSet> sets_;
 };
 
 }  // namespace horon::ops

@@ -57,19 +57,35 @@ bool is_initialized() {
   return here.job != nullptr;
 }
 
-void barrier() {
+void barrier(const ProcessSet& process_set) {
   static const auto spec = [] {
     auto out = std::make_shared<core::EntrySpec>();
     out->kind = CollectiveKind::Barrier;
     return out;
   }();
   core::Submission submission;
+  submission.set = process_set.id();
   submission.name = "horon.barrier";
   submission.spec = spec;
   const auto handle = job().runtime().submit(std::move(submission));
   handle->wait(std::nullopt);
   if (handle->outcome().error) throw Error(*handle->outcome().error);
 }
+
+int join(const ProcessSet& process_set) {
+  const auto handle = job().runtime().join(process_set.id());
+  handle->wait(std::nullopt);
+  if (handle->outcome().error) throw Error(*handle->outcome().error);
+  return handle->outcome().last_joined;
+}
+
+ProcessSet add_process_set(std::vector<int> ranks) {
+  return job().add_process_set(std::move(ranks));
+}
+
+void remove_process_set(const ProcessSet& set) { job().remove_process_set(set); }
+
+std::vector<ProcessSet> process_sets() { return job().process_sets(); }
 
 void shutdown() {
   Process& here = process();
@@ -96,6 +112,7 @@ void init(const InitOptions& options) {
                 "once in a process. Call MPI_Init_thread() yourself to keep MPI alive in between.");
   }
   here.job = new ops::Job(options);
+  for (const std::vector<int>& ranks : options.process_sets) here.job->add_process_set(ranks);
   if (here.exit_handler_set) return;
   here.exit_handler_set = true;
   std::atexit([] { shutdown(); });
@@ -111,7 +128,8 @@ std::vector<BuildFact> build_facts() {
           {"mpi", MpiSession::library_version()},
           {"cpu kernels", std::string(ops::kernel_instruction_set())},
           {"devices", "host"},
-          {"collectives", "allreduce, broadcast, allgather, barrier"}};
+          {"collectives",
+           "allreduce, broadcast, allgather, reducescatter, alltoall, gather, scatter, barrier"}};
 }
 
 std::vector<std::string> explain_selection() {

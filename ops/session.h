@@ -11,6 +11,7 @@
 
 #include "horon/core/base/topology.h"
 #include "horon/core/runtime/runtime.h"
+#include "horon/ops/process_set.h"
 
 namespace horon {
 
@@ -21,6 +22,9 @@ struct InitOptions {
   const void* mpi_comm = nullptr;
   // Knobs, as {"HORON_BUCKET_BYTES", "4194304"}; they win over the environment.
   std::map<std::string, std::string> set = {};
+  // Made at once, as add_process_set() does; process_sets() gives them, in this order, behind the
+  // set of all ranks.
+  std::vector<std::vector<int>> process_sets = {};
 };
 
 // All throw Error(NotInitialized) outside init() .. shutdown().
@@ -32,8 +36,16 @@ int cross_rank();
 int cross_size();
 bool is_initialized();
 
-// Returns when every rank has called it. Throws Error.
-void barrier();
+// Returns when every rank of the set has called it. Throws Error.
+void barrier(const ProcessSet& process_set = {});
+
+// "This rank has no more data": returns when every rank has called it, with the rank that came
+// last. Until then this rank takes part in the allreduces and allgathers of the others with
+// nothing: Sum and Average see zeros, and Average divides by the ranks that have not joined; Min,
+// Max and Product are not changed; Allgather gets no rows; a barrier does not wait for it. What
+// needs every rank (alltoall, reducescatter, gather, scatter, a broadcast whose root has joined)
+// fails by name on the others. Throws Error.
+int join(const ProcessSet& process_set = {});
 
 // Collective in spirit: says that this rank is done, serves the others until all are, then ends the
 // background thread (and MPI, if init() began it). Called at exit if the program does not. Never

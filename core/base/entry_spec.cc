@@ -5,8 +5,9 @@
 namespace horon {
 
 std::string_view to_string(CollectiveKind kind) {
-  constexpr std::array<std::string_view, kCollectiveKindCount> names = {"allreduce", "broadcast",
-                                                                        "allgather", "barrier"};
+  constexpr std::array<std::string_view, kCollectiveKindCount> names = {
+      "allreduce",     "broadcast", "allgather", "barrier",
+      "reducescatter", "alltoall",  "gather",    "scatter"};
   return names.at(static_cast<size_t>(kind));
 }
 
@@ -21,7 +22,50 @@ std::string_view to_string(DeviceKind device) {
   return names.at(static_cast<size_t>(device));
 }
 
+std::string_view to_string(Compression compression) {
+  constexpr std::array<std::string_view, kCompressionCount> names = {"none", "float16", "bfloat16"};
+  return names.at(static_cast<size_t>(compression));
+}
+
 namespace core {
+
+bool reduces(CollectiveKind kind) {
+  return kind == CollectiveKind::Allreduce || kind == CollectiveKind::Reducescatter;
+}
+
+bool has_root(CollectiveKind kind) {
+  return kind == CollectiveKind::Broadcast || kind == CollectiveKind::Gather ||
+         kind == CollectiveKind::Scatter;
+}
+
+bool has_own_rows(CollectiveKind kind) {
+  return kind == CollectiveKind::Allgather || kind == CollectiveKind::Alltoall ||
+         kind == CollectiveKind::Gather || kind == CollectiveKind::Scatter;
+}
+
+size_t extents_of_part(const EntrySpec& spec, bool is_root, int size) {
+  switch (spec.kind) {
+    case CollectiveKind::Allgather:
+    case CollectiveKind::Gather:
+      return 1;
+    case CollectiveKind::Alltoall:
+      return static_cast<size_t>(size);
+    case CollectiveKind::Scatter:
+      return is_root ? static_cast<size_t>(size) : 0;
+    default:
+      return 0;
+  }
+}
+
+int64_t row_elements(const std::vector<int64_t>& shape) {
+  return element_count({shape.begin() + (shape.empty() ? 0 : 1), shape.end()});
+}
+
+std::vector<int64_t> even_splits(int64_t rows, int size) {
+  std::vector<int64_t> splits(static_cast<size_t>(size), rows / size);
+  for (int64_t member = 0; member < rows % size; ++member) ++splits[static_cast<size_t>(member)];
+  return splits;
+}
 
 int64_t element_count(const std::vector<int64_t>& shape) {
   int64_t count = 1;

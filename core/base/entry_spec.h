@@ -14,24 +14,36 @@
 
 namespace horon {
 
-// The order of these three is part of the wire format: append only.
-enum class CollectiveKind : uint8_t { Allreduce, Broadcast, Allgather, Barrier };
-inline constexpr int kCollectiveKindCount = 4;
+// The order of these is part of the wire format: append only.
+enum class CollectiveKind : uint8_t {
+  Allreduce,
+  Broadcast,
+  Allgather,
+  Barrier,
+  Reducescatter,
+  Alltoall,
+  Gather,
+  Scatter,
+};
+inline constexpr int kCollectiveKindCount = 8;
 enum class ReduceOp : uint8_t { Sum, Average, Min, Max, Product };
 inline constexpr int kReduceOpCount = 5;
 enum class DeviceKind : uint8_t { Host, Cuda };
 inline constexpr int kDeviceKindCount = 2;
+// What float32 is rounded to on its way between the ranks; sums are made in float32.
+enum class Compression : uint8_t { None, Float16, BFloat16 };
+inline constexpr int kCompressionCount = 3;
 
 std::string_view to_string(CollectiveKind kind);
 std::string_view to_string(ReduceOp op);
 std::string_view to_string(DeviceKind device);
+std::string_view to_string(Compression compression);
 
 namespace core {
 
 struct TensorPart {
   std::string name;
-  std::vector<int64_t>
-      shape;  // Allgather: the first dimension is each rank's own and is not compared
+  std::vector<int64_t> shape;  // has_own_rows(): the first dimension is each rank's own
 
   bool operator==(const TensorPart&) const = default;
 };
@@ -41,13 +53,33 @@ struct EntrySpec {
   DataType dtype = DataType::Float32;
   ReduceOp reduce_op = ReduceOp::Sum;
   DeviceKind device = DeviceKind::Host;
-  int32_t root = 0;        // Broadcast
+  int32_t root = 0;        // Broadcast, Gather, Scatter: a rank of the world, also in a process set
   double prescale = 1.0;   // floating types: applied to the inputs, in fp32 for 16-bit types
   double postscale = 1.0;  // floating types: applied to the result
+  Compression compression = Compression::None;  // Allreduce of float32
+  // Reducescatter: rows that each member gets, in the order of members; empty: as even as can be,
+  // the first ones get one more.
+  std::vector<int64_t> splits;
   std::vector<TensorPart> parts;
 
   bool operator==(const EntrySpec&) const = default;
 };
+
+// Allreduce and Reducescatter.
+bool reduces(CollectiveKind kind);
+// Broadcast, Gather and Scatter.
+bool has_root(CollectiveKind kind);
+// Allgather, Alltoall, Gather and Scatter: the first dimension of a tensor says how much this rank
+// has, and need not agree.
+bool has_own_rows(CollectiveKind kind);
+// How many numbers a member says about its rows of one part: Allgather and Gather, the rows that it
+// has; Alltoall, and the root of Scatter, the rows that each member of the `size` shall get.
+size_t extents_of_part(const EntrySpec& spec, bool is_root, int size);
+
+// Elements of one row of a tensor whose first dimension counts rows.
+int64_t row_elements(const std::vector<int64_t>& shape);
+// `rows` over `size` members, as even as can be: the first ones get one more.
+std::vector<int64_t> even_splits(int64_t rows, int size);
 
 // Elements of one shape; a scalar (empty shape) has one.
 int64_t element_count(const std::vector<int64_t>& shape);

@@ -22,7 +22,7 @@ struct Batch {
   DataType dtype = DataType::Float32;
   ReduceOp reduce_op = ReduceOp::Sum;
   DeviceKind device = DeviceKind::Host;
-  int root = 0;
+  int root = 0;  // its index among the members
 
   // Floating types: result = postscale / divisor * reduce(prescale * input), 16-bit types in fp32
   // with one rounding at the end. Integers: Average divides the sum by divisor, rounding toward
@@ -31,13 +31,18 @@ struct Batch {
   double postscale = 1.0;
   int64_t divisor = 1;
 
-  // Allreduce, Broadcast: `count` elements; in place if input == output. Allgather: `count`
-  // elements in, and the blocks of all ranks one after the other out, `counts[rank]` elements each.
-  // Barrier: no memory.
+  // Allreduce, Broadcast: `count` elements; in place if input == output. Barrier: no memory.
+  //
+  // The others move blocks, one for each member, in the order of members, one behind the other:
+  // send_counts[m] elements of the input are for member m, receive_counts[m] elements of the output
+  // come from it. Allgather sends all of its `count` elements to everybody (send_counts is empty);
+  // Reducescatter gets one block of `count` elements, reduced over all members (receive_counts is
+  // empty).
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   int64_t count = 0;
-  std::vector<int64_t> counts;
+  std::vector<int64_t> send_counts;
+  std::vector<int64_t> receive_counts;
 };
 
 enum class Progress : uint8_t {
@@ -62,7 +67,7 @@ struct BatchFacts {
   DataType dtype = DataType::Float32;
   ReduceOp reduce_op = ReduceOp::Sum;
   DeviceKind device = DeviceKind::Host;
-  int64_t count = 0;  // elements (Allgather: of all ranks)
+  int64_t count = 0;  // elements (those that move blocks: of all members together)
 };
 
 class CollectiveOp {

@@ -18,7 +18,7 @@ namespace horon::core {
 // A stretch of contiguous elements; in place if input == output.
 struct MemoryPart {
   const std::byte* input = nullptr;
-  std::byte* output = nullptr;  // Allgather: null, see EntryWork::allocate_output
+  std::byte* output = nullptr;  // moves_blocks(): null, see EntryWork::allocate_output
   int64_t count = 0;            // elements
 };
 
@@ -28,9 +28,11 @@ struct EntryWork {
   std::string name;
   std::shared_ptr<const EntrySpec> spec;
   std::vector<MemoryPart> memory;
-  std::function<std::byte*(int64_t elements)> allocate_output;  // Allgather
-  std::unique_ptr<ReadyEvent> ready;                            // null: ready now
-  std::vector<int64_t> counts;                                  // Allgather: elements of each rank
+  // moves_blocks(): the result of a part, once its number of elements is known
+  std::function<std::byte*(size_t part, int64_t elements)> allocate_output;
+  std::unique_ptr<ReadyEvent> ready;  // null: ready now
+  std::vector<int64_t> extents;       // has_own_rows(): as in StartEntry
+  std::vector<int64_t> received;      // moves_blocks(), when finished: as in Outcome
 };
 
 struct BatchWork {

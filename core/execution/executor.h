@@ -12,16 +12,16 @@
 
 #include "horon/core/execution/entry_work.h"
 #include "horon/core/execution/op_table.h"
+#include "horon/core/execution/running_batch.h"
 
 namespace horon::core {
-
-class Timeline;
 
 class Executor {
  public:
   struct Parts {
-    int rank = 0;
+    int rank = 0;  // this rank's index among the members
     int size = 1;
+    std::vector<int> ranks;  // of all members; empty: 0, 1, ...
     std::shared_ptr<OpTable> ops;
     std::vector<std::unique_ptr<MemoryDomain>> domains;  // one per device kind in use
     std::shared_ptr<Timeline> timeline;                  // may be null
@@ -45,15 +45,11 @@ class Executor {
   // write is kept for ever.
   std::vector<FinishedBatch> abandon(const Error& error);
 
-  const OpTable& ops() const { return *parts_.ops; }
+  const OpTable& ops() const { return *context_.ops; }
 
  private:
-  class Running;
-  class Scratch;
-
-  Parts parts_;
-  std::unique_ptr<Scratch> scratch_;
-  std::deque<std::unique_ptr<Running>> running_;  // in the order of the log
+  BatchContext context_;
+  std::deque<std::unique_ptr<RunningBatch>> running_;  // in the order of the log
 };
 
 }  // namespace horon::core

@@ -32,7 +32,13 @@ class PendingCopy {
 struct CopyItem {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
-  size_t bytes = 0;
+  size_t bytes = 0;  // of `from`
+  // Narrow: float32 to this type of 16 bits; Widen: back. Each value is multiplied by `factor` in
+  // float32.
+  enum class Cast : uint8_t { None, Narrow, Widen };
+  Cast cast = Cast::None;
+  Compression type = Compression::None;
+  double factor = 1.0;  // with a cast only
 };
 
 class MemoryDomain {

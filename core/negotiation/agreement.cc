@@ -16,7 +16,7 @@ namespace {
 
 bool shapes_agree(const EntrySpec& spec, const std::vector<int64_t>& a,
                   const std::vector<int64_t>& b) {
-  if (spec.kind != CollectiveKind::Allgather) return a == b;
+  if (!has_own_rows(spec.kind)) return a == b;
   return a.size() == b.size() && (a.empty() || std::equal(a.begin() + 1, a.end(), b.begin() + 1));
 }
 
@@ -40,12 +40,18 @@ std::string device_text(const EntrySpec& s, size_t) { return std::string(to_stri
 std::string root_text(const EntrySpec& s, size_t) { return concat(s.root); }
 std::string prescale_text(const EntrySpec& s, size_t) { return real_text(s.prescale); }
 std::string postscale_text(const EntrySpec& s, size_t) { return real_text(s.postscale); }
+std::string compression_text(const EntrySpec& s, size_t) {
+  return std::string(to_string(s.compression));
+}
+std::string splits_text(const EntrySpec& s, size_t) {
+  return s.splits.empty() ? "even" : shape_text(s.splits);
+}
 std::string parts_text(const EntrySpec& s, size_t) { return concat(s.parts.size()); }
 std::string name_text(const EntrySpec& s, size_t part) { return s.parts.at(part).name; }
 
 std::string part_shape_text(const EntrySpec& s, size_t part) {
   const std::vector<int64_t>& shape = s.parts.at(part).shape;
-  if (s.kind != CollectiveKind::Allgather || shape.empty()) return shape_text(shape);
+  if (!has_own_rows(s.kind) || shape.empty()) return shape_text(shape);
   const std::string rest = shape_text(std::span(shape).subspan(1));
   return concat("[*", rest.size() > 2 ? ", " : "", rest.substr(1));
 }
@@ -56,14 +62,16 @@ struct Field {
   std::string (*text)(const EntrySpec&, size_t part);
 };
 
-constexpr std::array<Field, 8> entry_fields = {{{"collective", kind_text},
-                                                {"dtype", dtype_text},
-                                                {"device", device_text},
-                                                {"reduce op", op_text},
-                                                {"root", root_text},
-                                                {"prescale", prescale_text},
-                                                {"postscale", postscale_text},
-                                                {"number of tensors", parts_text}}};
+constexpr std::array<Field, 10> entry_fields = {{{"collective", kind_text},
+                                                 {"dtype", dtype_text},
+                                                 {"device", device_text},
+                                                 {"reduce op", op_text},
+                                                 {"root", root_text},
+                                                 {"prescale", prescale_text},
+                                                 {"postscale", postscale_text},
+                                                 {"compression", compression_text},
+                                                 {"splits", splits_text},
+                                                 {"number of tensors", parts_text}}};
 constexpr std::array<Field, 2> part_fields = {
     {{"tensor name", name_text}, {"shape", part_shape_text}}};
 
@@ -103,7 +111,8 @@ std::string values(const Field& field, size_t part, Specs specs) {
 bool agree(const EntrySpec& a, const EntrySpec& b) {
   if (a.kind != b.kind || a.dtype != b.dtype || a.reduce_op != b.reduce_op ||
       a.device != b.device || a.root != b.root || !same_real(a.prescale, b.prescale) ||
-      !same_real(a.postscale, b.postscale) || a.parts.size() != b.parts.size()) {
+      !same_real(a.postscale, b.postscale) || a.compression != b.compression ||
+      a.splits != b.splits || a.parts.size() != b.parts.size()) {
     return false;
   }
   for (size_t i = 0; i < a.parts.size(); ++i) {

@@ -10,7 +10,7 @@
 
 namespace horon::core {
 
-// Allgather leaves out the first dimension, which each rank may choose.
+// Leaves out the first dimension where each rank may choose it (has_own_rows()).
 bool agree(const EntrySpec& a, const EntrySpec& b);
 
 // `specs` holds (rank, what it said), ascending by rank, and at least two of them disagree. The

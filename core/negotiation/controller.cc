@@ -1,6 +1,7 @@
 #include "horon/core/negotiation/controller.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "horon/core/base/text.h"
@@ -20,13 +21,22 @@ bool is_record(const Item& item) {
 
 }  // namespace
 
+Controller::Options Controller::complete(Options options) {
+  if (options.ranks.empty()) {
+    options.ranks.resize(static_cast<size_t>(options.size));
+    std::iota(options.ranks.begin(), options.ranks.end(), 0);
+  }
+  HORON_CHECK(options.ranks.size() == static_cast<size_t>(options.size), "one name per member");
+  return options;
+}
+
 Controller::Controller(const Options& options)
-    : options_(options),
-      member_(options.rank, options.size),
+    : options_(complete(options)),
+      member_(options.rank, options_.ranks),
       liveness_(options.ask_after, options.dead_after) {
   if (options.rank != kCoordinatorRank) return;
   Coordinator::Options coordinator;
-  coordinator.size = options.size;
+  coordinator.ranks = options_.ranks;
   coordinator.fusion_bytes_max = options.fusion_bytes_max;
   coordinator.alone_bytes = options.alone_bytes;
   coordinator.batches_in_flight_max = options.batches_in_flight_max;
@@ -68,12 +78,12 @@ void Controller::receive(int from, std::span<const std::byte> bytes) {
   liveness_.heard(from);
   try {
     const Envelope envelope = decode(bytes);
-    if (envelope.set != 0 || envelope.epoch != 0) {
+    if (envelope.set != options_.set || envelope.epoch != 0) {
       throw Error(ErrorCode::Internal, "it is about a process set or an epoch that is not here");
     }
     for (const Item& item : envelope.items) take_item(from, item);
   } catch (const Error& error) {
-    fail(Error(error.code(), concat("message from rank ", from, ": ", error.what())));
+    fail(Error(error.code(), concat("message from rank ", name_of(from), ": ", error.what())));
   }
 }
 
@@ -171,10 +181,11 @@ void Controller::tick(Nanos now) {
     if (fatal_) return;
   }
   if (const std::optional<int> dead = liveness_.dead(now)) {
-    fail(Error(ErrorCode::PeerDead,
-               concat("rank ", *dead, " has not answered for ", liveness_.dead_after() / kSecond,
-                      " s: its process is frozen, dead or cut off (HORON_DEAD_AFTER_S sets this "
-                      "time)")));
+    fail(Error(
+        ErrorCode::PeerDead,
+        concat("rank ", name_of(*dead), " has not answered for ", liveness_.dead_after() / kSecond,
+               " s: its process is frozen, dead or cut off (HORON_DEAD_AFTER_S sets this "
+               "time)")));
   }
 }
 
@@ -243,6 +254,7 @@ Effects Controller::take_effects() {
 
 void Controller::pack_messages() {
   Envelope envelope;
+  envelope.set = options_.set;
   envelope.applied = member_.applied();
   if (!to_members_.empty()) {
     envelope.items = std::exchange(to_members_, {});

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "horon/core/negotiation/coordinator.h"
 #include "horon/core/negotiation/effects.h"
@@ -22,8 +23,10 @@ namespace horon::core {
 class Controller {
  public:
   struct Options {
-    int rank = 0;
+    int rank = 0;  // among the members
     int size = 1;
+    std::vector<int> ranks = {};  // what people call the members; empty: 0, 1, ...
+    uint32_t set = 0;             // stands in every message
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
     int batches_in_flight_max = 2;
@@ -79,6 +82,9 @@ class Controller {
   void forgive(Nanos gap);
   void tick_coordinator();
   void end(const Error& error);
+
+  static Options complete(Options options);
+  int name_of(int member) const { return options_.ranks[static_cast<size_t>(member)]; }
 
   const Options options_;
   Member member_;

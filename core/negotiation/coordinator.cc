@@ -11,21 +11,27 @@ namespace horon::core {
 namespace {
 
 [[noreturn]] void broken(int from, const std::string& what) {
-  throw Error(ErrorCode::Internal, concat("rank ", from, " broke the control protocol: ", what));
-}
-
-// "rank 1", "ranks 1 and 2"
-std::string ranks_text(const std::vector<int>& ranks) {
-  return concat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
+  throw Error(ErrorCode::Internal, concat("member ", from, " broke the control protocol: ", what));
 }
 
 }  // namespace
 
 Coordinator::Coordinator(const Options& options)
     : options_(options),
+      size_(static_cast<int>(options.ranks.size())),
       planner_(options.fusion_bytes_max, options.alone_bytes),
-      joined_(static_cast<size_t>(options.size)),
-      shut_(static_cast<size_t>(options.size)) {}
+      joined_(options.ranks.size()),
+      shut_(options.ranks.size()) {}
+
+std::string Coordinator::ranks_text(const std::vector<int>& members) const {
+  std::vector<int> ranks;
+  for (const int member : members) ranks.push_back(options_.ranks.at(static_cast<size_t>(member)));
+  return concat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
+}
+
+size_t Coordinator::extents_said(const EntrySpec& spec, size_t member) const {
+  return spec.parts.size() * extents_of_part(spec, options_.ranks[member] == spec.root, size_);
+}
 
 void Coordinator::take(int from, const Item& item, Nanos now) {
   const auto member = static_cast<size_t>(from);
@@ -63,8 +69,8 @@ Coordinator::Entry& Coordinator::open(const std::string& name, Nanos now) {
   if (known != by_name_.end()) return *known->second;
   Entry& entry = entries_.emplace_back();
   entry.name = name;
-  entry.words.resize(static_cast<size_t>(options_.size));
-  entry.awaited = options_.size - away_count_;
+  entry.words.resize(static_cast<size_t>(size_));
+  entry.awaited = size_ - away_count_;
   entry.opened = now;
   by_name_[name] = std::prev(entries_.end());
   return entry;
@@ -84,13 +90,17 @@ void Coordinator::take_ready(int from, const Ready& ready, Nanos now) {
   if (!ready.absent.empty() && ready.absent.size() != spec->parts.size()) {
     broken(from, concat("the absent flags of \"", name, "\" do not fit its tensors"));
   }
-  if (ready.first_extent < 0) broken(from, concat("\"", name, "\" has a negative extent"));
+  const bool negative = std::any_of(ready.extents.begin(), ready.extents.end(),
+                                    [](int64_t extent) { return extent < 0; });
+  if (negative || ready.extents.size() != extents_said(*spec, static_cast<size_t>(from))) {
+    broken(from, concat("the extents of \"", name, "\" can't be"));
+  }
   Entry& entry = open(name, now);
   Word& word = word_of(entry, from);
   word.kind = Word::Kind::Ready;
   word.spec = spec;
   word.absent = ready.absent;
-  word.first_extent = ready.first_extent;
+  word.extents = ready.extents;
   for (const Word& other : entry.words) {
     if (other.kind != Word::Kind::Ready || &other == &word) continue;
     if (other.spec != word.spec && !agree(*other.spec, *word.spec)) entry.disagree = true;
@@ -130,14 +140,14 @@ std::vector<Item> Coordinator::decide() {
     entries_.erase(place);
   }
   complete_.clear();
-  const bool all_away = away_count_ == options_.size;
+  const bool all_away = away_count_ == size_;
   plan(log, all_away);
   if (all_away && last_joined_ >= 0) {
-    log.emplace_back(Joined{std::exchange(last_joined_, -1)});
+    log.emplace_back(Joined{options_.ranks[static_cast<size_t>(std::exchange(last_joined_, -1))]});
     std::fill(joined_.begin(), joined_.end(), false);
     away_count_ = shut_count_;
   }
-  if (shut_count_ == options_.size) {
+  if (shut_count_ == size_) {
     HORON_CHECK(entries_.empty() && planner_.empty(), "entries are left at the end of the log");
     log.emplace_back(Bye{});
     ended_ = true;
@@ -181,21 +191,38 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
     for (size_t member = 0; member < entry.words.size(); ++member) {
       if (entry.words[member].kind != Word::Kind::Refused) continue;
       return Fail{entry.name, ErrorCode::InvalidArgument,
-                  concat("tensor \"", entry.name, "\" was refused on rank ", member, ": ",
-                         entry.words[member].refusal)};
+                  concat("tensor \"", entry.name, "\" was refused on rank ", options_.ranks[member],
+                         ": ", entry.words[member].refusal)};
     }
   }
   if (entry.disagree) return Fail{entry.name, ErrorCode::Mismatch, mismatch_text(entry)};
   if (joined.empty()) return std::nullopt;
+  return fault_of_joined(entry, joined);
+}
+
+// What can't go on without the members that have joined.
+std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
+                                                 const std::vector<int>& joined) const {
   const auto speaker = std::find_if(entry.words.begin(), entry.words.end(), [](const Word& word) {
     return word.kind == Word::Kind::Ready;
   });
   const EntrySpec& spec = *speaker->spec;
-  if (spec.kind == CollectiveKind::Broadcast &&
-      std::find(joined.begin(), joined.end(), spec.root) != joined.end()) {
+  if (spec.kind == CollectiveKind::Broadcast) {
+    const bool root_joined = std::any_of(joined.begin(), joined.end(), [&](int member) {
+      return options_.ranks[static_cast<size_t>(member)] == spec.root;
+    });
+    if (!root_joined) return std::nullopt;
     return Fail{entry.name, ErrorCode::RankLeft,
                 concat("tensor \"", entry.name, "\" can't be broadcast: its root, rank ", spec.root,
                        ", has joined")};
+  }
+  if (spec.kind == CollectiveKind::Reducescatter || spec.kind == CollectiveKind::Alltoall ||
+      spec.kind == CollectiveKind::Gather || spec.kind == CollectiveKind::Scatter) {
+    return Fail{entry.name, ErrorCode::RankLeft,
+                concat("tensor \"", entry.name, "\" can't complete: ", ranks_text(joined),
+                       joined.size() == 1 ? " has" : " have", " joined, and ", to_string(spec.kind),
+                       " needs every rank. Call it before join(), or on a process set of the ranks "
+                       "that go on.")};
   }
   return std::nullopt;
 }
@@ -204,7 +231,7 @@ std::string Coordinator::mismatch_text(const Entry& entry) const {
   std::vector<std::pair<int, SpecPtr>> specs;
   for (size_t member = 0; member < entry.words.size(); ++member) {
     const Word& word = entry.words[member];
-    if (word.kind == Word::Kind::Ready) specs.emplace_back(static_cast<int>(member), word.spec);
+    if (word.kind == Word::Kind::Ready) specs.emplace_back(options_.ranks[member], word.spec);
   }
   return disagreement(entry.name, specs);
 }
@@ -222,8 +249,10 @@ ClosedEntry Coordinator::closed(const Entry& entry) const {
     if (out.spec == nullptr) out.spec = word.spec;
     some_absent = some_absent || !word.absent.empty();
   }
-  if (out.spec->kind == CollectiveKind::Allgather) {
-    for (const Word& word : entry.words) out.first_extents.push_back(word.first_extent);
+  for (size_t member = 0; member < entry.words.size(); ++member) {
+    std::vector<int64_t> said = entry.words[member].extents;
+    said.resize(extents_said(*out.spec, member));  // a member that has joined has no rows
+    out.extents.insert(out.extents.end(), said.begin(), said.end());
   }
   if (!some_absent) return out;
   out.produced.assign(out.spec->parts.size(), false);
@@ -254,7 +283,7 @@ void Coordinator::plan(std::vector<Item>& log, bool everything) {
 PlannedEntry Coordinator::planned(ClosedEntry entry) {
   PlannedEntry out;
   out.produced = std::move(entry.produced);
-  out.first_extents = std::move(entry.first_extents);
+  out.extents = std::move(entry.extents);
   const auto known = known_.find(entry.name);
   if (known != known_.end() &&
       (known->second.spec == entry.spec || agree(*known->second.spec, *entry.spec))) {
@@ -314,10 +343,10 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
 }
 
 std::string Coordinator::away_report(Nanos now, Nanos age) const {
-  if (away_count_ == 0 || away_count_ == options_.size || now - away_since_ < age) return {};
+  if (away_count_ == 0 || away_count_ == size_ || now - away_since_ < age) return {};
   std::vector<int> gone;
   std::vector<int> here;
-  for (int member = 0; member < options_.size; ++member) {
+  for (int member = 0; member < size_; ++member) {
     (away(static_cast<size_t>(member)) ? gone : here).push_back(member);
   }
   return concat(ranks_text(gone), " called shutdown() or join(); not yet: ", ranks_text(here));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -17,7 +18,7 @@ namespace horon::core {
 class Coordinator {
  public:
   struct Options {
-    int size = 1;
+    std::vector<int> ranks = {0};  // of all members, as people know them
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
     // While so many batches run and less than fusion_bytes_max is ready, planning waits: what comes
@@ -58,7 +59,7 @@ class Coordinator {
     Kind kind = Kind::None;
     SpecPtr spec;
     std::vector<bool> absent;
-    int64_t first_extent = 0;
+    std::vector<int64_t> extents;
     std::string refusal;
   };
   struct Entry {
@@ -90,8 +91,14 @@ class Coordinator {
   void plan(std::vector<Item>& log, bool everything);
   PlannedEntry planned(ClosedEntry entry);
   std::vector<int> silent_members(const Entry& entry) const;
+  std::optional<Fail> fault_of_joined(const Entry& entry, const std::vector<int>& joined) const;
+
+  // "rank 1", "ranks 1 and 2"
+  std::string ranks_text(const std::vector<int>& members) const;
+  size_t extents_said(const EntrySpec& spec, size_t member) const;
 
   const Options options_;
+  const int size_;
   FusionPlanner planner_;
   std::list<Entry> entries_;  // in the order in which they were opened
   std::unordered_map<std::string, EntryPlace> by_name_;

@@ -24,8 +24,8 @@ struct StartEntry {
       ticket;  // empty: this member has joined, and takes part with neutral elements
   std::string name;
   SpecPtr spec;
-  std::vector<bool> produced;          // per part: somebody has it; empty: all
-  std::vector<int64_t> first_extents;  // Allgather: of each member
+  std::vector<bool> produced;    // per part: somebody has it; empty: all
+  std::vector<int64_t> extents;  // has_own_rows(): of each member, one after the other
 };
 
 // Run these entries as one collective. Batches are started in the order in which they are given

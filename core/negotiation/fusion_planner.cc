@@ -9,7 +9,8 @@ bool same_collective(const ClosedEntry& a, const ClosedEntry& b) {
   return a.spec->kind == b.spec->kind && a.spec->dtype == b.spec->dtype &&
          a.spec->reduce_op == b.spec->reduce_op && a.spec->device == b.spec->device &&
          a.spec->root == b.spec->root && a.spec->prescale == b.spec->prescale &&
-         a.spec->postscale == b.spec->postscale && a.joined == b.joined;
+         a.spec->postscale == b.spec->postscale && a.spec->compression == b.spec->compression &&
+         a.joined == b.joined;
 }
 
 }  // namespace

@@ -21,9 +21,9 @@ namespace horon::core {
 struct ClosedEntry {
   std::string name;
   SpecPtr spec;
-  std::vector<bool> produced;          // per part: somebody has it; empty: all
-  std::vector<int64_t> first_extents;  // Allgather: of each member
-  std::vector<int> joined;             // members without a word that have joined
+  std::vector<bool> produced;    // per part: somebody has it; empty: all
+  std::vector<int64_t> extents;  // has_own_rows(): of each member, one after the other
+  std::vector<int> joined;       // members without a word that have joined
 };
 
 class FusionPlanner {

@@ -16,6 +16,9 @@ namespace {
 
 }  // namespace
 
+Member::Member(int index, std::vector<int> ranks)
+    : index_(index), ranks_(std::move(ranks)), size_(static_cast<int>(ranks_.size())) {}
+
 void Member::submit(Request request, Effects& effects) {
   const auto reject = [&](ErrorCode code, const std::string& text) {
     effects.finished.push_back({request.ticket, Error(code, text)});
@@ -70,9 +73,7 @@ void Member::say_ready(const Request& request) {
     ready.spec = request.spec;
   }
   ready.absent = request.absent;
-  if (request.spec->kind == CollectiveKind::Allgather) {
-    ready.first_extent = request.spec->parts.at(0).shape.at(0);
-  }
+  ready.extents = request.extents;
   news_.emplace_back(std::move(ready));
 }
 
@@ -133,7 +134,7 @@ void Member::apply(const Item& record, Effects& effects) {
 void Member::apply(const Plan& plan, Effects& effects) {
   for (const PlannedBatch& batch : plan.batches) {
     check(batch);
-    const bool joined_here = std::binary_search(batch.joined.begin(), batch.joined.end(), rank_);
+    const bool joined_here = std::binary_search(batch.joined.begin(), batch.joined.end(), index_);
     StartBatch start;
     start.sequence = next_sequence_++;
     start.contributors = size_ - static_cast<int>(batch.joined.size());
@@ -172,18 +173,22 @@ std::pair<std::string, SpecPtr> Member::learn(const PlannedEntry& planned) {
 
 void Member::check(const PlannedEntry& planned, const std::string& name,
                    const EntrySpec& spec) const {
-  const auto size = static_cast<size_t>(size_);
-  const bool gathers = spec.kind == CollectiveKind::Allgather;
   if (!planned.produced.empty() && planned.produced.size() != spec.parts.size()) {
     broken(concat("the plan's flags for \"", name, "\" do not fit its tensors"));
   }
-  if (gathers && (spec.parts.size() != 1 || spec.parts.front().shape.empty())) {
-    broken(concat("a plan gathers \"", name, "\", which has no rows"));
+  const bool scalar_part = std::any_of(spec.parts.begin(), spec.parts.end(),
+                                       [](const TensorPart& part) { return part.shape.empty(); });
+  if (has_own_rows(spec.kind) && (spec.parts.empty() || scalar_part)) {
+    broken(concat("a plan divides \"", name, "\", which has no rows"));
   }
-  const std::vector<int64_t>& extents = planned.first_extents;
+  size_t expected = 0;
+  for (const int rank : ranks_) {
+    expected += spec.parts.size() * extents_of_part(spec, rank == spec.root, size_);
+  }
+  const std::vector<int64_t>& extents = planned.extents;
   const bool negative =
       std::any_of(extents.begin(), extents.end(), [](int64_t e) { return e < 0; });
-  if (extents.size() != (gathers ? size : 0) || negative) {
+  if (extents.size() != expected || negative) {
     broken(concat("the plan's extents for \"", name, "\" can't be"));
   }
 }
@@ -193,7 +198,7 @@ StartEntry Member::start_entry(const PlannedEntry& planned, bool joined_here) {
   std::tie(entry.name, entry.spec) = learn(planned);
   check(planned, entry.name, *entry.spec);
   entry.produced = planned.produced;
-  entry.first_extents = planned.first_extents;
+  entry.extents = planned.extents;
   if (joined_here) return entry;
   const auto own = unserved_.find(entry.name);
   if (own == unserved_.end() || own->second.said.refused) {

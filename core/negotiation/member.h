@@ -17,12 +17,14 @@ struct Request {
   Ticket ticket = 0;
   std::string name;
   SpecPtr spec;
-  std::vector<bool> absent;  // see Ready
+  std::vector<bool> absent;      // see Ready
+  std::vector<int64_t> extents;  // see Ready
 };
 
 class Member {
  public:
-  Member(int rank, int size) : rank_(rank), size_(size) {}
+  // `ranks`: of all members, as people know them; `index`: this one's place among them.
+  Member(int index, std::vector<int> ranks);
 
   // A name that is unserved, or a call after join() or shutdown(), finishes with an error at once;
   // nothing is sent.
@@ -81,7 +83,8 @@ class Member {
   // The name and the agreed spec of an entry; notes its id.
   std::pair<std::string, SpecPtr> learn(const PlannedEntry& planned);
 
-  const int rank_;
+  const int index_;
+  const std::vector<int> ranks_;
   const int size_;
   bool leaving_ = false;
   bool leaving_said_ = false;

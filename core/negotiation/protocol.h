@@ -30,7 +30,7 @@ struct Ready {
   std::string name;          // empty if id is given
   SpecPtr spec;              // null if id is given
   std::vector<bool> absent;  // per part: this rank has nothing for it; empty: all parts are here
-  int64_t first_extent = 0;  // Allgather: this rank's first dimension
+  std::vector<int64_t> extents;  // has_own_rows(): see extents_of_part(), part by part
 };
 
 // "My program's call was wrong": the entry must fail alike everywhere.
@@ -54,8 +54,8 @@ struct PlannedEntry {
   std::string
       name;  // with its spec in the first plan of an id, and always without an id; else empty
   SpecPtr spec;
-  std::vector<bool> produced;          // per part: somebody has it; empty: all parts
-  std::vector<int64_t> first_extents;  // Allgather: of each member
+  std::vector<bool> produced;    // per part: somebody has it; empty: all parts
+  std::vector<int64_t> extents;  // has_own_rows(): of each member, one after the other
 };
 
 // Entries that run as one collective, packed one behind the other.

@@ -11,7 +11,7 @@ namespace horon::core {
 namespace {
 
 // Changes with every change of the format, so that two builds never misread each other.
-constexpr uint8_t kFormatVersion = 1;
+constexpr uint8_t kFormatVersion = 2;
 
 class Writer {
  public:
@@ -63,6 +63,8 @@ class Writer {
     number(static_cast<uint32_t>(spec->root));
     real(spec->prescale);
     real(spec->postscale);
+    byte(static_cast<uint8_t>(spec->compression));
+    numbers(spec->splits);
     number(spec->parts.size());
     for (const TensorPart& part : spec->parts) {
       text(part.name);
@@ -172,6 +174,8 @@ class Reader {
     spec->root = static_cast<int32_t>(number32());
     spec->prescale = real();
     spec->postscale = real();
+    spec->compression = enumerator<Compression>(kCompressionCount);
+    spec->splits = numbers<int64_t>();
     spec->parts.resize(count(2));
     for (TensorPart& part : spec->parts) {
       part.name = text();
@@ -212,7 +216,7 @@ void write(Writer& out, const PlannedEntry& entry) {
   out.text(entry.name);
   out.spec(entry.spec);
   out.flags(entry.produced);
-  out.numbers(entry.first_extents);
+  out.numbers(entry.extents);
 }
 
 PlannedEntry read_planned_entry(Reader& in) {
@@ -221,7 +225,7 @@ PlannedEntry read_planned_entry(Reader& in) {
   entry.name = in.text();
   entry.spec = in.spec();
   entry.produced = in.flags();
-  entry.first_extents = in.numbers<int64_t>();
+  entry.extents = in.numbers<int64_t>();
   return entry;
 }
 
@@ -235,7 +239,7 @@ struct WriteItem {
       out.spec(item.spec);
     }
     out.flags(item.absent);
-    out.number(static_cast<uint64_t>(item.first_extent));
+    out.numbers(item.extents);
   }
   void operator()(const Refused& item) const {
     out.text(item.name);
@@ -279,7 +283,7 @@ Ready read_ready(Reader& in) {
     if (item.spec == nullptr) Reader::bad("a submission has neither id nor spec");
   }
   item.absent = in.flags();
-  item.first_extent = static_cast<int64_t>(in.number());
+  item.extents = in.numbers<int64_t>();
   return item;
 }
 
@@ -365,6 +369,12 @@ Envelope decode(std::span<const std::byte> bytes) {
   for (size_t i = 0; i < items; ++i) envelope.items.push_back(read_item(in));
   if (in.left() != 0) Reader::bad("bytes are left over");
   return envelope;
+}
+
+uint32_t set_of(std::span<const std::byte> bytes) {
+  Reader in(bytes);
+  if (in.byte() != kFormatVersion) Reader::bad("it is of another version of Horon");
+  return in.number32();
 }
 
 }  // namespace horon::core

@@ -10,6 +10,8 @@
 
 namespace horon::core {
 
+// The process set that a message is about; reads no more than that. Throws Error(Internal).
+uint32_t set_of(std::span<const std::byte> bytes);
 std::vector<std::byte> encode(const Envelope& envelope);
 
 // Throws Error(Internal) naming what is wrong for anything that encode() can't have made, so that

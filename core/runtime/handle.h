@@ -18,10 +18,13 @@ struct Outcome {
   std::optional<Error> error;
   // Nobody had anything for this entry: its memory was not touched.
   bool unused = false;
+  // join(): the rank that came last.
+  int last_joined = -1;
   // Per part: did any rank contribute? Empty means all parts.
   std::vector<bool> produced;
-  // Allgather: elements that came from each rank.
-  std::vector<int64_t> counts;
+  // Allgather, Gather, Alltoall, Scatter: elements that came from each member, part by part;
+  // Reducescatter: elements of each part.
+  std::vector<int64_t> received;
 };
 
 class HandleState {

@@ -6,14 +6,15 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "horon/core/base/config.h"
 #include "horon/core/base/topology.h"
+#include "horon/core/runtime/set_runner.h"
 #include "horon/core/runtime/submission.h"
 
 namespace horon::core {
 
-class Executor;
 class Timeline;
 class Transport;
 
@@ -23,7 +24,11 @@ class Runtime {
     Config config;
     Topology topology;
     std::unique_ptr<Transport> transport;
-    std::unique_ptr<Executor> executor;
+    SetResources world;  // of all ranks
+    // Makes what a process set of these ranks runs on; this rank is one of them. Called on the
+    // runtime thread, at nearly the same time on all members, so it may wait for them. May be null:
+    // then add_set() is refused.
+    std::function<SetResources(const std::vector<int>& ranks)> make_set;
     std::shared_ptr<Timeline> timeline;  // null: none is written
   };
 
@@ -41,7 +46,19 @@ class Runtime {
   // For a call that is wrong on this rank alone: the same name fails with this text on every rank
   // that submits it, instead of waiting for this one. The caller throws its own error. Any thread;
   // never throws.
-  void refuse(const std::string& name, const std::string& text) noexcept;
+  void refuse(const std::string& name, const std::string& text, uint32_t set = 0) noexcept;
+
+  // "This rank has no more data": until every member has said so, this rank takes part in the
+  // others' reductions with neutral elements. The outcome tells who came last. Any thread. Throws
+  // Error.
+  std::shared_ptr<HandleState> join(uint32_t set = 0);
+
+  // Local halves of making and removing a process set; session code sees to it that all ranks do
+  // so together. `id` is the same on all members and never used again; `ranks` ascending; does
+  // nothing if this rank is not among them. remove_set() waits until all members have called it
+  // and what they had submitted has ended. Any thread; block. Throw Error.
+  void add_set(uint32_t id, const std::vector<int>& ranks);
+  void remove_set(uint32_t id);
 
   // Says "no more from this rank", serves the others until all ranks have said so or the deadline
   // has passed, and joins the thread. Never throws; returns the names of what went wrong, if

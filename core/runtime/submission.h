@@ -15,7 +15,10 @@
 
 namespace horon::core {
 
+inline constexpr uint32_t kWorldSet = 0;  // the process set of all ranks
+
 struct Submission {
+  uint32_t set = kWorldSet;
   std::string name;  // at most kNameBytesMax bytes, unique among entries in flight on this rank
   std::shared_ptr<const EntrySpec>
       spec;  // shared, so that a training step copies no names and shapes
@@ -24,9 +27,14 @@ struct Submission {
   // memory may be given as one MemoryPart (a gradient bucket is one): then nothing is packed.
   std::vector<MemoryPart> memory;
 
-  // Allgather only: called on the runtime thread when the number of elements of the result is
-  // known; returns memory that lives until the handle is finished.
-  std::function<std::byte*(int64_t elements)> allocate_output;
+  // moves_blocks() (execution/block_layout.h) only, with one MemoryPart per part: called on the
+  // runtime thread for each part when the number of elements of its result is known; returns memory
+  // that lives until the handle is finished. Not null for elements > 0.
+  std::function<std::byte*(size_t part, int64_t elements)> allocate_output;
+
+  // Alltoall, and the root of Scatter: rows that each member of the set gets, part by part. Others:
+  // empty.
+  std::vector<int64_t> splits;
 
   // Parts that this rank did not produce in this step (a gradient of an unused parameter): their
   // memory holds the neutral contribution. Empty: all parts are here. One flag per part of the
@@ -36,6 +44,13 @@ struct Submission {
   std::unique_ptr<ReadyEvent> ready;  // null: the memory may be read now
   std::shared_ptr<void> keep_alive;   // released when the handle has finished
   std::shared_ptr<HandleState> handle;
+};
+
+// A call that was wrong on this rank alone: the entry fails with this text on the others.
+struct Refusal {
+  uint32_t set = 0;
+  std::string name;
+  std::string text;
 };
 
 inline constexpr size_t kNameBytesMax = 4096;

@@ -1,40 +1,100 @@
 #include "horon/core/runtime/submission_check.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "horon/core/base/text.h"
+#include "horon/core/execution/block_layout.h"
 
 namespace horon::core {
 namespace {
 
-std::string fault_of_spec(const EntrySpec& spec, int world_size) {
-  const bool reduces = spec.kind == CollectiveKind::Allreduce;
-  if (spec.kind == CollectiveKind::Broadcast && (spec.root < 0 || spec.root >= world_size)) {
-    return concat("root ", spec.root, " is no rank; ranks are 0 to ", world_size - 1);
-  }
-  if (reduces && spec.dtype == DataType::Bool && spec.reduce_op == ReduceOp::Average) {
+bool has(std::span<const int> ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+std::string fault_of_reduction(const EntrySpec& spec) {
+  if (spec.dtype == DataType::Bool && spec.reduce_op == ReduceOp::Average) {
     return "an average of bool is not defined; use Max (any), Min (all) or a float dtype";
   }
+  return "";
+}
+
+std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
+  if (has_root(spec.kind) && !has(ranks, spec.root)) {
+    return concat("root ", spec.root, " is no rank of the process set; its ranks are ",
+                  list_ranks(ranks));
+  }
+  if (reduces(spec.kind)) {
+    if (std::string fault = fault_of_reduction(spec); !fault.empty()) return fault;
+  }
   const bool scaled = spec.prescale != 1.0 || spec.postscale != 1.0;
-  if (scaled && (!reduces || !is_floating(spec.dtype))) {
-    return concat("prescale and postscale are for allreduce of floating types, not for ",
+  if (scaled && (!reduces(spec.kind) || !is_floating(spec.dtype))) {
+    return concat("prescale and postscale are for reductions of floating types, not for ",
                   to_string(spec.kind), " of ", to_string(spec.dtype));
   }
-  if (spec.kind == CollectiveKind::Allgather &&
-      (spec.parts.size() != 1 || spec.parts[0].shape.empty())) {
-    return "allgather needs one tensor of at least one dimension";
+  if (spec.compression != Compression::None &&
+      (spec.kind != CollectiveKind::Allreduce || spec.dtype != DataType::Float32)) {
+    return concat("compression is for allreduce of float32, not for ", to_string(spec.kind), " of ",
+                  to_string(spec.dtype));
   }
   for (const TensorPart& part : spec.parts) {
     const auto negative = std::find_if(part.shape.begin(), part.shape.end(),
                                        [](int64_t extent) { return extent < 0; });
     if (negative != part.shape.end()) return concat("negative extent in ", shape_text(part.shape));
+    if (moves_blocks(spec.kind) && part.shape.empty()) {
+      return concat(to_string(spec.kind), " needs tensors of at least one dimension");
+    }
+  }
+  return "";
+}
+
+// One list of splits against the rows that it divides.
+std::string fault_of_splits(std::span<const int64_t> splits, int64_t rows, size_t members) {
+  if (splits.size() != members) {
+    return concat(splits.size(), " splits for ", members, " ranks; give one for each rank");
+  }
+  if (std::any_of(splits.begin(), splits.end(), [](int64_t split) { return split < 0; })) {
+    return concat("a split is negative in ", shape_text(splits));
+  }
+  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  if (sum != rows) {
+    return concat("the splits ", shape_text(splits), " add up to ", sum,
+                  ", but the first dimension is ", rows);
+  }
+  return "";
+}
+
+std::string fault_of_rows(const Submission& submission, int rank, std::span<const int> ranks) {
+  const EntrySpec& spec = *submission.spec;
+  const size_t members = ranks.size();
+  const bool divides = spec.kind == CollectiveKind::Alltoall ||
+                       (spec.kind == CollectiveKind::Scatter && spec.root == rank);
+  if (submission.splits.size() != (divides ? members * spec.parts.size() : 0) && !divides) {
+    return concat("splits are not for ", to_string(spec.kind), " on this rank");
+  }
+  for (size_t part = 0; part < spec.parts.size(); ++part) {
+    const int64_t rows = spec.parts[part].shape.front();
+    if (spec.kind == CollectiveKind::Reducescatter && !spec.splits.empty()) {
+      if (std::string fault = fault_of_splits(spec.splits, rows, members); !fault.empty()) {
+        return fault;
+      }
+    }
+    if (!divides) continue;
+    const std::span<const int64_t> all(submission.splits);
+    const bool fits = all.size() == members * spec.parts.size();
+    const auto own = fits ? all.subspan(part * members, members) : all;
+    if (std::string fault = fault_of_splits(own, rows, members); !fault.empty()) return fault;
+  }
+  if (submission.allocate_output == nullptr || submission.memory.size() != spec.parts.size()) {
+    return "it needs one piece of memory for each tensor and an allocator for the results";
   }
   return "";
 }
 
 }  // namespace
 
-std::string find_fault(const Submission& submission, int world_size) {
+std::string find_fault(const Submission& submission, int rank, std::span<const int> ranks) {
   if (submission.spec == nullptr) return "it has no spec";
   const EntrySpec& spec = *submission.spec;
   if (submission.name.empty()) return "the name is empty";
@@ -44,18 +104,18 @@ std::string find_fault(const Submission& submission, int world_size) {
   if (spec.parts.size() > kPartsMax) {
     return concat("it has ", spec.parts.size(), " parts; the limit is ", kPartsMax);
   }
-  if (std::string fault = fault_of_spec(spec, world_size); !fault.empty()) return fault;
+  if (moves_blocks(spec.kind) && spec.parts.empty()) return "it has no tensors";
+  if (std::string fault = fault_of_spec(spec, ranks); !fault.empty()) return fault;
   if (!submission.absent.empty() && submission.absent.size() != spec.parts.size()) {
     return "the absent flags do not fit the parts";
+  }
+  if (moves_blocks(spec.kind)) {
+    if (std::string fault = fault_of_rows(submission, rank, ranks); !fault.empty()) return fault;
   }
   int64_t count = 0;
   for (const MemoryPart& part : submission.memory) count += part.count;
   if (count != element_count(spec)) {
     return concat("its memory holds ", count, " elements, its shapes say ", element_count(spec));
-  }
-  if (spec.kind == CollectiveKind::Allgather &&
-      (submission.allocate_output == nullptr || submission.memory.size() != 1)) {
-    return "allgather needs one piece of memory and an allocator for its result";
   }
   return "";
 }

@@ -1,6 +1,7 @@
 // What is wrong with one call on this rank alone, before anybody else hears of it.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "horon/core/runtime/submission.h"
@@ -8,6 +9,7 @@
 namespace horon::core {
 
 // One sentence that names the tensor, the value and the cure; empty if the submission is fine.
-std::string find_fault(const Submission& submission, int world_size);
+// `ranks`: the members of its process set, this rank being one of them.
+std::string find_fault(const Submission& submission, int rank, std::span<const int> ranks);
 
 }  // namespace horon::core

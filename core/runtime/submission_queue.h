@@ -15,16 +15,22 @@
 
 namespace horon::core {
 
-struct Refusal {
-  std::string name;
-  std::string text;
-};
 struct JoinCall {
+  uint32_t set = 0;
+  std::shared_ptr<HandleState> handle;
+};
+struct AddSetCall {
+  uint32_t set = 0;
+  std::vector<int> ranks;
+  std::shared_ptr<HandleState> handle;
+};
+struct RemoveSetCall {
+  uint32_t set = 0;
   std::shared_ptr<HandleState> handle;
 };
 struct ShutdownCall {};
 
-using Call = std::variant<Submission, Refusal, JoinCall, ShutdownCall>;
+using Call = std::variant<Submission, Refusal, JoinCall, AddSetCall, RemoveSetCall, ShutdownCall>;
 
 class SubmissionQueue {
  public:

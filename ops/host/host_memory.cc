@@ -5,6 +5,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/host/host_kernels.h"
 
 namespace horon::ops {
 
@@ -22,7 +23,22 @@ std::shared_ptr<std::byte> HostMemory::allocate(size_t bytes) {
 
 std::unique_ptr<core::PendingCopy> HostMemory::copy(std::span<const core::CopyItem> items) {
   for (const core::CopyItem& item : items) {
-    if (item.bytes > 0) std::memcpy(item.to, item.from, item.bytes);
+    if (item.bytes == 0) continue;
+    const DataType type =
+        item.type == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
+    switch (item.cast) {
+      case core::CopyItem::Cast::None:
+        std::memcpy(item.to, item.from, item.bytes);
+        break;
+      case core::CopyItem::Cast::Narrow:
+        narrow(type, reinterpret_cast<const float*>(item.from), item.to,
+               static_cast<int64_t>(item.bytes / sizeof(float)), item.factor);
+        break;
+      case core::CopyItem::Cast::Widen:
+        widen(type, item.from, reinterpret_cast<float*>(item.to),
+              static_cast<int64_t>(item.bytes / size_of(type)), item.factor);
+        break;
+    }
   }
   return nullptr;
 }

@@ -16,7 +16,7 @@ class InFlightAllgather final : public MpiInFlight {
  public:
   InFlightAllgather(std::shared_ptr<MpiChannel> shared, core::Batch given)
       : MpiInFlight(std::move(shared), std::move(given)) {
-    const std::vector<int64_t>& counts = batch().counts;
+    const std::vector<int64_t>& counts = batch().receive_counts;
     HORON_CHECK(counts.size() == static_cast<size_t>(channel().size()), "one count for each rank");
     HORON_CHECK(counts[static_cast<size_t>(channel().rank())] == batch().count,
                 "this rank's count must be its own");
@@ -45,7 +45,7 @@ class InFlightAllgather final : public MpiInFlight {
     if (by_one_call()) return post_gather();
     int64_t block = 0;
     for (int root = 0; root < channel().size(); ++root) {
-      const int64_t block_count = batch().counts[static_cast<size_t>(root)];
+      const int64_t block_count = batch().receive_counts[static_cast<size_t>(root)];
       for_each_piece(block_count, [&](int64_t begin, int count) {
         core::check_mpi(MPI_Ibcast(place(block + begin), count, mpi_datatype(batch().dtype), root,
                                    channel().communicator(), add_request()),
@@ -57,7 +57,7 @@ class InFlightAllgather final : public MpiInFlight {
 
   void post_gather() {
     int64_t begin = 0;
-    for (const int64_t count : batch().counts) {
+    for (const int64_t count : batch().receive_counts) {
       counts_.push_back(static_cast<int>(count));
       places_.push_back(static_cast<int>(begin));
       begin += count;

@@ -1,6 +1,8 @@
 // Owner of a duplicated communicator: the collectives of one process set have it to themselves.
 #pragma once
 
+#include <vector>
+
 #include <mpi.h>
 
 #include "horon/core/transport/mpi_session.h"
@@ -11,6 +13,8 @@ class MpiCommunicator {
  public:
   // Collective over the session's communicator; the session must outlive it.
   explicit MpiCommunicator(const core::MpiSession& session);
+  // Of some ranks of the session, ascending; collective over these alone.
+  MpiCommunicator(const core::MpiSession& session, const std::vector<int>& ranks);
   // Collective, unless the session was abandoned: then the communicator is left to the process.
   ~MpiCommunicator();
   MpiCommunicator(const MpiCommunicator&) = delete;

@@ -5,6 +5,8 @@
 #include "horon/ops/mpi/mpi_barrier.h"
 #include "horon/ops/mpi/mpi_broadcast.h"
 #include "horon/ops/mpi/mpi_channel.h"
+#include "horon/ops/mpi/mpi_exchange.h"
+#include "horon/ops/mpi/mpi_reducescatter.h"
 
 namespace horon::ops {
 
@@ -14,6 +16,11 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(const void* commun
   ops.push_back(std::make_unique<MpiAllreduce>(channel));
   ops.push_back(std::make_unique<MpiBroadcast>(channel));
   ops.push_back(std::make_unique<MpiAllgather>(channel));
+  ops.push_back(std::make_unique<MpiReducescatter>(channel));
+  for (const CollectiveKind kind :
+       {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}) {
+    ops.push_back(std::make_unique<MpiExchange>(channel, kind));
+  }
   ops.push_back(std::make_unique<MpiBarrier>(channel));
   return ops;
 }

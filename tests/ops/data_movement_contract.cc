@@ -45,7 +45,7 @@ core::Batch gather_batch(const World& world, MoveRun& run, uint64_t sequence, Da
   batch.kind = CollectiveKind::Allgather;
   batch.sequence = sequence;
   batch.dtype = dtype;
-  batch.counts = counts;
+  batch.receive_counts = counts;
   batch.count = counts[static_cast<size_t>(world.rank)];
   batch.output = run.output.data();
   batch.input = in_place ? run.output.data() + own_begin : run.input.data();

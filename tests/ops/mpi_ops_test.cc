@@ -8,6 +8,8 @@
 #include "horon/ops/mpi/mpi_allreduce.h"
 #include "horon/ops/mpi/mpi_barrier.h"
 #include "horon/ops/mpi/mpi_broadcast.h"
+#include "horon/ops/mpi/mpi_exchange.h"
+#include "horon/ops/mpi/mpi_reducescatter.h"
 #include "horon/tests/ops/contract_case.h"
 #include "horon/tests/ops/mpi_world.h"
 
@@ -71,6 +73,26 @@ TEST_F(MpiOps, AllgatherInPieces) {
   check_allgather(world_, op);
 }
 
+TEST_F(MpiOps, Reducescatter) {
+  MpiReducescatter op(channel_);
+  check_reducescatter(world_, op);
+}
+
+TEST_F(MpiOps, ReducescatterInPieces) {
+  MpiReducescatter op(narrow_channel_);
+  check_reducescatter(world_, op);
+}
+
+TEST_F(MpiOps, Exchanges) {
+  for (const CollectiveKind kind :
+       {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}) {
+    MpiExchange op(channel_, kind);
+    check_exchange(world_, op, kind);
+    MpiExchange in_pieces(narrow_channel_, kind);
+    check_exchange(world_, in_pieces, kind);
+  }
+}
+
 TEST_F(MpiOps, Barrier) {
   MpiBarrier op(channel_);
   check_barrier(world_, op);
@@ -126,7 +148,8 @@ TEST_F(MpiOps, AllOfThem) {
   std::vector<std::string_view> names;
   for (const auto& op : ops) names.push_back(op->name());
   EXPECT_EQ(names, (std::vector<std::string_view>{"mpi_allreduce", "mpi_broadcast", "mpi_allgather",
-                                                  "mpi_barrier"}));
+                                                  "mpi_reducescatter", "mpi_alltoall", "mpi_gather",
+                                                  "mpi_scatter", "mpi_barrier"}));
 }
 
 }  // namespace

@@ -46,6 +46,10 @@ void check_allreduce_refusals(const core::CollectiveOp& op);
 
 void check_broadcast(const World& world, core::CollectiveOp& op);
 void check_allgather(const World& world, core::CollectiveOp& op);
+// Every type, reduction and length, even and uneven blocks; exact.
+void check_reducescatter(const World& world, core::CollectiveOp& op);
+// Alltoall, Gather or Scatter: blocks of every length, some empty.
+void check_exchange(const World& world, core::CollectiveOp& op, CollectiveKind kind);
 // Nobody leaves before the last has come.
 void check_barrier(const World& world, core::CollectiveOp& op);
 

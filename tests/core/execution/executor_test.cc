@@ -207,8 +207,8 @@ TEST(Executor, AllgatherAllocatesWhenTheSizeIsKnown) {
   auto spec = std::make_shared<EntrySpec>(*work.spec);
   spec->kind = CollectiveKind::Allgather;
   work.spec = spec;
-  work.counts = {4};
-  work.allocate_output = [&](int64_t elements) {
+  work.extents = {4};
+  work.allocate_output = [&](size_t, int64_t elements) {
     out.resize(static_cast<size_t>(elements));
     return reinterpret_cast<std::byte*>(out.data());
   };

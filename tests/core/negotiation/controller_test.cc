@@ -65,7 +65,7 @@ Plan plan_of(PlannedEntry entry, std::vector<int> joined = {}) {
 
 Owned with_x(int rank, int size) {
   Owned controller = make(rank, size);
-  controller->submit({1, "x", tensor("x"), {}});
+  controller->submit({1, "x", tensor("x"), {}, {}});
   controller->take_effects();
   return controller;
 }
@@ -122,7 +122,7 @@ TEST(Controller, PlansThatCantBeAreNotStarted) {
   flags.produced = {true, false};
   EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(flags)), HasSubstr("do not fit its tensors"));
   PlannedEntry rows = planned("x");
-  rows.first_extents = {1, 2, 3};
+  rows.extents = {1, 2, 3};
   EXPECT_THAT(end_after(with_x(1, 3), 0, plan_of(rows)), HasSubstr("extents"));
   PlannedEntry id;
   id.id = 9;
@@ -137,7 +137,7 @@ TEST(Controller, AfterTheEndEverySubmissionGetsTheSameError) {
   controller->fail(Error(ErrorCode::OperationFailed, "boom"));
   Effects effects = controller->take_effects();
   ASSERT_EQ(effects.finished.size(), 1U);
-  controller->submit({2, "y", tensor("y"), {}});
+  controller->submit({2, "y", tensor("y"), {}, {}});
   controller->join(3);
   controller->fail(Error(ErrorCode::Internal, "something else"));
   effects = controller->take_effects();
@@ -153,13 +153,13 @@ TEST(Controller, NamesAreUncachedAboveTheLimit) {
   Owned controller = make(0, 1);
   for (EntryId i = 0; i < kIdsMax + 10; ++i) {
     const std::string name = concat("t", i);
-    controller->submit({i, name, tensor(name), {}});
+    controller->submit({i, name, tensor(name), {}, {}});
     const Effects effects = controller->take_effects();
     ASSERT_EQ(effects.starts.size(), 1U);
     ASSERT_EQ(effects.starts.front().entries.front().name, name);
     controller->batch_finished();
   }
-  controller->submit({1, "t65540", tensor("t65540"), {}});
+  controller->submit({1, "t65540", tensor("t65540"), {}, {}});
   EXPECT_EQ(controller->take_effects().starts.size(), 1U);
 }
 
@@ -168,7 +168,7 @@ std::map<std::pair<int, int>, int> idle_messages(int size, Nanos time) {
   std::vector<Owned> ranks;
   for (int rank = 0; rank < size; ++rank) ranks.push_back(make(rank, size));
   std::map<std::pair<int, int>, int> count;
-  for (int rank = 0; rank + 1 < size; ++rank) ranks[rank]->submit({1, "x", tensor("x"), {}});
+  for (int rank = 0; rank + 1 < size; ++rank) ranks[rank]->submit({1, "x", tensor("x"), {}, {}});
   for (Nanos now = 0; now < time; now += kMillisecond) {
     for (int from = 0; from < size; ++from) {
       ranks[from]->tick(now);

@@ -171,7 +171,7 @@ TEST(SimulationChecks, AnotherPartWasProduced) {
 
 TEST(SimulationChecks, OtherRows) {
   expect_found(on_first<core::Plan>([](core::Plan& plan) {
-    std::vector<int64_t>& rows = plan.batches.front().entries.front().first_extents;
+    std::vector<int64_t>& rows = plan.batches.front().entries.front().extents;
     if (rows.empty()) return false;
     ++rows.back();
     return true;

@@ -31,7 +31,7 @@ void feed(int rank, int from, std::span<const std::byte> bytes) {
   Controller controller(options);
   horon::core::EntrySpec spec;
   spec.parts = {{"x", {2}}, {"y", {3}}};
-  controller.submit({1, "x", std::make_shared<horon::core::EntrySpec>(spec), {}});
+  controller.submit({1, "x", std::make_shared<horon::core::EntrySpec>(spec), {}, {}});
   for (int round = 0; round < 2; ++round) {
     controller.receive(from, bytes);
     controller.tick(round * 2'000'000'000LL);

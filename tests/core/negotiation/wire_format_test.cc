@@ -81,10 +81,12 @@ TEST(WireFormat, ExtremeValues) {
   spec.postscale = std::numeric_limits<double>::denorm_min();
   spec.dtype = DataType::Int8;
   spec.parts = {{std::string("\0\xff", 2), {std::numeric_limits<int64_t>::max()}}};
+  spec.compression = Compression::BFloat16;
+  spec.splits = {0, std::numeric_limits<int64_t>::max()};
   Ready ready;
   ready.spec = std::make_shared<EntrySpec>(spec);
   ready.absent = {true, false, true, false, true, false, true, true, true};
-  ready.first_extent = std::numeric_limits<int64_t>::max();
+  ready.extents = {std::numeric_limits<int64_t>::max(), 0};
   Envelope envelope;
   envelope.set = envelope.epoch = std::numeric_limits<uint32_t>::max();
   envelope.applied = std::numeric_limits<uint64_t>::max();
@@ -156,20 +158,20 @@ TEST(WireFormat, AnotherVersionIsNamed) {
 
 // Lengths that promise more than there is must be refused before anything is allocated.
 TEST(WireFormat, HugeLengthsAllocateNothing) {
-  const Bytes items = bytes_of({1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f});
+  const Bytes items = bytes_of({2, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f});
   EXPECT_THAT(complaint(items), HasSubstr("a length passes the end"));
-  const Bytes text = bytes_of({1, 0, 0, 0, 1, 11, 0xff, 0xff, 0xff, 0xff, 0x0f, 'x'});
+  const Bytes text = bytes_of({2, 0, 0, 0, 1, 11, 0xff, 0xff, 0xff, 0xff, 0x0f, 'x'});
   EXPECT_THAT(complaint(text), HasSubstr("a length passes the end"));
-  const Bytes batches = bytes_of({1, 0, 0, 0, 1, 6, 0xff, 0xff, 0xff, 0x7f, 0, 0});
+  const Bytes batches = bytes_of({2, 0, 0, 0, 1, 6, 0xff, 0xff, 0xff, 0x7f, 0, 0});
   EXPECT_THAT(complaint(batches), HasSubstr("a length passes the end"));
 }
 
 TEST(WireFormat, NumbersHaveOneForm) {
-  EXPECT_THAT(complaint(bytes_of({1, 0x80, 0, 0, 0, 0})), HasSubstr("longer than it needs"));
+  EXPECT_THAT(complaint(bytes_of({2, 0x80, 0, 0, 0, 0})), HasSubstr("longer than it needs"));
   const Bytes eleven =
-      bytes_of({1, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x81, 0});
+      bytes_of({2, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x81, 0});
   EXPECT_THAT(complaint(eleven), HasSubstr("a number is too large"));
-  EXPECT_THAT(complaint(bytes_of({1, 0xff, 0xff, 0xff, 0xff, 0x7f, 0, 0, 0})),
+  EXPECT_THAT(complaint(bytes_of({2, 0xff, 0xff, 0xff, 0xff, 0x7f, 0, 0, 0})),
               HasSubstr("a number is too large"));
 }
 

@@ -67,7 +67,7 @@ class World {
       parts.topology.rank = rank;
       parts.topology.size = size;
       parts.transport = std::move(transports[static_cast<size_t>(rank)]);
-      parts.executor = std::make_unique<Executor>(std::move(execution));
+      parts.world.executor = std::make_unique<Executor>(std::move(execution));
       ranks_.push_back(std::make_unique<Runtime>(std::move(parts)));
     }
   }
@@ -293,14 +293,14 @@ TEST(Runtime, AllgatherOfUnevenRowsAndManyThreadsSubmitting) {
                       CollectiveKind::Allgather);
     std::vector<float> out;
     Submission gather = submission("rows", x);
-    gather.allocate_output = [&](int64_t elements) {
+    gather.allocate_output = [&](size_t, int64_t elements) {
       out.resize(static_cast<size_t>(elements));
       return reinterpret_cast<std::byte*>(out.data());
     };
     const auto handle = runtime.submit(std::move(gather));
     EXPECT_EQ(error_of(*handle), "");
     EXPECT_THAT(out, ElementsAre(1, 2, 2));
-    EXPECT_THAT(handle->outcome().counts, ElementsAre(0, 1, 2));
+    EXPECT_THAT(handle->outcome().received, ElementsAre(0, 1, 2));
 
     std::vector<std::thread> producers;
     for (int producer = 0; producer < 3; ++producer) {

@@ -55,8 +55,7 @@ class Judge {
   }
 
   bool same_data(const Outcome& a, const Outcome& b) {
-    if (a.contributors != b.contributors || a.produced != b.produced ||
-        a.first_extents != b.first_extents) {
+    if (a.contributors != b.contributors || a.produced != b.produced || a.extents != b.extents) {
       return false;
     }
     // All ranks share both lists: compared once.

@@ -25,7 +25,7 @@ bool same_collective(const core::EntrySpec& a, const core::EntrySpec& b) {
   core::EntrySpec left = a;
   core::EntrySpec right = b;
   for (core::EntrySpec* spec : {&left, &right}) {
-    if (spec->kind != CollectiveKind::Allgather) continue;
+    if (!core::has_own_rows(spec->kind)) continue;
     for (core::TensorPart& part : spec->parts) {
       if (!part.shape.empty()) part.shape.front() = 0;
     }
@@ -214,6 +214,16 @@ class Oracle {
         return failed(ErrorCode::RankLeft, "its root, rank " + std::to_string(root));
       }
     }
+    const bool needs_all = core::has_own_rows(spec->kind)
+                               ? spec->kind != CollectiveKind::Allgather
+                               : spec->kind == CollectiveKind::Reducescatter;
+    std::vector<int> joined;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!round.words[rank]) joined.push_back(static_cast<int>(rank));
+    }
+    if (needs_all && !joined.empty()) {
+      return failed(ErrorCode::RankLeft, core::concat(" ", core::list_ranks(joined), " ha"));
+    }
     return reduce(round, *spec);
   }
 
@@ -232,13 +242,13 @@ class Oracle {
     std::vector<bool> produced(spec.parts.size());
     bool some_absent = false;
     bool some_present = false;
+    const auto size = static_cast<int>(ranks_.size());
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       const std::optional<Word>& word = round.words[rank];
-      const bool gathers = spec.kind == CollectiveKind::Allgather;
-      int64_t rows = 0;
       if (word) {
         const Action& action = action_of(rank, *word);
-        if (gathers) rows = action.spec->parts.front().shape.front();
+        const std::vector<int64_t> said = extents_said(*action.spec, static_cast<int>(rank), size);
+        out.extents.insert(out.extents.end(), said.begin(), said.end());
         ++out.contributors;
         data.push_back({static_cast<int>(rank), word->action});
         some_absent = some_absent || !action.absent.empty();
@@ -249,7 +259,10 @@ class Oracle {
           some_present = true;
         }
       }
-      if (gathers) out.first_extents.push_back(rows);
+      // A rank that has joined has no rows of an allgather.
+      if (!word && core::has_own_rows(spec.kind)) {
+        out.extents.resize(out.extents.size() + spec.parts.size());
+      }
     }
     if (!some_present) {
       Outcome unused;

@@ -29,7 +29,7 @@ std::string entry_text(const core::PlannedEntry& entry) {
   std::string text = id_text(entry.id);
   if (entry.spec != nullptr) text += concat(text.empty() ? "" : "=", entry.name);
   if (!entry.produced.empty()) text += concat(" produced=", flags_text(entry.produced));
-  if (!entry.first_extents.empty()) text += concat(" rows=", numbers_text(entry.first_extents));
+  if (!entry.extents.empty()) text += concat(" rows=", numbers_text(entry.extents));
   return text;
 }
 
@@ -51,11 +51,25 @@ std::string ready_text(const core::Ready& ready) {
                          ? concat("Ready ", id_text(ready.id))
                          : concat("Ready ", ready.name, " ", describe(*ready.spec));
   if (!ready.absent.empty()) text += concat(" absent=", flags_text(ready.absent));
-  if (ready.first_extent > 0) text += concat(" rows=", ready.first_extent);
+  if (!ready.extents.empty()) text += concat(" rows=", numbers_text(ready.extents));
   return text;
 }
 
 }  // namespace
+
+std::vector<int64_t> extents_said(const core::EntrySpec& spec, int rank, int size) {
+  std::vector<int64_t> said;
+  for (const core::TensorPart& part : spec.parts) {
+    const size_t count = core::extents_of_part(spec, rank == spec.root, size);
+    if (count == 0) continue;
+    const std::vector<int64_t> splits =
+        count == 1 && spec.kind != CollectiveKind::Alltoall && spec.kind != CollectiveKind::Scatter
+            ? std::vector<int64_t>{part.shape.front()}
+            : core::even_splits(part.shape.front(), size);
+    said.insert(said.end(), splits.begin(), splits.end());
+  }
+  return said;
+}
 
 Action submit(std::string name, core::SpecPtr spec, std::vector<bool> absent) {
   Action action;
@@ -184,7 +198,7 @@ std::string describe(const Outcome& outcome) {
     text += concat(" ", part.rank, "/", part.action);
   }
   if (!outcome.produced.empty()) text += concat(" produced=", flags_text(outcome.produced));
-  if (!outcome.first_extents.empty()) text += concat(" rows=", numbers_text(outcome.first_extents));
+  if (!outcome.extents.empty()) text += concat(" rows=", numbers_text(outcome.extents));
   return text;
 }
 

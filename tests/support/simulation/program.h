@@ -31,6 +31,9 @@ struct Action {
 
 using Program = std::vector<Action>;
 
+// What a rank says about its rows: where it may divide them, as evenly as can be.
+std::vector<int64_t> extents_said(const core::EntrySpec& spec, int rank, int size);
+
 Action submit(std::string name, core::SpecPtr spec, std::vector<bool> absent = {});
 Action refuse(std::string name);
 Action wait(std::string name);
@@ -59,7 +62,7 @@ struct Outcome {
   std::shared_ptr<const std::vector<Contribution>> contributions;
   int contributors = 0;
   std::vector<bool> produced;
-  std::vector<int64_t> first_extents;
+  std::vector<int64_t> extents;
 };
 
 std::string describe(const Action& action);

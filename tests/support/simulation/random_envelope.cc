@@ -46,7 +46,8 @@ core::Ready random_ready(std::mt19937_64& random) {
     ready.spec = spec(random);
   }
   ready.absent = random_flags(random);
-  ready.first_extent = static_cast<int64_t>(random_number(random));
+  ready.extents.resize(random() % 4);
+  for (int64_t& rows : ready.extents) rows = static_cast<int64_t>(random_number(random));
   return ready;
 }
 
@@ -58,8 +59,8 @@ core::PlannedEntry random_planned(std::mt19937_64& random) {
     entry.spec = spec(random);
   }
   entry.produced = random_flags(random);
-  entry.first_extents.resize(random() % 4);
-  for (int64_t& rows : entry.first_extents) rows = static_cast<int64_t>(random_number(random));
+  entry.extents.resize(random() % 4);
+  for (int64_t& rows : entry.extents) rows = static_cast<int64_t>(random_number(random));
   return entry;
 }
 
@@ -79,12 +80,12 @@ bool same(const core::SpecPtr& a, const core::SpecPtr& b) {
 
 bool same(const core::Ready& a, const core::Ready& b) {
   return a.id == b.id && a.name == b.name && same(a.spec, b.spec) && a.absent == b.absent &&
-         a.first_extent == b.first_extent;
+         a.extents == b.extents;
 }
 
 bool same(const core::PlannedEntry& a, const core::PlannedEntry& b) {
   return a.id == b.id && a.name == b.name && same(a.spec, b.spec) && a.produced == b.produced &&
-         a.first_extents == b.first_extents;
+         a.extents == b.extents;
 }
 
 bool same(const core::PlannedBatch& a, const core::PlannedBatch& b) {

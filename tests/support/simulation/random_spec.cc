@@ -23,28 +23,36 @@ std::vector<int64_t> random_shape(std::mt19937_64& random) {
   return shape;
 }
 
+bool has_rows(const EntrySpec& spec) {
+  return core::has_own_rows(spec.kind) || spec.kind == CollectiveKind::Reducescatter;
+}
+
 }  // namespace
 
 core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name, int size) {
   EntrySpec spec;
-  const uint64_t dice = random() % 10;
+  const uint64_t dice = random() % 12;
   if (dice == 7) spec.kind = CollectiveKind::Broadcast;
   if (dice == 8) spec.kind = CollectiveKind::Allgather;
+  if (dice >= 10) {
+    constexpr std::array kinds = {CollectiveKind::Reducescatter, CollectiveKind::Alltoall,
+                                  CollectiveKind::Gather, CollectiveKind::Scatter};
+    spec.kind = kinds.at(random() % kinds.size());
+  }
   if (dice == 9) spec.kind = CollectiveKind::Barrier;
   if (spec.kind == CollectiveKind::Barrier) return std::make_shared<EntrySpec>(spec);
   // Mostly what fuses, since it is equal.
   if (random() % 3 == 0) spec.dtype = static_cast<DataType>(random() % kDataTypeCount);
   if (random() % 3 == 0) spec.reduce_op = static_cast<ReduceOp>(random() % kReduceOpCount);
-  if (spec.kind == CollectiveKind::Broadcast) {
+  if (core::has_root(spec.kind)) {
     spec.root = static_cast<int32_t>(random() % static_cast<uint64_t>(size));
   }
-  const bool gathers = spec.kind == CollectiveKind::Allgather;
-  const size_t parts = gathers || random() % 2 == 0 ? 1 : 1 + random() % 4;
+  const size_t parts = random() % 2 == 0 ? 1 : 1 + random() % 4;
   for (size_t part = 0; part < parts; ++part) {
     core::TensorPart& out = spec.parts.emplace_back();
     out.name = parts == 1 ? name : core::concat(name, ".", part);
     out.shape = random_shape(random);
-    if (gathers && out.shape.empty()) out.shape.push_back(0);
+    if (has_rows(spec) && out.shape.empty()) out.shape.push_back(0);
   }
   return std::make_shared<EntrySpec>(std::move(spec));
 }
@@ -52,8 +60,7 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name, int 
 core::SpecPtr random_change(std::mt19937_64& random, const core::SpecPtr& spec, int size) {
   auto changed = std::make_shared<EntrySpec>(*spec);
   EntrySpec& out = *changed;
-  const bool gathers = out.kind == CollectiveKind::Allgather;
-  switch (random() % 9) {
+  switch (random() % 11) {
     case 0:
       out.dtype = other_than(random, out.dtype, kDataTypeCount);
       return changed;
@@ -75,12 +82,17 @@ core::SpecPtr random_change(std::mt19937_64& random, const core::SpecPtr& spec, 
                                                        : CollectiveKind::Allreduce;
       return changed;
     case 6:
-      if (gathers) break;
       out.parts.push_back({"one more", {2}});
       return changed;
     case 7:
-      if (gathers || out.parts.empty()) break;
+      if (out.parts.empty()) break;
       out.parts.back().name += "'";
+      return changed;
+    case 8:
+      out.compression = other_than(random, out.compression, kCompressionCount);
+      return changed;
+    case 9:
+      out.splits.push_back(3);
       return changed;
     default:
       if (out.parts.empty()) break;

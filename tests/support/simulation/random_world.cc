@@ -162,9 +162,9 @@ class Author {
     if (kept == nullptr || chance(20)) {
       kept = std::make_shared<core::EntrySpec>(changed ? *other_[entry] : *base_[entry]);
     }
-    if (kept->kind != CollectiveKind::Allgather) return kept;
+    if (!core::has_own_rows(kept->kind)) return kept;
     auto own = std::make_shared<core::EntrySpec>(*kept);
-    own->parts[0].shape[0] = static_cast<int64_t>(below(4));
+    for (core::TensorPart& part : own->parts) part.shape[0] = static_cast<int64_t>(below(4));
     return own;
   }
 

@@ -95,6 +95,7 @@ void SimulatedCluster::act_once(int rank, const Action& action, size_t index) {
       request.name = action.name;
       request.spec = action.spec;
       request.absent = action.absent;
+      request.extents = extents_said(*action.spec, rank, static_cast<int>(ranks_.size()));
       return r.controller->submit(std::move(request));
     }
     case Action::Kind::Refuse:
@@ -243,7 +244,7 @@ void SimulatedCluster::start(int rank, const core::StartBatch& start) {
     outcome.kind = Outcome::Kind::Ran;
     outcome.contributors = batch.first.contributors;
     outcome.produced = batch.first.entries[i].produced;
-    outcome.first_extents = batch.first.entries[i].first_extents;
+    outcome.extents = batch.first.entries[i].extents;
     std::vector<Contribution>& data = batch.contributions[i];
     std::sort(data.begin(), data.end());
     outcome.contributions = std::make_shared<const std::vector<Contribution>>(std::move(data));
@@ -268,11 +269,10 @@ void SimulatedCluster::add_contribution(int rank, const core::StartBatch& start,
 void SimulatedCluster::compare(int rank, const core::StartBatch& start,
                                const core::StartBatch& first) {
   const auto same = [](const core::StartEntry& a, const core::StartEntry& b) {
-    // The first dimension of an allgather is each rank's own; all else is the same.
-    const bool gathers = a.spec->kind == CollectiveKind::Allgather;
-    const bool specs = gathers ? b.spec->kind == a.spec->kind : *a.spec == *b.spec;
-    return a.name == b.name && specs && a.produced == b.produced &&
-           a.first_extents == b.first_extents;
+    // Where the first dimension is each rank's own, all else is the same.
+    const bool own_rows = core::has_own_rows(a.spec->kind);
+    const bool specs = own_rows ? b.spec->kind == a.spec->kind : *a.spec == *b.spec;
+    return a.name == b.name && specs && a.produced == b.produced && a.extents == b.extents;
   };
   const bool equal =
       start.contributors == first.contributors && start.entries.size() == first.entries.size() &&

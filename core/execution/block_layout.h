@@ -1,0 +1,37 @@
+// Which rows of which tensor go to whom, for the collectives that move unlike blocks: allgather,
+// gather, scatter, alltoall and reducescatter.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "horon/core/base/entry_spec.h"
+
+namespace horon::core {
+
+// In elements. With several tensors (a group) the blocks for one member lie one behind the other in
+// the packed input, tensor by tensor, then those for the next member; the packed output alike, by
+// the member that they come from.
+struct BlockLayout {
+  // [part][member that the block is for]; Allgather: one block, for all.
+  std::vector<std::vector<int64_t>> in;
+  // [part][member that the block comes from]; Reducescatter: one block, reduced over all.
+  std::vector<std::vector<int64_t>> out;
+
+  // Over all parts; [block].
+  std::vector<int64_t> in_counts() const;
+  std::vector<int64_t> out_counts() const;
+};
+
+// `extents` as in StartEntry; `me`: this member's index; `ranks` of all members, to find the root.
+BlockLayout make_block_layout(const EntrySpec& spec, std::span<const int64_t> extents, int me,
+                              std::span<const int> ranks);
+
+// Allgather, Reducescatter and the like, whose input and output differ in size.
+bool moves_blocks(CollectiveKind kind);
+
+// The place of `rank` among the members; 0 if it is none.
+int index_of(int rank, std::span<const int> ranks);
+
+}  // namespace horon::core

@@ -1,0 +1,272 @@
+#include "horon/core/execution/running_batch.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "horon/core/base/text.h"
+#include "horon/core/execution/neutral.h"
+
+namespace horon::core {
+namespace {
+
+int64_t total(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+// Calls visit(part, first element, elements) in the order in which packed blocks lie.
+template <class Visit>
+void for_each_block(const std::vector<std::vector<int64_t>>& blocks, const Visit& visit) {
+  std::vector<int64_t> begins(blocks.size());
+  for (size_t block = 0; block < blocks.front().size(); ++block) {
+    for (size_t part = 0; part < blocks.size(); ++part) {
+      visit(part, begins[part], blocks[part][block]);
+      begins[part] += blocks[part][block];
+    }
+  }
+}
+
+}  // namespace
+
+RunningBatch::RunningBatch(BatchWork work, BatchContext& context)
+    : work_(std::move(work)),
+      context_(context),
+      spec_owner_(work_.entries.at(0).spec),
+      spec_(*spec_owner_) {}
+
+RunningBatch::~RunningBatch() {
+  if (scratch_buffer_.memory) {
+    context_.scratch.give_back(spec_.device, std::move(scratch_buffer_));
+  }
+}
+
+Progress RunningBatch::step(bool may_start) {
+  switch (stage_) {
+    case Stage::Waiting:
+      if (!tensors_ready()) return Progress::Polling;
+      lay_out();
+      copy_ = pack();
+      stage_ = Stage::Packing;
+      return Progress::Advanced;
+    case Stage::Packing:
+      if (copy_ != nullptr && !copy_->done()) return Progress::Polling;
+      stage_ = Stage::Packed;
+      [[fallthrough]];
+    case Stage::Packed:
+      if (!may_start) return Progress::Ringing;  // moves when the batch before it does
+      start();
+      return Progress::Advanced;
+    case Stage::Flying: {
+      const Progress progress = flight_->step();
+      if (progress != Progress::Done) return progress;
+      flight_.reset();
+      copy_ = unpack();
+      stage_ = Stage::Unpacking;
+      return Progress::Advanced;
+    }
+    case Stage::Unpacking:
+      if (copy_ != nullptr && !copy_->done()) return Progress::Polling;
+      stage_ = Stage::Finished;
+      note();
+      return Progress::Done;
+    case Stage::Finished:
+      break;
+  }
+  return Progress::Done;
+}
+
+FinishedBatch RunningBatch::finish(std::optional<Error> error) {
+  return {work_.sequence, std::move(work_.entries), std::move(error)};
+}
+
+void RunningBatch::leak() {
+  (void)flight_.release();
+  (void)copy_.release();
+  if (scratch_buffer_.memory) new std::shared_ptr<std::byte>(std::move(scratch_buffer_.memory));
+}
+
+bool RunningBatch::tensors_ready() {
+  return std::all_of(work_.entries.begin(), work_.entries.end(), [](EntryWork& entry) {
+    return entry.ready == nullptr || entry.ready->ready();
+  });
+}
+
+size_t RunningBatch::bytes_of(int64_t elements) const {
+  return static_cast<size_t>(elements) * size_of(batch_.dtype);
+}
+
+// Decides where the op works: directly on the one stretch of memory that there is, or in a fusion
+// buffer.
+void RunningBatch::lay_out() {
+  batch_.sequence = work_.sequence;
+  batch_.kind = spec_.kind;
+  batch_.dtype = spec_.dtype;
+  batch_.reduce_op = spec_.reduce_op;
+  batch_.device = spec_.device;
+  batch_.root = index_of(spec_.root, context_.ranks);
+  if (!compressed()) {
+    batch_.prescale = spec_.prescale;
+    batch_.postscale = spec_.postscale;
+  } else {  // scales are applied where float32 is at hand
+    const bool half = spec_.compression == Compression::Float16;
+    batch_.dtype = half ? DataType::Float16 : DataType::BFloat16;
+  }
+  if (spec_.reduce_op == ReduceOp::Average) batch_.divisor = work_.contributors;
+  if (spec_.kind == CollectiveKind::Barrier) return;
+  if (moves_blocks(spec_.kind)) return lay_out_blocks();
+  for (const EntryWork& entry : work_.entries) batch_.count += element_count(*entry.spec);
+  facts_count_ = batch_.count;
+  const EntryWork& first = work_.entries.front();
+  if (work_.entries.size() == 1 && first.mine && first.memory.size() == 1 && !compressed()) {
+    batch_.input = first.memory[0].input;
+    batch_.output = first.memory[0].output;
+    return;
+  }
+  scratch_buffer_ = context_.scratch.take(spec_.device, bytes_of(batch_.count));
+  batch_.input = scratch_buffer_.memory.get();
+  batch_.output = scratch_buffer_.memory.get();
+}
+
+// Batches of this kind have one entry. A tensor alone is sent and received where it lies; a group
+// is packed.
+void RunningBatch::lay_out_blocks() {
+  EntryWork& entry = work_.entries.front();
+  blocks_ = make_block_layout(spec_, entry.extents, context_.me, context_.ranks);
+  const std::vector<int64_t> in = blocks_.in_counts();
+  const std::vector<int64_t> out = blocks_.out_counts();
+  const int64_t in_total = total(in);
+  const int64_t out_total = total(out);
+  const bool reduces_blocks = spec_.kind == CollectiveKind::Reducescatter;
+  batch_.count = reduces_blocks ? out_total : in_total;
+  if (spec_.kind != CollectiveKind::Allgather) batch_.send_counts = in;
+  if (!reduces_blocks) batch_.receive_counts = out;
+  facts_count_ = count_of_all();
+  for (const std::vector<int64_t>& part : blocks_.out) {
+    entry.received.insert(entry.received.end(), part.begin(), part.end());
+  }
+  if (entry.mine && spec_.parts.size() == 1) {
+    batch_.input = entry.memory.front().input;
+    batch_.output = out_total > 0 ? entry.allocate_output(0, out_total) : nullptr;
+    return;
+  }
+  const size_t out_place = (bytes_of(in_total) + 63) / 64 * 64;
+  scratch_buffer_ = context_.scratch.take(spec_.device, out_place + bytes_of(out_total));
+  batch_.input = scratch_buffer_.memory.get();
+  batch_.output = scratch_buffer_.memory.get() + out_place;
+  packed_ = entry.mine;
+  for (size_t part = 0; part < blocks_.out.size() && entry.mine; ++part) {
+    const int64_t elements = total(blocks_.out[part]);
+    if (elements > 0) entry.memory[part].output = entry.allocate_output(part, elements);
+  }
+}
+
+// The same on every rank.
+int64_t RunningBatch::count_of_all() const {
+  if (spec_.kind == CollectiveKind::Reducescatter) return element_count(spec_);
+  // Rows of unlike tensors: a measure, not a sum of bytes.
+  const std::vector<int64_t>& extents = work_.entries.front().extents;
+  return total(extents) * row_elements(spec_.parts.front().shape);
+}
+
+// Calls visit(part, place in the fusion buffer, elements) for all memory of this rank.
+template <class Visit>
+void RunningBatch::for_each_part(const Visit& visit) {
+  std::byte* place = scratch_buffer_.memory.get();
+  for (const EntryWork& entry : work_.entries) {
+    if (!entry.mine) {
+      place += bytes_of(element_count(*entry.spec));
+      continue;
+    }
+    for (const MemoryPart& part : entry.memory) {
+      visit(part, place, part.count);
+      place += bytes_of(part.count);
+    }
+  }
+}
+
+std::unique_ptr<PendingCopy> RunningBatch::copy_blocks(bool in) {
+  std::vector<CopyItem> items;
+  const std::vector<MemoryPart>& memory = work_.entries.front().memory;
+  const std::byte* from = batch_.output;
+  auto* to = const_cast<std::byte*>(batch_.input);
+  for_each_block(in ? blocks_.in : blocks_.out, [&](size_t part, int64_t begin, int64_t count) {
+    const size_t bytes = bytes_of(count);
+    if (in) {
+      items.push_back({memory[part].input + bytes_of(begin), to, bytes});
+      to += bytes;
+    } else if (count > 0) {
+      items.push_back({from, memory[part].output + bytes_of(begin), bytes});
+      from += bytes;
+    }
+  });
+  return context_.scratch.domain(spec_.device).copy(items);
+}
+
+std::unique_ptr<PendingCopy> RunningBatch::pack() {
+  if (scratch_buffer_.memory == nullptr) return nullptr;
+  if (moves_blocks(spec_.kind)) return packed_ ? copy_blocks(true) : nullptr;
+  std::vector<CopyItem> items;
+  if (!work_.entries.front().mine) {  // joined: the same for every entry of the batch
+    neutral_.resize(bytes_of(batch_.count));
+    fill_neutral(neutral_, batch_.dtype, spec_.reduce_op);
+    items.push_back({neutral_.data(), scratch_buffer_.memory.get(), neutral_.size()});
+  }
+  for_each_part([&](const MemoryPart& part, std::byte* place, int64_t elements) {
+    CopyItem& item = items.emplace_back();
+    item.from = part.input;
+    item.to = place;
+    item.bytes = static_cast<size_t>(elements) * size_of(spec_.dtype);
+    if (!compressed()) return;
+    item.cast = CopyItem::Cast::Narrow;
+    item.type = spec_.compression;
+    item.factor = spec_.prescale;
+  });
+  return context_.scratch.domain(spec_.device).copy(items);
+}
+
+std::unique_ptr<PendingCopy> RunningBatch::unpack() {
+  if (scratch_buffer_.memory == nullptr) return nullptr;
+  if (moves_blocks(spec_.kind)) return packed_ ? copy_blocks(false) : nullptr;
+  std::vector<CopyItem> items;
+  for_each_part([&](const MemoryPart& part, const std::byte* place, int64_t elements) {
+    CopyItem& item = items.emplace_back();
+    item.from = place;
+    item.to = part.output;
+    item.bytes = bytes_of(elements);
+    if (!compressed()) return;
+    item.cast = CopyItem::Cast::Widen;
+    item.type = spec_.compression;
+    item.factor = spec_.postscale;
+  });
+  return context_.scratch.domain(spec_.device).copy(items);
+}
+
+void RunningBatch::start() {
+  BatchFacts facts;
+  facts.kind = batch_.kind;
+  facts.dtype = batch_.dtype;
+  facts.reduce_op = batch_.reduce_op;
+  facts.device = batch_.device;
+  facts.count = facts_count_;
+  CollectiveOp& op = context_.ops->select(facts);
+  op_name_ = op.name();
+  flight_ = op.start(batch_);
+  stage_ = Stage::Flying;
+  started_ = Timeline::Clock::now();
+}
+
+void RunningBatch::note() const {
+  if (context_.timeline == nullptr) return;
+  const auto now = Timeline::Clock::now();
+  const std::string& first = work_.entries.front().name;
+  const std::string name =
+      work_.entries.size() == 1 ? first : concat(first, " +", work_.entries.size() - 1, " more");
+  int64_t elements = 0;
+  for (const EntryWork& entry : work_.entries) elements += element_count(*entry.spec);
+  const uint64_t bytes = static_cast<uint64_t>(elements) * size_of(spec_.dtype);
+  context_.timeline->span("prepare", name, began_, started_);
+  context_.timeline->span("collective", name, started_, now,
+                          concat(op_name_, ", ", bytes_text(bytes)));
+}
+
+}  // namespace horon::core

@@ -1,0 +1,77 @@
+// One batch on its way: tensors ready -> packed -> op started -> op done -> unpacked.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "horon/core/base/timeline.h"
+#include "horon/core/execution/block_layout.h"
+#include "horon/core/execution/collective_op.h"
+#include "horon/core/execution/entry_work.h"
+#include "horon/core/execution/op_table.h"
+#include "horon/core/execution/scratch_pool.h"
+
+namespace horon::core {
+
+// What the batches of one process set have in common.
+struct BatchContext {
+  int me = 0;  // this rank's index among the members
+  std::vector<int> ranks;
+  std::shared_ptr<OpTable> ops;
+  std::shared_ptr<Timeline> timeline;  // may be null
+  ScratchPool scratch;
+};
+
+class RunningBatch {
+ public:
+  RunningBatch(BatchWork work, BatchContext& context);
+  ~RunningBatch();
+  RunningBatch(const RunningBatch&) = delete;
+  RunningBatch& operator=(const RunningBatch&) = delete;
+
+  bool started() const { return stage_ > Stage::Packed; }
+  // `may_start`: all earlier batches have started their ops. Throws horon::Error.
+  Progress step(bool may_start);
+  FinishedBatch finish(std::optional<Error> error);
+  // The op may still write its memory: leaves it to the process.
+  void leak();
+
+ private:
+  enum class Stage : uint8_t { Waiting, Packing, Packed, Flying, Unpacking, Finished };
+
+  bool tensors_ready();
+  bool compressed() const { return spec_.compression != Compression::None; }
+  size_t bytes_of(int64_t elements) const;
+  void lay_out();
+  void lay_out_blocks();
+  int64_t count_of_all() const;
+  template <class Visit>
+  void for_each_part(const Visit& visit);
+  std::unique_ptr<PendingCopy> copy_blocks(bool in);
+  std::unique_ptr<PendingCopy> pack();
+  std::unique_ptr<PendingCopy> unpack();
+  void start();
+  void note() const;
+
+  BatchWork work_;
+  BatchContext& context_;
+  const std::shared_ptr<const EntrySpec> spec_owner_;  // outlives finish()
+  const EntrySpec& spec_;
+  Stage stage_ = Stage::Waiting;
+  Batch batch_;
+  int64_t facts_count_ = 0;
+  BlockLayout blocks_;   // moves_blocks()
+  bool packed_ = false;  // moves_blocks(): a group, by way of the scratch buffer
+  ScratchPool::Buffer scratch_buffer_;
+  std::vector<std::byte> neutral_;
+  std::unique_ptr<PendingCopy> copy_;
+  std::unique_ptr<InFlight> flight_;
+  std::string_view op_name_;
+  Timeline::Clock::time_point began_ = Timeline::Clock::now();
+  Timeline::Clock::time_point started_;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,98 @@
+// The runtime thread of one rank: drains submissions, steps the process sets and the transport,
+// sleeps.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "horon/core/base/config.h"
+#include "horon/core/base/topology.h"
+#include "horon/core/runtime/pacer.h"
+#include "horon/core/runtime/set_runner.h"
+#include "horon/core/runtime/submission_queue.h"
+#include "horon/core/transport/transport.h"
+
+namespace horon::core {
+
+// What the program's threads and the runtime thread share.
+struct RuntimeDoor {
+  explicit RuntimeDoor(std::function<void()> wake) : queue(std::move(wake)) {}
+
+  SubmissionQueue queue;
+  std::mutex mutex;                    // of the next two, which the runtime thread writes
+  std::shared_ptr<const Error> fatal;  // what ended the job
+  std::string stall_report;
+  std::atomic<bool> leaving{false};  // shutdown() has begun, and waits until `deadline_ns`
+  std::atomic<int64_t> deadline_ns{0};
+};
+
+// Everything here belongs to the runtime thread once run() has begun.
+class RuntimeLoop {
+ public:
+  struct Parts {
+    const Config* config = nullptr;
+    const Topology* topology = nullptr;
+    std::shared_ptr<Timeline> timeline;  // may be null
+    Transport* transport = nullptr;
+    SetResources world;
+    std::function<SetResources(const std::vector<int>& ranks)> make_set;
+  };
+  RuntimeLoop(Parts parts, RuntimeDoor& door);
+
+  // Until all ranks have shut down, the job has failed or the deadline has passed.
+  void run();
+  // What shutdown() reports; empty if all went well. After run().
+  const std::string& farewell() const { return farewell_; }
+
+ private:
+  // The last messages (Bye, Abort) go out; a peer that takes nothing any more does not hold us up
+  // for long.
+  void say_goodbye();
+  void turn();
+  bool take_calls();
+  static Error removed(uint32_t set);
+  void take(Submission submission);
+  void take(const AddSetCall& add);
+  void take(const RemoveSetCall& remove);
+  void forget_removed_sets();
+  void add_runner(uint32_t id, const std::vector<int>& ranks, SetResources resources);
+  bool take_messages();
+  void note_stalls();
+  bool all_over() const;
+  void set_fatal(const Error& error);
+  // The job is over: whatever waits gets this error, and so does whoever comes later.
+  void end_all(const Error& error);
+  bool past_deadline() const;
+  bool at_rest() const;
+  void rest();
+  void look_for_the_dead();
+  // shutdown() has waited long enough.
+  void leave_alone();
+
+  using Clock = std::chrono::steady_clock;
+
+  const Config& config_;
+  const Topology& topology_;
+  const std::shared_ptr<Timeline> timeline_;
+  Transport* const transport_;
+  const std::function<SetResources(const std::vector<int>&)> make_set_;
+  RuntimeDoor& door_;
+  std::map<uint32_t, std::unique_ptr<SetRunner>> runners_;
+  std::map<uint32_t, std::shared_ptr<HandleState>> removals_;
+  uint32_t newest_set_ = kWorldSet;
+  Pacer pacer_;
+  std::vector<Call> calls_;
+  std::vector<Outgoing> outbox_;
+  bool fatal_now_ = false;    // an error ends the job in this turn
+  bool leaving_all_ = false;  // this rank has shut down
+  bool ended_ = false;
+  std::string farewell_;
+};
+
+}  // namespace horon::core

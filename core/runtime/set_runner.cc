@@ -1,0 +1,177 @@
+#include "horon/core/runtime/set_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "horon/core/base/log.h"
+#include "horon/core/base/text.h"
+#include "horon/core/base/timeline.h"
+
+namespace horon::core {
+namespace {
+
+Nanos nanos(double seconds) { return static_cast<Nanos>(seconds * 1e9); }
+
+Controller::Options controller_options(const SetRunner::Parts& parts) {
+  const Config& config = *parts.config;
+  Controller::Options options;
+  options.rank = parts.me;
+  options.size = static_cast<int>(parts.ranks.size());
+  options.ranks = parts.ranks;
+  options.set = parts.id;
+  options.fusion_bytes_max = config.fusion_bytes_max;
+  options.alone_bytes = std::min(options.alone_bytes, config.fusion_bytes_max);
+  options.dead_after = nanos(config.dead_after_s);
+  options.stall_warn_after = nanos(config.stall_warn_s);
+  options.stall_abort_after = nanos(config.stall_abort_s);
+  return options;
+}
+
+// What this rank says about its rows (Ready::extents).
+std::vector<int64_t> extents_of(const Submission& submission) {
+  const EntrySpec& spec = *submission.spec;
+  if (spec.kind != CollectiveKind::Allgather && spec.kind != CollectiveKind::Gather) {
+    return submission.splits;
+  }
+  std::vector<int64_t> rows;
+  for (const TensorPart& part : spec.parts) rows.push_back(part.shape.front());
+  return rows;
+}
+
+}  // namespace
+
+SetRunner::SetRunner(Parts parts)
+    : parts_(std::move(parts)), controller_(controller_options(parts_)) {}
+
+void SetRunner::take(Submission submission) {
+  const Ticket ticket = ++last_ticket_;
+  if (parts_.timeline != nullptr) taken_at_[ticket] = Clock::now();
+  Request request{ticket, submission.name, submission.spec, submission.absent,
+                  extents_of(submission)};
+  live_.emplace(ticket, std::move(submission));
+  controller_.submit(std::move(request));
+}
+
+void SetRunner::join(std::shared_ptr<HandleState> handle) {
+  live_[++last_ticket_].handle = std::move(handle);
+  controller_.join(last_ticket_);
+}
+
+void SetRunner::receive(int from_rank, std::span<const std::byte> bytes) {
+  const auto member = std::find(parts_.ranks.begin(), parts_.ranks.end(), from_rank);
+  if (member == parts_.ranks.end()) {
+    controller_.fail(Error(ErrorCode::Internal, concat("rank ", from_rank, " sent a message to ",
+                                                       "a process set that it is not in")));
+    return;
+  }
+  controller_.receive(static_cast<int>(member - parts_.ranks.begin()), bytes);
+}
+
+bool SetRunner::decide(Nanos now, std::vector<Outgoing>& outbox) {
+  controller_.tick(now);
+  return apply(controller_.take_effects(), outbox);
+}
+
+bool SetRunner::work() {
+  pace_ = parts_.resources.executor->step(finished_);
+  return settle_batches() || pace_ == Executor::Pace::Busy;
+}
+
+bool SetRunner::apply(Effects effects, std::vector<Outgoing>& outbox) {
+  const bool any = !effects.messages.empty() || !effects.starts.empty() ||
+                   !effects.finished.empty() || effects.fatal || effects.bye;
+  for (const std::string& line : effects.warnings) log(LogLevel::Warn, line);
+  for (Outgoing& message : effects.messages) {
+    message.to = parts_.ranks[static_cast<size_t>(message.to)];
+    outbox.push_back(std::move(message));
+  }
+  for (StartBatch& start : effects.starts) parts_.resources.executor->enqueue(work_of(start));
+  if (effects.fatal) parts_.on_fatal(*effects.fatal);  // who is woken by the error must find it
+  for (const Finished& finished : effects.finished) {
+    Outcome outcome;
+    outcome.error = finished.error;
+    outcome.unused = !finished.error.has_value();
+    outcome.last_joined = finished.last_joined;
+    complete(finished.ticket, std::move(outcome));
+  }
+  bye_ = bye_ || effects.bye;
+  return any;
+}
+
+BatchWork SetRunner::work_of(StartBatch& start) {
+  BatchWork work;
+  work.sequence = start.sequence;
+  work.contributors = start.contributors;
+  for (StartEntry& entry : start.entries) {
+    EntryWork& out = work.entries.emplace_back();
+    out.name = std::move(entry.name);
+    out.spec = entry.spec;
+    out.extents = std::move(entry.extents);
+    out.mine = entry.ticket.has_value();
+    if (!out.mine) continue;
+    out.ticket = *entry.ticket;
+    note_negotiation(out);
+    Submission& submission = live_.at(out.ticket);
+    out.memory = std::move(submission.memory);
+    out.allocate_output = submission.allocate_output;
+    out.ready = std::move(submission.ready);
+    produced_[out.ticket] = std::move(entry.produced);
+  }
+  return work;
+}
+
+void SetRunner::note_negotiation(const EntryWork& entry) {
+  if (parts_.timeline == nullptr) return;
+  parts_.timeline->span("negotiate", entry.name, taken_at_[entry.ticket], Clock::now());
+  taken_at_.erase(entry.ticket);
+}
+
+bool SetRunner::settle_batches() {
+  for (FinishedBatch& batch : finished_) {
+    if (batch.error) {
+      const int rank = parts_.ranks[static_cast<size_t>(parts_.me)];
+      controller_.fail(Error(batch.error->code(),
+                             concat("rank ", rank, ": collective of \"", batch.entries.front().name,
+                                    "\" failed: ", batch.error->what())));
+    }
+    settle(batch);
+    controller_.batch_finished();
+  }
+  const bool any = !finished_.empty();
+  finished_.clear();
+  return any;
+}
+
+void SetRunner::settle(FinishedBatch& batch) {
+  for (EntryWork& entry : batch.entries) {
+    if (!entry.mine) continue;
+    Outcome outcome;
+    outcome.error = batch.error;
+    outcome.produced = std::move(produced_[entry.ticket]);
+    produced_.erase(entry.ticket);
+    outcome.received = std::move(entry.received);
+    complete(entry.ticket, std::move(outcome));
+  }
+}
+
+void SetRunner::complete(Ticket ticket, Outcome outcome) {
+  const auto place = live_.find(ticket);
+  HORON_CHECK(place != live_.end(), "a submission finished twice");
+  Submission submission = std::move(place->second);
+  live_.erase(place);
+  submission.handle->finish(std::move(outcome));
+}
+
+void SetRunner::end_all(const Error& error) {
+  for (FinishedBatch& batch : parts_.resources.executor->abandon(error)) settle(batch);
+  for (auto& [ticket, submission] : live_) {
+    Outcome outcome;
+    outcome.error = error;
+    submission.handle->finish(std::move(outcome));
+  }
+  live_.clear();
+  // Giving these back may mean waiting for members that are gone.
+  new std::shared_ptr<void>(std::move(parts_.resources.keep_alive));
+}
+
+}  // namespace horon::core

@@ -1,0 +1,90 @@
+// One process set on one rank: its controller, its executor and the submissions that are under way.
+//
+// Each set has an order of its own, so none waits for another. Belongs to the runtime thread.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "horon/core/base/config.h"
+#include "horon/core/execution/executor.h"
+#include "horon/core/negotiation/controller.h"
+#include "horon/core/runtime/submission.h"
+
+namespace horon::core {
+
+class Timeline;
+
+// What the collectives of a set run on.
+struct SetResources {
+  std::shared_ptr<void> keep_alive;  // outlives the executor
+  std::unique_ptr<Executor> executor;
+};
+
+class SetRunner {
+ public:
+  struct Parts {
+    uint32_t id = 0;
+    int me = 0;              // this rank's index among the members
+    std::vector<int> ranks;  // of all members
+    const Config* config = nullptr;
+    SetResources resources;
+    std::shared_ptr<Timeline> timeline;  // may be null
+    // Called before a handle hears of an error that ends the job.
+    std::function<void(const Error&)> on_fatal;
+  };
+  explicit SetRunner(Parts parts);
+  SetRunner(const SetRunner&) = delete;
+  SetRunner& operator=(const SetRunner&) = delete;
+
+  // Events. `now` of the turn that they belong to has been set before.
+  void set_time(Nanos now) { controller_.set_time(now); }
+  void take(Submission submission);
+  void refuse(const Refusal& refusal) { controller_.refuse(refusal.name, refusal.text); }
+  void join(std::shared_ptr<HandleState> handle);
+  void leave() { controller_.shutdown(); }
+  void receive(int from_rank, std::span<const std::byte> bytes);
+  void fail(const Error& error) { controller_.fail(error); }
+
+  // What follows from the events. True if anything happened. Messages go to `outbox`, with ranks of
+  // the world; send them before work().
+  bool decide(Nanos now, std::vector<Outgoing>& outbox);
+  // Moves the collectives on. True if anything happened.
+  bool work();
+  // The job is over: ends everything that is under way.
+  void end_all(const Error& error);
+
+  Executor::Pace pace() const { return pace_; }
+  bool at_rest() const { return controller_.at_rest(); }
+  bool is_coordinator() const { return controller_.is_coordinator(); }
+  const std::string& stall_text() const { return controller_.stall_text(); }
+  // Every member has left, and what they had started has ended.
+  bool over() const { return bye_ && pace_ == Executor::Pace::Idle; }
+
+ private:
+  bool apply(Effects effects, std::vector<Outgoing>& outbox);
+  BatchWork work_of(StartBatch& start);
+  void note_negotiation(const EntryWork& entry);
+  bool settle_batches();
+  void settle(FinishedBatch& batch);
+  void complete(Ticket ticket, Outcome outcome);
+
+  using Clock = std::chrono::steady_clock;
+
+  Parts parts_;
+  Controller controller_;
+  Executor::Pace pace_ = Executor::Pace::Idle;
+  bool bye_ = false;
+  std::vector<FinishedBatch> finished_;
+  std::unordered_map<Ticket, Submission> live_;
+  std::unordered_map<Ticket, std::vector<bool>> produced_;
+  std::unordered_map<Ticket, Clock::time_point> taken_at_;  // only while a timeline is written
+  Ticket last_ticket_ = 0;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,61 @@
+#include "horon/ops/mpi/mpi_reduction.h"
+
+#include <utility>
+
+#include "horon/ops/host/host_kernels.h"
+
+namespace horon::ops {
+
+MpiReduction::MpiReduction(std::shared_ptr<MpiChannel> channel,
+                           std::shared_ptr<const MpiReductions> reductions, core::Batch given,
+                           int64_t input_count)
+    : MpiInFlight(std::move(channel), std::move(given)),
+      reductions_(std::move(reductions)),
+      input_count_(input_count) {
+  const DataType dtype = batch().dtype;
+  const bool average = batch().reduce_op == ReduceOp::Average && !is_floating(dtype);
+  half_ = dtype == DataType::Float16 || dtype == DataType::BFloat16;
+  widened_integer_ = average && dtype != DataType::Int64;
+  prescaled_ = is_floating(dtype) && batch().prescale != 1.0;
+  factor_ = batch().postscale / static_cast<double>(batch().divisor);
+  work_dtype_ = half_ ? DataType::Float32 : widened_integer_ ? DataType::Int64 : dtype;
+}
+
+void MpiReduction::set_work(std::byte* input, std::byte* result) {
+  work_input_ = input;
+  work_result_ = result;
+  const DataType dtype = batch().dtype;
+  const bool average = batch().reduce_op == ReduceOp::Average && !is_floating(dtype);
+  if (converts_input()) set_prepare_count(input_count_);
+  if (widened() || average || (is_floating(dtype) && factor_ != 1.0)) {
+    set_finish_count(batch().count);
+  }
+}
+
+void MpiReduction::prepare(int64_t begin, int64_t count) {
+  const DataType dtype = batch().dtype;
+  const std::byte* from = batch().input + begin * static_cast<int64_t>(size_of(dtype));
+  std::byte* to = work_input_ + work_bytes(begin);
+  if (half_) {
+    widen(dtype, from, reinterpret_cast<float*>(to), count, batch().prescale);
+  } else if (widened_integer_) {
+    widen_integers(dtype, from, reinterpret_cast<int64_t*>(to), count);
+  } else {
+    scale(dtype, from, to, count, batch().prescale);
+  }
+}
+
+void MpiReduction::finish(int64_t begin, int64_t count) {
+  const DataType dtype = batch().dtype;
+  const std::byte* from = work_result_ + work_bytes(begin);
+  std::byte* to = batch().output + begin * static_cast<int64_t>(size_of(dtype));
+  if (half_) {
+    narrow(dtype, reinterpret_cast<const float*>(from), to, count, factor_);
+  } else if (!is_floating(dtype)) {
+    narrow_quotients(dtype, reinterpret_cast<const int64_t*>(from), to, count, batch().divisor);
+  } else {
+    scale(dtype, from, to, count, factor_);
+  }
+}
+
+}  // namespace horon::ops

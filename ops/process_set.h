@@ -1,0 +1,61 @@
+// Process sets: any ranks of the job that do collectives among themselves.
+//
+//   horon::ProcessSet even = horon::add_process_set({0, 2, 4});
+//   if (even.includes_me()) y = horon::allreduce(x, {.process_set = even});
+//
+// Each set has an order of its own: a collective of one never waits for one of another, and names
+// need to be unique within a set only. Sets may overlap. Ranks are those of the world everywhere:
+// in roots, in messages, in lists.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace horon {
+
+// A name for a set; copies speak of the same one. Default: all ranks.
+class ProcessSet {
+ public:
+  ProcessSet() = default;
+  // For add_process_set(), which makes the set itself. `ranks` ascending.
+  ProcessSet(uint32_t id, std::vector<int> ranks, int me);
+
+  uint32_t id() const { return id_; }
+  bool is_world() const { return id_ == 0; }
+  // Ascending. Throws Error(NotInitialized) for the set of all ranks outside init() .. shutdown().
+  std::vector<int> ranks() const;
+  int size() const;
+  // This rank's index in ranks(); -1 if it is not in the set.
+  int rank() const;
+  bool includes_me() const { return rank() >= 0; }
+
+ private:
+  uint32_t id_ = 0;
+  std::shared_ptr<const std::vector<int>> ranks_;  // null: all
+  int me_ = -1;
+};
+
+// All of these are collective over all ranks of the job: each rank calls them with the same
+// arguments, in the same order, also ranks that are not in the set. They wait for the others. Throw
+// Error(Mismatch) naming the ranks, if those differ; Error(InvalidArgument).
+
+// `ranks` in any order, each once.
+ProcessSet add_process_set(std::vector<int> ranks);
+// Waits for what its members have submitted. A collective that only some of them have submitted
+// fails there.
+void remove_process_set(const ProcessSet& set);
+
+// One set for each color, of the ranks that gave it; the answer is this rank's own. As
+// MPI_Comm_split, colors are any numbers.
+ProcessSet split_process_set(int color);
+// The ranks of this host; the ranks with this local_rank on all hosts.
+ProcessSet add_local_process_set();
+ProcessSet add_cross_process_set();
+// The ranks whose number is even, or odd, as this rank's.
+ProcessSet add_even_odd_process_set();
+
+// All that there are now, the set of all ranks first. Local.
+std::vector<ProcessSet> process_sets();
+
+}  // namespace horon

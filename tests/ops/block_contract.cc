@@ -1,0 +1,189 @@
+// The contract of the collectives that give each rank a block of its own: reducescatter, alltoall,
+// gather, scatter.
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "horon/ops/host/host_kernels.h"
+#include "horon/tests/ops/contract_case.h"
+#include "horon/tests/ops/op_contract.h"
+
+namespace horon::ops {
+namespace {
+
+// How many elements go from one rank to another; some are none.
+int64_t block_length(uint64_t sequence, int from, int to, int64_t longest) {
+  const uint64_t bits = mix(sequence, static_cast<uint64_t>(from), static_cast<uint64_t>(to));
+  if (bits % 4 == 0) return 0;
+  return static_cast<int64_t>((bits >> 8) % static_cast<uint64_t>(longest + 1));
+}
+
+std::vector<std::byte> bytes_between(uint64_t sequence, int from, int to, int64_t bytes) {
+  std::vector<std::byte> block(static_cast<size_t>(bytes));
+  for (size_t i = 0; i < block.size(); ++i) {
+    block[i] = static_cast<std::byte>(
+        mix(sequence, static_cast<uint64_t>(from * 64 + to), static_cast<uint64_t>(i)));
+  }
+  return block;
+}
+
+struct ExchangeRun {
+  std::vector<std::byte> input;
+  std::vector<std::byte> output;
+  std::vector<std::byte> expected;
+  core::Batch batch;
+};
+
+void prepare_exchange(const World& world, ExchangeRun& run, uint64_t sequence, DataType dtype,
+                      CollectiveKind kind, int64_t longest) {
+  const auto size = static_cast<int64_t>(size_of(dtype));
+  const auto root = static_cast<int>(sequence % static_cast<uint64_t>(world.size));
+  const auto length = [&](int from, int to) {
+    if (kind == CollectiveKind::Gather && to != root) return int64_t{0};
+    if (kind == CollectiveKind::Scatter && from != root) return int64_t{0};
+    return block_length(sequence, from, to, longest);
+  };
+  for (int other = 0; other < world.size; ++other) {
+    const int64_t out = length(world.rank, other);
+    const int64_t in = length(other, world.rank);
+    run.batch.send_counts.push_back(out);
+    run.batch.receive_counts.push_back(in);
+    const auto sent = bytes_between(sequence, world.rank, other, out * size);
+    const auto received = bytes_between(sequence, other, world.rank, in * size);
+    run.input.insert(run.input.end(), sent.begin(), sent.end());
+    run.expected.insert(run.expected.end(), received.begin(), received.end());
+  }
+  run.output.resize(run.expected.size());
+  run.batch.kind = kind;
+  run.batch.sequence = sequence;
+  run.batch.dtype = dtype;
+  run.batch.root = root;
+  run.batch.input = run.input.data();
+  run.batch.output = run.output.data();
+  run.batch.count = static_cast<int64_t>(run.input.size()) / size;
+}
+
+// Small whole numbers, so that sums and products are exact in every type.
+void put_number(DataType dtype, std::byte* place, uint64_t bits) {
+  const auto value = static_cast<int64_t>(bits % 3);
+  if (dtype == DataType::Float64) {
+    const auto number = static_cast<double>(value);
+    std::memcpy(place, &number, sizeof(number));
+    return;
+  }
+  if (!is_floating(dtype)) {
+    const int64_t number = dtype == DataType::Bool ? value % 2 : value;
+    std::memcpy(place, &number, size_of(dtype));  // the low bytes come first
+    return;
+  }
+  const auto number = static_cast<float>(value);
+  if (dtype == DataType::Float32) {
+    std::memcpy(place, &number, sizeof(number));
+  } else {
+    narrow(dtype, &number, place, 1, 1.0);
+  }
+}
+
+std::vector<std::byte> numbers_of(DataType dtype, uint64_t sequence, int rank, int64_t count) {
+  std::vector<std::byte> numbers(static_cast<size_t>(count) * size_of(dtype));
+  for (int64_t i = 0; i < count; ++i) {
+    put_number(dtype, numbers.data() + static_cast<size_t>(i) * size_of(dtype),
+               mix(sequence, static_cast<uint64_t>(rank), static_cast<uint64_t>(i)));
+  }
+  return numbers;
+}
+
+// All ranks' inputs reduced on this rank, by the kernels that have tests of their own.
+std::vector<std::byte> reduced(const core::Batch& batch, uint64_t sequence, int ranks,
+                               int64_t count) {
+  std::vector<std::vector<std::byte>> inputs;
+  std::vector<const std::byte*> places;
+  for (int rank = 0; rank < ranks; ++rank) {
+    inputs.push_back(numbers_of(batch.dtype, sequence, rank, count));
+    places.push_back(inputs.back().data());
+  }
+  std::vector<std::byte> result(static_cast<size_t>(count) * size_of(batch.dtype));
+  std::byte* output = result.data();
+  reduce_many({batch.dtype, batch.reduce_op, batch.prescale, batch.postscale, batch.divisor},
+              places, {&output, 1}, count);
+  return result;
+}
+
+void prepare_reduction(const World& world, ExchangeRun& run, uint64_t sequence, DataType dtype,
+                       ReduceOp op, int64_t longest) {
+  core::Batch& batch = run.batch;
+  batch.kind = CollectiveKind::Reducescatter;
+  batch.sequence = sequence;
+  batch.dtype = dtype;
+  batch.reduce_op = op;
+  if (op == ReduceOp::Average) batch.divisor = world.size;
+  if (is_floating(dtype) && sequence % 3 == 0) batch.prescale = 2.0;
+  if (is_floating(dtype) && sequence % 3 == 1) batch.postscale = 0.5;
+  int64_t own_begin = 0;
+  int64_t total = 0;
+  for (int rank = 0; rank < world.size; ++rank) {
+    if (rank == world.rank) own_begin = total;
+    batch.send_counts.push_back(block_length(sequence, rank, 0, longest));
+    total += batch.send_counts.back();
+  }
+  batch.count = batch.send_counts[static_cast<size_t>(world.rank)];
+  run.input = numbers_of(dtype, sequence, world.rank, total);
+  const std::vector<std::byte> all = reduced(batch, sequence, world.size, total);
+  const auto size = static_cast<int64_t>(size_of(dtype));
+  run.expected.assign(all.begin() + own_begin * size,
+                      all.begin() + (own_begin + batch.count) * size);
+  run.output.resize(run.expected.size());
+  batch.input = run.input.data();
+  batch.output = run.output.data();
+}
+
+using Runs = std::vector<std::unique_ptr<ExchangeRun>>;
+
+void run_all(const World& world, core::CollectiveOp& op, const Runs& runs, DataType dtype,
+             std::mt19937_64& random) {
+  std::vector<std::unique_ptr<core::InFlight>> in_flight;
+  for (const auto& run : runs) in_flight.push_back(op.start(run->batch));
+  drive(world, std::move(in_flight), random);
+  for (const auto& run : runs) {
+    ASSERT_TRUE(run->output == run->expected) << to_string(dtype);
+  }
+}
+
+}  // namespace
+
+void check_exchange(const World& world, core::CollectiveOp& op, CollectiveKind kind) {
+  std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 51);
+  uint64_t sequence = 0;
+  for (const DataType dtype : kAllTypes) {
+    Runs runs;
+    for (const int64_t longest : {0, 1, 7, 3001, 100001}) {
+      for (int root = 0; root < world.size; ++root) {
+        auto& run = *runs.emplace_back(std::make_unique<ExchangeRun>());
+        prepare_exchange(world, run, ++sequence, dtype, kind, longest);
+      }
+    }
+    run_all(world, op, runs, dtype, random);
+  }
+}
+
+void check_reducescatter(const World& world, core::CollectiveOp& op) {
+  std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 61);
+  uint64_t sequence = 0;
+  for (const DataType dtype : kAllTypes) {
+    Runs runs;
+    for (const ReduceOp reduce_op :
+         {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product}) {
+      if (dtype == DataType::Bool && reduce_op == ReduceOp::Average) continue;
+      for (const int64_t longest : {0, 1, 7, 3001}) {
+        auto& run = *runs.emplace_back(std::make_unique<ExchangeRun>());
+        prepare_reduction(world, run, ++sequence, dtype, reduce_op, longest);
+      }
+    }
+    run_all(world, op, runs, dtype, random);
+  }
+}
+
+}  // namespace horon::ops
