@@ -38,7 +38,7 @@ std::vector<cpu_set_t> gather_cores(const cpu_set_t& own) {
   submission.name = "horon.init.cores";
   submission.spec = std::move(spec);
   submission.memory = {{reinterpret_cast<const std::byte*>(&own), nullptr, bytes}};
-  submission.allocate_output = [&gathered](int64_t elements) {
+  submission.allocate_output = [&gathered](size_t, int64_t elements) {
     gathered.resize(static_cast<size_t>(elements));
     return gathered.data();
   };
