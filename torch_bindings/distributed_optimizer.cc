@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include <ATen/ops/full_like.h>
+#include <c10/util/Type.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -47,7 +48,29 @@ NamedParameters parameters_of(const OptimizerSteps::Groups& groups, const NamedP
   return result;
 }
 
+[[noreturn]] void refuse_to_save(const std::type_info& type, const char* why) {
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("save(): ", c10::demangle(type.name()), " ", why));
+}
+
 }  // namespace
+
+void require_no_state(const ::torch::optim::Optimizer& optimizer, const std::type_info& type) {
+  if (optimizer.state().empty()) return;
+  refuse_to_save(type, "has state but no save(), so that an archive would be empty; give it one");
+}
+
+void require_saveable(const ::torch::optim::LBFGS& optimizer) {
+  for (const auto& [parameter, state] : optimizer.state()) {
+    const auto& own = static_cast<const ::torch::optim::LBFGSParamState&>(*state);
+    if (!own.al().has_value()) continue;
+    for (const at::Tensor& value : *own.al()) {
+      if (value.defined()) continue;
+      refuse_to_save(typeid(::torch::optim::LBFGS),
+                     "can't be written by LibTorch after a step; save the parameters alone");
+    }
+  }
+}
 
 NamedParameters to_named(const ::torch::OrderedDict<std::string, at::Tensor>& parameters) {
   NamedParameters result;
@@ -68,15 +91,15 @@ void OptimizerSteps::adopt(const Groups& groups) {
   known_parameters_ = count;
 }
 
-void OptimizerSteps::synchronize(const Groups& groups) {
+void OptimizerSteps::synchronize(const Groups& groups, GradientReducer::Passes passes) {
   adopt(groups);
-  reducer_.synchronize();
+  reducer_.synchronize(passes);
   synchronized_ = true;
 }
 
 void OptimizerSteps::before_step(const Groups& groups) {
   if (!synchronized_) {
-    synchronize(groups);
+    synchronize(groups, GradientReducer::Passes::All);
     return;
   }
   const std::string name = reducer_.unsynchronized_parameter();

@@ -17,13 +17,18 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
+#include <torch/serialize/output-archive.h>
 
 #include "horon/torch_bindings/gradient_reducer.h"
 
@@ -36,6 +41,17 @@ namespace torch_detail {
 NamedParameters to_named(const ::torch::OrderedDict<std::string, at::Tensor>& parameters);
 inline const NamedParameters& to_named(const NamedParameters& parameters) { return parameters; }
 
+// Throw Error(InvalidArgument) naming the optimizer: there is something that would not be in the
+// archive, or LBFGS has made a step, which LibTorch can't write.
+void require_no_state(const ::torch::optim::Optimizer& optimizer, const std::type_info& type);
+void require_saveable(const ::torch::optim::LBFGS& optimizer);
+
+// Has it a save() of its own?
+template <class Opt>
+inline constexpr bool kSavesState =
+    !std::is_same_v<decltype(&Opt::save),
+                    void (::torch::optim::Optimizer::*)(::torch::serialize::OutputArchive&) const>;
+
 // What is the same for every Opt: when to reduce in a step.
 class OptimizerSteps {
  public:
@@ -44,13 +60,15 @@ class OptimizerSteps {
   OptimizerSteps(const Groups& groups, const NamedParameters& named,
                  const DistributedOptimizerOptions& options);
 
-  // Hooks parameters that were added to the groups, and reduces unless synchronize() has.
+  // Hooks parameters that were added to the groups, and reduces unless synchronize() has; then all
+  // backward passes of the step must have run.
   void before_step(const Groups& groups);
   // The closure, followed by the reduction of what it has computed.
   ::torch::optim::Optimizer::LossClosure wrap(const Groups& groups,
                                               ::torch::optim::Optimizer::LossClosure closure);
   void after_step() { synchronized_ = false; }
-  void synchronize(const Groups& groups);
+  void synchronize(const Groups& groups,
+                   GradientReducer::Passes passes = GradientReducer::Passes::Any);
   GradientReducer& reducer() { return reducer_; }
   const GradientReducer& reducer() const { return reducer_; }
 
@@ -87,8 +105,8 @@ class DistributedOptimizer : public Opt {
   // that it returns becomes that of all ranks (their sum for Sum, else their average), so that
   // optimizers that decide by it, such as LBFGS, decide alike everywhere.
   //
-  // Throws as GradientReducer::synchronize(); Error(InvalidArgument) naming a parameter whose
-  // gradient came between synchronize() and step(). Then the parameters have not moved.
+  // Throws as GradientReducer::synchronize(Passes::All); Error(InvalidArgument) naming a parameter
+  // whose gradient came between synchronize() and step(). Then the parameters have not moved.
   at::Tensor step(typename Opt::LossClosure closure = nullptr) override {
     if (closure) {
       closure = steps_->wrap(this->param_groups(), std::move(closure));
@@ -106,6 +124,29 @@ class DistributedOptimizer : public Opt {
   void zero_grad(bool set_to_none = true) {
     if (!set_to_none) steps_->reducer().before_zeroing_in_place();
     Opt::zero_grad(set_to_none);
+  }
+
+  // Those of GradientReducer, which says what they do.
+  void set_weight(double weight) { steps_->reducer().set_weight(weight); }
+  [[nodiscard]] GradientReducer::NoSync no_sync() { return steps_->reducer().no_sync(); }
+  void before_bucket(std::function<void(const BucketView&)> function) {
+    steps_->reducer().before_bucket(std::move(function));
+  }
+  void after_bucket(std::function<void(const BucketView&)> function) {
+    steps_->reducer().after_bucket(std::move(function));
+  }
+
+  // For torch::save(); a plain Opt loads it too. Throws Error(InvalidArgument) naming the optimizer
+  // where LibTorch would lose or can't write its state: LBFGS after a step; an optimizer of your
+  // own that has state and no save().
+  void save(::torch::serialize::OutputArchive& archive) const override {
+    if constexpr (!torch_detail::kSavesState<Opt>) {
+      torch_detail::require_no_state(*this, typeid(Opt));
+    }
+    if constexpr (std::is_base_of_v<::torch::optim::LBFGS, Opt>) {
+      torch_detail::require_saveable(*this);
+    }
+    Opt::save(archive);
   }
 
   GradientStatistics statistics() const { return steps_->reducer().statistics(); }

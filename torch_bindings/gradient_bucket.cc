@@ -1,7 +1,8 @@
 #include "horon/torch_bindings/gradient_bucket.h"
 
 #include <algorithm>
-#include <map>
+#include <cstdlib>
+#include <new>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -15,116 +16,64 @@
 namespace horon::torch_detail {
 namespace {
 
-std::vector<int64_t> row_major_strides(at::IntArrayRef sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(1, sizes[i]);
-  }
-  return strides;
-}
-
-std::vector<int64_t> gradient_strides(const at::Tensor& parameter) {
-  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
-  return row_major_strides(parameter.sizes());
-}
-
-// Ranks that hold one parameter in different layouts would add unlike elements. The layout is part
-// of the name that they compare.
-std::string part_name(const GradientLayout& layout) {
-  if (layout.strides == row_major_strides(layout.sizes)) return layout.name;
-  return core::concat(layout.name, " (strides ", core::shape_text(layout.strides), ")");
-}
-
-uint64_t mix(uint64_t hash, std::string_view text) {  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
+// Large memory that was never written has no pages.
+std::shared_ptr<std::byte> untouched_memory(size_t bytes) {
+  auto* memory = static_cast<std::byte*>(std::malloc(bytes));
+  if (memory == nullptr) throw std::bad_alloc();
+  return {memory, [](std::byte* own) { std::free(own); }};
 }
 
 }  // namespace
 
-int64_t GradientLayout::elements() const { return core::element_count(sizes); }
-
-int64_t GradientLayout::bytes() const {
-  return elements() * static_cast<int64_t>(c10::elementSize(dtype));
-}
-
-bool GradientLayout::fits(const at::Tensor& parameter) const {
-  return parameter.scalar_type() == dtype && parameter.device().is_cpu() &&
-         parameter.sizes() == at::IntArrayRef(sizes) &&
-         (parameter.strides() == at::IntArrayRef(strides) ||
-          gradient_strides(parameter) == strides);
-}
-
-GradientLayout layout_of(const at::Tensor& parameter, const std::string& name) {
-  check_tensor(parameter, name);
-  if (!parameter.is_leaf()) {
-    throw Error(ErrorCode::InvalidArgument,
-                core::concat("parameter \"", name, "\" is the result of an operation, not a leaf"));
-  }
-  return {name, parameter.scalar_type(), parameter.sizes().vec(), gradient_strides(parameter),
-          parameter.requires_grad()};
-}
-
-std::vector<std::vector<size_t>> plan_buckets(std::span<const GradientLayout> layouts,
-                                              int64_t first_bytes, int64_t bytes) {
-  struct Open {
-    size_t bucket = 0;
-    int64_t filled = 0;
-    int64_t cap = 0;
-  };
-  std::vector<std::vector<size_t>> buckets;
-  std::map<std::pair<at::ScalarType, bool>, Open> groups;
-  for (size_t i = layouts.size(); i-- > 0;) {
-    const auto [place, is_new] =
-        groups.try_emplace({layouts[i].dtype, layouts[i].trained}, Open{buckets.size(), 0, 0});
-    Open& open = place->second;
-    if (is_new) {
-      buckets.emplace_back();
-      open.cap = first_bytes;
-    } else if (open.filled >= open.cap) {
-      open = {buckets.size(), 0, bytes};
-      buckets.emplace_back();
-    }
-    buckets[open.bucket].push_back(i);
-    open.filled += layouts[i].bytes();
-    if (buckets[open.bucket].size() == core::kPartsMax) open.filled = open.cap;
-  }
-  return buckets;
-}
-
 GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
-                               std::span<const GradientLayout> layouts, ReduceOp op)
-    : name_(std::move(name)), slots_(std::move(slots)), dtype_(layouts[slots_.front()].dtype) {
-  auto spec = std::make_shared<core::EntrySpec>();
-  spec->kind = CollectiveKind::Allreduce;
-  spec->reduce_op = op;
+                               std::span<const GradientLayout> layouts,
+                               const GradientSettings& settings)
+    : name_(std::move(name)),
+      slots_(std::move(slots)),
+      set_(settings.set),
+      sparse_(layouts[slots_.front()].sparse),
+      dtype_(layouts[slots_.front()].dtype) {
+  std::vector<core::TensorPart> parts;
   for (const size_t slot : slots_) {
     const GradientLayout& layout = layouts[slot];
     parts_.push_back({elements_, layout.sizes, layout.strides});
-    spec->parts.push_back({part_name(layout), layout.sizes});
+    parts.push_back({layout.compared_name(), layout.sizes});
     elements_ += layout.elements();
   }
   const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
   const size_t bytes =
       std::max<size_t>(1, static_cast<size_t>(elements_) * c10::elementSize(dtype_));
-  memory_ = core::allocate_host(bytes);
+  memory_ = sparse_ ? untouched_memory(bytes) : core::allocate_host(bytes);
   auto* owner = new std::shared_ptr<std::byte>(memory_);
   at::DataPtr data(
       memory_.get(), owner,
       [](void* context) { delete static_cast<std::shared_ptr<std::byte>*>(context); }, at::kCPU);
   storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false);
-  spec->dtype = data_type_of(make_view(0), name_);
+  auto spec =
+      std::make_shared<core::EntrySpec>(gradient_spec(settings, data_type_of(make_view(0), name_)));
+  spec->parts = std::move(parts);
   spec_ = std::move(spec);
 }
 
-at::Tensor GradientBucket::make_view(size_t part) const {
+at::Tensor GradientBucket::make_view(int64_t offset, at::IntArrayRef sizes,
+                                     at::IntArrayRef strides) const {
   // Not narrow() or as_strided(): zero_grad() calls detach_(), which autograd's own views refuse.
   const PlainMode plain;
   at::Tensor view = at::empty({0}, at::TensorOptions().dtype(dtype_));
-  view.set_(storage_, parts_[part].offset, parts_[part].sizes, parts_[part].strides);
+  view.set_(storage_, offset, sizes, strides);
   return view;
+}
+
+at::Tensor GradientBucket::make_view(size_t part) const {
+  return make_view(parts_[part].offset, parts_[part].sizes, parts_[part].strides);
+}
+
+at::Tensor GradientBucket::flat() const { return make_view(0, {elements_}, {1}); }
+
+std::vector<std::string> GradientBucket::part_names() const {
+  std::vector<std::string> names;
+  for (const core::TensorPart& part : spec_->parts) names.push_back(part.name);
+  return names;
 }
 
 bool GradientBucket::holds(const at::Tensor& tensor, size_t part) const {
@@ -138,6 +87,7 @@ bool GradientBucket::holds(const at::Tensor& tensor, size_t part) const {
 
 void GradientBucket::submit(std::vector<bool> absent) {
   core::Submission submission;
+  submission.set = set_;
   submission.name = name_;
   submission.spec = spec_;
   submission.memory = {{memory_.get(), memory_.get(), elements_}};
@@ -146,26 +96,9 @@ void GradientBucket::submit(std::vector<bool> absent) {
   handle = core::runtime().submit(std::move(submission));
 }
 
-void GradientBucket::refuse(const std::string& text) {
-  refused = true;
-  core::runtime().refuse(name_, text);
-}
-
-std::string describe_plan(const std::deque<GradientBucket>& buckets,
-                          std::span<const GradientLayout> layouts, ReduceOp op) {
-  uint64_t hash = mix(0xcbf29ce484222325u, to_string(op));
-  int64_t elements = 0;
-  for (const GradientBucket& bucket : buckets) {
-    hash = mix(hash, "|");
-    elements += bucket.elements();
-    for (const size_t slot : bucket.slots()) {
-      const GradientLayout& layout = layouts[slot];
-      hash = mix(hash, core::concat(layout.name, layout.dtype, core::shape_text(layout.sizes),
-                                    core::shape_text(layout.strides)));
-    }
-  }
-  return core::concat(layouts.size(), " gradients (", elements, " elements) in ", buckets.size(),
-                      " buckets, ", to_string(op), ", plan ", std::hex, hash);
+void GradientBucket::refuse(const Error& error) {
+  refusal = error;
+  core::runtime().refuse(name_, error.what(), set_);
 }
 
 }  // namespace horon::torch_detail

@@ -7,8 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,43 +17,23 @@
 #include <c10/core/Storage.h>
 
 #include "horon/core/base/entry_spec.h"
+#include "horon/core/base/error.h"
 #include "horon/core/runtime/handle.h"
+#include "horon/torch_bindings/gradient_settings.h"
 
 namespace horon::torch_detail {
 
-// Where the elements of one gradient lie relative to each other: as in the parameter if that is
-// dense, else row by row.
-struct GradientLayout {
-  std::string name;
-  at::ScalarType dtype = at::kFloat;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
-  bool trained = true;  // required a gradient when the layout was taken
-
-  int64_t elements() const;
-  int64_t bytes() const;
-  // Has the parameter still this dtype, shape and strides?
-  bool fits(const at::Tensor& parameter) const;
-};
-
-// Throws Error(InvalidArgument) naming the parameter if collectives can't use its gradients.
-GradientLayout layout_of(const at::Tensor& parameter, const std::string& name);
-
-// The buckets, as indices into `layouts`. Backward reaches the last parameters first, so the order
-// is the reverse of theirs. Only gradients of one dtype share a bucket, and frozen parameters have
-// their own, which then cost nothing. A bucket is closed when it holds `bytes`; the first one of a
-// dtype at `first_bytes`, so that communication starts early. No gradient is split.
-std::vector<std::vector<size_t>> plan_buckets(std::span<const GradientLayout> layouts,
-                                              int64_t first_bytes, int64_t bytes);
-
 class GradientBucket {
  public:
-  // `slots` are indices into `layouts`. Takes memory from core::allocate_host().
+  // `slots` are indices into `layouts`. Takes memory from core::allocate_host(); for the bucket of
+  // a sparse gradient only address space, which nobody touches.
   GradientBucket(std::string name, std::vector<size_t> slots,
-                 std::span<const GradientLayout> layouts, ReduceOp op);
+                 std::span<const GradientLayout> layouts, const GradientSettings& settings);
 
   // A tensor over the memory of one part, without autograd history; each call makes a new one.
   at::Tensor make_view(size_t part) const;
+  // All parts, one behind the other.
+  at::Tensor flat() const;
   // Is this tensor exactly the memory of the part (by storage, offset, dtype and strides)?
   bool holds(const at::Tensor& tensor, size_t part) const;
 
@@ -63,13 +43,16 @@ class GradientBucket {
   const std::string& name() const { return name_; }
   const std::vector<size_t>& slots() const { return slots_; }
   int64_t elements() const { return elements_; }
+  // Its only gradient stays sparse: it is never submitted.
+  bool is_sparse() const { return sparse_; }
+  std::vector<std::string> part_names() const;
 
-  // All ranks get an Error with this text for the bucket, in this step.
-  void refuse(const std::string& text);
+  // All ranks get an Error with this text for the bucket, in this step; here it is `refusal`.
+  void refuse(const Error& error);
 
   // Of this step; null until submitted.
   std::shared_ptr<core::HandleState> handle;
-  bool refused = false;
+  std::optional<Error> refusal;
   // Expected parts that have not come yet.
   int64_t pending = 0;
 
@@ -80,8 +63,12 @@ class GradientBucket {
     std::vector<int64_t> strides;
   };
 
+  at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;
+
   std::string name_;
   std::vector<size_t> slots_;
+  uint32_t set_;
+  bool sparse_;
   at::ScalarType dtype_;
   std::vector<Part> parts_;
   int64_t elements_ = 0;
@@ -89,10 +76,5 @@ class GradientBucket {
   c10::Storage storage_;
   std::shared_ptr<const core::EntrySpec> spec_;  // made once, so that a step copies no names
 };
-
-// One line that two ranks share if their buckets are alike, and that shows roughly how they differ
-// if not.
-std::string describe_plan(const std::deque<GradientBucket>& buckets,
-                          std::span<const GradientLayout> layouts, ReduceOp op);
 
 }  // namespace horon::torch_detail

@@ -14,8 +14,6 @@
 namespace horon::torch_detail {
 namespace {
 
-constexpr bool is_linear(ReduceOp op) { return op == ReduceOp::Sum || op == ReduceOp::Average; }
-
 bool same_memory_order(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.device() == b.device() && !a.is_neg() &&
          a.strides() == b.strides() && a.is_non_overlapping_and_dense();
@@ -59,12 +57,12 @@ GradientSlot::Busy::Busy(GradientSlot& slot) : slot_(slot) {
 
 GradientSlot::Busy::~Busy() { slot_.busy_.clear(std::memory_order_release); }
 
-GradientSlot::GradientSlot(std::string name, at::Tensor parameter, ReduceOp op, int world_size)
+GradientSlot::GradientSlot(std::string name, at::Tensor parameter, const GradientSettings& settings)
     : name_(std::move(name)),
       parameter_(std::move(parameter)),
-      op_(op),
-      world_size_(world_size),
-      kept_(at::Tensor().getIntrusivePtr()) {}
+      settings_(settings),
+      kept_(at::Tensor().getIntrusivePtr()),
+      older_sparse_(at::Tensor().getIntrusivePtr()) {}
 
 void GradientSlot::refuse(const std::string& why) const {
   throw Error(ErrorCode::InvalidArgument, core::concat("gradient of \"", name_, "\": ", why));
@@ -117,14 +115,15 @@ void GradientSlot::pack(at::Tensor& gradient) {
 
 // .grad holds a value from an earlier step (no zero_grad(), or zero_grad(false)): the new gradients
 // are added to it, on all ranks. Every rank holds the same old value. Average, Min and Max let it
-// pass as it is; in a Sum each rank brings its share of it.
+// pass as it is; in a Sum each rank brings its share of it, and a result that is divided needs
+// more.
 void GradientSlot::use_older_value() {
   if (std::exchange(older_, true)) return;
   neutral_ = false;
-  if (op_ == ReduceOp::Sum && world_size_ > 1) {
-    view_.mul_(1.0 / world_size_);
+  if (settings_.older_share != 1) {
+    view_.mul_(settings_.older_share);
     scaled_ = true;
-  } else if (op_ == ReduceOp::Product && view_.count_nonzero().item<int64_t>() != 0) {
+  } else if (settings_.op == ReduceOp::Product && view_.count_nonzero().item<int64_t>() != 0) {
     older_ = false;
     refuse("Product can't go on from the value of an earlier step; call zero_grad() first");
   }
@@ -139,6 +138,12 @@ void GradientSlot::forget_bucket_value() {
 
 void GradientSlot::before_accumulate() {
   at::Tensor& current = grad();
+  if (!fired_ && is_older_sparse(current)) {
+    older_aside_ = std::exchange(current, at::Tensor());
+    parked_ = true;
+    return;
+  }
+  if (!parked_ && !current.defined()) older_aside_.reset();  // the program has dropped them
   if (state_ == State::Submitted) {
     if (holds(current)) {
       current.reset();
@@ -154,6 +159,12 @@ void GradientSlot::before_accumulate() {
 
 GradientSlot::Arrival GradientSlot::after_accumulate() {
   at::Tensor& current = grad();
+  if (!represented_ && older_aside_.defined() && std::exchange(parked_, false) &&
+      !current.defined()) {
+    current = std::exchange(older_aside_, at::Tensor());
+    return Arrival::Nothing;
+  }
+  if (!represented_ && stays_sparse(current)) return sparse_arrived(current);
   if (state_ == State::Submitted) {
     const bool was_parked = std::exchange(parked_, false);
     if (!current.defined()) {
@@ -178,9 +189,11 @@ GradientSlot::Arrival GradientSlot::after_accumulate() {
 void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
   check_shape(gradient);
   const bool has_graph = gradient.requires_grad();
-  if (represented_ && (has_graph || !is_linear(op_))) gradient = view_;  // the first one stays
-  if (represented_ && !is_linear(op_)) {
-    refuse(core::concat("a second one came while the first was being reduced; ", to_string(op_),
+  const bool linear = settings_.is_linear();
+  if (represented_ && (has_graph || !linear)) gradient = view_;  // the first one stays
+  if (represented_ && !linear) {
+    refuse(core::concat("a second one came while the first was being reduced; ",
+                        to_string(settings_.op),
                         " can't add them. Call synchronize() or zero_grad() before backward()"));
   }
   if (represented_ && has_graph) {
@@ -204,31 +217,44 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
   }
 }
 
-bool GradientSlot::prepare_submission() {
+// The memory of a weight of 0 is emptied: its values may be NaN, as the mean over no samples is.
+void GradientSlot::weigh(std::optional<double> weight, bool present) {
+  weight_ = weight.value_or(1);
+  if (weight_ == 1 || !(present || older_)) return;
+  if (weight_ != 0) {
+    view_.mul_(weight_);
+    return;
+  }
+  if (older_) unweighted_ = view_.clone();
+  view_.zero_();
+}
+
+bool GradientSlot::prepare_submission(std::optional<double> weight) {
   at::Tensor& current = grad();
   bool present = state_ == State::Filled;
   if (holds(current)) {
     if (!present) use_older_value();
-  } else if (current.defined()) {
+  } else if (current.defined() && !stays_sparse(current)) {
     // Without a hook: the program put it there, or it was hooked after backward().
     if (!(present && is_kept(current))) pack(current);
     present = true;
   } else {
     present = false;
-    if (!neutral_) view_.fill_(neutral_element(op_));
+    if (!neutral_) view_.fill_(neutral_element(settings_.op));
     neutral_ = true;
     older_ = false;
   }
   represented_ = in_bucket_ = present || older_;
   state_ = State::Submitted;
+  weigh(weight, present);
   version_ = view_._version();
-  return present;
+  return present && weight_ != 0;
 }
 
-void GradientSlot::inspect() {
+void GradientSlot::inspect(std::optional<double> weight) {
   if (state_ != State::Submitted) return;
   at::Tensor& current = grad();
-  if (parked_ && !current.defined()) current = view_;
+  if (parked_ && !current.defined()) current = parked();
   parked_ = false;
   if (holds(current)) {
     if (view_._version() != version_) {
@@ -236,14 +262,13 @@ void GradientSlot::inspect() {
           "it was written to while it was being reduced; between backward() and step() call "
           "synchronize() first");
     }
-  } else if (is_kept(current)) {
-    return;
-  } else if (represented_ || current.defined()) {
+  } else if (!is_kept(current) && (represented_ || current.defined())) {
     if (represented_) forget_bucket_value();
-    if (!current.defined()) return;
+    if (!current.defined() || stays_sparse(current)) return;
     check_shape(current);
     late_ = copy_like(view_, current);
   }
+  if (late_.defined() && weight) *weight == 0 ? late_.zero_() : late_.mul_(*weight);
 }
 
 void GradientSlot::settle(const Result& result) {
@@ -252,12 +277,13 @@ void GradientSlot::settle(const Result& result) {
   if (result.failed) {
     current.reset();
     neutral_ = false;
-  } else if (result.unused && scaled_) {
-    view_.mul_(world_size_);  // the reduction that would have added the shares did not happen
+  } else if (result.unused && older_) {
+    restore_older_value();
   }
   if (!result.failed && result.late.defined()) {
     combine_late(result, defined);
-    current = view_;
+  } else if (!result.failed && !defined && is_older_sparse(current)) {
+    // No rank had anything new: it stays.
   } else if (result.discarded || !defined) {
     current.reset();
   } else {
@@ -268,22 +294,39 @@ void GradientSlot::settle(const Result& result) {
   end_step();
 }
 
+// The reduction that would have put the shares together did not happen.
+void GradientSlot::restore_older_value() {
+  if (unweighted_.defined()) {
+    view_.copy_(unweighted_);
+  } else if (weight_ != 1) {
+    view_.mul_(1 / weight_);
+  }
+  if (scaled_) view_.mul_(1 / settings_.older_share);
+}
+
 void GradientSlot::combine_late(const Result& result, bool defined) {
-  if (result.discarded || !defined) {
+  const bool replaces = result.discarded || !defined;
+  if (replaces && result.late.layout() != at::kStrided) {
+    grad() = result.late;
+    older_sparse_ = decltype(older_sparse_)(result.late.getIntrusivePtr());
+    return;
+  }
+  grad() = view_;
+  if (replaces) {
     view_.copy_(result.late);
-  } else if (is_linear(op_)) {
+  } else if (settings_.is_linear()) {
     view_.add_(result.late);
-  } else if (op_ == ReduceOp::Product) {
+  } else if (settings_.op == ReduceOp::Product) {
     view_.mul_(result.late);
   } else {
-    view_.copy_(op_ == ReduceOp::Min ? at::minimum(view_, result.late)
-                                     : at::maximum(view_, result.late));
+    view_.copy_(settings_.op == ReduceOp::Min ? at::minimum(view_, result.late)
+                                              : at::maximum(view_, result.late));
   }
 }
 
 void GradientSlot::abandon(bool finished) {
   at::Tensor& current = grad();
-  if (parked_ && !current.defined()) current = view_;
+  if (parked_ && !current.defined()) current = parked();
   if (!finished && holds(current)) current.reset();
   neutral_ = false;
   end_step();
@@ -292,7 +335,12 @@ void GradientSlot::abandon(bool finished) {
 void GradientSlot::end_step() {
   state_ = State::Idle;
   fired_ = older_ = scaled_ = represented_ = in_bucket_ = parked_ = discarded_ = false;
+  sparse_is_older_ = false;
+  weight_ = 1;
   late_.reset();
+  sparse_.reset();
+  older_aside_.reset();
+  unweighted_.reset();
   kept_.reset();
 }
 

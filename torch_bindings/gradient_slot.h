@@ -10,12 +10,17 @@
 // The program may drop or replace .grad at any time (zero_grad() by optimizer or module, its own
 // tensor). What the bucket holds of this parameter is then `discarded`. All ranks must have done
 // so: a sum can't be freed of one rank's share.
+//
+// A gradient that is sparse and is to stay so never enters the bucket: it stays in .grad until the
+// end of the step, and is then reduced by itself.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/UndefinedTensorImpl.h>
@@ -23,6 +28,7 @@
 
 #include "horon/core/base/entry_spec.h"
 #include "horon/torch_bindings/gradient_bucket.h"
+#include "horon/torch_bindings/gradient_settings.h"
 
 namespace horon::torch_detail {
 
@@ -37,7 +43,8 @@ class GradientSlot {
   enum class State : uint8_t { Idle, Filled, Submitted };
   enum class Arrival : uint8_t { Nothing, First, Again, Late };
 
-  GradientSlot(std::string name, at::Tensor parameter, ReduceOp op, int world_size);
+  // The settings outlive it.
+  GradientSlot(std::string name, at::Tensor parameter, const GradientSettings& settings);
 
   // The memory that .grad lives in from now on; Idle only. Values that .grad has in the memory of
   // the bucket before move along.
@@ -49,19 +56,23 @@ class GradientSlot {
 
   // The bucket is about to be submitted: makes its memory hold this rank's contribution. False: it
   // has none, and the memory holds the neutral element (or an older value that is still in .grad).
-  bool prepare_submission();
+  // `weight`: the contribution is multiplied by it; 0: there is none.
+  bool prepare_submission(std::optional<double> weight);
 
   // The end of a step begins: puts a parked view back, and finds out what the program has done to
   // .grad since the bucket was submitted. Throws Error(InvalidArgument) if it was written to while
-  // it was being reduced.
-  void inspect();
+  // it was being reduced. `weight`: as above, for the late part.
+  void inspect(std::optional<double> weight);
+  // After inspect(), and after all buckets have been submitted: what is to be reduced sparsely.
+  void collect_sparse(std::optional<double> weight);
 
   struct Result {
     bool failed = false;     // there is no result
     bool unused = false;     // no rank contributed to the whole bucket: memory is as it was
     bool produced = true;    // some rank contributed
     bool discarded = false;  // the programs of the ranks dropped what the bucket held
-    at::Tensor late;         // the reduced late parts of all ranks, or undefined
+    // The reduced late parts of all ranks, sparse if all were, or undefined.
+    at::Tensor late;
   };
   // Makes .grad what a plain program would see, and the slot Idle.
   void settle(const Result& result);
@@ -72,6 +83,10 @@ class GradientSlot {
   const at::Tensor& parameter() const { return parameter_; }
   const at::Tensor& view() const { return view_; }
   const at::Tensor& late() const { return late_; }
+  // This rank's sparse gradient, coalesced; undefined if it has none.
+  const at::Tensor& sparse() const { return sparse_; }
+  // It is more than what an earlier step left in .grad.
+  bool sparse_is_new() const { return sparse_.defined() && !sparse_is_older_; }
   State state() const { return state_; }
   bool discarded() const { return discarded_; }
   // Submitted: the bucket holds something of this rank, and the program has not dropped it.
@@ -82,6 +97,8 @@ class GradientSlot {
   bool expected = true;
   // The owner's number of the bucket.
   size_t bucket_number = 0;
+  // How often a gradient came that counts, in this step. Kept by the owner.
+  int passes = 0;
 
   // Throws if another thread is in a hook of this parameter.
   class Busy {
@@ -100,10 +117,18 @@ class GradientSlot {
   at::Tensor& grad() const { return parameter_.mutable_grad(); }
   bool holds(const at::Tensor& tensor) const { return bucket_->holds(tensor, part_); }
   void check_shape(const at::Tensor& gradient) const;
+  // gradient_slot_sparse.cc
+  bool stays_sparse(const at::Tensor& gradient) const;
+  bool is_older_sparse(const at::Tensor& gradient) const;
+  Arrival sparse_arrived(at::Tensor& gradient);
+  at::Tensor parked() { return older_aside_.defined() ? std::move(older_aside_) : view_; }
+
+  void weigh(std::optional<double> weight, bool present);
   bool is_kept(const at::Tensor& tensor) const;
   void keep(const at::Tensor& tensor);
   void pack(at::Tensor& gradient);
   void use_older_value();
+  void restore_older_value();
   void forget_bucket_value();
   void take_late(at::Tensor& gradient, bool exclusive);
   void combine_late(const Result& result, bool defined);
@@ -111,8 +136,7 @@ class GradientSlot {
 
   std::string name_;
   at::Tensor parameter_;
-  ReduceOp op_;
-  int world_size_;
+  const GradientSettings& settings_;
   const GradientBucket* bucket_ = nullptr;
   size_t part_ = 0;
   at::Tensor view_;
@@ -121,7 +145,9 @@ class GradientSlot {
   State state_ = State::Idle;
   bool fired_ = false;        // a gradient came in this step
   bool older_ = false;        // the view held a value from before this step
-  bool scaled_ = false;       // Sum: that value has been divided by the number of ranks
+  bool scaled_ = false;       // that value has been multiplied by settings_.older_share
+  double weight_ = 1;         // Submitted: what the memory has been multiplied by
+  at::Tensor unweighted_;     // of weight 0: the older value
   bool represented_ = false;  // Submitted: .grad stands for what bucket and late part hold
   bool in_bucket_ = false;    // Submitted: the bucket was given more than the neutral element
   bool parked_ = false;       // Submitted: before_accumulate() has taken the view out of .grad
@@ -133,6 +159,11 @@ class GradientSlot {
   // reference would be a cycle: parameter, gradient, graph, parameter.
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> kept_;
   int64_t kept_version_ = 0;
+  at::Tensor sparse_;
+  at::Tensor older_aside_;  // before_accumulate() has taken it out of .grad
+  bool sparse_is_older_ = false;
+  // The sparse result of an earlier step, if it is still in .grad.
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> older_sparse_;
 };
 
 }  // namespace horon::torch_detail

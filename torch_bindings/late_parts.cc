@@ -1,7 +1,6 @@
 #include "horon/torch_bindings/late_parts.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include <ATen/ops/empty_strided.h>
@@ -9,111 +8,138 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session.h"
+#include "horon/torch_bindings/failures.h"
+#include "horon/torch_bindings/finite.h"
+#include "horon/torch_bindings/step_agreement.h"
 #include "horon/torch_bindings/tensor_memory.h"
 
 namespace horon::torch_detail {
 namespace {
 
-constexpr size_t kLate = 0, kDiscarded = 1, kCounts = 2, kFlags = 3;
-
-std::shared_ptr<const core::EntrySpec> flat_spec(std::string part, DataType dtype, ReduceOp op,
-                                                 std::vector<int64_t> shape) {
-  auto spec = std::make_shared<core::EntrySpec>();
-  spec->kind = CollectiveKind::Allreduce;
-  spec->dtype = dtype;
-  spec->reduce_op = op;
-  spec->parts.push_back({std::move(part), std::move(shape)});
-  return spec;
-}
-
-std::shared_ptr<core::HandleState> submit_in_place(std::string name,
-                                                   std::shared_ptr<const core::EntrySpec> spec,
-                                                   void* memory, int64_t count,
-                                                   std::shared_ptr<void> keep_alive) {
-  core::Submission submission;
-  submission.name = std::move(name);
-  submission.spec = std::move(spec);
-  submission.memory = {
-      {static_cast<const std::byte*>(memory), static_cast<std::byte*>(memory), count}};
-  submission.keep_alive = std::move(keep_alive);
-  return core::runtime().submit(std::move(submission));
-}
+enum Flag : size_t { kLate, kDiscarded, kCounts, kSparse, kFlags };
 
 }  // namespace
 
-const core::Outcome& finish(const std::shared_ptr<core::HandleState>& handle) {
-  handle->wait(std::nullopt);
-  if (const std::optional<Error>& error = handle->outcome().error) throw Error(*error);
-  return handle->outcome();
-}
+LateParts::LateParts(std::string reducer_name, const GradientSettings& settings)
+    : name_(std::move(reducer_name) + ".late"), settings_(settings) {}
 
-LateParts::LateParts(std::string reducer_name, const std::string& plan, ReduceOp op)
-    : name_(std::move(reducer_name) + ".late"),
-      op_(op),
-      count_spec_(
-          flat_spec(core::concat("late parts of ", plan), DataType::Int64, ReduceOp::Max, {1})) {}
-
-void LateParts::announce(const std::deque<GradientSlot>& slots) {
+void LateParts::clear() {
   flags_.reset();
   reductions_.clear();
-  count_ = std::make_shared<int64_t>(0);
-  for (const GradientSlot& slot : slots) {
-    if (slot.late().defined() || slot.discarded()) ++*count_;
-  }
-  count_handle_ = submit_in_place(name_, count_spec_, count_.get(), 1, count_);
+}
+
+int64_t LateParts::count(const std::deque<GradientSlot>& slots) {
+  return std::count_if(slots.begin(), slots.end(), [](const GradientSlot& slot) {
+    return slot.late().defined() || slot.discarded() || slot.sparse_is_new();
+  });
 }
 
 void LateParts::agree(const std::deque<GradientSlot>& slots) {
-  finish(count_handle_);
-  if (*count_ == 0) return;
   flags_ = std::make_shared<std::vector<uint8_t>>();
   for (const GradientSlot& slot : slots) {
     flags_->push_back(slot.late().defined());
     flags_->push_back(slot.discarded());
     flags_->push_back(slot.counts_in_bucket());
+    flags_->push_back(slot.sparse_is_new() ? static_cast<uint8_t>(slot.sparse().sparse_dim()) : 0);
   }
   const auto count = static_cast<int64_t>(flags_->size());
   const std::string name = name_ + ".flags";
-  finish(submit_in_place(name, flat_spec(name, DataType::UInt8, ReduceOp::Max, {count}),
+  finish(submit_in_place(settings_.set, name,
+                         flat_spec(number_spec(DataType::UInt8, ReduceOp::Max), name, {count}),
                          flags_->data(), count, flags_));
+  Failures failures;
   for (size_t i = 0; i < slots.size(); ++i) {
-    if (any(i, kLate)) submit(i, slots[i]);
+    if (any(i, kLate) == 0 && any(i, kSparse) == 0) continue;
+    failures.run([&] { submit(i, slots[i]); });
   }
+  if (failures.first()) throw Error(*failures.first());
 }
 
 void LateParts::submit(size_t index, const GradientSlot& slot) {
   const at::Tensor& view = slot.view();
+  const std::string name = core::concat(name_, ".", slot.name());
+  Reduction& reduction = reductions_.emplace_back();
+  reduction.slot = index;
+  if (any(index, kLate) == 0) {
+    if (slot.sparse().defined()) {
+      check_finite({SparseReduction::kIndices, SparseReduction::kValues}, name, slot,
+                   slot.sparse().values());
+    }
+    reduction.sparse.emplace(name, settings_.set, view, slot.sparse(), any(index, kSparse));
+    return;
+  }
   at::Tensor memory = slot.late();
   if (!memory.defined()) {
     memory = at::empty_strided(view.sizes(), view.strides(), view.options());
-    memory.fill_(neutral_element(op_));
+    memory.fill_(neutral_element(settings_.op));
   }
-  const std::string name = core::concat(name_, ".", slot.name());
-  auto handle = submit_in_place(
-      name, flat_spec(slot.name(), data_type_of(view, slot.name()), op_, view.sizes().vec()),
-      memory.mutable_data_ptr(), memory.numel(), std::make_shared<at::Tensor>(memory));
-  reductions_.push_back({index, std::move(memory), std::move(handle)});
+  if (slot.sparse().defined()) memory.add_(slot.sparse());  // some rank's is dense, so all are
+  check_finite({""}, name, slot, memory);
+  const auto spec = flat_spec(gradient_spec(settings_, data_type_of(view, slot.name())),
+                              slot.name(), view.sizes().vec());
+  reduction.handle = submit_in_place(settings_.set, name, spec, memory.mutable_data_ptr(),
+                                     memory.numel(), std::make_shared<at::Tensor>(memory));
+  reduction.memory = std::move(memory);
 }
 
-void LateParts::wait() {
+void LateParts::check_finite(std::initializer_list<std::string_view> endings,
+                             const std::string& name, const GradientSlot& slot,
+                             const at::Tensor& values) const {
+  if (!settings_.check_finite || all_finite(values)) return;
+  const Error error = not_finite(slot.name(), values);
+  for (const std::string_view ending : endings) {
+    core::runtime().refuse(core::concat(name, ending), error.what(), settings_.set);
+  }
+  throw error;
+}
+
+void LateParts::wait(double scale, int participants) {
   // All of them first: when one has failed, the others may still write.
-  for (const Reduction& reduction : reductions_) reduction.handle->wait(std::nullopt);
-  for (const Reduction& reduction : reductions_) finish(reduction.handle);
+  for (const Reduction& reduction : reductions_) {
+    if (reduction.handle != nullptr) reduction.handle->wait(std::nullopt);
+    if (reduction.sparse) reduction.sparse->wait();
+  }
+  double sparse_scale = scale * settings_.prescale * settings_.postscale;
+  if (settings_.op == ReduceOp::Average) sparse_scale /= participants;
+  Failures failures;
+  for (Reduction& reduction : reductions_) {
+    failures.run([&] {
+      if (reduction.sparse) reduction.memory = reduction.sparse->result(sparse_scale);
+      if (reduction.handle != nullptr) {
+        finish(reduction.handle);
+        if (scale != 1) reduction.memory.mul_(scale);
+      }
+      reduction.done = reduction.memory.defined();
+    });
+  }
+  if (failures.first()) throw Error(*failures.first());
 }
 
-bool LateParts::any(size_t slot, size_t flag) const {
-  return flags_ != nullptr && (*flags_)[kFlags * slot + flag] != 0;
+uint8_t LateParts::any(size_t slot, size_t flag) const {
+  return flags_ != nullptr ? (*flags_)[kFlags * slot + flag] : 0;
 }
 
-bool LateParts::discarded(size_t slot) const { return any(slot, kDiscarded); }
+bool LateParts::discarded(size_t slot) const { return any(slot, kDiscarded) != 0; }
 
-bool LateParts::disputed(size_t slot) const { return any(slot, kDiscarded) && any(slot, kCounts); }
+bool LateParts::disputed(size_t slot) const {
+  return any(slot, kDiscarded) != 0 && any(slot, kCounts) != 0;
+}
 
-at::Tensor LateParts::reduced(size_t slot) const {
+const LateParts::Reduction* LateParts::find(size_t slot) const {
   const auto found = std::lower_bound(
       reductions_.begin(), reductions_.end(), slot,
       [](const Reduction& reduction, size_t wanted) { return reduction.slot < wanted; });
-  return found != reductions_.end() && found->slot == slot ? found->memory : at::Tensor();
+  return found != reductions_.end() && found->slot == slot ? &*found : nullptr;
+}
+
+at::Tensor LateParts::reduced(size_t slot) const {
+  const Reduction* reduction = find(slot);
+  return reduction != nullptr && reduction->done ? reduction->memory : at::Tensor();
+}
+
+bool LateParts::failed(size_t slot) const {
+  const Reduction* reduction = find(slot);
+  return reduction != nullptr && !reduction->done;
 }
 
 }  // namespace horon::torch_detail

@@ -1,71 +1,18 @@
 // N ranks on shards of a batch take the steps of one process on the whole batch, for every
 // optimizer of LibTorch; and the parameters of all ranks are equal to the bit.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <sstream>
+#include <string>
 
-#include "horon/tests/torch_bindings/session_environment.h"
-#include "horon/torch_bindings/collectives.h"
-#include "horon/torch_bindings/distributed_optimizer.h"
+#include "horon/tests/torch_bindings/training_support.h"
 
 namespace horon {
 namespace {
 
 namespace optim = ::torch::optim;
+using namespace testing_support;
 
 const auto* const environment =
     testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
-
-constexpr int kSteps = 20;
-constexpr int64_t kShard = 4;  // samples per rank and step
-
-struct NetImpl : ::torch::nn::Module {
-  NetImpl() {
-    conv =
-        register_module("conv", ::torch::nn::Conv2d(::torch::nn::Conv2dOptions(2, 6, 3).stride(2)));
-    norm = register_module("norm", ::torch::nn::LayerNorm(::torch::nn::LayerNormOptions({54})));
-    hidden = register_module("hidden", ::torch::nn::Linear(54, 17));
-    out = register_module("out", ::torch::nn::Linear(17, 5));
-    unused = register_parameter("unused", ::torch::ones({3}));
-    empty = register_parameter("empty", ::torch::zeros({0, 4}));
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor features = ::torch::relu(conv(x)).flatten(1);
-    return out(::torch::tanh(hidden(norm(features))));
-  }
-  ::torch::nn::Conv2d conv{nullptr};
-  ::torch::nn::LayerNorm norm{nullptr};
-  ::torch::nn::Linear hidden{nullptr}, out{nullptr};
-  at::Tensor unused, empty;
-};
-TORCH_MODULE(Net);
-
-struct Batch {
-  at::Tensor images, labels;
-};
-
-// The whole batch of a step: the same on every rank.
-Batch batch_of(int step, at::ScalarType dtype) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(1000 + step);
-  const int64_t samples = kShard * size();
-  return {at::randn({samples, 2, 8, 8}, generator, at::kDouble).to(dtype),
-          at::randint(0, 5, {samples}, generator, at::kLong)};
-}
-
-Batch shard_of(const Batch& batch) {
-  return {batch.images.narrow(0, kShard * rank(), kShard),
-          batch.labels.narrow(0, kShard * rank(), kShard)};
-}
-
-Net make_net(at::ScalarType dtype) {
-  ::torch::manual_seed(7);
-  Net net;
-  net->to(dtype);
-  return net;
-}
-
-at::Tensor loss_of(Net& net, const Batch& batch) {
-  return ::torch::nn::functional::cross_entropy(net->forward(batch.images), batch.labels);
-}
 
 // Plain LibTorch, and Horon, with the same loop.
 template <class Optimizer>
@@ -88,16 +35,6 @@ void train(Net& net, Optimizer& optimizer, at::ScalarType dtype, bool sharded, b
   }
 }
 
-void expect_equal_on_all_ranks(Net& net) {
-  for (const auto& item : net->named_parameters()) {
-    const at::Tensor bits =
-        item.value().detach().contiguous().view(at::kByte).to(at::kLong).flatten();
-    const at::Tensor low = allreduce(bits, {.name = "low", .op = ReduceOp::Min});
-    const at::Tensor high = allreduce(bits, {.name = "high", .op = ReduceOp::Max});
-    EXPECT_TRUE(low.equal(high)) << item.key();
-  }
-}
-
 template <class Opt, class Options>
 void compare(const Options& options, at::ScalarType dtype, double tolerance,
              bool in_closure = false) {
@@ -114,13 +51,9 @@ void compare(const Options& options, at::ScalarType dtype, double tolerance,
 
   EXPECT_EQ(optimizer.statistics().buckets, 3);
   EXPECT_EQ(optimizer.statistics().late_parts, 0);
-  expect_equal_on_all_ranks(net);
-  const auto expected = alone->named_parameters();
+  expect_equal_on_all_ranks(*net);
+  expect_same_parameters(*net, *alone, tolerance);
   for (const auto& item : net->named_parameters()) {
-    const at::Tensor& want = expected[item.key()];
-    const at::Tensor error = (item.value() - want).abs();
-    const double worst = error.numel() == 0 ? 0 : error.max().template item<double>();
-    EXPECT_LE(worst, tolerance) << item.key();
     // A parameter that nobody uses has no gradient, not one of zeros.
     EXPECT_EQ(item.value().grad().defined(), item.key() != "unused" && item.key() != "empty");
   }
@@ -174,11 +107,8 @@ TEST(Training, SumOfGradientsIsTheirAverageTimesRanks) {
   DistributedOptimizer optimizer(optim::SGD(net->parameters(), 0.02), net->named_parameters(),
                                  {.op = ReduceOp::Sum});
   train(net, optimizer, at::kDouble, true, false);
-  expect_equal_on_all_ranks(net);
-  const auto expected = alone->named_parameters();
-  for (const auto& item : net->named_parameters()) {
-    EXPECT_TRUE(at::allclose(item.value(), expected[item.key()], 0, 1e-9)) << item.key();
-  }
+  expect_equal_on_all_ranks(*net);
+  expect_same_parameters(*net, *alone, 1e-9);
 }
 
 // Clipping looks at the reduced gradients: synchronize() first, and step() does not reduce again.
@@ -201,7 +131,7 @@ TEST(Training, ClippingAfterSynchronize) {
     optimizer.step();
   }
   EXPECT_EQ(optimizer.statistics().steps, kSteps);
-  expect_equal_on_all_ranks(net);
+  expect_equal_on_all_ranks(*net);
   EXPECT_TRUE(at::allclose(net->out->weight, alone->out->weight, 0, 1e-9));
 }
 

@@ -300,7 +300,8 @@ TEST(Optimizer, LayoutsThatDifferBetweenRanksAreAMismatch) {
 }
 
 TEST(Optimizer, TwoThreadsInTheHooksOfOneParameter) {
-  torch_detail::GradientSlot slot("shared", leaf({1}), ReduceOp::Sum, 2);
+  const torch_detail::GradientSettings settings;
+  torch_detail::GradientSlot slot("shared", leaf({1}), settings);
   const std::optional<torch_detail::GradientSlot::Busy> one(std::in_place, slot);
   EXPECT_THAT(error_of([&] { const torch_detail::GradientSlot::Busy two(slot); }),
               AllOf(StartsWith(kInvalid), HasSubstr("\"shared\""), HasSubstr("two threads")));

@@ -18,6 +18,16 @@ horon_test(torch_optimizer_traps_test FILES ${torch_tests}/optimizer_traps_test.
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_reducer_random_test FILES ${torch_tests}/reducer_random_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_reducer_options_test FILES ${torch_tests}/reducer_options_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_reducer_scopes_test FILES ${torch_tests}/reducer_scopes_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_reducer_sparse_test FILES ${torch_tests}/reducer_sparse_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_optimizer_options_test FILES ${torch_tests}/optimizer_options_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_optimizer_situations_test FILES ${torch_tests}/optimizer_situations_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_samplers_test FILES ${torch_tests}/samplers_test.cc LIBS horon::torch)
 find_package(ZLIB REQUIRED)
 horon_test(torch_idx_dataset_test FILES ${torch_tests}/idx_dataset_test.cc
