@@ -19,6 +19,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/ops/session.h"
+#include "horon/torch_bindings/autograd.h"
 #include "horon/torch_bindings/broadcast_state.h"
 #include "horon/torch_bindings/collectives.h"
 #include "horon/torch_bindings/distributed_optimizer.h"
