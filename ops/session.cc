@@ -1,7 +1,9 @@
 #include "horon/ops/session.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <pthread.h>
 #include <utility>
 
 #include "horon/core/base/log.h"
@@ -30,7 +32,15 @@ Process& process() {
   return *instance;
 }
 
+// A forked child has the memory of the session, but neither its thread nor its peers.
+std::atomic<bool> forked{false};
+
 ops::Job& job() {
+  if (forked) {
+    throw Error(ErrorCode::NotInitialized,
+                "this process was made by fork() after horon::init(); the session belongs to its "
+                "parent. Fork before init(), or start the child with exec");
+  }
   Process& here = process();
   const std::lock_guard lock(here.mutex);
   if (here.job == nullptr) {
@@ -88,6 +98,7 @@ void remove_process_set(const ProcessSet& set) { job().remove_process_set(set); 
 std::vector<ProcessSet> process_sets() { return job().process_sets(); }
 
 void shutdown() {
+  if (forked) return;  // the child of a fork ends nothing
   Process& here = process();
   ops::Job* ending = nullptr;
   {
@@ -115,6 +126,7 @@ void init(const InitOptions& options) {
   for (const std::vector<int>& ranks : options.process_sets) here.job->add_process_set(ranks);
   if (here.exit_handler_set) return;
   here.exit_handler_set = true;
+  pthread_atfork(nullptr, nullptr, [] { forked = true; });
   std::atexit([] { shutdown(); });
   MpiSession::at_finalize([] { shutdown(); });
 }

@@ -104,13 +104,15 @@ std::string PendingCollective::part_name(const at::Tensor& tensor) const {
 }
 
 void PendingCollective::check(const at::Tensor& tensor, Place place) {
-  const std::string& shown = name;
   try {
-    place == Place::Same ? check_writable(tensor, shown) : check_tensor(tensor, shown);
-    const DataType dtype = data_type_of(tensor, shown);
+    // A complex number travels as two real ones.
+    const bool complex = tensor.defined() && tensor.is_complex() && tensor.layout() == at::kStrided;
+    const at::Tensor real = complex ? real_view(tensor) : tensor;
+    place == Place::Same ? check_writable(real, name) : check_tensor(real, name);
+    const DataType dtype = data_type_of(real, name);
     if (!parts_.empty() && dtype != spec.dtype) {
       throw Error(ErrorCode::InvalidArgument,
-                  concat("tensor \"", shown, "\": tensor ", parts_.size(), " of the group is ",
+                  concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is ",
                          to_string(dtype), ", the first is ", to_string(spec.dtype),
                          "; the tensors of a group have one dtype"));
     }

@@ -8,6 +8,10 @@ horon_test(torch_collectives_test FILES ${torch_tests}/collectives_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_autograd_test FILES ${torch_tests}/autograd_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_block_collectives_test FILES ${torch_tests}/block_collectives_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_process_set_test FILES ${torch_tests}/process_set_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_broadcast_state_test FILES ${torch_tests}/broadcast_state_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_session_test FILES ${torch_tests}/session_test.cc
@@ -29,8 +33,6 @@ horon_test(torch_reducer_sparse_test FILES ${torch_tests}/reducer_sparse_test.cc
 horon_test(torch_optimizer_options_test FILES ${torch_tests}/optimizer_options_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_optimizer_situations_test FILES ${torch_tests}/optimizer_situations_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_join_test FILES ${torch_tests}/reducer_join_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_samplers_test FILES ${torch_tests}/samplers_test.cc LIBS horon::torch)
 find_package(ZLIB REQUIRED)
