@@ -10,88 +10,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "horon/core/base/log.h"
-#include "horon/core/execution/executor.h"
-#include "horon/core/transport/in_process_transport.h"
-#include "horon/tests/support/fake_device.h"
+#include "horon/tests/core/runtime/runtime_world.h"
 
 namespace horon::core {
 namespace {
 
 using namespace std::chrono_literals;
-using test::FakeDelays;
-using test::FakeDomain;
-using test::FakeMeeting;
-using test::FakeOp;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-struct Tensor {
-  std::vector<float> data;
-  std::shared_ptr<EntrySpec> spec = std::make_shared<EntrySpec>();
-};
-
-Tensor tensor(std::vector<float> data, CollectiveKind kind = CollectiveKind::Allreduce) {
-  Tensor out;
-  out.spec->kind = kind;
-  out.spec->parts = {{"x", {static_cast<int64_t>(data.size())}}};
-  out.data = std::move(data);
-  return out;
-}
-
-Submission submission(const std::string& name, Tensor& tensor) {
-  Submission out;
-  out.name = name;
-  out.spec = tensor.spec;
-  auto* data = reinterpret_cast<std::byte*>(tensor.data.data());
-  out.memory = {{data, data, static_cast<int64_t>(tensor.data.size())}};
-  return out;
-}
-
-class World {
- public:
-  explicit World(int size, FakeDelays delays = {}, Config config = {}) {
-    set_log(0, LogLevel::Error);
-    const auto meeting = std::make_shared<FakeMeeting>(size);
-    auto transports = InProcessTransport::make_world(size);
-    for (int rank = 0; rank < size; ++rank) {
-      std::vector<std::unique_ptr<CollectiveOp>> ops;
-      ops.push_back(std::make_unique<FakeOp>(rank, meeting, delays, DeviceKind::Host));
-      Executor::Parts execution;
-      execution.rank = rank;
-      execution.size = size;
-      execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-      execution.domains.push_back(std::make_unique<FakeDomain>(DeviceKind::Host, delays));
-      Runtime::Parts parts;
-      parts.config = config;
-      parts.topology.rank = rank;
-      parts.topology.size = size;
-      parts.transport = std::move(transports[static_cast<size_t>(rank)]);
-      parts.world.executor = std::make_unique<Executor>(std::move(execution));
-      ranks_.push_back(std::make_unique<Runtime>(std::move(parts)));
-    }
-  }
-  ~World() {
-    each([](Runtime& runtime, int) { EXPECT_EQ(runtime.shutdown(20s), ""); });
-  }
-
-  // Runs the program of every rank on a thread of its own.
-  void each(const std::function<void(Runtime&, int)>& program) {
-    std::vector<std::thread> threads;
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      threads.emplace_back([&, rank] { program(*ranks_[rank], static_cast<int>(rank)); });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-
- private:
-  std::vector<std::unique_ptr<Runtime>> ranks_;
-};
-
-std::string error_of(const HandleState& handle) {
-  handle.wait(std::nullopt);
-  return handle.outcome().error ? handle.outcome().error->what() : "";
-}
+using test_world::error_of;
+using test_world::submission;
+using test_world::Tensor;
+using test_world::tensor;
+using test_world::World;
 
 TEST(Runtime, SumsOverRanks) {
   World world(4);
@@ -159,7 +91,7 @@ TEST(Runtime, ALocalFaultThrowsHereAndFailsTheOthers) {
     } else {
       const std::string error = error_of(*runtime.submit(submission("b", x)));
       EXPECT_THAT(error, HasSubstr("refused on rank 0"));
-      EXPECT_THAT(error, HasSubstr("root 5 is no rank"));
+      EXPECT_THAT(error, HasSubstr("root 5 is no rank of the process set; its ranks are 0 and 1"));
     }
     Tensor again = tensor({1});
     EXPECT_EQ(error_of(*runtime.submit(submission("b", again))), "");
@@ -194,6 +126,24 @@ TEST(Runtime, ARankThatLeavesEarlyIsNamed) {
     Tensor x = tensor({1});
     EXPECT_THAT(error_of(*runtime.submit(submission("x", x))), HasSubstr("rank 1 has shut down"));
     runtime.shutdown(20s);
+  });
+}
+
+// The slow op is still in flight when both ranks have said that they leave.
+TEST(Runtime, ShutdownWithBatchesInFlightEndsEveryHandle) {
+  World world(2, {.op_polls = 300});
+  world.each([](Runtime& runtime, int) {
+    std::vector<Tensor> tensors(20, tensor({1, 2}));
+    std::vector<std::shared_ptr<HandleState>> handles;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      handles.push_back(runtime.submit(submission("t" + std::to_string(i), tensors[i])));
+    }
+    EXPECT_EQ(runtime.shutdown(20s), "");
+    for (const auto& handle : handles) {
+      ASSERT_TRUE(handle->finished());
+      EXPECT_EQ(error_of(*handle), "");
+    }
+    for (const Tensor& each : tensors) EXPECT_THAT(each.data, ElementsAre(2, 4));
   });
 }
 

@@ -1,0 +1,248 @@
+// Several process sets at once on runtimes that are threads: random programs against a sequential
+// model, and what errors in one set mean for the others.
+#include <algorithm>
+#include <atomic>
+#include <random>
+
+#include <gmock/gmock.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using test_world::error_of;
+using test_world::submission;
+using test_world::Tensor;
+using test_world::tensor;
+using test_world::World;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Submission in_set(uint32_t set, const std::string& name, Tensor& tensor) {
+  Submission out = submission(name, tensor);
+  out.set = set;
+  return out;
+}
+
+// What sessions do before and after: no rank uses the set before all members have it.
+void barrier(Runtime& runtime, const std::string& name) {
+  Tensor nothing;
+  nothing.spec->kind = CollectiveKind::Barrier;
+  ASSERT_EQ(error_of(*runtime.submit(submission(name, nothing))), "");
+}
+
+void add(Runtime& runtime, uint32_t id, const std::vector<int>& ranks) {
+  barrier(runtime, "add " + std::to_string(id));
+  runtime.add_set(id, ranks);
+  barrier(runtime, "added " + std::to_string(id));
+}
+
+bool has(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+// One step of all ranks: what is done in one set. The same list everywhere, drawn from one seed.
+struct Step {
+  enum class Kind { Reduce, Mismatch, Refuse, Gather };
+  Kind kind = Kind::Reduce;
+  uint32_t set = 0;
+  int guilty = 0;  // Mismatch, Refuse: the index of the member that is wrong
+};
+
+struct Plan {
+  std::map<uint32_t, std::vector<int>> sets;
+  std::vector<std::vector<Step>> rounds;  // the steps of a round are submitted in any order
+};
+
+Plan random_plan(uint64_t seed, int size) {
+  std::mt19937_64 random(seed);
+  Plan plan;
+  std::vector<int> all(static_cast<size_t>(size));
+  std::iota(all.begin(), all.end(), 0);
+  plan.sets[0] = all;
+  for (uint32_t id = 1; id <= 4; ++id) {
+    std::vector<int> ranks;
+    while (ranks.empty()) {
+      std::copy_if(all.begin(), all.end(), std::back_inserter(ranks),
+                   [&](int) { return random() % 2 == 0; });
+    }
+    plan.sets[id] = ranks;
+  }
+  for (int round = 0; round < 12; ++round) {
+    std::vector<Step>& steps = plan.rounds.emplace_back();
+    for (int i = 0; i < 6; ++i) {
+      Step step;
+      step.set = static_cast<uint32_t>(random() % plan.sets.size());
+      const uint64_t dice = random() % 10;
+      const std::vector<int>& ranks = plan.sets[step.set];
+      if (dice == 0 && ranks.size() > 1) step.kind = Step::Kind::Mismatch;
+      if (dice == 1) step.kind = Step::Kind::Refuse;
+      if (dice == 2) step.kind = Step::Kind::Gather;
+      step.guilty = static_cast<int>(random() % ranks.size());
+      steps.push_back(step);
+    }
+  }
+  return plan;
+}
+
+// One submission under way on one rank, and what must come of it.
+struct Running {
+  Tensor tensor;
+  std::vector<float> gathered;
+  std::shared_ptr<HandleState> handle;
+  const Step* step = nullptr;
+  bool refused_here = false;
+};
+
+void begin(Runtime& runtime, const std::vector<int>& ranks, int rank, const std::string& name,
+           Running& run) {
+  const Step& step = *run.step;
+  const bool guilty = ranks[static_cast<size_t>(step.guilty)] == rank;
+  if (step.kind == Step::Kind::Refuse && guilty) {
+    runtime.refuse(name, "no good", step.set);
+    run.refused_here = true;
+    return;
+  }
+  const bool longer = step.kind == Step::Kind::Mismatch && guilty;
+  run.tensor = tensor(std::vector<float>(longer ? 3 : 2, static_cast<float>(rank + 1)));
+  Submission mine = in_set(step.set, name, run.tensor);
+  if (step.kind == Step::Kind::Gather) {
+    run.tensor.spec->kind = CollectiveKind::Allgather;
+    mine.memory.front().output = nullptr;
+    mine.allocate_output = [&run](size_t, int64_t elements) {
+      run.gathered.resize(static_cast<size_t>(elements));
+      return reinterpret_cast<std::byte*>(run.gathered.data());
+    };
+  }
+  run.handle = runtime.submit(std::move(mine));
+}
+
+void check(const std::vector<int>& ranks, const Running& run) {
+  if (run.refused_here) return;
+  const std::string error = error_of(*run.handle);
+  float sum = 0;
+  std::vector<float> rows;
+  for (const int rank : ranks) {
+    sum += static_cast<float>(rank + 1);
+    rows.insert(rows.end(), 2, static_cast<float>(rank + 1));
+  }
+  const int guilty = ranks[static_cast<size_t>(run.step->guilty)];
+  switch (run.step->kind) {
+    case Step::Kind::Reduce:
+      EXPECT_EQ(error, "");
+      EXPECT_THAT(run.tensor.data, ElementsAre(sum, sum));
+      return;
+    case Step::Kind::Gather:
+      EXPECT_EQ(error, "");
+      EXPECT_EQ(run.gathered, rows);
+      return;
+    case Step::Kind::Mismatch:
+      EXPECT_THAT(error, HasSubstr("[3] on rank " + std::to_string(guilty)));
+      return;
+    case Step::Kind::Refuse:
+      EXPECT_THAT(error, HasSubstr("refused on rank " + std::to_string(guilty)));
+      return;
+  }
+}
+
+void run_plan(Runtime& runtime, int rank, const Plan& plan, uint64_t seed) {
+  std::mt19937_64 random(seed * 100 + static_cast<uint64_t>(rank));
+  for (const auto& [id, ranks] : plan.sets) {
+    if (id > 0) add(runtime, id, ranks);
+  }
+  for (size_t round = 0; round < plan.rounds.size(); ++round) {
+    const std::vector<Step>& steps = plan.rounds[round];
+    std::vector<size_t> order(steps.size());
+    std::iota(order.begin(), order.end(), 0U);
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<Running> running(steps.size());
+    for (const size_t i : order) {
+      const std::vector<int>& ranks = plan.sets.at(steps[i].set);
+      if (!has(ranks, rank)) continue;
+      if (random() % 8 == 0) std::this_thread::sleep_for(1ms);
+      running[i].step = &steps[i];
+      begin(runtime, ranks, rank, "t" + std::to_string(i), running[i]);
+    }
+    for (const Running& run : running) {
+      if (run.step != nullptr) check(plan.sets.at(run.step->set), run);
+    }
+  }
+  for (const auto& [id, ranks] : plan.sets) {
+    if (id > 0 && has(ranks, rank)) runtime.remove_set(id);
+  }
+}
+
+TEST(ProcessSets, RandomProgramsAgainstASequentialModel) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    for (const int size : {1, 2, 4}) {
+      SCOPED_TRACE(testing::Message() << "seed " << seed << ", " << size << " ranks");
+      const Plan plan = random_plan(seed, size);
+      World world(size, {.op_polls = static_cast<int>(seed % 3), .copy_polls = 1});
+      world.each([&](Runtime& runtime, int rank) { run_plan(runtime, rank, plan, seed); });
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(ProcessSets, AnOpThatFailsInOneSetEndsTheJobEverywhere) {
+  World world(3, {.fail_op_at_sequence = 3});
+  world.each([](Runtime& runtime, int rank) {
+    add(runtime, 1, {0, 1});
+    Tensor x = tensor({1});
+    std::string error;
+    for (int i = 0; i < 5 && rank < 2 && error.empty(); ++i) {
+      try {
+        error = error_of(*runtime.submit(in_set(1, "x", x)));
+      } catch (const Error& thrown) {
+        error = thrown.what();
+      }
+    }
+    // Rank 2 is not in the set and waits for something else.
+    if (rank == 2) error = error_of(*runtime.submit(submission("for ever", x)));
+    EXPECT_THAT(error, HasSubstr("fake network is down"));
+  });
+}
+
+TEST(ProcessSets, ShutdownLeavesAllSets) {
+  World world(3);
+  world.each([](Runtime& runtime, int rank) {
+    add(runtime, 1, {1, 2});
+    Tensor x = tensor({1});
+    if (rank == 1) {
+      EXPECT_EQ(runtime.shutdown(20s), "");
+      return;
+    }
+    if (rank == 2) {
+      EXPECT_THAT(error_of(*runtime.submit(in_set(1, "x", x))), HasSubstr("rank 1 has shut down"));
+    }
+    EXPECT_EQ(runtime.shutdown(20s), "");
+  });
+}
+
+TEST(ProcessSets, CallsForASetThatIsNotHereAreNamed) {
+  World world(2);
+  world.each([](Runtime& runtime, int rank) {
+    add(runtime, 1, {1});
+    Tensor x = tensor({1});
+    const auto text_of = [&](uint32_t set) -> std::string {
+      try {
+        return error_of(*runtime.submit(in_set(set, "x", x)));
+      } catch (const Error& error) {
+        return error.what();
+      }
+    };
+    EXPECT_THAT(text_of(7), HasSubstr("is not in process set 7"));
+    if (rank == 0) {
+      EXPECT_THAT(text_of(1), HasSubstr("rank 0 is not in process set 1"));
+    } else {
+      EXPECT_EQ(text_of(1), "");
+    }
+    Tensor y = tensor({1});
+    EXPECT_EQ(error_of(*runtime.submit(submission("y", y))), "");
+  });
+}
+
+}  // namespace
+}  // namespace horon::core

@@ -1,0 +1,126 @@
+// Ranks that are threads of one process, each with a runtime; the op is a double.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/core/base/log.h"
+#include "horon/core/execution/block_layout.h"
+#include "horon/core/execution/executor.h"
+#include "horon/core/runtime/runtime.h"
+#include "horon/core/transport/in_process_transport.h"
+#include "horon/tests/support/fake_device.h"
+
+namespace horon::core::test_world {
+
+using test::FakeDelays;
+using test::FakeDomain;
+using test::FakeMeeting;
+using test::FakeOp;
+
+struct Tensor {
+  std::vector<float> data;
+  std::shared_ptr<EntrySpec> spec = std::make_shared<EntrySpec>();
+};
+
+inline Tensor tensor(std::vector<float> data, CollectiveKind kind = CollectiveKind::Allreduce) {
+  Tensor out;
+  out.spec->kind = kind;
+  out.spec->parts = {{"x", {static_cast<int64_t>(data.size())}}};
+  out.data = std::move(data);
+  return out;
+}
+
+inline Submission submission(const std::string& name, Tensor& tensor) {
+  Submission out;
+  out.name = name;
+  out.spec = tensor.spec;
+  auto* data = reinterpret_cast<std::byte*>(tensor.data.data());
+  out.memory = {{data, data, static_cast<int64_t>(tensor.data.size())}};
+  return out;
+}
+
+class World {
+ public:
+  explicit World(int size, FakeDelays delays = {}, Config config = {}) {
+    set_log(0, LogLevel::Error);
+    const auto meeting = std::make_shared<FakeMeeting>(size);
+    const auto meetings = std::make_shared<Meetings>();
+    auto transports = InProcessTransport::make_world(size);
+    for (int rank = 0; rank < size; ++rank) {
+      Runtime::Parts parts;
+      parts.config = config;
+      parts.topology.rank = rank;
+      parts.topology.size = size;
+      parts.transport = std::move(transports[static_cast<size_t>(rank)]);
+      std::vector<int> all(static_cast<size_t>(size));
+      std::iota(all.begin(), all.end(), 0);
+      parts.world = resources(rank, all, meeting, delays);
+      parts.make_set = [=](const std::vector<int>& ranks) {
+        return resources(rank, ranks, meetings->next(rank, ranks), delays);
+      };
+      ranks_.push_back(std::make_unique<Runtime>(std::move(parts)));
+    }
+  }
+  ~World() {
+    each([](Runtime& runtime, int) { EXPECT_EQ(runtime.shutdown(std::chrono::seconds(20)), ""); });
+  }
+
+  // Runs the program of every rank on a thread of its own.
+  void each(const std::function<void(Runtime&, int)>& program) {
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      threads.emplace_back([&, rank] { program(*ranks_[rank], static_cast<int>(rank)); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  // The n-th set of the same ranks is the same set for all of them.
+  class Meetings {
+   public:
+    std::shared_ptr<FakeMeeting> next(int rank, const std::vector<int>& ranks) {
+      const std::lock_guard lock(mutex_);
+      const int number = made_[{rank, ranks}]++;
+      auto& meeting = meetings_[{number, ranks}];
+      if (!meeting) meeting = std::make_shared<FakeMeeting>(static_cast<int>(ranks.size()));
+      return meeting;
+    }
+
+   private:
+    std::mutex mutex_;
+    std::map<std::pair<int, std::vector<int>>, int> made_;
+    std::map<std::pair<int, std::vector<int>>, std::shared_ptr<FakeMeeting>> meetings_;
+  };
+
+  static SetResources resources(int rank, const std::vector<int>& ranks,
+                                const std::shared_ptr<FakeMeeting>& meeting, FakeDelays delays) {
+    Executor::Parts execution;
+    execution.rank = index_of(rank, ranks);
+    execution.size = static_cast<int>(ranks.size());
+    execution.ranks = ranks;
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(std::make_unique<FakeOp>(execution.rank, meeting, delays, DeviceKind::Host));
+    execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+    execution.domains.push_back(std::make_unique<FakeDomain>(DeviceKind::Host, delays));
+    return {nullptr, std::make_unique<Executor>(std::move(execution))};
+  }
+
+  std::vector<std::unique_ptr<Runtime>> ranks_;
+};
+
+inline std::string error_of(const HandleState& handle) {
+  handle.wait(std::nullopt);
+  return handle.outcome().error ? handle.outcome().error->what() : "";
+}
+
+}  // namespace horon::core::test_world
