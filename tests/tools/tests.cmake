@@ -6,6 +6,7 @@ if(NOT HORON_SANITIZE)
   add_test(NAME house_rules COMMAND Python3::Interpreter ${horon_tools_tests}/house_rules.py)
   add_test(NAME house_rules_test
            COMMAND Python3::Interpreter ${horon_tools_tests}/house_rules_test.py)
+  add_test(NAME docs_test COMMAND Python3::Interpreter ${horon_tools_tests}/docs_test.py)
 
   # Each header of core and ops compiles alone. What fails here fails the build.
   file(GLOB_RECURSE horon_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}
