@@ -74,7 +74,7 @@ class Docs(unittest.TestCase):
         self.assertEqual(find_breaches(root), [])
 
     def check(self, page, *breaches):
-        files = {"docs/page.md": page, "other.md": "# Its `first` heading\n",
+        files = {"docs/README.md": page, "PROTOCOL.md": "# Its `first` heading\n",
                  "core/base/config.cc": 'bytes("HORON_KNOB", 1)', "CMakeLists.txt": "HORON_TOOLS",
                  "core/base/a.h": "struct Options { int name; }; void reduce();"}
         with tempfile.TemporaryDirectory() as folder:
@@ -82,15 +82,15 @@ class Docs(unittest.TestCase):
             for name, text in files.items():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text, encoding="utf-8")
-            self.assertEqual(find_breaches(root), [f"docs/page.md: {line}" for line in breaches])
+            self.assertEqual(find_breaches(root), [f"docs/README.md: {line}" for line in breaches])
 
     def test_links(self):
-        self.check("[a](../other.md) [b](../other.md#its-first-heading) [c](https://x.org/y)")
-        self.check("[a](other.md)", "links to other.md, which is not there")
+        self.check("[a](../PROTOCOL.md) [b](../PROTOCOL.md#its-first-heading) [c](https://x.org/y)")
+        self.check("[a](PROTOCOL.md)", "links to PROTOCOL.md, which is not there")
         self.check("# Here\n[a](#here) [b](#there)",
                    "links to #there, but there is no such heading")
-        self.check("[a](../other.md#second)",
-                   "links to ../other.md#second, but there is no such heading")
+        self.check("[a](../PROTOCOL.md#second)",
+                   "links to ../PROTOCOL.md#second, but there is no such heading")
 
     def test_knobs(self):
         self.check("`HORON_KNOB=1` and `-DHORON_TOOLS=OFF`, in short HORON_*")
