@@ -6,6 +6,8 @@ set(torch_tests ${CMAKE_CURRENT_LIST_DIR})
 
 horon_test(torch_collectives_test FILES ${torch_tests}/collectives_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_autograd_adjoints_test FILES ${torch_tests}/autograd_adjoints_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_autograd_test FILES ${torch_tests}/autograd_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_block_collectives_test FILES ${torch_tests}/block_collectives_test.cc
