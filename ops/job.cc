@@ -35,6 +35,29 @@ std::unique_ptr<core::LocalGroup> make_group(const core::MpiSession& session,
   return core::LocalGroup::create(topology.local_rank, size, area, session.host_exchange());
 }
 
+// A knob that is wrong on some rank is the same error on all of them.
+core::Config read_config(const core::MpiSession& session, const InitOptions& options) {
+  core::set_log(session.topology().rank, core::LogLevel::Info);
+  core::Config config;
+  std::string fault;
+  try {
+    config = core::Config::from_environment(options.set);
+  } catch (const Error& error) {
+    fault = error.what();
+  }
+  const std::vector<std::string> faults = session.gather_text(fault);
+  const auto first = std::find_if(faults.begin(), faults.end(),
+                                  [](const std::string& text) { return !text.empty(); });
+  if (first == faults.end()) return config;
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < faults.size(); ++rank) {
+    if (faults[rank] == *first) ranks.push_back(static_cast<int>(rank));
+  }
+  if (ranks.size() == faults.size()) throw Error(ErrorCode::Config, *first);
+  throw Error(ErrorCode::Config, concat(*first, " (on ", ranks.size() == 1 ? "rank " : "ranks ",
+                                        core::list_ranks(ranks), ")"));
+}
+
 int usable_cores() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -50,8 +73,8 @@ int host_count(const core::Topology& topology) {
 }  // namespace
 
 Job::Job(const InitOptions& options)
-    : config_(core::Config::from_environment(options.set)),
-      session_(std::make_unique<core::MpiSession>(options.mpi_comm)),
+    : session_(std::make_unique<core::MpiSession>(options.mpi_comm)),
+      config_(read_config(*session_, options)),
       owns_mpi_(session_->owns_mpi()) {
   core::set_log(session_->topology().rank, core::parse_log_level(config_.log_level));
   compare_ranks();

@@ -52,8 +52,8 @@ class Job {
   core::WaitPolicy wait_policy() const;
   std::string introduction() const;
 
-  const core::Config config_;
   std::unique_ptr<core::MpiSession> session_;
+  const core::Config config_;
   bool owns_mpi_ = false;
   std::mutex group_mutex_;
   std::shared_ptr<core::LocalGroup> group_;

@@ -61,6 +61,8 @@ int local_size() { return topology().local_size; }
 int cross_rank() { return topology().cross_rank; }
 int cross_size() { return topology().cross_size; }
 
+int last_rank() { return core::log_rank(); }
+
 bool is_initialized() {
   Process& here = process();
   const std::lock_guard lock(here.mutex);

@@ -35,6 +35,10 @@ int local_size();
 int cross_rank();
 int cross_size();
 bool is_initialized();
+// This process's rank in the session that runs, or in the last one that was begun: also after a
+// failed init() and after shutdown(), for who wants an error that all ranks have told once. -1 if
+// there has been none.
+int last_rank();
 
 // Returns when every rank of the set has called it. Throws Error.
 void barrier(const ProcessSet& process_set = {});

@@ -11,7 +11,7 @@ namespace horon::core {
 namespace {
 
 constexpr int kNoRank = -1;
-std::atomic<int> log_rank{kNoRank};
+std::atomic<int> own_rank{kNoRank};
 std::atomic<LogLevel> log_level{LogLevel::Info};
 
 constexpr std::array<std::string_view, 4> kLevelNames = {"error", "warn", "info", "debug"};
@@ -20,9 +20,11 @@ constexpr std::array<std::string_view, 4> kLabels = {"error", "warning", "info",
 }  // namespace
 
 void set_log(int rank, LogLevel level) {
-  log_rank.store(rank, std::memory_order_relaxed);
+  own_rank.store(rank, std::memory_order_relaxed);
   log_level.store(level, std::memory_order_relaxed);
 }
+
+int log_rank() { return own_rank.load(std::memory_order_relaxed); }
 
 LogLevel parse_log_level(const std::string& text) {
   for (size_t i = 0; i < kLevelNames.size(); ++i) {
@@ -36,7 +38,7 @@ bool log_enabled(LogLevel level) { return level <= log_level.load(std::memory_or
 
 void log(LogLevel level, std::string_view line) {
   if (!log_enabled(level)) return;
-  const int rank = log_rank.load(std::memory_order_relaxed);
+  const int rank = own_rank.load(std::memory_order_relaxed);
   std::string text = rank == kNoRank ? std::string("horon ") : concat("horon [", rank, "] ");
   text.append(kLabels.at(static_cast<size_t>(level))).append(": ").append(line).append("\n");
   // A single write keeps lines of several threads and ranks whole. There is nobody to tell of a

@@ -28,7 +28,7 @@ struct SharedError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-bool speaks() { return !horon::is_initialized() || horon::rank() == 0; }
+bool speaks() { return horon::last_rank() <= 0; }
 
 // LibTorch's errors carry a backtrace behind the first line.
 std::string first_line(const std::exception& error) {
@@ -106,7 +106,10 @@ std::optional<Settings> parse(int argc, char** argv) {
 }
 
 int report(const std::exception& error) {
-  const bool shared = dynamic_cast<const SharedError*>(&error) != nullptr;
+  // init() throws the same error on every rank.
+  const auto* known = dynamic_cast<const horon::Error*>(&error);
+  const bool shared = dynamic_cast<const SharedError*>(&error) != nullptr ||
+                      (known != nullptr && known->code() == horon::ErrorCode::Config);
   if (!shared || speaks()) {
     std::fprintf(stderr, "fashion_mnist: %s\n", first_line(error).c_str());
   }
