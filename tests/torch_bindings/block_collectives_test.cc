@@ -244,6 +244,39 @@ TEST(Group, FailsAsOne) {
       AllOf(StartsWith("mismatch"), HasSubstr("number of tensors"), HasSubstr("3 on rank 1")));
 }
 
+// -- strides ------------------------------------------------------------------------------------
+
+// The same values in another order of memory: results are the same, and row-major.
+TEST(Strides, EveryKindTakesAnyLayout) {
+  for (const at::ScalarType type : {at::kFloat, at::kLong, at::kBool, at::kComplexDouble}) {
+    const int64_t rows = 2 * size();
+    const at::Tensor plain = values_of({rows, 3, 2, 2}, type, rank());
+    at::Tensor wide = at::zeros({rows, 3, 2, 4}, plain.options());
+    wide.slice(3, 0, 4, 2).copy_(plain);
+    for (const at::Tensor& strided :
+         {plain.to(at::MemoryFormat::ChannelsLast), wide.slice(3, 0, 4, 2),
+          plain.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2})}) {
+      const auto same = [](const at::Tensor& got, const at::Tensor& want) {
+        expect_equal(got, want);
+        EXPECT_TRUE(got.is_contiguous());
+      };
+      same(allreduce(strided, {.op = ReduceOp::Sum}), allreduce(plain, {.op = ReduceOp::Sum}));
+      same(broadcast(strided), broadcast(plain));
+      same(allgather(strided), allgather(plain));
+      same(reducescatter(strided, {.op = ReduceOp::Sum}),
+           reducescatter(plain, {.op = ReduceOp::Sum}));
+      same(alltoall(strided).tensor, alltoall(plain).tensor);
+      same(gather(strided), gather(plain));
+      same(scatter(strided), scatter(plain));
+      at::Tensor in_place = strided.clone(at::MemoryFormat::Preserve);
+      grouped_broadcast(Tensors{in_place, plain});
+      Tensors group{in_place, plain.clone()};
+      grouped_allreduce_(group, {.op = ReduceOp::Sum});
+      expect_equal(in_place, group[1]);
+    }
+  }
+}
+
 // -- types ----------------------------------------------------------------------------------------
 
 TEST(Complex, SumsAveragesAndMovesData) {

@@ -3,6 +3,7 @@
 #include "horon/torch_bindings/session.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <sched.h>
 
@@ -53,6 +54,34 @@ TEST(Session, NothingWorksOutside) {
            [] { DistributedRandomSampler(10); }}) {
     EXPECT_THAT(error_of(call), StartsWith("not initialized"));
   }
+}
+
+TEST(Session, ANanIsFoundBeforeItSpreadsIfAskedFor) {
+  init({.set = {{"HORON_CHECK_FINITE", "1"}}});
+  at::Tensor x = at::ones({4});
+  const int guilty = size() - 1;
+  if (rank() == guilty) x[2] = std::nan("");
+  const std::string error = error_of([&] { allreduce(x, {.name = "loss"}); });
+  EXPECT_THAT(error, testing::HasSubstr("\"loss\""));
+  EXPECT_THAT(error, testing::HasSubstr("NaN"));
+  if (rank() != guilty) {
+    EXPECT_THAT(error, testing::HasSubstr("rank " + std::to_string(guilty)));
+  }
+  EXPECT_EQ(allreduce(at::ones({4}), {.name = "loss"})[0].item<double>(), 1.0);
+  shutdown();
+}
+
+TEST(Session, AWrongKnobOfOneRankIsTheSameErrorOnAll) {
+  const int guilty = test_size() - 1;
+  InitOptions options;
+  if (test_rank() == guilty) options.set = {{"HORON_BUCKET_BYTES", "many"}};
+  const std::string error = error_of([&] { init(options); });
+  EXPECT_THAT(error, testing::HasSubstr("HORON_BUCKET_BYTES='many'"));
+  if (test_size() > 1) {
+    EXPECT_THAT(error, testing::HasSubstr("(on rank " + std::to_string(guilty) + ")"));
+  }
+  EXPECT_EQ(last_rank(), test_rank());
+  EXPECT_FALSE(is_initialized());
 }
 
 TEST(Session, HandlesEndWithTheSession) {

@@ -89,3 +89,8 @@ if(TARGET fashion_mnist)
                    ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test)
   set_tests_properties(torch_example_test PROPERTIES TIMEOUT 120 PROCESSORS 2)
 endif()
+
+# Gigabytes for each rank: alone on the machine.
+horon_test(torch_large_collectives_test FILES ${torch_tests}/large_collectives_test.cc
+           RANKS 2 LIBS horon::torch TIMEOUT 300)
+set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)
