@@ -143,7 +143,7 @@ void GradientEngine::before_accumulate(size_t index) {
         core::concat("parameter \"", slot.name(), "\" has changed its dtype, shape, layout ",
                      "or device between a backward() and synchronize()"));
   }
-  slot.before_accumulate();
+  slot.before_accumulate(weight_);
 }
 
 void GradientEngine::after_accumulate(size_t index) {
@@ -232,12 +232,11 @@ void GradientEngine::set_weight(double weight) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("set_weight() is for Average, not for ", to_string(settings_.op)));
   }
-  const std::lock_guard lock(mutex_);
-  for (const GradientBucket& bucket : buckets_) {
-    if (bucket.handle == nullptr && !bucket.refusal) continue;
+  if (open_) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("set_weight() came when \"", bucket.name(), "\" was on its way ",
-                             "already; call it before the first backward() of the step"));
+                core::concat("set_weight() of \"", name_, "\" came after a gradient (of \"",
+                             unsynchronized_parameter(),
+                             "\"); call it before the first backward() of the step"));
   }
   weight_ = weight;
 }

@@ -159,7 +159,8 @@ class GradientReducer {
 
   // Called for each bucket of each step when its gradients are complete and before it is submitted,
   // in backward() on the thread that completes it, else in synchronize(). One at a time; it must
-  // not call the reducer. What it throws makes the bucket fail on all ranks. Null: none.
+  // not call the reducer. Gradients have been multiplied by the weight, if there is one. What it
+  // throws makes the bucket fail on all ranks. Null: none.
   void before_bucket(std::function<void(const BucketView&)> function);
   // Called in synchronize() for each bucket with gradients, when `flat` holds what every .grad of
   // it will show. What it throws leaves synchronize() as Error when all buckets have been served.

@@ -108,9 +108,11 @@ void GradientSlot::pack(at::Tensor& gradient) {
   assign_values(view_, gradient);
   if (gradient.requires_grad()) {
     keep(gradient);
-  } else {
-    gradient = view_;
+    return;
   }
+  gradient = view_;
+  older_ = scaled_ = false;  // what was in .grad before is not in this one
+  unweighted_.reset();
 }
 
 // .grad holds a value from an earlier step (no zero_grad(), or zero_grad(false)): the new gradients
@@ -136,7 +138,7 @@ void GradientSlot::forget_bucket_value() {
   late_.reset();
 }
 
-void GradientSlot::before_accumulate() {
+void GradientSlot::before_accumulate(std::optional<double> weight) {
   at::Tensor& current = grad();
   if (!fired_ && is_older_sparse(current)) {
     older_aside_ = std::exchange(current, at::Tensor());
@@ -153,6 +155,7 @@ void GradientSlot::before_accumulate() {
     }
   } else if (state_ == State::Idle && holds(current)) {
     use_older_value();
+    if (weight == 0.0) unweighted_ = view_.clone();  // what comes now will not count
     version_ = current._version();
   }
 }
@@ -221,12 +224,9 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
 void GradientSlot::weigh(std::optional<double> weight, bool present) {
   weight_ = weight.value_or(1);
   if (weight_ == 1 || !(present || older_)) return;
-  if (weight_ != 0) {
-    view_.mul_(weight_);
-    return;
-  }
-  if (older_) unweighted_ = view_.clone();
-  view_.zero_();
+  // If no rank has more than that, it comes back to the bit.
+  if (!present && !unweighted_.defined()) unweighted_ = view_.clone();
+  weight_ == 0 ? view_.zero_() : view_.mul_(weight_);
 }
 
 bool GradientSlot::prepare_submission(std::optional<double> weight) {
@@ -244,9 +244,10 @@ bool GradientSlot::prepare_submission(std::optional<double> weight) {
     neutral_ = true;
     older_ = false;
   }
-  represented_ = in_bucket_ = present || older_;
+  represented_ = present || older_;
   state_ = State::Submitted;
   weigh(weight, present);
+  in_bucket_ = represented_ && weight_ != 0;
   version_ = view_._version();
   return present && weight_ != 0;
 }
@@ -268,7 +269,12 @@ void GradientSlot::inspect(std::optional<double> weight) {
     check_shape(current);
     late_ = copy_like(view_, current);
   }
-  if (late_.defined() && weight) *weight == 0 ? late_.zero_() : late_.mul_(*weight);
+  if (!late_.defined() || !weight) return;
+  if (*weight == 0) {
+    late_.reset();
+  } else {
+    late_.mul_(*weight);
+  }
 }
 
 void GradientSlot::settle(const Result& result) {
@@ -296,11 +302,7 @@ void GradientSlot::settle(const Result& result) {
 
 // The reduction that would have put the shares together did not happen.
 void GradientSlot::restore_older_value() {
-  if (unweighted_.defined()) {
-    view_.copy_(unweighted_);
-  } else if (weight_ != 1) {
-    view_.mul_(1 / weight_);
-  }
+  if (unweighted_.defined()) view_.copy_(unweighted_);
   if (scaled_) view_.mul_(1 / settings_.older_share);
 }
 

@@ -51,7 +51,7 @@ class GradientSlot {
   void move_to(const GradientBucket& bucket, size_t part);
 
   // Hooks. Throw Error(InvalidArgument) naming the parameter.
-  void before_accumulate();
+  void before_accumulate(std::optional<double> weight);
   Arrival after_accumulate();
 
   // The bucket is about to be submitted: makes its memory hold this rank's contribution. False: it
@@ -147,7 +147,7 @@ class GradientSlot {
   bool older_ = false;        // the view held a value from before this step
   bool scaled_ = false;       // that value has been multiplied by settings_.older_share
   double weight_ = 1;         // Submitted: what the memory has been multiplied by
-  at::Tensor unweighted_;     // of weight 0: the older value
+  at::Tensor unweighted_;     // the older value, where this rank's weight has nothing to say on it
   bool represented_ = false;  // Submitted: .grad stands for what bucket and late part hold
   bool in_bucket_ = false;    // Submitted: the bucket was given more than the neutral element
   bool parked_ = false;       // Submitted: before_accumulate() has taken the view out of .grad

@@ -273,12 +273,39 @@ TEST(ReducerOptions, NotFiniteGradientsAreNamedOnAllRanks) {
   EXPECT_EQ(w.grad().isfinite().all().item<bool>(), size() == 1);
 }
 
+// The ranks outside go on.
+TEST(ReducerOptions, NotFiniteGradientsInAProcessSet) {
+  const ProcessSet set = add_even_odd_process_set();
+  const at::Tensor w = leaf({4}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, {.process_set = set, .check_finite = true});
+  weighted(w, rank() == 0 ? kNaN : 1).backward();
+  if (rank() % 2 == 0) {
+    EXPECT_THAT(error_of([&] { reducer.synchronize(); }), HasSubstr("\"w\" on rank 0"));
+  } else {
+    reducer.synchronize();
+  }
+  w.mutable_grad().reset();
+  weighted(w, 5).backward();
+  reducer.synchronize();
+  expect_close(w, 5);
+}
+
 TEST(ReducerOptions, NotFiniteGradientsPassUnlessAskedFor) {
   const at::Tensor w = leaf({2});
   GradientReducer reducer({{"w", w}}, {.check_finite = false});
   weighted(w, rank() == 0 ? kNaN : 1).backward();
   reducer.synchronize();
   EXPECT_TRUE(w.grad().isnan().all().item<bool>());
+}
+
+// Stands last: it starts another session.
+TEST(ReducerOptionsAndSession, KnobChecksThatGradientsAreFinite) {
+  shutdown();
+  init({.set = {{"HORON_CHECK_FINITE", "1"}}});
+  const at::Tensor w = leaf({2});
+  GradientReducer reducer({{"w", w}});
+  weighted(w, rank() == 0 ? kNaN : 1).backward();
+  EXPECT_THAT(error_of([&] { reducer.synchronize(); }), HasSubstr("\"w\" on rank 0"));
 }
 
 }  // namespace

@@ -36,6 +36,8 @@ horon_test(torch_optimizer_options_test FILES ${torch_tests}/optimizer_options_t
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_optimizer_situations_test FILES ${torch_tests}/optimizer_situations_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_reducer_join_test FILES ${torch_tests}/reducer_join_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_samplers_test FILES ${torch_tests}/samplers_test.cc LIBS horon::torch)
 find_package(ZLIB REQUIRED)
 horon_test(torch_idx_dataset_test FILES ${torch_tests}/idx_dataset_test.cc
