@@ -10,7 +10,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session.h"
 #include "horon/torch_bindings/call_names.h"
@@ -81,15 +80,10 @@ std::string backward_name(const Options& options) {
 template <class Options>
 void check_linear(const Options& options, std::string_view plain_form) {
   if (options.op == ReduceOp::Sum || options.op == ReduceOp::Average) return;
-  const Error error(ErrorCode::InvalidArgument,
-                    concat("tensor \"", options.name, "\": ", to_string(options.op),
-                           " has no derivative here; use Sum or Average, or horon::", plain_form,
-                           "() where no gradient is needed"));
-  // The others would wait for this rank otherwise.
-  if (is_initialized() && options.process_set.includes_me()) {
-    core::runtime().refuse(options.name, error.what(), options.process_set.id());
-  }
-  throw Error(error);
+  torch_detail::refuse_call(options.name, options.process_set,
+                            concat("tensor \"", options.name, "\": ", to_string(options.op),
+                                   " has no derivative here; use Sum or Average, or horon::",
+                                   plain_form, "() where no gradient is needed"));
 }
 
 // The sum of all ranks on the root, zeros elsewhere; the adjoint of broadcast, and the other way

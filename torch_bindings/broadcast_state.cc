@@ -1,36 +1,41 @@
 #include "horon/torch_bindings/broadcast_state.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cxxabi.h>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <typeinfo>
 #include <unordered_map>
 
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session.h"
+#include "horon/torch_bindings/bytes.h"
 #include "horon/torch_bindings/collectives.h"
+#include "horon/torch_bindings/failures.h"
 #include "horon/torch_bindings/manifest.h"
+#include "horon/torch_bindings/optimizer_state.h"
 #include "horon/torch_bindings/tensor_memory.h"
 
 namespace horon {
 namespace {
 
 using core::concat;
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 constexpr const char* kParameters = "broadcast_parameters";
 constexpr const char* kOptimizer = "broadcast_optimizer_state";
 
-void check_root(const char* call, int root) {
-  if (root >= 0 && root < size()) return;
+void check_root(const char* call, int root, const ProcessSet& set) {
+  const std::vector<int> ranks = set.ranks();
+  if (std::find(ranks.begin(), ranks.end(), root) != ranks.end()) return;
   throw Error(ErrorCode::InvalidArgument,
-              concat(call, ": root ", root, " is no rank of 0 .. ", size() - 1));
+              concat(call, ": root ", root, " is not one of the ranks ", core::list_ranks(ranks)));
 }
 
 // The part before the backtrace, on one line.
@@ -44,7 +49,7 @@ std::string first_line(const std::exception& error) {
 // agree too.
 struct ParameterList {
   std::vector<std::string> lines;
-  NamedTensors unique;
+  std::vector<NamedTensors::Item> unique;
   std::string own_error;
 };
 
@@ -70,11 +75,6 @@ ParameterList list_parameters(const NamedTensors& named, int root) {
   return list;
 }
 
-template <class Dict>
-void append(NamedTensors& to, const Dict& named) {
-  for (const auto& item : named) to.emplace_back(item.key(), item.value());
-}
-
 std::string type_name(const torch::optim::Optimizer& optimizer) {
   const char* mangled = typeid(optimizer).name();
   int status = 0;
@@ -97,6 +97,11 @@ std::string archive_bytes(torch::serialize::OutputArchive& archive) {
   return std::move(stream).str();
 }
 
+std::string keeps_but_does_not_save(const torch::optim::Optimizer& optimizer) {
+  return concat(type_name(optimizer),
+                " keeps state but saves nothing; it needs its own save() and load()");
+}
+
 // The optimizer as torch::save writes it; empty bytes if there is nothing to send. Text in `error`
 // if it can't be saved.
 std::string save_optimizer(const torch::optim::Optimizer& optimizer, std::string& error) {
@@ -106,11 +111,7 @@ std::string save_optimizer(const torch::optim::Optimizer& optimizer, std::string
     std::string bytes = archive_bytes(full);
     torch::serialize::OutputArchive nothing;
     if (bytes.size() > archive_bytes(nothing).size()) return bytes;
-    if (!optimizer.state().empty()) {
-      error = concat(type_name(optimizer),
-                     " keeps state but saves nothing; it needs its own save() "
-                     "and load()");
-    }
+    if (!optimizer.state().empty()) error = keeps_but_does_not_save(optimizer);
   } catch (const std::exception& e) {
     error = concat(type_name(optimizer), " can't be saved: ", first_line(e));
   }
@@ -131,52 +132,92 @@ std::string load_optimizer(torch::optim::Optimizer& optimizer, const std::string
   }
 }
 
-}  // namespace
+// Waits for all, whatever becomes of them, so that none is left in flight behind an error.
+void wait_for_all(const std::vector<Handle>& handles) {
+  torch_detail::Failures failures;
+  for (const Handle& handle : handles) failures.run([&] { handle.wait(); });
+  if (failures.first()) throw Error(*failures.first());
+}
 
-void broadcast_parameters(const NamedTensors& named, int root) {
-  check_root(kParameters, root);
-  ParameterList list = list_parameters(named, root);
-  torch_detail::throw_together(ErrorCode::InvalidArgument, kParameters, list.own_error);
-  torch_detail::require_same_lines(kParameters, list.lines, root);
-  std::vector<Handle> handles;
-  handles.reserve(list.unique.size());
-  for (const auto& [name, tensor] : list.unique) {
-    handles.push_back(
-        broadcast_async_(tensor, {.name = concat(kParameters, ".", name), .root = root}));
+// Runs `work`; what it throws as text.
+std::string failure_of(const torch::optim::Optimizer& optimizer, const char* what,
+                       const std::function<void()>& work) {
+  try {
+    work();
+    return {};
+  } catch (const std::exception& error) {
+    return concat(type_name(optimizer), " can't be ", what, ": ", first_line(error));
   }
-  for (const Handle& handle : handles) handle.wait();
 }
 
-void broadcast_parameters(std::initializer_list<std::pair<std::string, at::Tensor>> named,
-                          int root) {
-  broadcast_parameters(NamedTensors(named), root);
+// LibTorch's own: a few bytes, then tensor by tensor.
+void broadcast_known(torch::optim::Optimizer& optimizer, int root, const ProcessSet& set) {
+  torch_detail::TakenApart own;
+  std::string error;
+  if (rank() == root) {
+    error =
+        failure_of(optimizer, "taken apart", [&] { own = torch_detail::take_apart(optimizer); });
+  }
+  torch_detail::throw_together(ErrorCode::InvalidArgument, kOptimizer, error, set);
+  const std::string bytes =
+      broadcast_bytes(own.bytes, {.name = kOptimizer, .root = root, .process_set = set});
+  std::optional<torch_detail::PutTogether> copy;
+  if (rank() != root) {
+    error = failure_of(optimizer, "put together", [&] { copy.emplace(optimizer, bytes); });
+  }
+  torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error, set);
+  std::vector<at::Tensor>& tensors = copy ? copy->tensors() : own.tensors;
+  std::vector<Handle> handles;
+  for (at::Tensor& tensor : tensors) {
+    handles.push_back(broadcast_async_(
+        tensor,
+        {.name = concat(kOptimizer, ".", handles.size()), .root = root, .process_set = set}));
+  }
+  wait_for_all(handles);
+  if (copy) error = failure_of(optimizer, "loaded", [&] { copy->install(); });
+  torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error, set);
 }
 
-void broadcast_parameters(const torch::OrderedDict<std::string, at::Tensor>& named, int root) {
-  NamedTensors list;
-  append(list, named);
-  broadcast_parameters(list, root);
-}
-
-void broadcast_parameters(const torch::nn::Module& module, int root) {
-  NamedTensors list;
-  append(list, module.named_parameters());
-  append(list, module.named_buffers());
-  broadcast_parameters(list, root);
-}
-
-void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root) {
-  check_root(kOptimizer, root);
-  torch_detail::require_same_lines(kOptimizer, describe(optimizer, root), root);
+// Somebody's own: as its save() and load() have it.
+void broadcast_saved(torch::optim::Optimizer& optimizer, int root, const ProcessSet& set) {
   std::string bytes;
   std::string error;
   if (rank() == root) bytes = save_optimizer(optimizer, error);
-  torch_detail::throw_together(ErrorCode::InvalidArgument, kOptimizer, error);
-  bytes = torch_detail::broadcast_bytes(kOptimizer, bytes, root);
-  if (bytes.empty()) return;
-  error.clear();
+  torch_detail::throw_together(ErrorCode::InvalidArgument, kOptimizer, error, set);
+  bytes = broadcast_bytes(bytes, {.name = kOptimizer, .root = root, .process_set = set});
+  if (bytes.empty()) {
+    if (!optimizer.state().empty()) error = keeps_but_does_not_save(optimizer);
+    torch_detail::throw_together(ErrorCode::InvalidArgument, kOptimizer, error, set);
+    return;
+  }
   if (rank() != root) error = load_optimizer(optimizer, bytes);
-  torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error);
+  torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error, set);
+}
+
+}  // namespace
+
+void broadcast_parameters(const NamedTensors& tensors, int root, const ProcessSet& process_set) {
+  check_root(kParameters, root, process_set);
+  ParameterList list = list_parameters(tensors, root);
+  torch_detail::throw_together(ErrorCode::InvalidArgument, kParameters, list.own_error,
+                               process_set);
+  torch_detail::require_same_lines(kParameters, list.lines, process_set);
+  std::vector<Handle> handles;
+  handles.reserve(list.unique.size());
+  for (auto& [name, tensor] : list.unique) {
+    handles.push_back(broadcast_async_(
+        tensor,
+        {.name = concat(kParameters, ".", name), .root = root, .process_set = process_set}));
+  }
+  wait_for_all(handles);
+}
+
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root,
+                               const ProcessSet& process_set) {
+  check_root(kOptimizer, root, process_set);
+  torch_detail::require_same_lines(kOptimizer, describe(optimizer, root), process_set);
+  torch_detail::is_known_optimizer(optimizer) ? broadcast_known(optimizer, root, process_set)
+                                              : broadcast_saved(optimizer, root, process_set);
 }
 
 }  // namespace horon

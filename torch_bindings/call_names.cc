@@ -6,7 +6,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -38,6 +40,11 @@ std::string given_or_counted(const std::string& given, std::string_view kind, ui
   static std::map<std::pair<std::string, uint32_t>, uint64_t> counters;
   const std::lock_guard lock(mutex);
   return concat(kind, ".noname.", counters[{std::string(kind), set}]++);
+}
+
+void refuse_call(const std::string& name, const ProcessSet& set, const std::string& text) {
+  if (is_initialized() && set.includes_me()) core::runtime().refuse(name, text, set.id());
+  throw Error(ErrorCode::InvalidArgument, text);
 }
 
 NameTurn::NameTurn(std::string name, uint32_t set) : key_(concat(set, " ", name)) {

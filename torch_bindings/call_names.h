@@ -5,11 +5,18 @@
 #include <string>
 #include <string_view>
 
+#include "horon/ops/process_set.h"
+
 namespace horon::torch_detail {
 
 // `given`, or if that is empty "kind.noname.N", counted in the order of the calls on each process
 // set. Any thread.
 std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set);
+
+// Throws Error(InvalidArgument) with this text. The call fails with it under its name on the other
+// ranks of the set as well, which would wait for this one otherwise.
+[[noreturn]] void refuse_call(const std::string& name, const ProcessSet& set,
+                              const std::string& text);
 
 // Its life is one call's turn under a name: a second call of the same name and process set waits
 // until the first has ended. So a name that is used again (a forward that is recomputed, two

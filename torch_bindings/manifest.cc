@@ -1,28 +1,16 @@
 #include "horon/torch_bindings/manifest.h"
 
-#include <cstring>
-
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+#include <algorithm>
+#include <sstream>
 
 #include "horon/core/base/text.h"
 #include "horon/ops/session.h"
-#include "horon/torch_bindings/collectives.h"
+#include "horon/torch_bindings/bytes.h"
 
 namespace horon::torch_detail {
 namespace {
 
 using core::concat;
-
-at::Tensor to_tensor(const std::string& bytes) {
-  at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-  return tensor;
-}
-
-std::string to_text(const at::Tensor& tensor) {
-  return {static_cast<const char*>(tensor.const_data_ptr()), static_cast<size_t>(tensor.numel())};
-}
 
 // FNV-1a, 64 bits. The length of each line goes in as well, so that lines can't flow into one
 // another.
@@ -36,59 +24,51 @@ uint64_t hash_lines(const std::vector<std::string>& lines) {
   return hash;
 }
 
-bool all_equal(const std::string& name, uint64_t hash) {
-  at::Tensor own = at::empty({1}, at::kLong);
-  *own.mutable_data_ptr<int64_t>() = static_cast<int64_t>(hash);
-  const at::Tensor hashes = allgather(own, {.name = name});
-  const int64_t* first = hashes.const_data_ptr<int64_t>();
-  for (int64_t i = 1; i < hashes.numel(); ++i) {
-    if (first[i] != first[0]) return false;
-  }
-  return true;
+bool all_equal(const std::string& name, uint64_t hash, const ProcessSet& set) {
+  const std::string own(reinterpret_cast<const char*>(&hash), sizeof(hash));
+  const auto all = allgather_bytes(own, {.name = name, .process_set = set});
+  return std::all_of(all.begin(), all.end(), [&](const std::string& one) { return one == own; });
 }
 
-// What this rank says otherwise than the root; empty if nothing.
+// What this rank says otherwise than rank `first`; empty if nothing.
 std::string first_differing_line(const std::vector<std::string>& own,
-                                 const std::string& all_of_root, int root) {
-  std::istringstream lines(all_of_root);
+                                 const std::string& all_of_first, int first) {
+  std::istringstream lines(all_of_first);
   const auto quoted = [](bool there, const std::string& line) {
     return there ? concat("'", line, "'") : std::string("nothing more");
   };
   for (size_t i = 0;; ++i) {
-    std::string of_root;
-    const bool root_has = static_cast<bool>(std::getline(lines, of_root));
+    std::string of_first;
+    const bool first_has = static_cast<bool>(std::getline(lines, of_first));
     const bool own_has = i < own.size();
-    if (!root_has && !own_has) return {};
-    if (root_has && own_has && own[i] == of_root) continue;
-    return concat("rank ", rank(), " has ", quoted(own_has, own_has ? own[i] : of_root),
-                  " where rank ", root, " has ", quoted(root_has, of_root));
+    if (!first_has && !own_has) return {};
+    if (first_has && own_has && own[i] == of_first) continue;
+    return concat("rank ", rank(), " has ", quoted(own_has, own_has ? own[i] : of_first),
+                  " where rank ", first, " has ", quoted(first_has, of_first));
   }
 }
 
 }  // namespace
 
-std::string broadcast_bytes(const std::string& name, const std::string& bytes, int root) {
-  at::Tensor size = at::empty({1}, at::kLong);
-  *size.mutable_data_ptr<int64_t>() = static_cast<int64_t>(bytes.size());
-  broadcast_(size, {.name = name + ".size", .root = root});
-  const int64_t count = *size.const_data_ptr<int64_t>();
-  at::Tensor content = rank() == root ? to_tensor(bytes) : at::empty({count}, at::kByte);
-  broadcast_(content, {.name = name + ".bytes", .root = root});
-  return to_text(content);
+void throw_together(ErrorCode code, const std::string& call, const std::string& own_error,
+                    const ProcessSet& set) {
+  const std::string own = own_error.empty() ? own_error : concat(call, ": ", own_error);
+  for (const std::string& error :
+       allgather_bytes(own, {.name = call + ".errors", .process_set = set})) {
+    if (!error.empty()) throw Error(code, error);
+  }
 }
 
-void throw_together(ErrorCode code, const std::string& call, const std::string& own_error) {
-  const std::string own = own_error.empty() ? own_error : concat(call, ": ", own_error, '\0');
-  const std::string all = to_text(allgather(to_tensor(own), {.name = call + ".errors"}));
-  if (!all.empty()) throw Error(code, all.substr(0, all.find('\0')));
-}
-
-void require_same_lines(const std::string& call, const std::vector<std::string>& lines, int root) {
-  if (all_equal(call + ".agree", hash_lines(lines))) return;
+void require_same_lines(const std::string& call, const std::vector<std::string>& lines,
+                        const ProcessSet& set) {
+  if (all_equal(call + ".agree", hash_lines(lines), set)) return;
   std::string joined;
   for (const std::string& line : lines) joined += line + '\n';
-  const std::string of_root = broadcast_bytes(call + ".manifest", joined, root);
-  throw_together(ErrorCode::Mismatch, call, first_differing_line(lines, of_root, root));
+  const ObjectOptions options{
+      .name = call + ".manifest", .root = set.ranks().front(), .process_set = set};
+  const std::string of_first = broadcast_bytes(joined, options);
+  throw_together(ErrorCode::Mismatch, call, first_differing_line(lines, of_first, options.root),
+                 set);
 }
 
 }  // namespace horon::torch_detail

@@ -6,21 +6,21 @@
 #include <vector>
 
 #include "horon/core/base/error.h"
+#include "horon/ops/process_set.h"
 
 namespace horon::torch_detail {
 
-// These are collective over all ranks, block, and throw what collectives throw.
+// These are collective over all ranks of the set, block, and throw what collectives throw.
 
-// Returns if all ranks give the same lines. Else throws Error(Mismatch) on every rank, with one
-// text that names the call and the first line in which a rank differs from the root. Costs one
-// collective of 8 bytes a rank if all agree.
-void require_same_lines(const std::string& call, const std::vector<std::string>& lines, int root);
+// Returns if all of them give the same lines. Else throws Error(Mismatch) on every rank, with one
+// text that names the call and the first line in which a rank differs from the lowest one. Costs
+// one collective of 8 bytes a rank if all agree.
+void require_same_lines(const std::string& call, const std::vector<std::string>& lines,
+                        const ProcessSet& set = {});
 
 // Each rank gives its own error text, empty if there is none. If any rank has one, all throw
 // Error(code) with the text of the lowest such rank.
-void throw_together(ErrorCode code, const std::string& call, const std::string& own_error);
-
-// The root's bytes, on every rank; the argument of the others is ignored.
-std::string broadcast_bytes(const std::string& name, const std::string& bytes, int root);
+void throw_together(ErrorCode code, const std::string& call, const std::string& own_error,
+                    const ProcessSet& set = {});
 
 }  // namespace horon::torch_detail

@@ -1,11 +1,15 @@
 // After a broadcast every rank holds what the root held, bit by bit, whatever it held before.
 #include "horon/torch_bindings/broadcast_state.h"
 
+#include <map>
+
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives.h"
+#include "horon/torch_bindings/distributed_optimizer.h"
+#include "horon/torch_bindings/replicas.h"
 
 namespace horon {
 namespace {
@@ -67,6 +71,36 @@ TEST(BroadcastParameters, NamedLists) {
   EXPECT_EQ(a.sum().item<double>(), 0);
   EXPECT_EQ(b.item<int64_t>(), 0);
   broadcast_parameters(std::vector<std::pair<std::string, at::Tensor>>(), 0);
+}
+
+TEST(BroadcastParameters, PlainListsAndMaps) {
+  const auto filled = [] { return torch::full({2, 2}, double(rank())); };
+  const int root = size() - 1;
+  const std::vector<at::Tensor> list{filled(), filled()};
+  broadcast_parameters(list, root);
+  const at::Tensor a = filled();
+  const at::Tensor b = filled();
+  broadcast_parameters({a, b}, root);
+  const std::map<std::string, at::Tensor> map{{"c", filled()}, {"d", filled()}};
+  broadcast_parameters(map, root);
+  for (const at::Tensor& tensor : {list[0], list[1], a, b, map.at("c"), map.at("d")}) {
+    EXPECT_TRUE(tensor.eq(root).all().item<bool>()) << tensor;
+  }
+  EXPECT_EQ(NamedTensors(list).begin()->first, "0");
+}
+
+TEST(BroadcastParameters, WithinProcessSets) {
+  const ProcessSet set = split_process_set(rank() % 2);
+  const int root = set.ranks().back();
+  Net net;
+  broadcast_parameters(*net, root, set);
+  expect_values_of(*net, root);
+  EXPECT_TRUE(net->norm->running_mean.eq(root).all().item<bool>());
+  if (size() > 1) {
+    EXPECT_THAT(error_of([&] { broadcast_parameters(*net, 1 - rank() % 2, set); }),
+                AllOf(StartsWith("invalid argument"), HasSubstr("root")));
+  }
+  barrier();
 }
 
 TEST(BroadcastParameters, DifferencesAreNamedOnEveryRank) {
@@ -161,24 +195,116 @@ TEST(BroadcastOptimizerState, StateThatTheRootHasNotIsDropped) {
   EXPECT_TRUE(optimizer.state().empty());
 }
 
-TEST(BroadcastOptimizerState, LbfgsBeforeItsFirstStepOnly) {
+torch::optim::LBFGSParamState lbfgs_state(torch::optim::LBFGS& optimizer) {
+  if (optimizer.state().empty()) return {};
+  return static_cast<torch::optim::LBFGSParamState&>(*optimizer.state().begin()->second);
+}
+
+TEST(BroadcastOptimizerState, TwoGroupsWithOptionsOfTheirOwn) {
   auto parameters = make_parameters();
-  torch::optim::LBFGS optimizer(parameters, torch::optim::LBFGSOptions(0.1 * (rank() + 1)));
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>{parameters[0]},
+                      std::make_unique<torch::optim::AdamOptions>(0.1 * (rank() + 1)));
+  groups.emplace_back(std::vector<at::Tensor>{parameters[1], parameters[2]},
+                      std::make_unique<torch::optim::AdamOptions>(
+                          torch::optim::AdamOptions(0.2).weight_decay(rank()).betas({0.5, 0.6})));
+  torch::optim::Adam optimizer(groups, torch::optim::AdamOptions(0.3));
+  const int root = size() - 1;
+  if (rank() == root) {
+    for (at::Tensor& p : parameters) p.mutable_grad() = torch::ones_like(p);
+    optimizer.step();
+  }
+  broadcast_parameters(parameters, root);
+  broadcast_optimizer_state(optimizer, root);
+  using Options = torch::optim::AdamOptions;
+  const auto& first = static_cast<Options&>(optimizer.param_groups()[0].options());
+  const auto& second = static_cast<Options&>(optimizer.param_groups()[1].options());
+  EXPECT_DOUBLE_EQ(first.lr(), 0.1 * (root + 1));
+  EXPECT_DOUBLE_EQ(second.weight_decay(), root);
+  EXPECT_EQ(second.betas(), std::make_tuple(0.5, 0.6));
+  EXPECT_EQ(optimizer.state().size(), 3);
+  for (at::Tensor& p : parameters) p.mutable_grad() = torch::full_like(p, 0.5);
+  optimizer.step();
+  expect_equal_on_all_ranks(parameters);
+}
+
+// What arrives is what torch::save and torch::load would have brought, and another step of the
+// root's goes on as before.
+TEST(BroadcastOptimizerState, StateKeepsDtypeStridesAndBits) {
+  const at::Tensor weight = torch::full({2, 3, 4, 5}, 0.5, torch::kDouble)
+                                .contiguous(at::MemoryFormat::ChannelsLast)
+                                .requires_grad_(true);
+  torch::optim::RMSprop optimizer({weight}, torch::optim::RMSpropOptions(0.1).momentum(0.9));
+  if (rank() == 0) {
+    weight.mutable_grad() = torch::rand_like(weight);
+    optimizer.step();
+  }
   broadcast_optimizer_state(optimizer, 0);
-  EXPECT_DOUBLE_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1);
-  optimizer.step([&] {
-    optimizer.zero_grad();
-    at::Tensor loss = torch::zeros({});
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      loss = loss + (parameters[i] * parameters[i]).sum() * static_cast<double>(i + 1);
-    }
-    loss.backward();
-    return loss;
-  });
-  EXPECT_THAT(
-      error_of([&] { broadcast_optimizer_state(optimizer, 0); }),
-      AllOf(StartsWith("invalid argument"), HasSubstr("LBFGS"), HasSubstr("can't be saved")));
+  const auto& state = static_cast<torch::optim::RMSpropParamState&>(
+      *optimizer.state().at(weight.unsafeGetTensorImpl()));
+  EXPECT_EQ(state.step(), 1);
+  EXPECT_FALSE(state.grad_avg().defined());
+  for (const at::Tensor& tensor : {state.square_avg(), state.momentum_buffer()}) {
+    EXPECT_EQ(tensor.scalar_type(), at::kDouble);
+    EXPECT_TRUE(tensor.is_contiguous(at::MemoryFormat::ChannelsLast));
+    EXPECT_FALSE(tensor.requires_grad());
+  }
+  check_replicas_equal({state.square_avg(), state.momentum_buffer()});
+}
+
+TEST(BroadcastOptimizerState, InDistributedOptimizersAndProcessSets) {
+  auto parameters = make_parameters();
+  const std::vector<std::pair<std::string, at::Tensor>> named{
+      {"a", parameters[0]}, {"b", parameters[1]}, {"c", parameters[2]}};
+  DistributedOptimizer optimizer(
+      torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1).momentum(0.9)), named);
+  step(optimizer, 1.0);
+  auto& state = static_cast<torch::optim::SGDParamState&>(
+      *optimizer.state().at(parameters[0].unsafeGetTensorImpl()));
+  state.momentum_buffer().fill_(rank());
+  const ProcessSet set = split_process_set(rank() % 2);
+  const int root = set.ranks().back();
+  broadcast_optimizer_state(optimizer, root, set);
+  const auto& got = static_cast<torch::optim::SGDParamState&>(
+      *optimizer.state().at(parameters[0].unsafeGetTensorImpl()));
+  EXPECT_TRUE(got.momentum_buffer().eq(root).all().item<bool>()) << got.momentum_buffer();
   barrier();
+}
+
+// One that LibTorch itself can't save after a step.
+TEST(BroadcastOptimizerState, LbfgsAfterAnyNumberOfSteps) {
+  for (const char* search : {"", "strong_wolfe"}) {
+    for (const int steps_of_root : {0, 1, 3}) {
+      auto parameters = make_parameters();
+      auto options = torch::optim::LBFGSOptions(0.1 * (rank() + 1)).max_iter(3);
+      if (*search != '\0') options.line_search_fn(std::string(search));
+      torch::optim::LBFGS optimizer(parameters, options);
+      const auto closure = [&] {
+        optimizer.zero_grad();
+        at::Tensor loss = torch::zeros({});
+        for (size_t i = 0; i < parameters.size(); ++i) {
+          loss = loss + (parameters[i].pow(4) + parameters[i]).sum() * static_cast<double>(i + 1);
+        }
+        loss.backward();
+        return loss;
+      };
+      const int root = size() - 1;
+      const int steps = rank() == root ? steps_of_root : rank() % 3;
+      for (int i = 0; i < steps; ++i) optimizer.step(closure);
+      const torch::optim::LBFGSParamState before = lbfgs_state(optimizer);
+      broadcast_parameters(parameters, root);
+      broadcast_optimizer_state(optimizer, root);
+      const torch::optim::LBFGSParamState after = lbfgs_state(optimizer);
+      if (rank() == root && steps_of_root > 0) {
+        EXPECT_TRUE(at::equal(before.d(), after.d()));
+        EXPECT_EQ(before.n_iter(), after.n_iter());
+      }
+      EXPECT_DOUBLE_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1 * (root + 1));
+      EXPECT_EQ(optimizer.state().size(), steps_of_root == 0 ? 0 : 1);
+      for (int i = 0; i < 3; ++i) optimizer.step(closure);
+      expect_equal_on_all_ranks(parameters);
+    }
+  }
 }
 
 // A user's own optimizer: the base class saves nothing.
@@ -195,12 +321,45 @@ class Plain : public torch::optim::Optimizer {
 };
 
 TEST(BroadcastOptimizerState, StateThatIsNotSavedIsAnErrorOnEveryRank) {
-  Plain optimizer(make_parameters());
-  broadcast_optimizer_state(optimizer, 0);
-  if (rank() == 0) optimizer.step();
-  EXPECT_THAT(error_of([&] { broadcast_optimizer_state(optimizer, 0); }),
-              AllOf(StartsWith("invalid argument"), HasSubstr("Plain"), HasSubstr("save()")));
+  // Of the root, or of any other.
+  for (const int guilty : {0, size() - 1}) {
+    Plain optimizer(make_parameters());
+    broadcast_optimizer_state(optimizer, 0);
+    if (rank() == guilty) optimizer.step();
+    EXPECT_THAT(error_of([&] { broadcast_optimizer_state(optimizer, 0); }),
+                AllOf(StartsWith("invalid argument"), HasSubstr("Plain"), HasSubstr("save()")));
+  }
   barrier();
+}
+
+// Derived from one of LibTorch's, with something more to save: its own save() and load() are used.
+class Counting : public torch::optim::SGD {
+ public:
+  using SGD::SGD;
+  int64_t count = rank();
+  void save(torch::serialize::OutputArchive& archive) const override {
+    SGD::save(archive);
+    archive.write("count", c10::IValue(count));
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    SGD::load(archive);
+    c10::IValue value;
+    archive.read("count", value);
+    count = value.toInt();
+  }
+};
+
+TEST(BroadcastOptimizerState, OwnOptimizersTravelAsTheySave) {
+  auto parameters = make_parameters();
+  Counting optimizer(parameters, torch::optim::SGDOptions(0.1 * (rank() + 1)).momentum(0.9));
+  const int root = size() - 1;
+  for (int i = 0; i < 2 * rank() + 1; ++i) step(optimizer, 0.5);
+  broadcast_parameters(parameters, root);
+  broadcast_optimizer_state(optimizer, root);
+  EXPECT_EQ(optimizer.count, root);
+  EXPECT_DOUBLE_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1 * (root + 1));
+  step(optimizer, 0.25);
+  expect_equal_on_all_ranks(parameters);
 }
 
 TEST(BroadcastOptimizerState, OtherTypesAndGroupsAreNamed) {

@@ -14,6 +14,8 @@ horon_test(torch_block_collectives_test FILES ${torch_tests}/block_collectives_t
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_process_set_test FILES ${torch_tests}/process_set_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_objects_test FILES ${torch_tests}/objects_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_broadcast_state_test FILES ${torch_tests}/broadcast_state_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_session_test FILES ${torch_tests}/session_test.cc
