@@ -101,6 +101,35 @@ TEST(ReducerOptions, RanksOutsideTheProcessSetAreLeftAlone) {
   remove_process_set(set);
 }
 
+TEST(ReducerOptions, OutlivesItsProcessSet) {
+  const ProcessSet set = add_even_odd_process_set();
+  const at::Tensor w = leaf({3});
+  {
+    GradientReducer reducer({{"w", w}}, {.process_set = set});
+    weighted(w, 1).backward();
+    reducer.synchronize();
+    for (const ProcessSet& each : process_sets()) {
+      if (!each.is_world()) remove_process_set(each);
+    }
+    EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }), HasSubstr("process set"));
+    EXPECT_THAT(error_of([&] { reducer.synchronize(); }), HasSubstr("process set"));
+  }
+  barrier();
+}
+
+TEST(ReducerOptions, AddedParametersAreInNoGroup) {
+  const at::Tensor a = leaf({2}), b = leaf({2}), c = leaf({2});
+  GradientReducerOptions options = alone();
+  options.groups = {{"a", "b"}};
+  GradientReducer reducer({{"a", a}, {"b", b}}, options);
+  reducer.add_parameters({{"c", c}});
+  EXPECT_EQ(reducer.statistics().buckets, 2);
+  (weighted(a, 1) + weighted(b, 1) + weighted(c, rank() + 1)).backward();
+  EXPECT_EQ(reducer.statistics().submitted_in_backward, 2);
+  reducer.synchronize();
+  expect_gradient(c, mean_of_ranks());
+}
+
 TEST(ReducerOptions, CompressionRoundsFloatsOnly) {
   for (const Compression compression : {Compression::Float16, Compression::BFloat16}) {
     const at::Tensor w = leaf({1000}), v = leaf({3}, at::kDouble), h = leaf({3}, at::kHalf);
