@@ -203,7 +203,7 @@ bool GradientEngine::passes_checks(GradientBucket& bucket, const std::vector<boo
     for (size_t i = 0; i < absent.size(); ++i) {
       const GradientSlot& slot = slots_[bucket.slots()[i]];
       if (absent[i] || all_finite(slot.view())) continue;
-      bucket.refuse(not_finite(slot.name(), slot.view()));
+      bucket.refuse(gradient_not_finite(slot.name(), slot.view()));
       return false;
     }
   }

@@ -86,7 +86,7 @@ void LateParts::check_finite(std::initializer_list<std::string_view> endings,
                              const std::string& name, const GradientSlot& slot,
                              const at::Tensor& values) const {
   if (!settings_.check_finite || all_finite(values)) return;
-  const Error error = not_finite(slot.name(), values);
+  const Error error = gradient_not_finite(slot.name(), values);
   for (const std::string_view ending : endings) {
     core::runtime().refuse(core::concat(name, ending), error.what(), settings_.set);
   }

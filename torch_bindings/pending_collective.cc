@@ -143,7 +143,8 @@ void PendingCollective::check_reduction(const at::Tensor& tensor) const {
   }
   if (core::runtime().config().check_finite && is_floating(spec.dtype) &&
       !all_finite(real_view(tensor))) {
-    throw not_finite(name, tensor);
+    throw not_finite(concat("tensor \"", name, "\""), real_view(tensor),
+                     "HORON_CHECK_FINITE asks for finite values");
   }
 }
 

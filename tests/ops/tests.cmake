@@ -3,7 +3,8 @@ horon_test(host_memory_test FILES ops/host_memory_test.cc)
 
 # What every op must do, written once.
 add_library(horon_op_contract STATIC EXCLUDE_FROM_ALL
-            ops/contract_case.cc ops/block_contract.cc ops/data_movement_contract.cc ops/op_contract.cc)
+            ops/block_contract.cc ops/contract_case.cc ops/data_movement_contract.cc
+            ops/op_contract.cc)
 horon_target(horon_op_contract)
 target_link_libraries(horon_op_contract PUBLIC horon::core GTest::gtest)
 
