@@ -16,6 +16,10 @@ horon_test(torch_process_set_test FILES ${torch_tests}/process_set_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_objects_test FILES ${torch_tests}/objects_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_random_program_test FILES ${torch_tests}/random_program_test.cc
+           ${torch_tests}/random_program/model.cc ${torch_tests}/random_program/program.cc
+           ${torch_tests}/random_program/runner.cc ${torch_tests}/random_program/start.cc
+           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_broadcast_state_test FILES ${torch_tests}/broadcast_state_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_session_test FILES ${torch_tests}/session_test.cc
