@@ -6,13 +6,13 @@ set(torch_tests ${CMAKE_CURRENT_LIST_DIR})
 
 horon_test(torch_collectives_test FILES ${torch_tests}/collectives_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_autograd_adjoints_test FILES ${torch_tests}/autograd_adjoints_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_autograd_test FILES ${torch_tests}/autograd_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_block_collectives_test FILES ${torch_tests}/block_collectives_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_process_set_test FILES ${torch_tests}/process_set_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_autograd_adjoints_test FILES ${torch_tests}/autograd_adjoints_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_autograd_test FILES ${torch_tests}/autograd_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_objects_test FILES ${torch_tests}/objects_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
@@ -38,11 +38,11 @@ horon_test(torch_reducer_scopes_test FILES ${torch_tests}/reducer_scopes_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_reducer_sparse_test FILES ${torch_tests}/reducer_sparse_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_reducer_join_test FILES ${torch_tests}/reducer_join_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_optimizer_options_test FILES ${torch_tests}/optimizer_options_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_optimizer_situations_test FILES ${torch_tests}/optimizer_situations_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_join_test FILES ${torch_tests}/reducer_join_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_samplers_test FILES ${torch_tests}/samplers_test.cc LIBS horon::torch)
 find_package(ZLIB REQUIRED)
