@@ -34,7 +34,8 @@ class World {
   // Every rank submits the same entries, then messages travel until all are started everywhere.
   void run(const std::vector<std::string>& names, const std::vector<SpecPtr>& specs) {
     for (auto& rank : ranks_) {
-      for (size_t i = 0; i < names.size(); ++i) rank->submit({++ticket_, names[i], specs[i], {}});
+      for (size_t i = 0; i < names.size(); ++i)
+        rank->submit({++ticket_, names[i], specs[i], {}, {}});
     }
     size_t started = 0;
     // Rank 0 coordinates: the others speak first.
