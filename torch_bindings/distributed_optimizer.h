@@ -14,6 +14,12 @@
 //
 //   loss.backward();  optimizer.synchronize();
 //   torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);  optimizer.step();
+//
+// Several backward passes for one step: {.backward_passes_per_step = k}, or a scope in which
+// nothing is sent:
+//
+//   { auto quiet = optimizer.no_sync();  first_half.backward(); }
+//   second_half.backward();  optimizer.step();
 #pragma once
 
 #include <cstddef>

@@ -167,7 +167,8 @@ void GradientEngine::learn_sparse() {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const at::Tensor reduced = late_.reduced(i);
     if (layouts[i].sparse || !reduced.defined() || reduced.layout() == at::kStrided) continue;
-    if (slots_[i].parameter().grad().layout() == at::kStrided) continue;
+    const at::Tensor& grad = slots_[i].parameter().grad();  // undefined after a failure
+    if (!grad.defined() || grad.layout() == at::kStrided) continue;
     layouts[i].sparse = learned = true;
   }
   if (learned) rebuild(std::move(layouts));

@@ -87,7 +87,8 @@ struct GradientReducerOptions {
   int num_groups = 0;
   // true: sparse gradients are made dense in the hook. false (Average, Sum): they are reduced in
   // synchronize(), by an allgather of indices and values, and the new .grad is sparse and
-  // coalesced; if one rank's is dense, all become so.
+  // coalesced. If one rank's is dense, all become so; but where one step's have been sparse on all
+  // ranks, they stay sparse from then on.
   bool sparse_as_dense = true;
   // NaN or Inf in a gradient that is about to be reduced makes synchronize() throw on every rank,
   // naming parameter and rank. It costs one look at each gradient. Empty: HORON_CHECK_FINITE.

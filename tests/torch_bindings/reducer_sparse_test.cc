@@ -158,6 +158,23 @@ TEST(SparseReducer, WeightsScalesAndPasses) {
   }
 }
 
+TEST(SparseReducer, StepAfterOneThatFailed) {
+  const at::Tensor table = table_of();
+  GradientReducer reducer({{"table", table}}, sparse_options(ReduceOp::Average));
+  for (int step = 0; step < 2; ++step) {
+    if (size() > 1) {
+      if (rank() == 0) reducer.set_weight(1);
+      looked_up(table, rank()).backward();
+      EXPECT_THAT(error_of([&] { reducer.synchronize(); }), HasSubstr("gave no weight"));
+      EXPECT_FALSE(table.grad().defined());
+    }
+    looked_up(table, rank()).backward();
+    reducer.synchronize();
+    expect_sparse(table, dense_sum() / size());
+    table.mutable_grad().reset();
+  }
+}
+
 TEST(SparseReducer, SixteenBitSumsAreRoundedOnce) {
   const at::Tensor table = table_of(at::kHalf);
   GradientReducer reducer({{"table", table}}, sparse_options(ReduceOp::Average));
