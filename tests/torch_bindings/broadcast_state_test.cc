@@ -9,6 +9,7 @@
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives.h"
 #include "horon/torch_bindings/distributed_optimizer.h"
+#include "horon/torch_bindings/optimizer_state.h"
 #include "horon/torch_bindings/replicas.h"
 
 namespace horon {
@@ -250,6 +251,16 @@ TEST(BroadcastOptimizerState, StateKeepsDtypeStridesAndBits) {
     EXPECT_FALSE(tensor.requires_grad());
   }
   check_replicas_equal({state.square_avg(), state.momentum_buffer()});
+}
+
+TEST(BroadcastOptimizerState, LargeStatesAreNotCopiedIntoOneBlob) {
+  const at::Tensor weight = torch::zeros({1'000'000}).requires_grad_(true);
+  torch::optim::Adam optimizer({weight}, torch::optim::AdamOptions(0.1));
+  weight.mutable_grad() = torch::ones_like(weight);
+  optimizer.step();
+  const torch_detail::TakenApart apart = torch_detail::take_apart(optimizer);
+  EXPECT_LT(apart.bytes.size(), 20'000);
+  EXPECT_EQ(apart.tensors.size(), 2);
 }
 
 TEST(BroadcastOptimizerState, InDistributedOptimizersAndProcessSets) {
