@@ -24,6 +24,7 @@
 #include "horon/torch_bindings/bytes.h"
 #include "horon/torch_bindings/collectives.h"
 #include "horon/torch_bindings/distributed_optimizer.h"
+#include "horon/torch_bindings/grouped_collectives.h"
 #include "horon/torch_bindings/idx_dataset.h"
 #include "horon/torch_bindings/lr.h"
 #include "horon/torch_bindings/named_tensors.h"

@@ -37,7 +37,7 @@ std::unique_ptr<Runtime> make_runtime(const WaitPolicy& policy) {
   parts.topology.host_of = {0};
   parts.topology.local_ranks = {0};
   parts.transport = std::move(InProcessTransport::make_world(1, policy).front());
-  parts.executor = std::make_unique<Executor>(std::move(executor));
+  parts.world.executor = std::make_unique<Executor>(std::move(executor));
   return std::make_unique<Runtime>(std::move(parts));
 }
 

@@ -1,6 +1,7 @@
 #include "horon/core/execution/running_batch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -112,6 +113,7 @@ void RunningBatch::lay_out() {
     batch_.dtype = half ? DataType::Float16 : DataType::BFloat16;
   }
   if (spec_.reduce_op == ReduceOp::Average) batch_.divisor = work_.contributors;
+  if (work_.contributors < static_cast<int>(context_.ranks.size())) spare_the_neutral();
   if (spec_.kind == CollectiveKind::Barrier) return;
   if (moves_blocks(spec_.kind)) return lay_out_blocks();
   for (const EntryWork& entry : work_.entries) batch_.count += element_count(*entry.spec);
@@ -125,6 +127,28 @@ void RunningBatch::lay_out() {
   scratch_buffer_ = context_.scratch.take(spec_.device, bytes_of(batch_.count));
   batch_.input = scratch_buffer_.memory.get();
   batch_.output = scratch_buffer_.memory.get();
+}
+
+// A neutral element that is scaled is neutral no more, but for zero. So where ranks have joined,
+// the scale of the inputs becomes one of the result: p * min(x) = min(p * x), and for p < 0 the
+// largest x gives the smallest p * x.
+void RunningBatch::spare_the_neutral() {
+  const double prescale = std::exchange(batch_.prescale, 1.0);
+  switch (batch_.reduce_op) {
+    case ReduceOp::Sum:
+    case ReduceOp::Average:
+      batch_.prescale = prescale;
+      return;
+    case ReduceOp::Product:
+      batch_.postscale *= std::pow(prescale, work_.contributors);
+      return;
+    case ReduceOp::Min:
+    case ReduceOp::Max:
+      batch_.postscale *= prescale;
+      if (prescale >= 0) return;
+      batch_.reduce_op = batch_.reduce_op == ReduceOp::Min ? ReduceOp::Max : ReduceOp::Min;
+      return;
+  }
 }
 
 // Batches of this kind have one entry. A tensor alone is sent and received where it lies; a group
@@ -208,7 +232,7 @@ std::unique_ptr<PendingCopy> RunningBatch::pack() {
   std::vector<CopyItem> items;
   if (!work_.entries.front().mine) {  // joined: the same for every entry of the batch
     neutral_.resize(bytes_of(batch_.count));
-    fill_neutral(neutral_, batch_.dtype, spec_.reduce_op);
+    fill_neutral(neutral_, batch_.dtype, batch_.reduce_op);
     items.push_back({neutral_.data(), scratch_buffer_.memory.get(), neutral_.size()});
   }
   for_each_part([&](const MemoryPart& part, std::byte* place, int64_t elements) {

@@ -46,6 +46,7 @@ class RunningBatch {
   bool compressed() const { return spec_.compression != Compression::None; }
   size_t bytes_of(int64_t elements) const;
   void lay_out();
+  void spare_the_neutral();
   void lay_out_blocks();
   int64_t count_of_all() const;
   template <class Visit>

@@ -195,6 +195,17 @@ TEST(Join, NeutralInEveryReduction) {
     with_all(ReduceOp::Min, 1e9, [](double a, double b) { return std::min(a, b); });
     with_all(ReduceOp::Max, -1e9, [](double a, double b) { return std::max(a, b); });
     with_all(ReduceOp::Product, 1, [](double a, double b) { return a * b; });
+    // Scales are of the data, not of what stands in for a rank without data.
+    const at::Tensor scaled = at::full({2}, rank() + 2.0, at::kFloat);
+    const auto with_scale = [&](ReduceOp op, double scale) {
+      return allreduce(scaled, {.name = name, .op = op, .prescale = scale})[0].item<double>();
+    };
+    EXPECT_EQ(with_scale(ReduceOp::Min, 0.5), 0.5 * (here.front() + 2));
+    EXPECT_EQ(with_scale(ReduceOp::Min, -2), -2.0 * (here.back() + 2));
+    EXPECT_EQ(with_scale(ReduceOp::Max, -2), -2.0 * (here.front() + 2));
+    double product = 1;
+    for (const int r : here) product *= 2.0 * (r + 2);
+    EXPECT_EQ(with_scale(ReduceOp::Product, 2), product);
     EXPECT_EQ(allgather(mine(1), {.name = name}).size(0), static_cast<int64_t>(here.size()));
     barrier();
     (void)grouped_allreduce({mine(2), mine(5)}, {.name = name + " group", .op = ReduceOp::Sum});

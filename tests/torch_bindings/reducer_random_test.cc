@@ -1,5 +1,6 @@
 // Random programs against a model of what gradients are: passes that reach other parameters on
-// every rank, gradients dropped in between, steps with and without zeroing, buckets of every size.
+// every rank, gradients dropped in between, steps with and without zeroing, buckets of every size,
+// options of every kind.
 #include <optional>
 #include <random>
 #include <string>
@@ -30,8 +31,13 @@ class Program {
     }
     older_.resize(kParameters);
     const int64_t bytes = std::vector<int64_t>{1, 40, 1 << 20}[draw(3)];
-    reducer_.emplace(named, GradientReducerOptions{
-                                .op = op_, .bucket_bytes = bytes, .first_bucket_bytes = bytes});
+    GradientReducerOptions options{.op = op_, .bucket_bytes = bytes, .first_bucket_bytes = bytes};
+    options.backward_passes_per_step = 1 + draw(2);
+    options.average_aggregated_gradients = draw(2) == 0;
+    options.num_groups = draw(3);
+    if (op_ == ReduceOp::Average) options.gradient_predivide_factor = 1 + draw(2);
+    if (options.average_aggregated_gradients) divisor_ = options.backward_passes_per_step;
+    reducer_.emplace(named, options);
   }
 
   int refused_ = 0;
@@ -41,11 +47,17 @@ class Program {
     for (int step = 0; step < kSteps; ++step) {
       zero(draw(3));
       sums_.assign(kParameters, std::vector<std::optional<double>>(size()));
+      choose_weights();
       const int passes = draw(4);
       for (int pass = 0; pass < passes; ++pass) {
+        std::optional<GradientReducer::NoSync> no_sync;
+        if (draw(4) == 0) no_sync.emplace(reducer_->no_sync());
         backward();
+        no_sync.reset();
         if (draw(4) == 0) drop();
-        if (draw(8) == 0) synchronize();
+        if (draw(8) != 0) continue;
+        synchronize();
+        choose_weights();
       }
       synchronize();
       check(step);
@@ -63,6 +75,27 @@ class Program {
       if (how == 2) parameters_[p].mutable_grad().zero_();
       older_[p] = how == 1 ? std::nullopt : std::optional<double>(0);
     }
+  }
+
+  void choose_weights() {
+    weights_.assign(size(), 1);
+    if (op_ != ReduceOp::Average || draw(3) != 0) return;
+    for (double& weight : weights_) weight = draw(4);
+    reducer_->set_weight(weights_[rank()]);
+  }
+
+  // The value of a parameter's gradient after a step, without what is older.
+  std::optional<double> reduced(int p) const {
+    double sum = 0, weights = 0;
+    bool any = false;
+    for (int r = 0; r < size(); ++r) {
+      weights += weights_[r];
+      if (!sums_[p][r] || weights_[r] == 0) continue;
+      any = true;
+      sum += weights_[r] * *sums_[p][r];
+    }
+    if (!any) return std::nullopt;
+    return sum / divisor_ / (op_ == ReduceOp::Sum ? 1 : weights);
   }
 
   // Each rank reaches its own parameters; which, and with what gradient, all know.
@@ -110,14 +143,8 @@ class Program {
     dropped_ = false;
     ++synchronized_;
     for (int p = 0; p < kParameters; ++p) {
-      bool any = false;
-      double sum = 0;
-      for (const std::optional<double>& part : sums_[p]) {
-        any = any || part.has_value();
-        sum += part.value_or(0);
-      }
-      if (any) {
-        older_[p] = older_[p].value_or(0) + (op_ == ReduceOp::Sum ? sum : sum / size());
+      if (const std::optional<double> value = reduced(p)) {
+        older_[p] = older_[p].value_or(0) + *value;
       }
       sums_[p].assign(size(), std::nullopt);
     }
@@ -145,6 +172,8 @@ class Program {
   std::mt19937 random_;
   bool dropped_ = false;
   ReduceOp op_ = ReduceOp::Average;
+  double divisor_ = 1;
+  std::vector<double> weights_;  // of the ranks, in this step
   std::vector<at::Tensor> parameters_;
   std::optional<GradientReducer> reducer_;
   std::vector<std::optional<double>> older_;              // what .grad holds after a step

@@ -162,8 +162,6 @@ class Maker {
       Call call = plain_call(0, draw(3) == 0 ? CollectiveKind::Allgather  //
                                              : CollectiveKind::Allreduce);
       call.name = "join." + std::to_string(call.id);
-      // Who has joined takes part with neutral elements, which are scaled as well.
-      if (call.op != ReduceOp::Sum && call.op != ReduceOp::Average) call.prescale = 1;
       call.ranks.clear();
       for (int r = 0; r < size_; ++r) {
         if (step.counts[r] > i) call.ranks.push_back(r);
