@@ -4,6 +4,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/core/execution/block_layout.h"
 #include "horon/core/runtime/runtime.h"
 
 namespace horon::bench {
@@ -16,6 +17,10 @@ const CollectiveCase& find_case(CollectiveKind kind) {
       return broadcast_case();
     case CollectiveKind::Allgather:
       return allgather_case();
+    case CollectiveKind::Reducescatter:
+      return reducescatter_case();
+    case CollectiveKind::Alltoall:
+      return alltoall_case();
     default:
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("there is no benchmark of ", to_string(kind)));
@@ -26,10 +31,12 @@ void submit_and_wait(core::Runtime& runtime, const Call& call) {
   core::Submission submission;
   submission.name = call.name;
   submission.spec = call.spec;
-  const bool gathers = call.spec->kind == CollectiveKind::Allgather;
-  submission.memory.push_back(
-      {call.input, gathers ? nullptr : call.output, call.shape.input_count});
-  if (gathers) submission.allocate_output = [&call](size_t, int64_t) { return call.output; };
+  const bool blocks = core::moves_blocks(call.spec->kind);
+  submission.memory.push_back({call.input, blocks ? nullptr : call.output, call.shape.input_count});
+  if (call.spec->kind == CollectiveKind::Alltoall) {
+    submission.splits = core::even_splits(call.shape.input_count, runtime.topology().size);
+  }
+  if (blocks) submission.allocate_output = [&call](size_t, int64_t) { return call.output; };
   const std::shared_ptr<core::HandleState> handle = runtime.submit(std::move(submission));
   (void)handle->wait(std::nullopt);
   if (handle->outcome().error) throw *handle->outcome().error;

@@ -49,11 +49,15 @@ struct CollectiveCase {
   void (*run_peer)(MpiPeer& peer, const Call& call);
   // What must come out: the output is that many blocks of equal size, one behind the other.
   std::vector<PeriodicData> (*expected)(const TestData& data, int ranks, int root);
+  // The result is about this rank's part of each input (of N equal parts), not about all of it.
+  bool own_part = false;
 };
 
 const CollectiveCase& allreduce_case();
 const CollectiveCase& broadcast_case();
 const CollectiveCase& allgather_case();
+const CollectiveCase& reducescatter_case();
+const CollectiveCase& alltoall_case();
 const CollectiveCase& find_case(CollectiveKind kind);
 
 // Shared by the cases: submits one part from input to output and waits.

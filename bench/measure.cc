@@ -146,9 +146,10 @@ void Measurement::run_peer(const Call& call) { case_.run_peer(mpi_, call); }
 int64_t Measurement::check(const Call& call) {
   const auto blocks = static_cast<int64_t>(expected_.size());
   const std::byte* block = call.output;
+  const int64_t own_begin = case_.own_part ? rank() * (call.shape.input_count / size()) : 0;
   int64_t wrong = 0;
   for (const PeriodicData& expected : expected_) {
-    wrong += expected.count_wrong(block, call.shape.output_count / blocks, offset_);
+    wrong += expected.count_wrong(block, call.shape.output_count / blocks, offset_ + own_begin);
     block += call.shape.message_bytes / blocks;
   }
   return wrong;

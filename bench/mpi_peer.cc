@@ -79,6 +79,12 @@ MpiPeer::MpiPeer() : communicator_(std::make_unique<Communicator>()) {
 
 MpiPeer::~MpiPeer() { MPI_Comm_free(&communicator_->handle); }
 
+int MpiPeer::size() const {
+  int ranks = 0;
+  MPI_Comm_size(communicator_->handle, &ranks);
+  return ranks;
+}
+
 void MpiPeer::barrier() { MPI_Barrier(communicator_->handle); }
 
 std::vector<double> MpiPeer::max(std::vector<double> mine) {
@@ -93,20 +99,16 @@ int64_t MpiPeer::sum(int64_t mine) {
 }
 
 std::vector<double> MpiPeer::gather(double mine) {
-  int size = 0;
-  MPI_Comm_size(communicator_->handle, &size);
-  std::vector<double> all(static_cast<size_t>(size));
+  std::vector<double> all(static_cast<size_t>(size()));
   MPI_Allgather(&mine, 1, MPI_DOUBLE, all.data(), 1, MPI_DOUBLE, communicator_->handle);
   return all;
 }
 
 std::vector<std::string> MpiPeer::gather_text(const std::string& mine) {
   constexpr int bytes = 256;
-  int size = 0;
-  MPI_Comm_size(communicator_->handle, &size);
   std::array<char, bytes> text{};
   mine.copy(text.data(), text.size() - 1);
-  std::vector<char> all(static_cast<size_t>(size) * bytes);
+  std::vector<char> all(static_cast<size_t>(size()) * bytes);
   MPI_Allgather(text.data(), bytes, MPI_CHAR, all.data(), bytes, MPI_CHAR, communicator_->handle);
   std::vector<std::string> result;
   for (size_t at = 0; at < all.size(); at += bytes) result.emplace_back(all.data() + at);
@@ -136,6 +138,17 @@ void MpiPeer::broadcast(std::byte* data, int64_t count, DataType dtype, int root
 void MpiPeer::allgather(const std::byte* input, std::byte* output, int64_t count, DataType dtype) {
   const int bytes = int_bytes(count, dtype);
   MPI_Allgather(input, bytes, MPI_BYTE, output, bytes, MPI_BYTE, communicator_->handle);
+}
+
+void MpiPeer::reducescatter(const std::byte* input, std::byte* output, int64_t count,
+                            DataType dtype, ReduceOp op) {
+  MPI_Reduce_scatter_block(input, output, int_count(count), mpi_type(dtype), mpi_op(op),
+                           communicator_->handle);
+}
+
+void MpiPeer::alltoall(const std::byte* input, std::byte* output, int64_t count, DataType dtype) {
+  const int bytes = int_bytes(count, dtype);
+  MPI_Alltoall(input, bytes, MPI_BYTE, output, bytes, MPI_BYTE, communicator_->handle);
 }
 
 std::string MpiPeer::library_version() {

@@ -23,6 +23,7 @@ class MpiPeer {
   MpiPeer(const MpiPeer&) = delete;
   MpiPeer& operator=(const MpiPeer&) = delete;
 
+  int size() const;
   void barrier();
   // Element by element over all ranks.
   std::vector<double> max(std::vector<double> mine);
@@ -39,6 +40,10 @@ class MpiPeer {
   void broadcast(std::byte* data, int64_t count, DataType dtype, int root);
   // `count` elements of each rank.
   void allgather(const std::byte* input, std::byte* output, int64_t count, DataType dtype);
+  // `count` elements for each rank.
+  void reducescatter(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
+                     ReduceOp op);
+  void alltoall(const std::byte* input, std::byte* output, int64_t count, DataType dtype);
 
   // "Open MPI v4.1.4, ..."
   static std::string library_version();

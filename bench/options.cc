@@ -73,10 +73,12 @@ void add_sizes(CLI::App& app, Options& options) {
 void add_collective(CLI::App& app, Options& options) {
   std::map<std::string, CollectiveKind> kinds;
   for (const CollectiveKind kind :
-       {CollectiveKind::Allreduce, CollectiveKind::Broadcast, CollectiveKind::Allgather}) {
+       {CollectiveKind::Allreduce, CollectiveKind::Broadcast, CollectiveKind::Allgather,
+        CollectiveKind::Reducescatter, CollectiveKind::Alltoall}) {
     kinds[std::string(to_string(kind))] = kind;
   }
-  add_choice(app, "--collective", options.collective, kinds, "allreduce, broadcast or allgather");
+  add_choice(app, "--collective", options.collective, kinds,
+             "allreduce, broadcast, allgather, reducescatter or alltoall");
   add_choice(app, "-o,--op", options.op, op_names(), "sum, average, min, max or product");
   add_choice(app, "-d,--dtype", options.dtype, dtype_names(), "float32, bfloat16, int64, ...");
   app.add_option("-r,--root", options.root, "of broadcast")

@@ -34,8 +34,7 @@ std::string host_name() {
 
 // Not every collective reduces or has a root.
 std::string op_column(const Options& options) {
-  return options.collective == CollectiveKind::Allreduce ? std::string(to_string(options.op))
-                                                         : "none";
+  return core::reduces(options.collective) ? std::string(to_string(options.op)) : "none";
 }
 
 std::string root_column(const Options& options) {

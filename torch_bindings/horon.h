@@ -32,3 +32,4 @@
 #include "horon/torch_bindings/replicas.h"
 #include "horon/torch_bindings/samplers.h"
 #include "horon/torch_bindings/session.h"
+#include "horon/torch_bindings/toggle_scope.h"

@@ -190,6 +190,11 @@ void Controller::tick(Nanos now) {
 }
 
 void Controller::tick_coordinator() {
+  if (coordinator_->ids_are_used_up() && !std::exchange(told_of_ids_, true)) {
+    effects_.warnings.push_back(
+        concat("more than ", kIdsMax, " names of tensors have been used; new ones cost more from ",
+               "now on, since they are negotiated in full. Is there a step number in a name?"));
+  }
   for (const int peer : coordinator_->missing_members(now_, options_.ask_after)) {
     if (peer != options_.rank) ask(peer);
   }

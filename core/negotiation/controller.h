@@ -99,6 +99,7 @@ class Controller {
   bool clock_is_set_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or something was submitted into silence
   Nanos last_stall_report_ = 0;
+  bool told_of_ids_ = false;
   Nanos next_look_ = 0;       // coordinator: at the age of open entries
   Nanos next_roll_call_ = 0;  // coordinator: asks everybody
   int batches_running_ = 0;

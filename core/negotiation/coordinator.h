@@ -50,6 +50,9 @@ class Coordinator {
   // Who has called shutdown() or join() and who has not, if some have for `age` and some have not.
   std::string away_report(Nanos now, Nanos age) const;
 
+  // More names have been agreed than ids can be given to: further ones are sent in full each time.
+  bool ids_are_used_up() const { return by_id_.size() == kIdsMax; }
+
   bool at_rest() const { return entries_.empty() && in_flight_ == 0 && planner_.empty(); }
   int batches_in_flight() const { return in_flight_; }
 

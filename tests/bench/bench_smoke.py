@@ -32,6 +32,9 @@ def report_of(command):
         return json.loads(path.read_text(encoding="utf-8")), done.stdout
 
 
+ONLY_OUT_OF_PLACE = ("allgather", "reducescatter", "alltoall")
+
+
 def check_placement(place, has_peer):
     expect(place["nwrong"] == 0, f"wrong values: {place}")
     expect(0 < place["time_min"] <= place["time"] <= place["time_p99"], f"no times: {place}")
@@ -52,7 +55,7 @@ def check_table(command, ranks):
     for row in report["results"]:
         check_placement(row["out_of_place"], config["peer"] == "mpi")
         in_place = row["in_place"]
-        expect((in_place is None) == (config["collective"] == "allgather"), "in place, or not")
+        expect((in_place is None) == (config["collective"] in ONLY_OUT_OF_PLACE), "in place, or not")
         if in_place is not None:
             check_placement(in_place, config["peer"] == "mpi")
     table = [line for line in output.splitlines() if line and not line.startswith("#")]

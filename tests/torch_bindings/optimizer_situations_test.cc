@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 
 #include "horon/tests/torch_bindings/training_support.h"
+#include "horon/torch_bindings/toggle_scope.h"
 
 namespace horon {
 namespace {
@@ -42,7 +43,23 @@ struct Gan {
     return ::torch::binary_cross_entropy_with_logits(verdict, at::full_like(verdict, truth));
   }
 
-  // The discriminator's gradients of the generator's pass are thrown away by its module.
+  template <class Optimizer>
+  void pass_through(Optimizer& of_generator, Optimizer& of_discriminator, const at::Tensor& noise) {
+    if (!toggles) return judged(generator->forward(noise), 1).backward();
+    discriminator->zero_grad();
+    {
+      const ToggleScope only_generator(of_generator, {&of_discriminator});
+      judged(generator->forward(noise), 1).backward();
+    }
+    for (const at::Tensor& parameter : discriminator->parameters()) {
+      EXPECT_FALSE(parameter.grad().defined());
+      EXPECT_TRUE(parameter.requires_grad());
+    }
+  }
+
+  bool toggles = false;
+  // Without it, the discriminator's gradients of the generator's pass are thrown away by its
+  // module.
   template <class Optimizer>
   void step(Optimizer& of_generator, Optimizer& of_discriminator, const at::Tensor& real,
             const at::Tensor& noise) {
@@ -51,15 +68,16 @@ struct Gan {
     judged(generator->forward(noise).detach(), 0).backward();
     of_discriminator.step();
     generator->zero_grad();
-    judged(generator->forward(noise), 1).backward();
+    pass_through(of_generator, of_discriminator, noise);
     of_generator.step();
   }
 };
 
-void compare_gan(ReduceOp op, int64_t bucket_bytes) {
+void compare_gan(ReduceOp op, int64_t bucket_bytes, bool toggles = false) {
   const double rate = 0.05;
   const double sum = op == ReduceOp::Sum ? size() : 1;
   Gan alone, gan;
+  gan.toggles = toggles;
   optim::SGD generator(alone.generator->parameters(), optim::SGDOptions(rate * sum));
   optim::SGD discriminator(alone.discriminator->parameters(), optim::SGDOptions(rate * sum));
   const GradientReducerOptions options{
@@ -87,6 +105,7 @@ TEST(Situations, AdversariesNeedNoOption) {
   for (const int64_t bucket_bytes : {1, 1 << 20}) {
     compare_gan(ReduceOp::Average, bucket_bytes);
     compare_gan(ReduceOp::Sum, bucket_bytes);
+    compare_gan(ReduceOp::Average, bucket_bytes, true);
   }
 }
 

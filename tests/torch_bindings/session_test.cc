@@ -56,6 +56,20 @@ TEST(Session, NothingWorksOutside) {
   }
 }
 
+TEST(Session, MakesProcessSetsAtTheStart) {
+  std::vector<int> reversed;
+  for (int r = test_size(); r-- > 0;) reversed.push_back(r);
+  init({.process_sets = {{0}, reversed}});
+  const std::vector<ProcessSet> sets = process_sets();
+  ASSERT_EQ(sets.size(), 3U);
+  EXPECT_TRUE(sets[0].is_world());
+  EXPECT_EQ(sets[1].ranks(), std::vector<int>{0});
+  EXPECT_EQ(sets[2].ranks(), sets[0].ranks());
+  const at::Tensor sum = allreduce(at::ones({1}), {.op = ReduceOp::Sum, .process_set = sets[2]});
+  EXPECT_EQ(sum.item<double>(), test_size());
+  shutdown();
+}
+
 TEST(Session, ANanIsFoundBeforeItSpreadsIfAskedFor) {
   init({.set = {{"HORON_CHECK_FINITE", "1"}}});
   at::Tensor x = at::ones({4});

@@ -159,6 +159,12 @@ TEST(Controller, NamesAreUncachedAboveTheLimit) {
     ASSERT_EQ(effects.starts.front().entries.front().name, name);
     controller->batch_finished();
   }
+  controller->tick(10 * kSecond);
+  const Effects told = controller->take_effects();
+  ASSERT_EQ(told.warnings.size(), 1U);
+  EXPECT_THAT(told.warnings.front(), HasSubstr("Is there a step number in a name?"));
+  controller->tick(20 * kSecond);
+  EXPECT_TRUE(controller->take_effects().warnings.empty()) << "told once";
   controller->submit({1, "t65540", tensor("t65540"), {}, {}});
   EXPECT_EQ(controller->take_effects().starts.size(), 1U);
 }
