@@ -55,7 +55,8 @@ def check_table(command, ranks):
     for row in report["results"]:
         check_placement(row["out_of_place"], config["peer"] == "mpi")
         in_place = row["in_place"]
-        expect((in_place is None) == (config["collective"] in ONLY_OUT_OF_PLACE), "in place, or not")
+        only_out_of_place = config["collective"] in ONLY_OUT_OF_PLACE
+        expect((in_place is None) == only_out_of_place, "in place, or not")
         if in_place is not None:
             check_placement(in_place, config["peer"] == "mpi")
     table = [line for line in output.splitlines() if line and not line.startswith("#")]
