@@ -25,20 +25,26 @@ class InFlightAllgather final : public MpiInFlight {
       total_ += counts[static_cast<size_t>(rank)];
     }
     in_place_ = batch().input == place(own_begin_);
-    if (!by_one_call() && !in_place_) set_prepare_count(batch().count);
+    // As for reductions: MPI_IN_PLACE is for all ranks or for none.
+    if (by_one_call() && in_place_ && batch().count > 0) {
+      copy_ = take_scratch(bytes_of(batch().count));
+    }
+    if (copy_ != nullptr || (!by_one_call() && !in_place_)) set_prepare_count(batch().count);
   }
 
  private:
   // MPI counts and places elements by ints.
   bool by_one_call() const { return total_ <= channel().piece_elements_max(); }
+  size_t bytes_of(int64_t elements) const {
+    return static_cast<size_t>(elements) * size_of(batch().dtype);
+  }
   std::byte* place(int64_t element) const {
     return batch().output + element * static_cast<int64_t>(size_of(batch().dtype));
   }
 
   void prepare(int64_t begin, int64_t count) override {
-    const auto bytes = static_cast<int64_t>(size_of(batch().dtype));
-    std::memcpy(place(own_begin_ + begin), batch().input + begin * bytes,
-                static_cast<size_t>(count * bytes));
+    std::byte* to = copy_ != nullptr ? copy_ + bytes_of(begin) : place(own_begin_ + begin);
+    std::memcpy(to, batch().input + bytes_of(begin), bytes_of(count));
   }
 
   void post() override {
@@ -64,7 +70,7 @@ class InFlightAllgather final : public MpiInFlight {
     }
     const MPI_Datatype type = mpi_datatype(batch().dtype);
     core::check_mpi(
-        MPI_Iallgatherv(in_place_ ? MPI_IN_PLACE : batch().input, static_cast<int>(batch().count),
+        MPI_Iallgatherv(copy_ != nullptr ? copy_ : batch().input, static_cast<int>(batch().count),
                         type, batch().output, counts_.data(), places_.data(), type,
                         channel().communicator(), add_request()),
         "MPI_Iallgatherv");
@@ -73,6 +79,7 @@ class InFlightAllgather final : public MpiInFlight {
   int64_t total_ = 0;
   int64_t own_begin_ = 0;
   bool in_place_ = false;
+  std::byte* copy_ = nullptr;  // of an input that lies in the output
   // MPI reads them until the end.
   std::vector<int> counts_;
   std::vector<int> places_;

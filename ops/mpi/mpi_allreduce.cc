@@ -13,26 +13,19 @@ class InFlightAllreduce final : public MpiReduction {
  public:
   InFlightAllreduce(std::shared_ptr<MpiChannel> channel,
                     std::shared_ptr<const MpiReductions> reductions, const core::Batch& given)
-      : MpiReduction(std::move(channel), std::move(reductions), given, given.count) {
-    std::byte* work = widened() ? take_scratch(work_bytes(batch().count)) : batch().output;
-    in_place_ = converts_input() || batch().input == batch().output;
-    set_work(work, work);
-  }
+      : MpiReduction(std::move(channel), std::move(reductions), given, given.count) {}
 
  private:
   void post() override {
     const MPI_Op op = mpi_op();
     for_each_piece(batch().count, [&](int64_t begin, int count) {
       const size_t offset = work_bytes(begin);
-      const void* from = in_place_ ? MPI_IN_PLACE : batch().input + offset;
       core::check_mpi(
-          MPI_Iallreduce(from, work_result() + offset, count, mpi_datatype(work_dtype()), op,
-                         channel().communicator(), add_request()),
+          MPI_Iallreduce(mpi_input() + offset, mpi_result() + offset, count,
+                         mpi_datatype(work_dtype()), op, channel().communicator(), add_request()),
           "MPI_Iallreduce");
     });
   }
-
-  bool in_place_ = false;
 };
 
 }  // namespace

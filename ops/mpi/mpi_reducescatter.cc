@@ -23,24 +23,15 @@ class InFlightReducescatter final : public MpiReduction {
         input_count_(total(given.send_counts)) {
     HORON_CHECK(batch().send_counts.size() == static_cast<size_t>(this->channel().size()),
                 "one count for each rank");
-    const size_t input_bytes = converts_input() ? (work_bytes(input_count_) + 15) / 16 * 16 : 0;
-    const size_t result_bytes = widened() ? work_bytes(batch().count) : 0;
-    if (input_bytes + result_bytes == 0) {
-      set_work(nullptr, batch().output);
-      return;
-    }
-    std::byte* scratch = take_scratch(input_bytes + result_bytes);
-    converted_ = converts_input() ? scratch : nullptr;
-    set_work(scratch, widened() ? scratch + input_bytes : batch().output);
   }
 
  private:
   void post() override {
-    const std::byte* input = converted_ != nullptr ? converted_ : batch().input;
+    const std::byte* input = mpi_input();
     const MPI_Datatype type = mpi_datatype(work_dtype());
     if (input_count_ <= channel().piece_elements_max()) {
       for (const int64_t count : batch().send_counts) counts_.push_back(static_cast<int>(count));
-      core::check_mpi(MPI_Ireduce_scatter(input, work_result(), counts_.data(), type, mpi_op(),
+      core::check_mpi(MPI_Ireduce_scatter(input, mpi_result(), counts_.data(), type, mpi_op(),
                                           channel().communicator(), add_request()),
                       "MPI_Ireduce_scatter");
       return;
@@ -49,7 +40,7 @@ class InFlightReducescatter final : public MpiReduction {
       const int64_t block = batch().send_counts[static_cast<size_t>(root)];
       for_each_piece(block, [&](int64_t begin, int count) {
         core::check_mpi(
-            MPI_Ireduce(input + work_bytes(begin), work_result() + work_bytes(begin), count, type,
+            MPI_Ireduce(input + work_bytes(begin), mpi_result() + work_bytes(begin), count, type,
                         mpi_op(), root, channel().communicator(), add_request()),
             "MPI_Ireduce");
       });
@@ -58,8 +49,7 @@ class InFlightReducescatter final : public MpiReduction {
   }
 
   const int64_t input_count_;
-  std::byte* converted_ = nullptr;  // null: MPI reads the batch's input
-  std::vector<int> counts_;         // MPI reads them until the end
+  std::vector<int> counts_;  // MPI reads them until the end
 };
 
 }  // namespace

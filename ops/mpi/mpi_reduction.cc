@@ -1,5 +1,6 @@
 #include "horon/ops/mpi/mpi_reduction.h"
 
+#include <cstring>
 #include <utility>
 
 #include "horon/ops/host/host_kernels.h"
@@ -19,14 +20,21 @@ MpiReduction::MpiReduction(std::shared_ptr<MpiChannel> channel,
   prescaled_ = is_floating(dtype) && batch().prescale != 1.0;
   factor_ = batch().postscale / static_cast<double>(batch().divisor);
   work_dtype_ = half_ ? DataType::Float32 : widened_integer_ ? DataType::Int64 : dtype;
+  choose_memory();
 }
 
-void MpiReduction::set_work(std::byte* input, std::byte* result) {
-  work_input_ = input;
-  work_result_ = result;
+void MpiReduction::choose_memory() {
+  const bool copies = widened() || prescaled_ || batch().input == batch().output;
+  const size_t input_bytes = copies ? (work_bytes(input_count_) + 15) / 16 * 16 : 0;
+  const size_t result_bytes = widened() ? work_bytes(batch().count) : 0;
+  std::byte* scratch = nullptr;
+  if (input_bytes + result_bytes > 0) scratch = take_scratch(input_bytes + result_bytes);
+  converted_ = copies ? scratch : nullptr;
+  mpi_input_ = copies ? scratch : batch().input;
+  mpi_result_ = widened() ? scratch + input_bytes : batch().output;
+  if (copies) set_prepare_count(input_count_);
   const DataType dtype = batch().dtype;
   const bool average = batch().reduce_op == ReduceOp::Average && !is_floating(dtype);
-  if (converts_input()) set_prepare_count(input_count_);
   if (widened() || average || (is_floating(dtype) && factor_ != 1.0)) {
     set_finish_count(batch().count);
   }
@@ -35,19 +43,21 @@ void MpiReduction::set_work(std::byte* input, std::byte* result) {
 void MpiReduction::prepare(int64_t begin, int64_t count) {
   const DataType dtype = batch().dtype;
   const std::byte* from = batch().input + begin * static_cast<int64_t>(size_of(dtype));
-  std::byte* to = work_input_ + work_bytes(begin);
+  std::byte* to = converted_ + work_bytes(begin);
   if (half_) {
     widen(dtype, from, reinterpret_cast<float*>(to), count, batch().prescale);
   } else if (widened_integer_) {
     widen_integers(dtype, from, reinterpret_cast<int64_t*>(to), count);
-  } else {
+  } else if (prescaled_) {
     scale(dtype, from, to, count, batch().prescale);
+  } else {
+    std::memcpy(to, from, work_bytes(count));
   }
 }
 
 void MpiReduction::finish(int64_t begin, int64_t count) {
   const DataType dtype = batch().dtype;
-  const std::byte* from = work_result_ + work_bytes(begin);
+  const std::byte* from = mpi_result_ + work_bytes(begin);
   std::byte* to = batch().output + begin * static_cast<int64_t>(size_of(dtype));
   if (half_) {
     narrow(dtype, reinterpret_cast<const float*>(from), to, count, factor_);

@@ -47,6 +47,11 @@ TEST_F(MpiOps, LongAllreduce) {
   check_long_allreduce(world_, op, 1300007);
 }
 
+TEST_F(MpiOps, SomeRanksInPlace) {
+  MpiAllreduce op(channel_);
+  check_mixed_places(world_, op);
+}
+
 TEST_F(MpiOps, AllreduceInPieces) {
   MpiAllreduce op(narrow_channel_);
   check_long_allreduce(world_, op, 20011);

@@ -116,6 +116,19 @@ void check_long_allreduce(const World& world, core::CollectiveOp& op, int64_t co
   run_cases(world, op, cases, 5);
 }
 
+void check_mixed_places(const World& world, core::CollectiveOp& op) {
+  for (const int64_t count : {int64_t{3}, int64_t{40000}, int64_t{600001}}) {
+    std::vector<AllreduceCase> cases;
+    for (const int alone : {0, world.size - 1}) {
+      for (const DataType dtype : {DataType::Float32, DataType::BFloat16, DataType::Int32}) {
+        cases.push_back(
+            {.dtype = dtype, .count = count, .in_place = (world.rank == alone) == (alone == 0)});
+      }
+    }
+    run_cases(world, op, cases, 7);
+  }
+}
+
 void check_same_bits(const World& world, core::CollectiveOp& op) {
   std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 11);
   for (const DataType dtype : {DataType::Float32, DataType::Float64, DataType::Float16}) {

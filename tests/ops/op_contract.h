@@ -42,6 +42,8 @@ void check_nan(const World& world, core::CollectiveOp& op);
 void check_scales(const World& world, core::CollectiveOp& op);
 // Many more in flight than any op has room for, and ranks that come late.
 void check_many_in_flight(const World& world, core::CollectiveOp& op, int rounds);
+// In place on some ranks and not on others.
+void check_mixed_places(const World& world, core::CollectiveOp& op);
 void check_allreduce_refusals(const core::CollectiveOp& op);
 
 void check_broadcast(const World& world, core::CollectiveOp& op);

@@ -20,6 +20,13 @@ horon_test(torch_random_program_test FILES ${torch_tests}/random_program_test.cc
            ${torch_tests}/random_program/model.cc ${torch_tests}/random_program/program.cc
            ${torch_tests}/random_program/runner.cc ${torch_tests}/random_program/start.cc
            RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
+# What ranks of several hosts do, and optimizers and collectives over MPI alone.
+foreach(name torch_random_program_test torch_reducer_random_test)
+  add_test(NAME ${name}.mpi.np4
+           COMMAND ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test 4 $<TARGET_FILE:${name}>)
+  set_tests_properties(${name}.mpi.np4 PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun
+                       ENVIRONMENT HORON_SHARED_MEMORY=0)
+endforeach()
 horon_test(torch_broadcast_state_test FILES ${torch_tests}/broadcast_state_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_session_test FILES ${torch_tests}/session_test.cc
