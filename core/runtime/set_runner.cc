@@ -150,15 +150,16 @@ void SetRunner::settle(FinishedBatch& batch) {
     outcome.produced = std::move(produced_[entry.ticket]);
     produced_.erase(entry.ticket);
     outcome.received = std::move(entry.received);
-    complete(entry.ticket, std::move(outcome));
+    complete(entry.ticket, std::move(outcome), batch.error.has_value());
   }
 }
 
-void SetRunner::complete(Ticket ticket, Outcome outcome) {
+void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) {
   const auto place = live_.find(ticket);
   HORON_CHECK(place != live_.end(), "a submission finished twice");
   Submission submission = std::move(place->second);
   live_.erase(place);
+  if (memory_in_use) new std::shared_ptr<void>(std::move(submission.keep_alive));
   submission.handle->finish(std::move(outcome));
 }
 

@@ -72,7 +72,9 @@ class SetRunner {
   void note_negotiation(const EntryWork& entry);
   bool settle_batches();
   void settle(FinishedBatch& batch);
-  void complete(Ticket ticket, Outcome outcome);
+  // `memory_in_use`: a collective that has failed may still write its tensors, by way of MPI or of
+  // a peer, so they are left to the process.
+  void complete(Ticket ticket, Outcome outcome, bool memory_in_use = false);
 
   using Clock = std::chrono::steady_clock;
 

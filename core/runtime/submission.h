@@ -42,7 +42,9 @@ struct Submission {
   std::vector<bool> absent;
 
   std::unique_ptr<ReadyEvent> ready;  // null: the memory may be read now
-  std::shared_ptr<void> keep_alive;   // released when the handle has finished
+  // Released when the handle has finished; never, if the collective has failed on its way: then
+  // somebody may still write there.
+  std::shared_ptr<void> keep_alive;
   std::shared_ptr<HandleState> handle;
 };
 

@@ -190,18 +190,24 @@ TEST(ProcessSets, AnOpThatFailsInOneSetEndsTheJobEverywhere) {
   World world(3, {.fail_op_at_sequence = 3});
   world.each([](Runtime& runtime, int rank) {
     add(runtime, 1, {0, 1});
-    Tensor x = tensor({1});
+    // The runtime keeps what a failed collective may still write.
+    const auto x = std::make_shared<Tensor>(tensor({1}));
+    const auto kept = [&](Submission mine) {
+      mine.keep_alive = x;
+      return mine;
+    };
     std::string error;
     for (int i = 0; i < 5 && rank < 2 && error.empty(); ++i) {
       try {
-        error = error_of(*runtime.submit(in_set(1, "x", x)));
+        error = error_of(*runtime.submit(kept(in_set(1, "x", *x))));
       } catch (const Error& thrown) {
         error = thrown.what();
       }
     }
     // Rank 2 is not in the set and waits for something else.
-    if (rank == 2) error = error_of(*runtime.submit(submission("for ever", x)));
+    if (rank == 2) error = error_of(*runtime.submit(kept(submission("for ever", *x))));
     EXPECT_THAT(error, HasSubstr("fake network is down"));
+    EXPECT_GT(x.use_count(), rank == 2 ? 0 : 1);
   });
 }
 
