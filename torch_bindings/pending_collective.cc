@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <new>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/execution/block_layout.h"
 #include "horon/ops/session.h"
+#include "horon/torch_bindings/call_names.h"
 #include "horon/torch_bindings/finite.h"
 #include "horon/torch_bindings/tensor_memory.h"
 
@@ -28,14 +28,6 @@ constexpr std::align_val_t kAlignment{64};
 std::shared_ptr<std::byte> allocate_bytes(size_t bytes) {
   const auto free = [](std::byte* memory) { ::operator delete(memory, kAlignment); };
   return {static_cast<std::byte*>(::operator new(bytes, kAlignment)), free};
-}
-
-// "allreduce.noname.3": counted in the order of the calls on each process set.
-std::string default_name(std::string_view kind, uint32_t set) {
-  static std::mutex mutex;
-  static std::map<std::pair<std::string, uint32_t>, uint64_t> counters;
-  const std::lock_guard lock(mutex);
-  return concat(kind, ".noname.", counters[{std::string(kind), set}]++);
 }
 
 // The runtime writes behind autograd's back: a graph that saved this tensor must notice.
@@ -57,7 +49,7 @@ bool is_row_major(const at::Tensor& tensor) {
 PendingCollective::PendingCollective(CollectiveKind kind, std::string_view kind_name,
                                      const std::string& given_name, const ProcessSet& process_set,
                                      bool grouped)
-    : name(given_name.empty() ? default_name(kind_name, process_set.id()) : given_name),
+    : name(given_or_counted(given_name, kind_name, process_set.id())),
       process_set_(process_set),
       grouped_(grouped) {
   spec.kind = kind;
