@@ -15,7 +15,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
-#include "horon/ops/session.h"
+#include "horon/ops/session/session.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 #include "horon/bench/statistics.h"
 #include "horon/core/base/text.h"
-#include "horon/ops/session.h"
+#include "horon/ops/session/session.h"
 
 namespace horon::bench {
 namespace {

@@ -10,7 +10,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
 #include "horon/ops/host/host_kernels.h"
-#include "horon/ops/session.h"
+#include "horon/ops/session/session.h"
 
 namespace horon::bench {
 namespace {

@@ -19,8 +19,8 @@
 #include "horon/bench/statistics.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/version.h"
-#include "horon/torch_bindings/collectives.h"
-#include "horon/torch_bindings/distributed_optimizer.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
 #include "horon/torch_bindings/session.h"
 
 namespace {

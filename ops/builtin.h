@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "horon/core/base/config.h"
-#include "horon/core/base/topology.h"
+#include "horon/core/bootstrap/topology.h"
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/memory_domain.h"
-#include "horon/core/transport/local_group.h"
+#include "horon/core/host/local_group.h"
 
 namespace horon::ops {
 

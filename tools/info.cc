@@ -10,7 +10,7 @@
 #include "horon/core/base/config.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/ops/session.h"
+#include "horon/ops/session/session.h"
 #include "info_facts.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "horon/ops/session.h"
+#include "horon/ops/session/session.h"
 
 namespace horon::tools {
 

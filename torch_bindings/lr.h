@@ -1,7 +1,7 @@
 // The learning rate for a batch that has grown with the number of ranks.
 #pragma once
 
-#include "horon/ops/session.h"
+#include "horon/ops/session/session.h"
 
 namespace horon {
 

@@ -42,9 +42,7 @@ std::vector<cpu_set_t> gather_cores(const cpu_set_t& own) {
     gathered.resize(static_cast<size_t>(elements));
     return gathered.data();
   };
-  const auto handle = core::runtime().submit(std::move(submission));
-  handle->wait(std::nullopt);
-  if (handle->outcome().error) throw Error(*handle->outcome().error);
+  (void)core::runtime().submit(std::move(submission))->get();
   std::vector<cpu_set_t> cores(gathered.size() / sizeof(cpu_set_t));
   std::memcpy(cores.data(), gathered.data(), cores.size() * sizeof(cpu_set_t));
   return cores;

@@ -3,7 +3,7 @@
 
 #include <c10/core/Device.h>
 
-#include "horon/ops/session.h"
+#include "horon/ops/session/session.h"
 
 namespace horon {
 

@@ -37,4 +37,10 @@ bool HandleState::wait(std::optional<std::chrono::nanoseconds> timeout) const {
   return true;
 }
 
+const Outcome& HandleState::get() const {
+  wait(std::nullopt);
+  if (outcome_.error) throw Error(*outcome_.error);
+  return outcome_;
+}
+
 }  // namespace horon::core

@@ -34,6 +34,8 @@ class HandleState {
   bool finished() const noexcept { return state_.load(std::memory_order_acquire) == kFinished; }
   // Blocks until finished or the timeout; true if finished. Any thread, any number of waiters.
   bool wait(std::optional<std::chrono::nanoseconds> timeout) const;
+  // Waits until finished, and throws the Error that the entry has ended with. Any thread.
+  const Outcome& get() const;
   // Valid once finished.
   const Outcome& outcome() const { return outcome_; }
 

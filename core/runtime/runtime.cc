@@ -24,12 +24,6 @@ Error closed_error() {
   return Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
 }
 
-// Blocks for the answer of the runtime thread.
-void wait_for(const std::shared_ptr<HandleState>& handle) {
-  handle->wait(std::nullopt);
-  if (handle->outcome().error) throw Error(*handle->outcome().error);
-}
-
 }  // namespace
 
 class Runtime::Impl {
@@ -79,7 +73,7 @@ class Runtime::Impl {
   void add_set(uint32_t id, const std::vector<int>& ranks) {
     const auto handle = std::make_shared<HandleState>();
     door_.queue.push(AddSetCall{id, ranks, handle});
-    wait_for(handle);
+    (void)handle->get();
     const std::lock_guard lock(members_mutex_);
     members_[id] = std::make_shared<const std::vector<int>>(ranks);
   }
@@ -91,7 +85,7 @@ class Runtime::Impl {
     }
     const auto handle = std::make_shared<HandleState>();
     door_.queue.push(RemoveSetCall{id, handle});
-    wait_for(handle);
+    (void)handle->get();
   }
 
   std::string shutdown(nanoseconds deadline) {

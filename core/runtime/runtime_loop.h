@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "horon/core/base/config.h"
-#include "horon/core/base/topology.h"
+#include "horon/core/bootstrap/topology.h"
 #include "horon/core/runtime/pacer.h"
 #include "horon/core/runtime/set_runner.h"
 #include "horon/core/runtime/submission_queue.h"

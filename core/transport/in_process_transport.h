@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "horon/core/transport/doorbell.h"
+#include "horon/core/host/doorbell.h"
 #include "horon/core/transport/transport.h"
 
 namespace horon::core {

@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "horon/core/transport/local_group.h"
-#include "horon/core/transport/mpi_session.h"
+#include "horon/core/bootstrap/mpi_session.h"
+#include "horon/core/host/local_group.h"
 #include "horon/core/transport/transport.h"
 
 namespace horon::core {

@@ -5,7 +5,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/core/transport/mpi_error.h"
+#include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::core {
 

@@ -9,8 +9,8 @@
 
 #include <mpi.h>
 
-#include "horon/core/transport/doorbell.h"
-#include "horon/core/transport/mpi_session.h"
+#include "horon/core/bootstrap/mpi_session.h"
+#include "horon/core/host/doorbell.h"
 #include "horon/core/transport/transport.h"
 
 namespace horon::core {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "horon/core/base/topology.h"
+#include "horon/core/bootstrap/topology.h"
+#include "horon/core/host/local_group.h"
 #include "horon/core/transport/byte_ring.h"
-#include "horon/core/transport/local_group.h"
 #include "horon/core/transport/transport.h"
 
 namespace horon::core {

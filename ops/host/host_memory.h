@@ -3,7 +3,7 @@
 #pragma once
 
 #include "horon/core/execution/memory_domain.h"
-#include "horon/core/transport/local_group.h"
+#include "horon/core/host/local_group.h"
 
 namespace horon::ops {
 

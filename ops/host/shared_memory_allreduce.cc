@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
-#include "horon/ops/host_refusal.h"
+#include "horon/ops/host/host_refusal.h"
 
 namespace horon::ops {
 namespace {

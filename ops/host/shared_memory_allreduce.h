@@ -7,7 +7,7 @@
 #include <string>
 
 #include "horon/core/execution/collective_op.h"
-#include "horon/core/transport/local_group.h"
+#include "horon/core/host/local_group.h"
 #include "horon/ops/host/piece_allreduce.h"
 #include "horon/ops/host/slot_allreduce.h"
 

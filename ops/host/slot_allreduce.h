@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "horon/core/execution/collective_op.h"
-#include "horon/core/transport/local_group.h"
+#include "horon/core/host/local_group.h"
 #include "horon/ops/host/waiters.h"
 
 namespace horon::ops {

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "horon/core/transport/local_group.h"
+#include "horon/core/host/local_group.h"
 
 namespace horon::ops {
 

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "horon/core/transport/mpi_error.h"
-#include "horon/ops/host_refusal.h"
+#include "horon/core/bootstrap/mpi_error.h"
+#include "horon/ops/host/host_refusal.h"
 #include "horon/ops/mpi/mpi_in_flight.h"
 
 namespace horon::ops {

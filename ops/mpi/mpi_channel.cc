@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
-#include "horon/core/transport/mpi_error.h"
+#include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::ops {
 

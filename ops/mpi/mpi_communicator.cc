@@ -1,6 +1,6 @@
 #include "horon/ops/mpi/mpi_communicator.h"
 
-#include "horon/core/transport/mpi_error.h"
+#include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::ops {
 

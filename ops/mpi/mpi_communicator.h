@@ -5,7 +5,7 @@
 
 #include <mpi.h>
 
-#include "horon/core/transport/mpi_session.h"
+#include "horon/core/bootstrap/mpi_session.h"
 
 namespace horon::ops {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "horon/core/base/error.h"
-#include "horon/core/transport/mpi_error.h"
+#include "horon/core/bootstrap/mpi_error.h"
 #include "horon/ops/host/host_kernels.h"
 
 namespace horon::ops {

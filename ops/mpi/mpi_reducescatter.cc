@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
-#include "horon/core/transport/mpi_error.h"
-#include "horon/ops/host_refusal.h"
+#include "horon/core/bootstrap/mpi_error.h"
+#include "horon/ops/host/host_refusal.h"
 #include "horon/ops/mpi/mpi_reduction.h"
 
 namespace horon::ops {

@@ -6,10 +6,10 @@ horon_test(base_test
 # Alone, since it looks at the state before the first set_log().
 horon_test(log_test FILES core/base/log_test.cc)
 horon_test(byte_ring_test FILES core/transport/byte_ring_test.cc)
-horon_test(doorbell_test FILES core/transport/doorbell_test.cc)
+horon_test(doorbell_test FILES core/host/doorbell_test.cc)
 horon_test(in_process_transport_test FILES core/transport/in_process_transport_test.cc)
-horon_test(local_group_test FILES core/transport/local_group_test.cc)
-horon_test(shared_heap_test FILES core/transport/shared_heap_test.cc)
+horon_test(local_group_test FILES core/host/local_group_test.cc)
+horon_test(shared_heap_test FILES core/host/shared_heap_test.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc
            TIMEOUT 120)
 horon_test(executor_test FILES core/execution/executor_test.cc support/fake_device.cc)
@@ -17,10 +17,10 @@ horon_test(op_table_test FILES core/execution/op_table_test.cc)
 horon_test(runtime_test FILES core/runtime/runtime_test.cc support/fake_device.cc)
 horon_test(process_sets_test FILES core/runtime/process_sets_test.cc support/fake_device.cc)
 horon_test(mpi_transport_test FILES core/transport/mpi_transport_test.cc RANKS 1 2 3 4)
-horon_test(mpi_session_test FILES core/transport/mpi_session_test.cc RANKS 1 2 3 4)
-horon_test(mpi_session_owner_test FILES core/transport/mpi_session_owner_test.cc RANKS 1 2)
+horon_test(mpi_session_test FILES core/bootstrap/mpi_session_test.cc RANKS 1 2 3 4)
+horon_test(mpi_session_owner_test FILES core/bootstrap/mpi_session_owner_test.cc RANKS 1 2)
 horon_test(mpi_session_thread_level_test
-           FILES core/transport/mpi_session_thread_level_test.cc RANKS 2)
+           FILES core/bootstrap/mpi_session_thread_level_test.cc RANKS 2)
 # Jobs of many ranks in one thread, for tests and benchmarks of the control protocol.
 add_library(horon_simulation STATIC
   support/simulation/check_outcomes.cc
@@ -71,7 +71,7 @@ if(HORON_CLANGXX)
             -o ${PROJECT_BINARY_DIR}/wire_format_fuzzer
     VERBATIM)
 endif()
-horon_test(topology_test FILES core/base/topology_test.cc)
+horon_test(topology_test FILES core/bootstrap/topology_test.cc)
 target_sources(horon_simulation PRIVATE support/simulation/transcript.cc)
 horon_test(transcript_test FILES core/negotiation/transcript_test.cc LIBS horon_simulation)
 target_compile_definitions(transcript_test PRIVATE

@@ -3,7 +3,7 @@
 
 #include <mpi.h>
 
-#include "horon/core/transport/local_group.h"
+#include "horon/core/host/local_group.h"
 #include "horon/tests/ops/op_contract.h"
 
 namespace horon::ops {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "horon/core/execution/collective_op.h"
-#include "horon/core/transport/doorbell.h"
+#include "horon/core/host/doorbell.h"
 
 namespace horon::ops {
 

@@ -17,7 +17,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "horon/core/transport/local_group.h"
+#include "horon/core/host/local_group.h"
 
 namespace horon::core {
 

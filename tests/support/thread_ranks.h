@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "horon/core/base/topology.h"
-#include "horon/core/transport/local_group.h"
+#include "horon/core/bootstrap/topology.h"
+#include "horon/core/host/local_group.h"
 
 namespace horon::core {
 

@@ -19,17 +19,30 @@ LINE_COLUMNS_MAX = 100
 # Each folder may include itself and what its row names.
 LAYERS = {
     "core/base": set(),
-    "core/transport": {"core/base"},
+    "core/host": {"core/base"},
+    "core/bootstrap": {"core/base", "core/host"},
+    "core/transport": {"core/base", "core/host", "core/bootstrap"},
     "core/negotiation": {"core/base"},
-    "core/execution": {"core/base", "core/negotiation", "core/transport"},
-    "core/runtime": {"core/base", "core/negotiation", "core/transport", "core/execution"},
-    "ops": {"core"},
-    "torch_bindings": {"core", "ops"},
+    "core/execution": {"core/base", "core/host", "core/negotiation"},
+    "core/runtime": {"core/base", "core/bootstrap", "core/negotiation", "core/transport",
+                     "core/execution"},
+    "ops/host": {"core"},
+    "ops/mpi": {"core", "ops/host"},
+    "ops": {"core", "ops/host", "ops/mpi"},
+    "ops/session": {"core", "ops"},
+    "torch_bindings/tensors": {"core", "ops"},
+    "torch_bindings/collectives": {"core", "ops", "torch_bindings/tensors"},
+    "torch_bindings/gradients": {"core", "ops", "torch_bindings/tensors",
+                                 "torch_bindings/collectives"},
+    "torch_bindings/state": {"core", "ops", "torch_bindings/tensors",
+                             "torch_bindings/collectives"},
+    "torch_bindings/data": {"core", "ops"},
+    "torch_bindings": {"core", "ops", "torch_bindings"},
     "bench": {"core", "ops", "torch_bindings"},
     "tools": {"core", "ops", "torch_bindings"},
     "tests": {"core", "ops", "torch_bindings", "bench", "tools"},
 }
-MPI_HOMES = re.compile(r"core/transport/mpi_|ops/mpi/|bench/mpi_|bench/\w*mpi|tests/")
+MPI_HOMES = re.compile(r"core/(bootstrap|transport)/mpi_|ops/mpi/|bench/mpi_|bench/\w*mpi|tests/")
 TORCH_HOMES = re.compile(r"torch_bindings/|tests/(torch_bindings|tools/outer)/|bench/"
                          r"|tools/\w*torch")
 ENVIRONMENT = re.compile(r"\b(getenv|secure_getenv|environ)\b")

@@ -57,7 +57,7 @@ class Package(unittest.TestCase):
 
     def test_layout(self):
         include = self.prefix / "include/horon"
-        self.assertTrue((include / "ops/session.h").is_file())
+        self.assertTrue((include / "ops/session/session.h").is_file())
         self.assertTrue((include / "core/base/version.h").is_file())
         self.assertEqual((include / "horon.h").is_file(), bool(TORCH_ROOT))
         for program in ("horonrun", "horon-info"):

@@ -14,9 +14,9 @@
 
 #include "horon/tests/support/mpi_main.h"
 #include "horon/tests/torch_bindings/session_environment.h"
-#include "horon/torch_bindings/collectives.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/data/samplers.h"
 #include "horon/torch_bindings/lr.h"
-#include "horon/torch_bindings/samplers.h"
 
 namespace horon {
 namespace {

@@ -4,21 +4,23 @@ if(NOT TARGET horon::torch)
 endif()
 set(torch_tests ${CMAKE_CURRENT_LIST_DIR})
 
-horon_test(torch_collectives_test FILES ${torch_tests}/collectives_test.cc
+horon_test(torch_collectives_test FILES ${torch_tests}/collectives/collectives_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_block_collectives_test FILES ${torch_tests}/block_collectives_test.cc
+horon_test(torch_block_collectives_test FILES ${torch_tests}/collectives/block_collectives_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_process_set_test FILES ${torch_tests}/process_set_test.cc
+horon_test(torch_process_set_test FILES ${torch_tests}/collectives/process_set_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_autograd_adjoints_test FILES ${torch_tests}/autograd_adjoints_test.cc
+horon_test(torch_autograd_adjoints_test FILES ${torch_tests}/collectives/autograd_adjoints_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_autograd_test FILES ${torch_tests}/autograd_test.cc
+horon_test(torch_autograd_test FILES ${torch_tests}/collectives/autograd_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_objects_test FILES ${torch_tests}/objects_test.cc
+horon_test(torch_objects_test FILES ${torch_tests}/collectives/objects_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_random_program_test FILES ${torch_tests}/random_program_test.cc
-           ${torch_tests}/random_program/model.cc ${torch_tests}/random_program/program.cc
-           ${torch_tests}/random_program/runner.cc ${torch_tests}/random_program/start.cc
+horon_test(torch_random_program_test FILES ${torch_tests}/collectives/random_program_test.cc
+           ${torch_tests}/collectives/random_program/model.cc
+           ${torch_tests}/collectives/random_program/program.cc
+           ${torch_tests}/collectives/random_program/runner.cc
+           ${torch_tests}/collectives/random_program/start.cc
            RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
 # What ranks of several hosts do, and optimizers and collectives over MPI alone.
 foreach(name torch_random_program_test torch_reducer_random_test)
@@ -27,33 +29,34 @@ foreach(name torch_random_program_test torch_reducer_random_test)
   set_tests_properties(${name}.mpi.np4 PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun
                        ENVIRONMENT HORON_SHARED_MEMORY=0)
 endforeach()
-horon_test(torch_broadcast_state_test FILES ${torch_tests}/broadcast_state_test.cc
+horon_test(torch_broadcast_state_test FILES ${torch_tests}/state/broadcast_state_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_session_test FILES ${torch_tests}/session_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_optimizer_training_test FILES ${torch_tests}/optimizer_training_test.cc
+horon_test(torch_optimizer_training_test FILES ${torch_tests}/gradients/optimizer_training_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_traps_test FILES ${torch_tests}/reducer_traps_test.cc
+horon_test(torch_reducer_traps_test FILES ${torch_tests}/gradients/reducer_traps_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_optimizer_traps_test FILES ${torch_tests}/optimizer_traps_test.cc
+horon_test(torch_optimizer_traps_test FILES ${torch_tests}/gradients/optimizer_traps_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_random_test FILES ${torch_tests}/reducer_random_test.cc
+horon_test(torch_reducer_random_test FILES ${torch_tests}/gradients/reducer_random_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_options_test FILES ${torch_tests}/reducer_options_test.cc
+horon_test(torch_reducer_options_test FILES ${torch_tests}/gradients/reducer_options_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_scopes_test FILES ${torch_tests}/reducer_scopes_test.cc
+horon_test(torch_reducer_scopes_test FILES ${torch_tests}/gradients/reducer_scopes_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_sparse_test FILES ${torch_tests}/reducer_sparse_test.cc
+horon_test(torch_reducer_sparse_test FILES ${torch_tests}/gradients/reducer_sparse_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_join_test FILES ${torch_tests}/reducer_join_test.cc
+horon_test(torch_reducer_join_test FILES ${torch_tests}/gradients/reducer_join_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_optimizer_options_test FILES ${torch_tests}/optimizer_options_test.cc
+horon_test(torch_optimizer_options_test FILES ${torch_tests}/gradients/optimizer_options_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_optimizer_situations_test FILES ${torch_tests}/optimizer_situations_test.cc
+horon_test(torch_optimizer_situations_test
+           FILES ${torch_tests}/gradients/optimizer_situations_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_samplers_test FILES ${torch_tests}/samplers_test.cc LIBS horon::torch)
+horon_test(torch_samplers_test FILES ${torch_tests}/data/samplers_test.cc LIBS horon::torch)
 find_package(ZLIB REQUIRED)
-horon_test(torch_idx_dataset_test FILES ${torch_tests}/idx_dataset_test.cc
+horon_test(torch_idx_dataset_test FILES ${torch_tests}/data/idx_dataset_test.cc
            LIBS horon::torch ZLIB::ZLIB)
 
 # Ways out of a program: mode, expected exit code.
@@ -106,6 +109,6 @@ if(TARGET fashion_mnist)
 endif()
 
 # Gigabytes for each rank: alone on the machine.
-horon_test(torch_large_collectives_test FILES ${torch_tests}/large_collectives_test.cc
+horon_test(torch_large_collectives_test FILES ${torch_tests}/collectives/large_collectives_test.cc
            RANKS 2 LIBS horon::torch TIMEOUT 300)
 set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)

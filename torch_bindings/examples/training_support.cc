@@ -15,8 +15,8 @@
 #include <CLI/CLI.hpp>
 
 #include "horon/core/base/error.h"
-#include "horon/ops/session.h"
-#include "horon/torch_bindings/collectives.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/collectives/collectives.h"
 
 namespace example {
 namespace {

@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/bootstrap/mpi_error.h"
 #include "horon/core/transport/make_transport.h"
-#include "horon/core/transport/mpi_error.h"
 #include "horon/core/transport/routed_transport.h"
 #include "horon/core/transport/shared_memory_transport.h"
 #include "horon/tests/core/transport/transport_contract.h"

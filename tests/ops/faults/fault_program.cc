@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "horon/core/base/error.h"
-#include "horon/ops/session.h"
+#include "horon/ops/session/session.h"
 
 namespace {
 

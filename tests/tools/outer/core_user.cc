@@ -2,7 +2,7 @@
 #include <iostream>
 
 #include <horon/core/base/version.h>
-#include <horon/ops/session.h>
+#include <horon/ops/session/session.h>
 
 int main() {
   horon::core::init();

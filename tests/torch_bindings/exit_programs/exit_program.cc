@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 #include <mpi.h>
 
-#include "horon/torch_bindings/collectives.h"
+#include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/session.h"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "horon/core/base/error.h"
-#include "horon/torch_bindings/gradient_reducer.h"
+#include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/session.h"
 
 namespace {

@@ -1,0 +1,325 @@
+#include "horon/core/host/local_group.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <new>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <type_traits>
+#include <unistd.h>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/core/host/shared_heap.h"
+#include "horon/core/host/shared_segment.h"
+
+namespace horon::core {
+
+namespace {
+
+using Text = std::array<char, 256>;
+
+// What every rank tells the others at the start. Each makes one segment: the first rank's holds
+// doorbells and area, the others' are empty and serve the self test.
+struct Introduction {
+  int64_t process_id;
+  int64_t descriptor;
+  uint64_t generation;
+  uint64_t area_bytes;
+  uint64_t pid_namespace;  // two namespaces of a host may have processes of equal number
+  uint64_t own;            // Own*, for ranks that are threads of one process
+  Text failure;            // "" if all is well
+};
+struct Own {
+  std::shared_ptr<SharedHeap> heap;
+  std::shared_ptr<SharedSegment> home;
+};
+struct Verdict {
+  Text failure;
+};
+static_assert(std::is_trivially_copyable_v<Introduction>);
+
+void set_text(Text& text, const std::string& value) {
+  const size_t length = std::min(value.size(), text.size() - 1);
+  text.fill(0);
+  std::memcpy(text.data(), value.data(), length);
+}
+
+uint64_t pid_namespace() {
+  struct stat status {};
+  if (stat("/proc/self/ns/pid", &status) != 0) {
+    throw Error(ErrorCode::OperationFailed, concat("/proc/self/ns/pid: ", std::strerror(errno)));
+  }
+  return status.st_ino;
+}
+
+template <class T>
+std::vector<T> exchange_records(const LocalGroup::Exchange& exchange, const T& mine, int count) {
+  const std::vector<std::byte> all = exchange(std::as_bytes(std::span(&mine, 1)));
+  HORON_CHECK(all.size() == sizeof(T) * static_cast<size_t>(count), "exchange returned all blocks");
+  std::vector<T> records(static_cast<size_t>(count));
+  std::memcpy(records.data(), all.data(), all.size());
+  return records;
+}
+
+// Move-only owner of the descriptor by which the kernel tells that a process has ended.
+class ProcessWatch {
+ public:
+  ProcessWatch() = default;
+  // An old kernel has none: then descriptor() is -1, which poll() ignores, and deaths show as
+  // silence only.
+  explicit ProcessWatch(int process_id)
+      : descriptor_(static_cast<int>(syscall(SYS_pidfd_open, process_id, 0))) {}
+  ProcessWatch(ProcessWatch&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  ProcessWatch& operator=(ProcessWatch&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  ~ProcessWatch() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  int descriptor() const { return descriptor_; }
+
+ private:
+  int descriptor_ = -1;
+};
+
+class UnavailableGroup final : public LocalGroup {
+ public:
+  UnavailableGroup(int local_rank, int local_size, std::string reason)
+      : rank_(local_rank), size_(local_size), reason_(std::move(reason)) {}
+
+  int local_rank() const override { return rank_; }
+  int local_size() const override { return size_; }
+  bool available() const override { return false; }
+  std::string unavailable_reason() const override { return reason_; }
+  Doorbell& doorbell(int local_rank) override {
+    HORON_CHECK(local_rank == rank_, "only the own doorbell exists without shared memory");
+    return doorbell_;
+  }
+  std::byte* area() override { return nullptr; }
+  std::shared_ptr<std::byte> allocate(size_t bytes) override {
+    std::shared_ptr<std::byte> memory = allocate_scratch(bytes);
+    std::memset(memory.get(), 0, bytes);
+    return memory;
+  }
+  std::shared_ptr<std::byte> allocate_scratch(size_t bytes) override {
+    void* const memory = bytes > SharedSegment::kBytesMax
+                             ? nullptr
+                             : ::operator new(std::max<size_t>(bytes, 1), kAlignment, std::nothrow);
+    if (memory == nullptr) {
+      throw Error(ErrorCode::Limit, concat("no memory for ", bytes_text(bytes)));
+    }
+    return {static_cast<std::byte*>(memory),
+            [](std::byte* data) { ::operator delete(data, kAlignment); }};
+  }
+  std::optional<SharedAddress> locate(const std::byte*, size_t) const override {
+    return std::nullopt;
+  }
+  std::byte* map(int local_rank, const SharedAddress&) override {
+    throw Error(ErrorCode::OperationFailed,
+                concat("memory of local rank ", local_rank, " can't be mapped: ", reason_));
+  }
+  std::optional<int> dead_local_rank() override { return std::nullopt; }
+  int process_id(int) const override { return 0; }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  const int rank_;
+  const int size_;
+  const std::string reason_;
+  Doorbell doorbell_;
+};
+
+struct Peer {
+  int process_id = 0;
+  std::shared_ptr<SharedHeap> heap;  // set if the peer is this rank or a thread of this process
+  ProcessWatch watch;
+};
+
+class MappedGroup final : public LocalGroup {
+ public:
+  MappedGroup(int local_rank, std::vector<Peer> peers, std::shared_ptr<SharedSegment> home)
+      : rank_(local_rank), peers_(std::move(peers)), home_(std::move(home)), base_(home_->data()) {
+    for (const Peer& peer : peers_) {
+      polls_.push_back({peer.watch.descriptor(), POLLIN, 0});
+    }
+  }
+
+  int local_rank() const override { return rank_; }
+  int local_size() const override { return static_cast<int>(peers_.size()); }
+  bool available() const override { return true; }
+  std::string unavailable_reason() const override { return ""; }
+
+  Doorbell& doorbell(int local_rank) override {
+    HORON_CHECK(local_rank >= 0 && local_rank < local_size(), "local rank");
+    return reinterpret_cast<Doorbell*>(base_)[local_rank];
+  }
+  std::byte* area() override { return base_ + sizeof(Doorbell) * peers_.size(); }
+
+  std::shared_ptr<std::byte> allocate(size_t bytes) override {
+    return heap().allocate(bytes, true);
+  }
+  std::shared_ptr<std::byte> allocate_scratch(size_t bytes) override {
+    return heap().allocate(bytes, false);
+  }
+  std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const override {
+    return heap().locate(data, bytes);
+  }
+
+  std::byte* map(int local_rank, const SharedAddress& address) override {
+    const Peer& peer = peers_.at(static_cast<size_t>(local_rank));
+    if (peer.heap != nullptr) {
+      std::byte* const found = peer.heap->find(address);
+      HORON_CHECK(found != nullptr, "the address is one of this process");
+      return found;
+    }
+    SharedSegment& segment = mapped_[{local_rank, address.segment}];
+    if (segment.data() == nullptr || segment.generation() != address.generation) {
+      segment = SharedSegment();  // the peer gave the descriptor to another segment: let go first
+      segment = SharedSegment::open(peer.process_id, static_cast<int>(address.segment),
+                                    address.generation);
+    }
+    HORON_CHECK(address.offset <= segment.bytes(), "the offset lies in the segment");
+    return segment.data() + address.offset;
+  }
+
+  std::optional<int> dead_local_rank() override {
+    if (poll(polls_.data(), polls_.size(), 0) <= 0) return std::nullopt;
+    for (size_t i = 0; i < polls_.size(); ++i) {
+      if (polls_[i].revents != 0) return static_cast<int>(i);
+    }
+    return std::nullopt;
+  }
+  int process_id(int local_rank) const override {
+    return peers_.at(static_cast<size_t>(local_rank)).process_id;
+  }
+
+ private:
+  SharedHeap& heap() const { return *peers_[static_cast<size_t>(rank_)].heap; }
+
+  const int rank_;
+  const std::vector<Peer> peers_;
+  const std::shared_ptr<SharedSegment> home_;  // of local rank 0
+  std::byte* const base_;                      // doorbells, then the area
+  std::map<std::pair<int, uint64_t>, SharedSegment> mapped_;
+  std::vector<pollfd> polls_;
+};
+
+struct Reached {
+  std::vector<Peer> peers;
+  std::shared_ptr<SharedSegment> home;  // of local rank 0
+};
+
+// The self test: opens every peer's segment; one that can't be reached throws.
+Reached reach_peers(int local_rank, const std::vector<Introduction>& ranks, const Own& own) {
+  Reached reached;
+  const Introduction& me = ranks[static_cast<size_t>(local_rank)];
+  for (const Introduction& rank : ranks) {
+    Peer& peer = reached.peers.emplace_back();
+    peer.process_id = static_cast<int>(rank.process_id);
+    std::shared_ptr<SharedSegment> home;
+    if (&rank == &me) {
+      peer.heap = own.heap;
+      home = own.home;
+    } else if (rank.process_id == me.process_id && rank.pid_namespace == me.pid_namespace) {
+      // Threads of one process use the same addresses, so that race detectors see through them. The
+      // owner stays in create() until all have read this.
+      const Own& sibling = *reinterpret_cast<const Own*>(rank.own);
+      peer.heap = sibling.heap;
+      home = sibling.home;
+    } else {
+      home = std::make_shared<SharedSegment>(
+          SharedSegment::open(peer.process_id, static_cast<int>(rank.descriptor), rank.generation));
+    }
+    if (reached.home == nullptr) reached.home = std::move(home);
+  }
+  return reached;
+}
+
+std::string first_failure(const auto& records) {
+  for (size_t i = 0; i < records.size(); ++i) {
+    if (records[i].failure[0] != 0) {
+      return concat("local rank ", i, ": ", std::string(records[i].failure.data()));
+    }
+  }
+  return "";
+}
+
+void require_equal_areas(const std::vector<Introduction>& ranks) {
+  for (size_t i = 1; i < ranks.size(); ++i) {
+    if (ranks[i].area_bytes == ranks[0].area_bytes) continue;
+    throw Error(ErrorCode::Config, concat("local ranks 0 and ", i,
+                                          " share areas of different sizes: ", ranks[0].area_bytes,
+                                          " and ", ranks[i].area_bytes, " bytes"));
+  }
+}
+
+Introduction introduce(Own& own, size_t home_bytes, size_t area_bytes) {
+  Introduction me{};
+  me.process_id = getpid();
+  me.area_bytes = area_bytes;
+  me.own = reinterpret_cast<uint64_t>(&own);
+  try {
+    me.pid_namespace = pid_namespace();
+    own.heap = std::make_shared<SharedHeap>();
+    own.home = std::make_shared<SharedSegment>(SharedSegment::create(home_bytes));
+    me.descriptor = own.home->descriptor();
+    me.generation = own.home->generation();
+  } catch (const Error& error) {
+    set_text(me.failure, error.what());
+  }
+  return me;
+}
+
+}  // namespace
+
+std::unique_ptr<LocalGroup> LocalGroup::create(int local_rank, int local_size, size_t area_bytes,
+                                               const Exchange& exchange) {
+  HORON_CHECK(local_rank >= 0 && local_rank < local_size, "local rank");
+  const size_t home_bytes =
+      local_rank == 0 ? sizeof(Doorbell) * static_cast<size_t>(local_size) + area_bytes : 0;
+  Own own;
+  const Introduction me = introduce(own, home_bytes, area_bytes);
+  const std::vector<Introduction> ranks = exchange_records(exchange, me, local_size);
+  require_equal_areas(ranks);
+
+  std::string reason = first_failure(ranks);
+  Verdict verdict{};
+  Reached reached;
+  if (reason.empty()) {
+    try {
+      reached = reach_peers(local_rank, ranks, own);
+    } catch (const Error& error) {
+      set_text(verdict.failure, error.what());
+    }
+  }
+  // Also a barrier: until all have looked, every rank keeps what it has shown.
+  const std::vector<Verdict> verdicts = exchange_records(exchange, verdict, local_size);
+  if (reason.empty()) reason = first_failure(verdicts);
+  if (!reason.empty()) return create_unavailable(local_rank, local_size, reason);
+  for (Peer& peer : reached.peers) {
+    if (peer.heap == nullptr) peer.watch = ProcessWatch(peer.process_id);
+  }
+  return std::make_unique<MappedGroup>(local_rank, std::move(reached.peers),
+                                       std::move(reached.home));
+}
+
+std::unique_ptr<LocalGroup> LocalGroup::create_unavailable(int local_rank, int local_size,
+                                                           std::string reason) {
+  return std::make_unique<UnavailableGroup>(local_rank, local_size, std::move(reason));
+}
+
+void LocalGroup::ring_all_others() noexcept {
+  if (!available()) return;
+  for (int i = 0; i < local_size(); ++i) {
+    if (i != local_rank()) doorbell(i).ring();
+  }
+}
+
+}  // namespace horon::core

@@ -1,0 +1,85 @@
+// The ranks of one host: a control area that all of them map, doorbells, and memory that every one
+// of them can reach.
+//
+// Memory is made with memfd_create and reached by the peers as /proc/PID/fd/N: no names that
+// outlive a crash, and no limit by the size of /dev/shm. Where that is forbidden (other users,
+// other PID namespaces), `available()` is false on all ranks of the host and everything goes
+// through MPI.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "horon/core/host/doorbell.h"
+
+namespace horon::core {
+
+// Where a piece of shareable memory lies: valid in every process of the host.
+struct SharedAddress {
+  uint64_t segment = 0;  // file descriptor number in its owner
+  uint64_t generation =
+      0;                // unique for each segment; distinguishes segments that reused a descriptor
+  uint64_t offset = 0;  // bytes
+};
+
+class LocalGroup {
+ public:
+  // `exchange` gathers one block of equal size from every local rank, in order of local rank (an
+  // MPI_Allgather on the host's communicator; a barrier among threads in tests). Collective over
+  // the host; called during create() only.
+  using Exchange = std::function<std::vector<std::byte>(std::span<const std::byte> mine)>;
+
+  // Every rank gives the same area_bytes: one zeroed block that all ranks of the host share. Opens
+  // and reads a segment of every peer before it says that the group is available. Throws
+  // Error(Config) if ranks gave different sizes.
+  static std::unique_ptr<LocalGroup> create(int local_rank, int local_size, size_t area_bytes,
+                                            const Exchange& exchange);
+  // A group that is not available, by choice (HORON_SHARED_MEMORY=0). Not collective.
+  static std::unique_ptr<LocalGroup> create_unavailable(int local_rank, int local_size,
+                                                        std::string reason);
+  virtual ~LocalGroup() = default;
+
+  virtual int local_rank() const = 0;
+  virtual int local_size() const = 0;
+  // False if the ranks of this host can't map each other's memory; the same answer on all of them,
+  // with the reason.
+  virtual bool available() const = 0;
+  virtual std::string unavailable_reason() const = 0;
+
+  // This rank's own doorbell always exists (private if not available); the others' only if
+  // available.
+  virtual Doorbell& doorbell(int local_rank) = 0;
+  // Does nothing if not available.
+  void ring_all_others() noexcept;
+  // 64-byte aligned; null if not available.
+  virtual std::byte* area() = 0;
+
+  // Memory of this rank that every local rank can reach, 64-byte aligned, zeroed and already
+  // touched. Segments that are given back are reused, so peers keep few mappings. May outlive the
+  // group. If the group is not available it is plain memory. Any thread. Throws Error(Limit) when
+  // the machine has no memory.
+  virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
+  // As allocate(), but what a reused segment holds is left there: for scratch that is written
+  // before it is read.
+  virtual std::shared_ptr<std::byte> allocate_scratch(size_t bytes) = 0;
+  // Whether [data, data + bytes) lies in one piece of allocate()d memory of this rank. Any thread.
+  virtual std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const = 0;
+  // A peer's memory in this process; mapped on first use and kept. The peer must still hold the
+  // piece. Runtime thread only. Throws Error(OperationFailed) if it can't be mapped (the peer has
+  // ended, no memory).
+  virtual std::byte* map(int local_rank, const SharedAddress& address) = 0;
+
+  // The first local rank whose process has ended (by pidfd), if any. One system call; runtime
+  // thread.
+  virtual std::optional<int> dead_local_rank() = 0;
+  // 0 if the group is not available.
+  virtual int process_id(int local_rank) const = 0;
+};
+
+}  // namespace horon::core

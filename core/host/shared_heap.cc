@@ -1,0 +1,141 @@
+#include "horon/core/host/shared_heap.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/host/local_group.h"
+
+namespace horon::core {
+
+namespace {
+
+constexpr size_t kBlockBytesMin = 4096;
+constexpr size_t kSlabBytes = size_t{256} << 10;
+constexpr size_t kStepsPerDoubling = 8;
+
+}  // namespace
+
+size_t SharedHeap::size_class(size_t bytes) {
+  if (bytes <= kBlockBytesMin) return kBlockBytesMin;
+  const size_t step = std::max(kBlockBytesMin, std::bit_floor(bytes) / kStepsPerDoubling);
+  return (bytes + step - 1) / step * step;
+}
+
+std::shared_ptr<std::byte> SharedHeap::allocate(size_t bytes, bool zeroed) {
+  if (bytes > SIZE_MAX / 4) throw Error(ErrorCode::Limit, "allocation of more than all memory");
+  const size_t block_bytes = size_class(bytes);
+  std::optional<Block> block = take_unused(block_bytes);
+  if (block) {
+    prepare(*block, zeroed);
+  } else {
+    block = make_slab(block_bytes);
+  }
+  auto release = [heap = shared_from_this(), block = *block](std::byte*) {
+    heap->give_back(block);
+  };
+  return std::shared_ptr<std::byte>(block->data(), std::move(release));
+}
+
+std::optional<SharedHeap::Block> SharedHeap::take_unused(size_t block_bytes) {
+  const std::unique_lock lock(mutex_);
+  const auto found = unused_.find(block_bytes);
+  if (found == unused_.end() || found->second.empty()) return std::nullopt;
+  const Block block = found->second.back();
+  found->second.pop_back();
+  block.slab->live[block.index] = true;
+  if (!block.slab->released) cached_bytes_ -= block_bytes;
+  return block;
+}
+
+// Touching memory takes long, so it happens outside the lock: the block is nobody else's by now.
+void SharedHeap::prepare(const Block& block, bool zeroed) {
+  if (block.slab->released) {
+    try {
+      block.slab->segment.restore_pages();
+    } catch (...) {
+      const std::unique_lock lock(mutex_);
+      block.slab->live[block.index] = false;
+      unused_[block.slab->block_bytes].push_back(block);
+      throw;
+    }
+    block.slab->released = false;
+  } else if (zeroed) {
+    std::memset(block.data(), 0, block.slab->block_bytes);
+  }
+}
+
+// A new slab; its first block is taken, the rest wait.
+SharedHeap::Block SharedHeap::make_slab(size_t block_bytes) {
+  const size_t count = std::max<size_t>(1, kSlabBytes / block_bytes);
+  auto slab = std::make_unique<Slab>();
+  slab->segment = SharedSegment::create(count * block_bytes);
+  slab->block_bytes = block_bytes;
+  slab->live.assign(count, false);
+  slab->live[0] = true;
+  Slab* const raw = slab.get();
+  const std::unique_lock lock(mutex_);
+  slabs_.emplace(raw->segment.data(), std::move(slab));
+  std::vector<Block>& unused = unused_[block_bytes];
+  for (size_t index = count - 1; index > 0; --index) unused.push_back({raw, index});
+  cached_bytes_ += (count - 1) * block_bytes;
+  return {raw, 0};
+}
+
+void SharedHeap::give_back(const Block& block) noexcept {
+  const std::unique_lock lock(mutex_);
+  Slab& slab = *block.slab;
+  slab.live[block.index] = false;
+  if (slab.live.size() == 1 && cached_bytes_ + slab.block_bytes > cached_bytes_max_) {
+    slab.segment.release_pages();
+    slab.released = true;
+  } else {
+    cached_bytes_ += slab.block_bytes;
+  }
+  unused_[slab.block_bytes].push_back(block);
+}
+
+// The slab that holds this byte; the lock is held.
+const SharedHeap::Slab* SharedHeap::slab_of(const std::byte* data) const {
+  auto after = slabs_.upper_bound(data);
+  if (after == slabs_.begin()) return nullptr;
+  const Slab* const slab = std::prev(after)->second.get();
+  return data < slab->segment.data() + slab->segment.bytes() ? slab : nullptr;
+}
+
+std::optional<SharedAddress> SharedHeap::locate(const std::byte* data, size_t bytes) const {
+  const std::shared_lock lock(mutex_);
+  const Slab* const slab = slab_of(data);
+  if (slab == nullptr) return std::nullopt;
+  const auto offset = static_cast<size_t>(data - slab->segment.data());
+  const size_t index = offset / slab->block_bytes;
+  const size_t left_in_block = (index + 1) * slab->block_bytes - offset;
+  if (bytes > left_in_block || !slab->live[index]) return std::nullopt;
+  return SharedAddress{static_cast<uint64_t>(slab->segment.descriptor()),
+                       slab->segment.generation(), offset};
+}
+
+std::byte* SharedHeap::find(const SharedAddress& address) const {
+  const std::shared_lock lock(mutex_);
+  for (const auto& [start, slab] : slabs_) {
+    const SharedSegment& segment = slab->segment;
+    if (segment.generation() == address.generation && address.offset < segment.bytes()) {
+      return segment.data() + address.offset;
+    }
+  }
+  return nullptr;
+}
+
+size_t SharedHeap::segment_count() const {
+  const std::shared_lock lock(mutex_);
+  return slabs_.size();
+}
+
+size_t SharedHeap::cached_bytes() const {
+  const std::shared_lock lock(mutex_);
+  return cached_bytes_;
+}
+
+}  // namespace horon::core

@@ -1,0 +1,70 @@
+// Shareable memory of one process, given out in blocks that are reused.
+//
+// A block's size is rounded up to a size class (one eighth of a power of two, so at most 12.5 % is
+// lost); small classes share a segment, so that many small blocks don't cost many descriptors.
+// Freed blocks wait for the next taker of their class: peers keep their mapping and nobody pays for
+// page faults again. More than `cached_bytes_max` of unused large blocks are given back to the
+// system page by page; address and descriptor stay.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <vector>
+
+#include "horon/core/host/shared_segment.h"
+
+namespace horon::core {
+
+struct SharedAddress;
+
+// Any thread. Blocks keep the heap alive, so they may outlive everything else.
+class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
+ public:
+  static constexpr size_t kCachedBytesMax = size_t{1} << 30;
+  explicit SharedHeap(size_t cached_bytes_max = kCachedBytesMax)
+      : cached_bytes_max_(cached_bytes_max) {}
+
+  // Page aligned and touched; `zeroed` false leaves what the last holder wrote. Throws
+  // Error(Limit).
+  std::shared_ptr<std::byte> allocate(size_t bytes, bool zeroed);
+  std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const;
+  // The place of an address of this very heap; null if there is none.
+  std::byte* find(const SharedAddress& address) const;
+
+  size_t segment_count() const;
+  size_t cached_bytes() const;
+
+  static size_t size_class(size_t bytes);
+
+ private:
+  struct Slab {
+    SharedSegment segment;
+    size_t block_bytes = 0;
+    std::vector<bool> live;  // [block]
+    bool released = false;   // its pages are back with the system; one unused block
+  };
+  struct Block {
+    Slab* slab = nullptr;
+    size_t index = 0;
+    std::byte* data() const { return slab->segment.data() + index * slab->block_bytes; }
+  };
+
+  std::optional<Block> take_unused(size_t block_bytes);
+  Block make_slab(size_t block_bytes);
+  void prepare(const Block& block, bool zeroed);
+  void give_back(const Block& block) noexcept;
+  const Slab* slab_of(const std::byte* data) const;
+
+  const size_t cached_bytes_max_;
+  mutable std::shared_mutex mutex_;
+  std::map<const std::byte*, std::unique_ptr<Slab>> slabs_;  // by first byte; never removed
+  std::map<size_t, std::vector<Block>> unused_;  // by class; the last freed is the first taken
+  size_t cached_bytes_ = 0;                      // in unused blocks that hold pages
+};
+
+}  // namespace horon::core

@@ -1,0 +1,169 @@
+#include "horon/core/host/shared_segment.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::core {
+
+namespace {
+
+constexpr size_t kHeaderBytes = 4096;
+constexpr uint64_t kMagic = 0x314e4f524f48;
+// Smaller ones are simply tried: reading how much memory is free costs more than they do.
+constexpr size_t kBytesWithoutLook = size_t{64} << 20;
+
+struct Header {
+  uint64_t magic;
+  uint64_t generation;
+};
+
+[[noreturn]] void fail(ErrorCode code, const std::string& what, int error) {
+  throw Error(code, concat(what, ": ", std::strerror(error)));
+}
+
+// Random, so that no two segments of a host have the same, whatever process made them (forked ones
+// too).
+uint64_t next_generation() {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) != sizeof random) {
+    fail(ErrorCode::OperationFailed, "getrandom", errno);
+  }
+  return random;
+}
+
+size_t bytes_available() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  size_t kilobytes = 0;
+  for (std::string rest; meminfo >> key >> kilobytes; std::getline(meminfo, rest)) {
+    if (key == "MemAvailable:") return kilobytes * 1024;
+  }
+  return std::numeric_limits<size_t>::max();
+}
+
+// The kernel would rather kill processes than refuse memory, so a hopeless wish is refused here.
+void require_memory(size_t bytes) {
+  if (bytes > SharedSegment::kBytesMax ||
+      (bytes > kBytesWithoutLook && bytes > bytes_available())) {
+    throw Error(ErrorCode::Limit, concat("no memory for ", bytes_text(bytes),
+                                         " of shared memory: ", bytes_text(bytes_available()),
+                                         " are available on this host"));
+  }
+}
+
+}  // namespace
+
+SharedSegment SharedSegment::create(size_t bytes) {
+  require_memory(bytes);
+  SharedSegment segment;
+  segment.generation_ = next_generation();
+  segment.bytes_ = bytes;
+  segment.descriptor_ = memfd_create("horon", MFD_CLOEXEC);
+  if (segment.descriptor_ < 0) fail(ErrorCode::OperationFailed, "memfd_create", errno);
+  segment.reserve();
+  segment.map(segment.descriptor_, kHeaderBytes + bytes);
+  const Header header = {kMagic, segment.generation_};
+  std::memcpy(segment.mapping_, &header, sizeof header);
+  return segment;
+}
+
+SharedSegment SharedSegment::open(pid_t owner, int descriptor, uint64_t generation) {
+  const std::string path = concat("/proc/", owner, "/fd/", descriptor);
+  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (opened < 0) fail(ErrorCode::OperationFailed, concat("open ", path), errno);
+  SharedSegment segment;
+  struct stat status {};
+  if (fstat(opened, &status) != 0 || !S_ISREG(status.st_mode) ||
+      static_cast<size_t>(status.st_size) < kHeaderBytes) {
+    close(opened);
+    throw Error(ErrorCode::OperationFailed, concat(path, " is not a piece of shared memory"));
+  }
+  segment.bytes_ = static_cast<size_t>(status.st_size) - kHeaderBytes;
+  try {
+    segment.map(opened, static_cast<size_t>(status.st_size));
+  } catch (...) {
+    close(opened);
+    throw;
+  }
+  close(opened);  // the mapping stays, so that a process needs no descriptor for each piece of each
+                  // peer
+  Header header{};
+  std::memcpy(&header, segment.mapping_, sizeof header);
+  if (header.magic != kMagic || header.generation != generation) {
+    throw Error(ErrorCode::OperationFailed, concat(path, " belongs to another process or is gone"));
+  }
+  segment.generation_ = generation;
+  return segment;
+}
+
+// Takes the pages now: with fallocate a lack of memory is an error, on the first touch it would be
+// a SIGBUS.
+void SharedSegment::reserve() const {
+  const auto length = static_cast<off_t>(kHeaderBytes + bytes_);
+  int error = 0;
+  do {
+    error = fallocate(descriptor_, 0, 0, length) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  if (error != 0) fail(ErrorCode::Limit, concat(bytes_text(bytes_), " of shared memory"), error);
+}
+
+void SharedSegment::map(int descriptor, size_t mapped_bytes) {
+  void* at =
+      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, descriptor, 0);
+  if (at == MAP_FAILED) {
+    fail(errno == ENOMEM ? ErrorCode::Limit : ErrorCode::OperationFailed,
+         concat("mmap of ", bytes_text(mapped_bytes)), errno);
+  }
+  mapping_ = static_cast<std::byte*>(at);
+}
+
+void SharedSegment::release_pages() noexcept {
+  // A failure costs memory, nothing else.
+  fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, kHeaderBytes,
+            static_cast<off_t>(bytes_));
+}
+
+void SharedSegment::restore_pages() {
+  require_memory(bytes_);
+  reserve();
+  std::memset(data(), 0, bytes_);
+}
+
+std::byte* SharedSegment::data() const {
+  return mapping_ == nullptr ? nullptr : mapping_ + kHeaderBytes;
+}
+
+SharedSegment::SharedSegment(SharedSegment&& other) noexcept { *this = std::move(other); }
+
+SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  mapping_ = std::exchange(other.mapping_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  descriptor_ = std::exchange(other.descriptor_, -1);
+  generation_ = std::exchange(other.generation_, 0);
+  return *this;
+}
+
+SharedSegment::~SharedSegment() { reset(); }
+
+void SharedSegment::reset() noexcept {
+  if (mapping_ != nullptr) munmap(mapping_, kHeaderBytes + bytes_);
+  if (descriptor_ >= 0) close(descriptor_);
+  mapping_ = nullptr;
+  descriptor_ = -1;
+}
+
+}  // namespace horon::core

@@ -1,0 +1,68 @@
+// Everything that one init() .. shutdown() owns, put together: MPI, the ranks of this host, ops,
+// transport, the runtime.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "horon/core/base/config.h"
+#include "horon/core/bootstrap/mpi_session.h"
+#include "horon/core/execution/op_table.h"
+#include "horon/core/host/local_group.h"
+#include "horon/core/runtime/runtime.h"
+#include "horon/ops/mpi/mpi_communicator.h"
+#include "horon/ops/session/process_set.h"
+#include "horon/ops/session/session.h"
+
+namespace horon::ops {
+
+class Job {
+ public:
+  // Collective over all ranks. Throws Error(Config), the same on every rank, if their versions or
+  // knobs differ.
+  explicit Job(const InitOptions& options);
+  // stop() first, or the job is left as after a failure.
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  core::Runtime& runtime() { return *runtime_; }
+  const core::OpTable& op_table() const { return *op_table_; }
+  bool owns_mpi() const { return owns_mpi_; }
+  // See horon::add_process_set(). Any thread, one after the other.
+  ProcessSet add_process_set(std::vector<int> ranks);
+  void remove_process_set(const ProcessSet& set);
+  std::vector<ProcessSet> process_sets();
+
+  // See core::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
+  std::shared_ptr<std::byte> allocate(size_t bytes);
+
+  // Serves the others until all ranks stop or the time of HORON_SHUTDOWN_TIMEOUT_S is over, then
+  // gives everything back but the runtime, which other threads may still ask and which refuses all
+  // calls from now on. On the thread that made the job. Never throws.
+  void stop();
+
+ private:
+  void compare_ranks() const;
+  void make_runtime();
+  core::SetResources make_set(const std::vector<int>& ranks) const;
+  void agree(const std::string& name, const std::string& what);
+  core::WaitPolicy wait_policy() const;
+  std::string introduction() const;
+
+  std::unique_ptr<core::MpiSession> session_;
+  const core::Config config_;
+  bool owns_mpi_ = false;
+  std::mutex group_mutex_;
+  std::shared_ptr<core::LocalGroup> group_;
+  std::unique_ptr<MpiCommunicator> communicator_;  // of the collectives
+  std::shared_ptr<core::OpTable> op_table_;
+  std::unique_ptr<core::Runtime> runtime_;
+  std::mutex sets_mutex_;  // one is added or removed at a time
+  uint32_t set_calls_ = 0;
+  std::vector<ProcessSet> sets_;
+};
+
+}  // namespace horon::ops

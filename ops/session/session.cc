@@ -1,0 +1,151 @@
+#include "horon/ops/session/session.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <pthread.h>
+#include <utility>
+
+#include "horon/core/base/log.h"
+#include "horon/core/base/text.h"
+#include "horon/core/base/version.h"
+#include "horon/core/execution/executor.h"
+#include "horon/ops/host/host_kernels.h"
+#include "horon/ops/session/job.h"
+
+namespace horon {
+namespace {
+
+// The one process-wide object. On the heap and never destroyed: no static destructor may meet a
+// running thread, and no thread a dead object.
+struct Process {
+  std::mutex mutex;
+  // Null before init() and after shutdown(). A stopped job is never deleted: other threads may hold
+  // a reference.
+  ops::Job* job = nullptr;
+  bool mpi_is_over = false;
+  bool exit_handler_set = false;
+};
+
+Process& process() {
+  static Process* const instance = new Process;
+  return *instance;
+}
+
+// A forked child has the memory of the session, but neither its thread nor its peers.
+std::atomic<bool> forked{false};
+
+ops::Job& job() {
+  if (forked) {
+    throw Error(ErrorCode::NotInitialized,
+                "this process was made by fork() after horon::init(); the session belongs to its "
+                "parent. Fork before init(), or start the child with exec");
+  }
+  Process& here = process();
+  const std::lock_guard lock(here.mutex);
+  if (here.job == nullptr) {
+    throw Error(ErrorCode::NotInitialized,
+                "call horon::init() first, and nothing after horon::shutdown()");
+  }
+  return *here.job;
+}
+
+const core::Topology& topology() { return job().runtime().topology(); }
+
+}  // namespace
+
+int rank() { return topology().rank; }
+int size() { return topology().size; }
+int local_rank() { return topology().local_rank; }
+int local_size() { return topology().local_size; }
+int cross_rank() { return topology().cross_rank; }
+int cross_size() { return topology().cross_size; }
+
+int last_rank() { return core::log_rank(); }
+
+bool is_initialized() {
+  Process& here = process();
+  const std::lock_guard lock(here.mutex);
+  return here.job != nullptr;
+}
+
+void barrier(const ProcessSet& process_set) {
+  static const auto spec = [] {
+    auto out = std::make_shared<core::EntrySpec>();
+    out->kind = CollectiveKind::Barrier;
+    return out;
+  }();
+  core::Submission submission;
+  submission.set = process_set.id();
+  submission.name = "horon.barrier";
+  submission.spec = spec;
+  (void)job().runtime().submit(std::move(submission))->get();
+}
+
+int join(const ProcessSet& process_set) {
+  return job().runtime().join(process_set.id())->get().last_joined;
+}
+
+ProcessSet add_process_set(std::vector<int> ranks) {
+  return job().add_process_set(std::move(ranks));
+}
+
+void remove_process_set(const ProcessSet& set) { job().remove_process_set(set); }
+
+std::vector<ProcessSet> process_sets() { return job().process_sets(); }
+
+void shutdown() {
+  if (forked) return;  // the child of a fork ends nothing
+  Process& here = process();
+  ops::Job* ending = nullptr;
+  {
+    const std::lock_guard lock(here.mutex);
+    ending = std::exchange(here.job, nullptr);
+  }
+  if (ending == nullptr) return;
+  ending->stop();
+  const std::lock_guard lock(here.mutex);
+  here.mpi_is_over = ending->owns_mpi();
+}
+
+namespace core {
+
+void init(const InitOptions& options) {
+  Process& here = process();
+  const std::lock_guard lock(here.mutex);
+  if (here.job != nullptr) return;
+  if (here.mpi_is_over) {
+    throw Error(ErrorCode::Config,
+                "init() can't come back after shutdown(): shutdown() ended MPI, which starts only "
+                "once in a process. Call MPI_Init_thread() yourself to keep MPI alive in between.");
+  }
+  here.job = new ops::Job(options);
+  for (const std::vector<int>& ranks : options.process_sets) here.job->add_process_set(ranks);
+  if (here.exit_handler_set) return;
+  here.exit_handler_set = true;
+  pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  std::atexit([] { shutdown(); });
+  MpiSession::at_finalize([] { shutdown(); });
+}
+
+Runtime& runtime() { return job().runtime(); }
+
+std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(bytes); }
+
+std::vector<BuildFact> build_facts() {
+  return {{"horon", std::string(version())},
+          {"mpi", MpiSession::library_version()},
+          {"cpu kernels", std::string(ops::kernel_instruction_set())},
+          {"devices", "host"},
+          {"collectives",
+           "allreduce, broadcast, allgather, reducescatter, alltoall, gather, scatter, barrier"}};
+}
+
+std::vector<std::string> explain_selection() {
+  BatchFacts facts;
+  facts.count = 1 << 20;
+  return job().op_table().explain(facts);
+}
+
+}  // namespace core
+}  // namespace horon

@@ -1,0 +1,81 @@
+// The process-wide session: start, who am I, stop. Shared by the LibTorch bindings and by programs
+// without LibTorch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "horon/core/bootstrap/topology.h"
+#include "horon/core/runtime/runtime.h"
+#include "horon/ops/session/process_set.h"
+
+namespace horon {
+
+struct InitOptions {
+  // An MPI communicator of the caller's (a pointer to the MPI_Comm), duplicated; null:
+  // MPI_COMM_WORLD. If MPI is not initialised, init() does so and shutdown() finalises it; else the
+  // caller finalises, after shutdown() or in its place: MPI_Finalize() shuts a session down.
+  const void* mpi_comm = nullptr;
+  // Knobs, as {"HORON_BUCKET_BYTES", "4194304"}; they win over the environment.
+  std::map<std::string, std::string> set = {};
+  // Made at once, as add_process_set() does; process_sets() gives them, in this order, behind the
+  // set of all ranks.
+  std::vector<std::vector<int>> process_sets = {};
+};
+
+// All throw Error(NotInitialized) outside init() .. shutdown().
+int rank();
+int size();
+int local_rank();
+int local_size();
+int cross_rank();
+int cross_size();
+bool is_initialized();
+// This process's rank in the session that runs, or in the last one that was begun: also after a
+// failed init() and after shutdown(), for who wants an error that all ranks have told once. -1 if
+// there has been none.
+int last_rank();
+
+// Returns when every rank of the set has called it. Throws Error.
+void barrier(const ProcessSet& process_set = {});
+
+// "This rank has no more data": returns when every rank has called it, with the rank that came
+// last. Until then this rank takes part in the allreduces and allgathers of the others with
+// nothing: Sum and Average see zeros, and Average divides by the ranks that have not joined; Min,
+// Max and Product are not changed; Allgather gets no rows; a barrier does not wait for it. What
+// needs every rank (alltoall, reducescatter, gather, scatter, a broadcast whose root has joined)
+// fails by name on the others. Throws Error.
+int join(const ProcessSet& process_set = {});
+
+// Collective in spirit: says that this rank is done, serves the others until all are, then ends the
+// background thread (and MPI, if init() began it). Called at exit if the program does not. Never
+// throws; a second call does nothing.
+void shutdown();
+
+namespace core {
+
+// Collective over all ranks. A second call while running does nothing; after shutdown() it starts
+// anew if the caller owns MPI, else it is an error (MPI can't be initialised twice). Throws
+// Error(Config).
+void init(const InitOptions& options = {});
+
+// The running session's parts; throws Error(NotInitialized).
+Runtime& runtime();
+// Memory that collectives of this host can use without a copy (a gradient bucket). Any thread.
+std::shared_ptr<std::byte> allocate_host(size_t bytes);
+
+// "libhoron 0.1.0, Open MPI 4.1.4, ..." one line per fact; works without init().
+struct BuildFact {
+  std::string name;
+  std::string value;
+};
+std::vector<BuildFact> build_facts();
+// Why an op is chosen for allreduce of this size: one line per candidate. Needs init().
+std::vector<std::string> explain_selection();
+
+}  // namespace core
+}  // namespace horon

@@ -1,0 +1,117 @@
+#include "horon/core/host/doorbell.h"
+
+#include <atomic>
+#include <new>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace horon::core {
+namespace {
+
+constexpr std::chrono::seconds kLong{20};
+const std::vector<WaitPolicy> kPolicies = {{std::chrono::nanoseconds(0), 0},
+                                           {std::chrono::nanoseconds(0), 20},
+                                           {std::chrono::microseconds(50), 0},
+                                           {std::chrono::microseconds(5), 3}};
+
+TEST(Doorbell, RemembersOneRing) {
+  for (const WaitPolicy& policy : kPolicies) {
+    Doorbell bell;
+    bell.ring();
+    bell.ring();
+    EXPECT_TRUE(bell.wait(kLong, policy));
+    EXPECT_FALSE(bell.wait(std::chrono::milliseconds(2), policy));
+  }
+}
+
+TEST(Doorbell, TimesOutWithoutARing) {
+  for (const WaitPolicy& policy : kPolicies) {
+    Doorbell bell;
+    for (const int64_t timeout_ns :
+         {INT64_MIN, int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{700}, int64_t{2'000'000}}) {
+      EXPECT_FALSE(bell.wait(std::chrono::nanoseconds(timeout_ns), policy));
+    }
+  }
+}
+
+TEST(Doorbell, TakesTheLongestTimeout) {
+  Doorbell bell;
+  std::jthread ringer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    bell.ring();
+  });
+  EXPECT_TRUE(bell.wait(std::chrono::nanoseconds::max(), kPolicies.front()));
+}
+
+// Each round needs its wake-up: one that is lost shows as a wait that times out.
+TEST(Doorbell, LosesNoRingBetweenTwoThreads) {
+  for (const WaitPolicy& policy : kPolicies) {
+    Doorbell ping;
+    Doorbell pong;
+    int value =
+        0;  // guarded by the doorbells alone: a race detector sees whether they order memory
+    constexpr int kRounds = 3000;
+    std::jthread other([&] {
+      for (int i = 0; i < kRounds; ++i) {
+        ASSERT_TRUE(ping.wait(kLong, policy));
+        ++value;
+        pong.ring();
+      }
+    });
+    for (int i = 0; i < kRounds; ++i) {
+      ++value;
+      ping.ring();
+      ASSERT_TRUE(pong.wait(kLong, policy));
+      ASSERT_EQ(value, 2 * i + 2);
+    }
+  }
+}
+
+TEST(Doorbell, LosesNoRingOfMany) {
+  Doorbell bell;
+  std::atomic<int> left{4 * 5000};
+  std::vector<std::jthread> ringers;
+  for (int ringer = 0; ringer < 4; ++ringer) {
+    ringers.emplace_back([&] {
+      for (int i = 0; i < 5000; ++i) {
+        left.fetch_sub(1, std::memory_order_relaxed);
+        bell.ring();
+      }
+    });
+  }
+  // After the last ring the waiter must see all that came before it.
+  while (left.load(std::memory_order_relaxed) > 0) ASSERT_TRUE(bell.wait(kLong, kPolicies.front()));
+}
+
+TEST(Doorbell, WakesAnotherProcess) {
+  void* const memory =
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto* const bells = new (memory) Doorbell[2];
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    bool well = true;
+    for (int i = 0; i < 500; ++i) {
+      well = bells[0].wait(kLong, kPolicies.front()) && well;
+      bells[1].ring();
+    }
+    _exit(well ? 0 : 1);
+  }
+  for (int i = 0; i < 500; ++i) {
+    bells[0].ring();
+    ASSERT_TRUE(bells[1].wait(kLong, kPolicies.front()));
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  munmap(memory, 4096);
+}
+
+}  // namespace
+}  // namespace horon::core

@@ -1,0 +1,262 @@
+#include "horon/core/host/local_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/transport/shared_memory_transport.h"
+#include "horon/tests/support/process_ranks.h"
+#include "horon/tests/support/thread_ranks.h"
+
+namespace horon::core {
+namespace {
+
+// In a child process gtest's expectations are not seen; this says where it went wrong.
+bool check(bool condition, const char* what, int rank) {
+  if (!condition) std::fprintf(stderr, "rank %d: not true: %s\n", rank, what);
+  return condition;
+}
+#define CHECK_CHILD(condition) \
+  if (!check((condition), #condition, rank)) return false
+
+const std::vector<int> kAllWell(3, 0);
+constexpr size_t kAreaBytes = 10'000;
+
+std::unique_ptr<LocalGroup> make_group(int rank, int size, ProcessExchange& exchange) {
+  return LocalGroup::create(rank, size, kAreaBytes, exchange.of(rank));
+}
+
+bool is_filled(const std::byte* data, size_t bytes, int value) {
+  return std::all_of(data, data + bytes,
+                     [value](std::byte byte) { return byte == static_cast<std::byte>(value); });
+}
+
+TEST(LocalGroup, SharesAnAreaBetweenProcesses) {
+  ProcessExchange exchange(3);
+  const auto body = [&](int rank) {
+    const auto group = make_group(rank, 3, exchange);
+    CHECK_CHILD(group->available());
+    CHECK_CHILD(group->local_rank() == rank && group->local_size() == 3);
+    CHECK_CHILD(group->process_id(rank) == getpid());
+    CHECK_CHILD(reinterpret_cast<uintptr_t>(group->area()) % 64 == 0);
+    CHECK_CHILD(is_filled(group->area(), kAreaBytes, 0));
+    exchange.barrier();
+    constexpr size_t kPart = kAreaBytes / 3;
+    std::memset(group->area() + static_cast<size_t>(rank) * kPart, rank + 1, kPart);
+    exchange.barrier();
+    for (int other = 0; other < 3; ++other) {
+      CHECK_CHILD(is_filled(group->area() + static_cast<size_t>(other) * kPart, kPart, other + 1));
+    }
+    return true;
+  };
+  EXPECT_EQ(run_processes(3, body), kAllWell);
+}
+
+TEST(LocalGroup, RingsBetweenProcesses) {
+  ProcessExchange exchange(3);
+  const auto body = [&](int rank) {
+    const auto group = make_group(rank, 3, exchange);
+    const WaitPolicy sleep_at_once = {std::chrono::nanoseconds(0), 0};
+    for (int i = 0; i < 200; ++i) {
+      const int turn = i % 3;
+      if (rank == turn) group->ring_all_others();
+      if (rank != turn) {
+        CHECK_CHILD(group->doorbell(rank).wait(std::chrono::seconds(20), sleep_at_once));
+      }
+      exchange.barrier();
+    }
+    CHECK_CHILD(!group->doorbell(rank).wait(std::chrono::milliseconds(1), sleep_at_once));
+    return true;
+  };
+  EXPECT_EQ(run_processes(3, body), kAllWell);
+}
+
+TEST(LocalGroup, MapsThePeersMemory) {
+  ProcessExchange exchange(3);
+  const auto body = [&](int rank) {
+    const auto group = make_group(rank, 3, exchange);
+    for (const size_t bytes : {size_t{100}, size_t{5000}, size_t{100}, size_t{3'000'000}}) {
+      const auto memory = group->allocate(bytes);
+      CHECK_CHILD(is_filled(memory.get(), bytes, 0));
+      const auto address = group->locate(memory.get(), bytes);
+      CHECK_CHILD(address.has_value());
+      const auto all = exchange.of(rank)(std::as_bytes(std::span(&*address, 1)));
+      for (int other = 0; other < 3; ++other) {
+        SharedAddress theirs;
+        std::memcpy(&theirs, all.data() + sizeof theirs * static_cast<size_t>(other),
+                    sizeof theirs);
+        std::byte* const mapped = group->map(other, theirs);
+        CHECK_CHILD(mapped == group->map(other, theirs));
+        CHECK_CHILD((other == rank) == (mapped == memory.get()));
+        // Each writes its part of everybody's memory.
+        const size_t part = bytes / 3;
+        std::memset(mapped + static_cast<size_t>(rank) * part, rank + 1, part);
+      }
+      exchange.barrier();
+      for (int other = 0; other < 3; ++other) {
+        const size_t part = bytes / 3;
+        CHECK_CHILD(is_filled(memory.get() + static_cast<size_t>(other) * part, part, other + 1));
+      }
+      exchange.barrier();
+    }
+    return true;
+  };
+  EXPECT_EQ(run_processes(3, body), kAllWell);
+}
+
+TEST(LocalGroup, RefusesAddressesOfOtherSegments) {
+  ProcessExchange exchange(2);
+  const auto body = [&](int rank) {
+    const auto group = make_group(rank, 2, exchange);
+    const auto memory = group->allocate(100);
+    auto address = group->locate(memory.get(), 100).value();
+    ++address.generation;
+    const auto all = exchange.of(rank)(std::as_bytes(std::span(&address, 1)));
+    const int other = 1 - rank;
+    std::memcpy(&address, all.data() + sizeof address * static_cast<size_t>(other), sizeof address);
+    for (const uint64_t segment : {address.segment, uint64_t{0}, uint64_t{777}}) {
+      address.segment = segment;
+      try {
+        group->map(other, address);
+        CHECK_CHILD(!"an error was thrown");
+      } catch (const Error& error) {
+        CHECK_CHILD(error.code() == ErrorCode::OperationFailed);
+      }
+    }
+    exchange.barrier();
+    return true;
+  };
+  EXPECT_EQ(run_processes(2, body), std::vector<int>(2, 0));
+}
+
+TEST(LocalGroup, SeesThatAPeerHasEnded) {
+  ProcessExchange exchange(3);
+  ProcessExchange survivors(2);  // whoever leaves early is dead as well
+  const auto body = [&](int rank) {
+    const auto group = make_group(rank, 3, exchange);
+    CHECK_CHILD(!group->dead_local_rank());
+    exchange.barrier();
+    if (rank == 1) raise(SIGKILL);
+    while (!group->dead_local_rank()) std::this_thread::yield();
+    CHECK_CHILD(group->dead_local_rank() == 1);
+    survivors.barrier();
+    return true;
+  };
+  EXPECT_EQ(run_processes(3, body), (std::vector<int>{0, SIGKILL, 0}));
+}
+
+TEST(LocalGroup, ATransportNamesTheDeadPeer) {
+  ProcessExchange exchange(3);
+  ProcessExchange survivors(2);
+  const auto body = [&](int rank) {
+    const auto group =
+        LocalGroup::create(rank, 3, SharedMemoryTransport::area_bytes(3), exchange.of(rank));
+    const Topology topology = make_topology(2 * rank + 1, std::vector<int>{0, 1, 0, 1, 0, 1});
+    SharedMemoryTransport transport(*group, group->area(), topology, {});
+    CHECK_CHILD(!transport.dead_peer());
+    exchange.barrier();
+    if (rank == 2) _exit(0);  // an end without an error is an end, too
+    while (!transport.dead_peer()) std::this_thread::yield();
+    const std::string text = transport.dead_peer().value();
+    CHECK_CHILD(text.starts_with("rank 5 (pid " + std::to_string(group->process_id(2)) + " on "));
+    survivors.barrier();
+    return true;
+  };
+  EXPECT_EQ(run_processes(3, body), kAllWell);
+}
+
+// One of three may not look into the others (and they not into it): nobody gets shared memory, and
+// all can say why.
+TEST(LocalGroup, IsUnavailableToAllIfItIsToOne) {
+  ProcessExchange exchange(3);
+  const auto body = [&](int rank) {
+    if (rank == 2) {
+      CHECK_CHILD(geteuid() == 0 ? setuid(65534) == 0 : prctl(PR_SET_DUMPABLE, 0) == 0);
+    }
+    const auto group = make_group(rank, 3, exchange);
+    CHECK_CHILD(!group->available());
+    CHECK_CHILD(group->unavailable_reason().find("Permission denied") != std::string::npos);
+    CHECK_CHILD(group->area() == nullptr);
+    CHECK_CHILD(!group->dead_local_rank());
+    group->ring_all_others();
+    group->doorbell(rank).ring();
+    CHECK_CHILD(group->doorbell(rank).wait(std::chrono::seconds(20), {}));
+    auto memory = group->allocate(1000);
+    CHECK_CHILD(is_filled(memory.get(), 1000, 0));
+    CHECK_CHILD(!group->locate(memory.get(), 1000));
+    return true;
+  };
+  EXPECT_EQ(run_processes(3, body), kAllWell);
+}
+
+TEST(LocalGroup, NeedsTheSameAreaOnAllRanks) {
+  ThreadExchange exchange(3);
+  run_ranks(3, [&](int rank) {
+    try {
+      LocalGroup::create(rank, 3, rank == 2 ? 64 : 128, exchange.of(rank));
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::Config);
+      EXPECT_THAT(error.what(), testing::HasSubstr("local ranks 0 and 2"));
+    }
+  });
+}
+
+TEST(LocalGroup, WorksAmongThreads) {
+  ThreadExchange exchange(4);
+  std::vector<SharedAddress> addresses(4);
+  std::vector<std::byte*> places(4);
+  std::barrier<> step(4);
+  run_ranks(4, [&](int rank) {
+    auto group = LocalGroup::create(rank, 4, kAreaBytes, exchange.of(rank));
+    ASSERT_TRUE(group->available()) << group->unavailable_reason();
+    EXPECT_FALSE(group->dead_local_rank());
+    const auto memory = group->allocate(100'000);
+    const auto me = static_cast<size_t>(rank);
+    places[me] = memory.get();
+    addresses[me] = group->locate(memory.get(), 100'000).value();
+    step.arrive_and_wait();
+    for (size_t other = 0; other < 4; ++other) {
+      EXPECT_EQ(group->map(static_cast<int>(other), addresses[other]), places[other]);
+    }
+    if (rank == 0) group.reset();  // the others still stand on its area
+    step.arrive_and_wait();
+    if (rank != 0) group->area()[rank] = std::byte{1};
+    step.arrive_and_wait();
+  });
+}
+
+TEST(LocalGroup, OneRankIsAGroup) {
+  ThreadExchange exchange(1);
+  const auto group = LocalGroup::create(0, 1, 0, exchange.of(0));
+  EXPECT_TRUE(group->available());
+  group->ring_all_others();
+  const auto memory = group->allocate(10);
+  EXPECT_EQ(group->map(0, group->locate(memory.get(), 10).value()), memory.get());
+  EXPECT_FALSE(group->dead_local_rank());
+}
+
+TEST(LocalGroup, CanBeUnwanted) {
+  const auto group = LocalGroup::create_unavailable(1, 2, "HORON_SHARED_MEMORY=0");
+  EXPECT_FALSE(group->available());
+  EXPECT_EQ(group->unavailable_reason(), "HORON_SHARED_MEMORY=0");
+  EXPECT_EQ(group->local_rank(), 1);
+  EXPECT_EQ(group->local_size(), 2);
+  EXPECT_NE(group->allocate(0), nullptr);
+  EXPECT_THROW(group->allocate(size_t{1} << 60), Error);
+  EXPECT_THROW(group->map(0, {}), Error);
+}
+
+TEST(LocalGroupDeathTest, HasOnlyTheOwnDoorbellWithoutSharedMemory) {
+  const auto group = LocalGroup::create_unavailable(1, 2, "not wanted");
+  EXPECT_DEATH(group->doorbell(0), "own doorbell");
+  EXPECT_DEATH(LocalGroup::create(2, 2, 0, nullptr), "local rank");
+}
+
+}  // namespace
+}  // namespace horon::core

@@ -1,0 +1,180 @@
+#include "horon/core/host/shared_heap.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/host/local_group.h"
+
+namespace horon::core {
+namespace {
+
+bool all_zero(const std::byte* data, size_t bytes) {
+  return std::all_of(data, data + bytes, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+std::shared_ptr<SharedHeap> make_heap(size_t cached_bytes_max = SharedHeap::kCachedBytesMax) {
+  return std::make_shared<SharedHeap>(cached_bytes_max);
+}
+
+TEST(SharedHeap, RoundsLittle) {
+  for (size_t bytes = 0; bytes < 100'000; bytes += 7) {
+    const size_t rounded = SharedHeap::size_class(bytes);
+    EXPECT_GE(rounded, bytes);
+    EXPECT_EQ(rounded % 4096, 0U);
+    EXPECT_EQ(SharedHeap::size_class(rounded), rounded);
+    EXPECT_LE(rounded, std::max(bytes + 4096, bytes + bytes / 8)) << bytes;
+  }
+  EXPECT_EQ(SharedHeap::size_class(size_t{25} << 20), size_t{26} << 20);
+}
+
+TEST(SharedHeap, GivesZeroedAlignedMemoryOfAnySize) {
+  const auto heap = make_heap();
+  std::vector<std::shared_ptr<std::byte>> held;
+  for (const size_t bytes : {0, 1, 63, 64, 65, 4095, 4096, 4097, 131'072, 131'073, 3'000'000}) {
+    held.push_back(heap->allocate(bytes, true));
+    ASSERT_NE(held.back(), nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(held.back().get()) % 64, 0U);
+    EXPECT_TRUE(all_zero(held.back().get(), bytes));
+    std::memset(held.back().get(), 0xff, bytes);  // must not reach into any other
+  }
+}
+
+TEST(SharedHeap, ReusesWhatComesBackAndZeroesItOnlyIfAsked) {
+  const auto heap = make_heap();
+  for (const size_t bytes : {size_t{100}, size_t{10'000}, size_t{5'000'000}}) {
+    auto memory = heap->allocate(bytes, true);
+    std::byte* const place = memory.get();
+    const size_t segments = heap->segment_count();
+    std::memset(place, 0x5a, bytes);
+    memory.reset();
+    memory = heap->allocate(bytes - bytes / 100, false);  // about the size is enough
+    EXPECT_EQ(memory.get(), place);
+    EXPECT_EQ(*place, std::byte{0x5a});
+    memory.reset();
+    memory = heap->allocate(bytes, true);
+    EXPECT_EQ(memory.get(), place);
+    EXPECT_TRUE(all_zero(place, bytes));
+    EXPECT_EQ(heap->segment_count(), segments);
+  }
+}
+
+TEST(SharedHeap, PutsSmallBlocksTogether) {
+  const auto heap = make_heap();
+  std::vector<std::shared_ptr<std::byte>> held;
+  std::set<std::byte*> places;
+  for (int i = 0; i < 128; ++i) {
+    held.push_back(heap->allocate(1000, true));
+    places.insert(held.back().get());
+  }
+  EXPECT_EQ(places.size(), held.size());
+  EXPECT_LE(heap->segment_count(), 2U);
+}
+
+TEST(SharedHeap, LocatesOnlyWhatIsHeldAndInOnePiece) {
+  const auto heap = make_heap();
+  const auto first = heap->allocate(4096, true);
+  auto second = heap->allocate(4096, true);
+  const auto large = heap->allocate(1'000'000, true);
+  std::byte elsewhere{};
+  EXPECT_FALSE(heap->locate(&elsewhere, 1));
+  EXPECT_FALSE(heap->locate(nullptr, 0));
+  EXPECT_FALSE(heap->locate(first.get(), 4097));  // the neighbour is another piece
+  EXPECT_TRUE(heap->locate(first.get(), 4096));
+  EXPECT_TRUE(heap->locate(first.get() + 4095, 1));
+  EXPECT_FALSE(heap->locate(first.get() + 4095, 2));
+  EXPECT_FALSE(heap->locate(large.get() - 1, 2));
+  EXPECT_FALSE(heap->locate(large.get() + 8, 2'000'000));
+
+  const auto address = heap->locate(large.get() + 777, 1000);
+  ASSERT_TRUE(address.has_value());
+  EXPECT_EQ(address->offset, 777U);
+  EXPECT_EQ(heap->find(*address), large.get() + 777);
+  const auto one = heap->locate(first.get(), 1);
+  const auto two = heap->locate(second.get(), 1);
+  EXPECT_EQ(one->segment, two->segment);
+  EXPECT_NE(one->offset, two->offset);
+  EXPECT_NE(one->generation, address->generation);
+  EXPECT_EQ(make_heap()->find(*address), nullptr);
+
+  std::byte* const gone = second.get();
+  second.reset();
+  EXPECT_FALSE(heap->locate(gone, 1));
+  EXPECT_EQ(heap->find({999, 1, 0}), nullptr);
+}
+
+TEST(SharedHeap, GivesLargeUnusedBlocksBackToTheSystem) {
+  constexpr size_t kBytes = size_t{4} << 20;
+  const auto heap = make_heap(kBytes);
+  auto first = heap->allocate(kBytes, true);
+  auto second = heap->allocate(kBytes, true);
+  std::byte* const place = second.get();
+  std::memset(place, 1, kBytes);
+  first.reset();
+  EXPECT_EQ(heap->cached_bytes(), kBytes);
+  second.reset();
+  EXPECT_EQ(heap->cached_bytes(), kBytes);  // this one's pages are gone
+  EXPECT_TRUE(all_zero(place, kBytes));
+  second = heap->allocate(kBytes, false);
+  EXPECT_EQ(second.get(), place);
+  std::memset(place, 2, kBytes);
+  first = heap->allocate(kBytes, false);
+  EXPECT_EQ(heap->cached_bytes(), 0U);
+  EXPECT_EQ(heap->segment_count(), 2U);
+}
+
+TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {
+  auto heap = make_heap();
+  const auto memory = heap->allocate(10'000, true);
+  heap.reset();
+  std::memset(memory.get(), 1, 10'000);
+}
+
+TEST(SharedHeap, RefusesWhatTheMachineDoesNotHave) {
+  const auto heap = make_heap();
+  for (const size_t bytes : {size_t{1} << 44, size_t{1} << 60, SIZE_MAX}) {
+    try {
+      heap->allocate(bytes, true);
+      ADD_FAILURE() << "no error for " << bytes;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::Limit);
+    }
+  }
+  EXPECT_EQ(heap->segment_count(), 0U);
+  EXPECT_NE(heap->allocate(1, true), nullptr);
+}
+
+TEST(SharedHeap, ServesManyThreads) {
+  const auto heap = make_heap(size_t{1} << 20);
+  std::vector<std::jthread> threads;
+  for (int number = 0; number < 4; ++number) {
+    threads.emplace_back([&heap, number] {
+      std::mt19937 random(static_cast<unsigned>(number));
+      const auto mark = static_cast<std::byte>(number + 1);
+      std::vector<std::pair<std::shared_ptr<std::byte>, size_t>> held;
+      for (int i = 0; i < 300; ++i) {
+        const size_t bytes = 1 + random() % (i % 8 == 0 ? 600'000 : 9'000);
+        auto memory = heap->allocate(bytes, true);
+        ASSERT_TRUE(all_zero(memory.get(), bytes));
+        std::fill_n(memory.get(), bytes, mark);
+        held.emplace_back(std::move(memory), bytes);
+        if (held.size() < 6) continue;
+        const auto& [data, size] = held.at(random() % held.size());
+        ASSERT_TRUE(heap->locate(data.get(), size));
+        ASSERT_TRUE(std::all_of(data.get(), data.get() + size,
+                                [mark](std::byte byte) { return byte == mark; }));
+        held.erase(held.begin() + static_cast<int>(random() % held.size()));
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace horon::core

@@ -1,0 +1,215 @@
+// The samplers' promises, for many sizes and rank counts, and through LibTorch's loader. Needs no
+// session.
+#include "horon/torch_bindings/data/samplers.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <torch/data.h>
+#include <torch/serialize/archive.h>
+
+#include "horon/tests/torch_bindings/session_environment.h"
+
+namespace horon {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+using testing_support::error_of;
+
+std::vector<size_t> drain(torch::data::samplers::Sampler<>& sampler, size_t batch = 7) {
+  std::vector<size_t> all;
+  while (auto indices = sampler.next(batch)) {
+    EXPECT_LE(indices->size(), batch);
+    all.insert(all.end(), indices->begin(), indices->end());
+  }
+  return all;
+}
+
+std::vector<size_t> epoch_of(size_t count, SamplerOptions options, size_t epoch) {
+  DistributedRandomSampler sampler(count, options);
+  sampler.set_epoch(epoch);
+  sampler.reset();
+  std::vector<size_t> drawn = drain(sampler);
+  EXPECT_EQ(drawn.size(), sampler.samples_per_epoch());
+  return drawn;
+}
+
+template <class From, class To>
+void hand_over(const From& from, To& to) {
+  std::stringstream stream;
+  torch::serialize::OutputArchive out;
+  from.save(out);
+  out.save_to(stream);
+  torch::serialize::InputArchive in;
+  in.load_from(stream);
+  to.load(in);
+}
+
+TEST(RandomSampler, EveryEpochHasAllSamplesInEqualShares) {
+  for (const size_t count : {0, 1, 2, 7, 10, 64, 101}) {
+    for (const size_t ranks : {1, 2, 3, 5, 16}) {
+      for (const bool drop_last : {false, true}) {
+        std::map<size_t, size_t> seen;
+        const size_t share = drop_last ? count / ranks : (count + ranks - 1) / ranks;
+        for (size_t r = 0; r < ranks; ++r) {
+          const auto mine =
+              epoch_of(count, {.num_replicas = ranks, .rank = r, .drop_last = drop_last}, 3);
+          EXPECT_EQ(mine.size(), share);
+          for (const size_t i : mine) ++seen[i];
+        }
+        EXPECT_EQ(seen.size(), drop_last ? share * ranks : count);
+        for (const auto& [index, times] : seen) {
+          EXPECT_LT(index, count);
+          EXPECT_LE(times, drop_last ? 1 : 1 + ranks / count + 1);
+        }
+      }
+    }
+  }
+}
+
+TEST(RandomSampler, EpochsAndSeedsDifferAndRepeat) {
+  const SamplerOptions options{.num_replicas = 2, .rank = 1, .seed = 9};
+  SamplerOptions other = options;
+  other.seed = 10;
+  EXPECT_EQ(epoch_of(100, options, 4), epoch_of(100, options, 4));
+  EXPECT_NE(epoch_of(100, options, 4), epoch_of(100, options, 5));
+  EXPECT_NE(epoch_of(100, options, 4), epoch_of(100, other, 4));
+  // Neighbouring seeds and epochs must not be the same stream, moved by one.
+  EXPECT_NE(epoch_of(100, options, 5), epoch_of(100, other, 4));
+  EXPECT_NE(epoch_of(100, options, 4), epoch_of(100, other, 5));
+}
+
+// A fixed order on every machine and in every version: what was trained can be repeated.
+TEST(RandomSampler, PermutationIsFixed) {
+  EXPECT_EQ(epoch_of(8, {.num_replicas = 1, .rank = 0, .seed = 1}, 0),
+            (std::vector<size_t>{0, 5, 2, 7, 3, 4, 1, 6}));
+}
+
+TEST(RandomSampler, EachSampleGetsEachPlaceAlikeOften) {
+  std::map<size_t, int> first;
+  for (size_t epoch = 0; epoch < 5000; ++epoch) {
+    ++first[epoch_of(5, {.num_replicas = 1, .rank = 0}, epoch).front()];
+  }
+  // 1,000 each, standard deviation 28.
+  for (const auto& [index, times] : first) EXPECT_NEAR(times, 1000, 150) << index;
+}
+
+TEST(RandomSampler, DroppedSamplesChangeWithTheEpoch) {
+  std::set<size_t> dropped;
+  for (size_t epoch = 0; epoch < 200; ++epoch) {
+    std::set<size_t> seen;
+    for (size_t r = 0; r < 3; ++r) {
+      const auto mine = epoch_of(10, {.num_replicas = 3, .rank = r, .drop_last = true}, epoch);
+      seen.insert(mine.begin(), mine.end());
+    }
+    for (size_t i = 0; i < 10; ++i) {
+      if (!seen.contains(i)) dropped.insert(i);
+    }
+  }
+  EXPECT_EQ(dropped.size(), 10u);
+}
+
+TEST(RandomSampler, WithoutShuffleInOrder) {
+  EXPECT_EQ(epoch_of(7, {.num_replicas = 3, .rank = 1, .shuffle = false}, 2),
+            (std::vector<size_t>{1, 4, 0}));
+}
+
+TEST(RandomSampler, GoesThroughALoader) {
+  struct Numbers : torch::data::datasets::BatchDataset<Numbers, std::vector<size_t>> {
+    std::vector<size_t> get_batch(c10::ArrayRef<size_t> indices) override { return indices.vec(); }
+    std::optional<size_t> size() const override { return 50; }
+  };
+  for (const size_t workers : {0, 2}) {
+    const SamplerOptions options{.num_replicas = 2, .rank = 0, .seed = 4};
+    DistributedRandomSampler sampler(50, options);
+    auto loader = torch::data::make_data_loader(
+        Numbers(), sampler,
+        torch::data::DataLoaderOptions(8).workers(workers).enforce_ordering(true));
+    const auto drawn = [&] {
+      std::vector<size_t> all;
+      for (auto& batch : *loader) all.insert(all.end(), batch.begin(), batch.end());
+      return all;
+    };
+    EXPECT_EQ(drawn(), epoch_of(50, options, 0));
+    EXPECT_EQ(drawn(), epoch_of(50, options, 1)) << "each begin() takes the next epoch";
+    sampler.set_epoch(7);
+    EXPECT_EQ(drawn(), epoch_of(50, options, 7)) << "set_epoch() reaches the loader's copy";
+    EXPECT_EQ(sampler.epoch(), 7u);
+    EXPECT_EQ(drawn(), epoch_of(50, options, 8));
+  }
+}
+
+TEST(RandomSampler, LeavesTheGlobalGeneratorAlone) {
+  torch::manual_seed(5);
+  const auto want = torch::rand({3});
+  torch::manual_seed(5);
+  epoch_of(1000, {.num_replicas = 1, .rank = 0}, 1);
+  EXPECT_TRUE(torch::equal(torch::rand({3}), want));
+}
+
+TEST(RandomSampler, SavedInMidEpochGoesOnThere) {
+  const SamplerOptions options{.num_replicas = 2, .rank = 1};
+  DistributedRandomSampler first(41, options);
+  first.set_epoch(6);
+  first.reset();
+  first.next(9);
+  DistributedRandomSampler second(41, options);
+  hand_over(first, second);
+  // What a training loop does when it goes on: say the epoch, begin.
+  second.set_epoch(6);
+  second.reset();
+  EXPECT_EQ(drain(second), drain(first));
+  second.reset();
+  EXPECT_EQ(second.epoch(), 7u);
+  DistributedRandomSampler other(42, options);
+  EXPECT_THAT(error_of([&] { hand_over(first, other); }), HasSubstr("41 samples"));
+}
+
+TEST(RandomSampler, ResetTakesANewSize) {
+  DistributedRandomSampler sampler(10, {.num_replicas = 2, .rank = 0});
+  sampler.reset(30);
+  EXPECT_EQ(drain(sampler).size(), 15u);
+}
+
+TEST(RandomSampler, RefusesRanksThatAreNone) {
+  EXPECT_THAT(error_of([] { DistributedRandomSampler(10, {.num_replicas = 2, .rank = 2}); }),
+              StartsWith("invalid argument"));
+  EXPECT_THAT(error_of([] { DistributedSequentialSampler(10, {.num_replicas = 0, .rank = 0}); }),
+              StartsWith("invalid argument"));
+}
+
+TEST(SequentialSampler, EachSampleExactlyOnceInOrder) {
+  for (const size_t count : {0, 1, 2, 7, 10, 101, 10000}) {
+    for (const size_t ranks : {1, 2, 3, 5, 16}) {
+      std::vector<size_t> all;
+      for (size_t r = 0; r < ranks; ++r) {
+        DistributedSequentialSampler sampler(count, {.num_replicas = ranks, .rank = r});
+        const auto mine = drain(sampler);
+        EXPECT_EQ(mine.size(), sampler.samples_per_epoch());
+        EXPECT_LE(mine.size(), count / ranks + 1);
+        sampler.reset();
+        EXPECT_EQ(drain(sampler), mine);
+        all.insert(all.end(), mine.begin(), mine.end());
+      }
+      ASSERT_EQ(all.size(), count);
+      for (size_t i = 0; i < count; ++i) ASSERT_EQ(all[i], i);
+    }
+  }
+}
+
+TEST(SequentialSampler, SavedInMidEpochGoesOnThere) {
+  DistributedSequentialSampler first(20, {.num_replicas = 2, .rank = 1}), second = first;
+  first.next(3);
+  DistributedSequentialSampler third(20, {.num_replicas = 2, .rank = 1});
+  hand_over(first, third);
+  third.reset();
+  EXPECT_EQ(drain(third), (std::vector<size_t>{13, 14, 15, 16, 17, 18, 19}));
+  EXPECT_EQ(drain(second).front(), 13u) << "a copy shares the position";
+}
+
+}  // namespace
+}  // namespace horon

@@ -1,0 +1,161 @@
+// N ranks on shards of a batch take the steps of one process on the whole batch, for every
+// optimizer of LibTorch; and the parameters of all ranks are equal to the bit.
+#include <sstream>
+#include <string>
+
+#include "horon/tests/torch_bindings/gradients/training_support.h"
+
+namespace horon {
+namespace {
+
+namespace optim = ::torch::optim;
+using namespace testing_support;
+
+const auto* const environment =
+    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
+
+// Plain LibTorch, and Horon, with the same loop.
+template <class Optimizer>
+void train(Net& net, Optimizer& optimizer, at::ScalarType dtype, bool sharded, bool in_closure) {
+  for (int step = 0; step < kSteps; ++step) {
+    const Batch whole = batch_of(step, dtype);
+    const Batch mine = sharded ? shard_of(whole) : whole;
+    const auto closure = [&] {
+      optimizer.zero_grad();
+      const at::Tensor loss = loss_of(net, mine);
+      loss.backward();
+      return loss;
+    };
+    if (in_closure) {
+      optimizer.step(closure);
+    } else {
+      closure();
+      static_cast<optim::Optimizer&>(optimizer).step();
+    }
+  }
+}
+
+template <class Opt, class Options>
+void compare(const Options& options, at::ScalarType dtype, double tolerance,
+             bool in_closure = false) {
+  Net alone = make_net(dtype);
+  Opt plain(alone->parameters(), options);
+  train(alone, plain, dtype, false, in_closure);
+
+  Net net = make_net(dtype);
+  // Small buckets: several, with the last ones not full.
+  DistributedOptimizer optimizer(
+      Opt(net->parameters(), options), net->named_parameters(),
+      {.op = ReduceOp::Average, .bucket_bytes = 2000, .first_bucket_bytes = 100});
+  train(net, optimizer, dtype, true, in_closure);
+
+  EXPECT_EQ(optimizer.statistics().buckets, 3);
+  EXPECT_EQ(optimizer.statistics().late_parts, 0);
+  expect_equal_on_all_ranks(*net);
+  expect_same_parameters(*net, *alone, tolerance);
+  for (const auto& item : net->named_parameters()) {
+    // A parameter that nobody uses has no gradient, not one of zeros.
+    EXPECT_EQ(item.value().grad().defined(), item.key() != "unused" && item.key() != "empty");
+  }
+  EXPECT_FALSE(make_net(dtype)->out->weight.equal(net->out->weight)) << "nothing was learned";
+}
+
+TEST(Training, Sgd) { compare<optim::SGD>(optim::SGDOptions(0.1), at::kDouble, 1e-9); }
+
+TEST(Training, SgdWithMomentumAndWeightDecay) {
+  const auto options = optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01).nesterov(true);
+  compare<optim::SGD>(options, at::kDouble, 1e-9);
+  // float32: rounding of 20 steps; seen 1e-6.
+  compare<optim::SGD>(options, at::kFloat, 2e-5);
+}
+
+TEST(Training, Adam) {
+  compare<optim::Adam>(optim::AdamOptions(0.01), at::kDouble, 1e-9);
+  // Adam divides by the root of small squares, which enlarges rounding errors.
+  compare<optim::Adam>(optim::AdamOptions(0.01), at::kFloat, 1e-3);
+}
+
+TEST(Training, AdamW) {
+  compare<optim::AdamW>(optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true), at::kDouble,
+                        1e-9);
+}
+
+TEST(Training, Adagrad) { compare<optim::Adagrad>(optim::AdagradOptions(0.05), at::kDouble, 1e-9); }
+
+TEST(Training, RmsProp) {
+  compare<optim::RMSprop>(optim::RMSpropOptions(0.01).momentum(0.5).centered(true), at::kDouble,
+                          1e-9);
+}
+
+TEST(Training, ClosureOfSgd) {
+  compare<optim::SGD>(optim::SGDOptions(0.1).momentum(0.9), at::kDouble, 1e-9, true);
+}
+
+// LBFGS calls the closure as often as its line search wants, by loss and gradient: on all ranks
+// alike.
+TEST(Training, ClosureOfLbfgs) {
+  compare<optim::LBFGS>(
+      optim::LBFGSOptions(0.5).max_iter(4).line_search_fn(std::string("strong_wolfe")), at::kDouble,
+      1e-6, true);
+}
+
+TEST(Training, SumOfGradientsIsTheirAverageTimesRanks) {
+  Net alone = make_net(at::kDouble);
+  optim::SGD plain(alone->parameters(), optim::SGDOptions(0.02 * size()));
+  train(alone, plain, at::kDouble, false, false);
+  Net net = make_net(at::kDouble);
+  DistributedOptimizer optimizer(optim::SGD(net->parameters(), 0.02), net->named_parameters(),
+                                 {.op = ReduceOp::Sum});
+  train(net, optimizer, at::kDouble, true, false);
+  expect_equal_on_all_ranks(*net);
+  expect_same_parameters(*net, *alone, 1e-9);
+}
+
+// Clipping looks at the reduced gradients: synchronize() first, and step() does not reduce again.
+TEST(Training, ClippingAfterSynchronize) {
+  Net alone = make_net(at::kDouble);
+  Net net = make_net(at::kDouble);
+  optim::SGD plain(alone->parameters(), optim::SGDOptions(0.5));
+  DistributedOptimizer optimizer(optim::SGD(net->parameters(), 0.5), net->named_parameters());
+  for (int step = 0; step < kSteps; ++step) {
+    const Batch whole = batch_of(step, at::kDouble);
+    plain.zero_grad();
+    loss_of(alone, whole).backward();
+    ::torch::nn::utils::clip_grad_norm_(alone->parameters(), 0.1);
+    plain.step();
+
+    optimizer.zero_grad();
+    loss_of(net, shard_of(whole)).backward();
+    optimizer.synchronize();
+    ::torch::nn::utils::clip_grad_norm_(net->parameters(), 0.1);
+    optimizer.step();
+  }
+  EXPECT_EQ(optimizer.statistics().steps, kSteps);
+  expect_equal_on_all_ranks(*net);
+  EXPECT_TRUE(at::allclose(net->out->weight, alone->out->weight, 0, 1e-9));
+}
+
+// Learning rate schedulers, saving and loading take it for the optimizer that it is.
+TEST(Training, IsAnOptimizer) {
+  Net net = make_net(at::kFloat);
+  DistributedOptimizer optimizer(optim::Adam(net->parameters(), optim::AdamOptions(0.01)),
+                                 net->named_parameters());
+  optim::StepLR schedule(optimizer, 1, 0.5);
+  loss_of(net, shard_of(batch_of(0, at::kFloat))).backward();
+  optim::Optimizer& base = optimizer;
+  base.step();
+  schedule.step();
+  schedule.step();
+  EXPECT_DOUBLE_EQ(optimizer.param_groups()[0].options().get_lr(), 0.005);
+
+  std::stringstream archive;
+  ::torch::save(optimizer, archive);
+  Net other = make_net(at::kFloat);
+  optim::Adam loaded(other->parameters(), optim::AdamOptions(0.01));
+  ::torch::load(loaded, archive);
+  EXPECT_EQ(loaded.state().size(), optimizer.state().size());
+  EXPECT_GT(loaded.state().size(), 0u);
+}
+
+}  // namespace
+}  // namespace horon

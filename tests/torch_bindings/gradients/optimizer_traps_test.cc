@@ -1,0 +1,364 @@
+// DistributedOptimizer in programs that do more than backward() and step(); its errors; its end.
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include <torch/torch.h>
+
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/torch_bindings/gradients/slot.h"
+
+namespace horon {
+namespace {
+
+namespace optim = ::torch::optim;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+using namespace testing_support;
+
+const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
+
+const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
+const std::string kMismatch{to_string(ErrorCode::Mismatch)};
+
+struct PairImpl : ::torch::nn::Module {
+  PairImpl() {
+    a = register_parameter("a", ::torch::ones({3}, at::kDouble));
+    b = register_parameter("b", ::torch::ones({2, 2}, at::kDouble));
+  }
+  at::Tensor a, b;
+};
+TORCH_MODULE(Pair);
+
+// Plain SGD of learning rate 1: the parameters show what the gradients were.
+DistributedOptimizer<optim::SGD> sgd(Pair& pair, const GradientReducerOptions& options = alone()) {
+  return {optim::SGD(pair->parameters(), 1.0), pair->named_parameters(), options};
+}
+
+void expect_value(const at::Tensor& tensor, double value) {
+  EXPECT_TRUE(at::allclose(tensor, at::full_like(tensor, value), 0, 1e-9))
+      << tensor << "\nand not " << value;
+}
+
+TEST(Optimizer, BothZeroGradsOfOptimizerAndModule) {
+  for (int form = 0; form < 5; ++form) {
+    Pair pair;
+    auto optimizer = sgd(pair);
+    for (int step = 0; step < 3; ++step) {
+      if (form == 0) optimizer.zero_grad();
+      if (form == 1) optimizer.zero_grad(false);
+      if (form == 2) pair->zero_grad();
+      if (form == 3) pair->zero_grad(false);
+      if (form == 4) static_cast<optim::Optimizer&>(optimizer).zero_grad(false);
+      (weighted(pair->a, rank() + 1) + weighted(pair->b, 1)).backward();
+      optimizer.step();
+    }
+    expect_value(pair->a, 1 - 3 * mean_of_ranks());
+    expect_value(pair->b, 1 - 3);
+    EXPECT_EQ(optimizer.statistics().late_parts, 0) << form;
+  }
+}
+
+// The gradients of a pass that is not meant to count (a generator trained through a discriminator)
+// are dropped while they are being reduced.
+TEST(Optimizer, ZeroGradBetweenTwoPasses) {
+  for (const bool set_to_none : {true, false}) {
+    Pair pair;
+    auto optimizer = sgd(pair);
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad(set_to_none);
+      (weighted(pair->a, 100) + weighted(pair->b, 100)).backward();
+      optimizer.zero_grad(set_to_none);
+      weighted(pair->a, rank() + 1).backward();
+      optimizer.step();
+    }
+    expect_value(pair->a, 1 - 2 * mean_of_ranks());
+    expect_value(pair->b, 1);
+    EXPECT_EQ(pair->b.grad().defined(), !set_to_none);
+  }
+}
+
+TEST(Optimizer, GradientsGoOnWithoutZeroGrad) {
+  for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
+    const double once = op == ReduceOp::Sum ? sum_of_ranks() : mean_of_ranks();
+    Pair pair;
+    auto optimizer = sgd(pair, alone(op));
+    for (int step = 1; step <= 4; ++step) {
+      weighted(pair->a, rank() + 1).backward();
+      if (rank() == 0) weighted(pair->b, size()).backward();  // the others bring nothing new
+      optimizer.step();
+      expect_gradient(pair->a, step * once);
+      expect_gradient(pair->b, step * (op == ReduceOp::Sum ? size() : 1));
+    }
+    optimizer.step();  // no rank ran backward(): plain LibTorch steps with what stands there
+    expect_gradient(pair->a, 4 * once);
+    expect_value(pair->a, 1 - 14 * once);
+  }
+}
+
+TEST(Optimizer, UnusedParametersDoNotMove) {
+  Pair pair;
+  DistributedOptimizer optimizer(
+      optim::AdamW(pair->parameters(), optim::AdamWOptions(0.1).weight_decay(0.5)),
+      pair->named_parameters());
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    if (rank() == 0) weighted(pair->a, size()).backward();
+    optimizer.step();
+    expect_gradient(pair->a, 1);  // also where no backward() was run
+    EXPECT_FALSE(pair->b.grad().defined());
+  }
+  expect_value(pair->b, 1);
+  EXPECT_LT(pair->a[0].item<double>(), 0.9);
+  // It comes into use, on another rank, in a bucket that is under way without it.
+  optimizer.zero_grad();
+  weighted(pair->a, 1).backward();
+  if (rank() == size() - 1) weighted(pair->b, size()).backward();
+  optimizer.synchronize();
+  expect_gradient(pair->b, 1);
+}
+
+TEST(Optimizer, StepsWithoutAnyBackward) {
+  Pair pair;
+  auto optimizer = sgd(pair);
+  for (int step = 0; step < 3; ++step) optimizer.step();
+  EXPECT_FALSE(pair->a.grad().defined());
+  expect_value(pair->a, 1);
+  EXPECT_EQ(optimizer.statistics().steps, 3);
+}
+
+TEST(Optimizer, SynchronizeThenStepReducesOnce) {
+  Pair pair;
+  auto optimizer = sgd(pair);
+  (weighted(pair->a, rank() + 1) + weighted(pair->b, 1)).backward();
+  optimizer.synchronize();
+  pair->a.grad().mul_(0.5);
+  optimizer.step();
+  EXPECT_EQ(optimizer.statistics().steps, 1);
+  expect_value(pair->a, 1 - mean_of_ranks() / 2);
+  EXPECT_GT(optimizer.exposed_wait_seconds(), 0);
+
+  // A gradient that comes in between would not be reduced.
+  optimizer.zero_grad();
+  optimizer.synchronize();
+  weighted(pair->b, 1).backward();
+  EXPECT_THAT(error_of([&] { optimizer.step(); }), AllOf(StartsWith(kInvalid), HasSubstr("\"b\"")));
+  optimizer.synchronize();
+  optimizer.step();
+  expect_value(pair->b, -1);
+}
+
+TEST(Optimizer, WritingInFlightIsFoundOut) {
+  Pair pair;
+  auto optimizer = sgd(pair);
+  const auto backward = [&] { (weighted(pair->a, 1) + weighted(pair->b, rank() + 1)).backward(); };
+  backward();
+  pair->a.grad().mul_(0.5);
+  EXPECT_THAT(error_of([&] { optimizer.step(); }), AllOf(StartsWith(kInvalid), HasSubstr("\"a\"")));
+  optimizer.zero_grad();
+  backward();
+  pair->zero_grad(false);
+  EXPECT_THAT(error_of([&] { optimizer.step(); }), StartsWith(kInvalid));
+  optimizer.zero_grad();
+  expect_value(pair->b, 1);
+  backward();
+  optimizer.step();
+  expect_value(pair->b, 1 - mean_of_ranks());
+}
+
+TEST(Optimizer, AddedParameterGroup) {
+  Pair pair;
+  const at::Tensor head = at::ones({5}, at::kDouble).requires_grad_(true);
+  auto optimizer = sgd(pair);
+  (weighted(pair->a, 1) + weighted(pair->b, 1)).backward();
+  optimizer.step();
+  optimizer.add_param_group(
+      optim::OptimizerParamGroup({head}, std::make_unique<optim::SGDOptions>(1.0)));
+  for (int step = 0; step < 2; ++step) {  // the first backward() comes before it is hooked
+    optimizer.zero_grad();
+    (weighted(pair->a, 1) + weighted(pair->b, 1) + weighted(head, rank() + 1)).backward();
+    optimizer.step();
+    expect_gradient(head, mean_of_ranks());
+  }
+  expect_value(head, 1 - 2 * mean_of_ranks());
+  EXPECT_EQ(optimizer.statistics().buckets, 3);
+}
+
+TEST(Optimizer, FrozenParameterIsUnfrozen) {
+  Pair pair;
+  pair->b.requires_grad_(false);
+  auto optimizer = sgd(pair);
+  weighted(pair->a, 1).backward();
+  optimizer.step();
+  pair->b.requires_grad_(true);
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    (weighted(pair->a, 1) + weighted(pair->b, rank() + 1)).backward();
+    optimizer.step();
+  }
+  expect_value(pair->b, 1 - 2 * mean_of_ranks());
+}
+
+TEST(Optimizer, OnlyItsOwnParametersAreReduced) {
+  Pair pair;
+  DistributedOptimizer first(optim::SGD({pair->a}, 1.0), pair->named_parameters());
+  DistributedOptimizer second(optim::SGD({pair->b}, 1.0), pair->named_parameters());
+  (weighted(pair->a, rank() + 1) + weighted(pair->b, rank() + 1)).backward();
+  first.step();
+  second.step();
+  expect_value(pair->a, 1 - mean_of_ranks());
+  expect_value(pair->b, 1 - mean_of_ranks());
+  EXPECT_THAT(error_of([&] { sgd(pair); }), AllOf(StartsWith(kInvalid), HasSubstr("\"a\"")));
+}
+
+TEST(Optimizer, HooksOfTheProgramStayAndOursGo) {
+  Pair pair;
+  int called = 0;
+  call_after(pair->a, [&](const at::Tensor&) { ++called; });
+  {
+    auto optimizer = sgd(pair);
+    // The first register_hook() of LibTorch clears the list that our hook stands in.
+    pair->a.register_hook([](const at::Tensor& g) { return g * 2; });
+    for (int pass = 0; pass < 3; ++pass) weighted(pair->a, rank() + 1).backward();
+    optimizer.synchronize();
+    EXPECT_EQ(optimizer.statistics().late_parts, 2);
+    expect_gradient(pair->a, 6 * mean_of_ranks());
+    EXPECT_EQ(called, 3);
+  }
+  pair->zero_grad();
+  weighted(pair->a, rank() + 1).backward();
+  expect_gradient(pair->a, 2 * (rank() + 1));  // not reduced any more
+  EXPECT_EQ(called, 4);
+}
+
+TEST(Optimizer, DestroyedWhileBucketsAreInFlight) {
+  Pair pair;
+  for (int round = 0; round < 3; ++round) {
+    pair->zero_grad();
+    auto optimizer = sgd(pair);
+    (weighted(pair->a, rank() + 1) + weighted(pair->b, 1)).backward();
+  }
+  expect_gradient(pair->a, mean_of_ranks());
+  auto optimizer = sgd(pair);
+  optimizer.zero_grad();
+  weighted(pair->a, 1).backward();
+  optimizer.step();
+  expect_value(pair->a, 0);
+}
+
+TEST(Optimizer, WrongParametersAreNamed) {
+  const at::Tensor w = leaf({2});
+  const auto reduce = [](const char* name, const at::Tensor& tensor) {
+    return error_of([&] { GradientReducer reducer({{name, tensor}}); });
+  };
+  EXPECT_THAT(reduce("result", w * 2), AllOf(StartsWith(kInvalid), HasSubstr("\"result\"")));
+  EXPECT_THAT(reduce("nothing", at::Tensor()),
+              AllOf(StartsWith(kInvalid), HasSubstr("\"nothing\"")));
+  EXPECT_THAT(reduce("complex", leaf({2}, at::kComplexFloat)),
+              AllOf(StartsWith(kInvalid), HasSubstr("\"complex\"")));
+  EXPECT_THAT(reduce("sparse", at::ones({2}).to_sparse().requires_grad_(true)),
+              AllOf(StartsWith(kInvalid), HasSubstr("\"sparse\"")));
+  EXPECT_THAT(error_of([&] {
+                GradientReducer reducer({{"w", w}}, {.bucket_bytes = 0});
+              }),
+              AllOf(StartsWith(kInvalid), HasSubstr("bucket_bytes")));
+  GradientReducer reducer({{"w", w}, {"counter", at::zeros({}, at::kLong)}});
+  weighted(w, 1).backward();
+  reducer.synchronize();
+}
+
+TEST(Optimizer, DifferentModelsOnTheRanksAreAMismatch) {
+  const at::Tensor w = leaf({rank() == 0 ? 3 : 2}), v = leaf({2});
+  GradientReducer reducer({{"w", w}, {"v", v}}, alone());
+  (weighted(w, 1) + weighted(v, 1)).backward();
+  if (size() == 1) {
+    reducer.synchronize();
+    return;
+  }
+  const std::string error = error_of([&] { reducer.synchronize(); });
+  EXPECT_THAT(error, AllOf(StartsWith(kMismatch), HasSubstr("elements")));
+  EXPECT_EQ(error_of([&] { reducer.synchronize(); }), error);
+  barrier();  // the session goes on
+}
+
+TEST(Optimizer, LayoutsThatDifferBetweenRanksAreAMismatch) {
+  const auto format = rank() == 0 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  const at::Tensor w = at::ones({2, 3, 4, 4}).contiguous(format).requires_grad_(true);
+  GradientReducer reducer({{"w", w}});
+  weighted(w, 1).backward();
+  if (size() == 1) {
+    reducer.synchronize();
+  } else {
+    EXPECT_THAT(error_of([&] { reducer.synchronize(); }), StartsWith(kMismatch));
+  }
+}
+
+TEST(Optimizer, TwoThreadsInTheHooksOfOneParameter) {
+  const torch_detail::GradientSettings settings;
+  torch_detail::GradientSlot slot("shared", leaf({1}), settings);
+  const std::optional<torch_detail::GradientSlot::Busy> one(std::in_place, slot);
+  EXPECT_THAT(error_of([&] { const torch_detail::GradientSlot::Busy two(slot); }),
+              AllOf(StartsWith(kInvalid), HasSubstr("\"shared\""), HasSubstr("two threads")));
+}
+
+TEST(Optimizer, DisjointParametersOnSeveralThreads) {
+  Pair pair;
+  auto optimizer = sgd(pair);
+  for (int step = 0; step < 20; ++step) {
+    optimizer.zero_grad();
+    std::jthread other([&] { weighted(pair->a, rank() + 1).backward(); });
+    weighted(pair->b, rank() + 1).backward();
+    other.join();
+    optimizer.step();
+  }
+  expect_value(pair->a, 1 - 20 * mean_of_ranks());
+  expect_value(pair->b, 1 - 20 * mean_of_ranks());
+}
+
+std::string content(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The last test: it ends the session, and starts others.
+TEST(OptimizerAndSession, TimelineAndShutdown) {
+  shutdown();
+  const std::string path = testing::TempDir() + "horon_optimizer_{rank}.json";
+  init({.set = {{"HORON_TIMELINE", path}}});
+  const std::string own =
+      testing::TempDir() + "horon_optimizer_" + std::to_string(rank()) + ".json";
+  {
+    Pair pair;
+    auto optimizer = sgd(pair, {.name = "traced"});
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      (weighted(pair->a, 1) + weighted(pair->b, 1)).backward();
+      optimizer.step();
+    }
+    (weighted(pair->a, 1) + weighted(pair->b, 1)).backward();
+    shutdown();
+    const std::string trace = content(own);
+    for (const char* word : {"\"backward\"", "\"synchronize\"", "traced.bucket.0"}) {
+      EXPECT_THAT(trace, HasSubstr(word));
+    }
+    const std::string closed{to_string(ErrorCode::NotInitialized)};
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), StartsWith(closed));
+    EXPECT_THAT(error_of([&] { sgd(pair); }), StartsWith(closed));
+  }  // destroyed after shutdown
+  std::remove(own.c_str());
+  init();
+  Pair pair;
+  auto optimizer = sgd(pair);
+  weighted(pair->a, rank() + 1).backward();
+  optimizer.step();
+  expect_value(pair->a, 1 - mean_of_ranks());
+}
+
+}  // namespace
+}  // namespace horon

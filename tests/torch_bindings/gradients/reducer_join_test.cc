@@ -1,0 +1,191 @@
+// Ranks with more steps than others: those that have called join() take part with nothing.
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include <torch/optim/sgd.h>
+
+#include "horon/ops/session/session.h"
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+
+namespace horon {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+using namespace testing_support;
+
+const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
+
+constexpr int kCommonSteps = 2;
+
+// Rank r has r steps more than rank 0.
+int own_steps() { return kCommonSteps + rank(); }
+// The first rank that still has a step of this number, and how many there are.
+int first_active(int step) { return std::max(0, step - kCommonSteps + 1); }
+int active_ranks(int step) { return size() - first_active(step); }
+
+// The sum over the ranks that are active of f(rank).
+template <class Function>
+double sum_of_active(int step, Function f) {
+  double sum = 0;
+  for (int r = first_active(step); r < size(); ++r) sum += f(r);
+  return sum;
+}
+
+void join_all() { EXPECT_EQ(join(), size() - 1); }
+
+TEST(Join, AveragesAndSumsOfThoseThatAreLeft) {
+  for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
+    const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble), u = leaf({1});
+    GradientReducer reducer({{"w", w}, {"v", v}, {"u", u}}, alone(op));
+    for (int step = 0; step < own_steps(); ++step) {
+      w.mutable_grad().reset();
+      v.mutable_grad().reset();
+      weighted(w, rank() + 1).backward();
+      if (rank() == size() - 1) weighted(v, 6).backward();
+      reducer.synchronize();
+      const double ranks = op == ReduceOp::Average ? active_ranks(step) : 1;
+      expect_gradient(w, sum_of_active(step, [](int r) { return r + 1; }) / ranks);
+      expect_gradient(v, 6 / ranks);
+      EXPECT_FALSE(u.grad().defined());
+    }
+    join_all();
+    // All are back.
+    w.mutable_grad().reset();
+    weighted(w, rank() + 1).backward();
+    reducer.synchronize();
+    expect_gradient(w, op == ReduceOp::Average ? mean_of_ranks() : sum_of_ranks());
+  }
+}
+
+TEST(Join, LatePartsDroppedGradientsAndOlderValues) {
+  const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}, {"v", v}}, alone());
+  for (int step = 0; step < own_steps(); ++step) {
+    weighted(w, 100).backward();
+    w.mutable_grad().reset();  // in flight
+    weighted(w, rank() + 1).backward();
+    weighted(v, 1).backward();                                             // without zero_grad
+    if (rank() == size() - 1) weighted(v, active_ranks(step)).backward();  // a late part
+    reducer.synchronize();
+    expect_gradient(w, sum_of_active(step, [](int r) { return r + 1; }) / active_ranks(step));
+    expect_gradient(v, 2 * (step + 1));
+    w.mutable_grad().reset();
+  }
+  join_all();
+}
+
+TEST(Join, WeightsPassesAndErrors) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, {.backward_passes_per_step = 2});
+  const auto step_with = [&](int passes) {
+    w.mutable_grad().reset();
+    for (int pass = 0; pass < passes; ++pass) weighted(w, rank() + 1).backward();
+    reducer.synchronize(GradientReducer::Passes::All);
+  };
+  for (int step = 0; step < own_steps(); ++step) {
+    reducer.set_weight(rank() + 2);
+    step_with(2);
+    const double weights = sum_of_active(step, [](int r) { return r + 2; });
+    expect_gradient(w, sum_of_active(step, [](int r) { return 2 * (r + 1) * (r + 2); }) / weights);
+    // What one of those that are left does wrong, all of them hear.
+    const std::string last = "rank " + std::to_string(size() - 1);
+    EXPECT_THAT(error_of([&] { step_with(rank() == size() - 1 ? 1 : 2); }),
+                HasSubstr("step() came on " + last + " before"));
+    if (active_ranks(step) == 1) continue;
+    if (rank() < size() - 1) reducer.set_weight(1);
+    EXPECT_THAT(error_of([&] { step_with(2); }), HasSubstr(last + " gave no weight"));
+  }
+  join_all();
+}
+
+TEST(Join, SparseGradients) {
+  const at::Tensor table = leaf({5, 2}, at::kDouble);
+  GradientReducer reducer({{"table", table}}, {.sparse_as_dense = false});
+  for (int step = 0; step < own_steps(); ++step) {
+    table.mutable_grad().reset();
+    const at::Tensor row = at::tensor({rank() % 5}, at::kLong);
+    (at::embedding(table, row, -1, false, true).sum() * (rank() + 1)).backward();
+    reducer.synchronize();
+    at::Tensor want = at::zeros({5, 2}, at::kDouble);
+    for (int r = first_active(step); r < size(); ++r) want[r % 5] += r + 1;
+    ASSERT_EQ(table.grad().layout(), at::kSparse);
+    EXPECT_TRUE(at::allclose(table.grad().to_dense(), want / active_ranks(step))) << table.grad();
+  }
+  join_all();
+}
+
+// Those that are left still agree on the plan.
+TEST(Join, PlansThatDifferAmongThoseThatAreLeft) {
+  const at::Tensor w = leaf({rank() == size() - 1 ? 3 : 2}), v = leaf({2});
+  GradientReducer reducer({{"w", w}, {"v", v}}, alone());
+  if (size() > 2 && rank() > 0) {
+    (weighted(w, 1) + weighted(v, 1)).backward();
+    EXPECT_THAT(error_of([&] { reducer.synchronize(); }),
+                AllOf(StartsWith(to_string(ErrorCode::Mismatch)), HasSubstr("elements")));
+  }
+  EXPECT_GE(join(), 0);
+}
+
+TEST(Join, LocalChecksStayLocal) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, {.check_finite = true});
+  for (int step = 0; step < own_steps(); ++step) {
+    w.mutable_grad().reset();
+    const bool bad = rank() == size() - 1;
+    weighted(w, bad ? std::numeric_limits<double>::quiet_NaN() : 1).backward();
+    EXPECT_THAT(error_of([&] { reducer.synchronize(); }),
+                HasSubstr("on rank " + std::to_string(size() - 1) + " holds 3 NaN"));
+    weighted(w, rank() + 1).backward();
+    reducer.synchronize();
+    expect_gradient(w, sum_of_active(step, [](int r) { return r + 1; }) / active_ranks(step));
+  }
+  join_all();
+}
+
+// The recipe: train until the data ends, join, and take over what the last rank has.
+TEST(Join, TrainingEndsWithTheParametersOfTheLastRank) {
+  at::Tensor w = leaf({3}, at::kDouble);
+  DistributedOptimizer optimizer(::torch::optim::SGD({w}, 0.5), NamedParameters{{"w", w}});
+  double want = 1;
+  for (int step = 0; step < kCommonSteps + size() - 1; ++step) {
+    want -= 0.5 * sum_of_active(step, [](int r) { return r + 1; }) / active_ranks(step);
+  }
+  for (int step = 0; step < own_steps(); ++step) {
+    optimizer.zero_grad();
+    weighted(w, rank() + 1).backward();
+    optimizer.step();
+  }
+  const int last = join();
+  EXPECT_EQ(last, size() - 1);
+  {
+    const at::NoGradGuard no_grad;
+    broadcast_(w, {.name = "w", .root = last});
+  }
+  EXPECT_TRUE(at::allclose(w, at::full_like(w, want), 1e-12)) << w << want;
+}
+
+// A set has a join of its own.
+TEST(Join, InsideAProcessSet) {
+  const ProcessSet set = add_even_odd_process_set();
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducerOptions options = alone();
+  options.process_set = set;
+  GradientReducer reducer({{"w", w}}, options);
+  for (int step = 0; step <= set.rank(); ++step) {
+    w.mutable_grad().reset();
+    weighted(w, rank() + 1).backward();
+    reducer.synchronize();
+    double sum = 0;
+    for (int i = step; i < set.size(); ++i) sum += set.ranks()[static_cast<size_t>(i)] + 1;
+    expect_gradient(w, sum / (set.size() - step));
+  }
+  EXPECT_EQ(join(set), set.ranks().back());
+}
+
+}  // namespace
+}  // namespace horon

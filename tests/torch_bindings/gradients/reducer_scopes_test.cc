@@ -1,0 +1,262 @@
+// Weighted averages, passes that are not reduced, and functions that see the buckets.
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+
+namespace horon {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::StartsWith;
+using namespace testing_support;
+
+const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
+
+const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
+const std::string kMismatch{to_string(ErrorCode::Mismatch)};
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// Averages in doubles are right to the last digits.
+void expect_close(const at::Tensor& parameter, double value) {
+  ASSERT_TRUE(parameter.grad().defined());
+  const at::Tensor grad = parameter.grad().to(at::kDouble);
+  EXPECT_TRUE(at::allclose(grad, at::full_like(grad, value), 1e-12, 1e-12))
+      << grad << "\nand not " << value;
+}
+
+// Gradients r + 1 with weight r, so that rank 0 does not count.
+double weighted_mean() {
+  double sum = 0, weights = 0;
+  for (int r = 0; r < size(); ++r) {
+    sum += r * (r + 1.0);
+    weights += r;
+  }
+  return sum / weights;
+}
+
+TEST(ReducerWeights, MeanOverAllSamples) {
+  if (size() == 1) return;
+  for (const auto dtype : {at::kDouble, at::kFloat}) {
+    const at::Tensor w = leaf({3}, dtype), v = leaf({2}, dtype);
+    GradientReducer reducer({{"w", w}, {"v", v}}, alone());
+    for (int step = 1; step <= 3; ++step) {  // without zero_grad
+      reducer.set_weight(rank());
+      // The mean over no samples is NaN.
+      weighted(w, rank() == 0 ? kNaN : rank() + 1).backward();
+      reducer.synchronize();
+      expect_gradient(w, step * weighted_mean());
+      EXPECT_FALSE(v.grad().defined());
+    }
+    // Nothing new anywhere: the older value stays what it was.
+    reducer.set_weight(rank());
+    reducer.synchronize();
+    expect_gradient(w, 3 * weighted_mean());
+    // The weight was for one step.
+    w.mutable_grad().reset();
+    weighted(w, rank() + 1).backward();
+    reducer.synchronize();
+    expect_gradient(w, mean_of_ranks());
+  }
+}
+
+TEST(ReducerWeights, LatePartsAndNumbersToo) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  for (int step = 0; step < 2; ++step) {
+    w.mutable_grad().reset();
+    reducer.set_weight(10 * (rank() + 1));
+    weighted(w, rank() + 1).backward();
+    weighted(w, 2 * (rank() + 1)).backward();
+    EXPECT_EQ(reducer.statistics().late_parts, step + 1);
+    reducer.synchronize();
+    double squares = 0;
+    for (int r = 1; r <= size(); ++r) squares += r * r;
+    expect_close(w, 3 * squares / sum_of_ranks());
+    EXPECT_NEAR(reducer.reduce_number(rank() + 1), squares / sum_of_ranks(), 1e-12);
+  }
+}
+
+TEST(ReducerWeights, RanksWithoutOneAreNamed) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}});
+  for (int step = 0; step < 2; ++step) {
+    if (rank() == 0) reducer.set_weight(3);
+    weighted(w, rank() + 1).backward();
+    if (size() == 1) {
+      reducer.synchronize();
+      continue;
+    }
+    const std::string error = error_of([&] { reducer.synchronize(); });
+    EXPECT_THAT(error, AllOf(StartsWith(kMismatch), HasSubstr("gave no weight")));
+    EXPECT_THAT(error, HasSubstr(size() == 2   ? ": rank 1 gave"
+                                 : size() == 3 ? ": ranks 1 and 2 gave"
+                                               : ": ranks 1, 2 and 3 gave"));
+    EXPECT_FALSE(w.grad().defined());
+  }
+  w.mutable_grad().reset();
+  reducer.set_weight(1);
+  weighted(w, rank() + 1).backward();
+  reducer.synchronize();
+  expect_close(w, mean_of_ranks());
+}
+
+TEST(ReducerWeights, NobodyHasSamples) {
+  const at::Tensor w = leaf({3}, at::kDouble), v = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}, {"v", v}}, alone());
+  weighted(v, 2).backward();
+  reducer.synchronize();
+  reducer.set_weight(0);
+  (weighted(w, kNaN) + weighted(v, 0)).backward();
+  reducer.synchronize();
+  EXPECT_FALSE(w.grad().defined());
+  expect_close(v, 2);
+}
+
+TEST(ReducerWeights, WrongOnesAreRefused) {
+  const at::Tensor w = leaf({3});
+  {
+    GradientReducer sum({{"w", w}}, {.op = ReduceOp::Sum});
+    EXPECT_THAT(error_of([&] { sum.set_weight(1); }),
+                AllOf(StartsWith(kInvalid), HasSubstr("Average")));
+  }
+  GradientReducer reducer({{"w", w}}, {.name = "named"});
+  EXPECT_THAT(error_of([&] { reducer.set_weight(-1); }), StartsWith(kInvalid));
+  EXPECT_THAT(error_of([&] { reducer.set_weight(kNaN); }), StartsWith(kInvalid));
+  weighted(w, 1).backward();
+  EXPECT_THAT(error_of([&] { reducer.set_weight(1); }),
+              AllOf(StartsWith(kInvalid), HasSubstr("\"named\""), HasSubstr("\"w\"")));
+  reducer.synchronize();
+  expect_gradient(w, 1);
+}
+
+TEST(ReducerScopes, NoSyncAddsUpOnThisRank) {
+  const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}, {"v", v}}, alone(ReduceOp::Sum));
+  for (int step = 0; step < 2; ++step) {
+    w.mutable_grad().reset();
+    v.mutable_grad().reset();
+    {
+      const auto outer = reducer.no_sync();
+      weighted(w, rank() + 1).backward();
+      weighted(v, rank() + 1).backward();  // in this pass only
+      const auto inner = reducer.no_sync();
+      weighted(w, rank() + 1).backward();
+    }
+    EXPECT_EQ(reducer.statistics().submitted_in_backward, step);
+    weighted(w, 1).backward();
+    EXPECT_EQ(reducer.statistics().submitted_in_backward, step + 1);
+    reducer.synchronize();
+    expect_close(w, 2 * sum_of_ranks() + size());
+    expect_close(v, sum_of_ranks());
+  }
+  EXPECT_EQ(reducer.statistics().late_parts, 0);
+}
+
+TEST(ReducerScopes, NoSyncAloneIsReducedBySynchronize) {
+  const at::Tensor w = leaf({3});
+  std::optional<GradientReducer> reducer(std::in_place, NamedParameters{{"w", w}});
+  const auto scope = reducer->no_sync();
+  weighted(w, rank() + 1).backward();
+  expect_gradient(w, rank() + 1);
+  reducer->synchronize();
+  expect_gradient(w, mean_of_ranks());
+  reducer.reset();  // before its scope
+}
+
+TEST(ReducerScopes, NoSyncDoesNotCountAsAPass) {
+  const at::Tensor w = leaf({3});
+  GradientReducer reducer({{"w", w}}, {.backward_passes_per_step = 2});
+  {
+    const auto scope = reducer.no_sync();
+    for (int pass = 0; pass < 3; ++pass) weighted(w, 1).backward();
+  }
+  weighted(w, rank() + 1).backward();
+  EXPECT_EQ(reducer.statistics().submitted_in_backward, 0);
+  weighted(w, rank() + 1).backward();
+  EXPECT_EQ(reducer.statistics().submitted_in_backward, 1);
+  reducer.synchronize(GradientReducer::Passes::All);
+  expect_gradient(w, 3 + 2 * mean_of_ranks());
+}
+
+TEST(ReducerScopes, FunctionsBeforeAndAfterBuckets) {
+  const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2, 2}, at::kDouble), u = leaf({1});
+  GradientReducer reducer({{"w", w}, {"v", v}, {"u", u}},
+                          {.op = ReduceOp::Sum, .bucket_bytes = 1 << 20, .name = "seen"});
+  std::vector<std::string> calls;
+  reducer.before_bucket([&](const BucketView& bucket) {
+    calls.push_back("before " + bucket.name);
+    EXPECT_THAT(bucket.parameters, ElementsAre("v", "w"));
+    EXPECT_EQ(bucket.index, 1);
+    ASSERT_EQ(bucket.flat.sizes(), at::IntArrayRef({7}));
+    EXPECT_EQ(bucket.flat.sum().item<double>(), 7 * (rank() + 1));
+    bucket.flat.mul_(0.5);
+  });
+  reducer.after_bucket([&](const BucketView& bucket) {
+    calls.push_back("after " + bucket.name);
+    EXPECT_DOUBLE_EQ(bucket.flat.sum().item<double>(), 7 * sum_of_ranks() / 2);
+    bucket.flat.neg_();
+  });
+  for (int step = 0; step < 2; ++step) {
+    calls.clear();
+    w.mutable_grad().reset();
+    v.mutable_grad().reset();
+    (weighted(w, rank() + 1) + weighted(v, rank() + 1)).backward();
+    EXPECT_THAT(calls, ElementsAre("before seen.bucket.1"));
+    reducer.synchronize();
+    EXPECT_THAT(calls, ElementsAre("before seen.bucket.1", "after seen.bucket.1"));
+    expect_close(w, -sum_of_ranks() / 2);
+    expect_close(v, -sum_of_ranks() / 2);
+  }
+}
+
+// While one thread is in the hooks of a parameter, the function before the bucket keeps it there.
+TEST(ReducerScopes, TwoThreadsInBackwardOnOneParameter) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"weight", w}});
+  std::string error;
+  reducer.before_bucket([&](const BucketView&) {
+    std::jthread([&] { error = error_of([&] { weighted(w, 100).backward(); }); }).join();
+  });
+  weighted(w, rank() + 1).backward();
+  EXPECT_THAT(error, AllOf(StartsWith(kInvalid), HasSubstr("\"weight\""),
+                           HasSubstr("two threads run backward()")));
+  reducer.before_bucket(nullptr);
+  reducer.synchronize();
+  expect_close(w, mean_of_ranks());
+  w.mutable_grad().reset();
+  weighted(w, 1).backward();
+  reducer.synchronize();
+  expect_close(w, 1);
+}
+
+TEST(ReducerScopes, FunctionsThatThrow) {
+  const at::Tensor w = leaf({3}), v = leaf({2});
+  GradientReducer reducer({{"w", w}, {"v", v}}, alone());
+  reducer.before_bucket([](const BucketView& bucket) {
+    if (rank() == 0 && bucket.parameters[0] == "v") throw std::runtime_error("broken");
+  });
+  (weighted(w, rank() + 1) + weighted(v, 1)).backward();
+  EXPECT_THAT(
+      error_of([&] { reducer.synchronize(); }),
+      AllOf(StartsWith(kInvalid), HasSubstr("bucket.0"), HasSubstr("rank 0"), HasSubstr("broken")));
+  expect_gradient(w, mean_of_ranks());
+  EXPECT_FALSE(v.grad().defined());
+  reducer.before_bucket(nullptr);
+  w.mutable_grad().reset();
+  reducer.after_bucket([](const BucketView&) { throw std::runtime_error("broken"); });
+  (weighted(w, rank() + 1) + weighted(v, rank() + 1)).backward();
+  EXPECT_THAT(error_of([&] { reducer.synchronize(); }),
+              AllOf(HasSubstr("after_bucket()"), HasSubstr("broken")));
+  expect_gradient(w, mean_of_ranks());
+  expect_gradient(v, mean_of_ranks());
+}
+
+}  // namespace
+}  // namespace horon

@@ -1,0 +1,204 @@
+#include "horon/torch_bindings/collectives/autograd.h"
+
+#include <functional>
+#include <string_view>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/collectives/call_names.h"
+
+namespace horon::autograd {
+namespace {
+
+using core::concat;
+using torch_detail::NameTurn;
+using Map = std::function<at::Tensor(const at::Tensor&)>;
+
+// What a linear map gave, and the map that takes gradients back. That one is differentiable itself,
+// and holds no tensors, only what it takes to make the call.
+struct Outcome {
+  at::Tensor tensor;
+  Map adjoint;
+};
+using Forward = std::function<Outcome(const at::Tensor&)>;
+
+struct Adjoint : torch::CustomClassHolder {
+  explicit Adjoint(Map given) : map(std::move(given)) {}
+  Map map;
+};
+
+class Linear : public torch::autograd::Function<Linear> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& tensor,
+                            const at::Tensor& /*anchor*/, const Forward& forward) {
+    Outcome outcome = forward(tensor);
+    context->saved_data["adjoint"] =
+        c10::IValue::make_capsule(c10::make_intrusive<Adjoint>(std::move(outcome.adjoint)));
+    return outcome.tensor;
+  }
+
+  // A gradient that is undefined comes as zeros: every rank takes part.
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto held = context->saved_data["adjoint"].toCapsule();
+    const auto& adjoint = static_cast<const Adjoint&>(*held);
+    const at::Tensor& gradient = gradients.front();
+    const bool dense = gradient.layout() == at::kStrided;
+    return {adjoint.map(dense ? gradient : gradient.to_dense()), at::Tensor(), at::Tensor()};
+  }
+};
+
+// The anchor requires grad, so that the result does on every rank: a rank whose own tensor needs no
+// gradient must still take part in backward, for the others.
+at::Tensor run(const at::Tensor& tensor, const Forward& forward) {
+  const bool differentiable = at::GradMode::is_enabled() && tensor.defined() &&
+                              (tensor.is_floating_point() || tensor.is_complex());
+  if (!differentiable) return forward(tensor).tensor;
+  const at::Tensor anchor = at::empty({0}).requires_grad_(true);
+  return Linear::apply(tensor, anchor, forward);
+}
+
+template <class Options>
+Options with_fixed_name(const Options& options, std::string_view kind) {
+  Options fixed = options;
+  fixed.name = torch_detail::given_or_counted(options.name, kind, options.process_set.id());
+  return fixed;
+}
+
+template <class Options>
+std::string backward_name(const Options& options) {
+  return options.name + ".backward";
+}
+
+template <class Options>
+void check_linear(const Options& options, std::string_view plain_form) {
+  if (options.op == ReduceOp::Sum || options.op == ReduceOp::Average) return;
+  torch_detail::refuse_call(options.name, options.process_set,
+                            concat("tensor \"", options.name, "\": ", to_string(options.op),
+                                   " has no derivative here; use Sum or Average, or horon::",
+                                   plain_form, "() where no gradient is needed"));
+}
+
+// The sum of all ranks on the root, zeros elsewhere; the adjoint of broadcast, and the other way
+// round.
+at::Tensor sum_on_root(const at::Tensor& tensor, const BroadcastOptions& options) {
+  return run(tensor, [options](const at::Tensor& input) -> Outcome {
+    const NameTurn turn(options.name, options.process_set.id());
+    at::Tensor sum = horon::allreduce(
+        input, {.name = options.name, .op = ReduceOp::Sum, .process_set = options.process_set});
+    if (rank() != options.root) sum = at::zeros_like(sum);
+    BroadcastOptions back = options;
+    back.name = backward_name(options);
+    return {sum,
+            [back](const at::Tensor& gradient) { return autograd::broadcast(gradient, back); }};
+  });
+}
+
+}  // namespace
+
+at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& given) {
+  const AllreduceOptions options = with_fixed_name(given, "autograd.allreduce");
+  check_linear(options, "allreduce");
+  return run(tensor, [options](const at::Tensor& input) -> Outcome {
+    const NameTurn turn(options.name, options.process_set.id());
+    AllreduceOptions back = options;
+    back.name = backward_name(options);
+    return {horon::allreduce(input, options),
+            [back](const at::Tensor& gradient) { return autograd::allreduce(gradient, back); }};
+  });
+}
+
+at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& given) {
+  const BroadcastOptions options = with_fixed_name(given, "autograd.broadcast");
+  return run(tensor, [options](const at::Tensor& input) -> Outcome {
+    const NameTurn turn(options.name, options.process_set.id());
+    BroadcastOptions back = options;
+    back.name = backward_name(options);
+    return {horon::broadcast(input, options),
+            [back](const at::Tensor& gradient) { return sum_on_root(gradient, back); }};
+  });
+}
+
+at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& given) {
+  const AllgatherOptions options = with_fixed_name(given, "autograd.allgather");
+  return run(tensor, [options](const at::Tensor& input) -> Outcome {
+    const NameTurn turn(options.name, options.process_set.id());
+    const Handle handle = horon::allgather_async(input, options);
+    const ReducescatterOptions back{.name = backward_name(options),
+                                    .op = ReduceOp::Sum,
+                                    .splits = handle.received_splits(),
+                                    .process_set = options.process_set};
+    return {handle.wait(), [back, shape = input.sizes().vec()](const at::Tensor& gradient) {
+              return autograd::reducescatter(gradient, back).view(shape);  // a scalar was a row
+            }};
+  });
+}
+
+at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& given) {
+  const ReducescatterOptions options = with_fixed_name(given, "autograd.reducescatter");
+  check_linear(options, "reducescatter");
+  return run(tensor, [options](const at::Tensor& input) -> Outcome {
+    const NameTurn turn(options.name, options.process_set.id());
+    const int averaged = options.op == ReduceOp::Average ? options.process_set.size() : 1;
+    const double factor = options.prescale * options.postscale / averaged;
+    const AllgatherOptions back{.name = backward_name(options), .process_set = options.process_set};
+    return {horon::reducescatter(input, options), [back, factor](const at::Tensor& gradient) {
+              return autograd::allgather(factor == 1.0 ? gradient : gradient.mul(factor), back);
+            }};
+  });
+}
+
+AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& given) {
+  const AlltoallOptions options = with_fixed_name(given, "autograd.alltoall");
+  AlltoallResult result;
+  result.tensor = run(tensor, [options, &result](const at::Tensor& input) -> Outcome {
+    const NameTurn turn(options.name, options.process_set.id());
+    AlltoallResult moved = horon::alltoall(input, options);
+    result.received_splits = moved.received_splits;
+    const AlltoallOptions back{.name = backward_name(options),
+                               .splits = std::move(moved.received_splits),
+                               .process_set = options.process_set};
+    return {moved.tensor, [back](const at::Tensor& gradient) {
+              return autograd::alltoall(gradient, back).tensor;
+            }};
+  });
+  return result;
+}
+
+at::Tensor gather(const at::Tensor& tensor, const GatherOptions& given) {
+  const GatherOptions options = with_fixed_name(given, "autograd.gather");
+  return run(tensor, [options](const at::Tensor& input) -> Outcome {
+    const NameTurn turn(options.name, options.process_set.id());
+    const Handle handle = horon::gather_async(input, options);
+    ScatterOptions back{
+        .name = backward_name(options), .root = options.root, .process_set = options.process_set};
+    if (rank() == options.root) back.splits = handle.received_splits();
+    return {handle.wait(), [back, shape = input.sizes().vec()](const at::Tensor& gradient) {
+              return autograd::scatter(gradient, back).view(shape);  // a scalar was a row
+            }};
+  });
+}
+
+at::Tensor scatter(const at::Tensor& tensor, const ScatterOptions& given) {
+  const ScatterOptions options = with_fixed_name(given, "autograd.scatter");
+  // Rows that are not read get zeros as their gradient: from this slice.
+  const bool has_rows = tensor.defined() && tensor.dim() > 0;
+  const bool reads_rows = is_initialized() && rank() == options.root;
+  const at::Tensor used = has_rows && !reads_rows ? tensor.slice(0, 0, 0) : tensor;
+  return run(used, [options](const at::Tensor& input) -> Outcome {
+    const NameTurn turn(options.name, options.process_set.id());
+    const GatherOptions back{
+        .name = backward_name(options), .root = options.root, .process_set = options.process_set};
+    return {horon::scatter(input, options),
+            [back](const at::Tensor& gradient) { return autograd::gather(gradient, back); }};
+  });
+}
+
+}  // namespace horon::autograd

@@ -1,0 +1,30 @@
+// Bytes of any kind and length, from rank to rank: what objects.h is made of.
+//
+// Blocking. Every rank of the process set makes the same calls in the same order, or gives names.
+// The length may differ from rank to rank, and may be 0. Any thread. Errors as in collectives.h.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "horon/ops/session/process_set.h"
+
+namespace horon {
+
+struct ObjectOptions {
+  // What the call is called on all ranks. Empty: "broadcast_bytes.noname.N" and alike, counted in
+  // the order of the calls.
+  std::string name = {};
+  int root = 0;  // broadcast, gather: a rank of the world
+  ProcessSet process_set = {};
+};
+
+// The root's bytes; the argument of the others is ignored.
+std::string broadcast_bytes(const std::string& bytes, const ObjectOptions& options = {});
+// The bytes of each rank of the set, in the order of ranks.
+std::vector<std::string> allgather_bytes(const std::string& bytes,
+                                         const ObjectOptions& options = {});
+// The same on the root; nothing elsewhere.
+std::vector<std::string> gather_bytes(const std::string& bytes, const ObjectOptions& options = {});
+
+}  // namespace horon

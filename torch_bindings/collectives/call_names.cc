@@ -1,0 +1,65 @@
+#include "horon/torch_bindings/collectives/call_names.h"
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+
+namespace horon::torch_detail {
+namespace {
+
+using core::concat;
+
+struct Queue {
+  uint64_t last_ticket = 0;
+  uint64_t serving = 0;
+};
+
+// On the heap for ever: a thread may still wait in it while the process ends.
+struct Turns {
+  std::mutex mutex;
+  std::condition_variable moved;
+  std::unordered_map<std::string, Queue> queues;  // of the names that are being called
+};
+
+Turns& turns() {
+  static auto& all = *new Turns;
+  return all;
+}
+
+}  // namespace
+
+std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set) {
+  if (!given.empty()) return given;
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, uint32_t>, uint64_t> counters;
+  const std::lock_guard lock(mutex);
+  return concat(kind, ".noname.", counters[{std::string(kind), set}]++);
+}
+
+void refuse_call(const std::string& name, const ProcessSet& set, const std::string& text) {
+  if (is_initialized() && set.includes_me()) core::runtime().refuse(name, text, set.id());
+  throw Error(ErrorCode::InvalidArgument, text);
+}
+
+NameTurn::NameTurn(std::string name, uint32_t set) : key_(concat(set, " ", name)) {
+  std::unique_lock lock(turns().mutex);
+  const uint64_t ticket = turns().queues[key_].last_ticket++;
+  turns().moved.wait(lock, [&] { return turns().queues[key_].serving == ticket; });
+}
+
+NameTurn::~NameTurn() {
+  {
+    const std::lock_guard lock(turns().mutex);
+    const auto queue = turns().queues.find(key_);
+    if (++queue->second.serving == queue->second.last_ticket) turns().queues.erase(queue);
+  }
+  turns().moved.notify_all();
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,36 @@
+// Names of collectives that calls work out for themselves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "horon/ops/session/process_set.h"
+
+namespace horon::torch_detail {
+
+// `given`, or if that is empty "kind.noname.N", counted in the order of the calls on each process
+// set. Any thread.
+std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set);
+
+// Throws Error(InvalidArgument) with this text. The call fails with it under its name on the other
+// ranks of the set as well, which would wait for this one otherwise.
+[[noreturn]] void refuse_call(const std::string& name, const ProcessSet& set,
+                              const std::string& text);
+
+// Its life is one call's turn under a name: a second call of the same name and process set waits
+// until the first has ended. So a name that is used again (a forward that is recomputed, two
+// backwards through one graph) is never in flight twice on a rank, and the n-th call of one rank
+// meets the n-th of the others. Turns come in the order of the calls. Any thread.
+class NameTurn {
+ public:
+  NameTurn(std::string name, uint32_t set);
+  ~NameTurn();
+  NameTurn(const NameTurn&) = delete;
+  NameTurn& operator=(const NameTurn&) = delete;
+
+ private:
+  const std::string key_;
+};
+
+}  // namespace horon::torch_detail

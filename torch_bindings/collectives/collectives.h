@@ -1,0 +1,183 @@
+// Collectives on tensors, each waiting or asynchronous, some in place too:
+//
+//   y = allreduce(x, {...})          waits, gives a new tensor
+//   allreduce_(x, {...})             waits, x holds the result
+//   h = allreduce_async(x, {...})    returns at once; h.poll(), h.wait()
+//   h = allreduce_async_(x, {...})   the same, into x
+//
+// grouped_collectives.h has them for several tensors at once, autograd.h with derivatives.
+//
+// Every rank of the process set makes the same calls; the order in which named tensors are
+// submitted may differ from rank to rank. What must agree (kind, dtype, shape, op, root, scales,
+// compression) is checked: where it differs every rank that submitted the tensor gets
+// Error(Mismatch) from wait(), naming the tensor, the ranks and both values, and the session goes
+// on.
+//
+// Tensors: dense, in host memory, of any shape (0 elements too); float32, float64, float16,
+// bfloat16, int8, uint8, int16, int32, int64, bool, complex64 and complex128. Any strides: results
+// are row-major, in-place calls keep the strides of the tensor. Between the call and the end of
+// wait() the input may not be written and an in-place tensor may not be touched; the handle's
+// operation keeps the memory alive by itself. Results carry no autograd history, in-place calls
+// write as under NoGradGuard. Any thread may call.
+//
+// Errors: InvalidArgument (this call: undefined, sparse, wrong device or dtype, root or splits that
+// can't be, no member of the set), NotInitialized from the call; DuplicateName (the name is in
+// flight on this rank), Mismatch, RankLeft, Stall, PeerDead, OperationFailed from wait().
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/ops/session/process_set.h"
+
+namespace horon {
+
+namespace torch_detail {
+class PendingCollective;
+}
+
+// A collective under way. Copies speak of the same one. Letting go of a handle without wait() is
+// fine: the collective goes on; but then nobody hears of its failure, and an in-place tensor that
+// is not contiguous stays as it was.
+class Handle {
+ public:
+  Handle() = default;
+  explicit Handle(std::shared_ptr<torch_detail::PendingCollective> pending);
+
+  // Has it ended (well or badly)? Never blocks.
+  bool poll() const;
+  // Blocks until it has ended; the result, the same tensor each time. Throws its error, each time.
+  at::Tensor wait() const;
+  // As wait(), but throws Error(Timeout) when the time is over. The collective goes on, and may be
+  // waited for again.
+  at::Tensor wait(std::chrono::nanoseconds timeout) const;
+  // Allgather, gather, alltoall, scatter: the rows of the result that came from each rank of the
+  // set. Waits.
+  std::vector<int64_t> received_splits() const;
+
+ private:
+  std::shared_ptr<torch_detail::PendingCollective> pending_;
+};
+
+// The same for a group of tensors.
+class GroupHandle {
+ public:
+  GroupHandle() = default;
+  explicit GroupHandle(std::shared_ptr<torch_detail::PendingCollective> pending);
+
+  bool poll() const;
+  // The results, in the order of the call.
+  std::vector<at::Tensor> wait() const;
+  std::vector<at::Tensor> wait(std::chrono::nanoseconds timeout) const;
+
+ private:
+  std::shared_ptr<torch_detail::PendingCollective> pending_;
+};
+
+struct AllreduceOptions {
+  // What the tensor is called on all ranks. Empty: "allreduce.noname.N", counted in the order of
+  // the calls, which must then be the same on all ranks.
+  std::string name = {};
+  // Average of integers: the sum divided by the number of ranks, rounded toward zero. No Average of
+  // bool. Sum and Max of bool are "or", Product and Min are "and". 16-bit floating types are summed
+  // in float32 and rounded once. Complex: Sum and Average.
+  ReduceOp op = ReduceOp::Average;
+  // result = postscale * op(prescale * x); floating types only.
+  double prescale = 1.0;
+  double postscale = 1.0;
+  // float32 only: what travels is rounded to 16 bits on the way in and on the way out, sums are
+  // made in float32.
+  Compression compression = Compression::None;
+  ProcessSet process_set = {};
+};
+
+at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});
+at::Tensor& allreduce_(at::Tensor& tensor, const AllreduceOptions& options = {});
+Handle allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options = {});
+Handle allreduce_async_(const at::Tensor& tensor, const AllreduceOptions& options = {});
+
+struct BroadcastOptions {
+  std::string name = {};  // empty: "broadcast.noname.N"
+  int root = 0;           // the rank (of the world) whose values all ranks get
+  ProcessSet process_set = {};
+};
+
+at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {});
+at::Tensor& broadcast_(at::Tensor& tensor, const BroadcastOptions& options = {});
+Handle broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {});
+Handle broadcast_async_(const at::Tensor& tensor, const BroadcastOptions& options = {});
+
+struct AllgatherOptions {
+  std::string name = {};  // empty: "allgather.noname.N"
+  ProcessSet process_set = {};
+};
+
+// The tensors of all ranks one after the other along the first dimension, in the order of ranks:
+// [n0 + n1 + ..., d1, ...] from [n_rank, d1, ...]. The first dimension may differ from rank to rank
+// (0 too), the others may not. Scalars become rows: N ranks give a tensor of shape [N].
+at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options = {});
+Handle allgather_async(const at::Tensor& tensor, const AllgatherOptions& options = {});
+
+struct ReducescatterOptions {
+  std::string name = {};            // empty: "reducescatter.noname.N"
+  ReduceOp op = ReduceOp::Average;  // prescale, postscale: as for allreduce
+  double prescale = 1.0;
+  double postscale = 1.0;
+  // Rows for each rank of the set, the same on all. Empty: as even as can be, the first ranks get
+  // one more.
+  std::vector<int64_t> splits = {};
+  ProcessSet process_set = {};
+};
+
+// The rows of the reduced tensor that are this rank's: [n_rank, d1, ...] from [n0 + n1 + ..., d1,
+// ...], the shape being the same on all ranks.
+at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options = {});
+Handle reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options = {});
+
+struct AlltoallOptions {
+  std::string name = {};  // empty: "alltoall.noname.N"
+  // Rows that each rank of the set gets from this one. Empty: all get the same, and the first
+  // dimension must be divisible.
+  std::vector<int64_t> splits = {};
+  ProcessSet process_set = {};
+};
+
+struct AlltoallResult {
+  at::Tensor tensor;
+  std::vector<int64_t> received_splits;  // rows from each rank of the set
+};
+
+// Rows for every rank, cut from the tensor in the order of ranks; gives what all ranks cut for this
+// one, in the order of ranks.
+AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options = {});
+Handle alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options = {});
+
+struct GatherOptions {
+  std::string name = {};  // empty: "gather.noname.N"
+  int root = 0;           // a rank of the world
+  ProcessSet process_set = {};
+};
+
+// As allgather on the root; the others get no rows: [0, d1, ...].
+at::Tensor gather(const at::Tensor& tensor, const GatherOptions& options = {});
+Handle gather_async(const at::Tensor& tensor, const GatherOptions& options = {});
+
+struct ScatterOptions {
+  std::string name = {};  // empty: "scatter.noname.N"
+  int root = 0;           // a rank of the world
+  // On the root: rows for each rank of the set. Empty: as even as can be, the first get one more.
+  std::vector<int64_t> splits = {};
+  ProcessSet process_set = {};
+};
+
+// This rank's rows of the root's tensor. On the others the tensor says dtype and row shape; its
+// rows are not read, and may be none: [0, d1, ...].
+at::Tensor scatter(const at::Tensor& tensor, const ScatterOptions& options = {});
+Handle scatter_async(const at::Tensor& tensor, const ScatterOptions& options = {});
+
+}  // namespace horon

@@ -1,0 +1,150 @@
+#include "horon/torch_bindings/collectives/grouped_collectives.h"
+
+#include "horon/core/base/error.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/collectives/pending_collective.h"
+
+namespace horon {
+namespace {
+
+using torch_detail::PendingCollective;
+using torch_detail::Place;
+using Pending = std::shared_ptr<PendingCollective>;
+
+template <class Options>
+Pending make(CollectiveKind kind, std::string_view kind_name, const Options& options,
+             const Tensors& tensors) {
+  auto pending =
+      std::make_shared<PendingCollective>(kind, kind_name, options.name, options.process_set, true);
+  if (tensors.empty()) {
+    pending->refuse(Error(ErrorCode::InvalidArgument,
+                          "tensor \"" + pending->name + "\": the group has no tensors"));
+  }
+  return pending;
+}
+
+GroupHandle submit(const Pending& pending) {
+  pending->submit(pending);
+  return GroupHandle(pending);
+}
+
+GroupHandle start_allreduce(const Tensors& tensors, const AllreduceOptions& options, Place place) {
+  const Pending pending = make(CollectiveKind::Allreduce, "grouped_allreduce", options, tensors);
+  pending->spec.reduce_op = options.op;
+  pending->spec.prescale = options.prescale;
+  pending->spec.postscale = options.postscale;
+  pending->spec.compression = options.compression;
+  for (const at::Tensor& tensor : tensors) pending->add(tensor, place);
+  return submit(pending);
+}
+
+GroupHandle start_broadcast(const Tensors& tensors, const BroadcastOptions& options, Place place) {
+  const Pending pending = make(CollectiveKind::Broadcast, "grouped_broadcast", options, tensors);
+  pending->set_root(options.root);
+  for (const at::Tensor& tensor : tensors) pending->add(tensor, place);
+  return submit(pending);
+}
+
+}  // namespace
+
+Tensors grouped_allreduce(const Tensors& tensors, const AllreduceOptions& options) {
+  return grouped_allreduce_async(tensors, options).wait();
+}
+
+void grouped_allreduce_(Tensors& tensors, const AllreduceOptions& options) {
+  (void)grouped_allreduce_async_(tensors, options).wait();
+}
+
+GroupHandle grouped_allreduce_async(const Tensors& tensors, const AllreduceOptions& options) {
+  return start_allreduce(tensors, options, Place::New);
+}
+
+GroupHandle grouped_allreduce_async_(const Tensors& tensors, const AllreduceOptions& options) {
+  return start_allreduce(tensors, options, Place::Same);
+}
+
+Tensors grouped_broadcast(const Tensors& tensors, const BroadcastOptions& options) {
+  return grouped_broadcast_async(tensors, options).wait();
+}
+
+void grouped_broadcast_(Tensors& tensors, const BroadcastOptions& options) {
+  (void)grouped_broadcast_async_(tensors, options).wait();
+}
+
+GroupHandle grouped_broadcast_async(const Tensors& tensors, const BroadcastOptions& options) {
+  return start_broadcast(tensors, options, Place::New);
+}
+
+GroupHandle grouped_broadcast_async_(const Tensors& tensors, const BroadcastOptions& options) {
+  return start_broadcast(tensors, options, Place::Same);
+}
+
+Tensors grouped_allgather(const Tensors& tensors, const AllgatherOptions& options) {
+  return grouped_allgather_async(tensors, options).wait();
+}
+
+GroupHandle grouped_allgather_async(const Tensors& tensors, const AllgatherOptions& options) {
+  const Pending pending = make(CollectiveKind::Allgather, "grouped_allgather", options, tensors);
+  for (const at::Tensor& tensor : tensors) pending->add_rows(tensor);
+  return submit(pending);
+}
+
+Tensors grouped_reducescatter(const Tensors& tensors, const ReducescatterOptions& options) {
+  return grouped_reducescatter_async(tensors, options).wait();
+}
+
+GroupHandle grouped_reducescatter_async(const Tensors& tensors,
+                                        const ReducescatterOptions& options) {
+  const Pending pending =
+      make(CollectiveKind::Reducescatter, "grouped_reducescatter", options, tensors);
+  pending->spec.reduce_op = options.op;
+  pending->spec.prescale = options.prescale;
+  pending->spec.postscale = options.postscale;
+  pending->spec.splits = options.splits;
+  for (const at::Tensor& tensor : tensors) pending->add_rows(tensor);
+  return submit(pending);
+}
+
+Tensors grouped_alltoall(const Tensors& tensors, const AlltoallOptions& options) {
+  return grouped_alltoall_async(tensors, options).wait();
+}
+
+GroupHandle grouped_alltoall_async(const Tensors& tensors, const AlltoallOptions& options) {
+  const Pending pending = make(CollectiveKind::Alltoall, "grouped_alltoall", options, tensors);
+  for (const at::Tensor& tensor : tensors) {
+    pending->add_rows(tensor,
+                      options.splits.empty() ? pending->equal_splits(tensor) : options.splits);
+  }
+  return submit(pending);
+}
+
+Tensors grouped_gather(const Tensors& tensors, const GatherOptions& options) {
+  return grouped_gather_async(tensors, options).wait();
+}
+
+GroupHandle grouped_gather_async(const Tensors& tensors, const GatherOptions& options) {
+  const Pending pending = make(CollectiveKind::Gather, "grouped_gather", options, tensors);
+  pending->set_root(options.root);
+  for (const at::Tensor& tensor : tensors) pending->add_rows(tensor);
+  return submit(pending);
+}
+
+Tensors grouped_scatter(const Tensors& tensors, const ScatterOptions& options) {
+  return grouped_scatter_async(tensors, options).wait();
+}
+
+GroupHandle grouped_scatter_async(const Tensors& tensors, const ScatterOptions& options) {
+  const Pending pending = make(CollectiveKind::Scatter, "grouped_scatter", options, tensors);
+  pending->set_root(options.root);
+  for (const at::Tensor& tensor : tensors) {
+    if (options.root == rank()) {
+      pending->add_rows(tensor,
+                        options.splits.empty() ? pending->even_splits(tensor) : options.splits);
+    } else {
+      pending->add_rows(tensor.defined() && tensor.dim() > 0 ? tensor.slice(0, 0, 0) : tensor);
+    }
+  }
+  return submit(pending);
+}
+
+}  // namespace horon

@@ -1,0 +1,177 @@
+// C++ values from rank to rank: configurations, vocabularies, metrics, small tensors.
+//
+//   config = horon::broadcast_object(config, {.root = 0});            // std::string
+//   std::vector<double> times = horon::allgather_object(seconds);
+//   std::vector<std::vector<at::Tensor>> all = horon::gather_object(tensors, {.root = 0});
+//
+// A value is one of these, the same type on all ranks:
+//  - std::string: its bytes, any bytes;
+//  - a number, bool or enum;
+//  - at::Tensor, std::vector<at::Tensor>: as torch::save writes them; shapes and dtypes may differ
+//    from rank to rank. A view sends its own elements only;
+//  - c10::IValue with what torch::pickle_save takes: lists, dictionaries, tuples of such values;
+//  - a module (a ModuleHolder or a shared_ptr to a module), for broadcast only: torch::load() puts
+//    the root's parameters and buffers into the module that is given;
+//  - any other type that torch::save and torch::load take and that has a default constructor.
+//
+// Values are written to bytes and read again: for tensors that matter, allreduce() and
+// broadcast_parameters() are faster. Calls, names and threads as in bytes.h. Throws Error as
+// collectives do; InvalidArgument, on all ranks, if a value can't be written; OperationFailed if
+// its bytes can't be read.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/pimpl.h>
+#include <torch/serialize.h>
+
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/collectives/bytes.h"
+#include "horon/torch_bindings/collectives/call_names.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace horon {
+namespace torch_detail {
+
+template <class T>
+inline constexpr bool kIsNumber = std::is_arithmetic_v<T> || std::is_enum_v<T>;
+template <class T>
+struct IsModule : std::is_base_of<::torch::detail::ModuleHolderIndicator, T> {};
+template <class T>
+struct IsModule<std::shared_ptr<T>> : std::is_base_of<::torch::nn::Module, T> {};
+
+// A view brings the whole storage with it into an archive.
+at::Tensor without_neighbours(const at::Tensor& tensor);
+std::vector<at::Tensor> without_neighbours(const std::vector<at::Tensor>& tensors);
+template <class T>
+const T& without_neighbours(const T& value) {
+  return value;
+}
+
+template <class T>
+std::string write_object(const T& value) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    return value;
+  } else if constexpr (kIsNumber<T>) {
+    return {reinterpret_cast<const char*>(&value), sizeof(T)};
+  } else if constexpr (std::is_same_v<T, c10::IValue>) {
+    const std::vector<char> bytes = ::torch::pickle_save(value);
+    return {bytes.begin(), bytes.end()};
+  } else {
+    std::ostringstream stream;
+    ::torch::save(without_neighbours(value), stream);
+    return std::move(stream).str();
+  }
+}
+
+// `into`: the value that the caller gave; modules are read into it.
+template <class T>
+T read_object(const std::string& bytes, [[maybe_unused]] const T& into) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    return bytes;
+  } else if constexpr (kIsNumber<T>) {
+    if (bytes.size() != sizeof(T)) throw std::runtime_error("ranks gave values of different types");
+    T value{};
+    std::memcpy(&value, bytes.data(), sizeof(T));
+    return value;
+  } else if constexpr (std::is_same_v<T, c10::IValue>) {
+    return ::torch::pickle_load({bytes.begin(), bytes.end()});
+  } else {
+    T value = [&] {
+      if constexpr (IsModule<T>::value) {
+        return into;
+      } else {
+        return T{};
+      }
+    }();
+    std::istringstream stream(bytes);
+    ::torch::load(value, stream);
+    return value;
+  }
+}
+
+// What `write` gives. If it throws: Error(InvalidArgument) here, and on the ranks that wait in the
+// collective `name`.
+std::string write_or_refuse(const std::string& name, const ProcessSet& set,
+                            const std::function<std::string()>& write);
+// For a catch block: makes an Error(OperationFailed) of what was thrown.
+[[noreturn]] void throw_unreadable(const std::string& name, int source);
+
+template <class T>
+T read_or_fail(const std::string& name, int source, const std::string& bytes, const T& into) {
+  try {
+    return read_object<T>(bytes, into);
+  } catch (const std::exception&) {
+    throw_unreadable(name, source);
+  }
+}
+
+template <class T>
+std::vector<T> read_objects(const std::string& name, const ProcessSet& set,
+                            const std::vector<std::string>& bytes, const T& like) {
+  const std::vector<int> ranks = set.ranks();
+  std::vector<T> values;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    values.push_back(read_or_fail<T>(name, ranks[i], bytes[i], like));
+  }
+  return values;
+}
+
+}  // namespace torch_detail
+
+// The root's value. Unnamed: "broadcast_object.noname.N".
+template <class T>
+T broadcast_object(const T& value, const ObjectOptions& options = {}) {
+  namespace detail = torch_detail;
+  const ProcessSet& set = options.process_set;
+  ObjectOptions named = options;
+  named.name = detail::given_or_counted(options.name, "broadcast_object", set.id());
+  if (rank() == options.root) {
+    const auto write = [&] { return detail::write_object(value); };
+    // The size is the first thing that the others wait for.
+    (void)broadcast_bytes(detail::write_or_refuse(named.name + ".size", set, write), named);
+    return value;
+  }
+  const std::string bytes = broadcast_bytes({}, named);
+  return detail::read_or_fail<T>(named.name, options.root, bytes, value);
+}
+
+// The value of each rank of the set, in the order of ranks. Unnamed: "allgather_object.noname.N".
+template <class T>
+std::vector<T> allgather_object(const T& value, const ObjectOptions& options = {}) {
+  static_assert(!torch_detail::IsModule<T>::value, "gather a module's tensors instead");
+  namespace detail = torch_detail;
+  const ProcessSet& set = options.process_set;
+  ObjectOptions named = options;
+  named.name = detail::given_or_counted(options.name, "allgather_object", set.id());
+  const auto write = [&] { return detail::write_object(value); };
+  return detail::read_objects<T>(
+      named.name, set, allgather_bytes(detail::write_or_refuse(named.name, set, write), named),
+      value);
+}
+
+// The same on the root; nothing elsewhere. Unnamed: "gather_object.noname.N".
+template <class T>
+std::vector<T> gather_object(const T& value, const ObjectOptions& options = {}) {
+  static_assert(!torch_detail::IsModule<T>::value, "gather a module's tensors instead");
+  namespace detail = torch_detail;
+  const ProcessSet& set = options.process_set;
+  ObjectOptions named = options;
+  named.name = detail::given_or_counted(options.name, "gather_object", set.id());
+  const auto write = [&] { return detail::write_object(value); };
+  return detail::read_objects<T>(
+      named.name, set, gather_bytes(detail::write_or_refuse(named.name, set, write), named), value);
+}
+
+}  // namespace horon

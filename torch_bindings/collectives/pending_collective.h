@@ -1,0 +1,86 @@
+// A collective on tensors between its call and its wait(): what all public forms have in common.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/core/runtime/submission.h"
+#include "horon/ops/session/process_set.h"
+
+namespace horon::torch_detail {
+
+enum class Place : uint8_t { New, Same };
+
+// Shared by the handles of one collective and, until it has ended, by the runtime. The runtime
+// thread never calls LibTorch: what is left to do on tensors is done by the first wait().
+class PendingCollective {
+ public:
+  // `kind_name`: what an unnamed call is called after ("allreduce", "grouped_allreduce").
+  PendingCollective(CollectiveKind kind, std::string_view kind_name, const std::string& name,
+                    const ProcessSet& process_set, bool grouped = false);
+
+  // What the ranks agree on; fill in before submit().
+  core::EntrySpec spec;
+  const std::string name;
+
+  // Throws `error` here, and lets the call fail under its name on the ranks that made it rightly,
+  // which would wait for this one otherwise.
+  [[noreturn]] void refuse(const Error& error) const;
+
+  // Refuses what is no member of the process set.
+  void set_root(int root);
+  // Rows for each member, where the call gives none: all the same, or else as even as can be.
+  std::vector<int64_t> equal_splits(const at::Tensor& tensor) const;
+  std::vector<int64_t> even_splits(const at::Tensor& tensor) const;
+
+  // Adds a tensor whose result has its own shape: written to a new tensor, or to itself.
+  void add(const at::Tensor& tensor, Place place);
+  // Adds a tensor whose result differs in its first dimension; a scalar counts as one row.
+  // `splits`: for the members of the set, if this rank divides the rows.
+  void add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits = {});
+
+  // Begins. The parts must have been checked, and `self` is this object.
+  void submit(const std::shared_ptr<PendingCollective>& self);
+
+  core::HandleState& state() const { return *state_; }
+  // After it has ended. Throws its error, each time.
+  const std::vector<at::Tensor>& results();
+  // The rows of each result that came from each member of the set; [part][member].
+  std::vector<std::vector<int64_t>> received_rows() const;
+
+ private:
+  struct Part {
+    at::Tensor input;   // row-major, real
+    at::Tensor output;  // row-major, real; rows: made by the first wait()
+    at::Tensor target;  // in place on a tensor that is not row-major: takes a copy of the output
+    bool complex = false;
+    std::vector<int64_t> row_shape;  // rows: the shape of one, real
+    bool hollow = false;             // rows: of no elements; one byte or number stands for each
+    std::shared_ptr<std::byte> bytes;
+    int64_t elements = 0;
+    at::Tensor result;
+  };
+
+  void check(const at::Tensor& tensor, Place place);
+  void check_reduction(const at::Tensor& tensor) const;
+  std::string part_name(const at::Tensor& tensor) const;
+  void settle();
+  void settle_rows(Part& part);
+
+  const ProcessSet process_set_;
+  const bool grouped_;  // several tensors under one name
+  std::vector<Part> parts_;
+  std::vector<int64_t> splits_;
+  std::shared_ptr<core::HandleState> state_;
+  std::vector<at::Tensor> results_;
+  std::once_flag settled_;
+};
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,104 @@
+#include "horon/torch_bindings/gradients/bucket.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
+
+namespace horon::torch_detail {
+namespace {
+
+// Large memory that was never written has no pages.
+std::shared_ptr<std::byte> untouched_memory(size_t bytes) {
+  auto* memory = static_cast<std::byte*>(std::malloc(bytes));
+  if (memory == nullptr) throw std::bad_alloc();
+  return {memory, [](std::byte* own) { std::free(own); }};
+}
+
+}  // namespace
+
+GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
+                               std::span<const GradientLayout> layouts,
+                               const GradientSettings& settings)
+    : name_(std::move(name)),
+      slots_(std::move(slots)),
+      set_(settings.set),
+      sparse_(layouts[slots_.front()].sparse),
+      dtype_(layouts[slots_.front()].dtype) {
+  std::vector<core::TensorPart> parts;
+  for (const size_t slot : slots_) {
+    const GradientLayout& layout = layouts[slot];
+    parts_.push_back({elements_, layout.sizes, layout.strides});
+    parts.push_back({layout.compared_name(), layout.sizes});
+    elements_ += layout.elements();
+  }
+  const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
+  const size_t bytes =
+      std::max<size_t>(1, static_cast<size_t>(elements_) * c10::elementSize(dtype_));
+  memory_ = sparse_ ? untouched_memory(bytes) : core::allocate_host(bytes);
+  auto* owner = new std::shared_ptr<std::byte>(memory_);
+  at::DataPtr data(
+      memory_.get(), owner,
+      [](void* context) { delete static_cast<std::shared_ptr<std::byte>*>(context); }, at::kCPU);
+  storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false);
+  auto spec =
+      std::make_shared<core::EntrySpec>(gradient_spec(settings, data_type_of(make_view(0), name_)));
+  spec->parts = std::move(parts);
+  spec_ = std::move(spec);
+}
+
+at::Tensor GradientBucket::make_view(int64_t offset, at::IntArrayRef sizes,
+                                     at::IntArrayRef strides) const {
+  // Not narrow() or as_strided(): zero_grad() calls detach_(), which autograd's own views refuse.
+  const PlainMode plain;
+  at::Tensor view = at::empty({0}, at::TensorOptions().dtype(dtype_));
+  view.set_(storage_, offset, sizes, strides);
+  return view;
+}
+
+at::Tensor GradientBucket::make_view(size_t part) const {
+  return make_view(parts_[part].offset, parts_[part].sizes, parts_[part].strides);
+}
+
+at::Tensor GradientBucket::flat() const { return make_view(0, {elements_}, {1}); }
+
+std::vector<std::string> GradientBucket::part_names() const {
+  std::vector<std::string> names;
+  for (const core::TensorPart& part : spec_->parts) names.push_back(part.name);
+  return names;
+}
+
+bool GradientBucket::holds(const at::Tensor& tensor, size_t part) const {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.scalar_type() == dtype_ &&
+         tensor.has_storage() &&
+         tensor.storage().unsafeGetStorageImpl() == storage_.unsafeGetStorageImpl() &&
+         tensor.storage_offset() == parts_[part].offset &&
+         tensor.sizes() == at::IntArrayRef(parts_[part].sizes) &&
+         tensor.strides() == at::IntArrayRef(parts_[part].strides);
+}
+
+void GradientBucket::submit(std::vector<bool> absent) {
+  core::Submission submission;
+  submission.set = set_;
+  submission.name = name_;
+  submission.spec = spec_;
+  submission.memory = {{memory_.get(), memory_.get(), elements_}};
+  submission.absent = std::move(absent);
+  submission.keep_alive = memory_;
+  handle = core::runtime().submit(std::move(submission));
+}
+
+void GradientBucket::refuse(const Error& error) {
+  refusal = error;
+  core::runtime().refuse(name_, error.what(), set_);
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,80 @@
+// Gradients that are reduced together: which parameters share a bucket, and its memory.
+//
+// A bucket is one entry of the runtime (one part per parameter) and one stretch of memory that the
+// collectives use without a copy. The gradients lie in it one behind the other without gaps, so
+// that the entry has a single MemoryPart and nothing is packed a second time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/core/base/error.h"
+#include "horon/core/runtime/handle.h"
+#include "horon/torch_bindings/gradients/settings.h"
+
+namespace horon::torch_detail {
+
+class GradientBucket {
+ public:
+  // `slots` are indices into `layouts`. Takes memory from core::allocate_host(); for the bucket of
+  // a sparse gradient only address space, which nobody touches.
+  GradientBucket(std::string name, std::vector<size_t> slots,
+                 std::span<const GradientLayout> layouts, const GradientSettings& settings);
+
+  // A tensor over the memory of one part, without autograd history; each call makes a new one.
+  at::Tensor make_view(size_t part) const;
+  // All parts, one behind the other.
+  at::Tensor flat() const;
+  // Is this tensor exactly the memory of the part (by storage, offset, dtype and strides)?
+  bool holds(const at::Tensor& tensor, size_t part) const;
+
+  // Hands the bucket to the runtime. `absent`: one flag per part, or empty. Throws Error.
+  void submit(std::vector<bool> absent);
+
+  const std::string& name() const { return name_; }
+  const std::vector<size_t>& slots() const { return slots_; }
+  int64_t elements() const { return elements_; }
+  // Its only gradient stays sparse: it is never submitted.
+  bool is_sparse() const { return sparse_; }
+  std::vector<std::string> part_names() const;
+
+  // All ranks get an Error with this text for the bucket, in this step; here it is `refusal`.
+  void refuse(const Error& error);
+
+  // Of this step; null until submitted.
+  std::shared_ptr<core::HandleState> handle;
+  std::optional<Error> refusal;
+  // Expected parts that have not come yet.
+  int64_t pending = 0;
+
+ private:
+  struct Part {
+    int64_t offset = 0;  // in elements
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+  };
+
+  at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;
+
+  std::string name_;
+  std::vector<size_t> slots_;
+  uint32_t set_;
+  bool sparse_;
+  at::ScalarType dtype_;
+  std::vector<Part> parts_;
+  int64_t elements_ = 0;
+  std::shared_ptr<std::byte> memory_;
+  c10::Storage storage_;
+  std::shared_ptr<const core::EntrySpec> spec_;  // made once, so that a step copies no names
+};
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,124 @@
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include <ATen/ops/full_like.h>
+#include <c10/util/Type.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::torch_detail {
+namespace {
+
+size_t count_parameters(const OptimizerSteps::Groups& groups) {
+  size_t count = 0;
+  for (const auto& group : groups) count += group.params().size();
+  return count;
+}
+
+// Those without a name are called after their place.
+NamedParameters name_by_place(const OptimizerSteps::Groups& groups,
+                              const std::unordered_set<const void*>& named) {
+  NamedParameters result;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    const std::vector<at::Tensor>& parameters = groups[group].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (named.contains(parameters[i].unsafeGetTensorImpl())) continue;
+      result.emplace_back(core::concat("param_group.", group, ".", i), parameters[i]);
+    }
+  }
+  return result;
+}
+
+NamedParameters parameters_of(const OptimizerSteps::Groups& groups, const NamedParameters& named) {
+  std::unordered_set<const void*> mine;
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) mine.insert(parameter.unsafeGetTensorImpl());
+  }
+  NamedParameters result;
+  std::unordered_set<const void*> found;
+  for (const auto& [name, parameter] : named) {
+    if (!mine.contains(parameter.unsafeGetTensorImpl())) continue;
+    found.insert(parameter.unsafeGetTensorImpl());
+    result.emplace_back(name, parameter);
+  }
+  for (auto& unnamed : name_by_place(groups, found)) result.push_back(std::move(unnamed));
+  return result;
+}
+
+[[noreturn]] void refuse_to_save(const std::type_info& type, const char* why) {
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("save(): ", c10::demangle(type.name()), " ", why));
+}
+
+}  // namespace
+
+void require_no_state(const ::torch::optim::Optimizer& optimizer, const std::type_info& type) {
+  if (optimizer.state().empty()) return;
+  refuse_to_save(type, "has state but no save(), so that an archive would be empty; give it one");
+}
+
+void require_saveable(const ::torch::optim::LBFGS& optimizer) {
+  for (const auto& [parameter, state] : optimizer.state()) {
+    const auto& own = static_cast<const ::torch::optim::LBFGSParamState&>(*state);
+    if (!own.al().has_value()) continue;
+    for (const at::Tensor& value : *own.al()) {
+      if (value.defined()) continue;
+      refuse_to_save(typeid(::torch::optim::LBFGS),
+                     "can't be written by LibTorch after a step; save the parameters alone");
+    }
+  }
+}
+
+NamedParameters to_named(const ::torch::OrderedDict<std::string, at::Tensor>& parameters) {
+  NamedParameters result;
+  for (const auto& item : parameters) result.emplace_back(item.key(), item.value());
+  return result;
+}
+
+OptimizerSteps::OptimizerSteps(const Groups& groups, const NamedParameters& named,
+                               const DistributedOptimizerOptions& options)
+    : reducer_(parameters_of(groups, named), options),
+      known_parameters_(count_parameters(groups)) {}
+
+// add_param_group() is not virtual: a step looks whether something was added.
+void OptimizerSteps::adopt(const Groups& groups) {
+  const size_t count = count_parameters(groups);
+  if (count == known_parameters_) return;
+  reducer_.add_parameters(name_by_place(groups, {}));  // those that it knows are left out
+  known_parameters_ = count;
+}
+
+void OptimizerSteps::synchronize(const Groups& groups, GradientReducer::Passes passes) {
+  adopt(groups);
+  reducer_.synchronize(passes);
+  synchronized_ = true;
+}
+
+void OptimizerSteps::before_step(const Groups& groups) {
+  if (!synchronized_) {
+    synchronize(groups, GradientReducer::Passes::All);
+    return;
+  }
+  const std::string name = reducer_.unsynchronized_parameter();
+  if (name.empty()) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("gradient of \"", name, "\": it came after synchronize() and before ",
+                           "step(); call synchronize() again"));
+}
+
+::torch::optim::Optimizer::LossClosure OptimizerSteps::wrap(
+    const Groups& groups, ::torch::optim::Optimizer::LossClosure closure) {
+  return [this, &groups, closure = std::move(closure)] {
+    synchronized_ = false;
+    at::Tensor loss = closure();
+    before_step(groups);  // the closure may have synchronized by itself, to clip
+    if (!loss.defined()) return loss;
+    const double of_all = reducer_.reduce_number(loss.detach().item<double>());
+    return at::full_like(loss.detach(), of_all);
+  };
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,55 @@
+#include "horon/torch_bindings/gradients/gradient_reducer.h"
+
+#include <utility>
+
+#include "horon/torch_bindings/gradients/reducer_impl.h"
+
+namespace horon {
+
+GradientReducer::GradientReducer(const NamedParameters& parameters, GradientReducerOptions options)
+    : engine_(std::make_unique<torch_detail::GradientEngine>(parameters, options)) {}
+
+GradientReducer::~GradientReducer() = default;
+
+void GradientReducer::synchronize(Passes passes) { engine_->synchronize(passes); }
+
+void GradientReducer::add_parameters(const NamedParameters& parameters) {
+  engine_->add_parameters(parameters);
+}
+
+void GradientReducer::before_zeroing_in_place() { engine_->before_zeroing_in_place(); }
+
+std::string GradientReducer::unsynchronized_parameter() const {
+  return engine_->unsynchronized_parameter();
+}
+
+void GradientReducer::set_weight(double weight) { engine_->set_weight(weight); }
+
+double GradientReducer::reduce_number(double value) { return engine_->reduce_number(value); }
+
+GradientReducer::NoSync::NoSync(std::shared_ptr<std::atomic<int>> depth)
+    : depth_(std::move(depth)) {
+  ++*depth_;
+}
+
+GradientReducer::NoSync::~NoSync() {
+  if (depth_ != nullptr) --*depth_;  // null: moved from
+}
+
+GradientReducer::NoSync GradientReducer::no_sync() { return NoSync(engine_->no_sync_depth()); }
+
+void GradientReducer::before_bucket(std::function<void(const BucketView&)> function) {
+  engine_->before_bucket = std::move(function);
+}
+
+void GradientReducer::after_bucket(std::function<void(const BucketView&)> function) {
+  engine_->after_bucket = std::move(function);
+}
+
+GradientStatistics GradientReducer::statistics() const { return engine_->statistics(); }
+
+double GradientReducer::exposed_wait_seconds() const { return engine_->statistics().wait_seconds; }
+
+const std::string& GradientReducer::name() const { return engine_->name(); }
+
+}  // namespace horon

@@ -1,0 +1,191 @@
+#include "horon/torch_bindings/gradients/plan.h"
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/core/runtime/submission.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
+
+namespace horon::torch_detail {
+namespace {
+
+std::vector<int64_t> row_major_strides(at::IntArrayRef sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(1, sizes[i]);
+  }
+  return strides;
+}
+
+std::vector<int64_t> gradient_strides(const at::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
+  return row_major_strides(parameter.sizes());
+}
+
+uint64_t mix(uint64_t hash, std::string_view text) {  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+[[noreturn]] void refuse_group(const std::string& parameter, std::string_view why) {
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("groups: parameter \"", parameter, "\" ", why));
+}
+
+void check_group(const std::vector<size_t>& group, std::span<const GradientLayout> layouts) {
+  for (const size_t slot : group) {
+    const GradientLayout& first = layouts[group.front()];
+    if (layouts[slot].dtype == first.dtype) continue;
+    refuse_group(layouts[slot].name,
+                 core::concat("is ", c10::toString(layouts[slot].dtype), " and \"", first.name,
+                              "\" of the same group ", c10::toString(first.dtype),
+                              "; give each dtype a group of its own"));
+  }
+  if (group.size() > core::kPartsMax) {
+    throw Error(ErrorCode::Limit, core::concat("a group has ", group.size(),
+                                               " parameters; the limit is ", core::kPartsMax));
+  }
+}
+
+// The group that each slot is in; -1: none.
+std::vector<int64_t> group_numbers(size_t slots, const SlotGroups& groups) {
+  std::vector<int64_t> numbers(slots, -1);
+  for (size_t group = 0; group < groups.size(); ++group) {
+    for (const size_t slot : groups[group]) numbers[slot] = static_cast<int64_t>(group);
+  }
+  return numbers;
+}
+
+}  // namespace
+
+int64_t GradientLayout::elements() const { return core::element_count(sizes); }
+
+int64_t GradientLayout::bytes() const {
+  return elements() * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+bool GradientLayout::fits(const at::Tensor& parameter) const {
+  return parameter.scalar_type() == dtype && parameter.device().is_cpu() &&
+         parameter.sizes() == at::IntArrayRef(sizes) &&
+         (parameter.strides() == at::IntArrayRef(strides) ||
+          gradient_strides(parameter) == strides);
+}
+
+std::string GradientLayout::compared_name() const {
+  if (strides == row_major_strides(sizes)) return name;
+  return core::concat(name, " (strides ", core::shape_text(strides), ")");
+}
+
+GradientLayout layout_of(const at::Tensor& parameter, const std::string& name) {
+  check_tensor(parameter, name);
+  if (!parameter.is_leaf()) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("parameter \"", name, "\" is the result of an operation, not a leaf"));
+  }
+  return {name, parameter.scalar_type(), parameter.sizes().vec(), gradient_strides(parameter),
+          parameter.requires_grad()};
+}
+
+SlotGroups find_groups(const std::vector<std::vector<std::string>>& groups,
+                       std::span<const GradientLayout> layouts) {
+  std::unordered_map<std::string_view, size_t> by_name;
+  for (size_t i = 0; i < layouts.size(); ++i) by_name.emplace(layouts[i].name, i);
+  std::vector<bool> taken(layouts.size());
+  SlotGroups result;
+  for (const std::vector<std::string>& names : groups) {
+    if (names.empty()) continue;
+    std::vector<size_t>& group = result.emplace_back();
+    for (const std::string& name : names) {
+      const auto found = by_name.find(name);
+      if (found == by_name.end()) {
+        refuse_group(name, "is none of those that are reduced (a tied one has its first name)");
+      }
+      if (taken[found->second]) refuse_group(name, "is named twice");
+      taken[found->second] = true;
+      group.push_back(found->second);
+    }
+    check_group(group, layouts);
+  }
+  return result;
+}
+
+SlotGroups split_into_groups(int count, std::span<const GradientLayout> layouts) {
+  SlotGroups result;
+  const std::vector<int64_t> lengths =
+      core::even_splits(static_cast<int64_t>(layouts.size()), count);
+  size_t slot = 0;
+  for (const int64_t length : lengths) {
+    std::map<at::ScalarType, std::vector<size_t>> of_dtype;
+    for (int64_t i = 0; i < length; ++i, ++slot) of_dtype[layouts[slot].dtype].push_back(slot);
+    for (auto& [dtype, group] : of_dtype) {
+      check_group(group, layouts);
+      result.push_back(std::move(group));
+    }
+  }
+  return result;
+}
+
+SlotGroups plan_buckets(std::span<const GradientLayout> layouts, const BucketBytes& bytes,
+                        const SlotGroups& groups) {
+  struct Open {
+    size_t bucket = 0;
+    int64_t filled = 0;
+    int64_t cap = 0;
+  };
+  SlotGroups buckets;
+  std::map<std::pair<at::ScalarType, bool>, Open> open_ones;
+  std::map<int64_t, size_t> bucket_of_group;
+  const std::vector<int64_t> group_of = group_numbers(layouts.size(), groups);
+  for (size_t i = layouts.size(); i-- > 0;) {
+    if (layouts[i].sparse) {
+      buckets.push_back({i});
+      continue;
+    }
+    if (group_of[i] >= 0) {
+      const auto [place, is_new] = bucket_of_group.try_emplace(group_of[i], buckets.size());
+      if (is_new) buckets.emplace_back();
+      buckets[place->second].push_back(i);
+      continue;
+    }
+    const auto [place, is_new] =
+        open_ones.try_emplace({layouts[i].dtype, layouts[i].trained}, Open{buckets.size(), 0, 0});
+    Open& open = place->second;
+    if (is_new) {
+      buckets.emplace_back();
+      open.cap = bytes.first;
+    } else if (open.filled >= open.cap) {
+      open = {buckets.size(), 0, bytes.others};
+      buckets.emplace_back();
+    }
+    buckets[open.bucket].push_back(i);
+    open.filled += layouts[i].bytes();
+    if (buckets[open.bucket].size() == core::kPartsMax) open.filled = open.cap;
+  }
+  return buckets;
+}
+
+std::string describe_plan(const SlotGroups& buckets, std::span<const GradientLayout> layouts,
+                          const std::string& settings) {
+  uint64_t hash = mix(0xcbf29ce484222325u, settings);
+  int64_t elements = 0;
+  for (const std::vector<size_t>& bucket : buckets) {
+    hash = mix(hash, "|");
+    for (const size_t slot : bucket) {
+      const GradientLayout& layout = layouts[slot];
+      elements += layout.elements();
+      hash = mix(hash, core::concat(layout.name, layout.dtype, core::shape_text(layout.sizes),
+                                    core::shape_text(layout.strides)));
+    }
+  }
+  return core::concat(layouts.size(), " gradients (", elements, " elements) in ", buckets.size(),
+                      " buckets, ", settings, ", plan ", std::hex, hash);
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,99 @@
+#include "horon/torch_bindings/gradients/settings.h"
+
+#include <cmath>
+#include <string_view>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+
+namespace horon::torch_detail {
+namespace {
+
+template <class... Values>
+[[noreturn]] void refuse(const Values&... values) {
+  throw Error(ErrorCode::InvalidArgument, core::concat(values...));
+}
+
+int64_t bytes_or(const std::optional<int64_t>& wish, int64_t knob, std::string_view what) {
+  if (wish && *wish <= 0) refuse(what, " is ", *wish, ", not above 0");
+  return wish.value_or(knob);
+}
+
+void check(const GradientReducerOptions& options) {
+  const bool linear = options.op == ReduceOp::Sum || options.op == ReduceOp::Average;
+  if (options.backward_passes_per_step < 1) {
+    refuse("backward_passes_per_step is ", options.backward_passes_per_step, ", not above 0");
+  }
+  const double factor = options.gradient_predivide_factor;
+  if (!std::isfinite(factor) || factor <= 0) {
+    refuse("gradient_predivide_factor is ", factor, ", not a number above 0");
+  }
+  if (factor != 1 && options.op != ReduceOp::Average) {
+    refuse("gradient_predivide_factor is for Average, not for ", to_string(options.op));
+  }
+  if (options.average_aggregated_gradients && !linear) {
+    refuse("average_aggregated_gradients is for Average and Sum, not for ", to_string(options.op));
+  }
+  if (!options.sparse_as_dense && !linear) {
+    refuse("sparse_as_dense = false is for Average and Sum, not for ", to_string(options.op));
+  }
+  if (options.num_groups < 0) refuse("num_groups is ", options.num_groups, ", below 0");
+  if (options.num_groups > 0 && !options.groups.empty()) {
+    refuse("groups and num_groups are both given; choose one");
+  }
+}
+
+}  // namespace
+
+std::string GradientSettings::text() const {
+  std::string text{to_string(op)};
+  if (compression != Compression::None) text += core::concat(", ", to_string(compression));
+  if (passes != 1) text += core::concat(", ", passes, " passes");
+  if (prescale != 1 || postscale != 1) {
+    text += core::concat(", scales ", prescale, " and ", postscale);
+  }
+  if (!sparse_as_dense) text += ", sparse";
+  return text;
+}
+
+GradientSettings settings_of(const GradientReducerOptions& options) {
+  check(options);
+  const core::Config& config = core::runtime().config();
+  GradientSettings settings;
+  settings.op = options.op;
+  settings.set = options.process_set.id();
+  settings.ranks = options.process_set.ranks();
+  settings.member = options.process_set.includes_me();
+  if (settings.member) settings.set_rank = options.process_set.rank();
+  settings.bytes = {
+      bytes_or(options.first_bucket_bytes, config.first_bucket_bytes, "first_bucket_bytes"),
+      bytes_or(options.bucket_bytes, config.bucket_bytes, "bucket_bytes")};
+  settings.compression = options.compression;
+  settings.passes = options.backward_passes_per_step;
+  settings.prescale = 1 / options.gradient_predivide_factor;
+  settings.postscale = options.gradient_predivide_factor;
+  if (options.op == ReduceOp::Sum) {
+    settings.older_share = 1.0 / static_cast<double>(settings.ranks.size());
+  }
+  if (options.average_aggregated_gradients) {
+    settings.postscale /= settings.passes;
+    settings.older_share *= settings.passes;
+  }
+  settings.sparse_as_dense = options.sparse_as_dense;
+  settings.check_finite = options.check_finite.value_or(config.check_finite);
+  return settings;
+}
+
+core::EntrySpec gradient_spec(const GradientSettings& settings, DataType dtype) {
+  core::EntrySpec spec;
+  spec.kind = CollectiveKind::Allreduce;
+  spec.dtype = dtype;
+  spec.reduce_op = settings.op;
+  spec.prescale = settings.prescale;
+  spec.postscale = settings.postscale;
+  if (dtype == DataType::Float32) spec.compression = settings.compression;
+  return spec;
+}
+
+}  // namespace horon::torch_detail

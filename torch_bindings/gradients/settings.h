@@ -1,0 +1,43 @@
+// What a reducer's options come to on this rank: checked, and with the knobs filled in.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "horon/torch_bindings/gradients/gradient_reducer.h"
+#include "horon/torch_bindings/gradients/plan.h"
+
+namespace horon::torch_detail {
+
+struct GradientSettings {
+  ReduceOp op = ReduceOp::Average;
+  // The process set: its number, its ranks, and this rank's place among them.
+  uint32_t set = 0;
+  std::vector<int> ranks;
+  int set_rank = 0;
+  bool member = true;
+  BucketBytes bytes;
+  Compression compression = Compression::None;
+  double prescale = 1;
+  double postscale = 1;
+  int passes = 1;  // backward passes before a bucket is submitted
+  bool sparse_as_dense = true;
+  bool check_finite = false;
+
+  // What a rank brings of a value that .grad holds from an earlier step, so that the value comes
+  // out as it was.
+  double older_share = 1;
+
+  bool is_linear() const { return op == ReduceOp::Sum || op == ReduceOp::Average; }
+  // What ranks compare, in words.
+  std::string text() const;
+};
+
+// Throws Error(InvalidArgument) naming the option, Error(NotInitialized).
+GradientSettings settings_of(const GradientReducerOptions& options);
+
+// The spec of a reduction of gradients, without its parts.
+core::EntrySpec gradient_spec(const GradientSettings& settings, DataType dtype);
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,349 @@
+#include "horon/torch_bindings/gradients/slot.h"
+
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::torch_detail {
+namespace {
+
+bool same_memory_order(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.device() == b.device() && !a.is_neg() &&
+         a.strides() == b.strides() && a.is_non_overlapping_and_dense();
+}
+
+at::Tensor copy_like(const at::Tensor& view, const at::Tensor& values) {
+  at::Tensor copy = at::empty_strided(view.sizes(), view.strides(), view.options());
+  assign_values(copy, values);
+  return copy;
+}
+
+}  // namespace
+
+double neutral_element(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Min:
+      return std::numeric_limits<double>::infinity();
+    case ReduceOp::Max:
+      return -std::numeric_limits<double>::infinity();
+    case ReduceOp::Product:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+void assign_values(const at::Tensor& to, const at::Tensor& from) {
+  if (from.layout() != at::kStrided) {
+    to.copy_(from.to_dense());
+  } else if (same_memory_order(to, from)) {
+    if (to.numel() > 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+  } else {
+    to.copy_(from);
+  }
+}
+
+GradientSlot::Busy::Busy(GradientSlot& slot) : slot_(slot) {
+  if (!slot_.busy_.test_and_set(std::memory_order_acquire)) return;
+  slot_.refuse("two threads run backward() on it at a time");
+}
+
+GradientSlot::Busy::~Busy() { slot_.busy_.clear(std::memory_order_release); }
+
+GradientSlot::GradientSlot(std::string name, at::Tensor parameter, const GradientSettings& settings)
+    : name_(std::move(name)),
+      parameter_(std::move(parameter)),
+      settings_(settings),
+      kept_(at::Tensor().getIntrusivePtr()),
+      older_sparse_(at::Tensor().getIntrusivePtr()) {}
+
+void GradientSlot::refuse(const std::string& why) const {
+  throw Error(ErrorCode::InvalidArgument, core::concat("gradient of \"", name_, "\": ", why));
+}
+
+bool GradientSlot::is_kept(const at::Tensor& tensor) const {
+  if (!tensor.defined() || kept_.expired()) return false;
+  return kept_._unsafe_get_target() == tensor.unsafeGetTensorImpl() &&
+         kept_version_ == tensor._version();
+}
+
+void GradientSlot::keep(const at::Tensor& tensor) {
+  kept_ = decltype(kept_)(tensor.getIntrusivePtr());
+  kept_version_ = tensor._version();
+}
+
+void GradientSlot::move_to(const GradientBucket& bucket, size_t part) {
+  HORON_CHECK(state_ == State::Idle, "a bucket was replaced in the middle of a step");
+  const bool moves = bucket_ != nullptr && holds(grad());
+  const at::Tensor before = moves ? grad() : at::Tensor();
+  bucket_ = &bucket;
+  part_ = part;
+  view_ = bucket.make_view(part);
+  neutral_ = false;
+  if (!moves) return;
+  grad().reset();
+  if (before.sizes() != view_.sizes()) return;  // values of another shape mean nothing any more
+  assign_values(view_, before);
+  grad() = view_;
+}
+
+void GradientSlot::check_shape(const at::Tensor& gradient) const {
+  if (gradient.sizes() == view_.sizes()) return;
+  refuse(core::concat("it has shape ", gradient.sizes(), ", the parameter ", view_.sizes()));
+}
+
+// The gradient goes into the bucket, and .grad becomes the view of it.
+void GradientSlot::pack(at::Tensor& gradient) {
+  check_shape(gradient);
+  // The program can bend our own tensor (grad().set_data()); then the bucket needs a new view.
+  if (gradient.is_same(view_)) view_ = bucket_->make_view(part_);
+  neutral_ = false;
+  assign_values(view_, gradient);
+  if (gradient.requires_grad()) {
+    keep(gradient);
+    return;
+  }
+  gradient = view_;
+  older_ = scaled_ = false;  // what was in .grad before is not in this one
+  unweighted_.reset();
+}
+
+// .grad holds a value from an earlier step (no zero_grad(), or zero_grad(false)): the new gradients
+// are added to it, on all ranks. Every rank holds the same old value. Average, Min and Max let it
+// pass as it is; in a Sum each rank brings its share of it, and a result that is divided needs
+// more.
+void GradientSlot::use_older_value() {
+  if (std::exchange(older_, true)) return;
+  neutral_ = false;
+  if (settings_.older_share != 1) {
+    view_.mul_(settings_.older_share);
+    scaled_ = true;
+  } else if (settings_.op == ReduceOp::Product && view_.count_nonzero().item<int64_t>() != 0) {
+    older_ = false;
+    refuse("Product can't go on from the value of an earlier step; call zero_grad() first");
+  }
+}
+
+void GradientSlot::forget_bucket_value() {
+  discarded_ = true;
+  represented_ = false;
+  parked_ = false;
+  late_.reset();
+}
+
+void GradientSlot::before_accumulate(std::optional<double> weight) {
+  at::Tensor& current = grad();
+  if (!fired_ && is_older_sparse(current)) {
+    older_aside_ = std::exchange(current, at::Tensor());
+    parked_ = true;
+    return;
+  }
+  if (!parked_ && !current.defined()) older_aside_.reset();  // the program has dropped them
+  if (state_ == State::Submitted) {
+    if (holds(current)) {
+      current.reset();
+      parked_ = true;
+    } else if (represented_ && !(parked_ && !current.defined())) {
+      forget_bucket_value();  // dropped or replaced by the program, or about to grow (create_graph)
+    }
+  } else if (state_ == State::Idle && holds(current)) {
+    use_older_value();
+    if (weight == 0.0) unweighted_ = view_.clone();  // what comes now will not count
+    version_ = current._version();
+  }
+}
+
+GradientSlot::Arrival GradientSlot::after_accumulate() {
+  at::Tensor& current = grad();
+  if (!represented_ && older_aside_.defined() && std::exchange(parked_, false) &&
+      !current.defined()) {
+    current = std::exchange(older_aside_, at::Tensor());
+    return Arrival::Nothing;
+  }
+  if (!represented_ && stays_sparse(current)) return sparse_arrived(current);
+  if (state_ == State::Submitted) {
+    const bool was_parked = std::exchange(parked_, false);
+    if (!current.defined()) {
+      if (was_parked) current = view_;
+      return Arrival::Nothing;
+    }
+    if (holds(current)) refuse("its hooks were removed while it was being reduced");
+    take_late(current, was_parked);
+    fired_ = true;
+    return Arrival::Late;
+  }
+  if (!current.defined()) return Arrival::Nothing;
+  if (!holds(current)) {
+    pack(current);
+  } else if (state_ == State::Idle && current._version() == version_) {
+    return Arrival::Nothing;  // an undefined gradient came: the older value stands untouched
+  }
+  fired_ = true;
+  return std::exchange(state_, State::Filled) == State::Idle ? Arrival::First : Arrival::Again;
+}
+
+void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
+  check_shape(gradient);
+  const bool has_graph = gradient.requires_grad();
+  const bool linear = settings_.is_linear();
+  if (represented_ && (has_graph || !linear)) gradient = view_;  // the first one stays
+  if (represented_ && !linear) {
+    refuse(core::concat("a second one came while the first was being reduced; ",
+                        to_string(settings_.op),
+                        " can't add them. Call synchronize() or zero_grad() before backward()"));
+  }
+  if (represented_ && has_graph) {
+    refuse(
+        "it has a graph (create_graph), and an earlier one of this step is being reduced; call "
+        "zero_grad() or synchronize() before backward()");
+  }
+  if (late_.defined()) {
+    late_.add_(gradient.layout() == at::kStrided ? gradient : gradient.to_dense());
+  } else if (exclusive && gradient.layout() == at::kStrided && !has_graph &&
+             !gradient.is_inference() && same_memory_order(gradient, view_)) {
+    late_ = gradient;  // autograd has just made it, for nobody else
+  } else {
+    late_ = copy_like(view_, gradient);
+  }
+  represented_ = true;
+  if (has_graph) {
+    keep(gradient);
+  } else {
+    gradient = view_;
+  }
+}
+
+// The memory of a weight of 0 is emptied: its values may be NaN, as the mean over no samples is.
+void GradientSlot::weigh(std::optional<double> weight, bool present) {
+  weight_ = weight.value_or(1);
+  if (weight_ == 1 || !(present || older_)) return;
+  // If no rank has more than that, it comes back to the bit.
+  if (!present && !unweighted_.defined()) unweighted_ = view_.clone();
+  weight_ == 0 ? view_.zero_() : view_.mul_(weight_);
+}
+
+bool GradientSlot::prepare_submission(std::optional<double> weight) {
+  at::Tensor& current = grad();
+  bool present = state_ == State::Filled;
+  if (holds(current)) {
+    if (!present) use_older_value();
+  } else if (current.defined() && !stays_sparse(current)) {
+    // Without a hook: the program put it there, or it was hooked after backward().
+    if (!(present && is_kept(current))) pack(current);
+    present = true;
+  } else {
+    present = false;
+    if (!neutral_) view_.fill_(neutral_element(settings_.op));
+    neutral_ = true;
+    older_ = false;
+  }
+  represented_ = present || older_;
+  state_ = State::Submitted;
+  weigh(weight, present);
+  in_bucket_ = represented_ && weight_ != 0;
+  version_ = view_._version();
+  return present && weight_ != 0;
+}
+
+void GradientSlot::inspect(std::optional<double> weight) {
+  if (state_ != State::Submitted) return;
+  at::Tensor& current = grad();
+  if (parked_ && !current.defined()) current = parked();
+  parked_ = false;
+  if (holds(current)) {
+    if (view_._version() != version_) {
+      refuse(
+          "it was written to while it was being reduced; between backward() and step() call "
+          "synchronize() first");
+    }
+  } else if (!is_kept(current) && (represented_ || current.defined())) {
+    if (represented_) forget_bucket_value();
+    if (!current.defined() || stays_sparse(current)) return;
+    check_shape(current);
+    late_ = copy_like(view_, current);
+  }
+  if (!late_.defined() || !weight) return;
+  if (*weight == 0) {
+    late_.reset();
+  } else {
+    late_.mul_(*weight);
+  }
+}
+
+void GradientSlot::settle(const Result& result) {
+  at::Tensor& current = grad();
+  const bool defined = !result.failed && (result.produced || older_);
+  if (result.failed) {
+    current.reset();
+    neutral_ = false;
+  } else if (result.unused && older_) {
+    restore_older_value();
+  }
+  if (!result.failed && result.late.defined()) {
+    combine_late(result, defined);
+  } else if (!result.failed && !defined && is_older_sparse(current)) {
+    // No rank had anything new: it stays.
+  } else if (result.discarded || !defined) {
+    current.reset();
+  } else {
+    current = view_;
+  }
+  // Where the bucket was reduced, other ranks may have added something, if only an older value.
+  neutral_ = neutral_ && result.unused && !result.late.defined();
+  end_step();
+}
+
+// The reduction that would have put the shares together did not happen.
+void GradientSlot::restore_older_value() {
+  if (unweighted_.defined()) view_.copy_(unweighted_);
+  if (scaled_) view_.mul_(1 / settings_.older_share);
+}
+
+void GradientSlot::combine_late(const Result& result, bool defined) {
+  const bool replaces = result.discarded || !defined;
+  if (replaces && result.late.layout() != at::kStrided) {
+    grad() = result.late;
+    older_sparse_ = decltype(older_sparse_)(result.late.getIntrusivePtr());
+    return;
+  }
+  grad() = view_;
+  if (replaces) {
+    view_.copy_(result.late);
+  } else if (settings_.is_linear()) {
+    view_.add_(result.late);
+  } else if (settings_.op == ReduceOp::Product) {
+    view_.mul_(result.late);
+  } else {
+    view_.copy_(settings_.op == ReduceOp::Min ? at::minimum(view_, result.late)
+                                              : at::maximum(view_, result.late));
+  }
+}
+
+void GradientSlot::abandon(bool finished) {
+  at::Tensor& current = grad();
+  if (parked_ && !current.defined()) current = parked();
+  if (!finished && holds(current)) current.reset();
+  neutral_ = false;
+  end_step();
+}
+
+void GradientSlot::end_step() {
+  state_ = State::Idle;
+  fired_ = older_ = scaled_ = represented_ = in_bucket_ = parked_ = discarded_ = false;
+  sparse_is_older_ = false;
+  weight_ = 1;
+  late_.reset();
+  sparse_.reset();
+  older_aside_.reset();
+  unweighted_.reset();
+  kept_.reset();
+}
+
+}  // namespace horon::torch_detail

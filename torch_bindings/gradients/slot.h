@@ -1,0 +1,169 @@
+// One parameter's gradient on its way through a step: what .grad is, what the bucket holds, and
+// what came too late for it.
+//
+// Life of a step: Idle -> Filled (packed in the bucket, .grad is the view) -> Submitted (the bucket
+// is being reduced) -> settle() -> Idle. While Filled, further backward passes add to the view in
+// place, as in a plain program. While Submitted nobody may write there: before_accumulate() takes
+// the view out of .grad, autograd then hands over the new gradient alone, and that is kept as a
+// late part, which is reduced by itself at the end of the step.
+//
+// The program may drop or replace .grad at any time (zero_grad() by optimizer or module, its own
+// tensor). What the bucket holds of this parameter is then `discarded`. All ranks must have done
+// so: a sum can't be freed of one rank's share.
+//
+// A gradient that is sparse and is to stay so never enters the bucket: it stays in .grad until the
+// end of the step, and is then reduced by itself.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/torch_bindings/gradients/bucket.h"
+#include "horon/torch_bindings/gradients/settings.h"
+
+namespace horon::torch_detail {
+
+// What an element counts that a rank contributes without having a gradient.
+double neutral_element(ReduceOp op);
+// Copies values, whatever the layout and dtype of the source (sparse too). Same shape.
+void assign_values(const at::Tensor& to, const at::Tensor& from);
+
+// Not thread-safe, except that two threads in the hooks of one parameter are found out.
+class GradientSlot {
+ public:
+  enum class State : uint8_t { Idle, Filled, Submitted };
+  enum class Arrival : uint8_t { Nothing, First, Again, Late };
+
+  // The settings outlive it.
+  GradientSlot(std::string name, at::Tensor parameter, const GradientSettings& settings);
+
+  // The memory that .grad lives in from now on; Idle only. Values that .grad has in the memory of
+  // the bucket before move along.
+  void move_to(const GradientBucket& bucket, size_t part);
+
+  // Hooks. Throw Error(InvalidArgument) naming the parameter.
+  void before_accumulate(std::optional<double> weight);
+  Arrival after_accumulate();
+
+  // The bucket is about to be submitted: makes its memory hold this rank's contribution. False: it
+  // has none, and the memory holds the neutral element (or an older value that is still in .grad).
+  // `weight`: the contribution is multiplied by it; 0: there is none.
+  bool prepare_submission(std::optional<double> weight);
+
+  // The end of a step begins: puts a parked view back, and finds out what the program has done to
+  // .grad since the bucket was submitted. Throws Error(InvalidArgument) if it was written to while
+  // it was being reduced. `weight`: as above, for the late part.
+  void inspect(std::optional<double> weight);
+  // After inspect(), and after all buckets have been submitted: what is to be reduced sparsely.
+  void collect_sparse(std::optional<double> weight);
+
+  struct Result {
+    bool failed = false;     // there is no result
+    bool unused = false;     // no rank contributed to the whole bucket: memory is as it was
+    bool produced = true;    // some rank contributed
+    bool discarded = false;  // the programs of the ranks dropped what the bucket held
+    // The reduced late parts of all ranks, sparse if all were, or undefined.
+    at::Tensor late;
+  };
+  // Makes .grad what a plain program would see, and the slot Idle.
+  void settle(const Result& result);
+  // Without a result: the step is given up, and the bucket's memory is not ours to show any more.
+  void abandon(bool finished);
+
+  const std::string& name() const { return name_; }
+  const at::Tensor& parameter() const { return parameter_; }
+  const at::Tensor& view() const { return view_; }
+  const at::Tensor& late() const { return late_; }
+  // This rank's sparse gradient, coalesced; undefined if it has none.
+  const at::Tensor& sparse() const { return sparse_; }
+  // It is more than what an earlier step left in .grad.
+  bool sparse_is_new() const { return sparse_.defined() && !sparse_is_older_; }
+  State state() const { return state_; }
+  bool discarded() const { return discarded_; }
+  // Submitted: the bucket holds something of this rank, and the program has not dropped it.
+  bool counts_in_bucket() const { return in_bucket_ && !discarded_; }
+  bool fired() const { return fired_; }
+
+  // The bucket waits for this one before it is submitted. Set by the owner between steps.
+  bool expected = true;
+  // The owner's number of the bucket.
+  size_t bucket_number = 0;
+  // How often a gradient came that counts, in this step. Kept by the owner.
+  int passes = 0;
+
+  // Throws if another thread is in a hook of this parameter.
+  class Busy {
+   public:
+    explicit Busy(GradientSlot& slot);
+    ~Busy();
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+   private:
+    GradientSlot& slot_;
+  };
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const;
+  at::Tensor& grad() const { return parameter_.mutable_grad(); }
+  bool holds(const at::Tensor& tensor) const { return bucket_->holds(tensor, part_); }
+  void check_shape(const at::Tensor& gradient) const;
+  // gradient_slot_sparse.cc
+  bool stays_sparse(const at::Tensor& gradient) const;
+  bool is_older_sparse(const at::Tensor& gradient) const;
+  Arrival sparse_arrived(at::Tensor& gradient);
+  at::Tensor parked() { return older_aside_.defined() ? std::move(older_aside_) : view_; }
+
+  void weigh(std::optional<double> weight, bool present);
+  bool is_kept(const at::Tensor& tensor) const;
+  void keep(const at::Tensor& tensor);
+  void pack(at::Tensor& gradient);
+  void use_older_value();
+  void restore_older_value();
+  void forget_bucket_value();
+  void take_late(at::Tensor& gradient, bool exclusive);
+  void combine_late(const Result& result, bool defined);
+  void end_step();
+
+  std::string name_;
+  at::Tensor parameter_;
+  const GradientSettings& settings_;
+  const GradientBucket* bucket_ = nullptr;
+  size_t part_ = 0;
+  at::Tensor view_;
+  std::atomic_flag busy_;
+
+  State state_ = State::Idle;
+  bool fired_ = false;        // a gradient came in this step
+  bool older_ = false;        // the view held a value from before this step
+  bool scaled_ = false;       // that value has been multiplied by settings_.older_share
+  double weight_ = 1;         // Submitted: what the memory has been multiplied by
+  at::Tensor unweighted_;     // the older value, where this rank's weight has nothing to say on it
+  bool represented_ = false;  // Submitted: .grad stands for what bucket and late part hold
+  bool in_bucket_ = false;    // Submitted: the bucket was given more than the neutral element
+  bool parked_ = false;       // Submitted: before_accumulate() has taken the view out of .grad
+  bool discarded_ = false;
+  bool neutral_ = false;  // the memory holds the neutral element
+  int64_t version_ = 0;   // of the view, to see whether somebody wrote
+  at::Tensor late_;
+  // A gradient with a graph (create_graph) stays in .grad until the end of the step. A strong
+  // reference would be a cycle: parameter, gradient, graph, parameter.
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> kept_;
+  int64_t kept_version_ = 0;
+  at::Tensor sparse_;
+  at::Tensor older_aside_;  // before_accumulate() has taken it out of .grad
+  bool sparse_is_older_ = false;
+  // The sparse result of an earlier step, if it is still in .grad.
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> older_sparse_;
+};
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,223 @@
+#include "horon/torch_bindings/state/broadcast_state.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cxxabi.h>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <typeinfo>
+#include <unordered_map>
+
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/collectives/bytes.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/state/manifest.h"
+#include "horon/torch_bindings/state/optimizer_state.h"
+#include "horon/torch_bindings/tensors/failures.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
+
+namespace horon {
+namespace {
+
+using core::concat;
+
+constexpr const char* kParameters = "broadcast_parameters";
+constexpr const char* kOptimizer = "broadcast_optimizer_state";
+
+void check_root(const char* call, int root, const ProcessSet& set) {
+  const std::vector<int> ranks = set.ranks();
+  if (std::find(ranks.begin(), ranks.end(), root) != ranks.end()) return;
+  throw Error(ErrorCode::InvalidArgument,
+              concat(call, ": root ", root, " is not one of the ranks ", core::list_ranks(ranks)));
+}
+
+// The part before the backtrace, on one line.
+std::string first_line(const std::exception& error) {
+  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = from_torch ? from_torch->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+// One line per tensor; a tensor that appeared before under another name is a tie, and ties must
+// agree too.
+struct ParameterList {
+  std::vector<std::string> lines;
+  std::vector<NamedTensors::Item> unique;
+  std::string own_error;
+};
+
+ParameterList list_parameters(const NamedTensors& named, int root) {
+  ParameterList list;
+  list.lines.push_back(concat("root ", root));
+  std::unordered_map<const void*, std::string> seen;
+  for (const auto& [name, tensor] : named) {
+    try {
+      torch_detail::check_writable(tensor, name);
+    } catch (const Error& error) {
+      if (list.own_error.empty()) list.own_error = error.what();
+      list.lines.push_back(name);
+      continue;
+    }
+    const auto [tie, is_new] = seen.emplace(tensor.unsafeGetTensorImpl(), name);
+    list.lines.push_back(is_new ? concat(name, " ",
+                                         to_string(torch_detail::data_type_of(tensor, name)), " ",
+                                         core::shape_text(tensor.sizes()))
+                                : concat(name, " tied to ", tie->second));
+    if (is_new) list.unique.emplace_back(name, tensor);
+  }
+  return list;
+}
+
+std::string type_name(const torch::optim::Optimizer& optimizer) {
+  const char* mangled = typeid(optimizer).name();
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> readable(
+      abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
+  return status == 0 ? readable.get() : mangled;
+}
+
+std::vector<std::string> describe(const torch::optim::Optimizer& optimizer, int root) {
+  std::vector<std::string> lines{concat("root ", root), type_name(optimizer)};
+  for (const auto& group : optimizer.param_groups()) {
+    lines.push_back(concat("a group of ", group.params().size(), " parameters"));
+  }
+  return lines;
+}
+
+std::string archive_bytes(torch::serialize::OutputArchive& archive) {
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return std::move(stream).str();
+}
+
+std::string keeps_but_does_not_save(const torch::optim::Optimizer& optimizer) {
+  return concat(type_name(optimizer),
+                " keeps state but saves nothing; it needs its own save() and load()");
+}
+
+// The optimizer as torch::save writes it; empty bytes if there is nothing to send. Text in `error`
+// if it can't be saved.
+std::string save_optimizer(const torch::optim::Optimizer& optimizer, std::string& error) {
+  try {
+    torch::serialize::OutputArchive full;
+    optimizer.save(full);
+    std::string bytes = archive_bytes(full);
+    torch::serialize::OutputArchive nothing;
+    if (bytes.size() > archive_bytes(nothing).size()) return bytes;
+    if (!optimizer.state().empty()) error = keeps_but_does_not_save(optimizer);
+  } catch (const std::exception& e) {
+    error = concat(type_name(optimizer), " can't be saved: ", first_line(e));
+  }
+  return {};
+}
+
+std::string load_optimizer(torch::optim::Optimizer& optimizer, const std::string& bytes) {
+  try {
+    std::istringstream stream(bytes);
+    torch::serialize::InputArchive archive;
+    archive.load_from(stream);
+    // load() adds to what is there and drops nothing.
+    optimizer.state().clear();
+    optimizer.load(archive);
+    return {};
+  } catch (const std::exception& e) {
+    return concat(type_name(optimizer), " can't be loaded: ", first_line(e));
+  }
+}
+
+// Waits for all, whatever becomes of them, so that none is left in flight behind an error.
+void wait_for_all(const std::vector<Handle>& handles) {
+  torch_detail::Failures failures;
+  for (const Handle& handle : handles) failures.run([&] { handle.wait(); });
+  if (failures.first()) throw Error(*failures.first());
+}
+
+// Runs `work`; what it throws as text.
+std::string failure_of(const torch::optim::Optimizer& optimizer, const char* what,
+                       const std::function<void()>& work) {
+  try {
+    work();
+    return {};
+  } catch (const std::exception& error) {
+    return concat(type_name(optimizer), " can't be ", what, ": ", first_line(error));
+  }
+}
+
+// LibTorch's own: a few bytes, then tensor by tensor.
+void broadcast_known(torch::optim::Optimizer& optimizer, int root, const ProcessSet& set) {
+  torch_detail::TakenApart own;
+  std::string error;
+  if (rank() == root) {
+    error =
+        failure_of(optimizer, "taken apart", [&] { own = torch_detail::take_apart(optimizer); });
+  }
+  torch_detail::throw_together(ErrorCode::InvalidArgument, kOptimizer, error, set);
+  const std::string bytes =
+      broadcast_bytes(own.bytes, {.name = kOptimizer, .root = root, .process_set = set});
+  std::optional<torch_detail::PutTogether> copy;
+  if (rank() != root) {
+    error = failure_of(optimizer, "put together", [&] { copy.emplace(optimizer, bytes); });
+  }
+  torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error, set);
+  std::vector<at::Tensor>& tensors = copy ? copy->tensors() : own.tensors;
+  std::vector<Handle> handles;
+  for (at::Tensor& tensor : tensors) {
+    handles.push_back(broadcast_async_(
+        tensor,
+        {.name = concat(kOptimizer, ".", handles.size()), .root = root, .process_set = set}));
+  }
+  wait_for_all(handles);
+  if (copy) error = failure_of(optimizer, "loaded", [&] { copy->install(); });
+  torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error, set);
+}
+
+// Somebody's own: as its save() and load() have it.
+void broadcast_saved(torch::optim::Optimizer& optimizer, int root, const ProcessSet& set) {
+  std::string bytes;
+  std::string error;
+  if (rank() == root) bytes = save_optimizer(optimizer, error);
+  torch_detail::throw_together(ErrorCode::InvalidArgument, kOptimizer, error, set);
+  bytes = broadcast_bytes(bytes, {.name = kOptimizer, .root = root, .process_set = set});
+  if (bytes.empty()) {
+    if (!optimizer.state().empty()) error = keeps_but_does_not_save(optimizer);
+    torch_detail::throw_together(ErrorCode::InvalidArgument, kOptimizer, error, set);
+    return;
+  }
+  if (rank() != root) error = load_optimizer(optimizer, bytes);
+  torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error, set);
+}
+
+}  // namespace
+
+void broadcast_parameters(const NamedTensors& tensors, int root, const ProcessSet& process_set) {
+  check_root(kParameters, root, process_set);
+  ParameterList list = list_parameters(tensors, root);
+  torch_detail::throw_together(ErrorCode::InvalidArgument, kParameters, list.own_error,
+                               process_set);
+  torch_detail::require_same_lines(kParameters, list.lines, process_set);
+  std::vector<Handle> handles;
+  handles.reserve(list.unique.size());
+  for (auto& [name, tensor] : list.unique) {
+    handles.push_back(broadcast_async_(
+        tensor,
+        {.name = concat(kParameters, ".", name), .root = root, .process_set = process_set}));
+  }
+  wait_for_all(handles);
+}
+
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root,
+                               const ProcessSet& process_set) {
+  check_root(kOptimizer, root, process_set);
+  torch_detail::require_same_lines(kOptimizer, describe(optimizer, root), process_set);
+  torch_detail::is_known_optimizer(optimizer) ? broadcast_known(optimizer, root, process_set)
+                                              : broadcast_saved(optimizer, root, process_set);
+}
+
+}  // namespace horon

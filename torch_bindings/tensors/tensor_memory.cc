@@ -1,0 +1,128 @@
+#include "horon/torch_bindings/tensors/tensor_memory.h"
+
+#include <optional>
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/empty.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::torch_detail {
+namespace {
+
+using core::concat;
+
+[[noreturn]] void refuse(std::string_view name, const std::string& why) {
+  throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
+}
+
+std::optional<DataType> find_data_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DataType::Float32;
+    case at::kDouble:
+      return DataType::Float64;
+    case at::kHalf:
+      return DataType::Float16;
+    case at::kBFloat16:
+      return DataType::BFloat16;
+    case at::kChar:
+      return DataType::Int8;
+    case at::kByte:
+      return DataType::UInt8;
+    case at::kShort:
+      return DataType::Int16;
+    case at::kInt:
+      return DataType::Int32;
+    case at::kLong:
+      return DataType::Int64;
+    case at::kBool:
+      return DataType::Bool;
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+void check_tensor(const at::Tensor& tensor, std::string_view name) {
+  if (!tensor.defined()) refuse(name, "is undefined");
+  if (tensor.layout() != at::kStrided) {
+    refuse(name, concat("has layout ", tensor.layout(), "; collectives take dense tensors"));
+  }
+  if (!tensor.device().is_cpu()) {
+    refuse(name, concat("is on ", tensor.device(), "; this build reduces tensors on cpu"));
+  }
+  (void)data_type_of(tensor, name);
+  if (!tensor.has_storage()) refuse(name, "has no storage");
+}
+
+void check_writable(const at::Tensor& tensor, std::string_view name) {
+  check_tensor(tensor, name);
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    refuse(name, "has several elements in one place of memory (expanded?) and can't be written");
+  }
+}
+
+DataType data_type_of(const at::Tensor& tensor, std::string_view name) {
+  const std::optional<DataType> dtype = find_data_type(tensor.scalar_type());
+  if (!dtype) refuse(name, concat("has dtype ", tensor.scalar_type(), ", which is not supported"));
+  return *dtype;
+}
+
+at::ScalarType scalar_type_of(DataType dtype) {
+  switch (dtype) {
+    case DataType::Float32:
+      return at::kFloat;
+    case DataType::Float64:
+      return at::kDouble;
+    case DataType::Float16:
+      return at::kHalf;
+    case DataType::BFloat16:
+      return at::kBFloat16;
+    case DataType::Int8:
+      return at::kChar;
+    case DataType::UInt8:
+      return at::kByte;
+    case DataType::Int16:
+      return at::kShort;
+    case DataType::Int32:
+      return at::kInt;
+    case DataType::Int64:
+      return at::kLong;
+    case DataType::Bool:
+      return at::kBool;
+  }
+  HORON_CHECK(false, "unknown dtype");
+  return at::kFloat;
+}
+
+at::Tensor row_major(const at::Tensor& tensor) {
+  return tensor.detach().resolve_neg().contiguous();
+}
+
+at::Tensor row_major_like(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+}
+
+core::EntrySpec make_spec(CollectiveKind kind, const at::Tensor& tensor, const std::string& name) {
+  core::EntrySpec spec;
+  spec.kind = kind;
+  spec.dtype = data_type_of(tensor, name);
+  spec.parts.push_back({name, tensor.sizes().vec()});
+  return spec;
+}
+
+core::MemoryPart make_part(const at::Tensor& input, const at::Tensor& output) {
+  core::MemoryPart part;
+  part.count = input.numel();
+  if (output.defined()) part.output = static_cast<std::byte*>(output.mutable_data_ptr());
+  // In place: one address for both, also where asking for a writable one has just moved the data
+  // (copy on write).
+  part.input =
+      output.is_same(input) ? part.output : static_cast<const std::byte*>(input.const_data_ptr());
+  return part;
+}
+
+}  // namespace horon::torch_detail
