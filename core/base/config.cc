@@ -39,7 +39,7 @@ constexpr Scope kOwn = Scope::OwnOfEachRank;
 constexpr double kBytesMax = 1024.0 * 1024 * 1024 * 1024;
 constexpr double kDay_s = 24 * 3600;
 
-// One maker of rows for each kind of knob.
+// One function for each kind of knob makes its row.
 constexpr Knob bytes(std::string_view name, int64_t Config::*field, double min, Scope scope,
                      std::string_view meaning) {
   return {name, field, "bytes", {min, kBytesMax}, "", scope, meaning};
@@ -85,9 +85,9 @@ constexpr std::array kKnobs = {
     yes_or_no("HORON_CHECK_FINITE", &Config::check_finite, kOwn,
               "refuse to reduce a tensor that holds a NaN or an infinity, naming it and the rank"),
     text("HORON_LOG", &Config::log_level, "error, warn, info, debug", kOwn,
-         "what is told on standard error"),
+         "how much is logged on standard error"),
     text("HORON_TIMELINE", &Config::timeline, "", kOwn,
-         "file for a trace of what happened when; empty: none"),
+         "file for a trace of events (chrome://tracing); empty: none"),
 };
 
 const Knob* find_knob(std::string_view name) {
@@ -101,7 +101,7 @@ const Knob* find_knob(std::string_view name) {
   throw Error(ErrorCode::Config, concat(knob.name, "='", text, "': ", wanted));
 }
 
-// Integers are shown in full: 65536, not 6.5536e+04.
+// Integers are printed in full: 65536, not 6.5536e+04.
 std::string bound_text(const Knob& knob, double bound) {
   if (knob.unit == "bytes") return bytes_text(static_cast<uint64_t>(bound));
   if (std::holds_alternative<int64_t Config::*>(knob.field)) {
@@ -118,7 +118,7 @@ std::string range_text(const Knob& knob) {
 }
 
 void check_range(const Knob& knob, const std::string& text, double value) {
-  // Written so that a NaN is refused too.
+  // In this form a NaN is refused too.
   if (value >= knob.range.min && value <= knob.range.max) return;
   fail(knob, text, range_text(knob));
 }
@@ -245,7 +245,7 @@ std::vector<Config::Value> Config::values() const {
 }
 
 uint64_t Config::digest() const {
-  // FNV-1a, 64 bits: the same on every host, unlike std::hash.
+  // FNV-1a, 64 bits: the same on every host, which std::hash does not promise.
   uint64_t hash = 14695981039346656037ULL;
   for (const std::string& line : agreed_values()) {
     for (const char letter : line + '\n') {

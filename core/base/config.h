@@ -1,9 +1,9 @@
-// Every knob of Horon, in one struct: parsed once, printable with the origin of each value.
+// Every knob of Horon, in one struct: parsed once, printed with the origin of each value.
 //
-// A variable that starts with HORON_ and is no knob is an error (a typing error must not be
-// ignored), as is a value out of range. Precedence: InitOptions::set, then the environment, then
-// the default. Numbers of bytes take K, M, G (1000s) and KiB, MiB, GiB (1024s). Add a knob by a
-// field here and a row in config.cc.
+// An unknown variable that starts with HORON_ is an error, so that no misspelt knob is ignored. A
+// value out of range is an error too. InitOptions::set wins over the environment, which wins over
+// the default. Sizes take K, M, G (powers of 1000) and KiB, MiB, GiB (powers of 1024). To add a
+// knob, add a field here and a row in config.cc.
 #pragma once
 
 #include <cstdint>
@@ -41,28 +41,28 @@ struct Config {
     std::string origin;  // "default", "environment", "init()"
   };
 
-  // `lookup` is the environment (or a test's map); `variables` lists the names that are set in it,
-  // to find typing errors; `overrides` come from InitOptions. Throws Error(Config) naming the knob,
-  // its value and its range.
+  // `lookup` is the environment, or a test's map. `variables` lists the names that are set in it,
+  // to find misspelt knobs. `overrides` come from InitOptions. Throws Error(Config), which names
+  // the knob, its value and its range.
   using Lookup = std::function<std::optional<std::string>(const std::string&)>;
   static Config parse(const Lookup& lookup, std::span<const std::string> variables,
                       const std::map<std::string, std::string>& overrides);
   static Config from_environment(const std::map<std::string, std::string>& overrides = {});
 
-  // Every knob with value and origin, in order.
+  // Every knob with its value and its origin, in the order of the fields.
   std::vector<Value> values() const;
-  // Equal on two ranks iff all knobs that must agree are equal (the ones that are a rank's own
-  // business are left out).
+  // Equal on two ranks iff all knobs that must agree are equal. Knobs that each rank may set as it
+  // likes are left out.
   uint64_t digest() const;
-  // The knobs that must agree, as "NAME=value" lines: to name the difference.
+  // The knobs that must agree, as "NAME=value" lines, so that an error can name the difference.
   std::vector<std::string> agreed_values() const;
 
  private:
   std::map<std::string, std::string> origins_;
 };
 
-// Is a variable of this name set? For variables of others (OMP_NUM_THREADS) that say what the user
-// has chosen; Horon's own are knobs.
+// Whether an environment variable of this name is set. For variables that are not Horon's, such as
+// OMP_NUM_THREADS.
 bool environment_has(const std::string& name);
 
 }  // namespace horon::core

@@ -1,9 +1,9 @@
-// Tells the core that this is a spinning loop, so that its sibling thread gets the execution units.
+// A pause for spinning loops: the hardware thread that shares the core gets the execution units.
 #pragma once
 
 namespace horon::core {
 
-// One of cpu_relax_x86.cc and cpu_relax_generic.cc, chosen by the build.
+// Defined in cpu_relax_x86.cc or cpu_relax_generic.cc; the build picks one.
 void cpu_relax() noexcept;
 
 }  // namespace horon::core

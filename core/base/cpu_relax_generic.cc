@@ -2,7 +2,7 @@
 
 namespace horon::core {
 
-// No portable hint exists; the call itself keeps the loop from hammering the cache line.
+// There is no portable instruction; the call alone makes the loop read the cache line less often.
 void cpu_relax() noexcept {}
 
 }  // namespace horon::core

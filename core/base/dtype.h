@@ -1,4 +1,4 @@
-// Element types that collectives understand.
+// The element types of collectives.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace horon {
 
-// The order is part of the wire format: append only.
+// The order is part of the wire format: add new types at the end.
 enum class DataType : uint8_t {
   Float32,
   Float64,

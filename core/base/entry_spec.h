@@ -14,7 +14,7 @@
 
 namespace horon {
 
-// The order of these is part of the wire format: append only.
+// The order of these is part of the wire format: add new values at the end.
 enum class CollectiveKind : uint8_t {
   Allreduce,
   Broadcast,
@@ -30,7 +30,7 @@ enum class ReduceOp : uint8_t { Sum, Average, Min, Max, Product };
 inline constexpr int kReduceOpCount = 5;
 enum class DeviceKind : uint8_t { Host, Cuda };
 inline constexpr int kDeviceKindCount = 2;
-// What float32 is rounded to on its way between the ranks; sums are made in float32.
+// The type in which float32 travels between the ranks; the sum is made in float32.
 enum class Compression : uint8_t { None, Float16, BFloat16 };
 inline constexpr int kCompressionCount = 3;
 
@@ -43,7 +43,7 @@ namespace core {
 
 struct TensorPart {
   std::string name;
-  std::vector<int64_t> shape;  // has_own_rows(): the first dimension is each rank's own
+  std::vector<int64_t> shape;  // has_own_rows(): the first dimension may differ between ranks
 
   bool operator==(const TensorPart&) const = default;
 };
@@ -57,33 +57,33 @@ struct EntrySpec {
   double prescale = 1.0;   // floating types: applied to the inputs, in fp32 for 16-bit types
   double postscale = 1.0;  // floating types: applied to the result
   Compression compression = Compression::None;  // Allreduce of float32
-  // Reducescatter: rows that each member gets, in the order of members; empty: as even as can be,
-  // the first ones get one more.
+  // Reducescatter: rows that each member gets, in the order of members. Empty: equal shares, and
+  // the first members get one row more if they do not divide evenly.
   std::vector<int64_t> splits;
   std::vector<TensorPart> parts;
 
   bool operator==(const EntrySpec&) const = default;
 };
 
-// Allreduce and Reducescatter.
+// True for Allreduce and Reducescatter.
 bool reduces(CollectiveKind kind);
-// Broadcast, Gather and Scatter.
+// True for Broadcast, Gather and Scatter.
 bool has_root(CollectiveKind kind);
-// Allgather, Alltoall, Gather and Scatter: the first dimension of a tensor says how much this rank
-// has, and need not agree.
+// True for Allgather, Alltoall, Gather and Scatter: the first dimension counts the rows of this
+// rank, and may differ between ranks.
 bool has_own_rows(CollectiveKind kind);
-// How many numbers a member says about its rows of one part: Allgather and Gather, the rows that it
-// has; Alltoall, and the root of Scatter, the rows that each member of the `size` shall get.
+// How many numbers a member sends about its rows of one part. Allgather and Gather: one, the rows
+// that it has. Alltoall and the root of Scatter: `size`, the rows for each member.
 size_t extents_of_part(const EntrySpec& spec, bool is_root, int size);
 
 // Elements of one row of a tensor whose first dimension counts rows.
 int64_t row_elements(const std::vector<int64_t>& shape);
-// `rows` over `size` members, as even as can be: the first ones get one more.
+// `rows` in equal shares over `size` members; the first ones get one more if it does not divide.
 std::vector<int64_t> even_splits(int64_t rows, int size);
 
-// Elements of one shape; a scalar (empty shape) has one.
+// The elements of one shape. A scalar (empty shape) has one element.
 int64_t element_count(const std::vector<int64_t>& shape);
-// Elements of all parts together.
+// The elements of all parts together.
 int64_t element_count(const EntrySpec& spec);
 
 }  // namespace core

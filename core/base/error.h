@@ -1,8 +1,8 @@
-// The one exception type of Horon, and the check for programmer errors.
+// The exception type of Horon, and the check for broken invariants.
 //
-// Operating failures (a mismatch between ranks, a dead peer, a bad knob) are `horon::Error` with a
-// code; between threads and ranks they travel as values and are rethrown where the program waits.
-// Broken invariants inside the library abort.
+// What can fail in operation (a mismatch between ranks, a dead peer, a bad knob) is a
+// `horon::Error` with a code. Between threads and ranks an Error travels as a value; it is rethrown
+// where the program waits. A broken invariant inside the library aborts the process.
 #pragma once
 
 #include <stdexcept>
@@ -12,18 +12,18 @@
 namespace horon {
 
 enum class ErrorCode : unsigned char {
-  InvalidArgument,  // this call is wrong on this rank alone
+  InvalidArgument,  // this call is wrong, whatever the other ranks do
   Mismatch,         // ranks disagree about a tensor
   NotInitialized,   // init() has not been called, or shutdown() has
   DuplicateName,    // a tensor of that name is still in flight
-  RankLeft,         // a rank has shut down and can't take part
-  Stall,            // ranks did not come within stall_abort
+  RankLeft,         // a rank has shut down or joined, and can't take part
+  Stall,            // ranks did not submit the tensor within HORON_STALL_ABORT_S
   PeerDead,         // a process died or does not answer
   OperationFailed,  // a collective failed while running
-  Timeout,          // wait(timeout) ran out; the collective goes on
+  Timeout,          // the time given to wait() is over; the collective goes on
   Config,           // a knob, a launcher or a version is wrong
-  Limit,            // a documented limit is exceeded
-  Internal,         // a broken invariant that reached the user as a value
+  Limit,            // a documented limit is exceeded, or there is no memory
+  Internal,         // a broken invariant that is reported instead of aborting
 };
 
 std::string_view to_string(ErrorCode code);
@@ -44,6 +44,6 @@ namespace core {
 
 }  // namespace horon
 
-// Programmer errors: prints the condition and the place, then aborts. Always on.
+// For invariants: prints the condition and its place, then aborts. Also in release builds.
 #define HORON_CHECK(condition, what) \
   ((condition) ? void(0) : ::horon::core::check_failed(#condition, __FILE__, __LINE__, (what)))

@@ -10,7 +10,7 @@
 namespace horon::core {
 namespace {
 
-// The shared form (not FUTEX_PRIVATE), so that one function serves words in shared memory too.
+// Not FUTEX_PRIVATE_FLAG, since the word may lie in memory that processes share.
 void call(const std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* limit) {
   syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), operation, value, limit, nullptr, 0);
 }

@@ -1,4 +1,4 @@
-// The kernel's wait-on-a-word, for words in private or shared memory.
+// Linux futex: waiting for a 32-bit word to change, in private or shared memory.
 #pragma once
 
 #include <atomic>
@@ -7,10 +7,10 @@
 
 namespace horon::core {
 
-// Sleeps while *word == expected, until futex_wake_all or the timeout. May return early.
+// Sleeps while word == expected, until futex_wake_all() or the timeout. May return early.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
                 std::chrono::nanoseconds timeout) noexcept;
-// Wakes everybody who sleeps on the word, in any process.
+// Wakes all threads that sleep on the word, in all processes.
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept;
 
 }  // namespace horon::core

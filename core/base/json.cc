@@ -7,7 +7,7 @@
 namespace horon::core {
 namespace {
 
-// Bytes of the UTF-8 letter at `at`, 0 if there is none.
+// The number of bytes of the UTF-8 letter at `at`; 0 if they are not valid UTF-8.
 size_t letter_bytes(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);
@@ -19,7 +19,7 @@ size_t letter_bytes(std::string_view text, size_t at) {
     if ((byte(at + i) & 0xc0) != 0x80) return 0;
     code = code << 6 | (byte(at + i) & 0x3fU);
   }
-  // Overlong forms, halves of UTF-16 pairs, and beyond Unicode.
+  // Not valid: overlong forms, surrogates (U+D800 to U+DFFF), and code points beyond U+10FFFF.
   constexpr std::array<uint32_t, 5> code_min = {0, 0, 0x80, 0x800, 0x10000};
   if (code < code_min.at(bytes) || code > 0x10ffff) return 0;
   return code >= 0xd800 && code <= 0xdfff ? 0 : bytes;

@@ -1,4 +1,4 @@
-// Text as JSON, for what core writes itself (the timeline).
+// JSON strings, for the timeline.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace horon::core {
 
-// The text in quotes, escaped. Bytes that are no UTF-8 are shown as the letters of Latin-1, so the
-// result is always valid.
+// The text in quotes, escaped. A byte that is not valid UTF-8 is taken as a Latin-1 letter, so the
+// result is always valid JSON.
 std::string json_string(std::string_view text);
 
 }  // namespace horon::core

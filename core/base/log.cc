@@ -41,8 +41,8 @@ void log(LogLevel level, std::string_view line) {
   const int rank = own_rank.load(std::memory_order_relaxed);
   std::string text = rank == kNoRank ? std::string("horon ") : concat("horon [", rank, "] ");
   text.append(kLabels.at(static_cast<size_t>(level))).append(": ").append(line).append("\n");
-  // A single write keeps lines of several threads and ranks whole. There is nobody to tell of a
-  // failure to write to standard error.
+  // A single call keeps the lines of several threads and ranks whole. A failure is ignored: there
+  // is no other place to report it.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 

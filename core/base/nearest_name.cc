@@ -8,8 +8,8 @@
 namespace horon::core {
 namespace {
 
-// How many letters must be added, dropped or changed. `row` holds the distances of the letters of
-// `a` so far to each beginning of `b`.
+// The edit distance: how many letters must be added, dropped or changed to turn `a` into `b`. `row`
+// is one row of the usual table: distances of the letters of `a` read so far to each prefix of `b`.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

@@ -1,4 +1,4 @@
-// "Did you mean ...?"
+// Finds the name that a misspelt name was probably meant to be.
 #pragma once
 
 #include <span>
@@ -6,8 +6,8 @@
 
 namespace horon::core {
 
-// The name that is the fewest letters away from `typed` (Levenshtein's distance); the first of
-// equals, empty if there are no names.
+// The name with the smallest edit distance (Levenshtein) from `typed`; the first one if several are
+// equally near; empty if there are no names.
 std::string_view nearest_name(std::string_view typed, std::span<const std::string_view> names);
 
 }  // namespace horon::core

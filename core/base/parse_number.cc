@@ -24,7 +24,7 @@ constexpr std::array<Suffix, 8> kSuffixes = {{{"", 1},
 
 struct Taken {
   double value;
-  std::string_view rest;  // of the text, after the number
+  std::string_view rest;  // what follows the number
 };
 
 std::optional<Taken> take_number(std::string_view text) {

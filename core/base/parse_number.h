@@ -1,4 +1,4 @@
-// Numbers as users write them, and back.
+// Reads numbers as users write them, and prints them.
 #pragma once
 
 #include <optional>
@@ -7,14 +7,14 @@
 
 namespace horon::core {
 
-// The whole text as a number, in C's notation whatever the locale; nothing if it is none.
+// The whole text as a number, in C notation in every locale; nullopt if it is not a number.
 std::optional<double> parse_number(std::string_view text);
 
-// The same followed by nothing, B, K, M, G (1000s) or KiB, MiB, GiB (1024s). Exact for whole
-// numbers of bytes up to 2^53.
+// A number of bytes, followed by nothing, B, K, M, G (powers of 1000) or KiB, MiB, GiB (powers of
+// 1024). Exact for whole numbers of bytes up to 2^53.
 std::optional<double> parse_bytes(std::string_view text);
 
-// The shortest text that gives the same number again: "10", "0.25".
+// The shortest text that reads back as the same number: "10", "0.25".
 std::string number_text(double value);
 
 }  // namespace horon::core

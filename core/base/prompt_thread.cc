@@ -9,14 +9,14 @@
 namespace horon::core {
 namespace {
 
-// The first version of the kernel's struct sched_attr, which libc does not declare everywhere.
+// The first version of the kernel's struct sched_attr; not every libc declares it.
 struct SchedulingAttributes {
   uint32_t size = sizeof(SchedulingAttributes);
   uint32_t policy = SCHED_OTHER;
   uint64_t flags = 0;
   int32_t nice = 0;
   uint32_t priority = 0;
-  uint64_t runtime_ns = 0;  // SCHED_OTHER: the time slice that the thread would like
+  uint64_t runtime_ns = 0;  // SCHED_OTHER: the time slice that the thread asks for
   uint64_t deadline_ns = 0;
   uint64_t period_ns = 0;
 };
@@ -31,7 +31,7 @@ void make_thread_prompt() noexcept {
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs, 0UL, 0UL, 0UL);
   SchedulingAttributes attributes;
   if (syscall(SYS_sched_getattr, 0, &attributes, sizeof(attributes), 0) != 0) return;
-  if (attributes.policy != SCHED_OTHER) return;  // somebody has chosen otherwise
+  if (attributes.policy != SCHED_OTHER) return;  // the user has chosen another policy
   attributes.size = sizeof(attributes);
   attributes.runtime_ns = kSliceNs;
   syscall(SYS_sched_setattr, 0, &attributes, 0);

@@ -1,4 +1,4 @@
-// Small helpers to build messages, since g++ 12 has no std::format.
+// Helpers to build messages. (g++ 12 has no std::format.)
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace horon::core {
 
-// The arguments, written one after the other.
+// The arguments as text, one after the other.
 template <class... Args>
 std::string concat(const Args&... args) {
   std::ostringstream out;

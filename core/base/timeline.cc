@@ -32,11 +32,11 @@ std::string file_of_rank(const std::string& path, int rank) {
   return concat(stem, ".rank", rank, ".json");
 }
 
-// A file that is whole JSON between two calls: the footer is overwritten by the next events.
+// A file that is valid JSON after each call: the next events overwrite the footer.
 class TraceFile {
  public:
   TraceFile(const std::string& path, std::string_view head) : path_(path) {
-    // The old file of this name stays until the new one is whole.
+    // An older file of this name is replaced only when the new one has its head and footer.
     const std::string temporary = path + ".tmp";
     file_ = std::fopen(temporary.c_str(), "wb");
     if (file_ == nullptr || !append(head) || std::rename(temporary.c_str(), path.c_str()) != 0) {
@@ -98,7 +98,7 @@ class FileTimeline final : public Timeline {
   FileTimeline(const std::string& path, int rank, int size, int64_t events_max)
       : rank_(rank), events_max_(events_max), file_(path, head(rank, size)) {
     buffer_.reserve(kBufferedEventsMax);
-    // One offset for the whole run: the wall clock may jump, steady time may not.
+    // One offset for the whole run, because the wall clock may be set while the program runs.
     to_wall_ =
         std::chrono::system_clock::now().time_since_epoch() - Clock::now().time_since_epoch();
   }
@@ -162,7 +162,7 @@ class FileTimeline final : public Timeline {
     text += '}';
   }
 
-  // Both need buffer_mutex_.
+  // The caller of these two holds buffer_mutex_.
   int track_number(std::string_view track) {
     if (const auto found = tracks_.find(track); found != tracks_.end()) return found->second;
     const int number = static_cast<int>(tracks_.size()) + 1;

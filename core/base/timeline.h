@@ -1,10 +1,10 @@
-// A recorder of what happened when, in Chrome's trace format (chrome://tracing, ui.perfetto.dev).
+// A recorder of events in Chrome's trace format (chrome://tracing, ui.perfetto.dev).
 //
-// Each rank writes FILE.rankN.json, for FILE and for FILE.json ("{rank}" in the name is replaced
-// instead, if it is there). Events are buffered and written by flush(), by the destructor and
-// whenever the buffer is full; the file is valid JSON after each flush. Times are microseconds
-// since 1970, so files of several ranks can be laid side by side. After some million events
-// recording stops, with one warning in the log.
+// Rank N writes FILE.rankN.json, whether FILE or FILE.json is given. If the name holds "{rank}",
+// the rank replaces that instead. Events are buffered; flush(), the destructor and a full buffer
+// write them, and after each write the file is valid JSON. Times are microseconds since 1970, so
+// files of several ranks can be viewed together. After kEventsMax events recording stops, with one
+// warning in the log.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ class Timeline {
                                         int64_t events_max = kEventsMax);
   virtual ~Timeline() = default;
 
-  // One bar on a track ("backward", "allreduce", "wait"). Any thread; a few hundred nanoseconds.
+  // Records one bar on a track ("training", "collective"). Any thread; a few hundred nanoseconds.
   virtual void span(std::string_view track, std::string_view name, Clock::time_point begin,
                     Clock::time_point end, std::string_view detail = {}) = 0;
   virtual void flush() = 0;

@@ -1,4 +1,4 @@
-// Which Horon this is. All ranks of a job must have the same.
+// The version of Horon. All ranks of a job must have the same one.
 #pragma once
 
 #include <string_view>

@@ -1,6 +1,6 @@
-// 16-bit floating point numbers <-> float, one at a time: round to nearest even, NaN stays NaN (and
-// becomes quiet, as the hardware conversions do). Portable; the vector kernels agree with these bit
-// for bit.
+// Conversions between 16-bit floats and float, one number at a time. They round to nearest even. A
+// NaN becomes a quiet NaN, as in the hardware's conversions. Portable code; the vector kernels give
+// the same bits.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ inline float float_from_half(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t exponent = (half >> 10) & 0x1f;
   const uint32_t mantissa = half & 0x3ff;
-  if (exponent == 0) {  // zero or subnormal: mantissa units of 2^-24, exact in a float
+  if (exponent == 0) {  // zero or subnormal: a multiple of 2^-24, exact in a float
     const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
     return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, magnitude) | sign);
   }
@@ -32,16 +32,16 @@ inline uint16_t half_from_float(float value) {
   }
   if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
   if (magnitude < 0x38800000u) {
-    // Below 2^-14: adding 0.5 lets the adder round at 2^-24, the unit of a subnormal half.
+    // Below 2^-14: adding 0.5 makes the addition round to 2^-24, the unit of a subnormal half.
     const float shifted = __builtin_bit_cast(float, magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (__builtin_bit_cast(uint32_t, shifted) - 0x3f000000u));
   }
-  // A carry out of the mantissa raises the exponent; from 65520 on it gives infinity, as it should.
+  // A carry out of the mantissa raises the exponent. From 65520 on the result is infinity.
   const uint32_t odd = (magnitude >> 13) & 1u;
   return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
 }
 
-// bfloat16: the upper half of a float.
+// bfloat16: the upper 16 bits of a float.
 inline float float_from_bfloat16(uint16_t bits) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
 }

@@ -1,7 +1,7 @@
 // Arithmetic on host memory: the reduction of several buffers in one pass, scaling and casts.
 //
-// Vectorised for the instruction set of this machine, chosen once at run time; results are the same
-// bits for every instruction set and every alignment. Any thread; pointers need no alignment.
+// The kernels are vectorised; the instruction set is chosen once, at run time. Every instruction
+// set and every alignment give the same bits. Any thread; pointers need no alignment.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@
 
 namespace horon::ops {
 
-// What happens to each element; the meaning of the fields is that of core::Batch.
+// How elements are reduced. The fields mean the same as in core::Batch.
 //
-// 16-bit floats are summed in float with one rounding at the end, integers wrap (Average sums in 64
-// bits, then divides and truncates toward zero). Min and Max: NaN wins, -0 is less than +0, so they
-// do not depend on the order of the ranks. Bool: Sum and Max are "or", Product and Min are "and";
-// it has no Average.
+// 16-bit floats are summed in float and rounded once, at the end. Integers wrap; their Average sums
+// in 64 bits, divides and truncates toward zero. In Min and Max a NaN wins and -0 is less than +0,
+// so the result does not depend on the order of the ranks. Bool: Sum and Max are "or", Product and
+// Min are "and"; there is no Average.
 struct Reduction {
   DataType dtype = DataType::Float32;
   ReduceOp op = ReduceOp::Sum;
@@ -29,13 +29,13 @@ struct Reduction {
 };
 
 // outputs[j][i] = postscale / divisor * reduce over k = 0, 1, ... of (prescale * inputs[k][i]), for
-// every j and i < count. An output may be one of the inputs (the same address) or not overlap with
-// any. At least one input.
+// every j and i < count. An output is one of the inputs (the same address) or overlaps with none.
+// There must be at least one input.
 void reduce_many(const Reduction& reduction, std::span<const std::byte* const> inputs,
                  std::span<std::byte* const> outputs, int64_t count);
 
-// Floating types: to[i] = factor * from[i], the factor being rounded to float for all but float64.
-// to == from is allowed.
+// Floating types: to[i] = factor * from[i]. The factor is rounded to float, except for float64.
+// `to` may be `from`.
 void scale(DataType dtype, const std::byte* from, std::byte* to, int64_t count, double factor);
 
 // Float16 and BFloat16 only: to[i] = factor * from[i], multiplied in float.

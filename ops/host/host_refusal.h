@@ -1,4 +1,4 @@
-// The reasons that all ops on host memory have in common for not running a batch.
+// The reasons for which every op on host memory refuses a batch.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace horon::ops {
 
-// Empty if an op for `kind` on host memory can run such a batch.
+// The reason why an op for `kind` on host memory can't run such a batch; empty if it can.
 std::string host_refusal(const core::BatchFacts& facts, CollectiveKind kind);
 
 }  // namespace horon::ops

@@ -1,9 +1,9 @@
-// The loops of all kernels, written once with the compiler's vector types and compiled once per
+// The loops of all kernels, written with the compiler's vector types and compiled once for each
 // instruction set.
 //
-// `Isa` gives the width of a vector and the conversions of half numbers. Everything lies in an
-// unnamed namespace and nothing inline from outside is used: a function that is compiled for a
-// newer instruction set must never be the copy that the linker keeps for the whole program.
+// `Isa` gives the width of a vector and the conversions of 16-bit floats. Everything is in an
+// unnamed namespace, and no inline function from outside is called. Otherwise the linker could keep
+// a copy that was compiled for a newer instruction set, and use it in the whole program.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +52,7 @@ struct UnsignedOf<double> {
   using type = uint64_t;
 };
 
-// How elements lie in memory and what they become in a register.
+// How elements are stored in memory, and their type in a register.
 template <class Isa, class T>
 struct Plain {
   using Element = T;
@@ -118,9 +118,9 @@ struct Or {
   }
 };
 
-// The same bits in whatever order the ranks are taken: of the two zeros, which are equal, "or" of
-// the bits chooses -0 and "and" +0 (equal numbers otherwise have equal bits); any NaN gives one
-// same NaN.
+// Min and Max, with the same bits for every order of the ranks. Numbers that compare equal have
+// equal bits, except the two zeros: for these the "or" of the bits gives -0 and the "and" gives +0.
+// Every NaN gives the same NaN.
 template <bool kMin>
 struct Extreme {
   template <class L, class V>
@@ -150,7 +150,7 @@ typename F::V load_scaled(const typename F::Element* from, const typename F::V& 
   return value;
 }
 
-// The last elements, fewer than one vector, by way of padded copies.
+// Reduces the last elements, fewer than one vector, in padded copies.
 template <class F, class Op, bool kScaled>
 void reduce_tail(const ReduceCall& call, int64_t begin, const typename F::V& prescale,
                  const typename F::V& factor) {
@@ -170,8 +170,8 @@ void reduce_tail(const ReduceCall& call, int64_t begin, const typename F::V& pre
   }
 }
 
-// Whole steps of kVectors vectors from element `begin` on; returns the element where it stopped.
-// kRanks > 0: that many inputs and outputs, known to the compiler.
+// Reduces from element `begin` on in whole steps of kVectors vectors. Returns the first element
+// that is left. kRanks > 0: the number of inputs and of outputs, known to the compiler.
 template <class F, class Op, int kRanks, bool kScaled, int kVectors>
 int64_t reduce_steps(const ReduceCall& call, int64_t begin, const typename F::V& prescale,
                      const typename F::V& factor) {
@@ -210,7 +210,7 @@ void reduce_loop(const ReduceCall& call) {
   using Lane = typename F::Lane;
   const typename F::V prescale = typename F::V{} + static_cast<Lane>(call.prescale);
   const typename F::V factor = typename F::V{} + static_cast<Lane>(call.factor);
-  // A vector per rank is small beside the loop over the ranks, so four are taken at once.
+  // Four vectors at once, because the loop over the ranks costs more than one vector's work.
   int64_t i = reduce_steps<F, Op, kRanks, kScaled, 4>(call, 0, prescale, factor);
   i = reduce_steps<F, Op, kRanks, kScaled, 1>(call, i, prescale, factor);
   if (i < call.count) reduce_tail<F, Op, kScaled>(call, i, prescale, factor);
@@ -225,7 +225,7 @@ void reduce(const ReduceCall& call) {
   reduce_loop<F, Op, 0, false>(call);
 }
 
-// Integers: the sum in 64 bits (it wraps beyond), divided toward zero.
+// Integers: the sum in 64 bits (it wraps), divided and truncated toward zero.
 template <class T>
 void average(const ReduceCall& call) {
   constexpr int64_t kBlock = 512;
@@ -294,8 +294,8 @@ void fill_floating(KernelTable& table, DataType dtype) {
   row[static_cast<int>(ReduceOp::Product)] = reduce<F, Product>;
 }
 
-// Sums and products are those of the unsigned type, where wrapping is defined; the bits are the
-// same.
+// Sums and products use the unsigned type, where overflow is defined. The bits are those of the
+// signed result.
 template <class Isa, class T, class Unsigned>
 void fill_integer(KernelTable& table, DataType dtype) {
   KernelTable::Reduce* row = table.reduce[static_cast<int>(dtype)];

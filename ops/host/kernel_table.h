@@ -11,8 +11,8 @@
 
 namespace horon::ops {
 
-// The scales and the divisor are applied by floating kernels as `prescale` and `factor` (postscale
-// / divisor), by the averages of integers as `divisor`.
+// The kernels of floating types apply `prescale` and `factor` (postscale / divisor). The averages
+// of integers apply `divisor`.
 struct ReduceCall {
   const void* const* inputs = nullptr;
   int input_count = 0;
@@ -38,7 +38,7 @@ struct KernelTable {
 };
 
 const KernelTable& portable_kernels();
-// Those that this machine can run, the best one first; portable_kernels() is always the last.
+// The kernels that this machine can run, the best first; portable_kernels() is always the last.
 std::vector<const KernelTable*> usable_kernels();
 const KernelTable& best_kernels();
 

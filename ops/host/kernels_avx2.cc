@@ -1,5 +1,5 @@
-// The kernels for x86-64 with AVX2 and F16C. CMake compiles this file, and no other, for that
-// instruction set.
+// The kernels for x86-64 with AVX2 and F16C. CMake compiles only this file for that instruction
+// set.
 #include <immintrin.h>
 
 #include "horon/ops/host/kernel_loops.h"

@@ -1,5 +1,5 @@
-// The kernels for x86-64 with AVX-512 (F, BW, DQ, VL). CMake compiles this file, and no other, for
-// that instruction set.
+// The kernels for x86-64 with AVX-512 (F, BW, DQ, VL). CMake compiles only this file for that
+// instruction set.
 #include <immintrin.h>
 
 #include "horon/ops/host/kernel_loops.h"
@@ -10,8 +10,8 @@ namespace {
 
 struct Avx512 {
   static constexpr int kVectorBytes = 64;
-  // The forms without a mask read an undefined register in the compiler's headers, which draws
-  // warnings.
+  // The intrinsics without a mask read an undefined register in the compiler's headers, which
+  // causes warnings.
   static constexpr __mmask16 kAll = 0xffff;
 
   template <class V>

@@ -1,4 +1,4 @@
-// The tables of the x86-64 kernels; to be called only on a machine that has the instruction set.
+// The tables of the x86-64 kernels. Call one only on a machine that has its instruction set.
 #pragma once
 
 #include "horon/ops/host/kernel_table.h"

@@ -18,7 +18,7 @@ constexpr int64_t kStepBytes = 2 << 20;  // read or copied in one step
 
 }  // namespace
 
-// Pieces are numbered from base_ on, the number of pieces that the slot has seen before.
+// Pieces are numbered on over all allreduces of a slot; those of this one begin at base_.
 class PieceAllreduce::Running final : public core::InFlight {
  public:
   Running(PieceAllreduce& parent, core::Batch batch)
@@ -58,7 +58,8 @@ class PieceAllreduce::Running final : public core::InFlight {
   }
 
  private:
-  // Says where this rank's memory lies, if all ranks have left the slot's last allreduce.
+  // Publishes the address of this rank's memory, if all ranks have finished the slot's last
+  // allreduce.
   bool post() {
     for (int rank = 0; rank < ranks_; ++rank) {
       if (left_[rank].value.load(std::memory_order_seq_cst) < use_) return false;
@@ -94,8 +95,8 @@ class PieceAllreduce::Running final : public core::InFlight {
     parent_.staging_.pop_back();
   }
 
-  // Pieces below `available` are here. Wakes others if that opens pieces that this rank will not
-  // sum at once.
+  // Makes the pieces below `available` ready on this rank. Wakes the others if pieces can now be
+  // summed that this rank will not sum at once.
   void publish(uint64_t available) {
     contributions_[parent_.rank_].available.store(available, std::memory_order_seq_cst);
     const uint64_t open_end = open();
@@ -105,13 +106,13 @@ class PieceAllreduce::Running final : public core::InFlight {
     if (several || (at_front && anyone_stages())) parent_.progress_.wake_all();
   }
 
-  // Of ranks that have posted.
+  // Whether any rank that has posted stages.
   bool anyone_stages() const {
     return std::any_of(contributions_, contributions_ + ranks_,
                        [](const Contribution& one) { return one.staged != 0; });
   }
 
-  // Pieces below this one are available on all ranks.
+  // The pieces below the returned one are available on all ranks.
   uint64_t open() {
     if (all_open_) return end_;
     uint64_t least = end_;
@@ -130,7 +131,7 @@ class PieceAllreduce::Running final : public core::InFlight {
   bool all_summed() const { return slot_->done.value.load(std::memory_order_seq_cst) == end_; }
   bool finished() const { return copied_out_ == (staged_ ? end_ : base_) && all_summed(); }
 
-  // The functions below do one piece of work if there is one, and return how many bytes it was.
+  // The functions below do one piece of work, if there is any, and return its bytes.
   int64_t sum() {
     if (!know_peers()) return 0;
     const uint64_t piece = any_staged_ ? take_own() : claim();
@@ -149,7 +150,7 @@ class PieceAllreduce::Running final : public core::InFlight {
     return bytes * ranks_;
   }
 
-  // An open piece that is now this rank's to sum; end_ if there is none.
+  // Claims an available piece for this rank; end_ if there is none.
   uint64_t claim() {
     const uint64_t open_end = open();
     uint64_t piece = slot_->claimed.value.load(std::memory_order_seq_cst);
@@ -161,7 +162,8 @@ class PieceAllreduce::Running final : public core::InFlight {
 
   uint64_t take_own() {
     if (next_own_ >= open()) return end_;
-    slot_->claimed.value.fetch_add(1, std::memory_order_seq_cst);  // as the next user expects it
+    // The next allreduce in this slot expects all pieces to be claimed.
+    slot_->claimed.value.fetch_add(1, std::memory_order_seq_cst);
     return std::exchange(next_own_, next_own_ + static_cast<uint64_t>(ranks_));
   }
 
@@ -182,8 +184,8 @@ class PieceAllreduce::Running final : public core::InFlight {
     }
   }
 
-  // Whether all ranks have posted; then finds their memory in this process. May throw, so it comes
-  // before a piece is taken.
+  // Whether all ranks have posted. If so, maps their memory into this process, which may throw; so
+  // it is called before a piece is claimed.
   bool know_peers() {
     if (!inputs_.empty()) return true;
     if (open() == base_) return false;
@@ -212,7 +214,7 @@ class PieceAllreduce::Running final : public core::InFlight {
     return a.segment == b.segment && a.generation == b.generation && a.offset == b.offset;
   }
 
-  // Pieces that this rank sums itself need no copy: it has its own memory at hand.
+  // Pieces that this rank sums itself are not copied: it reads them from its own memory.
   int64_t copy_in() {
     if (!staged_ || copied_in_ == end_ || copied_in_ == copied_out_ + kStaged) return 0;
     const int64_t bytes = is_own(copied_in_) ? 1 : bytes_of(copied_in_);
@@ -266,21 +268,21 @@ class PieceAllreduce::Running final : public core::InFlight {
   int64_t piece_bytes_ = 0;
   uint64_t base_ = 0;
   uint64_t end_ = 0;
-  uint64_t use_ = 0;  // how many allreduces have used the slot before
+  uint64_t use_ = 0;  // the number of earlier allreduces in this slot
   SharedSlot* slot_ = nullptr;
   Contribution* contributions_ = nullptr;  // [rank]
   Word* left_ = nullptr;                   // [rank]
   bool posted_ = false;
   bool staged_ = false;
   bool all_open_ = false;
-  uint64_t copied_in_ = 0;  // the next piece
+  uint64_t copied_in_ = 0;  // the next piece to copy in
   uint64_t copied_out_ = 0;
   uint64_t next_own_ = 0;
   std::shared_ptr<std::byte> staging_;
-  // [rank], in this process; empty until all ranks have posted
+  // [rank], addresses in this process; empty until all ranks have posted
   std::vector<std::byte*> inputs_;
   std::vector<std::byte*> outputs_;
-  std::vector<bool> reads_ring_;  // this rank finds the pieces of that rank in a ring
+  std::vector<bool> reads_ring_;  // [rank]: its pieces are read from its ring
   bool any_staged_ = false;
   std::vector<const std::byte*> piece_inputs_;
   std::vector<std::byte*> piece_outputs_;
@@ -302,9 +304,9 @@ size_t PieceAllreduce::area_bytes(int ranks) {
   return 2 * Waiters::area_bytes(ranks) + kSlots * slot_bytes(ranks);
 }
 
-// Four pieces a rank let them share the work evenly; shorter ones cost more to claim than they
-// give, longer ones make the last one late. The upper limit shrinks with the ranks, whose memory is
-// all touched for one piece.
+// Four pieces for each rank share the work evenly. Shorter pieces cost more to claim than they
+// gain; with longer ones the last piece ends late. The upper limit shrinks with the number of
+// ranks, since one piece touches the memory of all of them.
 int64_t PieceAllreduce::piece_bytes(int64_t bytes, int ranks) {
   const int64_t longest = std::clamp(kStepBytes / ranks, kPieceBytesMin, kPieceBytesMax);
   return std::clamp(bytes / (int64_t{4} * ranks), kPieceBytesMin, longest) / 64 * 64;

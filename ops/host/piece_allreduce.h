@@ -1,20 +1,19 @@
-// Allreduce of larger memory among the ranks of one host, piece by piece, each piece by whoever is
-// there ("direct push").
+// Allreduce of larger memory among the ranks of one host. The memory is cut into pieces; each piece
+// is summed by the rank that claims it ("direct push").
 //
-// Every rank publishes where its memory lies. When all have done so, any rank that steps claims
-// pieces, sums each in rank order in registers and stores the sum into the buffers of all ranks.
-// Each byte is read once and written once, which is the least that is possible in place, and the
-// lines that a rank has read are the ones that it writes, which is what caches do best. No rank has
-// a share that the others must wait for: a rank that is asleep costs nobody anything.
+// Every rank publishes the address of its memory. When all ranks have done so, any rank that steps
+// claims pieces. It sums a piece in registers, in rank order, and stores the sum into the buffers
+// of all ranks. Each byte is read once and written once, the least that is possible in place, and a
+// rank writes the cache lines that it has just read. No rank has a fixed share, so a rank that
+// sleeps does not hold up the others.
 //
-// Memory that the peers can't reach is staged: its owner copies a piece into shareable memory,
-// where it is summed like any other, and copies the sum out; several pieces are under way at a
-// time. Each rank stages or not as its own memory demands. As soon as one does, the pieces are
-// dealt out in turn instead of claimed: a rank sums its pieces from its own memory to its own
-// memory and stages only those that others sum.
+// Memory that the other ranks can't reach is staged: its owner copies a piece into a ring of shared
+// memory, where it is summed like any other, and copies the sum out. Several pieces are in the ring
+// at a time. Each rank stages if its own memory needs it. As soon as one rank stages, pieces are
+// assigned in turn instead of claimed: a rank sums its own pieces directly in its memory and stages
+// only those that other ranks sum.
 //
-// All words in shared memory only grow, over all allreduces that use a slot, so nothing is ever
-// reset.
+// All counters in shared memory only grow, over all allreduces that use a slot, so none is reset.
 #pragma once
 
 #include <atomic>
@@ -34,7 +33,7 @@ class PieceAllreduce {
   // `area`: area_bytes() of zeroed memory that all ranks share, 64-byte aligned.
   PieceAllreduce(core::LocalGroup& group, std::byte* area);
   static size_t area_bytes(int ranks);
-  // How an allreduce is cut; a multiple of 64.
+  // The length of a piece; a multiple of 64.
   static int64_t piece_bytes(int64_t bytes, int ranks);
 
   std::unique_ptr<core::InFlight> start(core::Batch batch);
@@ -47,21 +46,22 @@ class PieceAllreduce {
   struct alignas(64) Word {
     std::atomic<uint64_t> value;
   };
-  // Written by its rank; the plain fields before `available` first passes the slot's base.
+  // Written by its rank. The plain fields are written before `available` passes the slot's base.
   struct alignas(64) Contribution {
-    std::atomic<uint64_t> available;  // pieces, counted over the life of the slot
-    uint64_t staged;                  // 1: input and output are one ring of kStaged pieces
+    std::atomic<uint64_t> available;  // pieces that can be summed, over the life of the slot
+    uint64_t staged;                  // 1: input and output are the ring of kStaged pieces
     core::SharedAddress input;
     core::SharedAddress output;
   };
   struct SharedSlot {
     Word claimed;              // pieces over the life of the slot
     Word done;                 // pieces over the life of the slot
-    Word piece_done[kStaged];  // [piece % kStaged]: 1 + the last piece that is done
-    // Then Contribution[ranks] and Word[ranks]: how many allreduces of this slot a rank has left.
+    Word piece_done[kStaged];  // [piece % kStaged]: 1 + the last such piece that is summed
+    // Contribution[ranks] follows, then Word[ranks]: how many allreduces of this slot each rank
+    // has finished.
   };
   struct OwnSlot {
-    uint64_t pieces = 0;  // of all allreduces that were started in this slot
+    uint64_t pieces = 0;  // in all allreduces that this rank has started in the slot
     uint64_t uses = 0;
   };
 
@@ -73,13 +73,13 @@ class PieceAllreduce {
   core::LocalGroup& group_;
   const int rank_;
   const int ranks_;
-  Waiters progress_;  // for pieces to sum or to copy out, and for the end
-  Waiters reuse_;     // for a free slot
+  Waiters progress_;  // ranks that wait for pieces to sum or to copy out, or for the end
+  Waiters reuse_;     // ranks that wait for a free slot
   std::byte* slots_;
   uint64_t next_ = 0;
   OwnSlot own_[kSlots];
   std::vector<std::shared_ptr<std::byte>>
-      staging_;  // unused; each for kStaged of the longest pieces
+      staging_;  // rings that are free; each holds kStaged of the longest pieces
 };
 
 }  // namespace horon::ops

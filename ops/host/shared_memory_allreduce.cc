@@ -8,7 +8,7 @@
 namespace horon::ops {
 namespace {
 
-// No elements, so nothing to wait for: all ranks know that.
+// An allreduce without elements. All ranks know that, so none waits.
 class Nothing final : public core::InFlight {
  public:
   core::Progress step() override { return core::Progress::Done; }

@@ -1,5 +1,5 @@
-// Allreduce among ranks that share one host and can map each other's memory. Results have the same
-// bits on all ranks and from run to run: sums are taken in rank order, whoever takes them.
+// Allreduce among ranks that share one host and can map each other's memory. Sums are taken in rank
+// order, whichever rank takes them, so results have the same bits on all ranks and in every run.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace horon::ops {
 
-// Of the ranks of `group`, all and no others take part. Its batches wait on the group's doorbells.
+// All ranks of `group` take part, and no others. Ranks that wait sleep on the group's doorbells.
 class SharedMemoryAllreduce final : public core::CollectiveOp {
  public:
   // `group` must be available and outlive the op. `area`: area_bytes() of zeroed memory that all

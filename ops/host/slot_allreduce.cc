@@ -46,7 +46,7 @@ class SlotAllreduce::Running final : public core::InFlight {
     mine.read_through = parent_.own_through_;
     std::memcpy(parent_.payload(number_, parent_.rank_, bytes_), batch_.input, bytes_);
     mine.sequence.store(number_ + 1, std::memory_order_seq_cst);
-    // Nobody rings for less than the last input; at least the last one to arrive sees all of them.
+    // Only the rank that sees all inputs wakes the others; the last one to arrive does see them.
     if (all_here()) parent_.arrival_.wake_all();
     return true;
   }
@@ -60,7 +60,7 @@ class SlotAllreduce::Running final : public core::InFlight {
     return true;
   }
 
-  // A short look spares the bell when the ranks come at almost the same time.
+  // When the ranks arrive at almost the same time, a few looks avoid sleeping on the doorbell.
   bool all_here_soon() {
     constexpr int kLooks = 16;
     if (all_here()) return true;
@@ -91,7 +91,7 @@ class SlotAllreduce::Running final : public core::InFlight {
   const size_t bytes_;
   bool posted_ = false;
   bool has_looked_ = false;
-  int arrived_ = 0;  // the inputs of ranks below are here
+  int arrived_ = 0;  // the inputs of the ranks below this one have arrived
 };
 
 namespace {

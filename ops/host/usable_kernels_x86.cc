@@ -7,7 +7,7 @@
 namespace horon::ops {
 namespace {
 
-// Not among the names that every compiler's __builtin_cpu_supports() knows.
+// Not every compiler's __builtin_cpu_supports() knows the name of this feature.
 bool has_f16c() {
   unsigned a = 0;
   unsigned b = 0;

@@ -1,8 +1,9 @@
-// Who waits for something in shared memory, so that whoever brings it about rings only those.
+// The ranks that wait for a change in shared memory, so that the rank that makes it wakes only
+// those.
 //
-// A waiter announces itself and then looks once more; a publisher publishes and then looks who has
-// announced itself (Dekker's pattern). Both sides use sequentially consistent accesses, also for
-// what is waited for, so one of the two sees the other.
+// A waiting rank announces itself and then looks once more at what it waits for. A publishing rank
+// publishes and then looks who has announced itself (Dekker's pattern). Both use sequentially
+// consistent accesses, also for the published value, so at least one of the two sees the other.
 #pragma once
 
 #include <atomic>
@@ -20,13 +21,13 @@ class Waiters {
   Waiters(core::LocalGroup& group, std::byte* area);
   static size_t area_bytes(int ranks);
 
-  // After this, look again before waiting for the doorbell.
+  // Announces this rank. Look again after this, before sleeping on the doorbell.
   void announce();
-  // Rings the other ranks that have announced themselves; they must announce themselves anew.
+  // Wakes the other ranks that have announced themselves. Their announcements are used up.
   void wake_all() {
     wake_if([](int /*rank*/) { return true; });
   }
-  // The same for those with wanted(rank).
+  // The same, only for ranks for which wanted(rank) is true.
   template <class Wanted>
   void wake_if(const Wanted& wanted) {
     for (int word = 0; word * 64 < ranks_; ++word) {

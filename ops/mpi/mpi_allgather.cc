@@ -25,7 +25,7 @@ class InFlightAllgather final : public MpiInFlight {
       total_ += counts[static_cast<size_t>(rank)];
     }
     in_place_ = batch().input == place(own_begin_);
-    // As for reductions: MPI_IN_PLACE is for all ranks or for none.
+    // A copy instead of MPI_IN_PLACE, which all ranks or none must use (see mpi_reduction.h).
     if (by_one_call() && in_place_ && batch().count > 0) {
       copy_ = take_scratch(bytes_of(batch().count));
     }
@@ -33,7 +33,7 @@ class InFlightAllgather final : public MpiInFlight {
   }
 
  private:
-  // MPI counts and places elements by ints.
+  // MPI's counts and displacements are ints.
   bool by_one_call() const { return total_ <= channel().piece_elements_max(); }
   size_t bytes_of(int64_t elements) const {
     return static_cast<size_t>(elements) * size_of(batch().dtype);
@@ -79,8 +79,8 @@ class InFlightAllgather final : public MpiInFlight {
   int64_t total_ = 0;
   int64_t own_begin_ = 0;
   bool in_place_ = false;
-  std::byte* copy_ = nullptr;  // of an input that lies in the output
-  // MPI reads them until the end.
+  std::byte* copy_ = nullptr;  // a copy of the input, if that is part of the output
+  // MPI reads these until the collective is complete.
   std::vector<int> counts_;
   std::vector<int> places_;
 };

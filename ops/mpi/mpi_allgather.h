@@ -1,5 +1,5 @@
-// Allgather of host memory by MPI_Iallgatherv; blocks that are too many for its counts, by
-// broadcasts.
+// Allgather of host memory by MPI_Iallgatherv. A result too long for its int counts is gathered by
+// one broadcast for each rank and piece.
 #pragma once
 
 #include <memory>

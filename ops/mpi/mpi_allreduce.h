@@ -1,8 +1,8 @@
 // Allreduce of host memory by MPI_Iallreduce.
 //
-// 16-bit floats are widened to float, reduced and rounded once; averages of integers are summed in
-// 64 bits. Whether all ranks get the same bits is MPI's affair: Open MPI's algorithms add in one
-// order for everybody.
+// 16-bit floats are widened to float, reduced, and rounded once. Averages of integers are summed in
+// 64 bits. All ranks get the same bits if MPI adds in the same order for every rank, as Open MPI's
+// algorithms do.
 #pragma once
 
 #include <memory>

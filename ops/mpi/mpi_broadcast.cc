@@ -20,7 +20,7 @@ class InFlightBroadcast final : public MpiInFlight {
   }
 
  private:
-  // The root's own result.
+  // On the root: copies the input to the output.
   void prepare(int64_t begin, int64_t count) override {
     const auto bytes = static_cast<int64_t>(size_of(batch().dtype));
     std::memcpy(batch().output + begin * bytes, batch().input + begin * bytes,

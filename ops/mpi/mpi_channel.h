@@ -1,9 +1,10 @@
-// What the MPI collectives of one process set share: a communicator, the order in which they may
-// post on it, and scratch memory.
+// What the MPI collectives of one process set share: a communicator, the order in which they post
+// on it, and scratch memory.
 //
 // MPI matches non-blocking collectives by the order in which they are posted. A collective that
-// prepares its input bit by bit posts later than it starts, so each draws a ticket at its start
-// (the same order on all ranks) and posts when all earlier ones have posted.
+// prepares its input in several steps posts some time after its start. So each collective draws a
+// ticket at its start (starts have the same order on all ranks) and posts when all earlier ones
+// have posted.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +19,9 @@ namespace horon::ops {
 // Used by one thread.
 class MpiChannel {
  public:
-  // The caller owns `communicator`, keeps it for longer than the channel and uses it for nothing
-  // else; errors on it are returned from now on, not fatal. No single call to MPI moves more than
-  // `piece_elements_max` elements, since its counts are ints.
+  // The caller owns `communicator`, keeps it alive for longer than the channel and uses it for
+  // nothing else. From now on errors on it are returned instead of fatal. No single MPI call moves
+  // more than `piece_elements_max` elements, since MPI's counts are ints.
   explicit MpiChannel(MPI_Comm communicator, int64_t piece_elements_max = int64_t{1} << 30);
 
   MPI_Comm communicator() const { return communicator_; }
@@ -31,7 +32,7 @@ class MpiChannel {
   uint64_t draw_ticket() { return next_ticket_++; }
   bool is_turn_of(uint64_t ticket) const { return ticket == turn_; }
   void pass_turn() { ++turn_; }
-  // A collective went away without having posted: no later one can be matched with its peers.
+  // A collective was destroyed before it posted, so no later one would match those of the peers.
   void set_broken() { broken_ = true; }
   bool broken() const { return broken_; }
 
@@ -39,7 +40,7 @@ class MpiChannel {
     std::unique_ptr<std::byte[]> memory;
     size_t bytes = 0;
   };
-  // Scratch is kept for reuse, since fresh memory costs page faults.
+  // Scratch memory is kept for reuse, since new memory costs page faults.
   Buffer take_buffer(size_t bytes);
   void give_back(Buffer buffer);
 

@@ -1,4 +1,4 @@
-// Horon's element types and reductions in MPI's terms.
+// The MPI datatypes and MPI_Ops for Horon's element types and reductions.
 #pragma once
 
 #include <memory>
@@ -10,13 +10,13 @@
 
 namespace horon::ops {
 
-// A type of the same size; 16-bit floats, which MPI lacks, travel as uint16_t and can't be reduced.
+// A type of the same size. MPI has no 16-bit floats: they travel as uint16_t and can't be reduced.
 MPI_Datatype mpi_datatype(DataType dtype);
 
-// An MPI_Op that is freed at the end, unless MPI has ended before.
+// Owner of an MPI_Op. It is not freed if MPI has been finalized before.
 class MpiUserOp {
  public:
-  // Commutative.
+  // The function must be commutative.
   explicit MpiUserOp(MPI_User_function* function);
   ~MpiUserOp();
   MpiUserOp(const MpiUserOp&) = delete;
@@ -27,21 +27,20 @@ class MpiUserOp {
   MPI_Op op_ = MPI_OP_NULL;
 };
 
-// The reductions of the types that MPI can reduce. Some are our own. MPI's Min and Max of floats
-// drop a NaN or keep it depending on the order, and choose either zero, so ranks could end with
-// different bits. Open MPI 4.1's sums of 8 and 16-bit integers saturate on machines with AVX and
-// wrap elsewhere.
+// The MPI_Op of each reduction. Some are our own. MPI's Min and Max of floats keep or drop a NaN,
+// and choose -0 or +0, depending on the order, so ranks could end with different bits. Open
+// MPI 4.1's sums of 8 and 16-bit integers saturate on machines with AVX and wrap on others.
 class MpiReductions {
  public:
   MpiReductions();
-  // Average is a sum here. `dtype` is no 16-bit float.
+  // For Average this is the sum. `dtype` must not be a 16-bit float.
   MPI_Op get(DataType dtype, ReduceOp op) const;
 
  private:
   template <DataType kDtype, ReduceOp kOp>
   void add();
 
-  std::unique_ptr<const MpiUserOp> own_[kDataTypeCount][kReduceOpCount];  // null: MPI's is used
+  std::unique_ptr<const MpiUserOp> own_[kDataTypeCount][kReduceOpCount];  // null: use MPI's
 };
 
 }  // namespace horon::ops

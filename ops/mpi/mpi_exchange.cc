@@ -16,7 +16,7 @@ class InFlightExchange final : public MpiInFlight {
  public:
   InFlightExchange(std::shared_ptr<MpiChannel> shared, core::Batch given)
       : MpiInFlight(std::move(shared), std::move(given)),
-        // Messages of two exchanges in flight are told apart by their order as well.
+        // Equal tags are safe: MPI keeps the order of messages between two ranks.
         tag_(static_cast<int>(batch().sequence % kTags)) {
     const auto members = static_cast<size_t>(channel().size());
     HORON_CHECK(batch().send_counts.size() == members && batch().receive_counts.size() == members,
@@ -32,7 +32,7 @@ class InFlightExchange final : public MpiInFlight {
   }
 
  private:
-  static constexpr uint64_t kTags = 32768;  // every MPI has as many
+  static constexpr uint64_t kTags = 32768;  // the number of tags that every MPI must have
 
   int64_t bytes_of(int64_t elements) const {
     return elements * static_cast<int64_t>(size_of(batch().dtype));
@@ -43,8 +43,8 @@ class InFlightExchange final : public MpiInFlight {
                 batch().input + bytes_of(own_from_ + begin), static_cast<size_t>(bytes_of(count)));
   }
 
-  // Calls visit(member, address, elements) for all pieces, beginning with the next member, so that
-  // not all ranks send to one.
+  // Calls visit(member, address, elements) for all pieces. Each rank begins with the next member,
+  // so that not all ranks send to the same one first.
   template <class Visit>
   void for_each_message(const std::vector<int64_t>& counts, const std::byte* memory,
                         const Visit& visit) const {

@@ -1,5 +1,5 @@
-// Alltoall, gather and scatter of host memory: every member sends each other member the block that
-// is for it, in messages of any number of elements.
+// Alltoall, gather and scatter of host memory: every member sends each other member its block.
+// Blocks may have any length, and may be empty.
 #pragma once
 
 #include <memory>

@@ -16,7 +16,7 @@ MpiInFlight::MpiInFlight(std::shared_ptr<MpiChannel> channel, core::Batch batch)
 MpiInFlight::~MpiInFlight() {
   if (stage_ == Stage::Preparing || stage_ == Stage::Queued) channel_->set_broken();
   if (stage_ == Stage::Flying) {
-    (void)scratch_.memory.release();  // MPI may still write there
+    (void)scratch_.memory.release();  // never freed: MPI may still write there
   } else if (scratch_.memory != nullptr) {
     channel_->give_back(std::move(scratch_));
   }

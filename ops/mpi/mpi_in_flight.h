@@ -1,4 +1,4 @@
-// The common life of a collective that runs on MPI: prepare the input, post, test, finish the
+// The stages of every collective on MPI: prepare the input, post, test until complete, finish the
 // output.
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace horon::ops {
 
-// MPI can't cancel a collective. Once posted it must be stepped until it is done; one that is
-// destroyed earlier leaves its scratch memory to MPI for ever, and the batch's memory must stay
-// too.
+// MPI can't cancel a collective: once posted, it must be stepped until it is done. If the object is
+// destroyed earlier, its scratch memory is never freed, since MPI may still use it. The memory of
+// the batch must not be freed either.
 class MpiInFlight : public core::InFlight {
  public:
   MpiInFlight(std::shared_ptr<MpiChannel> channel, core::Batch batch);
@@ -27,17 +27,17 @@ class MpiInFlight : public core::InFlight {
   core::Progress step() final;
 
  protected:
-  // Elements that one step() converts or copies.
+  // The most elements that one step() converts or copies.
   static constexpr int64_t kElementsPerStep = int64_t{256} << 10;
 
-  // Elements [begin, begin + count) of whatever must be done before, and after, MPI runs.
+  // Work on elements [begin, begin + count) before MPI runs, and after it.
   virtual void prepare(int64_t /*begin*/, int64_t /*count*/) {}
   virtual void finish(int64_t /*begin*/, int64_t /*count*/) {}
   virtual void post() = 0;
 
-  // A place in post()'s list for a request that step() shall wait for.
+  // For post(): a new request, which step() will wait for.
   MPI_Request* add_request() { return &requests_.emplace_back(MPI_REQUEST_NULL); }
-  // Calls visit(first element, elements as an int) for pieces that MPI can count.
+  // Calls visit(first element, number of elements) for pieces whose number fits an int.
   template <class Visit>
   void for_each_piece(int64_t count, const Visit& visit) const {
     const int64_t piece = channel_->piece_elements_max();
@@ -45,9 +45,9 @@ class MpiInFlight : public core::InFlight {
       visit(begin, static_cast<int>(count - begin < piece ? count - begin : piece));
     }
   }
-  // 16-byte aligned, until this object ends. Once.
+  // 16-byte aligned; lives as long as this object. May be called once.
   std::byte* take_scratch(size_t bytes);
-  // How many elements prepare() and finish() see; 0, as at first: they are not called.
+  // The number of elements for prepare() and finish(). 0, the default: they are not called.
   void set_prepare_count(int64_t count) { prepare_count_ = count; }
   void set_finish_count(int64_t count) { finish_count_ = count; }
 

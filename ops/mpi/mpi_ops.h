@@ -8,8 +8,8 @@
 
 namespace horon::ops {
 
-// `communicator`: an MPI_Comm* of the caller's, which is used for nothing else and outlives the
-// ops. It is read at once.
+// `communicator` points to an MPI_Comm, which is read at once. The communicator must outlive the
+// ops and be used for nothing else.
 std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(const void* communicator);
 
 }  // namespace horon::ops

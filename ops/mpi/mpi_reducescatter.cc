@@ -49,7 +49,7 @@ class InFlightReducescatter final : public MpiReduction {
   }
 
   const int64_t input_count_;
-  std::vector<int> counts_;  // MPI reads them until the end
+  std::vector<int> counts_;  // MPI reads these until the collective is complete
 };
 
 }  // namespace

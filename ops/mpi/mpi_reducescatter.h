@@ -1,5 +1,5 @@
-// Reducescatter of host memory by MPI_Ireduce_scatter; inputs that are too long for its counts, by
-// one reduction for each member.
+// Reducescatter of host memory by MPI_Ireduce_scatter. An input too long for its int counts is
+// reduced by one MPI_Ireduce for each member and piece.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// What the reductions on MPI share: the type that MPI reduces in, and the conversions on both
-// sides.
+// What the reductions on MPI share: the type in which MPI reduces, and the conversions before and
+// after.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace horon::ops {
 
-// 16-bit floats are reduced in float32 and rounded once; averages of integers in int64.
+// 16-bit floats are reduced in float32 and rounded once. Averages of integers are summed in int64.
 class MpiReduction : public MpiInFlight {
  protected:
   MpiReduction(std::shared_ptr<MpiChannel> channel, std::shared_ptr<const MpiReductions> reductions,
@@ -19,9 +19,9 @@ class MpiReduction : public MpiInFlight {
   size_t work_bytes(int64_t elements) const {
     return static_cast<size_t>(elements) * size_of(work_dtype_);
   }
-  // Where MPI reads and where it leaves the result; never the same place. Ranks may differ in
-  // whether a batch is in place, but MPI_IN_PLACE is for all ranks or for none: Open MPI chooses
-  // another algorithm for it, and ranks that choose differently wait for each other for ever.
+  // Where MPI reads, and where it writes the result; never the same memory. A batch may be in place
+  // on some ranks only, but MPI_IN_PLACE must be used by all ranks or by none: Open MPI chooses
+  // another algorithm for it, and ranks with different algorithms wait for each other for ever.
   const std::byte* mpi_input() const { return mpi_input_; }
   std::byte* mpi_result() const { return mpi_result_; }
   MPI_Op mpi_op() const { return reductions_->get(work_dtype_, batch().reduce_op); }
@@ -32,7 +32,7 @@ class MpiReduction : public MpiInFlight {
 
   const std::shared_ptr<const MpiReductions> reductions_;
   const int64_t input_count_;
-  // MPI reduces in another type than the batch's.
+  // Whether MPI reduces in another type than the batch's.
   bool widened() const { return half_ || widened_integer_; }
   void choose_memory();
 
