@@ -9,7 +9,6 @@
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <type_traits>
 #include <unistd.h>
 #include <utility>
 
@@ -23,6 +22,7 @@ namespace horon::core {
 namespace {
 
 using Text = std::array<char, 256>;
+constexpr auto kHost = Bootstrap::Among::Host;
 
 // What every rank tells the others at the start. Each makes one segment: the first rank's holds
 // doorbells and area, the others' are empty and serve the self test.
@@ -42,7 +42,6 @@ struct Own {
 struct Verdict {
   Text failure;
 };
-static_assert(std::is_trivially_copyable_v<Introduction>);
 
 void set_text(Text& text, const std::string& value) {
   const size_t length = std::min(value.size(), text.size() - 1);
@@ -56,15 +55,6 @@ uint64_t pid_namespace() {
     throw Error(ErrorCode::OperationFailed, concat("/proc/self/ns/pid: ", std::strerror(errno)));
   }
   return status.st_ino;
-}
-
-template <class T>
-std::vector<T> exchange_records(const LocalGroup::Exchange& exchange, const T& mine, int count) {
-  const std::vector<std::byte> all = exchange(std::as_bytes(std::span(&mine, 1)));
-  HORON_CHECK(all.size() == sizeof(T) * static_cast<size_t>(count), "exchange returned all blocks");
-  std::vector<T> records(static_cast<size_t>(count));
-  std::memcpy(records.data(), all.data(), all.size());
-  return records;
 }
 
 // Move-only owner of the descriptor by which the kernel tells that a process has ended.
@@ -271,7 +261,7 @@ Introduction introduce(Own& own, size_t home_bytes, size_t area_bytes) {
     own.home = std::make_shared<SharedSegment>(SharedSegment::create(home_bytes));
     me.descriptor = own.home->descriptor();
     me.generation = own.home->generation();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     set_text(me.failure, error.what());
   }
   return me;
@@ -279,14 +269,14 @@ Introduction introduce(Own& own, size_t home_bytes, size_t area_bytes) {
 
 }  // namespace
 
-std::unique_ptr<LocalGroup> LocalGroup::create(int local_rank, int local_size, size_t area_bytes,
-                                               const Exchange& exchange) {
-  HORON_CHECK(local_rank >= 0 && local_rank < local_size, "local rank");
+std::unique_ptr<LocalGroup> LocalGroup::create(const Bootstrap& bootstrap, size_t area_bytes) {
+  const int local_rank = bootstrap.topology().local_rank;
+  const int local_size = bootstrap.topology().local_size;
   const size_t home_bytes =
       local_rank == 0 ? sizeof(Doorbell) * static_cast<size_t>(local_size) + area_bytes : 0;
   Own own;
   const Introduction me = introduce(own, home_bytes, area_bytes);
-  const std::vector<Introduction> ranks = exchange_records(exchange, me, local_size);
+  const std::vector<Introduction> ranks = allgather_values(bootstrap, kHost, me);
   require_equal_areas(ranks);
 
   std::string reason = first_failure(ranks);
@@ -295,12 +285,12 @@ std::unique_ptr<LocalGroup> LocalGroup::create(int local_rank, int local_size, s
   if (reason.empty()) {
     try {
       reached = reach_peers(local_rank, ranks, own);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       set_text(verdict.failure, error.what());
     }
   }
   // Also a barrier: until all have looked, every rank keeps what it has shown.
-  const std::vector<Verdict> verdicts = exchange_records(exchange, verdict, local_size);
+  const std::vector<Verdict> verdicts = allgather_values(bootstrap, kHost, verdict);
   if (reason.empty()) reason = first_failure(verdicts);
   if (!reason.empty()) return create_unavailable(local_rank, local_size, reason);
   for (Peer& peer : reached.peers) {

@@ -9,13 +9,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
-#include <vector>
 
+#include "horon/core/bootstrap/bootstrap.h"
 #include "horon/core/host/doorbell.h"
 
 namespace horon::core {
@@ -30,16 +28,11 @@ struct SharedAddress {
 
 class LocalGroup {
  public:
-  // `exchange` gathers one block of equal size from every local rank, in order of local rank (an
-  // MPI_Allgather on the host's communicator; a barrier among threads in tests). Collective over
-  // the host; called during create() only.
-  using Exchange = std::function<std::vector<std::byte>(std::span<const std::byte> mine)>;
-
-  // Every rank gives the same area_bytes: one zeroed block that all ranks of the host share. Opens
-  // and reads a segment of every peer before it says that the group is available. Throws
-  // Error(Config) if ranks gave different sizes.
-  static std::unique_ptr<LocalGroup> create(int local_rank, int local_size, size_t area_bytes,
-                                            const Exchange& exchange);
+  // Collective over the ranks of this host; `bootstrap` is used during the call only. Every rank
+  // gives the same area_bytes: one zeroed block that all ranks of the host share. Opens and reads a
+  // segment of every peer before it says that the group is available. Throws Error(Config) if ranks
+  // gave different sizes.
+  static std::unique_ptr<LocalGroup> create(const Bootstrap& bootstrap, size_t area_bytes);
   // A group that is not available, by choice (HORON_SHARED_MEMORY=0). Not collective.
   static std::unique_ptr<LocalGroup> create_unavailable(int local_rank, int local_size,
                                                         std::string reason);

@@ -8,9 +8,9 @@
 
 namespace horon::core {
 
-std::unique_ptr<Transport> make_transport(const MpiSession& session, LocalGroup& group,
+std::unique_ptr<Transport> make_transport(const MpiBootstrap& bootstrap, LocalGroup& group,
                                           std::byte* area, const WaitPolicy& policy) {
-  const Topology& topology = session.topology();
+  const Topology& topology = bootstrap.topology();
   std::unique_ptr<SharedMemoryTransport> local;
   if (group.available()) {
     local = std::make_unique<SharedMemoryTransport>(group, area, topology, policy);
@@ -18,7 +18,7 @@ std::unique_ptr<Transport> make_transport(const MpiSession& session, LocalGroup&
   // All hosts must choose alike whether to make MPI's communicator: one_host() is the same on all
   // ranks, and on one host so is available().
   if (local != nullptr && topology.one_host()) return local;
-  auto remote = std::make_unique<MpiTransport>(session, policy);
+  auto remote = std::make_unique<MpiTransport>(bootstrap, policy);
   if (local == nullptr) return remote;
   return std::make_unique<RoutedTransport>(std::move(local), std::move(remote));
 }

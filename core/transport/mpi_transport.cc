@@ -18,19 +18,17 @@ constexpr size_t kArrivalsMax = 64;
 
 }  // namespace
 
-MpiTransport::MpiTransport(const MpiSession& session, const WaitPolicy& policy)
-    : session_(session),
+MpiTransport::MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& policy)
+    : library_(bootstrap.library()),
       policy_(policy),
-      rank_(session.topology().rank),
-      size_(session.topology().size) {
-  check_mpi(MPI_Comm_dup(session.communicator(), &communicator_), "MPI_Comm_dup");
+      rank_(bootstrap.topology().rank),
+      size_(bootstrap.topology().size) {
+  check_mpi(MPI_Comm_dup(bootstrap.communicator(), &communicator_), "MPI_Comm_dup");
   check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
 MpiTransport::~MpiTransport() {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  bool unfinished = session_.abandoned() || finalized != 0;
+  bool unfinished = !library_.usable();
   if (!unfinished) {
     int done = 1;
     const auto count = static_cast<int>(send_requests_.size());

@@ -9,19 +9,19 @@
 
 #include <mpi.h>
 
-#include "horon/core/bootstrap/mpi_session.h"
+#include "horon/core/bootstrap/mpi_bootstrap.h"
 #include "horon/core/host/doorbell.h"
 #include "horon/core/transport/transport.h"
 
 namespace horon::core {
 
-// On a communicator of its own. Made by all ranks together; the session must outlive it. No call
+// On a communicator of its own. Made by all ranks together; the bootstrap must outlive it. No call
 // blocks.
 class MpiTransport final : public Transport {
  public:
   static constexpr size_t kMessageBytesMax = size_t{256} << 20;
 
-  MpiTransport(const MpiSession& session, const WaitPolicy& policy);
+  MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& policy);
   // What has not left by now may be lost: call flushed() until it is true, before.
   ~MpiTransport() override;
 
@@ -48,7 +48,7 @@ class MpiTransport final : public Transport {
   void finish_sends();
   void take_arrivals();
 
-  const MpiSession& session_;
+  const MpiLibrary& library_;
   const WaitPolicy policy_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
   int rank_ = 0;

@@ -5,17 +5,17 @@
 
 #include <mpi.h>
 
-#include "horon/core/bootstrap/mpi_session.h"
+#include "horon/core/bootstrap/mpi_bootstrap.h"
 
 namespace horon::ops {
 
 class MpiCommunicator {
  public:
-  // Collective over the session's communicator; the session must outlive it.
-  explicit MpiCommunicator(const core::MpiSession& session);
-  // Of some ranks of the session, ascending; collective over these alone.
-  MpiCommunicator(const core::MpiSession& session, const std::vector<int>& ranks);
-  // Collective, unless the session was abandoned: then the communicator is left to the process.
+  // Collective over all ranks of the job; the bootstrap must outlive it.
+  explicit MpiCommunicator(const core::MpiBootstrap& bootstrap);
+  // Of some ranks of the job, ascending; collective over these alone.
+  MpiCommunicator(const core::MpiBootstrap& bootstrap, const std::vector<int>& ranks);
+  // Collective, unless MPI was abandoned: then the communicator is left to the process.
   ~MpiCommunicator();
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
@@ -24,7 +24,7 @@ class MpiCommunicator {
   const void* handle() const { return &communicator_; }
 
  private:
-  const core::MpiSession& session_;
+  const core::MpiLibrary& library_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
 };
 

@@ -23,39 +23,27 @@ using core::concat;
 
 size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-std::unique_ptr<core::LocalGroup> make_group(const core::MpiSession& session,
+std::unique_ptr<core::LocalGroup> make_group(const core::Bootstrap& bootstrap,
                                              const core::Config& config) {
-  const core::Topology& topology = session.topology();
+  const core::Topology& topology = bootstrap.topology();
   const int size = topology.local_size;
   if (!config.shared_memory) {
     return core::LocalGroup::create_unavailable(topology.local_rank, size, "HORON_SHARED_MEMORY=0");
   }
   const size_t area =
       round_up(core::SharedMemoryTransport::area_bytes(size)) + builtin_area_bytes(size);
-  return core::LocalGroup::create(topology.local_rank, size, area, session.host_exchange());
+  return core::LocalGroup::create(bootstrap, area);
 }
 
 // A knob that is wrong on some rank is the same error on all of them.
-core::Config read_config(const core::MpiSession& session, const InitOptions& options) {
-  core::set_log(session.topology().rank, core::LogLevel::Info);
+core::Config read_config(const core::MpiBootstrap& bootstrap, const InitOptions& options) {
+  core::set_log(bootstrap.topology().rank, core::LogLevel::Info);
   core::Config config;
-  std::string fault;
-  try {
+  core::run_on_all(bootstrap, [&] {
+    if (const auto fault = bootstrap.library().thread_fault()) throw Error(*fault);
     config = core::Config::from_environment(options.set);
-  } catch (const Error& error) {
-    fault = error.what();
-  }
-  const std::vector<std::string> faults = session.gather_text(fault);
-  const auto first = std::find_if(faults.begin(), faults.end(),
-                                  [](const std::string& text) { return !text.empty(); });
-  if (first == faults.end()) return config;
-  std::vector<int> ranks;
-  for (size_t rank = 0; rank < faults.size(); ++rank) {
-    if (faults[rank] == *first) ranks.push_back(static_cast<int>(rank));
-  }
-  if (ranks.size() == faults.size()) throw Error(ErrorCode::Config, *first);
-  throw Error(ErrorCode::Config, concat(*first, " (on ", ranks.size() == 1 ? "rank " : "ranks ",
-                                        core::list_ranks(ranks), ")"));
+  });
+  return config;
 }
 
 int usable_cores() {
@@ -73,21 +61,22 @@ int host_count(const core::Topology& topology) {
 }  // namespace
 
 Job::Job(const InitOptions& options)
-    : session_(std::make_unique<core::MpiSession>(options.mpi_comm)),
-      config_(read_config(*session_, options)),
-      owns_mpi_(session_->owns_mpi()) {
-  core::set_log(session_->topology().rank, core::parse_log_level(config_.log_level));
+    : library_(std::make_unique<core::MpiLibrary>()),
+      bootstrap_(std::make_unique<core::MpiBootstrap>(*library_, options.mpi_comm)),
+      config_(read_config(*bootstrap_, options)),
+      owns_mpi_(library_->owns_mpi()) {
+  core::set_log(bootstrap_->topology().rank, core::parse_log_level(config_.log_level));
   compare_ranks();
-  group_ = make_group(*session_, config_);
-  communicator_ = std::make_unique<MpiCommunicator>(*session_);
+  group_ = make_group(*bootstrap_, config_);
+  communicator_ = std::make_unique<MpiCommunicator>(*bootstrap_);
   make_runtime();
-  if (session_->topology().rank == 0) core::log(core::LogLevel::Info, introduction());
+  if (bootstrap_->topology().rank == 0) core::log(core::LogLevel::Info, introduction());
 }
 
 Job::~Job() { stop(); }
 
 void Job::make_runtime() {
-  const core::Topology& topology = session_->topology();
+  const core::Topology& topology = bootstrap_->topology();
   std::byte* const area = group_->area();
   const size_t transport_bytes =
       round_up(core::SharedMemoryTransport::area_bytes(topology.local_size));
@@ -113,7 +102,7 @@ void Job::make_runtime() {
   core::Runtime::Parts parts;
   parts.config = config_;
   parts.topology = topology;
-  parts.transport = core::make_transport(*session_, *group_, area, wait_policy());
+  parts.transport = core::make_transport(*bootstrap_, *group_, area, wait_policy());
   parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
   parts.make_set = [this](const std::vector<int>& ranks) { return make_set(ranks); };
   parts.timeline = std::move(timeline);
@@ -122,9 +111,9 @@ void Job::make_runtime() {
 
 // On the runtime thread. The ranks of a set talk over MPI, also on one host.
 core::SetResources Job::make_set(const std::vector<int>& ranks) const {
-  const core::Topology& topology = session_->topology();
+  const core::Topology& topology = bootstrap_->topology();
   core::SetResources resources;
-  auto communicator = std::make_shared<MpiCommunicator>(*session_, ranks);
+  auto communicator = std::make_shared<MpiCommunicator>(*bootstrap_, ranks);
   BuiltinParts builtin;
   builtin.topology = &topology;
   builtin.config = &config_;
@@ -161,7 +150,7 @@ ProcessSet Job::add_process_set(std::vector<int> ranks) {
   if (ranks.empty()) fault = "it has no ranks";
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end())
     fault = "a rank is there twice";
-  const int size = session_->topology().size;
+  const int size = bootstrap_->topology().size;
   if (!ranks.empty() && (ranks.front() < 0 || ranks.back() >= size)) {
     fault = concat("its ranks must be 0 to ", size - 1);
   }
@@ -174,7 +163,7 @@ ProcessSet Job::add_process_set(std::vector<int> ranks) {
   agree(name, concat("process set of ranks ", core::list_ranks(ranks)));
   runtime_->add_set(id, ranks);
   agree(concat(name, ".made"), "");
-  sets_.emplace_back(id, std::move(ranks), session_->topology().rank);
+  sets_.emplace_back(id, std::move(ranks), bootstrap_->topology().rank);
   return sets_.back();
 }
 
@@ -210,10 +199,10 @@ std::shared_ptr<std::byte> Job::allocate(size_t bytes) {
 }
 
 void Job::compare_ranks() const {
-  session_->require_same("Horon's version", std::string(version()));
+  core::require_same(*bootstrap_, "Horon's version", std::string(version()));
   std::string knobs;
   for (const std::string& line : config_.agreed_values()) knobs += line + "\n";
-  session_->require_same("the configuration", knobs);
+  core::require_same(*bootstrap_, "the configuration", knobs);
 }
 
 core::WaitPolicy Job::wait_policy() const {
@@ -221,34 +210,38 @@ core::WaitPolicy Job::wait_policy() const {
   // takes the core from a program that was woken on the same one, so by default it looks again by
   // yielding, longer where cores are to spare.
   core::WaitPolicy policy;
-  const bool spare_cores = usable_cores() >= 2 * session_->topology().local_size;
+  const bool spare_cores = usable_cores() >= 2 * bootstrap_->topology().local_size;
   policy.yields = spare_cores ? 100 : 20;
   policy.spin = std::chrono::microseconds(std::max<int64_t>(config_.spin_us, 0));
   return policy;
 }
 
 std::string Job::introduction() const {
-  const core::Topology& topology = session_->topology();
+  const core::Topology& topology = bootstrap_->topology();
   const int hosts = host_count(topology);
   const std::string shared =
       group_->available() ? "shared memory and MPI"
                           : concat("MPI (no shared memory: ", group_->unavailable_reason(), ")");
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
-                " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared);
+                " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared,
+                topology.size > 1 ? ""
+                                  : ". No launcher (mpirun, srun) started this job, or with one "
+                                    "process only");
 }
 
 void Job::stop() {
-  if (session_ == nullptr) return;
+  if (library_ == nullptr) return;
   const auto limit = std::chrono::duration<double>(config_.shutdown_timeout_s);
   runtime_->shutdown(std::chrono::duration_cast<std::chrono::nanoseconds>(limit));
-  if (runtime_->fatal_error() != nullptr) session_->abandon();
+  if (runtime_->fatal_error() != nullptr) library_->abandon();
   op_table_.reset();
   communicator_.reset();
   {
     const std::lock_guard lock(group_mutex_);
     group_.reset();
   }
-  session_.reset();
+  bootstrap_.reset();
+  library_.reset();
 }
 
 }  // namespace horon::ops

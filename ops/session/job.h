@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "horon/core/base/config.h"
-#include "horon/core/bootstrap/mpi_session.h"
+#include "horon/core/bootstrap/mpi_bootstrap.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/host/local_group.h"
 #include "horon/core/runtime/runtime.h"
@@ -52,9 +52,10 @@ class Job {
   core::WaitPolicy wait_policy() const;
   std::string introduction() const;
 
-  std::unique_ptr<core::MpiSession> session_;
+  std::unique_ptr<core::MpiLibrary> library_;
+  std::unique_ptr<core::MpiBootstrap> bootstrap_;
   const core::Config config_;
-  bool owns_mpi_ = false;
+  const bool owns_mpi_;
   std::mutex group_mutex_;
   std::shared_ptr<core::LocalGroup> group_;
   std::unique_ptr<MpiCommunicator> communicator_;  // of the collectives

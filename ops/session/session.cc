@@ -125,7 +125,7 @@ void init(const InitOptions& options) {
   here.exit_handler_set = true;
   pthread_atfork(nullptr, nullptr, [] { forked = true; });
   std::atexit([] { shutdown(); });
-  MpiSession::at_finalize([] { shutdown(); });
+  MpiLibrary::at_finalize([] { shutdown(); });
 }
 
 Runtime& runtime() { return job().runtime(); }
@@ -134,7 +134,7 @@ std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(b
 
 std::vector<BuildFact> build_facts() {
   return {{"horon", std::string(version())},
-          {"mpi", MpiSession::library_version()},
+          {"mpi", MpiLibrary::version()},
           {"cpu kernels", std::string(ops::kernel_instruction_set())},
           {"devices", "host"},
           {"collectives",

@@ -17,10 +17,10 @@ horon_test(op_table_test FILES core/execution/op_table_test.cc)
 horon_test(runtime_test FILES core/runtime/runtime_test.cc support/fake_device.cc)
 horon_test(process_sets_test FILES core/runtime/process_sets_test.cc support/fake_device.cc)
 horon_test(mpi_transport_test FILES core/transport/mpi_transport_test.cc RANKS 1 2 3 4)
-horon_test(mpi_session_test FILES core/bootstrap/mpi_session_test.cc RANKS 1 2 3 4)
-horon_test(mpi_session_owner_test FILES core/bootstrap/mpi_session_owner_test.cc RANKS 1 2)
-horon_test(mpi_session_thread_level_test
-           FILES core/bootstrap/mpi_session_thread_level_test.cc RANKS 2)
+horon_test(bootstrap_test FILES core/bootstrap/bootstrap_test.cc)
+horon_test(mpi_bootstrap_test FILES core/bootstrap/mpi_bootstrap_test.cc RANKS 1 2 3 4)
+horon_test(mpi_owner_test FILES core/bootstrap/mpi_owner_test.cc RANKS 1 2)
+horon_test(mpi_thread_level_test FILES core/bootstrap/mpi_thread_level_test.cc RANKS 2)
 # Jobs of many ranks in one thread, for tests and benchmarks of the control protocol.
 add_library(horon_simulation STATIC
   support/simulation/check_outcomes.cc

@@ -17,8 +17,7 @@ class Builtin : public testing::Test {
  protected:
   void SetUp() override {
     MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
-    group_ = core::LocalGroup::create(world_.rank, world_.size, builtin_area_bytes(world_.size),
-                                      mpi_exchange());
+    group_ = mpi_local_group(builtin_area_bytes(world_.size));
     ASSERT_TRUE(group_->available());
     world_.doorbell = &group_->doorbell(world_.rank);
     parts_.topology = &topology_;

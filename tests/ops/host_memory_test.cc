@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/bootstrap/in_process_bootstrap.h"
+#include "horon/core/host/local_group.h"
 
 namespace horon::ops {
 namespace {
@@ -31,9 +33,8 @@ TEST(HostMemory, SaysThatThereIsNoMemory) {
 }
 
 TEST(HostMemory, UsesMemoryOfTheGroup) {
-  const auto group = core::LocalGroup::create(0, 1, 64, [](std::span<const std::byte> mine) {
-    return std::vector<std::byte>(mine.begin(), mine.end());
-  });
+  const core::InProcessJob job(1);
+  const auto group = core::LocalGroup::create(job.of(0), 64);
   ASSERT_TRUE(group->available());
   HostMemory memory(group.get());
   const auto block = memory.allocate(1000);

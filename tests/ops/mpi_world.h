@@ -1,22 +1,19 @@
 // Ranks of MPI_COMM_WORLD, all on this host, as a World.
 #pragma once
 
+#include <memory>
+
 #include <mpi.h>
 
+#include "horon/core/bootstrap/mpi_bootstrap.h"
 #include "horon/core/host/local_group.h"
 #include "horon/tests/ops/op_contract.h"
 
 namespace horon::ops {
 
-inline core::LocalGroup::Exchange mpi_exchange() {
-  return [](std::span<const std::byte> mine) {
-    int size = 1;
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    std::vector<std::byte> all(mine.size() * static_cast<size_t>(size));
-    const auto bytes = static_cast<int>(mine.size());
-    MPI_Allgather(mine.data(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, MPI_COMM_WORLD);
-    return all;
-  };
+inline std::unique_ptr<core::LocalGroup> mpi_local_group(size_t area_bytes) {
+  const core::MpiLibrary library;
+  return core::LocalGroup::create(core::MpiBootstrap(library), area_bytes);
 }
 
 inline World mpi_world() {

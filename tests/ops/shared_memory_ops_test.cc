@@ -10,8 +10,7 @@ namespace {
 class SharedMemoryOps : public testing::Test {
  protected:
   void SetUp() override {
-    group_ = core::LocalGroup::create(
-        world_.rank, world_.size, SharedMemoryAllreduce::area_bytes(world_.size), mpi_exchange());
+    group_ = mpi_local_group(SharedMemoryAllreduce::area_bytes(world_.size));
     ASSERT_TRUE(group_->available()) << group_->unavailable_reason();
     world_.doorbell = &group_->doorbell(world_.rank);
     world_.allocate = [this](size_t bytes) { return group_->allocate(bytes); };

@@ -12,10 +12,10 @@ namespace {
 using Body = std::function<void(const World& world, SharedMemoryAllreduce& op)>;
 
 void with_threads(int size, const Body& body) {
-  core::ThreadExchange exchange(size);
+  core::InProcessJob job(size);
   core::run_ranks(size, [&](int rank) {
-    const auto group = core::LocalGroup::create(rank, size, SharedMemoryAllreduce::area_bytes(size),
-                                                exchange.of(rank));
+    const auto group =
+        core::LocalGroup::create(job.of(rank), SharedMemoryAllreduce::area_bytes(size));
     ASSERT_TRUE(group->available()) << group->unavailable_reason();
     World world;
     world.rank = rank;
@@ -23,11 +23,7 @@ void with_threads(int size, const Body& body) {
     world.doorbell = &group->doorbell(rank);
     world.allocate = [&](size_t bytes) { return group->allocate(bytes); };
     world.gather = [&](uint64_t mine) {
-      const std::byte* word = reinterpret_cast<const std::byte*>(&mine);
-      const std::vector<std::byte> bytes = exchange.of(rank)({word, sizeof(mine)});
-      std::vector<uint64_t> all(static_cast<size_t>(size));
-      std::memcpy(all.data(), bytes.data(), bytes.size());
-      return all;
+      return core::allgather_values(job.of(rank), core::Bootstrap::Among::Job, mine);
     };
     SharedMemoryAllreduce op(*group, group->area());
     body(world, op);

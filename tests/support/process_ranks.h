@@ -6,35 +6,40 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <new>
-#include <span>
+#include <string>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
-#include "horon/core/host/local_group.h"
+#include "horon/core/bootstrap/bootstrap.h"
 
 namespace horon::core {
 
-// A barrier and an allgather in memory that the ranks share by inheritance. Make it before they are
-// started.
-class ProcessExchange {
+// The bootstrap of ranks that are processes, in memory that they share by inheritance: one host.
+// Make it before they are started.
+class ProcessJob {
  public:
-  explicit ProcessExchange(int size) : size_(size) {
+  explicit ProcessJob(int size) : size_(size) {
     void* const memory =
         mmap(nullptr, sizeof(State), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     state_ = memory == MAP_FAILED ? nullptr : new (memory) State;
+    const std::vector<int> host_key_of(static_cast<size_t>(size), 0);
+    for (int rank = 0; rank < size; ++rank) {
+      ranks_.push_back(std::make_unique<Rank>(*this, make_topology(rank, host_key_of)));
+    }
   }
-  ~ProcessExchange() {
+  ~ProcessJob() {
     if (state_ != nullptr) munmap(state_, sizeof(State));
   }
-  ProcessExchange(const ProcessExchange&) = delete;
-  ProcessExchange& operator=(const ProcessExchange&) = delete;
+  ProcessJob(const ProcessJob&) = delete;
+  ProcessJob& operator=(const ProcessJob&) = delete;
 
   void barrier() {
     const int turn = state_->turn.load();
@@ -46,28 +51,43 @@ class ProcessExchange {
     while (state_->turn.load() == turn) std::this_thread::yield();
   }
 
-  LocalGroup::Exchange of(int rank) {
-    return [this, rank](std::span<const std::byte> mine) {
-      std::memcpy(state_->blocks[static_cast<size_t>(rank)].data(), mine.data(), mine.size());
-      barrier();
-      std::vector<std::byte> all;
-      for (int i = 0; i < size_; ++i) {
-        const std::byte* const block = state_->blocks[static_cast<size_t>(i)].data();
-        all.insert(all.end(), block, block + mine.size());
-      }
-      barrier();
-      return all;
-    };
-  }
+  const Bootstrap& of(int rank) const { return *ranks_.at(static_cast<size_t>(rank)); }
 
  private:
+  struct Block {
+    size_t length = 0;
+    std::array<char, 4096> bytes{};
+  };
   struct State {
     std::atomic<int> arrived{0};
     std::atomic<int> turn{0};
-    std::array<std::array<std::byte, 4096>, 8> blocks{};
+    std::array<Block, 8> blocks;
   };
+  class Rank final : public Bootstrap {
+   public:
+    Rank(ProcessJob& job, Topology topology) : job_(job), topology_(std::move(topology)) {}
+    const Topology& topology() const override { return topology_; }
+    std::vector<std::string> allgather(Among, std::string_view mine) const override {
+      Block& block = job_.state_->blocks.at(static_cast<size_t>(topology_.rank));
+      block.length = mine.copy(block.bytes.data(), block.bytes.size());
+      job_.barrier();
+      std::vector<std::string> all;
+      for (size_t rank = 0; rank < static_cast<size_t>(topology_.size); ++rank) {
+        const Block& other = job_.state_->blocks.at(rank);
+        all.emplace_back(other.bytes.data(), other.length);
+      }
+      job_.barrier();
+      return all;
+    }
+
+   private:
+    ProcessJob& job_;
+    const Topology topology_;
+  };
+
   const int size_;
   State* state_ = nullptr;
+  std::vector<std::unique_ptr<Bootstrap>> ranks_;
 };
 
 // Runs body(rank) in `size` child processes and returns how each ended, as waitpid() tells: 0 if

@@ -19,8 +19,8 @@ LINE_COLUMNS_MAX = 100
 # Each folder may include itself and what its row names.
 LAYERS = {
     "core/base": set(),
-    "core/host": {"core/base"},
-    "core/bootstrap": {"core/base", "core/host"},
+    "core/bootstrap": {"core/base"},
+    "core/host": {"core/base", "core/bootstrap"},
     "core/transport": {"core/base", "core/host", "core/bootstrap"},
     "core/negotiation": {"core/base"},
     "core/execution": {"core/base", "core/host", "core/negotiation"},

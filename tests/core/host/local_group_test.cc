@@ -1,6 +1,7 @@
 #include "horon/core/host/local_group.h"
 
 #include <algorithm>
+#include <barrier>
 #include <cstring>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -27,8 +28,8 @@ bool check(bool condition, const char* what, int rank) {
 const std::vector<int> kAllWell(3, 0);
 constexpr size_t kAreaBytes = 10'000;
 
-std::unique_ptr<LocalGroup> make_group(int rank, int size, ProcessExchange& exchange) {
-  return LocalGroup::create(rank, size, kAreaBytes, exchange.of(rank));
+std::unique_ptr<LocalGroup> make_group(int rank, ProcessJob& job) {
+  return LocalGroup::create(job.of(rank), kAreaBytes);
 }
 
 bool is_filled(const std::byte* data, size_t bytes, int value) {
@@ -37,18 +38,18 @@ bool is_filled(const std::byte* data, size_t bytes, int value) {
 }
 
 TEST(LocalGroup, SharesAnAreaBetweenProcesses) {
-  ProcessExchange exchange(3);
+  ProcessJob job(3);
   const auto body = [&](int rank) {
-    const auto group = make_group(rank, 3, exchange);
+    const auto group = make_group(rank, job);
     CHECK_CHILD(group->available());
     CHECK_CHILD(group->local_rank() == rank && group->local_size() == 3);
     CHECK_CHILD(group->process_id(rank) == getpid());
     CHECK_CHILD(reinterpret_cast<uintptr_t>(group->area()) % 64 == 0);
     CHECK_CHILD(is_filled(group->area(), kAreaBytes, 0));
-    exchange.barrier();
+    job.barrier();
     constexpr size_t kPart = kAreaBytes / 3;
     std::memset(group->area() + static_cast<size_t>(rank) * kPart, rank + 1, kPart);
-    exchange.barrier();
+    job.barrier();
     for (int other = 0; other < 3; ++other) {
       CHECK_CHILD(is_filled(group->area() + static_cast<size_t>(other) * kPart, kPart, other + 1));
     }
@@ -58,9 +59,9 @@ TEST(LocalGroup, SharesAnAreaBetweenProcesses) {
 }
 
 TEST(LocalGroup, RingsBetweenProcesses) {
-  ProcessExchange exchange(3);
+  ProcessJob job(3);
   const auto body = [&](int rank) {
-    const auto group = make_group(rank, 3, exchange);
+    const auto group = make_group(rank, job);
     const WaitPolicy sleep_at_once = {std::chrono::nanoseconds(0), 0};
     for (int i = 0; i < 200; ++i) {
       const int turn = i % 3;
@@ -68,7 +69,7 @@ TEST(LocalGroup, RingsBetweenProcesses) {
       if (rank != turn) {
         CHECK_CHILD(group->doorbell(rank).wait(std::chrono::seconds(20), sleep_at_once));
       }
-      exchange.barrier();
+      job.barrier();
     }
     CHECK_CHILD(!group->doorbell(rank).wait(std::chrono::milliseconds(1), sleep_at_once));
     return true;
@@ -77,19 +78,17 @@ TEST(LocalGroup, RingsBetweenProcesses) {
 }
 
 TEST(LocalGroup, MapsThePeersMemory) {
-  ProcessExchange exchange(3);
+  ProcessJob job(3);
   const auto body = [&](int rank) {
-    const auto group = make_group(rank, 3, exchange);
+    const auto group = make_group(rank, job);
     for (const size_t bytes : {size_t{100}, size_t{5000}, size_t{100}, size_t{3'000'000}}) {
       const auto memory = group->allocate(bytes);
       CHECK_CHILD(is_filled(memory.get(), bytes, 0));
       const auto address = group->locate(memory.get(), bytes);
       CHECK_CHILD(address.has_value());
-      const auto all = exchange.of(rank)(std::as_bytes(std::span(&*address, 1)));
+      const auto all = allgather_values(job.of(rank), Bootstrap::Among::Host, *address);
       for (int other = 0; other < 3; ++other) {
-        SharedAddress theirs;
-        std::memcpy(&theirs, all.data() + sizeof theirs * static_cast<size_t>(other),
-                    sizeof theirs);
+        const SharedAddress& theirs = all[static_cast<size_t>(other)];
         std::byte* const mapped = group->map(other, theirs);
         CHECK_CHILD(mapped == group->map(other, theirs));
         CHECK_CHILD((other == rank) == (mapped == memory.get()));
@@ -97,12 +96,12 @@ TEST(LocalGroup, MapsThePeersMemory) {
         const size_t part = bytes / 3;
         std::memset(mapped + static_cast<size_t>(rank) * part, rank + 1, part);
       }
-      exchange.barrier();
+      job.barrier();
       for (int other = 0; other < 3; ++other) {
         const size_t part = bytes / 3;
         CHECK_CHILD(is_filled(memory.get() + static_cast<size_t>(other) * part, part, other + 1));
       }
-      exchange.barrier();
+      job.barrier();
     }
     return true;
   };
@@ -110,15 +109,15 @@ TEST(LocalGroup, MapsThePeersMemory) {
 }
 
 TEST(LocalGroup, RefusesAddressesOfOtherSegments) {
-  ProcessExchange exchange(2);
+  ProcessJob job(2);
   const auto body = [&](int rank) {
-    const auto group = make_group(rank, 2, exchange);
+    const auto group = make_group(rank, job);
     const auto memory = group->allocate(100);
     auto address = group->locate(memory.get(), 100).value();
     ++address.generation;
-    const auto all = exchange.of(rank)(std::as_bytes(std::span(&address, 1)));
     const int other = 1 - rank;
-    std::memcpy(&address, all.data() + sizeof address * static_cast<size_t>(other), sizeof address);
+    address =
+        allgather_values(job.of(rank), Bootstrap::Among::Host, address)[static_cast<size_t>(other)];
     for (const uint64_t segment : {address.segment, uint64_t{0}, uint64_t{777}}) {
       address.segment = segment;
       try {
@@ -128,19 +127,19 @@ TEST(LocalGroup, RefusesAddressesOfOtherSegments) {
         CHECK_CHILD(error.code() == ErrorCode::OperationFailed);
       }
     }
-    exchange.barrier();
+    job.barrier();
     return true;
   };
   EXPECT_EQ(run_processes(2, body), std::vector<int>(2, 0));
 }
 
 TEST(LocalGroup, SeesThatAPeerHasEnded) {
-  ProcessExchange exchange(3);
-  ProcessExchange survivors(2);  // whoever leaves early is dead as well
+  ProcessJob job(3);
+  ProcessJob survivors(2);  // whoever leaves early is dead as well
   const auto body = [&](int rank) {
-    const auto group = make_group(rank, 3, exchange);
+    const auto group = make_group(rank, job);
     CHECK_CHILD(!group->dead_local_rank());
-    exchange.barrier();
+    job.barrier();
     if (rank == 1) raise(SIGKILL);
     while (!group->dead_local_rank()) std::this_thread::yield();
     CHECK_CHILD(group->dead_local_rank() == 1);
@@ -151,15 +150,14 @@ TEST(LocalGroup, SeesThatAPeerHasEnded) {
 }
 
 TEST(LocalGroup, ATransportNamesTheDeadPeer) {
-  ProcessExchange exchange(3);
-  ProcessExchange survivors(2);
+  ProcessJob job(3);
+  ProcessJob survivors(2);
   const auto body = [&](int rank) {
-    const auto group =
-        LocalGroup::create(rank, 3, SharedMemoryTransport::area_bytes(3), exchange.of(rank));
+    const auto group = LocalGroup::create(job.of(rank), SharedMemoryTransport::area_bytes(3));
     const Topology topology = make_topology(2 * rank + 1, std::vector<int>{0, 1, 0, 1, 0, 1});
     SharedMemoryTransport transport(*group, group->area(), topology, {});
     CHECK_CHILD(!transport.dead_peer());
-    exchange.barrier();
+    job.barrier();
     if (rank == 2) _exit(0);  // an end without an error is an end, too
     while (!transport.dead_peer()) std::this_thread::yield();
     const std::string text = transport.dead_peer().value();
@@ -173,12 +171,12 @@ TEST(LocalGroup, ATransportNamesTheDeadPeer) {
 // One of three may not look into the others (and they not into it): nobody gets shared memory, and
 // all can say why.
 TEST(LocalGroup, IsUnavailableToAllIfItIsToOne) {
-  ProcessExchange exchange(3);
+  ProcessJob job(3);
   const auto body = [&](int rank) {
     if (rank == 2) {
       CHECK_CHILD(geteuid() == 0 ? setuid(65534) == 0 : prctl(PR_SET_DUMPABLE, 0) == 0);
     }
-    const auto group = make_group(rank, 3, exchange);
+    const auto group = make_group(rank, job);
     CHECK_CHILD(!group->available());
     CHECK_CHILD(group->unavailable_reason().find("Permission denied") != std::string::npos);
     CHECK_CHILD(group->area() == nullptr);
@@ -195,10 +193,10 @@ TEST(LocalGroup, IsUnavailableToAllIfItIsToOne) {
 }
 
 TEST(LocalGroup, NeedsTheSameAreaOnAllRanks) {
-  ThreadExchange exchange(3);
+  InProcessJob job(3);
   run_ranks(3, [&](int rank) {
     try {
-      LocalGroup::create(rank, 3, rank == 2 ? 64 : 128, exchange.of(rank));
+      LocalGroup::create(job.of(rank), rank == 2 ? 64 : 128);
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::Config);
@@ -208,12 +206,12 @@ TEST(LocalGroup, NeedsTheSameAreaOnAllRanks) {
 }
 
 TEST(LocalGroup, WorksAmongThreads) {
-  ThreadExchange exchange(4);
+  InProcessJob job(4);
   std::vector<SharedAddress> addresses(4);
   std::vector<std::byte*> places(4);
   std::barrier<> step(4);
   run_ranks(4, [&](int rank) {
-    auto group = LocalGroup::create(rank, 4, kAreaBytes, exchange.of(rank));
+    auto group = LocalGroup::create(job.of(rank), kAreaBytes);
     ASSERT_TRUE(group->available()) << group->unavailable_reason();
     EXPECT_FALSE(group->dead_local_rank());
     const auto memory = group->allocate(100'000);
@@ -232,8 +230,8 @@ TEST(LocalGroup, WorksAmongThreads) {
 }
 
 TEST(LocalGroup, OneRankIsAGroup) {
-  ThreadExchange exchange(1);
-  const auto group = LocalGroup::create(0, 1, 0, exchange.of(0));
+  InProcessJob job(1);
+  const auto group = LocalGroup::create(job.of(0), 0);
   EXPECT_TRUE(group->available());
   group->ring_all_others();
   const auto memory = group->allocate(10);
@@ -255,7 +253,6 @@ TEST(LocalGroup, CanBeUnwanted) {
 TEST(LocalGroupDeathTest, HasOnlyTheOwnDoorbellWithoutSharedMemory) {
   const auto group = LocalGroup::create_unavailable(1, 2, "not wanted");
   EXPECT_DEATH(group->doorbell(0), "own doorbell");
-  EXPECT_DEATH(LocalGroup::create(2, 2, 0, nullptr), "local rank");
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
-#include "horon/core/bootstrap/mpi_error.h"
 #include "horon/core/transport/make_transport.h"
 #include "horon/core/transport/routed_transport.h"
 #include "horon/core/transport/shared_memory_transport.h"
@@ -22,63 +21,47 @@ using Body = std::function<void(Transport&)>;
 // What a job gets: shared memory between processes of a host, MPI besides if there are several.
 struct JobWorld {
   static void run(const Body& body) {
-    const MpiSession session;
-    const Topology& topology = session.topology();
-    const auto group = LocalGroup::create(topology.local_rank, topology.local_size,
-                                          SharedMemoryTransport::area_bytes(topology.local_size),
-                                          session.host_exchange());
+    const MpiLibrary library;
+    const MpiBootstrap bootstrap(library);
+    const Topology& topology = bootstrap.topology();
+    const auto group =
+        LocalGroup::create(bootstrap, SharedMemoryTransport::area_bytes(topology.local_size));
     ASSERT_TRUE(group->available()) << group->unavailable_reason();
-    const auto transport = make_transport(session, *group, group->area(), {});
+    const auto transport = make_transport(bootstrap, *group, group->area(), {});
     EXPECT_NE(transport->must_poll(), topology.one_host());
     body(*transport);
-    MPI_Barrier(session.communicator());
+    MPI_Barrier(bootstrap.communicator());
   }
 };
 
 // The same job when processes may not share memory.
 struct MpiWorld {
   static void run(const Body& body) {
-    const MpiSession session;
-    const Topology& topology = session.topology();
+    const MpiLibrary library;
+    const MpiBootstrap bootstrap(library);
+    const Topology& topology = bootstrap.topology();
     const auto group =
         LocalGroup::create_unavailable(topology.local_rank, topology.local_size, "not wanted");
-    const auto transport = make_transport(session, *group, group->area(), {});
+    const auto transport = make_transport(bootstrap, *group, group->area(), {});
     EXPECT_EQ(transport->must_poll(), topology.size > 1);
     body(*transport);
-    MPI_Barrier(session.communicator());
+    MPI_Barrier(bootstrap.communicator());
   }
 };
 
-// Pretends that every other rank is on a second host, so that half of the pairs go through MPI.
+// Every other rank is on a second host, so that half of the pairs go through MPI.
 struct RoutedWorld {
   static void run(const Body& body) {
-    const MpiSession session;
-    const int rank = session.topology().rank;
-    MPI_Comm host = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split(session.communicator(), rank % 2, rank, &host), "MPI_Comm_split");
-    std::vector<int> hosts;
-    for (int other = 0; other < session.topology().size; ++other) hosts.push_back(other % 2);
-    const Topology topology = make_topology(rank, hosts);
-    const auto exchange = [&](std::span<const std::byte> mine) {
-      std::vector<std::byte> all(mine.size() * static_cast<size_t>(topology.local_size));
-      const int bytes = static_cast<int>(mine.size());
-      check_mpi(MPI_Allgather(mine.data(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, host),
-                "MPI_Allgather");
-      return all;
-    };
+    const MpiLibrary library;
+    const MpiBootstrap bootstrap(library, nullptr, test_rank() % 2 == 0 ? "even" : "odd");
+    const Topology& topology = bootstrap.topology();
     const auto group =
-        LocalGroup::create(topology.local_rank, topology.local_size,
-                           SharedMemoryTransport::area_bytes(topology.local_size), exchange);
+        LocalGroup::create(bootstrap, SharedMemoryTransport::area_bytes(topology.local_size));
     ASSERT_TRUE(group->available()) << group->unavailable_reason();
-    {
-      RoutedTransport transport(
-          std::make_unique<SharedMemoryTransport>(*group, group->area(), topology, WaitPolicy{}),
-          std::make_unique<MpiTransport>(session, WaitPolicy{}));
-      EXPECT_TRUE(transport.must_poll());
-      body(transport);
-      MPI_Barrier(session.communicator());
-    }
-    MPI_Comm_free(&host);
+    const auto transport = make_transport(bootstrap, *group, group->area(), {});
+    EXPECT_EQ(dynamic_cast<RoutedTransport*>(transport.get()) != nullptr, topology.size > 1);
+    body(*transport);
+    MPI_Barrier(bootstrap.communicator());
   }
 };
 
@@ -87,23 +70,25 @@ INSTANTIATE_TYPED_TEST_SUITE_P(Mpi, TransportContract, MpiWorld);
 INSTANTIATE_TYPED_TEST_SUITE_P(Routed, TransportContract, RoutedWorld);
 
 TEST(MpiTransport, EndsWithUnreadAndUnsentMessages) {
-  const MpiSession session;
-  const int next = (session.topology().rank + 1) % session.topology().size;
+  const MpiLibrary library;
+  const MpiBootstrap bootstrap(library);
+  const int next = (bootstrap.topology().rank + 1) % bootstrap.topology().size;
   {
-    MpiTransport transport(session, {});
-    if (session.topology().size > 1) {
+    MpiTransport transport(bootstrap, {});
+    if (bootstrap.topology().size > 1) {
       transport.send(next, pattern(0, 1, 0, 10));
       transport.send(next, pattern(0, 1, 1, 5'000'000));  // needs the receiver, who never looks
     }
   }
-  MPI_Barrier(session.communicator());
+  MPI_Barrier(bootstrap.communicator());
 }
 
 TEST(MpiTransport, RefusesMessagesThatAreTooLong) {
-  const MpiSession session;
-  if (session.topology().size == 1) GTEST_SKIP() << "needs a second rank";
-  MpiTransport transport(session, {});
-  if (session.topology().rank == 0) {
+  const MpiLibrary library;
+  const MpiBootstrap bootstrap(library);
+  if (bootstrap.topology().size == 1) GTEST_SKIP() << "needs a second rank";
+  MpiTransport transport(bootstrap, {});
+  if (bootstrap.topology().rank == 0) {
     try {
       transport.send(1, Bytes(MpiTransport::kMessageBytesMax + 1));
       ADD_FAILURE() << "no error";
@@ -113,7 +98,7 @@ TEST(MpiTransport, RefusesMessagesThatAreTooLong) {
     }
     EXPECT_TRUE(transport.flushed());
   }
-  MPI_Barrier(session.communicator());
+  MPI_Barrier(bootstrap.communicator());
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "horon/core/transport/shared_memory_transport.h"
 
+#include <barrier>
+
 #include <gtest/gtest.h>
 
 #include "horon/tests/core/transport/transport_contract.h"
@@ -15,12 +17,12 @@ struct ThreadWorld {
   static void run(const std::function<void(Transport&)>& body) {
     const WaitPolicy policy = kPolicy == 0 ? WaitPolicy{std::chrono::nanoseconds(0), 0}
                                            : WaitPolicy{std::chrono::microseconds(20), 5};
-    ThreadExchange exchange(kSize);
+    InProcessJob job(kSize);
     std::barrier<> end(kSize);
     run_ranks(kSize, [&](int rank) {
       constexpr size_t kBefore = 256;  // others use the area too
-      const auto group = LocalGroup::create(
-          rank, kSize, kBefore + SharedMemoryTransport::area_bytes(kSize), exchange.of(rank));
+      const auto group =
+          LocalGroup::create(job.of(rank), kBefore + SharedMemoryTransport::area_bytes(kSize));
       ASSERT_TRUE(group->available()) << group->unavailable_reason();
       SharedMemoryTransport transport(*group, group->area() + kBefore,
                                       one_host_topology(rank, kSize), policy);
@@ -49,11 +51,10 @@ TEST(SharedMemoryTransport, NeedsAModestArea) {
 
 TEST(SharedMemoryTransport, FlushedSaysWhetherTheReaderHasToMakeRoom) {
   constexpr int kSize = 2;
-  ThreadExchange exchange(kSize);
+  InProcessJob job(kSize);
   std::barrier<> step(kSize);
   run_ranks(kSize, [&](int rank) {
-    const auto group = LocalGroup::create(rank, kSize, SharedMemoryTransport::area_bytes(kSize),
-                                          exchange.of(rank));
+    const auto group = LocalGroup::create(job.of(rank), SharedMemoryTransport::area_bytes(kSize));
     ASSERT_TRUE(group->available()) << group->unavailable_reason();
     SharedMemoryTransport transport(*group, group->area(), one_host_topology(rank, kSize), {});
     constexpr size_t kLength = 100'000;
@@ -75,10 +76,8 @@ TEST(SharedMemoryTransport, FlushedSaysWhetherTheReaderHasToMakeRoom) {
 }
 
 TEST(SharedMemoryTransportDeathTest, RefusesRanksThatItCanNotReach) {
-  const auto group = LocalGroup::create(0, 1, SharedMemoryTransport::area_bytes(1),
-                                        [](std::span<const std::byte> mine) {
-                                          return std::vector<std::byte>(mine.begin(), mine.end());
-                                        });
+  const InProcessJob job(1);
+  const auto group = LocalGroup::create(job.of(0), SharedMemoryTransport::area_bytes(1));
   const Topology topology = make_topology(0, std::vector<int>{0, 1});
   SharedMemoryTransport transport(*group, group->area(), topology, {});
   EXPECT_TRUE(transport.reaches(0));

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
-#include "horon/core/bootstrap/mpi_session.h"
+#include "horon/core/bootstrap/mpi_bootstrap.h"
 #include "horon/tests/support/mpi_main.h"
 
 bool test_main_starts_mpi() { return false; }
@@ -12,25 +12,25 @@ bool test_main_starts_mpi() { return false; }
 namespace horon::core {
 namespace {
 
-TEST(MpiSessionOwner, BeginsAndEndsMpiOnce) {
+TEST(MpiOwner, BeginsAndEndsMpiOnce) {
   int state = 1;
   MPI_Initialized(&state);
   ASSERT_EQ(state, 0);
   {
-    const MpiSession session;
-    EXPECT_TRUE(session.owns_mpi());
+    const MpiLibrary library;
+    EXPECT_TRUE(library.owns_mpi());
     MPI_Initialized(&state);
     EXPECT_EQ(state, 1);
-    EXPECT_EQ(session.topology().rank, test_rank());
-    EXPECT_EQ(session.topology().size, test_size());
-    const MpiSession second;  // finds MPI running
+    const MpiBootstrap bootstrap(library);
+    EXPECT_EQ(bootstrap.topology().rank, test_rank());
+    EXPECT_EQ(bootstrap.topology().size, test_size());
+    const MpiLibrary second;  // finds MPI running
     EXPECT_FALSE(second.owns_mpi());
-    EXPECT_EQ(second.gather_text("x").size(), static_cast<size_t>(test_size()));
   }
   MPI_Finalized(&state);
   EXPECT_EQ(state, 1);
   try {
-    const MpiSession again;
+    const MpiLibrary again;
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::Config);

@@ -1,0 +1,87 @@
+#include "horon/core/bootstrap/bootstrap.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "horon/core/base/text.h"
+
+namespace horon::core {
+namespace {
+
+// FNV-1a, 64 bits: the same on every host, unlike std::hash.
+uint64_t hash_of(std::string_view text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const char letter : text) {
+    hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211ULL;
+  }
+  return hash;
+}
+
+// The first line in which two texts differ, once for each.
+std::pair<std::string, std::string> first_different_line(const std::string& a,
+                                                         const std::string& b) {
+  std::istringstream left(a);
+  std::istringstream right(b);
+  std::string left_line;
+  std::string right_line;
+  do {
+    left_line.clear();
+    right_line.clear();
+    std::getline(left, left_line);
+    std::getline(right, right_line);
+  } while (left_line == right_line && (left || right));
+  return {left_line, right_line};
+}
+
+}  // namespace
+
+void require_same(const Bootstrap& bootstrap, const std::string& what, const std::string& text) {
+  // The texts themselves travel only where there is a difference to name: they are long, and a job
+  // may have thousands of ranks.
+  const std::vector<uint64_t> hashes =
+      allgather_values(bootstrap, Bootstrap::Among::Job, hash_of(text));
+  const auto other = std::find_if(hashes.begin(), hashes.end(),
+                                  [&](uint64_t hash) { return hash != hashes.front(); });
+  if (other == hashes.end()) return;
+  const auto rank = static_cast<size_t>(other - hashes.begin());
+  const bool named =
+      bootstrap.topology().rank == 0 || bootstrap.topology().rank == static_cast<int>(rank);
+  const std::vector<std::string> texts =
+      bootstrap.allgather(Bootstrap::Among::Job, named ? std::string_view(text) : "");
+  const auto [first_line, other_line] = first_different_line(texts.front(), texts[rank]);
+  throw Error(ErrorCode::Config, concat(what, " differs between ranks: rank 0 has '", first_line,
+                                        "', rank ", rank, " has '", other_line, "'"));
+}
+
+void agree(const Bootstrap& bootstrap, const std::optional<Error>& fault) {
+  std::string mine;
+  if (fault) mine = concat(static_cast<char>(fault->code()), fault->what());
+  const std::vector<std::string> faults = bootstrap.allgather(Bootstrap::Among::Job, mine);
+  const auto first = std::find_if(faults.begin(), faults.end(),
+                                  [](const std::string& text) { return !text.empty(); });
+  if (first == faults.end()) return;
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < faults.size(); ++rank) {
+    if (faults[rank] == *first) ranks.push_back(static_cast<int>(rank));
+  }
+  const auto code = static_cast<ErrorCode>(first->front());
+  const std::string text = first->substr(1);
+  if (ranks.size() == faults.size()) throw Error(code, text);
+  throw Error(
+      code, concat(text, " (on ", ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks), ")"));
+}
+
+void run_on_all(const Bootstrap& bootstrap, const std::function<void()>& step) {
+  std::optional<Error> fault;
+  try {
+    step();
+  } catch (const Error& error) {
+    fault = error;
+  } catch (const std::exception& error) {
+    fault = Error(ErrorCode::OperationFailed, error.what());
+  }
+  agree(bootstrap, fault);
+}
+
+}  // namespace horon::core

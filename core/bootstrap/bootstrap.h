@@ -1,0 +1,68 @@
+// What the ranks of a job know of each other before anything else works: who there is, who shares
+// this host, and an allgather of bytes to agree on the rest.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "horon/core/base/error.h"
+#include "horon/core/bootstrap/topology.h"
+
+namespace horon::core {
+
+// One rank's view. Implementations: mpi_bootstrap.h, and in_process_bootstrap.h for ranks that are
+// threads. Every call is collective and blocks until all ranks concerned have made it, so it
+// belongs to the start of a job only. One thread at a time.
+class Bootstrap {
+ public:
+  // The ranks of the whole job, or those that share this host.
+  enum class Among : uint8_t { Job, Host };
+
+  virtual ~Bootstrap() = default;
+  virtual const Topology& topology() const = 0;
+  // The bytes of each rank, in order of rank (or of local rank); lengths may differ. Throws
+  // Error(OperationFailed), or Error(Limit) on every rank if they are too many in all.
+  virtual std::vector<std::string> allgather(Among among, std::string_view mine) const = 0;
+
+ protected:
+  Bootstrap() = default;
+  Bootstrap(const Bootstrap&) = default;
+  Bootstrap& operator=(const Bootstrap&) = default;
+};
+
+// An allgather of values that are the same bytes in every process.
+template <class Value>
+std::vector<Value> allgather_values(const Bootstrap& bootstrap, Bootstrap::Among among,
+                                    const Value& mine) {
+  static_assert(std::is_trivially_copyable_v<Value>);
+  const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
+  std::vector<Value> all;
+  for (const std::string& block : bootstrap.allgather(among, bytes)) {
+    HORON_CHECK(block.size() == sizeof(Value), "all ranks send a value of one type");
+    std::memcpy(&all.emplace_back(), block.data(), sizeof(Value));
+  }
+  return all;
+}
+
+// Compares this text (the version, the knobs; lines) with rank 0's. If some rank's differs, every
+// rank throws the same Error(Config): "version differs between ranks: rank 0 has '0.1', rank 3 has
+// '0.2'", with the first line that is different and the lowest rank that has a difference.
+void require_same(const Bootstrap& bootstrap, const std::string& what, const std::string& text);
+
+// Each rank says how a step went that can fail on one rank alone: `fault`, or nothing. If any rank
+// has a fault, every rank throws the one of the lowest such rank, with the ranks that have the
+// same:
+// "... (on rank 3)"; the ranks are left out if that is all of them.
+void agree(const Bootstrap& bootstrap, const std::optional<Error>& fault);
+
+// Runs `step` on every rank, then agree()s on how it went: an exception of one rank is an Error on
+// all of them. If `step` is itself collective, it must not throw before its last collective call.
+void run_on_all(const Bootstrap& bootstrap, const std::function<void()>& step);
+
+}  // namespace horon::core

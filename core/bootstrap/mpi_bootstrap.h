@@ -1,0 +1,42 @@
+// A job's bootstrap over MPI.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <mpi.h>
+
+#include "horon/core/bootstrap/bootstrap.h"
+#include "horon/core/bootstrap/mpi_library.h"
+
+namespace horon::core {
+
+class MpiBootstrap final : public Bootstrap {
+ public:
+  // `communicator`: an MPI_Comm* of the caller's, duplicated; null: MPI_COMM_WORLD. Collective over
+  // the communicator. Ranks are on one host if MPI says that they can share memory and their
+  // `host_id` is the same. The library must outlive the bootstrap.
+  explicit MpiBootstrap(const MpiLibrary& library, const void* communicator = nullptr,
+                        const std::string& host_id = "");
+  // Frees the communicators while the library is usable: all ranks must come here.
+  ~MpiBootstrap() override;
+  MpiBootstrap(const MpiBootstrap&) = delete;
+  MpiBootstrap& operator=(const MpiBootstrap&) = delete;
+
+  const Topology& topology() const override { return topology_; }
+  std::vector<std::string> allgather(Among among, std::string_view mine) const override;
+
+  const MpiLibrary& library() const { return library_; }
+  // All ranks of the job: a parent to duplicate. Errors are returned, not fatal.
+  MPI_Comm communicator() const { return communicator_; }
+
+ private:
+  void find_hosts(const std::string& host_id);
+
+  const MpiLibrary& library_;
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  MPI_Comm host_communicator_ = MPI_COMM_NULL;
+  Topology topology_;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,84 @@
+#include "horon/core/bootstrap/mpi_library.h"
+
+#include <array>
+
+#include <mpi.h>
+
+#include "horon/core/bootstrap/mpi_error.h"
+
+namespace horon::core {
+namespace {
+
+void (*finalize_action)() = nullptr;
+
+extern "C" int horon_on_finalize(MPI_Comm, int, void*, void*) {
+  finalize_action();
+  return MPI_SUCCESS;
+}
+
+}  // namespace
+
+MpiLibrary::MpiLibrary() : thread_level_(MPI_THREAD_SINGLE) {
+  int initialized = 0;
+  int finalized = 0;
+  check_mpi(MPI_Initialized(&initialized), "MPI_Initialized");
+  check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
+  if (finalized != 0) {
+    throw Error(ErrorCode::Config,
+                "MPI has been finalised and can't be initialised twice in a process: call "
+                "MPI_Init_thread before horon::init() and MPI_Finalize after the last "
+                "horon::shutdown()");
+  }
+  if (initialized == 0) {
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level_),
+              "MPI_Init_thread");
+    owns_mpi_ = true;
+  } else {
+    check_mpi(MPI_Query_thread(&thread_level_), "MPI_Query_thread");
+  }
+}
+
+MpiLibrary::~MpiLibrary() {
+  if (owns_mpi_ && usable()) MPI_Finalize();
+}
+
+std::optional<Error> MpiLibrary::thread_fault() const {
+  if (thread_level_ >= MPI_THREAD_SERIALIZED) return std::nullopt;
+  if (owns_mpi_) {
+    return Error(ErrorCode::Config,
+                 "this MPI library was built without support for threads: Horon needs at least "
+                 "MPI_THREAD_SERIALIZED");
+  }
+  return Error(ErrorCode::Config,
+               "the program has initialised MPI for one thread only, but Horon calls it from its "
+               "own thread: call MPI_Init_thread with MPI_THREAD_MULTIPLE (MPI_THREAD_SERIALIZED "
+               "if your program and Horon never call MPI at the same time), or let Horon "
+               "initialise MPI");
+}
+
+bool MpiLibrary::allows_threads_at_once() const { return thread_level_ >= MPI_THREAD_MULTIPLE; }
+
+std::string MpiLibrary::version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
+  const std::string version(text.data(), static_cast<size_t>(length));
+  return version.substr(0, version.find_first_of('\n'));
+}
+
+// MPI promises to delete the attributes of MPI_COMM_SELF before anything else in MPI_Finalize.
+void MpiLibrary::at_finalize(void (*action)()) {
+  finalize_action = action;
+  int key = MPI_KEYVAL_INVALID;
+  check_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, horon_on_finalize, &key, nullptr),
+            "MPI_Comm_create_keyval");
+  check_mpi(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+}
+
+bool MpiLibrary::usable() const noexcept {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return !abandoned_ && finalized == 0;
+}
+
+}  // namespace horon::core

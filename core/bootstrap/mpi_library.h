@@ -1,0 +1,48 @@
+// MPI's life in this process: begun and ended by Horon if nobody else does.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "horon/core/base/error.h"
+
+namespace horon::core {
+
+// Made and ended by the same thread, which must be the one that may finalise MPI.
+class MpiLibrary {
+ public:
+  // Initialises MPI for calls from several threads if nobody has. Throws Error(Config) if MPI has
+  // ended already, naming the cure.
+  MpiLibrary();
+  // Ends MPI if this object began it: all ranks must come here. Not after abandon().
+  ~MpiLibrary();
+  MpiLibrary(const MpiLibrary&) = delete;
+  MpiLibrary& operator=(const MpiLibrary&) = delete;
+
+  bool owns_mpi() const { return owns_mpi_; }
+  // An Error(Config) that names the cure if MPI runs for one thread only, which is too little for
+  // Horon. Not thrown: MPI works, so the ranks can still agree on it.
+  std::optional<Error> thread_fault() const;
+  // Whether several threads may call MPI at the same time; else one after the other.
+  bool allows_threads_at_once() const;
+  // "Open MPI v4.1.4, ..."; works at any time.
+  static std::string version();
+
+  // `action` is called when whoever owns MPI begins MPI_Finalize, while MPI still works, so that a
+  // program that finalises MPI first does not pull it away below a running session. Set once in a
+  // process, while MPI runs.
+  static void at_finalize(void (*action)());
+
+  // The job is broken: from now on nothing may wait for other ranks, so MPI is left as it is.
+  void abandon() noexcept { abandoned_ = true; }
+  bool abandoned() const noexcept { return abandoned_; }
+  // MPI has not ended, and may still be called to give back what Horon holds of it.
+  bool usable() const noexcept;
+
+ private:
+  int thread_level_ = 0;
+  bool owns_mpi_ = false;
+  bool abandoned_ = false;
+};
+
+}  // namespace horon::core
