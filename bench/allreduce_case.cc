@@ -11,7 +11,7 @@ Shape shape(int64_t bytes, DataType dtype, int) {
   return {count, count, count * element};
 }
 
-// Each rank must send and receive all but its own N-th, twice: once to add, once to spread.
+// Each rank must send and receive all but its own N-th twice: to add the parts, and to share them.
 double bus_factor(int ranks) { return 2.0 * (ranks - 1) / ranks; }
 
 void run_peer(MpiPeer& peer, const Call& call) {

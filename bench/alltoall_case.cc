@@ -5,14 +5,14 @@
 namespace horon::bench {
 namespace {
 
-// The size is that of the input, and of the result.
+// The message size is that of the input, and of the result.
 Shape shape(int64_t bytes, DataType dtype, int ranks) {
   const auto element = static_cast<int64_t>(size_of(dtype));
   const int64_t count = std::max<int64_t>(1, bytes / element / ranks) * ranks;
   return {count, count, count * element};
 }
 
-// What a rank sends itself does not travel.
+// The block that a rank sends itself does not travel.
 double bus_factor(int ranks) { return static_cast<double>(ranks - 1) / ranks; }
 
 void run_peer(MpiPeer& peer, const Call& call) {

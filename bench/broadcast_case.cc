@@ -15,7 +15,7 @@ Shape shape(int64_t bytes, DataType dtype, int) {
 double bus_factor(int) { return 1; }
 
 void run_peer(MpiPeer& peer, const Call& call) {
-  // MPI broadcasts in place only, so out of place the root copies: ours does that as well.
+  // MPI broadcasts in place only, so out of place a copy is added. Horon's root copies too.
   if (call.input != call.output) {
     std::memcpy(call.output, call.input, static_cast<size_t>(call.shape.message_bytes));
   }

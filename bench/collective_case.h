@@ -1,5 +1,5 @@
-// One collective as the bench sees it: a table of functions, so that a new collective is a new file
-// and a line in find_case().
+// One collective for the benchmark, as a table of functions. A new collective is a new file and a
+// line in find_case().
 #pragma once
 
 #include <cstddef>
@@ -19,15 +19,15 @@ class Runtime;
 
 namespace horon::bench {
 
-// Elements of one message on one rank. `message_bytes` is what the size column says and bandwidths
-// are made of: nccl-tests' habit, for allgather that is the result.
+// The elements of one message on one rank. `message_bytes` is printed as the size, and bandwidths
+// are computed from it. As in nccl-tests it is the size of the result for allgather.
 struct Shape {
   int64_t input_count = 0;
   int64_t output_count = 0;
   int64_t message_bytes = 0;
 };
 
-// One call. In place: input == output.
+// One call of the collective. It is in place if input == output.
 struct Call {
   std::string name;
   std::shared_ptr<const core::EntrySpec> spec;
@@ -38,18 +38,18 @@ struct Call {
 
 struct CollectiveCase {
   CollectiveKind kind;
-  // The largest shape of at most so many bytes, at least one element.
+  // The largest shape of at most `bytes`, with at least one element.
   Shape (*shape)(int64_t bytes, DataType dtype, int ranks);
-  // busbw = algbw * this: what the wires carry, whatever the number of ranks (nccl-tests).
+  // busbw / algbw, as in nccl-tests, so that busbw can be compared between numbers of ranks.
   double (*bus_factor)(int ranks);
   bool has_in_place;
-  // By way of the runtime's queue, as any program would. Returns when the result is there; throws
-  // the collective's error.
+  // Runs the call through the runtime's queue, as programs do. Returns when the result is complete;
+  // throws the collective's error.
   void (*run)(core::Runtime& runtime, const Call& call);
   void (*run_peer)(MpiPeer& peer, const Call& call);
-  // What must come out: the output is that many blocks of equal size, one behind the other.
+  // The expected output: blocks of equal size, one behind the other.
   std::vector<PeriodicData> (*expected)(const TestData& data, int ranks, int root);
-  // The result is about this rank's part of each input (of N equal parts), not about all of it.
+  // Inputs have N equal parts, and the result is made from this rank's part of each input.
   bool own_part = false;
 };
 
@@ -60,7 +60,7 @@ const CollectiveCase& reducescatter_case();
 const CollectiveCase& alltoall_case();
 const CollectiveCase& find_case(CollectiveKind kind);
 
-// Shared by the cases: submits one part from input to output and waits.
+// For the cases: submits one tensor part from input to output and waits.
 void submit_and_wait(core::Runtime& runtime, const Call& call);
 
 }  // namespace horon::bench

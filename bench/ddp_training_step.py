@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """What Python's DistributedDataParallel over Gloo adds to a training step.
 
-The four models of models.cc and the method of training_step_bench.cc: the same processes train each
-model with DDP and without any communication, blocks of steps of both alternate, and the figure is
-the median over blocks of the ratio of their times. The JSON has the same fields. Needs the whole
-torch wheel with all that it depends on (several GB), in an environment of its own:
+The models are those of models.cc, the method is that of training_step_bench.cc: the same processes
+train each model with DDP and without any communication, blocks of steps of both alternate, and the
+figure is the median over blocks of the ratio of their times. The JSON has the same fields. It needs
+the whole torch wheel with its dependencies (several GB), best in an environment of its own:
 
     python3 -m venv /tmp/ddp && /tmp/ddp/bin/pip install torch==2.11.0 numpy
     OMP_NUM_THREADS=1 mpirun -np 2 /tmp/ddp/bin/python bench/ddp_training_step.py --json ddp.json
 
-DDP is given what makes it fast: gradient_as_bucket_view, and no broadcast of buffers (Horon does
-not send them in a step either).
+DDP runs with its fast options: gradient_as_bucket_view, and no broadcast of buffers (Horon does not
+send them in a step either).
 """
 import argparse
 import datetime
@@ -107,7 +107,7 @@ class Gpt(nn.Module):
 
 
 def make_model(name, batch_seed):
-    """The model (alike on all ranks), its batch and the answers (this rank's own)."""
+    """The model (the same on all ranks), its batch and its answers (different on each rank)."""
     torch.manual_seed(batch_seed + 1000)
     if name == "gpt":
         text = torch.randint(LETTERS, (4, CONTEXT + 1))
@@ -121,7 +121,7 @@ def make_model(name, batch_seed):
 
 
 def time_steps(model, batch, answers, optimizer, steps):
-    """Seconds per step on this rank. All ranks begin together."""
+    """Returns the seconds per step on this rank. All ranks begin together."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
@@ -196,7 +196,7 @@ def write_json(path, content):
 
 
 def start():
-    """Ranks of mpirun (Open MPI) or of torchrun."""
+    """Starts Gloo on the ranks of mpirun (Open MPI) or of torchrun."""
     for ours, theirs in (("RANK", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
         os.environ.setdefault(ours, os.environ.get(theirs, ""))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -210,7 +210,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="cnn,resnet18,deep,gpt")
     parser.add_argument("--blocks", type=int, default=11)
-    parser.add_argument("--steps", type=int, default=0, help="in a block; 0: about half a second")
+    parser.add_argument("--steps", type=int, default=0,
+                        help="steps in a block; 0: about half a second")
     parser.add_argument("--warmup-steps", type=int, default=3)
     parser.add_argument("--json", default="")
     options = parser.parse_args()
@@ -235,9 +236,9 @@ def main():
             "models": results,
         })
     dist.barrier()
-    # The end of torch's process group and its Gloo threads now and then hangs or aborts here.
+    # Destroying torch's process group and its Gloo threads sometimes hangs or aborts here.
     sys.stdout.flush()
-    time.sleep(0.5)  # the others may not be out of the barrier yet
+    time.sleep(0.5)  # other ranks may still be in the barrier
     os._exit(0)
 
 

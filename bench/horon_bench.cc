@@ -1,5 +1,5 @@
-// horon-bench: bandwidth and latency of collectives, and the cost of rest. bench/README.md says how
-// to read its figures.
+// horon-bench: bandwidth and latency of collectives, and the CPU time of idle ranks.
+// bench/README.md says how to read its figures.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -32,7 +32,7 @@ void write_json(const Options& options, const nlohmann::json& content) {
   if (rank() == 0 && !options.json.empty()) write_json_file(options.json, content);
 }
 
-// 0 if all results were right and no limit was exceeded.
+// Returns 0 if all results were right and no limit was exceeded.
 int measure_collectives(const Options& options, MpiPeer& mpi) {
   if (options.root >= size()) {
     throw Error(ErrorCode::Config, core::concat("there is no rank ", options.root));
@@ -59,7 +59,7 @@ int measure_collectives(const Options& options, MpiPeer& mpi) {
 }
 
 int measure_rest(const Options& options, MpiPeer& mpi) {
-  // Not before anything has happened: rest after work is what counts.
+  // After some work, since an idle rank that has worked is what is to be measured.
   barrier();
   const std::vector<double> percents = measure_idle_percent(mpi, options.idle_s);
   for (size_t i = 0; i < percents.size(); ++i) {
@@ -78,7 +78,7 @@ int measure_rest(const Options& options, MpiPeer& mpi) {
 }
 
 int run(int argc, char** argv) {
-  // Only after init() is it known which rank is to speak.
+  // After init(), because only rank 0 is to print.
   const ParsedOptions parsed = parse_options(argc, argv);
   core::init();
   if (!parsed.exit_text.empty()) {

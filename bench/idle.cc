@@ -20,7 +20,7 @@ double cpu_seconds() {
 
 std::vector<double> measure_idle_percent(MpiPeer& mpi, double seconds) {
   mpi.barrier();
-  // Whatever still winds down after the last collective is no part of rest.
+  // The work that follows the last collective is not measured.
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const auto begin = std::chrono::steady_clock::now();
   const double before = cpu_seconds();

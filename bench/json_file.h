@@ -1,4 +1,4 @@
-// Results as JSON, written whole or not at all, and the words about the machine that go with them.
+// Writes results as JSON files, with a description of the machine.
 #pragma once
 
 #include <string>
@@ -7,7 +7,8 @@
 
 namespace horon::bench {
 
-// Writes a file beside `path`, then renames it. Throws Error(Config) if that fails.
+// Writes a file beside `path`, then renames it, so that the file is never half written. Throws
+// Error(Config) if that fails.
 void write_json_file(const std::string& path, const nlohmann::json& content);
 
 // {"cpu": ..., "cores": ..., "date": "2026-01-31"}

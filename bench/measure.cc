@@ -17,7 +17,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Below this a single call is too short for the clock.
+// A call of a smaller message is too short for the clock.
 constexpr int64_t kSingleCallBytes = 64 << 10;
 
 int calls_per_sample(int64_t bytes) {
@@ -33,7 +33,7 @@ std::shared_ptr<std::byte> private_memory(size_t bytes) {
 }  // namespace
 
 struct Measurement::Buffers {
-  // In place the output serves as input too.
+  // Calls in place use the output as input too.
   std::shared_ptr<std::byte> input;
   std::shared_ptr<std::byte> output;
   std::shared_ptr<std::byte> peer_input;
@@ -120,7 +120,7 @@ Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const 
 }
 
 double Measurement::time_once(const Call& call, Side side, int calls) {
-  // Where an input is written is no secret of the call's: all are our own buffers.
+  // The const can be cast away: all inputs are buffers of this object.
   auto* const input = const_cast<std::byte*>(call.input);
   const auto rewrite = [&] { mine_.write(input, call.shape.input_count, ++offset_); };
   double rewriting_s = 0;

@@ -1,10 +1,10 @@
-// Times one collective at one size: Horon, and MPI beside it, in place and out of place.
+// Times one collective at one size, with Horon and optionally with MPI, in place and out of place.
 //
-// How: before each timed call every rank writes new values into its buffer, and all meet in a
-// barrier of MPI's. Timed is the call alone, by each rank; a repetition counts as long as its
-// slowest rank took. Messages below 64 KiB are timed several at a time, for the clock's sake; the
-// time of rewriting is then taken off. Repetitions of Horon and of MPI alternate, so that what
-// disturbs one disturbs the other. Figures are medians.
+// Before each timed call every rank writes new values into its buffer, and all ranks meet in an MPI
+// barrier. Each rank times only the call; the time of a repetition is that of its slowest rank.
+// Messages below 64 KiB are timed several at once, since one call is too short for the clock; the
+// time of the rewriting between them is subtracted. Repetitions of Horon and of MPI alternate, so
+// that other load disturbs both alike. Figures are medians.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Timing {
 struct Placement {
   Timing horon;
   std::optional<Timing> peer;
-  int64_t wrong = 0;  // elements, over all ranks and checked repetitions
+  int64_t wrong = 0;  // wrong elements, over all ranks and checked repetitions
 };
 
 struct Row {
@@ -40,12 +40,12 @@ struct Row {
 
 class Measurement {
  public:
-  // Allocates and touches the buffers for the largest size. The runtime and the peer must outlive
-  // it.
+  // Allocates the buffers for the largest size, and writes them once. The runtime and the peer must
+  // outlive this object.
   Measurement(const Options& options, core::Runtime& runtime, MpiPeer& mpi);
   ~Measurement();
 
-  // Collective. One of options.sizes(). Throws the error of a collective.
+  // Collective. `bytes` is one of options.sizes(). Throws the error of a collective.
   Row run(int64_t bytes);
 
  private:
@@ -67,7 +67,7 @@ class Measurement {
   const PeriodicData mine_;
   const std::vector<PeriodicData> expected_;
   std::unique_ptr<Buffers> buffers_;
-  int64_t offset_ = 0;  // of the values in the buffers now
+  int64_t offset_ = 0;  // of the values that the buffers hold (see PeriodicData)
 };
 
 }  // namespace horon::bench

@@ -100,8 +100,8 @@ struct TransformerLayerImpl : nn::Module {
 };
 TORCH_MODULE(TransformerLayer);
 
-// 4 layers of width 256 on bytes: 3.3 million parameters in 52 tensors; the embedding is the output
-// matrix too.
+// 4 layers of width 256 on bytes: 3.3 million parameters in 52 tensors. The embedding is also the
+// output matrix.
 struct GptImpl : nn::Module {
   GptImpl() {
     torch::NoGradGuard no_grad;

@@ -55,7 +55,7 @@ int int_count(int64_t count) {
   return static_cast<int>(count);
 }
 
-// For collectives that only move data any type of the right size will do.
+// Collectives that only move data may use any type of the right size.
 int int_bytes(int64_t count, DataType dtype) {
   return int_count(count * static_cast<int64_t>(size_of(dtype)));
 }

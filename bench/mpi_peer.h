@@ -1,5 +1,5 @@
-// MPI itself: the collectives that Horon's are compared with, and the neutral ground (barriers,
-// gathered numbers) on which both are timed.
+// Direct calls of MPI: the collectives that Horon's are compared with, and the barriers and gathers
+// that the measurement itself needs.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@
 
 namespace horon::bench {
 
-// Lives between init() and shutdown(), in a communicator of its own. One thread. MPI's errors end
-// the job, as is MPI's default.
+// May exist between init() and shutdown(). It has its own communicator. Used by one thread. Errors
+// of MPI end the job, which is MPI's default.
 class MpiPeer {
  public:
-  // Collective. Throws Error(Config) if MPI does not allow calls beside those of Horon's thread.
+  // Collective. Throws Error(Config) if MPI does not allow calls from several threads.
   MpiPeer();
   ~MpiPeer();
   MpiPeer(const MpiPeer&) = delete;
@@ -25,22 +25,22 @@ class MpiPeer {
 
   int size() const;
   void barrier();
-  // Element by element over all ranks.
+  // The maximum over all ranks, element by element.
   std::vector<double> max(std::vector<double> mine);
   int64_t sum(int64_t mine);
-  // One of each rank, in order.
+  // The values of all ranks, in the order of ranks.
   std::vector<double> gather(double mine);
   std::vector<std::string> gather_text(const std::string& mine);
 
-  // Empty if MPI has this type and op, else why not. MPI has no average: its sum is timed instead.
+  // Why MPI can't run this type and op; empty if it can. MPI has no average: its sum is timed.
   static std::string refusal(DataType dtype, ReduceOp op);
-  // In place if input == output. Counts are elements; those above 2^31-1 abort.
+  // In place if input == output. Counts are elements; a count above 2^31-1 aborts.
   void allreduce(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
                  ReduceOp op);
   void broadcast(std::byte* data, int64_t count, DataType dtype, int root);
-  // `count` elements of each rank.
+  // Each rank gives `count` elements.
   void allgather(const std::byte* input, std::byte* output, int64_t count, DataType dtype);
-  // `count` elements for each rank.
+  // Each rank gives `count` elements to each rank.
   void reducescatter(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
                      ReduceOp op);
   void alltoall(const std::byte* input, std::byte* output, int64_t count, DataType dtype);

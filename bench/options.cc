@@ -21,7 +21,7 @@ std::map<std::string, Enum> names(int count) {
   return map;
 }
 
-// The short names of nccl-tests beside our own.
+// Our names, and the short ones of nccl-tests.
 std::map<std::string, ReduceOp> op_names() {
   auto map = names<ReduceOp>(kReduceOpCount);
   map.insert({{"avg", ReduceOp::Average}, {"prod", ReduceOp::Product}});
@@ -35,7 +35,7 @@ std::map<std::string, DataType> dtype_names() {
   return map;
 }
 
-// CLI11's own transformers print enums as their numbers.
+// Used instead of CLI11's transformers, which print enums as numbers.
 template <class Value>
 void add_choice(CLI::App& app, const std::string& flags, Value& target,
                 const std::map<std::string, Value>& choices, const std::string& description) {
@@ -53,19 +53,21 @@ void add_choice(CLI::App& app, const std::string& flags, Value& target,
 }
 
 void add_sizes(CLI::App& app, Options& options) {
-  app.add_option("-b,--min-bytes", options.bytes_min, "smallest message; K, M, G are 1024s")
+  app.add_option("-b,--min-bytes", options.bytes_min,
+                 "smallest message; K, M, G are powers of 1024")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
   app.add_option("-e,--max-bytes", options.bytes_max, "largest message")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
-  app.add_option("-f,--step-factor", options.step_factor, "from one size to the next")
+  app.add_option("-f,--step-factor", options.step_factor, "factor from one size to the next")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   app.add_option("-n,--iters", options.iters, "timed repetitions of each size")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("-w,--warmup-iters", options.warmup_iters, "repetitions before them")
+  app.add_option("-w,--warmup-iters", options.warmup_iters,
+                 "untimed repetitions before the timed ones")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
 }
@@ -81,7 +83,7 @@ void add_collective(CLI::App& app, Options& options) {
              "allreduce, broadcast, allgather, reducescatter or alltoall");
   add_choice(app, "-o,--op", options.op, op_names(), "sum, average, min, max or product");
   add_choice(app, "-d,--dtype", options.dtype, dtype_names(), "float32, bfloat16, int64, ...");
-  app.add_option("-r,--root", options.root, "of broadcast")
+  app.add_option("-r,--root", options.root, "root of broadcast")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("-c,--check", options.check, "0: do not compare results")->capture_default_str();
@@ -91,17 +93,17 @@ void add_collective(CLI::App& app, Options& options) {
 
 void add_reports(CLI::App& app, Options& options) {
   add_choice<bool>(app, "--peer", options.peer, {{"none", false}, {"mpi", true}},
-                   "mpi: also time the raw MPI collective, interleaved");
+                   "mpi: also time the raw MPI collective, in alternation");
   app.add_flag("--stats", options.stats, "also print the least time and the 99th percentile");
   app.add_option("-J,--json", options.json, "also write results to this file");
   app.add_option("--ratio-max", options.ratio_max,
-                 "fail if Horon takes more than so many times the peer's time (in place)")
+                 "fail if Horon's time is more than this many times the peer's (in place)")
       ->check(CLI::PositiveNumber);
   app.add_option("--idle", options.idle_s,
-                 "instead: CPU time that each rank uses in so many seconds of rest")
+                 "instead of a collective: CPU time of each rank in this many idle seconds")
       ->check(CLI::PositiveNumber);
   app.add_option("--idle-percent-max", options.idle_percent_max,
-                 "fail if a rank at rest uses more than so many percent of a core")
+                 "fail if an idle rank uses more than this percentage of a core")
       ->check(CLI::PositiveNumber);
 }
 

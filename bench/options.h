@@ -1,4 +1,4 @@
-// What horon-bench is asked to do.
+// The command line of horon-bench.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,19 @@ struct Options {
   DataType dtype = DataType::Float32;
   CollectiveKind collective = CollectiveKind::Allreduce;
   int root = 0;
-  bool registered = true;  // false: private memory of the process
-  bool peer = false;       // raw MPI on the same sizes
-  bool stats = false;      // also min and p99
-  double ratio_max = 0;    // 0: any; else above it the program fails
-  double idle_s = 0;       // 0: measure collectives, else the cost of rest
+  bool registered = true;  // memory that Horon allocates; false: private memory of the process
+  bool peer = false;       // also time raw MPI on the same sizes
+  bool stats = false;      // also print the least time and the 99th percentile
+  double ratio_max = 0;    // the program fails above this ratio; 0: never
+  double idle_s = 0;       // seconds of idling to measure; 0: measure collectives
   double idle_percent_max = 0;
-  std::string json;  // file, empty: none
+  std::string json;  // file for results; empty: none
 
   // bytes_min, bytes_min * step_factor, ... up to bytes_max.
   std::vector<int64_t> sizes() const;
 };
 
-// If the program is to end now (--help, or an error in the arguments) `exit_text` is what to say.
+// If the program must end now (--help, or an error in the arguments), `exit_text` is to be printed.
 struct ParsedOptions {
   Options options;
   int exit_code = 0;

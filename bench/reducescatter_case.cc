@@ -5,7 +5,7 @@
 namespace horon::bench {
 namespace {
 
-// The size is that of the input.
+// The message size is that of the input.
 Shape shape(int64_t bytes, DataType dtype, int ranks) {
   const auto element = static_cast<int64_t>(size_of(dtype));
   const int64_t count = std::max<int64_t>(1, bytes / element / ranks);

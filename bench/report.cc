@@ -65,7 +65,7 @@ std::string placement_text(const Options& options, const Row& row,
   }
   const Timing& timing = placement->horon;
   const double bandwidth = algbw(row, timing);
-  // One rank moves nothing over any bus.
+  // One rank sends nothing.
   const std::string bus = ranks == 1 ? "-" : format("%.3f", bandwidth * bus_factor(options, ranks));
   const std::string wrong = options.check ? std::to_string(placement->wrong) : "N/A";
   std::string text =
@@ -98,7 +98,7 @@ nlohmann::json placement_json(const Options& options, const Row& row,
   return json;
 }
 
-// In place, or out of place for a collective that can't do that.
+// The call in place, or out of place for a collective that has no other form.
 const Placement& main_placement(const Row& row) {
   return row.in_place ? *row.in_place : *row.out_of_place;
 }

@@ -1,4 +1,4 @@
-// The table of nccl-tests, and the same as JSON.
+// Prints results as a table like that of nccl-tests, and as JSON.
 #pragma once
 
 #include <string>
@@ -12,10 +12,10 @@
 
 namespace horon::bench {
 
-// Bytes per second over 10^9.
+// In 10^9 bytes per second.
 double algbw(const Row& row, const Timing& timing);
 
-// Versions, ranks, and why the op was chosen. Collective; the text is for rank 0 to print.
+// Versions, ranks, and why the op was chosen. Collective; rank 0 prints the returned text.
 std::string header_text(const Options& options, MpiPeer& mpi);
 std::string column_titles(const Options& options);
 std::string row_text(const Options& options, const Row& row, int ranks);
@@ -25,8 +25,8 @@ std::string footer_text(const std::vector<Row>& rows, const Options& options, in
 nlohmann::json to_json(const Options& options, const std::vector<Row>& rows, int ranks);
 
 int64_t wrong_in(const std::vector<Row>& rows);
-// The largest time of Horon over the peer's, in place (out of place where there is no other); 0
-// without a peer.
+// The largest ratio of Horon's time to the peer's, in place, or out of place if the collective has
+// no other form; 0 without a peer.
 double worst_ratio(const std::vector<Row>& rows);
 
 }  // namespace horon::bench

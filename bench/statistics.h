@@ -5,8 +5,8 @@
 
 namespace horon::bench {
 
-// The sample below which `percent` of all samples lie (nearest rank; of an even number the median
-// is the mean of the middle two). At least one sample.
+// percentile(): the sample below which `percent` of all samples lie (nearest rank). median(): of an
+// even number of samples the mean of the middle two. There must be at least one sample.
 double percentile(std::vector<double> samples, double percent);
 double median(std::vector<double> samples);
 

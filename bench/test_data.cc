@@ -13,7 +13,7 @@ namespace {
 template <class T>
 void store(std::byte* to, const std::vector<double>& values) {
   for (size_t i = 0; i < values.size(); ++i) {
-    // By way of 64 bits, so that integers that are too large wrap.
+    // Through 64 bits, so that integers that are too large wrap.
     const T value = std::is_floating_point_v<T> ? static_cast<T>(values[i])
                                                 : static_cast<T>(static_cast<int64_t>(values[i]));
     std::memcpy(to + i * sizeof(T), &value, sizeof(T));
@@ -82,7 +82,7 @@ void load_as(DataType dtype, const std::byte* from, std::vector<double>& values)
   std::copy(floats.begin(), floats.end(), values.begin());
 }
 
-// Integers up to this are exact.
+// The type holds all integers up to this exactly.
 double exact_limit(DataType dtype) {
   switch (dtype) {
     case DataType::BFloat16:
@@ -162,7 +162,7 @@ int64_t PeriodicData::count_far(const std::byte* from, int64_t begin, int64_t co
   for (size_t i = 0; i < found.size(); ++i) {
     const double expected = values_[static_cast<size_t>(begin) + i];
     const double allowed = tolerance_ * std::max(1.0, std::abs(expected));
-    // Written so that NaN counts as wrong.
+    // In this form a NaN counts as wrong.
     if (!(std::abs(found[i] - expected) <= allowed)) ++wrong;
   }
   return wrong;
@@ -182,7 +182,7 @@ std::vector<double> TestData::values_of(int rank) const {
     if (dtype_ == DataType::Bool) {
       values[i] = static_cast<double>(random >> 63);
     } else if (op_ == ReduceOp::Product) {
-      // Powers of two from few ranks only: exact, and no overflow with many ranks.
+      // Powers of two, so that products are exact; on few ranks only, so that none overflows.
       values[i] = (negative ? -1.0 : 1.0) * (rank < 4 && (random >> 50) % 2 == 1 ? 2.0 : 1.0);
     } else {
       values[i] = negative ? -magnitude : magnitude;

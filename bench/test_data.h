@@ -1,9 +1,9 @@
 // Values for collectives whose result is known exactly.
 //
-// Zeros and repeated buffers make a benchmark lie: pages of zeros are copied faster, and data that
-// nobody rewrites need not travel. So every repetition writes other values. They repeat with a
-// prime period, so that writing them costs a copy from the cache and checking them costs a
-// comparison, and they are small integers, so that sums of 16-bit floats are exact too.
+// Every repetition writes new values, because zeros and old values flatter: pages of zeros are
+// copied faster, and data that nobody has rewritten need not travel between cores. The values
+// repeat with a prime period, so writing them is a copy from the cache and checking them a
+// comparison. They are small integers, so sums of 16-bit floats are exact too.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +19,12 @@ class PeriodicData {
  public:
   static constexpr int64_t kPeriod = 65521;
 
-  // `values`: one period. `tolerance`: relative to the larger of 1 and the value; 0: exact.
+  // `values` is one period. `tolerance` is relative to the larger of 1 and the value; 0: exact.
   PeriodicData(const std::vector<double>& values, DataType dtype, double tolerance);
 
   // to[i] = values[(i + offset) % period]
   void write(std::byte* to, int64_t count, int64_t offset) const;
-  // How many of the elements differ from that.
+  // How many elements differ from what write() writes.
   int64_t count_wrong(const std::byte* from, int64_t count, int64_t offset) const;
 
  private:
@@ -37,7 +37,7 @@ class PeriodicData {
   std::vector<std::byte> bytes_;
 };
 
-// What each rank puts in, and what must come out.
+// The inputs of each rank and the expected results.
 class TestData {
  public:
   TestData(DataType dtype, ReduceOp op, int ranks);

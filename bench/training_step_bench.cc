@@ -1,6 +1,6 @@
-// What Horon adds to a training step: each model is trained with DistributedOptimizer and, by the
-// same processes, without any communication. Blocks of steps of both alternate in one run, and the
-// figure is the median over blocks of the ratio of their times. bench/README.md says more.
+// Measures what Horon adds to a training step. The same processes train each model with
+// DistributedOptimizer and without any communication. Blocks of steps of both alternate in one run,
+// and the figure is the median over blocks of the ratio of their times. See bench/README.md.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   std::vector<std::string> models = bench::model_names();
   int blocks = 11;
-  int steps = 0;  // 0: as many as take about half a second
+  int steps = 0;  // in a block; 0: as many as take about half a second
   int warmup_steps = 3;
   std::string json;
 };
@@ -42,9 +42,9 @@ struct Result {
   int64_t parameters = 0;
   int64_t tensors = 0;
   int steps = 0;
-  std::vector<double> alone_s;  // a step, per block, averaged over ranks
+  std::vector<double> alone_s;  // seconds per step, one for each block, averaged over ranks
   std::vector<double> horon_s;
-  double exposed_s = 0;  // of a step: time that step() waited for communication
+  double exposed_s = 0;  // seconds per step that the program waited for communication
   bool ranks_agree = false;
 
   std::vector<double> ratios() const {
@@ -69,7 +69,7 @@ torch::optim::SGD make_sgd(const TrainingModel& model) {
   return torch::optim::SGD(tensors_of(model), torch::optim::SGDOptions(0.001).momentum(0.9));
 }
 
-// Seconds per step, on this rank. All ranks begin together.
+// Returns the seconds per step on this rank. All ranks begin together.
 template <class Optimizer>
 double time_steps(const TrainingModel& model, Optimizer& optimizer, int steps) {
   barrier();
@@ -91,7 +91,7 @@ std::vector<double> reduced(const std::vector<double>& values, ReduceOp op) {
 
 double reduced(double value, ReduceOp op) { return reduced(std::vector{value}, op).front(); }
 
-// All ranks hold the same parameters, bit by bit: the one outcome that every step must have.
+// Whether all ranks hold the same parameters, bit by bit.
 bool ranks_agree(const TrainingModel& model) {
   for (const auto& [name, tensor] : model.parameters) {
     const at::Tensor mine = tensor.detach();
@@ -102,7 +102,7 @@ bool ranks_agree(const TrainingModel& model) {
   return true;
 }
 
-// The same on all ranks.
+// Returns the same number on all ranks.
 int choose_steps(const Options& options, double step_s) {
   if (options.steps > 0) return options.steps;
   const double slowest = reduced(step_s, ReduceOp::Max);
@@ -198,13 +198,15 @@ int measure_all(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app("What Horon adds to a training step. Run it as: mpirun -np 2 training_step_bench");
-  app.add_option("--models", options.models, "of cnn, resnet18, deep, gpt; commas between")
+  app.add_option("--models", options.models,
+                 "some of cnn, resnet18, deep, gpt, separated by commas")
       ->delimiter(',')
       ->check(CLI::IsMember(bench::model_names()));
-  app.add_option("--blocks", options.blocks, "of each kind")->check(CLI::Range(1, 100'000));
-  app.add_option("--steps", options.steps, "in a block; 0: about half a second")
+  app.add_option("--blocks", options.blocks, "blocks with communication, and as many without")
+      ->check(CLI::Range(1, 100'000));
+  app.add_option("--steps", options.steps, "steps in a block; 0: about half a second")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--warmup-steps", options.warmup_steps, "before them")
+  app.add_option("--warmup-steps", options.warmup_steps, "untimed steps before the blocks")
       ->check(CLI::Range(1, 100'000));
   app.add_option("-J,--json", options.json, "also write results to this file");
   CLI11_PARSE(app, argc, argv);

@@ -1,5 +1,5 @@
-// horon-info: version, what was built, the configuration with the origin of each value, and, under
-// mpirun, who runs where and which collective would be used.
+// horon-info: prints the version, how Horon was built, the configuration with the origin of each
+// value, and, under mpirun, the hosts of the ranks and which collective is chosen.
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
@@ -36,7 +36,7 @@ Json config_json(const horon::core::Config& config) {
   return knobs;
 }
 
-// Alone there is no job to tell of, and MPI need not start.
+// Without mpirun there is no job to describe, and MPI is not started.
 bool has_launcher() {
   const auto& has = horon::core::environment_has;
   return has("OMPI_COMM_WORLD_RANK") || has("PMIX_RANK") || has("PMI_RANK");

@@ -1,4 +1,4 @@
-// Facts that depend on what the build has; each is defined in the file that CMake picks.
+// Facts that depend on the build. CMake picks the file that defines each function.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace horon::tools {
 
-// Of LibTorch; one fact that says so in a build without it.
+// Facts about LibTorch. A build without it has one fact that says so.
 std::vector<core::BuildFact> torch_facts();
 
 }  // namespace horon::tools

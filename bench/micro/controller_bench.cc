@@ -1,6 +1,6 @@
-// The control protocol alone: N controllers in one thread, messages handed over at once. What is
-// reported is the processor time of all N together, per entry; a real job divides it among N
-// processes.
+// The control protocol alone: N controllers in one thread, and messages are delivered at once. The
+// figure is the processor time of all N controllers together, per entry; in a job each of N
+// processes spends a part of it.
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,14 +31,15 @@ class World {
     }
   }
 
-  // Every rank submits the same entries, then messages travel until all are started everywhere.
+  // Every rank submits the same entries; then messages are delivered until all ranks start them
+  // all.
   void run(const std::vector<std::string>& names, const std::vector<SpecPtr>& specs) {
     for (auto& rank : ranks_) {
       for (size_t i = 0; i < names.size(); ++i)
         rank->submit({++ticket_, names[i], specs[i], {}, {}});
     }
     size_t started = 0;
-    // Rank 0 coordinates: the others speak first.
+    // Rank 0 is the coordinator, so the messages of the others come first.
     while (started < names.size() * ranks_.size()) {
       for (size_t rank = ranks_.size(); rank-- > 0;) started += settle(static_cast<int>(rank));
     }
@@ -66,7 +67,7 @@ class World {
   Ticket ticket_ = 0;
 };
 
-// One entry whose name and spec have been agreed before.
+// One entry whose name and spec all ranks know already.
 void controller_cached(benchmark::State& state) {
   World world(static_cast<int>(state.range(0)));
   const std::vector<std::string> names{"gradient"};
@@ -77,8 +78,8 @@ void controller_cached(benchmark::State& state) {
 }
 BENCHMARK(controller_cached)->RangeMultiplier(4)->Range(2, 2048);
 
-// The same, 400 entries at a time as in a training step of many small tensors; the time is that of
-// all 400.
+// The same with 400 entries at a time, as in a training step with many small tensors. The time is
+// that of all 400.
 void controller_cached_400(benchmark::State& state) {
   World world(static_cast<int>(state.range(0)));
   std::vector<std::string> names;
@@ -93,7 +94,7 @@ void controller_cached_400(benchmark::State& state) {
 }
 BENCHMARK(controller_cached_400)->RangeMultiplier(4)->Range(2, 128);
 
-// A name that nobody has heard before: name and spec travel and are compared.
+// A name that is new to all ranks: name and spec are sent and compared.
 void controller_cold(benchmark::State& state) {
   World world(static_cast<int>(state.range(0)));
   int64_t number = 0;

@@ -1,4 +1,4 @@
-// Which entries go together: the planner with as many small entries as a deep model has.
+// The fusion planner with as many small entries as a deep model has.
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ ClosedEntry make_entry(int number, DataType dtype) {
   return entry;
 }
 
-// `mixed`: every second entry has another type, so that the planner must look past it.
+// `mixed`: every second entry has another type, so the planner must skip it.
 void plan(benchmark::State& state, bool mixed) {
   std::vector<ClosedEntry> entries;
   for (int i = 0; i < state.range(0); ++i) {

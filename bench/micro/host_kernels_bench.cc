@@ -1,4 +1,4 @@
-// Two ranks' buffers reduced into both, and scaling: bytes per second that are read and written.
+// Reduction of two ranks' buffers into both, and scaling, in bytes read and written per second.
 #include <array>
 #include <cstdint>
 #include <random>
@@ -12,8 +12,8 @@ namespace {
 
 using namespace horon;
 
-// Random bits that are small finite numbers in every floating type: pages of zeros are copied
-// faster than others.
+// Random bits that are small finite numbers in every floating type. (Pages of zeros would be copied
+// faster.)
 std::vector<std::byte> random_values(DataType dtype, int64_t count, unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> small(-1.0F, 1.0F);
@@ -34,7 +34,7 @@ void reduce_two(benchmark::State& state, DataType dtype) {
   std::vector<std::byte> b = random_values(dtype, count, 2);
   const std::array<const std::byte*, 2> inputs{a.data(), b.data()};
   const std::array<std::byte*, 2> outputs{a.data(), b.data()};
-  // The average stays finite however often it is taken.
+  // Average, since its result stays finite however often it is repeated.
   const ops::Reduction reduction{dtype, ReduceOp::Average, 1.0, 1.0, 2};
   for (auto _ : state) {
     ops::reduce_many(reduction, inputs, outputs, count);

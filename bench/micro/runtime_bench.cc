@@ -1,5 +1,5 @@
-// From submit() to the end of wait() through the background thread, with one rank and a collective
-// that does nothing: two hops between threads, the queue, the controller and the executor.
+// The time from submit() to the end of wait(), through the background thread, with one rank and a
+// collective that does nothing: two switches between threads, queue, controller and executor.
 #include <memory>
 #include <string>
 #include <utility>
@@ -41,7 +41,7 @@ std::unique_ptr<Runtime> make_runtime(const WaitPolicy& policy) {
   return std::make_unique<Runtime>(std::move(parts));
 }
 
-// `entries` are submitted one after the other, then all are waited for.
+// Submits `entries` one after the other, then waits for all.
 void submit_to_completion(benchmark::State& state, WaitPolicy policy) {
   const std::unique_ptr<Runtime> runtime = make_runtime(policy);
   std::vector<float> values(1024);

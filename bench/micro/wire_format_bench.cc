@@ -1,4 +1,4 @@
-// Messages of a training step as bytes and back.
+// Encoding and decoding of the messages of a training step.
 #include <memory>
 #include <string>
 

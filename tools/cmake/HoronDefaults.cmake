@@ -1,4 +1,4 @@
-# Language level, warnings, sanitizers and the include folder that makes <horon/...> this checkout.
+# Language level, warnings, sanitizers, and the include folder for <horon/...>.
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -16,8 +16,8 @@ if(HORON_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${HORON_CCACHE})
 endif()
 
-# <horon/core/...>, <horon/ops/...> and <horon/torch_bindings/...> are the folders of this checkout,
-# as they are once installed below include/horon.
+# <horon/core/...>, <horon/ops/...> and <horon/torch_bindings/...> are the folders of this checkout.
+# Installed, they are below include/horon.
 set(HORON_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)
 file(MAKE_DIRECTORY ${HORON_INCLUDE_DIR}/horon)
 foreach(name core ops torch_bindings bench tests torch_bindings/horon.h)
@@ -25,7 +25,7 @@ foreach(name core ops torch_bindings bench tests torch_bindings/horon.h)
   file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${name} ${HORON_INCLUDE_DIR}/horon/${link} SYMBOLIC)
 endforeach()
 
-# The commit, for horon-info; empty where the sources are no git checkout of their own.
+# The commit, for horon-info; empty if the sources are not a git checkout.
 set(HORON_GIT_HASH "")
 find_package(Git QUIET)
 if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
@@ -34,9 +34,9 @@ if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
                   OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
 
-# horon_target(NAME): warnings as errors and sanitizers, for the project's own code only.
+# horon_target(NAME): warnings as errors, and sanitizers, for the project's own code.
 function(horon_target name)
-  # g++ 12 sees overlapping copies in std::string's operator+ where there are none (GCC 105651).
+  # g++ 12 wrongly warns of overlapping copies in std::string's operator+ (GCC bug 105651).
   target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
                          -Wno-restrict -Werror)
   if(HORON_SANITIZE)

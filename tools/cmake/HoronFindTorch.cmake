@@ -2,13 +2,14 @@
 # Sets HORON_TORCH_ROOT and HORON_TORCH_VERSION. Used by the build and by the installed package, so
 # that an outer project links the LibTorch that it already has.
 #
-# In this order: what an outer project's find_package(Torch) found; Torch_DIR; CMAKE_PREFIX_PATH;
-# the torch of the active Python; the LibTorch that an installed Horon was built with; .venv of this
-# repository. The files are taken directly and not by find_package(Torch): it fails for a CUDA build
-# of torch on a machine without a toolkit, and on one with it adds flags for ten GPU architectures.
+# Looks in this order: the LibTorch that an outer project's find_package(Torch) found; Torch_DIR;
+# CMAKE_PREFIX_PATH; the torch of the active Python; the LibTorch that an installed Horon was built
+# with; .venv of this repository. It does not call find_package(Torch): for a CUDA build of torch
+# that fails on a machine without the CUDA toolkit, and adds flags for ten GPU architectures on
+# others.
 #
-# HORON_TORCH_REPORT: how to tell that nothing fits (FATAL_ERROR unless set); the text is also left
-# in HORON_TORCH_PROBLEM.
+# HORON_TORCH_REPORT: the mode of message() if no LibTorch fits (default FATAL_ERROR). The text is
+# also stored in HORON_TORCH_PROBLEM.
 
 if(TARGET horon_libtorch)
   return()
@@ -55,7 +56,7 @@ list(APPEND horon_torch_roots ${HORON_TORCH_BUILT_WITH})
 file(GLOB horon_venv_torch ${CMAKE_CURRENT_LIST_DIR}/../../.venv/lib/python3*/site-packages/torch)
 list(APPEND horon_torch_roots ${horon_venv_torch})
 
-# Looked up anew each time: a cached answer would outlive a change of Torch_DIR.
+# Not cached, because Torch_DIR may change between two runs of CMake.
 set(HORON_TORCH_ROOT "")
 foreach(root ${horon_torch_roots})
   file(REAL_PATH "${root}" root)
@@ -66,7 +67,7 @@ foreach(root ${horon_torch_roots})
 endforeach()
 
 if(HORON_TORCH_ROOT)
-  # The numbers moved to headeronly/ in 2.9 or so.
+  # The version numbers moved to headeronly/ in about 2.9.
   foreach(file headeronly csrc/api/include/torch)
     set(file ${HORON_TORCH_ROOT}/include/torch/${file}/version.h)
     if(EXISTS ${file} AND NOT HORON_TORCH_VERSION)
@@ -75,7 +76,7 @@ if(HORON_TORCH_ROOT)
       string(REPLACE ";" "." HORON_TORCH_VERSION "${horon_torch_lines}")
     endif()
   endforeach()
-  # Which ABI the library has shows in the names of its symbols.
+  # The names of its symbols tell which C++ ABI the library was built with.
   file(STRINGS ${HORON_TORCH_ROOT}/lib/libc10.so horon_torch_new_abi
        REGEX "NSt7__cxx1112basic_string" LIMIT_COUNT 1)
   if(NOT horon_torch_new_abi)

@@ -13,7 +13,7 @@ foreach(folder core ops torch_bindings)
           FILES_MATCHING PATTERN "*.h" PATTERN examples EXCLUDE)
 endforeach()
 
-# Two export sets: horon::torch is only there where LibTorch is.
+# Two export sets, because horon::torch exists only in builds with LibTorch.
 install(TARGETS horon_core EXPORT horonCoreTargets)
 install(EXPORT horonCoreTargets NAMESPACE horon:: DESTINATION ${horon_package_dir})
 if(HORON_TORCH)
