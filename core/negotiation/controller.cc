@@ -99,7 +99,12 @@ void Controller::take_item(int from, const Item& item) {
                  },
                  [](const Pong&) {},  // heard() is all
                  [&](const Stall& stall) { stall_text_ = stall.text; },
-                 [&](const Abort& abort) { end(Error(abort.code, abort.text)); },
+                 [&](const Abort& abort) {
+                   // The sender may have died before it had told everybody; the others would then
+                   // blame the coordinator, who does not answer any more.
+                   if (coordinator_ != nullptr) spread(abort);
+                   end(Error(abort.code, abort.text));
+                 },
                  [&](const auto&) {
                    if (coordinator_ == nullptr) {
                      throw Error(ErrorCode::Internal,

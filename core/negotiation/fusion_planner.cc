@@ -10,7 +10,7 @@ bool same_collective(const ClosedEntry& a, const ClosedEntry& b) {
          a.spec->reduce_op == b.spec->reduce_op && a.spec->device == b.spec->device &&
          a.spec->root == b.spec->root && a.spec->prescale == b.spec->prescale &&
          a.spec->postscale == b.spec->postscale && a.spec->compression == b.spec->compression &&
-         a.joined == b.joined;
+         a.spec->splits == b.spec->splits && a.joined == b.joined;
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 #include "horon/core/negotiation/agreement.h"
 
-#include <functional>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,17 +10,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/tests/support/spec_changes.h"
+
 namespace horon::core {
 namespace {
 
+using test::spec_changes;
+using test::SpecChange;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::SizeIs;
 
-EntrySpec base() {
-  EntrySpec spec;
-  spec.parts = {{"grad", {2, 3}}};
-  return spec;
-}
+EntrySpec base() { return test::spec_to_change(); }
 
 // What the ranks 0, 1, ... said, as one text.
 std::string told(const std::vector<EntrySpec>& said, const std::string& name = "grad") {
@@ -31,50 +32,25 @@ std::string told(const std::vector<EntrySpec>& said, const std::string& name = "
   return disagreement(name, specs);
 }
 
-struct Change {
-  std::string field;
-  std::function<void(EntrySpec&)> apply;
-  std::string before;
-  std::string after;
-};
-
-std::vector<Change> changes() {
-  return {
-      {"collective", [](EntrySpec& s) { s.kind = CollectiveKind::Barrier; }, "allreduce",
-       "barrier"},
-      {"dtype", [](EntrySpec& s) { s.dtype = DataType::BFloat16; }, "float32", "bfloat16"},
-      {"device", [](EntrySpec& s) { s.device = DeviceKind::Cuda; }, "host", "cuda"},
-      {"reduce op", [](EntrySpec& s) { s.reduce_op = ReduceOp::Average; }, "Sum", "Average"},
-      {"root", [](EntrySpec& s) { s.root = 3; }, "0", "3"},
-      {"prescale", [](EntrySpec& s) { s.prescale = 0.1; }, "1", "0.1"},
-      {"postscale", [](EntrySpec& s) { s.postscale = 1 + 1e-15; }, "1", "1.000000000000001"},
-      {"number of tensors",
-       [](EntrySpec& s) {
-         s.parts.push_back({"b", {}});
-       },
-       "1", "2"},
-      {"tensor name", [](EntrySpec& s) { s.parts[0].name = "other"; }, "grad", "other"},
-      {"shape",
-       [](EntrySpec& s) {
-         s.parts[0].shape = {3, 2};
-       },
-       "[2, 3]", "[3, 2]"},
-      {"shape", [](EntrySpec& s) { s.parts[0].shape = {}; }, "[2, 3]", "[]"},
-      {"shape",
-       [](EntrySpec& s) {
-         s.parts[0].shape = {2, 3, 1};
-       },
-       "[2, 3]", "[2, 3, 1]"},
-  };
-}
-
 TEST(Agreement, EqualSpecsAgree) {
   EXPECT_TRUE(agree(base(), base()));
   EXPECT_TRUE(agree(EntrySpec{}, EntrySpec{}));
 }
 
+TEST(SpecChanges, EveryFieldIsChanged) {
+  std::set<size_t> changed;
+  for (const SpecChange& change : spec_changes()) {
+    EntrySpec other = base();
+    change.apply(other);
+    const std::vector<size_t> fields = test::differing_fields(base(), other);
+    EXPECT_THAT(fields, SizeIs(1)) << change.field;
+    changed.insert(fields.begin(), fields.end());
+  }
+  EXPECT_THAT(changed, SizeIs(test::kSpecFieldCount)) << "a field has no change in the list";
+}
+
 TEST(Agreement, EveryFieldCounts) {
-  for (const Change& change : changes()) {
+  for (const SpecChange& change : spec_changes()) {
     EntrySpec other = base();
     change.apply(other);
     EXPECT_FALSE(agree(base(), other)) << change.field;
@@ -84,7 +60,7 @@ TEST(Agreement, EveryFieldCounts) {
 }
 
 TEST(Agreement, TextNamesTensorFieldRanksAndBothValues) {
-  for (const Change& change : changes()) {
+  for (const SpecChange& change : spec_changes()) {
     EntrySpec other = base();
     change.apply(other);
     const std::string text = told({base(), other, base()});
@@ -92,6 +68,17 @@ TEST(Agreement, TextNamesTensorFieldRanksAndBothValues) {
     EXPECT_THAT(text, HasSubstr("disagree about the " + change.field + ":"));
     EXPECT_THAT(text, HasSubstr(change.before + " on ranks 0 and 2"));
     EXPECT_THAT(text, HasSubstr(change.after + " on rank 1"));
+  }
+}
+
+TEST(Agreement, ShapesOfFewerDimensionsOrInAnotherOrderDiffer) {
+  const std::vector<std::pair<std::vector<int64_t>, std::string>> shapes = {
+      {{3, 2}, "[3, 2]"}, {{}, "[]"}, {{6}, "[6]"}};
+  for (const auto& [shape, text] : shapes) {
+    EntrySpec other = base();
+    other.parts[0].shape = shape;
+    EXPECT_FALSE(agree(base(), other)) << text;
+    EXPECT_THAT(told({base(), other}), HasSubstr("[2, 3] on rank 0, " + text + " on rank 1"));
   }
 }
 

@@ -15,10 +15,20 @@ namespace horon::simulation {
 std::vector<std::string> check_outcomes(const SimulatedCluster& cluster,
                                         const Expectation& expected);
 
-// A job in which `culprit` died, stood still for too long or failed: the logs are prefixes of one
-// another, and either nobody needed that rank or every other rank ended with the same error. The
-// error's text holds `cause`.
-std::vector<std::string> check_common_end(const SimulatedCluster& cluster, int culprit,
-                                          ErrorCode code, const std::string& cause);
+// Why a job had to end.
+struct CauseOfEnd {
+  int culprit = 0;
+  ErrorCode code = ErrorCode::Internal;
+  std::string text;  // a part of what the error says
+  // The culprit may have died while it told why. Then a rank that waits for nothing may not know,
+  // until it needs the others again.
+  bool dies_telling = false;
+};
+
+// A job in which ranks died, stood still for too long or failed: the logs are prefixes of one
+// another, and either nobody needed those ranks or every other rank ended with one of the causes.
+// If there is one cause, all ranks tell it in the same words.
+std::vector<std::string> check_common_end(const SimulatedCluster& cluster,
+                                          const std::vector<CauseOfEnd>& causes);
 
 }  // namespace horon::simulation

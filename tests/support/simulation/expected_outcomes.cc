@@ -6,9 +6,12 @@
 #include <utility>
 
 #include "horon/core/base/text.h"
+#include "horon/core/negotiation/agreement.h"
 
 namespace horon::simulation {
 namespace {
+
+using core::concat;
 
 struct Word {
   bool refused = false;
@@ -47,7 +50,7 @@ class Oracle {
       news = false;
       for (size_t rank = 0; rank < ranks_.size(); ++rank) news = advance(rank) || news;
       for (auto& [name, rounds] : rounds_) {
-        while (decide(rounds)) news = true;
+        while (decide(name, rounds)) news = true;
       }
       // Joined comes behind everything that it lets complete.
       if (!news) news = decide_joined();
@@ -158,7 +161,7 @@ class Oracle {
     return true;
   }
 
-  bool decide(Rounds& rounds) {
+  bool decide(const std::string& name, Rounds& rounds) {
     const auto first = std::find_if(rounds.begin(), rounds.end(),
                                     [](const Round& round) { return !round.decided; });
     if (first == rounds.end()) return false;
@@ -166,7 +169,7 @@ class Oracle {
       if (!first->words[rank] && !away(rank)) return false;
     }
     first->decided = true;
-    Outcome verdict = judge(*first);
+    Outcome verdict = judge(name, *first);
     verdict.round = next_round_++;
     if (verdict.kind != Outcome::Kind::Ran) ++out_.records;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -186,28 +189,29 @@ class Oracle {
     return programs_[rank][word.action];
   }
 
-  Outcome judge(const Round& round) const {
+  Outcome judge(const std::string& name, const Round& round) const {
     std::vector<int> left;
     std::optional<size_t> refused;
     bool disagree = false;
     const core::EntrySpec* spec = nullptr;
+    std::vector<std::pair<int, core::SpecPtr>> said;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       const std::optional<Word>& word = round.words[rank];
       if (!word && !ranks_[rank].joining) left.push_back(static_cast<int>(rank));
       if (word && word->refused && !refused) refused = rank;
       if (!word || word->refused) continue;
-      const core::EntrySpec& own = *action_of(rank, *word).spec;
-      disagree = disagree || (spec != nullptr && !same_collective(*spec, own));
-      if (spec == nullptr) spec = &own;
+      const Action& action = action_of(rank, *word);
+      said.emplace_back(static_cast<int>(rank), action.spec);
+      disagree = disagree || (spec != nullptr && !same_collective(*spec, *action.spec));
+      if (spec == nullptr) spec = action.spec.get();
     }
-    if (!left.empty())
-      return failed(ErrorCode::RankLeft, core::concat(" ", core::list_ranks(left), " ha"));
+    if (!left.empty()) return failed(ErrorCode::RankLeft, concat(ranks_text(left), " ha"));
     if (refused) {
       const std::string rank = std::to_string(*refused);
       return failed(ErrorCode::InvalidArgument,
                     "refused on rank " + rank + ": no good on rank " + rank);
     }
-    if (disagree) return failed(ErrorCode::Mismatch, "the ranks disagree about the ");
+    if (disagree) return failed(ErrorCode::Mismatch, core::disagreement(name, said));
     if (spec->kind == CollectiveKind::Broadcast) {
       const auto root = static_cast<size_t>(spec->root);
       if (root < ranks_.size() && !round.words[root]) {
@@ -222,7 +226,7 @@ class Oracle {
       if (!round.words[rank]) joined.push_back(static_cast<int>(rank));
     }
     if (needs_all && !joined.empty()) {
-      return failed(ErrorCode::RankLeft, core::concat(" ", core::list_ranks(joined), " ha"));
+      return failed(ErrorCode::RankLeft, concat(ranks_text(joined), " ha"));
     }
     return reduce(round, *spec);
   }
@@ -305,10 +309,11 @@ class Oracle {
       const auto first = std::find_if(rounds.begin(), rounds.end(),
                                       [](const Round& round) { return !round.decided; });
       if (first == rounds.end()) continue;
-      std::vector<int>& missing = out_.open[name];
+      OpenEntry& open = out_.open[name];
       for (size_t rank = 0; rank < ranks_.size(); ++rank) {
         if (first->words[rank]) ++out_.words[rank];
-        if (!first->words[rank] && !away(rank)) missing.push_back(static_cast<int>(rank));
+        if (first->words[rank]) open.ready.push_back(static_cast<int>(rank));
+        if (!first->words[rank] && !away(rank)) open.missing.push_back(static_cast<int>(rank));
       }
     }
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -325,6 +330,10 @@ class Oracle {
 };
 
 }  // namespace
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return concat(ranks.size() == 1 ? "rank " : "ranks ", core::list_ranks(ranks));
+}
 
 Expectation expected_outcomes(const std::vector<Program>& programs) {
   return Oracle(programs).run();

@@ -15,9 +15,14 @@
 
 namespace horon::simulation {
 
+struct OpenEntry {
+  std::vector<int> missing;  // ranks that have neither spoken nor joined nor shut down
+  std::vector<int> ready;    // ranks that have spoken
+};
+
 struct Expectation {
-  std::vector<std::vector<Outcome>> outcomes;    // by rank and action; texts are not predicted
-  std::map<std::string, std::vector<int>> open;  // entries that stay open, and who is missing
+  std::vector<std::vector<Outcome>> outcomes;  // by rank and action; texts are not predicted
+  std::map<std::string, OpenEntry> open;       // entries that stay open
   size_t records = 0;      // in the log; without the plans, of which there may be more or fewer
   std::vector<int> words;  // Ready and Refused that each rank sends
   std::vector<std::vector<int>> joiners;  // of each round of joins: who may be last
@@ -25,6 +30,9 @@ struct Expectation {
   std::vector<int> away;                  // who has joined or left when nothing happens any more
   bool bye = false;
 };
+
+// "rank 2", "ranks 0, 1 and 2"
+std::string ranks_text(const std::vector<int>& ranks);
 
 Expectation expected_outcomes(const std::vector<Program>& programs);
 

@@ -4,17 +4,12 @@
 #include <memory>
 
 #include "horon/core/base/text.h"
+#include "horon/tests/support/spec_changes.h"
 
 namespace horon::simulation {
 namespace {
 
 using core::EntrySpec;
-
-template <class Enum>
-Enum other_than(std::mt19937_64& random, Enum value, int count) {
-  const auto step = 1 + random() % static_cast<uint64_t>(count - 1);
-  return static_cast<Enum>((static_cast<uint64_t>(value) + step) % static_cast<uint64_t>(count));
-}
 
 std::vector<int64_t> random_shape(std::mt19937_64& random) {
   constexpr std::array<int64_t, 8> extents = {0, 1, 2, 3, 7, 16, 33, 400};
@@ -44,6 +39,10 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name, int 
   // Mostly what fuses, since it is equal.
   if (random() % 3 == 0) spec.dtype = static_cast<DataType>(random() % kDataTypeCount);
   if (random() % 3 == 0) spec.reduce_op = static_cast<ReduceOp>(random() % kReduceOpCount);
+  if (random() % 6 == 0) spec.prescale = 0.5;
+  if (spec.kind == CollectiveKind::Allreduce && random() % 4 == 0) {
+    spec.compression = static_cast<Compression>(random() % kCompressionCount);
+  }
   if (core::has_root(spec.kind)) {
     spec.root = static_cast<int32_t>(random() % static_cast<uint64_t>(size));
   }
@@ -59,47 +58,19 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name, int 
 
 core::SpecPtr random_change(std::mt19937_64& random, const core::SpecPtr& spec, int size) {
   auto changed = std::make_shared<EntrySpec>(*spec);
-  EntrySpec& out = *changed;
-  switch (random() % 11) {
-    case 0:
-      out.dtype = other_than(random, out.dtype, kDataTypeCount);
-      return changed;
-    case 1:
-      out.reduce_op = other_than(random, out.reduce_op, kReduceOpCount);
-      return changed;
-    case 2:
-      out.device = other_than(random, out.device, kDeviceKindCount);
-      return changed;
-    case 3:
-      if (size > 1) out.root = other_than(random, out.root, size);
-      if (size > 1) return changed;
-      break;
-    case 4:
-      out.prescale += 1e-9;
-      return changed;
-    case 5:
-      out.kind = out.kind == CollectiveKind::Allreduce ? CollectiveKind::Broadcast
-                                                       : CollectiveKind::Allreduce;
-      return changed;
-    case 6:
-      out.parts.push_back({"one more", {2}});
-      return changed;
-    case 7:
-      if (out.parts.empty()) break;
-      out.parts.back().name += "'";
-      return changed;
-    case 8:
-      out.compression = other_than(random, out.compression, kCompressionCount);
-      return changed;
-    case 9:
-      out.splits.push_back(3);
-      return changed;
-    default:
-      if (out.parts.empty()) break;
-      out.parts.back().shape.push_back(5);
-      return changed;
+  const std::vector<test::SpecChange>& changes = test::spec_changes();
+  const test::SpecChange& change = changes[random() % changes.size()];
+  if (change.field == "collective") {
+    // To a kind that takes tensors of any shape.
+    changed->kind = spec->kind == CollectiveKind::Allreduce ? CollectiveKind::Broadcast
+                                                            : CollectiveKind::Allreduce;
+  } else if (change.field == "root" && size > 1) {
+    changed->root = (spec->root + 1) % size;
+  } else if ((change.field == "root") || (change.of_a_tensor && spec->parts.empty())) {
+    changed->postscale *= 2;
+  } else {
+    change.apply(*changed);
   }
-  out.postscale *= 2;
   return changed;
 }
 

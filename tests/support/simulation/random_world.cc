@@ -39,7 +39,7 @@ class Author {
     }
     const size_t phases = traits_.joins ? 1 + below(2) : 1;
     for (int rank = 0; rank < size; ++rank) world.programs.push_back(program(size, phases));
-    set_fault(world, size);
+    set_faults(world, size);
     return world;
   }
 
@@ -61,25 +61,56 @@ class Author {
     world.timing.batch_max = pick({kMillisecond / 100, kMillisecond, 100 * kMillisecond});
   }
 
-  void set_fault(World& world, int size) {
+  void set_faults(World& world, int size) {
     if (size < 2) return;
-    Fault fault;
-    fault.rank = static_cast<int>(below(static_cast<uint64_t>(size)));
-    fault.at = static_cast<Nanos>(below(20)) * kMillisecond;
     const uint64_t dice = below(100);
+    if (dice >= 29) return;
+    if (dice >= 24) return corrupt(world);
+    // A fault may come at any time, so also at the very end.
+    const Nanos end = chance(40) ? 20 * kMillisecond : time_of_last_event(world);
     if (dice < 5) {
-      fault.duration = static_cast<Nanos>(1 + below(8000)) * kMillisecond;  // and all is well
-    } else if (dice < 8) {
-      fault.duration = 30 * kSecond;
-    } else if (dice < 14) {
-      fault.kind = Fault::Kind::Die;
-    } else if (dice < 17) {
-      fault.kind = Fault::Kind::Fail;
-    } else {
-      if (dice < 22) corrupt(world);
+      Fault short_stop = random_fault(size, end);
+      short_stop.kind = Fault::Kind::Freeze;
+      short_stop.duration = static_cast<Nanos>(1 + below(8000)) * kMillisecond;  // and all is well
+      world.timing.faults = {short_stop};
       return;
     }
-    world.timing.fault = fault;
+    std::vector<Fault>& faults = world.timing.faults;
+    faults.push_back(random_fault(size, end));
+    if (!chance(35)) return;
+    Fault second = random_fault(size, end);
+    if (chance(50)) second.at = faults[0].at + static_cast<Nanos>(below(3)) * kMillisecond;
+    // A rank that fails may die while it tells the others why.
+    const bool dies_telling = faults[0].kind == Fault::Kind::Fail;
+    if (dies_telling && chance(50)) {
+      second.kind = Fault::Kind::DieSending;
+      second.rank = faults[0].rank;
+      second.at = faults[0].at;
+    } else if (second.rank == faults[0].rank) {
+      second.rank = (second.rank + 1) % size;
+    }
+    faults.push_back(second);
+  }
+
+  // One that the job does not survive, unless nobody needs that rank any more.
+  Fault random_fault(int size, Nanos end) {
+    Fault fault;
+    fault.kind = pick({Fault::Kind::Freeze, Fault::Kind::Die, Fault::Kind::Die,
+                       Fault::Kind::DieSending, Fault::Kind::DieSending, Fault::Kind::Fail});
+    fault.rank = static_cast<int>(below(static_cast<uint64_t>(size)));
+    // Mostly the coordinator sends to several ranks at once.
+    if (fault.kind == Fault::Kind::DieSending && chance(70)) fault.rank = 0;
+    fault.at = static_cast<Nanos>(below(static_cast<uint64_t>(end) + 1));
+    fault.duration = 30 * kSecond;
+    fault.sent = below(static_cast<uint64_t>(size) - 1);
+    return fault;
+  }
+
+  static Nanos time_of_last_event(const World& world) {
+    SimulatedCluster cluster(world.cluster, world.programs);
+    TimedRun run(cluster, world.timing);
+    run.run();
+    return run.last_progress();
   }
 
   void corrupt(World& world) {
@@ -185,28 +216,39 @@ class Author {
   std::set<std::string> pending_;
 };
 
+// The faults that took place and that a job need not survive, as the others must tell them.
+std::vector<CauseOfEnd> causes_of_end(const World& world, const SimulatedCluster& cluster) {
+  std::vector<CauseOfEnd> causes;
+  for (const Fault& fault : world.timing.faults) {
+    const bool happened = fault.kind != Fault::Kind::DieSending || cluster.rank(fault.rank).dead;
+    if (!happened || (fault.kind == Fault::Kind::Freeze && fault.duration < 10 * kSecond)) continue;
+    if (fault.kind == Fault::Kind::Fail) {
+      causes.push_back({fault.rank, ErrorCode::OperationFailed, "the disk is full", false});
+    } else {
+      causes.push_back({fault.rank, ErrorCode::PeerDead,
+                        concat("rank ", fault.rank, " has not answered for 10 s"),
+                        fault.kind == Fault::Kind::DieSending});
+    }
+  }
+  return causes;
+}
+
 // All violations are forgiven to damaged bytes, but the run must come to its end.
 std::vector<std::string> judge(const World& world, const SimulatedCluster& cluster,
                                const TimedRun& run) {
   if (world.corrupted) return {};
-  const std::optional<Fault>& fault = world.timing.fault;
-  if (!fault || (fault->kind == Fault::Kind::Freeze && fault->duration < 10 * kSecond)) {
-    return check_outcomes(cluster, expected_outcomes(world.programs));
-  }
-  if (fault->kind == Fault::Kind::Fail) {
-    return check_common_end(cluster, fault->rank, ErrorCode::OperationFailed, "the disk is full");
-  }
-  std::vector<std::string> wrong =
-      check_common_end(cluster, fault->rank, ErrorCode::PeerDead,
-                       concat("rank ", fault->rank, " has not answered for 10 s"));
-  // A second until somebody asks, ten until the answer is overdue, and the grain of the ticks.
-  if (run.silence_before_fatal() > 13 * kSecond) {
+  const std::vector<CauseOfEnd> causes = causes_of_end(world, cluster);
+  if (causes.empty()) return check_outcomes(cluster, expected_outcomes(world.programs));
+  std::vector<std::string> wrong = check_common_end(cluster, causes);
+  // For each fault: a second until somebody asks, ten until the answer is overdue, and the grain of
+  // the ticks.
+  if (run.silence_before_fatal() > 13 * kSecond * static_cast<Nanos>(causes.size())) {
     wrong.push_back(concat("the end came only after ", run.silence_before_fatal() / kSecond, " s"));
   }
   return wrong;
 }
 
-std::map<std::string, int> count(const SimulatedCluster& cluster) {
+std::map<std::string, int> count(const World& world, const SimulatedCluster& cluster) {
   std::map<std::string, int> seen;
   for (int rank = 0; rank < cluster.size(); ++rank) {
     const SimulatedCluster::Rank& r = cluster.rank(rank);
@@ -218,6 +260,12 @@ std::map<std::string, int> count(const SimulatedCluster& cluster) {
     seen["stall report"] += static_cast<int>(r.warnings.size());
     seen["batch"] += static_cast<int>(r.finished);
   }
+  for (const Fault& fault : world.timing.faults) {
+    const bool sending = fault.kind == Fault::Kind::DieSending;
+    if (sending && cluster.rank(fault.rank).dead) ++seen["died while sending"];
+    if (!sending && fault.at > 20 * kMillisecond) ++seen["late fault"];
+  }
+  if (causes_of_end(world, cluster).size() > 1) ++seen["two faults"];
   return seen;
 }
 
@@ -231,8 +279,8 @@ Report run_world(const World& world) {
   run.run();
   Report report;
   report.wrong = judge(world, cluster, run);
-  report.seen = count(cluster);
-  bool rest = !world.timing.fault && !world.corrupted;
+  report.seen = count(world, cluster);
+  bool rest = world.timing.faults.empty() && !world.corrupted;
   for (int rank = 0; rank < cluster.size(); ++rank) {
     const SimulatedCluster::Rank& r = cluster.rank(rank);
     rest = rest && r.controller->at_rest() && r.leaving == r.bye;

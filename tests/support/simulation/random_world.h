@@ -1,5 +1,5 @@
 // A whole job drawn from a seed: programs that differ by rank in every way that the protocol must
-// stand, options, times and now and then a fault.
+// stand, options, times and now and then a fault or two.
 #pragma once
 
 #include <cstdint>

@@ -28,6 +28,13 @@ std::string calls(const Action& action) {
   return action.kind == Action::Kind::Submit ? action.name : describe(action);
 }
 
+// What the entries of one batch share: all that the collective is, but not the tensors themselves.
+core::EntrySpec collective_of(const core::EntrySpec& spec) {
+  core::EntrySpec out = spec;
+  out.parts.clear();
+  return out;
+}
+
 Outcome failure(const Error& error) {
   Outcome outcome;
   outcome.kind = Outcome::Kind::Failed;
@@ -157,6 +164,11 @@ void SimulatedCluster::flush(int rank) {
   Rank& r = at(rank);
   if (r.dead) return;
   core::Effects effects = r.controller->take_effects();
+  if (r.dies_after_sending && effects.messages.size() > *r.dies_after_sending) {
+    effects.messages.resize(*r.dies_after_sending);
+    for (core::Outgoing& message : effects.messages) send(rank, std::move(message));
+    return die(rank);
+  }
   for (core::Outgoing& message : effects.messages) send(rank, std::move(message));
   for (const core::StartBatch& batch : effects.starts) start(rank, batch);
   for (const core::Finished& finished : effects.finished) {
@@ -194,6 +206,8 @@ void SimulatedCluster::send(int from, core::Outgoing message) {
   for (const core::Item& item : envelope.items) {
     count_words(from, item);
     if (options_.trace) note(concat(from, " -> ", message.to, ": ", describe(item)));
+    // Every member is sent the same log, so the coordinator's own is what the first one is sent.
+    if (from == 0 && message.to == 1 && is_record(item)) r.records.push_back(hash_of(item));
   }
   if (r.words_sent > r.words_said) violate(concat("rank ", from, " said a word twice"));
   if (options_.tamper) {
@@ -232,6 +246,10 @@ void SimulatedCluster::start(int rank, const core::StartBatch& start) {
     const core::StartEntry& entry = start.entries[i];
     names += concat(i > 0 ? ", " : "", entry.name, entry.ticket ? "" : " (joined)");
     if (entry.ticket) add_contribution(rank, start, i, batch);
+    if (collective_of(*entry.spec) != collective_of(*start.entries.front().spec)) {
+      violate(concat("batch ", start.sequence, " fuses \"", entry.name, "\" with \"",
+                     start.entries.front().name, "\", which is another collective"));
+    }
   }
   if (options_.trace) {
     note(concat(rank, ": starts batch ", start.sequence, ": ", names, " (", start.contributors,
@@ -304,6 +322,7 @@ void SimulatedCluster::end(int rank, const Error& error) {
 
 void SimulatedCluster::die(int rank) {
   at(rank).dead = true;
+  ++progress_;
   note(concat(rank, ": dies"));
   for (Batch& batch : batches_) batch.lost = batch.lost || batch.started < size();
   for (uint64_t i = at(rank).finished; i < batches_.size(); ++i) batches_[i].lost = true;

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -46,10 +47,12 @@ class SimulatedCluster {
     bool leaving = false;
     bool bye = false;
     bool dead = false;
+    std::optional<size_t> dies_after_sending;
     uint64_t started = 0;
-    uint64_t finished = 0;        // batches, in order
-    std::vector<size_t> records;  // a hash of each record, in the order of arrival
-    size_t plans = 0;             // how many of them
+    uint64_t finished = 0;  // batches, in order
+    // A hash of each record of the log, in order: as it arrived, or as the coordinator made it.
+    std::vector<size_t> records;
+    size_t plans = 0;  // how many of them arrived
     std::optional<Error> fatal;
     std::vector<std::string> warnings;
     // What went up from here.
@@ -80,6 +83,9 @@ class SimulatedCluster {
   void flush(int rank);
   // The process is gone: it does nothing more, and what is sent to it is lost.
   void die(int rank);
+  // It will be gone when it next sends messages to more than `sent` ranks in one go: only the first
+  // `sent` of them leave, and nothing else that it would have done then is done.
+  void die_sending(int rank, size_t sent) { at(rank).dies_after_sending = sent; }
 
   // Since the last call: pairs (from, to) of new messages; batches that every rank has started.
   std::vector<std::pair<int, int>> take_sent() { return std::exchange(sent_, {}); }

@@ -16,7 +16,10 @@ TimedRun::TimedRun(SimulatedCluster& cluster, const Options& options)
     schedule(0, Kind::Tick, rank);
     wake_soon(rank);
   }
-  if (options_.fault) schedule(options_.fault->at, Kind::Fault, options_.fault->rank);
+  for (size_t i = 0; i < options_.faults.size(); ++i) {
+    const Fault& fault = options_.faults[i];
+    schedule(fault.at, Kind::Fault, fault.rank, static_cast<int>(i));
+  }
 }
 
 void TimedRun::schedule(Nanos time, Kind kind, int rank, int from) {
@@ -87,15 +90,15 @@ void TimedRun::handle(const Event& event) {
       if (now_ >= rank.frozen_until) wake(event.rank);
       return;
     case Kind::Fault:
-      return strike();
+      return strike(options_.faults[static_cast<size_t>(event.from)]);
     case Kind::Thaw:
       rank.awake = false;
       return wake_soon(event.rank);
   }
 }
 
-void TimedRun::strike() {
-  const Fault& fault = *options_.fault;
+void TimedRun::strike(const Fault& fault) {
+  if (cluster_.rank(fault.rank).dead) return;
   Rank& rank = ranks_[static_cast<size_t>(fault.rank)];
   switch (fault.kind) {
     case Fault::Kind::Freeze:
@@ -105,6 +108,8 @@ void TimedRun::strike() {
       return;
     case Fault::Kind::Die:
       return cluster_.die(fault.rank);
+    case Fault::Kind::DieSending:
+      return cluster_.die_sending(fault.rank, fault.sent);
     case Fault::Kind::Fail:
       cluster_.fail(fault.rank, Error(ErrorCode::OperationFailed, "the disk is full"));
       return wake_soon(fault.rank);

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <queue>
 #include <random>
 #include <vector>
@@ -16,11 +15,14 @@ namespace horon::simulation {
 
 // Something goes wrong on one rank.
 struct Fault {
-  enum class Kind { Freeze, Die, Fail };
+  // Die: between two events. DieSending: once it has handed over a part of the messages that it
+  // sends to several ranks at once; if it never does, it lives.
+  enum class Kind { Freeze, Die, DieSending, Fail };
   Kind kind = Kind::Freeze;
   int rank = 0;
   Nanos at = 0;
   Nanos duration = 0;  // Freeze
+  size_t sent = 0;     // DieSending: how many of those messages still leave
 };
 
 class TimedRun {
@@ -32,7 +34,7 @@ class TimedRun {
     Nanos batch_max = 2 * kMillisecond;  // a collective, after the last rank has started it
     Nanos tick_every = kSecond / 2;
     Nanos quiet = 23 * kSecond;  // ends the run when nothing has happened for so long
-    std::optional<Fault> fault;
+    std::vector<Fault> faults;
   };
 
   TimedRun(SimulatedCluster& cluster, const Options& options);
@@ -43,6 +45,8 @@ class TimedRun {
   size_t rest(Nanos time);
 
   Nanos now() const { return now_; }
+  // When something last happened, questions whether somebody lives not counted.
+  Nanos last_progress() const { return last_progress_; }
   // For how long nothing had happened (questions whether somebody lives not counted) when the
   // first rank ended by an error; 0 if none has.
   Nanos silence_before_fatal() const { return silence_before_fatal_; }
@@ -54,7 +58,7 @@ class TimedRun {
     uint64_t order;
     Kind kind;
     int rank;
-    int from;
+    int from;  // Arrive: the sender; Fault: which one of options_.faults
     bool operator>(const Event& other) const {
       return time != other.time ? time > other.time : order > other.order;
     }
@@ -75,7 +79,7 @@ class TimedRun {
   void wake(int rank);
   void run_program(int rank);
   void after_flush();
-  void strike();
+  void strike(const Fault& fault);
   void note_progress();
 
   SimulatedCluster& cluster_;
