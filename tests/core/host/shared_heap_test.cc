@@ -133,8 +133,16 @@ TEST(SharedHeap, GivesLargeUnusedBlocksBackToTheSystem) {
 TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {
   auto heap = make_heap();
   const auto memory = heap->allocate(10'000, true);
+  const auto before = heap->locate(memory.get(), 10'000);
+  ASSERT_TRUE(before);
   heap.reset();
+  EXPECT_TRUE(all_zero(memory.get(), 10'000));
   std::memset(memory.get(), 1, 10'000);
+  // What another heap gives out now is other memory.
+  const auto next = make_heap();
+  const auto other = next->allocate(10'000, true);
+  std::memset(other.get(), 2, 10'000);
+  EXPECT_EQ(std::count(memory.get(), memory.get() + 10'000, std::byte{1}), 10'000);
 }
 
 TEST(SharedHeap, RefusesWhatTheMachineDoesNotHave) {
