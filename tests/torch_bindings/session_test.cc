@@ -163,6 +163,14 @@ TEST(Defaults, ComeFromTheSession) {
   init();
   EXPECT_DOUBLE_EQ(scale_lr(0.5), 0.5 * size());
   EXPECT_DOUBLE_EQ(scale_lr(0.5, ReduceOp::Sum), 0.5);
+  // Passes that add up have made the step larger already; passes that are averaged have not.
+  EXPECT_DOUBLE_EQ(scale_lr(0.5, {.backward_passes_per_step = 3}), 0.5 * size());
+  const GradientReducerOptions averaged{.backward_passes_per_step = 3,
+                                        .average_aggregated_gradients = true};
+  EXPECT_DOUBLE_EQ(scale_lr(0.5, averaged), 1.5 * size());
+  const ProcessSet half = split_process_set(rank() == 0 ? 0 : 1);
+  EXPECT_DOUBLE_EQ(scale_lr(0.5, {.process_set = half}), 0.5 * half.size());
+  EXPECT_DOUBLE_EQ(scale_lr(0.5, {.op = ReduceOp::Sum, .process_set = half}), 0.5);
   DistributedSequentialSampler sequential(101);
   const auto mine = sequential.next(1000);
   ASSERT_TRUE(mine.has_value());

@@ -31,6 +31,8 @@ foreach(name torch_random_program_test torch_reducer_random_test)
 endforeach()
 horon_test(torch_broadcast_state_test FILES ${torch_tests}/state/broadcast_state_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_api_test FILES ${torch_tests}/api_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_session_test FILES ${torch_tests}/session_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_optimizer_training_test FILES ${torch_tests}/gradients/optimizer_training_test.cc

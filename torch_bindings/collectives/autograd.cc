@@ -133,8 +133,8 @@ at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& given) {
     const Handle handle = horon::allgather_async(input, options);
     const ReducescatterOptions back{.name = backward_name(options),
                                     .op = ReduceOp::Sum,
-                                    .splits = handle.received_splits(),
-                                    .process_set = options.process_set};
+                                    .process_set = options.process_set,
+                                    .splits = handle.received_splits()};
     return {handle.wait(), [back, shape = input.sizes().vec()](const at::Tensor& gradient) {
               return autograd::reducescatter(gradient, back).view(shape);  // a scalar was a row
             }};
@@ -163,8 +163,8 @@ AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& given) 
     AlltoallResult moved = horon::alltoall(input, options);
     result.received_splits = moved.received_splits;
     const AlltoallOptions back{.name = backward_name(options),
-                               .splits = std::move(moved.received_splits),
-                               .process_set = options.process_set};
+                               .process_set = options.process_set,
+                               .splits = std::move(moved.received_splits)};
     return {moved.tensor, [back](const at::Tensor& gradient) {
               return autograd::alltoall(gradient, back).tensor;
             }};

@@ -92,9 +92,8 @@ at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) 
   return allreduce_async(tensor, options).wait();
 }
 
-at::Tensor& allreduce_(at::Tensor& tensor, const AllreduceOptions& options) {
-  allreduce_async_(tensor, options).wait();
-  return tensor;
+at::Tensor allreduce_(const at::Tensor& tensor, const AllreduceOptions& options) {
+  return allreduce_async_(tensor, options).wait();
 }
 
 Handle allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
@@ -109,9 +108,8 @@ at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) 
   return broadcast_async(tensor, options).wait();
 }
 
-at::Tensor& broadcast_(at::Tensor& tensor, const BroadcastOptions& options) {
-  broadcast_async_(tensor, options).wait();
-  return tensor;
+at::Tensor broadcast_(const at::Tensor& tensor, const BroadcastOptions& options) {
+  return broadcast_async_(tensor, options).wait();
 }
 
 Handle broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options) {

@@ -1,11 +1,16 @@
 // Collectives on tensors, each waiting or asynchronous, some in place too:
 //
 //   y = allreduce(x, {...})          waits, gives a new tensor
-//   allreduce_(x, {...})             waits, x holds the result
+//   allreduce_(x, {...})             waits, x holds the result; gives x
 //   h = allreduce_async(x, {...})    returns at once; h.poll(), h.wait()
 //   h = allreduce_async_(x, {...})   the same, into x
 //
-// grouped_collectives.h has them for several tensors at once, autograd.h with derivatives.
+// In-place forms take a const reference, as in-place methods of LibTorch do: an at::Tensor is a
+// handle, so allreduce_(p.grad()) works. grouped_collectives.h has all forms for several tensors at
+// once, autograd.h those with derivatives.
+//
+// The options of every call begin alike: name, op or root, process_set. What is particular to a
+// call comes after them. GradientReducerOptions and ObjectOptions keep to this order as well.
 //
 // Every rank of the process set makes the same calls; the order in which named tensors are
 // submitted may differ from rank to rank. What must agree (kind, dtype, shape, op, root, scales,
@@ -87,17 +92,17 @@ struct AllreduceOptions {
   // bool. Sum and Max of bool are "or", Product and Min are "and". 16-bit floating types are summed
   // in float32 and rounded once. Complex: Sum and Average.
   ReduceOp op = ReduceOp::Average;
+  ProcessSet process_set = {};
   // result = postscale * op(prescale * x); floating types only.
   double prescale = 1.0;
   double postscale = 1.0;
   // float32 only: what travels is rounded to 16 bits on the way in and on the way out, sums are
   // made in float32.
   Compression compression = Compression::None;
-  ProcessSet process_set = {};
 };
 
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});
-at::Tensor& allreduce_(at::Tensor& tensor, const AllreduceOptions& options = {});
+at::Tensor allreduce_(const at::Tensor& tensor, const AllreduceOptions& options = {});
 Handle allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options = {});
 Handle allreduce_async_(const at::Tensor& tensor, const AllreduceOptions& options = {});
 
@@ -108,7 +113,7 @@ struct BroadcastOptions {
 };
 
 at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {});
-at::Tensor& broadcast_(at::Tensor& tensor, const BroadcastOptions& options = {});
+at::Tensor broadcast_(const at::Tensor& tensor, const BroadcastOptions& options = {});
 Handle broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {});
 Handle broadcast_async_(const at::Tensor& tensor, const BroadcastOptions& options = {});
 
@@ -126,12 +131,12 @@ Handle allgather_async(const at::Tensor& tensor, const AllgatherOptions& options
 struct ReducescatterOptions {
   std::string name = {};            // empty: "reducescatter.noname.N"
   ReduceOp op = ReduceOp::Average;  // prescale, postscale: as for allreduce
+  ProcessSet process_set = {};
   double prescale = 1.0;
   double postscale = 1.0;
   // Rows for each rank of the set, the same on all. Empty: as even as can be, the first ranks get
   // one more.
   std::vector<int64_t> splits = {};
-  ProcessSet process_set = {};
 };
 
 // The rows of the reduced tensor that are this rank's: [n_rank, d1, ...] from [n0 + n1 + ..., d1,
@@ -141,10 +146,10 @@ Handle reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions&
 
 struct AlltoallOptions {
   std::string name = {};  // empty: "alltoall.noname.N"
+  ProcessSet process_set = {};
   // Rows that each rank of the set gets from this one. Empty: all get the same, and the first
   // dimension must be divisible.
   std::vector<int64_t> splits = {};
-  ProcessSet process_set = {};
 };
 
 struct AlltoallResult {
@@ -170,9 +175,9 @@ Handle gather_async(const at::Tensor& tensor, const GatherOptions& options = {})
 struct ScatterOptions {
   std::string name = {};  // empty: "scatter.noname.N"
   int root = 0;           // a rank of the world
+  ProcessSet process_set = {};
   // On the root: rows for each rank of the set. Empty: as even as can be, the first get one more.
   std::vector<int64_t> splits = {};
-  ProcessSet process_set = {};
 };
 
 // This rank's rows of the root's tensor. On the others the tensor says dtype and row shape; its

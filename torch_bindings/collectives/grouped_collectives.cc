@@ -51,7 +51,7 @@ Tensors grouped_allreduce(const Tensors& tensors, const AllreduceOptions& option
   return grouped_allreduce_async(tensors, options).wait();
 }
 
-void grouped_allreduce_(Tensors& tensors, const AllreduceOptions& options) {
+void grouped_allreduce_(const Tensors& tensors, const AllreduceOptions& options) {
   (void)grouped_allreduce_async_(tensors, options).wait();
 }
 
@@ -67,7 +67,7 @@ Tensors grouped_broadcast(const Tensors& tensors, const BroadcastOptions& option
   return grouped_broadcast_async(tensors, options).wait();
 }
 
-void grouped_broadcast_(Tensors& tensors, const BroadcastOptions& options) {
+void grouped_broadcast_(const Tensors& tensors, const BroadcastOptions& options) {
   (void)grouped_broadcast_async_(tensors, options).wait();
 }
 

@@ -16,12 +16,12 @@ using Tensors = std::vector<at::Tensor>;
 
 // Unnamed: "grouped_allreduce.noname.N" and alike.
 Tensors grouped_allreduce(const Tensors& tensors, const AllreduceOptions& options = {});
-void grouped_allreduce_(Tensors& tensors, const AllreduceOptions& options = {});
+void grouped_allreduce_(const Tensors& tensors, const AllreduceOptions& options = {});
 GroupHandle grouped_allreduce_async(const Tensors& tensors, const AllreduceOptions& options = {});
 GroupHandle grouped_allreduce_async_(const Tensors& tensors, const AllreduceOptions& options = {});
 
 Tensors grouped_broadcast(const Tensors& tensors, const BroadcastOptions& options = {});
-void grouped_broadcast_(Tensors& tensors, const BroadcastOptions& options = {});
+void grouped_broadcast_(const Tensors& tensors, const BroadcastOptions& options = {});
 GroupHandle grouped_broadcast_async(const Tensors& tensors, const BroadcastOptions& options = {});
 GroupHandle grouped_broadcast_async_(const Tensors& tensors, const BroadcastOptions& options = {});
 

@@ -19,9 +19,9 @@ size_t count_parameters(const OptimizerSteps::Groups& groups) {
 }
 
 // Those without a name are called after their place.
-NamedParameters name_by_place(const OptimizerSteps::Groups& groups,
-                              const std::unordered_set<const void*>& named) {
-  NamedParameters result;
+NamedTensors name_by_place(const OptimizerSteps::Groups& groups,
+                           const std::unordered_set<const void*>& named) {
+  NamedTensors result;
   for (size_t group = 0; group < groups.size(); ++group) {
     const std::vector<at::Tensor>& parameters = groups[group].params();
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -32,19 +32,21 @@ NamedParameters name_by_place(const OptimizerSteps::Groups& groups,
   return result;
 }
 
-NamedParameters parameters_of(const OptimizerSteps::Groups& groups, const NamedParameters& named) {
+NamedTensors parameters_of(const OptimizerSteps::Groups& groups, const NamedTensors& named) {
   std::unordered_set<const void*> mine;
   for (const auto& group : groups) {
     for (const at::Tensor& parameter : group.params()) mine.insert(parameter.unsafeGetTensorImpl());
   }
-  NamedParameters result;
+  NamedTensors result;
   std::unordered_set<const void*> found;
   for (const auto& [name, parameter] : named) {
     if (!mine.contains(parameter.unsafeGetTensorImpl())) continue;
     found.insert(parameter.unsafeGetTensorImpl());
     result.emplace_back(name, parameter);
   }
-  for (auto& unnamed : name_by_place(groups, found)) result.push_back(std::move(unnamed));
+  for (const auto& [name, parameter] : name_by_place(groups, found)) {
+    result.emplace_back(name, parameter);
+  }
   return result;
 }
 
@@ -72,13 +74,7 @@ void require_saveable(const ::torch::optim::LBFGS& optimizer) {
   }
 }
 
-NamedParameters to_named(const ::torch::OrderedDict<std::string, at::Tensor>& parameters) {
-  NamedParameters result;
-  for (const auto& item : parameters) result.emplace_back(item.key(), item.value());
-  return result;
-}
-
-OptimizerSteps::OptimizerSteps(const Groups& groups, const NamedParameters& named,
+OptimizerSteps::OptimizerSteps(const Groups& groups, const NamedTensors& named,
                                const DistributedOptimizerOptions& options)
     : reducer_(parameters_of(groups, named), options),
       known_parameters_(count_parameters(groups)) {}

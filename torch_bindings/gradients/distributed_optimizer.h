@@ -2,7 +2,7 @@
 //
 //   horon::DistributedOptimizer optimizer(
 //       torch::optim::SGD(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)),
-//       model->named_parameters(), {.op = horon::ReduceOp::Average});
+//       *model, {.op = horon::ReduceOp::Average});
 //   ...
 //   optimizer.zero_grad();  loss.backward();  optimizer.step();
 //
@@ -33,10 +33,10 @@
 
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
-#include <torch/ordered_dict.h>
 #include <torch/serialize/output-archive.h>
 
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
+#include "horon/torch_bindings/tensors/named_tensors.h"
 #include "horon/torch_bindings/tensors/wrapped_optimizer.h"
 
 namespace horon {
@@ -44,9 +44,6 @@ namespace horon {
 using DistributedOptimizerOptions = GradientReducerOptions;
 
 namespace torch_detail {
-
-NamedParameters to_named(const ::torch::OrderedDict<std::string, at::Tensor>& parameters);
-inline const NamedParameters& to_named(const NamedParameters& parameters) { return parameters; }
 
 // Throw Error(InvalidArgument) naming the optimizer: there is something that would not be in the
 // archive, or LBFGS has made a step, which LibTorch can't write.
@@ -64,7 +61,7 @@ class OptimizerSteps {
  public:
   using Groups = std::vector<::torch::optim::OptimizerParamGroup>;
 
-  OptimizerSteps(const Groups& groups, const NamedParameters& named,
+  OptimizerSteps(const Groups& groups, const NamedTensors& named,
                  const DistributedOptimizerOptions& options);
 
   // Hooks parameters that were added to the groups, and reduces unless synchronize() has; then all
@@ -95,14 +92,14 @@ class DistributedOptimizer : public Opt, public torch_detail::WrappedOptimizer {
 
  public:
   // Takes over an optimizer, new or with state. Its parameters are reduced, and no others; their
-  // names come from `named` (OrderedDict, or vector of pairs). Parameters without a name there get
-  // one by their position. Local. Throws as GradientReducer does.
-  template <class Named>
-  DistributedOptimizer(Opt&& optimizer, const Named& named,
+  // names come from `named` (a module, named_parameters(), a list of pairs: see named_tensors.h).
+  // Parameters without a name there get one by their position. Local. Throws as GradientReducer
+  // does.
+  DistributedOptimizer(Opt&& optimizer, const NamedTensors& named,
                        const DistributedOptimizerOptions& options = {})
       : Opt(std::move(optimizer)),
-        steps_(std::make_unique<torch_detail::OptimizerSteps>(
-            this->param_groups(), torch_detail::to_named(named), options)) {}
+        steps_(
+            std::make_unique<torch_detail::OptimizerSteps>(this->param_groups(), named, options)) {}
 
   // Reduces the gradients (unless synchronize() has, since the last step), then Opt::step().
   // Collective: every rank makes the same steps. Parameters that have come with add_param_group()
@@ -167,11 +164,5 @@ class DistributedOptimizer : public Opt, public torch_detail::WrappedOptimizer {
  private:
   std::unique_ptr<torch_detail::OptimizerSteps> steps_;
 };
-
-template <class Opt, class Named>
-DistributedOptimizer(Opt&&, const Named&) -> DistributedOptimizer<std::remove_cvref_t<Opt>>;
-template <class Opt, class Named>
-DistributedOptimizer(Opt&&, const Named&, const DistributedOptimizerOptions&)
-    -> DistributedOptimizer<std::remove_cvref_t<Opt>>;
 
 }  // namespace horon

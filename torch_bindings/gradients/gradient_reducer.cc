@@ -6,15 +6,22 @@
 
 namespace horon {
 
-GradientReducer::GradientReducer(const NamedParameters& parameters, GradientReducerOptions options)
+GradientReducer::GradientReducer(const NamedTensors& parameters, GradientReducerOptions options)
     : engine_(std::make_unique<torch_detail::GradientEngine>(parameters, options)) {}
+
+GradientReducer::GradientReducer(const torch::nn::Module& module, GradientReducerOptions options)
+    : GradientReducer(NamedTensors::parameters_of(module), std::move(options)) {}
 
 GradientReducer::~GradientReducer() = default;
 
 void GradientReducer::synchronize(Passes passes) { engine_->synchronize(passes); }
 
-void GradientReducer::add_parameters(const NamedParameters& parameters) {
+void GradientReducer::add_parameters(const NamedTensors& parameters) {
   engine_->add_parameters(parameters);
+}
+
+void GradientReducer::add_parameters(const torch::nn::Module& module) {
+  engine_->add_parameters(NamedTensors::parameters_of(module));
 }
 
 void GradientReducer::before_zeroing_in_place() { engine_->before_zeroing_in_place(); }

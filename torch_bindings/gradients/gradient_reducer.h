@@ -45,6 +45,7 @@
 
 #include "horon/core/base/entry_spec.h"
 #include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/tensors/named_tensors.h"
 
 namespace horon {
 
@@ -52,22 +53,20 @@ namespace torch_detail {
 class GradientEngine;
 }
 
-using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
-
 // The same on all ranks of the process set.
 struct GradientReducerOptions {
-  // Min, Max and Product exist for the curious; gradients are summed or averaged.
-  ReduceOp op = ReduceOp::Average;
-  // Bytes; empty: HORON_BUCKET_BYTES and HORON_FIRST_BUCKET_BYTES.
-  std::optional<int64_t> bucket_bytes = {};
-  std::optional<int64_t> first_bucket_bytes = {};
   // What its collectives are called on all ranks. Empty: "gradients.N", counted by construction,
   // for each process set by itself.
   std::string name = {};
-
+  // Min, Max and Product exist for the curious; gradients are summed or averaged.
+  ReduceOp op = ReduceOp::Average;
   // The ranks that reduce with each other. On the others the reducer does nothing: gradients stay
   // what backward() has made them, and synchronize() returns.
   ProcessSet process_set = {};
+
+  // Bytes; empty: HORON_BUCKET_BYTES and HORON_FIRST_BUCKET_BYTES.
+  std::optional<int64_t> bucket_bytes = {};
+  std::optional<int64_t> first_bucket_bytes = {};
   // float32 gradients travel in 16 bits and are summed in float32. Other dtypes ignore it.
   Compression compression = Compression::None;
   // k backward passes make one step: their gradients add up on this rank, and buckets are submitted
@@ -114,9 +113,11 @@ struct GradientStatistics {
 class GradientReducer {
  public:
   // Parameters: leaves, dense, floating, in host memory; frozen ones may be unfrozen later. One
-  // that is listed twice (tied) counts once, by its first name. Local: no communication. Throws
-  // Error(NotInitialized); Error(InvalidArgument) naming a parameter or an option.
-  explicit GradientReducer(const NamedParameters& parameters, GradientReducerOptions options = {});
+  // that is listed twice (tied) counts once, by its first name. Of a module: its parameters, not
+  // its buffers. Local: no communication. Throws Error(NotInitialized); Error(InvalidArgument)
+  // naming a parameter, an option, or a name that stands for two parameters.
+  explicit GradientReducer(const NamedTensors& parameters, GradientReducerOptions options = {});
+  explicit GradientReducer(const torch::nn::Module& module, GradientReducerOptions options = {});
   // Removes the hooks. Waits for buckets in flight, at most HORON_SHUTDOWN_TIMEOUT_S, and not while
   // an exception passes. Local, never throws. Gradients that were reduced stay in .grad.
   ~GradientReducer();
@@ -169,7 +170,8 @@ class GradientReducer {
 
   // From now on these are reduced too, in buckets of their own. Between synchronize() calls; what
   // their .grad already holds is reduced by the next. The same on all ranks.
-  void add_parameters(const NamedParameters& parameters);
+  void add_parameters(const NamedTensors& parameters);
+  void add_parameters(const torch::nn::Module& module);
 
   // Tell it of a coming zero_grad(false) of the caller's: gradients in flight are taken out of the
   // way. zero_grad(true) needs no call.

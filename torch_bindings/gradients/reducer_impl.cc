@@ -27,7 +27,7 @@ std::string name_or_default(const std::string& name, uint32_t set) {
 
 }  // namespace
 
-GradientEngine::GradientEngine(const NamedParameters& parameters,
+GradientEngine::GradientEngine(const NamedTensors& parameters,
                                const GradientReducerOptions& options)
     : options_(options),
       settings_(settings_of(options)),
@@ -39,13 +39,14 @@ GradientEngine::GradientEngine(const NamedParameters& parameters,
   add_parameters(parameters);
 }
 
-void GradientEngine::add_parameters(const NamedParameters& parameters) {
+void GradientEngine::add_parameters(const NamedTensors& parameters) {
   if (!settings_.member) return;
   const PlainMode plain;
   const size_t first_slot = slots_.size();
   std::vector<GradientLayout> added;
-  NamedParameters accepted;
+  NamedTensors accepted;
   std::unordered_set<const void*> seen = known_;
+  UniqueNames names = names_;
   for (const auto& [name, parameter] : parameters) {
     if (!parameter.defined()) {
       throw Error(ErrorCode::InvalidArgument,
@@ -53,6 +54,7 @@ void GradientEngine::add_parameters(const NamedParameters& parameters) {
     }
     if (!at::isFloatingType(parameter.scalar_type()) && !parameter.requires_grad()) continue;
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    names.add({name, parameter}, "parameter");
     added.push_back(layout_of(parameter, name));
     accepted.emplace_back(name, parameter);
   }
@@ -62,7 +64,8 @@ void GradientEngine::add_parameters(const NamedParameters& parameters) {
     hooks.emplace_back(parameter, name, this, slots_.size() + hooks.size());
   }
   known_ = std::move(seen);
-  for (auto& [name, parameter] : accepted) {
+  names_ = std::move(names);
+  for (const auto& [name, parameter] : accepted) {
     slots_.emplace_back(name, parameter, settings_);
     slots_.back().expected = parameter.requires_grad();
   }

@@ -34,7 +34,7 @@ class GradientEngine final : public GradientListener {
  public:
   using BucketFunction = std::function<void(const BucketView&)>;
 
-  GradientEngine(const NamedParameters& parameters, const GradientReducerOptions& options);
+  GradientEngine(const NamedTensors& parameters, const GradientReducerOptions& options);
   ~GradientEngine();
   GradientEngine(const GradientEngine&) = delete;
   GradientEngine& operator=(const GradientEngine&) = delete;
@@ -42,7 +42,7 @@ class GradientEngine final : public GradientListener {
   void before_accumulate(size_t index) override;
   void after_accumulate(size_t index) override;
   void synchronize(GradientReducer::Passes passes);
-  void add_parameters(const NamedParameters& parameters);
+  void add_parameters(const NamedTensors& parameters);
   void before_zeroing_in_place();
   std::string unsynchronized_parameter() const;
   void set_weight(double weight);
@@ -93,6 +93,7 @@ class GradientEngine final : public GradientListener {
   std::vector<GradientLayout> layouts_;
   std::deque<GradientBucket> buckets_;
   std::unordered_set<const void*> known_;
+  UniqueNames names_;
   std::optional<StepAgreement> agreement_;
   LateParts late_;
   std::vector<HookedParameter> hooks_;

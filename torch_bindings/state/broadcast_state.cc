@@ -57,9 +57,11 @@ ParameterList list_parameters(const NamedTensors& named, int root) {
   ParameterList list;
   list.lines.push_back(concat("root ", root));
   std::unordered_map<const void*, std::string> seen;
+  torch_detail::UniqueNames names;
   for (const auto& [name, tensor] : named) {
     try {
       torch_detail::check_writable(tensor, name);
+      names.add({name, tensor});
     } catch (const Error& error) {
       if (list.own_error.empty()) list.own_error = error.what();
       list.lines.push_back(name);

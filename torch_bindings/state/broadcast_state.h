@@ -21,7 +21,8 @@ namespace horon {
 // Overwrites the tensors with the root's values, in place, whether they require grad or not. Of a
 // module: its parameters and its buffers (running means and the like). A tensor that is listed
 // under several names (tied weights) is sent once. Throws Error: Mismatch, InvalidArgument (a
-// tensor that collectives don't take, see collectives.h; a root that is not in the set).
+// tensor that collectives don't take, see collectives.h; two tensors of one name; a root that is
+// not in the set).
 void broadcast_parameters(const NamedTensors& tensors, int root = 0,
                           const ProcessSet& process_set = {});
 

@@ -78,14 +78,10 @@ Item describe(const std::string& name, const at::Tensor& tensor) {
 
 Report report_on(const NamedTensors& tensors) {
   Report report;
-  std::map<std::string, int> seen;
+  torch_detail::UniqueNames names;
   for (const auto& [name, tensor] : tensors) {
     try {
-      if (seen[name]++ > 0) {
-        throw Error(ErrorCode::InvalidArgument,
-                    concat("tensor \"", name, "\" is given twice; names must be unique"));
-      }
-      report.items.push_back(describe(name, tensor));
+      if (names.add({name, tensor})) report.items.push_back(describe(name, tensor));
     } catch (const Error& error) {
       if (report.error.empty()) report.error = error.what();
     }

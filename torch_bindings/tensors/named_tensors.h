@@ -1,4 +1,4 @@
-// A list of tensors with names, from whatever a program has them in.
+// A list of tensors with names: what every call takes that speaks of a model's tensors.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ class Module;
 
 namespace horon {
 
-// Made on the fly where a function takes one: f(*model), f(model->named_parameters()),
-// f({{"weight", w}, {"bias", b}}). Holds the tensors, in the order in which they were given.
+// Constructed implicitly where a function takes one: f(*model), f(model->named_parameters()),
+// f({{"weight", w}, {"bias", b}}). Holds the tensors (as handles), in the order given.
 class NamedTensors {
  public:
   using Item = std::pair<std::string, at::Tensor>;
@@ -33,12 +33,19 @@ class NamedTensors {
   NamedTensors(const std::vector<at::Tensor>& tensors);
   NamedTensors(std::initializer_list<at::Tensor> tensors)
       : NamedTensors(std::vector<at::Tensor>(tensors)) {}
-  // Its parameters and buffers (running means and the like).
+  // The module's parameters and buffers (running means and the like).
   NamedTensors(const torch::nn::Module& module);
+  // The module's parameters alone.
+  static NamedTensors parameters_of(const torch::nn::Module& module);
 
+  void emplace_back(std::string name, at::Tensor tensor) {
+    items_.emplace_back(std::move(name), std::move(tensor));
+  }
   void append(const torch::OrderedDict<std::string, at::Tensor>& items);
 
   size_t size() const { return items_.size(); }
+  bool empty() const { return items_.empty(); }
+  const Item& operator[](size_t index) const { return items_[index]; }
   auto begin() const { return items_.begin(); }
   auto end() const { return items_.end(); }
 
@@ -46,4 +53,20 @@ class NamedTensors {
   std::vector<Item> items_;
 };
 
+namespace torch_detail {
+
+// The names of tensors that one call has seen, so that no name stands for two tensors. One tensor
+// under two names (tied weights) is not its affair.
+class UniqueNames {
+ public:
+  // `what` the tensors are called in the error ("tensor", "parameter"). Throws
+  // Error(InvalidArgument) that shows the name and both tensors, if another tensor has this name.
+  // True if the name is new, false if it stood for this tensor before.
+  bool add(const NamedTensors::Item& item, const char* what = "tensor");
+
+ private:
+  std::map<std::string, at::Tensor> seen_;
+};
+
+}  // namespace torch_detail
 }  // namespace horon

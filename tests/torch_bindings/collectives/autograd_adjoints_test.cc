@@ -110,7 +110,7 @@ TEST_F(Adjoints, Allreduce) {
           SCOPED_TRACE(testing::Message() << type << at::IntArrayRef(shape) << to_string(op));
           const double factor = 2.0 * 0.25 / (op == ReduceOp::Average ? set.size() : 1);
           const AllreduceOptions options{
-              .op = op, .prescale = 2.0, .postscale = 0.25, .process_set = set};
+              .op = op, .process_set = set, .prescale = 2.0, .postscale = 0.25};
           expect_gradients(
               {.input = [&](int r) { return values(shape, r, type); },
                .collective = [&](auto& x) { return autograd::allreduce(x, options); },
@@ -166,7 +166,7 @@ TEST_F(Adjoints, Reducescatter) {
         for (const int64_t split : splits) rows += split;
         const double factor = 2.0 * 0.25 / (op == ReduceOp::Average ? set.size() : 1);
         ReducescatterOptions options{
-            .op = op, .prescale = 2.0, .postscale = 0.25, .process_set = set};
+            .op = op, .process_set = set, .prescale = 2.0, .postscale = 0.25};
         if (uneven) options.splits = splits;
         expect_gradients(
             {.input =
@@ -204,7 +204,7 @@ TEST_F(Adjoints, Alltoall) {
          .collective =
              [&](auto& x) {
                const AlltoallResult result =
-                   autograd::alltoall(x, {.splits = splits_of(set.rank()), .process_set = set});
+                   autograd::alltoall(x, {.process_set = set, .splits = splits_of(set.rank())});
                for (int from = 0; from < set.size(); ++from) {
                  EXPECT_EQ(result.received_splits.at(from), rows_between(from, set.rank()));
                }

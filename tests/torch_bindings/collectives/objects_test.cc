@@ -235,10 +235,12 @@ TEST(Replicas, WrongCallsAreRefusedOnEveryRank) {
     return AllOf(StartsWith("invalid argument"), HasSubstr(last), HasSubstr("\"x\""),
                  HasSubstr(why));
   };
-  EXPECT_THAT(refused({{"x", x}, {"x", x}}), says("twice"));
+  EXPECT_THAT(
+      refused({{"x", x}, {"x", torch::ones({3})}}),
+      AllOf(says("two tensors are called"), HasSubstr("shape [2]"), HasSubstr("shape [3]")));
   EXPECT_THAT(refused({{"x", at::Tensor()}}), says("undefined"));
   EXPECT_THAT(refused({{"x", torch::ones({2, 2}).to_sparse()}}), says("parse"));
-  check_replicas_equal({{"x", x}});
+  check_replicas_equal({{"x", x}, {"x", x}});  // one tensor, named twice
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct Model {
   std::optional<horon::GradientReducer> reducer;
 
   void make() {
-    horon::NamedParameters named;
+    horon::NamedTensors named;
     for (int i = 0; i < kParameters; ++i) {
       parameters.push_back(at::ones({10000}).requires_grad_(true));
       named.emplace_back("p" + std::to_string(i), parameters.back());

@@ -202,7 +202,7 @@ TEST(TrainingOptions, SparseGradients) {
   const at::Tensor alone = table().requires_grad_(true), own = table().requires_grad_(true);
   optim::Adagrad plain({alone}, optim::AdagradOptions(0.1));
   DistributedOptimizer optimizer(optim::Adagrad({own}, optim::AdagradOptions(0.1)),
-                                 NamedParameters{{"table", own}}, {.sparse_as_dense = false});
+                                 NamedTensors{{"table", own}}, {.sparse_as_dense = false});
   for (int step = 0; step < kSteps; ++step) {
     const at::Tensor whole = indices(step, kShard * size());
     plain.zero_grad();

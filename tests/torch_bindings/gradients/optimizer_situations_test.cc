@@ -112,7 +112,7 @@ TEST(Situations, AdversariesNeedNoOption) {
 TEST(Situations, TenThousandTinyParameters) {
   constexpr int kCount = 10000;
   std::vector<at::Tensor> parameters;
-  NamedParameters named;
+  NamedTensors named;
   for (int i = 0; i < kCount; ++i) {
     parameters.push_back(at::ones({i % 3}).requires_grad_(true));
     named.emplace_back("p" + std::to_string(i), parameters.back());
@@ -134,7 +134,7 @@ TEST(Situations, OneParameterLargerThanAllBuckets) {
   const at::Tensor large = at::ones({5, 100000}).requires_grad_(true);
   const at::Tensor small = at::ones({3}).requires_grad_(true);
   DistributedOptimizer optimizer(optim::SGD({large, small}, 1.0),
-                                 NamedParameters{{"large", large}, {"small", small}},
+                                 NamedTensors{{"large", large}, {"small", small}},
                                  {.bucket_bytes = 1000, .first_bucket_bytes = 10});
   EXPECT_EQ(optimizer.statistics().buckets, 2);
   ((large.sum() + small.sum()) * (rank() + 1)).backward();
@@ -184,7 +184,7 @@ TEST(Situations, GraphIsKeptForASecondLoss) {
 // What a program keeps of a gradient is overwritten by the next step, unless it is a clone.
 TEST(Situations, GradientsKeptByTheProgram) {
   const at::Tensor w = at::ones({3}, at::kDouble).requires_grad_(true);
-  DistributedOptimizer optimizer(optim::SGD({w}, 1.0), NamedParameters{{"w", w}});
+  DistributedOptimizer optimizer(optim::SGD({w}, 1.0), NamedTensors{{"w", w}});
   (w.sum() * (rank() + 1)).backward();
   optimizer.synchronize();
   const at::Tensor kept = w.grad(), clone = w.grad().clone();

@@ -150,7 +150,7 @@ TEST(Join, LocalChecksStayLocal) {
 // The recipe: train until the data ends, join, and take over what the last rank has.
 TEST(Join, TrainingEndsWithTheParametersOfTheLastRank) {
   at::Tensor w = leaf({3}, at::kDouble);
-  DistributedOptimizer optimizer(::torch::optim::SGD({w}, 0.5), NamedParameters{{"w", w}});
+  DistributedOptimizer optimizer(::torch::optim::SGD({w}, 0.5), NamedTensors{{"w", w}});
   double want = 1;
   for (int step = 0; step < kCommonSteps + size() - 1; ++step) {
     want -= 0.5 * sum_of_active(step, [](int r) { return r + 1; }) / active_ranks(step);

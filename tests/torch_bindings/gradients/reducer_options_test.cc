@@ -219,7 +219,7 @@ TEST(ReducerOptions, PredivideFactorKeepsTheAverage) {
 }
 
 // The parameters of each bucket, in order.
-std::vector<std::vector<std::string>> buckets_of(const NamedParameters& parameters,
+std::vector<std::vector<std::string>> buckets_of(const NamedTensors& parameters,
                                                  const GradientReducerOptions& options) {
   GradientReducer reducer(parameters, options);
   std::vector<std::vector<std::string>> buckets;
@@ -236,7 +236,7 @@ std::vector<std::vector<std::string>> buckets_of(const NamedParameters& paramete
 }
 
 TEST(ReducerOptions, GroupsShareABucket) {
-  NamedParameters all;
+  NamedTensors all;
   for (const char* name : {"a", "b", "c", "d", "e"}) all.emplace_back(name, leaf({2}));
   GradientReducerOptions options = alone();
   options.groups = {{"a", "e"}, {}, {"b"}};

@@ -24,7 +24,7 @@ class Program {
   explicit Program(unsigned seed) : random_(seed) {
     op_ = draw(2) == 0 ? ReduceOp::Sum : ReduceOp::Average;
     const std::vector<std::vector<int64_t>> shapes{{}, {0}, {3}, {2, 2}, {7}, {1, 5}};
-    NamedParameters named;
+    NamedTensors named;
     for (int p = 0; p < kParameters; ++p) {
       parameters_.push_back(leaf(shapes[p], p % 3 == 0 ? at::kFloat : at::kDouble));
       named.emplace_back("p" + std::to_string(p), parameters_.back());

@@ -161,7 +161,7 @@ TEST(ReducerScopes, NoSyncAddsUpOnThisRank) {
 
 TEST(ReducerScopes, NoSyncAloneIsReducedBySynchronize) {
   const at::Tensor w = leaf({3});
-  std::optional<GradientReducer> reducer(std::in_place, NamedParameters{{"w", w}});
+  std::optional<GradientReducer> reducer(std::in_place, NamedTensors{{"w", w}});
   const auto scope = reducer->no_sync();
   weighted(w, rank() + 1).backward();
   expect_gradient(w, rank() + 1);
@@ -188,7 +188,7 @@ TEST(ReducerScopes, NoSyncDoesNotCountAsAPass) {
 TEST(ReducerScopes, FunctionsBeforeAndAfterBuckets) {
   const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2, 2}, at::kDouble), u = leaf({1});
   GradientReducer reducer({{"w", w}, {"v", v}, {"u", u}},
-                          {.op = ReduceOp::Sum, .bucket_bytes = 1 << 20, .name = "seen"});
+                          {.name = "seen", .op = ReduceOp::Sum, .bucket_bytes = 1 << 20});
   std::vector<std::string> calls;
   reducer.before_bucket([&](const BucketView& bucket) {
     calls.push_back("before " + bucket.name);

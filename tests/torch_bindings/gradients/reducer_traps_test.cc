@@ -150,16 +150,17 @@ TEST(Reducer, SparseGradientsBecomeDense) {
 }
 
 TEST(Reducer, DtypesShapesLayouts) {
-  NamedParameters all;
+  NamedTensors all;
+  const auto add = [&all](const at::Tensor& parameter) {
+    all.emplace_back("p" + std::to_string(all.size()), parameter);
+  };
   const std::vector<std::vector<int64_t>> shapes{{}, {0}, {1}, {3, 0, 2}, {7}, {2, 3, 4, 5}};
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kDouble, at::kBFloat16}) {
-    for (const auto& shape : shapes) all.emplace_back("", leaf(shape, dtype));
+    for (const auto& shape : shapes) add(leaf(shape, dtype));
   }
-  all.emplace_back(
-      "", at::ones({2, 3, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_(true));
-  all.emplace_back("", at::ones({3, 4}).t().requires_grad_(true));
-  all.emplace_back("", at::ones({3, 1}).expand({3, 4}).detach().requires_grad_(true));
-  for (size_t i = 0; i < all.size(); ++i) all[i].first = "p" + std::to_string(i);
+  add(at::ones({2, 3, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_(true));
+  add(at::ones({3, 4}).t().requires_grad_(true));
+  add(at::ones({3, 1}).expand({3, 4}).detach().requires_grad_(true));
   GradientReducer reducer(all, {.op = ReduceOp::Sum, .bucket_bytes = 64});
   for (int step = 0; step < 3; ++step) {
     at::Tensor loss = at::zeros({}, at::kDouble);

@@ -90,9 +90,9 @@ Running start(const Call& call, const ProcessSet& set) {
     case CollectiveKind::Allreduce: {
       const AllreduceOptions options{.name = call.name,
                                      .op = op,
+                                     .process_set = set,
                                      .prescale = call.prescale,
-                                     .postscale = call.postscale,
-                                     .process_set = set};
+                                     .postscale = call.postscale};
       return call.in_place ? START_IN_PLACE(allreduce, options) : START(allreduce, options);
     }
     case CollectiveKind::Broadcast: {
@@ -106,16 +106,16 @@ Running start(const Call& call, const ProcessSet& set) {
     case CollectiveKind::Reducescatter: {
       const ReducescatterOptions options{.name = call.name,
                                          .op = op,
+                                         .process_set = set,
                                          .prescale = call.prescale,
                                          .postscale = call.postscale,
-                                         .splits = call.default_splits ? none : call.splits,
-                                         .process_set = set};
+                                         .splits = call.default_splits ? none : call.splits};
       return START(reducescatter, options);
     }
     case CollectiveKind::Alltoall: {
       const auto& splits = call.matrix[call.member(rank())];
       const AlltoallOptions options{
-          .name = call.name, .splits = call.default_splits ? none : splits, .process_set = set};
+          .name = call.name, .process_set = set, .splits = call.default_splits ? none : splits};
       return START(alltoall, options);
     }
     case CollectiveKind::Gather: {
@@ -126,8 +126,8 @@ Running start(const Call& call, const ProcessSet& set) {
       const bool divides = rank() == root && root == call.root && !call.default_splits;
       const ScatterOptions options{.name = call.name,
                                    .root = root,
-                                   .splits = divides ? call.splits : none,
-                                   .process_set = set};
+                                   .process_set = set,
+                                   .splits = divides ? call.splits : none};
       return START(scatter, options);
     }
   }
