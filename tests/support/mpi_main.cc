@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -68,7 +69,9 @@ class FailurePrinter final : public testing::EmptyTestEventListener {
 // Ends a program that hangs, with the name of the test on this rank; mpirun then ends the others.
 class Watchdog final : public testing::EmptyTestEventListener {
  public:
-  explicit Watchdog(int limit_s) : limit_(limit_s), thread_([this] { watch(); }) {}
+  // Without a limit it never ends the program.
+  explicit Watchdog(std::optional<std::chrono::seconds> limit)
+      : limit_(limit), thread_([this] { watch(); }) {}
   ~Watchdog() override {
     {
       const std::lock_guard lock(mutex_);
@@ -91,10 +94,11 @@ class Watchdog final : public testing::EmptyTestEventListener {
   }
 
   void watch() {
+    if (!limit_) return;
     std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, limit_, [this] { return over_; })) return;
+    if (changed_.wait_for(lock, *limit_, [this] { return over_; })) return;
     std::fprintf(stderr, "[rank %s] watchdog: not done after %lld s, at: %s\n", rank_name().c_str(),
-                 static_cast<long long>(limit_.count()), test_.c_str());
+                 static_cast<long long>(limit_->count()), test_.c_str());
     std::fflush(nullptr);
     lock.unlock();
     // The first rank that aborts ends all; give the others time to say where they are.
@@ -102,7 +106,7 @@ class Watchdog final : public testing::EmptyTestEventListener {
     std::abort();
   }
 
-  const std::chrono::seconds limit_;
+  const std::optional<std::chrono::seconds> limit_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::string test_ = "before the first test";
@@ -110,14 +114,15 @@ class Watchdog final : public testing::EmptyTestEventListener {
   std::thread thread_;  // the last member: it uses the others
 };
 
-int watchdog_limit_s(int argc, char** argv) {
+std::optional<std::chrono::seconds> watchdog_limit(int argc, char** argv) {
   constexpr std::string_view kOption = "--watchdog-s=";
-  int limit_s = 50;
+  std::optional<std::chrono::seconds> limit;
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
-    if (argument.starts_with(kOption)) limit_s = std::atoi(argument.data() + kOption.size());
+    if (!argument.starts_with(kOption)) continue;
+    limit = std::chrono::seconds(std::atoi(argument.data() + kOption.size()));
   }
-  return limit_s;
+  return limit;
 }
 
 // Rank 0 prints as usual, the others failures only. Before MPI runs nobody knows which is which.
@@ -154,7 +159,7 @@ int test_size() {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  auto* const watchdog = new Watchdog(watchdog_limit_s(argc, argv));
+  auto* const watchdog = new Watchdog(watchdog_limit(argc, argv));
   testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
   listeners.Append(watchdog);
   const bool starts_mpi = test_main_starts_mpi();
