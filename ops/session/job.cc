@@ -35,17 +35,6 @@ std::unique_ptr<core::LocalGroup> make_group(const core::Bootstrap& bootstrap,
   return core::LocalGroup::create(bootstrap, area);
 }
 
-// A knob that is wrong on some rank is the same error on all of them.
-core::Config read_config(const core::MpiBootstrap& bootstrap, const InitOptions& options) {
-  core::set_log(bootstrap.topology().rank, core::LogLevel::Info);
-  core::Config config;
-  core::run_on_all(bootstrap, [&] {
-    if (const auto fault = bootstrap.library().thread_fault()) throw Error(*fault);
-    config = core::Config::from_environment(options.set);
-  });
-  return config;
-}
-
 int usable_cores() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -60,17 +49,36 @@ int host_count(const core::Topology& topology) {
 
 }  // namespace
 
-Job::Job(const InitOptions& options)
+// Before MPI: a knob says which ranks share a host. What is wrong with the knobs of one rank is
+// told to all of them later.
+Job::Knobs Job::read_knobs(const InitOptions& options) {
+  Knobs knobs;
+  try {
+    knobs.config = core::Config::from_environment(options.set);
+  } catch (const Error& error) {
+    knobs.fault = error;
+  }
+  return knobs;
+}
+
+Job::Job(const InitOptions& options) : Job(options, read_knobs(options)) {}
+
+Job::Job(const InitOptions& options, const Knobs& knobs)
     : library_(std::make_unique<core::MpiLibrary>()),
-      bootstrap_(std::make_unique<core::MpiBootstrap>(*library_, options.mpi_comm)),
-      config_(read_config(*bootstrap_, options)),
+      bootstrap_(
+          std::make_unique<core::MpiBootstrap>(*library_, options.mpi_comm, knobs.config.host_id)),
+      config_(knobs.config),
       owns_mpi_(library_->owns_mpi()) {
-  core::set_log(bootstrap_->topology().rank, core::parse_log_level(config_.log_level));
+  const int rank = bootstrap_->topology().rank;
+  core::set_log(rank, core::LogLevel::Info);
+  core::agree(*bootstrap_, library_->thread_fault());
+  core::agree(*bootstrap_, knobs.fault);
+  core::set_log(rank, core::parse_log_level(config_.log_level));
   compare_ranks();
   group_ = make_group(*bootstrap_, config_);
   communicator_ = std::make_unique<MpiCommunicator>(*bootstrap_);
   make_runtime();
-  if (bootstrap_->topology().rank == 0) core::log(core::LogLevel::Info, introduction());
+  if (rank == 0) core::log(core::LogLevel::Info, introduction());
 }
 
 Job::~Job() { stop(); }

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,12 @@ class Job {
   void stop();
 
  private:
+  struct Knobs {
+    core::Config config;
+    std::optional<Error> fault;  // then `config` has the defaults
+  };
+  static Knobs read_knobs(const InitOptions& options);
+  Job(const InitOptions& options, const Knobs& knobs);
   void compare_ranks() const;
   void make_runtime();
   core::SetResources make_set(const std::vector<int>& ranks) const;

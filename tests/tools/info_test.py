@@ -50,6 +50,10 @@ class Info(unittest.TestCase):
         self.assertTrue(any("chosen" in line for line in facts["job"]["selection"]))
         told = call(sys.executable, HORONRUN, "-np", "2", "--no-prefix", INFO)
         self.assertIn("host 0: ranks 0 and 1", told.stdout)
+        told = call(sys.executable, HORONRUN, "-np", "2", "--no-prefix", "bash", "-c",
+                    f'HORON_HOST_ID=h$OMPI_COMM_WORLD_RANK exec "{INFO}"')
+        self.assertIn("host 1: ranks 1\n", told.stdout, told.stderr)
+        self.assertRegex(told.stdout, r"HORON_HOST_ID +h0 +environment")
 
     def test_mistakes_are_one_line(self):
         for arguments, variables, expected in (

@@ -112,3 +112,13 @@ endif()
 horon_test(torch_large_collectives_test FILES ${torch_tests}/collectives/large_collectives_test.cc
            RANKS 2 LIBS horon::torch TIMEOUT 300)
 set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)
+# Ranks of several hosts, as far as Horon can tell: shared memory among some of them, MPI between.
+foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reducer_random_test:2+1
+        torch_process_set_test:2+1 torch_process_set_test:1+1+1 torch_session_test:2+2)
+  string(REGEX MATCH "(.*):(.*)" run ${run})
+  set(program ${CMAKE_MATCH_1})
+  set(layout ${CMAKE_MATCH_2})
+  string(REPLACE "+" "_" hosts ${layout})
+  horon_mpirun_test(${program}.hosts_${hosts} ${program} ${layout} LAUNCHER ${horon_mpirun_hosts}
+                    TIMEOUT 120)
+endforeach()
