@@ -1,6 +1,5 @@
 // Process sets, join, and calls that are wrong on some ranks.
 #include <sys/wait.h>
-#include <thread>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -290,20 +289,6 @@ TEST(WrongUse, AForkedChildIsTold) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(WEXITSTATUS(status), 42);
   expect_works({});
-}
-
-TEST(WrongUse, ManyThreadsMaySubmit) {
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([t] {
-      for (int i = 0; i < 25; ++i) {
-        const std::string name = "thread " + std::to_string(t) + " call " + std::to_string(i);
-        expect_equal(allreduce(mine(), {.name = name, .op = ReduceOp::Sum}),
-                     at::full({3}, sum_over({}), at::kLong));
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Small models whose gradients are known beforehand.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -27,12 +28,18 @@ inline at::Tensor weighted(const at::Tensor& w, double x) { return (w * x).sum()
 inline double mean_of_ranks() { return (size() + 1) / 2.0; }
 inline double sum_of_ranks() { return size() * (size() + 1) / 2.0; }
 
-inline void expect_gradient(const at::Tensor& parameter, double value) {
+inline void expect_gradient(const at::Tensor& parameter, double value, double tolerance = 1e-6) {
   ASSERT_TRUE(parameter.grad().defined());
   EXPECT_EQ(parameter.grad().sizes(), parameter.sizes());
   const at::Tensor want = at::full(parameter.sizes(), value, at::kDouble);
-  EXPECT_TRUE(at::allclose(parameter.grad().to(at::kDouble), want, 1e-6, 1e-9))
+  EXPECT_TRUE(
+      at::allclose(parameter.grad().to(at::kDouble), want, tolerance, std::min(1e-9, tolerance)))
       << parameter.grad() << "\nand not " << value;
+}
+
+// Averages in doubles are right to the last digits.
+inline void expect_close(const at::Tensor& parameter, double value) {
+  expect_gradient(parameter, value, 1e-12);
 }
 
 // One bucket for each parameter.

@@ -23,14 +23,6 @@ const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
 const std::string kMismatch{to_string(ErrorCode::Mismatch)};
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Averages in doubles are right to the last digits.
-void expect_close(const at::Tensor& parameter, double value) {
-  ASSERT_TRUE(parameter.grad().defined());
-  const at::Tensor grad = parameter.grad().to(at::kDouble);
-  EXPECT_TRUE(at::allclose(grad, at::full_like(grad, value), 1e-12, 1e-12))
-      << grad << "\nand not " << value;
-}
-
 // Gradients r + 1 with weight r, so that rank 0 does not count.
 double weighted_mean() {
   double sum = 0, weights = 0;
