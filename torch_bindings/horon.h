@@ -3,15 +3,15 @@
 // This header is all of it. Started with `mpirun -np N ./train`, every process (rank) trains the
 // same model on its own samples. What a program adds to become one of N:
 //
-//   horon::init();                              who am I: rank(), size(), local_rank(), ...
-//   horon::device()                             where model and data go
-//   horon::DistributedRandomSampler(n, {...})   this rank's samples, for a torch::data loader
-//   horon::broadcast_parameters(*model, 0);     all begin alike
-//   horon::DistributedOptimizer optimizer(      gradients are reduced while backward() runs
-//       torch::optim::SGD(...), model->named_parameters(), {...});
-//   horon::allreduce(x, {...})                  collectives on tensors, also broadcast, allgather;
-//                                               with _async they return a Handle
-//   horon::shutdown();                          optional: also done at exit
+//   horon::init();                                 // who am I: rank(), size(), local_rank(), ...
+//   model->to(horon::device());                    // where model and data go
+//   horon::DistributedRandomSampler sampler(60000);          // this rank's samples, for a loader
+//   horon::broadcast_parameters(*model, 0);        // all begin alike
+//   horon::DistributedOptimizer optimizer(         // gradients are reduced while backward() runs
+//       torch::optim::SGD(model->parameters(), 0.1), *model);
+//   at::Tensor mean = horon::allreduce(x);         // also broadcast, allgather, ...; with _async
+//                                                  // they return a Handle
+//   horon::shutdown();                             // optional: also done at exit
 //
 // Everything is in namespace horon. Failures are horon::Error with a code(), the same on all ranks
 // where all are concerned; nothing waits in silence for a rank that does not come.

@@ -24,6 +24,28 @@ if(NOT HORON_SANITIZE)
   target_link_libraries(horon_headers_alone PRIVATE horon::core MPI::MPI_C)
 endif()
 
+# The examples of pages and headers compile too, in one file.
+if(TARGET horon::torch AND NOT HORON_SANITIZE)
+  add_test(NAME examples_test COMMAND Python3::Interpreter ${horon_tools_tests}/examples.py --test)
+  file(GLOB_RECURSE horon_example_places CONFIGURE_DEPENDS
+       ${PROJECT_SOURCE_DIR}/core/*.md ${PROJECT_SOURCE_DIR}/ops/*.md
+       ${PROJECT_SOURCE_DIR}/ops/session/*.h ${PROJECT_SOURCE_DIR}/torch_bindings/*.md
+       ${PROJECT_SOURCE_DIR}/torch_bindings/*.h ${PROJECT_SOURCE_DIR}/bench/*.md
+       ${PROJECT_SOURCE_DIR}/tests/*.md)
+  set(horon_examples ${CMAKE_CURRENT_BINARY_DIR}/examples_of_pages_and_headers.cc)
+  add_custom_command(
+    OUTPUT ${horon_examples}
+    COMMAND Python3::Interpreter ${horon_tools_tests}/examples.py ${PROJECT_SOURCE_DIR}
+            ${horon_examples}
+    DEPENDS ${horon_tools_tests}/examples.py ${PROJECT_SOURCE_DIR}/README.md
+            ${horon_example_places}
+    VERBATIM)
+  add_library(horon_examples_compile OBJECT ${horon_examples})
+  # Examples may leave a result unused or hide a name; only errors count.
+  target_compile_options(horon_examples_compile PRIVATE -O0 -w)
+  target_link_libraries(horon_examples_compile PRIVATE horon::torch)
+endif()
+
 if(HORON_TOOLS AND NOT HORON_SANITIZE)
   add_test(NAME horonrun_test COMMAND Python3::Interpreter ${horon_tools_tests}/horonrun_test.py
            ${PROJECT_SOURCE_DIR}/tools/horonrun)

@@ -1,7 +1,7 @@
 // Collectives with derivatives: what collectives.h has, for use inside a model or a loss.
 //
 //   at::Tensor all = horon::autograd::allgather(embeddings);      // contrastive losses
-//   (embeddings.mm(all.t())).log_softmax(1) ... .backward();
+//   contrastive_loss(embeddings.mm(all.t())).backward();
 //
 // Same options, same results, same errors as the forms of collectives.h that wait. The results have
 // history, and backward() is the adjoint collective, also for the derivative of a derivative
