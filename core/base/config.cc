@@ -247,14 +247,9 @@ std::vector<Config::Value> Config::values() const {
 }
 
 uint64_t Config::digest() const {
-  // FNV-1a, 64 bits: the same on every host, which std::hash does not promise.
-  uint64_t hash = 14695981039346656037ULL;
-  for (const std::string& line : agreed_values()) {
-    for (const char letter : line + '\n') {
-      hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211ULL;
-    }
-  }
-  return hash;
+  std::string lines;
+  for (const std::string& line : agreed_values()) lines += line + '\n';
+  return hash_of(lines);
 }
 
 std::vector<std::string> Config::agreed_values() const {

@@ -38,4 +38,12 @@ std::string bytes_text(uint64_t bytes) {
   return out.str();
 }
 
+uint64_t hash_of(std::string_view text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const char letter : text) {
+    hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211ULL;
+  }
+  return hash;
+}
+
 }  // namespace horon::core

@@ -5,6 +5,7 @@
 #include <span>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace horon::core {
@@ -25,5 +26,8 @@ std::string shape_text(std::span<const int64_t> shape);
 
 // "64 MiB", "1.5 KiB", "12 B"
 std::string bytes_text(uint64_t bytes);
+
+// FNV-1a, 64 bits: the same on every host, unlike std::hash.
+uint64_t hash_of(std::string_view text);
 
 }  // namespace horon::core

@@ -9,15 +9,6 @@
 namespace horon::core {
 namespace {
 
-// FNV-1a, 64 bits: the same on every host, unlike std::hash.
-uint64_t hash_of(std::string_view text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const char letter : text) {
-    hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211ULL;
-  }
-  return hash;
-}
-
 // The first line in which two texts differ, once for each.
 std::pair<std::string, std::string> first_different_line(const std::string& a,
                                                          const std::string& b) {

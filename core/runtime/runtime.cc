@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "horon/core/base/blocked_signals.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/runtime/runtime_loop.h"
@@ -39,6 +40,7 @@ class Runtime::Impl {
     auto world = std::make_shared<std::vector<int>>(static_cast<size_t>(topology_.size));
     std::iota(world->begin(), world->end(), 0);
     world_ = std::move(world);
+    const BlockedSignals blocked;  // the thread inherits them
     thread_ = std::thread([this] { loop_.run(); });
   }
 

@@ -10,7 +10,6 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/base/version.h"
-#include "horon/core/execution/block_layout.h"
 #include "horon/core/execution/executor.h"
 #include "horon/core/transport/make_transport.h"
 #include "horon/core/transport/shared_memory_transport.h"
@@ -21,7 +20,12 @@ namespace {
 
 using core::concat;
 
-size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+// The shared area begins with the transport's part; the rest is for the collectives.
+size_t transport_bytes(const core::Topology& topology) {
+  constexpr size_t kAlignment = 64;
+  const size_t bytes = core::SharedMemoryTransport::area_bytes(topology.local_size);
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 std::unique_ptr<core::LocalGroup> make_group(const core::Bootstrap& bootstrap,
                                              const core::Config& config) {
@@ -30,9 +34,7 @@ std::unique_ptr<core::LocalGroup> make_group(const core::Bootstrap& bootstrap,
   if (!config.shared_memory) {
     return core::LocalGroup::create_unavailable(topology.local_rank, size, "HORON_SHARED_MEMORY=0");
   }
-  const size_t area =
-      round_up(core::SharedMemoryTransport::area_bytes(size)) + builtin_area_bytes(size);
-  return core::LocalGroup::create(bootstrap, area);
+  return core::LocalGroup::create(bootstrap, transport_bytes(topology) + builtin_area_bytes(size));
 }
 
 int usable_cores() {
@@ -61,8 +63,19 @@ Job::Knobs Job::read_knobs(const InitOptions& options) {
   return knobs;
 }
 
-Job::Job(const InitOptions& options) : Job(options, read_knobs(options)) {}
+std::unique_ptr<Job> Job::start(const InitOptions& options) {
+  std::unique_ptr<Job> job(new Job(options, read_knobs(options)));
+  try {
+    for (const std::vector<int>& ranks : options.process_sets) (void)job->sets_->add(ranks);
+  } catch (const Error&) {
+    job->stop();  // on all ranks: they have the same lists, so all have come here
+    throw;
+  }
+  return job;
+}
 
+// Each step that can fail on one rank alone is agreed on, so that all ranks throw or none does, and
+// nobody waits for a rank that has given up.
 Job::Job(const InitOptions& options, const Knobs& knobs)
     : library_(std::make_unique<core::MpiLibrary>()),
       bootstrap_(
@@ -74,128 +87,61 @@ Job::Job(const InitOptions& options, const Knobs& knobs)
   core::agree(*bootstrap_, library_->thread_fault());
   core::agree(*bootstrap_, knobs.fault);
   core::set_log(rank, core::parse_log_level(config_.log_level));
-  compare_ranks();
-  group_ = make_group(*bootstrap_, config_);
-  communicator_ = std::make_unique<MpiCommunicator>(*bootstrap_);
-  make_runtime();
+  compare_ranks(options);
+  core::run_on_all(*bootstrap_, [this] { group_ = make_group(*bootstrap_, config_); });
+  core::run_on_all(*bootstrap_,
+                   [this] { communicator_ = std::make_unique<MpiCommunicator>(*bootstrap_); });
+  start_runtime();
   if (rank == 0) core::log(core::LogLevel::Info, introduction());
 }
 
 Job::~Job() { stop(); }
 
-void Job::make_runtime() {
-  const core::Topology& topology = bootstrap_->topology();
+std::shared_ptr<core::OpTable> Job::make_op_table(const core::Topology& topology) const {
   std::byte* const area = group_->area();
-  const size_t transport_bytes =
-      round_up(core::SharedMemoryTransport::area_bytes(topology.local_size));
-  op_table_ = std::make_shared<core::OpTable>(
+  return std::make_shared<core::OpTable>(
       make_builtin_ops({.topology = &topology,
                         .config = &config_,
                         .local_group = group_.get(),
-                        .area = area == nullptr ? nullptr : area + transport_bytes,
+                        .area = area == nullptr ? nullptr : area + transport_bytes(topology),
                         .mpi_communicator = communicator_->handle()}),
       config_.allreduce);
-
-  std::shared_ptr<core::Timeline> timeline;
-  if (!config_.timeline.empty()) {
-    timeline = core::Timeline::open(config_.timeline, topology.rank, topology.size);
-  }
-  core::Executor::Parts execution;
-  execution.rank = topology.rank;
-  execution.size = topology.size;
-  execution.ops = op_table_;
-  execution.domains = make_builtin_domains(group_.get());
-  execution.timeline = timeline;
-
-  core::Runtime::Parts parts;
-  parts.config = config_;
-  parts.topology = topology;
-  parts.transport = core::make_transport(*bootstrap_, *group_, area, wait_policy());
-  parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
-  parts.make_set = [this](const std::vector<int>& ranks) { return make_set(ranks); };
-  parts.timeline = std::move(timeline);
-  runtime_ = std::make_unique<core::Runtime>(std::move(parts));
 }
 
-// On the runtime thread. The ranks of a set talk over MPI, also on one host.
-core::SetResources Job::make_set(const std::vector<int>& ranks) const {
+void Job::start_runtime() {
   const core::Topology& topology = bootstrap_->topology();
-  core::SetResources resources;
-  auto communicator = std::make_shared<MpiCommunicator>(*bootstrap_, ranks);
-  BuiltinParts builtin;
-  builtin.topology = &topology;
-  builtin.config = &config_;
-  builtin.mpi_communicator = communicator->handle();
-  core::Executor::Parts execution;
-  execution.rank = core::index_of(topology.rank, ranks);
-  execution.size = static_cast<int>(ranks.size());
-  execution.ranks = ranks;
-  const std::string allreduce = config_.allreduce == "shm" ? "auto" : config_.allreduce;
-  execution.ops = std::make_shared<core::OpTable>(make_builtin_ops(builtin), allreduce);
-  execution.domains = make_builtin_domains(nullptr);
-  resources.keep_alive = std::move(communicator);
-  resources.executor = std::make_unique<core::Executor>(std::move(execution));
-  return resources;
-}
-
-// Returns when all ranks have come here with the same `what`.
-void Job::agree(const std::string& name, const std::string& what) {
-  auto spec = std::make_shared<core::EntrySpec>();
-  spec->kind = CollectiveKind::Barrier;
-  spec->parts = {{what, {0}}};
-  core::Submission submission;
-  submission.name = name;
-  submission.spec = std::move(spec);
-  (void)runtime_->submit(std::move(submission))->get();
-}
-
-ProcessSet Job::add_process_set(std::vector<int> ranks) {
-  const std::lock_guard lock(sets_mutex_);
-  const uint32_t id = ++set_calls_;
-  const std::string name = concat("horon.add_process_set.", id);
-  std::sort(ranks.begin(), ranks.end());
-  std::string fault;
-  if (ranks.empty()) fault = "it has no ranks";
-  if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end())
-    fault = "a rank is there twice";
-  const int size = bootstrap_->topology().size;
-  if (!ranks.empty() && (ranks.front() < 0 || ranks.back() >= size)) {
-    fault = concat("its ranks must be 0 to ", size - 1);
+  core::Runtime::Parts parts;
+  core::run_on_all(*bootstrap_, [&] {
+    if (config_.timeline.empty()) return;
+    parts.timeline = core::Timeline::open(config_.timeline, topology.rank, topology.size);
+  });
+  core::run_on_all(*bootstrap_, [&] {
+    op_table_ = make_op_table(topology);
+    sets_ = std::make_unique<ProcessSets>(*library_, *bootstrap_, config_);
+    core::Executor::Parts execution;
+    execution.rank = topology.rank;
+    execution.size = topology.size;
+    execution.ops = op_table_;
+    execution.domains = make_builtin_domains(group_.get());
+    execution.timeline = parts.timeline;
+    parts.config = config_;
+    parts.topology = topology;
+    parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
+    parts.make_set = [this](const std::vector<int>& ranks) { return sets_->make_resources(ranks); };
+  });
+  core::run_on_all(*bootstrap_, [&] {
+    parts.transport = core::make_transport(*bootstrap_, *group_, group_->area(), wait_policy());
+  });
+  try {
+    core::run_on_all(*bootstrap_,
+                     [&] { runtime_ = std::make_unique<core::Runtime>(std::move(parts)); });
+  } catch (const Error&) {
+    // Where the thread runs, it may have sent messages that some rank will never take.
+    if (runtime_ != nullptr) runtime_->shutdown(std::chrono::nanoseconds(0));
+    library_->abandon();
+    throw;
   }
-  if (!fault.empty()) {
-    fault = concat("add_process_set({", core::list_ranks(ranks), "}): ", fault);
-    runtime_->refuse(name, fault);
-    throw Error(ErrorCode::InvalidArgument, fault);
-  }
-  // Before: all ranks want the same set. After: nobody uses it before all have it.
-  agree(name, concat("process set of ranks ", core::list_ranks(ranks)));
-  runtime_->add_set(id, ranks);
-  agree(concat(name, ".made"), "");
-  sets_.emplace_back(id, std::move(ranks), bootstrap_->topology().rank);
-  return sets_.back();
-}
-
-void Job::remove_process_set(const ProcessSet& set) {
-  const std::lock_guard lock(sets_mutex_);
-  const auto known = std::find_if(sets_.begin(), sets_.end(),
-                                  [&](const ProcessSet& other) { return other.id() == set.id(); });
-  const std::string name = concat("horon.remove_process_set.", set.id());
-  if (known == sets_.end()) {
-    const std::string fault =
-        set.is_world() ? "remove_process_set(): the set of all ranks stays"
-                       : concat("remove_process_set(): set ", set.id(), " has been removed before");
-    throw Error(ErrorCode::InvalidArgument, fault);
-  }
-  agree(name, "");
-  runtime_->remove_set(set.id());
-  sets_.erase(known);
-}
-
-std::vector<ProcessSet> Job::process_sets() {
-  const std::lock_guard lock(sets_mutex_);
-  std::vector<ProcessSet> all = {ProcessSet()};
-  all.insert(all.end(), sets_.begin(), sets_.end());
-  return all;
+  sets_->set_runtime(*runtime_);
 }
 
 std::shared_ptr<std::byte> Job::allocate(size_t bytes) {
@@ -206,11 +152,16 @@ std::shared_ptr<std::byte> Job::allocate(size_t bytes) {
   return group_->allocate(bytes);
 }
 
-void Job::compare_ranks() const {
+void Job::compare_ranks(const InitOptions& options) const {
   core::require_same(*bootstrap_, "Horon's version", std::string(version()));
   std::string knobs;
   for (const std::string& line : config_.agreed_values()) knobs += line + "\n";
   core::require_same(*bootstrap_, "the configuration", knobs);
+  std::string sets;
+  for (const std::vector<int>& ranks : options.process_sets) {
+    sets += concat("{", exact_list(ranks), "}\n");
+  }
+  core::require_same(*bootstrap_, "InitOptions::process_sets", sets);
 }
 
 core::WaitPolicy Job::wait_policy() const {

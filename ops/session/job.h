@@ -14,16 +14,16 @@
 #include "horon/core/host/local_group.h"
 #include "horon/core/runtime/runtime.h"
 #include "horon/ops/mpi/mpi_communicator.h"
-#include "horon/ops/session/process_set.h"
+#include "horon/ops/session/process_sets.h"
 #include "horon/ops/session/session.h"
 
 namespace horon::ops {
 
 class Job {
  public:
-  // Collective over all ranks. Throws Error(Config), the same on every rank, if their versions or
-  // knobs differ.
-  explicit Job(const InitOptions& options);
+  // Collective over all ranks. If any rank has an error, every rank throws it and nothing is left
+  // of the job; MPI has ended if Horon began it. Error(Config) if versions, knobs or sets differ.
+  static std::unique_ptr<Job> start(const InitOptions& options);
   // stop() first, or the job is left as after a failure.
   ~Job();
   Job(const Job&) = delete;
@@ -32,10 +32,7 @@ class Job {
   core::Runtime& runtime() { return *runtime_; }
   const core::OpTable& op_table() const { return *op_table_; }
   bool owns_mpi() const { return owns_mpi_; }
-  // See horon::add_process_set(). Any thread, one after the other.
-  ProcessSet add_process_set(std::vector<int> ranks);
-  void remove_process_set(const ProcessSet& set);
-  std::vector<ProcessSet> process_sets();
+  ProcessSets& process_sets() { return *sets_; }
 
   // See core::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
@@ -52,10 +49,9 @@ class Job {
   };
   static Knobs read_knobs(const InitOptions& options);
   Job(const InitOptions& options, const Knobs& knobs);
-  void compare_ranks() const;
-  void make_runtime();
-  core::SetResources make_set(const std::vector<int>& ranks) const;
-  void agree(const std::string& name, const std::string& what);
+  void compare_ranks(const InitOptions& options) const;
+  std::shared_ptr<core::OpTable> make_op_table(const core::Topology& topology) const;
+  void start_runtime();
   core::WaitPolicy wait_policy() const;
   std::string introduction() const;
 
@@ -67,10 +63,8 @@ class Job {
   std::shared_ptr<core::LocalGroup> group_;
   std::unique_ptr<MpiCommunicator> communicator_;  // of the collectives
   std::shared_ptr<core::OpTable> op_table_;
+  std::unique_ptr<ProcessSets> sets_;
   std::unique_ptr<core::Runtime> runtime_;
-  std::mutex sets_mutex_;  // one is added or removed at a time
-  uint32_t set_calls_ = 0;
-  std::vector<ProcessSet> sets_;
 };
 
 }  // namespace horon::ops

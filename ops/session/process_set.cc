@@ -1,34 +1,15 @@
 #include "horon/ops/session/process_set.h"
 
 #include <cstddef>
-#include <cstring>
 #include <map>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "horon/ops/session/session.h"
+#include "horon/ops/session/session_collectives.h"
 
 namespace horon {
-namespace {
-
-std::vector<int> gather_from_all(int mine) {
-  auto spec = std::make_shared<core::EntrySpec>();
-  spec->kind = CollectiveKind::Allgather;
-  spec->dtype = DataType::Int32;
-  spec->parts = {{"horon.split_process_set", {1}}};
-  std::vector<int> all(static_cast<size_t>(size()));
-  core::Submission submission;
-  submission.name = "horon.split_process_set";
-  submission.spec = std::move(spec);
-  submission.memory = {{reinterpret_cast<const std::byte*>(&mine), nullptr, 1}};
-  submission.allocate_output = [&all](size_t, int64_t) {
-    return reinterpret_cast<std::byte*>(all.data());
-  };
-  (void)core::runtime().submit(std::move(submission))->get();
-  return all;
-}
-
-}  // namespace
 
 ProcessSet::ProcessSet(uint32_t id, std::vector<int> ranks, int me)
     : id_(id), ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {
@@ -51,10 +32,11 @@ int ProcessSet::size() const {
 int ProcessSet::rank() const { return ranks_ == nullptr ? horon::rank() : me_; }
 
 ProcessSet split_process_set(int color) {
+  const std::vector<std::string> colors =
+      ops::gather_from_all(core::runtime(), "horon.split_process_set", std::to_string(color));
   std::map<int, std::vector<int>> ranks_of;
-  const std::vector<int> colors = gather_from_all(color);
   for (size_t rank = 0; rank < colors.size(); ++rank) {
-    ranks_of[colors[rank]].push_back(static_cast<int>(rank));
+    ranks_of[std::stoi(colors[rank])].push_back(static_cast<int>(rank));
   }
   ProcessSet mine;
   for (auto& [other, ranks] : ranks_of) {

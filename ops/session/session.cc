@@ -87,12 +87,12 @@ int join(const ProcessSet& process_set) {
 }
 
 ProcessSet add_process_set(std::vector<int> ranks) {
-  return job().add_process_set(std::move(ranks));
+  return job().process_sets().add(std::move(ranks));
 }
 
-void remove_process_set(const ProcessSet& set) { job().remove_process_set(set); }
+void remove_process_set(const ProcessSet& set) { job().process_sets().remove(set); }
 
-std::vector<ProcessSet> process_sets() { return job().process_sets(); }
+std::vector<ProcessSet> process_sets() { return job().process_sets().all(); }
 
 void shutdown() {
   if (forked) return;  // the child of a fork ends nothing
@@ -119,8 +119,7 @@ void init(const InitOptions& options) {
                 "init() can't come back after shutdown(): shutdown() ended MPI, which starts only "
                 "once in a process. Call MPI_Init_thread() yourself to keep MPI alive in between.");
   }
-  here.job = new ops::Job(options);
-  for (const std::vector<int>& ranks : options.process_sets) here.job->add_process_set(ranks);
+  here.job = ops::Job::start(options).release();
   if (here.exit_handler_set) return;
   here.exit_handler_set = true;
   pthread_atfork(nullptr, nullptr, [] { forked = true; });

@@ -16,3 +16,7 @@ horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS 1 2 3 4 TIMEOUT 120)
 include(ops/faults/faults.cmake)
 horon_test(builtin_test FILES ops/builtin_test.cc LIBS horon_op_contract RANKS 2 3)
+horon_test(session_test FILES ops/session/session_test.cc RANKS 1 3)
+horon_test(session_owner_test FILES ops/session/session_owner_test.cc RANKS 2)
+horon_test(serialized_session_test FILES ops/session/serialized_session_test.cc RANKS 2)
+horon_test(large_process_set_test FILES ops/session/large_process_set_test.cc RANKS 18 TIMEOUT 120)

@@ -1,0 +1,50 @@
+#include "horon/ops/session/session_collectives.h"
+
+#include <memory>
+#include <utility>
+
+namespace horon::ops {
+
+void meet(core::Runtime& runtime, const std::string& name, const std::string& what) {
+  auto spec = std::make_shared<core::EntrySpec>();
+  spec->kind = CollectiveKind::Barrier;
+  spec->parts = {{what, {0}}};
+  core::Submission submission;
+  submission.name = name;
+  submission.spec = std::move(spec);
+  (void)runtime.submit(std::move(submission))->get();
+}
+
+std::vector<std::string> gather_from_all(core::Runtime& runtime, const std::string& name,
+                                         const std::string& mine) {
+  // Kept by the submission: after a failure a peer or MPI may still read and write it.
+  struct Memory {
+    std::string mine;
+    std::string all;
+  };
+  const auto memory = std::make_shared<Memory>(Memory{mine, {}});
+  const auto bytes = static_cast<int64_t>(memory->mine.size());
+  auto spec = std::make_shared<core::EntrySpec>();
+  spec->kind = CollectiveKind::Allgather;
+  spec->dtype = DataType::UInt8;
+  spec->parts = {{name, {bytes}}};
+  core::Submission submission;
+  submission.name = name;
+  submission.spec = std::move(spec);
+  submission.memory = {{reinterpret_cast<const std::byte*>(memory->mine.data()), nullptr, bytes}};
+  submission.allocate_output = [memory](size_t, int64_t elements) {
+    memory->all.resize(static_cast<size_t>(elements));
+    return reinterpret_cast<std::byte*>(memory->all.data());
+  };
+  submission.keep_alive = memory;
+  const auto handle = runtime.submit(std::move(submission));
+  std::vector<std::string> blocks;
+  size_t begin = 0;
+  for (const int64_t length : handle->get().received) {
+    blocks.push_back(memory->all.substr(begin, static_cast<size_t>(length)));
+    begin += static_cast<size_t>(length);
+  }
+  return blocks;
+}
+
+}  // namespace horon::ops

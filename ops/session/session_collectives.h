@@ -1,0 +1,19 @@
+// The few collectives that the session itself needs: small, among all ranks, and blocking.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "horon/core/runtime/runtime.h"
+
+namespace horon::ops {
+
+// Returns when all ranks have called it with the same `what`. Throws Error(Mismatch) naming both if
+// it differs.
+void meet(core::Runtime& runtime, const std::string& name, const std::string& what);
+
+// The bytes of each rank, in order of rank; lengths may differ. Throws Error.
+std::vector<std::string> gather_from_all(core::Runtime& runtime, const std::string& name,
+                                         const std::string& mine);
+
+}  // namespace horon::ops
