@@ -25,6 +25,11 @@ size_t SharedHeap::size_class(size_t bytes) {
 }
 
 std::shared_ptr<std::byte> SharedHeap::allocate(size_t bytes, bool zeroed) {
+  if (getpid() != owner_) {
+    throw Error(ErrorCode::NotInitialized,
+                "shared memory belongs to the process that began the session, and this one is a "
+                "fork of it");
+  }
   if (bytes > SIZE_MAX / 4) throw Error(ErrorCode::Limit, "allocation of more than all memory");
   const size_t block_bytes = size_class(bytes);
   std::optional<Block> block = take_unused(block_bytes);
@@ -85,6 +90,8 @@ SharedHeap::Block SharedHeap::make_slab(size_t block_bytes) {
 }
 
 void SharedHeap::give_back(const Block& block) noexcept {
+  // Before the lock: at the fork another thread of the parent may have held it.
+  if (getpid() != owner_) return;
   const std::unique_lock lock(mutex_);
   Slab& slab = *block.slab;
   slab.live[block.index] = false;

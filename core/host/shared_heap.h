@@ -14,6 +14,8 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <sys/types.h>
+#include <unistd.h>
 #include <vector>
 
 #include "horon/core/host/shared_segment.h"
@@ -23,6 +25,9 @@ namespace horon::core {
 struct SharedAddress;
 
 // Any thread. Blocks keep the heap alive, so they may outlive everything else.
+//
+// The child of a fork inherits the objects but not the memory (shared_segment.h). A block that it
+// lets go of changes nothing, and it gets none: allocate() throws Error(NotInitialized) there.
 class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
  public:
   static constexpr size_t kCachedBytesMax = size_t{1} << 30;
@@ -60,6 +65,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   void give_back(const Block& block) noexcept;
   const Slab* slab_of(const std::byte* data) const;
 
+  const pid_t owner_ = getpid();
   const size_t cached_bytes_max_;
   mutable std::shared_mutex mutex_;
   std::map<const std::byte*, std::unique_ptr<Slab>> slabs_;  // by first byte; never removed

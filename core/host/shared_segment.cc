@@ -1,5 +1,6 @@
 #include "horon/core/host/shared_segment.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -109,14 +110,19 @@ SharedSegment SharedSegment::open(pid_t owner, int descriptor, uint64_t generati
 }
 
 // Takes the pages now: with fallocate a lack of memory is an error, on the first touch it would be
-// a SIGBUS.
+// a SIGBUS. A signal undoes the whole call, so it goes in pieces that are shorter than the interval
+// of any timer.
 void SharedSegment::reserve() const {
+  constexpr off_t kPieceBytes = off_t{1} << 20;
   const auto length = static_cast<off_t>(kHeaderBytes + bytes_);
-  int error = 0;
-  do {
-    error = fallocate(descriptor_, 0, 0, length) == 0 ? 0 : errno;
-  } while (error == EINTR);
-  if (error != 0) fail(ErrorCode::Limit, concat(bytes_text(bytes_), " of shared memory"), error);
+  for (off_t begin = 0; begin < length; begin += kPieceBytes) {
+    const off_t piece = std::min(kPieceBytes, length - begin);
+    int error = 0;
+    do {
+      error = fallocate(descriptor_, 0, begin, piece) == 0 ? 0 : errno;
+    } while (error == EINTR);
+    if (error != 0) fail(ErrorCode::Limit, concat(bytes_text(bytes_), " of shared memory"), error);
+  }
 }
 
 void SharedSegment::map(int descriptor, size_t mapped_bytes) {
@@ -127,6 +133,8 @@ void SharedSegment::map(int descriptor, size_t mapped_bytes) {
          concat("mmap of ", bytes_text(mapped_bytes)), errno);
   }
   mapping_ = static_cast<std::byte*>(at);
+  mapped_by_ = getpid();
+  madvise(at, mapped_bytes, MADV_DONTFORK);
 }
 
 void SharedSegment::release_pages() noexcept {
@@ -151,6 +159,7 @@ SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
   if (this == &other) return *this;
   reset();
   mapping_ = std::exchange(other.mapping_, nullptr);
+  mapped_by_ = std::exchange(other.mapped_by_, 0);
   bytes_ = std::exchange(other.bytes_, 0);
   descriptor_ = std::exchange(other.descriptor_, -1);
   generation_ = std::exchange(other.generation_, 0);
@@ -160,7 +169,8 @@ SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
 SharedSegment::~SharedSegment() { reset(); }
 
 void SharedSegment::reset() noexcept {
-  if (mapping_ != nullptr) munmap(mapping_, kHeaderBytes + bytes_);
+  // After a fork something of the child's own may lie at this address.
+  if (mapping_ != nullptr && mapped_by_ == getpid()) munmap(mapping_, kHeaderBytes + bytes_);
   if (descriptor_ >= 0) close(descriptor_);
   mapping_ = nullptr;
   descriptor_ = -1;

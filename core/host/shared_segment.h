@@ -11,6 +11,10 @@ namespace horon::core {
 // Owns the mapping, and in its creator the descriptor. A first page before data() holds the
 // segment's generation, by which whoever opens it sees that it is the right one and not another
 // file with the same number.
+//
+// The memory is shared, so the child of a fork would write into its parent's tensors. It has no
+// part in it: there the mapping does not exist (an access is a SIGSEGV, as with memory of MPI or
+// CUDA), and the destructor unmaps nothing.
 class SharedSegment {
  public:
   static constexpr size_t kBytesMax = size_t{1} << 46;  // half of what a process can address
@@ -42,6 +46,7 @@ class SharedSegment {
   void reset() noexcept;
 
   std::byte* mapping_ = nullptr;
+  pid_t mapped_by_ = 0;
   size_t bytes_ = 0;
   int descriptor_ = -1;
   uint64_t generation_ = 0;

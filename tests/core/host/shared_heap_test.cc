@@ -1,10 +1,16 @@
 #include "horon/core/host/shared_heap.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <set>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -143,6 +149,81 @@ TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {
   const auto other = next->allocate(10'000, true);
   std::memset(other.get(), 2, 10'000);
   EXPECT_EQ(std::count(memory.get(), memory.get() + 10'000, std::byte{1}), 10'000);
+}
+
+// How a forked child ends that does this, as waitpid() tells.
+int status_of_child(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    body();
+    _exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+TEST(SharedHeap, AForkedChildChangesNothing) {
+  const auto heap = make_heap(0);  // what is given back loses its pages at once
+  auto small = heap->allocate(5000, true);
+  auto large = heap->allocate(1'000'000, true);
+  std::memset(small.get(), 1, 5000);
+  std::memset(large.get(), 1, 1'000'000);
+  const size_t cached = heap->cached_bytes();
+  const int writer = status_of_child([&] {
+    signal(SIGSEGV, SIG_DFL);
+    std::memset(large.get(), 2, 1'000'000);
+  });
+  EXPECT_TRUE(WIFSIGNALED(writer));
+  EXPECT_EQ(WTERMSIG(writer), SIGSEGV);
+  EXPECT_EQ(status_of_child([&] {
+              small.reset();
+              large.reset();
+            }),
+            0);
+  EXPECT_EQ(status_of_child([&] {
+              try {
+                (void)heap->allocate(100, true);
+                _exit(1);
+              } catch (const Error& error) {
+                _exit(error.code() == ErrorCode::NotInitialized ? 0 : 2);
+              }
+            }),
+            0);
+  EXPECT_EQ(std::count(small.get(), small.get() + 5000, std::byte{1}), 5000);
+  EXPECT_EQ(std::count(large.get(), large.get() + 1'000'000, std::byte{1}), 1'000'000);
+  EXPECT_EQ(heap->cached_bytes(), cached);
+}
+
+// What lies in a child where its parent had a segment belongs to the child.
+TEST(SharedSegment, AForkedChildUnmapsNothing) {
+  auto segment = SharedSegment::create(100'000);
+  std::byte* const first_page = segment.data() - 4096;
+  EXPECT_EQ(status_of_child([&] {
+              void* const own = mmap(first_page, 8192, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+              if (own != first_page) _exit(1);
+              segment = SharedSegment();
+              *static_cast<volatile char*>(own) = 1;
+            }),
+            0);
+  EXPECT_TRUE(all_zero(segment.data(), segment.bytes()));
+}
+
+// A profiler's timer interrupts every call that takes long.
+TEST(SharedSegment, TimersDoNotKeepItFromItsMemory) {
+  struct sigaction action {};
+  struct sigaction before {};
+  action.sa_handler = [](int) {};
+  sigaction(SIGALRM, &action, &before);
+  const itimerval often = {{0, 2000}, {0, 2000}};
+  setitimer(ITIMER_REAL, &often, nullptr);
+  const auto segment = SharedSegment::create(size_t{200} << 20);
+  const itimerval never = {};
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &before, nullptr);
+  EXPECT_TRUE(all_zero(segment.data(), segment.bytes()));
 }
 
 TEST(SharedHeap, RefusesWhatTheMachineDoesNotHave) {
