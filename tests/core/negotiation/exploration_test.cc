@@ -134,7 +134,7 @@ TEST(Exploration, EveryOrderOfThreeRanksAndFourTensors) {
         SimulatedCluster cluster(options, programs);
         ++timing.seed;
         TimedRun(cluster, timing).run();
-        const auto wrong = check_outcomes(cluster, expected_outcomes(programs));
+        const auto wrong = check_outcomes(cluster, expected_outcomes(programs, cluster.names()));
         ASSERT_TRUE(wrong.empty()) << describe(programs) << wrong.front();
       }
     }
@@ -153,7 +153,7 @@ TEST(Exploration, TenThousandRanks) {
   }
   SimulatedCluster cluster({}, programs);
   TimedRun(cluster, {}).run();
-  const auto wrong = check_outcomes(cluster, expected_outcomes(programs));
+  const auto wrong = check_outcomes(cluster, expected_outcomes(programs, cluster.names()));
   EXPECT_TRUE(wrong.empty()) << wrong.front();
 }
 

@@ -38,6 +38,8 @@ class Judge {
     wrong_.push_back(concat(args...));
   }
 
+  const std::vector<int>& names() const { return cluster_.names(); }
+
   void judge_rank(int rank) {
     const SimulatedCluster::Rank& r = cluster_.rank(rank);
     const auto place = static_cast<size_t>(rank);
@@ -103,8 +105,9 @@ class Judge {
   void judge_joined(int rank, const Outcome& is, size_t round) {
     const std::vector<int>& joiners = expected_.joiners[round];
     const auto [known, fresh] = last_joined_.try_emplace(round, is.last_joined);
-    const bool possible =
-        std::find(joiners.begin(), joiners.end(), is.last_joined) != joiners.end();
+    const bool possible = std::any_of(joiners.begin(), joiners.end(), [&](int joiner) {
+      return cluster_.name_of(joiner) == is.last_joined;
+    });
     if (!possible || known->second != is.last_joined) {
       wrong("rank ", rank, " was told that rank ", is.last_joined, " joined last");
     }
@@ -146,16 +149,16 @@ class Judge {
     if (expected_.open.empty()) return;
     size_t told = 0;
     for (const auto& [name, entry] : expected_.open) {
-      const std::string waits =
-          concat("tensor \"", name, "\": waiting for ", ranks_text(entry.missing), " since ");
+      const std::string waits = concat("tensor \"", name, "\": waiting for ",
+                                       ranks_text(entry.missing, names()), " since ");
       const size_t begin = text.find(waits);
       if (begin == std::string::npos) continue;
       ++told;
       const size_t end = text.find(")", begin);
       const std::string line = text.substr(begin, end - begin);
-      if (!line.ends_with(concat(" s (ready: ", ranks_text(entry.ready)))) {
-        wrong("the stall report does not say that ", ranks_text(entry.ready), " gave \"", name,
-              "\": ", line);
+      if (!line.ends_with(concat(" s (ready: ", ranks_text(entry.ready, names())))) {
+        wrong("the stall report does not say that ", ranks_text(entry.ready, names()), " gave \"",
+              name, "\": ", line);
       }
     }
     size_t lines = 0;
@@ -183,8 +186,8 @@ class Judge {
       for (int rank = 0; rank < cluster_.size(); ++rank) {
         if (std::find(away.begin(), away.end(), rank) == away.end()) here.push_back(rank);
       }
-      expected =
-          concat(ranks_text(away), " called shutdown() or join(); not yet: ", ranks_text(here));
+      expected = concat(ranks_text(away, names()),
+                        " called shutdown() or join(); not yet: ", ranks_text(here, names()));
     }
     constexpr Nanos any_time = std::numeric_limits<Nanos>::max();
     const std::string known = cluster_.rank(0).controller->coordinator()->away_report(any_time, 0);

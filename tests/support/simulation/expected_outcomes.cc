@@ -38,7 +38,8 @@ bool same_collective(const core::EntrySpec& a, const core::EntrySpec& b) {
 
 class Oracle {
  public:
-  explicit Oracle(const std::vector<Program>& programs) : programs_(programs) {
+  Oracle(const std::vector<Program>& programs, const std::vector<int>& names)
+      : programs_(programs), names_(names) {
     ranks_.resize(programs.size());
     out_.words.resize(programs.size());
     for (const Program& program : programs) out_.outcomes.emplace_back(program.size());
@@ -201,21 +202,20 @@ class Oracle {
       if (word && word->refused && !refused) refused = rank;
       if (!word || word->refused) continue;
       const Action& action = action_of(rank, *word);
-      said.emplace_back(static_cast<int>(rank), action.spec);
+      said.emplace_back(names_[rank], action.spec);
       disagree = disagree || (spec != nullptr && !same_collective(*spec, *action.spec));
       if (spec == nullptr) spec = action.spec.get();
     }
-    if (!left.empty()) return failed(ErrorCode::RankLeft, concat(ranks_text(left), " ha"));
+    if (!left.empty()) return failed(ErrorCode::RankLeft, concat(ranks_text(left, names_), " ha"));
     if (refused) {
-      const std::string rank = std::to_string(*refused);
       return failed(ErrorCode::InvalidArgument,
-                    "refused on rank " + rank + ": no good on rank " + rank);
+                    concat("refused on rank ", names_[*refused], ": no good on rank ", *refused));
     }
     if (disagree) return failed(ErrorCode::Mismatch, core::disagreement(name, said));
     if (spec->kind == CollectiveKind::Broadcast) {
-      const auto root = static_cast<size_t>(spec->root);
-      if (root < ranks_.size() && !round.words[root]) {
-        return failed(ErrorCode::RankLeft, "its root, rank " + std::to_string(root));
+      const auto root = std::find(names_.begin(), names_.end(), spec->root);
+      if (root != names_.end() && !round.words[static_cast<size_t>(root - names_.begin())]) {
+        return failed(ErrorCode::RankLeft, concat("its root, rank ", spec->root));
       }
     }
     const bool needs_all = core::has_own_rows(spec->kind)
@@ -226,7 +226,7 @@ class Oracle {
       if (!round.words[rank]) joined.push_back(static_cast<int>(rank));
     }
     if (needs_all && !joined.empty()) {
-      return failed(ErrorCode::RankLeft, concat(ranks_text(joined), " ha"));
+      return failed(ErrorCode::RankLeft, concat(ranks_text(joined, names_), " ha"));
     }
     return reduce(round, *spec);
   }
@@ -251,7 +251,8 @@ class Oracle {
       const std::optional<Word>& word = round.words[rank];
       if (word) {
         const Action& action = action_of(rank, *word);
-        const std::vector<int64_t> said = extents_said(*action.spec, static_cast<int>(rank), size);
+        const std::vector<int64_t> said =
+            extents_said(*action.spec, names_[rank] == action.spec->root, size);
         out.extents.insert(out.extents.end(), said.begin(), said.end());
         ++out.contributors;
         data.push_back({static_cast<int>(rank), word->action});
@@ -323,6 +324,7 @@ class Oracle {
   }
 
   const std::vector<Program>& programs_;
+  const std::vector<int>& names_;
   std::vector<Rank> ranks_;
   std::map<std::string, Rounds> rounds_;
   size_t next_round_ = 0;
@@ -331,12 +333,14 @@ class Oracle {
 
 }  // namespace
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  return concat(ranks.size() == 1 ? "rank " : "ranks ", core::list_ranks(ranks));
+std::string ranks_text(const std::vector<int>& ranks, const std::vector<int>& names) {
+  std::vector<int> named;
+  for (const int rank : ranks) named.push_back(names.at(static_cast<size_t>(rank)));
+  return concat(named.size() == 1 ? "rank " : "ranks ", core::list_ranks(named));
 }
 
-Expectation expected_outcomes(const std::vector<Program>& programs) {
-  return Oracle(programs).run();
+Expectation expected_outcomes(const std::vector<Program>& programs, const std::vector<int>& names) {
+  return Oracle(programs, names).run();
 }
 
 }  // namespace horon::simulation

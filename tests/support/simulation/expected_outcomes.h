@@ -31,9 +31,10 @@ struct Expectation {
   bool bye = false;
 };
 
-// "rank 2", "ranks 0, 1 and 2"
-std::string ranks_text(const std::vector<int>& ranks);
+// `names` says what people call each rank, which is how roots and texts name it.
+Expectation expected_outcomes(const std::vector<Program>& programs, const std::vector<int>& names);
 
-Expectation expected_outcomes(const std::vector<Program>& programs);
+// "rank 2", "ranks 0, 1 and 2" of these ranks, by their names.
+std::string ranks_text(const std::vector<int>& ranks, const std::vector<int>& names);
 
 }  // namespace horon::simulation

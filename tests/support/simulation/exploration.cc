@@ -37,7 +37,7 @@ class Explorer {
            size_t states_max)
       : options_(options),
         programs_(programs),
-        expected_(expected_outcomes(programs)),
+        expected_(expected_outcomes(programs, SimulatedCluster(options, programs).names())),
         states_max_(states_max) {}
 
   ExplorationReport run() {

@@ -57,10 +57,10 @@ std::string ready_text(const core::Ready& ready) {
 
 }  // namespace
 
-std::vector<int64_t> extents_said(const core::EntrySpec& spec, int rank, int size) {
+std::vector<int64_t> extents_said(const core::EntrySpec& spec, bool is_root, int size) {
   std::vector<int64_t> said;
   for (const core::TensorPart& part : spec.parts) {
-    const size_t count = core::extents_of_part(spec, rank == spec.root, size);
+    const size_t count = core::extents_of_part(spec, is_root, size);
     if (count == 0) continue;
     const std::vector<int64_t> splits =
         count == 1 && spec.kind != CollectiveKind::Alltoall && spec.kind != CollectiveKind::Scatter

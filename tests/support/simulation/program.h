@@ -32,7 +32,7 @@ struct Action {
 using Program = std::vector<Action>;
 
 // What a rank says about its rows: where it may divide them, as evenly as can be.
-std::vector<int64_t> extents_said(const core::EntrySpec& spec, int rank, int size);
+std::vector<int64_t> extents_said(const core::EntrySpec& spec, bool is_root, int size);
 
 Action submit(std::string name, core::SpecPtr spec, std::vector<bool> absent = {});
 Action refuse(std::string name);

@@ -11,7 +11,7 @@
 namespace horon::simulation {
 namespace {
 
-constexpr int kRanks = 5;
+const std::vector<int> ranks = {0, 1, 2, 3, 4};
 
 // All lengths of the variable numbers occur.
 uint64_t random_number(std::mt19937_64& random) { return random() >> random() % 64; }
@@ -29,8 +29,8 @@ std::vector<bool> random_flags(std::mt19937_64& random) {
 }
 
 core::SpecPtr spec(std::mt19937_64& random) {
-  core::SpecPtr base = random_spec(random, random_text(random), kRanks);
-  return random() % 2 == 0 ? base : random_change(random, base, kRanks);
+  core::SpecPtr base = random_spec(random, random_text(random), ranks);
+  return random() % 2 == 0 ? base : random_change(random, base, ranks);
 }
 
 ErrorCode random_code(std::mt19937_64& random) {

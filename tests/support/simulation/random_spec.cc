@@ -24,7 +24,8 @@ bool has_rows(const EntrySpec& spec) {
 
 }  // namespace
 
-core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name, int size) {
+core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name,
+                          const std::vector<int>& ranks) {
   EntrySpec spec;
   const uint64_t dice = random() % 12;
   if (dice == 7) spec.kind = CollectiveKind::Broadcast;
@@ -44,7 +45,7 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name, int 
     spec.compression = static_cast<Compression>(random() % kCompressionCount);
   }
   if (core::has_root(spec.kind)) {
-    spec.root = static_cast<int32_t>(random() % static_cast<uint64_t>(size));
+    spec.root = ranks[random() % ranks.size()];
   }
   const size_t parts = random() % 2 == 0 ? 1 : 1 + random() % 4;
   for (size_t part = 0; part < parts; ++part) {
@@ -56,7 +57,8 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name, int 
   return std::make_shared<EntrySpec>(std::move(spec));
 }
 
-core::SpecPtr random_change(std::mt19937_64& random, const core::SpecPtr& spec, int size) {
+core::SpecPtr random_change(std::mt19937_64& random, const core::SpecPtr& spec,
+                            const std::vector<int>& ranks) {
   auto changed = std::make_shared<EntrySpec>(*spec);
   const std::vector<test::SpecChange>& changes = test::spec_changes();
   const test::SpecChange& change = changes[random() % changes.size()];
@@ -64,8 +66,8 @@ core::SpecPtr random_change(std::mt19937_64& random, const core::SpecPtr& spec, 
     // To a kind that takes tensors of any shape.
     changed->kind = spec->kind == CollectiveKind::Allreduce ? CollectiveKind::Broadcast
                                                             : CollectiveKind::Allreduce;
-  } else if (change.field == "root" && size > 1) {
-    changed->root = (spec->root + 1) % size;
+  } else if (change.field == "root" && ranks.size() > 1) {
+    changed->root = spec->root == ranks.front() ? ranks.back() : ranks.front();
   } else if ((change.field == "root") || (change.of_a_tensor && spec->parts.empty())) {
     changed->postscale *= 2;
   } else {

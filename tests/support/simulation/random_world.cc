@@ -29,16 +29,17 @@ class Author {
     World world;
     const int size = chance(3) ? 1 : static_cast<int>(2 + below(5));
     set_options(world);
+    set_names(world, size);
     traits_ = {chance(80), chance(25), chance(12), chance(25), chance(15), chance(20),
                chance(12), chance(25), chance(30), chance(50), chance(60)};
     entries_ = 1 + below(8);
     steps_ = 1 + below(4);
     for (size_t i = 0; i < entries_; ++i) {
-      base_.push_back(random_spec(random_, concat("t", i), size));
-      other_.push_back(random_change(random_, base_.back(), size));
+      base_.push_back(random_spec(random_, concat("t", i), names_));
+      other_.push_back(random_change(random_, base_.back(), names_));
     }
     const size_t phases = traits_.joins ? 1 + below(2) : 1;
-    for (int rank = 0; rank < size; ++rank) world.programs.push_back(program(size, phases));
+    for (int rank = 0; rank < size; ++rank) world.programs.push_back(program(phases));
     set_faults(world, size);
     return world;
   }
@@ -59,6 +60,19 @@ class Author {
     world.timing.seed = random_();
     world.timing.latency_max = pick({kMillisecond / 100, kMillisecond, 100 * kMillisecond});
     world.timing.batch_max = pick({kMillisecond / 100, kMillisecond, 100 * kMillisecond});
+  }
+
+  // Some jobs are process sets of a larger world.
+  void set_names(World& world, int size) {
+    const bool is_set = chance(30);
+    int next = is_set ? static_cast<int>(below(3)) : 0;
+    for (int rank = 0; rank < size; ++rank) {
+      names_.push_back(next);
+      next += is_set ? static_cast<int>(1 + below(3)) : 1;
+    }
+    if (!is_set) return;
+    world.cluster.controller.ranks = names_;
+    world.cluster.controller.set = static_cast<uint32_t>(1 + below(1000));
   }
 
   void set_faults(World& world, int size) {
@@ -126,13 +140,13 @@ class Author {
     };
   }
 
-  Program program(int size, size_t phases) {
+  Program program(size_t phases) {
     Program out;
     pending_.clear();
     specs_.clear();
     for (size_t phase = 0; phase < phases; ++phase) {
       const size_t steps = traits_.uneven || traits_.joins ? below(steps_ + 1) : steps_;
-      for (size_t step = 0; step < steps; ++step) add_step(out, size, step);
+      for (size_t step = 0; step < steps; ++step) add_step(out, step);
       if (traits_.joins && chance(85)) add_join(out);
     }
     if (traits_.leaves && chance(90)) {
@@ -144,14 +158,14 @@ class Author {
     return out;
   }
 
-  void add_step(Program& out, int size, size_t step) {
+  void add_step(Program& out, size_t step) {
     std::vector<size_t> order(entries_);
     for (size_t i = 0; i < entries_; ++i) order[i] = i;
     if (traits_.own_order) std::shuffle(order.begin(), order.end(), random_);
     for (const size_t entry : order) {
       if (traits_.thinks && chance(20)) out.push_back(think(think_time()));
       if (traits_.missing && chance(5)) continue;
-      add_call(out, entry, size, step);
+      add_call(out, entry, step);
       if (chance(10)) add_wait(out, concat("t", entry));
     }
     if (!chance(70)) return;
@@ -167,7 +181,7 @@ class Author {
     if (pending_.erase(name) > 0) out.push_back(wait(name));
   }
 
-  void add_call(Program& out, size_t entry, int size, size_t step) {
+  void add_call(Program& out, size_t entry, size_t step) {
     const std::string name = concat("t", entry);
     // A program may use a name again only when it has waited for it.
     add_wait(out, name);
@@ -177,7 +191,7 @@ class Author {
       if (!chance(30)) return;
     }
     core::SpecPtr chosen = spec(entry, traits_.reshape && step >= 2);
-    if (traits_.mismatch && chance(8)) chosen = random_change(random_, chosen, size);
+    if (traits_.mismatch && chance(8)) chosen = random_change(random_, chosen, names_);
     std::vector<bool> absent;
     if (traits_.absent && chance(60)) {
       for (size_t part = 0; part < chosen->parts.size(); ++part) absent.push_back(chance(70));
@@ -207,6 +221,7 @@ class Author {
   }
 
   std::mt19937_64 random_;
+  std::vector<int> names_;
   Traits traits_{};
   size_t entries_ = 0;
   size_t steps_ = 0;
@@ -226,7 +241,7 @@ std::vector<CauseOfEnd> causes_of_end(const World& world, const SimulatedCluster
       causes.push_back({fault.rank, ErrorCode::OperationFailed, "the disk is full", false});
     } else {
       causes.push_back({fault.rank, ErrorCode::PeerDead,
-                        concat("rank ", fault.rank, " has not answered for 10 s"),
+                        concat("rank ", cluster.name_of(fault.rank), " has not answered for 10 s"),
                         fault.kind == Fault::Kind::DieSending});
     }
   }
@@ -238,7 +253,8 @@ std::vector<std::string> judge(const World& world, const SimulatedCluster& clust
                                const TimedRun& run) {
   if (world.corrupted) return {};
   const std::vector<CauseOfEnd> causes = causes_of_end(world, cluster);
-  if (causes.empty()) return check_outcomes(cluster, expected_outcomes(world.programs));
+  if (causes.empty())
+    return check_outcomes(cluster, expected_outcomes(world.programs, cluster.names()));
   std::vector<std::string> wrong = check_common_end(cluster, causes);
   // For each fault: a second until somebody asks, ten until the answer is overdue, and the grain of
   // the ticks.
@@ -266,6 +282,7 @@ std::map<std::string, int> count(const World& world, const SimulatedCluster& clu
     if (!sending && fault.at > 20 * kMillisecond) ++seen["late fault"];
   }
   if (causes_of_end(world, cluster).size() > 1) ++seen["two faults"];
+  if (!world.cluster.controller.ranks.empty()) ++seen["process set"];
   return seen;
 }
 

@@ -1,6 +1,7 @@
 #include "horon/tests/support/simulation/simulated_cluster.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string_view>
 
 #include "horon/core/base/text.h"
@@ -49,6 +50,11 @@ SimulatedCluster::SimulatedCluster(Options options, std::vector<Program> program
     : options_(std::move(options)) {
   core::Controller::Options controller = options_.controller;
   controller.size = static_cast<int>(programs.size());
+  names_ = controller.ranks;
+  if (names_.empty()) {
+    names_.resize(programs.size());
+    std::iota(names_.begin(), names_.end(), 0);
+  }
   for (Program& program : programs) {
     controller.rank = static_cast<int>(ranks_.size());
     Rank& rank = ranks_.emplace_back();
@@ -102,7 +108,7 @@ void SimulatedCluster::act_once(int rank, const Action& action, size_t index) {
       request.name = action.name;
       request.spec = action.spec;
       request.absent = action.absent;
-      request.extents = extents_said(*action.spec, rank, static_cast<int>(ranks_.size()));
+      request.extents = extents_said(*action.spec, name_of(rank) == action.spec->root, size());
       return r.controller->submit(std::move(request));
     }
     case Action::Kind::Refuse:

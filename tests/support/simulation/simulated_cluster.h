@@ -64,6 +64,9 @@ class SimulatedCluster {
   SimulatedCluster(Options options, std::vector<Program> programs);
 
   int size() const { return static_cast<int>(ranks_.size()); }
+  // What people call a rank: a job may be a process set of a larger world (controller.ranks).
+  int name_of(int rank) const { return names_.at(static_cast<size_t>(rank)); }
+  const std::vector<int>& names() const { return names_; }
   const Rank& rank(int rank) const { return ranks_.at(static_cast<size_t>(rank)); }
   const Channels& channels() const { return channels_; }
 
@@ -122,6 +125,7 @@ class SimulatedCluster {
   void violate(const std::string& text);
 
   const Options options_;
+  std::vector<int> names_;
   std::vector<Rank> ranks_;
   Channels channels_;
   std::deque<Batch> batches_;
