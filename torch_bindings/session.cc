@@ -10,6 +10,7 @@
 #include "horon/core/base/config.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/collectives/bytes.h"
 
 namespace horon {
 namespace {
@@ -28,24 +29,12 @@ cpu_set_t own_cores() {
 // The core sets of all ranks. A launcher may have bound the ranks to cores already, each to its
 // own.
 std::vector<cpu_set_t> gather_cores(const cpu_set_t& own) {
-  const int64_t bytes = sizeof(cpu_set_t);
-  auto spec = std::make_shared<core::EntrySpec>();
-  spec->kind = CollectiveKind::Allgather;
-  spec->dtype = DataType::UInt8;
-  spec->parts = {{"horon.init.cores", {bytes}}};
-  std::vector<std::byte> gathered;
-  core::Submission submission;
-  submission.name = "horon.init.cores";
-  submission.spec = std::move(spec);
-  submission.memory = {{reinterpret_cast<const std::byte*>(&own), nullptr, bytes}};
-  submission.allocate_output = [&gathered](size_t, int64_t elements) {
-    gathered.resize(static_cast<size_t>(elements));
-    return gathered.data();
-  };
-  (void)core::runtime().submit(std::move(submission))->get();
-  std::vector<cpu_set_t> cores(gathered.size() / sizeof(cpu_set_t));
-  std::memcpy(cores.data(), gathered.data(), cores.size() * sizeof(cpu_set_t));
-  return cores;
+  const std::string bytes(reinterpret_cast<const char*>(&own), sizeof(own));
+  std::vector<cpu_set_t> all;
+  for (const std::string& of_rank : allgather_bytes(bytes, {.name = "horon.init.cores"})) {
+    std::memcpy(&all.emplace_back(), of_rank.data(), sizeof(cpu_set_t));
+  }
+  return all;
 }
 
 int count_sharers(const cpu_set_t& own, const std::vector<cpu_set_t>& all,

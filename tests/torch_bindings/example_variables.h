@@ -15,9 +15,10 @@
 namespace examples {
 
 extern at::Tensor a, b, c, x, y, p, noise, embeddings, correct, loss, first_half, second_half;
-extern std::vector<at::Tensor> tensors;
-extern std::string config;
-extern double mine, seconds;
+extern at::Tensor gradient;
+extern std::vector<at::Tensor> tensors, gradients;
+extern std::string config, path;
+extern double mine, seconds, scale;
 extern int color, epochs;
 
 extern torch::nn::Sequential model, generator, discriminator;

@@ -17,6 +17,8 @@ horon_test(torch_autograd_test FILES ${torch_tests}/collectives/autograd_test.cc
            RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_objects_test FILES ${torch_tests}/collectives/objects_test.cc
            RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_sparse_allreduce_test FILES ${torch_tests}/collectives/sparse_allreduce_test.cc
+           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_random_program_test FILES ${torch_tests}/collectives/random_program_test.cc
            ${torch_tests}/collectives/random_program/model.cc
            ${torch_tests}/collectives/random_program/program.cc

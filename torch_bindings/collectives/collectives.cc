@@ -3,14 +3,12 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
-#include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
 
 namespace horon {
 namespace {
 
-using core::concat;
 using torch_detail::PendingCollective;
 using torch_detail::Place;
 using Pending = std::shared_ptr<PendingCollective>;
@@ -18,15 +16,6 @@ using Pending = std::shared_ptr<PendingCollective>;
 Pending checked(const Pending& pending) {
   if (!pending) throw Error(ErrorCode::InvalidArgument, "this handle belongs to no collective");
   return pending;
-}
-
-void wait_until(const PendingCollective& pending, std::chrono::nanoseconds timeout) {
-  if (pending.state().wait(timeout)) return;
-  const std::string stalled = is_initialized() ? core::runtime().stall_report() : "";
-  throw Error(ErrorCode::Timeout, concat("tensor \"", pending.name, "\" has not come within ",
-                                         std::chrono::duration<double>(timeout).count(),
-                                         " s; the collective goes on and may be waited for again",
-                                         stalled.empty() ? "" : ". Known so far: ", stalled));
 }
 
 Handle submit(const Pending& pending) {
@@ -65,7 +54,7 @@ at::Tensor Handle::wait() const {
 }
 
 at::Tensor Handle::wait(std::chrono::nanoseconds timeout) const {
-  wait_until(*checked(pending_), timeout);
+  checked(pending_)->wait(timeout);
   return wait();
 }
 
@@ -84,7 +73,7 @@ std::vector<at::Tensor> GroupHandle::wait() const {
 }
 
 std::vector<at::Tensor> GroupHandle::wait(std::chrono::nanoseconds timeout) const {
-  wait_until(*checked(pending_), timeout);
+  checked(pending_)->wait(timeout);
   return wait();
 }
 

@@ -2,24 +2,12 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/tensors/error_text.h"
 
 namespace horon::torch_detail {
 namespace {
 
 using core::concat;
-
-// What is being handled, on one line and without a backtrace.
-std::string current_reason() {
-  std::string text;
-  try {
-    throw;
-  } catch (const c10::Error& error) {
-    text = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    text = error.what();
-  }
-  return text.substr(0, text.find('\n'));
-}
 
 }  // namespace
 
@@ -41,15 +29,16 @@ std::string write_or_refuse(const std::string& name, const ProcessSet& set,
   std::string reason;
   try {
     return write();
-  } catch (const std::exception&) {
-    reason = current_reason();
+  } catch (const std::exception& error) {
+    reason = error_text(error);
   }
   refuse_call(name, set, concat("object \"", name, "\" can't be written: ", reason));
 }
 
 void throw_unreadable(const std::string& name, int source) {
-  throw Error(ErrorCode::OperationFailed, concat("object \"", name, "\" of rank ", source,
-                                                 " can't be read here: ", current_reason()));
+  throw Error(ErrorCode::OperationFailed,
+              concat("object \"", name, "\" of rank ", source,
+                     " can't be read here: ", current_error(ErrorCode::OperationFailed).what()));
 }
 
 }  // namespace horon::torch_detail

@@ -8,7 +8,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_complex.h>
-#include <ATen/ops/view_as_real.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -33,11 +32,6 @@ std::shared_ptr<std::byte> allocate_bytes(size_t bytes) {
 // The runtime writes behind autograd's back: a graph that saved this tensor must notice.
 void mark_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-}
-
-at::Tensor real_view(const at::Tensor& tensor) {
-  const at::Tensor plain = tensor.detach();
-  return plain.is_complex() ? at::view_as_real(plain.resolve_conj()) : plain;
 }
 
 bool is_row_major(const at::Tensor& tensor) {
@@ -92,14 +86,13 @@ std::vector<int64_t> PendingCollective::even_splits(const at::Tensor& tensor) co
 
 std::string PendingCollective::part_name(const at::Tensor& tensor) const {
   const std::string own = grouped_ ? concat(name, ".", parts_.size()) : name;
-  return tensor.is_complex() ? concat(own, " (complex)") : own;
+  return concat(own, tensor.is_complex() ? " (complex)" : "",
+                remark.empty() ? "" : concat(" (", remark, ")"));
 }
 
 void PendingCollective::check(const at::Tensor& tensor, Place place) {
   try {
-    // A complex number travels as two real ones.
-    const bool complex = tensor.defined() && tensor.is_complex() && tensor.layout() == at::kStrided;
-    const at::Tensor real = complex ? real_view(tensor) : tensor;
+    const at::Tensor real = real_view(tensor);
     place == Place::Same ? check_writable(real, name) : check_tensor(real, name);
     const DataType dtype = data_type_of(real, name);
     if (!parts_.empty() && dtype != spec.dtype) {
@@ -214,6 +207,15 @@ void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
   submission.spec = std::make_shared<const core::EntrySpec>(spec);
   submission.keep_alive = self;
   state_ = core::runtime().submit(std::move(submission));
+}
+
+void PendingCollective::wait(std::chrono::nanoseconds timeout) const {
+  if (state_->wait(timeout)) return;
+  const std::string stalled = is_initialized() ? core::runtime().stall_report() : "";
+  throw Error(ErrorCode::Timeout, concat("tensor \"", name, "\" has not come within ",
+                                         std::chrono::duration<double>(timeout).count(),
+                                         " s; the collective goes on and may be waited for again",
+                                         stalled.empty() ? "" : ". Known so far: ", stalled));
 }
 
 const std::vector<at::Tensor>& PendingCollective::results() {

@@ -1,6 +1,7 @@
 // A collective on tensors between its call and its wait(): what all public forms have in common.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -29,6 +30,8 @@ class PendingCollective {
   // What the ranks agree on; fill in before submit().
   core::EntrySpec spec;
   const std::string name;
+  // Compared beside the names of the parts; fill in before the first part.
+  std::string remark;
 
   // Throws `error` here, and lets the call fail under its name on the ranks that made it rightly,
   // which would wait for this one otherwise.
@@ -50,6 +53,8 @@ class PendingCollective {
   void submit(const std::shared_ptr<PendingCollective>& self);
 
   core::HandleState& state() const { return *state_; }
+  // Returns when it has ended; throws Error(Timeout) when the time is over.
+  void wait(std::chrono::nanoseconds timeout) const;
   // After it has ended. Throws its error, each time.
   const std::vector<at::Tensor>& results();
   // The rows of each result that came from each member of the set; [part][member].

@@ -49,7 +49,7 @@ double evaluate(Net& model, const horon::IdxDataset& test, torch::Device device)
 
 void train(Net& model, const example::Settings& settings, const horon::IdxDataset& test,
            torch::Device device) {
-  const auto dataset = example::on_all_ranks(
+  const auto dataset = horon::on_all_ranks(
       [&] { return horon::IdxDataset(settings.data, horon::IdxDataset::Split::Train, kPixels); });
   horon::DistributedRandomSampler sampler(*dataset.size(), {.seed = settings.seed});
   auto loader = torch::data::make_data_loader(dataset, sampler,
@@ -85,7 +85,7 @@ int run(int argc, char** argv) {
   const torch::Device device = horon::device();
   torch::manual_seed(settings->seed);
 
-  const auto test = example::on_all_ranks(
+  const auto test = horon::on_all_ranks(
       [&] { return horon::IdxDataset(settings->data, horon::IdxDataset::Split::Test, kPixels); });
   Net model;
   model->to(device);

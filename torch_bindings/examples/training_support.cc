@@ -4,24 +4,22 @@
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <unistd.h>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <CLI/CLI.hpp>
 
 #include "horon/core/base/error.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/state/replicas.h"
 
 namespace example {
 namespace {
-
-constexpr uint64_t kHashStart = 0xcbf29ce484222325;
 
 // An error that every rank has got: one of them is enough to say it.
 struct SharedError : std::runtime_error {
@@ -36,6 +34,17 @@ std::string first_line(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
+// What init(), on_all_ranks(), check_replicas_equal() and collectives on which the ranks differ
+// throw on every rank alike.
+bool all_ranks_throw(const std::exception& error) {
+  if (dynamic_cast<const SharedError*>(&error) != nullptr) return true;
+  const auto* known = dynamic_cast<const horon::Error*>(&error);
+  if (known == nullptr) return false;
+  using enum horon::ErrorCode;
+  const auto alike = {Config, InvalidArgument, Mismatch, OperationFailed};
+  return std::find(alike.begin(), alike.end(), known->code()) != alike.end();
+}
+
 CLI::Validator at_least(double least) {
   return CLI::Validator(
       [least](std::string& text) {
@@ -46,14 +55,6 @@ CLI::Validator at_least(double least) {
                    : "'" + text + "' is no number of " + CLI::detail::to_string(least) + " or more";
       },
       "NUMBER");
-}
-
-// FNV-1a, 64 bits, over the bits of the elements.
-uint64_t hash_tensor(uint64_t hash, const at::Tensor& tensor) {
-  const at::Tensor dense = tensor.detach().cpu().contiguous();
-  const auto* bytes = static_cast<const unsigned char*>(dense.const_data_ptr());
-  for (size_t i = 0; i < dense.nbytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001b3;
-  return hash;
 }
 
 std::string with_commas(double number) {
@@ -106,49 +107,19 @@ std::optional<Settings> parse(int argc, char** argv) {
 }
 
 int report(const std::exception& error) {
-  // init() throws the same error on every rank.
-  const auto* known = dynamic_cast<const horon::Error*>(&error);
-  const bool shared = dynamic_cast<const SharedError*>(&error) != nullptr ||
-                      (known != nullptr && known->code() == horon::ErrorCode::Config);
-  if (!shared || speaks()) {
+  if (speaks() || !all_ranks_throw(error)) {
     std::fprintf(stderr, "fashion_mnist: %s\n", first_line(error).c_str());
   }
   return 1;
 }
 
-void check_on_all_ranks(const std::function<void()>& work) {
-  std::string text;
-  try {
-    work();
-  } catch (const std::exception& error) {
-    text = first_line(error);
-    if (text.empty()) text = "failed without a text";
-    text += '\0';
-  }
-  at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  const at::Tensor all = horon::allgather(bytes, {.name = "errors"});
-  if (all.numel() > 0) throw SharedError(static_cast<const char*>(all.const_data_ptr()));
-}
-
 void require_equal_parameters(const torch::nn::Module& model) {
-  uint64_t hash = kHashStart;
-  for (const at::Tensor& tensor : model.parameters()) hash = hash_tensor(hash, tensor);
-  for (const at::Tensor& tensor : model.buffers()) hash = hash_tensor(hash, tensor);
-  at::Tensor own = at::empty({1}, at::kLong);
-  *own.mutable_data_ptr<int64_t>() = static_cast<int64_t>(hash);
-  const at::Tensor all = horon::allgather(own, {.name = "parameter hashes"});
-  const int64_t* hashes = all.const_data_ptr<int64_t>();
-  for (int64_t other = 1; other < all.numel(); ++other) {
-    if (hashes[other] == hashes[0]) continue;
-    throw SharedError("the parameters of rank " + std::to_string(other) +
-                      " have become others than those of rank 0");
-  }
-  print("all %d ranks hold equal parameters (hash %016" PRIx64 ")\n", horon::size(), hash);
+  horon::check_replicas_equal(model);
+  print("all %d ranks hold equal parameters\n", horon::size());
 }
 
 void require_writable(const std::string& path) {
-  check_on_all_ranks([&] {
+  horon::on_all_ranks([&] {
     if (horon::rank() != 0) return;
     const std::string temporary = temporary_of(path);
     if (!std::ofstream(temporary)) throw std::runtime_error("can't write " + path);
@@ -157,7 +128,7 @@ void require_writable(const std::string& path) {
 }
 
 void replace_file(const std::string& path, const std::function<void(const std::string&)>& write) {
-  check_on_all_ranks([&] {
+  horon::on_all_ranks([&] {
     if (horon::rank() != 0) return;
     const std::string temporary = temporary_of(path);
     try {
@@ -172,7 +143,7 @@ void replace_file(const std::string& path, const std::function<void(const std::s
 }
 
 void read_on_root(const std::string& path, const std::function<void()>& read) {
-  check_on_all_ranks([&] {
+  horon::on_all_ranks([&] {
     if (horon::rank() != 0) return;
     if (!std::filesystem::is_regular_file(path)) throw std::runtime_error(path + ": no such file");
     try {

@@ -30,17 +30,6 @@ std::optional<Settings> parse(int argc, char** argv);
 // The line for an error, on the rank that it belongs to; the exit code.
 int report(const std::exception& error);
 
-// Collective: if `work` failed on any rank, all throw the error of the lowest such rank, so that
-// none goes on alone.
-void check_on_all_ranks(const std::function<void()>& work);
-
-template <class Work>
-auto on_all_ranks(const Work& work) {
-  std::optional<decltype(work())> result;
-  check_on_all_ranks([&] { result.emplace(work()); });
-  return *std::move(result);
-}
-
 // Collective: throws on all ranks unless each has the same bits in its parameters and buffers.
 void require_equal_parameters(const torch::nn::Module& model);
 

@@ -66,7 +66,7 @@ void LateParts::submit(size_t index, const GradientSlot& slot) {
       check_finite({SparseReduction::kIndices, SparseReduction::kValues}, name, slot,
                    slot.sparse().values());
     }
-    reduction.sparse.emplace(name, settings_.set, view, slot.sparse(), any(index, kSparse));
+    reduction.sparse.emplace(name, settings_.process_set, view, slot.sparse(), any(index, kSparse));
     return;
   }
   at::Tensor memory = slot.late();
@@ -94,18 +94,17 @@ void LateParts::check_finite(std::initializer_list<std::string_view> endings,
   throw error;
 }
 
-void LateParts::wait(double scale, int participants) {
+void LateParts::wait(double scale) {
   // All of them first: when one has failed, the others may still write.
   for (const Reduction& reduction : reductions_) {
     if (reduction.handle != nullptr) reduction.handle->wait(std::nullopt);
     if (reduction.sparse) reduction.sparse->wait();
   }
-  double sparse_scale = scale * settings_.prescale * settings_.postscale;
-  if (settings_.op == ReduceOp::Average) sparse_scale /= participants;
+  const double sparse_scale = scale * settings_.prescale * settings_.postscale;
   Failures failures;
   for (Reduction& reduction : reductions_) {
     failures.run([&] {
-      if (reduction.sparse) reduction.memory = reduction.sparse->result(sparse_scale);
+      if (reduction.sparse) reduction.memory = reduction.sparse->result(settings_.op, sparse_scale);
       if (reduction.handle != nullptr) {
         (void)reduction.handle->get();
         if (scale != 1) reduction.memory.mul_(scale);

@@ -19,9 +19,9 @@
 #include <ATen/core/Tensor.h>
 
 #include "horon/core/runtime/handle.h"
+#include "horon/torch_bindings/collectives/sparse_reduction.h"
 #include "horon/torch_bindings/gradients/settings.h"
 #include "horon/torch_bindings/gradients/slot.h"
-#include "horon/torch_bindings/gradients/sparse_reduction.h"
 
 namespace horon::torch_detail {
 
@@ -39,7 +39,7 @@ class LateParts {
   // the results are multiplied by (of a weighted average); `participants`: ranks that have not
   // joined. All throw Error.
   void agree(const std::deque<GradientSlot>& slots);
-  void wait(double scale, int participants);
+  void wait(double scale);
 
   // The verdict on one slot, after agree() and wait().
   bool discarded(size_t slot) const;

@@ -72,7 +72,7 @@ bool GradientEngine::agree(Failures& failures, bool early) {
   failures.run([&] {
     if (totals_.late == 0) return;
     late_.agree(slots_);
-    late_.wait(scale_, totals_.participants);
+    late_.wait(scale_);
   });
   if (totals_.early > 0) failures.run([&] { refuse_early_step(early); });
   return weighted;

@@ -62,6 +62,7 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   const core::Config& config = core::runtime().config();
   GradientSettings settings;
   settings.op = options.op;
+  settings.process_set = options.process_set;
   settings.set = options.process_set.id();
   settings.ranks = options.process_set.ranks();
   settings.member = options.process_set.includes_me();

@@ -12,6 +12,7 @@ namespace horon::torch_detail {
 
 struct GradientSettings {
   ReduceOp op = ReduceOp::Average;
+  ProcessSet process_set;
   // The process set: its number, its ranks, and this rank's place among them.
   uint32_t set = 0;
   std::vector<int> ranks;

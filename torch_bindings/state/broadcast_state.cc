@@ -1,8 +1,6 @@
 #include "horon/torch_bindings/state/broadcast_state.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cxxabi.h>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,6 +8,7 @@
 #include <typeinfo>
 #include <unordered_map>
 
+#include <c10/util/Type.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
@@ -18,8 +17,9 @@
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/collectives.h"
-#include "horon/torch_bindings/state/manifest.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/state/optimizer_state.h"
+#include "horon/torch_bindings/tensors/error_text.h"
 #include "horon/torch_bindings/tensors/failures.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
@@ -31,66 +31,58 @@ using core::concat;
 constexpr const char* kParameters = "broadcast_parameters";
 constexpr const char* kOptimizer = "broadcast_optimizer_state";
 
-void check_root(const char* call, int root, const ProcessSet& set) {
+using torch_detail::error_text;
+using torch_detail::Fact;
+
+// Why no broadcast from there is possible; empty if it is.
+std::string fault_of(int root, const ProcessSet& set) {
   const std::vector<int> ranks = set.ranks();
-  if (std::find(ranks.begin(), ranks.end(), root) != ranks.end()) return;
-  throw Error(ErrorCode::InvalidArgument,
-              concat(call, ": root ", root, " is not one of the ranks ", core::list_ranks(ranks)));
+  if (std::find(ranks.begin(), ranks.end(), root) != ranks.end()) return {};
+  return concat("root ", root, " is not one of the ranks ", core::list_ranks(ranks));
 }
 
-// The part before the backtrace, on one line.
-std::string first_line(const std::exception& error) {
-  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
-  const std::string text = from_torch ? from_torch->what_without_backtrace() : error.what();
-  return text.substr(0, text.find('\n'));
-}
-
-// One line per tensor; a tensor that appeared before under another name is a tie, and ties must
-// agree too.
+// What the ranks compare before they broadcast. A tensor that appeared before under another name is
+// a tie, and ties must agree too.
 struct ParameterList {
-  std::vector<std::string> lines;
+  std::vector<Fact> facts;
   std::vector<NamedTensors::Item> unique;
   std::string own_error;
 };
 
-ParameterList list_parameters(const NamedTensors& named, int root) {
+ParameterList list_parameters(const NamedTensors& named, int root, const ProcessSet& set) {
   ParameterList list;
-  list.lines.push_back(concat("root ", root));
+  list.own_error = fault_of(root, set);
+  list.facts.push_back({"root", std::to_string(root)});
   std::unordered_map<const void*, std::string> seen;
   torch_detail::UniqueNames names;
   for (const auto& [name, tensor] : named) {
     try {
-      torch_detail::check_writable(tensor, name);
-      names.add({name, tensor});
+      torch_detail::check_writable(torch_detail::real_view(tensor), name);
+      if (!names.add({name, tensor})) continue;
     } catch (const Error& error) {
       if (list.own_error.empty()) list.own_error = error.what();
-      list.lines.push_back(name);
       continue;
     }
     const auto [tie, is_new] = seen.emplace(tensor.unsafeGetTensorImpl(), name);
-    list.lines.push_back(is_new ? concat(name, " ",
-                                         to_string(torch_detail::data_type_of(tensor, name)), " ",
-                                         core::shape_text(tensor.sizes()))
-                                : concat(name, " tied to ", tie->second));
+    list.facts.push_back(
+        {concat("tensor \"", name, "\""),
+         is_new ? torch_detail::type_and_shape(tensor, name) : concat("tied to ", tie->second)});
     if (is_new) list.unique.emplace_back(name, tensor);
   }
   return list;
 }
 
 std::string type_name(const torch::optim::Optimizer& optimizer) {
-  const char* mangled = typeid(optimizer).name();
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> readable(
-      abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
-  return status == 0 ? readable.get() : mangled;
+  return c10::demangle(typeid(optimizer).name());
 }
 
-std::vector<std::string> describe(const torch::optim::Optimizer& optimizer, int root) {
-  std::vector<std::string> lines{concat("root ", root), type_name(optimizer)};
+std::vector<Fact> describe(const torch::optim::Optimizer& optimizer, int root) {
+  std::vector<Fact> facts{{"root", std::to_string(root)}, {"the type", type_name(optimizer)}};
   for (const auto& group : optimizer.param_groups()) {
-    lines.push_back(concat("a group of ", group.params().size(), " parameters"));
+    facts.push_back({concat("parameter group ", facts.size() - 2),
+                     concat("a group of ", group.params().size(), " parameters")});
   }
-  return lines;
+  return facts;
 }
 
 std::string archive_bytes(torch::serialize::OutputArchive& archive) {
@@ -115,7 +107,7 @@ std::string save_optimizer(const torch::optim::Optimizer& optimizer, std::string
     if (bytes.size() > archive_bytes(nothing).size()) return bytes;
     if (!optimizer.state().empty()) error = keeps_but_does_not_save(optimizer);
   } catch (const std::exception& e) {
-    error = concat(type_name(optimizer), " can't be saved: ", first_line(e));
+    error = concat(type_name(optimizer), " can't be saved: ", error_text(e));
   }
   return {};
 }
@@ -130,7 +122,7 @@ std::string load_optimizer(torch::optim::Optimizer& optimizer, const std::string
     optimizer.load(archive);
     return {};
   } catch (const std::exception& e) {
-    return concat(type_name(optimizer), " can't be loaded: ", first_line(e));
+    return concat(type_name(optimizer), " can't be loaded: ", error_text(e));
   }
 }
 
@@ -148,7 +140,7 @@ std::string failure_of(const torch::optim::Optimizer& optimizer, const char* wha
     work();
     return {};
   } catch (const std::exception& error) {
-    return concat(type_name(optimizer), " can't be ", what, ": ", first_line(error));
+    return concat(type_name(optimizer), " can't be ", what, ": ", error_text(error));
   }
 }
 
@@ -199,14 +191,11 @@ void broadcast_saved(torch::optim::Optimizer& optimizer, int root, const Process
 }  // namespace
 
 void broadcast_parameters(const NamedTensors& tensors, int root, const ProcessSet& process_set) {
-  check_root(kParameters, root, process_set);
-  ParameterList list = list_parameters(tensors, root);
-  torch_detail::throw_together(ErrorCode::InvalidArgument, kParameters, list.own_error,
-                               process_set);
-  torch_detail::require_same_lines(kParameters, list.lines, process_set);
+  const ParameterList list = list_parameters(tensors, root, process_set);
+  torch_detail::require_agreement(kParameters, list.facts, list.own_error, process_set);
   std::vector<Handle> handles;
   handles.reserve(list.unique.size());
-  for (auto& [name, tensor] : list.unique) {
+  for (const auto& [name, tensor] : list.unique) {
     handles.push_back(broadcast_async_(
         tensor,
         {.name = concat(kParameters, ".", name), .root = root, .process_set = process_set}));
@@ -216,8 +205,8 @@ void broadcast_parameters(const NamedTensors& tensors, int root, const ProcessSe
 
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root,
                                const ProcessSet& process_set) {
-  check_root(kOptimizer, root, process_set);
-  torch_detail::require_same_lines(kOptimizer, describe(optimizer, root), process_set);
+  torch_detail::require_agreement(kOptimizer, describe(optimizer, root),
+                                  fault_of(root, process_set), process_set);
   torch_detail::is_known_optimizer(optimizer) ? broadcast_known(optimizer, root, process_set)
                                               : broadcast_saved(optimizer, root, process_set);
 }

@@ -4,6 +4,7 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/view_as_real.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -100,6 +101,17 @@ at::ScalarType scalar_type_of(DataType dtype) {
 
 at::Tensor row_major(const at::Tensor& tensor) {
   return tensor.detach().resolve_neg().contiguous();
+}
+
+at::Tensor real_view(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;
+  const at::Tensor plain = tensor.detach();
+  return plain.is_complex() ? at::view_as_real(plain.resolve_conj()) : plain;
+}
+
+std::string type_and_shape(const at::Tensor& tensor, std::string_view name) {
+  return concat(to_string(data_type_of(real_view(tensor), name)),
+                tensor.is_complex() ? " (complex) " : " ", core::shape_text(tensor.sizes()));
 }
 
 at::Tensor row_major_like(const at::Tensor& tensor) {

@@ -27,6 +27,11 @@ at::ScalarType scalar_type_of(DataType dtype);
 // the same parameter in different layouts (channels_last here, contiguous there): the row-major
 // order is the one that all can agree on.
 at::Tensor row_major(const at::Tensor& tensor);
+// Detached; a complex number is two real ones in one more dimension, as it travels. An undefined or
+// sparse tensor is given back as it is.
+at::Tensor real_view(const at::Tensor& tensor);
+// "float32 [3, 2]", "float32 (complex) [3]". Throws Error(InvalidArgument) for other dtypes.
+std::string type_and_shape(const at::Tensor& tensor, std::string_view name);
 // A new row-major tensor of the same shape, dtype and device.
 at::Tensor row_major_like(const at::Tensor& tensor);
 

@@ -9,6 +9,7 @@
 
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/state/replicas.h"
 
 namespace horon {
@@ -205,10 +206,53 @@ TEST(Replicas, EveryKindOfDifferenceIsNamed) {
               AllOf(HasSubstr("float32"), HasSubstr("float64")));
   EXPECT_THAT(differs({{"x", torch::zeros({2})}}, {{"x", -torch::zeros({2})}}),
               StartsWith("mismatch"));
-  EXPECT_THAT(differs({{"x", x}, {"y", x}}, {{"y", x}, {"extra", x}}),
-              AllOf(HasSubstr(last + " has no \"x\""), HasSubstr(last + " has \"extra\"")));
+  EXPECT_THAT(
+      differs({{"x", x}, {"y", x}}, {{"y", x}, {"extra", x}}),
+      AllOf(HasSubstr(last + " has no tensor \"x\""), HasSubstr(last + " has tensor \"extra\"")));
   EXPECT_THAT(differs({{"x", x}, {"y", x}}, {{"x", ones}, {"y", ones}}),
-              AllOf(HasSubstr("\"x\""), HasSubstr("2 tensors differ in all")));
+              AllOf(HasSubstr("\"x\""), HasSubstr("2 of 2 differ in all")));
+}
+
+TEST(Replicas, ComplexTensorsAndRanksThatHaveJoined) {
+  const at::Tensor x = torch::complex(torch::ones({2}), torch::ones({2}));
+  check_replicas_equal({{"x", x}});
+  const at::Tensor other = is_last() ? x * 2 : x;
+  if (size() > 1) {
+    EXPECT_THAT(error_of([&] { check_replicas_equal({{"x", other}}); }), HasSubstr("\"x\""));
+  }
+  // A rank that has joined holds nothing that counts.
+  if (!is_last()) check_replicas_equal({{"x", x}});
+  join();
+}
+
+TEST(OnAllRanks, SucceedsTogetherOrFailsTogether) {
+  EXPECT_EQ(on_all_ranks([] { return std::string("read"); }), "read");
+  int runs = 0;
+  on_all_ranks([&] { ++runs; });
+  EXPECT_EQ(runs, 1);
+  const auto fails = [](int culprit, const std::function<void()>& failure) {
+    return error_of([&] {
+      on_all_ranks(
+          [&] {
+            if (rank() >= culprit) failure();
+          },
+          {.name = "data"});
+    });
+  };
+  const int last = size() - 1;
+  const std::string on_last = "data: on rank " + std::to_string(last) + ": ";
+  EXPECT_EQ(fails(last, [] { throw std::runtime_error("no file\nand more"); }),
+            "failed: " + on_last + "no file");
+  EXPECT_EQ(fails(last, [] { throw Error(ErrorCode::Limit, "too large"); }),
+            "limit: " + on_last + "too large");
+  EXPECT_THAT(fails(last, [] { throw 3; }), HasSubstr(on_last));
+  EXPECT_THAT(fails(last, [] { torch::ones({2}) + torch::ones({3}); }),
+              AllOf(HasSubstr(on_last), HasSubstr("size"), Not(HasSubstr("frame"))));
+  EXPECT_THAT(fails(0, [] { throw std::runtime_error(std::to_string(rank())); }),
+              HasSubstr("on rank 0: 0"));
+  for_each_set([&](const ProcessSet& set) {
+    EXPECT_EQ(on_all_ranks([] { return 5; }, {.process_set = set}), 5);
+  });
 }
 
 TEST(Replicas, ThreeRanksAreToldApart) {

@@ -118,8 +118,9 @@ TEST(BroadcastParameters, DifferencesAreNamedOnEveryRank) {
   };
   EXPECT_THAT(error({{"x", x}}, {{"x", x.t()}}), names("[2, 3]", "[3, 2]"));
   EXPECT_THAT(error({{"x", x}}, {{"x", x.to(torch::kDouble)}}), names("float32", "float64"));
-  EXPECT_THAT(error({{"x", x}}, {{"y", x}}), names("'x ", "'y "));
-  EXPECT_THAT(error({{"x", x}}, {{"x", x}, {"more", x.clone()}}), names("more", "nothing"));
+  EXPECT_THAT(error({{"x", x}}, {{"y", x}}), names("\"x\"", "\"y\""));
+  EXPECT_THAT(error({{"x", x}}, {{"x", x}, {"more", x.clone()}}),
+              names("tensor \"more\"", "has not"));
   EXPECT_THAT(error({{"x", x}, {"z", x}}, {{"x", x}, {"z", x.clone()}}),
               names("tied to x", "[2, 3]"));
   EXPECT_THAT(error({{"x", x}}, {{"x", at::Tensor()}}),
@@ -132,6 +133,11 @@ TEST(BroadcastParameters, DifferencesAreNamedOnEveryRank) {
                 broadcast_parameters({{"x", x}}, size());
               }),
               StartsWith("invalid argument"));
+  // One rank alone gives a root that can't be.
+  EXPECT_THAT(error_of([&] {
+                broadcast_parameters({{"x", x}}, last_of_several() ? size() : 0);
+              }),
+              AllOf(StartsWith("invalid argument"), HasSubstr("on " + last), HasSubstr("root")));
   EXPECT_EQ(allreduce(x, {.op = ReduceOp::Sum}).sum().item<double>(), 6 * size());
 }
 

@@ -1,0 +1,120 @@
+#include "horon/torch_bindings/collectives/sparse_allreduce.h"
+
+#include <mutex>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/collectives/call_names.h"
+#include "horon/torch_bindings/collectives/sparse_reduction.h"
+#include "horon/torch_bindings/tensors/finite.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
+
+namespace horon {
+namespace torch_detail {
+
+class PendingSparse {
+ public:
+  PendingSparse(SparseReduction started, ReduceOp op) : reduction(std::move(started)), op_(op) {}
+
+  const SparseReduction reduction;
+
+  // After reduction.wait().
+  at::Tensor result() {
+    std::call_once(settled_, [this] {
+      const PlainMode plain;
+      result_ = reduction.result(op_);
+    });
+    return result_;
+  }
+
+ private:
+  const ReduceOp op_;
+  std::once_flag settled_;
+  at::Tensor result_;
+};
+
+}  // namespace torch_detail
+
+namespace {
+
+using core::concat;
+
+torch_detail::PendingSparse& checked(const std::shared_ptr<torch_detail::PendingSparse>& pending) {
+  if (!pending) throw Error(ErrorCode::InvalidArgument, "this handle belongs to no collective");
+  return *pending;
+}
+
+// Why such a call is wrong. Throws Error(InvalidArgument).
+void check(const at::Tensor& tensor, const std::string& name, ReduceOp op) {
+  const auto refuse = [&name](const std::string& why) {
+    throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
+  };
+  if (!tensor.defined()) refuse("is undefined");
+  if (tensor.layout() != at::kSparse) {
+    refuse(
+        concat("has layout ", tensor.layout(),
+               "; sparse_allreduce takes COO tensors: to_sparse(), or allreduce() of a dense one"));
+  }
+  if (op != ReduceOp::Sum && op != ReduceOp::Average) {
+    refuse(concat("is sparse, which has no ", to_string(op), "; use Sum or Average"));
+  }
+  if (tensor.scalar_type() == at::kBool) refuse("is bool, which has no sum; use another dtype");
+  const at::Tensor values = torch_detail::real_view(tensor._values());
+  torch_detail::check_tensor(values, name);
+  if (core::runtime().config().check_finite && values.is_floating_point() &&
+      !torch_detail::all_finite(values)) {
+    throw torch_detail::not_finite(concat("tensor \"", name, "\""), values,
+                                   "HORON_CHECK_FINITE asks for finite values");
+  }
+}
+
+}  // namespace
+
+SparseHandle::SparseHandle(std::shared_ptr<torch_detail::PendingSparse> pending)
+    : pending_(std::move(pending)) {}
+
+bool SparseHandle::poll() const { return checked(pending_).reduction.finished(); }
+
+at::Tensor SparseHandle::wait() const {
+  checked(pending_).reduction.wait();
+  return pending_->result();
+}
+
+at::Tensor SparseHandle::wait(std::chrono::nanoseconds timeout) const {
+  checked(pending_).reduction.wait(timeout);
+  return pending_->result();
+}
+
+at::Tensor sparse_allreduce(const at::Tensor& tensor, const SparseAllreduceOptions& options) {
+  return sparse_allreduce_async(tensor, options).wait();
+}
+
+SparseHandle sparse_allreduce_async(const at::Tensor& tensor,
+                                    const SparseAllreduceOptions& options) {
+  using torch_detail::SparseReduction;
+  const torch_detail::PlainMode plain;
+  const ProcessSet& set = options.process_set;
+  const std::string name =
+      torch_detail::given_or_counted(options.name, "sparse_allreduce", set.id());
+  try {
+    check(tensor, name, options.op);
+  } catch (const Error& error) {
+    if (is_initialized() && set.includes_me()) {
+      // The other ranks wait under both names.
+      core::runtime().refuse(concat(name, SparseReduction::kIndices), error.what(), set.id());
+      core::runtime().refuse(concat(name, SparseReduction::kValues), error.what(), set.id());
+    }
+    throw;
+  }
+  const at::Tensor mine = tensor.detach().coalesce();
+  SparseReduction reduction(
+      name, set, mine, mine, mine.sparse_dim(),
+      concat(to_string(options.op), " of sparse ", core::shape_text(mine.sizes())));
+  return SparseHandle(
+      std::make_shared<torch_detail::PendingSparse>(std::move(reduction), options.op));
+}
+
+}  // namespace horon

@@ -1,0 +1,61 @@
+// Allreduce of sparse tensors: the gradient of an embedding, of which each rank has some rows.
+//
+//   at::Tensor sum = horon::sparse_allreduce(gradient, {.op = horon::ReduceOp::Sum});
+//   horon::SparseHandle h = horon::sparse_allreduce_async(gradient, {.name = "table"});
+//
+// Tensors: layout COO, coalesced or not, in host memory, of the dtypes that collectives.h names but
+// bool. Shape, dtype, number of sparse dimensions and op are the same on all ranks; how many
+// entries a rank has, and which, is its own affair (none, too). Indices and values of all ranks
+// travel to all ranks by two allgathers, so this pays where the entries of all ranks together are
+// far fewer than the elements of the dense tensor. GradientReducerOptions::sparse_as_dense does the
+// same inside of backward().
+//
+// Names, threads, process sets and errors as in collectives.h. The result is a new coalesced sparse
+// tensor without autograd history, with the same bits on all ranks.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/ops/session/process_set.h"
+
+namespace horon {
+
+namespace torch_detail {
+class PendingSparse;
+}
+
+struct SparseAllreduceOptions {
+  std::string name = {};  // empty: "sparse_allreduce.noname.N"
+  // Sum or Average: others would have to look at the zeros that are not there. Average divides by
+  // the ranks that have not joined.
+  ReduceOp op = ReduceOp::Average;
+  ProcessSet process_set = {};
+};
+
+// A sparse allreduce under way, as Handle in collectives.h.
+class SparseHandle {
+ public:
+  SparseHandle() = default;
+  explicit SparseHandle(std::shared_ptr<torch_detail::PendingSparse> pending);
+
+  // Has it ended (well or badly)? Never blocks.
+  bool poll() const;
+  // Blocks until it has ended; the result, the same tensor each time. Throws its error, each time.
+  at::Tensor wait() const;
+  // As wait(), but throws Error(Timeout) when the time is over. The collective goes on.
+  at::Tensor wait(std::chrono::nanoseconds timeout) const;
+
+ private:
+  std::shared_ptr<torch_detail::PendingSparse> pending_;
+};
+
+at::Tensor sparse_allreduce(const at::Tensor& tensor, const SparseAllreduceOptions& options = {});
+SparseHandle sparse_allreduce_async(const at::Tensor& tensor,
+                                    const SparseAllreduceOptions& options = {});
+
+}  // namespace horon

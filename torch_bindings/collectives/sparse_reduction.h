@@ -1,0 +1,47 @@
+// The sum or average of sparse tensors: every rank gets the rows of all ranks, and adds those with
+// equal indices. For sparse_allreduce() and for gradients that stay sparse.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/ops/session/process_set.h"
+
+namespace horon::torch_detail {
+
+class PendingCollective;
+
+class SparseReduction {
+ public:
+  // What the names of its two collectives end in.
+  static constexpr std::string_view kIndices = ".indices", kValues = ".values";
+
+  // `like` has the shape and dtype of the tensor; `mine` is this rank's, coalesced or undefined;
+  // `sparse_dim` is the same on all ranks. `remark` is compared beside the names. Starts two
+  // allgathers. Throws Error.
+  SparseReduction(const std::string& name, const ProcessSet& set, const at::Tensor& like,
+                  at::Tensor mine, int64_t sparse_dim, const std::string& remark = {});
+
+  bool finished() const;
+  void wait() const;
+  // Throws Error(Timeout) when the time is over.
+  void wait(std::chrono::nanoseconds timeout) const;
+  // After wait(): the coalesced sum times `scale`; for Average divided by the ranks that took part
+  // (those that have not joined). 16-bit floating types are summed and scaled in float32; averages
+  // of integers are rounded toward zero. Throws Error.
+  at::Tensor result(ReduceOp op, double scale = 1) const;
+
+ private:
+  std::vector<int64_t> sizes_;
+  std::shared_ptr<PendingCollective> indices_, values_;
+};
+
+}  // namespace horon::torch_detail
