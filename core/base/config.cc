@@ -8,6 +8,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/nearest_name.h"
+#include "horon/core/base/overloaded.h"
 #include "horon/core/base/parse_number.h"
 #include "horon/core/base/text.h"
 
@@ -164,13 +165,6 @@ std::string parse_text(const Knob& knob, const std::string& text) {
   }
   fail(knob, text, concat("give one of ", knob.choices));
 }
-
-template <class... Functions>
-struct Overloaded : Functions... {
-  using Functions::operator()...;
-};
-template <class... Functions>
-Overloaded(Functions...) -> Overloaded<Functions...>;
 
 void set_field(Config& config, const Knob& knob, const std::string& text) {
   std::visit(

@@ -55,8 +55,8 @@ enum class Progress : uint8_t {
 class InFlight {
  public:
   virtual ~InFlight() = default;
-  // Does a bounded piece of work (well under a millisecond) and returns. Throws horon::Error on
-  // failure.
+  // Does a bounded piece of work (well under a millisecond) and returns. What it throws
+  // is the error of the batch, which ends the job.
   virtual Progress step() = 0;
 };
 

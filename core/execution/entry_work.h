@@ -28,11 +28,13 @@ struct EntryWork {
   std::string name;
   std::shared_ptr<const EntrySpec> spec;
   std::vector<MemoryPart> memory;
-  // moves_blocks(): the result of a part, once its number of elements is known
+  // moves_blocks(): the result of a part, once its number of elements is known; may throw anything
   std::function<std::byte*(size_t part, int64_t elements)> allocate_output;
   std::unique_ptr<ReadyEvent> ready;  // null: ready now
   std::vector<int64_t> extents;       // has_own_rows(): as in StartEntry
   std::vector<int64_t> received;      // moves_blocks(), when finished: as in Outcome
+  // When finished: what went wrong on this rank alone, while the collective went on.
+  std::optional<Error> error;
 };
 
 struct BatchWork {

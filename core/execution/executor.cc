@@ -3,6 +3,8 @@
 #include <numeric>
 #include <utility>
 
+#include "horon/core/base/current_error.h"
+
 namespace horon::core {
 
 Executor::Executor(Parts parts)
@@ -33,8 +35,8 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished) {
     std::optional<Error> error;
     try {
       progress = running.step(may_start);
-    } catch (const Error& thrown) {
-      error = thrown;
+    } catch (...) {
+      error = current_error();
       running.leak();
     }
     may_start = may_start && (running.started() || error.has_value());

@@ -38,7 +38,8 @@ class Executor {
     Polling,  // something in flight announces itself to nobody
     Ringing,  // everything in flight will ring the doorbell
   };
-  // Moves every batch a little. Finished batches are appended in the order in which they finish.
+  // Moves every batch a little. Finished batches are appended in the order in which they finish;
+  // one whose op, domain or event throws finishes with that as its error.
   Pace step(std::vector<FinishedBatch>& finished);
 
   // The job is over: gives up everything in flight and returns it. Memory that an op may still

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "horon/core/base/current_error.h"
+#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/neutral.h"
 
@@ -47,10 +49,11 @@ Progress RunningBatch::step(bool may_start) {
       if (!tensors_ready()) return Progress::Polling;
       lay_out();
       copy_ = pack();
+      (void)copy_.step();
       stage_ = Stage::Packing;
       return Progress::Advanced;
     case Stage::Packing:
-      if (copy_ != nullptr && !copy_->done()) return Progress::Polling;
+      if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
       stage_ = Stage::Packed;
       [[fallthrough]];
     case Stage::Packed:
@@ -62,11 +65,12 @@ Progress RunningBatch::step(bool may_start) {
       if (progress != Progress::Done) return progress;
       flight_.reset();
       copy_ = unpack();
+      (void)copy_.step();
       stage_ = Stage::Unpacking;
       return Progress::Advanced;
     }
     case Stage::Unpacking:
-      if (copy_ != nullptr && !copy_->done()) return Progress::Polling;
+      if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
       stage_ = Stage::Finished;
       note();
       return Progress::Done;
@@ -81,9 +85,9 @@ FinishedBatch RunningBatch::finish(std::optional<Error> error) {
 }
 
 void RunningBatch::leak() {
-  (void)flight_.release();
-  (void)copy_.release();
-  if (scratch_buffer_.memory) new std::shared_ptr<std::byte>(std::move(scratch_buffer_.memory));
+  keep_for_ever(std::shared_ptr<InFlight>(std::move(flight_)));
+  copy_.keep_pending();
+  keep_for_ever(std::exchange(scratch_buffer_.memory, nullptr));
 }
 
 bool RunningBatch::tensors_ready() {
@@ -113,7 +117,7 @@ void RunningBatch::lay_out() {
     batch_.dtype = half ? DataType::Float16 : DataType::BFloat16;
   }
   if (spec_.reduce_op == ReduceOp::Average) batch_.divisor = work_.contributors;
-  if (work_.contributors < static_cast<int>(context_.ranks.size())) spare_the_neutral();
+  if (work_.contributors < static_cast<int>(context_.ranks.size())) move_prescale_to_result();
   if (spec_.kind == CollectiveKind::Barrier) return;
   if (moves_blocks(spec_.kind)) return lay_out_blocks();
   for (const EntryWork& entry : work_.entries) batch_.count += element_count(*entry.spec);
@@ -129,10 +133,10 @@ void RunningBatch::lay_out() {
   batch_.output = scratch_buffer_.memory.get();
 }
 
-// A neutral element that is scaled is neutral no more, but for zero. So where ranks have joined,
-// the scale of the inputs becomes one of the result: p * min(x) = min(p * x), and for p < 0 the
-// largest x gives the smallest p * x.
-void RunningBatch::spare_the_neutral() {
+// Once a rank has joined, its neutral elements must not be scaled: only zero stays neutral under a
+// scale. So the scale of the inputs is applied to the result instead: p * min(x) = min(p * x), and
+// for p < 0 the largest x gives the smallest p * x.
+void RunningBatch::move_prescale_to_result() {
   const double prescale = std::exchange(batch_.prescale, 1.0);
   switch (batch_.reduce_op) {
     case ReduceOp::Sum:
@@ -170,7 +174,11 @@ void RunningBatch::lay_out_blocks() {
   }
   if (entry.mine && spec_.parts.size() == 1) {
     batch_.input = entry.memory.front().input;
-    batch_.output = out_total > 0 ? entry.allocate_output(0, out_total) : nullptr;
+    batch_.output = out_total > 0 ? allocate_output(entry, 0, out_total) : nullptr;
+    if (!entry.error) return;
+    // The others count on this rank: it takes part, and its result is thrown away.
+    scratch_buffer_ = context_.scratch.take(spec_.device, bytes_of(out_total));
+    batch_.output = scratch_buffer_.memory.get();
     return;
   }
   const size_t out_place = (bytes_of(in_total) + 63) / 64 * 64;
@@ -180,8 +188,27 @@ void RunningBatch::lay_out_blocks() {
   packed_ = entry.mine;
   for (size_t part = 0; part < blocks_.out.size() && entry.mine; ++part) {
     const int64_t elements = total(blocks_.out[part]);
-    if (elements > 0) entry.memory[part].output = entry.allocate_output(part, elements);
+    if (elements > 0) entry.memory[part].output = allocate_output(entry, part, elements);
   }
+}
+
+// Null, with the entry's error, if there is no memory for this rank's result.
+std::byte* RunningBatch::allocate_output(EntryWork& entry, size_t part, int64_t elements) const {
+  std::string why = "its allocator gave none";
+  ErrorCode code = ErrorCode::Limit;
+  try {
+    std::byte* const output = entry.allocate_output(part, elements);
+    if (output != nullptr) return output;
+  } catch (...) {
+    const Error error = current_error();
+    code = error.code();
+    why = error.what();
+  }
+  const int rank = context_.ranks[static_cast<size_t>(context_.me)];
+  entry.error = Error(
+      code, concat("tensor \"", entry.name, "\": rank ", rank, " has no memory for its result of ",
+                   bytes_text(bytes_of(elements)), ": ", why));
+  return nullptr;
 }
 
 // The same on every rank.
@@ -208,7 +235,11 @@ void RunningBatch::for_each_part(const Visit& visit) {
   }
 }
 
-std::unique_ptr<PendingCopy> RunningBatch::copy_blocks(bool in) {
+SlicedCopy RunningBatch::copy_of(std::vector<CopyItem> items) {
+  return {context_.scratch.domain(spec_.device), std::move(items)};
+}
+
+SlicedCopy RunningBatch::copy_blocks(bool in) {
   std::vector<CopyItem> items;
   const std::vector<MemoryPart>& memory = work_.entries.front().memory;
   const std::byte* from = batch_.output;
@@ -223,18 +254,27 @@ std::unique_ptr<PendingCopy> RunningBatch::copy_blocks(bool in) {
       from += bytes;
     }
   });
-  return context_.scratch.domain(spec_.device).copy(items);
+  return copy_of(std::move(items));
 }
 
-std::unique_ptr<PendingCopy> RunningBatch::pack() {
-  if (scratch_buffer_.memory == nullptr) return nullptr;
-  if (moves_blocks(spec_.kind)) return packed_ ? copy_blocks(true) : nullptr;
-  std::vector<CopyItem> items;
-  if (!work_.entries.front().mine) {  // joined: the same for every entry of the batch
-    neutral_.resize(bytes_of(batch_.count));
-    fill_neutral(neutral_, batch_.dtype, batch_.reduce_op);
-    items.push_back({neutral_.data(), scratch_buffer_.memory.get(), neutral_.size()});
+// Copied in pieces: a vector as large as the batch would cost its page faults in one step.
+void RunningBatch::add_neutral(std::vector<CopyItem>& items) {
+  constexpr size_t piece_max = size_t{64} << 10;
+  const size_t bytes = bytes_of(batch_.count);
+  neutral_.resize(std::min(bytes, piece_max));
+  fill_neutral(neutral_, batch_.dtype, batch_.reduce_op);
+  for (size_t at = 0; at < bytes; at += piece_max) {
+    items.push_back({neutral_.data(), scratch_buffer_.memory.get() + at,
+                     std::min(neutral_.size(), bytes - at)});
   }
+}
+
+SlicedCopy RunningBatch::pack() {
+  if (scratch_buffer_.memory == nullptr) return {};
+  if (moves_blocks(spec_.kind)) return packed_ ? copy_blocks(true) : SlicedCopy();
+  std::vector<CopyItem> items;
+  // Joined: the same for every entry of the batch.
+  if (!work_.entries.front().mine) add_neutral(items);
   for_each_part([&](const MemoryPart& part, std::byte* place, int64_t elements) {
     CopyItem& item = items.emplace_back();
     item.from = part.input;
@@ -245,12 +285,14 @@ std::unique_ptr<PendingCopy> RunningBatch::pack() {
     item.type = spec_.compression;
     item.factor = spec_.prescale;
   });
-  return context_.scratch.domain(spec_.device).copy(items);
+  return copy_of(std::move(items));
 }
 
-std::unique_ptr<PendingCopy> RunningBatch::unpack() {
-  if (scratch_buffer_.memory == nullptr) return nullptr;
-  if (moves_blocks(spec_.kind)) return packed_ ? copy_blocks(false) : nullptr;
+SlicedCopy RunningBatch::unpack() {
+  if (scratch_buffer_.memory == nullptr) return {};
+  if (moves_blocks(spec_.kind)) {
+    return packed_ && !work_.entries.front().error ? copy_blocks(false) : SlicedCopy();
+  }
   std::vector<CopyItem> items;
   for_each_part([&](const MemoryPart& part, const std::byte* place, int64_t elements) {
     CopyItem& item = items.emplace_back();
@@ -262,7 +304,7 @@ std::unique_ptr<PendingCopy> RunningBatch::unpack() {
     item.type = spec_.compression;
     item.factor = spec_.postscale;
   });
-  return context_.scratch.domain(spec_.device).copy(items);
+  return copy_of(std::move(items));
 }
 
 void RunningBatch::start() {

@@ -13,6 +13,7 @@
 #include "horon/core/execution/entry_work.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/execution/scratch_pool.h"
+#include "horon/core/execution/sliced_copy.h"
 
 namespace horon::core {
 
@@ -33,10 +34,12 @@ class RunningBatch {
   RunningBatch& operator=(const RunningBatch&) = delete;
 
   bool started() const { return stage_ > Stage::Packed; }
-  // `may_start`: all earlier batches have started their ops. Throws horon::Error.
+  // `may_start`: all earlier batches have started their ops. Throws what ops and domains throw,
+  // also for want of memory.
   Progress step(bool may_start);
   FinishedBatch finish(std::optional<Error> error);
-  // The op may still write its memory: leaves it to the process.
+  // The op or a copy may still write its memory: that is kept for ever. Call it once the batch has
+  // failed.
   void leak();
 
  private:
@@ -46,14 +49,17 @@ class RunningBatch {
   bool compressed() const { return spec_.compression != Compression::None; }
   size_t bytes_of(int64_t elements) const;
   void lay_out();
-  void spare_the_neutral();
+  void move_prescale_to_result();
   void lay_out_blocks();
+  std::byte* allocate_output(EntryWork& entry, size_t part, int64_t elements) const;
   int64_t count_of_all() const;
   template <class Visit>
   void for_each_part(const Visit& visit);
-  std::unique_ptr<PendingCopy> copy_blocks(bool in);
-  std::unique_ptr<PendingCopy> pack();
-  std::unique_ptr<PendingCopy> unpack();
+  void add_neutral(std::vector<CopyItem>& items);
+  SlicedCopy copy_blocks(bool in);
+  SlicedCopy pack();
+  SlicedCopy unpack();
+  SlicedCopy copy_of(std::vector<CopyItem> items);
   void start();
   void note() const;
 
@@ -67,8 +73,8 @@ class RunningBatch {
   BlockLayout blocks_;   // moves_blocks()
   bool packed_ = false;  // moves_blocks(): a group, by way of the scratch buffer
   ScratchPool::Buffer scratch_buffer_;
-  std::vector<std::byte> neutral_;
-  std::unique_ptr<PendingCopy> copy_;
+  std::vector<std::byte> neutral_;  // joined: a piece of neutral elements, copied again and again
+  SlicedCopy copy_;
   std::unique_ptr<InFlight> flight_;
   std::string_view op_name_;
   Timeline::Clock::time_point began_ = Timeline::Clock::now();

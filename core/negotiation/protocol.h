@@ -14,6 +14,7 @@
 
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/overloaded.h"
 
 namespace horon::core {
 
@@ -105,12 +106,5 @@ struct Envelope {
   uint64_t applied = 0;  // records that the sender had applied
   std::vector<Item> items;
 };
-
-template <class... Cases>
-struct Overloaded : Cases... {
-  using Cases::operator()...;
-};
-template <class... Cases>
-Overloaded(Cases...) -> Overloaded<Cases...>;
 
 }  // namespace horon::core

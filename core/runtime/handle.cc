@@ -5,8 +5,11 @@
 #include <utility>
 
 #include "horon/core/base/futex.h"
+#include "horon/core/runtime/reaper.h"
 
 namespace horon::core {
+
+HandleState::HandleState(std::shared_ptr<Reaper> reaper) : reaper_(std::move(reaper)) {}
 
 void HandleState::finish(Outcome outcome) {
   outcome_ = std::move(outcome);
@@ -16,6 +19,12 @@ void HandleState::finish(Outcome outcome) {
 }
 
 bool HandleState::wait(std::optional<std::chrono::nanoseconds> timeout) const {
+  if (!wait_until_finished(timeout)) return false;
+  if (reaper_ != nullptr) reaper_->release();
+  return true;
+}
+
+bool HandleState::wait_until_finished(std::optional<std::chrono::nanoseconds> timeout) const {
   using Clock = std::chrono::steady_clock;
   // With more threads than cores a yield often runs the very thread that finishes us; a sleep costs
   // more on both sides.

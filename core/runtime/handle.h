@@ -27,12 +27,18 @@ struct Outcome {
   std::vector<int64_t> received;
 };
 
+class Reaper;
+
 class HandleState {
  public:
+  // A wait that ends also releases what is in the reaper (reaper.h); null: there is none.
+  explicit HandleState(std::shared_ptr<Reaper> reaper = nullptr);
+
   // Runtime thread, once.
   void finish(Outcome outcome);
   bool finished() const noexcept { return state_.load(std::memory_order_acquire) == kFinished; }
-  // Blocks until finished or the timeout; true if finished. Any thread, any number of waiters.
+  // Blocks until finished or the timeout; true if finished. Any thread of the program, any number
+  // of waiters.
   bool wait(std::optional<std::chrono::nanoseconds> timeout) const;
   // Waits until finished, and throws the Error that the entry has ended with. Any thread.
   const Outcome& get() const;
@@ -40,9 +46,12 @@ class HandleState {
   const Outcome& outcome() const { return outcome_; }
 
  private:
+  bool wait_until_finished(std::optional<std::chrono::nanoseconds> timeout) const;
+
   static constexpr uint32_t kPending = 0, kPendingWithWaiters = 1, kFinished = 2;
   mutable std::atomic<uint32_t> state_{kPending};
   Outcome outcome_;
+  const std::shared_ptr<Reaper> reaper_;
 };
 
 }  // namespace horon::core

@@ -9,8 +9,11 @@
 #include <utility>
 
 #include "horon/core/base/blocked_signals.h"
+#include "horon/core/base/current_error.h"
+#include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
+#include "horon/core/runtime/reaper.h"
 #include "horon/core/runtime/runtime_loop.h"
 #include "horon/core/runtime/submission_check.h"
 #include "horon/core/transport/transport.h"
@@ -35,7 +38,7 @@ class Runtime::Impl {
         timeline_(std::move(parts.timeline)),
         transport_(std::move(parts.transport)),
         loop_({&config_, &topology_, timeline_, transport_.get(), std::move(parts.world),
-               std::move(parts.make_set)},
+               std::move(parts.make_set), reaper_},
               door_) {
     auto world = std::make_shared<std::vector<int>>(static_cast<size_t>(topology_.size));
     std::iota(world->begin(), world->end(), 0);
@@ -45,13 +48,14 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<HandleState> submit(Submission submission) {
+    reaper_->release();
     const std::string fault = find_fault(submission, topology_.rank, *members_of(submission.set));
     if (!fault.empty()) {
       const std::string text = concat("tensor \"", submission.name, "\": ", fault);
       refuse(submission.name, text, submission.set);
       throw Error(ErrorCode::InvalidArgument, text);
     }
-    submission.handle = std::make_shared<HandleState>();
+    submission.handle = std::make_shared<HandleState>(reaper_);
     std::shared_ptr<HandleState> handle = submission.handle;
     door_.queue.push(std::move(submission));
     return handle;
@@ -61,13 +65,13 @@ class Runtime::Impl {
     if (name.empty() || name.size() > kNameBytesMax) return;  // nobody else can mean it
     try {
       door_.queue.push(Refusal{set, name, text});
-    } catch (const Error&) {  // shut down: the others are told by that
+    } catch (...) {  // shut down: the others are told by that; or no memory: they see a stall
     }
   }
 
   std::shared_ptr<HandleState> join(uint32_t set) {
     (void)members_of(set);
-    auto handle = std::make_shared<HandleState>();
+    auto handle = std::make_shared<HandleState>(reaper_);
     door_.queue.push(JoinCall{set, handle});
     return handle;
   }
@@ -95,7 +99,7 @@ class Runtime::Impl {
     if (!thread_.joinable()) return "";
     try {
       door_.queue.push(ShutdownCall{});
-    } catch (const Error&) {  // the job has ended already
+    } catch (...) {  // the job has ended already; or no memory: then it ends at the deadline
     }
     door_.queue.close(closed_error());
     door_.deadline_ns = (Clock::now() + deadline).time_since_epoch().count();
@@ -107,7 +111,12 @@ class Runtime::Impl {
     }
     thread_.join();
     transport_.reset();
-    if (timeline_ != nullptr) timeline_->flush();
+    reaper_->release();
+    try {
+      if (timeline_ != nullptr) timeline_->flush();
+    } catch (...) {
+      log(LogLevel::Warn, concat("the timeline's end is lost: ", current_error().what()));
+    }
     return loop_.farewell();
   }
 
@@ -146,6 +155,7 @@ class Runtime::Impl {
   std::map<uint32_t, Ranks> members_;  // of the other sets
   std::mutex shutdown_mutex_;
   std::unique_ptr<Transport> transport_;
+  const std::shared_ptr<Reaper> reaper_ = std::make_shared<Reaper>();
   mutable RuntimeDoor door_{[this] { transport_->ring(); }};
   RuntimeLoop loop_;
   std::thread thread_;

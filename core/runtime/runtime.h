@@ -10,7 +10,7 @@
 
 #include "horon/core/base/config.h"
 #include "horon/core/bootstrap/topology.h"
-#include "horon/core/runtime/set_runner.h"
+#include "horon/core/runtime/set_resources.h"
 #include "horon/core/runtime/submission.h"
 
 namespace horon::core {
@@ -27,7 +27,7 @@ class Runtime {
     SetResources world;  // of all ranks
     // Makes what a process set of these ranks runs on; this rank is one of them. Called on the
     // runtime thread, which does nothing else meanwhile, at nearly the same time on all members.
-    // May be null: then add_set() is refused.
+    // May be null: then add_set() is refused. What it throws ends the job.
     std::function<SetResources(const std::vector<int>& ranks)> make_set;
     std::shared_ptr<Timeline> timeline;  // null: none is written
   };
@@ -39,7 +39,8 @@ class Runtime {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  // Hands an entry over; makes and returns its handle. Any thread. Throws Error: InvalidArgument,
+  // Hands an entry over; makes and returns its handle. Destroys what earlier entries have left
+  // (Submission::keep_alive). Any thread of the program. Throws Error: InvalidArgument,
   // DuplicateName, NotInitialized (after shutdown), or the error that ended the job.
   std::shared_ptr<HandleState> submit(Submission submission);
 
@@ -61,8 +62,9 @@ class Runtime {
   void remove_set(uint32_t id);
 
   // Says "no more from this rank", serves the others until all ranks have said so or the deadline
-  // has passed, and joins the thread. Never throws; returns the names of what went wrong, if
-  // anything. Idempotent.
+  // has passed, and joins the thread. At the deadline the others are told that this rank has ended,
+  // which ends the job there too. Never throws; returns the names of what went wrong, if anything.
+  // Idempotent.
   std::string shutdown(std::chrono::nanoseconds deadline);
 
   // What is stalled as far as this rank has heard ("tensor "x": waiting for rank 1 since 12 s

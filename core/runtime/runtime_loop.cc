@@ -3,20 +3,36 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <thread>
 #include <utility>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/log.h"
+#include "horon/core/base/overloaded.h"
 #include "horon/core/base/prompt_thread.h"
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/wire_format.h"
+#include "horon/core/runtime/reaper.h"
 
 namespace horon::core {
 namespace {
 
-void finish(const std::shared_ptr<HandleState>& handle, std::optional<Error> error) {
+// Takes the handle, so that none is finished twice.
+void finish(std::shared_ptr<HandleState>& handle, std::optional<Error> error) {
+  const std::shared_ptr<HandleState> finishing = std::exchange(handle, nullptr);
+  if (finishing == nullptr) return;
   Outcome outcome;
   outcome.error = std::move(error);
-  handle->finish(std::move(outcome));
+  finishing->finish(std::move(outcome));
+}
+
+// For what must not keep the rest from happening when a job ends.
+template <class Action>
+void attempt(const Action& action) noexcept {
+  try {
+    action();
+  } catch (...) {  // the first cause of the end has been told or logged; this is a consequence
+  }
 }
 
 std::vector<int> all_ranks(const Topology& topology) {
@@ -33,24 +49,41 @@ RuntimeLoop::RuntimeLoop(Parts parts, RuntimeDoor& door)
       timeline_(std::move(parts.timeline)),
       transport_(parts.transport),
       make_set_(std::move(parts.make_set)),
+      reaper_(std::move(parts.reaper)),
       door_(door) {
   add_runner(kWorldSet, all_ranks(topology_), std::move(parts.world));
 }
 
-void RuntimeLoop::run() {
+void RuntimeLoop::run() noexcept {
   make_thread_prompt();
   try {
     while (!ended_) turn();
-    say_goodbye();
-  } catch (const Error& error) {
-    end_all(error);
+  } catch (...) {
+    const Error cause = current_error();
+    end_job(Error(cause.code(), concat("rank ", topology_.rank,
+                                       ": its background thread failed: ", cause.what())));
   }
-  runners_.clear();
+  flush_messages();
+  attempt([&] {
+    // The program's other threads may have submitted between the last turn and here.
+    const Error closed(ErrorCode::NotInitialized, "horon::shutdown() has been called");
+    door_.queue.close(closed);
+    finish_calls(closed);
+  });
+  attempt([&] { runners_.clear(); });
 }
 
-void RuntimeLoop::say_goodbye() {
+void RuntimeLoop::flush_messages() {
   const auto limit = Clock::now() + std::chrono::seconds(1);
-  while (!transport_->flushed() && Clock::now() < limit) (void)transport_->receive();
+  while (Clock::now() < limit) {
+    try {
+      if (transport_->flushed()) return;
+      (void)transport_->receive();
+    } catch (
+        ...) {  // a part of the transport is broken: the other may still have something to send
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
 }
 
 void RuntimeLoop::turn() {
@@ -69,7 +102,7 @@ void RuntimeLoop::turn() {
   for (Outgoing& message : outbox_) transport_->send(message.to, std::move(message.bytes));
   outbox_.clear();
   note_stalls();
-  if (fatal_now_) return end_all(*door_.fatal);
+  if (fatal_now_) return end_all(*door_.fatal);  // the controllers have told the other ranks
   for (auto& [id, runner] : runners_) news = runner->work() || news;
   forget_removed_sets();
   if (all_over()) ended_ = true;
@@ -83,62 +116,72 @@ void RuntimeLoop::turn() {
 bool RuntimeLoop::take_calls() {
   calls_.clear();
   door_.queue.drain(calls_);
-  for (Call& call : calls_) {
-    std::visit(Overloaded{
-                   [&](Submission& submission) { take(std::move(submission)); },
-                   [&](Refusal& refusal) {
-                     const auto runner = runners_.find(refusal.set);
-                     if (runner != runners_.end()) runner->second->refuse(refusal);
-                   },
-                   [&](JoinCall& join) {
-                     const auto runner = runners_.find(join.set);
-                     if (runner == runners_.end()) return finish(join.handle, removed(join.set));
-                     runner->second->join(std::move(join.handle));
-                   },
-                   [&](AddSetCall& add) { take(add); },
-                   [&](RemoveSetCall& remove) { take(remove); },
-                   [&](ShutdownCall&) {
-                     leaving_all_ = true;
-                     for (auto& [id, runner] : runners_) runner->leave();
-                   },
-               },
-               call);
-  }
+  for (Call& call : calls_) take_call(call);
   return !calls_.empty();
+}
+
+void RuntimeLoop::take_call(Call& call) {
+  std::visit(Overloaded{
+                 [&](Submission& submission) { take(std::move(submission)); },
+                 [&](Refusal& refusal) {
+                   const auto runner = runners_.find(refusal.set);
+                   if (runner != runners_.end()) runner->second->refuse(refusal);
+                 },
+                 [&](JoinCall& join) {
+                   const auto runner = runners_.find(join.set);
+                   if (runner == runners_.end()) return finish(join.handle, removed(join.set));
+                   runner->second->join(std::move(join.handle));
+                 },
+                 [&](AddSetCall& add) { take(add); },
+                 [&](RemoveSetCall& remove) { take(remove); },
+                 [&](ShutdownCall&) {
+                   leaving_all_ = true;
+                   for (auto& [id, runner] : runners_) runner->leave();
+                 },
+             },
+             call);
 }
 
 Error RuntimeLoop::removed(uint32_t set) {
   return Error(ErrorCode::InvalidArgument, concat("process set ", set, " has been removed"));
 }
 
-void RuntimeLoop::take(Submission submission) {
+void RuntimeLoop::take(Submission&& submission) {
   const auto runner = runners_.find(submission.set);
   if (runner == runners_.end() || removals_.contains(submission.set)) {
-    return finish(submission.handle, removed(submission.set));
+    std::shared_ptr<HandleState> handle = submission.handle;
+    reaper_->add(std::move(submission));
+    submission.handle = nullptr;
+    return finish(handle, removed(submission.set));
   }
   runner->second->take(std::move(submission));
 }
 
-void RuntimeLoop::take(const AddSetCall& add) {
+void RuntimeLoop::take(AddSetCall& add) {
   try {
     if (std::binary_search(add.ranks.begin(), add.ranks.end(), topology_.rank)) {
-      HORON_CHECK(make_set_ != nullptr, "nobody can make process sets here");
+      if (make_set_ == nullptr) {
+        throw Error(ErrorCode::Config, "this job can't make process sets");
+      }
       add_runner(add.set, add.ranks, make_set_(add.ranks));
       runners_[add.set]->set_time(Clock::now().time_since_epoch().count());
     }
     newest_set_ = std::max(newest_set_, add.set);
     finish(add.handle, std::nullopt);
-  } catch (const Error& error) {
+  } catch (...) {
+    const Error cause = current_error();
+    const Error error(cause.code(), concat("rank ", topology_.rank, ": process set ", add.set,
+                                           " can't be made: ", cause.what()));
     finish(add.handle, error);
     runners_.at(kWorldSet)->fail(error);  // the other members may have it
   }
 }
 
-void RuntimeLoop::take(const RemoveSetCall& remove) {
+void RuntimeLoop::take(RemoveSetCall& remove) {
   const auto runner = runners_.find(remove.set);
   if (runner == runners_.end()) return finish(remove.handle, std::nullopt);
+  removals_[remove.set] = std::move(remove.handle);
   runner->second->leave();
-  removals_[remove.set] = remove.handle;
 }
 
 void RuntimeLoop::forget_removed_sets() {
@@ -162,6 +205,7 @@ void RuntimeLoop::add_runner(uint32_t id, const std::vector<int>& ranks, SetReso
   parts.config = &config_;
   parts.resources = std::move(resources);
   parts.timeline = timeline_;
+  parts.reaper = reaper_;
   parts.on_fatal = [this](const Error& error) {
     set_fatal(error);
     fatal_now_ = true;
@@ -217,25 +261,53 @@ void RuntimeLoop::set_fatal(const Error& error) {
   door_.queue.close(error);
 }
 
-void RuntimeLoop::end_all(const Error& error) {
-  set_fatal(error);
-  for (auto& [id, runner] : runners_) runner->end_all(error);
-  for (auto& [id, handle] : removals_) finish(handle, error);
-  removals_.clear();
-  calls_.clear();
-  door_.queue.drain(calls_);
-  for (Call& call : calls_) {
-    std::visit(Overloaded{
-                   [&](Submission& submission) { finish(submission.handle, error); },
-                   [&](JoinCall& join) { finish(join.handle, error); },
-                   [&](AddSetCall& add) { finish(add.handle, error); },
-                   [&](RemoveSetCall& remove) { finish(remove.handle, error); },
-                   [](const auto&) {},
-               },
-               call);
+void RuntimeLoop::end_job(const Error& error) noexcept {
+  attempt([&] { set_fatal(error); });
+  const Error first = door_.fatal != nullptr ? *door_.fatal : error;  // only this thread writes it
+  attempt([&] { tell_all_ranks(first); });
+  end_all(first);
+}
+
+void RuntimeLoop::tell_all_ranks(const Error& error) {
+  Envelope envelope;
+  envelope.set = kWorldSet;
+  envelope.items.emplace_back(Abort{error.code(), error.what()});
+  const std::vector<std::byte> bytes = encode(envelope);
+  for (int rank = 0; rank < topology_.size; ++rank) {
+    if (rank != topology_.rank) attempt([&] { transport_->send(rank, bytes); });
   }
-  calls_.clear();
+}
+
+void RuntimeLoop::end_all(const Error& error) noexcept {
+  attempt([&] { set_fatal(error); });
+  for (auto& [id, runner] : runners_) attempt([&] { runner->end_all(error); });
+  for (auto& [id, handle] : removals_) attempt([&] { finish(handle, error); });
+  removals_.clear();
+  attempt([&] { finish_calls(error); });
   ended_ = true;
+}
+
+// The calls of this turn that nobody has taken yet, and those that wait in the queue.
+void RuntimeLoop::finish_calls(const Error& error) {
+  const auto end = [&](std::vector<Call>& calls) {
+    for (Call& call : calls) {
+      std::visit(Overloaded{
+                     [&](Submission& submission) {
+                       std::shared_ptr<HandleState> handle = std::move(submission.handle);
+                       reaper_->add(std::move(submission));
+                       finish(handle, error);
+                     },
+                     [](Refusal&) {},
+                     [](ShutdownCall&) {},
+                     [&](auto& waiting) { finish(waiting.handle, error); },
+                 },
+                 call);
+    }
+    calls.clear();
+  };
+  end(calls_);
+  door_.queue.drain(calls_);
+  end(calls_);
 }
 
 bool RuntimeLoop::past_deadline() const {
@@ -256,7 +328,7 @@ void RuntimeLoop::rest() {
   }
   transport_->wait(pacer_.pause(poll, at_rest(), coordinator));
   if ((!at_rest() || door_.leaving) && pacer_.long_wait()) look_for_the_dead();
-  if (past_deadline()) leave_alone();
+  if (past_deadline()) end_at_deadline();
 }
 
 void RuntimeLoop::look_for_the_dead() {
@@ -272,12 +344,11 @@ void RuntimeLoop::look_for_the_dead() {
   }
 }
 
-void RuntimeLoop::leave_alone() {
+void RuntimeLoop::end_at_deadline() {
   const std::string& stalled = door_.stall_report;
   const std::string missing = stalled.empty() ? "" : concat(" (", stalled, ")");
   farewell_ = concat("shutdown(): not all ranks have called it within the time limit", missing);
-  log(LogLevel::Warn, farewell_);
-  end_all(Error(ErrorCode::Timeout, farewell_));
+  end_job(Error(ErrorCode::Timeout, concat("rank ", topology_.rank, " has ended: ", farewell_)));
 }
 
 }  // namespace horon::core

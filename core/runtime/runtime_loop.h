@@ -42,38 +42,46 @@ class RuntimeLoop {
     Transport* transport = nullptr;
     SetResources world;
     std::function<SetResources(const std::vector<int>& ranks)> make_set;
+    std::shared_ptr<Reaper> reaper;
   };
   RuntimeLoop(Parts parts, RuntimeDoor& door);
 
-  // Until all ranks have shut down, the job has failed or the deadline has passed.
-  void run();
+  // Until all ranks have shut down, the job has failed or the deadline has passed. Whatever is
+  // thrown on this thread ends the job, on all ranks and with its text.
+  void run() noexcept;
   // What shutdown() reports; empty if all went well. After run().
   const std::string& farewell() const { return farewell_; }
 
  private:
-  // The last messages (Bye, Abort) go out; a peer that takes nothing any more does not hold us up
-  // for long.
-  void say_goodbye();
+  // The last messages (Bye, Abort) go out, for a second at most: a peer may take nothing any more.
+  void flush_messages();
   void turn();
   bool take_calls();
+  void take_call(Call& call);
   static Error removed(uint32_t set);
-  void take(Submission submission);
-  void take(const AddSetCall& add);
-  void take(const RemoveSetCall& remove);
+  void take(Submission&& submission);
+  void take(AddSetCall& add);
+  void take(RemoveSetCall& remove);
   void forget_removed_sets();
   void add_runner(uint32_t id, const std::vector<int>& ranks, SetResources resources);
   bool take_messages();
   void note_stalls();
   bool all_over() const;
   void set_fatal(const Error& error);
-  // The job is over: whatever waits gets this error, and so does whoever comes later.
-  void end_all(const Error& error);
+  // The job is over: the other ranks are told, and whatever waits or comes later gets the first
+  // error that was given here.
+  void end_job(const Error& error) noexcept;
+  // Best effort: a peer that can't be reached does not keep the others from hearing it.
+  void tell_all_ranks(const Error& error);
+  // Whatever waits gets this error.
+  void end_all(const Error& error) noexcept;
+  void finish_calls(const Error& error);
   bool past_deadline() const;
   bool at_rest() const;
   void rest();
   void look_for_the_dead();
   // shutdown() has waited long enough.
-  void leave_alone();
+  void end_at_deadline();
 
   using Clock = std::chrono::steady_clock;
 
@@ -82,6 +90,7 @@ class RuntimeLoop {
   const std::shared_ptr<Timeline> timeline_;
   Transport* const transport_;
   const std::function<SetResources(const std::vector<int>&)> make_set_;
+  const std::shared_ptr<Reaper> reaper_;
   RuntimeDoor& door_;
   std::map<uint32_t, std::unique_ptr<SetRunner>> runners_;
   std::map<uint32_t, std::shared_ptr<HandleState>> removals_;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
+#include "horon/core/runtime/reaper.h"
 
 namespace horon::core {
 namespace {
@@ -43,17 +45,19 @@ std::vector<int64_t> extents_of(const Submission& submission) {
 SetRunner::SetRunner(Parts parts)
     : parts_(std::move(parts)), controller_(controller_options(parts_)) {}
 
-void SetRunner::take(Submission submission) {
-  const Ticket ticket = ++last_ticket_;
-  if (parts_.timeline != nullptr) taken_at_[ticket] = Clock::now();
+void SetRunner::take(Submission&& submission) {
+  const Ticket ticket = last_ticket_ + 1;
   Request request{ticket, submission.name, submission.spec, submission.absent,
                   extents_of(submission)};
-  live_.emplace(ticket, std::move(submission));
+  Live& live = live_[ticket];
+  live.submission = std::move(submission);
+  last_ticket_ = ticket;
+  if (parts_.timeline != nullptr) live.taken_at = Clock::now();
   controller_.submit(std::move(request));
 }
 
 void SetRunner::join(std::shared_ptr<HandleState> handle) {
-  live_[++last_ticket_].handle = std::move(handle);
+  live_[++last_ticket_].submission.handle = std::move(handle);
   controller_.join(last_ticket_);
 }
 
@@ -110,20 +114,16 @@ BatchWork SetRunner::work_of(StartBatch& start) {
     out.mine = entry.ticket.has_value();
     if (!out.mine) continue;
     out.ticket = *entry.ticket;
-    note_negotiation(out);
-    Submission& submission = live_.at(out.ticket);
-    out.memory = std::move(submission.memory);
-    out.allocate_output = submission.allocate_output;
-    out.ready = std::move(submission.ready);
-    produced_[out.ticket] = std::move(entry.produced);
+    Live& live = live_.at(out.ticket);
+    live.started = true;
+    live.produced = std::move(entry.produced);
+    out.memory = std::move(live.submission.memory);
+    out.allocate_output = std::move(live.submission.allocate_output);
+    out.ready = std::move(live.submission.ready);
+    if (parts_.timeline == nullptr) continue;
+    parts_.timeline->span("negotiate", out.name, live.taken_at, Clock::now());
   }
   return work;
-}
-
-void SetRunner::note_negotiation(const EntryWork& entry) {
-  if (parts_.timeline == nullptr) return;
-  parts_.timeline->span("negotiate", entry.name, taken_at_[entry.ticket], Clock::now());
-  taken_at_.erase(entry.ticket);
 }
 
 bool SetRunner::settle_batches() {
@@ -145,10 +145,12 @@ bool SetRunner::settle_batches() {
 void SetRunner::settle(FinishedBatch& batch) {
   for (EntryWork& entry : batch.entries) {
     if (!entry.mine) continue;
+    Live& live = live_.at(entry.ticket);
+    live.submission.allocate_output = std::move(entry.allocate_output);
+    live.submission.ready = std::move(entry.ready);
     Outcome outcome;
-    outcome.error = batch.error;
-    outcome.produced = std::move(produced_[entry.ticket]);
-    produced_.erase(entry.ticket);
+    outcome.error = batch.error ? batch.error : entry.error;
+    outcome.produced = std::move(live.produced);
     outcome.received = std::move(entry.received);
     complete(entry.ticket, std::move(outcome), batch.error.has_value());
   }
@@ -157,22 +159,28 @@ void SetRunner::settle(FinishedBatch& batch) {
 void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) {
   const auto place = live_.find(ticket);
   HORON_CHECK(place != live_.end(), "a submission finished twice");
-  Submission submission = std::move(place->second);
+  Submission& submission = place->second.submission;
+  // The memory first: whoever waits for the handle may then release it.
+  const std::shared_ptr<HandleState> handle = submission.handle;
+  if (memory_in_use) {
+    keep_for_ever(std::make_shared<Submission>(std::move(submission)));
+  } else {
+    parts_.reaper->add(std::move(submission));
+  }
   live_.erase(place);
-  if (memory_in_use) new std::shared_ptr<void>(std::move(submission.keep_alive));
-  submission.handle->finish(std::move(outcome));
+  handle->finish(std::move(outcome));
 }
 
 void SetRunner::end_all(const Error& error) {
   for (FinishedBatch& batch : parts_.resources.executor->abandon(error)) settle(batch);
-  for (auto& [ticket, submission] : live_) {
+  while (!live_.empty()) {
+    const auto& [ticket, live] = *live_.begin();
     Outcome outcome;
     outcome.error = error;
-    submission.handle->finish(std::move(outcome));
+    complete(ticket, std::move(outcome), live.started);
   }
-  live_.clear();
   // Giving these back may mean waiting for members that are gone.
-  new std::shared_ptr<void>(std::move(parts_.resources.keep_alive));
+  keep_for_ever(std::move(parts_.resources.keep_alive));
 }
 
 }  // namespace horon::core

@@ -14,17 +14,13 @@
 #include "horon/core/base/config.h"
 #include "horon/core/execution/executor.h"
 #include "horon/core/negotiation/controller.h"
+#include "horon/core/runtime/set_resources.h"
 #include "horon/core/runtime/submission.h"
 
 namespace horon::core {
 
+class Reaper;
 class Timeline;
-
-// What the collectives of a set run on.
-struct SetResources {
-  std::shared_ptr<void> keep_alive;  // outlives the executor
-  std::unique_ptr<Executor> executor;
-};
 
 class SetRunner {
  public:
@@ -35,6 +31,7 @@ class SetRunner {
     const Config* config = nullptr;
     SetResources resources;
     std::shared_ptr<Timeline> timeline;  // may be null
+    std::shared_ptr<Reaper> reaper;
     // Called before a handle hears of an error that ends the job.
     std::function<void(const Error&)> on_fatal;
   };
@@ -44,7 +41,8 @@ class SetRunner {
 
   // Events. `now` of the turn that they belong to has been set before.
   void set_time(Nanos now) { controller_.set_time(now); }
-  void take(Submission submission);
+  // If this throws, the submission is untouched or belongs to the runner already.
+  void take(Submission&& submission);
   void refuse(const Refusal& refusal) { controller_.refuse(refusal.name, refusal.text); }
   void join(std::shared_ptr<HandleState> handle);
   void leave() { controller_.shutdown(); }
@@ -56,7 +54,7 @@ class SetRunner {
   bool decide(Nanos now, std::vector<Outgoing>& outbox);
   // Moves the collectives on. True if anything happened.
   bool work();
-  // The job is over: ends everything that is under way.
+  // The job is over: ends everything that is under way. Also after another call has thrown.
   void end_all(const Error& error);
 
   Executor::Pace pace() const { return pace_; }
@@ -69,23 +67,27 @@ class SetRunner {
  private:
   bool apply(Effects effects, std::vector<Outgoing>& outbox);
   BatchWork work_of(StartBatch& start);
-  void note_negotiation(const EntryWork& entry);
   bool settle_batches();
   void settle(FinishedBatch& batch);
   // `memory_in_use`: a collective that has failed may still write its tensors, by way of MPI or of
-  // a peer, so they are left to the process.
+  // a peer, so they are kept for ever.
   void complete(Ticket ticket, Outcome outcome, bool memory_in_use = false);
 
   using Clock = std::chrono::steady_clock;
+  // A submission that has not finished.
+  struct Live {
+    Submission submission;
+    std::vector<bool> produced;  // as in Outcome, once it is started
+    bool started = false;        // the executor has its memory
+    Clock::time_point taken_at;  // only while a timeline is written
+  };
 
   Parts parts_;
   Controller controller_;
   Executor::Pace pace_ = Executor::Pace::Idle;
   bool bye_ = false;
   std::vector<FinishedBatch> finished_;
-  std::unordered_map<Ticket, Submission> live_;
-  std::unordered_map<Ticket, std::vector<bool>> produced_;
-  std::unordered_map<Ticket, Clock::time_point> taken_at_;  // only while a timeline is written
+  std::unordered_map<Ticket, Live> live_;
   Ticket last_ticket_ = 0;
 };
 

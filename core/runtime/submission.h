@@ -25,11 +25,14 @@ struct Submission {
 
   // The elements of the spec's parts, in order. Adjacent parts that lie one behind the other in
   // memory may be given as one MemoryPart (a gradient bucket is one): then nothing is packed.
+  // Owned by keep_alive: where a collective fails, a peer may write here for as long as the process
+  // lives, so memory on the caller's stack will not do.
   std::vector<MemoryPart> memory;
 
   // moves_blocks() (execution/block_layout.h) only, with one MemoryPart per part: called on the
-  // runtime thread for each part when the number of elements of its result is known; returns memory
-  // that lives until the handle is finished. Not null for elements > 0.
+  // runtime thread for each part when the number of elements of its result is known. Returns memory
+  // that keep_alive or this callback owns. Null, and what it throws, are the error of this rank's
+  // handle alone; the others get their results.
   std::function<std::byte*(size_t part, int64_t elements)> allocate_output;
 
   // Alltoall, and the root of Scatter: rows that each member of the set gets, part by part. Others:
@@ -42,8 +45,9 @@ struct Submission {
   std::vector<bool> absent;
 
   std::unique_ptr<ReadyEvent> ready;  // null: the memory may be read now
-  // Released when the handle has finished; never, if the collective has failed on its way: then
-  // somebody may still write there.
+  // Owns `memory`. Released, as allocate_output and `ready` are, when the handle has finished, on a
+  // thread of the program: by its wait, by a later submit() or by shutdown(). Never, if the
+  // collective has failed on its way: then somebody may still write there.
   std::shared_ptr<void> keep_alive;
   std::shared_ptr<HandleState> handle;
 };

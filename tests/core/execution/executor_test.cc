@@ -1,7 +1,10 @@
 // The executor with a device that delays, reorders and fails: what CUDA will do to it.
 #include "horon/core/execution/executor.h"
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
+#include <new>
 #include <numeric>
 
 #include <gmock/gmock.h>
@@ -215,6 +218,139 @@ TEST(Executor, AllgatherAllocatesWhenTheSizeIsKnown) {
   rank.executor->enqueue(batch(0, list(std::move(work))));
   rank.run();
   EXPECT_THAT(out, ElementsAre(1, 2, 3, 4));
+}
+
+// Host memory that notes what it is asked for.
+class RecordingDomain final : public MemoryDomain {
+ public:
+  struct Record {
+    std::vector<size_t> copies;  // bytes read by each call of copy()
+    size_t largest_item = 0;     // bytes
+    std::vector<std::weak_ptr<std::byte>> scratch;
+  };
+  explicit RecordingDomain(Record& record) : record_(record) {}
+  DeviceKind device() const override { return DeviceKind::Cuda; }
+  std::shared_ptr<std::byte> allocate(size_t bytes) override {
+    std::shared_ptr<std::byte> out(new std::byte[bytes], std::default_delete<std::byte[]>());
+    record_.scratch.push_back(out);
+    return out;
+  }
+  std::unique_ptr<PendingCopy> copy(std::span<const CopyItem> items) override {
+    size_t& bytes = record_.copies.emplace_back();
+    for (const CopyItem& item : items) {
+      bytes += item.bytes;
+      record_.largest_item = std::max(record_.largest_item, item.bytes);
+      std::memcpy(item.to, item.from, item.bytes);
+    }
+    return nullptr;
+  }
+
+ private:
+  Record& record_;
+};
+
+std::unique_ptr<Executor> recorded(int rank, int size, const std::shared_ptr<FakeMeeting>& meeting,
+                                   RecordingDomain::Record& record, FakeDelays delays = {}) {
+  std::vector<std::unique_ptr<CollectiveOp>> ops;
+  ops.push_back(std::make_unique<FakeOp>(rank, meeting, delays, DeviceKind::Cuda));
+  Executor::Parts parts;
+  parts.rank = rank;
+  parts.size = size;
+  parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+  parts.domains.push_back(std::make_unique<RecordingDomain>(record));
+  return std::make_unique<Executor>(std::move(parts));
+}
+
+std::vector<float> count_up(size_t size, float first) {
+  std::vector<float> out(size);
+  std::iota(out.begin(), out.end(), first);
+  return out;
+}
+
+// The runtime thread serves others between two steps.
+TEST(Executor, AStepCopiesABoundedPieceAndTheOrderStays) {
+  RecordingDomain::Record record;
+  const auto executor = recorded(0, 1, std::make_shared<FakeMeeting>(1), record);
+  // One that fits, none, one of many pieces, one behind it.
+  std::vector<float> a = count_up(1000, 0), none, b = count_up(1'500'000, 5), c = {1, 2, 3};
+  const std::vector<float> a_before = a, b_before = b, c_before = c;
+  executor->enqueue(batch(0, list(entry(1, a), entry(2, none), entry(3, b), entry(4, c))));
+  std::vector<FinishedBatch> finished;
+  size_t copies = 0;
+  while (executor->step(finished) != Executor::Pace::Idle) {
+    EXPECT_LE(record.copies.size(), copies + 1) << "one piece for each step";
+    copies = record.copies.size();
+  }
+  ASSERT_EQ(finished.size(), 1U);
+  EXPECT_GE(copies, 12U) << "6 MB, in and out";
+  for (const size_t bytes : record.copies) EXPECT_LE(bytes, SlicedCopy::kBytesPerStep);
+  EXPECT_EQ(a, a_before);
+  EXPECT_EQ(b, b_before);
+  EXPECT_EQ(c, c_before);
+}
+
+TEST(Executor, AJoinedRankMakesNeutralElementsInPieces) {
+  const auto meeting = std::make_shared<FakeMeeting>(2);
+  RecordingDomain::Record record, of_joined;
+  const auto executor = recorded(0, 2, meeting, record);
+  const auto joined = recorded(1, 2, meeting, of_joined);
+  std::vector<float> data = count_up(1'000'003, 1), shape_only(data.size());
+  const std::vector<float> before = data;
+  executor->enqueue(batch(0, list(entry(1, data))));
+  EntryWork nothing = entry(0, shape_only);
+  nothing.mine = false;
+  nothing.memory.clear();
+  joined->enqueue(batch(0, list(std::move(nothing))));
+  std::vector<FinishedBatch> finished;
+  for (int i = 0; i < 50; ++i) {
+    executor->step(finished);
+    joined->step(finished);
+  }
+  ASSERT_EQ(finished.size(), 2U);
+  EXPECT_EQ(data, before) << "zeros were added";
+  EXPECT_LE(of_joined.largest_item, size_t{64} << 10);
+  for (const size_t bytes : of_joined.copies) EXPECT_LE(bytes, SlicedCopy::kBytesPerStep);
+}
+
+// A peer or MPI may still write there.
+TEST(Executor, TheScratchOfAFailedBatchIsNeverReleased) {
+  RecordingDomain::Record record;
+  {
+    const auto executor =
+        recorded(0, 1, std::make_shared<FakeMeeting>(1), record, {.fail_op_at_sequence = 0});
+    std::vector<float> a = {1}, b = {2}, c = {3}, d = {4};
+    executor->enqueue(batch(0, list(entry(1, a), entry(2, b))));
+    std::vector<FinishedBatch> finished;
+    while (finished.empty()) executor->step(finished);
+    ASSERT_TRUE(finished[0].error);
+    executor->enqueue(batch(1, list(entry(3, c), entry(4, d))));
+    while (finished.size() < 2) executor->step(finished);
+  }
+  ASSERT_EQ(record.scratch.size(), 2U) << "the second batch does not reuse it";
+  EXPECT_FALSE(record.scratch[0].expired());
+  EXPECT_TRUE(record.scratch[1].expired());
+}
+
+// An op that throws what is no horon::Error.
+class ThrowingOp final : public CollectiveOp {
+ public:
+  std::string_view name() const override { return "throwing"; }
+  std::string refusal(const BatchFacts&) const override { return ""; }
+  std::unique_ptr<InFlight> start(Batch) override { throw std::bad_alloc(); }
+};
+
+TEST(Executor, AnyExceptionIsTheErrorOfItsBatch) {
+  std::vector<std::unique_ptr<CollectiveOp>> ops;
+  ops.push_back(std::make_unique<ThrowingOp>());
+  Executor::Parts parts;
+  parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+  Executor executor(std::move(parts));
+  std::vector<float> a = {1};
+  executor.enqueue(batch(0, list(entry(1, a))));
+  std::vector<FinishedBatch> finished;
+  while (finished.empty()) executor.step(finished);
+  ASSERT_TRUE(finished[0].error);
+  EXPECT_EQ(finished[0].error->code(), ErrorCode::Limit);
 }
 
 TEST(Executor, NoOpForThisDeviceIsAnErrorThatSaysWhy) {

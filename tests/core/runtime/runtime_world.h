@@ -49,9 +49,15 @@ inline Submission submission(const std::string& name, Tensor& tensor) {
   return out;
 }
 
+// What a test changes in the parts of each rank.
+struct Hooks {
+  std::function<std::unique_ptr<Transport>(int rank, std::unique_ptr<Transport>)> wrap_transport;
+  std::function<void(int rank)> before_set;  // on the runtime thread, before a process set is made
+};
+
 class World {
  public:
-  explicit World(int size, FakeDelays delays = {}, Config config = {}) {
+  explicit World(int size, FakeDelays delays = {}, Config config = {}, const Hooks& hooks = {}) {
     set_log(0, LogLevel::Error);
     const auto meeting = std::make_shared<FakeMeeting>(size);
     const auto meetings = std::make_shared<Meetings>();
@@ -62,10 +68,14 @@ class World {
       parts.topology.rank = rank;
       parts.topology.size = size;
       parts.transport = std::move(transports[static_cast<size_t>(rank)]);
+      if (hooks.wrap_transport) {
+        parts.transport = hooks.wrap_transport(rank, std::move(parts.transport));
+      }
       std::vector<int> all(static_cast<size_t>(size));
       std::iota(all.begin(), all.end(), 0);
       parts.world = resources(rank, all, meeting, delays);
-      parts.make_set = [=](const std::vector<int>& ranks) {
+      parts.make_set = [=, before_set = hooks.before_set](const std::vector<int>& ranks) {
+        if (before_set) before_set(rank);
         return resources(rank, ranks, meetings->next(rank, ranks), delays);
       };
       ranks_.push_back(std::make_unique<Runtime>(std::move(parts)));

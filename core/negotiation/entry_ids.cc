@@ -1,0 +1,58 @@
+#include "horon/core/negotiation/entry_ids.h"
+
+#include "horon/core/negotiation/agreement.h"
+
+namespace horon::core {
+
+EntryId EntryIds::find(const std::string& name, const SpecPtr& spec) {
+  const auto place = by_name_.find(name);
+  if (place == by_name_.end()) return kNoId;
+  const OfName& of_name = place->second;
+  for (size_t i = 0; i < of_name.count; ++i) {
+    if (known_[of_name.ids.at(i) - 1].spec == spec) return of_name.ids.at(i);
+  }
+  for (size_t i = 0; i < of_name.count; ++i) {
+    const EntryId id = of_name.ids.at(i);
+    if (!agree(*known_[id - 1].spec, *spec)) continue;
+    expect(id, spec);
+    return id;
+  }
+  return kNoId;
+}
+
+EntryId EntryIds::give(const std::string& name, const SpecPtr& spec) {
+  const auto place = by_name_.find(name);
+  const size_t count = place == by_name_.end() ? 0 : place->second.count;
+  if (count == kSpecsPerName || (used_up() && count > 0)) {
+    OfName& of_name = place->second;
+    const EntryId id = of_name.ids.at(of_name.oldest);
+    known_[id - 1].spec = spec;
+    of_name.oldest = (of_name.oldest + 1) % of_name.count;
+    return id;
+  }
+  if (used_up()) return kNoId;
+  known_.push_back({name, spec});
+  OfName& of_name = by_name_[name];
+  of_name.ids.at(of_name.count++) = static_cast<EntryId>(known_.size());
+  return static_cast<EntryId>(known_.size());
+}
+
+bool EntryIds::note(EntryId id, const std::string& name, const SpecPtr& spec) {
+  if (const Known* const known = get(id)) {
+    if (known->name != name) return false;
+    known_[id - 1].spec = spec;
+    return true;
+  }
+  if (id != known_.size() + 1 || used_up()) return false;
+  OfName& of_name = by_name_[name];
+  if (of_name.count == kSpecsPerName) return false;
+  known_.push_back({name, spec});
+  of_name.ids.at(of_name.count++) = id;
+  return true;
+}
+
+const EntryIds::Known* EntryIds::get(EntryId id) const {
+  return id == kNoId || id > known_.size() ? nullptr : &known_[id - 1];
+}
+
+}  // namespace horon::core

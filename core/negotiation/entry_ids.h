@@ -1,0 +1,53 @@
+// The numbers that stand for (name, spec) in messages, the same table on every member.
+//
+// The coordinator gives a number in the Plan that first agrees a name with its spec. A name that
+// changes its shape keeps a few numbers, for shapes that come again and again (a smaller last
+// batch). After that the oldest one is given to the new spec, so names that change for ever use up
+// no numbers. That is safe: a number belongs to one name, and a Plan of a name is made when every
+// member's word under it has been taken, so no message that names the old spec is on its way.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "horon/core/negotiation/protocol.h"
+
+namespace horon::core {
+
+class EntryIds {
+ public:
+  static constexpr size_t kSpecsPerName = 4;
+
+  struct Known {
+    std::string name;
+    SpecPtr spec;
+  };
+
+  // kNoId if this spec has not been agreed for this name.
+  EntryId find(const std::string& name, const SpecPtr& spec);
+  // The coordinator's: gives a number to what find() does not know. kNoId if there is none left.
+  EntryId give(const std::string& name, const SpecPtr& spec);
+  // A member's: notes what a Plan says. False if no coordinator can have given that.
+  bool note(EntryId id, const std::string& name, const SpecPtr& spec);
+  // Null if the number was never given.
+  const Known* get(EntryId id) const;
+  // Equal specs are compared by their pointers first; this is the one to expect from now on.
+  void expect(EntryId id, const SpecPtr& spec) { known_[id - 1].spec = spec; }
+  // New names get no number any more.
+  bool used_up() const { return known_.size() == kIdsMax; }
+
+ private:
+  struct OfName {
+    std::array<EntryId, kSpecsPerName> ids{};
+    size_t count = 0;
+    size_t oldest = 0;  // its place in `ids`
+  };
+
+  std::vector<Known> known_;  // [id - 1]
+  std::unordered_map<std::string, OfName> by_name_;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,34 @@
+// Where finished submissions wait for a thread of the program to destroy what they hold.
+//
+// A submission holds the program's tensors and callbacks. The runtime thread must not destroy them:
+// the last reference to a tensor runs code of LibTorch, which may take locks that the program's
+// threads hold. So it hands them over here, and submit(), a wait that ends and shutdown() destroy
+// them on their own threads.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "horon/core/runtime/submission.h"
+
+namespace horon::core {
+
+class Reaper {
+ public:
+  Reaper() = default;
+  Reaper(const Reaper&) = delete;
+  Reaper& operator=(const Reaper&) = delete;
+
+  // Runtime thread.
+  void add(Submission&& submission);
+  // Destroys all that is here. Any thread of the program; cheap if there is nothing.
+  void release();
+
+ private:
+  std::atomic<bool> any_{false};
+  std::mutex mutex_;
+  std::vector<Submission> submissions_;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,252 @@
+// What one rank's failure means for the others: each hears the cause at once, whatever failed and
+// whatever the limits for silent ranks are.
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/transport/transport.h"
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using test_world::error_of;
+using test_world::Hooks;
+using test_world::submission;
+using test_world::Tensor;
+using test_world::tensor;
+using test_world::World;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Nobody is declared dead: only what a rank says itself can end the others.
+Config no_limits() {
+  Config config;
+  config.dead_after_s = 0;
+  return config;
+}
+
+// Throws what `fault` throws, before each call.
+class FaultyTransport final : public Transport {
+ public:
+  enum class Call : uint8_t { Send, Receive };
+  using Fault = std::function<void(Call call, int to)>;
+  FaultyTransport(std::unique_ptr<Transport> below, Fault fault)
+      : below_(std::move(below)), fault_(std::move(fault)) {}
+
+  int rank() const override { return below_->rank(); }
+  int size() const override { return below_->size(); }
+  void send(int to, Bytes message) override {
+    fault_(Call::Send, to);
+    below_->send(to, std::move(message));
+  }
+  std::optional<Message> receive() override {
+    fault_(Call::Receive, -1);
+    return below_->receive();
+  }
+  bool flushed() override { return below_->flushed(); }
+  bool must_poll() const override { return below_->must_poll(); }
+  void wait(std::chrono::nanoseconds timeout) override { below_->wait(timeout); }
+  void ring() noexcept override { below_->ring(); }
+
+ private:
+  const std::unique_ptr<Transport> below_;
+  const Fault fault_;
+};
+
+// The fault is one of that rank alone.
+Hooks transport_of(int guilty, FaultyTransport::Fault fault) {
+  Hooks hooks;
+  hooks.wrap_transport = [=](int rank, std::unique_ptr<Transport> below) {
+    if (rank != guilty) return below;
+    return std::unique_ptr<Transport>(new FaultyTransport(std::move(below), fault));
+  };
+  return hooks;
+}
+
+// Submits, or learns in submitting that the job has ended.
+std::string error_of_submit(Runtime& runtime, const std::string& name) {
+  const auto x = std::make_shared<Tensor>(tensor({1}));
+  Submission mine = submission(name, *x);
+  mine.keep_alive = x;
+  try {
+    return error_of(*runtime.submit(std::move(mine)));
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+void expect_cause_everywhere(const std::function<void()>& thrown, const std::string& text) {
+  SCOPED_TRACE(text);
+  std::atomic<bool> broken{false};
+  const auto fault = [&](FaultyTransport::Call call, int) {
+    if (broken && call == FaultyTransport::Call::Receive) thrown();
+  };
+  World world(3, {}, no_limits(), transport_of(1, fault));
+  world.each([&](Runtime& runtime, int rank) {
+    EXPECT_EQ(error_of_submit(runtime, "before"), "");
+    if (rank == 1) broken = true;
+    const std::string error = error_of_submit(runtime, rank == 1 ? "mine" : "theirs");
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr(text)));
+  });
+}
+
+TEST(RuntimeFailures, ATransportThatFailsOnOneRankIsTheErrorOfAll) {
+  expect_cause_everywhere([] { throw Error(ErrorCode::OperationFailed, "the wire is cut"); },
+                          "the wire is cut");
+}
+
+TEST(RuntimeFailures, AnyExceptionOfTheRuntimeThreadIsTheErrorOfAll) {
+  expect_cause_everywhere([] { throw std::bad_alloc(); }, "memory");
+  expect_cause_everywhere([] { throw std::runtime_error("a bug in a library"); },
+                          "a bug in a library");
+  expect_cause_everywhere([] { throw 42; }, "unknown exception");
+}
+
+TEST(RuntimeFailures, APeerThatCantBeReachedDoesNotKeepTheCauseFromTheOthers) {
+  std::atomic<bool> broken{false};
+  const auto fault = [&](FaultyTransport::Call, int to) {
+    if (broken && to == 0) throw Error(ErrorCode::OperationFailed, "rank 0 is out of reach");
+  };
+  Config config = no_limits();
+  World world(3, {}, config, transport_of(1, fault));
+  world.each([&](Runtime& runtime, int rank) {
+    EXPECT_EQ(error_of_submit(runtime, "before"), "");
+    if (rank == 1) broken = true;
+    if (rank == 0) {  // out of reach, so it leaves by its own limit
+      while (!broken) std::this_thread::sleep_for(1ms);
+      runtime.shutdown(300ms);
+      return;
+    }
+    EXPECT_THAT(error_of_submit(runtime, "after"), HasSubstr("rank 0 is out of reach"));
+  });
+}
+
+TEST(RuntimeFailures, ARankThatLeavesAtItsLimitTellsTheOthersWhy) {
+  World world(3, {}, no_limits());
+  world.each([](Runtime& runtime, int rank) {
+    if (rank == 1) {
+      EXPECT_THAT(runtime.shutdown(50ms), HasSubstr("not all ranks have called it"));
+      return;
+    }
+    while (runtime.fatal_error() == nullptr) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::Timeout);
+    EXPECT_THAT(runtime.fatal_error()->what(),
+                AllOf(HasSubstr("rank 1"), HasSubstr("not all ranks have called it")));
+  });
+}
+
+// What session code does around it is not needed here: each call waits for its answer.
+TEST(RuntimeFailures, ASetThatIsBeingRemovedEndsWithTheJob) {
+  World world(2, {.fail_op_at_sequence = 1});
+  world.each([](Runtime& runtime, int rank) {
+    runtime.add_set(1, {0, 1});
+    EXPECT_EQ(error_of_submit(runtime, "both have the set"), "");
+    if (rank == 0) {
+      const auto x = std::make_shared<Tensor>(tensor({1}));
+      Submission mine = submission("fails", *x);
+      mine.keep_alive = x;
+      const auto handle = runtime.submit(std::move(mine));
+      EXPECT_THROW(runtime.remove_set(1), Error);
+      EXPECT_THAT(error_of(*handle), HasSubstr("fake network is down"));
+      return;
+    }
+    // Once rank 0 has left the set its removal is under way.
+    Tensor in_set = tensor({1});
+    Submission asks = submission("has rank 0 left?", in_set);
+    asks.set = 1;
+    EXPECT_THAT(error_of(*runtime.submit(std::move(asks))), HasSubstr("rank 0 has shut down"));
+    EXPECT_THAT(error_of_submit(runtime, "fails"), HasSubstr("fake network is down"));
+  });
+}
+
+TEST(RuntimeFailures, ASetThatCantBeMadeForWantOfMemoryEndsTheJobByName) {
+  Hooks hooks;
+  hooks.before_set = [](int rank) {
+    if (rank == 1) throw std::bad_alloc();
+  };
+  World world(2, {}, no_limits(), hooks);
+  world.each([](Runtime& runtime, int rank) {
+    try {
+      runtime.add_set(1, {0, 1});
+      EXPECT_EQ(rank, 0);
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("memory"));
+    }
+    EXPECT_THAT(error_of_submit(runtime, "x"), HasSubstr("memory"));
+  });
+}
+
+// `allocate` is this rank's allocator of the results of "rows".
+Submission gather(Tensor& rows, std::function<std::byte*(size_t, int64_t)> allocate) {
+  Submission out = submission("rows", rows);
+  out.memory.front().output = nullptr;
+  out.allocate_output = std::move(allocate);
+  return out;
+}
+
+TEST(RuntimeFailures, AResultThatCantBeAllocatedIsAnErrorOfThatRankAlone) {
+  for (const int parts : {1, 2}) {
+    SCOPED_TRACE(parts);
+    World world(2);
+    world.each([&](Runtime& runtime, int rank) {
+      Tensor rows = tensor({1.0F + static_cast<float>(rank), 7}, CollectiveKind::Allgather);
+      Submission mine = gather(rows, nullptr);
+      if (parts == 2) {
+        rows.spec->parts = {{"a", {1}}, {"b", {1}}};
+        auto* data = reinterpret_cast<std::byte*>(rows.data.data());
+        mine.memory = {{data, nullptr, 1}, {data + sizeof(float), nullptr, 1}};
+      }
+      std::vector<std::vector<float>> out(2);
+      mine.allocate_output = [&](size_t part, int64_t elements) {
+        if (rank == 1 && part + 1 == static_cast<size_t>(parts)) throw std::bad_alloc();
+        out[part].resize(static_cast<size_t>(elements));
+        return reinterpret_cast<std::byte*>(out[part].data());
+      };
+      const std::string error = error_of(*runtime.submit(std::move(mine)));
+      if (rank == 1) {
+        EXPECT_THAT(error, AllOf(HasSubstr("\"rows\""), HasSubstr("rank 1"), HasSubstr("memory")));
+      } else {
+        EXPECT_EQ(error, "");
+        EXPECT_EQ(out[0].front(), 1);
+        EXPECT_EQ(out[static_cast<size_t>(parts) - 1].back(), 7);
+      }
+      EXPECT_EQ(error_of_submit(runtime, "the job goes on"), "");
+    });
+  }
+}
+
+TEST(RuntimeFailures, SignalsAreForTheThreadsOfTheProgram) {
+  World world(1);
+  world.each([](Runtime& runtime, int) {
+    Tensor rows = tensor({1}, CollectiveKind::Allgather);
+    float out = 0;
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    const auto handle = runtime.submit(gather(rows, [&](size_t, int64_t) {
+      pthread_sigmask(SIG_SETMASK, nullptr, &blocked);  // asks: this is the runtime thread
+      return reinterpret_cast<std::byte*>(&out);
+    }));
+    EXPECT_EQ(error_of(*handle), "");
+    for (const int signal : {SIGPROF, SIGALRM, SIGINT, SIGTERM, SIGCHLD, SIGUSR1}) {
+      EXPECT_EQ(sigismember(&blocked, signal), 1) << signal;
+    }
+    for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) {
+      EXPECT_EQ(sigismember(&blocked, signal), 0) << signal << " is this thread's own fault";
+    }
+  });
+}
+
+}  // namespace
+}  // namespace horon::core

@@ -1,0 +1,134 @@
+// Who owns what a submission holds, and on which thread it is given back.
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using test_world::error_of;
+using test_world::submission;
+using test_world::Tensor;
+using test_world::tensor;
+using test_world::World;
+using testing::HasSubstr;
+
+// Threads, by what they did.
+struct Threads {
+  std::mutex mutex;
+  std::set<std::thread::id> releasing;
+  std::set<std::thread::id> runtime;
+  int alive = 0;
+};
+
+// Tells where it dies.
+std::shared_ptr<Tensor> watched(Threads& threads, Tensor tensor) {
+  {
+    const std::lock_guard lock(threads.mutex);
+    ++threads.alive;
+  }
+  return {new Tensor(std::move(tensor)), [&threads](Tensor* dying) {
+            delete dying;
+            const std::lock_guard lock(threads.mutex);
+            threads.releasing.insert(std::this_thread::get_id());
+            --threads.alive;
+          }};
+}
+
+// An allgather whose memory and callback are watched, and owned by the submission alone.
+Submission watched_gather(Threads& threads, const std::string& name) {
+  const auto rows = watched(threads, tensor({1}, CollectiveKind::Allgather));
+  const auto out = watched(threads, tensor({}));
+  Submission mine = submission(name, *rows);
+  mine.memory.front().output = nullptr;
+  mine.keep_alive = rows;
+  mine.allocate_output = [&threads, out](size_t, int64_t elements) {
+    const std::lock_guard lock(threads.mutex);
+    threads.runtime.insert(std::this_thread::get_id());
+    out->data.resize(static_cast<size_t>(elements));
+    return reinterpret_cast<std::byte*>(out->data.data());
+  };
+  return mine;
+}
+
+void expect_released_by_the_program(Threads& threads) {
+  const std::lock_guard lock(threads.mutex);
+  EXPECT_FALSE(threads.runtime.empty());
+  for (const std::thread::id id : threads.releasing) {
+    EXPECT_FALSE(threads.runtime.contains(id)) << "released on a runtime thread";
+  }
+}
+
+TEST(SubmissionMemory, IsReleasedByThreadsOfTheProgram) {
+  Threads threads;
+  {
+    World world(2);
+    world.each([&](Runtime& runtime, int) {
+      for (int i = 0; i < 50; ++i) {
+        // Nobody waits for these: the runtime is their last owner.
+        (void)runtime.submit(watched_gather(threads, "dropped " + std::to_string(i)));
+        const auto handle = runtime.submit(watched_gather(threads, "waited for"));
+        EXPECT_EQ(error_of(*handle), "");
+      }
+      // Refused by the runtime thread, and never started.
+      const auto first = runtime.submit(watched_gather(threads, "twice"));
+      const auto second = runtime.submit(watched_gather(threads, "twice"));
+      EXPECT_EQ(error_of(*first), "");
+      (void)error_of(*second);
+    });
+  }
+  expect_released_by_the_program(threads);
+  EXPECT_EQ(threads.alive, 0);
+}
+
+TEST(SubmissionMemory, OfAWaitIsReleasedWhenItReturns) {
+  Threads threads;
+  World world(1);
+  world.each([&](Runtime& runtime, int) {
+    EXPECT_EQ(error_of(*runtime.submit(watched_gather(threads, "x"))), "");
+    EXPECT_EQ(threads.alive, 0);
+  });
+}
+
+TEST(SubmissionMemory, OfAFailedCollectiveStaysForEver) {
+  Threads& threads = *new Threads;
+  {
+    World world(2, {.fail_op_at_sequence = 0});
+    world.each([&](Runtime& runtime, int) {
+      const auto handle = runtime.submit(watched_gather(threads, "x"));
+      EXPECT_THAT(error_of(*handle), HasSubstr("fake network is down"));
+    });
+  }
+  EXPECT_EQ(threads.alive, 4) << "input and result of both ranks: a peer may still write there";
+}
+
+TEST(SubmissionMemory, OfWhatNeverStartedIsReleasedWhenTheJobFails) {
+  Threads threads;
+  {
+    World world(2, {.fail_op_at_sequence = 0});
+    world.each([&](Runtime& runtime, int rank) {
+      // Only this rank has it, so nobody can have begun to write.
+      std::shared_ptr<HandleState> waiting;
+      if (rank == 0) waiting = runtime.submit(watched_gather(threads, "alone"));
+      const auto x = std::make_shared<Tensor>(tensor({1}));
+      Submission fails = submission("x", *x);
+      fails.keep_alive = x;
+      EXPECT_THAT(error_of(*runtime.submit(std::move(fails))), HasSubstr("network is down"));
+      if (rank != 0) return;
+      EXPECT_THAT(error_of(*waiting), HasSubstr("network is down"));
+    });
+  }
+  EXPECT_EQ(threads.alive, 0);
+}
+
+}  // namespace
+}  // namespace horon::core
