@@ -122,6 +122,7 @@ void Controller::take_record(int from, const Item& item) {
   }
   last_progress_ = now_;
   member_.apply(item, effects_);
+  if (effects_.bye) stall_text_.clear();
 }
 
 void Controller::batch_finished() {
@@ -197,8 +198,9 @@ void Controller::tick(Nanos now) {
 void Controller::tick_coordinator() {
   if (coordinator_->ids_are_used_up() && !std::exchange(told_of_ids_, true)) {
     effects_.warnings.push_back(
-        concat("more than ", kIdsMax, " names of tensors have been used; new ones cost more from ",
-               "now on, since they are negotiated in full. Is there a step number in a name?"));
+        concat("the table of ", kIdsMax, " names and shapes of tensors is full; new names cost ",
+               "more from now on, since they are negotiated in full. Is there a step number in a ",
+               "name?"));
   }
   for (const int peer : coordinator_->missing_members(now_, options_.ask_after)) {
     if (peer != options_.rank) ask(peer);
@@ -213,23 +215,37 @@ void Controller::tick_coordinator() {
   if (options_.stall_warn_after <= 0 || now_ - last_stall_report_ < options_.stall_warn_after) {
     return;
   }
-  std::string report = coordinator_->stall_report(now_, options_.stall_warn_after);
-  if (!report.empty()) {
-    effects_.warnings.push_back(concat("stalled: ", report));
-  } else {
-    // A rank that leaves early is no fault, but shutdown() may want to say whom it waited for.
-    report = coordinator_->away_report(now_, options_.stall_warn_after);
-  }
-  if (report.empty()) return;
+  tell_what_is_missing();
+  if (stall_text_.empty()) return;
   last_stall_report_ = now_;
-  stall_text_ = report;
-  spread(Stall{report});
+  if (!told_names_.empty()) effects_.warnings.push_back(concat("stalled: ", stall_text_));
+}
+
+// Tells all members, also if nothing is missing any more.
+void Controller::tell_what_is_missing() {
+  const Nanos age = options_.stall_warn_after;
+  told_names_ = coordinator_->stalled_names(now_, age);
+  // A rank that leaves early is no fault, but shutdown() may want to say whom it waited for.
+  std::string report = told_names_.empty() ? coordinator_->away_report(now_, age)
+                                           : coordinator_->stall_report(now_, age);
+  if (report == stall_text_) return;
+  stall_text_ = std::move(report);
+  spread(Stall{stall_text_});
+}
+
+// Records have been appended: a report about what they have ended would blame the wrong tensors.
+void Controller::renew_stall_text() {
+  if (effects_.bye) stall_text_.clear();  // on every rank, with the last record
+  if (stall_text_.empty()) return;
+  const bool all_open = std::all_of(told_names_.begin(), told_names_.end(),
+                                    [&](const auto& name) { return coordinator_->is_open(name); });
+  if (told_names_.empty() || !all_open) tell_what_is_missing();
 }
 
 void Controller::spread(const Item& item) { to_members_.push_back(item); }
 
 // Moves news up and records down until nothing is left to say.
-void Controller::exchange() {
+void Controller::settle_news() {
   for (;;) {
     std::vector<Item> news = member_.take_news();
     if (coordinator_ == nullptr) {
@@ -245,13 +261,14 @@ void Controller::exchange() {
       spread(record);
       member_.apply(record, effects_);
     }
+    renew_stall_text();
   }
 }
 
 Effects Controller::take_effects() {
   if (!fatal_ && !ended_) {
     try {
-      exchange();
+      settle_news();
     } catch (const Error& error) {
       fail(error);
     }

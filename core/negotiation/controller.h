@@ -65,7 +65,7 @@ class Controller {
   // Nothing said is unserved, nothing runs: no tick is needed.
   bool at_rest() const;
   bool is_coordinator() const { return coordinator_ != nullptr; }
-  // The newest stall report that reached this rank; empty if none has.
+  // What is missing, as far as this rank has heard; empty if nothing is, or no longer.
   const std::string& stall_text() const { return stall_text_; }
   const Coordinator* coordinator() const { return coordinator_.get(); }
   const Member& member() const { return member_; }
@@ -73,9 +73,11 @@ class Controller {
  private:
   void take_item(int from, const Item& item);
   void take_record(int from, const Item& item);
-  void exchange();
+  void settle_news();
   void pack_messages();
   void spread(const Item& item);
+  void tell_what_is_missing();
+  void renew_stall_text();
   void to_coordinator(Item item);
   void ask(int peer);
   void ask_everybody(int but);
@@ -105,6 +107,7 @@ class Controller {
   int batches_running_ = 0;
   uint64_t ping_number_ = 0;
   std::string stall_text_;
+  std::vector<std::string> told_names_;  // coordinator: the entries that stall_text_ is about
 };
 
 }  // namespace horon::core

@@ -84,9 +84,10 @@ Coordinator::Word& Coordinator::word_of(Entry& entry, int from) {
 }
 
 void Coordinator::take_ready(int from, const Ready& ready, Nanos now) {
-  if (ready.id > by_id_.size()) broken(from, "it used an id that was never given");
-  const auto& [name, spec] =
-      ready.id == kNoId ? std::pair(ready.name, ready.spec) : by_id_[ready.id - 1];
+  const EntryIds::Known* const known = ids_.get(ready.id);
+  if (ready.id != kNoId && known == nullptr) broken(from, "it used an id that was never given");
+  const std::string& name = known == nullptr ? ready.name : known->name;
+  const SpecPtr& spec = known == nullptr ? ready.spec : known->spec;
   if (!ready.absent.empty() && ready.absent.size() != spec->parts.size()) {
     broken(from, concat("the absent flags of \"", name, "\" do not fit its tensors"));
   }
@@ -284,17 +285,9 @@ PlannedEntry Coordinator::planned(ClosedEntry entry) {
   PlannedEntry out;
   out.produced = std::move(entry.produced);
   out.extents = std::move(entry.extents);
-  const auto known = known_.find(entry.name);
-  if (known != known_.end() &&
-      (known->second.spec == entry.spec || agree(*known->second.spec, *entry.spec))) {
-    out.id = known->second.id;
-    return out;
-  }
-  if (by_id_.size() < kIdsMax) {
-    by_id_.emplace_back(entry.name, entry.spec);
-    out.id = static_cast<EntryId>(by_id_.size());
-    known_[entry.name] = {out.id, entry.spec};
-  }
+  out.id = ids_.find(entry.name, entry.spec);
+  if (out.id != kNoId) return out;
+  out.id = ids_.give(entry.name, entry.spec);
   out.name = std::move(entry.name);
   out.spec = std::move(entry.spec);
   return out;
@@ -316,6 +309,14 @@ std::vector<std::pair<std::string, std::vector<int>>> Coordinator::open_entries(
   std::vector<std::pair<std::string, std::vector<int>>> open;
   for (const Entry& entry : entries_) open.emplace_back(entry.name, silent_members(entry));
   return open;
+}
+
+std::vector<std::string> Coordinator::stalled_names(Nanos now, Nanos age) const {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries_) {
+    if (!entry.complete() && now - entry.opened >= age) names.push_back(entry.name);
+  }
+  return names;
 }
 
 void Coordinator::forgive(Nanos gap) {

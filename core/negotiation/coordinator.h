@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "horon/core/negotiation/effects.h"
+#include "horon/core/negotiation/entry_ids.h"
 #include "horon/core/negotiation/fusion_planner.h"
 #include "horon/core/negotiation/protocol.h"
 
@@ -42,6 +43,9 @@ class Coordinator {
   // The open entries in the order in which they were opened, each with the members that others wait
   // for.
   std::vector<std::pair<std::string, std::vector<int>>> open_entries() const;
+  // The names of open entries that stall_report() of this age is about.
+  std::vector<std::string> stalled_names(Nanos now, Nanos age) const;
+  bool is_open(const std::string& name) const { return by_name_.contains(name); }
   // This process itself stood still for so long: no entry has become older meanwhile.
   void forgive(Nanos gap);
   // What people should know about entries that have been open for `age`; empty if there is none.
@@ -51,7 +55,7 @@ class Coordinator {
   std::string away_report(Nanos now, Nanos age) const;
 
   // More names have been agreed than ids can be given to: further ones are sent in full each time.
-  bool ids_are_used_up() const { return by_id_.size() == kIdsMax; }
+  bool ids_are_used_up() const { return ids_.used_up(); }
 
   bool at_rest() const { return entries_.empty() && in_flight_ == 0 && planner_.empty(); }
   int batches_in_flight() const { return in_flight_; }
@@ -73,10 +77,6 @@ class Coordinator {
     bool disagree = false;
     bool refused = false;
     bool complete() const { return awaited == 0; }
-  };
-  struct Known {
-    EntryId id = kNoId;
-    SpecPtr spec;
   };
   using EntryPlace = std::list<Entry>::iterator;
 
@@ -114,8 +114,7 @@ class Coordinator {
   int last_joined_ = -1;  // in this round of joins; -1: nobody has joined
   bool ended_ = false;
   int in_flight_ = 0;
-  std::unordered_map<std::string, Known> known_;
-  std::vector<std::pair<std::string, SpecPtr>> by_id_;  // [id - 1]
+  EntryIds ids_;
 };
 
 }  // namespace horon::core

@@ -63,12 +63,8 @@ void Member::say(const std::string& name, const Word& word) {
 
 void Member::say_ready(const Request& request) {
   Ready ready;
-  const auto known = known_.find(request.name);
-  if (known != known_.end() &&
-      (known->second.spec == request.spec || agree(*known->second.spec, *request.spec))) {
-    known->second.spec = request.spec;  // the next comparison is one of pointers
-    ready.id = known->second.id;
-  } else {
+  ready.id = ids_.find(request.name, request.spec);
+  if (ready.id == kNoId) {
     ready.name = request.name;
     ready.spec = request.spec;
   }
@@ -158,15 +154,12 @@ void Member::check(const PlannedBatch& batch) const {
 
 std::pair<std::string, SpecPtr> Member::learn(const PlannedEntry& planned) {
   if (planned.spec == nullptr) {
-    const auto known = by_id_.find(planned.id);
-    if (known == by_id_.end()) broken("a plan names an id that was never agreed");
-    return known->second;
+    const EntryIds::Known* const known = ids_.get(planned.id);
+    if (known == nullptr) broken("a plan names an id that was never agreed");
+    return {known->name, known->spec};
   }
-  if (planned.id != kNoId) {
-    if (!by_id_.try_emplace(planned.id, planned.name, planned.spec).second) {
-      broken("a plan gives an id twice");
-    }
-    known_[planned.name] = {planned.id, planned.spec};
+  if (planned.id != kNoId && !ids_.note(planned.id, planned.name, planned.spec)) {
+    broken("a plan gives an id that is taken, or out of turn");
   }
   return {planned.name, planned.spec};
 }
@@ -208,7 +201,7 @@ StartEntry Member::start_entry(const PlannedEntry& planned, bool joined_here) {
   if (request.spec != entry.spec && !agree(*request.spec, *entry.spec)) {
     broken(concat("a plan holds \"", entry.name, "\" with another spec than this rank's"));
   }
-  if (planned.id != kNoId) by_id_[planned.id].second = request.spec;  // compared by pointer next
+  if (planned.id != kNoId) ids_.expect(planned.id, request.spec);
   entry.ticket = request.ticket;
   entry.spec = request.spec;
   unserved_.erase(own);

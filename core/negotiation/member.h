@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "horon/core/negotiation/effects.h"
+#include "horon/core/negotiation/entry_ids.h"
 #include "horon/core/negotiation/protocol.h"
 
 namespace horon::core {
@@ -60,10 +61,6 @@ class Member {
     std::vector<Word> held;  // what the program did after a refusal; said when that is served
     const Word& last() const { return held.empty() ? said : held.back(); }
   };
-  struct Known {
-    EntryId id = kNoId;
-    SpecPtr spec;
-  };
 
   // A name that was refused is free for the program, but not yet for the log: holds the word back
   // until then.
@@ -96,8 +93,7 @@ class Member {
   uint64_t next_sequence_ = 0;
   std::vector<Item> news_;
   std::unordered_map<std::string, Unserved> unserved_;
-  std::unordered_map<std::string, Known> known_;
-  std::unordered_map<EntryId, std::pair<std::string, SpecPtr>> by_id_;
+  EntryIds ids_;
 };
 
 }  // namespace horon::core

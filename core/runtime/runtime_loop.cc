@@ -326,7 +326,12 @@ void RuntimeLoop::rest() {
     poll = poll || runner->pace() == Executor::Pace::Polling;
     coordinator = coordinator || runner->is_coordinator();
   }
-  transport_->wait(pacer_.pause(poll, at_rest(), coordinator));
+  std::chrono::nanoseconds pause = pacer_.pause(poll, at_rest(), coordinator);
+  if (door_.leaving) {
+    const Nanos left = door_.deadline_ns - Clock::now().time_since_epoch().count();
+    pause = std::clamp(std::chrono::nanoseconds(left), std::chrono::nanoseconds(0), pause);
+  }
+  transport_->wait(pause);
   if ((!at_rest() || door_.leaving) && pacer_.long_wait()) look_for_the_dead();
   if (past_deadline()) end_at_deadline();
 }

@@ -37,6 +37,7 @@ int InProcessTransport::size() const { return static_cast<int>(world_->size()); 
 
 void InProcessTransport::send(int to, Bytes message) {
   HORON_CHECK(to >= 0 && to < size() && to != rank_, "a message goes to another rank");
+  require_sendable(message);
   Mailbox& box = mailbox(to);
   {
     const std::lock_guard lock(box.mutex);

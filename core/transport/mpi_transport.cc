@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
-#include "horon/core/base/text.h"
 #include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::core {
@@ -46,10 +45,7 @@ MpiTransport::~MpiTransport() {
 
 void MpiTransport::send(int to, Bytes message) {
   HORON_CHECK(to >= 0 && to < size_ && to != rank_, "a message goes to another rank");
-  if (message.size() > kMessageBytesMax) {
-    throw Error(ErrorCode::Limit, concat("a message of ", bytes_text(message.size()),
-                                         " is longer than ", bytes_text(kMessageBytesMax)));
-  }
+  require_sendable(message);
   finish_sends();
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, to, kTag,

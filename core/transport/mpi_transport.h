@@ -19,15 +19,12 @@ namespace horon::core {
 // blocks.
 class MpiTransport final : public Transport {
  public:
-  static constexpr size_t kMessageBytesMax = size_t{256} << 20;
-
   MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& policy);
   // What has not left by now may be lost: call flushed() until it is true, before.
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  // Throws Error(Limit) beyond kMessageBytesMax.
   void send(int to, Bytes message) override;
   std::optional<Message> receive() override;
   // True once MPI needs no more of this rank for the sends; they may still be on the network.

@@ -65,6 +65,7 @@ bool SharedMemoryTransport::reaches(int rank) const {
 
 void SharedMemoryTransport::send(int to, Bytes message) {
   HORON_CHECK(reaches(to) && to != rank(), "a message goes to another rank of this host");
+  require_sendable(message);
   const auto local_rank = static_cast<size_t>(local_rank_of_[static_cast<size_t>(to)]);
   Peer& peer = peers_[local_rank];
   Outgoing outgoing;
@@ -123,6 +124,11 @@ std::optional<Bytes> SharedMemoryTransport::pull(Peer& peer) {
     if (!take(peer, incoming.length, 0)) return std::nullopt;
     uint64_t length = 0;
     std::memcpy(&length, incoming.length.data(), sizeof length);
+    if (length > kMessageBytesMax) {
+      throw Error(ErrorCode::Internal,
+                  concat("rank ", peer.rank, " sent a control message of ", length,
+                         " bytes: the memory that the ranks of this host share is damaged"));
+    }
     incoming.bytes.resize(length);
   }
   if (!take(peer, incoming.bytes, kPrefix)) return std::nullopt;

@@ -28,6 +28,9 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
+  // Longer ones are an Error(Limit) of the sender; a receiver that is told of a longer one throws.
+  static constexpr size_t kMessageBytesMax = size_t{256} << 20;
+
   // Queues a message and returns; never blocks for the receiver. to != rank().
   virtual void send(int to, Bytes message) = 0;
 
@@ -50,6 +53,10 @@ class Transport {
   // A peer whose process is known to have ended ("rank 3 (pid 4711)"), where the platform can tell;
   // cheap.
   virtual std::optional<std::string> dead_peer() { return std::nullopt; }
+
+ protected:
+  // What send() does first. Throws Error(Limit).
+  static void require_sendable(const Bytes& message);
 };
 
 }  // namespace horon::core

@@ -169,6 +169,87 @@ TEST(Controller, NamesAreUncachedAboveTheLimit) {
   EXPECT_EQ(controller->take_effects().starts.size(), 1U);
 }
 
+// Two ranks that talk at once; every Ready of rank 1 is noted.
+struct Pair {
+  std::vector<Owned> ranks;
+  std::vector<Ready> said;
+  Ticket ticket = 0;
+
+  Pair() {
+    for (int rank = 0; rank < 2; ++rank) ranks.push_back(make(rank, 2));
+  }
+  void deliver(size_t from) {
+    Effects effects = ranks[from]->take_effects();
+    EXPECT_FALSE(effects.fatal.has_value()) << effects.fatal->what();
+    EXPECT_TRUE(effects.warnings.empty());
+    for (size_t i = 0; i < effects.starts.size(); ++i) ranks[from]->batch_finished();
+    for (const Outgoing& message : effects.messages) {
+      for (const Item& item : decode(message.bytes).items) {
+        if (const Ready* ready = std::get_if<Ready>(&item)) said.push_back(*ready);
+      }
+      ranks[1 - from]->receive(static_cast<int>(from), message.bytes);
+    }
+  }
+  // The same tensor on both.
+  void reduce(const std::string& name, int64_t extent) {
+    for (const Owned& rank : ranks) rank->submit({++ticket, name, tensor(name, extent), {}, {}});
+    deliver(1);
+    deliver(0);
+    deliver(1);
+    for (const Owned& rank : ranks) EXPECT_TRUE(rank->at_rest()) << name << " of " << extent;
+  }
+};
+
+TEST(Controller, ShapesThatComeAgainAreCached) {
+  Pair pair;
+  for (int i = 0; i < 6; ++i) pair.reduce("loss", i % 2 == 0 ? 64 : 17);
+  ASSERT_EQ(pair.said.size(), 6U);
+  EXPECT_EQ(pair.said[1].id, kNoId);
+  for (size_t i = 2; i < 6; ++i) EXPECT_NE(pair.said[i].id, kNoId) << i;
+}
+
+TEST(Controller, ANameThatChangesItsShapeForEverUsesUpNoNumbers) {
+  Pair pair;
+  for (EntryId i = 0; i < kIdsMax + 10; ++i) {
+    pair.said.clear();
+    pair.reduce("rows", 1 + static_cast<int64_t>(i));
+    if (testing::Test::HasFailure()) return;
+  }
+  pair.said.clear();
+  pair.reduce("new", 4);
+  pair.reduce("new", 4);
+  ASSERT_EQ(pair.said.size(), 2U);
+  EXPECT_NE(pair.said[1].id, kNoId);
+  pair.ranks[0]->tick(10 * kSecond);
+  EXPECT_TRUE(pair.ranks[0]->take_effects().warnings.empty());
+}
+
+TEST(Controller, TheStallTextForgetsWhatHasCompleted) {
+  Pair pair;
+  pair.ranks[0]->tick(0);
+  pair.ranks[1]->tick(0);
+  for (const char* name : {"a", "b"}) {
+    pair.ranks[0]->submit({++pair.ticket, name, tensor(name), {}, {}});
+  }
+  (void)pair.ranks[0]->take_effects();
+  pair.ranks[0]->set_time(kSecond);  // one step of more than three seconds would be forgiven
+  for (Nanos now = kSecond; now <= 11 * kSecond; now += kSecond) pair.ranks[0]->set_time(now);
+  pair.ranks[0]->tick(11 * kSecond);
+  const Effects told = pair.ranks[0]->take_effects();
+  for (const Outgoing& message : told.messages) pair.ranks[1]->receive(0, message.bytes);
+  EXPECT_THAT(pair.ranks[1]->stall_text(), HasSubstr("\"a\""));
+  for (const char* name : {"a", "b"}) {
+    EXPECT_THAT(pair.ranks[1]->stall_text(), HasSubstr(concat('"', name, '"')));
+    pair.ranks[1]->submit({++pair.ticket, name, tensor(name), {}, {}});
+    pair.deliver(1);
+    pair.deliver(0);
+    for (const Owned& rank : pair.ranks) {
+      EXPECT_THAT(rank->stall_text(), testing::Not(HasSubstr(concat('"', name, '"'))));
+    }
+  }
+  for (const Owned& rank : pair.ranks) EXPECT_EQ(rank->stall_text(), "");
+}
+
 // Runs a job whose last rank submits nothing, with a look every millisecond, and counts messages.
 std::map<std::pair<int, int>, int> idle_messages(int size, Nanos time) {
   std::vector<Owned> ranks;

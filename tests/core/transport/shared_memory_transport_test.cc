@@ -1,6 +1,8 @@
 #include "horon/core/transport/shared_memory_transport.h"
 
 #include <barrier>
+#include <span>
+#include <string>
 
 #include <gtest/gtest.h>
 
@@ -70,6 +72,36 @@ TEST(SharedMemoryTransport, FlushedSaysWhetherTheReaderHasToMakeRoom) {
       Talk talk(transport);
       talk.expect(0, 0, 10);
       talk.expect(0, 1, kLength);
+    }
+    step.arrive_and_wait();
+  });
+}
+
+TEST(SharedMemoryTransport, LengthsBeyondTheLimitAreErrorsOnBothSides) {
+  constexpr int kSize = 2;
+  InProcessJob job(kSize);
+  std::barrier<> step(kSize);
+  run_ranks(kSize, [&](int rank) {
+    const size_t area_bytes = SharedMemoryTransport::area_bytes(kSize);
+    const auto group = LocalGroup::create(job.of(rank), area_bytes);
+    ASSERT_TRUE(group->available()) << group->unavailable_reason();
+    SharedMemoryTransport transport(*group, group->area(), one_host_topology(rank, kSize), {});
+    if (rank == 0) {
+      EXPECT_THROW(transport.send(1, Bytes(Transport::kMessageBytesMax + 1)), Error);
+      // A length as a stray write would leave it, in the ring from rank 0 to rank 1.
+      const size_t ring_bytes = area_bytes / (kSize * kSize);
+      ByteRing ring(group->area() + ring_bytes, ring_bytes - ByteRing::bytes_needed(0));
+      const uint64_t length = uint64_t{1} << 60;
+      EXPECT_EQ(ring.write(std::as_bytes(std::span(&length, 1))), sizeof length);
+    }
+    step.arrive_and_wait();
+    if (rank == 1) {
+      try {
+        (void)transport.receive();
+        ADD_FAILURE() << "must throw";
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("rank 0 sent"), std::string::npos);
+      }
     }
     step.arrive_and_wait();
   });

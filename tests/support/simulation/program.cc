@@ -172,7 +172,9 @@ std::string describe(const core::Item& item) {
           [](const core::Unused& i) { return concat("Unused ", i.name); },
           [](const core::Joined& i) { return concat("Joined, last was ", i.last); },
           [](const core::Bye&) { return std::string("Bye"); },
-          [](const core::Stall& i) { return concat("Stall: ", i.text); },
+          [](const core::Stall& i) {
+            return concat("Stall: ", i.text.empty() ? "nothing is missing any more" : i.text);
+          },
           [](const core::Abort& i) { return concat("Abort (", to_string(i.code), ") ", i.text); },
       },
       item);
