@@ -100,9 +100,14 @@ void Controller::take_item(int from, const Item& item) {
                  [](const Pong&) {},  // heard() is all
                  [&](const Stall& stall) { stall_text_ = stall.text; },
                  [&](const Abort& abort) {
-                   // The sender may have died before it had told everybody; the others would then
-                   // blame the coordinator, who does not answer any more.
-                   if (coordinator_ != nullptr) spread(abort);
+                   // The sender may reach some of the others only, or have died before it had told
+                   // everybody; the rest would then blame the coordinator, who does not answer any
+                   // more. What one member hears reaches all by way of the coordinator.
+                   if (coordinator_ != nullptr) {
+                     spread(abort);
+                   } else if (from != kCoordinatorRank) {
+                     to_one_.emplace_back(kCoordinatorRank, abort);
+                   }
                    end(Error(abort.code, abort.text));
                  },
                  [&](const auto&) {
