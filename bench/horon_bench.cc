@@ -15,6 +15,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
 namespace {
@@ -44,7 +45,7 @@ int measure_collectives(const Options& options, MpiPeer& mpi) {
   say(header_text(options, mpi) + column_titles(options));
   std::vector<Row> rows;
   {
-    Measurement measurement(options, core::runtime(), mpi);
+    Measurement measurement(options, ops::runtime(), mpi);
     for (const int64_t bytes : options.sizes()) {
       rows.push_back(measurement.run(bytes));
       say(row_text(options, rows.back(), size()));
@@ -80,7 +81,7 @@ int measure_rest(const Options& options, MpiPeer& mpi) {
 int run(int argc, char** argv) {
   // After init(), because only rank 0 is to print.
   const ParsedOptions parsed = parse_options(argc, argv);
-  core::init();
+  init_session();
   if (!parsed.exit_text.empty()) {
     say(parsed.exit_text);
     return parsed.exit_code;

@@ -6,6 +6,7 @@
 
 #include "horon/bench/statistics.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
 namespace horon::bench {
@@ -52,7 +53,7 @@ Measurement::Measurement(const Options& options, core::Runtime& runtime, MpiPeer
   const auto bytes = static_cast<size_t>(largest.message_bytes);
   const auto allocate = [&](bool registered) {
     std::shared_ptr<std::byte> memory =
-        registered ? core::allocate_host(bytes) : private_memory(bytes);
+        registered ? ops::allocate_host(bytes) : private_memory(bytes);
     std::memset(memory.get(), 1, bytes);
     return memory;
   };

@@ -10,6 +10,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
 #include "horon/ops/host/host_kernels.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
 namespace horon::bench {
@@ -131,7 +132,7 @@ std::string header_text(const Options& options, MpiPeer& mpi) {
                        distinct.size(), " host(s), ", options.registered ? "registered" : "private",
                        " memory, ", options.iters, " iterations after ", options.warmup_iters,
                        ", validation: ", options.check ? 1 : 0, "\n");
-  for (const std::string& line : core::explain_selection()) text += "#   " + line + "\n";
+  for (const std::string& line : ops::explain_selection()) text += "#   " + line + "\n";
   constexpr size_t shown = 16;
   for (size_t rank = 0; rank < std::min(hosts.size(), shown); ++rank) {
     text += format("#  Rank %2d on %s\n", static_cast<int>(rank), hosts[rank].c_str());
@@ -196,7 +197,7 @@ nlohmann::json to_json(const Options& options, const std::vector<Row>& rows, int
   return {{"version", version()},
           {"mpi", MpiPeer::library_version()},
           {"machine", describe_machine()},
-          {"op_chosen", core::explain_selection()},
+          {"op_chosen", ops::explain_selection()},
           {"config", config},
           {"results", results},
           {"average_bus_bandwidth", average_busbw(rows, options, ranks)},

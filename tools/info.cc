@@ -10,6 +10,7 @@
 #include "horon/core/base/config.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "info_facts.h"
 
@@ -19,7 +20,7 @@ using Json = nlohmann::ordered_json;
 
 Json facts_json() {
   Json facts = Json::object();
-  for (const auto& fact : horon::core::build_facts()) facts[fact.name] = fact.value;
+  for (const auto& fact : horon::build_facts()) facts[fact.name] = fact.value;
   for (const auto& fact : horon::tools::torch_facts()) facts[fact.name] = fact.value;
   return facts;
 }
@@ -44,10 +45,10 @@ bool has_launcher() {
 
 // Needs init().
 Json job_json() {
-  const horon::core::Topology& topology = horon::core::runtime().topology();
+  const horon::core::Topology& topology = horon::ops::runtime().topology();
   return {{"size", topology.size},
           {"host_of", topology.host_of},
-          {"selection", horon::core::explain_selection()}};
+          {"selection", horon::ops::explain_selection()}};
 }
 
 void print_job(const Json& job) {
@@ -100,7 +101,7 @@ int main(int argc, char** argv) {
                 {"config", config_json(horon::core::Config::from_environment())}};
     int rank = 0;
     if (has_launcher()) {
-      horon::core::init();
+      horon::init_session();
       rank = horon::rank();
       all["job"] = job_json();
     }

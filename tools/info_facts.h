@@ -8,6 +8,6 @@
 namespace horon::tools {
 
 // Facts about LibTorch. A build without it has one fact that says so.
-std::vector<core::BuildFact> torch_facts();
+std::vector<BuildFact> torch_facts();
 
 }  // namespace horon::tools

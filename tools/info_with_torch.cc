@@ -6,7 +6,7 @@
 
 namespace horon::tools {
 
-std::vector<core::BuildFact> torch_facts() {
+std::vector<BuildFact> torch_facts() {
   return {{"libtorch", TORCH_VERSION},
           {"libtorch cpu", at::get_cpu_capability()},
           {"libtorch threads", std::to_string(at::get_num_threads())}};

@@ -2,6 +2,6 @@
 
 namespace horon::tools {
 
-std::vector<core::BuildFact> torch_facts() { return {{"libtorch", "not in this build"}}; }
+std::vector<BuildFact> torch_facts() { return {{"libtorch", "not in this build"}}; }
 
 }  // namespace horon::tools

@@ -10,6 +10,7 @@
 #include "horon/core/base/config.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 
 namespace horon {
@@ -48,8 +49,8 @@ int count_sharers(const cpu_set_t& own, const std::vector<cpu_set_t>& all,
 }
 
 void divide_cores() {
-  const core::Config& config = core::runtime().config();
-  const core::Topology& topology = core::runtime().topology();
+  const core::Config& config = ops::runtime().config();
+  const core::Topology& topology = ops::runtime().topology();
   // Every rank takes part in the exchange, whatever it decides for itself.
   const cpu_set_t own = own_cores();
   const std::vector<cpu_set_t> all = gather_cores(own);
@@ -77,7 +78,7 @@ void divide_cores() {
 
 void init(const InitOptions& options) {
   if (is_initialized()) return;
-  core::init(options);
+  init_session(options);
   divide_cores();
 }
 

@@ -7,10 +7,10 @@
 
 namespace horon {
 
-// Collective over all ranks: starts the session (see core::init() for MPI, knobs and errors), then
-// divides the cores among the ranks of this host: a rank of LibTorch would otherwise start as many
-// OpenMP threads as there are cores, and N ranks on one host would fight for them. The division is
-// left alone if OMP_NUM_THREADS is set or the program has called at::set_num_threads();
+// Collective over all ranks: starts the session (see init_session() for MPI, knobs and errors),
+// then divides the cores among the ranks of this host: a rank of LibTorch would otherwise start as
+// many OpenMP threads as there are cores, and N ranks on one host would fight for them. The
+// division is left alone if OMP_NUM_THREADS is set or the program has called at::set_num_threads();
 // HORON_THREADS wins over both. It applies to the calling thread and to threads that use LibTorch
 // for the first time later, so call init() on the thread that trains. A second call while the
 // session runs does nothing. Throws Error(Config).

@@ -34,7 +34,7 @@ class Job {
   bool owns_mpi() const { return owns_mpi_; }
   ProcessSets& process_sets() { return *sets_; }
 
-  // See core::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
+  // See ops::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
 
   // Serves the others until all ranks stop or the time of HORON_SHUTDOWN_TIMEOUT_S is over, then

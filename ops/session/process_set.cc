@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/ops/session/session_collectives.h"
 
@@ -33,7 +34,7 @@ int ProcessSet::rank() const { return ranks_ == nullptr ? horon::rank() : me_; }
 
 ProcessSet split_process_set(int color) {
   const std::vector<std::string> colors =
-      ops::gather_from_all(core::runtime(), "horon.split_process_set", std::to_string(color));
+      ops::gather_from_all(ops::runtime(), "horon.split_process_set", std::to_string(color));
   std::map<int, std::vector<int>> ranks_of;
   for (size_t rank = 0; rank < colors.size(); ++rank) {
     ranks_of[std::stoi(colors[rank])].push_back(static_cast<int>(rank));
@@ -47,7 +48,7 @@ ProcessSet split_process_set(int color) {
 }
 
 ProcessSet add_local_process_set() {
-  const core::Topology& topology = core::runtime().topology();
+  const core::Topology& topology = ops::runtime().topology();
   return split_process_set(topology.host_of[static_cast<size_t>(topology.rank)]);
 }
 

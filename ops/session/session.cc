@@ -1,7 +1,9 @@
 #include "horon/ops/session/session.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <map>
 #include <mutex>
 #include <pthread.h>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "horon/core/execution/executor.h"
 #include "horon/ops/host/host_kernels.h"
 #include "horon/ops/session/job.h"
+#include "horon/ops/session/running_job.h"
 
 namespace horon {
 namespace {
@@ -61,6 +64,13 @@ int local_size() { return topology().local_size; }
 int cross_rank() { return topology().cross_rank; }
 int cross_size() { return topology().cross_size; }
 
+bool is_homogeneous() {
+  std::map<int, int> ranks_on;  // [host]
+  for (const int host : topology().host_of) ++ranks_on[host];
+  return std::all_of(ranks_on.begin(), ranks_on.end(),
+                     [&](const auto& host) { return host.second == ranks_on.begin()->second; });
+}
+
 int last_rank() { return core::log_rank(); }
 
 bool is_initialized() {
@@ -108,9 +118,7 @@ void shutdown() {
   here.mpi_is_over = ending->owns_mpi();
 }
 
-namespace core {
-
-void init(const InitOptions& options) {
+void init_session(const InitOptions& options) {
   Process& here = process();
   const std::lock_guard lock(here.mutex);
   if (here.job != nullptr) return;
@@ -124,27 +132,29 @@ void init(const InitOptions& options) {
   here.exit_handler_set = true;
   pthread_atfork(nullptr, nullptr, [] { forked = true; });
   std::atexit([] { shutdown(); });
-  MpiLibrary::at_finalize([] { shutdown(); });
+  core::MpiLibrary::at_finalize([] { shutdown(); });
 }
-
-Runtime& runtime() { return job().runtime(); }
-
-std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(bytes); }
 
 std::vector<BuildFact> build_facts() {
   return {{"horon", std::string(version())},
-          {"mpi", MpiLibrary::version()},
+          {"mpi", core::MpiLibrary::version()},
           {"cpu kernels", std::string(ops::kernel_instruction_set())},
           {"devices", "host"},
           {"collectives",
            "allreduce, broadcast, allgather, reducescatter, alltoall, gather, scatter, barrier"}};
 }
 
+namespace ops {
+
+core::Runtime& runtime() { return job().runtime(); }
+
+std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(bytes); }
+
 std::vector<std::string> explain_selection() {
-  BatchFacts facts;
+  core::BatchFacts facts;
   facts.count = 1 << 20;
   return job().op_table().explain(facts);
 }
 
-}  // namespace core
+}  // namespace ops
 }  // namespace horon

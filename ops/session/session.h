@@ -2,15 +2,11 @@
 // without LibTorch.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "horon/core/bootstrap/topology.h"
-#include "horon/core/runtime/runtime.h"
+#include "horon/core/base/error.h"
 #include "horon/ops/session/process_set.h"
 
 namespace horon {
@@ -27,14 +23,23 @@ struct InitOptions {
   std::vector<std::vector<int>> process_sets = {};
 };
 
-// All throw Error(NotInitialized) outside init() .. shutdown().
+// Starts the session. Collective over all ranks. A second call while it runs does nothing; after
+// shutdown() it starts anew if the caller owns MPI, else it is an error (MPI can't be initialised
+// twice). If any rank has an error, every rank throws it and no session is left. Throws
+// Error(Config), and others that say what failed. A LibTorch program calls horon::init()
+// (torch_bindings/session.h), which also divides the cores.
+void init_session(const InitOptions& options = {});
+bool is_initialized();
+
+// These throw Error(NotInitialized) outside init() .. shutdown().
 int rank();
 int size();
 int local_rank();
 int local_size();
 int cross_rank();
 int cross_size();
-bool is_initialized();
+// Whether all hosts have the same number of ranks; the same answer on every rank.
+bool is_homogeneous();
 // This process's rank in the session that runs, or in the last one that was begun: also after a
 // failed init() and after shutdown(), for who wants an error that all ranks have told once. -1 if
 // there has been none.
@@ -56,26 +61,11 @@ int join(const ProcessSet& process_set = {});
 // throws; a second call does nothing.
 void shutdown();
 
-namespace core {
-
-// Collective over all ranks. A second call while running does nothing; after shutdown() it starts
-// anew if the caller owns MPI, else it is an error (MPI can't be initialised twice). Throws
-// Error(Config).
-void init(const InitOptions& options = {});
-
-// The running session's parts; throws Error(NotInitialized).
-Runtime& runtime();
-// Memory that collectives of this host can use without a copy (a gradient bucket). Any thread.
-std::shared_ptr<std::byte> allocate_host(size_t bytes);
-
-// "libhoron 0.1.0, Open MPI 4.1.4, ..." one line per fact; works without init().
+// What this build is, one fact a line: {"mpi", "Open MPI 4.1.4, ..."}. Works without a session.
 struct BuildFact {
   std::string name;
   std::string value;
 };
 std::vector<BuildFact> build_facts();
-// Why an op is chosen for allreduce of this size: one line per candidate. Needs init().
-std::vector<std::string> explain_selection();
 
-}  // namespace core
 }  // namespace horon

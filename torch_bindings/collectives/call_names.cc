@@ -8,6 +8,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
 namespace horon::torch_detail {
@@ -43,7 +44,7 @@ std::string given_or_counted(const std::string& given, std::string_view kind, ui
 }
 
 void refuse_call(const std::string& name, const ProcessSet& set, const std::string& text) {
-  if (is_initialized() && set.includes_me()) core::runtime().refuse(name, text, set.id());
+  if (is_initialized() && set.includes_me()) ops::runtime().refuse(name, text, set.id());
   throw Error(ErrorCode::InvalidArgument, text);
 }
 

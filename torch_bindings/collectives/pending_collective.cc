@@ -12,6 +12,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/block_layout.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/tensors/finite.h"
@@ -55,7 +56,7 @@ PendingCollective::PendingCollective(CollectiveKind kind, std::string_view kind_
 }
 
 void PendingCollective::refuse(const Error& error) const {
-  if (is_initialized()) core::runtime().refuse(name, error.what(), process_set_.id());
+  if (is_initialized()) ops::runtime().refuse(name, error.what(), process_set_.id());
   throw Error(error);
 }
 
@@ -126,7 +127,7 @@ void PendingCollective::check_reduction(const at::Tensor& tensor) const {
   if (!is_floating(spec.dtype) && (spec.prescale != 1.0 || spec.postscale != 1.0)) {
     fail(concat("is ", to_string(spec.dtype), "; prescale and postscale need a floating type"));
   }
-  if (core::runtime().config().check_finite && is_floating(spec.dtype) &&
+  if (ops::runtime().config().check_finite && is_floating(spec.dtype) &&
       !all_finite(real_view(tensor))) {
     throw not_finite(concat("tensor \"", name, "\""), real_view(tensor),
                      "HORON_CHECK_FINITE asks for finite values");
@@ -206,12 +207,12 @@ void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
   }
   submission.spec = std::make_shared<const core::EntrySpec>(spec);
   submission.keep_alive = self;
-  state_ = core::runtime().submit(std::move(submission));
+  state_ = ops::runtime().submit(std::move(submission));
 }
 
 void PendingCollective::wait(std::chrono::nanoseconds timeout) const {
   if (state_->wait(timeout)) return;
-  const std::string stalled = is_initialized() ? core::runtime().stall_report() : "";
+  const std::string stalled = is_initialized() ? ops::runtime().stall_report() : "";
   throw Error(ErrorCode::Timeout, concat("tensor \"", name, "\" has not come within ",
                                          std::chrono::duration<double>(timeout).count(),
                                          " s; the collective goes on and may be waited for again",

@@ -5,6 +5,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/sparse_reduction.h"
@@ -64,7 +65,7 @@ void check(const at::Tensor& tensor, const std::string& name, ReduceOp op) {
   if (tensor.scalar_type() == at::kBool) refuse("is bool, which has no sum; use another dtype");
   const at::Tensor values = torch_detail::real_view(tensor._values());
   torch_detail::check_tensor(values, name);
-  if (core::runtime().config().check_finite && values.is_floating_point() &&
+  if (ops::runtime().config().check_finite && values.is_floating_point() &&
       !torch_detail::all_finite(values)) {
     throw torch_detail::not_finite(concat("tensor \"", name, "\""), values,
                                    "HORON_CHECK_FINITE asks for finite values");
@@ -104,8 +105,8 @@ SparseHandle sparse_allreduce_async(const at::Tensor& tensor,
   } catch (const Error& error) {
     if (is_initialized() && set.includes_me()) {
       // The other ranks wait under both names.
-      core::runtime().refuse(concat(name, SparseReduction::kIndices), error.what(), set.id());
-      core::runtime().refuse(concat(name, SparseReduction::kValues), error.what(), set.id());
+      ops::runtime().refuse(concat(name, SparseReduction::kIndices), error.what(), set.id());
+      ops::runtime().refuse(concat(name, SparseReduction::kValues), error.what(), set.id());
     }
     throw;
   }

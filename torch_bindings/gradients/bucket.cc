@@ -9,7 +9,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/ops/session/session.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
@@ -43,7 +43,7 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
   const size_t bytes =
       std::max<size_t>(1, static_cast<size_t>(elements_) * c10::elementSize(dtype_));
-  memory_ = sparse_ ? untouched_memory(bytes) : core::allocate_host(bytes);
+  memory_ = sparse_ ? untouched_memory(bytes) : ops::allocate_host(bytes);
   auto* owner = new std::shared_ptr<std::byte>(memory_);
   at::DataPtr data(
       memory_.get(), owner,
@@ -93,12 +93,12 @@ void GradientBucket::submit(std::vector<bool> absent) {
   submission.memory = {{memory_.get(), memory_.get(), elements_}};
   submission.absent = std::move(absent);
   submission.keep_alive = memory_;
-  handle = core::runtime().submit(std::move(submission));
+  handle = ops::runtime().submit(std::move(submission));
 }
 
 void GradientBucket::refuse(const Error& error) {
   refusal = error;
-  core::runtime().refuse(name_, error.what(), set_);
+  ops::runtime().refuse(name_, error.what(), set_);
 }
 
 }  // namespace horon::torch_detail

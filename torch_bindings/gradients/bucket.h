@@ -25,7 +25,7 @@ namespace horon::torch_detail {
 
 class GradientBucket {
  public:
-  // `slots` are indices into `layouts`. Takes memory from core::allocate_host(); for the bucket of
+  // `slots` are indices into `layouts`. Takes memory from ops::allocate_host(); for the bucket of
   // a sparse gradient only address space, which nobody touches.
   GradientBucket(std::string name, std::vector<size_t> slots,
                  std::span<const GradientLayout> layouts, const GradientSettings& settings);

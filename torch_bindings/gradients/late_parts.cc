@@ -7,6 +7,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/step_agreement.h"
 #include "horon/torch_bindings/tensors/failures.h"
@@ -89,7 +90,7 @@ void LateParts::check_finite(std::initializer_list<std::string_view> endings,
   if (!settings_.check_finite || all_finite(values)) return;
   const Error error = gradient_not_finite(slot.name(), values);
   for (const std::string_view ending : endings) {
-    core::runtime().refuse(core::concat(name, ending), error.what(), settings_.set);
+    ops::runtime().refuse(core::concat(name, ending), error.what(), settings_.set);
   }
   throw error;
 }

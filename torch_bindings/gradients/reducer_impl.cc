@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/tensors/finite.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
@@ -32,8 +33,8 @@ GradientEngine::GradientEngine(const NamedTensors& parameters,
     : options_(options),
       settings_(settings_of(options)),
       name_(name_or_default(options.name, settings_.set)),
-      destroy_timeout_s_(core::runtime().config().shutdown_timeout_s),
-      has_timeline_(core::runtime().timeline() != nullptr),
+      destroy_timeout_s_(ops::runtime().config().shutdown_timeout_s),
+      has_timeline_(ops::runtime().timeline() != nullptr),
       late_(name_, settings_),
       no_sync_depth_(std::make_shared<std::atomic<int>>(0)) {
   add_parameters(parameters);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
@@ -179,7 +180,7 @@ void GradientEngine::end_step(Clock::time_point begin) {
   statistics_.wait_seconds += std::chrono::duration<double>(end - begin).count();
   ++statistics_.steps;
   core::Timeline* const timeline =
-      has_timeline_ && is_initialized() ? core::runtime().timeline() : nullptr;
+      has_timeline_ && is_initialized() ? ops::runtime().timeline() : nullptr;
   if (timeline != nullptr) {
     if (open_) timeline->span("training", "backward", first_arrival_, last_arrival_, name_);
     timeline->span("training", "synchronize", begin, end, name_);

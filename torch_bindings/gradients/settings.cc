@@ -5,6 +5,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
 namespace horon::torch_detail {
@@ -59,7 +60,7 @@ std::string GradientSettings::text() const {
 
 GradientSettings settings_of(const GradientReducerOptions& options) {
   check(options);
-  const core::Config& config = core::runtime().config();
+  const core::Config& config = ops::runtime().config();
   GradientSettings settings;
   settings.op = options.op;
   settings.process_set = options.process_set;

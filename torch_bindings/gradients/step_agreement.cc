@@ -4,6 +4,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
 namespace horon::torch_detail {
@@ -39,7 +40,7 @@ std::shared_ptr<core::HandleState> submit_in_place(uint32_t set, std::string nam
   submission.memory = {
       {static_cast<const std::byte*>(memory), static_cast<std::byte*>(memory), count}};
   submission.keep_alive = std::move(keep_alive);
-  return core::runtime().submit(std::move(submission));
+  return ops::runtime().submit(std::move(submission));
 }
 
 StepAgreement::StepAgreement(const std::string& reducer_name, const std::string& plan,

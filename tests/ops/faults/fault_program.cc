@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "horon/core/base/error.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
 namespace {
@@ -34,7 +35,7 @@ void allreduce(std::vector<float>& data, const std::shared_ptr<horon::core::Entr
   submission.spec = spec;
   auto* bytes = reinterpret_cast<std::byte*>(data.data());
   submission.memory = {{bytes, bytes, static_cast<int64_t>(data.size())}};
-  const auto handle = horon::core::runtime().submit(std::move(submission));
+  const auto handle = horon::ops::runtime().submit(std::move(submission));
   handle->wait(std::nullopt);
   if (handle->outcome().error) throw horon::Error(*handle->outcome().error);
 }
@@ -43,7 +44,7 @@ void allreduce(std::vector<float>& data, const std::shared_ptr<horon::core::Entr
 
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
-  horon::core::init();
+  horon::init_session();
   const bool guilty = horon::rank() == std::atoi(argv[2]);
   // Large enough that ranks are also caught inside a collective.
   std::vector<float> data(size_t{1} << 18, 1.0F);

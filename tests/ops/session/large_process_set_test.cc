@@ -38,7 +38,7 @@ TEST(ExactList, DiffersWhereTheListsDo) {
 
 TEST(LargeProcessSet, OneOtherMemberIsAMismatch) {
   ASSERT_EQ(test_size(), 18);
-  core::init();
+  init_session();
   std::vector<int> ranks = first_ranks(17);
   if (test_rank() == 3) ranks.back() = 17;
   try {

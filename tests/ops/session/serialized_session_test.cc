@@ -14,7 +14,7 @@ TEST(SerializedSession, MakesProcessSets) {
   int provided = -1;
   ASSERT_EQ(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), MPI_SUCCESS);
   if (provided > MPI_THREAD_SERIALIZED) GTEST_SKIP() << "this MPI grants more than was asked for";
-  core::init();
+  init_session();
   const ProcessSet last = add_process_set({size() - 1});
   const ProcessSet all = split_process_set(1);
   if (last.includes_me()) barrier(last);

@@ -17,7 +17,7 @@ TEST(SessionOwner, AFailedStartEndsMpiOnAllRanks) {
   InitOptions options;
   options.set = {{"HORON_TIMELINE", "/no/such/folder/trace.json"}};
   try {
-    core::init(options);
+    init_session(options);
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("HORON_TIMELINE"));
@@ -29,7 +29,7 @@ TEST(SessionOwner, AFailedStartEndsMpiOnAllRanks) {
   MPI_Finalized(&finalized);
   EXPECT_EQ(finalized, 1);
   try {
-    core::init();
+    init_session();
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("MPI_Init_thread"));

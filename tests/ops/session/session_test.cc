@@ -34,7 +34,7 @@ std::string error_of(const std::function<void()>& call) {
 // After a start that failed everywhere, the job starts anew and works.
 void expect_that_a_job_starts() {
   EXPECT_FALSE(is_initialized());
-  core::init();
+  init_session();
   barrier();
   EXPECT_EQ(process_sets().size(), 1U);
   const ProcessSet all = split_process_set(7);
@@ -48,7 +48,7 @@ TEST(SessionStart, ATimelineThatOneRankCanNotWriteIsAnErrorOfAll) {
   InitOptions options;
   if (test_rank() == guilty) options.set = {{"HORON_TIMELINE", "/no/such/folder/trace.json"}};
   const std::string expected = test_size() == 1 ? "" : concat(" (on rank ", guilty, ")");
-  EXPECT_THAT(error_of([&] { core::init(options); }),
+  EXPECT_THAT(error_of([&] { init_session(options); }),
               AllOf(StartsWith("configuration: HORON_TIMELINE: can't write /no/such/folder/trace"),
                     testing::EndsWith(concat("No such file or directory", expected))));
   expect_that_a_job_starts();
@@ -56,7 +56,7 @@ TEST(SessionStart, ATimelineThatOneRankCanNotWriteIsAnErrorOfAll) {
 
 TEST(SessionStart, AWrongProcessSetLeavesNoJobBehind) {
   EXPECT_THAT(error_of([] {
-                core::init({.process_sets = {{0}, {0, 0}}});
+                init_session({.process_sets = {{0}, {0, 0}}});
               }),
               HasSubstr("add_process_set({0 and 0}): a rank is there twice"));
   expect_that_a_job_starts();
@@ -67,10 +67,25 @@ TEST(SessionStart, ProcessSetsMustBeTheSameOnAllRanks) {
   InitOptions options;
   options.process_sets = {{0}};
   if (test_rank() == 1) options.process_sets.push_back({1});
-  EXPECT_EQ(error_of([&] { core::init(options); }),
+  EXPECT_EQ(error_of([&] { init_session(options); }),
             "configuration: InitOptions::process_sets differs between ranks: rank 0 has '', rank 1 "
             "has '{1}'");
   expect_that_a_job_starts();
+}
+
+TEST(Session, KnowsWhetherItsHostsAreAlike) {
+  init_session();
+  EXPECT_TRUE(is_homogeneous());
+  shutdown();
+  init_session({.set = {{"HORON_HOST_ID", std::to_string(test_rank())}}});
+  EXPECT_TRUE(is_homogeneous());
+  EXPECT_EQ(cross_size(), test_size());
+  shutdown();
+  if (test_size() != 3) GTEST_SKIP() << "needs three ranks";
+  init_session({.set = {{"HORON_HOST_ID", test_rank() < 2 ? "first" : "second"}}});
+  EXPECT_FALSE(is_homogeneous());
+  EXPECT_EQ(local_size(), test_rank() < 2 ? 2 : 1);
+  shutdown();
 }
 
 std::set<std::string> threads_of_this_process() {
@@ -93,7 +108,7 @@ uint64_t blocked_signals_of(const std::string& thread) {
 // A profiling timer or a handler of the program never interrupts the runtime thread.
 TEST(Session, ItsThreadsTakeNoSignals) {
   const std::set<std::string> before = threads_of_this_process();
-  core::init();
+  init_session();
   int new_threads = 0;
   for (const std::string& thread : threads_of_this_process()) {
     if (before.contains(thread)) continue;

@@ -5,7 +5,7 @@
 #include <horon/ops/session/session.h>
 
 int main() {
-  horon::core::init();
+  horon::init_session();
   horon::barrier();
   if (horon::rank() == 0) {
     std::cout << "core_user: " << horon::size() << " ranks, " << horon::version() << std::endl;

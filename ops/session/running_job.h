@@ -1,0 +1,21 @@
+// The parts of the running session, for the library itself: programs need session.h only.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "horon/core/runtime/runtime.h"
+
+namespace horon::ops {
+
+// All throw Error(NotInitialized) outside init() .. shutdown(). Any thread.
+core::Runtime& runtime();
+// Memory that collectives of this host can use without a copy (a gradient bucket); 64-byte aligned,
+// zeroed. It may outlive the session.
+std::shared_ptr<std::byte> allocate_host(size_t bytes);
+// Why an op is chosen for an allreduce of 4 MiB of float32: one line per candidate.
+std::vector<std::string> explain_selection();
+
+}  // namespace horon::ops
