@@ -87,6 +87,8 @@ constexpr std::array kKnobs = {
          "ranks of different ids count as on different hosts; empty: as MPI finds them"),
     yes_or_no("HORON_CHECK_FINITE", &Config::check_finite, kOwn,
               "refuse to reduce a tensor that holds a NaN or an infinity, naming it and the rank"),
+    yes_or_no("HORON_CHECK_REPLICAS", &Config::check_replicas, kSame,
+              "compare a sample of the parameters of all ranks in each reduction of gradients"),
     text("HORON_LOG", &Config::log_level, "error, warn, info, debug", kOwn,
          "how much is logged on standard error"),
     text("HORON_TIMELINE", &Config::timeline, "", kOwn,

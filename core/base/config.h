@@ -31,6 +31,7 @@ struct Config {
   bool shared_memory = true;               // HORON_SHARED_MEMORY
   std::string host_id;                     // HORON_HOST_ID, empty: as MPI says
   bool check_finite = false;               // HORON_CHECK_FINITE
+  bool check_replicas = true;              // HORON_CHECK_REPLICAS
   std::string log_level = "info";          // HORON_LOG: error, warn, info, debug
   std::string timeline;                    // HORON_TIMELINE: file, empty: none
 

@@ -53,8 +53,11 @@ class GradientBucket {
   // Of this step; null until submitted.
   std::shared_ptr<core::HandleState> handle;
   std::optional<Error> refusal;
-  // Expected parts that have not come yet.
+  // Parts that are expected in this round, and those of them that have not come yet.
+  int64_t expected = 0;
   int64_t pending = 0;
+  // Parts that autograd may be adding to right now.
+  int64_t accumulating = 0;
 
  private:
   struct Part {

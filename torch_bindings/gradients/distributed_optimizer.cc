@@ -8,6 +8,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/gradients/reducer_impl.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -89,28 +90,29 @@ void OptimizerSteps::adopt(const Groups& groups) {
 
 void OptimizerSteps::synchronize(const Groups& groups, GradientReducer::Passes passes) {
   adopt(groups);
-  reducer_.synchronize(passes);
-  synchronized_ = true;
+  reducer_.impl_->synchronize(passes);
+}
+
+void OptimizerSteps::finish_gradients(const Groups& groups) {
+  if (!reducer_.impl_->changed_since_synchronize()) {
+    return synchronize(groups, GradientReducer::Passes::All);
+  }
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("gradient of \"", reducer_.unsynchronized_parameter(),
+                           "\": it came after synchronize() and before step(); call ",
+                           "synchronize() again"));
 }
 
 void OptimizerSteps::before_step(const Groups& groups) {
-  if (!synchronized_) {
-    synchronize(groups, GradientReducer::Passes::All);
-    return;
-  }
-  const std::string name = reducer_.unsynchronized_parameter();
-  if (name.empty()) return;
-  throw Error(ErrorCode::InvalidArgument,
-              core::concat("gradient of \"", name, "\": it came after synchronize() and before ",
-                           "step(); call synchronize() again"));
+  finish_gradients(groups);
+  reducer_.impl_->next_step();
 }
 
 ::torch::optim::Optimizer::LossClosure OptimizerSteps::wrap(
     const Groups& groups, ::torch::optim::Optimizer::LossClosure closure) {
   return [this, &groups, closure = std::move(closure)] {
-    synchronized_ = false;
     at::Tensor loss = closure();
-    before_step(groups);  // the closure may have synchronized by itself, to clip
+    before_step(groups);  // each evaluation is a step of the reducer
     if (!loss.defined()) return loss;
     const double of_all = reducer_.reduce_number(loss.detach().item<double>());
     return at::full_like(loss.detach(), of_all);

@@ -70,7 +70,6 @@ class OptimizerSteps {
   // The closure, followed by the reduction of what it has computed.
   ::torch::optim::Optimizer::LossClosure wrap(const Groups& groups,
                                               ::torch::optim::Optimizer::LossClosure closure);
-  void after_step() { synchronized_ = false; }
   void synchronize(const Groups& groups,
                    GradientReducer::Passes passes = GradientReducer::Passes::Any);
   GradientReducer& reducer() { return reducer_; }
@@ -78,10 +77,10 @@ class OptimizerSteps {
 
  private:
   void adopt(const Groups& groups);
+  void finish_gradients(const Groups& groups);
 
   GradientReducer reducer_;
   size_t known_parameters_;
-  bool synchronized_ = false;
 };
 
 }  // namespace torch_detail
@@ -117,9 +116,7 @@ class DistributedOptimizer : public Opt, public torch_detail::WrappedOptimizer {
     } else {
       steps_->before_step(this->param_groups());
     }
-    at::Tensor loss = Opt::step(std::move(closure));
-    steps_->after_step();
-    return loss;
+    return Opt::step(std::move(closure));
   }
 
   // Waits until every .grad holds the reduced gradient. Collective.

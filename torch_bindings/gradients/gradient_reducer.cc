@@ -7,32 +7,43 @@
 namespace horon {
 
 GradientReducer::GradientReducer(const NamedTensors& parameters, GradientReducerOptions options)
-    : engine_(std::make_unique<torch_detail::GradientEngine>(parameters, options)) {}
+    : impl_(std::make_unique<Impl>(parameters, options)) {}
 
 GradientReducer::GradientReducer(const torch::nn::Module& module, GradientReducerOptions options)
     : GradientReducer(NamedTensors::parameters_of(module), std::move(options)) {}
 
 GradientReducer::~GradientReducer() = default;
 
-void GradientReducer::synchronize(Passes passes) { engine_->synchronize(passes); }
+void GradientReducer::synchronize(Passes passes) {
+  try {
+    impl_->synchronize(passes);
+  } catch (...) {
+    // What fails on this rank alone (a function of the program) does not hold back the others.
+    if (!impl_->last_round_failed()) impl_->next_step();
+    throw;
+  }
+  impl_->next_step();
+}
+
+void GradientReducer::set_backward_passes_per_step(int passes) { impl_->set_passes(passes); }
 
 void GradientReducer::add_parameters(const NamedTensors& parameters) {
-  engine_->add_parameters(parameters);
+  impl_->add_parameters(parameters);
 }
 
 void GradientReducer::add_parameters(const torch::nn::Module& module) {
-  engine_->add_parameters(NamedTensors::parameters_of(module));
+  impl_->add_parameters(NamedTensors::parameters_of(module));
 }
 
-void GradientReducer::before_zeroing_in_place() { engine_->before_zeroing_in_place(); }
+void GradientReducer::before_zeroing_in_place() { impl_->before_zeroing_in_place(); }
 
 std::string GradientReducer::unsynchronized_parameter() const {
-  return engine_->unsynchronized_parameter();
+  return impl_->unsynchronized_parameter();
 }
 
-void GradientReducer::set_weight(double weight) { engine_->set_weight(weight); }
+void GradientReducer::set_weight(double weight) { impl_->set_weight(weight); }
 
-double GradientReducer::reduce_number(double value) { return engine_->reduce_number(value); }
+double GradientReducer::reduce_number(double value) { return impl_->reduce_number(value); }
 
 GradientReducer::NoSync::NoSync(std::shared_ptr<std::atomic<int>> depth)
     : depth_(std::move(depth)) {
@@ -43,20 +54,20 @@ GradientReducer::NoSync::~NoSync() {
   if (depth_ != nullptr) --*depth_;  // null: moved from
 }
 
-GradientReducer::NoSync GradientReducer::no_sync() { return NoSync(engine_->no_sync_depth()); }
+GradientReducer::NoSync GradientReducer::no_sync() { return NoSync(impl_->no_sync_depth()); }
 
 void GradientReducer::before_bucket(std::function<void(const BucketView&)> function) {
-  engine_->before_bucket = std::move(function);
+  impl_->before_bucket = std::move(function);
 }
 
 void GradientReducer::after_bucket(std::function<void(const BucketView&)> function) {
-  engine_->after_bucket = std::move(function);
+  impl_->after_bucket = std::move(function);
 }
 
-GradientStatistics GradientReducer::statistics() const { return engine_->statistics(); }
+GradientStatistics GradientReducer::statistics() const { return impl_->statistics(); }
 
-double GradientReducer::exposed_wait_seconds() const { return engine_->statistics().wait_seconds; }
+double GradientReducer::exposed_wait_seconds() const { return impl_->statistics().wait_seconds; }
 
-const std::string& GradientReducer::name() const { return engine_->name(); }
+const std::string& GradientReducer::name() const { return impl_->name(); }
 
 }  // namespace horon

@@ -2,26 +2,38 @@
 //
 // DistributedOptimizer is built on this; use it by itself with a training loop of your own:
 //
-//   horon::GradientReducer reducer(model->named_parameters(), {.op = horon::ReduceOp::Average});
-//   loss.backward();          // full buckets are submitted from inside
-//   reducer.synchronize();    // every .grad now holds the reduced gradient
+//   horon::GradientReducer reducer(model->named_parameters());
+//   loss.backward();          // full buckets are submitted from inside; when it returns, every
+//                             // .grad that it has touched holds the reduced gradient
+//   clip_grad_norm_(model->parameters(), 1.0);  // or look at gradients, or run another backward()
+//   reducer.synchronize();    // the step ends: costs nothing, unless this rank ran no backward()
 //   optimizer.step();  optimizer.zero_grad();
 //
+// Rounds: the end of each backward() is a round, in which all ranks take part. In every step all
+// ranks run backward() equally often; a rank that runs none takes part in synchronize(), with
+// nothing. Ranks that differ otherwise get Error(Mismatch) that names the steps and the ranks. If
+// several threads run backward() at the same time, the last to end reduces for all.
+//
+// With {.wait_in = WaitIn::Step} only synchronize() (or step()) waits, once in a step, so that the
+// program goes on while the last buckets travel. Then a .grad is not to be read or written, and
+// zero_grad() not to be called on some ranks only, between backward() and synchronize().
+//
 // Gradients are reduced in buckets; .grad is a view of its bucket's memory, made by the hook that
-// packs it, and is never copied out. What follows from that:
-//  - between backward() and synchronize() (or step()) a .grad is not to be read or written: it is
-//    being reduced. Call synchronize() before clipping gradients or printing their norm.
-//  - a .grad kept over steps is overwritten by the next; keep p.grad().clone(). The same for
-//    saving: torch::save of a .grad writes the whole bucket.
+// packs it, and is never copied out. So a .grad that a program keeps over steps is overwritten by
+// the next; keep p.grad().clone(). And torch::save of a .grad writes the whole bucket.
 //
 // Everything that a plain program does with gradients works: zero_grad() of optimizer and module,
-// in both forms (between backward() and synchronize() only on all ranks alike, and there not the
-// module's zero_grad(false)); several backward() calls before synchronize(), which add up;
-// recomputation; retain_graph and create_graph; gradients that a program sets itself; sparse
-// gradients; parameters without a gradient on some ranks (zeros there) or on all (their .grad stays
-// undefined, so that no optimizer moves them): what DDP calls find_unused_parameters is always on
-// and costs nothing. If .grad still holds the value of an earlier step, the new gradients are added
+// in both forms; several backward() calls before a step, which add up; recomputation; retain_graph
+// and create_graph; autograd::grad(), which is left alone; gradients that a program sets itself;
+// sparse gradients. If .grad still holds the value of an earlier step, the new gradients are added
 // to it.
+//
+// Parameters may have no gradient on some ranks (they count as zeros there) or on all (their .grad
+// stays undefined, so that no optimizer moves them). What DDP calls find_unused_parameters is
+// always on. It costs overlap, for one step: a bucket waits for the gradients that came in the step
+// before, and one of them that does not come holds it back until the end of backward(). A gradient
+// that was not expected and comes when its bucket has been submitted is reduced by itself, which
+// costs two small collectives more.
 //
 // Ranks that have called join() take part with zeros until all have; an average is then that of the
 // others. (With Sum and without zero_grad(), an older value loses the share of ranks that have
@@ -50,8 +62,14 @@
 namespace horon {
 
 namespace torch_detail {
-class GradientEngine;
+class OptimizerSteps;
 }
+
+// Who waits for the reduction of gradients.
+enum class WaitIn : uint8_t {
+  Backward,  // backward(): as in DDP, gradients are reduced when it returns
+  Step,      // step() or synchronize(): as in Horovod
+};
 
 // The same on all ranks of the process set.
 struct GradientReducerOptions {
@@ -92,6 +110,12 @@ struct GradientReducerOptions {
   // NaN or Inf in a gradient that is about to be reduced makes synchronize() throw on every rank,
   // naming parameter and rank. It costs one look at each gradient. Empty: HORON_CHECK_FINITE.
   std::optional<bool> check_finite = {};
+  WaitIn wait_in = WaitIn::Backward;
+  // In each round the ranks compare a sample of the parameters, with what they send anyway. If the
+  // replicas have gone apart, all ranks throw Error(Mismatch) that names a parameter and the ranks.
+  // Small differences, as rounding on unlike CPUs makes them, are no error. Empty:
+  // HORON_CHECK_REPLICAS (on).
+  std::optional<bool> check_replicas = {};
 };
 
 // A bucket, for the functions that a program sets.
@@ -103,11 +127,11 @@ struct BucketView {
 };
 
 struct GradientStatistics {
-  int64_t steps = 0;                  // calls of synchronize()
-  int64_t buckets = 0;                // in one step
-  int64_t submitted_in_backward = 0;  // buckets, over all steps; the others went in synchronize()
+  int64_t steps = 0;                  // rounds: one for each backward(), or each synchronize()
+  int64_t buckets = 0;                // in one round
+  int64_t submitted_in_backward = 0;  // buckets that were complete before the end of the round
   int64_t late_parts = 0;             // gradients on this rank that came after their bucket
-  double wait_seconds = 0;            // time spent in synchronize(): communication not hidden
+  double wait_seconds = 0;            // waiting at the ends of rounds: communication not hidden
 };
 
 class GradientReducer {
@@ -124,12 +148,13 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  // Submits what is not under way yet, waits, and leaves the reduced gradients in .grad. Collective
-  // over all ranks: each calls it as often as the others, also a rank that has run no backward().
+  // The end of a step: reduces what backward() has not reduced (all of it with WaitIn::Step; in
+  // no_sync(); on a rank that has run no backward()). Each rank calls it as often as the others.
   // A parameter that has been moved to another dtype or layout gets its place in new buckets first.
-  // Throws, after everything has ended and a next step is possible: the first Error of a
-  // collective; Error(InvalidArgument) naming a parameter whose .grad was written in flight;
-  // Error(Mismatch) naming ranks that gave no weight.
+  // Throws, as backward() does, after everything has ended and a next step is possible: the first
+  // Error of a collective; Error(InvalidArgument) naming a parameter whose .grad was written in
+  // flight; Error(Mismatch) naming ranks that gave no weight, a parameter that differs between the
+  // ranks, or ranks that have run backward() more often than others.
   // Passes::All: throws Error(InvalidArgument) on all ranks, when the gradients have been reduced,
   // if some rank has run fewer than backward_passes_per_step. Passes::Any reduces what there is.
   enum class Passes : uint8_t { Any, All };
@@ -138,9 +163,9 @@ class GradientReducer {
   // The average of this step is weighted: sum over ranks of weight * gradient / sum of weights.
   // With the number of samples as weight, and each rank's loss the mean over its own, that is the
   // exact gradient of the mean over all samples. 0: this rank has none, and its gradients do not
-  // count (they may be NaN). All 0: there is no gradient. Local; before the first backward() of
-  // each step. For float16, gradient * weight must be in range: give weights near 1. Throws
-  // Error(InvalidArgument).
+  // count (they may be NaN). All 0: there is no gradient. Local; before the backward() that it is
+  // for, and for those after it until the step ends. For float16, gradient * weight must be in
+  // range: give weights near 1. Throws Error(InvalidArgument).
   void set_weight(double weight);
 
   // While it lives, backward() adds to the gradients of this rank and submits nothing; the first
@@ -168,16 +193,20 @@ class GradientReducer {
   // it will show. What it throws leaves synchronize() as Error when all buckets have been served.
   void after_bucket(std::function<void(const BucketView&)> function);
 
+  // k backward passes make one step from now on (a larger batch by accumulation). Between steps;
+  // the same on all ranks. Throws Error(InvalidArgument).
+  void set_backward_passes_per_step(int passes);
+
   // From now on these are reduced too, in buckets of their own. Between synchronize() calls; what
   // their .grad already holds is reduced by the next. The same on all ranks.
   void add_parameters(const NamedTensors& parameters);
   void add_parameters(const torch::nn::Module& module);
 
-  // Tell it of a coming zero_grad(false) of the caller's: gradients in flight are taken out of the
-  // way. zero_grad(true) needs no call.
+  // For WaitIn::Step. Tell it of a coming zero_grad(false) of the caller's: gradients in flight are
+  // taken out of the way. zero_grad(true) needs no call.
   void before_zeroing_in_place();
 
-  // A parameter whose gradient has come since the last synchronize(); empty if there is none.
+  // A parameter whose gradient has come since the last round; empty if there is none.
   std::string unsynchronized_parameter() const;
 
   // The reducer's op over one number per rank (Average, weighted as the gradients of the last step
@@ -190,7 +219,9 @@ class GradientReducer {
   const std::string& name() const;
 
  private:
-  std::unique_ptr<torch_detail::GradientEngine> engine_;
+  friend class torch_detail::OptimizerSteps;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace horon

@@ -9,7 +9,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
-#include "horon/torch_bindings/gradients/step_agreement.h"
+#include "horon/torch_bindings/gradients/round_agreement.h"
 #include "horon/torch_bindings/tensors/failures.h"
 #include "horon/torch_bindings/tensors/finite.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <exception>
 #include <map>
-#include <span>
 #include <utility>
 
 #include <ATen/ops/zeros_like.h>
@@ -15,7 +14,10 @@
 #include "horon/torch_bindings/tensors/finite.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
-namespace horon::torch_detail {
+namespace horon {
+
+using namespace torch_detail;
+
 namespace {
 
 std::string name_or_default(const std::string& name, uint32_t set) {
@@ -28,119 +30,70 @@ std::string name_or_default(const std::string& name, uint32_t set) {
 
 }  // namespace
 
-GradientEngine::GradientEngine(const NamedTensors& parameters,
-                               const GradientReducerOptions& options)
+GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReducerOptions& options)
     : options_(options),
       settings_(settings_of(options)),
       name_(name_or_default(options.name, settings_.set)),
       destroy_timeout_s_(ops::runtime().config().shutdown_timeout_s),
       has_timeline_(ops::runtime().timeline() != nullptr),
       late_(name_, settings_),
+      ends_(this),
       no_sync_depth_(std::make_shared<std::atomic<int>>(0)) {
   add_parameters(parameters);
 }
 
-void GradientEngine::add_parameters(const NamedTensors& parameters) {
-  if (!settings_.member) return;
-  const PlainMode plain;
-  const size_t first_slot = slots_.size();
-  std::vector<GradientLayout> added;
-  NamedTensors accepted;
-  std::unordered_set<const void*> seen = known_;
-  UniqueNames names = names_;
-  for (const auto& [name, parameter] : parameters) {
-    if (!parameter.defined()) {
-      throw Error(ErrorCode::InvalidArgument,
-                  core::concat("parameter \"", name, "\" is undefined"));
-    }
-    if (!at::isFloatingType(parameter.scalar_type()) && !parameter.requires_grad()) continue;
-    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    names.add({name, parameter}, "parameter");
-    added.push_back(layout_of(parameter, name));
-    accepted.emplace_back(name, parameter);
-  }
-  if (first_slot == 0) find_groups(options_.groups, added);  // throws before anything has changed
-  std::vector<HookedParameter> hooks;
-  for (const auto& [name, parameter] : accepted) {
-    hooks.emplace_back(parameter, name, this, slots_.size() + hooks.size());
-  }
-  known_ = std::move(seen);
-  names_ = std::move(names);
-  for (const auto& [name, parameter] : accepted) {
-    slots_.emplace_back(name, parameter, settings_);
-    slots_.back().expected = parameter.requires_grad();
-  }
-  layouts_.insert(layouts_.end(), added.begin(), added.end());
-  std::move(hooks.begin(), hooks.end(), std::back_inserter(hooks_));
-  make_buckets(first_slot);
+// The first hook since the last round.
+void GradientReducer::Impl::begin_gathering() {
+  if (!open_) rebuild_if_changed();
+  for (GradientBucket& bucket : buckets_) expect(bucket);
+  gathering_ = true;
 }
 
-SlotGroups GradientEngine::groups() const {
-  if (options_.num_groups > 0) return split_into_groups(options_.num_groups, layouts_);
-  return find_groups(options_.groups, layouts_);
-}
-
-void GradientEngine::make_buckets(size_t first_slot) {
-  const auto part = std::span(layouts_).subspan(first_slot);
-  const SlotGroups asked_for = first_slot == 0 ? groups() : SlotGroups();
-  for (std::vector<size_t>& members : plan_buckets(part, settings_.bytes, asked_for)) {
-    for (size_t& slot : members) slot += first_slot;
-    const size_t number = buckets_.size();
-    buckets_.emplace_back(core::concat(name_, ".bucket.", number), std::move(members), layouts_,
-                          settings_);
-    GradientBucket& bucket = buckets_.back();
-    for (size_t i = 0; i < bucket.slots().size(); ++i) {
-      GradientSlot& slot = slots_[bucket.slots()[i]];
-      slot.move_to(bucket, i);
-      slot.bucket_number = number;
-    }
-    begin_step(bucket);
-  }
-  SlotGroups plan;
-  for (const GradientBucket& bucket : buckets_) plan.push_back(bucket.slots());
-  agreement_.emplace(name_, describe_plan(plan, layouts_, settings_.text()), settings_);
-  statistics_.buckets = static_cast<int64_t>(buckets_.size());
-}
-
-void GradientEngine::rebuild(std::vector<GradientLayout> layouts) {
-  layouts_ = std::move(layouts);
-  const std::deque<GradientBucket> old = std::exchange(buckets_, {});  // until all have moved
-  make_buckets(0);
-}
-
-void GradientEngine::rebuild_if_changed() {
-  bool changed = false;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    changed = changed || !layouts_[i].fits(slots_[i].parameter());
-  }
-  if (!changed) return;
-  std::vector<GradientLayout> layouts;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    layouts.push_back(layout_of(slots_[i].parameter(), slots_[i].name()));
-    layouts.back().sparse = layouts_[i].sparse;
-  }
-  rebuild(std::move(layouts));
-}
-
-void GradientEngine::begin_step(GradientBucket& bucket) {
-  bucket.handle.reset();
-  bucket.refusal.reset();
+// Counts the gradients that the bucket waits for.
+void GradientReducer::Impl::expect(GradientBucket& bucket) {
+  bucket.expected = 0;
   bucket.pending = 0;
-  for (const size_t slot : bucket.slots()) {
-    slots_[slot].passes = 0;
-    bucket.pending += slots_[slot].expected ? 1 : 0;
+  for (const size_t index : bucket.slots()) {
+    const GradientSlot& slot = slots_[index];
+    if (!slot.expected_in(number_.round)) continue;
+    ++bucket.expected;
+    if (slot.passes < settings_.passes) ++bucket.pending;
   }
 }
 
-void GradientEngine::before_accumulate(size_t index) {
-  if (broken_) return;
+void GradientReducer::Impl::await_end_of(int task) {
+  const auto known = [task](const RunningTask& running) { return running.id == task; };
+  if (std::any_of(running_tasks_.begin(), running_tasks_.end(), known)) return;
+  ends_.await_current_task();
+  running_tasks_.push_back({task, std::this_thread::get_id()});
+}
+
+void GradientReducer::Impl::wait_for_round(std::unique_lock<std::mutex>& lock) {
+  while (round_) {
+    if (round_->thread == std::this_thread::get_id()) {
+      // Its end was not reached: what another function of this backward() threw came before.
+      lock.unlock();
+      end_round();
+      lock.lock();
+    } else {
+      round_over_.wait(lock);
+    }
+  }
+}
+
+void GradientReducer::Impl::before_accumulate(size_t index) {
+  if (broken_) {
+    if (settings_.wait_in == WaitIn::Backward) throw Error(*broken_);
+    return;
+  }
+  if (!accumulation_will_follow()) return;
   GradientSlot& slot = slots_[index];
   const GradientSlot::Busy busy(slot);
   const PlainMode plain;
-  if (!open_) {
-    const std::lock_guard lock(mutex_);
-    if (!open_) rebuild_if_changed();
-  }
+  std::unique_lock lock(mutex_);
+  wait_for_round(lock);
+  if (settings_.wait_in == WaitIn::Backward) await_end_of(BackwardEnds::current_task());
+  if (!gathering_) begin_gathering();
   if (!layouts_[index].fits(slot.parameter())) {
     throw Error(
         ErrorCode::InvalidArgument,
@@ -148,35 +101,80 @@ void GradientEngine::before_accumulate(size_t index) {
                      "or device between a backward() and synchronize()"));
   }
   slot.before_accumulate(weight_);
+  if (!std::exchange(slot.accumulating, true)) ++buckets_[slot.bucket_number].accumulating;
 }
 
-void GradientEngine::after_accumulate(size_t index) {
+void GradientReducer::Impl::after_accumulate(size_t index) {
   if (broken_) return;
   GradientSlot& slot = slots_[index];
   const GradientSlot::Busy busy(slot);
   const PlainMode plain;
   const GradientSlot::Arrival arrival = slot.after_accumulate();
-  if (arrival != GradientSlot::Arrival::Nothing) mark_arrival(slot, arrival);
+  const std::lock_guard lock(mutex_);
+  GradientBucket& bucket = buckets_[slot.bucket_number];
+  if (std::exchange(slot.accumulating, false)) --bucket.accumulating;
+  if (arrival != GradientSlot::Arrival::Nothing) note_arrival(slot, arrival);
+  if (open_) submit_if_complete(bucket);
 }
 
-void GradientEngine::mark_arrival(GradientSlot& slot, GradientSlot::Arrival arrival) {
-  const std::lock_guard lock(mutex_);
+void GradientReducer::Impl::note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival) {
   if (has_timeline_) {
     last_arrival_ = Clock::now();
     if (!open_) first_arrival_ = last_arrival_;
   }
   open_ = true;
+  slot.came_in_step = true;
   if (arrival == GradientSlot::Arrival::Late) ++statistics_.late_parts;
   if (*no_sync_depth_ > 0) return;
-  if (++slot.passes != settings_.passes || !slot.expected) return;
-  GradientBucket& bucket = buckets_[slot.bucket_number];
+  if (++slot.passes == settings_.passes && slot.expected_in(number_.round)) {
+    --buckets_[slot.bucket_number].pending;
+  }
+}
+
+// Under the mutex: no other thread adds to a gradient of this bucket.
+void GradientReducer::Impl::submit_if_complete(GradientBucket& bucket) {
+  if (*no_sync_depth_ > 0 || bucket.expected == 0) return;
+  if (bucket.pending > 0 || bucket.accumulating > 0) return;
   // It may have gone already, when synchronize() was called in a no_sync() or failed.
-  if (--bucket.pending > 0 || bucket.is_sparse() || bucket.handle != nullptr) return;
+  if (bucket.is_sparse() || bucket.handle != nullptr || bucket.refusal) return;
   submit(bucket);
   ++statistics_.submitted_in_backward;
 }
 
-BucketView GradientEngine::view_of(const GradientBucket& bucket) const {
+void GradientReducer::Impl::task_ended(int task) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(running_tasks_, [task](const RunningTask& running) { return running.id == task; });
+}
+
+void GradientReducer::Impl::task_found(int task) {
+  const std::lock_guard lock(mutex_);
+  await_end_of(task);
+}
+
+bool GradientReducer::Impl::awaits_task_of_this_thread() {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(running_tasks_.begin(), running_tasks_.end(), [](const RunningTask& running) {
+    return running.thread == std::this_thread::get_id();
+  });
+}
+
+// Of several threads in backward() the last one to end finds all gradients.
+bool GradientReducer::Impl::backward_ending() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!running_tasks_.empty() || broken_ || round_ || !open_) return false;
+    if (*no_sync_depth_ > 0 || passes_missing()) return false;
+    open_round();
+  }
+  begin_round(/*early=*/false, /*in_backward=*/true);
+  return true;
+}
+
+void GradientReducer::Impl::backward_ended() {
+  if (round_) end_round();
+}
+
+BucketView GradientReducer::Impl::view_of(const GradientBucket& bucket) const {
   BucketView view;
   view.index = static_cast<int64_t>(slots_[bucket.slots().front()].bucket_number);
   view.name = bucket.name();
@@ -185,7 +183,7 @@ BucketView GradientEngine::view_of(const GradientBucket& bucket) const {
   return view;
 }
 
-void GradientEngine::submit(GradientBucket& bucket) {
+void GradientReducer::Impl::submit(GradientBucket& bucket) {
   std::vector<bool> absent(bucket.slots().size());
   try {
     for (size_t i = 0; i < absent.size(); ++i) {
@@ -202,7 +200,7 @@ void GradientEngine::submit(GradientBucket& bucket) {
 }
 
 // What fails here is thrown by synchronize(), on all ranks at the same place of the program.
-bool GradientEngine::passes_checks(GradientBucket& bucket, const std::vector<bool>& absent) {
+bool GradientReducer::Impl::passes_checks(GradientBucket& bucket, const std::vector<bool>& absent) {
   if (settings_.check_finite && bucket.elements() > 0 && !all_finite(bucket.flat())) {
     for (size_t i = 0; i < absent.size(); ++i) {
       const GradientSlot& slot = slots_[bucket.slots()[i]];
@@ -227,7 +225,7 @@ bool GradientEngine::passes_checks(GradientBucket& bucket, const std::vector<boo
   return false;
 }
 
-void GradientEngine::set_weight(double weight) {
+void GradientReducer::Impl::set_weight(double weight) {
   if (!std::isfinite(weight) || weight < 0) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("weight ", weight, " is not a number of 0 or more"));
@@ -245,7 +243,7 @@ void GradientEngine::set_weight(double weight) {
   weight_ = weight;
 }
 
-void GradientEngine::before_zeroing_in_place() {
+void GradientReducer::Impl::before_zeroing_in_place() {
   const PlainMode plain;
   for (GradientSlot& slot : slots_) {
     if (slot.state() != GradientSlot::State::Submitted) continue;
@@ -255,14 +253,14 @@ void GradientEngine::before_zeroing_in_place() {
   }
 }
 
-std::string GradientEngine::unsynchronized_parameter() const {
+std::string GradientReducer::Impl::unsynchronized_parameter() const {
   for (const GradientSlot& slot : slots_) {
     if (slot.fired()) return slot.name();
   }
   return {};
 }
 
-GradientEngine::~GradientEngine() {
+GradientReducer::Impl::~Impl() {
   hooks_.clear();
   const bool may_wait = std::uncaught_exceptions() == 0 && !broken_;
   const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(
@@ -277,4 +275,4 @@ GradientEngine::~GradientEngine() {
   }
 }
 
-}  // namespace horon::torch_detail
+}  // namespace horon

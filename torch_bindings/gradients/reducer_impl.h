@@ -1,9 +1,17 @@
-// The work of a GradientReducer. reducer_impl.cc has what happens in backward(), and
-// reducer_impl_step.cc the end of a step.
+// The work of a GradientReducer. reducer_impl.cc has what happens while backward() runs,
+// reducer_round.cc the reduction of all buckets, and reducer_buckets.cc which gradients share one.
+//
+// A round reduces every bucket once. Ranks run the same rounds: one at the end of each backward()
+// (with WaitIn::Step, one in each synchronize()), and one in synchronize() if the step had none.
+//
+// Threads: hooks of different parameters may run on different threads. `mutex_` guards what they
+// share. Between the two hooks of a parameter autograd adds to its .grad; its bucket is not
+// submitted in that time. While a round ends, hooks of other threads wait.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -12,43 +20,63 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <unordered_set>
 #include <vector>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/timeline.h"
+#include "horon/torch_bindings/gradients/backward_ends.h"
 #include "horon/torch_bindings/gradients/bucket.h"
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/gradients/hooks.h"
 #include "horon/torch_bindings/gradients/late_parts.h"
 #include "horon/torch_bindings/gradients/plan.h"
+#include "horon/torch_bindings/gradients/replica_check.h"
+#include "horon/torch_bindings/gradients/round_agreement.h"
 #include "horon/torch_bindings/gradients/settings.h"
 #include "horon/torch_bindings/gradients/slot.h"
-#include "horon/torch_bindings/gradients/step_agreement.h"
 #include "horon/torch_bindings/tensors/failures.h"
 
-namespace horon::torch_detail {
+namespace horon {
 
 // The public functions are those of GradientReducer.
-class GradientEngine final : public GradientListener {
+class GradientReducer::Impl final : public torch_detail::GradientListener,
+                                    public torch_detail::BackwardListener {
  public:
   using BucketFunction = std::function<void(const BucketView&)>;
 
-  GradientEngine(const NamedTensors& parameters, const GradientReducerOptions& options);
-  ~GradientEngine();
-  GradientEngine(const GradientEngine&) = delete;
-  GradientEngine& operator=(const GradientEngine&) = delete;
+  Impl(const NamedTensors& parameters, const GradientReducerOptions& options);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
+  // GradientListener
   void before_accumulate(size_t index) override;
   void after_accumulate(size_t index) override;
-  void synchronize(GradientReducer::Passes passes);
+  // BackwardListener
+  void task_ended(int task) noexcept override;
+  bool backward_ending() override;
+  void backward_ended() override;
+  void task_found(int task) override;
+  bool awaits_task_of_this_thread() override;
+  const std::string& name() const override { return name_; }
+
+  // Runs the rounds that are still missing in this step.
+  void synchronize(Passes passes);
+  // What comes from now on belongs to the next step.
+  void next_step();
   void add_parameters(const NamedTensors& parameters);
   void before_zeroing_in_place();
   std::string unsynchronized_parameter() const;
+  // A gradient has come since the step was synchronized, and nothing will reduce it by itself.
+  bool changed_since_synchronize() const;
   void set_weight(double weight);
+  void set_passes(int passes);
   double reduce_number(double value) const;
 
-  const std::string& name() const { return name_; }
+  // On all ranks, not by a function of this rank's program.
+  bool last_round_failed() const { return round_failed_; }
   const GradientStatistics& statistics() const { return statistics_; }
   const std::shared_ptr<std::atomic<int>>& no_sync_depth() const { return no_sync_depth_; }
 
@@ -57,34 +85,65 @@ class GradientEngine final : public GradientListener {
 
  private:
   using Clock = core::Timeline::Clock;
+  using Failures = torch_detail::Failures;
+  using GradientBucket = torch_detail::GradientBucket;
+  using GradientLayout = torch_detail::GradientLayout;
+  using GradientSlot = torch_detail::GradientSlot;
 
-  // reducer_impl.cc
-  SlotGroups groups() const;
+  struct RunningTask {
+    int id;
+    std::thread::id thread;
+  };
+  // From the submission of all that is left to the end of the round.
+  struct OpenRound {
+    std::thread::id thread;
+    Clock::time_point begin;
+    Failures failures;
+    bool early = false;
+    bool failed = false;  // on this rank, before the others were told
+    bool announced = false;
+  };
+
+  // reducer_buckets.cc
+  torch_detail::SlotGroups groups() const;
   void make_buckets(size_t first_slot);
   void rebuild(std::vector<GradientLayout> layouts);
   void rebuild_if_changed();
-  void begin_step(GradientBucket& bucket);
-  void mark_arrival(GradientSlot& slot, GradientSlot::Arrival arrival);
+  void learn_sparse();
+
+  // reducer_impl.cc
+  void await_end_of(int task);
+  void wait_for_round(std::unique_lock<std::mutex>& lock);
+  void begin_gathering();
+  void expect(GradientBucket& bucket);
+  void note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival);
+  void submit_if_complete(GradientBucket& bucket);
   void submit(GradientBucket& bucket);
   bool passes_checks(GradientBucket& bucket, const std::vector<bool>& absent);
   BucketView view_of(const GradientBucket& bucket) const;
 
-  // reducer_impl_step.cc
+  // reducer_round.cc
+  void open_round();
+  void begin_round(bool early, bool in_backward);
+  void end_round();
   void submit_rest(Failures& failures);
-  bool is_early() const;
-  void run_step(Failures& failures, bool early);
+  bool passes_missing() const;
+  bool all_expected_have_come() const;
   bool agree(Failures& failures, bool early);
+  [[noreturn]] void break_down(const Error& error);
+  [[noreturn]] void refuse_round_number();
+  [[noreturn]] void refuse_failed_ranks();
+  void find_unlike_parameter();
   void use_weights();
   [[noreturn]] void refuse_early_step(bool early);
   void check_undisputed(size_t slot) const;
   core::Outcome outcome_of(const GradientBucket& bucket) const;
-  void settle(Failures& failures, bool has_results);
+  void settle(Failures& failures, Failures& of_functions, bool has_results);
   void call_after_bucket(const GradientBucket& bucket, Failures& failures);
-  void learn_sparse();
-  void end_step(Clock::time_point begin);
+  void clear_round(Clock::time_point begin);
 
-  const GradientReducerOptions options_;
-  const GradientSettings settings_;
+  GradientReducerOptions options_;
+  torch_detail::GradientSettings settings_;
   const std::string name_;
   const double destroy_timeout_s_;
   const bool has_timeline_;  // false: no clock is read in hooks
@@ -93,22 +152,32 @@ class GradientEngine final : public GradientListener {
   std::vector<GradientLayout> layouts_;
   std::deque<GradientBucket> buckets_;
   std::unordered_set<const void*> known_;
-  UniqueNames names_;
-  std::optional<StepAgreement> agreement_;
-  LateParts late_;
-  std::vector<HookedParameter> hooks_;
-  std::optional<Error> broken_;  // ranks have different plans: there is no way on
+  torch_detail::UniqueNames names_;
+  std::optional<torch_detail::RoundAgreement> agreement_;
+  torch_detail::LateParts late_;
+  std::vector<torch_detail::HookedParameter> hooks_;
+  std::optional<Error> broken_;  // the ranks' programs or plans differ: there is no way on
 
-  std::mutex mutex_;               // hooks of different parameters may run on different threads
-  std::atomic<bool> open_{false};  // a gradient has come since the last synchronize()
+  std::mutex mutex_;
+  std::condition_variable round_over_;
+  torch_detail::BackwardEnds ends_;
+  std::vector<RunningTask> running_tasks_;  // backward passes in which a hook was called
+  bool gathering_ = false;                  // a hook was called since the last round
+  std::atomic<bool> open_{false};           // a gradient has come since the last round
   std::shared_ptr<std::atomic<int>> no_sync_depth_;
   Clock::time_point first_arrival_, last_arrival_;
 
+  std::optional<OpenRound> round_;
+  torch_detail::RoundNumber number_;  // of the next round
+  int64_t rounds_ = 0;                // so far
+  bool more_rounds_ = false;          // some rank may run another one in this step
+  bool round_failed_ = false;         // the last one, on all ranks
+  bool round_is_due_ = false;     // of parameters that may have had gradients when they were added
   std::optional<double> weight_;  // of this step
-  StepTotals totals_;
-  double scale_ = 1;         // what results of this step are multiplied by
-  double number_share_ = 1;  // of the last step: what reduce_number() multiplies by
+  torch_detail::RoundTotals totals_;
+  double scale_ = 1;         // what results of this round are multiplied by
+  double number_share_ = 1;  // of the last round: what reduce_number() multiplies by
   GradientStatistics statistics_;
 };
 
-}  // namespace horon::torch_detail
+}  // namespace horon

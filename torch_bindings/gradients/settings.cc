@@ -55,6 +55,8 @@ std::string GradientSettings::text() const {
     text += core::concat(", scales ", prescale, " and ", postscale);
   }
   if (!sparse_as_dense) text += ", sparse";
+  if (wait_in == WaitIn::Step) text += ", waits in step";
+  if (!check_replicas) text += ", replicas not compared";
   return text;
 }
 
@@ -84,6 +86,8 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   }
   settings.sparse_as_dense = options.sparse_as_dense;
   settings.check_finite = options.check_finite.value_or(config.check_finite);
+  settings.check_replicas = options.check_replicas.value_or(config.check_replicas);
+  settings.wait_in = options.wait_in;
   return settings;
 }
 

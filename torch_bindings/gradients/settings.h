@@ -25,6 +25,8 @@ struct GradientSettings {
   int passes = 1;  // backward passes before a bucket is submitted
   bool sparse_as_dense = true;
   bool check_finite = false;
+  bool check_replicas = true;
+  WaitIn wait_in = WaitIn::Backward;
 
   // What a rank brings of a value that .grad holds from an earlier step, so that the value comes
   // out as it was.

@@ -1,5 +1,6 @@
 #include "horon/torch_bindings/gradients/slot.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -63,6 +64,15 @@ GradientSlot::GradientSlot(std::string name, at::Tensor parameter, const Gradien
       settings_(settings),
       kept_(at::Tensor().getIntrusivePtr()),
       older_sparse_(at::Tensor().getIntrusivePtr()) {}
+
+uint8_t GradientSlot::round_bit(int64_t round) {
+  return static_cast<uint8_t>(1 << (std::min<int64_t>(round, 8) - 1));
+}
+
+void GradientSlot::learn_expectation(int64_t round) {
+  expected_ &= static_cast<uint8_t>(~round_bit(round));
+  if (fired_) expected_ |= round_bit(round);
+}
 
 void GradientSlot::refuse(const std::string& why) const {
   throw Error(ErrorCode::InvalidArgument, core::concat("gradient of \"", name_, "\": ", why));

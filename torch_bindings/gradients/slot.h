@@ -93,11 +93,21 @@ class GradientSlot {
   bool counts_in_bucket() const { return in_bucket_ && !discarded_; }
   bool fired() const { return fired_; }
 
-  // The bucket waits for this one before it is submitted. Set by the owner between steps.
-  bool expected = true;
+  // Whether the bucket waits for this one before it is submitted: if it came in the same round of
+  // an earlier step. Rounds are counted from 1 in each step.
+  bool expected_in(int64_t round) const { return (expected_ & round_bit(round)) != 0; }
+  bool expected_in_some_round() const { return expected_ != 0; }
+  void expect_in_all_rounds(bool expected) { expected_ = expected ? 0xff : 0; }
+  void learn_expectation(int64_t round);
+  void learn_that_none_came() { expected_ = 0; }
+
+  // The owner's notes.
+  // Autograd is between the two hooks: it may be adding to .grad.
+  bool accumulating = false;
+  bool came_in_step = false;
   // The owner's number of the bucket.
   size_t bucket_number = 0;
-  // How often a gradient came that counts, in this step. Kept by the owner.
+  // How often a gradient came that counts, in this round.
   int passes = 0;
 
   // Throws if another thread is in a hook of this parameter.
@@ -113,6 +123,7 @@ class GradientSlot {
   };
 
  private:
+  static uint8_t round_bit(int64_t round);
   [[noreturn]] void refuse(const std::string& why) const;
   at::Tensor& grad() const { return parameter_.mutable_grad(); }
   bool holds(const at::Tensor& tensor) const { return bucket_->holds(tensor, part_); }
@@ -142,6 +153,7 @@ class GradientSlot {
   at::Tensor view_;
   std::atomic_flag busy_;
 
+  uint8_t expected_ = 0xff;  // a bit for each round of a step; the last stands for all later ones
   State state_ = State::Idle;
   bool fired_ = false;        // a gradient came in this step
   bool older_ = false;        // the view held a value from before this step

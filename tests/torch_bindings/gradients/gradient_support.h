@@ -43,8 +43,14 @@ inline void expect_close(const at::Tensor& parameter, double value) {
 }
 
 // One bucket for each parameter.
-inline GradientReducerOptions alone(ReduceOp op = ReduceOp::Average) {
-  return {.op = op, .bucket_bytes = 1, .first_bucket_bytes = 1};
+inline GradientReducerOptions alone(ReduceOp op = ReduceOp::Average,
+                                    WaitIn wait_in = WaitIn::Backward) {
+  return {.op = op, .bucket_bytes = 1, .first_bucket_bytes = 1, .wait_in = wait_in};
+}
+
+// For what happens to gradients while they are being reduced: nothing waits before synchronize().
+inline GradientReducerOptions in_flight(ReduceOp op = ReduceOp::Average) {
+  return alone(op, WaitIn::Step);
 }
 
 // Calls a function from inside backward(), after the gradient has been accumulated.

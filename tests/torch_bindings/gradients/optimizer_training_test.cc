@@ -111,12 +111,12 @@ TEST(Training, SumOfGradientsIsTheirAverageTimesRanks) {
   expect_same_parameters(*net, *alone, 1e-9);
 }
 
-// Clipping looks at the reduced gradients: synchronize() first, and step() does not reduce again.
-TEST(Training, ClippingAfterSynchronize) {
+// Clipping looks at the reduced gradients: after backward(), or synchronize() where that waits.
+void clip_and_compare(WaitIn wait_in) {
   Net alone = make_net(at::kDouble);
   Net net = make_net(at::kDouble);
   optim::SGD plain(alone->parameters(), optim::SGDOptions(0.5));
-  DistributedOptimizer optimizer(optim::SGD(net->parameters(), 0.5), net->named_parameters());
+  DistributedOptimizer optimizer(optim::SGD(net->parameters(), 0.5), *net, {.wait_in = wait_in});
   for (int step = 0; step < kSteps; ++step) {
     const Batch whole = batch_of(step, at::kDouble);
     plain.zero_grad();
@@ -126,14 +126,18 @@ TEST(Training, ClippingAfterSynchronize) {
 
     optimizer.zero_grad();
     loss_of(net, shard_of(whole)).backward();
-    optimizer.synchronize();
+    if (wait_in == WaitIn::Step) optimizer.synchronize();
     ::torch::nn::utils::clip_grad_norm_(net->parameters(), 0.1);
     optimizer.step();
   }
-  EXPECT_EQ(optimizer.statistics().steps, kSteps);
+  // One round a step, and one more in the first, where a parameter is found to be unused.
+  EXPECT_EQ(optimizer.statistics().steps, kSteps + (wait_in == WaitIn::Step ? 0 : 1));
   expect_equal_on_all_ranks(*net);
   EXPECT_TRUE(at::allclose(net->out->weight, alone->out->weight, 0, 1e-9));
 }
+
+TEST(Training, ClippingAfterBackward) { clip_and_compare(WaitIn::Backward); }
+TEST(Training, ClippingAfterSynchronize) { clip_and_compare(WaitIn::Step); }
 
 // Learning rate schedulers, saving and loading take it for the optimizer that it is.
 TEST(Training, IsAnOptimizer) {

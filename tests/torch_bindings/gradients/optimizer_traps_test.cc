@@ -90,8 +90,9 @@ TEST(Optimizer, GradientsGoOnWithoutZeroGrad) {
     Pair pair;
     auto optimizer = sgd(pair, alone(op));
     for (int step = 1; step <= 4; ++step) {
-      weighted(pair->a, rank() + 1).backward();
-      if (rank() == 0) weighted(pair->b, size()).backward();  // the others bring nothing new
+      at::Tensor loss = weighted(pair->a, rank() + 1);
+      if (rank() == 0) loss = loss + weighted(pair->b, size());  // the others bring nothing new
+      loss.backward();
       optimizer.step();
       expect_gradient(pair->a, step * once);
       expect_gradient(pair->b, step * (op == ReduceOp::Sum ? size() : 1));
@@ -118,9 +119,9 @@ TEST(Optimizer, UnusedParametersDoNotMove) {
   EXPECT_LT(pair->a[0].item<double>(), 0.9);
   // It comes into use, on another rank, in a bucket that is under way without it.
   optimizer.zero_grad();
-  weighted(pair->a, 1).backward();
-  if (rank() == size() - 1) weighted(pair->b, size()).backward();
-  optimizer.synchronize();
+  at::Tensor loss = weighted(pair->a, 1);
+  if (rank() == size() - 1) loss = loss + weighted(pair->b, size());
+  loss.backward();
   expect_gradient(pair->b, 1);
 }
 
@@ -135,7 +136,7 @@ TEST(Optimizer, StepsWithoutAnyBackward) {
 
 TEST(Optimizer, SynchronizeThenStepReducesOnce) {
   Pair pair;
-  auto optimizer = sgd(pair);
+  auto optimizer = sgd(pair, in_flight());
   (weighted(pair->a, rank() + 1) + weighted(pair->b, 1)).backward();
   optimizer.synchronize();
   pair->a.grad().mul_(0.5);
@@ -156,7 +157,7 @@ TEST(Optimizer, SynchronizeThenStepReducesOnce) {
 
 TEST(Optimizer, WritingInFlightIsFoundOut) {
   Pair pair;
-  auto optimizer = sgd(pair);
+  auto optimizer = sgd(pair, in_flight());
   const auto backward = [&] { (weighted(pair->a, 1) + weighted(pair->b, rank() + 1)).backward(); };
   backward();
   pair->a.grad().mul_(0.5);
@@ -222,7 +223,7 @@ TEST(Optimizer, HooksOfTheProgramStayAndOursGo) {
   int called = 0;
   call_after(pair->a, [&](const at::Tensor&) { ++called; });
   {
-    auto optimizer = sgd(pair);
+    auto optimizer = sgd(pair, in_flight());
     // The first register_hook() of LibTorch clears the list that our hook stands in.
     pair->a.register_hook([](const at::Tensor& g) { return g * 2; });
     for (int pass = 0; pass < 3; ++pass) weighted(pair->a, rank() + 1).backward();
@@ -241,7 +242,7 @@ TEST(Optimizer, DestroyedWhileBucketsAreInFlight) {
   Pair pair;
   for (int round = 0; round < 3; ++round) {
     pair->zero_grad();
-    auto optimizer = sgd(pair);
+    auto optimizer = sgd(pair, in_flight());
     (weighted(pair->a, rank() + 1) + weighted(pair->b, 1)).backward();
   }
   expect_gradient(pair->a, mean_of_ranks());
@@ -276,12 +277,13 @@ TEST(Optimizer, WrongParametersAreNamed) {
 TEST(Optimizer, DifferentModelsOnTheRanksAreAMismatch) {
   const at::Tensor w = leaf({rank() == 0 ? 3 : 2}), v = leaf({2});
   GradientReducer reducer({{"w", w}, {"v", v}}, alone());
-  (weighted(w, 1) + weighted(v, 1)).backward();
+  const at::Tensor loss = weighted(w, 1) + weighted(v, 1);
   if (size() == 1) {
+    loss.backward();
     reducer.synchronize();
     return;
   }
-  const std::string error = error_of([&] { reducer.synchronize(); });
+  const std::string error = error_of([&] { loss.backward(); });
   EXPECT_THAT(error, AllOf(StartsWith(kMismatch), HasSubstr("elements")));
   EXPECT_EQ(error_of([&] { reducer.synchronize(); }), error);
   barrier();  // the session goes on
@@ -291,11 +293,10 @@ TEST(Optimizer, LayoutsThatDifferBetweenRanksAreAMismatch) {
   const auto format = rank() == 0 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   const at::Tensor w = at::ones({2, 3, 4, 4}).contiguous(format).requires_grad_(true);
   GradientReducer reducer({{"w", w}});
-  weighted(w, 1).backward();
   if (size() == 1) {
-    reducer.synchronize();
+    weighted(w, 1).backward();
   } else {
-    EXPECT_THAT(error_of([&] { reducer.synchronize(); }), StartsWith(kMismatch));
+    EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }), StartsWith(kMismatch));
   }
 }
 
@@ -335,7 +336,7 @@ TEST(OptimizerAndSession, TimelineAndShutdown) {
       testing::TempDir() + "horon_optimizer_" + std::to_string(rank()) + ".json";
   {
     Pair pair;
-    auto optimizer = sgd(pair, {.name = "traced"});
+    auto optimizer = sgd(pair, {.name = "traced", .wait_in = WaitIn::Step});
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();
       (weighted(pair->a, 1) + weighted(pair->b, 1)).backward();

@@ -64,7 +64,7 @@ TEST(Join, AveragesAndSumsOfThoseThatAreLeft) {
 
 TEST(Join, LatePartsDroppedGradientsAndOlderValues) {
   const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
-  GradientReducer reducer({{"w", w}, {"v", v}}, alone());
+  GradientReducer reducer({{"w", w}, {"v", v}}, in_flight());
   for (int step = 0; step < own_steps(); ++step) {
     weighted(w, 100).backward();
     w.mutable_grad().reset();  // in flight
@@ -82,7 +82,7 @@ TEST(Join, LatePartsDroppedGradientsAndOlderValues) {
 TEST(Join, WeightsPassesAndErrors) {
   const at::Tensor w = leaf({3}, at::kDouble);
   GradientReducer reducer({{"w", w}}, {.backward_passes_per_step = 2});
-  const auto step_with = [&](int passes) {
+  const auto step_with = [&](int passes) {  // throws in backward() or in synchronize()
     w.mutable_grad().reset();
     for (int pass = 0; pass < passes; ++pass) weighted(w, rank() + 1).backward();
     reducer.synchronize(GradientReducer::Passes::All);
@@ -124,8 +124,7 @@ TEST(Join, PlansThatDifferAmongThoseThatAreLeft) {
   const at::Tensor w = leaf({rank() == size() - 1 ? 3 : 2}), v = leaf({2});
   GradientReducer reducer({{"w", w}, {"v", v}}, alone());
   if (size() > 2 && rank() > 0) {
-    (weighted(w, 1) + weighted(v, 1)).backward();
-    EXPECT_THAT(error_of([&] { reducer.synchronize(); }),
+    EXPECT_THAT(error_of([&] { (weighted(w, 1) + weighted(v, 1)).backward(); }),
                 AllOf(StartsWith(to_string(ErrorCode::Mismatch)), HasSubstr("elements")));
   }
   EXPECT_GE(join(), 0);
@@ -137,8 +136,8 @@ TEST(Join, LocalChecksStayLocal) {
   for (int step = 0; step < own_steps(); ++step) {
     w.mutable_grad().reset();
     const bool bad = rank() == size() - 1;
-    weighted(w, bad ? std::numeric_limits<double>::quiet_NaN() : 1).backward();
-    EXPECT_THAT(error_of([&] { reducer.synchronize(); }),
+    const at::Tensor loss = weighted(w, bad ? std::numeric_limits<double>::quiet_NaN() : 1);
+    EXPECT_THAT(error_of([&] { loss.backward(); }),
                 HasSubstr("on rank " + std::to_string(size() - 1) + " holds 3 NaN"));
     weighted(w, rank() + 1).backward();
     reducer.synchronize();

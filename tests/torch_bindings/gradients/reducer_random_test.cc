@@ -21,7 +21,7 @@ constexpr int kSteps = 10;
 // One random program, the same numbers on every rank.
 class Program {
  public:
-  explicit Program(unsigned seed) : random_(seed) {
+  Program(unsigned seed, WaitIn wait_in) : random_(seed), wait_in_(wait_in) {
     op_ = draw(2) == 0 ? ReduceOp::Sum : ReduceOp::Average;
     const std::vector<std::vector<int64_t>> shapes{{}, {0}, {3}, {2, 2}, {7}, {1, 5}};
     NamedTensors named;
@@ -32,6 +32,7 @@ class Program {
     older_.resize(kParameters);
     const int64_t bytes = std::vector<int64_t>{1, 40, 1 << 20}[draw(3)];
     GradientReducerOptions options{.op = op_, .bucket_bytes = bytes, .first_bucket_bytes = bytes};
+    options.wait_in = wait_in;
     options.backward_passes_per_step = 1 + draw(2);
     options.average_aggregated_gradients = draw(2) == 0;
     options.num_groups = draw(3);
@@ -104,7 +105,9 @@ class Program {
     for (int p = 0; p < kParameters; ++p) {
       for (int r = 0; r < size(); ++r) {
         const int x = draw(9) - 4;
-        if (draw(3) == 0) continue;
+        // When backward() waits, all ranks run it equally often: each has a gradient of p0.
+        const bool needed = wait_in_ == WaitIn::Backward && p == 0;
+        if (draw(3) == 0 && !needed) continue;
         sums_[p][r] = sums_[p][r].value_or(0) + x;
         if (r != rank()) continue;
         const at::Tensor term = weighted(parameters_[p], x).to(at::kDouble);
@@ -131,6 +134,7 @@ class Program {
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), testing::HasSubstr("one rank has dropped it"));
       EXPECT_TRUE(dropped_);
+      EXPECT_EQ(wait_in_, WaitIn::Step);
     }
     return true;
   }
@@ -170,6 +174,7 @@ class Program {
   }
 
   std::mt19937 random_;
+  const WaitIn wait_in_;
   bool dropped_ = false;
   ReduceOp op_ = ReduceOp::Average;
   double divisor_ = 1;
@@ -180,11 +185,13 @@ class Program {
   std::vector<std::vector<std::optional<double>>> sums_;  // [parameter][rank] of this step
 };
 
-TEST(Reducer, RandomPrograms) {
+class RandomPrograms : public testing::TestWithParam<WaitIn> {};
+
+TEST_P(RandomPrograms, EqualTheModel) {
   int refused = 0, synchronized = 0;
   for (unsigned seed = 0; seed < 25; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
-    Program program(seed);
+    Program program(seed, GetParam());
     program.run();
     refused += program.refused_;
     synchronized += program.synchronized_;
@@ -192,6 +199,11 @@ TEST(Reducer, RandomPrograms) {
   }
   EXPECT_LT(refused, synchronized / 4);
 }
+
+INSTANTIATE_TEST_SUITE_P(WaitIn, RandomPrograms, testing::Values(WaitIn::Backward, WaitIn::Step),
+                         [](const auto& test) {
+                           return test.param == WaitIn::Step ? "Step" : "Backward";
+                         });
 
 }  // namespace
 }  // namespace horon

@@ -18,7 +18,7 @@ const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnv
 constexpr int64_t kRows = 7, kColumns = 3;
 
 GradientReducerOptions sparse_options(ReduceOp op) {
-  GradientReducerOptions options = alone(op);
+  GradientReducerOptions options = in_flight(op);
   options.sparse_as_dense = false;
   return options;
 }

@@ -1,4 +1,5 @@
-// What autograd and programs do to gradients while they are being reduced, one by one.
+// What autograd and programs do to gradients while they are being reduced, one by one. Nothing
+// waits before synchronize() (WaitIn::Step); backward_test.cc has what holds without that.
 #include <stdexcept>
 #include <string>
 
@@ -23,7 +24,7 @@ TEST(Reducer, BucketsAreSubmittedInsideBackward) {
   const GradientReducer* running = nullptr;
   // Backward reaches `second` first: when `first` has its gradient, the other bucket is under way.
   call_after(first, [&](const at::Tensor&) { seen = running->statistics().submitted_in_backward; });
-  GradientReducer reducer({{"first", first}, {"second", second}}, alone());
+  GradientReducer reducer({{"first", first}, {"second", second}}, in_flight());
   running = &reducer;
   const at::Tensor hidden = (first * (rank() + 1)).sum();
   (hidden * 1.0 + weighted(second, rank() + 1)).backward();
@@ -38,7 +39,7 @@ TEST(Reducer, BucketsAreSubmittedInsideBackward) {
 TEST(Reducer, SecondFiringInFlightIsReducedApart) {
   for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
     const at::Tensor w = leaf({5});
-    GradientReducer reducer({{"w", w}}, alone(op));
+    GradientReducer reducer({{"w", w}}, in_flight(op));
     for (const double x : {2, 2, 1, 1}) weighted(w, x * (rank() + 1)).backward();
     EXPECT_EQ(reducer.statistics().late_parts, 3);
     reducer.synchronize();
@@ -48,7 +49,7 @@ TEST(Reducer, SecondFiringInFlightIsReducedApart) {
 
 TEST(Reducer, LatePartsOfOneRankAlone) {
   const at::Tensor w = leaf({5}), v = leaf({2}, at::kDouble);
-  GradientReducer reducer({{"w", w}, {"v", v}}, alone());
+  GradientReducer reducer({{"w", w}, {"v", v}}, in_flight());
   for (int step = 0; step < 3; ++step) {
     w.mutable_grad().reset();
     v.mutable_grad().reset();
@@ -62,7 +63,7 @@ TEST(Reducer, LatePartsOfOneRankAlone) {
 
 TEST(Reducer, SeveralPassesBeforeTheBucketIsFullAddInPlace) {
   const at::Tensor a = leaf({3}), b = leaf({2});
-  GradientReducer reducer({{"a", a}, {"b", b}});
+  GradientReducer reducer({{"a", a}, {"b", b}}, {.wait_in = WaitIn::Step});
   weighted(a, 1).backward();
   weighted(a, rank()).backward();
   EXPECT_EQ(reducer.statistics().submitted_in_backward, 0);
@@ -76,7 +77,7 @@ TEST(Reducer, SeveralPassesBeforeTheBucketIsFullAddInPlace) {
 
 TEST(Reducer, NonLinearOpsRefuseASecondFiring) {
   const at::Tensor w = leaf({2});
-  GradientReducer reducer({{"weights", w}}, alone(ReduceOp::Max));
+  GradientReducer reducer({{"weights", w}}, in_flight(ReduceOp::Max));
   weighted(w, rank() + 1).backward();
   EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }),
               AllOf(StartsWith(to_string(ErrorCode::InvalidArgument)), HasSubstr("\"weights\"")));
@@ -100,7 +101,7 @@ struct NoGradient : ::torch::autograd::Function<NoGradient> {
 
 TEST(Reducer, UndefinedGradientIsNone) {
   const at::Tensor w = leaf({3});
-  GradientReducer reducer({{"w", w}}, alone());
+  GradientReducer reducer({{"w", w}}, in_flight());
   NoGradient::apply(w).backward();
   reducer.synchronize();
   EXPECT_FALSE(w.grad().defined());
@@ -116,8 +117,9 @@ TEST(Reducer, GradientPenalty) {
   // loss = |w|^2 c / 2, penalty = |c w|^2 / 2: gradients c w + c^2 w, with w = 1.
   for (const bool separate : {true, false}) {
     const at::Tensor w = leaf({4}, at::kDouble), other = leaf({1}, at::kDouble);
-    GradientReducer reducer({{"w", w}, {"other", other}},
-                            separate ? alone() : GradientReducerOptions{});
+    GradientReducer reducer(
+        {{"w", w}, {"other", other}},
+        separate ? in_flight() : GradientReducerOptions{.wait_in = WaitIn::Step});
     const double c = rank() + 1;
     for (int step = 0; step < 3; ++step) {
       w.mutable_grad().reset();
@@ -135,7 +137,7 @@ TEST(Reducer, GradientPenalty) {
 
 TEST(Reducer, SparseGradientsBecomeDense) {
   const at::Tensor table = leaf({4, 2});
-  GradientReducer reducer({{"table", table}}, alone());
+  GradientReducer reducer({{"table", table}}, in_flight());
   const auto loss = [&] {
     const at::Tensor rows = at::full({2}, rank() % 4, at::kLong);
     return at::embedding(table, rows, -1, false, true).sum();
@@ -161,7 +163,7 @@ TEST(Reducer, DtypesShapesLayouts) {
   add(at::ones({2, 3, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_(true));
   add(at::ones({3, 4}).t().requires_grad_(true));
   add(at::ones({3, 1}).expand({3, 4}).detach().requires_grad_(true));
-  GradientReducer reducer(all, {.op = ReduceOp::Sum, .bucket_bytes = 64});
+  GradientReducer reducer(all, {.op = ReduceOp::Sum, .bucket_bytes = 64, .wait_in = WaitIn::Step});
   for (int step = 0; step < 3; ++step) {
     at::Tensor loss = at::zeros({}, at::kDouble);
     for (const auto& [name, w] : all) {
@@ -189,7 +191,7 @@ TEST(Reducer, TiedParametersCountOnce) {
 
 TEST(Reducer, ParameterMovesToAnotherDtype) {
   const at::Tensor w = leaf({3}), v = leaf({2});
-  GradientReducer reducer({{"weight", w}, {"v", v}}, alone());
+  GradientReducer reducer({{"weight", w}, {"v", v}}, in_flight());
   (weighted(w, 1) + weighted(v, 1)).backward();
   reducer.synchronize();
   w.set_data(w.data().to(at::kDouble));  // as Module::to() does
@@ -206,7 +208,7 @@ TEST(Reducer, ParameterMovesToAnotherDtype) {
 
 TEST(Reducer, BackwardInInferenceMode) {
   const at::Tensor w = leaf({3});
-  GradientReducer reducer({{"w", w}}, alone());
+  GradientReducer reducer({{"w", w}}, in_flight());
   const at::Tensor loss = weighted(w, rank() + 1);
   {
     const c10::InferenceMode inference;
@@ -222,7 +224,7 @@ TEST(Reducer, BackwardInInferenceMode) {
 
 TEST(Reducer, ProgramDropsAndReplacesGradients) {
   const at::Tensor w = leaf({3});
-  GradientReducer reducer({{"w", w}}, alone());
+  GradientReducer reducer({{"w", w}}, in_flight());
   weighted(w, 100).backward();
   w.mutable_grad().reset();  // dropped in flight, then another pass
   weighted(w, rank() + 1).backward();
@@ -254,7 +256,7 @@ TEST(Reducer, ProgramDropsAndReplacesGradients) {
 // A sum can't be freed of one rank's share: every rank hears of it.
 TEST(Reducer, OneRankDropsWhatOthersCountOn) {
   const at::Tensor w = leaf({3}), v = leaf({2});
-  GradientReducer reducer({{"weight", w}, {"v", v}}, alone());
+  GradientReducer reducer({{"weight", w}, {"v", v}}, in_flight());
   for (int step = 0; step < 2; ++step) {
     (weighted(w, 100) + weighted(v, 1)).backward();
     if (rank() == 0) w.mutable_grad().reset();
@@ -273,7 +275,7 @@ TEST(Reducer, OneRankDropsWhatOthersCountOn) {
 // A gradient that one rank can't reduce is an error on all, and the next step works.
 TEST(Reducer, OneRankSetsAGradientOfAnotherShape) {
   const at::Tensor w = leaf({3}), v = leaf({2});
-  GradientReducer reducer({{"weight", w}, {"v", v}}, alone());
+  GradientReducer reducer({{"weight", w}, {"v", v}}, in_flight());
   weighted(v, 1).backward();
   w.mutable_grad() = at::ones({rank() == 0 ? 4 : 3});
   EXPECT_THAT(error_of([&] { reducer.synchronize(); }),
@@ -287,7 +289,7 @@ TEST(Reducer, OneRankSetsAGradientOfAnotherShape) {
 
 TEST(Reducer, ExceptionInsideBackward) {
   const at::Tensor early = leaf({2}), late = leaf({3});
-  GradientReducer reducer({{"early", early}, {"late", late}}, alone());
+  GradientReducer reducer({{"early", early}, {"late", late}}, in_flight());
   const auto loss = [&](bool fails) {
     at::Tensor hidden = (early * (rank() + 1)).sum();
     if (fails) {
@@ -327,7 +329,7 @@ struct Recomputed : ::torch::autograd::Function<Recomputed> {
 
 TEST(Reducer, RecomputedSegmentsShareAParameter) {
   const at::Tensor w = at::full({3}, 2.0, at::kDouble).requires_grad_(true);
-  GradientReducer reducer({{"w", w}}, alone());
+  GradientReducer reducer({{"w", w}}, in_flight());
   for (int step = 0; step < 2; ++step) {
     w.mutable_grad().reset();
     // c * w^3: gradient 3 c w^2, in three firings.
@@ -341,7 +343,7 @@ TEST(Reducer, RecomputedSegmentsShareAParameter) {
 
 TEST(Reducer, AutogradGradLeavesGradientsAlone) {
   const at::Tensor w = leaf({3});
-  GradientReducer reducer({{"w", w}}, alone(ReduceOp::Sum));
+  GradientReducer reducer({{"w", w}}, in_flight(ReduceOp::Sum));
   weighted(w, rank() + 1).backward();
   const auto result = ::torch::autograd::grad({weighted(w, 7)}, {w});
   EXPECT_EQ(result[0][0].item<float>(), 7);

@@ -1,0 +1,512 @@
+// When backward() returns, gradients are reduced: whatever runs inside it, on however many threads,
+// and whatever the program does with them next.
+#include <barrier>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
+
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+
+namespace horon {
+namespace {
+
+namespace autograd = ::torch::autograd;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+using namespace testing_support;
+
+const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
+
+const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
+const std::string kMismatch{to_string(ErrorCode::Mismatch)};
+
+DistributedOptimizer<::torch::optim::SGD> sgd(const NamedTensors& named,
+                                              const GradientReducerOptions& options = alone()) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : named) parameters.push_back(parameter);
+  return {::torch::optim::SGD(parameters, 1.0), named, options};
+}
+
+void expect_value(const at::Tensor& tensor, double value) {
+  EXPECT_TRUE(at::allclose(tensor, at::full_like(tensor, value), 0, 1e-9))
+      << tensor << "\nand not " << value;
+}
+
+TEST(Backward, GradientsAreReducedWhenItReturns) {
+  const at::Tensor a = leaf({3}), b = leaf({2, 2});
+  for (const int64_t bytes : {1, 1 << 20}) {
+    GradientReducer reducer({{"a", a}, {"b", b}},
+                            {.bucket_bytes = bytes, .first_bucket_bytes = bytes});
+    for (int step = 0; step < 3; ++step) {
+      a.mutable_grad().reset();
+      b.mutable_grad().reset();
+      (weighted(a, rank() + 1) + weighted(b, 1)).backward();
+      expect_gradient(a, mean_of_ranks());
+      expect_gradient(b, 1);
+      reducer.synchronize();
+      expect_gradient(a, mean_of_ranks());
+    }
+    EXPECT_EQ(reducer.statistics().steps, 3);
+  }
+}
+
+// The loop of everybody who comes from DDP.
+TEST(Backward, ClippingByNormNeedsNoCall) {
+  const at::Tensor a = leaf({3}, at::kDouble), b = leaf({4}, at::kDouble);
+  auto optimizer = sgd({{"a", a}, {"b", b}});
+  double want_a = 1, want_b = 1;
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    (weighted(a, rank() + 1) + weighted(b, 2 * rank() + 2)).backward();
+    const double norm = mean_of_ranks() * std::sqrt(3 + 4 * 4.0);
+    const double before = ::torch::nn::utils::clip_grad_norm_({a, b}, 1e-3);
+    EXPECT_NEAR(before, norm, 1e-9);
+    optimizer.step();
+    const double factor = 1e-3 / (norm + 1e-6);
+    want_a -= mean_of_ranks() * factor;
+    want_b -= 2 * mean_of_ranks() * factor;
+    expect_value(a, want_a);
+    expect_value(b, want_b);
+  }
+}
+
+TEST(Backward, TwoPassesWithClippingInBetween) {
+  for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
+    const double once = op == ReduceOp::Sum ? sum_of_ranks() : mean_of_ranks();
+    const at::Tensor w = leaf({3}, at::kDouble);
+    auto optimizer = sgd({{"w", w}}, alone(op));
+    double want = 1;
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      weighted(w, 100.0 * (rank() + 1)).backward();
+      ::torch::nn::utils::clip_grad_value_({w}, 0.5);
+      expect_gradient(w, 0.5);
+      weighted(w, rank() + 1).backward();  // adds to what has been reduced and clipped
+      expect_gradient(w, 0.5 + once);
+      w.grad().mul_(0.25);
+      optimizer.step();
+      want -= (0.5 + once) / 4;
+      expect_value(w, want);
+    }
+    EXPECT_EQ(optimizer.statistics().late_parts, 0);
+  }
+}
+
+TEST(Backward, APlainOptimizerNeedsNothingElse) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  const GradientReducer reducer({{"w", w}});
+  ::torch::optim::SGD optimizer({w}, 1.0);
+  for (int step = 1; step <= 3; ++step) {
+    optimizer.zero_grad();
+    weighted(w, rank() + 1).backward();
+    optimizer.step();
+    expect_value(w, 1 - step * mean_of_ranks());
+  }
+}
+
+TEST(Backward, RanksWithoutABackwardTakePartInStep) {
+  const at::Tensor a = leaf({3}, at::kDouble), b = leaf({2}, at::kDouble);
+  auto optimizer = sgd({{"a", a}, {"b", b}});
+  for (int step = 1; step <= 4; ++step) {
+    optimizer.zero_grad();
+    const int active = step % size();
+    if (rank() == active) (weighted(a, size()) + weighted(b, size())).backward();
+    optimizer.step();
+    expect_value(a, 1 - step);
+    expect_value(b, 1 - step);
+  }
+}
+
+// Ranks that reach other parameters in one backward() or in several: all wait for what usually
+// comes.
+TEST(Backward, OnePassHereIsTwoPassesThere) {
+  const at::Tensor a = leaf({3}, at::kDouble), b = leaf({2}, at::kDouble);
+  auto optimizer = sgd({{"a", a}, {"b", b}});
+  for (int step = 1; step <= 5; ++step) {
+    optimizer.zero_grad();
+    if ((rank() + step) % 2 == 0) {
+      (weighted(a, rank() + 1) + weighted(b, rank() + 1)).backward();
+    } else {
+      weighted(a, rank() + 1).backward();
+      weighted(b, rank() + 1).backward();
+    }
+    optimizer.step();
+    expect_value(a, 1 - step * mean_of_ranks());
+    expect_value(b, 1 - step * mean_of_ranks());
+  }
+}
+
+TEST(Backward, RanksThatRunItMoreOftenAreNamed) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({3});
+  auto optimizer = sgd({{"w", w}}, {.name = "uneven"});
+  const std::string error = error_of([&] {
+    for (int step = 1; step <= 2; ++step) {
+      optimizer.zero_grad();
+      weighted(w, 1).backward();
+      if (rank() == 0 && step == 1) weighted(w, 1).backward();
+      optimizer.step();
+    }
+  });
+  EXPECT_THAT(error, AllOf(StartsWith(kMismatch), HasSubstr("\"uneven\""),
+                           HasSubstr("rank 0 in backward 2 of step 1"),
+                           HasSubstr("in backward 1 of step 2")));
+  EXPECT_FALSE(w.grad().defined());
+  EXPECT_EQ(error_of([&] { optimizer.step(); }), error);
+  EXPECT_EQ(error_of([&] { weighted(w, 1).backward(); }), error);
+  barrier();  // the session goes on
+}
+
+// Recomputation: the backward of this function runs another backward. The parameter is an input of
+// the function, so that the outer backward calls its hooks too, or is hidden from it.
+struct Segment : autograd::Function<Segment> {
+  static at::Tensor forward(autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& shown, const std::function<at::Tensor()>& parameter) {
+    context->save_for_backward({x.detach()});
+    parameter_of(context) = parameter;
+    (void)shown;
+    return x * parameter().detach();
+  }
+  static autograd::variable_list backward(autograd::AutogradContext* context,
+                                          const autograd::variable_list& gradient) {
+    const at::AutoGradMode on(true);
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_(true);
+    (x * parameter_of(context)() * gradient[0]).sum().backward();
+    return {x.grad(), at::Tensor(), at::Tensor()};
+  }
+  static std::function<at::Tensor()>& parameter_of(autograd::AutogradContext* context) {
+    static std::map<autograd::AutogradContext*, std::function<at::Tensor()>> parameters;
+    return parameters[context];
+  }
+};
+
+at::Tensor segment(const at::Tensor& x, const at::Tensor& parameter, bool shown) {
+  return Segment::apply(x, shown ? parameter : at::ones({1}),
+                        std::function<at::Tensor()>([parameter] { return parameter; }));
+}
+
+TEST(Backward, RecomputedSegments) {
+  for (const bool shown : {true, false}) {
+    for (const bool head : {true, false}) {
+      const at::Tensor a = leaf({3}, at::kDouble), b = leaf({3}, at::kDouble);
+      const at::Tensor h = leaf({3}, at::kDouble);
+      GradientReducer reducer({{"a", a}, {"b", b}, {"h", h}}, alone());
+      for (int step = 1; step <= 4; ++step) {
+        const int64_t before = reducer.statistics().steps;
+        for (const at::Tensor& w : {a, b, h}) w.mutable_grad().reset();
+        const at::Tensor x = at::full({3}, rank() + 1.0, at::kDouble).requires_grad_(true);
+        // The first segment's input is a result, the leaf's own node comes last.
+        at::Tensor y = segment(segment(x * 1, a, shown), b, shown);
+        if (head) y = y * h;
+        y.sum().backward();
+        SCOPED_TRACE(testing::Message() << "shown " << shown << " head " << head << " " << step);
+        expect_gradient(a, mean_of_ranks());
+        expect_gradient(b, mean_of_ranks());
+        if (head) expect_gradient(h, mean_of_ranks());
+        reducer.synchronize();
+        // In the first step nobody knows yet that no other backward() brings what is missing (h).
+        if (head || step > 1) {
+          EXPECT_EQ(reducer.statistics().steps - before, 1);
+        }
+        EXPECT_EQ(reducer.statistics().late_parts, 0);
+      }
+    }
+  }
+}
+
+// A segment inside a segment, and one parameter in two of them: a late part or two, and one round.
+TEST(Backward, SharedParameterInNestedSegments) {
+  const at::Tensor w = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  for (int step = 1; step <= 3; ++step) {
+    w.mutable_grad().reset();
+    const at::Tensor x = at::full({2}, rank() + 1.0, at::kDouble).requires_grad_(true);
+    (segment(segment(x * 1, w, false), w, false) * w).sum().backward();
+    expect_gradient(w, 3 * mean_of_ranks());
+    reducer.synchronize();
+    EXPECT_EQ(reducer.statistics().steps, step);
+  }
+}
+
+// A network of segments alone does not let hooks pile up on the nodes that live for long.
+TEST(Backward, SegmentsWhoseInputIsALeafThatStays) {
+  const at::Tensor w = leaf({2}, at::kDouble), x = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  const auto accumulator = autograd::impl::grad_accumulator(x);
+  for (int step = 1; step <= 5; ++step) {
+    w.mutable_grad().reset();
+    segment(x, w, false).sum().backward();
+    expect_gradient(w, 1);
+    reducer.synchronize();
+  }
+  EXPECT_EQ(reducer.statistics().steps, 5);
+  EXPECT_LE(accumulator->pre_hooks().size(), 1u);
+}
+
+TEST(Backward, GradOfAutogradIsLeftAlone) {
+  for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {
+    const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
+    GradientReducer reducer({{"w", w}, {"v", v}}, alone(ReduceOp::Sum, wait_in));
+    (weighted(w, 2.0 / size()) + weighted(v, 1)).backward();
+    reducer.synchronize();
+    expect_gradient(w, 2);
+    for (int i = 0; i < 2; ++i) {
+      const auto grads = autograd::grad({weighted(w, 5) + weighted(v, 1)}, {w});
+      expect_value(grads[0], 5);
+      expect_gradient(w, 2);
+    }
+    // Between a backward() and the step, and of some parameters only.
+    weighted(v, 1).backward();
+    (void)autograd::grad({weighted(w, 5)}, {w});
+    weighted(w, rank()).backward({}, /*retain_graph=*/false, /*create_graph=*/false, {{w}});
+    (void)autograd::grad({weighted(w, 5)}, {w});
+    reducer.synchronize();
+    expect_gradient(w, 2 + sum_of_ranks() - size());
+    expect_gradient(v, 2 * size());
+  }
+}
+
+TEST(Backward, NoSyncAndSeveralPasses) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  for (int step = 1; step <= 3; ++step) {
+    w.mutable_grad().reset();
+    {
+      const auto quiet = reducer.no_sync();
+      weighted(w, rank() + 1).backward();
+      expect_gradient(w, rank() + 1);  // this rank's own
+    }
+    weighted(w, rank() + 1).backward();
+    expect_gradient(w, 2 * mean_of_ranks());
+    reducer.synchronize();
+  }
+  EXPECT_EQ(reducer.statistics().steps, 3);
+
+  reducer.set_backward_passes_per_step(2);
+  w.mutable_grad().reset();
+  weighted(w, rank() + 1).backward();
+  expect_gradient(w, rank() + 1);
+  EXPECT_THAT(error_of([&] { reducer.set_backward_passes_per_step(3); }),
+              AllOf(StartsWith(kInvalid), HasSubstr("in the middle of a step")));
+  weighted(w, rank() + 1).backward();
+  expect_gradient(w, 2 * mean_of_ranks());
+  reducer.synchronize(GradientReducer::Passes::All);
+  EXPECT_EQ(reducer.statistics().steps, 4);
+  EXPECT_THAT(error_of([&] { reducer.set_backward_passes_per_step(0); }), StartsWith(kInvalid));
+}
+
+TEST(Backward, ExceptionsLeaveTheNextOneRight) {
+  const at::Tensor a = leaf({2}, at::kDouble), b = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"a", a}, {"b", b}}, alone());
+  const auto loss = [&](bool fails) {
+    at::Tensor hidden = (a * (rank() + 1)).sum();
+    if (fails) {
+      hidden.register_hook([](const at::Tensor& g) -> at::Tensor {
+        throw std::runtime_error("broken");
+        return g;
+      });
+    }
+    return hidden + weighted(b, rank() + 1);
+  };
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_THROW(loss(true).backward(), std::runtime_error);
+    a.mutable_grad().reset();
+    b.mutable_grad().reset();
+    loss(false).backward();
+    expect_gradient(a, mean_of_ranks());
+    expect_gradient(b, mean_of_ranks());
+    reducer.synchronize();
+  }
+}
+
+// A function that somebody else has queued throws when the buckets are on their way already.
+TEST(Backward, AnotherCallbackThrows) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  bool fails = true;
+  call_after(w, [&](const at::Tensor&) {
+    if (!fails) return;
+    autograd::Engine::get_default_engine().queue_callback(
+        [] { autograd::Engine::get_default_engine().queue_callback([] { throw 5; }); });
+  });
+  GradientReducer reducer({{"w", w}}, alone());
+  EXPECT_THROW(weighted(w, rank() + 1).backward(), int);
+  fails = false;
+  w.mutable_grad().reset();
+  weighted(w, rank() + 1).backward();
+  expect_gradient(w, mean_of_ranks());
+  reducer.synchronize();
+}
+
+TEST(Backward, SeveralThreadsAtOnce) {
+  const at::Tensor a = leaf({3}, at::kDouble), b = leaf({2}, at::kDouble);
+  auto optimizer = sgd({{"a", a}, {"b", b}});
+  for (int step = 1; step <= 20; ++step) {
+    optimizer.zero_grad();
+    std::jthread other([&] { weighted(a, rank() + 1).backward(); });
+    // Now and then one thread after the other, on some rank.
+    if ((step + rank()) % 3 == 0) other.join();
+    weighted(b, rank() + 1).backward();
+    if (other.joinable()) other.join();
+    if (step % 2 == 0) ::torch::nn::utils::clip_grad_value_({a, b}, 1e6);
+    optimizer.step();
+    expect_value(a, 1 - step * mean_of_ranks());
+    expect_value(b, 1 - step * mean_of_ranks());
+  }
+}
+
+// Parameters of one bucket on two threads, one of them not expected: it may be packed while the
+// other completes the bucket.
+TEST(Backward, UnexpectedGradientOnAnotherThread) {
+  const at::Tensor a = leaf({4000}, at::kDouble), b = leaf({4000}, at::kDouble);
+  auto optimizer = sgd({{"a", a}, {"b", b}}, {.wait_in = WaitIn::Step});
+  double want_b = 1;
+  for (int step = 1; step <= 40; ++step) {
+    optimizer.zero_grad(step % 4 < 2);
+    const bool both = step % 2 == 0;  // so that b is never expected when it comes
+    std::barrier<> together(both ? 2 : 1);
+    std::jthread other;
+    if (both) {
+      other = std::jthread([&] {
+        const at::Tensor loss = weighted(b, rank() + 1);
+        together.arrive_and_wait();
+        loss.backward();
+      });
+      want_b -= mean_of_ranks();
+    }
+    const at::Tensor loss = weighted(a, rank() + 1);
+    together.arrive_and_wait();
+    loss.backward();
+    if (other.joinable()) other.join();
+    optimizer.step();
+    expect_value(a, 1 - step * mean_of_ranks());
+    expect_value(b, want_b);
+    if (HasFailure()) return;
+  }
+}
+
+// Two reducers whose hooks are called in other orders on the ranks, and that have late parts.
+TEST(Backward, ReducersEndInOneOrder) {
+  const at::Tensor a = leaf({2}, at::kDouble), b = leaf({2}, at::kDouble);
+  GradientReducer first({{"a", a}}, alone()), second({{"b", b}}, alone());
+  for (int step = 1; step <= 3; ++step) {
+    a.mutable_grad().reset();
+    b.mutable_grad().reset();
+    const at::Tensor x = at::full({2}, rank() + 1.0, at::kDouble).requires_grad_(true);
+    const bool swapped = (rank() + step) % 2 == 0;
+    const at::Tensor& near = swapped ? a : b;
+    const at::Tensor& far = swapped ? b : a;
+    at::Tensor y = segment(segment(x * far * near, far, false), near, false);
+    y.sum().backward();
+    expect_gradient(a, 2 * mean_of_ranks());
+    expect_gradient(b, 2 * mean_of_ranks());
+    first.synchronize();
+    second.synchronize();
+  }
+  EXPECT_GT(first.statistics().late_parts + second.statistics().late_parts, 0);
+}
+
+TEST(Backward, WeightsHoldForAllPassesOfAStep) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  double weights = 0, sum = 0;
+  for (int r = 0; r < size(); ++r) {
+    weights += r + 1;
+    sum += (r + 1.0) * (r + 1);
+  }
+  for (int step = 1; step <= 2; ++step) {
+    w.mutable_grad().reset();
+    reducer.set_weight(rank() + 1);
+    weighted(w, rank() + 1).backward();
+    expect_gradient(w, sum / weights);
+    weighted(w, 2 * rank() + 2).backward();
+    expect_gradient(w, 3 * sum / weights);
+    reducer.synchronize();
+  }
+  w.mutable_grad().reset();
+  weighted(w, rank() + 1).backward();  // no weights in this step
+  expect_gradient(w, mean_of_ranks());
+}
+
+// What one rank can't submit is an error on all, in the same round.
+TEST(Backward, OneRankWritesInFlight) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  auto optimizer = sgd({{"weight", w}}, in_flight());
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    weighted(w, 1).backward();
+    if (rank() == size() - 1) w.grad().mul_(2);
+    const std::string who = "rank " + std::to_string(size() - 1);
+    const std::string error = error_of([&] { optimizer.step(); });
+    EXPECT_THAT(error, StartsWith(kInvalid));
+    EXPECT_THAT(error, HasSubstr(rank() == size() - 1 ? "\"weight\"" : who));
+    expect_value(w, 1);
+  }
+  optimizer.zero_grad();
+  weighted(w, rank() + 1).backward();
+  optimizer.step();
+  expect_value(w, 1 - mean_of_ranks());
+}
+
+TEST(Replicas, ThatHaveGoneApartAreNamed) {
+  if (size() == 1) return;
+  const at::Tensor a = leaf({3}, at::kDouble), b = leaf({4}, at::kFloat), c = leaf({2}, at::kHalf);
+  auto optimizer = sgd({{"a", a}, {"b.weight", b}, {"c", c}});
+  const auto step = [&] {
+    optimizer.zero_grad();
+    (weighted(a, rank() + 1) + weighted(b, 0.5) + weighted(c, 0.5)).backward();
+  };
+  step();
+  if (rank() == size() - 1) b.grad().mul_(2);  // on one rank only
+  optimizer.step();
+  const std::string error = error_of(step);
+  EXPECT_THAT(error, AllOf(StartsWith(kMismatch), HasSubstr("\"b.weight\""),
+                           HasSubstr("on rank " + std::to_string(size() - 1) + " from rank 0"),
+                           HasSubstr("check_replicas"), Not(HasSubstr("\"a\""))));
+  expect_gradient(a, mean_of_ranks());
+  // All alike again, the job goes on.
+  b.detach().fill_(1);
+  step();
+  optimizer.step();
+  expect_value(b, 0.5);
+}
+
+TEST(Replicas, AreNotComparedWhereTheProgramSaysSo) {
+  for (const double difference : {1e-6, 0.5}) {
+    const at::Tensor w = leaf({3}, at::kDouble);
+    w.detach().add_(difference * rank());
+    GradientReducerOptions options = alone();
+    if (difference > 1e-3) options.check_replicas = false;  // else: rounding, not worth an error
+    GradientReducer reducer({{"w", w}}, options);
+    for (int step = 0; step < 3; ++step) {
+      w.mutable_grad().reset();
+      weighted(w, rank() + 1).backward();
+      expect_gradient(w, mean_of_ranks());
+      reducer.synchronize();
+    }
+  }
+}
+
+TEST(Replicas, NumbersThatAreNotFinite) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  w.detach().fill_(NAN);
+  GradientReducer reducer({{"w", w}}, alone());
+  weighted(w, 1).backward();  // NaN everywhere is no difference
+  reducer.synchronize();
+  if (size() == 1) return;
+  if (rank() == 0) w.detach().fill_(1);
+  EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }),
+              AllOf(StartsWith(kMismatch), HasSubstr("\"w\"")));
+}
+
+}  // namespace
+}  // namespace horon

@@ -1,0 +1,146 @@
+#include "horon/torch_bindings/gradients/backward_ends.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace horon::torch_detail {
+
+namespace autograd = ::torch::autograd;
+
+struct BackwardLink {
+  std::atomic<BackwardListener*> listener{nullptr};  // null: it is gone
+};
+
+namespace {
+
+using Link = std::shared_ptr<BackwardLink>;
+
+// Listeners whose backward_ending() has said yes, on this thread.
+struct Ending {
+  std::string name;
+  std::function<void()> end;
+};
+thread_local std::vector<Ending> endings;
+
+// All of them end, whatever becomes of one; the first exception is passed on.
+void end_all() {
+  std::vector<Ending> list = std::exchange(endings, {});
+  std::sort(list.begin(), list.end(),
+            [](const Ending& a, const Ending& b) { return a.name < b.name; });
+  std::exception_ptr first;
+  for (const Ending& ending : list) {
+    try {
+      ending.end();
+    } catch (...) {
+      if (first == nullptr) first = std::current_exception();
+    }
+  }
+  if (first != nullptr) std::rethrow_exception(first);
+}
+
+void queue(std::function<void()> function) {
+  autograd::Engine::get_default_engine().queue_callback(std::move(function));
+}
+
+// Set on nodes of the outer task, whose number is known only when one of them runs.
+class FindOuterTask : public autograd::FunctionPreHook {
+ public:
+  explicit FindOuterTask(Link link) : link_(std::move(link)) {}
+  autograd::variable_list operator()(const autograd::variable_list& inputs) override {
+    BackwardListener* const listener = link_->listener;
+    // The first node that runs is enough.
+    const bool found = wanted_ == nullptr || !std::exchange(*wanted_, false);
+    if (!found && listener != nullptr) listener->task_found(BackwardEnds::current_task());
+    return inputs;
+  }
+
+  // A node has one of these for a listener, however often it is wanted: the node of a leaf lives as
+  // long as the leaf.
+  static void set_on(autograd::Node& node, const Link& link, std::shared_ptr<bool> wanted) {
+    for (const auto& hook : node.pre_hooks()) {
+      auto* const ours = dynamic_cast<FindOuterTask*>(hook.get());
+      if (ours == nullptr || ours->link_ != link) continue;
+      ours->wanted_ = std::move(wanted);
+      return;
+    }
+    auto hook = std::make_unique<FindOuterTask>(link);
+    hook->wanted_ = std::move(wanted);
+    node.add_pre_hook(std::move(hook));
+  }
+
+ private:
+  Link link_;
+  std::shared_ptr<bool> wanted_;  // shared by all next nodes of a task
+};
+
+// What the engine keeps until the end of a task.
+class AwaitedTask {
+ public:
+  AwaitedTask(Link link, int task) : link_(std::move(link)), task_(task) {}
+  ~AwaitedTask() {
+    BackwardListener* const listener = link_->listener;
+    if (!ended_ && listener != nullptr) listener->task_ended(task_);
+  }
+  AwaitedTask(const AwaitedTask&) = delete;
+  AwaitedTask& operator=(const AwaitedTask&) = delete;
+
+  void end() {
+    BackwardListener* const listener = link_->listener;
+    if (std::exchange(ended_, true) || listener == nullptr) return;
+    listener->task_ended(task_);
+    if (const std::shared_ptr<autograd::Node> outer = autograd::get_current_node()) {
+      if (!listener->awaits_task_of_this_thread()) find_outer_task(*outer);
+      return;
+    }
+    if (!listener->backward_ending()) return;
+    endings.push_back({listener->name(), [link = link_] {
+                         BackwardListener* const still_there = link->listener;
+                         if (still_there != nullptr) still_there->backward_ended();
+                       }});
+    queue(end_all);  // runs after what other listeners have queued in this task
+  }
+
+ private:
+  void find_outer_task(const autograd::Node& node) {
+    const auto wanted = std::make_shared<bool>(true);
+    for (const autograd::Edge& next : node.next_edges()) {
+      if (next.is_valid()) FindOuterTask::set_on(*next.function, link_, wanted);
+    }
+  }
+
+  Link link_;
+  int task_;
+  bool ended_ = false;
+};
+
+}  // namespace
+
+BackwardEnds::BackwardEnds(BackwardListener* listener) : link_(std::make_shared<BackwardLink>()) {
+  link_->listener = listener;
+}
+
+BackwardEnds::~BackwardEnds() { link_->listener = nullptr; }
+
+int BackwardEnds::current_task() { return autograd::get_current_graph_task_id(); }
+
+void BackwardEnds::await_current_task() {
+  queue([task = std::make_shared<AwaitedTask>(link_, current_task())] { task->end(); });
+}
+
+bool accumulation_will_follow() {
+  const auto* const planned = autograd::get_current_graph_task_exec_info();
+  if (planned == nullptr || planned->empty()) return true;  // the whole graph is executed
+  const auto place = planned->find(autograd::get_current_node().get());
+  return place == planned->end() || place->second.needed_;
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,63 @@
+// Finds out when backward() ends, so that gradients can be complete when it returns.
+//
+// LibTorch's engine calls a function at the end of the backward pass in which it was queued. A
+// backward pass may run inside another one (recomputation does so), and only the end of the
+// outermost one is the end for the program. While an inner pass ends, its thread still executes a
+// node of the outer pass; the engine tells which (get_current_node()). The outer pass may call no
+// hook of ours, and then nothing is queued in it: in that case the end of the inner pass asks the
+// next node of the outer pass to queue the function there.
+//
+// A pass that ends by an exception calls no function. The engine then destroys what was queued, and
+// that is how this class notices.
+#pragma once
+
+#include <memory>
+#include <string>
+
+namespace horon::torch_detail {
+
+// Called on the thread that runs backward(). One backward pass is called a task, as in the engine.
+class BackwardListener {
+ public:
+  // A task has ended, or was given up after an exception. Never throws.
+  virtual void task_ended(int task) noexcept = 0;
+  // The outermost backward() of this thread is about to return. True: call backward_ended() once
+  // all listeners of this backward() have been asked. What it throws leaves backward().
+  virtual bool backward_ending() = 0;
+  virtual void backward_ended() = 0;
+  // A node of a task runs of which no hook has been called.
+  virtual void task_found(int task) = 0;
+  // Is the end of another task of this thread awaited?
+  virtual bool awaits_task_of_this_thread() = 0;
+  // The same on all ranks and unlike that of other listeners: backward_ended() is called in the
+  // order of names, so that ranks wait for their collectives in the same order.
+  virtual const std::string& name() const = 0;
+
+ protected:
+  ~BackwardListener() = default;
+};
+
+struct BackwardLink;
+
+class BackwardEnds {
+ public:
+  explicit BackwardEnds(BackwardListener* listener);
+  // Backward passes that still run end without calling the listener.
+  ~BackwardEnds();
+  BackwardEnds(const BackwardEnds&) = delete;
+  BackwardEnds& operator=(const BackwardEnds&) = delete;
+
+  // The task that this thread is executing; each backward pass has a number of its own.
+  static int current_task();
+  // From a hook, once for each task: the listener will hear of the end of the current task.
+  void await_current_task();
+
+ private:
+  std::shared_ptr<BackwardLink> link_;
+};
+
+// From a tensor's pre-hook: will autograd add to .grad after it? (Not in autograd::grad(), which
+// calls the pre-hooks of the tensors that it computes gradients of.)
+bool accumulation_will_follow();
+
+}  // namespace horon::torch_detail

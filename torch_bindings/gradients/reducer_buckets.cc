@@ -1,0 +1,126 @@
+// Which gradients a reducer reduces, and in which buckets.
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "horon/core/base/text.h"
+#include "horon/torch_bindings/gradients/reducer_impl.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+
+namespace horon {
+
+using namespace torch_detail;
+
+void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
+  if (!settings_.member) return;
+  const PlainMode plain;
+  const size_t first_slot = slots_.size();
+  std::vector<GradientLayout> added;
+  NamedTensors accepted;
+  std::unordered_set<const void*> seen = known_;
+  UniqueNames names = names_;
+  for (const auto& [name, parameter] : parameters) {
+    if (!parameter.defined()) {
+      throw Error(ErrorCode::InvalidArgument,
+                  core::concat("parameter \"", name, "\" is undefined"));
+    }
+    if (!at::isFloatingType(parameter.scalar_type()) && !parameter.requires_grad()) continue;
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    names.add({name, parameter}, "parameter");
+    added.push_back(layout_of(parameter, name));
+    accepted.emplace_back(name, parameter);
+  }
+  if (first_slot == 0) find_groups(options_.groups, added);  // throws before anything has changed
+  std::vector<HookedParameter> hooks;
+  for (const auto& [name, parameter] : accepted) {
+    hooks.emplace_back(parameter, name, this, slots_.size() + hooks.size());
+  }
+  known_ = std::move(seen);
+  names_ = std::move(names);
+  for (const auto& [name, parameter] : accepted) {
+    slots_.emplace_back(name, parameter, settings_);
+    slots_.back().expect_in_all_rounds(parameter.requires_grad());
+  }
+  layouts_.insert(layouts_.end(), added.begin(), added.end());
+  std::move(hooks.begin(), hooks.end(), std::back_inserter(hooks_));
+  round_is_due_ = true;
+  make_buckets(first_slot);
+}
+
+SlotGroups GradientReducer::Impl::groups() const {
+  if (options_.num_groups > 0) return split_into_groups(options_.num_groups, layouts_);
+  return find_groups(options_.groups, layouts_);
+}
+
+void GradientReducer::Impl::make_buckets(size_t first_slot) {
+  const auto part = std::span(layouts_).subspan(first_slot);
+  const SlotGroups asked_for = first_slot == 0 ? groups() : SlotGroups();
+  for (std::vector<size_t>& members : plan_buckets(part, settings_.bytes, asked_for)) {
+    for (size_t& slot : members) slot += first_slot;
+    const size_t number = buckets_.size();
+    buckets_.emplace_back(core::concat(name_, ".bucket.", number), std::move(members), layouts_,
+                          settings_);
+    GradientBucket& bucket = buckets_.back();
+    for (size_t i = 0; i < bucket.slots().size(); ++i) {
+      GradientSlot& slot = slots_[bucket.slots()[i]];
+      slot.move_to(bucket, i);
+      slot.bucket_number = number;
+    }
+    expect(bucket);
+  }
+  SlotGroups plan;
+  for (const GradientBucket& bucket : buckets_) plan.push_back(bucket.slots());
+  agreement_.emplace(name_, describe_plan(plan, layouts_, settings_.text()), settings_);
+  statistics_.buckets = static_cast<int64_t>(buckets_.size());
+}
+
+void GradientReducer::Impl::set_passes(int passes) {
+  if (open_ || number_.round > 1) {
+    throw Error(
+        ErrorCode::InvalidArgument,
+        core::concat("set_backward_passes_per_step() of \"", name_, "\" came in the middle ",
+                     "of a step; call it after step() and before backward()"));
+  }
+  GradientReducerOptions wanted = options_;
+  wanted.backward_passes_per_step = passes;
+  settings_ = settings_of(wanted);  // throws if it is wrong
+  options_ = std::move(wanted);
+  if (settings_.member) rebuild(std::move(layouts_));  // the ranks compare it with the plan
+}
+
+void GradientReducer::Impl::rebuild(std::vector<GradientLayout> layouts) {
+  layouts_ = std::move(layouts);
+  const std::deque<GradientBucket> old = std::exchange(buckets_, {});  // until all have moved
+  make_buckets(0);
+}
+
+void GradientReducer::Impl::rebuild_if_changed() {
+  bool changed = false;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    changed = changed || !layouts_[i].fits(slots_[i].parameter());
+  }
+  if (!changed) return;
+  std::vector<GradientLayout> layouts;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    layouts.push_back(layout_of(slots_[i].parameter(), slots_[i].name()));
+    layouts.back().sparse = layouts_[i].sparse;
+  }
+  rebuild(std::move(layouts));
+}
+
+// Gradients that have been sparse on all ranks are expected to be so again: they need no bucket.
+void GradientReducer::Impl::learn_sparse() {
+  if (settings_.sparse_as_dense) return;
+  bool learned = false;
+  std::vector<GradientLayout> layouts = layouts_;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const at::Tensor reduced = late_.reduced(i);
+    if (layouts[i].sparse || !reduced.defined() || reduced.layout() == at::kStrided) continue;
+    const at::Tensor& grad = slots_[i].parameter().grad();  // undefined after a failure
+    if (!grad.defined() || grad.layout() == at::kStrided) continue;
+    layouts[i].sparse = learned = true;
+  }
+  if (learned) rebuild(std::move(layouts));
+}
+
+}  // namespace horon

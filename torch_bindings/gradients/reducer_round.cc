@@ -1,0 +1,322 @@
+// A round: what is not under way is submitted, everything is waited for, and every .grad becomes
+// what a plain program would see.
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/gradients/reducer_impl.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+
+namespace horon {
+
+using namespace torch_detail;
+
+void GradientReducer::Impl::synchronize(Passes passes) {
+  if (broken_) throw Error(*broken_);
+  if (!settings_.member) {
+    if (number_.round++ == 1) ++statistics_.steps;
+    return;
+  }
+  const PlainMode plain;
+  if (round_) end_round();
+  const auto run_round = [&](bool early) {
+    {
+      const std::lock_guard lock(mutex_);
+      open_round();
+    }
+    begin_round(early, /*in_backward=*/false);
+    end_round();
+  };
+  const bool unreduced = number_.round == 1 || round_failed_;
+  if (unreduced || open_ || round_is_due_) {
+    run_round(unreduced && passes == Passes::All && passes_missing());
+  }
+  while (more_rounds_) run_round(false);
+}
+
+void GradientReducer::Impl::next_step() {
+  ++number_.step;
+  number_.round = 1;
+  more_rounds_ = false;
+  weight_.reset();
+  const auto came = [](const GradientSlot& slot) { return slot.came_in_step; };
+  const bool any_came = std::any_of(slots_.begin(), slots_.end(), came);
+  for (GradientSlot& slot : slots_) {
+    if (any_came && !slot.came_in_step) slot.learn_that_none_came();
+    slot.came_in_step = false;
+  }
+}
+
+bool GradientReducer::Impl::changed_since_synchronize() const {
+  return settings_.wait_in == WaitIn::Step && number_.round > 1 && open_ && !round_failed_;
+}
+
+// backward() has run less often than a step has passes.
+bool GradientReducer::Impl::passes_missing() const {
+  if (settings_.passes == 1) return false;
+  const auto complete = [this](const GradientSlot& slot) {
+    return slot.passes >= settings_.passes;
+  };
+  return std::none_of(slots_.begin(), slots_.end(), complete);
+}
+
+bool GradientReducer::Impl::all_expected_have_come() const {
+  return std::all_of(slots_.begin(), slots_.end(), [](const GradientSlot& slot) {
+    return slot.came_in_step || !slot.expected_in_some_round();
+  });
+}
+
+// Under the mutex. From here to the end of the round hooks of other threads wait.
+void GradientReducer::Impl::open_round() {
+  round_.emplace();
+  round_->thread = std::this_thread::get_id();
+  round_->begin = Clock::now();
+}
+
+// Submits everything, so that ranks that end several reducers in one backward() need not do so in
+// the same order.
+void GradientReducer::Impl::begin_round(bool early, bool in_backward) {
+  const PlainMode plain;
+  if (!open_) rebuild_if_changed();
+  late_.clear();
+  totals_ = {};
+  scale_ = number_share_ = 1;
+  round_->early = early;
+  Failures& failures = round_->failures;
+  for (GradientSlot& slot : slots_) failures.run([&] { slot.inspect(weight_); });
+  submit_rest(failures);
+  for (GradientSlot& slot : slots_) failures.run([&] { slot.collect_sparse(weight_); });
+  // Before anything is waited for: the answer comes with the last bucket.
+  RoundFacts facts;
+  facts.number = number_;
+  facts.late = LateParts::count(slots_);
+  facts.early = early;
+  facts.failed = round_->failed = failures.first().has_value();
+  // What is missing may come in another backward() of this step, perhaps of another thread.
+  facts.open_ended = in_backward && !all_expected_have_come();
+  facts.weight = weight_;
+  if (settings_.check_replicas) facts.sample = sample_replica(slots_, rounds_);
+  round_->announced = failures.run([&] { agreement_->announce(facts); });
+}
+
+// Waits for all of it. Throws the first error when everything has ended.
+void GradientReducer::Impl::end_round() {
+  const PlainMode plain;
+  Failures failures = std::move(round_->failures);
+  const Clock::time_point begin = round_->begin;
+  Failures of_functions;  // of the program, on this rank alone
+  bool has_results = round_->announced;
+  const auto leave = [&] {
+    clear_round(begin);
+    {
+      const std::lock_guard lock(mutex_);
+      round_.reset();
+    }
+    round_over_.notify_all();
+  };
+  try {
+    if (has_results) has_results = agree(failures, round_->early);
+    settle(failures, of_functions, has_results);
+    Failures of_others;  // less telling than an error of the collectives themselves
+    if (totals_.failed > 0) of_others.run([&] { refuse_failed_ranks(); });
+    if (!failures.first()) failures = of_others;
+    round_failed_ = failures.first().has_value();
+  } catch (...) {
+    leave();
+    throw;
+  }
+  leave();
+  learn_sparse();
+  if (failures.first()) throw Error(*failures.first());
+  if (of_functions.first()) throw Error(*of_functions.first());
+}
+
+void GradientReducer::Impl::submit_rest(Failures& failures) {
+  for (GradientBucket& bucket : buckets_) {
+    if (bucket.handle != nullptr || bucket.refusal || bucket.is_sparse()) continue;
+    failures.run([&] { submit(bucket); });
+  }
+}
+
+// False: the ranks can't make use of what has been reduced.
+bool GradientReducer::Impl::agree(Failures& failures, bool early) {
+  Failures agreement;
+  if (!agreement.run([&] { totals_ = agreement_->agree(); })) {
+    const Error error = *agreement.first();
+    // Buckets that other ranks do not have would never end.
+    if (error.code() == ErrorCode::Mismatch) break_down(error);
+    failures.run([&] { throw error; });
+    return true;
+  }
+  if (!totals_.same_number) refuse_round_number();
+  const bool weighted = failures.run([&] { use_weights(); });
+  failures.run([&] {
+    if (totals_.late == 0) return;
+    late_.agree(slots_);
+    late_.wait(scale_);
+  });
+  if (totals_.early > 0) failures.run([&] { refuse_early_step(early); });
+  if (!totals_.replicas_alike) failures.run([&] { find_unlike_parameter(); });
+  return weighted;
+}
+
+void GradientReducer::Impl::break_down(const Error& error) {
+  broken_ = error;
+  for (GradientSlot& slot : slots_) slot.abandon(false);
+  throw Error(error);
+}
+
+// The gradients of different backward passes were put together: no rank can use them.
+void GradientReducer::Impl::refuse_round_number() {
+  const std::string ranks = agreement_->numbers_of_ranks(number_);
+  for (GradientBucket& bucket : buckets_) {
+    if (bucket.handle != nullptr) (void)bucket.handle->wait(std::nullopt);
+  }
+  break_down(Error(
+      ErrorCode::Mismatch,
+      core::concat("\"", name_, "\": the ranks reduce gradients of different backward passes: ",
+                   ranks, ". In every step all ranks run backward() equally often (none is also ",
+                   "right); use no_sync() for passes that are to add up on a rank, or ",
+                   "{.wait_in = WaitIn::Step} to reduce once in a step")));
+}
+
+void GradientReducer::Impl::refuse_failed_ranks() {
+  const std::string ranks = agreement_->ranks_that(round_->failed);
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("\"", name_, "\": gradients of ", ranks,
+                           " could not be reduced; see the error there. No rank takes the step"));
+}
+
+void GradientReducer::Impl::find_unlike_parameter() {
+  const std::optional<Error> error =
+      find_unlike_replica(name_, slots_, settings_, static_cast<uint64_t>(rounds_));
+  if (error) throw Error(*error);
+}
+
+void GradientReducer::Impl::use_weights() {
+  if (totals_.weighted == 0) return;
+  if (totals_.weighted != totals_.participants) {
+    const std::string ranks = agreement_->ranks_that(!weight_);
+    throw Error(ErrorCode::Mismatch,
+                core::concat("\"", name_, "\": ", ranks, " gave no weight (set_weight()), and ",
+                             "others did; in a step all ranks give one, or none"));
+  }
+  if (totals_.weight == 0) return;  // no rank had anything
+  // The reduction has divided by the number of ranks.
+  scale_ = totals_.participants / totals_.weight;
+  number_share_ = *weight_ * scale_;
+}
+
+void GradientReducer::Impl::refuse_early_step(bool early) {
+  const std::string ranks = agreement_->ranks_that(early);
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("\"", name_, "\": step() came on ", ranks, " before ",
+                           "backward_passes_per_step = ", settings_.passes, " backward passes; ",
+                           "run the others first, or call synchronize() before step() to take a ",
+                           "step with what there is. The parameters have not moved"));
+}
+
+void GradientReducer::Impl::check_undisputed(size_t slot) const {
+  if (!late_.disputed(slot)) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("gradient of \"", slots_[slot].name(), "\": one rank has dropped it ",
+                           "(zero_grad()) while it was being reduced, and another has not, or had ",
+                           "not begun; call synchronize() before zero_grad()"));
+}
+
+// The outcome of the bucket's reduction; throws what it has failed with.
+core::Outcome GradientReducer::Impl::outcome_of(const GradientBucket& bucket) const {
+  if (bucket.refusal) throw Error(*bucket.refusal);
+  if (bucket.is_sparse()) {
+    core::Outcome untouched;
+    untouched.unused = true;
+    return untouched;
+  }
+  if (bucket.handle == nullptr) {
+    throw Error(ErrorCode::OperationFailed, "a gradient bucket could not be submitted");
+  }
+  return bucket.handle->get();
+}
+
+void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, bool has_results) {
+  for (GradientBucket& bucket : buckets_) {
+    core::Outcome outcome;
+    const bool arrived = failures.run([&] { outcome = outcome_of(bucket); });
+    const bool failed = !arrived || !has_results;
+    if (!failed && !outcome.unused && scale_ != 1) bucket.flat().mul_(scale_);
+    for (size_t i = 0; i < bucket.slots().size(); ++i) {
+      const size_t slot = bucket.slots()[i];
+      GradientSlot::Result result;
+      result.failed =
+          failed || late_.failed(slot) || !failures.run([&] { check_undisputed(slot); });
+      result.discarded = late_.discarded(slot);
+      result.late = late_.reduced(slot);
+      result.unused = failed || outcome.unused;
+      result.produced = !result.unused && (outcome.produced.empty() || outcome.produced[i]);
+      if (open_) slots_[slot].learn_expectation(number_.round);
+      slots_[slot].settle(result);
+    }
+    if (after_bucket && !failed && !outcome.unused) call_after_bucket(bucket, of_functions);
+  }
+}
+
+void GradientReducer::Impl::call_after_bucket(const GradientBucket& bucket, Failures& failures) {
+  failures.run([&] {
+    try {
+      after_bucket(view_of(bucket));
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& exception) {
+      throw Error(ErrorCode::InvalidArgument,
+                  core::concat("after_bucket() of \"", bucket.name(), "\" on rank ", rank(),
+                               " has thrown: ", exception.what()));
+    }
+  });
+}
+
+void GradientReducer::Impl::clear_round(Clock::time_point begin) {
+  const Clock::time_point end = Clock::now();
+  statistics_.wait_seconds += std::chrono::duration<double>(end - begin).count();
+  ++statistics_.steps;
+  core::Timeline* const timeline =
+      has_timeline_ && is_initialized() ? ops::runtime().timeline() : nullptr;
+  if (timeline != nullptr) {
+    if (open_) timeline->span("training", "backward", first_arrival_, last_arrival_, name_);
+    timeline->span("training", "synchronize", begin, end, name_);
+  }
+  for (GradientBucket& bucket : buckets_) {
+    bucket.handle.reset();
+    bucket.refusal.reset();
+    bucket.accumulating = 0;
+  }
+  for (GradientSlot& slot : slots_) {
+    slot.passes = 0;
+    slot.accumulating = false;
+  }
+  if (round_failed_) weight_.reset();
+  round_is_due_ = false;
+  ++rounds_;
+  ++number_.round;
+  more_rounds_ = totals_.open_ended > 0 && !round_failed_;
+  gathering_ = false;
+  open_ = false;
+}
+
+double GradientReducer::Impl::reduce_number(double value) const {
+  if (!settings_.member) return value;
+  // The mean over no samples may be NaN.
+  value = number_share_ == 0 ? 0 : value * number_share_;
+  auto memory = std::make_shared<double>(value);
+  const std::string name = name_ + ".number";
+  const ReduceOp op = settings_.op == ReduceOp::Sum ? ReduceOp::Sum : ReduceOp::Average;
+  (void)submit_in_place(settings_.set, name,
+                        flat_spec(number_spec(DataType::Float64, op), name, {1}), memory.get(), 1,
+                        memory)
+      ->get();
+  return *memory;
+}
+
+}  // namespace horon

@@ -1,0 +1,43 @@
+// Finds out whether the parameters have gone apart on the ranks, from a few of their elements.
+//
+// Replicas that receive the same gradients stay alike. They go apart where a program changes
+// parameters or gradients on some ranks only, or differently: it clips what is not reduced yet,
+// loads a checkpoint on one rank, forgets broadcast_parameters(). Each round of reductions compares
+// one number, made of elements that change from round to round, with what is sent anyway. Only if
+// it differs the ranks look for the parameter.
+//
+// Rounding differs between CPUs of different kinds, so values are alike if they differ by less
+// than a thousandth of their size.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "horon/core/base/error.h"
+#include "horon/torch_bindings/gradients/settings.h"
+#include "horon/torch_bindings/gradients/slot.h"
+
+namespace horon::torch_detail {
+
+struct ReplicaSample {
+  double value = 0;  // a weighted sum of elements
+  double size = 0;   // the sum of their absolute values
+};
+
+// `number` counts rounds, and chooses the elements: the same on all ranks.
+ReplicaSample sample_replica(const std::deque<GradientSlot>& slots, uint64_t number);
+
+// From the sums over `ranks` ranks of value, value^2 and size.
+bool replicas_alike(int ranks, double value, double square, double size);
+
+// After the samples of `number` were not alike: the error that names the first parameter among them
+// that differs, and the ranks; empty if none does by itself. Collective. Throws Error.
+std::optional<Error> find_unlike_replica(const std::string& reducer_name,
+                                         const std::deque<GradientSlot>& slots,
+                                         const GradientSettings& settings, uint64_t number);
+
+}  // namespace horon::torch_detail

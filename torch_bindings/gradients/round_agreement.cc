@@ -1,0 +1,170 @@
+#include "horon/torch_bindings/gradients/round_agreement.h"
+
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
+
+namespace horon::torch_detail {
+namespace {
+
+// What stands where among the numbers that are summed. A number that must be the same on all ranks
+// is summed together with its square: it is the same if (sum)^2 = ranks * sum of squares.
+enum Place : size_t {
+  kParticipants,
+  kNumber,
+  kNumberSquare,
+  kLate,
+  kFailed,
+  kEarly,
+  kOpenEnded,
+  kWeighted,
+  kWeight,
+  kSample,
+  kSampleSquare,
+  kSampleSize,
+  kPlaces
+};
+
+// Every step begins with round 1, so two ranks that are not in the same step are in different
+// rounds when that happens for the first time; the step need not be compared. (Ranks that have
+// joined for a while count fewer steps.) 16 bits, so that sums of squares over 2^20 ranks are
+// exact.
+double compared_number(const RoundNumber& number) {
+  return static_cast<double>(number.round & 0xffff);
+}
+
+// Sums and squares are whole numbers below 2^53; their products are compared modulo 2^64.
+bool all_equal(double count, double sum, double sum_of_squares) {
+  const auto whole = [](double x) { return static_cast<uint64_t>(x); };
+  return whole(sum) * whole(sum) == whole(count) * whole(sum_of_squares);
+}
+
+}  // namespace
+
+std::shared_ptr<const core::EntrySpec> flat_spec(core::EntrySpec spec, std::string part,
+                                                 std::vector<int64_t> shape) {
+  spec.parts.push_back({std::move(part), std::move(shape)});
+  return std::make_shared<core::EntrySpec>(std::move(spec));
+}
+
+core::EntrySpec number_spec(DataType dtype, ReduceOp op) {
+  core::EntrySpec spec;
+  spec.kind = CollectiveKind::Allreduce;
+  spec.dtype = dtype;
+  spec.reduce_op = op;
+  return spec;
+}
+
+std::shared_ptr<core::HandleState> submit_in_place(uint32_t set, std::string name,
+                                                   std::shared_ptr<const core::EntrySpec> spec,
+                                                   void* memory, int64_t count,
+                                                   std::shared_ptr<void> keep_alive) {
+  core::Submission submission;
+  submission.set = set;
+  submission.name = std::move(name);
+  submission.spec = std::move(spec);
+  submission.memory = {
+      {static_cast<const std::byte*>(memory), static_cast<std::byte*>(memory), count}};
+  submission.keep_alive = std::move(keep_alive);
+  return ops::runtime().submit(std::move(submission));
+}
+
+RoundAgreement::RoundAgreement(const std::string& reducer_name, const std::string& plan,
+                               const GradientSettings& settings)
+    : name_(reducer_name + ".step"),
+      set_(settings.set),
+      ranks_(settings.ranks),
+      set_rank_(settings.set_rank),
+      spec_(flat_spec(number_spec(DataType::Float64, ReduceOp::Sum), plan, {kPlaces})) {}
+
+void RoundAgreement::announce(const RoundFacts& facts) {
+  numbers_ = std::make_shared<std::vector<double>>(kPlaces);
+  std::vector<double>& numbers = *numbers_;
+  const double number = compared_number(facts.number);
+  const ReplicaSample sample = facts.sample.value_or(ReplicaSample{});
+  numbers[kParticipants] = 1;
+  numbers[kNumber] = number;
+  numbers[kNumberSquare] = number * number;
+  numbers[kLate] = static_cast<double>(facts.late);
+  numbers[kFailed] = facts.failed ? 1 : 0;
+  numbers[kEarly] = facts.early ? 1 : 0;
+  numbers[kOpenEnded] = facts.open_ended ? 1 : 0;
+  numbers[kWeighted] = facts.weight ? 1 : 0;
+  numbers[kWeight] = facts.weight.value_or(0);
+  numbers[kSample] = sample.value;
+  numbers[kSampleSquare] = sample.value * sample.value;
+  numbers[kSampleSize] = sample.size;
+  handle_ = submit_in_place(set_, name_, spec_, numbers.data(), kPlaces, numbers_);
+}
+
+RoundTotals RoundAgreement::agree() {
+  (void)handle_->get();
+  const std::vector<double>& numbers = *numbers_;
+  RoundTotals totals;
+  totals.participants = static_cast<int>(numbers[kParticipants]);
+  totals.same_number = all_equal(numbers[kParticipants], numbers[kNumber], numbers[kNumberSquare]);
+  totals.late = static_cast<int64_t>(numbers[kLate]);
+  totals.failed = static_cast<int>(numbers[kFailed]);
+  totals.early = static_cast<int>(numbers[kEarly]);
+  totals.open_ended = static_cast<int>(numbers[kOpenEnded]);
+  totals.weighted = static_cast<int>(numbers[kWeighted]);
+  totals.weight = numbers[kWeight];
+  totals.replicas_alike = replicas_alike(totals.participants, numbers[kSample],
+                                         numbers[kSampleSquare], numbers[kSampleSize]);
+  return totals;
+}
+
+std::string RoundAgreement::ranks_that(bool say_so) const {
+  const std::vector<double> answers =
+      gather_number(set_, name_ + ".ranks", say_so ? 1 : 0, set_rank_, ranks_.size());
+  std::vector<int> ranks;
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (answers[i] > 0) ranks.push_back(ranks_[i]);
+  }
+  return core::concat(ranks.size() == 1 ? "rank " : "ranks ", core::list_ranks(ranks));
+}
+
+std::string RoundAgreement::numbers_of_ranks(const RoundNumber& mine) const {
+  const auto gather = [&](const char* what, int64_t number) {
+    return gather_number(set_, core::concat(name_, ".", what), static_cast<double>(number),
+                         set_rank_, ranks_.size());
+  };
+  const std::vector<double> steps = gather("step", mine.step);
+  const std::vector<double> rounds = gather("round", mine.round);
+  std::map<std::pair<double, double>, std::vector<int>> ranks_in;  // [step, round]
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (steps[i] > 0) ranks_in[{steps[i], rounds[i]}].push_back(ranks_[i]);  // else it has joined
+  }
+  std::string text;
+  for (const auto& [number, ranks] : ranks_in) {
+    text += core::concat(text.empty() ? "" : ", ", ranks.size() == 1 ? "rank " : "ranks ",
+                         core::list_ranks(ranks), " in backward ", number.second, " of step ",
+                         number.first);
+  }
+  return text;
+}
+
+std::vector<double> largest_of_ranks(uint32_t set, const std::string& name,
+                                     std::vector<double> values) {
+  const auto memory = std::make_shared<std::vector<double>>(std::move(values));
+  const auto count = static_cast<int64_t>(memory->size());
+  (void)submit_in_place(set, name,
+                        flat_spec(number_spec(DataType::Float64, ReduceOp::Max), name, {count}),
+                        memory->data(), count, memory)
+      ->get();
+  return std::move(*memory);
+}
+
+std::vector<double> gather_number(uint32_t set, const std::string& name, double mine, int set_rank,
+                                  size_t ranks) {
+  std::vector<double> places(ranks, -std::numeric_limits<double>::infinity());
+  places[static_cast<size_t>(set_rank)] = mine;
+  return largest_of_ranks(set, name, std::move(places));
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,94 @@
+// What the ranks tell each other in every round of reductions, in one small allreduce beside the
+// last buckets: whether they are in the same round and have the same buckets, and what a rank can't
+// know of the others.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/core/runtime/handle.h"
+#include "horon/torch_bindings/gradients/replica_check.h"
+#include "horon/torch_bindings/gradients/settings.h"
+
+namespace horon::torch_detail {
+
+// Which round this is, as this rank has counted them.
+struct RoundNumber {
+  int64_t step = 1;
+  int64_t round = 1;  // of the step: each backward() is one, and a step has one at least
+};
+
+// Of one rank.
+struct RoundFacts {
+  RoundNumber number;
+  int64_t late = 0;     // gradients that are to be reduced apart from the buckets
+  bool failed = false;  // something of this rank could not be submitted
+  bool early = false;   // step() came before backward_passes_per_step backward passes
+  // This rank may run another round in this step because of gradients that have not come yet.
+  bool open_ended = false;
+  std::optional<double> weight;
+  std::optional<ReplicaSample> sample;  // empty: replicas are not compared
+};
+
+// Of all ranks that have not joined. The same on all of them.
+struct RoundTotals {
+  int participants = 1;
+  bool same_number = true;
+  int64_t late = 0;
+  int failed = 0;
+  int early = 0;
+  int open_ended = 0;
+  int weighted = 0;  // ranks that gave a weight
+  double weight = 0;
+  bool replicas_alike = true;
+};
+
+class RoundAgreement {
+ public:
+  // `plan` describes the buckets in words: ranks whose plans differ learn so from the first round,
+  // as Error(Mismatch) that shows both.
+  RoundAgreement(const std::string& reducer_name, const std::string& plan,
+                 const GradientSettings& settings);
+
+  // These two in this order, once a round, on every rank. Throw Error.
+  void announce(const RoundFacts& facts);
+  RoundTotals agree();
+
+  // "ranks 1 and 3", for an error text: those that say so. Collective.
+  std::string ranks_that(bool say_so) const;
+  // "rank 0 in round 2 of step 17, rank 1 in round 1 of step 18". Collective.
+  std::string numbers_of_ranks(const RoundNumber& mine) const;
+
+ private:
+  std::string name_;
+  uint32_t set_;
+  std::vector<int> ranks_;
+  int set_rank_;
+  std::shared_ptr<const core::EntrySpec> spec_;
+  std::shared_ptr<std::vector<double>> numbers_;
+  std::shared_ptr<core::HandleState> handle_;
+};
+
+std::shared_ptr<const core::EntrySpec> flat_spec(core::EntrySpec spec, std::string part,
+                                                 std::vector<int64_t> shape);
+// An allreduce without an op of gradients: of numbers.
+core::EntrySpec number_spec(DataType dtype, ReduceOp op);
+
+std::shared_ptr<core::HandleState> submit_in_place(uint32_t set, std::string name,
+                                                   std::shared_ptr<const core::EntrySpec> spec,
+                                                   void* memory, int64_t count,
+                                                   std::shared_ptr<void> keep_alive);
+
+// The largest of each element over the ranks. Collective, blocks. Throws Error.
+std::vector<double> largest_of_ranks(uint32_t set, const std::string& name,
+                                     std::vector<double> values);
+// One number from each rank, in the order of ranks. Collective, blocks. Throws Error.
+std::vector<double> gather_number(uint32_t set, const std::string& name, double mine, int set_rank,
+                                  size_t ranks);
+
+}  // namespace horon::torch_detail
