@@ -58,6 +58,11 @@ NamedTensors parameters_of(const OptimizerSteps::Groups& groups, const NamedTens
 
 }  // namespace
 
+::torch::optim::Optimizer& not_null(::torch::optim::Optimizer* optimizer) {
+  if (optimizer != nullptr) return *optimizer;
+  throw Error(ErrorCode::InvalidArgument, "DistributedOptimizer was given a null pointer");
+}
+
 void require_no_state(const ::torch::optim::Optimizer& optimizer, const std::type_info& type) {
   if (optimizer.state().empty()) return;
   refuse_to_save(type, "has state but no save(), so that an archive would be empty; give it one");

@@ -7,13 +7,13 @@
 //   optimizer.zero_grad();  loss.backward();  optimizer.step();
 //
 // DistributedOptimizer<Opt> is an Opt: schedulers, torch::save and functions that take
-// torch::optim::Optimizer& work with it. Reduction begins inside backward(); step() waits for the
-// rest. gradient_reducer.h says what that asks of a program, and what it does not.
+// torch::optim::Optimizer& work with it. When backward() returns, every .grad is reduced: clip it,
+// look at it, run another backward(). gradient_reducer.h says what that asks of a program.
 //
-// To clip gradients, or to look at them, wait first; step() then does not wait again:
+// An optimizer that the program holds as the base class stays what it is, and is used through this:
 //
-//   loss.backward();  optimizer.synchronize();
-//   torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);  optimizer.step();
+//   std::unique_ptr<torch::optim::Optimizer> held = make_optimizer(config, model->parameters());
+//   horon::DistributedOptimizer optimizer(*held, *model);           // or std::move(held)
 //
 // Several backward passes for one step: {.backward_passes_per_step = k}, or a scope in which
 // nothing is sent:
@@ -50,6 +50,9 @@ namespace torch_detail {
 void require_no_state(const ::torch::optim::Optimizer& optimizer, const std::type_info& type);
 void require_saveable(const ::torch::optim::LBFGS& optimizer);
 
+// Throws Error(InvalidArgument).
+::torch::optim::Optimizer& not_null(::torch::optim::Optimizer* optimizer);
+
 // Has it a save() of its own?
 template <class Opt>
 inline constexpr bool kSavesState =
@@ -64,7 +67,7 @@ class OptimizerSteps {
   OptimizerSteps(const Groups& groups, const NamedTensors& named,
                  const DistributedOptimizerOptions& options);
 
-  // Hooks parameters that were added to the groups, and reduces unless synchronize() has; then all
+  // Hooks parameters that were added to the groups, and reduces what backward() has not; then all
   // backward passes of the step must have run.
   void before_step(const Groups& groups);
   // The closure, followed by the reduction of what it has computed.
@@ -83,10 +86,63 @@ class OptimizerSteps {
   size_t known_parameters_;
 };
 
+// The calls that every DistributedOptimizer has. Self has param_groups().
+template <class Self>
+class OptimizerCalls {
+ public:
+  // Reduces what backward() has not reduced: all of it with WaitIn::Step. Collective.
+  void synchronize() { steps_->synchronize(self().param_groups()); }
+
+  // Those of GradientReducer, which says what they do.
+  void set_weight(double weight) { steps_->reducer().set_weight(weight); }
+  void set_backward_passes_per_step(int passes) {
+    steps_->reducer().set_backward_passes_per_step(passes);
+  }
+  [[nodiscard]] GradientReducer::NoSync no_sync() { return steps_->reducer().no_sync(); }
+  void before_bucket(std::function<void(const BucketView&)> function) {
+    steps_->reducer().before_bucket(std::move(function));
+  }
+  void after_bucket(std::function<void(const BucketView&)> function) {
+    steps_->reducer().after_bucket(std::move(function));
+  }
+
+  GradientStatistics statistics() const { return steps_->reducer().statistics(); }
+  // Seconds that backward(), step() and synchronize() have waited for communication so far.
+  double exposed_wait_seconds() const { return statistics().wait_seconds; }
+
+ protected:
+  // `groups`: of the optimizer, which has been constructed.
+  OptimizerCalls(const OptimizerSteps::Groups& groups, const NamedTensors& named,
+                 const GradientReducerOptions& options)
+      : steps_(std::make_unique<OptimizerSteps>(groups, named, options)) {}
+
+  // Reduces, then calls step(closure) of the optimizer.
+  template <class Step>
+  at::Tensor step_with(::torch::optim::Optimizer::LossClosure closure, const Step& step) {
+    if (closure) {
+      closure = steps_->wrap(self().param_groups(), std::move(closure));
+    } else {
+      steps_->before_step(self().param_groups());
+    }
+    return step(std::move(closure));
+  }
+
+  void before_zero_grad(bool set_to_none) {
+    if (!set_to_none) steps_->reducer().before_zeroing_in_place();
+  }
+
+ private:
+  Self& self() { return static_cast<Self&>(*this); }
+
+  std::unique_ptr<OptimizerSteps> steps_;
+};
+
 }  // namespace torch_detail
 
 template <class Opt>
-class DistributedOptimizer : public Opt, public torch_detail::WrappedOptimizer {
+class DistributedOptimizer : public Opt,
+                             public torch_detail::WrappedOptimizer,
+                             public torch_detail::OptimizerCalls<DistributedOptimizer<Opt>> {
   static_assert(std::is_base_of_v<::torch::optim::Optimizer, Opt>);
 
  public:
@@ -97,44 +153,27 @@ class DistributedOptimizer : public Opt, public torch_detail::WrappedOptimizer {
   DistributedOptimizer(Opt&& optimizer, const NamedTensors& named,
                        const DistributedOptimizerOptions& options = {})
       : Opt(std::move(optimizer)),
-        steps_(
-            std::make_unique<torch_detail::OptimizerSteps>(this->param_groups(), named, options)) {}
+        torch_detail::OptimizerCalls<DistributedOptimizer>(this->param_groups(), named, options) {}
 
-  // Reduces the gradients (unless synchronize() has, since the last step), then Opt::step().
-  // Collective: every rank makes the same steps. Parameters that have come with add_param_group()
-  // take part from here on.
+  // Reduces the gradients that are not reduced yet, then Opt::step(). Collective: every rank makes
+  // the same steps. Parameters that have come with add_param_group() take part from here on.
   //
   // With a closure: what it computes is reduced when it returns, each time it is called. The loss
   // that it returns becomes that of all ranks (their sum for Sum, else their average), so that
   // optimizers that decide by it, such as LBFGS, decide alike everywhere.
   //
-  // Throws as GradientReducer::synchronize(Passes::All); Error(InvalidArgument) naming a parameter
-  // whose gradient came between synchronize() and step(). Then the parameters have not moved.
+  // Throws as GradientReducer::synchronize(Passes::All); with WaitIn::Step Error(InvalidArgument)
+  // naming a parameter whose gradient came between synchronize() and step(). Then the parameters
+  // have not moved.
   at::Tensor step(typename Opt::LossClosure closure = nullptr) override {
-    if (closure) {
-      closure = steps_->wrap(this->param_groups(), std::move(closure));
-    } else {
-      steps_->before_step(this->param_groups());
-    }
-    return Opt::step(std::move(closure));
+    return this->step_with(std::move(closure), [this](typename Opt::LossClosure reducing) {
+      return Opt::step(std::move(reducing));
+    });
   }
-
-  // Waits until every .grad holds the reduced gradient. Collective.
-  void synchronize() { steps_->synchronize(this->param_groups()); }
 
   void zero_grad(bool set_to_none = true) {
-    if (!set_to_none) steps_->reducer().before_zeroing_in_place();
+    this->before_zero_grad(set_to_none);
     Opt::zero_grad(set_to_none);
-  }
-
-  // Those of GradientReducer, which says what they do.
-  void set_weight(double weight) { steps_->reducer().set_weight(weight); }
-  [[nodiscard]] GradientReducer::NoSync no_sync() { return steps_->reducer().no_sync(); }
-  void before_bucket(std::function<void(const BucketView&)> function) {
-    steps_->reducer().before_bucket(std::move(function));
-  }
-  void after_bucket(std::function<void(const BucketView&)> function) {
-    steps_->reducer().after_bucket(std::move(function));
   }
 
   // For torch::save(); a plain Opt loads it too. Throws Error(InvalidArgument) naming the optimizer
@@ -153,13 +192,59 @@ class DistributedOptimizer : public Opt, public torch_detail::WrappedOptimizer {
   const std::type_info& wrapped_type() const override {
     return typeid(*this) == typeid(DistributedOptimizer) ? typeid(Opt) : typeid(*this);
   }
+};
 
-  GradientStatistics statistics() const { return steps_->reducer().statistics(); }
-  // Seconds that step() and synchronize() have waited for communication so far.
-  double exposed_wait_seconds() const { return statistics().wait_seconds; }
+// For an optimizer whose type the program does not say: this class is no optimizer itself, but
+// works on the one that it is given. Schedulers, save and load go on using that one.
+template <>
+class DistributedOptimizer<::torch::optim::Optimizer>
+    : public torch_detail::OptimizerCalls<DistributedOptimizer<::torch::optim::Optimizer>> {
+  using Optimizer = ::torch::optim::Optimizer;
+
+ public:
+  // The optimizer stays the program's and outlives this. Throws as above.
+  DistributedOptimizer(Optimizer& optimizer, const NamedTensors& named,
+                       const DistributedOptimizerOptions& options = {})
+      : OptimizerCalls(optimizer.param_groups(), named, options), optimizer_(&optimizer) {}
+  // Owns the optimizer, which is not null.
+  DistributedOptimizer(std::unique_ptr<Optimizer> optimizer, const NamedTensors& named,
+                       const DistributedOptimizerOptions& options = {})
+      : DistributedOptimizer(torch_detail::not_null(optimizer.get()), named, options) {
+    owned_ = std::move(optimizer);
+  }
+
+  // As above.
+  at::Tensor step(Optimizer::LossClosure closure = nullptr) {
+    return step_with(std::move(closure), [this](Optimizer::LossClosure reducing) {
+      return optimizer_->step(std::move(reducing));
+    });
+  }
+  void zero_grad(bool set_to_none = true) {
+    before_zero_grad(set_to_none);
+    optimizer_->zero_grad(set_to_none);
+  }
+
+  Optimizer& optimizer() { return *optimizer_; }
+  const Optimizer& optimizer() const { return *optimizer_; }
+  const torch_detail::OptimizerSteps::Groups& param_groups() const {
+    return static_cast<const Optimizer*>(optimizer_)->param_groups();
+  }
 
  private:
-  std::unique_ptr<torch_detail::OptimizerSteps> steps_;
+  Optimizer* optimizer_;
+  std::unique_ptr<Optimizer> owned_;
 };
+
+DistributedOptimizer(::torch::optim::Optimizer&, const NamedTensors&)
+    ->DistributedOptimizer<::torch::optim::Optimizer>;
+DistributedOptimizer(::torch::optim::Optimizer&, const NamedTensors&,
+                     const DistributedOptimizerOptions&)
+    ->DistributedOptimizer<::torch::optim::Optimizer>;
+template <class Held>
+DistributedOptimizer(std::unique_ptr<Held>, const NamedTensors&)
+    -> DistributedOptimizer<::torch::optim::Optimizer>;
+template <class Held>
+DistributedOptimizer(std::unique_ptr<Held>, const NamedTensors&, const DistributedOptimizerOptions&)
+    -> DistributedOptimizer<::torch::optim::Optimizer>;
 
 }  // namespace horon

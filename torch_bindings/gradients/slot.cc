@@ -270,8 +270,8 @@ void GradientSlot::inspect(std::optional<double> weight) {
   if (holds(current)) {
     if (view_._version() != version_) {
       refuse(
-          "it was written to while it was being reduced; between backward() and step() call "
-          "synchronize() first");
+          "it was written to while it was being reduced (WaitIn::Step); call synchronize() after "
+          "backward(), before anything that reads or writes gradients");
     }
   } else if (!is_kept(current) && (represented_ || current.defined())) {
     if (represented_) forget_bucket_value();

@@ -1,0 +1,259 @@
+// When backward() returns, gradients are reduced, whatever runs inside it, on however many threads.
+#include <barrier>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
+
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+
+namespace horon {
+namespace {
+
+namespace autograd = ::torch::autograd;
+using namespace testing_support;
+
+const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
+
+DistributedOptimizer<::torch::optim::SGD> sgd(const NamedTensors& named,
+                                              const GradientReducerOptions& options = alone()) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : named) parameters.push_back(parameter);
+  return {::torch::optim::SGD(parameters, 1.0), named, options};
+}
+
+void expect_value(const at::Tensor& tensor, double value) {
+  EXPECT_TRUE(at::allclose(tensor, at::full_like(tensor, value), 0, 1e-9))
+      << tensor << "\nand not " << value;
+}
+
+// Recomputation: the backward of this function runs another backward. The parameter is an input of
+// the function, so that the outer backward calls its hooks too, or is hidden from it.
+struct Segment : autograd::Function<Segment> {
+  static at::Tensor forward(autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& shown, const std::function<at::Tensor()>& parameter) {
+    context->save_for_backward({x.detach()});
+    parameter_of(context) = parameter;
+    (void)shown;
+    return x * parameter().detach();
+  }
+  static autograd::variable_list backward(autograd::AutogradContext* context,
+                                          const autograd::variable_list& gradient) {
+    const at::AutoGradMode on(true);
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_(true);
+    (x * parameter_of(context)() * gradient[0]).sum().backward();
+    return {x.grad(), at::Tensor(), at::Tensor()};
+  }
+  static std::function<at::Tensor()>& parameter_of(autograd::AutogradContext* context) {
+    static std::map<autograd::AutogradContext*, std::function<at::Tensor()>> parameters;
+    return parameters[context];
+  }
+};
+
+at::Tensor segment(const at::Tensor& x, const at::Tensor& parameter, bool shown) {
+  return Segment::apply(x, shown ? parameter : at::ones({1}),
+                        std::function<at::Tensor()>([parameter] { return parameter; }));
+}
+
+TEST(BackwardEnds, RecomputedSegments) {
+  for (const bool shown : {true, false}) {
+    for (const bool head : {true, false}) {
+      const at::Tensor a = leaf({3}, at::kDouble), b = leaf({3}, at::kDouble);
+      const at::Tensor h = leaf({3}, at::kDouble);
+      GradientReducer reducer({{"a", a}, {"b", b}, {"h", h}}, alone());
+      for (int step = 1; step <= 4; ++step) {
+        const int64_t before = reducer.statistics().steps;
+        for (const at::Tensor& w : {a, b, h}) w.mutable_grad().reset();
+        const at::Tensor x = at::full({3}, rank() + 1.0, at::kDouble).requires_grad_(true);
+        // The first segment's input is a result, the leaf's own node comes last.
+        at::Tensor y = segment(segment(x * 1, a, shown), b, shown);
+        if (head) y = y * h;
+        y.sum().backward();
+        SCOPED_TRACE(testing::Message() << "shown " << shown << " head " << head << " " << step);
+        expect_gradient(a, mean_of_ranks());
+        expect_gradient(b, mean_of_ranks());
+        if (head) expect_gradient(h, mean_of_ranks());
+        reducer.synchronize();
+        // In the first step nobody knows yet that no other backward() brings what is missing (h).
+        if (head || step > 1) {
+          EXPECT_EQ(reducer.statistics().steps - before, 1);
+        }
+        EXPECT_EQ(reducer.statistics().late_parts, 0);
+      }
+    }
+  }
+}
+
+// A segment inside a segment, and one parameter in two of them: a late part or two, and one round.
+TEST(BackwardEnds, SharedParameterInNestedSegments) {
+  const at::Tensor w = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  for (int step = 1; step <= 3; ++step) {
+    w.mutable_grad().reset();
+    const at::Tensor x = at::full({2}, rank() + 1.0, at::kDouble).requires_grad_(true);
+    (segment(segment(x * 1, w, false), w, false) * w).sum().backward();
+    expect_gradient(w, 3 * mean_of_ranks());
+    reducer.synchronize();
+    EXPECT_EQ(reducer.statistics().steps, step);
+  }
+}
+
+// A network of segments alone does not let hooks pile up on the nodes that live for long.
+TEST(BackwardEnds, SegmentsWhoseInputIsALeafThatStays) {
+  const at::Tensor w = leaf({2}, at::kDouble), x = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  const auto accumulator = autograd::impl::grad_accumulator(x);
+  for (int step = 1; step <= 5; ++step) {
+    w.mutable_grad().reset();
+    segment(x, w, false).sum().backward();
+    expect_gradient(w, 1);
+    reducer.synchronize();
+  }
+  EXPECT_EQ(reducer.statistics().steps, 5);
+  EXPECT_LE(accumulator->pre_hooks().size(), 1u);
+}
+
+TEST(BackwardEnds, GradOfAutogradIsLeftAlone) {
+  for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {
+    const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
+    GradientReducer reducer({{"w", w}, {"v", v}}, alone(ReduceOp::Sum, wait_in));
+    (weighted(w, 2.0 / size()) + weighted(v, 1)).backward();
+    reducer.synchronize();
+    expect_gradient(w, 2);
+    for (int i = 0; i < 2; ++i) {
+      const auto grads = autograd::grad({weighted(w, 5) + weighted(v, 1)}, {w});
+      expect_value(grads[0], 5);
+      expect_gradient(w, 2);
+    }
+    // Between a backward() and the step, and of some parameters only.
+    weighted(v, 1).backward();
+    (void)autograd::grad({weighted(w, 5)}, {w});
+    weighted(w, rank()).backward({}, /*retain_graph=*/false, /*create_graph=*/false, {{w}});
+    (void)autograd::grad({weighted(w, 5)}, {w});
+    reducer.synchronize();
+    expect_gradient(w, 2 + sum_of_ranks() - size());
+    expect_gradient(v, 2 * size());
+  }
+}
+
+TEST(BackwardEnds, ExceptionsLeaveTheNextOneRight) {
+  const at::Tensor a = leaf({2}, at::kDouble), b = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"a", a}, {"b", b}}, alone());
+  const auto loss = [&](bool fails) {
+    at::Tensor hidden = (a * (rank() + 1)).sum();
+    if (fails) {
+      hidden.register_hook([](const at::Tensor& g) -> at::Tensor {
+        throw std::runtime_error("broken");
+        return g;
+      });
+    }
+    return hidden + weighted(b, rank() + 1);
+  };
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_THROW(loss(true).backward(), std::runtime_error);
+    a.mutable_grad().reset();
+    b.mutable_grad().reset();
+    loss(false).backward();
+    expect_gradient(a, mean_of_ranks());
+    expect_gradient(b, mean_of_ranks());
+    reducer.synchronize();
+  }
+}
+
+// A function that somebody else has queued throws when the buckets are on their way already.
+TEST(BackwardEnds, AnotherCallbackThrows) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  bool fails = true;
+  call_after(w, [&](const at::Tensor&) {
+    if (!fails) return;
+    autograd::Engine::get_default_engine().queue_callback(
+        [] { autograd::Engine::get_default_engine().queue_callback([] { throw 5; }); });
+  });
+  GradientReducer reducer({{"w", w}}, alone());
+  EXPECT_THROW(weighted(w, rank() + 1).backward(), int);
+  fails = false;
+  w.mutable_grad().reset();
+  weighted(w, rank() + 1).backward();
+  expect_gradient(w, mean_of_ranks());
+  reducer.synchronize();
+}
+
+TEST(BackwardEnds, SeveralThreadsAtOnce) {
+  const at::Tensor a = leaf({3}, at::kDouble), b = leaf({2}, at::kDouble);
+  auto optimizer = sgd({{"a", a}, {"b", b}});
+  for (int step = 1; step <= 20; ++step) {
+    optimizer.zero_grad();
+    std::jthread other([&] { weighted(a, rank() + 1).backward(); });
+    // Now and then one thread after the other, on some rank.
+    if ((step + rank()) % 3 == 0) other.join();
+    weighted(b, rank() + 1).backward();
+    if (other.joinable()) other.join();
+    if (step % 2 == 0) ::torch::nn::utils::clip_grad_value_({a, b}, 1e6);
+    optimizer.step();
+    expect_value(a, 1 - step * mean_of_ranks());
+    expect_value(b, 1 - step * mean_of_ranks());
+  }
+}
+
+// Parameters of one bucket on two threads, one of them not expected: it may be packed while the
+// other completes the bucket.
+TEST(BackwardEnds, UnexpectedGradientOnAnotherThread) {
+  const at::Tensor a = leaf({4000}, at::kDouble), b = leaf({4000}, at::kDouble);
+  auto optimizer = sgd({{"a", a}, {"b", b}}, {.wait_in = WaitIn::Step});
+  double want_b = 1;
+  for (int step = 1; step <= 40; ++step) {
+    optimizer.zero_grad(step % 4 < 2);
+    const bool both = step % 2 == 0;  // so that b is never expected when it comes
+    std::barrier<> together(both ? 2 : 1);
+    std::jthread other;
+    if (both) {
+      other = std::jthread([&] {
+        const at::Tensor loss = weighted(b, rank() + 1);
+        together.arrive_and_wait();
+        loss.backward();
+      });
+      want_b -= mean_of_ranks();
+    }
+    const at::Tensor loss = weighted(a, rank() + 1);
+    together.arrive_and_wait();
+    loss.backward();
+    if (other.joinable()) other.join();
+    optimizer.step();
+    expect_value(a, 1 - step * mean_of_ranks());
+    expect_value(b, want_b);
+    if (HasFailure()) return;
+  }
+}
+
+// Two reducers whose hooks are called in other orders on the ranks, and that have late parts.
+TEST(BackwardEnds, ReducersEndInOneOrder) {
+  const at::Tensor a = leaf({2}, at::kDouble), b = leaf({2}, at::kDouble);
+  GradientReducer first({{"a", a}}, alone()), second({{"b", b}}, alone());
+  for (int step = 1; step <= 3; ++step) {
+    a.mutable_grad().reset();
+    b.mutable_grad().reset();
+    const at::Tensor x = at::full({2}, rank() + 1.0, at::kDouble).requires_grad_(true);
+    const bool swapped = (rank() + step) % 2 == 0;
+    const at::Tensor& near = swapped ? a : b;
+    const at::Tensor& far = swapped ? b : a;
+    at::Tensor y = segment(segment(x * far * near, far, false), near, false);
+    y.sum().backward();
+    expect_gradient(a, 2 * mean_of_ranks());
+    expect_gradient(b, 2 * mean_of_ranks());
+    first.synchronize();
+    second.synchronize();
+  }
+  EXPECT_GT(first.statistics().late_parts + second.statistics().late_parts, 0);
+}
+
+}  // namespace
+}  // namespace horon
