@@ -23,9 +23,10 @@ namespace {
 // running thread, and no thread a dead object.
 struct Process {
   std::mutex mutex;
-  // Null before init() and after shutdown(). A stopped job is never deleted: other threads may hold
-  // a reference.
+  // Null before init() and after shutdown().
   ops::Job* job = nullptr;
+  // Jobs that have ended are never deleted: other threads may hold a reference.
+  std::vector<ops::Job*> ended;
   bool mpi_is_over = false;
   bool exit_handler_set = false;
 };
@@ -115,6 +116,7 @@ void shutdown() {
   if (ending == nullptr) return;
   ending->stop();
   const std::lock_guard lock(here.mutex);
+  here.ended.push_back(ending);
   here.mpi_is_over = ending->owns_mpi();
 }
 

@@ -40,7 +40,7 @@ function(horon_target name)
   target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
                          -Wno-restrict -Werror)
   if(HORON_SANITIZE)
-    target_compile_options(${name} PRIVATE -fsanitize=${HORON_SANITIZE} -fno-omit-frame-pointer -g
+    target_compile_options(${name} PRIVATE -fsanitize=${HORON_SANITIZE} -fno-omit-frame-pointer -g1
                            -fno-sanitize-recover=all)
     target_link_options(${name} PUBLIC -fsanitize=${HORON_SANITIZE})
   endif()
