@@ -9,6 +9,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/core/runtime/submission.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::torch_detail {
@@ -27,11 +28,6 @@ std::vector<int64_t> row_major_strides(at::IntArrayRef sizes) {
 std::vector<int64_t> gradient_strides(const at::Tensor& parameter) {
   if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
   return row_major_strides(parameter.sizes());
-}
-
-uint64_t mix(uint64_t hash, std::string_view text) {  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
 }
 
 [[noreturn]] void refuse_group(const std::string& parameter, std::string_view why) {
@@ -173,19 +169,20 @@ SlotGroups plan_buckets(std::span<const GradientLayout> layouts, const BucketByt
 
 std::string describe_plan(const SlotGroups& buckets, std::span<const GradientLayout> layouts,
                           const std::string& settings) {
-  uint64_t hash = mix(0xcbf29ce484222325u, settings);
+  Fingerprint plan;
+  plan.add(settings);
   int64_t elements = 0;
   for (const std::vector<size_t>& bucket : buckets) {
-    hash = mix(hash, "|");
+    plan.add("|");
     for (const size_t slot : bucket) {
       const GradientLayout& layout = layouts[slot];
       elements += layout.elements();
-      hash = mix(hash, core::concat(layout.name, layout.dtype, core::shape_text(layout.sizes),
-                                    core::shape_text(layout.strides)));
+      plan.add(core::concat(layout.name, layout.dtype, core::shape_text(layout.sizes),
+                            core::shape_text(layout.strides)));
     }
   }
   return core::concat(layouts.size(), " gradients (", elements, " elements) in ", buckets.size(),
-                      " buckets, ", settings, ", plan ", std::hex, hash);
+                      " buckets, ", settings, ", plan ", std::hex, plan.value());
 }
 
 }  // namespace horon::torch_detail

@@ -121,8 +121,7 @@ void GradientSlot::pack(at::Tensor& gradient) {
     return;
   }
   gradient = view_;
-  older_ = scaled_ = false;  // what was in .grad before is not in this one
-  unweighted_.reset();
+  older_ = {};  // what was in .grad before is not in this one
 }
 
 // .grad holds a value from an earlier step (no zero_grad(), or zero_grad(false)): the new gradients
@@ -130,56 +129,57 @@ void GradientSlot::pack(at::Tensor& gradient) {
 // pass as it is; in a Sum each rank brings its share of it, and a result that is divided needs
 // more.
 void GradientSlot::use_older_value() {
-  if (std::exchange(older_, true)) return;
+  if (std::exchange(older_.present, true)) return;
   neutral_ = false;
   if (settings_.older_share != 1) {
     view_.mul_(settings_.older_share);
-    scaled_ = true;
+    older_.scaled = true;
   } else if (settings_.op == ReduceOp::Product && view_.count_nonzero().item<int64_t>() != 0) {
-    older_ = false;
+    older_.present = false;
     refuse("Product can't go on from the value of an earlier step; call zero_grad() first");
   }
 }
 
 void GradientSlot::forget_bucket_value() {
-  discarded_ = true;
-  represented_ = false;
-  parked_ = false;
+  flight_.discarded = true;
+  flight_.represented = false;
+  flight_.parked = false;
   late_.reset();
 }
 
 void GradientSlot::before_accumulate(std::optional<double> weight) {
   at::Tensor& current = grad();
   if (!fired_ && is_older_sparse(current)) {
-    older_aside_ = std::exchange(current, at::Tensor());
-    parked_ = true;
+    sparse_.older_aside = std::exchange(current, at::Tensor());
+    flight_.parked = true;
     return;
   }
-  if (!parked_ && !current.defined()) older_aside_.reset();  // the program has dropped them
+  // The program has dropped them.
+  if (!flight_.parked && !current.defined()) sparse_.older_aside.reset();
   if (state_ == State::Submitted) {
     if (holds(current)) {
       current.reset();
-      parked_ = true;
-    } else if (represented_ && !(parked_ && !current.defined())) {
+      flight_.parked = true;
+    } else if (flight_.represented && !(flight_.parked && !current.defined())) {
       forget_bucket_value();  // dropped or replaced by the program, or about to grow (create_graph)
     }
   } else if (state_ == State::Idle && holds(current)) {
     use_older_value();
-    if (weight == 0.0) unweighted_ = view_.clone();  // what comes now will not count
+    if (weight == 0.0) older_.values = view_.clone();  // what comes now will not count
     version_ = current._version();
   }
 }
 
 GradientSlot::Arrival GradientSlot::after_accumulate() {
   at::Tensor& current = grad();
-  if (!represented_ && older_aside_.defined() && std::exchange(parked_, false) &&
-      !current.defined()) {
-    current = std::exchange(older_aside_, at::Tensor());
+  if (!flight_.represented && sparse_.older_aside.defined() &&
+      std::exchange(flight_.parked, false) && !current.defined()) {
+    current = std::exchange(sparse_.older_aside, at::Tensor());
     return Arrival::Nothing;
   }
-  if (!represented_ && stays_sparse(current)) return sparse_arrived(current);
+  if (!flight_.represented && stays_sparse(current)) return sparse_arrived(current);
   if (state_ == State::Submitted) {
-    const bool was_parked = std::exchange(parked_, false);
+    const bool was_parked = std::exchange(flight_.parked, false);
     if (!current.defined()) {
       if (was_parked) current = view_;
       return Arrival::Nothing;
@@ -203,13 +203,13 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
   check_shape(gradient);
   const bool has_graph = gradient.requires_grad();
   const bool linear = settings_.is_linear();
-  if (represented_ && (has_graph || !linear)) gradient = view_;  // the first one stays
-  if (represented_ && !linear) {
+  if (flight_.represented && (has_graph || !linear)) gradient = view_;  // the first one stays
+  if (flight_.represented && !linear) {
     refuse(core::concat("a second one came while the first was being reduced; ",
                         to_string(settings_.op),
                         " can't add them. Call synchronize() or zero_grad() before backward()"));
   }
-  if (represented_ && has_graph) {
+  if (flight_.represented && has_graph) {
     refuse(
         "it has a graph (create_graph), and an earlier one of this step is being reduced; call "
         "zero_grad() or synchronize() before backward()");
@@ -222,7 +222,7 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
   } else {
     late_ = copy_like(view_, gradient);
   }
-  represented_ = true;
+  flight_.represented = true;
   if (has_graph) {
     keep(gradient);
   } else {
@@ -231,12 +231,13 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
 }
 
 // The memory of a weight of 0 is emptied: its values may be NaN, as the mean over no samples is.
-void GradientSlot::weigh(std::optional<double> weight, bool present) {
-  weight_ = weight.value_or(1);
-  if (weight_ == 1 || !(present || older_)) return;
+double GradientSlot::weigh(std::optional<double> weight, bool present) {
+  const double factor = weight.value_or(1);
+  if (factor == 1 || !(present || older_.present)) return factor;
   // If no rank has more than that, it comes back to the bit.
-  if (!present && !unweighted_.defined()) unweighted_ = view_.clone();
-  weight_ == 0 ? view_.zero_() : view_.mul_(weight_);
+  if (!present && !older_.values.defined()) older_.values = view_.clone();
+  factor == 0 ? view_.zero_() : view_.mul_(factor);
+  return factor;
 }
 
 bool GradientSlot::prepare_submission(std::optional<double> weight) {
@@ -252,29 +253,29 @@ bool GradientSlot::prepare_submission(std::optional<double> weight) {
     present = false;
     if (!neutral_) view_.fill_(neutral_element(settings_.op));
     neutral_ = true;
-    older_ = false;
+    older_.present = false;
   }
-  represented_ = present || older_;
+  flight_.represented = present || older_.present;
   state_ = State::Submitted;
-  weigh(weight, present);
-  in_bucket_ = represented_ && weight_ != 0;
+  const bool counts = weigh(weight, present) != 0;
+  flight_.in_bucket = flight_.represented && counts;
   version_ = view_._version();
-  return present && weight_ != 0;
+  return present && counts;
 }
 
 void GradientSlot::inspect(std::optional<double> weight) {
   if (state_ != State::Submitted) return;
   at::Tensor& current = grad();
-  if (parked_ && !current.defined()) current = parked();
-  parked_ = false;
+  if (flight_.parked && !current.defined()) current = parked();
+  flight_.parked = false;
   if (holds(current)) {
     if (view_._version() != version_) {
       refuse(
           "it was written to while it was being reduced (WaitIn::Step); call synchronize() after "
           "backward(), before anything that reads or writes gradients");
     }
-  } else if (!is_kept(current) && (represented_ || current.defined())) {
-    if (represented_) forget_bucket_value();
+  } else if (!is_kept(current) && (flight_.represented || current.defined())) {
+    if (flight_.represented) forget_bucket_value();
     if (!current.defined() || stays_sparse(current)) return;
     check_shape(current);
     late_ = copy_like(view_, current);
@@ -289,11 +290,11 @@ void GradientSlot::inspect(std::optional<double> weight) {
 
 void GradientSlot::settle(const Result& result) {
   at::Tensor& current = grad();
-  const bool defined = !result.failed && (result.produced || older_);
+  const bool defined = !result.failed && (result.produced || older_.present);
   if (result.failed) {
     current.reset();
     neutral_ = false;
-  } else if (result.unused && older_) {
+  } else if (result.unused && older_.present) {
     restore_older_value();
   }
   if (!result.failed && result.late.defined()) {
@@ -307,13 +308,13 @@ void GradientSlot::settle(const Result& result) {
   }
   // Where the bucket was reduced, other ranks may have added something, if only an older value.
   neutral_ = neutral_ && result.unused && !result.late.defined();
-  end_step();
+  end_round();
 }
 
 // The reduction that would have put the shares together did not happen.
 void GradientSlot::restore_older_value() {
-  if (unweighted_.defined()) view_.copy_(unweighted_);
-  if (scaled_) view_.mul_(1 / settings_.older_share);
+  if (older_.values.defined()) view_.copy_(older_.values);
+  if (older_.scaled) view_.mul_(1 / settings_.older_share);
 }
 
 void GradientSlot::combine_late(const Result& result, bool defined) {
@@ -338,21 +339,19 @@ void GradientSlot::combine_late(const Result& result, bool defined) {
 
 void GradientSlot::abandon(bool finished) {
   at::Tensor& current = grad();
-  if (parked_ && !current.defined()) current = parked();
+  if (flight_.parked && !current.defined()) current = parked();
   if (!finished && holds(current)) current.reset();
   neutral_ = false;
-  end_step();
+  end_round();
 }
 
-void GradientSlot::end_step() {
+void GradientSlot::end_round() {
   state_ = State::Idle;
-  fired_ = older_ = scaled_ = represented_ = in_bucket_ = parked_ = discarded_ = false;
-  sparse_is_older_ = false;
-  weight_ = 1;
+  fired_ = false;
+  older_ = {};
+  flight_ = {};
+  sparse_ = {};
   late_.reset();
-  sparse_.reset();
-  older_aside_.reset();
-  unweighted_.reset();
   kept_.reset();
 }
 

@@ -1,15 +1,15 @@
 // One parameter's gradient on its way through a step: what .grad is, what the bucket holds, and
 // what came too late for it.
 //
-// Life of a step: Idle -> Filled (packed in the bucket, .grad is the view) -> Submitted (the bucket
-// is being reduced) -> settle() -> Idle. While Filled, further backward passes add to the view in
-// place, as in a plain program. While Submitted nobody may write there: before_accumulate() takes
-// the view out of .grad, autograd then hands over the new gradient alone, and that is kept as a
-// late part, which is reduced by itself at the end of the step.
+// The states of a round: Idle -> Filled (packed in the bucket, .grad is the view) -> Submitted (the
+// bucket is being reduced) -> settle() -> Idle. While Filled, autograd adds further gradients to
+// the view in place, as in a plain program. While Submitted nobody may write there:
+// before_accumulate() takes the view out of .grad, autograd then hands over the new gradient alone,
+// and that is kept as a late part, which is reduced by itself at the end of the round.
 //
-// The program may drop or replace .grad at any time (zero_grad() by optimizer or module, its own
-// tensor). What the bucket holds of this parameter is then `discarded`. All ranks must have done
-// so: a sum can't be freed of one rank's share.
+// With WaitIn::Step the program may drop or replace .grad while it is being reduced (zero_grad() by
+// optimizer or module, its own tensor). What the bucket holds of this parameter is then
+// `discarded`. All ranks must have done so: a sum can't be freed of one rank's share.
 //
 // A gradient that is sparse and is to stay so never enters the bucket: it stays in .grad until the
 // end of the step, and is then reduced by itself.
@@ -84,13 +84,13 @@ class GradientSlot {
   const at::Tensor& view() const { return view_; }
   const at::Tensor& late() const { return late_; }
   // This rank's sparse gradient, coalesced; undefined if it has none.
-  const at::Tensor& sparse() const { return sparse_; }
+  const at::Tensor& sparse() const { return sparse_.gradient; }
   // It is more than what an earlier step left in .grad.
-  bool sparse_is_new() const { return sparse_.defined() && !sparse_is_older_; }
+  bool sparse_is_new() const { return sparse_.gradient.defined() && !sparse_.is_older; }
   State state() const { return state_; }
-  bool discarded() const { return discarded_; }
+  bool discarded() const { return flight_.discarded; }
   // Submitted: the bucket holds something of this rank, and the program has not dropped it.
-  bool counts_in_bucket() const { return in_bucket_ && !discarded_; }
+  bool counts_in_bucket() const { return flight_.in_bucket && !flight_.discarded; }
   bool fired() const { return fired_; }
 
   // Whether the bucket waits for this one before it is submitted: if it came in the same round of
@@ -123,18 +123,42 @@ class GradientSlot {
   };
 
  private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  // What .grad held before this round, and still holds in the memory of the bucket.
+  struct OlderValue {
+    bool present = false;
+    bool scaled = false;  // it has been multiplied by settings_.older_share
+    at::Tensor values;    // a copy, where this rank's weight must not change it
+  };
+  // While the bucket is being reduced (Submitted).
+  struct InFlight {
+    bool in_bucket = false;    // the bucket was given more than the neutral element
+    bool represented = false;  // .grad stands for what bucket and late part hold
+    bool parked = false;       // before_accumulate() has taken the view out of .grad
+    bool discarded = false;    // the program has dropped what .grad stood for
+  };
+  // A gradient that stays sparse.
+  struct SparsePart {
+    at::Tensor gradient;     // this rank's, coalesced
+    bool is_older = false;   // it is only what .grad held before this round
+    at::Tensor older_aside;  // before_accumulate() has taken it out of .grad
+  };
+
   static uint8_t round_bit(int64_t round);
   [[noreturn]] void refuse(const std::string& why) const;
   at::Tensor& grad() const { return parameter_.mutable_grad(); }
   bool holds(const at::Tensor& tensor) const { return bucket_->holds(tensor, part_); }
   void check_shape(const at::Tensor& gradient) const;
-  // gradient_slot_sparse.cc
+  // slot_sparse.cc
   bool stays_sparse(const at::Tensor& gradient) const;
   bool is_older_sparse(const at::Tensor& gradient) const;
   Arrival sparse_arrived(at::Tensor& gradient);
-  at::Tensor parked() { return older_aside_.defined() ? std::move(older_aside_) : view_; }
+  at::Tensor parked() {
+    return sparse_.older_aside.defined() ? std::move(sparse_.older_aside) : view_;
+  }
 
-  void weigh(std::optional<double> weight, bool present);
+  double weigh(std::optional<double> weight, bool present);
   bool is_kept(const at::Tensor& tensor) const;
   void keep(const at::Tensor& tensor);
   void pack(at::Tensor& gradient);
@@ -143,7 +167,7 @@ class GradientSlot {
   void forget_bucket_value();
   void take_late(at::Tensor& gradient, bool exclusive);
   void combine_late(const Result& result, bool defined);
-  void end_step();
+  void end_round();
 
   std::string name_;
   at::Tensor parameter_;
@@ -155,27 +179,19 @@ class GradientSlot {
 
   uint8_t expected_ = 0xff;  // a bit for each round of a step; the last stands for all later ones
   State state_ = State::Idle;
-  bool fired_ = false;        // a gradient came in this step
-  bool older_ = false;        // the view held a value from before this step
-  bool scaled_ = false;       // that value has been multiplied by settings_.older_share
-  double weight_ = 1;         // Submitted: what the memory has been multiplied by
-  at::Tensor unweighted_;     // the older value, where this rank's weight has nothing to say on it
-  bool represented_ = false;  // Submitted: .grad stands for what bucket and late part hold
-  bool in_bucket_ = false;    // Submitted: the bucket was given more than the neutral element
-  bool parked_ = false;       // Submitted: before_accumulate() has taken the view out of .grad
-  bool discarded_ = false;
+  bool fired_ = false;    // a gradient came in this round
   bool neutral_ = false;  // the memory holds the neutral element
   int64_t version_ = 0;   // of the view, to see whether somebody wrote
+  OlderValue older_;
+  InFlight flight_;
+  SparsePart sparse_;
   at::Tensor late_;
-  // A gradient with a graph (create_graph) stays in .grad until the end of the step. A strong
+  // A gradient with a graph (create_graph) stays in .grad until the end of the round. A strong
   // reference would be a cycle: parameter, gradient, graph, parameter.
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> kept_;
+  WeakTensor kept_;
   int64_t kept_version_ = 0;
-  at::Tensor sparse_;
-  at::Tensor older_aside_;  // before_accumulate() has taken it out of .grad
-  bool sparse_is_older_ = false;
-  // The sparse result of an earlier step, if it is still in .grad.
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> older_sparse_;
+  // The sparse result of an earlier round, if it is still in .grad.
+  WeakTensor older_sparse_;
 };
 
 }  // namespace horon::torch_detail

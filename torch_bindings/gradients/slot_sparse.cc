@@ -28,11 +28,11 @@ GradientSlot::Arrival GradientSlot::sparse_arrived(at::Tensor& gradient) {
 void GradientSlot::collect_sparse(std::optional<double> weight) {
   if (settings_.sparse_as_dense) return;
   at::Tensor& current = grad();
-  if (parked_ && older_aside_.defined() && !current.defined()) {
-    current = std::exchange(older_aside_, at::Tensor());  // nothing came
+  if (flight_.parked && sparse_.older_aside.defined() && !current.defined()) {
+    current = std::exchange(sparse_.older_aside, at::Tensor());  // nothing came
   }
   if (!current.defined()) return;  // dropped by the program, or never there
-  at::Tensor older = older_aside_;
+  at::Tensor older = sparse_.older_aside;
   at::Tensor values;
   if (is_older_sparse(current)) {
     older = current;
@@ -40,17 +40,18 @@ void GradientSlot::collect_sparse(std::optional<double> weight) {
     check_shape(current);
     values = (current.layout() == at::kStrided ? current.to_sparse(1) : current).detach();
   }
-  sparse_is_older_ = !values.defined() && !fired_;
+  sparse_.is_older = !values.defined() && !fired_;
   if (older.defined()) {
     older = older.mul(settings_.older_share);
     values = values.defined() ? values.add(older) : older;
   }
   if (!values.defined()) return;
-  sparse_ = values.coalesce();
+  sparse_.gradient = values.coalesce();
   if (!weight || *weight == 1) return;
   // The mean over no samples may be NaN.
-  sparse_ = *weight == 0 ? at::zeros_like(sparse_) : sparse_.mul(*weight);
-  sparse_is_older_ = sparse_is_older_ || *weight == 0;
+  sparse_.gradient =
+      *weight == 0 ? at::zeros_like(sparse_.gradient) : sparse_.gradient.mul(*weight);
+  sparse_.is_older = sparse_.is_older || *weight == 0;
 }
 
 }  // namespace horon::torch_detail
