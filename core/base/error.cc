@@ -8,9 +8,8 @@ namespace horon {
 
 std::string_view to_string(ErrorCode code) {
   constexpr std::array<std::string_view, 12> names = {
-      "invalid argument",  "mismatch",      "not initialized", "duplicate name",
-      "rank left",         "stall",         "peer dead",       "failed",
-      "operation timeout", "configuration", "limit",           "internal"};
+      "invalid argument", "mismatch", "not initialized", "duplicate name", "rank left", "stall",
+      "peer dead",        "failed",   "timeout",         "configuration",  "limit",     "internal"};
   return names.at(static_cast<size_t>(code));
 }
 

@@ -1,16 +1,17 @@
 #include "horon/core/execution/block_layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace horon::core {
 namespace {
 
-std::vector<int64_t> sums(const std::vector<std::vector<int64_t>>& parts) {
-  std::vector<int64_t> total(parts.empty() ? 0 : parts.front().size());
+std::vector<int64_t> sums_by_block(const std::vector<std::vector<int64_t>>& parts) {
+  std::vector<int64_t> sums(parts.empty() ? 0 : parts.front().size());
   for (const std::vector<int64_t>& blocks : parts) {
-    for (size_t block = 0; block < blocks.size(); ++block) total[block] += blocks[block];
+    for (size_t block = 0; block < blocks.size(); ++block) sums[block] += blocks[block];
   }
-  return total;
+  return sums;
 }
 
 // Finds one number in what all members have said.
@@ -83,11 +84,15 @@ PartRows rows_of_part(const EntrySpec& spec, const Extents& extents, size_t part
 
 }  // namespace
 
-std::vector<int64_t> BlockLayout::in_counts() const { return sums(in); }
-std::vector<int64_t> BlockLayout::out_counts() const { return sums(out); }
+std::vector<int64_t> BlockLayout::in_counts() const { return sums_by_block(in); }
+std::vector<int64_t> BlockLayout::out_counts() const { return sums_by_block(out); }
 
 bool moves_blocks(CollectiveKind kind) {
   return has_own_rows(kind) || kind == CollectiveKind::Reducescatter;
+}
+
+int64_t total(std::span<const int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 int index_of(int rank, std::span<const int> ranks) {

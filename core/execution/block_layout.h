@@ -31,6 +31,8 @@ BlockLayout make_block_layout(const EntrySpec& spec, std::span<const int64_t> ex
 // Allgather, Reducescatter and the like, whose input and output differ in size.
 bool moves_blocks(CollectiveKind kind);
 
+int64_t total(std::span<const int64_t> counts);
+
 // The place of `rank` among the members; 0 if it is none.
 int index_of(int rank, std::span<const int> ranks);
 

@@ -19,8 +19,8 @@ class OpTable {
 
   // Throws Error(Config) with the reason of every candidate if nothing fits.
   CollectiveOp& select(const BatchFacts& facts) const;
-  // One line per candidate: "shm_allreduce: chosen" or "mpi_allreduce: not asked, an earlier op
-  // fits", or its refusal.
+  // One line per candidate: "shm_allreduce: chosen", "mpi_allreduce: fits, but an earlier one is
+  // chosen", or "mpi_broadcast: no, " and its refusal.
   std::vector<std::string> explain(const BatchFacts& facts) const;
 
  private:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "horon/core/base/current_error.h"
@@ -12,10 +11,6 @@
 
 namespace horon::core {
 namespace {
-
-int64_t total(const std::vector<int64_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
 
 // Calls visit(part, first element, elements) in the order in which packed blocks lie.
 template <class Visit>

@@ -41,11 +41,11 @@ void Coordinator::take(int from, const Item& item, Nanos now) {
                  [&](const Refused& refused) { take_refused(from, refused, now); },
                  [&](const Join&) {
                    if (joined_[member]) broken(from, "it joined twice");
-                   leave(member, joined_, now);
+                   set_away(member, joined_, now);
                    last_joined_ = from;
                  },
                  [&](const Shutdown&) {
-                   leave(member, shut_, now);
+                   set_away(member, shut_, now);
                    ++shut_count_;
                  },
                  [&](const auto&) { broken(from, "a record came up from a member"); },
@@ -53,14 +53,14 @@ void Coordinator::take(int from, const Item& item, Nanos now) {
              item);
 }
 
-// From now on nobody waits for this member's word.
-void Coordinator::leave(size_t member, std::vector<bool>& way, Nanos now) {
+// The member has joined or shut down: from now on nobody waits for its vote.
+void Coordinator::set_away(size_t member, std::vector<bool>& way, Nanos now) {
   const bool was_away = away(member);
   way[member] = true;
   if (was_away) return;
   if (away_count_++ == 0) away_since_ = now;
   for (Entry& entry : entries_) {
-    if (entry.words[member].kind == Word::Kind::None) one_less(entry);
+    if (entry.votes[member].kind == Vote::Kind::None) one_less(entry);
   }
 }
 
@@ -69,18 +69,18 @@ Coordinator::Entry& Coordinator::open(const std::string& name, Nanos now) {
   if (known != by_name_.end()) return *known->second;
   Entry& entry = entries_.emplace_back();
   entry.name = name;
-  entry.words.resize(static_cast<size_t>(size_));
+  entry.votes.resize(static_cast<size_t>(size_));
   entry.awaited = size_ - away_count_;
   entry.opened = now;
   by_name_[name] = std::prev(entries_.end());
   return entry;
 }
 
-Coordinator::Word& Coordinator::word_of(Entry& entry, int from) {
-  Word& word = entry.words.at(static_cast<size_t>(from));
-  if (word.kind != Word::Kind::None) broken(from, concat("it said \"", entry.name, "\" twice"));
+Coordinator::Vote& Coordinator::vote_of(Entry& entry, int from) {
+  Vote& vote = entry.votes.at(static_cast<size_t>(from));
+  if (vote.kind != Vote::Kind::None) broken(from, concat("it said \"", entry.name, "\" twice"));
   if (joined_[static_cast<size_t>(from)]) broken(from, "it submitted while joined");
-  return word;
+  return vote;
 }
 
 void Coordinator::take_ready(int from, const Ready& ready, Nanos now) {
@@ -97,14 +97,14 @@ void Coordinator::take_ready(int from, const Ready& ready, Nanos now) {
     broken(from, concat("the extents of \"", name, "\" can't be"));
   }
   Entry& entry = open(name, now);
-  Word& word = word_of(entry, from);
-  word.kind = Word::Kind::Ready;
-  word.spec = spec;
-  word.absent = ready.absent;
-  word.extents = ready.extents;
-  for (const Word& other : entry.words) {
-    if (other.kind != Word::Kind::Ready || &other == &word) continue;
-    if (other.spec != word.spec && !agree(*other.spec, *word.spec)) entry.disagree = true;
+  Vote& vote = vote_of(entry, from);
+  vote.kind = Vote::Kind::Ready;
+  vote.spec = spec;
+  vote.absent = ready.absent;
+  vote.extents = ready.extents;
+  for (const Vote& other : entry.votes) {
+    if (other.kind != Vote::Kind::Ready || &other == &vote) continue;
+    if (other.spec != vote.spec && !agree(*other.spec, *vote.spec)) entry.disagree = true;
     break;  // agreement is transitive: one comparison is enough
   }
   one_less(entry);
@@ -112,9 +112,9 @@ void Coordinator::take_ready(int from, const Ready& ready, Nanos now) {
 
 void Coordinator::take_refused(int from, const Refused& refused, Nanos now) {
   Entry& entry = open(refused.name, now);
-  Word& word = word_of(entry, from);
-  word.kind = Word::Kind::Refused;
-  word.refusal = refused.text;
+  Vote& vote = vote_of(entry, from);
+  vote.kind = Vote::Kind::Refused;
+  vote.refusal = refused.text;
   entry.refused = true;
   one_less(entry);
 }
@@ -125,9 +125,9 @@ void Coordinator::one_less(Entry& entry) {
 
 std::vector<int> Coordinator::silent_members(const Entry& entry) const {
   std::vector<int> silent;
-  for (size_t member = 0; member < entry.words.size(); ++member) {
-    const bool spoken = entry.words[member].kind != Word::Kind::None;
-    if (!spoken && !away(member)) silent.push_back(static_cast<int>(member));
+  for (size_t member = 0; member < entry.votes.size(); ++member) {
+    const bool voted = entry.votes[member].kind != Vote::Kind::None;
+    if (!voted && !away(member)) silent.push_back(static_cast<int>(member));
   }
   return silent;
 }
@@ -162,10 +162,10 @@ void Coordinator::close(Entry& entry, std::vector<Item>& log) {
     return;
   }
   // Also true if nobody is left to speak: all members have joined or left.
-  const bool all_absent = std::all_of(entry.words.begin(), entry.words.end(), [](const Word& word) {
-    return word.kind == Word::Kind::None ||
-           (!word.absent.empty() &&
-            std::find(word.absent.begin(), word.absent.end(), false) == word.absent.end());
+  const bool all_absent = std::all_of(entry.votes.begin(), entry.votes.end(), [](const Vote& vote) {
+    return vote.kind == Vote::Kind::None ||
+           (!vote.absent.empty() &&
+            std::find(vote.absent.begin(), vote.absent.end(), false) == vote.absent.end());
   });
   if (all_absent) {
     log.emplace_back(Unused{entry.name});
@@ -177,8 +177,8 @@ void Coordinator::close(Entry& entry, std::vector<Item>& log) {
 std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
   std::vector<int> left;
   std::vector<int> joined;
-  for (size_t member = 0; member < entry.words.size(); ++member) {
-    if (entry.words[member].kind != Word::Kind::None) continue;
+  for (size_t member = 0; member < entry.votes.size(); ++member) {
+    if (entry.votes[member].kind != Vote::Kind::None) continue;
     (joined_[member] ? joined : left).push_back(static_cast<int>(member));
   }
   if (!left.empty()) {
@@ -189,11 +189,11 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
                        "before it leaves.")};
   }
   if (entry.refused) {
-    for (size_t member = 0; member < entry.words.size(); ++member) {
-      if (entry.words[member].kind != Word::Kind::Refused) continue;
+    for (size_t member = 0; member < entry.votes.size(); ++member) {
+      if (entry.votes[member].kind != Vote::Kind::Refused) continue;
       return Fail{entry.name, ErrorCode::InvalidArgument,
                   concat("tensor \"", entry.name, "\" was refused on rank ", options_.ranks[member],
-                         ": ", entry.words[member].refusal)};
+                         ": ", entry.votes[member].refusal)};
     }
   }
   if (entry.disagree) return Fail{entry.name, ErrorCode::Mismatch, mismatch_text(entry)};
@@ -204,8 +204,8 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
 // What can't go on without the members that have joined.
 std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
                                                  const std::vector<int>& joined) const {
-  const auto speaker = std::find_if(entry.words.begin(), entry.words.end(), [](const Word& word) {
-    return word.kind == Word::Kind::Ready;
+  const auto speaker = std::find_if(entry.votes.begin(), entry.votes.end(), [](const Vote& vote) {
+    return vote.kind == Vote::Kind::Ready;
   });
   const EntrySpec& spec = *speaker->spec;
   if (spec.kind == CollectiveKind::Broadcast) {
@@ -230,9 +230,9 @@ std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
 
 std::string Coordinator::mismatch_text(const Entry& entry) const {
   std::vector<std::pair<int, SpecPtr>> specs;
-  for (size_t member = 0; member < entry.words.size(); ++member) {
-    const Word& word = entry.words[member];
-    if (word.kind == Word::Kind::Ready) specs.emplace_back(options_.ranks[member], word.spec);
+  for (size_t member = 0; member < entry.votes.size(); ++member) {
+    const Vote& vote = entry.votes[member];
+    if (vote.kind == Vote::Kind::Ready) specs.emplace_back(options_.ranks[member], vote.spec);
   }
   return disagreement(entry.name, specs);
 }
@@ -241,26 +241,26 @@ ClosedEntry Coordinator::closed(const Entry& entry) const {
   ClosedEntry out;
   out.name = entry.name;
   bool some_absent = false;
-  for (size_t member = 0; member < entry.words.size(); ++member) {
-    const Word& word = entry.words[member];
-    if (word.kind == Word::Kind::None) {
+  for (size_t member = 0; member < entry.votes.size(); ++member) {
+    const Vote& vote = entry.votes[member];
+    if (vote.kind == Vote::Kind::None) {
       out.joined.push_back(static_cast<int>(member));
       continue;
     }
-    if (out.spec == nullptr) out.spec = word.spec;
-    some_absent = some_absent || !word.absent.empty();
+    if (out.spec == nullptr) out.spec = vote.spec;
+    some_absent = some_absent || !vote.absent.empty();
   }
-  for (size_t member = 0; member < entry.words.size(); ++member) {
-    std::vector<int64_t> said = entry.words[member].extents;
+  for (size_t member = 0; member < entry.votes.size(); ++member) {
+    std::vector<int64_t> said = entry.votes[member].extents;
     said.resize(extents_said(*out.spec, member));  // a member that has joined has no rows
     out.extents.insert(out.extents.end(), said.begin(), said.end());
   }
   if (!some_absent) return out;
   out.produced.assign(out.spec->parts.size(), false);
-  for (const Word& word : entry.words) {
-    if (word.kind == Word::Kind::None) continue;
+  for (const Vote& vote : entry.votes) {
+    if (vote.kind == Vote::Kind::None) continue;
     for (size_t part = 0; part < out.produced.size(); ++part) {
-      if (word.absent.empty() || !word.absent[part]) out.produced[part] = true;
+      if (vote.absent.empty() || !vote.absent[part]) out.produced[part] = true;
     }
   }
   return out;
@@ -330,8 +330,8 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
   for (const Entry& entry : entries_) {
     if (entry.complete() || now - entry.opened < age || ++stalled > shown_max) continue;
     std::vector<int> here;
-    for (size_t member = 0; member < entry.words.size(); ++member) {
-      if (entry.words[member].kind != Word::Kind::None) here.push_back(static_cast<int>(member));
+    for (size_t member = 0; member < entry.votes.size(); ++member) {
+      if (entry.votes[member].kind != Vote::Kind::None) here.push_back(static_cast<int>(member));
     }
     const std::vector<int> silent = silent_members(entry);
     out << (stalled > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for "

@@ -38,7 +38,7 @@ class Coordinator {
   // taken.
   std::vector<Item> decide();
 
-  // Members without a word in some entry that has been open for `age`; in ascending order.
+  // Members without a vote in some entry that has been open for `age`; in ascending order.
   std::vector<int> missing_members(Nanos now, Nanos age) const;
   // The open entries in the order in which they were opened, each with the members that others wait
   // for.
@@ -61,7 +61,7 @@ class Coordinator {
   int batches_in_flight() const { return in_flight_; }
 
  private:
-  struct Word {
+  struct Vote {
     enum class Kind : uint8_t { None, Ready, Refused };
     Kind kind = Kind::None;
     SpecPtr spec;
@@ -71,7 +71,7 @@ class Coordinator {
   };
   struct Entry {
     std::string name;
-    std::vector<Word> words;  // by member
+    std::vector<Vote> votes;  // by member
     int awaited = 0;          // members that have neither spoken nor joined nor shut down
     Nanos opened = 0;
     bool disagree = false;
@@ -83,10 +83,10 @@ class Coordinator {
   void take_ready(int from, const Ready& ready, Nanos now);
   void take_refused(int from, const Refused& refused, Nanos now);
   Entry& open(const std::string& name, Nanos now);
-  Word& word_of(Entry& entry, int from);
+  Vote& vote_of(Entry& entry, int from);
   void one_less(Entry& entry);
   bool away(size_t member) const { return joined_[member] || shut_[member]; }
-  void leave(size_t member, std::vector<bool>& way, Nanos now);
+  void set_away(size_t member, std::vector<bool>& way, Nanos now);
   void close(Entry& entry, std::vector<Item>& log);
   std::optional<Fail> verdict(const Entry& entry) const;
   ClosedEntry closed(const Entry& entry) const;

@@ -4,7 +4,7 @@
 // changes its shape keeps a few numbers, for shapes that come again and again (a smaller last
 // batch). After that the oldest one is given to the new spec, so names that change for ever use up
 // no numbers. That is safe: a number belongs to one name, and a Plan of a name is made when every
-// member's word under it has been taken, so no message that names the old spec is on its way.
+// member's vote under it has been taken, so no message that names the old spec is on its way.
 #pragma once
 
 #include <array>

@@ -23,7 +23,7 @@ struct ClosedEntry {
   SpecPtr spec;
   std::vector<bool> produced;    // per part: somebody has it; empty: all
   std::vector<int64_t> extents;  // has_own_rows(): of each member, one after the other
-  std::vector<int> joined;       // members without a word that have joined
+  std::vector<int> joined;       // members without a vote that have joined
 };
 
 class FusionPlanner {

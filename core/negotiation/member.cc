@@ -39,25 +39,25 @@ void Member::submit(Request request, Effects& effects) {
                          "for it, or give the second one another name"));
   }
   const std::string name = request.name;
-  hear(name, Word{false, {}, std::move(request)});
+  hear(name, Vote{false, {}, std::move(request)});
 }
 
-void Member::hear(const std::string& name, Word word) {
+void Member::hear(const std::string& name, Vote vote) {
   const auto [place, fresh] = unserved_.try_emplace(name);
   if (!fresh) {
-    place->second.held.push_back(std::move(word));
+    place->second.held.push_back(std::move(vote));
     ++held_;
     return;
   }
-  say(name, word);
-  place->second.said = std::move(word);
+  say(name, vote);
+  place->second.said = std::move(vote);
 }
 
-void Member::say(const std::string& name, const Word& word) {
-  if (word.refused) {
-    news_.emplace_back(Refused{name, word.refusal});
+void Member::say(const std::string& name, const Vote& vote) {
+  if (vote.refused) {
+    news_.emplace_back(Refused{name, vote.refusal});
   } else {
-    say_ready(word.request);
+    say_ready(vote.request);
   }
 }
 
@@ -78,7 +78,7 @@ void Member::refuse(const std::string& name, const std::string& text) {
   const auto known = unserved_.find(name);
   // One call too many under a name in flight: the others have no entry that could fail.
   if (known != unserved_.end() && !known->second.last().refused) return;
-  hear(name, Word{true, text, {}});
+  hear(name, Vote{true, text, {}});
 }
 
 void Member::join(Ticket ticket, Effects& effects) {
@@ -231,8 +231,8 @@ void Member::serve(const std::string& name, Effects& effects, const std::optiona
 void Member::fail_all(const Error& error, Effects& effects) {
   for (auto& [name, unserved] : unserved_) {
     unserved.held.push_back(std::move(unserved.said));
-    for (const Word& word : unserved.held) {
-      if (!word.refused) effects.finished.push_back({word.request.ticket, error});
+    for (const Vote& vote : unserved.held) {
+      if (!vote.refused) effects.finished.push_back({vote.request.ticket, error});
     }
   }
   unserved_.clear();

@@ -51,21 +51,21 @@ class Member {
   bool leaving() const { return leaving_; }
 
  private:
-  struct Word {
+  struct Vote {
     bool refused = false;  // no ticket: the caller has its error already
     std::string refusal;
     Request request;
   };
   struct Unserved {
-    Word said;
-    std::vector<Word> held;  // what the program did after a refusal; said when that is served
-    const Word& last() const { return held.empty() ? said : held.back(); }
+    Vote said;
+    std::vector<Vote> held;  // what the program did after a refusal; said when that is served
+    const Vote& last() const { return held.empty() ? said : held.back(); }
   };
 
-  // A name that was refused is free for the program, but not yet for the log: holds the word back
+  // A name that was refused is free for the program, but not yet for the log: holds the vote back
   // until then.
-  void hear(const std::string& name, Word word);
-  void say(const std::string& name, const Word& word);
+  void hear(const std::string& name, Vote vote);
+  void say(const std::string& name, const Vote& vote);
   void say_ready(const Request& request);
   // Join and Shutdown go behind everything that is held.
   void say_away();
@@ -87,7 +87,7 @@ class Member {
   bool leaving_said_ = false;
   std::optional<Ticket> join_ticket_;
   bool join_said_ = false;
-  size_t held_ = 0;  // words that are held back, over all names
+  size_t held_ = 0;  // votes that are held back, over all names
   uint64_t applied_ = 0;
   bool ended_ = false;  // Bye was applied
   uint64_t next_sequence_ = 0;

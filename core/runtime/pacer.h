@@ -23,8 +23,8 @@ class Pacer {
     if (waiting_since_ == Clock::time_point{}) waiting_since_ = now;
     waited_ = now - waiting_since_;
     if (!poll) return at_rest ? kRest : kWatch;
-    // At rest nobody waits for this rank, except that others' first news reach a coordinator
-    // unannounced.
+    // When idle, only coordinators must wake quickly: the first messages of others come over MPI,
+    // which does not ring the doorbell.
     const std::chrono::nanoseconds longest = at_rest && !coordinator ? 10ms : 1ms;
     return std::clamp<std::chrono::nanoseconds>(waited_ / 8, 1us, longest);
   }

@@ -225,7 +225,7 @@ bool RuntimeLoop::take_messages() {
       } else if (set > newest_set_) {
         throw Error(ErrorCode::Internal,
                     concat("it is about process set ", set, ", which is not known here"));
-      }  // else: a last word about a set that has been removed
+      }  // else: it was sent before the set was removed
     } catch (const Error& error) {
       runners_.at(kWorldSet)->fail(
           Error(error.code(), concat("message from rank ", message->from, ": ", error.what())));

@@ -1,7 +1,6 @@
 #include "horon/core/runtime/submission_check.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "horon/core/base/text.h"
 #include "horon/core/execution/block_layout.h"
@@ -57,7 +56,7 @@ std::string fault_of_splits(std::span<const int64_t> splits, int64_t rows, size_
   if (std::any_of(splits.begin(), splits.end(), [](int64_t split) { return split < 0; })) {
     return concat("a split is negative in ", shape_text(splits));
   }
-  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  const int64_t sum = total(splits);
   if (sum != rows) {
     return concat("the splits ", shape_text(splits), " add up to ", sum,
                   ", but the first dimension is ", rows);

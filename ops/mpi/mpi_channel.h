@@ -2,8 +2,8 @@
 // on it, and scratch memory.
 //
 // MPI matches non-blocking collectives by the order in which they are posted. A collective that
-// prepares its input in several steps posts some time after its start. So each collective draws a
-// ticket at its start (starts have the same order on all ranks) and posts when all earlier ones
+// prepares its input in several steps posts some time after its start. So each collective takes a
+// place at its start (starts have the same order on all ranks) and posts when all earlier ones
 // have posted.
 #pragma once
 
@@ -29,8 +29,8 @@ class MpiChannel {
   int size() const { return size_; }
   int64_t piece_elements_max() const { return piece_elements_max_; }
 
-  uint64_t draw_ticket() { return next_ticket_++; }
-  bool is_turn_of(uint64_t ticket) const { return ticket == turn_; }
+  uint64_t take_place() { return next_place_++; }
+  bool is_turn_of(uint64_t place) const { return place == turn_; }
   void pass_turn() { ++turn_; }
   // A collective was destroyed before it posted, so no later one would match those of the peers.
   void set_broken() { broken_ = true; }
@@ -49,7 +49,7 @@ class MpiChannel {
   int rank_ = 0;
   int size_ = 1;
   int64_t piece_elements_max_;
-  uint64_t next_ticket_ = 0;
+  uint64_t next_place_ = 0;
   uint64_t turn_ = 0;
   bool broken_ = false;
   std::vector<Buffer> buffers_;

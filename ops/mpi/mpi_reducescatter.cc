@@ -1,26 +1,23 @@
 #include "horon/ops/mpi/mpi_reducescatter.h"
 
-#include <numeric>
 #include <utility>
 
 #include "horon/core/base/error.h"
 #include "horon/core/bootstrap/mpi_error.h"
+#include "horon/core/execution/block_layout.h"
 #include "horon/ops/host/host_refusal.h"
 #include "horon/ops/mpi/mpi_reduction.h"
 
 namespace horon::ops {
 namespace {
 
-int64_t total(const std::vector<int64_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
 class InFlightReducescatter final : public MpiReduction {
  public:
   InFlightReducescatter(std::shared_ptr<MpiChannel> channel,
                         std::shared_ptr<const MpiReductions> reductions, const core::Batch& given)
-      : MpiReduction(std::move(channel), std::move(reductions), given, total(given.send_counts)),
-        input_count_(total(given.send_counts)) {
+      : MpiReduction(std::move(channel), std::move(reductions), given,
+                     core::total(given.send_counts)),
+        input_count_(core::total(given.send_counts)) {
     HORON_CHECK(batch().send_counts.size() == static_cast<size_t>(this->channel().size()),
                 "one count for each rank");
   }
