@@ -339,6 +339,9 @@ void RuntimeLoop::rest() {
 void RuntimeLoop::look_for_the_dead() {
   const std::optional<std::string> dead = transport_->dead_peer();
   if (!dead) return;
+  // Its last message may be an Abort that names another rank: that one is the cause, not this
+  // death.
+  if (take_messages()) return;
   // While all ranks shut down, a peer that is gone may have had its Bye a moment before us.
   constexpr auto grace = std::chrono::seconds(2);
   if (at_rest()) {

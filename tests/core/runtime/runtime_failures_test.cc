@@ -133,6 +133,64 @@ TEST(RuntimeFailures, APeerThatCantBeReachedHearsTheCauseFromTheOthers) {
   });
 }
 
+// Sees that a peer has died before it reads what that peer said at last.
+class DeathBeforeNews final : public Transport {
+ public:
+  struct State {
+    std::atomic<bool> holds_news{false};
+    std::atomic<bool> peer_died{false};
+  };
+  DeathBeforeNews(std::unique_ptr<Transport> below, State& state)
+      : below_(std::move(below)), state_(state) {}
+
+  int rank() const override { return below_->rank(); }
+  int size() const override { return below_->size(); }
+  void send(int to, Bytes message) override { below_->send(to, std::move(message)); }
+  std::optional<Message> receive() override {
+    return state_.holds_news ? std::nullopt : below_->receive();
+  }
+  bool flushed() override { return below_->flushed(); }
+  bool must_poll() const override { return true; }
+  void wait(std::chrono::nanoseconds timeout) override { below_->wait(timeout); }
+  void ring() noexcept override { below_->ring(); }
+  std::optional<std::string> dead_peer() override {
+    if (!state_.peer_died) return std::nullopt;
+    state_.holds_news = false;
+    return "rank 0 (pid 1)";
+  }
+
+ private:
+  const std::unique_ptr<Transport> below_;
+  State& state_;
+};
+
+// Rank 1 fails, rank 0 tells of it and ends; rank 2 must not blame rank 0.
+TEST(RuntimeFailures, ADeadPeersLastMessageCountsMoreThanItsDeath) {
+  DeathBeforeNews::State state;
+  std::atomic<bool> broken{false};
+  Hooks hooks;
+  hooks.wrap_transport = [&](int rank, std::unique_ptr<Transport> below) {
+    if (rank == 0) return below;
+    const auto fault = [&](FaultyTransport::Call call, int) {
+      if (broken && call == FaultyTransport::Call::Receive) {
+        throw Error(ErrorCode::OperationFailed, "the wire is cut");
+      }
+    };
+    return rank == 1 ? std::unique_ptr<Transport>(new FaultyTransport(std::move(below), fault))
+                     : std::unique_ptr<Transport>(new DeathBeforeNews(std::move(below), state));
+  };
+  World world(3, {}, no_limits(), hooks);
+  std::barrier<> all_is_well(3);
+  world.each([&](Runtime& runtime, int rank) {
+    EXPECT_EQ(error_of_submit(runtime, "before"), "");
+    if (rank == 2) state.holds_news = true;
+    all_is_well.arrive_and_wait();
+    if (rank == 1) broken = true;
+    EXPECT_THAT(error_of_submit(runtime, "after"), HasSubstr("the wire is cut"));
+    if (rank == 0) state.peer_died = true;
+  });
+}
+
 TEST(RuntimeFailures, ARankThatLeavesAtItsLimitTellsTheOthersWhy) {
   World world(3, {}, no_limits());
   world.each([](Runtime& runtime, int rank) {

@@ -1,10 +1,11 @@
-# Ranks that are killed, frozen, or leave: the job ends in seconds and says who it was.
+# Ranks that die, stop, or leave: each of the others gets the error that names the rank, in seconds.
 add_executable(fault_program ops/faults/fault_program.cc)
 horon_target(fault_program)
-target_link_libraries(fault_program PRIVATE horon::core)
-foreach(fault kill freeze exit leave throw stall)
-  add_test(NAME fault.${fault}
-           COMMAND ${PROJECT_SOURCE_DIR}/tests/ops/faults/fault_test $<TARGET_FILE:fault_program>
-                   ${fault})
-  set_tests_properties(fault.${fault} PROPERTIES TIMEOUT 60 PROCESSORS 2 LABELS mpirun)
+target_link_libraries(fault_program PRIVATE horon::core MPI::MPI_C)
+foreach(link shm mpi hosts)
+  add_test(NAME faults.${link}
+           COMMAND ${PROJECT_SOURCE_DIR}/tests/ops/faults/fault_matrix.py ${link} ${horon_mpirun}
+                   $<TARGET_FILE:fault_program>)
+  set_tests_properties(faults.${link} PROPERTIES PROCESSORS 2 LABELS mpirun)
+  horon_limit_test(faults.${link} 240)
 endforeach()

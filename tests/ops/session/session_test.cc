@@ -2,11 +2,7 @@
 // again.
 #include "horon/ops/session/session.h"
 
-#include <csignal>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <set>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -85,44 +81,6 @@ TEST(Session, KnowsWhetherItsHostsAreAlike) {
   init_session({.set = {{"HORON_HOST_ID", test_rank() < 2 ? "first" : "second"}}});
   EXPECT_FALSE(is_homogeneous());
   EXPECT_EQ(local_size(), test_rank() < 2 ? 2 : 1);
-  shutdown();
-}
-
-std::set<std::string> threads_of_this_process() {
-  std::set<std::string> threads;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
-    threads.insert(entry.path());
-  }
-  return threads;
-}
-
-uint64_t blocked_signals_of(const std::string& thread) {
-  std::ifstream status(thread + "/status");
-  for (std::string word; status >> word;) {
-    uint64_t mask = 0;
-    if (word == "SigBlk:" && status >> std::hex >> mask) return mask;
-  }
-  return 0;
-}
-
-// A profiling timer or a handler of the program never interrupts the runtime thread.
-TEST(Session, ItsThreadsTakeNoSignals) {
-  const std::set<std::string> before = threads_of_this_process();
-  init_session();
-  int new_threads = 0;
-  for (const std::string& thread : threads_of_this_process()) {
-    if (before.contains(thread)) continue;
-    ++new_threads;
-    const uint64_t blocked = blocked_signals_of(thread);
-    for (const int signal : {SIGINT, SIGTERM, SIGALRM, SIGPROF, SIGUSR1, SIGCHLD}) {
-      EXPECT_NE(blocked >> (signal - 1) & 1U, 0U) << signal;
-    }
-    EXPECT_EQ(blocked >> (SIGSEGV - 1) & 1U, 0U);
-  }
-  EXPECT_GE(new_threads, 1);
-  sigset_t mine;
-  pthread_sigmask(SIG_SETMASK, nullptr, &mine);
-  EXPECT_EQ(sigismember(&mine, SIGTERM), 0);
   shutdown();
 }
 

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Real jobs of which one rank goes wrong: every other rank must get the error that names it, soon.
+
+usage: fault_matrix.py LINK MPIRUN PROGRAM [SITUATION...]
+
+LINK is how the three ranks talk: shm, mpi, or hosts (ranks 0 and 1 on one host, 2 on another). Each
+case is a job of its own; some run at a time, since they mostly wait. A case fails if a rank that
+should live gets no error or another one, if a rank does not end by itself, if the job never starts,
+or if something is left in /dev/shm. The program is a fault_program (fault_program.cc).
+"""
+
+import concurrent.futures
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+RANKS = 3
+CASES_AT_A_TIME = 3
+LIMIT_S = 45
+SITUATIONS = ("rest", "allreduce", "join", "set")
+FAULTS = ("kill", "stop", "exit", "throw")
+# Beside the matrix: what is no death.
+OTHER_CASES = (("allreduce", "leave"), ("allreduce", "stall"))
+KNOBS = {"HORON_DEAD_AFTER_S": "2", "HORON_STALL_WARN_S": "1", "HORON_SHUTDOWN_TIMEOUT_S": "10"}
+
+
+def expected_error(fault, guilty):
+    if fault in ("exit", "leave"):
+        return rf"rank {guilty} has shut down"
+    if fault == "stall":
+        return rf"waiting for rank {guilty}"
+    died = rf"rank {guilty} \(pid \d+[^)]*\) has died"
+    silent = rf"rank {guilty} has not answered for 2 s"
+    return silent if fault == "stop" else rf"{died}|{silent}"
+
+
+def run_rank(folder, command):
+    """A rank, started by mpirun: it stays until all programs have ended, for mpirun ends the others
+    as soon as it hears of one that failed."""
+    rank = os.environ["OMPI_COMM_WORLD_RANK"]
+    if os.environ.get("FAULT_LINK") == "hosts":
+        os.environ["HORON_HOST_ID"] = "second" if rank == "2" else "first"
+    status = subprocess.run(command, check=False).returncode
+    (folder / f"ended.{rank}").write_text(str(status))
+    deadline = time.monotonic() + LIMIT_S
+    while len(list(folder.glob("ended.*"))) < RANKS and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return 1 if status else 0
+
+
+def read(path):
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def wait_for_end(job, folder, fault, guilty):
+    """Until the job has ended, or for LIMIT_S. A rank that was stopped goes on when the others are
+    through; one that sleeps is ended."""
+    survivors = [rank for rank in range(RANKS) if rank != guilty]
+    deadline = time.monotonic() + LIMIT_S
+    woken = False
+    while job.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        through = all((folder / f"ended.{rank}").exists() for rank in survivors)
+        if through and not woken and fault in ("stop", "stall"):
+            woken = True
+            os.kill(int(read(folder / f"pid.{guilty}")),
+                    signal.SIGCONT if fault == "stop" else signal.SIGKILL)
+    ended = job.poll() is not None
+    if not ended:
+        os.killpg(job.pid, signal.SIGKILL)
+        for rank in range(RANKS):
+            pid = read(folder / f"pid.{rank}")
+            if pid and not (folder / f"ended.{rank}").exists():
+                os.kill(int(pid), signal.SIGKILL)
+        job.wait()
+    return ended
+
+
+def faults_of_case(folder, fault, guilty, ended):
+    """What went wrong, a line each."""
+    if not (folder / "fault").exists():
+        return ["the job never came to the fault"]
+    lines = [] if ended else [f"the job did not end within {LIMIT_S} s"]
+    expected = expected_error(fault, guilty)
+    for rank in range(RANKS):
+        outcome = read(folder / f"outcome.{rank}")
+        status = read(folder / f"ended.{rank}")
+        if status is None:
+            lines.append(f"rank {rank} did not end by itself")
+        if rank == guilty:
+            if fault == "stop" and outcome in (None, "no error"):
+                lines.append(f"rank {rank}, which was stopped, ended with {status}, not an error")
+        elif outcome is None or not re.search(expected, outcome):
+            lines.append(f"rank {rank} got: {outcome}\n      instead of: {expected}")
+        elif status not in (None, "1"):
+            lines.append(f"rank {rank} ended with {status}")
+    return lines
+
+
+def run_case(link, mpirun, program, case):
+    situation, fault, guilty = case
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="horon-fault-"))
+    variables = dict(os.environ, FAULT_LINK=link, TMPDIR=str(folder), **KNOBS)
+    if link == "mpi":
+        variables["HORON_SHARED_MEMORY"] = "0"
+    if fault == "stall":
+        variables["HORON_STALL_ABORT_S"] = "3"
+    # Else a rank that copies from the memory of a dead one ends with it.
+    variables["OMPI_MCA_btl_vader_single_copy_mechanism"] = "none"
+    began = time.monotonic()
+    with open(folder / "output", "wb") as output:
+        job = subprocess.Popen(
+            [mpirun, str(RANKS), sys.executable, __file__, "--rank", folder,
+             program, situation, fault, str(guilty), folder],
+            stdout=output, stderr=subprocess.STDOUT, env=variables, start_new_session=True)
+        ended = wait_for_end(job, folder, fault, guilty)
+    lines = faults_of_case(folder, fault, guilty, ended)
+    took = time.monotonic() - began
+    text = f"{'FAILED' if lines else 'ok':6} {link} {situation} {fault} rank {guilty}: {took:.1f} s"
+    for line in lines:
+        text += f"\n    {line}"
+    if lines:
+        text += "\n" + (folder / "output").read_text(errors="replace")[-4000:]
+    print(text, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    return not lines
+
+
+def left_in_shared_memory(before):
+    """Names in /dev/shm that are new and that no process uses."""
+    new = set(os.listdir("/dev/shm")) - before
+    for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = maps.read_text(errors="replace")
+        except OSError:
+            continue
+        new = {name for name in new if f"/dev/shm/{name}" not in text}
+    return sorted(new & set(os.listdir("/dev/shm")))
+
+
+def main():
+    if sys.argv[1] == "--rank":
+        return run_rank(pathlib.Path(sys.argv[2]), sys.argv[3:])
+    link, mpirun, program = sys.argv[1:4]
+    situations = sys.argv[4:] or SITUATIONS
+    another = 2 if link == "hosts" else 1
+    kinds = list(itertools.product(situations, FAULTS))
+    kinds += [kind for kind in OTHER_CASES if kind[0] in situations]
+    cases = [(*kind, guilty) for kind in kinds for guilty in (0, another)]
+    before = set(os.listdir("/dev/shm"))
+    with concurrent.futures.ThreadPoolExecutor(CASES_AT_A_TIME) as pool:
+        well = list(pool.map(lambda case: run_case(link, mpirun, program, case), cases))
+    left = left_in_shared_memory(before)
+    if left:
+        print(f"FAILED: left in /dev/shm: {', '.join(left)}")
+    print(f"{well.count(True)} passed, {well.count(False)} failed")
+    return 0 if all(well) and not left else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
