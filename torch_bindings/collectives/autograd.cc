@@ -55,8 +55,8 @@ class Linear : public torch::autograd::Function<Linear> {
   }
 };
 
-// The anchor requires grad, so that the result does on every rank: a rank whose own tensor needs no
-// gradient must still take part in backward, for the others.
+// The result requires grad on every rank, because the anchor does: a rank whose own tensor needs no
+// gradient must still take part in backward, which is collective.
 at::Tensor run(const at::Tensor& tensor, const Forward& forward) {
   const bool differentiable = at::GradMode::is_enabled() && tensor.defined() &&
                               (tensor.is_floating_point() || tensor.is_complex());

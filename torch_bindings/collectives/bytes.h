@@ -1,4 +1,4 @@
-// Bytes of any kind and length, from rank to rank: what objects.h is made of.
+// Sends bytes from rank to rank. objects.h is built on it.
 //
 // Blocking. Every rank of the process set makes the same calls in the same order, or gives names.
 // The length may differ from rank to rank, and may be 0. Any thread. Errors as in collectives.h.

@@ -1,4 +1,4 @@
-// Names of collectives that calls work out for themselves.
+// Names of collectives that the program does not name, and names that are used again.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ std::string given_or_counted(const std::string& given, std::string_view kind, ui
 [[noreturn]] void refuse_call(const std::string& name, const ProcessSet& set,
                               const std::string& text);
 
-// Its life is one call's turn under a name: a second call of the same name and process set waits
-// until the first has ended. So a name that is used again (a forward that is recomputed, two
+// While it lives, one call has a name to itself: a second call of the same name and process set
+// waits until the first has ended. So a name that is used again (a forward that is recomputed, two
 // backwards through one graph) is never in flight twice on a rank, and the n-th call of one rank
-// meets the n-th of the others. Turns come in the order of the calls. Any thread.
+// meets the n-th of the others. Calls get the name in their order. Any thread.
 class NameTurn {
  public:
   NameTurn(std::string name, uint32_t set);

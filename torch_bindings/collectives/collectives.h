@@ -46,9 +46,9 @@ namespace torch_detail {
 class PendingCollective;
 }
 
-// A collective under way. Copies speak of the same one. Letting go of a handle without wait() is
-// fine: the collective goes on; but then nobody hears of its failure, and an in-place tensor that
-// is not contiguous stays as it was.
+// A collective under way. Copies refer to the same one. A handle may be dropped without wait(): the
+// collective goes on, but nothing tells of its failure, and an in-place tensor that is not
+// contiguous stays as it was.
 class Handle {
  public:
   Handle() = default;

@@ -30,7 +30,8 @@ std::shared_ptr<std::byte> allocate_bytes(size_t bytes) {
   return {static_cast<std::byte*>(::operator new(bytes, kAlignment)), free};
 }
 
-// The runtime writes behind autograd's back: a graph that saved this tensor must notice.
+// Autograd does not see what the runtime writes, and must refuse a graph that has saved this
+// tensor.
 void mark_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
@@ -176,8 +177,8 @@ void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int
   std::string shown = part_name(tensor);
   core::TensorPart said{shown, rows.sizes().vec()};
   if (core::element_count(part.row_shape) == 0) {
-    // Rows without elements say nothing of how many they are. One element stands for each, and what
-    // they looked like is part of the name that the ranks compare.
+    // The number of rows can't be seen from their bytes if a row has no elements. So one element
+    // stands for each row, and the shape of a row is part of the name that the ranks compare.
     part.hollow = true;
     said = {concat(shown, " (rows of shape ", core::shape_text(part.row_shape), ")"),
             {rows.size(0)}};

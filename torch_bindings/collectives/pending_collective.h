@@ -1,4 +1,4 @@
-// A collective on tensors between its call and its wait(): what all public forms have in common.
+// A collective on tensors from its call to its wait(); all public forms are built on it.
 #pragma once
 
 #include <chrono>
@@ -19,8 +19,8 @@ namespace horon::torch_detail {
 
 enum class Place : uint8_t { New, Same };
 
-// Shared by the handles of one collective and, until it has ended, by the runtime. The runtime
-// thread never calls LibTorch: what is left to do on tensors is done by the first wait().
+// Owned by the handles of one collective and, until it has ended, by the runtime. The runtime
+// thread never calls LibTorch: the first wait() does what is left to do on tensors.
 class PendingCollective {
  public:
   // `kind_name`: what an unnamed call is called after ("allreduce", "grouped_allreduce").
@@ -33,13 +33,14 @@ class PendingCollective {
   // Compared beside the names of the parts; fill in before the first part.
   std::string remark;
 
-  // Throws `error` here, and lets the call fail under its name on the ranks that made it rightly,
-  // which would wait for this one otherwise.
+  // Throws `error` here, and makes the call of this name fail on the other ranks as well: they
+  // would wait for this one otherwise.
   [[noreturn]] void refuse(const Error& error) const;
 
-  // Refuses what is no member of the process set.
+  // Refuses a root that is not in the process set.
   void set_root(int root);
-  // Rows for each member, where the call gives none: all the same, or else as even as can be.
+  // Rows for each member where the call gives no splits. equal_splits() refuses a first dimension
+  // that can't be divided; even_splits() gives the first members one row more.
   std::vector<int64_t> equal_splits(const at::Tensor& tensor) const;
   std::vector<int64_t> even_splits(const at::Tensor& tensor) const;
 
@@ -67,7 +68,7 @@ class PendingCollective {
     at::Tensor target;  // in place on a tensor that is not row-major: takes a copy of the output
     bool complex = false;
     std::vector<int64_t> row_shape;  // rows: the shape of one, real
-    bool hollow = false;             // rows: of no elements; one byte or number stands for each
+    bool hollow = false;             // rows without elements: one element stands for each row
     std::shared_ptr<std::byte> bytes;
     int64_t elements = 0;
     at::Tensor result;

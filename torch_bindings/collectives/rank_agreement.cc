@@ -219,8 +219,7 @@ void require_agreement(const std::string& call, const std::vector<Fact>& facts,
   const uint64_t words[] = {summary(facts), own_error.empty() ? 1U : 0U};
   const std::string own(reinterpret_cast<const char*>(words), sizeof(words));
   const std::map<int, std::string> said = say(own, name, set);
-  // A rank that is wrong says so to all, and ranks that differ see that they do: all go on here, or
-  // none.
+  // Every rank sees whether some rank is wrong or differs, so all return here, or none.
   const auto is_own = [&own](const auto& of_rank) { return of_rank.second == own; };
   if (own_error.empty() && std::all_of(said.begin(), said.end(), is_own)) return;
   throw_together(ErrorCode::InvalidArgument, call, own_error, set);

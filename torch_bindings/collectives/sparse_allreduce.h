@@ -4,11 +4,10 @@
 //   horon::SparseHandle h = horon::sparse_allreduce_async(gradient, {.name = "table"});
 //
 // Tensors: layout COO, coalesced or not, in host memory, of the dtypes that collectives.h names but
-// bool. Shape, dtype, number of sparse dimensions and op are the same on all ranks; how many
-// entries a rank has, and which, is its own affair (none, too). Indices and values of all ranks
-// travel to all ranks by two allgathers, so this pays where the entries of all ranks together are
-// far fewer than the elements of the dense tensor. GradientReducerOptions::sparse_as_dense does the
-// same inside of backward().
+// bool. Shape, dtype, number of sparse dimensions and op are the same on all ranks; the entries may
+// differ, and a rank may have none. Two allgathers bring the indices and values of all ranks to all
+// ranks, so this pays where the entries of all ranks together are far fewer than the elements of
+// the dense tensor. A reducer with sparse_as_dense = false does the same with gradients.
 //
 // Names, threads, process sets and errors as in collectives.h. The result is a new coalesced sparse
 // tensor without autograd history, with the same bits on all ranks.

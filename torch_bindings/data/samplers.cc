@@ -76,8 +76,8 @@ size_t read_number(torch::serialize::InputArchive& archive, const char* key) {
   return static_cast<size_t>(value.toInt());
 }
 
-// What both samplers save; a file of another dataset or another division would give wrong samples
-// in silence.
+// What both samplers save. The size of the dataset and the number of ranks are saved to be checked:
+// with others the samples would be wrong without an error.
 void write_position(torch::serialize::OutputArchive& archive, size_t dataset_size,
                     const Shard& shard, size_t position) {
   write_number(archive, "dataset_size", dataset_size);

@@ -37,7 +37,7 @@ struct SamplerOptions {
 // which each rank takes its part. Any number of samples and ranks.
 class DistributedRandomSampler : public torch::data::samplers::Sampler<> {
  public:
-  // Throws Error(InvalidArgument) for 0 replicas or a rank that is none.
+  // Throws Error(InvalidArgument) for 0 replicas or a rank that is not below their number.
   explicit DistributedRandomSampler(size_t dataset_size, const SamplerOptions& options = {});
 
   // The epoch that the next reset() begins; a loader resets at each begin(). Without it each

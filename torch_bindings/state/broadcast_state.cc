@@ -126,7 +126,7 @@ std::string load_optimizer(torch::optim::Optimizer& optimizer, const std::string
   }
 }
 
-// Waits for all, whatever becomes of them, so that none is left in flight behind an error.
+// Waits for all, also when one fails: none is in flight when the error is thrown.
 void wait_for_all(const std::vector<Handle>& handles) {
   torch_detail::Failures failures;
   for (const Handle& handle : handles) failures.run([&] { handle.wait(); });
@@ -144,7 +144,7 @@ std::string failure_of(const torch::optim::Optimizer& optimizer, const char* wha
   }
 }
 
-// LibTorch's own: a few bytes, then tensor by tensor.
+// LibTorch's own optimizers: a few bytes, then tensor by tensor.
 void broadcast_known(torch::optim::Optimizer& optimizer, int root, const ProcessSet& set) {
   torch_detail::TakenApart own;
   std::string error;
@@ -172,7 +172,7 @@ void broadcast_known(torch::optim::Optimizer& optimizer, int root, const Process
   torch_detail::throw_together(ErrorCode::OperationFailed, kOptimizer, error, set);
 }
 
-// Somebody's own: as its save() and load() have it.
+// Other optimizers: what save() writes, load() reads.
 void broadcast_saved(torch::optim::Optimizer& optimizer, int root, const ProcessSet& set) {
   std::string bytes;
   std::string error;

@@ -27,8 +27,8 @@ void broadcast_parameters(const NamedTensors& tensors, int root = 0,
                           const ProcessSet& process_set = {});
 
 // Gives every rank the options (learning rates, ...) and the state (momentum, step counts, ...) of
-// the root's optimizer, whatever it has made of steps itself; state that others had and the root
-// has not is dropped. No step is taken. Call it after broadcast_parameters().
+// the root's optimizer, however many steps each has made; state that the root's optimizer has not
+// is dropped. No step is taken. Call it after broadcast_parameters().
 //
 // SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS, also within a DistributedOptimizer: tensor by
 // tensor, LBFGS after any number of steps. An optimizer of your own travels in one piece as its

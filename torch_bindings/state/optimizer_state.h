@@ -1,5 +1,5 @@
-// The state of LibTorch's own optimizers, taken apart into a few bytes and its tensors, and put
-// together again in another process.
+// Divides the state of LibTorch's own optimizers into a few bytes and its tensors, and rebuilds it
+// from them in another process.
 #pragma once
 
 #include <memory>
@@ -26,10 +26,10 @@ struct TakenApart {
   std::vector<at::Tensor> tensors;  // defined ones
 };
 
-// Of a known optimizer. The tensors are its own. Throws what LibTorch throws.
+// Of a known optimizer. The tensors share memory with its state. Throws what LibTorch throws.
 TakenApart take_apart(torch::optim::Optimizer& optimizer);
 
-// The other way, in two steps, so that the optimizer changes only when all tensors have come.
+// Rebuilds in two steps, so that the optimizer changes only when all tensors have arrived.
 class PutTogether {
  public:
   // Makes tensors without values, in the order of take_apart(). The optimizer is of the same type,

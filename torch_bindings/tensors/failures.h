@@ -1,4 +1,4 @@
-// Work in several steps of which each is to be tried, whatever becomes of the others.
+// Runs several actions, each of them even if others throw, and keeps the first error.
 #pragma once
 
 #include <optional>
@@ -7,7 +7,6 @@
 
 namespace horon::torch_detail {
 
-// Keeps the first error of what it runs.
 class Failures {
  public:
   // False if the action threw an Error.

@@ -12,7 +12,8 @@
 namespace horon::torch_detail {
 
 bool all_finite(const at::Tensor& values) {
-  // One NaN or Inf makes the sum so. A sum can also overflow: only then each one is looked at.
+  // A sum over a NaN or an Inf is not finite. A sum of finite values may overflow as well, so only
+  // then each element is looked at.
   if (std::isfinite(at::sum(values).item<double>())) return true;
   return at::isfinite(values).all().item<bool>();
 }

@@ -1,4 +1,4 @@
-// NaN and Inf in what is to be reduced, found before they spread to all ranks.
+// Finds NaN and Inf before a reduction spreads them to all ranks.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace horon::torch_detail {
 
 // Dense and floating; any shape.
 bool all_finite(const at::Tensor& values);
-// What is wrong with such values of this rank, which the error calls `what`; `cure` ends its text.
+// The error for values of this rank that are not finite. `what` names them, `cure` ends the text.
 Error not_finite(const std::string& what, const at::Tensor& values, const std::string& cure);
 Error gradient_not_finite(const std::string& parameter, const at::Tensor& values);
 

@@ -55,8 +55,8 @@ class NamedTensors {
 
 namespace torch_detail {
 
-// The names of tensors that one call has seen, so that no name stands for two tensors. One tensor
-// under two names (tied weights) is not its affair.
+// The names of tensors that one call has seen: no name may stand for two tensors. One tensor may
+// have two names (tied weights).
 class UniqueNames {
  public:
   // `what` the tensors are called in the error ("tensor", "parameter"). Throws

@@ -1,4 +1,4 @@
-// For tensor work of our own inside the program's autograd, grad and inference modes.
+// The library's own work on tensors, whatever grad or inference mode the program is in.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -6,11 +6,11 @@
 
 namespace horon::torch_detail {
 
-// While it lives, tensors made here are ordinary ones (autograd may use them later), and what is
-// done with them leaves no trace in graphs. For the current thread.
+// While it lives, tensors that this thread makes are ordinary ones, which autograd may use later,
+// and operations are not recorded in graphs.
 struct PlainMode {
   c10::InferenceMode not_inference{false};
-  at::NoGradGuard no_grad;  // the second: leaving inference mode turns gradients on
+  at::NoGradGuard no_grad;  // must come second: leaving inference mode turns gradients on
 };
 
 }  // namespace horon::torch_detail

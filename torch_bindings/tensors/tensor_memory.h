@@ -11,21 +11,21 @@
 
 namespace horon::torch_detail {
 
-// Throws Error(InvalidArgument) that begins with the name if a collective can't use the tensor:
-// undefined, not strided (sparse), not in host memory, a dtype that Horon has no word for.
+// Throws Error(InvalidArgument) that begins with the name if a collective can't use the tensor: it
+// is undefined, sparse, not in host memory, or of a dtype that Horon does not support.
 void check_tensor(const at::Tensor& tensor, std::string_view name);
 
-// As check_tensor(), and for in-place calls: several elements may not lie in one place (an expanded
-// tensor).
+// As check_tensor(), for tensors that are written: refuses those whose elements overlap in memory
+// (an expanded tensor).
 void check_writable(const at::Tensor& tensor, std::string_view name);
 
 // Throws Error(InvalidArgument) if there is no such type.
 DataType data_type_of(const at::Tensor& tensor, std::string_view name);
 at::ScalarType scalar_type_of(DataType dtype);
 
-// The tensor itself if its elements lie row by row in memory, else a copy that does. Ranks may hold
-// the same parameter in different layouts (channels_last here, contiguous there): the row-major
-// order is the one that all can agree on.
+// The tensor itself if it is row-major in memory, else a row-major copy. Ranks may hold the same
+// parameter in different layouts (channels_last on one, contiguous on another), so elements travel
+// in row-major order.
 at::Tensor row_major(const at::Tensor& tensor);
 // Detached; a complex number is two real ones in one more dimension, as it travels. An undefined or
 // sparse tensor is given back as it is.

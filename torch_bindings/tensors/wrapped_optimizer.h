@@ -1,4 +1,4 @@
-// The type of an optimizer without what was wrapped around it.
+// The type of the optimizer inside a DistributedOptimizer.
 #pragma once
 
 #include <typeinfo>
@@ -7,7 +7,7 @@
 
 namespace horon::torch_detail {
 
-// What an optimizer inherits that adds no state of its own to the type it derives from.
+// Base of optimizers that derive from another type and add no state that is saved.
 class WrappedOptimizer {
  public:
   virtual const std::type_info& wrapped_type() const = 0;
