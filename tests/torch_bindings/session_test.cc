@@ -5,7 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <memory>
+#include <mutex>
 #include <sched.h>
+#include <thread>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -21,6 +25,8 @@
 namespace horon {
 namespace {
 
+using testing::Each;
+using testing::SizeIs;
 using testing::StartsWith;
 using testing_support::error_of;
 
@@ -149,6 +155,30 @@ TEST(Threads, FollowTheKnob) {
   init({.set = {{"HORON_THREADS", "5"}}});
   EXPECT_EQ(at::get_num_threads(), 5);
   shutdown();
+}
+
+// The background thread lets go of a tensor last where the program has dropped the handle; the
+// destructor is code of LibTorch and of the program all the same.
+TEST(Threads, TensorsDieOnThreadsOfTheProgram) {
+  struct Deaths {
+    std::mutex mutex;
+    std::vector<std::thread::id> threads;
+  };
+  const auto deaths = std::make_shared<Deaths>();
+  constexpr int kTensors = 50;
+  init();
+  for (int i = 0; i < kTensors; ++i) {
+    const auto record = [deaths](void* memory) {
+      delete[] static_cast<float*>(memory);
+      const std::lock_guard lock(deaths->mutex);
+      deaths->threads.push_back(std::this_thread::get_id());
+    };
+    (void)allreduce_async(at::from_blob(new float[8]{}, {8}, record));
+  }
+  shutdown();
+  const std::lock_guard lock(deaths->mutex);
+  EXPECT_THAT(deaths->threads, SizeIs(kTensors));
+  EXPECT_THAT(deaths->threads, Each(std::this_thread::get_id()));
 }
 
 TEST(Threads, ABadKnobIsAConfigError) {
