@@ -149,10 +149,10 @@ Error RuntimeLoop::removed(uint32_t set) {
 void RuntimeLoop::take(Submission&& submission) {
   const auto runner = runners_.find(submission.set);
   if (runner == runners_.end() || removals_.contains(submission.set)) {
-    std::shared_ptr<HandleState> handle = submission.handle;
+    std::shared_ptr<HandleState> handle = std::move(submission.handle);
+    const uint32_t set = submission.set;
     reaper_->add(std::move(submission));
-    submission.handle = nullptr;
-    return finish(handle, removed(submission.set));
+    return finish(handle, removed(set));
   }
   runner->second->take(std::move(submission));
 }
@@ -280,8 +280,8 @@ void RuntimeLoop::tell_all_ranks(const Error& error) {
 
 void RuntimeLoop::end_all(const Error& error) noexcept {
   attempt([&] { set_fatal(error); });
-  for (auto& [id, runner] : runners_) attempt([&] { runner->end_all(error); });
-  for (auto& [id, handle] : removals_) attempt([&] { finish(handle, error); });
+  for (auto& entry : runners_) attempt([&] { entry.second->end_all(error); });
+  for (auto& removal : removals_) attempt([&] { finish(removal.second, error); });
   removals_.clear();
   attempt([&] { finish_calls(error); });
   ended_ = true;
