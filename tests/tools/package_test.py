@@ -6,6 +6,7 @@ usage: package_test.py BUILD_FOLDER TORCH_ROOT    (TORCH_ROOT is empty in a buil
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,23 @@ class Package(unittest.TestCase):
         for folder in ("examples", "tests", "bench"):
             self.assertEqual(list(include.rglob(folder)), [])
 
+    def test_only_what_programs_include_is_installed(self):
+        include = self.prefix / "include"
+        todo = ["horon/ops/session/session.h", "horon/core/base/version.h"]
+        if TORCH_ROOT:
+            todo.append("horon/horon.h")
+        reached = set()
+        while todo:
+            header = todo.pop()
+            if header not in reached and (include / header).is_file():
+                todo += re.findall(r'^ *# *include *[<"](horon/[^>"]+)',
+                                   (include / header).read_text(), re.MULTILINE)
+            reached.add(header)
+        installed = {str(file.relative_to(include)) for file in include.rglob("*")
+                     if file.is_file()}
+        self.assertEqual(reached - installed, set(), "included, but not installed")
+        self.assertEqual(installed - reached, set(), "installed, but never included")
+
     def test_nothing_installed_points_into_the_build(self):
         for file in self.prefix.rglob("*.cmake"):
             self.assertNotIn(str(pathlib.Path(BUILD).resolve()), file.read_text(), file)
@@ -84,9 +102,26 @@ class Package(unittest.TestCase):
         self.assertNotIn("has horon::torch", told)
 
     def test_as_a_part_of_another_build(self):
+        """Also shared: as a part, then as installed from there."""
         self.build("part", f"-DHORON_SOURCES={SOURCES}", "-DHORON_TORCH=OFF",
-                   "-DCMAKE_BUILD_TYPE=Debug")
+                   "-DCMAKE_BUILD_TYPE=Debug", "-DBUILD_SHARED_LIBS=ON")
         self.assertIn("core_user: 2 ranks", self.run_on_two("part", "core_user"))
+        prefix = self.folder / "shared_prefix"
+        self.succeed("cmake", "--install", self.folder / "part", "--prefix", prefix)
+        self.build("shared", f"-DCMAKE_PREFIX_PATH={prefix}", "-DHORON_COMPONENTS=COMPONENTS;core")
+        for build in ("part", "shared"):
+            self.assertIn("two_libraries: one session, error caught",
+                          self.run_on_two(build, "two_libraries"))
+        library, = prefix.glob("lib*/libhoron_core.so")
+        for line in self.succeed("nm", "-D", "--defined-only", library).splitlines():
+            name = line.split()[2]
+            self.assertRegex(name, r"^(_Z\w*5horon|HORON_)", "exported")
+
+    def test_tests_need_static_libraries(self):
+        code, told = call("cmake", "-S", SOURCES, "-B", self.folder / "tests", "-G", "Ninja",
+                          "-DBUILD_SHARED_LIBS=ON", "-DHORON_TESTS=ON", "-DHORON_TORCH=OFF")
+        self.assertNotEqual(code, 0, told)
+        self.assertIn("give -DHORON_TESTS=OFF", " ".join(told.split()))
 
     @unittest.skipUnless(TORCH_ROOT, "this build has no LibTorch")
     def test_the_outer_projects_libtorch_is_taken(self):

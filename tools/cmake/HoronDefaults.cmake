@@ -1,4 +1,6 @@
-# Language level, warnings, sanitizers, and the include folder for <horon/...>.
+# Language level, warnings, sanitizers, kinds of libraries, and the include folder for <horon/...>.
+
+include(GNUInstallDirs)
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -33,6 +35,31 @@ if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
                   WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE HORON_GIT_HASH
                   OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
+
+# horon_public_headers(FILES...): what programs may include, relative to this folder of the sources.
+# Only these are installed; package_test compares them with what the entry points include.
+function(horon_public_headers)
+  foreach(header ${ARGN})
+    set_property(GLOBAL APPEND PROPERTY HORON_PUBLIC_HEADERS ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+  endforeach()
+endfunction()
+
+# horon_library(NAME EXPORTED_NAME): a library of Horon, static, or shared with BUILD_SHARED_LIBS.
+configure_file(${CMAKE_CURRENT_LIST_DIR}/exports.map.in ${PROJECT_BINARY_DIR}/exports.map @ONLY)
+set(HORON_EXPORTS ${PROJECT_BINARY_DIR}/exports.map)
+function(horon_library name exported_name)
+  add_library(${name})
+  add_library(horon::${exported_name} ALIAS ${name})
+  # Without DEFINE_SYMBOL the objects of both kinds of library are the same.
+  set_target_properties(${name} PROPERTIES EXPORT_NAME ${exported_name} DEFINE_SYMBOL ""
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+    LINK_DEPENDS ${HORON_EXPORTS} INSTALL_RPATH "$ORIGIN")
+  get_target_property(type ${name} TYPE)
+  if(type STREQUAL "SHARED_LIBRARY")
+    target_link_options(${name} PRIVATE LINKER:--version-script=${HORON_EXPORTS}
+                        LINKER:--no-undefined)
+  endif()
+endfunction()
 
 # horon_target(NAME): warnings as errors, and sanitizers, for the project's own code.
 function(horon_target name)

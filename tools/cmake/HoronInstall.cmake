@@ -1,16 +1,15 @@
 # Rules for `cmake --install`: find_package(horon) then gives horon::core and horon::torch.
 
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(horon_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/horon)
 
-foreach(folder core ops torch_bindings)
-  if(folder STREQUAL "torch_bindings" AND NOT HORON_TORCH)
-    continue()
-  endif()
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder}
-          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/horon
-          FILES_MATCHING PATTERN "*.h" PATTERN examples EXCLUDE)
+# The public headers keep their places, so that they find each other.
+get_property(horon_headers GLOBAL PROPERTY HORON_PUBLIC_HEADERS)
+foreach(header ${horon_headers})
+  file(RELATIVE_PATH header ${PROJECT_SOURCE_DIR} ${header})
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES ${PROJECT_SOURCE_DIR}/${header}
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/horon/${folder})
 endforeach()
 
 # Two export sets, because horon::torch exists only in builds with LibTorch.
