@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::core {
@@ -39,8 +40,8 @@ MpiTransport::~MpiTransport() {
     return;
   }
   // MPI may still read and write these, so they are left to it.
-  new std::vector<Bytes>(std::move(send_buffers_));
-  new std::deque<Arrival>(std::move(arrivals_));
+  keep_for_ever(std::make_shared<std::vector<Bytes>>(std::move(send_buffers_)));
+  keep_for_ever(std::make_shared<std::deque<Arrival>>(std::move(arrivals_)));
 }
 
 void MpiTransport::send(int to, Bytes message) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::ops {
@@ -16,7 +17,7 @@ MpiInFlight::MpiInFlight(std::shared_ptr<MpiChannel> channel, core::Batch batch)
 MpiInFlight::~MpiInFlight() {
   if (stage_ == Stage::Preparing || stage_ == Stage::Queued) channel_->set_broken();
   if (stage_ == Stage::Flying) {
-    (void)scratch_.memory.release();  // never freed: MPI may still write there
+    core::keep_for_ever(std::move(scratch_.memory));  // MPI may still write there
   } else if (scratch_.memory != nullptr) {
     channel_->give_back(std::move(scratch_));
   }

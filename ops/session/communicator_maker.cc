@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "horon/core/base/blocked_signals.h"
+#include "horon/core/base/keep_for_ever.h"
 
 namespace horon::ops {
 
@@ -33,7 +34,7 @@ CommunicatorMaker::CommunicatorMaker(core::MpiLibrary& library, const core::MpiB
     }
     const std::lock_guard lock(call->mutex);
     if (call->left_behind) {
-      (void)communicator.release();  // the library that it belongs to may be gone
+      core::keep_for_ever(std::move(communicator));  // the library that it belongs to may be gone
       return;
     }
     call->communicator = std::move(communicator);
