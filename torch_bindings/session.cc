@@ -76,7 +76,9 @@ void divide_cores() {
 
 }  // namespace
 
-void init(const InitOptions& options) {
+void init(const InitOptions& options, std::string_view headers) {
+  // Before anything is read from the options, whose fields may be others in those headers.
+  require_headers_of_this_version(headers);
   if (is_initialized()) return;
   init_session(options);
   divide_cores();

@@ -1,8 +1,11 @@
 // Start of a LibTorch program with Horon, and the device that its rank trains on.
 #pragma once
 
+#include <string_view>
+
 #include <c10/core/Device.h>
 
+#include "horon/core/base/version.h"
 #include "horon/ops/session/session.h"
 
 namespace horon {
@@ -13,8 +16,9 @@ namespace horon {
 // division is left alone if OMP_NUM_THREADS is set or the program has called at::set_num_threads();
 // HORON_THREADS wins over both. It applies to the calling thread and to threads that use LibTorch
 // for the first time later, so call init() on the thread that trains. A second call while the
-// session runs does nothing. Throws Error(Config).
-void init(const InitOptions& options = {});
+// session runs does nothing. `headers` is left to its default: the version that the program was
+// compiled with. Throws Error(Config), also if that is not the version of the library.
+void init(const InitOptions& options = {}, std::string_view headers = kHeaderVersion);
 
 // Where the model and the data of this rank go. The collectives of this build work on host memory,
 // so this is the CPU on every rank; a program that asks here, and does not write a device down, is

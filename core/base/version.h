@@ -5,7 +5,15 @@
 
 namespace horon {
 
-// "0.1.0", followed by "+" and the commit if the sources were a git checkout: "0.1.0+2a3d02d1f0".
+// Of these headers, so of what a program was compiled with. CMake reads the project's version here.
+inline constexpr std::string_view kHeaderVersion = "0.1.0";
+
+// Of the library: "0.1.0", followed by "+" and the commit if the sources were a git checkout:
+// "0.1.0+2a3d02d1f0".
 std::string_view version();
+
+// For init(): throws Error(Config) naming both versions if a program's headers are of another major
+// or minor version than the library.
+void require_headers_of_this_version(std::string_view headers);
 
 }  // namespace horon

@@ -16,6 +16,7 @@
 #include <gmock/gmock.h>
 #include <mpi.h>
 
+#include "horon/core/base/version.h"
 #include "horon/tests/support/mpi_main.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/collectives.h"
@@ -102,6 +103,17 @@ TEST(Session, AWrongKnobOfOneRankIsTheSameErrorOnAll) {
   }
   EXPECT_EQ(last_rank(), test_rank());
   EXPECT_FALSE(is_initialized());
+}
+
+TEST(Session, HeadersOfAnotherVersionAreRefused) {
+  const std::string error = error_of([] { init({}, "0.0.9"); });
+  EXPECT_THAT(error, testing::HasSubstr("the headers of Horon 0.0.9"));
+  EXPECT_THAT(error, testing::HasSubstr("the library of Horon " + std::string(version())));
+  EXPECT_FALSE(is_initialized());
+  // A patch leaves the headers as they are.
+  init({}, std::string(kHeaderVersion.substr(0, kHeaderVersion.rfind('.'))) + ".999");
+  EXPECT_TRUE(is_initialized());
+  shutdown();
 }
 
 TEST(Session, HandlesEndWithTheSession) {
