@@ -56,6 +56,8 @@ horon_test(torch_optimizer_traps_test FILES ${torch_tests}/gradients/optimizer_t
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_backward_test FILES ${torch_tests}/gradients/backward_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_replica_check_test FILES ${torch_tests}/gradients/replica_check_test.cc
+           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_backward_ends_test FILES ${torch_tests}/gradients/backward_ends_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_reducer_random_test FILES ${torch_tests}/gradients/reducer_random_test.cc

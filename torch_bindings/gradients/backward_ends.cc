@@ -26,7 +26,7 @@ using Link = std::shared_ptr<BackwardLink>;
 
 // Listeners whose backward_ending() has said yes, on this thread.
 struct Ending {
-  std::string name;
+  std::string order;
   std::function<void()> end;
 };
 thread_local std::vector<Ending> endings;
@@ -35,7 +35,7 @@ thread_local std::vector<Ending> endings;
 void end_all() {
   std::vector<Ending> list = std::exchange(endings, {});
   std::sort(list.begin(), list.end(),
-            [](const Ending& a, const Ending& b) { return a.name < b.name; });
+            [](const Ending& a, const Ending& b) { return a.order < b.order; });
   std::exception_ptr first;
   for (const Ending& ending : list) {
     try {
@@ -102,7 +102,7 @@ class AwaitedTask {
       return;
     }
     if (!listener->backward_ending()) return;
-    endings.push_back({listener->name(), [link = link_] {
+    endings.push_back({listener->order(), [link = link_] {
                          BackwardListener* const still_there = link->listener;
                          if (still_there != nullptr) still_there->backward_ended();
                        }});

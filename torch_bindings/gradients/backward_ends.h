@@ -29,9 +29,9 @@ class BackwardListener {
   virtual void task_found(int task) = 0;
   // Is the end of another task of this thread awaited?
   virtual bool awaits_task_of_this_thread() = 0;
-  // The same on all ranks and unlike that of other listeners: backward_ended() is called in the
-  // order of names, so that ranks wait for their collectives in the same order.
-  virtual const std::string& name() const = 0;
+  // The same on all ranks and unlike that of other listeners: backward_ended() is called in this
+  // order, so that ranks wait for their collectives in the same one.
+  virtual const std::string& order() const = 0;
 
  protected:
   ~BackwardListener() = default;

@@ -94,23 +94,24 @@ void OptimizerSteps::adopt(const Groups& groups) {
 }
 
 void OptimizerSteps::synchronize(const Groups& groups, GradientReducer::Passes passes) {
+  // New parameters have no part in the round that is missing: other ranks have run it in
+  // backward().
+  reducer_.impl_->synchronize(passes);
   adopt(groups);
   reducer_.impl_->synchronize(passes);
 }
 
-void OptimizerSteps::finish_gradients(const Groups& groups) {
-  if (!reducer_.impl_->changed_since_synchronize()) {
-    return synchronize(groups, GradientReducer::Passes::All);
-  }
-  throw Error(ErrorCode::InvalidArgument,
-              core::concat("gradient of \"", reducer_.unsynchronized_parameter(),
-                           "\": it came after synchronize() and before step(); call ",
-                           "synchronize() again"));
-}
-
 void OptimizerSteps::before_step(const Groups& groups) {
-  finish_gradients(groups);
-  reducer_.impl_->next_step();
+  if (reducer_.impl_->changed_since_synchronize()) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("gradient of \"", reducer_.unsynchronized_parameter(),
+                             "\": it came after synchronize() and before step(); call ",
+                             "synchronize() again"));
+  }
+  if (count_parameters(groups) != known_parameters_) {
+    synchronize(groups, GradientReducer::Passes::All);
+  }
+  reducer_.impl_->finish_step(GradientReducer::Passes::All);
 }
 
 ::torch::optim::Optimizer::LossClosure OptimizerSteps::wrap(

@@ -80,7 +80,6 @@ class OptimizerSteps {
 
  private:
   void adopt(const Groups& groups);
-  void finish_gradients(const Groups& groups);
 
   GradientReducer reducer_;
   size_t known_parameters_;

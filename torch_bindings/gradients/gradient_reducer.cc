@@ -14,16 +14,7 @@ GradientReducer::GradientReducer(const torch::nn::Module& module, GradientReduce
 
 GradientReducer::~GradientReducer() = default;
 
-void GradientReducer::synchronize(Passes passes) {
-  try {
-    impl_->synchronize(passes);
-  } catch (...) {
-    // What fails on this rank alone (a function of the program) does not hold back the others.
-    if (!impl_->last_round_failed()) impl_->next_step();
-    throw;
-  }
-  impl_->next_step();
-}
+void GradientReducer::synchronize(Passes passes) { impl_->finish_step(passes); }
 
 void GradientReducer::set_backward_passes_per_step(int passes) { impl_->set_passes(passes); }
 

@@ -10,9 +10,11 @@
 //   optimizer.step();  optimizer.zero_grad();
 //
 // Rounds: the end of each backward() is a round, in which all ranks take part. In every step all
-// ranks run backward() equally often; a rank that runs none takes part in synchronize(), with
-// nothing. Ranks that differ otherwise get Error(Mismatch) that names the steps and the ranks. If
-// several threads run backward() at the same time, the last to end reduces for all.
+// ranks run backward() equally often. Where that is once, a rank may also run none: it takes part
+// in synchronize(), with nothing, and calls that before other collectives of the program, since the
+// others wait for it in backward(). Ranks that differ otherwise get Error(Mismatch) that names the
+// steps and the ranks. If several threads run backward() at the same time, the last to end reduces
+// for all; where they do not always overlap, use WaitIn::Step.
 //
 // With {.wait_in = WaitIn::Step} only synchronize() (or step()) waits, once in a step, so that the
 // program goes on while the last buckets travel. Then a .grad is not to be read or written, and
@@ -30,14 +32,14 @@
 //
 // Parameters may have no gradient on some ranks (they count as zeros there) or on all (their .grad
 // stays undefined, so that no optimizer moves them). What DDP calls find_unused_parameters is
-// always on. It costs overlap, for one step: a bucket waits for the gradients that came in the step
-// before, and one of them that does not come holds it back until the end of backward(). A gradient
-// that was not expected and comes when its bucket has been submitted is reduced by itself, which
-// costs two small collectives more.
+// always on. It costs overlap: a bucket waits for the gradients that came in the same round of the
+// step before, and one of them that does not come holds it back until the end of backward(). A
+// gradient that was not expected and comes when its bucket has been submitted is reduced by itself,
+// which costs two small collectives more.
 //
 // Ranks that have called join() take part with zeros until all have; an average is then that of the
-// others. (With Sum and without zero_grad(), an older value loses the share of ranks that have
-// joined.)
+// others. (With Sum, an older value in .grad is off by the share of the ranks that join, or come
+// back, in that round.)
 //
 // Order: parameters with the same names, shapes, dtypes and strides, in the same order, on every
 // rank; reducers are constructed in the same order unless they have names. Ranks may compute
@@ -184,13 +186,16 @@ class GradientReducer {
   };
   [[nodiscard]] NoSync no_sync();
 
-  // Called for each bucket of each step when its gradients are complete and before it is submitted,
-  // in backward() on the thread that completes it, else in synchronize(). One at a time; it must
-  // not call the reducer. Gradients have been multiplied by the weight, if there is one. What it
-  // throws makes the bucket fail on all ranks. Null: none.
+  // Called for each bucket of each round when its gradients are complete and before it is
+  // submitted, on the thread that completes it, else where the round ends. One at a time; it must
+  // not call the reducer. Gradients have been multiplied by the weight, if there is one; what .grad
+  // held before the round (another backward() of the step) is in them. What it throws makes the
+  // bucket fail on all ranks. Null: none.
   void before_bucket(std::function<void(const BucketView&)> function);
-  // Called in synchronize() for each bucket with gradients, when `flat` holds what every .grad of
-  // it will show. What it throws leaves synchronize() as Error when all buckets have been served.
+  // Called at the end of each round for each bucket with gradients, when `flat` holds what every
+  // .grad of it will show. What it throws leaves backward() or synchronize() as Error when all
+  // buckets have been served; on this rank alone, so end the step with synchronize() or step() all
+  // the same.
   void after_bucket(std::function<void(const BucketView&)> function);
 
   // k backward passes make one step from now on (a larger batch by accumulation). Between steps;

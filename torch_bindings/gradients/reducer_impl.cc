@@ -34,6 +34,7 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
     : options_(options),
       settings_(settings_of(options)),
       name_(name_or_default(options.name, settings_.set)),
+      order_(core::concat(name_, " of set ", settings_.set)),
       destroy_timeout_s_(ops::runtime().config().shutdown_timeout_s),
       has_timeline_(ops::runtime().timeline() != nullptr),
       late_(name_, settings_),
@@ -82,16 +83,16 @@ void GradientReducer::Impl::wait_for_round(std::unique_lock<std::mutex>& lock) {
 }
 
 void GradientReducer::Impl::before_accumulate(size_t index) {
-  if (broken_) {
-    if (settings_.wait_in == WaitIn::Backward) throw Error(*broken_);
-    return;
-  }
   if (!accumulation_will_follow()) return;
   GradientSlot& slot = slots_[index];
   const GradientSlot::Busy busy(slot);
   const PlainMode plain;
   std::unique_lock lock(mutex_);
   wait_for_round(lock);
+  if (broken_) {
+    if (settings_.wait_in == WaitIn::Backward) throw Error(*broken_);
+    return;
+  }
   if (settings_.wait_in == WaitIn::Backward) await_end_of(BackwardEnds::current_task());
   if (!gathering_) begin_gathering();
   if (!layouts_[index].fits(slot.parameter())) {
@@ -105,7 +106,10 @@ void GradientReducer::Impl::before_accumulate(size_t index) {
 }
 
 void GradientReducer::Impl::after_accumulate(size_t index) {
-  if (broken_) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_) return;
+  }
   GradientSlot& slot = slots_[index];
   const GradientSlot::Busy busy(slot);
   const PlainMode plain;
@@ -123,7 +127,6 @@ void GradientReducer::Impl::note_arrival(GradientSlot& slot, GradientSlot::Arriv
     if (!open_) first_arrival_ = last_arrival_;
   }
   open_ = true;
-  slot.came_in_step = true;
   if (arrival == GradientSlot::Arrival::Late) ++statistics_.late_parts;
   if (*no_sync_depth_ > 0) return;
   if (++slot.passes == settings_.passes && slot.expected_in(number_.round)) {
@@ -166,7 +169,7 @@ bool GradientReducer::Impl::backward_ending() {
     if (*no_sync_depth_ > 0 || passes_missing()) return false;
     open_round();
   }
-  begin_round(/*early=*/false, /*in_backward=*/true);
+  begin_round(/*early=*/false);
   return true;
 }
 

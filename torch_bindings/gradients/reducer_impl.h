@@ -60,12 +60,15 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void backward_ended() override;
   void task_found(int task) override;
   bool awaits_task_of_this_thread() override;
-  const std::string& name() const override { return name_; }
+  const std::string& order() const override { return order_; }
 
-  // Runs the rounds that are still missing in this step.
+  // Runs the round that is still missing in this step, if one is.
   void synchronize(Passes passes);
   // What comes from now on belongs to the next step.
   void next_step();
+  // Both. An error of this rank alone (of a function of the program) does not keep it in the step
+  // while the others go on.
+  void finish_step(Passes passes);
   void add_parameters(const NamedTensors& parameters);
   void before_zeroing_in_place();
   std::string unsynchronized_parameter() const;
@@ -75,8 +78,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void set_passes(int passes);
   double reduce_number(double value) const;
 
-  // On all ranks, not by a function of this rank's program.
-  bool last_round_failed() const { return round_failed_; }
+  const std::string& name() const { return name_; }
   const GradientStatistics& statistics() const { return statistics_; }
   const std::shared_ptr<std::atomic<int>>& no_sync_depth() const { return no_sync_depth_; }
 
@@ -124,11 +126,10 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   // reducer_round.cc
   void open_round();
-  void begin_round(bool early, bool in_backward);
+  void begin_round(bool early);
   void end_round();
   void submit_rest(Failures& failures);
   bool passes_missing() const;
-  bool all_expected_have_come() const;
   bool agree(Failures& failures, bool early);
   [[noreturn]] void break_down(const Error& error);
   [[noreturn]] void refuse_round_number();
@@ -145,6 +146,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   GradientReducerOptions options_;
   torch_detail::GradientSettings settings_;
   const std::string name_;
+  const std::string order_;
   const double destroy_timeout_s_;
   const bool has_timeline_;  // false: no clock is read in hooks
 
@@ -169,8 +171,6 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   std::optional<OpenRound> round_;
   torch_detail::RoundNumber number_;  // of the next round
-  int64_t rounds_ = 0;                // so far
-  bool more_rounds_ = false;          // some rank may run another one in this step
   bool round_failed_ = false;         // the last one, on all ranks
   bool round_is_due_ = false;     // of parameters that may have had gradients when they were added
   std::optional<double> weight_;  // of this step

@@ -8,6 +8,7 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
+#include "horon/torch_bindings/tensors/error_text.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon {
@@ -27,27 +28,30 @@ void GradientReducer::Impl::synchronize(Passes passes) {
       const std::lock_guard lock(mutex_);
       open_round();
     }
-    begin_round(early, /*in_backward=*/false);
+    begin_round(early);
     end_round();
   };
   const bool unreduced = number_.round == 1 || round_failed_;
   if (unreduced || open_ || round_is_due_) {
     run_round(unreduced && passes == Passes::All && passes_missing());
   }
-  while (more_rounds_) run_round(false);
+  for (GradientSlot& slot : slots_) slot.put_back_older_value();
+}
+
+void GradientReducer::Impl::finish_step(Passes passes) {
+  try {
+    synchronize(passes);
+  } catch (...) {
+    if (!round_failed_ && !broken_) next_step();
+    throw;
+  }
+  next_step();
 }
 
 void GradientReducer::Impl::next_step() {
   ++number_.step;
   number_.round = 1;
-  more_rounds_ = false;
   weight_.reset();
-  const auto came = [](const GradientSlot& slot) { return slot.came_in_step; };
-  const bool any_came = std::any_of(slots_.begin(), slots_.end(), came);
-  for (GradientSlot& slot : slots_) {
-    if (any_came && !slot.came_in_step) slot.learn_that_none_came();
-    slot.came_in_step = false;
-  }
 }
 
 bool GradientReducer::Impl::changed_since_synchronize() const {
@@ -63,12 +67,6 @@ bool GradientReducer::Impl::passes_missing() const {
   return std::none_of(slots_.begin(), slots_.end(), complete);
 }
 
-bool GradientReducer::Impl::all_expected_have_come() const {
-  return std::all_of(slots_.begin(), slots_.end(), [](const GradientSlot& slot) {
-    return slot.came_in_step || !slot.expected_in_some_round();
-  });
-}
-
 // Under the mutex. From here to the end of the round hooks of other threads wait.
 void GradientReducer::Impl::open_round() {
   round_.emplace();
@@ -78,14 +76,16 @@ void GradientReducer::Impl::open_round() {
 
 // Submits everything, so that ranks that end several reducers in one backward() need not do so in
 // the same order.
-void GradientReducer::Impl::begin_round(bool early, bool in_backward) {
+void GradientReducer::Impl::begin_round(bool early) {
   const PlainMode plain;
-  if (!open_) rebuild_if_changed();
   late_.clear();
   totals_ = {};
   scale_ = number_share_ = 1;
   round_->early = early;
   Failures& failures = round_->failures;
+  failures.run([&] {
+    if (!open_) rebuild_if_changed();
+  });
   for (GradientSlot& slot : slots_) failures.run([&] { slot.inspect(weight_); });
   submit_rest(failures);
   for (GradientSlot& slot : slots_) failures.run([&] { slot.collect_sparse(weight_); });
@@ -95,10 +95,9 @@ void GradientReducer::Impl::begin_round(bool early, bool in_backward) {
   facts.late = LateParts::count(slots_);
   facts.early = early;
   facts.failed = round_->failed = failures.first().has_value();
-  // What is missing may come in another backward() of this step, perhaps of another thread.
-  facts.open_ended = in_backward && !all_expected_have_come();
   facts.weight = weight_;
-  if (settings_.check_replicas) facts.sample = sample_replica(slots_, rounds_);
+  if (settings_.check_replicas)
+    facts.sample = sample_replica(slots_, static_cast<uint64_t>(number_.total));
   round_->announced = failures.run([&] { agreement_->announce(facts); });
 }
 
@@ -128,8 +127,8 @@ void GradientReducer::Impl::end_round() {
     leave();
     throw;
   }
+  failures.run([&] { learn_sparse(); });  // while hooks of other threads still wait
   leave();
-  learn_sparse();
   if (failures.first()) throw Error(*failures.first());
   if (of_functions.first()) throw Error(*of_functions.first());
 }
@@ -164,7 +163,10 @@ bool GradientReducer::Impl::agree(Failures& failures, bool early) {
 }
 
 void GradientReducer::Impl::break_down(const Error& error) {
-  broken_ = error;
+  {
+    const std::lock_guard lock(mutex_);
+    broken_ = error;
+  }
   for (GradientSlot& slot : slots_) slot.abandon(false);
   throw Error(error);
 }
@@ -192,7 +194,7 @@ void GradientReducer::Impl::refuse_failed_ranks() {
 
 void GradientReducer::Impl::find_unlike_parameter() {
   const std::optional<Error> error =
-      find_unlike_replica(name_, slots_, settings_, static_cast<uint64_t>(rounds_));
+      find_unlike_replica(name_, slots_, settings_, static_cast<uint64_t>(number_.total));
   if (error) throw Error(*error);
 }
 
@@ -269,10 +271,10 @@ void GradientReducer::Impl::call_after_bucket(const GradientBucket& bucket, Fail
       after_bucket(view_of(bucket));
     } catch (const Error&) {
       throw;
-    } catch (const std::exception& exception) {
+    } catch (...) {
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("after_bucket() of \"", bucket.name(), "\" on rank ", rank(),
-                               " has thrown: ", exception.what()));
+                               " has thrown: ", current_error(ErrorCode::Internal).what()));
     }
   });
 }
@@ -297,10 +299,13 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
     slot.accumulating = false;
   }
   if (round_failed_) weight_.reset();
+  if (settings_.op == ReduceOp::Sum) {  // ranks that have joined bring nothing of an older value
+    const int passes = settings_.averages_passes ? settings_.passes : 1;
+    settings_.older_share = static_cast<double>(passes) / totals_.participants;
+  }
   round_is_due_ = false;
-  ++rounds_;
+  number_.total = totals_.next_total;
   ++number_.round;
-  more_rounds_ = totals_.open_ended > 0 && !round_failed_;
   gathering_ = false;
   open_ = false;
 }

@@ -12,11 +12,12 @@
 namespace horon::torch_detail {
 namespace {
 
+// Of scaled() values: a thousandth of a value's size, as differences of a logarithm.
 constexpr double kTolerance = 1e-3;
 // Bounds the cost of a round for models of very many parameters; all have their turn.
 constexpr size_t kParametersInRound = 256;
 // Stands for NaN and Inf, which are alike on all ranks or not, as other values are.
-constexpr double kNotFinite = 1e30;
+constexpr double kNotFinite = 1e3;
 
 double element(const at::Tensor& tensor, int64_t index) {
   const void* const data = tensor.const_data_ptr();
@@ -34,7 +35,15 @@ double element(const at::Tensor& tensor, int64_t index) {
   }
 }
 
-// Calls visit(slot, place, element) for the parameters whose turn it is.
+// A value on a scale on which equal relative differences are equal, so that parameters of all sizes
+// count alike; 16-bit types are rounded more coarsely and count less.
+double scaled(const at::Tensor& tensor, int64_t index) {
+  const double value = element(tensor, index);
+  if (!std::isfinite(value)) return kNotFinite;
+  return std::asinh(value * 1e6) * (tensor.element_size() < 4 ? 1.0 / 16 : 1);
+}
+
+// Calls visit(slot, place, scaled element) for the parameters whose turn it is.
 template <class Visit>
 void for_each_sampled(const std::deque<GradientSlot>& slots, uint64_t number, const Visit& visit) {
   const size_t count = std::min(slots.size(), kParametersInRound);
@@ -42,39 +51,32 @@ void for_each_sampled(const std::deque<GradientSlot>& slots, uint64_t number, co
   for (size_t i = 0; i < count; ++i) {
     const GradientSlot& slot = slots[(first + i) % slots.size()];
     const at::Tensor& parameter = slot.parameter();
-    if (parameter.numel() == 0) continue;
+    if (parameter.numel() == 0 || !parameter.requires_grad()) continue;
     // Of a tensor with gaps or overlaps the first element is one for certain.
     const auto elements = static_cast<uint64_t>(parameter.numel());
     const uint64_t place = parameter.is_non_overlapping_and_dense() ? number * 7919 % elements : 0;
-    const double value = element(parameter, static_cast<int64_t>(place));
-    visit(slot, place, std::isfinite(value) ? value : kNotFinite);
+    visit(slot, place, scaled(parameter, static_cast<int64_t>(place)));
   }
 }
 
-bool alike(double a, double b) {
-  return std::abs(a - b) <= kTolerance * std::max(std::abs(a), std::abs(b));
-}
+bool alike(double a, double b) { return std::abs(a - b) <= kTolerance; }
 
 }  // namespace
 
-ReplicaSample sample_replica(const std::deque<GradientSlot>& slots, uint64_t number) {
-  ReplicaSample sample;
+double sample_replica(const std::deque<GradientSlot>& slots, uint64_t number) {
+  double sum = 0;
   double factor = 1;
   for_each_sampled(slots, number, [&](const GradientSlot&, uint64_t, double value) {
     // Unlike factors, so that two parameters that were exchanged are seen.
     factor = factor >= 2 ? factor - 0.9 : factor + 0.3;
-    sample.value += factor * value;
-    sample.size += std::abs(value);
+    sum += factor * value;
   });
-  return sample;
+  return sum;
 }
 
-bool replicas_alike(int ranks, double value, double square, double size) {
-  const double mean = value / ranks;
-  const double variance = square / ranks - mean * mean;
-  const double tolerance = kTolerance * size / ranks;
-  // Rounding of the sums themselves: far below the tolerance.
-  return variance <= std::max(tolerance * tolerance, 1e-14 * square / ranks);
+bool replicas_alike(int ranks, double sum, double sum_of_squares) {
+  const double mean = sum / ranks;
+  return sum_of_squares - ranks * mean * mean <= kTolerance * kTolerance;
 }
 
 std::optional<Error> find_unlike_replica(const std::string& reducer_name,
@@ -99,8 +101,13 @@ std::optional<Error> find_unlike_replica(const std::string& reducer_name,
     mine = value;
   });
   if (unlike == nullptr) return std::nullopt;
-  const std::vector<double> values = gather_number(settings.set, reducer_name + ".replica", mine,
-                                                   settings.set_rank, settings.ranks.size());
+  const auto gather = [&](const char* what, double number_of_mine) {
+    return gather_number(settings.set, core::concat(reducer_name, what), number_of_mine,
+                         settings.set_rank, settings.ranks.size());
+  };
+  const std::vector<double> values = gather(".replica", mine);
+  const double own = element(unlike->parameter(), static_cast<int64_t>(unlike_place));
+  const std::vector<double> elements = gather(".element", std::isnan(own) ? kNotFinite : own);
   const auto first = static_cast<size_t>(
       std::find_if(values.begin(), values.end(), [](double x) { return !std::isinf(x); }) -
       values.begin());  // the others have joined
@@ -108,7 +115,7 @@ std::optional<Error> find_unlike_replica(const std::string& reducer_name,
   double other = 0;
   for (size_t rank = first; rank < values.size(); ++rank) {
     if (std::isinf(values[rank]) || alike(values[rank], values[first])) continue;
-    if (others.empty()) other = values[rank];
+    if (others.empty()) other = elements[rank];
     others.push_back(settings.ranks[rank]);
   }
   return Error(
@@ -116,7 +123,7 @@ std::optional<Error> find_unlike_replica(const std::string& reducer_name,
       core::concat("\"", reducer_name, "\": parameter \"", unlike->name(), "\" differs on ",
                    others.size() == 1 ? "rank " : "ranks ", core::list_ranks(others), " from rank ",
                    settings.ranks[first], " (element ", unlike_place, ": ", other, " and ",
-                   values[first], "). Parameters or gradients were changed on some ranks ",
+                   elements[first], "). Parameters or gradients were changed on some ranks ",
                    "only, or in different ways, or the ranks did not begin alike. Call ",
                    "broadcast_parameters() before training and after loading; change gradients ",
                    "only when they are reduced. {.check_replicas = false} or ",

@@ -7,7 +7,7 @@
 // it differs the ranks look for the parameter.
 //
 // Rounding differs between CPUs of different kinds, so values are alike if they differ by less
-// than a thousandth of their size.
+// than a thousandth of their size. Frozen parameters are not compared.
 #pragma once
 
 #include <cstddef>
@@ -23,16 +23,13 @@
 
 namespace horon::torch_detail {
 
-struct ReplicaSample {
-  double value = 0;  // a weighted sum of elements
-  double size = 0;   // the sum of their absolute values
-};
+// One number that is the same on ranks whose parameters are. `number` counts rounds, and chooses
+// the elements: the same on all ranks.
+double sample_replica(const std::deque<GradientSlot>& slots, uint64_t number);
 
-// `number` counts rounds, and chooses the elements: the same on all ranks.
-ReplicaSample sample_replica(const std::deque<GradientSlot>& slots, uint64_t number);
-
-// From the sums over `ranks` ranks of value, value^2 and size.
-bool replicas_alike(int ranks, double value, double square, double size);
+// From the sums over `ranks` ranks of the sample and of its square. One rank that differs is found
+// among any number of them.
+bool replicas_alike(int ranks, double sum, double sum_of_squares);
 
 // After the samples of `number` were not alike: the error that names the first parameter among them
 // that differs, and the ranks; empty if none does by itself. Collective. Throws Error.

@@ -21,12 +21,12 @@ enum Place : size_t {
   kLate,
   kFailed,
   kEarly,
-  kOpenEnded,
   kWeighted,
   kWeight,
   kSample,
   kSampleSquare,
-  kSampleSize,
+  kTotal,
+  kTotalSquare,
   kPlaces
 };
 
@@ -86,19 +86,20 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   numbers_ = std::make_shared<std::vector<double>>(kPlaces);
   std::vector<double>& numbers = *numbers_;
   const double number = compared_number(facts.number);
-  const ReplicaSample sample = facts.sample.value_or(ReplicaSample{});
+  const double sample = facts.sample.value_or(0);
   numbers[kParticipants] = 1;
   numbers[kNumber] = number;
   numbers[kNumberSquare] = number * number;
   numbers[kLate] = static_cast<double>(facts.late);
   numbers[kFailed] = facts.failed ? 1 : 0;
   numbers[kEarly] = facts.early ? 1 : 0;
-  numbers[kOpenEnded] = facts.open_ended ? 1 : 0;
   numbers[kWeighted] = facts.weight ? 1 : 0;
   numbers[kWeight] = facts.weight.value_or(0);
-  numbers[kSample] = sample.value;
-  numbers[kSampleSquare] = sample.value * sample.value;
-  numbers[kSampleSize] = sample.size;
+  const auto total = static_cast<double>(facts.number.total & 0xffff);
+  numbers[kSample] = sample;
+  numbers[kSampleSquare] = sample * sample;
+  numbers[kTotal] = total;
+  numbers[kTotalSquare] = total * total;
   handle_ = submit_in_place(set_, name_, spec_, numbers.data(), kPlaces, numbers_);
 }
 
@@ -111,11 +112,14 @@ RoundTotals RoundAgreement::agree() {
   totals.late = static_cast<int64_t>(numbers[kLate]);
   totals.failed = static_cast<int>(numbers[kFailed]);
   totals.early = static_cast<int>(numbers[kEarly]);
-  totals.open_ended = static_cast<int>(numbers[kOpenEnded]);
   totals.weighted = static_cast<int>(numbers[kWeighted]);
   totals.weight = numbers[kWeight];
-  totals.replicas_alike = replicas_alike(totals.participants, numbers[kSample],
-                                         numbers[kSampleSquare], numbers[kSampleSize]);
+  totals.same_total = all_equal(numbers[kParticipants], numbers[kTotal], numbers[kTotalSquare]);
+  const auto sum_of_totals = static_cast<int64_t>(numbers[kTotal]);
+  totals.next_total = 1 + (totals.same_total ? sum_of_totals / totals.participants : sum_of_totals);
+  totals.replicas_alike =
+      !totals.same_total ||
+      replicas_alike(totals.participants, numbers[kSample], numbers[kSampleSquare]);
   return totals;
 }
 

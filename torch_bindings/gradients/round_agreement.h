@@ -21,6 +21,7 @@ namespace horon::torch_detail {
 struct RoundNumber {
   int64_t step = 1;
   int64_t round = 1;  // of the step: each backward() is one, and a step has one at least
+  int64_t total = 0;  // rounds before this one
 };
 
 // Of one rank.
@@ -29,10 +30,8 @@ struct RoundFacts {
   int64_t late = 0;     // gradients that are to be reduced apart from the buckets
   bool failed = false;  // something of this rank could not be submitted
   bool early = false;   // step() came before backward_passes_per_step backward passes
-  // This rank may run another round in this step because of gradients that have not come yet.
-  bool open_ended = false;
   std::optional<double> weight;
-  std::optional<ReplicaSample> sample;  // empty: replicas are not compared
+  std::optional<double> sample;  // empty: replicas are not compared
 };
 
 // Of all ranks that have not joined. The same on all of them.
@@ -42,10 +41,13 @@ struct RoundTotals {
   int64_t late = 0;
   int failed = 0;
   int early = 0;
-  int open_ended = 0;
   int weighted = 0;  // ranks that gave a weight
   double weight = 0;
   bool replicas_alike = true;
+  // What all ranks count their rounds by from here on; a rank that has joined for a while has
+  // missed some. Only where the totals are equal the ranks have sampled the same elements.
+  bool same_total = true;
+  int64_t next_total = 1;
 };
 
 class RoundAgreement {

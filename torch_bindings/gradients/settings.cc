@@ -80,6 +80,7 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   if (options.op == ReduceOp::Sum) {
     settings.older_share = 1.0 / static_cast<double>(settings.ranks.size());
   }
+  settings.averages_passes = options.average_aggregated_gradients;
   if (options.average_aggregated_gradients) {
     settings.postscale /= settings.passes;
     settings.older_share *= settings.passes;

@@ -31,6 +31,7 @@ struct GradientSettings {
   // What a rank brings of a value that .grad holds from an earlier step, so that the value comes
   // out as it was.
   double older_share = 1;
+  bool averages_passes = false;  // average_aggregated_gradients
 
   bool is_linear() const { return op == ReduceOp::Sum || op == ReduceOp::Average; }
   // What ranks compare, in words.

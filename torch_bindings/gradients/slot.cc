@@ -193,7 +193,8 @@ GradientSlot::Arrival GradientSlot::after_accumulate() {
   if (!holds(current)) {
     pack(current);
   } else if (state_ == State::Idle && current._version() == version_) {
-    return Arrival::Nothing;  // an undefined gradient came: the older value stands untouched
+    put_back_older_value();  // an undefined gradient came
+    return Arrival::Nothing;
   }
   fired_ = true;
   return std::exchange(state_, State::Filled) == State::Idle ? Arrival::First : Arrival::Again;
@@ -315,6 +316,12 @@ void GradientSlot::settle(const Result& result) {
 void GradientSlot::restore_older_value() {
   if (older_.values.defined()) view_.copy_(older_.values);
   if (older_.scaled) view_.mul_(1 / settings_.older_share);
+}
+
+void GradientSlot::put_back_older_value() {
+  if (state_ != State::Idle || !older_.present) return;
+  if (holds(grad())) restore_older_value();
+  older_ = {};
 }
 
 void GradientSlot::combine_late(const Result& result, bool defined) {

@@ -53,6 +53,8 @@ class GradientSlot {
   // Hooks. Throw Error(InvalidArgument) naming the parameter.
   void before_accumulate(std::optional<double> weight);
   Arrival after_accumulate();
+  // Idle, and no round follows: what a hook has done to an older value is undone.
+  void put_back_older_value();
 
   // The bucket is about to be submitted: makes its memory hold this rank's contribution. False: it
   // has none, and the memory holds the neutral element (or an older value that is still in .grad).
@@ -96,15 +98,12 @@ class GradientSlot {
   // Whether the bucket waits for this one before it is submitted: if it came in the same round of
   // an earlier step. Rounds are counted from 1 in each step.
   bool expected_in(int64_t round) const { return (expected_ & round_bit(round)) != 0; }
-  bool expected_in_some_round() const { return expected_ != 0; }
   void expect_in_all_rounds(bool expected) { expected_ = expected ? 0xff : 0; }
   void learn_expectation(int64_t round);
-  void learn_that_none_came() { expected_ = 0; }
 
   // The owner's notes.
   // Autograd is between the two hooks: it may be adding to .grad.
   bool accumulating = false;
-  bool came_in_step = false;
   // The owner's number of the bucket.
   size_t bucket_number = 0;
   // How often a gradient came that counts, in this round.

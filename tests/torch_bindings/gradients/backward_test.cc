@@ -2,11 +2,14 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/sgd.h>
 
+#include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 
@@ -15,7 +18,6 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::Not;
 using testing::StartsWith;
 using namespace testing_support;
 
@@ -121,25 +123,6 @@ TEST(Backward, RanksWithoutABackwardTakePartInStep) {
   }
 }
 
-// Ranks that reach other parameters in one backward() or in several: all wait for what usually
-// comes.
-TEST(Backward, OnePassHereIsTwoPassesThere) {
-  const at::Tensor a = leaf({3}, at::kDouble), b = leaf({2}, at::kDouble);
-  auto optimizer = sgd({{"a", a}, {"b", b}});
-  for (int step = 1; step <= 5; ++step) {
-    optimizer.zero_grad();
-    if ((rank() + step) % 2 == 0) {
-      (weighted(a, rank() + 1) + weighted(b, rank() + 1)).backward();
-    } else {
-      weighted(a, rank() + 1).backward();
-      weighted(b, rank() + 1).backward();
-    }
-    optimizer.step();
-    expect_value(a, 1 - step * mean_of_ranks());
-    expect_value(b, 1 - step * mean_of_ranks());
-  }
-}
-
 TEST(Backward, RanksThatRunItMoreOftenAreNamed) {
   if (size() == 1) return;
   const at::Tensor w = leaf({3});
@@ -232,6 +215,82 @@ TEST(Backward, OneRankWritesInFlight) {
   expect_value(w, 1 - mean_of_ranks());
 }
 
+// A group comes when the others have run the round of the step in backward().
+TEST(Backward, AddedGroupAndARankWithoutABackward) {
+  namespace optim = ::torch::optim;
+  const at::Tensor w = leaf({3}, at::kDouble), head = leaf({2}, at::kDouble);
+  auto optimizer = sgd({{"w", w}});
+  for (int step = 1; step <= 3; ++step) {
+    if (step == 2) {
+      optimizer.add_param_group(
+          optim::OptimizerParamGroup({head}, std::make_unique<optim::SGDOptions>(1.0)));
+    }
+    optimizer.zero_grad();
+    if (rank() == 0) (weighted(w, size()) + weighted(head, size())).backward();
+    optimizer.step();
+    expect_value(w, 1 - step);
+  }
+  expect_value(head, -1);
+}
+
+// An undefined gradient comes to a parameter whose .grad holds the sum of an earlier pass.
+struct NothingBack : ::torch::autograd::Function<NothingBack> {
+  static at::Tensor forward(::torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.sum();
+  }
+  static ::torch::autograd::variable_list backward(::torch::autograd::AutogradContext*,
+                                                   const ::torch::autograd::variable_list&) {
+    return {at::Tensor()};
+  }
+};
+
+TEST(Backward, UndefinedGradientLeavesTheSumAlone) {
+  const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}, {"v", v}}, alone(ReduceOp::Sum));
+  weighted(w, rank() + 1).backward();
+  NothingBack::apply(w).backward();
+  expect_gradient(w, sum_of_ranks());
+  (NothingBack::apply(w) + weighted(v, 1)).backward();
+  expect_gradient(w, sum_of_ranks());
+  expect_gradient(v, size());
+  reducer.synchronize();
+  expect_gradient(w, sum_of_ranks());
+}
+
+TEST(Backward, AFunctionThatThrowsOnOneRankKeepsNobodyBack) {
+  for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {
+    const at::Tensor w = leaf({3}, at::kDouble);
+    auto optimizer = sgd({{"w", w}}, alone(ReduceOp::Average, wait_in));
+    bool throws = rank() == size() - 1;
+    optimizer.after_bucket([&](const BucketView&) {
+      if (std::exchange(throws, false)) throw 5;
+    });
+    const auto backward = [&] {
+      optimizer.zero_grad();
+      weighted(w, rank() + 1).backward();
+    };
+    if (wait_in == WaitIn::Step) {
+      backward();
+      if (rank() < size() - 1) {
+        optimizer.step();
+      } else {
+        EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("after_bucket()"));
+        w.detach().sub_(mean_of_ranks());
+      }
+    } else {
+      if (rank() < size() - 1) {
+        backward();
+      } else {
+        EXPECT_THAT(error_of(backward), HasSubstr("after_bucket()"));
+      }
+      optimizer.step();
+    }
+    backward();
+    optimizer.step();
+    expect_value(w, 1 - 2 * mean_of_ranks());
+  }
+}
+
 // An optimizer that the program holds as the base class, or as a pointer.
 TEST(Backward, OptimizersOfUnknownType) {
   namespace optim = ::torch::optim;
@@ -268,57 +327,6 @@ TEST(Backward, OptimizersOfUnknownType) {
   EXPECT_THAT(
       error_of([] { DistributedOptimizer optimizer(std::unique_ptr<optim::Optimizer>(), {}); }),
       AllOf(StartsWith(kInvalid), HasSubstr("null")));
-}
-
-TEST(Replicas, ThatHaveGoneApartAreNamed) {
-  if (size() == 1) return;
-  const at::Tensor a = leaf({3}, at::kDouble), b = leaf({4}, at::kFloat), c = leaf({2}, at::kHalf);
-  auto optimizer = sgd({{"a", a}, {"b.weight", b}, {"c", c}});
-  const auto step = [&] {
-    optimizer.zero_grad();
-    (weighted(a, rank() + 1) + weighted(b, 0.5) + weighted(c, 0.5)).backward();
-  };
-  step();
-  if (rank() == size() - 1) b.grad().mul_(2);  // on one rank only
-  optimizer.step();
-  const std::string error = error_of(step);
-  EXPECT_THAT(error, AllOf(StartsWith(kMismatch), HasSubstr("\"b.weight\""),
-                           HasSubstr("on rank " + std::to_string(size() - 1) + " from rank 0"),
-                           HasSubstr("check_replicas"), Not(HasSubstr("\"a\""))));
-  expect_gradient(a, mean_of_ranks());
-  // All alike again, the job goes on.
-  b.detach().fill_(1);
-  step();
-  optimizer.step();
-  expect_value(b, 0.5);
-}
-
-TEST(Replicas, AreNotComparedWhereTheProgramSaysSo) {
-  for (const double difference : {1e-6, 0.5}) {
-    const at::Tensor w = leaf({3}, at::kDouble);
-    w.detach().add_(difference * rank());
-    GradientReducerOptions options = alone();
-    if (difference > 1e-3) options.check_replicas = false;  // else: rounding, not worth an error
-    GradientReducer reducer({{"w", w}}, options);
-    for (int step = 0; step < 3; ++step) {
-      w.mutable_grad().reset();
-      weighted(w, rank() + 1).backward();
-      expect_gradient(w, mean_of_ranks());
-      reducer.synchronize();
-    }
-  }
-}
-
-TEST(Replicas, NumbersThatAreNotFinite) {
-  const at::Tensor w = leaf({3}, at::kDouble);
-  w.detach().fill_(NAN);
-  GradientReducer reducer({{"w", w}}, alone());
-  weighted(w, 1).backward();  // NaN everywhere is no difference
-  reducer.synchronize();
-  if (size() == 1) return;
-  if (rank() == 0) w.detach().fill_(1);
-  EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }),
-              AllOf(StartsWith(kMismatch), HasSubstr("\"w\"")));
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <iterator>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include <torch/torch.h>
 
@@ -306,20 +305,6 @@ TEST(Optimizer, TwoThreadsInTheHooksOfOneParameter) {
   const std::optional<torch_detail::GradientSlot::Busy> one(std::in_place, slot);
   EXPECT_THAT(error_of([&] { const torch_detail::GradientSlot::Busy two(slot); }),
               AllOf(StartsWith(kInvalid), HasSubstr("\"shared\""), HasSubstr("two threads")));
-}
-
-TEST(Optimizer, DisjointParametersOnSeveralThreads) {
-  Pair pair;
-  auto optimizer = sgd(pair);
-  for (int step = 0; step < 20; ++step) {
-    optimizer.zero_grad();
-    std::jthread other([&] { weighted(pair->a, rank() + 1).backward(); });
-    weighted(pair->b, rank() + 1).backward();
-    other.join();
-    optimizer.step();
-  }
-  expect_value(pair->a, 1 - 20 * mean_of_ranks());
-  expect_value(pair->b, 1 - 20 * mean_of_ranks());
 }
 
 std::string content(const std::string& path) {

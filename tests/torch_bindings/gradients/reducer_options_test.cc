@@ -70,8 +70,9 @@ TEST(ReducerOptions, ProcessSetReducesInside) {
     GradientReducer reducer({{"w", w}, {"v", v}}, options);
     const double want = mean * (op == ReduceOp::Sum ? set.size() : 1);
     for (int step = 1; step <= 3; ++step) {  // without zero_grad
-      weighted(w, rank() + 1).backward();
-      if (rank() < 2) weighted(v, set.size()).backward();
+      at::Tensor loss = weighted(w, rank() + 1);
+      if (rank() < 2) loss = loss + weighted(v, set.size());
+      loss.backward();
       reducer.synchronize();
       expect_close(w, step * want);
       expect_close(v, step * (op == ReduceOp::Sum ? set.size() : 1));
