@@ -114,8 +114,7 @@ Result measure(const std::string& name, const Options& options) {
   const TrainingModel alone = bench::make_model(name, batch_seed);
   const TrainingModel shared = bench::make_model(name, batch_seed);
   torch::optim::SGD plain = make_sgd(alone);
-  DistributedOptimizer distributed(make_sgd(shared), shared.parameters,
-                                   {.op = ReduceOp::Average, .name = "bench." + name});
+  DistributedOptimizer distributed(make_sgd(shared), shared.parameters, {.name = "bench." + name});
   Result result;
   result.model = name;
   result.tensors = static_cast<int64_t>(alone.parameters.size());

@@ -12,8 +12,9 @@
 //
 // An optimizer that the program holds as the base class stays what it is, and is used through this:
 //
-//   std::unique_ptr<torch::optim::Optimizer> held = make_optimizer(config, model->parameters());
-//   horon::DistributedOptimizer optimizer(*held, *model);           // or std::move(held)
+//   std::unique_ptr<torch::optim::Optimizer> held =
+//       std::make_unique<torch::optim::Adam>(model->parameters(), 1e-3);
+//   horon::DistributedOptimizer optimizer(*held, *model);  // or std::move(held)
 //
 // Several backward passes for one step: {.backward_passes_per_step = k}, or a scope in which
 // nothing is sent:

@@ -5,7 +5,7 @@
 //   horon::GradientReducer reducer(model->named_parameters());
 //   loss.backward();          // full buckets are submitted from inside; when it returns, every
 //                             // .grad that it has touched holds the reduced gradient
-//   clip_grad_norm_(model->parameters(), 1.0);  // or look at gradients, or run another backward()
+//   torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
 //   reducer.synchronize();    // the step ends: costs nothing, unless this rank ran no backward()
 //   optimizer.step();  optimizer.zero_grad();
 //
