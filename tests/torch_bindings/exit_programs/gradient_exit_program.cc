@@ -28,8 +28,9 @@ struct Model {
       parameters.push_back(at::ones({10000}).requires_grad_(true));
       named.emplace_back("p" + std::to_string(i), parameters.back());
     }
-    reducer.emplace(named,
-                    horon::GradientReducerOptions{.bucket_bytes = 1, .first_bucket_bytes = 1});
+    reducer.emplace(
+        named, horon::GradientReducerOptions{
+                   .bucket_bytes = 1, .first_bucket_bytes = 1, .wait_in = horon::WaitIn::Step});
   }
   void backward() {
     at::Tensor value = at::ones({10000});
