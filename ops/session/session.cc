@@ -39,12 +39,15 @@ Process& process() {
 // A forked child has the memory of the session, but neither its thread nor its peers.
 std::atomic<bool> forked{false};
 
+void refuse_forked_child() {
+  if (!forked) return;
+  throw Error(ErrorCode::NotInitialized,
+              "this process was made by fork() after horon::init(); the session belongs to its "
+              "parent. Fork before init(), or start the child with exec");
+}
+
 ops::Job& job() {
-  if (forked) {
-    throw Error(ErrorCode::NotInitialized,
-                "this process was made by fork() after horon::init(); the session belongs to its "
-                "parent. Fork before init(), or start the child with exec");
-  }
+  refuse_forked_child();
   Process& here = process();
   const std::lock_guard lock(here.mutex);
   if (here.job == nullptr) {
@@ -75,6 +78,7 @@ bool is_homogeneous() {
 int last_rank() { return core::log_rank(); }
 
 bool is_initialized() {
+  if (forked) return false;  // another thread of the parent may have held the mutex
   Process& here = process();
   const std::lock_guard lock(here.mutex);
   return here.job != nullptr;
@@ -121,6 +125,7 @@ void shutdown() {
 }
 
 void init_session(const InitOptions& options) {
+  refuse_forked_child();
   Process& here = process();
   const std::lock_guard lock(here.mutex);
   if (here.job != nullptr) return;
