@@ -32,7 +32,6 @@
 #include "horon/torch_bindings/gradients/hooks.h"
 #include "horon/torch_bindings/gradients/late_parts.h"
 #include "horon/torch_bindings/gradients/plan.h"
-#include "horon/torch_bindings/gradients/replica_check.h"
 #include "horon/torch_bindings/gradients/round_agreement.h"
 #include "horon/torch_bindings/gradients/settings.h"
 #include "horon/torch_bindings/gradients/slot.h"

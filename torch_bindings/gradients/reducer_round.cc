@@ -8,6 +8,7 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
+#include "horon/torch_bindings/gradients/replica_check.h"
 #include "horon/torch_bindings/tensors/error_text.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
@@ -23,17 +24,14 @@ void GradientReducer::Impl::synchronize(Passes passes) {
   }
   const PlainMode plain;
   if (round_) end_round();
-  const auto run_round = [&](bool early) {
+  const bool unreduced = number_.round == 1 || round_failed_;
+  if (unreduced || open_ || round_is_due_) {
     {
       const std::lock_guard lock(mutex_);
       open_round();
     }
-    begin_round(early);
+    begin_round(unreduced && passes == Passes::All && passes_missing());
     end_round();
-  };
-  const bool unreduced = number_.round == 1 || round_failed_;
-  if (unreduced || open_ || round_is_due_) {
-    run_round(unreduced && passes == Passes::All && passes_missing());
   }
   for (GradientSlot& slot : slots_) slot.put_back_older_value();
 }

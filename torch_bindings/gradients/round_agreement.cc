@@ -8,6 +8,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/torch_bindings/gradients/replica_check.h"
 
 namespace horon::torch_detail {
 namespace {

@@ -12,7 +12,6 @@
 
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/runtime/handle.h"
-#include "horon/torch_bindings/gradients/replica_check.h"
 #include "horon/torch_bindings/gradients/settings.h"
 
 namespace horon::torch_detail {

@@ -11,10 +11,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/sgd.h>
 
-#include "horon/tests/torch_bindings/gradients/gradient_support.h"
-#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/tests/torch_bindings/gradients/backward_support.h"
 
 namespace horon {
 namespace {
@@ -23,18 +21,6 @@ namespace autograd = ::torch::autograd;
 using namespace testing_support;
 
 const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
-
-DistributedOptimizer<::torch::optim::SGD> sgd(const NamedTensors& named,
-                                              const GradientReducerOptions& options = alone()) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& [name, parameter] : named) parameters.push_back(parameter);
-  return {::torch::optim::SGD(parameters, 1.0), named, options};
-}
-
-void expect_value(const at::Tensor& tensor, double value) {
-  EXPECT_TRUE(at::allclose(tensor, at::full_like(tensor, value), 0, 1e-9))
-      << tensor << "\nand not " << value;
-}
 
 // Recomputation: the backward of this function runs another backward. The parameter is an input of
 // the function, so that the outer backward calls its hooks too, or is hidden from it.

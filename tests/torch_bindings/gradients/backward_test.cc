@@ -5,13 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/sgd.h>
 
 #include "horon/ops/session/session.h"
-#include "horon/tests/torch_bindings/gradients/gradient_support.h"
-#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/tests/torch_bindings/gradients/backward_support.h"
 
 namespace horon {
 namespace {
@@ -25,18 +22,6 @@ const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnv
 
 const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
 const std::string kMismatch{to_string(ErrorCode::Mismatch)};
-
-DistributedOptimizer<::torch::optim::SGD> sgd(const NamedTensors& named,
-                                              const GradientReducerOptions& options = alone()) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& [name, parameter] : named) parameters.push_back(parameter);
-  return {::torch::optim::SGD(parameters, 1.0), named, options};
-}
-
-void expect_value(const at::Tensor& tensor, double value) {
-  EXPECT_TRUE(at::allclose(tensor, at::full_like(tensor, value), 0, 1e-9))
-      << tensor << "\nand not " << value;
-}
 
 TEST(Backward, GradientsAreReducedWhenItReturns) {
   const at::Tensor a = leaf({3}), b = leaf({2, 2});
@@ -234,23 +219,13 @@ TEST(Backward, AddedGroupAndARankWithoutABackward) {
 }
 
 // An undefined gradient comes to a parameter whose .grad holds the sum of an earlier pass.
-struct NothingBack : ::torch::autograd::Function<NothingBack> {
-  static at::Tensor forward(::torch::autograd::AutogradContext*, const at::Tensor& x) {
-    return x.sum();
-  }
-  static ::torch::autograd::variable_list backward(::torch::autograd::AutogradContext*,
-                                                   const ::torch::autograd::variable_list&) {
-    return {at::Tensor()};
-  }
-};
-
 TEST(Backward, UndefinedGradientLeavesTheSumAlone) {
   const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
   GradientReducer reducer({{"w", w}, {"v", v}}, alone(ReduceOp::Sum));
   weighted(w, rank() + 1).backward();
-  NothingBack::apply(w).backward();
+  NoGradient::apply(w).backward();
   expect_gradient(w, sum_of_ranks());
-  (NothingBack::apply(w) + weighted(v, 1)).backward();
+  (NoGradient::apply(w) + weighted(v, 1)).backward();
   expect_gradient(w, sum_of_ranks());
   expect_gradient(v, size());
   reducer.synchronize();

@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/tests/torch_bindings/gradients/backward_support.h"
 
 namespace horon {
 namespace {
@@ -88,16 +88,6 @@ TEST(Reducer, NonLinearOpsRefuseASecondFiring) {
   reducer.synchronize();
   expect_gradient(w, 0);
 }
-
-struct NoGradient : ::torch::autograd::Function<NoGradient> {
-  static at::Tensor forward(::torch::autograd::AutogradContext*, const at::Tensor& x) {
-    return x.sum();
-  }
-  static ::torch::autograd::variable_list backward(::torch::autograd::AutogradContext*,
-                                                   const ::torch::autograd::variable_list&) {
-    return {at::Tensor()};
-  }
-};
 
 TEST(Reducer, UndefinedGradientIsNone) {
   const at::Tensor w = leaf({3});

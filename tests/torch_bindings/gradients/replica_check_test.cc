@@ -3,11 +3,8 @@
 #include <string>
 #include <vector>
 
-#include <torch/optim/sgd.h>
-
 #include "horon/ops/session/session.h"
-#include "horon/tests/torch_bindings/gradients/gradient_support.h"
-#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/tests/torch_bindings/gradients/backward_support.h"
 
 namespace horon {
 namespace {
@@ -21,18 +18,6 @@ using namespace testing_support;
 const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
 
 const std::string kMismatch{to_string(ErrorCode::Mismatch)};
-
-DistributedOptimizer<::torch::optim::SGD> sgd(const NamedTensors& named,
-                                              const GradientReducerOptions& options = alone()) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& [name, parameter] : named) parameters.push_back(parameter);
-  return {::torch::optim::SGD(parameters, 1.0), named, options};
-}
-
-void expect_value(const at::Tensor& tensor, double value) {
-  EXPECT_TRUE(at::allclose(tensor, at::full_like(tensor, value), 0, 1e-9))
-      << tensor << "\nand not " << value;
-}
 
 TEST(Replicas, ThatHaveGoneApartAreNamed) {
   if (size() == 1) return;
