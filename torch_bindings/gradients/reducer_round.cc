@@ -177,10 +177,11 @@ void GradientReducer::Impl::refuse_round_number() {
   }
   break_down(Error(
       ErrorCode::Mismatch,
-      core::concat("\"", name_, "\": the ranks reduce gradients of different backward passes: ",
-                   ranks, ". In every step all ranks run backward() equally often (none is also ",
-                   "right); use no_sync() for passes that are to add up on a rank, or ",
-                   "{.wait_in = WaitIn::Step} to reduce once in a step")));
+      core::concat(
+          "\"", name_, "\": the ranks reduce gradients of different backward passes: ", ranks,
+          ". In every step all ranks run backward() equally often (or, where ",
+          "that is once, not at all); use no_sync() for passes that are to add up on a rank, or ",
+          "{.wait_in = WaitIn::Step} to reduce once in a step")));
 }
 
 void GradientReducer::Impl::refuse_failed_ranks() {
