@@ -2,9 +2,11 @@
 """What Python's DistributedDataParallel over Gloo adds to a training step.
 
 The models are those of models.cc, the method is that of training_step_bench.cc: the same processes
-train each model with DDP and without any communication, blocks of steps of both alternate, and the
-figure is the median over blocks of the ratio of their times. The JSON has the same fields. It needs
-the whole torch wheel with its dependencies (several GB), best in an environment of its own:
+train each model with DDP, without any communication ("alone"), and with nothing but a barrier at
+the end of each step ("floor": the same MPI_Barrier as there, called through ctypes). Blocks of
+steps of all of them alternate, and the figures are medians over blocks of ratios. The JSON has the
+same fields. It needs Open MPI, and the whole torch wheel with its dependencies (several GB), best
+in an environment of its own:
 
     python3 -m venv /tmp/ddp && /tmp/ddp/bin/pip install torch==2.11.0 numpy
     OMP_NUM_THREADS=1 mpirun -np 2 /tmp/ddp/bin/python bench/ddp_training_step.py --json ddp.json
@@ -13,6 +15,7 @@ DDP runs with its fast options: gradient_as_bucket_view, and no broadcast of buf
 send them in a step either).
 """
 import argparse
+import ctypes
 import datetime
 import json
 import os
@@ -106,6 +109,10 @@ class Gpt(nn.Module):
         return F.linear(self.norm(self.layers(x)), self.letters.weight).flatten(0, 1)
 
 
+def make_tiny():
+    return nn.Sequential(*(nn.LayerNorm(64) for _ in range(1000)))
+
+
 def make_model(name, batch_seed):
     """The model (the same on all ranks), its batch and its answers (different on each rank)."""
     torch.manual_seed(batch_seed + 1000)
@@ -113,21 +120,36 @@ def make_model(name, batch_seed):
         text = torch.randint(LETTERS, (4, CONTEXT + 1))
         batch, answers = text[:, :-1], text[:, 1:].reshape(-1)
     else:
-        shape = {"cnn": (64, 1, 28, 28), "resnet18": (8, 3, 32, 32), "deep": (64, 64)}[name]
+        shape = {"cnn": (64, 1, 28, 28), "resnet18": (8, 3, 32, 32), "deep": (64, 64),
+                 "tiny": (8, 64)}[name]
         batch, answers = torch.randn(shape), torch.randint(10, shape[:1])
-    make = {"cnn": make_cnn, "resnet18": make_resnet18, "deep": make_deep, "gpt": Gpt}[name]
+    make = {"cnn": make_cnn, "resnet18": make_resnet18, "deep": make_deep, "gpt": Gpt,
+            "tiny": make_tiny}[name]
     torch.manual_seed(1)
     return make(), batch, answers
 
 
-def time_steps(model, batch, answers, optimizer, steps):
+class Mpi:
+    """Open MPI's barrier over all ranks."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+        self.world = ctypes.byref(ctypes.c_char.in_dll(self.library, "ompi_mpi_comm_world"))
+        self.library.MPI_Init(None, None)
+
+    def barrier(self):
+        self.library.MPI_Barrier(self.world)
+
+    def finalize(self):
+        self.library.MPI_Finalize()
+
+
+def time_steps(step, steps, mpi):
     """Returns the seconds per step on this rank. All ranks begin together."""
-    dist.barrier()
+    mpi.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(batch), answers).backward()
-        optimizer.step()
+        step()
     return (time.perf_counter() - begin) / steps
 
 
@@ -145,7 +167,19 @@ def choose_steps(options, step_s):
     return min(max(int(0.5 / slowest.item()), 3), 200)
 
 
-def measure(name, options):
+def ratios(seconds, contender, base):
+    return [above / below for above, below in zip(seconds[contender], seconds[base])]
+
+
+def quartiles(samples):
+    if len(samples) == 1:
+        return samples * 3
+    return statistics.quantiles(samples, n=4, method="inclusive")
+
+
+def contenders_of(name, mpi):
+    """A function for each contender that makes one step, and the number of elements of each
+    parameter."""
     def make_sgd(model):
         return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
 
@@ -155,28 +189,42 @@ def measure(name, options):
         shared, gradient_as_bucket_view=True, broadcast_buffers=False)
     plain, distributed = make_sgd(alone), make_sgd(shared)
 
-    time_steps(shared, batch, answers, distributed, options.warmup_steps)
-    steps = choose_steps(options, time_steps(alone, batch, answers, plain, options.warmup_steps))
-    alone_s, ddp_s = [], []
+    def train(model, optimizer):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch), answers).backward()
+        optimizer.step()
+
+    def train_and_meet():
+        train(alone, plain)
+        mpi.barrier()
+
+    steps = {"alone": lambda: train(alone, plain), "floor": train_and_meet,
+             "ddp": lambda: train(shared, distributed)}
+    return steps, [parameter.numel() for parameter in alone.parameters()]
+
+
+def measure(name, options, mpi):
+    contenders, sizes = contenders_of(name, mpi)
+    warm_s = {key: time_steps(step, options.warmup_steps, mpi) for key, step in contenders.items()}
+    steps = choose_steps(options, warm_s["alone"])
+    seconds = {key: [] for key in contenders}
     for block in range(options.blocks):
-        if block % 2 == 0:
-            alone_s.append(time_steps(alone, batch, answers, plain, steps))
-        ddp_s.append(time_steps(shared, batch, answers, distributed, steps))
-        if block % 2 != 0:
-            alone_s.append(time_steps(alone, batch, answers, plain, steps))
-    alone_s, ddp_s = average(alone_s), average(ddp_s)
-    ratios = [with_ / without for with_, without in zip(ddp_s, alone_s)]
-    added = [with_ - without for with_, without in zip(ddp_s, alone_s)]
+        keys = list(contenders)
+        for i in range(len(keys)):  # each block begins with another contender
+            key = keys[(i + block) % len(keys)]
+            seconds[key].append(time_steps(contenders[key], steps, mpi))
+    seconds = {key: average(values) for key, values in seconds.items()}
     return {
         "model": name,
-        "parameters": sum(p.numel() for p in alone.parameters()),
-        "tensors": len(list(alone.parameters())),
+        "parameters": sum(sizes),
+        "tensors": len(sizes),
         "steps": steps,
-        "alone_ms": statistics.median(alone_s) * 1e3,
-        "with_ms": statistics.median(ddp_s) * 1e3,
-        "added_ms": statistics.median(added) * 1e3,
-        "ratio": statistics.median(ratios),
-        "ratios": ratios,
+        "block_ms": {key: [1e3 * value for value in values] for key, values in seconds.items()},
+        "ratio": statistics.median(ratios(seconds, "ddp", "alone")),
+        "floor": statistics.median(ratios(seconds, "floor", "alone")),
+        "over_floor": statistics.median(ratios(seconds, "ddp", "floor")),
+        "ratio_quartiles": {key: quartiles(ratios(seconds, key, "alone")) for key in seconds},
+        "over_floor_quartiles": {key: quartiles(ratios(seconds, key, "floor")) for key in seconds},
     }
 
 
@@ -196,19 +244,19 @@ def write_json(path, content):
 
 
 def start():
-    """Starts Gloo on the ranks of mpirun (Open MPI) or of torchrun."""
+    """Starts Gloo on the ranks of mpirun (Open MPI)."""
     for ours, theirs in (("RANK", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
         os.environ.setdefault(ours, os.environ.get(theirs, ""))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29531")
     if not os.environ["RANK"]:
-        raise SystemExit("run it under mpirun or torchrun")
+        raise SystemExit("run it under mpirun")
     dist.init_process_group("gloo")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="cnn,resnet18,deep,gpt")
+    parser.add_argument("--models", default="cnn,resnet18,deep,gpt,tiny")
     parser.add_argument("--blocks", type=int, default=11)
     parser.add_argument("--steps", type=int, default=0,
                         help="steps in a block; 0: about half a second")
@@ -216,14 +264,15 @@ def main():
     parser.add_argument("--json", default="")
     options = parser.parse_args()
     start()
+    mpi = Mpi()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist.get_world_size()))
     results = []
     for name in options.models.split(","):
-        results.append(measure(name, options))
+        results.append(measure(name, options, mpi))
         if dist.get_rank() == 0:
             row = results[-1]
-            print(f"{name:10} {row['parameters']:11} {row['tensors']:8} {row['steps']:6} "
-                  f"{row['alone_ms']:11.2f} {row['with_ms']:11.2f} {row['ratio']:8.3f}", flush=True)
+            print(f"{name:10} {row['steps']:4} steps, over a step alone {row['ratio']:.3f}, "
+                  f"over the floor {row['over_floor']:.3f}", flush=True)
     if dist.get_rank() == 0 and options.json:
         write_json(options.json, {
             "library": "ddp-gloo",
@@ -236,6 +285,7 @@ def main():
             "models": results,
         })
     dist.barrier()
+    mpi.finalize()
     # Destroying torch's process group and its Gloo threads sometimes hangs or aborts here.
     sys.stdout.flush()
     time.sleep(0.5)  # other ranks may still be in the barrier

@@ -123,6 +123,13 @@ struct GptImpl : nn::Module {
 };
 TORCH_MODULE(Gpt);
 
+// 1,000 normalizations of 64 values: 2,000 parameters of 64 elements.
+nn::Sequential make_tiny() {
+  nn::Sequential layers;
+  for (int i = 0; i < 1000; ++i) layers->push_back(nn::LayerNorm(nn::LayerNormOptions({64})));
+  return layers;
+}
+
 template <class Model>
 TrainingModel make_training(const std::string& name, Model model, const Tensor& input,
                             const Tensor& target) {
@@ -140,7 +147,7 @@ TrainingModel make_training(const std::string& name, Model model, const Tensor& 
 }  // namespace
 
 const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> names{"cnn", "resnet18", "deep", "gpt"};
+  static const std::vector<std::string> names{"cnn", "resnet18", "deep", "gpt", "tiny"};
   return names;
 }
 
@@ -167,6 +174,11 @@ TrainingModel make_model(const std::string& name, uint64_t batch_seed) {
     const Tensor input = images({64, 64});
     const Tensor target = classes(64);
     return make_training(name, seeded(make_deep), input, target);
+  }
+  if (name == "tiny") {
+    const Tensor input = images({8, 64});
+    const Tensor target = classes(8);
+    return make_training(name, seeded(make_tiny), input, target);
   }
   if (name == "gpt") {
     const Tensor text = torch::randint(kLetters, {4, kContext + 1}, torch::kLong);

@@ -1,5 +1,6 @@
-// Four models for timing a training step, each with one fixed batch: a small convolutional network,
-// ResNet-18, 200 small linear layers, a transformer. ddp_training_step.py has the same models.
+// Models for timing a training step, each with one fixed batch: a small convolutional network,
+// ResNet-18, 200 small linear layers, a transformer, 2,000 tiny parameters.
+// ddp_training_step.py has the same models.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct TrainingModel {
   std::function<at::Tensor()> loss;
 };
 
-// "cnn", "resnet18", "deep", "gpt"
+// "cnn", "resnet18", "deep", "gpt", "tiny"
 const std::vector<std::string>& model_names();
 
 // Parameters are made from seed 1, so they are the same on all ranks. The batch is made from

@@ -23,4 +23,16 @@ double median(std::vector<double> samples) {
   return (samples[middle - 1] + samples[middle]) / 2;
 }
 
+Quartiles quartiles(std::vector<double> samples) {
+  HORON_CHECK(!samples.empty(), "quartiles of nothing");
+  std::sort(samples.begin(), samples.end());
+  const auto at_share = [&samples](double share) {
+    const double place = share * static_cast<double>(samples.size() - 1);
+    const auto below = static_cast<size_t>(place);
+    const size_t above = std::min(below + 1, samples.size() - 1);
+    return std::lerp(samples[below], samples[above], place - static_cast<double>(below));
+  };
+  return {at_share(0.25), at_share(0.5), at_share(0.75)};
+}
+
 }  // namespace horon::bench

@@ -74,11 +74,16 @@ def check_training(command, ranks):
     report, _ = report_of(command)
     expect(report["ranks"] == ranks, f"not {ranks} ranks: {report}")
     tensors = {model["model"]: model["tensors"] for model in report["models"]}
-    expect(tensors == {"deep": 402, "cnn": 8}, f"models: {tensors}")
+    expect(tensors == {"deep": 402, "tiny": 2000, "cnn": 8}, f"models: {tensors}")
     for model in report["models"]:
         expect(model["ranks_agree"], f"parameters differ between ranks: {model}")
-        expect(len(model["ratios"]) == report["blocks"], f"a ratio for each block: {model}")
-        expect(model["ratio"] > 0 and model["alone_ms"] > 0 and model["with_ms"] > 0, f"{model}")
+        expect({"alone", "floor", "horon"} <= set(model["block_ms"]), f"contenders: {model}")
+        for contender, times in model["block_ms"].items():
+            expect(len(times) == report["blocks"] and min(times) > 0, f"{contender}: {model}")
+            for ratio in ("ratio_quartiles", "over_floor_quartiles"):
+                quartiles = model[ratio][contender]
+                expect(0 < quartiles[0] <= quartiles[1] <= quartiles[2], f"{contender}: {model}")
+        expect(min(model["ratio"], model["floor"], model["over_floor"]) > 0, f"{model}")
 
 
 def check_refused(command, _):

@@ -21,5 +21,19 @@ TEST(Statistics, PercentilesAreSamples) {
   EXPECT_EQ(percentile({7}, 99), 7);
 }
 
+// The expected values are those of Python's statistics.quantiles(..., n=4, method="inclusive").
+TEST(Statistics, QuartilesAreInterpolated) {
+  const auto expect = [](const Quartiles& found, double lower, double middle, double upper) {
+    EXPECT_DOUBLE_EQ(found.lower, lower);
+    EXPECT_DOUBLE_EQ(found.median, middle);
+    EXPECT_DOUBLE_EQ(found.upper, upper);
+  };
+  expect(quartiles({5}), 5, 5, 5);
+  expect(quartiles({2, 1}), 1.25, 1.5, 1.75);
+  expect(quartiles({3, 1, 2}), 1.5, 2, 2.5);
+  expect(quartiles({8, 1, 4, 2, 16}), 2, 4, 8);
+  expect(quartiles({6, 5, 4, 3, 2, 1}), 2.25, 3.5, 4.75);
+}
+
 }  // namespace
 }  // namespace horon::bench

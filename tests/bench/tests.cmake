@@ -37,7 +37,7 @@ horon_bench_test(bench_idle 2 idle ${horon_bench} --idle 0.3)
 horon_bench_test(bench_wrong_use 2 refused ${horon_bench})
 if(TARGET training_step_bench)
   horon_bench_test(bench_training_step 2 training $<TARGET_FILE:training_step_bench>
-                   --models deep,cnn --blocks 2 --steps 2 --warmup-steps 1)
+                   --models deep,tiny,cnn --blocks 2 --steps 2 --warmup-steps 1)
 endif()
 if(TARGET horon-microbench)
   add_test(NAME microbench_smoke

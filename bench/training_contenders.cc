@@ -1,0 +1,128 @@
+#include "horon/bench/training_contenders.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+#include <torch/optim/sgd.h>
+
+#include "horon/bench/models.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/torch_bindings/session.h"
+
+namespace horon::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Contender {
+  std::string name;
+  std::function<void()> step;
+};
+
+std::vector<at::Tensor> tensors_of(const TrainingModel& model) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : model.parameters) tensors.push_back(tensor);
+  return tensors;
+}
+
+torch::optim::SGD make_sgd(const TrainingModel& model) {
+  return torch::optim::SGD(tensors_of(model), torch::optim::SGDOptions(0.001).momentum(0.9));
+}
+
+template <class Optimizer>
+void train(const TrainingModel& model, Optimizer& optimizer) {
+  optimizer.zero_grad();
+  model.loss().backward();
+  optimizer.step();
+}
+
+// Returns the seconds per step on this rank. All ranks begin together.
+double time_steps(const Contender& contender, int steps, MpiPeer& peer) {
+  peer.barrier();
+  const auto begin = Clock::now();
+  for (int i = 0; i < steps; ++i) contender.step();
+  return std::chrono::duration<double>(Clock::now() - begin).count() / steps;
+}
+
+std::vector<double> reduced(const std::vector<double>& values, ReduceOp op) {
+  at::Tensor tensor = at::zeros({static_cast<int64_t>(values.size())}, at::kDouble);
+  std::copy(values.begin(), values.end(), tensor.data_ptr<double>());
+  allreduce_(tensor, {.name = "bench.values", .op = op});
+  return {tensor.data_ptr<double>(), tensor.data_ptr<double>() + values.size()};
+}
+
+double reduced(double value, ReduceOp op) { return reduced(std::vector{value}, op).front(); }
+
+// Whether all ranks hold the same parameters, bit by bit.
+bool ranks_agree(const TrainingModel& model) {
+  for (const auto& [name, tensor] : model.parameters) {
+    const at::Tensor mine = tensor.detach();
+    const at::Tensor least = allreduce(mine, {.name = "bench.least", .op = ReduceOp::Min});
+    const at::Tensor most = allreduce(mine, {.name = "bench.most", .op = ReduceOp::Max});
+    if (!least.equal(most) || !least.equal(mine)) return false;
+  }
+  return true;
+}
+
+// Returns the same number on all ranks.
+int choose_steps(const TrainingPlan& plan, double step_s) {
+  if (plan.steps > 0) return plan.steps;
+  const double slowest = reduced(step_s, ReduceOp::Max);
+  return std::clamp(static_cast<int>(0.5 / slowest), 3, 200);
+}
+
+}  // namespace
+
+std::vector<double> TrainingTimes::ratios(const std::string& contender,
+                                          const std::string& base) const {
+  const std::vector<double>& above = seconds.at(contender);
+  const std::vector<double>& below = seconds.at(base);
+  std::vector<double> all;
+  for (size_t i = 0; i < above.size(); ++i) all.push_back(above[i] / below[i]);
+  return all;
+}
+
+TrainingTimes time_training(const std::string& name, const TrainingPlan& plan, MpiPeer& peer) {
+  const auto batch_seed = static_cast<uint64_t>(rank());
+  const TrainingModel alone = make_model(name, batch_seed);
+  const TrainingModel shared = make_model(name, batch_seed);
+  torch::optim::SGD plain = make_sgd(alone);
+  DistributedOptimizer distributed(make_sgd(shared), shared.parameters, {.name = "bench." + name});
+  const std::vector<Contender> contenders{
+      {"alone", [&] { train(alone, plain); }},
+      {"floor",
+       [&] {
+         train(alone, plain);
+         peer.barrier();
+       }},
+      {"horon", [&] { train(shared, distributed); }},
+  };
+  TrainingTimes times;
+  times.model = name;
+  times.tensors = static_cast<int64_t>(alone.parameters.size());
+  for (const at::Tensor& tensor : tensors_of(alone)) times.parameters += tensor.numel();
+
+  for (const Contender& contender : contenders) {
+    const double step_s = time_steps(contender, plan.warmup_steps, peer);
+    if (contender.name == "alone") times.steps = choose_steps(plan, step_s);
+  }
+  const double waited_before = distributed.exposed_wait_seconds();
+  for (int block = 0; block < plan.blocks; ++block) {
+    for (size_t i = 0; i < contenders.size(); ++i) {  // each block begins with another contender
+      const Contender& contender = contenders[(i + static_cast<size_t>(block)) % contenders.size()];
+      times.seconds[contender.name].push_back(time_steps(contender, times.steps, peer));
+    }
+  }
+  const double waited = distributed.exposed_wait_seconds() - waited_before;
+  times.exposed_s = reduced(waited / (plan.blocks * times.steps), ReduceOp::Average);
+  for (auto& [contender, seconds] : times.seconds) seconds = reduced(seconds, ReduceOp::Average);
+  times.ranks_agree = ranks_agree(shared);
+  return times;
+}
+
+}  // namespace horon::bench
