@@ -61,6 +61,7 @@ void SharedHeap::prepare(const Block& block, bool zeroed) {
     try {
       block.slab->segment.restore_pages();
     } catch (...) {
+      block.slab->segment.release_pages();  // what it got before there was no more
       const std::unique_lock lock(mutex_);
       block.slab->live[block.index] = false;
       unused_[block.slab->block_bytes].push_back(block);

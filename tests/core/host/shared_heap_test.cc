@@ -1,12 +1,18 @@
 #include "horon/core/host/shared_heap.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <fcntl.h>
+#include <filesystem>
 #include <functional>
+#include <optional>
 #include <random>
 #include <set>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <thread>
@@ -18,6 +24,21 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/host/local_group.h"
+
+namespace {
+
+std::optional<int> pieces_until_memory_is_gone;
+
+}  // namespace
+
+// In place of the library's: memory may be gone after some pieces.
+extern "C" int fallocate(int descriptor, int mode, off_t begin, off_t length) {
+  if (mode == 0 && pieces_until_memory_is_gone && (*pieces_until_memory_is_gone)-- <= 0) {
+    errno = ENOSPC;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_fallocate, descriptor, mode, begin, length));
+}
 
 namespace horon::core {
 namespace {
@@ -134,6 +155,29 @@ TEST(SharedHeap, GivesLargeUnusedBlocksBackToTheSystem) {
   first = heap->allocate(kBytes, false);
   EXPECT_EQ(heap->cached_bytes(), 0U);
   EXPECT_EQ(heap->segment_count(), 2U);
+}
+
+// The bytes that lie in memory behind the one segment of a process that has this size.
+size_t bytes_held(size_t bytes) {
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    struct stat status {};
+    if (stat(file.path().c_str(), &status) != 0) continue;
+    if (static_cast<size_t>(status.st_size) != bytes) continue;
+    return static_cast<size_t>(status.st_blocks) * 512;
+  }
+  return 0;
+}
+
+TEST(SharedHeap, HoldsNoPagesOfABlockThatItCouldNotRestore) {
+  constexpr size_t kBytes = size_t{4} << 20;
+  const auto heap = make_heap(0);
+  heap->allocate(kBytes, true).reset();
+  EXPECT_LT(bytes_held(4096 + kBytes), size_t{1} << 20);
+  pieces_until_memory_is_gone = 2;
+  EXPECT_THROW(heap->allocate(kBytes, true), Error);
+  pieces_until_memory_is_gone.reset();
+  EXPECT_LT(bytes_held(4096 + kBytes), size_t{1} << 20);
+  EXPECT_NE(heap->allocate(kBytes, true), nullptr);
 }
 
 TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {
