@@ -5,6 +5,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/keep_for_ever.h"
+#include "horon/core/base/text.h"
 #include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::core {
@@ -88,6 +89,11 @@ void MpiTransport::take_arrivals() {
     if (found == 0) break;
     int bytes = 0;
     check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+    if (bytes < 0 || static_cast<size_t>(bytes) > kMessageBytesMax) {
+      throw Error(ErrorCode::Internal,
+                  concat("rank ", status.MPI_SOURCE, " sent a control message of ", bytes,
+                         " bytes through MPI, more than Horon ever sends"));
+    }
     Arrival& arrival = arrivals_.emplace_back();
     arrival.from = status.MPI_SOURCE;
     arrival.bytes.resize(static_cast<size_t>(bytes));

@@ -2,7 +2,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
+#include <climits>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +14,19 @@
 #include "horon/core/transport/shared_memory_transport.h"
 #include "horon/tests/core/transport/transport_contract.h"
 #include "horon/tests/support/mpi_main.h"
+
+namespace {
+
+std::optional<int> told_length;  // of the next messages, instead of their own
+
+}  // namespace
+
+// MPI's profiling interface: this one is called in place of the library's.
+extern "C" int MPI_Get_count(const MPI_Status* status, MPI_Datatype type, int* count) {
+  const int result = PMPI_Get_count(status, type, count);
+  if (told_length) *count = *told_length;
+  return result;
+}
 
 namespace horon::core {
 namespace {
@@ -114,6 +129,29 @@ TEST(MpiTransport, RefusesMessagesThatAreTooLong) {
     EXPECT_TRUE(transport.flushed());
   }
   MPI_Barrier(bootstrap.communicator());
+}
+
+TEST(MpiTransport, ALengthThatCantBeIsAnErrorAndAllocatesNothing) {
+  const MpiLibrary library;
+  const MpiBootstrap bootstrap(library);
+  const int rank = bootstrap.topology().rank;
+  for (const int length : {static_cast<int>(MpiTransport::kMessageBytesMax) + 1, INT_MAX, -1}) {
+    MpiTransport transport(bootstrap, {});
+    if (rank == 0) transport.send(1, pattern(0, 1, 0, 10));
+    if (rank == 1) {
+      told_length = length;
+      try {
+        while (!transport.receive()) {
+        }
+        ADD_FAILURE() << "no error for " << length;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Internal);
+        EXPECT_THAT(error.what(), testing::HasSubstr("rank 0 sent a control message"));
+      }
+      told_length.reset();
+    }
+    MPI_Barrier(bootstrap.communicator());
+  }
 }
 
 }  // namespace
