@@ -115,7 +115,7 @@ class UnavailableGroup final : public LocalGroup {
     throw Error(ErrorCode::OperationFailed,
                 concat("memory of local rank ", local_rank, " can't be mapped: ", reason_));
   }
-  std::optional<int> dead_local_rank() override { return std::nullopt; }
+  std::vector<int> dead_local_ranks() override { return {}; }
   int process_id(int) const override { return 0; }
 
  private:
@@ -179,12 +179,13 @@ class MappedGroup final : public LocalGroup {
     return segment.data() + address.offset;
   }
 
-  std::optional<int> dead_local_rank() override {
-    if (poll(polls_.data(), polls_.size(), 0) <= 0) return std::nullopt;
+  std::vector<int> dead_local_ranks() override {
+    std::vector<int> dead;
+    if (poll(polls_.data(), polls_.size(), 0) <= 0) return dead;
     for (size_t i = 0; i < polls_.size(); ++i) {
-      if (polls_[i].revents != 0) return static_cast<int>(i);
+      if (polls_[i].revents != 0) dead.push_back(static_cast<int>(i));
     }
-    return std::nullopt;
+    return dead;
   }
   int process_id(int local_rank) const override {
     return peers_.at(static_cast<size_t>(local_rank)).process_id;

@@ -68,9 +68,8 @@ class LocalGroup {
   // ended, no memory).
   virtual std::byte* map(int local_rank, const SharedAddress& address) = 0;
 
-  // The first local rank whose process has ended (by pidfd), if any. One system call; runtime
-  // thread.
-  virtual std::optional<int> dead_local_rank() = 0;
+  // The local ranks whose processes have ended (by pidfd). One system call; runtime thread.
+  virtual std::vector<int> dead_local_ranks() = 0;
   // 0 if the group is not available.
   virtual int process_id(int local_rank) const = 0;
 };

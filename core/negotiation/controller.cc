@@ -74,7 +74,7 @@ void Controller::shutdown() {
 }
 
 void Controller::receive(int from, std::span<const std::byte> bytes) {
-  if (fatal_ || ended_) return;
+  if (fatal_) return;
   liveness_.heard(from);
   try {
     const Envelope envelope = decode(bytes);
@@ -89,13 +89,14 @@ void Controller::receive(int from, std::span<const std::byte> bytes) {
 
 void Controller::take_item(int from, const Item& item) {
   if (fatal_) return;
+  if (ended_ && !std::holds_alternative<Ping>(item) && !std::holds_alternative<Abort>(item)) return;
   if (is_record(item)) return take_record(from, item);
   std::visit(Overloaded{
                  [&](const Ping& ping) {
                    to_one_.emplace_back(from, Pong{ping.number});
                    // Somebody waits: whoever holds it up must answer too, and only the
                    // coordinator may know who that is.
-                   if (coordinator_ != nullptr) ask_everybody(from);
+                   if (coordinator_ != nullptr && !ended_) ask_everybody(from);
                  },
                  [](const Pong&) {},  // heard() is all
                  [&](const Stall& stall) { stall_text_ = stall.text; },
@@ -131,7 +132,7 @@ void Controller::take_record(int from, const Item& item) {
 }
 
 void Controller::batch_finished() {
-  --batches_running_;
+  member_.batch_finished();
   last_progress_ = now_;
   if (coordinator_ != nullptr) coordinator_->batch_finished();
 }
@@ -178,7 +179,7 @@ void Controller::set_time(Nanos now) {
 void Controller::tick(Nanos now) {
   set_time(now);
   if (fatal_ || ended_) return;
-  const bool waiting = member_.has_unserved() || batches_running_ > 0 || member_.leaving();
+  const bool waiting = member_.has_unserved() || member_.batches_running() > 0 || member_.leaving();
   if (waiting && now - last_progress_ >= options_.ask_after) {
     if (coordinator_ == nullptr) {
       ask(kCoordinatorRank);
@@ -279,7 +280,6 @@ Effects Controller::take_effects() {
     }
   }
   pack_messages();
-  batches_running_ += static_cast<int>(effects_.starts.size());
   ended_ = ended_ || effects_.bye;
   return std::exchange(effects_, {});
 }
@@ -311,7 +311,7 @@ void Controller::pack_messages() {
 }
 
 bool Controller::at_rest() const {
-  return !member_.has_unserved() && batches_running_ == 0 &&
+  return !member_.has_unserved() && member_.batches_running() == 0 &&
          (coordinator_ == nullptr || coordinator_->at_rest());
 }
 

@@ -44,7 +44,8 @@ class Controller {
   void join(Ticket ticket);
   void shutdown();
 
-  // An envelope that rank `from` sent; bytes that can't be read end the job.
+  // An envelope that rank `from` sent; bytes that can't be read end the job. After Bye only a
+  // question and an Abort count: another process set of the job may still run.
   void receive(int from, std::span<const std::byte> bytes);
   // One batch given out earlier has finished here.
   void batch_finished();
@@ -64,6 +65,8 @@ class Controller {
 
   // Nothing said is unserved, nothing runs: no tick is needed.
   bool at_rest() const;
+  // Something is to come from other members: what holds this rank from its rest, or Bye.
+  bool waits() const { return !fatal_ && !ended_ && (!at_rest() || member_.leaving()); }
   bool is_coordinator() const { return coordinator_ != nullptr; }
   // What is missing, as far as this rank has heard; empty if nothing is, or no longer.
   const std::string& stall_text() const { return stall_text_; }
@@ -104,7 +107,6 @@ class Controller {
   bool told_of_ids_ = false;
   Nanos next_look_ = 0;       // coordinator: at the age of open entries
   Nanos next_roll_call_ = 0;  // coordinator: asks everybody
-  int batches_running_ = 0;
   uint64_t ping_number_ = 0;
   std::string stall_text_;
   std::vector<std::string> told_names_;  // coordinator: the entries that stall_text_ is about

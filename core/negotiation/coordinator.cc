@@ -21,7 +21,8 @@ Coordinator::Coordinator(const Options& options)
       size_(static_cast<int>(options.ranks.size())),
       planner_(options.fusion_bytes_max, options.alone_bytes),
       joined_(options.ranks.size()),
-      shut_(options.ranks.size()) {}
+      shut_(options.ranks.size()),
+      drained_(options.ranks.size()) {}
 
 std::string Coordinator::ranks_text(const std::vector<int>& members) const {
   std::vector<int> ranks;
@@ -35,7 +36,9 @@ size_t Coordinator::extents_said(const EntrySpec& spec, size_t member) const {
 
 void Coordinator::take(int from, const Item& item, Nanos now) {
   const auto member = static_cast<size_t>(from);
-  if (shut_.at(member)) broken(from, "it spoke after its shutdown");
+  if (shut_.at(member) != std::holds_alternative<Drained>(item)) {
+    broken(from, shut_[member] ? "it spoke after its shutdown" : "it drained before its shutdown");
+  }
   std::visit(Overloaded{
                  [&](const Ready& ready) { take_ready(from, ready, now); },
                  [&](const Refused& refused) { take_refused(from, refused, now); },
@@ -48,6 +51,7 @@ void Coordinator::take(int from, const Item& item, Nanos now) {
                    set_away(member, shut_, now);
                    ++shut_count_;
                  },
+                 [&](const Drained& drained) { take_drained(from, drained); },
                  [&](const auto&) { broken(from, "a record came up from a member"); },
              },
              item);
@@ -119,6 +123,19 @@ void Coordinator::take_refused(int from, const Refused& refused, Nanos now) {
   one_less(entry);
 }
 
+void Coordinator::take_drained(int from, const Drained& drained) {
+  uint64_t& said = drained_[static_cast<size_t>(from)];
+  if (drained.batches <= said || drained.batches > batches_planned_) {
+    broken(from, concat("it says that ", drained.batches, " batches have ended"));
+  }
+  drained_sum_ += drained.batches - said;
+  said = drained.batches;
+}
+
+bool Coordinator::all_drained() const {
+  return drained_sum_ == batches_planned_ * static_cast<uint64_t>(size_);
+}
+
 void Coordinator::one_less(Entry& entry) {
   if (--entry.awaited == 0) complete_.push_back(by_name_.at(entry.name));
 }
@@ -148,7 +165,7 @@ std::vector<Item> Coordinator::decide() {
     std::fill(joined_.begin(), joined_.end(), false);
     away_count_ = shut_count_;
   }
-  if (shut_count_ == size_) {
+  if (shut_count_ == size_ && all_drained()) {
     HORON_CHECK(entries_.empty() && planner_.empty(), "entries are left at the end of the log");
     log.emplace_back(Bye{});
     ended_ = true;
@@ -277,6 +294,7 @@ void Coordinator::plan(std::vector<Item>& log, bool everything) {
     for (ClosedEntry& entry : entries) batch.entries.push_back(planned(std::move(entry)));
     plan.batches.push_back(std::move(batch));
     ++in_flight_;
+    ++batches_planned_;
   }
   if (!plan.batches.empty()) log.emplace_back(std::move(plan));
 }
@@ -344,7 +362,15 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
 }
 
 std::string Coordinator::away_report(Nanos now, Nanos age) const {
-  if (away_count_ == 0 || away_count_ == size_ || now - away_since_ < age) return {};
+  if (away_count_ == 0 || now - away_since_ < age) return {};
+  if (shut_count_ == size_ && !ended_) {
+    std::vector<int> busy;
+    for (int member = 0; member < size_; ++member) {
+      if (drained_[static_cast<size_t>(member)] < batches_planned_) busy.push_back(member);
+    }
+    return concat("all ranks called shutdown(); collectives still run on ", ranks_text(busy));
+  }
+  if (away_count_ == size_) return {};
   std::vector<int> gone;
   std::vector<int> here;
   for (int member = 0; member < size_; ++member) {

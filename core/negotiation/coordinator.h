@@ -29,8 +29,8 @@ class Coordinator {
 
   explicit Coordinator(const Options& options);
 
-  // One item of a member: Ready, Refused, Join, Shutdown. Throws Error(Internal) if the member
-  // breaks the protocol.
+  // One item of a member: Ready, Refused, Join, Shutdown, Drained. Throws Error(Internal) if the
+  // member breaks the protocol.
   void take(int from, const Item& item, Nanos now);
   // A batch of this set that a Plan named has finished on this rank.
   void batch_finished() { --in_flight_; }
@@ -51,7 +51,8 @@ class Coordinator {
   // What people should know about entries that have been open for `age`; empty if there is none.
   std::string stall_report(Nanos now, Nanos age) const;
 
-  // Who has called shutdown() or join() and who has not, if some have for `age` and some have not.
+  // Who has called shutdown() or join() and who has not, if some have for `age` and some have not;
+  // where collectives still run, if all have called shutdown().
   std::string away_report(Nanos now, Nanos age) const;
 
   // More names have been agreed than ids can be given to: further ones are sent in full each time.
@@ -82,6 +83,9 @@ class Coordinator {
 
   void take_ready(int from, const Ready& ready, Nanos now);
   void take_refused(int from, const Refused& refused, Nanos now);
+  void take_drained(int from, const Drained& drained);
+  // Every batch of the log has ended on every member, as they have said behind their shutdown.
+  bool all_drained() const;
   Entry& open(const std::string& name, Nanos now);
   Vote& vote_of(Entry& entry, int from);
   void one_less(Entry& entry);
@@ -113,6 +117,9 @@ class Coordinator {
   Nanos away_since_ = 0;  // the first of them
   int last_joined_ = -1;  // in this round of joins; -1: nobody has joined
   bool ended_ = false;
+  uint64_t batches_planned_ = 0;
+  std::vector<uint64_t> drained_;  // [member]: what it has said last
+  uint64_t drained_sum_ = 0;       // of drained_
   int in_flight_ = 0;
   EntryIds ids_;
 };

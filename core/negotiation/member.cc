@@ -101,6 +101,19 @@ void Member::say_away() {
   if (held_ > 0) return;
   if (join_ticket_ && !std::exchange(join_said_, true)) news_.emplace_back(Join{});
   if (leaving_ && !std::exchange(leaving_said_, true)) news_.emplace_back(Shutdown{});
+  say_drained();
+}
+
+void Member::batch_finished() {
+  HORON_CHECK(batches_running() > 0, "a batch ends that was not started");
+  ++batches_ended_;
+  say_drained();
+}
+
+void Member::say_drained() {
+  if (!leaving_said_ || batches_running() > 0 || drained_said_ == batches_ended_) return;
+  drained_said_ = batches_ended_;
+  news_.emplace_back(Drained{batches_ended_});
 }
 
 void Member::apply(const Item& record, Effects& effects) {
@@ -119,6 +132,7 @@ void Member::apply(const Item& record, Effects& effects) {
                  [&](const Bye&) {
                    if (!unserved_.empty()) broken("the log ended with entries unserved");
                    if (!leaving_) broken("the log ended before this rank has left");
+                   if (batches_running() > 0) broken("the log ended while a batch runs here");
                    ended_ = true;
                    effects.bye = true;
                  },
@@ -132,7 +146,7 @@ void Member::apply(const Plan& plan, Effects& effects) {
     check(batch);
     const bool joined_here = std::binary_search(batch.joined.begin(), batch.joined.end(), index_);
     StartBatch start;
-    start.sequence = next_sequence_++;
+    start.sequence = batches_started_++;
     start.contributors = size_ - static_cast<int>(batch.joined.size());
     for (const PlannedEntry& planned : batch.entries) {
       start.entries.push_back(start_entry(planned, joined_here));

@@ -35,6 +35,9 @@ class Member {
   void join(Ticket ticket, Effects& effects);
   void shutdown();
 
+  // One of the batches in `effects.starts` has ended here.
+  void batch_finished();
+
   // A record of the log, in order.
   void apply(const Item& record, Effects& effects);
 
@@ -49,6 +52,8 @@ class Member {
   std::vector<std::string> unserved_names() const;
   uint64_t applied() const { return applied_; }
   bool leaving() const { return leaving_; }
+  // Batches that the log has started and that have not ended here.
+  uint64_t batches_running() const { return batches_started_ - batches_ended_; }
 
  private:
   struct Vote {
@@ -69,6 +74,8 @@ class Member {
   void say_ready(const Request& request);
   // Join and Shutdown go behind everything that is held.
   void say_away();
+  // "Nothing runs here any more", once for each number of batches.
+  void say_drained();
   void apply(const Plan& plan, Effects& effects);
   void apply(const Fail& fail, Effects& effects);
   StartEntry start_entry(const PlannedEntry& planned, bool joined_here);
@@ -89,8 +96,10 @@ class Member {
   bool join_said_ = false;
   size_t held_ = 0;  // votes that are held back, over all names
   uint64_t applied_ = 0;
-  bool ended_ = false;  // Bye was applied
-  uint64_t next_sequence_ = 0;
+  bool ended_ = false;            // Bye was applied
+  uint64_t batches_started_ = 0;  // also the sequence of the next one
+  uint64_t batches_ended_ = 0;
+  uint64_t drained_said_ = 0;
   std::vector<Item> news_;
   std::unordered_map<std::string, Unserved> unserved_;
   EntryIds ids_;

@@ -1,6 +1,6 @@
 // The words of the control protocol as plain values (core/negotiation/PROTOCOL.md tells the story).
 //
-// Members send Ready, Refused, Join and Shutdown up to the coordinator of their set. The
+// Members send Ready, Refused, Join, Shutdown and Drained up to the coordinator of their set. The
 // coordinator appends records (Plan, Fail, Unused, Joined, Bye) to the set's log, which every
 // member applies in order. Ping, Pong, Stall and Abort stand outside the log.
 #pragma once
@@ -43,6 +43,11 @@ struct Refused {
 struct Join {};
 struct Shutdown {};
 
+// Behind Shutdown: "all batches that the log has started have ended here, and so many they were."
+struct Drained {
+  uint64_t batches = 0;
+};
+
 struct Ping {
   uint64_t number = 0;
 };
@@ -83,6 +88,7 @@ struct Unused {
 struct Joined {
   int32_t last = 0;
 };
+// All members have shut down, and no batch runs on any of them.
 struct Bye {};
 
 // For people: what is missing. Changes no state.
@@ -97,7 +103,7 @@ struct Abort {
 };
 
 using Item = std::variant<Ready, Refused, Join, Shutdown, Ping, Pong, Plan, Fail, Unused, Joined,
-                          Bye, Stall, Abort>;
+                          Bye, Stall, Abort, Drained>;
 
 // What travels between two ranks at once: several items of one process set.
 struct Envelope {

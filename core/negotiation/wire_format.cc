@@ -11,7 +11,7 @@ namespace horon::core {
 namespace {
 
 // Changes with every change of the format, so that two builds never misread each other.
-constexpr uint8_t kFormatVersion = 2;
+constexpr uint8_t kFormatVersion = 3;
 
 class Writer {
  public:
@@ -270,6 +270,7 @@ struct WriteItem {
     out.byte(static_cast<uint8_t>(item.code));
     out.text(item.text);
   }
+  void operator()(const Drained& item) const { out.number(item.batches); }
 };
 
 constexpr int kErrorCodes = static_cast<int>(ErrorCode::Internal) + 1;
@@ -337,6 +338,8 @@ Item read_item(Reader& in) {
       const auto code = in.enumerator<ErrorCode>(kErrorCodes);
       return Abort{code, in.text()};
     }
+    case 13:
+      return Drained{in.number()};
     default:
       Reader::bad("an item has an unknown kind");
   }

@@ -2,15 +2,22 @@
 
 #include <utility>
 
+#include "horon/core/base/keep_for_ever.h"
+
 namespace horon::core {
 
-void Reaper::add(Submission&& submission) {
+void Reaper::add(Submission&& submission) noexcept {
   const bool program_owns_nothing = submission.keep_alive == nullptr &&
                                     submission.allocate_output == nullptr &&
                                     submission.ready == nullptr;
   if (program_owns_nothing) return;
   const std::lock_guard lock(mutex_);
-  submissions_.push_back(std::move(submission));
+  try {
+    submissions_.push_back(std::move(submission));
+  } catch (...) {
+    keep_value_for_ever(std::move(submission));
+    return;
+  }
   any_.store(true, std::memory_order_release);
 }
 

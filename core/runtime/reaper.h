@@ -20,8 +20,8 @@ class Reaper {
   Reaper(const Reaper&) = delete;
   Reaper& operator=(const Reaper&) = delete;
 
-  // Runtime thread.
-  void add(Submission&& submission);
+  // Where there is no memory to hold one more, it is never destroyed. Runtime thread.
+  void add(Submission&& submission) noexcept;
   // Destroys all that is here. Any thread of the program; cheap if there is nothing.
   void release();
 

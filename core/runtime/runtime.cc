@@ -5,6 +5,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -24,10 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::nanoseconds;
 
-Error closed_error() {
-  return Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
-}
-
 }  // namespace
 
 class Runtime::Impl {
@@ -43,8 +40,7 @@ class Runtime::Impl {
     auto world = std::make_shared<std::vector<int>>(static_cast<size_t>(topology_.size));
     std::iota(world->begin(), world->end(), 0);
     world_ = std::move(world);
-    const BlockedSignals blocked;  // the thread inherits them
-    thread_ = std::thread([this] { loop_.run(); });
+    start_thread();
   }
 
   std::shared_ptr<HandleState> submit(Submission submission) {
@@ -101,7 +97,7 @@ class Runtime::Impl {
       door_.queue.push(ShutdownCall{});
     } catch (...) {  // the job has ended already; or no memory: then it ends at the deadline
     }
-    door_.queue.close(closed_error());
+    door_.queue.close(door_.shut_down);
     door_.deadline_ns = (Clock::now() + deadline).time_since_epoch().count();
     door_.leaving = true;
     transport_->ring();
@@ -136,6 +132,16 @@ class Runtime::Impl {
 
  private:
   using Ranks = std::shared_ptr<const std::vector<int>>;
+
+  void start_thread() {
+    const BlockedSignals blocked;  // the thread inherits them
+    try {
+      thread_ = std::thread([this] { loop_.run(); });
+    } catch (const std::system_error& error) {
+      throw Error(ErrorCode::Limit,
+                  concat("the background thread can't be started: ", error.what()));
+    }
+  }
 
   Ranks members_of(uint32_t set) const {
     if (set == kWorldSet) return world_;

@@ -18,7 +18,7 @@ namespace horon::core {
 namespace {
 
 // Takes the handle, so that none is finished twice.
-void finish(std::shared_ptr<HandleState>& handle, std::optional<Error> error) {
+void finish(std::shared_ptr<HandleState>& handle, std::optional<Error> error) noexcept {
   const std::shared_ptr<HandleState> finishing = std::exchange(handle, nullptr);
   if (finishing == nullptr) return;
   Outcome outcome;
@@ -50,6 +50,7 @@ RuntimeLoop::RuntimeLoop(Parts parts, RuntimeDoor& door)
       transport_(parts.transport),
       make_set_(std::move(parts.make_set)),
       reaper_(std::move(parts.reaper)),
+      out_of_memory_(ErrorCode::Limit, concat("rank ", topology_.rank, " is out of memory")),
       door_(door) {
   add_runner(kWorldSet, all_ranks(topology_), std::move(parts.world));
 }
@@ -59,17 +60,12 @@ void RuntimeLoop::run() noexcept {
   try {
     while (!ended_) turn();
   } catch (...) {
-    const Error cause = current_error();
-    end_job(Error(cause.code(), concat("rank ", topology_.rank,
-                                       ": its background thread failed: ", cause.what())));
+    end_job(failure_of_thread());
   }
   flush_messages();
-  attempt([&] {
-    // The program's other threads may have submitted between the last turn and here.
-    const Error closed(ErrorCode::NotInitialized, "horon::shutdown() has been called");
-    door_.queue.close(closed);
-    finish_calls(closed);
-  });
+  // The program's other threads may have submitted between the last turn and here.
+  door_.queue.close(door_.shut_down);
+  finish_calls(*door_.shut_down);
   attempt([&] { runners_.clear(); });
 }
 
@@ -135,8 +131,8 @@ void RuntimeLoop::take_call(Call& call) {
                  [&](AddSetCall& add) { take(add); },
                  [&](RemoveSetCall& remove) { take(remove); },
                  [&](ShutdownCall&) {
-                   leaving_all_ = true;
-                   for (auto& [id, runner] : runners_) runner->leave();
+                   shut_down_ = true;
+                   for (auto& [id, runner] : runners_) runner->shut_down();
                  },
              },
              call);
@@ -173,7 +169,7 @@ void RuntimeLoop::take(AddSetCall& add) {
     const Error error(cause.code(), concat("rank ", topology_.rank, ": process set ", add.set,
                                            " can't be made: ", cause.what()));
     finish(add.handle, error);
-    runners_.at(kWorldSet)->fail(error);  // the other members may have it
+    fail_all_sets(error);  // the other members may have it
   }
 }
 
@@ -181,7 +177,7 @@ void RuntimeLoop::take(RemoveSetCall& remove) {
   const auto runner = runners_.find(remove.set);
   if (runner == runners_.end()) return finish(remove.handle, std::nullopt);
   removals_[remove.set] = std::move(remove.handle);
-  runner->second->leave();
+  runner->second->shut_down();
 }
 
 void RuntimeLoop::forget_removed_sets() {
@@ -207,8 +203,8 @@ void RuntimeLoop::add_runner(uint32_t id, const std::vector<int>& ranks, SetReso
   parts.timeline = timeline_;
   parts.reaper = reaper_;
   parts.on_fatal = [this](const Error& error) {
-    set_fatal(error);
     fatal_now_ = true;
+    return set_fatal(error);
   };
   runners_[id] = std::make_unique<SetRunner>(std::move(parts));
 }
@@ -227,7 +223,7 @@ bool RuntimeLoop::take_messages() {
                     concat("it is about process set ", set, ", which is not known here"));
       }  // else: it was sent before the set was removed
     } catch (const Error& error) {
-      runners_.at(kWorldSet)->fail(
+      fail_all_sets(
           Error(error.code(), concat("message from rank ", message->from, ": ", error.what())));
     }
   }
@@ -247,27 +243,45 @@ void RuntimeLoop::note_stalls() {
 }
 
 bool RuntimeLoop::all_over() const {
-  return leaving_all_ && std::all_of(runners_.begin(), runners_.end(),
-                                     [](const auto& entry) { return entry.second->over(); });
+  return shut_down_ && std::all_of(runners_.begin(), runners_.end(),
+                                   [](const auto& entry) { return entry.second->over(); });
 }
 
-void RuntimeLoop::set_fatal(const Error& error) {
+Error RuntimeLoop::set_fatal(const Error& error) {
+  if (door_.fatal != nullptr) return *door_.fatal;  // only this thread writes it
+  auto fatal = std::make_shared<const Error>(error);
+  door_.queue.close(fatal);
   {
     const std::lock_guard lock(door_.mutex);
-    if (door_.fatal != nullptr) return;
-    door_.fatal = std::make_shared<const Error>(error);
+    door_.fatal = std::move(fatal);
   }
-  log(LogLevel::Error, error.what());
-  door_.queue.close(error);
+  attempt([&] { log(LogLevel::Error, error.what()); });
+  return error;
+}
+
+// A set that has ended takes no error any more, so one set may not speak for all.
+void RuntimeLoop::fail_all_sets(const Error& error) {
+  for (auto& [id, runner] : runners_) runner->fail(error);
+}
+
+Error RuntimeLoop::failure_of_thread() const noexcept {
+  try {
+    const Error cause = current_error();
+    return Error(cause.code(),
+                 concat("rank ", topology_.rank, ": its background thread failed: ", cause.what()));
+  } catch (...) {
+    return out_of_memory_;
+  }
 }
 
 void RuntimeLoop::end_job(const Error& error) noexcept {
-  attempt([&] { set_fatal(error); });
+  attempt([&] { (void)set_fatal(error); });
   const Error first = door_.fatal != nullptr ? *door_.fatal : error;  // only this thread writes it
   attempt([&] { tell_all_ranks(first); });
   end_all(first);
 }
 
+// In the set of all ranks, which takes it even after its Bye.
 void RuntimeLoop::tell_all_ranks(const Error& error) {
   Envelope envelope;
   envelope.set = kWorldSet;
@@ -279,16 +293,16 @@ void RuntimeLoop::tell_all_ranks(const Error& error) {
 }
 
 void RuntimeLoop::end_all(const Error& error) noexcept {
-  attempt([&] { set_fatal(error); });
+  attempt([&] { (void)set_fatal(error); });
   for (auto& entry : runners_) attempt([&] { entry.second->end_all(error); });
-  for (auto& removal : removals_) attempt([&] { finish(removal.second, error); });
+  for (auto& removal : removals_) finish(removal.second, error);
   removals_.clear();
-  attempt([&] { finish_calls(error); });
+  finish_calls(error);
   ended_ = true;
 }
 
 // The calls of this turn that nobody has taken yet, and those that wait in the queue.
-void RuntimeLoop::finish_calls(const Error& error) {
+void RuntimeLoop::finish_calls(const Error& error) noexcept {
   const auto end = [&](std::vector<Call>& calls) {
     for (Call& call : calls) {
       std::visit(Overloaded{
@@ -332,30 +346,52 @@ void RuntimeLoop::rest() {
     pause = std::clamp(std::chrono::nanoseconds(left), std::chrono::nanoseconds(0), pause);
   }
   transport_->wait(pause);
-  if ((!at_rest() || door_.leaving) && pacer_.long_wait()) look_for_the_dead();
+  if (pacer_.long_wait() && anybody_waits()) look_for_the_dead();
   if (past_deadline()) end_at_deadline();
 }
 
+bool RuntimeLoop::anybody_waits() const {
+  return std::any_of(runners_.begin(), runners_.end(),
+                     [](const auto& entry) { return entry.second->waits(); });
+}
+
 void RuntimeLoop::look_for_the_dead() {
-  const std::optional<std::string> dead = transport_->dead_peer();
-  if (!dead) return;
-  // Its last message may be an Abort that names another rank: that one is the cause, not this
+  const std::vector<Transport::DeadPeer> dead = transport_->dead_peers();
+  if (dead.empty()) return;
+  // Its last message may be an Abort that names another rank, or Bye: that counts more than its
   // death.
   if (take_messages()) return;
-  // While all ranks shut down, a peer that is gone may have had its Bye a moment before us.
-  constexpr auto grace = std::chrono::seconds(2);
-  if (at_rest()) {
-    const int64_t soon = (Clock::now() + grace).time_since_epoch().count();
-    door_.deadline_ns = std::min<int64_t>(door_.deadline_ns, soon);
-  } else {
-    runners_.at(kWorldSet)->fail(Error(ErrorCode::PeerDead, concat(*dead, " has died")));
+  const Nanos now = Clock::now().time_since_epoch().count();
+  for (const Transport::DeadPeer& peer : dead) dead_.try_emplace(peer.rank, Death{peer.text, now});
+  for (auto& [id, runner] : runners_) judge_the_dead(*runner, now);
+}
+
+// A set ends only when nothing runs on any of its members. So a member that is gone while something
+// is under way here has died; but one that is gone while this rank only waits for Bye may have had
+// its own a moment before.
+void RuntimeLoop::judge_the_dead(SetRunner& runner, Nanos now) {
+  constexpr Nanos grace = 2'000'000'000;
+  if (!runner.waits()) return;
+  for (const auto& [rank, death] : dead_) {
+    if (!runner.has_member(rank) || (runner.at_rest() && now - death.seen < grace)) continue;
+    return runner.fail(error_of(death));
   }
 }
 
+Error RuntimeLoop::error_of(const Death& death) {
+  return Error(ErrorCode::PeerDead, concat(death.who, " has died"));
+}
+
 void RuntimeLoop::end_at_deadline() {
+  for (const auto& [rank, death] : dead_) {
+    const bool awaited = std::any_of(runners_.begin(), runners_.end(), [&](const auto& entry) {
+      return entry.second->waits() && entry.second->has_member(rank);
+    });
+    if (awaited) return end_job(error_of(death));
+  }
   const std::string& stalled = door_.stall_report;
   const std::string missing = stalled.empty() ? "" : concat(" (", stalled, ")");
-  farewell_ = concat("shutdown(): not all ranks have called it within the time limit", missing);
+  farewell_ = concat("shutdown(): not all ranks have ended within the time limit", missing);
   end_job(Error(ErrorCode::Timeout, concat("rank ", topology_.rank, " has ended: ", farewell_)));
 }
 

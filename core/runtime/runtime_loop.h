@@ -30,6 +30,9 @@ struct RuntimeDoor {
   std::string stall_report;
   std::atomic<bool> leaving{false};  // shutdown() has begun, and waits until `deadline_ns`
   std::atomic<int64_t> deadline_ns{0};
+  // What a call gets after shutdown().
+  const std::shared_ptr<const Error> shut_down =
+      std::make_shared<const Error>(ErrorCode::NotInitialized, "horon::shutdown() has been called");
 };
 
 // Everything here belongs to the runtime thread once run() has begun.
@@ -53,6 +56,13 @@ class RuntimeLoop {
   const std::string& farewell() const { return farewell_; }
 
  private:
+  // A peer whose process has ended, as far as the platform can tell.
+  struct Death {
+    std::string who;
+    Nanos seen;
+  };
+  static Error error_of(const Death& death);
+
   // The last messages (Bye, Abort) go out, for a second at most: a peer may take nothing any more.
   void flush_messages();
   void turn();
@@ -67,19 +77,26 @@ class RuntimeLoop {
   bool take_messages();
   void note_stalls();
   bool all_over() const;
-  void set_fatal(const Error& error);
+  // Returns what ended the job: this error, or an earlier one.
+  Error set_fatal(const Error& error);
+  // The same, and all ranks of each set are told in the next turn.
+  void fail_all_sets(const Error& error);
   // The job is over: the other ranks are told, and whatever waits or comes later gets the first
   // error that was given here.
   void end_job(const Error& error) noexcept;
+  // What the exception that is being handled means for the job.
+  Error failure_of_thread() const noexcept;
   // Best effort: a peer that can't be reached does not keep the others from hearing it.
   void tell_all_ranks(const Error& error);
   // Whatever waits gets this error.
   void end_all(const Error& error) noexcept;
-  void finish_calls(const Error& error);
+  void finish_calls(const Error& error) noexcept;
   bool past_deadline() const;
   bool at_rest() const;
   void rest();
+  bool anybody_waits() const;
   void look_for_the_dead();
+  void judge_the_dead(SetRunner& runner, Nanos now);
   // shutdown() has waited long enough.
   void end_at_deadline();
 
@@ -91,6 +108,7 @@ class RuntimeLoop {
   Transport* const transport_;
   const std::function<SetResources(const std::vector<int>&)> make_set_;
   const std::shared_ptr<Reaper> reaper_;
+  const Error out_of_memory_;  // made while there is memory for its text
   RuntimeDoor& door_;
   std::map<uint32_t, std::unique_ptr<SetRunner>> runners_;
   std::map<uint32_t, std::shared_ptr<HandleState>> removals_;
@@ -98,8 +116,9 @@ class RuntimeLoop {
   Pacer pacer_;
   std::vector<Call> calls_;
   std::vector<Outgoing> outbox_;
-  bool fatal_now_ = false;    // an error ends the job in this turn
-  bool leaving_all_ = false;  // this rank has shut down
+  bool fatal_now_ = false;     // an error ends the job in this turn
+  bool shut_down_ = false;     // this rank, in all its sets
+  std::map<int, Death> dead_;  // by rank
   bool ended_ = false;
   std::string farewell_;
 };

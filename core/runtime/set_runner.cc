@@ -71,6 +71,10 @@ void SetRunner::receive(int from_rank, std::span<const std::byte> bytes) {
   controller_.receive(static_cast<int>(member - parts_.ranks.begin()), bytes);
 }
 
+bool SetRunner::has_member(int rank) const {
+  return std::find(parts_.ranks.begin(), parts_.ranks.end(), rank) != parts_.ranks.end();
+}
+
 bool SetRunner::decide(Nanos now, std::vector<Outgoing>& outbox) {
   controller_.tick(now);
   return apply(controller_.take_effects(), outbox);
@@ -90,7 +94,8 @@ bool SetRunner::apply(Effects effects, std::vector<Outgoing>& outbox) {
     outbox.push_back(std::move(message));
   }
   for (StartBatch& start : effects.starts) parts_.resources.executor->enqueue(work_of(start));
-  if (effects.fatal) parts_.on_fatal(*effects.fatal);  // who is woken by the error must find it
+  if (effects.fatal)
+    (void)parts_.on_fatal(*effects.fatal);  // who is woken by the error must find it
   for (const Finished& finished : effects.finished) {
     Outcome outcome;
     outcome.error = finished.error;
@@ -130,9 +135,11 @@ bool SetRunner::settle_batches() {
   for (FinishedBatch& batch : finished_) {
     if (batch.error) {
       const int rank = parts_.ranks[static_cast<size_t>(parts_.me)];
-      controller_.fail(Error(batch.error->code(),
-                             concat("rank ", rank, ": collective of \"", batch.entries.front().name,
-                                    "\" failed: ", batch.error->what())));
+      const Error error(batch.error->code(),
+                        concat("rank ", rank, ": collective of \"", batch.entries.front().name,
+                               "\" failed: ", batch.error->what()));
+      controller_.fail(error);
+      batch.error = parts_.on_fatal(error);  // its handles hear what all others hear
     }
     settle(batch);
     controller_.batch_finished();
@@ -156,14 +163,14 @@ void SetRunner::settle(FinishedBatch& batch) {
   }
 }
 
-void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) {
+void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) noexcept {
   const auto place = live_.find(ticket);
   HORON_CHECK(place != live_.end(), "a submission finished twice");
   Submission& submission = place->second.submission;
   // The memory first: whoever waits for the handle may then release it.
   const std::shared_ptr<HandleState> handle = submission.handle;
   if (memory_in_use) {
-    keep_for_ever(std::make_shared<Submission>(std::move(submission)));
+    keep_value_for_ever(std::move(submission));
   } else {
     parts_.reaper->add(std::move(submission));
   }
@@ -171,8 +178,13 @@ void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) {
   handle->finish(std::move(outcome));
 }
 
-void SetRunner::end_all(const Error& error) {
-  for (FinishedBatch& batch : parts_.resources.executor->abandon(error)) settle(batch);
+void SetRunner::end_all(const Error& error) noexcept {
+  try {
+    for (FinishedBatch& batch : parts_.resources.executor->abandon(error)) settle(batch);
+  } catch (...) {
+    // No memory to take the batches apart: the executor keeps all that they hold, for ever.
+    (void)parts_.resources.executor.release();
+  }
   while (!live_.empty()) {
     const auto& [ticket, live] = *live_.begin();
     Outcome outcome;

@@ -32,8 +32,9 @@ class SetRunner {
     SetResources resources;
     std::shared_ptr<Timeline> timeline;  // may be null
     std::shared_ptr<Reaper> reaper;
-    // Called before a handle hears of an error that ends the job.
-    std::function<void(const Error&)> on_fatal;
+    // Called before a handle hears of an error that ends the job. Returns the error that ends it:
+    // this one, or an earlier one.
+    std::function<Error(const Error&)> on_fatal;
   };
   explicit SetRunner(Parts parts);
   SetRunner(const SetRunner&) = delete;
@@ -45,7 +46,7 @@ class SetRunner {
   void take(Submission&& submission);
   void refuse(const Refusal& refusal) { controller_.refuse(refusal.name, refusal.text); }
   void join(std::shared_ptr<HandleState> handle);
-  void leave() { controller_.shutdown(); }
+  void shut_down() { controller_.shutdown(); }
   void receive(int from_rank, std::span<const std::byte> bytes);
   void fail(const Error& error) { controller_.fail(error); }
 
@@ -55,14 +56,16 @@ class SetRunner {
   // Moves the collectives on. True if anything happened.
   bool work();
   // The job is over: ends everything that is under way. Also after another call has thrown.
-  void end_all(const Error& error);
+  void end_all(const Error& error) noexcept;
 
   Executor::Pace pace() const { return pace_; }
   bool at_rest() const { return controller_.at_rest(); }
+  bool waits() const { return controller_.waits(); }
+  bool has_member(int rank) const;
   bool is_coordinator() const { return controller_.is_coordinator(); }
   const std::string& stall_text() const { return controller_.stall_text(); }
-  // Every member has left, and what they had started has ended.
-  bool over() const { return bye_ && pace_ == Executor::Pace::Idle; }
+  // Every member has shut down, and nothing runs on any of them.
+  bool over() const { return bye_; }
 
  private:
   bool apply(Effects effects, std::vector<Outgoing>& outbox);
@@ -71,7 +74,7 @@ class SetRunner {
   void settle(FinishedBatch& batch);
   // `memory_in_use`: a collective that has failed may still write its tensors, by way of MPI or of
   // a peer, so they are kept for ever.
-  void complete(Ticket ticket, Outcome outcome, bool memory_in_use = false);
+  void complete(Ticket ticket, Outcome outcome, bool memory_in_use = false) noexcept;
 
   using Clock = std::chrono::steady_clock;
   // A submission that has not finished.

@@ -16,9 +16,9 @@ void SubmissionQueue::drain(std::vector<Call>& calls) {
   calls.swap(calls_);
 }
 
-void SubmissionQueue::close(const Error& why) {
+void SubmissionQueue::close(std::shared_ptr<const Error> why) noexcept {
   const std::lock_guard lock(mutex_);
-  if (closed_ == nullptr) closed_ = std::make_unique<const Error>(why);
+  if (closed_ == nullptr) closed_ = std::move(why);
 }
 
 }  // namespace horon::core

@@ -42,14 +42,15 @@ class SubmissionQueue {
   void push(Call call);
   // All that is here, in order; the consumer alone.
   void drain(std::vector<Call>& calls);
-  // From now on push() throws. What is in the queue stays for drain().
-  void close(const Error& why);
+  // From now on push() throws this error, unless an earlier close() gave another. What is in the
+  // queue stays for drain().
+  void close(std::shared_ptr<const Error> why) noexcept;
 
  private:
   const std::function<void()> wake_;
   std::mutex mutex_;
   std::vector<Call> calls_;
-  std::unique_ptr<const Error> closed_;
+  std::shared_ptr<const Error> closed_;
 };
 
 }  // namespace horon::core

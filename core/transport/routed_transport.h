@@ -23,7 +23,7 @@ class RoutedTransport final : public Transport {
   bool must_poll() const override { return true; }
   void wait(std::chrono::nanoseconds timeout) override { local_->wait(timeout); }
   void ring() noexcept override { local_->ring(); }
-  std::optional<std::string> dead_peer() override { return local_->dead_peer(); }
+  std::vector<DeadPeer> dead_peers() override { return local_->dead_peers(); }
 
  private:
   const std::unique_ptr<SharedMemoryTransport> local_;

@@ -167,11 +167,14 @@ void SharedMemoryTransport::wait(std::chrono::nanoseconds timeout) {
 
 void SharedMemoryTransport::ring() noexcept { group_.doorbell(topology_.local_rank).ring(); }
 
-std::optional<std::string> SharedMemoryTransport::dead_peer() {
-  const std::optional<int> dead = group_.dead_local_rank();
-  if (!dead) return std::nullopt;
-  return concat("rank ", topology_.local_ranks[static_cast<size_t>(*dead)], " (pid ",
-                group_.process_id(*dead), " on host ", host_name(), ")");
+std::vector<Transport::DeadPeer> SharedMemoryTransport::dead_peers() {
+  std::vector<DeadPeer> dead;
+  for (const int local_rank : group_.dead_local_ranks()) {
+    const int rank = topology_.local_ranks[static_cast<size_t>(local_rank)];
+    dead.push_back({rank, concat("rank ", rank, " (pid ", group_.process_id(local_rank),
+                                 " on host ", host_name(), ")")});
+  }
+  return dead;
 }
 
 }  // namespace horon::core

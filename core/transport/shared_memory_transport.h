@@ -39,7 +39,7 @@ class SharedMemoryTransport final : public Transport {
   void wait(std::chrono::nanoseconds timeout) override;
   void ring() noexcept override;
   // "rank 3 (pid 4711 on host node7)"
-  std::optional<std::string> dead_peer() override;
+  std::vector<DeadPeer> dead_peers() override;
 
  private:
   using LengthPrefix = std::array<std::byte, sizeof(uint64_t)>;

@@ -50,9 +50,12 @@ class Transport {
   // Wakes wait(); any thread.
   virtual void ring() noexcept = 0;
 
-  // A peer whose process is known to have ended ("rank 3 (pid 4711)"), where the platform can tell;
-  // cheap.
-  virtual std::optional<std::string> dead_peer() { return std::nullopt; }
+  struct DeadPeer {
+    int rank = 0;
+    std::string text;  // "rank 3 (pid 4711 on host h)"
+  };
+  // The peers whose processes are known to have ended, where the platform can tell; cheap.
+  virtual std::vector<DeadPeer> dead_peers() { return {}; }
 
  protected:
   // What send() does first. Throws Error(Limit).

@@ -16,7 +16,8 @@ horon_test(executor_test FILES core/execution/executor_test.cc support/fake_devi
 horon_test(op_table_test FILES core/execution/op_table_test.cc)
 horon_test(runtime_test
            FILES core/runtime/runtime_test.cc core/runtime/runtime_failures_test.cc
-                 core/runtime/submission_memory_test.cc support/fake_device.cc)
+                 core/runtime/shutdown_failures_test.cc core/runtime/submission_memory_test.cc
+                 support/fake_device.cc)
 horon_test(process_sets_test FILES core/runtime/process_sets_test.cc support/fake_device.cc)
 horon_test(mpi_transport_test FILES core/transport/mpi_transport_test.cc RANKS 2 3 4)
 horon_test(bootstrap_test FILES core/bootstrap/bootstrap_test.cc)

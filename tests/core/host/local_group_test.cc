@@ -138,11 +138,11 @@ TEST(LocalGroup, SeesThatAPeerHasEnded) {
   ProcessJob survivors(2);  // whoever leaves early is dead as well
   const auto body = [&](int rank) {
     const auto group = make_group(rank, job);
-    CHECK_CHILD(!group->dead_local_rank());
+    CHECK_CHILD(group->dead_local_ranks().empty());
     job.barrier();
     if (rank == 1) raise(SIGKILL);
-    while (!group->dead_local_rank()) std::this_thread::yield();
-    CHECK_CHILD(group->dead_local_rank() == 1);
+    while (group->dead_local_ranks().empty()) std::this_thread::yield();
+    CHECK_CHILD(group->dead_local_ranks() == std::vector<int>{1});
     survivors.barrier();
     return true;
   };
@@ -156,11 +156,13 @@ TEST(LocalGroup, ATransportNamesTheDeadPeer) {
     const auto group = LocalGroup::create(job.of(rank), SharedMemoryTransport::area_bytes(3));
     const Topology topology = make_topology(2 * rank + 1, std::vector<int>{0, 1, 0, 1, 0, 1});
     SharedMemoryTransport transport(*group, group->area(), topology, {});
-    CHECK_CHILD(!transport.dead_peer());
+    CHECK_CHILD(transport.dead_peers().empty());
     job.barrier();
     if (rank == 2) _exit(0);  // an end without an error is an end, too
-    while (!transport.dead_peer()) std::this_thread::yield();
-    const std::string text = transport.dead_peer().value();
+    while (transport.dead_peers().empty()) std::this_thread::yield();
+    const Transport::DeadPeer dead = transport.dead_peers().front();
+    CHECK_CHILD(dead.rank == 5);
+    const std::string& text = dead.text;
     CHECK_CHILD(text.starts_with("rank 5 (pid " + std::to_string(group->process_id(2)) + " on "));
     survivors.barrier();
     return true;
@@ -180,7 +182,7 @@ TEST(LocalGroup, IsUnavailableToAllIfItIsToOne) {
     CHECK_CHILD(!group->available());
     CHECK_CHILD(group->unavailable_reason().find("Permission denied") != std::string::npos);
     CHECK_CHILD(group->area() == nullptr);
-    CHECK_CHILD(!group->dead_local_rank());
+    CHECK_CHILD(group->dead_local_ranks().empty());
     group->ring_all_others();
     group->doorbell(rank).ring();
     CHECK_CHILD(group->doorbell(rank).wait(std::chrono::seconds(20), {}));
@@ -213,7 +215,7 @@ TEST(LocalGroup, WorksAmongThreads) {
   run_ranks(4, [&](int rank) {
     auto group = LocalGroup::create(job.of(rank), kAreaBytes);
     ASSERT_TRUE(group->available()) << group->unavailable_reason();
-    EXPECT_FALSE(group->dead_local_rank());
+    EXPECT_TRUE(group->dead_local_ranks().empty());
     const auto memory = group->allocate(100'000);
     const auto me = static_cast<size_t>(rank);
     places[me] = memory.get();
@@ -236,7 +238,7 @@ TEST(LocalGroup, OneRankIsAGroup) {
   group->ring_all_others();
   const auto memory = group->allocate(10);
   EXPECT_EQ(group->map(0, group->locate(memory.get(), 10).value()), memory.get());
-  EXPECT_FALSE(group->dead_local_rank());
+  EXPECT_TRUE(group->dead_local_ranks().empty());
 }
 
 TEST(LocalGroup, CanBeUnwanted) {

@@ -59,6 +59,7 @@ TEST(Simulation, EverythingOccurs) {
         "late fault", "two faults", "process set"}) {
     EXPECT_GE(seen[what], 50) << what;
   }
+  EXPECT_GE(seen["fault while the last batches run"], 20);
 }
 
 }  // namespace

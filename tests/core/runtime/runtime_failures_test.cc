@@ -153,10 +153,10 @@ class DeathBeforeNews final : public Transport {
   bool must_poll() const override { return true; }
   void wait(std::chrono::nanoseconds timeout) override { below_->wait(timeout); }
   void ring() noexcept override { below_->ring(); }
-  std::optional<std::string> dead_peer() override {
-    if (!state_.peer_died) return std::nullopt;
+  std::vector<DeadPeer> dead_peers() override {
+    if (!state_.peer_died) return {};
     state_.holds_news = false;
-    return "rank 0 (pid 1)";
+    return {{0, "rank 0 (pid 1)"}};
   }
 
  private:
@@ -195,13 +195,13 @@ TEST(RuntimeFailures, ARankThatLeavesAtItsLimitTellsTheOthersWhy) {
   World world(3, {}, no_limits());
   world.each([](Runtime& runtime, int rank) {
     if (rank == 1) {
-      EXPECT_THAT(runtime.shutdown(50ms), HasSubstr("not all ranks have called it"));
+      EXPECT_THAT(runtime.shutdown(50ms), HasSubstr("not all ranks have ended"));
       return;
     }
     while (runtime.fatal_error() == nullptr) std::this_thread::sleep_for(1ms);
     EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::Timeout);
     EXPECT_THAT(runtime.fatal_error()->what(),
-                AllOf(HasSubstr("rank 1"), HasSubstr("not all ranks have called it")));
+                AllOf(HasSubstr("rank 1"), HasSubstr("not all ranks have ended")));
   });
 }
 

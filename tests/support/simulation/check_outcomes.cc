@@ -242,6 +242,9 @@ std::vector<std::string> check_common_end(const SimulatedCluster& cluster,
     if (!is_prefix(r.records, cluster.rank(0).records)) {
       wrong.push_back(concat("rank ", rank, " has applied another log than the coordinator"));
     }
+    if (r.bye && (r.pending > 0 || r.finished != r.started)) {
+      wrong.push_back(concat("rank ", rank, " still waits after its Bye"));
+    }
     if (is_culprit(rank) || !needed || r.bye) continue;
     if (!r.fatal) {
       const bool waits = r.pending > 0 || r.leaving || r.finished != r.started;

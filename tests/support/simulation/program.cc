@@ -175,6 +175,7 @@ std::string describe(const core::Item& item) {
           [](const core::Stall& i) {
             return concat("Stall: ", i.text.empty() ? "nothing is missing any more" : i.text);
           },
+          [](const core::Drained& i) { return concat("Drained after ", i.batches); },
           [](const core::Abort& i) { return concat("Abort (", to_string(i.code), ") ", i.text); },
       },
       item);

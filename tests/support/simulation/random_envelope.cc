@@ -113,6 +113,8 @@ bool same(const core::Item& a, const core::Item& b) {
           return x.name == y.name && x.code == y.code && x.text == y.text;
         } else if constexpr (std::is_same_v<T, core::Ping> || std::is_same_v<T, core::Pong>) {
           return x.number == y.number;
+        } else if constexpr (std::is_same_v<T, core::Drained>) {
+          return x.batches == y.batches;
         } else if constexpr (std::is_same_v<T, core::Unused>) {
           return x.name == y.name;
         } else if constexpr (std::is_same_v<T, core::Joined>) {
@@ -157,8 +159,10 @@ core::Item random_item(std::mt19937_64& random, size_t kind) {
       return core::Bye{};
     case 11:
       return core::Stall{random_text(random)};
-    default:
+    case 12:
       return core::Abort{random_code(random), random_text(random)};
+    default:
+      return core::Drained{random_number(random)};
   }
 }
 

@@ -81,7 +81,9 @@ class Author {
     if (dice >= 29) return;
     if (dice >= 24) return corrupt(world);
     // A fault may come at any time, so also at the very end.
-    const Nanos end = chance(40) ? 20 * kMillisecond : time_of_last_event(world);
+    const bool early = chance(traits_.leaves ? 15 : 40);
+    const Course course = early ? Course{} : course_of(world);
+    const Nanos end = early ? 20 * kMillisecond : course.end;
     if (dice < 5) {
       Fault short_stop = random_fault(size, end);
       short_stop.kind = Fault::Kind::Freeze;
@@ -91,6 +93,12 @@ class Author {
     }
     std::vector<Fault>& faults = world.timing.faults;
     faults.push_back(random_fault(size, end));
+    // Often when all have called shutdown() and the last batches run.
+    if (course.batches_end > course.shutdown && chance(80)) {
+      faults[0].at =
+          course.shutdown +
+          static_cast<Nanos>(below(static_cast<uint64_t>(course.batches_end - course.shutdown)));
+    }
     if (!chance(35)) return;
     Fault second = random_fault(size, end);
     if (chance(50)) second.at = faults[0].at + static_cast<Nanos>(below(3)) * kMillisecond;
@@ -120,11 +128,17 @@ class Author {
     return fault;
   }
 
-  static Nanos time_of_last_event(const World& world) {
+  // When things happen without a fault; the last of each.
+  struct Course {
+    Nanos end = 0;
+    Nanos shutdown = 0;
+    Nanos batches_end = 0;
+  };
+  static Course course_of(const World& world) {
     SimulatedCluster cluster(world.cluster, world.programs);
     TimedRun run(cluster, world.timing);
     run.run();
-    return run.last_progress();
+    return {run.last_progress(), run.last_shutdown(), run.last_batch_end()};
   }
 
   void corrupt(World& world) {
@@ -168,7 +182,7 @@ class Author {
       add_call(out, entry, step);
       if (chance(10)) add_wait(out, concat("t", entry));
     }
-    if (!chance(70)) return;
+    if (!chance(traits_.leaves ? 40 : 70)) return;
     out.push_back(wait_all());
     pending_.clear();
   }
@@ -264,8 +278,10 @@ std::vector<std::string> judge(const World& world, const SimulatedCluster& clust
   return wrong;
 }
 
-std::map<std::string, int> count(const World& world, const SimulatedCluster& cluster) {
+std::map<std::string, int> count(const World& world, const SimulatedCluster& cluster,
+                                 const TimedRun& run) {
   std::map<std::string, int> seen;
+  seen["fault while the last batches run"] = run.faults_at_the_end();
   for (int rank = 0; rank < cluster.size(); ++rank) {
     const SimulatedCluster::Rank& r = cluster.rank(rank);
     for (const Outcome& outcome : r.outcomes) {
@@ -296,7 +312,7 @@ Report run_world(const World& world) {
   run.run();
   Report report;
   report.wrong = judge(world, cluster, run);
-  report.seen = count(world, cluster);
+  report.seen = count(world, cluster, run);
   bool rest = world.timing.faults.empty() && !world.corrupted;
   for (int rank = 0; rank < cluster.size(); ++rank) {
     const SimulatedCluster::Rank& r = cluster.rank(rank);

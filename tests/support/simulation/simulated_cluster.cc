@@ -200,6 +200,7 @@ void SimulatedCluster::flush(int rank) {
     ++progress_;
     if (options_.trace) note(concat(rank, ": bye"));
     if (r.bye || !r.leaving) violate(concat("rank ", rank, " got a Bye that can't be"));
+    if (any_batch_runs()) violate(concat("rank ", rank, " got a Bye while a batch runs"));
     r.bye = true;
   }
 }
@@ -338,6 +339,12 @@ void SimulatedCluster::note(const std::string& line) {
   if (!options_.trace) return;
   if (!heading_.empty()) trace_.push_back(std::exchange(heading_, {}));
   trace_.push_back(line);
+}
+
+bool SimulatedCluster::any_batch_runs() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
+    return !rank.dead && !rank.fatal && rank.finished < batches_.size();
+  });
 }
 
 bool SimulatedCluster::any_message() const { return !channels_.empty(); }

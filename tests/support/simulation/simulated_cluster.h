@@ -103,6 +103,8 @@ class SimulatedCluster {
   uint64_t progress() const { return progress_; }
   const std::vector<std::string>& violations() const { return violations_; }
   bool any_message() const;
+  // A batch that some rank has started has not ended on some rank that lives.
+  bool any_batch_runs() const;
 
  private:
   struct Batch {

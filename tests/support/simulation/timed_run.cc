@@ -99,6 +99,11 @@ void TimedRun::handle(const Event& event) {
 
 void TimedRun::strike(const Fault& fault) {
   if (cluster_.rank(fault.rank).dead) return;
+  bool all_leave = true;
+  for (int rank = 0; rank < cluster_.size(); ++rank) {
+    all_leave = all_leave && cluster_.rank(rank).leaving;
+  }
+  if (all_leave && cluster_.any_batch_runs()) ++faults_at_the_end_;
   Rank& rank = ranks_[static_cast<size_t>(fault.rank)];
   switch (fault.kind) {
     case Fault::Kind::Freeze:
@@ -129,7 +134,9 @@ void TimedRun::wake(int rank) {
   for (const int from : std::exchange(r.inbox, {})) cluster_.deliver(from, rank);
   cluster_.tick(rank, now_);
   for (; r.finishes > 0; --r.finishes) {
-    if (cluster_.can_finish(rank)) cluster_.finish(rank);
+    if (!cluster_.can_finish(rank)) continue;
+    cluster_.finish(rank);
+    last_batch_end_ = now_;
   }
   cluster_.flush(rank);
   run_program(rank);
@@ -149,7 +156,9 @@ void TimedRun::run_program(int rank) {
       schedule(r.thinks_until, Kind::Wake, rank);
       r.awake = true;
     }
+    const bool left = state.leaving;
     cluster_.act(rank);
+    if (state.leaving && !left) last_shutdown_ = now_;
     // The runtime may look between any two calls of the program, or after many.
     if (random_() % 2 == 0) cluster_.flush(rank);
   }

@@ -47,6 +47,11 @@ class TimedRun {
   Nanos now() const { return now_; }
   // When something last happened, questions whether somebody lives not counted.
   Nanos last_progress() const { return last_progress_; }
+  // When a rank last called shutdown(), and when a batch last ended.
+  Nanos last_shutdown() const { return last_shutdown_; }
+  Nanos last_batch_end() const { return last_batch_end_; }
+  // Faults that came when every rank had called shutdown() and batches still ran.
+  int faults_at_the_end() const { return faults_at_the_end_; }
   // For how long nothing had happened (questions whether somebody lives not counted) when the
   // first rank ended by an error; 0 if none has.
   Nanos silence_before_fatal() const { return silence_before_fatal_; }
@@ -94,6 +99,9 @@ class TimedRun {
   uint64_t progress_ = 0;
   Nanos last_progress_ = 0;
   bool ended_ = false;
+  int faults_at_the_end_ = 0;
+  Nanos last_shutdown_ = 0;
+  Nanos last_batch_end_ = 0;
   Nanos silence_before_fatal_ = 0;
 };
 

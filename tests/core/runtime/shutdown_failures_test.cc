@@ -1,0 +1,259 @@
+// What goes wrong while ranks leave: the last collectives still run, a member is gone, and yet
+// every rank hears the cause.
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/transport/transport.h"
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using test_world::error_of;
+using test_world::Hooks;
+using test_world::submission;
+using test_world::Tensor;
+using test_world::tensor;
+using test_world::World;
+using testing::AllOf;
+using testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+// Silence is no cause: only what a rank says or what the platform knows ends the job.
+Config no_limits() {
+  Config config;
+  config.dead_after_s = 0;
+  return config;
+}
+
+class Event final : public ReadyEvent {
+ public:
+  explicit Event(std::function<bool()> ready) : ready_(std::move(ready)) {}
+  bool ready() override { return ready_(); }
+
+ private:
+  const std::function<bool()> ready_;
+};
+
+// An allreduce of one element; on this rank its memory becomes ready when `ready` says so.
+std::shared_ptr<HandleState> begin(Runtime& runtime, std::function<bool()> ready = nullptr) {
+  const auto x = std::make_shared<Tensor>(tensor({1}));
+  Submission mine = submission("x", *x);
+  if (ready) mine.ready = std::make_unique<Event>(std::move(ready));
+  mine.keep_alive = x;
+  return runtime.submit(std::move(mine));
+}
+
+// The handle has what ended the job, word for word.
+void expect_same_end(const Runtime& runtime, const HandleState& handle, ErrorCode code) {
+  ASSERT_TRUE(handle.wait(20s));
+  const auto fatal = runtime.fatal_error();
+  ASSERT_NE(fatal, nullptr) << "it was there before the handle ended";
+  EXPECT_EQ(fatal->code(), code);
+  EXPECT_EQ(error_of(handle), fatal->what());
+}
+
+TEST(ShutdownFailures, ACollectiveThatFailsAfterAllHaveLeftIsTheErrorOfAll) {
+  World world(3, {}, no_limits());
+  std::atomic<Clock::rep> fails_at{0};
+  std::barrier all_leave(3, [&]() noexcept {
+    fails_at = (Clock::now() + 200ms).time_since_epoch().count();  // long after the log has ended
+  });
+  world.each([&](Runtime& runtime, int rank) {
+    const auto fault = [&] {
+      if (fails_at == 0 || Clock::now().time_since_epoch().count() < fails_at) return false;
+      throw Error(ErrorCode::OperationFailed, "the device is gone");
+    };
+    const auto handle = rank == 1 ? begin(runtime, fault) : begin(runtime);
+    all_leave.arrive_and_wait();
+    EXPECT_EQ(runtime.shutdown(20s), "");
+    expect_same_end(runtime, *handle, ErrorCode::OperationFailed);
+    EXPECT_THAT(error_of(*handle), AllOf(HasSubstr("rank 1"), HasSubstr("the device is gone")));
+  });
+}
+
+// Until then the ranks that have nothing to do stay: somebody may need them.
+TEST(ShutdownFailures, NobodyEndsBeforeTheLastCollectiveHasEndedEverywhere) {
+  World world(3);
+  std::atomic<bool> go{false};
+  std::atomic<int> ended{0};
+  std::barrier all_leave(3);
+  world.each([&](Runtime& runtime, int rank) {
+    const auto late = [&] { return go.load(); };
+    const auto handle = rank == 1 ? begin(runtime, late) : begin(runtime);
+    all_leave.arrive_and_wait();
+    std::jthread watch;
+    if (rank == 1) {
+      watch = std::jthread([&] {
+        std::this_thread::sleep_for(200ms);
+        EXPECT_EQ(ended, 0);
+        go = true;
+      });
+    }
+    EXPECT_EQ(runtime.shutdown(20s), "");
+    ++ended;
+    EXPECT_EQ(error_of(*handle), "");
+    EXPECT_EQ(runtime.fatal_error(), nullptr);
+  });
+}
+
+TEST(ShutdownFailures, AShutdownThatEndsAtItsLimitTellsWhereCollectivesRun) {
+  Config config = no_limits();
+  config.stall_warn_s = 0.05;
+  World world(2, {}, config);
+  world.each([&](Runtime& runtime, int rank) {
+    const auto handle = rank == 1 ? begin(runtime, [] { return false; }) : begin(runtime);
+    const std::string text = runtime.shutdown(rank == 0 ? 1s : 20s);
+    if (rank == 0) {
+      EXPECT_THAT(text, HasSubstr("collectives still run on ranks 0 and 1"));
+    }
+    expect_same_end(runtime, *handle, ErrorCode::Timeout);
+  });
+}
+
+// On every rank but `dead` the platform says, from some time on, that this one has ended.
+struct Dead {
+  int rank = 0;
+  std::atomic<bool> known{false};
+};
+
+class KnowsTheDead final : public Transport {
+ public:
+  KnowsTheDead(std::unique_ptr<Transport> below, const Dead& dead)
+      : below_(std::move(below)), dead_(dead) {}
+
+  int rank() const override { return below_->rank(); }
+  int size() const override { return below_->size(); }
+  void send(int to, Bytes message) override { below_->send(to, std::move(message)); }
+  std::optional<Message> receive() override { return below_->receive(); }
+  bool flushed() override { return below_->flushed(); }
+  bool must_poll() const override { return true; }
+  void wait(std::chrono::nanoseconds timeout) override { below_->wait(timeout); }
+  void ring() noexcept override { below_->ring(); }
+  std::vector<DeadPeer> dead_peers() override {
+    if (!dead_.known) return {};
+    return {{dead_.rank, "rank " + std::to_string(dead_.rank) + " (pid 4711)"}};
+  }
+
+ private:
+  const std::unique_ptr<Transport> below_;
+  const Dead& dead_;
+};
+
+Hooks hooks_of(const Dead& dead) {
+  Hooks hooks;
+  hooks.wrap_transport = [&dead](int rank, std::unique_ptr<Transport> below) {
+    if (rank == dead.rank) return below;
+    return std::unique_ptr<Transport>(new KnowsTheDead(std::move(below), dead));
+  };
+  return hooks;
+}
+
+TEST(ShutdownFailures, ARankThatDiesInTheLastCollectiveIsNamed) {
+  Dead dead{.rank = 1};
+  World world(3, {}, no_limits(), hooks_of(dead));
+  std::barrier all_leave(3);
+  world.each([&](Runtime& runtime, int rank) {
+    const auto handle = rank == 1 ? begin(runtime, [] { return false; }) : begin(runtime);
+    all_leave.arrive_and_wait();
+    std::jthread killer;
+    if (rank == 1) {
+      killer = std::jthread([&] {
+        std::this_thread::sleep_for(200ms);
+        dead.known = true;
+      });
+    }
+    EXPECT_EQ(runtime.shutdown(20s), "");
+    expect_same_end(runtime, *handle, ErrorCode::PeerDead);
+    EXPECT_THAT(error_of(*handle), HasSubstr("rank 1 (pid 4711) has died"));
+  });
+}
+
+// It has not called shutdown(); the limit is long, or it is over before the death is certain.
+TEST(ShutdownFailures, ADeadRankIsNamedAndNotTheTimeLimit) {
+  for (const auto limit : {100s, 1s}) {
+    Dead dead{.rank = 1};
+    World world(2, {}, no_limits(), hooks_of(dead));
+    world.each([&](Runtime& runtime, int rank) {
+      if (rank == 1) {
+        dead.known = true;
+        while (runtime.fatal_error() == nullptr) std::this_thread::sleep_for(1ms);
+      } else {
+        EXPECT_EQ(runtime.shutdown(limit), "");
+      }
+      ASSERT_NE(runtime.fatal_error(), nullptr);
+      EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::PeerDead);
+      EXPECT_THAT(runtime.fatal_error()->what(), HasSubstr("rank 1 (pid 4711) has died"));
+    });
+  }
+}
+
+TEST(ShutdownFailures, ASetWithADeadMemberIsNotWaitedForWhenItIsRemoved) {
+  Dead dead{.rank = 1};
+  World world(3, {}, no_limits(), hooks_of(dead));
+  world.each([&](Runtime& runtime, int rank) {
+    runtime.add_set(1, {0, 1});
+    ASSERT_EQ(error_of(*begin(runtime)), "");
+    if (rank == 0) {
+      dead.known = true;
+      try {
+        runtime.remove_set(1);
+        ADD_FAILURE() << "rank 1 is in it and does not remove it";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::PeerDead);
+      }
+    }
+    while (runtime.fatal_error() == nullptr) std::this_thread::sleep_for(1ms);
+    EXPECT_THAT(runtime.fatal_error()->what(), HasSubstr("rank 1 (pid 4711) has died"));
+  });
+}
+
+// Rank 0 has ended properly with the set of all ranks; a set that it is not in goes on.
+TEST(ShutdownFailures, WhoHasEndedInAllItsSetsIsNotDead) {
+  Dead dead{.rank = 0};
+  World world(3, {}, no_limits(), hooks_of(dead));
+  std::atomic<bool> go{false};
+  std::barrier all_leave(3);
+  world.each([&](Runtime& runtime, int rank) {
+    runtime.add_set(1, {1, 2});
+    ASSERT_EQ(error_of(*begin(runtime)), "");
+    std::shared_ptr<HandleState> handle;
+    if (rank > 0) {
+      const auto x = std::make_shared<Tensor>(tensor({1}));
+      Submission mine = submission("x", *x);
+      mine.set = 1;
+      mine.ready = std::make_unique<Event>([&] { return go.load(); });
+      mine.keep_alive = x;
+      handle = runtime.submit(std::move(mine));
+    }
+    all_leave.arrive_and_wait();
+    std::jthread watch;
+    if (rank == 1) {
+      watch = std::jthread([&] {
+        while (!dead.known) std::this_thread::sleep_for(1ms);
+        std::this_thread::sleep_for(300ms);
+        go = true;
+      });
+    }
+    EXPECT_EQ(runtime.shutdown(20s), "");
+    if (rank == 0) dead.known = true;
+    EXPECT_EQ(runtime.fatal_error(), nullptr);
+    if (handle != nullptr) {
+      EXPECT_EQ(error_of(*handle), "");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace horon::core
