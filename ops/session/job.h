@@ -14,6 +14,7 @@
 #include "horon/core/host/local_group.h"
 #include "horon/core/runtime/runtime.h"
 #include "horon/ops/mpi/mpi_communicator.h"
+#include "horon/ops/session/call_counts.h"
 #include "horon/ops/session/process_sets.h"
 #include "horon/ops/session/session.h"
 
@@ -33,6 +34,7 @@ class Job {
   const core::OpTable& op_table() const { return *op_table_; }
   bool owns_mpi() const { return owns_mpi_; }
   ProcessSets& process_sets() { return *sets_; }
+  CallCounts& call_counts() { return call_counts_; }
 
   // See ops::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
@@ -65,6 +67,7 @@ class Job {
   std::shared_ptr<core::OpTable> op_table_;
   std::unique_ptr<ProcessSets> sets_;
   std::unique_ptr<core::Runtime> runtime_;
+  CallCounts call_counts_;
 };
 
 }  // namespace horon::ops

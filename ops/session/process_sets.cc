@@ -24,6 +24,12 @@ constexpr auto kReportInterval = std::chrono::seconds(1);
 // How far a rank has come with its communicator: one letter, and the text of a failure.
 constexpr std::string_view kReady = "r";
 constexpr std::string_view kWaiting = "w";
+// The same for all sets: a name that is new with each set would use up the table of names. Which
+// set is meant stands in what travels.
+constexpr const char* kAdd = "horon.add_process_set";
+constexpr const char* kCommunicator = "horon.add_process_set.communicator";
+constexpr const char* kMade = "horon.add_process_set.made";
+constexpr const char* kRemove = "horon.remove_process_set";
 
 std::string call_text(const std::vector<int>& ranks) {
   return concat("add_process_set({", core::list_ranks(ranks), "})");
@@ -54,7 +60,7 @@ ProcessSets::ProcessSets(core::MpiLibrary& library, const core::MpiBootstrap& bo
                          const core::Config& config)
     : library_(library), bootstrap_(bootstrap), topology_(bootstrap.topology()), config_(config) {}
 
-void ProcessSets::refuse_wrong_ranks(const std::string& name, const std::vector<int>& ranks) {
+void ProcessSets::refuse_wrong_ranks(const std::vector<int>& ranks) {
   std::string fault;
   if (ranks.empty()) fault = "it has no ranks";
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
@@ -65,26 +71,25 @@ void ProcessSets::refuse_wrong_ranks(const std::string& name, const std::vector<
   }
   if (fault.empty()) return;
   fault = concat(call_text(ranks), ": ", fault);
-  runtime_->refuse(name, fault);
+  runtime_->refuse(kAdd, fault);
   throw Error(ErrorCode::InvalidArgument, fault);
 }
 
 ProcessSet ProcessSets::add(std::vector<int> ranks) {
   const std::lock_guard lock(mutex_);
   const uint32_t id = ++calls_;
-  const std::string name = concat("horon.add_process_set.", id);
   std::sort(ranks.begin(), ranks.end());
-  refuse_wrong_ranks(name, ranks);
-  meet(*runtime_, name, concat("process set of ranks ", exact_list(ranks)));
-  make_communicator(name, ranks);
+  refuse_wrong_ranks(ranks);
+  meet(*runtime_, kAdd, concat("process set ", id, " of ranks ", exact_list(ranks)));
+  make_communicator(ranks);
   runtime_->add_set(id, ranks);
-  meet(*runtime_, concat(name, ".made"), "");  // nobody uses it before all have it
+  meet(*runtime_, kMade, concat("process set ", id));  // nobody uses it before all have it
   sets_.emplace_back(id, std::move(ranks), topology_.rank);
   return sets_.back();
 }
 
 // Collective over all ranks, also those that are not in the set: they hear what went wrong.
-void ProcessSets::make_communicator(const std::string& name, const std::vector<int>& ranks) {
+void ProcessSets::make_communicator(const std::vector<int>& ranks) {
   // Where only one thread at a time may call MPI, the runtime thread makes it, in make_resources().
   if (!library_.allows_threads_at_once()) return;
   std::optional<CommunicatorMaker> maker;
@@ -102,7 +107,7 @@ void ProcessSets::make_communicator(const std::string& name, const std::vector<i
     if (maker && !maker->wait(kReportInterval)) state = kWaiting;
     if (maker && state == kReady) fault = maker->failure();
     if (!fault.empty()) state = fault;
-    states = gather_from_all(*runtime_, concat(name, ".communicator"), state);
+    states = gather_from_all(*runtime_, kCommunicator, state);
     for (size_t rank = 0; rank < states.size(); ++rank) {
       if (states[rank] == kReady || states[rank] == kWaiting) continue;
       throw Error(ErrorCode::OperationFailed,
@@ -145,7 +150,7 @@ void ProcessSets::remove(const ProcessSet& set) {
                        : concat("remove_process_set(): set ", set.id(), " has been removed before");
     throw Error(ErrorCode::InvalidArgument, fault);
   }
-  meet(*runtime_, concat("horon.remove_process_set.", set.id()), "");
+  meet(*runtime_, kRemove, concat("process set ", set.id()));
   runtime_->remove_set(set.id());
   sets_.erase(known);
 }

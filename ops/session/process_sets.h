@@ -37,8 +37,8 @@ class ProcessSets {
   core::SetResources make_resources(const std::vector<int>& ranks);
 
  private:
-  void refuse_wrong_ranks(const std::string& name, const std::vector<int>& ranks);
-  void make_communicator(const std::string& name, const std::vector<int>& ranks);
+  void refuse_wrong_ranks(const std::vector<int>& ranks);
+  void make_communicator(const std::vector<int>& ranks);
 
   core::MpiLibrary& library_;
   const core::MpiBootstrap& bootstrap_;

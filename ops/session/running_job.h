@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "horon/core/runtime/runtime.h"
+#include "horon/ops/session/call_counts.h"
 
 namespace horon::ops {
 
 // All throw Error(NotInitialized) outside init() .. shutdown(). Any thread.
 core::Runtime& runtime();
+CallCounts& call_counts();
 // Memory that collectives of this host can use without a copy (a gradient bucket); 64-byte aligned,
 // zeroed. It may outlive the session.
 std::shared_ptr<std::byte> allocate_host(size_t bytes);

@@ -98,7 +98,10 @@ void barrier(const ProcessSet& process_set) {
 }
 
 int join(const ProcessSet& process_set) {
-  return job().runtime().join(process_set.id())->get().last_joined;
+  ops::Job& running = job();
+  const int last = running.runtime().join(process_set.id())->get().last_joined;
+  running.call_counts().forget(process_set.id());
+  return last;
 }
 
 ProcessSet add_process_set(std::vector<int> ranks) {
@@ -154,6 +157,8 @@ std::vector<BuildFact> build_facts() {
 namespace ops {
 
 core::Runtime& runtime() { return job().runtime(); }
+
+CallCounts& call_counts() { return job().call_counts(); }
 
 std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(bytes); }
 

@@ -1,10 +1,8 @@
 #include "horon/torch_bindings/collectives/call_names.h"
 
 #include <condition_variable>
-#include <map>
 #include <mutex>
 #include <unordered_map>
-#include <utility>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -37,10 +35,8 @@ Turns& turns() {
 
 std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set) {
   if (!given.empty()) return given;
-  static std::mutex mutex;
-  static std::map<std::pair<std::string, uint32_t>, uint64_t> counters;
-  const std::lock_guard lock(mutex);
-  return concat(kind, ".noname.", counters[{std::string(kind), set}]++);
+  if (!is_initialized()) return concat(kind, ".noname");  // the call itself tells that
+  return concat(kind, ".noname.", ops::call_counts().next(kind, set));
 }
 
 void refuse_call(const std::string& name, const ProcessSet& set, const std::string& text) {

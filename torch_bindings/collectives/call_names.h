@@ -10,7 +10,8 @@
 namespace horon::torch_detail {
 
 // `given`, or if that is empty "kind.noname.N", counted in the order of the calls on each process
-// set. Any thread.
+// set, anew in each session and after each join(): the ranks that have joined may have missed
+// calls. Any thread.
 std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set);
 
 // Throws Error(InvalidArgument) with this text. The call fails with it under its name on the other

@@ -4,11 +4,13 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/tests/support/mpi_main.h"
 
 namespace horon {
@@ -67,6 +69,35 @@ TEST(SessionStart, ProcessSetsMustBeTheSameOnAllRanks) {
             "configuration: InitOptions::process_sets differs between ranks: rank 0 has '', rank 1 "
             "has '{1}'");
   expect_that_a_job_starts();
+}
+
+// It used to wait for ever, since each set had names of its own.
+TEST(Session, RanksThatRemoveDifferentSetsAreTold) {
+  init_session({.set = {{"HORON_STALL_ABORT_S", "5"}}});
+  std::vector<ProcessSet> sets = {add_process_set({0}), add_process_set({0})};
+  const bool last = test_rank() == test_size() - 1;
+  if (test_size() > 1) {
+    const std::string error = error_of([&] { remove_process_set(sets[last ? 1 : 0]); });
+    EXPECT_THAT(error, AllOf(StartsWith("mismatch"), HasSubstr("process set 1 on rank"),
+                             HasSubstr(concat("process set 2 on rank ", test_size() - 1))));
+  }
+  remove_process_set(sets[0]);
+  remove_process_set(sets[1]);
+  shutdown();
+}
+
+// Of another session's calls some ranks may have made more than others.
+TEST(Session, CallsAreCountedAnewInEachSession) {
+  for (int session = 0; session < 2; ++session) {
+    init_session();
+    for (uint64_t call = 0; call < 3; ++call) EXPECT_EQ(ops::call_counts().next("x", 0), call);
+    EXPECT_EQ(ops::call_counts().next("y", 0), 0U);
+    EXPECT_EQ(ops::call_counts().next("x", 1), 0U);
+    (void)join();
+    EXPECT_EQ(ops::call_counts().next("x", 0), 0U);
+    EXPECT_EQ(ops::call_counts().next("x", 1), 1U);
+    shutdown();
+  }
 }
 
 TEST(Session, KnowsWhetherItsHostsAreAlike) {

@@ -126,7 +126,7 @@ TEST(ProcessSet, WrongUseIsNamedOnEveryRank) {
   EXPECT_THAT(error_of([] { remove_process_set({}); }), HasSubstr("the set of all ranks stays"));
   if (size() > 1) {
     EXPECT_THAT(error_of([] { add_process_set({rank() == 1 ? 1 : 0}); }),
-                AllOf(StartsWith("mismatch"), HasSubstr("process set of ranks 1 on rank 1")));
+                AllOf(StartsWith("mismatch"), HasSubstr("of ranks 1 on rank 1")));
     EXPECT_THAT(error_of([] { add_process_set({rank() == 1 ? 99 : 0}); }),
                 HasSubstr("its ranks must be 0 to"));
   }
@@ -228,6 +228,27 @@ TEST(Join, WhatNeedsEveryRankFailsByName) {
   }
   (void)join();
   expect_works({});
+}
+
+// Calls without a name are counted on each rank, and ranks that have joined miss some.
+TEST(Join, CallsWithoutANameMeetAfterIt) {
+  const ProcessSet all = add_process_set(ProcessSet().ranks());
+  for (const ProcessSet& set : {ProcessSet(), all}) {
+    for (int round = 0; round < 2; ++round) {
+      const int calls = round == 0 ? rank() : size() - rank();
+      for (int call = 0; call < calls; ++call) {
+        (void)allreduce(mine(), {.process_set = set});
+        (void)allgather(mine(), {.process_set = set});
+      }
+      (void)join(set);
+      expect_works(set);
+      EXPECT_EQ(allgather(mine(1), {.process_set = set}).size(0), size());
+      const at::Tensor x = at::ones({2}).requires_grad_();
+      autograd::allreduce(x, {.op = ReduceOp::Sum, .process_set = set}).sum().backward();
+      expect_equal(x.grad(), at::full({2}, size(), at::kFloat));
+    }
+  }
+  remove_process_set(all);
 }
 
 TEST(Join, OfAProcessSet) {

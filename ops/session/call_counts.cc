@@ -1,0 +1,15 @@
+#include "horon/ops/session/call_counts.h"
+
+namespace horon::ops {
+
+uint64_t CallCounts::next(std::string_view kind, uint32_t set) {
+  const std::lock_guard lock(mutex_);
+  return counts_[{set, std::string(kind)}]++;
+}
+
+void CallCounts::forget(uint32_t set) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(counts_, [set](const auto& count) { return count.first.first == set; });
+}
+
+}  // namespace horon::ops

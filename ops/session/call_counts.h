@@ -1,0 +1,28 @@
+// How many calls without a name a rank has made: what such a call is named by.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace horon::ops {
+
+// Every rank counts for itself, so the ranks of a process set agree as long as they make the same
+// calls. While some of them have joined, they don't: when a join() ends, all forget what they have
+// counted and agree again. One for each session. Any thread.
+class CallCounts {
+ public:
+  // 0 for the first call of this kind on this process set, then 1, 2 ...
+  uint64_t next(std::string_view kind, uint32_t set);
+  // A join() on this process set has ended: no call from before is under way on any of its ranks.
+  void forget(uint32_t set);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<uint32_t, std::string>, uint64_t> counts_;
+};
+
+}  // namespace horon::ops
