@@ -35,6 +35,8 @@ add_library(horon_simulation STATIC
   support/simulation/simulated_cluster.cc
   support/simulation/timed_run.cc
   support/spec_changes.cc)
+set_source_files_properties(support/simulation/program.cc  # two structs are named Step
+                            PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 horon_target(horon_simulation)
 target_link_libraries(horon_simulation PUBLIC horon::core)
 horon_test(simulation_test FILES core/negotiation/simulation_test.cc LIBS horon_simulation

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Horon as outer projects see it: installed, or as a part of their own build.
 
-usage: package_test.py BUILD_FOLDER TORCH_ROOT    (TORCH_ROOT is empty in a build without LibTorch)
+usage: package_test.py BUILD_FOLDER TORCH_ROOT [Package.test_...]
+
+TORCH_ROOT is empty in a build without LibTorch.
 """
 
 import os
@@ -16,7 +18,7 @@ import unittest
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
 OUTER = SOURCES / "tests/tools/outer"
 BUILD, TORCH_ROOT = (sys.argv + ["build", ""])[1:3]
-del sys.argv[1:]
+del sys.argv[1:3]  # the rest is for unittest: names of tests
 # The machine's own choice of a LibTorch must not decide these tests.
 CLEAN = {name: value for name, value in os.environ.items()
          if name not in ("Torch_DIR", "CMAKE_PREFIX_PATH")}
@@ -104,7 +106,7 @@ class Package(unittest.TestCase):
     def test_as_a_part_of_another_build(self):
         """Also shared: as a part, then as installed from there."""
         self.build("part", f"-DHORON_SOURCES={SOURCES}", "-DHORON_TORCH=OFF",
-                   "-DCMAKE_BUILD_TYPE=Debug", "-DBUILD_SHARED_LIBS=ON")
+                   "-DCMAKE_BUILD_TYPE=Debug", "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_UNITY_BUILD=ON")
         self.assertIn("core_user: 2 ranks", self.run_on_two("part", "core_user"))
         prefix = self.folder / "shared_prefix"
         self.succeed("cmake", "--install", self.folder / "part", "--prefix", prefix)

@@ -5,8 +5,8 @@
 #include <chrono>
 #include <limits>
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
-#include <torch/torch.h>
 
 #include "horon/tests/support/mpi_main.h"
 #include "horon/tests/torch_bindings/session_environment.h"
@@ -27,9 +27,9 @@ const auto* const environment =
 
 // Rows that all ranks have, rows of one rank, and one that this rank has twice (not coalesced).
 at::Tensor table(at::ScalarType dtype, int64_t rows = 20) {
-  const at::Tensor indices = torch::tensor({{0, 7, 1 + rank(), 7}}, at::kLong);
-  const at::Tensor values = (torch::arange(12.0).view({4, 3}) + 3 * rank()).to(dtype);
-  return torch::sparse_coo_tensor(indices, values, {rows, 3});
+  const at::Tensor indices = at::tensor({0, 7, 1 + rank(), 7}, at::kLong).view({1, 4});
+  const at::Tensor values = (at::arange(12.0).view({4, 3}) + 3 * rank()).to(dtype);
+  return at::sparse_coo_tensor(indices, values, {rows, 3});
 }
 
 void expect_is_dense_result(const at::Tensor& sparse, ReduceOp op, const ProcessSet& set = {}) {
