@@ -37,7 +37,7 @@ void submit_and_wait(core::Runtime& runtime, const Call& call) {
     submission.splits = core::even_splits(call.shape.input_count, runtime.topology().size);
   }
   if (blocks) submission.allocate_output = [&call](size_t, int64_t) { return call.output; };
-  (void)runtime.submit(std::move(submission))->get();
+  (void)runtime.run(std::move(submission))->get();
 }
 
 }  // namespace horon::bench

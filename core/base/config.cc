@@ -77,7 +77,10 @@ constexpr std::array kKnobs = {
     seconds("HORON_SHUTDOWN_TIMEOUT_S", &Config::shutdown_timeout_s, kOwn,
             "how long shutdown() waits for the other ranks"),
     integer("HORON_SPIN_US", &Config::spin_us, "microseconds", {-1, 1e6}, kOwn,
-            "how long the background thread polls before it sleeps; -1: from cores and ranks"),
+            "how long a waiting thread polls before it sleeps; -1: it yields, longer with cores to "
+            "spare"),
+    text("HORON_STEP_IN_SUBMIT", &Config::step_in_submit, "auto, on, off", kOwn,
+         "calls that do not wait move communication on themselves; auto: if no core is to spare"),
     integer("HORON_THREADS", &Config::threads, "", {0, 4096}, kOwn,
             "OpenMP threads of this rank; 0: from cores and ranks"),
     text("HORON_ALLREDUCE", &Config::allreduce, "auto, shm, mpi", kSame, "which allreduce is used"),

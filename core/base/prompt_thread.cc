@@ -37,4 +37,15 @@ void make_thread_prompt() noexcept {
   syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
+PromptTimers::~PromptTimers() {
+  if (before_ns_ >= 0)
+    prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(before_ns_), 0UL, 0UL, 0UL);
+}
+
+void PromptTimers::enable() noexcept {
+  if (before_ns_ >= 0) return;
+  before_ns_ = prctl(PR_GET_TIMERSLACK, 0UL, 0UL, 0UL, 0UL);
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs, 0UL, 0UL, 0UL);
+}
+
 }  // namespace horon::core

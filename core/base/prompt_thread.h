@@ -9,4 +9,18 @@ namespace horon::core {
 // up its slice. Linux before 6.12 ignores the length of the slice.
 void make_thread_prompt() noexcept;
 
+// For a thread of the program that waits for the network: while enabled, its sleeps are not rounded
+// up. Gives the thread its own setting back at the end.
+class PromptTimers {
+ public:
+  PromptTimers() = default;
+  ~PromptTimers();
+  PromptTimers(const PromptTimers&) = delete;
+  PromptTimers& operator=(const PromptTimers&) = delete;
+  void enable() noexcept;
+
+ private:
+  int before_ns_ = -1;  // -1: not enabled
+};
+
 }  // namespace horon::core

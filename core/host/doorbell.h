@@ -1,5 +1,5 @@
-// An auto-reset event in memory: one waiter, any number of ringers, in any thread of any process
-// that maps it.
+// An event in memory that tells one rank to look at its shared memory, its messages and its
+// submissions: any number of ringers, in any thread of any process that maps it.
 #pragma once
 
 #include <atomic>
@@ -16,23 +16,43 @@ struct WaitPolicy {
   int yields = 20;
 };
 
-// Nobody makes a system call unless the waiter sleeps. Valid as zeroed memory; must stay at one
-// place while in use.
+// Two threads of a rank answer it, never both at once: the one that holds the right to step the
+// rank's loop, and a deputy that sleeps until that right is free and something rings. A ring makes
+// a system call only if somebody sleeps, and wakes one thread. Valid as zeroed memory; must stay at
+// one place while in use.
 class alignas(64) Doorbell {
  public:
-  // Everything written before ring() is visible after the wait() that it ends.
+  // Everything written before ring() is visible to whoever has seen it by take() or wait().
   void ring() noexcept;
 
-  // Returns at once if rung since the last wait, else looks as `policy` says, then sleeps. True if
-  // it was rung, false if the timeout came first. One thread at a time.
+  // The holder:
+  // Forgets a ring; true if there was one. Look at everything after this.
+  bool take() noexcept;
+  // Returns at once if rung since the last take(), else looks as `policy` says, then sleeps. Takes
+  // the ring. True if it was rung, false if the timeout came first.
   bool wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) noexcept;
+  // From now on a ring wakes the deputy (true) or only sets the event (false). If it has been rung
+  // already, calling the deputy happens at once.
+  void set_deputy_on_call(bool on_call) noexcept;
+  // What the deputy passes to stand_by(), to miss no call from here on.
+  uint32_t calls() const noexcept { return calls_.load(std::memory_order_seq_cst); }
+
+  // The deputy, who holds nothing: sleeps until call_deputy() has been called since calls() gave
+  // `calls_seen`, or a timeout. May return early.
+  void stand_by(uint32_t calls_seen, std::chrono::nanoseconds timeout) noexcept;
+  // Any thread:
+  void call_deputy() noexcept;
+  bool rung() const noexcept { return rung_.load(std::memory_order_acquire) != 0; }
+  // Looks as `policy` says until rung() or `stop`, and does not take the ring. True if rung.
+  bool look(const WaitPolicy& policy, const std::atomic<bool>& stop) const noexcept;
 
  private:
-  bool take() noexcept;
+  enum Sleeper : uint32_t { kNobody, kHolder, kDeputy };
   bool sleep_until(std::chrono::steady_clock::time_point deadline) noexcept;
 
-  std::atomic<uint32_t> rung_{0};  // the futex word
-  std::atomic<uint32_t> sleeping_{0};
+  std::atomic<uint32_t> rung_{0};  // the futex word of the holder
+  std::atomic<uint32_t> sleeper_{kNobody};
+  std::atomic<uint32_t> calls_{0};  // the futex word of the deputy
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "a futex word must be a plain word");

@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "horon/core/base/futex.h"
-#include "horon/core/runtime/reaper.h"
+#include "horon/core/runtime/loop_seat.h"
 
 namespace horon::core {
 
-HandleState::HandleState(std::shared_ptr<Reaper> reaper) : reaper_(std::move(reaper)) {}
+HandleState::HandleState(std::shared_ptr<LoopSeat> seat) : seat_(std::move(seat)) {}
 
 void HandleState::finish(Outcome outcome) {
   outcome_ = std::move(outcome);
@@ -19,13 +19,34 @@ void HandleState::finish(Outcome outcome) {
 }
 
 bool HandleState::wait(std::optional<std::chrono::nanoseconds> timeout) const {
-  if (!wait_until_finished(timeout)) return false;
-  if (reaper_ != nullptr) reaper_->release();
+  if (!finished()) {
+    constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);
+    const auto deadline = timeout ? Clock::now() + std::min(*timeout, longest) : LoopSeat::kNever;
+    if (!wait_until_finished(deadline)) return false;
+  }
+  if (seat_ != nullptr) seat_->reaper.release();
   return true;
 }
 
-bool HandleState::wait_until_finished(std::optional<std::chrono::nanoseconds> timeout) const {
-  using Clock = std::chrono::steady_clock;
+bool HandleState::wait_until_finished(Clock::time_point deadline) const {
+  if (seat_ == nullptr) return sleep_until_finished(deadline);
+  for (;;) {
+    switch (seat_->drive(*this, deadline)) {
+      case LoopSeat::Drive::Finished:
+      case LoopSeat::Drive::TimedOut:
+        return finished();
+      case LoopSeat::Drive::NoLoop:
+        return sleep_until_finished(deadline);
+      case LoopSeat::Drive::Taken: {
+        // When the driver stops it sees the passenger, and the background thread goes on.
+        const LoopSeat::Passenger passenger(*seat_);
+        if (seat_->is_driven()) return sleep_until_finished(deadline);
+      }
+    }
+  }
+}
+
+bool HandleState::sleep_until_finished(Clock::time_point deadline) const {
   // With more threads than cores a yield often runs the very thread that finishes us; a sleep costs
   // more on both sides.
   constexpr int yields = 20;
@@ -33,13 +54,12 @@ bool HandleState::wait_until_finished(std::optional<std::chrono::nanoseconds> ti
     if (finished()) return true;
     std::this_thread::yield();
   }
-  constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);
-  const auto deadline = Clock::now() + std::min(timeout.value_or(longest), longest);
   while (!finished()) {
     uint32_t seen = kPending;
     state_.compare_exchange_strong(seen, kPendingWithWaiters, std::memory_order_acq_rel);
     if (seen == kFinished) break;
-    const std::chrono::nanoseconds left = deadline - Clock::now();
+    constexpr std::chrono::nanoseconds longest = std::chrono::hours(1);
+    const auto left = deadline == LoopSeat::kNever ? longest : deadline - Clock::now();
     if (left.count() <= 0) return finished();
     futex_wait(state_, kPendingWithWaiters, left);
   }

@@ -27,14 +27,15 @@ struct Outcome {
   std::vector<int64_t> received;
 };
 
-class Reaper;
+class LoopSeat;
 
 class HandleState {
  public:
-  // A wait that ends also releases what is in the reaper (reaper.h); null: there is none.
-  explicit HandleState(std::shared_ptr<Reaper> reaper = nullptr);
+  // A wait steps the loop of this seat where it can (loop_seat.h), and when it ends it releases
+  // what is in its reaper. Null: a wait only waits.
+  explicit HandleState(std::shared_ptr<LoopSeat> seat = nullptr);
 
-  // Runtime thread, once.
+  // Whoever steps the loop, once.
   void finish(Outcome outcome);
   bool finished() const noexcept { return state_.load(std::memory_order_acquire) == kFinished; }
   // Blocks until finished or the timeout; true if finished. Any thread of the program, any number
@@ -46,12 +47,14 @@ class HandleState {
   const Outcome& outcome() const { return outcome_; }
 
  private:
-  bool wait_until_finished(std::optional<std::chrono::nanoseconds> timeout) const;
+  using Clock = std::chrono::steady_clock;
+  bool wait_until_finished(Clock::time_point deadline) const;
+  bool sleep_until_finished(Clock::time_point deadline) const;
 
   static constexpr uint32_t kPending = 0, kPendingWithWaiters = 1, kFinished = 2;
   mutable std::atomic<uint32_t> state_{kPending};
   Outcome outcome_;
-  const std::shared_ptr<Reaper> reaper_;
+  const std::shared_ptr<LoopSeat> seat_;
 };
 
 }  // namespace horon::core

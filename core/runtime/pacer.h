@@ -1,4 +1,4 @@
-// How long the runtime thread may sleep (PROTOCOL.md, section 5).
+// How long whoever steps the loop may sleep (PROTOCOL.md, section 5).
 //
 // Where every awaited event rings the doorbell, sleeps are long. Where somebody must look (MPI),
 // the pause is an eighth of the time waited so far: a wait costs at most 12.5 % more than the
@@ -33,7 +33,7 @@ class Pacer {
   bool long_wait() const { return waited_ > kLong; }
 
  private:
-  static constexpr std::chrono::milliseconds kRest{1000};
+  static constexpr std::chrono::milliseconds kRest{250};
   static constexpr std::chrono::milliseconds kWatch{50};
   static constexpr std::chrono::milliseconds kLong{40};
   Clock::time_point waiting_since_{};

@@ -7,7 +7,7 @@
 namespace horon::core {
 
 void Reaper::add(Submission&& submission) noexcept {
-  const bool program_owns_nothing = submission.keep_alive == nullptr &&
+  const bool program_owns_nothing = submission.keep_alive.use_count() == 0 &&
                                     submission.allocate_output == nullptr &&
                                     submission.ready == nullptr;
   if (program_owns_nothing) return;

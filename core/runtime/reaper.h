@@ -1,9 +1,9 @@
 // Where finished submissions wait for a thread of the program to destroy what they hold.
 //
-// A submission holds the program's tensors and callbacks. The runtime thread must not destroy them:
-// the last reference to a tensor runs code of LibTorch, which may take locks that the program's
-// threads hold. So it hands them over here, and submit(), a wait that ends and shutdown() destroy
-// them on their own threads.
+// A submission holds the program's tensors and callbacks. The loop must not destroy them: the last
+// reference to a tensor runs code of LibTorch, which may take locks that the program's threads
+// hold. So it hands them over here, and submit(), a wait that ends and shutdown() destroy them on
+// the program's threads, while they do not hold the loop.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ class Reaper {
   Reaper(const Reaper&) = delete;
   Reaper& operator=(const Reaper&) = delete;
 
-  // Where there is no memory to hold one more, it is never destroyed. Runtime thread.
+  // Where there is no memory to hold one more, it is never destroyed. Whoever steps the loop.
   void add(Submission&& submission) noexcept;
   // Destroys all that is here. Any thread of the program; cheap if there is nothing.
   void release();

@@ -14,7 +14,7 @@
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
-#include "horon/core/runtime/reaper.h"
+#include "horon/core/runtime/loop_seat.h"
 #include "horon/core/runtime/runtime_loop.h"
 #include "horon/core/runtime/submission_check.h"
 #include "horon/core/transport/transport.h"
@@ -33,9 +33,10 @@ class Runtime::Impl {
       : config_(std::move(parts.config)),
         topology_(std::move(parts.topology)),
         timeline_(std::move(parts.timeline)),
+        step_in_submit_(parts.step_in_submit),
         transport_(std::move(parts.transport)),
         loop_({&config_, &topology_, timeline_, transport_.get(), std::move(parts.world),
-               std::move(parts.make_set), reaper_},
+               std::move(parts.make_set), &seat_->reaper},
               door_) {
     auto world = std::make_shared<std::vector<int>>(static_cast<size_t>(topology_.size));
     std::iota(world->begin(), world->end(), 0);
@@ -44,16 +45,30 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<HandleState> submit(Submission submission) {
-    reaper_->release();
+    std::shared_ptr<HandleState> handle = push(std::move(submission));
+    if (!step_in_submit_ || !seat_->step_now()) door_.queue.announce();
+    return handle;
+  }
+
+  std::shared_ptr<HandleState> run(Submission submission) {
+    std::shared_ptr<HandleState> handle = push(std::move(submission));
+    const LoopSeat::Drive drive = seat_->drive(*handle, LoopSeat::kNever);
+    if (drive != LoopSeat::Drive::Finished) door_.queue.announce();
+    (void)handle->wait(std::nullopt);
+    return handle;
+  }
+
+  std::shared_ptr<HandleState> push(Submission submission) {
+    seat_->reaper.release();
     const std::string fault = find_fault(submission, topology_.rank, *members_of(submission.set));
     if (!fault.empty()) {
       const std::string text = concat("tensor \"", submission.name, "\": ", fault);
       refuse(submission.name, text, submission.set);
       throw Error(ErrorCode::InvalidArgument, text);
     }
-    submission.handle = std::make_shared<HandleState>(reaper_);
+    submission.handle = std::make_shared<HandleState>(seat_);
     std::shared_ptr<HandleState> handle = submission.handle;
-    door_.queue.push(std::move(submission));
+    door_.queue.push_quietly(std::move(submission));
     return handle;
   }
 
@@ -67,7 +82,7 @@ class Runtime::Impl {
 
   std::shared_ptr<HandleState> join(uint32_t set) {
     (void)members_of(set);
-    auto handle = std::make_shared<HandleState>(reaper_);
+    auto handle = std::make_shared<HandleState>(seat_);
     door_.queue.push(JoinCall{set, handle});
     return handle;
   }
@@ -101,13 +116,13 @@ class Runtime::Impl {
     door_.deadline_ns = (Clock::now() + deadline).time_since_epoch().count();
     door_.leaving = true;
     transport_->ring();
-    if (std::this_thread::get_id() == thread_.get_id()) {
-      thread_.detach();  // exit() was called on the runtime thread itself: it can't wait for itself
+    if (std::this_thread::get_id() == thread_.get_id() || seat_->held_by_this_thread()) {
+      thread_.detach();  // exit() was called by the loop itself: it can't wait for its own end
       return "";
     }
     thread_.join();
     transport_.reset();
-    reaper_->release();
+    seat_->reaper.release();
     try {
       if (timeline_ != nullptr) timeline_->flush();
     } catch (...) {
@@ -129,6 +144,7 @@ class Runtime::Impl {
   const Config config_;
   const Topology topology_;
   const std::shared_ptr<Timeline> timeline_;
+  const bool step_in_submit_;
 
  private:
   using Ranks = std::shared_ptr<const std::vector<int>>;
@@ -136,7 +152,7 @@ class Runtime::Impl {
   void start_thread() {
     const BlockedSignals blocked;  // the thread inherits them
     try {
-      thread_ = std::thread([this] { loop_.run(); });
+      thread_ = std::thread([this] { seat_->serve(loop_); });
     } catch (const std::system_error& error) {
       throw Error(ErrorCode::Limit,
                   concat("the background thread can't be started: ", error.what()));
@@ -161,7 +177,7 @@ class Runtime::Impl {
   std::map<uint32_t, Ranks> members_;  // of the other sets
   std::mutex shutdown_mutex_;
   std::unique_ptr<Transport> transport_;
-  const std::shared_ptr<Reaper> reaper_ = std::make_shared<Reaper>();
+  const std::shared_ptr<LoopSeat> seat_ = std::make_shared<LoopSeat>();
   mutable RuntimeDoor door_{[this] { transport_->ring(); }};
   RuntimeLoop loop_;
   std::thread thread_;
@@ -176,6 +192,9 @@ Runtime::~Runtime() {
 
 std::shared_ptr<HandleState> Runtime::submit(Submission submission) {
   return impl_->submit(std::move(submission));
+}
+std::shared_ptr<HandleState> Runtime::run(Submission submission) {
+  return impl_->run(std::move(submission));
 }
 void Runtime::refuse(const std::string& name, const std::string& text, uint32_t set) noexcept {
   impl_->refuse(name, text, set);

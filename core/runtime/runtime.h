@@ -1,5 +1,5 @@
-// The background thread of one rank: drains submissions, steps the controller, the transport and
-// the executor, sleeps.
+// The runtime of one rank: takes submissions, and steps the controller, the transport and the
+// executor on the thread of whoever waits, or on a background thread while nobody waits.
 #pragma once
 
 #include <chrono>
@@ -30,6 +30,9 @@ class Runtime {
     // May be null: then add_set() is refused. What it throws ends the job.
     std::function<SetResources(const std::vector<int>& ranks)> make_set;
     std::shared_ptr<Timeline> timeline;  // null: none is written
+    // submit() steps the loop itself where it can. For ranks without a core to spare: there a
+    // background thread that is woken takes the core from the program.
+    bool step_in_submit = false;
   };
 
   // Starts the thread.
@@ -43,6 +46,10 @@ class Runtime {
   // (Submission::keep_alive). Any thread of the program. Throws Error: InvalidArgument,
   // DuplicateName, NotInitialized (after shutdown), or the error that ended the job.
   std::shared_ptr<HandleState> submit(Submission submission);
+
+  // submit() and a wait until it has finished, on this thread if no other one drives the loop
+  // already.
+  std::shared_ptr<HandleState> run(Submission submission);
 
   // For a call that is wrong on this rank alone: the same name fails with this text on every rank
   // that submits it, instead of waiting for this one. The caller throws its own error. Any thread;

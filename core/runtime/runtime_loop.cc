@@ -9,7 +9,6 @@
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/overloaded.h"
-#include "horon/core/base/prompt_thread.h"
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/wire_format.h"
 #include "horon/core/runtime/reaper.h"
@@ -49,19 +48,22 @@ RuntimeLoop::RuntimeLoop(Parts parts, RuntimeDoor& door)
       timeline_(std::move(parts.timeline)),
       transport_(parts.transport),
       make_set_(std::move(parts.make_set)),
-      reaper_(std::move(parts.reaper)),
+      reaper_(parts.reaper),
       out_of_memory_(ErrorCode::Limit, concat("rank ", topology_.rank, " is out of memory")),
       door_(door) {
   add_runner(kWorldSet, all_ranks(topology_), std::move(parts.world));
 }
 
-void RuntimeLoop::run() noexcept {
-  make_thread_prompt();
+bool RuntimeLoop::turn() noexcept {
   try {
-    while (!ended_) turn();
+    return try_turn();
   } catch (...) {
-    end_job(failure_of_thread());
+    end_job(failure_of_turn());
+    return true;
   }
+}
+
+void RuntimeLoop::close() noexcept {
   flush_messages();
   // The program's other threads may have submitted between the last turn and here.
   door_.queue.close(door_.shut_down);
@@ -82,7 +84,7 @@ void RuntimeLoop::flush_messages() {
   }
 }
 
-void RuntimeLoop::turn() {
+bool RuntimeLoop::try_turn() {
   const Nanos now = Clock::now().time_since_epoch().count();
   for (auto& [id, runner] : runners_) runner->set_time(now);
   bool news = take_calls();
@@ -98,15 +100,15 @@ void RuntimeLoop::turn() {
   for (Outgoing& message : outbox_) transport_->send(message.to, std::move(message.bytes));
   outbox_.clear();
   note_stalls();
-  if (fatal_now_) return end_all(*door_.fatal);  // the controllers have told the other ranks
+  if (fatal_now_) {
+    end_all(*door_.fatal);  // the controllers have told the other ranks
+    return true;
+  }
   for (auto& [id, runner] : runners_) news = runner->work() || news;
   forget_removed_sets();
   if (all_over()) ended_ = true;
-  if (ended_ || news) {
-    pacer_.news();
-    return;
-  }
-  rest();
+  if (ended_ || news) pacer_.news();
+  return ended_ || news;
 }
 
 bool RuntimeLoop::take_calls() {
@@ -264,11 +266,11 @@ void RuntimeLoop::fail_all_sets(const Error& error) {
   for (auto& [id, runner] : runners_) runner->fail(error);
 }
 
-Error RuntimeLoop::failure_of_thread() const noexcept {
+Error RuntimeLoop::failure_of_turn() const noexcept {
   try {
     const Error cause = current_error();
     return Error(cause.code(),
-                 concat("rank ", topology_.rank, ": its background thread failed: ", cause.what()));
+                 concat("rank ", topology_.rank, ": its runtime failed: ", cause.what()));
   } catch (...) {
     return out_of_memory_;
   }
@@ -333,21 +335,36 @@ bool RuntimeLoop::at_rest() const {
                      [](const auto& entry) { return entry.second->at_rest(); });
 }
 
-void RuntimeLoop::rest() {
-  bool poll = transport_->must_poll();
+std::chrono::nanoseconds RuntimeLoop::pause() {
+  polls_ = transport_->must_poll();
   bool coordinator = false;
   for (const auto& [id, runner] : runners_) {
-    poll = poll || runner->pace() == Executor::Pace::Polling;
+    polls_ = polls_ || runner->pace() == Executor::Pace::Polling;
     coordinator = coordinator || runner->is_coordinator();
   }
-  std::chrono::nanoseconds pause = pacer_.pause(poll, at_rest(), coordinator);
+  std::chrono::nanoseconds pause = pacer_.pause(polls_, at_rest(), coordinator);
   if (door_.leaving) {
     const Nanos left = door_.deadline_ns - Clock::now().time_since_epoch().count();
     pause = std::clamp(std::chrono::nanoseconds(left), std::chrono::nanoseconds(0), pause);
   }
-  transport_->wait(pause);
-  if (pacer_.long_wait() && anybody_waits()) look_for_the_dead();
-  if (past_deadline()) end_at_deadline();
+  return pause;
+}
+
+bool RuntimeLoop::must_be_stepped() const {
+  if (transport_->must_poll() && !at_rest()) return true;
+  return std::any_of(runners_.begin(), runners_.end(), [](const auto& entry) {
+    return entry.second->pace() == Executor::Pace::Polling ||
+           entry.second->pace() == Executor::Pace::Busy;
+  });
+}
+
+void RuntimeLoop::rested() noexcept {
+  try {
+    if (pacer_.long_wait() && anybody_waits()) look_for_the_dead();
+    if (past_deadline()) end_at_deadline();
+  } catch (...) {
+    end_job(failure_of_turn());
+  }
 }
 
 bool RuntimeLoop::anybody_waits() const {

@@ -1,5 +1,4 @@
-// The runtime thread of one rank: drains submissions, steps the process sets and the transport,
-// sleeps.
+// The loop of one rank: drains submissions, steps the process sets and the transport.
 #pragma once
 
 #include <atomic>
@@ -20,12 +19,12 @@
 
 namespace horon::core {
 
-// What the program's threads and the runtime thread share.
+// What the program's threads and the loop share.
 struct RuntimeDoor {
   explicit RuntimeDoor(std::function<void()> wake) : queue(std::move(wake)) {}
 
   SubmissionQueue queue;
-  std::mutex mutex;                    // of the next two, which the runtime thread writes
+  std::mutex mutex;                    // of the next two, which the loop writes
   std::shared_ptr<const Error> fatal;  // what ended the job
   std::string stall_report;
   std::atomic<bool> leaving{false};  // shutdown() has begun, and waits until `deadline_ns`
@@ -35,7 +34,7 @@ struct RuntimeDoor {
       std::make_shared<const Error>(ErrorCode::NotInitialized, "horon::shutdown() has been called");
 };
 
-// Everything here belongs to the runtime thread once run() has begun.
+// Belongs to the thread that holds the seat (loop_seat.h).
 class RuntimeLoop {
  public:
   struct Parts {
@@ -45,15 +44,31 @@ class RuntimeLoop {
     Transport* transport = nullptr;
     SetResources world;
     std::function<SetResources(const std::vector<int>& ranks)> make_set;
-    std::shared_ptr<Reaper> reaper;
+    Reaper* reaper = nullptr;  // outlives the loop
   };
   RuntimeLoop(Parts parts, RuntimeDoor& door);
 
-  // Until all ranks have shut down, the job has failed or the deadline has passed. Whatever is
-  // thrown on this thread ends the job, on all ranks and with its text.
-  void run() noexcept;
-  // What shutdown() reports; empty if all went well. After run().
+  // Does what can be done now. False if that was nothing. Whatever is thrown here ends the job, on
+  // all ranks and with its text. The holder takes the ring of the doorbell before each turn.
+  bool turn() noexcept;
+  // All ranks have shut down, the job has failed or the deadline has passed: no more turns.
+  bool ended() const { return ended_; }
+  // After a turn that did nothing: how long to sleep, if nothing rings.
+  std::chrono::nanoseconds pause();
+  // After pause(): sleeps end too late if they are rounded up, since somebody must look.
+  bool polls() const { return polls_; }
+  // Something is under way that rings nobody.
+  bool must_be_stepped() const;
+  void wait(std::chrono::nanoseconds timeout) { transport_->wait(timeout); }
+  // After a sleep: looks for the dead, and at the deadline of shutdown().
+  void rested() noexcept;
+  // After the end, once: the last messages go out, and what still waits is finished.
+  void close() noexcept;
+  // What shutdown() reports; empty if all went well. After close().
   const std::string& farewell() const { return farewell_; }
+
+  Doorbell& doorbell() noexcept { return transport_->doorbell(); }
+  WaitPolicy wait_policy() const noexcept { return transport_->wait_policy(); }
 
  private:
   // A peer whose process has ended, as far as the platform can tell.
@@ -65,7 +80,7 @@ class RuntimeLoop {
 
   // The last messages (Bye, Abort) go out, for a second at most: a peer may take nothing any more.
   void flush_messages();
-  void turn();
+  bool try_turn();
   bool take_calls();
   void take_call(Call& call);
   static Error removed(uint32_t set);
@@ -85,7 +100,7 @@ class RuntimeLoop {
   // error that was given here.
   void end_job(const Error& error) noexcept;
   // What the exception that is being handled means for the job.
-  Error failure_of_thread() const noexcept;
+  Error failure_of_turn() const noexcept;
   // Best effort: a peer that can't be reached does not keep the others from hearing it.
   void tell_all_ranks(const Error& error);
   // Whatever waits gets this error.
@@ -93,7 +108,6 @@ class RuntimeLoop {
   void finish_calls(const Error& error) noexcept;
   bool past_deadline() const;
   bool at_rest() const;
-  void rest();
   bool anybody_waits() const;
   void look_for_the_dead();
   void judge_the_dead(SetRunner& runner, Nanos now);
@@ -107,7 +121,7 @@ class RuntimeLoop {
   const std::shared_ptr<Timeline> timeline_;
   Transport* const transport_;
   const std::function<SetResources(const std::vector<int>&)> make_set_;
-  const std::shared_ptr<Reaper> reaper_;
+  Reaper* const reaper_;
   const Error out_of_memory_;  // made while there is memory for its text
   RuntimeDoor& door_;
   std::map<uint32_t, std::unique_ptr<SetRunner>> runners_;
@@ -120,6 +134,7 @@ class RuntimeLoop {
   bool shut_down_ = false;     // this rank, in all its sets
   std::map<int, Death> dead_;  // by rank
   bool ended_ = false;
+  bool polls_ = false;
   std::string farewell_;
 };
 

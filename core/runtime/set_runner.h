@@ -31,7 +31,7 @@ class SetRunner {
     const Config* config = nullptr;
     SetResources resources;
     std::shared_ptr<Timeline> timeline;  // may be null
-    std::shared_ptr<Reaper> reaper;
+    Reaper* reaper = nullptr;            // outlives the runner
     // Called before a handle hears of an error that ends the job. Returns the error that ends it:
     // this one, or an earlier one.
     std::function<Error(const Error&)> on_fatal;

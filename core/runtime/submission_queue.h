@@ -1,6 +1,7 @@
 // The one thread-safe door between the program's threads and the runtime thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -34,12 +35,15 @@ using Call = std::variant<Submission, Refusal, JoinCall, AddSetCall, RemoveSetCa
 
 class SubmissionQueue {
  public:
-  // `wake` tells the consumer that an empty queue has got something; it is never called after
-  // close().
+  // `wake` tells the consumer that there is something; it is never called after close().
   explicit SubmissionQueue(std::function<void()> wake) : wake_(std::move(wake)) {}
 
   // Throws the error given to close(), if closed. Any thread.
   void push(Call call);
+  // As push(), but the consumer is not woken: the caller drains the queue itself, or calls
+  // announce().
+  void push_quietly(Call call);
+  void announce();
   // All that is here, in order; the consumer alone.
   void drain(std::vector<Call>& calls);
   // From now on push() throws this error, unless an earlier close() gave another. What is in the
@@ -50,6 +54,8 @@ class SubmissionQueue {
   const std::function<void()> wake_;
   std::mutex mutex_;
   std::vector<Call> calls_;
+  std::atomic<bool> any_{false};  // so that an empty queue costs no lock
+  bool announced_ = false;        // the consumer has been woken for what is here
   std::shared_ptr<const Error> closed_;
 };
 

@@ -64,6 +64,6 @@ void InProcessTransport::wait(std::chrono::nanoseconds timeout) {
   box.doorbell.wait(timeout, policy_);
 }
 
-void InProcessTransport::ring() noexcept { mailbox(rank_).doorbell.ring(); }
+Doorbell& InProcessTransport::doorbell() noexcept { return mailbox(rank_).doorbell; }
 
 }  // namespace horon::core

@@ -24,7 +24,8 @@ class InProcessTransport final : public Transport {
   bool flushed() override { return true; }
   bool must_poll() const override { return false; }
   void wait(std::chrono::nanoseconds timeout) override;
-  void ring() noexcept override;
+  Doorbell& doorbell() noexcept override;
+  WaitPolicy wait_policy() const noexcept override { return policy_; }
 
  private:
   struct Mailbox;

@@ -32,7 +32,8 @@ class MpiTransport final : public Transport {
   bool must_poll() const override { return size_ > 1; }
   // Sleeps for ring() only; messages do not wake it.
   void wait(std::chrono::nanoseconds timeout) override;
-  void ring() noexcept override { doorbell_.ring(); }
+  Doorbell& doorbell() noexcept override { return doorbell_; }
+  WaitPolicy wait_policy() const noexcept override { return policy_; }
 
  private:
   struct Arrival {

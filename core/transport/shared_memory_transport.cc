@@ -165,8 +165,6 @@ void SharedMemoryTransport::wait(std::chrono::nanoseconds timeout) {
   group_.doorbell(topology_.local_rank).wait(timeout, policy_);
 }
 
-void SharedMemoryTransport::ring() noexcept { group_.doorbell(topology_.local_rank).ring(); }
-
 std::vector<Transport::DeadPeer> SharedMemoryTransport::dead_peers() {
   std::vector<DeadPeer> dead;
   for (const int local_rank : group_.dead_local_ranks()) {

@@ -37,7 +37,8 @@ class SharedMemoryTransport final : public Transport {
   bool flushed() override;
   bool must_poll() const override { return false; }
   void wait(std::chrono::nanoseconds timeout) override;
-  void ring() noexcept override;
+  Doorbell& doorbell() noexcept override { return group_.doorbell(topology_.local_rank); }
+  WaitPolicy wait_policy() const noexcept override { return policy_; }
   // "rank 3 (pid 4711 on host node7)"
   std::vector<DeadPeer> dead_peers() override;
 

@@ -7,12 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "horon/core/host/doorbell.h"
+
 namespace horon::core {
 
 using Bytes = std::vector<std::byte>;
 
-// Everything but ring() is called by one thread (the runtime's). Messages between two ranks arrive
-// once and in order. Failures of the network below throw horon::Error.
+// Everything but ring() and doorbell() is called by one thread at a time (runtime/loop_seat.h).
+// Messages between two ranks arrive once and in order. Failures of the network below throw
+// horon::Error.
 class Transport {
  public:
   struct Message {
@@ -47,8 +50,12 @@ class Transport {
   // May return early.
   virtual void wait(std::chrono::nanoseconds timeout) = 0;
 
-  // Wakes wait(); any thread.
-  virtual void ring() noexcept = 0;
+  // What submissions, and the peers that can, ring; wait() looks at it. Any thread.
+  virtual Doorbell& doorbell() noexcept = 0;
+  // How wait() looks before it sleeps.
+  virtual WaitPolicy wait_policy() const noexcept = 0;
+  // Wakes wait(). Any thread.
+  void ring() noexcept { doorbell().ring(); }
 
   struct DeadPeer {
     int rank = 0;

@@ -127,6 +127,8 @@ void Job::start_runtime() {
     parts.config = config_;
     parts.topology = topology;
     parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
+    const bool in_submit = config_.step_in_submit == "on";
+    parts.step_in_submit = in_submit || (config_.step_in_submit == "auto" && !has_spare_cores());
     parts.make_set = [this](const std::vector<int>& ranks) { return sets_->make_resources(ranks); };
   });
   core::run_on_all(*bootstrap_, [&] {
@@ -164,13 +166,16 @@ void Job::compare_ranks(const InitOptions& options) const {
   core::require_same(*bootstrap_, "InitOptions::process_sets", sets);
 }
 
+// A rank has two threads at least: the program's and the background thread.
+bool Job::has_spare_cores() const {
+  return usable_cores() >= 2 * bootstrap_->topology().local_size;
+}
+
 core::WaitPolicy Job::wait_policy() const {
-  // A rank has two threads at least: the program's and the runtime's. A runtime thread that spins
-  // takes the core from a program that was woken on the same one, so by default it looks again by
-  // yielding, longer where cores are to spare.
+  // A thread that spins takes the core from another rank on the same one, so by default it looks
+  // again by yielding, longer where cores are to spare.
   core::WaitPolicy policy;
-  const bool spare_cores = usable_cores() >= 2 * bootstrap_->topology().local_size;
-  policy.yields = spare_cores ? 100 : 20;
+  policy.yields = has_spare_cores() ? 100 : 20;
   policy.spin = std::chrono::microseconds(std::max<int64_t>(config_.spin_us, 0));
   return policy;
 }

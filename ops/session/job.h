@@ -54,6 +54,7 @@ class Job {
   void compare_ranks(const InitOptions& options) const;
   std::shared_ptr<core::OpTable> make_op_table(const core::Topology& topology) const;
   void start_runtime();
+  bool has_spare_cores() const;
   core::WaitPolicy wait_policy() const;
   std::string introduction() const;
 

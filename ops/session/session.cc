@@ -94,7 +94,7 @@ void barrier(const ProcessSet& process_set) {
   submission.set = process_set.id();
   submission.name = "horon.barrier";
   submission.spec = spec;
-  (void)job().runtime().submit(std::move(submission))->get();
+  (void)job().runtime().run(std::move(submission))->get();
 }
 
 int join(const ProcessSet& process_set) {

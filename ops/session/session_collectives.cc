@@ -12,7 +12,7 @@ void meet(core::Runtime& runtime, const std::string& name, const std::string& wh
   core::Submission submission;
   submission.name = name;
   submission.spec = std::move(spec);
-  (void)runtime.submit(std::move(submission))->get();
+  (void)runtime.run(std::move(submission))->get();
 }
 
 std::vector<std::string> gather_from_all(core::Runtime& runtime, const std::string& name,

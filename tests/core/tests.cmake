@@ -17,6 +17,7 @@ horon_test(op_table_test FILES core/execution/op_table_test.cc)
 horon_test(runtime_test
            FILES core/runtime/runtime_test.cc core/runtime/runtime_failures_test.cc
                  core/runtime/shutdown_failures_test.cc core/runtime/submission_memory_test.cc
+                 core/runtime/loop_seat_test.cc
                  support/fake_device.cc)
 horon_test(process_sets_test FILES core/runtime/process_sets_test.cc support/fake_device.cc)
 horon_test(mpi_transport_test FILES core/transport/mpi_transport_test.cc RANKS 2 3 4)

@@ -23,7 +23,12 @@ Handle submit(const Pending& pending) {
   return Handle(pending);
 }
 
-Handle start_allreduce(const at::Tensor& tensor, const AllreduceOptions& options, Place place) {
+at::Tensor run(const Pending& pending) {
+  pending->run(pending);
+  return pending->results().front();
+}
+
+Pending pending_allreduce(const at::Tensor& tensor, const AllreduceOptions& options, Place place) {
   const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Allreduce, "allreduce",
                                                            options.name, options.process_set);
   pending->spec.reduce_op = options.op;
@@ -31,15 +36,61 @@ Handle start_allreduce(const at::Tensor& tensor, const AllreduceOptions& options
   pending->spec.postscale = options.postscale;
   pending->spec.compression = options.compression;
   pending->add(tensor, place);
-  return submit(pending);
+  return pending;
 }
 
-Handle start_broadcast(const at::Tensor& tensor, const BroadcastOptions& options, Place place) {
+Pending pending_broadcast(const at::Tensor& tensor, const BroadcastOptions& options, Place place) {
   const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Broadcast, "broadcast",
                                                            options.name, options.process_set);
   pending->set_root(options.root);
   pending->add(tensor, place);
-  return submit(pending);
+  return pending;
+}
+
+Pending pending_allgather(const at::Tensor& tensor, const AllgatherOptions& options) {
+  const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Allgather, "allgather",
+                                                           options.name, options.process_set);
+  pending->add_rows(tensor);
+  return pending;
+}
+
+Pending pending_reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options) {
+  const auto pending = std::make_shared<PendingCollective>(
+      CollectiveKind::Reducescatter, "reducescatter", options.name, options.process_set);
+  pending->spec.reduce_op = options.op;
+  pending->spec.prescale = options.prescale;
+  pending->spec.postscale = options.postscale;
+  pending->spec.splits = options.splits;
+  pending->add_rows(tensor);
+  return pending;
+}
+
+Pending pending_alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
+  const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Alltoall, "alltoall",
+                                                           options.name, options.process_set);
+  pending->add_rows(tensor,
+                    options.splits.empty() ? pending->equal_splits(tensor) : options.splits);
+  return pending;
+}
+
+Pending pending_gather(const at::Tensor& tensor, const GatherOptions& options) {
+  const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Gather, "gather",
+                                                           options.name, options.process_set);
+  pending->set_root(options.root);
+  pending->add_rows(tensor);
+  return pending;
+}
+
+Pending pending_scatter(const at::Tensor& tensor, const ScatterOptions& options) {
+  const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Scatter, "scatter",
+                                                           options.name, options.process_set);
+  pending->set_root(options.root);
+  if (options.root != rank()) {
+    pending->add_rows(tensor.defined() && tensor.dim() > 0 ? tensor.slice(0, 0, 0) : tensor);
+    return pending;
+  }
+  pending->add_rows(tensor, options.splits.empty() ? pending->even_splits(tensor) : options.splits);
+  return pending;
 }
 
 }  // namespace
@@ -78,102 +129,77 @@ std::vector<at::Tensor> GroupHandle::wait(std::chrono::nanoseconds timeout) cons
 }
 
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return allreduce_async(tensor, options).wait();
+  return run(pending_allreduce(tensor, options, Place::New));
 }
 
 at::Tensor allreduce_(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return allreduce_async_(tensor, options).wait();
+  return run(pending_allreduce(tensor, options, Place::Same));
 }
 
 Handle allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return start_allreduce(tensor, options, Place::New);
+  return submit(pending_allreduce(tensor, options, Place::New));
 }
 
 Handle allreduce_async_(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return start_allreduce(tensor, options, Place::Same);
+  return submit(pending_allreduce(tensor, options, Place::Same));
 }
 
 at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
-  return broadcast_async(tensor, options).wait();
+  return run(pending_broadcast(tensor, options, Place::New));
 }
 
 at::Tensor broadcast_(const at::Tensor& tensor, const BroadcastOptions& options) {
-  return broadcast_async_(tensor, options).wait();
+  return run(pending_broadcast(tensor, options, Place::Same));
 }
 
 Handle broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options) {
-  return start_broadcast(tensor, options, Place::New);
+  return submit(pending_broadcast(tensor, options, Place::New));
 }
 
 Handle broadcast_async_(const at::Tensor& tensor, const BroadcastOptions& options) {
-  return start_broadcast(tensor, options, Place::Same);
+  return submit(pending_broadcast(tensor, options, Place::Same));
 }
 
 at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options) {
-  return allgather_async(tensor, options).wait();
+  return run(pending_allgather(tensor, options));
 }
 
 Handle allgather_async(const at::Tensor& tensor, const AllgatherOptions& options) {
-  const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Allgather, "allgather",
-                                                           options.name, options.process_set);
-  pending->add_rows(tensor);
-  return submit(pending);
+  return submit(pending_allgather(tensor, options));
 }
 
 at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options) {
-  return reducescatter_async(tensor, options).wait();
+  return run(pending_reducescatter(tensor, options));
 }
 
 Handle reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options) {
-  const auto pending = std::make_shared<PendingCollective>(
-      CollectiveKind::Reducescatter, "reducescatter", options.name, options.process_set);
-  pending->spec.reduce_op = options.op;
-  pending->spec.prescale = options.prescale;
-  pending->spec.postscale = options.postscale;
-  pending->spec.splits = options.splits;
-  pending->add_rows(tensor);
-  return submit(pending);
+  return submit(pending_reducescatter(tensor, options));
 }
 
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
-  const Handle handle = alltoall_async(tensor, options);
-  return {handle.wait(), handle.received_splits()};
+  const Pending pending = pending_alltoall(tensor, options);
+  at::Tensor rows = run(pending);
+  return {std::move(rows), pending->received_rows().front()};
 }
 
 Handle alltoall_async(const at::Tensor& tensor, const AlltoallOptions& options) {
-  const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Alltoall, "alltoall",
-                                                           options.name, options.process_set);
-  pending->add_rows(tensor,
-                    options.splits.empty() ? pending->equal_splits(tensor) : options.splits);
-  return submit(pending);
+  return submit(pending_alltoall(tensor, options));
 }
 
 at::Tensor gather(const at::Tensor& tensor, const GatherOptions& options) {
-  return gather_async(tensor, options).wait();
+  return run(pending_gather(tensor, options));
 }
 
 Handle gather_async(const at::Tensor& tensor, const GatherOptions& options) {
-  const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Gather, "gather",
-                                                           options.name, options.process_set);
-  pending->set_root(options.root);
-  pending->add_rows(tensor);
-  return submit(pending);
+  return submit(pending_gather(tensor, options));
 }
 
 at::Tensor scatter(const at::Tensor& tensor, const ScatterOptions& options) {
-  return scatter_async(tensor, options).wait();
+  return run(pending_scatter(tensor, options));
 }
 
 Handle scatter_async(const at::Tensor& tensor, const ScatterOptions& options) {
-  const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Scatter, "scatter",
-                                                           options.name, options.process_set);
-  pending->set_root(options.root);
-  if (options.root != rank()) {
-    pending->add_rows(tensor.defined() && tensor.dim() > 0 ? tensor.slice(0, 0, 0) : tensor);
-    return submit(pending);
-  }
-  pending->add_rows(tensor, options.splits.empty() ? pending->even_splits(tensor) : options.splits);
-  return submit(pending);
+  return submit(pending_scatter(tensor, options));
 }
 
 }  // namespace horon

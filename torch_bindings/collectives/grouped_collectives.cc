@@ -28,73 +28,35 @@ GroupHandle submit(const Pending& pending) {
   return GroupHandle(pending);
 }
 
-GroupHandle start_allreduce(const Tensors& tensors, const AllreduceOptions& options, Place place) {
+Tensors run(const Pending& pending) {
+  pending->run(pending);
+  return pending->results();
+}
+
+Pending pending_allreduce(const Tensors& tensors, const AllreduceOptions& options, Place place) {
   const Pending pending = make(CollectiveKind::Allreduce, "grouped_allreduce", options, tensors);
   pending->spec.reduce_op = options.op;
   pending->spec.prescale = options.prescale;
   pending->spec.postscale = options.postscale;
   pending->spec.compression = options.compression;
   for (const at::Tensor& tensor : tensors) pending->add(tensor, place);
-  return submit(pending);
+  return pending;
 }
 
-GroupHandle start_broadcast(const Tensors& tensors, const BroadcastOptions& options, Place place) {
+Pending pending_broadcast(const Tensors& tensors, const BroadcastOptions& options, Place place) {
   const Pending pending = make(CollectiveKind::Broadcast, "grouped_broadcast", options, tensors);
   pending->set_root(options.root);
   for (const at::Tensor& tensor : tensors) pending->add(tensor, place);
-  return submit(pending);
+  return pending;
 }
 
-}  // namespace
-
-Tensors grouped_allreduce(const Tensors& tensors, const AllreduceOptions& options) {
-  return grouped_allreduce_async(tensors, options).wait();
-}
-
-void grouped_allreduce_(const Tensors& tensors, const AllreduceOptions& options) {
-  (void)grouped_allreduce_async_(tensors, options).wait();
-}
-
-GroupHandle grouped_allreduce_async(const Tensors& tensors, const AllreduceOptions& options) {
-  return start_allreduce(tensors, options, Place::New);
-}
-
-GroupHandle grouped_allreduce_async_(const Tensors& tensors, const AllreduceOptions& options) {
-  return start_allreduce(tensors, options, Place::Same);
-}
-
-Tensors grouped_broadcast(const Tensors& tensors, const BroadcastOptions& options) {
-  return grouped_broadcast_async(tensors, options).wait();
-}
-
-void grouped_broadcast_(const Tensors& tensors, const BroadcastOptions& options) {
-  (void)grouped_broadcast_async_(tensors, options).wait();
-}
-
-GroupHandle grouped_broadcast_async(const Tensors& tensors, const BroadcastOptions& options) {
-  return start_broadcast(tensors, options, Place::New);
-}
-
-GroupHandle grouped_broadcast_async_(const Tensors& tensors, const BroadcastOptions& options) {
-  return start_broadcast(tensors, options, Place::Same);
-}
-
-Tensors grouped_allgather(const Tensors& tensors, const AllgatherOptions& options) {
-  return grouped_allgather_async(tensors, options).wait();
-}
-
-GroupHandle grouped_allgather_async(const Tensors& tensors, const AllgatherOptions& options) {
+Pending pending_allgather(const Tensors& tensors, const AllgatherOptions& options) {
   const Pending pending = make(CollectiveKind::Allgather, "grouped_allgather", options, tensors);
   for (const at::Tensor& tensor : tensors) pending->add_rows(tensor);
-  return submit(pending);
+  return pending;
 }
 
-Tensors grouped_reducescatter(const Tensors& tensors, const ReducescatterOptions& options) {
-  return grouped_reducescatter_async(tensors, options).wait();
-}
-
-GroupHandle grouped_reducescatter_async(const Tensors& tensors,
-                                        const ReducescatterOptions& options) {
+Pending pending_reducescatter(const Tensors& tensors, const ReducescatterOptions& options) {
   const Pending pending =
       make(CollectiveKind::Reducescatter, "grouped_reducescatter", options, tensors);
   pending->spec.reduce_op = options.op;
@@ -102,38 +64,26 @@ GroupHandle grouped_reducescatter_async(const Tensors& tensors,
   pending->spec.postscale = options.postscale;
   pending->spec.splits = options.splits;
   for (const at::Tensor& tensor : tensors) pending->add_rows(tensor);
-  return submit(pending);
+  return pending;
 }
 
-Tensors grouped_alltoall(const Tensors& tensors, const AlltoallOptions& options) {
-  return grouped_alltoall_async(tensors, options).wait();
-}
-
-GroupHandle grouped_alltoall_async(const Tensors& tensors, const AlltoallOptions& options) {
+Pending pending_alltoall(const Tensors& tensors, const AlltoallOptions& options) {
   const Pending pending = make(CollectiveKind::Alltoall, "grouped_alltoall", options, tensors);
   for (const at::Tensor& tensor : tensors) {
     pending->add_rows(tensor,
                       options.splits.empty() ? pending->equal_splits(tensor) : options.splits);
   }
-  return submit(pending);
+  return pending;
 }
 
-Tensors grouped_gather(const Tensors& tensors, const GatherOptions& options) {
-  return grouped_gather_async(tensors, options).wait();
-}
-
-GroupHandle grouped_gather_async(const Tensors& tensors, const GatherOptions& options) {
+Pending pending_gather(const Tensors& tensors, const GatherOptions& options) {
   const Pending pending = make(CollectiveKind::Gather, "grouped_gather", options, tensors);
   pending->set_root(options.root);
   for (const at::Tensor& tensor : tensors) pending->add_rows(tensor);
-  return submit(pending);
+  return pending;
 }
 
-Tensors grouped_scatter(const Tensors& tensors, const ScatterOptions& options) {
-  return grouped_scatter_async(tensors, options).wait();
-}
-
-GroupHandle grouped_scatter_async(const Tensors& tensors, const ScatterOptions& options) {
+Pending pending_scatter(const Tensors& tensors, const ScatterOptions& options) {
   const Pending pending = make(CollectiveKind::Scatter, "grouped_scatter", options, tensors);
   pending->set_root(options.root);
   for (const at::Tensor& tensor : tensors) {
@@ -144,7 +94,82 @@ GroupHandle grouped_scatter_async(const Tensors& tensors, const ScatterOptions& 
       pending->add_rows(tensor.defined() && tensor.dim() > 0 ? tensor.slice(0, 0, 0) : tensor);
     }
   }
-  return submit(pending);
+  return pending;
+}
+
+}  // namespace
+
+Tensors grouped_allreduce(const Tensors& tensors, const AllreduceOptions& options) {
+  return run(pending_allreduce(tensors, options, Place::New));
+}
+
+void grouped_allreduce_(const Tensors& tensors, const AllreduceOptions& options) {
+  (void)run(pending_allreduce(tensors, options, Place::Same));
+}
+
+GroupHandle grouped_allreduce_async(const Tensors& tensors, const AllreduceOptions& options) {
+  return submit(pending_allreduce(tensors, options, Place::New));
+}
+
+GroupHandle grouped_allreduce_async_(const Tensors& tensors, const AllreduceOptions& options) {
+  return submit(pending_allreduce(tensors, options, Place::Same));
+}
+
+Tensors grouped_broadcast(const Tensors& tensors, const BroadcastOptions& options) {
+  return run(pending_broadcast(tensors, options, Place::New));
+}
+
+void grouped_broadcast_(const Tensors& tensors, const BroadcastOptions& options) {
+  (void)run(pending_broadcast(tensors, options, Place::Same));
+}
+
+GroupHandle grouped_broadcast_async(const Tensors& tensors, const BroadcastOptions& options) {
+  return submit(pending_broadcast(tensors, options, Place::New));
+}
+
+GroupHandle grouped_broadcast_async_(const Tensors& tensors, const BroadcastOptions& options) {
+  return submit(pending_broadcast(tensors, options, Place::Same));
+}
+
+Tensors grouped_allgather(const Tensors& tensors, const AllgatherOptions& options) {
+  return run(pending_allgather(tensors, options));
+}
+
+GroupHandle grouped_allgather_async(const Tensors& tensors, const AllgatherOptions& options) {
+  return submit(pending_allgather(tensors, options));
+}
+
+Tensors grouped_reducescatter(const Tensors& tensors, const ReducescatterOptions& options) {
+  return run(pending_reducescatter(tensors, options));
+}
+
+GroupHandle grouped_reducescatter_async(const Tensors& tensors,
+                                        const ReducescatterOptions& options) {
+  return submit(pending_reducescatter(tensors, options));
+}
+
+Tensors grouped_alltoall(const Tensors& tensors, const AlltoallOptions& options) {
+  return run(pending_alltoall(tensors, options));
+}
+
+GroupHandle grouped_alltoall_async(const Tensors& tensors, const AlltoallOptions& options) {
+  return submit(pending_alltoall(tensors, options));
+}
+
+Tensors grouped_gather(const Tensors& tensors, const GatherOptions& options) {
+  return run(pending_gather(tensors, options));
+}
+
+GroupHandle grouped_gather_async(const Tensors& tensors, const GatherOptions& options) {
+  return submit(pending_gather(tensors, options));
+}
+
+Tensors grouped_scatter(const Tensors& tensors, const ScatterOptions& options) {
+  return run(pending_scatter(tensors, options));
+}
+
+GroupHandle grouped_scatter_async(const Tensors& tensors, const ScatterOptions& options) {
+  return submit(pending_scatter(tensors, options));
 }
 
 }  // namespace horon

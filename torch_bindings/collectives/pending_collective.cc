@@ -190,7 +190,7 @@ void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int
   parts_.push_back(std::move(part));
 }
 
-void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
+core::Submission PendingCollective::submission(const std::shared_ptr<PendingCollective>& self) {
   core::Submission submission;
   submission.set = process_set_.id();
   submission.name = name;
@@ -208,7 +208,15 @@ void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
   }
   submission.spec = std::make_shared<const core::EntrySpec>(spec);
   submission.keep_alive = self;
-  state_ = ops::runtime().submit(std::move(submission));
+  return submission;
+}
+
+void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
+  state_ = ops::runtime().submit(submission(self));
+}
+
+void PendingCollective::run(const std::shared_ptr<PendingCollective>& self) {
+  state_ = ops::runtime().run(submission(self));
 }
 
 void PendingCollective::wait(std::chrono::nanoseconds timeout) const {

@@ -52,6 +52,8 @@ class PendingCollective {
 
   // Begins. The parts must have been checked, and `self` is this object.
   void submit(const std::shared_ptr<PendingCollective>& self);
+  // Begins and returns when it has ended: this thread does the work, if no other one does already.
+  void run(const std::shared_ptr<PendingCollective>& self);
 
   core::HandleState& state() const { return *state_; }
   // Returns when it has ended; throws Error(Timeout) when the time is over.
@@ -74,6 +76,7 @@ class PendingCollective {
     at::Tensor result;
   };
 
+  core::Submission submission(const std::shared_ptr<PendingCollective>& self);
   void check(const at::Tensor& tensor, Place place);
   void check_reduction(const at::Tensor& tensor) const;
   std::string part_name(const at::Tensor& tensor) const;

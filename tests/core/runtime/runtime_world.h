@@ -57,7 +57,8 @@ struct Hooks {
 
 class World {
  public:
-  explicit World(int size, FakeDelays delays = {}, Config config = {}, const Hooks& hooks = {}) {
+  explicit World(int size, FakeDelays delays = {}, Config config = {}, const Hooks& hooks = {},
+                 bool step_in_submit = false) {
     set_log(0, LogLevel::Error);
     const auto meeting = std::make_shared<FakeMeeting>(size);
     const auto meetings = std::make_shared<Meetings>();
@@ -65,6 +66,7 @@ class World {
     for (int rank = 0; rank < size; ++rank) {
       Runtime::Parts parts;
       parts.config = config;
+      parts.step_in_submit = step_in_submit;
       parts.topology.rank = rank;
       parts.topology.size = size;
       parts.transport = std::move(transports[static_cast<size_t>(rank)]);

@@ -140,7 +140,8 @@ class KnowsTheDead final : public Transport {
   bool flushed() override { return below_->flushed(); }
   bool must_poll() const override { return true; }
   void wait(std::chrono::nanoseconds timeout) override { below_->wait(timeout); }
-  void ring() noexcept override { below_->ring(); }
+  Doorbell& doorbell() noexcept override { return below_->doorbell(); }
+  WaitPolicy wait_policy() const noexcept override { return below_->wait_policy(); }
   std::vector<DeadPeer> dead_peers() override {
     if (!dead_.known) return {};
     return {{dead_.rank, "rank " + std::to_string(dead_.rank) + " (pid 4711)"}};

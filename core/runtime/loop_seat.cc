@@ -1,0 +1,149 @@
+#include "horon/core/runtime/loop_seat.h"
+
+#include <algorithm>
+
+#include "horon/core/base/prompt_thread.h"
+#include "horon/core/runtime/handle.h"
+#include "horon/core/runtime/runtime_loop.h"
+
+namespace horon::core {
+namespace {
+
+// How often the background thread looks whether the driver is still there. Only a safety net: the
+// driver calls it when it stops.
+constexpr std::chrono::milliseconds kLookAtDriver{250};
+// After what it waited for has finished, a driver goes on until nothing happens, but not for ever.
+constexpr int kLastTurns = 4;
+
+}  // namespace
+
+// Notes which thread holds the mutex.
+class LoopSeat::Held {
+ public:
+  explicit Held(LoopSeat& seat) : seat_(seat) {
+    seat_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+  ~Held() { seat_.holder_.store({}, std::memory_order_relaxed); }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+ private:
+  LoopSeat& seat_;
+};
+
+void LoopSeat::serve(RuntimeLoop& loop) noexcept {
+  make_thread_prompt();
+  std::unique_lock lock(mutex_);
+  loop_ = &loop;
+  while (!loop.ended()) {
+    if (is_driven()) {
+      lock.unlock();
+      wait_for_drivers();
+      lock.lock();
+      continue;
+    }
+    bool moved = false;
+    {
+      const Held held(*this);
+      (void)loop.doorbell().take();
+      moved = loop.turn();
+    }
+    if (!moved && !loop.ended()) sleep(lock);
+  }
+  const Held held(*this);
+  loop.close();
+  loop_ = nullptr;
+  over_.store(true, std::memory_order_release);
+}
+
+void LoopSeat::wait_for_drivers() const noexcept {
+  // `loop_` is read without the mutex: only this thread writes it.
+  Doorbell& doorbell = loop_->doorbell();
+  for (;;) {
+    const uint32_t calls = doorbell.calls();
+    if (!is_driven()) return;
+    doorbell.stand_by(calls, kLookAtDriver);
+  }
+}
+
+// The background thread has nothing to do.
+void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
+  RuntimeLoop& loop = *loop_;
+  Doorbell& doorbell = loop.doorbell();
+  const std::chrono::nanoseconds pause = loop.pause();
+  lock.unlock();
+  const bool rung = doorbell.look(loop.wait_policy(), driven_);
+  lock.lock();
+  if (rung || is_driven()) return;
+  const uint32_t calls = doorbell.calls();
+  doorbell.set_deputy_on_call(true);
+  lock.unlock();
+  doorbell.stand_by(calls, pause);
+  if (is_driven()) wait_for_drivers();
+  lock.lock();
+  const Held held(*this);
+  loop.rested();
+}
+
+LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point deadline) noexcept {
+  if (is_over()) return Drive::NoLoop;
+  if (driven_.exchange(true, std::memory_order_seq_cst)) return Drive::Taken;
+  const std::lock_guard lock(mutex_);
+  if (loop_ == nullptr) {
+    driven_.store(false, std::memory_order_seq_cst);
+    return Drive::NoLoop;
+  }
+  const Held held(*this);
+  RuntimeLoop& loop = *loop_;
+  loop.doorbell().set_deputy_on_call(false);
+  PromptTimers prompt;
+  bool moved = true;
+  bool late = false;
+  int last_turns = kLastTurns;
+  while (!loop.ended()) {
+    (void)loop.doorbell().take();
+    moved = loop.turn();
+    if (handle.finished()) {
+      if (!moved || --last_turns == 0) break;
+      continue;
+    }
+    late = deadline != kNever && Clock::now() >= deadline;
+    if (late) break;
+    if (moved) continue;
+    std::chrono::nanoseconds pause = loop.pause();
+    if (deadline != kNever)
+      pause = std::min<std::chrono::nanoseconds>(pause, deadline - Clock::now());
+    if (loop.polls()) prompt.enable();
+    loop.wait(pause);
+    loop.rested();
+  }
+  driven_.store(false, std::memory_order_seq_cst);
+  hand_over(moved || passengers_.load(std::memory_order_seq_cst) > 0);
+  return handle.finished() ? Drive::Finished : late ? Drive::TimedOut : Drive::NoLoop;
+}
+
+bool LoopSeat::step_now() noexcept {
+  if (is_driven()) return false;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || loop_ == nullptr) return false;
+  const Held held(*this);
+  loop_->doorbell().set_deputy_on_call(false);
+  bool moved = true;
+  for (int turns = 0; turns < kLastTurns && moved && !loop_->ended(); ++turns) {
+    (void)loop_->doorbell().take();
+    moved = loop_->turn();
+  }
+  hand_over(moved);
+  return true;
+}
+
+void LoopSeat::hand_over(bool unfinished) noexcept {
+  Doorbell& doorbell = loop_->doorbell();
+  if (unfinished || loop_->ended() || loop_->must_be_stepped()) {
+    doorbell.call_deputy();
+  } else {
+    doorbell.set_deputy_on_call(true);
+  }
+}
+
+}  // namespace horon::core

@@ -1,0 +1,170 @@
+// Who steps the loop: threads that wait, the background thread otherwise.
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using test_world::error_of;
+using test_world::submission;
+using test_world::Tensor;
+using test_world::tensor;
+using test_world::World;
+
+// An allgather of one row that notes which thread steps it.
+struct Traced {
+  Tensor rows = tensor({1}, CollectiveKind::Allgather);
+  std::vector<float> out;
+  std::thread::id stepped_by;
+
+  Submission as(const std::string& name) {
+    Submission mine = submission(name, rows);
+    mine.memory.front().output = nullptr;
+    mine.allocate_output = [this](size_t, int64_t elements) {
+      stepped_by = std::this_thread::get_id();
+      out.resize(static_cast<size_t>(elements));
+      return reinterpret_cast<std::byte*>(out.data());
+    };
+    return mine;
+  }
+};
+
+TEST(LoopSeat, ABlockingCallIsSteppedByItsThread) {
+  World world(1);
+  world.each([&](Runtime& runtime, int) {
+    int here = 0;
+    for (int i = 0; i < 200; ++i) {
+      Traced traced;
+      EXPECT_EQ(error_of(*runtime.run(traced.as("x"))), "");
+      here += traced.stepped_by == std::this_thread::get_id() ? 1 : 0;
+    }
+    EXPECT_GT(here, 100) << "the background thread may be awake for a few, at its start above all";
+  });
+}
+
+TEST(LoopSeat, WhatNobodyWaitsForIsSteppedInTheBackground) {
+  World world(3);
+  world.each([&](Runtime& runtime, int) {
+    for (int i = 0; i < 100; ++i) {
+      Traced traced;
+      const auto handle = runtime.submit(traced.as("x"));
+      while (!handle->finished()) std::this_thread::yield();
+      EXPECT_NE(traced.stepped_by, std::this_thread::get_id());
+      EXPECT_EQ(traced.out.size(), 3U);
+    }
+  });
+}
+
+TEST(LoopSeat, SubmitMayStepTheLoopItself) {
+  World world(1, {}, {}, {}, /*step_in_submit=*/true);
+  world.each([&](Runtime& runtime, int) {
+    int here = 0;
+    for (int i = 0; i < 200; ++i) {
+      Traced traced;
+      const auto handle = runtime.submit(traced.as("x"));
+      while (!handle->finished()) std::this_thread::yield();
+      here += traced.stepped_by == std::this_thread::get_id() ? 1 : 0;
+    }
+    EXPECT_GT(here, 0);
+  });
+}
+
+// A wake-up that is lost would show as a wait of seconds: every name needs both ranks.
+TEST(LoopSeat, ManyWaitingThreadsLoseNoWakeUp) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 300;
+  for (const bool step_in_submit : {false, true}) {
+    World world(2, {}, {}, {}, step_in_submit);
+    world.each([&](Runtime& runtime, int rank) {
+      std::vector<std::jthread> threads;
+      for (int thread = 0; thread < kThreads; ++thread) {
+        threads.emplace_back([&, thread] {
+          for (int i = 0; i < kRounds; ++i) {
+            const std::string name = std::to_string(thread);
+            Tensor mine = tensor({static_cast<float>(i), 1});
+            // Some block, some wait later, some wait with limits that pass, some only ask.
+            const int way = (i + thread + rank) % 4;
+            const auto handle = way == 0 ? runtime.run(submission(name, mine))
+                                         : runtime.submit(submission(name, mine));
+            if (way == 2) {
+              while (!handle->wait(20us)) {
+              }
+            } else if (way == 3) {
+              while (!handle->finished()) std::this_thread::yield();
+            }
+            ASSERT_EQ(error_of(*handle), "");
+            ASSERT_EQ(mine.data.front(), 2.0F * static_cast<float>(i));
+          }
+        });
+      }
+    });
+  }
+}
+
+// A thread that waits for what comes late does not keep another one's collectives from coming.
+TEST(LoopSeat, ADriverServesTheOthers) {
+  World world(2);
+  std::atomic<bool> stop{false};
+  std::barrier<> begun(2);
+  world.each([&](Runtime& runtime, int rank) {
+    Tensor late = tensor({1});
+    std::jthread driver([&] {
+      if (rank == 1) {
+        while (!stop) std::this_thread::sleep_for(1ms);
+      }
+      EXPECT_EQ(error_of(*runtime.run(submission("late", late))), "");
+    });
+    begun.arrive_and_wait();
+    for (int i = 0; i < 200; ++i) {
+      Tensor soon = tensor({1});
+      EXPECT_EQ(error_of(*runtime.run(submission("soon", soon))), "");
+    }
+    if (rank == 1) stop = true;
+  });
+}
+
+TEST(LoopSeat, AWaitEndsAtItsLimit) {
+  World world(2);
+  std::barrier<> waited(2);
+  world.each([&](Runtime& runtime, int rank) {
+    Tensor mine = tensor({1});
+    if (rank == 1) waited.arrive_and_wait();
+    const auto handle = runtime.submit(submission("x", mine));
+    if (rank == 0) {
+      EXPECT_FALSE(handle->wait(0ns));
+      EXPECT_FALSE(handle->wait(-5ns));
+      EXPECT_FALSE(handle->wait(3ms));
+      waited.arrive_and_wait();
+    }
+    EXPECT_EQ(error_of(*handle), "");
+  });
+}
+
+TEST(LoopSeat, ShutdownEndsAWaitOfAnotherThread) {
+  World world(2);
+  world.each([&](Runtime& runtime, int rank) {
+    Tensor mine = tensor({1});
+    std::jthread waiting;
+    if (rank == 0) {
+      waiting = std::jthread(
+          [&] { EXPECT_NE(error_of(*runtime.run(submission("never on rank 1", mine))), ""); });
+    }
+    std::this_thread::sleep_for(5ms);
+    EXPECT_EQ(runtime.shutdown(20s), "");
+  });
+}
+
+}  // namespace
+}  // namespace horon::core
