@@ -18,6 +18,14 @@ void HandleState::finish(Outcome outcome) {
   if (before == kPendingWithWaiters) futex_wake_all(state_);
 }
 
+void finish(std::shared_ptr<HandleState>& handle, std::optional<Error> error) noexcept {
+  const std::shared_ptr<HandleState> finishing = std::exchange(handle, nullptr);
+  if (finishing == nullptr) return;
+  Outcome outcome;
+  outcome.error = std::move(error);
+  finishing->finish(std::move(outcome));
+}
+
 bool HandleState::wait(std::optional<std::chrono::nanoseconds> timeout) const {
   if (!finished()) {
     constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);

@@ -57,4 +57,7 @@ class HandleState {
   const std::shared_ptr<LoopSeat> seat_;
 };
 
+// Takes the handle, so that none is finished twice; nothing happens if it is null.
+void finish(std::shared_ptr<HandleState>& handle, std::optional<Error> error) noexcept;
+
 }  // namespace horon::core

@@ -1,0 +1,176 @@
+// How a job ends: the last messages, errors that end it on all ranks, deaths, the deadline of
+// shutdown().
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "horon/core/base/current_error.h"
+#include "horon/core/base/log.h"
+#include "horon/core/base/overloaded.h"
+#include "horon/core/base/text.h"
+#include "horon/core/negotiation/wire_format.h"
+#include "horon/core/runtime/reaper.h"
+#include "horon/core/runtime/runtime_loop.h"
+
+namespace horon::core {
+namespace {
+
+// For what must not keep the rest from happening when a job ends.
+template <class Action>
+void attempt(const Action& action) noexcept {
+  try {
+    action();
+  } catch (...) {  // the first cause of the end has been told or logged; this is a consequence
+  }
+}
+
+}  // namespace
+
+void RuntimeLoop::close() noexcept {
+  flush_messages();
+  // The program's other threads may have submitted between the last turn and here.
+  door_.queue.close(door_.shut_down);
+  finish_calls(*door_.shut_down);
+  attempt([&] { runners_.clear(); });
+}
+
+void RuntimeLoop::flush_messages() {
+  const auto limit = Clock::now() + std::chrono::seconds(1);
+  while (Clock::now() < limit) {
+    try {
+      if (transport_->flushed()) return;
+      (void)transport_->receive();
+    } catch (
+        ...) {  // a part of the transport is broken: the other may still have something to send
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+}
+
+Error RuntimeLoop::set_fatal(const Error& error) {
+  if (door_.fatal != nullptr) return *door_.fatal;  // only this thread writes it
+  auto fatal = std::make_shared<const Error>(error);
+  door_.queue.close(fatal);
+  {
+    const std::lock_guard lock(door_.mutex);
+    door_.fatal = std::move(fatal);
+  }
+  attempt([&] { log(LogLevel::Error, error.what()); });
+  return error;
+}
+
+// A set that has ended takes no error any more, so one set may not speak for all.
+void RuntimeLoop::fail_all_sets(const Error& error) {
+  for (auto& [id, runner] : runners_) runner->fail(error);
+}
+
+Error RuntimeLoop::failure_of_turn() const noexcept {
+  try {
+    const Error cause = current_error();
+    return Error(cause.code(),
+                 concat("rank ", topology_.rank, ": its runtime failed: ", cause.what()));
+  } catch (...) {
+    return out_of_memory_;
+  }
+}
+
+void RuntimeLoop::end_job(const Error& error) noexcept {
+  attempt([&] { (void)set_fatal(error); });
+  const Error first = door_.fatal != nullptr ? *door_.fatal : error;  // only this thread writes it
+  attempt([&] { tell_all_ranks(first); });
+  end_all(first);
+}
+
+// In the set of all ranks, which takes it even after its Bye.
+void RuntimeLoop::tell_all_ranks(const Error& error) {
+  Envelope envelope;
+  envelope.set = kWorldSet;
+  envelope.items.emplace_back(Abort{error.code(), error.what()});
+  const std::vector<std::byte> bytes = encode(envelope);
+  for (int rank = 0; rank < topology_.size; ++rank) {
+    if (rank != topology_.rank) attempt([&] { transport_->send(rank, bytes); });
+  }
+}
+
+void RuntimeLoop::end_all(const Error& error) noexcept {
+  attempt([&] { (void)set_fatal(error); });
+  for (auto& entry : runners_) attempt([&] { entry.second->end_all(error); });
+  for (auto& removal : removals_) finish(removal.second, error);
+  removals_.clear();
+  finish_calls(error);
+  ended_ = true;
+}
+
+// The calls of this turn that nobody has taken yet, and those that wait in the queue.
+void RuntimeLoop::finish_calls(const Error& error) noexcept {
+  const auto end = [&](std::vector<Call>& calls) {
+    for (Call& call : calls) {
+      std::visit(Overloaded{
+                     [&](Submission& submission) {
+                       std::shared_ptr<HandleState> handle = std::move(submission.handle);
+                       reaper_->add(std::move(submission));
+                       finish(handle, error);
+                     },
+                     [](Refusal&) {},
+                     [](ShutdownCall&) {},
+                     [&](auto& waiting) { finish(waiting.handle, error); },
+                 },
+                 call);
+    }
+    calls.clear();
+  };
+  end(calls_);
+  door_.queue.drain(calls_);
+  end(calls_);
+}
+
+bool RuntimeLoop::past_deadline() const {
+  return door_.leaving && Clock::now().time_since_epoch().count() >= door_.deadline_ns;
+}
+
+bool RuntimeLoop::anybody_waits() const {
+  return std::any_of(runners_.begin(), runners_.end(),
+                     [](const auto& entry) { return entry.second->waits(); });
+}
+
+void RuntimeLoop::look_for_the_dead() {
+  const std::vector<Transport::DeadPeer> dead = transport_->dead_peers();
+  if (dead.empty()) return;
+  // Its last message may be an Abort that names another rank, or Bye: that counts more than its
+  // death.
+  if (take_messages()) return;
+  const Nanos now = Clock::now().time_since_epoch().count();
+  for (const Transport::DeadPeer& peer : dead) dead_.try_emplace(peer.rank, Death{peer.text, now});
+  for (auto& [id, runner] : runners_) judge_the_dead(*runner, now);
+}
+
+// A set ends only when nothing runs on any of its members. So a member that is gone while something
+// is under way here has died; but one that is gone while this rank only waits for Bye may have had
+// its own a moment before.
+void RuntimeLoop::judge_the_dead(SetRunner& runner, Nanos now) {
+  constexpr Nanos grace = 2'000'000'000;
+  if (!runner.waits()) return;
+  for (const auto& [rank, death] : dead_) {
+    if (!runner.has_member(rank) || (runner.at_rest() && now - death.seen < grace)) continue;
+    return runner.fail(error_of(death));
+  }
+}
+
+Error RuntimeLoop::error_of(const Death& death) {
+  return Error(ErrorCode::PeerDead, concat(death.who, " has died"));
+}
+
+void RuntimeLoop::end_at_deadline() {
+  for (const auto& [rank, death] : dead_) {
+    const bool awaited = std::any_of(runners_.begin(), runners_.end(), [&](const auto& entry) {
+      return entry.second->waits() && entry.second->has_member(rank);
+    });
+    if (awaited) return end_job(error_of(death));
+  }
+  const std::string& stalled = door_.stall_report;
+  const std::string missing = stalled.empty() ? "" : concat(" (", stalled, ")");
+  farewell_ = concat("shutdown(): not all ranks have ended within the time limit", missing);
+  end_job(Error(ErrorCode::Timeout, concat("rank ", topology_.rank, " has ended: ", farewell_)));
+}
+
+}  // namespace horon::core
