@@ -6,6 +6,7 @@
 
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
 #include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/collectives/autograd.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
 
 namespace horon {
