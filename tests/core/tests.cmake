@@ -19,6 +19,10 @@ horon_test(runtime_test
                  core/runtime/shutdown_failures_test.cc core/runtime/submission_memory_test.cc
                  core/runtime/loop_seat_test.cc
                  support/fake_device.cc)
+# Alone, since it has an operator new of its own.
+horon_test(exhausted_memory_test
+           FILES core/runtime/exhausted_memory_test.cc support/failing_allocation.cc
+                 support/fake_device.cc)
 horon_test(process_sets_test FILES core/runtime/process_sets_test.cc support/fake_device.cc)
 horon_test(mpi_transport_test FILES core/transport/mpi_transport_test.cc RANKS 2 3 4)
 horon_test(bootstrap_test FILES core/bootstrap/bootstrap_test.cc)

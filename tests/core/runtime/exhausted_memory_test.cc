@@ -1,0 +1,98 @@
+// A job ends while there is no memory: one allocation after another fails, and each time every
+// handle must end.
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+#include "horon/tests/support/failing_allocation.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using test_world::submission;
+using test_world::Tensor;
+using test_world::tensor;
+using test_world::World;
+
+class Event final : public ReadyEvent {
+ public:
+  explicit Event(std::function<bool()> ready) : ready_(std::move(ready)) {}
+  bool ready() override { return ready_(); }
+
+ private:
+  const std::function<bool()> ready_;
+};
+
+// Ends a job of two ranks by a failed batch on rank 0, whose thread can't allocate for the n-th
+// time from there on. Other batches run there, and other tensors wait for rank 1.
+void end_job(int n) {
+  Config config;
+  config.dead_after_s = 0;
+  config.fusion_bytes_max = 4;  // a batch for each tensor
+  std::atomic<bool> all_is_under_way{false};
+  std::vector<std::string> names;
+  for (int i = 0; i < 6; ++i) names.push_back("tensor " + std::to_string(i));
+  const Error fault(ErrorCode::OperationFailed, "the device is gone");
+  World world(2, {}, config);
+  world.each([&](Runtime& runtime, int rank) {
+    std::vector<std::shared_ptr<HandleState>> handles;
+    const auto begin = [&](const std::string& name, std::function<bool()> ready) {
+      const auto x = std::make_shared<Tensor>(tensor({1}));
+      Submission mine = submission(name, *x);
+      mine.ready = std::make_unique<Event>(std::move(ready));
+      mine.keep_alive = x;
+      handles.push_back(runtime.submit(std::move(mine)));
+    };
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (rank == 1 && i >= 4) break;  // rank 0 waits for these
+      begin(names[i], [&, i, rank] {
+        if (rank == 1 || i != 1 || !all_is_under_way) return false;
+        test::fail_one_allocation(n);
+        throw Error(fault);
+      });
+    }
+    if (rank == 1) {
+      while (!all_is_under_way) std::this_thread::sleep_for(1ms);
+      // Rank 0 may have had no memory to tell what happened.
+      for (const auto& handle : handles) {
+        if (!handle->wait(100ms)) break;
+      }
+      (void)runtime.shutdown(0s);
+    } else {
+      std::this_thread::sleep_for(2ms);
+      all_is_under_way = true;
+    }
+    for (const auto& handle : handles) {
+      if (!handle->wait(20s)) {
+        ADD_FAILURE() << "a handle of rank " << rank << " does not end, allocation " << n;
+        std::abort();  // the runtime still has the stack of this test
+      }
+      EXPECT_TRUE(handle->outcome().error.has_value());
+    }
+    EXPECT_THROW(begin("later", [] { return true; }), Error);
+    EXPECT_EQ(runtime.shutdown(20s), "");
+  });
+}
+
+TEST(ExhaustedMemory, EndsEveryHandle) {
+  int n = 0;
+  do {
+    end_job(n++);
+  } while (test::one_allocation_has_failed() && !testing::Test::HasFailure());
+  EXPECT_GT(n, 10);
+  testing::Test::RecordProperty("allocations", n);
+}
+
+}  // namespace
+}  // namespace horon::core

@@ -1,0 +1,36 @@
+#include "horon/tests/support/failing_allocation.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+namespace horon::test {
+namespace {
+
+thread_local int allocations_left = -1;  // before one fails; -1: none does
+std::atomic<bool> one_has_failed{false};
+
+}  // namespace
+
+void fail_one_allocation(int after) {
+  one_has_failed = false;
+  allocations_left = after;
+}
+
+bool one_allocation_has_failed() { return one_has_failed; }
+
+}  // namespace horon::test
+
+void* operator new(size_t bytes) {
+  if (horon::test::allocations_left >= 0 && horon::test::allocations_left-- == 0) {
+    horon::test::one_has_failed = true;
+    throw std::bad_alloc();
+  }
+  void* const memory = std::malloc(bytes > 0 ? bytes : 1);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
