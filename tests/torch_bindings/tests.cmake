@@ -12,7 +12,7 @@ if(HORON_SANITIZE MATCHES "address")
       torch_collectives_test torch_objects_test torch_broadcast_state_test torch_reducer_traps_test
       torch_optimizer_situations_test torch_idx_dataset_test)
 elseif(HORON_SANITIZE STREQUAL "thread")
-  set(horon_sanitized_torch_tests torch_backward_threads_test)
+  set(horon_sanitized_torch_tests torch_backward_ends_test)
 endif()
 if(HORON_SANITIZE)
   set_target_properties(horon_torch PROPERTIES EXCLUDE_FROM_ALL ON)  # unless one of them is there
@@ -127,6 +127,15 @@ foreach(mode exit_in_hook exit_in_hook_static)
 endforeach()
 foreach(mode throw_in_hook throw_in_hook_static)
   torch_gradient_exit_test(${mode} 4)
+endforeach()
+
+# The fault matrix in backward; tests/ops/faults has what does without LibTorch.
+add_executable(torch_training_fault_program
+               ${torch_tests}/exit_programs/training_fault_program.cc support/fault_job.cc)
+horon_target(torch_training_fault_program)
+target_link_libraries(torch_training_fault_program PRIVATE horon::torch)
+foreach(link shm mpi hosts)
+  horon_fault_test(torch_faults.${link} ${link} torch_training_fault_program backward)
 endforeach()
 
 if(TARGET fashion_mnist)
