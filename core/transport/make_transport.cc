@@ -11,15 +11,16 @@ namespace horon::core {
 std::unique_ptr<Transport> make_transport(const MpiBootstrap& bootstrap, LocalGroup& group,
                                           std::byte* area, const WaitPolicy& policy) {
   const Topology& topology = bootstrap.topology();
-  std::unique_ptr<SharedMemoryTransport> local;
-  if (group.available()) {
-    local = std::make_unique<SharedMemoryTransport>(group, area, topology, policy);
-  }
   // All hosts must choose alike whether to make MPI's communicator: one_host() is the same on all
-  // ranks, and on one host so is available().
-  if (local != nullptr && topology.one_host()) return local;
-  auto remote = std::make_unique<MpiTransport>(bootstrap, policy);
-  if (local == nullptr) return remote;
+  // ranks, and on one host so is available(). It is made first, since that is collective: a rank
+  // that fails in what it does alone must not leave the others waiting there.
+  std::unique_ptr<MpiTransport> remote;
+  if (!group.available() || !topology.one_host()) {
+    remote = std::make_unique<MpiTransport>(bootstrap, policy);
+  }
+  if (!group.available()) return remote;
+  auto local = std::make_unique<SharedMemoryTransport>(group, area, topology, policy);
+  if (remote == nullptr) return local;
   return std::make_unique<RoutedTransport>(std::move(local), std::move(remote));
 }
 
