@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "horon/core/base/error.h"
+#include "horon/core/execution/op_table.h"
 #include "horon/ops/host/host_memory.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/mpi/mpi_ops.h"
@@ -10,24 +10,24 @@
 namespace horon::ops {
 namespace {
 
-bool shares_memory(const BuiltinParts& parts) {
-  return parts.config->shared_memory && parts.topology->one_host() &&
-         parts.local_group != nullptr && parts.local_group->available();
+bool shares_memory(const Communicator& communicator, const core::Config& config) {
+  return config.shared_memory && communicator.topology().one_host() &&
+         communicator.local_group().available();
 }
 
 }  // namespace
 
 size_t builtin_area_bytes(int local_size) { return SharedMemoryAllreduce::area_bytes(local_size); }
 
-std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(const BuiltinParts& parts) {
-  HORON_CHECK(parts.topology != nullptr && parts.config != nullptr, "parts are missing");
+std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(const Communicator& communicator,
+                                                                  const core::Config& config) {
   std::vector<std::unique_ptr<core::CollectiveOp>> ops;
-  if (shares_memory(parts)) {
-    HORON_CHECK(parts.area != nullptr, "the ops need their part of the shared area");
-    ops.push_back(std::make_unique<SharedMemoryAllreduce>(*parts.local_group, parts.area));
+  if (shares_memory(communicator, config)) {
+    ops.push_back(
+        std::make_unique<SharedMemoryAllreduce>(communicator.local_group(), communicator.area()));
   }
-  if (parts.mpi_communicator != nullptr) {
-    for (auto& op : make_mpi_ops(parts.mpi_communicator)) ops.push_back(std::move(op));
+  if (communicator.mpi() != nullptr) {
+    for (auto& op : make_mpi_ops(communicator.mpi())) ops.push_back(std::move(op));
   }
   return ops;
 }
@@ -37,6 +37,19 @@ std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
   std::vector<std::unique_ptr<core::MemoryDomain>> domains;
   domains.push_back(std::make_unique<HostMemory>(local_group));
   return domains;
+}
+
+core::Executor::Parts make_execution(const Communicator& communicator, const core::Config& config,
+                                     const std::shared_ptr<core::Timeline>& timeline) {
+  core::Executor::Parts parts;
+  parts.rank = communicator.topology().rank;
+  parts.size = communicator.topology().size;
+  parts.ranks = communicator.members();
+  parts.ops =
+      std::make_shared<core::OpTable>(make_builtin_ops(communicator, config), config.allreduce);
+  parts.domains = make_builtin_domains(&communicator.local_group());
+  parts.timeline = timeline;
+  return parts;
 }
 
 }  // namespace horon::ops

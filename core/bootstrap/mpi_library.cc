@@ -68,11 +68,14 @@ std::string MpiLibrary::version() {
 
 // MPI promises to delete the attributes of MPI_COMM_SELF before anything else in MPI_Finalize.
 void MpiLibrary::at_finalize(void (*action)()) {
+  static bool is_set = false;
   finalize_action = action;
+  if (is_set) return;
   int key = MPI_KEYVAL_INVALID;
   check_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, horon_on_finalize, &key, nullptr),
             "MPI_Comm_create_keyval");
   check_mpi(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+  is_set = true;
 }
 
 bool MpiLibrary::usable() const noexcept {

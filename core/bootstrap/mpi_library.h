@@ -1,6 +1,7 @@
 // MPI's life in this process: begun and ended by Horon if nobody else does.
 #pragma once
 
+#include <atomic>
 #include <optional>
 #include <string>
 
@@ -29,11 +30,14 @@ class MpiLibrary {
   static std::string version();
 
   // `action` is called when whoever owns MPI begins MPI_Finalize, while MPI still works, so that a
-  // program that finalises MPI first does not pull it away below a running session. Set once in a
-  // process, while MPI runs.
+  // program that finalises MPI first does not pull it away below a running session. Also called if
+  // that is ~MpiLibrary(). Call this while MPI runs; a later action takes the place of the earlier
+  // one. One thread at a time. Throws Error(OperationFailed).
   static void at_finalize(void (*action)());
 
-  // The job is broken: from now on nothing may wait for other ranks, so MPI is left as it is.
+  // From now on nothing may wait in MPI for other ranks, since the job or a call of MPI's has
+  // failed; MPI is left as it is. Any thread; all ranks must come to do so, or those that don't
+  // wait for the others where MPI ends.
   void abandon() noexcept { abandoned_ = true; }
   bool abandoned() const noexcept { return abandoned_; }
   // MPI has not ended, and may still be called to give back what Horon holds of it.
@@ -42,7 +46,7 @@ class MpiLibrary {
  private:
   int thread_level_ = 0;
   bool owns_mpi_ = false;
-  bool abandoned_ = false;
+  std::atomic<bool> abandoned_{false};
 };
 
 }  // namespace horon::core

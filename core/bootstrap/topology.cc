@@ -1,10 +1,23 @@
 #include "horon/core/bootstrap/topology.h"
 
+#include <algorithm>
 #include <map>
 
 #include "horon/core/base/error.h"
 
 namespace horon::core {
+
+int Topology::host_count() const { return static_cast<int>(leaders().size()); }
+
+std::vector<int> Topology::leaders() const {
+  std::vector<int> lowest;  // [host], since hosts are numbered in the order of their lowest ranks
+  for (int other = 0; other < static_cast<int>(host_of.size()); ++other) {
+    if (host_of[static_cast<size_t>(other)] == static_cast<int>(lowest.size())) {
+      lowest.push_back(other);
+    }
+  }
+  return lowest;
+}
 
 Topology make_topology(int rank, std::span<const int> host_key_of) {
   const int size = static_cast<int>(host_key_of.size());
@@ -35,6 +48,15 @@ Topology make_topology(int rank, std::span<const int> host_key_of) {
     ++topology.cross_size;
   }
   return topology;
+}
+
+Topology restrict_to_members(const Topology& topology, std::span<const int> members) {
+  const auto me = std::find(members.begin(), members.end(), topology.rank);
+  HORON_CHECK(me != members.end(), "this rank is a member");
+  std::vector<int> hosts;
+  for (const int member : members)
+    hosts.push_back(topology.host_of.at(static_cast<size_t>(member)));
+  return make_topology(static_cast<int>(me - members.begin()), hosts);
 }
 
 }  // namespace horon::core

@@ -17,9 +17,16 @@ struct Topology {
   std::vector<int> local_ranks;  // global ranks of the processes of this host, ascending
 
   bool one_host() const { return local_size == size; }
+  int host_count() const;
+  // The lowest rank of each host, ascending.
+  std::vector<int> leaders() const;
 };
 
 // From one number for each rank, equal for ranks of the same host and different else.
 Topology make_topology(int rank, std::span<const int> host_key_of);
+
+// What some ranks (`members`, ascending; topology.rank is one of them) are to each other. Ranks in
+// the answer are indices into `members`.
+Topology restrict_to_members(const Topology& topology, std::span<const int> members);
 
 }  // namespace horon::core

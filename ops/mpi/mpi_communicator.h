@@ -1,6 +1,7 @@
 // Owner of a duplicated communicator: the collectives of one process set have it to themselves.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include <mpi.h>
@@ -13,8 +14,9 @@ class MpiCommunicator {
  public:
   // Collective over all ranks of the job; the bootstrap must outlive it.
   explicit MpiCommunicator(const core::MpiBootstrap& bootstrap);
-  // Of some ranks of the job, ascending; collective over these alone.
-  MpiCommunicator(const core::MpiBootstrap& bootstrap, const std::vector<int>& ranks);
+  // Of some ranks of the job, ascending; collective over these alone. `id` tells this call from
+  // others that the same ranks may be in: one that has failed may still have messages on the way.
+  MpiCommunicator(const core::MpiBootstrap& bootstrap, const std::vector<int>& ranks, uint32_t id);
   // Collective, unless MPI was abandoned: then the communicator is left to the process.
   ~MpiCommunicator();
   MpiCommunicator(const MpiCommunicator&) = delete;

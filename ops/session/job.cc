@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
@@ -27,26 +28,17 @@ size_t transport_bytes(const core::Topology& topology) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-std::unique_ptr<core::LocalGroup> make_group(const core::Bootstrap& bootstrap,
-                                             const core::Config& config) {
-  const core::Topology& topology = bootstrap.topology();
-  const int size = topology.local_size;
-  if (!config.shared_memory) {
-    return core::LocalGroup::create_unavailable(topology.local_rank, size, "HORON_SHARED_MEMORY=0");
-  }
-  return core::LocalGroup::create(bootstrap, transport_bytes(topology) + builtin_area_bytes(size));
+CommunicatorMaker::Options communicator_options(const core::Config& config) {
+  return {.area_bytes = builtin_area_bytes,
+          .shared_memory = config.shared_memory,
+          .warn_after_s = config.stall_warn_s,
+          .abort_after_s = config.stall_abort_s};
 }
 
 int usable_cores() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-}
-
-int host_count(const core::Topology& topology) {
-  int hosts = 0;
-  for (const int host : topology.host_of) hosts = std::max(hosts, host + 1);
-  return hosts;
 }
 
 }  // namespace
@@ -63,8 +55,8 @@ Job::Knobs Job::read_knobs(const InitOptions& options) {
   return knobs;
 }
 
-std::unique_ptr<Job> Job::start(const InitOptions& options) {
-  std::unique_ptr<Job> job(new Job(options, read_knobs(options)));
+std::unique_ptr<Job> Job::start(const InitOptions& options, void (*at_finalize)()) {
+  std::unique_ptr<Job> job(new Job(options, read_knobs(options), at_finalize));
   try {
     for (const std::vector<int>& ranks : options.process_sets) (void)job->sets_->add(ranks);
   } catch (const Error&) {
@@ -76,7 +68,7 @@ std::unique_ptr<Job> Job::start(const InitOptions& options) {
 
 // Each step that can fail on one rank alone is agreed on, so that all ranks throw or none does, and
 // nobody waits for a rank that has given up.
-Job::Job(const InitOptions& options, const Knobs& knobs)
+Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
     : library_(std::make_unique<core::MpiLibrary>()),
       bootstrap_(
           std::make_unique<core::MpiBootstrap>(*library_, options.mpi_comm, knobs.config.host_id)),
@@ -88,25 +80,15 @@ Job::Job(const InitOptions& options, const Knobs& knobs)
   core::agree(*bootstrap_, knobs.fault);
   core::set_log(rank, core::parse_log_level(config_.log_level));
   compare_ranks(options);
-  core::run_on_all(*bootstrap_, [this] { group_ = make_group(*bootstrap_, config_); });
-  core::run_on_all(*bootstrap_,
-                   [this] { communicator_ = std::make_unique<MpiCommunicator>(*bootstrap_); });
+  core::run_on_all(*bootstrap_, [&] { core::MpiLibrary::at_finalize(at_finalize); });
+  maker_ =
+      std::make_unique<CommunicatorMaker>(*library_, *bootstrap_, communicator_options(config_));
+  world_ = maker_->make_world(transport_bytes(bootstrap_->topology()));
   start_runtime();
   if (rank == 0) core::log(core::LogLevel::Info, introduction());
 }
 
 Job::~Job() { stop(); }
-
-std::shared_ptr<core::OpTable> Job::make_op_table(const core::Topology& topology) const {
-  std::byte* const area = group_->area();
-  return std::make_shared<core::OpTable>(
-      make_builtin_ops({.topology = &topology,
-                        .config = &config_,
-                        .local_group = group_.get(),
-                        .area = area == nullptr ? nullptr : area + transport_bytes(topology),
-                        .mpi_communicator = communicator_->handle()}),
-      config_.allreduce);
-}
 
 void Job::start_runtime() {
   const core::Topology& topology = bootstrap_->topology();
@@ -116,23 +98,20 @@ void Job::start_runtime() {
     parts.timeline = core::Timeline::open(config_.timeline, topology.rank, topology.size);
   });
   core::run_on_all(*bootstrap_, [&] {
-    op_table_ = make_op_table(topology);
-    sets_ = std::make_unique<ProcessSets>(*library_, *bootstrap_, config_);
-    core::Executor::Parts execution;
-    execution.rank = topology.rank;
-    execution.size = topology.size;
-    execution.ops = op_table_;
-    execution.domains = make_builtin_domains(group_.get());
-    execution.timeline = parts.timeline;
+    core::Executor::Parts execution = make_execution(*world_, config_, parts.timeline);
+    op_table_ = execution.ops;
     parts.config = config_;
     parts.topology = topology;
     parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
     const bool in_submit = config_.step_in_submit == "on";
     parts.step_in_submit = in_submit || (config_.step_in_submit == "auto" && !has_spare_cores());
-    parts.make_set = [this](const std::vector<int>& ranks) { return sets_->make_resources(ranks); };
+    sets_ = std::make_unique<ProcessSets>(
+        ProcessSets::Parts{maker_.get(), world_.get(), &config_, parts.timeline});
+    parts.make_set = [this](const std::vector<int>&) { return sets_->make_resources(); };
   });
   core::run_on_all(*bootstrap_, [&] {
-    parts.transport = core::make_transport(*bootstrap_, *group_, group_->area(), wait_policy());
+    core::LocalGroup& group = world_->local_group();
+    parts.transport = core::make_transport(*bootstrap_, group, group.area(), wait_policy());
   });
   try {
     core::run_on_all(*bootstrap_,
@@ -147,11 +126,20 @@ void Job::start_runtime() {
 }
 
 std::shared_ptr<std::byte> Job::allocate(size_t bytes) {
-  const std::lock_guard lock(group_mutex_);
-  if (group_ == nullptr) {
+  const std::lock_guard lock(world_mutex_);
+  if (world_ == nullptr) {
     throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
   }
-  return group_->allocate(bytes);
+  return world_->local_group().allocate(bytes);
+}
+
+std::vector<std::string> Job::explain(const ProcessSet& set, const core::BatchFacts& facts) const {
+  if (!set.is_world()) return sets_->explain(set, facts);
+  const std::lock_guard lock(world_mutex_);
+  if (world_ == nullptr) {
+    throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
+  }
+  return op_table_->explain(facts);
 }
 
 void Job::compare_ranks(const InitOptions& options) const {
@@ -160,7 +148,8 @@ void Job::compare_ranks(const InitOptions& options) const {
   for (const std::string& line : config_.agreed_values()) knobs += line + "\n";
   core::require_same(*bootstrap_, "the configuration", knobs);
   std::string sets;
-  for (const std::vector<int>& ranks : options.process_sets) {
+  for (std::vector<int> ranks : options.process_sets) {
+    std::sort(ranks.begin(), ranks.end());
     sets += concat("{", exact_list(ranks), "}\n");
   }
   core::require_same(*bootstrap_, "InitOptions::process_sets", sets);
@@ -182,10 +171,11 @@ core::WaitPolicy Job::wait_policy() const {
 
 std::string Job::introduction() const {
   const core::Topology& topology = bootstrap_->topology();
-  const int hosts = host_count(topology);
+  const int hosts = topology.host_count();
+  const core::LocalGroup& group = world_->local_group();
   const std::string shared =
-      group_->available() ? "shared memory and MPI"
-                          : concat("MPI (no shared memory: ", group_->unavailable_reason(), ")");
+      group.available() ? "shared memory and MPI"
+                        : concat("MPI (no shared memory: ", group.unavailable_reason(), ")");
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
                 " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared,
                 topology.size > 1 ? ""
@@ -197,14 +187,30 @@ void Job::stop() {
   if (library_ == nullptr) return;
   const auto limit = std::chrono::duration<double>(config_.shutdown_timeout_s);
   runtime_->shutdown(std::chrono::duration_cast<std::chrono::nanoseconds>(limit));
-  if (runtime_->fatal_error() != nullptr) library_->abandon();
-  op_table_.reset();
-  communicator_.reset();
+  const bool in_use = !sets_->close();
+  if (in_use || runtime_->fatal_error() != nullptr) library_->abandon();
+  give_back(in_use);
+}
+
+// `in_use`: a thread of the program still makes a process set of these.
+void Job::give_back(bool in_use) {
+  std::shared_ptr<Communicator> world;
   {
-    const std::lock_guard lock(group_mutex_);
-    group_.reset();
+    const std::lock_guard lock(world_mutex_);
+    op_table_.reset();
+    world = std::move(world_);
   }
+  // A call of MPI's that was left behind uses these.
+  const bool left_behind = library_->abandoned();
+  if (in_use) {
+    core::keep_for_ever(world);
+    core::keep_for_ever(std::move(maker_));
+  }
+  world.reset();
+  maker_.reset();
+  if (left_behind) core::keep_for_ever(std::move(bootstrap_));
   bootstrap_.reset();
+  if (left_behind) core::keep_for_ever(std::move(library_));
   library_.reset();
 }
 

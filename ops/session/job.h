@@ -11,9 +11,8 @@
 #include "horon/core/base/config.h"
 #include "horon/core/bootstrap/mpi_bootstrap.h"
 #include "horon/core/execution/op_table.h"
-#include "horon/core/host/local_group.h"
 #include "horon/core/runtime/runtime.h"
-#include "horon/ops/mpi/mpi_communicator.h"
+#include "horon/ops/communicator/communicator_maker.h"
 #include "horon/ops/session/call_counts.h"
 #include "horon/ops/session/process_sets.h"
 #include "horon/ops/session/session.h"
@@ -24,14 +23,16 @@ class Job {
  public:
   // Collective over all ranks. If any rank has an error, every rank throws it and nothing is left
   // of the job; MPI has ended if Horon began it. Error(Config) if versions, knobs or sets differ.
-  static std::unique_ptr<Job> start(const InitOptions& options);
+  // `at_finalize`: see core::MpiLibrary; it may come during the call.
+  static std::unique_ptr<Job> start(const InitOptions& options, void (*at_finalize)());
   // stop() first, or the job is left as after a failure.
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
   core::Runtime& runtime() { return *runtime_; }
-  const core::OpTable& op_table() const { return *op_table_; }
+  // See ops::explain_selection.
+  std::vector<std::string> explain(const ProcessSet& set, const core::BatchFacts& facts) const;
   bool owns_mpi() const { return owns_mpi_; }
   ProcessSets& process_sets() { return *sets_; }
   CallCounts& call_counts() { return call_counts_; }
@@ -50,11 +51,11 @@ class Job {
     std::optional<Error> fault;  // then `config` has the defaults
   };
   static Knobs read_knobs(const InitOptions& options);
-  Job(const InitOptions& options, const Knobs& knobs);
+  Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)());
   void compare_ranks(const InitOptions& options) const;
-  std::shared_ptr<core::OpTable> make_op_table(const core::Topology& topology) const;
   void start_runtime();
   bool has_spare_cores() const;
+  void give_back(bool in_use);
   core::WaitPolicy wait_policy() const;
   std::string introduction() const;
 
@@ -62,9 +63,9 @@ class Job {
   std::unique_ptr<core::MpiBootstrap> bootstrap_;
   const core::Config config_;
   const bool owns_mpi_;
-  std::mutex group_mutex_;
-  std::shared_ptr<core::LocalGroup> group_;
-  std::unique_ptr<MpiCommunicator> communicator_;  // of the collectives
+  std::unique_ptr<CommunicatorMaker> maker_;
+  mutable std::mutex world_mutex_;       // for allocate(): the next is null after stop()
+  std::shared_ptr<Communicator> world_;  // of all ranks
   std::shared_ptr<core::OpTable> op_table_;
   std::unique_ptr<ProcessSets> sets_;
   std::unique_ptr<core::Runtime> runtime_;

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
-#include <optional>
-#include <string_view>
+#include <thread>
 #include <utility>
 
 #include "horon/core/base/text.h"
-#include "horon/core/execution/executor.h"
 #include "horon/ops/builtin.h"
-#include "horon/ops/session/communicator_maker.h"
+#include "horon/ops/session/runtime_bootstrap.h"
 #include "horon/ops/session/session_collectives.h"
 
 namespace horon::ops {
@@ -18,12 +15,6 @@ namespace {
 
 using core::concat;
 
-// Ranks that wait for a communicator tell each other so this often: then the runtime sees who does
-// not answer.
-constexpr auto kReportInterval = std::chrono::seconds(1);
-// How far a rank has come with its communicator: one letter, and the text of a failure.
-constexpr std::string_view kReady = "r";
-constexpr std::string_view kWaiting = "w";
 // The same for all sets: a name that is new with each set would use up the table of names. Which
 // set is meant stands in what travels.
 constexpr const char* kAdd = "horon.add_process_set";
@@ -56,18 +47,21 @@ std::string exact_list(const std::vector<int>& ranks) {
                 core::hash_of(text), ")");
 }
 
-ProcessSets::ProcessSets(core::MpiLibrary& library, const core::MpiBootstrap& bootstrap,
-                         const core::Config& config)
-    : library_(library), bootstrap_(bootstrap), topology_(bootstrap.topology()), config_(config) {}
+ProcessSets::ProcessSets(Parts parts) : parts_(std::move(parts)) {}
+
+void ProcessSets::refuse_if_closed() const {
+  if (closed_) throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
+}
 
 void ProcessSets::refuse_wrong_ranks(const std::vector<int>& ranks) {
+  const int size = parts_.world->topology().size;
   std::string fault;
   if (ranks.empty()) fault = "it has no ranks";
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
     fault = "a rank is there twice";
   }
-  if (!ranks.empty() && (ranks.front() < 0 || ranks.back() >= topology_.size)) {
-    fault = concat("its ranks must be 0 to ", topology_.size - 1);
+  if (!ranks.empty() && (ranks.front() < 0 || ranks.back() >= size)) {
+    fault = concat("its ranks must be 0 to ", size - 1);
   }
   if (fault.empty()) return;
   fault = concat(call_text(ranks), ": ", fault);
@@ -76,75 +70,55 @@ void ProcessSets::refuse_wrong_ranks(const std::vector<int>& ranks) {
 }
 
 ProcessSet ProcessSets::add(std::vector<int> ranks) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(calls_mutex_);
+  refuse_if_closed();
   const uint32_t id = ++calls_;
   std::sort(ranks.begin(), ranks.end());
   refuse_wrong_ranks(ranks);
   meet(*runtime_, kAdd, concat("process set ", id, " of ranks ", exact_list(ranks)));
-  make_communicator(ranks);
+  prepared_ = prepare(id, ranks);
+  newest_ops_.reset();
   runtime_->add_set(id, ranks);
   meet(*runtime_, kMade, concat("process set ", id));  // nobody uses it before all have it
-  sets_.emplace_back(id, std::move(ranks), topology_.rank);
-  return sets_.back();
+  const ProcessSet set(id, std::move(ranks), parts_.world->topology().rank);
+  const std::lock_guard sets_lock(sets_mutex_);
+  sets_.push_back({set, newest_ops_});
+  return set;
 }
 
 // Collective over all ranks, also those that are not in the set: they hear what went wrong.
-void ProcessSets::make_communicator(const std::vector<int>& ranks) {
-  // Where only one thread at a time may call MPI, the runtime thread makes it, in make_resources().
-  if (!library_.allows_threads_at_once()) return;
-  std::optional<CommunicatorMaker> maker;
-  std::string fault;
-  if (std::binary_search(ranks.begin(), ranks.end(), topology_.rank)) {
-    try {
-      maker.emplace(library_, bootstrap_, ranks);
-    } catch (const std::exception& error) {
-      fault = error.what();
-    }
-  }
-  std::vector<std::string> states;
-  do {
-    std::string state(kReady);
-    if (maker && !maker->wait(kReportInterval)) state = kWaiting;
-    if (maker && state == kReady) fault = maker->failure();
-    if (!fault.empty()) state = fault;
-    states = gather_from_all(*runtime_, kCommunicator, state);
-    for (size_t rank = 0; rank < states.size(); ++rank) {
-      if (states[rank] == kReady || states[rank] == kWaiting) continue;
-      throw Error(ErrorCode::OperationFailed,
-                  concat(call_text(ranks), ": ", states[rank], " (on rank ", rank, ")"));
-    }
-  } while (std::find(states.begin(), states.end(), kWaiting) != states.end());
-  if (maker) prepared_ = maker->take();
+ProcessSets::Prepared ProcessSets::prepare(uint32_t id, const std::vector<int>& ranks) const {
+  const RuntimeBootstrap talk(*runtime_, kCommunicator);
+  const bool member = std::binary_search(ranks.begin(), ranks.end(), talk.topology().rank);
+  CommunicatorMaker::Part part = {call_text(ranks), id, {}};
+  if (member) part.members = ranks;
+  Prepared prepared;
+  prepared.id = id;
+  prepared.communicator = parts_.maker->make(*parts_.world, talk, part);
+  core::run_on_all(talk, [&] {
+    if (!member || prepared.communicator->mpi() == nullptr) return;
+    prepared.execution = make_execution(*prepared.communicator, *parts_.config, parts_.timeline);
+  });
+  return prepared;
 }
 
-core::SetResources ProcessSets::make_resources(const std::vector<int>& ranks) {
-  std::shared_ptr<MpiCommunicator> communicator = std::move(prepared_);
-  if (communicator == nullptr) {
-    communicator = std::make_shared<MpiCommunicator>(bootstrap_, ranks);
+core::SetResources ProcessSets::make_resources() {
+  Prepared prepared = std::move(prepared_);
+  if (!prepared.execution) {
+    parts_.maker->connect(*prepared.communicator, prepared.id);
+    prepared.execution = make_execution(*prepared.communicator, *parts_.config, parts_.timeline);
   }
-  BuiltinParts builtin;
-  builtin.topology = &topology_;
-  builtin.config = &config_;
-  builtin.mpi_communicator = communicator->handle();
-  core::Executor::Parts execution;
-  execution.rank = core::index_of(topology_.rank, ranks);
-  execution.size = static_cast<int>(ranks.size());
-  execution.ranks = ranks;
-  // The ranks of a set talk over MPI, also on one host.
-  const std::string allreduce = config_.allreduce == "shm" ? "auto" : config_.allreduce;
-  execution.ops = std::make_shared<core::OpTable>(make_builtin_ops(builtin), allreduce);
-  execution.domains = make_builtin_domains(nullptr);
-  core::SetResources resources;
-  resources.keep_alive = std::move(communicator);
-  resources.executor = std::make_unique<core::Executor>(std::move(execution));
-  return resources;
+  newest_ops_ = prepared.execution->ops;
+  return {std::move(prepared.communicator),
+          std::make_unique<core::Executor>(std::move(*prepared.execution))};
 }
 
 void ProcessSets::remove(const ProcessSet& set) {
-  const std::lock_guard lock(mutex_);
-  const auto known = std::find_if(sets_.begin(), sets_.end(),
-                                  [&](const ProcessSet& other) { return other.id() == set.id(); });
-  if (known == sets_.end()) {
+  const std::lock_guard lock(calls_mutex_);
+  refuse_if_closed();
+  const auto is_it = [&](const Known& known) { return known.set.id() == set.id(); };
+  // Only calls that hold the first mutex change the list, so it may be read here.
+  if (std::none_of(sets_.begin(), sets_.end(), is_it)) {
     const std::string fault =
         set.is_world() ? "remove_process_set(): the set of all ranks stays"
                        : concat("remove_process_set(): set ", set.id(), " has been removed before");
@@ -152,14 +126,41 @@ void ProcessSets::remove(const ProcessSet& set) {
   }
   meet(*runtime_, kRemove, concat("process set ", set.id()));
   runtime_->remove_set(set.id());
-  sets_.erase(known);
+  const std::lock_guard sets_lock(sets_mutex_);
+  std::erase_if(sets_, is_it);
 }
 
-std::vector<ProcessSet> ProcessSets::all() {
-  const std::lock_guard lock(mutex_);
+std::vector<ProcessSet> ProcessSets::all() const {
+  const std::lock_guard lock(sets_mutex_);
   std::vector<ProcessSet> sets = {ProcessSet()};
-  sets.insert(sets.end(), sets_.begin(), sets_.end());
+  for (const Known& known : sets_) sets.push_back(known.set);
   return sets;
+}
+
+std::vector<std::string> ProcessSets::explain(const ProcessSet& set,
+                                              const core::BatchFacts& facts) const {
+  const std::lock_guard lock(sets_mutex_);
+  const auto known = std::find_if(sets_.begin(), sets_.end(),
+                                  [&](const Known& one) { return one.set.id() == set.id(); });
+  const auto ops = known == sets_.end() ? nullptr : known->ops.lock();
+  if (ops == nullptr) {
+    throw Error(ErrorCode::InvalidArgument, concat("this rank is not in process set ", set.id(),
+                                                   ", or the set has been removed"));
+  }
+  return ops->explain(facts);
+}
+
+bool ProcessSets::close() {
+  using namespace std::chrono_literals;
+  closed_ = true;
+  const auto deadline = std::chrono::steady_clock::now() + 5s;
+  while (!calls_mutex_.try_lock()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  const std::lock_guard lock(calls_mutex_, std::adopt_lock);
+  prepared_ = {};
+  return true;
 }
 
 }  // namespace horon::ops

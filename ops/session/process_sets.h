@@ -1,16 +1,18 @@
 // The process sets of a job: how they come and go.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "horon/core/base/config.h"
-#include "horon/core/bootstrap/mpi_bootstrap.h"
+#include "horon/core/execution/executor.h"
 #include "horon/core/runtime/runtime.h"
-#include "horon/ops/mpi/mpi_communicator.h"
+#include "horon/ops/communicator/communicator_maker.h"
 #include "horon/ops/session/process_set.h"
 
 namespace horon::ops {
@@ -22,33 +24,57 @@ std::string exact_list(const std::vector<int>& ranks);
 // All ranks call add() and remove() in the same order. Any thread, one call after the other.
 class ProcessSets {
  public:
-  // All must outlive the sets. The runtime is told by set_runtime(), since it is made with
-  // make_resources().
-  ProcessSets(core::MpiLibrary& library, const core::MpiBootstrap& bootstrap,
-              const core::Config& config);
+  struct Parts {
+    const CommunicatorMaker* maker = nullptr;
+    const Communicator* world = nullptr;
+    const core::Config* config = nullptr;
+    std::shared_ptr<core::Timeline> timeline;  // may be null
+  };
+  // Maker and world are used until close(); the config must outlive the sets. The runtime is told
+  // by set_runtime(), since it is made with make_resources().
+  explicit ProcessSets(Parts parts);
   void set_runtime(core::Runtime& runtime) { runtime_ = &runtime; }
 
   // See horon::add_process_set() and its siblings.
   ProcessSet add(std::vector<int> ranks);
   void remove(const ProcessSet& set);
-  std::vector<ProcessSet> all();
+  std::vector<ProcessSet> all() const;  // never waits for an add() or a remove()
+  // OpTable::explain() of a set of which this rank is a member. Throws Error(InvalidArgument).
+  std::vector<std::string> explain(const ProcessSet& set, const core::BatchFacts& facts) const;
+
+  // After the runtime has shut down: refuses further calls with Error(NotInitialized) and waits for
+  // one that another thread is in, which the end of the runtime has ended. False if it has not
+  // come out in time: then it may still use maker and world.
+  bool close();
 
   // core::Runtime::Parts::make_set: on the runtime thread, during an add().
-  core::SetResources make_resources(const std::vector<int>& ranks);
+  core::SetResources make_resources();
 
  private:
-  void refuse_wrong_ranks(const std::vector<int>& ranks);
-  void make_communicator(const std::vector<int>& ranks);
+  // What add() hands to make_resources().
+  struct Prepared {
+    uint32_t id = 0;
+    std::shared_ptr<Communicator> communicator;
+    std::optional<core::Executor::Parts> execution;  // not yet, if only one thread may call MPI
+  };
+  struct Known {
+    ProcessSet set;
+    std::weak_ptr<const core::OpTable> ops;  // of this rank, as a member
+  };
 
-  core::MpiLibrary& library_;
-  const core::MpiBootstrap& bootstrap_;
-  const core::Topology topology_;
-  const core::Config& config_;
+  void refuse_if_closed() const;
+  void refuse_wrong_ranks(const std::vector<int>& ranks);
+  Prepared prepare(uint32_t id, const std::vector<int>& ranks) const;
+
+  const Parts parts_;
   core::Runtime* runtime_ = nullptr;
-  std::mutex mutex_;
-  uint32_t calls_ = 0;  // of add(): the number of the newest set
-  std::vector<ProcessSet> sets_;
-  std::unique_ptr<MpiCommunicator> prepared_;  // for the next make_resources()
+  std::atomic<bool> closed_{false};
+  std::mutex calls_mutex_;  // held during add() and remove(), which wait for other ranks
+  uint32_t calls_ = 0;      // of add(): the number of the newest set
+  Prepared prepared_;
+  std::weak_ptr<const core::OpTable> newest_ops_;
+  mutable std::mutex sets_mutex_;  // held for moments only
+  std::vector<Known> sets_;
 };
 
 }  // namespace horon::ops

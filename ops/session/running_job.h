@@ -8,6 +8,7 @@
 
 #include "horon/core/runtime/runtime.h"
 #include "horon/ops/session/call_counts.h"
+#include "horon/ops/session/process_set.h"
 
 namespace horon::ops {
 
@@ -17,7 +18,7 @@ CallCounts& call_counts();
 // Memory that collectives of this host can use without a copy (a gradient bucket); 64-byte aligned,
 // zeroed. It may outlive the session.
 std::shared_ptr<std::byte> allocate_host(size_t bytes);
-// Why an op is chosen for an allreduce of 4 MiB of float32: one line per candidate.
-std::vector<std::string> explain_selection();
+// Why an op is chosen for an allreduce of 4 MiB of float32 in this set: one line per candidate.
+std::vector<std::string> explain_selection(const ProcessSet& set = {});
 
 }  // namespace horon::ops

@@ -25,6 +25,7 @@ struct Process {
   std::mutex mutex;
   // Null before init() and after shutdown().
   ops::Job* job = nullptr;
+  std::atomic<bool> runs{false};  // there is a job that nobody has begun to end
   // Jobs that have ended are never deleted: other threads may hold a reference.
   std::vector<ops::Job*> ended;
   bool mpi_is_over = false;
@@ -115,6 +116,8 @@ std::vector<ProcessSet> process_sets() { return job().process_sets().all(); }
 void shutdown() {
   if (forked) return;  // the child of a fork ends nothing
   Process& here = process();
+  // A start that fails may end MPI, which comes here while init_session() holds the mutex.
+  if (!here.runs.exchange(false)) return;
   ops::Job* ending = nullptr;
   {
     const std::lock_guard lock(here.mutex);
@@ -127,7 +130,9 @@ void shutdown() {
   here.mpi_is_over = ending->owns_mpi();
 }
 
-void init_session(const InitOptions& options) {
+void init_session(const InitOptions& options, std::string_view headers) {
+  // Before anything is read from the options, whose fields may be others in those headers.
+  require_headers_of_this_version(headers);
   refuse_forked_child();
   Process& here = process();
   const std::lock_guard lock(here.mutex);
@@ -137,12 +142,12 @@ void init_session(const InitOptions& options) {
                 "init() can't come back after shutdown(): shutdown() ended MPI, which starts only "
                 "once in a process. Call MPI_Init_thread() yourself to keep MPI alive in between.");
   }
-  here.job = ops::Job::start(options).release();
+  here.job = ops::Job::start(options, [] { shutdown(); }).release();
+  here.runs = true;
   if (here.exit_handler_set) return;
   here.exit_handler_set = true;
   pthread_atfork(nullptr, nullptr, [] { forked = true; });
   std::atexit([] { shutdown(); });
-  core::MpiLibrary::at_finalize([] { shutdown(); });
 }
 
 std::vector<BuildFact> build_facts() {
@@ -162,10 +167,10 @@ CallCounts& call_counts() { return job().call_counts(); }
 
 std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(bytes); }
 
-std::vector<std::string> explain_selection() {
+std::vector<std::string> explain_selection(const ProcessSet& set) {
   core::BatchFacts facts;
   facts.count = 1 << 20;
-  return job().op_table().explain(facts);
+  return job().explain(set, facts);
 }
 
 }  // namespace ops

@@ -4,9 +4,11 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/version.h"
 #include "horon/ops/session/process_set.h"
 
 namespace horon {
@@ -19,16 +21,17 @@ struct InitOptions {
   // Knobs, as {"HORON_BUCKET_BYTES", "4194304"}; they win over the environment.
   std::map<std::string, std::string> set = {};
   // Made at once, as add_process_set() does; process_sets() gives them, in this order, behind the
-  // set of all ranks.
+  // set of all ranks. The order of the ranks within a set means nothing.
   std::vector<std::vector<int>> process_sets = {};
 };
 
 // Starts the session. Collective over all ranks. A second call while it runs does nothing; after
 // shutdown() it starts anew if the caller owns MPI, else it is an error (MPI can't be initialised
 // twice). If any rank has an error, every rank throws it and no session is left. Throws
-// Error(Config), and others that say what failed. A LibTorch program calls horon::init()
-// (torch_bindings/session.h), which also divides the cores.
-void init_session(const InitOptions& options = {});
+// Error(Config), and others that say what failed. `headers` is left to its default: the version
+// that the program was compiled with, which must be that of the library. A LibTorch program calls
+// horon::init() (torch_bindings/session.h), which also divides the cores.
+void init_session(const InitOptions& options = {}, std::string_view headers = kHeaderVersion);
 bool is_initialized();
 
 // These throw Error(NotInitialized) outside init() .. shutdown().

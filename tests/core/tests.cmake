@@ -9,6 +9,7 @@ horon_test(byte_ring_test FILES core/transport/byte_ring_test.cc)
 horon_test(doorbell_test FILES core/host/doorbell_test.cc)
 horon_test(in_process_transport_test FILES core/transport/in_process_transport_test.cc)
 horon_test(local_group_test FILES core/host/local_group_test.cc)
+horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
 horon_test(shared_heap_test FILES core/host/shared_heap_test.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc
            TIMEOUT 120)

@@ -6,9 +6,9 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/execution/op_table.h"
+#include "horon/ops/mpi/mpi_communicator.h"
 #include "horon/tests/ops/contract_case.h"
 #include "horon/tests/ops/mpi_world.h"
-#include "horon/tests/support/thread_ranks.h"
 
 namespace horon::ops {
 namespace {
@@ -16,35 +16,38 @@ namespace {
 class Builtin : public testing::Test {
  protected:
   void SetUp() override {
-    MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
-    group_ = mpi_local_group(builtin_area_bytes(world_.size));
-    ASSERT_TRUE(group_->available());
-    world_.doorbell = &group_->doorbell(world_.rank);
-    parts_.topology = &topology_;
-    parts_.config = &config_;
-    parts_.local_group = group_.get();
-    parts_.area = group_->area();
-    parts_.mpi_communicator = &communicator_;
+    parts_.topology = bootstrap_.topology();
+    for (int rank = 0; rank < world_.size; ++rank) parts_.members.push_back(rank);
+    parts_.local_group = core::LocalGroup::create(bootstrap_, builtin_area_bytes(world_.size));
+    ASSERT_TRUE(parts_.local_group->available());
+    world_.doorbell = &parts_.local_group->doorbell(world_.rank);
+    parts_.area = parts_.local_group->area();
+    parts_.mpi = std::make_unique<MpiCommunicator>(bootstrap_);
   }
-  void TearDown() override {
-    world_.gather(0);
-    MPI_Comm_free(&communicator_);
+  // Nobody unmaps what another still uses.
+  void TearDown() override { world_.gather(0); }
+
+  // Made of the parts, which a test may change before the first call.
+  Communicator& communicator() {
+    if (communicator_ == nullptr) communicator_ = std::make_unique<Communicator>(std::move(parts_));
+    return *communicator_;
   }
 
-  std::string chosen(CollectiveKind kind, const std::string& knob) const {
-    const core::OpTable table(make_builtin_ops(parts_), knob);
+  std::string chosen(CollectiveKind kind, const std::string& knob) {
+    config_.allreduce = knob;
+    const core::Executor::Parts execution = make_execution(communicator(), config_, nullptr);
     core::BatchFacts facts;
     facts.kind = kind;
     facts.count = 5;
-    return std::string(table.select(facts).name());
+    return std::string(execution.ops->select(facts).name());
   }
 
   World world_ = mpi_world();
-  core::Topology topology_ = core::one_host_topology(world_.rank, world_.size);
+  core::MpiLibrary library_;
+  core::MpiBootstrap bootstrap_{library_};
   core::Config config_;
-  MPI_Comm communicator_ = MPI_COMM_NULL;
-  std::unique_ptr<core::LocalGroup> group_;
-  BuiltinParts parts_;
+  Communicator::Parts parts_;
+  std::unique_ptr<Communicator> communicator_;
 };
 
 TEST_F(Builtin, SharedMemoryComesFirstOnOneHost) {
@@ -56,7 +59,8 @@ TEST_F(Builtin, SharedMemoryComesFirstOnOneHost) {
 }
 
 TEST_F(Builtin, SeveralHostsUseMpi) {
-  topology_.local_size = world_.size + 1;  // as seen from a larger job; one_host() is false
+  parts_.topology.size = world_.size + 1;  // as seen from a larger job; one_host() is false
+  parts_.members.push_back(world_.size);
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "mpi_allreduce");
   EXPECT_THROW(chosen(CollectiveKind::Allreduce, "shm"), Error);
 }
@@ -64,15 +68,16 @@ TEST_F(Builtin, SeveralHostsUseMpi) {
 TEST_F(Builtin, SharedMemoryCanBeSwitchedOff) {
   config_.shared_memory = false;
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "mpi_allreduce");
-  config_.shared_memory = true;
-  const auto none = core::LocalGroup::create_unavailable(world_.rank, world_.size, "a test");
-  parts_.local_group = none.get();
-  parts_.area = none->area();
+}
+
+TEST_F(Builtin, SharedMemoryMayNotBeThere) {
+  parts_.local_group = core::LocalGroup::create_unavailable(world_.rank, world_.size, "a test");
+  parts_.area = nullptr;
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "mpi_allreduce");
 }
 
 TEST_F(Builtin, WithoutMpiOnlyAllreduceIsLeft) {
-  parts_.mpi_communicator = nullptr;
+  parts_.mpi = nullptr;
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "shm_allreduce");
   EXPECT_THROW(chosen(CollectiveKind::Barrier, "auto"), Error);
 }
@@ -80,7 +85,7 @@ TEST_F(Builtin, WithoutMpiOnlyAllreduceIsLeft) {
 // Two ops of one list in flight together, each on its own kind of channel.
 TEST_F(Builtin, TheOpsWorkSideBySide) {
   std::mt19937_64 random(static_cast<uint64_t>(world_.rank));
-  const auto ops = make_builtin_ops(parts_);
+  const auto ops = make_builtin_ops(communicator(), config_);
   std::vector<std::unique_ptr<AllreduceRun>> runs;
   std::vector<std::unique_ptr<core::InFlight>> in_flight;
   for (uint64_t i = 0; i < 20; ++i) {
@@ -93,7 +98,7 @@ TEST_F(Builtin, TheOpsWorkSideBySide) {
 }
 
 TEST_F(Builtin, HostMemoryIsTheDomain) {
-  const auto domains = make_builtin_domains(group_.get());
+  const auto domains = make_builtin_domains(parts_.local_group.get());
   ASSERT_EQ(domains.size(), 1u);
   EXPECT_EQ(domains[0]->device(), DeviceKind::Host);
 }

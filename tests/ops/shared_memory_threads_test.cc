@@ -1,6 +1,7 @@
 // Allreduce in shared memory among threads of one process: the same code under ThreadSanitizer.
 #include <gtest/gtest.h>
 
+#include "horon/core/host/local_subgroup.h"
 #include "horon/ops/host/piece_allreduce.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/tests/ops/op_contract.h"
@@ -49,6 +50,46 @@ TEST_P(Threads, ManyInFlight) {
 }
 
 INSTANTIATE_TEST_SUITE_P(SharedMemory, Threads, testing::Values(1, 2, 3, 4, 7));
+
+// Two process sets of one host with a rank in common, at the same time.
+TEST(SharedMemory, OverlappingSubgroups) {
+  core::InProcessJob job(3);
+  core::run_ranks(3, [&](int rank) {
+    const std::shared_ptr<core::LocalGroup> group = core::LocalGroup::create(job.of(rank), 0);
+    std::mt19937_64 random(static_cast<uint64_t>(rank));
+    const size_t bytes = SharedMemoryAllreduce::area_bytes(2);
+    const auto low = core::make_local_subgroup(
+        group, job.of(rank), rank < 2 ? std::vector{0, 1} : std::vector<int>{}, bytes);
+    const auto high = core::make_local_subgroup(
+        group, job.of(rank), rank > 0 ? std::vector{1, 2} : std::vector<int>{}, bytes);
+    World world;
+    world.doorbell = &group->doorbell(rank);
+    std::vector<std::unique_ptr<SharedMemoryAllreduce>> ops;
+    for (const auto& part : {low.get(), high.get()}) {
+      if (part != nullptr) {
+        ops.push_back(std::make_unique<SharedMemoryAllreduce>(*part, part->area()));
+      }
+    }
+    std::vector<std::vector<float>> values;
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    for (const int64_t count : {4, 1000, 40'000, 4, 1000, 40'000}) {
+      for (const auto& op : ops) {
+        auto& data = values.emplace_back(static_cast<size_t>(count), static_cast<float>(rank + 1));
+        auto* const memory = reinterpret_cast<std::byte*>(data.data());
+        core::Batch batch;
+        batch.input = batch.output = memory;
+        batch.count = count;
+        in_flight.push_back(op->start(std::move(batch)));
+      }
+    }
+    drive(world, std::move(in_flight), random);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const bool is_high = rank == 2 || (rank == 1 && i % 2 == 1);
+      for (const float value : values[i]) ASSERT_EQ(value, is_high ? 5 : 3);
+    }
+    (void)core::allgather_values(job.of(rank), core::Bootstrap::Among::Job, 0);
+  });
+}
 
 // The ranks' bit masks have more than one word.
 TEST(SharedMemory, SeventyRanks) {

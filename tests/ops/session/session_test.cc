@@ -100,6 +100,22 @@ TEST(Session, CallsAreCountedAnewInEachSession) {
   }
 }
 
+TEST(SessionStart, TheOrderOfRanksInAProcessSetMeansNothing) {
+  if (test_size() == 1) GTEST_SKIP() << "needs a second rank";
+  InitOptions options;
+  options.process_sets = {{0, 1}};
+  if (test_rank() == 1) options.process_sets = {{1, 0}};
+  init_session(options);
+  EXPECT_EQ(process_sets().at(1).ranks(), (std::vector<int>{0, 1}));
+  shutdown();
+}
+
+TEST(SessionStart, HeadersOfAnotherVersionAreRefused) {
+  EXPECT_THAT(error_of([] { init_session({}, "0.0.1"); }),
+              HasSubstr("compiled with the headers of Horon 0.0.1"));
+  expect_that_a_job_starts();
+}
+
 TEST(Session, KnowsWhetherItsHostsAreAlike) {
   init_session();
   EXPECT_TRUE(is_homogeneous());

@@ -1,4 +1,4 @@
-#include "horon/ops/session/communicator_maker.h"
+#include "horon/ops/communicator/mpi_communicator_call.h"
 
 #include <condition_variable>
 #include <exception>
@@ -11,7 +11,7 @@
 namespace horon::ops {
 
 // Shared with the thread, which may stay behind.
-struct CommunicatorMaker::Call {
+struct MpiCommunicatorCall::Call {
   std::mutex mutex;
   std::condition_variable changed;
   bool returned = false;
@@ -20,15 +20,15 @@ struct CommunicatorMaker::Call {
   std::unique_ptr<MpiCommunicator> communicator;
 };
 
-CommunicatorMaker::CommunicatorMaker(core::MpiLibrary& library, const core::MpiBootstrap& bootstrap,
-                                     std::vector<int> ranks)
+MpiCommunicatorCall::MpiCommunicatorCall(core::MpiLibrary& library,
+                                         std::function<std::unique_ptr<MpiCommunicator>()> make)
     : library_(library), call_(std::make_shared<Call>()) {
   const core::BlockedSignals blocked;  // the thread inherits them
-  thread_ = std::thread([call = call_, &bootstrap, ranks = std::move(ranks)] {
+  thread_ = std::thread([call = call_, make = std::move(make)] {
     std::unique_ptr<MpiCommunicator> communicator;
     std::string failure;
     try {
-      communicator = std::make_unique<MpiCommunicator>(bootstrap, ranks);
+      communicator = make();
     } catch (const std::exception& error) {
       failure = error.what();
     }
@@ -44,7 +44,7 @@ CommunicatorMaker::CommunicatorMaker(core::MpiLibrary& library, const core::MpiB
   });
 }
 
-CommunicatorMaker::~CommunicatorMaker() {
+MpiCommunicatorCall::~MpiCommunicatorCall() {
   {
     const std::lock_guard lock(call_->mutex);
     if (!call_->returned) {
@@ -57,17 +57,17 @@ CommunicatorMaker::~CommunicatorMaker() {
   thread_.join();
 }
 
-bool CommunicatorMaker::wait(std::chrono::nanoseconds timeout) {
+bool MpiCommunicatorCall::wait(std::chrono::nanoseconds timeout) {
   std::unique_lock lock(call_->mutex);
   return call_->changed.wait_for(lock, timeout, [this] { return call_->returned; });
 }
 
-std::string CommunicatorMaker::failure() const {
+std::string MpiCommunicatorCall::failure() const {
   const std::lock_guard lock(call_->mutex);
   return call_->failure;
 }
 
-std::unique_ptr<MpiCommunicator> CommunicatorMaker::take() {
+std::unique_ptr<MpiCommunicator> MpiCommunicatorCall::take() {
   const std::lock_guard lock(call_->mutex);
   return std::move(call_->communicator);
 }

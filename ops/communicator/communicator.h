@@ -1,0 +1,59 @@
+// What the collectives of one process set run on, seen from one rank: who the members are, who of
+// them share a host, their shared memory and their MPI communicator. The world is one of them.
+//
+// Ops are made from a communicator (ops/builtin.h), in the same way for every set.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "horon/core/bootstrap/topology.h"
+#include "horon/core/host/local_group.h"
+
+namespace horon::ops {
+
+class MpiCommunicator;
+
+class Communicator {
+ public:
+  struct Parts {
+    std::vector<int> members;  // ranks of the job, ascending; this rank is one of them
+    core::Topology topology;   // of the members: its ranks are indices into `members`
+    // The members of this host. It may be not available, but never null.
+    std::shared_ptr<core::LocalGroup> local_group;
+    // Zeroed memory for the ops alone, 64-byte aligned, the same on all members of this host. Null
+    // if the group is not available.
+    std::byte* area = nullptr;
+    // Null: no ops on MPI, or set_mpi() comes later.
+    std::unique_ptr<MpiCommunicator> mpi;
+  };
+
+  explicit Communicator(Parts parts);
+  // Frees the MPI communicator, which is collective over the members unless MPI was abandoned, and
+  // lets go of the shared memory.
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  const std::vector<int>& members() const { return parts_.members; }
+  const core::Topology& topology() const { return parts_.topology; }
+  core::LocalGroup& local_group() const { return *parts_.local_group; }
+  const std::shared_ptr<core::LocalGroup>& shared_local_group() const { return parts_.local_group; }
+  std::byte* area() const { return parts_.area; }
+  // An MPI_Comm* for code that must not include mpi.h; null if there is none.
+  const void* mpi() const;
+  void set_mpi(std::unique_ptr<MpiCommunicator> mpi);
+
+  // What a hierarchical collective makes its sub-communicators of, as ranks of the job: the members
+  // of this host, and the lowest member of each host.
+  std::vector<int> members_of_this_host() const { return as_ranks(parts_.topology.local_ranks); }
+  std::vector<int> leaders() const { return as_ranks(parts_.topology.leaders()); }
+
+ private:
+  std::vector<int> as_ranks(const std::vector<int>& indices) const;
+
+  Parts parts_;
+};
+
+}  // namespace horon::ops

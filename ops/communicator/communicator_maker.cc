@@ -1,0 +1,174 @@
+#include "horon/ops/communicator/communicator_maker.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "horon/core/base/keep_for_ever.h"
+#include "horon/core/base/log.h"
+#include "horon/core/base/text.h"
+#include "horon/core/host/local_subgroup.h"
+#include "horon/ops/communicator/mpi_communicator_call.h"
+
+namespace horon::ops {
+namespace {
+
+using core::concat;
+using Clock = std::chrono::steady_clock;
+
+// Ranks that wait for MPI tell each other so this often: then the runtime sees who does not answer.
+constexpr auto kReportInterval = std::chrono::seconds(1);
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return concat(ranks.size() == 1 ? "rank " : "ranks ", core::list_ranks(ranks));
+}
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// How far a rank has come: a letter, and the text of a failure or the seconds that it has waited.
+constexpr char kReady = 'r';
+constexpr char kWaiting = 'w';
+constexpr char kFailed = 'f';
+
+}  // namespace
+
+// What all ranks know of all ranks' calls of MPI, after each round alike.
+class CommunicatorMaker::Progress {
+ public:
+  explicit Progress(const std::vector<std::string>& states) {
+    for (size_t i = 0; i < states.size(); ++i) {
+      const char letter = states[i].empty() ? kReady : states[i].front();
+      const auto rank = static_cast<int>(i);
+      if (letter == kWaiting) {
+        waiting_.push_back(rank);
+        waited_s_ = std::max(waited_s_, std::stod(states[i].substr(1)));
+      }
+      if (letter == kFailed && !failure_)
+        failure_ = concat(states[i].substr(1), " (on rank ", rank, ")");
+    }
+  }
+  const std::optional<std::string>& failure() const { return failure_; }
+  const std::vector<int>& waiting() const { return waiting_; }
+  double waited_s() const { return waited_s_; }
+  std::string waiting_text() const {
+    return concat("MPI_Comm_create_group has not returned on ", ranks_text(waiting_), " since ",
+                  std::lround(waited_s_), " s");
+  }
+
+ private:
+  std::vector<int> waiting_;
+  double waited_s_ = 0;  // the longest of all ranks
+  std::optional<std::string> failure_;
+};
+
+CommunicatorMaker::CommunicatorMaker(core::MpiLibrary& library, const core::MpiBootstrap& bootstrap,
+                                     Options options)
+    : library_(library), bootstrap_(bootstrap), options_(std::move(options)) {}
+
+std::shared_ptr<Communicator> CommunicatorMaker::make_world(size_t reserved_bytes) const {
+  const core::Topology& topology = bootstrap_.topology();
+  Communicator::Parts parts;
+  parts.topology = topology;
+  for (int rank = 0; rank < topology.size; ++rank) parts.members.push_back(rank);
+  core::run_on_all(bootstrap_, [&] {
+    const size_t bytes = reserved_bytes + options_.area_bytes(topology.local_size);
+    parts.local_group = options_.shared_memory ? core::LocalGroup::create(bootstrap_, bytes)
+                                               : core::LocalGroup::create_unavailable(
+                                                     topology.local_rank, topology.local_size,
+                                                     "HORON_SHARED_MEMORY=0");
+  });
+  if (parts.local_group->available()) parts.area = parts.local_group->area() + reserved_bytes;
+  core::run_on_all(bootstrap_, [&] { parts.mpi = std::make_unique<MpiCommunicator>(bootstrap_); });
+  return std::make_shared<Communicator>(std::move(parts));
+}
+
+std::shared_ptr<Communicator> CommunicatorMaker::make(const Communicator& world,
+                                                      const core::Bootstrap& talk,
+                                                      const Part& part) const {
+  const bool takes_part = !part.members.empty();
+  Communicator::Parts parts;
+  std::vector<int> local_ranks;  // the members of this host, among its ranks
+  if (takes_part) {
+    parts.members = part.members;
+    parts.topology = core::restrict_to_members(talk.topology(), part.members);
+    for (const int index : parts.topology.local_ranks) {
+      const auto member = part.members[static_cast<size_t>(index)];
+      const auto& on_host = talk.topology().local_ranks;
+      const auto place = std::lower_bound(on_host.begin(), on_host.end(), member);
+      local_ranks.push_back(static_cast<int>(place - on_host.begin()));
+    }
+  }
+  const size_t bytes = takes_part ? options_.area_bytes(static_cast<int>(local_ranks.size())) : 0;
+  parts.local_group =
+      core::make_local_subgroup(world.shared_local_group(), talk, local_ranks, bytes);
+  // Where only one thread at a time may call MPI, the one that may do so makes it, by connect().
+  if (library_.allows_threads_at_once()) parts.mpi = make_mpi(talk, part);
+  if (!takes_part) return nullptr;
+  if (parts.local_group->available()) {
+    parts.area = parts.local_group->area();
+  } else if (world.local_group().available()) {
+    core::log(core::LogLevel::Warn,
+              concat(part.what, ": no shared memory: ", parts.local_group->unavailable_reason()));
+  }
+  return std::make_shared<Communicator>(std::move(parts));
+}
+
+std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstrap& talk,
+                                                             const Part& part) const {
+  std::optional<MpiCommunicatorCall> call;
+  std::string fault;
+  if (!part.members.empty()) {
+    try {
+      call.emplace(library_, [this, part] {
+        return std::make_unique<MpiCommunicator>(bootstrap_, part.members, part.id);
+      });
+    } catch (const std::exception& error) {
+      fault = error.what();
+    }
+  }
+  const auto begin = Clock::now();
+  double warned_s = 0;
+  for (;;) {
+    std::string state(1, kReady);
+    if (call && !call->wait(kReportInterval)) {
+      state = concat(kWaiting, seconds_since(begin));
+    } else if (call) {
+      fault = call->failure();
+    }
+    if (!fault.empty()) state = concat(kFailed, fault);
+    const Progress progress(talk.allgather(core::Bootstrap::Among::Job, state));
+    if (!progress.failure() && progress.waiting().empty()) break;
+    // The same on all ranks, since it follows from what they have told each other.
+    const bool too_long =
+        options_.abort_after_s > 0 && progress.waited_s() >= options_.abort_after_s;
+    if (progress.failure() || too_long) {
+      // Whoever waits in MPI may do so for ever, so no rank may wait for it there.
+      if (!progress.waiting().empty()) library_.abandon();
+      // To free this rank's communicator is collective over members that may have none.
+      if (call) core::keep_for_ever(call->take());
+      if (progress.failure()) {
+        throw Error(ErrorCode::OperationFailed, concat(part.what, ": ", *progress.failure()));
+      }
+      throw Error(ErrorCode::Stall, concat(part.what, ": ", progress.waiting_text(),
+                                           ", the limit of HORON_STALL_ABORT_S"));
+    }
+    if (talk.topology().rank == 0 && options_.warn_after_s > 0 &&
+        progress.waited_s() >= warned_s + options_.warn_after_s) {
+      warned_s = progress.waited_s();
+      core::log(core::LogLevel::Warn, concat(part.what, ": ", progress.waiting_text()));
+    }
+  }
+  return call ? call->take() : nullptr;
+}
+
+void CommunicatorMaker::connect(Communicator& communicator, uint32_t id) const {
+  if (communicator.mpi() != nullptr) return;
+  communicator.set_mpi(std::make_unique<MpiCommunicator>(bootstrap_, communicator.members(), id));
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,67 @@
+// Makes the communicators of a job: the world's, and those of some of its ranks.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "horon/core/bootstrap/mpi_bootstrap.h"
+#include "horon/ops/communicator/communicator.h"
+
+namespace horon::ops {
+
+class CommunicatorMaker {
+ public:
+  struct Options {
+    // How much of a communicator's shared memory the ops of `local_size` ranks need.
+    std::function<size_t(int local_size)> area_bytes;
+    bool shared_memory = true;
+    // A call of MPI's that has not returned: when to warn, and when to give it up. 0: never.
+    double warn_after_s = 10;
+    double abort_after_s = 0;
+  };
+  // Library and bootstrap must outlive the maker and what it makes.
+  CommunicatorMaker(core::MpiLibrary& library, const core::MpiBootstrap& bootstrap,
+                    Options options);
+
+  // Of all ranks; collective over them, while nothing else runs yet. The group's area begins with
+  // `reserved_bytes` (a multiple of 64) that are not for the ops. If a rank throws, all do.
+  std::shared_ptr<Communicator> make_world(size_t reserved_bytes) const;
+
+  // Of some ranks: a process set, or a part of one (Communicator::leaders()). Collective over all
+  // ranks of the job, which talk to each other over `talk`. Each rank names the members, ascending,
+  // of the communicator that it is in; a rank that is in none names none, and gets null. Several
+  // may be made by one call if they have no rank in common. `what` begins each message; `id` is
+  // the same on all ranks, and another one for each call.
+  //
+  // If a rank can't do it, all ranks throw the same Error, with that rank; the job can go on. Where
+  // another rank still waits for it in MPI then, the library is abandoned on all of them.
+  //
+  // If threads may not call MPI at the same time, the thread that owns MPI calls connect() next;
+  // until then there is no MPI communicator.
+  struct Part {
+    std::string what;
+    uint32_t id = 0;
+    std::vector<int> members;
+  };
+  std::shared_ptr<Communicator> make(const Communicator& world, const core::Bootstrap& talk,
+                                     const Part& part) const;
+  // Does nothing if there is an MPI communicator. Collective over the members; blocks, for
+  // Options::abort_after_s at most. Throws Error.
+  void connect(Communicator& communicator, uint32_t id) const;
+
+ private:
+  class Progress;
+
+  std::unique_ptr<MpiCommunicator> make_mpi(const core::Bootstrap& talk, const Part& part) const;
+
+  core::MpiLibrary& library_;
+  const core::MpiBootstrap& bootstrap_;
+  const Options options_;
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,102 @@
+// Communicators of a job and of parts of it, on one host or on several.
+#include <algorithm>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/base/config.h"
+#include "horon/ops/builtin.h"
+#include "horon/ops/communicator/communicator_maker.h"
+#include "horon/tests/ops/mpi_world.h"
+#include "horon/tests/support/mpi_main.h"
+
+namespace horon::ops {
+namespace {
+
+class Communicators : public testing::Test {
+ protected:
+  void SetUp() override { world_ = maker_.make_world(64); }
+
+  // Every member sees the others, in MPI and in the shared memory of its host.
+  void expect_complete(const Communicator& communicator) {
+    const core::Topology& topology = communicator.topology();
+    const auto mpi = *static_cast<const MPI_Comm*>(communicator.mpi());
+    int rank = -1;
+    MPI_Comm_rank(mpi, &rank);
+    EXPECT_EQ(rank, topology.rank);
+    std::vector<int> members(static_cast<size_t>(topology.size));
+    const int me = test_rank();
+    MPI_Allgather(&me, 1, MPI_INT, members.data(), 1, MPI_INT, mpi);
+    EXPECT_EQ(members, communicator.members());
+    ASSERT_TRUE(communicator.local_group().available());
+    EXPECT_EQ(communicator.local_group().local_size(), topology.local_size);
+    auto* const places = reinterpret_cast<int*>(communicator.area());
+    places[topology.local_rank] = me + 1;
+    MPI_Barrier(mpi);
+    const std::vector<int> on_this_host = communicator.members_of_this_host();
+    for (size_t i = 0; i < on_this_host.size(); ++i) EXPECT_EQ(places[i], on_this_host[i] + 1);
+    MPI_Barrier(mpi);
+  }
+
+  std::shared_ptr<Communicator> make(const std::vector<int>& members) {
+    return maker_.make(*world_, bootstrap_, {"a test", ++id_, members});
+  }
+
+  core::MpiLibrary library_;
+  core::MpiBootstrap bootstrap_{library_, nullptr, core::Config::from_environment().host_id};
+  CommunicatorMaker maker_{library_, bootstrap_, {.area_bytes = builtin_area_bytes}};
+  std::shared_ptr<Communicator> world_;
+  uint32_t id_ = 0;
+};
+
+TEST_F(Communicators, TheWorldIsOne) {
+  expect_complete(*world_);
+  EXPECT_EQ(world_->members_of_this_host(), bootstrap_.topology().local_ranks);
+  EXPECT_EQ(world_->area(), world_->local_group().area() + 64);
+}
+
+// The parts of a hierarchical collective: the ranks of each host, all hosts in one call, and the
+// first rank of each.
+TEST_F(Communicators, AreSplitByHosts) {
+  const auto local = make(world_->members_of_this_host());
+  ASSERT_NE(local, nullptr);
+  EXPECT_TRUE(local->topology().one_host());
+  EXPECT_EQ(local->topology().rank, bootstrap_.topology().local_rank);
+  expect_complete(*local);
+  const std::vector<int> leaders = world_->leaders();
+  const bool leads = std::ranges::count(leaders, test_rank()) > 0;
+  const auto across = make(leads ? leaders : std::vector<int>{});
+  ASSERT_EQ(across != nullptr, leads);
+  if (!leads) return;
+  EXPECT_EQ(across->topology().local_size, 1);
+  EXPECT_EQ(across->topology().host_count(), bootstrap_.topology().host_count());
+  expect_complete(*across);
+}
+
+TEST_F(Communicators, OfASetAreSplitInTheSameWay) {
+  std::vector<int> all_but_first;
+  for (int rank = 1; rank < test_size(); ++rank) all_but_first.push_back(rank);
+  const bool member = test_rank() > 0;
+  const auto set = make(member ? all_but_first : std::vector<int>{});
+  std::vector<int> local;
+  if (member) {
+    expect_complete(*set);
+    local = set->members_of_this_host();
+  }
+  const auto part = make(local);
+  if (member) expect_complete(*part);
+}
+
+TEST_F(Communicators, HaveOpsOfOneKind) {
+  const auto local = make(world_->members_of_this_host());
+  const core::Config config;
+  const auto name_in = [&](const Communicator& communicator) {
+    const core::Executor::Parts parts = make_execution(communicator, config, nullptr);
+    return std::string(parts.ops->select({.count = 5}).name());
+  };
+  EXPECT_EQ(name_in(*local), "shm_allreduce");
+  EXPECT_EQ(name_in(*world_), world_->topology().one_host() ? "shm_allreduce" : "mpi_allreduce");
+}
+
+}  // namespace
+}  // namespace horon::ops

@@ -1,0 +1,146 @@
+// MPI fails on one rank, or does not return, while a session or a process set is made. The test
+// takes the place of MPI's functions (MPI's own profiling interface) and counts what is called.
+#include <atomic>
+#include <functional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+#include "horon/tests/support/mpi_main.h"
+
+namespace {
+
+enum class Behaviour : int { Works, Fails, Blocks };
+std::atomic<Behaviour> create_group{Behaviour::Works};
+std::atomic<Behaviour> create_keyval{Behaviour::Works};
+std::atomic<int> calls_in_progress{0};
+std::atomic<int> communicators_freed{0};
+
+}  // namespace
+
+extern "C" int MPI_Comm_create_group(MPI_Comm from, MPI_Group group, int tag, MPI_Comm* made) {
+  if (create_group == Behaviour::Works) return PMPI_Comm_create_group(from, group, tag, made);
+  if (create_group == Behaviour::Blocks) {
+    ++calls_in_progress;
+    create_group.wait(Behaviour::Blocks);
+    --calls_in_progress;
+    calls_in_progress.notify_one();
+  }
+  return MPI_ERR_NO_MEM;
+}
+
+extern "C" int MPI_Comm_create_keyval(MPI_Comm_copy_attr_function* copy,
+                                      MPI_Comm_delete_attr_function* remove, int* key,
+                                      void* extra) {
+  if (create_keyval == Behaviour::Fails) return MPI_ERR_NO_MEM;
+  return PMPI_Comm_create_keyval(copy, remove, key, extra);
+}
+
+extern "C" int MPI_Comm_free(MPI_Comm* communicator) {
+  ++communicators_freed;
+  return PMPI_Comm_free(communicator);
+}
+
+namespace horon {
+namespace {
+
+using core::concat;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return concat(to_string(error.code()), ": ", error.what());
+  }
+  return "no error";
+}
+
+// Ends calls that are left behind, before MPI ends.
+void release_calls() {
+  create_group = Behaviour::Works;
+  create_group.notify_all();
+  for (int left = calls_in_progress; left > 0; left = calls_in_progress) {
+    calls_in_progress.wait(left);
+  }
+}
+
+// All ranks give MPI up or none does; else some would wait for the others where it ends.
+void expect_that_nothing_is_freed() {
+  communicators_freed = 0;
+  shutdown();
+  EXPECT_EQ(communicators_freed, 0);
+  release_calls();
+}
+
+void expect_that_a_job_works() {
+  init_session();
+  const ProcessSet set = add_process_set({1, 2});
+  if (set.includes_me()) barrier(set);
+  barrier();
+  communicators_freed = 0;
+  shutdown();
+  EXPECT_GT(communicators_freed, 0);
+}
+
+// Before any other test: it is done once in a process.
+TEST(FailingMpi, AFailedStartIsAnErrorOfAll) {
+  if (test_rank() == 1) create_keyval = Behaviour::Fails;
+  EXPECT_THAT(error_of([] { init_session(); }),
+              AllOf(HasSubstr("MPI_Comm_create_keyval"), HasSubstr("(on rank 1)")));
+  EXPECT_FALSE(is_initialized());
+  create_keyval = Behaviour::Works;
+  expect_that_a_job_works();
+}
+
+// Rank 2 is a member and rank 1 is the one that fails, so rank 2 waits for it for ever.
+TEST(FailingMpi, OneMemberFailsWhereAnotherWaits) {
+  init_session();
+  barrier();
+  create_group = test_rank() == 1 ? Behaviour::Fails : Behaviour::Blocks;
+  EXPECT_THAT(error_of([] {
+                (void)add_process_set({1, 2});
+              }),
+              AllOf(StartsWith("failed: add_process_set({1 and 2}): "),
+                    HasSubstr("MPI_Comm_create_group"), HasSubstr("(on rank 1)")));
+  barrier();  // the job goes on
+  EXPECT_EQ(process_sets().size(), 1U);
+  expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+TEST(FailingMpi, AllMembersFail) {
+  init_session();
+  create_group = Behaviour::Fails;
+  EXPECT_THAT(error_of([] { (void)add_process_set({1, 2}); }), HasSubstr("(on rank 1)"));
+  create_group = Behaviour::Works;
+  const ProcessSet set = add_process_set({1, 2});  // nobody waits, so MPI is in order
+  if (set.includes_me()) barrier(set);
+  communicators_freed = 0;
+  shutdown();
+  EXPECT_GT(communicators_freed, 0);
+}
+
+TEST(FailingMpi, WaitingHasALimit) {
+  init_session({.set = {{"HORON_STALL_WARN_S", "1"}, {"HORON_STALL_ABORT_S", "2"}}});
+  barrier();
+  create_group = Behaviour::Blocks;
+  EXPECT_THAT(error_of([] {
+                (void)add_process_set({0, 1, 2});
+              }),
+              AllOf(StartsWith("stall: add_process_set({0, 1 and 2}): MPI_Comm_create_group has "
+                               "not returned on ranks"),
+                    HasSubstr("0, 1 and 2 since"), HasSubstr("HORON_STALL_ABORT_S")));
+  barrier();
+  expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+}  // namespace
+}  // namespace horon

@@ -1,0 +1,193 @@
+// Process sets of a session: what they run on, and what they leave behind.
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
+#include "horon/tests/support/mpi_main.h"
+
+namespace horon {
+namespace {
+
+// One allreduce (sum) of this rank's number + 1 in each of `count` elements.
+class Sum {
+ public:
+  Sum(const ProcessSet& set, const std::string& name, int64_t count, bool shareable) : set_(set) {
+    const auto bytes = static_cast<size_t>(count) * sizeof(float);
+    memory_ = shareable ? ops::allocate_host(bytes)
+                        : std::shared_ptr<std::byte>(new std::byte[bytes],
+                                                     std::default_delete<std::byte[]>());
+    data_ = {reinterpret_cast<float*>(memory_.get()), static_cast<size_t>(count)};
+    std::ranges::fill(data_, static_cast<float>(rank() + 1));
+    auto spec = std::make_shared<core::EntrySpec>();
+    spec->parts = {{name, {count}}};
+    core::Submission submission;
+    submission.set = set.id();
+    submission.name = name;
+    submission.spec = std::move(spec);
+    submission.memory = {{memory_.get(), memory_.get(), count}};
+    submission.keep_alive = memory_;
+    handle_ = ops::runtime().submit(std::move(submission));
+  }
+
+  void check() {
+    (void)handle_->get();
+    float expected = 0;
+    for (const int member : set_.ranks()) expected += static_cast<float>(member + 1);
+    EXPECT_EQ(std::ranges::count(data_, expected), std::ssize(data_));
+  }
+
+ private:
+  ProcessSet set_;
+  std::shared_ptr<std::byte> memory_;
+  std::span<float> data_;
+  std::shared_ptr<core::HandleState> handle_;
+};
+
+bool is_on_one_host(const ProcessSet& set) {
+  const std::vector<int>& host_of = ops::runtime().topology().host_of;
+  const std::vector<int> ranks = set.ranks();
+  return std::ranges::all_of(ranks, [&](int member) {
+    return host_of[static_cast<size_t>(member)] == host_of[static_cast<size_t>(ranks.front())];
+  });
+}
+
+std::vector<int> ranks_of(int bits) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < test_size(); ++rank) {
+    if ((bits >> rank & 1) != 0) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+struct Holdings {
+  int descriptors = 0;
+  int mappings = 0;  // of memory that processes share
+};
+
+Holdings holdings() {
+  Holdings held;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++held.descriptors;
+  }
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:horon") != std::string::npos) ++held.mappings;
+  }
+  return held;
+}
+
+class SessionSets : public testing::Test {
+ protected:
+  void SetUp() override { init_session(); }
+  void TearDown() override { shutdown(); }
+};
+
+TEST_F(SessionSets, UseSharedMemoryOnOneHost) {
+  for (int bits = 1; bits < 1 << test_size(); ++bits) {
+    const ProcessSet set = add_process_set(ranks_of(bits));
+    if (set.includes_me()) {
+      EXPECT_EQ(ops::explain_selection(set).front(),
+                is_on_one_host(set) ? "shm_allreduce: chosen" : "mpi_allreduce: chosen");
+      for (const int64_t count : {1, 700, 3000, 400'000}) {
+        for (const bool shareable : {true, false}) Sum(set, "sum", count, shareable).check();
+      }
+    } else {
+      EXPECT_THROW(ops::explain_selection(set), Error);
+    }
+    remove_process_set(set);
+    EXPECT_THROW(ops::explain_selection(set), Error);
+  }
+}
+
+TEST_F(SessionSets, WorkAtTheSameTime) {
+  std::vector<ProcessSet> mine = {ProcessSet()};
+  std::vector<ProcessSet> all;
+  for (int bits = 1; bits < 1 << test_size(); ++bits) {
+    all.push_back(add_process_set(ranks_of(bits)));
+    if (all.back().includes_me()) mine.push_back(all.back());
+  }
+  std::mt19937_64 random(static_cast<uint64_t>(rank()));
+  constexpr std::array<int64_t, 3> kCounts = {5, 2500, 100'000};
+  for (int round = 0; round < 5; ++round) {
+    std::vector<Sum> running;
+    std::ranges::shuffle(mine, random);  // no two ranks begin in the same order
+    for (size_t i = 0; i < kCounts.size(); ++i) {
+      for (const ProcessSet& set : mine) {
+        // One memory for all sets: a bucket may be reduced in any of them.
+        running.emplace_back(set, "sum " + std::to_string(i), kCounts[i], (round + i) % 2 == 0);
+      }
+    }
+    std::ranges::shuffle(running, random);
+    for (Sum& sum : running) sum.check();
+  }
+  for (const ProcessSet& set : all) remove_process_set(set);
+}
+
+TEST_F(SessionSets, LeaveNothingBehind) {
+  const auto make_use_remove = [] {
+    const ProcessSet most = add_process_set(ranks_of((1 << test_size()) - 2));
+    const ProcessSet all = add_process_set(ranks_of((1 << test_size()) - 1));
+    if (most.includes_me()) Sum(most, "sum", 700, false).check();
+    Sum(all, "sum", 400'000, false).check();
+    remove_process_set(all);
+    remove_process_set(most);
+  };
+  for (int i = 0; i < 5; ++i) make_use_remove();  // what is kept for reuse is there now
+  const Holdings before = holdings();
+  for (int i = 0; i < 50; ++i) make_use_remove();
+  const Holdings after = holdings();
+  EXPECT_EQ(after.descriptors, before.descriptors);
+  EXPECT_EQ(after.mappings, before.mappings);
+  EXPECT_EQ(process_sets().size(), 1U);
+}
+
+TEST_F(SessionSets, AreListedWhileOneIsMade) {
+  std::atomic<bool> begun{false};
+  std::thread adding;
+  if (rank() == 0) {
+    adding = std::thread([&] {
+      begun = true;
+      begun.notify_one();
+      (void)add_process_set({0});  // waits for the other ranks
+    });
+    begun.wait(false);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_EQ(process_sets().size(), 1U);
+  }
+  barrier();  // after this the others come
+  if (rank() == 0) {
+    adding.join();
+  } else {
+    (void)add_process_set({0});
+  }
+  EXPECT_EQ(process_sets().size(), 2U);
+}
+
+// The end of the session ends an add_process_set() that another thread waits in.
+TEST(SessionSetsEnd, WaitsForNobody) {
+  init_session();
+  std::atomic<bool> begun{false};
+  std::thread adding;
+  if (rank() == 0) {
+    adding = std::thread([&] {
+      begun = true;
+      begun.notify_one();
+      EXPECT_THROW((void)add_process_set({0}), Error);
+    });
+    begun.wait(false);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  shutdown();
+  if (adding.joinable()) adding.join();
+}
+
+}  // namespace
+}  // namespace horon
