@@ -53,6 +53,9 @@ horon_test(torch_session_test FILES ${torch_tests}/session_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_optimizer_training_test FILES ${torch_tests}/gradients/optimizer_training_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_hook_allocations_test FILES ${torch_tests}/gradients/hook_allocations_test.cc
+           support/allocation_counter.cc
+           RANKS 2 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_reducer_traps_test FILES ${torch_tests}/gradients/reducer_traps_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_optimizer_traps_test FILES ${torch_tests}/gradients/optimizer_traps_test.cc

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -35,20 +36,43 @@ class Running {
   HookLink& link_;
 };
 
+// The hook that LibTorch puts on a tensor for all functions of Tensor::register_hook(), and the
+// list of them.
+struct ProgramHooks {
+  std::unique_ptr<autograd::FunctionPreHook> hook;
+  std::shared_ptr<autograd::hooks_list> functions;
+};
+
+// Each hook returns a list of its own, so the program's hook is called from here, and only if it
+// has functions: without them a gradient costs one allocation.
 class BeforeHook : public autograd::FunctionPreHook {
  public:
-  explicit BeforeHook(std::shared_ptr<HookLink> link) : link_(std::move(link)) {}
+  BeforeHook(std::shared_ptr<HookLink> link, ProgramHooks program)
+      : link_(std::move(link)), program_(std::move(program)) {}
 
   autograd::variable_list operator()(const autograd::variable_list& grads) override {
     const Running running(*link_);
-    if (GradientListener* listener = link_->listener) listener->before_accumulate(link_->index);
-    return grads;
+    if (program_.hook == nullptr || program_.functions->empty()) {
+      tell_listener();
+      return grads;
+    }
+    autograd::variable_list changed = (*program_.hook)(grads);
+    tell_listener();
+    return changed;
   }
 
   const HookLink* link() const { return link_.get(); }
+  std::unique_ptr<autograd::FunctionPreHook> take_program_hook() {
+    return std::move(program_.hook);
+  }
 
  private:
+  void tell_listener() const {
+    if (GradientListener* listener = link_->listener) listener->before_accumulate(link_->index);
+  }
+
   std::shared_ptr<HookLink> link_;
+  ProgramHooks program_;  // null where the tensor's list has the hook itself
 };
 
 class AfterHook : public autograd::PostAccumulateGradHook {
@@ -79,23 +103,34 @@ bool is_heard(const at::Tensor& parameter) {
 }
 
 // The first Tensor::register_hook() on a tensor clears the list of its pre-hooks. So the list that
-// it would make is made here, before ours is added; hooks that are there already are kept.
-void prepare_pre_hooks(const at::Tensor& parameter) {
+// it would make is made here, before ours is added; hooks that are there already are kept. If there
+// are none, ours calls the program's.
+ProgramHooks prepare_pre_hooks(const at::Tensor& parameter) {
   autograd::AutogradMeta* meta = autograd::impl::materialize_autograd_meta(parameter);
-  if (meta->cpp_hooks_list_ != nullptr) return;
-  std::vector<std::unique_ptr<autograd::FunctionPreHook>> kept =
-      std::move(autograd::impl::hooks(parameter));
+  if (meta->cpp_hooks_list_ != nullptr) return {};
+  auto& hooks = autograd::impl::hooks(parameter);
+  std::vector<std::unique_ptr<autograd::FunctionPreHook>> kept = std::move(hooks);
   autograd::impl::create_cpp_hook(parameter);
+  if (kept.empty() && hooks.size() == 1) {
+    ProgramHooks program{std::move(hooks.front()), meta->cpp_hooks_list_};
+    hooks.clear();
+    return program;
+  }
   // Not impl::add_hook(), which takes a single one.
-  for (auto& hook : kept) autograd::impl::hooks(parameter).push_back(std::move(hook));
+  for (auto& hook : kept) hooks.push_back(std::move(hook));
+  return {};
 }
 
 void remove_hooks(const at::Tensor& parameter, const HookLink* link) {
   auto& before = autograd::impl::hooks(parameter);
-  std::erase_if(before, [&](const std::unique_ptr<autograd::FunctionPreHook>& hook) {
-    const auto* ours = dynamic_cast<const BeforeHook*>(hook.get());
-    return ours != nullptr && ours->link() == link;
-  });
+  for (auto& hook : before) {
+    auto* ours = dynamic_cast<BeforeHook*>(hook.get());
+    if (ours == nullptr || ours->link() != link) continue;
+    // The program's hook takes the place of ours.
+    std::unique_ptr<autograd::FunctionPreHook> program = ours->take_program_hook();
+    hook = std::move(program);
+  }
+  std::erase(before, nullptr);
   std::unique_ptr<autograd::PostAccumulateGradHook>& after =
       autograd::impl::post_acc_grad_hooks(parameter);
   auto* ours = dynamic_cast<AfterHook*>(after.get());
@@ -109,7 +144,7 @@ void remove_hooks(const at::Tensor& parameter, const HookLink* link) {
 HookedParameter::HookedParameter(const at::Tensor& parameter, const std::string& name,
                                  GradientListener* listener, size_t index)
     : parameter_(parameter) {
-  prepare_pre_hooks(parameter);
+  autograd::impl::materialize_autograd_meta(parameter);
   if (is_heard(parameter)) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("parameter \"", name,
@@ -118,7 +153,9 @@ HookedParameter::HookedParameter(const at::Tensor& parameter, const std::string&
   link_ = std::make_shared<HookLink>();
   link_->listener = listener;
   link_->index = index;
-  autograd::impl::hooks(parameter).push_back(std::make_unique<BeforeHook>(link_));
+  ProgramHooks program = prepare_pre_hooks(parameter);
+  autograd::impl::hooks(parameter).push_back(
+      std::make_unique<BeforeHook>(link_, std::move(program)));
   autograd::impl::set_post_acc_grad_hooks(
       parameter, std::make_unique<AfterHook>(
                      link_, std::move(autograd::impl::post_acc_grad_hooks(parameter))));

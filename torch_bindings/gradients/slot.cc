@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
@@ -18,6 +19,21 @@ namespace {
 bool same_memory_order(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.device() == b.device() && !a.is_neg() &&
          a.strides() == b.strides() && a.is_non_overlapping_and_dense();
+}
+
+// With two threads and cores, 256 KiB take about half the time of one; below that nothing is
+// gained.
+constexpr int64_t kBytesPerThread = 128 * 1024;
+
+void copy_bytes(void* to, const void* from, int64_t bytes) {
+  if (bytes < 2 * kBytesPerThread) {
+    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+    return;
+  }
+  at::parallel_for(0, bytes, kBytesPerThread, [to, from](int64_t begin, int64_t end) {
+    std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                static_cast<size_t>(end - begin));
+  });
 }
 
 at::Tensor copy_like(const at::Tensor& view, const at::Tensor& values) {
@@ -45,7 +61,7 @@ void assign_values(const at::Tensor& to, const at::Tensor& from) {
   if (from.layout() != at::kStrided) {
     to.copy_(from.to_dense());
   } else if (same_memory_order(to, from)) {
-    if (to.numel() > 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+    copy_bytes(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<int64_t>(to.nbytes()));
   } else {
     to.copy_(from);
   }

@@ -1,0 +1,24 @@
+// In a file of its own: where the compiler sees them, it pairs these with the library's own.
+#include "horon/tests/support/allocation_counter.h"
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+namespace {
+thread_local int64_t allocations = 0;
+}
+
+void* operator new(std::size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
+
+namespace horon::testing_support {
+
+int64_t allocations_of_this_thread() { return allocations; }
+
+}  // namespace horon::testing_support
