@@ -7,11 +7,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include "horon/bench/models.h"
+#include "horon/core/base/error.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/torch_bindings/gradients/fused_step.h"
 #include "horon/torch_bindings/session.h"
 
 namespace horon::bench {
@@ -30,15 +34,11 @@ std::vector<at::Tensor> tensors_of(const TrainingModel& model) {
   return tensors;
 }
 
-torch::optim::SGD make_sgd(const TrainingModel& model) {
-  return torch::optim::SGD(tensors_of(model), torch::optim::SGDOptions(0.001).momentum(0.9));
-}
-
-template <class Optimizer>
-void train(const TrainingModel& model, Optimizer& optimizer) {
+template <class Optimizer, class Step>
+void train(const TrainingModel& model, Optimizer& optimizer, const Step& step) {
   optimizer.zero_grad();
   model.loss().backward();
-  optimizer.step();
+  step();
 }
 
 // Returns the seconds per step on this rank. All ranks begin together.
@@ -87,20 +87,48 @@ std::vector<double> TrainingTimes::ratios(const std::string& contender,
   return all;
 }
 
-TrainingTimes time_training(const std::string& name, const TrainingPlan& plan, MpiPeer& peer) {
+namespace {
+
+// The blocks of all contenders, in turns.
+void time_blocks(const std::vector<Contender>& contenders, const TrainingPlan& plan, MpiPeer& peer,
+                 TrainingTimes& times) {
+  for (int block = 0; block < plan.blocks; ++block) {
+    for (size_t i = 0; i < contenders.size(); ++i) {  // each block begins with another contender
+      const Contender& contender = contenders[(i + static_cast<size_t>(block)) % contenders.size()];
+      times.seconds[contender.name].push_back(time_steps(contender, times.steps, peer));
+    }
+  }
+}
+
+template <class Opt, class Options>
+TrainingTimes time_optimizer(const std::string& name, const Options& options,
+                             const TrainingPlan& plan, MpiPeer& peer) {
   const auto batch_seed = static_cast<uint64_t>(rank());
   const TrainingModel alone = make_model(name, batch_seed);
   const TrainingModel shared = make_model(name, batch_seed);
-  torch::optim::SGD plain = make_sgd(alone);
-  DistributedOptimizer distributed(make_sgd(shared), shared.parameters, {.name = "bench." + name});
+  Opt plain(tensors_of(alone), options);
+  DistributedOptimizer<Opt> distributed(Opt(tensors_of(shared), options), shared.parameters,
+                                        {.name = "bench." + name});
+  torch_detail::FusedUpdate fused(FusedStep::WherePossible);
+  const auto train_alone = [&] { train(alone, plain, [&] { plain.step(); }); };
+  const auto train_shared = [&](FusedStep wish) {
+    distributed.set_fused_step(wish);
+    train(shared, distributed, [&] { distributed.step(); });
+  };
   const std::vector<Contender> contenders{
-      {"alone", [&] { train(alone, plain); }},
+      {"alone", train_alone},
+      {"horon", [&] { train_shared(FusedStep::Never); }},
       {"floor",
        [&] {
-         train(alone, plain);
+         train_alone();
          peer.barrier();
        }},
-      {"horon", [&] { train(shared, distributed); }},
+      {"horon_fused", [&] { train_shared(FusedStep::WherePossible); }},
+      {"alone_fused",
+       [&] {
+         train(alone, plain,
+               [&] { HORON_CHECK(fused.update(plain), "the step could not be fused"); });
+       }},
   };
   TrainingTimes times;
   times.model = name;
@@ -112,17 +140,33 @@ TrainingTimes time_training(const std::string& name, const TrainingPlan& plan, M
     if (contender.name == "alone") times.steps = choose_steps(plan, step_s);
   }
   const double waited_before = distributed.exposed_wait_seconds();
-  for (int block = 0; block < plan.blocks; ++block) {
-    for (size_t i = 0; i < contenders.size(); ++i) {  // each block begins with another contender
-      const Contender& contender = contenders[(i + static_cast<size_t>(block)) % contenders.size()];
-      times.seconds[contender.name].push_back(time_steps(contender, times.steps, peer));
-    }
-  }
+  time_blocks(contenders, plan, peer, times);
   const double waited = distributed.exposed_wait_seconds() - waited_before;
-  times.exposed_s = reduced(waited / (plan.blocks * times.steps), ReduceOp::Average);
+  times.exposed_s = reduced(waited / (2 * plan.blocks * times.steps), ReduceOp::Average);
   for (auto& [contender, seconds] : times.seconds) seconds = reduced(seconds, ReduceOp::Average);
   times.ranks_agree = ranks_agree(shared);
   return times;
+}
+
+}  // namespace
+
+const std::vector<std::string>& training_optimizers() {
+  static const std::vector<std::string> names{"sgd", "adam", "adamw"};
+  return names;
+}
+
+TrainingTimes time_training(const std::string& name, const TrainingPlan& plan, MpiPeer& peer) {
+  namespace optim = torch::optim;
+  if (plan.optimizer == "sgd") {
+    return time_optimizer<optim::SGD>(name, optim::SGDOptions(0.001).momentum(0.9), plan, peer);
+  }
+  if (plan.optimizer == "adam") {
+    return time_optimizer<optim::Adam>(name, optim::AdamOptions(0.0001), plan, peer);
+  }
+  if (plan.optimizer == "adamw") {
+    return time_optimizer<optim::AdamW>(name, optim::AdamWOptions(0.0001), plan, peer);
+  }
+  throw Error(ErrorCode::InvalidArgument, "there is no optimizer \"" + plan.optimizer + "\"");
 }
 
 }  // namespace horon::bench

@@ -12,9 +12,10 @@
 namespace horon::bench {
 
 struct TrainingPlan {
-  int blocks = 11;       // for each contender
-  int steps = 0;         // in a block; 0: as many as take about half a second
-  int warmup_steps = 3;  // at least 1
+  std::string optimizer = "sgd";  // with momentum; or "adam", "adamw"
+  int blocks = 11;                // for each contender
+  int steps = 0;                  // in a block; 0: as many as take about half a second
+  int warmup_steps = 3;           // at least 1
 };
 
 struct TrainingTimes {
@@ -23,16 +24,20 @@ struct TrainingTimes {
   int64_t tensors = 0;
   int steps = 0;
   // By contender: seconds per step, one for each block, averaged over the ranks.
-  //   alone  no communication: no rank waits for another
-  //   floor  no communication, but an MPI_Barrier at the end of each step
-  //   horon  DistributedOptimizer
+  //   alone        no communication: no rank waits for another
+  //   alone_fused  the same with the step of the optimizer in one pass
+  //   floor        alone, and an MPI_Barrier at the end of each step
+  //   horon        DistributedOptimizer with FusedStep::Never
+  //   horon_fused  DistributedOptimizer with FusedStep::WherePossible
   std::map<std::string, std::vector<double>> seconds;
-  double exposed_s = 0;  // seconds per step of "horon" that the program waited for communication
-  bool ranks_agree = false;  // after all steps of "horon" the parameters are equal, bit by bit
+  double exposed_s = 0;      // seconds per step that the program waited for Horon's communication
+  bool ranks_agree = false;  // after all steps of Horon the parameters are equal, bit by bit
 
   // Of each block: the time of one contender over that of the other.
   std::vector<double> ratios(const std::string& contender, const std::string& base) const;
 };
+
+const std::vector<std::string>& training_optimizers();
 
 // Collective. Throws Error.
 TrainingTimes time_training(const std::string& model, const TrainingPlan& plan, MpiPeer& peer);

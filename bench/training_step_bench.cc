@@ -29,8 +29,9 @@ struct Options {
 };
 
 void print_titles(const Options& options) {
-  std::printf("# training_step_bench %s: %d ranks, %d threads each, %d blocks\n",
-              std::string(version()).c_str(), size(), at::get_num_threads(), options.plan.blocks);
+  std::printf("# training_step_bench %s: %d ranks, %d threads each, %s, %d blocks\n",
+              std::string(version()).c_str(), size(), at::get_num_threads(),
+              options.plan.optimizer.c_str(), options.plan.blocks);
   std::printf("# medians over blocks, in brackets the lower and the upper quartile\n");
   std::printf("%-10s %-12s %10s  %-24s %-24s\n", "model", "contender", "ms a step",
               "over a step alone", "over the floor");
@@ -80,6 +81,7 @@ nlohmann::json to_json(const TrainingTimes& times) {
           {"ratio", bench::median(times.ratios("horon", "alone"))},
           {"floor", bench::median(times.ratios("floor", "alone"))},
           {"over_floor", bench::median(times.ratios("horon", "floor"))},
+          {"over_floor_fused", bench::median(times.ratios("horon_fused", "floor"))},
           {"ratio_quartiles", ratio_quartiles},
           {"over_floor_quartiles", over_floor_quartiles},
           {"exposed_ms", times.exposed_s * 1e3},
@@ -103,6 +105,7 @@ int measure_all(const Options& options) {
                                           {"machine", bench::describe_machine()},
                                           {"ranks", size()},
                                           {"threads", at::get_num_threads()},
+                                          {"optimizer", options.plan.optimizer},
                                           {"blocks", options.plan.blocks},
                                           {"models", models}});
   }
@@ -118,6 +121,8 @@ int main(int argc, char** argv) {
                  "some of cnn, resnet18, deep, gpt, tiny, separated by commas")
       ->delimiter(',')
       ->check(CLI::IsMember(bench::model_names()));
+  app.add_option("--optimizer", options.plan.optimizer, "sgd (with momentum), adam or adamw")
+      ->check(CLI::IsMember(bench::training_optimizers()));
   app.add_option("--blocks", options.plan.blocks, "blocks of steps of each contender")
       ->check(CLI::Range(1, 100'000));
   app.add_option("--steps", options.plan.steps, "steps in a block; 0: about half a second")

@@ -77,7 +77,8 @@ def check_training(command, ranks):
     expect(tensors == {"deep": 402, "tiny": 2000, "cnn": 8}, f"models: {tensors}")
     for model in report["models"]:
         expect(model["ranks_agree"], f"parameters differ between ranks: {model}")
-        expect({"alone", "floor", "horon"} <= set(model["block_ms"]), f"contenders: {model}")
+        contenders = {"alone", "alone_fused", "floor", "horon", "horon_fused"}
+        expect(contenders == set(model["block_ms"]), f"contenders: {model}")
         for contender, times in model["block_ms"].items():
             expect(len(times) == report["blocks"] and min(times) > 0, f"{contender}: {model}")
             for ratio in ("ratio_quartiles", "over_floor_quartiles"):

@@ -53,6 +53,11 @@ horon_test(torch_session_test FILES ${torch_tests}/session_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_optimizer_training_test FILES ${torch_tests}/gradients/optimizer_training_test.cc
            RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
+horon_test(torch_fused_step_test FILES ${torch_tests}/gradients/fused_step_test.cc
+           RANKS 1 2 LIBS horon::torch TIMEOUT 120)
+# LibTorch rounds otherwise without AVX.
+horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 2 TIMEOUT 120
+                  ENVIRONMENT ATEN_CPU_CAPABILITY=default)
 horon_test(torch_hook_allocations_test FILES ${torch_tests}/gradients/hook_allocations_test.cc
            support/allocation_counter.cc
            RANKS 2 LIBS horon::torch TIMEOUT 120)

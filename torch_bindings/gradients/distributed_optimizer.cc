@@ -8,6 +8,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/gradients/fused_step.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
 
 namespace horon::torch_detail {
@@ -83,7 +84,10 @@ void require_saveable(const ::torch::optim::LBFGS& optimizer) {
 OptimizerSteps::OptimizerSteps(const Groups& groups, const NamedTensors& named,
                                const DistributedOptimizerOptions& options)
     : reducer_(parameters_of(groups, named), options),
-      known_parameters_(count_parameters(groups)) {}
+      known_parameters_(count_parameters(groups)),
+      fused_(std::make_unique<FusedUpdate>(options.fused_step)) {}
+
+OptimizerSteps::~OptimizerSteps() = default;
 
 // add_param_group() is not virtual: a step looks whether something was added.
 void OptimizerSteps::adopt(const Groups& groups) {
@@ -123,6 +127,24 @@ void OptimizerSteps::before_step(const Groups& groups) {
     const double of_all = reducer_.reduce_number(loss.detach().item<double>());
     return at::full_like(loss.detach(), of_all);
   };
+}
+
+bool OptimizerSteps::may_fuse(const ::torch::optim::Optimizer& optimizer) {
+  return fused_->knows(optimizer);
+}
+
+bool OptimizerSteps::fuse(::torch::optim::Optimizer& optimizer) {
+  return fused_->update(optimizer);
+}
+
+void OptimizerSteps::set_fused_step(FusedStep wish) { fused_->set_wish(wish); }
+
+std::string OptimizerSteps::fused_step_refusal(const Groups& groups) const {
+  const FusedRefusal& refusal = fused_->refusal();
+  if (!refusal.parameter) return refusal.why;
+  const auto [group, place] = *refusal.parameter;
+  const std::string name = reducer_.impl_->name_of(groups.at(group).params().at(place));
+  return core::concat("parameter \"", name, "\": ", refusal.why);
 }
 
 }  // namespace horon::torch_detail

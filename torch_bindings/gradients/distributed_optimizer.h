@@ -46,6 +46,8 @@ using DistributedOptimizerOptions = GradientReducerOptions;
 
 namespace torch_detail {
 
+class FusedUpdate;
+
 // Throw Error(InvalidArgument) naming the optimizer: there is something that would not be in the
 // archive, or LBFGS has made a step, which LibTorch can't write.
 void require_no_state(const ::torch::optim::Optimizer& optimizer, const std::type_info& type);
@@ -67,6 +69,7 @@ class OptimizerSteps {
 
   OptimizerSteps(const Groups& groups, const NamedTensors& named,
                  const DistributedOptimizerOptions& options);
+  ~OptimizerSteps();
 
   // Hooks parameters that were added to the groups, and reduces what backward() has not; then all
   // backward passes of the step must have run.
@@ -76,6 +79,11 @@ class OptimizerSteps {
                                               ::torch::optim::Optimizer::LossClosure closure);
   void synchronize(const Groups& groups,
                    GradientReducer::Passes passes = GradientReducer::Passes::Any);
+  // Is it worth trying to make this optimizer's step in one pass? Makes it, if it can be.
+  bool may_fuse(const ::torch::optim::Optimizer& optimizer);
+  bool fuse(::torch::optim::Optimizer& optimizer);
+  void set_fused_step(FusedStep wish);
+  std::string fused_step_refusal(const Groups& groups) const;
   GradientReducer& reducer() { return reducer_; }
   const GradientReducer& reducer() const { return reducer_; }
 
@@ -84,6 +92,7 @@ class OptimizerSteps {
 
   GradientReducer reducer_;
   size_t known_parameters_;
+  std::unique_ptr<FusedUpdate> fused_;
 };
 
 // The calls that every DistributedOptimizer has. Self has param_groups().
@@ -106,6 +115,15 @@ class OptimizerCalls {
     steps_->reducer().after_bucket(std::move(function));
   }
 
+  // From the next step on. Ranks whose steps may differ in the last bits would go apart slowly: the
+  // same on all ranks.
+  void set_fused_step(FusedStep wish) { steps_->set_fused_step(wish); }
+  // Why the last step was the optimizer's own, in words that name the parameter; empty if it was
+  // made in one pass, or there was none.
+  std::string fused_step_refusal() const {
+    return steps_->fused_step_refusal(self().param_groups());
+  }
+
   GradientStatistics statistics() const { return steps_->reducer().statistics(); }
   // Seconds that backward(), step() and synchronize() have waited for communication so far.
   double exposed_wait_seconds() const { return statistics().wait_seconds; }
@@ -116,15 +134,23 @@ class OptimizerCalls {
                  const GradientReducerOptions& options)
       : steps_(std::make_unique<OptimizerSteps>(groups, named, options)) {}
 
-  // Reduces, then calls step(closure) of the optimizer.
+  // Reduces, then makes the step of the optimizer: in one pass, or by calling step(closure).
   template <class Step>
-  at::Tensor step_with(::torch::optim::Optimizer::LossClosure closure, const Step& step) {
+  at::Tensor step_with(::torch::optim::Optimizer& optimizer,
+                       ::torch::optim::Optimizer::LossClosure closure, const Step& step) {
     if (closure) {
       closure = steps_->wrap(self().param_groups(), std::move(closure));
     } else {
       steps_->before_step(self().param_groups());
     }
-    return step(std::move(closure));
+    if (!steps_->may_fuse(optimizer)) return step(std::move(closure));
+    at::Tensor loss;
+    if (closure) {
+      const at::AutoGradMode with_gradients(true);
+      loss = closure();
+    }
+    if (!steps_->fuse(optimizer)) (void)step(nullptr);
+    return loss;
   }
 
   void before_zero_grad(bool set_to_none) {
@@ -133,6 +159,7 @@ class OptimizerCalls {
 
  private:
   Self& self() { return static_cast<Self&>(*this); }
+  const Self& self() const { return static_cast<const Self&>(*this); }
 
   std::unique_ptr<OptimizerSteps> steps_;
 };
@@ -155,7 +182,8 @@ class DistributedOptimizer : public Opt,
       : Opt(std::move(optimizer)),
         torch_detail::OptimizerCalls<DistributedOptimizer>(this->param_groups(), named, options) {}
 
-  // Reduces the gradients that are not reduced yet, then Opt::step(). Collective: every rank makes
+  // Reduces the gradients that are not reduced yet, then Opt::step(), or the same in one pass (see
+  // FusedStep). Collective: every rank makes
   // the same steps. Parameters that have come with add_param_group() take part from here on.
   //
   // With a closure: what it computes is reduced when it returns, each time it is called. The loss
@@ -166,7 +194,7 @@ class DistributedOptimizer : public Opt,
   // naming a parameter whose gradient came between synchronize() and step(). Then the parameters
   // have not moved.
   at::Tensor step(typename Opt::LossClosure closure = nullptr) override {
-    return this->step_with(std::move(closure), [this](typename Opt::LossClosure reducing) {
+    return this->step_with(*this, std::move(closure), [this](typename Opt::LossClosure reducing) {
       return Opt::step(std::move(reducing));
     });
   }
@@ -215,7 +243,7 @@ class DistributedOptimizer<::torch::optim::Optimizer>
 
   // As above.
   at::Tensor step(Optimizer::LossClosure closure = nullptr) {
-    return step_with(std::move(closure), [this](Optimizer::LossClosure reducing) {
+    return step_with(*optimizer_, std::move(closure), [this](Optimizer::LossClosure reducing) {
       return optimizer_->step(std::move(reducing));
     });
   }

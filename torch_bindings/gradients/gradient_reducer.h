@@ -73,6 +73,15 @@ enum class WaitIn : uint8_t {
   Step,      // step() or synchronize(): as in Horovod
 };
 
+// Whether DistributedOptimizer makes the step of SGD, Adam, AdamW or Adagrad in one pass over
+// parameters, gradients and state, instead of the optimizer's one pass for each operation. The
+// state stays the optimizer's.
+enum class FusedStep : uint8_t {
+  WhereBitEqual,  // where the result is the same to the last bit: SGD, in float32 and float64
+  WherePossible,  // also Adam, AdamW and Adagrad: within 1e-6 of the optimizer's own step
+  Never,          // the optimizer's own step
+};
+
 // The same on all ranks of the process set.
 struct GradientReducerOptions {
   // What its collectives are called on all ranks. Empty: "gradients.N", counted by construction,
@@ -118,6 +127,10 @@ struct GradientReducerOptions {
   // Small differences, as rounding on unlike CPUs makes them, are no error. Empty:
   // HORON_CHECK_REPLICAS (on).
   std::optional<bool> check_replicas = {};
+  // Of DistributedOptimizer; a reducer makes no steps. Where a step can't be fused (sparse
+  // gradients, 16-bit parameters, other layouts), the optimizer makes it, and fused_step_refusal()
+  // says why.
+  FusedStep fused_step = FusedStep::WhereBitEqual;
 };
 
 // A bucket, for the functions that a program sets.

@@ -263,6 +263,13 @@ std::string GradientReducer::Impl::unsynchronized_parameter() const {
   return {};
 }
 
+std::string GradientReducer::Impl::name_of(const at::Tensor& parameter) const {
+  for (const GradientSlot& slot : slots_) {
+    if (slot.parameter().is_same(parameter)) return slot.name();
+  }
+  return {};
+}
+
 GradientReducer::Impl::~Impl() {
   hooks_.clear();
   const bool may_wait = std::uncaught_exceptions() == 0 && !broken_;

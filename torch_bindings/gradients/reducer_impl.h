@@ -71,6 +71,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void add_parameters(const NamedTensors& parameters);
   void before_zeroing_in_place();
   std::string unsynchronized_parameter() const;
+  std::string name_of(const at::Tensor& parameter) const;
   // A gradient has come since the step was synchronized, and nothing will reduce it by itself.
   bool changed_since_synchronize() const;
   void set_weight(double weight);

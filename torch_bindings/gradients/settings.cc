@@ -56,6 +56,8 @@ std::string GradientSettings::text() const {
   }
   if (!sparse_as_dense) text += ", sparse";
   if (wait_in == WaitIn::Step) text += ", waits in step";
+  // Never and WhereBitEqual give the same parameters.
+  if (fused_step == FusedStep::WherePossible) text += ", steps fused where possible";
   if (!check_replicas) text += ", replicas not compared";
   return text;
 }
@@ -89,6 +91,7 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   settings.check_finite = options.check_finite.value_or(config.check_finite);
   settings.check_replicas = options.check_replicas.value_or(config.check_replicas);
   settings.wait_in = options.wait_in;
+  settings.fused_step = options.fused_step;
   return settings;
 }
 

@@ -27,6 +27,7 @@ struct GradientSettings {
   bool check_finite = false;
   bool check_replicas = true;
   WaitIn wait_in = WaitIn::Backward;
+  FusedStep fused_step = FusedStep::WhereBitEqual;
 
   // What a rank brings of a value that .grad holds from an earlier step, so that the value comes
   // out as it was.

@@ -1,0 +1,320 @@
+// The fused step against the optimizer's own: the same parameters and state, and which steps it
+// leaves to the optimizer.
+#include "horon/torch_bindings/gradients/fused_step.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "horon/tests/torch_bindings/gradients/training_support.h"
+#include "horon/torch_bindings/state/optimizer_state.h"
+
+namespace horon {
+namespace {
+
+namespace optim = ::torch::optim;
+using namespace testing_support;
+using testing::HasSubstr;
+using torch_detail::FusedUpdate;
+
+const auto* const environment =
+    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
+
+at::Tensor random(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return at::randn(sizes, generator, at::kDouble).to(dtype);
+}
+
+// Whole vectors and rests of every width; a scalar, one without elements, one for several threads,
+// and another order in memory.
+std::vector<at::Tensor> make_parameters(at::ScalarType dtype) {
+  std::vector<at::Tensor> parameters;
+  for (int64_t size : {0, 1, 3, 7, 8, 15, 16, 17, 33, 64, 1000, 1023, 100'003}) {
+    parameters.push_back(random({size}, 100 + size, dtype));
+  }
+  parameters.push_back(random({}, 1, dtype));
+  parameters.push_back(random({2, 3, 5, 7}, 2, dtype).contiguous(at::MemoryFormat::ChannelsLast));
+  for (at::Tensor& parameter : parameters) parameter.set_requires_grad(true);
+  return parameters;
+}
+
+// Gradients as a program may leave them: in some steps some parameters have none.
+void set_gradients(const std::vector<at::Tensor>& parameters, int step) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor& gradient = parameters[i].mutable_grad();
+    gradient.reset();
+    if ((i + static_cast<size_t>(step)) % 4 == 0) continue;
+    const uint64_t seed = 1000 * static_cast<uint64_t>(step) + i;
+    gradient = at::empty_like(parameters[i].detach());
+    gradient.copy_(random(parameters[i].sizes(), seed, parameters[i].scalar_type()));
+  }
+}
+
+// Two groups with options of their own.
+template <class Opt, class Options>
+Opt make(const std::vector<at::Tensor>& parameters, const Options& options) {
+  const auto middle = parameters.begin() + 6;
+  auto other = options;
+  other.lr(options.lr() / 3);
+  std::vector<optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>(parameters.begin(), middle));
+  groups.emplace_back(std::vector<at::Tensor>(middle, parameters.end()),
+                      std::make_unique<Options>(other));
+  return Opt(groups, options);
+}
+
+void expect_same_state(optim::Optimizer& found, optim::Optimizer& expected) {
+  const auto mine = torch_detail::take_apart(found);
+  const auto other = torch_detail::take_apart(expected);
+  ASSERT_EQ(mine.tensors.size(), other.tensors.size());
+  EXPECT_EQ(mine.bytes, other.bytes);
+  for (size_t i = 0; i < mine.tensors.size(); ++i) {
+    EXPECT_TRUE(mine.tensors[i].equal(other.tensors[i])) << "tensor " << i;
+    EXPECT_EQ(mine.tensors[i].strides(), other.tensors[i].strides()) << "tensor " << i;
+  }
+}
+
+constexpr int kManySteps = 6;
+
+// `fused`: in which steps the one optimizer makes fused steps; the other never does.
+template <class Opt, class Options>
+void compare(
+    const Options& options, at::ScalarType dtype, double tolerance,
+    const std::function<bool(int)>& fused = [](int) { return true; }) {
+  const std::vector<at::Tensor> stock = make_parameters(dtype);
+  const std::vector<at::Tensor> mine = make_parameters(dtype);
+  Opt own = make<Opt>(stock, options);
+  Opt other = make<Opt>(mine, options);
+  FusedUpdate update(tolerance == 0 ? FusedStep::WhereBitEqual : FusedStep::WherePossible);
+  for (int step = 0; step < kManySteps; ++step) {
+    set_gradients(stock, step);
+    set_gradients(mine, step);
+    own.step();
+    if (fused(step)) {
+      ASSERT_TRUE(update.update(other)) << update.refusal().why;
+    } else {
+      other.step();
+    }
+    for (size_t i = 0; i < stock.size(); ++i) {
+      SCOPED_TRACE(testing::Message() << "step " << step << ", parameter " << i << " of " << dtype);
+      // A graph that was made before the step is as valid or outdated as it would be.
+      EXPECT_EQ(mine[i]._version() > 0, stock[i]._version() > 0);
+      if (tolerance == 0) {
+        ASSERT_TRUE(mine[i].equal(stock[i]));
+      } else if (mine[i].numel() > 0) {
+        ASSERT_LE((mine[i] - stock[i]).abs().max().item<double>(), tolerance);
+      }
+    }
+  }
+  EXPECT_EQ(other.state().size(), own.state().size());
+  if (tolerance == 0) expect_same_state(other, own);
+}
+
+std::vector<optim::SGDOptions> all_sgd_options() {
+  std::vector<optim::SGDOptions> all;
+  for (const double decay : {0.0, 0.013}) {
+    for (const double momentum : {0.0, 0.9}) {
+      for (const double dampening : {0.0, 0.3}) {
+        const auto options =
+            optim::SGDOptions(0.1).momentum(momentum).dampening(dampening).weight_decay(decay);
+        all.push_back(options);
+        if (momentum > 0 && dampening == 0)
+          all.push_back(optim::SGDOptions(options).nesterov(true));
+      }
+    }
+  }
+  return all;
+}
+
+TEST(FusedSgd, IsEqualToTheBitWithEveryOption) {
+  ASSERT_NE(torch_detail::bit_equal_sgd_kernel(), nullptr);
+  for (const optim::SGDOptions& options : all_sgd_options()) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      SCOPED_TRACE(testing::Message()
+                   << "momentum " << options.momentum() << ", dampening " << options.dampening()
+                   << ", decay " << options.weight_decay() << ", nesterov " << options.nesterov());
+      compare<optim::SGD>(options, dtype, 0);
+    }
+  }
+}
+
+TEST(FusedSgd, TakesTurnsWithTheOptimizer) {
+  const auto options = optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01);
+  compare<optim::SGD>(options, at::kFloat, 0, [](int step) { return step % 2 == 0; });
+  compare<optim::SGD>(options, at::kFloat, 0, [](int step) { return step % 2 != 0; });
+}
+
+// Plain LibTorch steps it twice, and the second time it has a momentum already.
+TEST(FusedSgd, AParameterListedTwiceIsSteppedTwice) {
+  const std::vector<at::Tensor> stock{random({9}, 1, at::kFloat).set_requires_grad(true)};
+  const std::vector<at::Tensor> mine{random({9}, 1, at::kFloat).set_requires_grad(true)};
+  const auto options = optim::SGDOptions(0.1).momentum(0.9);
+  optim::SGD own({stock[0], stock[0]}, options);
+  optim::SGD other({mine[0], mine[0]}, options);
+  FusedUpdate update(FusedStep::WhereBitEqual);
+  for (int step = 0; step < 3; ++step) {
+    stock[0].mutable_grad() = random({9}, 50 + static_cast<uint64_t>(step), at::kFloat);
+    mine[0].mutable_grad() = stock[0].grad().clone();
+    own.step();
+    ASSERT_TRUE(update.update(other));
+    EXPECT_TRUE(stock[0].equal(mine[0]));
+  }
+}
+
+TEST(FusedAdam, IsWithinRoundingOfTheOptimizer) {
+  for (const double decay : {0.0, 0.01}) {
+    for (const bool amsgrad : {false, true}) {
+      const auto adam = optim::AdamOptions(0.01).weight_decay(decay).amsgrad(amsgrad);
+      const auto adamw = optim::AdamWOptions(0.01).weight_decay(decay).amsgrad(amsgrad);
+      compare<optim::Adam>(adam, at::kFloat, 1e-6);
+      compare<optim::Adam>(adam, at::kDouble, 1e-14);
+      compare<optim::AdamW>(adamw, at::kFloat, 1e-6);
+      compare<optim::AdamW>(adamw, at::kDouble, 1e-14);
+    }
+    const auto adagrad = optim::AdagradOptions(0.05).weight_decay(decay).lr_decay(0.1);
+    compare<optim::Adagrad>(adagrad, at::kFloat, 1e-6);
+    compare<optim::Adagrad>(adagrad, at::kDouble, 1e-14);
+  }
+  compare<optim::Adam>(optim::AdamOptions(0.01), at::kFloat, 1e-6,
+                       [](int step) { return step % 2 == 0; });
+}
+
+// Nothing has changed, and the text says why.
+template <class Opt>
+void expect_refused(Opt& optimizer, FusedStep wish, const std::string& why) {
+  FusedUpdate update(wish);
+  const at::Tensor before = optimizer.param_groups()[0].params()[0].detach().clone();
+  const size_t states = optimizer.state().size();
+  EXPECT_FALSE(update.update(optimizer));
+  EXPECT_THAT(update.refusal().why, HasSubstr(why));
+  EXPECT_TRUE(before.equal(optimizer.param_groups()[0].params()[0]));
+  EXPECT_EQ(optimizer.state().size(), states);
+}
+
+TEST(FusedStepRefuses, WhatItCannotDo) {
+  const auto tensor = [](at::ScalarType dtype) {
+    return random({4, 6}, 5, dtype).set_requires_grad(true);
+  };
+  const auto with_gradient = [&](at::ScalarType dtype, const at::Tensor& gradient) {
+    at::Tensor parameter = tensor(dtype);
+    parameter.mutable_grad() = gradient;
+    return std::vector<at::Tensor>{tensor(dtype), parameter};
+  };
+  const auto options = optim::SGDOptions(0.1).momentum(0.9);
+  const FusedStep possible = FusedStep::WherePossible;
+  optim::SGD bfloat(with_gradient(at::kBFloat16, at::ones({4, 6}, at::kBFloat16)), options);
+  expect_refused(bfloat, possible, "neither float32 nor float64");
+  optim::SGD sparse(with_gradient(at::kFloat, at::ones({4, 6}).to_sparse(1)), options);
+  expect_refused(sparse, possible, "its gradient is sparse");
+  optim::SGD turned(with_gradient(at::kFloat, at::ones({6, 4}).t()), options);
+  expect_refused(turned, possible, "another dtype or layout");
+
+  optim::SGD loaded(with_gradient(at::kFloat, at::ones({4, 6})), options);
+  auto state = std::make_unique<optim::SGDParamState>();
+  state->momentum_buffer(at::zeros({6, 4}).t());
+  loaded.state()[loaded.param_groups()[0].params()[1].unsafeGetTensorImpl()] = std::move(state);
+  expect_refused(loaded, possible, "the optimizer's state of it");
+
+  optim::SGD fine(with_gradient(at::kFloat, at::ones({4, 6})), options);
+  expect_refused(fine, FusedStep::Never, "fused_step is Never");
+  optim::Adam adam(with_gradient(at::kFloat, at::ones({4, 6})), optim::AdamOptions(0.1));
+  expect_refused(adam, FusedStep::WhereBitEqual, "last bits");
+  optim::RMSprop rms(with_gradient(at::kFloat, at::ones({4, 6})), optim::RMSpropOptions(0.1));
+  expect_refused(rms, possible, "SGD, Adam, AdamW and Adagrad only");
+}
+
+struct DampedSgd : optim::SGD {
+  using optim::SGD::SGD;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    ++steps;
+    return optim::SGD::step(std::move(closure));
+  }
+  int steps = 0;
+};
+
+// A step of its own stays the program's.
+TEST(FusedStepRefuses, ClassesThatAreDerived) {
+  Net net = make_net(at::kFloat);
+  DistributedOptimizer optimizer(DampedSgd(net->parameters(), 0.1), *net);
+  loss_of(net, shard_of(batch_of(0, at::kFloat))).backward();
+  optimizer.step();
+  EXPECT_EQ(optimizer.steps, 1);
+  EXPECT_THAT(optimizer.fused_step_refusal(), HasSubstr("only"));
+}
+
+enum class Loop { Plain, Closure, Base };
+
+template <class Opt, class Options>
+Net train(const Options& options, FusedStep wish, Loop loop) {
+  Net net = make_net(at::kFloat);
+  Opt opt(net->parameters(), options);
+  const auto run = [&](auto& optimizer) {
+    for (int step = 0; step < kSteps; ++step) {
+      const auto closure = [&] {
+        optimizer.zero_grad();
+        const at::Tensor loss = loss_of(net, shard_of(batch_of(step, at::kFloat)));
+        loss.backward();
+        return loss;
+      };
+      at::Tensor loss;
+      if (loop == Loop::Closure) {
+        loss = optimizer.step(closure);
+        EXPECT_TRUE(loss.defined());
+      } else {
+        closure();
+        optimizer.step();
+      }
+    }
+    EXPECT_EQ(optimizer.fused_step_refusal().empty(), wish != FusedStep::Never);
+  };
+  const DistributedOptimizerOptions with{.fused_step = wish};
+  if (loop == Loop::Base) {
+    DistributedOptimizer optimizer(static_cast<optim::Optimizer&>(opt), *net, with);
+    run(optimizer);
+  } else {
+    DistributedOptimizer optimizer(std::move(opt), *net, with);
+    run(optimizer);
+  }
+  expect_equal_on_all_ranks(*net);
+  return net;
+}
+
+TEST(FusedTraining, OfSgdIsEqualToTheBit) {
+  const auto options = optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01).nesterov(true);
+  const Net expected = train<optim::SGD>(options, FusedStep::Never, Loop::Plain);
+  for (const Loop loop : {Loop::Plain, Loop::Closure, Loop::Base}) {
+    const Net net = train<optim::SGD>(options, FusedStep::WhereBitEqual, loop);
+    expect_same_parameters(*net, *expected, 0);
+  }
+}
+
+TEST(FusedTraining, OfAdamIsWithinRounding) {
+  const auto adam = optim::AdamOptions(0.001);
+  const auto adamw = optim::AdamWOptions(0.001).weight_decay(0.1);
+  expect_same_parameters(*train<optim::Adam>(adam, FusedStep::WherePossible, Loop::Plain),
+                         *train<optim::Adam>(adam, FusedStep::Never, Loop::Plain), 1e-6);
+  expect_same_parameters(*train<optim::AdamW>(adamw, FusedStep::WherePossible, Loop::Base),
+                         *train<optim::AdamW>(adamw, FusedStep::Never, Loop::Plain), 1e-6);
+}
+
+TEST(FusedTraining, RefusalNamesTheParameterAndTheStepIsMadeAllTheSame) {
+  Net net = make_net(at::kFloat);
+  net->out->weight.set_data(net->out->weight.detach().to(at::kBFloat16));
+  DistributedOptimizer optimizer(optim::SGD(net->parameters(), 0.1), *net);
+  EXPECT_EQ(optimizer.fused_step_refusal(), "");
+  net->out->weight.mutable_grad() = at::ones_like(net->out->weight.detach());
+  const at::Tensor before = net->out->weight.detach().clone();
+  optimizer.step();
+  EXPECT_EQ(optimizer.fused_step_refusal(),
+            "parameter \"out.weight\": it is neither float32 nor float64");
+  EXPECT_FALSE(before.equal(net->out->weight));
+  optimizer.zero_grad();
+  optimizer.set_fused_step(FusedStep::Never);
+  optimizer.step();
+  EXPECT_EQ(optimizer.fused_step_refusal(), "fused_step is Never");
+}
+
+}  // namespace
+}  // namespace horon
