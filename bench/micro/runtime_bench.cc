@@ -77,4 +77,22 @@ BENCHMARK_CAPTURE(submit_to_completion, spinning, WaitPolicy{std::chrono::micros
     ->Arg(400)
     ->UseRealTime();
 
+// One entry at a time, on the thread that waits for it.
+void run_one(benchmark::State& state) {
+  const std::unique_ptr<Runtime> runtime = make_runtime({});
+  std::vector<float> values(16);
+  auto* const data = reinterpret_cast<std::byte*>(values.data());
+  EntrySpec spec;
+  spec.parts = {{"tensor", {16}}};
+  const auto shared_spec = std::make_shared<const EntrySpec>(spec);
+  for (auto _ : state) {
+    Submission submission;
+    submission.name = "tensor";
+    submission.spec = shared_spec;
+    submission.memory = {{data, data, 16}};
+    (void)runtime->run(std::move(submission));
+  }
+}
+BENCHMARK(run_one)->UseRealTime();
+
 }  // namespace

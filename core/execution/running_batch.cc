@@ -30,7 +30,9 @@ RunningBatch::RunningBatch(BatchWork work, BatchContext& context)
     : work_(std::move(work)),
       context_(context),
       spec_owner_(work_.entries.at(0).spec),
-      spec_(*spec_owner_) {}
+      spec_(*spec_owner_) {
+  if (context_.timeline != nullptr) began_ = Timeline::Clock::now();
+}
 
 RunningBatch::~RunningBatch() {
   if (scratch_buffer_.memory) {
@@ -39,40 +41,37 @@ RunningBatch::~RunningBatch() {
 }
 
 Progress RunningBatch::step(bool may_start) {
-  switch (stage_) {
-    case Stage::Waiting:
-      if (!tensors_ready()) return Progress::Polling;
-      lay_out();
-      copy_ = pack();
-      (void)copy_.step();
-      stage_ = Stage::Packing;
-      return Progress::Advanced;
-    case Stage::Packing:
-      if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
-      stage_ = Stage::Packed;
-      [[fallthrough]];
-    case Stage::Packed:
-      if (!may_start) return Progress::Ringing;  // moves when the batch before it does
-      start();
-      return Progress::Advanced;
-    case Stage::Flying: {
-      const Progress progress = flight_->step();
-      if (progress != Progress::Done) return progress;
-      flight_.reset();
-      copy_ = unpack();
-      (void)copy_.step();
-      stage_ = Stage::Unpacking;
-      return Progress::Advanced;
+  for (;;) {
+    switch (stage_) {
+      case Stage::Waiting:
+        if (!tensors_ready()) return Progress::Polling;
+        lay_out();
+        copy_ = pack();
+        stage_ = Stage::Packing;
+        break;
+      case Stage::Packing:
+        if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
+        stage_ = Stage::Packed;
+        break;
+      case Stage::Packed:
+        if (!may_start) return Progress::Ringing;  // moves when the batch before it does
+        start();
+        break;
+      case Stage::Flying:
+        if (const Progress progress = flight_->step(); progress != Progress::Done) return progress;
+        flight_.reset();
+        copy_ = unpack();
+        stage_ = Stage::Unpacking;
+        break;
+      case Stage::Unpacking:
+        if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
+        stage_ = Stage::Finished;
+        note();
+        return Progress::Done;
+      case Stage::Finished:
+        return Progress::Done;
     }
-    case Stage::Unpacking:
-      if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
-      stage_ = Stage::Finished;
-      note();
-      return Progress::Done;
-    case Stage::Finished:
-      break;
   }
-  return Progress::Done;
 }
 
 FinishedBatch RunningBatch::finish(std::optional<Error> error) {
@@ -95,10 +94,48 @@ size_t RunningBatch::bytes_of(int64_t elements) const {
   return static_cast<size_t>(elements) * size_of(batch_.dtype);
 }
 
+// One stretch of memory of this rank, as it is: nothing is packed.
+bool RunningBatch::works_in_place_of_one_tensor() const {
+  const EntryWork& first = work_.entries.front();
+  return work_.entries.size() == 1 && first.mine && first.memory.size() == 1 && !compressed() &&
+         !moves_blocks(spec_.kind) && spec_.kind != CollectiveKind::Barrier;
+}
+
 // Decides where the op works: directly on the one stretch of memory that there is, or in a fusion
 // buffer.
 void RunningBatch::lay_out() {
+  const bool direct = works_in_place_of_one_tensor();
+  const PreparedBatch* const prepared =
+      direct ? context_.prepared.find(&spec_, work_.contributors) : nullptr;
+  if (prepared != nullptr) {
+    batch_ = prepared->batch;
+    op_ = prepared->op;
+  } else {
+    describe();
+  }
   batch_.sequence = work_.sequence;
+  if (spec_.kind == CollectiveKind::Barrier) return;
+  if (moves_blocks(spec_.kind)) return lay_out_blocks();
+  if (prepared == nullptr) {
+    for (const EntryWork& entry : work_.entries) batch_.count += element_count(*entry.spec);
+    facts_count_ = batch_.count;
+  }
+  if (direct) {
+    if (prepared == nullptr) {
+      op_ = &op_for(*context_.ops, batch_, facts_count_);
+      context_.prepared.add({spec_owner_, work_.contributors, batch_, op_});
+    }
+    batch_.input = work_.entries.front().memory[0].input;
+    batch_.output = work_.entries.front().memory[0].output;
+    return;
+  }
+  scratch_buffer_ = context_.scratch.take(spec_.device, bytes_of(batch_.count));
+  batch_.input = scratch_buffer_.memory.get();
+  batch_.output = scratch_buffer_.memory.get();
+}
+
+// All of the batch that follows from the spec and from who takes part.
+void RunningBatch::describe() {
   batch_.kind = spec_.kind;
   batch_.dtype = spec_.dtype;
   batch_.reduce_op = spec_.reduce_op;
@@ -113,19 +150,6 @@ void RunningBatch::lay_out() {
   }
   if (spec_.reduce_op == ReduceOp::Average) batch_.divisor = work_.contributors;
   if (work_.contributors < static_cast<int>(context_.ranks.size())) move_prescale_to_result();
-  if (spec_.kind == CollectiveKind::Barrier) return;
-  if (moves_blocks(spec_.kind)) return lay_out_blocks();
-  for (const EntryWork& entry : work_.entries) batch_.count += element_count(*entry.spec);
-  facts_count_ = batch_.count;
-  const EntryWork& first = work_.entries.front();
-  if (work_.entries.size() == 1 && first.mine && first.memory.size() == 1 && !compressed()) {
-    batch_.input = first.memory[0].input;
-    batch_.output = first.memory[0].output;
-    return;
-  }
-  scratch_buffer_ = context_.scratch.take(spec_.device, bytes_of(batch_.count));
-  batch_.input = scratch_buffer_.memory.get();
-  batch_.output = scratch_buffer_.memory.get();
 }
 
 // Once a rank has joined, its neutral elements must not be scaled: only zero stays neutral under a
@@ -303,17 +327,10 @@ SlicedCopy RunningBatch::unpack() {
 }
 
 void RunningBatch::start() {
-  BatchFacts facts;
-  facts.kind = batch_.kind;
-  facts.dtype = batch_.dtype;
-  facts.reduce_op = batch_.reduce_op;
-  facts.device = batch_.device;
-  facts.count = facts_count_;
-  CollectiveOp& op = context_.ops->select(facts);
-  op_name_ = op.name();
-  flight_ = op.start(batch_);
+  if (op_ == nullptr) op_ = &op_for(*context_.ops, batch_, facts_count_);
+  if (context_.timeline != nullptr) started_ = Timeline::Clock::now();
+  flight_ = op_->start(batch_);
   stage_ = Stage::Flying;
-  started_ = Timeline::Clock::now();
 }
 
 void RunningBatch::note() const {
@@ -327,7 +344,7 @@ void RunningBatch::note() const {
   const uint64_t bytes = static_cast<uint64_t>(elements) * size_of(spec_.dtype);
   context_.timeline->span("prepare", name, began_, started_);
   context_.timeline->span("collective", name, started_, now,
-                          concat(op_name_, ", ", bytes_text(bytes)));
+                          concat(op_->name(), ", ", bytes_text(bytes)));
 }
 
 }  // namespace horon::core

@@ -12,6 +12,7 @@
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/entry_work.h"
 #include "horon/core/execution/op_table.h"
+#include "horon/core/execution/prepared_batches.h"
 #include "horon/core/execution/scratch_pool.h"
 #include "horon/core/execution/sliced_copy.h"
 
@@ -24,6 +25,7 @@ struct BatchContext {
   std::shared_ptr<OpTable> ops;
   std::shared_ptr<Timeline> timeline;  // may be null
   ScratchPool scratch;
+  PreparedBatches prepared = {};
 };
 
 class RunningBatch {
@@ -34,8 +36,8 @@ class RunningBatch {
   RunningBatch& operator=(const RunningBatch&) = delete;
 
   bool started() const { return stage_ > Stage::Packed; }
-  // `may_start`: all earlier batches have started their ops. Throws what ops and domains throw,
-  // also for want of memory.
+  // Goes on as far as it can with one bounded piece of work. `may_start`: all earlier batches have
+  // started their ops. Throws what ops and domains throw, also for want of memory.
   Progress step(bool may_start);
   FinishedBatch finish(std::optional<Error> error);
   // The op or a copy may still write its memory: that is kept for ever. Call it once the batch has
@@ -46,6 +48,8 @@ class RunningBatch {
   enum class Stage : uint8_t { Waiting, Packing, Packed, Flying, Unpacking, Finished };
 
   bool tensors_ready();
+  bool works_in_place_of_one_tensor() const;
+  void describe();
   bool compressed() const { return spec_.compression != Compression::None; }
   size_t bytes_of(int64_t elements) const;
   void lay_out();
@@ -70,15 +74,14 @@ class RunningBatch {
   Stage stage_ = Stage::Waiting;
   Batch batch_;
   int64_t facts_count_ = 0;
+  CollectiveOp* op_ = nullptr;
   BlockLayout blocks_;   // moves_blocks()
   bool packed_ = false;  // moves_blocks(): a group, by way of the scratch buffer
   ScratchPool::Buffer scratch_buffer_;
   std::vector<std::byte> neutral_;  // joined: a piece of neutral elements, copied again and again
   SlicedCopy copy_;
   std::unique_ptr<InFlight> flight_;
-  std::string_view op_name_;
-  Timeline::Clock::time_point began_ = Timeline::Clock::now();
-  Timeline::Clock::time_point started_;
+  Timeline::Clock::time_point began_, started_;  // only while a timeline is written
 };
 
 }  // namespace horon::core

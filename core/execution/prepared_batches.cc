@@ -1,0 +1,29 @@
+#include "horon/core/execution/prepared_batches.h"
+
+#include <utility>
+
+namespace horon::core {
+
+CollectiveOp& op_for(const OpTable& ops, const Batch& batch, int64_t facts_count) {
+  BatchFacts facts;
+  facts.kind = batch.kind;
+  facts.dtype = batch.dtype;
+  facts.reduce_op = batch.reduce_op;
+  facts.device = batch.device;
+  facts.count = facts_count;
+  return ops.select(facts);
+}
+
+const PreparedBatch* PreparedBatches::find(const EntrySpec* spec, int contributors) const {
+  const auto place = by_spec_.find(spec);
+  if (place == by_spec_.end() || place->second.contributors != contributors) return nullptr;
+  return &place->second;
+}
+
+void PreparedBatches::add(PreparedBatch prepared) {
+  if (by_spec_.size() >= kKept) by_spec_.clear();
+  const EntrySpec* const spec = prepared.spec.get();
+  by_spec_[spec] = std::move(prepared);
+}
+
+}  // namespace horon::core

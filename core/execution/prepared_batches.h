@@ -1,0 +1,43 @@
+// What is the same each time the same entry runs alone: which op, on how many elements of what.
+//
+// A training step brings the same buckets again and again. Their layout and their op are found
+// once; after that a batch only takes its memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/core/execution/collective_op.h"
+#include "horon/core/execution/op_table.h"
+
+namespace horon::core {
+
+struct PreparedBatch {
+  // Kept, so that no other spec can get its address.
+  std::shared_ptr<const EntrySpec> spec;
+  int contributors = 0;
+  Batch batch;  // all but its sequence and memory
+  CollectiveOp* op = nullptr;
+};
+
+// Which op runs such a batch, of `facts_count` elements by BatchFacts. Throws Error(Config).
+CollectiveOp& op_for(const OpTable& ops, const Batch& batch, int64_t facts_count);
+
+// By the address of the spec: programs that call a collective again give the same one. One thread
+// at a time.
+class PreparedBatches {
+ public:
+  // Null if this spec has not been prepared, or for another number of contributors.
+  const PreparedBatch* find(const EntrySpec* spec, int contributors) const;
+  void add(PreparedBatch prepared);
+
+ private:
+  // A program that makes a new spec for each call finds none again.
+  static constexpr size_t kKept = 1024;
+  std::unordered_map<const EntrySpec*, PreparedBatch> by_spec_;
+};
+
+}  // namespace horon::core
