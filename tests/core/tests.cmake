@@ -13,7 +13,9 @@ horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
 horon_test(shared_heap_test FILES core/host/shared_heap_test.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc
            TIMEOUT 120)
-horon_test(executor_test FILES core/execution/executor_test.cc support/fake_device.cc)
+horon_test(executor_test
+           FILES core/execution/executor_test.cc core/execution/prepared_batches_test.cc
+                 support/fake_device.cc)
 horon_test(op_table_test FILES core/execution/op_table_test.cc)
 horon_test(runtime_test
            FILES core/runtime/runtime_test.cc core/runtime/runtime_failures_test.cc

@@ -11,74 +11,23 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/execution/neutral.h"
+#include "horon/tests/core/execution/executor_rank.h"
 #include "horon/tests/support/fake_device.h"
 
 namespace horon::core {
 namespace {
 
+using test::batch;
+using test::entry;
 using test::FakeDelays;
 using test::FakeDomain;
 using test::FakeEvent;
 using test::FakeMeeting;
 using test::FakeOp;
+using test::list;
+using test::Rank;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-// One rank of a world of one or two, stepped by hand.
-struct Rank {
-  Rank(int rank, int size, std::shared_ptr<FakeMeeting> meeting, FakeDelays delays,
-       DeviceKind device = DeviceKind::Cuda) {
-    std::vector<std::unique_ptr<CollectiveOp>> ops;
-    ops.push_back(std::make_unique<FakeOp>(rank, std::move(meeting), delays, device));
-    Executor::Parts parts;
-    parts.rank = rank;
-    parts.size = size;
-    parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-    parts.domains.push_back(std::make_unique<FakeDomain>(device, delays));
-    executor = std::make_unique<Executor>(std::move(parts));
-  }
-
-  // Steps until idle; the number of steps is bounded so that a lost batch fails the test.
-  void run() {
-    for (int i = 0; i < 1000; ++i) {
-      if (executor->step(finished) == Executor::Pace::Idle) return;
-    }
-    FAIL() << "the executor does not come to rest";
-  }
-
-  std::unique_ptr<Executor> executor;
-  std::vector<FinishedBatch> finished;
-};
-
-EntryWork entry(uint64_t ticket, std::vector<float>& data, std::vector<MemoryPart> memory = {}) {
-  auto spec = std::make_shared<EntrySpec>();
-  spec->device = DeviceKind::Cuda;
-  spec->parts = {{"t", {static_cast<int64_t>(data.size())}}};
-  EntryWork work;
-  work.ticket = ticket;
-  work.name = "t" + std::to_string(ticket);
-  work.spec = spec;
-  auto* bytes = reinterpret_cast<std::byte*>(data.data());
-  work.memory = std::move(memory);
-  if (work.memory.empty()) {
-    work.memory = {{bytes, bytes, static_cast<int64_t>(data.size())}};
-  }
-  return work;
-}
-
-BatchWork batch(uint64_t sequence, std::vector<EntryWork> entries) {
-  BatchWork work;
-  work.sequence = sequence;
-  work.entries = std::move(entries);
-  return work;
-}
-
-template <class... Entries>
-std::vector<EntryWork> list(Entries... entries) {
-  std::vector<EntryWork> out;
-  (out.push_back(std::move(entries)), ...);
-  return out;
-}
 
 TEST(Executor, RunsOneEntryInPlace) {
   Rank rank(0, 1, std::make_shared<FakeMeeting>(1), {.op_polls = 3});
@@ -145,42 +94,6 @@ TEST(Executor, PaceTellsWhetherAnybodyWillRing) {
   EXPECT_EQ(rank.executor->step(rank.finished), Executor::Pace::Idle);
   rank.executor->enqueue(batch(0, list(entry(1, data))));
   EXPECT_EQ(rank.executor->step(rank.finished), Executor::Pace::Polling);
-}
-
-// A batch that waits for nobody takes one step, also where it is packed.
-TEST(Executor, StagesFallThroughWhileNothingHoldsThemUp) {
-  Rank rank(0, 1, std::make_shared<FakeMeeting>(1), {});
-  std::vector<float> a = {1}, b = {2};
-  rank.executor->enqueue(batch(0, list(entry(1, a))));
-  rank.executor->step(rank.finished);
-  EXPECT_EQ(rank.finished.size(), 1U);
-  rank.executor->enqueue(batch(1, list(entry(2, a), entry(3, b))));
-  for (int step = 0; step < 3; ++step) rank.executor->step(rank.finished);  // two copies: in, out
-  EXPECT_EQ(rank.finished.size(), 2U);
-}
-
-// The same spec with fewer contributors is another batch: Average divides by another number.
-TEST(Executor, ABatchThatComesAgainIsPreparedOnce) {
-  for (const int size : {1, 3}) {
-    const auto spec = std::make_shared<EntrySpec>();
-    spec->reduce_op = ReduceOp::Average;
-    spec->device = DeviceKind::Cuda;
-    spec->parts = {{"x", {2}}};
-    const auto meeting = std::make_shared<FakeMeeting>(1);
-    Rank rank(0, 1, meeting, {});
-    for (int round = 0; round < 4; ++round) {
-      std::vector<float> data = {6, 12};
-      EntryWork again = entry(1, data);
-      again.spec = spec;
-      BatchWork work = batch(static_cast<uint64_t>(round), list(std::move(again)));
-      work.contributors = round == 2 ? size : 1;
-      rank.executor->enqueue(std::move(work));
-      rank.run();
-      EXPECT_FALSE(rank.finished.back().error);
-      const float divisor = round == 2 ? static_cast<float>(size) : 1;
-      EXPECT_THAT(data, ElementsAre(6 / divisor, 12 / divisor));
-    }
-  }
 }
 
 TEST(Executor, AFailedOpIsAValueAndTheNextBatchStillRuns) {

@@ -1,0 +1,58 @@
+// Batches that come again, and how far one step goes.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/execution/executor_rank.h"
+
+namespace horon::core {
+namespace {
+
+using test::batch;
+using test::entry;
+using test::FakeMeeting;
+using test::list;
+using test::Rank;
+using testing::ElementsAre;
+
+// A batch that waits for nobody takes one step, also where it is packed.
+TEST(Executor, StagesFallThroughWhileNothingHoldsThemUp) {
+  Rank rank(0, 1, std::make_shared<FakeMeeting>(1), {});
+  std::vector<float> a = {1}, b = {2};
+  rank.executor->enqueue(batch(0, list(entry(1, a))));
+  rank.executor->step(rank.finished);
+  EXPECT_EQ(rank.finished.size(), 1U);
+  rank.executor->enqueue(batch(1, list(entry(2, a), entry(3, b))));
+  for (int step = 0; step < 3; ++step) rank.executor->step(rank.finished);  // two copies: in, out
+  EXPECT_EQ(rank.finished.size(), 2U);
+}
+
+// The same spec with fewer contributors is another batch: Average divides by another number.
+TEST(Executor, ABatchThatComesAgainIsPreparedOnce) {
+  for (const int size : {1, 3}) {
+    const auto spec = std::make_shared<EntrySpec>();
+    spec->reduce_op = ReduceOp::Average;
+    spec->device = DeviceKind::Cuda;
+    spec->parts = {{"x", {2}}};
+    const auto meeting = std::make_shared<FakeMeeting>(1);
+    Rank rank(0, 1, meeting, {});
+    for (int round = 0; round < 4; ++round) {
+      std::vector<float> data = {6, 12};
+      EntryWork again = entry(1, data);
+      again.spec = spec;
+      BatchWork work = batch(static_cast<uint64_t>(round), list(std::move(again)));
+      work.contributors = round == 2 ? size : 1;
+      rank.executor->enqueue(std::move(work));
+      rank.run();
+      EXPECT_FALSE(rank.finished.back().error);
+      const float divisor = round == 2 ? static_cast<float>(size) : 1;
+      EXPECT_THAT(data, ElementsAre(6 / divisor, 12 / divisor));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace horon::core
