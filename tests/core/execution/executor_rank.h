@@ -13,7 +13,12 @@
 #include "horon/core/execution/executor.h"
 #include "horon/tests/support/fake_device.h"
 
-namespace horon::core::test {
+namespace horon::core::executor_world {
+
+using test::FakeDelays;
+using test::FakeDomain;
+using test::FakeMeeting;
+using test::FakeOp;
 
 // One rank of a world of one or two, stepped by hand.
 struct Rank {
@@ -72,4 +77,4 @@ std::vector<EntryWork> list(Entries... entries) {
   return out;
 }
 
-}  // namespace horon::core::test
+}  // namespace horon::core::executor_world

@@ -17,15 +17,15 @@
 namespace horon::core {
 namespace {
 
-using test::batch;
-using test::entry;
+using executor_world::batch;
+using executor_world::entry;
+using executor_world::list;
+using executor_world::Rank;
 using test::FakeDelays;
 using test::FakeDomain;
 using test::FakeEvent;
 using test::FakeMeeting;
 using test::FakeOp;
-using test::list;
-using test::Rank;
 using testing::ElementsAre;
 using testing::HasSubstr;
 

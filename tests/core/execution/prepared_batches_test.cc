@@ -11,11 +11,11 @@
 namespace horon::core {
 namespace {
 
-using test::batch;
-using test::entry;
+using executor_world::batch;
+using executor_world::entry;
+using executor_world::list;
+using executor_world::Rank;
 using test::FakeMeeting;
-using test::list;
-using test::Rank;
 using testing::ElementsAre;
 
 // A batch that waits for nobody takes one step, also where it is packed.
