@@ -40,6 +40,9 @@ class MpiLibrary {
   // wait for the others where MPI ends.
   void abandon() noexcept { abandoned_ = true; }
   bool abandoned() const noexcept { return abandoned_; }
+  // False if a call of MPI's was left behind where threads may not call MPI at the same time: no
+  // thread knows then when it may.
+  bool may_call() const noexcept { return !abandoned_ || allows_threads_at_once(); }
   // MPI has not ended, and may still be called to give back what Horon holds of it.
   bool usable() const noexcept;
 

@@ -166,9 +166,35 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
   return call ? call->take() : nullptr;
 }
 
+// The call has a thread of its own here too, while this one waits and calls nothing of MPI's: that
+// is what MPI_THREAD_SERIALIZED allows, and this thread can give up.
 void CommunicatorMaker::connect(Communicator& communicator, uint32_t id) const {
   if (communicator.mpi() != nullptr) return;
-  communicator.set_mpi(std::make_unique<MpiCommunicator>(bootstrap_, communicator.members(), id));
+  MpiCommunicatorCall call(library_, [this, members = communicator.members(), id] {
+    return std::make_unique<MpiCommunicator>(bootstrap_, members, id);
+  });
+  const auto begin = Clock::now();
+  while (!call.wait(std::chrono::milliseconds(100))) {
+    std::vector<int> dead;
+    for (const int local_rank : communicator.local_group().dead_local_ranks()) {
+      dead.push_back(communicator.members_of_this_host()[static_cast<size_t>(local_rank)]);
+    }
+    if (!dead.empty()) {
+      library_.abandon();
+      throw Error(ErrorCode::PeerDead, concat(ranks_text(dead), dead.size() == 1 ? " has" : " have",
+                                              " died in MPI_Comm_create_group"));
+    }
+    const double waited_s = seconds_since(begin);
+    for (const double limit_s : {options_.abort_after_s, options_.dead_after_s}) {
+      if (limit_s <= 0 || waited_s < limit_s) continue;
+      library_.abandon();
+      throw Error(ErrorCode::Stall,
+                  concat("MPI_Comm_create_group of ", ranks_text(communicator.members()),
+                         " has not returned since ", std::lround(waited_s), " s"));
+    }
+  }
+  if (!call.failure().empty()) throw Error(ErrorCode::OperationFailed, call.failure());
+  communicator.set_mpi(call.take());
 }
 
 }  // namespace horon::ops

@@ -23,6 +23,8 @@ class CommunicatorMaker {
     // A call of MPI's that has not returned: when to warn, and when to give it up. 0: never.
     double warn_after_s = 10;
     double abort_after_s = 0;
+    // A rank that says nothing for so long is taken for dead. 0: never. connect() says nothing.
+    double dead_after_s = 10;
   };
   // Library and bootstrap must outlive the maker and what it makes.
   CommunicatorMaker(core::MpiLibrary& library, const core::MpiBootstrap& bootstrap,
@@ -50,8 +52,10 @@ class CommunicatorMaker {
   };
   std::shared_ptr<Communicator> make(const Communicator& world, const core::Bootstrap& talk,
                                      const Part& part) const;
-  // Does nothing if there is an MPI communicator. Collective over the members; blocks, for
-  // Options::abort_after_s at most. Throws Error.
+  // Does nothing if there is an MPI communicator. Collective over the members. MPI has no form of
+  // it that does not block, so this blocks: until it is done, a member on this host has died, or
+  // abort_after_s or dead_after_s are over. Then it throws Error, the library is abandoned, and MPI
+  // may not be called any more (MpiLibrary::may_call()).
   void connect(Communicator& communicator, uint32_t id) const;
 
  private:

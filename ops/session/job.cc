@@ -32,7 +32,8 @@ CommunicatorMaker::Options communicator_options(const core::Config& config) {
   return {.area_bytes = builtin_area_bytes,
           .shared_memory = config.shared_memory,
           .warn_after_s = config.stall_warn_s,
-          .abort_after_s = config.stall_abort_s};
+          .abort_after_s = config.stall_abort_s,
+          .dead_after_s = config.dead_after_s};
 }
 
 int usable_cores() {

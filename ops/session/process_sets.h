@@ -47,7 +47,7 @@ class ProcessSets {
   // come out in time: then it may still use maker and world.
   bool close();
 
-  // core::Runtime::Parts::make_set: on the runtime thread, during an add().
+  // core::Runtime::Parts::make_set: on the thread that steps the loop, during an add().
   core::SetResources make_resources();
 
  private:
@@ -55,7 +55,7 @@ class ProcessSets {
   struct Prepared {
     uint32_t id = 0;
     std::shared_ptr<Communicator> communicator;
-    std::optional<core::Executor::Parts> execution;  // not yet, if only one thread may call MPI
+    std::optional<core::Executor::Parts> execution;  // not yet, if threads may not call MPI at once
   };
   struct Known {
     ProcessSet set;

@@ -17,6 +17,7 @@ namespace {
 enum class Behaviour : int { Works, Fails, Blocks };
 std::atomic<Behaviour> create_group{Behaviour::Works};
 std::atomic<Behaviour> create_keyval{Behaviour::Works};
+std::atomic<bool> serialized{false};  // MPI says that threads may not call it at the same time
 std::atomic<int> calls_in_progress{0};
 std::atomic<int> communicators_freed{0};
 
@@ -38,6 +39,12 @@ extern "C" int MPI_Comm_create_keyval(MPI_Comm_copy_attr_function* copy,
                                       void* extra) {
   if (create_keyval == Behaviour::Fails) return MPI_ERR_NO_MEM;
   return PMPI_Comm_create_keyval(copy, remove, key, extra);
+}
+
+extern "C" int MPI_Query_thread(int* level) {
+  if (!serialized) return PMPI_Query_thread(level);
+  *level = MPI_THREAD_SERIALIZED;
+  return MPI_SUCCESS;
 }
 
 extern "C" int MPI_Comm_free(MPI_Comm* communicator) {
@@ -139,6 +146,25 @@ TEST(FailingMpi, WaitingHasALimit) {
                     HasSubstr("0, 1 and 2 since"), HasSubstr("HORON_STALL_ABORT_S")));
   barrier();
   expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+// The thread that steps the loop can't go on without MPI. It gives up when its silence would be
+// taken for death, and the job ends with one error on all ranks.
+TEST(FailingMpi, WaitingHasALimitWhereOneThreadMayCallMpi) {
+  serialized = true;
+  init_session({.set = {{"HORON_DEAD_AFTER_S", "2"}}});
+  barrier();
+  create_group = Behaviour::Blocks;
+  EXPECT_THAT(
+      error_of([] {
+        (void)add_process_set({1, 2});
+      }),
+      testing::AnyOf(HasSubstr("process set 1 can't be made: MPI_Comm_create_group of ranks "
+                               "1 and 2 has not returned since 2 s"),
+                     StartsWith("peer dead: rank")));
+  expect_that_nothing_is_freed();
+  serialized = false;
   expect_that_a_job_works();
 }
 
