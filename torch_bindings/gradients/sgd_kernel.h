@@ -1,7 +1,7 @@
 // One step of SGD over the elements of one tensor, in one pass over memory.
 //
-// LibTorch's optimizer makes five passes; its at::_fused_sgd_() makes one, but rounds the last few
-// elements of a tensor otherwise (seen with momentum and AVX2 or AVX-512), and leaves 16-bit
+// LibTorch's optimizer makes several passes. Its at::_fused_sgd_() makes one, but rounds the last
+// few elements of a tensor otherwise (seen with momentum and AVX2 or AVX-512), and leaves 16-bit
 // parameters as they are. The kernels here round as the optimizer does. Whether LibTorch multiplies
 // and adds in one rounding depends on the machine, so there are two, and fused_step.cc finds out
 // which of them gives the optimizer's bits.
