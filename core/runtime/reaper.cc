@@ -15,7 +15,7 @@ void Reaper::add(Submission&& submission) noexcept {
   try {
     submissions_.push_back(std::move(submission));
   } catch (...) {
-    keep_value_for_ever(std::move(submission));
+    keep_value_for_ever(submission);
     return;
   }
   any_.store(true, std::memory_order_release);

@@ -162,10 +162,9 @@ Error RuntimeLoop::error_of(const Death& death) {
 
 void RuntimeLoop::end_at_deadline() {
   for (const auto& [rank, death] : dead_) {
-    const bool awaited = std::any_of(runners_.begin(), runners_.end(), [&](const auto& entry) {
-      return entry.second->waits() && entry.second->has_member(rank);
-    });
-    if (awaited) return end_job(error_of(death));
+    for (const auto& [id, runner] : runners_) {
+      if (runner->waits() && runner->has_member(rank)) return end_job(error_of(death));
+    }
   }
   const std::string& stalled = door_.stall_report;
   const std::string missing = stalled.empty() ? "" : concat(" (", stalled, ")");

@@ -170,7 +170,7 @@ void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) noe
   // The memory first: whoever waits for the handle may then release it.
   const std::shared_ptr<HandleState> handle = submission.handle;
   if (memory_in_use) {
-    keep_value_for_ever(std::move(submission));
+    keep_value_for_ever(submission);
   } else {
     parts_.reaper->add(std::move(submission));
   }

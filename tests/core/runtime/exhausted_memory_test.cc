@@ -20,19 +20,12 @@ namespace horon::core {
 namespace {
 
 using namespace std::chrono_literals;
+using test_world::Event;
+using test_world::no_limits;
 using test_world::submission;
 using test_world::Tensor;
 using test_world::tensor;
 using test_world::World;
-
-class Event final : public ReadyEvent {
- public:
-  explicit Event(std::function<bool()> ready) : ready_(std::move(ready)) {}
-  bool ready() override { return ready_(); }
-
- private:
-  const std::function<bool()> ready_;
-};
 
 // Looks without stepping the loop, so that the background thread does it: memory is short there
 // alone.
@@ -47,8 +40,7 @@ bool ends(const HandleState& handle) {
 // Ends a job of two ranks by a failed batch on rank 0, whose background thread can't allocate
 // for the n-th time from there on. Other batches run there, and other tensors wait for rank 1.
 void end_job(int n) {
-  Config config;
-  config.dead_after_s = 0;
+  Config config = no_limits();
   config.fusion_bytes_max = 4;  // a batch for each tensor
   std::atomic<bool> all_is_under_way{false};
   std::vector<std::string> names;

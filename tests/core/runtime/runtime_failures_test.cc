@@ -24,19 +24,13 @@ namespace {
 using namespace std::chrono_literals;
 using test_world::error_of;
 using test_world::Hooks;
+using test_world::no_limits;
 using test_world::submission;
 using test_world::Tensor;
 using test_world::tensor;
 using test_world::World;
 using testing::AllOf;
 using testing::HasSubstr;
-
-// Nobody is declared dead: only what a rank says itself can end the others.
-Config no_limits() {
-  Config config;
-  config.dead_after_s = 0;
-  return config;
-}
 
 // Throws what `fault` throws, before each call.
 class FaultyTransport final : public Transport {

@@ -49,6 +49,24 @@ inline Submission submission(const std::string& name, Tensor& tensor) {
   return out;
 }
 
+// Nobody is declared dead for being silent: only what a rank says itself, or what the platform
+// knows, can end the others.
+inline Config no_limits() {
+  Config config;
+  config.dead_after_s = 0;
+  return config;
+}
+
+// Memory that is ready when the test says so.
+class Event final : public ReadyEvent {
+ public:
+  explicit Event(std::function<bool()> ready) : ready_(std::move(ready)) {}
+  bool ready() override { return ready_(); }
+
+ private:
+  const std::function<bool()> ready_;
+};
+
 // What a test changes in the parts of each rank.
 struct Hooks {
   std::function<std::unique_ptr<Transport>(int rank, std::unique_ptr<Transport>)> wrap_transport;

@@ -21,7 +21,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using test_world::error_of;
+using test_world::Event;
 using test_world::Hooks;
+using test_world::no_limits;
 using test_world::submission;
 using test_world::Tensor;
 using test_world::tensor;
@@ -29,22 +31,6 @@ using test_world::World;
 using testing::AllOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
-
-// Silence is no cause: only what a rank says or what the platform knows ends the job.
-Config no_limits() {
-  Config config;
-  config.dead_after_s = 0;
-  return config;
-}
-
-class Event final : public ReadyEvent {
- public:
-  explicit Event(std::function<bool()> ready) : ready_(std::move(ready)) {}
-  bool ready() override { return ready_(); }
-
- private:
-  const std::function<bool()> ready_;
-};
 
 // An allreduce of one element; on this rank its memory becomes ready when `ready` says so.
 std::shared_ptr<HandleState> begin(Runtime& runtime, std::function<bool()> ready = nullptr) {
