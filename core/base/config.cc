@@ -76,9 +76,9 @@ constexpr std::array kKnobs = {
             "a rank that is silent this long counts as dead; 0: never"),
     seconds("HORON_SHUTDOWN_TIMEOUT_S", &Config::shutdown_timeout_s, kOwn,
             "how long shutdown() waits for the other ranks"),
-    integer("HORON_SPIN_US", &Config::spin_us, "microseconds", {-1, 1e6}, kOwn,
-            "how long a waiting thread polls before it sleeps; -1: it yields, longer with cores to "
-            "spare"),
+    integer(
+        "HORON_SPIN_US", &Config::spin_us, "microseconds", {-1, 1e6}, kOwn,
+        "how long a waiting thread spins before it yields and sleeps; -1: from cores and ranks"),
     text("HORON_STEP_IN_SUBMIT", &Config::step_in_submit, "auto, on, off", kOwn,
          "calls that do not wait move communication on themselves; auto: if no core is to spare"),
     integer("HORON_THREADS", &Config::threads, "", {0, 4096}, kOwn,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <sched.h>
 #include <utility>
 #include <vector>
 
@@ -34,12 +33,6 @@ CommunicatorMaker::Options communicator_options(const core::Config& config) {
           .warn_after_s = config.stall_warn_s,
           .abort_after_s = config.stall_abort_s,
           .dead_after_s = config.dead_after_s};
-}
-
-int usable_cores() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
 }  // namespace
@@ -81,6 +74,7 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   core::agree(*bootstrap_, knobs.fault);
   core::set_log(rank, core::parse_log_level(config_.log_level));
   compare_ranks(options);
+  cpu_share_ = core::find_cpu_share(*bootstrap_);
   core::run_on_all(*bootstrap_, [&] { core::MpiLibrary::at_finalize(at_finalize); });
   maker_ =
       std::make_unique<CommunicatorMaker>(*library_, *bootstrap_, communicator_options(config_));
@@ -105,7 +99,8 @@ void Job::start_runtime() {
     parts.topology = topology;
     parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
     const bool in_submit = config_.step_in_submit == "on";
-    parts.step_in_submit = in_submit || (config_.step_in_submit == "auto" && !has_spare_cores());
+    parts.step_in_submit =
+        in_submit || (config_.step_in_submit == "auto" && !cpu_share_.has_spare_core());
     sets_ = std::make_unique<ProcessSets>(
         ProcessSets::Parts{maker_.get(), world_.get(), &config_, parts.timeline});
     parts.make_set = [this](const std::vector<int>&) { return sets_->make_resources(); };
@@ -156,16 +151,11 @@ void Job::compare_ranks(const InitOptions& options) const {
   core::require_same(*bootstrap_, "InitOptions::process_sets", sets);
 }
 
-// A rank has two threads at least: the program's and the background thread.
-bool Job::has_spare_cores() const {
-  return usable_cores() >= 2 * bootstrap_->topology().local_size;
-}
-
 core::WaitPolicy Job::wait_policy() const {
-  // A thread that spins takes the core from another rank on the same one, so by default it looks
-  // again by yielding, longer where cores are to spare.
+  // No spinning by default: a yield costs little while the core is this thread's alone, and beside
+  // another process, on any core of the host, spinning makes a small collective six times slower.
   core::WaitPolicy policy;
-  policy.yields = has_spare_cores() ? 100 : 20;
+  policy.yields = cpu_share_.has_spare_core() ? 100 : 20;
   policy.spin = std::chrono::microseconds(std::max<int64_t>(config_.spin_us, 0));
   return policy;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "horon/core/base/config.h"
+#include "horon/core/bootstrap/cpu_share.h"
 #include "horon/core/bootstrap/mpi_bootstrap.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/runtime/runtime.h"
@@ -37,6 +38,7 @@ class Job {
   ProcessSets& process_sets() { return *sets_; }
   CallCounts& call_counts() { return call_counts_; }
 
+  const core::CpuShare& cpu_share() const { return cpu_share_; }
   // See ops::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
 
@@ -54,7 +56,6 @@ class Job {
   Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)());
   void compare_ranks(const InitOptions& options) const;
   void start_runtime();
-  bool has_spare_cores() const;
   void give_back(bool in_use);
   core::WaitPolicy wait_policy() const;
   std::string introduction() const;
@@ -63,6 +64,7 @@ class Job {
   std::unique_ptr<core::MpiBootstrap> bootstrap_;
   const core::Config config_;
   const bool owns_mpi_;
+  core::CpuShare cpu_share_;
   std::unique_ptr<CommunicatorMaker> maker_;
   mutable std::mutex world_mutex_;       // for allocate(): the next is null after stop()
   std::shared_ptr<Communicator> world_;  // of all ranks

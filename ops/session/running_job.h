@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "horon/core/bootstrap/cpu_share.h"
 #include "horon/core/runtime/runtime.h"
 #include "horon/ops/session/call_counts.h"
 #include "horon/ops/session/process_set.h"
@@ -15,6 +16,7 @@ namespace horon::ops {
 // All throw Error(NotInitialized) outside init() .. shutdown(). Any thread.
 core::Runtime& runtime();
 CallCounts& call_counts();
+const core::CpuShare& cpu_share();
 // Memory that collectives of this host can use without a copy (a gradient bucket); 64-byte aligned,
 // zeroed. It may outlive the session.
 std::shared_ptr<std::byte> allocate_host(size_t bytes);

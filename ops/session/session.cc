@@ -164,6 +164,7 @@ namespace ops {
 core::Runtime& runtime() { return job().runtime(); }
 
 CallCounts& call_counts() { return job().call_counts(); }
+const core::CpuShare& cpu_share() { return job().cpu_share(); }
 
 std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(bytes); }
 
