@@ -36,7 +36,10 @@ void submit_and_wait(core::Runtime& runtime, const Call& call) {
   if (call.spec->kind == CollectiveKind::Alltoall) {
     submission.splits = core::even_splits(call.shape.input_count, runtime.topology().size);
   }
-  if (blocks) submission.allocate_output = [&call](size_t, int64_t) { return call.output; };
+  if (blocks) {
+    submission.allocate_output = [output = call.output](size_t, int64_t) { return output; };
+  }
+  submission.keep_alive = call.memory;
   (void)runtime.run(std::move(submission))->get();
 }
 

@@ -34,6 +34,8 @@ struct Call {
   Shape shape;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
+  // Owns input and output: peers may still write there when the call has failed here.
+  std::shared_ptr<void> memory;
 };
 
 struct CollectiveCase {

@@ -115,6 +115,7 @@ Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const 
   spec.parts.front().name = call.name;
   call.spec = std::make_shared<const core::EntrySpec>(std::move(spec));
   call.shape = shape;
+  call.memory = std::make_shared<Buffers>(*buffers_);
   call.output = (peer ? buffers_->peer_output : buffers_->output).get();
   call.input = in_place ? call.output : (peer ? buffers_->peer_input : buffers_->input).get();
   return call;
