@@ -18,20 +18,19 @@ if(HORON_SANITIZE)
   set_target_properties(horon_torch PROPERTIES EXCLUDE_FROM_ALL ON)  # unless one of them is there
 endif()
 
-horon_test(torch_collectives_test FILES ${torch_tests}/collectives/collectives_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_block_collectives_test FILES ${torch_tests}/collectives/block_collectives_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_process_set_test FILES ${torch_tests}/collectives/process_set_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_autograd_adjoints_test FILES ${torch_tests}/collectives/autograd_adjoints_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_autograd_test FILES ${torch_tests}/collectives/autograd_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_objects_test FILES ${torch_tests}/collectives/objects_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_sparse_allreduce_test FILES ${torch_tests}/collectives/sparse_allreduce_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
+# torch_test(FILE N...): torch_NAME, from the file FOLDER/NAME.cc, on N ranks each.
+function(torch_test file)
+  get_filename_component(name ${file} NAME)
+  horon_test(torch_${name} FILES ${torch_tests}/${file}.cc RANKS ${ARGN} LIBS horon::torch
+             TIMEOUT 120)
+endfunction()
+torch_test(collectives/collectives_test 1 2 3 4)
+torch_test(collectives/block_collectives_test 2 3 4)
+torch_test(collectives/process_set_test 2 3 4)
+torch_test(collectives/autograd_adjoints_test 2 3 4)
+torch_test(collectives/autograd_test 2 3 4)
+torch_test(collectives/objects_test 2 3 4)
+torch_test(collectives/sparse_allreduce_test 2 3 4)
 horon_test(torch_random_program_test FILES ${torch_tests}/collectives/random_program_test.cc
            ${torch_tests}/collectives/random_program/model.cc
            ${torch_tests}/collectives/random_program/program.cc
@@ -45,47 +44,29 @@ endif()
 foreach(name torch_random_program_test torch_reducer_random_test)
   horon_mpirun_test(${name}.mpi.np4 ${name} 4 TIMEOUT 120 ENVIRONMENT HORON_SHARED_MEMORY=0)
 endforeach()
-horon_test(torch_broadcast_state_test FILES ${torch_tests}/state/broadcast_state_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_api_test FILES ${torch_tests}/api_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_session_test FILES ${torch_tests}/session_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_optimizer_training_test FILES ${torch_tests}/gradients/optimizer_training_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_fused_step_test FILES ${torch_tests}/gradients/fused_step_test.cc
-           RANKS 1 2 LIBS horon::torch TIMEOUT 120)
+torch_test(state/broadcast_state_test 1 2 3 4)
+torch_test(api_test 2 3 4)
+torch_test(session_test 1 2 3 4)
+torch_test(gradients/optimizer_training_test 1 2 3 4)
+torch_test(gradients/fused_step_test 1 2)
 # LibTorch rounds otherwise without AVX.
 horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 2 TIMEOUT 120
                   ENVIRONMENT ATEN_CPU_CAPABILITY=default)
 horon_test(torch_hook_allocations_test FILES ${torch_tests}/gradients/hook_allocations_test.cc
            support/allocation_counter.cc
            RANKS 2 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_traps_test FILES ${torch_tests}/gradients/reducer_traps_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_optimizer_traps_test FILES ${torch_tests}/gradients/optimizer_traps_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_backward_test FILES ${torch_tests}/gradients/backward_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_replica_check_test FILES ${torch_tests}/gradients/replica_check_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_backward_ends_test FILES ${torch_tests}/gradients/backward_ends_test.cc
-           RANKS 1 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_random_test FILES ${torch_tests}/gradients/reducer_random_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_options_test FILES ${torch_tests}/gradients/reducer_options_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_scopes_test FILES ${torch_tests}/gradients/reducer_scopes_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_sparse_test FILES ${torch_tests}/gradients/reducer_sparse_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_reducer_join_test FILES ${torch_tests}/gradients/reducer_join_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_optimizer_options_test FILES ${torch_tests}/gradients/optimizer_options_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_optimizer_situations_test
-           FILES ${torch_tests}/gradients/optimizer_situations_test.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
+torch_test(gradients/reducer_traps_test 1 2 3 4)
+torch_test(gradients/optimizer_traps_test 1 2 3 4)
+torch_test(gradients/backward_test 1 2 3 4)
+torch_test(gradients/replica_check_test 1 2 3 4)
+torch_test(gradients/backward_ends_test 1 2 3 4)
+torch_test(gradients/reducer_random_test 2 3 4)
+torch_test(gradients/reducer_options_test 2 3 4)
+torch_test(gradients/reducer_scopes_test 2 3 4)
+torch_test(gradients/reducer_sparse_test 2 3 4)
+torch_test(gradients/reducer_join_test 2 3 4)
+torch_test(gradients/optimizer_options_test 2 3 4)
+torch_test(gradients/optimizer_situations_test 2 3 4)
 horon_test(torch_samplers_test FILES ${torch_tests}/data/samplers_test.cc LIBS horon::torch)
 find_package(ZLIB REQUIRED)
 horon_test(torch_idx_dataset_test FILES ${torch_tests}/data/idx_dataset_test.cc
