@@ -19,7 +19,9 @@ Executor::~Executor() = default;
 
 void Executor::enqueue(BatchWork work) {
   HORON_CHECK(!work.entries.empty(), "a batch without entries");
-  running_.push_back(std::make_unique<RunningBatch>(std::move(work), context_));
+  if (spare_.empty()) spare_.emplace_back();
+  spare_.front().emplace(std::move(work), context_);
+  running_.splice(running_.end(), spare_, spare_.begin());
 }
 
 Executor::Pace Executor::step(std::vector<FinishedBatch>& finished) {
@@ -48,7 +50,9 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished) {
       continue;
     }
     finished.push_back(running.finish(std::move(error)));
-    place = running_.erase(place);
+    const auto done = place++;
+    done->reset();
+    spare_.splice(spare_.begin(), running_, done);
     slower(Pace::Busy);
   }
   return pace;
@@ -56,7 +60,7 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished) {
 
 std::vector<FinishedBatch> Executor::abandon(const Error& error) {
   std::vector<FinishedBatch> given_up;
-  for (auto& running : running_) {
+  for (std::optional<RunningBatch>& running : running_) {
     running->leak();
     given_up.push_back(running->finish(error));
   }

@@ -6,8 +6,9 @@
 // order rule). Nothing blocks. One thread.
 #pragma once
 
-#include <deque>
+#include <list>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "horon/core/execution/entry_work.h"
@@ -50,7 +51,10 @@ class Executor {
 
  private:
   BatchContext context_;
-  std::deque<std::unique_ptr<RunningBatch>> running_;  // in the order of the log
+  // The places of batches that have finished are used again.
+  using Batches = std::list<std::optional<RunningBatch>>;
+  Batches running_;  // in the order of the log
+  Batches spare_;
 };
 
 }  // namespace horon::core

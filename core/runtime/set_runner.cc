@@ -46,19 +46,18 @@ SetRunner::SetRunner(Parts parts)
     : parts_(std::move(parts)), controller_(controller_options(parts_)) {}
 
 void SetRunner::take(Submission&& submission) {
-  const Ticket ticket = last_ticket_ + 1;
-  Request request{ticket, submission.name, submission.spec, submission.absent,
-                  extents_of(submission)};
-  Live& live = live_[ticket];
+  Request request{0, submission.name, submission.spec, submission.absent, extents_of(submission)};
+  request.ticket = live_.add();
+  LiveSubmission& live = live_.at(request.ticket);
   live.submission = std::move(submission);
-  last_ticket_ = ticket;
   if (parts_.timeline != nullptr) live.taken_at = Clock::now();
   controller_.submit(std::move(request));
 }
 
 void SetRunner::join(std::shared_ptr<HandleState> handle) {
-  live_[++last_ticket_].submission.handle = std::move(handle);
-  controller_.join(last_ticket_);
+  const Ticket ticket = live_.add();
+  live_.at(ticket).submission.handle = std::move(handle);
+  controller_.join(ticket);
 }
 
 void SetRunner::receive(int from_rank, std::span<const std::byte> bytes) {
@@ -111,6 +110,10 @@ BatchWork SetRunner::work_of(StartBatch& start) {
   BatchWork work;
   work.sequence = start.sequence;
   work.contributors = start.contributors;
+  if (!spare_entries_.empty()) {
+    work.entries = std::move(spare_entries_.back());
+    spare_entries_.pop_back();
+  }
   for (StartEntry& entry : start.entries) {
     EntryWork& out = work.entries.emplace_back();
     out.name = std::move(entry.name);
@@ -119,7 +122,7 @@ BatchWork SetRunner::work_of(StartBatch& start) {
     out.mine = entry.ticket.has_value();
     if (!out.mine) continue;
     out.ticket = *entry.ticket;
-    Live& live = live_.at(out.ticket);
+    LiveSubmission& live = live_.at(out.ticket);
     live.started = true;
     live.produced = std::move(entry.produced);
     out.memory = std::move(live.submission.memory);
@@ -143,6 +146,10 @@ bool SetRunner::settle_batches() {
     }
     settle(batch);
     controller_.batch_finished();
+    constexpr size_t kKept = 16;
+    if (spare_entries_.size() == kKept) continue;
+    batch.entries.clear();
+    spare_entries_.push_back(std::move(batch.entries));
   }
   const bool any = !finished_.empty();
   finished_.clear();
@@ -152,7 +159,7 @@ bool SetRunner::settle_batches() {
 void SetRunner::settle(FinishedBatch& batch) {
   for (EntryWork& entry : batch.entries) {
     if (!entry.mine) continue;
-    Live& live = live_.at(entry.ticket);
+    LiveSubmission& live = live_.at(entry.ticket);
     live.submission.allocate_output = std::move(entry.allocate_output);
     live.submission.ready = std::move(entry.ready);
     Outcome outcome;
@@ -164,9 +171,7 @@ void SetRunner::settle(FinishedBatch& batch) {
 }
 
 void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) noexcept {
-  const auto place = live_.find(ticket);
-  HORON_CHECK(place != live_.end(), "a submission finished twice");
-  Submission& submission = place->second.submission;
+  Submission& submission = live_.at(ticket).submission;
   // The memory first: whoever waits for the handle may then release it.
   const std::shared_ptr<HandleState> handle = submission.handle;
   if (memory_in_use) {
@@ -174,7 +179,7 @@ void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) noe
   } else {
     parts_.reaper->add(std::move(submission));
   }
-  live_.erase(place);
+  live_.erase(ticket);
   handle->finish(std::move(outcome));
 }
 
@@ -186,10 +191,10 @@ void SetRunner::end_all(const Error& error) noexcept {
     (void)parts_.resources.executor.release();
   }
   while (!live_.empty()) {
-    const auto& [ticket, live] = *live_.begin();
+    const Ticket ticket = live_.any();
     Outcome outcome;
     outcome.error = error;
-    complete(ticket, std::move(outcome), live.started);
+    complete(ticket, std::move(outcome), live_.at(ticket).started);
   }
   // Giving these back may mean waiting for members that are gone.
   keep_for_ever(std::move(parts_.resources.keep_alive));

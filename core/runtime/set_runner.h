@@ -8,12 +8,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "horon/core/base/config.h"
 #include "horon/core/execution/executor.h"
 #include "horon/core/negotiation/controller.h"
+#include "horon/core/runtime/live_submissions.h"
 #include "horon/core/runtime/set_resources.h"
 #include "horon/core/runtime/submission.h"
 
@@ -77,21 +77,14 @@ class SetRunner {
   void complete(Ticket ticket, Outcome outcome, bool memory_in_use = false) noexcept;
 
   using Clock = std::chrono::steady_clock;
-  // A submission that has not finished.
-  struct Live {
-    Submission submission;
-    std::vector<bool> produced;  // as in Outcome, once it is started
-    bool started = false;        // the executor has its memory
-    Clock::time_point taken_at;  // only while a timeline is written
-  };
 
   Parts parts_;
   Controller controller_;
   Executor::Pace pace_ = Executor::Pace::Idle;
   bool bye_ = false;
   std::vector<FinishedBatch> finished_;
-  std::unordered_map<Ticket, Live> live_;
-  Ticket last_ticket_ = 0;
+  std::vector<std::vector<EntryWork>> spare_entries_;  // of batches that have finished
+  LiveSubmissions live_;
 };
 
 }  // namespace horon::core

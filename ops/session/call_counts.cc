@@ -4,7 +4,7 @@ namespace horon::ops {
 
 uint64_t CallCounts::next(std::string_view kind, uint32_t set) {
   const std::lock_guard lock(mutex_);
-  return counts_[{set, std::string(kind)}]++;
+  return counts_[{set, std::string(kind)}]++ % kNumbers;
 }
 
 void CallCounts::forget(uint32_t set) {

@@ -1,4 +1,4 @@
-// How many calls without a name a rank has made: what such a call is named by.
+// The numbers that calls without a name are named by.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,11 @@ namespace horon::ops {
 // counted and agree again. One for each session. Any thread.
 class CallCounts {
  public:
-  // 0 for the first call of this kind on this process set, then 1, 2 ...
+  // So many calls of a kind may be under way at once. After them the numbers come again: the ranks
+  // then know the names, and a program that runs for weeks uses up none.
+  static constexpr uint64_t kNumbers = 1024;
+
+  // 0 for the first call of this kind on this process set, then 1, 2 ... kNumbers - 1, 0 ...
   uint64_t next(std::string_view kind, uint32_t set);
   // A join() on this process set has ended: no call from before is under way on any of its ranks.
   void forget(uint32_t set);

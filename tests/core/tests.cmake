@@ -27,6 +27,10 @@ horon_test(exhausted_memory_test
            FILES core/runtime/exhausted_memory_test.cc support/failing_allocation.cc
                  support/fake_device.cc)
 set_source_files_properties(support/failing_allocation.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+# Alone, since it counts what the program allocates.
+horon_test(runtime_allocations_test
+           FILES core/runtime/allocations_test.cc support/fake_device.cc
+                 support/allocation_counter.cc)
 horon_test(process_sets_test FILES core/runtime/process_sets_test.cc support/fake_device.cc)
 horon_test(mpi_transport_test FILES core/transport/mpi_transport_test.cc RANKS 2 3 4)
 horon_test(bootstrap_test FILES core/bootstrap/bootstrap_test.cc)

@@ -93,6 +93,9 @@ TEST(Session, CallsAreCountedAnewInEachSession) {
     for (uint64_t call = 0; call < 3; ++call) EXPECT_EQ(ops::call_counts().next("x", 0), call);
     EXPECT_EQ(ops::call_counts().next("y", 0), 0U);
     EXPECT_EQ(ops::call_counts().next("x", 1), 0U);
+    for (uint64_t call = 0; call <= ops::CallCounts::kNumbers; ++call) {
+      EXPECT_EQ(ops::call_counts().next("z", 0), call % ops::CallCounts::kNumbers);
+    }
     (void)join();
     EXPECT_EQ(ops::call_counts().next("x", 0), 0U);
     EXPECT_EQ(ops::call_counts().next("x", 1), 1U);

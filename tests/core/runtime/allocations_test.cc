@@ -1,0 +1,52 @@
+// What an entry that has been agreed before costs: no memory that grows with anything, and little
+// of a fixed size.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+#include "horon/tests/support/allocation_counter.h"
+
+namespace horon::core {
+namespace {
+
+using test_world::submission;
+using test_world::Tensor;
+using test_world::tensor;
+using test_world::World;
+
+// Per call of run(), on one rank alone: nothing is sent, and this thread does all the work.
+double allocations_of_a_call(size_t parts) {
+  double per_call = 0;
+  World world(1);
+  world.each([&](Runtime& runtime, int) {
+    Tensor bucket = tensor(std::vector<float>(parts));
+    bucket.spec->parts.clear();
+    for (size_t i = 0; i < parts; ++i) {
+      bucket.spec->parts.push_back({"a parameter with a long name " + std::to_string(i), {1}});
+    }
+    constexpr int calls = 200;
+    int64_t before = 0;
+    for (int i = -50; i < calls; ++i) {
+      if (i == 0) before = testing_support::allocations_of_this_thread();
+      (void)runtime.run(submission("bucket", bucket))->get();
+    }
+    const int64_t after = testing_support::allocations_of_this_thread();
+    per_call = static_cast<double>(after - before) / calls;
+  });
+  return per_call;
+}
+
+TEST(Allocations, OfAnEntryThatComesAgainDoNotGrowWithIt) {
+  const double small = allocations_of_a_call(1);
+  const double large = allocations_of_a_call(500);
+  RecordProperty("allocations_of_a_call", std::to_string(small));
+  EXPECT_LE(small, 28) << "most of them are messages to oneself, the coordinator";
+  EXPECT_LE(large, small + 1);
+}
+
+}  // namespace
+}  // namespace horon::core
