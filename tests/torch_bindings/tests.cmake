@@ -69,7 +69,15 @@ torch_test(gradients/reducer_sparse_test 2 3 4)
 torch_test(gradients/reducer_join_test 2 3 4)
 torch_test(gradients/optimizer_options_test 2 3 4)
 torch_test(gradients/optimizer_situations_test 2 3 4)
+# Large gradients and steps are shared out to the threads of LibTorch; mpirun_test gives it one.
+# Passive: a thread that spins where cores are taken would keep them from those that work.
+foreach(name torch_fused_step_test torch_reducer_traps_test)
+  horon_mpirun_test(${name}.two_threads ${name} 2 TIMEOUT 120
+                    ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
+endforeach()
 horon_test(torch_samplers_test FILES ${torch_tests}/data/samplers_test.cc LIBS horon::torch)
+horon_test(torch_memory_ranges_test FILES ${torch_tests}/tensors/memory_ranges_test.cc
+           LIBS horon::torch)
 find_package(ZLIB REQUIRED)
 horon_test(torch_idx_dataset_test FILES ${torch_tests}/data/idx_dataset_test.cc
            LIBS horon::torch ZLIB::ZLIB)

@@ -5,7 +5,6 @@
 #include <string_view>
 #include <typeinfo>
 
-#include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_fused_adagrad.h>
@@ -19,6 +18,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include "horon/torch_bindings/tensors/memory_ranges.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/wrapped_optimizer.h"
 
@@ -122,15 +122,10 @@ FusedRefusal refusal_of(optim::Adagrad& optimizer) {
 template <class T>
 void run_sgd(SgdLoop<T> loop, const at::Tensor& parameter, const at::Tensor& buffer,
              const SgdTerms& terms, bool first) {
-  const int64_t count = parameter.numel();
   auto* values = static_cast<T*>(parameter.mutable_data_ptr());
   const auto* gradient = static_cast<const T*>(parameter.grad().const_data_ptr());
   T* kept = buffer.defined() ? static_cast<T*>(buffer.mutable_data_ptr()) : nullptr;
-  if (count <= kElementsPerThread) {
-    loop(values, gradient, kept, count, terms, first);
-    return;
-  }
-  at::parallel_for(0, count, kElementsPerThread, [&](int64_t begin, int64_t end) {
+  for_each_range(parameter, kElementsPerThread, [&](int64_t begin, int64_t end) {
     T* from = kept == nullptr ? nullptr : kept + begin;
     loop(values + begin, gradient + begin, from, end - begin, terms, first);
   });
@@ -306,11 +301,13 @@ bool gives_optimizers_bits(const SgdKernel& kernel) {
 
 const SgdKernel* find_bit_equal_sgd_kernel() {
   const PlainMode plain;
+  // LibTorch says AVX2 or AVX512 only where there is the instruction. Elsewhere no function of that
+  // file is called: the compiler may have used AVX2 anywhere in it.
+  if (at::get_cpu_capability().starts_with("AVX")) {
+    static const SgdKernel with = sgd_kernel_fma();
+    if (gives_optimizers_bits(with)) return &with;
+  }
   static const SgdKernel without = sgd_kernel_plain();
-  static const SgdKernel with = sgd_kernel_fma();
-  // LibTorch says AVX2 or AVX512 only where there is the instruction.
-  const bool has_fma = at::get_cpu_capability().starts_with("AVX");
-  if (has_fma && gives_optimizers_bits(with)) return &with;
   return gives_optimizers_bits(without) ? &without : nullptr;
 }
 

@@ -1,0 +1,19 @@
+// Work on the memory of one large tensor, shared out to the threads that LibTorch's own operations
+// use (OMP_NUM_THREADS, at::set_num_threads()).
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+
+namespace horon::torch_detail {
+
+// Calls work(begin, end) for ranges of elements that together are the tensor's memory, in the order
+// of memory. Of more than `grain` elements the ranges are on several threads, at most one for each
+// `grain`. The tensor is in host memory, without gaps and overlaps. `work` uses no tensors and does
+// not throw. Returns when all is done.
+void for_each_range(const at::Tensor& tensor, int64_t grain,
+                    c10::function_ref<void(int64_t begin, int64_t end)> work);
+
+}  // namespace horon::torch_detail
