@@ -152,6 +152,7 @@ TEST(Reducer, DtypesShapesLayouts) {
   }
   add(at::ones({2, 3, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_(true));
   add(at::ones({3, 4}).t().requires_grad_(true));
+  add(at::ones({310, 301}).t().requires_grad_(true));  // large enough for several threads
   add(at::ones({3, 1}).expand({3, 4}).detach().requires_grad_(true));
   GradientReducer reducer(all, {.op = ReduceOp::Sum, .bucket_bytes = 64, .wait_in = WaitIn::Step});
   for (int step = 0; step < 3; ++step) {
@@ -177,6 +178,24 @@ TEST(Reducer, TiedParametersCountOnce) {
   reducer.synchronize();
   EXPECT_EQ(reducer.statistics().buckets, 1);
   expect_gradient(w, mean_of_ranks());
+}
+
+// Autograd hands the gradient of `imaginary` over as a view whose values are stored negated.
+TEST(Reducer, GradientsWithTheNegativeBit) {
+  const at::Tensor real = leaf({}), imaginary = leaf({});
+  const auto backward = [&] {
+    const at::Tensor z = at::complex(real, imaginary).conj();
+    at::real(z * at::tensor(c10::complex<float>(3, 4))).backward();
+  };
+  backward();
+  const float expected[] = {real.grad().item<float>(), imaginary.grad().item<float>()};
+  EXPECT_EQ(expected[1], 4);
+  real.mutable_grad().reset();
+  imaginary.mutable_grad().reset();
+  GradientReducer reducer({{"real", real}, {"imaginary", imaginary}});
+  backward();
+  expect_gradient(real, expected[0]);
+  expect_gradient(imaginary, expected[1]);
 }
 
 TEST(Reducer, ParameterMovesToAnotherDtype) {
