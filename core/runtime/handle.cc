@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "horon/core/base/forked_child.h"
 #include "horon/core/base/futex.h"
 #include "horon/core/runtime/loop_seat.h"
 
@@ -28,6 +29,7 @@ void finish(std::shared_ptr<HandleState>& handle, std::optional<Error> error) no
 
 bool HandleState::wait(std::optional<std::chrono::nanoseconds> timeout) const {
   if (!finished()) {
+    if (in_forked_child()) return false;
     constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);
     const auto deadline = timeout ? Clock::now() + std::min(*timeout, longest) : LoopSeat::kNever;
     if (!wait_until_finished(deadline)) return false;
@@ -75,7 +77,9 @@ bool HandleState::sleep_until_finished(Clock::time_point deadline) const {
 }
 
 const Outcome& HandleState::get() const {
-  wait(std::nullopt);
+  if (!wait(std::nullopt)) {
+    throw Error(ErrorCode::NotInitialized, std::string(kForkedChild));
+  }
   if (outcome_.error) throw Error(*outcome_.error);
   return outcome_;
 }

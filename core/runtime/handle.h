@@ -39,9 +39,11 @@ class HandleState {
   void finish(Outcome outcome);
   bool finished() const noexcept { return state_.load(std::memory_order_acquire) == kFinished; }
   // Blocks until finished or the timeout; true if finished. Any thread of the program, any number
-  // of waiters.
+  // of waiters. In a forked child, whose parent has the job, what has not finished never does:
+  // false at once.
   bool wait(std::optional<std::chrono::nanoseconds> timeout) const;
-  // Waits until finished, and throws the Error that the entry has ended with. Any thread.
+  // Waits until finished, and throws the Error that the entry has ended with; in a forked child
+  // Error(NotInitialized). Any thread.
   const Outcome& get() const;
   // Valid once finished.
   const Outcome& outcome() const { return outcome_; }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "horon/core/base/forked_child.h"
+#include "horon/core/base/plain_float_mode.h"
 #include "horon/core/base/prompt_thread.h"
 #include "horon/core/runtime/handle.h"
 #include "horon/core/runtime/runtime_loop.h"
@@ -12,12 +14,15 @@ namespace {
 // How often the background thread looks whether the driver is still there. Only a safety net: the
 // driver calls it when it stops.
 constexpr std::chrono::milliseconds kLookAtDriver{250};
+// Where peers can't ring, a driver that leaves when nothing is under way calls nobody, and then the
+// background thread must look for messages soon.
+constexpr std::chrono::milliseconds kLookAtDriverIfPolling{2};
 // After what it waited for has finished, a driver goes on until nothing happens, but not for ever.
 constexpr int kLastTurns = 4;
 
 }  // namespace
 
-// Notes which thread holds the mutex.
+// The holder's thread: noted, and in the plain floating-point mode.
 class LoopSeat::Held {
  public:
   explicit Held(LoopSeat& seat) : seat_(seat) {
@@ -29,10 +34,19 @@ class LoopSeat::Held {
 
  private:
   LoopSeat& seat_;
+  const PlainFloatMode float_mode_;
 };
+
+LoopSeat::LoopSeat() { watch_for_forks(); }
+
+void LoopSeat::open() noexcept {
+  open_.store(true, std::memory_order_release);
+  open_.notify_all();
+}
 
 void LoopSeat::serve(RuntimeLoop& loop) noexcept {
   make_thread_prompt();
+  open_.wait(false, std::memory_order_acquire);
   std::unique_lock lock(mutex_);
   loop_ = &loop;
   while (!loop.ended()) {
@@ -62,36 +76,40 @@ void LoopSeat::wait_for_drivers() const noexcept {
   for (;;) {
     const uint32_t calls = doorbell.calls();
     if (!is_driven()) return;
-    doorbell.stand_by(calls, kLookAtDriver);
+    doorbell.stand_by(calls, loop_->must_poll() ? kLookAtDriverIfPolling : kLookAtDriver);
   }
 }
 
 // The background thread has nothing to do.
-void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
+void LoopSeat::sleep(std::unique_lock<std::timed_mutex>& lock) noexcept {
   RuntimeLoop& loop = *loop_;
   Doorbell& doorbell = loop.doorbell();
+  // Both are of the same moment: if somebody has driven meanwhile, and called, the pause is wrong.
   const std::chrono::nanoseconds pause = loop.pause();
+  const uint32_t calls = doorbell.calls();
   lock.unlock();
   const bool rung = doorbell.look(loop.wait_policy(), driven_);
   lock.lock();
-  if (rung || is_driven()) return;
-  const uint32_t calls = doorbell.calls();
+  if (rung || is_driven() || doorbell.calls() != calls) return;
   doorbell.set_deputy_on_call(true);
   lock.unlock();
   doorbell.stand_by(calls, pause);
   if (is_driven()) wait_for_drivers();
   lock.lock();
   const Held held(*this);
-  loop.rested();
+  if (!loop.ended()) loop.rested();
 }
 
 LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point deadline) noexcept {
-  if (is_over()) return Drive::NoLoop;
+  if (is_over() || held_by_this_thread()) return Drive::NoLoop;
   if (driven_.exchange(true, std::memory_order_seq_cst)) return Drive::Taken;
-  const std::lock_guard lock(mutex_);
-  if (loop_ == nullptr) {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  const bool in_time = deadline == kNever ? (lock.lock(), true) : lock.try_lock_until(deadline);
+  if (!in_time || loop_ == nullptr) {
     driven_.store(false, std::memory_order_seq_cst);
-    return Drive::NoLoop;
+    // Who came meanwhile took this thread for the driver. The background thread has the seat; at
+    // worst it looks for drivers once more before it goes on.
+    return in_time ? Drive::NoLoop : Drive::TimedOut;
   }
   const Held held(*this);
   RuntimeLoop& loop = *loop_;
@@ -114,7 +132,9 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
     if (deadline != kNever)
       pause = std::min<std::chrono::nanoseconds>(pause, deadline - Clock::now());
     if (loop.polls()) prompt.enable();
+    driver_sleeps_.store(true, std::memory_order_relaxed);
     loop.wait(pause);
+    driver_sleeps_.store(false, std::memory_order_relaxed);
     loop.rested();
   }
   driven_.store(false, std::memory_order_seq_cst);
@@ -123,7 +143,7 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
 }
 
 bool LoopSeat::step_now() noexcept {
-  if (is_driven()) return false;
+  if (is_driven() || held_by_this_thread()) return false;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || loop_ == nullptr) return false;
   const Held held(*this);
@@ -135,6 +155,10 @@ bool LoopSeat::step_now() noexcept {
   }
   hand_over(moved);
   return true;
+}
+
+void LoopSeat::end_from_within(const Error& error) noexcept {
+  if (driver_sleeps_.load(std::memory_order_relaxed)) loop_->end_from_within(error);
 }
 
 void LoopSeat::hand_over(bool unfinished) noexcept {

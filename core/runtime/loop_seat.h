@@ -13,6 +13,7 @@
 #include <mutex>
 #include <thread>
 
+#include "horon/core/base/error.h"
 #include "horon/core/runtime/reaper.h"
 
 namespace horon::core {
@@ -26,13 +27,14 @@ class LoopSeat {
   using Clock = std::chrono::steady_clock;
   static constexpr Clock::time_point kNever = Clock::time_point::max();
 
-  LoopSeat() = default;
+  LoopSeat();
   LoopSeat(const LoopSeat&) = delete;
   LoopSeat& operator=(const LoopSeat&) = delete;
 
-  // The life of the background thread: steps the loop while nobody else does, until it has ended,
-  // and closes it.
+  // The life of the background thread: from open() on it steps the loop while nobody else does,
+  // until it has ended, and closes it.
   void serve(RuntimeLoop& loop) noexcept;
+  void open() noexcept;
 
   enum class Drive : uint8_t {
     Finished,  // the handle has
@@ -50,10 +52,14 @@ class LoopSeat {
 
   bool is_driven() const noexcept { return driven_.load(std::memory_order_seq_cst); }
   bool is_over() const noexcept { return over_.load(std::memory_order_acquire); }
-  // Also true within a call of the loop that comes back to the program (exit handlers).
+  // True within a call of the loop that comes back to the program: exit() from a signal handler, or
+  // from a callback.
   bool held_by_this_thread() const noexcept {
     return holder_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
+  // By the thread that holds the seat and will not come back to it. If it was asleep, the other
+  // ranks are told.
+  void end_from_within(const Error& error) noexcept;
 
   // While one lives, a driver that stops sees to it that the background thread goes on.
   class Passenger {
@@ -77,13 +83,16 @@ class LoopSeat {
   // must go on.
   void hand_over(bool unfinished) noexcept;
   void wait_for_drivers() const noexcept;
-  void sleep(std::unique_lock<std::mutex>& lock) noexcept;
+  void sleep(std::unique_lock<std::timed_mutex>& lock) noexcept;
 
-  std::mutex mutex_;                 // the seat
+  std::timed_mutex mutex_;           // the seat
   RuntimeLoop* loop_ = nullptr;      // by the mutex; null before serve() and after it
   std::atomic<bool> driven_{false};  // a thread of the program drives, or is about to
   std::atomic<bool> over_{false};    // serve() has ended
   std::atomic<int> passengers_{0};
+  std::atomic<bool> open_{false};
+  // The driver is in its sleep, where the loop is whole; for signal handlers on its thread.
+  std::atomic<bool> driver_sleeps_{false};
   std::atomic<std::thread::id> holder_{};
 };
 

@@ -2,8 +2,8 @@
 //
 // A submission holds the program's tensors and callbacks. The loop must not destroy them: the last
 // reference to a tensor runs code of LibTorch, which may take locks that the program's threads
-// hold. So it hands them over here, and submit(), a wait that ends and shutdown() destroy them on
-// the program's threads, while they do not hold the loop.
+// hold. So it hands them over here; a wait that ends, release_finished() and shutdown() destroy
+// them on the program's threads, while they do not hold the loop.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,7 @@
 #include "horon/core/runtime/runtime.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -42,7 +43,10 @@ class Runtime::Impl {
     std::iota(world->begin(), world->end(), 0);
     world_ = std::move(world);
     start_thread();
+    if (!parts.starts_closed) open();
   }
+
+  void open() noexcept { seat_->open(); }
 
   std::shared_ptr<HandleState> submit(Submission submission) {
     std::shared_ptr<HandleState> handle = push(std::move(submission));
@@ -59,7 +63,6 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<HandleState> push(Submission submission) {
-    seat_->reaper.release();
     const std::string fault = find_fault(submission, topology_.rank, *members_of(submission.set));
     if (!fault.empty()) {
       const std::string text = concat("tensor \"", submission.name, "\": ", fault);
@@ -108,6 +111,8 @@ class Runtime::Impl {
   std::string shutdown(nanoseconds deadline) {
     const std::lock_guard lock(shutdown_mutex_);
     if (!thread_.joinable()) return "";
+    if (seat_->held_by_this_thread()) return leave_from_within();
+    open();
     try {
       door_.queue.push(ShutdownCall{});
     } catch (...) {  // the job has ended already; or no memory: then it ends at the deadline
@@ -116,10 +121,6 @@ class Runtime::Impl {
     door_.deadline_ns = (Clock::now() + deadline).time_since_epoch().count();
     door_.leaving = true;
     transport_->ring();
-    if (std::this_thread::get_id() == thread_.get_id() || seat_->held_by_this_thread()) {
-      thread_.detach();  // exit() was called by the loop itself: it can't wait for its own end
-      return "";
-    }
     thread_.join();
     transport_.reset();
     seat_->reaper.release();
@@ -130,6 +131,9 @@ class Runtime::Impl {
     }
     return loop_.farewell();
   }
+
+  bool left_from_within() const noexcept { return left_from_within_; }
+  void release_finished() { seat_->reaper.release(); }
 
   std::shared_ptr<const Error> fatal_error() const {
     const std::lock_guard lock(door_.mutex);
@@ -148,6 +152,16 @@ class Runtime::Impl {
 
  private:
   using Ranks = std::shared_ptr<const std::vector<int>>;
+
+  // exit() was called by a thread that was stepping the loop, in a signal handler most often. It
+  // will never give the seat back, so there is no end to wait for.
+  std::string leave_from_within() {
+    const std::string text = "exit() was called while this thread was in a collective";
+    left_from_within_ = true;
+    thread_.detach();
+    seat_->end_from_within(Error(ErrorCode::RankLeft, concat("rank ", topology_.rank, ": ", text)));
+    return text;
+  }
 
   void start_thread() {
     const BlockedSignals blocked;  // the thread inherits them
@@ -176,6 +190,7 @@ class Runtime::Impl {
   mutable std::mutex members_mutex_;
   std::map<uint32_t, Ranks> members_;  // of the other sets
   std::mutex shutdown_mutex_;
+  std::atomic<bool> left_from_within_{false};
   std::unique_ptr<Transport> transport_;
   const std::shared_ptr<LoopSeat> seat_ = std::make_shared<LoopSeat>();
   mutable RuntimeDoor door_{[this] { transport_->ring(); }};
@@ -196,6 +211,9 @@ std::shared_ptr<HandleState> Runtime::submit(Submission submission) {
 std::shared_ptr<HandleState> Runtime::run(Submission submission) {
   return impl_->run(std::move(submission));
 }
+void Runtime::open() noexcept { impl_->open(); }
+bool Runtime::left_from_within() const noexcept { return impl_->left_from_within(); }
+void Runtime::release_finished() { impl_->release_finished(); }
 void Runtime::refuse(const std::string& name, const std::string& text, uint32_t set) noexcept {
   impl_->refuse(name, text, set);
 }

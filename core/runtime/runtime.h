@@ -33,6 +33,8 @@ class Runtime {
     // submit() steps the loop itself where it can. For ranks without a core to spare: there a
     // background thread that is woken takes the core from the program.
     bool step_in_submit = false;
+    // The loop stands still until open(): nothing is sent or received.
+    bool starts_closed = false;
   };
 
   // Starts the thread.
@@ -42,14 +44,20 @@ class Runtime {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  // Hands an entry over; makes and returns its handle. Destroys what earlier entries have left
-  // (Submission::keep_alive). Any thread of the program. Throws Error: InvalidArgument,
-  // DuplicateName, NotInitialized (after shutdown), or the error that ended the job.
+  void open() noexcept;
+
+  // Hands an entry over; makes and returns its handle. Any thread of the program. Throws Error:
+  // InvalidArgument, DuplicateName, NotInitialized (after shutdown), or the error that ended the
+  // job.
   std::shared_ptr<HandleState> submit(Submission submission);
 
   // submit() and a wait until it has finished, on this thread if no other one drives the loop
   // already.
   std::shared_ptr<HandleState> run(Submission submission);
+
+  // Destroys what finished entries have left (Submission::keep_alive), as each wait that ends does.
+  // For programs that submit and never wait; not under a lock that a destructor may want.
+  void release_finished();
 
   // For a call that is wrong on this rank alone: the same name fails with this text on every rank
   // that submits it, instead of waiting for this one. The caller throws its own error. Any thread;
@@ -73,6 +81,10 @@ class Runtime {
   // which ends the job there too. Never throws; returns the names of what went wrong, if anything.
   // Idempotent.
   std::string shutdown(std::chrono::nanoseconds deadline);
+
+  // exit() was called by a thread that was within the loop: the job is not over, and nothing that
+  // it uses may be given back.
+  bool left_from_within() const noexcept;
 
   // What is stalled as far as this rank has heard ("tensor "x": waiting for rank 1 since 12 s
   // ..."); empty if nothing is known. Any thread.

@@ -67,6 +67,8 @@ bool RuntimeLoop::try_turn() {
   for (auto& [id, runner] : runners_) news = runner->work() || news;
   forget_removed_sets();
   if (all_over()) ended_ = true;
+  // Also while others keep this rank busy.
+  if (!ended_ && past_deadline()) end_at_deadline();
   if (ended_ || news) pacer_.news();
   return ended_ || news;
 }
@@ -116,6 +118,8 @@ void RuntimeLoop::take(Submission&& submission) {
 }
 
 void RuntimeLoop::take(AddSetCall& add) {
+  // Nobody would say on this rank that the set has no more to do.
+  if (shut_down_) return finish(add.handle, *door_.shut_down);
   try {
     if (std::binary_search(add.ranks.begin(), add.ranks.end(), topology_.rank)) {
       if (make_set_ == nullptr) {
@@ -229,8 +233,8 @@ std::chrono::nanoseconds RuntimeLoop::pause() {
   return pause;
 }
 
-bool RuntimeLoop::must_be_stepped() const {
-  if (transport_->must_poll() && !at_rest()) return true;
+bool RuntimeLoop::must_be_stepped() {
+  if (must_poll() && (!at_rest() || !transport_->flushed())) return true;
   return std::any_of(runners_.begin(), runners_.end(), [](const auto& entry) {
     return entry.second->pace() == Executor::Pace::Polling ||
            entry.second->pace() == Executor::Pace::Busy;

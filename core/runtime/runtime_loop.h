@@ -58,12 +58,16 @@ class RuntimeLoop {
   // After pause(): sleeps end too late if they are rounded up, since somebody must look.
   bool polls() const { return polls_; }
   // Something is under way that rings nobody.
-  bool must_be_stepped() const;
+  bool must_be_stepped();
+  // Some peer can't ring.
+  bool must_poll() const { return transport_->must_poll(); }
   void wait(std::chrono::nanoseconds timeout) { transport_->wait(timeout); }
   // After a sleep: looks for the dead, and at the deadline of shutdown().
   void rested() noexcept;
   // After the end, once: the last messages go out, and what still waits is finished.
   void close() noexcept;
+  // The holder of the seat leaves the process and will not come back: the other ranks are told.
+  void end_from_within(const Error& error) noexcept;
   // What shutdown() reports; empty if all went well. After close().
   const std::string& farewell() const { return farewell_; }
 

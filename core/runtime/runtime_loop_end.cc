@@ -34,6 +34,11 @@ void RuntimeLoop::close() noexcept {
   attempt([&] { runners_.clear(); });
 }
 
+void RuntimeLoop::end_from_within(const Error& error) noexcept {
+  end_job(error);
+  flush_messages();
+}
+
 void RuntimeLoop::flush_messages() {
   const auto limit = Clock::now() + std::chrono::seconds(1);
   while (Clock::now() < limit) {

@@ -46,7 +46,7 @@ struct Submission {
 
   std::unique_ptr<ReadyEvent> ready;  // null: the memory may be read now
   // Owns `memory`. Released, as allocate_output and `ready` are, when the handle has finished, on a
-  // thread of the program: by its wait, by a later submit() or by shutdown(). Never, if the
+  // thread of the program: by its wait, by release_finished() or by shutdown(). Never, if the
   // collective has failed on its way: then somebody may still write there.
   std::shared_ptr<void> keep_alive;
   std::shared_ptr<HandleState> handle;

@@ -103,6 +103,7 @@ void Job::start_runtime() {
         in_submit || (config_.step_in_submit == "auto" && !cpu_share_.has_spare_core());
     sets_ = std::make_unique<ProcessSets>(
         ProcessSets::Parts{maker_.get(), world_.get(), &config_, parts.timeline});
+    parts.starts_closed = true;  // with MPI_THREAD_SERIALIZED, one thread at a time calls MPI
     parts.make_set = [this](const std::vector<int>&) { return sets_->make_resources(); };
   });
   core::run_on_all(*bootstrap_, [&] {
@@ -119,6 +120,7 @@ void Job::start_runtime() {
     throw;
   }
   sets_->set_runtime(*runtime_);
+  runtime_->open();
 }
 
 std::shared_ptr<std::byte> Job::allocate(size_t bytes) {
@@ -178,12 +180,13 @@ void Job::stop() {
   if (library_ == nullptr) return;
   const auto limit = std::chrono::duration<double>(config_.shutdown_timeout_s);
   runtime_->shutdown(std::chrono::duration_cast<std::chrono::nanoseconds>(limit));
-  const bool in_use = !sets_->close();
+  const bool in_use = runtime_->left_from_within() || !sets_->close();
   if (in_use || runtime_->fatal_error() != nullptr) library_->abandon();
   give_back(in_use);
 }
 
-// `in_use`: a thread of the program still makes a process set of these.
+// `in_use`: a thread of the program still makes a process set of these, or has left by exit() in
+// the middle of a collective.
 void Job::give_back(bool in_use) {
   std::shared_ptr<Communicator> world;
   {

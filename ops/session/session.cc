@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <utility>
 
+#include "horon/core/base/forked_child.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
@@ -37,14 +38,10 @@ Process& process() {
   return *instance;
 }
 
-// A forked child has the memory of the session, but neither its thread nor its peers.
-std::atomic<bool> forked{false};
-
 void refuse_forked_child() {
-  if (!forked) return;
-  throw Error(ErrorCode::NotInitialized,
-              "this process was made by fork() after horon::init(); the session belongs to its "
-              "parent. Fork before init(), or start the child with exec");
+  if (core::in_forked_child()) {
+    throw Error(ErrorCode::NotInitialized, std::string(core::kForkedChild));
+  }
 }
 
 ops::Job& job() {
@@ -79,7 +76,8 @@ bool is_homogeneous() {
 int last_rank() { return core::log_rank(); }
 
 bool is_initialized() {
-  if (forked) return false;  // another thread of the parent may have held the mutex
+  // Not asked of the job: another thread of the parent may have held the mutex.
+  if (core::in_forked_child()) return false;
   Process& here = process();
   const std::lock_guard lock(here.mutex);
   return here.job != nullptr;
@@ -114,7 +112,7 @@ void remove_process_set(const ProcessSet& set) { job().process_sets().remove(set
 std::vector<ProcessSet> process_sets() { return job().process_sets().all(); }
 
 void shutdown() {
-  if (forked) return;  // the child of a fork ends nothing
+  if (core::in_forked_child()) return;  // the child of a fork ends nothing
   Process& here = process();
   // A start that fails may end MPI, which comes here while init_session() holds the mutex.
   if (!here.runs.exchange(false)) return;
@@ -146,7 +144,6 @@ void init_session(const InitOptions& options, std::string_view headers) {
   here.runs = true;
   if (here.exit_handler_set) return;
   here.exit_handler_set = true;
-  pthread_atfork(nullptr, nullptr, [] { forked = true; });
   std::atexit([] { shutdown(); });
 }
 

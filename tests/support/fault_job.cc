@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <stdexcept>
+#include <sys/time.h>
 #include <thread>
 #include <unistd.h>
 
@@ -33,6 +34,12 @@ void FaultJob::do_fault() const {
   if (fault_ == "kill") std::raise(SIGKILL);
   if (fault_ == "stop") std::raise(SIGSTOP);
   if (fault_ == "exit") std::exit(3);
+  if (fault_ == "signal") {
+    // Many programs do that, though exit() is not made for it: it comes while this thread waits.
+    std::signal(SIGALRM, [](int) { std::exit(3); });
+    const itimerval soon = {{0, 0}, {0, 100'000}};
+    setitimer(ITIMER_REAL, &soon, nullptr);
+  }
   if (fault_ == "throw") throw std::logic_error("thrown on purpose");
   if (fault_ == "leave") shutdown();
   if (fault_ == "stall") std::this_thread::sleep_for(std::chrono::hours(1));

@@ -191,6 +191,7 @@ void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int
 }
 
 core::Submission PendingCollective::submission(const std::shared_ptr<PendingCollective>& self) {
+  ops::runtime().release_finished();
   core::Submission submission;
   submission.set = process_set_.id();
   submission.name = name;

@@ -1,12 +1,15 @@
 // Who steps the loop: threads that wait, the background thread otherwise.
 #include <atomic>
 #include <barrier>
+#include <cfenv>
 #include <chrono>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -132,6 +135,82 @@ TEST(LoopSeat, ADriverServesTheOthers) {
       EXPECT_EQ(error_of(*runtime.run(submission("soon", soon))), "");
     }
     if (rank == 1) stop = true;
+  });
+}
+
+// The driver leaves a collective behind that somebody must look at, while the background thread is
+// on its way to sleep: a call that is lost there would cost a quarter of a second.
+TEST(LoopSeat, WhatADriverLeavesBehindGoesOn) {
+  World world(1, {.op_polls = 30});
+  const auto begin = std::chrono::steady_clock::now();
+  world.each([&](Runtime& runtime, int) {
+    for (int i = 0; i < 400; ++i) {
+      Tensor behind = tensor({1});
+      Tensor first = tensor({1});
+      const auto done = runtime.submit(submission("first", first));
+      const auto handle = runtime.submit(submission("behind", behind));
+      EXPECT_EQ(error_of(*done), "");
+      while (!handle->finished()) std::this_thread::yield();
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
+}
+
+// Asked by computing: there are two sets of registers with a mode of their own on x86.
+bool rounds_to_nearest() {
+  volatile float one = 1;
+  volatile float tiny = 1e-30F;
+  return one + tiny == 1;
+}
+
+// The program may compute in another mode; results must not depend on who steps the loop.
+TEST(LoopSeat, TheLoopRunsInThePlainFloatMode) {
+  World world(1);
+  world.each([&](Runtime& runtime, int) {
+    ASSERT_EQ(fesetround(FE_UPWARD), 0);
+    for (int i = 0; i < 20; ++i) {
+      Traced traced;
+      bool plain = false;
+      Submission mine = traced.as("x");
+      mine.allocate_output = [&, allocate = mine.allocate_output](size_t part, int64_t elements) {
+        plain = rounds_to_nearest();
+        return allocate(part, elements);
+      };
+      EXPECT_EQ(error_of(*runtime.run(std::move(mine))), "");
+      EXPECT_TRUE(plain);
+      EXPECT_FALSE(rounds_to_nearest());
+    }
+    fesetround(FE_TONEAREST);
+  });
+}
+
+// Which thread would wait for the outcome of a fork is the parent's business.
+TEST(LoopSeat, AForkedChildDoesNotDrive) {
+  World world(2);
+  std::barrier<> forked(2);
+  world.each([&](Runtime& runtime, int rank) {
+    Tensor mine = tensor({1});
+    if (rank == 1) forked.arrive_and_wait();
+    const auto handle = runtime.submit(submission("x", mine));
+    if (rank == 0) {
+      const pid_t child = fork();
+      ASSERT_GE(child, 0);
+      if (child == 0) {
+        bool told = !handle->wait(10ms) && !handle->wait(std::nullopt);
+        try {
+          (void)handle->get();
+          told = false;
+        } catch (const Error& error) {
+          told = told && error.code() == ErrorCode::NotInitialized;
+        }
+        _exit(told ? 0 : 1);
+      }
+      int status = -1;
+      EXPECT_EQ(waitpid(child, &status, 0), child);
+      EXPECT_EQ(status, 0);
+      forked.arrive_and_wait();
+    }
+    EXPECT_EQ(error_of(*handle), "");
   });
 }
 

@@ -59,6 +59,17 @@ void in_allreduce() {
   }
 }
 
+// The guilty rank waits for the others, who come when it has gone.
+void blocked() {
+  if (job->is_guilty()) {
+    job->do_fault();
+  } else {
+    while (!job->fault_was_done()) std::this_thread::sleep_for(10ms);
+    std::this_thread::sleep_for(500ms);
+  }
+  allreduce();
+}
+
 void in_join() {
   if (job->is_guilty()) {
     std::this_thread::sleep_for(300ms);
@@ -81,6 +92,7 @@ void work() {
   horon::barrier();
   if (job->situation() == "rest") at_rest();
   if (job->situation() == "allreduce") in_allreduce();
+  if (job->situation() == "blocked") blocked();
   if (job->situation() == "join") in_join();
   if (job->situation() == "set") while_a_set_is_made();
 }
