@@ -26,7 +26,8 @@ horon_test(runtime_test
 horon_test(exhausted_memory_test
            FILES core/runtime/exhausted_memory_test.cc support/failing_allocation.cc
                  support/fake_device.cc)
-set_source_files_properties(support/failing_allocation.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+set_source_files_properties(support/failing_allocation.cc support/allocation_counter.cc
+                            PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 # Alone, since it counts what the program allocates.
 horon_test(runtime_allocations_test
            FILES core/runtime/allocations_test.cc support/fake_device.cc
