@@ -50,9 +50,10 @@ torch_test(state/broadcast_state_test 1 2 3 4)
 torch_test(api_test 2 3 4)
 torch_test(session_test 1 2 3 4)
 torch_test(gradients/optimizer_training_test 1 2 3 4)
-torch_test(gradients/fused_step_test 1 2)
+torch_test(gradients/fused_step_test 1)
+torch_test(gradients/fused_training_test 1 2)
 # LibTorch rounds otherwise without AVX.
-horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 2 TIMEOUT 120
+horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 1 TIMEOUT 120
                   ENVIRONMENT ATEN_CPU_CAPABILITY=default)
 horon_test(torch_hook_allocations_test FILES ${torch_tests}/gradients/hook_allocations_test.cc
            support/allocation_counter.cc
@@ -72,7 +73,7 @@ torch_test(gradients/optimizer_situations_test 2 3 4)
 # Large gradients and steps are shared out to the threads of LibTorch; mpirun_test gives it one.
 # Passive: a thread that spins where cores are taken would keep them from those that work.
 foreach(name torch_fused_step_test torch_reducer_traps_test)
-  horon_mpirun_test(${name}.two_threads ${name} 2 TIMEOUT 120
+  horon_mpirun_test(${name}.two_threads ${name} 1 TIMEOUT 120
                     ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
 endforeach()
 horon_test(torch_samplers_test FILES ${torch_tests}/data/samplers_test.cc LIBS horon::torch)

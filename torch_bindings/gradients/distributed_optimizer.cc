@@ -130,20 +130,30 @@ void OptimizerSteps::before_step(const Groups& groups) {
 }
 
 bool OptimizerSteps::may_fuse(const ::torch::optim::Optimizer& optimizer) {
-  return fused_->knows(optimizer);
+  const bool known = fused_->knows(optimizer);
+  if (!known) reducer_.impl_->note_step(false);
+  return known;
 }
 
 bool OptimizerSteps::fuse(::torch::optim::Optimizer& optimizer) {
-  return fused_->update(optimizer);
+  const bool fused = fused_->update(optimizer);
+  reducer_.impl_->note_step(fused_->rounded_otherwise());
+  return fused;
 }
 
-void OptimizerSteps::set_fused_step(FusedStep wish) { fused_->set_wish(wish); }
+void OptimizerSteps::set_fused_step(FusedStep wish) {
+  fused_->set_wish(wish);
+  reducer_.impl_->note_step(false);  // a difference between ranks ends here
+}
 
 std::string OptimizerSteps::fused_step_refusal(const Groups& groups) const {
   const FusedRefusal& refusal = fused_->refusal();
   if (!refusal.parameter) return refusal.why;
   const auto [group, place] = *refusal.parameter;
   const std::string name = reducer_.impl_->name_of(groups.at(group).params().at(place));
+  if (name.empty()) {  // of a rank outside the process set, where the reducer has none
+    return core::concat("parameter ", place, " of group ", group, ": ", refusal.why);
+  }
   return core::concat("parameter \"", name, "\": ", refusal.why);
 }
 

@@ -115,8 +115,8 @@ class OptimizerCalls {
     steps_->reducer().after_bucket(std::move(function));
   }
 
-  // From the next step on. Ranks whose steps may differ in the last bits would go apart slowly: the
-  // same on all ranks.
+  // From the next step on; the same on all ranks. If steps that differ in the last bits were fused
+  // on some ranks only, the next round throws Error(Mismatch) that names them.
   void set_fused_step(FusedStep wish) { steps_->set_fused_step(wish); }
   // Why the last step was the optimizer's own, in words that name the parameter; empty if it was
   // made in one pass, or there was none.

@@ -11,6 +11,7 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/adagrad.h>
@@ -50,6 +51,23 @@ bool lies_as(const at::Tensor& tensor, const at::Tensor& parameter) {
          tensor.strides() == parameter.strides() && !tensor.is_neg();
 }
 
+// Can the state of a parameter be laid out as the parameter is?
+bool fits(const at::Tensor& state, const at::Tensor& parameter) {
+  return state.defined() && state.layout() == at::kStrided && state.device().is_cpu() &&
+         state.scalar_type() == parameter.scalar_type() && state.sizes() == parameter.sizes();
+}
+
+// State that was loaded may lie otherwise in memory than the parameter, and not on all ranks: after
+// a broadcast it does on the root alone. It is laid out anew, once, and all can go on fused.
+const at::Tensor& laid_out(at::Tensor& state, const at::Tensor& parameter) {
+  if (!lies_as(state, parameter)) {
+    at::Tensor anew = at::empty_strided(parameter.sizes(), parameter.strides(), state.options());
+    anew.copy_(state);
+    state = std::move(anew);
+  }
+  return state;
+}
+
 std::string_view refusal_of_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
   if (!parameter.device().is_cpu() || parameter.layout() != at::kStrided) {
     return "it is not in host memory";
@@ -80,15 +98,15 @@ FusedRefusal look_at_parameters(const optim::Optimizer& optimizer, const Refuses
   return {};
 }
 
-constexpr std::string_view kOtherState = "the optimizer's state of it has another dtype or layout";
+constexpr std::string_view kOtherState = "the optimizer's state of it has another dtype or shape";
 
 FusedRefusal refusal_of(optim::SGD& optimizer) {
   if (bit_equal_sgd_kernel() == nullptr) return {"no fused step of SGD is bit-equal here"};
   return look_at_parameters(optimizer, [&](const at::Tensor& parameter, const auto& options) {
     const auto* state = state_of<optim::SGDParamState>(optimizer, parameter);
     const bool used = static_cast<const optim::SGDOptions&>(options).momentum() != 0;
-    const bool fits = !used || state == nullptr || lies_as(state->momentum_buffer(), parameter);
-    return fits ? std::string_view{} : kOtherState;
+    const bool known = !used || state == nullptr || fits(state->momentum_buffer(), parameter);
+    return known ? std::string_view{} : kOtherState;
   });
 }
 
@@ -97,11 +115,10 @@ FusedRefusal refusal_of_adam(optim::Optimizer& optimizer) {
   return look_at_parameters(optimizer, [&](const at::Tensor& parameter, const auto& options) {
     const State* state = state_of<State>(optimizer, parameter);
     const bool has_max = static_cast<const Options&>(options).amsgrad();
-    const bool fits =
-        state == nullptr ||
-        (lies_as(state->exp_avg(), parameter) && lies_as(state->exp_avg_sq(), parameter) &&
-         (!has_max || lies_as(state->max_exp_avg_sq(), parameter)));
-    return fits ? std::string_view{} : kOtherState;
+    const bool known = state == nullptr ||
+                       (fits(state->exp_avg(), parameter) && fits(state->exp_avg_sq(), parameter) &&
+                        (!has_max || fits(state->max_exp_avg_sq(), parameter)));
+    return known ? std::string_view{} : kOtherState;
   });
 }
 
@@ -114,8 +131,8 @@ FusedRefusal refusal_of(optim::AdamW& optimizer) {
 FusedRefusal refusal_of(optim::Adagrad& optimizer) {
   return look_at_parameters(optimizer, [&](const at::Tensor& parameter, const auto& /*options*/) {
     const auto* state = state_of<optim::AdagradParamState>(optimizer, parameter);
-    const bool fits = state != nullptr && lies_as(state->sum(), parameter);
-    return fits ? std::string_view{} : kOtherState;
+    const bool known = state != nullptr && fits(state->sum(), parameter);
+    return known ? std::string_view{} : kOtherState;
   });
 }
 
@@ -147,7 +164,7 @@ void step_sgd(optim::Optimizer& optimizer, const SgdKernel& kernel) {
           state = &make_state<optim::SGDParamState>(optimizer, parameter);
           state->momentum_buffer(at::empty_like(parameter.grad().detach()));
         }
-        buffer = state->momentum_buffer();
+        buffer = laid_out(state->momentum_buffer(), parameter);
       }
       if (parameter.scalar_type() == at::kFloat) {
         run_sgd(kernel.floats, parameter, buffer, terms, first);
@@ -209,9 +226,9 @@ void step_adam(optim::Optimizer& optimizer, const Kernel& kernel) {
       }
       state->step(state->step() + 1);
       Batch& batch = batches.add(parameter, state->step());
-      batch.first.push_back(state->exp_avg());
-      batch.second.push_back(state->exp_avg_sq());
-      if (options.amsgrad()) batch.largest.push_back(state->max_exp_avg_sq());
+      batch.first.push_back(laid_out(state->exp_avg(), parameter));
+      batch.second.push_back(laid_out(state->exp_avg_sq(), parameter));
+      if (options.amsgrad()) batch.largest.push_back(laid_out(state->max_exp_avg_sq(), parameter));
     }
     const auto [beta1, beta2] = options.betas();
     for (const Batch& batch : batches.all()) {
@@ -238,7 +255,8 @@ void step(optim::Adagrad& optimizer) {
       if (!parameter.grad().defined()) continue;
       auto& state = *state_of<optim::AdagradParamState>(optimizer, parameter);
       state.step(state.step() + 1);
-      batches.add(parameter, state.step()).first.push_back(state.sum());
+      const at::Tensor& sum = laid_out(state.sum(), parameter);
+      batches.add(parameter, state.step()).first.push_back(sum);
     }
     for (const Batch& batch : batches.all()) {
       at::_fused_adagrad_(batch.parameters, batch.gradients, batch.first, batch.steps(),
@@ -321,6 +339,7 @@ const SgdKernel* bit_equal_sgd_kernel() {
 bool FusedUpdate::knows(const optim::Optimizer& optimizer) {
   const std::type_info& type = unwrapped_type(optimizer);
   refusal_ = {};
+  rounded_otherwise_ = false;
   if (wish_ == FusedStep::Never) {
     refusal_.why = "fused_step is Never";
   } else if (type == typeid(optim::SGD)) {
@@ -342,6 +361,7 @@ bool FusedUpdate::update(optim::Optimizer& optimizer) {
   with_known(optimizer, [this](auto& known) { refusal_ = refusal_of(known); });
   if (!refusal_.why.empty()) return false;
   with_known(optimizer, [](auto& known) { step(known); });
+  rounded_otherwise_ = unwrapped_type(optimizer) != typeid(optim::SGD);
   return true;
 }
 

@@ -25,7 +25,7 @@ struct FusedRefusal {
 };
 
 // SGD, Adam, AdamW, Adagrad, plain or in a DistributedOptimizer, with dense gradients of float32 or
-// float64 in host memory that lie as their parameter does.
+// float64 in host memory that lie as their parameter does. State that does not is laid out anew.
 class FusedUpdate {
  public:
   explicit FusedUpdate(FusedStep wish) : wish_(wish) {}
@@ -39,10 +39,13 @@ class FusedUpdate {
 
   // Of the last step.
   const FusedRefusal& refusal() const { return refusal_; }
+  // It was made here, and the optimizer's own would have differed in the last bits.
+  bool rounded_otherwise() const { return rounded_otherwise_; }
 
  private:
   FusedStep wish_;
   FusedRefusal refusal_;
+  bool rounded_otherwise_ = false;
 };
 
 // The kernel that gives the bits of torch::optim::SGD on this machine, found by trying; null if

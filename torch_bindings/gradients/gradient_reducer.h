@@ -78,8 +78,10 @@ enum class WaitIn : uint8_t {
 // state stays the optimizer's.
 enum class FusedStep : uint8_t {
   WhereBitEqual,  // where the result is the same to the last bit: SGD, in float32 and float64
-  WherePossible,  // also Adam, AdamW and Adagrad: within 1e-6 of the optimizer's own step
-  Never,          // the optimizer's own step
+  // Also Adam, AdamW and Adagrad: they differ from the optimizer's own step by rounding, a few last
+  // bits, which add up over steps.
+  WherePossible,
+  Never,  // the optimizer's own step
 };
 
 // The same on all ranks of the process set.

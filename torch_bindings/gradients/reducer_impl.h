@@ -77,6 +77,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void set_weight(double weight);
   void set_passes(int passes);
   double reduce_number(double value) const;
+  // The optimizer's step was made in one pass that rounds otherwise: on all ranks, or on none.
+  void note_step(bool rounded_otherwise) { step_rounded_otherwise_ = rounded_otherwise; }
 
   const std::string& name() const { return name_; }
   const GradientStatistics& statistics() const { return statistics_; }
@@ -136,6 +138,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   [[noreturn]] void refuse_failed_ranks();
   void find_unlike_parameter();
   void use_weights();
+  [[noreturn]] void refuse_unlike_steps();
   [[noreturn]] void refuse_early_step(bool early);
   void check_undisputed(size_t slot) const;
   core::Outcome outcome_of(const GradientBucket& bucket) const;
@@ -174,6 +177,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   bool round_failed_ = false;         // the last one, on all ranks
   bool round_is_due_ = false;     // of parameters that may have had gradients when they were added
   std::optional<double> weight_;  // of this step
+  bool step_rounded_otherwise_ = false;  // the last one
   torch_detail::RoundTotals totals_;
   double scale_ = 1;         // what results of this round are multiplied by
   double number_share_ = 1;  // of the last round: what reduce_number() multiplies by

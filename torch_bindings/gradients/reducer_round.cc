@@ -94,6 +94,7 @@ void GradientReducer::Impl::begin_round(bool early) {
   facts.early = early;
   facts.failed = round_->failed = failures.first().has_value();
   facts.weight = weight_;
+  facts.rounded_otherwise = step_rounded_otherwise_;
   if (settings_.check_replicas)
     facts.sample = sample_replica(slots_, static_cast<uint64_t>(number_.total));
   round_->announced = failures.run([&] { agreement_->announce(facts); });
@@ -156,6 +157,7 @@ bool GradientReducer::Impl::agree(Failures& failures, bool early) {
     late_.wait(scale_);
   });
   if (totals_.early > 0) failures.run([&] { refuse_early_step(early); });
+  if (totals_.unlike_steps) failures.run([&] { refuse_unlike_steps(); });
   if (!totals_.replicas_alike) failures.run([&] { find_unlike_parameter(); });
   return weighted;
 }
@@ -218,6 +220,17 @@ void GradientReducer::Impl::refuse_early_step(bool early) {
                            "backward_passes_per_step = ", settings_.passes, " backward passes; ",
                            "run the others first, or call synchronize() before step() to take a ",
                            "step with what there is. The parameters have not moved"));
+}
+
+// Parameters and state may differ by rounding now, too little for the comparison of replicas.
+void GradientReducer::Impl::refuse_unlike_steps() {
+  const std::string ranks = agreement_->ranks_that(step_rounded_otherwise_);
+  throw Error(ErrorCode::Mismatch,
+              core::concat("\"", name_, "\": the last step was made in one pass on ", ranks,
+                           " and not on the others (FusedStep::WherePossible; ",
+                           "fused_step_refusal() there says why). Call set_fused_step() alike on ",
+                           "all ranks, then broadcast_parameters() and ",
+                           "broadcast_optimizer_state(): the last bits may differ"));
 }
 
 void GradientReducer::Impl::check_undisputed(size_t slot) const {

@@ -22,6 +22,7 @@ enum Place : size_t {
   kLate,
   kFailed,
   kEarly,
+  kRoundedOtherwise,
   kWeighted,
   kWeight,
   kSample,
@@ -94,6 +95,7 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   numbers[kLate] = static_cast<double>(facts.late);
   numbers[kFailed] = facts.failed ? 1 : 0;
   numbers[kEarly] = facts.early ? 1 : 0;
+  numbers[kRoundedOtherwise] = facts.rounded_otherwise ? 1 : 0;
   numbers[kWeighted] = facts.weight ? 1 : 0;
   numbers[kWeight] = facts.weight.value_or(0);
   const auto total = static_cast<double>(facts.number.total & 0xffff);
@@ -118,6 +120,9 @@ RoundTotals RoundAgreement::agree() {
   totals.same_total = all_equal(numbers[kParticipants], numbers[kTotal], numbers[kTotalSquare]);
   const auto sum_of_totals = static_cast<int64_t>(numbers[kTotal]);
   totals.next_total = 1 + (totals.same_total ? sum_of_totals / totals.participants : sum_of_totals);
+  const double otherwise = numbers[kRoundedOtherwise];
+  // A rank that has joined for a while has missed steps.
+  totals.unlike_steps = totals.same_total && otherwise != 0 && otherwise != numbers[kParticipants];
   totals.replicas_alike =
       !totals.same_total ||
       replicas_alike(totals.participants, numbers[kSample], numbers[kSampleSquare]);

@@ -26,9 +26,10 @@ struct RoundNumber {
 // Of one rank.
 struct RoundFacts {
   RoundNumber number;
-  int64_t late = 0;     // gradients that are to be reduced apart from the buckets
-  bool failed = false;  // something of this rank could not be submitted
-  bool early = false;   // step() came before backward_passes_per_step backward passes
+  int64_t late = 0;                // gradients that are to be reduced apart from the buckets
+  bool failed = false;             // something of this rank could not be submitted
+  bool early = false;              // step() came before backward_passes_per_step backward passes
+  bool rounded_otherwise = false;  // the optimizer's last step, than its own step() does
   std::optional<double> weight;
   std::optional<double> sample;  // empty: replicas are not compared
 };
@@ -42,6 +43,7 @@ struct RoundTotals {
   int early = 0;
   int weighted = 0;  // ranks that gave a weight
   double weight = 0;
+  bool unlike_steps = false;  // the last step of some ranks, not of all, was rounded otherwise
   bool replicas_alike = true;
   // What all ranks count their rounds by from here on; a rank that has joined for a while has
   // missed some. Only where the totals are equal the ranks have sampled the same elements.

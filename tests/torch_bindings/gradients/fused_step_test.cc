@@ -181,6 +181,32 @@ TEST(FusedAdam, IsWithinRoundingOfTheOptimizer) {
                        [](int step) { return step % 2 == 0; });
 }
 
+// As an archive or a broadcast may leave it. The values stay, and all ranks can go on fused.
+TEST(FusedSgd, StateThatLiesOtherwiseInMemoryIsLaidOutAnew) {
+  const auto options = optim::SGDOptions(0.1).momentum(0.9);
+  const auto make_one = [&] {
+    optim::SGD optimizer({random({4, 6}, 5, at::kFloat).set_requires_grad(true)}, options);
+    const at::Tensor& parameter = optimizer.param_groups()[0].params()[0];
+    parameter.mutable_grad() = random({4, 6}, 6, at::kFloat);
+    auto state = std::make_unique<optim::SGDParamState>();
+    state->momentum_buffer(random({6, 4}, 7, at::kFloat).t());
+    optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+    return optimizer;
+  };
+  optim::SGD own = make_one(), other = make_one();
+  FusedUpdate update(FusedStep::WhereBitEqual);
+  own.step();
+  ASSERT_TRUE(update.update(other)) << update.refusal().why;
+  const at::Tensor& parameter = other.param_groups()[0].params()[0];
+  EXPECT_TRUE(parameter.equal(own.param_groups()[0].params()[0]));
+  const auto momentum = [](optim::SGD& optimizer) {
+    const auto& state = *optimizer.state().begin()->second;
+    return static_cast<const optim::SGDParamState&>(state).momentum_buffer();
+  };
+  EXPECT_TRUE(momentum(other).equal(momentum(own)));
+  EXPECT_EQ(momentum(other).strides(), parameter.strides());
+}
+
 // Nothing has changed, and the text says why.
 template <class Opt>
 void expect_refused(Opt& optimizer, FusedStep wish, const std::string& why) {
@@ -213,7 +239,7 @@ TEST(FusedStepRefuses, WhatItCannotDo) {
 
   optim::SGD loaded(with_gradient(at::kFloat, at::ones({4, 6})), options);
   auto state = std::make_unique<optim::SGDParamState>();
-  state->momentum_buffer(at::zeros({6, 4}).t());
+  state->momentum_buffer(at::zeros({4, 6}, at::kDouble));
   loaded.state()[loaded.param_groups()[0].params()[1].unsafeGetTensorImpl()] = std::move(state);
   expect_refused(loaded, possible, "the optimizer's state of it");
 
@@ -223,97 +249,6 @@ TEST(FusedStepRefuses, WhatItCannotDo) {
   expect_refused(adam, FusedStep::WhereBitEqual, "last bits");
   optim::RMSprop rms(with_gradient(at::kFloat, at::ones({4, 6})), optim::RMSpropOptions(0.1));
   expect_refused(rms, possible, "SGD, Adam, AdamW and Adagrad only");
-}
-
-struct DampedSgd : optim::SGD {
-  using optim::SGD::SGD;
-  at::Tensor step(LossClosure closure = nullptr) override {
-    ++steps;
-    return optim::SGD::step(std::move(closure));
-  }
-  int steps = 0;
-};
-
-// A step of its own stays the program's.
-TEST(FusedStepRefuses, ClassesThatAreDerived) {
-  Net net = make_net(at::kFloat);
-  DistributedOptimizer optimizer(DampedSgd(net->parameters(), 0.1), *net);
-  loss_of(net, shard_of(batch_of(0, at::kFloat))).backward();
-  optimizer.step();
-  EXPECT_EQ(optimizer.steps, 1);
-  EXPECT_THAT(optimizer.fused_step_refusal(), HasSubstr("only"));
-}
-
-enum class Loop { Plain, Closure, Base };
-
-template <class Opt, class Options>
-Net train(const Options& options, FusedStep wish, Loop loop) {
-  Net net = make_net(at::kFloat);
-  Opt opt(net->parameters(), options);
-  const auto run = [&](auto& optimizer) {
-    for (int step = 0; step < kSteps; ++step) {
-      const auto closure = [&] {
-        optimizer.zero_grad();
-        const at::Tensor loss = loss_of(net, shard_of(batch_of(step, at::kFloat)));
-        loss.backward();
-        return loss;
-      };
-      at::Tensor loss;
-      if (loop == Loop::Closure) {
-        loss = optimizer.step(closure);
-        EXPECT_TRUE(loss.defined());
-      } else {
-        closure();
-        optimizer.step();
-      }
-    }
-    EXPECT_EQ(optimizer.fused_step_refusal().empty(), wish != FusedStep::Never);
-  };
-  const DistributedOptimizerOptions with{.fused_step = wish};
-  if (loop == Loop::Base) {
-    DistributedOptimizer optimizer(static_cast<optim::Optimizer&>(opt), *net, with);
-    run(optimizer);
-  } else {
-    DistributedOptimizer optimizer(std::move(opt), *net, with);
-    run(optimizer);
-  }
-  expect_equal_on_all_ranks(*net);
-  return net;
-}
-
-TEST(FusedTraining, OfSgdIsEqualToTheBit) {
-  const auto options = optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01).nesterov(true);
-  const Net expected = train<optim::SGD>(options, FusedStep::Never, Loop::Plain);
-  for (const Loop loop : {Loop::Plain, Loop::Closure, Loop::Base}) {
-    const Net net = train<optim::SGD>(options, FusedStep::WhereBitEqual, loop);
-    expect_same_parameters(*net, *expected, 0);
-  }
-}
-
-TEST(FusedTraining, OfAdamIsWithinRounding) {
-  const auto adam = optim::AdamOptions(0.001);
-  const auto adamw = optim::AdamWOptions(0.001).weight_decay(0.1);
-  expect_same_parameters(*train<optim::Adam>(adam, FusedStep::WherePossible, Loop::Plain),
-                         *train<optim::Adam>(adam, FusedStep::Never, Loop::Plain), 1e-6);
-  expect_same_parameters(*train<optim::AdamW>(adamw, FusedStep::WherePossible, Loop::Base),
-                         *train<optim::AdamW>(adamw, FusedStep::Never, Loop::Plain), 1e-6);
-}
-
-TEST(FusedTraining, RefusalNamesTheParameterAndTheStepIsMadeAllTheSame) {
-  Net net = make_net(at::kFloat);
-  net->out->weight.set_data(net->out->weight.detach().to(at::kBFloat16));
-  DistributedOptimizer optimizer(optim::SGD(net->parameters(), 0.1), *net);
-  EXPECT_EQ(optimizer.fused_step_refusal(), "");
-  net->out->weight.mutable_grad() = at::ones_like(net->out->weight.detach());
-  const at::Tensor before = net->out->weight.detach().clone();
-  optimizer.step();
-  EXPECT_EQ(optimizer.fused_step_refusal(),
-            "parameter \"out.weight\": it is neither float32 nor float64");
-  EXPECT_FALSE(before.equal(net->out->weight));
-  optimizer.zero_grad();
-  optimizer.set_fused_step(FusedStep::Never);
-  optimizer.step();
-  EXPECT_EQ(optimizer.fused_step_refusal(), "fused_step is Never");
 }
 
 }  // namespace
