@@ -254,6 +254,12 @@ def start():
     dist.init_process_group("gloo")
 
 
+def set_threads():
+    """As horon::init() does: OMP_NUM_THREADS, or an equal share of the cores."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist.get_world_size()))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="cnn,resnet18,deep,gpt,tiny")
@@ -265,7 +271,7 @@ def main():
     options = parser.parse_args()
     start()
     mpi = Mpi()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist.get_world_size()))
+    set_threads()
     results = []
     for name in options.models.split(","):
         results.append(measure(name, options, mpi))

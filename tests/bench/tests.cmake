@@ -39,6 +39,8 @@ if(TARGET training_step_bench)
   horon_bench_test(bench_training_step 2 training $<TARGET_FILE:training_step_bench>
                    --models deep,tiny,cnn --blocks 2 --steps 2 --warmup-steps 1)
 endif()
+add_test(NAME bench_compare_test
+         COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/compare_test.py)
 if(TARGET horon-microbench)
   add_test(NAME microbench_smoke
            COMMAND horon-microbench --benchmark_min_time=0.001
