@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <functional>
 #include <utility>
 
@@ -41,12 +42,26 @@ void train(const TrainingModel& model, Optimizer& optimizer, const Step& step) {
   step();
 }
 
-// Returns the seconds per step on this rank. All ranks begin together.
-double time_steps(const Contender& contender, int steps, MpiPeer& peer) {
+double process_cpu_seconds() {
+  timespec time{};
+  HORON_CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0, "there is no clock of CPU time");
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+// Seconds per step on this rank.
+struct StepTime {
+  double wall = 0;
+  double cpu = 0;
+};
+
+// All ranks begin together.
+StepTime time_steps(const Contender& contender, int steps, MpiPeer& peer) {
   peer.barrier();
   const auto begin = Clock::now();
+  const double cpu_begin = process_cpu_seconds();
   for (int i = 0; i < steps; ++i) contender.step();
-  return std::chrono::duration<double>(Clock::now() - begin).count() / steps;
+  return {std::chrono::duration<double>(Clock::now() - begin).count() / steps,
+          (process_cpu_seconds() - cpu_begin) / steps};
 }
 
 std::vector<double> reduced(const std::vector<double>& values, ReduceOp op) {
@@ -78,13 +93,24 @@ int choose_steps(const TrainingPlan& plan, double step_s) {
 
 }  // namespace
 
-std::vector<double> TrainingTimes::ratios(const std::string& contender,
-                                          const std::string& base) const {
-  const std::vector<double>& above = seconds.at(contender);
-  const std::vector<double>& below = seconds.at(base);
+namespace {
+
+std::vector<double> quotients(const std::vector<double>& above, const std::vector<double>& below) {
   std::vector<double> all;
   for (size_t i = 0; i < above.size(); ++i) all.push_back(above[i] / below[i]);
   return all;
+}
+
+}  // namespace
+
+std::vector<double> TrainingTimes::ratios(const std::string& contender,
+                                          const std::string& base) const {
+  return quotients(seconds.at(contender), seconds.at(base));
+}
+
+std::vector<double> TrainingTimes::cpu_ratios(const std::string& contender,
+                                              const std::string& base) const {
+  return quotients(cpu_seconds.at(contender), cpu_seconds.at(base));
 }
 
 namespace {
@@ -95,7 +121,9 @@ void time_blocks(const std::vector<Contender>& contenders, const TrainingPlan& p
   for (int block = 0; block < plan.blocks; ++block) {
     for (size_t i = 0; i < contenders.size(); ++i) {  // each block begins with another contender
       const Contender& contender = contenders[(i + static_cast<size_t>(block)) % contenders.size()];
-      times.seconds[contender.name].push_back(time_steps(contender, times.steps, peer));
+      const StepTime time = time_steps(contender, times.steps, peer);
+      times.seconds[contender.name].push_back(time.wall);
+      times.cpu_seconds[contender.name].push_back(time.cpu);
     }
   }
 }
@@ -136,14 +164,16 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
   for (const at::Tensor& tensor : tensors_of(alone)) times.parameters += tensor.numel();
 
   for (const Contender& contender : contenders) {
-    const double step_s = time_steps(contender, plan.warmup_steps, peer);
+    const double step_s = time_steps(contender, plan.warmup_steps, peer).wall;
     if (contender.name == "alone") times.steps = choose_steps(plan, step_s);
   }
   const double waited_before = distributed.exposed_wait_seconds();
   time_blocks(contenders, plan, peer, times);
   const double waited = distributed.exposed_wait_seconds() - waited_before;
   times.exposed_s = reduced(waited / (2 * plan.blocks * times.steps), ReduceOp::Average);
-  for (auto& [contender, seconds] : times.seconds) seconds = reduced(seconds, ReduceOp::Average);
+  for (auto* all : {&times.seconds, &times.cpu_seconds}) {
+    for (auto& [contender, seconds] : *all) seconds = reduced(seconds, ReduceOp::Average);
+  }
   times.ranks_agree = ranks_agree(shared);
   return times;
 }

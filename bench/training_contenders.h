@@ -30,11 +30,15 @@ struct TrainingTimes {
   //   horon        DistributedOptimizer with FusedStep::Never
   //   horon_fused  DistributedOptimizer with FusedStep::WherePossible
   std::map<std::string, std::vector<double>> seconds;
+  // The same for the CPU time of all threads of a rank, which depends less on what else the machine
+  // does. A rank that waits for others may use it too.
+  std::map<std::string, std::vector<double>> cpu_seconds;
   double exposed_s = 0;      // seconds per step that the program waited for Horon's communication
   bool ranks_agree = false;  // after all steps of Horon the parameters are equal, bit by bit
 
   // Of each block: the time of one contender over that of the other.
   std::vector<double> ratios(const std::string& contender, const std::string& base) const;
+  std::vector<double> cpu_ratios(const std::string& contender, const std::string& base) const;
 };
 
 const std::vector<std::string>& training_optimizers();

@@ -33,8 +33,8 @@ void print_titles(const Options& options) {
               std::string(version()).c_str(), size(), at::get_num_threads(),
               options.plan.optimizer.c_str(), options.plan.blocks);
   std::printf("# medians over blocks, in brackets the lower and the upper quartile\n");
-  std::printf("%-10s %-12s %10s  %-24s %-24s\n", "model", "contender", "ms a step",
-              "over a step alone", "over the floor");
+  std::printf("%-10s %-12s %10s  %-24s %-24s %s\n", "model", "contender", "ms a step",
+              "over a step alone", "over the floor", "CPU time over a step alone");
 }
 
 std::string text_of(const std::vector<double>& ratios) {
@@ -47,9 +47,10 @@ std::string text_of(const std::vector<double>& ratios) {
 
 void print_model(const TrainingTimes& times) {
   for (const auto& [contender, seconds] : times.seconds) {
-    std::printf("%-10s %-12s %10.2f  %-24s %-24s\n", times.model.c_str(), contender.c_str(),
+    std::printf("%-10s %-12s %10.2f  %-24s %-24s %s\n", times.model.c_str(), contender.c_str(),
                 bench::median(seconds) * 1e3, text_of(times.ratios(contender, "alone")).c_str(),
-                text_of(times.ratios(contender, "floor")).c_str());
+                text_of(times.ratios(contender, "floor")).c_str(),
+                text_of(times.cpu_ratios(contender, "alone")).c_str());
   }
   std::printf(
       "# %s: %lld parameters in %lld tensors, %d steps in a block; Horon waits %.2f ms a step; "
@@ -66,10 +67,14 @@ nlohmann::json to_json(const Quartiles& quartiles) {
 
 nlohmann::json to_json(const TrainingTimes& times) {
   nlohmann::json milliseconds;
+  nlohmann::json cpu_milliseconds;
   nlohmann::json ratio_quartiles;
   nlohmann::json over_floor_quartiles;
   for (const auto& [contender, seconds] : times.seconds) {
     for (const double second : seconds) milliseconds[contender].push_back(second * 1e3);
+    for (const double second : times.cpu_seconds.at(contender)) {
+      cpu_milliseconds[contender].push_back(second * 1e3);
+    }
     ratio_quartiles[contender] = to_json(bench::quartiles(times.ratios(contender, "alone")));
     over_floor_quartiles[contender] = to_json(bench::quartiles(times.ratios(contender, "floor")));
   }
@@ -78,6 +83,7 @@ nlohmann::json to_json(const TrainingTimes& times) {
           {"tensors", times.tensors},
           {"steps", times.steps},
           {"block_ms", milliseconds},
+          {"block_cpu_ms", cpu_milliseconds},
           {"ratio", bench::median(times.ratios("horon", "alone"))},
           {"floor", bench::median(times.ratios("floor", "alone"))},
           {"over_floor", bench::median(times.ratios("horon", "floor"))},

@@ -33,13 +33,7 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
       set_(settings.set),
       sparse_(layouts[slots_.front()].sparse),
       dtype_(layouts[slots_.front()].dtype) {
-  std::vector<core::TensorPart> parts;
-  for (const size_t slot : slots_) {
-    const GradientLayout& layout = layouts[slot];
-    parts_.push_back({elements_, layout.sizes, layout.strides});
-    parts.push_back({layout.compared_name(), layout.sizes});
-    elements_ += layout.elements();
-  }
+  for (const size_t slot : slots_) elements_ += layouts[slot].elements();
   const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
   const size_t bytes =
       std::max<size_t>(1, static_cast<size_t>(elements_) * c10::elementSize(dtype_));
@@ -49,6 +43,14 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
       memory_.get(), owner,
       [](void* context) { delete static_cast<std::shared_ptr<std::byte>*>(context); }, at::kCPU);
   storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false);
+  std::vector<core::TensorPart> parts;
+  int64_t offset = 0;
+  for (const size_t slot : slots_) {
+    const GradientLayout& layout = layouts[slot];
+    parts_.emplace_back(layout, storage_.unsafeGetStorageImpl(), memory_.get(), offset);
+    parts.push_back({layout.compared_name(), layout.sizes});
+    offset += layout.elements();
+  }
   auto spec =
       std::make_shared<core::EntrySpec>(gradient_spec(settings, data_type_of(make_view(0), name_)));
   spec->parts = std::move(parts);
@@ -65,7 +67,7 @@ at::Tensor GradientBucket::make_view(int64_t offset, at::IntArrayRef sizes,
 }
 
 at::Tensor GradientBucket::make_view(size_t part) const {
-  return make_view(parts_[part].offset, parts_[part].sizes, parts_[part].strides);
+  return make_view(parts_[part].offset(), parts_[part].sizes(), parts_[part].strides());
 }
 
 at::Tensor GradientBucket::flat() const { return make_view(0, {elements_}, {1}); }
@@ -74,15 +76,6 @@ std::vector<std::string> GradientBucket::part_names() const {
   std::vector<std::string> names;
   for (const core::TensorPart& part : spec_->parts) names.push_back(part.name);
   return names;
-}
-
-bool GradientBucket::holds(const at::Tensor& tensor, size_t part) const {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.scalar_type() == dtype_ &&
-         tensor.has_storage() &&
-         tensor.storage().unsafeGetStorageImpl() == storage_.unsafeGetStorageImpl() &&
-         tensor.storage_offset() == parts_[part].offset &&
-         tensor.sizes() == at::IntArrayRef(parts_[part].sizes) &&
-         tensor.strides() == at::IntArrayRef(parts_[part].strides);
 }
 
 void GradientBucket::submit(std::vector<bool> absent) {

@@ -19,6 +19,7 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/base/error.h"
 #include "horon/core/runtime/handle.h"
+#include "horon/torch_bindings/gradients/bucket_part.h"
 #include "horon/torch_bindings/gradients/settings.h"
 
 namespace horon::torch_detail {
@@ -34,8 +35,7 @@ class GradientBucket {
   at::Tensor make_view(size_t part) const;
   // All parts, one behind the other.
   at::Tensor flat() const;
-  // Is this tensor exactly the memory of the part (by storage, offset, dtype and strides)?
-  bool holds(const at::Tensor& tensor, size_t part) const;
+  const BucketPart& part(size_t part) const { return parts_[part]; }
 
   // Hands the bucket to the runtime. `absent`: one flag per part, or empty. Throws Error.
   void submit(std::vector<bool> absent);
@@ -60,12 +60,6 @@ class GradientBucket {
   int64_t accumulating = 0;
 
  private:
-  struct Part {
-    int64_t offset = 0;  // in elements
-    std::vector<int64_t> sizes;
-    std::vector<int64_t> strides;
-  };
-
   at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;
 
   std::string name_;
@@ -73,7 +67,7 @@ class GradientBucket {
   uint32_t set_;
   bool sparse_;
   at::ScalarType dtype_;
-  std::vector<Part> parts_;
+  std::vector<BucketPart> parts_;
   int64_t elements_ = 0;
   std::shared_ptr<std::byte> memory_;
   c10::Storage storage_;

@@ -30,9 +30,8 @@ void LateParts::clear() {
 }
 
 int64_t LateParts::count(const std::deque<GradientSlot>& slots) {
-  return std::count_if(slots.begin(), slots.end(), [](const GradientSlot& slot) {
-    return slot.late().defined() || slot.discarded() || slot.sparse_is_new();
-  });
+  return std::count_if(slots.begin(), slots.end(),
+                       [](const GradientSlot& slot) { return slot.has_late_part(); });
 }
 
 void LateParts::agree(const std::deque<GradientSlot>& slots) {

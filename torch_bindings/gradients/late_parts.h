@@ -32,6 +32,8 @@ class LateParts {
 
   // What a step begins with: nothing of the one before.
   void clear();
+  // No rank has anything in this step.
+  bool empty() const { return flags_ == nullptr; }
   // What this rank has for this step.
   static int64_t count(const std::deque<GradientSlot>& slots);
 

@@ -97,7 +97,7 @@ void GradientReducer::Impl::rebuild(std::vector<GradientLayout> layouts) {
 void GradientReducer::Impl::rebuild_if_changed() {
   bool changed = false;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    changed = changed || !layouts_[i].fits(slots_[i].parameter());
+    changed = changed || !fits(i);
   }
   if (!changed) return;
   std::vector<GradientLayout> layouts;

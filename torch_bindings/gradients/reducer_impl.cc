@@ -44,10 +44,19 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
 }
 
 // The first hook since the last round.
-void GradientReducer::Impl::begin_gathering() {
-  if (!open_) rebuild_if_changed();
+void GradientReducer::Impl::begin_gathering(int task) {
+  const PlainMode plain;
+  task_that_fits_.reset();
+  if (!open_) {
+    rebuild_if_changed();
+    task_that_fits_ = task;
+  }
   for (GradientBucket& bucket : buckets_) expect(bucket);
   gathering_ = true;
+}
+
+bool GradientReducer::Impl::fits(size_t slot) const {
+  return slots_[slot].fits() || layouts_[slot].fits(slots_[slot].parameter());
 }
 
 // Counts the gradients that the bucket waits for.
@@ -86,16 +95,16 @@ void GradientReducer::Impl::before_accumulate(size_t index) {
   if (!accumulation_will_follow()) return;
   GradientSlot& slot = slots_[index];
   const GradientSlot::Busy busy(slot);
-  const PlainMode plain;
   std::unique_lock lock(mutex_);
-  wait_for_round(lock);
+  if (round_) wait_for_round(lock);
   if (broken_) {
     if (settings_.wait_in == WaitIn::Backward) throw Error(*broken_);
     return;
   }
-  if (settings_.wait_in == WaitIn::Backward) await_end_of(BackwardEnds::current_task());
-  if (!gathering_) begin_gathering();
-  if (!layouts_[index].fits(slot.parameter())) {
+  const int task = BackwardEnds::current_task();
+  if (settings_.wait_in == WaitIn::Backward) await_end_of(task);
+  if (!gathering_) begin_gathering(task);
+  if (task_that_fits_ != task && !fits(index)) {
     throw Error(
         ErrorCode::InvalidArgument,
         core::concat("parameter \"", slot.name(), "\" has changed its dtype, shape, layout ",
@@ -106,13 +115,9 @@ void GradientReducer::Impl::before_accumulate(size_t index) {
 }
 
 void GradientReducer::Impl::after_accumulate(size_t index) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (broken_) return;
-  }
+  if (is_broken_) return;
   GradientSlot& slot = slots_[index];
   const GradientSlot::Busy busy(slot);
-  const PlainMode plain;
   const GradientSlot::Arrival arrival = slot.after_accumulate();
   const std::lock_guard lock(mutex_);
   GradientBucket& bucket = buckets_[slot.bucket_number];
@@ -187,27 +192,31 @@ BucketView GradientReducer::Impl::view_of(const GradientBucket& bucket) const {
 }
 
 void GradientReducer::Impl::submit(GradientBucket& bucket) {
-  std::vector<bool> absent(bucket.slots().size());
+  const PlainMode plain;
+  const size_t parts = bucket.slots().size();
+  std::vector<bool> absent;  // stays empty where nothing is absent
+  size_t absent_count = 0;
   try {
-    for (size_t i = 0; i < absent.size(); ++i) {
-      absent[i] = !slots_[bucket.slots()[i]].prepare_submission(weight_);
+    for (size_t i = 0; i < parts; ++i) {
+      if (slots_[bucket.slots()[i]].prepare_submission(weight_)) continue;
+      absent.resize(parts);
+      absent[i] = true;
+      ++absent_count;
     }
   } catch (const Error& error) {
     bucket.refuse(error);
     throw;
   }
-  const bool unused = std::find(absent.begin(), absent.end(), false) == absent.end();
-  if (!unused && !passes_checks(bucket, absent)) return;
-  if (std::find(absent.begin(), absent.end(), true) == absent.end()) absent.clear();
+  if (absent_count < parts && !passes_checks(bucket, absent)) return;
   bucket.submit(std::move(absent));
 }
 
 // What fails here is thrown by synchronize(), on all ranks at the same place of the program.
 bool GradientReducer::Impl::passes_checks(GradientBucket& bucket, const std::vector<bool>& absent) {
   if (settings_.check_finite && bucket.elements() > 0 && !all_finite(bucket.flat())) {
-    for (size_t i = 0; i < absent.size(); ++i) {
+    for (size_t i = 0; i < bucket.slots().size(); ++i) {
       const GradientSlot& slot = slots_[bucket.slots()[i]];
-      if (absent[i] || all_finite(slot.view())) continue;
+      if ((!absent.empty() && absent[i]) || all_finite(slot.view())) continue;
       bucket.refuse(gradient_not_finite(slot.name(), slot.view()));
       return false;
     }

@@ -118,7 +118,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // reducer_impl.cc
   void await_end_of(int task);
   void wait_for_round(std::unique_lock<std::mutex>& lock);
-  void begin_gathering();
+  void begin_gathering(int task);
+  bool fits(size_t slot) const;
   void expect(GradientBucket& bucket);
   void note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival);
   void submit_if_complete(GradientBucket& bucket);
@@ -142,6 +143,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   [[noreturn]] void refuse_early_step(bool early);
   void check_undisputed(size_t slot) const;
   core::Outcome outcome_of(const GradientBucket& bucket) const;
+  GradientSlot::Result result_for(size_t slot, bool failed, bool unused, bool produced,
+                                  Failures& failures) const;
   void settle(Failures& failures, Failures& of_functions, bool has_results);
   void call_after_bucket(const GradientBucket& bucket, Failures& failures);
   void clear_round(Clock::time_point begin);
@@ -161,14 +164,18 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::optional<torch_detail::RoundAgreement> agreement_;
   torch_detail::LateParts late_;
   std::vector<torch_detail::HookedParameter> hooks_;
-  std::optional<Error> broken_;  // the ranks' programs or plans differ: there is no way on
+  std::optional<Error> broken_;         // the ranks' programs or plans differ: there is no way on
+  std::atomic<bool> is_broken_{false};  // for those that don't hold mutex_
 
   std::mutex mutex_;
   std::condition_variable round_over_;
   torch_detail::BackwardEnds ends_;
   std::vector<RunningTask> running_tasks_;  // backward passes in which a hook was called
   bool gathering_ = false;                  // a hook was called since the last round
-  std::atomic<bool> open_{false};           // a gradient has come since the last round
+  // The backward pass that began when all parameters fitted their buckets: a program changes them
+  // between two passes, so its hooks need not look again.
+  std::optional<int> task_that_fits_;
+  std::atomic<bool> open_{false};  // a gradient has come since the last round
   std::shared_ptr<std::atomic<int>> no_sync_depth_;
   Clock::time_point first_arrival_, last_arrival_;
 

@@ -86,7 +86,9 @@ void GradientReducer::Impl::begin_round(bool early) {
   });
   for (GradientSlot& slot : slots_) failures.run([&] { slot.inspect(weight_); });
   submit_rest(failures);
-  for (GradientSlot& slot : slots_) failures.run([&] { slot.collect_sparse(weight_); });
+  if (!settings_.sparse_as_dense) {
+    for (GradientSlot& slot : slots_) failures.run([&] { slot.collect_sparse(weight_); });
+  }
   // Before anything is waited for: the answer comes with the last bucket.
   RoundFacts facts;
   facts.number = number_;
@@ -166,6 +168,7 @@ void GradientReducer::Impl::break_down(const Error& error) {
   {
     const std::lock_guard lock(mutex_);
     broken_ = error;
+    is_broken_ = true;
   }
   for (GradientSlot& slot : slots_) slot.abandon(false);
   throw Error(error);
@@ -255,25 +258,36 @@ core::Outcome GradientReducer::Impl::outcome_of(const GradientBucket& bucket) co
   return bucket.handle->get();
 }
 
+torch_detail::GradientSlot::Result GradientReducer::Impl::result_for(size_t slot, bool failed,
+                                                                     bool unused, bool produced,
+                                                                     Failures& failures) const {
+  GradientSlot::Result result;
+  result.failed = failed || late_.failed(slot) || !failures.run([&] { check_undisputed(slot); });
+  result.discarded = late_.discarded(slot);
+  result.late = late_.reduced(slot);
+  result.unused = unused;
+  result.produced = produced;
+  return result;
+}
+
 void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, bool has_results) {
   for (GradientBucket& bucket : buckets_) {
     core::Outcome outcome;
     const bool arrived = failures.run([&] { outcome = outcome_of(bucket); });
     const bool failed = !arrived || !has_results;
-    if (!failed && !outcome.unused && scale_ != 1) bucket.flat().mul_(scale_);
+    const bool unused = failed || outcome.unused;
+    if (!unused && scale_ != 1) bucket.flat().mul_(scale_);
     for (size_t i = 0; i < bucket.slots().size(); ++i) {
       const size_t slot = bucket.slots()[i];
-      GradientSlot::Result result;
-      result.failed =
-          failed || late_.failed(slot) || !failures.run([&] { check_undisputed(slot); });
-      result.discarded = late_.discarded(slot);
-      result.late = late_.reduced(slot);
-      result.unused = failed || outcome.unused;
-      result.produced = !result.unused && (outcome.produced.empty() || outcome.produced[i]);
+      const bool produced = !unused && (outcome.produced.empty() || outcome.produced[i]);
       if (open_) slots_[slot].learn_expectation(number_.round);
-      slots_[slot].settle(result);
+      if (produced && late_.empty()) {
+        slots_[slot].settle_reduced();
+      } else {
+        slots_[slot].settle(result_for(slot, failed, unused, produced, failures));
+      }
     }
-    if (after_bucket && !failed && !outcome.unused) call_after_bucket(bucket, of_functions);
+    if (after_bucket && !unused) call_after_bucket(bucket, of_functions);
   }
 }
 

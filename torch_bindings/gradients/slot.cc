@@ -1,7 +1,5 @@
 #include "horon/torch_bindings/gradients/slot.h"
 
-#include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -11,39 +9,14 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/torch_bindings/tensors/memory_ranges.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::torch_detail {
 namespace {
 
-// Is the memory what the tensor says? Of lazily negated, conjugated and zero tensors it is not.
-bool holds_its_values(const at::Tensor& tensor) {
-  return !tensor.is_neg() && !tensor.is_conj() && !tensor._is_zerotensor();
-}
-
-bool same_memory_order(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.device() == b.device() && holds_its_values(a) &&
-         holds_its_values(b) && a.strides() == b.strides() && a.is_non_overlapping_and_dense();
-}
-
-// With two threads and cores, 256 KiB take about half the time of one; below that nothing is
-// gained.
-constexpr int64_t kBytesPerThread = 128 * 1024;
-
-// Both lie in memory alike.
-void copy_memory(const at::Tensor& to, const at::Tensor& from) {
-  const auto element = static_cast<int64_t>(to.element_size());
-  auto* const target = static_cast<char*>(to.mutable_data_ptr());
-  const auto* const source = static_cast<const char*>(from.const_data_ptr());
-  const auto copy = [&](int64_t begin, int64_t end) {
-    std::memcpy(target + begin * element, source + begin * element,
-                static_cast<size_t>((end - begin) * element));
-  };
-  if (static_cast<int64_t>(to.nbytes()) >= 2 * kBytesPerThread) {
-    for_each_range(to, kBytesPerThread / element, copy);
-  } else if (to.numel() > 0) {
-    copy(0, to.numel());
-  }
+// Whatever the layout and dtype of the source (sparse too). Same shape.
+void assign_values(const at::Tensor& to, const at::Tensor& from) {
+  to.copy_(from.layout() == at::kStrided ? from : from.to_dense());
 }
 
 at::Tensor copy_like(const at::Tensor& view, const at::Tensor& values) {
@@ -67,41 +40,19 @@ double neutral_element(ReduceOp op) {
   }
 }
 
-void assign_values(const at::Tensor& to, const at::Tensor& from) {
-  if (from.layout() != at::kStrided) {
-    to.copy_(from.to_dense());
-  } else if (same_memory_order(to, from)) {
-    copy_memory(to, from);
-  } else {
-    to.copy_(from);
-  }
-}
-
-GradientSlot::Busy::Busy(GradientSlot& slot) : slot_(slot) {
-  if (!slot_.busy_.test_and_set(std::memory_order_acquire)) return;
-  slot_.refuse("two threads run backward() on it at a time");
-}
-
-GradientSlot::Busy::~Busy() { slot_.busy_.clear(std::memory_order_release); }
-
 GradientSlot::GradientSlot(std::string name, at::Tensor parameter, const GradientSettings& settings)
-    : name_(std::move(name)),
-      parameter_(std::move(parameter)),
+    : parameter_(std::move(parameter)),
       settings_(settings),
+      name_(std::move(name)),
       kept_(at::Tensor().getIntrusivePtr()),
       older_sparse_(at::Tensor().getIntrusivePtr()) {}
 
-uint8_t GradientSlot::round_bit(int64_t round) {
-  return static_cast<uint8_t>(1 << (std::min<int64_t>(round, 8) - 1));
-}
-
-void GradientSlot::learn_expectation(int64_t round) {
-  expected_ &= static_cast<uint8_t>(~round_bit(round));
-  if (fired_) expected_ |= round_bit(round);
-}
-
 void GradientSlot::refuse(const std::string& why) const {
   throw Error(ErrorCode::InvalidArgument, core::concat("gradient of \"", name_, "\": ", why));
+}
+
+void GradientSlot::refuse_second_thread() const {
+  refuse("two threads run backward() on it at a time");
 }
 
 bool GradientSlot::is_kept(const at::Tensor& tensor) const {
@@ -111,6 +62,7 @@ bool GradientSlot::is_kept(const at::Tensor& tensor) const {
 }
 
 void GradientSlot::keep(const at::Tensor& tensor) {
+  beside_ = true;
   kept_ = decltype(kept_)(tensor.getIntrusivePtr());
   kept_version_ = tensor._version();
 }
@@ -120,7 +72,8 @@ void GradientSlot::move_to(const GradientBucket& bucket, size_t part) {
   const bool moves = bucket_ != nullptr && holds(grad());
   const at::Tensor before = moves ? grad() : at::Tensor();
   bucket_ = &bucket;
-  part_ = part;
+  part_ = bucket.part(part);
+  part_number_ = part;
   view_ = bucket.make_view(part);
   neutral_ = false;
   if (!moves) return;
@@ -137,17 +90,26 @@ void GradientSlot::check_shape(const at::Tensor& gradient) const {
 
 // The gradient goes into the bucket, and .grad becomes the view of it.
 void GradientSlot::pack(at::Tensor& gradient) {
-  check_shape(gradient);
-  // The program can bend our own tensor (grad().set_data()); then the bucket needs a new view.
-  if (gradient.is_same(view_)) view_ = bucket_->make_view(part_);
   neutral_ = false;
-  assign_values(view_, gradient);
+  if (part_.lies_alike(gradient) && holds(view_)) {
+    part_.copy(gradient, view_);
+  } else {
+    pack_unlike(gradient);
+  }
   if (gradient.requires_grad()) {
     keep(gradient);
     return;
   }
   gradient = view_;
-  older_ = {};  // what was in .grad before is not in this one
+  if (beside_) older_ = {};  // what was in .grad before is not in this one
+}
+
+void GradientSlot::pack_unlike(const at::Tensor& gradient) {
+  const PlainMode plain;
+  check_shape(gradient);
+  // The program can change our own tensor (grad().set_data()); then the bucket needs a new view.
+  if (!holds(view_)) view_ = bucket_->make_view(part_number_);
+  assign_values(view_, gradient);
 }
 
 // .grad holds a value from an earlier step (no zero_grad(), or zero_grad(false)): the new gradients
@@ -156,6 +118,8 @@ void GradientSlot::pack(at::Tensor& gradient) {
 // more.
 void GradientSlot::use_older_value() {
   if (std::exchange(older_.present, true)) return;
+  const PlainMode plain;
+  beside_ = true;
   neutral_ = false;
   if (settings_.older_share != 1) {
     view_.mul_(settings_.older_share);
@@ -175,7 +139,9 @@ void GradientSlot::forget_bucket_value() {
 
 void GradientSlot::before_accumulate(std::optional<double> weight) {
   at::Tensor& current = grad();
+  if (state_ != State::Submitted && !beside_ && !current.defined()) return;  // most of them
   if (!fired_ && is_older_sparse(current)) {
+    beside_ = true;
     sparse_.older_aside = std::exchange(current, at::Tensor());
     flight_.parked = true;
     return;
@@ -191,14 +157,17 @@ void GradientSlot::before_accumulate(std::optional<double> weight) {
     }
   } else if (state_ == State::Idle && holds(current)) {
     use_older_value();
-    if (weight == 0.0) older_.values = view_.clone();  // what comes now will not count
+    if (weight == 0.0) {
+      const PlainMode plain;
+      older_.values = view_.clone();  // what comes now will not count
+    }
     version_ = current._version();
   }
 }
 
 GradientSlot::Arrival GradientSlot::after_accumulate() {
   at::Tensor& current = grad();
-  if (!flight_.represented && sparse_.older_aside.defined() &&
+  if (beside_ && !flight_.represented && sparse_.older_aside.defined() &&
       std::exchange(flight_.parked, false) && !current.defined()) {
     current = std::exchange(sparse_.older_aside, at::Tensor());
     return Arrival::Nothing;
@@ -227,6 +196,7 @@ GradientSlot::Arrival GradientSlot::after_accumulate() {
 }
 
 void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
+  const PlainMode plain;
   check_shape(gradient);
   const bool has_graph = gradient.requires_grad();
   const bool linear = settings_.is_linear();
@@ -243,12 +213,12 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
   }
   if (late_.defined()) {
     late_.add_(gradient.layout() == at::kStrided ? gradient : gradient.to_dense());
-  } else if (exclusive && gradient.layout() == at::kStrided && !has_graph &&
-             !gradient.is_inference() && same_memory_order(gradient, view_)) {
+  } else if (exclusive && part_.lies_alike(gradient) && !has_graph && !gradient.is_inference()) {
     late_ = gradient;  // autograd has just made it, for nobody else
   } else {
     late_ = copy_like(view_, gradient);
   }
+  beside_ = true;
   flight_.represented = true;
   if (has_graph) {
     keep(gradient);
@@ -270,6 +240,12 @@ double GradientSlot::weigh(std::optional<double> weight, bool present) {
 bool GradientSlot::prepare_submission(std::optional<double> weight) {
   at::Tensor& current = grad();
   bool present = state_ == State::Filled;
+  if (present && !weight && holds(current)) {  // most of them
+    state_ = State::Submitted;
+    flight_.represented = flight_.in_bucket = true;
+    version_ = view_version();
+    return true;
+  }
   if (holds(current)) {
     if (!present) use_older_value();
   } else if (current.defined() && !stays_sparse(current)) {
@@ -286,7 +262,7 @@ bool GradientSlot::prepare_submission(std::optional<double> weight) {
   state_ = State::Submitted;
   const bool counts = weigh(weight, present) != 0;
   flight_.in_bucket = flight_.represented && counts;
-  version_ = view_._version();
+  version_ = view_version();
   return present && counts;
 }
 
@@ -296,7 +272,7 @@ void GradientSlot::inspect(std::optional<double> weight) {
   if (flight_.parked && !current.defined()) current = parked();
   flight_.parked = false;
   if (holds(current)) {
-    if (view_._version() != version_) {
+    if (view_version() != version_) {
       refuse(
           "it was written to while it was being reduced (WaitIn::Step); call synchronize() after "
           "backward(), before anything that reads or writes gradients");
@@ -305,9 +281,10 @@ void GradientSlot::inspect(std::optional<double> weight) {
     if (flight_.represented) forget_bucket_value();
     if (!current.defined() || stays_sparse(current)) return;
     check_shape(current);
+    beside_ = true;
     late_ = copy_like(view_, current);
   }
-  if (!late_.defined() || !weight) return;
+  if (!beside_ || !late_.defined() || !weight) return;
   if (*weight == 0) {
     late_.reset();
   } else {
@@ -338,14 +315,21 @@ void GradientSlot::settle(const Result& result) {
   end_round();
 }
 
+void GradientSlot::settle_reduced() {
+  at::Tensor& current = grad();
+  if (!current.is_same(view_)) current = view_;
+  neutral_ = false;
+  end_round();
+}
+
 // The reduction that would have put the shares together did not happen.
 void GradientSlot::restore_older_value() {
+  const PlainMode plain;
   if (older_.values.defined()) view_.copy_(older_.values);
   if (older_.scaled) view_.mul_(1 / settings_.older_share);
 }
 
-void GradientSlot::put_back_older_value() {
-  if (state_ != State::Idle || !older_.present) return;
+void GradientSlot::undo_older_value() {
   if (holds(grad())) restore_older_value();
   older_ = {};
 }
@@ -381,8 +365,9 @@ void GradientSlot::abandon(bool finished) {
 void GradientSlot::end_round() {
   state_ = State::Idle;
   fired_ = false;
-  older_ = {};
   flight_ = {};
+  if (!std::exchange(beside_, false)) return;
+  older_ = {};
   sparse_ = {};
   late_.reset();
   kept_.reset();

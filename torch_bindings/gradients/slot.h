@@ -15,6 +15,7 @@
 // end of the step, and is then reduced by itself.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -34,8 +35,6 @@ namespace horon::torch_detail {
 
 // What an element counts that a rank contributes without having a gradient.
 double neutral_element(ReduceOp op);
-// Copies values, whatever the layout and dtype of the source (sparse too). Same shape.
-void assign_values(const at::Tensor& to, const at::Tensor& from);
 
 // Not thread-safe, except that two threads in the hooks of one parameter are found out.
 class GradientSlot {
@@ -50,11 +49,17 @@ class GradientSlot {
   // the bucket before move along.
   void move_to(const GradientBucket& bucket, size_t part);
 
+  // The parameter has still the dtype, shape and strides that the bucket was made for. False: ask
+  // GradientLayout::fits().
+  bool fits() const { return part_.lies_alike(parameter_); }
+
   // Hooks. Throw Error(InvalidArgument) naming the parameter.
   void before_accumulate(std::optional<double> weight);
   Arrival after_accumulate();
   // Idle, and no round follows: what a hook has done to an older value is undone.
-  void put_back_older_value();
+  void put_back_older_value() {
+    if (beside_ && state_ == State::Idle && older_.present) undo_older_value();
+  }
 
   // The bucket is about to be submitted: makes its memory hold this rank's contribution. False: it
   // has none, and the memory holds the neutral element (or an older value that is still in .grad).
@@ -78,12 +83,18 @@ class GradientSlot {
   };
   // Makes .grad what a plain program would see, and the slot Idle.
   void settle(const Result& result);
+  // The same for Result{}: some rank contributed, and there is nothing beside the bucket.
+  void settle_reduced();
   // Without a result: the step is given up, and the bucket's memory is not ours to show any more.
   void abandon(bool finished);
 
   const std::string& name() const { return name_; }
   const at::Tensor& parameter() const { return parameter_; }
   const at::Tensor& view() const { return view_; }
+  // Something of this rank is to be reduced apart from the bucket, or was dropped by the program.
+  bool has_late_part() const {
+    return (beside_ && (late_.defined() || sparse_is_new())) || flight_.discarded;
+  }
   const at::Tensor& late() const { return late_; }
   // This rank's sparse gradient, coalesced; undefined if it has none.
   const at::Tensor& sparse() const { return sparse_.gradient; }
@@ -99,7 +110,10 @@ class GradientSlot {
   // an earlier step. Rounds are counted from 1 in each step.
   bool expected_in(int64_t round) const { return (expected_ & round_bit(round)) != 0; }
   void expect_in_all_rounds(bool expected) { expected_ = expected ? 0xff : 0; }
-  void learn_expectation(int64_t round);
+  void learn_expectation(int64_t round) {
+    const uint8_t bit = round_bit(round);
+    expected_ = static_cast<uint8_t>(fired_ ? expected_ | bit : expected_ & ~bit);
+  }
 
   // The owner's notes.
   // Autograd is between the two hooks: it may be adding to .grad.
@@ -112,8 +126,10 @@ class GradientSlot {
   // Throws if another thread is in a hook of this parameter.
   class Busy {
    public:
-    explicit Busy(GradientSlot& slot);
-    ~Busy();
+    explicit Busy(GradientSlot& slot) : slot_(slot) {
+      if (slot_.busy_.test_and_set(std::memory_order_acquire)) slot_.refuse_second_thread();
+    }
+    ~Busy() { slot_.busy_.clear(std::memory_order_release); }
     Busy(const Busy&) = delete;
     Busy& operator=(const Busy&) = delete;
 
@@ -144,10 +160,16 @@ class GradientSlot {
     at::Tensor older_aside;  // before_accumulate() has taken it out of .grad
   };
 
-  static uint8_t round_bit(int64_t round);
+  static uint8_t round_bit(int64_t round) {
+    return static_cast<uint8_t>(1 << (std::min<int64_t>(round, 8) - 1));
+  }
   [[noreturn]] void refuse(const std::string& why) const;
+  [[noreturn]] void refuse_second_thread() const;
   at::Tensor& grad() const { return parameter_.mutable_grad(); }
-  bool holds(const at::Tensor& tensor) const { return bucket_->holds(tensor, part_); }
+  bool holds(const at::Tensor& tensor) const { return part_.holds(tensor); }
+  int64_t view_version() const {
+    return view_.unsafeGetTensorImpl()->version_counter().current_version();
+  }
   void check_shape(const at::Tensor& gradient) const;
   // slot_sparse.cc
   bool stays_sparse(const at::Tensor& gradient) const;
@@ -161,28 +183,34 @@ class GradientSlot {
   bool is_kept(const at::Tensor& tensor) const;
   void keep(const at::Tensor& tensor);
   void pack(at::Tensor& gradient);
+  void pack_unlike(const at::Tensor& gradient);
   void use_older_value();
   void restore_older_value();
+  void undo_older_value();
   void forget_bucket_value();
   void take_late(at::Tensor& gradient, bool exclusive);
   void combine_late(const Result& result, bool defined);
   void end_round();
 
-  std::string name_;
-  at::Tensor parameter_;
-  const GradientSettings& settings_;
-  const GradientBucket* bucket_ = nullptr;
-  size_t part_ = 0;
-  at::Tensor view_;
+  // What every gradient needs comes first, so that a pass over the slots of a large model reads few
+  // lines of cache.
   std::atomic_flag busy_;
-
-  uint8_t expected_ = 0xff;  // a bit for each round of a step; the last stands for all later ones
   State state_ = State::Idle;
-  bool fired_ = false;    // a gradient came in this round
-  bool neutral_ = false;  // the memory holds the neutral element
-  int64_t version_ = 0;   // of the view, to see whether somebody wrote
-  OlderValue older_;
+  uint8_t expected_ = 0xff;  // a bit for each round of a step; the last stands for all later ones
+  bool fired_ = false;       // a gradient came in this round
+  bool neutral_ = false;     // the memory holds the neutral element
+  bool beside_ = false;      // older_, sparse_, late_ or kept_ may hold something
   InFlight flight_;
+  int64_t version_ = 0;  // of the view, to see whether somebody wrote
+  at::Tensor parameter_;
+  at::Tensor view_;
+  const GradientSettings& settings_;
+  BucketPart part_;
+
+  std::string name_;
+  const GradientBucket* bucket_ = nullptr;
+  size_t part_number_ = 0;  // in the bucket
+  OlderValue older_;
   SparsePart sparse_;
   at::Tensor late_;
   // A gradient with a graph (create_graph) stays in .grad until the end of the round. A strong

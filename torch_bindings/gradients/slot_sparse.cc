@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "horon/torch_bindings/gradients/slot.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::torch_detail {
 
@@ -20,6 +21,7 @@ bool GradientSlot::is_older_sparse(const at::Tensor& gradient) const {
 
 // It stays in .grad, where autograd adds those that come later to it.
 GradientSlot::Arrival GradientSlot::sparse_arrived(at::Tensor& gradient) {
+  const PlainMode plain;
   check_shape(gradient);
   if (gradient.layout() == at::kStrided) gradient = gradient.to_sparse(1);
   return std::exchange(fired_, true) ? Arrival::Again : Arrival::First;
@@ -40,6 +42,7 @@ void GradientSlot::collect_sparse(std::optional<double> weight) {
     check_shape(current);
     values = (current.layout() == at::kStrided ? current.to_sparse(1) : current).detach();
   }
+  beside_ = true;
   sparse_.is_older = !values.defined() && !fired_;
   if (older.defined()) {
     older = older.mul(settings_.older_share);

@@ -215,6 +215,15 @@ TEST(Reducer, ParameterMovesToAnotherDtype) {
   reducer.synchronize();
 }
 
+// The bytes of such a tensor are not its values: LibTorch negates where it reads them.
+TEST(Reducer, GradientThatIsNegatedLazily) {
+  const at::Tensor w = leaf({3});
+  GradientReducer reducer({{"w", w}}, in_flight());
+  w.mutable_grad() = at::full({3}, rank() + 1.0)._neg_view();
+  reducer.synchronize();
+  expect_gradient(w, -mean_of_ranks());
+}
+
 TEST(Reducer, BackwardInInferenceMode) {
   const at::Tensor w = leaf({3});
   GradientReducer reducer({{"w", w}}, in_flight());
@@ -229,6 +238,18 @@ TEST(Reducer, BackwardInInferenceMode) {
   weighted(w, 1).backward();
   reducer.synchronize();
   expect_gradient(w, 1 + mean_of_ranks());
+}
+
+TEST(Reducer, ProgramChangesTheTensorOfAGradientAndDropsIt) {
+  const at::Tensor w = leaf({3});
+  GradientReducer reducer({{"w", w}}, in_flight());
+  for (int step = 0; step < 2; ++step) {
+    weighted(w, rank() + 1).backward();
+    reducer.synchronize();
+    expect_gradient(w, mean_of_ranks());
+    w.mutable_grad().set_data(at::full({3}, 100));
+    w.mutable_grad().reset();
+  }
 }
 
 TEST(Reducer, ProgramDropsAndReplacesGradients) {

@@ -1,0 +1,72 @@
+// Where one gradient lies in the memory of its bucket.
+//
+// The hooks compare and copy each gradient of each step, so this keeps what they need in one place
+// and asks LibTorch for nothing but the fields of a tensor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/SizesAndStrides.h>
+
+#include "horon/torch_bindings/gradients/plan.h"
+
+namespace horon::torch_detail {
+
+class BucketPart {
+ public:
+  BucketPart() = default;  // of no bucket: holds no tensor
+  // `bucket` begins at `memory`, `storage` is the one of tensors over it; `offset` in elements.
+  BucketPart(const GradientLayout& layout, const c10::StorageImpl* storage, std::byte* memory,
+             int64_t offset);
+
+  int64_t offset() const { return offset_; }
+  at::IntArrayRef sizes() const { return shape_.sizes_arrayref(); }
+  at::IntArrayRef strides() const { return shape_.strides_arrayref(); }
+
+  // Is this tensor exactly this memory (by storage, offset, dtype, sizes and strides)?
+  bool holds(const at::Tensor& tensor) const {
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    return storage_ != nullptr && impl.unsafe_storage().unsafeGetStorageImpl() == storage_ &&
+           impl.storage_offset() == offset_ && has_this_shape(impl);
+  }
+  // Is it in host memory, with the same dtype, sizes and strides, so that its bytes are its values?
+  bool lies_alike(const at::Tensor& tensor) const {
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    return impl.unsafe_storage() && impl.layout() == at::kStrided && impl.is_cpu() &&
+           has_this_shape(impl) && !impl.key_set().has_any(kNotItsValues);
+  }
+  // Copies the values of a tensor that lies alike; a large one by several threads. `view` holds
+  // this memory.
+  void copy(const at::Tensor& from, const at::Tensor& view) const;
+
+ private:
+  bool has_this_shape(const c10::TensorImpl& impl) const {
+    return impl.dtype() == dtype_ && are_equal(impl.sizes(), sizes()) &&
+           are_equal(impl.strides(), strides());
+  }
+  // For the few numbers of a shape a loop is faster than a call of memcmp().
+  static bool are_equal(at::IntArrayRef a, at::IntArrayRef b) {
+    if (a.size() != b.size()) return false;
+    for (size_t i = 0; i < a.size(); ++i) {
+      if (a[i] != b[i]) return false;
+    }
+    return true;
+  }
+
+  // Of lazily negated, conjugated and zero tensors the memory is not what the tensor says.
+  static constexpr c10::DispatchKeySet kNotItsValues{
+      c10::DispatchKey::Negative, c10::DispatchKey::Conjugate, c10::DispatchKey::ZeroTensor};
+
+  const c10::StorageImpl* storage_ = nullptr;
+  std::byte* begin_ = nullptr;
+  int64_t bytes_ = 0;
+  int64_t offset_ = 0;
+  caffe2::TypeMeta dtype_;
+  c10::impl::SizesAndStrides shape_;
+};
+
+}  // namespace horon::torch_detail
