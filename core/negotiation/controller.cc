@@ -13,10 +13,8 @@ namespace {
 constexpr int kCoordinatorRank = 0;  // the lowest member
 constexpr Nanos kSecond = 1'000'000'000;
 
-bool is_record(const Item& item) {
-  return std::holds_alternative<Plan>(item) || std::holds_alternative<Fail>(item) ||
-         std::holds_alternative<Unused>(item) || std::holds_alternative<Joined>(item) ||
-         std::holds_alternative<Bye>(item);
+Member::Options member_options(const Controller::Options& options) {
+  return {options.rank, options.ranks, options.gate, options.thaw_after};
 }
 
 }  // namespace
@@ -32,7 +30,7 @@ Controller::Options Controller::complete(Options options) {
 
 Controller::Controller(const Options& options)
     : options_(complete(options)),
-      member_(options.rank, options_.ranks),
+      member_(member_options(options_)),
       liveness_(options.ask_after, options.dead_after) {
   if (options.rank != kCoordinatorRank) return;
   Coordinator::Options coordinator;
@@ -40,6 +38,7 @@ Controller::Controller(const Options& options)
   coordinator.fusion_bytes_max = options.fusion_bytes_max;
   coordinator.alone_bytes = options.alone_bytes;
   coordinator.batches_in_flight_max = options.batches_in_flight_max;
+  if (options.gate != nullptr) coordinator.freeze_after = options.freeze_after;
   coordinator_ = std::make_unique<Coordinator>(coordinator);
 }
 
@@ -78,16 +77,16 @@ void Controller::receive(int from, std::span<const std::byte> bytes) {
   liveness_.heard(from);
   try {
     const Envelope envelope = decode(bytes);
-    if (envelope.set != options_.set || envelope.epoch != 0) {
-      throw Error(ErrorCode::Internal, "it is about a process set or an epoch that is not here");
+    if (envelope.set != options_.set) {
+      throw Error(ErrorCode::Internal, "it is about a process set that is not here");
     }
-    for (const Item& item : envelope.items) take_item(from, item);
+    for (const Item& item : envelope.items) take_item(from, item, envelope.applied);
   } catch (const Error& error) {
     fail(Error(error.code(), concat("message from rank ", name_of(from), ": ", error.what())));
   }
 }
 
-void Controller::take_item(int from, const Item& item) {
+void Controller::take_item(int from, const Item& item, uint64_t applied) {
   if (fatal_) return;
   if (ended_ && !std::holds_alternative<Ping>(item) && !std::holds_alternative<Abort>(item)) return;
   if (is_record(item)) return take_record(from, item);
@@ -116,7 +115,7 @@ void Controller::take_item(int from, const Item& item) {
                      throw Error(ErrorCode::Internal,
                                  "a submission reached a rank that does not decide");
                    }
-                   coordinator_->take(from, item, now_);
+                   coordinator_->take(from, item, applied, now_);
                  },
              },
              item);
@@ -127,7 +126,7 @@ void Controller::take_record(int from, const Item& item) {
     throw Error(ErrorCode::Internal, "a record came from a rank that does not decide");
   }
   last_progress_ = now_;
-  member_.apply(item, effects_);
+  member_.hear(item, effects_);
   if (effects_.bye) stall_text_.clear();
 }
 
@@ -165,6 +164,7 @@ void Controller::ask_everybody(int but) {
 
 void Controller::forgive(Nanos gap) {
   liveness_.forgive(gap);
+  member_.forgive(gap);
   last_progress_ += gap;
   if (coordinator_ != nullptr) coordinator_->forgive(gap);
 }
@@ -174,6 +174,7 @@ void Controller::set_time(Nanos now) {
   if (!clock_is_set_) last_progress_ = now;
   now_ = now;
   clock_is_set_ = true;
+  if (!fatal_ && !ended_) member_.set_time(now);
 }
 
 void Controller::tick(Nanos now) {
@@ -207,6 +208,10 @@ void Controller::tick_coordinator() {
         concat("the table of ", kIdsMax, " names and shapes of tensors is full; new names cost ",
                "more from now on, since they are negotiated in full. Is there a step number in a ",
                "name?"));
+  }
+  if (coordinator_->places_are_used_up() && !std::exchange(told_of_places_, true)) {
+    effects_.warnings.push_back(concat("more than ", Gate::kCounters, " tensors come again and ",
+                                       "again; the others are negotiated each time"));
   }
   for (const int peer : coordinator_->missing_members(now_, options_.ask_after)) {
     if (peer != options_.rank) ask(peer);
@@ -250,22 +255,40 @@ void Controller::renew_stall_text() {
 
 void Controller::spread(const Item& item) { to_members_.push_back(item); }
 
+bool Controller::advance() {
+  const bool moved = member_.advance(effects_);
+  if (moved) last_progress_ = now_;
+  if (coordinator_ == nullptr) return moved;
+  const uint64_t started = member_.statistics().frozen_starts;
+  coordinator_->frozen_started(started - std::exchange(frozen_starts_told_, started));
+  return moved;
+}
+
+// The records of one decision, behind their marker if the ring is the order of things.
+std::vector<Item> Controller::decide() {
+  const bool frozen = coordinator_->any_frozen();
+  if (frozen && !options_.gate->room()) return {};
+  std::vector<Item> log = coordinator_->decide();
+  if (frozen && !log.empty()) options_.gate->append_marker(coordinator_->log_size());
+  return log;
+}
+
 // Moves news up and records down until nothing is left to say.
 void Controller::settle_news() {
   for (;;) {
+    const bool moved = advance();
     std::vector<Item> news = member_.take_news();
     if (coordinator_ == nullptr) {
-      if (news.empty()) return;
       for (Item& item : news) to_one_.emplace_back(kCoordinatorRank, std::move(item));
-      continue;
+      return;
     }
-    for (const Item& item : news) coordinator_->take(options_.rank, item, now_);
-    const std::vector<Item> log = coordinator_->decide();
-    if (news.empty() && log.empty()) return;
+    for (const Item& item : news) coordinator_->take(options_.rank, item, member_.applied(), now_);
+    const std::vector<Item> log = decide();
+    if (!moved && news.empty() && log.empty()) return;
     for (const Item& record : log) {
       last_progress_ = now_;
       spread(record);
-      member_.apply(record, effects_);
+      member_.hear(record, effects_);
     }
     renew_stall_text();
   }
@@ -280,6 +303,7 @@ Effects Controller::take_effects() {
     }
   }
   pack_messages();
+  messages_sent_ += effects_.messages.size();
   ended_ = ended_ || effects_.bye;
   return std::exchange(effects_, {});
 }
@@ -308,6 +332,12 @@ void Controller::pack_messages() {
     effects_.messages.push_back({peer, encode(envelope)});
   }
   to_one_.clear();
+}
+
+Statistics Controller::statistics() const {
+  Statistics statistics = member_.statistics();
+  statistics.control_messages = messages_sent_;
+  return statistics;
 }
 
 bool Controller::at_rest() const {

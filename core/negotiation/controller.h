@@ -34,6 +34,12 @@ class Controller {
     Nanos dead_after = 10'000'000'000;  // 0: never
     Nanos stall_warn_after = 10'000'000'000;  // 0: never
     Nanos stall_abort_after = 0;              // 0: never
+    // With a gate, which all members have or none has and which outlives the controller: an entry
+    // is frozen when it was planned so often in a row (0: never), and thawed when it has been
+    // filled here for so long and not on other members.
+    Gate* gate = nullptr;
+    int freeze_after = 3;
+    Nanos thaw_after = 1'000'000'000;
   };
 
   explicit Controller(const Options& options);
@@ -72,11 +78,15 @@ class Controller {
   const std::string& stall_text() const { return stall_text_; }
   const Coordinator* coordinator() const { return coordinator_.get(); }
   const Member& member() const { return member_; }
+  Statistics statistics() const;
 
  private:
-  void take_item(int from, const Item& item);
+  void take_item(int from, const Item& item, uint64_t applied);
   void take_record(int from, const Item& item);
+  // Reads the ring of the gate. True if anything was done.
+  bool advance();
   void settle_news();
+  std::vector<Item> decide();
   void pack_messages();
   void spread(const Item& item);
   void tell_what_is_missing();
@@ -105,8 +115,11 @@ class Controller {
   Nanos last_progress_ = 0;  // a record was applied, or something was submitted into silence
   Nanos last_stall_report_ = 0;
   bool told_of_ids_ = false;
-  Nanos next_look_ = 0;       // coordinator: at the age of open entries
-  Nanos next_roll_call_ = 0;  // coordinator: asks everybody
+  bool told_of_places_ = false;
+  uint64_t messages_sent_ = 0;
+  uint64_t frozen_starts_told_ = 0;  // to the coordinator, who counts what runs
+  Nanos next_look_ = 0;              // coordinator: at the age of open entries
+  Nanos next_roll_call_ = 0;         // coordinator: asks everybody
   uint64_t ping_number_ = 0;
   std::string stall_text_;
   std::vector<std::string> told_names_;  // coordinator: the entries that stall_text_ is about

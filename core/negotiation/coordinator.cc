@@ -1,7 +1,6 @@
 #include "horon/core/negotiation/coordinator.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include "horon/core/base/text.h"
@@ -20,6 +19,7 @@ Coordinator::Coordinator(const Options& options)
     : options_(options),
       size_(static_cast<int>(options.ranks.size())),
       planner_(options.fusion_bytes_max, options.alone_bytes),
+      freezer_(options.freeze_after),
       joined_(options.ranks.size()),
       shut_(options.ranks.size()),
       drained_(options.ranks.size()) {}
@@ -34,8 +34,9 @@ size_t Coordinator::extents_said(const EntrySpec& spec, size_t member) const {
   return spec.parts.size() * extents_of_part(spec, options_.ranks[member] == spec.root, size_);
 }
 
-void Coordinator::take(int from, const Item& item, Nanos now) {
+void Coordinator::take(int from, const Item& item, uint64_t applied, Nanos now) {
   const auto member = static_cast<size_t>(from);
+  if (is_away_word(item) && freezer_.drops_away(applied)) return;
   if (shut_.at(member) != std::holds_alternative<Drained>(item)) {
     broken(from, shut_[member] ? "it spoke after its shutdown" : "it drained before its shutdown");
   }
@@ -52,6 +53,9 @@ void Coordinator::take(int from, const Item& item, Nanos now) {
                    ++shut_count_;
                  },
                  [&](const Drained& drained) { take_drained(from, drained); },
+                 [&](const Deviate& deviate) {
+                   if (!freezer_.deviate(deviate.place)) broken(from, "it names no place");
+                 },
                  [&](const auto&) { broken(from, "a record came up from a member"); },
              },
              item);
@@ -81,6 +85,9 @@ Coordinator::Entry& Coordinator::open(const std::string& name, Nanos now) {
 }
 
 Coordinator::Vote& Coordinator::vote_of(Entry& entry, int from) {
+  if (freezer_.is_frozen(entry.name)) {
+    broken(from, concat("it said \"", entry.name, "\", which is frozen"));
+  }
   Vote& vote = entry.votes.at(static_cast<size_t>(from));
   if (vote.kind != Vote::Kind::None) broken(from, concat("it said \"", entry.name, "\" twice"));
   if (joined_[static_cast<size_t>(from)]) broken(from, "it submitted while joined");
@@ -132,6 +139,11 @@ void Coordinator::take_drained(int from, const Drained& drained) {
   said = drained.batches;
 }
 
+void Coordinator::frozen_started(uint64_t batches) {
+  in_flight_ += static_cast<int>(batches);
+  batches_planned_ += batches;
+}
+
 bool Coordinator::all_drained() const {
   return drained_sum_ == batches_planned_ * static_cast<uint64_t>(size_);
 }
@@ -152,6 +164,7 @@ std::vector<int> Coordinator::silent_members(const Entry& entry) const {
 std::vector<Item> Coordinator::decide() {
   std::vector<Item> log;
   if (ended_) return log;
+  freezer_.thaw(log, log_size_);
   for (const EntryPlace place : complete_) {
     close(*place, log);
     by_name_.erase(place->name);
@@ -170,11 +183,14 @@ std::vector<Item> Coordinator::decide() {
     log.emplace_back(Bye{});
     ended_ = true;
   }
+  freezer_.freeze(log, log_size_, away_count_ > 0);
+  log_size_ += log.size();
   return log;
 }
 
 void Coordinator::close(Entry& entry, std::vector<Item>& log) {
   if (std::optional<Fail> fail = verdict(entry)) {
+    freezer_.not_planned(entry.name);
     log.emplace_back(*std::move(fail));
     return;
   }
@@ -185,6 +201,7 @@ void Coordinator::close(Entry& entry, std::vector<Item>& log) {
             std::find(vote.absent.begin(), vote.absent.end(), false) == vote.absent.end());
   });
   if (all_absent) {
+    freezer_.not_planned(entry.name);
     log.emplace_back(Unused{entry.name});
     return;
   }
@@ -291,7 +308,8 @@ void Coordinator::plan(std::vector<Item>& log, bool everything) {
     PlannedBatch batch;
     std::vector<ClosedEntry> entries = planner_.take_batch();
     batch.joined = entries.front().joined;
-    for (ClosedEntry& entry : entries) batch.entries.push_back(planned(std::move(entry)));
+    const bool alone = entries.size() == 1;
+    for (ClosedEntry& entry : entries) batch.entries.push_back(planned(std::move(entry), alone));
     plan.batches.push_back(std::move(batch));
     ++in_flight_;
     ++batches_planned_;
@@ -299,84 +317,18 @@ void Coordinator::plan(std::vector<Item>& log, bool everything) {
   if (!plan.batches.empty()) log.emplace_back(std::move(plan));
 }
 
-PlannedEntry Coordinator::planned(ClosedEntry entry) {
+PlannedEntry Coordinator::planned(ClosedEntry entry, bool alone) {
   PlannedEntry out;
+  out.id = ids_.find(entry.name, entry.spec);
+  const bool is_new = out.id == kNoId;
+  if (is_new) out.id = ids_.give(entry.name, entry.spec);
+  freezer_.planned(out.id, entry, alone);
   out.produced = std::move(entry.produced);
   out.extents = std::move(entry.extents);
-  out.id = ids_.find(entry.name, entry.spec);
-  if (out.id != kNoId) return out;
-  out.id = ids_.give(entry.name, entry.spec);
+  if (!is_new) return out;
   out.name = std::move(entry.name);
   out.spec = std::move(entry.spec);
   return out;
-}
-
-std::vector<int> Coordinator::missing_members(Nanos now, Nanos age) const {
-  std::vector<int> missing;
-  for (const Entry& entry : entries_) {
-    if (entry.complete() || now - entry.opened < age) continue;
-    const std::vector<int> silent = silent_members(entry);
-    missing.insert(missing.end(), silent.begin(), silent.end());
-  }
-  std::sort(missing.begin(), missing.end());
-  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
-  return missing;
-}
-
-std::vector<std::pair<std::string, std::vector<int>>> Coordinator::open_entries() const {
-  std::vector<std::pair<std::string, std::vector<int>>> open;
-  for (const Entry& entry : entries_) open.emplace_back(entry.name, silent_members(entry));
-  return open;
-}
-
-std::vector<std::string> Coordinator::stalled_names(Nanos now, Nanos age) const {
-  std::vector<std::string> names;
-  for (const Entry& entry : entries_) {
-    if (!entry.complete() && now - entry.opened >= age) names.push_back(entry.name);
-  }
-  return names;
-}
-
-void Coordinator::forgive(Nanos gap) {
-  for (Entry& entry : entries_) entry.opened += gap;
-}
-
-std::string Coordinator::stall_report(Nanos now, Nanos age) const {
-  constexpr size_t shown_max = 10;
-  std::ostringstream out;
-  size_t stalled = 0;
-  for (const Entry& entry : entries_) {
-    if (entry.complete() || now - entry.opened < age || ++stalled > shown_max) continue;
-    std::vector<int> here;
-    for (size_t member = 0; member < entry.votes.size(); ++member) {
-      if (entry.votes[member].kind != Vote::Kind::None) here.push_back(static_cast<int>(member));
-    }
-    const std::vector<int> silent = silent_members(entry);
-    out << (stalled > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for "
-        << ranks_text(silent) << " since " << (now - entry.opened) / 1000000000
-        << " s (ready: " << ranks_text(here) << ")";
-    if (entry.disagree) out << "; already seen: " << mismatch_text(entry);
-  }
-  if (stalled > shown_max) out << "; and " << stalled - shown_max << " more tensors";
-  return out.str();
-}
-
-std::string Coordinator::away_report(Nanos now, Nanos age) const {
-  if (away_count_ == 0 || now - away_since_ < age) return {};
-  if (shut_count_ == size_ && !ended_) {
-    std::vector<int> busy;
-    for (int member = 0; member < size_; ++member) {
-      if (drained_[static_cast<size_t>(member)] < batches_planned_) busy.push_back(member);
-    }
-    return concat("all ranks called shutdown(); collectives still run on ", ranks_text(busy));
-  }
-  if (away_count_ == size_) return {};
-  std::vector<int> gone;
-  std::vector<int> here;
-  for (int member = 0; member < size_; ++member) {
-    (away(static_cast<size_t>(member)) ? gone : here).push_back(member);
-  }
-  return concat(ranks_text(gone), " called shutdown() or join(); not yet: ", ranks_text(here));
 }
 
 }  // namespace horon::core

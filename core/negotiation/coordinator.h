@@ -11,6 +11,7 @@
 
 #include "horon/core/negotiation/effects.h"
 #include "horon/core/negotiation/entry_ids.h"
+#include "horon/core/negotiation/freeze_planner.h"
 #include "horon/core/negotiation/fusion_planner.h"
 #include "horon/core/negotiation/protocol.h"
 
@@ -25,18 +26,26 @@ class Coordinator {
     // While so many batches run and less than fusion_bytes_max is ready, planning waits: what comes
     // meanwhile fuses.
     int batches_in_flight_max = 2;
+    int freeze_after = 0;  // see Controller::Options
   };
 
   explicit Coordinator(const Options& options);
 
-  // One item of a member: Ready, Refused, Join, Shutdown, Drained. Throws Error(Internal) if the
-  // member breaks the protocol.
-  void take(int from, const Item& item, Nanos now);
+  // One item of a member that had applied `applied` records: Ready, Refused, Join, Shutdown,
+  // Drained, Deviate. Throws Error(Internal) if the member breaks the protocol.
+  void take(int from, const Item& item, uint64_t applied, Nanos now);
+  // The gate has started so many batches on this rank.
+  void frozen_started(uint64_t batches);
   // A batch of this set that a Plan named has finished on this rank.
   void batch_finished() { --in_flight_; }
   // Appends to the log what can be decided now. Call after all messages that are here have been
   // taken.
   std::vector<Item> decide();
+  // Records that decide() has given out.
+  uint64_t log_size() const { return log_size_; }
+  bool any_frozen() const { return freezer_.any_frozen(); }
+  // More names come again and again than can be frozen at a time.
+  bool places_are_used_up() const { return freezer_.ran_out(); }
 
   // Members without a vote in some entry that has been open for `age`; in ascending order.
   std::vector<int> missing_members(Nanos now, Nanos age) const;
@@ -96,7 +105,7 @@ class Coordinator {
   ClosedEntry closed(const Entry& entry) const;
   std::string mismatch_text(const Entry& entry) const;
   void plan(std::vector<Item>& log, bool everything);
-  PlannedEntry planned(ClosedEntry entry);
+  PlannedEntry planned(ClosedEntry entry, bool alone);
   std::vector<int> silent_members(const Entry& entry) const;
   std::optional<Fail> fault_of_joined(const Entry& entry, const std::vector<int>& joined) const;
 
@@ -107,6 +116,8 @@ class Coordinator {
   const Options options_;
   const int size_;
   FusionPlanner planner_;
+  FreezePlanner freezer_;
+  uint64_t log_size_ = 0;
   std::list<Entry> entries_;  // in the order in which they were opened
   std::unordered_map<std::string, EntryPlace> by_name_;
   std::vector<EntryPlace> complete_;  // in the order in which they became complete

@@ -16,8 +16,11 @@ namespace {
 
 }  // namespace
 
-Member::Member(int index, std::vector<int> ranks)
-    : index_(index), ranks_(std::move(ranks)), size_(static_cast<int>(ranks_.size())) {}
+Member::Member(Options options)
+    : options_(std::move(options)),
+      index_(options_.index),
+      ranks_(options_.ranks),
+      size_(static_cast<int>(ranks_.size())) {}
 
 void Member::submit(Request request, Effects& effects) {
   const auto reject = [&](ErrorCode code, const std::string& text) {
@@ -31,25 +34,52 @@ void Member::submit(Request request, Effects& effects) {
     return reject(ErrorCode::InvalidArgument,
                   concat("tensor \"", request.name, "\" was submitted while join() is waiting"));
   }
-  const auto known = unserved_.find(request.name);
-  if (known != unserved_.end() && !known->second.last().refused) {
+  FrozenEntries::Entry* const frozen = frozen_.find(request.name);
+  const auto known = unserved_.empty() ? unserved_.end() : unserved_.find(request.name);
+  const bool filled = frozen != nullptr && frozen->filled;
+  if (filled || (known != unserved_.end() && !known->second.last().refused)) {
     return reject(ErrorCode::DuplicateName,
                   concat("tensor \"", request.name,
                          "\" was submitted again before its first submission has completed; wait "
                          "for it, or give the second one another name"));
   }
+  if (frozen != nullptr && known == unserved_.end() && FrozenEntries::fits(*frozen, request)) {
+    return fill(*frozen, std::move(request));
+  }
   const std::string name = request.name;
-  hear(name, Vote{false, {}, std::move(request)});
+  vote(name, Vote{false, {}, std::move(request)});
 }
 
-void Member::hear(const std::string& name, Vote vote) {
+void Member::fill(FrozenEntries::Entry& entry, Request request) {
+  frozen_.fill(entry, std::move(request), now_);
+  if (options_.gate->fill(entry.place)) options_.gate->append_go(entry.place);
+}
+
+void Member::deviate(FrozenEntries::Entry& entry) {
+  if (!std::exchange(entry.deviated, true)) news_.emplace_back(Deviate{entry.place});
+}
+
+void Member::set_time(Nanos now) {
+  now_ = now;
+  if (frozen_.filled() == 0 || now < next_look_) return;
+  next_look_ = now + options_.thaw_after / 4;
+  for (const Place place : frozen_.waiting_since(now - options_.thaw_after)) {
+    news_.emplace_back(Deviate{place});
+  }
+}
+
+void Member::vote(const std::string& name, Vote vote) {
   const auto [place, fresh] = unserved_.try_emplace(name);
   if (!fresh) {
     place->second.held.push_back(std::move(vote));
     ++held_;
     return;
   }
-  say(name, vote);
+  if (FrozenEntries::Entry* const frozen = frozen_.find(name)) {
+    deviate(*frozen);
+  } else {
+    say(name, vote);
+  }
   place->second.said = std::move(vote);
 }
 
@@ -78,7 +108,9 @@ void Member::refuse(const std::string& name, const std::string& text) {
   const auto known = unserved_.find(name);
   // One call too many under a name in flight: the others have no entry that could fail.
   if (known != unserved_.end() && !known->second.last().refused) return;
-  hear(name, Vote{true, text, {}});
+  const FrozenEntries::Entry* const frozen = frozen_.find(name);
+  if (frozen != nullptr && frozen->filled) return;
+  vote(name, Vote{true, text, {}});
 }
 
 void Member::join(Ticket ticket, Effects& effects) {
@@ -104,6 +136,15 @@ void Member::say_away() {
   say_drained();
 }
 
+void Member::say_away_again() {
+  // What has not been sent yet would look as if it were said from now on.
+  std::erase_if(news_, is_away_word);
+  join_said_ = false;
+  leaving_said_ = false;
+  drained_said_ = 0;
+  say_away();
+}
+
 void Member::batch_finished() {
   HORON_CHECK(batches_running() > 0, "a batch ends that was not started");
   ++batches_ended_;
@@ -114,6 +155,51 @@ void Member::say_drained() {
   if (!leaving_said_ || batches_running() > 0 || drained_said_ == batches_ended_) return;
   drained_said_ = batches_ended_;
   news_.emplace_back(Drained{batches_ended_});
+}
+
+void Member::hear(const Item& record, Effects& effects) {
+  if (log_.empty() && may_apply()) return apply(record, effects);
+  log_.push_back(record);
+  advance(effects);
+}
+
+bool Member::advance(Effects& effects) {
+  bool any = false;
+  for (;;) {
+    for (; !log_.empty() && may_apply(); any = true) {
+      const Item record = std::move(log_.front());
+      log_.pop_front();
+      apply(record, effects);
+    }
+    if (!frozen_.any() || applied_ < permitted_) return any;
+    const std::optional<GateEntry> entry = options_.gate->next();
+    if (!entry) return any;
+    if (entry->kind == GateEntry::Kind::Marker) {
+      permitted_ = entry->value;
+    } else {
+      go(static_cast<Place>(entry->value), effects);
+      any = true;
+    }
+  }
+}
+
+void Member::go(Place place, Effects& effects) {
+  FrozenEntries::Entry* const frozen = frozen_.find(place);
+  if (frozen == nullptr) {
+    ++statistics_.void_starts;  // its Thaw came first, here as on all members
+    return;
+  }
+  if (!frozen->filled) broken("a frozen entry starts that is not filled here");
+  Request request = frozen_.take(*frozen);
+  StartBatch start;
+  start.sequence = batches_started_++;
+  start.contributors = size_;
+  StartEntry& entry = start.entries.emplace_back();
+  entry.ticket = request.ticket;
+  entry.name = std::move(request.name);
+  entry.spec = std::move(request.spec);
+  effects.starts.push_back(std::move(start));
+  ++statistics_.frozen_starts;
 }
 
 void Member::apply(const Item& record, Effects& effects) {
@@ -129,7 +215,10 @@ void Member::apply(const Item& record, Effects& effects) {
                    join_ticket_.reset();
                    join_said_ = false;
                  },
+                 [&](const Freeze& freeze) { apply(freeze); },
+                 [&](const Thaw& thaw) { apply(thaw); },
                  [&](const Bye&) {
+                   if (frozen_.any()) broken("the log ended while something is frozen");
                    if (!unserved_.empty()) broken("the log ended with entries unserved");
                    if (!leaving_) broken("the log ended before this rank has left");
                    if (batches_running() > 0) broken("the log ended while a batch runs here");
@@ -153,6 +242,36 @@ void Member::apply(const Plan& plan, Effects& effects) {
     }
     effects.starts.push_back(std::move(start));
   }
+}
+
+void Member::apply(const Freeze& freeze) {
+  if (options_.gate == nullptr) broken("it freezes where there is no gate");
+  if (freeze.ids.size() != freeze.places.size()) broken("a freeze has ids without places");
+  for (size_t i = 0; i < freeze.ids.size(); ++i) {
+    const EntryIds::Known* const known = ids_.get(freeze.ids[i]);
+    if (known == nullptr) broken("it freezes an id that was never agreed");
+    if (unserved_.contains(known->name) ||
+        !frozen_.add(known->name, known->spec, freeze.places[i])) {
+      broken(concat("it freezes \"", known->name, "\", which can't be frozen now"));
+    }
+  }
+  statistics_.freezes += freeze.ids.size();
+  say_away_again();
+}
+
+void Member::apply(const Thaw& thaw) {
+  for (const Place place : thaw.places) {
+    std::string name;
+    std::optional<Request> unstarted;
+    if (!frozen_.remove(place, name, unstarted)) broken("it thaws what is not frozen");
+    if (unstarted) {
+      vote(name, Vote{false, {}, *std::move(unstarted)});
+    } else if (const auto own = unserved_.find(name); own != unserved_.end()) {
+      say(name, own->second.said);
+    }
+  }
+  statistics_.thaws += thaw.places.size();
+  say_away_again();
 }
 
 void Member::check(const PlannedBatch& batch) const {
@@ -249,6 +368,10 @@ void Member::fail_all(const Error& error, Effects& effects) {
       if (!vote.refused) effects.finished.push_back({vote.request.ticket, error});
     }
   }
+  for (const Request& request : frozen_.clear()) {
+    effects.finished.push_back({request.ticket, error});
+  }
+  log_.clear();
   unserved_.clear();
   held_ = 0;
   if (join_ticket_) effects.finished.push_back({*join_ticket_, error});
@@ -257,7 +380,7 @@ void Member::fail_all(const Error& error, Effects& effects) {
 }
 
 std::vector<std::string> Member::unserved_names() const {
-  std::vector<std::string> names;
+  std::vector<std::string> names = frozen_.filled_names();
   for (const auto& [name, unserved] : unserved_) names.push_back(name);
   std::sort(names.begin(), names.end());
   return names;

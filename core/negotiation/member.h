@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -9,23 +10,23 @@
 
 #include "horon/core/negotiation/effects.h"
 #include "horon/core/negotiation/entry_ids.h"
+#include "horon/core/negotiation/frozen_entries.h"
+#include "horon/core/negotiation/gate.h"
 #include "horon/core/negotiation/protocol.h"
+#include "horon/core/negotiation/request.h"
+#include "horon/core/negotiation/statistics.h"
 
 namespace horon::core {
 
-// What the program gives the controller for one entry.
-struct Request {
-  Ticket ticket = 0;
-  std::string name;
-  SpecPtr spec;
-  std::vector<bool> absent;      // see Ready
-  std::vector<int64_t> extents;  // see Ready
-};
-
 class Member {
  public:
-  // `ranks`: of all members, as people know them; `index`: this one's place among them.
-  Member(int index, std::vector<int> ranks);
+  struct Options {
+    int index = 0;           // this member's place among `ranks`
+    std::vector<int> ranks;  // of all members, as people know them
+    Gate* gate = nullptr;    // may be null; outlives the member
+    Nanos thaw_after = 0;    // see Controller::Options
+  };
+  explicit Member(Options options);
 
   // A name that is unserved, or a call after join() or shutdown(), finishes with an error at once;
   // nothing is sent.
@@ -38,8 +39,15 @@ class Member {
   // One of the batches in `effects.starts` has ended here.
   void batch_finished();
 
-  // A record of the log, in order.
-  void apply(const Item& record, Effects& effects);
+  // A record of the log, in order. It is applied as soon as the ring allows it.
+  void hear(const Item& record, Effects& effects);
+  // Reads the ring, as far as the log has come. True if anything was done.
+  bool advance(Effects& effects);
+
+  // The time of what follows. Says that it deviates where a filled entry has waited for too long.
+  void set_time(Nanos now);
+  // This process stood still for so long.
+  void forgive(Nanos gap) { frozen_.forgive(gap); }
 
   // Items for the coordinator since the last call.
   std::vector<Item> take_news() { return std::exchange(news_, {}); }
@@ -48,12 +56,15 @@ class Member {
   void fail_all(const Error& error, Effects& effects);
 
   // Something was said and not yet served.
-  bool has_unserved() const { return !unserved_.empty() || join_ticket_.has_value(); }
+  bool has_unserved() const {
+    return !unserved_.empty() || frozen_.filled() > 0 || join_ticket_.has_value();
+  }
   std::vector<std::string> unserved_names() const;
   uint64_t applied() const { return applied_; }
   bool leaving() const { return leaving_; }
   // Batches that the log has started and that have not ended here.
   uint64_t batches_running() const { return batches_started_ - batches_ended_; }
+  const Statistics& statistics() const { return statistics_; }
 
  private:
   struct Vote {
@@ -67,17 +78,27 @@ class Member {
     const Vote& last() const { return held.empty() ? said : held.back(); }
   };
 
-  // A name that was refused is free for the program, but not yet for the log: holds the vote back
-  // until then.
-  void hear(const std::string& name, Vote vote);
+  // Says the vote, or holds it back: a name that was refused is free for the program, but not yet
+  // for the log; and what a frozen name can't do is said behind its Thaw.
+  void vote(const std::string& name, Vote vote);
   void say(const std::string& name, const Vote& vote);
   void say_ready(const Request& request);
+  void fill(FrozenEntries::Entry& entry, Request request);
+  void deviate(FrozenEntries::Entry& entry);
   // Join and Shutdown go behind everything that is held.
   void say_away();
+  // The coordinator drops what was said before the last Freeze or Thaw: says it again.
+  void say_away_again();
   // "Nothing runs here any more", once for each number of batches.
   void say_drained();
+  // While anything is frozen, a record waits for its marker in the ring.
+  bool may_apply() const { return !frozen_.any() || applied_ < permitted_; }
+  void apply(const Item& record, Effects& effects);
   void apply(const Plan& plan, Effects& effects);
   void apply(const Fail& fail, Effects& effects);
+  void apply(const Freeze& freeze);
+  void apply(const Thaw& thaw);
+  void go(Place place, Effects& effects);
   StartEntry start_entry(const PlannedEntry& planned, bool joined_here);
   void check(const PlannedBatch& batch) const;
   void check(const PlannedEntry& planned, const std::string& name, const EntrySpec& spec) const;
@@ -87,9 +108,12 @@ class Member {
   // The name and the agreed spec of an entry; notes its id.
   std::pair<std::string, SpecPtr> learn(const PlannedEntry& planned);
 
+  const Options options_;
   const int index_;
-  const std::vector<int> ranks_;
+  const std::vector<int>& ranks_;
   const int size_;
+  Nanos now_ = 0;
+  Nanos next_look_ = 0;  // at what was filled long ago
   bool leaving_ = false;
   bool leaving_said_ = false;
   std::optional<Ticket> join_ticket_;
@@ -103,6 +127,10 @@ class Member {
   std::vector<Item> news_;
   std::unordered_map<std::string, Unserved> unserved_;
   EntryIds ids_;
+  FrozenEntries frozen_;
+  std::deque<Item> log_;    // records that have arrived and wait for their markers
+  uint64_t permitted_ = 0;  // the ring has come so far in the log
+  Statistics statistics_;
 };
 
 }  // namespace horon::core

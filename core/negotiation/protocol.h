@@ -1,8 +1,8 @@
 // The words of the control protocol as plain values (core/negotiation/PROTOCOL.md tells the story).
 //
-// Members send Ready, Refused, Join, Shutdown and Drained up to the coordinator of their set. The
-// coordinator appends records (Plan, Fail, Unused, Joined, Bye) to the set's log, which every
-// member applies in order. Ping, Pong, Stall and Abort stand outside the log.
+// Members send Ready, Refused, Join, Shutdown, Drained and Deviate up to the coordinator of their
+// set. The coordinator appends records (Plan, Fail, Unused, Joined, Bye, Freeze, Thaw) to the set's
+// log, which every member applies in order. Ping, Pong, Stall and Abort stand outside the log.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +22,11 @@ namespace horon::core {
 using EntryId = uint32_t;
 inline constexpr EntryId kNoId = 0;
 inline constexpr EntryId kIdsMax = 65536;
+
+// The number of a frozen entry's counter in the gate. Grows with each freeze from 1, and is never
+// given twice within a set.
+using Place = uint32_t;
+inline constexpr Place kNoPlace = 0;
 
 using SpecPtr = std::shared_ptr<const EntrySpec>;
 
@@ -91,6 +96,20 @@ struct Joined {
 // All members have shut down, and no batch runs on any of them.
 struct Bye {};
 
+// From now on submissions of these ids are counted in the gate (gate.h) and not said.
+struct Freeze {
+  std::vector<EntryId> ids;
+  std::vector<Place> places;  // one for each id
+};
+// From now on submissions of these are said again, and so is what the gate has not started.
+struct Thaw {
+  std::vector<Place> places;
+};
+// A member to the coordinator: "this can't go on here as it is frozen, thaw it."
+struct Deviate {
+  Place place = kNoPlace;
+};
+
 // For people: what is missing. Changes no state.
 struct Stall {
   std::string text;
@@ -103,12 +122,25 @@ struct Abort {
 };
 
 using Item = std::variant<Ready, Refused, Join, Shutdown, Ping, Pong, Plan, Fail, Unused, Joined,
-                          Bye, Stall, Abort, Drained>;
+                          Bye, Stall, Abort, Drained, Freeze, Thaw, Deviate>;
+
+// Whether it stands in the log.
+inline bool is_record(const Item& item) {
+  return std::holds_alternative<Plan>(item) || std::holds_alternative<Fail>(item) ||
+         std::holds_alternative<Unused>(item) || std::holds_alternative<Joined>(item) ||
+         std::holds_alternative<Bye>(item) || std::holds_alternative<Freeze>(item) ||
+         std::holds_alternative<Thaw>(item);
+}
+
+// Whether a member says by it that nobody should wait for it.
+inline bool is_away_word(const Item& item) {
+  return std::holds_alternative<Join>(item) || std::holds_alternative<Shutdown>(item) ||
+         std::holds_alternative<Drained>(item);
+}
 
 // What travels between two ranks at once: several items of one process set.
 struct Envelope {
   uint32_t set = 0;
-  uint32_t epoch = 0;    // freezes and thaws that the sender had seen
   uint64_t applied = 0;  // records that the sender had applied
   std::vector<Item> items;
 };

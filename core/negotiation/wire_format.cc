@@ -11,7 +11,7 @@ namespace horon::core {
 namespace {
 
 // Changes with every change of the format, so that two builds never misread each other.
-constexpr uint8_t kFormatVersion = 3;
+constexpr uint8_t kFormatVersion = 4;
 
 class Writer {
  public:
@@ -271,6 +271,12 @@ struct WriteItem {
     out.text(item.text);
   }
   void operator()(const Drained& item) const { out.number(item.batches); }
+  void operator()(const Freeze& item) const {
+    out.numbers(item.ids);
+    out.numbers(item.places);
+  }
+  void operator()(const Thaw& item) const { out.numbers(item.places); }
+  void operator()(const Deviate& item) const { out.number(item.place); }
 };
 
 constexpr int kErrorCodes = static_cast<int>(ErrorCode::Internal) + 1;
@@ -340,6 +346,12 @@ Item read_item(Reader& in) {
     }
     case 13:
       return Drained{in.number()};
+    case 14:
+      return Freeze{in.numbers<EntryId>(), in.numbers<Place>()};
+    case 15:
+      return Thaw{in.numbers<Place>()};
+    case 16:
+      return Deviate{in.number32()};
     default:
       Reader::bad("an item has an unknown kind");
   }
@@ -351,7 +363,6 @@ std::vector<std::byte> encode(const Envelope& envelope) {
   Writer out;
   out.byte(kFormatVersion);
   out.number(envelope.set);
-  out.number(envelope.epoch);
   out.number(envelope.applied);
   out.number(envelope.items.size());
   for (const Item& item : envelope.items) {
@@ -366,7 +377,6 @@ Envelope decode(std::span<const std::byte> bytes) {
   if (in.byte() != kFormatVersion) Reader::bad("it is of another version of Horon");
   Envelope envelope;
   envelope.set = in.number32();
-  envelope.epoch = in.number32();
   envelope.applied = in.number();
   const size_t items = in.count(1);
   for (size_t i = 0; i < items; ++i) envelope.items.push_back(read_item(in));

@@ -47,6 +47,7 @@ add_library(horon_simulation STATIC
   support/simulation/random_spec.cc
   support/simulation/random_world.cc
   support/simulation/simulated_cluster.cc
+  support/simulation/simulated_gate.cc
   support/simulation/timed_run.cc
   support/spec_changes.cc)
 set_source_files_properties(support/simulation/program.cc  # two structs are named Step
@@ -65,6 +66,8 @@ horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.
 horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
            TIMEOUT 300)
 horon_test(agreement_test FILES core/negotiation/agreement_test.cc LIBS horon_simulation)
+horon_test(freeze_planner_test FILES core/negotiation/freeze_planner_test.cc)
+horon_test(ring_gate_test FILES core/negotiation/ring_gate_test.cc)
 horon_test(fusion_planner_test FILES core/negotiation/fusion_planner_test.cc LIBS horon_simulation)
 target_sources(horon_simulation PRIVATE support/simulation/random_envelope.cc)
 horon_test(wire_format_test FILES core/negotiation/wire_format_test.cc LIBS horon_simulation)

@@ -109,6 +109,102 @@ TEST(Exploration, NeverSubmitted) {
   explore_all({{give("x"), give("y"), wait_all()}, {give("y"), wait_all()}});
 }
 
+// With a gate: every order of what the ranks fill, of the starts that they owe and of the records.
+SimulatedCluster::Options gate(int freeze_after = 1) {
+  SimulatedCluster::Options options;
+  options.gate = true;
+  options.controller.freeze_after = freeze_after;
+  options.controller.alone_bytes = 0;
+  return options;
+}
+
+Action give_five(const std::string& name) { return submit(name, tensor(name, {5})); }
+
+TEST(ExplorationOfTheGate, OneNameAgainAndAgain) {
+  const Program two = {give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()};
+  explore_all({two, two}, gate());
+  const Program three = {give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()};
+  explore_all({three, three, three}, gate(2));
+}
+
+TEST(ExplorationOfTheGate, TwoNamesInDifferentOrders) {
+  explore_all({{give("x"), give("y"), wait_all(), give("x"), give("y"), wait_all()},
+               {give("y"), give("x"), wait_all(), give("y"), give("x"), wait_all()}},
+              gate());
+}
+
+TEST(ExplorationOfTheGate, AnotherNameBeside) {
+  const Program a = {give("x"),  wait_all(), give("x"), give("y"),
+                     wait_all(), give("x"),  wait_all()};
+  explore_all({a, {give("x"), wait_all(), give("y"), give("x"), wait_all(), give("x"), wait_all()}},
+              gate(2));
+}
+
+TEST(ExplorationOfTheGate, OneRankChangesTheShape) {
+  explore_all({{give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()},
+               {give("x"), wait_all(), give_five("x"), wait_all(), give("x"), wait_all()}},
+              gate());
+  explore_all(
+      {{give("x"), wait_all(), give("y"), wait_all(), give("x"), give("y"), wait_all()},
+       {give("x"), wait_all(), give("y"), wait_all(), give("x"), give_five("y"), wait_all()}},
+      gate());
+}
+
+TEST(ExplorationOfTheGate, AllRanksChangeTheShape) {
+  const Program a = {give("x"), wait_all(), give_five("x"), wait_all(), give("x"), wait_all()};
+  explore_all({a, a}, gate());
+}
+
+TEST(ExplorationOfTheGate, AbsentParts) {
+  const Action nothing = submit("x", tensor("x"), {true});
+  explore_all({{give("x"), wait_all(), give("x"), wait_all(), nothing, wait_all()},
+               {give("x"), wait_all(), nothing, wait_all(), nothing, wait_all()}},
+              gate());
+}
+
+TEST(ExplorationOfTheGate, RefusedAndHeld) {
+  explore_all({{give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all(), shutdown()},
+               {give("x"), wait_all(), refuse("x"), give("x"), shutdown(), wait_all()}},
+              gate());
+}
+
+TEST(ExplorationOfTheGate, Join) {
+  explore_all({{give("x"), wait_all(), give("x"), join(), wait_all(), give("x"), wait_all()},
+               {give("x"), wait_all(), join(), wait_all(), give("x"), wait_all()}},
+              gate());
+  explore_all({{give("x"), wait_all(), give("y"), wait_all(), give("y"), join(), wait_all()},
+               {give("x"), wait_all(), give("y"), wait_all(), give("x"), join(), wait_all()}},
+              gate());
+}
+
+TEST(ExplorationOfTheGate, JoinOfThree) {
+  explore_all({{give("x"), wait_all(), give("x"), wait_all()},
+               {give("x"), wait_all(), give("x"), wait_all()},
+               {give("x"), wait_all(), join()}},
+              gate());
+}
+
+TEST(ExplorationOfTheGate, Leaving) {
+  explore_all({{give("x"), wait_all(), give("x"), shutdown(), wait_all()},
+               {give("x"), wait_all(), give("x"), wait_all(), give("x"), shutdown(), wait_all()}},
+              gate());
+  explore_all({{give("x"), wait_all(), give("x"), shutdown(), wait_all()},
+               {give("x"), wait_all(), join(), shutdown(), wait_all()}},
+              gate());
+}
+
+TEST(ExplorationOfTheGate, HeldVotesAndLeaving) {
+  explore_all({{give("x"), wait_all(), give("y"), wait_all(), give("y"), give("x"), wait_all()},
+               {give("x"), wait_all(), refuse("y"), give("y"), shutdown(), wait_all()}},
+              gate(2));
+}
+
+TEST(ExplorationOfTheGate, NeverSubmitted) {
+  explore_all({{give("x"), give("y"), wait_all(), give("x"), give("y"), wait_all()},
+               {give("x"), give("y"), wait_all(), give("y"), wait_all()}},
+              gate());
+}
+
 // 3 ranks give 4 tensors, each in every order, twice: 13,824 jobs.
 TEST(Exploration, EveryOrderOfThreeRanksAndFourTensors) {
   std::array<std::string, 4> names = {"a", "b", "c", "d"};

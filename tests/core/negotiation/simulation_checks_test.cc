@@ -28,12 +28,12 @@ struct Count {
   std::vector<uint64_t> missed;  // seeds of broken jobs that passed
 };
 
-// Breaks each healthy job of the seeds 1 to 1200 once. A job whose messages offer nothing to break,
+// Breaks each healthy job of the seeds 1 to 1600 once. A job whose messages offer nothing to break,
 // or for which `counts` is false, is left out.
 using Counts = std::function<bool(const World&)>;
 Count count_broken(const Break& break_it, const Counts& counts) {
   Count count;
-  for (uint64_t seed = 1; seed <= 1200; ++seed) {
+  for (uint64_t seed = 1; seed <= 1600; ++seed) {
     World world = random_world(seed);
     if (!world.timing.faults.empty() || world.corrupted || world.programs.size() < 2) continue;
     if (counts && !counts(world)) continue;
@@ -150,9 +150,11 @@ bool nobody_calls(Action::Kind kind, const World& world) {
 
 // Where a rank calls shutdown() behind join(), it is away with or without the Join, and if another
 // rank stays for ever, no call can tell the difference. So only jobs that nobody leaves count.
+// Where something is frozen, a Join may be one that is dropped and said again.
 TEST(SimulationChecks, LostJoin) {
-  expect_found(drop_first<core::Join>(), 5,
-               [](const World& world) { return nobody_calls(Action::Kind::Shutdown, world); });
+  expect_found(drop_first<core::Join>(), 5, [](const World& world) {
+    return !world.cluster.gate && nobody_calls(Action::Kind::Shutdown, world);
+  });
 }
 
 // Where a rank has joined, its Refused is not missed if another rank refuses the same entry. So
@@ -234,7 +236,7 @@ TEST(SimulationChecks, EarlyJoined) {
 // Breaks not one message, but every message alike: then all ranks may agree on what is wrong.
 Count count_broken_everywhere(const std::function<bool(Item& item)>& change) {
   Count count;
-  for (uint64_t seed = 1; seed <= 1200; ++seed) {
+  for (uint64_t seed = 1; seed <= 1600; ++seed) {
     World world = random_world(seed);
     if (!world.timing.faults.empty() || world.corrupted || world.programs.size() < 2) continue;
     auto done = std::make_shared<bool>(false);

@@ -52,11 +52,28 @@ TEST(Simulation, EverythingOccurs) {
   for (uint64_t seed = 1; seed <= 2000; ++seed) {
     for (const auto& [what, times] : run_world(random_world(seed)).seen) seen[what] += times;
   }
-  for (const char* what :
-       {"ran", "unused", "joined,", "pending", "bye", "stall report", "batch", "failed (mismatch",
-        "failed (rank left", "failed (invalid argument", "failed (duplicate name",
-        "failed (not initialized", "failed (peer dead", "failed (failed", "died while sending",
-        "late fault", "two faults", "process set"}) {
+  for (const char* what : {"ran",
+                           "unused",
+                           "joined,",
+                           "pending",
+                           "bye",
+                           "stall report",
+                           "batch",
+                           "failed (mismatch",
+                           "failed (rank left",
+                           "failed (invalid argument",
+                           "failed (duplicate name",
+                           "failed (not initialized",
+                           "failed (peer dead",
+                           "failed (failed",
+                           "died while sending",
+                           "late fault",
+                           "two faults",
+                           "process set",
+                           "freeze",
+                           "thaw",
+                           "frozen start",
+                           "void start"}) {
     EXPECT_GE(seen[what], 50) << what;
   }
   EXPECT_GE(seen["fault while the last batches run"], 20);

@@ -107,7 +107,7 @@ TEST(WireFormat, ExtremeValues) {
   ready.absent = {true, false, true, false, true, false, true, true, true};
   ready.extents = {std::numeric_limits<int64_t>::max(), 0};
   Envelope envelope;
-  envelope.set = envelope.epoch = std::numeric_limits<uint32_t>::max();
+  envelope.set = std::numeric_limits<uint32_t>::max();
   envelope.applied = std::numeric_limits<uint64_t>::max();
   envelope.items.emplace_back(ready);
   EXPECT_TRUE(same(envelope, decode(encode(envelope))));
@@ -186,18 +186,18 @@ TEST(WireFormat, AnotherVersionIsNamed) {
 
 // Lengths that promise more than there is must be refused before anything is allocated.
 TEST(WireFormat, HugeLengthsAllocateNothing) {
-  const Bytes items = message_of({0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f});
+  const Bytes items = message_of({0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f});
   EXPECT_THAT(complaint(items), HasSubstr("a length passes the end"));
-  const Bytes text = message_of({0, 0, 0, 1, 11, 0xff, 0xff, 0xff, 0xff, 0x0f, 'x'});
+  const Bytes text = message_of({0, 0, 1, 11, 0xff, 0xff, 0xff, 0xff, 0x0f, 'x'});
   EXPECT_THAT(complaint(text), HasSubstr("a length passes the end"));
-  const Bytes batches = message_of({0, 0, 0, 1, 6, 0xff, 0xff, 0xff, 0x7f, 0, 0});
+  const Bytes batches = message_of({0, 0, 1, 6, 0xff, 0xff, 0xff, 0x7f, 0, 0});
   EXPECT_THAT(complaint(batches), HasSubstr("a length passes the end"));
 }
 
 TEST(WireFormat, NumbersHaveOneForm) {
   EXPECT_THAT(complaint(message_of({0x80, 0, 0, 0, 0})), HasSubstr("longer than it needs"));
   const Bytes eleven =
-      message_of({0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x81, 0});
+      message_of({0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x81, 0});
   EXPECT_THAT(complaint(eleven), HasSubstr("a number is too large"));
   EXPECT_THAT(complaint(message_of({0xff, 0xff, 0xff, 0xff, 0x7f, 0, 0, 0})),
               HasSubstr("a number is too large"));

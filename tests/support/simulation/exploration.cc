@@ -13,7 +13,7 @@ namespace {
 using core::concat;
 
 struct Step {
-  enum class Kind : uint8_t { Act, Deliver, Finish };
+  enum class Kind : uint8_t { Act, Deliver, Finish, Go, Look };
   Kind kind;
   int rank;
   int from;
@@ -25,6 +25,10 @@ std::string describe(const Step& step) {
       return concat("act ", step.rank);
     case Step::Kind::Deliver:
       return concat("deliver ", step.from, " ", step.rank);
+    case Step::Kind::Go:
+      return concat("go of ", step.rank);
+    case Step::Kind::Look:
+      return concat("look ", step.rank);
     case Step::Kind::Finish:
       break;
   }
@@ -52,6 +56,8 @@ class Explorer {
     if (step.kind == Step::Kind::Act) cluster.act(step.rank);
     if (step.kind == Step::Kind::Deliver) cluster.deliver(step.from, step.rank);
     if (step.kind == Step::Kind::Finish) cluster.finish(step.rank);
+    // Another process appends to the ring; this rank need not run for that.
+    if (step.kind == Step::Kind::Go) return cluster.append_go(step.rank);
     cluster.flush(step.rank);
   }
 
@@ -65,6 +71,8 @@ class Explorer {
     std::vector<Step> steps;
     for (int rank = 0; rank < cluster.size(); ++rank) {
       if (cluster.can_act(rank)) steps.push_back({Step::Kind::Act, rank, -1});
+      if (cluster.can_append_go(rank)) steps.push_back({Step::Kind::Go, rank, -1});
+      if (cluster.rank(rank).rung) steps.push_back({Step::Kind::Look, rank, -1});
       if (cluster.can_finish(rank)) steps.push_back({Step::Kind::Finish, rank, -1});
     }
     for (const auto& [ends, messages] : cluster.channels()) {
@@ -73,22 +81,23 @@ class Explorer {
     return steps;
   }
 
-  // What each rank has seen, in its order: this alone decides the state of all.
-  std::string signature() const {
+  // What each rank has seen, in its order, and the ring: this alone decides the state of all.
+  std::string signature(const SimulatedCluster& cluster) const {
     std::vector<std::string> seen(programs_.size());
     for (const Step& step : path_) {
+      if (step.kind == Step::Kind::Go) continue;  // the ring tells
       std::string& own = seen[static_cast<size_t>(step.rank)];
       own += static_cast<char>(step.kind);
       own += static_cast<char>(step.from);
     }
-    std::string all;
+    std::string all = cluster.gate_history();
     for (const std::string& own : seen) all += own + '\x7f';
     return all;
   }
 
   void visit(Cluster cluster) {
     if (!report_.wrong.empty() || !report_.complete) return;
-    if (!seen_.insert(signature()).second) return;
+    if (!seen_.insert(signature(*cluster)).second) return;
     if (++report_.states >= states_max_) report_.complete = false;
     const std::vector<Step> steps = possible_steps(*cluster);
     if (steps.empty()) return judge(*cluster);

@@ -175,6 +175,15 @@ std::string describe(const core::Item& item) {
           [](const core::Stall& i) {
             return concat("Stall: ", i.text.empty() ? "nothing is missing any more" : i.text);
           },
+          [](const core::Freeze& i) {
+            std::string text = "Freeze";
+            for (size_t n = 0; n < i.ids.size(); ++n) {
+              text += concat(" ", id_text(i.ids[n]), " at ", i.places[n]);
+            }
+            return text;
+          },
+          [](const core::Thaw& i) { return concat("Thaw ", numbers_text(i.places)); },
+          [](const core::Deviate& i) { return concat("Deviate ", i.place); },
           [](const core::Drained& i) { return concat("Drained after ", i.batches); },
           [](const core::Abort& i) { return concat("Abort (", to_string(i.code), ") ", i.text); },
       },

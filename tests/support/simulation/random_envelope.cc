@@ -28,6 +28,12 @@ std::vector<bool> random_flags(std::mt19937_64& random) {
   return flags;
 }
 
+std::vector<uint32_t> random_numbers(std::mt19937_64& random) {
+  std::vector<uint32_t> numbers(random() % 5);
+  for (uint32_t& number : numbers) number = static_cast<uint32_t>(random_number(random));
+  return numbers;
+}
+
 core::SpecPtr spec(std::mt19937_64& random) {
   core::SpecPtr base = random_spec(random, random_text(random), ranks);
   return random() % 2 == 0 ? base : random_change(random, base, ranks);
@@ -115,6 +121,12 @@ bool same(const core::Item& a, const core::Item& b) {
           return x.number == y.number;
         } else if constexpr (std::is_same_v<T, core::Drained>) {
           return x.batches == y.batches;
+        } else if constexpr (std::is_same_v<T, core::Freeze>) {
+          return x.ids == y.ids && x.places == y.places;
+        } else if constexpr (std::is_same_v<T, core::Thaw>) {
+          return x.places == y.places;
+        } else if constexpr (std::is_same_v<T, core::Deviate>) {
+          return x.place == y.place;
         } else if constexpr (std::is_same_v<T, core::Unused>) {
           return x.name == y.name;
         } else if constexpr (std::is_same_v<T, core::Joined>) {
@@ -161,15 +173,20 @@ core::Item random_item(std::mt19937_64& random, size_t kind) {
       return core::Stall{random_text(random)};
     case 12:
       return core::Abort{random_code(random), random_text(random)};
-    default:
+    case 13:
       return core::Drained{random_number(random)};
+    case 14:
+      return core::Freeze{random_numbers(random), random_numbers(random)};
+    case 15:
+      return core::Thaw{random_numbers(random)};
+    default:
+      return core::Deviate{static_cast<core::Place>(random_number(random))};
   }
 }
 
 core::Envelope random_envelope(std::mt19937_64& random) {
   core::Envelope envelope;
   envelope.set = static_cast<uint32_t>(random_number(random));
-  envelope.epoch = static_cast<uint32_t>(random_number(random));
   envelope.applied = random_number(random);
   for (uint64_t i = random() % 6; i > 0; --i) {
     envelope.items.push_back(random_item(random, random() % std::variant_size_v<core::Item>));
@@ -178,7 +195,7 @@ core::Envelope random_envelope(std::mt19937_64& random) {
 }
 
 bool same(const core::Envelope& a, const core::Envelope& b) {
-  return a.set == b.set && a.epoch == b.epoch && a.applied == b.applied &&
+  return a.set == b.set && a.applied == b.applied &&
          std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(),
                     [](const auto& x, const auto& y) { return same(x, y); });
 }

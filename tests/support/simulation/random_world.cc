@@ -23,7 +23,7 @@ struct Traits {
 
 class Author {
  public:
-  explicit Author(uint64_t seed) : random_(seed) {}
+  explicit Author(uint64_t seed) : random_(seed), gate_random_(~seed) {}
 
   World write() {
     World world;
@@ -34,6 +34,7 @@ class Author {
                chance(12), chance(25), chance(30), chance(50), chance(60)};
     entries_ = 1 + below(8);
     steps_ = 1 + below(4);
+    set_gate(world);
     for (size_t i = 0; i < entries_; ++i) {
       base_.push_back(random_spec(random_, concat("t", i), names_));
       other_.push_back(random_change(random_, base_.back(), names_));
@@ -60,6 +61,18 @@ class Author {
     world.timing.seed = random_();
     world.timing.latency_max = pick({kMillisecond / 100, kMillisecond, 100 * kMillisecond});
     world.timing.batch_max = pick({kMillisecond / 100, kMillisecond, 100 * kMillisecond});
+  }
+
+  // Drawn apart: a job is the same with a gate and without, but for more steps.
+  void set_gate(World& world) {
+    const auto draw = [this](uint64_t limit) { return gate_random_() % limit; };
+    world.cluster.gate = draw(2) == 0;
+    if (!world.cluster.gate) return;
+    core::Controller::Options& options = world.cluster.controller;
+    options.freeze_after = static_cast<int>(1 + draw(3));
+    options.thaw_after = draw(2) == 0 ? kMillisecond : kSecond;
+    if (draw(3) == 0) options.alone_bytes = 0;  // only what is alone in its batch is frozen
+    if (draw(3) > 0) steps_ += draw(12);
   }
 
   // Some jobs are process sets of a larger world.
@@ -235,6 +248,7 @@ class Author {
   }
 
   std::mt19937_64 random_;
+  std::mt19937_64 gate_random_;
   std::vector<int> names_;
   Traits traits_{};
   size_t entries_ = 0;
@@ -291,6 +305,11 @@ std::map<std::string, int> count(const World& world, const SimulatedCluster& clu
     seen["bye"] += r.bye ? 1 : 0;
     seen["stall report"] += static_cast<int>(r.warnings.size());
     seen["batch"] += static_cast<int>(r.finished);
+    const core::Statistics statistics = r.controller->statistics();
+    seen["freeze"] += static_cast<int>(statistics.freezes);
+    seen["thaw"] += static_cast<int>(statistics.thaws);
+    seen["frozen start"] += static_cast<int>(statistics.frozen_starts);
+    seen["void start"] += static_cast<int>(statistics.void_starts);
   }
   for (const Fault& fault : world.timing.faults) {
     const bool sending = fault.kind == Fault::Kind::DieSending;

@@ -12,12 +12,6 @@ namespace {
 
 using core::concat;
 
-bool is_record(const core::Item& item) {
-  return std::holds_alternative<core::Plan>(item) || std::holds_alternative<core::Fail>(item) ||
-         std::holds_alternative<core::Unused>(item) || std::holds_alternative<core::Joined>(item) ||
-         std::holds_alternative<core::Bye>(item);
-}
-
 size_t hash_of(const core::Item& item) {
   core::Envelope envelope;
   envelope.items.push_back(item);
@@ -55,7 +49,12 @@ SimulatedCluster::SimulatedCluster(Options options, std::vector<Program> program
     names_.resize(programs.size());
     std::iota(names_.begin(), names_.end(), 0);
   }
+  if (options_.gate) {
+    gates_ = std::make_unique<SimulatedGates>(controller.size,
+                                              [this](const std::string& line) { note(line); });
+  }
   for (Program& program : programs) {
+    if (gates_) controller.gate = gates_->of(static_cast<int>(ranks_.size()));
     controller.rank = static_cast<int>(ranks_.size());
     Rank& rank = ranks_.emplace_back();
     rank.controller = std::make_unique<core::Controller>(controller);
@@ -140,7 +139,10 @@ void SimulatedCluster::deliver(int from, int to) {
                             std::holds_alternative<core::Stall>(item);
       if (!question) ++progress_;
       if (is_record(item)) r.records.push_back(hash_of(item));
-      if (std::holds_alternative<core::Plan>(item)) ++r.plans;
+      if (std::holds_alternative<core::Plan>(item) || std::holds_alternative<core::Freeze>(item) ||
+          std::holds_alternative<core::Thaw>(item)) {
+        ++r.plans;
+      }
     }
   }
   r.controller->receive(from, bytes);
@@ -169,6 +171,8 @@ void SimulatedCluster::finish(int rank) {
 void SimulatedCluster::flush(int rank) {
   Rank& r = at(rank);
   if (r.dead) return;
+  r.rung = false;
+  if (gates_) gates_->look(rank);
   core::Effects effects = r.controller->take_effects();
   if (r.dies_after_sending && effects.messages.size() > *r.dies_after_sending) {
     effects.messages.resize(*r.dies_after_sending);
@@ -325,6 +329,16 @@ void SimulatedCluster::end(int rank, const Error& error) {
   for (size_t action = 0; action < r.outcomes.size(); ++action) {
     if (r.outcomes[action].kind == Outcome::Kind::Pending) settle(rank, action, failure(error));
   }
+}
+
+bool SimulatedCluster::can_append_go(int rank) const {
+  return gates_ && !ranks_[static_cast<size_t>(rank)].dead && gates_->owes_go(rank);
+}
+
+void SimulatedCluster::append_go(int rank) {
+  ++progress_;
+  gates_->append_go(rank);
+  for (Rank& each : ranks_) each.rung = !each.dead;
 }
 
 void SimulatedCluster::die(int rank) {

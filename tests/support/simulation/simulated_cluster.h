@@ -20,6 +20,7 @@
 
 #include "horon/core/negotiation/controller.h"
 #include "horon/tests/support/simulation/program.h"
+#include "horon/tests/support/simulation/simulated_gate.h"
 
 namespace horon::simulation {
 
@@ -30,6 +31,7 @@ class SimulatedCluster {
 
   struct Options {
     core::Controller::Options controller;  // of every rank; rank and size are filled in
+    bool gate = false;                     // the ranks share a gate
     bool trace = false;
     // May change any message on its way; to show that the checks notice.
     std::function<void(int from, int to, core::Envelope& envelope)> tamper;
@@ -52,7 +54,8 @@ class SimulatedCluster {
     uint64_t finished = 0;  // batches, in order
     // A hash of each record of the log, in order: as it arrived, or as the coordinator made it.
     std::vector<size_t> records;
-    size_t plans = 0;  // how many of them arrived
+    size_t plans = 0;   // how many of them arrived, counting freezes and thaws too
+    bool rung = false;  // something was appended to the ring that it may not have seen
     std::optional<Error> fatal;
     std::vector<std::string> warnings;
     // What went up from here.
@@ -84,14 +87,20 @@ class SimulatedCluster {
   void fail(int rank, const Error& error) { at(rank).controller->fail(error); }
   // Takes the controller's effects; to be called after each group of events on a rank.
   void flush(int rank);
+  // The oldest Go that this rank owes comes into the ring.
+  bool can_append_go(int rank) const;
+  void append_go(int rank);
   // The process is gone: it does nothing more, and what is sent to it is lost.
   void die(int rank);
   // It will be gone when it next sends messages to more than `sent` ranks in one go: only the first
   // `sent` of them leave, and nothing else that it would have done then is done.
   void die_sending(int rank, size_t sent) { at(rank).dies_after_sending = sent; }
 
-  // Since the last call: pairs (from, to) of new messages; batches that every rank has started.
+  // Since the last call: pairs (from, to) of new messages; ranks that owe a Go; batches that every
+  // rank has started.
   std::vector<std::pair<int, int>> take_sent() { return std::exchange(sent_, {}); }
+  std::vector<int> take_owing() { return gates_ ? gates_->take_owing() : std::vector<int>{}; }
+  std::string gate_history() const { return gates_ ? gates_->history() : ""; }
   std::vector<uint64_t> take_runnable() { return std::exchange(runnable_, {}); }
   std::vector<std::string> take_trace() { return std::exchange(trace_, {}); }
   // Adds a line of the driver; a heading only if something is noted below it.
@@ -128,6 +137,7 @@ class SimulatedCluster {
 
   const Options options_;
   std::vector<int> names_;
+  std::unique_ptr<SimulatedGates> gates_;
   std::vector<Rank> ranks_;
   Channels channels_;
   std::deque<Batch> batches_;

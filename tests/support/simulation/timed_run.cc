@@ -76,7 +76,7 @@ void TimedRun::handle(const Event& event) {
   Rank& rank = ranks_[static_cast<size_t>(event.rank)];
   switch (event.kind) {
     case Kind::Wake:
-      if (now_ < rank.frozen_until) return;  // Thaw wakes it
+      if (now_ < rank.frozen_until) return;  // MoveAgain wakes it
       rank.awake = false;
       return wake(event.rank);
     case Kind::Arrive:
@@ -85,15 +85,28 @@ void TimedRun::handle(const Event& event) {
     case Kind::Finish:
       ++rank.finishes;
       return wake_soon(event.rank);
+    case Kind::Go:
+      return append_go(event.rank);
     case Kind::Tick:
       schedule(now_ + options_.tick_every, Kind::Tick, event.rank);
       if (now_ >= rank.frozen_until) wake(event.rank);
       return;
     case Kind::Fault:
       return strike(options_.faults[static_cast<size_t>(event.from)]);
-    case Kind::Thaw:
+    case Kind::MoveAgain:
       rank.awake = false;
       return wake_soon(event.rank);
+  }
+}
+
+// A rank that stands still has filled a place and not yet appended its Go.
+void TimedRun::append_go(int rank) {
+  const Nanos frozen_until = ranks_[static_cast<size_t>(rank)].frozen_until;
+  if (now_ < frozen_until) return schedule(frozen_until, Kind::Go, rank);
+  if (!cluster_.can_append_go(rank)) return;
+  cluster_.append_go(rank);
+  for (int other = 0; other < cluster_.size(); ++other) {
+    if (cluster_.rank(other).rung) wake_soon(other);
   }
 }
 
@@ -109,7 +122,7 @@ void TimedRun::strike(const Fault& fault) {
     case Fault::Kind::Freeze:
       cluster_.note(concat("t=", now_ / 1000, " us: rank ", fault.rank, " stands still"));
       rank.frozen_until = now_ + fault.duration;
-      schedule(rank.frozen_until, Kind::Thaw, fault.rank);
+      schedule(rank.frozen_until, Kind::MoveAgain, fault.rank);
       return;
     case Fault::Kind::Die:
       return cluster_.die(fault.rank);
@@ -171,6 +184,9 @@ void TimedRun::after_flush() {
     Nanos& last = last_arrival_[{from, to}];
     last = std::max(last + 1, now_ + 1 + random_time(options_.latency_max));
     schedule(last, Kind::Arrive, to, from);
+  }
+  for (const int rank : cluster_.take_owing()) {
+    schedule(now_ + 1 + random_time(options_.latency_max), Kind::Go, rank);
   }
   for ([[maybe_unused]] const uint64_t sequence : cluster_.take_runnable()) {
     for (int rank = 0; rank < cluster_.size(); ++rank) {

@@ -59,6 +59,7 @@ class Player {
     if (cluster_ == nullptr) unknown(concat(command, " before ranks"));
     if (command == "deliver") return deliver(words);
     if (command == "open") return open();
+    if (command == "messages") return messages();
     if (command == "pass") return pass(words);
     for (const int rank : ranks(words.at(0))) obey(command, rank, words);
     return cluster_->take_trace();
@@ -95,6 +96,11 @@ class Player {
         controller.stall_warn_after = parse_seconds(value);
       } else if (has_key(words[i], "abort", value)) {
         controller.stall_abort_after = parse_seconds(value);
+      } else if (has_key(words[i], "freeze", value)) {
+        options.gate = true;
+        controller.freeze_after = std::stoi(value);
+      } else if (has_key(words[i], "thaw", value)) {
+        controller.thaw_after = parse_seconds(value);
       } else {
         unknown(words[i]);
       }
@@ -117,6 +123,11 @@ class Player {
     } else if (command == "tick") {
       now_ = parse_seconds(words.at(1));
       cluster_->tick(rank, now_);
+    } else if (command == "go") {
+      while (cluster_->can_append_go(rank)) cluster_->append_go(rank);
+      return;
+    } else if (command == "look") {
+      // It reads the ring, as always when it does anything.
     } else if (command == "fail") {
       cluster_->fail(rank, Error(ErrorCode::OperationFailed, words.at(1)));
     } else if (command == "die") {
@@ -136,8 +147,10 @@ class Player {
     const std::vector<std::string> before = cluster_->take_trace();
     cluster_->add_action(rank, std::move(action));
     cluster_->act(rank);
-    cluster_->take_trace();  // the command says it already
+    std::vector<std::string> lines = cluster_->take_trace();
+    lines.erase(lines.begin());  // the command says it already
     for (const std::string& line : before) cluster_->note(line);
+    for (const std::string& line : lines) cluster_->note(line);
   }
 
   static Action parse_submit(const std::vector<std::string>& words) {
@@ -216,6 +229,15 @@ class Player {
       }
     }
     return lines;
+  }
+
+  // So far.
+  std::vector<std::string> messages() const {
+    uint64_t sent = 0;
+    for (int rank = 0; rank < cluster_->size(); ++rank) {
+      sent += cluster_->rank(rank).controller->statistics().control_messages;
+    }
+    return {concat(sent, " messages")};
   }
 
   std::vector<std::string> open() const {

@@ -1,0 +1,78 @@
+// What the coordinator can tell people: who is missing, and for how long.
+#include <algorithm>
+#include <sstream>
+
+#include "horon/core/base/text.h"
+#include "horon/core/negotiation/coordinator.h"
+
+namespace horon::core {
+
+std::vector<int> Coordinator::missing_members(Nanos now, Nanos age) const {
+  std::vector<int> missing;
+  for (const Entry& entry : entries_) {
+    if (entry.complete() || now - entry.opened < age) continue;
+    const std::vector<int> silent = silent_members(entry);
+    missing.insert(missing.end(), silent.begin(), silent.end());
+  }
+  std::sort(missing.begin(), missing.end());
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  return missing;
+}
+
+std::vector<std::pair<std::string, std::vector<int>>> Coordinator::open_entries() const {
+  std::vector<std::pair<std::string, std::vector<int>>> open;
+  for (const Entry& entry : entries_) open.emplace_back(entry.name, silent_members(entry));
+  return open;
+}
+
+std::vector<std::string> Coordinator::stalled_names(Nanos now, Nanos age) const {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries_) {
+    if (!entry.complete() && now - entry.opened >= age) names.push_back(entry.name);
+  }
+  return names;
+}
+
+void Coordinator::forgive(Nanos gap) {
+  for (Entry& entry : entries_) entry.opened += gap;
+}
+
+std::string Coordinator::stall_report(Nanos now, Nanos age) const {
+  constexpr size_t shown_max = 10;
+  std::ostringstream out;
+  size_t stalled = 0;
+  for (const Entry& entry : entries_) {
+    if (entry.complete() || now - entry.opened < age || ++stalled > shown_max) continue;
+    std::vector<int> here;
+    for (size_t member = 0; member < entry.votes.size(); ++member) {
+      if (entry.votes[member].kind != Vote::Kind::None) here.push_back(static_cast<int>(member));
+    }
+    const std::vector<int> silent = silent_members(entry);
+    out << (stalled > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for "
+        << ranks_text(silent) << " since " << (now - entry.opened) / 1000000000
+        << " s (ready: " << ranks_text(here) << ")";
+    if (entry.disagree) out << "; already seen: " << mismatch_text(entry);
+  }
+  if (stalled > shown_max) out << "; and " << stalled - shown_max << " more tensors";
+  return out.str();
+}
+
+std::string Coordinator::away_report(Nanos now, Nanos age) const {
+  if (away_count_ == 0 || now - away_since_ < age) return {};
+  if (shut_count_ == size_ && !ended_) {
+    std::vector<int> busy;
+    for (int member = 0; member < size_; ++member) {
+      if (drained_[static_cast<size_t>(member)] < batches_planned_) busy.push_back(member);
+    }
+    return concat("all ranks called shutdown(); collectives still run on ", ranks_text(busy));
+  }
+  if (away_count_ == size_) return {};
+  std::vector<int> gone;
+  std::vector<int> here;
+  for (int member = 0; member < size_; ++member) {
+    (away(static_cast<size_t>(member)) ? gone : here).push_back(member);
+  }
+  return concat(ranks_text(gone), " called shutdown() or join(); not yet: ", ranks_text(here));
+}
+
+}  // namespace horon::core

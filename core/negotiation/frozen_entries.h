@@ -1,0 +1,58 @@
+// What is frozen, as one member has applied it, and what it has filled (PROTOCOL.md, section 12).
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "horon/core/negotiation/request.h"
+
+namespace horon::core {
+
+class FrozenEntries {
+ public:
+  struct Entry {
+    Place place = kNoPlace;
+    SpecPtr spec;
+    bool filled = false;
+    bool deviated = false;  // the coordinator has been told
+    Nanos filled_at = 0;
+    Request request;  // while filled
+  };
+
+  // False if no coordinator can have frozen that.
+  bool add(const std::string& name, const SpecPtr& spec, Place place);
+  // What was filled and not started. `name` is that of the place. False if it is not frozen.
+  bool remove(Place place, std::string& name, std::optional<Request>& unstarted);
+
+  // Null if it is not frozen.
+  Entry* find(const std::string& name);
+  Entry* find(Place place);
+  bool any() const { return !by_name_.empty(); }
+
+  // Whether this submission is what was frozen.
+  static bool fits(const Entry& entry, const Request& request);
+  void fill(Entry& entry, Request request, Nanos now);
+  Request take(Entry& entry);
+  size_t filled() const { return filled_; }
+  // Entries that were filled before `time` and about which the coordinator has not been told; they
+  // count as told now.
+  std::vector<Place> waiting_since(Nanos time);
+  // This process stood still for so long.
+  void forgive(Nanos gap);
+  // Everything that is filled; nothing is frozen afterwards.
+  std::vector<Request> clear();
+  std::vector<std::string> filled_names() const;
+
+ private:
+  using ByName = std::unordered_map<std::string, Entry>;
+
+  ByName by_name_;
+  std::vector<ByName::value_type*> by_counter_;  // [place % Gate::kCounters]
+  size_t filled_ = 0;
+  Place last_place_ = kNoPlace;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,120 @@
+#include "horon/core/negotiation/ring_gate.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "horon/core/base/error.h"
+
+namespace horon::core {
+namespace {
+
+constexpr uint64_t kSlots = 4096;
+// Go that a member may have left unread, see Gate::room().
+constexpr uint64_t kUnreadGoMax = 2 * uint64_t{Gate::kCounters};
+constexpr uint32_t kMarkerBit = 1;
+constexpr uint64_t kLow32 = 0xffffffff;
+constexpr uint64_t kLow31 = 0x7fffffff;
+
+struct alignas(64) Counter {
+  // High half: the place that counts here; low half: members that have filled it in this round.
+  std::atomic<uint64_t> word;
+};
+
+// A slot holds the number of its lap (from 1) in its high half and the payload in its low half. So
+// to write an entry is one step, which nobody can be stopped in, and an entry is never visible
+// before the one in front of it.
+uint64_t lap_of(uint64_t position) { return position / kSlots + 1; }
+
+}  // namespace
+
+struct RingGate::Shared {
+  std::array<Counter, kCounters> counters;
+  alignas(64) std::atomic<uint64_t> end;  // entries in the ring; may lag behind by the newest one
+  alignas(64) std::array<std::atomic<uint64_t>, kSlots> slots;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share these words");
+
+size_t RingGate::bytes(int size) {
+  return sizeof(Shared) + static_cast<size_t>(size) * sizeof(Cursor);
+}
+
+RingGate::Cursor* RingGate::cursors_behind(Shared* shared) {
+  return reinterpret_cast<Cursor*>(shared + 1);
+}
+
+RingGate::RingGate(std::byte* area, int me, int size, std::function<void()> wake)
+    : shared_(reinterpret_cast<Shared*>(area)),
+      cursors_(cursors_behind(shared_)),
+      me_(static_cast<size_t>(me)),
+      size_(static_cast<uint32_t>(size)),
+      wake_(std::move(wake)) {
+  HORON_CHECK(me >= 0 && me < size, "a gate is made for one of its members");
+}
+
+bool RingGate::fill(Place place) {
+  std::atomic<uint64_t>& word = shared_->counters.at(place % kCounters).word;
+  uint64_t seen = word.load(std::memory_order_relaxed);
+  for (;;) {
+    const auto counts_for = static_cast<Place>(seen >> 32);
+    if (counts_for > place) return false;
+    const uint64_t count = (counts_for == place ? seen & kLow32 : 0) + 1;
+    const bool full = count == size_;
+    const uint64_t filled = (uint64_t{place} << 32) | (full ? 0 : count);
+    if (word.compare_exchange_weak(seen, filled, std::memory_order_acq_rel,
+                                   std::memory_order_relaxed)) {
+      return full;
+    }
+  }
+}
+
+void RingGate::append(uint32_t payload) {
+  uint64_t end = shared_->end.load(std::memory_order_acquire);
+  for (;;) {
+    const uint64_t lap = lap_of(end);
+    std::atomic<uint64_t>& slot = shared_->slots.at(end % kSlots);
+    uint64_t seen = slot.load(std::memory_order_acquire);
+    // Anything but the lap before means that another member was faster, here or by a whole lap.
+    const bool written =
+        seen >> 32 == lap - 1 &&
+        slot.compare_exchange_strong(seen, (lap << 32) | payload, std::memory_order_acq_rel);
+    // Whoever sees a written slot moves the end on, so nobody waits for its writer.
+    uint64_t expected = end;
+    const bool moved =
+        shared_->end.compare_exchange_strong(expected, end + 1, std::memory_order_acq_rel);
+    if (written) return;
+    end = moved ? end + 1 : expected;
+  }
+}
+
+void RingGate::append_go(Place place) {
+  append(place << 1);
+  wake_();
+}
+
+void RingGate::append_marker(uint64_t position) {
+  append(static_cast<uint32_t>((position & kLow31) << 1) | kMarkerBit);
+}
+
+bool RingGate::room() const {
+  uint64_t slowest = read_;
+  for (size_t member = 0; member < size_; ++member) {
+    slowest = std::min(slowest, cursors_[member].read.load(std::memory_order_acquire));
+  }
+  const uint64_t end = shared_->end.load(std::memory_order_acquire);
+  return end + 1 - slowest + kUnreadGoMax < kSlots;
+}
+
+std::optional<GateEntry> RingGate::next() {
+  const uint64_t slot = shared_->slots.at(read_ % kSlots).load(std::memory_order_acquire);
+  if (slot >> 32 != lap_of(read_)) return std::nullopt;
+  cursors_[me_].read.store(++read_, std::memory_order_release);
+  const auto payload = static_cast<uint32_t>(slot & kLow32);
+  if ((payload & kMarkerBit) == 0) return GateEntry{GateEntry::Kind::Go, payload >> 1};
+  // Positions grow by far less than 2^31 from one marker to the next.
+  last_marker_ += ((payload >> 1) - last_marker_) & kLow31;
+  return GateEntry{GateEntry::Kind::Marker, last_marker_};
+}
+
+}  // namespace horon::core

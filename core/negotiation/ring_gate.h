@@ -1,0 +1,46 @@
+// A Gate in memory that all members map: lock-free, and no member can hold up another by being
+// stopped in the middle of a call.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+
+#include "horon/core/negotiation/gate.h"
+
+namespace horon::core {
+
+class RingGate : public Gate {
+ public:
+  // How much memory the gate of so many members needs; a multiple of 64.
+  static size_t bytes(int size);
+
+  // `area`: bytes(size), zeroed before the first member comes, 64-byte aligned, the same memory for
+  // all members; outlives the gate. `wake` makes all other members call next(); must not throw.
+  RingGate(std::byte* area, int me, int size, std::function<void()> wake);
+
+  bool fill(Place place) override;
+  void append_go(Place place) override;
+  void append_marker(uint64_t position) override;
+  bool room() const override;
+  std::optional<GateEntry> next() override;
+
+ private:
+  struct Shared;
+  struct alignas(64) Cursor {
+    std::atomic<uint64_t> read;  // entries that this member has read
+  };
+
+  void append(uint32_t payload);
+  static Cursor* cursors_behind(Shared* shared);
+
+  Shared* const shared_;
+  Cursor* const cursors_;  // by member
+  const size_t me_;
+  const uint32_t size_;
+  const std::function<void()> wake_;
+  uint64_t read_ = 0;         // what cursors_[me_] says
+  uint64_t last_marker_ = 0;  // that this member has read: a slot holds its low bits only
+};
+
+}  // namespace horon::core

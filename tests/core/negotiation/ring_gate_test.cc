@@ -1,0 +1,147 @@
+#include "horon/core/negotiation/ring_gate.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace horon::core {
+namespace {
+
+// The gates of some members in one process.
+class Members {
+ public:
+  explicit Members(int size) : memory_(RingGate::bytes(size) / sizeof(Line)) {
+    for (int me = 0; me < size; ++me) {
+      gates_.push_back(std::make_unique<RingGate>(reinterpret_cast<std::byte*>(memory_.data()), me,
+                                                  size, [this] { ++wakes_; }));
+    }
+  }
+  RingGate& operator[](size_t member) { return *gates_[member]; }
+  int wakes() const { return wakes_; }
+
+ private:
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::vector<Line> memory_;
+  std::vector<std::unique_ptr<RingGate>> gates_;
+  std::atomic<int> wakes_{0};
+};
+
+void expect_next(RingGate& gate, GateEntry::Kind kind, uint64_t value) {
+  const std::optional<GateEntry> entry = gate.next();
+  ASSERT_TRUE(entry.has_value());
+  EXPECT_EQ(entry->kind, kind);
+  EXPECT_EQ(entry->value, value);
+}
+
+TEST(RingGate, TheLastOneOfEachRoundIsTold) {
+  Members members(3);
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_FALSE(members[2].fill(7));
+    EXPECT_FALSE(members[0].fill(7));
+    EXPECT_FALSE(members[0].fill(8));  // counts apart
+    EXPECT_TRUE(members[1].fill(7));
+    EXPECT_FALSE(members[1].fill(8));
+    EXPECT_TRUE(members[2].fill(8));
+  }
+}
+
+// What a thawed place has counted is no part of the next one's count, and can't grow any more.
+TEST(RingGate, ALaterPlaceBeginsAnew) {
+  Members members(2);
+  constexpr Place earlier = 5;
+  constexpr Place later = 5 + Gate::kCounters;
+  EXPECT_FALSE(members[0].fill(earlier));
+  EXPECT_FALSE(members[0].fill(later));
+  EXPECT_FALSE(members[1].fill(earlier));
+  EXPECT_TRUE(members[1].fill(later));
+}
+
+TEST(RingGate, AllReadTheSame) {
+  Members members(2);
+  members[0].append_marker(3);
+  members[1].append_go(9);
+  members[0].append_marker((uint64_t{1} << 31) + 2);  // a slot holds the low bits only
+  members[0].append_marker((uint64_t{1} << 32) + 1);
+  EXPECT_EQ(members.wakes(), 1);  // a Go; markers wake nobody
+  for (const size_t member : {0, 1}) {
+    expect_next(members[member], GateEntry::Kind::Marker, 3);
+    expect_next(members[member], GateEntry::Kind::Go, 9);
+    expect_next(members[member], GateEntry::Kind::Marker, (uint64_t{1} << 31) + 2);
+    expect_next(members[member], GateEntry::Kind::Marker, (uint64_t{1} << 32) + 1);
+    EXPECT_FALSE(members[member].next().has_value());
+  }
+}
+
+TEST(RingGate, MarkersLeaveRoomForEveryGo) {
+  Members members(2);
+  uint64_t markers = 0;
+  for (int lap = 0; lap < 5; ++lap) {
+    const uint64_t first = markers;
+    while (members[0].room()) members[0].append_marker(++markers);
+    EXPECT_GT(markers, first + 1000);
+    for (Place place = 1; place <= 2 * Gate::kCounters; ++place) members[1].append_go(place);
+    while (members[0].next()) {
+    }
+    EXPECT_FALSE(members[0].room()) << "the other member has read nothing";
+    for (uint64_t position = first; position < markers;) {
+      expect_next(members[1], GateEntry::Kind::Marker, ++position);
+    }
+    for (Place place = 1; place <= 2 * Gate::kCounters; ++place) {
+      expect_next(members[1], GateEntry::Kind::Go, place);
+    }
+    EXPECT_TRUE(members[0].room());
+  }
+}
+
+TEST(RingGate, ThreadsThatFillAndAppendAtOnceReadOneOrder) {
+  constexpr int size = 4;
+  constexpr int places = 3;
+  constexpr uint64_t rounds = 5000;
+  Members members(size);
+  std::vector<std::vector<uint64_t>> read(size);
+  std::vector<std::thread> threads;
+  for (int me = 0; me < size; ++me) {
+    threads.emplace_back([&, me] {
+      RingGate& gate = members[static_cast<size_t>(me)];
+      std::vector<uint64_t>& seen = read[static_cast<size_t>(me)];
+      std::vector<uint64_t> filled(places + 1);
+      const auto fill = [&](Place place) {
+        if (++filled[place] <= rounds && gate.fill(place)) gate.append_go(place);
+      };
+      uint64_t markers = 0;
+      for (Place place = 1; place <= places; ++place) fill(place);
+      for (uint64_t goes = 0; goes < places * rounds;) {
+        if (me == 0 && markers < rounds && gate.room()) gate.append_marker(++markers);
+        const std::optional<GateEntry> entry = gate.next();
+        if (!entry) {
+          std::this_thread::yield();
+          continue;
+        }
+        const bool go = entry->kind == GateEntry::Kind::Go;
+        seen.push_back(entry->value * 2 + (go ? 1 : 0));
+        if (!go) continue;
+        ++goes;
+        fill(static_cast<Place>(entry->value));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::vector<uint64_t>& seen : read) {
+    // Markers behind the last Go may not have been read.
+    const size_t common = std::min(seen.size(), read[0].size());
+    EXPECT_GE(common, places * rounds);
+    EXPECT_TRUE(
+        std::equal(seen.begin(), seen.begin() + static_cast<int64_t>(common), read[0].begin()));
+  }
+}
+
+}  // namespace
+}  // namespace horon::core
