@@ -30,6 +30,7 @@ struct Config {
   int64_t threads = 0;                     // HORON_THREADS, 0: chosen from cores and ranks
   std::string allreduce = "auto";          // HORON_ALLREDUCE: auto, shm, mpi
   bool shared_memory = true;               // HORON_SHARED_MEMORY
+  bool freeze = true;                      // HORON_FREEZE
   std::string host_id;                     // HORON_HOST_ID, empty: as MPI says
   bool check_finite = false;               // HORON_CHECK_FINITE
   bool check_replicas = true;              // HORON_CHECK_REPLICAS

@@ -145,6 +145,8 @@ class Runtime::Impl {
     return door_.stall_report;
   }
 
+  Statistics statistics() const { return door_.statistics.read(); }
+
   const Config config_;
   const Topology topology_;
   const std::shared_ptr<Timeline> timeline_;
@@ -223,6 +225,7 @@ void Runtime::remove_set(uint32_t id) { impl_->remove_set(id); }
 std::string Runtime::shutdown(nanoseconds deadline) { return impl_->shutdown(deadline); }
 std::shared_ptr<const Error> Runtime::fatal_error() const { return impl_->fatal_error(); }
 std::string Runtime::stall_report() const { return impl_->stall_report(); }
+Statistics Runtime::statistics() const { return impl_->statistics(); }
 const Config& Runtime::config() const { return impl_->config_; }
 const Topology& Runtime::topology() const { return impl_->topology_; }
 Timeline* Runtime::timeline() const { return impl_->timeline_.get(); }

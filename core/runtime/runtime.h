@@ -10,6 +10,7 @@
 
 #include "horon/core/base/config.h"
 #include "horon/core/bootstrap/topology.h"
+#include "horon/core/negotiation/statistics.h"
 #include "horon/core/runtime/set_resources.h"
 #include "horon/core/runtime/submission.h"
 
@@ -89,6 +90,9 @@ class Runtime {
   // What is stalled as far as this rank has heard ("tensor "x": waiting for rank 1 since 12 s
   // ..."); empty if nothing is known. Any thread.
   std::string stall_report() const;
+
+  // What the control protocol has cost this rank, over all process sets. Any thread.
+  Statistics statistics() const;
 
   // The fatal error that ended the job, if one did.
   std::shared_ptr<const Error> fatal_error() const;

@@ -14,6 +14,7 @@
 #include "horon/core/bootstrap/topology.h"
 #include "horon/core/runtime/pacer.h"
 #include "horon/core/runtime/set_runner.h"
+#include "horon/core/runtime/shared_statistics.h"
 #include "horon/core/runtime/submission_queue.h"
 #include "horon/core/transport/transport.h"
 
@@ -27,6 +28,7 @@ struct RuntimeDoor {
   std::mutex mutex;                    // of the next two, which the loop writes
   std::shared_ptr<const Error> fatal;  // what ended the job
   std::string stall_report;
+  SharedStatistics statistics;
   std::atomic<bool> leaving{false};  // shutdown() has begun, and waits until `deadline_ns`
   std::atomic<int64_t> deadline_ns{0};
   // What a call gets after shutdown().

@@ -7,7 +7,9 @@
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
+#include "horon/core/negotiation/gate.h"
 #include "horon/core/runtime/reaper.h"
+#include "horon/core/runtime/shared_statistics.h"
 
 namespace horon::core {
 namespace {
@@ -26,6 +28,11 @@ Controller::Options controller_options(const SetRunner::Parts& parts) {
   options.dead_after = nanos(config.dead_after_s);
   options.stall_warn_after = nanos(config.stall_warn_s);
   options.stall_abort_after = nanos(config.stall_abort_s);
+  if (config.freeze) options.gate = parts.resources.gate.get();
+  // Only the coordinator's report of a stall waits for it.
+  if (config.stall_warn_s > 0) {
+    options.thaw_after = std::min(options.thaw_after, options.stall_warn_after / 4);
+  }
   return options;
 }
 
@@ -76,7 +83,10 @@ bool SetRunner::has_member(int rank) const {
 
 bool SetRunner::decide(Nanos now, std::vector<Outgoing>& outbox) {
   controller_.tick(now);
-  return apply(controller_.take_effects(), outbox);
+  Effects effects = controller_.take_effects();
+  const Statistics statistics = controller_.statistics();
+  parts_.statistics->add(std::exchange(counted_, statistics), statistics);
+  return apply(std::move(effects), outbox);
 }
 
 bool SetRunner::work() {

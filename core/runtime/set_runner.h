@@ -20,6 +20,7 @@
 namespace horon::core {
 
 class Reaper;
+class SharedStatistics;
 class Timeline;
 
 class SetRunner {
@@ -30,8 +31,9 @@ class SetRunner {
     std::vector<int> ranks;  // of all members
     const Config* config = nullptr;
     SetResources resources;
-    std::shared_ptr<Timeline> timeline;  // may be null
-    Reaper* reaper = nullptr;            // outlives the runner
+    std::shared_ptr<Timeline> timeline;      // may be null
+    Reaper* reaper = nullptr;                // outlives the runner
+    SharedStatistics* statistics = nullptr;  // outlives the runner
     // Called before a handle hears of an error that ends the job. Returns the error that ends it:
     // this one, or an earlier one.
     std::function<Error(const Error&)> on_fatal;
@@ -80,6 +82,7 @@ class SetRunner {
 
   Parts parts_;
   Controller controller_;
+  Statistics counted_;  // what parts_.statistics has of this set
   Executor::Pace pace_ = Executor::Pace::Idle;
   bool bye_ = false;
   std::vector<FinishedBatch> finished_;

@@ -16,6 +16,7 @@
 #include "horon/core/base/log.h"
 #include "horon/core/execution/block_layout.h"
 #include "horon/core/execution/executor.h"
+#include "horon/core/negotiation/ring_gate.h"
 #include "horon/core/runtime/runtime.h"
 #include "horon/core/transport/in_process_transport.h"
 #include "horon/tests/support/fake_device.h"
@@ -78,9 +79,10 @@ class World {
   explicit World(int size, FakeDelays delays = {}, Config config = {}, const Hooks& hooks = {},
                  bool step_in_submit = false) {
     set_log(0, LogLevel::Error);
-    const auto meeting = std::make_shared<FakeMeeting>(size);
     const auto meetings = std::make_shared<Meetings>();
     auto transports = InProcessTransport::make_world(size);
+    std::vector<Doorbell*> doorbells;  // live as long as any rank's transport
+    for (const auto& transport : transports) doorbells.push_back(&transport->doorbell());
     for (int rank = 0; rank < size; ++rank) {
       Runtime::Parts parts;
       parts.config = config;
@@ -93,10 +95,13 @@ class World {
       }
       std::vector<int> all(static_cast<size_t>(size));
       std::iota(all.begin(), all.end(), 0);
-      parts.world = resources(rank, all, meeting, delays);
+      const auto make = [=](const std::vector<int>& ranks) {
+        return resources(rank, ranks, meetings->next(rank, ranks), delays, doorbells);
+      };
+      parts.world = make(all);
       parts.make_set = [=, before_set = hooks.before_set](const std::vector<int>& ranks) {
         if (before_set) before_set(rank);
-        return resources(rank, ranks, meetings->next(rank, ranks), delays);
+        return make(ranks);
       };
       ranks_.push_back(std::make_unique<Runtime>(std::move(parts)));
     }
@@ -115,25 +120,37 @@ class World {
   }
 
  private:
+  // What the ranks of a set share.
+  struct Meeting {
+    explicit Meeting(int size) : ops(size), gate(RingGate::bytes(size) / sizeof(Line)) {}
+    struct alignas(64) Line {
+      std::byte bytes[64];
+    };
+    FakeMeeting ops;
+    std::vector<Line> gate;
+  };
+
   // The n-th set of the same ranks is the same set for all of them.
   class Meetings {
    public:
-    std::shared_ptr<FakeMeeting> next(int rank, const std::vector<int>& ranks) {
+    std::shared_ptr<Meeting> next(int rank, const std::vector<int>& ranks) {
       const std::lock_guard lock(mutex_);
       const int number = made_[{rank, ranks}]++;
       auto& meeting = meetings_[{number, ranks}];
-      if (!meeting) meeting = std::make_shared<FakeMeeting>(static_cast<int>(ranks.size()));
+      if (!meeting) meeting = std::make_shared<Meeting>(static_cast<int>(ranks.size()));
       return meeting;
     }
 
    private:
     std::mutex mutex_;
     std::map<std::pair<int, std::vector<int>>, int> made_;
-    std::map<std::pair<int, std::vector<int>>, std::shared_ptr<FakeMeeting>> meetings_;
+    std::map<std::pair<int, std::vector<int>>, std::shared_ptr<Meeting>> meetings_;
   };
 
   static SetResources resources(int rank, const std::vector<int>& ranks,
-                                const std::shared_ptr<FakeMeeting>& meeting, FakeDelays delays) {
+                                const std::shared_ptr<Meeting>& shared, FakeDelays delays,
+                                const std::vector<Doorbell*>& doorbells) {
+    const std::shared_ptr<FakeMeeting> meeting(shared, &shared->ops);
     Executor::Parts execution;
     execution.rank = index_of(rank, ranks);
     execution.size = static_cast<int>(ranks.size());
@@ -142,7 +159,14 @@ class World {
     ops.push_back(std::make_unique<FakeOp>(execution.rank, meeting, delays, DeviceKind::Host));
     execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
     execution.domains.push_back(std::make_unique<FakeDomain>(DeviceKind::Host, delays));
-    return {nullptr, std::make_unique<Executor>(std::move(execution))};
+    const auto wake = [=] {
+      for (const int other : ranks) {
+        if (other != rank) doorbells[static_cast<size_t>(other)]->ring();
+      }
+    };
+    auto gate = std::make_unique<RingGate>(reinterpret_cast<std::byte*>(shared->gate.data()),
+                                           execution.rank, execution.size, wake);
+    return {shared, std::make_unique<Executor>(std::move(execution)), std::move(gate)};
   }
 
   std::vector<std::unique_ptr<Runtime>> ranks_;

@@ -1,0 +1,176 @@
+// Collectives that come again and again on ranks that are threads: they start without a message,
+// and whatever differs is dealt with as if nothing had been frozen.
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using test_world::error_of;
+using test_world::no_limits;
+using test_world::submission;
+using test_world::Tensor;
+using test_world::tensor;
+using test_world::World;
+
+constexpr int kRanks = 3;
+
+// One collective of all ranks, waited for.
+void sum(Runtime& runtime, const std::string& name, int rank) {
+  Tensor x = tensor({1.0F * rank, 2.0F});
+  ASSERT_EQ(error_of(*runtime.run(submission(name, x))), "");
+  ASSERT_THAT(x.data, ElementsAre(3, 6));
+}
+
+void five_names(Runtime& runtime, int rank, int rounds) {
+  for (int round = 0; round < rounds; ++round) {
+    for (const char* name : {"a", "b", "c", "d", "e"}) sum(runtime, name, rank);
+  }
+}
+
+TEST(Frozen, AThousandRoundsSendNoMessage) {
+  World world(kRanks, {}, no_limits());
+  std::barrier all(kRanks);
+  std::atomic<uint64_t> before{0};
+  std::atomic<uint64_t> after{0};
+  world.each([&](Runtime& runtime, int rank) {
+    five_names(runtime, rank, 10);
+    all.arrive_and_wait();
+    EXPECT_EQ(runtime.statistics().freezes, 5U);
+    const uint64_t starts = runtime.statistics().frozen_starts;
+    before += runtime.statistics().control_messages;
+    five_names(runtime, rank, 1000);
+    all.arrive_and_wait();
+    after += runtime.statistics().control_messages;
+    EXPECT_EQ(runtime.statistics().frozen_starts, starts + 5000);
+    EXPECT_EQ(runtime.statistics().thaws, 0U);
+    all.arrive_and_wait();
+  });
+  EXPECT_GT(before, 0U);
+  EXPECT_EQ(after, before);
+}
+
+TEST(Frozen, TheKnobTurnsItOff) {
+  Config config = no_limits();
+  config.freeze = false;
+  World world(kRanks, {}, config);
+  world.each([](Runtime& runtime, int rank) {
+    five_names(runtime, rank, 10);
+    EXPECT_EQ(runtime.statistics().freezes, 0U);
+    EXPECT_EQ(runtime.statistics().frozen_starts, 0U);
+  });
+}
+
+TEST(Frozen, RanksThatTakeTheirTimeStayFrozen) {
+  World world(kRanks, {}, no_limits());
+  world.each([](Runtime& runtime, int rank) {
+    five_names(runtime, rank, 10);
+    for (int round = 0; round < 5; ++round) {
+      if (rank == round % kRanks) std::this_thread::sleep_for(20ms);
+      five_names(runtime, rank, 1);
+    }
+    EXPECT_EQ(runtime.statistics().freezes, 5U);
+  });
+}
+
+TEST(Frozen, AMismatchIsTheSameErrorEverywhereAndAllGoesOn) {
+  World world(kRanks, {}, no_limits());
+  world.each([](Runtime& runtime, int rank) {
+    five_names(runtime, rank, 10);
+    Tensor x = tensor(rank == 1 ? std::vector<float>{1} : std::vector<float>{1, 2});
+    const std::string error = error_of(*runtime.run(submission("c", x)));
+    EXPECT_THAT(error, HasSubstr("[1] on rank 1"));
+    EXPECT_THAT(error, HasSubstr("[2] on ranks 0 and 2"));
+    five_names(runtime, rank, 20);
+    EXPECT_EQ(runtime.statistics().freezes, 6U);
+    EXPECT_EQ(runtime.statistics().thaws, 1U);
+  });
+}
+
+TEST(Frozen, ARefusalFailsEverywhere) {
+  World world(kRanks, {}, no_limits());
+  world.each([](Runtime& runtime, int rank) {
+    five_names(runtime, rank, 10);
+    if (rank == 2) {
+      runtime.refuse("d", "no good");
+    } else {
+      Tensor x = tensor({1, 2});
+      EXPECT_THAT(error_of(*runtime.run(submission("d", x))), HasSubstr("refused on rank 2"));
+    }
+    five_names(runtime, rank, 10);
+  });
+}
+
+TEST(Frozen, JoinThawsAndTheRestGoesOn) {
+  World world(kRanks, {}, no_limits());
+  world.each([](Runtime& runtime, int rank) {
+    five_names(runtime, rank, 10);
+    for (int round = 0; round < rank; ++round) {
+      Tensor x = tensor({1, 2});
+      ASSERT_EQ(error_of(*runtime.run(submission("a", x))), "");
+      const auto present = static_cast<float>(kRanks - 1 - round);
+      EXPECT_THAT(x.data, ElementsAre(present, 2 * present));
+    }
+    EXPECT_EQ(error_of(*runtime.join()), "");
+    five_names(runtime, rank, 10);
+    EXPECT_EQ(runtime.statistics().thaws, 5U);
+    EXPECT_EQ(runtime.statistics().freezes, 10U);
+  });
+}
+
+TEST(Frozen, AStallIsReportedByName) {
+  Config config = no_limits();
+  config.stall_warn_s = 0.4;
+  World world(kRanks, {}, config);
+  std::atomic<bool> told{false};
+  world.each([&](Runtime& runtime, int rank) {
+    five_names(runtime, rank, 10);
+    Tensor x = tensor({1.0F * rank, 2.0F});
+    if (rank == 1) {
+      while (!told) std::this_thread::sleep_for(1ms);
+    }
+    const auto handle = runtime.submit(submission("b", x));
+    while (rank == 0 && !told) {
+      std::this_thread::sleep_for(1ms);
+      told = runtime.stall_report().find("tensor \"b\": waiting for rank 1") != std::string::npos;
+    }
+    EXPECT_EQ(error_of(*handle), "");
+    EXPECT_THAT(x.data, ElementsAre(3, 6));
+  });
+}
+
+TEST(Frozen, EachProcessSetHasItsOwn) {
+  World world(kRanks, {}, no_limits());
+  std::barrier all(kRanks);
+  world.each([&](Runtime& runtime, int rank) {
+    runtime.add_set(1, {0, 2});
+    all.arrive_and_wait();
+    for (int round = 0; rank != 1 && round < 50; ++round) {
+      Tensor x = tensor({1, 2});
+      Submission in_set = submission("x", x);
+      in_set.set = 1;
+      ASSERT_EQ(error_of(*runtime.run(std::move(in_set))), "");
+      ASSERT_THAT(x.data, ElementsAre(2, 4));
+    }
+    EXPECT_EQ(runtime.statistics().freezes, rank == 1 ? 0U : 1U);
+    five_names(runtime, rank, 20);
+    runtime.remove_set(1);
+    five_names(runtime, rank, 20);
+  });
+}
+
+}  // namespace
+}  // namespace horon::core
