@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "horon/core/execution/op_table.h"
+#include "horon/core/negotiation/ring_gate.h"
 #include "horon/ops/host/host_memory.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/mpi/mpi_ops.h"
@@ -15,9 +16,28 @@ bool shares_memory(const Communicator& communicator, const core::Config& config)
          communicator.local_group().available();
 }
 
+// The gate stands behind the area of the ops.
+size_t gate_offset(int local_size) {
+  constexpr size_t kAlignment = 64;
+  const size_t bytes = SharedMemoryAllreduce::area_bytes(local_size);
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 }  // namespace
 
-size_t builtin_area_bytes(int local_size) { return SharedMemoryAllreduce::area_bytes(local_size); }
+size_t builtin_area_bytes(int local_size) {
+  return gate_offset(local_size) + core::RingGate::bytes(local_size);
+}
+
+std::unique_ptr<core::Gate> make_gate(const Communicator& communicator,
+                                      const core::Config& config) {
+  if (!config.freeze || !shares_memory(communicator, config)) return nullptr;
+  core::LocalGroup& group = communicator.local_group();
+  if (group.local_size() < 2) return nullptr;  // nobody to send a message to
+  return std::make_unique<core::RingGate>(
+      communicator.area() + gate_offset(group.local_size()), group.local_rank(), group.local_size(),
+      [shared = communicator.shared_local_group()] { shared->ring_all_others(); });
+}
 
 std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(const Communicator& communicator,
                                                                   const core::Config& config) {

@@ -10,12 +10,18 @@
 #include "horon/core/execution/executor.h"
 #include "horon/core/execution/memory_domain.h"
 #include "horon/core/host/local_group.h"
+#include "horon/core/negotiation/gate.h"
 #include "horon/ops/communicator/communicator.h"
 
 namespace horon::ops {
 
-// How much of the shared memory of a communicator the ops need, for its members on one host.
+// How much of the shared memory of a communicator the ops and the gate need, for its members on one
+// host.
 size_t builtin_area_bytes(int local_size);
+
+// Where the members of a set start frozen entries together; null unless all of them share memory.
+// The same answer on all members.
+std::unique_ptr<core::Gate> make_gate(const Communicator& communicator, const core::Config& config);
 
 // Every member makes the same list: what decides is the same on all of them. The communicator must
 // outlive the ops.

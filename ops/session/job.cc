@@ -98,6 +98,7 @@ void Job::start_runtime() {
     parts.config = config_;
     parts.topology = topology;
     parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
+    parts.world.gate = make_gate(*world_, config_);
     const bool in_submit = config_.step_in_submit == "on";
     parts.step_in_submit =
         in_submit || (config_.step_in_submit == "auto" && !cpu_share_.has_spare_core());

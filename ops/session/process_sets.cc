@@ -109,8 +109,9 @@ core::SetResources ProcessSets::make_resources() {
     prepared.execution = make_execution(*prepared.communicator, *parts_.config, parts_.timeline);
   }
   newest_ops_ = prepared.execution->ops;
+  std::unique_ptr<core::Gate> gate = make_gate(*prepared.communicator, *parts_.config);
   return {std::move(prepared.communicator),
-          std::make_unique<core::Executor>(std::move(*prepared.execution))};
+          std::make_unique<core::Executor>(std::move(*prepared.execution)), std::move(gate)};
 }
 
 void ProcessSets::remove(const ProcessSet& set) {
