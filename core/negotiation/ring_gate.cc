@@ -16,11 +16,6 @@ constexpr uint32_t kMarkerBit = 1;
 constexpr uint64_t kLow32 = 0xffffffff;
 constexpr uint64_t kLow31 = 0x7fffffff;
 
-struct alignas(64) Counter {
-  // High half: the place that counts here; low half: members that have filled it in this round.
-  std::atomic<uint64_t> word;
-};
-
 // A slot holds the number of its lap (from 1) in its high half and the payload in its low half. So
 // to write an entry is one step, which nobody can be stopped in, and an entry is never visible
 // before the one in front of it.
@@ -29,6 +24,10 @@ uint64_t lap_of(uint64_t position) { return position / kSlots + 1; }
 }  // namespace
 
 struct RingGate::Shared {
+  struct alignas(64) Counter {
+    // High half: the place that counts here; low half: members that have filled it in this round.
+    std::atomic<uint64_t> word;
+  };
   std::array<Counter, kCounters> counters;
   alignas(64) std::atomic<uint64_t> end;  // entries in the ring; may lag behind by the newest one
   alignas(64) std::array<std::atomic<uint64_t>, kSlots> slots;
