@@ -100,6 +100,7 @@ target_sources(horon_simulation PRIVATE support/simulation/transcript.cc)
 horon_test(transcript_test FILES core/negotiation/transcript_test.cc LIBS horon_simulation)
 target_compile_definitions(transcript_test PRIVATE
   HORON_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/core/negotiation")
+horon_test(controller_gate_test FILES core/negotiation/controller_gate_test.cc)
 horon_test(controller_test FILES core/negotiation/controller_test.cc)
 horon_test(entry_ids_test FILES core/negotiation/entry_ids_test.cc)
 horon_test(liveness_test FILES core/negotiation/liveness_test.cc)

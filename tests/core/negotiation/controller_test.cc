@@ -4,7 +4,6 @@
 
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +12,6 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/text.h"
-#include "horon/core/negotiation/ring_gate.h"
 #include "horon/core/negotiation/wire_format.h"
 
 namespace horon::core {
@@ -75,6 +73,10 @@ Owned with_x(int rank, int size) {
 TEST(Controller, OnlyTheCoordinatorSendsRecords) {
   EXPECT_THAT(end_after(make(1, 3), 2, Bye{}), HasSubstr("a rank that does not decide"));
   EXPECT_THAT(end_after(make(0, 3), 2, Unused{"x"}), HasSubstr("a rank that does not decide"));
+}
+
+TEST(Controller, NothingIsFrozenWhereThereIsNoGate) {
+  EXPECT_THAT(end_after(make(1, 2), 0, Freeze{{1}, {1}}), HasSubstr("where there is no gate"));
 }
 
 TEST(Controller, OnlyTheCoordinatorTakesSubmissions) {
@@ -276,104 +278,6 @@ TEST(Controller, WaitingRanksAskRarely) {
     EXPECT_LE(messages, 2 * 9 + 1) << pair.first << " -> " << pair.second;
     EXPECT_TRUE(pair.first == 0 || pair.second == 0);
   }
-}
-
-// A member with a gate whose name x has been agreed once, and frozen at place 1.
-class WithGate {
- public:
-  explicit WithGate(int rank) : area_(RingGate::bytes(2) + 64) {
-    void* area = area_.data();
-    size_t space = area_.size();
-    gate_.emplace(static_cast<std::byte*>(std::align(64, RingGate::bytes(2), area, space)), rank, 2,
-                  [] {});
-    Controller::Options options;
-    options.rank = rank;
-    options.size = 2;
-    options.gate = &*gate_;
-    options.freeze_after = 1;
-    controller_.emplace(options);
-    controller_->submit({1, "x", tensor("x"), {}, {}});
-  }
-  Controller* operator->() { return &*controller_; }
-  RingGate& gate() { return *gate_; }
-  // How it ends when this comes from the other member.
-  std::string end_after(const Item& item, uint64_t applied = 0) {
-    Envelope envelope;
-    envelope.applied = applied;
-    envelope.items.push_back(item);
-    controller_->receive(controller_->is_coordinator() ? 1 : 0, encode(envelope));
-    const Effects effects = controller_->take_effects();
-    return effects.fatal ? effects.fatal->what() : "";
-  }
-
- private:
-  std::vector<std::byte> area_;
-  std::optional<RingGate> gate_;
-  std::optional<Controller> controller_;
-};
-
-TEST(ControllerWithGate, MembersThatBreakTheProtocolEndTheJob) {
-  Ready ready;
-  ready.name = "x";
-  ready.spec = tensor("x");
-  const auto frozen = [&](const Item& item) {
-    WithGate coordinator(0);
-    EXPECT_EQ(coordinator.end_after(ready), "");
-    EXPECT_EQ(coordinator->statistics().freezes, 1U);
-    return coordinator.end_after(item, 2);
-  };
-  EXPECT_THAT(frozen(Deviate{2}), HasSubstr("it names no place"));
-  EXPECT_THAT(frozen(Deviate{0}), HasSubstr("it names no place"));
-  Ready again;
-  again.id = 1;
-  EXPECT_THAT(frozen(again), HasSubstr("it said \"x\", which is frozen"));
-  EXPECT_EQ(frozen(Join{}), "");
-  EXPECT_EQ(frozen(Drained{7}), "");  // dropped with the Shutdown that came before
-}
-
-TEST(ControllerWithGate, CoordinatorsThatBreakTheProtocolEndTheJob) {
-  PlannedEntry x = planned("x");
-  x.id = 1;
-  const auto after_plan = [&](const Item& item) {
-    WithGate member(1);
-    EXPECT_EQ(member.end_after(plan_of(x)), "");
-    return member.end_after(item);
-  };
-  EXPECT_EQ(after_plan(Freeze{{1}, {1}}), "");
-  EXPECT_THAT(after_plan(Freeze{{2}, {1}}), HasSubstr("an id that was never agreed"));
-  EXPECT_THAT(after_plan(Freeze{{1}, {}}), HasSubstr("ids without places"));
-  EXPECT_THAT(after_plan(Freeze{{1}, {0}}), HasSubstr("can't be frozen now"));
-  EXPECT_THAT(after_plan(Freeze{{1, 1}, {1, 2}}), HasSubstr("can't be frozen now"));
-  EXPECT_THAT(after_plan(Thaw{{1}}), HasSubstr("thaws what is not frozen"));
-  WithGate unserved(1);
-  EXPECT_EQ(unserved.end_after(plan_of(x)), "");
-  unserved->submit({2, "x", tensor("x"), {}, {}});
-  EXPECT_THAT(unserved.end_after(Freeze{{1}, {1}}), HasSubstr("can't be frozen now"));
-  EXPECT_THAT(end_after(make(1, 2), 0, Freeze{{1}, {1}}), HasSubstr("where there is no gate"));
-}
-
-// The ring is the order: a record waits for its marker, whatever has arrived.
-TEST(ControllerWithGate, RecordsWaitForTheirMarkers) {
-  PlannedEntry x = planned("x");
-  x.id = 1;
-  WithGate member(1);
-  EXPECT_EQ(member.end_after(plan_of(x)), "");
-  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
-  EXPECT_EQ(member.end_after(Thaw{{1}}), "");
-  EXPECT_EQ(member->statistics().thaws, 0U);
-  member.gate().append_marker(3);
-  member->take_effects();
-  EXPECT_EQ(member->statistics().thaws, 1U);
-}
-
-TEST(ControllerWithGate, AStartThatNobodyHasFilledEndsTheJob) {
-  PlannedEntry x = planned("x");
-  x.id = 1;
-  WithGate member(1);
-  EXPECT_EQ(member.end_after(plan_of(x)), "");
-  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
-  member.gate().append_go(1);
-  EXPECT_THAT(member.end_after(Ping{}), HasSubstr("that is not filled here"));
 }
 
 }  // namespace

@@ -1,0 +1,161 @@
+// The gate beside the log: what breaks the protocol, and who waits for whom.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/negotiation/controller.h"
+#include "horon/core/negotiation/ring_gate.h"
+#include "horon/core/negotiation/wire_format.h"
+
+namespace horon::core {
+namespace {
+
+using ::testing::HasSubstr;
+
+SpecPtr tensor(const std::string& name) {
+  EntrySpec spec;
+  spec.parts = {{name, {4}}};
+  return std::make_shared<const EntrySpec>(spec);
+}
+
+Ready ready_by_name(const std::string& name) {
+  Ready ready;
+  ready.name = name;
+  ready.spec = tensor(name);
+  return ready;
+}
+
+// The first plan of x.
+Plan plan_of_x() {
+  PlannedEntry x;
+  x.id = 1;
+  x.name = "x";
+  x.spec = tensor("x");
+  Plan plan;
+  plan.batches.push_back({{std::move(x)}, {}});
+  return plan;
+}
+
+// A member with a gate whose name x has been agreed once, and frozen at place 1.
+class WithGate {
+ public:
+  explicit WithGate(int rank) : area_(RingGate::bytes(2) + 64) {
+    void* area = area_.data();
+    size_t space = area_.size();
+    place_ = static_cast<std::byte*>(std::align(64, RingGate::bytes(2), area, space));
+    gate_.emplace(place_, rank, 2, [] {});
+    Controller::Options options;
+    options.rank = rank;
+    options.size = 2;
+    options.gate = &*gate_;
+    options.freeze_after = 1;
+    controller_.emplace(options);
+    controller_->submit({1, "x", tensor("x"), {}, {}});
+  }
+  Controller* operator->() { return &*controller_; }
+  RingGate& gate() { return *gate_; }
+  RingGate gate_of(int other) {
+    return RingGate(place_, other, 2, [] {});
+  }
+  // How it ends when this comes from the other member.
+  std::string end_after(const Item& item, uint64_t applied = 0) {
+    Envelope envelope;
+    envelope.applied = applied;
+    envelope.items.push_back(item);
+    controller_->receive(controller_->is_coordinator() ? 1 : 0, encode(envelope));
+    const Effects effects = controller_->take_effects();
+    return effects.fatal ? effects.fatal->what() : "";
+  }
+
+ private:
+  std::vector<std::byte> area_;
+  std::byte* place_ = nullptr;
+  std::optional<RingGate> gate_;
+  std::optional<Controller> controller_;
+};
+
+TEST(ControllerWithGate, MembersThatBreakTheProtocolEndTheJob) {
+  const auto frozen = [&](const Item& item) {
+    WithGate coordinator(0);
+    EXPECT_EQ(coordinator.end_after(ready_by_name("x")), "");
+    EXPECT_EQ(coordinator->statistics().freezes, 1U);
+    return coordinator.end_after(item, 2);
+  };
+  EXPECT_THAT(frozen(Deviate{2}), HasSubstr("it names no place"));
+  EXPECT_THAT(frozen(Deviate{0}), HasSubstr("it names no place"));
+  Ready again;
+  again.id = 1;
+  EXPECT_THAT(frozen(again), HasSubstr("it said \"x\", which is frozen"));
+  EXPECT_EQ(frozen(Join{}), "");
+  EXPECT_EQ(frozen(Drained{7}), "");  // dropped with the Shutdown that came before
+}
+
+TEST(ControllerWithGate, CoordinatorsThatBreakTheProtocolEndTheJob) {
+  const auto after_plan = [&](const Item& item) {
+    WithGate member(1);
+    EXPECT_EQ(member.end_after(plan_of_x()), "");
+    return member.end_after(item);
+  };
+  EXPECT_EQ(after_plan(Freeze{{1}, {1}}), "");
+  EXPECT_THAT(after_plan(Freeze{{2}, {1}}), HasSubstr("an id that was never agreed"));
+  EXPECT_THAT(after_plan(Freeze{{1}, {}}), HasSubstr("ids without places"));
+  EXPECT_THAT(after_plan(Freeze{{1}, {0}}), HasSubstr("can't be frozen now"));
+  EXPECT_THAT(after_plan(Freeze{{1, 1}, {1, 2}}), HasSubstr("can't be frozen now"));
+  EXPECT_THAT(after_plan(Thaw{{1}}), HasSubstr("thaws what is not frozen"));
+  WithGate unserved(1);
+  EXPECT_EQ(unserved.end_after(plan_of_x()), "");
+  unserved->submit({2, "x", tensor("x"), {}, {}});
+  EXPECT_THAT(unserved.end_after(Freeze{{1}, {1}}), HasSubstr("can't be frozen now"));
+}
+
+// The ring is the order: a record waits for its marker, whatever has arrived.
+TEST(ControllerWithGate, RecordsWaitForTheirMarkers) {
+  WithGate member(1);
+  EXPECT_EQ(member.end_after(plan_of_x()), "");
+  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  EXPECT_EQ(member.end_after(Thaw{{1}}), "");
+  EXPECT_EQ(member->statistics().thaws, 0U);
+  member.gate().append_marker(3);
+  member->take_effects();
+  EXPECT_EQ(member->statistics().thaws, 1U);
+}
+
+// One that has stood still for long finds all that it must read.
+TEST(ControllerWithGate, ACoordinatorWaitsForAMemberThatDoesNotRead) {
+  WithGate coordinator(0);
+  EXPECT_EQ(coordinator.end_after(ready_by_name("x")), "");
+  Envelope refused;
+  refused.applied = 2;
+  refused.items.emplace_back(Refused{"y", "no good"});
+  int decisions = 0;
+  const auto decides = [&] {
+    coordinator->refuse("y", "no good");
+    coordinator->receive(1, encode(refused));
+    return !coordinator->take_effects().messages.empty();
+  };
+  while (decisions < 10'000 && decides()) ++decisions;
+  EXPECT_GT(decisions, 1000);
+  EXPECT_LT(decisions, 10'000);
+  RingGate other = coordinator.gate_of(1);
+  for (int read = 0; read < decisions; ++read) ASSERT_TRUE(other.next().has_value()) << read;
+  EXPECT_FALSE(other.next().has_value());
+  EXPECT_FALSE(coordinator->take_effects().messages.empty()) << "it goes on when that has read";
+}
+
+TEST(ControllerWithGate, AStartThatNobodyHasFilledEndsTheJob) {
+  WithGate member(1);
+  EXPECT_EQ(member.end_after(plan_of_x()), "");
+  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member.gate().append_go(1);
+  EXPECT_THAT(member.end_after(Ping{}), HasSubstr("that is not filled here"));
+}
+
+}  // namespace
+}  // namespace horon::core
