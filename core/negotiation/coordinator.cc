@@ -140,6 +140,7 @@ void Coordinator::take_drained(int from, const Drained& drained) {
 }
 
 void Coordinator::frozen_started(uint64_t batches) {
+  freezer_.note_starts(batches);
   in_flight_ += static_cast<int>(batches);
   batches_planned_ += batches;
 }
@@ -205,6 +206,7 @@ void Coordinator::close(Entry& entry, std::vector<Item>& log) {
     log.emplace_back(Unused{entry.name});
     return;
   }
+  if (planner_.empty()) awaited_batches_ = batches_planned_;
   planner_.add(closed(entry));
 }
 
@@ -300,19 +302,30 @@ ClosedEntry Coordinator::closed(const Entry& entry) const {
   return out;
 }
 
+// While enough runs, what comes meanwhile fuses. Only batches count that had begun before it:
+// frozen ones start without asking the planner, and as long as they keep coming some always run.
+bool Coordinator::planning_waits() const {
+  if (planner_.ready_bytes() >= planner_.bytes_max()) return false;
+  const auto running =
+      static_cast<int64_t>(awaited_batches_) - static_cast<int64_t>(batches_ended_);
+  return running >= options_.batches_in_flight_max;
+}
+
 void Coordinator::plan(std::vector<Item>& log, bool everything) {
   Plan plan;
-  while (!planner_.empty()) {
-    const bool busy = in_flight_ >= options_.batches_in_flight_max;
-    if (!everything && busy && planner_.ready_bytes() < planner_.bytes_max()) break;
+  while (!planner_.empty() && (everything || !planning_waits())) {
     PlannedBatch batch;
+    const bool idle = in_flight_ == 0;
     std::vector<ClosedEntry> entries = planner_.take_batch();
     batch.joined = entries.front().joined;
-    const bool alone = entries.size() == 1;
+    // A broadcast costs many messages: one that is alone by luck of timing must go on fusing.
+    const bool by_luck =
+        entries.front().spec->kind == CollectiveKind::Broadcast && !(idle && planner_.empty());
+    const bool alone = entries.size() == 1 && !by_luck;
     for (ClosedEntry& entry : entries) batch.entries.push_back(planned(std::move(entry), alone));
     plan.batches.push_back(std::move(batch));
     ++in_flight_;
-    ++batches_planned_;
+    awaited_batches_ = ++batches_planned_;
   }
   if (!plan.batches.empty()) log.emplace_back(std::move(plan));
 }

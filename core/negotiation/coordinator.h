@@ -37,7 +37,10 @@ class Coordinator {
   // The gate has started so many batches on this rank.
   void frozen_started(uint64_t batches);
   // A batch of this set that a Plan named has finished on this rank.
-  void batch_finished() { --in_flight_; }
+  void batch_finished() {
+    --in_flight_;
+    ++batches_ended_;
+  }
   // Appends to the log what can be decided now. Call after all messages that are here have been
   // taken.
   std::vector<Item> decide();
@@ -105,6 +108,7 @@ class Coordinator {
   ClosedEntry closed(const Entry& entry) const;
   std::string mismatch_text(const Entry& entry) const;
   void plan(std::vector<Item>& log, bool everything);
+  bool planning_waits() const;
   PlannedEntry planned(ClosedEntry entry, bool alone);
   std::vector<int> silent_members(const Entry& entry) const;
   std::optional<Fail> fault_of_joined(const Entry& entry, const std::vector<int>& joined) const;
@@ -128,7 +132,9 @@ class Coordinator {
   Nanos away_since_ = 0;  // the first of them
   int last_joined_ = -1;  // in this round of joins; -1: nobody has joined
   bool ended_ = false;
-  uint64_t batches_planned_ = 0;
+  uint64_t batches_planned_ = 0;   // or started by the gate
+  uint64_t batches_ended_ = 0;     // on this rank
+  uint64_t awaited_batches_ = 0;   // had begun when the first of what waits in planner_ came there
   std::vector<uint64_t> drained_;  // [member]: what it has said last
   uint64_t drained_sum_ = 0;       // of drained_
   int in_flight_ = 0;

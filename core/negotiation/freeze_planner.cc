@@ -9,6 +9,8 @@ namespace horon::core {
 namespace {
 
 constexpr int kNeedMax = 384;
+// Rounds without a message for each that is negotiated until the name is frozen again.
+constexpr uint64_t kRoundsThatPay = 4;
 
 // An entry of this kind and these flags is the same each time, whoever brings it.
 bool can_freeze(const ClosedEntry& entry) {
@@ -36,7 +38,12 @@ bool FreezePlanner::deviate(Place place) {
   const auto known = frozen_.find(place);
   if (known == frozen_.end()) return true;  // thawed meanwhile
   if (std::find(to_thaw_.begin(), to_thaw_.end(), place) != to_thaw_.end()) return true;
-  known->second->need = std::min(kNeedMax, 2 * known->second->need);
+  History& history = *known->second;
+  // Now and then every program deviates: a checkpoint, a last batch of another size. What was
+  // frozen for long enough to pay for its negotiation is forgiven.
+  const uint64_t rounds = (starts_ - history.frozen_at) / frozen_.size();
+  const bool has_paid = rounds >= kRoundsThatPay * static_cast<uint64_t>(history.need);
+  history.need = has_paid ? need_ : std::min(kNeedMax, 2 * history.need);
   to_thaw_.push_back(place);
   return true;
 }
@@ -87,6 +94,7 @@ void FreezePlanner::freeze(std::vector<Item>& log, uint64_t position, bool anybo
       ++last_place_;
     } while (!counter_is_free(last_place_));
     history->place = last_place_;
+    history->frozen_at = starts_;
     frozen_[last_place_] = history;
     freeze.ids.push_back(history->id);
     freeze.places.push_back(last_place_);

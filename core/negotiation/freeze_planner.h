@@ -25,6 +25,8 @@ class FreezePlanner {
 
   // A member says that this place can't stay frozen. False if it was never given.
   bool deviate(Place place);
+  // The gate has started so many batches, of any names.
+  void note_starts(uint64_t batches) { starts_ += batches; }
   // Join, Shutdown and what follows it, from a member that had applied `applied` records: true if
   // it must be dropped, because something is frozen (then all is thawed) or the sender had not seen
   // the last Freeze or Thaw. It will say that again.
@@ -46,6 +48,7 @@ class FreezePlanner {
     int streak = 0;
     int need = 0;
     Place place = kNoPlace;
+    uint64_t frozen_at = 0;  // starts_ then
   };
 
   bool counter_is_free(Place place) const;
@@ -59,6 +62,7 @@ class FreezePlanner {
   bool thaw_all_ = false;
   bool somebody_goes_ = false;  // has been dropped, and will say again that it goes
   Place last_place_ = kNoPlace;
+  uint64_t starts_ = 0;
   uint64_t touched_ = 0;  // records of the log up to the last Freeze or Thaw
   bool ran_out_ = false;
 };

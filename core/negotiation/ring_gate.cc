@@ -97,12 +97,18 @@ void RingGate::append_marker(uint64_t position) {
 }
 
 bool RingGate::room() const {
-  uint64_t slowest = read_;
-  for (size_t member = 0; member < size_; ++member) {
-    slowest = std::min(slowest, cursors_[member].read.load(std::memory_order_acquire));
-  }
   const uint64_t end = shared_->end.load(std::memory_order_acquire);
-  return end + 1 - slowest + kUnreadGoMax < kSlots;
+  const auto leaves_room = [end](uint64_t slowest) {
+    return end + 1 - slowest + kUnreadGoMax < kSlots;
+  };
+  // Cursors only grow, so what left room before does so now; each look costs a miss for each
+  // member.
+  if (leaves_room(slowest_)) return true;
+  slowest_ = read_;
+  for (size_t member = 0; member < size_; ++member) {
+    slowest_ = std::min(slowest_, cursors_[member].read.load(std::memory_order_acquire));
+  }
+  return leaves_room(slowest_);
 }
 
 std::optional<GateEntry> RingGate::next() {

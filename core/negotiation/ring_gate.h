@@ -39,8 +39,9 @@ class RingGate : public Gate {
   const size_t me_;
   const uint32_t size_;
   const std::function<void()> wake_;
-  uint64_t read_ = 0;         // what cursors_[me_] says
-  uint64_t last_marker_ = 0;  // that this member has read: a slot holds its low bits only
+  uint64_t read_ = 0;             // what cursors_[me_] says
+  mutable uint64_t slowest_ = 0;  // of all cursors, when room() last looked
+  uint64_t last_marker_ = 0;      // that this member has read: a slot holds its low bits only
 };
 
 }  // namespace horon::core

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/negotiation/coordinator.h"
 #include "horon/core/negotiation/gate.h"
 
 namespace horon::core {
@@ -129,6 +130,59 @@ TEST(FreezePlanner, EachDeviationDoublesTheNeedUpToALimit) {
   }
   EXPECT_FALSE(log.planner.deviate(kNoPlace));
   EXPECT_FALSE(log.planner.deviate(place + 1)) << "nobody was given that";
+}
+
+TEST(FreezePlanner, ADeviationNowAndThenIsForgiven) {
+  Log log(3);
+  Place place = 0;
+  for (int pause = 0; pause < 20; ++pause) {
+    EXPECT_EQ(log.plans_until_frozen(), 3);
+    log.planner.note_starts(100);  // steps until rank 0 writes a checkpoint
+    EXPECT_TRUE(log.planner.deviate(++place));
+    log.decide();
+  }
+  EXPECT_EQ(log.plans_until_frozen(), 3);
+  EXPECT_TRUE(log.planner.deviate(++place));
+  log.decide();
+  EXPECT_EQ(log.plans_until_frozen(), 6) << "that one did not pay";
+  log.planner.note_starts(24);
+  EXPECT_TRUE(log.planner.deviate(++place));
+  log.decide();
+  EXPECT_EQ(log.plans_until_frozen(), 3);
+}
+
+// A pipeline of frozen entries keeps batches running for ever; what is negotiated beside them must
+// wait for those alone that had begun before it.
+TEST(Coordinator, FrozenStartsDoNotStarveWhatIsNegotiated) {
+  Coordinator coordinator(Coordinator::Options{});
+  coordinator.frozen_started(3);
+  Ready ready;
+  ready.name = "y";
+  ready.spec = entry("y").spec;
+  coordinator.take(0, ready, 0, 0);
+  int ends = 0;
+  while (coordinator.decide().empty()) {
+    ASSERT_LT(ends++, 10) << "never planned";
+    coordinator.frozen_started(1);
+    coordinator.batch_finished();
+  }
+  EXPECT_EQ(ends, 2) << "of three that ran one may go on";
+}
+
+// Broadcasts that are given out together fuse; one that happened to be alone must not stay so.
+TEST(Coordinator, ABroadcastThatIsAloneByLuckIsNotFrozen) {
+  for (const bool busy : {false, true}) {
+    Coordinator::Options options;
+    options.freeze_after = 1;
+    Coordinator coordinator(options);
+    if (busy) coordinator.frozen_started(1);
+    Ready ready;
+    ready.name = "x";
+    ready.spec = entry("x", CollectiveKind::Broadcast).spec;
+    coordinator.take(0, ready, 0, 0);
+    EXPECT_FALSE(coordinator.decide().empty());
+    EXPECT_EQ(coordinator.any_frozen(), !busy);
+  }
 }
 
 TEST(FreezePlanner, AMemberThatGoesThawsAllAndIsDropped) {
