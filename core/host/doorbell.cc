@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <thread>
 #include <time.h>
 #include <unistd.h>
 
@@ -54,10 +53,14 @@ bool Doorbell::wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) 
       cpu_relax();
     }
   }
-  for (int i = 0; i < policy.yields; ++i) {
-    std::this_thread::yield();
-    if (take()) return true;
-    if (Clock::now() >= deadline) return false;
+  if (policy.yields > 0 && yield_cost_.worth_trying()) {
+    auto now = Clock::now();
+    for (int i = 0; i < policy.yields; ++i) {
+      now = yield_cost_.yield(now);
+      if (take()) return true;
+      if (now >= deadline) return false;
+      if (yield_cost_.dear()) break;
+    }
   }
   return sleep_until(deadline);
 }
@@ -75,7 +78,7 @@ bool Doorbell::sleep_until(Clock::time_point deadline) noexcept {
   }
 }
 
-bool Doorbell::look(const WaitPolicy& policy, const std::atomic<bool>& stop) const noexcept {
+bool Doorbell::look(const WaitPolicy& policy, const std::atomic<bool>& stop) noexcept {
   if (policy.spin.count() > 0) {
     const auto spin_end = Clock::now() + std::min(policy.spin, kTimeoutMax);
     while (Clock::now() < spin_end && !stop.load(std::memory_order_relaxed)) {
@@ -85,9 +88,12 @@ bool Doorbell::look(const WaitPolicy& policy, const std::atomic<bool>& stop) con
       }
     }
   }
+  if (rung() || policy.yields == 0 || !yield_cost_.worth_trying()) return rung();
+  auto now = Clock::now();
   for (int i = 0; i < policy.yields && !stop.load(std::memory_order_relaxed); ++i) {
+    now = yield_cost_.yield(now);
     if (rung()) return true;
-    std::this_thread::yield();
+    if (yield_cost_.dear()) break;
   }
   return rung();
 }

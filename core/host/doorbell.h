@@ -6,11 +6,13 @@
 #include <chrono>
 #include <cstdint>
 
+#include "horon/core/base/yield_cost.h"
+
 namespace horon::core {
 
 // How long a waiter looks by itself before it sleeps. Spinning pays only while every waiter has a
 // core of its own; with more ranks than cores a few yields let the others run and cost far less
-// than a sleep.
+// than a sleep. Where yields turn out to be dear (yield_cost.h), it sleeps at once.
 struct WaitPolicy {
   std::chrono::nanoseconds spin{0};
   int yields = 20;
@@ -44,7 +46,7 @@ class alignas(64) Doorbell {
   void call_deputy() noexcept;
   bool rung() const noexcept { return rung_.load(std::memory_order_acquire) != 0; }
   // Looks as `policy` says until rung() or `stop`, and does not take the ring. True if rung.
-  bool look(const WaitPolicy& policy, const std::atomic<bool>& stop) const noexcept;
+  bool look(const WaitPolicy& policy, const std::atomic<bool>& stop) noexcept;
 
  private:
   enum Sleeper : uint32_t { kNobody, kHolder, kDeputy };
@@ -53,6 +55,7 @@ class alignas(64) Doorbell {
   std::atomic<uint32_t> rung_{0};  // the futex word of the holder
   std::atomic<uint32_t> sleeper_{kNobody};
   std::atomic<uint32_t> calls_{0};  // the futex word of the deputy
+  YieldCost yield_cost_;            // of the holder and the deputy
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "a futex word must be a plain word");

@@ -1,7 +1,6 @@
 #include "horon/core/runtime/handle.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "horon/core/base/forked_child.h"
@@ -59,10 +58,14 @@ bool HandleState::wait_until_finished(Clock::time_point deadline) const {
 bool HandleState::sleep_until_finished(Clock::time_point deadline) const {
   // With more threads than cores a yield often runs the very thread that finishes us; a sleep costs
   // more on both sides.
-  constexpr int yields = 20;
-  for (int i = 0; i < yields; ++i) {
-    if (finished()) return true;
-    std::this_thread::yield();
+  if (seat_ != nullptr && seat_->yield_cost.worth_trying()) {
+    constexpr int yields = 20;
+    auto now = Clock::now();
+    for (int i = 0; i < yields; ++i) {
+      if (finished()) return true;
+      now = seat_->yield_cost.yield(now);
+      if (seat_->yield_cost.dear()) break;
+    }
   }
   while (!finished()) {
     uint32_t seen = kPending;

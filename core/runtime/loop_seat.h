@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/yield_cost.h"
 #include "horon/core/runtime/reaper.h"
 
 namespace horon::core {
@@ -75,7 +76,8 @@ class LoopSeat {
     LoopSeat& seat_;
   };
 
-  Reaper reaper;  // released by threads of the program
+  Reaper reaper;         // released by threads of the program
+  YieldCost yield_cost;  // of threads that wait while another one drives
 
  private:
   class Held;

@@ -13,6 +13,8 @@
 namespace horon::core {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::chrono::seconds kLong{20};
 const std::vector<WaitPolicy> kPolicies = {{std::chrono::nanoseconds(0), 0},
                                            {std::chrono::nanoseconds(0), 20},
@@ -46,6 +48,35 @@ TEST(Doorbell, TakesTheLongestTimeout) {
     bell.ring();
   });
   EXPECT_TRUE(bell.wait(std::chrono::nanoseconds::max(), kPolicies.front()));
+}
+
+Clock::duration time_of_waits(Doorbell& bell, const WaitPolicy& policy) {
+  const auto begin = Clock::now();
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_FALSE(bell.wait(std::chrono::microseconds(1), policy));
+  }
+  return Clock::now() - begin;
+}
+
+// Each yield beside a thread that computes costs that thread's time slice, of milliseconds.
+TEST(Doorbell, DoesNotYieldOnBesideThreadsThatCompute) {
+  std::atomic<bool> stop{false};
+  std::vector<std::jthread> computing;
+  for (unsigned core = 0; core < std::thread::hardware_concurrency(); ++core) {
+    computing.emplace_back([&] {
+      while (!stop) {
+      }
+    });
+  }
+  Doorbell bell;
+  Clock::duration sleeping{0};
+  Clock::duration yielding{0};
+  for (int turn = 0; turn < 5; ++turn) {
+    sleeping += time_of_waits(bell, {std::chrono::nanoseconds(0), 0});
+    yielding += time_of_waits(bell, {std::chrono::nanoseconds(0), 20});
+  }
+  stop = true;
+  EXPECT_LT(yielding, 10 * sleeping);
 }
 
 // Each round needs its wake-up: one that is lost shows as a wait that times out.

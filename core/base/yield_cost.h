@@ -1,0 +1,62 @@
+// What it costs a waiting thread to give its core up.
+//
+// A yield costs little while the others on the core wait too, or where it is this thread's alone.
+// Beside a thread that computes it costs that thread's whole time slice, some milliseconds; a
+// thread that sleeps instead runs again soon after it is woken.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+namespace horon::core {
+
+// Remembers across waits whether yields have been dear. Any number of threads may share one: what
+// they lose of each other's is a guess. Valid as zeroed memory.
+class YieldCost {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Asked once in a wait, before its first yield: false for a growing number of waits after a dear
+  // one.
+  bool worth_trying() noexcept {
+    const uint32_t left = waits_without_.load(std::memory_order_relaxed);
+    if (left == 0) return true;
+    waits_without_.store(left - 1, std::memory_order_relaxed);
+    return false;
+  }
+
+  // Yields, and returns what the clock says afterwards. `before`: now.
+  Clock::time_point yield(Clock::time_point before) noexcept {
+    std::this_thread::yield();
+    const Clock::time_point after = Clock::now();
+    note(after - before);
+    return after;
+  }
+  // From a dear yield on, until some cheap ones.
+  bool dear() const noexcept { return next_.load(std::memory_order_relaxed) > 0; }
+
+  void note(Clock::duration took) noexcept {
+    const uint32_t last = next_.load(std::memory_order_relaxed);
+    if (took < kDear) {
+      if (last > 0) next_.store(last / 2, std::memory_order_relaxed);
+      return;
+    }
+    const uint32_t waits = std::clamp(2 * last, kFirst, kMost);
+    next_.store(waits, std::memory_order_relaxed);
+    waits_without_.store(waits, std::memory_order_relaxed);
+  }
+
+ private:
+  // Far more than a switch to another thread that waits and back, far less than a time slice.
+  static constexpr std::chrono::microseconds kDear{300};
+  static constexpr uint32_t kFirst = 16;
+  static constexpr uint32_t kMost = 1024;
+
+  std::atomic<uint32_t> waits_without_{0};
+  std::atomic<uint32_t> next_{0};  // the next dear one costs twice as many waits without
+};
+
+}  // namespace horon::core
