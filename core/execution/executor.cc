@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "horon/core/base/current_error.h"
+#include "horon/core/base/keep_for_ever.h"
 
 namespace horon::core {
 
@@ -49,7 +50,8 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished) {
       ++place;
       continue;
     }
-    finished.push_back(running.finish(std::move(error)));
+    finished.emplace_back();  // first: without memory for it the batch stays where it is
+    finished.back() = running.finish(std::move(error));
     const auto done = place++;
     done->reset();
     spare_.splice(spare_.begin(), running_, done);
@@ -58,14 +60,8 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished) {
   return pace;
 }
 
-std::vector<FinishedBatch> Executor::abandon(const Error& error) {
-  std::vector<FinishedBatch> given_up;
-  for (std::optional<RunningBatch>& running : running_) {
-    running->leak();
-    given_up.push_back(running->finish(error));
-  }
-  running_.clear();
-  return given_up;
+void Executor::abandon() noexcept {
+  if (!running_.empty()) keep_value_for_ever(running_);
 }
 
 }  // namespace horon::core

@@ -43,9 +43,9 @@ class Executor {
   // one whose op, domain or event throws finishes with that as its error.
   Pace step(std::vector<FinishedBatch>& finished);
 
-  // The job is over: gives up everything in flight and returns it. Memory that an op may still
-  // write is kept for ever.
-  std::vector<FinishedBatch> abandon(const Error& error);
+  // The job is over: gives up everything in flight. A peer, MPI or a device may still write there,
+  // so all that the batches hold is kept for ever. Needs no memory.
+  void abandon() noexcept;
 
   const OpTable& ops() const { return *context_.ops; }
 

@@ -194,12 +194,9 @@ void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) noe
 }
 
 void SetRunner::end_all(const Error& error) noexcept {
-  try {
-    for (FinishedBatch& batch : parts_.resources.executor->abandon(error)) settle(batch);
-  } catch (...) {
-    // No memory to take the batches apart: the executor keeps all that they hold, for ever.
-    (void)parts_.resources.executor.release();
-  }
+  parts_.resources.executor->abandon();
+  // Batches that were being settled when an exception ended the job: some may have failed.
+  if (!finished_.empty()) keep_value_for_ever(finished_);
   while (!live_.empty()) {
     const Ticket ticket = live_.any();
     Outcome outcome;

@@ -120,17 +120,21 @@ TEST(Executor, AFailedReadyEventFailsItsBatch) {
   EXPECT_THAT(rank.finished[0].error->what(), HasSubstr("fake device failed"));
 }
 
-TEST(Executor, AbandonGivesBackWhatIsInFlight) {
+TEST(Executor, AbandonKeepsWhatIsInFlightForEver) {
   const auto meeting = std::make_shared<FakeMeeting>(2);  // the other rank never comes
   Rank rank(0, 2, meeting, {});
   std::vector<float> a = {1}, b = {2};
-  rank.executor->enqueue(batch(0, list(entry(1, a))));
+  const auto owned = std::make_shared<int>();
+  EntryWork owner = entry(1, a);
+  owner.allocate_output = [owned](size_t, int64_t) { return nullptr; };
+  rank.executor->enqueue(batch(0, list(std::move(owner))));
   rank.executor->enqueue(batch(1, list(entry(2, b))));
   for (int i = 0; i < 5; ++i) rank.executor->step(rank.finished);
-  const auto given_up = rank.executor->abandon(Error(ErrorCode::PeerDead, "rank 1 has died"));
-  ASSERT_EQ(given_up.size(), 2U);
-  EXPECT_EQ(given_up[0].error->code(), ErrorCode::PeerDead);
+  rank.executor->abandon();
   EXPECT_EQ(rank.executor->step(rank.finished), Executor::Pace::Idle);
+  EXPECT_TRUE(rank.finished.empty());
+  rank.executor.reset();
+  EXPECT_EQ(owned.use_count(), 2);
 }
 
 TEST(Executor, AJoinedRankTakesPartWithNeutralElements) {

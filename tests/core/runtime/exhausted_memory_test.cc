@@ -1,5 +1,6 @@
 // A job ends while there is no memory: one allocation after another fails, and each time every
 // handle must end.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -38,10 +39,10 @@ bool ends(const HandleState& handle) {
 }
 
 // Ends a job of two ranks by a failed batch on rank 0, whose background thread can't allocate
-// for the n-th time from there on. Other batches run there, and other tensors wait for rank 1.
+// for the n-th time from there on. Other batches run there, and other tensors wait for rank 1. The
+// results of what has started are owned by their callbacks alone: they must outlive the job.
 void end_job(int n) {
   Config config = no_limits();
-  config.fusion_bytes_max = 4;  // a batch for each tensor
   std::atomic<bool> all_is_under_way{false};
   std::vector<std::string> names;
   for (int i = 0; i < 6; ++i) names.push_back("tensor " + std::to_string(i));
@@ -49,16 +50,24 @@ void end_job(int n) {
   World world(2, {}, config);
   world.each([&](Runtime& runtime, int rank) {
     std::vector<std::shared_ptr<HandleState>> handles;
+    std::vector<std::weak_ptr<void>> results(names.size());
+    std::vector<std::atomic<bool>> started(names.size());
     const auto begin = [&](const std::string& name, std::function<bool()> ready) {
-      const auto x = std::make_shared<Tensor>(tensor({1}));
+      const auto x = std::make_shared<Tensor>(tensor({1}, CollectiveKind::Allgather));
+      const auto result = std::make_shared<std::array<float, 2>>();
       Submission mine = submission(name, *x);
       mine.ready = std::make_unique<Event>(std::move(ready));
       mine.keep_alive = x;
+      mine.allocate_output = [result](size_t, int64_t) {
+        return reinterpret_cast<std::byte*>(result->data());
+      };
       handles.push_back(runtime.submit(std::move(mine)));
+      return std::weak_ptr<void>(result);
     };
     for (size_t i = 0; i < names.size(); ++i) {
       if (rank == 1 && i >= 4) break;  // rank 0 waits for these
-      begin(names[i], [&, i, rank] {
+      results[i] = begin(names[i], [&, i, rank] {
+        started[i] = true;
         if (rank == 1 || i != 1 || !all_is_under_way) return false;
         test::fail_one_allocation(n);
         throw Error(fault);
@@ -84,6 +93,10 @@ void end_job(int n) {
     }
     EXPECT_THROW(begin("later", [] { return true; }), Error);
     EXPECT_EQ(runtime.shutdown(20s), "");
+    for (size_t i = 0; i < names.size(); ++i) {
+      EXPECT_FALSE(started[i] && results[i].expired())
+          << names[i] << " of rank " << rank << ", allocation " << n << ": peers may write there";
+    }
   });
 }
 
