@@ -12,6 +12,7 @@
 
 #include "horon/core/base/config.h"
 #include "horon/core/bootstrap/topology.h"
+#include "horon/core/runtime/abort_sender.h"
 #include "horon/core/runtime/pacer.h"
 #include "horon/core/runtime/set_runner.h"
 #include "horon/core/runtime/shared_statistics.h"
@@ -107,8 +108,6 @@ class RuntimeLoop {
   void end_job(const Error& error) noexcept;
   // What the exception that is being handled means for the job.
   Error failure_of_turn() const noexcept;
-  // Best effort: a peer that can't be reached does not keep the others from hearing it.
-  void tell_all_ranks(const Error& error);
   // Whatever waits gets this error.
   void end_all(const Error& error) noexcept;
   void finish_calls(const Error& error) noexcept;
@@ -129,6 +128,7 @@ class RuntimeLoop {
   const std::function<SetResources(const std::vector<int>&)> make_set_;
   Reaper* const reaper_;
   const Error out_of_memory_;  // made while there is memory for its text
+  AbortSender abort_;
   RuntimeDoor& door_;
   std::map<uint32_t, std::unique_ptr<SetRunner>> runners_;
   std::map<uint32_t, std::shared_ptr<HandleState>> removals_;

@@ -8,7 +8,6 @@
 #include "horon/core/base/log.h"
 #include "horon/core/base/overloaded.h"
 #include "horon/core/base/text.h"
-#include "horon/core/negotiation/wire_format.h"
 #include "horon/core/runtime/reaper.h"
 #include "horon/core/runtime/runtime_loop.h"
 
@@ -40,14 +39,16 @@ void RuntimeLoop::end_from_within(const Error& error) noexcept {
 }
 
 void RuntimeLoop::flush_messages() {
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
   const auto limit = Clock::now() + std::chrono::seconds(1);
   while (Clock::now() < limit) {
+    const bool told = abort_.done();
     try {
-      if (transport_->flushed()) return;
+      if (transport_->flushed() && told) return;
       (void)transport_->receive();
-    } catch (
-        ...) {  // a part of the transport is broken: the other may still have something to send
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (!told) pause();  // another thread may give memory back
+    } catch (...) {        // a part of the transport is broken: the other may still have to send
+      pause();
     }
   }
 }
@@ -82,19 +83,8 @@ Error RuntimeLoop::failure_of_turn() const noexcept {
 void RuntimeLoop::end_job(const Error& error) noexcept {
   attempt([&] { (void)set_fatal(error); });
   const Error first = door_.fatal != nullptr ? *door_.fatal : error;  // only this thread writes it
-  attempt([&] { tell_all_ranks(first); });
+  abort_.send(first);
   end_all(first);
-}
-
-// In the set of all ranks, which takes it even after its Bye.
-void RuntimeLoop::tell_all_ranks(const Error& error) {
-  Envelope envelope;
-  envelope.set = kWorldSet;
-  envelope.items.emplace_back(Abort{error.code(), error.what()});
-  const std::vector<std::byte> bytes = encode(envelope);
-  for (int rank = 0; rank < topology_.size; ++rank) {
-    if (rank != topology_.rank) attempt([&] { transport_->send(rank, bytes); });
-  }
 }
 
 void RuntimeLoop::end_all(const Error& error) noexcept {

@@ -8,27 +8,34 @@
 namespace horon::test {
 namespace {
 
-thread_local int allocations_left = -1;  // before one fails; -1: none does
+thread_local int allocations_left = 0;  // before the first one that fails
+thread_local int failures_left = 0;
 std::atomic<bool> one_has_failed{false};
+
+bool fails() {
+  if (failures_left == 0 || allocations_left-- > 0) return false;
+  allocations_left = 0;
+  --failures_left;
+  one_has_failed = true;
+  return true;
+}
 
 }  // namespace
 
-void fail_one_allocation(int after) {
+void fail_allocations(int after, int count) {
   one_has_failed = false;
   allocations_left = after;
+  failures_left = count;
 }
 
-bool one_allocation_has_failed() { return one_has_failed; }
+bool an_allocation_has_failed() { return one_has_failed; }
 
 }  // namespace horon::test
 
 // A sanitizer brings this form too, and its memory would not fit the delete below: std::stable_sort
 // takes its buffer by it.
 void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
-  if (horon::test::allocations_left >= 0 && horon::test::allocations_left-- == 0) {
-    horon::test::one_has_failed = true;
-    return nullptr;
-  }
+  if (horon::test::fails()) return nullptr;
   return std::malloc(bytes > 0 ? bytes : 1);
 }
 

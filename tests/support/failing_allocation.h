@@ -3,9 +3,9 @@
 
 namespace horon::test {
 
-// On the calling thread, the allocation after `after` others throws std::bad_alloc, once.
-void fail_one_allocation(int after);
-// Whether that has happened on any thread since the last call of fail_one_allocation().
-bool one_allocation_has_failed();
+// On the calling thread, the `count` allocations after `after` others throw std::bad_alloc.
+void fail_allocations(int after, int count);
+// Whether one has failed on any thread since the last call of fail_allocations().
+bool an_allocation_has_failed();
 
 }  // namespace horon::test

@@ -1,5 +1,5 @@
-// A job ends while there is no memory: one allocation after another fails, and each time every
-// handle must end.
+// A job ends while there is no memory: the allocations fail from one after another on, and each
+// time every handle must end on every rank.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -27,6 +27,7 @@ using test_world::submission;
 using test_world::Tensor;
 using test_world::tensor;
 using test_world::World;
+using testing::HasSubstr;
 
 // Looks without stepping the loop, so that the background thread does it: memory is short there
 // alone.
@@ -38,10 +39,11 @@ bool ends(const HandleState& handle) {
   return handle.finished();
 }
 
-// Ends a job of two ranks by a failed batch on rank 0, whose background thread can't allocate
-// for the n-th time from there on. Other batches run there, and other tensors wait for rank 1. The
-// results of what has started are owned by their callbacks alone: they must outlive the job.
-void end_job(int n) {
+// Ends a job of two ranks by a failed batch on rank 0. The background thread there makes `n`
+// allocations from there on, and then `failures` ones fail. Other batches run there, and other
+// tensors wait for rank 1. The results of what has started are owned by their callbacks alone: they
+// must outlive the job.
+void end_job(int n, int failures) {
   Config config = no_limits();
   std::atomic<bool> all_is_under_way{false};
   std::vector<std::string> names;
@@ -69,27 +71,24 @@ void end_job(int n) {
       results[i] = begin(names[i], [&, i, rank] {
         started[i] = true;
         if (rank == 1 || i != 1 || !all_is_under_way) return false;
-        test::fail_one_allocation(n);
+        test::fail_allocations(n, failures);
         throw Error(fault);
       });
     }
-    if (rank == 1) {
-      while (!all_is_under_way) std::this_thread::sleep_for(1ms);
-      // Rank 0 may have had no memory to tell what happened.
-      for (const auto& handle : handles) {
-        if (!handle->wait(100ms)) break;
-      }
-      (void)runtime.shutdown(0s);
-    } else {
+    if (rank == 0) {
       std::this_thread::sleep_for(2ms);
       all_is_under_way = true;
     }
     for (const auto& handle : handles) {
       if (!ends(*handle)) {
-        ADD_FAILURE() << "a handle of rank " << rank << " does not end, allocation " << n;
+        ADD_FAILURE() << "a handle of rank " << rank << " does not end, allocation " << n << ", "
+                      << failures << " failures";
         std::abort();  // the runtime still has the stack of this test
       }
-      EXPECT_TRUE(handle->outcome().error.has_value());
+      // Also on rank 1, whether or not rank 0 had the memory to tell the cause.
+      ASSERT_TRUE(handle->outcome().error.has_value());
+      EXPECT_THAT(handle->outcome().error->what(), HasSubstr("rank 0"))
+          << "on rank " << rank << ", allocation " << n << ", " << failures << " failures";
     }
     EXPECT_THROW(begin("later", [] { return true; }), Error);
     EXPECT_EQ(runtime.shutdown(20s), "");
@@ -100,14 +99,19 @@ void end_job(int n) {
   });
 }
 
-TEST(ExhaustedMemory, EndsEveryHandle) {
+class ExhaustedMemory : public testing::TestWithParam<int> {};
+
+TEST_P(ExhaustedMemory, EndsEveryHandleOnEveryRank) {
   int n = 0;
   do {
-    end_job(n++);
-  } while (test::one_allocation_has_failed() && !testing::Test::HasFailure());
+    end_job(n++, GetParam());
+  } while (test::an_allocation_has_failed() && !testing::Test::HasFailure());
   EXPECT_GT(n, 10);
   testing::Test::RecordProperty("allocations", n);
 }
+
+INSTANTIATE_TEST_SUITE_P(Failures, ExhaustedMemory, testing::Values(1, 2, 3, 8),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace horon::core
