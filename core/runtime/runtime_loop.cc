@@ -30,8 +30,9 @@ RuntimeLoop::RuntimeLoop(Parts parts, RuntimeDoor& door)
       transport_(parts.transport),
       make_set_(std::move(parts.make_set)),
       reaper_(parts.reaper),
-      out_of_memory_(ErrorCode::Limit, concat("rank ", topology_.rank, " is out of memory")),
-      abort_(topology_, out_of_memory_, *transport_),
+      out_of_memory_(std::make_shared<const Error>(
+          ErrorCode::Limit, concat("rank ", topology_.rank, " is out of memory"))),
+      abort_(topology_, *out_of_memory_, *transport_),
       door_(door) {
   add_runner(kWorldSet, all_ranks(topology_), std::move(parts.world));
 }

@@ -99,8 +99,9 @@ class RuntimeLoop {
   bool take_messages();
   void note_stalls();
   bool all_over() const;
-  // Returns what ended the job: this error, or an earlier one.
-  Error set_fatal(const Error& error);
+  // From now on submissions are refused. Returns what ended the job: this error, an earlier one, or
+  // that there is no memory to keep this one.
+  Error set_fatal(const Error& error) noexcept;
   // The same, and all ranks of each set are told in the next turn.
   void fail_all_sets(const Error& error);
   // The job is over: the other ranks are told, and whatever waits or comes later gets the first
@@ -127,7 +128,7 @@ class RuntimeLoop {
   Transport* const transport_;
   const std::function<SetResources(const std::vector<int>&)> make_set_;
   Reaper* const reaper_;
-  const Error out_of_memory_;  // made while there is memory for its text
+  const std::shared_ptr<const Error> out_of_memory_;  // made while there is memory
   AbortSender abort_;
   RuntimeDoor& door_;
   std::map<uint32_t, std::unique_ptr<SetRunner>> runners_;

@@ -53,16 +53,17 @@ void RuntimeLoop::flush_messages() {
   }
 }
 
-Error RuntimeLoop::set_fatal(const Error& error) {
+Error RuntimeLoop::set_fatal(const Error& error) noexcept {
   if (door_.fatal != nullptr) return *door_.fatal;  // only this thread writes it
-  auto fatal = std::make_shared<const Error>(error);
+  std::shared_ptr<const Error> fatal = out_of_memory_;
+  attempt([&] { fatal = std::make_shared<const Error>(error); });
   door_.queue.close(fatal);
   {
     const std::lock_guard lock(door_.mutex);
-    door_.fatal = std::move(fatal);
+    door_.fatal = fatal;
   }
-  attempt([&] { log(LogLevel::Error, error.what()); });
-  return error;
+  attempt([&] { log(LogLevel::Error, fatal->what()); });
+  return *fatal;
 }
 
 // A set that has ended takes no error any more, so one set may not speak for all.
@@ -76,19 +77,17 @@ Error RuntimeLoop::failure_of_turn() const noexcept {
     return Error(cause.code(),
                  concat("rank ", topology_.rank, ": its runtime failed: ", cause.what()));
   } catch (...) {
-    return out_of_memory_;
+    return *out_of_memory_;
   }
 }
 
 void RuntimeLoop::end_job(const Error& error) noexcept {
-  attempt([&] { (void)set_fatal(error); });
-  const Error first = door_.fatal != nullptr ? *door_.fatal : error;  // only this thread writes it
+  const Error first = set_fatal(error);
   abort_.send(first);
   end_all(first);
 }
 
 void RuntimeLoop::end_all(const Error& error) noexcept {
-  attempt([&] { (void)set_fatal(error); });
   for (auto& entry : runners_) attempt([&] { entry.second->end_all(error); });
   for (auto& removal : removals_) finish(removal.second, error);
   removals_.clear();
