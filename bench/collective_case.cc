@@ -8,6 +8,30 @@
 #include "horon/core/runtime/runtime.h"
 
 namespace horon::bench {
+namespace {
+
+core::Submission submission_of(core::Runtime& runtime, const Call& call, const CallEntry& entry) {
+  core::Submission submission;
+  submission.name = entry.name;
+  submission.spec = entry.spec;
+  const bool blocks = core::moves_blocks(entry.spec->kind);
+  const auto element = static_cast<int64_t>(size_of(entry.spec->dtype));
+  for (const auto& [begin, count] : entry.stretches) {
+    const int64_t offset = begin * element;
+    submission.memory.push_back(
+        {call.input + offset, blocks ? nullptr : call.output + offset, count});
+  }
+  if (entry.spec->kind == CollectiveKind::Alltoall) {
+    submission.splits = core::even_splits(call.shape.input_count, runtime.topology().size);
+  }
+  if (blocks) {
+    submission.allocate_output = [output = call.output](size_t, int64_t) { return output; };
+  }
+  submission.keep_alive = call.memory;
+  return submission;
+}
+
+}  // namespace
 
 const CollectiveCase& find_case(CollectiveKind kind) {
   switch (kind) {
@@ -28,19 +52,16 @@ const CollectiveCase& find_case(CollectiveKind kind) {
 }
 
 void submit_and_wait(core::Runtime& runtime, const Call& call) {
-  core::Submission submission;
-  submission.name = call.name;
-  submission.spec = call.spec;
-  const bool blocks = core::moves_blocks(call.spec->kind);
-  submission.memory.push_back({call.input, blocks ? nullptr : call.output, call.shape.input_count});
-  if (call.spec->kind == CollectiveKind::Alltoall) {
-    submission.splits = core::even_splits(call.shape.input_count, runtime.topology().size);
+  if (call.entries.size() == 1) {
+    (void)runtime.run(submission_of(runtime, call, call.entries.front()))->get();
+    return;
   }
-  if (blocks) {
-    submission.allocate_output = [output = call.output](size_t, int64_t) { return output; };
+  std::vector<std::shared_ptr<core::HandleState>> handles;
+  handles.reserve(call.entries.size());
+  for (const CallEntry& entry : call.entries) {
+    handles.push_back(runtime.submit(submission_of(runtime, call, entry)));
   }
-  submission.keep_alive = call.memory;
-  (void)runtime.run(std::move(submission))->get();
+  for (const auto& handle : handles) (void)handle->get();
 }
 
 }  // namespace horon::bench

@@ -27,10 +27,23 @@ struct Shape {
   int64_t message_bytes = 0;
 };
 
-// One call of the collective. It is in place if input == output.
-struct Call {
+// A stretch of the call's elements.
+struct Stretch {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+// One submission of a call, with a part for each stretch.
+struct CallEntry {
   std::string name;
   std::shared_ptr<const core::EntrySpec> spec;
+  std::vector<Stretch> stretches;
+};
+
+// One call of the collective. It is in place if input == output.
+struct Call {
+  std::shared_ptr<const core::EntrySpec> spec;  // as if all elements were one tensor
+  std::vector<CallEntry> entries;
   Shape shape;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
@@ -62,7 +75,7 @@ const CollectiveCase& reducescatter_case();
 const CollectiveCase& alltoall_case();
 const CollectiveCase& find_case(CollectiveKind kind);
 
-// For the cases: submits one tensor part from input to output and waits.
+// For the cases: submits the entries, each from input to output, and waits.
 void submit_and_wait(core::Runtime& runtime, const Call& call);
 
 }  // namespace horon::bench

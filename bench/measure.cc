@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "horon/bench/statistics.h"
 #include "horon/core/base/text.h"
@@ -23,6 +24,30 @@ constexpr int64_t kSingleCallBytes = 64 << 10;
 
 int calls_per_sample(int64_t bytes) {
   return static_cast<int>(std::clamp<int64_t>(kSingleCallBytes / bytes, 1, 16));
+}
+
+// The tensors of a call. They lie in memory in the reverse order, since tensors of a program are
+// not neighbours either.
+std::vector<CallEntry> entries_of(const Options& options, const std::string& name,
+                                  const core::EntrySpec& whole) {
+  const int64_t count = whole.parts.front().shape.front();
+  const int64_t tensors = std::min<int64_t>(options.tensors, count);
+  std::vector<CallEntry> entries;
+  core::EntrySpec spec = whole;
+  spec.parts.clear();
+  std::vector<Stretch> stretches;
+  for (int64_t i = tensors; i-- > 0;) {
+    const int64_t begin = i * count / tensors;
+    const int64_t part = (i + 1) * count / tensors - begin;
+    spec.parts.push_back({core::concat(name, ".", i), {part}});
+    stretches.push_back({begin, part});
+    if (options.calling == Calling::Group && i > 0) continue;
+    entries.push_back({spec.parts.front().name,
+                       std::make_shared<const core::EntrySpec>(std::exchange(spec, whole)),
+                       std::exchange(stretches, {})});
+    spec.parts.clear();
+  }
+  return entries;
 }
 
 std::shared_ptr<std::byte> private_memory(size_t bytes) {
@@ -111,8 +136,8 @@ Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const 
   spec.root = options_.root;
   spec.parts = {{"", {shape.input_count}}};
   Call call;
-  call.name = core::concat("bench.", shape.message_bytes, in_place ? ".in_place" : "");
-  spec.parts.front().name = call.name;
+  const std::string name = core::concat("bench.", shape.message_bytes, in_place ? ".in_place" : "");
+  call.entries = entries_of(options_, name, spec);
   call.spec = std::make_shared<const core::EntrySpec>(std::move(spec));
   call.shape = shape;
   call.memory = std::make_shared<Buffers>(*buffers_);

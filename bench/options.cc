@@ -83,6 +83,14 @@ void add_collective(CLI::App& app, Options& options) {
              "allreduce, broadcast, allgather, reducescatter or alltoall");
   add_choice(app, "-o,--op", options.op, op_names(), "sum, average, min, max or product");
   add_choice(app, "-d,--dtype", options.dtype, dtype_names(), "float32, bfloat16, int64, ...");
+  add_choice<Calling>(
+      app, "--calling", options.calling,
+      {{"blocking", Calling::Blocking}, {"group", Calling::Group}, {"async", Calling::Async}},
+      "blocking; group: the tensors of a call as one group; async: each tensor is submitted, "
+      "then all are waited for");
+  app.add_option("--tensors", options.tensors, "into how many tensors a message is divided")
+      ->check(CLI::Range(1, 65'536))
+      ->capture_default_str();
   app.add_option("-r,--root", options.root, "root of broadcast")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -112,6 +120,12 @@ std::string find_fault(const Options& options) {
   if (options.bytes_max < options.bytes_min) return "--max-bytes is less than --min-bytes";
   if (options.op == ReduceOp::Average && options.dtype == DataType::Bool) {
     return "bool has no average";
+  }
+  if (options.tensors > 1 && options.calling == Calling::Blocking) {
+    return "--tensors needs --calling group or async";
+  }
+  if (options.calling != Calling::Blocking && options.collective != CollectiveKind::Allreduce) {
+    return "--calling group and async are for allreduce";
   }
   if (options.ratio_max > 0 && !options.peer) return "--ratio-max needs --peer mpi";
   return "";

@@ -10,6 +10,13 @@
 
 namespace horon::bench {
 
+// How a program calls the collective.
+enum class Calling : uint8_t {
+  Blocking,  // one entry, run to its end
+  Group,     // the tensors of the call as one entry with several parts
+  Async,     // each tensor as an entry of its own: all are submitted, then all are waited for
+};
+
 struct Options {
   int64_t bytes_min = 8;
   int64_t bytes_max = 64 << 20;
@@ -21,6 +28,8 @@ struct Options {
   DataType dtype = DataType::Float32;
   CollectiveKind collective = CollectiveKind::Allreduce;
   int root = 0;
+  Calling calling = Calling::Blocking;
+  int tensors = 1;         // into which the message is divided
   bool registered = true;  // memory that Horon allocates; false: private memory of the process
   bool peer = false;       // also time raw MPI on the same sizes
   bool stats = false;      // also print the least time and the 99th percentile

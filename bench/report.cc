@@ -128,6 +128,13 @@ std::string header_text(const Options& options, MpiPeer& mpi) {
   const std::set<std::string> distinct(hosts.begin(), hosts.end());
   std::string text = core::concat("# horon-bench ", version(), ", ", MpiPeer::library_version(),
                                   ", host kernels ", ops::kernel_instruction_set(), "\n");
+  if (options.calling != Calling::Blocking) {
+    text +=
+        core::concat("# each message is ", options.tensors,
+                     options.calling == Calling::Group ? " tensor(s) of one group"
+                                                       : " tensor(s), submitted, then waited for",
+                     "\n");
+  }
   text += core::concat("# ", to_string(options.collective), " of ", hosts.size(), " ranks on ",
                        distinct.size(), " host(s), ", options.registered ? "registered" : "private",
                        " memory, ", options.iters, " iterations after ", options.warmup_iters,
@@ -193,6 +200,10 @@ nlohmann::json to_json(const Options& options, const std::vector<Row>& rows, int
                            {"warmup_iters", options.warmup_iters},
                            {"check", options.check},
                            {"memory", options.registered ? "registered" : "private"},
+                           {"calling", options.calling == Calling::Blocking ? "blocking"
+                                       : options.calling == Calling::Group  ? "group"
+                                                                            : "async"},
+                           {"tensors", options.tensors},
                            {"peer", options.peer ? "mpi" : "none"}};
   return {{"version", version()},
           {"mpi", MpiPeer::library_version()},

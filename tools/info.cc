@@ -1,5 +1,6 @@
 // horon-info: prints the version, how Horon was built, the configuration with the origin of each
-// value, and, under mpirun, the hosts of the ranks and which collective is chosen.
+// value, and, under mpirun, the hosts of the ranks, which collective is chosen and what a
+// collective that comes again costs in messages.
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
@@ -43,12 +44,29 @@ bool has_launcher() {
   return has("OMPI_COMM_WORLD_RANK") || has("PMIX_RANK") || has("PMI_RANK");
 }
 
-// Needs init().
+// What `calls` barriers have cost this rank, when some before them have been negotiated.
+Json protocol_json() {
+  constexpr int warm_up = 10;
+  constexpr int calls = 1000;
+  for (int i = 0; i < warm_up; ++i) horon::barrier();
+  const horon::Statistics before = horon::statistics();
+  for (int i = 0; i < calls; ++i) horon::barrier();
+  const horon::Statistics after = horon::statistics();
+  horon::barrier();  // a rank that shuts down sends messages
+  Json counts = {{"barriers", calls}};
+  for (const auto& [name, field] : horon::kStatisticNames) {
+    counts[std::string(name)] = after.*field - before.*field;
+  }
+  return counts;
+}
+
+// Needs init(); collective.
 Json job_json() {
   const horon::core::Topology& topology = horon::ops::runtime().topology();
   return {{"size", topology.size},
           {"host_of", topology.host_of},
-          {"selection", horon::ops::explain_selection()}};
+          {"selection", horon::ops::explain_selection()},
+          {"protocol", protocol_json()}};
 }
 
 void print_job(const Json& job) {
@@ -66,6 +84,11 @@ void print_job(const Json& job) {
   for (const auto& line : job["selection"]) {
     std::cout << "  " << line.get<std::string>() << '\n';
   }
+  std::cout << "\ncost of negotiation, on rank 0\n";
+  for (const auto& [name, count] : job["protocol"].items()) {
+    std::printf("  %-26s %lld\n", name.c_str(), count.get<long long>());
+  }
+  std::fflush(stdout);
 }
 
 void print_text(const Json& all) {
@@ -91,7 +114,8 @@ void print_text(const Json& all) {
 int main(int argc, char** argv) {
   CLI::App app(
       "Says what this Horon is, what it was built with and how it is configured.\n"
-      "Under mpirun also which ranks share a host and which collective is chosen.",
+      "Under mpirun also which ranks share a host, which collective is chosen, and what 1,000\n"
+      "barriers cost in control messages.",
       "horon-info");
   bool as_json = false;
   app.add_flag("--json", as_json, "print one JSON object");

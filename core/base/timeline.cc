@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "horon/core/base/error.h"
@@ -106,19 +107,13 @@ class FileTimeline final : public Timeline {
 
   void span(std::string_view track, std::string_view name, Clock::time_point begin,
             Clock::time_point end, std::string_view detail) override {
-    bool full = false;
-    {
-      const std::lock_guard lock(buffer_mutex_);
-      if (stopped_) return;
-      if (events_ == events_max_) {
-        stop(concat("the timeline has ", events_max_, " events; recording stops here"));
-        return;
-      }
-      ++events_;
-      buffer_.push_back({track_number(track), begin, end, std::string(name), std::string(detail)});
-      full = buffer_.size() >= kBufferedEventsMax;
-    }
-    if (full) flush();
+    record([&] {
+      return Event{track_number(track), begin, end, std::string(name), std::string(detail), {}};
+    });
+  }
+
+  void counter(std::string_view name, Clock::time_point at, uint64_t value) override {
+    record([&] { return Event{0, at, at, std::string(name), {}, value}; });
   }
 
   void flush() override {
@@ -150,9 +145,34 @@ class FileTimeline final : public Timeline {
     Clock::time_point end;
     std::string name;
     std::string detail;
+    std::optional<uint64_t> value;  // of a counter; else the event is a bar
   };
 
+  // `make`: the event; called with buffer_mutex_ held.
+  template <class Make>
+  void record(const Make& make) {
+    bool full = false;
+    {
+      const std::lock_guard lock(buffer_mutex_);
+      if (stopped_) return;
+      if (events_ == events_max_) {
+        stop(concat("the timeline has ", events_max_, " events; recording stops here"));
+        return;
+      }
+      ++events_;
+      buffer_.push_back(make());
+      full = buffer_.size() >= kBufferedEventsMax;
+    }
+    if (full) flush();
+  }
+
   void append_event(std::string& text, const Event& event) const {
+    if (event.value) {
+      text += concat(",\n", R"({"ph":"C","pid":)", rank_, R"(,"ts":)",
+                     microseconds(event.begin.time_since_epoch() + to_wall_), R"(,"name":)",
+                     json_string(event.name), R"(,"args":{"value":)", *event.value, "}}");
+      return;
+    }
     text += concat(",\n", R"({"ph":"X","pid":)", rank_, R"(,"tid":)", event.track, R"(,"ts":)",
                    microseconds(event.begin.time_since_epoch() + to_wall_), R"(,"dur":)",
                    microseconds(std::max(event.end - event.begin, Clock::duration(0))),

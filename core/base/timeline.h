@@ -3,8 +3,9 @@
 // Rank N writes FILE.rankN.json, whether FILE or FILE.json is given. If the name holds "{rank}",
 // the rank replaces that instead. Events are buffered; flush(), the destructor and a full buffer
 // write them, and after each write the file is valid JSON. Times are microseconds since 1970, so
-// files of several ranks can be viewed together. After kEventsMax events recording stops, with one
-// warning in the log.
+// files of several ranks can be viewed together. The runtime records its statistics (statistics.h)
+// as counters: once a second those that have changed, and at the end. After kEventsMax events
+// recording stops, with one warning in the log.
 #pragma once
 
 #include <chrono>
@@ -28,6 +29,8 @@ class Timeline {
   // Records one bar on a track ("training", "collective"). Any thread; a few hundred nanoseconds.
   virtual void span(std::string_view track, std::string_view name, Clock::time_point begin,
                     Clock::time_point end, std::string_view detail = {}) = 0;
+  // Records the value of a number from now on; it is drawn as a curve over time. Any thread.
+  virtual void counter(std::string_view name, Clock::time_point at, uint64_t value) = 0;
   virtual void flush() = 0;
 };
 

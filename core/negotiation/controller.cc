@@ -73,6 +73,7 @@ void Controller::shutdown() {
 }
 
 void Controller::receive(int from, std::span<const std::byte> bytes) {
+  ++messages_received_;
   if (fatal_) return;
   liveness_.heard(from);
   try {
@@ -336,7 +337,8 @@ void Controller::pack_messages() {
 
 Statistics Controller::statistics() const {
   Statistics statistics = member_.statistics();
-  statistics.control_messages = messages_sent_;
+  statistics.control_messages_sent = messages_sent_;
+  statistics.control_messages_received = messages_received_;
   return statistics;
 }
 

@@ -78,6 +78,7 @@ class Controller {
   const std::string& stall_text() const { return stall_text_; }
   const Coordinator* coordinator() const { return coordinator_.get(); }
   const Member& member() const { return member_; }
+  // All but what the runner of the set counts: what is in flight.
   Statistics statistics() const;
 
  private:
@@ -117,6 +118,7 @@ class Controller {
   bool told_of_ids_ = false;
   bool told_of_places_ = false;
   uint64_t messages_sent_ = 0;
+  uint64_t messages_received_ = 0;
   uint64_t frozen_starts_told_ = 0;  // to the coordinator, who counts what runs
   Nanos next_look_ = 0;              // coordinator: at the age of open entries
   Nanos next_roll_call_ = 0;         // coordinator: asks everybody

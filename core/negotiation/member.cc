@@ -241,6 +241,7 @@ void Member::apply(const Plan& plan, Effects& effects) {
       start.entries.push_back(start_entry(planned, joined_here));
     }
     effects.starts.push_back(std::move(start));
+    statistics_.negotiated_starts += batch.entries.size();
   }
 }
 

@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "horon/core/base/statistics.h"
 #include "horon/core/negotiation/effects.h"
 #include "horon/core/negotiation/entry_ids.h"
 #include "horon/core/negotiation/frozen_entries.h"
 #include "horon/core/negotiation/gate.h"
 #include "horon/core/negotiation/protocol.h"
 #include "horon/core/negotiation/request.h"
-#include "horon/core/negotiation/statistics.h"
 
 namespace horon::core {
 

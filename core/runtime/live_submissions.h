@@ -18,6 +18,7 @@ struct LiveSubmission {
   Submission submission;
   std::vector<bool> produced;                      // as in Outcome, once it is started
   bool started = false;                            // the executor has its memory
+  uint64_t bytes = 0;                              // of its tensors, once it is started
   std::chrono::steady_clock::time_point taken_at;  // only while a timeline is written
 };
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "horon/core/base/config.h"
+#include "horon/core/base/statistics.h"
 #include "horon/core/bootstrap/topology.h"
-#include "horon/core/negotiation/statistics.h"
 #include "horon/core/runtime/set_resources.h"
 #include "horon/core/runtime/submission.h"
 
@@ -91,7 +91,7 @@ class Runtime {
   // ..."); empty if nothing is known. Any thread.
   std::string stall_report() const;
 
-  // What the control protocol has cost this rank, over all process sets. Any thread.
+  // Over all process sets. Any thread.
   Statistics statistics() const;
 
   // The fatal error that ended the job, if one did.

@@ -9,6 +9,7 @@
 #include "horon/core/base/log.h"
 #include "horon/core/base/overloaded.h"
 #include "horon/core/base/text.h"
+#include "horon/core/base/timeline.h"
 #include "horon/core/negotiation/wire_format.h"
 #include "horon/core/runtime/reaper.h"
 
@@ -62,6 +63,7 @@ bool RuntimeLoop::try_turn() {
   for (Outgoing& message : outbox_) transport_->send(message.to, std::move(message.bytes));
   outbox_.clear();
   note_stalls();
+  if (timeline_ != nullptr) record_statistics(now);
   if (fatal_now_) {
     end_all(*door_.fatal);  // the controllers have told the other ranks
     return true;
@@ -209,6 +211,21 @@ void RuntimeLoop::note_stalls() {
   if (text == door_.stall_report) return;  // only this thread writes it
   const std::lock_guard lock(door_.mutex);
   door_.stall_report = std::move(text);
+}
+
+void RuntimeLoop::record_statistics(Nanos now) {
+  if (now < next_record_) return;
+  constexpr Nanos second = 1'000'000'000;
+  next_record_ = now + second;
+  record_statistics();
+}
+
+void RuntimeLoop::record_statistics() {
+  const Statistics before = std::exchange(recorded_, door_.statistics.read());
+  const auto now = Timeline::Clock::now();
+  for (const auto& [name, field] : kStatisticNames) {
+    if (recorded_.*field != before.*field) timeline_->counter(name, now, recorded_.*field);
+  }
 }
 
 bool RuntimeLoop::all_over() const {

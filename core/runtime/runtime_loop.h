@@ -98,6 +98,9 @@ class RuntimeLoop {
   void add_runner(uint32_t id, const std::vector<int>& ranks, SetResources resources);
   bool take_messages();
   void note_stalls();
+  // Into the timeline, once a second: the statistics that have changed.
+  void record_statistics(Nanos now);
+  void record_statistics();
   bool all_over() const;
   // From now on submissions are refused. Returns what ended the job: this error, an earlier one, or
   // that there is no memory to keep this one.
@@ -137,6 +140,8 @@ class RuntimeLoop {
   Pacer pacer_;
   std::vector<Call> calls_;
   std::vector<Outgoing> outbox_;
+  Nanos next_record_ = 0;  // of the statistics into the timeline
+  Statistics recorded_;
   bool fatal_now_ = false;     // an error ends the job in this turn
   bool shut_down_ = false;     // this rank, in all its sets
   std::map<int, Death> dead_;  // by rank

@@ -83,10 +83,14 @@ bool SetRunner::has_member(int rank) const {
 
 bool SetRunner::decide(Nanos now, std::vector<Outgoing>& outbox) {
   controller_.tick(now);
-  Effects effects = controller_.take_effects();
-  const Statistics statistics = controller_.statistics();
-  parts_.statistics->add(std::exchange(counted_, statistics), statistics);
-  return apply(std::move(effects), outbox);
+  return apply(controller_.take_effects(), outbox);
+}
+
+void SetRunner::publish_statistics() {
+  Statistics now = controller_.statistics();
+  now.collectives_in_flight = controller_.member().batches_running();
+  now.bytes_in_flight = bytes_started_ - bytes_ended_;
+  parts_.statistics->add(std::exchange(counted_, now), now);
 }
 
 bool SetRunner::work() {
@@ -103,6 +107,7 @@ bool SetRunner::apply(Effects effects, std::vector<Outgoing>& outbox) {
     outbox.push_back(std::move(message));
   }
   for (StartBatch& start : effects.starts) parts_.resources.executor->enqueue(work_of(start));
+  publish_statistics();  // before a handle finishes: whoever waited for it finds it counted
   if (effects.fatal)
     (void)parts_.on_fatal(*effects.fatal);  // who is woken by the error must find it
   for (const Finished& finished : effects.finished) {
@@ -134,6 +139,8 @@ BatchWork SetRunner::work_of(StartBatch& start) {
     out.ticket = *entry.ticket;
     LiveSubmission& live = live_.at(out.ticket);
     live.started = true;
+    live.bytes = static_cast<uint64_t>(element_count(*out.spec)) * size_of(out.spec->dtype);
+    bytes_started_ += live.bytes;
     live.produced = std::move(entry.produced);
     out.memory = std::move(live.submission.memory);
     out.allocate_output = std::move(live.submission.allocate_output);
@@ -154,8 +161,8 @@ bool SetRunner::settle_batches() {
       controller_.fail(error);
       batch.error = parts_.on_fatal(error);  // its handles hear what all others hear
     }
-    settle(batch);
     controller_.batch_finished();
+    settle(batch);
     constexpr size_t kKept = 16;
     if (spare_entries_.size() == kKept) continue;
     batch.entries.clear();
@@ -167,6 +174,10 @@ bool SetRunner::settle_batches() {
 }
 
 void SetRunner::settle(FinishedBatch& batch) {
+  for (const EntryWork& entry : batch.entries) {
+    if (entry.mine) bytes_ended_ += live_.at(entry.ticket).bytes;
+  }
+  publish_statistics();  // as in apply()
   for (EntryWork& entry : batch.entries) {
     if (!entry.mine) continue;
     LiveSubmission& live = live_.at(entry.ticket);

@@ -71,6 +71,8 @@ class SetRunner {
 
  private:
   bool apply(Effects effects, std::vector<Outgoing>& outbox);
+  // The numbers of this set become readable for all threads.
+  void publish_statistics();
   BatchWork work_of(StartBatch& start);
   bool settle_batches();
   void settle(FinishedBatch& batch);
@@ -82,7 +84,9 @@ class SetRunner {
 
   Parts parts_;
   Controller controller_;
-  Statistics counted_;  // what parts_.statistics has of this set
+  Statistics counted_;          // what parts_.statistics has of this set
+  uint64_t bytes_started_ = 0;  // of this rank's tensors
+  uint64_t bytes_ended_ = 0;
   Executor::Pace pace_ = Executor::Pace::Idle;
   bool bye_ = false;
   std::vector<FinishedBatch> finished_;

@@ -1,42 +1,38 @@
 // The statistics of all process sets of a rank together: the loop adds, any thread reads.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
-#include "horon/core/negotiation/statistics.h"
+#include "horon/core/base/statistics.h"
 
 namespace horon::core {
 
 class SharedStatistics {
  public:
-  // What a set's have become since they were `before`.
+  // What a set's have become since they were `before`. A number may also have become smaller.
   void add(const Statistics& before, const Statistics& now) {
-    add(freezes_, now.freezes - before.freezes);
-    add(thaws_, now.thaws - before.thaws);
-    add(frozen_starts_, now.frozen_starts - before.frozen_starts);
-    add(void_starts_, now.void_starts - before.void_starts);
-    add(control_messages_, now.control_messages - before.control_messages);
+    for (size_t i = 0; i < values_.size(); ++i) {
+      const uint64_t change = now.*kStatisticNames[i].field - before.*kStatisticNames[i].field;
+      if (change == 0) continue;
+      // Only one thread adds at a time.
+      values_[i].store(values_[i].load(std::memory_order_relaxed) + change,
+                       std::memory_order_relaxed);
+    }
   }
   // Each number by itself; not all of one moment.
   Statistics read() const {
-    return {freezes_.load(std::memory_order_relaxed), thaws_.load(std::memory_order_relaxed),
-            frozen_starts_.load(std::memory_order_relaxed),
-            void_starts_.load(std::memory_order_relaxed),
-            control_messages_.load(std::memory_order_relaxed)};
+    Statistics statistics;
+    for (size_t i = 0; i < values_.size(); ++i) {
+      statistics.*kStatisticNames[i].field = values_[i].load(std::memory_order_relaxed);
+    }
+    return statistics;
   }
 
  private:
-  // Only one thread adds at a time.
-  static void add(std::atomic<uint64_t>& to, uint64_t more) {
-    if (more > 0) to.store(to.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
-  }
-
-  std::atomic<uint64_t> freezes_{0};
-  std::atomic<uint64_t> thaws_{0};
-  std::atomic<uint64_t> frozen_starts_{0};
-  std::atomic<uint64_t> void_starts_{0};
-  std::atomic<uint64_t> control_messages_{0};
+  std::array<std::atomic<uint64_t>, kStatisticNames.size()> values_{};
 };
 
 }  // namespace horon::core

@@ -73,6 +73,8 @@ bool is_homogeneous() {
                      [&](const auto& host) { return host.second == ranks_on.begin()->second; });
 }
 
+Statistics statistics() { return job().runtime().statistics(); }
+
 int last_rank() { return core::log_rank(); }
 
 bool is_initialized() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/statistics.h"
 #include "horon/core/base/version.h"
 #include "horon/ops/session/process_set.h"
 
@@ -47,6 +48,11 @@ bool is_homogeneous();
 // failed init() and after shutdown(), for who wants an error that all ranks have told once. -1 if
 // there has been none.
 int last_rank();
+
+// What this rank has done since init(), and what is under way: collectives, how they were started,
+// control messages (core/base/statistics.h). A training step whose collectives are all frozen adds
+// nothing to control_messages_sent and control_messages_received. Any thread; sends nothing.
+Statistics statistics();
 
 // Returns when every rank of the set has called it. Throws Error.
 void barrier(const ProcessSet& process_set = {});

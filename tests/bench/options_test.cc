@@ -33,6 +33,7 @@ TEST(BenchOptions, ShortAndLongNames) {
   EXPECT_FALSE(parse({"--memory", "private"}).options.registered);
   EXPECT_FALSE(parse({"-c", "0"}).options.check);
   EXPECT_TRUE(parse({"--peer", "mpi"}).options.peer);
+  EXPECT_EQ(parse({"--calling", "async"}).options.calling, Calling::Async);
 }
 
 TEST(BenchOptions, HelpIsNoFailure) {
@@ -54,6 +55,9 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
   EXPECT_NE(complaint({"-f", "1"}).find("--step-factor"), std::string::npos);
   EXPECT_NE(complaint({"-d", "bool", "-o", "avg"}).find("average"), std::string::npos);
   EXPECT_NE(complaint({"--ratio-max", "3"}).find("--peer"), std::string::npos);
+  EXPECT_NE(complaint({"--tensors", "2"}).find("--calling"), std::string::npos);
+  EXPECT_NE(complaint({"--calling", "group", "--collective", "broadcast"}).find("allreduce"),
+            std::string::npos);
   EXPECT_NE(complaint({"--collective", "barrier"}).find("barrier"), std::string::npos);
 }
 

@@ -25,6 +25,10 @@ foreach(ranks 1 2 3)
 endforeach()
 horon_bench_test(bench_private_memory 2 table ${horon_bench}
                  -b 5 -e 100K -f 16 -n 2 -w 1 --memory private -d bfloat16 -o avg)
+horon_bench_test(bench_group 2 table ${horon_bench} --calling group --tensors 64
+                 -b 4 -e 16K -f 64 -n 5 -w 4 --peer mpi)
+horon_bench_test(bench_async 3 table ${horon_bench} --calling async --tensors 64
+                 -b 4 -e 16K -f 64 -n 5 -w 4)
 horon_bench_test(bench_broadcast 3 table ${horon_bench} --collective broadcast -r 2
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d int64)
 horon_bench_test(bench_allgather 3 table ${horon_bench} --collective allgather

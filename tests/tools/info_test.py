@@ -48,11 +48,15 @@ class Info(unittest.TestCase):
         self.assertEqual(facts["job"]["size"], 3)
         self.assertEqual(facts["job"]["host_of"], [0, 0, 0])
         self.assertTrue(any("chosen" in line for line in facts["job"]["selection"]))
+        self.assertEqual(facts["job"]["protocol"]["frozen starts"], 1000)
+        self.assertEqual(facts["job"]["protocol"]["control messages sent"], 0)
         told = call(sys.executable, HORONRUN, "-np", "2", "--no-prefix", INFO)
+        self.assertRegex(told.stdout, r"control messages sent +0\n")
         self.assertIn("host 0: ranks 0 and 1", told.stdout)
         told = call(sys.executable, HORONRUN, "-np", "2", "--no-prefix", "bash", "-c",
                     f'HORON_HOST_ID=h$OMPI_COMM_WORLD_RANK exec "{INFO}"')
         self.assertIn("host 1: ranks 1\n", told.stdout, told.stderr)
+        self.assertRegex(told.stdout, r"control messages sent +[1-9]")
         self.assertRegex(told.stdout, r"HORON_HOST_ID +h0 +environment")
 
     def test_mistakes_are_one_line(self):

@@ -53,6 +53,25 @@ TEST_F(TimelineTest, NamesTheFileByRank) {
   EXPECT_EQ(entries, 3) << "a temporary file was left";
 }
 
+TEST_F(TimelineTest, CountersAreValuesOverTime) {
+  const auto timeline = Timeline::open(path("t"), 3, 4);
+  const auto now = Timeline::Clock::now();
+  timeline->counter("bytes \"in flight\"", now, 7);
+  timeline->counter("bytes \"in flight\"", now + 1s, uint64_t{1} << 40);
+  timeline->flush();
+  std::vector<Json> counters;
+  const Json trace = read("t.rank3.json");
+  for (const Json& event : trace.at("traceEvents")) {
+    if (event.at("ph") == "C") counters.push_back(event);
+  }
+  ASSERT_EQ(counters.size(), 2U);
+  EXPECT_EQ(counters[0].at("name"), "bytes \"in flight\"");
+  EXPECT_EQ(counters[0].at("pid"), 3);
+  EXPECT_EQ(counters[0].at("args").at("value"), 7);
+  EXPECT_EQ(counters[1].at("args").at("value"), uint64_t{1} << 40);
+  EXPECT_NEAR(counters[1].at("ts").get<double>() - counters[0].at("ts").get<double>(), 1e6, 1);
+}
+
 TEST_F(TimelineTest, IsValidJsonAfterOpenAndEachFlush) {
   const auto timeline = Timeline::open(path("t"), 3, 4);
   EXPECT_TRUE(bars(read("t.rank3.json")).empty());

@@ -51,10 +51,10 @@ TEST(Frozen, AThousandRoundsSendNoMessage) {
     all.arrive_and_wait();
     EXPECT_EQ(runtime.statistics().freezes, 5U);
     const uint64_t starts = runtime.statistics().frozen_starts;
-    before += runtime.statistics().control_messages;
+    before += runtime.statistics().control_messages_sent;
     five_names(runtime, rank, 1000);
     all.arrive_and_wait();
-    after += runtime.statistics().control_messages;
+    after += runtime.statistics().control_messages_sent;
     EXPECT_EQ(runtime.statistics().frozen_starts, starts + 5000);
     EXPECT_EQ(runtime.statistics().thaws, 0U);
     all.arrive_and_wait();

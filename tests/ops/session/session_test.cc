@@ -119,6 +119,29 @@ TEST(SessionStart, HeadersOfAnotherVersionAreRefused) {
   expect_that_a_job_starts();
 }
 
+TEST(Session, CountsWhatItsCollectivesCost) {
+  EXPECT_THAT(error_of([] { (void)statistics(); }), StartsWith("not initialized"));
+  for (int session = 0; session < 2; ++session) {
+    init_session();
+    for (int i = 0; i < 10; ++i) barrier();
+    const Statistics before = statistics();
+    EXPECT_GE(before.negotiated_starts, 3U);
+    EXPECT_EQ(before.control_messages_sent > 0, test_size() > 1);
+    EXPECT_EQ(before.control_messages_received > 0, test_size() > 1);
+    for (int i = 0; i < 100; ++i) barrier();
+    const Statistics after = statistics();
+    barrier();                            // a rank that shuts down sends messages
+    const bool frozen = test_size() > 1;  // one rank alone has no gate
+    EXPECT_EQ(after.frozen_starts, before.frozen_starts + (frozen ? 100 : 0));
+    EXPECT_EQ(after.negotiated_starts, before.negotiated_starts + (frozen ? 0 : 100));
+    EXPECT_EQ(after.control_messages_sent, before.control_messages_sent);
+    EXPECT_EQ(after.control_messages_received, before.control_messages_received);
+    EXPECT_EQ(after.collectives_in_flight, 0U);
+    EXPECT_EQ(after.bytes_in_flight, 0U);
+    shutdown();
+  }
+}
+
 TEST(Session, KnowsWhetherItsHostsAreAlike) {
   init_session();
   EXPECT_TRUE(is_homogeneous());

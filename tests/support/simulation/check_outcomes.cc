@@ -50,12 +50,12 @@ class Judge {
     }
     if (r.finished != r.started) wrong("rank ", rank, " has a batch running");
     // The coordinator's own words travel in no message, and a frozen one is not said.
-    const core::Statistics statistics = r.controller->statistics();
+    const Statistics statistics = r.controller->statistics();
     const int words = r.words_sent + static_cast<int>(statistics.frozen_starts);
     if (rank > 0 && words != expected_.words[place]) {
       wrong("rank ", rank, " gave ", words, " words, not ", expected_.words[place]);
     }
-    const core::Statistics first = cluster_.rank(0).controller->statistics();
+    const Statistics first = cluster_.rank(0).controller->statistics();
     if (statistics.freezes != first.freezes || statistics.thaws != first.thaws ||
         statistics.frozen_starts != first.frozen_starts) {
       wrong("rank ", rank, " has seen the gate in another way than the coordinator");

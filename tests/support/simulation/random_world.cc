@@ -305,7 +305,7 @@ std::map<std::string, int> count(const World& world, const SimulatedCluster& clu
     seen["bye"] += r.bye ? 1 : 0;
     seen["stall report"] += static_cast<int>(r.warnings.size());
     seen["batch"] += static_cast<int>(r.finished);
-    const core::Statistics statistics = r.controller->statistics();
+    const Statistics statistics = r.controller->statistics();
     seen["freeze"] += static_cast<int>(statistics.freezes);
     seen["thaw"] += static_cast<int>(statistics.thaws);
     seen["frozen start"] += static_cast<int>(statistics.frozen_starts);

@@ -235,7 +235,7 @@ class Player {
   std::vector<std::string> messages() const {
     uint64_t sent = 0;
     for (int rank = 0; rank < cluster_->size(); ++rank) {
-      sent += cluster_->rank(rank).controller->statistics().control_messages;
+      sent += cluster_->rank(rank).controller->statistics().control_messages_sent;
     }
     return {concat(sent, " messages")};
   }

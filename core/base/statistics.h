@@ -1,0 +1,48 @@
+// What Horon has done on one rank since it started, and what is under way.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace horon {
+
+// Over all process sets of the rank. Each number is exact; they are not all of one moment.
+struct Statistics {
+  // Entries (a tensor, a group or a bucket under one name) by the way in which they were started.
+  uint64_t negotiated_starts = 0;  // by a Plan, a message of the coordinator
+  uint64_t frozen_starts = 0;      // by the gate in shared memory, without a message
+  uint64_t void_starts = 0;        // all had come, but the plan was thawed first: negotiated then
+  uint64_t freezes = 0;            // entries that were frozen
+  uint64_t thaws = 0;              // entries that were thawed: a rank has deviated
+  // Messages of negotiation between ranks, of any number of words each. The data of collectives is
+  // not in them.
+  uint64_t control_messages_sent = 0;
+  uint64_t control_messages_received = 0;
+  // What is under way now. A collective runs one entry, or several that are fused.
+  uint64_t collectives_in_flight = 0;
+  uint64_t bytes_in_flight = 0;  // this rank's tensors in them
+};
+
+struct StatisticName {
+  std::string_view name;
+  uint64_t Statistics::*field;
+};
+
+// Every field, in the order in which people read them.
+inline constexpr std::array kStatisticNames = {
+    StatisticName{"negotiated starts", &Statistics::negotiated_starts},
+    StatisticName{"frozen starts", &Statistics::frozen_starts},
+    StatisticName{"void starts", &Statistics::void_starts},
+    StatisticName{"freezes", &Statistics::freezes},
+    StatisticName{"thaws", &Statistics::thaws},
+    StatisticName{"control messages sent", &Statistics::control_messages_sent},
+    StatisticName{"control messages received", &Statistics::control_messages_received},
+    StatisticName{"collectives in flight", &Statistics::collectives_in_flight},
+    StatisticName{"bytes in flight", &Statistics::bytes_in_flight},
+};
+static_assert(sizeof(Statistics) == kStatisticNames.size() * sizeof(uint64_t),
+              "each field has a name");
+
+}  // namespace horon
