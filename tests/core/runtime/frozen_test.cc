@@ -131,25 +131,97 @@ TEST(Frozen, JoinThawsAndTheRestGoesOn) {
   });
 }
 
+constexpr const char* kMissing = "tensor \"b\": waiting for rank 1";
+
+void wait_for_report(const Runtime& runtime, const std::string& text) {
+  while (runtime.stall_report().find(text) == std::string::npos) std::this_thread::sleep_for(1ms);
+}
+
 TEST(Frozen, AStallIsReportedByName) {
   Config config = no_limits();
   config.stall_warn_s = 0.4;
   World world(kRanks, {}, config);
-  std::atomic<bool> told{false};
+  std::barrier told(kRanks);
   world.each([&](Runtime& runtime, int rank) {
     five_names(runtime, rank, 10);
     Tensor x = tensor({1.0F * rank, 2.0F});
-    if (rank == 1) {
-      while (!told) std::this_thread::sleep_for(1ms);
-    }
+    if (rank == 1) told.arrive_and_wait();
     const auto handle = runtime.submit(submission("b", x));
-    while (rank == 0 && !told) {
-      std::this_thread::sleep_for(1ms);
-      told = runtime.stall_report().find("tensor \"b\": waiting for rank 1") != std::string::npos;
+    if (rank != 1) {
+      wait_for_report(runtime, kMissing);
+      told.arrive_and_wait();
     }
     EXPECT_EQ(error_of(*handle), "");
     EXPECT_THAT(x.data, ElementsAre(3, 6));
   });
+}
+
+TEST(Frozen, AStallOnTheCoordinatorIsReportedByName) {
+  Config config = no_limits();
+  config.stall_warn_s = 0.4;
+  World world(kRanks, {}, config);
+  std::barrier told(kRanks);
+  world.each([&](Runtime& runtime, int rank) {
+    five_names(runtime, rank, 10);
+    Tensor x = tensor({1.0F * rank, 2.0F});
+    if (rank == 0) told.arrive_and_wait();
+    const auto handle = runtime.submit(submission("b", x));
+    if (rank != 0) {
+      wait_for_report(runtime, "tensor \"b\": waiting for rank 0");
+      told.arrive_and_wait();
+    }
+    EXPECT_EQ(error_of(*handle), "");
+    EXPECT_THAT(x.data, ElementsAre(3, 6));
+  });
+}
+
+// All ranks go on with other names, so markers and Go follow on what "b" waits for. One rank has
+// filled "b", another holds it back since its shape is not the frozen one.
+TEST(Frozen, AStallIsReportedByNameWhileOtherNamesGoOn) {
+  Config config = no_limits();
+  config.stall_warn_s = 0.4;
+  World world(kRanks, {}, config);
+  std::atomic<int> told{0};
+  world.each([&](Runtime& runtime, int rank) {
+    five_names(runtime, rank, 10);
+    Tensor x = tensor(rank == 0 ? std::vector<float>{1} : std::vector<float>{1, 2});
+    std::shared_ptr<HandleState> handle;
+    if (rank != 1) handle = runtime.submit(submission("b", x));
+    bool seen = rank == 1;
+    int round = 0;
+    for (bool over = false; !over;) {
+      if (!seen && runtime.stall_report().find(kMissing) != std::string::npos) {
+        seen = true;
+        ++told;
+      }
+      sum(runtime, "negotiated " + std::to_string(++round), rank);
+      Tensor all_told = tensor({rank == 0 && told == kRanks - 1 ? 1.0F : 0.0F, 0.0F});
+      ASSERT_EQ(error_of(*runtime.run(submission("c", all_told))), "");
+      over = all_told.data[0] > 0;
+    }
+    if (handle == nullptr) handle = runtime.submit(submission("b", x));
+    EXPECT_THAT(error_of(*handle), HasSubstr("[1] on rank 0"));
+  });
+}
+
+// With a warning, and without one.
+TEST(Frozen, AStallEndsTheJobByName) {
+  for (const double stall_warn_s : {0.2, 0.0}) {
+    Config config = no_limits();
+    config.stall_warn_s = stall_warn_s;
+    config.stall_abort_s = 0.4;
+    World world(kRanks, {}, config);
+    std::barrier ended(kRanks);
+    world.each([&](Runtime& runtime, int rank) {
+      five_names(runtime, rank, 10);
+      Tensor x = tensor({1.0F * rank, 2.0F});
+      if (rank != 1) {
+        EXPECT_THAT(error_of(*runtime.submit(submission("b", x))), HasSubstr(kMissing));
+      }
+      ended.arrive_and_wait();
+      EXPECT_THROW(runtime.submit(submission("b", x)), Error);
+    });
+  }
 }
 
 TEST(Frozen, EachProcessSetHasItsOwn) {
