@@ -16,6 +16,11 @@ bool shares_memory(const Communicator& communicator, const core::Config& config)
          communicator.local_group().available();
 }
 
+bool wants_gate(const core::Topology& topology, const core::Config& config) {
+  const bool alone = topology.size < 2;  // nobody to send a message to
+  return config.freeze && config.shared_memory && topology.one_host() && !alone;
+}
+
 // The gate stands behind the area of the ops.
 size_t gate_offset(int local_size) {
   constexpr size_t kAlignment = 64;
@@ -25,15 +30,18 @@ size_t gate_offset(int local_size) {
 
 }  // namespace
 
-size_t builtin_area_bytes(int local_size) {
-  return gate_offset(local_size) + core::RingGate::bytes(local_size);
+size_t builtin_area_bytes(const core::Topology& topology, const core::Config& config) {
+  const int local_size = topology.local_size;
+  return gate_offset(local_size) +
+         (wants_gate(topology, config) ? core::RingGate::bytes(local_size) : 0);
 }
 
 std::unique_ptr<core::Gate> make_gate(const Communicator& communicator,
                                       const core::Config& config) {
-  if (!config.freeze || !shares_memory(communicator, config)) return nullptr;
+  if (!wants_gate(communicator.topology(), config) || !shares_memory(communicator, config)) {
+    return nullptr;
+  }
   core::LocalGroup& group = communicator.local_group();
-  if (group.local_size() < 2) return nullptr;  // nobody to send a message to
   return std::make_unique<core::RingGate>(
       communicator.area() + gate_offset(group.local_size()), group.local_rank(), group.local_size(),
       [shared = communicator.shared_local_group()] { shared->ring_all_others(); });

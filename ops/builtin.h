@@ -15,9 +15,9 @@
 
 namespace horon::ops {
 
-// How much of the shared memory of a communicator the ops and the gate need, for its members on one
-// host.
-size_t builtin_area_bytes(int local_size);
+// How much shared memory the ops and the gate of a communicator need on each host. `topology` is
+// the communicator's.
+size_t builtin_area_bytes(const core::Topology& topology, const core::Config& config);
 
 // Where the members of a set start frozen entries together; null unless all of them share memory.
 // The same answer on all members.

@@ -76,7 +76,7 @@ std::shared_ptr<Communicator> CommunicatorMaker::make_world(size_t reserved_byte
   parts.topology = topology;
   for (int rank = 0; rank < topology.size; ++rank) parts.members.push_back(rank);
   core::run_on_all(bootstrap_, [&] {
-    const size_t bytes = reserved_bytes + options_.area_bytes(topology.local_size);
+    const size_t bytes = reserved_bytes + options_.area_bytes(topology);
     parts.local_group = options_.shared_memory ? core::LocalGroup::create(bootstrap_, bytes)
                                                : core::LocalGroup::create_unavailable(
                                                      topology.local_rank, topology.local_size,
@@ -103,7 +103,7 @@ std::shared_ptr<Communicator> CommunicatorMaker::make(const Communicator& world,
       local_ranks.push_back(static_cast<int>(place - on_host.begin()));
     }
   }
-  const size_t bytes = takes_part ? options_.area_bytes(static_cast<int>(local_ranks.size())) : 0;
+  const size_t bytes = takes_part ? options_.area_bytes(parts.topology) : 0;
   parts.local_group =
       core::make_local_subgroup(world.shared_local_group(), talk, local_ranks, bytes);
   // Where only one thread at a time may call MPI, the one that may do so makes it, by connect().

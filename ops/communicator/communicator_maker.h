@@ -17,8 +17,9 @@ namespace horon::ops {
 class CommunicatorMaker {
  public:
   struct Options {
-    // How much of a communicator's shared memory the ops of `local_size` ranks need.
-    std::function<size_t(int local_size)> area_bytes;
+    // How much of a communicator's shared memory its ops need on each host; of the communicator's
+    // topology.
+    std::function<size_t(const core::Topology&)> area_bytes;
     bool shared_memory = true;
     // A call of MPI's that has not returned: when to warn, and when to give it up. 0: never.
     double warn_after_s = 10;

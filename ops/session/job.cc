@@ -28,7 +28,10 @@ size_t transport_bytes(const core::Topology& topology) {
 }
 
 CommunicatorMaker::Options communicator_options(const core::Config& config) {
-  return {.area_bytes = builtin_area_bytes,
+  const auto area_bytes = [config](const core::Topology& topology) {
+    return builtin_area_bytes(topology, config);
+  };
+  return {.area_bytes = area_bytes,
           .shared_memory = config.shared_memory,
           .warn_after_s = config.stall_warn_s,
           .abort_after_s = config.stall_abort_s,

@@ -6,6 +6,8 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/execution/op_table.h"
+#include "horon/core/negotiation/ring_gate.h"
+#include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/mpi/mpi_communicator.h"
 #include "horon/tests/ops/contract_case.h"
 #include "horon/tests/ops/mpi_world.h"
@@ -18,7 +20,8 @@ class Builtin : public testing::Test {
   void SetUp() override {
     parts_.topology = bootstrap_.topology();
     for (int rank = 0; rank < world_.size; ++rank) parts_.members.push_back(rank);
-    parts_.local_group = core::LocalGroup::create(bootstrap_, builtin_area_bytes(world_.size));
+    parts_.local_group =
+        core::LocalGroup::create(bootstrap_, builtin_area_bytes(parts_.topology, config_));
     ASSERT_TRUE(parts_.local_group->available());
     world_.doorbell = &parts_.local_group->doorbell(world_.rank);
     parts_.area = parts_.local_group->area();
@@ -63,6 +66,24 @@ TEST_F(Builtin, SeveralHostsUseMpi) {
   parts_.members.push_back(world_.size);
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "mpi_allreduce");
   EXPECT_THROW(chosen(CollectiveKind::Allreduce, "shm"), Error);
+}
+
+// The gate takes a hundred KiB, and a job may have many sets.
+TEST_F(Builtin, OnlyASetWithAGateHasMemoryForOne) {
+  const auto room = [&](const core::Topology& topology) {
+    return builtin_area_bytes(topology, config_) -
+           SharedMemoryAllreduce::area_bytes(topology.local_size);
+  };
+  const core::Topology one_host = parts_.topology;
+  core::Topology two_hosts = one_host;
+  two_hosts.size += 1;
+  EXPECT_GE(room(one_host), core::RingGate::bytes(one_host.local_size));
+  EXPECT_LT(room(two_hosts), 64U);
+  EXPECT_LT(room(core::Topology()), 64U);
+  EXPECT_NE(make_gate(communicator(), config_), nullptr);
+  config_.freeze = false;
+  EXPECT_LT(room(one_host), 64U);
+  EXPECT_EQ(make_gate(communicator(), config_), nullptr);
 }
 
 TEST_F(Builtin, SharedMemoryCanBeSwitchedOff) {

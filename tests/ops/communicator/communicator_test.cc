@@ -44,7 +44,9 @@ class Communicators : public testing::Test {
 
   core::MpiLibrary library_;
   core::MpiBootstrap bootstrap_{library_, nullptr, core::Config::from_environment().host_id};
-  CommunicatorMaker maker_{library_, bootstrap_, {.area_bytes = builtin_area_bytes}};
+  CommunicatorMaker maker_{library_, bootstrap_, {.area_bytes = [](const core::Topology& topology) {
+                             return builtin_area_bytes(topology, core::Config());
+                           }}};
   std::shared_ptr<Communicator> world_;
   uint32_t id_ = 0;
 };
