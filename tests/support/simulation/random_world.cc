@@ -285,8 +285,12 @@ std::vector<std::string> judge(const World& world, const SimulatedCluster& clust
     return check_outcomes(cluster, expected_outcomes(world.programs, cluster.names()));
   std::vector<std::string> wrong = check_common_end(cluster, causes);
   // For each fault: a second until somebody asks, ten until the answer is overdue, and the grain of
-  // the ticks.
-  if (run.silence_before_fatal() > 13 * kSecond * static_cast<Nanos>(causes.size())) {
+  // the ticks. With a second fault, whoever could ask may itself stand still.
+  Nanos limit = 13 * kSecond * static_cast<Nanos>(causes.size());
+  for (const Fault& fault : world.timing.faults) {
+    if (causes.size() > 1 && fault.kind == Fault::Kind::Freeze) limit += fault.duration;
+  }
+  if (run.silence_before_fatal() > limit) {
     wrong.push_back(concat("the end came only after ", run.silence_before_fatal() / kSecond, " s"));
   }
   return wrong;

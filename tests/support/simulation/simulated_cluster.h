@@ -66,6 +66,7 @@ class SimulatedCluster {
 
   SimulatedCluster(Options options, std::vector<Program> programs);
 
+  const Options& options() const { return options_; }
   int size() const { return static_cast<int>(ranks_.size()); }
   // What people call a rank: a job may be a process set of a larger world (controller.ranks).
   int name_of(int rank) const { return names_.at(static_cast<size_t>(rank)); }

@@ -10,7 +10,10 @@ namespace horon::simulation {
 using core::concat;
 
 TimedRun::TimedRun(SimulatedCluster& cluster, const Options& options)
-    : cluster_(cluster), options_(options), random_(options.seed) {
+    : cluster_(cluster),
+      options_(options),
+      quiet_(quiet_time(cluster.options().controller, options)),
+      random_(options.seed) {
   ranks_.resize(static_cast<size_t>(cluster.size()));
   for (int rank = 0; rank < cluster.size(); ++rank) {
     schedule(0, Kind::Tick, rank);
@@ -34,24 +37,54 @@ Nanos TimedRun::random_time(Nanos max) {
                                                : random_() % (limit / 16 + 1));
 }
 
-void TimedRun::run() {
-  while (!events_.empty()) {
-    const Event event = events_.top();
-    if (event.kind == Kind::Tick && busy_events_ == 0) {
-      bool rest = true;
-      for (int rank = 0; rank < cluster_.size(); ++rank) {
-        const SimulatedCluster::Rank& r = cluster_.rank(rank);
-        const bool away = r.dead || r.fatal || r.bye;
-        rest = rest && (away || (r.controller->at_rest() && !r.leaving));
-      }
-      if (rest || event.time - last_progress_ > options_.quiet) return;
-    }
-    events_.pop();
-    now_ = event.time;
-    if (event.kind != Kind::Tick) --busy_events_;
-    handle(event);
-    note_progress();
+// Each fault may be noticed so late; a stall that is too young for one report is in the next. While
+// the coordinator stands still, nothing grows older for it.
+Nanos TimedRun::quiet_time(const core::Controller::Options& limits, const Options& options) {
+  const Nanos grain = 3 * kSecond;
+  const Nanos death = limits.ask_after + limits.dead_after + grain;
+  const Nanos stall = 2 * limits.stall_warn_after + grain;
+  Nanos still = 0;
+  for (const Fault& fault : options.faults) {
+    if (fault.kind == Fault::Kind::Freeze) still += fault.duration;
   }
+  return std::max(stall, death * static_cast<Nanos>(options.faults.size())) + still;
+}
+
+void TimedRun::run() {
+  while (!over()) step();
+}
+
+bool TimedRun::over() const {
+  if (events_.empty()) return true;
+  if (busy_events_ > 0) return false;
+  bool rest = true;
+  for (int rank = 0; rank < cluster_.size(); ++rank) {
+    const SimulatedCluster::Rank& r = cluster_.rank(rank);
+    const bool away = r.dead || r.fatal || r.bye;
+    rest = rest && (away || (r.controller->at_rest() && !r.leaving));
+  }
+  return rest || next_time() - last_progress_ > quiet_;
+}
+
+void TimedRun::step() {
+  const Event event = events_.top();
+  events_.pop();
+  now_ = event.time;
+  if (event.kind != Kind::Tick) --busy_events_;
+  handle(event);
+  note_progress();
+}
+
+void TimedRun::fail(int rank, const Error& error, Nanos now) {
+  now_ = std::max(now_, now);
+  cluster_.fail(rank, error);
+  wake_soon(rank);
+}
+
+void TimedRun::die(int rank, Nanos now) {
+  now_ = std::max(now_, now);
+  cluster_.die(rank);
+  note_progress();
 }
 
 void TimedRun::note_progress() {
@@ -129,8 +162,7 @@ void TimedRun::strike(const Fault& fault) {
     case Fault::Kind::DieSending:
       return cluster_.die_sending(fault.rank, fault.sent);
     case Fault::Kind::Fail:
-      cluster_.fail(fault.rank, Error(ErrorCode::OperationFailed, "the disk is full"));
-      return wake_soon(fault.rank);
+      return fail(fault.rank, Error(ErrorCode::OperationFailed, "the disk is full"), now_);
   }
 }
 

@@ -33,7 +33,6 @@ class TimedRun {
     Nanos wake_max = kMillisecond / 10;  // from news to a look at it
     Nanos batch_max = 2 * kMillisecond;  // a collective, after the last rank has started it
     Nanos tick_every = kSecond / 2;
-    Nanos quiet = 23 * kSecond;  // ends the run when nothing has happened for so long
     std::vector<Fault> faults;
   };
 
@@ -41,6 +40,14 @@ class TimedRun {
 
   // Until nothing happens any more.
   void run();
+  // The same piece by piece, for a driver of several runs: nothing happens any more; when the next
+  // event is due; takes that event.
+  bool over() const;
+  Nanos next_time() const { return events_.top().time; }
+  void step();
+  // What happens to a rank from outside, not before `now`.
+  void fail(int rank, const Error& error, Nanos now);
+  void die(int rank, Nanos now);
   // Ticks for `time` more; nothing may be said by who is at rest. Returns the number of messages.
   size_t rest(Nanos time);
 
@@ -77,6 +84,7 @@ class TimedRun {
     Nanos last_finish = 0;
   };
 
+  static Nanos quiet_time(const core::Controller::Options& limits, const Options& options);
   void schedule(Nanos time, Kind kind, int rank, int from = -1);
   Nanos random_time(Nanos max);
   void handle(const Event& event);
@@ -90,6 +98,7 @@ class TimedRun {
 
   SimulatedCluster& cluster_;
   const Options options_;
+  const Nanos quiet_;  // when nothing has happened for so long, nothing will
   std::mt19937_64 random_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::vector<Rank> ranks_;
