@@ -218,7 +218,7 @@ std::vector<float> count_up(size_t size, float first) {
   return out;
 }
 
-// The runtime thread serves others between two steps.
+// The loop serves others between two steps.
 TEST(Executor, AStepCopiesABoundedPieceAndTheOrderStays) {
   RecordingDomain::Record record;
   const auto executor = recorded(0, 1, std::make_shared<FakeMeeting>(1), record);
@@ -280,6 +280,44 @@ TEST(Executor, TheScratchOfAFailedBatchIsNeverReleased) {
   ASSERT_EQ(record.scratch.size(), 2U) << "the second batch does not reuse it";
   EXPECT_FALSE(record.scratch[0].expired());
   EXPECT_TRUE(record.scratch[1].expired());
+}
+
+// A collective that fails; what it holds is noted.
+class FailingOp final : public CollectiveOp {
+ public:
+  explicit FailingOp(std::weak_ptr<std::byte>& held) : held_(held) {}
+  std::string_view name() const override { return "failing"; }
+  std::string refusal(const BatchFacts&) const override { return ""; }
+  std::unique_ptr<InFlight> start(Batch) override {
+    auto flight = std::make_unique<Flight>();
+    held_ = flight->buffer;
+    return flight;
+  }
+
+ private:
+  struct Flight final : InFlight {
+    Progress step() override { throw Error(ErrorCode::OperationFailed, "the peer is gone"); }
+    std::shared_ptr<std::byte> buffer = std::make_shared<std::byte>();
+  };
+  std::weak_ptr<std::byte>& held_;
+};
+
+// MPI may still write to a buffer of the op.
+TEST(Executor, WhatAFailedCollectiveHoldsIsNeverReleased) {
+  std::weak_ptr<std::byte> held;
+  {
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(std::make_unique<FailingOp>(held));
+    Executor::Parts parts;
+    parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+    Executor executor(std::move(parts));
+    std::vector<float> data = {1};
+    executor.enqueue(batch(0, list(entry(1, data))));
+    std::vector<FinishedBatch> finished;
+    while (finished.empty()) executor.step(finished);
+    ASSERT_TRUE(finished[0].error);
+  }
+  EXPECT_FALSE(held.expired());
 }
 
 // An op that throws what is no horon::Error.
