@@ -71,7 +71,7 @@ bool RuntimeLoop::try_turn() {
   for (auto& [id, runner] : runners_) news = runner->work() || news;
   forget_removed_sets();
   if (all_over()) ended_ = true;
-  // Also while others keep this rank busy.
+  // In each turn: others may keep this rank so busy that it never sleeps.
   if (!ended_ && past_deadline()) end_at_deadline();
   if (ended_ || news) pacer_.news();
   return ended_ || news;
@@ -264,7 +264,6 @@ bool RuntimeLoop::must_be_stepped() {
 void RuntimeLoop::rested() noexcept {
   try {
     if (pacer_.long_wait() && anybody_waits()) look_for_the_dead();
-    if (past_deadline()) end_at_deadline();
   } catch (...) {
     end_job(failure_of_turn());
   }

@@ -65,7 +65,7 @@ class RuntimeLoop {
   // Some peer can't ring.
   bool must_poll() const { return transport_->must_poll(); }
   void wait(std::chrono::nanoseconds timeout) { transport_->wait(timeout); }
-  // After a sleep: looks for the dead, and at the deadline of shutdown().
+  // After a sleep: looks for the dead.
   void rested() noexcept;
   // After the end, once: the last messages go out, and what still waits is finished.
   void close() noexcept;

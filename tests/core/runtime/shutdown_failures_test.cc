@@ -13,6 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/negotiation/wire_format.h"
 #include "horon/core/transport/transport.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
@@ -105,6 +106,56 @@ TEST(ShutdownFailures, AShutdownThatEndsAtItsLimitTellsWhereCollectivesRun) {
       EXPECT_THAT(text, HasSubstr("collectives still run on ranks 0 and 1"));
     }
     expect_same_end(runtime, *handle, ErrorCode::Timeout);
+  });
+}
+
+// Rank 1 sends a message before each turn, so that this rank never sleeps; not for ever, so that a
+// test ends in any case.
+class PeerThatTalks final : public Transport {
+ public:
+  PeerThatTalks(std::unique_ptr<Transport> below, std::atomic<bool>& has_stopped)
+      : below_(std::move(below)), has_stopped_(has_stopped) {}
+
+  int rank() const override { return below_->rank(); }
+  int size() const override { return below_->size(); }
+  void send(int to, Bytes message) override { below_->send(to, std::move(message)); }
+  std::optional<Message> receive() override {
+    if (Clock::now() > end_) has_stopped_ = true;
+    has_spoken_ = !has_spoken_ && !has_stopped_;
+    if (!has_spoken_) return below_->receive();
+    Envelope envelope;
+    envelope.items = {Pong{}};
+    return Message{1, encode(envelope)};
+  }
+  bool flushed() override { return below_->flushed(); }
+  bool must_poll() const override { return below_->must_poll(); }
+  void wait(std::chrono::nanoseconds timeout) override { below_->wait(timeout); }
+  Doorbell& doorbell() noexcept override { return below_->doorbell(); }
+  WaitPolicy wait_policy() const noexcept override { return below_->wait_policy(); }
+
+ private:
+  const std::unique_ptr<Transport> below_;
+  std::atomic<bool>& has_stopped_;
+  const Clock::time_point end_ = Clock::now() + 10s;
+  bool has_spoken_ = false;
+};
+
+TEST(ShutdownFailures, TheLimitHoldsWhereAPeerKeepsThisRankBusy) {
+  std::atomic<bool> has_stopped{false};
+  Hooks hooks;
+  hooks.wrap_transport = [&](int rank, std::unique_ptr<Transport> below) {
+    if (rank == 1) return below;
+    return std::unique_ptr<Transport>(new PeerThatTalks(std::move(below), has_stopped));
+  };
+  World world(2, {}, no_limits(), hooks);
+  world.each([&](Runtime& runtime, int rank) {
+    if (rank == 1) {
+      while (runtime.fatal_error() == nullptr) std::this_thread::sleep_for(1ms);
+      EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::Timeout);
+      return;
+    }
+    EXPECT_THAT(runtime.shutdown(100ms), HasSubstr("not all ranks have ended"));
+    EXPECT_FALSE(has_stopped) << "shutdown() went on for as long as the peer talked";
   });
 }
 
