@@ -1,4 +1,4 @@
-// Copies in and out of a fusion buffer, a bounded piece with each step of the runtime thread.
+// Copies in and out of a fusion buffer, a bounded piece with each step of the loop.
 #pragma once
 
 #include <cstddef>

@@ -64,11 +64,11 @@ class LocalGroup {
   // Whether [data, data + bytes) lies in one piece of allocate()d memory of this rank. Any thread.
   virtual std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const = 0;
   // A peer's memory in this process; mapped on first use and kept. The peer must still hold the
-  // piece. Runtime thread only. Throws Error(OperationFailed) if it can't be mapped (the peer has
-  // ended, no memory).
+  // piece. Only whoever holds the seat. Throws Error(OperationFailed) if it can't be mapped (the
+  // peer has ended, no memory).
   virtual std::byte* map(int local_rank, const SharedAddress& address) = 0;
 
-  // The local ranks whose processes have ended (by pidfd). One system call; runtime thread.
+  // The local ranks whose processes have ended (by pidfd). One system call; whoever holds the seat.
   virtual std::vector<int> dead_local_ranks() = 0;
   // 0 if the group is not available.
   virtual int process_id(int local_rank) const = 0;

@@ -265,7 +265,7 @@ bool Controller::advance() {
   return moved;
 }
 
-// The records of one decision, behind their marker if the ring is the order of things.
+// The records of one decision, behind their marker if anything is frozen.
 std::vector<Item> Controller::decide() {
   const bool frozen = coordinator_->any_frozen();
   if (frozen && !options_.gate->room()) return {};
@@ -274,7 +274,7 @@ std::vector<Item> Controller::decide() {
   return log;
 }
 
-// Moves news up and records down until nothing is left to say.
+// Exchanges items between member and coordinator until neither has more.
 void Controller::settle_news() {
   for (;;) {
     const bool moved = advance();

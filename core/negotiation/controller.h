@@ -69,9 +69,9 @@ class Controller {
   // round of events.
   Effects take_effects();
 
-  // Nothing said is unserved, nothing runs: no tick is needed.
+  // No submission is pending and no batch runs: no tick is needed.
   bool at_rest() const;
-  // Something is to come from other members: what holds this rank from its rest, or Bye.
+  // This rank waits for messages from other members, Bye included.
   bool waits() const { return !fatal_ && !ended_ && (!at_rest() || member_.leaving()); }
   bool is_coordinator() const { return coordinator_ != nullptr; }
   // What is missing, as far as this rank has heard; empty if nothing is, or no longer.
@@ -113,7 +113,7 @@ class Controller {
   bool ended_ = false;
   Nanos now_ = 0;
   bool clock_is_set_ = false;
-  Nanos last_progress_ = 0;  // a record was applied, or something was submitted into silence
+  Nanos last_progress_ = 0;  // a record was applied, or a submission came while none was pending
   Nanos last_stall_report_ = 0;
   bool told_of_ids_ = false;
   bool told_of_places_ = false;

@@ -195,7 +195,7 @@ void Coordinator::close(Entry& entry, std::vector<Item>& log) {
     log.emplace_back(*std::move(fail));
     return;
   }
-  // Also true if nobody is left to speak: all members have joined or left.
+  // Also true if all members have joined or left.
   const bool all_absent = std::all_of(entry.votes.begin(), entry.votes.end(), [](const Vote& vote) {
     return vote.kind == Vote::Kind::None ||
            (!vote.absent.empty() &&

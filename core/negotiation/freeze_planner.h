@@ -1,5 +1,5 @@
 // What the coordinator freezes and thaws (PROTOCOL.md, section 12): who has come often enough, what
-// is frozen now, and which words of members are too old because of it.
+// is frozen now, and which items were sent before the sender had seen the latest Freeze or Thaw.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ class FreezePlanner {
     int streak = 0;
     int need = 0;
     Place place = kNoPlace;
-    uint64_t frozen_at = 0;  // starts_ then
+    uint64_t frozen_at = 0;  // value of starts_ when it was frozen
   };
 
   bool counter_is_free(Place place) const;

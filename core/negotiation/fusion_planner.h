@@ -17,7 +17,7 @@
 
 namespace horon::core {
 
-// An entry of which every member has spoken and which nothing speaks against.
+// An entry on which every member has voted and which no vote rejects.
 struct ClosedEntry {
   std::string name;
   SpecPtr spec;

@@ -106,7 +106,7 @@ void Member::say_ready(const Request& request) {
 void Member::refuse(const std::string& name, const std::string& text) {
   if (leaving_ || join_ticket_) return;
   const auto known = unserved_.find(name);
-  // One call too many under a name in flight: the others have no entry that could fail.
+  // A refusal of a name that is in flight is not sent: the other ranks have no entry to fail.
   if (known != unserved_.end() && !known->second.last().refused) return;
   const FrozenEntries::Entry* const frozen = frozen_.find(name);
   if (frozen != nullptr && frozen->filled) return;
@@ -137,7 +137,7 @@ void Member::say_away() {
 }
 
 void Member::say_away_again() {
-  // What has not been sent yet would look as if it were said from now on.
+  // An unsent Join or Shutdown goes behind the votes that have been said again.
   std::erase_if(news_, is_away_word);
   join_said_ = false;
   leaving_said_ = false;
@@ -210,7 +210,7 @@ void Member::apply(const Item& record, Effects& effects) {
                  [&](const Fail& fail) { apply(fail, effects); },
                  [&](const Unused& unused) { serve(unused.name, effects, std::nullopt); },
                  [&](const Joined& joined) {
-                   if (!join_ticket_) return;  // it had shut down instead
+                   if (!join_ticket_) return;  // this rank called shutdown(), not join()
                    effects.finished.push_back({*join_ticket_, std::nullopt, joined.last});
                    join_ticket_.reset();
                    join_said_ = false;

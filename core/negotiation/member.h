@@ -113,7 +113,7 @@ class Member {
   const std::vector<int>& ranks_;
   const int size_;
   Nanos now_ = 0;
-  Nanos next_look_ = 0;  // at what was filled long ago
+  Nanos next_look_ = 0;  // looks for frozen entries that were filled long ago
   bool leaving_ = false;
   bool leaving_said_ = false;
   std::optional<Ticket> join_ticket_;
@@ -129,7 +129,7 @@ class Member {
   EntryIds ids_;
   FrozenEntries frozen_;
   std::deque<Item> log_;    // records that have arrived and wait for their markers
-  uint64_t permitted_ = 0;  // the ring has come so far in the log
+  uint64_t permitted_ = 0;  // position in the log that the ring has reached
   Statistics statistics_;
 };
 

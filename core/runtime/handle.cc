@@ -47,7 +47,7 @@ bool HandleState::wait_until_finished(Clock::time_point deadline) const {
       case LoopSeat::Drive::NoLoop:
         return sleep_until_finished(deadline);
       case LoopSeat::Drive::Taken: {
-        // When the driver stops it sees the passenger, and the background thread goes on.
+        // A driver that stops checks for registered waiters and then wakes the background thread.
         const LoopSeat::Passenger passenger(*seat_);
         if (seat_->is_driven()) return sleep_until_finished(deadline);
       }

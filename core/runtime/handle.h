@@ -1,4 +1,4 @@
-// The promise of one submitted entry: written by the runtime thread, waited for by the program.
+// The promise of one submitted entry: the loop keeps it, the program waits for it.
 #pragma once
 
 #include <atomic>

@@ -84,7 +84,8 @@ void LoopSeat::wait_for_drivers() const noexcept {
 void LoopSeat::sleep(std::unique_lock<std::timed_mutex>& lock) noexcept {
   RuntimeLoop& loop = *loop_;
   Doorbell& doorbell = loop.doorbell();
-  // Both are of the same moment: if somebody has driven meanwhile, and called, the pause is wrong.
+  // Read the pause and the call counter together: a driver that calls in between makes the pause
+  // too long.
   const std::chrono::nanoseconds pause = loop.pause();
   const uint32_t calls = doorbell.calls();
   lock.unlock();
@@ -107,8 +108,8 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
   const bool in_time = deadline == kNever ? (lock.lock(), true) : lock.try_lock_until(deadline);
   if (!in_time || loop_ == nullptr) {
     driven_.store(false, std::memory_order_seq_cst);
-    // Who came meanwhile took this thread for the driver. The background thread has the seat; at
-    // worst it looks for drivers once more before it goes on.
+    // A thread that arrived meanwhile believed that this one drives. The background thread holds
+    // the seat and checks for waiters again.
     return in_time ? Drive::NoLoop : Drive::TimedOut;
   }
   const Held held(*this);

@@ -76,7 +76,7 @@ class Runtime::Impl {
   }
 
   void refuse(const std::string& name, const std::string& text, uint32_t set) noexcept {
-    if (name.empty() || name.size() > kNameBytesMax) return;  // nobody else can mean it
+    if (name.empty() || name.size() > kNameBytesMax) return;  // no rank has such an entry
     try {
       door_.queue.push(Refusal{set, name, text});
     } catch (...) {  // shut down: the others are told by that; or no memory: they see a stall

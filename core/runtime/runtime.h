@@ -26,8 +26,8 @@ class Runtime {
     Topology topology;
     std::unique_ptr<Transport> transport;
     SetResources world;  // of all ranks
-    // Makes what a process set of these ranks runs on; this rank is one of them. Called on the
-    // runtime thread, which does nothing else meanwhile, at nearly the same time on all members.
+    // Makes what a process set of these ranks runs on; this rank is one of them. Called in the
+    // loop, which stands still meanwhile, at nearly the same time on all members.
     // May be null: then add_set() is refused. What it throws ends the job.
     std::function<SetResources(const std::vector<int>& ranks)> make_set;
     std::shared_ptr<Timeline> timeline;  // null: none is written

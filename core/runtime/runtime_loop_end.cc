@@ -67,7 +67,7 @@ Error RuntimeLoop::set_fatal(const Error& error) noexcept {
   return *fatal;
 }
 
-// A set that has ended takes no error any more, so one set may not speak for all.
+// A set that has ended ignores errors, so every set is told.
 void RuntimeLoop::fail_all_sets(const Error& error) {
   for (auto& [id, runner] : runners_) runner->fail(error);
 }

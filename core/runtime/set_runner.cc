@@ -29,7 +29,7 @@ Controller::Options controller_options(const SetRunner::Parts& parts) {
   options.stall_warn_after = nanos(config.stall_warn_s);
   options.stall_abort_after = nanos(config.stall_abort_s);
   if (config.freeze) options.gate = parts.resources.gate.get();
-  // Only the coordinator's report of a stall waits for it.
+  // The coordinator's stall report names what is negotiated: frozen entries are thawed before it.
   if (config.stall_warn_s > 0) {
     options.thaw_after = std::min(options.thaw_after, options.stall_warn_after / 4);
   }
@@ -108,8 +108,8 @@ bool SetRunner::apply(Effects effects, std::vector<Outgoing>& outbox) {
   }
   for (StartBatch& start : effects.starts) parts_.resources.executor->enqueue(work_of(start));
   publish_statistics();  // before a handle finishes: whoever waited for it finds it counted
-  if (effects.fatal)
-    (void)parts_.on_fatal(*effects.fatal);  // who is woken by the error must find it
+  // Set the error before the handle wakes its waiter.
+  if (effects.fatal) (void)parts_.on_fatal(*effects.fatal);
   for (const Finished& finished : effects.finished) {
     Outcome outcome;
     outcome.error = finished.error;

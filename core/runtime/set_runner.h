@@ -1,6 +1,6 @@
 // One process set on one rank: its controller, its executor and the submissions that are under way.
 //
-// Each set has an order of its own, so none waits for another. Belongs to the runtime thread.
+// Each set has an order of its own, so none waits for another. Belongs to whoever holds the seat.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// One entry on its way from the program to the runtime thread.
+// One entry on its way from the program to the runtime's loop.
 #pragma once
 
 #include <cstddef>
@@ -29,10 +29,10 @@ struct Submission {
   // lives, so memory on the caller's stack will not do.
   std::vector<MemoryPart> memory;
 
-  // moves_blocks() (execution/block_layout.h) only, with one MemoryPart per part: called on the
-  // runtime thread for each part when the number of elements of its result is known. Returns memory
-  // that keep_alive or this callback owns. Null, and what it throws, are the error of this rank's
-  // handle alone; the others get their results.
+  // moves_blocks() (execution/block_layout.h) only, with one MemoryPart per part: called in the
+  // loop, on any thread, for each part when the number of elements of its result is known. Returns
+  // memory that keep_alive or this callback owns. Null, and what it throws, are the error of this
+  // rank's handle alone; the others get their results.
   std::function<std::byte*(size_t part, int64_t elements)> allocate_output;
 
   // Alltoall, and the root of Scatter: rows that each member of the set gets, part by part. Others:

@@ -1,4 +1,4 @@
-// The one thread-safe door between the program's threads and the runtime thread.
+// The one thread-safe door between the program's threads and the holder of the loop's seat.
 #pragma once
 
 #include <atomic>

@@ -224,7 +224,7 @@ TEST(LocalGroup, WorksAmongThreads) {
     for (size_t other = 0; other < 4; ++other) {
       EXPECT_EQ(group->map(static_cast<int>(other), addresses[other]), places[other]);
     }
-    if (rank == 0) group.reset();  // the others still stand on its area
+    if (rank == 0) group.reset();  // the others still use its area
     step.arrive_and_wait();
     if (rank != 0) group->area()[rank] = std::byte{1};
     step.arrive_and_wait();

@@ -71,7 +71,7 @@ class Event final : public ReadyEvent {
 // What a test changes in the parts of each rank.
 struct Hooks {
   std::function<std::unique_ptr<Transport>(int rank, std::unique_ptr<Transport>)> wrap_transport;
-  std::function<void(int rank)> before_set;  // on the runtime thread, before a process set is made
+  std::function<void(int rank)> before_set;  // in the loop, before a process set is made
 };
 
 class World {

@@ -89,7 +89,7 @@ TEST(SubmissionMemory, IsReleasedByThreadsOfTheProgram) {
       }
       if (rank == 1) refused.arrive_and_wait();
       const auto first = runtime.submit(watched_gather(threads, "twice"));
-      if (rank == 0) {  // refused by the runtime thread, and never started
+      if (rank == 0) {  // refused by the loop, and never started
         const auto second = runtime.submit(watched_gather(threads, "twice"));
         EXPECT_THAT(error_of(*second), HasSubstr("submitted again"));
         refused.arrive_and_wait();
