@@ -6,6 +6,7 @@
 #include "horon/core/negotiation/ring_gate.h"
 #include "horon/ops/host/host_memory.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
+#include "horon/ops/host/shared_memory_exchange.h"
 #include "horon/ops/mpi/mpi_ops.h"
 
 namespace horon::ops {
@@ -21,11 +22,30 @@ bool wants_gate(const core::Topology& topology, const core::Config& config) {
   return config.freeze && config.shared_memory && topology.one_host() && !alone;
 }
 
-// The gate stands behind the area of the ops.
-size_t gate_offset(int local_size) {
+size_t aligned(size_t bytes) {
   constexpr size_t kAlignment = 64;
-  const size_t bytes = SharedMemoryAllreduce::area_bytes(local_size);
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// The area holds the allreduce's part, the exchange's, and the gate's, if there is one.
+size_t exchange_offset(int local_size) {
+  return aligned(SharedMemoryAllreduce::area_bytes(local_size));
+}
+size_t gate_offset(int local_size) {
+  return exchange_offset(local_size) + aligned(BlockExchange::area_bytes(local_size));
+}
+
+void add_shared_memory_ops(const Communicator& communicator,
+                           std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
+  core::LocalGroup& group = communicator.local_group();
+  ops.push_back(std::make_unique<SharedMemoryAllreduce>(group, communicator.area()));
+  const auto exchange = std::make_shared<BlockExchange>(
+      group, communicator.area() + exchange_offset(group.local_size()));
+  for (const CollectiveKind kind :
+       {CollectiveKind::Broadcast, CollectiveKind::Allgather, CollectiveKind::Reducescatter,
+        CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}) {
+    ops.push_back(std::make_unique<SharedMemoryExchange>(exchange, kind));
+  }
 }
 
 }  // namespace
@@ -50,10 +70,7 @@ std::unique_ptr<core::Gate> make_gate(const Communicator& communicator,
 std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(const Communicator& communicator,
                                                                   const core::Config& config) {
   std::vector<std::unique_ptr<core::CollectiveOp>> ops;
-  if (shares_memory(communicator, config)) {
-    ops.push_back(
-        std::make_unique<SharedMemoryAllreduce>(communicator.local_group(), communicator.area()));
-  }
+  if (shares_memory(communicator, config)) add_shared_memory_ops(communicator, ops);
   if (communicator.mpi() != nullptr) {
     for (auto& op : make_mpi_ops(communicator.mpi())) ops.push_back(std::move(op));
   }

@@ -27,6 +27,11 @@ class Waiters {
   void wake_all() {
     wake_if([](int /*rank*/) { return true; });
   }
+  // The same, only for this other rank.
+  void wake_one(int rank) {
+    const uint64_t bit = uint64_t{1} << (rank % 64);
+    if ((words_[rank / 64].load(std::memory_order_seq_cst) & bit) != 0) wake(rank / 64, bit, rank);
+  }
   // The same, only for ranks for which wanted(rank) is true.
   template <class Wanted>
   void wake_if(const Wanted& wanted) {

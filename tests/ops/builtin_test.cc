@@ -56,8 +56,13 @@ class Builtin : public testing::Test {
 TEST_F(Builtin, SharedMemoryComesFirstOnOneHost) {
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "shm_allreduce");
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "mpi"), "mpi_allreduce");
-  EXPECT_EQ(chosen(CollectiveKind::Broadcast, "shm"), "mpi_broadcast");
-  EXPECT_EQ(chosen(CollectiveKind::Allgather, "auto"), "mpi_allgather");
+  EXPECT_EQ(chosen(CollectiveKind::Broadcast, "shm"), "shm_broadcast");
+  EXPECT_EQ(chosen(CollectiveKind::Broadcast, "mpi"), "shm_broadcast");
+  EXPECT_EQ(chosen(CollectiveKind::Allgather, "auto"), "shm_allgather");
+  EXPECT_EQ(chosen(CollectiveKind::Reducescatter, "auto"), "shm_reducescatter");
+  EXPECT_EQ(chosen(CollectiveKind::Alltoall, "auto"), "shm_alltoall");
+  EXPECT_EQ(chosen(CollectiveKind::Gather, "auto"), "shm_gather");
+  EXPECT_EQ(chosen(CollectiveKind::Scatter, "auto"), "shm_scatter");
   EXPECT_EQ(chosen(CollectiveKind::Barrier, "auto"), "mpi_barrier");
 }
 
@@ -97,7 +102,7 @@ TEST_F(Builtin, SharedMemoryMayNotBeThere) {
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "mpi_allreduce");
 }
 
-TEST_F(Builtin, WithoutMpiOnlyAllreduceIsLeft) {
+TEST_F(Builtin, WithoutMpiWhatUsesSharedMemoryIsLeft) {
   parts_.mpi = nullptr;
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "shm_allreduce");
   EXPECT_THROW(chosen(CollectiveKind::Barrier, "auto"), Error);
@@ -107,12 +112,17 @@ TEST_F(Builtin, WithoutMpiOnlyAllreduceIsLeft) {
 TEST_F(Builtin, TheOpsWorkSideBySide) {
   std::mt19937_64 random(static_cast<uint64_t>(world_.rank));
   const auto ops = make_builtin_ops(communicator(), config_);
+  std::vector<core::CollectiveOp*> allreduces;
+  for (const auto& op : ops) {
+    if (op->name().ends_with("allreduce")) allreduces.push_back(op.get());
+  }
+  ASSERT_EQ(allreduces.size(), 2u);
   std::vector<std::unique_ptr<AllreduceRun>> runs;
   std::vector<std::unique_ptr<core::InFlight>> in_flight;
   for (uint64_t i = 0; i < 20; ++i) {
     const AllreduceCase tested = {.count = static_cast<int64_t>(1 + 1000 * i)};
     runs.push_back(std::make_unique<AllreduceRun>(world_, tested, i));
-    in_flight.push_back(ops[i % 2]->start(runs.back()->batch()));
+    in_flight.push_back(allreduces[i % 2]->start(runs.back()->batch()));
   }
   drive(world_, std::move(in_flight), random);
   for (const auto& run : runs) run->check();

@@ -127,6 +127,27 @@ bool AllreduceRun::is_nan(int64_t index) const {
   return nan;
 }
 
+ContractBuffer::ContractBuffer(const World& world, const std::vector<std::byte>& content,
+                               bool registered) {
+  const size_t bytes = content.size() + 2 * kGuardBytes;
+  registered = registered && world.allocate != nullptr;
+  memory_ = registered ? world.allocate(bytes)
+                       : std::shared_ptr<std::byte>(new std::byte[bytes],
+                                                    std::default_delete<std::byte[]>());
+  // Private memory is not aligned either.
+  begin_ = kGuardBytes - (registered ? 0 : sizeof(int64_t));
+  std::memset(memory_.get(), kGuard, bytes);
+  if (!content.empty()) std::memcpy(data(), content.data(), content.size());
+}
+
+bool ContractBuffer::holds(const std::vector<std::byte>& content) const {
+  for (size_t i = 1; i <= kGuardBytes / 2; ++i) {
+    if (*(data() - i) != std::byte{kGuard}) return false;
+    if (data()[content.size() + i - 1] != std::byte{kGuard}) return false;
+  }
+  return content.empty() || std::memcmp(data(), content.data(), content.size()) == 0;
+}
+
 uint64_t AllreduceRun::output_hash() const { return hash_of(output_, bytes()); }
 
 uint64_t hash_of(const std::byte* data, size_t bytes) {

@@ -53,6 +53,20 @@ class AllreduceRun {
   std::byte* input_ = nullptr;
 };
 
+// Memory for an input or an output, with guards around it.
+class ContractBuffer {
+ public:
+  // `registered`: memory of World::allocate, where there is one.
+  ContractBuffer(const World& world, const std::vector<std::byte>& content, bool registered);
+  std::byte* data() const { return memory_.get() + begin_; }
+  // Whether it holds just that, and nothing was written around it.
+  bool holds(const std::vector<std::byte>& content) const;
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+  size_t begin_ = 0;
+};
+
 // Of any memory.
 uint64_t hash_of(const std::byte* data, size_t bytes);
 

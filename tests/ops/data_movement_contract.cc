@@ -1,5 +1,7 @@
 // The contract of the collectives that only move data: broadcast, allgather, barrier.
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "horon/tests/ops/contract_case.h"
@@ -22,34 +24,76 @@ std::vector<std::byte> block_of(uint64_t sequence, int rank, int64_t bytes) {
 }
 
 struct MoveRun {
-  std::vector<std::byte> input;
-  std::vector<std::byte> output;
+  std::unique_ptr<ContractBuffer> input;  // null: in place
+  std::unique_ptr<ContractBuffer> output;
   std::vector<std::byte> expected;
+  core::Batch batch;
 };
 
-core::Batch gather_batch(const World& world, MoveRun& run, uint64_t sequence, DataType dtype,
-                         const std::vector<int64_t>& counts, bool in_place) {
+using MoveRuns = std::vector<std::unique_ptr<MoveRun>>;
+
+// Any mixture of memory that others can reach and memory that they can't.
+bool is_registered(const World& world, uint64_t sequence, uint64_t which) {
+  return mix(sequence, static_cast<uint64_t>(world.rank), which) % 2 == 0;
+}
+
+void run_moves(const World& world, core::CollectiveOp& op, const MoveRuns& runs, DataType dtype,
+               std::mt19937_64& random) {
+  std::vector<std::unique_ptr<core::InFlight>> in_flight;
+  for (const auto& run : runs) in_flight.push_back(op.start(run->batch));
+  drive(world, std::move(in_flight), random);
+  for (const auto& run : runs) {
+    ASSERT_TRUE(run->output->holds(run->expected))
+        << to_string(dtype) << ' ' << run->batch.sequence;
+  }
+}
+
+void prepare_allgather(const World& world, MoveRun& run, uint64_t sequence, DataType dtype,
+                       const std::vector<int64_t>& counts, bool in_place) {
   const auto size = static_cast<int64_t>(size_of(dtype));
-  int64_t own_begin = 0;
+  size_t own_begin = 0;
+  std::vector<std::byte> own;
   for (int rank = 0; rank < world.size; ++rank) {
     const auto block = block_of(sequence, rank, counts[static_cast<size_t>(rank)] * size);
     if (rank == world.rank) {
-      own_begin = static_cast<int64_t>(run.expected.size());
-      run.input = block;
+      own_begin = run.expected.size();
+      own = block;
     }
     run.expected.insert(run.expected.end(), block.begin(), block.end());
   }
-  run.output.resize(run.expected.size() + 1);
-  if (in_place) std::copy(run.input.begin(), run.input.end(), run.output.begin() + own_begin);
-  core::Batch batch;
-  batch.kind = CollectiveKind::Allgather;
-  batch.sequence = sequence;
-  batch.dtype = dtype;
-  batch.receive_counts = counts;
-  batch.count = counts[static_cast<size_t>(world.rank)];
-  batch.output = run.output.data();
-  batch.input = in_place ? run.output.data() + own_begin : run.input.data();
-  return batch;
+  std::vector<std::byte> before(run.expected.size());
+  if (in_place) std::copy(own.begin(), own.end(), before.begin() + static_cast<int64_t>(own_begin));
+  run.output = std::make_unique<ContractBuffer>(world, before, is_registered(world, sequence, 1));
+  if (!in_place) {
+    run.input = std::make_unique<ContractBuffer>(world, own, is_registered(world, sequence, 2));
+  }
+  run.batch.kind = CollectiveKind::Allgather;
+  run.batch.sequence = sequence;
+  run.batch.dtype = dtype;
+  run.batch.receive_counts = counts;
+  run.batch.count = counts[static_cast<size_t>(world.rank)];
+  run.batch.output = run.output->data();
+  run.batch.input = in_place ? run.output->data() + own_begin : run.input->data();
+}
+
+void prepare_broadcast(const World& world, MoveRun& run, uint64_t sequence, DataType dtype,
+                       int64_t count, bool in_place) {
+  const auto root = static_cast<int>(sequence % static_cast<uint64_t>(world.size));
+  const int64_t bytes = count * static_cast<int64_t>(size_of(dtype));
+  run.expected = block_of(sequence, root, bytes);
+  const std::vector<std::byte> own = block_of(sequence, world.rank, bytes);
+  const auto before = in_place ? own : block_of(sequence + 1, world.rank, bytes);
+  run.output = std::make_unique<ContractBuffer>(world, before, is_registered(world, sequence, 1));
+  if (!in_place) {
+    run.input = std::make_unique<ContractBuffer>(world, own, is_registered(world, sequence, 2));
+  }
+  run.batch.kind = CollectiveKind::Broadcast;
+  run.batch.sequence = sequence;
+  run.batch.dtype = dtype;
+  run.batch.root = root;
+  run.batch.count = count;
+  run.batch.output = run.output->data();
+  run.batch.input = in_place ? run.output->data() : run.input->data();
 }
 
 }  // namespace
@@ -58,29 +102,14 @@ void check_broadcast(const World& world, core::CollectiveOp& op) {
   std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 21);
   uint64_t sequence = 0;
   for (const DataType dtype : kAllTypes) {
-    std::vector<std::unique_ptr<MoveRun>> runs;
-    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    MoveRuns runs;
     for (const int64_t count : {0, 1, 3, 1000, 65537, 700001}) {
       for (const bool in_place : {true, false}) {
-        const auto root = static_cast<int>(sequence++ % static_cast<uint64_t>(world.size));
-        const int64_t bytes = count * static_cast<int64_t>(size_of(dtype));
         auto& run = *runs.emplace_back(std::make_unique<MoveRun>());
-        run.expected = block_of(sequence, root, bytes);
-        run.input = block_of(sequence, world.rank, bytes);
-        run.output = in_place ? run.input : block_of(sequence + 1, world.rank, bytes);
-        core::Batch batch;
-        batch.kind = CollectiveKind::Broadcast;
-        batch.sequence = sequence;
-        batch.dtype = dtype;
-        batch.root = root;
-        batch.count = count;
-        batch.output = run.output.data();
-        batch.input = in_place ? run.output.data() : run.input.data();
-        in_flight.push_back(op.start(batch));
+        prepare_broadcast(world, run, ++sequence, dtype, count, in_place);
       }
     }
-    drive(world, std::move(in_flight), random);
-    for (const auto& run : runs) ASSERT_TRUE(run->output == run->expected) << to_string(dtype);
+    run_moves(world, op, runs, dtype, random);
   }
 }
 
@@ -88,8 +117,7 @@ void check_allgather(const World& world, core::CollectiveOp& op) {
   std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 31);
   uint64_t sequence = 0;
   for (const DataType dtype : kAllTypes) {
-    std::vector<std::unique_ptr<MoveRun>> runs;
-    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    MoveRuns runs;
     for (const int64_t longest : {0, 1, 7, 3001, 300001}) {
       for (const bool in_place : {true, false}) {
         ++sequence;
@@ -100,14 +128,10 @@ void check_allgather(const World& world, core::CollectiveOp& op) {
           counts.back() = std::abs(counts.back());
         }
         auto& run = *runs.emplace_back(std::make_unique<MoveRun>());
-        in_flight.push_back(op.start(gather_batch(world, run, sequence, dtype, counts, in_place)));
+        prepare_allgather(world, run, sequence, dtype, counts, in_place);
       }
     }
-    drive(world, std::move(in_flight), random);
-    for (const auto& run : runs) {
-      run->output.pop_back();
-      ASSERT_TRUE(run->output == run->expected) << to_string(dtype);
-    }
+    run_moves(world, op, runs, dtype, random);
   }
 }
 

@@ -1,7 +1,8 @@
-// Allreduce in shared memory among processes, against the contract of all ops.
+// The collectives in shared memory among processes, against the contract of all ops.
 #include <gtest/gtest.h>
 
 #include "horon/ops/host/shared_memory_allreduce.h"
+#include "horon/ops/host/shared_memory_exchange.h"
 #include "horon/tests/ops/mpi_world.h"
 
 namespace horon::ops {
@@ -10,11 +11,13 @@ namespace {
 class SharedMemoryOps : public testing::Test {
  protected:
   void SetUp() override {
-    group_ = mpi_local_group(SharedMemoryAllreduce::area_bytes(world_.size));
+    const size_t reduce_bytes = (SharedMemoryAllreduce::area_bytes(world_.size) + 63) / 64 * 64;
+    group_ = mpi_local_group(reduce_bytes + BlockExchange::area_bytes(world_.size));
     ASSERT_TRUE(group_->available()) << group_->unavailable_reason();
     world_.doorbell = &group_->doorbell(world_.rank);
     world_.allocate = [this](size_t bytes) { return group_->allocate(bytes); };
     op_ = std::make_unique<SharedMemoryAllreduce>(*group_, group_->area());
+    exchange_ = std::make_shared<BlockExchange>(*group_, group_->area() + reduce_bytes);
   }
   // Nobody unmaps what another still uses.
   void TearDown() override { world_.gather(0); }
@@ -22,6 +25,7 @@ class SharedMemoryOps : public testing::Test {
   World world_ = mpi_world();
   std::unique_ptr<core::LocalGroup> group_;
   std::unique_ptr<SharedMemoryAllreduce> op_;
+  std::shared_ptr<BlockExchange> exchange_;
 };
 
 TEST_F(SharedMemoryOps, Allreduce) {
@@ -41,6 +45,31 @@ TEST_F(SharedMemoryOps, NanAndScales) {
 }
 
 TEST_F(SharedMemoryOps, ManyInFlight) { check_many_in_flight(world_, *op_, 40); }
+
+TEST_F(SharedMemoryOps, Broadcast) {
+  SharedMemoryExchange op(exchange_, CollectiveKind::Broadcast);
+  EXPECT_EQ(op.name(), "shm_broadcast");
+  EXPECT_NE(op.refusal({}), "");
+  check_broadcast(world_, op);
+}
+
+TEST_F(SharedMemoryOps, Allgather) {
+  SharedMemoryExchange op(exchange_, CollectiveKind::Allgather);
+  check_allgather(world_, op);
+}
+
+TEST_F(SharedMemoryOps, Reducescatter) {
+  SharedMemoryExchange op(exchange_, CollectiveKind::Reducescatter);
+  check_reducescatter(world_, op);
+}
+
+TEST_F(SharedMemoryOps, AlltoallGatherScatter) {
+  for (const CollectiveKind kind :
+       {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}) {
+    SharedMemoryExchange op(exchange_, kind);
+    check_exchange(world_, op, kind);
+  }
+}
 
 }  // namespace
 }  // namespace horon::ops

@@ -1,22 +1,23 @@
-// Allreduce in shared memory among threads of one process: the same code under ThreadSanitizer.
+// The collectives in shared memory among threads of one process: the same code under
+// ThreadSanitizer.
 #include <gtest/gtest.h>
 
 #include "horon/core/host/local_subgroup.h"
 #include "horon/ops/host/piece_allreduce.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
+#include "horon/ops/host/shared_memory_exchange.h"
 #include "horon/tests/ops/op_contract.h"
 #include "horon/tests/support/thread_ranks.h"
 
 namespace horon::ops {
 namespace {
 
-using Body = std::function<void(const World& world, SharedMemoryAllreduce& op)>;
-
-void with_threads(int size, const Body& body) {
+// Each thread is a rank, with `area_bytes` that all of them share.
+void with_groups(int size, size_t area_bytes,
+                 const std::function<void(const World& world, core::LocalGroup& group)>& body) {
   core::InProcessJob job(size);
   core::run_ranks(size, [&](int rank) {
-    const auto group =
-        core::LocalGroup::create(job.of(rank), SharedMemoryAllreduce::area_bytes(size));
+    const auto group = core::LocalGroup::create(job.of(rank), area_bytes);
     ASSERT_TRUE(group->available()) << group->unavailable_reason();
     World world;
     world.rank = rank;
@@ -26,10 +27,19 @@ void with_threads(int size, const Body& body) {
     world.gather = [&](uint64_t mine) {
       return core::allgather_values(job.of(rank), core::Bootstrap::Among::Job, mine);
     };
-    SharedMemoryAllreduce op(*group, group->area());
-    body(world, op);
+    body(world, *group);
     world.gather(0);
   });
+}
+
+using Body = std::function<void(const World& world, SharedMemoryAllreduce& op)>;
+
+void with_threads(int size, const Body& body) {
+  with_groups(size, SharedMemoryAllreduce::area_bytes(size),
+              [&](const World& world, core::LocalGroup& group) {
+                SharedMemoryAllreduce op(group, group.area());
+                body(world, op);
+              });
 }
 
 class Threads : public testing::TestWithParam<int> {};
@@ -49,7 +59,28 @@ TEST_P(Threads, ManyInFlight) {
   });
 }
 
+class BlockThreads : public testing::TestWithParam<int> {};
+
+TEST_P(BlockThreads, AllKinds) {
+  with_groups(GetParam(), BlockExchange::area_bytes(GetParam()),
+              [](const World& world, core::LocalGroup& group) {
+                const auto exchange = std::make_shared<BlockExchange>(group, group.area());
+                SharedMemoryExchange broadcast(exchange, CollectiveKind::Broadcast);
+                check_broadcast(world, broadcast);
+                SharedMemoryExchange allgather(exchange, CollectiveKind::Allgather);
+                check_allgather(world, allgather);
+                SharedMemoryExchange reducescatter(exchange, CollectiveKind::Reducescatter);
+                check_reducescatter(world, reducescatter);
+                for (const CollectiveKind kind :
+                     {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}) {
+                  SharedMemoryExchange op(exchange, kind);
+                  check_exchange(world, op, kind);
+                }
+              });
+}
+
 INSTANTIATE_TEST_SUITE_P(SharedMemory, Threads, testing::Values(1, 2, 3, 4, 7));
+INSTANTIATE_TEST_SUITE_P(SharedMemory, BlockThreads, testing::Values(1, 2, 4));
 
 // Two process sets of one host with a rank in common, at the same time.
 TEST(SharedMemory, OverlappingSubgroups) {

@@ -1,5 +1,6 @@
 horon_test(host_kernels_test FILES ops/host_kernels_test.cc)
 horon_test(host_memory_test FILES ops/host_memory_test.cc)
+horon_test(stream_copy_test FILES ops/stream_copy_test.cc)
 
 # What every op must do, written once.
 add_library(horon_op_contract STATIC EXCLUDE_FROM_ALL
@@ -11,7 +12,7 @@ target_link_libraries(horon_op_contract PUBLIC horon::core GTest::gtest)
 horon_test(shared_memory_threads_test FILES ops/shared_memory_threads_test.cc
            LIBS horon_op_contract TIMEOUT 300)
 horon_test(shared_memory_ops_test FILES ops/shared_memory_ops_test.cc
-           LIBS horon_op_contract RANKS 2 3 4 TIMEOUT 120)
+           LIBS horon_op_contract RANKS 1 2 3 4 5 TIMEOUT 120)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS 1 2 3 4 TIMEOUT 120)
 include(ops/faults/faults.cmake)

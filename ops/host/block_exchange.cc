@@ -1,0 +1,348 @@
+#include "horon/ops/host/block_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "horon/core/base/cpu_relax.h"
+#include "horon/core/base/error.h"
+#include "horon/ops/host/block_plan.h"
+#include "horon/ops/host/block_reduction.h"
+#include "horon/ops/host/block_transfer.h"
+#include "horon/ops/host/exchange_peers.h"
+#include "horon/ops/host/stream_copy.h"
+
+namespace horon::ops {
+namespace {
+
+using core::Progress;
+
+constexpr int64_t kExchangeStepBytes = 2 << 20;  // read or copied in one step
+constexpr int64_t kOwnPieceBytes = 256 << 10;
+// Memory of all ranks together that no longer fits into the caches of a common host.
+constexpr int64_t kStreamedBytes = 32 << 20;
+
+size_t ring_bytes_of_block() { return kRingPieces * static_cast<size_t>(kRingPieceBytes); }
+
+}  // namespace
+
+class BlockExchange::Running final : public core::InFlight {
+ public:
+  Running(BlockExchange& parent, core::Batch batch)
+      : parent_(parent),
+        batch_(std::move(batch)),
+        plan_(make_block_plan(batch_, parent.rank_, parent.ranks_)),
+        number_(parent.next_++),
+        slot_(parent.slot(number_)),
+        peers_(parent.group_, slot_, plan_.reduces),
+        streams_((plan_.input_bytes + plan_.output_bytes) * parent.ranks_ > kStreamedBytes) {
+    if (plan_.reduces || own_from() == own_to()) own_copied_ = own_bytes();
+    post();
+  }
+
+  Progress step() override {
+    if (!posted_ && !post()) {
+      parent_.reuse_.announce();
+      if (!post()) return Progress::Ringing;
+    }
+    int64_t moved = all_here_soon() ? work() : 0;
+    if (moved == 0) moved = copy_own();
+    if (finished()) return leave();
+    if (moved > 0) return Progress::Advanced;
+    parent_.progress_.announce();
+    if (all_here()) moved = work();
+    return moved > 0 || finished() ? Progress::Advanced : Progress::Ringing;
+  }
+
+ private:
+  // Publishes where this rank's memory lies, if all ranks have left the slot's last exchange.
+  bool post() {
+    const uint64_t uses = number_ / kSlots;
+    const auto ranks = static_cast<uint64_t>(parent_.ranks_);
+    if (slot_.left().load(std::memory_order_seq_cst) < uses * ranks) return false;
+    posted_ = true;
+    ExchangeMember& mine = slot_.member(parent_.rank_);
+    publish_input(mine);
+    const auto output =
+        parent_.group_.locate(batch_.output, static_cast<size_t>(plan_.output_bytes));
+    mine.output_shared = plan_.output_bytes > 0 && output.has_value();
+    if (output) mine.output = *output;
+    for_each_other([&](int other) {
+      const Block& sent = plan_.send[static_cast<size_t>(other)];
+      const Block& received = plan_.receive[static_cast<size_t>(other)];
+      if (sent.bytes > 0) {
+        slot_.pair(parent_.rank_, other).send_begin = sent.begin;
+        if (mine.gives != Gives::Payload) ++pairs_;
+      }
+      if (received.bytes == 0) return;
+      ExchangePair& pair = slot_.pair(other, parent_.rank_);
+      pair.claimed.store(0, std::memory_order_relaxed);
+      pair.staged.store(0, std::memory_order_relaxed);
+      pair.done.store(0, std::memory_order_relaxed);
+      pair.receive_begin = received.begin;
+      ++pairs_;
+    });
+    mine.pairs = pairs_;
+    mine.finished_pairs.store(0, std::memory_order_relaxed);
+    all_arrived_ = (uses + 1) * ranks;
+    const uint64_t arrived = slot_.arrived().fetch_add(1, std::memory_order_seq_cst) + 1;
+    if (arrived == all_arrived_) parent_.progress_.wake_all();
+    return true;
+  }
+
+  void publish_input(ExchangeMember& mine) {
+    mine.gives = Gives::Payload;
+    bool sends = false;
+    for_each_other(
+        [&](int other) { sends = sends || plan_.send[static_cast<size_t>(other)].bytes > 0; });
+    if (!sends) return;
+    const auto bytes = static_cast<size_t>(plan_.input_bytes);
+    if (plan_.input_bytes <= ExchangeSlot::payload_bytes_max(parent_.ranks_)) {
+      std::memcpy(slot_.payload(parent_.rank_), batch_.input, bytes);
+      return;
+    }
+    const auto input = parent_.group_.locate(batch_.input, bytes);
+    mine.gives = input ? Gives::Shared : Gives::Private;
+    if (input) mine.input = *input;
+  }
+
+  // Each rank begins with the next one, so that not all turn to the same one first.
+  template <class Visit>
+  void for_each_other(const Visit& visit) const {
+    for (int step = 1; step < parent_.ranks_; ++step) {
+      visit((parent_.rank_ + step) % parent_.ranks_);
+    }
+  }
+
+  bool all_here() const { return slot_.arrived().load(std::memory_order_seq_cst) == all_arrived_; }
+
+  // When the ranks arrive at almost the same time, a few looks avoid sleeping on the doorbell.
+  bool all_here_soon() {
+    constexpr int kLooks = 16;
+    if (all_here()) return true;
+    if (std::exchange(has_looked_, true)) return false;
+    for (int look = 0; look < kLooks; ++look) {
+      core::cpu_relax();
+      if (all_here()) return true;
+    }
+    return false;
+  }
+
+  bool finished() const {
+    return own_copied_ == own_bytes() &&
+           (pairs_ == 0 ||
+            slot_.member(parent_.rank_).finished_pairs.load(std::memory_order_seq_cst) == pairs_);
+  }
+
+  // What this rank sends itself.
+  const std::byte* own_from() const {
+    return batch_.input + plan_.send[static_cast<size_t>(parent_.rank_)].begin;
+  }
+  std::byte* own_to() const {
+    return batch_.output + plan_.receive[static_cast<size_t>(parent_.rank_)].begin;
+  }
+  int64_t own_bytes() const { return plan_.receive[static_cast<size_t>(parent_.rank_)].bytes; }
+
+  int64_t copy_own() {
+    const int64_t bytes = std::min(own_bytes() - own_copied_, kOwnPieceBytes);
+    if (bytes > 0) copy(own_to() + own_copied_, own_from() + own_copied_, bytes);
+    own_copied_ += bytes;
+    return bytes;
+  }
+
+  void copy(std::byte* to, const std::byte* from, int64_t bytes) const {
+    if (streams_) {
+      stream_copy(to, from, static_cast<size_t>(bytes));
+    } else {
+      std::memcpy(to, from, static_cast<size_t>(bytes));
+    }
+  }
+
+  // All ranks are here. Returns the bytes of what it has done; 0 if there is nothing to do now.
+  int64_t work() {
+    if (!std::exchange(knows_peers_, true)) meet_peers();
+    int64_t bytes = 0;
+    while (bytes < kExchangeStepBytes) {
+      const int64_t more = feed_rings() + (plan_.reduces ? reduce() : move());
+      if (more == 0) break;
+      bytes += more;
+    }
+    return bytes;
+  }
+
+  // Maps what this rank needs of the others' memory, which may throw; so it comes before the first
+  // piece is claimed.
+  void meet_peers() {
+    if (plan_.reduces) {
+      reduction_.emplace(peers_, slot_, batch_, own_from(), own_bytes(), parent_.rank_,
+                         parent_.ranks_);
+    } else {
+      for_each_other([&](int other) { add_incoming(other); });
+      for_each_other([&](int other) { add_outgoing(other); });
+    }
+    find_ring_readers();
+  }
+
+  void add_incoming(int from) {
+    const Block& block = plan_.receive[static_cast<size_t>(from)];
+    const Way way_here = peers_.way(from, parent_.rank_);
+    if (block.bytes == 0 || way_here == Way::Push) return;
+    transfers_.push_back({from, parent_.rank_, way_here, &slot_.pair(from, parent_.rank_),
+                          peers_.block_of(from), batch_.output + block.begin,
+                          Pieces(block.bytes, parent_.ranks_, way_here == Way::Ring)});
+  }
+
+  void add_outgoing(int to) {
+    const Block& block = plan_.send[static_cast<size_t>(to)];
+    const Way way_there = peers_.way(parent_.rank_, to);
+    if (block.bytes == 0 || (way_there != Way::Together && way_there != Way::Push)) return;
+    ExchangePair& pair = slot_.pair(parent_.rank_, to);
+    transfers_.push_back({parent_.rank_, to, way_there, &pair, batch_.input + block.begin,
+                          peers_.place_in(to), Pieces(block.bytes, parent_.ranks_, false)});
+  }
+
+  void find_ring_readers() {
+    std::byte* ring = nullptr;
+    for_each_other([&](int to) {
+      const Block& block = plan_.send[static_cast<size_t>(to)];
+      if (block.bytes == 0 || peers_.way(parent_.rank_, to) != Way::Ring) return;
+      if (feeds_.empty()) ring = take_ring();
+      ExchangePair& pair = slot_.pair(parent_.rank_, to);
+      if (feeds_.empty() || !plan_.one_for_all) {
+        feeds_.push_back({{},
+                          batch_.input + block.begin,
+                          ring + feeds_.size() * ring_bytes_of_block(),
+                          Pieces(block.bytes, parent_.ranks_, true)});
+      }
+      RingFeed& feed = feeds_.back();
+      feed.readers.push_back({to, &pair});
+      pair.send_begin = feed.ring - ring;
+    });
+  }
+
+  std::byte* take_ring() {
+    const auto blocks = static_cast<size_t>(plan_.one_for_all ? 1 : parent_.ranks_ - 1);
+    ring_ = parent_.take_ring(blocks * ring_bytes_of_block());
+    const auto address = parent_.group_.locate(ring_.memory.get(), ring_.bytes);
+    HORON_CHECK(address.has_value(), "a ring must be shareable");
+    slot_.member(parent_.rank_).input = *address;
+    return ring_.memory.get();
+  }
+
+  // Does one piece of work for each block that goes by way of a ring, where there is room.
+  int64_t feed_rings() {
+    int64_t bytes = 0;
+    for (RingFeed& feed : feeds_) {
+      if (!feed.has_room()) continue;
+      const int64_t more = feed.pieces.bytes(feed.next);
+      std::memcpy(feed.ring + feed.pieces.ring_place(feed.next),
+                  feed.from + feed.pieces.begin(feed.next), static_cast<size_t>(more));
+      ++feed.next;
+      for (const RingFeed::Reader& reader : feed.readers) {
+        reader.pair->staged.store(feed.next, std::memory_order_seq_cst);
+        parent_.progress_.wake_one(reader.rank);
+      }
+      bytes += more;
+    }
+    return bytes;
+  }
+
+  // Copies one piece of any block.
+  int64_t move() {
+    uint64_t piece = 0;
+    for (BlockTransfer& transfer : transfers_) {
+      if (!transfer.take(piece)) continue;
+      const int64_t bytes = transfer.pieces.bytes(piece);
+      const int64_t begin = transfer.pieces.begin(piece);
+      const bool in_ring = transfer.way == Way::Ring;
+      if (transfer.from == nullptr) transfer.from = peers_.ring_of(transfer.from_rank);
+      copy(transfer.to + begin,
+           transfer.from + (in_ring ? transfer.pieces.ring_place(piece) : begin), bytes);
+      const bool complete = transfer.note_copied();
+      if (complete) finish_pair(transfer.from_rank, transfer.to_rank);
+      if (in_ring && !complete) parent_.progress_.wake_one(transfer.from_rank);
+      return bytes;
+    }
+    return 0;
+  }
+
+  // Reduces one piece of this rank's own block.
+  int64_t reduce() {
+    const int64_t bytes = reduction_->reduce_piece();
+    if (bytes == 0) return 0;
+    reduction_->for_each_ring([this](int rank) { parent_.progress_.wake_one(rank); });
+    if (reduction_->complete()) {
+      for_each_other([this](int from) { finish_pair(from, parent_.rank_); });
+    }
+    return bytes;
+  }
+
+  // Tells the two ranks of a complete block, if they wait for it.
+  void finish_pair(int from, int to) {
+    note_finished(to);
+    if (slot_.member(from).gives != Gives::Payload) note_finished(from);
+  }
+
+  void note_finished(int rank) {
+    ExchangeMember& member = slot_.member(rank);
+    const uint32_t count = member.finished_pairs.fetch_add(1, std::memory_order_seq_cst) + 1;
+    if (count == member.pairs && rank != parent_.rank_) parent_.progress_.wake_one(rank);
+  }
+
+  Progress leave() {
+    if (ring_.memory != nullptr) parent_.rings_.push_back(std::move(ring_));
+    const uint64_t left = slot_.left().fetch_add(1, std::memory_order_seq_cst) + 1;
+    if (left == all_arrived_) parent_.reuse_.wake_all();
+    return Progress::Done;
+  }
+
+  BlockExchange& parent_;
+  core::Batch batch_;
+  const BlockPlan plan_;
+  const uint64_t number_;
+  const ExchangeSlot slot_;
+  const ExchangePeers peers_;
+  const bool streams_;  // past the caches
+  bool posted_ = false;
+  bool has_looked_ = false;
+  bool knows_peers_ = false;
+  uint64_t all_arrived_ = 0;  // the slot's counts of arrivals, and of departures, with all of them
+  uint32_t pairs_ = 0;        // that this rank waits for
+  int64_t own_copied_ = 0;    // bytes
+  std::vector<BlockTransfer> transfers_;
+  std::vector<RingFeed> feeds_;
+  Ring ring_;
+  std::optional<BlockReduction> reduction_;  // of a reducescatter, once all are here
+};
+
+BlockExchange::BlockExchange(core::LocalGroup& group, std::byte* area)
+    : group_(group),
+      rank_(group.local_rank()),
+      ranks_(group.local_size()),
+      progress_(group, area),
+      reuse_(group, area + Waiters::area_bytes(ranks_)),
+      slots_(area + 2 * Waiters::area_bytes(ranks_)) {}
+
+size_t BlockExchange::area_bytes(int ranks) {
+  return 2 * Waiters::area_bytes(ranks) + kSlots * ExchangeSlot::bytes(ranks);
+}
+
+BlockExchange::Ring BlockExchange::take_ring(size_t bytes) {
+  const auto fits = std::find_if(rings_.begin(), rings_.end(),
+                                 [&](const Ring& ring) { return ring.bytes >= bytes; });
+  if (fits == rings_.end()) return {group_.allocate_scratch(bytes), bytes};
+  Ring ring = std::move(*fits);
+  rings_.erase(fits);
+  return ring;
+}
+
+ExchangeSlot BlockExchange::slot(uint64_t number) const {
+  return {slots_ + number % kSlots * ExchangeSlot::bytes(ranks_), ranks_};
+}
+
+std::unique_ptr<core::InFlight> BlockExchange::start(core::Batch batch) {
+  return std::make_unique<Running>(*this, std::move(batch));
+}
+
+}  // namespace horon::ops

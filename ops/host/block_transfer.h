@@ -1,0 +1,76 @@
+// One block on its way from one rank to another, piece by piece, as one of the two ranks sees it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "horon/ops/host/exchange_area.h"
+
+namespace horon::ops {
+
+// Pieces of one block that are in a ring at a time, and the longest of them.
+inline constexpr uint64_t kRingPieces = 4;
+inline constexpr int64_t kRingPieceBytes = 64 << 10;
+
+// How a block is cut; both ranks know all of this.
+struct Pieces {
+  Pieces(int64_t block_bytes, int ranks, bool in_ring);
+  int64_t begin(uint64_t piece) const { return static_cast<int64_t>(piece) * each; }
+  int64_t bytes(uint64_t piece) const;
+  // Where a piece lies in the part of a ring that belongs to the block.
+  int64_t ring_place(uint64_t piece) const {
+    return static_cast<int64_t>(piece % kRingPieces) * kRingPieceBytes;
+  }
+
+  int64_t total;  // bytes
+  int64_t each;   // bytes; a multiple of 64
+  uint64_t count;
+};
+
+// Who copies.
+enum class Way : uint8_t {
+  Together,  // sender and receiver
+  Pull,      // the receiver
+  Push,      // the sender
+  Ring,      // the sender copies in, the receiver out
+};
+
+// Each of them decides alike. `reduces`: what the receiver gets is reduced by itself.
+Way way_between(const ExchangeMember& from, const ExchangeMember& to, bool reduces);
+
+// A block that this rank copies, alone or with the other rank, or copies out of the other's ring.
+struct BlockTransfer {
+  int from_rank;
+  int to_rank;
+  Way way;
+  ExchangePair* pair;
+  const std::byte* from;  // the block; Ring: the sender's ring, null until a piece is in it
+  std::byte* to;
+  Pieces pieces;
+  uint64_t next = 0;  // not used if Together
+
+  bool exhausted() const;
+  // Claims a piece that can be copied now; false if there is none.
+  bool take(uint64_t& piece);
+  // Notes that the piece is copied; true if the block is complete with it.
+  bool note_copied();
+};
+
+// A block that this rank copies into its ring, for one rank or for several.
+struct RingFeed {
+  struct Reader {
+    int rank;
+    ExchangePair* pair;
+  };
+  std::vector<Reader> readers;
+  const std::byte* from;
+  std::byte* ring;
+  Pieces pieces;
+  uint64_t next = 0;
+
+  // Whether the next piece can be copied in.
+  bool has_room() const;
+};
+
+}  // namespace horon::ops

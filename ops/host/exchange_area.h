@@ -1,0 +1,74 @@
+// What the ranks of one host write for each other while they exchange blocks: who has arrived,
+// where their memory lies, and how far each block has come.
+//
+// Several slots are used in turn, one for each exchange. A rank writes into a slot when all ranks
+// have left it, and reads what the others wrote when all have arrived. Between the two its
+// counters belong to one exchange, so each rank resets its own before it arrives.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "horon/core/host/local_group.h"
+
+namespace horon::ops {
+
+// How the others get what a rank gives.
+enum class Gives : uint32_t {
+  Payload,  // a copy in the slot: the rank need not wait until they have read it
+  Shared,   // its input, which they can map
+  Private,  // its input, which they can't map
+};
+
+// Written by its rank before it arrives, except for `finished_pairs`.
+struct alignas(64) ExchangeMember {
+  std::atomic<uint32_t> finished_pairs;  // written by the rank and by those that it exchanges with
+  uint32_t pairs;                        // how many this rank waits for
+  Gives gives;
+  bool output_shared;         // the others can map its output
+  core::SharedAddress input;  // Shared: of the input; Private: of the ring of staged pieces
+  core::SharedAddress output;
+};
+
+// The block that one rank sends another. Counted in pieces. The sender writes `send_begin`, the
+// receiver the rest, before they arrive.
+struct alignas(64) ExchangePair {
+  std::atomic<uint64_t> claimed;  // by either of the two ranks
+  std::atomic<uint64_t> staged;   // copied into the sender's ring
+  std::atomic<uint64_t> done;     // in the receiver's output, or reduced
+  int64_t send_begin;             // bytes, in the sender's input
+  int64_t receive_begin;          // bytes, in the receiver's output
+};
+
+// A view of one slot.
+class ExchangeSlot {
+ public:
+  ExchangeSlot(std::byte* place, int ranks) : place_(place), ranks_(ranks) {}
+  static size_t bytes(int ranks);
+  // What a rank can give by way of the slot.
+  static int64_t payload_bytes_max(int ranks);
+
+  // Both grow for ever.
+  std::atomic<uint64_t>& arrived() const { return words()[0].value; }
+  std::atomic<uint64_t>& left() const { return words()[1].value; }
+  ExchangeMember& member(int rank) const { return members()[rank]; }
+  ExchangePair& pair(int from, int to) const {
+    return pairs()[static_cast<size_t>(from) * static_cast<size_t>(ranks_) +
+                   static_cast<size_t>(to)];
+  }
+  std::byte* payload(int rank) const;
+
+ private:
+  struct alignas(64) Word {
+    std::atomic<uint64_t> value;
+  };
+  Word* words() const { return reinterpret_cast<Word*>(place_); }
+  ExchangeMember* members() const { return reinterpret_cast<ExchangeMember*>(words() + 2); }
+  ExchangePair* pairs() const { return reinterpret_cast<ExchangePair*>(members() + ranks_); }
+
+  std::byte* place_;
+  int ranks_;
+};
+
+}  // namespace horon::ops

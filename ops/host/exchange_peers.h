@@ -1,0 +1,36 @@
+// The blocks of the other ranks of an exchange, as addresses in this process.
+#pragma once
+
+#include <cstddef>
+
+#include "horon/core/host/local_group.h"
+#include "horon/ops/host/block_transfer.h"
+#include "horon/ops/host/exchange_area.h"
+
+namespace horon::ops {
+
+// To be asked when all ranks have arrived. The functions map memory, so they may throw as
+// LocalGroup::map() does.
+class ExchangePeers {
+ public:
+  ExchangePeers(core::LocalGroup& group, ExchangeSlot slot, bool reduces)
+      : group_(group), slot_(slot), rank_(group.local_rank()), reduces_(reduces) {}
+
+  Way way(int from, int to) const {
+    return way_between(slot_.member(from), slot_.member(to), reduces_);
+  }
+  // The block that `from` has for this rank; null if it comes by way of a ring.
+  const std::byte* block_of(int from) const;
+  // The sender's ring for this rank. Only once a piece is in it: then the sender has said where.
+  const std::byte* ring_of(int from) const;
+  // Where the block of this rank belongs in the output of `to`.
+  std::byte* place_in(int to) const;
+
+ private:
+  core::LocalGroup& group_;
+  const ExchangeSlot slot_;
+  const int rank_;
+  const bool reduces_;
+};
+
+}  // namespace horon::ops

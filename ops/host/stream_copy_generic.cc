@@ -1,0 +1,11 @@
+#include <cstring>
+
+#include "horon/ops/host/stream_copy.h"
+
+namespace horon::ops {
+
+void stream_copy(std::byte* to, const std::byte* from, size_t bytes) noexcept {
+  std::memcpy(to, from, bytes);
+}
+
+}  // namespace horon::ops
