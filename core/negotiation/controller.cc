@@ -14,7 +14,9 @@ constexpr int kCoordinatorRank = 0;  // the lowest member
 constexpr Nanos kSecond = 1'000'000'000;
 
 Member::Options member_options(const Controller::Options& options) {
-  return {options.rank, options.ranks, options.gate, options.thaw_after};
+  return {
+      options.rank,       options.ranks, options.gate, options.thaw_after, options.fusion_bytes_max,
+      options.alone_bytes};
 }
 
 }  // namespace
@@ -260,8 +262,10 @@ bool Controller::advance() {
   const bool moved = member_.advance(effects_);
   if (moved) last_progress_ = now_;
   if (coordinator_ == nullptr) return moved;
-  const uint64_t started = member_.statistics().frozen_starts;
-  coordinator_->frozen_started(started - std::exchange(frozen_starts_told_, started));
+  const uint64_t batches = member_.frozen_batches();
+  const uint64_t entries = member_.statistics().frozen_starts;
+  coordinator_->frozen_started(batches - std::exchange(frozen_batches_told_, batches),
+                               entries - std::exchange(frozen_starts_told_, entries));
   return moved;
 }
 

@@ -139,8 +139,8 @@ void Coordinator::take_drained(int from, const Drained& drained) {
   said = drained.batches;
 }
 
-void Coordinator::frozen_started(uint64_t batches) {
-  freezer_.note_starts(batches);
+void Coordinator::frozen_started(uint64_t batches, uint64_t entries) {
+  freezer_.note_starts(entries);
   in_flight_ += static_cast<int>(batches);
   batches_planned_ += batches;
 }
@@ -318,11 +318,13 @@ void Coordinator::plan(std::vector<Item>& log, bool everything) {
     const bool idle = in_flight_ == 0;
     std::vector<ClosedEntry> entries = planner_.take_batch();
     batch.joined = entries.front().joined;
-    // A broadcast costs many messages: one that is alone by luck of timing must go on fusing.
-    const bool by_luck =
-        entries.front().spec->kind == CollectiveKind::Broadcast && !(idle && planner_.empty());
-    const bool alone = entries.size() == 1 && !by_luck;
-    for (ClosedEntry& entry : entries) batch.entries.push_back(planned(std::move(entry), alone));
+    // A broadcast costs many messages of MPI's. The planner fuses more of them than a gate, which
+    // starts what is there: one is frozen only if nothing else ran or waited.
+    const bool alone = entries.size() == 1 && idle && planner_.empty();
+    const bool may_freeze = alone || entries.front().spec->kind != CollectiveKind::Broadcast;
+    for (ClosedEntry& entry : entries) {
+      batch.entries.push_back(planned(std::move(entry), may_freeze));
+    }
     plan.batches.push_back(std::move(batch));
     ++in_flight_;
     awaited_batches_ = ++batches_planned_;
@@ -330,12 +332,12 @@ void Coordinator::plan(std::vector<Item>& log, bool everything) {
   if (!plan.batches.empty()) log.emplace_back(std::move(plan));
 }
 
-PlannedEntry Coordinator::planned(ClosedEntry entry, bool alone) {
+PlannedEntry Coordinator::planned(ClosedEntry entry, bool may_freeze) {
   PlannedEntry out;
   out.id = ids_.find(entry.name, entry.spec);
   const bool is_new = out.id == kNoId;
   if (is_new) out.id = ids_.give(entry.name, entry.spec);
-  freezer_.planned(out.id, entry, alone);
+  freezer_.planned(out.id, entry, may_freeze);
   out.produced = std::move(entry.produced);
   out.extents = std::move(entry.extents);
   if (!is_new) return out;

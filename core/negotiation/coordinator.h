@@ -34,8 +34,8 @@ class Coordinator {
   // One item of a member that had applied `applied` records: Ready, Refused, Join, Shutdown,
   // Drained, Deviate. Throws Error(Internal) if the member breaks the protocol.
   void take(int from, const Item& item, uint64_t applied, Nanos now);
-  // The gate has started so many batches on this rank.
-  void frozen_started(uint64_t batches);
+  // The gate has started so many batches on this rank, with so many entries.
+  void frozen_started(uint64_t batches, uint64_t entries);
   // A batch of this set that a Plan named has finished on this rank.
   void batch_finished() {
     --in_flight_;
@@ -109,7 +109,7 @@ class Coordinator {
   std::string mismatch_text(const Entry& entry) const;
   void plan(std::vector<Item>& log, bool everything);
   bool planning_waits() const;
-  PlannedEntry planned(ClosedEntry entry, bool alone);
+  PlannedEntry planned(ClosedEntry entry, bool may_freeze);
   std::vector<int> silent_members(const Entry& entry) const;
   std::optional<Fail> fault_of_joined(const Entry& entry, const std::vector<int>& joined) const;
 

@@ -19,12 +19,12 @@ bool can_freeze(const ClosedEntry& entry) {
 
 }  // namespace
 
-void FreezePlanner::planned(EntryId id, const ClosedEntry& entry, bool alone) {
+void FreezePlanner::planned(EntryId id, const ClosedEntry& entry, bool may_freeze) {
   if (need_ <= 0 || id == kNoId) return;
   History& history = names_[entry.name];
   if (history.need == 0) history.need = need_;
   if (std::exchange(history.id, id) != id) history.streak = 0;
-  history.streak = alone && can_freeze(entry) ? history.streak + 1 : 0;
+  history.streak = may_freeze && can_freeze(entry) ? history.streak + 1 : 0;
   if (history.streak >= history.need) to_freeze_.push_back(&history);
 }
 
@@ -86,7 +86,7 @@ void FreezePlanner::freeze(std::vector<Item>& log, uint64_t position, bool anybo
   Freeze freeze;
   for (History* const history : std::exchange(to_freeze_, {})) {
     if (anybody_away || somebody_goes_) break;
-    if (frozen_.size() == Gate::kCounters) {
+    if (frozen_.size() == Gate::kCounters || last_place_ + Gate::kCounters > Gate::kPlaceMax) {
       ran_out_ = true;
       break;
     }

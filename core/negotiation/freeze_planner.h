@@ -18,15 +18,15 @@ class FreezePlanner {
   // A name is frozen when it was planned so often in a row, at first. 0: never.
   explicit FreezePlanner(int need) : need_(need) {}
 
-  // An entry is planned under this id. `alone`: nothing else is in its batch.
-  void planned(EntryId id, const ClosedEntry& entry, bool alone);
+  // An entry is planned under this id. `may_freeze`: else the row of its plans begins anew.
+  void planned(EntryId id, const ClosedEntry& entry, bool may_freeze);
   // An entry of this name ended without a plan.
   void not_planned(const std::string& name);
 
   // A member says that this place can't stay frozen. False if it was never given.
   bool deviate(Place place);
-  // The gate has started so many batches, of any names.
-  void note_starts(uint64_t batches) { starts_ += batches; }
+  // The gate has started so many entries, of any names.
+  void note_starts(uint64_t entries) { starts_ += entries; }
   // Join, Shutdown and what follows it, from a member that had applied `applied` records: true if
   // it must be dropped, because something is frozen (then all is thawed) or the sender had not seen
   // the last Freeze or Thaw. It will say that again.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "horon/core/negotiation/agreement.h"
+#include "horon/core/negotiation/fusion_planner.h"
 #include "horon/core/negotiation/gate.h"
 
 namespace horon::core {
@@ -15,6 +16,8 @@ bool FrozenEntries::add(const std::string& name, const SpecPtr& spec, Place plac
   if (!fresh) return false;
   entry->second.place = place;
   entry->second.spec = spec;
+  entry->second.bytes = byte_count(*spec);
+  entry->second.fuses = may_fuse(*spec, entry->second.bytes, alone_bytes_);
   at = &*entry;
   last_place_ = place;
   return true;

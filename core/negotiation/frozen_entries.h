@@ -16,11 +16,16 @@ class FrozenEntries {
   struct Entry {
     Place place = kNoPlace;
     SpecPtr spec;
+    int64_t bytes = 0;
+    bool fuses = false;  // see may_fuse()
     bool filled = false;
     bool deviated = false;  // the coordinator has been told
     Nanos filled_at = 0;
     Request request;  // while filled
   };
+
+  // `alone_bytes`: see FusionPlanner.
+  explicit FrozenEntries(int64_t alone_bytes) : alone_bytes_(alone_bytes) {}
 
   // False if no coordinator can have frozen that.
   bool add(const std::string& name, const SpecPtr& spec, Place place);
@@ -28,6 +33,7 @@ class FrozenEntries {
   bool remove(Place place, std::string& name, std::optional<Request>& unstarted);
 
   // Null if it is not frozen.
+  // Its address stays until it is removed.
   Entry* find(const std::string& name);
   Entry* find(Place place);
   bool any() const { return !by_name_.empty(); }
@@ -49,6 +55,7 @@ class FrozenEntries {
  private:
   using ByName = std::unordered_map<std::string, Entry>;
 
+  const int64_t alone_bytes_;
   ByName by_name_;
   std::vector<ByName::value_type*> by_counter_;  // [place % Gate::kCounters]
   size_t filled_ = 0;

@@ -3,29 +3,26 @@
 #include <utility>
 
 namespace horon::core {
-namespace {
 
-bool same_collective(const ClosedEntry& a, const ClosedEntry& b) {
-  return a.spec->kind == b.spec->kind && a.spec->dtype == b.spec->dtype &&
-         a.spec->reduce_op == b.spec->reduce_op && a.spec->device == b.spec->device &&
-         a.spec->root == b.spec->root && a.spec->prescale == b.spec->prescale &&
-         a.spec->postscale == b.spec->postscale && a.spec->compression == b.spec->compression &&
-         a.spec->splits == b.spec->splits && a.joined == b.joined;
+int64_t byte_count(const EntrySpec& spec) {
+  return element_count(spec) * static_cast<int64_t>(size_of(spec.dtype));
 }
 
-}  // namespace
+bool may_fuse(const EntrySpec& spec, int64_t bytes, int64_t alone_bytes) {
+  return (spec.kind == CollectiveKind::Allreduce || spec.kind == CollectiveKind::Broadcast) &&
+         bytes < alone_bytes;
+}
+
+bool same_collective(const EntrySpec& a, const EntrySpec& b) {
+  return a.kind == b.kind && a.dtype == b.dtype && a.reduce_op == b.reduce_op &&
+         a.device == b.device && a.root == b.root && a.prescale == b.prescale &&
+         a.postscale == b.postscale && a.compression == b.compression && a.splits == b.splits;
+}
 
 void FusionPlanner::add(ClosedEntry entry) {
-  const int64_t bytes =
-      element_count(*entry.spec) * static_cast<int64_t>(size_of(entry.spec->dtype));
+  const int64_t bytes = byte_count(*entry.spec);
   ready_bytes_ += bytes;
   waiting_.push_back({std::move(entry), bytes});
-}
-
-bool FusionPlanner::fuses(const Waiting& waiting) const {
-  const CollectiveKind kind = waiting.entry.spec->kind;
-  return (kind == CollectiveKind::Allreduce || kind == CollectiveKind::Broadcast) &&
-         waiting.bytes < alone_bytes_;
 }
 
 std::vector<ClosedEntry> FusionPlanner::take_batch() {
@@ -33,15 +30,17 @@ std::vector<ClosedEntry> FusionPlanner::take_batch() {
   Waiting first = std::move(waiting_.front());
   waiting_.pop_front();
   ready_bytes_ -= first.bytes;
-  const bool alone = !fuses(first);
+  const bool alone = !may_fuse(*first.entry.spec, first.bytes, alone_bytes_);
   int64_t bytes = first.bytes;
   batch.push_back(std::move(first.entry));
   if (alone) return batch;
 
   std::deque<Waiting> skipped;
   for (Waiting& next : waiting_) {
-    const bool fits = fuses(next) && bytes + next.bytes <= bytes_max_ &&
-                      same_collective(batch.front(), next.entry);
+    const bool fits = may_fuse(*next.entry.spec, next.bytes, alone_bytes_) &&
+                      bytes + next.bytes <= bytes_max_ &&
+                      same_collective(*batch.front().spec, *next.entry.spec) &&
+                      batch.front().joined == next.entry.joined;
     if (!fits) {
       skipped.push_back(std::move(next));
       continue;

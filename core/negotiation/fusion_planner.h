@@ -26,6 +26,13 @@ struct ClosedEntry {
   std::vector<int> joined;       // members without a vote that have joined
 };
 
+// Of all parts.
+int64_t byte_count(const EntrySpec& spec);
+// An entry of so many bytes may run together with others.
+bool may_fuse(const EntrySpec& spec, int64_t bytes, int64_t alone_bytes);
+// Two entries that may fuse are equal in everything that a collective needs to be one.
+bool same_collective(const EntrySpec& a, const EntrySpec& b);
+
 class FusionPlanner {
  public:
   FusionPlanner(int64_t bytes_max, int64_t alone_bytes)
@@ -44,8 +51,6 @@ class FusionPlanner {
     ClosedEntry entry;
     int64_t bytes;
   };
-
-  bool fuses(const Waiting& entry) const;
 
   const int64_t bytes_max_;
   const int64_t alone_bytes_;

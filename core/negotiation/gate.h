@@ -14,6 +14,7 @@ struct GateEntry {
   enum class Kind : uint8_t { Go, Marker };
   Kind kind = Kind::Go;
   uint64_t value = 0;  // Go: the place
+  bool more = false;   // Go: runs together with the next entry, if that is a Go and they can fuse
 };
 
 // One member's access to it. Belongs to the thread that holds the controller. Nothing blocks.
@@ -21,14 +22,16 @@ class Gate {
  public:
   // Counters: so many places can be frozen at a time. Place p counts in counter p % kCounters.
   static constexpr uint32_t kCounters = 1024;
+  static constexpr Place kPlaceMax = (Place{1} << 30) - 1;
 
   virtual ~Gate() = default;
 
   // Counts this member in. True if all members are in now: append its Go. False forever once a
   // later place has used the counter.
   virtual bool fill(Place place) = 0;
-  // Visible to all members, as is everything appended before it, when this returns. Wakes them.
-  virtual void append_go(Place place) = 0;
+  // Visible to all members, as is everything appended before it, when this returns. `more`: this
+  // member appends another Go at once (see GateEntry). The last one wakes the members.
+  virtual void append_go(Place place, bool more) = 0;
   // By the coordinator alone, after room(); `position` only grows. Wakes nobody: the records that
   // are sent next do.
   virtual void append_marker(uint64_t position) = 0;

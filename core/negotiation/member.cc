@@ -6,21 +6,16 @@
 
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/agreement.h"
+#include "horon/core/negotiation/broken_log.h"
 
 namespace horon::core {
-namespace {
-
-[[noreturn]] void broken(const std::string& what) {
-  throw Error(ErrorCode::Internal, concat("the coordinator broke the control protocol: ", what));
-}
-
-}  // namespace
 
 Member::Member(Options options)
     : options_(std::move(options)),
       index_(options_.index),
       ranks_(options_.ranks),
-      size_(static_cast<int>(ranks_.size())) {}
+      size_(static_cast<int>(ranks_.size())),
+      frozen_(options_.alone_bytes) {}
 
 void Member::submit(Request request, Effects& effects) {
   const auto reject = [&](ErrorCode code, const std::string& text) {
@@ -48,24 +43,6 @@ void Member::submit(Request request, Effects& effects) {
   }
   const std::string name = request.name;
   vote(name, Vote{false, {}, std::move(request)});
-}
-
-void Member::fill(FrozenEntries::Entry& entry, Request request) {
-  frozen_.fill(entry, std::move(request), now_);
-  if (options_.gate->fill(entry.place)) options_.gate->append_go(entry.place);
-}
-
-void Member::deviate(FrozenEntries::Entry& entry) {
-  if (!std::exchange(entry.deviated, true)) news_.emplace_back(Deviate{entry.place});
-}
-
-void Member::set_time(Nanos now) {
-  now_ = now;
-  if (frozen_.filled() == 0 || now < next_look_) return;
-  next_look_ = now + options_.thaw_after / 4;
-  for (const Place place : frozen_.waiting_since(now - options_.thaw_after)) {
-    news_.emplace_back(Deviate{place});
-  }
 }
 
 void Member::vote(const std::string& name, Vote vote) {
@@ -164,6 +141,7 @@ void Member::hear(const Item& record, Effects& effects) {
 }
 
 bool Member::advance(Effects& effects) {
+  append_owed_go(false);
   bool any = false;
   for (;;) {
     for (; !log_.empty() && may_apply(); any = true) {
@@ -175,31 +153,14 @@ bool Member::advance(Effects& effects) {
     const std::optional<GateEntry> entry = options_.gate->next();
     if (!entry) return any;
     if (entry->kind == GateEntry::Kind::Marker) {
+      any = any || !chain_.empty();
+      start_chain(effects);  // in front of the records, which may thaw it
       permitted_ = entry->value;
     } else {
-      go(static_cast<Place>(entry->value), effects);
+      take_go(*entry, effects);
       any = true;
     }
   }
-}
-
-void Member::go(Place place, Effects& effects) {
-  FrozenEntries::Entry* const frozen = frozen_.find(place);
-  if (frozen == nullptr) {
-    ++statistics_.void_starts;  // its Thaw came first, here as on all members
-    return;
-  }
-  if (!frozen->filled) broken("a frozen entry starts that is not filled here");
-  Request request = frozen_.take(*frozen);
-  StartBatch start;
-  start.sequence = batches_started_++;
-  start.contributors = size_;
-  StartEntry& entry = start.entries.emplace_back();
-  entry.ticket = request.ticket;
-  entry.name = std::move(request.name);
-  entry.spec = std::move(request.spec);
-  effects.starts.push_back(std::move(start));
-  ++statistics_.frozen_starts;
 }
 
 void Member::apply(const Item& record, Effects& effects) {
@@ -243,36 +204,6 @@ void Member::apply(const Plan& plan, Effects& effects) {
     effects.starts.push_back(std::move(start));
     statistics_.negotiated_starts += batch.entries.size();
   }
-}
-
-void Member::apply(const Freeze& freeze) {
-  if (options_.gate == nullptr) broken("it freezes where there is no gate");
-  if (freeze.ids.size() != freeze.places.size()) broken("a freeze has ids without places");
-  for (size_t i = 0; i < freeze.ids.size(); ++i) {
-    const EntryIds::Known* const known = ids_.get(freeze.ids[i]);
-    if (known == nullptr) broken("it freezes an id that was never agreed");
-    if (unserved_.contains(known->name) ||
-        !frozen_.add(known->name, known->spec, freeze.places[i])) {
-      broken(concat("it freezes \"", known->name, "\", which can't be frozen now"));
-    }
-  }
-  statistics_.freezes += freeze.ids.size();
-  say_away_again();
-}
-
-void Member::apply(const Thaw& thaw) {
-  for (const Place place : thaw.places) {
-    std::string name;
-    std::optional<Request> unstarted;
-    if (!frozen_.remove(place, name, unstarted)) broken("it thaws what is not frozen");
-    if (unstarted) {
-      vote(name, Vote{false, {}, *std::move(unstarted)});
-    } else if (const auto own = unserved_.find(name); own != unserved_.end()) {
-      say(name, own->second.said);
-    }
-  }
-  statistics_.thaws += thaw.places.size();
-  say_away_again();
 }
 
 void Member::check(const PlannedBatch& batch) const {
@@ -372,6 +303,8 @@ void Member::fail_all(const Error& error, Effects& effects) {
   for (const Request& request : frozen_.clear()) {
     effects.finished.push_back({request.ticket, error});
   }
+  owed_go_ = kNoPlace;
+  chain_.clear();
   log_.clear();
   unserved_.clear();
   held_ = 0;

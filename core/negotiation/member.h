@@ -25,6 +25,9 @@ class Member {
     std::vector<int> ranks;  // of all members, as people know them
     Gate* gate = nullptr;    // may be null; outlives the member
     Nanos thaw_after = 0;    // see Controller::Options
+    // Of a batch that the gate starts; the same on all members.
+    int64_t fusion_bytes_max = 64 << 20;
+    int64_t alone_bytes = 256 << 10;
   };
   explicit Member(Options options);
 
@@ -65,6 +68,8 @@ class Member {
   // Batches that the log has started and that have not ended here.
   uint64_t batches_running() const { return batches_started_ - batches_ended_; }
   const Statistics& statistics() const { return statistics_; }
+  // Batches that the gate has started.
+  uint64_t frozen_batches() const { return frozen_batches_; }
 
  private:
   struct Vote {
@@ -98,7 +103,12 @@ class Member {
   void apply(const Fail& fail, Effects& effects);
   void apply(const Freeze& freeze);
   void apply(const Thaw& thaw);
-  void go(Place place, Effects& effects);
+  // Appends the Go that this member owes. `more`: another one follows at once.
+  void append_owed_go(bool more);
+  // A Go of the ring. What it starts waits in chain_ for those that run together with it.
+  void take_go(const GateEntry& go, Effects& effects);
+  // Starts what is in chain_.
+  void start_chain(Effects& effects);
   StartEntry start_entry(const PlannedEntry& planned, bool joined_here);
   void check(const PlannedBatch& batch) const;
   void check(const PlannedEntry& planned, const std::string& name, const EntrySpec& spec) const;
@@ -128,6 +138,9 @@ class Member {
   std::unordered_map<std::string, Unserved> unserved_;
   EntryIds ids_;
   FrozenEntries frozen_;
+  Place owed_go_ = kNoPlace;  // this member filled the place as the last one
+  std::vector<FrozenEntries::Entry*> chain_;
+  uint64_t frozen_batches_ = 0;
   std::deque<Item> log_;    // records that have arrived and wait for their markers
   uint64_t permitted_ = 0;  // position in the log that the ring has reached
   Statistics statistics_;

@@ -13,6 +13,10 @@ constexpr uint64_t kSlots = 4096;
 // Go that a member may have left unread, see Gate::room().
 constexpr uint64_t kUnreadGoMax = 2 * uint64_t{Gate::kCounters};
 constexpr uint32_t kMarkerBit = 1;
+// Of a Go; the place stands above it.
+constexpr uint32_t kMoreBit = 2;
+constexpr int kPlaceShift = 2;
+static_assert(Gate::kPlaceMax <= (uint32_t{0} - 1) >> kPlaceShift, "a payload has 32 bits");
 constexpr uint64_t kLow32 = 0xffffffff;
 constexpr uint64_t kLow31 = 0x7fffffff;
 
@@ -87,9 +91,9 @@ void RingGate::append(uint32_t payload) {
   }
 }
 
-void RingGate::append_go(Place place) {
-  append(place << 1);
-  wake_();
+void RingGate::append_go(Place place, bool more) {
+  append((place << kPlaceShift) | (more ? kMoreBit : 0));
+  if (!more) wake_();
 }
 
 void RingGate::append_marker(uint64_t position) {
@@ -116,7 +120,9 @@ std::optional<GateEntry> RingGate::next() {
   if (slot >> 32 != lap_of(read_)) return std::nullopt;
   cursors_[me_].read.store(++read_, std::memory_order_release);
   const auto payload = static_cast<uint32_t>(slot & kLow32);
-  if ((payload & kMarkerBit) == 0) return GateEntry{GateEntry::Kind::Go, payload >> 1};
+  if ((payload & kMarkerBit) == 0) {
+    return GateEntry{GateEntry::Kind::Go, payload >> kPlaceShift, (payload & kMoreBit) != 0};
+  }
   // Positions grow by far less than 2^31 from one marker to the next.
   last_marker_ += ((payload >> 1) - last_marker_) & kLow31;
   return GateEntry{GateEntry::Kind::Marker, last_marker_};

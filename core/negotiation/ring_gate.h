@@ -20,7 +20,7 @@ class RingGate : public Gate {
   RingGate(std::byte* area, int me, int size, std::function<void()> wake);
 
   bool fill(Place place) override;
-  void append_go(Place place) override;
+  void append_go(Place place, bool more) override;
   void append_marker(uint64_t position) override;
   bool room() const override;
   std::optional<GateEntry> next() override;

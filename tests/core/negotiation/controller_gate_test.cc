@@ -149,11 +149,28 @@ TEST(ControllerWithGate, ACoordinatorWaitsForAMemberThatDoesNotRead) {
   EXPECT_FALSE(coordinator->take_effects().messages.empty()) << "it goes on when that has read";
 }
 
+// A job that ends while the rest of a batch has not been read ends every submission once.
+TEST(ControllerWithGate, WhatWaitsForTheRestOfItsBatchEndsWithTheJob) {
+  WithGate member(1);
+  EXPECT_EQ(member.end_after(plan_of_x()), "");
+  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member->submit({7, "x", tensor("x"), {}, {}});
+  RingGate other = member.gate_of(0);
+  EXPECT_TRUE(other.fill(1));
+  other.append_go(1, true);
+  EXPECT_TRUE(member->take_effects().starts.empty()) << "more belongs to it";
+  member->fail(Error(ErrorCode::PeerDead, "gone"));
+  const Effects effects = member->take_effects();
+  EXPECT_TRUE(effects.starts.empty());
+  ASSERT_EQ(effects.finished.size(), 1U);
+  EXPECT_EQ(effects.finished.front().ticket, 7U);
+}
+
 TEST(ControllerWithGate, AStartThatNobodyHasFilledEndsTheJob) {
   WithGate member(1);
   EXPECT_EQ(member.end_after(plan_of_x()), "");
   EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
-  member.gate().append_go(1);
+  member.gate().append_go(1, false);
   EXPECT_THAT(member.end_after(Ping{}), HasSubstr("that is not filled here"));
 }
 

@@ -199,6 +199,29 @@ TEST(ExplorationOfTheGate, HeldVotesAndLeaving) {
               gate(2));
 }
 
+// What a rank gives in one breath and fills as the last one starts as one batch on all ranks, also
+// if others append between.
+TEST(ExplorationOfTheGate, WhatIsGivenAtOnceFuses) {
+  SimulatedCluster::Options fuses = gate();
+  fuses.controller.alone_bytes = 1024;
+  const auto at_once = [](const std::string& first, const std::string& second) {
+    return Program{give(first), in_same_breath(give(second)), wait_all()};
+  };
+  const auto then = [](Program a, const Program& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  const Program xy = at_once("x", "y");
+  const Program yx = at_once("y", "x");
+  explore_all({then(xy, xy), then(xy, xy)}, fuses);
+  explore_all({then(xy, xy), then(yx, yx)}, fuses);
+  const Program y_has_another_shape = {give("x"), in_same_breath(give_five("y")), wait_all()};
+  explore_all({then(xy, xy), then(xy, y_has_another_shape)}, fuses);
+  const Program and_leaves = {give("x"), in_same_breath(give("y")), in_same_breath(shutdown()),
+                              wait_all()};
+  explore_all({then(xy, and_leaves), then(xy, and_leaves)}, fuses);
+}
+
 TEST(ExplorationOfTheGate, NeverSubmitted) {
   explore_all({{give("x"), give("y"), wait_all(), give("x"), give("y"), wait_all()},
                {give("x"), give("y"), wait_all(), give("y"), wait_all()}},

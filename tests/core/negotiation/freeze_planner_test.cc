@@ -44,8 +44,9 @@ class Log {
     }
     return frozen;
   }
-  std::vector<Place> plan(const ClosedEntry& closed, bool alone = true, bool anybody_away = false) {
-    planner.planned(1, closed, alone);
+  std::vector<Place> plan(const ClosedEntry& closed, bool may_freeze = true,
+                          bool anybody_away = false) {
+    planner.planned(1, closed, may_freeze);
     return decide(anybody_away);
   }
   // Plans x until it is frozen; how often that took.
@@ -98,7 +99,7 @@ TEST(FreezePlanner, WhatMayDifferNextTimeIsNotFrozen) {
 TEST(FreezePlanner, TheRowMustNotBeBroken) {
   Log log(2);
   EXPECT_THAT(log.plan(entry("x")), IsEmpty());
-  EXPECT_THAT(log.plan(entry("x"), false), IsEmpty());  // fused with others
+  EXPECT_THAT(log.plan(entry("x"), false), IsEmpty());  // a broadcast that was fused
   EXPECT_THAT(log.plan(entry("x")), IsEmpty());
   log.planner.not_planned("x");
   EXPECT_THAT(log.plan(entry("x")), IsEmpty());
@@ -155,7 +156,7 @@ TEST(FreezePlanner, ADeviationNowAndThenIsForgiven) {
 // wait for those alone that had begun before it.
 TEST(Coordinator, FrozenStartsDoNotStarveWhatIsNegotiated) {
   Coordinator coordinator(Coordinator::Options{});
-  coordinator.frozen_started(3);
+  coordinator.frozen_started(3, 3);
   Ready ready;
   ready.name = "y";
   ready.spec = entry("y").spec;
@@ -163,7 +164,7 @@ TEST(Coordinator, FrozenStartsDoNotStarveWhatIsNegotiated) {
   int ends = 0;
   while (coordinator.decide().empty()) {
     ASSERT_LT(ends++, 10) << "never planned";
-    coordinator.frozen_started(1);
+    coordinator.frozen_started(1, 1);
     coordinator.batch_finished();
   }
   EXPECT_EQ(ends, 2) << "of three that ran one may go on";
@@ -175,7 +176,7 @@ TEST(Coordinator, ABroadcastThatIsAloneByLuckIsNotFrozen) {
     Coordinator::Options options;
     options.freeze_after = 1;
     Coordinator coordinator(options);
-    if (busy) coordinator.frozen_started(1);
+    if (busy) coordinator.frozen_started(1, 1);
     Ready ready;
     ready.name = "x";
     ready.spec = entry("x", CollectiveKind::Broadcast).spec;

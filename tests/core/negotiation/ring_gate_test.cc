@@ -67,7 +67,7 @@ TEST(RingGate, ALaterPlaceBeginsAnew) {
 TEST(RingGate, AllReadTheSame) {
   Members members(2);
   members[0].append_marker(3);
-  members[1].append_go(9);
+  members[1].append_go(9, false);
   members[0].append_marker((uint64_t{1} << 31) + 2);  // a slot holds the low bits only
   members[0].append_marker((uint64_t{1} << 32) + 1);
   EXPECT_EQ(members.wakes(), 1);  // a Go; markers wake nobody
@@ -80,6 +80,22 @@ TEST(RingGate, AllReadTheSame) {
   }
 }
 
+// Who takes several steps to start what belongs together wakes the others once.
+TEST(RingGate, AGoSaysWhetherMoreBelongsToIt) {
+  Members members(2);
+  members[0].append_go(Gate::kPlaceMax, true);
+  members[0].append_go(2, true);
+  EXPECT_EQ(members.wakes(), 0);
+  members[0].append_go(3, false);
+  EXPECT_EQ(members.wakes(), 1);
+  for (const Place place : {Gate::kPlaceMax, Place{2}, Place{3}}) {
+    const std::optional<GateEntry> entry = members[1].next();
+    ASSERT_TRUE(entry.has_value());
+    EXPECT_EQ(entry->value, place);
+    EXPECT_EQ(entry->more, place != 3);
+  }
+}
+
 TEST(RingGate, MarkersLeaveRoomForEveryGo) {
   Members members(2);
   uint64_t markers = 0;
@@ -87,7 +103,7 @@ TEST(RingGate, MarkersLeaveRoomForEveryGo) {
     const uint64_t first = markers;
     while (members[0].room()) members[0].append_marker(++markers);
     EXPECT_GT(markers, first + 1000);
-    for (Place place = 1; place <= 2 * Gate::kCounters; ++place) members[1].append_go(place);
+    for (Place place = 1; place <= 2 * Gate::kCounters; ++place) members[1].append_go(place, false);
     while (members[0].next()) {
     }
     EXPECT_FALSE(members[0].room()) << "the other member has read nothing";
@@ -114,7 +130,7 @@ TEST(RingGate, ThreadsThatFillAndAppendAtOnceReadOneOrder) {
       std::vector<uint64_t>& seen = read[static_cast<size_t>(me)];
       std::vector<uint64_t> filled(places + 1);
       const auto fill = [&](Place place) {
-        if (++filled[place] <= rounds && gate.fill(place)) gate.append_go(place);
+        if (++filled[place] <= rounds && gate.fill(place)) gate.append_go(place, false);
       };
       uint64_t markers = 0;
       for (Place place = 1; place <= places; ++place) fill(place);

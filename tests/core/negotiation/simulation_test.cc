@@ -73,7 +73,8 @@ TEST(Simulation, EverythingOccurs) {
                            "freeze",
                            "thaw",
                            "frozen start",
-                           "void start"}) {
+                           "void start",
+                           "frozen start fused with another"}) {
     EXPECT_GE(seen[what], 50) << what;
   }
   EXPECT_GE(seen["fault while the last batches run"], 20);

@@ -63,6 +63,47 @@ TEST(Frozen, AThousandRoundsSendNoMessage) {
   EXPECT_EQ(after, before);
 }
 
+// A program that submits many small tensors and then waits for all: they fuse as they come, and
+// nothing is sent.
+TEST(Frozen, SmallEntriesThatComeTogetherAreFrozenToo) {
+  constexpr int tensors = 64;
+  constexpr int rounds = 200;
+  World world(kRanks, {}, no_limits());
+  std::barrier all(kRanks);
+  std::atomic<uint64_t> before{0};
+  std::atomic<uint64_t> after{0};
+  const auto run_rounds = [](Runtime& runtime, int rank, int count) {
+    std::vector<Tensor> values(tensors);
+    for (int round = 0; round < count; ++round) {
+      std::vector<std::shared_ptr<HandleState>> handles;
+      for (int i = 0; i < tensors; ++i) {
+        const int which = (i * (rank == 1 ? 5 : 1) + rank) % tensors;  // each in its own order
+        Tensor& x = values[static_cast<size_t>(which)];
+        x = tensor({1.0F * static_cast<float>(which), static_cast<float>(rank)});
+        handles.push_back(runtime.submit(submission("t" + std::to_string(which), x)));
+      }
+      for (const auto& handle : handles) ASSERT_EQ(error_of(*handle), "");
+      for (int i = 0; i < tensors; ++i) {
+        ASSERT_THAT(values[static_cast<size_t>(i)].data, ElementsAre(3.0F * i, 3.0F));
+      }
+    }
+  };
+  world.each([&](Runtime& runtime, int rank) {
+    run_rounds(runtime, rank, 10);
+    all.arrive_and_wait();
+    EXPECT_EQ(runtime.statistics().freezes, uint64_t{tensors});
+    const uint64_t starts = runtime.statistics().frozen_starts;
+    before += runtime.statistics().control_messages_sent;
+    run_rounds(runtime, rank, rounds);
+    all.arrive_and_wait();
+    after += runtime.statistics().control_messages_sent;
+    EXPECT_EQ(runtime.statistics().frozen_starts, starts + tensors * rounds);
+    EXPECT_EQ(runtime.statistics().thaws, 0U);
+    all.arrive_and_wait();
+  });
+  EXPECT_EQ(after, before);
+}
+
 TEST(Frozen, TheKnobTurnsItOff) {
   Config config = no_limits();
   config.freeze = false;

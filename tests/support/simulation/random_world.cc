@@ -37,10 +37,12 @@ class Author {
     set_gate(world);
     for (size_t i = 0; i < entries_; ++i) {
       base_.push_back(random_spec(random_, concat("t", i), names_));
+      if (entries_can_fuse_) base_.back() = plain_spec();
       other_.push_back(random_change(random_, base_.back(), names_));
     }
     const size_t phases = traits_.joins ? 1 + below(2) : 1;
     for (int rank = 0; rank < size; ++rank) world.programs.push_back(program(phases));
+    if (world.cluster.gate) submit_in_turns(world);
     set_faults(world, size);
     return world;
   }
@@ -71,8 +73,30 @@ class Author {
     core::Controller::Options& options = world.cluster.controller;
     options.freeze_after = static_cast<int>(1 + draw(3));
     options.thaw_after = draw(2) == 0 ? kMillisecond : kSecond;
-    if (draw(3) == 0) options.alone_bytes = 0;  // only what is alone in its batch is frozen
+    if (draw(3) == 0) options.alone_bytes = 0;  // nothing fuses
     if (draw(3) > 0) steps_ += draw(12);
+    entries_can_fuse_ = draw(2) == 0;
+    if (entries_can_fuse_) options.alone_bytes = 1024;
+  }
+
+  // Some ranks submit several entries before the library does anything, so that what is frozen
+  // fuses.
+  void submit_in_turns(World& world) {
+    for (Program& program : world.programs) {
+      const uint64_t percent = 50 * (gate_random_() % 3);
+      for (size_t i = 1; i < program.size(); ++i) {
+        const bool both = program[i - 1].kind == Action::Kind::Submit &&
+                          program[i].kind == Action::Kind::Submit &&
+                          program[i - 1].name != program[i].name;
+        if (both && gate_random_() % 100 < percent) program[i].same_breath = true;
+      }
+    }
+  }
+
+  static core::SpecPtr plain_spec() {
+    core::EntrySpec spec;
+    spec.parts = {{"part", {4}}};
+    return std::make_shared<core::EntrySpec>(spec);
   }
 
   // Some jobs are process sets of a larger world.
@@ -253,6 +277,7 @@ class Author {
   Traits traits_{};
   size_t entries_ = 0;
   size_t steps_ = 0;
+  bool entries_can_fuse_ = false;
   std::vector<core::SpecPtr> base_;
   std::vector<core::SpecPtr> other_;  // after a change on all ranks
   std::map<std::pair<size_t, bool>, core::SpecPtr> specs_;
@@ -314,6 +339,8 @@ std::map<std::string, int> count(const World& world, const SimulatedCluster& clu
     seen["thaw"] += static_cast<int>(statistics.thaws);
     seen["frozen start"] += static_cast<int>(statistics.frozen_starts);
     seen["void start"] += static_cast<int>(statistics.void_starts);
+    const uint64_t batches = r.controller->member().frozen_batches();
+    seen["frozen start fused with another"] += static_cast<int>(statistics.frozen_starts - batches);
   }
   for (const Fault& fault : world.timing.faults) {
     const bool sending = fault.kind == Fault::Kind::DieSending;

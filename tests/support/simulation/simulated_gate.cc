@@ -19,8 +19,8 @@ class SimulatedGates::OneGate : public core::Gate {
     all_.note_(concat(rank_, ": fills place ", place, last ? ", the last one" : ""));
     return last;
   }
-  void append_go(core::Place place) override {
-    owed.push_back(place);
+  void append_go(core::Place place, bool more) override {
+    owed.push_back({place, more});
     all_.owing_.push_back(rank_);
   }
   void append_marker(uint64_t position) override {
@@ -32,19 +32,24 @@ class SimulatedGates::OneGate : public core::Gate {
   std::optional<core::GateEntry> next() override {
     const std::optional<core::GateEntry> entry = ring_.next();
     if (entry) {
-      seen += concat(entry->kind == core::GateEntry::Kind::Go ? "g" : "m", entry->value);
+      const bool go = entry->kind == core::GateEntry::Kind::Go;
+      seen += concat(go ? "g" : "m", entry->value, entry->more ? "+" : "");
     }
     return entry;
   }
   void append_owed() {
-    const core::Place place = owed.front();
+    const auto [place, more] = owed.front();
     owed.pop_front();
-    ring_.append_go(place);
-    all_.ring_ += concat("g", place, ",");
-    all_.note_(concat("ring: Go ", place));
+    ring_.append_go(place, more);
+    all_.ring_ += concat("g", place, more ? "+," : ",");
+    all_.note_(concat("ring: Go ", place, more ? " and more" : ""));
   }
 
-  std::deque<core::Place> owed;
+  struct Owed {
+    core::Place place;
+    bool more;
+  };
+  std::deque<Owed> owed;
   std::string seen;
 
  private:

@@ -61,6 +61,7 @@ class Player {
     if (command == "open") return open();
     if (command == "messages") return messages();
     if (command == "pass") return pass(words);
+    waits_for_more_ = words.size() > 1 && words.back() == "+";
     for (const int rank : ranks(words.at(0))) obey(command, rank, words);
     return cluster_->take_trace();
   }
@@ -140,7 +141,7 @@ class Player {
     } else {
       unknown(command);
     }
-    cluster_->flush(rank);
+    if (!waits_for_more_) cluster_->flush(rank);
   }
 
   void call(int rank, Action action) {
@@ -161,6 +162,7 @@ class Player {
     for (size_t i = 2; i < words.size(); ++i) {
       const std::string& word = words[i];
       std::string value;
+      if (word == "+") continue;
       if (find_enumerator(word, kCollectiveKindCount, spec->kind) ||
           find_enumerator(word, kDataTypeCount, spec->dtype) ||
           find_enumerator(word, kReduceOpCount, spec->reduce_op) ||
@@ -251,6 +253,7 @@ class Player {
   }
 
   std::unique_ptr<SimulatedCluster> cluster_;
+  bool waits_for_more_ = false;
   Nanos now_ = 0;
 };
 

@@ -3,6 +3,7 @@
 //   # a comment
 //   ranks 2 fusion=1024 alone=256 inflight=1 dead=10 stall=10 abort=0   (seconds and bytes)
 //   submit 0,1 grad float64 Average shape=2x3 absent=1                  (or root=1, part=NAME:2x3)
+//   submit 0 grad +                  (the library does nothing before the rank's next call)
 //   refuse 0 grad | join 0 | shutdown all | fail 1 TEXT | die 1
 //   deliver 1 0 [COUNT]              (the oldest messages, read in one go)
 //   deliver all                      (until nothing is on its way)

@@ -1,0 +1,15 @@
+// What a member throws when a record can't be: the coordinator has broken the control protocol.
+#pragma once
+
+#include <string>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::core {
+
+[[noreturn]] inline void broken(const std::string& what) {
+  throw Error(ErrorCode::Internal, concat("the coordinator broke the control protocol: ", what));
+}
+
+}  // namespace horon::core

@@ -1,0 +1,106 @@
+// The member's side of the gate (PROTOCOL.md, section 12): fills places, starts what the ring says,
+// freezes and thaws.
+#include <string>
+#include <utility>
+
+#include "horon/core/base/text.h"
+#include "horon/core/negotiation/broken_log.h"
+#include "horon/core/negotiation/fusion_planner.h"
+#include "horon/core/negotiation/member.h"
+
+namespace horon::core {
+
+void Member::fill(FrozenEntries::Entry& entry, Request request) {
+  frozen_.fill(entry, std::move(request), now_);
+  if (!options_.gate->fill(entry.place)) return;
+  // What this turn submits may run together: the Go waits for its next one, or for advance().
+  append_owed_go(entry.fuses);
+  owed_go_ = entry.place;
+  if (!entry.fuses) append_owed_go(false);
+}
+
+void Member::append_owed_go(bool more) {
+  if (owed_go_ != kNoPlace) options_.gate->append_go(std::exchange(owed_go_, kNoPlace), more);
+}
+
+void Member::deviate(FrozenEntries::Entry& entry) {
+  if (!std::exchange(entry.deviated, true)) news_.emplace_back(Deviate{entry.place});
+}
+
+void Member::set_time(Nanos now) {
+  now_ = now;
+  if (frozen_.filled() == 0 || now < next_look_) return;
+  next_look_ = now + options_.thaw_after / 4;
+  for (const Place place : frozen_.waiting_since(now - options_.thaw_after)) {
+    news_.emplace_back(Deviate{place});
+  }
+}
+
+void Member::take_go(const GateEntry& go, Effects& effects) {
+  FrozenEntries::Entry* const frozen = frozen_.find(static_cast<Place>(go.value));
+  if (frozen == nullptr) {
+    ++statistics_.void_starts;  // its Thaw came first, here as on all members
+  } else {
+    chain_.push_back(frozen);
+  }
+  if (!go.more) start_chain(effects);
+}
+
+void Member::start_chain(Effects& effects) {
+  const FrozenEntries::Entry* first = nullptr;  // of the newest batch
+  int64_t bytes = 0;
+  for (FrozenEntries::Entry* const frozen : chain_) {
+    if (!frozen->filled) broken("a frozen entry starts that is not filled here");
+    const bool fits = first != nullptr && first->fuses && frozen->fuses &&
+                      bytes + frozen->bytes <= options_.fusion_bytes_max &&
+                      same_collective(*first->spec, *frozen->spec);
+    if (!fits) {
+      first = frozen;
+      bytes = 0;
+      StartBatch& start = effects.starts.emplace_back();
+      start.sequence = batches_started_++;
+      start.contributors = size_;
+      ++frozen_batches_;
+    }
+    bytes += frozen->bytes;
+    Request request = frozen_.take(*frozen);
+    StartEntry& entry = effects.starts.back().entries.emplace_back();
+    entry.ticket = request.ticket;
+    entry.name = std::move(request.name);
+    entry.spec = std::move(request.spec);
+    ++statistics_.frozen_starts;
+  }
+  chain_.clear();
+}
+
+void Member::apply(const Freeze& freeze) {
+  if (options_.gate == nullptr) broken("it freezes where there is no gate");
+  if (freeze.ids.size() != freeze.places.size()) broken("a freeze has ids without places");
+  for (size_t i = 0; i < freeze.ids.size(); ++i) {
+    const EntryIds::Known* const known = ids_.get(freeze.ids[i]);
+    if (known == nullptr) broken("it freezes an id that was never agreed");
+    if (unserved_.contains(known->name) ||
+        !frozen_.add(known->name, known->spec, freeze.places[i])) {
+      broken(concat("it freezes \"", known->name, "\", which can't be frozen now"));
+    }
+  }
+  statistics_.freezes += freeze.ids.size();
+  say_away_again();
+}
+
+void Member::apply(const Thaw& thaw) {
+  for (const Place place : thaw.places) {
+    std::string name;
+    std::optional<Request> unstarted;
+    if (!frozen_.remove(place, name, unstarted)) broken("it thaws what is not frozen");
+    if (unstarted) {
+      vote(name, Vote{false, {}, *std::move(unstarted)});
+    } else if (const auto own = unserved_.find(name); own != unserved_.end()) {
+      say(name, own->second.said);
+    }
+  }
+  statistics_.thaws += thaw.places.size();
+  say_away_again();
+}
+
+}  // namespace horon::core
