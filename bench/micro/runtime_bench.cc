@@ -1,5 +1,6 @@
-// The time from submit() to the end of wait(), through the background thread, with one rank and a
-// collective that does nothing: two switches between threads, queue, controller and executor.
+// The time from submit() to the end of wait(), with one rank and a collective that does nothing:
+// queue, controller and executor. The thread that waits steps the loop, unless the background
+// thread has been woken first.
 #include <memory>
 #include <string>
 #include <utility>

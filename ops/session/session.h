@@ -65,9 +65,9 @@ void barrier(const ProcessSet& process_set = {});
 // fails by name on the others. Throws Error.
 int join(const ProcessSet& process_set = {});
 
-// Collective in spirit: says that this rank is done, serves the others until all are, then ends the
-// background thread (and MPI, if init() began it). Called at exit if the program does not. Never
-// throws; a second call does nothing.
+// Every rank should call it. Says that this rank is done, serves the others until all are, then
+// ends the background thread (and MPI, if init() began it). Called at exit if the program does not.
+// Never throws; a second call does nothing.
 void shutdown();
 
 // What this build is, one fact a line: {"mpi", "Open MPI 4.1.4, ..."}. Works without a session.

@@ -1,5 +1,5 @@
 # Tests of the LibTorch bindings. A file costs 10 to 20 s to compile: more cases, not more files.
-# One rank alone is tried by one test of each room, and by those that say something else there.
+# One rank alone is tried where it is a case of its own, and by one test of each room.
 if(NOT TARGET horon::torch)
   return()
 endif()
@@ -60,8 +60,8 @@ horon_test(torch_hook_allocations_test FILES ${torch_tests}/gradients/hook_alloc
            RANKS 2 LIBS horon::torch TIMEOUT 120)
 torch_test(gradients/reducer_traps_test 1 2 3 4)
 torch_test(gradients/optimizer_traps_test 1 2 3 4)
-torch_test(gradients/backward_test 1 2 3 4)
-torch_test(gradients/replica_check_test 1 2 3 4)
+torch_test(gradients/backward_test 2 3 4)
+torch_test(gradients/replica_check_test 2 3 4)
 torch_test(gradients/backward_ends_test 1 2 3 4)
 torch_test(gradients/reducer_random_test 2 3 4)
 torch_test(gradients/reducer_options_test 2 3 4)

@@ -115,13 +115,13 @@ struct GradientReducerOptions {
   // in no group are shared out by bucket_bytes.
   std::vector<std::vector<std::string>> groups = {};
   int num_groups = 0;
-  // true: sparse gradients are made dense in the hook. false (Average, Sum): they are reduced in
-  // synchronize(), by an allgather of indices and values, and the new .grad is sparse and
-  // coalesced. If one rank's is dense, all become so; but where one step's have been sparse on all
-  // ranks, they stay sparse from then on.
+  // true: sparse gradients are made dense in the hook. false (Average, Sum): they are reduced at
+  // the end of a round (by default in backward()), by an allgather of indices and values; the new
+  // .grad is sparse and coalesced. If one rank's is dense, all become so; but where one round's
+  // have been sparse on all ranks, they stay sparse from then on.
   bool sparse_as_dense = true;
-  // NaN or Inf in a gradient that is about to be reduced makes synchronize() throw on every rank,
-  // naming parameter and rank. It costs one look at each gradient. Empty: HORON_CHECK_FINITE.
+  // NaN or Inf in a gradient makes the end of its round (by default backward()) throw on every
+  // rank, naming parameter and rank. It costs one look at each gradient. Empty: HORON_CHECK_FINITE.
   std::optional<bool> check_finite = {};
   WaitIn wait_in = WaitIn::Backward;
   // In each round the ranks compare a sample of the parameters, with what they send anyway. If the

@@ -95,7 +95,7 @@ void LateParts::check_finite(std::initializer_list<std::string_view> endings,
 }
 
 void LateParts::wait(double scale) {
-  // All of them first: when one has failed, the others may still write.
+  // Wait for all reductions first: after one has failed, the others may still write.
   for (const Reduction& reduction : reductions_) {
     if (reduction.handle != nullptr) reduction.handle->wait(std::nullopt);
     if (reduction.sparse) reduction.sparse->wait();

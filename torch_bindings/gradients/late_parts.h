@@ -30,14 +30,14 @@ class LateParts {
   // The settings outlive it.
   LateParts(std::string reducer_name, const GradientSettings& settings);
 
-  // What a step begins with: nothing of the one before.
+  // What a round begins with: nothing of the one before.
   void clear();
-  // No rank has anything in this step.
+  // No rank has anything in this round.
   bool empty() const { return flags_ == nullptr; }
-  // What this rank has for this step.
+  // What this rank has for this round.
   static int64_t count(const std::deque<GradientSlot>& slots);
 
-  // These two in this order, on every rank, in a step where some rank has something. `scale`: what
+  // These two in this order, on every rank, in a round where some rank has something. `scale`: what
   // the results are multiplied by (of a weighted average); `participants`: ranks that have not
   // joined. All throw Error.
   void agree(const std::deque<GradientSlot>& slots);

@@ -211,7 +211,7 @@ void GradientReducer::Impl::submit(GradientBucket& bucket) {
   bucket.submit(std::move(absent));
 }
 
-// What fails here is thrown by synchronize(), on all ranks at the same place of the program.
+// What fails here is thrown where the round ends (by default in backward()), on all ranks.
 bool GradientReducer::Impl::passes_checks(GradientBucket& bucket, const std::vector<bool>& absent) {
   if (settings_.check_finite && bucket.elements() > 0 && !all_finite(bucket.flat())) {
     for (size_t i = 0; i < bucket.slots().size(); ++i) {

@@ -325,7 +325,7 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
     slot.accumulating = false;
   }
   if (round_failed_) weight_.reset();
-  if (settings_.op == ReduceOp::Sum) {  // ranks that have joined bring nothing of an older value
+  if (settings_.op == ReduceOp::Sum) {  // ranks that have joined contribute no older value
     const int passes = settings_.averages_passes ? settings_.passes : 1;
     settings_.older_share = static_cast<double>(passes) / totals_.participants;
   }

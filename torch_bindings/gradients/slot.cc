@@ -159,7 +159,7 @@ void GradientSlot::before_accumulate(std::optional<double> weight) {
     use_older_value();
     if (weight == 0.0) {
       const PlainMode plain;
-      older_.values = view_.clone();  // what comes now will not count
+      older_.values = view_.clone();  // this rank's gradients count 0
     }
     version_ = current._version();
   }

@@ -1,4 +1,4 @@
-// One parameter's gradient on its way through a step: what .grad is, what the bucket holds, and
+// One parameter's gradient on its way through a round: what .grad is, what the bucket holds, and
 // what came too late for it.
 //
 // The states of a round: Idle -> Filled (packed in the bucket, .grad is the view) -> Submitted (the
@@ -12,7 +12,7 @@
 // `discarded`. All ranks must have done so: a sum can't be freed of one rank's share.
 //
 // A gradient that is sparse and is to stay so never enters the bucket: it stays in .grad until the
-// end of the step, and is then reduced by itself.
+// end of the round, and is then reduced by itself.
 #pragma once
 
 #include <algorithm>
@@ -66,7 +66,7 @@ class GradientSlot {
   // `weight`: the contribution is multiplied by it; 0: there is none.
   bool prepare_submission(std::optional<double> weight);
 
-  // The end of a step begins: puts a parked view back, and finds out what the program has done to
+  // The end of a round begins: puts a parked view back, and finds out what the program has done to
   // .grad since the bucket was submitted. Throws Error(InvalidArgument) if it was written to while
   // it was being reduced. `weight`: as above, for the late part.
   void inspect(std::optional<double> weight);
@@ -85,7 +85,7 @@ class GradientSlot {
   void settle(const Result& result);
   // The same for Result{}: some rank contributed, and there is nothing beside the bucket.
   void settle_reduced();
-  // Without a result: the step is given up, and the bucket's memory is not ours to show any more.
+  // Without a result: the round is given up, and the bucket's memory is not ours to show any more.
   void abandon(bool finished);
 
   const std::string& name() const { return name_; }

@@ -10,7 +10,7 @@ namespace horon::torch_detail {
 // and operations are not recorded in graphs.
 struct PlainMode {
   c10::InferenceMode not_inference{false};
-  at::NoGradGuard no_grad;  // must come second: leaving inference mode turns gradients on
+  at::NoGradGuard no_grad;  // constructed second: leaving inference mode turns gradient mode on
 };
 
 }  // namespace horon::torch_detail
