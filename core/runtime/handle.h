@@ -18,6 +18,8 @@ struct Outcome {
   std::optional<Error> error;
   // Nobody had anything for this entry: its memory was not touched.
   bool unused = false;
+  // Of a collective: the members that have not joined, which is what Average divides by.
+  int contributors = 0;
   // join(): the rank that came last.
   int last_joined = -1;
   // Per part: did any rank contribute? Empty means all parts.

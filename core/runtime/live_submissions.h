@@ -17,6 +17,7 @@ namespace horon::core {
 struct LiveSubmission {
   Submission submission;
   std::vector<bool> produced;                      // as in Outcome, once it is started
+  int contributors = 0;                            // the same
   bool started = false;                            // the executor has its memory
   uint64_t bytes = 0;                              // of its tensors, once it is started
   std::chrono::steady_clock::time_point taken_at;  // only while a timeline is written

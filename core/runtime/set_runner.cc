@@ -142,6 +142,7 @@ BatchWork SetRunner::work_of(StartBatch& start) {
     live.bytes = static_cast<uint64_t>(element_count(*out.spec)) * size_of(out.spec->dtype);
     bytes_started_ += live.bytes;
     live.produced = std::move(entry.produced);
+    live.contributors = start.contributors;
     out.memory = std::move(live.submission.memory);
     out.allocate_output = std::move(live.submission.allocate_output);
     out.ready = std::move(live.submission.ready);
@@ -186,6 +187,7 @@ void SetRunner::settle(FinishedBatch& batch) {
     Outcome outcome;
     outcome.error = batch.error ? batch.error : entry.error;
     outcome.produced = std::move(live.produced);
+    outcome.contributors = live.contributors;
     outcome.received = std::move(entry.received);
     complete(entry.ticket, std::move(outcome), batch.error.has_value());
   }

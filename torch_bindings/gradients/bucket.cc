@@ -32,12 +32,13 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
       slots_(std::move(slots)),
       set_(settings.set),
       sparse_(layouts[slots_.front()].sparse),
-      dtype_(layouts[slots_.front()].dtype) {
+      dtype_(layouts[slots_.front()].dtype),
+      has_flags_(settings.has_round_flags() && !sparse_) {
   for (const size_t slot : slots_) elements_ += layouts[slot].elements();
   const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
-  const size_t bytes =
-      std::max<size_t>(1, static_cast<size_t>(elements_) * c10::elementSize(dtype_));
-  memory_ = sparse_ ? untouched_memory(bytes) : ops::allocate_host(bytes);
+  const size_t bytes = std::max<size_t>(1, gradient_bytes());  // the flags are in no tensor
+  const size_t flag_bytes = has_flags_ ? RoundFlags::kCount * c10::elementSize(dtype_) : 0;
+  memory_ = sparse_ ? untouched_memory(bytes) : ops::allocate_host(bytes + flag_bytes);
   auto* owner = new std::shared_ptr<std::byte>(memory_);
   at::DataPtr data(
       memory_.get(), owner,
@@ -72,21 +73,36 @@ at::Tensor GradientBucket::make_view(size_t part) const {
 
 at::Tensor GradientBucket::flat() const { return make_view(0, {elements_}, {1}); }
 
-std::vector<std::string> GradientBucket::part_names() const {
-  std::vector<std::string> names;
-  for (const core::TensorPart& part : spec_->parts) names.push_back(part.name);
-  return names;
+void GradientBucket::name_plan(const std::string& plan) {
+  if (!has_flags_) return;
+  auto spec = std::make_shared<core::EntrySpec>(*spec_);
+  spec->parts.resize(slots_.size());
+  spec->parts.push_back({plan, {RoundFlags::kCount}});
+  spec_ = std::move(spec);
 }
 
-void GradientBucket::submit(std::vector<bool> absent) {
+void GradientBucket::submit(std::vector<bool> absent, const RoundFlags& flags, bool flags_count) {
+  int64_t count = elements_;
+  if (has_flags_) {
+    flags.write(memory_.get() + gradient_bytes(), dtype_);
+    count += static_cast<int64_t>(RoundFlags::kCount);
+    if (!absent.empty()) {
+      absent.push_back(!flags_count &&
+                       std::find(absent.begin(), absent.end(), false) == absent.end());
+    }
+  }
   core::Submission submission;
   submission.set = set_;
   submission.name = name_;
   submission.spec = spec_;
-  submission.memory = {{memory_.get(), memory_.get(), elements_}};
+  submission.memory = {{memory_.get(), memory_.get(), count}};
   submission.absent = std::move(absent);
   submission.keep_alive = memory_;
   handle = ops::runtime().submit(std::move(submission));
+}
+
+void GradientBucket::add_flags_to(RoundFlags& flags) const {
+  if (has_flags_) flags.add(memory_.get() + gradient_bytes(), dtype_);
 }
 
 void GradientBucket::refuse(const Error& error) {

@@ -2,7 +2,8 @@
 //
 // A bucket is one entry of the runtime (one part per parameter) and one stretch of memory that the
 // collectives use without a copy. The gradients lie in it one behind the other without gaps, so
-// that the entry has a single MemoryPart and nothing is packed a second time.
+// that the entry has a single MemoryPart and nothing is packed a second time. Behind them lie the
+// flags of the round, where the ranks send them (GradientSettings::has_round_flags()).
 #pragma once
 
 #include <cstddef>
@@ -20,6 +21,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/runtime/handle.h"
 #include "horon/torch_bindings/gradients/bucket_part.h"
+#include "horon/torch_bindings/gradients/round_flags.h"
 #include "horon/torch_bindings/gradients/settings.h"
 
 namespace horon::torch_detail {
@@ -37,15 +39,21 @@ class GradientBucket {
   at::Tensor flat() const;
   const BucketPart& part(size_t part) const { return parts_[part]; }
 
-  // Hands the bucket to the runtime. `absent`: one flag per part, or empty. Throws Error.
-  void submit(std::vector<bool> absent);
+  // Before the first submission: what the ranks compare beside the gradients of this bucket, the
+  // plan of all of them.
+  void name_plan(const std::string& plan);
+  // Hands the bucket to the runtime. `absent`: says for each gradient whether this rank has none;
+  // empty if it has all. A bucket of which no rank has anything is not reduced, and brings no
+  // flags; with `flags_count` it does, since these flags count as something. Throws Error.
+  void submit(std::vector<bool> absent, const RoundFlags& flags, bool flags_count);
+  // When `handle` has finished with a result: adds the flags of all ranks.
+  void add_flags_to(RoundFlags& flags) const;
 
   const std::string& name() const { return name_; }
   const std::vector<size_t>& slots() const { return slots_; }
   int64_t elements() const { return elements_; }
   // Its only gradient stays sparse: it is never submitted.
   bool is_sparse() const { return sparse_; }
-  std::vector<std::string> part_names() const;
 
   // All ranks get an Error with this text for the bucket, in this step; here it is `refusal`.
   void refuse(const Error& error);
@@ -58,9 +66,14 @@ class GradientBucket {
   int64_t pending = 0;
   // Parts that autograd may be adding to right now.
   int64_t accumulating = 0;
+  // It is complete and goes at the end of the round.
+  bool held = false;
 
  private:
   at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;
+  size_t gradient_bytes() const {
+    return static_cast<size_t>(elements_) * c10::elementSize(dtype_);
+  }
 
   std::string name_;
   std::vector<size_t> slots_;
@@ -68,7 +81,8 @@ class GradientBucket {
   bool sparse_;
   at::ScalarType dtype_;
   std::vector<BucketPart> parts_;
-  int64_t elements_ = 0;
+  int64_t elements_ = 0;  // of the gradients
+  bool has_flags_;
   std::shared_ptr<std::byte> memory_;
   c10::Storage storage_;
   std::shared_ptr<const core::EntrySpec> spec_;  // made once, so that a step copies no names

@@ -20,6 +20,12 @@
 // program goes on while the last buckets travel. Then a .grad is not to be read or written, and
 // zero_grad() not to be called on some ranks only, between backward() and synchronize().
 //
+// A round makes one collective for each bucket and no other: what the ranks must know of each other
+// travels behind the gradients, in the last bucket of each rank, which goes when backward() ends.
+// One small collective comes before or after the buckets if a rank has something to agree on (a
+// weight, a gradient to be reduced by itself, an error), in the first round, and with WaitIn::Step
+// or gradients that stay sparse.
+//
 // Gradients are reduced in buckets; .grad is a view of its bucket's memory, made by the hook that
 // packs it, and is never copied out. So a .grad that a program keeps over steps is overwritten by
 // the next; keep p.grad().clone(). And torch::save of a .grad writes the whole bucket.
@@ -35,7 +41,7 @@
 // always on. It costs overlap: a bucket waits for the gradients that came in the same round of the
 // step before, and one of them that does not come holds it back until the end of backward(). A
 // gradient that was not expected and comes when its bucket has been submitted is reduced by itself,
-// which costs two small collectives more.
+// which costs three small collectives more.
 //
 // Ranks that have called join() take part with zeros until all have; an average is then that of the
 // others. (With Sum, an older value in .grad is off by the share of the ranks that join, or come

@@ -1,9 +1,9 @@
 // Gradients that came after their bucket had been submitted, or that stay sparse: the ranks agree
 // which there are, and reduce them one by one.
 //
-// A rank can't know of the late parts of others. So the small allreduce of every round
-// (round_agreement.h) says how many there are anywhere. Only if there are some, a second one says
-// which, and then each is reduced with zeros where a rank has none.
+// A rank can't know of the late parts of others. So a rank that has some asks for an agreement
+// (round_agreement.h), which says how many there are anywhere. Only if there are some, a second one
+// says which, and then each is reduced with zeros where a rank has none.
 #pragma once
 
 #include <cstddef>

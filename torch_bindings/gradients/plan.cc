@@ -15,6 +15,9 @@
 namespace horon::torch_detail {
 namespace {
 
+// Of a bucket, whose flags (round_flags.h) are one part more.
+constexpr size_t kGradientsMax = core::kPartsMax - 1;
+
 std::vector<int64_t> row_major_strides(at::IntArrayRef sizes) {
   std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;
@@ -44,9 +47,9 @@ void check_group(const std::vector<size_t>& group, std::span<const GradientLayou
                               "\" of the same group ", c10::toString(first.dtype),
                               "; give each dtype a group of its own"));
   }
-  if (group.size() > core::kPartsMax) {
+  if (group.size() > kGradientsMax) {
     throw Error(ErrorCode::Limit, core::concat("a group has ", group.size(),
-                                               " parameters; the limit is ", core::kPartsMax));
+                                               " parameters; the limit is ", kGradientsMax));
   }
 }
 
@@ -162,7 +165,7 @@ SlotGroups plan_buckets(std::span<const GradientLayout> layouts, const BucketByt
     }
     buckets[open.bucket].push_back(i);
     open.filled += layouts[i].bytes();
-    if (buckets[open.bucket].size() == core::kPartsMax) open.filled = open.cap;
+    if (buckets[open.bucket].size() == kGradientsMax) open.filled = open.cap;
   }
   return buckets;
 }

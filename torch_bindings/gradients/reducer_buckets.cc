@@ -70,7 +70,10 @@ void GradientReducer::Impl::make_buckets(size_t first_slot) {
   }
   SlotGroups plan;
   for (const GradientBucket& bucket : buckets_) plan.push_back(bucket.slots());
-  agreement_.emplace(name_, describe_plan(plan, layouts_, settings_.text()), settings_);
+  const std::string text = describe_plan(plan, layouts_, settings_.text());
+  for (GradientBucket& bucket : buckets_) bucket.name_plan(text);
+  agreement_.emplace(name_, text, settings_);
+  agree_first_ = true;
   statistics_.buckets = static_cast<int64_t>(buckets_.size());
 }
 

@@ -52,6 +52,7 @@ void GradientReducer::Impl::begin_gathering(int task) {
     task_that_fits_ = task;
   }
   for (GradientBucket& bucket : buckets_) expect(bucket);
+  raise_flags();
   gathering_ = true;
 }
 
@@ -145,8 +146,21 @@ void GradientReducer::Impl::submit_if_complete(GradientBucket& bucket) {
   if (bucket.pending > 0 || bucket.accumulating > 0) return;
   // It may have gone already, when synchronize() was called in a no_sync() or failed.
   if (bucket.is_sparse() || bucket.handle != nullptr || bucket.refusal) return;
-  submit(bucket);
+  if (settings_.has_round_flags() && is_last_of_round(bucket)) {
+    if (!std::exchange(bucket.held, true)) ++statistics_.submitted_in_backward;
+    return;
+  }
+  submit(bucket, /*flags_count=*/false);
   ++statistics_.submitted_in_backward;
+}
+
+// The last bucket that this rank waits for goes at the end of backward(), which is near: it tells
+// what has come up until then.
+bool GradientReducer::Impl::is_last_of_round(const GradientBucket& bucket) const {
+  return std::none_of(buckets_.begin(), buckets_.end(), [&](const GradientBucket& other) {
+    return &other != &bucket && other.expected > 0 && !other.is_sparse() &&
+           other.handle == nullptr && !other.refusal;
+  });
 }
 
 void GradientReducer::Impl::task_ended(int task) noexcept {
@@ -191,7 +205,8 @@ BucketView GradientReducer::Impl::view_of(const GradientBucket& bucket) const {
   return view;
 }
 
-void GradientReducer::Impl::submit(GradientBucket& bucket) {
+// True if it was submitted with a gradient of this rank.
+bool GradientReducer::Impl::submit(GradientBucket& bucket, bool flags_count) {
   const PlainMode plain;
   const size_t parts = bucket.slots().size();
   std::vector<bool> absent;  // stays empty where nothing is absent
@@ -207,8 +222,9 @@ void GradientReducer::Impl::submit(GradientBucket& bucket) {
     bucket.refuse(error);
     throw;
   }
-  if (absent_count < parts && !passes_checks(bucket, absent)) return;
-  bucket.submit(std::move(absent));
+  if (absent_count < parts && !passes_checks(bucket, absent)) return false;
+  bucket.submit(std::move(absent), current_flags(), flags_count);
+  return absent_count < parts;
 }
 
 // What fails here is thrown where the round ends (by default in backward()), on all ranks.

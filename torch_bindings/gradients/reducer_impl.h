@@ -1,5 +1,6 @@
 // The work of a GradientReducer. reducer_impl.cc has what happens while backward() runs,
-// reducer_round.cc the reduction of all buckets, and reducer_buckets.cc which gradients share one.
+// reducer_round.cc the reduction of all buckets, reducer_agreement.cc what the ranks tell each
+// other in it, and reducer_buckets.cc which gradients share one.
 //
 // A round reduces every bucket once. Ranks run the same rounds: one at the end of each backward()
 // (with WaitIn::Step, one in each synchronize()), and one in synchronize() if the step had none.
@@ -104,8 +105,15 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
     Clock::time_point begin;
     Failures failures;
     bool early = false;
-    bool failed = false;  // on this rank, before the others were told
-    bool announced = false;
+    bool failed = false;     // on this rank, before the others were told
+    bool has_news = false;   // of this rank, that its first buckets did not tell
+    bool announced = false;  // the ranks agree in this round
+  };
+  // What all ranks have said with the buckets.
+  struct Heard {
+    bool all = false;  // none has failed
+    torch_detail::RoundFlags flags;
+    int participants = 1;
   };
 
   // reducer_buckets.cc
@@ -123,7 +131,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void expect(GradientBucket& bucket);
   void note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival);
   void submit_if_complete(GradientBucket& bucket);
-  void submit(GradientBucket& bucket);
+  bool is_last_of_round(const GradientBucket& bucket) const;
+  bool submit(GradientBucket& bucket, bool flags_count);
   bool passes_checks(GradientBucket& bucket, const std::vector<bool>& absent);
   BucketView view_of(const GradientBucket& bucket) const;
 
@@ -133,6 +142,20 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void end_round();
   void submit_rest(Failures& failures);
   bool passes_missing() const;
+  core::Outcome outcome_of(const GradientBucket& bucket) const;
+  GradientSlot::Result result_for(size_t slot, bool failed, bool unused, bool produced,
+                                  Failures& failures) const;
+  void settle(Failures& failures, Failures& of_functions, bool has_results);
+  void call_after_bucket(const GradientBucket& bucket, Failures& failures);
+  void clear_round(Clock::time_point begin);
+
+  // reducer_agreement.cc
+  void raise_flags();
+  torch_detail::RoundFlags current_flags() const;
+  void announce(Failures& failures);
+  Heard hear() const;
+  bool is_plain_round();
+  bool next_round_may_be_plain() const;
   bool agree(Failures& failures, bool early);
   [[noreturn]] void break_down(const Error& error);
   [[noreturn]] void refuse_round_number();
@@ -142,12 +165,6 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   [[noreturn]] void refuse_unlike_steps();
   [[noreturn]] void refuse_early_step(bool early);
   void check_undisputed(size_t slot) const;
-  core::Outcome outcome_of(const GradientBucket& bucket) const;
-  GradientSlot::Result result_for(size_t slot, bool failed, bool unused, bool produced,
-                                  Failures& failures) const;
-  void settle(Failures& failures, Failures& of_functions, bool has_results);
-  void call_after_bucket(const GradientBucket& bucket, Failures& failures);
-  void clear_round(Clock::time_point begin);
 
   GradientReducerOptions options_;
   torch_detail::GradientSettings settings_;
@@ -181,6 +198,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   std::optional<OpenRound> round_;
   torch_detail::RoundNumber number_;  // of the next round
+  bool agree_first_ = true;           // in the next round, without waiting for the buckets before
+  torch_detail::RoundFlags flags_;    // of this rank, in the round that is gathered
   bool round_failed_ = false;         // the last one, on all ranks
   bool round_is_due_ = false;     // of parameters that may have had gradients when they were added
   std::optional<double> weight_;  // of this step

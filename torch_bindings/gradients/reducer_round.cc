@@ -8,7 +8,6 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
-#include "horon/torch_bindings/gradients/replica_check.h"
 #include "horon/torch_bindings/tensors/error_text.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
@@ -85,21 +84,14 @@ void GradientReducer::Impl::begin_round(bool early) {
     if (!open_) rebuild_if_changed();
   });
   for (GradientSlot& slot : slots_) failures.run([&] { slot.inspect(weight_); });
+  if (!gathering_) raise_flags();
+  round_->has_news = early || failures.first() || LateParts::count(slots_) > 0;
   submit_rest(failures);
   if (!settings_.sparse_as_dense) {
     for (GradientSlot& slot : slots_) failures.run([&] { slot.collect_sparse(weight_); });
   }
-  // Before anything is waited for: the answer comes with the last bucket.
-  RoundFacts facts;
-  facts.number = number_;
-  facts.late = LateParts::count(slots_);
-  facts.early = early;
-  facts.failed = round_->failed = failures.first().has_value();
-  facts.weight = weight_;
-  facts.rounded_otherwise = step_rounded_otherwise_;
-  if (settings_.check_replicas)
-    facts.sample = sample_replica(slots_, static_cast<uint64_t>(number_.total));
-  round_->announced = failures.run([&] { agreement_->announce(facts); });
+  round_->failed = failures.first().has_value();
+  if (!settings_.has_round_flags() || current_flags().asked()) announce(failures);
 }
 
 // Waits for all of it. Throws the first error when everything has ended.
@@ -108,7 +100,7 @@ void GradientReducer::Impl::end_round() {
   Failures failures = std::move(round_->failures);
   const Clock::time_point begin = round_->begin;
   Failures of_functions;  // of the program, on this rank alone
-  bool has_results = round_->announced;
+  bool has_results = false;
   const auto leave = [&] {
     clear_round(begin);
     {
@@ -118,12 +110,15 @@ void GradientReducer::Impl::end_round() {
     round_over_.notify_all();
   };
   try {
-    if (has_results) has_results = agree(failures, round_->early);
+    has_results = !round_->announced && is_plain_round();
+    if (!has_results && !round_->announced) announce(failures);
+    if (round_->announced) has_results = agree(failures, round_->early);
     settle(failures, of_functions, has_results);
     Failures of_others;  // less telling than an error of the collectives themselves
     if (totals_.failed > 0) of_others.run([&] { refuse_failed_ranks(); });
     if (!failures.first()) failures = of_others;
     round_failed_ = failures.first().has_value();
+    agree_first_ = !next_round_may_be_plain();
   } catch (...) {
     leave();
     throw;
@@ -135,113 +130,22 @@ void GradientReducer::Impl::end_round() {
 }
 
 void GradientReducer::Impl::submit_rest(Failures& failures) {
+  const GradientBucket* last = nullptr;
+  bool some_have_gone = false;
+  for (const GradientBucket& bucket : buckets_) {
+    if (bucket.is_sparse() || bucket.refusal) continue;
+    if (bucket.handle == nullptr) last = &bucket;
+    some_have_gone = some_have_gone || bucket.handle != nullptr;
+  }
+  // Buckets that have gone do not tell the news, so one that is reduced for certain must.
+  bool told = !some_have_gone || !round_->has_news;
   for (GradientBucket& bucket : buckets_) {
     if (bucket.handle != nullptr || bucket.refusal || bucket.is_sparse()) continue;
-    failures.run([&] { submit(bucket); });
+    failures.run([&] {
+      const bool has_gradients = submit(bucket, !told && &bucket == last);
+      told = told || has_gradients;
+    });
   }
-}
-
-// False: the ranks can't make use of what has been reduced.
-bool GradientReducer::Impl::agree(Failures& failures, bool early) {
-  Failures agreement;
-  if (!agreement.run([&] { totals_ = agreement_->agree(); })) {
-    const Error error = *agreement.first();
-    // Buckets that other ranks do not have would never end.
-    if (error.code() == ErrorCode::Mismatch) break_down(error);
-    failures.run([&] { throw error; });
-    return true;
-  }
-  if (!totals_.same_number) refuse_round_number();
-  const bool weighted = failures.run([&] { use_weights(); });
-  failures.run([&] {
-    if (totals_.late == 0) return;
-    late_.agree(slots_);
-    late_.wait(scale_);
-  });
-  if (totals_.early > 0) failures.run([&] { refuse_early_step(early); });
-  if (totals_.unlike_steps) failures.run([&] { refuse_unlike_steps(); });
-  if (!totals_.replicas_alike) failures.run([&] { find_unlike_parameter(); });
-  return weighted;
-}
-
-void GradientReducer::Impl::break_down(const Error& error) {
-  {
-    const std::lock_guard lock(mutex_);
-    broken_ = error;
-    is_broken_ = true;
-  }
-  for (GradientSlot& slot : slots_) slot.abandon(false);
-  throw Error(error);
-}
-
-// The gradients of different backward passes were put together: no rank can use them.
-void GradientReducer::Impl::refuse_round_number() {
-  const std::string ranks = agreement_->numbers_of_ranks(number_);
-  for (GradientBucket& bucket : buckets_) {
-    if (bucket.handle != nullptr) (void)bucket.handle->wait(std::nullopt);
-  }
-  break_down(Error(
-      ErrorCode::Mismatch,
-      core::concat(
-          "\"", name_, "\": the ranks reduce gradients of different backward passes: ", ranks,
-          ". In every step all ranks run backward() equally often (or, where ",
-          "that is once, not at all); use no_sync() for passes that are to add up on a rank, or ",
-          "{.wait_in = WaitIn::Step} to reduce once in a step")));
-}
-
-void GradientReducer::Impl::refuse_failed_ranks() {
-  const std::string ranks = agreement_->ranks_that(round_->failed);
-  throw Error(ErrorCode::InvalidArgument,
-              core::concat("\"", name_, "\": gradients of ", ranks,
-                           " could not be reduced; see the error there. No rank takes the step"));
-}
-
-void GradientReducer::Impl::find_unlike_parameter() {
-  const std::optional<Error> error =
-      find_unlike_replica(name_, slots_, settings_, static_cast<uint64_t>(number_.total));
-  if (error) throw Error(*error);
-}
-
-void GradientReducer::Impl::use_weights() {
-  if (totals_.weighted == 0) return;
-  if (totals_.weighted != totals_.participants) {
-    const std::string ranks = agreement_->ranks_that(!weight_);
-    throw Error(ErrorCode::Mismatch,
-                core::concat("\"", name_, "\": ", ranks, " gave no weight (set_weight()), and ",
-                             "others did; in a step all ranks give one, or none"));
-  }
-  if (totals_.weight == 0) return;  // no rank had anything
-  // The reduction has divided by the number of ranks.
-  scale_ = totals_.participants / totals_.weight;
-  number_share_ = *weight_ * scale_;
-}
-
-void GradientReducer::Impl::refuse_early_step(bool early) {
-  const std::string ranks = agreement_->ranks_that(early);
-  throw Error(ErrorCode::InvalidArgument,
-              core::concat("\"", name_, "\": step() came on ", ranks, " before ",
-                           "backward_passes_per_step = ", settings_.passes, " backward passes; ",
-                           "run the others first, or call synchronize() before step() to take a ",
-                           "step with what there is. The parameters have not moved"));
-}
-
-// Parameters and state may differ by rounding now, too little for the comparison of replicas.
-void GradientReducer::Impl::refuse_unlike_steps() {
-  const std::string ranks = agreement_->ranks_that(step_rounded_otherwise_);
-  throw Error(ErrorCode::Mismatch,
-              core::concat("\"", name_, "\": the last step was made in one pass on ", ranks,
-                           " and not on the others (FusedStep::WherePossible; ",
-                           "fused_step_refusal() there says why). Call set_fused_step() alike on ",
-                           "all ranks, then broadcast_parameters() and ",
-                           "broadcast_optimizer_state(): the last bits may differ"));
-}
-
-void GradientReducer::Impl::check_undisputed(size_t slot) const {
-  if (!late_.disputed(slot)) return;
-  throw Error(ErrorCode::InvalidArgument,
-              core::concat("gradient of \"", slots_[slot].name(), "\": one rank has dropped it ",
-                           "(zero_grad()) while it was being reduced, and another has not, or had ",
-                           "not begun; call synchronize() before zero_grad()"));
 }
 
 // The outcome of the bucket's reduction; throws what it has failed with.
@@ -319,6 +223,7 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
     bucket.handle.reset();
     bucket.refusal.reset();
     bucket.accumulating = 0;
+    bucket.held = false;
   }
   for (GradientSlot& slot : slots_) {
     slot.passes = 0;

@@ -1,12 +1,14 @@
 #include "horon/torch_bindings/gradients/replica_check.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/gradients/round_agreement.h"
 
 namespace horon::torch_detail {
@@ -43,7 +45,7 @@ double scaled(const at::Tensor& tensor, int64_t index) {
   return std::asinh(value * 1e6) * (tensor.element_size() < 4 ? 1.0 / 16 : 1);
 }
 
-// Calls visit(slot, place, scaled element) for the parameters whose turn it is.
+// Calls visit(slot, place of an element) for the parameters whose turn it is.
 template <class Visit>
 void for_each_sampled(const std::deque<GradientSlot>& slots, uint64_t number, const Visit& visit) {
   const size_t count = std::min(slots.size(), kParametersInRound);
@@ -55,7 +57,7 @@ void for_each_sampled(const std::deque<GradientSlot>& slots, uint64_t number, co
     // Of a tensor with gaps or overlaps the first element is one for certain.
     const auto elements = static_cast<uint64_t>(parameter.numel());
     const uint64_t place = parameter.is_non_overlapping_and_dense() ? number * 7919 % elements : 0;
-    visit(slot, place, scaled(parameter, static_cast<int64_t>(place)));
+    visit(slot, static_cast<int64_t>(place));
   }
 }
 
@@ -66,12 +68,20 @@ bool alike(double a, double b) { return std::abs(a - b) <= kTolerance; }
 double sample_replica(const std::deque<GradientSlot>& slots, uint64_t number) {
   double sum = 0;
   double factor = 1;
-  for_each_sampled(slots, number, [&](const GradientSlot&, uint64_t, double value) {
+  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t place) {
     // Unlike factors, so that two parameters that were exchanged are seen.
     factor = factor >= 2 ? factor - 0.9 : factor + 0.3;
-    sum += factor * value;
+    sum += factor * scaled(slot.parameter(), place);
   });
   return sum;
+}
+
+uint64_t fingerprint_of_replica(const std::deque<GradientSlot>& slots, uint64_t number) {
+  Fingerprint fingerprint;
+  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t place) {
+    fingerprint.add(std::bit_cast<uint64_t>(element(slot.parameter(), place)));
+  });
+  return fingerprint.value();
 }
 
 bool replicas_alike(int ranks, double sum, double sum_of_squares) {
@@ -83,22 +93,23 @@ std::optional<Error> find_unlike_replica(const std::string& reducer_name,
                                          const std::deque<GradientSlot>& slots,
                                          const GradientSettings& settings, uint64_t number) {
   std::vector<double> both;  // value and -value of each
-  for_each_sampled(slots, number, [&](const GradientSlot&, uint64_t, double value) {
+  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t place) {
+    const double value = scaled(slot.parameter(), place);
     both.push_back(value);
     both.push_back(-value);
   });
   both = largest_of_ranks(settings.set, reducer_name + ".replicas", std::move(both));
   const GradientSlot* unlike = nullptr;
-  uint64_t unlike_place = 0;
+  int64_t unlike_place = 0;
   double mine = 0;
   size_t i = 0;
-  for_each_sampled(slots, number, [&](const GradientSlot& slot, uint64_t place, double value) {
+  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t place) {
     const bool found = unlike == nullptr && !alike(both[i], -both[i + 1]);
     i += 2;
     if (!found) return;
     unlike = &slot;
     unlike_place = place;
-    mine = value;
+    mine = scaled(slot.parameter(), place);
   });
   if (unlike == nullptr) return std::nullopt;
   const auto gather = [&](const char* what, double number_of_mine) {
@@ -106,7 +117,7 @@ std::optional<Error> find_unlike_replica(const std::string& reducer_name,
                          settings.set_rank, settings.ranks.size());
   };
   const std::vector<double> values = gather(".replica", mine);
-  const double own = element(unlike->parameter(), static_cast<int64_t>(unlike_place));
+  const double own = element(unlike->parameter(), unlike_place);
   const std::vector<double> elements = gather(".element", std::isnan(own) ? kNotFinite : own);
   const auto first = static_cast<size_t>(
       std::find_if(values.begin(), values.end(), [](double x) { return !std::isinf(x); }) -

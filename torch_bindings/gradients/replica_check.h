@@ -2,9 +2,9 @@
 //
 // Replicas that receive the same gradients stay alike. They go apart where a program changes
 // parameters or gradients on some ranks only, or differently: it clips what is not reduced yet,
-// loads a checkpoint on one rank, forgets broadcast_parameters(). Each round of reductions compares
-// one number, made of elements that change from round to round, with what is sent anyway. Only if
-// it differs the ranks look for the parameter.
+// loads a checkpoint on one rank, forgets broadcast_parameters(). In each round of reductions the
+// ranks compare a few elements, others in each round, with what they send anyway: first their bits,
+// and if those differ a number made of them. Only if that differs too they look for the parameter.
 //
 // Rounding differs between CPUs of different kinds, so values are alike if they differ by less
 // than a thousandth of their size. Frozen parameters are not compared.
@@ -26,6 +26,9 @@ namespace horon::torch_detail {
 // One number that is the same on ranks whose parameters are. `number` counts rounds, and chooses
 // the elements: the same on all ranks.
 double sample_replica(const std::deque<GradientSlot>& slots, uint64_t number);
+
+// The bits of the same elements: equal where the parameters are, to the last bit.
+uint64_t fingerprint_of_replica(const std::deque<GradientSlot>& slots, uint64_t number);
 
 // From the sums over `ranks` ranks of the sample and of its square. One rank that differs is found
 // among any number of them.

@@ -1,5 +1,5 @@
-// What the ranks tell each other in every round of reductions, in one small allreduce beside the
-// last buckets: whether they are in the same round and have the same buckets, and what a rank can't
+// What the ranks tell each other in a round that is not plain (round_flags.h), in one small
+// allreduce: whether they are in the same round and have the same buckets, and what a rank can't
 // know of the others.
 #pragma once
 
@@ -58,7 +58,7 @@ class RoundAgreement {
   RoundAgreement(const std::string& reducer_name, const std::string& plan,
                  const GradientSettings& settings);
 
-  // These two in this order, once a round, on every rank. Throw Error.
+  // These two in this order, at most once a round, on every rank. Throw Error.
   void announce(const RoundFacts& facts);
   RoundTotals agree();
 

@@ -34,6 +34,11 @@ struct GradientSettings {
   double older_share = 1;
   bool averages_passes = false;  // average_aggregated_gradients
 
+  // The ranks tell each other with the buckets that a round is plain (round_flags.h). Not where the
+  // program may change gradients after the last bucket has gone, nor where some never enter one.
+  bool has_round_flags() const {
+    return wait_in == WaitIn::Backward && sparse_as_dense && is_linear();
+  }
   bool is_linear() const { return op == ReduceOp::Sum || op == ReduceOp::Average; }
   // What ranks compare, in words.
   std::string text() const;

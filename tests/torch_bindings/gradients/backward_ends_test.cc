@@ -1,14 +1,11 @@
 // When backward() returns, gradients are reduced, whatever runs inside it, on however many threads.
 #include <barrier>
-#include <functional>
-#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/nn/utils/clip_grad.h>
 
@@ -21,34 +18,6 @@ namespace autograd = ::torch::autograd;
 using namespace testing_support;
 
 const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
-
-// Recomputation: the backward of this function runs another backward. The parameter is an input of
-// the function, so that the outer backward calls its hooks too, or is hidden from it.
-struct Segment : autograd::Function<Segment> {
-  static at::Tensor forward(autograd::AutogradContext* context, const at::Tensor& x,
-                            const at::Tensor& shown, const std::function<at::Tensor()>& parameter) {
-    context->save_for_backward({x.detach()});
-    parameter_of(context) = parameter;
-    (void)shown;
-    return x * parameter().detach();
-  }
-  static autograd::variable_list backward(autograd::AutogradContext* context,
-                                          const autograd::variable_list& gradient) {
-    const at::AutoGradMode on(true);
-    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_(true);
-    (x * parameter_of(context)() * gradient[0]).sum().backward();
-    return {x.grad(), at::Tensor(), at::Tensor()};
-  }
-  static std::function<at::Tensor()>& parameter_of(autograd::AutogradContext* context) {
-    static std::map<autograd::AutogradContext*, std::function<at::Tensor()>> parameters;
-    return parameters[context];
-  }
-};
-
-at::Tensor segment(const at::Tensor& x, const at::Tensor& parameter, bool shown) {
-  return Segment::apply(x, shown ? parameter : at::ones({1}),
-                        std::function<at::Tensor()>([parameter] { return parameter; }));
-}
 
 TEST(BackwardEnds, RecomputedSegments) {
   for (const bool shown : {true, false}) {
@@ -240,15 +209,15 @@ TEST(BackwardEnds, UnexpectedGradientOnAnotherThread) {
 // Two reducers whose hooks are called in other orders on the ranks, and that have late parts.
 TEST(BackwardEnds, ReducersEndInOneOrder) {
   const at::Tensor a = leaf({2}, at::kDouble), b = leaf({2}, at::kDouble);
-  GradientReducer first({{"a", a}}, alone()), second({{"b", b}}, alone());
+  const at::Tensor c = leaf({2}, at::kDouble), d = leaf({2}, at::kDouble);  // come last
+  GradientReducer first({{"c", c}, {"a", a}}, alone()), second({{"d", d}, {"b", b}}, alone());
   for (int step = 1; step <= 3; ++step) {
-    a.mutable_grad().reset();
-    b.mutable_grad().reset();
+    for (const at::Tensor& w : {a, b, c, d}) w.mutable_grad().reset();
     const at::Tensor x = at::full({2}, rank() + 1.0, at::kDouble).requires_grad_(true);
     const bool swapped = (rank() + step) % 2 == 0;
     const at::Tensor& near = swapped ? a : b;
     const at::Tensor& far = swapped ? b : a;
-    at::Tensor y = segment(segment(x * far * near, far, false), near, false);
+    at::Tensor y = segment(segment((x * c * d) * far * near, far, false), near, false);
     y.sum().backward();
     expect_gradient(a, 2 * mean_of_ranks());
     expect_gradient(b, 2 * mean_of_ranks());

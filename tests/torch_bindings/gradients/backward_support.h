@@ -1,6 +1,8 @@
 // For tests of what a program finds when backward() has returned.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <vector>
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -34,5 +36,34 @@ struct NoGradient : ::torch::autograd::Function<NoGradient> {
     return {at::Tensor()};
   }
 };
+
+// Recomputation: the backward of this function runs another backward. The parameter is an input of
+// the function, so that the outer backward calls its hooks too, or is hidden from it.
+struct Segment : ::torch::autograd::Function<Segment> {
+  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& shown, const std::function<at::Tensor()>& parameter) {
+    context->save_for_backward({x.detach()});
+    parameter_of(context) = parameter;
+    (void)shown;
+    return x * parameter().detach();
+  }
+  static ::torch::autograd::variable_list backward(
+      ::torch::autograd::AutogradContext* context,
+      const ::torch::autograd::variable_list& gradient) {
+    const at::AutoGradMode on(true);
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_(true);
+    (x * parameter_of(context)() * gradient[0]).sum().backward();
+    return {x.grad(), at::Tensor(), at::Tensor()};
+  }
+  static std::function<at::Tensor()>& parameter_of(::torch::autograd::AutogradContext* context) {
+    static std::map<::torch::autograd::AutogradContext*, std::function<at::Tensor()>> parameters;
+    return parameters[context];
+  }
+};
+
+inline at::Tensor segment(const at::Tensor& x, const at::Tensor& parameter, bool shown) {
+  return Segment::apply(x, shown ? parameter : at::ones({1}),
+                        std::function<at::Tensor()>([parameter] { return parameter; }));
+}
 
 }  // namespace horon::testing_support

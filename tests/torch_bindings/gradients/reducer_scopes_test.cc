@@ -213,7 +213,8 @@ TEST(ReducerScopes, FunctionsBeforeAndAfterBuckets) {
 // While one thread is in the hooks of a parameter, the function before the bucket keeps it there.
 TEST(ReducerScopes, TwoThreadsInBackwardOnOneParameter) {
   const at::Tensor w = leaf({3}, at::kDouble);
-  GradientReducer reducer({{"weight", w}});
+  // The bucket goes in the hook.
+  GradientReducer reducer({{"weight", w}}, {.wait_in = WaitIn::Step});
   std::string error;
   reducer.before_bucket([&](const BucketView&) {
     std::jthread([&] { error = error_of([&] { weighted(w, 100).backward(); }); }).join();

@@ -1,0 +1,185 @@
+// What the ranks tell each other in a round: with the buckets that it is plain, or what else it is.
+#include <algorithm>
+#include <utility>
+
+#include "horon/core/base/text.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/gradients/reducer_impl.h"
+#include "horon/torch_bindings/gradients/replica_check.h"
+
+namespace horon {
+
+using namespace torch_detail;
+
+// What the others are to hear with the buckets of this round.
+void GradientReducer::Impl::raise_flags() {
+  if (!settings_.has_round_flags()) return;
+  const auto number = static_cast<uint64_t>(number_.total);
+  Fingerprint fingerprint;
+  fingerprint.add(number);
+  if (settings_.check_replicas) fingerprint.add(fingerprint_of_replica(slots_, number));
+  flags_ = {};
+  flags_.say(number_.round == 1, step_rounded_otherwise_, fingerprint.value());
+}
+
+// With this bucket, as far as this rank knows.
+RoundFlags GradientReducer::Impl::current_flags() const {
+  RoundFlags flags = flags_;
+  if (agree_first_ || weight_ || (round_ && round_->has_news)) flags.ask();
+  return flags;
+}
+
+// Before anything is waited for, where it is known to be needed: then the answer comes with the
+// last bucket.
+void GradientReducer::Impl::announce(Failures& failures) {
+  RoundFacts facts;
+  facts.number = number_;
+  facts.late = LateParts::count(slots_);
+  facts.early = round_->early;
+  facts.failed = round_->failed;
+  facts.weight = weight_;
+  facts.rounded_otherwise = step_rounded_otherwise_;
+  if (settings_.check_replicas)
+    facts.sample = sample_replica(slots_, static_cast<uint64_t>(number_.total));
+  round_->announced = failures.run([&] { agreement_->announce(facts); });
+}
+
+// Waits for the buckets, in the same order on all ranks.
+GradientReducer::Impl::Heard GradientReducer::Impl::hear() const {
+  Heard heard;
+  for (const GradientBucket& bucket : buckets_) {
+    if (bucket.refusal || bucket.handle == nullptr) return heard;
+    if (!bucket.handle->wait(std::nullopt)) return heard;
+    const core::Outcome& outcome = bucket.handle->outcome();
+    if (outcome.error) return heard;  // the buckets behind it need not end at all
+    if (outcome.unused) continue;
+    bucket.add_flags_to(heard.flags);
+    heard.participants = outcome.contributors;
+  }
+  heard.all = true;
+  return heard;
+}
+
+// Waits for the buckets. All ranks come to the same result.
+bool GradientReducer::Impl::is_plain_round() {
+  const Heard heard = hear();
+  if (!heard.all || heard.flags.asked() || !heard.flags.alike()) return false;
+  totals_.participants = heard.participants;
+  totals_.next_total = number_.total + 1;
+  return true;
+}
+
+// After a round. Where the next one will hardly be plain, the ranks agree at once, so that nobody
+// waits first for the buckets and then for the agreement.
+bool GradientReducer::Impl::next_round_may_be_plain() const {
+  if (!settings_.has_round_flags() || round_failed_) return false;
+  if (!round_->announced) return true;
+  if (totals_.late > 0 || totals_.weighted > 0) return false;
+  const Heard heard = hear();
+  return heard.all && heard.flags.alike();
+}
+
+// False: the ranks can't make use of what has been reduced.
+bool GradientReducer::Impl::agree(Failures& failures, bool early) {
+  Failures agreement;
+  if (!agreement.run([&] { totals_ = agreement_->agree(); })) {
+    const Error error = *agreement.first();
+    // Buckets that other ranks do not have would never end.
+    if (error.code() == ErrorCode::Mismatch) break_down(error);
+    failures.run([&] { throw error; });
+    return true;
+  }
+  if (!totals_.same_number) refuse_round_number();
+  const bool weighted = failures.run([&] { use_weights(); });
+  failures.run([&] {
+    if (totals_.late == 0) return;
+    late_.agree(slots_);
+    late_.wait(scale_);
+  });
+  if (totals_.early > 0) failures.run([&] { refuse_early_step(early); });
+  if (totals_.unlike_steps) failures.run([&] { refuse_unlike_steps(); });
+  if (!totals_.replicas_alike) failures.run([&] { find_unlike_parameter(); });
+  return weighted;
+}
+
+void GradientReducer::Impl::break_down(const Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    broken_ = error;
+    is_broken_ = true;
+  }
+  for (GradientSlot& slot : slots_) slot.abandon(false);
+  throw Error(error);
+}
+
+// The gradients of different backward passes were put together: no rank can use them.
+void GradientReducer::Impl::refuse_round_number() {
+  const std::string ranks = agreement_->numbers_of_ranks(number_);
+  for (GradientBucket& bucket : buckets_) {
+    if (bucket.handle != nullptr) (void)bucket.handle->wait(std::nullopt);
+  }
+  break_down(Error(
+      ErrorCode::Mismatch,
+      core::concat(
+          "\"", name_, "\": the ranks reduce gradients of different backward passes: ", ranks,
+          ". In every step all ranks run backward() equally often (or, where ",
+          "that is once, not at all); use no_sync() for passes that are to add up on a rank, or ",
+          "{.wait_in = WaitIn::Step} to reduce once in a step")));
+}
+
+void GradientReducer::Impl::refuse_failed_ranks() {
+  const std::string ranks = agreement_->ranks_that(round_->failed);
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("\"", name_, "\": gradients of ", ranks,
+                           " could not be reduced; see the error there. No rank takes the step"));
+}
+
+void GradientReducer::Impl::find_unlike_parameter() {
+  const std::optional<Error> error =
+      find_unlike_replica(name_, slots_, settings_, static_cast<uint64_t>(number_.total));
+  if (error) throw Error(*error);
+}
+
+void GradientReducer::Impl::use_weights() {
+  if (totals_.weighted == 0) return;
+  if (totals_.weighted != totals_.participants) {
+    const std::string ranks = agreement_->ranks_that(!weight_);
+    throw Error(ErrorCode::Mismatch,
+                core::concat("\"", name_, "\": ", ranks, " gave no weight (set_weight()), and ",
+                             "others did; in a step all ranks give one, or none"));
+  }
+  if (totals_.weight == 0) return;  // no rank had anything
+  // The reduction has divided by the number of ranks.
+  scale_ = totals_.participants / totals_.weight;
+  number_share_ = *weight_ * scale_;
+}
+
+void GradientReducer::Impl::refuse_early_step(bool early) {
+  const std::string ranks = agreement_->ranks_that(early);
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("\"", name_, "\": step() came on ", ranks, " before ",
+                           "backward_passes_per_step = ", settings_.passes, " backward passes; ",
+                           "run the others first, or call synchronize() before step() to take a ",
+                           "step with what there is. The parameters have not moved"));
+}
+
+// Parameters and state may differ by rounding now, too little for the comparison of replicas.
+void GradientReducer::Impl::refuse_unlike_steps() {
+  const std::string ranks = agreement_->ranks_that(step_rounded_otherwise_);
+  throw Error(ErrorCode::Mismatch,
+              core::concat("\"", name_, "\": the last step was made in one pass on ", ranks,
+                           " and not on the others (FusedStep::WherePossible; ",
+                           "fused_step_refusal() there says why). Call set_fused_step() alike on ",
+                           "all ranks, then broadcast_parameters() and ",
+                           "broadcast_optimizer_state(): the last bits may differ"));
+}
+
+void GradientReducer::Impl::check_undisputed(size_t slot) const {
+  if (!late_.disputed(slot)) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("gradient of \"", slots_[slot].name(), "\": one rank has dropped it ",
+                           "(zero_grad()) while it was being reduced, and another has not, or had ",
+                           "not begun; call synchronize() before zero_grad()"));
+}
+
+}  // namespace horon
