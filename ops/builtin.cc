@@ -8,6 +8,7 @@
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/host/shared_memory_exchange.h"
 #include "horon/ops/mpi/mpi_ops.h"
+#include "horon/ops/plan_barrier.h"
 
 namespace horon::ops {
 namespace {
@@ -74,6 +75,7 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(const Communic
   if (communicator.mpi() != nullptr) {
     for (auto& op : make_mpi_ops(communicator.mpi())) ops.push_back(std::move(op));
   }
+  ops.push_back(std::make_unique<PlanBarrier>());
   return ops;
 }
 

@@ -2,7 +2,6 @@
 
 #include "horon/ops/mpi/mpi_allgather.h"
 #include "horon/ops/mpi/mpi_allreduce.h"
-#include "horon/ops/mpi/mpi_barrier.h"
 #include "horon/ops/mpi/mpi_broadcast.h"
 #include "horon/ops/mpi/mpi_channel.h"
 #include "horon/ops/mpi/mpi_exchange.h"
@@ -21,7 +20,6 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(const void* commun
        {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}) {
     ops.push_back(std::make_unique<MpiExchange>(channel, kind));
   }
-  ops.push_back(std::make_unique<MpiBarrier>(channel));
   return ops;
 }
 

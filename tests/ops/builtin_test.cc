@@ -64,7 +64,7 @@ TEST_F(Builtin, SharedMemoryComesFirstOnOneHost) {
   EXPECT_EQ(chosen(CollectiveKind::Alltoall, "auto"), "shm_alltoall");
   EXPECT_EQ(chosen(CollectiveKind::Gather, "auto"), "shm_gather");
   EXPECT_EQ(chosen(CollectiveKind::Scatter, "auto"), "shm_scatter");
-  EXPECT_EQ(chosen(CollectiveKind::Barrier, "auto"), "mpi_barrier");
+  EXPECT_EQ(chosen(CollectiveKind::Barrier, "auto"), "plan_barrier");
 }
 
 TEST_F(Builtin, SeveralHostsUseMpi) {
@@ -108,7 +108,8 @@ TEST_F(Builtin, SharedMemoryMayNotBeThere) {
 TEST_F(Builtin, WithoutMpiWhatUsesSharedMemoryIsLeft) {
   parts_.mpi = nullptr;
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "shm_allreduce");
-  EXPECT_THROW(chosen(CollectiveKind::Barrier, "auto"), Error);
+  EXPECT_EQ(chosen(CollectiveKind::Broadcast, "auto"), "shm_broadcast");
+  EXPECT_EQ(chosen(CollectiveKind::Barrier, "auto"), "plan_barrier");
 }
 
 // Two ops of one list in flight together, each on its own kind of channel.

@@ -1,4 +1,4 @@
-// The contract of the collectives that only move data: broadcast, allgather, barrier.
+// The contract of the collectives that only move data: broadcast, allgather.
 
 #include <algorithm>
 
@@ -132,26 +132,6 @@ void check_allgather(const World& world, core::CollectiveOp& op) {
       }
     }
     run_moves(world, op, runs, dtype, random);
-  }
-}
-
-void check_barrier(const World& world, core::CollectiveOp& op) {
-  std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 41);
-  // A word that all ranks can reach would be the direct way; what can be asked of any world is
-  // this: nobody is through while rank 0 has not even started.
-  for (int late = 0; late < world.size; ++late) {
-    core::Batch batch;
-    batch.kind = CollectiveKind::Barrier;
-    std::vector<std::unique_ptr<core::InFlight>> in_flight;
-    if (world.rank != late) {
-      in_flight.push_back(op.start(batch));
-      for (int step = 0; step < 100; ++step) {
-        ASSERT_NE(in_flight[0]->step(), core::Progress::Done) << "rank " << late << " is not here";
-      }
-    }
-    world.gather(0);
-    if (world.rank == late) in_flight.push_back(op.start(batch));
-    drive(world, std::move(in_flight), random);
   }
 }
 

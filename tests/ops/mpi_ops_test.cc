@@ -6,7 +6,6 @@
 #include "horon/core/base/error.h"
 #include "horon/ops/mpi/mpi_allgather.h"
 #include "horon/ops/mpi/mpi_allreduce.h"
-#include "horon/ops/mpi/mpi_barrier.h"
 #include "horon/ops/mpi/mpi_broadcast.h"
 #include "horon/ops/mpi/mpi_exchange.h"
 #include "horon/ops/mpi/mpi_reducescatter.h"
@@ -98,17 +97,11 @@ TEST_F(MpiOps, Exchanges) {
   }
 }
 
-TEST_F(MpiOps, Barrier) {
-  MpiBarrier op(channel_);
-  check_barrier(world_, op);
-}
-
 // An allreduce that widens its input first posts late; what starts after it must not overtake it on
 // one rank and not on the other.
 TEST_F(MpiOps, PostsInTheOrderOfStarts) {
   MpiAllreduce allreduce(channel_);
   MpiBroadcast broadcast(channel_);
-  MpiBarrier barrier(channel_);
   std::mt19937_64 random(static_cast<uint64_t>(world_.rank) + 5);
   for (int round = 0; round < 6; ++round) {
     AllreduceRun wide(world_, {.dtype = DataType::BFloat16, .count = 600001}, 1);
@@ -120,13 +113,10 @@ TEST_F(MpiOps, PostsInTheOrderOfStarts) {
     words.count = 1;
     words.output = reinterpret_cast<std::byte*>(&word);
     words.input = words.output;
-    core::Batch nothing;
-    nothing.kind = CollectiveKind::Barrier;
     std::vector<std::unique_ptr<core::InFlight>> in_flight;
     in_flight.push_back(allreduce.start(wide.batch()));
     in_flight.push_back(broadcast.start(words));
     in_flight.push_back(allreduce.start(plain.batch()));
-    in_flight.push_back(barrier.start(nothing));
     drive(world_, std::move(in_flight), random);
     wide.check();
     plain.check();
@@ -135,11 +125,11 @@ TEST_F(MpiOps, PostsInTheOrderOfStarts) {
 }
 
 TEST_F(MpiOps, GivingUpBeforePostingBreaksTheChannel) {
-  MpiBarrier barrier(channel_);
+  MpiBroadcast broadcast(channel_);
   core::Batch batch;
-  batch.kind = CollectiveKind::Barrier;
-  barrier.start(batch).reset();
-  const auto second = barrier.start(batch);
+  batch.kind = CollectiveKind::Broadcast;
+  broadcast.start(batch).reset();
+  const auto second = broadcast.start(batch);
   try {
     second->step();
     FAIL() << "must throw";
@@ -154,7 +144,7 @@ TEST_F(MpiOps, AllOfThem) {
   for (const auto& op : ops) names.push_back(op->name());
   EXPECT_EQ(names, (std::vector<std::string_view>{"mpi_allreduce", "mpi_broadcast", "mpi_allgather",
                                                   "mpi_reducescatter", "mpi_alltoall", "mpi_gather",
-                                                  "mpi_scatter", "mpi_barrier"}));
+                                                  "mpi_scatter"}));
 }
 
 }  // namespace

@@ -52,7 +52,5 @@ void check_allgather(const World& world, core::CollectiveOp& op);
 void check_reducescatter(const World& world, core::CollectiveOp& op);
 // Alltoall, Gather or Scatter: blocks of every length, some empty.
 void check_exchange(const World& world, core::CollectiveOp& op, CollectiveKind kind);
-// Nobody leaves before the last has come.
-void check_barrier(const World& world, core::CollectiveOp& op);
 
 }  // namespace horon::ops

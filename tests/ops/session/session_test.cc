@@ -2,12 +2,15 @@
 // again.
 #include "horon/ops/session/session.h"
 
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <mpi.h>
 
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
@@ -38,6 +41,22 @@ void expect_that_a_job_starts() {
   const ProcessSet all = split_process_set(7);
   EXPECT_EQ(all.size(), test_size());
   barrier(all);
+  shutdown();
+}
+
+// Ranks of one host read the same clock.
+TEST(SessionStart, ABarrierEndsWhenTheLastRankHasCome) {
+  using Clock = std::chrono::steady_clock;
+  init_session();
+  for (int round = 0; round < 30; ++round) {
+    const bool late = round % test_size() == test_rank();
+    if (late) std::this_thread::sleep_for(std::chrono::milliseconds(round % 3));
+    int64_t came = Clock::now().time_since_epoch().count();
+    barrier();
+    const int64_t went = Clock::now().time_since_epoch().count();
+    MPI_Allreduce(MPI_IN_PLACE, &came, 1, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
+    EXPECT_GE(went, came) << "round " << round;
+  }
   shutdown();
 }
 
