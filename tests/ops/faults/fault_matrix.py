@@ -25,7 +25,7 @@ import time
 RANKS = 3
 CASES_AT_A_TIME = 3
 LIMIT_S = 45
-SITUATIONS = ("rest", "allreduce", "blocked", "join", "set")
+SITUATIONS = ("rest", "allreduce", "alltoall", "blocked", "join", "set")
 FAULTS = ("kill", "stop", "exit", "throw")
 # Beside the matrix: what is no death.
 OTHER_CASES = (("allreduce", "leave"), ("allreduce", "stall"), ("blocked", "signal"))

@@ -42,6 +42,29 @@ std::shared_ptr<horon::core::HandleState> start_allreduce() {
 
 void allreduce() { (void)start_allreduce()->get(); }
 
+// Blocks of half a MiB, between memory that the others can't map.
+std::shared_ptr<horon::core::HandleState> start_alltoall() {
+  constexpr int64_t kCount = 3 << 17;
+  static const auto spec = [] {
+    auto out = std::make_shared<horon::core::EntrySpec>();
+    out->kind = horon::CollectiveKind::Alltoall;
+    out->parts = {{"blocks", {kCount}}};
+    return out;
+  }();
+  const auto data = std::make_shared<std::vector<float>>(2 * kCount, 1.0F);
+  auto* const bytes = reinterpret_cast<std::byte*>(data->data());
+  horon::core::Submission submission;
+  submission.name = "blocks";
+  submission.spec = spec;
+  submission.memory = {{bytes, nullptr, kCount}};
+  submission.splits = {kCount / 3, kCount / 3, kCount / 3};
+  submission.allocate_output = [data](size_t, int64_t) {
+    return reinterpret_cast<std::byte*>(data->data() + kCount);
+  };
+  submission.keep_alive = data;
+  return horon::ops::runtime().submit(std::move(submission));
+}
+
 // Nobody has anything to do when it happens; then the others go on.
 void at_rest() {
   std::this_thread::sleep_for(300ms);
@@ -54,6 +77,14 @@ void at_rest() {
 void in_allreduce() {
   for (int step = 0; step < kSteps; ++step) {
     const auto handle = start_allreduce();
+    if (job->is_guilty() && step == kStepOfFault) job->do_fault();
+    (void)handle->get();
+  }
+}
+
+void in_alltoall() {
+  for (int step = 0; step < kSteps; ++step) {
+    const auto handle = start_alltoall();
     if (job->is_guilty() && step == kStepOfFault) job->do_fault();
     (void)handle->get();
   }
@@ -92,6 +123,7 @@ void work() {
   horon::barrier();
   if (job->situation() == "rest") at_rest();
   if (job->situation() == "allreduce") in_allreduce();
+  if (job->situation() == "alltoall") in_alltoall();
   if (job->situation() == "blocked") blocked();
   if (job->situation() == "join") in_join();
   if (job->situation() == "set") while_a_set_is_made();
