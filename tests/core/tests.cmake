@@ -49,6 +49,7 @@ add_library(horon_simulation STATIC
   support/simulation/expected_outcomes.cc
   support/simulation/exploration.cc
   support/simulation/program.cc
+  support/simulation/random_job.cc
   support/simulation/random_spec.cc
   support/simulation/random_world.cc
   support/simulation/simulated_cluster.cc

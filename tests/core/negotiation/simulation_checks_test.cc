@@ -12,6 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/tests/support/simulation/random_job.h"
 #include "horon/tests/support/simulation/random_world.h"
 
 namespace horon::simulation {
@@ -296,6 +297,40 @@ TEST(SimulationChecks, MismatchPassesForUnused) {
     item = core::Unused{std::string(fail->name)};
     return true;
   });
+}
+
+// Where nobody calls shutdown(), a set that ends because of another one goes on for ever if it is
+// not told.
+TEST(SimulationChecks, AnErrorStaysInItsSet) {
+  int broken = 0;
+  for (uint64_t seed = 1; seed <= 1600; ++seed) {
+    Job job = random_job(seed);
+    const bool counts = std::all_of(job.sets.begin(), job.sets.end(), [](const World& set) {
+      return nobody_calls(Action::Kind::Shutdown, set);
+    });
+    if (!counts || run_job(job).seen["ended by another set"] == 0) continue;
+    job.errors_spread = false;
+    ++broken;
+    EXPECT_FALSE(run_job(job).wrong.empty()) << "seed " << seed;
+  }
+  EXPECT_GE(broken, 20);
+}
+
+TEST(SimulationChecks, LostPlanInOneOfTheSets) {
+  int broken = 0;
+  for (uint64_t seed = 1; seed <= 400; ++seed) {
+    Job job = random_job(seed);
+    if (!job.faults.empty()) continue;
+    auto done = std::make_shared<bool>(false);
+    job.sets.back().cluster.tamper = [done](int from, int to, Envelope& envelope) {
+      if (!*done) *done = drop_first<core::Plan>()(from, to, envelope.items);
+    };
+    const Report report = run_job(job);
+    if (!*done) continue;
+    ++broken;
+    EXPECT_FALSE(report.wrong.empty()) << "seed " << seed;
+  }
+  EXPECT_GE(broken, 20);
 }
 
 }  // namespace

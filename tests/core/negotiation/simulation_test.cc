@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "horon/tests/support/simulation/random_job.h"
 #include "horon/tests/support/simulation/random_world.h"
 
 namespace horon::simulation {
@@ -20,6 +21,7 @@ struct Range {
   uint64_t count = HORON_SIMULATION_SEEDS;  // fewer under sanitizers
 };
 Range seeds;
+constexpr uint64_t kWorldsPerJob = 5;
 
 Report traced(uint64_t seed) {
   World world = random_world(seed);
@@ -38,11 +40,31 @@ TEST(Simulation, RandomWorlds) {
   }
 }
 
+Report traced_job(uint64_t seed) {
+  Job job = random_job(seed);
+  job.trace = true;
+  return run_job(job);
+}
+
+// With the same seeds, but fewer of them.
+TEST(Simulation, RandomJobs) {
+  int failed = 0;
+  const uint64_t count = seeds.count / kWorldsPerJob + 1;
+  for (uint64_t seed = seeds.first; seed < seeds.first + count && failed < 3; ++seed) {
+    if (run_job(random_job(seed)).wrong.empty()) continue;
+    ++failed;
+    const Report report = traced_job(seed);
+    for (const std::string& wrong : report.wrong) ADD_FAILURE() << "job " << seed << ": " << wrong;
+    ADD_FAILURE() << "the job of seed " << seed << " was:\n" << report.trace;
+  }
+}
+
 TEST(Simulation, SameSeedSameRun) {
   for (const uint64_t seed : {7, 8, 9}) {
     const std::string first = traced(seed).trace;
     EXPECT_EQ(first, traced(seed).trace);
     EXPECT_FALSE(first.empty());
+    EXPECT_EQ(traced_job(seed).trace, traced_job(seed).trace);
   }
 }
 
@@ -78,6 +100,18 @@ TEST(Simulation, EverythingOccurs) {
     EXPECT_GE(seen[what], 50) << what;
   }
   EXPECT_GE(seen["fault while the last batches run"], 20);
+}
+
+TEST(Simulation, EverythingOccursInJobs) {
+  std::map<std::string, int> seen;
+  for (uint64_t seed = 1; seed <= 1000; ++seed) {
+    for (const auto& [what, times] : run_job(random_job(seed)).seen) seen[what] += times;
+  }
+  for (const char* what : {"ran", "joined,", "pending", "bye", "stall report", "frozen start",
+                           "failed (peer dead", "failed (failed", "ended by another set",
+                           "nobody needed the culprit", "no part in the fault"}) {
+    EXPECT_GE(seen[what], 20) << what;
+  }
 }
 
 }  // namespace

@@ -30,6 +30,23 @@ class Author {
     const int size = chance(3) ? 1 : static_cast<int>(2 + below(5));
     set_options(world);
     set_names(world, size);
+    write_programs(world);
+    set_faults(world, size);
+    return world;
+  }
+
+  World write_set(const std::vector<int>& ranks, uint32_t set) {
+    World world;
+    set_options(world);
+    names_ = ranks;
+    world.cluster.controller.ranks = ranks;
+    world.cluster.controller.set = set;
+    write_programs(world);
+    return world;
+  }
+
+ private:
+  void write_programs(World& world) {
     traits_ = {chance(80), chance(25), chance(12), chance(25), chance(15), chance(20),
                chance(12), chance(25), chance(30), chance(50), chance(60)};
     entries_ = 1 + below(8);
@@ -41,13 +58,10 @@ class Author {
       other_.push_back(random_change(random_, base_.back(), names_));
     }
     const size_t phases = traits_.joins ? 1 + below(2) : 1;
-    for (int rank = 0; rank < size; ++rank) world.programs.push_back(program(phases));
+    for (size_t i = 0; i < names_.size(); ++i) world.programs.push_back(program(phases));
     if (world.cluster.gate) submit_in_turns(world);
-    set_faults(world, size);
-    return world;
   }
 
- private:
   uint64_t below(uint64_t limit) { return random_() % limit; }
   bool chance(uint64_t percent) { return below(100) < percent; }
   template <class T>
@@ -324,7 +338,21 @@ std::vector<std::string> judge(const World& world, const SimulatedCluster& clust
 std::map<std::string, int> count(const World& world, const SimulatedCluster& cluster,
                                  const TimedRun& run) {
   std::map<std::string, int> seen;
+  count_outcomes(cluster, seen);
   seen["fault while the last batches run"] = run.faults_at_the_end();
+  for (const Fault& fault : world.timing.faults) {
+    const bool sending = fault.kind == Fault::Kind::DieSending;
+    if (sending && cluster.rank(fault.rank).dead) ++seen["died while sending"];
+    if (!sending && fault.at > 20 * kMillisecond) ++seen["late fault"];
+  }
+  if (causes_of_end(world, cluster).size() > 1) ++seen["two faults"];
+  if (!world.cluster.controller.ranks.empty()) ++seen["process set"];
+  return seen;
+}
+
+}  // namespace
+
+void count_outcomes(const SimulatedCluster& cluster, std::map<std::string, int>& seen) {
   for (int rank = 0; rank < cluster.size(); ++rank) {
     const SimulatedCluster::Rank& r = cluster.rank(rank);
     for (const Outcome& outcome : r.outcomes) {
@@ -342,19 +370,13 @@ std::map<std::string, int> count(const World& world, const SimulatedCluster& clu
     const uint64_t batches = r.controller->member().frozen_batches();
     seen["frozen start fused with another"] += static_cast<int>(statistics.frozen_starts - batches);
   }
-  for (const Fault& fault : world.timing.faults) {
-    const bool sending = fault.kind == Fault::Kind::DieSending;
-    if (sending && cluster.rank(fault.rank).dead) ++seen["died while sending"];
-    if (!sending && fault.at > 20 * kMillisecond) ++seen["late fault"];
-  }
-  if (causes_of_end(world, cluster).size() > 1) ++seen["two faults"];
-  if (!world.cluster.controller.ranks.empty()) ++seen["process set"];
-  return seen;
 }
 
-}  // namespace
-
 World random_world(uint64_t seed) { return Author(seed).write(); }
+
+World random_set(uint64_t seed, const std::vector<int>& ranks, uint32_t set) {
+  return Author(seed).write_set(ranks, set);
+}
 
 Report run_world(const World& world) {
   SimulatedCluster cluster(world.cluster, world.programs);

@@ -21,6 +21,8 @@ struct World {
 };
 
 World random_world(uint64_t seed);
+// The same for one process set of a larger job, without faults. `ranks`: its members, ascending.
+World random_set(uint64_t seed, const std::vector<int>& ranks, uint32_t set);
 
 struct Report {
   std::vector<std::string> wrong;   // empty if all is well
@@ -30,5 +32,7 @@ struct Report {
 
 // Runs a world and judges its end.
 Report run_world(const World& world);
+// Counts what became of its calls, batches and frozen entries.
+void count_outcomes(const SimulatedCluster& cluster, std::map<std::string, int>& seen);
 
 }  // namespace horon::simulation

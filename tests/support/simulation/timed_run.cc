@@ -154,7 +154,7 @@ void TimedRun::strike(const Fault& fault) {
   switch (fault.kind) {
     case Fault::Kind::Freeze:
       cluster_.note(concat("t=", now_ / 1000, " us: rank ", fault.rank, " stands still"));
-      rank.frozen_until = now_ + fault.duration;
+      rank.frozen_until = std::max(rank.frozen_until, now_ + fault.duration);
       schedule(rank.frozen_until, Kind::MoveAgain, fault.rank);
       return;
     case Fault::Kind::Die:
