@@ -21,7 +21,9 @@ core::Submission submission_of(core::Runtime& runtime, const Call& call, const C
     submission.memory.push_back(
         {call.input + offset, blocks ? nullptr : call.output + offset, count});
   }
-  if (entry.spec->kind == CollectiveKind::Alltoall) {
+  const bool is_root = entry.spec->root == runtime.topology().rank;
+  if (entry.spec->kind == CollectiveKind::Alltoall ||
+      (entry.spec->kind == CollectiveKind::Scatter && is_root)) {
     submission.splits = core::even_splits(call.shape.input_count, runtime.topology().size);
   }
   if (blocks) {
@@ -45,6 +47,10 @@ const CollectiveCase& find_case(CollectiveKind kind) {
       return reducescatter_case();
     case CollectiveKind::Alltoall:
       return alltoall_case();
+    case CollectiveKind::Gather:
+      return gather_case();
+    case CollectiveKind::Scatter:
+      return scatter_case();
     default:
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("there is no benchmark of ", to_string(kind)));

@@ -66,6 +66,7 @@ struct CollectiveCase {
   std::vector<PeriodicData> (*expected)(const TestData& data, int ranks, int root);
   // Inputs have N equal parts, and the result is made from this rank's part of each input.
   bool own_part = false;
+  bool result_at_root = false;  // the other ranks get none
 };
 
 const CollectiveCase& allreduce_case();
@@ -73,6 +74,8 @@ const CollectiveCase& broadcast_case();
 const CollectiveCase& allgather_case();
 const CollectiveCase& reducescatter_case();
 const CollectiveCase& alltoall_case();
+const CollectiveCase& gather_case();
+const CollectiveCase& scatter_case();
 const CollectiveCase& find_case(CollectiveKind kind);
 
 // For the cases: submits the entries, each from input to output, and waits.

@@ -151,6 +151,18 @@ void MpiPeer::alltoall(const std::byte* input, std::byte* output, int64_t count,
   MPI_Alltoall(input, bytes, MPI_BYTE, output, bytes, MPI_BYTE, communicator_->handle);
 }
 
+void MpiPeer::gather(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
+                     int root) {
+  const int bytes = int_bytes(count, dtype);
+  MPI_Gather(input, bytes, MPI_BYTE, output, bytes, MPI_BYTE, root, communicator_->handle);
+}
+
+void MpiPeer::scatter(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
+                      int root) {
+  const int bytes = int_bytes(count, dtype);
+  MPI_Scatter(input, bytes, MPI_BYTE, output, bytes, MPI_BYTE, root, communicator_->handle);
+}
+
 std::string MpiPeer::library_version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;

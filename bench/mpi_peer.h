@@ -44,6 +44,9 @@ class MpiPeer {
   void reducescatter(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
                      ReduceOp op);
   void alltoall(const std::byte* input, std::byte* output, int64_t count, DataType dtype);
+  // Each rank gives the root `count` elements, or gets them.
+  void gather(const std::byte* input, std::byte* output, int64_t count, DataType dtype, int root);
+  void scatter(const std::byte* input, std::byte* output, int64_t count, DataType dtype, int root);
 
   // "Open MPI v4.1.4, ..."
   static std::string library_version();

@@ -76,11 +76,12 @@ void add_collective(CLI::App& app, Options& options) {
   std::map<std::string, CollectiveKind> kinds;
   for (const CollectiveKind kind :
        {CollectiveKind::Allreduce, CollectiveKind::Broadcast, CollectiveKind::Allgather,
-        CollectiveKind::Reducescatter, CollectiveKind::Alltoall}) {
+        CollectiveKind::Reducescatter, CollectiveKind::Alltoall, CollectiveKind::Gather,
+        CollectiveKind::Scatter}) {
     kinds[std::string(to_string(kind))] = kind;
   }
   add_choice(app, "--collective", options.collective, kinds,
-             "allreduce, broadcast, allgather, reducescatter or alltoall");
+             "allreduce, broadcast, allgather, reducescatter, alltoall, gather or scatter");
   add_choice(app, "-o,--op", options.op, op_names(), "sum, average, min, max or product");
   add_choice(app, "-d,--dtype", options.dtype, dtype_names(), "float32, bfloat16, int64, ...");
   add_choice<Calling>(
@@ -91,7 +92,7 @@ void add_collective(CLI::App& app, Options& options) {
   app.add_option("--tensors", options.tensors, "into how many tensors a message is divided")
       ->check(CLI::Range(1, 65'536))
       ->capture_default_str();
-  app.add_option("-r,--root", options.root, "root of broadcast")
+  app.add_option("-r,--root", options.root, "root of broadcast, gather and scatter")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("-c,--check", options.check, "0: do not compare results")->capture_default_str();

@@ -39,7 +39,7 @@ std::string op_column(const Options& options) {
 }
 
 std::string root_column(const Options& options) {
-  return options.collective == CollectiveKind::Broadcast ? std::to_string(options.root) : "-1";
+  return core::has_root(options.collective) ? std::to_string(options.root) : "-1";
 }
 
 std::string placement_titles(const Options& options) {

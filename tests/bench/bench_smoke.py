@@ -32,7 +32,7 @@ def report_of(command):
         return json.loads(path.read_text(encoding="utf-8")), done.stdout
 
 
-ONLY_OUT_OF_PLACE = ("allgather", "reducescatter", "alltoall")
+ONLY_OUT_OF_PLACE = ("allgather", "reducescatter", "alltoall", "gather", "scatter")
 
 
 def check_placement(place, has_peer):

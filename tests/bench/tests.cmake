@@ -37,6 +37,10 @@ horon_bench_test(bench_reducescatter 3 table ${horon_bench} --collective reduces
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d int32)
 horon_bench_test(bench_alltoall 3 table ${horon_bench} --collective alltoall
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d bool)
+horon_bench_test(bench_gather 3 table ${horon_bench} --collective gather -r 1
+                 -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d int16)
+horon_bench_test(bench_scatter 3 table ${horon_bench} --collective scatter -r 2
+                 -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi)
 horon_bench_test(bench_idle 2 idle ${horon_bench} --idle 0.3)
 horon_bench_test(bench_wrong_use 2 refused ${horon_bench})
 if(TARGET training_step_bench)
