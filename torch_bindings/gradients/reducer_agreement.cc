@@ -39,8 +39,10 @@ void GradientReducer::Impl::announce(Failures& failures) {
   facts.failed = round_->failed;
   facts.weight = weight_;
   facts.rounded_otherwise = step_rounded_otherwise_;
-  if (settings_.check_replicas)
-    facts.sample = sample_replica(slots_, static_cast<uint64_t>(number_.total));
+  if (settings_.check_replicas) {
+    facts.replica = fingerprint_of_replica(slots_, static_cast<uint64_t>(number_.total));
+    facts.wants_look = looks_.wants_look();
+  }
   round_->announced = failures.run([&] { agreement_->announce(facts); });
 }
 
@@ -64,6 +66,7 @@ GradientReducer::Impl::Heard GradientReducer::Impl::hear() const {
 bool GradientReducer::Impl::is_plain_round() {
   const Heard heard = hear();
   if (!heard.all || heard.flags.asked() || !heard.flags.alike()) return false;
+  looks_.fingerprints_were_alike();
   totals_.participants = heard.participants;
   totals_.next_total = number_.total + 1;
   return true;
@@ -98,7 +101,7 @@ bool GradientReducer::Impl::agree(Failures& failures, bool early) {
   });
   if (totals_.early > 0) failures.run([&] { refuse_early_step(early); });
   if (totals_.unlike_steps) failures.run([&] { refuse_unlike_steps(); });
-  if (!totals_.replicas_alike) failures.run([&] { find_unlike_parameter(); });
+  failures.run([&] { compare_replicas(); });
   return weighted;
 }
 
@@ -134,7 +137,10 @@ void GradientReducer::Impl::refuse_failed_ranks() {
                            " could not be reduced; see the error there. No rank takes the step"));
 }
 
-void GradientReducer::Impl::find_unlike_parameter() {
+void GradientReducer::Impl::compare_replicas() {
+  if (totals_.replicas_alike) return looks_.fingerprints_were_alike();
+  if (!totals_.look) return looks_.did_not_look();
+  looks_.looked();
   const std::optional<Error> error =
       find_unlike_replica(name_, slots_, settings_, static_cast<uint64_t>(number_.total));
   if (error) throw Error(*error);

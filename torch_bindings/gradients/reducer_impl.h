@@ -33,6 +33,7 @@
 #include "horon/torch_bindings/gradients/hooks.h"
 #include "horon/torch_bindings/gradients/late_parts.h"
 #include "horon/torch_bindings/gradients/plan.h"
+#include "horon/torch_bindings/gradients/replica_check.h"
 #include "horon/torch_bindings/gradients/round_agreement.h"
 #include "horon/torch_bindings/gradients/settings.h"
 #include "horon/torch_bindings/gradients/slot.h"
@@ -160,7 +161,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   [[noreturn]] void break_down(const Error& error);
   [[noreturn]] void refuse_round_number();
   [[noreturn]] void refuse_failed_ranks();
-  void find_unlike_parameter();
+  void compare_replicas();
   void use_weights();
   [[noreturn]] void refuse_unlike_steps();
   [[noreturn]] void refuse_early_step(bool early);
@@ -205,6 +206,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::optional<double> weight_;  // of this step
   bool step_rounded_otherwise_ = false;  // the last one
   torch_detail::RoundTotals totals_;
+  torch_detail::LookSchedule looks_;
   double scale_ = 1;         // what results of this round are multiplied by
   double number_share_ = 1;  // of the last round: what reduce_number() multiplies by
   GradientStatistics statistics_;

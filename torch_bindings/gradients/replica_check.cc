@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <vector>
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -14,127 +15,151 @@
 namespace horon::torch_detail {
 namespace {
 
-// Of scaled() values: a thousandth of a value's size, as differences of a logarithm.
-constexpr double kTolerance = 1e-3;
-// Bounds the cost of a round for models of very many parameters; all have their turn.
-constexpr size_t kParametersInRound = 256;
 // Stands for NaN and Inf, which are alike on all ranks or not, as other values are.
-constexpr double kNotFinite = 1e3;
+constexpr double kNotFinite = 1e300;
 
 double element(const at::Tensor& tensor, int64_t index) {
   const void* const data = tensor.const_data_ptr();
+  double value = 0;
   switch (tensor.scalar_type()) {
     case at::kFloat:
-      return static_cast<const float*>(data)[index];
+      value = static_cast<const float*>(data)[index];
+      break;
     case at::kDouble:
-      return static_cast<const double*>(data)[index];
+      value = static_cast<const double*>(data)[index];
+      break;
     case at::kHalf:
-      return static_cast<const c10::Half*>(data)[index];
+      value = static_cast<const c10::Half*>(data)[index];
+      break;
     case at::kBFloat16:
-      return static_cast<const c10::BFloat16*>(data)[index];
+      value = static_cast<const c10::BFloat16*>(data)[index];
+      break;
     default:
-      return 0;
+      break;
+  }
+  return std::isfinite(value) ? value : kNotFinite;
+}
+
+// Calls visit(index of an element) for `count` elements that lie evenly, or all if there are fewer.
+template <class Visit>
+void for_each_spread(const at::Tensor& tensor, size_t count, uint64_t first, const Visit& visit) {
+  const auto elements = static_cast<uint64_t>(tensor.numel());
+  // Of a tensor with gaps or overlaps the first element is one for certain.
+  if (!tensor.is_non_overlapping_and_dense()) return visit(int64_t{0});
+  const uint64_t visited = std::min<uint64_t>(count, elements);
+  const uint64_t distance = elements / visited;
+  for (uint64_t i = 0; i < visited; ++i) {
+    visit(static_cast<int64_t>((first + i * distance) % elements));
   }
 }
 
-// A value on a scale on which equal relative differences are equal, so that parameters of all sizes
-// count alike; 16-bit types are rounded more coarsely and count less.
-double scaled(const at::Tensor& tensor, int64_t index) {
-  const double value = element(tensor, index);
-  if (!std::isfinite(value)) return kNotFinite;
-  return std::asinh(value * 1e6) * (tensor.element_size() < 4 ? 1.0 / 16 : 1);
-}
-
-// Calls visit(slot, place of an element) for the parameters whose turn it is.
+// Calls visit(slot, index of an element) for the elements whose turn it is.
 template <class Visit>
 void for_each_sampled(const std::deque<GradientSlot>& slots, uint64_t number, const Visit& visit) {
-  const size_t count = std::min(slots.size(), kParametersInRound);
-  const size_t first = slots.empty() ? 0 : number * count % slots.size();
+  if (slots.empty()) return;
+  const size_t count = std::min(slots.size(), kElementsInRound);
+  const size_t first = number * count % slots.size();
   for (size_t i = 0; i < count; ++i) {
     const GradientSlot& slot = slots[(first + i) % slots.size()];
     const at::Tensor& parameter = slot.parameter();
     if (parameter.numel() == 0 || !parameter.requires_grad()) continue;
-    // Of a tensor with gaps or overlaps the first element is one for certain.
-    const auto elements = static_cast<uint64_t>(parameter.numel());
-    const uint64_t place = parameter.is_non_overlapping_and_dense() ? number * 7919 % elements : 0;
-    visit(slot, static_cast<int64_t>(place));
+    for_each_spread(parameter, kElementsInRound / count, number * 7919,
+                    [&](int64_t index) { visit(slot, index); });
   }
 }
 
-bool alike(double a, double b) { return std::abs(a - b) <= kTolerance; }
+// Of a few elements, the largest absolute value.
+double magnitude(const at::Tensor& parameter) {
+  constexpr size_t looked_at = 16;
+  double largest = 0;
+  for_each_spread(parameter, looked_at, 0, [&](int64_t index) {
+    const double value = std::abs(element(parameter, index));
+    if (value < kNotFinite) largest = std::max(largest, value);
+  });
+  return largest;
+}
+
+// A sampled element that is not the same on all ranks.
+struct Unlike {
+  const GradientSlot* slot = nullptr;
+  int64_t index = 0;
+  double tolerance = 0;
+};
+
+// Collective.
+Unlike first_unlike(const std::string& name, const std::deque<GradientSlot>& slots,
+                    const GradientSettings& settings, uint64_t number) {
+  std::vector<double> of_ranks;  // value, -value and magnitude of each
+  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t index) {
+    const double value = element(slot.parameter(), index);
+    of_ranks.insert(of_ranks.end(), {value, -value,
+                                     std::max(magnitude(slot.parameter()),
+                                              std::abs(value) < kNotFinite ? std::abs(value) : 0)});
+  });
+  of_ranks = largest_of_ranks(settings.set, name, std::move(of_ranks));
+  Unlike unlike;
+  size_t at = 0;
+  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t index) {
+    const double spread = of_ranks[at] + of_ranks[at + 1];
+    const double tolerance =
+        of_ranks[at + 2] * rounding_of_replicas(slot.parameter().scalar_type(), number);
+    at += 3;
+    if (unlike.slot == nullptr && spread > tolerance) unlike = {&slot, index, tolerance};
+  });
+  return unlike;
+}
+
+std::string text_of(double value) {
+  return value == kNotFinite ? "not finite" : core::concat(value);
+}
 
 }  // namespace
 
-double sample_replica(const std::deque<GradientSlot>& slots, uint64_t number) {
-  double sum = 0;
-  double factor = 1;
-  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t place) {
-    // Unlike factors, so that two parameters that were exchanged are seen.
-    factor = factor >= 2 ? factor - 0.9 : factor + 0.3;
-    sum += factor * scaled(slot.parameter(), place);
-  });
-  return sum;
-}
-
 uint64_t fingerprint_of_replica(const std::deque<GradientSlot>& slots, uint64_t number) {
   Fingerprint fingerprint;
-  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t place) {
-    fingerprint.add(std::bit_cast<uint64_t>(element(slot.parameter(), place)));
+  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t index) {
+    fingerprint.add(std::bit_cast<uint64_t>(element(slot.parameter(), index)));
   });
   return fingerprint.value();
 }
 
-bool replicas_alike(int ranks, double sum, double sum_of_squares) {
-  const double mean = sum / ranks;
-  return sum_of_squares - ranks * mean * mean <= kTolerance * kTolerance;
+// A step rounds by half a unit in the last place on each rank, now up and now down, so differences
+// grow with the root of the number of steps. Optimizers compute in float32: one of 16 bits differs
+// only where that lies at the edge between two values, which is rare.
+double rounding_of_replicas(at::ScalarType dtype, uint64_t rounds) {
+  const double root = std::sqrt(static_cast<double>(rounds));
+  if (dtype == at::kHalf) return std::ldexp(4 + root / 32, -10);
+  if (dtype == at::kBFloat16) return std::ldexp(4 + root / 32, -7);
+  return std::ldexp(4 + 4 * root, -23);
 }
 
 std::optional<Error> find_unlike_replica(const std::string& reducer_name,
                                          const std::deque<GradientSlot>& slots,
                                          const GradientSettings& settings, uint64_t number) {
-  std::vector<double> both;  // value and -value of each
-  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t place) {
-    const double value = scaled(slot.parameter(), place);
-    both.push_back(value);
-    both.push_back(-value);
-  });
-  both = largest_of_ranks(settings.set, reducer_name + ".replicas", std::move(both));
-  const GradientSlot* unlike = nullptr;
-  int64_t unlike_place = 0;
-  double mine = 0;
-  size_t i = 0;
-  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t place) {
-    const bool found = unlike == nullptr && !alike(both[i], -both[i + 1]);
-    i += 2;
-    if (!found) return;
-    unlike = &slot;
-    unlike_place = place;
-    mine = scaled(slot.parameter(), place);
-  });
-  if (unlike == nullptr) return std::nullopt;
-  const auto gather = [&](const char* what, double number_of_mine) {
-    return gather_number(settings.set, core::concat(reducer_name, what), number_of_mine,
-                         settings.set_rank, settings.ranks.size());
-  };
-  const std::vector<double> values = gather(".replica", mine);
-  const double own = element(unlike->parameter(), unlike_place);
-  const std::vector<double> elements = gather(".element", std::isnan(own) ? kNotFinite : own);
+  const Unlike unlike = first_unlike(reducer_name + ".replicas", slots, settings, number);
+  if (unlike.slot == nullptr) return std::nullopt;
+  const std::vector<double> values = gather_number(settings.set, reducer_name + ".replica",
+                                                   element(unlike.slot->parameter(), unlike.index),
+                                                   settings.set_rank, settings.ranks.size());
   const auto first = static_cast<size_t>(
       std::find_if(values.begin(), values.end(), [](double x) { return !std::isinf(x); }) -
       values.begin());  // the others have joined
   std::vector<int> others;
   double other = 0;
   for (size_t rank = first; rank < values.size(); ++rank) {
-    if (std::isinf(values[rank]) || alike(values[rank], values[first])) continue;
-    if (others.empty()) other = elements[rank];
+    // The largest and the smallest are further apart than the tolerance, so one of them is further
+    // than half of it from this one.
+    const bool differs = std::abs(values[rank] - values[first]) > unlike.tolerance / 2;
+    if (std::isinf(values[rank]) || !differs) continue;
+    if (others.empty()) other = values[rank];
     others.push_back(settings.ranks[rank]);
   }
   return Error(
       ErrorCode::Mismatch,
-      core::concat("\"", reducer_name, "\": parameter \"", unlike->name(), "\" differs on ",
+      core::concat("\"", reducer_name, "\": parameter \"", unlike.slot->name(), "\" differs on ",
                    others.size() == 1 ? "rank " : "ranks ", core::list_ranks(others), " from rank ",
-                   settings.ranks[first], " (element ", unlike_place, ": ", other, " and ",
-                   elements[first], "). Parameters or gradients were changed on some ranks ",
+                   settings.ranks[first], " (element ", unlike.index, ": ", text_of(other), " and ",
+                   text_of(values[first]), "). Parameters or gradients were changed on some ranks ",
                    "only, or in different ways, or the ranks did not begin alike. Call ",
                    "broadcast_parameters() before training and after loading; change gradients ",
                    "only when they are reduced. {.check_replicas = false} or ",

@@ -3,19 +3,20 @@
 // Replicas that receive the same gradients stay alike. They go apart where a program changes
 // parameters or gradients on some ranks only, or differently: it clips what is not reduced yet,
 // loads a checkpoint on one rank, forgets broadcast_parameters(). In each round of reductions the
-// ranks compare a few elements, others in each round, with what they send anyway: first their bits,
-// and if those differ a number made of them. Only if that differs too they look for the parameter.
+// ranks compare the bits of a few elements, others in each round, with what they send anyway. If
+// those differ they look for the parameter (find_unlike_replica()).
 //
-// Rounding differs between CPUs of different kinds, so values are alike if they differ by less
-// than a thousandth of their size. Frozen parameters are not compared.
+// On CPUs of different kinds an optimizer's step rounds differently, so bits differ and a look
+// finds nothing. What is tolerated grows as such roundings add up; and such looks become rarer.
+// Frozen parameters are not compared.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "horon/core/base/error.h"
 #include "horon/torch_bindings/gradients/settings.h"
@@ -23,21 +24,41 @@
 
 namespace horon::torch_detail {
 
-// One number that is the same on ranks whose parameters are. `number` counts rounds, and chooses
-// the elements: the same on all ranks.
-double sample_replica(const std::deque<GradientSlot>& slots, uint64_t number);
+// Elements that are compared in a round, shared out over the parameters; where there are more
+// parameters than that, they take turns.
+inline constexpr size_t kElementsInRound = 256;
 
-// The bits of the same elements: equal where the parameters are, to the last bit.
+// The bits of some elements: equal on ranks whose parameters are. `number` counts rounds, and
+// chooses the elements: the same on all ranks.
 uint64_t fingerprint_of_replica(const std::deque<GradientSlot>& slots, uint64_t number);
 
-// From the sums over `ranks` ranks of the sample and of its square. One rank that differs is found
-// among any number of them.
-bool replicas_alike(int ranks, double sum, double sum_of_squares);
-
-// After the samples of `number` were not alike: the error that names the first parameter among them
-// that differs, and the ranks; empty if none does by itself. Collective. Throws Error.
+// After the fingerprints of `number` were not alike: the error that names the first parameter among
+// them that differs by more than rounding, and the ranks; empty if none does. Collective. Throws
+// Error.
 std::optional<Error> find_unlike_replica(const std::string& reducer_name,
                                          const std::deque<GradientSlot>& slots,
                                          const GradientSettings& settings, uint64_t number);
+
+// How far elements of a parameter may be apart by rounding after so many rounds, as a part of its
+// largest element.
+double rounding_of_replicas(at::ScalarType dtype, uint64_t rounds);
+
+// Whether this rank wants to look for a parameter that differs. The ranks look if one of them wants
+// to, so they need not have the same history (one may have joined for a while).
+class LookSchedule {
+ public:
+  bool wants_look() const { return pause_ == 0; }
+  void fingerprints_were_alike() { pause_ = next_pause_ = 0; }
+  void looked() {  // and found no more than rounding
+    next_pause_ = std::min(2 * next_pause_ + 1, kPauseMax);
+    pause_ = next_pause_;
+  }
+  void did_not_look() { pause_ = std::max(pause_ - 1, 0); }
+
+ private:
+  static constexpr int kPauseMax = 63;
+  int pause_ = 0;  // rounds
+  int next_pause_ = 0;
+};
 
 }  // namespace horon::torch_detail

@@ -8,7 +8,6 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
-#include "horon/torch_bindings/gradients/replica_check.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -25,8 +24,9 @@ enum Place : size_t {
   kRoundedOtherwise,
   kWeighted,
   kWeight,
-  kSample,
-  kSampleSquare,
+  kReplica,
+  kReplicaSquare,
+  kLooks,
   kTotal,
   kTotalSquare,
   kPlaces
@@ -88,7 +88,7 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   numbers_ = std::make_shared<std::vector<double>>(kPlaces);
   std::vector<double>& numbers = *numbers_;
   const double number = compared_number(facts.number);
-  const double sample = facts.sample.value_or(0);
+  const auto replica = static_cast<double>(facts.replica.value_or(0) & 0xffff);
   numbers[kParticipants] = 1;
   numbers[kNumber] = number;
   numbers[kNumberSquare] = number * number;
@@ -99,8 +99,9 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   numbers[kWeighted] = facts.weight ? 1 : 0;
   numbers[kWeight] = facts.weight.value_or(0);
   const auto total = static_cast<double>(facts.number.total & 0xffff);
-  numbers[kSample] = sample;
-  numbers[kSampleSquare] = sample * sample;
+  numbers[kReplica] = replica;
+  numbers[kReplicaSquare] = replica * replica;
+  numbers[kLooks] = facts.wants_look ? 1 : 0;
   numbers[kTotal] = total;
   numbers[kTotalSquare] = total * total;
   handle_ = submit_in_place(set_, name_, spec_, numbers.data(), kPlaces, numbers_);
@@ -123,9 +124,9 @@ RoundTotals RoundAgreement::agree() {
   const double otherwise = numbers[kRoundedOtherwise];
   // A rank that has joined for a while has missed steps.
   totals.unlike_steps = totals.same_total && otherwise != 0 && otherwise != numbers[kParticipants];
-  totals.replicas_alike =
-      !totals.same_total ||
-      replicas_alike(totals.participants, numbers[kSample], numbers[kSampleSquare]);
+  totals.replicas_alike = !totals.same_total || all_equal(numbers[kParticipants], numbers[kReplica],
+                                                          numbers[kReplicaSquare]);
+  totals.look = numbers[kLooks] > 0;
   return totals;
 }
 
