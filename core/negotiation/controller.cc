@@ -300,6 +300,12 @@ void Controller::settle_news() {
 }
 
 Effects Controller::take_effects() {
+  Effects effects;
+  take_effects(effects);
+  return effects;
+}
+
+void Controller::take_effects(Effects& effects) {
   if (!fatal_ && !ended_) {
     try {
       settle_news();
@@ -310,7 +316,8 @@ Effects Controller::take_effects() {
   pack_messages();
   messages_sent_ += effects_.messages.size();
   ended_ = ended_ || effects_.bye;
-  return std::exchange(effects_, {});
+  effects.clear();
+  std::swap(effects, effects_);
 }
 
 void Controller::pack_messages() {

@@ -68,6 +68,8 @@ class Controller {
   // What to do now, since the last call. Also decides and packs the messages: call it after each
   // round of events.
   Effects take_effects();
+  // The same, into memory that is used again and again.
+  void take_effects(Effects& effects);
 
   // No submission is pending and no batch runs: no tick is needed.
   bool at_rest() const;

@@ -55,6 +55,25 @@ struct Effects {
   std::vector<std::string> warnings;  // lines for people
   std::optional<Error> fatal;         // the job is over: end every handle with this
   bool bye = false;                   // every member has shut down: stop
+  // Of batches that have been started, empty: so that the next ones need no memory of their own.
+  std::vector<std::vector<StartEntry>> spare_entries;
+
+  // Keeps memory for what comes next.
+  void clear() {
+    messages.clear();
+    starts.clear();
+    finished.clear();
+    warnings.clear();
+    fatal.reset();
+    bye = false;
+  }
+  StartBatch& add_start() {
+    StartBatch& start = starts.emplace_back();
+    if (spare_entries.empty()) return start;
+    start.entries = std::move(spare_entries.back());
+    spare_entries.pop_back();
+    return start;
+  }
 };
 
 }  // namespace horon::core

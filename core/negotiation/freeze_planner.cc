@@ -12,9 +12,9 @@ constexpr int kNeedMax = 384;
 // Rounds without a message for each that is negotiated until the name is frozen again.
 constexpr uint64_t kRoundsThatPay = 4;
 
-// An entry of this kind and these flags is the same each time, whoever brings it.
+// An entry of this kind is the same each time, whoever brings it.
 bool can_freeze(const ClosedEntry& entry) {
-  return !has_own_rows(entry.spec->kind) && entry.joined.empty() && entry.produced.empty();
+  return !has_own_rows(entry.spec->kind) && entry.joined.empty();
 }
 
 }  // namespace
@@ -23,7 +23,8 @@ void FreezePlanner::planned(EntryId id, const ClosedEntry& entry, bool may_freez
   if (need_ <= 0 || id == kNoId) return;
   History& history = names_[entry.name];
   if (history.need == 0) history.need = need_;
-  if (std::exchange(history.id, id) != id) history.streak = 0;
+  const bool same_parts = std::exchange(history.produced, entry.produced) == entry.produced;
+  if (std::exchange(history.id, id) != id || !same_parts) history.streak = 0;
   history.streak = may_freeze && can_freeze(entry) ? history.streak + 1 : 0;
   if (history.streak >= history.need) to_freeze_.push_back(&history);
 }

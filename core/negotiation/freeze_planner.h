@@ -45,6 +45,7 @@ class FreezePlanner {
  private:
   struct History {
     EntryId id = kNoId;
+    std::vector<bool> produced;  // in the latest plan, see ClosedEntry
     int streak = 0;
     int need = 0;
     Place place = kNoPlace;

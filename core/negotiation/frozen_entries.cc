@@ -8,7 +8,8 @@
 
 namespace horon::core {
 
-bool FrozenEntries::add(const std::string& name, const SpecPtr& spec, Place place) {
+bool FrozenEntries::add(const std::string& name, const SpecPtr& spec, PartFlags flags,
+                        Place place) {
   by_counter_.resize(Gate::kCounters);
   ByName::value_type*& at = by_counter_[place % Gate::kCounters];
   if (place <= last_place_ || at != nullptr) return false;
@@ -16,6 +17,7 @@ bool FrozenEntries::add(const std::string& name, const SpecPtr& spec, Place plac
   if (!fresh) return false;
   entry->second.place = place;
   entry->second.spec = spec;
+  entry->second.flags = std::move(flags);
   entry->second.bytes = byte_count(*spec);
   entry->second.fuses = may_fuse(*spec, entry->second.bytes, alone_bytes_);
   at = &*entry;
@@ -45,7 +47,7 @@ FrozenEntries::Entry* FrozenEntries::find(Place place) {
 }
 
 bool FrozenEntries::fits(const Entry& entry, const Request& request) {
-  return request.absent.empty() && request.extents.empty() &&
+  return request.absent == entry.flags.absent && request.extents.empty() &&
          (request.spec == entry.spec || agree(*request.spec, *entry.spec));
 }
 
@@ -59,6 +61,7 @@ void FrozenEntries::fill(Entry& entry, Request request, Nanos now) {
 
 Request FrozenEntries::take(Entry& entry) {
   entry.filled = false;
+  entry.started = false;
   --filled_;
   return std::move(entry.request);
 }

@@ -11,14 +11,22 @@
 
 namespace horon::core {
 
+// Which parts of an entry somebody has.
+struct PartFlags {
+  std::vector<bool> absent;    // this member has nothing for them, see Ready
+  std::vector<bool> produced;  // see PlannedEntry
+};
+
 class FrozenEntries {
  public:
   struct Entry {
     Place place = kNoPlace;
     SpecPtr spec;
+    PartFlags flags;
     int64_t bytes = 0;
     bool fuses = false;  // see may_fuse()
     bool filled = false;
+    bool started = false;   // its Go has been read; it is filled until its batch starts
     bool deviated = false;  // the coordinator has been told
     Nanos filled_at = 0;
     Request request;  // while filled
@@ -28,7 +36,7 @@ class FrozenEntries {
   explicit FrozenEntries(int64_t alone_bytes) : alone_bytes_(alone_bytes) {}
 
   // False if no coordinator can have frozen that.
-  bool add(const std::string& name, const SpecPtr& spec, Place place);
+  bool add(const std::string& name, const SpecPtr& spec, PartFlags flags, Place place);
   // What was filled and not started. `name` is that of the place. False if it is not frozen.
   bool remove(Place place, std::string& name, std::optional<Request>& unstarted);
 

@@ -267,6 +267,7 @@ StartEntry Member::start_entry(const PlannedEntry& planned, bool joined_here) {
     broken(concat("a plan holds \"", entry.name, "\" with another spec than this rank's"));
   }
   if (planned.id != kNoId) ids_.expect(planned.id, request.spec);
+  note_flags(planned, request);
   entry.ticket = request.ticket;
   entry.spec = request.spec;
   unserved_.erase(own);

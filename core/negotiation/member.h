@@ -110,6 +110,7 @@ class Member {
   // Starts what is in chain_.
   void start_chain(Effects& effects);
   StartEntry start_entry(const PlannedEntry& planned, bool joined_here);
+  void note_flags(const PlannedEntry& planned, const Request& request);
   void check(const PlannedBatch& batch) const;
   void check(const PlannedEntry& planned, const std::string& name, const EntrySpec& spec) const;
   // Takes the entry out of unserved and says what was held behind it. Nothing happens if this
@@ -137,6 +138,8 @@ class Member {
   std::vector<Item> news_;
   std::unordered_map<std::string, Unserved> unserved_;
   EntryIds ids_;
+  // Of the latest plan of each id, if not all parts were there everywhere: what a Freeze keeps.
+  std::unordered_map<EntryId, PartFlags> flags_;
   FrozenEntries frozen_;
   Place owed_go_ = kNoPlace;  // this member filled the place as the last one
   std::vector<FrozenEntries::Entry*> chain_;

@@ -41,6 +41,9 @@ void Member::take_go(const GateEntry& go, Effects& effects) {
   if (frozen == nullptr) {
     ++statistics_.void_starts;  // its Thaw came first, here as on all members
   } else {
+    if (!frozen->filled || std::exchange(frozen->started, true)) {
+      broken("a frozen entry starts that is not filled here");
+    }
     chain_.push_back(frozen);
   }
   if (!go.more) start_chain(effects);
@@ -50,14 +53,13 @@ void Member::start_chain(Effects& effects) {
   const FrozenEntries::Entry* first = nullptr;  // of the newest batch
   int64_t bytes = 0;
   for (FrozenEntries::Entry* const frozen : chain_) {
-    if (!frozen->filled) broken("a frozen entry starts that is not filled here");
     const bool fits = first != nullptr && first->fuses && frozen->fuses &&
                       bytes + frozen->bytes <= options_.fusion_bytes_max &&
                       same_collective(*first->spec, *frozen->spec);
     if (!fits) {
       first = frozen;
       bytes = 0;
-      StartBatch& start = effects.starts.emplace_back();
+      StartBatch& start = effects.add_start();
       start.sequence = batches_started_++;
       start.contributors = size_;
       ++frozen_batches_;
@@ -68,6 +70,7 @@ void Member::start_chain(Effects& effects) {
     entry.ticket = request.ticket;
     entry.name = std::move(request.name);
     entry.spec = std::move(request.spec);
+    entry.produced = frozen->flags.produced;
     ++statistics_.frozen_starts;
   }
   chain_.clear();
@@ -79,13 +82,24 @@ void Member::apply(const Freeze& freeze) {
   for (size_t i = 0; i < freeze.ids.size(); ++i) {
     const EntryIds::Known* const known = ids_.get(freeze.ids[i]);
     if (known == nullptr) broken("it freezes an id that was never agreed");
+    const auto flags = flags_.find(freeze.ids[i]);
     if (unserved_.contains(known->name) ||
-        !frozen_.add(known->name, known->spec, freeze.places[i])) {
+        !frozen_.add(known->name, known->spec, flags == flags_.end() ? PartFlags{} : flags->second,
+                     freeze.places[i])) {
       broken(concat("it freezes \"", known->name, "\", which can't be frozen now"));
     }
   }
   statistics_.freezes += freeze.ids.size();
   say_away_again();
+}
+
+void Member::note_flags(const PlannedEntry& planned, const Request& request) {
+  if (options_.gate == nullptr || planned.id == kNoId) return;
+  if (!planned.produced.empty()) {
+    flags_[planned.id] = {request.absent, planned.produced};
+  } else if (!flags_.empty()) {
+    flags_.erase(planned.id);
+  }
 }
 
 void Member::apply(const Thaw& thaw) {

@@ -14,6 +14,9 @@
 namespace horon::core {
 namespace {
 
+// Emptied lists of entries that are kept for the next batches.
+constexpr size_t kSparesMax = 16;
+
 Nanos nanos(double seconds) { return static_cast<Nanos>(seconds * 1e9); }
 
 Controller::Options controller_options(const SetRunner::Parts& parts) {
@@ -53,8 +56,9 @@ SetRunner::SetRunner(Parts parts)
     : parts_(std::move(parts)), controller_(controller_options(parts_)) {}
 
 void SetRunner::take(Submission&& submission) {
-  Request request{0, submission.name, submission.spec, submission.absent, extents_of(submission)};
+  Request request{0, {}, submission.spec, submission.absent, extents_of(submission)};
   request.ticket = live_.add();
+  request.name = std::move(submission.name);  // nobody asks the submission for it any more
   LiveSubmission& live = live_.at(request.ticket);
   live.submission = std::move(submission);
   if (parts_.timeline != nullptr) live.taken_at = Clock::now();
@@ -83,7 +87,8 @@ bool SetRunner::has_member(int rank) const {
 
 bool SetRunner::decide(Nanos now, std::vector<Outgoing>& outbox) {
   controller_.tick(now);
-  return apply(controller_.take_effects(), outbox);
+  controller_.take_effects(effects_);
+  return apply(effects_, outbox);
 }
 
 void SetRunner::publish_statistics() {
@@ -98,7 +103,7 @@ bool SetRunner::work() {
   return settle_batches() || pace_ == Executor::Pace::Busy;
 }
 
-bool SetRunner::apply(Effects effects, std::vector<Outgoing>& outbox) {
+bool SetRunner::apply(Effects& effects, std::vector<Outgoing>& outbox) {
   const bool any = !effects.messages.empty() || !effects.starts.empty() ||
                    !effects.finished.empty() || effects.fatal || effects.bye;
   for (const std::string& line : effects.warnings) log(LogLevel::Warn, line);
@@ -106,7 +111,12 @@ bool SetRunner::apply(Effects effects, std::vector<Outgoing>& outbox) {
     message.to = parts_.ranks[static_cast<size_t>(message.to)];
     outbox.push_back(std::move(message));
   }
-  for (StartBatch& start : effects.starts) parts_.resources.executor->enqueue(work_of(start));
+  for (StartBatch& start : effects.starts) {
+    parts_.resources.executor->enqueue(work_of(start));
+    start.entries.clear();
+    if (effects.spare_entries.size() == kSparesMax) continue;
+    effects.spare_entries.push_back(std::move(start.entries));
+  }
   publish_statistics();  // before a handle finishes: whoever waited for it finds it counted
   // Set the error before the handle wakes its waiter.
   if (effects.fatal) (void)parts_.on_fatal(*effects.fatal);
@@ -164,8 +174,7 @@ bool SetRunner::settle_batches() {
     }
     controller_.batch_finished();
     settle(batch);
-    constexpr size_t kKept = 16;
-    if (spare_entries_.size() == kKept) continue;
+    if (spare_entries_.size() == kSparesMax) continue;
     batch.entries.clear();
     spare_entries_.push_back(std::move(batch.entries));
   }

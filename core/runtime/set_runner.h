@@ -70,7 +70,7 @@ class SetRunner {
   bool over() const { return bye_; }
 
  private:
-  bool apply(Effects effects, std::vector<Outgoing>& outbox);
+  bool apply(Effects& effects, std::vector<Outgoing>& outbox);
   // The numbers of this set become readable for all threads.
   void publish_statistics();
   BatchWork work_of(StartBatch& start);
@@ -84,6 +84,7 @@ class SetRunner {
 
   Parts parts_;
   Controller controller_;
+  Effects effects_;             // of the latest decision
   Statistics counted_;          // what parts_.statistics has of this set
   uint64_t bytes_started_ = 0;  // of this rank's tensors
   uint64_t bytes_ended_ = 0;

@@ -48,5 +48,27 @@ TEST(Allocations, OfAnEntryThatComesAgainDoNotGrowWithIt) {
   EXPECT_LE(large, small + 1);
 }
 
+// Per call of run() of each of two ranks, when its name is frozen: the ranks drive their loops
+// themselves.
+TEST(Allocations, OfAFrozenCallAreFew) {
+  World world(2, {}, test_world::no_limits());
+  std::atomic<int64_t> allocations{0};
+  constexpr int calls = 200;
+  world.each([&](Runtime& runtime, int) {
+    Tensor tensor = test_world::tensor({1, 2});
+    int64_t before = 0;
+    for (int i = -50; i < calls; ++i) {
+      if (i == 0) before = testing_support::allocations_of_this_thread();
+      (void)runtime.run(submission("a tensor with a long name", tensor))->get();
+    }
+    allocations += testing_support::allocations_of_this_thread() - before;
+    EXPECT_EQ(runtime.statistics().freezes, 1U);
+  });
+  const double of_a_call = static_cast<double>(allocations) / (2 * calls);
+  RecordProperty("allocations_of_a_call", std::to_string(of_a_call));
+  // By the test: the name, its copy, the list of memory; by its op: three. By Horon: the handle.
+  EXPECT_LE(of_a_call, 7.1);
+}
+
 }  // namespace
 }  // namespace horon::core

@@ -104,6 +104,31 @@ TEST(Frozen, SmallEntriesThatComeTogetherAreFrozenToo) {
   EXPECT_EQ(after, before);
 }
 
+// A bucket with a parameter that is unused on rank 1, and one that is unused everywhere.
+TEST(Frozen, PartsThatAreAlwaysAbsentStayAbsent) {
+  World world(kRanks, {}, no_limits());
+  std::barrier all(kRanks);
+  world.each([&](Runtime& runtime, int rank) {
+    uint64_t starts = 0;
+    for (int round = 0; round < 60; ++round) {
+      Tensor x = tensor({1, 2, 0});
+      x.spec->parts = {{"a", {1}}, {"b", {1}}, {"c", {1}}};
+      const bool one_more = round == 40;  // rank 1 uses its parameter, once
+      Submission bucket = submission("bucket", x);
+      bucket.absent = {false, rank == 1 && !one_more, true};
+      const auto handle = runtime.run(std::move(bucket));
+      ASSERT_EQ(error_of(*handle), "");
+      ASSERT_THAT(handle->outcome().produced, ElementsAre(true, true, false)) << round;
+      if (round == 39) starts = runtime.statistics().frozen_starts;
+    }
+    all.arrive_and_wait();
+    EXPECT_EQ(starts, 37U);
+    EXPECT_EQ(runtime.statistics().thaws, 1U);
+    EXPECT_EQ(runtime.statistics().freezes, 2U);
+    all.arrive_and_wait();
+  });
+}
+
 TEST(Frozen, TheKnobTurnsItOff) {
   Config config = no_limits();
   config.freeze = false;
