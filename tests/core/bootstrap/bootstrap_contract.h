@@ -1,7 +1,6 @@
 // What every bootstrap must do. Each rank of the job calls check_bootstrap() with its own.
 #pragma once
 
-#include <functional>
 #include <new>
 #include <string>
 #include <vector>
@@ -10,18 +9,11 @@
 
 #include "horon/core/base/text.h"
 #include "horon/core/bootstrap/bootstrap.h"
+#include "horon/tests/support/error_of.h"
 
 namespace horon::core {
 
-// "config: the text", or "none".
-inline std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return concat(to_string(error.code()), ": ", error.what());
-  }
-  return "none";
-}
+using test::error_of;
 
 inline void check_allgather(const Bootstrap& bootstrap) {
   const Topology& topology = bootstrap.topology();

@@ -13,10 +13,7 @@
 namespace horon::core {
 namespace {
 
-using test_world::submission;
-using test_world::Tensor;
-using test_world::tensor;
-using test_world::World;
+using namespace test_world;
 
 // Per call of run(), on one rank alone: nothing is sent, and this thread does all the work.
 double allocations_of_a_call(size_t parts) {

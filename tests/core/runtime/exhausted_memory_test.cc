@@ -21,12 +21,7 @@ namespace horon::core {
 namespace {
 
 using namespace std::chrono_literals;
-using test_world::Event;
-using test_world::no_limits;
-using test_world::submission;
-using test_world::Tensor;
-using test_world::tensor;
-using test_world::World;
+using namespace test_world;
 using testing::HasSubstr;
 
 // Looks without stepping the loop, so that the background thread does it: memory is short there

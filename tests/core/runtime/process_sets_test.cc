@@ -13,11 +13,7 @@ namespace horon::core {
 namespace {
 
 using namespace std::chrono_literals;
-using test_world::error_of;
-using test_world::submission;
-using test_world::Tensor;
-using test_world::tensor;
-using test_world::World;
+using namespace test_world;
 using testing::ElementsAre;
 using testing::HasSubstr;
 

@@ -19,11 +19,7 @@ using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-using test_world::error_of;
-using test_world::submission;
-using test_world::Tensor;
-using test_world::tensor;
-using test_world::World;
+using namespace test_world;
 
 TEST(Runtime, SumsOverRanks) {
   World world(4);

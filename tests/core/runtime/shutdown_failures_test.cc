@@ -21,14 +21,7 @@ namespace horon::core {
 namespace {
 
 using namespace std::chrono_literals;
-using test_world::error_of;
-using test_world::Event;
-using test_world::Hooks;
-using test_world::no_limits;
-using test_world::submission;
-using test_world::Tensor;
-using test_world::tensor;
-using test_world::World;
+using namespace test_world;
 using testing::AllOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;

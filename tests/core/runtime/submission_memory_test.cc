@@ -16,11 +16,7 @@
 namespace horon::core {
 namespace {
 
-using test_world::error_of;
-using test_world::submission;
-using test_world::Tensor;
-using test_world::tensor;
-using test_world::World;
+using namespace test_world;
 using testing::HasSubstr;
 
 // Threads, by what they did.

@@ -1,15 +1,14 @@
 // MPI fails on one rank, or does not return, while a session or a process set is made. The test
 // takes the place of MPI's functions (MPI's own profiling interface) and counts what is called.
 #include <atomic>
-#include <functional>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
+#include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
 
 namespace {
@@ -55,19 +54,10 @@ extern "C" int MPI_Comm_free(MPI_Comm* communicator) {
 namespace horon {
 namespace {
 
-using core::concat;
+using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return concat(to_string(error.code()), ": ", error.what());
-  }
-  return "no error";
-}
 
 // Ends calls that are left behind, before MPI ends.
 void release_calls() {

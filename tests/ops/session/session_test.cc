@@ -3,7 +3,6 @@
 #include "horon/ops/session/session.h"
 
 #include <chrono>
-#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,23 +13,16 @@
 
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
+#include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
 
 namespace horon {
 namespace {
 
 using core::concat;
+using test::error_of;
 using testing::HasSubstr;
 using testing::StartsWith;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return concat(to_string(error.code()), ": ", error.what());
-  }
-  return "no error";
-}
 
 // After a start that failed everywhere, the job starts anew and works.
 void expect_that_a_job_starts() {

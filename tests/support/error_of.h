@@ -1,0 +1,21 @@
+// What a call throws, as text.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "horon/core/base/error.h"
+
+namespace horon::test {
+
+// "config: the text"; "no error" if it returns. What is no horon::Error passes.
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return std::string(to_string(error.code())) + ": " + error.what();
+  }
+  return "no error";
+}
+
+}  // namespace horon::test
