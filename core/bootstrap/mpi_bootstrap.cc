@@ -57,7 +57,7 @@ MpiBootstrap::MpiBootstrap(const MpiLibrary& library, const void* communicator,
   find_hosts(host_id);
 }
 
-// A host's lowest rank is its name.
+// A host is named by its lowest rank.
 void MpiBootstrap::find_hosts(const std::string& host_id) {
   int rank = 0;
   check_mpi(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");

@@ -171,7 +171,7 @@ class MappedGroup final : public LocalGroup {
     }
     SharedSegment& segment = mapped_[{local_rank, address.segment}];
     if (segment.data() == nullptr || segment.generation() != address.generation) {
-      segment = SharedSegment();  // the peer gave the descriptor to another segment: let go first
+      segment = SharedSegment();  // the descriptor is another segment's now
       segment = SharedSegment::open(peer.process_id, static_cast<int>(address.segment),
                                     address.generation);
     }
@@ -290,7 +290,7 @@ std::unique_ptr<LocalGroup> LocalGroup::create(const Bootstrap& bootstrap, size_
       set_text(verdict.failure, error.what());
     }
   }
-  // Also a barrier: until all have looked, every rank keeps what it has shown.
+  // This is a barrier too: every rank keeps its segment open until all ranks have mapped it.
   const std::vector<Verdict> verdicts = allgather_values(bootstrap, kHost, verdict);
   if (reason.empty()) reason = first_failure(verdicts);
   if (!reason.empty()) return create_unavailable(local_rank, local_size, reason);

@@ -113,14 +113,14 @@ std::unique_ptr<LocalGroup> make_local_subgroup(const std::shared_ptr<LocalGroup
               reinterpret_cast<uint64_t>(&segment)};
     });
   }
-  // Also where nobody can offer anything: the ranks of other hosts may be in the same collective.
+  // A rank without an offer calls it too: ranks of other hosts may be in the same collective.
   const std::vector<Offer> offers = allgather_values(bootstrap, Bootstrap::Among::Host, mine);
   if (takes_part && local_ranks.front() != group->local_rank()) {
     const Offer& offer = offers[static_cast<size_t>(local_ranks.front())];
-    const bool made = offer.process_id != 0;  // else the one who failed tells why
+    const bool made = offer.process_id != 0;  // else the rank that failed says why
     if (made) failure = failure_of([&] { segment = open_offer(offer); });
   }
-  // Also a barrier: until all have looked, every rank keeps what it has offered.
+  // This is a barrier too: every rank keeps its offer until all ranks have opened it.
   const std::vector<std::string> failures = bootstrap.allgather(Bootstrap::Among::Host, failure);
   if (local_ranks.empty()) return nullptr;
   std::string reason = group->unavailable_reason();

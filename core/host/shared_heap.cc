@@ -55,13 +55,13 @@ std::optional<SharedHeap::Block> SharedHeap::take_unused(size_t block_bytes) {
   return block;
 }
 
-// Touching memory takes long, so it happens outside the lock: the block is nobody else's by now.
+// Touching memory takes long, so it happens outside the lock: no other thread has this block.
 void SharedHeap::prepare(const Block& block, bool zeroed) {
   if (block.slab->released) {
     try {
       block.slab->segment.restore_pages();
     } catch (...) {
-      block.slab->segment.release_pages();  // what it got before there was no more
+      block.slab->segment.release_pages();  // the pages that it got before memory ran out
       const std::unique_lock lock(mutex_);
       block.slab->live[block.index] = false;
       unused_[block.slab->block_bytes].push_back(block);

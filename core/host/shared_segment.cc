@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kHeaderBytes = 4096;
 constexpr uint64_t kMagic = 0x314e4f524f48;
-// Smaller ones are simply tried: reading how much memory is free costs more than they do.
+// Smaller segments are made without a check: reading how much memory is free costs more.
 constexpr size_t kBytesWithoutLook = size_t{64} << 20;
 
 struct Header {
@@ -54,7 +54,8 @@ size_t bytes_available() {
   return std::numeric_limits<size_t>::max();
 }
 
-// The kernel would rather kill processes than refuse memory, so a hopeless wish is refused here.
+// The kernel would rather kill processes than refuse memory, so a size that can't fit is refused
+// here.
 void require_memory(size_t bytes) {
   if (bytes > SharedSegment::kBytesMax ||
       (bytes > kBytesWithoutLook && bytes > bytes_available())) {
@@ -138,7 +139,7 @@ void SharedSegment::map(int descriptor, size_t mapped_bytes) {
 }
 
 void SharedSegment::release_pages() noexcept {
-  // A failure costs memory, nothing else.
+  // A failure only costs memory.
   fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, kHeaderBytes,
             static_cast<off_t>(bytes_));
 }

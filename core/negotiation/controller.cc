@@ -96,16 +96,16 @@ void Controller::take_item(int from, const Item& item, uint64_t applied) {
   std::visit(Overloaded{
                  [&](const Ping& ping) {
                    to_one_.emplace_back(from, Pong{ping.number});
-                   // Somebody waits: whoever holds it up must answer too, and only the
-                   // coordinator may know who that is.
+                   // The member that asks waits for some rank, and only the coordinator may know
+                   // which: so it asks all of them.
                    if (coordinator_ != nullptr && !ended_) ask_everybody(from);
                  },
                  [](const Pong&) {},  // heard() is all
                  [&](const Stall& stall) { stall_text_ = stall.text; },
                  [&](const Abort& abort) {
-                   // The sender may reach some of the others only, or have died before it had told
-                   // everybody; the rest would then blame the coordinator, who does not answer any
-                   // more. What one member hears reaches all by way of the coordinator.
+                   // The sender may have died before it had told everybody. The coordinator passes
+                   // the Abort on to all, so that no member blames the coordinator, who answers no
+                   // more.
                    if (coordinator_ != nullptr) {
                      spread(abort);
                    } else if (from != kCoordinatorRank) {

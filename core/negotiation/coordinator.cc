@@ -116,7 +116,7 @@ void Coordinator::take_ready(int from, const Ready& ready, Nanos now) {
   for (const Vote& other : entry.votes) {
     if (other.kind != Vote::Kind::Ready || &other == &vote) continue;
     if (other.spec != vote.spec && !agree(*other.spec, *vote.spec)) entry.disagree = true;
-    break;  // agreement is transitive: one comparison is enough
+    break;  // one comparison is enough: if the earlier votes differ, that is known
   }
   one_less(entry);
 }

@@ -47,7 +47,7 @@ class Coordinator {
   // Records that decide() has given out.
   uint64_t log_size() const { return log_size_; }
   bool any_frozen() const { return freezer_.any_frozen(); }
-  // More names come again and again than can be frozen at a time.
+  // A name should have been frozen, but no counter of the gate was free.
   bool places_are_used_up() const { return freezer_.ran_out(); }
 
   // Members without a vote in some entry that has been open for `age`; in ascending order.

@@ -34,7 +34,7 @@ class EntryIds {
   bool note(EntryId id, const std::string& name, const SpecPtr& spec);
   // Null if the number was never given.
   const Known* get(EntryId id) const;
-  // Equal specs are compared by their pointers first; this is the one to expect from now on.
+  // find() compares pointers before values: the next submission probably brings this pointer.
   void expect(EntryId id, const SpecPtr& spec) { known_[id - 1].spec = spec; }
   // New names get no number any more.
   bool used_up() const { return known_.size() == kIdsMax; }

@@ -20,7 +20,7 @@ class Liveness {
   void heard(int peer);
   // Others wait for this peer. True if a Ping should be sent now.
   bool suspect(int peer, Nanos now);
-  // The peer that is silent for longest, if for too long.
+  // The peer that has been silent longest, if that is longer than dead_after.
   std::optional<int> dead(Nanos now) const;
   // This process itself stood still for so long (it was stopped, or the machine slept): nobody else
   // is to blame.

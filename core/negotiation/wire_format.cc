@@ -189,7 +189,7 @@ class Reader {
   static bool countable(const EntrySpec& spec) {
     int64_t bytes = 0;
     for (const TensorPart& part : spec.parts) {
-      // An extent of zero does not excuse the others: their product must be safe in any order.
+      // Also where another extent is 0: products of the extents must not overflow in any order.
       auto part_bytes = static_cast<int64_t>(size_of(spec.dtype));
       for (const int64_t extent : part.shape) {
         if (extent < 0) return false;

@@ -17,8 +17,8 @@ ByteRing::ByteRing(std::byte* memory, size_t capacity)
 size_t ByteRing::write(std::span<const std::byte> bytes) {
   size_t done = write_some(bytes);
   if (done == bytes.size()) return done;
-  // Say that the writer waits, then look once more: the reader makes room, then looks whether the
-  // writer waits. In sequentially consistent order one of them sees the other.
+  // The writer announces that it waits, then tries once more. The reader makes room, then looks for
+  // the announcement. Both are sequentially consistent, so at least one of them sees the other.
   state_->writer_waits.store(1, std::memory_order_seq_cst);
   done += write_some(bytes.subspan(done));
   return done;

@@ -25,7 +25,7 @@ class ByteRing {
 
   // Up to bytes.size() bytes; returns how many there were.
   size_t read(std::span<std::byte> bytes);
-  // True once after reads that made room for which the writer waits.
+  // True, once, if the writer waits for room and read() has made some: the reader rings it.
   bool take_writer_waits();
   bool readable() const;
 

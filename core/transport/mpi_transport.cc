@@ -13,8 +13,8 @@ namespace horon::core {
 namespace {
 
 constexpr int kTag = 0;
-// So that one flood of messages can't hold up the caller, nor the memory for them grow without
-// need.
+// A call takes no more messages from MPI than this: a flood must not hold up the caller, nor fill
+// its memory.
 constexpr size_t kArrivalsMax = 64;
 
 }  // namespace
@@ -40,7 +40,7 @@ MpiTransport::~MpiTransport() {
     MPI_Comm_free(&communicator_);
     return;
   }
-  // MPI may still read and write these, so they are left to it.
+  // MPI may still read and write the buffers of unfinished requests, so they are never freed.
   keep_for_ever(std::make_shared<std::vector<Bytes>>(std::move(send_buffers_)));
   keep_for_ever(std::make_shared<std::deque<Arrival>>(std::move(arrivals_)));
 }

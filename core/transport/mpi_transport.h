@@ -20,7 +20,7 @@ namespace horon::core {
 class MpiTransport final : public Transport {
  public:
   MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& policy);
-  // What has not left by now may be lost: call flushed() until it is true, before.
+  // Messages that have not left may be lost: call flushed() until it is true before.
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }

@@ -31,7 +31,7 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Longer ones are an Error(Limit) of the sender; a receiver that is told of a longer one throws.
+  // send() of a longer message throws Error(Limit). A receiver that reads a greater length throws.
   static constexpr size_t kMessageBytesMax = size_t{256} << 20;
 
   // Queues a message and returns; never blocks for the receiver. to != rank().
@@ -50,9 +50,9 @@ class Transport {
   // May return early.
   virtual void wait(std::chrono::nanoseconds timeout) = 0;
 
-  // What submissions, and the peers that can, ring; wait() looks at it. Any thread.
+  // Submissions ring it, and so do the peers that can; wait() sleeps on it. Any thread.
   virtual Doorbell& doorbell() noexcept = 0;
-  // How wait() looks before it sleeps.
+  // How long wait() looks by itself before it sleeps.
   virtual WaitPolicy wait_policy() const noexcept = 0;
   // Wakes wait(). Any thread.
   void ring() noexcept { doorbell().ring(); }
