@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "horon/ops/session/process_set.h"
-#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/tests/torch_bindings/gradients/reducer_support.h"
 
 namespace horon {
 namespace {
@@ -15,12 +15,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
-
-const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
-const std::string kMismatch{to_string(ErrorCode::Mismatch)};
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 std::string construction_error(GradientReducerOptions options) {
   const at::Tensor a = leaf({2}), b = leaf({2}), c = leaf({2}, at::kDouble);

@@ -1,12 +1,11 @@
 // Weighted averages, passes that are not reduced, and functions that see the buckets.
-#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/tests/torch_bindings/gradients/reducer_support.h"
 
 namespace horon {
 namespace {
@@ -16,12 +15,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
-
-const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
-const std::string kMismatch{to_string(ErrorCode::Mismatch)};
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Gradients r + 1 with weight r, so that rank 0 does not count.
 double weighted_mean() {
