@@ -119,6 +119,30 @@ class Package(unittest.TestCase):
             name = line.split()[2]
             self.assertRegex(name, r"^(_Z\w*5horon|HORON_)", "exported")
 
+    @unittest.skipUnless(TORCH_ROOT, "this build has no LibTorch")
+    def test_shared_with_libtorch(self):
+        """The objects of both kinds of library are the same, so the shared ones are linked from
+        the static ones: nothing that includes LibTorch is compiled again."""
+        self.build("installed")
+        build = self.folder / "installed"
+        link = self.succeed("ninja", "-C", build, "-t", "commands", "torch_user").splitlines()[-1]
+        prefix, shared = str(self.prefix), self.folder / "shared_torch"
+        shared.mkdir()
+        libraries = re.findall(rf"{re.escape(prefix)}\S*/libhoron_\w+\.a", link)
+        others = re.findall(r"\S+\.so(?:\.\d+)*(?= )", link)
+        made = []
+        for archive in reversed(libraries):  # core first
+            made.insert(0, shared / pathlib.Path(archive).with_suffix(".so").name)
+            self.succeed("c++", "-shared", "-o", made[0], "-Wl,--no-undefined",
+                         f"-Wl,--version-script={BUILD}/exports.map", "-Wl,--whole-archive",
+                         archive, "-Wl,--no-whole-archive", *made[1:], *others)
+        self.assertEqual([file.name for file in made], ["libhoron_torch.so", "libhoron_core.so"])
+        for archive, library in zip(libraries, made):
+            link = link.replace(archive, str(library))
+        link = link.replace("-o torch_user", f"-o torch_user_of_shared -Wl,-rpath,{shared}")
+        self.succeed("sh", "-c", f"cd {build} && {link}")
+        self.assertIn("torch_user: 3", self.run_on_two("installed", "torch_user_of_shared"))
+
     def test_tests_need_static_libraries(self):
         code, told = call("cmake", "-S", SOURCES, "-B", self.folder / "tests", "-G", "Ninja",
                           "-DBUILD_SHARED_LIBS=ON", "-DHORON_TESTS=ON", "-DHORON_TORCH=OFF")
