@@ -10,7 +10,8 @@ set(horon_sanitized_torch_tests "")
 if(HORON_SANITIZE MATCHES "address")
   set(horon_sanitized_torch_tests
       torch_collectives_test torch_objects_test torch_broadcast_state_test torch_reducer_traps_test
-      torch_optimizer_situations_test torch_idx_dataset_test)
+      torch_optimizer_situations_test torch_fused_step_test torch_memory_ranges_test
+      torch_backward_test torch_idx_dataset_test)
 elseif(HORON_SANITIZE STREQUAL "thread")
   set(horon_sanitized_torch_tests torch_backward_ends_test)
 endif()
@@ -153,7 +154,8 @@ horon_test(torch_large_collectives_test FILES ${torch_tests}/collectives/large_c
 set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)
 # Ranks of several hosts, as far as Horon can tell: shared memory among some of them, MPI between.
 foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reducer_random_test:2+1
-        torch_process_set_test:2+1 torch_process_set_test:1+1+1 torch_session_test:2+2)
+        torch_reducer_traps_test:2+1 torch_backward_ends_test:2+1 torch_process_set_test:2+1
+        torch_process_set_test:1+1+1 torch_session_test:2+2)
   string(REGEX MATCH "(.*):(.*)" run ${run})
   set(program ${CMAKE_MATCH_1})
   set(layout ${CMAKE_MATCH_2})

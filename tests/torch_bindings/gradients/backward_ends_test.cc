@@ -206,6 +206,38 @@ TEST(BackwardEnds, UnexpectedGradientOnAnotherThread) {
   }
 }
 
+// Each thread has a part of each bucket.
+TEST(BackwardEnds, ManyThreadsFillTheSameBuckets) {
+  constexpr size_t threads = 4, buckets = 3;
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  std::vector<std::vector<std::string>> groups(buckets);
+  for (size_t i = 0; i < threads * buckets; ++i) {
+    named.emplace_back("w" + std::to_string(i), leaf({500}, at::kDouble));
+    groups[i / threads].push_back(named.back().first);
+  }
+  auto optimizer = sgd(named, {.groups = groups, .wait_in = WaitIn::Step});
+  for (int step = 1; step <= 20; ++step) {
+    optimizer.zero_grad();
+    std::barrier<> together(threads);
+    {
+      std::vector<std::jthread> running;
+      for (size_t thread = 0; thread < threads; ++thread) {
+        running.emplace_back([&, thread] {
+          at::Tensor loss = weighted(named[thread].second, rank() + 1);
+          for (size_t bucket = 1; bucket < buckets; ++bucket) {
+            loss = loss + weighted(named[bucket * threads + thread].second, rank() + 1);
+          }
+          together.arrive_and_wait();
+          loss.backward();
+        });
+      }
+    }
+    optimizer.step();
+    for (const auto& [name, w] : named) expect_value(w, 1 - step * mean_of_ranks());
+  }
+  EXPECT_EQ(optimizer.statistics().buckets, static_cast<int64_t>(buckets));
+}
+
 // Two reducers whose hooks are called in other orders on the ranks, and that have late parts.
 TEST(BackwardEnds, ReducersEndInOneOrder) {
   const at::Tensor a = leaf({2}, at::kDouble), b = leaf({2}, at::kDouble);
