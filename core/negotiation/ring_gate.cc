@@ -9,7 +9,7 @@
 namespace horon::core {
 namespace {
 
-constexpr uint64_t kSlots = 4096;
+constexpr uint64_t kCells = 4096;
 // Go that a member may have left unread, see Gate::room().
 constexpr uint64_t kUnreadGoMax = 2 * uint64_t{Gate::kCounters};
 constexpr uint32_t kMarkerBit = 1;
@@ -20,10 +20,10 @@ static_assert(Gate::kPlaceMax <= (uint32_t{0} - 1) >> kPlaceShift, "a payload ha
 constexpr uint64_t kLow32 = 0xffffffff;
 constexpr uint64_t kLow31 = 0x7fffffff;
 
-// A slot holds the number of its lap (from 1) in its high half and the payload in its low half. So
+// A cell holds the number of its lap (from 1) in its high half and the payload in its low half. So
 // to write an entry is one step, which nobody can be stopped in, and an entry is never visible
 // before the one in front of it.
-uint64_t lap_of(uint64_t position) { return position / kSlots + 1; }
+uint64_t lap_of(uint64_t position) { return position / kCells + 1; }
 
 }  // namespace
 
@@ -34,7 +34,7 @@ struct RingGate::Shared {
   };
   std::array<Counter, kCounters> counters;
   alignas(64) std::atomic<uint64_t> end;  // entries in the ring; may lag behind by the newest one
-  alignas(64) std::array<std::atomic<uint64_t>, kSlots> slots;
+  alignas(64) std::array<std::atomic<uint64_t>, kCells> cells;
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share these words");
@@ -76,13 +76,13 @@ void RingGate::append(uint32_t payload) {
   uint64_t end = shared_->end.load(std::memory_order_acquire);
   for (;;) {
     const uint64_t lap = lap_of(end);
-    std::atomic<uint64_t>& slot = shared_->slots.at(end % kSlots);
-    uint64_t seen = slot.load(std::memory_order_acquire);
+    std::atomic<uint64_t>& cell = shared_->cells.at(end % kCells);
+    uint64_t seen = cell.load(std::memory_order_acquire);
     // Anything but the lap before means that another member was faster, here or by a whole lap.
     const bool written =
         seen >> 32 == lap - 1 &&
-        slot.compare_exchange_strong(seen, (lap << 32) | payload, std::memory_order_acq_rel);
-    // Whoever sees a written slot moves the end on, so nobody waits for its writer.
+        cell.compare_exchange_strong(seen, (lap << 32) | payload, std::memory_order_acq_rel);
+    // Whoever sees a written cell moves the end on, so nobody waits for its writer.
     uint64_t expected = end;
     const bool moved =
         shared_->end.compare_exchange_strong(expected, end + 1, std::memory_order_acq_rel);
@@ -103,7 +103,7 @@ void RingGate::append_marker(uint64_t position) {
 bool RingGate::room() const {
   const uint64_t end = shared_->end.load(std::memory_order_acquire);
   const auto leaves_room = [end](uint64_t slowest) {
-    return end + 1 - slowest + kUnreadGoMax < kSlots;
+    return end + 1 - slowest + kUnreadGoMax < kCells;
   };
   // Cursors only grow, so what left room before does so now; each look costs a miss for each
   // member.
@@ -116,10 +116,10 @@ bool RingGate::room() const {
 }
 
 std::optional<GateEntry> RingGate::next() {
-  const uint64_t slot = shared_->slots.at(read_ % kSlots).load(std::memory_order_acquire);
-  if (slot >> 32 != lap_of(read_)) return std::nullopt;
+  const uint64_t cell = shared_->cells.at(read_ % kCells).load(std::memory_order_acquire);
+  if (cell >> 32 != lap_of(read_)) return std::nullopt;
   cursors_[me_].read.store(++read_, std::memory_order_release);
-  const auto payload = static_cast<uint32_t>(slot & kLow32);
+  const auto payload = static_cast<uint32_t>(cell & kLow32);
   if ((payload & kMarkerBit) == 0) {
     return GateEntry{GateEntry::Kind::Go, payload >> kPlaceShift, (payload & kMoreBit) != 0};
   }

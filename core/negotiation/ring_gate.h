@@ -41,7 +41,7 @@ class RingGate : public Gate {
   const std::function<void()> wake_;
   uint64_t read_ = 0;             // what cursors_[me_] says
   mutable uint64_t slowest_ = 0;  // of all cursors, when room() last looked
-  uint64_t last_marker_ = 0;      // that this member has read: a slot holds its low bits only
+  uint64_t last_marker_ = 0;      // that this member has read: a cell holds its low bits only
 };
 
 }  // namespace horon::core

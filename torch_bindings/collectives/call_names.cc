@@ -15,7 +15,7 @@ namespace {
 using core::concat;
 
 struct Queue {
-  uint64_t last_ticket = 0;
+  uint64_t next_turn = 0;
   uint64_t serving = 0;
 };
 
@@ -46,15 +46,15 @@ void refuse_call(const std::string& name, const ProcessSet& set, const std::stri
 
 NameTurn::NameTurn(std::string name, uint32_t set) : key_(concat(set, " ", name)) {
   std::unique_lock lock(turns().mutex);
-  const uint64_t ticket = turns().queues[key_].last_ticket++;
-  turns().moved.wait(lock, [&] { return turns().queues[key_].serving == ticket; });
+  const uint64_t turn = turns().queues[key_].next_turn++;
+  turns().moved.wait(lock, [&] { return turns().queues[key_].serving == turn; });
 }
 
 NameTurn::~NameTurn() {
   {
     const std::lock_guard lock(turns().mutex);
     const auto queue = turns().queues.find(key_);
-    if (++queue->second.serving == queue->second.last_ticket) turns().queues.erase(queue);
+    if (++queue->second.serving == queue->second.next_turn) turns().queues.erase(queue);
   }
   turns().moved.notify_all();
 }

@@ -68,7 +68,7 @@ TEST(RingGate, AllReadTheSame) {
   Members members(2);
   members[0].append_marker(3);
   members[1].append_go(9, false);
-  members[0].append_marker((uint64_t{1} << 31) + 2);  // a slot holds the low bits only
+  members[0].append_marker((uint64_t{1} << 31) + 2);  // a cell holds the low bits only
   members[0].append_marker((uint64_t{1} << 32) + 1);
   EXPECT_EQ(members.wakes(), 1);  // a Go; markers wake nobody
   for (const size_t member : {0, 1}) {
