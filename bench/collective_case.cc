@@ -58,7 +58,7 @@ const CollectiveCase& find_case(CollectiveKind kind) {
 }
 
 void submit_and_wait(core::Runtime& runtime, const Call& call) {
-  if (call.entries.size() == 1) {
+  if (!call.async) {
     (void)runtime.run(submission_of(runtime, call, call.entries.front()))->get();
     return;
   }

@@ -44,6 +44,7 @@ struct CallEntry {
 struct Call {
   std::shared_ptr<const core::EntrySpec> spec;  // as if all elements were one tensor
   std::vector<CallEntry> entries;
+  bool async = false;  // submitted and then waited for, also if it is one entry
   Shape shape;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;

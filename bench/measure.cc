@@ -137,6 +137,7 @@ Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const 
   spec.parts = {{"", {shape.input_count}}};
   Call call;
   const std::string name = core::concat("bench.", shape.message_bytes, in_place ? ".in_place" : "");
+  call.async = options_.calling == Calling::Async;
   call.entries = entries_of(options_, name, spec);
   call.spec = std::make_shared<const core::EntrySpec>(std::move(spec));
   call.shape = shape;

@@ -43,6 +43,11 @@ horon_bench_test(bench_scatter 3 table ${horon_bench} --collective scatter -r 2
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi)
 horon_bench_test(bench_idle 2 idle ${horon_bench} --idle 0.3)
 horon_bench_test(bench_wrong_use 2 refused ${horon_bench})
+if(TARGET tensor_call_bench)
+  add_test(NAME bench_tensor_call
+           COMMAND ${horon_mpirun} 2 $<TARGET_FILE:tensor_call_bench> --iters 3)
+  set_tests_properties(bench_tensor_call PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun)
+endif()
 if(TARGET training_step_bench)
   horon_bench_test(bench_training_step 2 training $<TARGET_FILE:training_step_bench>
                    --models deep,tiny,cnn --blocks 2 --steps 2 --warmup-steps 1)

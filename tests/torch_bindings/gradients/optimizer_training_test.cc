@@ -189,5 +189,27 @@ TEST(Training, IsAnOptimizer) {
   EXPECT_GT(loaded.state().size(), 0u);
 }
 
+// Three small buckets and what the ranks tell each other about a step: whether they fuse depends on
+// time, whether they are frozen does not.
+TEST(Training, AStepSendsNoMessageOnceItIsFrozen) {
+  if (size() == 1) GTEST_SKIP() << "one rank alone freezes nothing";
+  Net net = make_net(at::kFloat);
+  DistributedOptimizer optimizer(
+      optim::SGD(net->parameters(), optim::SGDOptions(0.01)), net->named_parameters(),
+      {.op = ReduceOp::Average, .bucket_bytes = 2000, .first_bucket_bytes = 100});
+  train(net, optimizer, at::kFloat, true, false);
+  for (int i = 0; i < 5; ++i) barrier();  // frozen too: the last one sends nothing
+  const Statistics before = statistics();
+  train(net, optimizer, at::kFloat, true, false);
+  const Statistics after = statistics();
+  barrier();  // what a rank does next may send messages
+  EXPECT_GE(after.frozen_starts - before.frozen_starts, 3U * kSteps);
+  EXPECT_EQ(after.negotiated_starts - before.negotiated_starts, 0U);
+  EXPECT_EQ(after.control_messages_sent, before.control_messages_sent);
+  EXPECT_EQ(after.control_messages_received, before.control_messages_received);
+  EXPECT_EQ(after.thaws, before.thaws);
+  EXPECT_EQ(after.bytes_in_flight, 0U);
+}
+
 }  // namespace
 }  // namespace horon

@@ -1,0 +1,96 @@
+// What a small allreduce costs through the tensor API, beside one raw MPI call of the same bytes:
+//   mpirun -np 2 tensor_call_bench [--iters N]
+// bench/README.md says how to read its figures.
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <torch/torch.h>
+
+#include "horon/bench/mpi_peer.h"
+#include "horon/bench/statistics.h"
+#include "horon/core/base/text.h"
+#include "horon/torch_bindings/horon.h"
+
+namespace {
+
+using namespace horon;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kCallsPerSample = 16;  // one call is too short for the clock
+
+// Microseconds of one call, on the slowest rank.
+double time_once(bench::MpiPeer& mpi, const std::function<void()>& call) {
+  mpi.barrier();
+  const auto begin = Clock::now();
+  for (int i = 0; i < kCallsPerSample; ++i) call();
+  const std::chrono::duration<double, std::micro> time = Clock::now() - begin;
+  return mpi.max({time.count() / kCallsPerSample}).front();
+}
+
+// The two alternate, so that other load disturbs both alike.
+void compare(bench::MpiPeer& mpi, const std::string& what, int64_t bytes, int iters,
+             const std::function<void()>& call) {
+  const auto count = bytes / static_cast<int64_t>(sizeof(float));
+  std::vector<float> values(static_cast<size_t>(count));
+  auto* const data = reinterpret_cast<std::byte*>(values.data());
+  const auto peer = [&] { mpi.allreduce(data, data, count, DataType::Float32, ReduceOp::Sum); };
+  std::vector<double> ours;
+  std::vector<double> theirs;
+  constexpr int warm_up = 20;
+  for (int i = -warm_up; i < iters; ++i) {
+    const double mine = time_once(mpi, call);
+    const double other = time_once(mpi, peer);
+    if (i < 0) continue;
+    ours.push_back(mine);
+    theirs.push_back(other);
+  }
+  if (rank() != 0) return;
+  std::printf("%-34s %8lld %10.2f %10.2f %8.2f\n", what.c_str(), static_cast<long long>(bytes),
+              bench::median(ours), bench::median(theirs),
+              bench::median(ours) / bench::median(theirs));
+}
+
+void measure(bench::MpiPeer& mpi, int iters) {
+  if (rank() == 0) {
+    std::printf("%-34s %8s %10s %10s %8s\n", "call", "bytes", "Horon, us", "MPI, us", "ratio");
+  }
+  for (const int64_t bytes : {4, 256, 4096}) {
+    at::Tensor x = at::zeros({bytes / 4});
+    const std::string name = core::concat("x.", bytes);
+    compare(mpi, "allreduce_", bytes, iters,
+            [&] { allreduce_(x, {.name = name, .op = ReduceOp::Sum}); });
+    compare(mpi, "allreduce_async_ and wait", bytes, iters,
+            [&] { allreduce_async_(x, {.name = name, .op = ReduceOp::Sum}).wait(); });
+  }
+  constexpr int64_t tensors = 64;
+  constexpr int64_t bytes = 256;
+  std::vector<at::Tensor> group;
+  for (int64_t i = 0; i < tensors; ++i) group.push_back(at::zeros({bytes / 4}));
+  compare(mpi, "grouped_allreduce_ of 64 tensors", tensors * bytes, iters,
+          [&] { grouped_allreduce_(group, {.name = "group", .op = ReduceOp::Sum}); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Small allreduces of tensors beside raw MPI. Run it as: mpirun -np 2 ...");
+  int iters = 200;
+  app.add_option("-n,--iters", iters, "timed samples of each call")->check(CLI::Range(1, 1 << 20));
+  CLI11_PARSE(app, argc, argv);
+  int code = 0;
+  try {
+    init();
+    bench::MpiPeer mpi;
+    measure(mpi, iters);
+  } catch (const std::exception& error) {
+    (void)std::fprintf(stderr, "tensor_call_bench: %s\n", error.what());
+    code = 1;
+  }
+  shutdown();
+  return code;
+}
