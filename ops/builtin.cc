@@ -1,5 +1,6 @@
 #include "horon/ops/builtin.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "horon/core/execution/op_table.h"
@@ -96,6 +97,9 @@ core::Executor::Parts make_execution(const Communicator& communicator, const cor
       std::make_shared<core::OpTable>(make_builtin_ops(communicator, config), config.allreduce);
   parts.domains = make_builtin_domains(&communicator.local_group());
   parts.timeline = timeline;
+  // One is packed while another travels.
+  const int64_t fusion_bytes = std::max(config.fusion_bytes_max, core::Config().fusion_bytes_max);
+  parts.scratch_bytes_max = 2 * static_cast<size_t>(fusion_bytes);
   return parts;
 }
 

@@ -15,7 +15,10 @@
 
 namespace horon::core {
 
-// One collective on contiguous memory. Pointers stay valid until the InFlight is destroyed.
+class MemoryQueue;
+
+// One collective on contiguous memory. Pointers stay valid until the InFlight is destroyed, and
+// until what it has enqueued has happened.
 struct Batch {
   uint64_t sequence = 0;  // position in the set's order; the same on every rank
   CollectiveKind kind = CollectiveKind::Allreduce;
@@ -43,6 +46,8 @@ struct Batch {
   int64_t count = 0;
   std::vector<int64_t> send_counts;
   std::vector<int64_t> receive_counts;
+
+  MemoryQueue* queue = nullptr;  // of the memory; null or immediate() for host memory
 };
 
 enum class Progress : uint8_t {
@@ -58,6 +63,9 @@ class InFlight {
   // Does a bounded piece of work (well under a millisecond) and returns. What it throws
   // is the error of the batch, which ends the job.
   virtual Progress step() = 0;
+  // For ops that enqueue: called now and then after step() has said Done, until the work has
+  // happened. Throws if it never will, because a peer or the device has failed.
+  virtual void watch() {}
 };
 
 // Facts that decide whether an op can run a batch; all ranks know the same facts, so all choose the
@@ -70,6 +78,14 @@ struct BatchFacts {
   int64_t count = 0;  // elements (those that move blocks: of all members together)
 };
 
+// How the batches of the ranks find each other, and so which of them may start before an earlier
+// one that is not ready. Ops that enqueue keep the order of the log, whatever they say.
+enum class StartOrder : uint8_t {
+  Log,  // by the order of start, among all ops that say so: MPI and NCCL, by their communicator
+  Op,   // by the order of start of this op alone: slots in shared memory
+  Any,  // by Batch::sequence
+};
+
 class CollectiveOp {
  public:
   virtual ~CollectiveOp() = default;
@@ -77,8 +93,20 @@ class CollectiveOp {
   virtual std::string_view name() const = 0;
   // Empty if this op can run such a batch, else the reason why not. Pure; the same on every rank.
   virtual std::string refusal(const BatchFacts& facts) const = 0;
-  // Batches are started in the order of their sequence on every rank; several may be in flight.
+  // False: the host does the work, while it steps; the memory is ready for it when start() is
+  // called, and the result is in memory when step() says Done. True: start() and step() put the
+  // work into Batch::queue, behind what is there and before what comes later; Done means that all
+  // of it is there. On every rank such batches are started in the same order, and none waits for
+  // the device in between.
+  virtual bool enqueues() const { return false; }
+  virtual StartOrder start_order() const { return StartOrder::Log; }
+  // Batches are started in the order of their sequence, as far as start_order() asks for it, on
+  // every rank; several may be in flight.
   virtual std::unique_ptr<InFlight> start(Batch batch) = 0;
+  // The job is over: nothing is stepped or started any more. An op that enqueues lets go of what
+  // still waits for peers in its queue, whatever results that gives, so that nobody who waits
+  // behind it waits for ever. Bounded.
+  virtual void abort() noexcept {}
 };
 
 }  // namespace horon::core

@@ -11,7 +11,7 @@
 
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/base/error.h"
-#include "horon/core/execution/memory_domain.h"
+#include "horon/core/execution/event.h"
 
 namespace horon::core {
 
@@ -30,9 +30,9 @@ struct EntryWork {
   std::vector<MemoryPart> memory;
   // moves_blocks(): the result of a part, once its number of elements is known; may throw anything
   std::function<std::byte*(size_t part, int64_t elements)> allocate_output;
-  std::unique_ptr<ReadyEvent> ready;  // null: ready now
-  std::vector<int64_t> extents;       // has_own_rows(): as in StartEntry
-  std::vector<int64_t> received;      // moves_blocks(), when finished: as in Outcome
+  std::unique_ptr<Event> ready;   // when the memory has been written; null: it has
+  std::vector<int64_t> extents;   // has_own_rows(): as in StartEntry
+  std::vector<int64_t> received;  // moves_blocks(), when finished: as in Outcome
   // When finished: what went wrong on this rank alone, while the collective went on.
   std::optional<Error> error;
 };
@@ -43,6 +43,18 @@ struct BatchWork {
   std::vector<EntryWork> entries;
 };
 
+// All of a batch has been enqueued on its device. Its memory stays in use until it has finished.
+struct EnqueuedBatch {
+  struct Entry {
+    uint64_t ticket = 0;
+    std::vector<int64_t> received;  // as in EntryWork
+    std::optional<Error> error;     // as in EntryWork
+  };
+  std::shared_ptr<Event> done;  // the results are in memory
+  std::vector<Entry> entries;   // without those of ranks that have joined
+};
+
+// Nothing uses the memory of a batch any more.
 struct FinishedBatch {
   uint64_t sequence = 0;
   std::vector<EntryWork> entries;

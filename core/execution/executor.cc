@@ -10,7 +10,7 @@ namespace horon::core {
 
 Executor::Executor(Parts parts)
     : context_{parts.rank, std::move(parts.ranks), std::move(parts.ops), std::move(parts.timeline),
-               ScratchPool(std::move(parts.domains))} {
+               ScratchPool(std::move(parts.domains), parts.scratch_bytes_max)} {
   if (!context_.ranks.empty()) return;
   context_.ranks.resize(static_cast<size_t>(parts.size));
   std::iota(context_.ranks.begin(), context_.ranks.end(), 0);
@@ -25,25 +25,30 @@ void Executor::enqueue(BatchWork work) {
   running_.splice(running_.end(), spare_, spare_.begin());
 }
 
-Executor::Pace Executor::step(std::vector<FinishedBatch>& finished) {
+Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
+                              std::vector<EnqueuedBatch>& enqueued) {
   Pace pace = Pace::Idle;
   const auto slower = [&](Pace seen) {
     // Busy wins over Polling, Polling over Ringing: the most restless batch sets the pace.
     if (pace == Pace::Idle || seen < pace) pace = seen;
   };
-  bool may_start = true;
+  earlier_.clear();
   for (auto place = running_.begin(); place != running_.end();) {
     RunningBatch& running = **place;
     Progress progress = Progress::Done;
     std::optional<Error> error;
     try {
-      progress = running.step(may_start);
+      progress = running.step(earlier_);
     } catch (...) {
       error = current_error();
       running.leak();
     }
-    may_start = may_start && (running.started() || error.has_value());
+    if (!error && running.has_news()) {
+      enqueued.push_back(running.tell());
+      slower(Pace::Busy);
+    }
     if (progress != Progress::Done) {
+      earlier_.add(running.needs_scratch(), running.unstarted_op());
       slower(progress == Progress::Advanced  ? Pace::Busy
              : progress == Progress::Polling ? Pace::Polling
                                              : Pace::Ringing);
@@ -62,6 +67,7 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished) {
 
 void Executor::abandon() noexcept {
   if (!running_.empty()) keep_value_for_ever(running_);
+  context_.ops->abort();
 }
 
 }  // namespace horon::core

@@ -2,8 +2,8 @@
 // polls it, unpacks.
 //
 // Every batch is a small machine of its own, so that the packing of one overlaps the collective of
-// another; the ops are started in the order of the batches, on every rank the same (PROTOCOL.md,
-// order rule). Nothing blocks. One thread.
+// another. Ops that find their peers by the order of start are started in the order of the batches,
+// on every rank the same (PROTOCOL.md, order rule). Nothing blocks. One thread at a time.
 #pragma once
 
 #include <list>
@@ -13,6 +13,7 @@
 
 #include "horon/core/execution/entry_work.h"
 #include "horon/core/execution/op_table.h"
+#include "horon/core/execution/predecessors.h"
 #include "horon/core/execution/running_batch.h"
 
 namespace horon::core {
@@ -26,6 +27,9 @@ class Executor {
     std::shared_ptr<OpTable> ops;
     std::vector<std::unique_ptr<MemoryDomain>> domains;  // one per device kind in use
     std::shared_ptr<Timeline> timeline;                  // may be null
+    // Fusion buffers in use at one time, in bytes, for each kind of device. Batches beyond it wait;
+    // one may always run.
+    size_t scratch_bytes_max = ScratchPool::kNoLimit;
   };
 
   explicit Executor(Parts parts);
@@ -40,11 +44,13 @@ class Executor {
     Ringing,  // everything in flight will ring the doorbell
   };
   // Moves every batch a little. Finished batches are appended in the order in which they finish;
-  // one whose op, domain or event throws finishes with that as its error.
-  Pace step(std::vector<FinishedBatch>& finished);
+  // one whose op, domain or event throws finishes with that as its error. A batch whose work has
+  // been enqueued on a device is appended to `enqueued`, before it finishes.
+  Pace step(std::vector<FinishedBatch>& finished, std::vector<EnqueuedBatch>& enqueued);
 
   // The job is over: gives up everything in flight. A peer, MPI or a device may still write there,
-  // so all that the batches hold is kept for ever. Needs no memory.
+  // so all that the batches hold is kept for ever. Then the ops abort what they have enqueued: tell
+  // whoever waits for a result before. Needs no memory.
   void abandon() noexcept;
 
   const OpTable& ops() const { return *context_.ops; }
@@ -55,6 +61,7 @@ class Executor {
   using Batches = std::list<std::optional<RunningBatch>>;
   Batches running_;  // in the order of the log
   Batches spare_;
+  Predecessors earlier_;
 };
 
 }  // namespace horon::core

@@ -7,13 +7,6 @@ namespace horon::core {
 namespace {
 
 template <class T>
-void fill(std::span<std::byte> memory, T value) {
-  for (size_t at = 0; at < memory.size(); at += sizeof(T)) {
-    std::memcpy(memory.data() + at, &value, sizeof(T));
-  }
-}
-
-template <class T>
 T neutral(ReduceOp op) {
   using Limits = std::numeric_limits<T>;
   if (op == ReduceOp::Product) return T{1};
@@ -31,31 +24,50 @@ uint16_t neutral_half(ReduceOp op, uint16_t one, uint16_t infinity) {
   return 0;
 }
 
+template <class T>
+uint64_t repeat(T value) {
+  uint64_t pattern = 0;
+  for (size_t at = 0; at < sizeof(pattern); at += sizeof(T)) {
+    std::memcpy(reinterpret_cast<std::byte*>(&pattern) + at, &value, sizeof(T));
+  }
+  return pattern;
+}
+
 }  // namespace
 
-void fill_neutral(std::span<std::byte> memory, DataType dtype, ReduceOp op) {
+uint64_t neutral_pattern(DataType dtype, ReduceOp op) {
   switch (dtype) {
     case DataType::Float32:
-      return fill(memory, neutral<float>(op));
+      return repeat(neutral<float>(op));
     case DataType::Float64:
-      return fill(memory, neutral<double>(op));
+      return repeat(neutral<double>(op));
     case DataType::Float16:
-      return fill(memory, neutral_half(op, 0x3c00, 0x7c00));
+      return repeat(neutral_half(op, 0x3c00, 0x7c00));
     case DataType::BFloat16:
-      return fill(memory, neutral_half(op, 0x3f80, 0x7f80));
+      return repeat(neutral_half(op, 0x3f80, 0x7f80));
     case DataType::Int8:
-      return fill(memory, neutral<int8_t>(op));
+      return repeat(neutral<int8_t>(op));
     case DataType::UInt8:
-      return fill(memory, neutral<uint8_t>(op));
+      return repeat(neutral<uint8_t>(op));
     case DataType::Int16:
-      return fill(memory, neutral<int16_t>(op));
+      return repeat(neutral<int16_t>(op));
     case DataType::Int32:
-      return fill(memory, neutral<int32_t>(op));
+      return repeat(neutral<int32_t>(op));
     case DataType::Int64:
-      return fill(memory, neutral<int64_t>(op));
+      return repeat(neutral<int64_t>(op));
     case DataType::Bool:
-      return fill(memory, static_cast<uint8_t>(neutral<bool>(op)));
+      return repeat(static_cast<uint8_t>(neutral<bool>(op)));
   }
+  return 0;
+}
+
+void fill(std::span<std::byte> memory, uint64_t pattern) {
+  std::byte* to = memory.data();
+  size_t left = memory.size();
+  for (; left >= sizeof(pattern); to += sizeof(pattern), left -= sizeof(pattern)) {
+    std::memcpy(to, &pattern, sizeof(pattern));
+  }
+  if (left > 0) std::memcpy(to, &pattern, left);
 }
 
 }  // namespace horon::core

@@ -10,9 +10,11 @@
 
 namespace horon::core {
 
-// Writes `memory` full of the neutral element of the op: 0 for Sum and Average, 1 for Product, the
-// largest value (+inf) for Min, the smallest (-inf) for Max. memory.size() is a multiple of the
-// element size.
-void fill_neutral(std::span<std::byte> memory, DataType dtype, ReduceOp op);
+// The neutral element of the op, as often as it fits into eight bytes: 0 for Sum and Average, 1 for
+// Product, the largest value (+inf) for Min, the smallest (-inf) for Max.
+uint64_t neutral_pattern(DataType dtype, ReduceOp op);
+
+// Writes the pattern over and over; the last time it may be cut.
+void fill(std::span<std::byte> memory, uint64_t pattern);
 
 }  // namespace horon::core

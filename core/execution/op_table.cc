@@ -48,6 +48,10 @@ CollectiveOp& OpTable::select(const BatchFacts& facts) const {
                      to_string(facts.dtype), " in ", to_string(facts.device), " memory:", reasons));
 }
 
+void OpTable::abort() noexcept {
+  for (const auto& op : ops_) op->abort();
+}
+
 std::vector<std::string> OpTable::explain(const BatchFacts& facts) const {
   std::vector<std::string> lines;
   bool chosen = false;

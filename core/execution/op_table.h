@@ -22,6 +22,8 @@ class OpTable {
   // One line per candidate: "shm_allreduce: chosen", "mpi_allreduce: fits, but an earlier one is
   // chosen", or "mpi_broadcast: no, " and its refusal.
   std::vector<std::string> explain(const BatchFacts& facts) const;
+  // The job is over: aborts every op.
+  void abort() noexcept;
 
  private:
   // Empty if the op may run such a batch, else why not.

@@ -1,12 +1,12 @@
 #include "horon/core/execution/running_batch.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/text.h"
+#include "horon/core/execution/batch_description.h"
 #include "horon/core/execution/neutral.h"
 
 namespace horon::core {
@@ -35,36 +35,50 @@ RunningBatch::RunningBatch(BatchWork work, BatchContext& context)
 }
 
 RunningBatch::~RunningBatch() {
-  if (scratch_buffer_.memory) {
-    context_.scratch.give_back(spec_.device, std::move(scratch_buffer_));
-  }
+  if (scratch_.memory != nullptr) leak();  // the executor ends with the batch under way
 }
 
-Progress RunningBatch::step(bool may_start) {
+Progress RunningBatch::step(const Predecessors& earlier) {
   for (;;) {
     switch (stage_) {
+      case Stage::New:
+        lay_out();
+        stage_ = Stage::WantsScratch;
+        break;
+      case Stage::WantsScratch:
+        if (!take_scratch(earlier)) return Progress::Ringing;  // an earlier batch gives some back
+        stage_ = Stage::Waiting;
+        break;
       case Stage::Waiting:
         if (!tensors_ready()) return Progress::Polling;
-        lay_out();
         copy_ = pack();
         stage_ = Stage::Packing;
         break;
       case Stage::Packing:
         if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
+        end_packing();
         stage_ = Stage::Packed;
         break;
       case Stage::Packed:
-        if (!may_start) return Progress::Ringing;  // moves when the batch before it does
+        if (!host_may_touch_memory()) return Progress::Polling;
+        if (!earlier.may_start(*op_)) return Progress::Ringing;  // moves when the earlier one does
         start();
+        stage_ = Stage::Flying;
         break;
       case Stage::Flying:
         if (const Progress progress = flight_->step(); progress != Progress::Done) return progress;
-        flight_.reset();
+        if (immediate_ || !op_->enqueues()) flight_.reset();
         copy_ = unpack();
         stage_ = Stage::Unpacking;
         break;
       case Stage::Unpacking:
         if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
+        end_unpacking();
+        stage_ = Stage::Enqueued;
+        break;
+      case Stage::Enqueued:
+        if (flight_ != nullptr) flight_->watch();
+        if (done_ != nullptr && !done_->happened()) return Progress::Polling;
         stage_ = Stage::Finished;
         note();
         return Progress::Done;
@@ -74,20 +88,24 @@ Progress RunningBatch::step(bool may_start) {
   }
 }
 
-FinishedBatch RunningBatch::finish(std::optional<Error> error) {
+EnqueuedBatch RunningBatch::tell() {
+  EnqueuedBatch enqueued{done_, {}};
+  for (EntryWork& entry : work_.entries) {
+    if (!entry.mine) continue;
+    enqueued.entries.push_back({entry.ticket, std::move(entry.received), entry.error});
+  }
+  told_ = true;
+  return enqueued;
+}
+
+FinishedBatch RunningBatch::finish(std::optional<Error> error) noexcept {
   return {work_.sequence, std::move(work_.entries), std::move(error)};
 }
 
-void RunningBatch::leak() {
-  keep_for_ever(std::shared_ptr<InFlight>(std::move(flight_)));
-  copy_.keep_pending();
-  keep_for_ever(std::exchange(scratch_buffer_.memory, nullptr));
-}
-
-bool RunningBatch::tensors_ready() {
-  return std::all_of(work_.entries.begin(), work_.entries.end(), [](EntryWork& entry) {
-    return entry.ready == nullptr || entry.ready->ready();
-  });
+void RunningBatch::leak() noexcept {
+  if (flight_ != nullptr) keep_value_for_ever(flight_);
+  if (scratch_.memory != nullptr) context_.scratch.leak(spec_.device, std::move(scratch_));
+  scratch_ = {};
 }
 
 size_t RunningBatch::bytes_of(int64_t elements) const {
@@ -101,8 +119,8 @@ bool RunningBatch::works_in_place_of_one_tensor() const {
          !moves_blocks(spec_.kind) && spec_.kind != CollectiveKind::Barrier;
 }
 
-// Decides where the op works: directly on the one stretch of memory that there is, or in a fusion
-// buffer.
+// Which op, on how many elements, and where: directly on the one stretch of memory that there is,
+// or in a fusion buffer.
 void RunningBatch::lay_out() {
   const bool direct = works_in_place_of_one_tensor();
   const PreparedBatch* const prepared =
@@ -111,66 +129,26 @@ void RunningBatch::lay_out() {
     batch_ = prepared->batch;
     op_ = prepared->op;
   } else {
-    describe();
+    batch_ = describe_batch(spec_, work_.contributors, context_.ranks);
+    batch_.queue = &context_.scratch.domain(spec_.device).queue();
   }
+  queue_ = batch_.queue;
+  immediate_ = queue_->immediate();
   batch_.sequence = work_.sequence;
-  if (spec_.kind == CollectiveKind::Barrier) return;
   if (moves_blocks(spec_.kind)) return lay_out_blocks();
-  if (prepared == nullptr) {
+  if (prepared == nullptr && spec_.kind != CollectiveKind::Barrier) {
     for (const EntryWork& entry : work_.entries) batch_.count += element_count(*entry.spec);
-    facts_count_ = batch_.count;
   }
+  if (op_ == nullptr) op_ = &op_for(*context_.ops, batch_, batch_.count);
   if (direct) {
     if (prepared == nullptr) {
-      op_ = &op_for(*context_.ops, batch_, facts_count_);
       context_.prepared.add({spec_owner_, work_.contributors, batch_, op_});
     }
     batch_.input = work_.entries.front().memory[0].input;
     batch_.output = work_.entries.front().memory[0].output;
-    return;
-  }
-  scratch_buffer_ = context_.scratch.take(spec_.device, bytes_of(batch_.count));
-  batch_.input = scratch_buffer_.memory.get();
-  batch_.output = scratch_buffer_.memory.get();
-}
-
-// All of the batch that follows from the spec and from who takes part.
-void RunningBatch::describe() {
-  batch_.kind = spec_.kind;
-  batch_.dtype = spec_.dtype;
-  batch_.reduce_op = spec_.reduce_op;
-  batch_.device = spec_.device;
-  batch_.root = index_of(spec_.root, context_.ranks);
-  if (!compressed()) {
-    batch_.prescale = spec_.prescale;
-    batch_.postscale = spec_.postscale;
-  } else {  // scales are applied where float32 is at hand
-    const bool half = spec_.compression == Compression::Float16;
-    batch_.dtype = half ? DataType::Float16 : DataType::BFloat16;
-  }
-  if (spec_.reduce_op == ReduceOp::Average) batch_.divisor = work_.contributors;
-  if (work_.contributors < static_cast<int>(context_.ranks.size())) move_prescale_to_result();
-}
-
-// Once a rank has joined, its neutral elements must not be scaled: only zero stays neutral under a
-// scale. So the scale of the inputs is applied to the result instead: p * min(x) = min(p * x), and
-// for p < 0 the largest x gives the smallest p * x.
-void RunningBatch::move_prescale_to_result() {
-  const double prescale = std::exchange(batch_.prescale, 1.0);
-  switch (batch_.reduce_op) {
-    case ReduceOp::Sum:
-    case ReduceOp::Average:
-      batch_.prescale = prescale;
-      return;
-    case ReduceOp::Product:
-      batch_.postscale *= std::pow(prescale, work_.contributors);
-      return;
-    case ReduceOp::Min:
-    case ReduceOp::Max:
-      batch_.postscale *= prescale;
-      if (prescale >= 0) return;
-      batch_.reduce_op = batch_.reduce_op == ReduceOp::Min ? ReduceOp::Max : ReduceOp::Min;
-      return;
+  } else if (spec_.kind != CollectiveKind::Barrier) {
+    scratch_bytes_ = bytes_of(batch_.count);
+    input_at_ = output_at_ = 0;
   }
 }
 
@@ -187,7 +165,7 @@ void RunningBatch::lay_out_blocks() {
   batch_.count = reduces_blocks ? out_total : in_total;
   if (spec_.kind != CollectiveKind::Allgather) batch_.send_counts = in;
   if (!reduces_blocks) batch_.receive_counts = out;
-  facts_count_ = count_of_all();
+  op_ = &op_for(*context_.ops, batch_, count_of_all());
   for (const std::vector<int64_t>& part : blocks_.out) {
     entry.received.insert(entry.received.end(), part.begin(), part.end());
   }
@@ -196,15 +174,14 @@ void RunningBatch::lay_out_blocks() {
     batch_.output = out_total > 0 ? allocate_output(entry, 0, out_total) : nullptr;
     if (!entry.error) return;
     // The others count on this rank: it takes part, and its result is thrown away.
-    scratch_buffer_ = context_.scratch.take(spec_.device, bytes_of(out_total));
-    batch_.output = scratch_buffer_.memory.get();
+    scratch_bytes_ = bytes_of(out_total);
+    output_at_ = 0;
     return;
   }
-  const size_t out_place = (bytes_of(in_total) + 63) / 64 * 64;
-  scratch_buffer_ = context_.scratch.take(spec_.device, out_place + bytes_of(out_total));
-  batch_.input = scratch_buffer_.memory.get();
-  batch_.output = scratch_buffer_.memory.get() + out_place;
-  packed_ = entry.mine;
+  input_at_ = 0;
+  output_at_ = (bytes_of(in_total) + 63) / 64 * 64;
+  scratch_bytes_ = *output_at_ + bytes_of(out_total);
+  packs_blocks_ = entry.mine;
   for (size_t part = 0; part < blocks_.out.size() && entry.mine; ++part) {
     const int64_t elements = total(blocks_.out[part]);
     if (elements > 0) entry.memory[part].output = allocate_output(entry, part, elements);
@@ -238,10 +215,42 @@ int64_t RunningBatch::count_of_all() const {
   return total(extents) * row_elements(spec_.parts.front().shape);
 }
 
+bool RunningBatch::take_scratch(const Predecessors& earlier) {
+  if (!scratch_bytes_) return true;
+  ScratchPool& pool = context_.scratch;
+  if (!earlier.may_take_scratch() || !pool.has_room(spec_.device, *scratch_bytes_)) return false;
+  scratch_ = pool.take(spec_.device, *scratch_bytes_);
+  if (input_at_) batch_.input = scratch_.memory.get() + *input_at_;
+  if (output_at_) batch_.output = scratch_.memory.get() + *output_at_;
+  return true;
+}
+
+// For an op that enqueues, the queue waits. For one that the host drives the host looks: so nothing
+// stands in the queue behind a tensor that is not ready, and later batches go on.
+bool RunningBatch::tensors_ready() {
+  for (; ready_ < work_.entries.size(); ++ready_) {
+    Event* const ready = work_.entries[ready_].ready.get();
+    if (ready == nullptr || (op_->enqueues() && queue_->wait_for(*ready))) continue;
+    if (!ready->happened()) return false;
+  }
+  return true;
+}
+
+// Scratch may still be in use by the batch that had it before, also where nothing is packed.
+void RunningBatch::end_packing() {
+  if (!immediate_ && scratch_bytes_ && !op_->enqueues()) packed_ = queue_->record();
+}
+
+// Whoever takes the scratch next enqueues its work behind that of this batch.
+void RunningBatch::end_unpacking() {
+  if (!immediate_ && (scratch_bytes_ || op_->enqueues())) done_ = queue_->record();
+  if (scratch_bytes_) context_.scratch.give_back(spec_.device, std::move(scratch_), done_);
+}
+
 // Calls visit(part, place in the fusion buffer, elements) for all memory of this rank.
 template <class Visit>
 void RunningBatch::for_each_part(const Visit& visit) {
-  std::byte* place = scratch_buffer_.memory.get();
+  std::byte* place = scratch_.memory.get();
   for (const EntryWork& entry : work_.entries) {
     if (!entry.mine) {
       place += bytes_of(element_count(*entry.spec));
@@ -252,10 +261,6 @@ void RunningBatch::for_each_part(const Visit& visit) {
       place += bytes_of(part.count);
     }
   }
-}
-
-SlicedCopy RunningBatch::copy_of(std::vector<CopyItem> items) {
-  return {context_.scratch.domain(spec_.device), std::move(items)};
 }
 
 SlicedCopy RunningBatch::copy_blocks(bool in) {
@@ -273,27 +278,19 @@ SlicedCopy RunningBatch::copy_blocks(bool in) {
       from += bytes;
     }
   });
-  return copy_of(std::move(items));
-}
-
-// Copied in pieces: a vector as large as the batch would cost its page faults in one step.
-void RunningBatch::add_neutral(std::vector<CopyItem>& items) {
-  constexpr size_t piece_max = size_t{64} << 10;
-  const size_t bytes = bytes_of(batch_.count);
-  neutral_.resize(std::min(bytes, piece_max));
-  fill_neutral(neutral_, batch_.dtype, batch_.reduce_op);
-  for (size_t at = 0; at < bytes; at += piece_max) {
-    items.push_back({neutral_.data(), scratch_buffer_.memory.get() + at,
-                     std::min(neutral_.size(), bytes - at)});
-  }
+  return {*queue_, std::move(items)};
 }
 
 SlicedCopy RunningBatch::pack() {
-  if (scratch_buffer_.memory == nullptr) return {};
-  if (moves_blocks(spec_.kind)) return packed_ ? copy_blocks(true) : SlicedCopy();
+  if (!scratch_bytes_) return {};
+  if (moves_blocks(spec_.kind)) return packs_blocks_ ? copy_blocks(true) : SlicedCopy();
   std::vector<CopyItem> items;
-  // Joined: the same for every entry of the batch.
-  if (!work_.entries.front().mine) add_neutral(items);
+  if (!work_.entries.front().mine) {  // joined: the same for every entry of the batch
+    CopyItem& fill = items.emplace_back();
+    fill.to = scratch_.memory.get();
+    fill.bytes = bytes_of(batch_.count);
+    fill.pattern = neutral_pattern(batch_.dtype, batch_.reduce_op);
+  }
   for_each_part([&](const MemoryPart& part, std::byte* place, int64_t elements) {
     CopyItem& item = items.emplace_back();
     item.from = part.input;
@@ -304,13 +301,13 @@ SlicedCopy RunningBatch::pack() {
     item.type = spec_.compression;
     item.factor = spec_.prescale;
   });
-  return copy_of(std::move(items));
+  return {*queue_, std::move(items)};
 }
 
 SlicedCopy RunningBatch::unpack() {
-  if (scratch_buffer_.memory == nullptr) return {};
+  if (!scratch_bytes_) return {};
   if (moves_blocks(spec_.kind)) {
-    return packed_ && !work_.entries.front().error ? copy_blocks(false) : SlicedCopy();
+    return packs_blocks_ && !work_.entries.front().error ? copy_blocks(false) : SlicedCopy();
   }
   std::vector<CopyItem> items;
   for_each_part([&](const MemoryPart& part, const std::byte* place, int64_t elements) {
@@ -323,14 +320,12 @@ SlicedCopy RunningBatch::unpack() {
     item.type = spec_.compression;
     item.factor = spec_.postscale;
   });
-  return copy_of(std::move(items));
+  return {*queue_, std::move(items)};
 }
 
 void RunningBatch::start() {
-  if (op_ == nullptr) op_ = &op_for(*context_.ops, batch_, facts_count_);
   if (context_.timeline != nullptr) started_ = Timeline::Clock::now();
   flight_ = op_->start(batch_);
-  stage_ = Stage::Flying;
 }
 
 void RunningBatch::note() const {

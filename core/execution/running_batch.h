@@ -1,10 +1,16 @@
-// One batch on its way: tensors ready -> packed -> op started -> op done -> unpacked.
+// One batch on its way: tensors ready -> packed -> collective -> unpacked.
+//
+// On host memory each stage is done when it returns, and the next one starts when it is. On memory
+// with a queue, and with an op that enqueues, all of it is enqueued in one go: each stage happens
+// behind the one before, the first behind the events of the tensors, and the host waits for none.
+// Between the two stands an op that the host drives on memory with a queue: the host looks at
+// events (without waiting) to see when its turn has come.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "horon/core/base/timeline.h"
@@ -12,6 +18,7 @@
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/entry_work.h"
 #include "horon/core/execution/op_table.h"
+#include "horon/core/execution/predecessors.h"
 #include "horon/core/execution/prepared_batches.h"
 #include "horon/core/execution/scratch_pool.h"
 #include "horon/core/execution/sliced_copy.h"
@@ -35,52 +42,75 @@ class RunningBatch {
   RunningBatch(const RunningBatch&) = delete;
   RunningBatch& operator=(const RunningBatch&) = delete;
 
-  bool started() const { return stage_ > Stage::Packed; }
-  // Goes on as far as it can with one bounded piece of work. `may_start`: all earlier batches have
-  // started their ops. Throws what ops and domains throw, also for want of memory.
-  Progress step(bool may_start);
-  FinishedBatch finish(std::optional<Error> error);
-  // The op or a copy may still write its memory: that is kept for ever. Call it once the batch has
-  // failed.
-  void leak();
+  // Goes on as far as it can with one bounded piece of work. Done: nothing uses its memory any
+  // more. Throws what ops and domains throw, also for want of memory.
+  Progress step(const Predecessors& earlier);
+  // For the batches behind it.
+  bool needs_scratch() const { return stage_ <= Stage::WantsScratch && scratch_bytes_.has_value(); }
+  const CollectiveOp* unstarted_op() const { return stage_ <= Stage::Packed ? op_ : nullptr; }
+  // All is enqueued, and the results will be there when an event happens; not told yet. Never where
+  // a batch has nothing in a queue when it is Done.
+  bool has_news() const { return done_ != nullptr && !told_; }
+  EnqueuedBatch tell();
+  FinishedBatch finish(std::optional<Error> error) noexcept;
+  // The op or the device may still write its memory: that is kept for ever. Call it once the batch
+  // has failed.
+  void leak() noexcept;
 
  private:
-  enum class Stage : uint8_t { Waiting, Packing, Packed, Flying, Unpacking, Finished };
+  enum class Stage : uint8_t {
+    New,
+    WantsScratch,
+    Waiting,  // for the tensors
+    Packing,
+    Packed,
+    Flying,
+    Unpacking,
+    Enqueued,
+    Finished,
+  };
 
-  bool tensors_ready();
   bool works_in_place_of_one_tensor() const;
-  void describe();
   bool compressed() const { return spec_.compression != Compression::None; }
   size_t bytes_of(int64_t elements) const;
   void lay_out();
-  void move_prescale_to_result();
   void lay_out_blocks();
   std::byte* allocate_output(EntryWork& entry, size_t part, int64_t elements) const;
   int64_t count_of_all() const;
+  bool take_scratch(const Predecessors& earlier);
+  bool tensors_ready();
+  void end_packing();
+  bool host_may_touch_memory() { return packed_ == nullptr || packed_->happened(); }
+  void start();
+  void end_unpacking();
+  void note() const;
+
   template <class Visit>
   void for_each_part(const Visit& visit);
-  void add_neutral(std::vector<CopyItem>& items);
   SlicedCopy copy_blocks(bool in);
   SlicedCopy pack();
   SlicedCopy unpack();
-  SlicedCopy copy_of(std::vector<CopyItem> items);
-  void start();
-  void note() const;
 
   BatchWork work_;
   BatchContext& context_;
   const std::shared_ptr<const EntrySpec> spec_owner_;  // outlives finish()
   const EntrySpec& spec_;
-  Stage stage_ = Stage::Waiting;
+  Stage stage_ = Stage::New;
+  MemoryQueue* queue_ = nullptr;
+  bool immediate_ = true;  // the queue
   Batch batch_;
-  int64_t facts_count_ = 0;
   CollectiveOp* op_ = nullptr;
-  BlockLayout blocks_;   // moves_blocks()
-  bool packed_ = false;  // moves_blocks(): a group, by way of the scratch buffer
-  ScratchPool::Buffer scratch_buffer_;
-  std::vector<std::byte> neutral_;  // joined: a piece of neutral elements, copied again and again
+  BlockLayout blocks_;         // moves_blocks()
+  bool packs_blocks_ = false;  // moves_blocks(): a group, by way of the scratch buffer
+  // What it needs of scratch; the op's input and output there, where they are.
+  std::optional<size_t> scratch_bytes_, input_at_, output_at_;
+  ScratchPool::Buffer scratch_;
+  size_t ready_ = 0;  // entries whose memory is ready, or for which the queue waits
   SlicedCopy copy_;
+  std::shared_ptr<Event> packed_;  // an op that the host drives must not touch the memory before
   std::unique_ptr<InFlight> flight_;
+  std::shared_ptr<Event> done_;  // everything that was enqueued; null: there is nothing
+  bool told_ = false;            // that it is enqueued
   Timeline::Clock::time_point began_, started_;  // only while a timeline is written
 };
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "horon/core/base/keep_for_ever.h"
-
 namespace horon::core {
 namespace {
 
@@ -27,7 +25,7 @@ size_t bytes_written(const CopyItem& item, size_t bytes_read) {
 CopyItem cut(CopyItem& item, size_t bytes) {
   CopyItem head = item;
   head.bytes = bytes;
-  item.from += bytes;
+  if (item.from != nullptr) item.from += bytes;
   item.to += bytes_written(item, bytes);
   item.bytes -= bytes;
   return head;
@@ -35,8 +33,8 @@ CopyItem cut(CopyItem& item, size_t bytes) {
 
 }  // namespace
 
-SlicedCopy::SlicedCopy(MemoryDomain& domain, std::vector<CopyItem> items)
-    : domain_(&domain), items_(std::move(items)) {}
+SlicedCopy::SlicedCopy(MemoryQueue& queue, std::vector<CopyItem> items)
+    : queue_(&queue), items_(std::move(items)) {}
 
 std::vector<CopyItem> SlicedCopy::next_slice() {
   std::vector<CopyItem> slice;
@@ -56,20 +54,16 @@ std::vector<CopyItem> SlicedCopy::next_slice() {
 }
 
 Progress SlicedCopy::step() {
-  if (next_ < items_.size()) {
-    const std::vector<CopyItem> slice = next_slice();
-    if (!slice.empty()) {
-      if (auto copy = domain_->copy(slice)) pending_.push_back(std::move(copy));
-      return Progress::Advanced;
-    }
+  if (next_ == items_.size()) return Progress::Done;
+  if (!queue_->immediate()) {
+    queue_->copy(items_);
+    next_ = items_.size();
+    return Progress::Done;
   }
-  std::erase_if(pending_, [](const auto& copy) { return copy->done(); });
-  return pending_.empty() ? Progress::Done : Progress::Polling;
-}
-
-void SlicedCopy::keep_pending() {
-  for (auto& copy : pending_) keep_for_ever(std::shared_ptr<PendingCopy>(std::move(copy)));
-  pending_.clear();
+  const std::vector<CopyItem> slice = next_slice();
+  if (slice.empty()) return Progress::Done;
+  queue_->copy(slice);
+  return Progress::Advanced;
 }
 
 }  // namespace horon::core

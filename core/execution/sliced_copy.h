@@ -1,12 +1,12 @@
-// Copies in and out of a fusion buffer, a bounded piece with each step of the loop.
+// Copies in and out of a fusion buffer. Host memory is copied a bounded piece with each step of the
+// loop; a device gets all at once.
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <vector>
 
 #include "horon/core/execution/collective_op.h"
-#include "horon/core/execution/memory_domain.h"
+#include "horon/core/execution/memory_queue.h"
 
 namespace horon::core {
 
@@ -17,23 +17,18 @@ class SlicedCopy {
 
   // Nothing to copy.
   SlicedCopy() = default;
-  // Items are handed to the domain in their order. The domain must outlive the copy.
-  SlicedCopy(MemoryDomain& domain, std::vector<CopyItem> items);
+  // Items are given to the queue in their order. The queue must outlive the copy.
+  SlicedCopy(MemoryQueue& queue, std::vector<CopyItem> items);
 
-  // Hands over the next piece, or asks whether what was handed over has happened. Done, Advanced or
-  // Polling. Throws what the domain throws.
+  // Done: all has been given to the queue. Advanced: a piece. Throws what the queue throws.
   Progress step();
-
-  // The domain may still be copying: keeps what it needs for that.
-  void keep_pending();
 
  private:
   std::vector<CopyItem> next_slice();
 
-  MemoryDomain* domain_ = nullptr;
-  std::vector<CopyItem> items_;  // those before next_ have been handed over
+  MemoryQueue* queue_ = nullptr;
+  std::vector<CopyItem> items_;  // those before next_ have been given to the queue
   size_t next_ = 0;
-  std::vector<std::unique_ptr<PendingCopy>> pending_;
 };
 
 }  // namespace horon::core

@@ -87,4 +87,23 @@ const Outcome& HandleState::get() const {
   return outcome_;
 }
 
+const Outcome& HandleState::synchronize() const {
+  const Outcome& outcome = get();
+  if (outcome.done == nullptr) return outcome;
+  const auto failed = [&] { return enqueued_failed_.load(std::memory_order_acquire); };
+  try {
+    outcome.done->wait();
+  } catch (...) {
+    if (!failed()) throw;
+  }
+  // An op that is aborted lets the event happen, with any result.
+  if (failed()) throw Error(*enqueued_error_);
+  return outcome;
+}
+
+void HandleState::fail_enqueued(const Error& error) {
+  enqueued_error_ = error;
+  enqueued_failed_.store(true, std::memory_order_release);
+}
+
 }  // namespace horon::core

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "horon/core/base/error.h"
+#include "horon/core/execution/event.h"
 
 namespace horon::core {
 
@@ -27,6 +28,9 @@ struct Outcome {
   // Allgather, Gather, Alltoall, Scatter: elements that came from each member, part by part;
   // Reducescatter: elements of each part.
   std::vector<int64_t> received;
+  // Null: the result is in memory. Else it is being computed on a device, and will be there when
+  // this happens: let the stream that reads it wait for the event, or the host (synchronize()).
+  std::shared_ptr<Event> done;
 };
 
 class LoopSeat;
@@ -40,13 +44,20 @@ class HandleState {
   // Whoever steps the loop, once.
   void finish(Outcome outcome);
   bool finished() const noexcept { return state_.load(std::memory_order_acquire) == kFinished; }
-  // Blocks until finished or the timeout; true if finished. Any thread of the program, any number
-  // of waiters. In a forked child, whose parent has the job, what has not finished never does:
-  // false at once.
+  // Blocks until finished or the timeout; true if finished: then the result is in memory, or all
+  // the work that leads to it is enqueued (Outcome::done). Any thread of the program, any number of
+  // waiters. In a forked child, whose parent has the job, what has not finished never does: false
+  // at once.
   bool wait(std::optional<std::chrono::nanoseconds> timeout) const;
   // Waits until finished, and throws the Error that the entry has ended with; in a forked child
   // Error(NotInitialized). Any thread.
   const Outcome& get() const;
+  // The same, and then waits on the host until the result is in memory. Throws also what has gone
+  // wrong since the handle finished. Any thread.
+  const Outcome& synchronize() const;
+  // The work that was enqueued when the handle finished has failed, or never ends. Whoever steps
+  // the loop, at most once, after finish().
+  void fail_enqueued(const Error& error);
   // Valid once finished.
   const Outcome& outcome() const { return outcome_; }
 
@@ -58,6 +69,8 @@ class HandleState {
   static constexpr uint32_t kPending = 0, kPendingWithWaiters = 1, kFinished = 2;
   mutable std::atomic<uint32_t> state_{kPending};
   Outcome outcome_;
+  std::atomic<bool> enqueued_failed_{false};
+  std::optional<Error> enqueued_error_;  // written before enqueued_failed_ is set
   const std::shared_ptr<LoopSeat> seat_;
 };
 

@@ -99,7 +99,7 @@ void SetRunner::publish_statistics() {
 }
 
 bool SetRunner::work() {
-  pace_ = parts_.resources.executor->step(finished_);
+  pace_ = parts_.resources.executor->step(finished_, enqueued_);
   return settle_batches() || pace_ == Executor::Pace::Busy;
 }
 
@@ -163,6 +163,9 @@ BatchWork SetRunner::work_of(StartBatch& start) {
 }
 
 bool SetRunner::settle_batches() {
+  const bool any = !enqueued_.empty() || !finished_.empty();
+  for (EnqueuedBatch& batch : enqueued_) settle(batch);
+  enqueued_.clear();
   for (FinishedBatch& batch : finished_) {
     if (batch.error) {
       const int rank = parts_.ranks[static_cast<size_t>(parts_.me)];
@@ -178,9 +181,21 @@ bool SetRunner::settle_batches() {
     batch.entries.clear();
     spare_entries_.push_back(std::move(batch.entries));
   }
-  const bool any = !finished_.empty();
   finished_.clear();
   return any;
+}
+
+// The memory stays until the batch has finished.
+void SetRunner::settle(EnqueuedBatch& batch) {
+  for (EnqueuedBatch::Entry& entry : batch.entries) {
+    LiveSubmission& live = live_.at(entry.ticket);
+    Outcome outcome;
+    outcome.error = std::move(entry.error);
+    outcome.produced = std::move(live.produced);
+    outcome.received = std::move(entry.received);
+    outcome.done = batch.done;
+    live.submission.handle->finish(std::move(outcome));
+  }
 }
 
 void SetRunner::settle(FinishedBatch& batch) {
@@ -212,11 +227,11 @@ void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) noe
     parts_.reaper->add(std::move(submission));
   }
   live_.erase(ticket);
-  handle->finish(std::move(outcome));
+  if (!handle->finished()) return handle->finish(std::move(outcome));
+  if (outcome.error) handle->fail_enqueued(*outcome.error);
 }
 
 void SetRunner::end_all(const Error& error) noexcept {
-  parts_.resources.executor->abandon();
   // Batches that were being settled when an exception ended the job: some may have failed.
   if (!finished_.empty()) keep_value_for_ever(finished_);
   while (!live_.empty()) {
@@ -225,6 +240,7 @@ void SetRunner::end_all(const Error& error) noexcept {
     outcome.error = error;
     complete(ticket, std::move(outcome), live_.at(ticket).started);
   }
+  parts_.resources.executor->abandon();
   // Giving these back may mean waiting for members that are gone.
   keep_for_ever(std::move(parts_.resources.keep_alive));
 }

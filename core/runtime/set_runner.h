@@ -75,9 +75,11 @@ class SetRunner {
   void publish_statistics();
   BatchWork work_of(StartBatch& start);
   bool settle_batches();
+  void settle(EnqueuedBatch& batch);
   void settle(FinishedBatch& batch);
-  // `memory_in_use`: a collective that has failed may still write its tensors, by way of MPI or of
-  // a peer, so they are kept for ever.
+  // Finishes the handle, or tells it of the error if that was done when its batch was enqueued, and
+  // gives the memory back. `memory_in_use`: a collective that has failed may still write its
+  // tensors, by way of MPI, of a peer or of a device, so they are kept for ever.
   void complete(Ticket ticket, Outcome outcome, bool memory_in_use = false) noexcept;
 
   using Clock = std::chrono::steady_clock;
@@ -90,6 +92,7 @@ class SetRunner {
   uint64_t bytes_ended_ = 0;
   Executor::Pace pace_ = Executor::Pace::Idle;
   bool bye_ = false;
+  std::vector<EnqueuedBatch> enqueued_;
   std::vector<FinishedBatch> finished_;
   std::vector<std::vector<EntryWork>> spare_entries_;  // of batches that have finished
   LiveSubmissions live_;

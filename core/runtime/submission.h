@@ -10,7 +10,7 @@
 
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/execution/entry_work.h"
-#include "horon/core/execution/memory_domain.h"
+#include "horon/core/execution/event.h"
 #include "horon/core/runtime/handle.h"
 
 namespace horon::core {
@@ -44,9 +44,12 @@ struct Submission {
   // spec.
   std::vector<bool> absent;
 
-  std::unique_ptr<ReadyEvent> ready;  // null: the memory may be read now
-  // Owns `memory`. Released, as allocate_output and `ready` are, when the handle has finished, on a
-  // thread of the program: by its wait, by release_finished() or by shutdown(). Never, if the
+  // Happens when the memory may be read and written; null: now. On memory with a queue it is the
+  // moment in the producer's stream, which need not have come.
+  std::unique_ptr<Event> ready;
+  // Owns `memory`. Released, as allocate_output and `ready` are, when the handle has finished and
+  // its event has happened, on a thread of the program: by the end of this or of a later wait, by
+  // release_finished() or by shutdown(). Never, if the
   // collective has failed on its way: then somebody may still write there.
   std::shared_ptr<void> keep_alive;
   std::shared_ptr<HandleState> handle;

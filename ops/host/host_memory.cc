@@ -5,6 +5,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/core/execution/neutral.h"
 #include "horon/ops/host/host_kernels.h"
 
 namespace horon::ops {
@@ -21,9 +22,13 @@ std::shared_ptr<std::byte> HostMemory::allocate(size_t bytes) {
   return {static_cast<std::byte*>(memory), [](std::byte* data) { std::free(data); }};
 }
 
-std::unique_ptr<core::PendingCopy> HostMemory::copy(std::span<const core::CopyItem> items) {
+void HostQueue::copy(std::span<const core::CopyItem> items) {
   for (const core::CopyItem& item : items) {
     if (item.bytes == 0) continue;
+    if (item.from == nullptr) {
+      core::fill({item.to, item.bytes}, item.pattern);
+      continue;
+    }
     const DataType type =
         item.type == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
     switch (item.cast) {
@@ -40,7 +45,6 @@ std::unique_ptr<core::PendingCopy> HostMemory::copy(std::span<const core::CopyIt
         break;
     }
   }
-  return nullptr;
 }
 
 }  // namespace horon::ops

@@ -23,6 +23,7 @@ class SharedMemoryAllreduce final : public core::CollectiveOp {
 
   std::string_view name() const override { return "shm_allreduce"; }
   std::string refusal(const core::BatchFacts& facts) const override;
+  core::StartOrder start_order() const override { return core::StartOrder::Op; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 
  private:

@@ -15,18 +15,26 @@ horon_test(shared_heap_test FILES core/host/shared_heap_test.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc
            TIMEOUT 120)
 horon_test(executor_test
-           FILES core/execution/executor_test.cc core/execution/prepared_batches_test.cc
-                 support/fake_device.cc)
+           FILES core/execution/executor_test.cc core/execution/neutral_test.cc
+                 core/execution/prepared_batches_test.cc
+                 core/execution/queued_batches_test.cc support/fake_device.cc)
 horon_test(op_table_test FILES core/execution/op_table_test.cc)
-horon_test(runtime_test
-           FILES core/runtime/runtime_test.cc core/runtime/runtime_failures_test.cc
-                 core/runtime/shutdown_failures_test.cc core/runtime/submission_memory_test.cc
-                 core/runtime/loop_seat_test.cc
-                 support/fake_device.cc)
+# The ranks of one program: threads, on memory of each kind.
+set(fake_world support/fake_device.cc support/memory_of_worlds_immediate.cc)
+set(runtime_tests
+    core/runtime/runtime_test.cc core/runtime/runtime_failures_test.cc
+    core/runtime/shutdown_failures_test.cc core/runtime/submission_memory_test.cc
+    core/runtime/loop_seat_test.cc)
+horon_test(runtime_test FILES ${runtime_tests} ${fake_world})
+horon_test(runtime_host_driven_test
+           FILES ${runtime_tests} support/fake_device.cc support/memory_of_worlds_host_driven.cc)
+horon_test(runtime_enqueued_test
+           FILES ${runtime_tests} core/runtime/queued_memory_test.cc support/fake_device.cc
+                 support/memory_of_worlds_enqueued.cc)
 # Alone, since it has an operator new of its own.
 horon_test(exhausted_memory_test
            FILES core/runtime/exhausted_memory_test.cc support/failing_allocation.cc
-                 support/fake_device.cc)
+                 ${fake_world})
 # Memory that must be kept for ever, where there is none to note it, is reachable for nobody.
 set_tests_properties(exhausted_memory_test PROPERTIES
                      ENVIRONMENT_MODIFICATION "ASAN_OPTIONS=string_append::detect_leaks=0")
@@ -34,10 +42,10 @@ set_source_files_properties(support/failing_allocation.cc support/allocation_cou
                             PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 # Alone, since it counts what the program allocates.
 horon_test(runtime_allocations_test
-           FILES core/runtime/allocations_test.cc support/fake_device.cc
+           FILES core/runtime/allocations_test.cc ${fake_world}
                  support/allocation_counter.cc)
-horon_test(process_sets_test FILES core/runtime/process_sets_test.cc support/fake_device.cc)
-horon_test(frozen_test FILES core/runtime/frozen_test.cc support/fake_device.cc TIMEOUT 120)
+horon_test(process_sets_test FILES core/runtime/process_sets_test.cc ${fake_world})
+horon_test(frozen_test FILES core/runtime/frozen_test.cc ${fake_world} TIMEOUT 120)
 horon_test(mpi_transport_test FILES core/transport/mpi_transport_test.cc RANKS 2 3 4)
 horon_test(bootstrap_test FILES core/bootstrap/bootstrap_test.cc)
 horon_test(mpi_bootstrap_test FILES core/bootstrap/mpi_bootstrap_test.cc RANKS 1 2 3 4)

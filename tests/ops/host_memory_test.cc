@@ -49,8 +49,22 @@ TEST(HostMemory, CopiesAtOnce) {
       {reinterpret_cast<const std::byte*>(from), reinterpret_cast<std::byte*>(to), 3},
       {reinterpret_cast<const std::byte*>(from + 3), reinterpret_cast<std::byte*>(to + 3), 3},
       {nullptr, nullptr, 0}};
-  EXPECT_EQ(memory.copy(items), nullptr);
+  EXPECT_TRUE(memory.queue().immediate());
+  EXPECT_EQ(memory.queue().record(), nullptr);
+  memory.queue().copy(items);
   EXPECT_STREQ(to, "horon");
+}
+
+TEST(HostMemory, FillsWithAPattern) {
+  HostMemory memory(nullptr);
+  std::vector<int16_t> to(11, 5);  // longer than the pattern, and no multiple of it
+  core::CopyItem item;
+  item.to = reinterpret_cast<std::byte*>(to.data());
+  item.bytes = 10 * sizeof(int16_t);
+  item.pattern = 0x0007'0007'0007'0007;
+  memory.queue().copy({&item, 1});
+  EXPECT_EQ(std::count(to.begin(), to.end(), 7), 10);
+  EXPECT_EQ(to.back(), 5);
 }
 
 }  // namespace

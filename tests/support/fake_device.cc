@@ -1,27 +1,140 @@
 #include "horon/tests/support/fake_device.h"
 
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <random>
+#include <thread>
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/execution/neutral.h"
 
 namespace horon::test {
+
+struct FakeDevice::State {
+  explicit State(Options given) : options(given), random(given.seed) {}
+
+  struct Queued {
+    Work work;
+    int delay = 0;
+  };
+
+  bool turn() {
+    const std::lock_guard lock(mutex);
+    std::vector<std::deque<Queued>*> busy;
+    for (auto& queue : queues) {
+      if (!queue.empty()) busy.push_back(&queue);
+    }
+    if (busy.empty() || failed) return false;
+    std::shuffle(busy.begin(), busy.end(), random);
+    for (std::deque<Queued>* const queue : busy) {
+      Queued& head = queue->front();
+      if (head.delay > 0) {
+        --head.delay;
+        return true;
+      }
+      if (head.work.may_run && !head.work.may_run()) continue;
+      if (done++ == options.fails_at) {
+        failed = true;
+        return false;
+      }
+      if (head.work.run) head.work.run();
+      queue->pop_front();
+      return true;
+    }
+    return false;
+  }
+
+  // On the device's own thread.
+  void serve() {
+    for (;;) {
+      while (turn()) {
+      }
+      std::unique_lock lock(mutex);
+      if (stopped) return;
+      // Other devices do not wake this one when they come to a collective.
+      work_came.wait_for(lock, std::chrono::microseconds(100));
+    }
+  }
+
+  const Options options;
+  std::mutex mutex;
+  std::condition_variable work_came;
+  std::deque<std::deque<Queued>> queues;
+  std::mt19937 random;
+  int done = 0;
+  bool stopped = false;
+  std::atomic<bool> failed{false};
+  std::atomic<int> host_waits{0};
+  std::thread thread;
+};
+
 namespace {
+
+using core::Batch;
+using core::CopyItem;
+using core::Progress;
+
+class DeviceEvent final : public core::Event {
+ public:
+  explicit DeviceEvent(std::shared_ptr<FakeDevice::State> device)
+      : device_(std::move(device)), happened_(std::make_shared<std::atomic<bool>>(false)) {}
+  bool happened() override {
+    if (device_->failed) throw Error(ErrorCode::OperationFailed, "the fake device failed");
+    return *happened_;
+  }
+  void wait() override {
+    ++device_->host_waits;
+    while (!happened()) {
+      if (!device_->options.by_hand || !device_->turn()) std::this_thread::yield();
+    }
+  }
+  const std::shared_ptr<std::atomic<bool>>& flag() const { return happened_; }
+
+ private:
+  const std::shared_ptr<FakeDevice::State> device_;
+  const std::shared_ptr<std::atomic<bool>> happened_;
+};
+
+void copy_now(std::span<const CopyItem> items) {
+  for (const CopyItem& item : items) {
+    HORON_CHECK(item.cast == CopyItem::Cast::None, "the fake device does not cast");
+    if (item.bytes == 0) continue;  // nothing may have no address
+    if (item.from == nullptr) {
+      core::fill({item.to, item.bytes}, item.pattern);
+    } else {
+      std::memcpy(item.to, item.from, item.bytes);
+    }
+  }
+}
+
+class ImmediateQueue final : public core::MemoryQueue {
+ public:
+  bool immediate() const override { return true; }
+  bool wait_for(core::Event&) override { return false; }
+  void copy(std::span<const CopyItem> items) override { copy_now(items); }
+  std::shared_ptr<core::Event> record() override { return nullptr; }
+};
 
 float* floats(std::byte* data) { return reinterpret_cast<float*>(data); }
 const float* floats(const std::byte* data) { return reinterpret_cast<const float*>(data); }
+
+[[noreturn]] void fail() { throw Error(ErrorCode::OperationFailed, "the fake network is down"); }
 
 class FakeFlight final : public core::InFlight {
  public:
   FakeFlight(std::shared_ptr<FakeMeeting> meeting, uint64_t sequence, FakeDelays delays)
       : meeting_(std::move(meeting)), sequence_(sequence), delays_(delays) {}
 
-  core::Progress step() override {
-    if (static_cast<int64_t>(sequence_) == delays_.fail_op_at_sequence) {
-      throw Error(ErrorCode::OperationFailed, "the fake network is down");
-    }
-    if (!meeting_->complete(sequence_) || delays_.op_polls-- > 0) return core::Progress::Polling;
-    return core::Progress::Done;
+  Progress step() override {
+    if (static_cast<int64_t>(sequence_) == delays_.fail_op_at_sequence) fail();
+    if (!meeting_->complete(sequence_) || delays_.op_polls-- > 0) return Progress::Polling;
+    return Progress::Done;
   }
 
  private:
@@ -30,27 +143,78 @@ class FakeFlight final : public core::InFlight {
   FakeDelays delays_;
 };
 
-class FakeCopy final : public core::PendingCopy {
+// Its work is in the queue.
+class EnqueuedFlight final : public core::InFlight {
  public:
-  FakeCopy(std::vector<core::CopyItem> items, int polls)
-      : items_(std::move(items)), polls_(polls) {}
-  bool done() override {
-    if (polls_-- > 0) return false;
-    for (const core::CopyItem& item : items_) {
-      // Nothing may have no address, which memcpy() does not allow.
-      if (item.bytes > 0) std::memcpy(item.to, item.from, item.bytes);
-    }
-    return true;
+  EnqueuedFlight(bool fails, int polls) : fails_(fails), polls_(polls) {}
+  // Like a communicator that does not block: some calls later all is enqueued.
+  Progress step() override { return polls_-- > 0 ? Progress::Polling : Progress::Done; }
+  void watch() override {
+    if (fails_) fail();
   }
 
  private:
-  const std::vector<core::CopyItem> items_;
+  const bool fails_;
   int polls_;
 };
 
 }  // namespace
 
-void FakeMeeting::post(int rank, core::Batch batch) {
+FakeDevice::FakeDevice(Options options) : state_(std::make_shared<State>(options)) {
+  if (!options.by_hand) state_->thread = std::thread([state = state_] { state->serve(); });
+}
+
+FakeDevice::~FakeDevice() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stopped = true;
+  }
+  state_->work_came.notify_all();
+  if (state_->thread.joinable()) state_->thread.join();
+  const std::lock_guard lock(state_->mutex);
+  for (auto& queue : state_->queues) queue.clear();
+}
+
+bool FakeDevice::turn() { return state_->turn(); }
+int FakeDevice::host_waits() const { return state_->host_waits; }
+
+FakeQueue::FakeQueue(const FakeDevice& device)
+    : device_(device.state_), index_([this] {
+        const std::lock_guard lock(device_->mutex);
+        device_->queues.emplace_back();
+        return device_->queues.size() - 1;
+      }()) {}
+
+void FakeQueue::enqueue(FakeDevice::Work work) {
+  const std::lock_guard lock(device_->mutex);
+  if (device_->stopped) return;
+  if (device_->failed) throw Error(ErrorCode::OperationFailed, "the fake device failed");
+  std::uniform_int_distribution<int> delay(0, device_->options.delay_max);
+  device_->queues[index_].push_back({std::move(work), delay(device_->random)});
+  device_->work_came.notify_one();
+}
+
+bool FakeQueue::wait_for(core::Event& event) {
+  const auto* const of_device = dynamic_cast<const DeviceEvent*>(&event);
+  if (of_device == nullptr) return false;
+  if (device_->options.loses_waits) return true;
+  enqueue({[flag = of_device->flag()] { return flag->load(); }, nullptr});
+  return true;
+}
+
+void FakeQueue::copy(std::span<const CopyItem> items) {
+  run([copied = std::vector<CopyItem>(items.begin(), items.end())] { copy_now(copied); });
+}
+
+std::shared_ptr<core::Event> FakeQueue::record() { return record_ready(); }
+
+std::unique_ptr<core::Event> FakeQueue::record_ready() {
+  auto event = std::make_unique<DeviceEvent>(device_);
+  run([flag = event->flag()] { *flag = true; });
+  return event;
+}
+
+void FakeMeeting::post(int rank, Batch batch) {
   const std::lock_guard lock(mutex_);
   started_[rank].push_back(batch.sequence);
   Group& group = groups_[batch.sequence];
@@ -70,7 +234,7 @@ std::vector<uint64_t> FakeMeeting::started(int rank) {
 
 void FakeMeeting::compute(Group& group) {
   group.done = true;
-  const core::Batch& first = group.batches.begin()->second;
+  const Batch& first = group.batches.begin()->second;
   if (first.kind == CollectiveKind::Barrier) return;
   std::vector<float> result;
   if (first.kind == CollectiveKind::Allgather) {
@@ -86,37 +250,53 @@ void FakeMeeting::compute(Group& group) {
     }
     for (float& value : result) value /= static_cast<float>(first.divisor);
   }
+  if (result.empty()) return;
   for (const auto& [rank, batch] : group.batches) {
     std::memcpy(floats(batch.output), result.data(), result.size() * sizeof(float));
   }
 }
 
-std::unique_ptr<core::InFlight> FakeOp::start(core::Batch batch) {
+std::unique_ptr<core::InFlight> FakeOp::start(Batch batch) {
   const uint64_t sequence = batch.sequence;
-  meeting_->post(rank_, std::move(batch));
-  return std::make_unique<FakeFlight>(meeting_, sequence, delays_);
+  if (!enqueues_) {
+    meeting_->post(rank_, std::move(batch));
+    return std::make_unique<FakeFlight>(meeting_, sequence, delays_);
+  }
+  const bool fails = static_cast<int64_t>(sequence) == delays_.fail_op_at_sequence;
+  // As a kernel of NCCL does: it begins when the queue comes to it, and holds the queue until all
+  // ranks are there.
+  const auto kernel = [meeting = meeting_, aborted = aborted_, rank = rank_, sequence, fails,
+                       waiting = std::optional(batch)]() mutable {
+    if (waiting && !fails && !*aborted) meeting->post(rank, *waiting);
+    waiting.reset();
+    return meeting->complete(sequence) || *aborted;
+  };
+  static_cast<FakeQueue&>(*batch.queue).enqueue({kernel, nullptr});
+  return std::make_unique<EnqueuedFlight>(fails, delays_.op_polls);
 }
+
+FakeDomain::FakeDomain(DeviceKind device)
+    : device_(device), queue_(std::make_unique<ImmediateQueue>()) {}
+
+FakeDomain::FakeDomain(DeviceKind device, std::shared_ptr<FakeDevice> on)
+    : device_(device), on_(std::move(on)), queue_(std::make_unique<FakeQueue>(*on_)) {}
 
 std::shared_ptr<std::byte> FakeDomain::allocate(size_t bytes) {
-  return {new std::byte[bytes], std::default_delete<std::byte[]>()};
+  ++allocations_;
+  std::shared_ptr<std::byte> memory(new std::byte[bytes], std::default_delete<std::byte[]>());
+  std::fill_n(reinterpret_cast<float*>(memory.get()), bytes / sizeof(float),
+              std::numeric_limits<float>::quiet_NaN());
+  return memory;
 }
 
-std::unique_ptr<core::PendingCopy> FakeDomain::copy(std::span<const core::CopyItem> items) {
-  // Every second copy is fast, so that copies overtake each other.
-  const int polls = ++copies_ % 2 == 0 ? 0 : delays_.copy_polls;
-  auto copy =
-      std::make_unique<FakeCopy>(std::vector<core::CopyItem>(items.begin(), items.end()), polls);
-  if (delays_.copy_polls == 0) {
-    (void)copy->done();
-    return nullptr;
-  }
-  return copy;
-}
-
-bool FakeEvent::ready() {
+bool FakeEvent::happened() {
   if (polls_-- > 0) return false;
   if (fails_) throw Error(ErrorCode::OperationFailed, "the fake device failed");
   return true;
+}
+
+void FakeEvent::wait() {
+  while (!happened()) std::this_thread::yield();
 }
 
 }  // namespace horon::test

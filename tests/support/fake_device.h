@@ -1,9 +1,11 @@
-// Doubles for tests of the executor and the runtime: an op that reduces among ranks that are
-// threads of this process, and a device whose copies, events and ops happen late, out of order, or
-// not at all.
+// Doubles for tests of the executor and the runtime: a device that works behind the host's back,
+// late, in any order that its queues allow, or fails; and ops among ranks that are threads of this
+// process.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +17,69 @@
 
 namespace horon::test {
 
+// A device whose work is done by a thread of its own, or by hand.
+class FakeDevice {
+ public:
+  struct Options {
+    int delay_max = 0;         // turns that each piece of work takes, at random
+    uint32_t seed = 1;         // for the delays, and for which queue goes on
+    int fails_at = -1;         // the n-th piece of work fails, and the device for good
+    bool loses_waits = false;  // a planted fault: its queues do not wait for events
+    bool by_hand = false;      // only turn() does work
+  };
+  explicit FakeDevice(Options options);
+  ~FakeDevice();
+  FakeDevice(const FakeDevice&) = delete;
+  FakeDevice& operator=(const FakeDevice&) = delete;
+
+  // One queue, chosen at random among those with work, goes on a little. False: none could.
+  bool turn();
+  // How often a thread has waited in Event::wait().
+  int host_waits() const;
+
+  struct Work {
+    std::function<bool()> may_run;  // null: at once
+    std::function<void()> run;      // null: nothing
+  };
+  struct State;
+
+ private:
+  friend class FakeQueue;
+  const std::shared_ptr<State> state_;
+};
+
+// In order. May outlive its device, and then does nothing any more.
+class FakeQueue final : public core::MemoryQueue {
+ public:
+  explicit FakeQueue(const FakeDevice& device);
+  bool immediate() const override { return false; }
+  // False for all but the events of fake queues.
+  bool wait_for(core::Event& event) override;
+  void copy(std::span<const core::CopyItem> items) override;
+  std::shared_ptr<core::Event> record() override;
+  // The same, for one owner: what the program says of its tensors.
+  std::unique_ptr<core::Event> record_ready();
+
+  void enqueue(FakeDevice::Work work);
+  // A kernel of the program.
+  void run(std::function<void()> kernel) { enqueue({nullptr, std::move(kernel)}); }
+
+ private:
+  const std::shared_ptr<FakeDevice::State> device_;
+  const size_t index_;
+};
+
+// What a domain is and who does the collectives on it.
+enum class FakeMemory : uint8_t {
+  Immediate,   // as host memory: copies at once, the op is stepped by the host
+  HostDriven,  // copies are enqueued, the op is stepped by the host
+  Enqueued,    // copies and op are enqueued
+};
+
+// The kind of memory of the worlds of a test program: it is in the file that the program links,
+// support/memory_of_worlds_*.cc.
+FakeMemory memory_of_worlds();
+
 // Where the ranks of one fake world meet. Float32 allreduce by Sum and Average, allgather,
 // broadcast, barrier.
 class FakeMeeting {
@@ -24,7 +89,7 @@ class FakeMeeting {
   // Leaves this rank's batch. The last rank to come computes all results.
   void post(int rank, core::Batch batch);
   bool complete(uint64_t sequence);
-  // The order in which a rank started its batches.
+  // The order in which a rank's batches came here.
   std::vector<uint64_t> started(int rank);
 
  private:
@@ -40,50 +105,68 @@ class FakeMeeting {
   std::map<int, std::vector<uint64_t>> started_;
 };
 
-// How slow the fake device is; each figure is a number of polls.
+// How slow the fake device is; a figure is a number of polls or of turns.
 struct FakeDelays {
   int op_polls = 0;
-  int copy_polls = 0;
-  int fail_op_at_sequence = -1;
+  int copy_polls = 0;            // the device takes up to as many turns for each piece of work
+  int fail_op_at_sequence = -1;  // where the op is enqueued, after that
+  core::StartOrder order = core::StartOrder::Log;
 };
 
 class FakeOp final : public core::CollectiveOp {
  public:
-  FakeOp(int rank, std::shared_ptr<FakeMeeting> meeting, FakeDelays delays, DeviceKind device)
-      : rank_(rank), meeting_(std::move(meeting)), delays_(delays), device_(device) {}
+  FakeOp(int rank, std::shared_ptr<FakeMeeting> meeting, FakeDelays delays, DeviceKind device,
+         FakeMemory memory = FakeMemory::Immediate)
+      : rank_(rank),
+        meeting_(std::move(meeting)),
+        delays_(delays),
+        device_(device),
+        enqueues_(memory == FakeMemory::Enqueued) {}
   std::string_view name() const override { return "fake_allreduce"; }
   std::string refusal(const core::BatchFacts& facts) const override {
     return facts.device == device_ ? "" : "wrong device";
   }
+  bool enqueues() const override { return enqueues_; }
+  core::StartOrder start_order() const override { return delays_.order; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
+  void abort() noexcept override { *aborted_ = true; }
 
  private:
   const int rank_;
   const std::shared_ptr<FakeMeeting> meeting_;
   const FakeDelays delays_;
   const DeviceKind device_;
+  const bool enqueues_;
+  const std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-// Copies happen only when somebody has polled long enough; later copies may happen before earlier
-// ones.
+// Scratch is full of NaN at first, so that what is reduced before it is packed is seen.
 class FakeDomain final : public core::MemoryDomain {
  public:
-  FakeDomain(DeviceKind device, FakeDelays delays) : device_(device), delays_(delays) {}
+  // On the host: copies at once.
+  explicit FakeDomain(DeviceKind device);
+  // A queue of its own on the device, which lives as long.
+  FakeDomain(DeviceKind device, std::shared_ptr<FakeDevice> on);
   DeviceKind device() const override { return device_; }
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
-  std::unique_ptr<core::PendingCopy> copy(std::span<const core::CopyItem> items) override;
+  core::MemoryQueue& queue() override { return *queue_; }
+  // Pieces of scratch that were asked for.
+  int allocations() const { return allocations_; }
 
  private:
   const DeviceKind device_;
-  const FakeDelays delays_;
-  int copies_ = 0;
+  const std::shared_ptr<FakeDevice> on_;
+  const std::unique_ptr<core::MemoryQueue> queue_;
+  int allocations_ = 0;
 };
 
-// Ready after so many polls; throws at the last one if told so.
-class FakeEvent final : public core::ReadyEvent {
+// One that no queue can wait for. It happens after so many polls; throws at the last one if told
+// so.
+class FakeEvent final : public core::Event {
  public:
   explicit FakeEvent(int polls, bool fails = false) : polls_(polls), fails_(fails) {}
-  bool ready() override;
+  bool happened() override;
+  void wait() override;
 
  private:
   int polls_;

@@ -1,4 +1,5 @@
-// One rank's executor with a device that delays, reorders and fails, stepped by hand.
+// One rank's executor, stepped by hand, on memory of each kind; its device delays, reorders and
+// fails.
 #pragma once
 
 #include <cstddef>
@@ -16,35 +17,83 @@
 namespace horon::core::executor_world {
 
 using test::FakeDelays;
+using test::FakeDevice;
 using test::FakeDomain;
 using test::FakeMeeting;
+using test::FakeMemory;
 using test::FakeOp;
+using test::FakeQueue;
 
-// One rank of a world of one or two, stepped by hand.
+// One rank of a world of one or two.
 struct Rank {
-  Rank(int rank, int size, std::shared_ptr<FakeMeeting> meeting, FakeDelays delays,
-       DeviceKind device = DeviceKind::Cuda) {
-    std::vector<std::unique_ptr<CollectiveOp>> ops;
-    ops.push_back(std::make_unique<FakeOp>(rank, std::move(meeting), delays, device));
-    Executor::Parts parts;
-    parts.rank = rank;
-    parts.size = size;
-    parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-    parts.domains.push_back(std::make_unique<FakeDomain>(device, delays));
-    executor = std::make_unique<Executor>(std::move(parts));
+  Rank(FakeMemory memory, int rank, int size, std::shared_ptr<FakeMeeting> meeting,
+       FakeDelays delays, size_t scratch_bytes_max = ScratchPool::kNoLimit) {
+    FakeDevice::Options options;
+    options.delay_max = delays.copy_polls;
+    options.seed = static_cast<uint32_t>(rank) + 1;
+    options.by_hand = true;
+    start(memory, rank, size, std::move(meeting), delays, scratch_bytes_max, options);
+  }
+  Rank(FakeMemory memory, int rank, int size, std::shared_ptr<FakeMeeting> meeting,
+       FakeDelays delays, FakeDevice::Options options) {
+    start(memory, rank, size, std::move(meeting), delays, ScratchPool::kNoLimit, options);
+  }
+
+  // The device does what it can, then the executor, then the device.
+  Executor::Pace step() {
+    turn_device();
+    const Executor::Pace pace = step_executor();
+    turn_device();
+    return pace;
+  }
+  Executor::Pace step_executor() { return executor->step(finished, enqueued); }
+  void turn_device() {
+    for (int i = 0; i < 3; ++i) (void)device->turn();
   }
 
   // Steps until idle; the number of steps is bounded so that a lost batch fails the test.
   void run() {
     for (int i = 0; i < 1000; ++i) {
-      if (executor->step(finished) == Executor::Pace::Idle) return;
+      if (step() == Executor::Pace::Idle) return;
     }
     FAIL() << "the executor does not come to rest";
   }
 
+  std::shared_ptr<FakeDevice> device;
+  FakeDomain* domain = nullptr;
   std::unique_ptr<Executor> executor;
   std::vector<FinishedBatch> finished;
+  std::vector<EnqueuedBatch> enqueued;
+
+ private:
+  void start(FakeMemory memory, int rank, int size, std::shared_ptr<FakeMeeting> meeting,
+             FakeDelays delays, size_t scratch_bytes_max, FakeDevice::Options options) {
+    device = std::make_shared<FakeDevice>(options);
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(
+        std::make_unique<FakeOp>(rank, std::move(meeting), delays, DeviceKind::Cuda, memory));
+    Executor::Parts parts;
+    parts.rank = rank;
+    parts.size = size;
+    parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+    parts.scratch_bytes_max = scratch_bytes_max;
+    auto mine = memory == FakeMemory::Immediate
+                    ? std::make_unique<FakeDomain>(DeviceKind::Cuda)
+                    : std::make_unique<FakeDomain>(DeviceKind::Cuda, device);
+    domain = mine.get();
+    parts.domains.push_back(std::move(mine));
+    executor = std::make_unique<Executor>(std::move(parts));
+  }
 };
+
+// Steps two ranks until both are idle.
+inline void run_both(Rank& zero, Rank& one) {
+  for (int i = 0; i < 1000; ++i) {
+    const bool idle = zero.step() == Executor::Pace::Idle;
+    if (one.step() == Executor::Pace::Idle && idle) return;
+  }
+  FAIL() << "the executors do not come to rest";
+}
 
 inline EntryWork entry(uint64_t ticket, std::vector<float>& data,
                        std::vector<MemoryPart> memory = {}) {
@@ -76,5 +125,23 @@ std::vector<EntryWork> list(Entries... entries) {
   (out.push_back(std::move(entries)), ...);
   return out;
 }
+
+// For tests of what holds on memory of every kind.
+class ExecutorContract : public testing::TestWithParam<FakeMemory> {};
+
+inline std::string memory_name(const testing::TestParamInfo<FakeMemory>& info) {
+  switch (info.param) {
+    case FakeMemory::Immediate:
+      return "Immediate";
+    case FakeMemory::HostDriven:
+      return "HostDriven";
+    case FakeMemory::Enqueued:
+      break;
+  }
+  return "Enqueued";
+}
+
+inline const auto every_memory =
+    testing::Values(FakeMemory::Immediate, FakeMemory::HostDriven, FakeMemory::Enqueued);
 
 }  // namespace horon::core::executor_world

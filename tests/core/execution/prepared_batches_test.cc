@@ -13,32 +13,34 @@ namespace {
 
 using executor_world::batch;
 using executor_world::entry;
+using executor_world::ExecutorContract;
 using executor_world::list;
 using executor_world::Rank;
 using test::FakeMeeting;
+using test::FakeMemory;
 using testing::ElementsAre;
 
 // A batch that waits for nobody takes one step, also where it is packed.
 TEST(Executor, StagesFallThroughWhileNothingHoldsThemUp) {
-  Rank rank(0, 1, std::make_shared<FakeMeeting>(1), {});
+  Rank rank(FakeMemory::Immediate, 0, 1, std::make_shared<FakeMeeting>(1), {});
   std::vector<float> a = {1}, b = {2};
   rank.executor->enqueue(batch(0, list(entry(1, a))));
-  rank.executor->step(rank.finished);
+  rank.step();
   EXPECT_EQ(rank.finished.size(), 1U);
   rank.executor->enqueue(batch(1, list(entry(2, a), entry(3, b))));
-  for (int step = 0; step < 3; ++step) rank.executor->step(rank.finished);  // two copies: in, out
+  for (int step = 0; step < 3; ++step) rank.step();  // two copies: in, out
   EXPECT_EQ(rank.finished.size(), 2U);
 }
 
 // The same spec with fewer contributors is another batch: Average divides by another number.
-TEST(Executor, ABatchThatComesAgainIsPreparedOnce) {
+TEST_P(ExecutorContract, ABatchThatComesAgainIsPreparedOnce) {
   for (const int size : {1, 3}) {
     const auto spec = std::make_shared<EntrySpec>();
     spec->reduce_op = ReduceOp::Average;
     spec->device = DeviceKind::Cuda;
     spec->parts = {{"x", {2}}};
     const auto meeting = std::make_shared<FakeMeeting>(1);
-    Rank rank(0, 1, meeting, {});
+    Rank rank(GetParam(), 0, 1, meeting, {});
     for (int round = 0; round < 4; ++round) {
       std::vector<float> data = {6, 12};
       EntryWork again = entry(1, data);

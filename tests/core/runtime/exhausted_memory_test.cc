@@ -53,7 +53,7 @@ void end_job(int n, int failures) {
       const auto x = std::make_shared<Tensor>(tensor({1}, CollectiveKind::Allgather));
       const auto result = std::make_shared<std::array<float, 2>>();
       Submission mine = submission(name, *x);
-      mine.ready = std::make_unique<Event>(std::move(ready));
+      mine.ready = std::make_unique<PolledEvent>(std::move(ready));
       mine.keep_alive = x;
       mine.allocate_output = [result](size_t, int64_t) {
         return reinterpret_cast<std::byte*>(result->data());

@@ -60,6 +60,7 @@ TEST(LoopSeat, WhatNobodyWaitsForIsSteppedInTheBackground) {
       Traced traced;
       const auto handle = runtime.submit(traced.as("x"));
       while (!handle->finished()) std::this_thread::yield();
+      EXPECT_EQ(error_of(*handle), "");
       EXPECT_NE(traced.stepped_by, std::this_thread::get_id());
       EXPECT_EQ(traced.out.size(), 3U);
     }
@@ -74,6 +75,7 @@ TEST(LoopSeat, SubmitMayStepTheLoopItself) {
       Traced traced;
       const auto handle = runtime.submit(traced.as("x"));
       while (!handle->finished()) std::this_thread::yield();
+      EXPECT_EQ(error_of(*handle), "");
       here += traced.stepped_by == std::this_thread::get_id() ? 1 : 0;
     }
     EXPECT_GT(here, 0);
@@ -147,6 +149,7 @@ TEST(LoopSeat, WhatADriverLeavesBehindGoesOn) {
       const auto handle = runtime.submit(submission("behind", behind));
       EXPECT_EQ(error_of(*done), "");
       while (!handle->finished()) std::this_thread::yield();
+      EXPECT_EQ(error_of(*handle), "");
     }
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);

@@ -24,8 +24,10 @@
 namespace horon::core::test_world {
 
 using test::FakeDelays;
+using test::FakeDevice;
 using test::FakeDomain;
 using test::FakeMeeting;
+using test::FakeMemory;
 using test::FakeOp;
 
 struct Tensor {
@@ -58,14 +60,17 @@ inline Config no_limits() {
   return config;
 }
 
-// Memory that is ready when the test says so.
-class Event final : public ReadyEvent {
+// Happens when the test says so; no queue can wait for it.
+class PolledEvent final : public Event {
  public:
-  explicit Event(std::function<bool()> ready) : ready_(std::move(ready)) {}
-  bool ready() override { return ready_(); }
+  explicit PolledEvent(std::function<bool()> happened) : happened_(std::move(happened)) {}
+  bool happened() override { return happened_(); }
+  void wait() override {
+    while (!happened_()) std::this_thread::yield();
+  }
 
  private:
-  const std::function<bool()> ready_;
+  const std::function<bool()> happened_;
 };
 
 // What a test changes in the parts of each rank.
@@ -76,8 +81,9 @@ struct Hooks {
 
 class World {
  public:
+  // `memory`: where all tensors are, whatever their specs say.
   explicit World(int size, FakeDelays delays = {}, Config config = {}, const Hooks& hooks = {},
-                 bool step_in_submit = false) {
+                 bool step_in_submit = false, FakeMemory memory = test::memory_of_worlds()) {
     set_log(0, LogLevel::Error);
     const auto meetings = std::make_shared<Meetings>();
     auto transports = InProcessTransport::make_world(size);
@@ -95,8 +101,14 @@ class World {
       }
       std::vector<int> all(static_cast<size_t>(size));
       std::iota(all.begin(), all.end(), 0);
-      const auto make = [=](const std::vector<int>& ranks) {
-        return resources(rank, ranks, meetings->next(rank, ranks), delays, doorbells);
+      FakeDevice::Options options;
+      options.delay_max = delays.copy_polls;
+      options.seed = static_cast<uint32_t>(rank) + 1;
+      options.by_hand = memory == FakeMemory::Immediate;  // it needs no thread
+      devices_.push_back(std::make_shared<FakeDevice>(options));
+      const auto make = [=, device = devices_.back()](const std::vector<int>& ranks) {
+        return resources({rank, memory, device}, ranks, meetings->next(rank, ranks), delays,
+                         doorbells);
       };
       parts.world = make(all);
       parts.make_set = [=, before_set = hooks.before_set](const std::vector<int>& ranks) {
@@ -118,6 +130,8 @@ class World {
     }
     for (std::thread& thread : threads) thread.join();
   }
+
+  FakeDevice& device(int rank) { return *devices_[static_cast<size_t>(rank)]; }
 
  private:
   // What the ranks of a set share.
@@ -147,18 +161,28 @@ class World {
     std::map<std::pair<int, std::vector<int>>, std::shared_ptr<Meeting>> meetings_;
   };
 
-  static SetResources resources(int rank, const std::vector<int>& ranks,
+  struct Place {
+    int rank = 0;
+    FakeMemory memory = FakeMemory::Immediate;
+    std::shared_ptr<FakeDevice> device;
+  };
+
+  static SetResources resources(const Place& place, const std::vector<int>& ranks,
                                 const std::shared_ptr<Meeting>& shared, FakeDelays delays,
                                 const std::vector<Doorbell*>& doorbells) {
+    const int rank = place.rank;
     const std::shared_ptr<FakeMeeting> meeting(shared, &shared->ops);
     Executor::Parts execution;
     execution.rank = index_of(rank, ranks);
     execution.size = static_cast<int>(ranks.size());
     execution.ranks = ranks;
     std::vector<std::unique_ptr<CollectiveOp>> ops;
-    ops.push_back(std::make_unique<FakeOp>(execution.rank, meeting, delays, DeviceKind::Host));
+    ops.push_back(
+        std::make_unique<FakeOp>(execution.rank, meeting, delays, DeviceKind::Host, place.memory));
     execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-    execution.domains.push_back(std::make_unique<FakeDomain>(DeviceKind::Host, delays));
+    execution.domains.push_back(place.memory == FakeMemory::Immediate
+                                    ? std::make_unique<FakeDomain>(DeviceKind::Host)
+                                    : std::make_unique<FakeDomain>(DeviceKind::Host, place.device));
     const auto wake = [=] {
       for (const int other : ranks) {
         if (other != rank) doorbells[static_cast<size_t>(other)]->ring();
@@ -169,12 +193,18 @@ class World {
     return {shared, std::make_unique<Executor>(std::move(execution)), std::move(gate)};
   }
 
+  std::vector<std::shared_ptr<FakeDevice>> devices_;
   std::vector<std::unique_ptr<Runtime>> ranks_;
 };
 
+// Waits until the result is in memory.
 inline std::string error_of(const HandleState& handle) {
-  handle.wait(std::nullopt);
-  return handle.outcome().error ? handle.outcome().error->what() : "";
+  try {
+    (void)handle.synchronize();
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
 }  // namespace horon::core::test_world

@@ -30,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 std::shared_ptr<HandleState> begin(Runtime& runtime, std::function<bool()> ready = nullptr) {
   const auto x = std::make_shared<Tensor>(tensor({1}));
   Submission mine = submission("x", *x);
-  if (ready) mine.ready = std::make_unique<Event>(std::move(ready));
+  if (ready) mine.ready = std::make_unique<PolledEvent>(std::move(ready));
   mine.keep_alive = x;
   return runtime.submit(std::move(mine));
 }
@@ -264,7 +264,7 @@ TEST(ShutdownFailures, WhoHasEndedInAllItsSetsIsNotDead) {
       const auto x = std::make_shared<Tensor>(tensor({1}));
       Submission mine = submission("x", *x);
       mine.set = 1;
-      mine.ready = std::make_unique<Event>([&] { return go.load(); });
+      mine.ready = std::make_unique<PolledEvent>([&] { return go.load(); });
       mine.keep_alive = x;
       handle = runtime.submit(std::move(mine));
     }

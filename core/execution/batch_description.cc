@@ -1,0 +1,54 @@
+#include "horon/core/execution/batch_description.h"
+
+#include <cmath>
+#include <utility>
+
+#include "horon/core/execution/block_layout.h"
+
+namespace horon::core {
+namespace {
+
+// Once a rank has joined, its neutral elements must not be scaled: only zero stays neutral under a
+// scale. So the scale of the inputs is applied to the result instead: p * min(x) = min(p * x), and
+// for p < 0 the largest x gives the smallest p * x.
+void move_prescale_to_result(Batch& batch, int contributors) {
+  const double prescale = std::exchange(batch.prescale, 1.0);
+  switch (batch.reduce_op) {
+    case ReduceOp::Sum:
+    case ReduceOp::Average:
+      batch.prescale = prescale;
+      return;
+    case ReduceOp::Product:
+      batch.postscale *= std::pow(prescale, contributors);
+      return;
+    case ReduceOp::Min:
+    case ReduceOp::Max:
+      batch.postscale *= prescale;
+      if (prescale >= 0) return;
+      batch.reduce_op = batch.reduce_op == ReduceOp::Min ? ReduceOp::Max : ReduceOp::Min;
+      return;
+  }
+}
+
+}  // namespace
+
+Batch describe_batch(const EntrySpec& spec, int contributors, std::span<const int> ranks) {
+  Batch batch;
+  batch.kind = spec.kind;
+  batch.dtype = spec.dtype;
+  batch.reduce_op = spec.reduce_op;
+  batch.device = spec.device;
+  batch.root = index_of(spec.root, ranks);
+  if (spec.compression == Compression::None) {
+    batch.prescale = spec.prescale;
+    batch.postscale = spec.postscale;
+  } else {  // scales are applied where float32 is at hand: when packing and unpacking
+    const bool half = spec.compression == Compression::Float16;
+    batch.dtype = half ? DataType::Float16 : DataType::BFloat16;
+  }
+  if (spec.reduce_op == ReduceOp::Average) batch.divisor = contributors;
+  if (contributors < static_cast<int>(ranks.size())) move_prescale_to_result(batch, contributors);
+  return batch;
+}
+
+}  // namespace horon::core

@@ -1,0 +1,60 @@
+// What the earlier batches of a set have not done yet, and a later batch may not do before them.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "horon/core/execution/collective_op.h"
+
+namespace horon::core {
+
+// Made anew in each pass over the batches, in the order of the log. One thread at a time.
+class Predecessors {
+ public:
+  void clear() {
+    if (!any_) return;
+    any_ = false;
+    one_needs_scratch_ = one_keeps_log_order_ = false;
+    keep_own_order_.clear();
+  }
+  // A batch behind which the next ones come. `unstarted`: its op; null: it has started.
+  void add(bool needs_scratch, const CollectiveOp* unstarted) {
+    one_needs_scratch_ = one_needs_scratch_ || needs_scratch;
+    any_ = any_ || needs_scratch || unstarted != nullptr;
+    if (unstarted == nullptr) return;
+    const StartOrder order = order_of(*unstarted);
+    if (order == StartOrder::Log) one_keeps_log_order_ = true;
+    if (order == StartOrder::Op) keep_own_order_.push_back(unstarted);
+  }
+
+  // Scratch is given out in the order of the log, so the first batch in it never waits for one
+  // behind it. On all ranks together, the first batch that has not finished everywhere is the first
+  // on each of them: it always goes on, however little scratch there is.
+  bool may_take_scratch() const { return !one_needs_scratch_; }
+  bool may_start(const CollectiveOp& op) const {
+    if (!any_) return true;
+    switch (order_of(op)) {
+      case StartOrder::Log:
+        return !one_keeps_log_order_;
+      case StartOrder::Op:
+        return std::find(keep_own_order_.begin(), keep_own_order_.end(), &op) ==
+               keep_own_order_.end();
+      case StartOrder::Any:
+        break;
+    }
+    return true;
+  }
+
+ private:
+  // What is enqueued has the order of the queue, and each kernel there waits for its peers.
+  static StartOrder order_of(const CollectiveOp& op) {
+    return op.enqueues() ? StartOrder::Log : op.start_order();
+  }
+
+  bool any_ = false;  // of the next three
+  bool one_needs_scratch_ = false;
+  bool one_keeps_log_order_ = false;
+  std::vector<const CollectiveOp*> keep_own_order_;
+};
+
+}  // namespace horon::core

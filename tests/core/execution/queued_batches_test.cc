@@ -1,0 +1,333 @@
+// Batches on memory with a queue: what is enqueued, what waits, and for what the host never does.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/execution/executor_rank.h"
+
+namespace horon::core {
+namespace {
+
+using executor_world::batch;
+using executor_world::entry;
+using executor_world::ExecutorContract;
+using executor_world::list;
+using executor_world::Rank;
+using executor_world::run_both;
+using test::FakeDelays;
+using test::FakeDevice;
+using test::FakeEvent;
+using test::FakeMeeting;
+using test::FakeMemory;
+using test::FakeQueue;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(QueuedBatches, AllIsEnqueuedInOneGoBeforeAnythingIsReady) {
+  Rank rank(FakeMemory::Enqueued, 0, 1, std::make_shared<FakeMeeting>(1), {});
+  FakeQueue program(*rank.device);
+  std::vector<float> a = {0}, b = {0};
+  program.run([&] { a[0] = 1; });
+  EntryWork first = entry(1, a), second = entry(2, b);
+  first.ready = program.record_ready();
+  program.run([&] { b[0] = 2; });
+  second.ready = program.record_ready();
+  rank.executor->enqueue(batch(0, list(std::move(first), std::move(second))));
+  EXPECT_EQ(rank.step_executor(), Executor::Pace::Busy);
+  ASSERT_EQ(rank.enqueued.size(), 1U) << "one step enqueues all";
+  ASSERT_EQ(rank.enqueued[0].entries.size(), 2U);
+  EXPECT_EQ(rank.enqueued[0].entries[1].ticket, 2U);
+  EXPECT_FALSE(rank.enqueued[0].done->happened());
+  EXPECT_TRUE(rank.finished.empty());
+  EXPECT_THAT(a, ElementsAre(0)) << "the program has not even written it";
+  rank.run();
+  ASSERT_EQ(rank.finished.size(), 1U);
+  EXPECT_TRUE(rank.enqueued[0].done->happened());
+  EXPECT_THAT(a, ElementsAre(1));
+  EXPECT_THAT(b, ElementsAre(2));
+  EXPECT_EQ(rank.device->host_waits(), 0);
+}
+
+// Steps of a training: the program writes two tensors, they are reduced, it adds the results up.
+class Training {
+ public:
+  Training(int rank, std::shared_ptr<FakeMeeting> meeting, bool loses_waits)
+      : rank_(rank),
+        executor(FakeMemory::Enqueued, rank, 2, std::move(meeting), {}, options(rank, loses_waits)),
+        program_(*executor.device) {}
+
+  // Enqueues a step. The program does not wait for the one before.
+  void begin(int step) {
+    const size_t i = static_cast<size_t>(step) % 2;  // two pairs of tensors, in turns
+    std::vector<float>&small = small_[i], &large = large_[i];
+    // A pair is written again when its last results have been read: the order of the program.
+    program_.run([&small, &large, this, step] {
+      small.assign(3, static_cast<float>(step + rank_));
+      large.assign(100, 1);
+    });
+    std::vector<EntryWork> work = list(entry(1, small), entry(2, large));
+    for (EntryWork& each : work) each.ready = program_.record_ready();
+    executor.executor->enqueue(batch(static_cast<uint64_t>(step), std::move(work)));
+    while (executor.enqueued.size() <= static_cast<size_t>(step)) executor.step_executor();
+    (void)program_.wait_for(*executor.enqueued.back().done);
+    program_.run([&small, &large, this] { sum_ += small[2] + large[99]; });
+  }
+  float sum() const { return sum_; }
+
+  static constexpr int kSteps = 20;
+  static float expected() {
+    float sum = 0;
+    for (int step = 0; step < kSteps; ++step) sum += 2.0F * static_cast<float>(step) + 1 + 2;
+    return sum;
+  }
+
+ private:
+  static FakeDevice::Options options(int rank, bool loses_waits) {
+    FakeDevice::Options options;
+    options.delay_max = 3 + rank;
+    options.seed = 7 + static_cast<uint32_t>(rank);
+    options.loses_waits = loses_waits;
+    options.by_hand = true;
+    return options;
+  }
+
+  const int rank_;
+
+ public:
+  Rank executor;
+
+ private:
+  FakeQueue program_;
+  std::vector<float> small_[2] = {std::vector<float>(3), std::vector<float>(3)};
+  std::vector<float> large_[2] = {std::vector<float>(100), std::vector<float>(100)};
+  float sum_ = 0;
+};
+
+// Enqueues all steps on both ranks before the devices do anything.
+void train(Training& zero, Training& one) {
+  for (int step = 0; step < Training::kSteps; ++step) {
+    zero.begin(step);
+    one.begin(step);
+  }
+  EXPECT_EQ(zero.sum(), 0);
+  for (int i = 0; i < 100'000; ++i) {
+    const bool zero_goes_on = zero.executor.device->turn();
+    if (!one.executor.device->turn() && !zero_goes_on) break;
+  }
+}
+
+TEST(QueuedBatches, AWholeTrainingWaitsNeverOnTheHost) {
+  const auto meeting = std::make_shared<FakeMeeting>(2);
+  Training zero(0, meeting, false), one(1, meeting, false);
+  train(zero, one);
+  EXPECT_EQ(zero.sum(), Training::expected());
+  EXPECT_EQ(one.sum(), Training::expected());
+  EXPECT_EQ(zero.executor.device->host_waits() + one.executor.device->host_waits(), 0);
+  run_both(zero.executor, one.executor);
+  EXPECT_EQ(zero.executor.finished.size(), static_cast<size_t>(Training::kSteps));
+  // All of them went through one fusion buffer, each behind the one before.
+  EXPECT_EQ(zero.executor.domain->allocations(), 1);
+}
+
+// That the test above sees what it is there to see.
+TEST(QueuedBatches, ADeviceThatForgetsToWaitGivesOtherResults) {
+  const auto meeting = std::make_shared<FakeMeeting>(2);
+  Training zero(0, meeting, true), one(1, meeting, true);
+  train(zero, one);
+  EXPECT_NE(zero.sum(), Training::expected());
+}
+
+TEST(QueuedBatches, TheMemoryIsInUseUntilTheDeviceHasDoneTheWork) {
+  const auto meeting = std::make_shared<FakeMeeting>(2);
+  Rank zero(FakeMemory::Enqueued, 0, 2, meeting, {}), one(FakeMemory::Enqueued, 1, 2, meeting, {});
+  std::vector<float> a = {1}, b = {2};
+  zero.executor->enqueue(batch(0, list(entry(1, a))));
+  for (int i = 0; i < 20; ++i) EXPECT_NE(zero.step(), Executor::Pace::Idle);
+  EXPECT_EQ(zero.enqueued.size(), 1U);
+  EXPECT_TRUE(zero.finished.empty()) << "rank 1 has not come";
+  one.executor->enqueue(batch(0, list(entry(1, b))));
+  run_both(zero, one);
+  EXPECT_EQ(zero.enqueued.size(), 1U) << "told once";
+  EXPECT_EQ(zero.finished.size(), 1U);
+  EXPECT_THAT(a, ElementsAre(3));
+}
+
+TEST(QueuedBatches, AnOpThatFailsBehindItsHandleFailsTheBatch) {
+  Rank rank(FakeMemory::Enqueued, 0, 1, std::make_shared<FakeMeeting>(1),
+            {.fail_op_at_sequence = 0});
+  std::vector<float> a = {1}, b = {2};
+  rank.executor->enqueue(batch(0, list(entry(1, a), entry(2, b))));
+  while (rank.finished.empty()) rank.step();
+  EXPECT_THAT(rank.finished[0].error->what(), HasSubstr("fake network is down"));
+}
+
+TEST(QueuedBatches, ADeviceThatFailsFailsTheBatch) {
+  for (int at = 0; at < 6; ++at) {
+    for (const FakeMemory memory : {FakeMemory::HostDriven, FakeMemory::Enqueued}) {
+      FakeDevice::Options options;
+      options.fails_at = at;
+      options.by_hand = true;
+      Rank rank(memory, 0, 1, std::make_shared<FakeMeeting>(1), {}, options);
+      FakeQueue program(*rank.device);
+      std::vector<float> a = {1}, b = {2};
+      EntryWork late = entry(1, a);
+      late.ready = program.record_ready();
+      rank.executor->enqueue(batch(0, list(std::move(late), entry(2, b))));
+      for (int i = 0; i < 100 && rank.finished.empty(); ++i) rank.step();
+      ASSERT_EQ(rank.finished.size(), 1U) << at;
+      // The copy in, the event behind it, the copy out and the event behind it at least.
+      ASSERT_TRUE(rank.finished[0].error || at > 4) << at;
+    }
+  }
+}
+
+// What keeps an order, keeps it on every rank; the rest does not wait.
+TEST(QueuedBatches, AnUnreadyBatchHoldsBackOnlyThoseThatKeepItsOrder) {
+  for (const FakeMemory memory : {FakeMemory::Immediate, FakeMemory::HostDriven}) {
+    for (const StartOrder order : {StartOrder::Log, StartOrder::Op, StartOrder::Any}) {
+      const auto meeting = std::make_shared<FakeMeeting>(1);
+      Rank rank(memory, 0, 1, meeting, {.copy_polls = 2, .order = order});
+      std::vector<float> a = {1}, b = {2}, c = {3};
+      EntryWork late = entry(1, a);
+      late.ready = std::make_unique<FakeEvent>(100);
+      rank.executor->enqueue(batch(0, list(std::move(late))));
+      rank.executor->enqueue(batch(1, list(entry(2, b), entry(3, c))));  // is packed
+      rank.run();
+      ASSERT_EQ(rank.finished.size(), 2U);
+      if (order == StartOrder::Any) {
+        EXPECT_THAT(meeting->started(0), ElementsAre(1, 0));
+      } else {
+        EXPECT_THAT(meeting->started(0), ElementsAre(0, 1));
+      }
+    }
+  }
+}
+
+// An op that keeps an order of its own, beside one that keeps that of the log.
+TEST(Predecessors, EachOrderIsItsOwn) {
+  const auto op = [](StartOrder order) {
+    return test::FakeOp(0, nullptr, {.order = order}, DeviceKind::Host);
+  };
+  const auto mpi = op(StartOrder::Log), also_mpi = op(StartOrder::Log), any = op(StartOrder::Any);
+  const auto shm = op(StartOrder::Op), other_shm = op(StartOrder::Op);
+  Predecessors earlier;
+  earlier.add(false, &any);
+  EXPECT_TRUE(earlier.may_start(mpi) && earlier.may_start(shm) && earlier.may_start(any));
+  earlier.add(false, &shm);
+  EXPECT_TRUE(earlier.may_start(mpi) && earlier.may_start(other_shm) && earlier.may_start(any));
+  EXPECT_FALSE(earlier.may_start(shm));
+  earlier.add(false, &mpi);
+  EXPECT_FALSE(earlier.may_start(also_mpi));
+  EXPECT_TRUE(earlier.may_take_scratch());
+  earlier.add(true, nullptr);
+  EXPECT_FALSE(earlier.may_take_scratch());
+  earlier.clear();
+  EXPECT_TRUE(earlier.may_start(shm) && earlier.may_start(mpi) && earlier.may_take_scratch());
+}
+
+// Many batches that are packed, of which the first is not ready for long.
+void run_with_little_scratch(FakeMemory memory, StartOrder order, size_t bytes_max,
+                             int allocations_max) {
+  const auto meeting = std::make_shared<FakeMeeting>(2);
+  const FakeDelays delays{.op_polls = 2, .copy_polls = 1, .order = order};
+  Rank zero(memory, 0, 2, meeting, delays, bytes_max);
+  Rank one(memory, 1, 2, meeting, delays, bytes_max);
+  constexpr size_t batches = 12, elements = 20'000;  // 80,000 bytes and 4 for each
+  std::vector<std::vector<float>> mine(batches, std::vector<float>(elements, 1)), theirs = mine;
+  std::vector<std::vector<float>> ends(2 * batches, std::vector<float>(1, 2));
+  for (size_t i = 0; i < batches; ++i) {
+    std::vector<EntryWork> work = list(entry(1, mine[i]), entry(2, ends[i]));
+    if (i % 5 == 0) work[0].ready = std::make_unique<FakeEvent>(40);
+    zero.executor->enqueue(batch(i, std::move(work)));
+    work = list(entry(1, theirs[i]), entry(2, ends[batches + i]));
+    if (i % 5 == 1) work[1].ready = std::make_unique<FakeEvent>(60);
+    one.executor->enqueue(batch(i, std::move(work)));
+  }
+  run_both(zero, one);
+  ASSERT_EQ(zero.finished.size(), batches);
+  ASSERT_EQ(one.finished.size(), batches);
+  for (size_t i = 0; i < batches; ++i) {
+    EXPECT_EQ(mine[i], std::vector<float>(elements, 2));
+    EXPECT_EQ(theirs[i], mine[i]);
+  }
+  for (const Rank* rank : {&zero, &one}) {
+    EXPECT_LE(rank->domain->allocations(), allocations_max);
+    EXPECT_GE(rank->domain->allocations(), 1);
+  }
+}
+
+TEST_P(ExecutorContract, ScratchIsLimitedAndNothingWaitsForEver) {
+  for (const StartOrder order : {StartOrder::Log, StartOrder::Op, StartOrder::Any}) {
+    run_with_little_scratch(GetParam(), order, 170'000, 2);
+    run_with_little_scratch(GetParam(), order, 80'004, 1);
+    run_with_little_scratch(GetParam(), order, 0, 1);  // one batch may always run
+  }
+}
+
+// If the third took what the second waits for, the second would never start, nor the third behind
+// it.
+TEST(QueuedBatches, ASmallBatchDoesNotTakeTheScratchOfALargeOneBeforeIt) {
+  for (const FakeMemory memory : {FakeMemory::Immediate, FakeMemory::HostDriven}) {
+    Rank rank(memory, 0, 1, std::make_shared<FakeMeeting>(1), {.op_polls = 3}, 100'000);
+    std::vector<std::vector<float>> tensors;
+    for (const size_t bytes : {60'000, 80'000, 30'000}) {
+      tensors.emplace_back(bytes / sizeof(float), 1);
+    }
+    std::vector<std::vector<float>> ends(3, std::vector<float>(1));
+    for (size_t i = 0; i < 3; ++i) {
+      rank.executor->enqueue(batch(i, list(entry(1, tensors[i]), entry(2, ends[i]))));
+    }
+    rank.run();
+    EXPECT_EQ(rank.finished.size(), 3U);
+  }
+}
+
+TEST(ScratchPool, ASmallRequestLeavesTheLargeBuffersAlone) {
+  std::vector<std::unique_ptr<MemoryDomain>> domains;
+  domains.push_back(std::make_unique<test::FakeDomain>(DeviceKind::Host));
+  ScratchPool pool(std::move(domains));
+  ScratchPool::Buffer large = pool.take(DeviceKind::Host, size_t{64} << 20);
+  const std::byte* const where = large.memory.get();
+  pool.give_back(DeviceKind::Host, std::move(large), nullptr);
+  ScratchPool::Buffer small = pool.take(DeviceKind::Host, 100);
+  EXPECT_LE(small.capacity, size_t{64} << 10);
+  EXPECT_EQ(pool.take(DeviceKind::Host, size_t{60} << 20).memory.get(), where);
+}
+
+// More buffers than the pool keeps: those that the device still uses are released later.
+TEST(ScratchPool, WhatTheDeviceUsesIsNotReleased) {
+  FakeDevice::Options options;
+  options.by_hand = true;
+  const auto device = std::make_shared<FakeDevice>(options);
+  FakeQueue queue(*device);
+  std::vector<std::weak_ptr<std::byte>> memory;
+  {
+    std::vector<std::unique_ptr<MemoryDomain>> domains;
+    domains.push_back(std::make_unique<test::FakeDomain>(DeviceKind::Host));
+    ScratchPool pool(std::move(domains));
+    std::vector<ScratchPool::Buffer> taken;
+    for (int i = 0; i < 8; ++i) {
+      taken.push_back(pool.take(DeviceKind::Host, 1000));
+      memory.emplace_back(taken.back().memory);
+    }
+    const auto give_back = [&](size_t i) {
+      pool.give_back(DeviceKind::Host, std::move(taken[i]), queue.record());
+    };
+    for (size_t i = 0; i < 6; ++i) give_back(i);
+    for (const auto& each : memory) EXPECT_FALSE(each.expired());
+    while (device->turn()) {
+    }
+    give_back(6);
+    EXPECT_TRUE(memory[0].expired() && memory[1].expired());
+    EXPECT_FALSE(memory[6].expired());
+    give_back(7);
+  }
+  EXPECT_TRUE(memory[3].expired());
+  EXPECT_FALSE(memory[6].expired() || memory[7].expired()) << "the device has not come so far";
+}
+
+}  // namespace
+}  // namespace horon::core

@@ -1,0 +1,138 @@
+// Training on a device of its own thread for each rank: handles finish when the work is enqueued.
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using test::FakeMemory;
+using test::FakeQueue;
+using test_world::error_of;
+using test_world::no_limits;
+using test_world::submission;
+using test_world::Tensor;
+using test_world::tensor;
+using test_world::World;
+using testing::HasSubstr;
+
+// Steps with a few tensors, in another order on each rank. The program's own stream writes the
+// tensors, waits for the results and reads them; its thread never waits for the device.
+TEST(QueuedMemory, ATrainingWaitsNeverOnTheHost) {
+  constexpr int ranks = 3, steps = 40;
+  constexpr size_t tensors = 5;
+  World world(ranks, {.op_polls = 1, .copy_polls = 3});
+  world.each([&](Runtime& runtime, int rank) {
+    FakeQueue program(world.device(rank));
+    std::array<Tensor, tensors> x;
+    for (Tensor& each : x) each = tensor({0, 0});
+    std::vector<float> sums(steps);
+    for (int step = 0; step < steps; ++step) {
+      std::vector<std::shared_ptr<HandleState>> handles;
+      for (size_t i = 0; i < tensors; ++i) {
+        Tensor& mine = x[(i + static_cast<size_t>(rank)) % tensors];
+        program.run([&mine, step, rank] { mine.data = {1.0F * rank, 1.0F * step}; });
+        Submission given = submission("t" + std::to_string(&mine - x.data()), mine);
+        given.ready = program.record_ready();
+        handles.push_back(runtime.submit(std::move(given)));
+      }
+      for (const auto& handle : handles) {
+        ASSERT_TRUE(program.wait_for(*handle->get().done));
+      }
+      program.run([&x, &sum = sums[static_cast<size_t>(step)]] {
+        for (const Tensor& each : x) sum += each.data[0] + 10 * each.data[1];
+      });
+    }
+    EXPECT_EQ(world.device(rank).host_waits(), 0);
+    const auto end = program.record();
+    end->wait();
+    EXPECT_EQ(world.device(rank).host_waits(), 1);
+    for (int step = 0; step < steps; ++step) {
+      EXPECT_EQ(sums[static_cast<size_t>(step)], tensors * (3.0F + 10 * 3.0F * step)) << step;
+    }
+  });
+}
+
+// The device reads and writes it long after the handle has finished.
+TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
+  World world(2);
+  std::atomic<bool> go{false};
+  world.each([&](Runtime& runtime, int rank) {
+    FakeQueue program(world.device(rank));
+    program.enqueue({[&] { return go.load(); }, nullptr});  // the producer takes its time
+    auto x = std::make_shared<Tensor>(tensor({1}));
+    const std::weak_ptr<Tensor> watched = x;
+    Submission given = submission("x", *x);
+    given.ready = program.record_ready();
+    given.keep_alive = std::move(x);
+    const auto handle = runtime.submit(std::move(given));
+    (void)handle->get();
+    EXPECT_FALSE(handle->outcome().done->happened());
+    runtime.release_finished();
+    EXPECT_FALSE(watched.expired()) << "nothing has happened yet";
+    go = true;
+    EXPECT_EQ(error_of(*handle), "");
+    // The loop sees it a moment after the device has done it.
+    for (int i = 0; i < 10'000 && !watched.expired(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      runtime.release_finished();
+    }
+    EXPECT_TRUE(watched.expired());
+  });
+}
+
+// The handles have finished, and the work behind them never will: who waits for it on the host
+// hears why.
+TEST(QueuedMemory, AFailureBehindAFinishedHandleIsHeardByWhoWaits) {
+  World world(2, {.fail_op_at_sequence = 1}, no_limits());
+  std::atomic<bool> go{false};
+  world.each([&](Runtime& runtime, int rank) {
+    FakeQueue program(world.device(rank));
+    program.enqueue({[&] { return go.load(); }, nullptr});
+    std::vector<std::shared_ptr<HandleState>> handles;
+    const auto submit = [&](const char* name, std::unique_ptr<Event> ready) {
+      const auto x = std::make_shared<Tensor>(tensor({1}));
+      Submission given = submission(name, *x);
+      given.ready = std::move(ready);
+      given.keep_alive = x;
+      handles.push_back(runtime.submit(std::move(given)));
+    };
+    submit("ok", nullptr);
+    EXPECT_EQ(error_of(*handles[0]), "");
+    handles.clear();
+    submit("fails", program.record_ready());
+    try {
+      submit("behind it", nullptr);
+    } catch (const Error& error) {  // the job has ended already
+      EXPECT_THAT(error.what(), HasSubstr("fake network is down"));
+    }
+    for (const auto& handle : handles) {
+      EXPECT_THAT(error_of(*handle), HasSubstr("fake network is down"));
+    }
+    go = true;
+  });
+}
+
+// Shutdown waits for what is enqueued.
+TEST(QueuedMemory, ShutdownDrainsTheDevice) {
+  World world(2, {.copy_polls = 200});
+  world.each([&](Runtime& runtime, int) {
+    std::vector<Tensor> x(10, tensor({1}));
+    for (size_t i = 0; i < x.size(); ++i) {
+      (void)runtime.submit(submission("t" + std::to_string(i), x[i]));
+    }
+    EXPECT_EQ(runtime.shutdown(std::chrono::seconds(20)), "");
+    for (const Tensor& each : x) EXPECT_EQ(each.data[0], 2);
+  });
+}
+
+}  // namespace
+}  // namespace horon::core

@@ -1,0 +1,3 @@
+#include "horon/tests/support/fake_device.h"
+
+horon::test::FakeMemory horon::test::memory_of_worlds() { return FakeMemory::Enqueued; }
