@@ -48,11 +48,12 @@ FrozenEntries::Entry* FrozenEntries::find(Place place) {
 
 bool FrozenEntries::fits(const Entry& entry, const Request& request) {
   return request.absent == entry.flags.absent && request.extents.empty() &&
-         (request.spec == entry.spec || agree(*request.spec, *entry.spec));
+         (request.spec == entry.latest || request.spec == entry.spec ||
+          agree(*request.spec, *entry.spec));
 }
 
 void FrozenEntries::fill(Entry& entry, Request request, Nanos now) {
-  entry.spec = request.spec;  // the pointer to expect next time
+  entry.latest = std::exchange(request.spec, entry.spec);
   entry.request = std::move(request);
   entry.filled_at = now;
   entry.filled = true;

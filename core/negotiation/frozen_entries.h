@@ -21,7 +21,8 @@ class FrozenEntries {
  public:
   struct Entry {
     Place place = kNoPlace;
-    SpecPtr spec;
+    SpecPtr spec;    // of each start: what is prepared for it is found by its address
+    SpecPtr latest;  // of the latest submission: equal, compared first next time
     PartFlags flags;
     int64_t bytes = 0;
     bool fuses = false;  // see may_fuse()

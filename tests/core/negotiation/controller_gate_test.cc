@@ -166,6 +166,26 @@ TEST(ControllerWithGate, WhatWaitsForTheRestOfItsBatchEndsWithTheJob) {
   EXPECT_EQ(effects.finished.front().ticket, 7U);
 }
 
+// Programs that describe their tensor anew in each call; what is prepared is found by address.
+TEST(ControllerWithGate, AFrozenEntryStartsWithOneSpec) {
+  WithGate member(1);
+  EXPECT_EQ(member.end_after(plan_of_x()), "");
+  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  RingGate other = member.gate_of(0);
+  std::vector<SpecPtr> started;
+  for (Ticket call = 7; call < 10; ++call) {
+    member->submit({call, "x", tensor("x"), {}, {}});
+    EXPECT_TRUE(other.fill(1));
+    other.append_go(1, false);
+    const Effects effects = member->take_effects();
+    ASSERT_EQ(effects.starts.size(), 1U);
+    started.push_back(effects.starts.front().entries.front().spec);
+    member->batch_finished();
+  }
+  EXPECT_EQ(started[1], started[0]);
+  EXPECT_EQ(started[2], started[0]);
+}
+
 TEST(ControllerWithGate, AStartThatNobodyHasFilledEndsTheJob) {
   WithGate member(1);
   EXPECT_EQ(member.end_after(plan_of_x()), "");

@@ -285,7 +285,7 @@ void SimulatedCluster::add_contribution(int rank, const core::StartBatch& start,
   const Contribution own{rank, *start.entries[entry].ticket};
   const Action& action = at(rank).program.at(own.action);
   if (action.kind != Action::Kind::Submit || action.name != start.entries[entry].name ||
-      action.spec != start.entries[entry].spec) {
+      !(*action.spec == *start.entries[entry].spec)) {
     violate(concat("rank ", rank, " starts \"", start.entries[entry].name,
                    "\" with what is no submission of it"));
   }
