@@ -27,7 +27,7 @@ std::shared_ptr<std::byte> untouched_memory(size_t bytes) {
 
 GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
                                std::span<const GradientLayout> layouts,
-                               const GradientSettings& settings)
+                               const GradientSettings& settings, bool untouched)
     : name_(std::move(name)),
       slots_(std::move(slots)),
       set_(settings.set),
@@ -38,7 +38,8 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
   const size_t bytes = std::max<size_t>(1, gradient_bytes());  // the flags are in no tensor
   const size_t flag_bytes = has_flags_ ? RoundFlags::kCount * c10::elementSize(dtype_) : 0;
-  memory_ = sparse_ ? untouched_memory(bytes) : ops::allocate_host(bytes + flag_bytes);
+  memory_ = sparse_ || untouched ? untouched_memory(bytes + flag_bytes)
+                                 : ops::allocate_host(bytes + flag_bytes);
   auto* owner = new std::shared_ptr<std::byte>(memory_);
   at::DataPtr data(
       memory_.get(), owner,

@@ -28,10 +28,11 @@ namespace horon::torch_detail {
 
 class GradientBucket {
  public:
-  // `slots` are indices into `layouts`. Takes memory from ops::allocate_host(); for the bucket of
-  // a sparse gradient only address space, which nobody touches.
+  // `slots` are indices into `layouts`. Takes memory from ops::allocate_host(); for a bucket that
+  // nobody touches (of a sparse gradient, or on a rank that reduces alone) only address space.
   GradientBucket(std::string name, std::vector<size_t> slots,
-                 std::span<const GradientLayout> layouts, const GradientSettings& settings);
+                 std::span<const GradientLayout> layouts, const GradientSettings& settings,
+                 bool untouched);
 
   // A tensor over the memory of one part, without autograd history; each call makes a new one.
   at::Tensor make_view(size_t part) const;

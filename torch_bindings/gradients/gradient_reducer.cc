@@ -48,10 +48,12 @@ GradientReducer::NoSync::~NoSync() {
 GradientReducer::NoSync GradientReducer::no_sync() { return NoSync(impl_->no_sync_depth()); }
 
 void GradientReducer::before_bucket(std::function<void(const BucketView&)> function) {
+  if (function) impl_->use_buckets();
   impl_->before_bucket = std::move(function);
 }
 
 void GradientReducer::after_bucket(std::function<void(const BucketView&)> function) {
+  if (function) impl_->use_buckets();
   impl_->after_bucket = std::move(function);
 }
 

@@ -95,6 +95,9 @@ class AfterHook : public autograd::PostAccumulateGradHook {
 };
 
 bool is_heard(const at::Tensor& parameter) {
+  const auto* after =
+      dynamic_cast<const AfterHook*>(autograd::impl::post_acc_grad_hooks(parameter).get());
+  if (after != nullptr && after->link()->listener != nullptr) return true;
   for (const auto& hook : autograd::impl::hooks(parameter)) {
     const auto* ours = dynamic_cast<const BeforeHook*>(hook.get());
     if (ours != nullptr && ours->link()->listener != nullptr) return true;
@@ -142,7 +145,7 @@ void remove_hooks(const at::Tensor& parameter, const HookLink* link) {
 }  // namespace
 
 HookedParameter::HookedParameter(const at::Tensor& parameter, const std::string& name,
-                                 GradientListener* listener, size_t index)
+                                 GradientListener* listener, size_t index, Hooks hooks)
     : parameter_(parameter) {
   autograd::impl::materialize_autograd_meta(parameter);
   if (is_heard(parameter)) {
@@ -153,9 +156,11 @@ HookedParameter::HookedParameter(const at::Tensor& parameter, const std::string&
   link_ = std::make_shared<HookLink>();
   link_->listener = listener;
   link_->index = index;
-  ProgramHooks program = prepare_pre_hooks(parameter);
-  autograd::impl::hooks(parameter).push_back(
-      std::make_unique<BeforeHook>(link_, std::move(program)));
+  if (hooks == Hooks::BeforeAndAfter) {
+    ProgramHooks program = prepare_pre_hooks(parameter);
+    autograd::impl::hooks(parameter).push_back(
+        std::make_unique<BeforeHook>(link_, std::move(program)));
+  }
   autograd::impl::set_post_acc_grad_hooks(
       parameter, std::make_unique<AfterHook>(
                      link_, std::move(autograd::impl::post_acc_grad_hooks(parameter))));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -26,6 +27,11 @@ class GradientListener {
 
 struct HookLink;
 
+enum class Hooks : uint8_t {
+  BeforeAndAfter,
+  AfterAlone,  // cheaper: LibTorch copies a list of gradients for each hook before
+};
+
 // Sets the hooks, and removes them when it goes. A post-accumulate hook that was there before stays
 // and is called first; one that is set later on top of ours stays too, and ours then only forwards.
 class HookedParameter {
@@ -33,7 +39,7 @@ class HookedParameter {
   // The parameter is a leaf; a frozen one is fine (its hooks begin to be called when it is
   // unfrozen). Throws Error(InvalidArgument) naming it if another listener hears it already.
   HookedParameter(const at::Tensor& parameter, const std::string& name, GradientListener* listener,
-                  size_t index);
+                  size_t index, Hooks hooks = Hooks::BeforeAndAfter);
   ~HookedParameter();
   HookedParameter(HookedParameter&&) noexcept = default;
   HookedParameter& operator=(HookedParameter&&) = delete;

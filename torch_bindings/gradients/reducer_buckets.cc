@@ -33,7 +33,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   if (first_slot == 0) find_groups(options_.groups, added);  // throws before anything has changed
   std::vector<HookedParameter> hooks;
   for (const auto& [name, parameter] : accepted) {
-    hooks.emplace_back(parameter, name, this, slots_.size() + hooks.size());
+    hooks.emplace_back(parameter, name, this, slots_.size() + hooks.size(), hooks_needed());
   }
   known_ = std::move(seen);
   names_ = std::move(names);
@@ -59,7 +59,7 @@ void GradientReducer::Impl::make_buckets(size_t first_slot) {
     for (size_t& slot : members) slot += first_slot;
     const size_t number = buckets_.size();
     buckets_.emplace_back(core::concat(name_, ".bucket.", number), std::move(members), layouts_,
-                          settings_);
+                          settings_, alone_);
     GradientBucket& bucket = buckets_.back();
     for (size_t i = 0; i < bucket.slots().size(); ++i) {
       GradientSlot& slot = slots_[bucket.slots()[i]];
@@ -88,6 +88,7 @@ void GradientReducer::Impl::set_passes(int passes) {
   wanted.backward_passes_per_step = passes;
   settings_ = settings_of(wanted);  // throws if it is wrong
   options_ = std::move(wanted);
+  if (!settings_.leaves_gradients_alone()) use_buckets();
   if (settings_.member) rebuild(std::move(layouts_));  // the ranks compare it with the plan
 }
 

@@ -37,6 +37,7 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
       order_(core::concat(name_, " of set ", settings_.set)),
       destroy_timeout_s_(ops::runtime().config().shutdown_timeout_s),
       has_timeline_(ops::runtime().timeline() != nullptr),
+      alone_(settings_.member && settings_.leaves_gradients_alone()),
       late_(name_, settings_),
       ends_(this),
       no_sync_depth_(std::make_shared<std::atomic<int>>(0)) {
@@ -115,10 +116,27 @@ void GradientReducer::Impl::before_accumulate(size_t index) {
   if (!std::exchange(slot.accumulating, true)) ++buckets_[slot.bucket_number].accumulating;
 }
 
+// Most gradients find that one has come before in the same backward pass.
+void GradientReducer::Impl::arrived_alone(GradientSlot& slot) {
+  if (!slot.arrived_alone()) return;
+  const int task = BackwardEnds::current_task();
+  if (task_alone_ != task || has_timeline_) {
+    std::unique_lock lock(mutex_);
+    if (round_) wait_for_round(lock);
+    await_end_of(task);
+    if (has_timeline_) last_arrival_ = Clock::now();
+    if (has_timeline_ && !open_) first_arrival_ = last_arrival_;
+    open_ = true;
+    task_alone_ = task;
+  }
+  if (*no_sync_depth_ == 0) ++slot.passes;
+}
+
 void GradientReducer::Impl::after_accumulate(size_t index) {
   if (is_broken_) return;
   GradientSlot& slot = slots_[index];
   const GradientSlot::Busy busy(slot);
+  if (alone_) return arrived_alone(slot);
   const GradientSlot::Arrival arrival = slot.after_accumulate();
   const std::lock_guard lock(mutex_);
   GradientBucket& bucket = buckets_[slot.bucket_number];
@@ -253,6 +271,21 @@ bool GradientReducer::Impl::passes_checks(GradientBucket& bucket, const std::vec
   return false;
 }
 
+Hooks GradientReducer::Impl::hooks_needed() const {
+  return alone_ ? Hooks::AfterAlone : Hooks::BeforeAndAfter;
+}
+
+void GradientReducer::Impl::use_buckets() {
+  if (!std::exchange(alone_, false)) return;
+  hooks_.clear();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    hooks_.emplace_back(slots_[i].parameter(), slots_[i].name(), this, i, hooks_needed());
+  }
+  rebuild(std::move(layouts_));
+  if (open_) return;
+  for (GradientSlot& slot : slots_) slot.adopt_older_value();
+}
+
 void GradientReducer::Impl::set_weight(double weight) {
   if (!std::isfinite(weight) || weight < 0) {
     throw Error(ErrorCode::InvalidArgument,
@@ -268,6 +301,7 @@ void GradientReducer::Impl::set_weight(double weight) {
                              unsynchronized_parameter(),
                              "\"); call it before the first backward() of the step"));
   }
+  use_buckets();
   weight_ = weight;
 }
 

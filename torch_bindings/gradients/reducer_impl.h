@@ -71,6 +71,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // while the others go on.
   void finish_step(Passes passes);
   void add_parameters(const NamedTensors& parameters);
+  // Gradients pass through buckets from now on, also where this rank reduces alone.
+  void use_buckets();
   void before_zeroing_in_place();
   std::string unsynchronized_parameter() const;
   std::string name_of(const at::Tensor& parameter) const;
@@ -125,6 +127,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void learn_sparse();
 
   // reducer_impl.cc
+  torch_detail::Hooks hooks_needed() const;
+  void arrived_alone(GradientSlot& slot);
   void await_end_of(int task);
   void wait_for_round(std::unique_lock<std::mutex>& lock);
   void begin_gathering(int task);
@@ -149,6 +153,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void settle(Failures& failures, Failures& of_functions, bool has_results);
   void call_after_bucket(const GradientBucket& bucket, Failures& failures);
   void clear_round(Clock::time_point begin);
+  void end_round_alone();
 
   // reducer_agreement.cc
   void raise_flags();
@@ -173,6 +178,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   const std::string order_;
   const double destroy_timeout_s_;
   const bool has_timeline_;  // false: no clock is read in hooks
+  bool alone_;               // there is nobody to reduce with, and nothing to do to gradients
 
   std::deque<GradientSlot> slots_;  // in the order of registration; addresses stay
   std::vector<GradientLayout> layouts_;
@@ -193,7 +199,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // The backward pass that began when all parameters fitted their buckets: a program changes them
   // between two passes, so its hooks need not look again.
   std::optional<int> task_that_fits_;
-  std::atomic<bool> open_{false};  // a gradient has come since the last round
+  std::atomic<bool> open_{false};    // a gradient has come since the last round
+  std::atomic<int> task_alone_{-1};  // the backward pass that has set open_ where alone_
   std::shared_ptr<std::atomic<int>> no_sync_depth_;
   Clock::time_point first_arrival_, last_arrival_;
 

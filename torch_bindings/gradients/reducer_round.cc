@@ -32,6 +32,7 @@ void GradientReducer::Impl::synchronize(Passes passes) {
     begin_round(unreduced && passes == Passes::All && passes_missing());
     end_round();
   }
+  if (alone_) return;
   for (GradientSlot& slot : slots_) slot.put_back_older_value();
 }
 
@@ -79,6 +80,7 @@ void GradientReducer::Impl::begin_round(bool early) {
   totals_ = {};
   scale_ = number_share_ = 1;
   round_->early = early;
+  if (alone_) return;
   Failures& failures = round_->failures;
   failures.run([&] {
     if (!open_) rebuild_if_changed();
@@ -94,8 +96,34 @@ void GradientReducer::Impl::begin_round(bool early) {
   if (!settings_.has_round_flags() || current_flags().asked()) announce(failures);
 }
 
+// Nothing was under way.
+void GradientReducer::Impl::end_round_alone() {
+  const bool early = round_->early;
+  const std::vector<ProcessSet> sets =
+      settings_.process_set.is_world() ? std::vector<ProcessSet>() : process_sets();
+  const bool removed = !settings_.process_set.is_world() &&
+                       std::none_of(sets.begin(), sets.end(), [&](const ProcessSet& each) {
+                         return each.id() == settings_.set;
+                       });
+  round_failed_ = early || removed;
+  task_alone_ = -1;
+  for (GradientSlot& slot : slots_) slot.end_round_alone();
+  clear_round(round_->begin);
+  {
+    const std::lock_guard lock(mutex_);
+    round_.reset();
+  }
+  round_over_.notify_all();
+  if (removed) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("\"", name_, "\": process set ", settings_.set, " has been removed"));
+  }
+  if (early) refuse_early_step(true);
+}
+
 // Waits for all of it. Throws the first error when everything has ended.
 void GradientReducer::Impl::end_round() {
+  if (alone_) return end_round_alone();
   const PlainMode plain;
   Failures failures = std::move(round_->failures);
   const Clock::time_point begin = round_->begin;

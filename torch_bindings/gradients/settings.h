@@ -39,6 +39,11 @@ struct GradientSettings {
   bool has_round_flags() const {
     return wait_in == WaitIn::Backward && sparse_as_dense && is_linear();
   }
+  // A rank that reduces with nobody: .grad is what backward() has made it, in memory of its own.
+  bool leaves_gradients_alone() const {
+    return ranks.size() == 1 && has_round_flags() && !check_finite &&
+           (passes == 1 || !averages_passes);
+  }
   bool is_linear() const { return op == ReduceOp::Sum || op == ReduceOp::Average; }
   // What ranks compare, in words.
   std::string text() const;

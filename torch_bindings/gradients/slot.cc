@@ -195,6 +195,22 @@ GradientSlot::Arrival GradientSlot::after_accumulate() {
   return std::exchange(state_, State::Filled) == State::Idle ? Arrival::First : Arrival::Again;
 }
 
+bool GradientSlot::arrived_alone() {
+  at::Tensor& current = grad();
+  if (!current.defined()) return false;
+  if (current.layout() != at::kStrided) {
+    const PlainMode plain;
+    current = current.to_dense();
+  }
+  fired_ = true;
+  return true;
+}
+
+void GradientSlot::adopt_older_value() {
+  at::Tensor& current = grad();
+  if (current.defined() && !holds(current) && !current.requires_grad()) pack(current);
+}
+
 void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
   const PlainMode plain;
   check_shape(gradient);

@@ -56,6 +56,12 @@ class GradientSlot {
   // Hooks. Throw Error(InvalidArgument) naming the parameter.
   void before_accumulate(std::optional<double> weight);
   Arrival after_accumulate();
+  // The only hook of a rank that reduces alone. True if a gradient has come.
+  bool arrived_alone();
+  // The end of its round.
+  void end_round_alone() { fired_ = false; }
+  // Between rounds: a value in .grad moves to the memory of the bucket.
+  void adopt_older_value();
   // Idle, and no round follows: what a hook has done to an older value is undone.
   void put_back_older_value() {
     if (beside_ && state_ == State::Idle && older_.present) undo_older_value();

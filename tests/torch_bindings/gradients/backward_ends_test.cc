@@ -158,7 +158,10 @@ TEST(BackwardEnds, TheLastOfSeveralThreadsReducesForAll) {
     expect_value(a, 1 - step * mean_of_ranks());
     expect_value(b, 1 - step * mean_of_ranks());
   }
-  EXPECT_EQ(optimizer.statistics().steps, 20);
+  // A rank that reduces with nobody hears of a thread when its first gradient is there.
+  if (size() > 1) {
+    EXPECT_EQ(optimizer.statistics().steps, 20);
+  }
 }
 
 TEST(BackwardEnds, ThreadsThatOverlapNowAndThen) {
@@ -256,7 +259,9 @@ TEST(BackwardEnds, ReducersEndInOneOrder) {
     first.synchronize();
     second.synchronize();
   }
-  EXPECT_GT(first.statistics().late_parts + second.statistics().late_parts, 0);
+  if (size() > 1) {
+    EXPECT_GT(first.statistics().late_parts + second.statistics().late_parts, 0);
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Rounds in which the ranks have nothing to agree on are made of their buckets alone, and whatever
-// is not plain is found out from these.
+// is not plain is found out from these. A rank that reduces with nobody makes none.
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -69,7 +70,8 @@ TEST(PlainRounds, ALatePartOfOneRankIsHeard) {
     expect_gradient(w, mean_of_ranks() + 1);  // the late part is size() on one rank
     expect_gradient(last, mean_of_ranks());
     reducer.synchronize();
-    EXPECT_EQ(reducer.statistics().late_parts, rank() == size() - 1 ? repetition + 1 : 0);
+    EXPECT_EQ(reducer.statistics().late_parts,
+              size() > 1 && rank() == size() - 1 ? repetition + 1 : 0);
   }
 }
 
@@ -173,6 +175,113 @@ TEST(PlainRounds, OtherPlansAreNamed) {
                 AllOf(StartsWith(kMismatch), HasSubstr("plan")));
     barrier();
   }
+}
+
+// Process sets of one rank: each rank reduces with nobody.
+ProcessSet set_of_this_rank() {
+  ProcessSet mine;
+  for (int r = 0; r < size(); ++r) {
+    const ProcessSet set = add_process_set({r});
+    if (r == rank()) mine = set;
+  }
+  return mine;
+}
+
+TEST(RankAlone, KeepsItsGradientsWhereTheyAre) {
+  const at::Tensor w = leaf({3}), v = leaf({2}, at::kHalf);
+  const void* before = nullptr;
+  call_after(w, [&](const at::Tensor& parameter) { before = parameter.grad().const_data_ptr(); });
+  GradientReducerOptions options = alone(ReduceOp::Sum);
+  options.process_set = set_of_this_rank();
+  barrier();
+  const Statistics of_job = statistics();
+  {
+    GradientReducer reducer({{"w", w}, {"v", v}}, options);
+    for (int step = 1; step <= 3; ++step) {
+      forget({w, v});
+      for (int pass = 1; pass <= 2; ++pass) {
+        (weighted(w, rank() + 1) + weighted(v, 1)).backward();
+        EXPECT_EQ(w.grad().const_data_ptr(), before);
+        expect_gradient(w, pass * (rank() + 1));
+        expect_gradient(v, pass);
+      }
+      EXPECT_EQ(reducer.unsynchronized_parameter(), "");
+      {
+        const auto quiet = reducer.no_sync();
+        weighted(w, 1).backward();
+        EXPECT_EQ(reducer.unsynchronized_parameter(), "w");
+      }
+      reducer.synchronize();
+      expect_gradient(w, 2 * (rank() + 1) + 1);
+      EXPECT_EQ(reducer.statistics().steps, 3 * step);
+    }
+  }
+  EXPECT_EQ(statistics().negotiated_starts, of_job.negotiated_starts);
+  EXPECT_EQ(statistics().frozen_starts, of_job.frozen_starts);
+  barrier();
+}
+
+// What needs the buckets gets them, also in the middle of a job.
+TEST(RankAlone, WeightsFunctionsAndPasses) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducerOptions options = alone();
+  options.process_set = set_of_this_rank();
+  GradientReducer weighing({{"w", w}}, options);
+  weighted(w, 2).backward();
+  weighing.synchronize();
+  weighing.set_weight(0);
+  weighted(w, NAN).backward();
+  weighing.synchronize();
+  expect_gradient(w, 2);  // the older value, since nobody has samples
+  weighted(w, 3).backward();
+  expect_gradient(w, 5);
+  weighing.synchronize();
+
+  const at::Tensor v = leaf({3}, at::kDouble);
+  options.backward_passes_per_step = 2;
+  GradientReducer reducer({{"v", v}}, options);
+  weighted(v, 2).backward();
+  EXPECT_THAT(error_of([&] { reducer.synchronize(GradientReducer::Passes::All); }),
+              HasSubstr("backward_passes_per_step = 2"));
+  forget({v});
+  weighted(v, 1).backward();
+  weighted(v, 1).backward();
+  reducer.synchronize(GradientReducer::Passes::All);
+  expect_gradient(v, 2);
+  int calls = 0;
+  reducer.after_bucket([&](const BucketView& bucket) {
+    ++calls;
+    bucket.flat.neg_();
+  });
+  forget({v});
+  weighted(v, 1).backward();
+  weighted(v, 1).backward();
+  EXPECT_EQ(calls, 1);
+  expect_gradient(v, -2);
+  reducer.synchronize();
+}
+
+TEST(RankAlone, SparseGradientsBecomeDense) {
+  const at::Tensor w = leaf({4, 2});
+  GradientReducerOptions options = alone();
+  options.process_set = set_of_this_rank();
+  GradientReducer reducer({{"w", w}}, options);
+  const at::Tensor rows = at::tensor({1, 1, 3}, at::kLong);
+  at::embedding(w, rows, -1, false, /*sparse=*/true).sum().backward();
+  ASSERT_EQ(w.grad().layout(), at::kStrided);
+  EXPECT_EQ(w.grad().sum().item<float>(), 6);
+  reducer.synchronize();
+}
+
+TEST(RankAlone, ASecondReducerIsRefused) {
+  const at::Tensor w = leaf({4});
+  GradientReducerOptions options = alone();
+  options.process_set = set_of_this_rank();
+  GradientReducer reducer({{"w", w}}, options);
+  EXPECT_THAT(error_of([&] {
+                GradientReducer({{"w", w}}, options);
+              }),
+              HasSubstr("belongs to another"));
 }
 
 }  // namespace
