@@ -10,10 +10,11 @@
 
 namespace horon::core {
 
-// The arguments as text, one after the other.
+// The arguments as text, one after the other. Throws std::bad_alloc.
 template <class... Args>
 std::string concat(const Args&... args) {
   std::ostringstream out;
+  out.exceptions(std::ios_base::badbit);  // else the text ends where memory does
   (out << ... << args);
   return out.str();
 }
