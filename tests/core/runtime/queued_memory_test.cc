@@ -1,6 +1,7 @@
 // Training on a device of its own thread for each rank: handles finish when the work is enqueued.
 #include <array>
 #include <atomic>
+#include <barrier>
 #include <memory>
 #include <string>
 #include <thread>
@@ -65,6 +66,7 @@ TEST(QueuedMemory, ATrainingWaitsNeverOnTheHost) {
 TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
   World world(2);
   std::atomic<bool> go{false};
+  std::barrier<> both_have_looked(2);
   world.each([&](Runtime& runtime, int rank) {
     FakeQueue program(world.device(rank));
     program.enqueue({[&] { return go.load(); }, nullptr});  // the producer takes its time
@@ -78,6 +80,7 @@ TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
     EXPECT_FALSE(handle->outcome().done->happened());
     runtime.release_finished();
     EXPECT_FALSE(watched.expired()) << "nothing has happened yet";
+    both_have_looked.arrive_and_wait();
     go = true;
     EXPECT_EQ(error_of(*handle), "");
     // The loop sees it a moment after the device has done it.
