@@ -14,9 +14,15 @@ constexpr int kCoordinatorRank = 0;  // the lowest member
 constexpr Nanos kSecond = 1'000'000'000;
 
 Member::Options member_options(const Controller::Options& options) {
-  return {
-      options.rank,       options.ranks, options.gate, options.thaw_after, options.fusion_bytes_max,
-      options.alone_bytes};
+  Member::Options member;
+  member.index = options.rank;
+  member.ranks = options.ranks;
+  member.gate = options.gate;
+  member.thaw_after = options.thaw_after;
+  member.fusion_bytes_max = options.fusion_bytes_max;
+  member.alone_bytes = options.alone_bytes;
+  member.batches_in_flight_max = options.batches_in_flight_max;
+  return member;
 }
 
 }  // namespace

@@ -141,7 +141,11 @@ void Member::hear(const Item& record, Effects& effects) {
 }
 
 bool Member::advance(Effects& effects) {
-  append_owed_go(false);
+  // What comes while batches run may run together; they end, so nothing is held for ever.
+  if (batches_running() < static_cast<uint64_t>(options_.batches_in_flight_max) ||
+      owed_bytes_ >= options_.fusion_bytes_max) {
+    append_owed_gos();
+  }
   bool any = false;
   for (;;) {
     for (; !log_.empty() && may_apply(); any = true) {
@@ -304,7 +308,8 @@ void Member::fail_all(const Error& error, Effects& effects) {
   for (const Request& request : frozen_.clear()) {
     effects.finished.push_back({request.ticket, error});
   }
-  owed_go_ = kNoPlace;
+  owed_gos_.clear();
+  owed_bytes_ = 0;
   chain_.clear();
   log_.clear();
   unserved_.clear();

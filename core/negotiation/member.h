@@ -28,6 +28,7 @@ class Member {
     // Of a batch that the gate starts; the same on all members.
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
+    int batches_in_flight_max = 2;  // what small entries wait for, to run together
   };
   explicit Member(Options options);
 
@@ -104,7 +105,7 @@ class Member {
   void apply(const Freeze& freeze);
   void apply(const Thaw& thaw);
   // Appends the Go that this member owes. `more`: another one follows at once.
-  void append_owed_go(bool more);
+  void append_owed_gos();
   // A Go of the ring. What it starts waits in chain_ for those that run together with it.
   void take_go(const GateEntry& go, Effects& effects);
   // Starts what is in chain_.
@@ -141,7 +142,8 @@ class Member {
   // Of the latest plan of each id, if not all parts were there everywhere: what a Freeze keeps.
   std::unordered_map<EntryId, PartFlags> flags_;
   FrozenEntries frozen_;
-  Place owed_go_ = kNoPlace;  // this member filled the place as the last one
+  std::vector<Place> owed_gos_;  // places that this member filled as the last one
+  int64_t owed_bytes_ = 0;       // of their entries
   std::vector<FrozenEntries::Entry*> chain_;
   uint64_t frozen_batches_ = 0;
   std::deque<Item> log_;    // records that have arrived and wait for their markers

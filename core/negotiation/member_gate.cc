@@ -1,5 +1,8 @@
 // The member's side of the gate (PROTOCOL.md, section 12): fills places, starts what the ring says,
 // freezes and thaws.
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -13,14 +16,18 @@ namespace horon::core {
 void Member::fill(FrozenEntries::Entry& entry, Request request) {
   frozen_.fill(entry, std::move(request), now_);
   if (!options_.gate->fill(entry.place)) return;
-  // What this turn submits may run together: the Go waits for its next one, or for advance().
-  append_owed_go(entry.fuses);
-  owed_go_ = entry.place;
-  if (!entry.fuses) append_owed_go(false);
+  owed_gos_.push_back(entry.place);
+  owed_bytes_ += entry.bytes;
+  if (!entry.fuses) append_owed_gos();
 }
 
-void Member::append_owed_go(bool more) {
-  if (owed_go_ != kNoPlace) options_.gate->append_go(std::exchange(owed_go_, kNoPlace), more);
+// In the order in which the places were filled.
+void Member::append_owed_gos() {
+  for (size_t i = 0; i < owed_gos_.size(); ++i) {
+    options_.gate->append_go(owed_gos_[i], i + 1 < owed_gos_.size());
+  }
+  owed_gos_.clear();
+  owed_bytes_ = 0;
 }
 
 void Member::deviate(FrozenEntries::Entry& entry) {
@@ -49,24 +56,37 @@ void Member::take_go(const GateEntry& go, Effects& effects) {
   if (!go.more) start_chain(effects);
 }
 
+// Entries that fuse join the first batch of the chain that takes them, whatever lies between: the
+// same on all members, since the ring and the specs are.
 void Member::start_chain(Effects& effects) {
-  const FrozenEntries::Entry* first = nullptr;  // of the newest batch
-  int64_t bytes = 0;
+  struct Open {
+    size_t start;  // in `effects`
+    const EntrySpec* spec;
+    int64_t bytes;
+  };
+  std::array<Open, 8> open;  // the newest ones
+  size_t opened = 0;
   for (FrozenEntries::Entry* const frozen : chain_) {
-    const bool fits = first != nullptr && first->fuses && frozen->fuses &&
-                      bytes + frozen->bytes <= options_.fusion_bytes_max &&
-                      same_collective(*first->spec, *frozen->spec);
-    if (!fits) {
-      first = frozen;
-      bytes = 0;
+    const auto fits = [&](const Open& batch) {
+      return batch.bytes + frozen->bytes <= options_.fusion_bytes_max &&
+             same_collective(*batch.spec, *frozen->spec);
+    };
+    const auto end = open.begin() + std::min(opened, open.size());
+    const auto batch = frozen->fuses ? std::find_if(open.begin(), end, fits) : end;
+    const size_t where = batch != end ? batch->start : effects.starts.size();
+    if (batch != end) {
+      batch->bytes += frozen->bytes;
+    } else {
       StartBatch& start = effects.add_start();
       start.sequence = batches_started_++;
       start.contributors = size_;
       ++frozen_batches_;
+      if (frozen->fuses) {
+        open[opened++ % open.size()] = {where, frozen->spec.get(), frozen->bytes};
+      }
     }
-    bytes += frozen->bytes;
     Request request = frozen_.take(*frozen);
-    StartEntry& entry = effects.starts.back().entries.emplace_back();
+    StartEntry& entry = effects.starts[where].entries.emplace_back();
     entry.ticket = request.ticket;
     entry.name = std::move(request.name);
     entry.spec = std::move(request.spec);

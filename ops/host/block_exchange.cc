@@ -130,7 +130,9 @@ class BlockExchange::Running final : public core::InFlight {
   }
 
   bool finished() const {
-    return own_copied_ == own_bytes() &&
+    const bool own_done = plan_.reduces ? own_bytes() == 0 || (reduction_ && reduction_->complete())
+                                        : own_copied_ == own_bytes();
+    return own_done &&
            (pairs_ == 0 ||
             slot_.member(parent_.rank_).finished_pairs.load(std::memory_order_seq_cst) == pairs_);
   }

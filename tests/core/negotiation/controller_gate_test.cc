@@ -186,6 +186,84 @@ TEST(ControllerWithGate, AFrozenEntryStartsWithOneSpec) {
   EXPECT_EQ(started[2], started[0]);
 }
 
+// A job of one rank whose names have been frozen.
+class FrozenAlone {
+ public:
+  explicit FrozenAlone(const std::vector<SpecPtr>& specs) : area_(RingGate::bytes(1) + 64) {
+    void* area = area_.data();
+    size_t space = area_.size();
+    gate_.emplace(static_cast<std::byte*>(std::align(64, RingGate::bytes(1), area, space)), 0, 1,
+                  [] {});
+    Controller::Options options;
+    options.gate = &*gate_;
+    options.freeze_after = 1;
+    controller_.emplace(options);
+    for (const SpecPtr& spec : specs) {
+      (void)submit(spec);
+      controller_->batch_finished();
+    }
+    EXPECT_EQ(controller_->statistics().freezes, specs.size());
+  }
+  // What the submission starts: the names of each batch.
+  std::vector<std::vector<std::string>> submit(const SpecPtr& spec) {
+    controller_->submit({++ticket_, spec->parts.front().name, spec, {}, {}});
+    return started();
+  }
+  std::vector<std::vector<std::string>> submit(const std::vector<SpecPtr>& specs) {
+    for (const SpecPtr& spec : specs) {
+      controller_->submit({++ticket_, spec->parts.front().name, spec, {}, {}});
+    }
+    return started();
+  }
+  std::vector<std::vector<std::string>> finish_batch() {
+    controller_->batch_finished();
+    return started();
+  }
+
+ private:
+  std::vector<std::vector<std::string>> started() {
+    std::vector<std::vector<std::string>> batches;
+    for (const StartBatch& start : controller_->take_effects().starts) {
+      batches.emplace_back();
+      for (const StartEntry& entry : start.entries) batches.back().push_back(entry.name);
+    }
+    return batches;
+  }
+
+  std::vector<std::byte> area_;
+  std::optional<RingGate> gate_;
+  std::optional<Controller> controller_;
+  Ticket ticket_ = 0;
+};
+
+using Batches = std::vector<std::vector<std::string>>;
+
+// As the planner does: otherwise a program whose submissions are turns of their own would start
+// each small entry by itself.
+TEST(ControllerWithGate, SmallEntriesThatComeWhileBatchesRunStartTogether) {
+  std::vector<SpecPtr> specs;
+  for (const char* name : {"a", "b", "c", "d", "e"}) specs.push_back(tensor(name));
+  FrozenAlone job(specs);
+  EXPECT_EQ(job.submit(specs[0]), (Batches{{"a"}}));
+  EXPECT_EQ(job.submit(specs[1]), (Batches{{"b"}}));
+  for (int i = 2; i < 5; ++i) EXPECT_EQ(job.submit(specs[static_cast<size_t>(i)]), Batches{});
+  EXPECT_EQ(job.finish_batch(), (Batches{{"c", "d", "e"}}));
+  EXPECT_EQ(job.finish_batch(), Batches{});
+  EXPECT_EQ(job.finish_batch(), Batches{});
+  EXPECT_EQ(job.submit(specs[2]), (Batches{{"c"}}));
+}
+
+TEST(ControllerWithGate, SmallEntriesOfSeveralKindsStartAsABatchOfEach) {
+  std::vector<SpecPtr> specs;
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) {
+    EntrySpec spec = *tensor(name);
+    if (specs.size() % 2 == 1) spec.dtype = DataType::Float64;
+    specs.push_back(std::make_shared<const EntrySpec>(spec));
+  }
+  FrozenAlone job(specs);
+  EXPECT_EQ(job.submit(specs), (Batches{{"a", "c", "e"}, {"b", "d", "f"}}));
+}
+
 TEST(ControllerWithGate, AStartThatNobodyHasFilledEndsTheJob) {
   WithGate member(1);
   EXPECT_EQ(member.end_after(plan_of_x()), "");

@@ -24,7 +24,7 @@ struct Round {
   bool decided = false;
 };
 
-bool same_collective(const core::EntrySpec& a, const core::EntrySpec& b) {
+bool specs_agree(const core::EntrySpec& a, const core::EntrySpec& b) {
   core::EntrySpec left = a;
   core::EntrySpec right = b;
   for (core::EntrySpec* spec : {&left, &right}) {
@@ -203,7 +203,7 @@ class Oracle {
       if (!word || word->refused) continue;
       const Action& action = action_of(rank, *word);
       said.emplace_back(names_[rank], action.spec);
-      disagree = disagree || (spec != nullptr && !same_collective(*spec, *action.spec));
+      disagree = disagree || (spec != nullptr && !specs_agree(*spec, *action.spec));
       if (spec == nullptr) spec = action.spec.get();
     }
     if (!left.empty()) return failed(ErrorCode::RankLeft, concat(ranks_text(left, names_), " ha"));
