@@ -20,6 +20,24 @@ constexpr std::chrono::milliseconds kLookAtDriverIfPolling{2};
 // After what it waited for has finished, a driver goes on until nothing happens, but not for ever.
 constexpr int kLastTurns = 4;
 
+// The background thread frees the seat after its turn when somebody is about to drive. Not by
+// std::timed_mutex: it locks by a call that ThreadSanitizer does not know.
+bool lock_until(std::unique_lock<std::mutex>& lock, LoopSeat::Clock::time_point deadline) {
+  if (deadline == LoopSeat::kNever) {
+    lock.lock();
+    return true;
+  }
+  constexpr std::chrono::nanoseconds longest = std::chrono::milliseconds(1);
+  std::chrono::nanoseconds pause = std::chrono::microseconds(10);
+  while (!lock.try_lock()) {
+    const std::chrono::nanoseconds left = deadline - LoopSeat::Clock::now();
+    if (left.count() <= 0) return false;
+    std::this_thread::sleep_for(std::min(pause, left));
+    pause = std::min(2 * pause, longest);
+  }
+  return true;
+}
+
 }  // namespace
 
 // The holder's thread: noted, and in the plain floating-point mode.
@@ -81,7 +99,7 @@ void LoopSeat::wait_for_drivers() const noexcept {
 }
 
 // The background thread has nothing to do.
-void LoopSeat::sleep(std::unique_lock<std::timed_mutex>& lock) noexcept {
+void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   RuntimeLoop& loop = *loop_;
   Doorbell& doorbell = loop.doorbell();
   // Read the pause and the call counter together: a driver that calls in between makes the pause
@@ -105,7 +123,7 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
   if (is_over() || held_by_this_thread()) return Drive::NoLoop;
   if (driven_.exchange(true, std::memory_order_seq_cst)) return Drive::Taken;
   std::unique_lock lock(mutex_, std::defer_lock);
-  const bool in_time = deadline == kNever ? (lock.lock(), true) : lock.try_lock_until(deadline);
+  const bool in_time = lock_until(lock, deadline);
   if (!in_time || loop_ == nullptr) {
     driven_.store(false, std::memory_order_seq_cst);
     // A thread that arrived meanwhile believed that this one drives. The background thread holds

@@ -85,9 +85,9 @@ class LoopSeat {
   // must go on.
   void hand_over(bool unfinished) noexcept;
   void wait_for_drivers() const noexcept;
-  void sleep(std::unique_lock<std::timed_mutex>& lock) noexcept;
+  void sleep(std::unique_lock<std::mutex>& lock) noexcept;
 
-  std::timed_mutex mutex_;           // the seat
+  std::mutex mutex_;                 // the seat
   RuntimeLoop* loop_ = nullptr;      // by the mutex; null before serve() and after it
   std::atomic<bool> driven_{false};  // a thread of the program drives, or is about to
   std::atomic<bool> over_{false};    // serve() has ended
