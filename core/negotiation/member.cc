@@ -141,8 +141,9 @@ void Member::hear(const Item& record, Effects& effects) {
 }
 
 bool Member::advance(Effects& effects) {
-  // What comes while batches run may run together; they end, so nothing is held for ever.
-  if (batches_running() < static_cast<uint64_t>(options_.batches_in_flight_max) ||
+  // What comes while batches run may run together. Only those that ran already count, so that
+  // others that keep coming hold nothing for ever.
+  if (batches_ended_ + static_cast<uint64_t>(options_.batches_in_flight_max) > owed_since_ ||
       owed_bytes_ >= options_.fusion_bytes_max) {
     append_owed_gos();
   }

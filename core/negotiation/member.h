@@ -144,6 +144,7 @@ class Member {
   FrozenEntries frozen_;
   std::vector<Place> owed_gos_;  // places that this member filled as the last one
   int64_t owed_bytes_ = 0;       // of their entries
+  uint64_t owed_since_ = 0;      // batches_started_ when the first of them was filled
   std::vector<FrozenEntries::Entry*> chain_;
   uint64_t frozen_batches_ = 0;
   std::deque<Item> log_;    // records that have arrived and wait for their markers

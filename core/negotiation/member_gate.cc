@@ -16,6 +16,7 @@ namespace horon::core {
 void Member::fill(FrozenEntries::Entry& entry, Request request) {
   frozen_.fill(entry, std::move(request), now_);
   if (!options_.gate->fill(entry.place)) return;
+  if (owed_gos_.empty()) owed_since_ = batches_started_;
   owed_gos_.push_back(entry.place);
   owed_bytes_ += entry.bytes;
   if (!entry.fuses) append_owed_gos();

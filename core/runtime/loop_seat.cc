@@ -27,13 +27,12 @@ bool lock_until(std::unique_lock<std::mutex>& lock, LoopSeat::Clock::time_point 
     lock.lock();
     return true;
   }
-  constexpr std::chrono::nanoseconds longest = std::chrono::milliseconds(1);
-  std::chrono::nanoseconds pause = std::chrono::microseconds(10);
+  // Nobody steps the loop between the background thread's leaving and the end of such a pause.
+  constexpr std::chrono::nanoseconds pause = std::chrono::microseconds(20);
   while (!lock.try_lock()) {
     const std::chrono::nanoseconds left = deadline - LoopSeat::Clock::now();
     if (left.count() <= 0) return false;
     std::this_thread::sleep_for(std::min(pause, left));
-    pause = std::min(2 * pause, longest);
   }
   return true;
 }

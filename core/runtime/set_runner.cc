@@ -192,6 +192,7 @@ void SetRunner::settle(EnqueuedBatch& batch) {
     Outcome outcome;
     outcome.error = std::move(entry.error);
     outcome.produced = std::move(live.produced);
+    outcome.contributors = live.contributors;
     outcome.received = std::move(entry.received);
     outcome.done = batch.done;
     live.submission.handle->finish(std::move(outcome));

@@ -8,6 +8,7 @@
 
 #include <ATen/ops/zeros_like.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
@@ -236,8 +237,8 @@ bool GradientReducer::Impl::submit(GradientBucket& bucket, bool flags_count) {
       absent[i] = true;
       ++absent_count;
     }
-  } catch (const Error& error) {
-    bucket.refuse(error);
+  } catch (...) {  // LibTorch's own errors too: the other ranks wait for the bucket
+    bucket.refuse(core::current_error());
     throw;
   }
   if (absent_count < parts && !passes_checks(bucket, absent)) return false;

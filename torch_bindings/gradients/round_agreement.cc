@@ -28,7 +28,8 @@ enum Place : size_t {
   kReplicaSquare,
   kLooks,
   kTotal,
-  kTotalSquare,
+  kTotalCut,  // its last 16 bits, whose square is exact
+  kTotalCutSquare,
   kPlaces
 };
 
@@ -98,12 +99,13 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   numbers[kRoundedOtherwise] = facts.rounded_otherwise ? 1 : 0;
   numbers[kWeighted] = facts.weight ? 1 : 0;
   numbers[kWeight] = facts.weight.value_or(0);
-  const auto total = static_cast<double>(facts.number.total & 0xffff);
+  const auto total_cut = static_cast<double>(facts.number.total & 0xffff);
   numbers[kReplica] = replica;
   numbers[kReplicaSquare] = replica * replica;
   numbers[kLooks] = facts.wants_look ? 1 : 0;
-  numbers[kTotal] = total;
-  numbers[kTotalSquare] = total * total;
+  numbers[kTotal] = static_cast<double>(facts.number.total);
+  numbers[kTotalCut] = total_cut;
+  numbers[kTotalCutSquare] = total_cut * total_cut;
   handle_ = submit_in_place(set_, name_, spec_, numbers.data(), kPlaces, numbers_);
 }
 
@@ -118,9 +120,10 @@ RoundTotals RoundAgreement::agree() {
   totals.early = static_cast<int>(numbers[kEarly]);
   totals.weighted = static_cast<int>(numbers[kWeighted]);
   totals.weight = numbers[kWeight];
-  totals.same_total = all_equal(numbers[kParticipants], numbers[kTotal], numbers[kTotalSquare]);
-  const auto sum_of_totals = static_cast<int64_t>(numbers[kTotal]);
-  totals.next_total = 1 + (totals.same_total ? sum_of_totals / totals.participants : sum_of_totals);
+  totals.same_total =
+      all_equal(numbers[kParticipants], numbers[kTotalCut], numbers[kTotalCutSquare]);
+  // A common number, also where ranks that had joined have missed some rounds.
+  totals.next_total = 1 + static_cast<int64_t>(numbers[kTotal]) / totals.participants;
   const double otherwise = numbers[kRoundedOtherwise];
   // A rank that has joined for a while has missed steps.
   totals.unlike_steps = totals.same_total && otherwise != 0 && otherwise != numbers[kParticipants];
