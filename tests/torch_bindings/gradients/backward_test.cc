@@ -108,6 +108,30 @@ TEST(Backward, RanksWithoutABackwardTakePartInStep) {
   }
 }
 
+// LibTorch throws where the reducer takes it over; the other ranks hear of it and go on.
+TEST(Backward, AGradientThatCantBeCopiedIsTheErrorOfAllRanks) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({3});
+  auto optimizer = sgd({{"w", w}});
+  bool failed = false;
+  try {
+    if (rank() == 0) {
+      w.mutable_grad() = at::empty({3}, at::TensorOptions(at::kMeta));
+    } else {
+      weighted(w, 1).backward();
+    }
+    optimizer.step();
+  } catch (const std::exception&) {
+    failed = true;
+  }
+  EXPECT_TRUE(failed);
+  expect_value(w, 1);
+  optimizer.zero_grad();
+  weighted(w, 1).backward();
+  optimizer.step();
+  expect_value(w, 0);
+}
+
 TEST(Backward, RanksThatRunItMoreOftenAreNamed) {
   if (size() == 1) return;
   const at::Tensor w = leaf({3});
