@@ -9,10 +9,16 @@ namespace {
 thread_local int64_t allocations = 0;
 }
 
-void* operator new(std::size_t bytes) {
+// A sanitizer brings this form too, and its memory would not fit the delete below: std::stable_sort
+// takes its buffer by it.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   ++allocations;
-  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
-  throw std::bad_alloc();
+  return std::malloc(bytes > 0 ? bytes : 1);
+}
+void* operator new(std::size_t bytes) {
+  void* const memory = operator new(bytes, std::nothrow);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
