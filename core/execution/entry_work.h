@@ -28,6 +28,7 @@ struct EntryWork {
   std::string name;
   std::shared_ptr<const EntrySpec> spec;
   std::vector<MemoryPart> memory;
+  bool narrowed = false;  // as in Submission
   // moves_blocks(): the result of a part, once its number of elements is known; may throw anything
   std::function<std::byte*(size_t part, int64_t elements)> allocate_output;
   std::unique_ptr<Event> ready;   // when the memory has been written; null: it has

@@ -115,8 +115,9 @@ size_t RunningBatch::bytes_of(int64_t elements) const {
 // One stretch of memory of this rank, as it is: nothing is packed.
 bool RunningBatch::works_in_place_of_one_tensor() const {
   const EntryWork& first = work_.entries.front();
-  return work_.entries.size() == 1 && first.mine && first.memory.size() == 1 && !compressed() &&
-         !moves_blocks(spec_.kind) && spec_.kind != CollectiveKind::Barrier;
+  return work_.entries.size() == 1 && first.mine && first.memory.size() == 1 &&
+         (!compressed() || first.narrowed) && !moves_blocks(spec_.kind) &&
+         spec_.kind != CollectiveKind::Barrier;
 }
 
 // Which op, on how many elements, and where: directly on the one stretch of memory that there is,
@@ -144,8 +145,9 @@ void RunningBatch::lay_out() {
     if (prepared == nullptr) {
       context_.prepared.add({spec_owner_, work_.contributors, batch_, op_});
     }
-    batch_.input = work_.entries.front().memory[0].input;
-    batch_.output = work_.entries.front().memory[0].output;
+    const MemoryPart& memory = work_.entries.front().memory[0];
+    batch_.input = memory.input;
+    batch_.output = compressed() ? const_cast<std::byte*>(memory.input) : memory.output;
   } else if (spec_.kind != CollectiveKind::Barrier) {
     scratch_bytes_ = bytes_of(batch_.count);
     input_at_ = output_at_ = 0;
@@ -243,21 +245,21 @@ void RunningBatch::end_packing() {
 
 // Whoever takes the scratch next enqueues its work behind that of this batch.
 void RunningBatch::end_unpacking() {
-  if (!immediate_ && (scratch_bytes_ || op_->enqueues())) done_ = queue_->record();
+  if (!immediate_ && (scratch_bytes_ || compressed() || op_->enqueues())) done_ = queue_->record();
   if (scratch_bytes_) context_.scratch.give_back(spec_.device, std::move(scratch_), done_);
 }
 
-// Calls visit(part, place in the fusion buffer, elements) for all memory of this rank.
+// Calls visit(entry, part, place) for all memory of this rank. Place: where the op has it.
 template <class Visit>
 void RunningBatch::for_each_part(const Visit& visit) {
-  std::byte* place = scratch_.memory.get();
+  std::byte* place = batch_.output;
   for (const EntryWork& entry : work_.entries) {
     if (!entry.mine) {
       place += bytes_of(element_count(*entry.spec));
       continue;
     }
     for (const MemoryPart& part : entry.memory) {
-      visit(part, place, part.count);
+      visit(entry, part, place);
       place += bytes_of(part.count);
     }
   }
@@ -291,12 +293,13 @@ SlicedCopy RunningBatch::pack() {
     fill.bytes = bytes_of(batch_.count);
     fill.pattern = neutral_pattern(batch_.dtype, batch_.reduce_op);
   }
-  for_each_part([&](const MemoryPart& part, std::byte* place, int64_t elements) {
+  for_each_part([&](const EntryWork& entry, const MemoryPart& part, std::byte* place) {
     CopyItem& item = items.emplace_back();
     item.from = part.input;
     item.to = place;
-    item.bytes = static_cast<size_t>(elements) * size_of(spec_.dtype);
-    if (!compressed()) return;
+    item.bytes = bytes_of(part.count);
+    if (!compressed() || entry.narrowed) return;
+    item.bytes = static_cast<size_t>(part.count) * size_of(spec_.dtype);
     item.cast = CopyItem::Cast::Narrow;
     item.type = spec_.compression;
     item.factor = spec_.prescale;
@@ -305,16 +308,16 @@ SlicedCopy RunningBatch::pack() {
 }
 
 SlicedCopy RunningBatch::unpack() {
-  if (!scratch_bytes_) return {};
+  if (!scratch_bytes_ && !compressed()) return {};
   if (moves_blocks(spec_.kind)) {
     return packs_blocks_ && !work_.entries.front().error ? copy_blocks(false) : SlicedCopy();
   }
   std::vector<CopyItem> items;
-  for_each_part([&](const MemoryPart& part, const std::byte* place, int64_t elements) {
+  for_each_part([&](const EntryWork&, const MemoryPart& part, const std::byte* place) {
     CopyItem& item = items.emplace_back();
     item.from = place;
     item.to = part.output;
-    item.bytes = bytes_of(elements);
+    item.bytes = bytes_of(part.count);
     if (!compressed()) return;
     item.cast = CopyItem::Cast::Widen;
     item.type = spec_.compression;

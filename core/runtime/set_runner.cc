@@ -154,6 +154,7 @@ BatchWork SetRunner::work_of(StartBatch& start) {
     live.produced = std::move(entry.produced);
     live.contributors = start.contributors;
     out.memory = std::move(live.submission.memory);
+    out.narrowed = live.submission.narrowed;
     out.allocate_output = std::move(live.submission.allocate_output);
     out.ready = std::move(live.submission.ready);
     if (parts_.timeline == nullptr) continue;

@@ -103,6 +103,9 @@ std::string find_fault(const Submission& submission, int rank, std::span<const i
   if (spec.parts.size() > kPartsMax) {
     return concat("it has ", spec.parts.size(), " parts; the limit is ", kPartsMax);
   }
+  if (submission.narrowed && spec.compression == Compression::None) {
+    return "its memory is narrowed, and it has no compression";
+  }
   if (moves_blocks(spec.kind) && spec.parts.empty()) return "it has no tensors";
   if (std::string fault = fault_of_spec(spec, ranks); !fault.empty()) return fault;
   if (!submission.absent.empty() && submission.absent.size() != spec.parts.size()) {

@@ -66,6 +66,7 @@ torch_test(gradients/replica_check_test 2 3 4)
 torch_test(gradients/backward_ends_test 1 2 3 4)
 torch_test(gradients/reducer_random_test 2 3 4)
 torch_test(gradients/reducer_options_test 2 3 4)
+torch_test(gradients/compressed_gradients_test 2 3)
 torch_test(gradients/reducer_scopes_test 2 3 4)
 torch_test(gradients/plain_rounds_test 1 2 3 4)
 torch_test(gradients/round_flags_test 1)
@@ -79,6 +80,8 @@ foreach(name torch_fused_step_test torch_reducer_traps_test)
   horon_mpirun_test(${name}.two_threads ${name} 1 TIMEOUT 120
                     ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
 endforeach()
+horon_mpirun_test(torch_compressed_gradients_test.two_threads torch_compressed_gradients_test 2
+                  TIMEOUT 120 ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
 horon_test(torch_samplers_test FILES ${torch_tests}/data/samplers_test.cc LIBS horon::torch)
 horon_test(torch_memory_ranges_test FILES ${torch_tests}/tensors/memory_ranges_test.cc
            LIBS horon::torch)

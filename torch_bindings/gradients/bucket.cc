@@ -16,6 +16,12 @@
 namespace horon::torch_detail {
 namespace {
 
+DataType narrow_dtype(Compression compression) {
+  return compression == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
+}
+
+constexpr size_t kLine = 64;  // of cache
+
 // Large memory that was never written has no pages.
 std::shared_ptr<std::byte> untouched_memory(size_t bytes) {
   auto* memory = static_cast<std::byte*>(std::malloc(bytes));
@@ -37,9 +43,16 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   for (const size_t slot : slots_) elements_ += layouts[slot].elements();
   const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
   const size_t bytes = std::max<size_t>(1, gradient_bytes());  // the flags are in no tensor
-  const size_t flag_bytes = has_flags_ ? RoundFlags::kCount * c10::elementSize(dtype_) : 0;
-  memory_ = sparse_ || untouched ? untouched_memory(bytes + flag_bytes)
-                                 : ops::allocate_host(bytes + flag_bytes);
+  const size_t flags = has_flags_ ? RoundFlags::kCount : 0;
+  const bool idle = sparse_ || untouched;
+  size_t all_bytes = bytes + flags * c10::elementSize(dtype_);
+  const size_t narrow_at = (all_bytes + kLine - 1) / kLine * kLine;
+  if (!idle && dtype_ == at::kFloat && settings.compression != Compression::None) {
+    narrow_ = {nullptr, narrow_dtype(settings.compression), settings.prescale};
+    all_bytes = narrow_at + (static_cast<size_t>(elements_) + flags) * size_of(narrow_.dtype);
+  }
+  memory_ = idle ? untouched_memory(all_bytes) : ops::allocate_host(all_bytes);
+  if (all_bytes > narrow_at) narrow_.memory = memory_.get() + narrow_at;
   auto* owner = new std::shared_ptr<std::byte>(memory_);
   at::DataPtr data(
       memory_.get(), owner,
@@ -49,7 +62,7 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   int64_t offset = 0;
   for (const size_t slot : slots_) {
     const GradientLayout& layout = layouts[slot];
-    parts_.emplace_back(layout, storage_.unsafeGetStorageImpl(), memory_.get(), offset);
+    parts_.emplace_back(layout, storage_.unsafeGetStorageImpl(), memory_.get(), narrow_, offset);
     parts.push_back({layout.compared_name(), layout.sizes});
     offset += layout.elements();
   }
@@ -85,7 +98,7 @@ void GradientBucket::name_plan(const std::string& plan) {
 void GradientBucket::submit(std::vector<bool> absent, const RoundFlags& flags, bool flags_count) {
   int64_t count = elements_;
   if (has_flags_) {
-    flags.write(memory_.get() + gradient_bytes(), dtype_);
+    write_flags(flags);
     count += static_cast<int64_t>(RoundFlags::kCount);
     if (!absent.empty()) {
       absent.push_back(!flags_count &&
@@ -96,10 +109,18 @@ void GradientBucket::submit(std::vector<bool> absent, const RoundFlags& flags, b
   submission.set = set_;
   submission.name = name_;
   submission.spec = spec_;
-  submission.memory = {{memory_.get(), memory_.get(), count}};
+  submission.memory = {{narrows() ? narrow_.memory : memory_.get(), memory_.get(), count}};
+  submission.narrowed = narrows();
   submission.absent = std::move(absent);
   submission.keep_alive = memory_;
   handle = ops::runtime().submit(std::move(submission));
+}
+
+void GradientBucket::write_flags(const RoundFlags& flags) {
+  if (!narrows()) return flags.write(memory_.get() + gradient_bytes(), dtype_);
+  const bool half = narrow_.dtype == DataType::Float16;
+  flags.write(narrow_.memory + static_cast<size_t>(elements_) * size_of(narrow_.dtype),
+              half ? at::kHalf : at::kBFloat16);
 }
 
 void GradientBucket::add_flags_to(RoundFlags& flags) const {

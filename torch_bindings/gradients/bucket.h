@@ -4,6 +4,9 @@
 // collectives use without a copy. The gradients lie in it one behind the other without gaps, so
 // that the entry has a single MemoryPart and nothing is packed a second time. Behind them lie the
 // flags of the round, where the ranks send them (GradientSettings::has_round_flags()).
+//
+// With compression a bucket has a second stretch of memory, of half the size, for what travels. The
+// hooks write the scaled and rounded gradients there, and the result comes back to the first.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +47,9 @@ class GradientBucket {
   // plan of all of them.
   void name_plan(const std::string& plan);
   // Hands the bucket to the runtime. `absent`: says for each gradient whether this rank has none;
-  // empty if it has all. A bucket of which no rank has anything is not reduced, and brings no
-  // flags; with `flags_count` it does, since these flags count as something. Throws Error.
+  // empty if it has all. If the bucket narrows(), all of its parts have been narrowed. A bucket of
+  // which no rank has anything is not reduced, and brings no flags; with `flags_count` it does,
+  // since these flags count as something. Throws Error.
   void submit(std::vector<bool> absent, const RoundFlags& flags, bool flags_count);
   // When `handle` has finished with a result: adds the flags of all ranks.
   void add_flags_to(RoundFlags& flags) const;
@@ -55,6 +59,8 @@ class GradientBucket {
   int64_t elements() const { return elements_; }
   // Its only gradient stays sparse: it is never submitted.
   bool is_sparse() const { return sparse_; }
+  // Its gradients travel in 16 bits.
+  bool narrows() const { return narrow_.memory != nullptr; }
 
   // All ranks get an Error with this text for the bucket, in this step; here it is `refusal`.
   void refuse(const Error& error);
@@ -72,6 +78,7 @@ class GradientBucket {
 
  private:
   at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;
+  void write_flags(const RoundFlags& flags);
   size_t gradient_bytes() const {
     return static_cast<size_t>(elements_) * c10::elementSize(dtype_);
   }
@@ -84,6 +91,7 @@ class GradientBucket {
   std::vector<BucketPart> parts_;
   int64_t elements_ = 0;  // of the gradients
   bool has_flags_;
+  NarrowMemory narrow_;  // in memory_
   std::shared_ptr<std::byte> memory_;
   c10::Storage storage_;
   std::shared_ptr<const core::EntrySpec> spec_;  // made once, so that a step copies no names

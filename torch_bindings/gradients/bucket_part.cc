@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "horon/core/base/plain_float_mode.h"
+#include "horon/ops/host/host_kernels.h"
 #include "horon/torch_bindings/tensors/memory_ranges.h"
 
 namespace horon::torch_detail {
@@ -14,26 +16,41 @@ constexpr int64_t kBytesPerThread = 128 * 1024;
 }  // namespace
 
 BucketPart::BucketPart(const GradientLayout& layout, const c10::StorageImpl* storage,
-                       std::byte* memory, int64_t offset)
+                       std::byte* memory, NarrowMemory narrow, int64_t offset)
     : storage_(storage),
       begin_(memory + offset * static_cast<int64_t>(c10::elementSize(layout.dtype))),
-      bytes_(layout.bytes()),
+      elements_(layout.elements()),
       offset_(offset),
+      narrow_(narrow),
       dtype_(c10::scalarTypeToTypeMeta(layout.dtype)) {
+  if (narrows()) narrow_.memory += offset * static_cast<int64_t>(size_of(narrow.dtype));
   shape_.set_sizes(layout.sizes);
   shape_.set_strides(layout.strides);
 }
 
+void BucketPart::for_each_range_of(const at::Tensor& view,
+                                   c10::function_ref<void(int64_t begin, int64_t end)> work) const {
+  const int64_t grain = kBytesPerThread / static_cast<int64_t>(dtype_.itemsize());
+  if (elements_ >= 2 * grain) return for_each_range(view, grain, work);
+  if (elements_ > 0) work(0, elements_);
+}
+
 void BucketPart::copy(const at::Tensor& from, const at::Tensor& view) const {
   const auto* const source = static_cast<const std::byte*>(from.const_data_ptr());
-  if (bytes_ < 2 * kBytesPerThread) {
-    if (bytes_ > 0) std::memcpy(begin_, source, static_cast<size_t>(bytes_));
-    return;
-  }
   const auto element = static_cast<int64_t>(dtype_.itemsize());
-  for_each_range(view, kBytesPerThread / element, [&](int64_t begin, int64_t end) {
+  for_each_range_of(view, [&](int64_t begin, int64_t end) {
     std::memcpy(begin_ + begin * element, source + begin * element,
                 static_cast<size_t>((end - begin) * element));
+  });
+}
+
+void BucketPart::narrow(const at::Tensor& from, const at::Tensor& view) const {
+  const auto* const source = static_cast<const float*>(from.const_data_ptr());
+  const auto element = static_cast<int64_t>(size_of(narrow_.dtype));
+  for_each_range_of(view, [&](int64_t begin, int64_t end) {
+    const core::PlainFloatMode float_mode;  // the bits of all ranks are rounded alike
+    ops::narrow(narrow_.dtype, source + begin, narrow_.memory + begin * element, end - begin,
+                narrow_.factor);
   });
 }
 

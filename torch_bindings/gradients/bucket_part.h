@@ -11,17 +11,27 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/SizesAndStrides.h>
+#include <c10/util/FunctionRef.h>
 
+#include "horon/core/base/dtype.h"
 #include "horon/torch_bindings/gradients/plan.h"
 
 namespace horon::torch_detail {
 
+// Where the gradients of a bucket lie that travel in 16 bits.
+struct NarrowMemory {
+  std::byte* memory = nullptr;  // null: they travel as they are
+  DataType dtype = DataType::BFloat16;
+  double factor = 1;  // that they are multiplied by before they are rounded
+};
+
 class BucketPart {
  public:
   BucketPart() = default;  // of no bucket: holds no tensor
-  // `bucket` begins at `memory`, `storage` is the one of tensors over it; `offset` in elements.
+  // The bucket begins at `memory` and `narrow`, `storage` is the one of tensors over it; `offset`
+  // in elements.
   BucketPart(const GradientLayout& layout, const c10::StorageImpl* storage, std::byte* memory,
-             int64_t offset);
+             NarrowMemory narrow, int64_t offset);
 
   int64_t offset() const { return offset_; }
   at::IntArrayRef sizes() const { return shape_.sizes_arrayref(); }
@@ -42,8 +52,13 @@ class BucketPart {
   // Copies the values of a tensor that lies alike; a large one by several threads. `view` holds
   // this memory.
   void copy(const at::Tensor& from, const at::Tensor& view) const;
+  // The same, scaled and rounded into the narrow memory, which there must be.
+  void narrow(const at::Tensor& from, const at::Tensor& view) const;
+  bool narrows() const { return narrow_.memory != nullptr; }
 
  private:
+  void for_each_range_of(const at::Tensor& view,
+                         c10::function_ref<void(int64_t begin, int64_t end)> work) const;
   bool has_this_shape(const c10::TensorImpl& impl) const {
     return impl.dtype() == dtype_ && are_equal(impl.sizes(), sizes()) &&
            are_equal(impl.strides(), strides());
@@ -63,8 +78,9 @@ class BucketPart {
 
   const c10::StorageImpl* storage_ = nullptr;
   std::byte* begin_ = nullptr;
-  int64_t bytes_ = 0;
+  int64_t elements_ = 0;
   int64_t offset_ = 0;
+  NarrowMemory narrow_;  // of this part
   caffe2::TypeMeta dtype_;
   c10::impl::SizesAndStrides shape_;
 };

@@ -55,6 +55,9 @@ void GradientReducer::Impl::begin_gathering(int task) {
   }
   for (GradientBucket& bucket : buckets_) expect(bucket);
   raise_flags();
+  // What else is done to gradients first is done in the memory that .grad is a view of.
+  narrows_in_hooks_ =
+      settings_.passes == 1 && !weight_ && !settings_.check_finite && !before_bucket;
   gathering_ = true;
 }
 
@@ -138,7 +141,8 @@ void GradientReducer::Impl::after_accumulate(size_t index) {
   GradientSlot& slot = slots_[index];
   const GradientSlot::Busy busy(slot);
   if (alone_) return arrived_alone(slot);
-  const GradientSlot::Arrival arrival = slot.after_accumulate();
+  const bool narrow = narrows_in_hooks_ && *no_sync_depth_ == 0;
+  const GradientSlot::Arrival arrival = slot.after_accumulate(narrow);
   const std::lock_guard lock(mutex_);
   GradientBucket& bucket = buckets_[slot.bucket_number];
   if (std::exchange(slot.accumulating, false)) --bucket.accumulating;
@@ -242,6 +246,9 @@ bool GradientReducer::Impl::submit(GradientBucket& bucket, bool flags_count) {
     throw;
   }
   if (absent_count < parts && !passes_checks(bucket, absent)) return false;
+  if (bucket.narrows()) {
+    for (const size_t slot : bucket.slots()) slots_[slot].narrow();
+  }
   bucket.submit(std::move(absent), current_flags(), flags_count);
   return absent_count < parts;
 }

@@ -195,6 +195,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::condition_variable round_over_;
   torch_detail::BackwardEnds ends_;
   std::vector<RunningTask> running_tasks_;  // backward passes in which a hook was called
+  bool narrows_in_hooks_ = false;           // the gradients of this round
   bool gathering_ = false;                  // a hook was called since the last round
   // The backward pass that began when all parameters fitted their buckets: a program changes them
   // between two passes, so its hooks need not look again.

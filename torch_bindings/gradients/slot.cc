@@ -14,11 +14,6 @@
 namespace horon::torch_detail {
 namespace {
 
-// Whatever the layout and dtype of the source (sparse too). Same shape.
-void assign_values(const at::Tensor& to, const at::Tensor& from) {
-  to.copy_(from.layout() == at::kStrided ? from : from.to_dense());
-}
-
 at::Tensor copy_like(const at::Tensor& view, const at::Tensor& values) {
   at::Tensor copy = at::empty_strided(view.sizes(), view.strides(), view.options());
   assign_values(copy, values);
@@ -88,30 +83,6 @@ void GradientSlot::check_shape(const at::Tensor& gradient) const {
   refuse(core::concat("it has shape ", gradient.sizes(), ", the parameter ", view_.sizes()));
 }
 
-// The gradient goes into the bucket, and .grad becomes the view of it.
-void GradientSlot::pack(at::Tensor& gradient) {
-  neutral_ = false;
-  if (part_.lies_alike(gradient) && holds(view_)) {
-    part_.copy(gradient, view_);
-  } else {
-    pack_unlike(gradient);
-  }
-  if (gradient.requires_grad()) {
-    keep(gradient);
-    return;
-  }
-  gradient = view_;
-  if (beside_) older_ = {};  // what was in .grad before is not in this one
-}
-
-void GradientSlot::pack_unlike(const at::Tensor& gradient) {
-  const PlainMode plain;
-  check_shape(gradient);
-  // The program can change our own tensor (grad().set_data()); then the bucket needs a new view.
-  if (!holds(view_)) view_ = bucket_->make_view(part_number_);
-  assign_values(view_, gradient);
-}
-
 // .grad holds a value from an earlier step (no zero_grad(), or zero_grad(false)): the new gradients
 // are added to it, on all ranks. Every rank holds the same old value. Average, Min and Max let it
 // pass as it is; in a Sum each rank brings its share of it, and a result that is divided needs
@@ -165,7 +136,7 @@ void GradientSlot::before_accumulate(std::optional<double> weight) {
   }
 }
 
-GradientSlot::Arrival GradientSlot::after_accumulate() {
+GradientSlot::Arrival GradientSlot::after_accumulate(bool narrow) {
   at::Tensor& current = grad();
   if (beside_ && !flight_.represented && sparse_.older_aside.defined() &&
       std::exchange(flight_.parked, false) && !current.defined()) {
@@ -186,7 +157,7 @@ GradientSlot::Arrival GradientSlot::after_accumulate() {
   }
   if (!current.defined()) return Arrival::Nothing;
   if (!holds(current)) {
-    pack(current);
+    if (!narrow || !this->narrow(current)) pack(current);
   } else if (state_ == State::Idle && current._version() == version_) {
     put_back_older_value();  // an undefined gradient came
     return Arrival::Nothing;
@@ -256,6 +227,11 @@ double GradientSlot::weigh(std::optional<double> weight, bool present) {
 bool GradientSlot::prepare_submission(std::optional<double> weight) {
   at::Tensor& current = grad();
   bool present = state_ == State::Filled;
+  if (narrowed_) {
+    narrowed_ = present && !weight && is_kept(current);  // else the program has changed it
+    kept_.reset();
+    if (narrowed_) current = view_;
+  }
   if (present && !weight && holds(current)) {  // most of them
     state_ = State::Submitted;
     flight_.represented = flight_.in_bucket = true;
@@ -380,7 +356,7 @@ void GradientSlot::abandon(bool finished) {
 
 void GradientSlot::end_round() {
   state_ = State::Idle;
-  fired_ = false;
+  fired_ = narrowed_ = false;
   flight_ = {};
   if (!std::exchange(beside_, false)) return;
   older_ = {};

@@ -36,6 +36,9 @@ namespace horon::torch_detail {
 // What an element counts that a rank contributes without having a gradient.
 double neutral_element(ReduceOp op);
 
+// Copies values, whatever the layout and dtype of the source (sparse too). Same shape.
+void assign_values(const at::Tensor& to, const at::Tensor& from);
+
 // Not thread-safe, except that two threads in the hooks of one parameter are found out.
 class GradientSlot {
  public:
@@ -55,7 +58,8 @@ class GradientSlot {
 
   // Hooks. Throw Error(InvalidArgument) naming the parameter.
   void before_accumulate(std::optional<double> weight);
-  Arrival after_accumulate();
+  // `narrow`: where the bucket narrows, the gradient may go there at once.
+  Arrival after_accumulate(bool narrow);
   // The only hook of a rank that reduces alone. True if a gradient has come.
   bool arrived_alone();
   // The end of its round.
@@ -71,6 +75,10 @@ class GradientSlot {
   // has none, and the memory holds the neutral element (or an older value that is still in .grad).
   // `weight`: the contribution is multiplied by it; 0: there is none.
   bool prepare_submission(std::optional<double> weight);
+  // Then, if the bucket narrows: the memory that travels holds the contribution too.
+  void narrow() {
+    if (!narrowed_) part_.narrow(view_, view_);
+  }
 
   // The end of a round begins: puts a parked view back, and finds out what the program has done to
   // .grad since the bucket was submitted. Throws Error(InvalidArgument) if it was written to while
@@ -189,6 +197,7 @@ class GradientSlot {
   bool is_kept(const at::Tensor& tensor) const;
   void keep(const at::Tensor& tensor);
   void pack(at::Tensor& gradient);
+  bool narrow(const at::Tensor& gradient);
   void pack_unlike(const at::Tensor& gradient);
   void use_older_value();
   void restore_older_value();
@@ -205,6 +214,7 @@ class GradientSlot {
   uint8_t expected_ = 0xff;  // a bit for each round of a step; the last stands for all later ones
   bool fired_ = false;       // a gradient came in this round
   bool neutral_ = false;     // the memory holds the neutral element
+  bool narrowed_ = false;    // only the narrow memory holds it; until submission .grad is its own
   bool beside_ = false;      // older_, sparse_, late_ or kept_ may hold something
   InFlight flight_;
   int64_t version_ = 0;  // of the view, to see whether somebody wrote
@@ -219,7 +229,8 @@ class GradientSlot {
   OlderValue older_;
   SparsePart sparse_;
   at::Tensor late_;
-  // A gradient with a graph (create_graph) stays in .grad until the end of the round. A strong
+  // A gradient that was narrowed stays in .grad until its bucket is submitted, since autograd may
+  // add to it; one with a graph (create_graph) stays in .grad until the end of the round. A strong
   // reference would be a cycle: parameter, gradient, graph, parameter.
   WeakTensor kept_;
   int64_t kept_version_ = 0;

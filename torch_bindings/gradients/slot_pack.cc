@@ -1,0 +1,46 @@
+// The way of a gradient into the memory of its bucket.
+#include "horon/torch_bindings/gradients/slot.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+
+namespace horon::torch_detail {
+
+void assign_values(const at::Tensor& to, const at::Tensor& from) {
+  to.copy_(from.layout() == at::kStrided ? from : from.to_dense());
+}
+
+// The gradient goes into the bucket, and .grad becomes the view of it.
+void GradientSlot::pack(at::Tensor& gradient) {
+  neutral_ = narrowed_ = false;
+  if (part_.lies_alike(gradient) && holds(view_)) {
+    part_.copy(gradient, view_);
+  } else {
+    pack_unlike(gradient);
+  }
+  if (gradient.requires_grad()) {
+    keep(gradient);
+    return;
+  }
+  gradient = view_;
+  if (beside_) older_ = {};  // what was in .grad before is not in this one
+}
+
+// The gradient goes where it travels from, and .grad becomes the view when that is submitted.
+bool GradientSlot::narrow(const at::Tensor& gradient) {
+  if (!part_.narrows() || !part_.lies_alike(gradient) || gradient.requires_grad()) return false;
+  neutral_ = false;
+  part_.narrow(gradient, view_);
+  narrowed_ = true;
+  keep(gradient);
+  older_ = {};  // as in pack()
+  return true;
+}
+
+void GradientSlot::pack_unlike(const at::Tensor& gradient) {
+  const PlainMode plain;
+  check_shape(gradient);
+  // The program can change our own tensor (grad().set_data()); then the bucket needs a new view.
+  if (!holds(view_)) view_ = bucket_->make_view(part_number_);
+  assign_values(view_, gradient);
+}
+
+}  // namespace horon::torch_detail
