@@ -58,6 +58,7 @@ struct EnqueuedBatch {
 // Nothing uses the memory of a batch any more.
 struct FinishedBatch {
   uint64_t sequence = 0;
+  bool was_enqueued = false;  // there has been an EnqueuedBatch for it
   std::vector<EntryWork> entries;
   std::optional<Error> error;  // the batch failed: nothing can be said about the outputs
 };

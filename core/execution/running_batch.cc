@@ -50,6 +50,8 @@ Progress RunningBatch::step(const Predecessors& earlier) {
         stage_ = Stage::Waiting;
         break;
       case Stage::Waiting:
+        // Nothing of this batch may stand in the queue in front of what an earlier op enqueues.
+        if (op_->enqueues() && !earlier.may_start(*op_)) return Progress::Ringing;
         if (!tensors_ready()) return Progress::Polling;
         copy_ = pack();
         stage_ = Stage::Packing;
@@ -99,7 +101,7 @@ EnqueuedBatch RunningBatch::tell() {
 }
 
 FinishedBatch RunningBatch::finish(std::optional<Error> error) noexcept {
-  return {work_.sequence, std::move(work_.entries), std::move(error)};
+  return {work_.sequence, told_, std::move(work_.entries), std::move(error)};
 }
 
 void RunningBatch::leak() noexcept {

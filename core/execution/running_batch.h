@@ -47,7 +47,10 @@ class RunningBatch {
   Progress step(const Predecessors& earlier);
   // For the batches behind it.
   bool needs_scratch() const { return stage_ <= Stage::WantsScratch && scratch_bytes_.has_value(); }
-  const CollectiveOp* unstarted_op() const { return stage_ <= Stage::Packed ? op_ : nullptr; }
+  // An op that enqueues has started when all of it is in the queue.
+  const CollectiveOp* unstarted_op() const {
+    return stage_ <= Stage::Packed || (stage_ < Stage::Enqueued && op_->enqueues()) ? op_ : nullptr;
+  }
   // All is enqueued, and the results will be there when an event happens; not told yet. Never where
   // a batch has nothing in a queue when it is Done.
   bool has_news() const { return done_ != nullptr && !told_; }

@@ -139,7 +139,14 @@ void Controller::take_record(int from, const Item& item) {
   if (effects_.bye) stall_text_.clear();
 }
 
-void Controller::batch_finished() {
+void Controller::batch_enqueued() {
+  member_.batch_enqueued();
+  last_progress_ = now_;
+  if (coordinator_ != nullptr) coordinator_->batch_enqueued();
+}
+
+void Controller::batch_finished(bool was_enqueued) {
+  if (!was_enqueued) batch_enqueued();  // it needs no queue any more
   member_.batch_finished();
   last_progress_ = now_;
   if (coordinator_ != nullptr) coordinator_->batch_finished();

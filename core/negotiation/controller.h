@@ -53,8 +53,11 @@ class Controller {
   // An envelope that rank `from` sent; bytes that can't be read end the job. After Bye only a
   // question and an Abort count: another process set of the job may still run.
   void receive(int from, std::span<const std::byte> bytes);
+  // All of a batch given out earlier is in the queue of its device: what comes later need not wait
+  // for it. Only for such batches, before they finish.
+  void batch_enqueued();
   // One batch given out earlier has finished here.
-  void batch_finished();
+  void batch_finished(bool was_enqueued = false);
   // Something failed here that nobody can repair; told to everybody.
   void fail(const Error& error);
   // The time of all events until the next call. A gap of more than 3 s says that this process stood

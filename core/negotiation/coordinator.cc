@@ -307,7 +307,7 @@ ClosedEntry Coordinator::closed(const Entry& entry) const {
 bool Coordinator::planning_waits() const {
   if (planner_.ready_bytes() >= planner_.bytes_max()) return false;
   const auto running =
-      static_cast<int64_t>(awaited_batches_) - static_cast<int64_t>(batches_ended_);
+      static_cast<int64_t>(awaited_batches_) - static_cast<int64_t>(batches_enqueued_);
   return running >= options_.batches_in_flight_max;
 }
 

@@ -24,7 +24,8 @@ class Coordinator {
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
     // While so many batches run and less than fusion_bytes_max is ready, planning waits: what comes
-    // meanwhile fuses.
+    // meanwhile fuses. A batch that a device has in its queue does not count: the host waits for
+    // none.
     int batches_in_flight_max = 2;
     int freeze_after = 0;  // see Controller::Options
   };
@@ -36,11 +37,10 @@ class Coordinator {
   void take(int from, const Item& item, uint64_t applied, Nanos now);
   // The gate has started so many batches on this rank, with so many entries.
   void frozen_started(uint64_t batches, uint64_t entries);
-  // A batch of this set that a Plan named has finished on this rank.
-  void batch_finished() {
-    --in_flight_;
-    ++batches_ended_;
-  }
+  // As in Controller, here for every batch.
+  void batch_enqueued() { ++batches_enqueued_; }
+  // A batch of this set has finished on this rank.
+  void batch_finished() { --in_flight_; }
   // Appends to the log what can be decided now. Call after all messages that are here have been
   // taken.
   std::vector<Item> decide();
@@ -133,7 +133,7 @@ class Coordinator {
   int last_joined_ = -1;  // in this round of joins; -1: nobody has joined
   bool ended_ = false;
   uint64_t batches_planned_ = 0;   // or started by the gate
-  uint64_t batches_ended_ = 0;     // on this rank
+  uint64_t batches_enqueued_ = 0;  // on this rank, or finished
   uint64_t awaited_batches_ = 0;   // had begun when the first of what waits in planner_ came there
   std::vector<uint64_t> drained_;  // [member]: what it has said last
   uint64_t drained_sum_ = 0;       // of drained_

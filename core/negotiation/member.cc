@@ -143,7 +143,7 @@ void Member::hear(const Item& record, Effects& effects) {
 bool Member::advance(Effects& effects) {
   // What comes while batches run may run together. Only those that ran already count, so that
   // others that keep coming hold nothing for ever.
-  if (batches_ended_ + static_cast<uint64_t>(options_.batches_in_flight_max) > owed_since_ ||
+  if (batches_enqueued_ + static_cast<uint64_t>(options_.batches_in_flight_max) > owed_since_ ||
       owed_bytes_ >= options_.fusion_bytes_max) {
     append_owed_gos();
   }

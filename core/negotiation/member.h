@@ -40,6 +40,8 @@ class Member {
   void join(Ticket ticket, Effects& effects);
   void shutdown();
 
+  // As in Controller, here for every batch in `effects.starts`.
+  void batch_enqueued() { ++batches_enqueued_; }
   // One of the batches in `effects.starts` has ended here.
   void batch_finished();
 
@@ -132,8 +134,9 @@ class Member {
   bool join_said_ = false;
   size_t held_ = 0;  // votes that are held back, over all names
   uint64_t applied_ = 0;
-  bool ended_ = false;            // Bye was applied
-  uint64_t batches_started_ = 0;  // also the sequence of the next one
+  bool ended_ = false;             // Bye was applied
+  uint64_t batches_started_ = 0;   // also the sequence of the next one
+  uint64_t batches_enqueued_ = 0;  // or ended
   uint64_t batches_ended_ = 0;
   uint64_t drained_said_ = 0;
   std::vector<Item> news_;

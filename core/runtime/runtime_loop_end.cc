@@ -89,7 +89,8 @@ void RuntimeLoop::end_job(const Error& error) noexcept {
 }
 
 void RuntimeLoop::end_all(const Error& error) noexcept {
-  for (auto& entry : runners_) attempt([&] { entry.second->end_all(error); });
+  for (auto& entry : runners_) attempt([&] { entry.second->finish_all(error); });
+  for (auto& entry : runners_) entry.second->abandon_all();
   for (auto& removal : removals_) finish(removal.second, error);
   removals_.clear();
   finish_calls(error);

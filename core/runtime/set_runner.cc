@@ -165,7 +165,10 @@ BatchWork SetRunner::work_of(StartBatch& start) {
 
 bool SetRunner::settle_batches() {
   const bool any = !enqueued_.empty() || !finished_.empty();
-  for (EnqueuedBatch& batch : enqueued_) settle(batch);
+  for (EnqueuedBatch& batch : enqueued_) {
+    controller_.batch_enqueued();
+    settle(batch);
+  }
   enqueued_.clear();
   for (FinishedBatch& batch : finished_) {
     if (batch.error) {
@@ -176,7 +179,7 @@ bool SetRunner::settle_batches() {
       controller_.fail(error);
       batch.error = parts_.on_fatal(error);  // its handles hear what all others hear
     }
-    controller_.batch_finished();
+    controller_.batch_finished(batch.was_enqueued);
     settle(batch);
     if (spare_entries_.size() == kSparesMax) continue;
     batch.entries.clear();
@@ -233,7 +236,7 @@ void SetRunner::complete(Ticket ticket, Outcome outcome, bool memory_in_use) noe
   if (outcome.error) handle->fail_enqueued(*outcome.error);
 }
 
-void SetRunner::end_all(const Error& error) noexcept {
+void SetRunner::finish_all(const Error& error) noexcept {
   // Batches that were being settled when an exception ended the job: some may have failed.
   if (!finished_.empty()) keep_value_for_ever(finished_);
   while (!live_.empty()) {
@@ -242,6 +245,9 @@ void SetRunner::end_all(const Error& error) noexcept {
     outcome.error = error;
     complete(ticket, std::move(outcome), live_.at(ticket).started);
   }
+}
+
+void SetRunner::abandon_all() noexcept {
   parts_.resources.executor->abandon();
   // Giving these back may mean waiting for members that are gone.
   keep_for_ever(std::move(parts_.resources.keep_alive));

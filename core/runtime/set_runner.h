@@ -57,8 +57,11 @@ class SetRunner {
   bool decide(Nanos now, std::vector<Outgoing>& outbox);
   // Moves the collectives on. True if anything happened.
   bool work();
-  // The job is over: ends everything that is under way. Also after another call has thrown.
-  void end_all(const Error& error) noexcept;
+  // The job is over: ends everything that is under way, also after another call has thrown. First
+  // every set finishes its handles, then every set abandons its collectives: an aborted op lets the
+  // events in its queue happen, and queues of other sets may wait for these.
+  void finish_all(const Error& error) noexcept;
+  void abandon_all() noexcept;
 
   Executor::Pace pace() const { return pace_; }
   bool at_rest() const { return controller_.at_rest(); }

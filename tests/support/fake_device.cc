@@ -143,17 +143,23 @@ class FakeFlight final : public core::InFlight {
   FakeDelays delays_;
 };
 
-// Its work is in the queue.
+// Like a communicator that does not block: its kernel is enqueued some calls after the start.
 class EnqueuedFlight final : public core::InFlight {
  public:
-  EnqueuedFlight(bool fails, int polls) : fails_(fails), polls_(polls) {}
-  // Like a communicator that does not block: some calls later all is enqueued.
-  Progress step() override { return polls_-- > 0 ? Progress::Polling : Progress::Done; }
+  EnqueuedFlight(FakeQueue& queue, std::function<bool()> kernel, bool fails, int polls)
+      : queue_(queue), kernel_(std::move(kernel)), fails_(fails), polls_(polls) {}
+  Progress step() override {
+    if (polls_-- > 0) return Progress::Polling;
+    queue_.enqueue({std::move(kernel_), nullptr});
+    return Progress::Done;
+  }
   void watch() override {
     if (fails_) fail();
   }
 
  private:
+  FakeQueue& queue_;
+  std::function<bool()> kernel_;
   const bool fails_;
   int polls_;
 };
@@ -258,9 +264,12 @@ void FakeMeeting::compute(Group& group) {
 
 std::unique_ptr<core::InFlight> FakeOp::start(Batch batch) {
   const uint64_t sequence = batch.sequence;
+  FakeDelays delays = delays_;
+  const int only = delays.only_polls_at_sequence;
+  if (only >= 0 && static_cast<uint64_t>(only) != sequence) delays.op_polls = 0;
   if (!enqueues_) {
     meeting_->post(rank_, std::move(batch));
-    return std::make_unique<FakeFlight>(meeting_, sequence, delays_);
+    return std::make_unique<FakeFlight>(meeting_, sequence, delays);
   }
   const bool fails = static_cast<int64_t>(sequence) == delays_.fail_op_at_sequence;
   // As a kernel of NCCL does: it begins when the queue comes to it, and holds the queue until all
@@ -271,8 +280,8 @@ std::unique_ptr<core::InFlight> FakeOp::start(Batch batch) {
     waiting.reset();
     return meeting->complete(sequence) || *aborted;
   };
-  static_cast<FakeQueue&>(*batch.queue).enqueue({kernel, nullptr});
-  return std::make_unique<EnqueuedFlight>(fails, delays_.op_polls);
+  return std::make_unique<EnqueuedFlight>(static_cast<FakeQueue&>(*batch.queue), kernel, fails,
+                                          delays.op_polls);
 }
 
 FakeDomain::FakeDomain(DeviceKind device)

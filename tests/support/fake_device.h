@@ -108,9 +108,11 @@ class FakeMeeting {
 // How slow the fake device is; a figure is a number of polls or of turns.
 struct FakeDelays {
   int op_polls = 0;
-  int copy_polls = 0;            // the device takes up to as many turns for each piece of work
-  int fail_op_at_sequence = -1;  // where the op is enqueued, after that
+  int only_polls_at_sequence = -1;  // other batches need no polls
+  int copy_polls = 0;               // the device takes up to as many turns for each piece of work
+  int fail_op_at_sequence = -1;     // where the op is enqueued, after that
   core::StartOrder order = core::StartOrder::Log;
+  std::function<void(int member)> on_abort = nullptr;  // in CollectiveOp::abort()
 };
 
 class FakeOp final : public core::CollectiveOp {
@@ -129,7 +131,10 @@ class FakeOp final : public core::CollectiveOp {
   bool enqueues() const override { return enqueues_; }
   core::StartOrder start_order() const override { return delays_.order; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
-  void abort() noexcept override { *aborted_ = true; }
+  void abort() noexcept override {
+    if (delays_.on_abort) delays_.on_abort(rank_);
+    *aborted_ = true;
+  }
 
  private:
   const int rank_;

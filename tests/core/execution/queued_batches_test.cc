@@ -155,6 +155,31 @@ TEST(QueuedBatches, TheMemoryIsInUseUntilTheDeviceHasDoneTheWork) {
   EXPECT_THAT(a, ElementsAre(3));
 }
 
+// On rank 0 the first op is enqueued some calls after its start. The second batch must not stand in
+// the queue before it, neither its op nor the wait for its tensor, which comes from the result of
+// the first: on a queue each kernel waits for its peers.
+TEST(QueuedBatches, AnOpThatTakesSeveralCallsToEnqueueKeepsItsPlace) {
+  const auto meeting = std::make_shared<FakeMeeting>(2);
+  Rank zero(FakeMemory::Enqueued, 0, 2, meeting, {.op_polls = 3, .only_polls_at_sequence = 0});
+  Rank one(FakeMemory::Enqueued, 1, 2, meeting, {});
+  std::vector<float> first[2] = {{1}, {2}}, second[2] = {{0}, {0}};
+  FakeQueue programs[2] = {FakeQueue(*zero.device), FakeQueue(*one.device)};
+  for (size_t rank = 0; rank < 2; ++rank) {
+    float &reduced = first[rank][0], &next = second[rank][0];
+    programs[rank].enqueue({[&reduced] { return reduced == 3; }, [&] { next = reduced; }});
+    EntryWork later = entry(2, second[rank]);
+    later.ready = programs[rank].record_ready();
+    Rank& on = rank == 0 ? zero : one;
+    on.executor->enqueue(batch(0, list(entry(1, first[rank]))));
+    on.executor->enqueue(batch(1, list(std::move(later))));
+  }
+  run_both(zero, one);
+  EXPECT_THAT(first[0], ElementsAre(3));
+  EXPECT_THAT(second[0], ElementsAre(6));
+  EXPECT_THAT(second[1], ElementsAre(6));
+  EXPECT_THAT(meeting->started(0), ElementsAre(0, 1));
+}
+
 TEST(QueuedBatches, AnOpThatFailsBehindItsHandleFailsTheBatch) {
   Rank rank(FakeMemory::Enqueued, 0, 1, std::make_shared<FakeMeeting>(1),
             {.fail_op_at_sequence = 0});

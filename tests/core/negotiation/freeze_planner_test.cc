@@ -174,6 +174,7 @@ TEST(Coordinator, FrozenStartsDoNotStarveWhatIsNegotiated) {
   while (coordinator.decide().empty()) {
     ASSERT_LT(ends++, 10) << "never planned";
     coordinator.frozen_started(1, 1);
+    coordinator.batch_enqueued();
     coordinator.batch_finished();
   }
   EXPECT_EQ(ends, 2) << "of three that ran one may go on";

@@ -217,6 +217,40 @@ TEST(ProcessSets, AnOpThatFailsInOneSetEndsTheJobEverywhere) {
   });
 }
 
+// An aborted op lets events happen, whatever is in memory then. The work of other sets may wait for
+// these events, so the handles of all sets hear of the error before.
+TEST(ProcessSets, AllHandlesHaveFailedBeforeAnyOpIsAborted) {
+  std::shared_ptr<HandleState> waiting[2];
+  std::atomic<int> aborts{0}, too_early{0};
+  FakeDelays delays{.fail_op_at_sequence = 2};  // behind the two barriers of add()
+  delays.on_abort = [&](int rank) {
+    ++aborts;
+    if (!waiting[rank]->finished()) ++too_early;
+  };
+  World world(2, delays, no_limits());
+  world.each([&](Runtime& runtime, int rank) {
+    add(runtime, 1, {0, 1});
+    const auto x = std::make_shared<Tensor>(tensor({1}));
+    const auto kept = [&](Submission given) {
+      given.keep_alive = x;
+      return given;
+    };
+    Submission never_ready = kept(in_set(1, "y", *x));
+    std::atomic<bool> begun{false};
+    never_ready.ready = std::make_unique<PolledEvent>([&begun] {
+      begun = true;
+      return false;
+    });
+    waiting[rank] = runtime.submit(std::move(never_ready));
+    while (!begun) std::this_thread::yield();
+    EXPECT_THAT(error_of(*runtime.submit(kept(submission("x", *x)))),
+                HasSubstr("fake network is down"));
+    EXPECT_THAT(error_of(*waiting[rank]), HasSubstr("fake network is down"));
+  });
+  EXPECT_EQ(aborts, 4) << "two sets on two ranks";
+  EXPECT_EQ(too_early, 0);
+}
+
 TEST(ProcessSets, ShutdownLeavesAllSets) {
   World world(3);
   world.each([](Runtime& runtime, int rank) {

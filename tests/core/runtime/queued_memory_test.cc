@@ -62,6 +62,34 @@ TEST(QueuedMemory, ATrainingWaitsNeverOnTheHost) {
   });
 }
 
+// The device does nothing for long. All the same each handle finishes, negotiated or frozen, before
+// the program gives the next: what is enqueued holds nothing back.
+TEST(QueuedMemory, NoHandleWaitsForTheDevice) {
+  World world(2, {}, no_limits());
+  std::atomic<bool> go{false};
+  world.each([&](Runtime& runtime, int rank) {
+    FakeQueue program(world.device(rank));
+    program.enqueue({[&] { return go.load(); }, nullptr});
+    std::vector<std::shared_ptr<Tensor>> tensors;
+    std::vector<std::shared_ptr<HandleState>> handles;
+    const auto enqueue = [&](const std::string& name, const std::shared_ptr<Tensor>& x) {
+      Submission given = submission(name, *x);
+      given.ready = program.record_ready();
+      given.keep_alive = x;
+      handles.push_back(runtime.submit(std::move(given)));
+      EXPECT_TRUE(handles.back()->wait(std::chrono::seconds(20))) << name;
+      return !testing::Test::HasFailure();
+    };
+    for (int i = 0; i < 16; ++i) {
+      tensors.push_back(std::make_shared<Tensor>(tensor({1})));
+      if (!enqueue(i < 6 ? "t" + std::to_string(i) : "again", tensors.back())) break;
+    }
+    go = true;
+    for (const auto& handle : handles) EXPECT_EQ(error_of(*handle), "");
+    for (const auto& x : tensors) EXPECT_EQ(x->data[0], 2);
+  });
+}
+
 // The device reads and writes it long after the handle has finished.
 TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
   World world(2);
