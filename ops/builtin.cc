@@ -69,12 +69,13 @@ std::unique_ptr<core::Gate> make_gate(const Communicator& communicator,
       [shared = communicator.shared_local_group()] { shared->ring_all_others(); });
 }
 
-std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(const Communicator& communicator,
-                                                                  const core::Config& config) {
+std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
+    const Communicator& communicator, const core::Config& config,
+    const std::shared_ptr<core::ScratchPool>& scratch) {
   std::vector<std::unique_ptr<core::CollectiveOp>> ops;
   if (shares_memory(communicator, config)) add_shared_memory_ops(communicator, ops);
   if (communicator.mpi() != nullptr) {
-    for (auto& op : make_mpi_ops(communicator.mpi())) ops.push_back(std::move(op));
+    for (auto& op : make_mpi_ops(communicator.mpi(), scratch)) ops.push_back(std::move(op));
   }
   ops.push_back(std::make_unique<PlanBarrier>());
   return ops;
@@ -93,13 +94,13 @@ core::Executor::Parts make_execution(const Communicator& communicator, const cor
   parts.rank = communicator.topology().rank;
   parts.size = communicator.topology().size;
   parts.ranks = communicator.members();
-  parts.ops =
-      std::make_shared<core::OpTable>(make_builtin_ops(communicator, config), config.allreduce);
-  parts.domains = make_builtin_domains(&communicator.local_group());
-  parts.timeline = timeline;
-  // One is packed while another travels.
+  // One batch is packed while another travels.
   const int64_t fusion_bytes = std::max(config.fusion_bytes_max, core::Config().fusion_bytes_max);
-  parts.scratch_bytes_max = 2 * static_cast<size_t>(fusion_bytes);
+  parts.scratch = std::make_shared<core::ScratchPool>(
+      make_builtin_domains(&communicator.local_group()), 2 * static_cast<size_t>(fusion_bytes));
+  parts.ops = std::make_shared<core::OpTable>(make_builtin_ops(communicator, config, parts.scratch),
+                                              config.allreduce);
+  parts.timeline = timeline;
   return parts;
 }
 

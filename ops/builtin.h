@@ -24,9 +24,10 @@ size_t builtin_area_bytes(const core::Topology& topology, const core::Config& co
 std::unique_ptr<core::Gate> make_gate(const Communicator& communicator, const core::Config& config);
 
 // Every member makes the same list: what decides is the same on all of them. The communicator must
-// outlive the ops.
-std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(const Communicator& communicator,
-                                                                  const core::Config& config);
+// outlive the ops. `scratch`: what they convert and stage.
+std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
+    const Communicator& communicator, const core::Config& config,
+    const std::shared_ptr<core::ScratchPool>& scratch);
 
 // One domain for each kind of memory. `local_group` may be null.
 std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(

@@ -33,7 +33,9 @@ std::unique_ptr<Runtime> make_runtime(const WaitPolicy& policy) {
   ops.push_back(std::make_unique<LonelyAllreduce>());
   Executor::Parts executor;
   executor.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-  executor.domains.push_back(std::make_unique<ops::HostMemory>(nullptr));
+  std::vector<std::unique_ptr<MemoryDomain>> domains;
+  domains.push_back(std::make_unique<ops::HostMemory>(nullptr));
+  executor.scratch = std::make_shared<ScratchPool>(std::move(domains));
   Runtime::Parts parts;
   parts.topology.host_of = {0};
   parts.topology.local_ranks = {0};

@@ -10,7 +10,7 @@ namespace horon::core {
 
 Executor::Executor(Parts parts)
     : context_{parts.rank, std::move(parts.ranks), std::move(parts.ops), std::move(parts.timeline),
-               ScratchPool(std::move(parts.domains), parts.scratch_bytes_max)} {
+               std::move(parts.scratch)} {
   if (!context_.ranks.empty()) return;
   context_.ranks.resize(static_cast<size_t>(parts.size));
   std::iota(context_.ranks.begin(), context_.ranks.end(), 0);

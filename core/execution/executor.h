@@ -25,11 +25,10 @@ class Executor {
     int size = 1;
     std::vector<int> ranks;  // of all members; empty: 0, 1, ...
     std::shared_ptr<OpTable> ops;
-    std::vector<std::unique_ptr<MemoryDomain>> domains;  // one per device kind in use
-    std::shared_ptr<Timeline> timeline;                  // may be null
-    // Fusion buffers in use at one time, in bytes, for each kind of device. Batches beyond it wait;
-    // one may always run.
-    size_t scratch_bytes_max = ScratchPool::kNoLimit;
+    // The domains of the set, and the scratch of its batches and of its ops. Batches that need more
+    // than its limit wait, but for the first of those under way.
+    std::shared_ptr<ScratchPool> scratch;
+    std::shared_ptr<Timeline> timeline;  // may be null
   };
 
   explicit Executor(Parts parts);
@@ -54,6 +53,7 @@ class Executor {
   void abandon() noexcept;
 
   const OpTable& ops() const { return *context_.ops; }
+  const ScratchPool& scratch() const { return *context_.scratch; }
 
  private:
   BatchContext context_;

@@ -12,6 +12,7 @@ namespace horon::core {
 class Predecessors {
  public:
   void clear() {
+    none_ = true;
     if (!any_) return;
     any_ = false;
     one_needs_scratch_ = one_keeps_log_order_ = false;
@@ -19,6 +20,7 @@ class Predecessors {
   }
   // A batch behind which the next ones come. `unstarted`: its op; null: it has started.
   void add(bool needs_scratch, const CollectiveOp* unstarted) {
+    none_ = false;
     one_needs_scratch_ = one_needs_scratch_ || needs_scratch;
     any_ = any_ || needs_scratch || unstarted != nullptr;
     if (unstarted == nullptr) return;
@@ -27,9 +29,11 @@ class Predecessors {
     if (order == StartOrder::Op) keep_own_order_.push_back(unstarted);
   }
 
-  // Scratch is given out in the order of the log, so the first batch in it never waits for one
-  // behind it. On all ranks together, the first batch that has not finished everywhere is the first
-  // on each of them: it always goes on, however little scratch there is.
+  // Every earlier batch has finished.
+  bool none() const { return none_; }
+  // Scratch is given out in the order of the log, and the first batch in it takes what it needs. On
+  // all ranks together, the first batch that has not finished everywhere is the first on each of
+  // them: it always goes on, however little scratch there is.
   bool may_take_scratch() const { return !one_needs_scratch_; }
   bool may_start(const CollectiveOp& op) const {
     if (!any_) return true;
@@ -51,6 +55,7 @@ class Predecessors {
     return op.enqueues() ? StartOrder::Log : op.start_order();
   }
 
+  bool none_ = true;
   bool any_ = false;  // of the next three
   bool one_needs_scratch_ = false;
   bool one_keeps_log_order_ = false;

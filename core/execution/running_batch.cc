@@ -106,7 +106,7 @@ FinishedBatch RunningBatch::finish(std::optional<Error> error) noexcept {
 
 void RunningBatch::leak() noexcept {
   if (flight_ != nullptr) keep_value_for_ever(flight_);
-  if (scratch_.memory != nullptr) context_.scratch.leak(spec_.device, std::move(scratch_));
+  if (scratch_.memory != nullptr) context_.scratch->leak(std::move(scratch_));
   scratch_ = {};
 }
 
@@ -133,7 +133,7 @@ void RunningBatch::lay_out() {
     op_ = prepared->op;
   } else {
     batch_ = describe_batch(spec_, work_.contributors, context_.ranks);
-    batch_.queue = &context_.scratch.domain(spec_.device).queue();
+    batch_.queue = &context_.scratch->domain(spec_.device).queue();
   }
   queue_ = batch_.queue;
   immediate_ = queue_->immediate();
@@ -221,8 +221,9 @@ int64_t RunningBatch::count_of_all() const {
 
 bool RunningBatch::take_scratch(const Predecessors& earlier) {
   if (!scratch_bytes_) return true;
-  ScratchPool& pool = context_.scratch;
-  if (!earlier.may_take_scratch() || !pool.has_room(spec_.device, *scratch_bytes_)) return false;
+  ScratchPool& pool = *context_.scratch;
+  if (!earlier.may_take_scratch()) return false;
+  if (!earlier.none() && !pool.has_room(spec_.device, *scratch_bytes_)) return false;
   scratch_ = pool.take(spec_.device, *scratch_bytes_);
   if (input_at_) batch_.input = scratch_.memory.get() + *input_at_;
   if (output_at_) batch_.output = scratch_.memory.get() + *output_at_;
@@ -248,7 +249,7 @@ void RunningBatch::end_packing() {
 // Whoever takes the scratch next enqueues its work behind that of this batch.
 void RunningBatch::end_unpacking() {
   if (!immediate_ && (scratch_bytes_ || compressed() || op_->enqueues())) done_ = queue_->record();
-  if (scratch_bytes_) context_.scratch.give_back(spec_.device, std::move(scratch_), done_);
+  if (scratch_bytes_) context_.scratch->give_back(spec_.device, std::move(scratch_), done_);
 }
 
 // Calls visit(entry, part, place) for all memory of this rank. Place: where the op has it.

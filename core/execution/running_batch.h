@@ -31,7 +31,7 @@ struct BatchContext {
   std::vector<int> ranks;
   std::shared_ptr<OpTable> ops;
   std::shared_ptr<Timeline> timeline;  // may be null
-  ScratchPool scratch;
+  std::shared_ptr<ScratchPool> scratch;
   PreparedBatches prepared = {};
 };
 

@@ -15,27 +15,29 @@ bool in_use(const ScratchPool::Buffer& buffer) {
   return buffer.last_used != nullptr && !buffer.last_used->happened();
 }
 
+// Where the device has failed nobody knows what it still writes.
+bool may_be_in_use(const ScratchPool::Buffer& buffer) noexcept {
+  try {
+    return in_use(buffer);
+  } catch (...) {
+    return true;
+  }
+}
+
 }  // namespace
 
 ScratchPool::ScratchPool(std::vector<std::unique_ptr<MemoryDomain>> domains, size_t bytes_max)
     : domains_(std::move(domains)), bytes_max_(bytes_max) {}
 
 ScratchPool::~ScratchPool() {
-  for (OfDevice& device : devices_) keep_what_is_used(device.free);
-  keep_what_is_used(too_many_);
-}
-
-void ScratchPool::keep_what_is_used(std::vector<Buffer>& buffers) noexcept {
-  for (Buffer& buffer : buffers) {
-    try {
-      if (!in_use(buffer)) continue;
-    } catch (...) {  // the device has failed: nobody knows what it still writes
+  for (OfDevice& of : devices_) {
+    for (Buffer& buffer : of.free) {
+      if (may_be_in_use(buffer)) keep_for_ever(std::move(buffer.memory));
     }
-    keep_for_ever(std::move(buffer.memory));
   }
 }
 
-MemoryDomain& ScratchPool::domain(DeviceKind device) {
+MemoryDomain& ScratchPool::domain(DeviceKind device) const {
   for (const auto& domain : domains_) {
     if (domain->device() == device) return *domain;
   }
@@ -43,58 +45,91 @@ MemoryDomain& ScratchPool::domain(DeviceKind device) {
               concat("this build has no support for ", to_string(device), " memory"));
 }
 
+// Four sizes for each power of two: requests of about the same size share buffers, and a buffer is
+// at most a quarter larger than asked for.
+size_t ScratchPool::size_class(size_t bytes) {
+  const size_t wanted = std::max(bytes, kSmallest);
+  const size_t step = std::bit_floor(wanted) / 4;
+  return (wanted + step - 1) / step * step;
+}
+
+ScratchPool::Place ScratchPool::smallest_free(OfDevice& of, size_t bytes, size_t bytes_max) {
+  Place best = of.free.end();
+  for (Place place = of.free.begin(); place != of.free.end(); ++place) {
+    if (place->capacity < bytes || place->capacity > bytes_max) continue;
+    if (best == of.free.end() || place->capacity < best->capacity) best = place;
+  }
+  return best;
+}
+
+// What is free and not in use can be released first.
+bool ScratchPool::may_hold_more(const OfDevice& of, size_t bytes) const {
+  if (bytes_max_ == kNoLimit) return true;
+  size_t needed = of.bytes + bytes;
+  for (const Buffer& buffer : of.free) {
+    if (needed <= bytes_max_) break;
+    if (!in_use(buffer)) needed -= buffer.capacity;
+  }
+  return needed <= bytes_max_;
+}
+
 bool ScratchPool::has_room(DeviceKind device, size_t bytes) const {
-  const size_t taken = devices_[static_cast<size_t>(device)].taken;
-  return taken == 0 || (taken <= bytes_max_ && bytes <= bytes_max_ - taken);
+  const OfDevice& of = devices_[static_cast<size_t>(device)];
+  const auto fits = [&](const Buffer& buffer) { return buffer.capacity >= bytes; };
+  return std::any_of(of.free.begin(), of.free.end(), fits) || may_hold_more(of, size_class(bytes));
 }
 
 ScratchPool::Buffer ScratchPool::take(DeviceKind device, size_t bytes) {
-  OfDevice& of_device = devices_[static_cast<size_t>(device)];
-  if (!too_many_.empty()) release_unused();
-  // The smallest that fits; a small request leaves the big ones to those that need them.
-  const size_t capacity = std::bit_ceil(std::max(bytes, kSmallest));
-  auto best = of_device.free.end();
-  for (auto place = of_device.free.begin(); place != of_device.free.end(); ++place) {
-    if (place->capacity < bytes || place->capacity / 4 > capacity) continue;
-    if (best == of_device.free.end() || place->capacity < best->capacity) best = place;
-  }
-  Buffer buffer;
-  if (best == of_device.free.end()) {
-    buffer.memory = domain(device).allocate(capacity);
-    buffer.capacity = capacity;
-  } else {
-    buffer = std::move(*best);
-    of_device.free.erase(best);
-  }
-  buffer.asked = bytes;
-  of_device.taken += bytes;
+  OfDevice& of = devices_[static_cast<size_t>(device)];
+  const size_t wanted = size_class(bytes);
+  // A small request leaves the large ones to those that need them, as long as there is room.
+  Place place = smallest_free(of, bytes, 4 * wanted);
+  const bool at_limit = of.bytes > bytes_max_ || wanted > bytes_max_ - of.bytes;
+  if (place == of.free.end() && at_limit) place = smallest_free(of, bytes, kNoLimit);
+  if (place == of.free.end()) return allocate(device, wanted);
+  Buffer buffer = std::move(*place);
+  of.free.erase(place);
+  return buffer;
+}
+
+ScratchPool::Buffer ScratchPool::allocate(DeviceKind device, size_t bytes) {
+  OfDevice& of = devices_[static_cast<size_t>(device)];
+  release_unused(of, of.free.size(), bytes < bytes_max_ ? bytes_max_ - bytes : 0);
+  of.free.reserve(of.buffers + 1);  // so that give_back() needs no memory
+  Buffer buffer{domain(device).allocate(bytes), bytes, nullptr};
+  ++of.buffers;
+  of.bytes += bytes;
+  usage_.bytes += bytes;
+  usage_.bytes_peak = std::max(usage_.bytes_peak, usage_.bytes);
   return buffer;
 }
 
 void ScratchPool::give_back(DeviceKind device, Buffer buffer,
                             std::shared_ptr<Event> last_used) noexcept {
-  OfDevice& of_device = devices_[static_cast<size_t>(device)];
-  of_device.taken -= buffer.asked;
+  OfDevice& of = devices_[static_cast<size_t>(device)];
   buffer.last_used = std::move(last_used);
-  try {
-    if (of_device.free.size() == kKept) {
-      too_many_.push_back(std::move(of_device.free.front()));
-      of_device.free.erase(of_device.free.begin());
-      release_unused();
+  of.free.push_back(std::move(buffer));
+  // This one stays, even if it is larger than the limit: it will be asked for again.
+  release_unused(of, of.free.size() - 1, bytes_max_);
+}
+
+// It still counts: it is memory that the process holds.
+void ScratchPool::leak(Buffer buffer) noexcept { keep_for_ever(std::move(buffer.memory)); }
+
+// Some of the first `count` free ones, until the pool holds `bytes_max`.
+void ScratchPool::release_unused(OfDevice& of, size_t count, size_t bytes_max) {
+  for (size_t i = 0; i < count && of.bytes > bytes_max;) {
+    const Place place = of.free.begin() + static_cast<ptrdiff_t>(i);
+    if (may_be_in_use(*place)) {
+      ++i;
+      continue;
     }
-    of_device.free.push_back(std::move(buffer));
-  } catch (...) {  // no memory to note it, or the device has failed
-    keep_for_ever(std::move(buffer.memory));
+    --of.buffers;
+    of.bytes -= place->capacity;
+    usage_.bytes -= place->capacity;
+    of.free.erase(place);
+    --count;
   }
-}
-
-void ScratchPool::leak(DeviceKind device, Buffer buffer) noexcept {
-  devices_[static_cast<size_t>(device)].taken -= buffer.asked;
-  keep_for_ever(std::move(buffer.memory));
-}
-
-void ScratchPool::release_unused() {
-  std::erase_if(too_many_, [](const Buffer& buffer) { return !in_use(buffer); });
 }
 
 }  // namespace horon::core

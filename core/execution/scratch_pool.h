@@ -1,4 +1,5 @@
-// Fusion buffers, kept for reuse: fresh memory costs page faults.
+// Memory that collectives need beside the tensors: fusion buffers, and what ops convert into. It is
+// kept for reuse, since fresh memory costs page faults.
 //
 // A buffer may be given back as soon as all work that uses it is enqueued: whoever takes it next
 // enqueues its own behind that.
@@ -18,15 +19,15 @@ class ScratchPool {
  public:
   struct Buffer {
     std::shared_ptr<std::byte> memory;
-    size_t capacity = 0;
-    size_t asked = 0;                  // bytes that take() was asked for
+    size_t capacity = 0;               // bytes
     std::shared_ptr<Event> last_used;  // null: nothing that is enqueued uses it
   };
 
   static constexpr size_t kNoLimit = ~size_t{0};
 
-  // One domain per kind of device. `bytes_max` for each: what may be taken at one time, where
-  // callers ask has_room() first.
+  // One domain per kind of device. `bytes_max` for each: all that the pool holds, whether it is
+  // taken, still used by the device, or kept. Only callers that must not wait go beyond it; the
+  // last buffer that came back is kept, even if it is larger.
   explicit ScratchPool(std::vector<std::unique_ptr<MemoryDomain>> domains,
                        size_t bytes_max = kNoLimit);
   // Memory that is in use is kept for ever.
@@ -35,32 +36,45 @@ class ScratchPool {
   ScratchPool& operator=(const ScratchPool&) = delete;
 
   // Throws Error(Config) if there is none for this device.
-  MemoryDomain& domain(DeviceKind device);
-  // One buffer may always be taken, however large.
+  MemoryDomain& domain(DeviceKind device) const;
+  // False: take() would go beyond the limit. Throws Error if the device has failed.
   bool has_room(DeviceKind device, size_t bytes) const;
-  // At least `bytes`; what it holds is anybody's.
+  // At least `bytes`; what it holds is anybody's. Throws Error if there is no memory, or the device
+  // has failed.
   Buffer take(DeviceKind device, size_t bytes);
   // `last_used`: happens when all enqueued work that uses it has; null: it has.
   void give_back(DeviceKind device, Buffer buffer, std::shared_ptr<Event> last_used) noexcept;
   // Somebody may use it as long as the process lives: it is kept for ever.
-  void leak(DeviceKind device, Buffer buffer) noexcept;
+  void leak(Buffer buffer) noexcept;
+
+  // Of all devices together.
+  struct Usage {
+    size_t bytes = 0;
+    size_t bytes_peak = 0;
+  };
+  Usage usage() const { return usage_; }
+  size_t bytes_max() const { return bytes_max_; }
 
  private:
   static constexpr size_t kSmallest = 64 << 10;
-  static constexpr size_t kKept = 4;
-
-  void release_unused();
-  static void keep_what_is_used(std::vector<Buffer>& buffers) noexcept;
 
   struct OfDevice {
-    std::vector<Buffer> free;
-    size_t taken = 0;  // bytes that takers have asked for
+    std::vector<Buffer> free;  // the one given back first in front
+    size_t buffers = 0;        // taken or free
+    size_t bytes = 0;          // of these
   };
+  using Place = std::vector<Buffer>::iterator;
+
+  static size_t size_class(size_t bytes);
+  static Place smallest_free(OfDevice& of, size_t bytes, size_t bytes_max);
+  bool may_hold_more(const OfDevice& of, size_t bytes) const;
+  Buffer allocate(DeviceKind device, size_t bytes);
+  void release_unused(OfDevice& of, size_t count, size_t bytes_max);
 
   const std::vector<std::unique_ptr<MemoryDomain>> domains_;
   const size_t bytes_max_;
   std::array<OfDevice, kDeviceKindCount> devices_;
-  std::vector<Buffer> too_many_;  // to be released when they are not in use
+  Usage usage_;
 };
 
 }  // namespace horon::core

@@ -1,5 +1,5 @@
 // What the MPI collectives of one process set share: a communicator, the order in which they post
-// on it, and scratch memory.
+// on it, and the set's scratch memory.
 //
 // MPI matches non-blocking collectives by the order in which they are posted. A collective that
 // prepares its input in several steps posts some time after its start. So each collective takes a
@@ -7,12 +7,12 @@
 // have posted.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include <mpi.h>
+
+#include "horon/core/execution/scratch_pool.h"
 
 namespace horon::ops {
 
@@ -22,7 +22,8 @@ class MpiChannel {
   // The caller owns `communicator`, keeps it alive for longer than the channel and uses it for
   // nothing else. From now on errors on it are returned instead of fatal. No single MPI call moves
   // more than `piece_elements_max` elements, since MPI's counts are ints.
-  explicit MpiChannel(MPI_Comm communicator, int64_t piece_elements_max = int64_t{1} << 30);
+  MpiChannel(MPI_Comm communicator, std::shared_ptr<core::ScratchPool> scratch,
+             int64_t piece_elements_max = int64_t{1} << 30);
 
   MPI_Comm communicator() const { return communicator_; }
   int rank() const { return rank_; }
@@ -36,23 +37,18 @@ class MpiChannel {
   void set_broken() { broken_ = true; }
   bool broken() const { return broken_; }
 
-  struct Buffer {
-    std::unique_ptr<std::byte[]> memory;
-    size_t bytes = 0;
-  };
-  // Scratch memory is kept for reuse, since new memory costs page faults.
-  Buffer take_buffer(size_t bytes);
-  void give_back(Buffer buffer);
+  // A collective that has started must go on, so it takes what it needs, also beyond the limit.
+  core::ScratchPool& scratch() const { return *scratch_; }
 
  private:
   MPI_Comm communicator_;
+  std::shared_ptr<core::ScratchPool> scratch_;
   int rank_ = 0;
   int size_ = 1;
   int64_t piece_elements_max_;
   uint64_t next_place_ = 0;
   uint64_t turn_ = 0;
   bool broken_ = false;
-  std::vector<Buffer> buffers_;
 };
 
 }  // namespace horon::ops

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
-#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::ops {
@@ -17,15 +16,15 @@ MpiInFlight::MpiInFlight(std::shared_ptr<MpiChannel> channel, core::Batch batch)
 MpiInFlight::~MpiInFlight() {
   if (stage_ == Stage::Preparing || stage_ == Stage::Queued) channel_->set_broken();
   if (stage_ == Stage::Flying) {
-    core::keep_for_ever(std::move(scratch_.memory));  // MPI may still write there
+    channel_->scratch().leak(std::move(scratch_));  // MPI may still write there
   } else if (scratch_.memory != nullptr) {
-    channel_->give_back(std::move(scratch_));
+    channel_->scratch().give_back(DeviceKind::Host, std::move(scratch_), nullptr);
   }
 }
 
 std::byte* MpiInFlight::take_scratch(size_t bytes) {
   HORON_CHECK(scratch_.memory == nullptr, "one scratch buffer for each collective");
-  scratch_ = channel_->take_buffer(bytes);
+  scratch_ = channel_->scratch().take(DeviceKind::Host, bytes);
   return scratch_.memory.get();
 }
 

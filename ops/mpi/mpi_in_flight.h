@@ -45,7 +45,7 @@ class MpiInFlight : public core::InFlight {
       visit(begin, static_cast<int>(count - begin < piece ? count - begin : piece));
     }
   }
-  // 16-byte aligned; lives as long as this object. May be called once.
+  // 64-byte aligned; lives as long as this object. May be called once.
   std::byte* take_scratch(size_t bytes);
   // The number of elements for prepare() and finish(). 0, the default: they are not called.
   void set_prepare_count(int64_t count) { prepare_count_ = count; }
@@ -67,7 +67,7 @@ class MpiInFlight : public core::InFlight {
   int64_t prepare_count_ = 0;
   int64_t finish_count_ = 0;
   std::vector<MPI_Request> requests_;
-  MpiChannel::Buffer scratch_;
+  core::ScratchPool::Buffer scratch_;
 };
 
 }  // namespace horon::ops

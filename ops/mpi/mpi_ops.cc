@@ -1,5 +1,7 @@
 #include "horon/ops/mpi/mpi_ops.h"
 
+#include <utility>
+
 #include "horon/ops/mpi/mpi_allgather.h"
 #include "horon/ops/mpi/mpi_allreduce.h"
 #include "horon/ops/mpi/mpi_broadcast.h"
@@ -9,8 +11,10 @@
 
 namespace horon::ops {
 
-std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(const void* communicator) {
-  const auto channel = std::make_shared<MpiChannel>(*static_cast<const MPI_Comm*>(communicator));
+std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(
+    const void* communicator, std::shared_ptr<core::ScratchPool> scratch) {
+  const auto channel =
+      std::make_shared<MpiChannel>(*static_cast<const MPI_Comm*>(communicator), std::move(scratch));
   std::vector<std::unique_ptr<core::CollectiveOp>> ops;
   ops.push_back(std::make_unique<MpiAllreduce>(channel));
   ops.push_back(std::make_unique<MpiBroadcast>(channel));

@@ -5,11 +5,13 @@
 #include <vector>
 
 #include "horon/core/execution/collective_op.h"
+#include "horon/core/execution/scratch_pool.h"
 
 namespace horon::ops {
 
 // `communicator` points to an MPI_Comm, which is read at once. The communicator must outlive the
-// ops and be used for nothing else.
-std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(const void* communicator);
+// ops and be used for nothing else. `scratch` is for what the ops convert and stage.
+std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(
+    const void* communicator, std::shared_ptr<core::ScratchPool> scratch);
 
 }  // namespace horon::ops

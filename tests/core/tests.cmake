@@ -17,7 +17,8 @@ horon_test(shared_memory_transport_test FILES core/transport/shared_memory_trans
 horon_test(executor_test
            FILES core/execution/executor_test.cc core/execution/neutral_test.cc
                  core/execution/prepared_batches_test.cc
-                 core/execution/queued_batches_test.cc support/fake_device.cc)
+                 core/execution/queued_batches_test.cc core/execution/scratch_pool_test.cc
+                 support/fake_device.cc)
 horon_test(op_table_test FILES core/execution/op_table_test.cc)
 # The ranks of one program: threads, on memory of each kind.
 set(fake_world support/fake_device.cc support/memory_of_worlds_immediate.cc)

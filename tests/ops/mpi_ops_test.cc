@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
+#include "horon/ops/host/host_memory.h"
 #include "horon/ops/mpi/mpi_allgather.h"
 #include "horon/ops/mpi/mpi_allreduce.h"
 #include "horon/ops/mpi/mpi_broadcast.h"
@@ -15,13 +16,19 @@
 namespace horon::ops {
 namespace {
 
+std::shared_ptr<core::ScratchPool> host_scratch() {
+  std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+  domains.push_back(std::make_unique<HostMemory>(nullptr));
+  return std::make_shared<core::ScratchPool>(std::move(domains));
+}
+
 class MpiOps : public testing::Test {
  protected:
   void SetUp() override {
     MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
-    channel_ = std::make_shared<MpiChannel>(communicator_);
+    channel_ = std::make_shared<MpiChannel>(communicator_, host_scratch());
     // Counts that pass what MPI can count, in small.
-    narrow_channel_ = std::make_shared<MpiChannel>(communicator_, 1000);
+    narrow_channel_ = std::make_shared<MpiChannel>(communicator_, host_scratch(), 1000);
   }
   void TearDown() override { MPI_Comm_free(&communicator_); }
 
@@ -139,7 +146,7 @@ TEST_F(MpiOps, GivingUpBeforePostingBreaksTheChannel) {
 }
 
 TEST_F(MpiOps, AllOfThem) {
-  const auto ops = make_mpi_ops(&communicator_);
+  const auto ops = make_mpi_ops(&communicator_, host_scratch());
   std::vector<std::string_view> names;
   for (const auto& op : ops) names.push_back(op->name());
   EXPECT_EQ(names, (std::vector<std::string_view>{"mpi_allreduce", "mpi_broadcast", "mpi_allgather",

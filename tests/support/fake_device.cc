@@ -292,10 +292,21 @@ FakeDomain::FakeDomain(DeviceKind device, std::shared_ptr<FakeDevice> on)
 
 std::shared_ptr<std::byte> FakeDomain::allocate(size_t bytes) {
   ++allocations_;
-  std::shared_ptr<std::byte> memory(new std::byte[bytes], std::default_delete<std::byte[]>());
+  *bytes_held_ += bytes;
+  std::shared_ptr<std::byte> memory(new std::byte[bytes], [bytes, held = bytes_held_](auto* data) {
+    *held -= bytes;
+    delete[] data;
+  });
   std::fill_n(reinterpret_cast<float*>(memory.get()), bytes / sizeof(float),
               std::numeric_limits<float>::quiet_NaN());
   return memory;
+}
+
+std::shared_ptr<core::ScratchPool> scratch_of(std::unique_ptr<core::MemoryDomain> domain,
+                                              size_t bytes_max) {
+  std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+  domains.push_back(std::move(domain));
+  return std::make_shared<core::ScratchPool>(std::move(domains), bytes_max);
 }
 
 bool FakeEvent::happened() {

@@ -14,6 +14,7 @@
 
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/memory_domain.h"
+#include "horon/core/execution/scratch_pool.h"
 
 namespace horon::test {
 
@@ -157,13 +158,20 @@ class FakeDomain final : public core::MemoryDomain {
   core::MemoryQueue& queue() override { return *queue_; }
   // Pieces of scratch that were asked for.
   int allocations() const { return allocations_; }
+  // Of scratch that has not been released.
+  size_t bytes_held() const { return *bytes_held_; }
 
  private:
   const DeviceKind device_;
   const std::shared_ptr<FakeDevice> on_;
   const std::unique_ptr<core::MemoryQueue> queue_;
   int allocations_ = 0;
+  const std::shared_ptr<std::atomic<size_t>> bytes_held_ = std::make_shared<std::atomic<size_t>>(0);
 };
+
+// A pool of this domain alone.
+std::shared_ptr<core::ScratchPool> scratch_of(std::unique_ptr<core::MemoryDomain> domain,
+                                              size_t bytes_max = core::ScratchPool::kNoLimit);
 
 // One that no queue can wait for. It happens after so many polls; throws at the last one if told
 // so.

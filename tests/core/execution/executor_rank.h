@@ -35,8 +35,9 @@ struct Rank {
     start(memory, rank, size, std::move(meeting), delays, scratch_bytes_max, options);
   }
   Rank(FakeMemory memory, int rank, int size, std::shared_ptr<FakeMeeting> meeting,
-       FakeDelays delays, FakeDevice::Options options) {
-    start(memory, rank, size, std::move(meeting), delays, ScratchPool::kNoLimit, options);
+       FakeDelays delays, FakeDevice::Options options,
+       size_t scratch_bytes_max = ScratchPool::kNoLimit) {
+    start(memory, rank, size, std::move(meeting), delays, scratch_bytes_max, options);
   }
 
   // The device does what it can, then the executor, then the device.
@@ -76,12 +77,11 @@ struct Rank {
     parts.rank = rank;
     parts.size = size;
     parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-    parts.scratch_bytes_max = scratch_bytes_max;
     auto mine = memory == FakeMemory::Immediate
                     ? std::make_unique<FakeDomain>(DeviceKind::Cuda)
                     : std::make_unique<FakeDomain>(DeviceKind::Cuda, device);
     domain = mine.get();
-    parts.domains.push_back(std::move(mine));
+    parts.scratch = test::scratch_of(std::move(mine), scratch_bytes_max);
     executor = std::make_unique<Executor>(std::move(parts));
   }
 };

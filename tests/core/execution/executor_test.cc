@@ -220,7 +220,7 @@ std::unique_ptr<Executor> recorded(int rank, int size, const std::shared_ptr<Fak
   parts.rank = rank;
   parts.size = size;
   parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-  parts.domains.push_back(std::make_unique<RecordingDomain>(record));
+  parts.scratch = test::scratch_of(std::make_unique<RecordingDomain>(record));
   return std::make_unique<Executor>(std::move(parts));
 }
 
@@ -324,7 +324,7 @@ TEST(Executor, WhatAFailedCollectiveHoldsIsNeverReleased) {
     ops.push_back(std::make_unique<FailingOp>(held));
     Executor::Parts parts;
     parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-    parts.domains.push_back(std::make_unique<FakeDomain>(DeviceKind::Cuda));
+    parts.scratch = test::scratch_of(std::make_unique<FakeDomain>(DeviceKind::Cuda));
     Executor executor(std::move(parts));
     std::vector<float> data = {1};
     executor.enqueue(batch(0, list(entry(1, data))));
@@ -349,7 +349,7 @@ TEST(Executor, AnyExceptionIsTheErrorOfItsBatch) {
   ops.push_back(std::make_unique<ThrowingOp>());
   Executor::Parts parts;
   parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-  parts.domains.push_back(std::make_unique<FakeDomain>(DeviceKind::Cuda));
+  parts.scratch = test::scratch_of(std::make_unique<FakeDomain>(DeviceKind::Cuda));
   Executor executor(std::move(parts));
   std::vector<float> a = {1};
   executor.enqueue(batch(0, list(entry(1, a))));
@@ -366,7 +366,7 @@ TEST(Executor, NoOpForThisDeviceIsAnErrorThatSaysWhy) {
                                          DeviceKind::Host));
   Executor::Parts parts;
   parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-  parts.domains.push_back(std::make_unique<FakeDomain>(DeviceKind::Cuda));
+  parts.scratch = test::scratch_of(std::make_unique<FakeDomain>(DeviceKind::Cuda));
   Executor executor(std::move(parts));
   std::vector<float> data = {1};
   executor.enqueue(batch(0, list(entry(1, data))));

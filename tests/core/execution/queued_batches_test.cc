@@ -310,49 +310,5 @@ TEST(QueuedBatches, ASmallBatchDoesNotTakeTheScratchOfALargeOneBeforeIt) {
   }
 }
 
-TEST(ScratchPool, ASmallRequestLeavesTheLargeBuffersAlone) {
-  std::vector<std::unique_ptr<MemoryDomain>> domains;
-  domains.push_back(std::make_unique<test::FakeDomain>(DeviceKind::Host));
-  ScratchPool pool(std::move(domains));
-  ScratchPool::Buffer large = pool.take(DeviceKind::Host, size_t{64} << 20);
-  const std::byte* const where = large.memory.get();
-  pool.give_back(DeviceKind::Host, std::move(large), nullptr);
-  ScratchPool::Buffer small = pool.take(DeviceKind::Host, 100);
-  EXPECT_LE(small.capacity, size_t{64} << 10);
-  EXPECT_EQ(pool.take(DeviceKind::Host, size_t{60} << 20).memory.get(), where);
-}
-
-// More buffers than the pool keeps: those that the device still uses are released later.
-TEST(ScratchPool, WhatTheDeviceUsesIsNotReleased) {
-  FakeDevice::Options options;
-  options.by_hand = true;
-  const auto device = std::make_shared<FakeDevice>(options);
-  FakeQueue queue(*device);
-  std::vector<std::weak_ptr<std::byte>> memory;
-  {
-    std::vector<std::unique_ptr<MemoryDomain>> domains;
-    domains.push_back(std::make_unique<test::FakeDomain>(DeviceKind::Host));
-    ScratchPool pool(std::move(domains));
-    std::vector<ScratchPool::Buffer> taken;
-    for (int i = 0; i < 8; ++i) {
-      taken.push_back(pool.take(DeviceKind::Host, 1000));
-      memory.emplace_back(taken.back().memory);
-    }
-    const auto give_back = [&](size_t i) {
-      pool.give_back(DeviceKind::Host, std::move(taken[i]), queue.record());
-    };
-    for (size_t i = 0; i < 6; ++i) give_back(i);
-    for (const auto& each : memory) EXPECT_FALSE(each.expired());
-    while (device->turn()) {
-    }
-    give_back(6);
-    EXPECT_TRUE(memory[0].expired() && memory[1].expired());
-    EXPECT_FALSE(memory[6].expired());
-    give_back(7);
-  }
-  EXPECT_TRUE(memory[3].expired());
-  EXPECT_FALSE(memory[6].expired() || memory[7].expired()) << "the device has not come so far";
-}
-
 }  // namespace
 }  // namespace horon::core

@@ -180,9 +180,10 @@ class World {
     ops.push_back(
         std::make_unique<FakeOp>(execution.rank, meeting, delays, DeviceKind::Host, place.memory));
     execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-    execution.domains.push_back(place.memory == FakeMemory::Immediate
-                                    ? std::make_unique<FakeDomain>(DeviceKind::Host)
-                                    : std::make_unique<FakeDomain>(DeviceKind::Host, place.device));
+    execution.scratch =
+        test::scratch_of(place.memory == FakeMemory::Immediate
+                             ? std::make_unique<FakeDomain>(DeviceKind::Host)
+                             : std::make_unique<FakeDomain>(DeviceKind::Host, place.device));
     const auto wake = [=] {
       for (const int other : ranks) {
         if (other != rank) doorbells[static_cast<size_t>(other)]->ring();
