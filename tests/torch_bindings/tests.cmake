@@ -53,6 +53,7 @@ torch_test(session_test 1 2 3 4)
 torch_test(gradients/optimizer_training_test 1 2 3 4)
 torch_test(gradients/fused_step_test 1)
 torch_test(gradients/fused_training_test 1 2)
+torch_test(gradients/step_scaling_test 1 2 3)
 # LibTorch rounds otherwise without AVX.
 horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 1 TIMEOUT 120
                   ENVIRONMENT ATEN_CPU_CAPABILITY=default)

@@ -5,11 +5,17 @@
 
 #include <ATen/ops/full_like.h>
 #include <c10/util/Type.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/gradients/fused_step.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
+#include "horon/torch_bindings/gradients/step_scaling.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -52,6 +58,22 @@ NamedTensors parameters_of(const OptimizerSteps::Groups& groups, const NamedTens
   return result;
 }
 
+// While it lives, gradients are measured as their buckets arrive.
+class Measuring {
+ public:
+  Measuring(std::function<void(const at::Tensor&)>& on_settled, StepScaling& scaling)
+      : on_settled_(on_settled) {
+    if (!scaling.needs_norm()) return;
+    on_settled_ = [&scaling](const at::Tensor& parameter) { scaling.measure(parameter); };
+  }
+  ~Measuring() { on_settled_ = nullptr; }
+  Measuring(const Measuring&) = delete;
+  Measuring& operator=(const Measuring&) = delete;
+
+ private:
+  std::function<void(const at::Tensor&)>& on_settled_;
+};
+
 [[noreturn]] void refuse_to_save(const std::type_info& type, const char* why) {
   throw Error(ErrorCode::InvalidArgument,
               core::concat("save(): ", c10::demangle(type.name()), " ", why));
@@ -83,9 +105,10 @@ void require_saveable(const ::torch::optim::LBFGS& optimizer) {
 
 OptimizerSteps::OptimizerSteps(const Groups& groups, const NamedTensors& named,
                                const DistributedOptimizerOptions& options)
-    : reducer_(parameters_of(groups, named), options),
+    : reducer_({}, parameters_of(groups, named), options),
       known_parameters_(count_parameters(groups)),
-      fused_(std::make_unique<FusedUpdate>(options.fused_step)) {}
+      fused_(std::make_unique<FusedUpdate>(options.fused_step)),
+      scaling_(std::make_unique<StepScaling>(options)) {}
 
 OptimizerSteps::~OptimizerSteps() = default;
 
@@ -106,6 +129,10 @@ void OptimizerSteps::synchronize(const Groups& groups, GradientReducer::Passes p
 }
 
 void OptimizerSteps::before_step(const Groups& groups) {
+  // From the reduction of a bucket in here to the step the program can't change its gradients. What
+  // backward() has reduced it can: also through data(), which no version counter shows.
+  scaling_->forget();
+  const Measuring measuring(reducer_.impl_->on_settled, *scaling_);
   if (reducer_.impl_->changed_since_synchronize()) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("gradient of \"", reducer_.unsynchronized_parameter(),
@@ -118,28 +145,58 @@ void OptimizerSteps::before_step(const Groups& groups) {
   reducer_.impl_->finish_step(GradientReducer::Passes::All);
 }
 
+bool OptimizerSteps::calls_closure_first(const ::torch::optim::Optimizer& optimizer) {
+  namespace optim = ::torch::optim;
+  const std::type_info& type = unwrapped_type(optimizer);
+  return type == typeid(optim::SGD) || type == typeid(optim::Adam) ||
+         type == typeid(optim::AdamW) || type == typeid(optim::Adagrad) ||
+         type == typeid(optim::RMSprop);
+}
+
+at::Tensor OptimizerSteps::evaluate(const Groups& groups,
+                                    const ::torch::optim::Optimizer::LossClosure& closure) {
+  const at::AutoGradMode with_gradients(true);
+  at::Tensor loss = closure();
+  before_step(groups);  // each evaluation is a step of the reducer
+  if (!loss.defined()) return loss;
+  const double of_all = reducer_.reduce_number(loss.detach().item<double>());
+  return at::full_like(loss.detach(), of_all);
+}
+
 ::torch::optim::Optimizer::LossClosure OptimizerSteps::wrap(
-    const Groups& groups, ::torch::optim::Optimizer::LossClosure closure) {
-  return [this, &groups, closure = std::move(closure)] {
-    at::Tensor loss = closure();
-    before_step(groups);  // each evaluation is a step of the reducer
-    if (!loss.defined()) return loss;
-    const double of_all = reducer_.reduce_number(loss.detach().item<double>());
-    return at::full_like(loss.detach(), of_all);
+    const ::torch::optim::Optimizer& optimizer, ::torch::optim::Optimizer::LossClosure closure) {
+  if (scaling_->is_needed()) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("step(closure) of ", c10::demangle(unwrapped_type(optimizer).name()),
+                             " calls the closure itself, so that grad_scale, skip_nonfinite and ",
+                             "clip_grad_norm can't come in between; call backward() first and ",
+                             "step() without a closure, or do it in the closure"));
+  }
+  (void)fused_->knows(optimizer);
+  reducer_.impl_->note_step(false);
+  return [this, &groups = optimizer.param_groups(), closure = std::move(closure)] {
+    return evaluate(groups, closure);
   };
 }
 
-bool OptimizerSteps::may_fuse(const ::torch::optim::Optimizer& optimizer) {
-  const bool known = fused_->knows(optimizer);
-  if (!known) reducer_.impl_->note_step(false);
-  return known;
+bool OptimizerSteps::make_step(::torch::optim::Optimizer& optimizer) {
+  const bool may_fuse = fused_->knows(optimizer);
+  reducer_.impl_->note_step(false);
+  scaling_->decide(optimizer.param_groups());
+  if (scaling_->skips()) return true;
+  if (may_fuse) {
+    if (scaling_->repeats()) scaling_->apply(optimizer.param_groups());
+    const bool fused = fused_->update(optimizer, scaling_->factor());
+    reducer_.impl_->note_step(fused_->rounded_otherwise());
+    if (fused) return true;
+  }
+  scaling_->apply(optimizer.param_groups());
+  return false;
 }
 
-bool OptimizerSteps::fuse(::torch::optim::Optimizer& optimizer) {
-  const bool fused = fused_->update(optimizer);
-  reducer_.impl_->note_step(fused_->rounded_otherwise());
-  return fused;
-}
+void OptimizerSteps::set_grad_scale(double scale) { scaling_->set_grad_scale(scale); }
+bool OptimizerSteps::step_skipped() const { return scaling_->skips(); }
+std::optional<double> OptimizerSteps::grad_norm() const { return scaling_->norm(); }
 
 void OptimizerSteps::set_fused_step(FusedStep wish) {
   fused_->set_wish(wish);

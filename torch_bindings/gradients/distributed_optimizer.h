@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <typeinfo>
@@ -47,6 +48,7 @@ using DistributedOptimizerOptions = GradientReducerOptions;
 namespace torch_detail {
 
 class FusedUpdate;
+class StepScaling;
 
 // Throw Error(InvalidArgument) naming the optimizer: there is something that would not be in the
 // archive, or LBFGS has made a step, which LibTorch can't write.
@@ -74,15 +76,23 @@ class OptimizerSteps {
   // Hooks parameters that were added to the groups, and reduces what backward() has not; then all
   // backward passes of the step must have run.
   void before_step(const Groups& groups);
-  // The closure, followed by the reduction of what it has computed.
-  ::torch::optim::Optimizer::LossClosure wrap(const Groups& groups,
+  // The optimizer's own step would call the closure once, before anything else.
+  static bool calls_closure_first(const ::torch::optim::Optimizer& optimizer);
+  // Calls the closure and reduces what it has computed. Returns the loss of all ranks.
+  at::Tensor evaluate(const Groups& groups, const ::torch::optim::Optimizer::LossClosure& closure);
+  // The same as a closure, for an optimizer that calls it itself. Throws Error(InvalidArgument) if
+  // gradients are to be scaled or clipped.
+  ::torch::optim::Optimizer::LossClosure wrap(const ::torch::optim::Optimizer& optimizer,
                                               ::torch::optim::Optimizer::LossClosure closure);
   void synchronize(const Groups& groups,
                    GradientReducer::Passes passes = GradientReducer::Passes::Any);
-  // Is it worth trying to make this optimizer's step in one pass? Makes it, if it can be.
-  bool may_fuse(const ::torch::optim::Optimizer& optimizer);
-  bool fuse(::torch::optim::Optimizer& optimizer);
+  // Makes the step in one pass, or leaves it out, as the options say. False: the optimizer is to
+  // make it, from gradients as they are now.
+  bool make_step(::torch::optim::Optimizer& optimizer);
   void set_fused_step(FusedStep wish);
+  void set_grad_scale(double scale);
+  bool step_skipped() const;
+  std::optional<double> grad_norm() const;
   std::string fused_step_refusal(const Groups& groups) const;
   GradientReducer& reducer() { return reducer_; }
   const GradientReducer& reducer() const { return reducer_; }
@@ -93,6 +103,7 @@ class OptimizerSteps {
   GradientReducer reducer_;
   size_t known_parameters_;
   std::unique_ptr<FusedUpdate> fused_;
+  std::unique_ptr<StepScaling> scaling_;
 };
 
 // The calls that every DistributedOptimizer has. Self has param_groups().
@@ -124,6 +135,14 @@ class OptimizerCalls {
     return steps_->fused_step_refusal(self().param_groups());
   }
 
+  // From the next step on; the same on all ranks. Throws Error(InvalidArgument).
+  void set_grad_scale(double scale) { steps_->set_grad_scale(scale); }
+  // skip_nonfinite has left the last step out: on all ranks.
+  bool step_skipped() const { return steps_->step_skipped(); }
+  // The L2 norm of the gradients of the last step, after division by grad_scale and before they
+  // were clipped; the same on all ranks. Empty without clip_grad_norm and skip_nonfinite.
+  std::optional<double> grad_norm() const { return steps_->grad_norm(); }
+
   GradientStatistics statistics() const { return steps_->reducer().statistics(); }
   // Seconds that backward(), step() and synchronize() have waited for communication so far.
   double exposed_wait_seconds() const { return statistics().wait_seconds; }
@@ -134,23 +153,23 @@ class OptimizerCalls {
                  const GradientReducerOptions& options)
       : steps_(std::make_unique<OptimizerSteps>(groups, named, options)) {}
 
-  // Reduces, then makes the step of the optimizer: in one pass, or by calling step(closure).
+  // Reduces, then makes the step of the optimizer: in one pass, or by calling step(). (LBFGS and
+  // optimizers of the program get the closure.)
   template <class Step>
   at::Tensor step_with(::torch::optim::Optimizer& optimizer,
                        ::torch::optim::Optimizer::LossClosure closure, const Step& step) {
+    if (closure && !OptimizerSteps::calls_closure_first(optimizer)) {
+      return step(steps_->wrap(optimizer, std::move(closure)));
+    }
+    at::Tensor loss;
     if (closure) {
-      closure = steps_->wrap(self().param_groups(), std::move(closure));
+      loss = steps_->evaluate(self().param_groups(), closure);
     } else {
       steps_->before_step(self().param_groups());
     }
-    if (!steps_->may_fuse(optimizer)) return step(std::move(closure));
-    at::Tensor loss;
-    if (closure) {
-      const at::AutoGradMode with_gradients(true);
-      loss = closure();
-    }
-    if (!steps_->fuse(optimizer)) (void)step(nullptr);
-    return loss;
+    if (steps_->make_step(optimizer)) return loss;
+    at::Tensor of_step = step(nullptr);
+    return closure ? loss : of_step;
   }
 
   void before_zero_grad(bool set_to_none) {

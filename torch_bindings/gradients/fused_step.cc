@@ -140,7 +140,7 @@ template <class T>
 void run_sgd(SgdLoop<T> loop, const at::Tensor& parameter, const at::Tensor& buffer,
              const SgdTerms& terms, bool first) {
   auto* values = static_cast<T*>(parameter.mutable_data_ptr());
-  const auto* gradient = static_cast<const T*>(parameter.grad().const_data_ptr());
+  auto* gradient = static_cast<T*>(parameter.grad().mutable_data_ptr());
   T* kept = buffer.defined() ? static_cast<T*>(buffer.mutable_data_ptr()) : nullptr;
   for_each_range(parameter, kElementsPerThread, [&](int64_t begin, int64_t end) {
     T* from = kept == nullptr ? nullptr : kept + begin;
@@ -148,11 +148,11 @@ void run_sgd(SgdLoop<T> loop, const at::Tensor& parameter, const at::Tensor& buf
   });
 }
 
-void step_sgd(optim::Optimizer& optimizer, const SgdKernel& kernel) {
+void step_sgd(optim::Optimizer& optimizer, const SgdKernel& kernel, double gradient_factor) {
   for (auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const optim::SGDOptions&>(group.options());
-    const SgdTerms terms{options.lr(), options.momentum(), options.dampening(),
-                         options.weight_decay(), options.nesterov()};
+    const SgdTerms terms{options.lr(),           options.momentum(), options.dampening(),
+                         options.weight_decay(), options.nesterov(), gradient_factor};
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       at::Tensor buffer;
@@ -175,7 +175,9 @@ void step_sgd(optim::Optimizer& optimizer, const SgdKernel& kernel) {
   }
 }
 
-void step(optim::SGD& optimizer) { step_sgd(optimizer, *bit_equal_sgd_kernel()); }
+void step(optim::SGD& optimizer, double gradient_factor) {
+  step_sgd(optimizer, *bit_equal_sgd_kernel(), gradient_factor);
+}
 
 // Parameters of one group, one dtype and one step count, as LibTorch's fused kernels take them.
 struct Batch {
@@ -186,6 +188,13 @@ struct Batch {
   std::vector<at::Tensor> steps() const {
     const at::Tensor number = at::scalar_tensor(static_cast<double>(step), at::kFloat);
     return std::vector<at::Tensor>(parameters.size(), number);
+  }
+  // What the kernels divide gradients by: a float32, so that those of float64 are multiplied here.
+  std::optional<at::Tensor> grad_scale(double gradient_factor) const {
+    if (gradient_factor == 1) return std::nullopt;
+    if (dtype == at::kFloat) return at::scalar_tensor(1 / gradient_factor, at::kFloat);
+    for (const at::Tensor& gradient : gradients) gradient.mul_(gradient_factor);
+    return std::nullopt;
   }
 };
 
@@ -210,7 +219,7 @@ class Batches {
 };
 
 template <class State, class Options, class Kernel>
-void step_adam(optim::Optimizer& optimizer, const Kernel& kernel) {
+void step_adam(optim::Optimizer& optimizer, double gradient_factor, const Kernel& kernel) {
   for (auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());
     Batches batches;
@@ -234,20 +243,21 @@ void step_adam(optim::Optimizer& optimizer, const Kernel& kernel) {
     for (const Batch& batch : batches.all()) {
       kernel(batch.parameters, batch.gradients, batch.first, batch.second, batch.largest,
              batch.steps(), options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
-             options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
+             options.amsgrad(), /*maximize=*/false, batch.grad_scale(gradient_factor),
+             /*found_inf=*/std::nullopt);
     }
   }
 }
 
-void step(optim::Adam& optimizer) {
+void step(optim::Adam& optimizer, double gradient_factor) {
   step_adam<optim::AdamParamState, optim::AdamOptions>(
-      optimizer, [](auto&&... arguments) { at::_fused_adam_(arguments...); });
+      optimizer, gradient_factor, [](auto&&... arguments) { at::_fused_adam_(arguments...); });
 }
-void step(optim::AdamW& optimizer) {
+void step(optim::AdamW& optimizer, double gradient_factor) {
   step_adam<optim::AdamWParamState, optim::AdamWOptions>(
-      optimizer, [](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+      optimizer, gradient_factor, [](auto&&... arguments) { at::_fused_adamw_(arguments...); });
 }
-void step(optim::Adagrad& optimizer) {
+void step(optim::Adagrad& optimizer, double gradient_factor) {
   for (auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const optim::AdagradOptions&>(group.options());
     Batches batches;
@@ -261,7 +271,7 @@ void step(optim::Adagrad& optimizer) {
     for (const Batch& batch : batches.all()) {
       at::_fused_adagrad_(batch.parameters, batch.gradients, batch.first, batch.steps(),
                           options.lr(), options.lr_decay(), options.weight_decay(), options.eps(),
-                          /*maximize=*/false);
+                          /*maximize=*/false, batch.grad_scale(gradient_factor));
     }
   }
 }
@@ -302,7 +312,7 @@ bool gives_optimizers_bits(const SgdKernel& kernel, at::ScalarType dtype, bool n
     expected[0].mutable_grad() = numbers(step);
     found[0].mutable_grad() = numbers(step);
     stock.step();
-    step_sgd(fused, kernel);
+    step_sgd(fused, kernel, 1);
   }
   return expected[0].equal(found[0]);
 }
@@ -353,14 +363,14 @@ bool FusedUpdate::knows(const optim::Optimizer& optimizer) {
   return refusal_.why.empty();
 }
 
-bool FusedUpdate::update(optim::Optimizer& optimizer) {
+bool FusedUpdate::update(optim::Optimizer& optimizer, double gradient_factor) {
   if (!knows(optimizer)) return false;
   const PlainMode plain;
   // Versions of parameters go up where the optimizer's own step lets them.
   const at::AutoDispatchBelowADInplaceOrView below;
   with_known(optimizer, [this](auto& known) { refusal_ = refusal_of(known); });
   if (!refusal_.why.empty()) return false;
-  with_known(optimizer, [](auto& known) { step(known); });
+  with_known(optimizer, [gradient_factor](auto& known) { step(known, gradient_factor); });
   rounded_otherwise_ = unwrapped_type(optimizer) != typeid(optim::SGD);
   return true;
 }

@@ -35,7 +35,9 @@ class FusedUpdate {
   bool knows(const ::torch::optim::Optimizer& optimizer);
   // Makes the step and returns true; or changes nothing, returns false, and refusal() says why.
   // Parameters without a gradient are left alone.
-  bool update(::torch::optim::Optimizer& optimizer);
+  // Gradients are multiplied by `gradient_factor` first, in .grad too, each as often as its
+  // parameter is listed in the groups.
+  bool update(::torch::optim::Optimizer& optimizer, double gradient_factor = 1);
 
   // Of the last step.
   const FusedRefusal& refusal() const { return refusal_; }

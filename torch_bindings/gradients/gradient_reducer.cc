@@ -5,8 +5,23 @@
 #include "horon/torch_bindings/gradients/reducer_impl.h"
 
 namespace horon {
+namespace {
+
+const GradientReducerOptions& without_step(const GradientReducerOptions& options) {
+  if (options.grad_scale == 1 && !options.skip_nonfinite && !options.clip_grad_norm) return options;
+  throw Error(
+      ErrorCode::InvalidArgument,
+      "grad_scale, skip_nonfinite and clip_grad_norm are options of DistributedOptimizer; a "
+      "GradientReducer makes no steps");
+}
+
+}  // namespace
 
 GradientReducer::GradientReducer(const NamedTensors& parameters, GradientReducerOptions options)
+    : GradientReducer(ForOptimizer(), parameters, without_step(options)) {}
+
+GradientReducer::GradientReducer(ForOptimizer /*tag*/, const NamedTensors& parameters,
+                                 const GradientReducerOptions& options)
     : impl_(std::make_unique<Impl>(parameters, options)) {}
 
 GradientReducer::GradientReducer(const torch::nn::Module& module, GradientReducerOptions options)

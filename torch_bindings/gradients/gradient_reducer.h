@@ -140,6 +140,21 @@ struct GradientReducerOptions {
   // gradients, 16-bit parameters, other layouts), the optimizer makes it, and fused_step_refusal()
   // says why.
   FusedStep fused_step = FusedStep::WhereBitEqual;
+
+  // The rest is of DistributedOptimizer as well: what step() does to the reduced gradients of all
+  // its parameters before the optimizer uses them, in this order. .grad shows it after the step. A
+  // fused step does it in its own pass. Not for optimizers that call the closure of step(closure)
+  // themselves, as LBFGS does.
+  //
+  // Gradients are divided by this: the loss was multiplied by it (loss scaling). Above 0.
+  double grad_scale = 1;
+  // A step of which a gradient holds NaN or Inf is not made, on any rank: parameters and the
+  // optimizer's state stay as they are, and step_skipped() says so. Not together with check_finite,
+  // whose knob it overrules.
+  bool skip_nonfinite = false;
+  // The largest L2 norm of all gradients together; larger ones are scaled down to it, as
+  // torch::nn::utils::clip_grad_norm_() would. Above 0; infinity: the norm is only computed.
+  std::optional<double> clip_grad_norm = {};
 };
 
 // A bucket, for the functions that a program sets.
@@ -163,7 +178,8 @@ class GradientReducer {
   // Parameters: leaves, dense, floating, in host memory; frozen ones may be unfrozen later. One
   // that is listed twice (tied) counts once, by its first name. Of a module: its parameters, not
   // its buffers. Local: no communication. Throws Error(NotInitialized); Error(InvalidArgument)
-  // naming a parameter, an option, or a name that stands for two parameters.
+  // naming a parameter, an option (of DistributedOptimizer alone, for one), or a name that stands
+  // for two parameters.
   explicit GradientReducer(const NamedTensors& parameters, GradientReducerOptions options = {});
   explicit GradientReducer(const torch::nn::Module& module, GradientReducerOptions options = {});
   // Removes the hooks. Waits for buckets in flight, at most HORON_SHUTDOWN_TIMEOUT_S, and not while
@@ -248,6 +264,9 @@ class GradientReducer {
  private:
   friend class torch_detail::OptimizerSteps;
   class Impl;
+  struct ForOptimizer {};
+  GradientReducer(ForOptimizer, const NamedTensors& parameters,
+                  const GradientReducerOptions& options);
   std::unique_ptr<Impl> impl_;
 };
 

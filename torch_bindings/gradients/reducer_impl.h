@@ -90,6 +90,9 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   BucketFunction before_bucket;
   BucketFunction after_bucket;
+  // Called for each parameter of a bucket when its .grad holds the result, while later buckets may
+  // still travel. Not where after_bucket could change gradients then. Null: none.
+  std::function<void(const at::Tensor& parameter)> on_settled;
 
  private:
   using Clock = core::Timeline::Clock;

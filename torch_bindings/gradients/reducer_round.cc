@@ -220,6 +220,8 @@ void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, b
       }
     }
     if (after_bucket && !unused) call_after_bucket(bucket, of_functions);
+    if (!on_settled || after_bucket || unused) continue;
+    for (const size_t slot : bucket.slots()) on_settled(slots_[slot].parameter());
   }
 }
 

@@ -7,6 +7,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/torch_bindings/gradients/step_scaling.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -43,6 +44,12 @@ void check(const GradientReducerOptions& options) {
   if (options.num_groups > 0 && !options.groups.empty()) {
     refuse("groups and num_groups are both given; choose one");
   }
+  check_grad_scale(options.grad_scale);
+  const double clip = options.clip_grad_norm.value_or(1);
+  if (!(clip > 0)) refuse("clip_grad_norm is ", clip, ", not a number above 0");
+  if (options.skip_nonfinite && options.check_finite.value_or(false)) {
+    refuse("check_finite and skip_nonfinite are both given: NaN is an error, or leaves a step out");
+  }
 }
 
 }  // namespace
@@ -58,6 +65,9 @@ std::string GradientSettings::text() const {
   if (wait_in == WaitIn::Step) text += ", waits in step";
   // Never and WhereBitEqual give the same parameters.
   if (fused_step == FusedStep::WherePossible) text += ", steps fused where possible";
+  if (grad_scale != 1) text += core::concat(", loss scale ", grad_scale);
+  if (skip_nonfinite) text += ", steps with NaN left out";
+  if (clip_grad_norm) text += core::concat(", clipped to norm ", *clip_grad_norm);
   if (!check_replicas) text += ", replicas not compared";
   return text;
 }
@@ -88,10 +98,14 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
     settings.older_share *= settings.passes;
   }
   settings.sparse_as_dense = options.sparse_as_dense;
-  settings.check_finite = options.check_finite.value_or(config.check_finite);
+  settings.check_finite =
+      options.check_finite.value_or(config.check_finite && !options.skip_nonfinite);
   settings.check_replicas = options.check_replicas.value_or(config.check_replicas);
   settings.wait_in = options.wait_in;
   settings.fused_step = options.fused_step;
+  settings.grad_scale = options.grad_scale;
+  settings.skip_nonfinite = options.skip_nonfinite;
+  settings.clip_grad_norm = options.clip_grad_norm;
   return settings;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct GradientSettings {
   bool check_replicas = true;
   WaitIn wait_in = WaitIn::Backward;
   FusedStep fused_step = FusedStep::WhereBitEqual;
+  double grad_scale = 1;
+  bool skip_nonfinite = false;
+  std::optional<double> clip_grad_norm;
 
   // What a rank brings of a value that .grad holds from an earlier step, so that the value comes
   // out as it was.

@@ -17,13 +17,14 @@ struct SgdTerms {
   double dampening = 0;
   double weight_decay = 0;
   bool nesterov = false;
+  double gradient_factor = 1;  // gradients are multiplied by it, and written back, if it is not 1
 };
 
 // `buffer`: the momentum; not read, but written, if `first`; unused, and may be null, if there is
 // no momentum. The three do not overlap.
 template <class T>
-using SgdLoop = void (*)(T* parameter, const T* gradient, T* buffer, int64_t count,
-                         const SgdTerms& terms, bool first);
+using SgdLoop = void (*)(T* parameter, T* gradient, T* buffer, int64_t count, const SgdTerms& terms,
+                         bool first);
 
 struct SgdKernel {
   SgdLoop<float> floats;

@@ -2,13 +2,16 @@
 // leaves to the optimizer.
 #include "horon/torch_bindings/gradients/fused_step.h"
 
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 
 #include "horon/tests/torch_bindings/gradients/training_support.h"
+#include "horon/torch_bindings/gradients/gradient_norm.h"
 #include "horon/torch_bindings/state/optimizer_state.h"
 
 namespace horon {
@@ -78,11 +81,12 @@ void expect_same_state(optim::Optimizer& found, optim::Optimizer& expected) {
 
 constexpr int kManySteps = 6;
 
-// `fused`: in which steps the one optimizer makes fused steps; the other never does.
+// `fused`: in which steps the one optimizer makes fused steps; the other never does. `factor`: what
+// gradients are multiplied by, for the other optimizer before its step.
 template <class Opt, class Options>
 void compare(
     const Options& options, at::ScalarType dtype, double tolerance,
-    const std::function<bool(int)>& fused = [](int) { return true; }) {
+    const std::function<bool(int)>& fused = [](int) { return true; }, double factor = 1) {
   const std::vector<at::Tensor> stock = make_parameters(dtype);
   const std::vector<at::Tensor> mine = make_parameters(dtype);
   Opt own = make<Opt>(stock, options);
@@ -91,9 +95,12 @@ void compare(
   for (int step = 0; step < kManySteps; ++step) {
     set_gradients(stock, step);
     set_gradients(mine, step);
+    for (const at::Tensor& parameter : stock) {
+      if (factor != 1 && parameter.grad().defined()) parameter.grad().mul_(factor);
+    }
     own.step();
     if (fused(step)) {
-      ASSERT_TRUE(update.update(other)) << update.refusal().why;
+      ASSERT_TRUE(update.update(other, factor)) << update.refusal().why;
     } else {
       other.step();
     }
@@ -105,6 +112,10 @@ void compare(
         ASSERT_TRUE(mine[i].equal(stock[i]));
       } else if (mine[i].numel() > 0) {
         ASSERT_LE((mine[i] - stock[i]).abs().max().item<double>(), tolerance);
+      }
+      ASSERT_EQ(mine[i].grad().defined(), stock[i].grad().defined());
+      if (mine[i].grad().defined()) {
+        EXPECT_TRUE(mine[i].grad().allclose(stock[i].grad(), tolerance, 0));
       }
     }
   }
@@ -179,6 +190,53 @@ TEST(FusedAdam, IsWithinRoundingOfTheOptimizer) {
   }
   compare<optim::Adam>(optim::AdamOptions(0.01), at::kFloat, 1e-6,
                        [](int step) { return step % 2 == 0; });
+}
+
+bool always(int /*step*/) { return true; }
+
+// .grad holds what the step has used, as clip_grad_norm_() would leave it.
+TEST(FusedStep, ScalesGradientsInItsPass) {
+  constexpr double kFactor = 0.3;
+  for (const optim::SGDOptions& options : all_sgd_options()) {
+    compare<optim::SGD>(options, at::kFloat, 0, always, kFactor);
+    compare<optim::SGD>(options, at::kDouble, 0, always, kFactor);
+  }
+  const auto adam = optim::AdamOptions(0.01).weight_decay(0.01).amsgrad(true);
+  const auto adamw = optim::AdamWOptions(0.01).weight_decay(0.01);
+  const auto adagrad = optim::AdagradOptions(0.05).lr_decay(0.1);
+  compare<optim::Adam>(adam, at::kFloat, 1e-6, always, kFactor);
+  compare<optim::Adam>(adam, at::kDouble, 1e-14, always, kFactor);
+  compare<optim::AdamW>(adamw, at::kFloat, 1e-6, always, kFactor);
+  compare<optim::AdamW>(adamw, at::kDouble, 1e-14, always, kFactor);
+  compare<optim::Adagrad>(adagrad, at::kFloat, 1e-6, always, kFactor);
+  compare<optim::Adagrad>(adagrad, at::kDouble, 1e-14, always, kFactor);
+}
+
+// In every dtype and layout, for any number of threads.
+TEST(GradientNorm, IsThatOfLibTorch) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    for (const int64_t size : {0, 1, 7, 8, 9, 16'384, 16'385, 100'003}) {
+      const at::Tensor values = random({size}, 3 + static_cast<uint64_t>(size), dtype);
+      const double expected = values.to(at::kDouble).square().sum().item<double>();
+      const double found = torch_detail::sum_of_squares(values);
+      EXPECT_NEAR(found, expected, 1e-12 * expected) << dtype << ' ' << size;
+    }
+  }
+  const at::Tensor matrix = random({6, 8}, 1, at::kFloat);
+  const double squares = torch_detail::sum_of_squares(matrix);
+  EXPECT_NEAR(torch_detail::sum_of_squares(matrix.t()), squares, 1e-12 * squares);
+  EXPECT_NEAR(torch_detail::sum_of_squares(matrix.to_sparse()), squares, 1e-12 * squares);
+  EXPECT_NEAR(torch_detail::sum_of_squares(at::cat({matrix, matrix}, 1).narrow(1, 0, 8)), squares,
+              1e-12 * squares);
+  const int threads = at::get_num_threads();
+  const at::Tensor large = random({500'001}, 9, at::kFloat);
+  const double sum = torch_detail::sum_of_squares(large);
+  at::set_num_threads(3);
+  EXPECT_EQ(torch_detail::sum_of_squares(large), sum) << "other bits with other threads";
+  at::set_num_threads(threads);
+  for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
+    EXPECT_FALSE(std::isfinite(torch_detail::sum_of_squares(at::full({9}, bad))));
+  }
 }
 
 // As an archive or a broadcast may leave it. The values stay, and all ranks can go on fused.

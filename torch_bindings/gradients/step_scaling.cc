@@ -1,0 +1,125 @@
+#include "horon/torch_bindings/gradients/step_scaling.h"
+
+#include <cmath>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/torch_bindings/gradients/gradient_norm.h"
+#include "horon/torch_bindings/tensors/finite.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+
+namespace horon::torch_detail {
+namespace {
+
+at::Tensor values_of(const at::Tensor& gradient) {
+  return gradient.layout() == at::kStrided ? gradient : gradient.coalesce().values();
+}
+
+}  // namespace
+
+void check_grad_scale(double scale) {
+  if (std::isfinite(scale) && scale > 0) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("grad_scale is ", scale, ", not a number above 0"));
+}
+
+StepScaling::StepScaling(const GradientReducerOptions& options)
+    : scale_(options.grad_scale),
+      skip_nonfinite_(options.skip_nonfinite),
+      clip_(options.clip_grad_norm) {}
+
+void StepScaling::set_grad_scale(double scale) {
+  check_grad_scale(scale);
+  scale_ = scale;
+}
+
+void StepScaling::find_repeated(const Groups& groups) {
+  size_t place = 0;
+  bool same = true;
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      const void* const identity = parameter.unsafeGetTensorImpl();
+      same = same && place < listed_.size() && listed_[place] == identity;
+      ++place;
+    }
+  }
+  if (same && place == listed_.size()) return;
+  listed_.clear();
+  is_repeated_.clear();
+  repeats_ = false;
+  std::unordered_set<const void*> seen;
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      listed_.push_back(parameter.unsafeGetTensorImpl());
+      is_repeated_.push_back(!seen.insert(listed_.back()).second);
+      repeats_ = repeats_ || is_repeated_.back();
+    }
+  }
+}
+
+void StepScaling::measure(const at::Tensor& parameter) {
+  if (!parameter.grad().defined()) return;
+  const PlainMode plain;
+  measured_[parameter.unsafeGetTensorImpl()] = sum_of_squares(parameter.grad());
+}
+
+double StepScaling::squares_of(const at::Tensor& parameter) const {
+  const auto found = measured_.find(parameter.unsafeGetTensorImpl());
+  return found != measured_.end() ? found->second : sum_of_squares(parameter.grad());
+}
+
+template <class Work>
+void StepScaling::for_each_parameter(const Groups& groups, const Work& work) const {
+  size_t place = 0;
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!is_repeated_[place++] && parameter.grad().defined()) work(parameter);
+    }
+  }
+}
+
+void StepScaling::decide(const Groups& groups) {
+  skips_ = false;
+  factor_ = 1;
+  norm_.reset();
+  if (!is_needed()) return;
+  find_repeated(groups);
+  factor_ = 1 / scale_;
+  if (!needs_norm()) return;
+  const PlainMode plain;
+  double squares = 0;
+  for_each_parameter(groups,
+                     [&](const at::Tensor& parameter) { squares += squares_of(parameter); });
+  forget();
+  norm_ = std::sqrt(squares) / scale_;
+  if (skip_nonfinite_ && !std::isfinite(squares)) {
+    // Of finite numbers in float64 a square may overflow.
+    for_each_parameter(groups, [&](const at::Tensor& parameter) {
+      skips_ = skips_ || !all_finite(values_of(parameter.grad()));
+    });
+    if (skips_) return;
+  }
+  if (!clip_ || std::isinf(*clip_)) return;
+  // As clip_grad_norm_() does. Not std::min(): NaN stays NaN.
+  const double share = *clip_ / (*norm_ + 1e-6);
+  if (!(share > 1)) factor_ *= share;
+}
+
+void StepScaling::apply(const Groups& groups) {
+  const double factor = std::exchange(factor_, 1);
+  if (factor == 1) return;
+  const PlainMode plain;
+  // As clip_grad_norm_(), which writes to grad().data(): versions stay, and a graph of the gradient
+  // (create_graph) too.
+  const at::AutoDispatchBelowADInplaceOrView below;
+  for_each_parameter(groups, [factor](const at::Tensor& parameter) {
+    const at::Tensor& grad = parameter.grad();
+    (grad.layout() == at::kStrided ? grad : grad._values()).mul_(factor);
+  });
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,76 @@
+// What DistributedOptimizer::step() does to the reduced gradients before the optimizer uses them:
+// it divides them by the loss scale, leaves the step out if they are not finite, and clips them.
+//
+// All of it comes to one factor, which the fused step applies in its own pass. The reduced
+// gradients are the same on all ranks to the bit, and so is what follows from them: the ranks need
+// not tell each other.
+#pragma once
+
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "horon/torch_bindings/gradients/gradient_reducer.h"
+
+namespace horon::torch_detail {
+
+// Throws Error(InvalidArgument).
+void check_grad_scale(double scale);
+
+class StepScaling {
+ public:
+  using Groups = std::vector<::torch::optim::OptimizerParamGroup>;
+
+  // The options have been checked (settings.h).
+  explicit StepScaling(const GradientReducerOptions& options);
+
+  // Throws Error(InvalidArgument).
+  void set_grad_scale(double scale);
+  // False: gradients stay as they are, and no step is left out.
+  bool is_needed() const { return scale_ != 1 || needs_norm(); }
+  bool needs_norm() const { return skip_nonfinite_ || clip_.has_value(); }
+
+  // A gradient is there before the others, and will not change until decide(). It may be undefined.
+  void measure(const at::Tensor& parameter);
+  // Those that were measured are no longer what they were.
+  void forget() { measured_.clear(); }
+
+  // Looks at the gradients of a step: at those that were not measured. Forgets those that were.
+  void decide(const Groups& groups);
+  // Of the step that was decided: it is not to be made.
+  bool skips() const { return skips_; }
+  // What gradients are still to be multiplied by.
+  double factor() const { return factor_; }
+  // The L2 norm of all gradients divided by the loss scale, if it was computed.
+  std::optional<double> norm() const { return norm_; }
+  // A parameter stands in the groups more than once, so that a pass over the groups would multiply
+  // its gradient more than once.
+  bool repeats() const { return repeats_; }
+  // Multiplies each .grad by factor(), which is 1 from then on.
+  void apply(const Groups& groups);
+
+ private:
+  void find_repeated(const Groups& groups);
+  double squares_of(const at::Tensor& parameter) const;
+  // Those with a gradient, each once, in the order of the groups.
+  template <class Work>
+  void for_each_parameter(const Groups& groups, const Work& work) const;
+
+  double scale_;
+  bool skip_nonfinite_;
+  std::optional<double> clip_;
+
+  bool skips_ = false;
+  double factor_ = 1;
+  std::optional<double> norm_;
+  std::unordered_map<const void*, double> measured_;  // sums of squares
+
+  // Parameters in the order of the groups, and which of them have stood there before.
+  std::vector<const void*> listed_;
+  std::vector<bool> is_repeated_;
+  bool repeats_ = false;
+};
+
+}  // namespace horon::torch_detail
