@@ -115,7 +115,9 @@ TEST_F(Builtin, WithoutMpiWhatUsesSharedMemoryIsLeft) {
 // Two ops of one list in flight together, each on its own kind of channel.
 TEST_F(Builtin, TheOpsWorkSideBySide) {
   std::mt19937_64 random(static_cast<uint64_t>(world_.rank));
-  const auto ops = make_builtin_ops(communicator(), config_, nullptr);
+  const auto scratch =
+      std::make_shared<core::ScratchPool>(make_builtin_domains(&communicator().local_group()));
+  const auto ops = make_builtin_ops(communicator(), config_, scratch);
   std::vector<core::CollectiveOp*> allreduces;
   for (const auto& op : ops) {
     if (op->name().ends_with("allreduce")) allreduces.push_back(op.get());
