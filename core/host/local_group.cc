@@ -132,10 +132,23 @@ struct Peer {
   ProcessWatch watch;
 };
 
+// A process that ends gives up its program before its descriptors, and both before pidfd tells.
+bool is_ending(int process_id) {
+  const std::string program = concat("/proc/", process_id, "/exe");
+  std::array<char, 1> start{};
+  return readlink(program.c_str(), start.data(), start.size()) < 0 && errno == ENOENT;
+}
+
 class MappedGroup final : public LocalGroup {
  public:
-  MappedGroup(int local_rank, std::vector<Peer> peers, std::shared_ptr<SharedSegment> home)
-      : rank_(local_rank), peers_(std::move(peers)), home_(std::move(home)), base_(home_->data()) {
+  // `ranks`: [local rank] -> the rank that errors name.
+  MappedGroup(int local_rank, std::vector<int> ranks, std::vector<Peer> peers,
+              std::shared_ptr<SharedSegment> home)
+      : rank_(local_rank),
+        ranks_(std::move(ranks)),
+        peers_(std::move(peers)),
+        home_(std::move(home)),
+        base_(home_->data()) {
     for (const Peer& peer : peers_) {
       polls_.push_back({peer.watch.descriptor(), POLLIN, 0});
     }
@@ -172,8 +185,7 @@ class MappedGroup final : public LocalGroup {
     SharedSegment& segment = mapped_[{local_rank, address.segment}];
     if (segment.data() == nullptr || segment.generation() != address.generation) {
       segment = SharedSegment();  // the descriptor is another segment's now
-      segment = SharedSegment::open(peer.process_id, static_cast<int>(address.segment),
-                                    address.generation);
+      segment = open_segment(local_rank, address);
     }
     HORON_CHECK(address.offset <= segment.bytes(), "the offset lies in the segment");
     return segment.data() + address.offset;
@@ -194,7 +206,24 @@ class MappedGroup final : public LocalGroup {
  private:
   SharedHeap& heap() const { return *peers_[static_cast<size_t>(rank_)].heap; }
 
+  SharedSegment open_segment(int local_rank, const SharedAddress& address) {
+    const int process_id = this->process_id(local_rank);
+    try {
+      return SharedSegment::open(process_id, static_cast<int>(address.segment), address.generation);
+    } catch (const Error&) {
+      if (!has_died(local_rank)) throw;
+    }
+    const int rank = ranks_.at(static_cast<size_t>(local_rank));
+    throw Error(ErrorCode::PeerDead, concat(name_of_process(rank, process_id), " has died"));
+  }
+  bool has_died(int local_rank) {
+    const std::vector<int> dead = dead_local_ranks();
+    return std::find(dead.begin(), dead.end(), local_rank) != dead.end() ||
+           is_ending(process_id(local_rank));
+  }
+
   const int rank_;
+  const std::vector<int> ranks_;
   const std::vector<Peer> peers_;
   const std::shared_ptr<SharedSegment> home_;  // of local rank 0
   std::byte* const base_;                      // doorbells, then the area
@@ -297,8 +326,8 @@ std::unique_ptr<LocalGroup> LocalGroup::create(const Bootstrap& bootstrap, size_
   for (Peer& peer : reached.peers) {
     if (peer.heap == nullptr) peer.watch = ProcessWatch(peer.process_id);
   }
-  return std::make_unique<MappedGroup>(local_rank, std::move(reached.peers),
-                                       std::move(reached.home));
+  return std::make_unique<MappedGroup>(local_rank, bootstrap.topology().local_ranks,
+                                       std::move(reached.peers), std::move(reached.home));
 }
 
 std::unique_ptr<LocalGroup> LocalGroup::create_unavailable(int local_rank, int local_size,
@@ -311,6 +340,12 @@ void LocalGroup::ring_all_others() noexcept {
   for (int i = 0; i < local_size(); ++i) {
     if (i != local_rank()) doorbell(i).ring();
   }
+}
+
+std::string name_of_process(int rank, int process_id) {
+  std::array<char, 256> host{};
+  if (gethostname(host.data(), host.size() - 1) != 0) host = {'?'};
+  return concat("rank ", rank, " (pid ", process_id, " on host ", host.data(), ")");
 }
 
 }  // namespace horon::core

@@ -64,8 +64,8 @@ class LocalGroup {
   // Whether [data, data + bytes) lies in one piece of allocate()d memory of this rank. Any thread.
   virtual std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const = 0;
   // A peer's memory in this process; mapped on first use and kept. The peer must still hold the
-  // piece. Only whoever holds the seat. Throws Error(OperationFailed) if it can't be mapped (the
-  // peer has ended, no memory).
+  // piece. Only whoever holds the seat. Throws Error(PeerDead), which names the rank, if its
+  // process has ended; Error(OperationFailed) or Error(Limit) if the memory can't be mapped else.
   virtual std::byte* map(int local_rank, const SharedAddress& address) = 0;
 
   // The local ranks whose processes have ended (by pidfd). One system call; whoever holds the seat.
@@ -73,5 +73,8 @@ class LocalGroup {
   // 0 if the group is not available.
   virtual int process_id(int local_rank) const = 0;
 };
+
+// How errors name a rank of this host: "rank 3 (pid 4711 on host node7)".
+std::string name_of_process(int rank, int process_id);
 
 }  // namespace horon::core

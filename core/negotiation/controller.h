@@ -78,6 +78,8 @@ class Controller {
   bool at_rest() const;
   // This rank waits for messages from other members, Bye included.
   bool waits() const { return !fatal_ && !ended_ && (!at_rest() || member_.leaving()); }
+  // What has ended the set, if an error has.
+  const std::optional<Error>& fatal() const { return fatal_; }
   bool is_coordinator() const { return coordinator_ != nullptr; }
   // What is missing, as far as this rank has heard; empty if nothing is, or no longer.
   const std::string& stall_text() const { return stall_text_; }

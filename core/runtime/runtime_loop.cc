@@ -173,6 +173,7 @@ void RuntimeLoop::add_runner(uint32_t id, const std::vector<int>& ranks, SetReso
   parts.timeline = timeline_;
   parts.reaper = reaper_;
   parts.statistics = &door_.statistics;
+  parts.take_messages = [this] { (void)take_messages(); };
   parts.on_fatal = [this](const Error& error) {
     fatal_now_ = true;
     return set_fatal(error);

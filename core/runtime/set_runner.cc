@@ -176,8 +176,11 @@ bool SetRunner::settle_batches() {
       const Error error(batch.error->code(),
                         concat("rank ", rank, ": collective of \"", batch.entries.front().name,
                                "\" failed: ", batch.error->what()));
+      // A peer that has ended may have said why: that counts more than its death.
+      if (error.code() == ErrorCode::PeerDead) parts_.take_messages();
       controller_.fail(error);
-      batch.error = parts_.on_fatal(error);  // its handles hear what all others hear
+      // Its handles hear what all others hear.
+      batch.error = parts_.on_fatal(controller_.fatal().value_or(error));
     }
     controller_.batch_finished(batch.was_enqueued);
     settle(batch);

@@ -34,6 +34,8 @@ class SetRunner {
     std::shared_ptr<Timeline> timeline;      // may be null
     Reaper* reaper = nullptr;                // outlives the runner
     SharedStatistics* statistics = nullptr;  // outlives the runner
+    // Takes the messages that have come, for this set and for others.
+    std::function<void()> take_messages;
     // Called before a handle hears of an error that ends the job. Returns the error that ends it:
     // this one, or an earlier one.
     std::function<Error(const Error&)> on_fatal;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <unistd.h>
 #include <utility>
 
 #include "horon/core/base/error.h"
@@ -22,12 +21,6 @@ constexpr size_t kAllRingsBytes = size_t{64} << 20;
 size_t ring_capacity(int local_size) {
   const auto pairs = static_cast<size_t>(local_size) * static_cast<size_t>(local_size);
   return std::clamp(std::bit_floor(kAllRingsBytes / pairs), kRingBytesMin, kRingBytesMax);
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return "?";
-  return name.data();
 }
 
 }  // namespace
@@ -169,8 +162,7 @@ std::vector<Transport::DeadPeer> SharedMemoryTransport::dead_peers() {
   std::vector<DeadPeer> dead;
   for (const int local_rank : group_.dead_local_ranks()) {
     const int rank = topology_.local_ranks[static_cast<size_t>(local_rank)];
-    dead.push_back({rank, concat("rank ", rank, " (pid ", group_.process_id(local_rank),
-                                 " on host ", host_name(), ")")});
+    dead.push_back({rank, name_of_process(rank, group_.process_id(local_rank))});
   }
   return dead;
 }

@@ -149,6 +149,36 @@ TEST(LocalGroup, SeesThatAPeerHasEnded) {
   EXPECT_EQ(run_processes(3, body), (std::vector<int>{0, SIGKILL, 0}));
 }
 
+// Where its memory lay is known, but nobody has mapped it. The descriptors of a process that ends
+// are gone before the kernel says that it has ended.
+TEST(LocalGroup, MemoryOfADeadPeerNamesIt) {
+  ProcessJob job(3);
+  ProcessJob survivors(2);
+  const auto body = [&](int rank) {
+    const auto group = make_group(rank, job);
+    const auto memory = group->allocate(10'000'000);
+    const auto addresses = allgather_values(job.of(rank), Bootstrap::Among::Host,
+                                            group->locate(memory.get(), 100).value());
+    if (rank == 1) raise(SIGKILL);
+    const int pid = group->process_id(1);
+    const std::string file =
+        "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(addresses[1].segment);
+    while (access(file.c_str(), F_OK) == 0) std::this_thread::yield();
+    try {
+      group->map(1, addresses[1]);
+      CHECK_CHILD(!"an error was thrown");
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      CHECK_CHILD(error.code() == ErrorCode::PeerDead);
+      CHECK_CHILD(text.starts_with("rank 1 (pid " + std::to_string(pid) + " on "));
+      CHECK_CHILD(text.ends_with(") has died"));
+    }
+    survivors.barrier();
+    return true;
+  };
+  EXPECT_EQ(run_processes(3, body), (std::vector<int>{0, SIGKILL, 0}));
+}
+
 TEST(LocalGroup, ATransportNamesTheDeadPeer) {
   ProcessJob job(3);
   ProcessJob survivors(2);

@@ -11,6 +11,7 @@ fault_program.cc, or for the situation "backward" training_fault_program.cc of t
 """
 
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import pathlib
@@ -25,10 +26,13 @@ import time
 RANKS = 3
 CASES_AT_A_TIME = 3
 LIMIT_S = 45
-SITUATIONS = ("rest", "allreduce", "alltoall", "blocked", "join", "set")
+SITUATIONS = ("rest", "allreduce", "fresh", "alltoall", "blocked", "join", "set")
+NOT_IN_MATRIX = ("fresh", "blocked")
 FAULTS = ("kill", "stop", "exit", "throw")
 # Beside the matrix: what is no death.
 OTHER_CASES = (("allreduce", "leave"), ("allreduce", "stall"), ("blocked", "signal"))
+# Beside both, with shared memory alone: memory that is mapped when its owner is gone.
+CASES_OF_SHARED_MEMORY = (("fresh", "kill"), ("fresh", "exit"))
 KNOBS = {"HORON_DEAD_AFTER_S": "2", "HORON_STALL_WARN_S": "1", "HORON_SHUTDOWN_TIMEOUT_S": "10"}
 
 
@@ -76,8 +80,9 @@ def wait_for_end(job, folder, fault, guilty):
         through = all((folder / f"ended.{rank}").exists() for rank in survivors)
         if through and not woken and fault in ("stop", "stall"):
             woken = True
-            os.kill(int(read(folder / f"pid.{guilty}")),
-                    signal.SIGCONT if fault == "stop" else signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the job never came to the fault
+                os.kill(int(read(folder / f"pid.{guilty}")),
+                        signal.SIGCONT if fault == "stop" else signal.SIGKILL)
     ended = job.poll() is not None
     if not ended:
         os.killpg(job.pid, signal.SIGKILL)
@@ -157,8 +162,9 @@ def main():
     link, mpirun, program = sys.argv[1:4]
     situations = sys.argv[4:] or SITUATIONS
     another = 2 if link == "hosts" else 1
-    kinds = [kind for kind in itertools.product(situations, FAULTS) if kind[0] != "blocked"]
-    kinds += [kind for kind in OTHER_CASES if kind[0] in situations]
+    kinds = [kind for kind in itertools.product(situations, FAULTS) if kind[0] not in NOT_IN_MATRIX]
+    others = OTHER_CASES + (CASES_OF_SHARED_MEMORY if link == "shm" else ())
+    kinds += [kind for kind in others if kind[0] in situations]
     cases = [(*kind, guilty) for kind in kinds for guilty in (0, another)]
     before = set(os.listdir("/dev/shm"))
     with concurrent.futures.ThreadPoolExecutor(CASES_AT_A_TIME) as pool:

@@ -22,22 +22,27 @@ const horon::testing_support::FaultJob* job = nullptr;
 bool fault_is_due_in_mpi = false;
 
 // The data is large enough that ranks are also caught inside a collective.
-std::shared_ptr<horon::core::HandleState> start_allreduce() {
-  constexpr int64_t kCount = 1 << 18;
+constexpr int64_t kGradientCount = 1 << 18;
+
+horon::core::Submission allreduce_of(std::byte* bytes, std::shared_ptr<void> owner) {
   static const auto spec = [] {
     auto out = std::make_shared<horon::core::EntrySpec>();
     out->reduce_op = horon::ReduceOp::Average;
-    out->parts = {{"gradient", {kCount}}};
+    out->parts = {{"gradient", {kGradientCount}}};
     return out;
   }();
-  const auto data = std::make_shared<std::vector<float>>(kCount, 1.0F);
-  auto* const bytes = reinterpret_cast<std::byte*>(data->data());
   horon::core::Submission submission;
   submission.name = "gradient";
   submission.spec = spec;
-  submission.memory = {{bytes, bytes, kCount}};
-  submission.keep_alive = data;
-  return horon::ops::runtime().submit(std::move(submission));
+  submission.memory = {{bytes, bytes, kGradientCount}};
+  submission.keep_alive = std::move(owner);
+  return submission;
+}
+
+std::shared_ptr<horon::core::HandleState> start_allreduce() {
+  const auto data = std::make_shared<std::vector<float>>(kGradientCount, 1.0F);
+  auto* const bytes = reinterpret_cast<std::byte*>(data->data());
+  return horon::ops::runtime().submit(allreduce_of(bytes, data));
 }
 
 void allreduce() { (void)start_allreduce()->get(); }
@@ -82,6 +87,38 @@ void in_allreduce() {
   }
 }
 
+// Holds up its rank's collectives until the fault has been done, and a while longer.
+class AfterTheFault final : public horon::core::Event {
+ public:
+  bool happened() override {
+    wait();
+    return true;
+  }
+  void wait() override {
+    while (!job->fault_was_done()) std::this_thread::sleep_for(10ms);
+    std::this_thread::sleep_for(300ms);
+  }
+};
+
+// Each step gives memory that the other ranks have never mapped. At the fault the guilty rank has
+// published where its memory lies; the others come to map it when the rank is gone.
+void in_allreduce_of_fresh_memory() {
+  std::vector<std::shared_ptr<std::byte>> all_memory;  // kept, so that none is given out again
+  for (int step = 0; step <= kStepOfFault; ++step) {
+    all_memory.push_back(horon::ops::allocate_host(kGradientCount * sizeof(float)));
+    auto submission = allreduce_of(all_memory.back().get(), all_memory.back());
+    const bool is_last = step == kStepOfFault;
+    if (is_last && !job->is_guilty()) submission.ready = std::make_unique<AfterTheFault>();
+    const auto handle = horon::ops::runtime().submit(std::move(submission));
+    if (is_last && job->is_guilty()) {
+      std::this_thread::sleep_for(300ms);
+      job->do_fault();
+    }
+    (void)handle->get();
+  }
+  allreduce();  // a rank that had published its memory and can still be read ends no allreduce
+}
+
 void in_alltoall() {
   for (int step = 0; step < kSteps; ++step) {
     const auto handle = start_alltoall();
@@ -123,6 +160,7 @@ void work() {
   horon::barrier();
   if (job->situation() == "rest") at_rest();
   if (job->situation() == "allreduce") in_allreduce();
+  if (job->situation() == "fresh") in_allreduce_of_fresh_memory();
   if (job->situation() == "alltoall") in_alltoall();
   if (job->situation() == "blocked") blocked();
   if (job->situation() == "join") in_join();
