@@ -13,9 +13,12 @@ struct Statistics {
   // Entries (a tensor, a group or a bucket under one name) by the way in which they were started.
   uint64_t negotiated_starts = 0;  // by a Plan, a message of the coordinator
   uint64_t frozen_starts = 0;      // by the gate in shared memory, without a message
-  uint64_t void_starts = 0;        // all had come, but the plan was thawed first: negotiated then
-  uint64_t freezes = 0;            // entries that were frozen
-  uint64_t thaws = 0;              // entries that were thawed: a rank has deviated
+  // The collectives that ran them: fewer, where several were fused.
+  uint64_t negotiated_batches = 0;
+  uint64_t frozen_batches = 0;
+  uint64_t void_starts = 0;  // all had come, but the plan was thawed first: negotiated then
+  uint64_t freezes = 0;      // entries that were frozen
+  uint64_t thaws = 0;        // entries that were thawed: a rank has deviated
   // Messages of negotiation between ranks, of any number of words each. The data of collectives is
   // not in them.
   uint64_t control_messages_sent = 0;
@@ -34,6 +37,8 @@ struct StatisticName {
 inline constexpr std::array kStatisticNames = {
     StatisticName{"negotiated starts", &Statistics::negotiated_starts},
     StatisticName{"frozen starts", &Statistics::frozen_starts},
+    StatisticName{"negotiated batches", &Statistics::negotiated_batches},
+    StatisticName{"frozen batches", &Statistics::frozen_batches},
     StatisticName{"void starts", &Statistics::void_starts},
     StatisticName{"freezes", &Statistics::freezes},
     StatisticName{"thaws", &Statistics::thaws},

@@ -47,6 +47,7 @@ Controller::Controller(const Options& options)
   coordinator.alone_bytes = options.alone_bytes;
   coordinator.batches_in_flight_max = options.batches_in_flight_max;
   if (options.gate != nullptr) coordinator.freeze_after = options.freeze_after;
+  coordinator.frozen_max = options.frozen_max;
   coordinator_ = std::make_unique<Coordinator>(coordinator);
 }
 
@@ -226,7 +227,8 @@ void Controller::tick_coordinator() {
                "name?"));
   }
   if (coordinator_->places_are_used_up() && !std::exchange(told_of_places_, true)) {
-    effects_.warnings.push_back(concat("more than ", Gate::kCounters, " tensors come again and ",
+    effects_.warnings.push_back(concat("more than ", options_.frozen_max,
+                                       " tensors come again and ",
                                        "again; the others are negotiated each time"));
   }
   for (const int peer : coordinator_->missing_members(now_, options_.ask_after)) {
@@ -274,11 +276,12 @@ void Controller::spread(const Item& item) { to_members_.push_back(item); }
 bool Controller::advance() {
   const bool moved = member_.advance(effects_);
   if (moved) last_progress_ = now_;
-  if (coordinator_ == nullptr) return moved;
-  const uint64_t batches = member_.frozen_batches();
-  const uint64_t entries = member_.statistics().frozen_starts;
-  coordinator_->frozen_started(batches - std::exchange(frozen_batches_told_, batches),
-                               entries - std::exchange(frozen_starts_told_, entries));
+  if (coordinator_ != nullptr) {
+    const uint64_t batches = member_.statistics().frozen_batches;
+    coordinator_->frozen_started(batches - std::exchange(frozen_batches_told_, batches),
+                                 member_.started_places());
+  }
+  member_.forget_started_places();
   return moved;
 }
 

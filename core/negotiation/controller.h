@@ -39,6 +39,7 @@ class Controller {
     // filled here for so long and not on other members.
     Gate* gate = nullptr;
     int freeze_after = 3;
+    size_t frozen_max = Gate::kCounters;  // names that are frozen at a time
     Nanos thaw_after = 1'000'000'000;
   };
 
@@ -126,11 +127,9 @@ class Controller {
   bool told_of_places_ = false;
   uint64_t messages_sent_ = 0;
   uint64_t messages_received_ = 0;
-  // Told to the coordinator, who counts what runs.
-  uint64_t frozen_batches_told_ = 0;
-  uint64_t frozen_starts_told_ = 0;
-  Nanos next_look_ = 0;       // coordinator: at the age of open entries
-  Nanos next_roll_call_ = 0;  // coordinator: asks everybody
+  uint64_t frozen_batches_told_ = 0;  // to the coordinator, who counts what runs
+  Nanos next_look_ = 0;               // coordinator: at the age of open entries
+  Nanos next_roll_call_ = 0;          // coordinator: asks everybody
   uint64_t ping_number_ = 0;
   std::string stall_text_;
   std::vector<std::string> told_names_;  // coordinator: the entries that stall_text_ is about

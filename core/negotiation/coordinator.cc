@@ -19,7 +19,7 @@ Coordinator::Coordinator(const Options& options)
     : options_(options),
       size_(static_cast<int>(options.ranks.size())),
       planner_(options.fusion_bytes_max, options.alone_bytes),
-      freezer_(options.freeze_after),
+      freezer_(options.freeze_after, options.frozen_max),
       joined_(options.ranks.size()),
       shut_(options.ranks.size()),
       drained_(options.ranks.size()) {}
@@ -139,8 +139,8 @@ void Coordinator::take_drained(int from, const Drained& drained) {
   said = drained.batches;
 }
 
-void Coordinator::frozen_started(uint64_t batches, uint64_t entries) {
-  freezer_.note_starts(entries);
+void Coordinator::frozen_started(uint64_t batches, std::span<const Place> places) {
+  for (const Place place : places) freezer_.note_start(place);
   in_flight_ += static_cast<int>(batches);
   batches_planned_ += batches;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <list>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -28,6 +29,7 @@ class Coordinator {
     // none.
     int batches_in_flight_max = 2;
     int freeze_after = 0;  // see Controller::Options
+    size_t frozen_max = Gate::kCounters;
   };
 
   explicit Coordinator(const Options& options);
@@ -35,8 +37,8 @@ class Coordinator {
   // One item of a member that had applied `applied` records: Ready, Refused, Join, Shutdown,
   // Drained, Deviate. Throws Error(Internal) if the member breaks the protocol.
   void take(int from, const Item& item, uint64_t applied, Nanos now);
-  // The gate has started so many batches on this rank, with so many entries.
-  void frozen_started(uint64_t batches, uint64_t entries);
+  // The gate has started so many batches on this rank, with the entries of these places.
+  void frozen_started(uint64_t batches, std::span<const Place> places);
   // As in Controller, here for every batch.
   void batch_enqueued() { ++batches_enqueued_; }
   // A batch of this set has finished on this rank.

@@ -2,21 +2,25 @@
 // is frozen now, and which items were sent before the sender had seen the latest Freeze or Thaw.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <map>
+#include <list>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "horon/core/negotiation/fusion_planner.h"
+#include "horon/core/negotiation/gate.h"
 #include "horon/core/negotiation/protocol.h"
 
 namespace horon::core {
 
 class FreezePlanner {
  public:
-  // A name is frozen when it was planned so often in a row, at first. 0: never.
-  explicit FreezePlanner(int need) : need_(need) {}
+  // A name is frozen when it was planned so often in a row, at first. 0: never. `frozen_max`: names
+  // that are frozen at a time, at most Gate::kCounters.
+  explicit FreezePlanner(int need, size_t frozen_max = Gate::kCounters);
 
   // An entry is planned under this id. `may_freeze`: else the row of its plans begins anew.
   void planned(EntryId id, const ClosedEntry& entry, bool may_freeze);
@@ -25,8 +29,8 @@ class FreezePlanner {
 
   // A member says that this place can't stay frozen. False if it was never given.
   bool deviate(Place place);
-  // The gate has started so many entries, of any names.
-  void note_starts(uint64_t entries) { starts_ += entries; }
+  // The gate has started the entry of this place.
+  void note_start(Place place);
   // Join, Shutdown and what follows it, from a member that had applied `applied` records: true if
   // it must be dropped, because something is frozen (then all is thawed) or the sender had not seen
   // the last Freeze or Thaw. It will say that again.
@@ -34,36 +38,49 @@ class FreezePlanner {
 
   bool any_frozen() const { return !frozen_.empty(); }
   bool is_frozen(const std::string& name) const;
-  // No counter was free for a name that should have been frozen.
+  // All places were in use when another name came as often as those that have them.
   bool ran_out() const { return ran_out_; }
 
   // Append to the log what is due: first what thaws, and behind all that this decision plans what
-  // freezes, unless somebody is away. `position`: records of the log before this decision.
+  // freezes, unless somebody is away; what gives its place up for that thaws in front of it.
+  // `position`: records of the log before this decision.
   void thaw(std::vector<Item>& log, uint64_t position);
   void freeze(std::vector<Item>& log, uint64_t position, bool anybody_away);
 
  private:
   struct History {
     EntryId id = kNoId;
-    std::vector<bool> produced;  // in the latest plan, see ClosedEntry
+    std::vector<bool> produced;    // in the latest plan, see ClosedEntry
+    std::vector<int64_t> extents;  // the same
     int streak = 0;
     int need = 0;
+    uint64_t seen = 0;         // value of events_ when it was planned or started last
+    uint64_t longest_gap = 0;  // events between two plans of the streak
     Place place = kNoPlace;
-    uint64_t frozen_at = 0;  // value of starts_ when it was frozen
+    bool thaws = false;   // its place is in to_thaw_
+    uint64_t starts = 0;  // since it was frozen
+    std::list<History*>::iterator in_frozen;
   };
 
-  bool counter_is_free(Place place) const;
+  History* frozen_at(Place place) const;
+  void settle_need(History& history) const;
+  void release(History& history);
+  bool make_room(const History& wanted, std::vector<Place>& given_up);
+  Place next_place() const;
 
   const int need_;
+  const size_t frozen_max_;
   // By name. Names without an id are not in it, so it is bounded as they are.
   std::unordered_map<std::string, History> names_;
-  std::map<Place, History*> frozen_;
-  std::vector<History*> to_freeze_;  // planned in this decision
+  std::list<History*> frozen_;        // the one that was seen longest ago comes first
+  std::vector<History*> by_counter_;  // [place % Gate::kCounters]; null: free
+  std::array<uint64_t, Gate::kCounters / 64> used_counters_{};  // a bit for each
+  std::vector<History*> to_freeze_;                             // planned in this decision
   std::vector<Place> to_thaw_;
   bool thaw_all_ = false;
   bool somebody_goes_ = false;  // has been dropped, and will say again that it goes
   Place last_place_ = kNoPlace;
-  uint64_t starts_ = 0;
+  uint64_t events_ = 0;   // entries that were planned or started
   uint64_t touched_ = 0;  // records of the log up to the last Freeze or Thaw
   bool ran_out_ = false;
 };

@@ -8,7 +8,7 @@
 
 namespace horon::core {
 
-bool FrozenEntries::add(const std::string& name, const SpecPtr& spec, PartFlags flags,
+bool FrozenEntries::add(const std::string& name, const SpecPtr& spec, PlanDetails details,
                         Place place) {
   by_counter_.resize(Gate::kCounters);
   ByName::value_type*& at = by_counter_[place % Gate::kCounters];
@@ -17,7 +17,7 @@ bool FrozenEntries::add(const std::string& name, const SpecPtr& spec, PartFlags 
   if (!fresh) return false;
   entry->second.place = place;
   entry->second.spec = spec;
-  entry->second.flags = std::move(flags);
+  entry->second.details = std::move(details);
   entry->second.bytes = byte_count(*spec);
   entry->second.fuses = may_fuse(*spec, entry->second.bytes, alone_bytes_);
   at = &*entry;
@@ -47,9 +47,9 @@ FrozenEntries::Entry* FrozenEntries::find(Place place) {
 }
 
 bool FrozenEntries::fits(const Entry& entry, const Request& request) {
-  return request.absent == entry.flags.absent && request.extents.empty() &&
-         (request.spec == entry.latest || request.spec == entry.spec ||
-          agree(*request.spec, *entry.spec));
+  if (request.absent != entry.details.absent || request.extents != entry.details.said) return false;
+  if (request.spec == entry.latest || request.spec == entry.spec) return true;
+  return agree(*request.spec, *entry.spec) && request.spec->parts == entry.spec->parts;
 }
 
 void FrozenEntries::fill(Entry& entry, Request request, Nanos now) {

@@ -11,10 +11,15 @@
 
 namespace horon::core {
 
-// Which parts of an entry somebody has.
-struct PartFlags {
-  std::vector<bool> absent;    // this member has nothing for them, see Ready
-  std::vector<bool> produced;  // see PlannedEntry
+// Entries whose members say more numbers about their rows are not frozen: each member keeps them.
+inline constexpr size_t kFrozenExtentsMax = 4096;
+
+// What may differ from one plan of an id to the next, and does not while it is frozen.
+struct PlanDetails {
+  std::vector<bool> absent;      // what this member has said: see Ready
+  std::vector<int64_t> said;     // its extents
+  std::vector<bool> produced;    // what the plan says: see PlannedEntry
+  std::vector<int64_t> extents;  // of all members
 };
 
 class FrozenEntries {
@@ -22,8 +27,8 @@ class FrozenEntries {
   struct Entry {
     Place place = kNoPlace;
     SpecPtr spec;    // of each start: what is prepared for it is found by its address
-    SpecPtr latest;  // of the latest submission: equal, compared first next time
-    PartFlags flags;
+    SpecPtr latest;  // of the latest submission: equal, rows too; compared first next time
+    PlanDetails details;
     int64_t bytes = 0;
     bool fuses = false;  // see may_fuse()
     bool filled = false;
@@ -37,7 +42,7 @@ class FrozenEntries {
   explicit FrozenEntries(int64_t alone_bytes) : alone_bytes_(alone_bytes) {}
 
   // False if no coordinator can have frozen that.
-  bool add(const std::string& name, const SpecPtr& spec, PartFlags flags, Place place);
+  bool add(const std::string& name, const SpecPtr& spec, PlanDetails details, Place place);
   // What was filled and not started. `name` is that of the place. False if it is not frozen.
   bool remove(Place place, std::string& name, std::optional<Request>& unstarted);
 

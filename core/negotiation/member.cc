@@ -154,7 +154,9 @@ bool Member::advance(Effects& effects) {
       log_.pop_front();
       apply(record, effects);
     }
-    if (!frozen_.any() || applied_ < permitted_) return any;
+    // While nothing is frozen, what is unread can only be void, and is counted.
+    const bool waits_for_records = frozen_.any() && applied_ < permitted_;
+    if (waits_for_records || options_.gate == nullptr) return any;
     const std::optional<GateEntry> entry = options_.gate->next();
     if (!entry) return any;
     if (entry->kind == GateEntry::Kind::Marker) {
@@ -208,6 +210,7 @@ void Member::apply(const Plan& plan, Effects& effects) {
     }
     effects.starts.push_back(std::move(start));
     statistics_.negotiated_starts += batch.entries.size();
+    ++statistics_.negotiated_batches;
   }
 }
 
@@ -272,7 +275,7 @@ StartEntry Member::start_entry(const PlannedEntry& planned, bool joined_here) {
     broken(concat("a plan holds \"", entry.name, "\" with another spec than this rank's"));
   }
   if (planned.id != kNoId) ids_.expect(planned.id, request.spec);
-  note_flags(planned, request);
+  note_details(planned, request);
   entry.ticket = request.ticket;
   entry.spec = request.spec;
   unserved_.erase(own);

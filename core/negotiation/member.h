@@ -71,8 +71,9 @@ class Member {
   // Batches that the log has started and that have not ended here.
   uint64_t batches_running() const { return batches_started_ - batches_ended_; }
   const Statistics& statistics() const { return statistics_; }
-  // Batches that the gate has started.
-  uint64_t frozen_batches() const { return frozen_batches_; }
+  // Places that the gate has started, in this order, since the caller forgot them.
+  const std::vector<Place>& started_places() const { return started_places_; }
+  void forget_started_places() { started_places_.clear(); }
 
  private:
   struct Vote {
@@ -113,7 +114,7 @@ class Member {
   // Starts what is in chain_.
   void start_chain(Effects& effects);
   StartEntry start_entry(const PlannedEntry& planned, bool joined_here);
-  void note_flags(const PlannedEntry& planned, const Request& request);
+  void note_details(const PlannedEntry& planned, const Request& request);
   void check(const PlannedBatch& batch) const;
   void check(const PlannedEntry& planned, const std::string& name, const EntrySpec& spec) const;
   // Takes the entry out of unserved and says what was held behind it. Nothing happens if this
@@ -142,14 +143,14 @@ class Member {
   std::vector<Item> news_;
   std::unordered_map<std::string, Unserved> unserved_;
   EntryIds ids_;
-  // Of the latest plan of each id, if not all parts were there everywhere: what a Freeze keeps.
-  std::unordered_map<EntryId, PartFlags> flags_;
+  // Of the latest plan of each id, if there were any: what a Freeze keeps.
+  std::unordered_map<EntryId, PlanDetails> details_;
   FrozenEntries frozen_;
   std::vector<Place> owed_gos_;  // places that this member filled as the last one
   int64_t owed_bytes_ = 0;       // of their entries
   uint64_t owed_since_ = 0;      // batches_started_ when the first of them was filled
   std::vector<FrozenEntries::Entry*> chain_;
-  uint64_t frozen_batches_ = 0;
+  std::vector<Place> started_places_;
   std::deque<Item> log_;    // records that have arrived and wait for their markers
   uint64_t permitted_ = 0;  // position in the log that the ring has reached
   Statistics statistics_;

@@ -81,17 +81,19 @@ void Member::start_chain(Effects& effects) {
       StartBatch& start = effects.add_start();
       start.sequence = batches_started_++;
       start.contributors = size_;
-      ++frozen_batches_;
+      ++statistics_.frozen_batches;
       if (frozen->fuses) {
         open[opened++ % open.size()] = {where, frozen->spec.get(), frozen->bytes};
       }
     }
+    started_places_.push_back(frozen->place);
     Request request = frozen_.take(*frozen);
     StartEntry& entry = effects.starts[where].entries.emplace_back();
     entry.ticket = request.ticket;
     entry.name = std::move(request.name);
     entry.spec = std::move(request.spec);
-    entry.produced = frozen->flags.produced;
+    entry.produced = frozen->details.produced;
+    entry.extents = frozen->details.extents;
     ++statistics_.frozen_starts;
   }
   chain_.clear();
@@ -103,9 +105,10 @@ void Member::apply(const Freeze& freeze) {
   for (size_t i = 0; i < freeze.ids.size(); ++i) {
     const EntryIds::Known* const known = ids_.get(freeze.ids[i]);
     if (known == nullptr) broken("it freezes an id that was never agreed");
-    const auto flags = flags_.find(freeze.ids[i]);
+    const auto details = details_.find(freeze.ids[i]);
     if (unserved_.contains(known->name) ||
-        !frozen_.add(known->name, known->spec, flags == flags_.end() ? PartFlags{} : flags->second,
+        !frozen_.add(known->name, known->spec,
+                     details == details_.end() ? PlanDetails{} : details->second,
                      freeze.places[i])) {
       broken(concat("it freezes \"", known->name, "\", which can't be frozen now"));
     }
@@ -114,12 +117,13 @@ void Member::apply(const Freeze& freeze) {
   say_away_again();
 }
 
-void Member::note_flags(const PlannedEntry& planned, const Request& request) {
+void Member::note_details(const PlannedEntry& planned, const Request& request) {
   if (options_.gate == nullptr || planned.id == kNoId) return;
-  if (!planned.produced.empty()) {
-    flags_[planned.id] = {request.absent, planned.produced};
-  } else if (!flags_.empty()) {
-    flags_.erase(planned.id);
+  const bool any = !planned.produced.empty() || !planned.extents.empty();
+  if (any && planned.extents.size() <= kFrozenExtentsMax) {
+    details_[planned.id] = {request.absent, request.extents, planned.produced, planned.extents};
+  } else if (!details_.empty()) {
+    details_.erase(planned.id);
   }
 }
 

@@ -46,7 +46,8 @@ Plan plan_of_x() {
 // A member with a gate whose name x has been agreed once, and frozen at place 1.
 class WithGate {
  public:
-  explicit WithGate(int rank) : area_(RingGate::bytes(2) + 64) {
+  explicit WithGate(int rank, const SpecPtr& x = tensor("x"), std::vector<int64_t> extents = {})
+      : area_(RingGate::bytes(2) + 64) {
     void* area = area_.data();
     size_t space = area_.size();
     place_ = static_cast<std::byte*>(std::align(64, RingGate::bytes(2), area, space));
@@ -57,7 +58,7 @@ class WithGate {
     options.gate = &*gate_;
     options.freeze_after = 1;
     controller_.emplace(options);
-    controller_->submit({1, "x", tensor("x"), {}, {}});
+    controller_->submit({1, "x", x, {}, std::move(extents)});
   }
   Controller* operator->() { return &*controller_; }
   RingGate& gate() { return *gate_; }
@@ -125,6 +126,49 @@ TEST(ControllerWithGate, RecordsWaitForTheirMarkers) {
   member.gate().append_marker(3);
   member->take_effects();
   EXPECT_EQ(member->statistics().thaws, 1U);
+}
+
+// To fill a place as the last one and to append its Go are two steps.
+TEST(ControllerWithGate, AStartBehindItsThawIsCountedAsVoidAtOnce) {
+  WithGate member(1);
+  EXPECT_EQ(member.end_after(plan_of_x()), "");
+  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member->submit({7, "x", tensor("x"), {}, {}});
+  RingGate other = member.gate_of(0);
+  EXPECT_TRUE(other.fill(1));
+  member.gate().append_marker(3);
+  EXPECT_EQ(member.end_after(Thaw{{1}}), "");
+  EXPECT_EQ(member->statistics().void_starts, 0U);
+  other.append_go(1, false);
+  EXPECT_TRUE(member->take_effects().starts.empty());
+  EXPECT_EQ(member->statistics().void_starts, 1U);
+}
+
+// A program may gather the same rows again and again; other rows are another call.
+TEST(ControllerWithGate, RowsOfTheFrozenPlanGoOnAndOtherRowsDeviate) {
+  EntrySpec spec;
+  spec.kind = CollectiveKind::Allgather;
+  spec.parts = {{"x", {3, 2}}};
+  const auto x = std::make_shared<const EntrySpec>(spec);
+  spec.parts = {{"x", {5, 2}}};
+  const auto more_rows = std::make_shared<const EntrySpec>(spec);
+  WithGate member(1, x, {3});
+  Plan plan = plan_of_x();
+  plan.batches.front().entries.front().spec = x;
+  plan.batches.front().entries.front().extents = {4, 3};
+  EXPECT_EQ(member.end_after(plan), "");
+  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  member->submit({7, "x", std::make_shared<const EntrySpec>(*x), {}, {3}});
+  RingGate other = member.gate_of(0);
+  EXPECT_TRUE(other.fill(1));
+  other.append_go(1, false);
+  const Effects effects = member->take_effects();
+  ASSERT_EQ(effects.starts.size(), 1U);
+  EXPECT_THAT(effects.starts.front().entries.front().extents, testing::ElementsAre(4, 3));
+  EXPECT_TRUE(effects.messages.empty());
+  member->submit({8, "x", more_rows, {}, {5}});
+  EXPECT_FALSE(other.fill(1)) << "the member has not filled it";
+  EXPECT_EQ(member->take_effects().messages.size(), 1U) << "it says that it deviates";
 }
 
 // One that has stood still for long finds all that it must read.

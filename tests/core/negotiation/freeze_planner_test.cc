@@ -1,6 +1,8 @@
 #include "horon/core/negotiation/freeze_planner.h"
 
+#include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <variant>
@@ -10,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/negotiation/coordinator.h"
+#include "horon/core/negotiation/frozen_entries.h"
 #include "horon/core/negotiation/gate.h"
 
 namespace horon::core {
@@ -28,7 +31,7 @@ ClosedEntry entry(const std::string& name, CollectiveKind kind = CollectiveKind:
 // A planner with a log.
 class Log {
  public:
-  explicit Log(int need) : planner(need) {}
+  explicit Log(int need, size_t frozen_max = Gate::kCounters) : planner(need, frozen_max) {}
 
   // One decision; the places that it freezes.
   std::vector<Place> decide(bool anybody_away = false) {
@@ -49,11 +52,14 @@ class Log {
     planner.planned(1, closed, may_freeze);
     return decide(anybody_away);
   }
-  // Plans x until it is frozen; how often that took.
-  int plans_until_frozen() {
+  // Plans it until it is frozen; how often that took, or 10,000.
+  int plans_until_frozen(const std::string& name = "x") {
     int plans = 1;
-    while (plan(entry("x")).empty()) ++plans;
+    while (plan(entry(name)).empty() && plans < 10'000) ++plans;
     return plans;
+  }
+  void start(Place place, int times) {
+    for (int i = 0; i < times; ++i) planner.note_start(place);
   }
 
   FreezePlanner planner;
@@ -77,20 +83,39 @@ TEST(FreezePlanner, ZeroMeansNever) {
   for (int i = 0; i < 10; ++i) EXPECT_THAT(log.plan(entry("x")), IsEmpty());
 }
 
-TEST(FreezePlanner, WhatMayDifferNextTimeIsNotFrozen) {
+TEST(FreezePlanner, NothingIsFrozenWithoutThoseThatHaveJoined) {
   ClosedEntry some_joined = entry("x");
   some_joined.joined = {1};
-  for (const ClosedEntry& closed :
-       {some_joined, entry("x", CollectiveKind::Allgather), entry("x", CollectiveKind::Alltoall),
-        entry("x", CollectiveKind::Gather), entry("x", CollectiveKind::Scatter)}) {
+  Log log(1);
+  EXPECT_THAT(log.plan(some_joined), IsEmpty());
+}
+
+TEST(FreezePlanner, EachKindIsFrozen) {
+  for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
     Log log(1);
-    EXPECT_THAT(log.plan(closed), IsEmpty());
+    EXPECT_THAT(log.plan(entry("x", static_cast<CollectiveKind>(kind))), ElementsAre(1));
   }
-  for (const CollectiveKind kind : {CollectiveKind::Allreduce, CollectiveKind::Broadcast,
-                                    CollectiveKind::Barrier, CollectiveKind::Reducescatter}) {
-    Log log(1);
-    EXPECT_THAT(log.plan(entry("x", kind)), ElementsAre(1));
-  }
+}
+
+ClosedEntry gathered(std::vector<int64_t> rows) {
+  ClosedEntry closed = entry("x", CollectiveKind::Allgather);
+  closed.extents = std::move(rows);
+  return closed;
+}
+
+TEST(FreezePlanner, RowsMustStayTheSame) {
+  Log log(3);
+  EXPECT_THAT(log.plan(gathered({1, 2})), IsEmpty());
+  EXPECT_THAT(log.plan(gathered({1, 2})), IsEmpty());
+  EXPECT_THAT(log.plan(gathered({2, 1})), IsEmpty());
+  EXPECT_THAT(log.plan(gathered({2, 1})), IsEmpty());
+  EXPECT_THAT(log.plan(gathered({2, 1})), ElementsAre(1));
+}
+
+TEST(FreezePlanner, MoreNumbersOfRowsThanMembersKeepAreNotFrozen) {
+  Log log(1);
+  EXPECT_THAT(log.plan(gathered(std::vector<int64_t>(kFrozenExtentsMax + 1, 7))), IsEmpty());
+  EXPECT_THAT(log.plan(gathered(std::vector<int64_t>(kFrozenExtentsMax, 7))), ElementsAre(1));
 }
 
 // A parameter that the program does not use is absent each time.
@@ -147,7 +172,7 @@ TEST(FreezePlanner, ADeviationNowAndThenIsForgiven) {
   Place place = 0;
   for (int pause = 0; pause < 20; ++pause) {
     EXPECT_EQ(log.plans_until_frozen(), 3);
-    log.planner.note_starts(100);  // steps until rank 0 writes a checkpoint
+    log.start(place + 1, 100);  // steps until rank 0 writes a checkpoint
     EXPECT_TRUE(log.planner.deviate(++place));
     log.decide();
   }
@@ -155,17 +180,31 @@ TEST(FreezePlanner, ADeviationNowAndThenIsForgiven) {
   EXPECT_TRUE(log.planner.deviate(++place));
   log.decide();
   EXPECT_EQ(log.plans_until_frozen(), 6) << "that one did not pay";
-  log.planner.note_starts(24);
+  log.start(place + 1, 24);
   EXPECT_TRUE(log.planner.deviate(++place));
   log.decide();
   EXPECT_EQ(log.plans_until_frozen(), 3);
+}
+
+// What other names do is no merit of this one.
+TEST(FreezePlanner, OnlyItsOwnStartsPayForAName) {
+  Log log(3);
+  EXPECT_EQ(log.plans_until_frozen("x"), 3);
+  EXPECT_EQ(log.plans_until_frozen("y"), 3);
+  log.start(2, 1000);
+  EXPECT_TRUE(log.planner.deviate(1));
+  log.decide();
+  EXPECT_EQ(log.plans_until_frozen("x"), 6) << "it never started";
+  EXPECT_TRUE(log.planner.deviate(2));
+  log.decide();
+  EXPECT_EQ(log.plans_until_frozen("y"), 3);
 }
 
 // A pipeline of frozen entries keeps batches running for ever; what is negotiated beside them must
 // wait for those alone that had begun before it.
 TEST(Coordinator, FrozenStartsDoNotStarveWhatIsNegotiated) {
   Coordinator coordinator(Coordinator::Options{});
-  coordinator.frozen_started(3, 3);
+  coordinator.frozen_started(3, {});
   Ready ready;
   ready.name = "y";
   ready.spec = entry("y").spec;
@@ -173,7 +212,7 @@ TEST(Coordinator, FrozenStartsDoNotStarveWhatIsNegotiated) {
   int ends = 0;
   while (coordinator.decide().empty()) {
     ASSERT_LT(ends++, 10) << "never planned";
-    coordinator.frozen_started(1, 1);
+    coordinator.frozen_started(1, {});
     coordinator.batch_enqueued();
     coordinator.batch_finished();
   }
@@ -186,7 +225,7 @@ TEST(Coordinator, ABroadcastThatIsAloneByLuckIsNotFrozen) {
     Coordinator::Options options;
     options.freeze_after = 1;
     Coordinator coordinator(options);
-    if (busy) coordinator.frozen_started(1, 1);
+    if (busy) coordinator.frozen_started(1, {});
     Ready ready;
     ready.name = "x";
     ready.spec = entry("x", CollectiveKind::Broadcast).spec;
@@ -221,6 +260,101 @@ TEST(FreezePlanner, CountersRunOutAndAreUsedAgain) {
   EXPECT_TRUE(log.planner.ran_out());
   EXPECT_TRUE(log.planner.deviate(5));
   EXPECT_THAT(log.plan(entry("x")), ElementsAre(5 + Gate::kCounters));
+}
+
+// A program whose calls have no names numbers them: each comes a few times and never again.
+TEST(FreezePlanner, NamesThatComeNoMoreGiveTheirPlacesUp) {
+  Log log(3);
+  int frozen = 0;
+  for (int i = 0; i < 5000; ++i) {
+    for (int call = 0; call < 3; ++call) {
+      frozen += static_cast<int>(log.plan(entry("call." + std::to_string(i))).size());
+    }
+  }
+  EXPECT_GT(frozen, 2 * static_cast<int>(Gate::kCounters)) << "no place was used again";
+  EXPECT_EQ(log.plans_until_frozen("x"), 3);
+  EXPECT_TRUE(log.planner.is_frozen("x"));
+}
+
+// Numbers that begin anew, so that each name comes again, but late.
+TEST(FreezePlanner, ANameThatComesMoreOftenThanTheOthersGetsAPlace) {
+  constexpr size_t places = 100;
+  Log log(3, places);
+  std::map<std::string, Place> place_of;
+  size_t thaws = 0;
+  const auto call = [&](const std::string& name) {
+    if (log.planner.is_frozen(name)) return log.start(place_of[name], 1);
+    for (const Place place : log.plan(entry(name))) place_of[name] = place;
+    thaws += log.thawed.size();
+  };
+  for (size_t i = 0; i < 50 * places; ++i) {
+    call("call." + std::to_string(i % places));
+    if (i >= 10 * places && i % 10 == 0) call("x");
+  }
+  EXPECT_TRUE(log.planner.is_frozen("x"));
+  EXPECT_EQ(thaws, 1U) << "the name that made room for it must not take another one's place";
+}
+
+TEST(FreezePlanner, TheNameThatStartedLongestAgoGivesItsPlaceUp) {
+  Log log(2, 3);
+  EXPECT_EQ(log.plans_until_frozen("a"), 2);
+  EXPECT_EQ(log.plans_until_frozen("b"), 2);
+  EXPECT_EQ(log.plans_until_frozen("c"), 2);
+  log.start(3, 1);
+  log.start(2, 1);
+  log.start(1, 1);
+  EXPECT_EQ(log.plans_until_frozen("x"), 2);
+  EXPECT_THAT(log.thawed, ElementsAre(3));
+  EXPECT_FALSE(log.planner.is_frozen("c"));
+  EXPECT_TRUE(log.planner.is_frozen("x"));
+  EXPECT_TRUE(log.planner.deviate(3)) << "a member says late that it thaws";
+  log.decide();
+  EXPECT_THAT(log.thawed, IsEmpty());
+}
+
+// Or each would lose its place before its turn comes.
+TEST(FreezePlanner, NamesThatTakeTurnsKeepTheirPlaces) {
+  constexpr size_t places = 100;
+  for (const size_t names : {101, 130, 250, 1000}) {
+    Log log(3, places);
+    std::vector<std::string> frozen;
+    size_t thaws = 0;
+    for (int round = 0; round < 50; ++round) {
+      for (size_t i = 0; i < names; ++i) {
+        const std::string name = "t" + std::to_string(i);
+        if (log.planner.is_frozen(name)) {
+          log.start(static_cast<Place>(i + 1), 1);  // as they were frozen
+        } else {
+          log.plan(entry(name));
+          thaws += log.thawed.size();
+        }
+      }
+    }
+    EXPECT_EQ(thaws, 0U) << names << " names";
+    EXPECT_TRUE(log.planner.is_frozen("t99"));
+    EXPECT_TRUE(log.planner.ran_out());
+  }
+}
+
+// Whatever the order of the names, each costs a bounded number of freezes that do not pay.
+TEST(FreezePlanner, NamesThatComeAtRandomDoNotFreezeAndThawForEver) {
+  constexpr size_t places = 16;
+  Log log(3, places);
+  std::map<std::string, Place> place_of;
+  std::mt19937 random(1);
+  int early = 0;
+  int late = 0;
+  for (int i = 0; i < 200'000; ++i) {
+    const std::string name = "t" + std::to_string(random() % 100);
+    if (log.planner.is_frozen(name)) {
+      log.start(place_of[name], 1);
+      continue;
+    }
+    for (const Place place : log.plan(entry(name))) place_of[name] = place;
+    (i < 100'000 ? early : late) += static_cast<int>(log.thawed.size());
+  }
+  EXPECT_LT(early + late, 2000);
+  EXPECT_LT(late, early);
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ TEST(Simulation, SameSeedSameRun) {
 // A world that never shows something proves nothing about it.
 TEST(Simulation, EverythingOccurs) {
   std::map<std::string, int> seen;
-  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+  for (uint64_t seed = 1; seed <= 2400; ++seed) {
     for (const auto& [what, times] : run_world(random_world(seed)).seen) seen[what] += times;
   }
   for (const char* what : {"ran",
@@ -96,6 +96,8 @@ TEST(Simulation, EverythingOccurs) {
                            "thaw",
                            "frozen start",
                            "void start",
+                           "place given up",
+                           "freeze of rows",
                            "frozen start fused with another"}) {
     EXPECT_GE(seen[what], 50) << what;
   }

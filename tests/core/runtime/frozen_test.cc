@@ -92,8 +92,12 @@ TEST(Frozen, SmallEntriesThatComeTogetherAreFrozenToo) {
     run_rounds(runtime, rank, rounds);
     all.arrive_and_wait();
     after += runtime.statistics().control_messages_sent;
-    EXPECT_EQ(runtime.statistics().frozen_starts, starts + tensors * rounds);
-    EXPECT_EQ(runtime.statistics().thaws, 0U);
+    const Statistics now = runtime.statistics();
+    EXPECT_EQ(now.frozen_starts, starts + tensors * rounds);
+    EXPECT_GE(now.frozen_batches, uint64_t{rounds});
+    EXPECT_LE(now.frozen_batches, now.frozen_starts);
+    EXPECT_LE(now.negotiated_batches, now.negotiated_starts);
+    EXPECT_EQ(now.thaws, 0U);
     all.arrive_and_wait();
   });
   EXPECT_EQ(after, before);
@@ -122,6 +126,45 @@ TEST(Frozen, PartsThatAreAlwaysAbsentStayAbsent) {
     EXPECT_EQ(runtime.statistics().freezes, 2U);
     all.arrive_and_wait();
   });
+}
+
+// Each rank has rows of its own, the same in each round but one.
+TEST(Frozen, RowsThatStayTheSameSendNoMessage) {
+  World world(kRanks, {}, no_limits());
+  std::barrier all(kRanks);
+  std::atomic<uint64_t> before{0};
+  std::atomic<uint64_t> after{0};
+  world.each([&](Runtime& runtime, int rank) {
+    for (int round = 0; round < 60; ++round) {
+      const int one_more = round == 40 && rank == 1 ? 1 : 0;
+      Tensor x = tensor(std::vector<float>(static_cast<size_t>(rank + one_more), 1.0F * rank),
+                        CollectiveKind::Allgather);
+      std::vector<float> out;
+      Submission gather = submission("rows", x);
+      gather.allocate_output = [&](size_t, int64_t elements) {
+        out.resize(static_cast<size_t>(elements));
+        return reinterpret_cast<std::byte*>(out.data());
+      };
+      if (round == 4) before += runtime.statistics().control_messages_sent;
+      const auto handle = runtime.run(std::move(gather));
+      ASSERT_EQ(error_of(*handle), "");
+      ASSERT_THAT(handle->outcome().received, ElementsAre(0, 1 + (round == 40 ? 1 : 0), 2));
+      if (round == 40) {
+        ASSERT_THAT(out, ElementsAre(1, 1, 2, 2));
+      } else {
+        ASSERT_THAT(out, ElementsAre(1, 2, 2)) << round;
+      }
+      if (round != 39) continue;
+      after += runtime.statistics().control_messages_sent;
+      EXPECT_EQ(runtime.statistics().frozen_starts, 37U);
+      all.arrive_and_wait();
+    }
+    all.arrive_and_wait();
+    EXPECT_EQ(runtime.statistics().thaws, 1U);
+    EXPECT_EQ(runtime.statistics().freezes, 2U);
+    all.arrive_and_wait();
+  });
+  EXPECT_EQ(after, before);
 }
 
 TEST(Frozen, TheKnobTurnsItOff) {

@@ -57,7 +57,9 @@ class Judge {
     }
     const Statistics first = cluster_.rank(0).controller->statistics();
     if (statistics.freezes != first.freezes || statistics.thaws != first.thaws ||
-        statistics.frozen_starts != first.frozen_starts) {
+        statistics.frozen_starts != first.frozen_starts ||
+        statistics.frozen_batches != first.frozen_batches ||
+        (!expected_.bye && statistics.void_starts != first.void_starts)) {
       wrong("rank ", rank, " has seen the gate in another way than the coordinator");
     }
     if (rank > 0 && r.controller->member().applied() != r.records.size()) {
@@ -272,6 +274,28 @@ std::vector<std::string> check_common_end(const SimulatedCluster& cluster,
     if (r.pending > 0) wrong.push_back(concat("rank ", rank, " still waits"));
   }
   return wrong;
+}
+
+void count_outcomes(const SimulatedCluster& cluster, std::map<std::string, int>& seen) {
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    const SimulatedCluster::Rank& r = cluster.rank(rank);
+    for (const Outcome& outcome : r.outcomes) {
+      const std::string text = describe(outcome);
+      ++seen[text.substr(0, text.find_first_of(outcome.kind == Outcome::Kind::Failed ? ")" : " "))];
+    }
+    seen["bye"] += r.bye ? 1 : 0;
+    seen["stall report"] += static_cast<int>(r.warnings.size());
+    seen["batch"] += static_cast<int>(r.finished);
+    const Statistics statistics = r.controller->statistics();
+    seen["freeze"] += static_cast<int>(statistics.freezes);
+    seen["thaw"] += static_cast<int>(statistics.thaws);
+    seen["frozen start"] += static_cast<int>(statistics.frozen_starts);
+    seen["void start"] += static_cast<int>(statistics.void_starts);
+    seen["place given up"] += r.places_given_up;
+    seen["freeze of rows"] += r.freezes_of_rows;
+    seen["frozen start fused with another"] +=
+        static_cast<int>(statistics.frozen_starts - statistics.frozen_batches);
+  }
 }
 
 }  // namespace horon::simulation

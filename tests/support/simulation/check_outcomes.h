@@ -31,4 +31,7 @@ struct CauseOfEnd {
 std::vector<std::string> check_common_end(const SimulatedCluster& cluster,
                                           const std::vector<CauseOfEnd>& causes);
 
+// Counts what became of the calls, batches and frozen entries of a job.
+void count_outcomes(const SimulatedCluster& cluster, std::map<std::string, int>& seen);
+
 }  // namespace horon::simulation

@@ -91,6 +91,12 @@ class Author {
     if (draw(3) > 0) steps_ += draw(12);
     entries_can_fuse_ = draw(2) == 0;
     if (entries_can_fuse_) options.alone_bytes = 1024;
+    rows_stay_ = draw(2) == 0;
+    // Fewer places than names, and other names in the second half.
+    moves_on_ = draw(3) == 0;
+    if (!moves_on_) return;
+    options.frozen_max = 1 + draw(2);
+    steps_ += 8;
   }
 
   // Some ranks submit several entries before the library does anything, so that what is frozen
@@ -209,6 +215,7 @@ class Author {
     Program out;
     pending_.clear();
     specs_.clear();
+    own_rows_.clear();
     for (size_t phase = 0; phase < phases; ++phase) {
       const size_t steps = traits_.uneven || traits_.joins ? below(steps_ + 1) : steps_;
       for (size_t step = 0; step < steps; ++step) add_step(out, step);
@@ -228,6 +235,7 @@ class Author {
     for (size_t i = 0; i < entries_; ++i) order[i] = i;
     if (traits_.own_order) std::shuffle(order.begin(), order.end(), random_);
     for (const size_t entry : order) {
+      if (moves_on_ && (entry % 2 == 0) != (step < steps_ / 2)) continue;
       if (traits_.thinks && chance(20)) out.push_back(think(think_time()));
       if (traits_.missing && chance(5)) continue;
       add_call(out, entry, step);
@@ -275,7 +283,10 @@ class Author {
     if (!core::has_own_rows(kept->kind)) return kept;
     auto own = std::make_shared<core::EntrySpec>(*kept);
     for (core::TensorPart& part : own->parts) part.shape[0] = static_cast<int64_t>(below(4));
-    return own;
+    if (!rows_stay_) return own;
+    core::SpecPtr& latest = own_rows_[{entry, changed}];
+    if (latest == nullptr || gate_random_() % 16 == 0) latest = own;
+    return gate_random_() % 2 == 0 ? latest : std::make_shared<core::EntrySpec>(*latest);
   }
 
   void add_join(Program& out) {
@@ -292,9 +303,12 @@ class Author {
   size_t entries_ = 0;
   size_t steps_ = 0;
   bool entries_can_fuse_ = false;
+  bool rows_stay_ = false;  // mostly
+  bool moves_on_ = false;
   std::vector<core::SpecPtr> base_;
   std::vector<core::SpecPtr> other_;  // after a change on all ranks
   std::map<std::pair<size_t, bool>, core::SpecPtr> specs_;
+  std::map<std::pair<size_t, bool>, core::SpecPtr> own_rows_;  // of this rank, if they stay
   std::set<std::string> pending_;
 };
 
@@ -351,26 +365,6 @@ std::map<std::string, int> count(const World& world, const SimulatedCluster& clu
 }
 
 }  // namespace
-
-void count_outcomes(const SimulatedCluster& cluster, std::map<std::string, int>& seen) {
-  for (int rank = 0; rank < cluster.size(); ++rank) {
-    const SimulatedCluster::Rank& r = cluster.rank(rank);
-    for (const Outcome& outcome : r.outcomes) {
-      const std::string text = describe(outcome);
-      ++seen[text.substr(0, text.find_first_of(outcome.kind == Outcome::Kind::Failed ? ")" : " "))];
-    }
-    seen["bye"] += r.bye ? 1 : 0;
-    seen["stall report"] += static_cast<int>(r.warnings.size());
-    seen["batch"] += static_cast<int>(r.finished);
-    const Statistics statistics = r.controller->statistics();
-    seen["freeze"] += static_cast<int>(statistics.freezes);
-    seen["thaw"] += static_cast<int>(statistics.thaws);
-    seen["frozen start"] += static_cast<int>(statistics.frozen_starts);
-    seen["void start"] += static_cast<int>(statistics.void_starts);
-    const uint64_t batches = r.controller->member().frozen_batches();
-    seen["frozen start fused with another"] += static_cast<int>(statistics.frozen_starts - batches);
-  }
-}
 
 World random_world(uint64_t seed) { return Author(seed).write(); }
 

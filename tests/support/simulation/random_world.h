@@ -32,7 +32,5 @@ struct Report {
 
 // Runs a world and judges its end.
 Report run_world(const World& world);
-// Counts what became of its calls, batches and frozen entries.
-void count_outcomes(const SimulatedCluster& cluster, std::map<std::string, int>& seen);
 
 }  // namespace horon::simulation

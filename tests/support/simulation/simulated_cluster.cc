@@ -220,6 +220,7 @@ void SimulatedCluster::send(int from, core::Outgoing message) {
     // Every member is sent the same log, so the coordinator's own is what the first one is sent.
     if (from == 0 && message.to == 1 && is_record(item)) r.records.push_back(hash_of(item));
   }
+  if (from == 0 && message.to == 1) count_freezes(envelope.items);
   if (r.words_sent > r.words_said) violate(concat("rank ", from, " said a word twice"));
   if (options_.tamper) {
     options_.tamper(from, message.to, envelope);
@@ -237,6 +238,26 @@ void SimulatedCluster::count_words(int from, const core::Item& item) {
                               [&](const core::Join&) { ++r.away_sent; },
                               [&](const core::Shutdown&) { ++r.away_sent; }, [](const auto&) {}},
              item);
+}
+
+void SimulatedCluster::count_freezes(const std::vector<core::Item>& records) {
+  for (size_t i = 0; i < records.size(); ++i) {
+    if (const auto* plan = std::get_if<core::Plan>(&records[i])) {
+      for (const core::PlannedBatch& batch : plan->batches) {
+        for (const core::PlannedEntry& entry : batch.entries) {
+          if (!entry.extents.empty()) ids_with_rows_.insert(entry.id);
+        }
+      }
+    }
+    const auto* freeze = std::get_if<core::Freeze>(&records[i]);
+    if (freeze == nullptr) continue;
+    for (const core::EntryId id : freeze->ids) {
+      if (ids_with_rows_.contains(id)) ++at(0).freezes_of_rows;
+    }
+    // What deviates thaws in front of the plans that a decision freezes.
+    const auto* thaw = i > 0 ? std::get_if<core::Thaw>(&records[i - 1]) : nullptr;
+    if (thaw != nullptr) at(0).places_given_up += static_cast<int>(thaw->places.size());
+  }
 }
 
 void SimulatedCluster::start(int rank, const core::StartBatch& start) {

@@ -62,6 +62,10 @@ class SimulatedCluster {
     int words_said = 0;
     int words_sent = 0;
     int away_sent = 0;
+    // Of the coordinator's records: places that were given up for another name, and freezes of
+    // entries whose ranks have rows of their own.
+    int places_given_up = 0;
+    int freezes_of_rows = 0;
   };
 
   SimulatedCluster(Options options, std::vector<Program> programs);
@@ -129,6 +133,7 @@ class SimulatedCluster {
   void act_once(int rank, const Action& action, size_t index);
   void send(int from, core::Outgoing message);
   void count_words(int from, const core::Item& item);
+  void count_freezes(const std::vector<core::Item>& records);
   void start(int rank, const core::StartBatch& start);
   void add_contribution(int rank, const core::StartBatch& start, size_t entry, Batch& batch);
   void compare(int rank, const core::StartBatch& start, const core::StartBatch& first);
@@ -143,6 +148,7 @@ class SimulatedCluster {
   Channels channels_;
   std::deque<Batch> batches_;
   std::set<Contribution> used_;
+  std::set<core::EntryId> ids_with_rows_;
   std::vector<std::pair<int, int>> sent_;
   std::vector<uint64_t> runnable_;
   std::vector<std::string> trace_;
