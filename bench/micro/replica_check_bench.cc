@@ -28,12 +28,13 @@ void sample(benchmark::State& state) {
                        settings);
   }
   std::vector<char> memory(64 << 20);
+  ReplicaCheck check;
   uint64_t number = 0;
   for (auto _ : state) {
     state.PauseTiming();
     empty_caches(memory);
     state.ResumeTiming();
-    benchmark::DoNotOptimize(fingerprint_of_replica(slots, number++));
+    benchmark::DoNotOptimize(check.fingerprint(slots, number++));
   }
 }
 // As the models of training_step_bench, and many tiny tensors.

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,19 +28,43 @@ using Link = std::shared_ptr<BackwardLink>;
 // Listeners whose backward_ending() has said yes, on this thread.
 struct Ending {
   std::string order;
-  std::function<void()> end;
+  Link link;
 };
 thread_local std::vector<Ending> endings;
+
+// What several listeners must agree on. Other ranks may end them in other backward passes, one
+// after the other and in any order, so no listener waits behind the collectives of another: each
+// that must agree does so on a thread of its own.
+void agree_side_by_side(const std::vector<Ending>& list) {
+  constexpr std::chrono::milliseconds turn{1};
+  std::vector<std::jthread> agreeing;
+  std::vector<Link> asked;
+  for (const Ending& ending : list) asked.push_back(ending.link);
+  while (!asked.empty()) {
+    // Nobody waits behind the last one: its backward_ended() may wait for all that it needs.
+    if (asked.size() == 1 && agreeing.empty()) return;
+    std::erase_if(asked, [&](const Link& link) {
+      BackwardListener* const listener = link->listener;
+      if (listener == nullptr) return true;
+      const std::optional<bool> must_agree = listener->must_agree(turn);
+      if (must_agree == true) agreeing.emplace_back([listener] { listener->agree(); });
+      return must_agree.has_value();
+    });
+  }
+}
 
 // All of them end, whatever becomes of one; the first exception is passed on.
 void end_all() {
   std::vector<Ending> list = std::exchange(endings, {});
   std::sort(list.begin(), list.end(),
             [](const Ending& a, const Ending& b) { return a.order < b.order; });
+  if (list.size() > 1) agree_side_by_side(list);
   std::exception_ptr first;
   for (const Ending& ending : list) {
+    BackwardListener* const listener = ending.link->listener;
+    if (listener == nullptr) continue;
     try {
-      ending.end();
+      listener->backward_ended();
     } catch (...) {
       if (first == nullptr) first = std::current_exception();
     }
@@ -102,10 +127,7 @@ class AwaitedTask {
       return;
     }
     if (!listener->backward_ending()) return;
-    endings.push_back({listener->order(), [link = link_] {
-                         BackwardListener* const still_there = link->listener;
-                         if (still_there != nullptr) still_there->backward_ended();
-                       }});
+    endings.push_back({listener->order(), link_});
     queue(end_all);  // runs after what other listeners have queued in this task
   }
 

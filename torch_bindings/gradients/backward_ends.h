@@ -11,7 +11,9 @@
 // that is how this class notices.
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace horon::torch_detail {
@@ -21,10 +23,17 @@ class BackwardListener {
  public:
   // A task has ended, or was given up after an exception. Never throws.
   virtual void task_ended(int task) noexcept = 0;
-  // The outermost backward() of this thread is about to return. True: call backward_ended() once
-  // all listeners of this backward() have been asked. What it throws leaves backward().
+  // The outermost backward() of this thread is about to return. True: the listener has submitted
+  // its collectives; call backward_ended() once all listeners of this backward() have been asked.
   virtual bool backward_ending() = 0;
+  // Waits for the collectives. What it throws leaves backward().
   virtual void backward_ended() = 0;
+  // Where several listeners end in one backward(), before backward_ended(). Waits at most this long
+  // until the listener knows whether it needs further collectives (it must agree). Empty: it does
+  // not know yet.
+  virtual std::optional<bool> must_agree(std::chrono::nanoseconds limit) = 0;
+  // Makes these collectives and waits for them. Any thread.
+  virtual void agree() noexcept = 0;
   // A node of a task runs of which no hook has been called.
   virtual void task_found(int task) = 0;
   // Is the end of another task of this thread awaited?

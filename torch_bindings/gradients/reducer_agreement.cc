@@ -3,28 +3,35 @@
 #include <utility>
 
 #include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
 #include "horon/torch_bindings/gradients/replica_check.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon {
 
 using namespace torch_detail;
 
-// What the others are to hear with the buckets of this round.
+// What the others are to hear with the buckets of this round. Once in a round, so that what flags
+// and announcement say is of one time: that of the first submission.
 void GradientReducer::Impl::raise_flags() {
-  if (!settings_.has_round_flags()) return;
+  if (flags_) return;
   const auto number = static_cast<uint64_t>(number_.total);
+  if (settings_.check_replicas) fingerprint_ = replicas_.fingerprint(slots_, number);
+  flags_.emplace();
+  if (!settings_.has_round_flags()) return;
   Fingerprint fingerprint;
   fingerprint.add(number);
-  if (settings_.check_replicas) fingerprint.add(fingerprint_of_replica(slots_, number));
-  flags_ = {};
-  flags_.say(number_.round == 1, step_rounded_otherwise_, fingerprint.value());
+  if (settings_.check_replicas) fingerprint.add(fingerprint_);
+  flags_->say(number_.round == 1, step_rounded_otherwise_, fingerprint.value());
 }
 
 // With this bucket, as far as this rank knows.
-RoundFlags GradientReducer::Impl::current_flags() const {
-  RoundFlags flags = flags_;
+RoundFlags GradientReducer::Impl::current_flags() {
+  if (!settings_.has_round_flags()) return {};
+  raise_flags();
+  RoundFlags flags = *flags_;
   if (agree_first_ || weight_ || (round_ && round_->has_news)) flags.ask();
   return flags;
 }
@@ -40,18 +47,23 @@ void GradientReducer::Impl::announce(Failures& failures) {
   facts.weight = weight_;
   facts.rounded_otherwise = step_rounded_otherwise_;
   if (settings_.check_replicas) {
-    facts.replica = fingerprint_of_replica(slots_, static_cast<uint64_t>(number_.total));
+    raise_flags();
+    facts.replica = fingerprint_;
     facts.wants_look = looks_.wants_look();
   }
   round_->announced = failures.run([&] { agreement_->announce(facts); });
 }
 
-// Waits for the buckets, in the same order on all ranks.
-GradientReducer::Impl::Heard GradientReducer::Impl::hear() const {
+// Waits for each bucket, in the same order on all ranks. Empty: one has not ended within `limit`.
+std::optional<GradientReducer::Impl::Heard> GradientReducer::Impl::hear(
+    std::optional<std::chrono::nanoseconds> limit) const {
   Heard heard;
   for (const GradientBucket& bucket : buckets_) {
     if (bucket.refusal || bucket.handle == nullptr) return heard;
-    if (!bucket.handle->wait(std::nullopt)) return heard;
+    if (!bucket.handle->wait(limit)) {
+      if (limit && is_initialized()) return std::nullopt;
+      return heard;  // in a forked child it never ends
+    }
     const core::Outcome& outcome = bucket.handle->outcome();
     if (outcome.error) return heard;  // the buckets behind it need not end at all
     if (outcome.unused) continue;
@@ -63,13 +75,24 @@ GradientReducer::Impl::Heard GradientReducer::Impl::hear() const {
 }
 
 // Waits for the buckets. All ranks come to the same result.
-bool GradientReducer::Impl::is_plain_round() {
-  const Heard heard = hear();
-  if (!heard.all || heard.flags.asked() || !heard.flags.alike()) return false;
+bool GradientReducer::Impl::knows_whether_plain(std::optional<std::chrono::nanoseconds> limit) {
+  if (round_->announced) round_->is_plain = false;
+  if (round_->is_plain) return true;
+  const std::optional<Heard> heard = hear(limit);
+  if (!heard) return false;
+  round_->is_plain = heard->all && !heard->flags.asked() && heard->flags.alike();
+  if (!*round_->is_plain) return true;
   looks_.fingerprints_were_alike();
-  totals_.participants = heard.participants;
+  totals_.participants = heard->participants;
   totals_.next_total = number_.total + 1;
+  round_->has_results = true;
   return true;
+}
+
+std::optional<bool> GradientReducer::Impl::must_agree(std::chrono::nanoseconds limit) {
+  if (alone_) return false;
+  if (!knows_whether_plain(limit)) return std::nullopt;
+  return !*round_->is_plain;
 }
 
 // After a round. Where the next one will hardly be plain, the ranks agree at once, so that nobody
@@ -78,17 +101,32 @@ bool GradientReducer::Impl::next_round_may_be_plain() const {
   if (!settings_.has_round_flags() || round_failed_) return false;
   if (!round_->announced) return true;
   if (totals_.late > 0 || totals_.weighted > 0) return false;
-  const Heard heard = hear();
-  return heard.all && heard.flags.alike();
+  const std::optional<Heard> heard = hear(std::nullopt);
+  return heard->all && heard->flags.alike();
+}
+
+// All collectives of a round that is not plain, other than those of gradients.
+void GradientReducer::Impl::agree() noexcept {
+  const PlainMode plain;
+  OpenRound& round = *round_;
+  try {
+    if (!round.announced) announce(round.failures);
+    if (round.announced) round.has_results = use_agreement();
+    if (totals_.failed > 0) round.of_others.run([&] { refuse_failed_ranks(); });
+  } catch (...) {
+    round.no_way_on = std::current_exception();
+  }
+  round.agreed = true;
 }
 
 // False: the ranks can't make use of what has been reduced.
-bool GradientReducer::Impl::agree(Failures& failures, bool early) {
+bool GradientReducer::Impl::use_agreement() {
+  Failures& failures = round_->failures;
   Failures agreement;
   if (!agreement.run([&] { totals_ = agreement_->agree(); })) {
     const Error error = *agreement.first();
     // Buckets that other ranks do not have would never end.
-    if (error.code() == ErrorCode::Mismatch) break_down(error);
+    if (error.code() == ErrorCode::Mismatch) break_down(plans_differ(error));
     failures.run([&] { throw error; });
     return true;
   }
@@ -99,10 +137,32 @@ bool GradientReducer::Impl::agree(Failures& failures, bool early) {
     late_.agree(slots_);
     late_.wait(scale_);
   });
-  if (totals_.early > 0) failures.run([&] { refuse_early_step(early); });
+  if (totals_.early > 0) failures.run([&] { refuse_early_step(round_->early); });
   if (totals_.unlike_steps) failures.run([&] { refuse_unlike_steps(); });
   failures.run([&] { compare_replicas(); });
   return weighted;
+}
+
+// `error` shows the plans of two ranks, which are too long to be read. All ranks have got it, so
+// they can look together for the parameter.
+Error GradientReducer::Impl::plans_differ(const Error& error) const {
+  std::vector<Fact> facts;
+  for (const GradientLayout& layout : layouts_) {
+    facts.push_back({core::concat("parameter \"", layout.name, "\""),
+                     core::concat(layout.dtype, " ", core::shape_text(layout.sizes), " strides ",
+                                  core::shape_text(layout.strides),
+                                  ", requires_grad = ", layout.trained ? "true" : "false",
+                                  layout.sparse ? ", sparse gradients" : "")});
+  }
+  Failures look;
+  look.run([&] { require_agreement(name_ + ".plan", facts, "", settings_.process_set); });
+  // Otherwise the parameters are alike, and options are not.
+  if (!look.first() || look.first()->code() != ErrorCode::Mismatch) return error;
+  return Error(
+      ErrorCode::Mismatch,
+      core::concat(look.first()->what(), ". Give all ranks the same parameters, of one ",
+                   "dtype, shape and strides, frozen (requires_grad) on all ranks or on ",
+                   "none, before the reducer is made and after they change. ", error.what()));
 }
 
 void GradientReducer::Impl::break_down(const Error& error) {
@@ -142,7 +202,7 @@ void GradientReducer::Impl::compare_replicas() {
   if (!totals_.look) return looks_.did_not_look();
   looks_.looked();
   const std::optional<Error> error =
-      find_unlike_replica(name_, slots_, settings_, static_cast<uint64_t>(number_.total));
+      replicas_.find_unlike(name_, slots_, settings_, static_cast<uint64_t>(number_.total));
   if (error) throw Error(*error);
 }
 

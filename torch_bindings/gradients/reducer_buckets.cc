@@ -65,6 +65,7 @@ void GradientReducer::Impl::make_buckets(size_t first_slot) {
       GradientSlot& slot = slots_[bucket.slots()[i]];
       slot.move_to(bucket, i);
       slot.bucket_number = number;
+      slot.accumulating = false;  // an exception may have come between its hooks
     }
     expect(bucket);
   }
@@ -98,18 +99,22 @@ void GradientReducer::Impl::rebuild(std::vector<GradientLayout> layouts) {
   make_buckets(0);
 }
 
-void GradientReducer::Impl::rebuild_if_changed() {
-  bool changed = false;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    changed = changed || !fits(i);
-  }
-  if (!changed) return;
+// Of the parameters as they are now.
+std::vector<GradientLayout> GradientReducer::Impl::current_layouts() const {
   std::vector<GradientLayout> layouts;
   for (size_t i = 0; i < slots_.size(); ++i) {
     layouts.push_back(layout_of(slots_[i].parameter(), slots_[i].name()));
     layouts.back().sparse = layouts_[i].sparse;
   }
-  rebuild(std::move(layouts));
+  return layouts;
+}
+
+void GradientReducer::Impl::rebuild_if_changed() {
+  bool changed = false;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    changed = changed || !fits(i);
+  }
+  if (changed) rebuild(current_layouts());
 }
 
 // Gradients that have been sparse on all ranks are expected to be so again: they need no bucket.

@@ -45,20 +45,15 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
   add_parameters(parameters);
 }
 
-// The first hook since the last round.
+// No gradient has come since the last round.
 void GradientReducer::Impl::begin_gathering(int task) {
   const PlainMode plain;
-  task_that_fits_.reset();
-  if (!open_) {
-    rebuild_if_changed();
-    task_that_fits_ = task;
-  }
+  rebuild_if_changed();
   for (GradientBucket& bucket : buckets_) expect(bucket);
-  raise_flags();
   // What else is done to gradients first is done in the memory that .grad is a view of.
   narrows_in_hooks_ =
       settings_.passes == 1 && !weight_ && !settings_.check_finite && !before_bucket;
-  gathering_ = true;
+  task_that_fits_ = task;
 }
 
 bool GradientReducer::Impl::fits(size_t slot) const {
@@ -109,7 +104,7 @@ void GradientReducer::Impl::before_accumulate(size_t index) {
   }
   const int task = BackwardEnds::current_task();
   if (settings_.wait_in == WaitIn::Backward) await_end_of(task);
-  if (!gathering_) begin_gathering(task);
+  if (!open_ && task_that_fits_ != task) begin_gathering(task);
   if (task_that_fits_ != task && !fits(index)) {
     throw Error(
         ErrorCode::InvalidArgument,
@@ -284,12 +279,14 @@ Hooks GradientReducer::Impl::hooks_needed() const {
 }
 
 void GradientReducer::Impl::use_buckets() {
-  if (!std::exchange(alone_, false)) return;
+  if (!alone_) return;
+  std::vector<GradientLayout> layouts = current_layouts();  // throws before anything has changed
+  alone_ = false;
   hooks_.clear();
   for (size_t i = 0; i < slots_.size(); ++i) {
     hooks_.emplace_back(slots_[i].parameter(), slots_[i].name(), this, i, hooks_needed());
   }
-  rebuild(std::move(layouts_));
+  rebuild(std::move(layouts));
   if (open_) return;
   for (GradientSlot& slot : slots_) slot.adopt_older_value();
 }

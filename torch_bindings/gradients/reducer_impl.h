@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -59,6 +60,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void task_ended(int task) noexcept override;
   bool backward_ending() override;
   void backward_ended() override;
+  std::optional<bool> must_agree(std::chrono::nanoseconds limit) override;
+  void agree() noexcept override;
   void task_found(int task) override;
   bool awaits_task_of_this_thread() override;
   const std::string& order() const override { return order_; }
@@ -110,10 +113,15 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
     std::thread::id thread;
     Clock::time_point begin;
     Failures failures;
+    Failures of_others;  // less telling than those of this rank
     bool early = false;
-    bool failed = false;     // on this rank, before the others were told
-    bool has_news = false;   // of this rank, that its first buckets did not tell
-    bool announced = false;  // the ranks agree in this round
+    bool failed = false;           // on this rank, before the others were told
+    bool has_news = false;         // of this rank, that its first buckets did not tell
+    bool announced = false;        // the ranks agree in this round
+    std::optional<bool> is_plain;  // empty: not known yet
+    bool agreed = false;           // agree() has run
+    bool has_results = false;      // the ranks can make use of what has been reduced
+    std::exception_ptr no_way_on;  // what agree() has ended with
   };
   // What all ranks have said with the buckets.
   struct Heard {
@@ -125,6 +133,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // reducer_buckets.cc
   torch_detail::SlotGroups groups() const;
   void make_buckets(size_t first_slot);
+  std::vector<GradientLayout> current_layouts() const;
   void rebuild(std::vector<GradientLayout> layouts);
   void rebuild_if_changed();
   void learn_sparse();
@@ -156,16 +165,18 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void settle(Failures& failures, Failures& of_functions, bool has_results);
   void call_after_bucket(const GradientBucket& bucket, Failures& failures);
   void clear_round(Clock::time_point begin);
+  void leave_round();
   void end_round_alone();
 
   // reducer_agreement.cc
   void raise_flags();
-  torch_detail::RoundFlags current_flags() const;
+  torch_detail::RoundFlags current_flags();
   void announce(Failures& failures);
-  Heard hear() const;
-  bool is_plain_round();
+  std::optional<Heard> hear(std::optional<std::chrono::nanoseconds> limit) const;
+  bool knows_whether_plain(std::optional<std::chrono::nanoseconds> limit);
   bool next_round_may_be_plain() const;
-  bool agree(Failures& failures, bool early);
+  bool use_agreement();
+  Error plans_differ(const Error& error) const;
   [[noreturn]] void break_down(const Error& error);
   [[noreturn]] void refuse_round_number();
   [[noreturn]] void refuse_failed_ranks();
@@ -199,9 +210,9 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   torch_detail::BackwardEnds ends_;
   std::vector<RunningTask> running_tasks_;  // backward passes in which a hook was called
   bool narrows_in_hooks_ = false;           // the gradients of this round
-  bool gathering_ = false;                  // a hook was called since the last round
-  // The backward pass that began when all parameters fitted their buckets: a program changes them
-  // between two passes, so its hooks need not look again.
+  // The backward pass that began when no gradient had come since the last round, and all parameters
+  // fitted their buckets: a program changes them between two passes, so its hooks need not look
+  // again.
   std::optional<int> task_that_fits_;
   std::atomic<bool> open_{false};    // a gradient has come since the last round
   std::atomic<int> task_alone_{-1};  // the backward pass that has set open_ where alone_
@@ -211,12 +222,15 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::optional<OpenRound> round_;
   torch_detail::RoundNumber number_;  // of the next round
   bool agree_first_ = true;           // in the next round, without waiting for the buckets before
-  torch_detail::RoundFlags flags_;    // of this rank, in the round that is gathered
-  bool round_failed_ = false;         // the last one, on all ranks
+  // What this rank says in this round; empty until its first bucket goes.
+  std::optional<torch_detail::RoundFlags> flags_;
+  bool round_failed_ = false;     // the last one, on all ranks
   bool round_is_due_ = false;     // of parameters that may have had gradients when they were added
   std::optional<double> weight_;  // of this step
   bool step_rounded_otherwise_ = false;  // the last one
   torch_detail::RoundTotals totals_;
+  torch_detail::ReplicaCheck replicas_;
+  uint64_t fingerprint_ = 0;  // of this rank's parameters when flags_ were raised
   torch_detail::LookSchedule looks_;
   double scale_ = 1;         // what results of this round are multiplied by
   double number_share_ = 1;  // of the last round: what reduce_number() multiplies by

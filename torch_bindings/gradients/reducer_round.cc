@@ -50,6 +50,9 @@ void GradientReducer::Impl::next_step() {
   ++number_.step;
   number_.round = 1;
   weight_.reset();
+  // Hooks may have been called since the last round, which brought nothing.
+  task_that_fits_.reset();
+  flags_.reset();
 }
 
 bool GradientReducer::Impl::changed_since_synchronize() const {
@@ -86,7 +89,6 @@ void GradientReducer::Impl::begin_round(bool early) {
     if (!open_) rebuild_if_changed();
   });
   for (GradientSlot& slot : slots_) failures.run([&] { slot.inspect(weight_); });
-  if (!gathering_) raise_flags();
   round_->has_news = early || failures.first() || LateParts::count(slots_) > 0;
   submit_rest(failures);
   if (!settings_.sparse_as_dense) {
@@ -99,21 +101,20 @@ void GradientReducer::Impl::begin_round(bool early) {
 // Nothing was under way.
 void GradientReducer::Impl::end_round_alone() {
   const bool early = round_->early;
-  const std::vector<ProcessSet> sets =
-      settings_.process_set.is_world() ? std::vector<ProcessSet>() : process_sets();
-  const bool removed = !settings_.process_set.is_world() &&
-                       std::none_of(sets.begin(), sets.end(), [&](const ProcessSet& each) {
-                         return each.id() == settings_.set;
-                       });
-  round_failed_ = early || removed;
+  bool removed = false;
+  Failures failures;
+  if (!settings_.process_set.is_world()) {
+    failures.run([&] {
+      const std::vector<ProcessSet> sets = process_sets();
+      removed = std::none_of(sets.begin(), sets.end(),
+                             [&](const ProcessSet& each) { return each.id() == settings_.set; });
+    });
+  }
+  round_failed_ = early || removed || failures.first();
   task_alone_ = -1;
   for (GradientSlot& slot : slots_) slot.end_round_alone();
-  clear_round(round_->begin);
-  {
-    const std::lock_guard lock(mutex_);
-    round_.reset();
-  }
-  round_over_.notify_all();
+  leave_round();
+  if (failures.first()) throw Error(*failures.first());
   if (removed) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("\"", name_, "\": process set ", settings_.set, " has been removed"));
@@ -121,38 +122,36 @@ void GradientReducer::Impl::end_round_alone() {
   if (early) refuse_early_step(true);
 }
 
+void GradientReducer::Impl::leave_round() {
+  clear_round(round_->begin);
+  {
+    const std::lock_guard lock(mutex_);
+    round_.reset();
+  }
+  round_over_.notify_all();
+}
+
 // Waits for all of it. Throws the first error when everything has ended.
 void GradientReducer::Impl::end_round() {
   if (alone_) return end_round_alone();
   const PlainMode plain;
-  Failures failures = std::move(round_->failures);
-  const Clock::time_point begin = round_->begin;
+  Failures failures;
   Failures of_functions;  // of the program, on this rank alone
-  bool has_results = false;
-  const auto leave = [&] {
-    clear_round(begin);
-    {
-      const std::lock_guard lock(mutex_);
-      round_.reset();
-    }
-    round_over_.notify_all();
-  };
   try {
-    has_results = !round_->announced && is_plain_round();
-    if (!has_results && !round_->announced) announce(failures);
-    if (round_->announced) has_results = agree(failures, round_->early);
-    settle(failures, of_functions, has_results);
-    Failures of_others;  // less telling than an error of the collectives themselves
-    if (totals_.failed > 0) of_others.run([&] { refuse_failed_ranks(); });
-    if (!failures.first()) failures = of_others;
+    (void)knows_whether_plain(std::nullopt);
+    if (!*round_->is_plain && !round_->agreed) agree();
+    failures = round_->failures;
+    if (round_->no_way_on) std::rethrow_exception(round_->no_way_on);
+    settle(failures, of_functions, round_->has_results);
+    if (!failures.first()) failures = round_->of_others;
     round_failed_ = failures.first().has_value();
     agree_first_ = !next_round_may_be_plain();
   } catch (...) {
-    leave();
+    leave_round();
     throw;
   }
   failures.run([&] { learn_sparse(); });  // while hooks of other threads still wait
-  leave();
+  leave_round();
   if (failures.first()) throw Error(*failures.first());
   if (of_functions.first()) throw Error(*of_functions.first());
 }
@@ -208,10 +207,12 @@ void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, b
     const bool arrived = failures.run([&] { outcome = outcome_of(bucket); });
     const bool failed = !arrived || !has_results;
     const bool unused = failed || outcome.unused;
+    bool has_gradients = false;  // else it has gone for its flags
     if (!unused && scale_ != 1) bucket.flat().mul_(scale_);
     for (size_t i = 0; i < bucket.slots().size(); ++i) {
       const size_t slot = bucket.slots()[i];
       const bool produced = !unused && (outcome.produced.empty() || outcome.produced[i]);
+      has_gradients = has_gradients || produced;
       if (open_) slots_[slot].learn_expectation(number_.round);
       if (produced && late_.empty()) {
         slots_[slot].settle_reduced();
@@ -219,7 +220,7 @@ void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, b
         slots_[slot].settle(result_for(slot, failed, unused, produced, failures));
       }
     }
-    if (after_bucket && !unused) call_after_bucket(bucket, of_functions);
+    if (after_bucket && has_gradients) call_after_bucket(bucket, of_functions);
     if (!on_settled || after_bucket || unused) continue;
     for (const size_t slot : bucket.slots()) on_settled(slots_[slot].parameter());
   }
@@ -267,7 +268,8 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
   round_is_due_ = false;
   number_.total = totals_.next_total;
   ++number_.round;
-  gathering_ = false;
+  flags_.reset();
+  task_that_fits_.reset();
   open_ = false;
 }
 

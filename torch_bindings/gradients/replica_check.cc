@@ -53,15 +53,15 @@ void for_each_spread(const at::Tensor& tensor, size_t count, uint64_t first, con
   }
 }
 
-// Calls visit(slot, index of an element) for the elements whose turn it is.
+// Calls visit(slot number, index of an element) for the elements whose turn it is.
 template <class Visit>
 void for_each_sampled(const std::deque<GradientSlot>& slots, uint64_t number, const Visit& visit) {
   if (slots.empty()) return;
   const size_t count = std::min(slots.size(), kElementsInRound);
   const size_t first = number * count % slots.size();
   for (size_t i = 0; i < count; ++i) {
-    const GradientSlot& slot = slots[(first + i) % slots.size()];
-    const at::Tensor& parameter = slot.parameter();
+    const size_t slot = (first + i) % slots.size();
+    const at::Tensor& parameter = slots[slot].parameter();
     if (parameter.numel() == 0 || !parameter.requires_grad()) continue;
     for_each_spread(parameter, kElementsInRound / count, number * 7919,
                     [&](int64_t index) { visit(slot, index); });
@@ -79,48 +79,47 @@ double magnitude(const at::Tensor& parameter) {
   return largest;
 }
 
-// A sampled element that is not the same on all ranks.
-struct Unlike {
-  const GradientSlot* slot = nullptr;
-  int64_t index = 0;
-  double tolerance = 0;
-};
-
-// Collective.
-Unlike first_unlike(const std::string& name, const std::deque<GradientSlot>& slots,
-                    const GradientSettings& settings, uint64_t number) {
-  std::vector<double> of_ranks;  // value, -value and magnitude of each
-  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t index) {
-    const double value = element(slot.parameter(), index);
-    of_ranks.insert(of_ranks.end(), {value, -value,
-                                     std::max(magnitude(slot.parameter()),
-                                              std::abs(value) < kNotFinite ? std::abs(value) : 0)});
-  });
-  of_ranks = largest_of_ranks(settings.set, name, std::move(of_ranks));
-  Unlike unlike;
-  size_t at = 0;
-  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t index) {
-    const double spread = of_ranks[at] + of_ranks[at + 1];
-    const double tolerance =
-        of_ranks[at + 2] * rounding_of_replicas(slot.parameter().scalar_type(), number);
-    at += 3;
-    if (unlike.slot == nullptr && spread > tolerance) unlike = {&slot, index, tolerance};
-  });
-  return unlike;
-}
-
 std::string text_of(double value) {
   return value == kNotFinite ? "not finite" : core::concat(value);
 }
 
 }  // namespace
 
-uint64_t fingerprint_of_replica(const std::deque<GradientSlot>& slots, uint64_t number) {
+uint64_t ReplicaCheck::fingerprint(const std::deque<GradientSlot>& slots, uint64_t number) {
+  largest_.resize(slots.size());
   Fingerprint fingerprint;
-  for_each_sampled(slots, number, [&](const GradientSlot& slot, int64_t index) {
-    fingerprint.add(std::bit_cast<uint64_t>(element(slot.parameter(), index)));
+  for_each_sampled(slots, number, [&](size_t slot, int64_t index) {
+    const double value = element(slots[slot].parameter(), index);
+    fingerprint.add(std::bit_cast<uint64_t>(value));
+    const double size = std::abs(value);
+    if (size > largest_[slot] && size < kNotFinite) largest_[slot] = size;
   });
   return fingerprint.value();
+}
+
+// Collective.
+ReplicaCheck::Unlike ReplicaCheck::first_unlike(const std::string& name,
+                                                const std::deque<GradientSlot>& slots,
+                                                const GradientSettings& settings, uint64_t number) {
+  largest_.resize(slots.size());
+  std::vector<double> of_ranks;  // value, -value and magnitude of each
+  for_each_sampled(slots, number, [&](size_t slot, int64_t index) {
+    const at::Tensor& parameter = slots[slot].parameter();
+    const double value = element(parameter, index);
+    largest_[slot] = std::max(largest_[slot], magnitude(parameter));
+    of_ranks.insert(of_ranks.end(), {value, -value, largest_[slot]});
+  });
+  of_ranks = largest_of_ranks(settings.set, name, std::move(of_ranks));
+  Unlike unlike;
+  size_t at = 0;
+  for_each_sampled(slots, number, [&](size_t slot, int64_t index) {
+    const double spread = of_ranks[at] + of_ranks[at + 1];
+    const double tolerance =
+        of_ranks[at + 2] * rounding_of_replicas(slots[slot].parameter().scalar_type(), number);
+    at += 3;
+    if (unlike.slot == nullptr && spread > tolerance) unlike = {&slots[slot], index, tolerance};
+  });
+  return unlike;
 }
 
 // A step rounds by half a unit in the last place on each rank, now up and now down, so differences
@@ -133,9 +132,9 @@ double rounding_of_replicas(at::ScalarType dtype, uint64_t rounds) {
   return std::ldexp(4 + 4 * root, -23);
 }
 
-std::optional<Error> find_unlike_replica(const std::string& reducer_name,
-                                         const std::deque<GradientSlot>& slots,
-                                         const GradientSettings& settings, uint64_t number) {
+std::optional<Error> ReplicaCheck::find_unlike(const std::string& reducer_name,
+                                               const std::deque<GradientSlot>& slots,
+                                               const GradientSettings& settings, uint64_t number) {
   const Unlike unlike = first_unlike(reducer_name + ".replicas", slots, settings, number);
   if (unlike.slot == nullptr) return std::nullopt;
   const std::vector<double> values = gather_number(settings.set, reducer_name + ".replica",

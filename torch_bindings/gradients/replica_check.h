@@ -4,7 +4,7 @@
 // parameters or gradients on some ranks only, or differently: it clips what is not reduced yet,
 // loads a checkpoint on one rank, forgets broadcast_parameters(). In each round of reductions the
 // ranks compare the bits of a few elements, others in each round, with what they send anyway. If
-// those differ they look for the parameter (find_unlike_replica()).
+// those differ they look for the parameter (find_unlike()).
 //
 // On CPUs of different kinds an optimizer's step rounds differently, so bits differ and a look
 // finds nothing. What is tolerated grows as such roundings add up; and such looks become rarer.
@@ -17,6 +17,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "horon/core/base/error.h"
 #include "horon/torch_bindings/gradients/settings.h"
@@ -28,19 +29,37 @@ namespace horon::torch_detail {
 // parameters than that, they take turns.
 inline constexpr size_t kElementsInRound = 256;
 
-// The bits of some elements: equal on ranks whose parameters are. `number` counts rounds, and
-// chooses the elements: the same on all ranks.
-uint64_t fingerprint_of_replica(const std::deque<GradientSlot>& slots, uint64_t number);
+// Of one reducer: the slots are always the same, and may become more.
+class ReplicaCheck {
+ public:
+  // The bits of some elements: equal on ranks whose parameters are. `number` counts rounds, and
+  // chooses the elements: the same on all ranks.
+  uint64_t fingerprint(const std::deque<GradientSlot>& slots, uint64_t number);
 
-// After the fingerprints of `number` were not alike: the error that names the first parameter among
-// them that differs by more than rounding, and the ranks; empty if none does. Collective. Throws
-// Error.
-std::optional<Error> find_unlike_replica(const std::string& reducer_name,
-                                         const std::deque<GradientSlot>& slots,
-                                         const GradientSettings& settings, uint64_t number);
+  // After the fingerprints of `number` were not alike: the error that names the first parameter
+  // among them that differs by more than rounding, and the ranks; empty if none does. Collective.
+  // Throws Error.
+  std::optional<Error> find_unlike(const std::string& reducer_name,
+                                   const std::deque<GradientSlot>& slots,
+                                   const GradientSettings& settings, uint64_t number);
 
-// How far elements of a parameter may be apart by rounding after so many rounds, as a part of its
-// largest element.
+ private:
+  // A sampled element that is not the same on all ranks.
+  struct Unlike {
+    const GradientSlot* slot = nullptr;
+    int64_t index = 0;
+    double tolerance = 0;
+  };
+  Unlike first_unlike(const std::string& name, const std::deque<GradientSlot>& slots,
+                      const GradientSettings& settings, uint64_t number);
+
+  // For each slot the largest absolute value that has been sampled: a parameter that comes near 0
+  // still has the differences of the time when it was large.
+  std::vector<double> largest_;
+};
+
+// How far elements of a parameter may be apart by rounding after so many rounds, as a part of the
+// largest element that it has had.
 double rounding_of_replicas(at::ScalarType dtype, uint64_t rounds);
 
 // Whether this rank wants to look for a parameter that differs. The ranks look if one of them wants

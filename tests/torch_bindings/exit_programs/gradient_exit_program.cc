@@ -2,6 +2,7 @@
 // reduced. The test looks at the exit code and the time.
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -56,8 +57,38 @@ void in_backward(Model& model, Action action) {
       model.parameters[kParameters / 2], std::make_unique<Hook<Action>>(std::move(action)));
 }
 
+bool says_not_initialized(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const horon::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return error.code() == horon::ErrorCode::NotInitialized;
+  }
+  return false;
+}
+
+// A rank that reduces with nobody ends its rounds without a collective; the error is that of each
+// backward() all the same, and each is over.
+int run_alone_after_shutdown() {
+  horon::ProcessSet mine;
+  for (int rank = 0; rank < horon::size(); ++rank) {
+    const horon::ProcessSet set = horon::add_process_set({rank});
+    if (rank == horon::rank()) mine = set;
+  }
+  const at::Tensor w = at::ones({3}).requires_grad_(true);
+  horon::GradientReducer reducer({{"w", w}}, {.process_set = mine});
+  horon::shutdown();
+  for (int pass = 1; pass <= 2; ++pass) {
+    if (!says_not_initialized([&] { w.sum().backward(); })) return 1;
+    if (!reducer.unsynchronized_parameter().empty()) return 2;
+    if (w.grad().sum().item<float>() != static_cast<float>(3 * pass)) return 3;
+  }
+  return 0;
+}
+
 int run(const std::string& mode) {
   horon::init();
+  if (mode == "alone_after_shutdown") return run_alone_after_shutdown();
   Model local;
   Model& model = mode.ends_with("_static") ? kept : local;
   model.make();

@@ -264,5 +264,39 @@ TEST(BackwardEnds, ReducersEndInOneOrder) {
   }
 }
 
+// Two reducers that end in one backward() on some ranks end in two on the others, and each has a
+// late part on the last rank: neither may wait for the other.
+TEST(BackwardEnds, ReducersThatEndTogetherOnSomeRanksOnly) {
+  const at::Tensor a = leaf({2}, at::kDouble), b = leaf({2}, at::kDouble);
+  const at::Tensor c = leaf({2}, at::kDouble), d = leaf({2}, at::kDouble);  // come last
+  GradientReducerOptions options = alone();
+  options.name = "together.1";
+  GradientReducer first({{"c", c}, {"a", a}}, options);
+  options.name = "together.2";
+  GradientReducer second({{"d", d}, {"b", b}}, options);
+  for (int step = 1; step <= 8; ++step) {
+    for (const at::Tensor& w : {a, b, c, d}) w.mutable_grad().reset();
+    const bool is_plain = step % 4 == 1;
+    const auto loss = [&](const at::Tensor& w, const at::Tensor& last) {
+      const at::Tensor x = at::full({2}, rank() + 1.0, at::kDouble) * last;
+      if (is_plain || rank() < size() - 1) return (x * w).sum();
+      return (segment(x, w, false) * w).sum();
+    };
+    if (rank() % 2 == 0) {
+      (loss(a, c) + loss(b, d)).backward();
+    } else if (step % 2 == 0) {
+      loss(a, c).backward();
+      loss(b, d).backward();
+    } else {
+      loss(b, d).backward();
+      loss(a, c).backward();
+    }
+    for (const at::Tensor& w : {a, b}) expect_gradient(w, mean_of_ranks() + (is_plain ? 0 : 1));
+    for (const at::Tensor& w : {c, d}) expect_gradient(w, mean_of_ranks());
+    first.synchronize();
+    second.synchronize();
+  }
+}
+
 }  // namespace
 }  // namespace horon

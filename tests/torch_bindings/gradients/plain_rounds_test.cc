@@ -91,6 +91,64 @@ TEST(PlainRounds, NewsOfARankWhoseLastBucketIsEmpty) {
   run_plain_rounds(reducer, {w, unused});
 }
 
+// The last bucket goes for the news in it alone.
+TEST(PlainRounds, ABucketWithoutGradientsIsNotShown) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({2}, at::kDouble), unused = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"unused", unused}, {"w", w}}, alone());
+  run_plain_rounds(reducer, {w, unused});
+  std::vector<std::string> shown;
+  reducer.after_bucket([&](const BucketView& bucket) { shown.push_back(bucket.parameters.at(0)); });
+  forget({w, unused});
+  const at::Tensor x = at::full({2}, rank() + 1.0, at::kDouble).requires_grad_(true);
+  (segment(x * 1, w, false) * w).sum().backward();  // on all ranks
+  EXPECT_THAT(shown, testing::ElementsAre("w"));
+  EXPECT_FALSE(unused.grad().defined());
+}
+
+// Parameters may change between two backward passes of a round, alike on all ranks, and not all
+// ranks need have a gradient in the first of them.
+TEST(PlainRounds, ReplicasAreComparedWhenTheRoundBegins) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({2}, at::kDouble);
+  GradientReducerOptions options = alone();
+  options.backward_passes_per_step = 2;
+  GradientReducer reducer({{"w", w}}, options);
+  const auto step = [&] {
+    forget({w});
+    if (rank() == 0) weighted(w, 1).backward();
+    w.detach().mul_(0.5);
+    weighted(w, 1).backward();
+    reducer.synchronize();
+    expect_gradient(w, 1 + 1.0 / size());
+  };
+  for (int i = 0; i < 5; ++i) step();
+  barrier();
+  const Statistics before = statistics();
+  for (int i = 0; i < 5; ++i) step();
+  const Statistics after = statistics();
+  EXPECT_EQ(after.frozen_starts + after.negotiated_starts,
+            before.frozen_starts + before.negotiated_starts + 5);
+  barrier();
+}
+
+// Hooks that were called after the last round, and brought nothing, do not count in the next step.
+TEST(PlainRounds, AParameterMayChangeAfterAnUndefinedGradient) {
+  const at::Tensor w = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, alone());
+  run_plain_rounds(reducer, {w});
+  forget({w});
+  weighted(w, rank() + 1).backward();
+  NoGradient::apply(w).backward();
+  expect_gradient(w, mean_of_ranks());
+  reducer.synchronize();
+  forget({w});
+  w.set_data(w.detach().to(at::kFloat));
+  weighted(w, rank() + 1).backward();
+  expect_gradient(w, mean_of_ranks());
+  reducer.synchronize();
+}
+
 TEST(PlainRounds, NobodyHasAnyGradient) {
   const at::Tensor w = leaf({2}, at::kDouble);
   GradientReducer reducer({{"w", w}}, alone());
@@ -177,6 +235,18 @@ TEST(PlainRounds, OtherPlansAreNamed) {
   }
 }
 
+// Frozen parameters have buckets of their own, so the plans differ.
+TEST(PlainRounds, AParameterThatIsFrozenOnOneRankOnlyIsNamed) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({2}), v = leaf({3}), u = leaf({4});
+  if (rank() == size() - 1) v.requires_grad_(false);
+  GradientReducer reducer({{"w", w}, {"v", v}, {"u", u}});
+  EXPECT_THAT(error_of([&] { (weighted(w, 1) + weighted(u, 1)).backward(); }),
+              AllOf(StartsWith(kMismatch), HasSubstr("\"v\""), HasSubstr("requires_grad"),
+                    HasSubstr("rank " + std::to_string(size() - 1))));
+  barrier();
+}
+
 // Process sets of one rank: each rank reduces with nobody.
 ProcessSet set_of_this_rank() {
   ProcessSet mine;
@@ -258,6 +328,23 @@ TEST(RankAlone, WeightsFunctionsAndPasses) {
   weighted(v, 1).backward();
   EXPECT_EQ(calls, 1);
   expect_gradient(v, -2);
+  reducer.synchronize();
+}
+
+// The buckets are made for what the parameters are then.
+TEST(RankAlone, BucketsAfterAMoveToAnotherDtype) {
+  const at::Tensor w = leaf({3});
+  GradientReducerOptions options = alone();
+  options.process_set = set_of_this_rank();
+  GradientReducer reducer({{"w", w}}, options);
+  w.set_data(w.detach().to(at::kDouble));
+  weighted(w, 1.0 / 3).backward();
+  reducer.synchronize();
+  reducer.set_weight(1);
+  EXPECT_EQ(w.grad().scalar_type(), at::kDouble);
+  expect_close(w, 1.0 / 3);
+  weighted(w, 1.0 / 3).backward();
+  expect_close(w, 2.0 / 3);
   reducer.synchronize();
 }
 
