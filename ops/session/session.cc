@@ -13,6 +13,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
 #include "horon/core/execution/executor.h"
+#include "horon/ops/gpu_facts.h"
 #include "horon/ops/host/host_kernels.h"
 #include "horon/ops/session/job.h"
 #include "horon/ops/session/running_job.h"
@@ -154,6 +155,8 @@ std::vector<BuildFact> build_facts() {
           {"mpi", core::MpiLibrary::version()},
           {"cpu kernels", std::string(ops::kernel_instruction_set())},
           {"devices", "host"},
+          {"cuda", ops::cuda_fact()},
+          {"nccl", ops::nccl_fact()},
           {"collectives",
            "allreduce, broadcast, allgather, reducescatter, alltoall, gather, scatter, barrier"}};
 }

@@ -45,6 +45,7 @@ struct ExchangeRun {
                                               bits / 2 % 2 == 0);
     batch.input = input->data();
     batch.output = output->data();
+    batch.queue = world.queue;
   }
 };
 
@@ -186,6 +187,7 @@ void check_reducescatter(const World& world, core::CollectiveOp& op) {
     for (const ReduceOp reduce_op :
          {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product}) {
       if (dtype == DataType::Bool && reduce_op == ReduceOp::Average) continue;
+      if (world.refuses && world.refuses(dtype, reduce_op)) continue;
       for (const int64_t longest : {0, 1, 7, 3001, 100001, 700001}) {
         // The longest takes more than one step of an op; once is enough of so much memory.
         if (longest == 700001 && (dtype != DataType::Float64 || reduce_op != ReduceOp::Sum)) {

@@ -63,6 +63,7 @@ core::Batch AllreduceRun::batch() const {
   batch.input = input_;
   batch.output = output_;
   batch.count = case_.count;
+  batch.queue = world_.queue;
   return batch;
 }
 

@@ -40,7 +40,10 @@ bool is_registered(const World& world, uint64_t sequence, uint64_t which) {
 void run_moves(const World& world, core::CollectiveOp& op, const MoveRuns& runs, DataType dtype,
                std::mt19937_64& random) {
   std::vector<std::unique_ptr<core::InFlight>> in_flight;
-  for (const auto& run : runs) in_flight.push_back(op.start(run->batch));
+  for (const auto& run : runs) {
+    run->batch.queue = world.queue;
+    in_flight.push_back(op.start(run->batch));
+  }
   drive(world, std::move(in_flight), random);
   for (const auto& run : runs) {
     ASSERT_TRUE(run->output->holds(run->expected))

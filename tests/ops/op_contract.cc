@@ -21,11 +21,11 @@ void maybe_late(std::mt19937_64& random) {
 }
 
 // Seeded alike on all ranks, so that all make the same cases.
-std::vector<AllreduceCase> all_cases() {
+std::vector<AllreduceCase> all_cases(const World& world) {
   std::vector<AllreduceCase> cases;
   for (const DataType dtype : kAllTypes) {
     for (const ReduceOp op : kAllReduceOps) {
-      if (!exists(dtype, op)) continue;
+      if (!exists(dtype, op) || (world.refuses && world.refuses(dtype, op))) continue;
       for (const int64_t count : kLengths) {
         for (int variant = 0; variant < 4; ++variant) {
           cases.push_back({.dtype = dtype,
@@ -90,10 +90,11 @@ void drive(const World& world, std::vector<std::unique_ptr<core::InFlight>> in_f
     ASSERT_TRUE(world.doorbell->wait(std::chrono::seconds(40), {}))
         << "rank " << world.rank << " waits and nobody rings";
   }
+  if (world.queue != nullptr) world.queue->record()->wait();
 }
 
 void check_allreduce(const World& world, core::CollectiveOp& op) {
-  run_cases(world, op, all_cases(), 13);
+  run_cases(world, op, all_cases(world), 13);
 }
 
 void check_long_allreduce(const World& world, core::CollectiveOp& op, int64_t count) {

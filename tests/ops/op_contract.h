@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "horon/core/execution/collective_op.h"
+#include "horon/core/execution/memory_queue.h"
 #include "horon/core/host/doorbell.h"
 
 namespace horon::ops {
@@ -23,10 +24,14 @@ struct World {
   std::function<std::shared_ptr<std::byte>(size_t bytes)> allocate;
   // What ops that return Progress::Ringing ring; null if none does.
   core::Doorbell* doorbell = nullptr;
+  // What the batches are enqueued in; null for ops that do not enqueue.
+  core::MemoryQueue* queue = nullptr;
+  // What the ops can't reduce; null: nothing.
+  std::function<bool(DataType, ReduceOp)> refuses;
 };
 
-// Steps all of them in random order until all are done, waiting as the ops say. Fails the test if
-// nobody rings a rank that waits.
+// Steps all of them in random order until all are done and their results are in memory, waiting as
+// the ops say. Fails the test if nobody rings a rank that waits.
 void drive(const World& world, std::vector<std::unique_ptr<core::InFlight>> in_flight,
            std::mt19937_64& random);
 

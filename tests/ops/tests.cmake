@@ -3,6 +3,14 @@ horon_test(host_memory_test FILES ops/host_memory_test.cc)
 horon_test(narrowed_entries_test FILES ops/narrowed_entries_test.cc)
 horon_test(stream_copy_test FILES ops/stream_copy_test.cc)
 
+# CUDA and NCCL without a GPU, for all that is built on them.
+add_library(horon_host_gpu STATIC EXCLUDE_FROM_ALL
+            support/host_gpu/host_cuda.cc support/host_gpu/host_nccl.cc
+            support/host_gpu/move_on_host.cc)
+horon_target(horon_host_gpu)
+target_link_libraries(horon_host_gpu PUBLIC horon::core)
+horon_test(move_test FILES ops/cuda/move_test.cc LIBS horon_host_gpu)
+
 # What every op must do, written once.
 add_library(horon_op_contract STATIC EXCLUDE_FROM_ALL
             ops/block_contract.cc ops/contract_case.cc ops/data_movement_contract.cc
@@ -14,6 +22,12 @@ horon_test(shared_memory_threads_test FILES ops/shared_memory_threads_test.cc
            LIBS horon_op_contract TIMEOUT 300)
 horon_test(shared_memory_ops_test FILES ops/shared_memory_ops_test.cc
            LIBS horon_op_contract RANKS 1 2 3 4 5 TIMEOUT 120)
+horon_test(nccl_threads_test FILES ops/nccl/nccl_threads_test.cc
+           LIBS horon_op_contract horon_host_gpu TIMEOUT 120)
+horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
+           LIBS horon_op_contract horon_host_gpu RANKS 1 2 3 4 TIMEOUT 120)
+horon_label_tests(cuda move_test nccl_threads_test nccl_ops_test.np1 nccl_ops_test.np2
+                  nccl_ops_test.np3 nccl_ops_test.np4)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS 1 2 3 4 TIMEOUT 120)
 include(ops/faults/faults.cmake)

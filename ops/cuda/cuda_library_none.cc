@@ -1,0 +1,16 @@
+// Built without CUDA.
+#include "horon/core/base/error.h"
+#include "horon/ops/cuda/cuda_library.h"
+
+namespace horon::ops {
+
+const CudaStatus& cuda_status() {
+  static const CudaStatus status{.unavailable = "built without CUDA"};
+  return status;
+}
+
+std::shared_ptr<CudaApi> open_cuda(int /*device*/) {
+  throw Error(ErrorCode::Config, "Horon was built without CUDA (see HORON_CUDA)");
+}
+
+}  // namespace horon::ops

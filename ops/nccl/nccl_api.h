@@ -1,0 +1,65 @@
+// The calls of NCCL that Horon makes, as one narrow table: those of the library that the process
+// has loaded, or a host that does the same through shared memory, for tests.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "horon/core/base/dtype.h"
+#include "horon/core/base/entry_spec.h"
+#include "horon/ops/cuda/cuda_api.h"
+
+namespace horon::ops {
+
+using NcclComm = void*;                      // an ncclComm_t
+using NcclUniqueId = std::array<char, 128>;  // made by one rank and given to all
+
+// What fails throws Error(OperationFailed) with the text of the call and NCCL's own. One thread at
+// a time, and no two communicators of a device at once.
+class NcclApi {
+ public:
+  virtual ~NcclApi() = default;
+  // As NCCL_VERSION_CODE: 22809.
+  virtual int version() const = 0;
+
+  virtual NcclUniqueId unique_id() = 0;
+  // Returns at once; done when idle() says so.
+  virtual NcclComm begin_init(int size, const NcclUniqueId& id, int rank) = 0;
+  // False: NCCL is still busy with the call before, and no other call may be made. Throws what has
+  // gone wrong with the communicator since.
+  virtual bool idle(NcclComm comm) = 0;
+  // Begins to wait until all that was enqueued has happened on all ranks; done when idle() says so.
+  virtual void begin_finalize(NcclComm comm) = 0;
+  // Of a communicator that has been finalized: local.
+  virtual void destroy(NcclComm comm) noexcept = 0;
+  // Ends the kernels that wait for peers. May take long if peers do not abort too.
+  virtual void abort(NcclComm comm) noexcept = 0;
+
+  // Device memory that NCCL can use best; null if it has none.
+  virtual std::byte* allocate(size_t bytes) = 0;
+  virtual void free(std::byte* memory) noexcept = 0;
+
+  // Between these, calls are only collected. end_group() returns at once; what was collected is in
+  // its stream when idle() says so.
+  virtual void begin_group() = 0;
+  virtual void end_group() = 0;
+  // Only what has() says is there. `count` in elements of each rank.
+  virtual void allreduce(NcclComm comm, const std::byte* input, std::byte* output, int64_t count,
+                         DataType dtype, ReduceOp op, CudaStream stream) = 0;
+  virtual void reduce(NcclComm comm, const std::byte* input, std::byte* output, int64_t count,
+                      DataType dtype, ReduceOp op, int root, CudaStream stream) = 0;
+  virtual void reduce_scatter(NcclComm comm, const std::byte* input, std::byte* output,
+                              int64_t count, DataType dtype, ReduceOp op, CudaStream stream) = 0;
+  // These move bytes.
+  virtual void broadcast(NcclComm comm, const std::byte* input, std::byte* output, int64_t bytes,
+                         int root, CudaStream stream) = 0;
+  virtual void allgather(NcclComm comm, const std::byte* input, std::byte* output, int64_t bytes,
+                         CudaStream stream) = 0;
+  virtual void send(NcclComm comm, const std::byte* data, int64_t bytes, int to,
+                    CudaStream stream) = 0;
+  virtual void receive(NcclComm comm, std::byte* data, int64_t bytes, int from,
+                       CudaStream stream) = 0;
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,169 @@
+#include "horon/ops/nccl/nccl_batch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/cuda/cuda_memory.h"
+
+namespace horon::ops {
+namespace {
+
+using core::Batch;
+
+// NCCL has no bool: 0 and 1 as bytes, whose maximum is "or" and whose minimum is "and".
+DataType type_of(const Batch& batch) {
+  return batch.dtype == DataType::Bool ? DataType::UInt8 : batch.dtype;
+}
+
+ReduceOp nccl_op(const Batch& batch) {
+  const ReduceOp op = batch.reduce_op;
+  if (batch.dtype == DataType::Bool) {
+    const bool is_or = op == ReduceOp::Sum || op == ReduceOp::Max;
+    return is_or ? ReduceOp::Max : ReduceOp::Min;
+  }
+  return op == ReduceOp::Average ? ReduceOp::Sum : op;
+}
+
+bool all_equal(const std::vector<int64_t>& counts) {
+  return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
+}
+
+// The sum of float16 overflows where the average does not, so each rank's part is divided by a
+// power of two first: that is exact, but for numbers that become subnormal.
+double exact_part_of(int64_t divisor) {
+  double part = 1.0;
+  while (part * static_cast<double>(divisor) > 1.0) part /= 2;
+  return part;
+}
+
+MoveLaunch one_move(MoveLaunch launch, const std::byte* from, std::byte* to, int64_t count) {
+  const bool added = launch.add(from, to, count);
+  HORON_CHECK(added, "an empty launch takes any memory that a device can have");
+  return launch;
+}
+
+// The factor with which the reduced numbers are to be multiplied, if the inputs have not been
+// multiplied by the prescale. `op` becomes the one to reduce with.
+double factor_behind(const Batch& batch, int size, ReduceOp& op) {
+  const double behind = batch.postscale / static_cast<double>(batch.divisor);
+  if (op == ReduceOp::Product) return std::pow(batch.prescale, size) * behind;
+  if (batch.prescale < 0 && op == ReduceOp::Min) {
+    op = ReduceOp::Max;
+  } else if (batch.prescale < 0 && op == ReduceOp::Max) {
+    op = ReduceOp::Min;
+  }
+  return batch.prescale * behind;
+}
+
+}  // namespace
+
+NcclBatch::NcclBatch(Batch batch, int rank, int size)
+    : batch_(std::move(batch)), rank_(rank), size_(size), op_(nccl_op(batch_)) {
+  if (batch_.queue != nullptr) stream_ = static_cast<CudaQueue*>(batch_.queue)->stream();
+  if (core::reduces(batch_.kind)) plan_scales();
+}
+
+void NcclBatch::plan_scales() {
+  const int64_t count = batch_.count;
+  if (count == 0 && batch_.kind == CollectiveKind::Allreduce) return;
+  std::byte* const output = batch_.output;
+  const DataType dtype = batch_.dtype;
+  if (!is_floating(dtype)) {
+    if (batch_.divisor != 1) {
+      after_ = one_move(MoveLaunch::divide(dtype, batch_.divisor), output, output, count);
+    }
+    return;
+  }
+  double behind = 1.0;
+  if (batch_.kind == CollectiveKind::Allreduce) {
+    const double part =
+        dtype == DataType::Float16 && op_ == ReduceOp::Sum ? exact_part_of(batch_.divisor) : 1.0;
+    const double before = batch_.prescale * part;
+    behind = batch_.postscale / (part * static_cast<double>(batch_.divisor));
+    if (before != 1.0) {
+      before_ = one_move(MoveLaunch::scale(dtype, dtype, before), batch_.input, output, count);
+    }
+  } else {  // the output has no room for the scaled input
+    behind = factor_behind(batch_, size_, op_);
+  }
+  if (behind != 1.0 && count > 0) {
+    after_ = one_move(MoveLaunch::scale(dtype, dtype, behind), output, output, count);
+  }
+}
+
+void NcclBatch::call(NcclApi& nccl, NcclComm comm) const {
+  const auto bytes = batch_.count * static_cast<int64_t>(size_of(batch_.dtype));
+  switch (batch_.kind) {
+    case CollectiveKind::Allreduce:
+      if (batch_.count == 0) return;
+      nccl.allreduce(comm, before_ ? batch_.output : batch_.input, batch_.output, batch_.count,
+                     type_of(batch_), op_, stream_);
+      return;
+    case CollectiveKind::Broadcast:
+      if (bytes == 0) return;
+      nccl.broadcast(comm, batch_.input, batch_.output, bytes, batch_.root, stream_);
+      return;
+    case CollectiveKind::Allgather:
+      return allgather(nccl, comm);
+    case CollectiveKind::Reducescatter:
+      return reducescatter(nccl, comm);
+    case CollectiveKind::Alltoall:
+    case CollectiveKind::Gather:
+    case CollectiveKind::Scatter:
+      return exchange(nccl, comm);
+    case CollectiveKind::Barrier:
+      return;
+  }
+}
+
+void NcclBatch::allgather(NcclApi& nccl, NcclComm comm) const {
+  const auto size = static_cast<int64_t>(size_of(batch_.dtype));
+  if (all_equal(batch_.receive_counts)) {
+    if (batch_.count == 0) return;
+    return nccl.allgather(comm, batch_.input, batch_.output, batch_.count * size, stream_);
+  }
+  std::byte* output = batch_.output;
+  for (int root = 0; root < size_; ++root) {
+    const int64_t bytes = batch_.receive_counts[static_cast<size_t>(root)] * size;
+    if (bytes > 0) {
+      nccl.broadcast(comm, root == rank_ ? batch_.input : output, output, bytes, root, stream_);
+    }
+    output += bytes;
+  }
+}
+
+void NcclBatch::reducescatter(NcclApi& nccl, NcclComm comm) const {
+  if (all_equal(batch_.send_counts)) {
+    if (batch_.count == 0) return;
+    return nccl.reduce_scatter(comm, batch_.input, batch_.output, batch_.count, type_of(batch_),
+                               op_, stream_);
+  }
+  const std::byte* input = batch_.input;
+  for (int root = 0; root < size_; ++root) {
+    const int64_t count = batch_.send_counts[static_cast<size_t>(root)];
+    if (count > 0) {
+      nccl.reduce(comm, input, root == rank_ ? batch_.output : nullptr, count, type_of(batch_), op_,
+                  root, stream_);
+    }
+    input += static_cast<size_t>(count) * size_of(batch_.dtype);
+  }
+}
+
+void NcclBatch::exchange(NcclApi& nccl, NcclComm comm) const {
+  const auto size = static_cast<int64_t>(size_of(batch_.dtype));
+  const std::byte* input = batch_.input;
+  std::byte* output = batch_.output;
+  for (int other = 0; other < size_; ++other) {
+    const int64_t sent = batch_.send_counts[static_cast<size_t>(other)] * size;
+    const int64_t received = batch_.receive_counts[static_cast<size_t>(other)] * size;
+    if (sent > 0) nccl.send(comm, input, sent, other, stream_);
+    if (received > 0) nccl.receive(comm, output, received, other, stream_);
+    input += sent;
+    output += received;
+  }
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,42 @@
+// What one batch asks of NCCL: the calls, and what kernels of ours do before and after.
+#pragma once
+
+#include <optional>
+
+#include "horon/core/execution/collective_op.h"
+#include "horon/ops/cuda/move.h"
+#include "horon/ops/nccl/nccl_api.h"
+
+namespace horon::ops {
+
+// The steps of a batch on this rank, in order; each is enqueued behind the one before.
+class NcclBatch {
+ public:
+  NcclBatch(core::Batch batch, int rank, int size);
+
+  // Scales the input into the output, from where the collective then takes it. Nothing: it takes
+  // the input as it is.
+  const std::optional<MoveLaunch>& before() const { return before_; }
+  // Scales or divides the output.
+  const std::optional<MoveLaunch>& after() const { return after_; }
+  // Between begin_group() and end_group(). None where there is nothing to move, on all ranks that
+  // it would be moved between.
+  void call(NcclApi& nccl, NcclComm comm) const;
+  CudaStream stream() const { return stream_; }
+
+ private:
+  void plan_scales();
+  void exchange(NcclApi& nccl, NcclComm comm) const;
+  void allgather(NcclApi& nccl, NcclComm comm) const;
+  void reducescatter(NcclApi& nccl, NcclComm comm) const;
+
+  const core::Batch batch_;
+  const int rank_;
+  const int size_;
+  ReduceOp op_;  // that NCCL is asked for
+  CudaStream stream_ = nullptr;
+  std::optional<MoveLaunch> before_;
+  std::optional<MoveLaunch> after_;
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,16 @@
+// Built without NCCL.
+#include "horon/core/base/error.h"
+#include "horon/ops/nccl/nccl_library.h"
+
+namespace horon::ops {
+
+const NcclStatus& nccl_status() {
+  static const NcclStatus status{.unavailable = "built without CUDA"};
+  return status;
+}
+
+std::shared_ptr<NcclApi> open_nccl(const std::shared_ptr<CudaApi>& /*cuda*/) {
+  throw Error(ErrorCode::Config, "Horon was built without NCCL (see HORON_CUDA)");
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,24 @@
+// The collectives of one process set on the memory of CUDA devices, by NCCL.
+//
+// Sums are always NCCL's plain sum: its average multiplies in the type of the elements, which is
+// biased in 16 bits, and takes slower paths. Scales and divisors are applied by kernels of our own
+// before and after, in float32.
+//
+// Unlike the ops on host memory: NCCL sums types of 16 bits in their own type, with a rounding for
+// each rank that is added, in an order that depends on its algorithm.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "horon/core/execution/collective_op.h"
+#include "horon/ops/nccl/nccl_communicator.h"
+
+namespace horon::ops {
+
+// Allreduce, reducescatter, broadcast, allgather, alltoall, gather and scatter. They use the
+// communicator one after the other, in the order of their batches.
+std::vector<std::unique_ptr<core::CollectiveOp>> make_nccl_ops(
+    const std::shared_ptr<NcclCommunicator>& communicator);
+
+}  // namespace horon::ops

@@ -1,0 +1,198 @@
+// NCCL communicators of ranks that are threads: order, failures and ends.
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/cuda/cuda_event.h"
+#include "horon/ops/cuda/cuda_memory.h"
+#include "horon/ops/nccl/nccl_ops.h"
+#include "horon/tests/support/host_gpu/host_nccl.h"
+#include "horon/tests/support/thread_ranks.h"
+
+namespace horon::ops {
+namespace {
+
+using core::Progress;
+
+struct Rank {
+  explicit Rank(int index, int size, const NcclUniqueId& id, test::HostCuda::Options device = {},
+                test::HostNccl::Options library = {})
+      : cuda(std::make_shared<test::HostCuda>(0, device)),
+        memory(cuda),
+        communicator(std::make_shared<NcclCommunicator>(
+            std::make_shared<test::HostNccl>(cuda, library), cuda, size, id, index)),
+        allreduce(std::move(make_nccl_ops(communicator).front())) {}
+
+  CudaQueue& queue() { return static_cast<CudaQueue&>(memory.queue()); }
+  std::unique_ptr<core::InFlight> start(std::vector<float>& data, double prescale = 1.0) {
+    core::Batch batch;
+    batch.device = DeviceKind::Cuda;
+    batch.prescale = prescale;
+    batch.input = reinterpret_cast<const std::byte*>(data.data());
+    batch.output = reinterpret_cast<std::byte*>(data.data());
+    batch.count = static_cast<int64_t>(data.size());
+    batch.queue = &memory.queue();
+    return allreduce->start(batch);
+  }
+  static void enqueue(core::InFlight& flight) {
+    while (flight.step() != Progress::Done) std::this_thread::yield();
+  }
+
+  const std::shared_ptr<test::HostCuda> cuda;
+  CudaMemory memory;
+  const std::shared_ptr<NcclCommunicator> communicator;
+  const std::unique_ptr<core::CollectiveOp> allreduce;
+};
+
+NcclUniqueId new_id() { return test::HostNccl(std::make_shared<test::HostCuda>()).unique_id(); }
+
+// The program's stream writes a gradient, the set's stream reduces it behind that, the program's
+// stream reads the result behind that; the host waits for none of it.
+float reduced_by_events(bool loses_waits) {
+  const NcclUniqueId id = new_id();
+  std::atomic<float> sum{0};
+  core::run_ranks(2, [&](int index) {
+    test::HostCuda::Options device;
+    device.delay_us_max = 2000;
+    device.seed = static_cast<uint32_t>(index) + 3;
+    device.loses_waits = loses_waits;
+    Rank rank(index, 2, id, device);
+    CudaQueue program(rank.cuda);
+    std::vector<float> gradient(1000, 100.0F);
+    std::atomic<float> seen{-1};
+    for (int step = 0; step < 5; ++step) {
+      rank.cuda->enqueue(program.stream(), [&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        for (float& value : gradient) value = 1.0F;
+        return true;
+      });
+      const auto written = program.record();
+      EXPECT_TRUE(rank.memory.queue().wait_for(*written));
+      const auto flight = rank.start(gradient);
+      Rank::enqueue(*flight);
+      const auto reduced = rank.memory.queue().record();
+      EXPECT_TRUE(program.wait_for(*reduced));
+      rank.cuda->enqueue(program.stream(), [&] {
+        seen = gradient[999];
+        return true;
+      });
+    }
+    EXPECT_EQ(rank.cuda->host_waits(), 0);
+    program.record()->wait();
+    rank.memory.queue().record()->wait();
+    if (index == 0) sum = seen.load();
+  });
+  return sum;
+}
+
+TEST(NcclThreads, StreamsAreOrderedByEventsAlone) { EXPECT_EQ(reduced_by_events(false), 2.0F); }
+
+// The test above sees it where a wait is missing.
+TEST(NcclThreads, AMissingWaitIsSeen) {
+  bool seen = false;
+  for (int attempt = 0; attempt < 5 && !seen; ++attempt) seen = reduced_by_events(true) != 2.0F;
+  EXPECT_TRUE(seen);
+}
+
+TEST(NcclThreads, BatchesCallInTheOrderOfTheirStart) {
+  const NcclUniqueId id = new_id();
+  core::run_ranks(3, [&](int index) {
+    test::HostNccl::Options busy;
+    busy.busy_polls = 3;
+    Rank rank(index, 3, id, {}, busy);
+    std::vector<std::vector<float>> data;
+    std::vector<std::unique_ptr<core::InFlight>> flights;
+    for (size_t i = 0; i < 8; ++i) data.emplace_back(100 + i, static_cast<float>(i));
+    for (auto& each : data) flights.push_back(rank.start(each, 2.0));
+    // Stepped from the last to the first, and on each rank another number of times.
+    for (size_t left = flights.size(); left > 0;) {
+      for (size_t i = flights.size(); i-- > 0;) {
+        if (flights[i] == nullptr || flights[i]->step() != Progress::Done) continue;
+        flights[i].reset();
+        --left;
+      }
+    }
+    rank.memory.queue().record()->wait();
+    for (size_t i = 0; i < data.size(); ++i) {
+      EXPECT_EQ(data[i], std::vector<float>(100 + i, 6.0F * static_cast<float>(i)));
+    }
+  });
+}
+
+TEST(NcclThreads, AnAbortReleasesWhoWaitsForAPeerThatNeverComes) {
+  const NcclUniqueId id = new_id();
+  core::run_ranks(2, [&](int index) {
+    Rank rank(index, 2, id);
+    std::vector<float> data(10, 1.0F);
+    if (index == 1) {
+      // It takes part in making the communicator, and dies.
+      while (!rank.communicator->may_call(0)) std::this_thread::yield();
+      rank.allreduce->abort();
+      return;
+    }
+    const auto flight = rank.start(data);
+    Rank::enqueue(*flight);
+    const auto event = rank.memory.queue().record();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_FALSE(event->happened());
+    rank.allreduce->abort();
+    event->wait();
+    EXPECT_THROW(flight->watch(), Error);
+    EXPECT_THROW((void)rank.start(data)->step(), Error);
+  });
+}
+
+TEST(NcclThreads, AFailureOfTheLibraryIsTheBatchesError) {
+  const NcclUniqueId id = new_id();
+  core::run_ranks(2, [&](int index) {
+    test::HostNccl::Options library;
+    library.fails_at_group = 1;
+    Rank rank(index, 2, id, {}, library);
+    std::vector<float> data(10, 1.0F);
+    Rank::enqueue(*rank.start(data));
+    rank.memory.queue().record()->wait();
+    EXPECT_EQ(data[0], 2.0F);
+    const auto flight = rank.start(data);
+    EXPECT_THROW(Rank::enqueue(*flight), Error);
+    rank.allreduce->abort();
+  });
+}
+
+TEST(NcclThreads, TheEndOfACommunicatorDoesNotWaitForADeadPeer) {
+  const NcclUniqueId id = new_id();
+  core::run_ranks(2, [&](int index) {
+    if (index == 1) return;  // never comes
+    const auto begin = std::chrono::steady_clock::now();
+    { const Rank rank(index, 2, id); }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  });
+}
+
+// Half precision: the sum of four such numbers is beyond its range, their average is not.
+TEST(NcclThreads, AnAverageOfFloat16DoesNotOverflow) {
+  const NcclUniqueId id = new_id();
+  core::run_ranks(4, [&](int index) {
+    Rank rank(index, 4, id);
+    std::vector<uint16_t> data(9, 0x7b00);  // 57344
+    core::Batch batch;
+    batch.dtype = DataType::Float16;
+    batch.reduce_op = ReduceOp::Average;
+    batch.divisor = 4;
+    batch.input = reinterpret_cast<const std::byte*>(data.data());
+    batch.output = reinterpret_cast<std::byte*>(data.data());
+    batch.count = 9;
+    batch.queue = &rank.memory.queue();
+    Rank::enqueue(*rank.allreduce->start(batch));
+    rank.memory.queue().record()->wait();
+    EXPECT_EQ(data, std::vector<uint16_t>(9, 0x7b00));
+  });
+}
+
+}  // namespace
+}  // namespace horon::ops

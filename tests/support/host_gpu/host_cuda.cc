@@ -1,0 +1,169 @@
+#include "horon/tests/support/host_gpu/host_cuda.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "horon/core/base/error.h"
+#include "horon/tests/support/host_gpu/move_on_host.h"
+
+namespace horon::test {
+namespace {
+
+// One recording of an event. What was told to wait for an earlier one goes on waiting for that.
+using Moment = std::shared_ptr<std::atomic<bool>>;
+
+struct HostEvent {
+  std::mutex mutex;
+  Moment moment = std::make_shared<std::atomic<bool>>(true);
+};
+
+HostEvent& event_of(ops::CudaEventHandle handle) { return *static_cast<HostEvent*>(handle); }
+Moment moment_of(ops::CudaEventHandle handle) {
+  const std::lock_guard lock(event_of(handle).mutex);
+  return event_of(handle).moment;
+}
+
+}  // namespace
+
+struct HostCuda::State {
+  explicit State(Options given) : options(given), random(given.seed) {}
+
+  void begin_work() {
+    int delay = 0;
+    {
+      const std::lock_guard lock(mutex);
+      if (started++ == options.fails_at) failed = true;
+      delay = std::uniform_int_distribution<int>(0, options.delay_us_max)(random);
+    }
+    if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+  }
+
+  const Options options;
+  std::mutex mutex;
+  std::mt19937 random;
+  int64_t started = 0;
+  std::atomic<bool> failed{false};
+  std::atomic<int> host_waits{0};
+};
+
+struct HostCuda::Stream {
+  explicit Stream(std::shared_ptr<State> device)
+      : state(std::move(device)), thread([this] { serve(); }) {}
+
+  ~Stream() {
+    {
+      const std::lock_guard lock(mutex);
+      closed = true;
+    }
+    changed.notify_all();
+    thread.join();
+  }
+
+  // On the thread of the stream. What is in a stream that is closed still happens.
+  void serve() {
+    for (;;) {
+      std::function<bool()> kernel;
+      {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return closed || !kernels.empty(); });
+        if (kernels.empty()) return;
+        kernel = std::move(kernels.front());
+        kernels.pop_front();
+      }
+      state->begin_work();
+      while (!state->failed && !kernel()) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      }
+    }
+  }
+
+  const std::shared_ptr<State> state;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<bool()>> kernels;
+  bool closed = false;
+  std::thread thread;  // the last: it uses all others
+};
+
+HostCuda::HostCuda(int device, Options options)
+    : device_(device), state_(std::make_shared<State>(options)) {}
+
+HostCuda::~HostCuda() = default;
+
+ops::CudaStream HostCuda::create_stream() { return new Stream(state_); }
+
+void HostCuda::destroy_stream(ops::CudaStream stream) noexcept {
+  delete static_cast<Stream*>(stream);
+}
+
+void HostCuda::enqueue(ops::CudaStream stream, std::function<bool()> kernel) {
+  if (state_->failed) throw Error(ErrorCode::OperationFailed, "the device of threads has failed");
+  auto& queue = *static_cast<Stream*>(stream);
+  {
+    const std::lock_guard lock(queue.mutex);
+    queue.kernels.push_back(std::move(kernel));
+  }
+  queue.changed.notify_all();
+}
+
+ops::CudaEventHandle HostCuda::create_event() { return new HostEvent; }
+void HostCuda::destroy_event(ops::CudaEventHandle event) noexcept {
+  delete static_cast<HostEvent*>(event);
+}
+
+void HostCuda::record(ops::CudaEventHandle event, ops::CudaStream stream) {
+  const auto moment = std::make_shared<std::atomic<bool>>(false);
+  {
+    const std::lock_guard lock(event_of(event).mutex);
+    event_of(event).moment = moment;
+  }
+  enqueue(stream, [moment] {
+    *moment = true;
+    return true;
+  });
+}
+
+void HostCuda::wait_in(ops::CudaStream stream, ops::CudaEventHandle event) {
+  if (state_->options.loses_waits) return;
+  enqueue(stream, [moment = moment_of(event)] { return moment->load(); });
+}
+
+bool HostCuda::happened(ops::CudaEventHandle event) {
+  if (state_->failed) throw Error(ErrorCode::OperationFailed, "the device of threads has failed");
+  return *moment_of(event);
+}
+
+void HostCuda::wait_on_host(ops::CudaEventHandle event) {
+  ++state_->host_waits;
+  while (!happened(event)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+std::byte* HostCuda::allocate(size_t bytes) {
+  constexpr size_t kAlignment = 256;
+  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* const memory = std::aligned_alloc(kAlignment, rounded);
+  if (memory == nullptr) throw Error(ErrorCode::Limit, "no memory on the device of threads");
+  std::memset(memory, 0xff, rounded);
+  return static_cast<std::byte*>(memory);
+}
+
+void HostCuda::free(std::byte* memory) noexcept { std::free(memory); }
+
+void HostCuda::launch(const ops::MoveLaunch& launch, ops::CudaStream stream) {
+  ++launches_;
+  enqueue(stream, [launch] {
+    run_on_host(launch);
+    return true;
+  });
+}
+
+int HostCuda::host_waits() const { return state_->host_waits; }
+void HostCuda::fail() { state_->failed = true; }
+
+}  // namespace horon::test

@@ -1,0 +1,62 @@
+// CUDA without a GPU: streams are threads, memory of the device is memory of the host, work is late
+// by chance. What is built on CudaApi runs on it unchanged.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "horon/ops/cuda/cuda_api.h"
+
+namespace horon::test {
+
+class HostCuda final : public ops::CudaApi {
+ public:
+  struct Options {
+    int delay_us_max = 0;  // each piece of work begins so late at most, by chance
+    uint32_t seed = 1;
+    bool loses_waits = false;  // a planted fault: streams do not wait for events
+    int64_t fails_at = -1;     // the n-th piece of work fails, and the device for good
+  };
+  explicit HostCuda(int device = 0) : HostCuda(device, Options()) {}
+  HostCuda(int device, Options options);
+  ~HostCuda() override;
+
+  int device() const override { return device_; }
+  std::string device_name() const override { return "a device made of threads"; }
+  void use() const override {}
+  ops::CudaStream create_stream() override;
+  void destroy_stream(ops::CudaStream stream) noexcept override;
+  ops::CudaEventHandle create_event() override;
+  void destroy_event(ops::CudaEventHandle event) noexcept override;
+  void record(ops::CudaEventHandle event, ops::CudaStream stream) override;
+  void wait_in(ops::CudaStream stream, ops::CudaEventHandle event) override;
+  bool happened(ops::CudaEventHandle event) override;
+  void wait_on_host(ops::CudaEventHandle event) override;
+  // Filled with NaN, so that what is read before it is written is seen.
+  std::byte* allocate(size_t bytes) override;
+  void free(std::byte* memory) noexcept override;
+  void launch(const ops::MoveLaunch& launch, ops::CudaStream stream) override;
+  void stay_out_of_captures() override {}
+
+  // A kernel of any other kind. It is called again and again until it says true, and then `owner`,
+  // which lives as long, is dropped.
+  void enqueue(ops::CudaStream stream, std::function<bool()> kernel);
+  // How often a thread has waited in wait_on_host().
+  int host_waits() const;
+  // How many launches of moves there have been.
+  int launches() const { return launches_; }
+  // Work that is not done is thrown away from now on: what a reset of the device would do.
+  void fail();
+
+  struct State;
+  struct Stream;
+
+ private:
+  const int device_;
+  std::shared_ptr<State> state_;
+  std::atomic<int> launches_{0};
+};
+
+}  // namespace horon::test

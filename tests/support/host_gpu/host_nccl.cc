@@ -1,0 +1,261 @@
+#include "horon/tests/support/host_gpu/host_nccl.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/host/host_kernels.h"
+
+namespace horon::test {
+namespace {
+
+// Bytes on their way from one rank to another.
+struct Ring {
+  static constexpr size_t kBytes = 16 << 10;
+  alignas(64) std::atomic<uint64_t> written{0};
+  alignas(64) std::atomic<uint64_t> read{0};
+  alignas(64) std::byte data[kBytes];
+
+  size_t put(const std::byte* from, size_t bytes) {
+    const uint64_t end = written.load(std::memory_order_relaxed);
+    const size_t room = kBytes - (end - read.load(std::memory_order_acquire));
+    const size_t begin = end % kBytes;
+    const size_t piece = std::min({bytes, room, kBytes - begin});
+    if (piece > 0) std::memcpy(data + begin, from, piece);
+    written.store(end + piece, std::memory_order_release);
+    return piece;
+  }
+  size_t take(std::byte* to, size_t bytes) {
+    const uint64_t end = read.load(std::memory_order_relaxed);
+    const size_t there = written.load(std::memory_order_acquire) - end;
+    const size_t begin = end % kBytes;
+    const size_t piece = std::min({bytes, there, kBytes - begin});
+    if (piece > 0) std::memcpy(to, data + begin, piece);
+    read.store(end + piece, std::memory_order_release);
+    return piece;
+  }
+};
+
+struct Meeting {
+  std::atomic<int> here{0};
+  std::atomic<int> finalized{0};
+};
+
+}  // namespace
+
+struct HostNccl::Comm {
+  Comm(int given_size, int given_rank, std::string given_path)
+      : size(given_size), rank(given_rank), path(std::move(given_path)) {
+    bytes = sizeof(Meeting) + static_cast<size_t>(size * size) * sizeof(Ring) + 64;
+    const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    HORON_CHECK(file >= 0 && ::ftruncate(file, static_cast<off_t>(bytes)) == 0, path);
+    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    ::close(file);
+    HORON_CHECK(memory != MAP_FAILED, path);
+    ++meeting().here;  // a new file is zero, and so is a Meeting at first
+  }
+  ~Comm() {
+    ::munmap(memory, bytes);
+    ::unlink(path.c_str());
+  }
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  Meeting& meeting() const { return *static_cast<Meeting*>(memory); }
+  Ring& ring(int from, int to) const {
+    auto* const rings = reinterpret_cast<Ring*>(static_cast<std::byte*>(memory) + 64);
+    return rings[from * size + to];
+  }
+
+  const int size;
+  const int rank;
+  const std::string path;
+  size_t bytes = 0;
+  void* memory = nullptr;
+  int busy_polls = 0;
+  bool finalizing = false;
+  bool failed = false;
+  std::atomic<bool> aborted{false};
+  std::atomic<int> kernels{0};  // enqueued and not ended
+};
+
+HostNccl::HostNccl(std::shared_ptr<HostCuda> cuda, Options options)
+    : cuda_(std::move(cuda)), options_(options) {}
+HostNccl::~HostNccl() = default;
+
+ops::NcclUniqueId HostNccl::unique_id() {
+  static std::atomic<int> made{0};
+  const std::string path =
+      "/dev/shm/horon_host_nccl_" + std::to_string(::getpid()) + "_" + std::to_string(made++);
+  ::unlink(path.c_str());
+  ops::NcclUniqueId id{};
+  std::copy(path.begin(), path.end(), id.begin());
+  return id;
+}
+
+ops::NcclComm HostNccl::begin_init(int size, const ops::NcclUniqueId& id, int rank) {
+  auto* const comm = new Comm(size, rank, id.data());
+  comm->busy_polls = options_.busy_polls;
+  return comm;
+}
+
+bool HostNccl::idle(ops::NcclComm handle) {
+  Comm& comm = as_comm(handle);
+  if (comm.failed) throw Error(ErrorCode::OperationFailed, "the NCCL of threads has failed");
+  if (comm.finalizing) return comm.meeting().finalized >= comm.size;
+  if (comm.meeting().here < comm.size) return false;
+  return comm.busy_polls-- <= 0;
+}
+
+void HostNccl::begin_finalize(ops::NcclComm handle) {
+  Comm& comm = as_comm(handle);
+  while (comm.kernels > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  comm.finalizing = true;
+  ++comm.meeting().finalized;
+}
+
+void HostNccl::destroy(ops::NcclComm comm) noexcept { delete &as_comm(comm); }
+
+void HostNccl::abort(ops::NcclComm handle) noexcept {
+  Comm& comm = as_comm(handle);
+  comm.aborted = true;
+  while (comm.kernels > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  delete &comm;
+}
+
+void HostNccl::begin_group() { group_ = Group(); }
+
+HostNccl::Group& HostNccl::open_group(ops::NcclComm comm, ops::CudaStream stream) {
+  group_.comm = &as_comm(comm);
+  group_.stream = stream;
+  return group_;
+}
+
+void HostNccl::end_group() {
+  Group group = std::exchange(group_, Group());
+  if (group.comm == nullptr) return;  // no calls
+  Comm& comm = *group.comm;
+  comm.busy_polls = options_.busy_polls;
+  if (groups_++ == options_.fails_at_group) {
+    comm.failed = true;
+    return;
+  }
+  ++comm.kernels;
+  const std::shared_ptr<Group> shared(new Group(std::move(group)), [](Group* ended) {
+    --ended->comm->kernels;  // also where the device has failed before it came to this one
+    delete ended;
+  });
+  cuda_->enqueue(shared->stream,
+                 [shared] { return shared->comm->aborted || move_on(*shared->comm, *shared); });
+}
+
+// What the ranks send each other comes in the order of their calls. True: all is done.
+bool HostNccl::move_on(Comm& comm, Group& group) {
+  std::vector<bool> sending(static_cast<size_t>(comm.size));
+  std::vector<bool> receiving(static_cast<size_t>(comm.size));
+  bool over = true;
+  for (Transfer& transfer : group.transfers) {
+    if (transfer.done == transfer.bytes) continue;
+    std::vector<bool>& busy = transfer.to == nullptr ? sending : receiving;
+    over = false;
+    if (busy[static_cast<size_t>(transfer.peer)]) continue;
+    const size_t left = transfer.bytes - transfer.done;
+    transfer.done +=
+        transfer.to == nullptr
+            ? comm.ring(comm.rank, transfer.peer).put(transfer.from + transfer.done, left)
+            : comm.ring(transfer.peer, comm.rank).take(transfer.to + transfer.done, left);
+    busy[static_cast<size_t>(transfer.peer)] = transfer.done < transfer.bytes;
+  }
+  if (!over) return false;
+  for (const auto& finish : group.finish) finish();
+  return true;
+}
+
+void HostNccl::add_send(Group& group, const std::byte* data, size_t bytes, int to) {
+  group.transfers.push_back({to, nullptr, data, bytes, 0});
+}
+void HostNccl::add_receive(Group& group, std::byte* data, size_t bytes, int from) {
+  group.transfers.push_back({from, data, nullptr, bytes, 0});
+}
+
+void HostNccl::send(ops::NcclComm comm, const std::byte* data, int64_t bytes, int to,
+                    ops::CudaStream stream) {
+  add_send(open_group(comm, stream), data, static_cast<size_t>(bytes), to);
+}
+
+void HostNccl::receive(ops::NcclComm comm, std::byte* data, int64_t bytes, int from,
+                       ops::CudaStream stream) {
+  add_receive(open_group(comm, stream), data, static_cast<size_t>(bytes), from);
+}
+
+void HostNccl::broadcast(ops::NcclComm handle, const std::byte* input, std::byte* output,
+                         int64_t bytes, int root, ops::CudaStream stream) {
+  Group& group = open_group(handle, stream);
+  const Comm& comm = as_comm(handle);
+  const auto size = static_cast<size_t>(bytes);
+  if (comm.rank == root) {
+    for (int rank = 0; rank < comm.size; ++rank) add_send(group, input, size, rank);
+  }
+  // In place the root sends and receives the same bytes, which changes nothing.
+  add_receive(group, output, size, root);
+}
+
+void HostNccl::allgather(ops::NcclComm comm, const std::byte* input, std::byte* output,
+                         int64_t bytes, ops::CudaStream stream) {
+  const int size = as_comm(comm).size;
+  for (int root = 0; root < size; ++root) {
+    broadcast(comm, input, output + root * bytes, bytes, root, stream);
+  }
+}
+
+void HostNccl::add_reduction(ops::NcclComm handle, const std::byte* input, std::byte* output,
+                             int64_t count, DataType dtype, ReduceOp op, int root,
+                             ops::CudaStream stream) {
+  Group& group = open_group(handle, stream);
+  const Comm& comm = as_comm(handle);
+  const size_t bytes = static_cast<size_t>(count) * size_of(dtype);
+  for (int rank = 0; rank < comm.size; ++rank) {
+    if (root < 0 || root == rank) add_send(group, input, bytes, rank);
+  }
+  if (root >= 0 && root != comm.rank) return;
+  const auto all = std::make_shared<std::vector<std::byte>>(bytes * static_cast<size_t>(comm.size));
+  group.memory.push_back(all);
+  for (int rank = 0; rank < comm.size; ++rank) {
+    add_receive(group, all->data() + static_cast<size_t>(rank) * bytes, bytes, rank);
+  }
+  group.finish.emplace_back([=, ranks = comm.size] {
+    std::vector<const std::byte*> inputs;
+    for (int rank = 0; rank < ranks; ++rank) {
+      inputs.push_back(all->data() + static_cast<size_t>(rank) * bytes);
+    }
+    std::byte* to = output;
+    ops::reduce_many({dtype, op, 1.0, 1.0, 1}, inputs, {&to, 1}, count);
+  });
+}
+
+void HostNccl::allreduce(ops::NcclComm comm, const std::byte* input, std::byte* output,
+                         int64_t count, DataType dtype, ReduceOp op, ops::CudaStream stream) {
+  add_reduction(comm, input, output, count, dtype, op, -1, stream);
+}
+
+void HostNccl::reduce(ops::NcclComm comm, const std::byte* input, std::byte* output, int64_t count,
+                      DataType dtype, ReduceOp op, int root, ops::CudaStream stream) {
+  add_reduction(comm, input, output, count, dtype, op, root, stream);
+}
+
+void HostNccl::reduce_scatter(ops::NcclComm comm, const std::byte* input, std::byte* output,
+                              int64_t count, DataType dtype, ReduceOp op, ops::CudaStream stream) {
+  const int size = as_comm(comm).size;
+  const auto block = static_cast<int64_t>(size_of(dtype)) * count;
+  for (int root = 0; root < size; ++root) {
+    add_reduction(comm, input + root * block, output, count, dtype, op, root, stream);
+  }
+}
+
+}  // namespace horon::test
