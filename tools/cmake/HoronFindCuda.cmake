@@ -1,7 +1,6 @@
 # Decides whether GPUs are built in: HORON_CUDA=AUTO takes CUDA where nvcc and NCCL's header are
 # found. Sets HORON_WITH_CUDA, and gives CUDA::cudart_static and HORON_NCCL_INCLUDE_DIR.
 
-set(HORON_CUDA AUTO CACHE STRING "GPUs by CUDA and NCCL: ON, OFF, or AUTO (if they are found)")
 set_property(CACHE HORON_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(HORON_WITH_CUDA OFF)
 if(HORON_CUDA)
