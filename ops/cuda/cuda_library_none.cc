@@ -5,7 +5,11 @@
 namespace horon::ops {
 
 const CudaStatus& cuda_status() {
-  static const CudaStatus status{.unavailable = "built without CUDA"};
+  static const CudaStatus status = [] {
+    CudaStatus without;
+    without.unavailable = "built without CUDA";
+    return without;
+  }();
   return status;
 }
 

@@ -5,7 +5,11 @@
 namespace horon::ops {
 
 const NcclStatus& nccl_status() {
-  static const NcclStatus status{.unavailable = "built without CUDA"};
+  static const NcclStatus status = [] {
+    NcclStatus without;
+    without.unavailable = "built without CUDA";
+    return without;
+  }();
   return status;
 }
 
