@@ -43,7 +43,9 @@ struct World {
     ops.push_back(std::make_unique<NotingOp>(batches));
     core::Executor::Parts parts;
     parts.ops = std::make_shared<core::OpTable>(std::move(ops), "auto");
-    parts.domains.push_back(std::make_unique<HostMemory>(nullptr));
+    std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+    domains.push_back(std::make_unique<HostMemory>(nullptr));
+    parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
     executor = std::make_unique<core::Executor>(std::move(parts));
   }
 
