@@ -24,14 +24,18 @@ horon_test(shared_memory_ops_test FILES ops/shared_memory_ops_test.cc
            LIBS horon_op_contract RANKS 1 2 3 4 5 TIMEOUT 120)
 horon_test(nccl_threads_test FILES ops/nccl/nccl_threads_test.cc
            LIBS horon_op_contract horon_host_gpu TIMEOUT 120)
+horon_test(nccl_runtime_test
+           FILES ops/nccl/nccl_runtime_test.cc support/fake_device.cc
+                 support/memory_of_worlds_enqueued.cc
+           LIBS horon_host_gpu)
 if(HORON_SANITIZE STREQUAL "thread")  # a planted data race
   set_tests_properties(nccl_threads_test PROPERTIES ENVIRONMENT
                        GTEST_FILTER=-NcclThreads.AMissingWaitIsSeen)
 endif()
 horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
            LIBS horon_op_contract horon_host_gpu RANKS 1 2 3 4 TIMEOUT 120)
-horon_label_tests(cuda move_test nccl_threads_test nccl_ops_test.np1 nccl_ops_test.np2
-                  nccl_ops_test.np3 nccl_ops_test.np4)
+horon_label_tests(cuda move_test nccl_threads_test nccl_runtime_test nccl_ops_test.np1
+                  nccl_ops_test.np2 nccl_ops_test.np3 nccl_ops_test.np4)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS 1 2 3 4 TIMEOUT 120)
 include(ops/faults/faults.cmake)

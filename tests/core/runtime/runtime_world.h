@@ -77,6 +77,8 @@ class PolledEvent final : public Event {
 struct Hooks {
   std::function<std::unique_ptr<Transport>(int rank, std::unique_ptr<Transport>)> wrap_transport;
   std::function<void(int rank)> before_set;  // in the loop, before a process set is made
+  // The ops and the memory of a set, in place of the doubles.
+  std::function<void(int rank, const std::vector<int>& ranks, Executor::Parts&)> change_execution;
 };
 
 class World {
@@ -106,8 +108,9 @@ class World {
       options.seed = static_cast<uint32_t>(rank) + 1;
       options.by_hand = memory == FakeMemory::Immediate;  // it needs no thread
       devices_.push_back(std::make_shared<FakeDevice>(options));
-      const auto make = [=, device = devices_.back()](const std::vector<int>& ranks) {
-        return resources({rank, memory, device}, ranks, meetings->next(rank, ranks), delays,
+      const auto make = [=, device = devices_.back(),
+                         change = hooks.change_execution](const std::vector<int>& ranks) {
+        return resources({rank, memory, device, change}, ranks, meetings->next(rank, ranks), delays,
                          doorbells);
       };
       parts.world = make(all);
@@ -165,6 +168,7 @@ class World {
     int rank = 0;
     FakeMemory memory = FakeMemory::Immediate;
     std::shared_ptr<FakeDevice> device;
+    decltype(Hooks::change_execution) change_execution;
   };
 
   static SetResources resources(const Place& place, const std::vector<int>& ranks,
@@ -184,6 +188,7 @@ class World {
         test::scratch_of(place.memory == FakeMemory::Immediate
                              ? std::make_unique<FakeDomain>(DeviceKind::Host)
                              : std::make_unique<FakeDomain>(DeviceKind::Host, place.device));
+    if (place.change_execution) place.change_execution(rank, ranks, execution);
     const auto wake = [=] {
       for (const int other : ranks) {
         if (other != rank) doorbells[static_cast<size_t>(other)]->ring();
