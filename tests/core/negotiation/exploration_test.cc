@@ -24,18 +24,24 @@ core::SpecPtr tensor(const std::string& name, std::vector<int64_t> shape = {4}) 
 
 Action give(const std::string& name) { return submit(name, tensor(name)); }
 
+// Whether every state of a world is visited. Under a sanitizer the first few thousand, which run
+// through every kind of step, show what it looks for; the others only show the protocol once more.
+constexpr bool kEveryState = HORON_EXPLORES_EVERYTHING != 0;
+constexpr size_t kStatesMax = kEveryState ? 400'000 : 3000;
+
 void expect_well(const ExplorationReport& report, const std::vector<Program>& programs) {
   std::string wrong;
   for (const std::string& line : report.wrong) wrong += line + "\n";
   EXPECT_TRUE(report.wrong.empty()) << describe(programs) << wrong;
-  EXPECT_TRUE(report.complete) << "only " << report.states << " states were visited";
+  if (kEveryState) {
+    EXPECT_TRUE(report.complete) << "only " << report.states << " states were visited";
+  }
   EXPECT_GT(report.ends, 0U);
   ::testing::Test::RecordProperty("states", std::to_string(report.states));
 }
 
 void explore_all(const std::vector<Program>& programs, SimulatedCluster::Options options = {}) {
-  constexpr size_t states_max = 400'000;
-  expect_well(explore(options, programs, states_max), programs);
+  expect_well(explore(options, programs, kStatesMax), programs);
 }
 
 TEST(Exploration, TwoRanksTwoTensorsTwice) {
@@ -228,7 +234,7 @@ TEST(ExplorationOfTheGate, NeverSubmitted) {
               gate());
 }
 
-// 3 ranks give 4 tensors, each in every order, twice: 13,824 jobs.
+// 3 ranks give 4 tensors, each in every order, twice: 13,824 jobs. Under a sanitizer every 17th.
 TEST(Exploration, EveryOrderOfThreeRanksAndFourTensors) {
   std::array<std::string, 4> names = {"a", "b", "c", "d"};
   std::vector<Program> orders;
@@ -249,9 +255,10 @@ TEST(Exploration, EveryOrderOfThreeRanksAndFourTensors) {
   for (const Program& first : orders) {
     for (const Program& second : orders) {
       for (const Program& third : orders) {
+        ++timing.seed;
+        if (!kEveryState && timing.seed % 17 != 0) continue;
         const std::vector<Program> programs = {first, second, third};
         SimulatedCluster cluster(options, programs);
-        ++timing.seed;
         TimedRun(cluster, timing).run();
         const auto wrong = check_outcomes(cluster, expected_outcomes(programs, cluster.names()));
         ASSERT_TRUE(wrong.empty()) << describe(programs) << wrong.front();
