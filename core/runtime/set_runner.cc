@@ -32,9 +32,13 @@ Controller::Options controller_options(const SetRunner::Parts& parts) {
   options.stall_warn_after = nanos(config.stall_warn_s);
   options.stall_abort_after = nanos(config.stall_abort_s);
   if (config.freeze) options.gate = parts.resources.gate.get();
-  // The coordinator's stall report names what is negotiated: frozen entries are thawed before it.
+  // The coordinator's stall report names what is negotiated, and counts from there: so frozen
+  // entries are thawed early, and the limits are exceeded by little.
   if (config.stall_warn_s > 0) {
     options.thaw_after = std::min(options.thaw_after, options.stall_warn_after / 4);
+  }
+  if (config.stall_abort_s > 0) {
+    options.thaw_after = std::min(options.thaw_after, options.stall_abort_after / 8);
   }
   return options;
 }
