@@ -20,6 +20,7 @@ Pending make(CollectiveKind kind, std::string_view kind_name, const Options& opt
     pending->refuse(Error(ErrorCode::InvalidArgument,
                           "tensor \"" + pending->name + "\": the group has no tensors"));
   }
+  pending->reserve(tensors.size());
   return pending;
 }
 
@@ -28,7 +29,8 @@ GroupHandle submit(const Pending& pending) {
   return GroupHandle(pending);
 }
 
-Tensors run(const Pending& pending) {
+// Valid as long as `pending` is.
+const Tensors& run(const Pending& pending) {
   pending->run(pending);
   return pending->results();
 }

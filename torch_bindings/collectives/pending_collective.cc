@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_complex.h>
+#include <c10/util/accumulate.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -15,6 +16,7 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
+#include "horon/torch_bindings/collectives/known_calls.h"
 #include "horon/torch_bindings/tensors/finite.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
@@ -36,6 +38,11 @@ void mark_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
+// A collective can work on its memory as it lies. Most tensors are like that, and views of tensors
+// cost more than the rest of a small call.
+bool travels_as_it_is(const at::Tensor& tensor) {
+  return !tensor.is_complex() && !tensor.is_neg() && tensor.is_contiguous();
+}
 bool is_row_major(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
 }
@@ -86,15 +93,16 @@ std::vector<int64_t> PendingCollective::even_splits(const at::Tensor& tensor) co
   return core::even_splits(tensor.size(0), process_set_.size());
 }
 
-std::string PendingCollective::part_name(const at::Tensor& tensor) const {
-  const std::string own = grouped_ ? concat(name, ".", parts_.size()) : name;
-  return concat(own, tensor.is_complex() ? " (complex)" : "",
-                remark.empty() ? "" : concat(" (", remark, ")"));
+void PendingCollective::reserve(size_t parts) {
+  parts_.reserve(parts);
+  memory_.reserve(parts);
 }
 
 void PendingCollective::check(const at::Tensor& tensor, Place place) {
   try {
-    const at::Tensor real = real_view(tensor);
+    const bool complex = tensor.defined() && tensor.is_complex();
+    const at::Tensor view = complex ? real_view(tensor) : at::Tensor();
+    const at::Tensor& real = complex ? view : tensor;
     place == Place::Same ? check_writable(real, name) : check_tensor(real, name);
     const DataType dtype = data_type_of(real, name);
     if (!parts_.empty() && dtype != spec.dtype) {
@@ -137,57 +145,105 @@ void PendingCollective::check_reduction(const at::Tensor& tensor) const {
 
 void PendingCollective::add(const at::Tensor& tensor, Place place) {
   check(tensor, place);
-  Part part;
+  Part& part = parts_.emplace_back();
   part.complex = tensor.is_complex();
-  const at::Tensor real = real_view(tensor);
-  part.input = row_major(real);
+  const bool as_it_is = travels_as_it_is(tensor);
+  const at::Tensor view = as_it_is ? at::Tensor() : real_view(tensor);
+  const at::Tensor& real = as_it_is ? tensor : view;
+  part.shape = real.sizes();
+  const bool in_place_on_result = spec.kind == CollectiveKind::Broadcast && place == Place::New;
   if (place == Place::Same) {
-    part.output = part.input;
+    if (!as_it_is) part.output = row_major(real);
     if (!is_row_major(tensor)) part.target = tensor.detach();
     part.result = tensor;
     mark_written(tensor);
-  } else if (spec.kind == CollectiveKind::Broadcast) {
-    // In place on the result, which on the root begins as a copy of the input.
-    at::Tensor result = row_major_like(real).detach();
-    if (spec.root == horon::rank()) result.copy_(real);
-    part.input = part.output = std::move(result);
   } else {
-    part.output = row_major_like(part.input);
-  }
-  if (!part.result.defined()) {
+    part.output = row_major_like(real).detach();
     part.result = part.complex ? at::view_as_complex(part.output) : part.output;
   }
-  spec.parts.push_back({part_name(tensor), real.sizes().vec()});
-  parts_.push_back(std::move(part));
+  if (in_place_on_result && spec.root == horon::rank()) {
+    part.output.copy_(as_it_is ? real_view(tensor) : real);
+  }
+  if (place == Place::Same || in_place_on_result) {
+    const at::Tensor& memory = part.output.defined() ? part.output : part.result;
+    part.input = memory.storage();
+    memory_.push_back(make_part(memory, memory));
+  } else {
+    const at::Tensor input = as_it_is ? tensor : row_major(real);
+    part.input = input.storage();
+    memory_.push_back(make_part(input, part.output));
+  }
 }
 
 void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits) {
   check(tensor, Place::New);
-  Part part;
-  part.complex = tensor.is_complex();
   const bool gathers =
       spec.kind == CollectiveKind::Allgather || spec.kind == CollectiveKind::Gather;
-  at::Tensor rows = real_view(tensor.dim() == 0 && gathers ? tensor.reshape({1}) : tensor);
   if (tensor.dim() == 0 && !gathers) {
     refuse(Error(ErrorCode::InvalidArgument,
                  concat("tensor \"", name, "\": is a scalar; ", to_string(spec.kind),
                         " divides the first dimension, so give at least one")));
   }
-  part.row_shape = rows.sizes().slice(1).vec();
-  std::string shown = part_name(tensor);
-  core::TensorPart said{shown, rows.sizes().vec()};
-  if (core::element_count(part.row_shape) == 0) {
+  Part& part = parts_.emplace_back();
+  part.complex = tensor.is_complex();
+  at::Tensor rows = tensor.dim() == 0 ? tensor.reshape({1}) : tensor;
+  if (!travels_as_it_is(rows)) rows = row_major(real_view(rows));
+  part.row_shape = rows.sizes().slice(1);
+  part.shape = rows.sizes();
+  part.options = rows.options();
+  if (c10::multiply_integers(part.row_shape) == 0) {
     // The number of rows can't be seen from their bytes if a row has no elements. So one element
     // stands for each row, and the shape of a row is part of the name that the ranks compare.
     part.hollow = true;
-    said = {concat(shown, " (rows of shape ", core::shape_text(part.row_shape), ")"),
-            {rows.size(0)}};
+    part.shape = at::DimVector{rows.size(0)};
     rows = rows.new_zeros({rows.size(0)});
   }
-  part.input = row_major(rows);
-  spec.parts.push_back(std::move(said));
+  part.input = rows.storage();
+  memory_.push_back(make_part(rows, {}));
   splits_.insert(splits_.end(), splits.begin(), splits.end());
-  parts_.push_back(std::move(part));
+}
+
+std::string PendingCollective::part_name(size_t index) const {
+  const Part& part = parts_[index];
+  std::string own = grouped_ ? concat(name, ".", index) : name;
+  if (part.complex) own += " (complex)";
+  if (!remark.empty()) own += concat(" (", remark, ")");
+  if (part.hollow) own += concat(" (rows of shape ", core::shape_text(part.row_shape), ")");
+  return own;
+}
+
+// The names of the parts say nothing but their numbers.
+bool PendingCollective::is_plain() const {
+  return remark.empty() && std::none_of(parts_.begin(), parts_.end(), [](const Part& part) {
+           return part.complex || part.hollow;
+         });
+}
+
+std::shared_ptr<const core::EntrySpec> PendingCollective::agreed_spec() {
+  const bool plain = is_plain();
+  const uint32_t set = process_set_.id();
+  if (plain) {
+    const std::shared_ptr<const KnownCall> known = known_calls().find(set, name);
+    const auto same_shape = [](const core::TensorPart& before, const Part& now) {
+      return at::IntArrayRef(before.shape) == at::IntArrayRef(now.shape);
+    };
+    if (known != nullptr && known->grouped == grouped_ && known->call == spec &&
+        std::equal(known->spec->parts.begin(), known->spec->parts.end(), parts_.begin(),
+                   parts_.end(), same_shape)) {
+      return known->spec;
+    }
+  }
+  auto whole = std::make_shared<core::EntrySpec>(spec);
+  whole->parts.reserve(parts_.size());
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const at::DimVector& shape = parts_[i].shape;
+    whole->parts.push_back({part_name(i), {shape.begin(), shape.end()}});
+  }
+  if (plain) {
+    known_calls().note(set, name,
+                       std::make_shared<const KnownCall>(KnownCall{spec, grouped_, whole}));
+  }
+  return whole;
 }
 
 core::Submission PendingCollective::submission(const std::shared_ptr<PendingCollective>& self) {
@@ -195,7 +251,7 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
   core::Submission submission;
   submission.set = process_set_.id();
   submission.name = name;
-  for (const Part& part : parts_) submission.memory.push_back(make_part(part.input, part.output));
+  submission.memory = std::move(memory_);
   if (core::moves_blocks(spec.kind)) {
     submission.splits = splits_;
     // The runtime lets go of this function when it lets go of the pending collective, so a plain
@@ -207,7 +263,7 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
       return parts_[part].bytes.get();
     };
   }
-  submission.spec = std::make_shared<const core::EntrySpec>(spec);
+  submission.spec = agreed_spec();
   submission.keep_alive = self;
   return submission;
 }
@@ -236,25 +292,26 @@ const std::vector<at::Tensor>& PendingCollective::results() {
 }
 
 void PendingCollective::settle() {
+  results_.reserve(parts_.size());
   for (Part& part : parts_) {
     if (core::moves_blocks(spec.kind)) settle_rows(part);
     if (part.target.defined()) {
       part.target.copy_(part.complex ? at::view_as_complex(part.output) : part.output);
     }
-    results_.push_back(part.result);
+    results_.push_back(std::move(part.result));
   }
 }
 
 void PendingCollective::settle_rows(Part& part) {
-  const int64_t row = part.hollow ? 1 : core::element_count(part.row_shape);
-  std::vector<int64_t> shape = part.row_shape;
-  shape.insert(shape.begin(), part.elements / row);
+  const int64_t row = part.hollow ? 1 : c10::multiply_integers(part.row_shape);
+  std::vector<int64_t> shape{part.elements / row};
+  shape.insert(shape.end(), part.row_shape.begin(), part.row_shape.end());
   at::Tensor rows;
   if (part.bytes == nullptr || part.hollow) {
-    rows = at::empty(shape, part.input.options());
+    rows = at::empty(shape, part.options);
   } else {
     rows = at::from_blob(
-        part.bytes.get(), shape, [memory = part.bytes](void*) {}, part.input.options());
+        part.bytes.get(), shape, [memory = part.bytes](void*) {}, part.options);
   }
   part.result = part.complex ? at::view_as_complex(rows) : rows;
   part.bytes.reset();
@@ -265,7 +322,8 @@ std::vector<std::vector<int64_t>> PendingCollective::received_rows() const {
   const size_t sources = parts_.empty() ? 0 : received.size() / parts_.size();
   std::vector<std::vector<int64_t>> rows;
   for (size_t part = 0; part < parts_.size(); ++part) {
-    const int64_t row = parts_[part].hollow ? 1 : core::element_count(parts_[part].row_shape);
+    const Part& own = parts_[part];
+    const int64_t row = own.hollow ? 1 : c10::multiply_integers(own.row_shape);
     std::vector<int64_t>& of_part = rows.emplace_back();
     for (size_t source = 0; source < sources; ++source) {
       of_part.push_back(received[part * sources + source] / row);

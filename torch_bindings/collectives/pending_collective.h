@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include <ATen/DimVector.h>
 #include <ATen/core/Tensor.h>
 
 #include "horon/core/base/entry_spec.h"
@@ -27,7 +28,7 @@ class PendingCollective {
   PendingCollective(CollectiveKind kind, std::string_view kind_name, const std::string& name,
                     const ProcessSet& process_set, bool grouped = false);
 
-  // What the ranks agree on; fill in before submit().
+  // What the ranks agree on, but for the parts; fill in before the first part.
   core::EntrySpec spec;
   const std::string name;
   // Compared beside the names of the parts; fill in before the first part.
@@ -44,6 +45,8 @@ class PendingCollective {
   std::vector<int64_t> equal_splits(const at::Tensor& tensor) const;
   std::vector<int64_t> even_splits(const at::Tensor& tensor) const;
 
+  // So many parts will be added.
+  void reserve(size_t parts);
   // Adds a tensor whose result has its own shape: written to a new tensor, or to itself.
   void add(const at::Tensor& tensor, Place place);
   // Adds a tensor whose result differs in its first dimension; a scalar counts as one row.
@@ -58,34 +61,39 @@ class PendingCollective {
   core::HandleState& state() const { return *state_; }
   // Returns when it has ended; throws Error(Timeout) when the time is over.
   void wait(std::chrono::nanoseconds timeout) const;
-  // After it has ended. Throws its error, each time.
+  // After it has ended, in the order of the parts. Throws its error, each time.
   const std::vector<at::Tensor>& results();
   // The rows of each result that came from each member of the set; [part][member].
   std::vector<std::vector<int64_t>> received_rows() const;
 
  private:
   struct Part {
-    at::Tensor input;   // row-major, real
-    at::Tensor output;  // row-major, real; rows: made by the first wait()
-    at::Tensor target;  // in place on a tensor that is not row-major: takes a copy of the output
+    at::Tensor result;    // rows: made by the first wait()
+    at::Tensor target;    // in place on a tensor that is not row-major: takes a copy of `output`
+    at::Tensor output;    // row-major, real; undefined: the memory of `result`
+    c10::Storage input;   // so that the memory stays, whatever the program does to its tensor
+    at::DimVector shape;  // what the ranks agree on
     bool complex = false;
-    std::vector<int64_t> row_shape;  // rows: the shape of one, real
-    bool hollow = false;             // rows without elements: one element stands for each row
+    bool hollow = false;        // rows without elements: one element stands for each row
+    at::DimVector row_shape;    // rows: the shape of one, real
+    at::TensorOptions options;  // rows: of the result
     std::shared_ptr<std::byte> bytes;
     int64_t elements = 0;
-    at::Tensor result;
   };
 
   core::Submission submission(const std::shared_ptr<PendingCollective>& self);
   void check(const at::Tensor& tensor, Place place);
   void check_reduction(const at::Tensor& tensor) const;
-  std::string part_name(const at::Tensor& tensor) const;
+  bool is_plain() const;
+  std::shared_ptr<const core::EntrySpec> agreed_spec();
+  std::string part_name(size_t index) const;
   void settle();
   void settle_rows(Part& part);
 
   const ProcessSet process_set_;
   const bool grouped_;  // several tensors under one name
   std::vector<Part> parts_;
+  std::vector<core::MemoryPart> memory_;  // of the parts
   std::vector<int64_t> splits_;
   std::shared_ptr<core::HandleState> state_;
   std::vector<at::Tensor> results_;

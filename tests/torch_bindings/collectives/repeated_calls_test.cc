@@ -1,0 +1,115 @@
+// Calls that come again under the same names: what they allocate, and that none is taken for an
+// earlier one that was different.
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "horon/tests/support/allocation_counter.h"
+#include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/collectives/grouped_collectives.h"
+
+namespace horon {
+namespace {
+
+const auto* const environment =
+    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
+
+// The least of many calls: the thread that waits may run the loop, or find it done.
+int64_t allocations_of(const std::function<void()>& call) {
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int i = 0; i < 60; ++i) {
+    const int64_t before = testing_support::allocations_of_this_thread();
+    call();
+    least = std::min(least, testing_support::allocations_of_this_thread() - before);
+  }
+  return least;
+}
+
+TEST(RepeatedCalls, OfOneTensorAllocateLittle) {
+  const at::Tensor x = at::zeros({2, 3});
+  const int64_t blocking = allocations_of([&] { allreduce_(x, {.name = "a tensor of a model"}); });
+  const int64_t waited =
+      allocations_of([&] { allreduce_async_(x, {.name = "another tensor"}).wait(); });
+  RecordProperty("allocations", std::to_string(blocking) + ", " + std::to_string(waited));
+  EXPECT_LE(blocking, 16);
+  EXPECT_LE(waited, 16);
+}
+
+TEST(RepeatedCalls, OfAGroupAllocateNothingForEachTensor) {
+  const auto of_group = [](int64_t tensors) {
+    const Tensors group(static_cast<size_t>(tensors), at::zeros({4}));
+    const std::string name = "a group of " + std::to_string(tensors);
+    return allocations_of([&] { grouped_allreduce_(group, {.name = name}); });
+  };
+  const int64_t few = of_group(8);
+  const int64_t many = of_group(264);
+  RecordProperty("allocations", std::to_string(few) + ", " + std::to_string(many));
+  EXPECT_LE(many, few + 32) << "lists that grow by doubling are all that may be added";
+}
+
+int64_t sum_of_ranks() { return size() * (size() + 1) / 2; }
+
+at::Tensor mine(at::IntArrayRef shape, at::ScalarType type = at::kFloat) {
+  return at::full(shape, rank() + 1, at::TensorOptions(type));
+}
+
+TEST(RepeatedCalls, OfOneNameMayDiffer) {
+  const AllreduceOptions sum{.name = "again", .op = ReduceOp::Sum};
+  const AllreduceOptions max{.name = "again", .op = ReduceOp::Max};
+  const AllreduceOptions doubled{.name = "again", .op = ReduceOp::Sum, .postscale = 2};
+  const auto expect = [](const at::Tensor& got, const at::Tensor& like, int64_t value) {
+    EXPECT_EQ(got.sizes(), like.sizes());
+    EXPECT_EQ(got.scalar_type(), like.scalar_type());
+    EXPECT_TRUE(got.eq(value).all().item<bool>()) << got;
+  };
+  for (int i = 0; i < 5; ++i) {
+    for (const at::ScalarType type : {at::kFloat, at::kLong, at::kComplexFloat}) {
+      for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{
+               {}, {0}, {6}, {6}, {2, 3}, {3, 2}, {1, 2, 3, 4, 1, 1, 2}}) {
+        const at::Tensor x = mine(shape, type);
+        expect(allreduce(x, sum), x, sum_of_ranks());
+        for (const at::Tensor& one : grouped_allreduce({x}, sum)) expect(one, x, sum_of_ranks());
+        for (const at::Tensor& one : grouped_allreduce({x, x.clone()}, sum)) {
+          expect(one, x, sum_of_ranks());
+        }
+      }
+    }
+    const at::Tensor x = mine({6});
+    expect(allreduce(x, max), x, size());
+    expect(allreduce(x, doubled), x, 2 * sum_of_ranks());
+    expect(broadcast(x, {.name = "again", .root = size() - 1}), x, size());
+    EXPECT_EQ(allgather(x, {.name = "again"}).size(0), 6 * size());
+    EXPECT_EQ(reducescatter(mine({2 * size()}), {.name = "again"}).size(0), 2);
+  }
+}
+
+// The runtime reads the memory that the tensor had when the call was made.
+TEST(RepeatedCalls, TheMemoryStaysWhateverBecomesOfTheTensor) {
+  for (int i = 0; i < 10; ++i) {
+    at::Tensor dropped = mine({5000});
+    at::Tensor changed = mine({5000});
+    at::Tensor given = mine({5000}).requires_grad_(true).mul(1);
+    const Handle first = allreduce_async(dropped, {.name = "dropped", .op = ReduceOp::Sum});
+    const Handle second = allreduce_async(changed, {.name = "changed", .op = ReduceOp::Sum});
+    const Handle third = allreduce_async(given, {.name = "given", .op = ReduceOp::Sum});
+    const Handle rows = allgather_async(given, {.name = "rows"});
+    dropped.reset();
+    changed.set_data(at::zeros({5000}));
+    given.reset();
+    const at::Tensor other = at::zeros({5000});  // may get memory that was given back too early
+    for (const Handle& handle : {first, second, third}) {
+      EXPECT_TRUE(handle.wait().eq(sum_of_ranks()).all().item<bool>());
+      EXPECT_FALSE(handle.wait().requires_grad());
+    }
+    EXPECT_EQ(rows.wait().sum().item<double>(), 5000.0 * static_cast<double>(sum_of_ranks()));
+  }
+}
+
+}  // namespace
+}  // namespace horon
