@@ -97,28 +97,30 @@ void put_number(DataType dtype, std::byte* place, uint64_t bits) {
   }
 }
 
-std::vector<std::byte> numbers_of(DataType dtype, uint64_t sequence, int rank, int64_t count) {
+// Those of a rank's input from element `begin` on.
+std::vector<std::byte> numbers_of(DataType dtype, uint64_t sequence, int rank, int64_t begin,
+                                  int64_t count) {
   std::vector<std::byte> numbers(static_cast<size_t>(count) * size_of(dtype));
   for (int64_t i = 0; i < count; ++i) {
     put_number(dtype, numbers.data() + static_cast<size_t>(i) * size_of(dtype),
-               mix(sequence, static_cast<uint64_t>(rank), static_cast<uint64_t>(i)));
+               mix(sequence, static_cast<uint64_t>(rank), static_cast<uint64_t>(begin + i)));
   }
   return numbers;
 }
 
-// All ranks' inputs reduced on this rank, by the kernels that have tests of their own.
-std::vector<std::byte> reduced(const core::Batch& batch, uint64_t sequence, int ranks,
-                               int64_t count) {
+// This rank's block, which begins at element `begin`, of all ranks' inputs reduced, by the kernels
+// that have tests of their own.
+std::vector<std::byte> reduced(const core::Batch& batch, int ranks, int64_t begin) {
   std::vector<std::vector<std::byte>> inputs;
   std::vector<const std::byte*> places;
   for (int rank = 0; rank < ranks; ++rank) {
-    inputs.push_back(numbers_of(batch.dtype, sequence, rank, count));
+    inputs.push_back(numbers_of(batch.dtype, batch.sequence, rank, begin, batch.count));
     places.push_back(inputs.back().data());
   }
-  std::vector<std::byte> result(static_cast<size_t>(count) * size_of(batch.dtype));
+  std::vector<std::byte> result(static_cast<size_t>(batch.count) * size_of(batch.dtype));
   std::byte* output = result.data();
   reduce_many({batch.dtype, batch.reduce_op, batch.prescale, batch.postscale, batch.divisor},
-              places, {&output, 1}, count);
+              places, {&output, 1}, batch.count);
   return result;
 }
 
@@ -140,11 +142,8 @@ void prepare_reduction(const World& world, ExchangeRun& run, uint64_t sequence, 
     total += batch.send_counts.back();
   }
   batch.count = batch.send_counts[static_cast<size_t>(world.rank)];
-  run.content = numbers_of(dtype, sequence, world.rank, total);
-  const std::vector<std::byte> all = reduced(batch, sequence, world.size, total);
-  const auto size = static_cast<int64_t>(size_of(dtype));
-  run.expected.assign(all.begin() + own_begin * size,
-                      all.begin() + (own_begin + batch.count) * size);
+  run.content = numbers_of(dtype, sequence, world.rank, 0, total);
+  run.expected = reduced(batch, world.size, own_begin);
   run.allocate(world);
 }
 

@@ -26,6 +26,7 @@ std::vector<std::byte> block_of(uint64_t sequence, int rank, int64_t bytes) {
 struct MoveRun {
   std::unique_ptr<ContractBuffer> input;  // null: in place
   std::unique_ptr<ContractBuffer> output;
+  std::vector<std::byte> content;  // of the input
   std::vector<std::byte> expected;
   core::Batch batch;
 };
@@ -48,6 +49,9 @@ void run_moves(const World& world, core::CollectiveOp& op, const MoveRuns& runs,
   for (const auto& run : runs) {
     ASSERT_TRUE(run->output->holds(run->expected))
         << to_string(dtype) << ' ' << run->batch.sequence;
+    if (run->input == nullptr) continue;
+    EXPECT_TRUE(run->input->holds(run->content))
+        << "the input was changed: " << to_string(dtype) << ' ' << run->batch.sequence;
   }
 }
 
@@ -68,6 +72,7 @@ void prepare_allgather(const World& world, MoveRun& run, uint64_t sequence, Data
   if (in_place) std::copy(own.begin(), own.end(), before.begin() + static_cast<int64_t>(own_begin));
   run.output = std::make_unique<ContractBuffer>(world, before, is_registered(world, sequence, 1));
   if (!in_place) {
+    run.content = own;
     run.input = std::make_unique<ContractBuffer>(world, own, is_registered(world, sequence, 2));
   }
   run.batch.kind = CollectiveKind::Allgather;
@@ -88,6 +93,7 @@ void prepare_broadcast(const World& world, MoveRun& run, uint64_t sequence, Data
   const auto before = in_place ? own : block_of(sequence + 1, world.rank, bytes);
   run.output = std::make_unique<ContractBuffer>(world, before, is_registered(world, sequence, 1));
   if (!in_place) {
+    run.content = own;
     run.input = std::make_unique<ContractBuffer>(world, own, is_registered(world, sequence, 2));
   }
   run.batch.kind = CollectiveKind::Broadcast;
@@ -107,6 +113,8 @@ void check_broadcast(const World& world, core::CollectiveOp& op) {
   for (const DataType dtype : kAllTypes) {
     MoveRuns runs;
     for (const int64_t count : {0, 1, 3, 1000, 65537, 700001}) {
+      // The longest takes more than one step of an op; once is enough of so much memory.
+      if (count == 700001 && dtype != DataType::Float32) continue;
       for (const bool in_place : {true, false}) {
         auto& run = *runs.emplace_back(std::make_unique<MoveRun>());
         prepare_broadcast(world, run, ++sequence, dtype, count, in_place);

@@ -104,21 +104,24 @@ void check_long_allreduce(const World& world, core::CollectiveOp& op, int64_t co
                                                  {DataType::Int64, ReduceOp::Max}};
   for (const auto& [dtype, reduce_op] : kinds) {
     for (int variant = 0; variant < 4; ++variant) {
+      // The expected result costs more than the allreduce: the whole length once for each kind of
+      // memory is enough, the others take a few pieces.
+      const bool whole = dtype == DataType::Float32 && (variant == 0 || variant == 3);
       cases.push_back({.dtype = dtype,
                        .op = reduce_op,
-                       .count = count,
+                       .count = whole ? count : count / 5,
                        .in_place = variant % 2 == 0,
                        .registered = variant / 2 == 0});
     }
   }
   // One rank's memory is not like the others'.
-  cases.push_back({.count = count, .private_rank = world.size - 1});
+  cases.push_back({.count = count / 2, .private_rank = world.size - 1});
   cases.push_back({.count = count, .in_place = false, .private_rank = 0});
   run_cases(world, op, cases, 5);
 }
 
 void check_mixed_places(const World& world, core::CollectiveOp& op) {
-  for (const int64_t count : {int64_t{3}, int64_t{40000}, int64_t{600001}}) {
+  for (const int64_t count : {int64_t{3}, int64_t{40000}, int64_t{200001}}) {
     std::vector<AllreduceCase> cases;
     for (const int alone : {0, world.size - 1}) {
       for (const DataType dtype : {DataType::Float32, DataType::BFloat16, DataType::Int32}) {

@@ -1,7 +1,10 @@
 #include "horon/ops/host/stream_copy.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -26,6 +29,50 @@ TEST(StreamCopy, CopiesWhatItShouldAndNothingElse) {
       }
     }
   }
+}
+
+// As long as pieces of a collective, at ends that are not aligned, and all of what is around it.
+TEST(StreamCopy, CopiesWholePieces) {
+  constexpr size_t kGuard = 4096;
+  for (const size_t bytes :
+       {size_t{4095}, size_t{64} << 10, (size_t{256} << 10) + 1, (size_t{2} << 20) + 63}) {
+    std::vector<std::byte> from(bytes + 64);
+    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 2654435761 >> 13);
+    for (const size_t shift : {0, 1, 8, 63}) {
+      std::vector<std::byte> to(bytes + 2 * kGuard + 64, std::byte{0x5a});
+      std::vector<std::byte> expected = to;
+      const size_t begin = kGuard + shift;
+      std::memcpy(expected.data() + begin, from.data() + (63 - shift), bytes);
+      stream_copy(to.data() + begin, from.data() + (63 - shift), bytes);
+      EXPECT_TRUE(to == expected) << bytes << " bytes, moved by " << shift;
+    }
+  }
+}
+
+// Whoever sees a flag that was set behind the copy sees all of the copy.
+TEST(StreamCopy, IsVisibleToWhoeverHearsOfIt) {
+  constexpr size_t kBytes = size_t{1} << 20;
+  std::vector<std::byte> from(kBytes);
+  std::vector<std::byte> to(kBytes);
+  std::atomic<int> copied{0};
+  std::atomic<int> seen{0};
+  constexpr int kRounds = 50;
+  std::thread reader([&] {
+    for (int round = 1; round <= kRounds; ++round) {
+      while (copied.load() < round) std::this_thread::yield();
+      const auto expected = static_cast<std::byte>(round);
+      const auto is_new = [expected](std::byte byte) { return byte == expected; };
+      EXPECT_TRUE(std::all_of(to.begin(), to.end(), is_new)) << "round " << round;
+      seen = round;
+    }
+  });
+  for (int round = 1; round <= kRounds; ++round) {
+    std::fill(from.begin(), from.end(), static_cast<std::byte>(round));
+    stream_copy(to.data(), from.data(), kBytes);
+    copied = round;
+    while (seen.load() < round) std::this_thread::yield();
+  }
+  reader.join();
 }
 
 }  // namespace
