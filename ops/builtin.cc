@@ -53,6 +53,7 @@ void add_shared_memory_ops(const Communicator& communicator,
 }  // namespace
 
 size_t builtin_area_bytes(const core::Topology& topology, const core::Config& config) {
+  if (!topology.one_host()) return 0;  // all goes through MPI
   const int local_size = topology.local_size;
   return gate_offset(local_size) +
          (wants_gate(topology, config) ? core::RingGate::bytes(local_size) : 0);

@@ -5,12 +5,12 @@
 #include <optional>
 #include <utility>
 
-#include "horon/core/base/cpu_relax.h"
 #include "horon/core/base/error.h"
 #include "horon/ops/host/block_plan.h"
 #include "horon/ops/host/block_reduction.h"
 #include "horon/ops/host/block_transfer.h"
 #include "horon/ops/host/exchange_peers.h"
+#include "horon/ops/host/few_looks.h"
 #include "horon/ops/host/stream_copy.h"
 
 namespace horon::ops {
@@ -23,8 +23,6 @@ constexpr int64_t kOwnPieceBytes = 256 << 10;
 // Memory of all ranks together that no longer fits into the caches of a common host.
 constexpr int64_t kStreamedBytes = 32 << 20;
 
-size_t ring_bytes_of_block() { return kRingPieces * static_cast<size_t>(kRingPieceBytes); }
-
 }  // namespace
 
 class BlockExchange::Running final : public core::InFlight {
@@ -35,6 +33,7 @@ class BlockExchange::Running final : public core::InFlight {
         plan_(make_block_plan(batch_, parent.rank_, parent.ranks_)),
         number_(parent.next_++),
         slot_(parent.slot(number_)),
+        ring_piece_bytes_(ring_piece_bytes(parent.ranks_, plan_.one_for_all)),
         peers_(parent.group_, slot_, plan_.reduces),
         streams_((plan_.input_bytes + plan_.output_bytes) * parent.ranks_ > kStreamedBytes) {
     if (plan_.reduces || own_from() == own_to()) own_copied_ = own_bytes();
@@ -46,7 +45,7 @@ class BlockExchange::Running final : public core::InFlight {
       parent_.reuse_.announce();
       if (!post()) return Progress::Ringing;
     }
-    int64_t moved = all_here_soon() ? work() : 0;
+    int64_t moved = looks_.see([this] { return all_here(); }) ? work() : 0;
     if (moved == 0) moved = copy_own();
     if (finished()) return leave();
     if (moved > 0) return Progress::Advanced;
@@ -117,18 +116,6 @@ class BlockExchange::Running final : public core::InFlight {
 
   bool all_here() const { return slot_.arrived().load(std::memory_order_seq_cst) == all_arrived_; }
 
-  // When the ranks arrive at almost the same time, a few looks avoid sleeping on the doorbell.
-  bool all_here_soon() {
-    constexpr int kLooks = 16;
-    if (all_here()) return true;
-    if (std::exchange(has_looked_, true)) return false;
-    for (int look = 0; look < kLooks; ++look) {
-      core::cpu_relax();
-      if (all_here()) return true;
-    }
-    return false;
-  }
-
   bool finished() const {
     const bool own_done = plan_.reduces ? own_bytes() == 0 || (reduction_ && reduction_->complete())
                                         : own_copied_ == own_bytes();
@@ -192,7 +179,8 @@ class BlockExchange::Running final : public core::InFlight {
     if (block.bytes == 0 || way_here == Way::Push) return;
     transfers_.push_back({from, parent_.rank_, way_here, &slot_.pair(from, parent_.rank_),
                           peers_.block_of(from), batch_.output + block.begin,
-                          Pieces(block.bytes, parent_.ranks_, way_here == Way::Ring)});
+                          way_here == Way::Ring ? Pieces::in_ring(block.bytes, ring_piece_bytes_)
+                                                : Pieces::direct(block.bytes, parent_.ranks_)});
   }
 
   void add_outgoing(int to) {
@@ -201,7 +189,7 @@ class BlockExchange::Running final : public core::InFlight {
     if (block.bytes == 0 || (way_there != Way::Together && way_there != Way::Push)) return;
     ExchangePair& pair = slot_.pair(parent_.rank_, to);
     transfers_.push_back({parent_.rank_, to, way_there, &pair, batch_.input + block.begin,
-                          peers_.place_in(to), Pieces(block.bytes, parent_.ranks_, false)});
+                          peers_.place_in(to), Pieces::direct(block.bytes, parent_.ranks_)});
   }
 
   void find_ring_readers() {
@@ -214,8 +202,8 @@ class BlockExchange::Running final : public core::InFlight {
       if (feeds_.empty() || !plan_.one_for_all) {
         feeds_.push_back({{},
                           batch_.input + block.begin,
-                          ring + feeds_.size() * ring_bytes_of_block(),
-                          Pieces(block.bytes, parent_.ranks_, true)});
+                          ring + feeds_.size() * ring_bytes(),
+                          Pieces::in_ring(block.bytes, ring_piece_bytes_)});
       }
       RingFeed& feed = feeds_.back();
       feed.readers.push_back({to, &pair});
@@ -223,9 +211,12 @@ class BlockExchange::Running final : public core::InFlight {
     });
   }
 
+  // For one block.
+  size_t ring_bytes() const { return kRingPieces * static_cast<size_t>(ring_piece_bytes_); }
+
   std::byte* take_ring() {
     const auto blocks = static_cast<size_t>(plan_.one_for_all ? 1 : parent_.ranks_ - 1);
-    ring_ = parent_.take_ring(blocks * ring_bytes_of_block());
+    ring_ = parent_.take_ring(blocks * ring_bytes());
     const auto address = parent_.group_.locate(ring_.memory.get(), ring_.bytes);
     HORON_CHECK(address.has_value(), "a ring must be shareable");
     slot_.member(parent_.rank_).input = *address;
@@ -304,10 +295,11 @@ class BlockExchange::Running final : public core::InFlight {
   const BlockPlan plan_;
   const uint64_t number_;
   const ExchangeSlot slot_;
+  const int64_t ring_piece_bytes_;
   const ExchangePeers peers_;
   const bool streams_;  // past the caches
   bool posted_ = false;
-  bool has_looked_ = false;
+  FewLooks looks_;
   bool knows_peers_ = false;
   uint64_t all_arrived_ = 0;  // the slot's counts of arrivals, and of departures, with all of them
   uint32_t pairs_ = 0;        // that this rank waits for

@@ -9,7 +9,7 @@ namespace horon::ops {
 BlockReduction::BlockReduction(const ExchangePeers& peers, const ExchangeSlot& slot,
                                const core::Batch& batch, const std::byte* own, int64_t bytes,
                                int rank, int ranks)
-    : peers_(peers), batch_(batch), pieces_(bytes, ranks, false) {
+    : peers_(peers), batch_(batch), pieces_(Pieces::direct(bytes, ranks)) {
   bool any_ring = false;
   for (int from = 0; from < ranks && bytes > 0; ++from) {
     if (from == rank) {
@@ -20,7 +20,7 @@ BlockReduction::BlockReduction(const ExchangePeers& peers, const ExchangeSlot& s
     any_ring = any_ring || from_ring;
     sources_.push_back({from, from_ring, peers.block_of(from), &slot.pair(from, rank)});
   }
-  pieces_ = Pieces(bytes, ranks, any_ring);
+  if (any_ring) pieces_ = Pieces::in_ring(bytes, ring_piece_bytes(ranks, false));
   inputs_.resize(sources_.size());
 }
 

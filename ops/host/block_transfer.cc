@@ -9,15 +9,29 @@ constexpr int64_t kBlockPieceBytesMin = 32 << 10;
 constexpr int64_t kBlockPieceBytesMax = 256 << 10;
 // A reduced piece touches the memory of all ranks.
 constexpr int64_t kReducedBytesMax = 2 << 20;
+constexpr int64_t kRingPieceBytesMin = 1 << 10;
+constexpr int64_t kRingPieceBytesMax = 64 << 10;
+
+Pieces cut(int64_t block_bytes, int64_t shortest, int64_t longest) {
+  const int64_t each = std::clamp(block_bytes / 4, shortest, longest) / 64 * 64;
+  return {block_bytes, each, static_cast<uint64_t>((block_bytes + each - 1) / each)};
+}
 
 }  // namespace
 
-Pieces::Pieces(int64_t block_bytes, int ranks, bool in_ring) : total(block_bytes) {
-  const int64_t longest =
-      in_ring ? kRingPieceBytes
-              : std::clamp(kReducedBytesMax / ranks, kBlockPieceBytesMin, kBlockPieceBytesMax);
-  each = std::clamp(block_bytes / 4, kBlockPieceBytesMin, longest) / 64 * 64;
-  count = static_cast<uint64_t>((block_bytes + each - 1) / each);
+int64_t ring_piece_bytes(int ranks, bool one_for_all) {
+  const int64_t rings = ranks * (one_for_all ? 1 : std::max<int64_t>(1, ranks - 1));
+  const int64_t share = kAllRingsBytes / (rings * static_cast<int64_t>(kRingPieces));
+  return std::clamp(share, kRingPieceBytesMin, kRingPieceBytesMax) / 64 * 64;
+}
+
+Pieces Pieces::direct(int64_t block_bytes, int ranks) {
+  return cut(block_bytes, kBlockPieceBytesMin,
+             std::clamp(kReducedBytesMax / ranks, kBlockPieceBytesMin, kBlockPieceBytesMax));
+}
+
+Pieces Pieces::in_ring(int64_t block_bytes, int64_t ring_piece_bytes) {
+  return cut(block_bytes, std::min(kBlockPieceBytesMin, ring_piece_bytes), ring_piece_bytes);
 }
 
 int64_t Pieces::bytes(uint64_t piece) const { return std::min(each, total - begin(piece)); }

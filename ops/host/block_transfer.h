@@ -9,18 +9,26 @@
 
 namespace horon::ops {
 
-// Pieces of one block that are in a ring at a time, and the longest of them.
+// Pieces of one block that are in a ring at a time.
 inline constexpr uint64_t kRingPieces = 4;
-inline constexpr int64_t kRingPieceBytes = 64 << 10;
+// The rings of one collective on a host, as long as a piece of at least 1 KiB allows it.
+inline constexpr int64_t kAllRingsBytes = int64_t{64} << 20;
+
+// The longest piece in a ring; a multiple of 64. A rank has one ring if it gives everybody the same
+// block, else one for each other rank, so with many ranks the rings get shorter.
+int64_t ring_piece_bytes(int ranks, bool one_for_all);
 
 // How a block is cut; both ranks know all of this.
 struct Pieces {
-  Pieces(int64_t block_bytes, int ranks, bool in_ring);
+  // Copied from memory to memory, or reduced from the memory of all ranks.
+  static Pieces direct(int64_t block_bytes, int ranks);
+  // By way of a ring for pieces of that length.
+  static Pieces in_ring(int64_t block_bytes, int64_t ring_piece_bytes);
   int64_t begin(uint64_t piece) const { return static_cast<int64_t>(piece) * each; }
   int64_t bytes(uint64_t piece) const;
   // Where a piece lies in the part of a ring that belongs to the block.
   int64_t ring_place(uint64_t piece) const {
-    return static_cast<int64_t>(piece % kRingPieces) * kRingPieceBytes;
+    return static_cast<int64_t>(piece % kRingPieces) * each;
   }
 
   int64_t total;  // bytes

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <utility>
 
-#include "horon/core/base/cpu_relax.h"
 #include "horon/core/base/error.h"
+#include "horon/ops/host/few_looks.h"
 #include "horon/ops/host/host_kernels.h"
 
 namespace horon::ops {
@@ -30,7 +30,7 @@ class SlotAllreduce::Running final : public core::InFlight {
       posted_ = post();
       return posted_ ? Progress::Advanced : Progress::Ringing;
     }
-    if (!all_here_soon()) {
+    if (!looks_.see([this] { return all_here(); })) {
       parent_.arrival_.announce();
       if (!all_here()) return Progress::Ringing;
     }
@@ -60,18 +60,6 @@ class SlotAllreduce::Running final : public core::InFlight {
     return true;
   }
 
-  // When the ranks arrive at almost the same time, a few looks avoid sleeping on the doorbell.
-  bool all_here_soon() {
-    constexpr int kLooks = 16;
-    if (all_here()) return true;
-    if (std::exchange(has_looked_, true)) return false;
-    for (int look = 0; look < kLooks; ++look) {
-      core::cpu_relax();
-      if (all_here()) return true;
-    }
-    return false;
-  }
-
   void reduce() {
     std::vector<const std::byte*>& inputs = parent_.inputs_;
     for (int rank = 0; rank < parent_.ranks_; ++rank) {
@@ -90,7 +78,7 @@ class SlotAllreduce::Running final : public core::InFlight {
   const uint64_t number_;
   const size_t bytes_;
   bool posted_ = false;
-  bool has_looked_ = false;
+  FewLooks looks_;
   int arrived_ = 0;  // the inputs of the ranks below this one have arrived
 };
 

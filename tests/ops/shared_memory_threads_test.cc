@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/host/local_subgroup.h"
+#include "horon/ops/host/block_transfer.h"
 #include "horon/ops/host/piece_allreduce.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/host/shared_memory_exchange.h"
@@ -80,7 +81,7 @@ TEST_P(BlockThreads, AllKinds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(SharedMemory, Threads, testing::Values(1, 2, 3, 4, 7));
-INSTANTIATE_TEST_SUITE_P(SharedMemory, BlockThreads, testing::Values(1, 2, 4));
+INSTANTIATE_TEST_SUITE_P(SharedMemory, BlockThreads, testing::Values(1, 2, 5));
 
 // Two process sets of one host with a rank in common, at the same time.
 TEST(SharedMemory, OverlappingSubgroups) {
@@ -128,6 +129,54 @@ TEST(SharedMemory, SeventyRanks) {
     check_long_allreduce(world, op, 50);
     check_long_allreduce(world, op, 1000);
   });
+}
+
+// All rings of a host together have a limit, so with many ranks the pieces get short.
+TEST(SharedMemory, RingsOfManyRanksAreBounded) {
+  for (const bool one_for_all : {true, false}) {
+    for (int64_t ranks = 1; ranks <= 128; ++ranks) {
+      const int64_t piece = ring_piece_bytes(static_cast<int>(ranks), one_for_all);
+      const int64_t rings = ranks * (one_for_all ? 1 : ranks - 1);
+      EXPECT_LE(rings * piece * static_cast<int64_t>(kRingPieces), 64 << 20) << ranks;
+      EXPECT_GE(piece, 1 << 10);
+      EXPECT_EQ(piece % 64, 0);
+      EXPECT_TRUE(piece == 64 << 10 || (ranks > 16 && !one_for_all)) << ranks;
+    }
+  }
+}
+
+// Pieces that are shorter than those of few ranks, and blocks of more pieces than a ring holds.
+TEST(SharedMemory, AlltoallOfManyRanks) {
+  constexpr int kRanks = 30;
+  static constexpr int64_t kCount = 30'000;
+  with_groups(kRanks, BlockExchange::area_bytes(kRanks),
+              [](const World& world, core::LocalGroup& group) {
+                BlockExchange exchange(group, group.area());
+                const auto value = [](int from, int to, int64_t at) {
+                  return static_cast<float>(from * 64 + to) + static_cast<float>(at % 1000) * 8192;
+                };
+                std::vector<float> input;
+                std::vector<float> expected;
+                for (int other = 0; other < kRanks; ++other) {
+                  for (int64_t at = 0; at < kCount; ++at) {
+                    input.push_back(value(world.rank, other, at));
+                    expected.push_back(value(other, world.rank, at));
+                  }
+                }
+                std::vector<float> output(input.size());
+                core::Batch batch;
+                batch.kind = CollectiveKind::Alltoall;
+                batch.send_counts.assign(kRanks, kCount);
+                batch.receive_counts = batch.send_counts;
+                batch.count = static_cast<int64_t>(input.size());
+                batch.input = reinterpret_cast<std::byte*>(input.data());
+                batch.output = reinterpret_cast<std::byte*>(output.data());
+                std::vector<std::unique_ptr<core::InFlight>> in_flight;
+                in_flight.push_back(exchange.start(std::move(batch)));
+                std::mt19937_64 random(static_cast<uint64_t>(world.rank));
+                drive(world, std::move(in_flight), random);
+                EXPECT_TRUE(output == expected) << world.rank;
+              });
 }
 
 TEST(SharedMemory, PiecesAreAlignedAndBounded) {
