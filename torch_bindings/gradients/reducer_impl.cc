@@ -313,7 +313,7 @@ void GradientReducer::Impl::set_weight(double weight) {
 void GradientReducer::Impl::before_zeroing_in_place() {
   const PlainMode plain;
   for (GradientSlot& slot : slots_) {
-    if (slot.state() != GradientSlot::State::Submitted) continue;
+    if (!slot.is_submitted()) continue;
     at::Tensor& grad = slot.parameter().mutable_grad();
     if (!grad.defined() || grad.layout() != at::kStrided) continue;
     grad = at::zeros_like(slot.view());

@@ -57,7 +57,6 @@ bool GradientSlot::is_kept(const at::Tensor& tensor) const {
 }
 
 void GradientSlot::keep(const at::Tensor& tensor) {
-  beside_ = true;
   kept_ = decltype(kept_)(tensor.getIntrusivePtr());
   kept_version_ = tensor._version();
 }
@@ -88,49 +87,57 @@ void GradientSlot::check_shape(const at::Tensor& gradient) const {
 // pass as it is; in a Sum each rank brings its share of it, and a result that is divided needs
 // more.
 void GradientSlot::use_older_value() {
-  if (std::exchange(older_.present, true)) return;
+  if (std::exchange(extras().has_older, true)) return;
   const PlainMode plain;
-  beside_ = true;
   neutral_ = false;
   if (settings_.older_share != 1) {
     view_.mul_(settings_.older_share);
-    older_.scaled = true;
   } else if (settings_.op == ReduceOp::Product && view_.count_nonzero().item<int64_t>() != 0) {
-    older_.present = false;
+    forget_older();
     refuse("Product can't go on from the value of an earlier step; call zero_grad() first");
   }
 }
 
-void GradientSlot::forget_bucket_value() {
-  flight_.discarded = true;
-  flight_.represented = false;
-  flight_.parked = false;
-  late_.reset();
+void GradientSlot::forget_older() {
+  if (!extras_) return;
+  extras_->has_older = false;
+  extras_->older_values.reset();
+}
+
+// .grad no longer stands for what was submitted.
+void GradientSlot::drop() {
+  state_ = State::Dropped;
+  aside_.reset();
+  if (extras_) extras_->late.reset();
+}
+
+// An exception came between the hooks, or nothing came; what the program has set since stays.
+void GradientSlot::put_back_aside() {
+  if (!aside_.defined()) return;
+  at::Tensor aside = std::move(aside_);
+  if (!grad().defined()) grad() = std::move(aside);
 }
 
 void GradientSlot::before_accumulate(std::optional<double> weight) {
   at::Tensor& current = grad();
-  if (state_ != State::Submitted && !beside_ && !current.defined()) return;  // most of them
+  if (!is_submitted() && !extras_ && !current.defined()) return;  // most of them
   if (!fired_ && is_older_sparse(current)) {
-    beside_ = true;
-    sparse_.older_aside = std::exchange(current, at::Tensor());
-    flight_.parked = true;
+    aside_ = std::move(current);
     return;
   }
-  // The program has dropped them.
-  if (!flight_.parked && !current.defined()) sparse_.older_aside.reset();
-  if (state_ == State::Submitted) {
+  // The program has dropped it.
+  if (extras_ && !aside_.defined() && !current.defined()) extras_->older_sparse.reset();
+  if (is_submitted()) {
     if (holds(current)) {
-      current.reset();
-      flight_.parked = true;
-    } else if (flight_.represented && !(flight_.parked && !current.defined())) {
-      forget_bucket_value();  // dropped or replaced by the program, or about to grow (create_graph)
+      aside_ = std::move(current);
+    } else if (is_represented() && (current.defined() || !aside_.defined())) {
+      drop();  // by the program, or it is about to grow (create_graph)
     }
   } else if (state_ == State::Idle && holds(current)) {
     use_older_value();
     if (weight == 0.0) {
       const PlainMode plain;
-      older_.values = view_.clone();  // this rank's gradients count 0
+      extras().older_values = view_.clone();  // this rank's gradients count 0
     }
     version_ = current._version();
   }
@@ -138,24 +145,19 @@ void GradientSlot::before_accumulate(std::optional<double> weight) {
 
 GradientSlot::Arrival GradientSlot::after_accumulate(bool narrow) {
   at::Tensor& current = grad();
-  if (beside_ && !flight_.represented && sparse_.older_aside.defined() &&
-      std::exchange(flight_.parked, false) && !current.defined()) {
-    current = std::exchange(sparse_.older_aside, at::Tensor());
+  at::Tensor aside = std::move(aside_);
+  if (!current.defined()) {
+    current = std::move(aside);
     return Arrival::Nothing;
   }
-  if (!flight_.represented && stays_sparse(current)) return sparse_arrived(current);
-  if (state_ == State::Submitted) {
-    const bool was_parked = std::exchange(flight_.parked, false);
-    if (!current.defined()) {
-      if (was_parked) current = view_;
-      return Arrival::Nothing;
-    }
+  if (is_older_sparse(aside)) extras().older_sparse = aside;
+  if (!is_represented() && stays_sparse(current)) return sparse_arrived(current);
+  if (is_submitted()) {
     if (holds(current)) refuse("its hooks were removed while it was being reduced");
-    take_late(current, was_parked);
+    take_late(current, /*exclusive=*/aside.defined());
     fired_ = true;
     return Arrival::Late;
   }
-  if (!current.defined()) return Arrival::Nothing;
   if (!holds(current)) {
     if (!narrow || !this->narrow(current)) pack(current);
   } else if (state_ == State::Idle && current._version() == version_) {
@@ -187,26 +189,25 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
   check_shape(gradient);
   const bool has_graph = gradient.requires_grad();
   const bool linear = settings_.is_linear();
-  if (flight_.represented && (has_graph || !linear)) gradient = view_;  // the first one stays
-  if (flight_.represented && !linear) {
-    refuse(core::concat("a second one came while the first was being reduced; ",
-                        to_string(settings_.op),
-                        " can't add them. Call synchronize() or zero_grad() before backward()"));
-  }
-  if (flight_.represented && has_graph) {
+  if (is_represented() && (has_graph || !linear)) {
+    gradient = view_;  // the first one stays
+    if (!linear) {
+      refuse(core::concat("a second one came while the first was being reduced; ",
+                          to_string(settings_.op),
+                          " can't add them. Call synchronize() or zero_grad() before backward()"));
+    }
     refuse(
         "it has a graph (create_graph), and an earlier one of this step is being reduced; call "
         "zero_grad() or synchronize() before backward()");
   }
-  if (late_.defined()) {
-    late_.add_(gradient.layout() == at::kStrided ? gradient : gradient.to_dense());
+  at::Tensor& late = extras().late;
+  if (late.defined()) {
+    late.add_(gradient.layout() == at::kStrided ? gradient : gradient.to_dense());
   } else if (exclusive && part_.lies_alike(gradient) && !has_graph && !gradient.is_inference()) {
-    late_ = gradient;  // autograd has just made it, for nobody else
+    late = gradient;  // autograd has just made it, for nobody else
   } else {
-    late_ = copy_like(view_, gradient);
+    late = copy_like(view_, gradient);
   }
-  beside_ = true;
-  flight_.represented = true;
   if (has_graph) {
     keep(gradient);
   } else {
@@ -217,9 +218,9 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
 // The memory of a weight of 0 is emptied: its values may be NaN, as the mean over no samples is.
 double GradientSlot::weigh(std::optional<double> weight, bool present) {
   const double factor = weight.value_or(1);
-  if (factor == 1 || !(present || older_.present)) return factor;
+  if (factor == 1 || !(present || has_older())) return factor;
   // If no rank has more than that, it comes back to the bit.
-  if (!present && !older_.values.defined()) older_.values = view_.clone();
+  if (!present && !extras_->older_values.defined()) extras_->older_values = view_.clone();
   factor == 0 ? view_.zero_() : view_.mul_(factor);
   return factor;
 }
@@ -233,8 +234,8 @@ bool GradientSlot::prepare_submission(std::optional<double> weight) {
     if (narrowed_) current = view_;
   }
   if (present && !weight && holds(current)) {  // most of them
-    state_ = State::Submitted;
-    flight_.represented = flight_.in_bucket = true;
+    state_ = State::Reducing;
+    has_weight_ = true;
     version_ = view_version();
     return true;
   }
@@ -248,49 +249,45 @@ bool GradientSlot::prepare_submission(std::optional<double> weight) {
     present = false;
     if (!neutral_) view_.fill_(neutral_element(settings_.op));
     neutral_ = true;
-    older_.present = false;
+    forget_older();
   }
-  flight_.represented = present || older_.present;
-  state_ = State::Submitted;
-  const bool counts = weigh(weight, present) != 0;
-  flight_.in_bucket = flight_.represented && counts;
+  state_ = present || has_older() ? State::Reducing : State::Absent;
+  has_weight_ = weigh(weight, present) != 0;
   version_ = view_version();
-  return present && counts;
+  return present && has_weight_;
 }
 
 void GradientSlot::inspect(std::optional<double> weight) {
-  if (state_ != State::Submitted) return;
+  if (!is_submitted()) return;
+  put_back_aside();
   at::Tensor& current = grad();
-  if (flight_.parked && !current.defined()) current = parked();
-  flight_.parked = false;
   if (holds(current)) {
     if (view_version() != version_) {
       refuse(
           "it was written to while it was being reduced (WaitIn::Step); call synchronize() after "
           "backward(), before anything that reads or writes gradients");
     }
-  } else if (!is_kept(current) && (flight_.represented || current.defined())) {
-    if (flight_.represented) forget_bucket_value();
+  } else if (!is_kept(current) && (is_represented() || current.defined())) {
+    if (is_represented()) drop();
     if (!current.defined() || stays_sparse(current)) return;
     check_shape(current);
-    beside_ = true;
-    late_ = copy_like(view_, current);
+    extras().late = copy_like(view_, current);
   }
-  if (!beside_ || !late_.defined() || !weight) return;
+  if (!weight || !has_late()) return;
   if (*weight == 0) {
-    late_.reset();
+    extras_->late.reset();
   } else {
-    late_.mul_(*weight);
+    extras_->late.mul_(*weight);
   }
 }
 
 void GradientSlot::settle(const Result& result) {
   at::Tensor& current = grad();
-  const bool defined = !result.failed && (result.produced || older_.present);
+  const bool defined = !result.failed && (result.produced || has_older());
   if (result.failed) {
     current.reset();
     neutral_ = false;
-  } else if (result.unused && older_.present) {
+  } else if (result.unused && has_older()) {
     restore_older_value();
   }
   if (!result.failed && result.late.defined()) {
@@ -317,13 +314,13 @@ void GradientSlot::settle_reduced() {
 // The reduction that would have put the shares together did not happen.
 void GradientSlot::restore_older_value() {
   const PlainMode plain;
-  if (older_.values.defined()) view_.copy_(older_.values);
-  if (older_.scaled) view_.mul_(1 / settings_.older_share);
+  if (extras_->older_values.defined()) view_.copy_(extras_->older_values);
+  if (settings_.older_share != 1) view_.mul_(1 / settings_.older_share);
 }
 
 void GradientSlot::undo_older_value() {
   if (holds(grad())) restore_older_value();
-  older_ = {};
+  forget_older();
 }
 
 void GradientSlot::combine_late(const Result& result, bool defined) {
@@ -347,8 +344,8 @@ void GradientSlot::combine_late(const Result& result, bool defined) {
 }
 
 void GradientSlot::abandon(bool finished) {
+  put_back_aside();
   at::Tensor& current = grad();
-  if (flight_.parked && !current.defined()) current = parked();
   if (!finished && holds(current)) current.reset();
   neutral_ = false;
   end_round();
@@ -356,13 +353,12 @@ void GradientSlot::abandon(bool finished) {
 
 void GradientSlot::end_round() {
   state_ = State::Idle;
-  fired_ = narrowed_ = false;
-  flight_ = {};
-  if (!std::exchange(beside_, false)) return;
-  older_ = {};
-  sparse_ = {};
-  late_.reset();
+  fired_ = narrowed_ = has_weight_ = false;
   kept_.reset();
+  aside_.reset();
+  if (!extras_) return;
+  *extras_ = {};
+  spare_ = std::move(extras_);
 }
 
 }  // namespace horon::torch_detail

@@ -1,24 +1,37 @@
 // One parameter's gradient on its way through a round: what .grad is, what the bucket holds, and
 // what came too late for it.
 //
-// The states of a round: Idle -> Filled (packed in the bucket, .grad is the view) -> Submitted (the
-// bucket is being reduced) -> settle() -> Idle. While Filled, autograd adds further gradients to
-// the view in place, as in a plain program. While Submitted nobody may write there:
-// before_accumulate() takes the view out of .grad, autograd then hands over the new gradient alone,
-// and that is kept as a late part, which is reduced by itself at the end of the round.
+// A round in states:
 //
-// With WaitIn::Step the program may drop or replace .grad while it is being reduced (zero_grad() by
-// optimizer or module, its own tensor). What the bucket holds of this parameter is then
-// `discarded`. All ranks must have done so: a sum can't be freed of one rank's share.
+//   Idle      no gradient has come. .grad is undefined, or holds an older value.
+//   Filled    the bucket holds the gradient and .grad is the view of it: autograd adds further
+//             gradients to it in place, as in a plain program. (Narrowed, or with a graph, the
+//             gradient itself stays in .grad.)
+//   Absent    the bucket has been submitted, with nothing of this rank. .grad is undefined.
+//   Reducing  the bucket has been submitted, with a value of this rank. .grad is the view.
+//   Dropped   the same, and the program has dropped or replaced .grad since (zero_grad(), a tensor
+//             of its own; only WaitIn::Step leaves it the time). All ranks must do so: a sum can't
+//             be freed of one rank's share.
+//
+// The submission leads from the first two to Absent or Reducing, settle() from any state to Idle.
+//
+// Once the bucket has been submitted nobody may write to its memory. Then before_accumulate() takes
+// the view out of .grad, autograd hands over the new gradient alone, and after_accumulate() puts
+// the view back and adds the gradient to the late part, which is reduced by itself at the end of
+// the round. With WaitIn::Backward this happens where one backward() calls the hooks of a parameter
+// several times (recomputation): the next backward() finds the slot Idle and .grad reduced.
 //
 // A gradient that is sparse and is to stay so never enters the bucket: it stays in .grad until the
 // end of the round, and is then reduced by itself.
+//
+// Most gradients need no more than the state. What the others need is in Extras.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -42,7 +55,7 @@ void assign_values(const at::Tensor& to, const at::Tensor& from);
 // Not thread-safe, except that two threads in the hooks of one parameter are found out.
 class GradientSlot {
  public:
-  enum class State : uint8_t { Idle, Filled, Submitted };
+  enum class State : uint8_t { Idle, Filled, Absent, Reducing, Dropped };
   enum class Arrival : uint8_t { Nothing, First, Again, Late };
 
   // The settings outlive it.
@@ -68,7 +81,7 @@ class GradientSlot {
   void adopt_older_value();
   // Idle, and no round follows: what a hook has done to an older value is undone.
   void put_back_older_value() {
-    if (beside_ && state_ == State::Idle && older_.present) undo_older_value();
+    if (extras_ && state_ == State::Idle && extras_->has_older) undo_older_value();
   }
 
   // The bucket is about to be submitted: makes its memory hold this rank's contribution. False: it
@@ -106,18 +119,18 @@ class GradientSlot {
   const at::Tensor& parameter() const { return parameter_; }
   const at::Tensor& view() const { return view_; }
   // Something of this rank is to be reduced apart from the bucket, or was dropped by the program.
-  bool has_late_part() const {
-    return (beside_ && (late_.defined() || sparse_is_new())) || flight_.discarded;
-  }
-  const at::Tensor& late() const { return late_; }
+  bool has_late_part() const { return discarded() || has_late() || sparse_is_new(); }
+  at::Tensor late() const { return extras_ ? extras_->late : at::Tensor(); }
   // This rank's sparse gradient, coalesced; undefined if it has none.
-  const at::Tensor& sparse() const { return sparse_.gradient; }
+  at::Tensor sparse() const { return extras_ ? extras_->sparse : at::Tensor(); }
   // It is more than what an earlier step left in .grad.
-  bool sparse_is_new() const { return sparse_.gradient.defined() && !sparse_.is_older; }
-  State state() const { return state_; }
-  bool discarded() const { return flight_.discarded; }
-  // Submitted: the bucket holds something of this rank, and the program has not dropped it.
-  bool counts_in_bucket() const { return flight_.in_bucket && !flight_.discarded; }
+  bool sparse_is_new() const {
+    return extras_ && extras_->sparse.defined() && !extras_->sparse_is_older;
+  }
+  bool is_submitted() const { return state_ >= State::Absent; }
+  bool discarded() const { return state_ == State::Dropped; }
+  // The bucket that was submitted holds something of this rank, and the program has not dropped it.
+  bool counts_in_bucket() const { return state_ == State::Reducing && has_weight_; }
   bool fired() const { return fired_; }
 
   // Whether the bucket waits for this one before it is submitted: if it came in the same round of
@@ -154,24 +167,18 @@ class GradientSlot {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-  // What .grad held before this round, and still holds in the memory of the bucket.
-  struct OlderValue {
-    bool present = false;
-    bool scaled = false;  // it has been multiplied by settings_.older_share
-    at::Tensor values;    // a copy, where this rank's weight must not change it
-  };
-  // While the bucket is being reduced (Submitted).
-  struct InFlight {
-    bool in_bucket = false;    // the bucket was given more than the neutral element
-    bool represented = false;  // .grad stands for what bucket and late part hold
-    bool parked = false;       // before_accumulate() has taken the view out of .grad
-    bool discarded = false;    // the program has dropped what .grad stood for
-  };
-  // A gradient that stays sparse.
-  struct SparsePart {
-    at::Tensor gradient;     // this rank's, coalesced
-    bool is_older = false;   // it is only what .grad held before this round
-    at::Tensor older_aside;  // before_accumulate() has taken it out of .grad
+  // What few gradients need, from when it is needed to the end of the round.
+  struct Extras {
+    // .grad held a value before this round, and holds it still in the memory of the bucket, times
+    // settings_.older_share.
+    bool has_older = false;
+    at::Tensor older_values;  // a copy of them, where this rank's weight must not change them
+    // What came after the bucket had been submitted; dense.
+    at::Tensor late;
+    // A gradient that stays sparse: this rank's, coalesced, at the end of the round.
+    at::Tensor sparse;
+    bool sparse_is_older = false;  // it is only what .grad held before this round
+    at::Tensor older_sparse;       // that, where new ones have come
   };
 
   static uint8_t round_bit(int64_t round) {
@@ -189,10 +196,17 @@ class GradientSlot {
   bool stays_sparse(const at::Tensor& gradient) const;
   bool is_older_sparse(const at::Tensor& gradient) const;
   Arrival sparse_arrived(at::Tensor& gradient);
-  at::Tensor parked() {
-    return sparse_.older_aside.defined() ? std::move(sparse_.older_aside) : view_;
-  }
 
+  Extras& extras() {
+    if (!extras_) extras_ = spare_ ? std::move(spare_) : std::make_unique<Extras>();
+    return *extras_;
+  }
+  bool has_older() const { return extras_ && extras_->has_older; }
+  void forget_older();
+  // .grad stands for what was submitted, or for a late part.
+  bool is_represented() const { return state_ == State::Reducing || has_late(); }
+  bool has_late() const { return extras_ && extras_->late.defined(); }
+  void put_back_aside();
   double weigh(std::optional<double> weight, bool present);
   bool is_kept(const at::Tensor& tensor) const;
   void keep(const at::Tensor& tensor);
@@ -202,7 +216,7 @@ class GradientSlot {
   void use_older_value();
   void restore_older_value();
   void undo_older_value();
-  void forget_bucket_value();
+  void drop();
   void take_late(at::Tensor& gradient, bool exclusive);
   void combine_late(const Result& result, bool defined);
   void end_round();
@@ -215,9 +229,10 @@ class GradientSlot {
   bool fired_ = false;       // a gradient came in this round
   bool neutral_ = false;     // the memory holds the neutral element
   bool narrowed_ = false;    // only the narrow memory holds it; until submission .grad is its own
-  bool beside_ = false;      // older_, sparse_, late_ or kept_ may hold something
-  InFlight flight_;
-  int64_t version_ = 0;  // of the view, to see whether somebody wrote
+  bool has_weight_ = false;  // Reducing: the weight of this rank is not 0
+  int64_t version_ = 0;      // of the view, to see whether somebody wrote
+  std::unique_ptr<Extras> extras_;
+  at::Tensor aside_;  // before_accumulate() has taken it out of .grad
   at::Tensor parameter_;
   at::Tensor view_;
   const GradientSettings& settings_;
@@ -226,9 +241,6 @@ class GradientSlot {
   std::string name_;
   const GradientBucket* bucket_ = nullptr;
   size_t part_number_ = 0;  // in the bucket
-  OlderValue older_;
-  SparsePart sparse_;
-  at::Tensor late_;
   // A gradient that was narrowed stays in .grad until its bucket is submitted, since autograd may
   // add to it; one with a graph (create_graph) stays in .grad until the end of the round. A strong
   // reference would be a cycle: parameter, gradient, graph, parameter.
@@ -236,6 +248,7 @@ class GradientSlot {
   int64_t kept_version_ = 0;
   // The sparse result of an earlier round, if it is still in .grad.
   WeakTensor older_sparse_;
+  std::unique_ptr<Extras> spare_;  // empty, of an earlier round
 };
 
 }  // namespace horon::torch_detail

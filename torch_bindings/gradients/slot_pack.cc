@@ -21,7 +21,7 @@ void GradientSlot::pack(at::Tensor& gradient) {
     return;
   }
   gradient = view_;
-  if (beside_) older_ = {};  // what was in .grad before is not in this one
+  forget_older();  // what was in .grad before is not in this one
 }
 
 // The gradient goes where it travels from, and .grad becomes the view when that is submitted.
@@ -31,7 +31,7 @@ bool GradientSlot::narrow(const at::Tensor& gradient) {
   part_.narrow(gradient, view_);
   narrowed_ = true;
   keep(gradient);
-  older_ = {};  // as in pack()
+  forget_older();  // as in pack()
   return true;
 }
 

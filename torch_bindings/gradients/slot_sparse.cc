@@ -29,12 +29,10 @@ GradientSlot::Arrival GradientSlot::sparse_arrived(at::Tensor& gradient) {
 
 void GradientSlot::collect_sparse(std::optional<double> weight) {
   if (settings_.sparse_as_dense) return;
-  at::Tensor& current = grad();
-  if (flight_.parked && sparse_.older_aside.defined() && !current.defined()) {
-    current = std::exchange(sparse_.older_aside, at::Tensor());  // nothing came
-  }
+  put_back_aside();
+  const at::Tensor& current = grad();
   if (!current.defined()) return;  // dropped by the program, or never there
-  at::Tensor older = sparse_.older_aside;
+  at::Tensor older = extras_ ? extras_->older_sparse : at::Tensor();
   at::Tensor values;
   if (is_older_sparse(current)) {
     older = current;
@@ -42,19 +40,19 @@ void GradientSlot::collect_sparse(std::optional<double> weight) {
     check_shape(current);
     values = (current.layout() == at::kStrided ? current.to_sparse(1) : current).detach();
   }
-  beside_ = true;
-  sparse_.is_older = !values.defined() && !fired_;
+  const bool is_older = !values.defined() && !fired_;
   if (older.defined()) {
     older = older.mul(settings_.older_share);
     values = values.defined() ? values.add(older) : older;
   }
   if (!values.defined()) return;
-  sparse_.gradient = values.coalesce();
+  extras().sparse = values.coalesce();
+  extras_->sparse_is_older = is_older;
   if (!weight || *weight == 1) return;
   // The mean over no samples may be NaN.
-  sparse_.gradient =
-      *weight == 0 ? at::zeros_like(sparse_.gradient) : sparse_.gradient.mul(*weight);
-  sparse_.is_older = sparse_.is_older || *weight == 0;
+  at::Tensor& sparse = extras_->sparse;
+  sparse = *weight == 0 ? at::zeros_like(sparse) : sparse.mul(*weight);
+  extras_->sparse_is_older = is_older || *weight == 0;
 }
 
 }  // namespace horon::torch_detail
