@@ -21,7 +21,7 @@ bool shares_memory(const Communicator& communicator, const core::Config& config)
 
 bool wants_gate(const core::Topology& topology, const core::Config& config) {
   const bool alone = topology.size < 2;  // nobody to send a message to
-  return config.freeze && config.shared_memory && topology.one_host() && !alone;
+  return config.freeze && config.shared_memory && !alone;
 }
 
 size_t aligned(size_t bytes) {
@@ -33,8 +33,11 @@ size_t aligned(size_t bytes) {
 size_t exchange_offset(int local_size) {
   return aligned(SharedMemoryAllreduce::area_bytes(local_size));
 }
-size_t gate_offset(int local_size) {
-  return exchange_offset(local_size) + aligned(BlockExchange::area_bytes(local_size));
+// Between hosts the ops take all to MPI, and the gate stands alone.
+size_t gate_offset(const core::Topology& topology) {
+  if (!topology.one_host()) return 0;
+  return exchange_offset(topology.local_size) +
+         aligned(BlockExchange::area_bytes(topology.local_size));
 }
 
 void add_shared_memory_ops(const Communicator& communicator,
@@ -53,21 +56,21 @@ void add_shared_memory_ops(const Communicator& communicator,
 }  // namespace
 
 size_t builtin_area_bytes(const core::Topology& topology, const core::Config& config) {
-  if (!topology.one_host()) return 0;  // all goes through MPI
-  const int local_size = topology.local_size;
-  return gate_offset(local_size) +
-         (wants_gate(topology, config) ? core::RingGate::bytes(local_size) : 0);
+  return gate_offset(topology) +
+         (wants_gate(topology, config) ? core::RingGate::bytes(topology.local_size) : 0);
 }
 
 std::unique_ptr<core::Gate> make_gate(const Communicator& communicator,
                                       const core::Config& config) {
-  if (!wants_gate(communicator.topology(), config) || !shares_memory(communicator, config)) {
+  if (!wants_gate(communicator.topology(), config) || !communicator.all_share_memory()) {
     return nullptr;
   }
   core::LocalGroup& group = communicator.local_group();
   return std::make_unique<core::RingGate>(
-      communicator.area() + gate_offset(group.local_size()), group.local_rank(), group.local_size(),
-      [shared = communicator.shared_local_group()] { shared->ring_all_others(); });
+      communicator.area() + gate_offset(communicator.topology()), group.local_rank(),
+      group.local_size(),
+      [shared = communicator.shared_local_group()] { shared->ring_all_others(); },
+      [shared = communicator.shared_local_group()] { shared->doorbell(0).ring(); });
 }
 
 std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(

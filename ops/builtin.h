@@ -19,8 +19,8 @@ namespace horon::ops {
 // the communicator's.
 size_t builtin_area_bytes(const core::Topology& topology, const core::Config& config);
 
-// Where the members of a set start frozen entries together; null unless all of them share memory.
-// The same answer on all members.
+// Where the members of a set on this host start frozen entries together; null unless the members of
+// each host share memory. The same answer on all members.
 std::unique_ptr<core::Gate> make_gate(const Communicator& communicator, const core::Config& config);
 
 // Every member makes the same list: what decides is the same on all of them. The communicator must

@@ -12,7 +12,7 @@ namespace horon {
 struct Statistics {
   // Entries (a tensor, a group or a bucket under one name) by the way in which they were started.
   uint64_t negotiated_starts = 0;  // by a Plan, a message of the coordinator
-  uint64_t frozen_starts = 0;      // by the gate in shared memory, without a message
+  uint64_t frozen_starts = 0;      // by the gates in shared memory, without a Plan
   // The collectives that ran them: fewer, where several were fused.
   uint64_t negotiated_batches = 0;
   uint64_t frozen_batches = 0;

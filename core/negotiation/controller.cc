@@ -13,18 +13,6 @@ namespace {
 constexpr int kCoordinatorRank = 0;  // the lowest member
 constexpr Nanos kSecond = 1'000'000'000;
 
-Member::Options member_options(const Controller::Options& options) {
-  Member::Options member;
-  member.index = options.rank;
-  member.ranks = options.ranks;
-  member.gate = options.gate;
-  member.thaw_after = options.thaw_after;
-  member.fusion_bytes_max = options.fusion_bytes_max;
-  member.alone_bytes = options.alone_bytes;
-  member.batches_in_flight_max = options.batches_in_flight_max;
-  return member;
-}
-
 }  // namespace
 
 Controller::Options Controller::complete(Options options) {
@@ -33,12 +21,14 @@ Controller::Options Controller::complete(Options options) {
     std::iota(options.ranks.begin(), options.ranks.end(), 0);
   }
   HORON_CHECK(options.ranks.size() == static_cast<size_t>(options.size), "one name per member");
+  options.host_of.resize(options.ranks.size());
   return options;
 }
 
 Controller::Controller(const Options& options)
     : options_(complete(options)),
-      member_(member_options(options_)),
+      outbox_(options.rank, options_.host_of),
+      member_(member_options()),
       liveness_(options.ask_after, options.dead_after) {
   if (options.rank != kCoordinatorRank) return;
   Coordinator::Options coordinator;
@@ -46,12 +36,35 @@ Controller::Controller(const Options& options)
   coordinator.fusion_bytes_max = options.fusion_bytes_max;
   coordinator.alone_bytes = options.alone_bytes;
   coordinator.batches_in_flight_max = options.batches_in_flight_max;
+  coordinator.host_of = options_.host_of;
   if (options.gate != nullptr) coordinator.freeze_after = options.freeze_after;
   coordinator.frozen_max = options.frozen_max;
   coordinator_ = std::make_unique<Coordinator>(coordinator);
 }
 
 Controller::~Controller() = default;
+
+bool Controller::several_hosts() const {
+  return options_.host_of != std::vector<int>(options_.host_of.size());
+}
+
+Member::Options Controller::member_options() {
+  const auto host = options_.host_of.begin() + options_.rank;
+  Member::Options member;
+  member.index = options_.rank;
+  member.ranks = options_.ranks;
+  member.several_hosts = several_hosts();
+  member.first_of_host = std::find(options_.host_of.begin(), host, *host) == host;
+  if (options_.gate != nullptr && member.several_hosts && options_.rank == kCoordinatorRank) {
+    spreading_gate_.emplace(*options_.gate, outbox_);
+  }
+  member.gate = gate();
+  member.thaw_after = options_.thaw_after;
+  member.fusion_bytes_max = options_.fusion_bytes_max;
+  member.alone_bytes = options_.alone_bytes;
+  member.batches_in_flight_max = options_.batches_in_flight_max;
+  return member;
+}
 
 void Controller::submit(Request request) {
   if (fatal_) {
@@ -102,7 +115,7 @@ void Controller::take_item(int from, const Item& item, uint64_t applied) {
   if (is_record(item)) return take_record(from, item);
   std::visit(Overloaded{
                  [&](const Ping& ping) {
-                   to_one_.emplace_back(from, Pong{ping.number});
+                   outbox_.to_one(from, Pong{ping.number});
                    // The member that asks waits for some rank, and only the coordinator may know
                    // which: so it asks all of them.
                    if (coordinator_ != nullptr && !ended_) ask_everybody(from);
@@ -114,12 +127,13 @@ void Controller::take_item(int from, const Item& item, uint64_t applied) {
                    // the Abort on to all, so that no member blames the coordinator, who answers no
                    // more.
                    if (coordinator_ != nullptr) {
-                     spread(abort);
+                     outbox_.to_all(abort);
                    } else if (from != kCoordinatorRank) {
-                     to_one_.emplace_back(kCoordinatorRank, abort);
+                     outbox_.to_one(kCoordinatorRank, abort);
                    }
                    end(Error(abort.code, abort.text));
                  },
+                 [&](const GateEntry& entry) { take_gate_entry(from, entry, applied); },
                  [&](const auto&) {
                    if (coordinator_ == nullptr) {
                      throw Error(ErrorCode::Internal,
@@ -129,6 +143,17 @@ void Controller::take_item(int from, const Item& item, uint64_t applied) {
                  },
              },
              item);
+}
+
+void Controller::take_gate_entry(int from, const GateEntry& entry, uint64_t applied) {
+  const bool goes_up = entry.kind == GateEntry::Kind::Filled;
+  if (coordinator_ != nullptr && goes_up) return coordinator_->take(from, entry, applied, now_);
+  const bool is_place = entry.kind == GateEntry::Kind::Marker || entry.value <= Gate::kPlaceMax;
+  if (goes_up || from != kCoordinatorRank || !member_.may_copy() || !is_place) {
+    throw Error(ErrorCode::Internal, "an entry of a gate came that can't be");
+  }
+  last_progress_ = now_;
+  member_.copy(entry);
 }
 
 void Controller::take_record(int from, const Item& item) {
@@ -156,7 +181,7 @@ void Controller::batch_finished(bool was_enqueued) {
 void Controller::fail(const Error& error) {
   if (fatal_ || ended_) return;
   for (int peer = 0; peer < options_.size; ++peer) {
-    if (peer != options_.rank) to_one_.emplace_back(peer, Abort{error.code(), error.what()});
+    if (peer != options_.rank) outbox_.to_one(peer, Abort{error.code(), error.what()});
   }
   end(error);
 }
@@ -168,7 +193,7 @@ void Controller::end(const Error& error) {
 }
 
 void Controller::ask(int peer) {
-  if (liveness_.suspect(peer, now_)) to_one_.emplace_back(peer, Ping{++ping_number_});
+  if (liveness_.suspect(peer, now_)) outbox_.to_one(peer, Ping{++ping_number_});
 }
 
 void Controller::ask_everybody(int but) {
@@ -259,7 +284,7 @@ void Controller::tell_what_is_missing() {
                                            : coordinator_->stall_report(now_, age);
   if (report == stall_text_) return;
   stall_text_ = std::move(report);
-  spread(Stall{stall_text_});
+  outbox_.to_all(Stall{stall_text_});
 }
 
 // Records have been appended: a report about what they have ended would blame the wrong tensors.
@@ -271,9 +296,10 @@ void Controller::renew_stall_text() {
   if (told_names_.empty() || !all_open) tell_what_is_missing();
 }
 
-void Controller::spread(const Item& item) { to_members_.push_back(item); }
-
 bool Controller::advance() {
+  if (coordinator_ != nullptr) {
+    for (const Place place : coordinator_->take_filled_places()) member_.all_hosts_filled(place);
+  }
   const bool moved = member_.advance(effects_);
   if (moved) last_progress_ = now_;
   if (coordinator_ != nullptr) {
@@ -288,9 +314,9 @@ bool Controller::advance() {
 // The records of one decision, behind their marker if anything is frozen.
 std::vector<Item> Controller::decide() {
   const bool frozen = coordinator_->any_frozen();
-  if (frozen && !options_.gate->room()) return {};
+  if (frozen && !gate()->room()) return {};
   std::vector<Item> log = coordinator_->decide();
-  if (frozen && !log.empty()) options_.gate->append_marker(coordinator_->log_size());
+  if (frozen && !log.empty()) gate()->append_marker(coordinator_->log_size());
   return log;
 }
 
@@ -300,7 +326,7 @@ void Controller::settle_news() {
     const bool moved = advance();
     std::vector<Item> news = member_.take_news();
     if (coordinator_ == nullptr) {
-      for (Item& item : news) to_one_.emplace_back(kCoordinatorRank, std::move(item));
+      for (Item& item : news) outbox_.to_one(kCoordinatorRank, std::move(item));
       return;
     }
     for (const Item& item : news) coordinator_->take(options_.rank, item, member_.applied(), now_);
@@ -308,7 +334,7 @@ void Controller::settle_news() {
     if (!moved && news.empty() && log.empty()) return;
     for (const Item& record : log) {
       last_progress_ = now_;
-      spread(record);
+      outbox_.to_all(record);
       member_.hear(record, effects_);
     }
     renew_stall_text();
@@ -329,37 +355,11 @@ void Controller::take_effects(Effects& effects) {
       fail(error);
     }
   }
-  pack_messages();
+  outbox_.pack(options_.set, member_.applied(), effects_.messages);
   messages_sent_ += effects_.messages.size();
   ended_ = ended_ || effects_.bye;
   effects.clear();
   std::swap(effects, effects_);
-}
-
-void Controller::pack_messages() {
-  Envelope envelope;
-  envelope.set = options_.set;
-  envelope.applied = member_.applied();
-  if (!to_members_.empty()) {
-    envelope.items = std::exchange(to_members_, {});
-    const std::vector<std::byte> bytes = encode(envelope);
-    for (int peer = 0; peer < options_.size; ++peer) {
-      if (peer != options_.rank) effects_.messages.push_back({peer, bytes});
-    }
-  }
-  if (to_one_.empty()) return;
-  // One envelope for each peer; its items keep their order.
-  std::stable_sort(to_one_.begin(), to_one_.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (auto item = to_one_.begin(); item != to_one_.end();) {
-    const int peer = item->first;
-    envelope.items.clear();
-    for (; item != to_one_.end() && item->first == peer; ++item) {
-      envelope.items.push_back(std::move(item->second));
-    }
-    effects_.messages.push_back({peer, encode(envelope)});
-  }
-  to_one_.clear();
 }
 
 Statistics Controller::statistics() const {
@@ -370,7 +370,7 @@ Statistics Controller::statistics() const {
 }
 
 bool Controller::at_rest() const {
-  return !member_.has_unserved() && member_.batches_running() == 0 &&
+  return !member_.has_unserved() && member_.batches_running() == 0 && !member_.waits_for_room() &&
          (coordinator_ == nullptr || coordinator_->at_rest());
 }
 

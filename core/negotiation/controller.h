@@ -17,6 +17,8 @@
 #include "horon/core/negotiation/effects.h"
 #include "horon/core/negotiation/liveness.h"
 #include "horon/core/negotiation/member.h"
+#include "horon/core/negotiation/outbox.h"
+#include "horon/core/negotiation/spreading_gate.h"
 
 namespace horon::core {
 
@@ -26,7 +28,9 @@ class Controller {
     int rank = 0;  // among the members
     int size = 1;
     std::vector<int> ranks = {};  // what people call the members; empty: 0, 1, ...
-    uint32_t set = 0;             // stands in every message
+    // By member, numbered in the order of each host's first member; empty: all are on one host.
+    std::vector<int> host_of = {};
+    uint32_t set = 0;  // stands in every message
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
     int batches_in_flight_max = 2;
@@ -34,7 +38,8 @@ class Controller {
     Nanos dead_after = 10'000'000'000;  // 0: never
     Nanos stall_warn_after = 10'000'000'000;  // 0: never
     Nanos stall_abort_after = 0;              // 0: never
-    // With a gate, which all members have or none has and which outlives the controller: an entry
+    // With a gate, which the members of a host share, which all members have or none has, and which
+    // outlives the controller: an entry
     // is frozen when it was planned so often in a row (0: never), and thawed when it has been
     // filled here for so long and not on other members.
     Gate* gate = nullptr;
@@ -91,16 +96,14 @@ class Controller {
 
  private:
   void take_item(int from, const Item& item, uint64_t applied);
+  void take_gate_entry(int from, const GateEntry& entry, uint64_t applied);
   void take_record(int from, const Item& item);
   // Reads the ring of the gate. True if anything was done.
   bool advance();
   void settle_news();
   std::vector<Item> decide();
-  void pack_messages();
-  void spread(const Item& item);
   void tell_what_is_missing();
   void renew_stall_text();
-  void to_coordinator(Item item);
   void ask(int peer);
   void ask_everybody(int but);
   void forgive(Nanos gap);
@@ -108,15 +111,18 @@ class Controller {
   void end(const Error& error);
 
   static Options complete(Options options);
+  bool several_hosts() const;
+  Gate* gate() { return spreading_gate_ ? &*spreading_gate_ : options_.gate; }
+  Member::Options member_options();
   int name_of(int member) const { return options_.ranks[static_cast<size_t>(member)]; }
 
   const Options options_;
+  Outbox outbox_;
+  std::optional<SpreadingGate> spreading_gate_;  // coordinator, if there are several hosts
   Member member_;
   std::unique_ptr<Coordinator> coordinator_;
   Liveness liveness_;
   Effects effects_;
-  std::vector<Item> to_members_;              // coordinator: for every other member
-  std::vector<std::pair<int, Item>> to_one_;  // for one peer, outside the log
   std::optional<Error> fatal_;
   bool ended_ = false;
   Nanos now_ = 0;

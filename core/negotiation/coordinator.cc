@@ -5,6 +5,7 @@
 
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/agreement.h"
+#include "horon/core/negotiation/gate.h"
 
 namespace horon::core {
 namespace {
@@ -20,6 +21,7 @@ Coordinator::Coordinator(const Options& options)
       size_(static_cast<int>(options.ranks.size())),
       planner_(options.fusion_bytes_max, options.alone_bytes),
       freezer_(options.freeze_after, options.frozen_max),
+      filled_hosts_(options.host_of),
       joined_(options.ranks.size()),
       shut_(options.ranks.size()),
       drained_(options.ranks.size()) {}
@@ -56,6 +58,7 @@ void Coordinator::take(int from, const Item& item, uint64_t applied, Nanos now) 
                  [&](const Deviate& deviate) {
                    if (!freezer_.deviate(deviate.place)) broken(from, "it names no place");
                  },
+                 [&](const GateEntry& filled) { take_filled(from, filled); },
                  [&](const auto&) { broken(from, "a record came up from a member"); },
              },
              item);
@@ -137,6 +140,16 @@ void Coordinator::take_drained(int from, const Drained& drained) {
   }
   drained_sum_ += drained.batches - said;
   said = drained.batches;
+}
+
+// Each frozen place has a number of its own, and a host fills it again only behind its Go. So what
+// comes too late names a place that is thawed, and no round has to be named.
+void Coordinator::take_filled(int from, const GateEntry& filled) {
+  const auto place = static_cast<Place>(std::min<uint64_t>(filled.value, Gate::kPlaceMax));
+  if (!freezer_.was_given(place)) broken(from, "it fills no place");
+  if (!freezer_.is_frozen(place)) return;
+  if (!filled_hosts_.fill(from, place)) broken(from, concat("it can't fill place ", place));
+  if (filled_hosts_.take_all_filled(place)) filled_places_.push_back(place);
 }
 
 void Coordinator::frozen_started(uint64_t batches, std::span<const Place> places) {

@@ -8,10 +8,12 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "horon/core/negotiation/effects.h"
 #include "horon/core/negotiation/entry_ids.h"
+#include "horon/core/negotiation/filled_hosts.h"
 #include "horon/core/negotiation/freeze_planner.h"
 #include "horon/core/negotiation/fusion_planner.h"
 #include "horon/core/negotiation/protocol.h"
@@ -30,12 +32,13 @@ class Coordinator {
     int batches_in_flight_max = 2;
     int freeze_after = 0;  // see Controller::Options
     size_t frozen_max = Gate::kCounters;
+    std::vector<int> host_of = {};  // see Controller::Options
   };
 
   explicit Coordinator(const Options& options);
 
   // One item of a member that had applied `applied` records: Ready, Refused, Join, Shutdown,
-  // Drained, Deviate. Throws Error(Internal) if the member breaks the protocol.
+  // Drained, Deviate, Filled. Throws Error(Internal) if the member breaks the protocol.
   void take(int from, const Item& item, uint64_t applied, Nanos now);
   // The gate has started so many batches on this rank, with the entries of these places.
   void frozen_started(uint64_t batches, std::span<const Place> places);
@@ -49,6 +52,8 @@ class Coordinator {
   // Records that decide() has given out.
   uint64_t log_size() const { return log_size_; }
   bool any_frozen() const { return freezer_.any_frozen(); }
+  // Places that all hosts have filled, since the last call.
+  std::vector<Place> take_filled_places() { return std::exchange(filled_places_, {}); }
   // A name should have been frozen, but no counter of the gate was free.
   bool places_are_used_up() const { return freezer_.ran_out(); }
 
@@ -98,6 +103,7 @@ class Coordinator {
   void take_ready(int from, const Ready& ready, Nanos now);
   void take_refused(int from, const Refused& refused, Nanos now);
   void take_drained(int from, const Drained& drained);
+  void take_filled(int from, const GateEntry& filled);
   // Every batch of the log has ended on every member, as they have said behind their shutdown.
   bool all_drained() const;
   Entry& open(const std::string& name, Nanos now);
@@ -123,6 +129,8 @@ class Coordinator {
   const int size_;
   FusionPlanner planner_;
   FreezePlanner freezer_;
+  FilledHosts filled_hosts_;
+  std::vector<Place> filled_places_;
   uint64_t log_size_ = 0;
   std::list<Entry> entries_;  // in the order in which they were opened
   std::unordered_map<std::string, EntryPlace> by_name_;

@@ -38,6 +38,9 @@ class FreezePlanner {
 
   bool any_frozen() const { return !frozen_.empty(); }
   bool is_frozen(const std::string& name) const;
+  bool is_frozen(Place place) const { return frozen_at(place) != nullptr; }
+  // It was given to some name once.
+  bool was_given(Place place) const { return place != kNoPlace && place <= last_place_; }
   // All places were in use when another name came as often as those that have them.
   bool ran_out() const { return ran_out_; }
 

@@ -1,23 +1,18 @@
-// What the members of a process set on one host share to start frozen entries without a message
-// (PROTOCOL.md, section 12): counters, and a ring of entries that all of them read in one order.
+// What the members of a process set on one host share to start frozen entries (PROTOCOL.md, section
+// 12): counters, and a ring of entries that all of them read in one order. A set that spans several
+// hosts has one gate on each of them.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 
+#include "horon/core/negotiation/gate_entry.h"
 #include "horon/core/negotiation/protocol.h"
 
 namespace horon::core {
 
-struct GateEntry {
-  // Go: all members have filled the place. Marker: the log up to `value` records stands here.
-  enum class Kind : uint8_t { Go, Marker };
-  Kind kind = Kind::Go;
-  uint64_t value = 0;  // Go: the place
-  bool more = false;   // Go: runs together with the next entry, if that is a Go and they can fuse
-};
-
-// One member's access to it. Belongs to the thread that holds the controller. Nothing blocks.
+// One member's access to its host's. Belongs to the thread that holds the controller. Nothing
+// blocks.
 class Gate {
  public:
   // Counters: so many places can be frozen at a time. Place p counts in counter p % kCounters.
@@ -26,17 +21,21 @@ class Gate {
 
   virtual ~Gate() = default;
 
-  // Counts this member in. True if all members are in now: append its Go. False forever once a
-  // later place has used the counter.
+  // Counts this member in. True if all members of this host are in now: append its Go, or its
+  // Filled if there are other hosts. False forever once a later place has used the counter.
   virtual bool fill(Place place) = 0;
   // Visible to all members, as is everything appended before it, when this returns. `more`: this
   // member appends another Go at once (see GateEntry). The last one wakes the members.
   virtual void append_go(Place place, bool more) = 0;
-  // By the coordinator alone, after room(); `position` only grows. Wakes nobody: the records that
-  // are sent next do.
+  // By the host's first member alone, after room(); `position` only grows. Wakes nobody: on the
+  // coordinator's host the records that are sent next do, on others the first member calls wake().
   virtual void append_marker(uint64_t position) = 0;
-  // No member is so far behind that a marker could overwrite what it has not read. Go need not
-  // ask: at most two of each counter are unread.
+  // "All members of this host are in." Wakes the host's first member, which tells the coordinator.
+  virtual void append_filled(Place place) = 0;
+  // All other members of this host call next().
+  virtual void wake() = 0;
+  // No member is so far behind that a marker could overwrite what it has not read. Go and Filled
+  // need not ask: at most two of each are unread for each counter.
   virtual bool room() const = 0;
   // The next entry that this member has not read.
   virtual std::optional<GateEntry> next() = 0;

@@ -147,6 +147,7 @@ bool Member::advance(Effects& effects) {
       owed_bytes_ >= options_.fusion_bytes_max) {
     append_owed_gos();
   }
+  append_copies();
   bool any = false;
   for (;;) {
     for (; !log_.empty() && may_apply(); any = true) {
@@ -159,7 +160,11 @@ bool Member::advance(Effects& effects) {
     if (waits_for_records || options_.gate == nullptr) return any;
     const std::optional<GateEntry> entry = options_.gate->next();
     if (!entry) return any;
-    if (entry->kind == GateEntry::Kind::Marker) {
+    if (entry->kind == GateEntry::Kind::Filled) {
+      // What is thawed meanwhile is said again by each member.
+      const bool is_frozen = frozen_.find(static_cast<Place>(entry->value)) != nullptr;
+      if (options_.first_of_host && is_frozen) news_.emplace_back(*entry);
+    } else if (entry->kind == GateEntry::Kind::Marker) {
       any = any || !chain_.empty();
       start_chain(effects);  // in front of the records, which may thaw it
       permitted_ = entry->value;

@@ -24,7 +24,10 @@ class Member {
     int index = 0;           // this member's place among `ranks`
     std::vector<int> ranks;  // of all members, as people know them
     Gate* gate = nullptr;    // may be null; outlives the member
-    Nanos thaw_after = 0;    // see Controller::Options
+    // Other members have other gates: then the coordinator says what starts.
+    bool several_hosts = false;
+    bool first_of_host = false;  // passes on between the gate and the coordinator
+    Nanos thaw_after = 0;        // see Controller::Options
     // Of a batch that the gate starts; the same on all members.
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
@@ -47,6 +50,14 @@ class Member {
 
   // A record of the log, in order. It is applied as soon as the ring allows it.
   void hear(const Item& record, Effects& effects);
+  // The first member of another host than the coordinator's: the next entry of the coordinator's
+  // ring, for the ring here.
+  void copy(const GateEntry& entry) { copies_.push_back(entry); }
+  bool may_copy() const {
+    return options_.gate != nullptr && options_.several_hosts && options_.first_of_host;
+  }
+  // The coordinator: all hosts have filled this place.
+  void all_hosts_filled(Place place);
   // Reads the ring, as far as the log has come. True if anything was done.
   bool advance(Effects& effects);
 
@@ -65,6 +76,8 @@ class Member {
   bool has_unserved() const {
     return !unserved_.empty() || frozen_.filled() > 0 || join_ticket_.has_value();
   }
+  // The ring has no room for something, until a slower member of this host has read on.
+  bool waits_for_room() const { return !copies_.empty(); }
   std::vector<std::string> unserved_names() const;
   uint64_t applied() const { return applied_; }
   bool leaving() const { return leaving_; }
@@ -107,8 +120,12 @@ class Member {
   void apply(const Fail& fail, Effects& effects);
   void apply(const Freeze& freeze);
   void apply(const Thaw& thaw);
+  // This member appends its Go, as soon as nothing else should run together with it.
+  void owe_go(const FrozenEntries::Entry& entry);
   // Appends the Go that this member owes. `more`: another one follows at once.
   void append_owed_gos();
+  // Appends what copy() was given, as far as there is room.
+  void append_copies();
   // A Go of the ring. What it starts waits in chain_ for those that run together with it.
   void take_go(const GateEntry& go, Effects& effects);
   // Starts what is in chain_.
@@ -146,13 +163,14 @@ class Member {
   // Of the latest plan of each id, if there were any: what a Freeze keeps.
   std::unordered_map<EntryId, PlanDetails> details_;
   FrozenEntries frozen_;
-  std::vector<Place> owed_gos_;  // places that this member filled as the last one
+  std::vector<Place> owed_gos_;  // places that all members have filled
   int64_t owed_bytes_ = 0;       // of their entries
   uint64_t owed_since_ = 0;      // batches_started_ when the first of them was filled
   std::vector<FrozenEntries::Entry*> chain_;
   std::vector<Place> started_places_;
-  std::deque<Item> log_;    // records that have arrived and wait for their markers
-  uint64_t permitted_ = 0;  // position in the log that the ring has reached
+  std::deque<GateEntry> copies_;  // entries of the coordinator's ring that this host's has not got
+  std::deque<Item> log_;          // records that have arrived and wait for their markers
+  uint64_t permitted_ = 0;        // position in the log that the ring has reached
   Statistics statistics_;
 };
 

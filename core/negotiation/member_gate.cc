@@ -16,6 +16,16 @@ namespace horon::core {
 void Member::fill(FrozenEntries::Entry& entry, Request request) {
   frozen_.fill(entry, std::move(request), now_);
   if (!options_.gate->fill(entry.place)) return;
+  if (options_.several_hosts) return options_.gate->append_filled(entry.place);
+  owe_go(entry);
+}
+
+void Member::all_hosts_filled(Place place) {
+  const FrozenEntries::Entry* const entry = frozen_.find(place);
+  if (entry != nullptr) owe_go(*entry);  // else it is thawed: it will be said again
+}
+
+void Member::owe_go(const FrozenEntries::Entry& entry) {
   if (owed_gos_.empty()) owed_since_ = batches_started_;
   owed_gos_.push_back(entry.place);
   owed_bytes_ += entry.bytes;
@@ -29,6 +39,24 @@ void Member::append_owed_gos() {
   }
   owed_gos_.clear();
   owed_bytes_ = 0;
+}
+
+void Member::append_copies() {
+  bool wakes = false;
+  for (; !copies_.empty(); copies_.pop_front()) {
+    const GateEntry& entry = copies_.front();
+    const bool is_go = entry.kind == GateEntry::Kind::Go;
+    if (is_go) {
+      options_.gate->append_go(static_cast<Place>(entry.value), entry.more);
+    } else if (options_.gate->room()) {
+      options_.gate->append_marker(entry.value);
+    } else {
+      break;
+    }
+    wakes = !is_go;  // a Go wakes by itself
+  }
+  // A record may have come to the others before its marker.
+  if (wakes) options_.gate->wake();
 }
 
 void Member::deviate(FrozenEntries::Entry& entry) {

@@ -2,7 +2,9 @@
 //
 // Members send Ready, Refused, Join, Shutdown, Drained and Deviate up to the coordinator of their
 // set. The coordinator appends records (Plan, Fail, Unused, Joined, Bye, Freeze, Thaw) to the set's
-// log, which every member applies in order. Ping, Pong, Stall and Abort stand outside the log.
+// log, which every member applies in order. Ping, Pong, Stall and Abort stand outside the log, and
+// so does GateEntry: where a set spans several hosts, the first member of each says Filled, and the
+// coordinator answers with the Go and markers for that host's ring.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +17,7 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/overloaded.h"
+#include "horon/core/negotiation/gate_entry.h"
 
 namespace horon::core {
 
@@ -122,7 +125,7 @@ struct Abort {
 };
 
 using Item = std::variant<Ready, Refused, Join, Shutdown, Ping, Pong, Plan, Fail, Unused, Joined,
-                          Bye, Stall, Abort, Drained, Freeze, Thaw, Deviate>;
+                          Bye, Stall, Abort, Drained, Freeze, Thaw, Deviate, GateEntry>;
 
 // Whether it stands in the log.
 inline bool is_record(const Item& item) {

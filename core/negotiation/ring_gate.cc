@@ -9,16 +9,13 @@
 namespace horon::core {
 namespace {
 
-constexpr uint64_t kCells = 4096;
-// Go that a member may have left unread, see Gate::room().
-constexpr uint64_t kUnreadGoMax = 2 * uint64_t{Gate::kCounters};
-constexpr uint32_t kMarkerBit = 1;
-// Of a Go; the place stands above it.
-constexpr uint32_t kMoreBit = 2;
-constexpr int kPlaceShift = 2;
-static_assert(Gate::kPlaceMax <= (uint32_t{0} - 1) >> kPlaceShift, "a payload has 32 bits");
+constexpr uint64_t kCells = 8192;
+// Go and Filled that a member may have left unread, see Gate::room().
+constexpr uint64_t kUnreadMax = 4 * uint64_t{Gate::kCounters};
 constexpr uint64_t kLow32 = 0xffffffff;
-constexpr uint64_t kLow31 = 0x7fffffff;
+// What a cell holds of an entry's value.
+constexpr uint64_t kValueMax = kLow32 >> kGateEntryShift;
+static_assert(Gate::kPlaceMax <= kValueMax, "a payload has 32 bits");
 
 // A cell holds the number of its lap (from 1) in its high half and the payload in its low half. So
 // to write an entry is one step, which nobody can be stopped in, and an entry is never visible
@@ -47,12 +44,14 @@ RingGate::Cursor* RingGate::cursors_behind(Shared* shared) {
   return reinterpret_cast<Cursor*>(shared + 1);
 }
 
-RingGate::RingGate(std::byte* area, int me, int size, std::function<void()> wake)
+RingGate::RingGate(std::byte* area, int me, int size, std::function<void()> wake_others,
+                   std::function<void()> wake_first)
     : shared_(reinterpret_cast<Shared*>(area)),
       cursors_(cursors_behind(shared_)),
       me_(static_cast<size_t>(me)),
       size_(static_cast<uint32_t>(size)),
-      wake_(std::move(wake)) {
+      wake_others_(std::move(wake_others)),
+      wake_first_(std::move(wake_first)) {
   HORON_CHECK(me >= 0 && me < size, "a gate is made for one of its members");
 }
 
@@ -72,7 +71,8 @@ bool RingGate::fill(Place place) {
   }
 }
 
-void RingGate::append(uint32_t payload) {
+void RingGate::append(const GateEntry& entry) {
+  const uint64_t payload = pack(entry) & kLow32;
   uint64_t end = shared_->end.load(std::memory_order_acquire);
   for (;;) {
     const uint64_t lap = lap_of(end);
@@ -92,18 +92,23 @@ void RingGate::append(uint32_t payload) {
 }
 
 void RingGate::append_go(Place place, bool more) {
-  append((place << kPlaceShift) | (more ? kMoreBit : 0));
-  if (!more) wake_();
+  append({GateEntry::Kind::Go, place, more});
+  if (!more) wake_others_();
 }
 
-void RingGate::append_marker(uint64_t position) {
-  append(static_cast<uint32_t>((position & kLow31) << 1) | kMarkerBit);
+void RingGate::append_marker(uint64_t position) { append({GateEntry::Kind::Marker, position}); }
+
+void RingGate::append_filled(Place place) {
+  append({GateEntry::Kind::Filled, place});
+  if (me_ != 0) wake_first_();
 }
+
+void RingGate::wake() { wake_others_(); }
 
 bool RingGate::room() const {
   const uint64_t end = shared_->end.load(std::memory_order_acquire);
   const auto leaves_room = [end](uint64_t slowest) {
-    return end + 1 - slowest + kUnreadGoMax < kCells;
+    return end + 1 - slowest + kUnreadMax < kCells;
   };
   // Cursors only grow, so what left room before does so now; each look costs a miss for each
   // member.
@@ -119,13 +124,13 @@ std::optional<GateEntry> RingGate::next() {
   const uint64_t cell = shared_->cells.at(read_ % kCells).load(std::memory_order_acquire);
   if (cell >> 32 != lap_of(read_)) return std::nullopt;
   cursors_[me_].read.store(++read_, std::memory_order_release);
-  const auto payload = static_cast<uint32_t>(cell & kLow32);
-  if ((payload & kMarkerBit) == 0) {
-    return GateEntry{GateEntry::Kind::Go, payload >> kPlaceShift, (payload & kMoreBit) != 0};
+  GateEntry entry = unpack(cell & kLow32);
+  if (entry.kind == GateEntry::Kind::Marker) {
+    // Positions grow by far less than 2^30 from one marker to the next.
+    last_marker_ += (entry.value - last_marker_) & kValueMax;
+    entry.value = last_marker_;
   }
-  // Positions grow by far less than 2^31 from one marker to the next.
-  last_marker_ += ((payload >> 1) - last_marker_) & kLow31;
-  return GateEntry{GateEntry::Kind::Marker, last_marker_};
+  return entry;
 }
 
 }  // namespace horon::core

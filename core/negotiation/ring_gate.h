@@ -12,16 +12,20 @@ namespace horon::core {
 
 class RingGate : public Gate {
  public:
-  // How much memory the gate of so many members needs; a multiple of 64.
+  // How much memory the gate of so many members (of one host) needs; a multiple of 64.
   static size_t bytes(int size);
 
   // `area`: bytes(size), zeroed before the first member comes, 64-byte aligned, the same memory for
-  // all members; outlives the gate. `wake` makes all other members call next(); must not throw.
-  RingGate(std::byte* area, int me, int size, std::function<void()> wake);
+  // all members; outlives the gate. `wake_others` makes all other members call next(), `wake_first`
+  // only member 0, which is needed where there are several hosts; they must not throw.
+  RingGate(std::byte* area, int me, int size, std::function<void()> wake_others,
+           std::function<void()> wake_first = {});
 
   bool fill(Place place) override;
   void append_go(Place place, bool more) override;
   void append_marker(uint64_t position) override;
+  void append_filled(Place place) override;
+  void wake() override;
   bool room() const override;
   std::optional<GateEntry> next() override;
 
@@ -31,14 +35,15 @@ class RingGate : public Gate {
     std::atomic<uint64_t> read;  // entries that this member has read
   };
 
-  void append(uint32_t payload);
+  void append(const GateEntry& entry);
   static Cursor* cursors_behind(Shared* shared);
 
   Shared* const shared_;
   Cursor* const cursors_;  // by member
   const size_t me_;
   const uint32_t size_;
-  const std::function<void()> wake_;
+  const std::function<void()> wake_others_;
+  const std::function<void()> wake_first_;
   uint64_t read_ = 0;             // what cursors_[me_] says
   mutable uint64_t slowest_ = 0;  // of all cursors, when room() last looked
   uint64_t last_marker_ = 0;      // that this member has read: a cell holds its low bits only

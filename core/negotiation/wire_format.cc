@@ -11,7 +11,7 @@ namespace horon::core {
 namespace {
 
 // Changes with every change of the format, so that two builds never misread each other.
-constexpr uint8_t kFormatVersion = 4;
+constexpr uint8_t kFormatVersion = 5;
 
 class Writer {
  public:
@@ -277,6 +277,7 @@ struct WriteItem {
   }
   void operator()(const Thaw& item) const { out.numbers(item.places); }
   void operator()(const Deviate& item) const { out.number(item.place); }
+  void operator()(const GateEntry& item) const { out.number(pack(item)); }
 };
 
 constexpr int kErrorCodes = static_cast<int>(ErrorCode::Internal) + 1;
@@ -352,6 +353,8 @@ Item read_item(Reader& in) {
       return Thaw{in.numbers<Place>()};
     case 16:
       return Deviate{in.number32()};
+    case 17:
+      return unpack(in.number());
     default:
       Reader::bad("an item has an unknown kind");
   }

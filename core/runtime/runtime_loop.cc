@@ -168,6 +168,7 @@ void RuntimeLoop::add_runner(uint32_t id, const std::vector<int>& ranks, SetReso
   parts.me =
       static_cast<int>(std::find(ranks.begin(), ranks.end(), topology_.rank) - ranks.begin());
   parts.ranks = ranks;
+  parts.host_of = restrict_to_members(topology_, ranks).host_of;
   parts.config = &config_;
   parts.resources = std::move(resources);
   parts.timeline = timeline_;

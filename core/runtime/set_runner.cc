@@ -25,6 +25,7 @@ Controller::Options controller_options(const SetRunner::Parts& parts) {
   options.rank = parts.me;
   options.size = static_cast<int>(parts.ranks.size());
   options.ranks = parts.ranks;
+  options.host_of = parts.host_of;
   options.set = parts.id;
   options.fusion_bytes_max = config.fusion_bytes_max;
   options.alone_bytes = std::min(options.alone_bytes, config.fusion_bytes_max);

@@ -27,8 +27,9 @@ class SetRunner {
  public:
   struct Parts {
     uint32_t id = 0;
-    int me = 0;              // this rank's index among the members
-    std::vector<int> ranks;  // of all members
+    int me = 0;                // this rank's index among the members
+    std::vector<int> ranks;    // of all members
+    std::vector<int> host_of;  // by member, see Topology
     const Config* config = nullptr;
     SetResources resources;
     std::shared_ptr<Timeline> timeline;      // may be null

@@ -25,6 +25,8 @@ class Communicator {
     // Zeroed memory for the ops alone, 64-byte aligned, the same on all members of this host. Null
     // if the group is not available.
     std::byte* area = nullptr;
+    // On each host that members are on, they share memory: then all of them have an area.
+    bool all_share_memory = false;
     // Null: no ops on MPI, or set_mpi() comes later.
     std::unique_ptr<MpiCommunicator> mpi;
   };
@@ -41,6 +43,8 @@ class Communicator {
   core::LocalGroup& local_group() const { return *parts_.local_group; }
   const std::shared_ptr<core::LocalGroup>& shared_local_group() const { return parts_.local_group; }
   std::byte* area() const { return parts_.area; }
+  // The same answer on all members.
+  bool all_share_memory() const { return parts_.all_share_memory; }
   // An MPI_Comm* for code that must not include mpi.h; null if there is none.
   const void* mpi() const;
   void set_mpi(std::unique_ptr<MpiCommunicator> mpi);

@@ -30,6 +30,12 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+// `shares`: by rank of the job.
+bool all_share(const std::vector<uint8_t>& shares, const std::vector<int>& members) {
+  return std::all_of(members.begin(), members.end(),
+                     [&](int rank) { return shares[static_cast<size_t>(rank)] != 0; });
+}
+
 // How far a rank has come: a letter, and the text of a failure or the seconds that it has waited.
 constexpr char kReady = 'r';
 constexpr char kWaiting = 'w';
@@ -82,7 +88,10 @@ std::shared_ptr<Communicator> CommunicatorMaker::make_world(size_t reserved_byte
                                                      topology.local_rank, topology.local_size,
                                                      "HORON_SHARED_MEMORY=0");
   });
-  if (parts.local_group->available()) parts.area = parts.local_group->area() + reserved_bytes;
+  const uint8_t shares = parts.local_group->available() ? 1 : 0;
+  if (shares != 0) parts.area = parts.local_group->area() + reserved_bytes;
+  parts.all_share_memory = all_share(
+      core::allgather_values(bootstrap_, core::Bootstrap::Among::Job, shares), parts.members);
   core::run_on_all(bootstrap_, [&] { parts.mpi = std::make_unique<MpiCommunicator>(bootstrap_); });
   return std::make_shared<Communicator>(std::move(parts));
 }
@@ -106,6 +115,9 @@ std::shared_ptr<Communicator> CommunicatorMaker::make(const Communicator& world,
   const size_t bytes = takes_part ? options_.area_bytes(parts.topology) : 0;
   parts.local_group =
       core::make_local_subgroup(world.shared_local_group(), talk, local_ranks, bytes);
+  const uint8_t shares = takes_part && parts.local_group->available() ? 1 : 0;
+  parts.all_share_memory =
+      all_share(core::allgather_values(talk, core::Bootstrap::Among::Job, shares), parts.members);
   // Where only one thread at a time may call MPI, the one that may do so makes it, by connect().
   if (library_.allows_threads_at_once()) parts.mpi = make_mpi(talk, part);
   if (!takes_part) return nullptr;

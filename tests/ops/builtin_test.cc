@@ -26,6 +26,7 @@ class Builtin : public testing::Test {
     ASSERT_TRUE(parts_.local_group->available());
     world_.doorbell = &parts_.local_group->doorbell(world_.rank);
     parts_.area = parts_.local_group->area();
+    parts_.all_share_memory = true;
     parts_.mpi = std::make_unique<MpiCommunicator>(bootstrap_);
   }
   // Nobody unmaps what another still uses.
@@ -74,7 +75,7 @@ TEST_F(Builtin, SeveralHostsUseMpi) {
   EXPECT_THROW(chosen(CollectiveKind::Allreduce, "shm"), Error);
 }
 
-// The gate takes a hundred KiB, and a job may have many sets.
+// The gate takes more than a hundred KiB, and a job may have many sets.
 TEST_F(Builtin, OnlyASetWithAGateHasMemoryForOne) {
   const auto room = [&](const core::Topology& topology) {
     return builtin_area_bytes(topology, config_) -
@@ -86,11 +87,17 @@ TEST_F(Builtin, OnlyASetWithAGateHasMemoryForOne) {
   core::Topology two_hosts = one_host;
   two_hosts.size += 1;
   EXPECT_GE(room(one_host), core::RingGate::bytes(one_host.local_size));
-  EXPECT_EQ(builtin_area_bytes(two_hosts, config_), 0U);  // nobody there would use it
+  // The ops there take all to MPI.
+  EXPECT_EQ(builtin_area_bytes(two_hosts, config_), core::RingGate::bytes(two_hosts.local_size));
   EXPECT_LT(room(core::Topology()), kPadding);
   EXPECT_NE(make_gate(communicator(), config_), nullptr);
   config_.freeze = false;
   EXPECT_LT(room(one_host), kPadding);
+  EXPECT_EQ(make_gate(communicator(), config_), nullptr);
+}
+
+TEST_F(Builtin, NoHostHasAGateIfOneHasNoSharedMemory) {
+  parts_.all_share_memory = false;
   EXPECT_EQ(make_gate(communicator(), config_), nullptr);
 }
 

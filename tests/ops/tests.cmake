@@ -56,4 +56,10 @@ horon_test(session_sets_test FILES ops/session/session_sets_test.cc RANKS 3 4 TI
 foreach(program communicator_test session_sets_test)
   horon_mpirun_test(${program}.hosts_2_1 ${program} 2+1 LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
 endforeach()
+horon_test(session_hosts_test FILES ops/session/session_hosts_test.cc RANKS 2)
+foreach(layout 1+1 2+1 2+2 1+1+1)
+  string(REPLACE "+" "_" hosts ${layout})
+  horon_mpirun_test(session_hosts_test.hosts_${hosts} session_hosts_test ${layout}
+                    LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
+endforeach()
 horon_test(large_process_set_test FILES ops/session/large_process_set_test.cc RANKS 18 TIMEOUT 120)

@@ -162,7 +162,7 @@ set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)
 # Ranks of several hosts, as far as Horon can tell: shared memory among some of them, MPI between.
 foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reducer_random_test:2+1
         torch_reducer_traps_test:2+1 torch_backward_ends_test:2+1 torch_process_set_test:2+1
-        torch_process_set_test:1+1+1 torch_session_test:2+2)
+        torch_process_set_test:1+1+1 torch_session_test:2+2 torch_optimizer_training_test:2+1)
   string(REGEX MATCH "(.*):(.*)" run ${run})
   set(program ${CMAKE_MATCH_1})
   set(layout ${CMAKE_MATCH_2})

@@ -46,7 +46,8 @@ Plan plan_of_x() {
 // A member with a gate whose name x has been agreed once, and frozen at place 1.
 class WithGate {
  public:
-  explicit WithGate(int rank, const SpecPtr& x = tensor("x"), std::vector<int64_t> extents = {})
+  explicit WithGate(int rank, const SpecPtr& x = tensor("x"), std::vector<int64_t> extents = {},
+                    std::vector<int> host_of = {})
       : area_(RingGate::bytes(2) + 64) {
     void* area = area_.data();
     size_t space = area_.size();
@@ -55,6 +56,7 @@ class WithGate {
     Controller::Options options;
     options.rank = rank;
     options.size = 2;
+    options.host_of = std::move(host_of);
     options.gate = &*gate_;
     options.freeze_after = 1;
     controller_.emplace(options);
@@ -114,6 +116,73 @@ TEST(ControllerWithGate, CoordinatorsThatBreakTheProtocolEndTheJob) {
   EXPECT_EQ(unserved.end_after(plan_of_x()), "");
   unserved->submit({2, "x", tensor("x"), {}, {}});
   EXPECT_THAT(unserved.end_after(Freeze{{1}, {1}}), HasSubstr("can't be frozen now"));
+}
+
+TEST(ControllerWithGate, WhatNoHostCanSayEndsTheJob) {
+  using Kind = GateEntry::Kind;
+  const auto frozen = [&](const GateEntry& first, const GateEntry& second,
+                          std::vector<int> host_of) {
+    WithGate coordinator(0, tensor("x"), {}, std::move(host_of));
+    EXPECT_EQ(coordinator.end_after(ready_by_name("x")), "");
+    EXPECT_EQ(coordinator.end_after(first, 2), "");
+    return coordinator.end_after(second, 2);
+  };
+  const GateEntry filled = {Kind::Filled, 1};
+  const std::vector<int> hosts = {0, 1};
+  EXPECT_THAT(frozen(filled, filled, hosts), HasSubstr("it can't fill place 1"));
+  EXPECT_THAT(frozen(filled, {Kind::Filled, 2}, hosts), HasSubstr("it fills no place"));
+  EXPECT_THAT(frozen(filled, {Kind::Filled, 0}, hosts), HasSubstr("it fills no place"));
+  EXPECT_THAT(frozen(filled, {Kind::Filled, uint64_t{1} << 40}, hosts),
+              HasSubstr("it fills no place"));
+  EXPECT_THAT(frozen(filled, {Kind::Go, 1}, hosts), HasSubstr("that can't be"));
+  WithGate one_host(0);
+  EXPECT_EQ(one_host.end_after(ready_by_name("x")), "");
+  EXPECT_THAT(one_host.end_after(filled, 2), HasSubstr("it can't fill place 1"));
+}
+
+TEST(ControllerWithGate, WhatNoCoordinatorCanSayToAHostEndsTheJob) {
+  using Kind = GateEntry::Kind;
+  const auto after_freeze = [&](const GateEntry& entry, std::vector<int> host_of) {
+    WithGate member(1, tensor("x"), {}, std::move(host_of));
+    EXPECT_EQ(member.end_after(plan_of_x()), "");
+    EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+    return member.end_after(entry);
+  };
+  EXPECT_EQ(after_freeze({Kind::Marker, 3}, {0, 1}), "");
+  EXPECT_THAT(after_freeze({Kind::Marker, 3}, {0, 0}), HasSubstr("that can't be"));
+  EXPECT_THAT(after_freeze({Kind::Go, 1}, {0, 0}), HasSubstr("that can't be"));
+  EXPECT_THAT(after_freeze({Kind::Filled, 1}, {0, 1}), HasSubstr("that can't be"));
+  EXPECT_THAT(after_freeze({Kind::Go, uint64_t{1} << 40}, {0, 1}), HasSubstr("that can't be"));
+  EXPECT_THAT(after_freeze({Kind::Go, 1}, {0, 1}), HasSubstr("that is not filled here"));
+}
+
+// The first member of a host appends what the coordinator has said when there is room, and in
+// order.
+TEST(ControllerWithGate, AHostsFirstMemberWaitsForAMemberThatDoesNotRead) {
+  WithGate member(1, tensor("x"), {},
+                  {0, 1});  // member 1 of the gate; member 0 of it reads nothing
+  EXPECT_EQ(member.end_after(plan_of_x()), "");
+  EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
+  uint64_t position = 2;
+  const auto applies_all = [&] {
+    Envelope envelope;
+    envelope.items.emplace_back(GateEntry{GateEntry::Kind::Marker, ++position});
+    envelope.items.emplace_back(Unused{"y"});
+    member->receive(0, encode(envelope));
+    member->take_effects();
+    return member->member().applied() == position;
+  };
+  while (position < 10'000 && applies_all()) continue;
+  EXPECT_GT(position, 1000U);
+  EXPECT_LT(position, 10'000U);
+  EXPECT_EQ(member->member().applied(), position - 1);
+  EXPECT_TRUE(member->member().waits_for_room());
+  RingGate other = member.gate_of(0);
+  for (uint64_t read = 3; read < position; ++read) ASSERT_TRUE(other.next().has_value()) << read;
+  EXPECT_FALSE(other.next().has_value());
+  member->take_effects();
+  EXPECT_EQ(member->member().applied(), position);
+  EXPECT_FALSE(member->member().waits_for_room());
 }
 
 // The ring is the order: a record waits for its marker, whatever has arrived.

@@ -228,6 +228,52 @@ TEST(ExplorationOfTheGate, WhatIsGivenAtOnceFuses) {
   explore_all({then(xy, and_leaves), then(xy, and_leaves)}, fuses);
 }
 
+// The same where the ranks are on several hosts: also every order of what travels between them.
+SimulatedCluster::Options gate_between(std::vector<int> host_of, int freeze_after = 1) {
+  SimulatedCluster::Options options = gate(freeze_after);
+  options.controller.host_of = std::move(host_of);
+  return options;
+}
+
+TEST(ExplorationOfGatesBetweenHosts, OneNameAgainAndAgain) {
+  const Program three = {give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()};
+  explore_all({three, three}, gate_between({0, 1}));
+  const Program two = {give("x"), wait_all(), give("x"), wait_all()};
+  explore_all({two, two, two}, gate_between({0, 1, 1}));
+  explore_all({two, two, two}, gate_between({0, 0, 1}));
+  explore_all({two, two, two}, gate_between({0, 1, 0}));
+}
+
+TEST(ExplorationOfGatesBetweenHosts, TwoNamesInDifferentOrders) {
+  Program a = {give("x"), give("y"), wait_all(), give("x"), give("y"), wait_all()};
+  Program b = {give("y"), give("x"), wait_all(), give("y"), give("x"), wait_all()};
+  for (const size_t second : {1, 4}) a[second].same_breath = b[second].same_breath = true;
+  explore_all({a, b}, gate_between({0, 1}));
+}
+
+TEST(ExplorationOfGatesBetweenHosts, OneRankChangesTheShape) {
+  const Program same = {give("x"), wait_all(), give("x"), wait_all(), give("x"), wait_all()};
+  const Program other = {give("x"), wait_all(), give_five("x"), wait_all(), give("x"), wait_all()};
+  explore_all({same, other}, gate_between({0, 1}));
+  explore_all({other, same}, gate_between({0, 1}));
+}
+
+TEST(ExplorationOfGatesBetweenHosts, JoinAndLeaving) {
+  explore_all({{give("x"), wait_all(), join(), wait_all()},
+               {give("x"), wait_all(), give("x"), wait_all(), join(), wait_all()}},
+              gate_between({0, 1}));
+  explore_all({{give("x"), wait_all(), give("x"), shutdown()},
+               {give("x"), wait_all(), shutdown(), wait_all()}},
+              gate_between({0, 1}));
+}
+
+TEST(ExplorationOfGatesBetweenHosts, NeverSubmitted) {
+  explore_all({{give("x"), wait_all(), give("x"), wait_all()},
+               {give("x"), wait_all()},
+               {give("x"), wait_all(), give("x"), wait_all()}},
+              gate_between({0, 1, 1}));
+}
+
 TEST(ExplorationOfTheGate, NeverSubmitted) {
   explore_all({{give("x"), give("y"), wait_all(), give("x"), give("y"), wait_all()},
                {give("x"), give("y"), wait_all(), give("y"), wait_all()}},

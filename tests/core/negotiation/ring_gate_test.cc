@@ -18,12 +18,14 @@ class Members {
  public:
   explicit Members(int size) : memory_(RingGate::bytes(size) / sizeof(Line)) {
     for (int me = 0; me < size; ++me) {
-      gates_.push_back(std::make_unique<RingGate>(reinterpret_cast<std::byte*>(memory_.data()), me,
-                                                  size, [this] { ++wakes_; }));
+      gates_.push_back(std::make_unique<RingGate>(
+          reinterpret_cast<std::byte*>(memory_.data()), me, size, [this] { ++wakes_; },
+          [this] { ++wakes_of_first_; }));
     }
   }
   RingGate& operator[](size_t member) { return *gates_[member]; }
   int wakes() const { return wakes_; }
+  int wakes_of_first() const { return wakes_of_first_; }
 
  private:
   struct alignas(64) Line {
@@ -32,6 +34,7 @@ class Members {
   std::vector<Line> memory_;
   std::vector<std::unique_ptr<RingGate>> gates_;
   std::atomic<int> wakes_{0};
+  std::atomic<int> wakes_of_first_{0};
 };
 
 void expect_next(RingGate& gate, GateEntry::Kind kind, uint64_t value) {
@@ -68,14 +71,14 @@ TEST(RingGate, AllReadTheSame) {
   Members members(2);
   members[0].append_marker(3);
   members[1].append_go(9, false);
-  members[0].append_marker((uint64_t{1} << 31) + 2);  // a cell holds the low bits only
-  members[0].append_marker((uint64_t{1} << 32) + 1);
+  members[0].append_marker((uint64_t{1} << 30) + 2);  // a cell holds the low bits only
+  members[0].append_marker((uint64_t{1} << 31) + 1);
   EXPECT_EQ(members.wakes(), 1);  // a Go; markers wake nobody
   for (const size_t member : {0, 1}) {
     expect_next(members[member], GateEntry::Kind::Marker, 3);
     expect_next(members[member], GateEntry::Kind::Go, 9);
-    expect_next(members[member], GateEntry::Kind::Marker, (uint64_t{1} << 31) + 2);
-    expect_next(members[member], GateEntry::Kind::Marker, (uint64_t{1} << 32) + 1);
+    expect_next(members[member], GateEntry::Kind::Marker, (uint64_t{1} << 30) + 2);
+    expect_next(members[member], GateEntry::Kind::Marker, (uint64_t{1} << 31) + 1);
     EXPECT_FALSE(members[member].next().has_value());
   }
 }
@@ -96,14 +99,31 @@ TEST(RingGate, AGoSaysWhetherMoreBelongsToIt) {
   }
 }
 
-TEST(RingGate, MarkersLeaveRoomForEveryGo) {
+// The first member tells the coordinator, so the others need not look.
+TEST(RingGate, FilledWakesTheFirstMember) {
+  Members members(3);
+  members[2].append_filled(4);
+  members[0].append_filled(5);  // it reads on by itself
+  EXPECT_EQ(members.wakes(), 0);
+  EXPECT_EQ(members.wakes_of_first(), 1);
+  expect_next(members[0], GateEntry::Kind::Filled, 4);
+  expect_next(members[0], GateEntry::Kind::Filled, 5);
+  members[0].append_marker(1);
+  members[0].wake();
+  EXPECT_EQ(members.wakes(), 1);
+}
+
+TEST(RingGate, MarkersLeaveRoomForEveryGoAndFilled) {
   Members members(2);
   uint64_t markers = 0;
   for (int lap = 0; lap < 5; ++lap) {
     const uint64_t first = markers;
     while (members[0].room()) members[0].append_marker(++markers);
     EXPECT_GT(markers, first + 1000);
-    for (Place place = 1; place <= 2 * Gate::kCounters; ++place) members[1].append_go(place, false);
+    for (Place place = 1; place <= 2 * Gate::kCounters; ++place) {
+      members[1].append_filled(place);
+      members[1].append_go(place, false);
+    }
     while (members[0].next()) {
     }
     EXPECT_FALSE(members[0].room()) << "the other member has read nothing";
@@ -111,6 +131,7 @@ TEST(RingGate, MarkersLeaveRoomForEveryGo) {
       expect_next(members[1], GateEntry::Kind::Marker, ++position);
     }
     for (Place place = 1; place <= 2 * Gate::kCounters; ++place) {
+      expect_next(members[1], GateEntry::Kind::Filled, place);
       expect_next(members[1], GateEntry::Kind::Go, place);
     }
     EXPECT_TRUE(members[0].room());

@@ -129,7 +129,8 @@ TEST(Simulation, EverythingOccurs) {
                            "void start",
                            "place given up",
                            "freeze of rows",
-                           "frozen start fused with another"}) {
+                           "frozen start fused with another",
+                           "frozen start between hosts"}) {
     EXPECT_GE(seen[what], 50) << what;
   }
   EXPECT_GE(seen["fault while the last batches run"], 20);

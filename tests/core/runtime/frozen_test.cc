@@ -237,10 +237,6 @@ TEST(Frozen, JoinThawsAndTheRestGoesOn) {
 
 constexpr const char* kMissing = "tensor \"b\": waiting for rank 1";
 
-void wait_for_report(const Runtime& runtime, const std::string& text) {
-  while (runtime.stall_report().find(text) == std::string::npos) std::this_thread::sleep_for(1ms);
-}
-
 TEST(Frozen, AStallIsReportedByName) {
   Config config = no_limits();
   config.stall_warn_s = 0.4;

@@ -79,6 +79,7 @@ struct Hooks {
   std::function<void(int rank)> before_set;  // in the loop, before a process set is made
   // The ops and the memory of a set, in place of the doubles.
   std::function<void(int rank, const std::vector<int>& ranks, Executor::Parts&)> change_execution;
+  std::vector<int> host_of;  // by rank, see Topology; empty: all are on one host
 };
 
 class World {
@@ -95,8 +96,9 @@ class World {
       Runtime::Parts parts;
       parts.config = config;
       parts.step_in_submit = step_in_submit;
-      parts.topology.rank = rank;
-      parts.topology.size = size;
+      std::vector<int> host_of = hooks.host_of;
+      host_of.resize(static_cast<size_t>(size));
+      parts.topology = make_topology(rank, host_of);
       parts.transport = std::move(transports[static_cast<size_t>(rank)]);
       if (hooks.wrap_transport) {
         parts.transport = hooks.wrap_transport(rank, std::move(parts.transport));
@@ -110,8 +112,8 @@ class World {
       devices_.push_back(std::make_shared<FakeDevice>(options));
       const auto make = [=, device = devices_.back(),
                          change = hooks.change_execution](const std::vector<int>& ranks) {
-        return resources({rank, memory, device, change}, ranks, meetings->next(rank, ranks), delays,
-                         doorbells);
+        return resources({rank, memory, device, change, host_of}, ranks,
+                         meetings->next(rank, ranks), delays, doorbells);
       };
       parts.world = make(all);
       parts.make_set = [=, before_set = hooks.before_set](const std::vector<int>& ranks) {
@@ -139,12 +141,14 @@ class World {
  private:
   // What the ranks of a set share.
   struct Meeting {
-    explicit Meeting(int size) : ops(size), gate(RingGate::bytes(size) / sizeof(Line)) {}
+    explicit Meeting(int size) : ops(size), gates(static_cast<size_t>(size)) {
+      for (auto& gate : gates) gate.resize(RingGate::bytes(size) / sizeof(Line));
+    }
     struct alignas(64) Line {
       std::byte bytes[64];
     };
     FakeMeeting ops;
-    std::vector<Line> gate;
+    std::vector<std::vector<Line>> gates;  // by the first member of a host
   };
 
   // The n-th set of the same ranks is the same set for all of them.
@@ -169,6 +173,7 @@ class World {
     FakeMemory memory = FakeMemory::Immediate;
     std::shared_ptr<FakeDevice> device;
     decltype(Hooks::change_execution) change_execution;
+    std::vector<int> host_of;
   };
 
   static SetResources resources(const Place& place, const std::vector<int>& ranks,
@@ -189,14 +194,29 @@ class World {
                              ? std::make_unique<FakeDomain>(DeviceKind::Host)
                              : std::make_unique<FakeDomain>(DeviceKind::Host, place.device));
     if (place.change_execution) place.change_execution(rank, ranks, execution);
-    const auto wake = [=] {
-      for (const int other : ranks) {
+    auto gate = gate_of(place, ranks, *shared, doorbells);
+    return {shared, std::make_unique<Executor>(std::move(execution)), std::move(gate)};
+  }
+
+  // Of the members on the same host.
+  static std::unique_ptr<RingGate> gate_of(const Place& place, const std::vector<int>& ranks,
+                                           Meeting& shared,
+                                           const std::vector<Doorbell*>& doorbells) {
+    const int host = place.host_of[static_cast<size_t>(place.rank)];
+    std::vector<int> local;
+    for (const int other : ranks) {
+      if (place.host_of[static_cast<size_t>(other)] == host) local.push_back(other);
+    }
+    const auto wake = [=, rank = place.rank] {
+      for (const int other : local) {
         if (other != rank) doorbells[static_cast<size_t>(other)]->ring();
       }
     };
-    auto gate = std::make_unique<RingGate>(reinterpret_cast<std::byte*>(shared->gate.data()),
-                                           execution.rank, execution.size, wake);
-    return {shared, std::make_unique<Executor>(std::move(execution)), std::move(gate)};
+    const auto wake_first = [=] { doorbells[static_cast<size_t>(local.front())]->ring(); };
+    auto* const area = reinterpret_cast<std::byte*>(
+        shared.gates[static_cast<size_t>(index_of(local.front(), ranks))].data());
+    return std::make_unique<RingGate>(area, index_of(place.rank, local),
+                                      static_cast<int>(local.size()), wake, wake_first);
   }
 
   std::vector<std::shared_ptr<FakeDevice>> devices_;
@@ -210,6 +230,12 @@ inline std::string error_of(const HandleState& handle) {
     return "";
   } catch (const Error& error) {
     return error.what();
+  }
+}
+
+inline void wait_for_report(const Runtime& runtime, const std::string& text) {
+  while (runtime.stall_report().find(text) == std::string::npos) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

@@ -295,6 +295,9 @@ void count_outcomes(const SimulatedCluster& cluster, std::map<std::string, int>&
     seen["freeze of rows"] += r.freezes_of_rows;
     seen["frozen start fused with another"] +=
         static_cast<int>(statistics.frozen_starts - statistics.frozen_batches);
+    const std::vector<int>& host_of = cluster.options().controller.host_of;
+    if (std::count(host_of.begin(), host_of.end(), 0) == std::ssize(host_of)) continue;
+    seen["frozen start between hosts"] += static_cast<int>(statistics.frozen_starts);
   }
 }
 

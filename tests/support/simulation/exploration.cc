@@ -13,7 +13,7 @@ namespace {
 using core::concat;
 
 struct Step {
-  enum class Kind : uint8_t { Act, Deliver, Finish, Go, Look };
+  enum class Kind : uint8_t { Act, Deliver, Finish, Append, Look };
   Kind kind;
   int rank;
   int from;
@@ -25,8 +25,8 @@ std::string describe(const Step& step) {
       return concat("act ", step.rank);
     case Step::Kind::Deliver:
       return concat("deliver ", step.from, " ", step.rank);
-    case Step::Kind::Go:
-      return concat("go of ", step.rank);
+    case Step::Kind::Append:
+      return concat("append of ", step.rank);
     case Step::Kind::Look:
       return concat("look ", step.rank);
     case Step::Kind::Finish:
@@ -57,7 +57,7 @@ class Explorer {
     if (step.kind == Step::Kind::Deliver) cluster.deliver(step.from, step.rank);
     if (step.kind == Step::Kind::Finish) cluster.finish(step.rank);
     // Another process appends to the ring; this rank need not run for that.
-    if (step.kind == Step::Kind::Go) return cluster.append_go(step.rank);
+    if (step.kind == Step::Kind::Append) return cluster.append(step.rank);
     cluster.flush(step.rank);
   }
 
@@ -71,7 +71,7 @@ class Explorer {
     std::vector<Step> steps;
     for (int rank = 0; rank < cluster.size(); ++rank) {
       if (cluster.can_act(rank)) steps.push_back({Step::Kind::Act, rank, -1});
-      if (cluster.can_append_go(rank)) steps.push_back({Step::Kind::Go, rank, -1});
+      if (cluster.can_append(rank)) steps.push_back({Step::Kind::Append, rank, -1});
       if (cluster.rank(rank).rung) steps.push_back({Step::Kind::Look, rank, -1});
       if (cluster.can_finish(rank)) steps.push_back({Step::Kind::Finish, rank, -1});
     }
@@ -85,7 +85,7 @@ class Explorer {
   std::string signature(const SimulatedCluster& cluster) const {
     std::vector<std::string> seen(programs_.size());
     for (const Step& step : path_) {
-      if (step.kind == Step::Kind::Go) continue;  // the ring tells
+      if (step.kind == Step::Kind::Append) continue;  // the ring tells
       std::string& own = seen[static_cast<size_t>(step.rank)];
       own += static_cast<char>(step.kind);
       own += static_cast<char>(step.from);

@@ -127,6 +127,8 @@ bool same(const core::Item& a, const core::Item& b) {
           return x.places == y.places;
         } else if constexpr (std::is_same_v<T, core::Deviate>) {
           return x.place == y.place;
+        } else if constexpr (std::is_same_v<T, core::GateEntry>) {
+          return x.kind == y.kind && x.value == y.value && x.more == y.more;
         } else if constexpr (std::is_same_v<T, core::Unused>) {
           return x.name == y.name;
         } else if constexpr (std::is_same_v<T, core::Joined>) {
@@ -179,8 +181,10 @@ core::Item random_item(std::mt19937_64& random, size_t kind) {
       return core::Freeze{random_numbers(random), random_numbers(random)};
     case 15:
       return core::Thaw{random_numbers(random)};
-    default:
+    case 16:
       return core::Deviate{static_cast<core::Place>(random_number(random))};
+    default:
+      return core::unpack(random_number(random));
   }
 }
 

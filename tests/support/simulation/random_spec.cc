@@ -76,4 +76,24 @@ core::SpecPtr random_change(std::mt19937_64& random, const core::SpecPtr& spec,
   return changed;
 }
 
+core::SpecPtr plain_spec() {
+  EntrySpec spec;
+  spec.parts = {{"part", {4}}};
+  return std::make_shared<EntrySpec>(spec);
+}
+
+std::vector<int> random_hosts(std::mt19937_64& random, size_t ranks) {
+  std::vector<int> hosts(ranks);
+  if (random() % 2 == 0) return hosts;
+  int next = 0;
+  const size_t many = 1 + random() % ranks;
+  std::vector<int> numbers(ranks, -1);
+  for (int& host : hosts) {
+    int& number = numbers[random() % many];
+    if (number < 0) number = next++;
+    host = number;
+  }
+  return hosts;
+}
+
 }  // namespace horon::simulation

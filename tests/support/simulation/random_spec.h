@@ -1,6 +1,7 @@
-// Random tensors to negotiate about.
+// Random tensors to negotiate about, and random hosts.
 #pragma once
 
+#include <cstddef>
 #include <random>
 #include <string>
 #include <vector>
@@ -16,5 +17,12 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name,
 // The same with one thing changed that all ranks must agree on.
 core::SpecPtr random_change(std::mt19937_64& random, const core::SpecPtr& spec,
                             const std::vector<int>& ranks);
+
+// Such specs fuse.
+core::SpecPtr plain_spec();
+
+// The host of each rank (Controller::Options::host_of): in every second case one, else ranks of the
+// same host may be neighbours or not.
+std::vector<int> random_hosts(std::mt19937_64& random, size_t ranks);
 
 }  // namespace horon::simulation

@@ -59,7 +59,9 @@ class Author {
     }
     const size_t phases = traits_.joins ? 1 + below(2) : 1;
     for (size_t i = 0; i < names_.size(); ++i) world.programs.push_back(program(phases));
-    if (world.cluster.gate) submit_in_turns(world);
+    if (!world.cluster.gate) return;
+    submit_in_turns(world);
+    world.cluster.controller.host_of = random_hosts(gate_random_, names_.size());
   }
 
   uint64_t below(uint64_t limit) { return random_() % limit; }
@@ -111,12 +113,6 @@ class Author {
         if (both && gate_random_() % 100 < percent) program[i].same_breath = true;
       }
     }
-  }
-
-  static core::SpecPtr plain_spec() {
-    core::EntrySpec spec;
-    spec.parts = {{"part", {4}}};
-    return std::make_shared<core::EntrySpec>(spec);
   }
 
   // Some jobs are process sets of a larger world.

@@ -50,7 +50,7 @@ SimulatedCluster::SimulatedCluster(Options options, std::vector<Program> program
     std::iota(names_.begin(), names_.end(), 0);
   }
   if (options_.gate) {
-    gates_ = std::make_unique<SimulatedGates>(controller.size,
+    gates_ = std::make_unique<SimulatedGates>(controller.size, controller.host_of,
                                               [this](const std::string& line) { note(line); });
   }
   for (Program& program : programs) {
@@ -174,6 +174,7 @@ void SimulatedCluster::flush(int rank) {
   r.rung = false;
   if (gates_) gates_->look(rank);
   core::Effects effects = r.controller->take_effects();
+  ring();
   if (r.dies_after_sending && effects.messages.size() > *r.dies_after_sending) {
     effects.messages.resize(*r.dies_after_sending);
     for (core::Outgoing& message : effects.messages) send(rank, std::move(message));
@@ -352,14 +353,22 @@ void SimulatedCluster::end(int rank, const Error& error) {
   }
 }
 
-bool SimulatedCluster::can_append_go(int rank) const {
-  return gates_ && !ranks_[static_cast<size_t>(rank)].dead && gates_->owes_go(rank);
+bool SimulatedCluster::can_append(int rank) const {
+  return gates_ && !ranks_[static_cast<size_t>(rank)].dead && gates_->owes(rank);
 }
 
-void SimulatedCluster::append_go(int rank) {
+void SimulatedCluster::append(int rank) {
   ++progress_;
-  gates_->append_go(rank);
-  for (Rank& each : ranks_) each.rung = !each.dead;
+  gates_->append_owed(rank);
+  ring();
+}
+
+void SimulatedCluster::ring() {
+  if (!gates_) return;
+  for (const int rank : gates_->take_woken()) {
+    if (at(rank).dead || std::exchange(at(rank).rung, true)) continue;
+    woken_.push_back(rank);
+  }
 }
 
 void SimulatedCluster::die(int rank) {
@@ -381,8 +390,6 @@ bool SimulatedCluster::any_batch_runs() const {
     return !rank.dead && !rank.fatal && rank.finished < batches_.size();
   });
 }
-
-bool SimulatedCluster::any_message() const { return !channels_.empty(); }
 
 void SimulatedCluster::violate(const std::string& text) {
   note("VIOLATION: " + text);

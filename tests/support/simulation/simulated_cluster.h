@@ -31,7 +31,7 @@ class SimulatedCluster {
 
   struct Options {
     core::Controller::Options controller;  // of every rank; rank and size are filled in
-    bool gate = false;                     // the ranks share a gate
+    bool gate = false;                     // the ranks of each host share a gate
     bool trace = false;
     // May change any message on its way; to show that the checks notice.
     std::function<void(int from, int to, core::Envelope& envelope)> tamper;
@@ -92,19 +92,20 @@ class SimulatedCluster {
   void fail(int rank, const Error& error) { at(rank).controller->fail(error); }
   // Takes the controller's effects; to be called after each group of events on a rank.
   void flush(int rank);
-  // The oldest Go that this rank owes comes into the ring.
-  bool can_append_go(int rank) const;
-  void append_go(int rank);
+  // The oldest Go or Filled that this rank owes comes into the ring.
+  bool can_append(int rank) const;
+  void append(int rank);
   // The process is gone: it does nothing more, and what is sent to it is lost.
   void die(int rank);
   // It will be gone when it next sends messages to more than `sent` ranks in one go: only the first
   // `sent` of them leave, and nothing else that it would have done then is done.
   void die_sending(int rank, size_t sent) { at(rank).dies_after_sending = sent; }
 
-  // Since the last call: pairs (from, to) of new messages; ranks that owe a Go; batches that every
-  // rank has started.
+  // Since the last call: pairs (from, to) of new messages; ranks that owe the ring an entry; ranks
+  // that were woken since something was appended; batches that every rank has started.
   std::vector<std::pair<int, int>> take_sent() { return std::exchange(sent_, {}); }
   std::vector<int> take_owing() { return gates_ ? gates_->take_owing() : std::vector<int>{}; }
+  std::vector<int> take_woken() { return std::exchange(woken_, {}); }
   std::string gate_history() const { return gates_ ? gates_->history() : ""; }
   std::vector<uint64_t> take_runnable() { return std::exchange(runnable_, {}); }
   std::vector<std::string> take_trace() { return std::exchange(trace_, {}); }
@@ -116,7 +117,7 @@ class SimulatedCluster {
   // Counts everything but questions whether somebody lives: while it stands still, nothing happens.
   uint64_t progress() const { return progress_; }
   const std::vector<std::string>& violations() const { return violations_; }
-  bool any_message() const;
+  bool any_message() const { return !channels_.empty(); }
   // A batch that some rank has started has not ended on some rank that lives.
   bool any_batch_runs() const;
 
@@ -139,6 +140,7 @@ class SimulatedCluster {
   void compare(int rank, const core::StartBatch& start, const core::StartBatch& first);
   void settle(int rank, size_t action, Outcome outcome);
   void end(int rank, const Error& error);
+  void ring();
   void violate(const std::string& text);
 
   const Options options_;
@@ -150,6 +152,7 @@ class SimulatedCluster {
   std::set<Contribution> used_;
   std::set<core::EntryId> ids_with_rows_;
   std::vector<std::pair<int, int>> sent_;
+  std::vector<int> woken_;
   std::vector<uint64_t> runnable_;
   std::vector<std::string> trace_;
   std::string heading_;

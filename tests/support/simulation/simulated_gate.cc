@@ -1,17 +1,25 @@
 #include "horon/tests/support/simulation/simulated_gate.h"
 
+#include <deque>
 #include <optional>
 
 #include "horon/core/base/text.h"
+#include "horon/tests/support/simulation/program.h"
 
 namespace horon::simulation {
 
 using core::concat;
+using core::GateEntry;
 
 class SimulatedGates::OneGate : public core::Gate {
  public:
-  OneGate(SimulatedGates& all, std::byte* memory, int rank, int size)
-      : all_(all), rank_(rank), ring_(memory, rank, size, [] {}) {}
+  OneGate(SimulatedGates& all, std::byte* memory, int rank, int index, Host& host)
+      : all_(all),
+        rank_(rank),
+        host_(host),
+        ring_(
+            memory, index, static_cast<int>(host.ranks.size()), [this] { all_.wake_others(rank_); },
+            [this] { all_.woken_.push_back(host_.ranks.front()); }) {}
 
   bool fill(core::Place place) override {
     const bool last = ring_.fill(place);
@@ -20,52 +28,80 @@ class SimulatedGates::OneGate : public core::Gate {
     return last;
   }
   void append_go(core::Place place, bool more) override {
-    owed.push_back({place, more});
-    all_.owing_.push_back(rank_);
+    const GateEntry entry{GateEntry::Kind::Go, place, more};
+    // Between hosts one rank appends Go and markers, so they keep their order.
+    if (all_.several_hosts()) return append(entry);
+    owe(entry);
   }
-  void append_marker(uint64_t position) override {
-    ring_.append_marker(position);
-    all_.ring_ += concat("m", position, ",");
-    all_.note_(concat("ring: log up to ", position));
-  }
+  void append_marker(uint64_t position) override { append({GateEntry::Kind::Marker, position}); }
+  void append_filled(core::Place place) override { owe({GateEntry::Kind::Filled, place}); }
+  void wake() override { ring_.wake(); }
   bool room() const override { return ring_.room(); }
-  std::optional<core::GateEntry> next() override {
-    const std::optional<core::GateEntry> entry = ring_.next();
-    if (entry) {
-      const bool go = entry->kind == core::GateEntry::Kind::Go;
-      seen += concat(go ? "g" : "m", entry->value, entry->more ? "+" : "");
-    }
+  std::optional<GateEntry> next() override {
+    const std::optional<GateEntry> entry = ring_.next();
+    if (entry) seen += text_of(*entry);
     return entry;
   }
   void append_owed() {
-    const auto [place, more] = owed.front();
+    append(owed.front());
     owed.pop_front();
-    ring_.append_go(place, more);
-    all_.ring_ += concat("g", place, more ? "+," : ",");
-    all_.note_(concat("ring: Go ", place, more ? " and more" : ""));
+    // The appender reads on as well, and nobody else for a Go that says "more".
+    all_.woken_.push_back(rank_);
+    if (!all_.several_hosts()) all_.wake_others(rank_);
   }
 
-  struct Owed {
-    core::Place place;
-    bool more;
-  };
-  std::deque<Owed> owed;
+  std::deque<GateEntry> owed;
   std::string seen;
 
  private:
+  static std::string text_of(const GateEntry& entry) {
+    const char kind = entry.kind == GateEntry::Kind::Go       ? 'g'
+                      : entry.kind == GateEntry::Kind::Marker ? 'm'
+                                                              : 'F';
+    return concat(kind, entry.value, entry.more ? "+" : "");
+  }
+  void owe(const GateEntry& entry) {
+    owed.push_back(entry);
+    all_.owing_.push_back(rank_);
+  }
+  void append(const GateEntry& entry) {
+    const auto place = static_cast<core::Place>(entry.value);
+    if (entry.kind == GateEntry::Kind::Go) ring_.append_go(place, entry.more);
+    if (entry.kind == GateEntry::Kind::Filled) ring_.append_filled(place);
+    if (entry.kind == GateEntry::Kind::Marker) ring_.append_marker(entry.value);
+    host_.ring += text_of(entry) + ",";
+    all_.note_(concat(host_.name, ": ", describe(entry)));
+  }
+
   SimulatedGates& all_;
   const int rank_;
+  Host& host_;
   core::RingGate ring_;
 };
 
-SimulatedGates::SimulatedGates(int size, std::function<void(const std::string& line)> note)
-    : memory_(core::RingGate::bytes(size) + 64), note_(std::move(note)) {
-  void* area = memory_.data();
-  size_t space = memory_.size();
-  auto* const aligned =
-      static_cast<std::byte*>(std::align(64, core::RingGate::bytes(size), area, space));
-  for (int rank = 0; rank < size; ++rank) {
-    gates_.push_back(std::make_unique<OneGate>(*this, aligned, rank, size));
+SimulatedGates::SimulatedGates(int size, std::vector<int> host_of,
+                               std::function<void(const std::string& line)> note)
+    : host_of_(std::move(host_of)), note_(std::move(note)) {
+  host_of_.resize(static_cast<size_t>(size));
+  for (size_t rank = 0; rank < host_of_.size(); ++rank) {
+    const auto host = static_cast<size_t>(host_of_[rank]);
+    if (host == hosts_.size()) hosts_.emplace_back();
+    hosts_.at(host).ranks.push_back(static_cast<int>(rank));
+  }
+  std::vector<std::byte*> areas;
+  for (Host& host : hosts_) {
+    const size_t bytes = core::RingGate::bytes(static_cast<int>(host.ranks.size()));
+    host.memory.resize(bytes + 64);
+    void* area = host.memory.data();
+    size_t space = host.memory.size();
+    areas.push_back(static_cast<std::byte*>(std::align(64, bytes, area, space)));
+    host.name = several_hosts() ? concat("ring of host ", areas.size() - 1) : "ring";
+  }
+  std::vector<int> made(hosts_.size());
+  for (size_t rank = 0; rank < host_of_.size(); ++rank) {
+    const auto host = static_cast<size_t>(host_of_[rank]);
+    gates_.push_back(std::make_unique<OneGate>(*this, areas[host], static_cast<int>(rank),
+                                               made[host]++, hosts_[host]));
   }
 }
 
@@ -73,17 +109,24 @@ SimulatedGates::~SimulatedGates() = default;
 
 core::Gate* SimulatedGates::of(int rank) { return gates_.at(static_cast<size_t>(rank)).get(); }
 
-bool SimulatedGates::owes_go(int rank) const {
+bool SimulatedGates::owes(int rank) const {
   return !gates_.at(static_cast<size_t>(rank))->owed.empty();
 }
 
-void SimulatedGates::append_go(int rank) { gates_.at(static_cast<size_t>(rank))->append_owed(); }
+void SimulatedGates::append_owed(int rank) { gates_.at(static_cast<size_t>(rank))->append_owed(); }
 
 void SimulatedGates::look(int rank) { gates_.at(static_cast<size_t>(rank))->seen += "|"; }
 
+void SimulatedGates::wake_others(int rank) {
+  for (const int other : hosts_[static_cast<size_t>(host_of_[static_cast<size_t>(rank)])].ranks) {
+    if (other != rank) woken_.push_back(other);
+  }
+}
+
 std::string SimulatedGates::history() const {
-  std::string all = ring_;
-  for (const auto& gate : gates_) all += concat(";", gate->seen);
+  std::string all;
+  for (const Host& host : hosts_) all += host.ring + ";";
+  for (const auto& gate : gates_) all += concat(gate->seen, ";");
   return all;
 }
 

@@ -1,8 +1,9 @@
-// The gates of a simulated job: real rings in plain memory, but a Go comes later than the fill that
-// it belongs to, when the driver says so, as if the process had been stopped in between.
+// The gates of a simulated job, one for each host: real rings in plain memory. What a rank owes the
+// ring for having filled a place as the last one (a Go, or a Filled if there are several hosts)
+// comes later than the fill, when the driver says so, as if the process had been stopped in
+// between.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,32 +16,45 @@ namespace horon::simulation {
 
 class SimulatedGates {
  public:
-  // `note` gets a line about each thing that happens.
-  SimulatedGates(int size, std::function<void(const std::string& line)> note);
+  // `host_of`: see Controller::Options. `note` gets a line about each thing that happens.
+  SimulatedGates(int size, std::vector<int> host_of,
+                 std::function<void(const std::string& line)> note);
   ~SimulatedGates();
   SimulatedGates(const SimulatedGates&) = delete;
   SimulatedGates& operator=(const SimulatedGates&) = delete;
 
   core::Gate* of(int rank);
-  bool owes_go(int rank) const;
-  // Appends the oldest Go that this rank owes.
-  void append_go(int rank);
-  // Ranks that owe a new Go since the last call.
+  bool owes(int rank) const;
+  // Appends the oldest entry that this rank owes.
+  void append_owed(int rank);
+  // Ranks that owe a new entry since the last call.
   std::vector<int> take_owing() { return std::exchange(owing_, {}); }
+  // Ranks whose doorbell has rung since the last call.
+  std::vector<int> take_woken() { return std::exchange(woken_, {}); }
 
   // A rank looks at its gate from here on: separates what it saw in history().
   void look(int rank);
-  // What every rank has seen of the gate, and what is in the ring: with the calls and messages of
+  // What every rank has seen of its gate, and what is in the rings: with the calls and messages of
   // all ranks this decides the state of the job.
   std::string history() const;
 
  private:
   class OneGate;
+  struct Host {
+    std::vector<int> ranks;
+    std::vector<std::byte> memory;
+    std::string ring;  // what is in it
+    std::string name;  // of the ring
+  };
 
-  std::vector<std::byte> memory_;
+  bool several_hosts() const { return hosts_.size() > 1; }
+  void wake_others(int rank);
+
+  std::vector<int> host_of_;
+  std::vector<Host> hosts_;
   std::vector<std::unique_ptr<OneGate>> gates_;
   std::vector<int> owing_;
-  std::string ring_;
+  std::vector<int> woken_;
   std::function<void(const std::string& line)> note_;
 };
 

@@ -118,8 +118,8 @@ void TimedRun::handle(const Event& event) {
     case Kind::Finish:
       ++rank.finishes;
       return wake_soon(event.rank);
-    case Kind::Go:
-      return append_go(event.rank);
+    case Kind::Append:
+      return append(event.rank);
     case Kind::Tick:
       schedule(now_ + options_.tick_every, Kind::Tick, event.rank);
       if (now_ >= rank.frozen_until) wake(event.rank);
@@ -132,15 +132,13 @@ void TimedRun::handle(const Event& event) {
   }
 }
 
-// A rank that stands still has filled a place and not yet appended its Go.
-void TimedRun::append_go(int rank) {
+// A rank that stands still has filled a place and not yet appended what it owes for that.
+void TimedRun::append(int rank) {
   const Nanos frozen_until = ranks_[static_cast<size_t>(rank)].frozen_until;
-  if (now_ < frozen_until) return schedule(frozen_until, Kind::Go, rank);
-  if (!cluster_.can_append_go(rank)) return;
-  cluster_.append_go(rank);
-  for (int other = 0; other < cluster_.size(); ++other) {
-    if (cluster_.rank(other).rung) wake_soon(other);
-  }
+  if (now_ < frozen_until) return schedule(frozen_until, Kind::Append, rank);
+  if (!cluster_.can_append(rank)) return;
+  cluster_.append(rank);
+  for (const int woken : cluster_.take_woken()) wake_soon(woken);
 }
 
 void TimedRun::strike(const Fault& fault) {
@@ -218,8 +216,9 @@ void TimedRun::after_flush() {
     schedule(last, Kind::Arrive, to, from);
   }
   for (const int rank : cluster_.take_owing()) {
-    schedule(now_ + 1 + random_time(options_.latency_max), Kind::Go, rank);
+    schedule(now_ + 1 + random_time(options_.latency_max), Kind::Append, rank);
   }
+  for (const int rank : cluster_.take_woken()) wake_soon(rank);
   for ([[maybe_unused]] const uint64_t sequence : cluster_.take_runnable()) {
     for (int rank = 0; rank < cluster_.size(); ++rank) {
       Nanos& last = ranks_[static_cast<size_t>(rank)].last_finish;

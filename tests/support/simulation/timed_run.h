@@ -64,7 +64,7 @@ class TimedRun {
   Nanos silence_before_fatal() const { return silence_before_fatal_; }
 
  private:
-  enum class Kind : uint8_t { Wake, Arrive, Finish, Go, Tick, Fault, MoveAgain };
+  enum class Kind : uint8_t { Wake, Arrive, Finish, Append, Tick, Fault, MoveAgain };
   struct Event {
     Nanos time;
     uint64_t order;
@@ -92,7 +92,7 @@ class TimedRun {
   void wake(int rank);
   void run_program(int rank);
   void after_flush();
-  void append_go(int rank);
+  void append(int rank);
   void strike(const Fault& fault);
   void note_progress();
 

@@ -43,6 +43,17 @@ std::vector<int64_t> parse_shape(const std::string& text) {
   return shape;
 }
 
+// "2+1": ranks 0 and 1 are on one host, rank 2 on another.
+std::vector<int> parse_hosts(const std::string& text) {
+  std::vector<int> host_of;
+  std::istringstream in(text);
+  int host = 0;
+  for (std::string ranks; std::getline(in, ranks, '+'); ++host) {
+    host_of.insert(host_of.end(), std::stoul(ranks), host);
+  }
+  return host_of;
+}
+
 Nanos parse_seconds(const std::string& text) {
   return static_cast<Nanos>(std::stod(text) * static_cast<double>(kSecond));
 }
@@ -100,6 +111,8 @@ class Player {
       } else if (has_key(words[i], "freeze", value)) {
         options.gate = true;
         controller.freeze_after = std::stoi(value);
+      } else if (has_key(words[i], "hosts", value)) {
+        controller.host_of = parse_hosts(value);
       } else if (has_key(words[i], "thaw", value)) {
         controller.thaw_after = parse_seconds(value);
       } else {
@@ -125,7 +138,7 @@ class Player {
       now_ = parse_seconds(words.at(1));
       cluster_->tick(rank, now_);
     } else if (command == "go") {
-      while (cluster_->can_append_go(rank)) cluster_->append_go(rank);
+      while (cluster_->can_append(rank)) cluster_->append(rank);
       return;
     } else if (command == "look") {
       // It reads the ring, as always when it does anything.

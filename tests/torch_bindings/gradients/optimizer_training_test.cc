@@ -190,8 +190,9 @@ TEST(Training, IsAnOptimizer) {
 }
 
 // Three small buckets and what the ranks tell each other about a step: whether they fuse depends on
-// time, whether they are frozen does not.
-TEST(Training, AStepSendsNoMessageOnceItIsFrozen) {
+// time, whether they are frozen does not. Between hosts a start is one message up and one down for
+// each host but rank 0's; several starts may share them.
+TEST(Training, AFrozenStepSendsNothingOnAHostAndLittleBetweenHosts) {
   if (size() == 1) GTEST_SKIP() << "one rank alone freezes nothing";
   Net net = make_net(at::kFloat);
   DistributedOptimizer optimizer(
@@ -205,8 +206,14 @@ TEST(Training, AStepSendsNoMessageOnceItIsFrozen) {
   barrier();  // what a rank does next may send messages
   EXPECT_GE(after.frozen_starts - before.frozen_starts, 3U * kSteps);
   EXPECT_EQ(after.negotiated_starts - before.negotiated_starts, 0U);
-  EXPECT_EQ(after.control_messages_sent, before.control_messages_sent);
-  EXPECT_EQ(after.control_messages_received, before.control_messages_received);
+  const uint64_t starts = after.frozen_starts - before.frozen_starts;
+  uint64_t messages_max = local_rank() == 0 && cross_rank() > 0 ? starts : 0;
+  if (rank() == 0) messages_max = starts * static_cast<uint64_t>(cross_size() - 1);
+  const uint64_t sent = after.control_messages_sent - before.control_messages_sent;
+  const uint64_t received = after.control_messages_received - before.control_messages_received;
+  EXPECT_LE(sent, messages_max);
+  EXPECT_LE(received, messages_max);
+  EXPECT_EQ(sent > 0, messages_max > 0);
   EXPECT_EQ(after.thaws, before.thaws);
   EXPECT_EQ(after.bytes_in_flight, 0U);
 }

@@ -1,0 +1,61 @@
+#include "horon/core/negotiation/outbox.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "horon/core/negotiation/wire_format.h"
+
+namespace horon::core {
+
+Outbox::Outbox(int me, const std::vector<int>& host_of) : me_(me) {
+  int hosts = 0;
+  for (const int host : host_of) {
+    first_of_host_.push_back(host == hosts);
+    if (host == hosts) ++hosts;
+  }
+}
+
+void Outbox::to_hosts(const GateEntry& entry) {
+  to_all_.emplace_back(entry);
+  any_for_hosts_ = true;
+}
+
+void Outbox::pack(uint32_t set, uint64_t applied, std::vector<Outgoing>& messages) {
+  Envelope envelope;
+  envelope.set = set;
+  envelope.applied = applied;
+  if (!to_all_.empty()) send_to_all(envelope, messages);
+  if (to_one_.empty()) return;
+  std::stable_sort(to_one_.begin(), to_one_.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto item = to_one_.begin(); item != to_one_.end();) {
+    const int peer = item->first;
+    envelope.items.clear();
+    for (; item != to_one_.end() && item->first == peer; ++item) {
+      envelope.items.push_back(std::move(item->second));
+    }
+    messages.push_back({peer, encode(envelope)});
+  }
+  to_one_.clear();
+}
+
+void Outbox::send_to_all(Envelope& envelope, std::vector<Outgoing>& messages) {
+  const auto send = [&](const std::vector<bool>& first, bool to_firsts) {
+    const std::vector<std::byte> bytes = encode(envelope);
+    for (size_t peer = 0; peer < first.size(); ++peer) {
+      if (static_cast<int>(peer) == me_ || first[peer] != to_firsts) continue;
+      messages.push_back({static_cast<int>(peer), bytes});
+    }
+  };
+  envelope.items = std::exchange(to_all_, {});
+  if (!std::exchange(any_for_hosts_, false)) {
+    const std::vector<bool> nobody(first_of_host_.size(), false);
+    return send(nobody, false);
+  }
+  send(first_of_host_, true);
+  std::erase_if(envelope.items,
+                [](const Item& item) { return std::holds_alternative<GateEntry>(item); });
+  if (!envelope.items.empty()) send(first_of_host_, false);
+}
+
+}  // namespace horon::core

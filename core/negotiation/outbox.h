@@ -1,0 +1,38 @@
+// What one member has to send, until it is packed: one envelope for each receiver.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "horon/core/negotiation/effects.h"
+#include "horon/core/negotiation/protocol.h"
+
+namespace horon::core {
+
+class Outbox {
+ public:
+  // Of member `me`. `host_of`: by member, numbered in the order of each host's first member.
+  Outbox(int me, const std::vector<int>& host_of);
+
+  // To every other member, in this order.
+  void to_all(Item item) { to_all_.push_back(std::move(item)); }
+  // To the first member of every other host, in one order with the items for all.
+  void to_hosts(const GateEntry& entry);
+  // To one, outside of that order.
+  void to_one(int peer, Item item) { to_one_.emplace_back(peer, std::move(item)); }
+
+  // Takes out everything. The items of an envelope keep their order.
+  void pack(uint32_t set, uint64_t applied, std::vector<Outgoing>& messages);
+
+ private:
+  void send_to_all(Envelope& envelope, std::vector<Outgoing>& messages);
+
+  const int me_;
+  std::vector<bool> first_of_host_;  // by member
+  std::vector<Item> to_all_;         // with those for the hosts
+  bool any_for_hosts_ = false;
+  std::vector<std::pair<int, Item>> to_one_;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,93 @@
+// What the ranks of several hosts tell each other when the same collectives come again and again.
+// Each layout of hosts is a test of its own (tests.cmake); also one host.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
+#include "horon/tests/support/mpi_main.h"
+
+namespace horon {
+namespace {
+
+void sum(const std::string& name, uint32_t set = 0, float expected = 0) {
+  auto data = std::make_shared<std::vector<float>>(3, static_cast<float>(rank() + 1));
+  auto spec = std::make_shared<core::EntrySpec>();
+  spec->parts = {{name, {3}}};
+  core::Submission submission;
+  submission.set = set;
+  submission.name = name;
+  submission.spec = std::move(spec);
+  auto* const bytes = reinterpret_cast<std::byte*>(data->data());
+  submission.memory = {{bytes, bytes, 3}};
+  submission.keep_alive = data;
+  (void)ops::runtime().run(std::move(submission))->get();
+  if (set == 0) expected = static_cast<float>(size() * (size() + 1) / 2);
+  EXPECT_EQ(std::ranges::count(*data, expected), 3);
+}
+
+// Messages that this rank sends, and as many that it receives, for one frozen start of the world.
+uint64_t messages_of_a_start() {
+  const core::Topology& topology = ops::runtime().topology();
+  if (topology.rank == 0) return static_cast<uint64_t>(topology.host_count() - 1);
+  return topology.local_rank == 0 && topology.host_of[static_cast<size_t>(topology.rank)] > 0 ? 1
+                                                                                              : 0;
+}
+
+TEST(SessionOnHosts, AFrozenStartIsOneMessageUpAndOneDownForEachOtherHost) {
+  constexpr uint64_t rounds = 100;
+  init_session();
+  const auto round = [] {
+    sum("x");
+    sum("y");
+    barrier();
+  };
+  for (int i = 0; i < 10; ++i) round();
+  const Statistics before = statistics();
+  for (uint64_t i = 0; i < rounds; ++i) round();
+  const Statistics after = statistics();
+  barrier();  // a rank that shuts down sends messages
+  EXPECT_EQ(after.frozen_starts, before.frozen_starts + 3 * rounds);
+  EXPECT_EQ(after.negotiated_starts, before.negotiated_starts);
+  EXPECT_EQ(after.void_starts, 0U);
+  const uint64_t messages = 3 * rounds * messages_of_a_start();
+  EXPECT_EQ(after.control_messages_sent, before.control_messages_sent + messages);
+  EXPECT_EQ(after.control_messages_received, before.control_messages_received + messages);
+  shutdown();
+}
+
+TEST(SessionOnHosts, AThawAndAFreezeLoseNothing) {
+  init_session();
+  for (int times = 0; times < 4; ++times) {
+    for (int i = 0; i < 60; ++i) sum("x");
+    if (rank() == size() - 1) {
+      ops::runtime().refuse("x", "no good");
+    } else {
+      EXPECT_THROW(sum("x"), Error);
+    }
+    sum("beside");
+  }
+  EXPECT_GE(statistics().thaws, 4U);
+  EXPECT_GE(statistics().freezes, 4U);
+  shutdown();
+}
+
+TEST(SessionOnHosts, ASetHasGatesOfItsOwn) {
+  if (test_size() < 3) GTEST_SKIP() << "needs a third rank";
+  init_session();
+  const ProcessSet set = add_process_set({1, 2});
+  const bool member = rank() == 1 || rank() == 2;
+  for (int i = 0; member && i < 30; ++i) sum("x", set.id(), 5);
+  EXPECT_EQ(statistics().frozen_starts >= 20, member);
+  for (int i = 0; i < 10; ++i) sum("x");
+  remove_process_set(set);
+  shutdown();
+}
+
+}  // namespace
+}  // namespace horon
