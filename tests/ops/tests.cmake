@@ -40,7 +40,7 @@ if(HORON_SANITIZE STREQUAL "thread")  # a planted data race
                        GTEST_FILTER=-NcclThreads.AMissingWaitIsSeen)
 endif()
 horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
-           LIBS horon_op_contract horon_host_gpu RANKS 1 2 3 4 TIMEOUT 120)
+           LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks} TIMEOUT 120)
 horon_label_tests(cuda move_test nccl_threads_test nccl_runtime_test nccl_ops_test.np1
                   nccl_ops_test.np2 nccl_ops_test.np3 nccl_ops_test.np4)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
