@@ -4,6 +4,7 @@
 #include <sstream>
 #include <utility>
 
+#include "horon/core/base/first_fault.h"
 #include "horon/core/base/text.h"
 
 namespace horon::core {
@@ -46,21 +47,15 @@ void require_same(const Bootstrap& bootstrap, const std::string& what, const std
 }
 
 void agree(const Bootstrap& bootstrap, const std::optional<Error>& fault) {
-  std::string mine;
-  if (fault) mine = concat(static_cast<char>(fault->code()), fault->what());
-  const std::vector<std::string> faults = bootstrap.allgather(Bootstrap::Among::Job, mine);
-  const auto first = std::find_if(faults.begin(), faults.end(),
-                                  [](const std::string& text) { return !text.empty(); });
-  if (first == faults.end()) return;
-  std::vector<int> ranks;
-  for (size_t rank = 0; rank < faults.size(); ++rank) {
-    if (faults[rank] == *first) ranks.push_back(static_cast<int>(rank));
-  }
-  const auto code = static_cast<ErrorCode>(first->front());
-  const std::string text = first->substr(1);
-  if (ranks.size() == faults.size()) throw Error(code, text);
-  throw Error(
-      code, concat(text, " (on ", ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks), ")"));
+  const std::vector<std::string> said =
+      bootstrap.allgather(Bootstrap::Among::Job, fault_bytes(fault));
+  const std::optional<FirstFault> first = first_fault(said);
+  if (!first) return;
+  if (first->places.size() == said.size()) throw first->error;
+  const std::vector<int> ranks(first->places.begin(), first->places.end());
+  throw Error(first->error.code(),
+              concat(first->error.what(), " (on ", ranks.size() == 1 ? "rank " : "ranks ",
+                     list_ranks(ranks), ")"));
 }
 
 void run_on_all(const Bootstrap& bootstrap, const std::function<void()>& step) {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <sstream>
 
+#include "horon/core/base/first_fault.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/call_names.h"
@@ -195,14 +197,14 @@ void throw_together(const std::optional<Error>& own, const AgreementOptions& opt
   const ProcessSet& set = options.process_set;
   const std::string name = options.name.empty() ? "on_all_ranks" : options.name;
   const NameTurn turn(name, set.id());
-  // One byte for the code, and the text.
-  std::string said;
-  if (own) said = concat(static_cast<char>(own->code()), own->what());
-  for (const auto& [rank, error] : say(said, name, set)) {
-    throw Error(static_cast<ErrorCode>(error.front()),
-                concat(options.name, options.name.empty() ? "" : ": ", "on rank ", rank, ": ",
-                       error.substr(1)));
-  }
+  const std::map<int, std::string> said = say(core::fault_bytes(own), name, set);
+  std::vector<std::string> faults;
+  for (const auto& [rank, fault] : said) faults.push_back(fault);
+  const std::optional<core::FirstFault> first = core::first_fault(faults);
+  if (!first) return;
+  const int rank = std::next(said.begin(), static_cast<int>(first->places.front()))->first;
+  throw Error(first->error.code(), concat(options.name, options.name.empty() ? "" : ": ",
+                                          "on rank ", rank, ": ", first->error.what()));
 }
 
 void throw_together(ErrorCode code, const std::string& call, const std::string& own_error,

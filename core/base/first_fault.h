@@ -1,0 +1,25 @@
+// One rank's failure is everybody's: how an Error travels to the other ranks, and which one of
+// several they all throw.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "horon/core/base/error.h"
+
+namespace horon::core {
+
+// What a rank says of a step that can fail on one rank alone. Empty: it went well.
+std::string fault_bytes(const std::optional<Error>& fault);
+
+struct FirstFault {
+  Error error;                 // as the lowest rank that has one said it
+  std::vector<size_t> places;  // of all ranks that said the same, ascending
+};
+
+// Of what all ranks said, in order of rank: the same on every rank. Nothing, if all went well.
+std::optional<FirstFault> first_fault(std::span<const std::string> said);
+
+}  // namespace horon::core
