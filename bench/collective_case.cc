@@ -27,7 +27,9 @@ core::Submission submission_of(core::Runtime& runtime, const Call& call, const C
     submission.splits = core::even_splits(call.shape.input_count, runtime.topology().size);
   }
   if (blocks) {
-    submission.allocate_output = [output = call.output](size_t, int64_t) { return output; };
+    submission.allocate_output = [output = call.output](size_t, int64_t, core::MemoryQueue&) {
+      return output;
+    };
   }
   submission.keep_alive = call.memory;
   return submission;

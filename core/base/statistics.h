@@ -26,6 +26,13 @@ struct Statistics {
   // What is under way now. A collective runs one entry, or several that are fused.
   uint64_t collectives_in_flight = 0;
   uint64_t bytes_in_flight = 0;  // this rank's tensors in them
+  // Memory of this rank beside the tensors, of all process sets: fusion buffers, and what ops
+  // convert. It is kept for reuse, up to the limit. One batch that needs more gets it all the same.
+  uint64_t scratch_bytes = 0;
+  uint64_t scratch_bytes_peak = 0;   // the peaks of the sets, added up
+  uint64_t scratch_bytes_limit = 0;  // without sets that have no limit
+  // Memory of tensors that collectives work on in place: the gradients, in their buckets.
+  uint64_t bucket_bytes = 0;
 };
 
 struct StatisticName {
@@ -46,6 +53,10 @@ inline constexpr std::array kStatisticNames = {
     StatisticName{"control messages received", &Statistics::control_messages_received},
     StatisticName{"collectives in flight", &Statistics::collectives_in_flight},
     StatisticName{"bytes in flight", &Statistics::bytes_in_flight},
+    StatisticName{"scratch bytes", &Statistics::scratch_bytes},
+    StatisticName{"scratch bytes at peak", &Statistics::scratch_bytes_peak},
+    StatisticName{"limit of scratch bytes", &Statistics::scratch_bytes_limit},
+    StatisticName{"bucket bytes", &Statistics::bucket_bytes},
 };
 static_assert(sizeof(Statistics) == kStatisticNames.size() * sizeof(uint64_t),
               "each field has a name");

@@ -22,18 +22,24 @@ struct MemoryPart {
   int64_t count = 0;            // elements
 };
 
+class MemoryQueue;
+
+// The memory for the result of a part, once its number of elements is known. The result is written
+// by work that comes into `queue` later, so memory that was given back in the order of that queue
+// will do. Null, or what it throws, is the error of this rank's entry alone.
+using AllocateOutput = std::function<std::byte*(size_t part, int64_t elements, MemoryQueue& queue)>;
+
 struct EntryWork {
   uint64_t ticket = 0;  // given back when the entry has finished
   bool mine = true;     // false: this rank has joined and takes part with neutral elements
   std::string name;
   std::shared_ptr<const EntrySpec> spec;
   std::vector<MemoryPart> memory;
-  bool narrowed = false;  // as in Submission
-  // moves_blocks(): the result of a part, once its number of elements is known; may throw anything
-  std::function<std::byte*(size_t part, int64_t elements)> allocate_output;
-  std::unique_ptr<Event> ready;   // when the memory has been written; null: it has
-  std::vector<int64_t> extents;   // has_own_rows(): as in StartEntry
-  std::vector<int64_t> received;  // moves_blocks(), when finished: as in Outcome
+  bool narrowed = false;           // as in Submission
+  AllocateOutput allocate_output;  // moves_blocks()
+  std::unique_ptr<Event> ready;    // when the memory has been written; null: it has
+  std::vector<int64_t> extents;    // has_own_rows(): as in StartEntry
+  std::vector<int64_t> received;   // moves_blocks(), when finished: as in Outcome
   // When finished: what went wrong on this rank alone, while the collective went on.
   std::optional<Error> error;
 };

@@ -1,5 +1,12 @@
 // One kind of memory (host, a GPU): scratch, and the queue of the work on it. Every process set has
 // domains of its own, so the sets do not wait for each other.
+//
+// The order of collectives on a device: those of one set enter its queue in the order of the set's
+// log, the same on every rank. Between sets there is no common order, since each has a log of its
+// own: two ranks may start collectives of two sets in unlike order. So a collective that waits for
+// its peers in one queue must not keep those in other queues from starting. Where it may (kernels
+// of NCCL that fill the device), sets that share more than one rank may wait for each other for
+// ever: such a device may serve one set only.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +21,9 @@ class MemoryDomain {
  public:
   virtual ~MemoryDomain() = default;
   virtual DeviceKind device() const = 0;
-  // Which device of its kind, on this rank: tensors of other devices can't take part. It may differ
-  // between ranks, so it is no part of a spec.
+  // Which device of its kind, the same in all sets of this rank: tensors of other devices are
+  // refused (Submission::device_index). Ranks have devices of their own, so it differs between them
+  // and is no part of a spec.
   virtual int device_index() const { return 0; }
   // Scratch that the ops of this device can use best (shared memory, registered memory). Never null
   // for bytes > 0. Released when no work that is enqueued uses it any more.

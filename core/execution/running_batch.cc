@@ -197,7 +197,7 @@ std::byte* RunningBatch::allocate_output(EntryWork& entry, size_t part, int64_t 
   std::string why = "its allocator gave none";
   ErrorCode code = ErrorCode::Limit;
   try {
-    std::byte* const output = entry.allocate_output(part, elements);
+    std::byte* const output = entry.allocate_output(part, elements, *queue_);
     if (output != nullptr) return output;
   } catch (...) {
     const Error error = current_error();

@@ -37,10 +37,15 @@ ScratchPool::~ScratchPool() {
   }
 }
 
-MemoryDomain& ScratchPool::domain(DeviceKind device) const {
+MemoryDomain* ScratchPool::find(DeviceKind device) const {
   for (const auto& domain : domains_) {
-    if (domain->device() == device) return *domain;
+    if (domain->device() == device) return domain.get();
   }
+  return nullptr;
+}
+
+MemoryDomain& ScratchPool::domain(DeviceKind device) const {
+  if (MemoryDomain* const found = find(device)) return *found;
   throw Error(ErrorCode::Config,
               concat("this build has no support for ", to_string(device), " memory"));
 }

@@ -35,7 +35,9 @@ class ScratchPool {
   ScratchPool(const ScratchPool&) = delete;
   ScratchPool& operator=(const ScratchPool&) = delete;
 
-  // Throws Error(Config) if there is none for this device.
+  // Null if there is none.
+  MemoryDomain* find(DeviceKind device) const;
+  // Throws Error(Config) if there is none.
   MemoryDomain& domain(DeviceKind device) const;
   // False: take() would go beyond the limit. Throws Error if the device has failed.
   bool has_room(DeviceKind device, size_t bytes) const;

@@ -79,26 +79,30 @@ bool HandleState::sleep_until_finished(Clock::time_point deadline) const {
   return true;
 }
 
-const Outcome& HandleState::get() const {
+const Outcome& HandleState::get_enqueued() const {
   if (!wait(std::nullopt)) {
     throw Error(ErrorCode::NotInitialized, std::string(kForkedChild));
   }
   if (outcome_.error) throw Error(*outcome_.error);
+  throw_enqueued_error();
   return outcome_;
 }
 
-const Outcome& HandleState::synchronize() const {
-  const Outcome& outcome = get();
+const Outcome& HandleState::get() const {
+  const Outcome& outcome = get_enqueued();
   if (outcome.done == nullptr) return outcome;
-  const auto failed = [&] { return enqueued_failed_.load(std::memory_order_acquire); };
   try {
     outcome.done->wait();
   } catch (...) {
-    if (!failed()) throw;
+    throw_enqueued_error();  // it says more than the device can
+    throw;
   }
-  // An op that is aborted lets the event happen, with any result.
-  if (failed()) throw Error(*enqueued_error_);
+  throw_enqueued_error();  // an op that is aborted lets the event happen, with any result
   return outcome;
+}
+
+void HandleState::throw_enqueued_error() const {
+  if (enqueued_failed_.load(std::memory_order_acquire)) throw Error(*enqueued_error_);
 }
 
 void HandleState::fail_enqueued(const Error& error) {

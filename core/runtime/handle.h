@@ -29,7 +29,7 @@ struct Outcome {
   // Reducescatter: elements of each part.
   std::vector<int64_t> received;
   // Null: the result is in memory. Else it is being computed on a device, and will be there when
-  // this happens: let the stream that reads it wait for the event, or the host (synchronize()).
+  // this happens: let the stream that reads it wait for the event, or the host (get()).
   std::shared_ptr<Event> done;
 };
 
@@ -49,12 +49,14 @@ class HandleState {
   // waiters. In a forked child, whose parent has the job, what has not finished never does: false
   // at once.
   bool wait(std::optional<std::chrono::nanoseconds> timeout) const;
-  // Waits until finished, and throws the Error that the entry has ended with; in a forked child
+  // Blocks until the result is in memory, on a device too: the host may read it, and nothing of
+  // this entry can fail any more. Throws the Error that it has ended with; in a forked child
   // Error(NotInitialized). Any thread.
   const Outcome& get() const;
-  // The same, and then waits on the host until the result is in memory. Throws also what has gone
-  // wrong since the handle finished. Any thread.
-  const Outcome& synchronize() const;
+  // Blocks until finished and not for the device: whoever reads the result on a device makes its
+  // stream wait for Outcome::done, which is null where the result is in memory. Throws as get()
+  // does what has failed so far; what fails later ends the job, and get() throws it. Any thread.
+  const Outcome& get_enqueued() const;
   // The work that was enqueued when the handle finished has failed, or never ends. Whoever steps
   // the loop, at most once, after finish().
   void fail_enqueued(const Error& error);
@@ -65,6 +67,7 @@ class HandleState {
   using Clock = std::chrono::steady_clock;
   bool wait_until_finished(Clock::time_point deadline) const;
   bool sleep_until_finished(Clock::time_point deadline) const;
+  void throw_enqueued_error() const;
 
   static constexpr uint32_t kPending = 0, kPendingWithWaiters = 1, kFinished = 2;
   mutable std::atomic<uint32_t> state_{kPending};

@@ -15,6 +15,7 @@
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
+#include "horon/core/execution/executor.h"
 #include "horon/core/runtime/loop_seat.h"
 #include "horon/core/runtime/runtime_loop.h"
 #include "horon/core/runtime/submission_check.h"
@@ -26,6 +27,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::nanoseconds;
 
+// The same for all sets of this rank.
+DeviceIndices devices_of(const SetResources& world) {
+  DeviceIndices devices;
+  for (size_t kind = 0; kind < devices.size(); ++kind) {
+    const MemoryDomain* domain = world.executor->scratch().find(static_cast<DeviceKind>(kind));
+    devices[kind] = domain == nullptr ? kNoDevice : domain->device_index();
+  }
+  return devices;
+}
+
 }  // namespace
 
 class Runtime::Impl {
@@ -36,6 +47,7 @@ class Runtime::Impl {
         timeline_(std::move(parts.timeline)),
         step_in_submit_(parts.step_in_submit),
         transport_(std::move(parts.transport)),
+        devices_(devices_of(parts.world)),
         loop_({&config_, &topology_, timeline_, transport_.get(), std::move(parts.world),
                std::move(parts.make_set), &seat_->reaper},
               door_) {
@@ -63,7 +75,8 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<HandleState> push(Submission submission) {
-    const std::string fault = find_fault(submission, topology_.rank, *members_of(submission.set));
+    const std::string fault =
+        find_fault(submission, topology_.rank, *members_of(submission.set), devices_);
     if (!fault.empty()) {
       const std::string text = concat("tensor \"", submission.name, "\": ", fault);
       refuse(submission.name, text, submission.set);
@@ -194,6 +207,7 @@ class Runtime::Impl {
   std::mutex shutdown_mutex_;
   std::atomic<bool> left_from_within_{false};
   std::unique_ptr<Transport> transport_;
+  const DeviceIndices devices_;
   const std::shared_ptr<LoopSeat> seat_ = std::make_shared<LoopSeat>();
   mutable RuntimeDoor door_{[this] { transport_->ring(); }};
   RuntimeLoop loop_;

@@ -60,6 +60,13 @@ std::vector<int64_t> extents_of(const Submission& submission) {
 SetRunner::SetRunner(Parts parts)
     : parts_(std::move(parts)), controller_(controller_options(parts_)) {}
 
+// What the set has counted stays in the sums; its scratch is given back.
+SetRunner::~SetRunner() {
+  Statistics last = counted_;
+  last.scratch_bytes = last.scratch_bytes_limit = 0;
+  publish(last);
+}
+
 void SetRunner::take(Submission&& submission) {
   Request request{0, {}, submission.spec, submission.absent, extents_of(submission)};
   request.ticket = live_.add();
@@ -100,6 +107,14 @@ void SetRunner::publish_statistics() {
   Statistics now = controller_.statistics();
   now.collectives_in_flight = controller_.member().batches_running();
   now.bytes_in_flight = bytes_started_ - bytes_ended_;
+  const ScratchPool& scratch = parts_.resources.executor->scratch();
+  now.scratch_bytes = scratch.usage().bytes;
+  now.scratch_bytes_peak = scratch.usage().bytes_peak;
+  if (scratch.bytes_max() != ScratchPool::kNoLimit) now.scratch_bytes_limit = scratch.bytes_max();
+  publish(now);
+}
+
+void SetRunner::publish(const Statistics& now) {
   parts_.statistics->add(std::exchange(counted_, now), now);
 }
 

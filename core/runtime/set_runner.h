@@ -42,6 +42,7 @@ class SetRunner {
     std::function<Error(const Error&)> on_fatal;
   };
   explicit SetRunner(Parts parts);
+  ~SetRunner();
   SetRunner(const SetRunner&) = delete;
   SetRunner& operator=(const SetRunner&) = delete;
 
@@ -79,6 +80,7 @@ class SetRunner {
   bool apply(Effects& effects, std::vector<Outgoing>& outbox);
   // The numbers of this set become readable for all threads.
   void publish_statistics();
+  void publish(const Statistics& now);
   BatchWork work_of(StartBatch& start);
   bool settle_batches();
   void settle(EnqueuedBatch& batch);

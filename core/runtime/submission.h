@@ -36,7 +36,7 @@ struct Submission {
   // loop, on any thread, for each part when the number of elements of its result is known. Returns
   // memory that keep_alive or this callback owns. Null, and what it throws, are the error of this
   // rank's handle alone; the others get their results.
-  std::function<std::byte*(size_t part, int64_t elements)> allocate_output;
+  AllocateOutput allocate_output;
 
   // Alltoall, and the root of Scatter: rows that each member of the set gets, part by part. Others:
   // empty.
@@ -46,6 +46,10 @@ struct Submission {
   // memory holds the neutral contribution. Empty: all parts are here. One flag per part of the
   // spec.
   std::vector<bool> absent;
+
+  // Which device of the spec's kind holds the memory; 0 for host memory. A rank works on one device
+  // of a kind (MemoryDomain::device_index()): memory of another one is refused.
+  int device_index = 0;
 
   // Happens when the memory may be read and written; null: now. On memory with a queue it is the
   // moment in the producer's stream, which need not have come.

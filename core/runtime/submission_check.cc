@@ -91,9 +91,22 @@ std::string fault_of_rows(const Submission& submission, int rank, std::span<cons
   return "";
 }
 
+std::string fault_of_device(const Submission& submission, int rank, const DeviceIndices& devices) {
+  const DeviceKind kind = submission.spec->device;
+  const int index = devices[static_cast<size_t>(kind)];
+  if (index == kNoDevice) {
+    return concat("it is in ", to_string(kind), " memory, which this build has no support for; ",
+                  "move it to the host");
+  }
+  if (index == submission.device_index) return "";
+  return concat("it is on ", to_string(kind), ":", submission.device_index, ", but rank ", rank,
+                " works on ", to_string(kind), ":", index, "; move it there");
+}
+
 }  // namespace
 
-std::string find_fault(const Submission& submission, int rank, std::span<const int> ranks) {
+std::string find_fault(const Submission& submission, int rank, std::span<const int> ranks,
+                       const DeviceIndices& devices) {
   if (submission.spec == nullptr) return "it has no spec";
   const EntrySpec& spec = *submission.spec;
   if (submission.name.empty()) return "the name is empty";
@@ -108,6 +121,7 @@ std::string find_fault(const Submission& submission, int rank, std::span<const i
   }
   if (moves_blocks(spec.kind) && spec.parts.empty()) return "it has no tensors";
   if (std::string fault = fault_of_spec(spec, ranks); !fault.empty()) return fault;
+  if (std::string fault = fault_of_device(submission, rank, devices); !fault.empty()) return fault;
   if (!submission.absent.empty() && submission.absent.size() != spec.parts.size()) {
     return "the absent flags do not fit the parts";
   }

@@ -132,7 +132,19 @@ std::shared_ptr<std::byte> Job::allocate(size_t bytes) {
   if (world_ == nullptr) {
     throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
   }
-  return world_->local_group().allocate(bytes);
+  std::shared_ptr<std::byte> memory = world_->local_group().allocate(bytes);
+  std::byte* const data = memory.get();
+  *bucket_bytes_ += bytes;
+  return {data, [memory = std::move(memory), bytes, counted = bucket_bytes_](std::byte*) mutable {
+            memory.reset();
+            *counted -= bytes;
+          }};
+}
+
+Statistics Job::statistics() const {
+  Statistics statistics = runtime_->statistics();
+  statistics.bucket_bytes = *bucket_bytes_;
+  return statistics;
 }
 
 std::vector<std::string> Job::explain(const ProcessSet& set, const core::BatchFacts& facts) const {

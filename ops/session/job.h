@@ -2,6 +2,8 @@
 // transport, the runtime.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -41,6 +43,8 @@ class Job {
   const core::CpuShare& cpu_share() const { return cpu_share_; }
   // See ops::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
+  // Any thread.
+  Statistics statistics() const;
 
   // Serves the others until all ranks stop or the time of HORON_SHUTDOWN_TIMEOUT_S is over, then
   // gives everything back but the runtime, which other threads may still ask and which refuses all
@@ -69,6 +73,9 @@ class Job {
   mutable std::mutex world_mutex_;       // for allocate(): the next is null after stop()
   std::shared_ptr<Communicator> world_;  // of all ranks
   std::shared_ptr<core::OpTable> op_table_;
+  // Of allocate(); that memory may outlive the job.
+  const std::shared_ptr<std::atomic<uint64_t>> bucket_bytes_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
   std::unique_ptr<ProcessSets> sets_;
   std::unique_ptr<core::Runtime> runtime_;
   CallCounts call_counts_;

@@ -74,7 +74,7 @@ bool is_homogeneous() {
                      [&](const auto& host) { return host.second == ranks_on.begin()->second; });
 }
 
-Statistics statistics() { return job().runtime().statistics(); }
+Statistics statistics() { return job().statistics(); }
 
 int last_rank() { return core::log_rank(); }
 

@@ -32,7 +32,7 @@ std::vector<std::string> gather_from_all(core::Runtime& runtime, const std::stri
   submission.name = name;
   submission.spec = std::move(spec);
   submission.memory = {{reinterpret_cast<const std::byte*>(memory->mine.data()), nullptr, bytes}};
-  submission.allocate_output = [memory](size_t, int64_t elements) {
+  submission.allocate_output = [memory](size_t, int64_t elements, core::MemoryQueue&) {
     memory->all.resize(static_cast<size_t>(elements));
     return reinterpret_cast<std::byte*>(memory->all.data());
   };

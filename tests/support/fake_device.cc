@@ -1,6 +1,7 @@
 #include "horon/tests/support/fake_device.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -80,6 +81,37 @@ using core::Batch;
 using core::CopyItem;
 using core::Progress;
 
+// The i-th of the elements at `data`.
+float load(DataType type, const std::byte* data, size_t i) {
+  if (type == DataType::Float16) {
+    _Float16 value = 0;
+    std::memcpy(&value, data + i * sizeof(value), sizeof(value));
+    return static_cast<float>(value);
+  }
+  if (type == DataType::BFloat16) {
+    uint16_t upper = 0;
+    std::memcpy(&upper, data + i * sizeof(upper), sizeof(upper));
+    return std::bit_cast<float>(static_cast<uint32_t>(upper) << 16);
+  }
+  float value = 0;
+  std::memcpy(&value, data + i * sizeof(value), sizeof(value));
+  return value;
+}
+
+// Rounds to nearest, ties to even.
+void store(DataType type, std::byte* data, size_t i, float value) {
+  if (type == DataType::Float16) {
+    const auto rounded = static_cast<_Float16>(value);
+    std::memcpy(data + i * sizeof(rounded), &rounded, sizeof(rounded));
+  } else if (type == DataType::BFloat16) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    const auto upper = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    std::memcpy(data + i * sizeof(upper), &upper, sizeof(upper));
+  } else {
+    std::memcpy(data + i * sizeof(value), &value, sizeof(value));
+  }
+}
+
 class DeviceEvent final : public core::Event {
  public:
   explicit DeviceEvent(std::shared_ptr<FakeDevice::State> device)
@@ -101,14 +133,33 @@ class DeviceEvent final : public core::Event {
   const std::shared_ptr<std::atomic<bool>> happened_;
 };
 
+DataType type_of(const CopyItem& item) {
+  return item.type == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
+}
+
+// What a kernel does with one value.
 void copy_now(std::span<const CopyItem> items) {
   for (const CopyItem& item : items) {
-    HORON_CHECK(item.cast == CopyItem::Cast::None, "the fake device does not cast");
     if (item.bytes == 0) continue;  // nothing may have no address
     if (item.from == nullptr) {
       core::fill({item.to, item.bytes}, item.pattern);
-    } else {
-      std::memcpy(item.to, item.from, item.bytes);
+      continue;
+    }
+    const auto factor = static_cast<float>(item.factor);
+    const bool narrow = item.cast == CopyItem::Cast::Narrow;
+    switch (item.cast) {
+      case CopyItem::Cast::None:
+        std::memcpy(item.to, item.from, item.bytes);
+        break;
+      case CopyItem::Cast::Narrow:
+      case CopyItem::Cast::Widen: {
+        const DataType from = narrow ? DataType::Float32 : type_of(item);
+        const DataType to = narrow ? type_of(item) : DataType::Float32;
+        for (size_t i = 0; i < item.bytes / size_of(from); ++i) {
+          store(to, item.to, i, load(from, item.from, i) * factor);
+        }
+        break;
+      }
     }
   }
 }
@@ -120,9 +171,6 @@ class ImmediateQueue final : public core::MemoryQueue {
   void copy(std::span<const CopyItem> items) override { copy_now(items); }
   std::shared_ptr<core::Event> record() override { return nullptr; }
 };
-
-float* floats(std::byte* data) { return reinterpret_cast<float*>(data); }
-const float* floats(const std::byte* data) { return reinterpret_cast<const float*>(data); }
 
 [[noreturn]] void fail() { throw Error(ErrorCode::OperationFailed, "the fake network is down"); }
 
@@ -183,6 +231,7 @@ FakeDevice::~FakeDevice() {
 
 bool FakeDevice::turn() { return state_->turn(); }
 int FakeDevice::host_waits() const { return state_->host_waits; }
+int FakeDevice::index() const { return state_->options.index; }
 
 FakeQueue::FakeQueue(const FakeDevice& device)
     : device_(device.state_), index_([this] {
@@ -242,23 +291,24 @@ void FakeMeeting::compute(Group& group) {
   group.done = true;
   const Batch& first = group.batches.begin()->second;
   if (first.kind == CollectiveKind::Barrier) return;
+  const DataType type = first.dtype;
   std::vector<float> result;
   if (first.kind == CollectiveKind::Allgather) {
     for (const auto& [rank, batch] : group.batches) {
-      const float* input = floats(batch.input);
-      result.insert(result.end(), input, input + batch.count);
+      for (size_t i = 0; i < static_cast<size_t>(batch.count); ++i) {
+        result.push_back(load(type, batch.input, i));
+      }
     }
   } else {
     result.assign(static_cast<size_t>(first.count), 0.0F);
     for (const auto& [rank, batch] : group.batches) {
       if (first.kind == CollectiveKind::Broadcast && rank != first.root) continue;
-      for (size_t i = 0; i < result.size(); ++i) result[i] += floats(batch.input)[i];
+      for (size_t i = 0; i < result.size(); ++i) result[i] += load(type, batch.input, i);
     }
     for (float& value : result) value /= static_cast<float>(first.divisor);
   }
-  if (result.empty()) return;
   for (const auto& [rank, batch] : group.batches) {
-    std::memcpy(floats(batch.output), result.data(), result.size() * sizeof(float));
+    for (size_t i = 0; i < result.size(); ++i) store(type, batch.output, i, result[i]);
   }
 }
 

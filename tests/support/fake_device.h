@@ -27,6 +27,7 @@ class FakeDevice {
     int fails_at = -1;         // the n-th piece of work fails, and the device for good
     bool loses_waits = false;  // a planted fault: its queues do not wait for events
     bool by_hand = false;      // only turn() does work
+    int index = 0;             // which of its kind it is
   };
   explicit FakeDevice(Options options);
   ~FakeDevice();
@@ -37,6 +38,7 @@ class FakeDevice {
   bool turn();
   // How often a thread has waited in Event::wait().
   int host_waits() const;
+  int index() const;
 
   struct Work {
     std::function<bool()> may_run;  // null: at once
@@ -81,8 +83,8 @@ enum class FakeMemory : uint8_t {
 // support/memory_of_worlds_*.cc.
 FakeMemory memory_of_worlds();
 
-// Where the ranks of one fake world meet. Float32 allreduce by Sum and Average, allgather,
-// broadcast, barrier.
+// Where the ranks of one fake world meet. Allreduce of float32 and of types of 16 bits by Sum and
+// Average; allgather, broadcast and barrier of float32.
 class FakeMeeting {
  public:
   explicit FakeMeeting(int size) : size_(size) {}
@@ -113,6 +115,7 @@ struct FakeDelays {
   int copy_polls = 0;               // the device takes up to as many turns for each piece of work
   int fail_op_at_sequence = -1;     // where the op is enqueued, after that
   core::StartOrder order = core::StartOrder::Log;
+  int device_index = 0;                                // of every rank's device
   std::function<void(int member)> on_abort = nullptr;  // in CollectiveOp::abort()
 };
 
@@ -154,6 +157,7 @@ class FakeDomain final : public core::MemoryDomain {
   // A queue of its own on the device, which lives as long.
   FakeDomain(DeviceKind device, std::shared_ptr<FakeDevice> on);
   DeviceKind device() const override { return device_; }
+  int device_index() const override { return on_ == nullptr ? 0 : on_->index(); }
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
   core::MemoryQueue& queue() override { return *queue_; }
   // Pieces of scratch that were asked for.

@@ -256,8 +256,8 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
     submission.splits = splits_;
     // The runtime lets go of this function when it lets go of the pending collective, so a plain
     // pointer is enough.
-    submission.allocate_output = [this, element_bytes = size_of(spec.dtype)](size_t part,
-                                                                             int64_t elements) {
+    submission.allocate_output = [this, element_bytes = size_of(spec.dtype)](
+                                     size_t part, int64_t elements, core::MemoryQueue&) {
       parts_[part].bytes = allocate_bytes(static_cast<size_t>(elements) * element_bytes);
       parts_[part].elements = elements;
       return parts_[part].bytes.get();

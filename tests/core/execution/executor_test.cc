@@ -127,7 +127,7 @@ TEST_P(ExecutorContract, AbandonKeepsWhatIsInFlightForEver) {
   std::vector<float> a = {1}, b = {2};
   const auto owned = std::make_shared<int>();
   EntryWork owner = entry(1, a);
-  owner.allocate_output = [owned](size_t, int64_t) { return nullptr; };
+  owner.allocate_output = [owned](size_t, int64_t, MemoryQueue&) { return nullptr; };
   rank.executor->enqueue(batch(0, list(std::move(owner))));
   rank.executor->enqueue(batch(1, list(entry(2, b))));
   for (int i = 0; i < 5; ++i) rank.step();
@@ -161,7 +161,8 @@ TEST_P(ExecutorContract, AllgatherAllocatesWhenTheSizeIsKnown) {
   spec->kind = CollectiveKind::Allgather;
   work.spec = spec;
   work.extents = {4};
-  work.allocate_output = [&](size_t, int64_t elements) {
+  work.allocate_output = [&](size_t, int64_t elements, MemoryQueue& queue) {
+    EXPECT_EQ(&queue, &rank.domain->queue()) << "its memory may be one that this queue gave back";
     out.resize(static_cast<size_t>(elements));
     return reinterpret_cast<std::byte*>(out.data());
   };

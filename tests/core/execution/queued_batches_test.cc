@@ -140,6 +140,76 @@ TEST(QueuedBatches, ADeviceThatForgetsToWaitGivesOtherResults) {
   EXPECT_NE(zero.sum(), Training::expected());
 }
 
+// Another process set of the same ranks: with a log and a queue of its own on the same device.
+std::unique_ptr<Executor> other_set(Rank& rank, int member, std::shared_ptr<FakeMeeting> meeting) {
+  std::vector<std::unique_ptr<CollectiveOp>> ops;
+  ops.push_back(std::make_unique<test::FakeOp>(member, std::move(meeting), FakeDelays{},
+                                               DeviceKind::Cuda, FakeMemory::Enqueued));
+  Executor::Parts parts;
+  parts.rank = member;
+  parts.size = 2;
+  parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+  parts.scratch =
+      test::scratch_of(std::make_unique<test::FakeDomain>(DeviceKind::Cuda, rank.device));
+  return std::make_unique<Executor>(std::move(parts));
+}
+
+// Sets have no common order, so a collective that waits for its peers holds up its own queue alone.
+TEST(QueuedBatches, SetsThatStartInUnlikeOrderDoNotWaitForEachOther) {
+  const auto meeting = std::make_shared<FakeMeeting>(2), other = std::make_shared<FakeMeeting>(2);
+  Rank zero(FakeMemory::Enqueued, 0, 2, meeting, {}), one(FakeMemory::Enqueued, 1, 2, meeting, {});
+  const auto zero_other = other_set(zero, 0, other), one_other = other_set(one, 1, other);
+  std::vector<float> a = {1}, b = {2}, c = {3}, d = {4};
+  std::vector<FinishedBatch> finished;
+  std::vector<EnqueuedBatch> enqueued;
+  zero.executor->enqueue(batch(0, list(entry(1, a))));
+  zero.step();  // its kernel waits for rank 1
+  one_other->enqueue(batch(0, list(entry(2, d))));
+  one_other->step(finished, enqueued);
+  one.turn_device();  // its kernel waits for rank 0
+  EXPECT_FALSE(meeting->complete(0) || other->complete(0));
+  zero_other->enqueue(batch(0, list(entry(2, c))));
+  one.executor->enqueue(batch(0, list(entry(1, b))));
+  for (int i = 0; i < 100 && finished.size() < 2; ++i) {
+    zero_other->step(finished, enqueued);
+    one_other->step(finished, enqueued);
+    zero.step();
+    one.step();
+  }
+  EXPECT_EQ(finished.size(), 2U);
+  run_both(zero, one);
+  EXPECT_THAT(a, ElementsAre(3));
+  EXPECT_THAT(d, ElementsAre(7));
+}
+
+// Compression: the device casts, when packing and unpacking, and nobody waits for it.
+TEST_P(ExecutorContract, TheDeviceCastsWhatIsCompressed) {
+  for (const Compression type : {Compression::Float16, Compression::BFloat16}) {
+    const auto meeting = std::make_shared<FakeMeeting>(2);
+    Rank zero(GetParam(), 0, 2, meeting, {.copy_polls = 2});
+    Rank one(GetParam(), 1, 2, meeting, {.copy_polls = 1});
+    // 1 + 2^-5 is exact in both types, 1 + 2^-12 in neither.
+    std::vector<float> a = {1.03125F, -2}, b = {1.000244140625F, 3}, c = {4};
+    const auto compressed = [&](std::vector<float>& data) {
+      EntryWork work = entry(1, data);
+      auto spec = std::make_shared<EntrySpec>(*work.spec);
+      spec->compression = type;
+      spec->prescale = 2;
+      spec->postscale = 0.25;
+      work.spec = spec;
+      return work;
+    };
+    zero.executor->enqueue(batch(0, list(compressed(a), compressed(c))));
+    std::vector<float> d = {8};
+    one.executor->enqueue(batch(0, list(compressed(b), compressed(d))));
+    run_both(zero, one);
+    EXPECT_THAT(a, ElementsAre(1.015625F, 0.5F));
+    EXPECT_EQ(a, b);
+    EXPECT_THAT(c, ElementsAre(6));
+    EXPECT_EQ(zero.device->host_waits(), 0);
+  }
+}
+
 TEST(QueuedBatches, TheMemoryIsInUseUntilTheDeviceHasDoneTheWork) {
   const auto meeting = std::make_shared<FakeMeeting>(2);
   Rank zero(FakeMemory::Enqueued, 0, 2, meeting, {}), one(FakeMemory::Enqueued, 1, 2, meeting, {});

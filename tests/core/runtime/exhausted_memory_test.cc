@@ -58,7 +58,7 @@ void end_job(int n, int failures) {
       Submission mine = submission(name, *x);
       mine.ready = std::make_unique<PolledEvent>(std::move(ready));
       mine.keep_alive = x;
-      mine.allocate_output = [result](size_t, int64_t) {
+      mine.allocate_output = [result](size_t, int64_t, MemoryQueue&) {
         return reinterpret_cast<std::byte*>(result->data());
       };
       handles.push_back(runtime.submit(std::move(mine)));

@@ -141,7 +141,7 @@ TEST(Frozen, RowsThatStayTheSameSendNoMessage) {
                         CollectiveKind::Allgather);
       std::vector<float> out;
       Submission gather = submission("rows", x);
-      gather.allocate_output = [&](size_t, int64_t elements) {
+      gather.allocate_output = [&](size_t, int64_t elements, MemoryQueue&) {
         out.resize(static_cast<size_t>(elements));
         return reinterpret_cast<std::byte*>(out.data());
       };

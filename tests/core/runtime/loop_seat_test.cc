@@ -31,7 +31,7 @@ struct Traced {
   Submission as(const std::string& name) {
     Submission mine = submission(name, rows);
     mine.memory.front().output = nullptr;
-    mine.allocate_output = [this](size_t, int64_t elements) {
+    mine.allocate_output = [this](size_t, int64_t elements, MemoryQueue&) {
       stepped_by = std::this_thread::get_id();
       out.resize(static_cast<size_t>(elements));
       return reinterpret_cast<std::byte*>(out.data());
@@ -171,9 +171,10 @@ TEST(LoopSeat, TheLoopRunsInThePlainFloatMode) {
       Traced traced;
       bool plain = false;
       Submission mine = traced.as("x");
-      mine.allocate_output = [&, allocate = mine.allocate_output](size_t part, int64_t elements) {
+      mine.allocate_output = [&, allocate = mine.allocate_output](size_t part, int64_t elements,
+                                                                  MemoryQueue& queue) {
         plain = rounds_to_nearest();
-        return allocate(part, elements);
+        return allocate(part, elements, queue);
       };
       EXPECT_EQ(error_of(*runtime.run(std::move(mine))), "");
       EXPECT_TRUE(plain);

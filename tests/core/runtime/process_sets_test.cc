@@ -108,7 +108,7 @@ void begin(Runtime& runtime, const std::vector<int>& ranks, int rank, const std:
   if (step.kind == Step::Kind::Gather) {
     run.tensor.spec->kind = CollectiveKind::Allgather;
     mine.memory.front().output = nullptr;
-    mine.allocate_output = [&run](size_t, int64_t elements) {
+    mine.allocate_output = [&run](size_t, int64_t elements, MemoryQueue&) {
       run.gathered.resize(static_cast<size_t>(elements));
       return reinterpret_cast<std::byte*>(run.gathered.data());
     };

@@ -23,6 +23,7 @@ using test_world::submission;
 using test_world::Tensor;
 using test_world::tensor;
 using test_world::World;
+using testing::AllOf;
 using testing::HasSubstr;
 
 // Steps with a few tensors, in another order on each rank. The program's own stream writes the
@@ -46,7 +47,7 @@ TEST(QueuedMemory, ATrainingWaitsNeverOnTheHost) {
         handles.push_back(runtime.submit(std::move(given)));
       }
       for (const auto& handle : handles) {
-        ASSERT_TRUE(program.wait_for(*handle->get().done));
+        ASSERT_TRUE(program.wait_for(*handle->get_enqueued().done));
       }
       program.run([&x, &sum = sums[static_cast<size_t>(step)]] {
         for (const Tensor& each : x) sum += each.data[0] + 10 * each.data[1];
@@ -104,7 +105,7 @@ TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
     given.ready = program.record_ready();
     given.keep_alive = std::move(x);
     const auto handle = runtime.submit(std::move(given));
-    (void)handle->get();
+    (void)handle->get_enqueued();
     EXPECT_FALSE(handle->outcome().done->happened());
     runtime.release_finished();
     EXPECT_FALSE(watched.expired()) << "nothing has happened yet";
@@ -117,6 +118,64 @@ TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
       runtime.release_finished();
     }
     EXPECT_TRUE(watched.expired());
+  });
+}
+
+// get_enqueued() does not wait for the device, get() does.
+TEST(QueuedMemory, GetWaitsForTheDeviceAndGetEnqueuedDoesNot) {
+  World world(2);
+  std::atomic<bool> go{false};
+  std::barrier<> both_have_it(2);
+  world.each([&](Runtime& runtime, int rank) {
+    FakeQueue program(world.device(rank));
+    program.enqueue({[&] { return go.load(); }, nullptr});
+    Tensor x = tensor({1});
+    Submission given = submission("x", x);
+    given.ready = program.record_ready();
+    const auto handle = runtime.submit(std::move(given));
+    const Outcome& enqueued = handle->get_enqueued();
+    ASSERT_NE(enqueued.done, nullptr);
+    EXPECT_FALSE(enqueued.done->happened());
+    EXPECT_EQ(enqueued.contributors, 2);
+    both_have_it.arrive_and_wait();
+    EXPECT_EQ(world.device(rank).host_waits(), 0);
+    go = true;
+    EXPECT_EQ(&handle->get(), &enqueued);
+    EXPECT_TRUE(enqueued.done->happened());
+    EXPECT_EQ(x.data[0], 2);
+    EXPECT_EQ(world.device(rank).host_waits(), 1);
+  });
+}
+
+// One rank holds its tensor on another device. The call is refused there, the others hear why, and
+// the job goes on.
+TEST(QueuedMemory, ATensorOfAnotherDeviceIsRefused) {
+  World world(2, {.device_index = 1});
+  world.each([&](Runtime& runtime, int rank) {
+    const auto error_on_device = [&](const std::string& name, int index) -> std::string {
+      const auto x = std::make_shared<Tensor>(tensor({1}));
+      Submission given = submission(name, *x);
+      given.keep_alive = x;
+      given.device_index = index;
+      try {
+        return error_of(*runtime.submit(std::move(given)));
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+        return error.what();
+      }
+    };
+    EXPECT_THAT(error_on_device("x", rank == 0 ? 1 : 0),
+                AllOf(HasSubstr("tensor \"x\": it is on host:0, but rank 1 works on host:1"),
+                      HasSubstr("move it there")));
+    EXPECT_EQ(error_on_device("y", 1), "");
+    Tensor on_cuda = tensor({1});
+    on_cuda.spec->device = DeviceKind::Cuda;
+    try {
+      (void)runtime.submit(submission("z", on_cuda));
+      ADD_FAILURE() << "nothing in this world is cuda memory";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("no support for"));
+    }
   });
 }
 
@@ -147,6 +206,12 @@ TEST(QueuedMemory, AFailureBehindAFinishedHandleIsHeardByWhoWaits) {
     }
     for (const auto& handle : handles) {
       EXPECT_THAT(error_of(*handle), HasSubstr("fake network is down"));
+      try {  // also from now on, though the handle had finished before
+        (void)handle->get_enqueued();
+        ADD_FAILURE() << "a failure that is known is told";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("fake network is down"));
+      }
     }
     go = true;
   });

@@ -237,7 +237,7 @@ TEST(RuntimeFailures, ASetThatCantBeMadeForWantOfMemoryEndsTheJobByName) {
 }
 
 // `allocate` is this rank's allocator of the results of "rows".
-Submission gather(Tensor& rows, std::function<std::byte*(size_t, int64_t)> allocate) {
+Submission gather(Tensor& rows, AllocateOutput allocate) {
   Submission out = submission("rows", rows);
   out.memory.front().output = nullptr;
   out.allocate_output = std::move(allocate);
@@ -257,7 +257,7 @@ TEST(RuntimeFailures, AResultThatCantBeAllocatedIsAnErrorOfThatRankAlone) {
         mine.memory = {{data, nullptr, 1}, {data + sizeof(float), nullptr, 1}};
       }
       std::vector<std::vector<float>> out(2);
-      mine.allocate_output = [&](size_t part, int64_t elements) {
+      mine.allocate_output = [&](size_t part, int64_t elements, MemoryQueue&) {
         if (rank == 1 && part + 1 == static_cast<size_t>(parts)) throw std::bad_alloc();
         out[part].resize(static_cast<size_t>(elements));
         return reinterpret_cast<std::byte*>(out[part].data());
@@ -282,7 +282,7 @@ TEST(RuntimeFailures, SignalsAreNotForTheBackgroundThread) {
     float out = 0;
     sigset_t blocked;
     sigemptyset(&blocked);
-    const auto handle = runtime.submit(gather(rows, [&](size_t, int64_t) {
+    const auto handle = runtime.submit(gather(rows, [&](size_t, int64_t, MemoryQueue&) {
       pthread_sigmask(SIG_SETMASK, nullptr, &blocked);  // asks: this is the background thread
       return reinterpret_cast<std::byte*>(&out);
     }));

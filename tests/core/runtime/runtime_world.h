@@ -108,6 +108,7 @@ class World {
       FakeDevice::Options options;
       options.delay_max = delays.copy_polls;
       options.seed = static_cast<uint32_t>(rank) + 1;
+      options.index = delays.device_index;
       options.by_hand = memory == FakeMemory::Immediate;  // it needs no thread
       devices_.push_back(std::make_shared<FakeDevice>(options));
       const auto make = [=, device = devices_.back(),
@@ -226,7 +227,7 @@ class World {
 // Waits until the result is in memory.
 inline std::string error_of(const HandleState& handle) {
   try {
-    (void)handle.synchronize();
+    (void)handle.get();
     return "";
   } catch (const Error& error) {
     return error.what();

@@ -55,7 +55,7 @@ Submission watched_gather(Threads& threads, const std::string& name) {
   Submission mine = submission(name, *rows);
   mine.memory.front().output = nullptr;
   mine.keep_alive = rows;
-  mine.allocate_output = [&threads, out](size_t, int64_t elements) {
+  mine.allocate_output = [&threads, out](size_t, int64_t elements, MemoryQueue&) {
     const std::lock_guard lock(threads.mutex);
     out->data.resize(static_cast<size_t>(elements));
     return reinterpret_cast<std::byte*>(out->data.data());

@@ -63,7 +63,7 @@ std::shared_ptr<horon::core::HandleState> start_alltoall() {
   submission.spec = spec;
   submission.memory = {{bytes, nullptr, kCount}};
   submission.splits = {kCount / 3, kCount / 3, kCount / 3};
-  submission.allocate_output = [data](size_t, int64_t) {
+  submission.allocate_output = [data](size_t, int64_t, horon::core::MemoryQueue&) {
     return reinterpret_cast<std::byte*>(data->data() + kCount);
   };
   submission.keep_alive = data;

@@ -122,7 +122,7 @@ void train(Gpus& gpus, Runtime& runtime, int rank, int ranks) {
       given.ready = std::make_unique<CudaEvent>(gpus.shared_device(rank), program.stream());
       handles.push_back(runtime.submit(std::move(given)));
     }
-    for (const auto& handle : handles) ASSERT_TRUE(program.wait_for(*handle->get().done));
+    for (const auto& handle : handles) ASSERT_TRUE(program.wait_for(*handle->get_enqueued().done));
     gpus.device(rank).enqueue(program.stream(), [&x, &wrong, step, ranks] {
       const auto sum = static_cast<float>(ranks * step + ranks * (ranks - 1));
       for (size_t i = 0; i < kTensors; ++i) {

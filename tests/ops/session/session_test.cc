@@ -168,5 +168,36 @@ TEST(Session, KnowsWhetherItsHostsAreAlike) {
   shutdown();
 }
 
+// One copy of the gradients, scratch that fits what is asked for, and its limit.
+TEST(SessionStatistics, SayWhatMemoryTheJobHolds) {
+  constexpr size_t kib = 1 << 10, mib = 1 << 20;
+  init_session();
+  {
+    const auto bucket = ops::allocate_host(3 * mib);
+    EXPECT_EQ(statistics().bucket_bytes, 3 * mib);
+    EXPECT_EQ(statistics().scratch_bytes, 0U);
+    // A group of two tensors, which is packed.
+    const auto values = std::make_shared<std::vector<float>>(2, 1.0F);
+    core::EntrySpec spec;
+    spec.parts = {{"a", {1}}, {"b", {1}}};
+    core::Submission group;
+    group.name = "a tiny group";
+    group.spec = std::make_shared<const core::EntrySpec>(spec);
+    for (float& value : *values) {
+      auto* const data = reinterpret_cast<std::byte*>(&value);
+      group.memory.push_back({data, data, 1});
+    }
+    group.keep_alive = values;
+    (void)ops::runtime().run(std::move(group))->get();
+    EXPECT_EQ(values->back(), static_cast<float>(test_size()));
+    const Statistics now = statistics();
+    EXPECT_GT(now.scratch_bytes, 0U);
+    EXPECT_LE(now.scratch_bytes_peak, 128 * kib);
+    EXPECT_EQ(now.scratch_bytes_limit, 128 * mib);
+  }
+  EXPECT_EQ(statistics().bucket_bytes, 0U);
+  shutdown();
+}
+
 }  // namespace
 }  // namespace horon
