@@ -208,8 +208,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::mutex mutex_;
   std::condition_variable round_over_;
   torch_detail::BackwardEnds ends_;
-  std::vector<RunningTask> running_tasks_;  // backward passes in which a hook was called
-  bool narrows_in_hooks_ = false;           // the gradients of this round
+  std::vector<RunningTask> running_tasks_;     // backward passes in which a hook was called
+  std::atomic<bool> narrows_in_hooks_{false};  // the gradients of this round
   // The backward pass that began when no gradient had come since the last round, and all parameters
   // fitted their buckets: a program changes them between two passes, so its hooks need not look
   // again.
