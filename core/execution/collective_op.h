@@ -82,7 +82,7 @@ struct BatchFacts {
 // one that is not ready. Ops that enqueue keep the order of the log, whatever they say.
 enum class StartOrder : uint8_t {
   Log,  // by the order of start, among all ops that say so: MPI and NCCL, by their communicator
-  Op,   // by the order of start of this op alone: slots in shared memory
+  Op,   // by the order of start of this op alone: cells in shared memory
   Any,  // by Batch::sequence
 };
 

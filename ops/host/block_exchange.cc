@@ -32,9 +32,9 @@ class BlockExchange::Running final : public core::InFlight {
         batch_(std::move(batch)),
         plan_(make_block_plan(batch_, parent.rank_, parent.ranks_)),
         number_(parent.next_++),
-        slot_(parent.slot(number_)),
+        cell_(parent.cell(number_)),
         ring_piece_bytes_(ring_piece_bytes(parent.ranks_, plan_.one_for_all)),
-        peers_(parent.group_, slot_, plan_.reduces),
+        peers_(parent.group_, cell_, plan_.reduces),
         streams_((plan_.input_bytes + plan_.output_bytes) * parent.ranks_ > kStreamedBytes) {
     if (plan_.reduces || own_from() == own_to()) own_copied_ = own_bytes();
     post();
@@ -55,13 +55,13 @@ class BlockExchange::Running final : public core::InFlight {
   }
 
  private:
-  // Publishes where this rank's memory lies, if all ranks have left the slot's last exchange.
+  // Publishes where this rank's memory lies, if all ranks have left the cell's last exchange.
   bool post() {
-    const uint64_t uses = number_ / kSlots;
+    const uint64_t uses = number_ / kCells;
     const auto ranks = static_cast<uint64_t>(parent_.ranks_);
-    if (slot_.left().load(std::memory_order_seq_cst) < uses * ranks) return false;
+    if (cell_.left().load(std::memory_order_seq_cst) < uses * ranks) return false;
     posted_ = true;
-    ExchangeMember& mine = slot_.member(parent_.rank_);
+    ExchangeMember& mine = cell_.member(parent_.rank_);
     publish_input(mine);
     const auto output =
         parent_.group_.locate(batch_.output, static_cast<size_t>(plan_.output_bytes));
@@ -71,11 +71,11 @@ class BlockExchange::Running final : public core::InFlight {
       const Block& sent = plan_.send[static_cast<size_t>(other)];
       const Block& received = plan_.receive[static_cast<size_t>(other)];
       if (sent.bytes > 0) {
-        slot_.pair(parent_.rank_, other).send_begin = sent.begin;
+        cell_.pair(parent_.rank_, other).send_begin = sent.begin;
         if (mine.gives != Gives::Payload) ++pairs_;
       }
       if (received.bytes == 0) return;
-      ExchangePair& pair = slot_.pair(other, parent_.rank_);
+      ExchangePair& pair = cell_.pair(other, parent_.rank_);
       pair.claimed.store(0, std::memory_order_relaxed);
       pair.staged.store(0, std::memory_order_relaxed);
       pair.done.store(0, std::memory_order_relaxed);
@@ -85,7 +85,7 @@ class BlockExchange::Running final : public core::InFlight {
     mine.pairs = pairs_;
     mine.finished_pairs.store(0, std::memory_order_relaxed);
     all_arrived_ = (uses + 1) * ranks;
-    const uint64_t arrived = slot_.arrived().fetch_add(1, std::memory_order_seq_cst) + 1;
+    const uint64_t arrived = cell_.arrived().fetch_add(1, std::memory_order_seq_cst) + 1;
     if (arrived == all_arrived_) parent_.progress_.wake_all();
     return true;
   }
@@ -97,8 +97,8 @@ class BlockExchange::Running final : public core::InFlight {
         [&](int other) { sends = sends || plan_.send[static_cast<size_t>(other)].bytes > 0; });
     if (!sends) return;
     const auto bytes = static_cast<size_t>(plan_.input_bytes);
-    if (plan_.input_bytes <= ExchangeSlot::payload_bytes_max(parent_.ranks_)) {
-      std::memcpy(slot_.payload(parent_.rank_), batch_.input, bytes);
+    if (plan_.input_bytes <= ExchangeCell::payload_bytes_max(parent_.ranks_)) {
+      std::memcpy(cell_.payload(parent_.rank_), batch_.input, bytes);
       return;
     }
     const auto input = parent_.group_.locate(batch_.input, bytes);
@@ -114,14 +114,14 @@ class BlockExchange::Running final : public core::InFlight {
     }
   }
 
-  bool all_here() const { return slot_.arrived().load(std::memory_order_seq_cst) == all_arrived_; }
+  bool all_here() const { return cell_.arrived().load(std::memory_order_seq_cst) == all_arrived_; }
 
   bool finished() const {
     const bool own_done = plan_.reduces ? own_bytes() == 0 || (reduction_ && reduction_->complete())
                                         : own_copied_ == own_bytes();
     return own_done &&
            (pairs_ == 0 ||
-            slot_.member(parent_.rank_).finished_pairs.load(std::memory_order_seq_cst) == pairs_);
+            cell_.member(parent_.rank_).finished_pairs.load(std::memory_order_seq_cst) == pairs_);
   }
 
   // What this rank sends itself.
@@ -164,7 +164,7 @@ class BlockExchange::Running final : public core::InFlight {
   // piece is claimed.
   void meet_peers() {
     if (plan_.reduces) {
-      reduction_.emplace(peers_, slot_, batch_, own_from(), own_bytes(), parent_.rank_,
+      reduction_.emplace(peers_, cell_, batch_, own_from(), own_bytes(), parent_.rank_,
                          parent_.ranks_);
     } else {
       for_each_other([&](int other) { add_incoming(other); });
@@ -177,7 +177,7 @@ class BlockExchange::Running final : public core::InFlight {
     const Block& block = plan_.receive[static_cast<size_t>(from)];
     const Way way_here = peers_.way(from, parent_.rank_);
     if (block.bytes == 0 || way_here == Way::Push) return;
-    transfers_.push_back({from, parent_.rank_, way_here, &slot_.pair(from, parent_.rank_),
+    transfers_.push_back({from, parent_.rank_, way_here, &cell_.pair(from, parent_.rank_),
                           peers_.block_of(from), batch_.output + block.begin,
                           way_here == Way::Ring ? Pieces::in_ring(block.bytes, ring_piece_bytes_)
                                                 : Pieces::direct(block.bytes, parent_.ranks_)});
@@ -187,7 +187,7 @@ class BlockExchange::Running final : public core::InFlight {
     const Block& block = plan_.send[static_cast<size_t>(to)];
     const Way way_there = peers_.way(parent_.rank_, to);
     if (block.bytes == 0 || (way_there != Way::Together && way_there != Way::Push)) return;
-    ExchangePair& pair = slot_.pair(parent_.rank_, to);
+    ExchangePair& pair = cell_.pair(parent_.rank_, to);
     transfers_.push_back({parent_.rank_, to, way_there, &pair, batch_.input + block.begin,
                           peers_.place_in(to), Pieces::direct(block.bytes, parent_.ranks_)});
   }
@@ -198,7 +198,7 @@ class BlockExchange::Running final : public core::InFlight {
       const Block& block = plan_.send[static_cast<size_t>(to)];
       if (block.bytes == 0 || peers_.way(parent_.rank_, to) != Way::Ring) return;
       if (feeds_.empty()) ring = take_ring();
-      ExchangePair& pair = slot_.pair(parent_.rank_, to);
+      ExchangePair& pair = cell_.pair(parent_.rank_, to);
       if (feeds_.empty() || !plan_.one_for_all) {
         feeds_.push_back({{},
                           batch_.input + block.begin,
@@ -219,7 +219,7 @@ class BlockExchange::Running final : public core::InFlight {
     ring_ = parent_.take_ring(blocks * ring_bytes());
     const auto address = parent_.group_.locate(ring_.memory.get(), ring_.bytes);
     HORON_CHECK(address.has_value(), "a ring must be shareable");
-    slot_.member(parent_.rank_).input = *address;
+    cell_.member(parent_.rank_).input = *address;
     return ring_.memory.get();
   }
 
@@ -274,18 +274,18 @@ class BlockExchange::Running final : public core::InFlight {
   // Tells the two ranks of a complete block, if they wait for it.
   void finish_pair(int from, int to) {
     note_finished(to);
-    if (slot_.member(from).gives != Gives::Payload) note_finished(from);
+    if (cell_.member(from).gives != Gives::Payload) note_finished(from);
   }
 
   void note_finished(int rank) {
-    ExchangeMember& member = slot_.member(rank);
+    ExchangeMember& member = cell_.member(rank);
     const uint32_t count = member.finished_pairs.fetch_add(1, std::memory_order_seq_cst) + 1;
     if (count == member.pairs && rank != parent_.rank_) parent_.progress_.wake_one(rank);
   }
 
   Progress leave() {
     if (ring_.memory != nullptr) parent_.rings_.push_back(std::move(ring_));
-    const uint64_t left = slot_.left().fetch_add(1, std::memory_order_seq_cst) + 1;
+    const uint64_t left = cell_.left().fetch_add(1, std::memory_order_seq_cst) + 1;
     if (left == all_arrived_) parent_.reuse_.wake_all();
     return Progress::Done;
   }
@@ -294,14 +294,14 @@ class BlockExchange::Running final : public core::InFlight {
   core::Batch batch_;
   const BlockPlan plan_;
   const uint64_t number_;
-  const ExchangeSlot slot_;
+  const ExchangeCell cell_;
   const int64_t ring_piece_bytes_;
   const ExchangePeers peers_;
   const bool streams_;  // past the caches
   bool posted_ = false;
   FewLooks looks_;
   bool knows_peers_ = false;
-  uint64_t all_arrived_ = 0;  // the slot's counts of arrivals, and of departures, with all of them
+  uint64_t all_arrived_ = 0;  // the cell's counts of arrivals, and of departures, with all of them
   uint32_t pairs_ = 0;        // that this rank waits for
   int64_t own_copied_ = 0;    // bytes
   std::vector<BlockTransfer> transfers_;
@@ -316,10 +316,10 @@ BlockExchange::BlockExchange(core::LocalGroup& group, std::byte* area)
       ranks_(group.local_size()),
       progress_(group, area),
       reuse_(group, area + Waiters::area_bytes(ranks_)),
-      slots_(area + 2 * Waiters::area_bytes(ranks_)) {}
+      cells_(area + 2 * Waiters::area_bytes(ranks_)) {}
 
 size_t BlockExchange::area_bytes(int ranks) {
-  return 2 * Waiters::area_bytes(ranks) + kSlots * ExchangeSlot::bytes(ranks);
+  return 2 * Waiters::area_bytes(ranks) + kCells * ExchangeCell::bytes(ranks);
 }
 
 BlockExchange::Ring BlockExchange::take_ring(size_t bytes) {
@@ -331,8 +331,8 @@ BlockExchange::Ring BlockExchange::take_ring(size_t bytes) {
   return ring;
 }
 
-ExchangeSlot BlockExchange::slot(uint64_t number) const {
-  return {slots_ + number % kSlots * ExchangeSlot::bytes(ranks_), ranks_};
+ExchangeCell BlockExchange::cell(uint64_t number) const {
+  return {cells_ + number % kCells * ExchangeCell::bytes(ranks_), ranks_};
 }
 
 std::unique_ptr<core::InFlight> BlockExchange::start(core::Batch batch) {

@@ -9,7 +9,7 @@
 //   - one of them is private: by its owner;
 //   - both are private: the sender copies pieces into a ring of shared memory, the receiver copies
 //     them out. A block that goes to everybody is copied in once.
-// What a rank gives is copied into the slot if it is short; then the rank need not wait until the
+// What a rank gives is copied into the cell if it is short; then the rank need not wait until the
 // others have read it.
 //
 // In a reducescatter each rank reduces its own block, piece by piece and in rank order, from where
@@ -28,7 +28,7 @@
 
 namespace horon::ops {
 
-// All kinds of a process set share one object, since its slots are used in the order of the
+// All kinds of a process set share one object, since its cells are used in the order of the
 // batches.
 class BlockExchange {
  public:
@@ -42,21 +42,21 @@ class BlockExchange {
 
  private:
   class Running;
-  static constexpr uint64_t kSlots = 4;  // exchanges in flight
+  static constexpr uint64_t kCells = 4;  // exchanges in flight
 
   struct Ring {
     std::shared_ptr<std::byte> memory;
     size_t bytes = 0;
   };
   Ring take_ring(size_t bytes);
-  ExchangeSlot slot(uint64_t number) const;
+  ExchangeCell cell(uint64_t number) const;
 
   core::LocalGroup& group_;
   const int rank_;
   const int ranks_;
   Waiters progress_;  // ranks that wait for the last to arrive, for a piece, or for the end
-  Waiters reuse_;     // ranks that wait for a free slot
-  std::byte* slots_;
+  Waiters reuse_;     // ranks that wait for a free cell
+  std::byte* cells_;
   uint64_t next_ = 0;
   std::vector<Ring> rings_;  // free
 };

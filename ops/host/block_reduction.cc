@@ -6,7 +6,7 @@
 
 namespace horon::ops {
 
-BlockReduction::BlockReduction(const ExchangePeers& peers, const ExchangeSlot& slot,
+BlockReduction::BlockReduction(const ExchangePeers& peers, const ExchangeCell& cell,
                                const core::Batch& batch, const std::byte* own, int64_t bytes,
                                int rank, int ranks)
     : peers_(peers), batch_(batch), pieces_(Pieces::direct(bytes, ranks)) {
@@ -18,7 +18,7 @@ BlockReduction::BlockReduction(const ExchangePeers& peers, const ExchangeSlot& s
     }
     const bool from_ring = peers.way(from, rank) == Way::Ring;
     any_ring = any_ring || from_ring;
-    sources_.push_back({from, from_ring, peers.block_of(from), &slot.pair(from, rank)});
+    sources_.push_back({from, from_ring, peers.block_of(from), &cell.pair(from, rank)});
   }
   if (any_ring) pieces_ = Pieces::in_ring(bytes, ring_piece_bytes(ranks, false));
   inputs_.resize(sources_.size());

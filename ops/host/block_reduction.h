@@ -15,7 +15,7 @@ class BlockReduction {
  public:
   // `own`: this rank's input for its own block, of `bytes` bytes. The batch must outlive the
   // object.
-  BlockReduction(const ExchangePeers& peers, const ExchangeSlot& slot, const core::Batch& batch,
+  BlockReduction(const ExchangePeers& peers, const ExchangeCell& cell, const core::Batch& batch,
                  const std::byte* own, int64_t bytes, int rank, int ranks);
 
   // Reduces the next piece, if all ranks' inputs for it are there; returns the bytes read, or 0.

@@ -1,7 +1,7 @@
 // What the ranks of one host write for each other while they exchange blocks: who has arrived,
 // where their memory lies, and how far each block has come.
 //
-// Several slots are used in turn, one for each exchange. A rank writes into a slot when all ranks
+// Several cells are used in turn, one for each exchange. A rank writes into a cell when all ranks
 // have left it, and reads what the others wrote when all have arrived. Between the two its
 // counters belong to one exchange, so each rank resets its own before it arrives.
 #pragma once
@@ -16,7 +16,7 @@ namespace horon::ops {
 
 // How the others get what a rank gives.
 enum class Gives : uint32_t {
-  Payload,  // a copy in the slot: the rank need not wait until they have read it
+  Payload,  // a copy in the cell: the rank need not wait until they have read it
   Shared,   // its input, which they can map
   Private,  // its input, which they can't map
 };
@@ -41,12 +41,12 @@ struct alignas(64) ExchangePair {
   int64_t receive_begin;          // bytes, in the receiver's output
 };
 
-// A view of one slot.
-class ExchangeSlot {
+// A view of one cell.
+class ExchangeCell {
  public:
-  ExchangeSlot(std::byte* place, int ranks) : place_(place), ranks_(ranks) {}
+  ExchangeCell(std::byte* place, int ranks) : place_(place), ranks_(ranks) {}
   static size_t bytes(int ranks);
-  // What a rank can give by way of the slot.
+  // What a rank can give by way of the cell.
   static int64_t payload_bytes_max(int ranks);
 
   // Both grow for ever.

@@ -13,11 +13,11 @@ namespace horon::ops {
 // LocalGroup::map() does.
 class ExchangePeers {
  public:
-  ExchangePeers(core::LocalGroup& group, ExchangeSlot slot, bool reduces)
-      : group_(group), slot_(slot), rank_(group.local_rank()), reduces_(reduces) {}
+  ExchangePeers(core::LocalGroup& group, ExchangeCell cell, bool reduces)
+      : group_(group), cell_(cell), rank_(group.local_rank()), reduces_(reduces) {}
 
   Way way(int from, int to) const {
-    return way_between(slot_.member(from), slot_.member(to), reduces_);
+    return way_between(cell_.member(from), cell_.member(to), reduces_);
   }
   // The block that `from` has for this rank; null if it comes by way of a ring.
   const std::byte* block_of(int from) const;
@@ -28,7 +28,7 @@ class ExchangePeers {
 
  private:
   core::LocalGroup& group_;
-  const ExchangeSlot slot_;
+  const ExchangeCell cell_;
   const int rank_;
   const bool reduces_;
 };

@@ -18,13 +18,13 @@ constexpr int64_t kStepBytes = 2 << 20;  // read or copied in one step
 
 }  // namespace
 
-// Pieces are numbered on over all allreduces of a slot; those of this one begin at base_.
+// Pieces are numbered on over all allreduces of a cell; those of this one begin at base_.
 class PieceAllreduce::Running final : public core::InFlight {
  public:
   Running(PieceAllreduce& parent, core::Batch batch)
       : parent_(parent), batch_(std::move(batch)), ranks_(parent.ranks_) {
-    const uint64_t index = parent.next_++ % kSlots;
-    OwnSlot& own = parent.own_[index];
+    const uint64_t index = parent.next_++ % kCells;
+    OwnCell& own = parent.own_[index];
     bytes_ = batch_.count * static_cast<int64_t>(size_of(batch_.dtype));
     piece_bytes_ = PieceAllreduce::piece_bytes(bytes_, ranks_);
     base_ = own.pieces;
@@ -33,9 +33,9 @@ class PieceAllreduce::Running final : public core::InFlight {
     own.pieces = end_;
     copied_in_ = copied_out_ = base_;
     next_own_ = base_ + static_cast<uint64_t>(parent.rank_);
-    slot_ = &parent.shared_slot(index);
-    contributions_ = parent.contributions(*slot_);
-    left_ = parent.left(*slot_);
+    cell_ = &parent.shared_cell(index);
+    contributions_ = parent.contributions(*cell_);
+    left_ = parent.left(*cell_);
     post();
   }
 
@@ -58,7 +58,7 @@ class PieceAllreduce::Running final : public core::InFlight {
   }
 
  private:
-  // Publishes the address of this rank's memory, if all ranks have finished the slot's last
+  // Publishes the address of this rank's memory, if all ranks have finished the cell's last
   // allreduce.
   bool post() {
     for (int rank = 0; rank < ranks_; ++rank) {
@@ -102,7 +102,7 @@ class PieceAllreduce::Running final : public core::InFlight {
     const uint64_t open_end = open();
     if (open_end == base_) return;
     const bool at_front = !staged_ || open_end == available;
-    const bool several = open_end > slot_->claimed.value.load(std::memory_order_seq_cst) + 1;
+    const bool several = open_end > cell_->claimed.value.load(std::memory_order_seq_cst) + 1;
     if (several || (at_front && anyone_stages())) parent_.progress_.wake_all();
   }
 
@@ -125,10 +125,10 @@ class PieceAllreduce::Running final : public core::InFlight {
 
   bool can_sum() {
     if (!know_peers()) return false;
-    return (any_staged_ ? next_own_ : slot_->claimed.value.load(std::memory_order_seq_cst)) <
+    return (any_staged_ ? next_own_ : cell_->claimed.value.load(std::memory_order_seq_cst)) <
            open();
   }
-  bool all_summed() const { return slot_->done.value.load(std::memory_order_seq_cst) == end_; }
+  bool all_summed() const { return cell_->done.value.load(std::memory_order_seq_cst) == end_; }
   bool finished() const { return copied_out_ == (staged_ ? end_ : base_) && all_summed(); }
 
   // The functions below do one piece of work, if there is any, and return its bytes.
@@ -153,17 +153,17 @@ class PieceAllreduce::Running final : public core::InFlight {
   // Claims an available piece for this rank; end_ if there is none.
   uint64_t claim() {
     const uint64_t open_end = open();
-    uint64_t piece = slot_->claimed.value.load(std::memory_order_seq_cst);
+    uint64_t piece = cell_->claimed.value.load(std::memory_order_seq_cst);
     while (piece < open_end) {
-      if (slot_->claimed.value.compare_exchange_weak(piece, piece + 1)) return piece;
+      if (cell_->claimed.value.compare_exchange_weak(piece, piece + 1)) return piece;
     }
     return end_;
   }
 
   uint64_t take_own() {
     if (next_own_ >= open()) return end_;
-    // The next allreduce in this slot expects all pieces to be claimed.
-    slot_->claimed.value.fetch_add(1, std::memory_order_seq_cst);
+    // The next allreduce in this cell expects all pieces to be claimed.
+    cell_->claimed.value.fetch_add(1, std::memory_order_seq_cst);
     return std::exchange(next_own_, next_own_ + static_cast<uint64_t>(ranks_));
   }
 
@@ -173,9 +173,9 @@ class PieceAllreduce::Running final : public core::InFlight {
 
   void note_summed(uint64_t piece) {
     if (any_staged_) {
-      slot_->piece_done[piece % kStaged].value.store(piece + 1, std::memory_order_seq_cst);
+      cell_->piece_done[piece % kStaged].value.store(piece + 1, std::memory_order_seq_cst);
     }
-    const uint64_t done = slot_->done.value.fetch_add(1, std::memory_order_seq_cst) + 1;
+    const uint64_t done = cell_->done.value.fetch_add(1, std::memory_order_seq_cst) + 1;
     if (done == end_) {
       parent_.progress_.wake_all();
     } else if (any_staged_) {
@@ -229,7 +229,7 @@ class PieceAllreduce::Running final : public core::InFlight {
   bool can_copy_out() const {
     if (!staged_ || copied_out_ == copied_in_) return false;
     if (is_own(copied_out_)) return copied_out_ < next_own_;
-    return slot_->piece_done[copied_out_ % kStaged].value.load(std::memory_order_seq_cst) ==
+    return cell_->piece_done[copied_out_ % kStaged].value.load(std::memory_order_seq_cst) ==
            copied_out_ + 1;
   }
 
@@ -268,8 +268,8 @@ class PieceAllreduce::Running final : public core::InFlight {
   int64_t piece_bytes_ = 0;
   uint64_t base_ = 0;
   uint64_t end_ = 0;
-  uint64_t use_ = 0;  // the number of earlier allreduces in this slot
-  SharedSlot* slot_ = nullptr;
+  uint64_t use_ = 0;  // the number of earlier allreduces in this cell
+  SharedCell* cell_ = nullptr;
   Contribution* contributions_ = nullptr;  // [rank]
   Word* left_ = nullptr;                   // [rank]
   bool posted_ = false;
@@ -294,14 +294,14 @@ PieceAllreduce::PieceAllreduce(core::LocalGroup& group, std::byte* area)
       ranks_(group.local_size()),
       progress_(group, area),
       reuse_(group, area + Waiters::area_bytes(ranks_)),
-      slots_(area + 2 * Waiters::area_bytes(ranks_)) {}
+      cells_(area + 2 * Waiters::area_bytes(ranks_)) {}
 
-size_t PieceAllreduce::slot_bytes(int ranks) {
-  return sizeof(SharedSlot) + static_cast<size_t>(ranks) * (sizeof(Contribution) + sizeof(Word));
+size_t PieceAllreduce::cell_bytes(int ranks) {
+  return sizeof(SharedCell) + static_cast<size_t>(ranks) * (sizeof(Contribution) + sizeof(Word));
 }
 
 size_t PieceAllreduce::area_bytes(int ranks) {
-  return 2 * Waiters::area_bytes(ranks) + kSlots * slot_bytes(ranks);
+  return 2 * Waiters::area_bytes(ranks) + kCells * cell_bytes(ranks);
 }
 
 // Four pieces for each rank share the work evenly. Shorter pieces cost more to claim than they
@@ -312,16 +312,16 @@ int64_t PieceAllreduce::piece_bytes(int64_t bytes, int ranks) {
   return std::clamp(bytes / (int64_t{4} * ranks), kPieceBytesMin, longest) / 64 * 64;
 }
 
-PieceAllreduce::SharedSlot& PieceAllreduce::shared_slot(uint64_t index) const {
-  return *reinterpret_cast<SharedSlot*>(slots_ + index * slot_bytes(ranks_));
+PieceAllreduce::SharedCell& PieceAllreduce::shared_cell(uint64_t index) const {
+  return *reinterpret_cast<SharedCell*>(cells_ + index * cell_bytes(ranks_));
 }
 
-PieceAllreduce::Contribution* PieceAllreduce::contributions(SharedSlot& slot) const {
-  return reinterpret_cast<Contribution*>(&slot + 1);
+PieceAllreduce::Contribution* PieceAllreduce::contributions(SharedCell& cell) const {
+  return reinterpret_cast<Contribution*>(&cell + 1);
 }
 
-PieceAllreduce::Word* PieceAllreduce::left(SharedSlot& slot) const {
-  return reinterpret_cast<Word*>(contributions(slot) + ranks_);
+PieceAllreduce::Word* PieceAllreduce::left(SharedCell& cell) const {
+  return reinterpret_cast<Word*>(contributions(cell) + ranks_);
 }
 
 std::unique_ptr<core::InFlight> PieceAllreduce::start(core::Batch batch) {

@@ -13,7 +13,7 @@
 // assigned in turn instead of claimed: a rank sums its own pieces directly in its memory and stages
 // only those that other ranks sum.
 //
-// All counters in shared memory only grow, over all allreduces that use a slot, so none is reset.
+// All counters in shared memory only grow, over all allreduces that use a cell, so none is reset.
 #pragma once
 
 #include <atomic>
@@ -40,44 +40,44 @@ class PieceAllreduce {
 
  private:
   class Running;
-  static constexpr uint64_t kSlots = 8;   // allreduces in flight
+  static constexpr uint64_t kCells = 8;   // allreduces in flight
   static constexpr uint64_t kStaged = 8;  // pieces of one rank in staging memory
 
   struct alignas(64) Word {
     std::atomic<uint64_t> value;
   };
-  // Written by its rank. The plain fields are written before `available` passes the slot's base.
+  // Written by its rank. The plain fields are written before `available` passes the cell's base.
   struct alignas(64) Contribution {
-    std::atomic<uint64_t> available;  // pieces that can be summed, over the life of the slot
+    std::atomic<uint64_t> available;  // pieces that can be summed, over the life of the cell
     uint64_t staged;                  // 1: input and output are the ring of kStaged pieces
     core::SharedAddress input;
     core::SharedAddress output;
   };
-  struct SharedSlot {
-    Word claimed;              // pieces over the life of the slot
-    Word done;                 // pieces over the life of the slot
+  struct SharedCell {
+    Word claimed;              // pieces over the life of the cell
+    Word done;                 // pieces over the life of the cell
     Word piece_done[kStaged];  // [piece % kStaged]: 1 + the last such piece that is summed
-    // Contribution[ranks] follows, then Word[ranks]: how many allreduces of this slot each rank
+    // Contribution[ranks] follows, then Word[ranks]: how many allreduces of this cell each rank
     // has finished.
   };
-  struct OwnSlot {
-    uint64_t pieces = 0;  // in all allreduces that this rank has started in the slot
+  struct OwnCell {
+    uint64_t pieces = 0;  // in all allreduces that this rank has started in the cell
     uint64_t uses = 0;
   };
 
-  static size_t slot_bytes(int ranks);
-  SharedSlot& shared_slot(uint64_t index) const;
-  Contribution* contributions(SharedSlot& slot) const;
-  Word* left(SharedSlot& slot) const;
+  static size_t cell_bytes(int ranks);
+  SharedCell& shared_cell(uint64_t index) const;
+  Contribution* contributions(SharedCell& cell) const;
+  Word* left(SharedCell& cell) const;
 
   core::LocalGroup& group_;
   const int rank_;
   const int ranks_;
   Waiters progress_;  // ranks that wait for pieces to sum or to copy out, or for the end
-  Waiters reuse_;     // ranks that wait for a free slot
-  std::byte* slots_;
+  Waiters reuse_;     // ranks that wait for a free cell
+  std::byte* cells_;
   uint64_t next_ = 0;
-  OwnSlot own_[kSlots];
+  OwnCell own_[kCells];
   std::vector<std::shared_ptr<std::byte>>
       staging_;  // rings that are free; each holds kStaged of the longest pieces
 };

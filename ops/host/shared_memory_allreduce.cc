@@ -17,12 +17,12 @@ class Nothing final : public core::InFlight {
 }  // namespace
 
 SharedMemoryAllreduce::SharedMemoryAllreduce(core::LocalGroup& group, std::byte* area)
-    : slot_bytes_max_(SlotAllreduce::payload_bytes_max(group.local_size())),
-      slots_(group, area),
-      pieces_(group, area + SlotAllreduce::area_bytes(group.local_size())) {}
+    : cell_bytes_max_(SmallAllreduce::payload_bytes_max(group.local_size())),
+      cells_(group, area),
+      pieces_(group, area + SmallAllreduce::area_bytes(group.local_size())) {}
 
 size_t SharedMemoryAllreduce::area_bytes(int local_size) {
-  return SlotAllreduce::area_bytes(local_size) + PieceAllreduce::area_bytes(local_size);
+  return SmallAllreduce::area_bytes(local_size) + PieceAllreduce::area_bytes(local_size);
 }
 
 std::string SharedMemoryAllreduce::refusal(const core::BatchFacts& facts) const {
@@ -32,7 +32,7 @@ std::string SharedMemoryAllreduce::refusal(const core::BatchFacts& facts) const 
 std::unique_ptr<core::InFlight> SharedMemoryAllreduce::start(core::Batch batch) {
   if (batch.count == 0) return std::make_unique<Nothing>();
   const int64_t bytes = batch.count * static_cast<int64_t>(size_of(batch.dtype));
-  if (bytes <= slot_bytes_max_) return slots_.start(std::move(batch));
+  if (bytes <= cell_bytes_max_) return cells_.start(std::move(batch));
   return pieces_.start(std::move(batch));
 }
 

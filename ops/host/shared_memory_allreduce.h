@@ -9,7 +9,7 @@
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/host/local_group.h"
 #include "horon/ops/host/piece_allreduce.h"
-#include "horon/ops/host/slot_allreduce.h"
+#include "horon/ops/host/small_allreduce.h"
 
 namespace horon::ops {
 
@@ -27,8 +27,8 @@ class SharedMemoryAllreduce final : public core::CollectiveOp {
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 
  private:
-  int64_t slot_bytes_max_;
-  SlotAllreduce slots_;
+  int64_t cell_bytes_max_;
+  SmallAllreduce cells_;
   PieceAllreduce pieces_;
 };
 

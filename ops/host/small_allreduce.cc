@@ -1,4 +1,4 @@
-#include "horon/ops/host/slot_allreduce.h"
+#include "horon/ops/host/small_allreduce.h"
 
 #include <algorithm>
 #include <cstring>
@@ -12,9 +12,9 @@ namespace horon::ops {
 
 using core::Progress;
 
-class SlotAllreduce::Running final : public core::InFlight {
+class SmallAllreduce::Running final : public core::InFlight {
  public:
-  Running(SlotAllreduce& parent, core::Batch batch)
+  Running(SmallAllreduce& parent, core::Batch batch)
       : parent_(parent),
         batch_(std::move(batch)),
         number_(parent.next_++),
@@ -41,7 +41,7 @@ class SlotAllreduce::Running final : public core::InFlight {
 
  private:
   bool post() {
-    if (!parent_.slot_is_free(number_)) return false;
+    if (!parent_.cell_is_free(number_)) return false;
     Header& mine = parent_.header(number_, parent_.rank_);
     mine.read_through = parent_.own_through_;
     std::memcpy(parent_.payload(number_, parent_.rank_, bytes_), batch_.input, bytes_);
@@ -73,7 +73,7 @@ class SlotAllreduce::Running final : public core::InFlight {
     reduce_many(reduction, inputs, {&batch_.output, 1}, batch_.count);
   }
 
-  SlotAllreduce& parent_;
+  SmallAllreduce& parent_;
   core::Batch batch_;
   const uint64_t number_;
   const size_t bytes_;
@@ -85,12 +85,12 @@ class SlotAllreduce::Running final : public core::InFlight {
 namespace {
 
 size_t payload_stride(int ranks) {
-  return (static_cast<size_t>(SlotAllreduce::payload_bytes_max(ranks)) + 63) / 64 * 64;
+  return (static_cast<size_t>(SmallAllreduce::payload_bytes_max(ranks)) + 63) / 64 * 64;
 }
 
 }  // namespace
 
-SlotAllreduce::SlotAllreduce(core::LocalGroup& group, std::byte* area)
+SmallAllreduce::SmallAllreduce(core::LocalGroup& group, std::byte* area)
     : rank_(group.local_rank()),
       ranks_(group.local_size()),
       arrival_(group, area),
@@ -104,28 +104,28 @@ SlotAllreduce::SlotAllreduce(core::LocalGroup& group, std::byte* area)
   payloads_ = place + static_cast<size_t>(ranks_) * sizeof(Line);
 }
 
-size_t SlotAllreduce::area_bytes(int ranks) {
+size_t SmallAllreduce::area_bytes(int ranks) {
   const size_t per_rank = kSets * (sizeof(Header) + payload_stride(ranks)) + sizeof(Line);
   return 2 * Waiters::area_bytes(ranks) + static_cast<size_t>(ranks) * per_rank;
 }
 
-int64_t SlotAllreduce::payload_bytes_max(int ranks) {
+int64_t SmallAllreduce::payload_bytes_max(int ranks) {
   return std::clamp<int64_t>((int64_t{32} << 10) / ranks, 512, 8 << 10);
 }
 
-SlotAllreduce::Header& SlotAllreduce::header(uint64_t number, int rank) const {
+SmallAllreduce::Header& SmallAllreduce::header(uint64_t number, int rank) const {
   const uint64_t set = number % kSets;
   return headers_[set * static_cast<uint64_t>(ranks_) + static_cast<uint64_t>(rank)];
 }
 
-std::byte* SlotAllreduce::payload(uint64_t number, int rank, size_t bytes) const {
+std::byte* SmallAllreduce::payload(uint64_t number, int rank, size_t bytes) const {
   if (bytes <= kInlineBytes) return header(number, rank).inline_payload;
-  const uint64_t slot =
+  const uint64_t cell =
       number % kSets * static_cast<uint64_t>(ranks_) + static_cast<uint64_t>(rank);
-  return payloads_ + slot * payload_stride(ranks_);
+  return payloads_ + cell * payload_stride(ranks_);
 }
 
-bool SlotAllreduce::slot_is_free(uint64_t number) {
+bool SmallAllreduce::cell_is_free(uint64_t number) {
   if (number < kSets) return true;
   const uint64_t needed = number - kSets + 1;
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -137,7 +137,7 @@ bool SlotAllreduce::slot_is_free(uint64_t number) {
   return true;
 }
 
-void SlotAllreduce::note_finished(uint64_t number) {
+void SmallAllreduce::note_finished(uint64_t number) {
   finished_[number % kSets] = true;
   while (finished_[own_through_ % kSets]) {
     finished_[own_through_ % kSets] = false;
@@ -147,9 +147,9 @@ void SlotAllreduce::note_finished(uint64_t number) {
   reuse_.wake_all();
 }
 
-std::unique_ptr<core::InFlight> SlotAllreduce::start(core::Batch batch) {
+std::unique_ptr<core::InFlight> SmallAllreduce::start(core::Batch batch) {
   HORON_CHECK(batch.count * static_cast<int64_t>(size_of(batch.dtype)) <= payload_bytes_max(ranks_),
-              "too long for a slot");
+              "too long for a cell");
   return std::make_unique<Running>(*this, std::move(batch));
 }
 

@@ -1,8 +1,8 @@
 // Allreduce of a few kilobytes among the ranks of one host, with one synchronisation.
 //
-// Every rank writes its input into its own slot in the shared area and sets a flag. When all flags
-// are set, every rank reduces all slots for itself, in rank order, so all get the same bits. Inputs
-// of up to 48 bytes travel in the cache line of the flag. Several sets of slots are used in turn; a
+// Every rank writes its input into its own cell in the shared area and sets a flag. When all flags
+// are set, every rank reduces all cells for itself, in rank order, so all get the same bits. Inputs
+// of up to 48 bytes travel in the cache line of the flag. Several sets of cells are used in turn; a
 // rank uses a set again when all ranks have read its last contents.
 #pragma once
 
@@ -18,10 +18,10 @@
 
 namespace horon::ops {
 
-class SlotAllreduce {
+class SmallAllreduce {
  public:
   // `area`: area_bytes() of zeroed memory that all ranks share, 64-byte aligned.
-  SlotAllreduce(core::LocalGroup& group, std::byte* area);
+  SmallAllreduce(core::LocalGroup& group, std::byte* area);
   static size_t area_bytes(int ranks);
   // The longest input. It shrinks with the number of ranks, since each reads the inputs of all.
   static int64_t payload_bytes_max(int ranks);
@@ -34,7 +34,7 @@ class SlotAllreduce {
   static constexpr size_t kInlineBytes = 48;
 
   struct alignas(64) Header {
-    std::atomic<uint64_t> sequence;  // the number of the allreduce in this slot, from 1
+    std::atomic<uint64_t> sequence;  // the number of the allreduce in this cell, from 1
     uint64_t read_through;           // this rank has finished all allreduces below this number
     std::byte inline_payload[kInlineBytes];
   };
@@ -44,14 +44,14 @@ class SlotAllreduce {
 
   Header& header(uint64_t number, int rank) const;
   std::byte* payload(uint64_t number, int rank, size_t bytes) const;
-  // Whether every rank has read this rank's slot of `kSets` allreduces ago.
-  bool slot_is_free(uint64_t number);
+  // Whether every rank has read this rank's cell of `kSets` allreduces ago.
+  bool cell_is_free(uint64_t number);
   void note_finished(uint64_t number);
 
   const int rank_;
   const int ranks_;
   Waiters arrival_;  // ranks that wait for the last input
-  Waiters reuse_;    // ranks that wait for a free slot
+  Waiters reuse_;    // ranks that wait for a free cell
   Header* headers_;
   Line* read_through_;  // [rank]: as in Header, for ranks that have read no later header
   std::byte* payloads_;
