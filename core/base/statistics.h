@@ -19,8 +19,8 @@ struct Statistics {
   uint64_t void_starts = 0;  // all had come, but the plan was thawed first: negotiated then
   uint64_t freezes = 0;      // entries that were frozen
   uint64_t thaws = 0;        // entries that were thawed: a rank has deviated
-  // Messages of negotiation between ranks, of any number of words each. The data of collectives is
-  // not in them.
+  // Messages of negotiation between ranks, with any number of reports each. The data of collectives
+  // is not in them.
   uint64_t control_messages_sent = 0;
   uint64_t control_messages_received = 0;
   // What is under way now. A collective runs one entry, or several that are fused.
