@@ -54,7 +54,7 @@ MemoryDomain& ScratchPool::domain(DeviceKind device) const {
 // at most a quarter larger than asked for.
 size_t ScratchPool::size_class(size_t bytes) {
   const size_t wanted = std::max(bytes, kSmallest);
-  const size_t step = std::bit_floor(wanted) / 4;
+  const size_t step = std::max(std::bit_floor(wanted) / 4, size_t{1});
   return (wanted + step - 1) / step * step;
 }
 

@@ -30,7 +30,7 @@ class Cuda final : public CudaApi {
     int lowest = 0;
     check("cudaDeviceGetStreamPriorityRange",
           cudaDeviceGetStreamPriorityRange(&lowest, &highest_priority_));
-    check("loading the kernels", load_move_kernels());
+    check("loading the kernels", static_cast<cudaError_t>(load_move_kernels()));
   }
 
   int device() const override { return device_; }
@@ -92,7 +92,7 @@ class Cuda final : public CudaApi {
   void launch(const MoveLaunch& launch, CudaStream stream) override {
     use();
     check("launching a copy",
-          launch_moves(launch, properties_.multiProcessorCount, as_stream(stream)));
+          static_cast<cudaError_t>(launch_moves(launch, properties_.multiProcessorCount, stream)));
   }
 
   void stay_out_of_captures() override {

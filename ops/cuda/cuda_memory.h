@@ -30,7 +30,7 @@ class CudaQueue final : public core::MemoryQueue {
   const CudaStream stream_;
 };
 
-// Where the scratch of a device comes from; see NcclCommunicator::allocate.
+// Where the scratch of a device comes from, if not from CUDA's own allocator.
 class DeviceAllocator {
  public:
   virtual ~DeviceAllocator() = default;

@@ -6,7 +6,7 @@
 #include "horon/ops/cuda/move_kernels.h"
 
 #define HORON_DEVICE_FUNCTION __device__
-#include "horon/ops/cuda/move_body.h"
+#include "horon/ops/cuda/move_body.inc"
 
 namespace horon::ops {
 namespace {
@@ -54,7 +54,7 @@ void visit_table_size(size_t moves, const Visit& visit) {
 
 }  // namespace
 
-cudaError_t launch_moves(const MoveLaunch& launch, int multiprocessors, cudaStream_t stream) {
+int launch_moves(const MoveLaunch& launch, int multiprocessors, CudaStream stream) {
   const MoveParameters& parameters = launch.parameters();
   if (parameters.chunks == 0) return cudaSuccess;
   cudaError_t result = cudaErrorInvalidValue;
@@ -66,16 +66,17 @@ cudaError_t launch_moves(const MoveLaunch& launch, int multiprocessors, cudaStre
       std::copy(launch.moves().begin(), launch.moves().end(), table.moves);
       const auto blocks = std::min(
           parameters.chunks, static_cast<uint32_t>(multiprocessors * kBlocksPerMultiprocessor));
-      move_kernel<Action, decltype(size)::value><<<blocks, kThreads, 0, stream>>>(
-          table, static_cast<uint32_t>(size_of(parameters.from_type)),
-          static_cast<uint32_t>(size_of(parameters.to_type)));
+      move_kernel<Action, decltype(size)::value>
+          <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+              table, static_cast<uint32_t>(size_of(parameters.from_type)),
+              static_cast<uint32_t>(size_of(parameters.to_type)));
       result = cudaGetLastError();
     });
   });
   return result;
 }
 
-cudaError_t load_move_kernels() {
+int load_move_kernels() {
   cudaError_t result = cudaSuccess;
   const auto load = [&](MoveKind kind, DataType from, DataType to) {
     MoveParameters parameters;

@@ -1,15 +1,15 @@
 // The kernels that copy, for the device; compiled by nvcc.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include "horon/ops/cuda/cuda_api.h"
 #include "horon/ops/cuda/move.h"
 
 namespace horon::ops {
 
-// Enqueues one kernel; returns CUDA's answer.
-cudaError_t launch_moves(const MoveLaunch& launch, int multiprocessors, cudaStream_t stream);
+// CUDA's answers are given as numbers, so that this compiles without CUDA: 0 is cudaSuccess.
+// Enqueues one kernel.
+int launch_moves(const MoveLaunch& launch, int multiprocessors, CudaStream stream);
 // Loads all of them to the current device.
-cudaError_t load_move_kernels();
+int load_move_kernels();
 
 }  // namespace horon::ops

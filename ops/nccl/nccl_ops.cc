@@ -14,10 +14,8 @@ using core::Progress;
 
 std::string refusal_of_average(DataType dtype) {
   if (dtype == DataType::Bool) return "bool has no average";
-  if (dtype == DataType::Int8 || dtype == DataType::UInt8) {
-    return core::concat("NCCL sums ", to_string(dtype), " in that type, which may wrap around");
-  }
-  return "";
+  if (is_floating(dtype) || dtype == DataType::Int64) return "";
+  return core::concat("NCCL sums ", to_string(dtype), " in that type, which may wrap around");
 }
 
 class NcclInFlight final : public core::InFlight {

@@ -5,7 +5,9 @@
 // before and after, in float32.
 //
 // Unlike the ops on host memory: NCCL sums types of 16 bits in their own type, with a rounding for
-// each rank that is added, in an order that depends on its algorithm.
+// each rank that is added, in an order that depends on its algorithm. A sum of float16 that leaves
+// the range is infinite, but for the averages of allreduce. In Min and Max a number wins over a
+// NaN.
 #pragma once
 
 #include <memory>

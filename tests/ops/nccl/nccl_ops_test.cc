@@ -84,11 +84,11 @@ TEST_F(NcclOps, RefusesWhatNcclCannotDo) {
   EXPECT_EQ(allreduce.refusal(facts), "");
   facts.reduce_op = ReduceOp::Average;
   EXPECT_EQ(allreduce.refusal(facts), "bool has no average");
-  for (const DataType dtype : {DataType::Int8, DataType::UInt8}) {
+  for (const DataType dtype : {DataType::Int8, DataType::UInt8, DataType::Int32}) {
     facts.dtype = dtype;
     EXPECT_NE(allreduce.refusal(facts), "") << to_string(dtype);
   }
-  facts.dtype = DataType::Int32;
+  facts.dtype = DataType::Int64;
   EXPECT_EQ(allreduce.refusal(facts), "");
   facts = {};
   EXPECT_EQ(allreduce.refusal(facts), "it can't reach host memory");

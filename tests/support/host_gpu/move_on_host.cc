@@ -4,7 +4,7 @@
 #include "horon/ops/host/half.h"
 
 #define HORON_DEVICE_FUNCTION
-#include "horon/ops/cuda/move_body.h"
+#include "horon/ops/cuda/move_body.inc"
 
 namespace horon::test {
 namespace {
