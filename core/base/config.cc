@@ -87,7 +87,7 @@ constexpr std::array kKnobs = {
     yes_or_no("HORON_SHARED_MEMORY", &Config::shared_memory, kSame,
               "ranks of one host use shared memory"),
     yes_or_no("HORON_FREEZE", &Config::freeze, kSame,
-              "what comes again and again on one host starts without a message"),
+              "what comes again and again starts by a counter in shared memory"),
     text("HORON_HOST_ID", &Config::host_id, "", kOwn,
          "ranks of different ids count as on different hosts; empty: as MPI finds them"),
     yes_or_no("HORON_CHECK_FINITE", &Config::check_finite, kOwn,

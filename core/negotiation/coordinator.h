@@ -54,7 +54,7 @@ class Coordinator {
   bool any_frozen() const { return freezer_.any_frozen(); }
   // Places that all hosts have filled, since the last call.
   std::vector<Place> take_filled_places() { return std::exchange(filled_places_, {}); }
-  // A name should have been frozen, but no counter of the gate was free.
+  // A name should have been frozen, but none of those that have places gave its own up.
   bool places_are_used_up() const { return freezer_.ran_out(); }
 
   // Members without a vote in some entry that has been open for `age`; in ascending order.

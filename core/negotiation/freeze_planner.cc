@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
 #include "horon/core/negotiation/frozen_entries.h"
 
 namespace horon::core {
@@ -38,7 +39,9 @@ void FreezePlanner::planned(EntryId id, const ClosedEntry& entry, bool may_freez
     return;
   }
   const bool same_parts = std::exchange(history.produced, entry.produced) == entry.produced;
-  const bool same_rows = std::exchange(history.extents, entry.extents) == entry.extents;
+  const uint64_t rows = hash_of({reinterpret_cast<const char*>(entry.extents.data()),
+                                 entry.extents.size() * sizeof(int64_t)});
+  const bool same_rows = std::exchange(history.rows, rows) == rows;
   if (std::exchange(history.id, id) != id || !same_parts || !same_rows) history.streak = 0;
   history.longest_gap = history.streak > 0 ? std::max(history.longest_gap, gap) : 0;
   history.streak = may_freeze ? history.streak + 1 : 0;

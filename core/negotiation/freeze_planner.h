@@ -53,8 +53,9 @@ class FreezePlanner {
  private:
   struct History {
     EntryId id = kNoId;
-    std::vector<bool> produced;    // in the latest plan, see ClosedEntry
-    std::vector<int64_t> extents;  // the same
+    std::vector<bool> produced;  // in the latest plan, see ClosedEntry
+    // Hash of its extents. Where two are taken for equal, the members freeze the latter: no harm.
+    uint64_t rows = 0;
     int streak = 0;
     int need = 0;
     uint64_t seen = 0;         // value of events_ when it was planned or started last

@@ -204,6 +204,7 @@ void Member::apply(const Item& record, Effects& effects) {
 }
 
 void Member::apply(const Plan& plan, Effects& effects) {
+  details_.clear();
   for (const PlannedBatch& batch : plan.batches) {
     check(batch);
     const bool joined_here = std::binary_search(batch.joined.begin(), batch.joined.end(), index_);

@@ -160,7 +160,7 @@ class Member {
   std::vector<Item> news_;
   std::unordered_map<std::string, Unserved> unserved_;
   EntryIds ids_;
-  // Of the latest plan of each id, if there were any: what a Freeze keeps.
+  // Of the ids of the latest Plan, if there were any: a Freeze behind it keeps them.
   std::unordered_map<EntryId, PlanDetails> details_;
   FrozenEntries frozen_;
   std::vector<Place> owed_gos_;  // places that all members have filled

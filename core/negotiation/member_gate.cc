@@ -148,11 +148,8 @@ void Member::apply(const Freeze& freeze) {
 void Member::note_details(const PlannedEntry& planned, const Request& request) {
   if (options_.gate == nullptr || planned.id == kNoId) return;
   const bool any = !planned.produced.empty() || !planned.extents.empty();
-  if (any && planned.extents.size() <= kFrozenExtentsMax) {
-    details_[planned.id] = {request.absent, request.extents, planned.produced, planned.extents};
-  } else if (!details_.empty()) {
-    details_.erase(planned.id);
-  }
+  if (!any || planned.extents.size() > kFrozenExtentsMax) return;
+  details_[planned.id] = {request.absent, request.extents, planned.produced, planned.extents};
 }
 
 void Member::apply(const Thaw& thaw) {

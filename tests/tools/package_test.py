@@ -129,7 +129,9 @@ class Package(unittest.TestCase):
         prefix, shared = str(self.prefix), self.folder / "shared_torch"
         shared.mkdir()
         libraries = re.findall(rf"{re.escape(prefix)}\S*/libhoron_\w+\.a", link)
-        others = re.findall(r"\S+\.so(?:\.\d+)*(?= )", link)
+        # With CUDA also its runtime, which is linked statically, and what that needs.
+        wanted = r"\S+\.so(?:\.\d+)*|\S+/lib(?:cudart_static|rt)\.a|-ldl"
+        others = re.findall(rf"(?<= )(?:{wanted})(?= |$)", link)
         made = []
         for archive in reversed(libraries):  # core first
             made.insert(0, shared / pathlib.Path(archive).with_suffix(".so").name)

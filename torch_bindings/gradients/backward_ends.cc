@@ -29,6 +29,7 @@ using Link = std::shared_ptr<BackwardLink>;
 struct Ending {
   std::string order;
   Link link;
+  int task = 0;
 };
 thread_local std::vector<Ending> endings;
 
@@ -127,7 +128,9 @@ class AwaitedTask {
       return;
     }
     if (!listener->backward_ending()) return;
-    endings.push_back({listener->order(), link_});
+    // Of an earlier task only if a callback in front of its end_all() has thrown.
+    std::erase_if(endings, [&](const Ending& ending) { return ending.task != task_; });
+    endings.push_back({listener->order(), link_, task_});
     queue(end_all);  // runs after what other listeners have queued in this task
   }
 

@@ -90,7 +90,7 @@ bool GradientReducer::Impl::knows_whether_plain(std::optional<std::chrono::nanos
 }
 
 std::optional<bool> GradientReducer::Impl::must_agree(std::chrono::nanoseconds limit) {
-  if (alone_) return false;
+  if (alone_ || !round_) return false;  // synchronize() has ended it meanwhile
   if (!knows_whether_plain(limit)) return std::nullopt;
   return !*round_->is_plain;
 }

@@ -231,7 +231,7 @@ bool GradientReducer::Impl::submit(GradientBucket& bucket, bool flags_count) {
   size_t absent_count = 0;
   try {
     for (size_t i = 0; i < parts; ++i) {
-      if (slots_[bucket.slots()[i]].prepare_submission(weight_)) continue;
+      if (slots_[bucket.slots()[i]].prepare_submission(weight_, before_bucket != nullptr)) continue;
       absent.resize(parts);
       absent[i] = true;
       ++absent_count;

@@ -225,11 +225,14 @@ double GradientSlot::weigh(std::optional<double> weight, bool present) {
   return factor;
 }
 
-bool GradientSlot::prepare_submission(std::optional<double> weight) {
+bool GradientSlot::prepare_submission(std::optional<double> weight, bool is_shown) {
   at::Tensor& current = grad();
   bool present = state_ == State::Filled;
+  // The program can change our own tensor (grad().set_data()); then the bucket needs a new view.
+  if (!holds(view_)) view_ = bucket_->make_view(part_number_);
   if (narrowed_) {
-    narrowed_ = present && !weight && is_kept(current);  // else the program has changed it
+    // Else the program has changed it, or is to see it in the bucket.
+    narrowed_ = present && !weight && !is_shown && is_kept(current);
     kept_.reset();
     if (narrowed_) current = view_;
   }

@@ -86,8 +86,9 @@ class GradientSlot {
 
   // The bucket is about to be submitted: makes its memory hold this rank's contribution. False: it
   // has none, and the memory holds the neutral element (or an older value that is still in .grad).
-  // `weight`: the contribution is multiplied by it; 0: there is none.
-  bool prepare_submission(std::optional<double> weight);
+  // `weight`: the contribution is multiplied by it; 0: there is none. `is_shown`: the program looks
+  // at the memory before it travels.
+  bool prepare_submission(std::optional<double> weight, bool is_shown);
   // Then, if the bucket narrows: the memory that travels holds the contribution too.
   void narrow() {
     if (!narrowed_) part_.narrow(view_, view_);

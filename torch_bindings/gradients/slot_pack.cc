@@ -27,6 +27,8 @@ void GradientSlot::pack(at::Tensor& gradient) {
 // The gradient goes where it travels from, and .grad becomes the view when that is submitted.
 bool GradientSlot::narrow(const at::Tensor& gradient) {
   if (!part_.narrows() || !part_.lies_alike(gradient) || gradient.requires_grad()) return false;
+  // What an inference tensor becomes can't be seen by its version.
+  if (gradient.is_inference() || !holds(view_)) return false;
   neutral_ = false;
   part_.narrow(gradient, view_);
   narrowed_ = true;
@@ -38,7 +40,7 @@ bool GradientSlot::narrow(const at::Tensor& gradient) {
 void GradientSlot::pack_unlike(const at::Tensor& gradient) {
   const PlainMode plain;
   check_shape(gradient);
-  // The program can change our own tensor (grad().set_data()); then the bucket needs a new view.
+  // As in prepare_submission().
   if (!holds(view_)) view_ = bucket_->make_view(part_number_);
   assign_values(view_, gradient);
 }

@@ -1,8 +1,11 @@
 #include "horon/torch_bindings/gradients/step_scaling.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -91,9 +94,16 @@ void StepScaling::decide(const Groups& groups) {
   factor_ = 1 / scale_;
   if (!needs_norm()) return;
   const PlainMode plain;
-  double squares = 0;
+  std::vector<double> parts;
   for_each_parameter(groups,
-                     [&](const at::Tensor& parameter) { squares += squares_of(parameter); });
+                     [&](const at::Tensor& parameter) { parts.push_back(squares_of(parameter)); });
+  // The ranks may have their parameters in groups of another order. So the sum has an order of its
+  // own: else they would clip by factors that differ in the last bit. (NaN has no place in an
+  // order.)
+  if (std::none_of(parts.begin(), parts.end(), [](double part) { return std::isnan(part); })) {
+    std::sort(parts.begin(), parts.end());
+  }
+  const double squares = std::accumulate(parts.begin(), parts.end(), 0.0);
   forget();
   norm_ = std::sqrt(squares) / scale_;
   if (skip_nonfinite_ && !std::isfinite(squares)) {

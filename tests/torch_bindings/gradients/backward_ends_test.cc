@@ -139,6 +139,38 @@ TEST(BackwardEnds, AnotherCallbackThrows) {
   reducer.synchronize();
 }
 
+// It throws behind the end of a reducer and in front of the end of all: what it leaves unended is
+// none of the next backward's.
+TEST(BackwardEnds, ACallbackThatThrowsLeavesNothingForTheNextBackward) {
+  const at::Tensor a = leaf({3}, at::kDouble), b = leaf({3}, at::kDouble);
+  bool fails = true;
+  call_after(a, [&](const at::Tensor&) {
+    if (fails) autograd::Engine::get_default_engine().queue_callback([] { throw 5; });
+  });
+  GradientReducerOptions options = alone();
+  options.name = "thrown.1";
+  GradientReducer first({{"a", a}}, options);
+  options.name = "thrown.2";
+  GradientReducer second({{"b", b}}, options);
+  EXPECT_THROW(weighted(a, rank() + 1).backward(), int);
+  fails = false;
+  first.synchronize();
+  weighted(b, rank() + 1).backward();
+  expect_gradient(b, mean_of_ranks());
+  second.synchronize();
+  // With a late part, on which the ranks must agree.
+  a.mutable_grad().reset();
+  fails = true;
+  EXPECT_THROW(weighted(a, rank() + 1).backward(), int);
+  fails = false;
+  first.synchronize();
+  a.mutable_grad().reset();
+  const at::Tensor x = at::full({3}, rank() + 1.0, at::kDouble).requires_grad_(true);
+  (segment(x * 1, a, false) * a).sum().backward();
+  expect_gradient(a, 2 * mean_of_ranks());
+  first.synchronize();
+}
+
 TEST(BackwardEnds, TheLastOfSeveralThreadsReducesForAll) {
   const at::Tensor a = leaf({3}, at::kDouble), b = leaf({2}, at::kDouble);
   std::barrier<> overlap(2);

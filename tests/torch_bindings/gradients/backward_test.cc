@@ -328,5 +328,27 @@ TEST(Backward, OptimizersOfUnknownType) {
       AllOf(StartsWith(kInvalid), HasSubstr("null")));
 }
 
+// A later step has no gradient for it on some ranks: that of the others is the result.
+TEST(Backward, ProgramChangesTheTensorOfAGradientThatSomeRanksLackLater) {
+  if (size() < 2) GTEST_SKIP() << "needs two ranks";
+  const at::Tensor w = leaf({3}), v = leaf({3});
+  GradientReducer reducer({{"w", w}, {"v", v}}, in_flight());
+  for (int step = 0; step < 3; ++step) {
+    (weighted(w, rank() + 1) + weighted(v, 1)).backward();
+    reducer.synchronize();
+    expect_gradient(w, mean_of_ranks());
+    const at::Tensor changed = w.grad();
+    changed.set_data(at::full({3}, 100));
+    w.mutable_grad().reset();
+    v.mutable_grad().reset();
+    (rank() == 0 ? weighted(v, 1) : weighted(v, 1) + weighted(w, size())).backward();
+    reducer.synchronize();
+    expect_gradient(w, size() - 1);
+    EXPECT_EQ(changed[0].item<double>(), 100) << "the program's tensor was overwritten";
+    w.mutable_grad().reset();
+    v.mutable_grad().reset();
+  }
+}
+
 }  // namespace
 }  // namespace horon

@@ -197,5 +197,38 @@ TEST(CompressedGradients, OnesWithAGraphStayWhatTheyAre) {
   });
 }
 
+// The view of the bucket is the program's to change; what it has made of it is not the gradient.
+TEST(CompressedGradients, ATensorThatTheProgramHasChangedIsNotTakenForTheBucket) {
+  expect_alike([](const at::Tensor& w, const at::Tensor& v, GradientReducer& reducer) {
+    (weighted(w, fine(1)) + weighted(v, fine(2))).backward();
+    reducer.synchronize();
+    w.mutable_grad().set_data(at::full({50}, 100.0));
+    for (const at::Tensor& each : {w, v}) each.mutable_grad().reset();
+    (weighted(w, fine(3)) + weighted(v, fine(4))).backward();
+  });
+}
+
+TEST(CompressedGradients, ComeFromABackwardInInferenceMode) {
+  expect_alike([](const at::Tensor& w, const at::Tensor& v, GradientReducer& reducer) {
+    const at::Tensor loss = weighted(w, fine(1)) + weighted(v, fine(2));
+    const c10::InferenceMode inference;
+    loss.backward();
+    reducer.synchronize();
+  });
+}
+
+// before_bucket() may come when gradients are under way already; it sees them all the same.
+TEST(CompressedGradients, AFunctionThatSeesTheBucketSeesWhatCameBeforeIt) {
+  const auto halve = [](const BucketView& bucket) { bucket.flat.mul_(0.5); };
+  expect_alike(
+      [&](const at::Tensor& w, const at::Tensor& v, GradientReducer& reducer) {
+        reducer.before_bucket(nullptr);
+        weighted(w, fine(1)).backward();
+        reducer.before_bucket(halve);
+        weighted(v, fine(2)).backward();
+      },
+      {.wait_in = WaitIn::Step});
+}
+
 }  // namespace
 }  // namespace horon
