@@ -19,7 +19,7 @@ struct Statistics {
   uint64_t void_starts = 0;  // all had come, but the plan was thawed first: negotiated then
   uint64_t freezes = 0;      // entries that were frozen
   uint64_t thaws = 0;        // entries that were thawed: a rank has deviated
-  // Messages of negotiation between ranks, with any number of reports each. The data of collectives
+  // Messages of negotiation between ranks, with any number of items each. The data of collectives
   // is not in them.
   uint64_t control_messages_sent = 0;
   uint64_t control_messages_received = 0;

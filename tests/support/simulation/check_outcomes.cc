@@ -49,11 +49,11 @@ class Judge {
       wrong("rank ", rank, " stopped at action ", r.position, " of ", r.program.size());
     }
     if (r.finished != r.started) wrong("rank ", rank, " has a batch running");
-    // The coordinator's own reports travel in no message, and a frozen one is not said.
+    // The coordinator's own votes travel in no message, and a frozen one is not said.
     const Statistics statistics = r.controller->statistics();
-    const int reports = r.reports_sent + static_cast<int>(statistics.frozen_starts);
-    if (rank > 0 && reports != expected_.reports[place]) {
-      wrong("rank ", rank, " gave ", reports, " reports, not ", expected_.reports[place]);
+    const int votes = r.votes_sent + static_cast<int>(statistics.frozen_starts);
+    if (rank > 0 && votes != expected_.votes[place]) {
+      wrong("rank ", rank, " gave ", votes, " votes, not ", expected_.votes[place]);
     }
     const Statistics first = cluster_.rank(0).controller->statistics();
     if (statistics.freezes != first.freezes || statistics.thaws != first.thaws ||

@@ -13,14 +13,14 @@ namespace {
 
 using core::concat;
 
-struct Report {
+struct Vote {
   bool refused = false;
   size_t action = 0;
 };
 
 // What all ranks said in one go under one name.
 struct Round {
-  std::vector<std::optional<Report>> reports;
+  std::vector<std::optional<Vote>> votes;
   bool decided = false;
 };
 
@@ -41,7 +41,7 @@ class Oracle {
   Oracle(const std::vector<Program>& programs, const std::vector<int>& names)
       : programs_(programs), names_(names) {
     ranks_.resize(programs.size());
-    out_.reports.resize(programs.size());
+    out_.votes.resize(programs.size());
     for (const Program& program : programs) out_.outcomes.emplace_back(program.size());
   }
 
@@ -65,7 +65,7 @@ class Oracle {
   struct Rank {
     size_t position = 0;
     std::map<std::string, size_t> latest;
-    std::map<std::string, size_t> said;  // reports under each name since the last Joined
+    std::map<std::string, size_t> said;  // votes under each name since the last Joined
     size_t pending = 0;
     std::optional<size_t> joining;  // the action
     bool leaving = false;
@@ -140,22 +140,22 @@ class Oracle {
     outcome(rank, index).code = code;
   }
 
-  void say(size_t rank, const std::string& name, Report report) {
+  void say(size_t rank, const std::string& name, Vote vote) {
     const size_t place = ranks_[rank].said[name]++;
     Rounds& rounds = rounds_[name];
     if (rounds.size() <= place) rounds.resize(place + 1);
-    if (rounds[place].reports.empty()) rounds[place].reports.resize(ranks_.size());
-    rounds[place].reports[rank] = report;
+    if (rounds[place].votes.empty()) rounds[place].votes.resize(ranks_.size());
+    rounds[place].votes[rank] = vote;
   }
 
-  // Join and Shutdown are told to the others only behind all reports that a refusal holds back.
+  // Join and Shutdown are told to the others only behind all votes that a refusal holds back.
   bool away(size_t rank) const {
     const Rank& r = ranks_[rank];
     if (!r.joining && !r.leaving) return false;
     for (const auto& [name, rounds] : rounds_) {
       size_t open = 0;
       for (const Round& round : rounds) {
-        open += static_cast<size_t>(!round.decided && round.reports[rank].has_value());
+        open += static_cast<size_t>(!round.decided && round.votes[rank].has_value());
       }
       if (open > 1) return false;
     }
@@ -167,16 +167,16 @@ class Oracle {
                                     [](const Round& round) { return !round.decided; });
     if (first == rounds.end()) return false;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (!first->reports[rank] && !away(rank)) return false;
+      if (!first->votes[rank] && !away(rank)) return false;
     }
     first->decided = true;
     Outcome verdict = judge(name, *first);
     verdict.round = next_round_++;
     if (verdict.kind != Outcome::Kind::Ran) ++out_.records;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (!first->reports[rank]) continue;
-      ++out_.reports[rank];
-      if (!first->reports[rank]->refused) settle(rank, first->reports[rank]->action, verdict);
+      if (!first->votes[rank]) continue;
+      ++out_.votes[rank];
+      if (!first->votes[rank]->refused) settle(rank, first->votes[rank]->action, verdict);
     }
     return true;
   }
@@ -186,8 +186,8 @@ class Oracle {
     --ranks_[rank].pending;
   }
 
-  const Action& action_of(size_t rank, const Report& report) const {
-    return programs_[rank][report.action];
+  const Action& action_of(size_t rank, const Vote& vote) const {
+    return programs_[rank][vote.action];
   }
 
   Outcome judge(const std::string& name, const Round& round) const {
@@ -197,11 +197,11 @@ class Oracle {
     const core::EntrySpec* spec = nullptr;
     std::vector<std::pair<int, core::SpecPtr>> said;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const std::optional<Report>& report = round.reports[rank];
-      if (!report && !ranks_[rank].joining) left.push_back(static_cast<int>(rank));
-      if (report && report->refused && !refused) refused = rank;
-      if (!report || report->refused) continue;
-      const Action& action = action_of(rank, *report);
+      const std::optional<Vote>& vote = round.votes[rank];
+      if (!vote && !ranks_[rank].joining) left.push_back(static_cast<int>(rank));
+      if (vote && vote->refused && !refused) refused = rank;
+      if (!vote || vote->refused) continue;
+      const Action& action = action_of(rank, *vote);
       said.emplace_back(names_[rank], action.spec);
       disagree = disagree || (spec != nullptr && !specs_agree(*spec, *action.spec));
       if (spec == nullptr) spec = action.spec.get();
@@ -214,7 +214,7 @@ class Oracle {
     if (disagree) return failed(ErrorCode::Mismatch, core::disagreement(name, said));
     if (spec->kind == CollectiveKind::Broadcast) {
       const auto root = std::find(names_.begin(), names_.end(), spec->root);
-      if (root != names_.end() && !round.reports[static_cast<size_t>(root - names_.begin())]) {
+      if (root != names_.end() && !round.votes[static_cast<size_t>(root - names_.begin())]) {
         return failed(ErrorCode::RankLeft, concat("its root, rank ", spec->root));
       }
     }
@@ -223,7 +223,7 @@ class Oracle {
                                : spec->kind == CollectiveKind::Reducescatter;
     std::vector<int> joined;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (!round.reports[rank]) joined.push_back(static_cast<int>(rank));
+      if (!round.votes[rank]) joined.push_back(static_cast<int>(rank));
     }
     if (needs_all && !joined.empty()) {
       return failed(ErrorCode::RankLeft, concat(ranks_text(joined, names_), " ha"));
@@ -248,14 +248,14 @@ class Oracle {
     bool some_present = false;
     const auto size = static_cast<int>(ranks_.size());
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const std::optional<Report>& report = round.reports[rank];
-      if (report) {
-        const Action& action = action_of(rank, *report);
+      const std::optional<Vote>& vote = round.votes[rank];
+      if (vote) {
+        const Action& action = action_of(rank, *vote);
         const std::vector<int64_t> said =
             extents_said(*action.spec, names_[rank] == action.spec->root, size);
         out.extents.insert(out.extents.end(), said.begin(), said.end());
         ++out.contributors;
-        data.push_back({static_cast<int>(rank), report->action});
+        data.push_back({static_cast<int>(rank), vote->action});
         some_absent = some_absent || !action.absent.empty();
         some_present = some_present || action.absent.empty();
         for (size_t part = 0; part < produced.size(); ++part) {
@@ -265,7 +265,7 @@ class Oracle {
         }
       }
       // A rank that has joined has no rows of an allgather.
-      if (!report && core::has_own_rows(spec.kind)) {
+      if (!vote && core::has_own_rows(spec.kind)) {
         out.extents.resize(out.extents.size() + spec.parts.size());
       }
     }
@@ -312,9 +312,9 @@ class Oracle {
       if (first == rounds.end()) continue;
       OpenEntry& open = out_.open[name];
       for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-        if (first->reports[rank]) ++out_.reports[rank];
-        if (first->reports[rank]) open.ready.push_back(static_cast<int>(rank));
-        if (!first->reports[rank] && !away(rank)) open.missing.push_back(static_cast<int>(rank));
+        if (first->votes[rank]) ++out_.votes[rank];
+        if (first->votes[rank]) open.ready.push_back(static_cast<int>(rank));
+        if (!first->votes[rank] && !away(rank)) open.missing.push_back(static_cast<int>(rank));
       }
     }
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {

@@ -1,7 +1,7 @@
 // What must become of every call of every program, worked out from the programs alone, without time
 // or messages: the protocol promises that the outcome does not depend on them.
 //
-// The rule: the k-th report that a rank says under a name meets the k-th report of every other
+// The rule: the k-th vote that a rank says under a name meets the k-th vote of every other
 // rank, counted since the last time that all ranks had joined. Programs must not submit a name
 // again before they have waited for it, except in the same breath (then it is certain to be a
 // duplicate).
@@ -23,8 +23,8 @@ struct OpenEntry {
 struct Expectation {
   std::vector<std::vector<Outcome>> outcomes;  // by rank and action; texts are not predicted
   std::map<std::string, OpenEntry> open;       // entries that stay open
-  size_t records = 0;        // in the log; without the plans, of which there may be more or fewer
-  std::vector<int> reports;  // Ready and Refused that each rank sends
+  size_t records = 0;      // in the log; without the plans, of which there may be more or fewer
+  std::vector<int> votes;  // Ready and Refused that each rank sends
   std::vector<std::vector<int>> joiners;  // of each round of joins: who may be last
   std::vector<bool> done;                 // the program of this rank comes to its end
   std::vector<int> away;                  // who has joined or left when nothing happens any more

@@ -96,7 +96,7 @@ void SimulatedCluster::act_once(int rank, const Action& action, size_t index) {
   };
   switch (action.kind) {
     case Action::Kind::Submit: {
-      ++r.reports_said;
+      ++r.votes_said;
       if (const auto last = r.latest.find(action.name);
           last == r.latest.end() || r.outcomes[last->second].kind != Outcome::Kind::Pending) {
         r.latest[action.name] = index;
@@ -111,7 +111,7 @@ void SimulatedCluster::act_once(int rank, const Action& action, size_t index) {
       return r.controller->submit(std::move(request));
     }
     case Action::Kind::Refuse:
-      ++r.reports_said;
+      ++r.votes_said;
       return r.controller->refuse(action.name, concat("no good on rank ", rank));
     case Action::Kind::Join:
       wait_for();
@@ -222,7 +222,7 @@ void SimulatedCluster::send(int from, core::Outgoing message) {
     if (from == 0 && message.to == 1 && is_record(item)) r.records.push_back(hash_of(item));
   }
   if (from == 0 && message.to == 1) count_freezes(envelope.items);
-  if (r.reports_sent > r.reports_said) violate(concat("rank ", from, " said a report twice"));
+  if (r.votes_sent > r.votes_said) violate(concat("rank ", from, " said a vote twice"));
   if (options_.tamper) {
     options_.tamper(from, message.to, envelope);
     message.bytes = core::encode(envelope);
@@ -234,8 +234,8 @@ void SimulatedCluster::send(int from, core::Outgoing message) {
 
 void SimulatedCluster::count_words(int from, const core::Item& item) {
   Rank& r = at(from);
-  std::visit(core::Overloaded{[&](const core::Ready&) { ++r.reports_sent; },
-                              [&](const core::Refused&) { ++r.reports_sent; },
+  std::visit(core::Overloaded{[&](const core::Ready&) { ++r.votes_sent; },
+                              [&](const core::Refused&) { ++r.votes_sent; },
                               [&](const core::Join&) { ++r.away_sent; },
                               [&](const core::Shutdown&) { ++r.away_sent; }, [](const auto&) {}},
              item);

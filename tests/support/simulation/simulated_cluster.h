@@ -59,8 +59,8 @@ class SimulatedCluster {
     std::optional<Error> fatal;
     std::vector<std::string> warnings;
     // What went up from here.
-    int reports_said = 0;
-    int reports_sent = 0;
+    int votes_said = 0;
+    int votes_sent = 0;
     int away_sent = 0;
     // Of the coordinator's records: places that were given up for another name, and freezes of
     // entries whose ranks have rows of their own.
