@@ -48,8 +48,8 @@ std::vector<int> parse_hosts(const std::string& text) {
   std::vector<int> host_of;
   std::istringstream in(text);
   int host = 0;
-  for (std::string ranks; std::getline(in, ranks, '+'); ++host) {
-    host_of.insert(host_of.end(), std::stoul(ranks), host);
+  for (std::string on_host; std::getline(in, on_host, '+'); ++host) {
+    host_of.insert(host_of.end(), std::stoul(on_host), host);
   }
   return host_of;
 }
