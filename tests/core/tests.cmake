@@ -82,6 +82,8 @@ endif()
 target_compile_definitions(simulation_test PRIVATE HORON_SIMULATION_SEEDS=${simulation_seeds})
 horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.cc
            LIBS horon_simulation TIMEOUT 300)
+# It is about the checks of the simulation; what it runs, simulation_test runs too.
+set_tests_properties(simulation_checks_test PROPERTIES LABELS not_sanitized)
 horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
            TIMEOUT 300)
 target_compile_definitions(exploration_test
