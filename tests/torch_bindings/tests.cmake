@@ -13,7 +13,7 @@ if(HORON_SANITIZE MATCHES "address")
       torch_optimizer_situations_test torch_fused_step_test torch_memory_ranges_test
       torch_backward_test torch_idx_dataset_test)
 elseif(HORON_SANITIZE STREQUAL "thread")
-  set(horon_sanitized_torch_tests torch_backward_ends_test)
+  set(horon_sanitized_torch_tests torch_backward_ends_test torch_bucket_countdown_test)
 endif()
 if(HORON_SANITIZE)
   set_target_properties(horon_torch PROPERTIES EXCLUDE_FROM_ALL ON)  # unless one of them is there
@@ -59,8 +59,8 @@ torch_test(gradients/step_scaling_test 1 2 3)
 # LibTorch rounds otherwise without AVX.
 horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 1 TIMEOUT 120
                   ENVIRONMENT ATEN_CPU_CAPABILITY=default)
-horon_test(torch_hook_allocations_test FILES ${torch_tests}/gradients/hook_allocations_test.cc
-           support/allocation_counter.cc
+horon_test(torch_hook_costs_test FILES ${torch_tests}/gradients/hook_costs_test.cc
+           support/allocation_counter.cc support/lock_counter.cc
            RANKS 2 LIBS horon::torch TIMEOUT 120)
 torch_test(gradients/reducer_traps_test 1 2 3 4)
 torch_test(gradients/optimizer_traps_test 1 2 3 4)
@@ -73,6 +73,7 @@ torch_test(gradients/compressed_gradients_test 2 3)
 torch_test(gradients/reducer_scopes_test 2 3 4)
 torch_test(gradients/plain_rounds_test 1 2 3 4)
 torch_test(gradients/round_flags_test 1)
+horon_test(torch_bucket_countdown_test FILES ${torch_tests}/gradients/bucket_countdown_test.cc)
 torch_test(gradients/reducer_sparse_test 2 3 4)
 torch_test(gradients/reducer_join_test 2 3 4)
 torch_test(gradients/optimizer_options_test 2 3 4)

@@ -29,7 +29,7 @@ using Link = std::shared_ptr<BackwardLink>;
 struct Ending {
   std::string order;
   Link link;
-  int task = 0;
+  int64_t task = 0;
 };
 thread_local std::vector<Ending> endings;
 
@@ -111,7 +111,7 @@ class FindOuterTask : public autograd::FunctionPreHook {
 // What the engine keeps until the end of a task.
 class AwaitedTask {
  public:
-  AwaitedTask(Link link, int task) : link_(std::move(link)), task_(task) {}
+  AwaitedTask(Link link, int64_t task) : link_(std::move(link)), task_(task) {}
   ~AwaitedTask() {
     BackwardListener* const listener = link_->listener;
     if (!ended_ && listener != nullptr) listener->task_ended(task_);
@@ -143,7 +143,7 @@ class AwaitedTask {
   }
 
   Link link_;
-  int task_;
+  int64_t task_;
   bool ended_ = false;
 };
 
@@ -155,7 +155,7 @@ BackwardEnds::BackwardEnds(BackwardListener* listener) : link_(std::make_shared<
 
 BackwardEnds::~BackwardEnds() { link_->listener = nullptr; }
 
-int BackwardEnds::current_task() { return autograd::get_current_graph_task_id(); }
+int64_t BackwardEnds::current_task() { return autograd::get_current_graph_task_id(); }
 
 void BackwardEnds::await_current_task() {
   queue([task = std::make_shared<AwaitedTask>(link_, current_task())] { task->end(); });

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,7 +23,7 @@ namespace horon::torch_detail {
 class BackwardListener {
  public:
   // A task has ended, or was given up after an exception. Never throws.
-  virtual void task_ended(int task) noexcept = 0;
+  virtual void task_ended(int64_t task) noexcept = 0;
   // The outermost backward() of this thread is about to return. True: the listener has submitted
   // its collectives; call backward_ended() once all listeners of this backward() have been asked.
   virtual bool backward_ending() = 0;
@@ -35,7 +36,7 @@ class BackwardListener {
   // Makes these collectives and waits for them. Any thread.
   virtual void agree() noexcept = 0;
   // A node of a task runs of which no hook has been called.
-  virtual void task_found(int task) = 0;
+  virtual void task_found(int64_t task) = 0;
   // Is the end of another task of this thread awaited?
   virtual bool awaits_task_of_this_thread() = 0;
   // The same on all ranks and unlike that of other listeners: backward_ended() is called in this
@@ -57,7 +58,7 @@ class BackwardEnds {
   BackwardEnds& operator=(const BackwardEnds&) = delete;
 
   // The task that this thread is executing; each backward pass has a number of its own.
-  static int current_task();
+  static int64_t current_task();
   // From a hook, once for each task: the listener will hear of the end of the current task.
   void await_current_task();
 

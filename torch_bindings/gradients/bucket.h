@@ -23,6 +23,7 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/base/error.h"
 #include "horon/core/runtime/handle.h"
+#include "horon/torch_bindings/gradients/bucket_countdown.h"
 #include "horon/torch_bindings/gradients/bucket_part.h"
 #include "horon/torch_bindings/gradients/round_flags.h"
 #include "horon/torch_bindings/gradients/settings.h"
@@ -68,13 +69,8 @@ class GradientBucket {
   // Of this step; null until submitted.
   std::shared_ptr<core::HandleState> handle;
   std::optional<Error> refusal;
-  // Parts that are expected in this round, and those of them that have not come yet.
-  int64_t expected = 0;
-  int64_t pending = 0;
-  // Parts that autograd may be adding to right now.
-  int64_t accumulating = 0;
-  // It is complete and goes at the end of the round.
-  bool held = false;
+  // Says which hook submits it, in this round.
+  BucketCountdown countdown;
 
  private:
   at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;

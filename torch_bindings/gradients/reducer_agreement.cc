@@ -16,6 +16,7 @@ using namespace torch_detail;
 // What the others are to hear with the buckets of this round. Once in a round, so that what flags
 // and announcement say is of one time: that of the first submission.
 void GradientReducer::Impl::raise_flags() {
+  const std::lock_guard lock(flags_mutex_);
   if (flags_) return;
   const auto number = static_cast<uint64_t>(number_.total);
   if (settings_.check_replicas) fingerprint_ = replicas_.fingerprint(slots_, number);
@@ -170,6 +171,7 @@ void GradientReducer::Impl::break_down(const Error& error) {
     const std::lock_guard lock(mutex_);
     broken_ = error;
     is_broken_ = true;
+    steady_task_ = kNoTask;
   }
   for (GradientSlot& slot : slots_) slot.abandon(false);
   throw Error(error);

@@ -67,7 +67,6 @@ void GradientReducer::Impl::make_buckets(size_t first_slot) {
       slot.bucket_number = number;
       slot.accumulating = false;  // an exception may have come between its hooks
     }
-    expect(bucket);
   }
   SlotGroups plan;
   for (const GradientBucket& bucket : buckets_) plan.push_back(bucket.slots());

@@ -46,10 +46,12 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
 }
 
 // No gradient has come since the last round.
-void GradientReducer::Impl::begin_gathering(int task) {
+void GradientReducer::Impl::begin_gathering(int64_t task) {
   const PlainMode plain;
   rebuild_if_changed();
-  for (GradientBucket& bucket : buckets_) expect(bucket);
+  int64_t to_go = 0;
+  for (GradientBucket& bucket : buckets_) to_go += expect(bucket) > 0 ? 1 : 0;
+  buckets_to_go_ = to_go;
   // What else is done to gradients first is done in the memory that .grad is a view of.
   narrows_in_hooks_ =
       settings_.passes == 1 && !weight_ && !settings_.check_finite && !before_bucket;
@@ -60,19 +62,27 @@ bool GradientReducer::Impl::fits(size_t slot) const {
   return slots_[slot].fits() || layouts_[slot].fits(slots_[slot].parameter());
 }
 
-// Counts the gradients that the bucket waits for.
-void GradientReducer::Impl::expect(GradientBucket& bucket) {
-  bucket.expected = 0;
-  bucket.pending = 0;
+// The gradients that the bucket waits for: those that have come in this round of an earlier step.
+// 0: it does not go during backward().
+int64_t GradientReducer::Impl::expect(GradientBucket& bucket) {
+  int64_t expected = 0;
+  int64_t awaited = 0;
   for (const size_t index : bucket.slots()) {
     const GradientSlot& slot = slots_[index];
     if (!slot.expected_in(number_.round)) continue;
-    ++bucket.expected;
-    if (slot.passes < settings_.passes) ++bucket.pending;
+    ++expected;
+    if (slot.passes < settings_.passes) ++awaited;
   }
+  if (bucket.is_sparse() || bucket.handle != nullptr || bucket.refusal) expected = 0;
+  if (expected > 0) {
+    bucket.countdown.begin(awaited);
+  } else {
+    bucket.countdown.close();
+  }
+  return expected;
 }
 
-void GradientReducer::Impl::await_end_of(int task) {
+void GradientReducer::Impl::await_end_of(int64_t task) {
   const auto known = [task](const RunningTask& running) { return running.id == task; };
   if (std::any_of(running_tasks_.begin(), running_tasks_.end(), known)) return;
   ends_.await_current_task();
@@ -92,33 +102,52 @@ void GradientReducer::Impl::wait_for_round(std::unique_lock<std::mutex>& lock) {
   }
 }
 
+// The backward pass that has begun to gather still runs. (WaitIn::Step: not known.)
+bool GradientReducer::Impl::is_gathering() const {
+  return std::any_of(running_tasks_.begin(), running_tasks_.end(),
+                     [this](const RunningTask& running) { return task_that_fits_ == running.id; });
+}
+
+// The hook of a parameter takes part in the round that is gathered, once it may. Under the mutex.
+void GradientReducer::Impl::join_round(size_t slot, int64_t task,
+                                       std::unique_lock<std::mutex>& lock) {
+  if (round_) wait_for_round(lock);
+  if (broken_) return;
+  if (settings_.wait_in == WaitIn::Backward) await_end_of(task);
+  if (!open_ && task_that_fits_ != task && !is_gathering()) begin_gathering(task);
+  if (task_that_fits_ == task) {
+    const bool waits = settings_.wait_in == WaitIn::Backward;
+    if (waits && !has_timeline_ && !before_bucket) steady_task_ = task;
+  } else if (!fits(slot)) {
+    throw Error(
+        ErrorCode::InvalidArgument,
+        core::concat("parameter \"", slots_[slot].name(), "\" has changed its dtype, shape, ",
+                     "layout or device between a backward() and synchronize()"));
+  }
+}
+
 void GradientReducer::Impl::before_accumulate(size_t index) {
   if (!accumulation_will_follow()) return;
   GradientSlot& slot = slots_[index];
   const GradientSlot::Busy busy(slot);
-  std::unique_lock lock(mutex_);
-  if (round_) wait_for_round(lock);
-  if (broken_) {
-    if (settings_.wait_in == WaitIn::Backward) throw Error(*broken_);
-    return;
+  const int64_t task = BackwardEnds::current_task();
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!is_steady(task)) {
+    lock.lock();
+    join_round(index, task, lock);
+    if (broken_) {
+      if (settings_.wait_in == WaitIn::Backward) throw Error(*broken_);
+      return;
+    }
   }
-  const int task = BackwardEnds::current_task();
-  if (settings_.wait_in == WaitIn::Backward) await_end_of(task);
-  if (!open_ && task_that_fits_ != task) begin_gathering(task);
-  if (task_that_fits_ != task && !fits(index)) {
-    throw Error(
-        ErrorCode::InvalidArgument,
-        core::concat("parameter \"", slot.name(), "\" has changed its dtype, shape, layout ",
-                     "or device between a backward() and synchronize()"));
-  }
+  if (!std::exchange(slot.accumulating, true)) buckets_[slot.bucket_number].countdown.enter();
   slot.before_accumulate(weight_);
-  if (!std::exchange(slot.accumulating, true)) ++buckets_[slot.bucket_number].accumulating;
 }
 
 // Most gradients find that one has come before in the same backward pass.
 void GradientReducer::Impl::arrived_alone(GradientSlot& slot) {
   if (!slot.arrived_alone()) return;
-  const int task = BackwardEnds::current_task();
+  const int64_t task = BackwardEnds::current_task();
   if (task_alone_ != task || has_timeline_) {
     std::unique_lock lock(mutex_);
     if (round_) wait_for_round(lock);
@@ -136,57 +165,49 @@ void GradientReducer::Impl::after_accumulate(size_t index) {
   GradientSlot& slot = slots_[index];
   const GradientSlot::Busy busy(slot);
   if (alone_) return arrived_alone(slot);
-  const bool narrow = narrows_in_hooks_ && *no_sync_depth_ == 0;
-  const GradientSlot::Arrival arrival = slot.after_accumulate(narrow);
-  const std::lock_guard lock(mutex_);
   GradientBucket& bucket = buckets_[slot.bucket_number];
-  if (std::exchange(slot.accumulating, false)) --bucket.accumulating;
-  if (arrival != GradientSlot::Arrival::Nothing) note_arrival(slot, arrival);
-  if (open_) submit_if_complete(bucket);
+  if (!std::exchange(slot.accumulating, true)) bucket.countdown.enter();
+  const bool reduces = *no_sync_depth_ == 0;
+  const GradientSlot::Arrival arrival = slot.after_accumulate(narrows_in_hooks_ && reduces);
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!is_steady(BackwardEnds::current_task())) lock.lock();
+  slot.accumulating = false;
+  const bool came = arrival != GradientSlot::Arrival::Nothing && note_arrival(slot, arrival);
+  if (bucket.countdown.leave(came, reduces)) submit_complete(bucket);
 }
 
-void GradientReducer::Impl::note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival) {
+// True if the bucket has waited for it.
+bool GradientReducer::Impl::note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival) {
   if (has_timeline_) {
     last_arrival_ = Clock::now();
     if (!open_) first_arrival_ = last_arrival_;
   }
-  open_ = true;
-  if (arrival == GradientSlot::Arrival::Late) ++statistics_.late_parts;
-  if (*no_sync_depth_ > 0) return;
-  if (++slot.passes == settings_.passes && slot.expected_in(number_.round)) {
-    --buckets_[slot.bucket_number].pending;
-  }
+  if (!open_) open_ = true;
+  if (arrival == GradientSlot::Arrival::Late) ++late_parts_;
+  if (*no_sync_depth_ > 0) return false;
+  return ++slot.passes == settings_.passes && slot.expected_in(number_.round);
 }
 
-// Under the mutex: no other thread adds to a gradient of this bucket.
-void GradientReducer::Impl::submit_if_complete(GradientBucket& bucket) {
-  if (*no_sync_depth_ > 0 || bucket.expected == 0) return;
-  if (bucket.pending > 0 || bucket.accumulating > 0) return;
-  // It may have gone already, when synchronize() was called in a no_sync() or failed.
-  if (bucket.is_sparse() || bucket.handle != nullptr || bucket.refusal) return;
-  if (settings_.has_round_flags() && is_last_of_round(bucket)) {
-    if (!std::exchange(bucket.held, true)) ++statistics_.submitted_in_backward;
-    return;
-  }
-  submit(bucket, /*flags_count=*/false);
-  ++statistics_.submitted_in_backward;
+// No other thread writes to the bucket, until its countdown hears that it is submitted.
+void GradientReducer::Impl::submit_complete(GradientBucket& bucket) {
+  struct Submitting {
+    BucketCountdown& countdown;
+    ~Submitting() { countdown.submitted(); }
+  };
+  const Submitting submitting{bucket.countdown};
+  // The last bucket that this rank waits for goes at the end of backward(), which is near: it tells
+  // what has come up until then.
+  const bool is_last = --buckets_to_go_ == 0;
+  if (!is_last || !settings_.has_round_flags()) submit(bucket, /*flags_count=*/false);
+  ++submitted_in_backward_;
 }
 
-// The last bucket that this rank waits for goes at the end of backward(), which is near: it tells
-// what has come up until then.
-bool GradientReducer::Impl::is_last_of_round(const GradientBucket& bucket) const {
-  return std::none_of(buckets_.begin(), buckets_.end(), [&](const GradientBucket& other) {
-    return &other != &bucket && other.expected > 0 && !other.is_sparse() &&
-           other.handle == nullptr && !other.refusal;
-  });
-}
-
-void GradientReducer::Impl::task_ended(int task) noexcept {
+void GradientReducer::Impl::task_ended(int64_t task) noexcept {
   const std::lock_guard lock(mutex_);
   std::erase_if(running_tasks_, [task](const RunningTask& running) { return running.id == task; });
 }
 
-void GradientReducer::Impl::task_found(int task) {
+void GradientReducer::Impl::task_found(int64_t task) {
   const std::lock_guard lock(mutex_);
   await_end_of(task);
 }

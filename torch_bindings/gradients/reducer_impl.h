@@ -5,9 +5,11 @@
 // A round reduces every bucket once. Ranks run the same rounds: one at the end of each backward()
 // (with WaitIn::Step, one in each synchronize()), and one in synchronize() if the step had none.
 //
-// Threads: hooks of different parameters may run on different threads. `mutex_` guards what they
-// share. Between the two hooks of a parameter autograd adds to its .grad; its bucket is not
-// submitted in that time. While a round ends, hooks of other threads wait.
+// Threads: hooks of different parameters may run on different threads. Between the two hooks of a
+// parameter autograd adds to its .grad; its bucket is not submitted in that time
+// (bucket_countdown.h). The first hook of a backward pass takes `mutex_`, which guards what else
+// they share; those after it need no lock (steady_task_). While a round ends, hooks of other
+// threads wait.
 #pragma once
 
 #include <atomic>
@@ -18,6 +20,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -57,12 +60,12 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void before_accumulate(size_t index) override;
   void after_accumulate(size_t index) override;
   // BackwardListener
-  void task_ended(int task) noexcept override;
+  void task_ended(int64_t task) noexcept override;
   bool backward_ending() override;
   void backward_ended() override;
   std::optional<bool> must_agree(std::chrono::nanoseconds limit) override;
   void agree() noexcept override;
-  void task_found(int task) override;
+  void task_found(int64_t task) override;
   bool awaits_task_of_this_thread() override;
   const std::string& order() const override { return order_; }
 
@@ -88,7 +91,12 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void note_step(bool rounded_otherwise) { step_rounded_otherwise_ = rounded_otherwise; }
 
   const std::string& name() const { return name_; }
-  const GradientStatistics& statistics() const { return statistics_; }
+  GradientStatistics statistics() const {
+    GradientStatistics all = statistics_;
+    all.submitted_in_backward = submitted_in_backward_;
+    all.late_parts = late_parts_;
+    return all;
+  }
   const std::shared_ptr<std::atomic<int>>& no_sync_depth() const { return no_sync_depth_; }
 
   BucketFunction before_bucket;
@@ -105,7 +113,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   using GradientSlot = torch_detail::GradientSlot;
 
   struct RunningTask {
-    int id;
+    int64_t id;
     std::thread::id thread;
   };
   // From the submission of all that is left to the end of the round.
@@ -141,14 +149,16 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // reducer_impl.cc
   torch_detail::Hooks hooks_needed() const;
   void arrived_alone(GradientSlot& slot);
-  void await_end_of(int task);
+  void await_end_of(int64_t task);
   void wait_for_round(std::unique_lock<std::mutex>& lock);
-  void begin_gathering(int task);
+  void begin_gathering(int64_t task);
   bool fits(size_t slot) const;
-  void expect(GradientBucket& bucket);
-  void note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival);
-  void submit_if_complete(GradientBucket& bucket);
-  bool is_last_of_round(const GradientBucket& bucket) const;
+  int64_t expect(GradientBucket& bucket);
+  bool is_steady(int64_t task) const { return steady_task_ == task; }
+  bool is_gathering() const;
+  void join_round(size_t slot, int64_t task, std::unique_lock<std::mutex>& lock);
+  bool note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival);
+  void submit_complete(GradientBucket& bucket);
   bool submit(GradientBucket& bucket, bool flags_count);
   bool passes_checks(GradientBucket& bucket, const std::vector<bool>& absent);
   BucketView view_of(const GradientBucket& bucket) const;
@@ -210,18 +220,25 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   torch_detail::BackwardEnds ends_;
   std::vector<RunningTask> running_tasks_;     // backward passes in which a hook was called
   std::atomic<bool> narrows_in_hooks_{false};  // the gradients of this round
+  // The backward pass whose hooks need no lock: its end is awaited, its parameters fit their
+  // buckets, and its hooks call no function of the program and note no times.
+  static constexpr int64_t kNoTask = std::numeric_limits<int64_t>::min();
+  std::atomic<int64_t> steady_task_{kNoTask};
+  std::atomic<int64_t> buckets_to_go_{0};  // that wait for gradients in this round
   // The backward pass that began when no gradient had come since the last round, and all parameters
   // fitted their buckets: a program changes them between two passes, so its hooks need not look
   // again.
-  std::optional<int> task_that_fits_;
-  std::atomic<bool> open_{false};    // a gradient has come since the last round
-  std::atomic<int> task_alone_{-1};  // the backward pass that has set open_ where alone_
+  std::optional<int64_t> task_that_fits_;
+  std::atomic<bool> open_{false};        // a gradient has come since the last round
+  std::atomic<int64_t> task_alone_{-1};  // the backward pass that has set open_ where alone_
   std::shared_ptr<std::atomic<int>> no_sync_depth_;
   Clock::time_point first_arrival_, last_arrival_;
 
   std::optional<OpenRound> round_;
   torch_detail::RoundNumber number_;  // of the next round
   bool agree_first_ = true;           // in the next round, without waiting for the buckets before
+  // Guards the making of flags_ and fingerprint_: hooks of several threads submit buckets.
+  std::mutex flags_mutex_;
   // What this rank says in this round; empty until its first bucket goes.
   std::optional<torch_detail::RoundFlags> flags_;
   bool round_failed_ = false;     // the last one, on all ranks
@@ -235,6 +252,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   double scale_ = 1;         // what results of this round are multiplied by
   double number_share_ = 1;  // of the last round: what reduce_number() multiplies by
   GradientStatistics statistics_;
+  std::atomic<int64_t> submitted_in_backward_{0}, late_parts_{0};
 };
 
 }  // namespace horon

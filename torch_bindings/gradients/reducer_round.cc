@@ -52,6 +52,7 @@ void GradientReducer::Impl::next_step() {
   weight_.reset();
   // Hooks may have been called since the last round, which brought nothing.
   task_that_fits_.reset();
+  steady_task_ = kNoTask;
   flags_.reset();
 }
 
@@ -70,6 +71,7 @@ bool GradientReducer::Impl::passes_missing() const {
 
 // Under the mutex. From here to the end of the round hooks of other threads wait.
 void GradientReducer::Impl::open_round() {
+  steady_task_ = kNoTask;
   round_.emplace();
   round_->thread = std::this_thread::get_id();
   round_->begin = Clock::now();
@@ -253,8 +255,7 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
   for (GradientBucket& bucket : buckets_) {
     bucket.handle.reset();
     bucket.refusal.reset();
-    bucket.accumulating = 0;
-    bucket.held = false;
+    bucket.countdown.reset();
   }
   for (GradientSlot& slot : slots_) {
     slot.passes = 0;

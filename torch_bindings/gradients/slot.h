@@ -144,7 +144,7 @@ class GradientSlot {
   }
 
   // The owner's notes.
-  // Autograd is between the two hooks: it may be adding to .grad.
+  // Autograd is between the two hooks: it may be adding to .grad. Its thread alone.
   bool accumulating = false;
   // The owner's number of the bucket.
   size_t bucket_number = 0;

@@ -1,4 +1,5 @@
 // When backward() returns, gradients are reduced, whatever runs inside it, on however many threads.
+#include <atomic>
 #include <barrier>
 #include <memory>
 #include <stdexcept>
@@ -271,6 +272,48 @@ TEST(BackwardEnds, ManyThreadsFillTheSameBuckets) {
     for (const auto& [name, w] : named) expect_value(w, 1 - step * mean_of_ranks());
   }
   EXPECT_EQ(optimizer.statistics().buckets, static_cast<int64_t>(buckets));
+}
+
+// Two passes at the same time, each with parameters in every bucket: the one that came first needs
+// no lock in its hooks, the other one does.
+TEST(BackwardEnds, TwoThreadsFillTheSameBucketsDuringBackward) {
+  constexpr size_t threads = 2, buckets = 4;
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  std::vector<std::vector<std::string>> groups(buckets);
+  std::barrier<> overlap(threads);
+  std::atomic<bool> first[threads];
+  for (size_t i = 0; i < 2 * threads * buckets; ++i) {
+    const size_t thread = i % threads;
+    named.emplace_back("w" + std::to_string(i), leaf({500}, at::kDouble));
+    groups[i / (2 * threads)].push_back(named.back().first);
+    call_after(named.back().second, [&, thread](const at::Tensor&) {
+      if (first[thread].exchange(false)) overlap.arrive_and_wait();
+    });
+  }
+  auto optimizer = sgd(named, {.groups = groups});
+  const auto run_backward = [&](size_t thread) {
+    at::Tensor loss = at::zeros({}, at::kDouble);
+    for (size_t i = thread; i < named.size(); i += threads) {
+      loss = loss + weighted(named[i].second, rank() + 1);
+    }
+    loss.backward();
+  };
+  constexpr int steps = 30;
+  for (int step = 1; step <= steps; ++step) {
+    optimizer.zero_grad();
+    for (std::atomic<bool>& each : first) each = true;
+    std::jthread other([&] { run_backward(1); });
+    run_backward(0);
+    other.join();
+    for (const auto& [name, w] : named) expect_gradient(w, mean_of_ranks());
+    optimizer.step();
+    for (const auto& [name, w] : named) expect_value(w, 1 - step * mean_of_ranks());
+    if (HasFailure()) return;
+  }
+  if (size() > 1) {
+    EXPECT_EQ(optimizer.statistics().steps, steps);
+    EXPECT_EQ(optimizer.statistics().submitted_in_backward, steps * static_cast<int>(buckets));
+  }
 }
 
 // Two reducers whose hooks are called in other orders on the ranks, and that have late parts.
