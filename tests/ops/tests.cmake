@@ -9,7 +9,6 @@ add_library(horon_host_gpu STATIC EXCLUDE_FROM_ALL
             support/host_gpu/move_on_host.cc)
 horon_target(horon_host_gpu)
 target_link_libraries(horon_host_gpu PUBLIC horon::core)
-horon_test(move_test FILES ops/cuda/move_test.cc LIBS horon_host_gpu)
 
 # What every op must do, written once.
 add_library(horon_op_contract STATIC EXCLUDE_FROM_ALL
@@ -41,10 +40,11 @@ if(HORON_SANITIZE STREQUAL "thread")  # a planted data race
 endif()
 horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
            LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks} TIMEOUT 120)
-horon_label_tests(cuda move_test nccl_threads_test nccl_runtime_test nccl_ops_test.np1
+horon_label_tests(cuda nccl_threads_test nccl_runtime_test nccl_ops_test.np1
                   nccl_ops_test.np2 nccl_ops_test.np3 nccl_ops_test.np4)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS ${mpi_ranks} TIMEOUT 120)
+include(ops/gpu.cmake)
 include(ops/faults/faults.cmake)
 horon_test(builtin_test FILES ops/builtin_test.cc LIBS horon_op_contract RANKS 2 3)
 horon_test(session_test FILES ops/session/session_test.cc RANKS 1 3)

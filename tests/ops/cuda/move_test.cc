@@ -1,17 +1,22 @@
-// The kernels that pack and unpack, run on the host: the same bodies as on a device.
+// The kernels that pack and unpack, on the GPU that this program is linked with: the one of threads
+// runs the same bodies as a real one.
 #include "horon/ops/cuda/move.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/host/half.h"
 #include "horon/tests/ops/scalar_reference.h"
-#include "horon/tests/support/host_gpu/move_on_host.h"
+#include "horon/tests/support/gpu/gpu.h"
 
 namespace horon::ops {
 namespace {
@@ -21,6 +26,47 @@ using Cast = CopyItem::Cast;
 
 constexpr std::byte kGuard{0x5a};
 
+class Moves : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { gpu = test::open_gpu(0, test::Needs::Cuda, why_none); }
+  static void TearDownTestSuite() { gpu.reset(); }
+  void SetUp() override {
+    if (gpu == nullptr) GTEST_SKIP() << "no GPU: " << why_none;
+  }
+
+  // Until it has happened.
+  static void run(const MoveLaunch& launch) {
+    CudaQueue queue(gpu->cuda());
+    queue.launch(launch);
+    queue.record()->wait();
+  }
+  static void run(const std::vector<CopyItem>& items) {
+    for (const MoveLaunch& launch : make_launches(items)) run(launch);
+  }
+
+ public:
+  static inline std::unique_ptr<test::Gpu> gpu;  // null: there is none
+  static inline std::string why_none;
+};
+
+// An array that host and device reach.
+template <class T>
+class Array {
+ public:
+  explicit Array(size_t count, T value = {})
+      : count_(count), bytes_(Moves::gpu->common_memory(count * sizeof(T))) {
+    std::fill_n(begin(), count, value);
+  }
+  T* begin() const { return reinterpret_cast<T*>(bytes_.get()); }
+  T& operator[](size_t i) const { return begin()[i]; }
+  std::byte* data() const { return bytes_.get(); }
+  size_t size() const { return count_; }
+
+ private:
+  const size_t count_;
+  const std::shared_ptr<std::byte> bytes_;
+};
+
 // Memory at any distance from a vector's alignment, between guards.
 class Memory {
  public:
@@ -28,7 +74,7 @@ class Memory {
     const auto address = reinterpret_cast<uintptr_t>(all_.data());
     begin_ = (64 - address % 64) + shift;
   }
-  std::byte* data() { return all_.data() + begin_; }
+  std::byte* data() const { return all_.data() + begin_; }
   bool is_guarded() const {
     for (size_t i = 0; i < all_.size(); ++i) {
       if ((i < begin_ || i >= begin_ + bytes_) && all_[i] != kGuard) return false;
@@ -39,12 +85,8 @@ class Memory {
  private:
   const size_t bytes_;
   size_t begin_ = 0;
-  std::vector<std::byte> all_;
+  const Array<std::byte> all_;
 };
-
-void run(const std::vector<CopyItem>& items) {
-  for (const MoveLaunch& launch : make_launches(items)) test::run_on_host(launch);
-}
 
 float float_at(const std::byte* data, int64_t index) {
   float value;
@@ -52,7 +94,7 @@ float float_at(const std::byte* data, int64_t index) {
   return value;
 }
 
-TEST(Moves, CopyAnyLengthAtAnyAddress) {
+TEST_F(Moves, CopyAnyLengthAtAnyAddress) {
   std::mt19937 random(1);
   for (const size_t bytes : {1, 2, 3, 15, 16, 17, 64, 1000, 32768, 32769, 100001}) {
     for (const size_t from_shift : {0, 1, 2, 4, 8}) {
@@ -73,7 +115,7 @@ TEST(Moves, CopyAnyLengthAtAnyAddress) {
   }
 }
 
-TEST(Moves, FillWithAPattern) {
+TEST_F(Moves, FillWithAPattern) {
   for (const size_t bytes : {2, 8, 10, 1000, 40000}) {
     for (const size_t shift : {0, 2, 8}) {
       Memory to(bytes, shift);
@@ -92,7 +134,7 @@ TEST(Moves, FillWithAPattern) {
 }
 
 // Bit for bit as the scalar conversions.
-TEST(Moves, NarrowAndWidenRoundOnce) {
+TEST_F(Moves, NarrowAndWidenRoundOnce) {
   std::mt19937 random(2);
   for (const Compression type : {Compression::Float16, Compression::BFloat16}) {
     const DataType narrow = type == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
@@ -124,7 +166,7 @@ TEST(Moves, NarrowAndWidenRoundOnce) {
   }
 }
 
-TEST(Moves, ScaleInTheTypeItself) {
+TEST_F(Moves, ScaleInTheTypeItself) {
   for (const DataType dtype :
        {DataType::Float32, DataType::Float64, DataType::Float16, DataType::BFloat16}) {
     Memory data(1001 * size_of(dtype), size_of(dtype));
@@ -135,14 +177,14 @@ TEST(Moves, ScaleInTheTypeItself) {
     }
     MoveLaunch launch = MoveLaunch::scale(dtype, dtype, 3.0);
     ASSERT_TRUE(launch.add(data.data(), data.data(), 1001));
-    test::run_on_host(launch);
+    run(launch);
     EXPECT_EQ(std::memcmp(data.data(), expected.data(), 1001 * size_of(dtype)), 0)
         << to_string(dtype);
     EXPECT_TRUE(data.is_guarded());
   }
 }
 
-TEST(Moves, DivideTowardZero) {
+TEST_F(Moves, DivideTowardZero) {
   for (const DataType dtype :
        {DataType::Int8, DataType::UInt8, DataType::Int16, DataType::Int32, DataType::Int64}) {
     const int64_t low = dtype == DataType::UInt8 ? 0 : -100;
@@ -154,35 +196,33 @@ TEST(Moves, DivideTowardZero) {
     }
     MoveLaunch launch = MoveLaunch::divide(dtype, 3);
     ASSERT_TRUE(launch.add(data.data(), data.data(), 200));
-    test::run_on_host(launch);
+    run(launch);
     EXPECT_EQ(std::memcmp(data.data(), expected.data(), 200 * size_of(dtype)), 0)
         << to_string(dtype);
   }
 }
 
-TEST(Moves, WhatIsNotFiniteIsReported) {
+TEST_F(Moves, WhatIsNotFiniteIsReported) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float bad : {infinity, -infinity, std::nanf(""), 1e30F}) {
     for (const DataType to_type : {DataType::Float32, DataType::Float16}) {
       const bool expected = to_type == DataType::Float16 || !std::isfinite(bad);
-      std::vector<float> values(20000, 1.0F);
+      const Array<float> values(20000, 1.0F);
       values[12345] = bad;
-      std::vector<float> result(values.size());
+      const Array<float> result(values.size());
       MoveLaunch launch = MoveLaunch::scale(DataType::Float32, to_type, 1.0);
-      uint32_t flag = 0;
-      launch.report_not_finite(&flag);
-      ASSERT_TRUE(launch.add(reinterpret_cast<std::byte*>(values.data()),
-                             reinterpret_cast<std::byte*>(result.data()),
-                             static_cast<int64_t>(values.size())));
-      test::run_on_host(launch);
-      EXPECT_EQ(flag, expected ? 1U : 0U) << bad << ' ' << to_string(to_type);
+      const Array<uint32_t> flag(1);
+      launch.report_not_finite(flag.begin());
+      ASSERT_TRUE(launch.add(values.data(), result.data(), static_cast<int64_t>(values.size())));
+      run(launch);
+      EXPECT_EQ(flag[0], expected ? 1U : 0U) << bad << ' ' << to_string(to_type);
     }
   }
 }
 
-TEST(Moves, AThousandTensorsAndTheirFillsAreOneLaunch) {
-  std::vector<std::byte> from(1000 * 64, std::byte{7});
-  std::vector<std::byte> to(1001 * 64);
+TEST_F(Moves, AThousandTensorsAndTheirFillsAreOneLaunch) {
+  const Array<std::byte> from(1000 * 64, std::byte{7});
+  const Array<std::byte> to(1001 * 64);
   std::vector<CopyItem> items;
   for (size_t i = 0; i < 1000; ++i) {
     CopyItem item;
@@ -198,14 +238,14 @@ TEST(Moves, AThousandTensorsAndTheirFillsAreOneLaunch) {
   items.push_back(fill);
   const std::vector<MoveLaunch> launches = make_launches(items);
   ASSERT_EQ(launches.size(), 1U);
-  test::run_on_host(launches[0]);
+  run(launches[0]);
   for (size_t i = 0; i < to.size(); ++i) {
     const bool copied = i / 64 < 1000 && i % 64 < i / 64 % 65;
     ASSERT_EQ(to[i], i >= 1000 * 64 ? std::byte{9} : copied ? std::byte{7} : std::byte{0}) << i;
   }
 }
 
-TEST(Moves, UnlikeCopiesAndTooManyTakeMoreLaunches) {
+TEST_F(Moves, UnlikeCopiesAndTooManyTakeMoreLaunches) {
   std::vector<std::byte> memory(64);
   CopyItem plain;
   plain.from = memory.data();
@@ -227,7 +267,7 @@ TEST(Moves, UnlikeCopiesAndTooManyTakeMoreLaunches) {
 }
 
 // A kernel's parameters are limited, see MoveLaunch::kMovesMax.
-TEST(Moves, ATableFitsInTheParametersOfAKernel) {
+TEST_F(Moves, ATableFitsInTheParametersOfAKernel) {
   EXPECT_LE(sizeof(MoveParameters) + MoveLaunch::kMovesMax * sizeof(Move), 32764U);
 }
 
