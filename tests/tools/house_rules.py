@@ -15,6 +15,8 @@ import sys
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 LINE_COLUMNS_MAX = 100
+PAGE_COLUMNS_MAX = 105    # of a line of text in a page
+PAGE_COLUMNS_FILLED = 70  # as many as a line of a paragraph uses, if the next word fits
 
 # Each folder may include itself and what its row names.
 LAYERS = {
@@ -169,6 +171,42 @@ def check_words(name, text, report):
             report("word", name, f"line {number}: '{match[0]}'")
 
 
+def page_paragraphs(text):
+    """(line number, lines) of each paragraph or item of a list; without tables and code."""
+    code = False
+    paragraph = []
+    for number, line in enumerate(text.split("\n") + [""], start=1):
+        fence = line.lstrip().startswith("```")
+        item = re.match(r" *([-*]|\d+\.) ", line) is not None
+        # Code is indented by four columns; so is the text of an item within an item.
+        indented = line.startswith("    ") and not item and not paragraph
+        marked = line.lstrip().startswith(("|", "#", "<"))
+        plain = bool(line.strip()) and not marked and not indented
+        if paragraph and (code or fence or item or not plain):
+            yield number - len(paragraph), paragraph
+            paragraph = []
+        code = code != fence
+        if plain and not code and not fence:
+            paragraph.append(line)
+
+
+def check_page(name, text, report):
+    """Lines of text that a change has left much too long or too short."""
+    # What stays together: a link, a piece of code, a word.
+    first_word = re.compile(r"\s*((?:\[[^]]*\]\([^)]*\)|`[^`]*`|\S)+)")
+    for begin, lines in page_paragraphs(text):
+        for number, line in enumerate(lines):
+            columns = len(re.sub(r"\]\([^)]*\)", "]", line))  # without the targets of links
+            if columns > PAGE_COLUMNS_MAX:
+                report("reflow", name, f"line {begin + number}: {columns} columns")
+            if number + 1 == len(lines):
+                continue
+            rest = "\n".join(lines[number + 1:])
+            filled = len(line) + 1 + len(first_word.match(rest)[1])
+            if filled <= PAGE_COLUMNS_FILLED:
+                report("reflow", name, f"line {begin + number}: ends early within a paragraph")
+
+
 def check_listed(sources, lists, report):
     """Each .cc stands in a CMake list, so that none is forgotten in the build."""
     words = {word for text in lists for word in re.findall(r"[\w./+${}-]+\.cc\b", text)}
@@ -210,6 +248,8 @@ def find_breaches(root):
             check_size(name, text, report)
         if name not in OWN_FILES:
             check_words(name, text, report)
+        if name.endswith(".md"):
+            check_page(name, text, report)
         if is_source(name):
             check_layers(name, text, report)
             check_content(name, text, report)

@@ -66,6 +66,20 @@ class HouseRules(unittest.TestCase):
         self.check("ops/a.cc", "//" + "x" * 99 + "\n", "column")
         self.check("tool", "#!/usr/bin/env bash\n#" + "x" * 100 + "\n", "column")
 
+    def test_pages(self):
+        line = ("word " * 19).strip()
+        self.check("a.md", f"{line}\n{line}\nend\n")
+        self.check("a.md", f"{line}\nshort\n{line}\n", "reflow")
+        self.check("a.md", f"- {line}\n  short\n  {line}\n", "reflow")
+        self.check("a.md", f"{line} {line}\n", "reflow")
+        # A link and a piece of code stay whole; items, tables and code are no paragraphs.
+        self.check("a.md", f"short\n[{line}](b.cc) is there\n")
+        self.check("a.md", f"short\n`{line}`\n")
+        self.check("a.md", "- one\n- two\n\n1. one\n2. two\n")
+        self.check("a.md", f"| {line} | {line} |\n| a | b |\n")
+        self.check("a.md", f"```\nshort\nshort\n{line} {line}\n```\n")
+        self.check("a.md", f"    short\n    {line} {line}\n")
+
     def test_functions(self):
         self.check("ops/a.cc", "void f() {\n" + "  work();\n" * 58 + "}\n")
         self.check("ops/a.cc", "void f() {\n" + LONG_BODY + "}\n", "function")
