@@ -1,15 +1,40 @@
 # Decides whether GPUs are built in: HORON_CUDA=AUTO takes CUDA where nvcc and NCCL's header are
 # found. Sets HORON_WITH_CUDA, and gives CUDA::cudart_static and HORON_NCCL_INCLUDE_DIR.
+#
+# Looks for nvcc in CUDACXX (the compiler itself), CUDA_HOME, PATH, /usr/local/cuda and the wheels
+# in .venv of this repository; for nccl.h in NCCL_HOME, beside CUDA, in the system and in those
+# wheels.
 
 set_property(CACHE HORON_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(HORON_WITH_CUDA OFF)
 if(HORON_CUDA)
-  find_program(HORON_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME PATHS /usr/local/cuda/bin)
+  if(DEFINED ENV{CUDACXX} AND EXISTS $ENV{CUDACXX})
+    set(HORON_NVCC $ENV{CUDACXX} CACHE FILEPATH "CUDA's compiler")
+  endif()
+  file(GLOB horon_cuda_wheels
+       ${CMAKE_CURRENT_LIST_DIR}/../../.venv/lib/python3*/site-packages/nvidia/cu*)
+  find_program(HORON_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda ${horon_cuda_wheels}
+               PATH_SUFFIXES bin)
   if(HORON_NVCC)
+    # Wheels hold the runtime under its full name only, by which CMake does not look for it.
+    file(REAL_PATH ${HORON_NVCC} horon_cuda_root)
+    cmake_path(GET horon_cuda_root PARENT_PATH horon_cuda_root)
+    cmake_path(GET horon_cuda_root PARENT_PATH horon_cuda_root)
+    file(GLOB horon_cudart ${horon_cuda_root}/lib/libcudart.so.*)
+    if(horon_cudart AND NOT EXISTS ${horon_cuda_root}/lib/libcudart.so
+       AND NOT EXISTS ${horon_cuda_root}/lib64/libcudart.so)
+      list(GET horon_cudart 0 horon_cudart)
+      set(CUDA_CUDART ${horon_cudart} CACHE FILEPATH "CUDA's runtime")
+    endif()
+    if(NOT CUDAToolkit_ROOT)
+      set(CUDAToolkit_ROOT ${horon_cuda_root})
+    endif()
     find_package(CUDAToolkit 12.1 QUIET)
   endif()
+  file(GLOB horon_nccl_wheels
+       ${CMAKE_CURRENT_LIST_DIR}/../../.venv/lib/python3*/site-packages/nvidia/nccl)
   find_path(HORON_NCCL_INCLUDE_DIR nccl.h HINTS ENV NCCL_HOME ${CUDAToolkit_INCLUDE_DIRS}
-            PATH_SUFFIXES include)
+            PATHS ${horon_nccl_wheels} PATH_SUFFIXES include)
   set(horon_cuda_missing "")
   if(NOT HORON_NVCC)
     set(horon_cuda_missing "no nvcc was found (CUDACXX tells where it is)")

@@ -8,6 +8,10 @@
 # that fails on a machine without the CUDA toolkit, and adds flags for ten GPU architectures on
 # others.
 #
+# Programs with CUDA tensors need libtorch_cuda in the process. HORON_TORCH_CUDA=AUTO links it where
+# it and all that it needs are found and an NVIDIA driver runs; ON insists, OFF leaves it out. Sets
+# HORON_TORCH_WITH_CUDA.
+#
 # HORON_TORCH_REPORT: the mode of message() if no LibTorch fits (default FATAL_ERROR). The text is
 # also stored in HORON_TORCH_PROBLEM.
 
@@ -109,3 +113,36 @@ set_target_properties(horon_libtorch PROPERTIES
   INTERFACE_LINK_LIBRARIES
     "${HORON_TORCH_ROOT}/lib/libtorch_cpu.so;${HORON_TORCH_ROOT}/lib/libc10.so"
   INTERFACE_LINK_OPTIONS "-Wl,-rpath,${HORON_TORCH_ROOT}/lib")
+
+set(HORON_TORCH_WITH_CUDA OFF)
+set(horon_torch_cuda ${HORON_TORCH_ROOT}/lib/libtorch_cuda.so)
+set(horon_torch_cuda_missing "")
+if(NOT DEFINED HORON_TORCH_CUDA)
+  set(HORON_TORCH_CUDA AUTO)
+endif()
+if(HORON_TORCH_CUDA STREQUAL "AUTO" AND NOT EXISTS /proc/driver/nvidia/version)
+  set(horon_torch_cuda_missing "no NVIDIA driver runs here")
+elseif(NOT EXISTS ${horon_torch_cuda})
+  set(horon_torch_cuda_missing "this LibTorch is one for CPUs")
+elseif(HORON_TORCH_CUDA)
+  execute_process(COMMAND ldd ${horon_torch_cuda} OUTPUT_VARIABLE horon_torch_needs ERROR_QUIET)
+  string(REGEX MATCHALL "[^ \t\n]+ => not found" horon_torch_cuda_missing "${horon_torch_needs}")
+  list(TRANSFORM horon_torch_cuda_missing REPLACE " => not found" "")
+  list(JOIN horon_torch_cuda_missing ", " horon_torch_cuda_missing)
+  if(horon_torch_cuda_missing)
+    string(PREPEND horon_torch_cuda_missing "its libtorch_cuda.so does not find ")
+  endif()
+endif()
+if(NOT HORON_TORCH_CUDA)
+  return()
+elseif(NOT horon_torch_cuda_missing)
+  set(HORON_TORCH_WITH_CUDA ON)
+  # It registers itself when it is loaded: no symbol of it is named, and yet it is needed.
+  set_property(TARGET horon_libtorch APPEND PROPERTY INTERFACE_LINK_OPTIONS
+    "LINKER:--push-state,--no-as-needed,${horon_torch_cuda},--pop-state")
+  message(STATUS "LibTorch: with CUDA")
+elseif(HORON_TORCH_CUDA STREQUAL "AUTO")
+  message(STATUS "LibTorch: without CUDA, since ${horon_torch_cuda_missing}")
+else()
+  message(FATAL_ERROR "HORON_TORCH_CUDA=ON: ${horon_torch_cuda_missing}")
+endif()
