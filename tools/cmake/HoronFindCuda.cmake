@@ -29,7 +29,12 @@ if(HORON_CUDA)
     if(NOT CUDAToolkit_ROOT)
       set(CUDAToolkit_ROOT ${horon_cuda_root})
     endif()
+    # For projects that require CMake 3.25, CMake 3.25.1 (Debian 12) marks a library as deprecated
+    # that CUDA 13 does not have, which is an error.
+    set(horon_required_cmake ${CMAKE_MINIMUM_REQUIRED_VERSION})
+    set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
     find_package(CUDAToolkit 12.1 QUIET)
+    set(CMAKE_MINIMUM_REQUIRED_VERSION ${horon_required_cmake})
   endif()
   file(GLOB horon_nccl_wheels
        ${CMAKE_CURRENT_LIST_DIR}/../../.venv/lib/python3*/site-packages/nvidia/nccl)

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""tools/gpu_check, as far as it goes without a GPU: how results are read, limits, the pack, and the
+environment of ranks that share a GPU.
+
+usage: gpu_check_test.py REPOSITORY
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+REPOSITORY = pathlib.Path(sys.argv[1]).resolve()
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(REPOSITORY / "tools"))
+
+from gpu_checks import pack, parts  # pylint: disable=wrong-import-position
+
+PASSED = "\x1b[0;32m[  PASSED  ] \x1b[m3 tests.\n"
+SKIPPED = "no GPU: no NVIDIA driver\n[  PASSED  ] 0 tests.\n[  SKIPPED ] 3 tests\n"
+FAILED = "[  PASSED  ] 1 test.\n[  FAILED  ] Moves.Copy (1 ms)\n[  FAILED  ] 1 test, listed:\n"
+
+
+class Results(unittest.TestCase):
+    def outcome(self, *results):
+        found = parts.gtest_outcome(results)
+        return found.state, found.detail
+
+    def test_gtest(self):
+        self.assertEqual(self.outcome((0, PASSED), (0, PASSED)), ("passed", "6 tests"))
+        self.assertEqual(self.outcome((0, PASSED), (0, SKIPPED)), ("passed", "3 tests, 3 skipped"))
+        self.assertEqual(self.outcome((0, SKIPPED)), ("skipped", "no GPU: no NVIDIA driver"))
+        self.assertEqual(self.outcome((0, PASSED), (1, FAILED)), ("failed", "1: Moves.Copy"))
+        self.assertEqual(self.outcome((124, PASSED))[0], "failed")
+        self.assertIn("limit", self.outcome((124, PASSED))[1])
+        self.assertEqual(self.outcome((0, ""))[0], "skipped")
+
+    def test_every_part_has_a_name_of_its_own_and_a_limit(self):
+        all_parts = parts.all_parts()
+        self.assertEqual(len({part.name for part in all_parts}), len(all_parts))
+        for part in all_parts:
+            self.assertTrue(part.targets, part.name)
+            self.assertLessEqual(part.limit_s, 150, part.name)
+
+
+class Pack(unittest.TestCase):
+    def test_leaves_out_what_is_of_no_use_or_does_harm(self):
+        for path in ("/usr/share/man/man1/mpirun.1.gz", "/usr/lib/openmpi3/mca_pml_ucx.so",
+                     "/usr/lib/x/libmpi.a", "/usr/lib/x/libmpi_cxx.so.40"):
+            self.assertRegex(path, pack.LEFT_OUT)
+        for path in ("/usr/lib/x/libmpi.so.40.30.4", "/usr/lib/openmpi3/mca_btl_vader.so",
+                     "/usr/lib/x/libgmock.a"):
+            self.assertNotRegex(path, pack.LEFT_OUT)
+        for name in ("libc.so.6", "ld-linux-x86-64.so.2", "libstdc++.so.6"):
+            self.assertRegex(name, pack.OF_EVERY_SYSTEM)
+        self.assertNotRegex("libcrypto.so.3", pack.OF_EVERY_SYSTEM)
+
+
+class Ranks(unittest.TestCase):
+    """one_gpu_rank, with an nvidia-smi of our own."""
+
+    def environment_of(self, gpus, ranks):
+        with tempfile.TemporaryDirectory() as folder:
+            smi = pathlib.Path(folder) / "nvidia-smi"
+            smi.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {i}: X'\n" for i in range(gpus)))
+            smi.chmod(0o755)
+            environment = {"PATH": f"{folder}:{os.environ['PATH']}", "OMPI_COMM_WORLD_RANK": "1",
+                           "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)}
+            output = subprocess.run([REPOSITORY / "tests/support/one_gpu_rank", "env"], text=True,
+                                    env=environment, capture_output=True, check=True).stdout
+        return dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+
+    def test_ranks_share_a_gpu_only_where_they_must(self):
+        self.assertEqual(self.environment_of(1, 2)["NCCL_HOSTID"], "rank1")
+        self.assertEqual(self.environment_of(0, 1)["NCCL_NET"], "Socket")
+        self.assertNotIn("NCCL_HOSTID", self.environment_of(2, 2))
+
+
+class Program(unittest.TestCase):
+    def run_tool(self, *arguments):
+        return subprocess.run([sys.executable, REPOSITORY / "tools/gpu_check", *arguments],
+                              capture_output=True, text=True, check=False)
+
+    def test_list_and_wrong_use(self):
+        listed = self.run_tool("--list")
+        self.assertEqual(listed.returncode, 0, listed.stderr)
+        for part in parts.all_parts():
+            self.assertIn(part.name, listed.stdout)
+        self.assertEqual(self.run_tool("--only", "nothing").returncode, 2)
+
+    def test_a_command_ends_at_its_limit_with_all_that_it_started(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code = ("import runpy, sys, types, pathlib, time\n"
+                    f"m = runpy.run_path({str(REPOSITORY / 'tools/gpu_check')!r})\n"
+                    "here = types.SimpleNamespace(environment={'PATH': '/usr/bin:/bin'})\n"
+                    f"run = m['Run'](here, pathlib.Path('/'), pathlib.Path({folder!r}),\n"
+                    "               time.monotonic() + 60, 1)\n"
+                    "shell = 'echo begun; sleep 300 & sleep 300'\n"
+                    "print(run.command(['sh', '-c', shell], None, 1))")
+            begin = time.monotonic()
+            result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                                    check=False, timeout=60)
+            self.assertIn("124", result.stdout, result.stderr)
+            self.assertIn("begun", result.stdout)
+            self.assertLess(time.monotonic() - begin, 50)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,172 @@
+"""The parts of the check: what each builds, runs and reads. A part that fails does not end the run.
+"""
+
+import dataclasses
+import json
+import os
+import re
+
+
+@dataclasses.dataclass
+class Outcome:
+    state: str  # passed, failed, skipped
+    detail: str
+    data: object = None
+
+
+@dataclasses.dataclass
+class Part:
+    name: str
+    question: str
+    targets: tuple  # relative to the build, as CMake names them
+    limit_s: int
+    run: object  # (Run) -> Outcome
+    needs_torch: bool = False
+    needs_cuda: bool = True  # a build with CUDA; what needs a device says so itself
+
+
+def last_lines(text, count=3):
+    lines = [line for line in text.splitlines() if line.strip()]
+    return " / ".join(line.strip() for line in lines[-count:])[:300]
+
+
+def plain(text):
+    """Without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def gtest_outcome(results):
+    """Of several runs of gtest programs: (code, output) each."""
+    passed = skipped = 0
+    reason = ""
+    for code, output in results:
+        output = plain(output)
+        passed += sum(map(int, re.findall(r"\[  PASSED  \] (\d+) test", output)))
+        skipped += sum(map(int, re.findall(r"\[  SKIPPED \] (\d+) test", output)))
+        if match := re.search(r"no GPU.*", output):
+            reason = match[0].strip()
+        if code != 0:
+            failures = re.findall(r"\[  FAILED  \] (\w+\.\w+)", output)
+            names = ", ".join(sorted(set(failures))) or last_lines(output)
+            return Outcome("failed", f"{'over the time limit' if code == 124 else code}: {names}")
+    if passed == 0:
+        return Outcome("skipped", reason or "all tests were skipped")
+    note = f", {skipped} skipped" if skipped else ""
+    return Outcome("passed", f"{passed} tests{note}")
+
+
+def info(run):
+    code, output = run.command([run.program("horon-info"), "--json"])
+    if code != 0:
+        return Outcome("failed", last_lines(output))
+    build = json.loads(output)["build"]
+    text = "; ".join(f"{name} {build[name]}" for name in ("cuda", "nccl") if build.get(name))
+    return Outcome("passed", text, build)
+
+
+def tests_on_threads(run):
+    """The production classes on the GPU of threads: shows that this build is sound."""
+    code, output = run.command(["ctest", "--test-dir", run.build, "-L", "^cuda$", "-R",
+                                "^(move|cuda_memory|nccl)_", "-j", str(max(2, run.cores // 2)),
+                                "--timeout", str(run.limit_s)])
+    summary = re.search(r"(\d+)% tests passed, (\d+) tests failed out of (\d+)", output)
+    if summary is None:
+        return Outcome("failed", last_lines(output))
+    state = "passed" if code == 0 and summary[2] == "0" else "failed"
+    failed = re.findall(r"^\s+\d+ - (\S+) \(", output, re.M)
+    return Outcome(state, f"{summary[3]} tests, {summary[2]} failed {' '.join(failed)}".strip())
+
+
+def kernels(run):
+    results = [run.command([run.program(name)])
+               for name in ("move_test_gpu", "cuda_memory_test_gpu")]
+    return gtest_outcome(results)
+
+
+def nccl_contract(ranks):
+    def check(run):
+        program = run.program("nccl_device_test_gpu")
+        watchdog = f"--watchdog-s={max(10, run.limit_s - 5)}"
+        return gtest_outcome([run.ranks(ranks, [program, watchdog])])
+    return check
+
+
+def peer_death(run):
+    code, output = run.command([run.script("tests/support/one_gpu_rank"),
+                                run.program("nccl_peer_death_test_gpu")],
+                               {"GPU_RANKS": "3"})
+    outcome = gtest_outcome([(code, output)])
+    told = re.findall(r"after ([\d.]+) s NCCL says: (.*)", output)
+    aborts = re.findall(r"abort took ([\d.]+) s", output)
+    if told and aborts:
+        outcome.detail += (f"; the others knew after {max(float(t) for t, _ in told):.2f} s, "
+                           f"abort took {max(map(float, aborts)):.2f} s")
+        outcome.data = {"told": told, "aborts": aborts}
+    return outcome
+
+
+def sanitizer(run):
+    tool = run.which("compute-sanitizer", "/usr/local/cuda/bin")
+    if tool is None:
+        return Outcome("skipped", "compute-sanitizer is not installed")
+    results = []
+    for name in ("move_test_gpu", "cuda_memory_test_gpu"):
+        code, output = run.command([tool, "--tool", "memcheck", "--error-exitcode", "99",
+                                    "--leak-check", "no", run.program(name)])
+        results.append((code, output))
+    outcome = gtest_outcome(results)
+    summaries = re.findall(r"ERROR SUMMARY: (\d+) error", " ".join(out for _, out in results))
+    if outcome.state == "passed" and not summaries:
+        return Outcome("failed", "compute-sanitizer said nothing: " + last_lines(results[-1][1]))
+    outcome.detail += f"; errors: {', '.join(summaries) or '-'}"
+    return outcome
+
+
+def move_bandwidth(run):
+    path = os.path.join(run.results, "gpu_moves.json")
+    code, output = run.command([run.program("gpu_move_bench"), "--json", path])
+    if code == 77:
+        return Outcome("skipped", last_lines(output, 1))
+    if code != 0:
+        return Outcome("failed", last_lines(output))
+    rows = json.load(open(path, encoding="utf-8"))["rows"]
+    large = [row for row in rows if row["bytes"] >= 25 << 20]
+    shares = {}
+    for row in large:
+        shares.setdefault(row["contender"], []).append(row["of_copy"])
+    text = ", ".join(f"{name} {min(values):.2f}" for name, values in shares.items()
+                     if name != "cudaMemcpyAsync")
+    copy = max(row["GB_per_s"] for row in large if row["contender"] == "cudaMemcpyAsync")
+    worst = min(min(values) for values in shares.values())
+    detail = f"from 25 MiB on, of the copy's {copy:.0f} GB/s at least: {text} (aim 0.90)"
+    return Outcome("passed" if worst >= 0.9 else "failed", detail, rows)
+
+
+def facts_of_ranks(run):
+    """NCCL between ranks that share the GPU, by the smallest test: what else is worth running."""
+    program = run.program("nccl_device_test_gpu")
+    return gtest_outcome([run.ranks(2, [program, "--gtest_filter=*Broadcast"])])
+
+
+def all_parts():
+    gpu_tests = ("move_test_gpu", "cuda_memory_test_gpu", "nccl_device_test_gpu",
+                 "nccl_peer_death_test_gpu")
+    on_threads = ("move_test", "cuda_memory_test", "nccl_device_test", "nccl_peer_death_test",
+                  "nccl_threads_test", "nccl_runtime_test", "nccl_ops_test")
+    nccl = ("nccl_device_test_gpu",)
+    return [
+        Part("facts", "what was built, what is there", ("horon-info",), 30, info,
+             needs_cuda=False),
+        Part("two ranks", "do two NCCL ranks share the GPU?", nccl, 60, facts_of_ranks),
+        Part("kernels", "copies, casts, streams, events on the device", gpu_tests[:2], 60, kernels),
+        Part("nccl np=1", "all collectives, all types, on memory of the device", nccl, 60,
+             nccl_contract(1)),
+        Part("nccl np=2", "the same between two real NCCL ranks", nccl, 90, nccl_contract(2)),
+        Part("nccl np=4", "the same between four", nccl, 120, nccl_contract(4)),
+        Part("killed peer", "the others learn of it, abort, go on", gpu_tests[3:], 60, peer_death),
+        Part("bandwidth", "pack and unpack beside cudaMemcpyAsync", ("gpu_move_bench",), 60,
+             move_bandwidth),
+        Part("sanitizer", "compute-sanitizer over the kernels", gpu_tests[:2], 90, sanitizer),
+        Part("threads", "the same classes on a GPU made of threads", on_threads, 90,
+             tests_on_threads, needs_cuda=False),
+    ]
