@@ -12,12 +12,13 @@ import sys
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
 
 REPOSITORY = pathlib.Path(sys.argv[1]).resolve()
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
-from gpu_checks import pack, parts  # pylint: disable=wrong-import-position
+from gpu_checks import pack, parts, picture  # pylint: disable=wrong-import-position
 
 PASSED = "\x1b[0;32m[  PASSED  ] \x1b[m3 tests.\n"
 SKIPPED = "no GPU: no NVIDIA driver\n[  PASSED  ] 0 tests.\n[  SKIPPED ] 3 tests\n"
@@ -44,6 +45,18 @@ class Results(unittest.TestCase):
         for part in all_parts:
             self.assertTrue(part.targets, part.name)
             self.assertLessEqual(part.limit_s, 150, part.name)
+
+
+class Picture(unittest.TestCase):
+    def test_has_a_bar_for_each_row_and_a_legend(self):
+        rows = [{"bytes": size << 20, "tensors": 60, "contender": contender, "GB_per_s": speed}
+                for size in (1, 25) for contender, speed in (("a copy", 100.0), ("a < b", 50.0))]
+        root = xml.etree.ElementTree.fromstring(picture.draw("a GPU", rows))
+        tags = [element.tag.rsplit("}", 1)[-1] for element in root]
+        self.assertEqual(tags.count("rect"), 1 + 2 + 4)  # the ground, the legend, the bars
+        texts = [element.text for element in root if element.text]
+        self.assertIn("a < b", texts)
+        self.assertIn("25 MiB, 60 tensors", texts)
 
 
 class Pack(unittest.TestCase):

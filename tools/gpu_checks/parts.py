@@ -6,6 +6,8 @@ import json
 import os
 import re
 
+from gpu_checks import picture
+
 
 @dataclasses.dataclass
 class Outcome:
@@ -129,7 +131,11 @@ def move_bandwidth(run):
         return Outcome("skipped", last_lines(output, 1))
     if code != 0:
         return Outcome("failed", last_lines(output))
-    rows = json.load(open(path, encoding="utf-8"))["rows"]
+    with open(path, encoding="utf-8") as file:
+        measured = json.load(file)
+    rows = measured["rows"]
+    with open(os.path.join(run.results, "gpu_moves.svg"), "w", encoding="utf-8") as file:
+        file.write(picture.draw(measured["device"], rows))
     large = [row for row in rows if row["bytes"] >= 25 << 20]
     shares = {}
     for row in large:
