@@ -33,7 +33,7 @@ size_t aligned(size_t bytes) {
 size_t exchange_offset(int local_size) {
   return aligned(SharedMemoryAllreduce::area_bytes(local_size));
 }
-// Between hosts the ops take all to MPI, and the gate stands alone.
+// Over several hosts the ops use MPI, so only the gate needs shared memory.
 size_t gate_offset(const core::Topology& topology) {
   if (!topology.one_host()) return 0;
   return exchange_offset(topology.local_size) +

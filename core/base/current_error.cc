@@ -1,10 +1,11 @@
 #include "horon/core/base/current_error.h"
 
 #include <new>
+#include <string>
 
 namespace horon::core {
 
-Error current_error() {
+Error current_error(ErrorCode other) {
   try {
     throw;
   } catch (const Error& error) {
@@ -12,9 +13,10 @@ Error current_error() {
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::Limit, "out of memory");
   } catch (const std::exception& error) {
-    return Error(ErrorCode::OperationFailed, error.what());
+    const std::string text = error.what();
+    return Error(other, text.substr(0, text.find('\n')));
   } catch (...) {
-    return Error(ErrorCode::OperationFailed, "unknown exception");
+    return Error(other, "an exception that is no std::exception");
   }
 }
 

@@ -5,8 +5,9 @@
 
 namespace horon::core {
 
-// Call it in a catch block. A horon::Error stays as it is, want of memory becomes Error(Limit), and
-// any other exception Error(OperationFailed) with its text.
-Error current_error();
+// Call it in a catch block. A horon::Error stays as it is, and want of memory becomes Error(Limit).
+// Any other exception becomes an Error of code `other` with the first line of its text: LibTorch
+// puts a backtrace behind that.
+Error current_error(ErrorCode other = ErrorCode::OperationFailed);
 
 }  // namespace horon::core

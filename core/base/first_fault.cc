@@ -16,8 +16,8 @@ std::optional<FirstFault> first_fault(std::span<const std::string> said) {
       std::find_if(said.begin(), said.end(), [](const std::string& one) { return !one.empty(); });
   if (first == said.end()) return std::nullopt;
   FirstFault fault{Error(static_cast<ErrorCode>(first->front()), first->substr(1)), {}};
-  for (size_t place = 0; place < said.size(); ++place) {
-    if (said[place] == *first) fault.places.push_back(place);
+  for (size_t member = 0; member < said.size(); ++member) {
+    if (said[member] == *first) fault.members.push_back(static_cast<int>(member));
   }
   return fault;
 }

@@ -15,11 +15,12 @@ namespace horon::core {
 std::string fault_bytes(const std::optional<Error>& fault);
 
 struct FirstFault {
-  Error error;                 // as the lowest rank that has one said it
-  std::vector<size_t> places;  // of all ranks that said the same, ascending
+  Error error;               // of the lowest rank that failed
+  std::vector<int> members;  // indices of all that failed with the same error, ascending
 };
 
-// Of what all ranks said, in order of rank: the same on every rank. Nothing, if all went well.
+// `said`: by each member, in the order of ranks. The same result on every rank; empty if all went
+// well.
 std::optional<FirstFault> first_fault(std::span<const std::string> said);
 
 }  // namespace horon::core

@@ -16,7 +16,7 @@ struct Statistics {
   // The collectives that ran them: fewer, where several were fused.
   uint64_t negotiated_batches = 0;
   uint64_t frozen_batches = 0;
-  uint64_t void_starts = 0;  // all had come, but the plan was thawed first: negotiated then
+  uint64_t void_starts = 0;  // filled by all ranks, but thawed before the start: then negotiated
   uint64_t freezes = 0;      // entries that were frozen
   uint64_t thaws = 0;        // entries that were thawed: a rank has deviated
   // Messages of negotiation between ranks, with any number of items each. The data of collectives
@@ -27,7 +27,7 @@ struct Statistics {
   uint64_t collectives_in_flight = 0;
   uint64_t bytes_in_flight = 0;  // this rank's tensors in them
   // Memory of this rank beside the tensors, of all process sets: fusion buffers, and what ops
-  // convert. It is kept for reuse, up to the limit. One batch that needs more gets it all the same.
+  // convert into. It is kept for reuse, up to the limit. One batch that needs more gets it anyway.
   uint64_t scratch_bytes = 0;
   uint64_t scratch_bytes_peak = 0;   // the peaks of the sets, added up
   uint64_t scratch_bytes_limit = 0;  // without sets that have no limit

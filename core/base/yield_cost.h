@@ -13,8 +13,8 @@
 
 namespace horon::core {
 
-// Remembers across waits whether yields have been dear. Any number of threads may share one: what
-// they lose of each other's is a guess. Valid as zeroed memory.
+// Remembers across waits whether yields have been dear. Any number of threads may share one:
+// updates may get lost, since it only holds an estimate. Valid as zeroed memory.
 class YieldCost {
  public:
   using Clock = std::chrono::steady_clock;
@@ -35,7 +35,7 @@ class YieldCost {
     note(after - before);
     return after;
   }
-  // From a dear yield on, until some cheap ones.
+  // True from a dear yield until several cheap ones.
   bool dear() const noexcept { return next_.load(std::memory_order_relaxed) > 0; }
 
   void note(Clock::duration took) noexcept {
@@ -56,7 +56,8 @@ class YieldCost {
   static constexpr uint32_t kMost = 1024;
 
   std::atomic<uint32_t> waits_without_{0};
-  std::atomic<uint32_t> next_{0};  // the next dear one costs twice as many waits without
+  std::atomic<uint32_t> next_{
+      0};  // the next dear yield is followed by twice as many waits without one
 };
 
 }  // namespace horon::core

@@ -4,7 +4,9 @@
 #include <sstream>
 #include <utility>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/first_fault.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 
 namespace horon::core {
@@ -51,21 +53,17 @@ void agree(const Bootstrap& bootstrap, const std::optional<Error>& fault) {
       bootstrap.allgather(Bootstrap::Among::Job, fault_bytes(fault));
   const std::optional<FirstFault> first = first_fault(said);
   if (!first) return;
-  if (first->places.size() == said.size()) throw first->error;
-  const std::vector<int> ranks(first->places.begin(), first->places.end());
+  if (first->members.size() == said.size()) throw first->error;
   throw Error(first->error.code(),
-              concat(first->error.what(), " (on ", ranks.size() == 1 ? "rank " : "ranks ",
-                     list_ranks(ranks), ")"));
+              concat(first->error.what(), " (on ", name_ranks(first->members), ")"));
 }
 
 void run_on_all(const Bootstrap& bootstrap, const std::function<void()>& step) {
   std::optional<Error> fault;
   try {
     step();
-  } catch (const Error& error) {
-    fault = error;
-  } catch (const std::exception& error) {
-    fault = Error(ErrorCode::OperationFailed, error.what());
+  } catch (...) {
+    fault = current_error();
   }
   agree(bootstrap, fault);
 }

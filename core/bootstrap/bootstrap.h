@@ -56,9 +56,9 @@ std::vector<Value> allgather_values(const Bootstrap& bootstrap, Bootstrap::Among
 void require_same(const Bootstrap& bootstrap, const std::string& what, const std::string& text);
 
 // Each rank says how a step went that can fail on one rank alone: `fault`, or nothing. If any rank
-// has a fault, every rank throws the one of the lowest such rank, with the ranks that have the
-// same:
-// "... (on rank 3)"; the ranks are left out if that is all of them.
+// has a fault, every rank throws that of the lowest such rank. Its text names the ranks that have
+// the same fault: "... (on rank 3)". If that is all ranks, none is named.
+// Collective over the job.
 void agree(const Bootstrap& bootstrap, const std::optional<Error>& fault);
 
 // Runs `step` on every rank, then agree()s on how it went: an exception of one rank is an Error on

@@ -13,8 +13,8 @@ class InProcessJob::Rank final : public Bootstrap {
   const Topology& topology() const override { return topology_; }
   std::vector<std::string> allgather(Among among, std::string_view mine) const override {
     Meeting& meeting = among == Among::Job ? job_ : host_;
-    const int place = among == Among::Job ? topology_.rank : topology_.local_rank;
-    meeting.blocks[static_cast<size_t>(place)] = mine;
+    const int index = among == Among::Job ? topology_.rank : topology_.local_rank;
+    meeting.blocks[static_cast<size_t>(index)] = mine;
     meeting.barrier.arrive_and_wait();
     std::vector<std::string> all = meeting.blocks;
     meeting.barrier.arrive_and_wait();  // until all have read

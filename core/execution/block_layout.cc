@@ -27,8 +27,8 @@ class Extents {
     }
   }
 
-  int64_t get(size_t member, size_t part, size_t place = 0) const {
-    return said_[members_[member].begin + part * members_[member].each + place];
+  int64_t get(size_t member, size_t part, size_t index = 0) const {
+    return said_[members_[member].begin + part * members_[member].each + index];
   }
 
  private:
@@ -96,8 +96,8 @@ int64_t total(std::span<const int64_t> counts) {
 }
 
 int index_of(int rank, std::span<const int> ranks) {
-  const auto place = std::find(ranks.begin(), ranks.end(), rank);
-  return place == ranks.end() ? 0 : static_cast<int>(place - ranks.begin());
+  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  return found == ranks.end() ? 0 : static_cast<int>(found - ranks.begin());
 }
 
 BlockLayout make_block_layout(const EntrySpec& spec, std::span<const int64_t> extents, int me,

@@ -33,7 +33,7 @@ bool moves_blocks(CollectiveKind kind);
 
 int64_t total(std::span<const int64_t> counts);
 
-// The place of `rank` among the members; 0 if it is none.
+// The index of `rank` among the members; 0 if it is none.
 int index_of(int rank, std::span<const int> ranks);
 
 }  // namespace horon::core

@@ -53,15 +53,15 @@ struct Batch {
 enum class Progress : uint8_t {
   Done,      // finished on this rank; do not step again
   Advanced,  // did something: step again soon
-  Polling,   // waits for something that nobody will announce
+  Polling,   // waits for something that does not ring the doorbell
   Ringing,   // waits for a peer, who will ring the doorbell
 };
 
 class InFlight {
  public:
   virtual ~InFlight() = default;
-  // Does a bounded piece of work (well under a millisecond) and returns. What it throws
-  // is the error of the batch, which ends the job.
+  // Does a bounded piece of work (well under a millisecond) and returns. What it throws is the
+  // error of the batch, which ends the job.
   virtual Progress step() = 0;
   // For ops that enqueue: called now and then after step() has said Done, until the work has
   // happened. Throws if it never will, because a peer or the device has failed.
@@ -103,9 +103,9 @@ class CollectiveOp {
   // Batches are started in the order of their sequence, as far as start_order() asks for it, on
   // every rank; several may be in flight.
   virtual std::unique_ptr<InFlight> start(Batch batch) = 0;
-  // The job is over: nothing is stepped or started any more. An op that enqueues lets go of what
-  // still waits for peers in its queue, whatever results that gives, so that nobody who waits
-  // behind it waits for ever. Bounded.
+  // The job is over: nothing is stepped or started any more. An op that enqueues stops what still
+  // waits for peers in its queue, so that nothing behind it waits for ever; the results are not
+  // valid. Takes bounded time.
   virtual void abort() noexcept {}
 };
 

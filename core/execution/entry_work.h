@@ -25,8 +25,8 @@ struct MemoryPart {
 class MemoryQueue;
 
 // The memory for the result of a part, once its number of elements is known. The result is written
-// by work that comes into `queue` later, so memory that was given back in the order of that queue
-// will do. Null, or what it throws, is the error of this rank's entry alone.
+// by work that is enqueued in `queue` later, so memory of a stream-ordered allocator will do. Null,
+// or what it throws, is the error of this rank's entry alone.
 using AllocateOutput = std::function<std::byte*(size_t part, int64_t elements, MemoryQueue& queue)>;
 
 struct EntryWork {

@@ -29,12 +29,12 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
                               std::vector<EnqueuedBatch>& enqueued) {
   Pace pace = Pace::Idle;
   const auto slower = [&](Pace seen) {
-    // Busy wins over Polling, Polling over Ringing: the most restless batch sets the pace.
+    // The batch that must be stepped soonest decides: Busy, then Polling, then Ringing.
     if (pace == Pace::Idle || seen < pace) pace = seen;
   };
   earlier_.clear();
-  for (auto place = running_.begin(); place != running_.end();) {
-    RunningBatch& running = **place;
+  for (auto batch = running_.begin(); batch != running_.end();) {
+    RunningBatch& running = **batch;
     Progress progress = Progress::Done;
     std::optional<Error> error;
     try {
@@ -52,12 +52,12 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
       slower(progress == Progress::Advanced  ? Pace::Busy
              : progress == Progress::Polling ? Pace::Polling
                                              : Pace::Ringing);
-      ++place;
+      ++batch;
       continue;
     }
     finished.emplace_back();  // first: without memory for it the batch stays where it is
     finished.back() = running.finish(std::move(error));
-    const auto done = place++;
+    const auto done = batch++;
     done->reset();
     spare_.splice(spare_.begin(), running_, done);
     slower(Pace::Busy);

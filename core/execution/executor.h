@@ -25,8 +25,8 @@ class Executor {
     int size = 1;
     std::vector<int> ranks;  // of all members; empty: 0, 1, ...
     std::shared_ptr<OpTable> ops;
-    // The domains of the set, and the scratch of its batches and of its ops. Batches that need more
-    // than its limit wait, but for the first of those under way.
+    // The domains of the set, and the scratch of its batches and of its ops. A batch for which the
+    // scratch has no room waits, unless it is the oldest one under way.
     std::shared_ptr<ScratchPool> scratch;
     std::shared_ptr<Timeline> timeline;  // may be null
   };
@@ -39,7 +39,7 @@ class Executor {
   enum class Pace : uint8_t {
     Idle,     // nothing is in flight
     Busy,     // something moved: step again soon
-    Polling,  // something in flight announces itself to nobody
+    Polling,  // the end of something in flight does not ring the doorbell
     Ringing,  // everything in flight will ring the doorbell
   };
   // Moves every batch a little. Finished batches are appended in the order in which they finish;
@@ -48,8 +48,8 @@ class Executor {
   Pace step(std::vector<FinishedBatch>& finished, std::vector<EnqueuedBatch>& enqueued);
 
   // The job is over: gives up everything in flight. A peer, MPI or a device may still write there,
-  // so all that the batches hold is kept for ever. Then the ops abort what they have enqueued: tell
-  // whoever waits for a result before. Needs no memory.
+  // so all that the batches hold is kept for ever. Then the ops abort what they have enqueued.
+  // Finish the handles first. Needs no memory.
   void abandon() noexcept;
 
   const OpTable& ops() const { return *context_.ops; }
@@ -57,7 +57,7 @@ class Executor {
 
  private:
   BatchContext context_;
-  // The places of batches that have finished are used again.
+  // The list nodes of finished batches are used again.
   using Batches = std::list<std::optional<RunningBatch>>;
   Batches running_;  // in the order of the log
   Batches spare_;

@@ -18,7 +18,7 @@ class Predecessors {
     one_needs_scratch_ = one_keeps_log_order_ = false;
     keep_own_order_.clear();
   }
-  // A batch behind which the next ones come. `unstarted`: its op; null: it has started.
+  // Notes one earlier batch. `unstarted`: its op, or null if it has started.
   void add(bool needs_scratch, const CollectiveOp* unstarted) {
     none_ = false;
     one_needs_scratch_ = one_needs_scratch_ || needs_scratch;
@@ -31,9 +31,9 @@ class Predecessors {
 
   // Every earlier batch has finished.
   bool none() const { return none_; }
-  // Scratch is given out in the order of the log, and the first batch in it takes what it needs. On
-  // all ranks together, the first batch that has not finished everywhere is the first on each of
-  // them: it always goes on, however little scratch there is.
+  // Scratch is given out in the order of the log, and the oldest unfinished batch may exceed the
+  // limit. The batch that is oldest over all ranks is the oldest on each rank that has not finished
+  // it, so it always goes on: little scratch cannot cause a deadlock.
   bool may_take_scratch() const { return !one_needs_scratch_; }
   bool may_start(const CollectiveOp& op) const {
     if (!any_) return true;

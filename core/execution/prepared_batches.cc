@@ -15,9 +15,9 @@ CollectiveOp& op_for(const OpTable& ops, const Batch& batch, int64_t facts_count
 }
 
 const PreparedBatch* PreparedBatches::find(const EntrySpec* spec, int contributors) const {
-  const auto place = by_spec_.find(spec);
-  if (place == by_spec_.end() || place->second.contributors != contributors) return nullptr;
-  return &place->second;
+  const auto known = by_spec_.find(spec);
+  if (known == by_spec_.end() || known->second.contributors != contributors) return nullptr;
+  return &known->second;
 }
 
 void PreparedBatches::add(PreparedBatch prepared) {

@@ -35,7 +35,7 @@ class PreparedBatches {
   void add(PreparedBatch prepared);
 
  private:
-  // A program that makes a new spec for each call finds none again.
+  // A program that makes a new spec for each call never hits: the map is cleared when it is full.
   static constexpr size_t kKept = 1024;
   std::unordered_map<const EntrySpec*, PreparedBatch> by_spec_;
 };

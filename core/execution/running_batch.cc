@@ -63,7 +63,7 @@ Progress RunningBatch::step(const Predecessors& earlier) {
         break;
       case Stage::Packed:
         if (!host_may_touch_memory()) return Progress::Polling;
-        if (!earlier.may_start(*op_)) return Progress::Ringing;  // moves when the earlier one does
+        if (!earlier.may_start(*op_)) return Progress::Ringing;  // until the earlier batch moves
         start();
         stage_ = Stage::Flying;
         break;
@@ -230,8 +230,8 @@ bool RunningBatch::take_scratch(const Predecessors& earlier) {
   return true;
 }
 
-// For an op that enqueues, the queue waits. For one that the host drives the host looks: so nothing
-// stands in the queue behind a tensor that is not ready, and later batches go on.
+// If the op enqueues, the queue waits for the tensors. If the host drives the op, the host asks:
+// nothing in the queue then stands behind a tensor that is not ready, and later batches go on.
 bool RunningBatch::tensors_ready() {
   for (; ready_ < work_.entries.size(); ++ready_) {
     Event* const ready = work_.entries[ready_].ready.get();
@@ -241,29 +241,30 @@ bool RunningBatch::tensors_ready() {
   return true;
 }
 
-// Scratch may still be in use by the batch that had it before, also where nothing is packed.
+// Even where nothing is packed: work of the batch that had this scratch before may still run.
 void RunningBatch::end_packing() {
   if (!immediate_ && scratch_bytes_ && !op_->enqueues()) packed_ = queue_->record();
 }
 
-// Whoever takes the scratch next enqueues its work behind that of this batch.
+// The next user of the scratch enqueues its work behind this event.
 void RunningBatch::end_unpacking() {
   if (!immediate_ && (scratch_bytes_ || compressed() || op_->enqueues())) done_ = queue_->record();
   if (scratch_bytes_) context_.scratch->give_back(spec_.device, std::move(scratch_), done_);
 }
 
-// Calls visit(entry, part, place) for all memory of this rank. Place: where the op has it.
+// Calls visit(entry, part, address) for all memory of this rank. `address`: of the part in the op's
+// memory.
 template <class Visit>
 void RunningBatch::for_each_part(const Visit& visit) {
-  std::byte* place = batch_.output;
+  std::byte* address = batch_.output;
   for (const EntryWork& entry : work_.entries) {
     if (!entry.mine) {
-      place += bytes_of(element_count(*entry.spec));
+      address += bytes_of(element_count(*entry.spec));
       continue;
     }
     for (const MemoryPart& part : entry.memory) {
-      visit(entry, part, place);
-      place += bytes_of(part.count);
+      visit(entry, part, address);
+      address += bytes_of(part.count);
     }
   }
 }
@@ -296,10 +297,10 @@ SlicedCopy RunningBatch::pack() {
     fill.bytes = bytes_of(batch_.count);
     fill.pattern = neutral_pattern(batch_.dtype, batch_.reduce_op);
   }
-  for_each_part([&](const EntryWork& entry, const MemoryPart& part, std::byte* place) {
+  for_each_part([&](const EntryWork& entry, const MemoryPart& part, std::byte* address) {
     CopyItem& item = items.emplace_back();
     item.from = part.input;
-    item.to = place;
+    item.to = address;
     item.bytes = bytes_of(part.count);
     if (!compressed() || entry.narrowed) return;
     item.bytes = static_cast<size_t>(part.count) * size_of(spec_.dtype);
@@ -316,9 +317,9 @@ SlicedCopy RunningBatch::unpack() {
     return packs_blocks_ && !work_.entries.front().error ? copy_blocks(false) : SlicedCopy();
   }
   std::vector<CopyItem> items;
-  for_each_part([&](const EntryWork&, const MemoryPart& part, const std::byte* place) {
+  for_each_part([&](const EntryWork&, const MemoryPart& part, const std::byte* address) {
     CopyItem& item = items.emplace_back();
-    item.from = place;
+    item.from = address;
     item.to = part.output;
     item.bytes = bytes_of(part.count);
     if (!compressed()) return;

@@ -1,10 +1,11 @@
 // One batch on its way: tensors ready -> packed -> collective -> unpacked.
 //
-// On host memory each stage is done when it returns, and the next one starts when it is. On memory
-// with a queue, and with an op that enqueues, all of it is enqueued in one go: each stage happens
-// behind the one before, the first behind the events of the tensors, and the host waits for none.
-// Between the two stands an op that the host drives on memory with a queue: the host looks at
-// events (without waiting) to see when its turn has come.
+// Three cases:
+// - Host memory: a stage is done when its call returns, and the next one follows.
+// - Memory with a queue, and an op that enqueues: all stages are enqueued at once, each behind the
+//   one before, the first behind the events of the tensors. The host waits for nothing.
+// - Memory with a queue, and an op that the host drives: the host asks the events, without waiting,
+//   when the op may start.
 #pragma once
 
 #include <cstddef>
@@ -51,13 +52,13 @@ class RunningBatch {
   const CollectiveOp* unstarted_op() const {
     return stage_ <= Stage::Packed || (stage_ < Stage::Enqueued && op_->enqueues()) ? op_ : nullptr;
   }
-  // All is enqueued, and the results will be there when an event happens; not told yet. Never where
-  // a batch has nothing in a queue when it is Done.
+  // All work is enqueued, and tell() has not been called yet. Never true of a batch with nothing in
+  // a queue when it is Done.
   bool has_news() const { return done_ != nullptr && !told_; }
   EnqueuedBatch tell();
   FinishedBatch finish(std::optional<Error> error) noexcept;
-  // The op or the device may still write its memory: that is kept for ever. Call it once the batch
-  // has failed.
+  // The op or the device may still write its memory, so that is kept for ever. Call it once the
+  // batch has failed.
   void leak() noexcept;
 
  private:
@@ -105,7 +106,8 @@ class RunningBatch {
   CollectiveOp* op_ = nullptr;
   BlockLayout blocks_;         // moves_blocks()
   bool packs_blocks_ = false;  // moves_blocks(): a group, by way of the scratch buffer
-  // What it needs of scratch; the op's input and output there, where they are.
+  // The bytes of scratch that it needs, and the offsets of the op's input and output there; empty:
+  // none.
   std::optional<size_t> scratch_bytes_, input_at_, output_at_;
   ScratchPool::Buffer scratch_;
   size_t ready_ = 0;  // entries whose memory is ready, or for which the queue waits

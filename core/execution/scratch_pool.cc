@@ -58,11 +58,11 @@ size_t ScratchPool::size_class(size_t bytes) {
   return (wanted + step - 1) / step * step;
 }
 
-ScratchPool::Place ScratchPool::smallest_free(OfDevice& of, size_t bytes, size_t bytes_max) {
-  Place best = of.free.end();
-  for (Place place = of.free.begin(); place != of.free.end(); ++place) {
-    if (place->capacity < bytes || place->capacity > bytes_max) continue;
-    if (best == of.free.end() || place->capacity < best->capacity) best = place;
+ScratchPool::FreeBuffer ScratchPool::smallest_free(OfDevice& of, size_t bytes, size_t bytes_max) {
+  FreeBuffer best = of.free.end();
+  for (FreeBuffer candidate = of.free.begin(); candidate != of.free.end(); ++candidate) {
+    if (candidate->capacity < bytes || candidate->capacity > bytes_max) continue;
+    if (best == of.free.end() || candidate->capacity < best->capacity) best = candidate;
   }
   return best;
 }
@@ -88,12 +88,12 @@ ScratchPool::Buffer ScratchPool::take(DeviceKind device, size_t bytes) {
   OfDevice& of = devices_[static_cast<size_t>(device)];
   const size_t wanted = size_class(bytes);
   // A small request leaves the large ones to those that need them, as long as there is room.
-  Place place = smallest_free(of, bytes, 4 * wanted);
+  FreeBuffer candidate = smallest_free(of, bytes, 4 * wanted);
   const bool at_limit = of.bytes > bytes_max_ || wanted > bytes_max_ - of.bytes;
-  if (place == of.free.end() && at_limit) place = smallest_free(of, bytes, kNoLimit);
-  if (place == of.free.end()) return allocate(device, wanted);
-  Buffer buffer = std::move(*place);
-  of.free.erase(place);
+  if (candidate == of.free.end() && at_limit) candidate = smallest_free(of, bytes, kNoLimit);
+  if (candidate == of.free.end()) return allocate(device, wanted);
+  Buffer buffer = std::move(*candidate);
+  of.free.erase(candidate);
   return buffer;
 }
 
@@ -118,21 +118,21 @@ void ScratchPool::give_back(DeviceKind device, Buffer buffer,
   release_unused(of, of.free.size() - 1, bytes_max_);
 }
 
-// It still counts: it is memory that the process holds.
+// It still counts in usage(), since the process still holds it.
 void ScratchPool::leak(Buffer buffer) noexcept { keep_for_ever(std::move(buffer.memory)); }
 
 // Some of the first `count` free ones, until the pool holds `bytes_max`.
 void ScratchPool::release_unused(OfDevice& of, size_t count, size_t bytes_max) {
   for (size_t i = 0; i < count && of.bytes > bytes_max;) {
-    const Place place = of.free.begin() + static_cast<ptrdiff_t>(i);
-    if (may_be_in_use(*place)) {
+    const FreeBuffer candidate = of.free.begin() + static_cast<ptrdiff_t>(i);
+    if (may_be_in_use(*candidate)) {
       ++i;
       continue;
     }
     --of.buffers;
-    of.bytes -= place->capacity;
-    usage_.bytes -= place->capacity;
-    of.free.erase(place);
+    of.bytes -= candidate->capacity;
+    usage_.bytes -= candidate->capacity;
+    of.free.erase(candidate);
     --count;
   }
 }

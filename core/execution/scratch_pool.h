@@ -41,10 +41,10 @@ class ScratchPool {
   MemoryDomain& domain(DeviceKind device) const;
   // False: take() would go beyond the limit. Throws Error if the device has failed.
   bool has_room(DeviceKind device, size_t bytes) const;
-  // At least `bytes`; what it holds is anybody's. Throws Error if there is no memory, or the device
-  // has failed.
+  // At least `bytes`, not initialised. Throws Error if there is no memory, or the device has
+  // failed.
   Buffer take(DeviceKind device, size_t bytes);
-  // `last_used`: happens when all enqueued work that uses it has; null: it has.
+  // `last_used`: happens when all enqueued work that uses the buffer is done; null: it is done.
   void give_back(DeviceKind device, Buffer buffer, std::shared_ptr<Event> last_used) noexcept;
   // Somebody may use it as long as the process lives: it is kept for ever.
   void leak(Buffer buffer) noexcept;
@@ -61,14 +61,14 @@ class ScratchPool {
   static constexpr size_t kSmallest = 64 << 10;
 
   struct OfDevice {
-    std::vector<Buffer> free;  // the one given back first in front
+    std::vector<Buffer> free;  // in the order in which they came back
     size_t buffers = 0;        // taken or free
     size_t bytes = 0;          // of these
   };
-  using Place = std::vector<Buffer>::iterator;
+  using FreeBuffer = std::vector<Buffer>::iterator;
 
   static size_t size_class(size_t bytes);
-  static Place smallest_free(OfDevice& of, size_t bytes, size_t bytes_max);
+  static FreeBuffer smallest_free(OfDevice& of, size_t bytes, size_t bytes_max);
   bool may_hold_more(const OfDevice& of, size_t bytes) const;
   Buffer allocate(DeviceKind device, size_t bytes);
   void release_unused(OfDevice& of, size_t count, size_t bytes_max);

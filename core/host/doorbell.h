@@ -21,7 +21,7 @@ struct WaitPolicy {
 // Two threads of a rank answer it, never both at once: the one that holds the right to step the
 // rank's loop, and a deputy that sleeps until that right is free and something rings. A ring makes
 // a system call only if somebody sleeps, and wakes one thread. Valid as zeroed memory; must stay at
-// one place while in use.
+// one address while in use.
 class alignas(64) Doorbell {
  public:
   // Everything written before ring() is visible to whoever has seen it by take() or wait().

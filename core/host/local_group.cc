@@ -132,7 +132,8 @@ struct Peer {
   ProcessWatch watch;
 };
 
-// A process that ends gives up its program before its descriptors, and both before pidfd tells.
+// /proc/PID/exe is gone as soon as a process begins to exit: before its descriptors close, and
+// before its pidfd reports it.
 bool is_ending(int process_id) {
   const std::string program = concat("/proc/", process_id, "/exe");
   std::array<char, 1> start{};

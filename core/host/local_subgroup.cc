@@ -58,8 +58,8 @@ class LocalSubgroup final : public LocalGroup {
   int in_parent(int local_rank) const { return local_ranks_.at(static_cast<size_t>(local_rank)); }
   // -1: not in the subgroup.
   int index_of(int parent_rank) const {
-    const auto place = std::find(local_ranks_.begin(), local_ranks_.end(), parent_rank);
-    return place == local_ranks_.end() ? -1 : static_cast<int>(place - local_ranks_.begin());
+    const auto member = std::find(local_ranks_.begin(), local_ranks_.end(), parent_rank);
+    return member == local_ranks_.end() ? -1 : static_cast<int>(member - local_ranks_.begin());
   }
 
   const std::shared_ptr<LocalGroup> parent_;

@@ -38,7 +38,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   // Error(Limit).
   std::shared_ptr<std::byte> allocate(size_t bytes, bool zeroed);
   std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const;
-  // The place of an address of this very heap; null if there is none.
+  // The memory at an address of this very heap; null if there is none.
   std::byte* find(const SharedAddress& address) const;
 
   size_t segment_count() const;

@@ -99,8 +99,7 @@ SharedSegment SharedSegment::open(pid_t owner, int descriptor, uint64_t generati
     close(opened);
     throw;
   }
-  close(opened);  // the mapping stays, so that a process needs no descriptor for each piece of each
-                  // peer
+  close(opened);  // the mapping needs no descriptor
   Header header{};
   std::memcpy(&header, segment.mapping_, sizeof header);
   if (header.magic != kMagic || header.generation != generation) {

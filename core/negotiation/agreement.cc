@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 
 namespace horon::core {
@@ -27,7 +28,7 @@ std::string real_text(double value) {
   return {text.data(), std::to_chars(text.begin(), text.end(), value).ptr};
 }
 
-// As their texts are: NaN agrees with itself, and 0 does not agree with -0.
+// Equal as their texts are equal: NaN agrees with itself, and 0 does not agree with -0.
 bool same_real(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) ||
          (std::isnan(a) && std::isnan(b));
@@ -99,8 +100,7 @@ std::string values(const Field& field, size_t part, Specs specs) {
   std::string out;
   for (size_t i = 0; i < std::min(groups.size(), shown_max); ++i) {
     const auto& [text, ranks] = groups[i];
-    out += concat(i > 0 ? ", " : "", text, ranks.size() == 1 ? " on rank " : " on ranks ",
-                  list_ranks(ranks));
+    out += concat(i > 0 ? ", " : "", text, " on ", name_ranks(ranks));
   }
   if (groups.size() > shown_max) out += concat(", and ", groups.size() - shown_max, " more values");
   return out;

@@ -1,4 +1,4 @@
-// What a member throws when a record can't be: the coordinator has broken the control protocol.
+// What a member throws at an impossible record: the coordinator has broken the control protocol.
 #pragma once
 
 #include <string>

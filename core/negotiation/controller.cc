@@ -120,7 +120,7 @@ void Controller::take_item(int from, const Item& item, uint64_t applied) {
                    // which: so it asks all of them.
                    if (coordinator_ != nullptr && !ended_) ask_everybody(from);
                  },
-                 [](const Pong&) {},  // heard() is all
+                 [](const Pong&) {},  // receive() has noted the answer
                  [&](const Stall& stall) { stall_text_ = stall.text; },
                  [&](const Abort& abort) {
                    // The sender may have died before it had told everybody. The coordinator passes
@@ -133,7 +133,7 @@ void Controller::take_item(int from, const Item& item, uint64_t applied) {
                    }
                    end(Error(abort.code, abort.text));
                  },
-                 [&](const GateEntry& entry) { take_gate_entry(from, entry, applied); },
+                 [&](const RingItem& ring_item) { take_ring_item(from, ring_item, applied); },
                  [&](const auto&) {
                    if (coordinator_ == nullptr) {
                      throw Error(ErrorCode::Internal,
@@ -145,15 +145,15 @@ void Controller::take_item(int from, const Item& item, uint64_t applied) {
              item);
 }
 
-void Controller::take_gate_entry(int from, const GateEntry& entry, uint64_t applied) {
-  const bool goes_up = entry.kind == GateEntry::Kind::Filled;
-  if (coordinator_ != nullptr && goes_up) return coordinator_->take(from, entry, applied, now_);
-  const bool is_place = entry.kind == GateEntry::Kind::Marker || entry.value <= Gate::kPlaceMax;
+void Controller::take_ring_item(int from, const RingItem& item, uint64_t applied) {
+  const bool goes_up = item.kind == RingItem::Kind::Filled;
+  if (coordinator_ != nullptr && goes_up) return coordinator_->take(from, item, applied, now_);
+  const bool is_place = item.kind == RingItem::Kind::Marker || item.value <= Gate::kPlaceMax;
   if (goes_up || from != kCoordinatorRank || !member_.may_copy() || !is_place) {
-    throw Error(ErrorCode::Internal, "an entry of a gate came that can't be");
+    throw Error(ErrorCode::Internal, "an impossible item of a ring came");
   }
   last_progress_ = now_;
-  member_.copy(entry);
+  member_.copy(item);
 }
 
 void Controller::take_record(int from, const Item& item) {
@@ -320,7 +320,7 @@ std::vector<Item> Controller::decide() {
   return log;
 }
 
-// Exchanges items between member and coordinator until neither has more.
+// Passes items between member and coordinator until neither has more.
 void Controller::settle_news() {
   for (;;) {
     const bool moved = advance();

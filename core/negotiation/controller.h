@@ -38,13 +38,11 @@ class Controller {
     Nanos dead_after = 10'000'000'000;  // 0: never
     Nanos stall_warn_after = 10'000'000'000;  // 0: never
     Nanos stall_abort_after = 0;              // 0: never
-    // With a gate, which the members of a host share, which all members have or none has, and which
-    // outlives the controller: an entry
-    // is frozen when it was planned so often in a row (0: never), and thawed when it has been
-    // filled here for so long and not on other members.
+    // Shared by the members of one host. All members have one or none has. Outlives the controller.
     Gate* gate = nullptr;
-    int freeze_after = 3;
+    int freeze_after = 3;  // an entry is frozen after so many plans in a row; 0: never
     size_t frozen_max = Gate::kCounters;  // names that are frozen at a time
+    // A frozen entry thaws when it has been filled here for so long and has not started.
     Nanos thaw_after = 1'000'000'000;
   };
 
@@ -59,25 +57,25 @@ class Controller {
   // An envelope that rank `from` sent; bytes that can't be read end the job. After Bye only a
   // question and an Abort count: another process set of the job may still run.
   void receive(int from, std::span<const std::byte> bytes);
-  // All of a batch given out earlier is in the queue of its device: what comes later need not wait
-  // for it. Only for such batches, before they finish.
+  // One batch given out earlier is now in its device's queue as a whole: planning waits for it no
+  // longer. Call this only for a batch of a device, before it finishes.
   void batch_enqueued();
   // One batch given out earlier has finished here.
   void batch_finished(bool was_enqueued = false);
-  // Something failed here that nobody can repair; told to everybody.
+  // Ends the set with this error, here and on every member.
   void fail(const Error& error);
-  // The time of all events until the next call. A gap of more than 3 s says that this process stood
-  // still: nobody is blamed for that time.
+  // The time of all events until the next call. A gap of more than 3 s means that this process
+  // stood still: that time counts against nobody.
   void set_time(Nanos now);
-  // Sets the time, and looks for what has taken too long; at least once per second while not
-  // at_rest() and between shutdown() and Bye. Call it after the events that are there: an answer
-  // that has come must not be missed.
+  // Sets the time and looks for what has taken too long. Call it at least once per second while not
+  // at_rest(), and between shutdown() and Bye. Hand over the messages that have come first: one of
+  // them may be the answer of a peer that seems silent.
   void tick(Nanos now);
 
   // What to do now, since the last call. Also decides and packs the messages: call it after each
   // round of events.
   Effects take_effects();
-  // The same, into memory that is used again and again.
+  // The same, into memory that the caller uses again for each call.
   void take_effects(Effects& effects);
 
   // No submission is pending and no batch runs: no tick is needed.
@@ -87,7 +85,7 @@ class Controller {
   // What has ended the set, if an error has.
   const std::optional<Error>& fatal() const { return fatal_; }
   bool is_coordinator() const { return coordinator_ != nullptr; }
-  // What is missing, as far as this rank has heard; empty if nothing is, or no longer.
+  // What is missing, by the latest report that this rank has; empty if nothing is.
   const std::string& stall_text() const { return stall_text_; }
   const Coordinator* coordinator() const { return coordinator_.get(); }
   const Member& member() const { return member_; }
@@ -96,7 +94,7 @@ class Controller {
 
  private:
   void take_item(int from, const Item& item, uint64_t applied);
-  void take_gate_entry(int from, const GateEntry& entry, uint64_t applied);
+  void take_ring_item(int from, const RingItem& item, uint64_t applied);
   void take_record(int from, const Item& item);
   // Reads the ring of the gate. True if anything was done.
   bool advance();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/agreement.h"
 #include "horon/core/negotiation/gate.h"
@@ -26,10 +27,10 @@ Coordinator::Coordinator(const Options& options)
       shut_(options.ranks.size()),
       drained_(options.ranks.size()) {}
 
-std::string Coordinator::ranks_text(const std::vector<int>& members) const {
+std::string Coordinator::name_members(const std::vector<int>& members) const {
   std::vector<int> ranks;
   for (const int member : members) ranks.push_back(options_.ranks.at(static_cast<size_t>(member)));
-  return concat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
+  return name_ranks(ranks);
 }
 
 size_t Coordinator::extents_said(const EntrySpec& spec, size_t member) const {
@@ -38,7 +39,7 @@ size_t Coordinator::extents_said(const EntrySpec& spec, size_t member) const {
 
 void Coordinator::take(int from, const Item& item, uint64_t applied, Nanos now) {
   const auto member = static_cast<size_t>(from);
-  if (is_away_word(item) && freezer_.drops_away(applied)) return;
+  if (is_away_item(item) && freezer_.drops_away(applied)) return;
   if (shut_.at(member) != std::holds_alternative<Drained>(item)) {
     broken(from, shut_[member] ? "it spoke after its shutdown" : "it drained before its shutdown");
   }
@@ -58,16 +59,16 @@ void Coordinator::take(int from, const Item& item, uint64_t applied, Nanos now) 
                  [&](const Deviate& deviate) {
                    if (!freezer_.deviate(deviate.place)) broken(from, "it names no place");
                  },
-                 [&](const GateEntry& filled) { take_filled(from, filled); },
+                 [&](const RingItem& filled) { take_filled(from, filled); },
                  [&](const auto&) { broken(from, "a record came up from a member"); },
              },
              item);
 }
 
 // The member has joined or shut down: from now on nobody waits for its vote.
-void Coordinator::set_away(size_t member, std::vector<bool>& way, Nanos now) {
+void Coordinator::set_away(size_t member, std::vector<bool>& flags, Nanos now) {
   const bool was_away = away(member);
-  way[member] = true;
+  flags[member] = true;
   if (was_away) return;
   if (away_count_++ == 0) away_since_ = now;
   for (Entry& entry : entries_) {
@@ -142,9 +143,9 @@ void Coordinator::take_drained(int from, const Drained& drained) {
   said = drained.batches;
 }
 
-// Each frozen place has a number of its own, and a host fills it again only behind its Go. So what
-// comes too late names a place that is thawed, and no round has to be named.
-void Coordinator::take_filled(int from, const GateEntry& filled) {
+// A place is never given again, and a host fills a place again only after it has read its Go. So a
+// Filled that comes late names a place that is no longer frozen.
+void Coordinator::take_filled(int from, const RingItem& filled) {
   const auto place = static_cast<Place>(std::min<uint64_t>(filled.value, Gate::kPlaceMax));
   if (!freezer_.was_given(place)) broken(from, "it fills no place");
   if (!freezer_.is_frozen(place)) return;
@@ -179,10 +180,10 @@ std::vector<Item> Coordinator::decide() {
   std::vector<Item> log;
   if (ended_) return log;
   freezer_.thaw(log, log_size_);
-  for (const EntryPlace place : complete_) {
-    close(*place, log);
-    by_name_.erase(place->name);
-    entries_.erase(place);
+  for (const EntryIterator entry : complete_) {
+    close(*entry, log);
+    by_name_.erase(entry->name);
+    entries_.erase(entry);
   }
   complete_.clear();
   const bool all_away = away_count_ == size_;
@@ -232,7 +233,7 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
   }
   if (!left.empty()) {
     return Fail{entry.name, ErrorCode::RankLeft,
-                concat("tensor \"", entry.name, "\" can't complete: ", ranks_text(left),
+                concat("tensor \"", entry.name, "\" can't complete: ", name_members(left),
                        left.size() == 1 ? " has" : " have",
                        " shut down without submitting it. Every rank must submit the same tensors "
                        "before it leaves.")};
@@ -269,7 +270,7 @@ std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
   if (spec.kind == CollectiveKind::Reducescatter || spec.kind == CollectiveKind::Alltoall ||
       spec.kind == CollectiveKind::Gather || spec.kind == CollectiveKind::Scatter) {
     return Fail{entry.name, ErrorCode::RankLeft,
-                concat("tensor \"", entry.name, "\" can't complete: ", ranks_text(joined),
+                concat("tensor \"", entry.name, "\" can't complete: ", name_members(joined),
                        joined.size() == 1 ? " has" : " have", " joined, and ", to_string(spec.kind),
                        " needs every rank. Call it before join(), or on a process set of the ranks "
                        "that go on.")};
@@ -315,8 +316,9 @@ ClosedEntry Coordinator::closed(const Entry& entry) const {
   return out;
 }
 
-// While enough runs, what comes meanwhile fuses. Only batches count that had begun before it:
-// frozen ones start without asking the planner, and as long as they keep coming some always run.
+// While enough batches run, planning waits, so that more entries fuse. Batches that the gate starts
+// meanwhile do not count: they start without the planner, and a steady stream of them would delay
+// it for ever.
 bool Coordinator::planning_waits() const {
   if (planner_.ready_bytes() >= planner_.bytes_max()) return false;
   const auto running =
@@ -331,8 +333,9 @@ void Coordinator::plan(std::vector<Item>& log, bool everything) {
     const bool idle = in_flight_ == 0;
     std::vector<ClosedEntry> entries = planner_.take_batch();
     batch.joined = entries.front().joined;
-    // A broadcast costs many messages of MPI's. The planner fuses more of them than a gate, which
-    // starts what is there: one is frozen only if nothing else ran or waited.
+    // A broadcast over MPI costs many messages. The planner fuses more broadcasts than the gate,
+    // which does not wait for other entries. So a broadcast may freeze only if nothing else ran or
+    // waited.
     const bool alone = entries.size() == 1 && idle && planner_.empty();
     const bool may_freeze = alone || entries.front().spec->kind != CollectiveKind::Broadcast;
     for (ClosedEntry& entry : entries) {

@@ -26,9 +26,8 @@ class Coordinator {
     std::vector<int> ranks = {0};  // of all members, as people know them
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
-    // While so many batches run and less than fusion_bytes_max is ready, planning waits: what comes
-    // meanwhile fuses. A batch that a device has in its queue does not count: the host waits for
-    // none.
+    // While so many batches run and less than fusion_bytes_max is ready, planning waits, so that
+    // later entries fuse. A batch no longer counts once it is in its device's queue.
     int batches_in_flight_max = 2;
     int freeze_after = 0;  // see Controller::Options
     size_t frozen_max = Gate::kCounters;
@@ -54,7 +53,7 @@ class Coordinator {
   bool any_frozen() const { return freezer_.any_frozen(); }
   // Places that all hosts have filled, since the last call.
   std::vector<Place> take_filled_places() { return std::exchange(filled_places_, {}); }
-  // A name should have been frozen, but none of those that have places gave its own up.
+  // A name was due to be frozen, but no place was free and none could be taken from another name.
   bool places_are_used_up() const { return freezer_.ran_out(); }
 
   // Members without a vote in some entry that has been open for `age`; in ascending order.
@@ -70,8 +69,8 @@ class Coordinator {
   // What people should know about entries that have been open for `age`; empty if there is none.
   std::string stall_report(Nanos now, Nanos age) const;
 
-  // Who has called shutdown() or join() and who has not, if some have for `age` and some have not;
-  // where collectives still run, if all have called shutdown().
+  // If for `age` some members have called shutdown() or join() and others have not: who has and who
+  // has not. If all have called shutdown(): on which ranks collectives still run. Else empty.
   std::string away_report(Nanos now, Nanos age) const;
 
   // More names have been agreed than ids can be given to: further ones are sent in full each time.
@@ -98,19 +97,20 @@ class Coordinator {
     bool refused = false;
     bool complete() const { return awaited == 0; }
   };
-  using EntryPlace = std::list<Entry>::iterator;
+  using EntryIterator = std::list<Entry>::iterator;
 
   void take_ready(int from, const Ready& ready, Nanos now);
   void take_refused(int from, const Refused& refused, Nanos now);
   void take_drained(int from, const Drained& drained);
-  void take_filled(int from, const GateEntry& filled);
+  void take_filled(int from, const RingItem& filled);
   // Every batch of the log has ended on every member, as they have said behind their shutdown.
   bool all_drained() const;
   Entry& open(const std::string& name, Nanos now);
   Vote& vote_of(Entry& entry, int from);
+  // One member fewer is awaited; the entry is complete when none is.
   void one_less(Entry& entry);
   bool away(size_t member) const { return joined_[member] || shut_[member]; }
-  void set_away(size_t member, std::vector<bool>& way, Nanos now);
+  void set_away(size_t member, std::vector<bool>& flags, Nanos now);
   void close(Entry& entry, std::vector<Item>& log);
   std::optional<Fail> verdict(const Entry& entry) const;
   ClosedEntry closed(const Entry& entry) const;
@@ -122,7 +122,7 @@ class Coordinator {
   std::optional<Fail> fault_of_joined(const Entry& entry, const std::vector<int>& joined) const;
 
   // "rank 1", "ranks 1 and 2"
-  std::string ranks_text(const std::vector<int>& members) const;
+  std::string name_members(const std::vector<int>& members) const;
   size_t extents_said(const EntrySpec& spec, size_t member) const;
 
   const Options options_;
@@ -133,18 +133,20 @@ class Coordinator {
   std::vector<Place> filled_places_;
   uint64_t log_size_ = 0;
   std::list<Entry> entries_;  // in the order in which they were opened
-  std::unordered_map<std::string, EntryPlace> by_name_;
-  std::vector<EntryPlace> complete_;  // in the order in which they became complete
+  std::unordered_map<std::string, EntryIterator> by_name_;
+  std::vector<EntryIterator> complete_;  // in the order in which they became complete
   std::vector<bool> joined_;
   std::vector<bool> shut_;
   int away_count_ = 0;  // joined or shut down or both
   int shut_count_ = 0;
   Nanos away_since_ = 0;  // the first of them
-  int last_joined_ = -1;  // in this round of joins; -1: nobody has joined
+  int last_joined_ = -1;  // since the last Joined record; -1: nobody
   bool ended_ = false;
-  uint64_t batches_planned_ = 0;   // or started by the gate
+  uint64_t batches_planned_ = 0;   // by the planner, or started by the gate
   uint64_t batches_enqueued_ = 0;  // on this rank, or finished
-  uint64_t awaited_batches_ = 0;   // had begun when the first of what waits in planner_ came there
+  // Planning waits for these: batches planned before the oldest entry in planner_ came, or since
+  // then by plan() itself.
+  uint64_t awaited_batches_ = 0;
   std::vector<uint64_t> drained_;  // [member]: what it has said last
   uint64_t drained_sum_ = 0;       // of drained_
   int in_flight_ = 0;

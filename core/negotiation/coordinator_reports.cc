@@ -49,8 +49,8 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
     }
     const std::vector<int> silent = silent_members(entry);
     out << (stalled > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for "
-        << ranks_text(silent) << " since " << (now - entry.opened) / 1000000000
-        << " s (ready: " << ranks_text(here) << ")";
+        << name_members(silent) << " since " << (now - entry.opened) / 1000000000
+        << " s (ready: " << name_members(here) << ")";
     if (entry.disagree) out << "; already seen: " << mismatch_text(entry);
   }
   if (stalled > shown_max) out << "; and " << stalled - shown_max << " more tensors";
@@ -64,7 +64,7 @@ std::string Coordinator::away_report(Nanos now, Nanos age) const {
     for (int member = 0; member < size_; ++member) {
       if (drained_[static_cast<size_t>(member)] < batches_planned_) busy.push_back(member);
     }
-    return concat("all ranks called shutdown(); collectives still run on ", ranks_text(busy));
+    return concat("all ranks called shutdown(); collectives still run on ", name_members(busy));
   }
   if (away_count_ == size_) return {};
   std::vector<int> gone;
@@ -72,7 +72,7 @@ std::string Coordinator::away_report(Nanos now, Nanos age) const {
   for (int member = 0; member < size_; ++member) {
     (away(static_cast<size_t>(member)) ? gone : here).push_back(member);
   }
-  return concat(ranks_text(gone), " called shutdown() or join(); not yet: ", ranks_text(here));
+  return concat(name_members(gone), " called shutdown() or join(); not yet: ", name_members(here));
 }
 
 }  // namespace horon::core

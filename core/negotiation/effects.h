@@ -1,4 +1,4 @@
-// What the controller asks of the world: nothing here acts by itself.
+// What the controller asks its caller to do: send messages, start batches, finish submissions.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ using Nanos = int64_t;
 using Ticket = uint64_t;
 
 struct StartEntry {
-  std::optional<Ticket>
-      ticket;  // empty: this member has joined, and takes part with neutral elements
+  // Empty: this member has joined, and takes part with neutral elements.
+  std::optional<Ticket> ticket;
   std::string name;
   SpecPtr spec;
   std::vector<bool> produced;    // per part: somebody has it; empty: all
@@ -55,7 +55,7 @@ struct Effects {
   std::vector<std::string> warnings;  // lines for people
   std::optional<Error> fatal;         // the job is over: end every handle with this
   bool bye = false;                   // every member has shut down: stop
-  // Of batches that have been started, empty: so that the next ones need no memory of their own.
+  // Emptied lists of batches that have started, for the next batches.
   std::vector<std::vector<StartEntry>> spare_entries;
 
   // Keeps memory for what comes next.

@@ -5,9 +5,9 @@
 namespace horon::core {
 
 EntryId EntryIds::find(const std::string& name, const SpecPtr& spec) {
-  const auto place = by_name_.find(name);
-  if (place == by_name_.end()) return kNoId;
-  const OfName& of_name = place->second;
+  const auto named = by_name_.find(name);
+  if (named == by_name_.end()) return kNoId;
+  const OfName& of_name = named->second;
   for (size_t i = 0; i < of_name.count; ++i) {
     if (known_[of_name.ids.at(i) - 1].spec == spec) return of_name.ids.at(i);
   }
@@ -21,10 +21,10 @@ EntryId EntryIds::find(const std::string& name, const SpecPtr& spec) {
 }
 
 EntryId EntryIds::give(const std::string& name, const SpecPtr& spec) {
-  const auto place = by_name_.find(name);
-  const size_t count = place == by_name_.end() ? 0 : place->second.count;
+  const auto named = by_name_.find(name);
+  const size_t count = named == by_name_.end() ? 0 : named->second.count;
   if (count == kSpecsPerName || (used_up() && count > 0)) {
-    OfName& of_name = place->second;
+    OfName& of_name = named->second;
     const EntryId id = of_name.ids.at(of_name.oldest);
     known_[id - 1].spec = spec;
     of_name.oldest = (of_name.oldest + 1) % of_name.count;

@@ -43,7 +43,7 @@ class EntryIds {
   struct OfName {
     std::array<EntryId, kSpecsPerName> ids{};
     size_t count = 0;
-    size_t oldest = 0;  // its place in `ids`
+    size_t oldest = 0;  // its index in `ids`
   };
 
   std::vector<Known> known_;  // [id - 1]

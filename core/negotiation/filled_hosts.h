@@ -17,7 +17,7 @@ class FilledHosts {
   // The first member of a host says that all its members have filled `place`, which is frozen.
   // False if that can't be: it is no first member, or has said so before.
   bool fill(int member, Place place);
-  // True once all hosts have filled it: their next round begins.
+  // True if all hosts have filled it; counting then begins anew.
   bool take_all_filled(Place place);
 
  private:

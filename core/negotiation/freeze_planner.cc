@@ -13,10 +13,11 @@ namespace {
 
 constexpr int kNeedMax = 384;
 static_assert(Gate::kCounters % 64 == 0, "a bit for each in words of 64");
-// Starts without a message for each plan that the name needs until it is frozen again.
-constexpr uint64_t kRoundsThatPay = 4;
+// A frozen name has paid for itself after so many starts without a message for each plan that
+// freezing it takes.
+constexpr uint64_t kStartsThatPay = 4;
 
-// An entry that may be the same each time, whoever brings it.
+// Every member takes part, and each can keep the extents of all.
 bool can_freeze(const ClosedEntry& entry) {
   return entry.joined.empty() && entry.extents.size() <= kFrozenExtentsMax;
 }
@@ -61,7 +62,7 @@ FreezePlanner::History* FreezePlanner::frozen_at(Place place) const {
 void FreezePlanner::note_start(Place place) {
   ++events_;
   History* const history = frozen_at(place);
-  if (history == nullptr) return;  // this Go stood in front of the Thaw that is decided already
+  if (history == nullptr) return;  // thawed already; this Go was appended before the Thaw
   ++history->starts;
   history->seen = events_;
   frozen_.splice(frozen_.end(), frozen_, history->in_frozen);
@@ -71,14 +72,14 @@ void FreezePlanner::note_start(Place place) {
 // enough to pay for its negotiation. Now and then every program deviates: a checkpoint, a last
 // batch of another size.
 void FreezePlanner::settle_need(History& history) const {
-  const bool has_paid = history.starts >= kRoundsThatPay * static_cast<uint64_t>(history.need);
+  const bool has_paid = history.starts >= kStartsThatPay * static_cast<uint64_t>(history.need);
   history.need = has_paid ? need_ : std::min(kNeedMax, 2 * history.need);
 }
 
 bool FreezePlanner::deviate(Place place) {
   if (place == kNoPlace || place > last_place_) return false;
   History* const history = frozen_at(place);
-  if (history == nullptr || std::exchange(history->thaws, true)) return true;  // known already
+  if (history == nullptr || std::exchange(history->thaws, true)) return true;  // thawed, or due
   settle_need(*history);
   to_thaw_.push_back(place);
   return true;

@@ -1,5 +1,6 @@
-// What the coordinator freezes and thaws (PROTOCOL.md, section 12): who has come often enough, what
-// is frozen now, and which items were sent before the sender had seen the latest Freeze or Thaw.
+// What the coordinator freezes and thaws (PROTOCOL.md, section 12): which names have come often
+// enough, which are frozen now, and which items were sent before the sender had seen the latest
+// Freeze or Thaw.
 #pragma once
 
 #include <array>
@@ -18,11 +19,12 @@ namespace horon::core {
 
 class FreezePlanner {
  public:
-  // A name is frozen when it was planned so often in a row, at first. 0: never. `frozen_max`: names
-  // that are frozen at a time, at most Gate::kCounters.
+  // A name is frozen when it was planned `need` times in a row, at first; 0: never. `frozen_max`:
+  // names that are frozen at a time, at most Gate::kCounters.
   explicit FreezePlanner(int need, size_t frozen_max = Gate::kCounters);
 
-  // An entry is planned under this id. `may_freeze`: else the row of its plans begins anew.
+  // An entry is planned under this id. If not `may_freeze`, its count of plans in a row begins
+  // anew.
   void planned(EntryId id, const ClosedEntry& entry, bool may_freeze);
   // An entry of this name ended without a plan.
   void not_planned(const std::string& name);
@@ -31,22 +33,22 @@ class FreezePlanner {
   bool deviate(Place place);
   // The gate has started the entry of this place.
   void note_start(Place place);
-  // Join, Shutdown and what follows it, from a member that had applied `applied` records: true if
-  // it must be dropped, because something is frozen (then all is thawed) or the sender had not seen
-  // the last Freeze or Thaw. It will say that again.
+  // A Join, Shutdown or Drained has come from a member that had applied `applied` records. True:
+  // drop it; the member sends it again. That is so while anything is frozen (all of it is then
+  // thawed), and if the member had not seen the last Freeze or Thaw.
   bool drops_away(uint64_t applied);
 
   bool any_frozen() const { return !frozen_.empty(); }
   bool is_frozen(const std::string& name) const;
   bool is_frozen(Place place) const { return frozen_at(place) != nullptr; }
-  // It was given to some name once.
+  // Some Freeze has used this number.
   bool was_given(Place place) const { return place != kNoPlace && place <= last_place_; }
-  // All places were in use when another name came as often as those that have them.
+  // A name was due to be frozen, but got no place.
   bool ran_out() const { return ran_out_; }
 
-  // Append to the log what is due: first what thaws, and behind all that this decision plans what
-  // freezes, unless somebody is away; what gives its place up for that thaws in front of it.
-  // `position`: records of the log before this decision.
+  // Append to the log the records that are due. thaw() comes first. freeze() comes behind the plans
+  // of this decision, and freezes nothing while a member is away; names that lose their places are
+  // thawed just before. `position`: records of the log before this decision.
   void thaw(std::vector<Item>& log, uint64_t position);
   void freeze(std::vector<Item>& log, uint64_t position, bool anybody_away);
 
@@ -54,7 +56,7 @@ class FreezePlanner {
   struct History {
     EntryId id = kNoId;
     std::vector<bool> produced;  // in the latest plan, see ClosedEntry
-    // Hash of its extents. Where two are taken for equal, the members freeze the latter: no harm.
+    // Hash of its extents. A collision does no harm: members freeze the extents of the latest plan.
     uint64_t rows = 0;
     int streak = 0;
     int need = 0;
@@ -82,7 +84,7 @@ class FreezePlanner {
   std::vector<History*> to_freeze_;                             // planned in this decision
   std::vector<Place> to_thaw_;
   bool thaw_all_ = false;
-  bool somebody_goes_ = false;  // has been dropped, and will say again that it goes
+  bool somebody_goes_ = false;  // a Join, Shutdown or Drained was dropped and will come again
   Place last_place_ = kNoPlace;
   uint64_t events_ = 0;   // entries that were planned or started
   uint64_t touched_ = 0;  // records of the log up to the last Freeze or Thaw

@@ -11,7 +11,7 @@
 
 namespace horon::core {
 
-// Entries whose members say more numbers about their rows are not frozen: each member keeps them.
+// An entry with more extents than this is not frozen: each member would have to keep them.
 inline constexpr size_t kFrozenExtentsMax = 4096;
 
 // What may differ from one plan of an id to the next, and does not while it is frozen.
@@ -26,8 +26,8 @@ class FrozenEntries {
  public:
   struct Entry {
     Place place = kNoPlace;
-    SpecPtr spec;    // of each start: what is prepared for it is found by its address
-    SpecPtr latest;  // of the latest submission: equal, rows too; compared first next time
+    SpecPtr spec;    // used for every start: prepared batches are found by its address
+    SpecPtr latest;  // of the latest submission: equal to `spec`; compared by address first
     PlanDetails details;
     int64_t bytes = 0;
     bool fuses = false;  // see may_fuse()

@@ -1,13 +1,13 @@
 // What the members of a process set on one host share to start frozen entries (PROTOCOL.md, section
-// 12): counters, and a ring of entries that all of them read in one order. A set that spans several
+// 12): counters, and a ring of items that all of them read in one order. A set that spans several
 // hosts has one gate on each of them.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 
-#include "horon/core/negotiation/gate_entry.h"
 #include "horon/core/negotiation/protocol.h"
+#include "horon/core/negotiation/ring_item.h"
 
 namespace horon::core {
 
@@ -21,14 +21,16 @@ class Gate {
 
   virtual ~Gate() = default;
 
-  // Counts this member in. True if all members of this host are in now: append its Go, or its
-  // Filled if there are other hosts. False forever once a later place has used the counter.
+  // Counts this member in. True for the one that completes the count on this host: it must append
+  // the Go, or the Filled if there are other hosts. False for a place whose counter a later place
+  // has taken.
   virtual bool fill(Place place) = 0;
   // Visible to all members, as is everything appended before it, when this returns. `more`: this
-  // member appends another Go at once (see GateEntry). The last one wakes the members.
+  // member appends another Go at once (see RingItem). The last one wakes the members.
   virtual void append_go(Place place, bool more) = 0;
-  // By the host's first member alone, after room(); `position` only grows. Wakes nobody: on the
-  // coordinator's host the records that are sent next do, on others the first member calls wake().
+  // Only the host's first member appends markers, and only after room() was true; `position` only
+  // grows. Wakes nobody: on the coordinator's host the members are woken by the records that are
+  // sent next, on others by the first member's wake().
   virtual void append_marker(uint64_t position) = 0;
   // "All members of this host are in." Wakes the host's first member, which tells the coordinator.
   virtual void append_filled(Place place) = 0;
@@ -37,8 +39,8 @@ class Gate {
   // No member is so far behind that a marker could overwrite what it has not read. Go and Filled
   // need not ask: at most two of each are unread for each counter.
   virtual bool room() const = 0;
-  // The next entry that this member has not read.
-  virtual std::optional<GateEntry> next() = 0;
+  // The next item that this member has not read.
+  virtual std::optional<RingItem> next() = 0;
 };
 
 }  // namespace horon::core

@@ -11,8 +11,8 @@ void Liveness::heard(int peer) {
 }
 
 bool Liveness::suspect(int peer, Nanos now) {
-  const auto [place, fresh] = asked_.try_emplace(peer, Asked{now, now, true});
-  Asked& asked = place->second;
+  const auto [known, fresh] = asked_.try_emplace(peer, Asked{now, now, true});
+  Asked& asked = known->second;
   if (!fresh && now - asked.last < ask_every_) return false;
   if (std::exchange(asked.answered, false)) {
     asked.first = now;

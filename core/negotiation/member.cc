@@ -46,9 +46,9 @@ void Member::submit(Request request, Effects& effects) {
 }
 
 void Member::vote(const std::string& name, Vote vote) {
-  const auto [place, fresh] = unserved_.try_emplace(name);
+  const auto [entry, fresh] = unserved_.try_emplace(name);
   if (!fresh) {
-    place->second.held.push_back(std::move(vote));
+    entry->second.held.push_back(std::move(vote));
     ++held_;
     return;
   }
@@ -57,7 +57,7 @@ void Member::vote(const std::string& name, Vote vote) {
   } else {
     say(name, vote);
   }
-  place->second.said = std::move(vote);
+  entry->second.said = std::move(vote);
 }
 
 void Member::say(const std::string& name, const Vote& vote) {
@@ -114,8 +114,8 @@ void Member::say_away() {
 }
 
 void Member::say_away_again() {
-  // An unsent Join or Shutdown goes behind the votes that have been said again.
-  std::erase_if(news_, is_away_word);
+  // Votes that were sent again go first, so what is not yet sent moves behind them.
+  std::erase_if(news_, is_away_item);
   join_said_ = false;
   leaving_said_ = false;
   drained_said_ = 0;
@@ -141,8 +141,8 @@ void Member::hear(const Item& record, Effects& effects) {
 }
 
 bool Member::advance(Effects& effects) {
-  // What comes while batches run may run together. Only those that ran already count, so that
-  // others that keep coming hold nothing for ever.
+  // While earlier batches run, the Go of small entries is held back, so that they fuse. Batches
+  // that start later do not count, else a steady stream of them would hold it back for ever.
   if (batches_enqueued_ + static_cast<uint64_t>(options_.batches_in_flight_max) > owed_since_ ||
       owed_bytes_ >= options_.fusion_bytes_max) {
     append_owed_gos();
@@ -155,21 +155,21 @@ bool Member::advance(Effects& effects) {
       log_.pop_front();
       apply(record, effects);
     }
-    // While nothing is frozen, what is unread can only be void, and is counted.
+    // With nothing frozen there is no need to wait: every Go that is still unread is void.
     const bool waits_for_records = frozen_.any() && applied_ < permitted_;
     if (waits_for_records || options_.gate == nullptr) return any;
-    const std::optional<GateEntry> entry = options_.gate->next();
-    if (!entry) return any;
-    if (entry->kind == GateEntry::Kind::Filled) {
-      // What is thawed meanwhile is said again by each member.
-      const bool is_frozen = frozen_.find(static_cast<Place>(entry->value)) != nullptr;
-      if (options_.first_of_host && is_frozen) news_.emplace_back(*entry);
-    } else if (entry->kind == GateEntry::Kind::Marker) {
+    const std::optional<RingItem> item = options_.gate->next();
+    if (!item) return any;
+    if (item->kind == RingItem::Kind::Filled) {
+      // If it has been thawed since, each member negotiates it again.
+      const bool is_frozen = frozen_.find(static_cast<Place>(item->value)) != nullptr;
+      if (options_.first_of_host && is_frozen) news_.emplace_back(*item);
+    } else if (item->kind == RingItem::Kind::Marker) {
       any = any || !chain_.empty();
-      start_chain(effects);  // in front of the records, which may thaw it
-      permitted_ = entry->value;
+      start_chain(effects);  // before the next records, which may thaw its entries
+      permitted_ = item->value;
     } else {
-      take_go(*entry, effects);
+      take_go(*item, effects);
       any = true;
     }
   }

@@ -21,7 +21,7 @@ namespace horon::core {
 class Member {
  public:
   struct Options {
-    int index = 0;           // this member's place among `ranks`
+    int index = 0;           // of this member in `ranks`
     std::vector<int> ranks;  // of all members, as people know them
     Gate* gate = nullptr;    // may be null; outlives the member
     // Other members have other gates: then the coordinator says what starts.
@@ -35,10 +35,10 @@ class Member {
   };
   explicit Member(Options options);
 
-  // A name that is unserved, or a call after join() or shutdown(), finishes with an error at once;
-  // nothing is sent.
+  // A name that is still unserved, and any name after join() or shutdown(), finishes with an error
+  // at once; nothing is sent.
   void submit(Request request, Effects& effects);
-  // The program's call was wrong here: let the others fail alike.
+  // The call with this name was wrong on this rank: it must fail with this text on the others.
   void refuse(const std::string& name, const std::string& text);
   void join(Ticket ticket, Effects& effects);
   void shutdown();
@@ -48,11 +48,11 @@ class Member {
   // One of the batches in `effects.starts` has ended here.
   void batch_finished();
 
-  // A record of the log, in order. It is applied as soon as the ring allows it.
+  // A record of the log, in order. While anything is frozen it waits for its marker in the ring.
   void hear(const Item& record, Effects& effects);
-  // The first member of another host than the coordinator's: the next entry of the coordinator's
-  // ring, for the ring here.
-  void copy(const GateEntry& entry) { copies_.push_back(entry); }
+  // On the first member of each host but the coordinator's: appends the next item of the
+  // coordinator's ring to the ring of this host, once there is room.
+  void copy(const RingItem& item) { copies_.push_back(item); }
   bool may_copy() const {
     return options_.gate != nullptr && options_.several_hosts && options_.first_of_host;
   }
@@ -61,7 +61,7 @@ class Member {
   // Reads the ring, as far as the log has come. True if anything was done.
   bool advance(Effects& effects);
 
-  // The time of what follows. Says that it deviates where a filled entry has waited for too long.
+  // The time of what follows. Sends a Deviate for each filled entry that has waited for thaw_after.
   void set_time(Nanos now);
   // This process stood still for so long.
   void forgive(Nanos gap) { frozen_.forgive(gap); }
@@ -72,11 +72,12 @@ class Member {
   // Ends everything that is unserved with this error.
   void fail_all(const Error& error, Effects& effects);
 
-  // Something was said and not yet served.
+  // A submission or a join() of this rank has no result yet.
   bool has_unserved() const {
     return !unserved_.empty() || frozen_.filled() > 0 || join_ticket_.has_value();
   }
-  // The ring has no room for something, until a slower member of this host has read on.
+  // Items of the coordinator's ring wait for room in the ring of this host, until its slowest
+  // member has read on.
   bool waits_for_room() const { return !copies_.empty(); }
   std::vector<std::string> unserved_names() const;
   uint64_t applied() const { return applied_; }
@@ -100,16 +101,17 @@ class Member {
     const Vote& last() const { return held.empty() ? said : held.back(); }
   };
 
-  // Says the vote, or holds it back: a name that was refused is free for the program, but not yet
-  // for the log; and what a frozen name can't do is said behind its Thaw.
+  // Sends the vote, or holds it back: until the Fail of an earlier refusal of this name, or until
+  // the Thaw of a frozen name.
   void vote(const std::string& name, Vote vote);
   void say(const std::string& name, const Vote& vote);
   void say_ready(const Request& request);
   void fill(FrozenEntries::Entry& entry, Request request);
   void deviate(FrozenEntries::Entry& entry);
-  // Join and Shutdown go behind everything that is held.
+  // Sends Join and Shutdown, unless votes are held back: they go first.
   void say_away();
-  // The coordinator drops what was said before the last Freeze or Thaw: says it again.
+  // Sends Join, Shutdown and Drained again: the coordinator has dropped those that were sent before
+  // the last Freeze or Thaw.
   void say_away_again();
   // "Nothing runs here any more", once for each number of batches.
   void say_drained();
@@ -120,14 +122,15 @@ class Member {
   void apply(const Fail& fail, Effects& effects);
   void apply(const Freeze& freeze);
   void apply(const Thaw& thaw);
-  // This member appends its Go, as soon as nothing else should run together with it.
+  // All members have filled this entry, and this one must append its Go. It may wait for entries
+  // that fuse with it.
   void owe_go(const FrozenEntries::Entry& entry);
   // Appends the Go that this member owes. `more`: another one follows at once.
   void append_owed_gos();
   // Appends what copy() was given, as far as there is room.
   void append_copies();
   // A Go of the ring. What it starts waits in chain_ for those that run together with it.
-  void take_go(const GateEntry& go, Effects& effects);
+  void take_go(const RingItem& go, Effects& effects);
   // Starts what is in chain_.
   void start_chain(Effects& effects);
   StartEntry start_entry(const PlannedEntry& planned, bool joined_here);
@@ -160,7 +163,7 @@ class Member {
   std::vector<Item> news_;
   std::unordered_map<std::string, Unserved> unserved_;
   EntryIds ids_;
-  // Of the ids of the latest Plan, if there were any: a Freeze behind it keeps them.
+  // Of the entries of the latest Plan that have any; a Freeze that follows the Plan keeps them.
   std::unordered_map<EntryId, PlanDetails> details_;
   FrozenEntries frozen_;
   std::vector<Place> owed_gos_;  // places that all members have filled
@@ -168,9 +171,9 @@ class Member {
   uint64_t owed_since_ = 0;      // batches_started_ when the first of them was filled
   std::vector<FrozenEntries::Entry*> chain_;
   std::vector<Place> started_places_;
-  std::deque<GateEntry> copies_;  // entries of the coordinator's ring that this host's has not got
-  std::deque<Item> log_;          // records that have arrived and wait for their markers
-  uint64_t permitted_ = 0;        // position in the log that the ring has reached
+  std::deque<RingItem> copies_;  // items of the coordinator's ring that this host's lacks
+  std::deque<Item> log_;         // records that have arrived and wait for their markers
+  uint64_t permitted_ = 0;       // position in the log that the ring has reached
   Statistics statistics_;
 };
 

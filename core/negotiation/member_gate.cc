@@ -22,7 +22,7 @@ void Member::fill(FrozenEntries::Entry& entry, Request request) {
 
 void Member::all_hosts_filled(Place place) {
   const FrozenEntries::Entry* const entry = frozen_.find(place);
-  if (entry != nullptr) owe_go(*entry);  // else it is thawed: it will be said again
+  if (entry != nullptr) owe_go(*entry);  // else it was thawed, and is negotiated again
 }
 
 void Member::owe_go(const FrozenEntries::Entry& entry) {
@@ -44,18 +44,18 @@ void Member::append_owed_gos() {
 void Member::append_copies() {
   bool wakes = false;
   for (; !copies_.empty(); copies_.pop_front()) {
-    const GateEntry& entry = copies_.front();
-    const bool is_go = entry.kind == GateEntry::Kind::Go;
+    const RingItem& item = copies_.front();
+    const bool is_go = item.kind == RingItem::Kind::Go;
     if (is_go) {
-      options_.gate->append_go(static_cast<Place>(entry.value), entry.more);
+      options_.gate->append_go(static_cast<Place>(item.value), item.more);
     } else if (options_.gate->room()) {
-      options_.gate->append_marker(entry.value);
+      options_.gate->append_marker(item.value);
     } else {
       break;
     }
-    wakes = !is_go;  // a Go wakes by itself
+    wakes = !is_go;  // append_go() wakes the others itself
   }
-  // A record may have come to the others before its marker.
+  // The others may have the records already, and wait for their marker.
   if (wakes) options_.gate->wake();
 }
 
@@ -72,7 +72,7 @@ void Member::set_time(Nanos now) {
   }
 }
 
-void Member::take_go(const GateEntry& go, Effects& effects) {
+void Member::take_go(const RingItem& go, Effects& effects) {
   FrozenEntries::Entry* const frozen = frozen_.find(static_cast<Place>(go.value));
   if (frozen == nullptr) {
     ++statistics_.void_starts;  // its Thaw came first, here as on all members
@@ -85,8 +85,9 @@ void Member::take_go(const GateEntry& go, Effects& effects) {
   if (!go.more) start_chain(effects);
 }
 
-// Entries that fuse join the first batch of the chain that takes them, whatever lies between: the
-// same on all members, since the ring and the specs are.
+// An entry that may fuse joins the first batch of the chain that has room for it, whatever lies
+// between. All members build the same batches, since all read the same ring and have the same
+// specs.
 void Member::start_chain(Effects& effects) {
   struct Open {
     size_t start;  // in `effects`

@@ -15,8 +15,8 @@ Outbox::Outbox(int me, const std::vector<int>& host_of) : me_(me) {
   }
 }
 
-void Outbox::to_hosts(const GateEntry& entry) {
-  to_all_.emplace_back(entry);
+void Outbox::to_hosts(const RingItem& item) {
+  to_all_.emplace_back(item);
   any_for_hosts_ = true;
 }
 
@@ -54,7 +54,7 @@ void Outbox::send_to_all(Envelope& envelope, std::vector<Outgoing>& messages) {
   }
   send(first_of_host_, true);
   std::erase_if(envelope.items,
-                [](const Item& item) { return std::holds_alternative<GateEntry>(item); });
+                [](const Item& item) { return std::holds_alternative<RingItem>(item); });
   if (!envelope.items.empty()) send(first_of_host_, false);
 }
 

@@ -18,7 +18,7 @@ class Outbox {
   // To every other member, in this order.
   void to_all(Item item) { to_all_.push_back(std::move(item)); }
   // To the first member of every other host, in one order with the items for all.
-  void to_hosts(const GateEntry& entry);
+  void to_hosts(const RingItem& item);
   // To one, outside of that order.
   void to_one(int peer, Item item) { to_one_.emplace_back(peer, std::move(item)); }
 

@@ -1,9 +1,9 @@
-// The words of the control protocol as plain values (core/negotiation/PROTOCOL.md tells the story).
+// The items of the control protocol as plain values (core/negotiation/PROTOCOL.md describes it).
 //
 // Members send Ready, Refused, Join, Shutdown, Drained and Deviate up to the coordinator of their
 // set. The coordinator appends records (Plan, Fail, Unused, Joined, Bye, Freeze, Thaw) to the set's
 // log, which every member applies in order. Ping, Pong, Stall and Abort stand outside the log, and
-// so does GateEntry: where a set spans several hosts, the first member of each says Filled, and the
+// so does RingItem: where a set spans several hosts, the first member of each says Filled, and the
 // coordinator answers with the Go and markers for that host's ring.
 #pragma once
 
@@ -17,7 +17,7 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/overloaded.h"
-#include "horon/core/negotiation/gate_entry.h"
+#include "horon/core/negotiation/ring_item.h"
 
 namespace horon::core {
 
@@ -65,8 +65,8 @@ struct Pong {
 
 struct PlannedEntry {
   EntryId id = kNoId;
-  std::string
-      name;  // with its spec in the first plan of an id, and always without an id; else empty
+  // With `spec` in the first plan of an id, and always where there is no id; else empty.
+  std::string name;
   SpecPtr spec;
   std::vector<bool> produced;    // per part: somebody has it; empty: all parts
   std::vector<int64_t> extents;  // has_own_rows(): of each member, one after the other
@@ -125,9 +125,9 @@ struct Abort {
 };
 
 using Item = std::variant<Ready, Refused, Join, Shutdown, Ping, Pong, Plan, Fail, Unused, Joined,
-                          Bye, Stall, Abort, Drained, Freeze, Thaw, Deviate, GateEntry>;
+                          Bye, Stall, Abort, Drained, Freeze, Thaw, Deviate, RingItem>;
 
-// Whether it stands in the log.
+// Whether it is a record of the log.
 inline bool is_record(const Item& item) {
   return std::holds_alternative<Plan>(item) || std::holds_alternative<Fail>(item) ||
          std::holds_alternative<Unused>(item) || std::holds_alternative<Joined>(item) ||
@@ -135,8 +135,8 @@ inline bool is_record(const Item& item) {
          std::holds_alternative<Thaw>(item);
 }
 
-// Whether a member says by it that nobody should wait for it.
-inline bool is_away_word(const Item& item) {
+// Whether a member says with it that nobody should wait for it.
+inline bool is_away_item(const Item& item) {
   return std::holds_alternative<Join>(item) || std::holds_alternative<Shutdown>(item) ||
          std::holds_alternative<Drained>(item);
 }

@@ -13,24 +13,25 @@ constexpr uint64_t kCells = 8192;
 // Go and Filled that a member may have left unread, see Gate::room().
 constexpr uint64_t kUnreadMax = 4 * uint64_t{Gate::kCounters};
 constexpr uint64_t kLow32 = 0xffffffff;
-// What a cell holds of an entry's value.
-constexpr uint64_t kValueMax = kLow32 >> kGateEntryShift;
+// What a cell holds of an item's value.
+constexpr uint64_t kValueMax = kLow32 >> kRingItemShift;
 static_assert(Gate::kPlaceMax <= kValueMax, "a payload has 32 bits");
 
 // A cell holds the number of its lap (from 1) in its high half and the payload in its low half. So
-// to write an entry is one step, which nobody can be stopped in, and an entry is never visible
-// before the one in front of it.
+// writing an item is one atomic step, in which no member can be stopped halfway, and an item is
+// never visible before the one in front of it.
 uint64_t lap_of(uint64_t position) { return position / kCells + 1; }
 
 }  // namespace
 
 struct RingGate::Shared {
   struct alignas(64) Counter {
-    // High half: the place that counts here; low half: members that have filled it in this round.
+    // High half: the place that counts here; low half: members that have filled it since its last
+    // Go.
     std::atomic<uint64_t> word;
   };
   std::array<Counter, kCounters> counters;
-  alignas(64) std::atomic<uint64_t> end;  // entries in the ring; may lag behind by the newest one
+  alignas(64) std::atomic<uint64_t> end;  // items in the ring; may lag behind by the newest one
   alignas(64) std::array<std::atomic<uint64_t>, kCells> cells;
 };
 
@@ -71,14 +72,14 @@ bool RingGate::fill(Place place) {
   }
 }
 
-void RingGate::append(const GateEntry& entry) {
-  const uint64_t payload = pack(entry) & kLow32;
+void RingGate::append(const RingItem& item) {
+  const uint64_t payload = pack(item) & kLow32;
   uint64_t end = shared_->end.load(std::memory_order_acquire);
   for (;;) {
     const uint64_t lap = lap_of(end);
     std::atomic<uint64_t>& cell = shared_->cells.at(end % kCells);
     uint64_t seen = cell.load(std::memory_order_acquire);
-    // Anything but the lap before means that another member was faster, here or by a whole lap.
+    // If the cell does not hold the lap before, another member has written it already.
     const bool written =
         seen >> 32 == lap - 1 &&
         cell.compare_exchange_strong(seen, (lap << 32) | payload, std::memory_order_acq_rel);
@@ -92,14 +93,14 @@ void RingGate::append(const GateEntry& entry) {
 }
 
 void RingGate::append_go(Place place, bool more) {
-  append({GateEntry::Kind::Go, place, more});
+  append({RingItem::Kind::Go, place, more});
   if (!more) wake_others_();
 }
 
-void RingGate::append_marker(uint64_t position) { append({GateEntry::Kind::Marker, position}); }
+void RingGate::append_marker(uint64_t position) { append({RingItem::Kind::Marker, position}); }
 
 void RingGate::append_filled(Place place) {
-  append({GateEntry::Kind::Filled, place});
+  append({RingItem::Kind::Filled, place});
   if (me_ != 0) wake_first_();
 }
 
@@ -110,8 +111,8 @@ bool RingGate::room() const {
   const auto leaves_room = [end](uint64_t slowest) {
     return end + 1 - slowest + kUnreadMax < kCells;
   };
-  // Cursors only grow, so what left room before does so now; each look costs a miss for each
-  // member.
+  // Cursors only grow, so the old minimum is still a safe bound. They are read again only if it
+  // leaves no room: each costs a cache miss.
   if (leaves_room(slowest_)) return true;
   slowest_ = read_;
   for (size_t member = 0; member < size_; ++member) {
@@ -120,17 +121,17 @@ bool RingGate::room() const {
   return leaves_room(slowest_);
 }
 
-std::optional<GateEntry> RingGate::next() {
+std::optional<RingItem> RingGate::next() {
   const uint64_t cell = shared_->cells.at(read_ % kCells).load(std::memory_order_acquire);
   if (cell >> 32 != lap_of(read_)) return std::nullopt;
   cursors_[me_].read.store(++read_, std::memory_order_release);
-  GateEntry entry = unpack(cell & kLow32);
-  if (entry.kind == GateEntry::Kind::Marker) {
+  RingItem item = unpack(cell & kLow32);
+  if (item.kind == RingItem::Kind::Marker) {
     // Positions grow by far less than 2^30 from one marker to the next.
-    last_marker_ += (entry.value - last_marker_) & kValueMax;
-    entry.value = last_marker_;
+    last_marker_ += (item.value - last_marker_) & kValueMax;
+    item.value = last_marker_;
   }
-  return entry;
+  return item;
 }
 
 }  // namespace horon::core

@@ -27,15 +27,15 @@ class RingGate : public Gate {
   void append_filled(Place place) override;
   void wake() override;
   bool room() const override;
-  std::optional<GateEntry> next() override;
+  std::optional<RingItem> next() override;
 
  private:
   struct Shared;
   struct alignas(64) Cursor {
-    std::atomic<uint64_t> read;  // entries that this member has read
+    std::atomic<uint64_t> read;  // items that this member has read
   };
 
-  void append(const GateEntry& entry);
+  void append(const RingItem& item);
   static Cursor* cursors_behind(Shared* shared);
 
   Shared* const shared_;
@@ -46,7 +46,7 @@ class RingGate : public Gate {
   const std::function<void()> wake_first_;
   uint64_t read_ = 0;             // what cursors_[me_] says
   mutable uint64_t slowest_ = 0;  // of all cursors, when room() last looked
-  uint64_t last_marker_ = 0;      // that this member has read: a cell holds its low bits only
+  uint64_t last_marker_ = 0;      // read by this member; a cell holds only its low bits
 };
 
 }  // namespace horon::core

@@ -18,16 +18,16 @@ class SpreadingGate final : public Gate {
   bool fill(Place place) override { return own_.fill(place); }
   void append_go(Place place, bool more) override {
     own_.append_go(place, more);
-    outbox_.to_hosts({GateEntry::Kind::Go, place, more});
+    outbox_.to_hosts({RingItem::Kind::Go, place, more});
   }
   void append_marker(uint64_t position) override {
     own_.append_marker(position);
-    outbox_.to_hosts({GateEntry::Kind::Marker, position});
+    outbox_.to_hosts({RingItem::Kind::Marker, position});
   }
   void append_filled(Place place) override { own_.append_filled(place); }
   void wake() override { own_.wake(); }
   bool room() const override { return own_.room(); }
-  std::optional<GateEntry> next() override { return own_.next(); }
+  std::optional<RingItem> next() override { return own_.next(); }
 
  private:
   Gate& own_;

@@ -277,7 +277,7 @@ struct WriteItem {
   }
   void operator()(const Thaw& item) const { out.numbers(item.places); }
   void operator()(const Deviate& item) const { out.number(item.place); }
-  void operator()(const GateEntry& item) const { out.number(pack(item)); }
+  void operator()(const RingItem& item) const { out.number(pack(item)); }
 };
 
 constexpr int kErrorCodes = static_cast<int>(ErrorCode::Internal) + 1;

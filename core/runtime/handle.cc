@@ -48,7 +48,7 @@ bool HandleState::wait_until_finished(Clock::time_point deadline) const {
         return sleep_until_finished(deadline);
       case LoopSeat::Drive::Taken: {
         // A driver that stops checks for registered waiters and then wakes the background thread.
-        const LoopSeat::Passenger passenger(*seat_);
+        const LoopSeat::SleepingWaiter registered(*seat_);
         if (seat_->is_driven()) return sleep_until_finished(deadline);
       }
     }
@@ -56,8 +56,8 @@ bool HandleState::wait_until_finished(Clock::time_point deadline) const {
 }
 
 bool HandleState::sleep_until_finished(Clock::time_point deadline) const {
-  // With more threads than cores a yield often runs the very thread that finishes us; a sleep costs
-  // more on both sides.
+  // With more threads than cores a yield often runs the very thread that will finish this handle; a
+  // sleep costs more on both sides.
   if (seat_ != nullptr && seat_->yield_cost.worth_trying()) {
     constexpr int yields = 20;
     auto now = Clock::now();
@@ -94,10 +94,10 @@ const Outcome& HandleState::get() const {
   try {
     outcome.done->wait();
   } catch (...) {
-    throw_enqueued_error();  // it says more than the device can
+    throw_enqueued_error();  // the cause, where the device tells only that it failed
     throw;
   }
-  throw_enqueued_error();  // an op that is aborted lets the event happen, with any result
+  throw_enqueued_error();  // after an abort the event happens too, without a valid result
   return outcome;
 }
 

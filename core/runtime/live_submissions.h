@@ -1,5 +1,5 @@
-// The submissions of one process set that have not finished, by ticket. Places are used again, so a
-// submission costs no memory of its own once as many have been under way before.
+// The submissions of one process set that have not finished, by ticket. Their cells are used again:
+// a submission allocates none once as many have been under way before.
 #pragma once
 
 #include <chrono>
@@ -29,25 +29,25 @@ class LiveSubmissions {
   // nothing has changed.
   Ticket add() {
     if (free_.empty()) {
-      free_.reserve(places_.size() + 1);  // so that erase() needs no memory
-      places_.emplace_back();
-      free_.push_back(places_.size() - 1);
+      free_.reserve(cells_.size() + 1);  // so that erase() needs no memory
+      cells_.emplace_back();
+      free_.push_back(cells_.size() - 1);
     }
     const size_t index = free_.back();
     free_.pop_back();
-    Place& place = places_[index];
-    place.used = true;
+    Cell& cell = cells_[index];
+    cell.used = true;
     ++count_;
-    return place.generation << kIndexBits | index;
+    return cell.generation << kIndexBits | index;
   }
 
-  LiveSubmission& at(Ticket ticket) { return place_of(ticket).live; }
+  LiveSubmission& at(Ticket ticket) { return cell_of(ticket).live; }
 
   void erase(Ticket ticket) noexcept {
-    Place& place = place_of(ticket);
-    place.live = {};
-    place.used = false;
-    ++place.generation;
+    Cell& cell = cell_of(ticket);
+    cell.live = {};
+    cell.used = false;
+    ++cell.generation;
     --count_;
     free_.push_back(ticket & kIndexMask);
   }
@@ -56,12 +56,12 @@ class LiveSubmissions {
   // Any one of them.
   Ticket any() const {
     size_t index = 0;
-    while (!places_.at(index).used) ++index;
-    return places_[index].generation << kIndexBits | index;
+    while (!cells_.at(index).used) ++index;
+    return cells_[index].generation << kIndexBits | index;
   }
 
  private:
-  struct Place {
+  struct Cell {
     LiveSubmission live;
     bool used = false;
     uint64_t generation = 0;  // submissions that have finished here
@@ -69,15 +69,15 @@ class LiveSubmissions {
   static constexpr int kIndexBits = 32;
   static constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
 
-  Place& place_of(Ticket ticket) {
+  Cell& cell_of(Ticket ticket) {
     const size_t index = ticket & kIndexMask;
-    HORON_CHECK(index < places_.size() && places_[index].used &&
-                    places_[index].generation == ticket >> kIndexBits,
+    HORON_CHECK(index < cells_.size() && cells_[index].used &&
+                    cells_[index].generation == ticket >> kIndexBits,
                 "a submission finished twice");
-    return places_[index];
+    return cells_[index];
   }
 
-  std::deque<Place> places_;
+  std::deque<Cell> cells_;
   std::vector<size_t> free_;
   size_t count_ = 0;
 };

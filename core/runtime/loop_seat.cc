@@ -20,14 +20,15 @@ constexpr std::chrono::milliseconds kLookAtDriverIfPolling{2};
 // After what it waited for has finished, a driver goes on until nothing happens, but not for ever.
 constexpr int kLastTurns = 4;
 
-// The background thread frees the seat after its turn when somebody is about to drive. Not by
-// std::timed_mutex: it locks by a call that ThreadSanitizer does not know.
+// Waits for the seat, which the background thread frees after its turn when somebody is about to
+// drive. Not with std::timed_mutex: it locks by a call that ThreadSanitizer does not know.
 bool lock_until(std::unique_lock<std::mutex>& lock, LoopSeat::Clock::time_point deadline) {
   if (deadline == LoopSeat::kNever) {
     lock.lock();
     return true;
   }
-  // Nobody steps the loop between the background thread's leaving and the end of such a pause.
+  // Nobody steps the loop from the moment in which the background thread frees the seat until this
+  // pause ends, so it is short.
   constexpr std::chrono::nanoseconds pause = std::chrono::microseconds(20);
   while (!lock.try_lock()) {
     const std::chrono::nanoseconds left = deadline - LoopSeat::Clock::now();
@@ -156,7 +157,7 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
     loop.rested();
   }
   driven_.store(false, std::memory_order_seq_cst);
-  hand_over(moved || passengers_.load(std::memory_order_seq_cst) > 0);
+  hand_over(moved || sleeping_waiters_.load(std::memory_order_seq_cst) > 0);
   return handle.finished() ? Drive::Finished : late ? Drive::TimedOut : Drive::NoLoop;
 }
 

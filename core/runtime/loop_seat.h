@@ -46,31 +46,31 @@ class LoopSeat {
   // Steps the loop until `handle` has finished or the deadline has passed. Any thread of the
   // program.
   Drive drive(const HandleState& handle, Clock::time_point deadline) noexcept;
-  // Steps the loop a few times, if nobody else does: what this thread has just handed over is on
-  // its way without a wake-up. False if somebody else must be woken for it. Any thread of the
-  // program.
+  // Steps the loop a few times, if nobody else does: what this thread has just submitted is sent
+  // without a wake-up. False: another thread must be woken for it. Any thread of the program.
   bool step_now() noexcept;
 
   bool is_driven() const noexcept { return driven_.load(std::memory_order_seq_cst); }
   bool is_over() const noexcept { return over_.load(std::memory_order_acquire); }
-  // True within a call of the loop that comes back to the program: exit() from a signal handler, or
-  // from a callback.
+  // This thread is inside the loop already: it is in a callback or in a signal handler, which may
+  // have called exit().
   bool held_by_this_thread() const noexcept {
     return holder_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
-  // By the thread that holds the seat and will not come back to it. If it was asleep, the other
-  // ranks are told.
+  // For the thread that holds the seat and will not come back to it. If it was asleep between two
+  // turns, the other ranks are told.
   void end_from_within(const Error& error) noexcept;
 
-  // While one lives, a driver that stops sees to it that the background thread goes on.
-  class Passenger {
+  // Counts a thread that sleeps until its handle finishes. While there is one, a driver that stops
+  // wakes the background thread.
+  class SleepingWaiter {
    public:
-    explicit Passenger(LoopSeat& seat) : seat_(seat) {
-      seat_.passengers_.fetch_add(1, std::memory_order_seq_cst);
+    explicit SleepingWaiter(LoopSeat& seat) : seat_(seat) {
+      seat_.sleeping_waiters_.fetch_add(1, std::memory_order_seq_cst);
     }
-    ~Passenger() { seat_.passengers_.fetch_sub(1, std::memory_order_seq_cst); }
-    Passenger(const Passenger&) = delete;
-    Passenger& operator=(const Passenger&) = delete;
+    ~SleepingWaiter() { seat_.sleeping_waiters_.fetch_sub(1, std::memory_order_seq_cst); }
+    SleepingWaiter(const SleepingWaiter&) = delete;
+    SleepingWaiter& operator=(const SleepingWaiter&) = delete;
 
    private:
     LoopSeat& seat_;
@@ -81,8 +81,8 @@ class LoopSeat {
 
  private:
   class Held;
-  // The seat is free again: a ring wakes the background thread, or it is called now if somebody
-  // must go on.
+  // The background thread steps the loop from now on. It is woken at once if `unfinished` or if
+  // something must be polled, else by the next ring.
   void hand_over(bool unfinished) noexcept;
   void wait_for_drivers() const noexcept;
   void sleep(std::unique_lock<std::mutex>& lock) noexcept;
@@ -91,9 +91,10 @@ class LoopSeat {
   RuntimeLoop* loop_ = nullptr;      // by the mutex; null before serve() and after it
   std::atomic<bool> driven_{false};  // a thread of the program drives, or is about to
   std::atomic<bool> over_{false};    // serve() has ended
-  std::atomic<int> passengers_{0};
+  std::atomic<int> sleeping_waiters_{0};
   std::atomic<bool> open_{false};
-  // The driver is in its sleep, where the loop is whole; for signal handlers on its thread.
+  // The driver sleeps between two turns, so the state of the loop is whole. Read by signal handlers
+  // on the thread of the driver.
   std::atomic<bool> driver_sleeps_{false};
   std::atomic<std::thread::id> holder_{};
 };

@@ -142,7 +142,7 @@ class Runtime::Impl {
     } catch (...) {
       log(LogLevel::Warn, concat("the timeline's end is lost: ", current_error().what()));
     }
-    return loop_.farewell();
+    return loop_.shutdown_report();
   }
 
   bool left_from_within() const noexcept { return left_from_within_; }
@@ -191,14 +191,14 @@ class Runtime::Impl {
   Ranks members_of(uint32_t set) const {
     if (set == kWorldSet) return world_;
     const std::lock_guard lock(members_mutex_);
-    const auto place = members_.find(set);
-    if (place == members_.end() ||
-        !std::binary_search(place->second->begin(), place->second->end(), topology_.rank)) {
+    const auto known = members_.find(set);
+    if (known == members_.end() ||
+        !std::binary_search(known->second->begin(), known->second->end(), topology_.rank)) {
       throw Error(ErrorCode::InvalidArgument,
                   concat("rank ", topology_.rank, " is not in process set ", set,
                          ", or the set has been removed"));
     }
-    return place->second;
+    return known->second;
   }
 
   Ranks world_;

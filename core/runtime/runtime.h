@@ -79,12 +79,12 @@ class Runtime {
 
   // Says "no more from this rank", serves the others until all ranks have said so or the deadline
   // has passed, and joins the thread. At the deadline the others are told that this rank has ended,
-  // which ends the job there too. Never throws; returns the names of what went wrong, if anything.
+  // which ends the job there too. Never throws; returns what went wrong, empty if nothing did.
   // Idempotent.
   std::string shutdown(std::chrono::nanoseconds deadline);
 
-  // exit() was called by a thread that was within the loop: the job is not over, and nothing that
-  // it uses may be given back.
+  // exit() was called by a thread within the loop: the job has not ended, and nothing that it uses
+  // may be given back.
   bool left_from_within() const noexcept;
 
   // What is stalled as far as this rank has heard ("tensor "x": waiting for rank 1 since 12 s

@@ -54,7 +54,7 @@ bool RuntimeLoop::try_turn() {
   news = take_messages() || news;
   for (auto& [id, runner] : runners_) news = runner->decide(now, outbox_) || news;
   if (fatal_now_) {
-    // Whoever is in another set must hear it too.
+    // The members of the other sets must hear of it too.
     for (auto& [id, runner] : runners_) {
       runner->fail(*door_.fatal);
       (void)runner->decide(now, outbox_);
@@ -122,7 +122,7 @@ void RuntimeLoop::take(Submission&& submission) {
 }
 
 void RuntimeLoop::take(AddSetCall& add) {
-  // Nobody would say on this rank that the set has no more to do.
+  // This rank's Shutdown has been sent, so it could never say Shutdown in the new set.
   if (shut_down_) return finish(add.handle, *door_.shut_down);
   try {
     if (std::binary_search(add.ranks.begin(), add.ranks.end(), topology_.rank)) {

@@ -52,27 +52,27 @@ class RuntimeLoop {
   RuntimeLoop(Parts parts, RuntimeDoor& door);
 
   // Does what can be done now. False if that was nothing. Whatever is thrown here ends the job, on
-  // all ranks and with its text. The holder takes the ring of the doorbell before each turn.
+  // all ranks and with its text. The holder calls doorbell().take() before each turn.
   bool turn() noexcept;
   // All ranks have shut down, the job has failed or the deadline has passed: no more turns.
   bool ended() const { return ended_; }
   // After a turn that did nothing: how long to sleep, if nothing rings.
   std::chrono::nanoseconds pause();
-  // After pause(): sleeps end too late if they are rounded up, since somebody must look.
+  // After pause(): the loop polls, so the sleep must not be rounded up.
   bool polls() const { return polls_; }
-  // Something is under way that rings nobody.
+  // Something under way must be polled: its end does not ring the doorbell.
   bool must_be_stepped();
-  // Some peer can't ring.
+  // Some peer sends over MPI, and its messages do not ring the doorbell.
   bool must_poll() const { return transport_->must_poll(); }
   void wait(std::chrono::nanoseconds timeout) { transport_->wait(timeout); }
-  // After a sleep: looks for the dead.
+  // After a sleep: looks for peers that have died.
   void rested() noexcept;
-  // After the end, once: the last messages go out, and what still waits is finished.
+  // After the end, once: sends the last messages and finishes what still waits.
   void close() noexcept;
-  // The holder of the seat leaves the process and will not come back: the other ranks are told.
+  // The thread that holds the seat ends the process and will not come back: tells the other ranks.
   void end_from_within(const Error& error) noexcept;
   // What shutdown() reports; empty if all went well. After close().
-  const std::string& farewell() const { return farewell_; }
+  const std::string& shutdown_report() const { return shutdown_report_; }
 
   Doorbell& doorbell() noexcept { return transport_->doorbell(); }
   WaitPolicy wait_policy() const noexcept { return transport_->wait_policy(); }
@@ -143,11 +143,11 @@ class RuntimeLoop {
   Nanos next_record_ = 0;  // of the statistics into the timeline
   Statistics recorded_;
   bool fatal_now_ = false;     // an error ends the job in this turn
-  bool shut_down_ = false;     // this rank, in all its sets
+  bool shut_down_ = false;     // this rank has called shutdown()
   std::map<int, Death> dead_;  // by rank
   bool ended_ = false;
   bool polls_ = false;
-  std::string farewell_;
+  std::string shutdown_report_;
 };
 
 }  // namespace horon::core

@@ -14,12 +14,12 @@
 namespace horon::core {
 namespace {
 
-// For what must not keep the rest from happening when a job ends.
+// Takes one step of ending a job. If it fails, the steps that follow are taken all the same.
 template <class Action>
 void attempt(const Action& action) noexcept {
   try {
     action();
-  } catch (...) {  // the first cause of the end has been told or logged; this is a consequence
+  } catch (...) {  // a consequence: the first cause has been sent or logged
   }
 }
 
@@ -141,8 +141,8 @@ void RuntimeLoop::look_for_the_dead() {
 }
 
 // A set ends only when nothing runs on any of its members. So a member that is gone while something
-// is under way here has died; but one that is gone while this rank only waits for Bye may have had
-// its own a moment before.
+// is under way here has died. One that is gone while this rank only waits for Bye may have received
+// its own Bye a moment before.
 void RuntimeLoop::judge_the_dead(SetRunner& runner, Nanos now) {
   constexpr Nanos grace = 2'000'000'000;
   if (!runner.waits()) return;
@@ -164,8 +164,9 @@ void RuntimeLoop::end_at_deadline() {
   }
   const std::string& stalled = door_.stall_report;
   const std::string missing = stalled.empty() ? "" : concat(" (", stalled, ")");
-  farewell_ = concat("shutdown(): not all ranks have ended within the time limit", missing);
-  end_job(Error(ErrorCode::Timeout, concat("rank ", topology_.rank, " has ended: ", farewell_)));
+  shutdown_report_ = concat("shutdown(): not all ranks have ended within the time limit", missing);
+  end_job(
+      Error(ErrorCode::Timeout, concat("rank ", topology_.rank, " has ended: ", shutdown_report_)));
 }
 
 }  // namespace horon::core

@@ -33,8 +33,8 @@ Controller::Options controller_options(const SetRunner::Parts& parts) {
   options.stall_warn_after = nanos(config.stall_warn_s);
   options.stall_abort_after = nanos(config.stall_abort_s);
   if (config.freeze) options.gate = parts.resources.gate.get();
-  // The coordinator's stall report names what is negotiated, and counts from there: so frozen
-  // entries are thawed early, and the limits are exceeded by little.
+  // Stall reports come from the coordinator's table of open entries, which has no frozen ones. So a
+  // frozen entry thaws after a fraction of the limits, and they are exceeded by no more than that.
   if (config.stall_warn_s > 0) {
     options.thaw_after = std::min(options.thaw_after, options.stall_warn_after / 4);
   }

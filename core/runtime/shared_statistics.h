@@ -12,7 +12,8 @@ namespace horon::core {
 
 class SharedStatistics {
  public:
-  // What a set's have become since they were `before`. A number may also have become smaller.
+  // Adds what has changed in the statistics of one set from `before` to `now`. A number may have
+  // become smaller.
   void add(const Statistics& before, const Statistics& now) {
     for (size_t i = 0; i < values_.size(); ++i) {
       const uint64_t change = now.*kStatisticNames[i].field - before.*kStatisticNames[i].field;

@@ -54,10 +54,10 @@ struct Submission {
   // Happens when the memory may be read and written; null: now. On memory with a queue it is the
   // moment in the producer's stream, which need not have come.
   std::unique_ptr<Event> ready;
-  // Owns `memory`. Released, as allocate_output and `ready` are, when the handle has finished and
+  // Owns `memory`. Released, as allocate_output and `ready` are, once the handle has finished and
   // its event has happened, on a thread of the program: by the end of this or of a later wait, by
-  // release_finished() or by shutdown(). Never, if the
-  // collective has failed on its way: then somebody may still write there.
+  // release_finished() or by shutdown(). Never released if the collective has failed while it ran:
+  // then a peer may still write there.
   std::shared_ptr<void> keep_alive;
   std::shared_ptr<HandleState> handle;
 };

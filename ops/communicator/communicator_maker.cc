@@ -9,6 +9,7 @@
 
 #include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/core/host/local_subgroup.h"
 #include "horon/ops/communicator/mpi_communicator_call.h"
@@ -21,10 +22,6 @@ using Clock = std::chrono::steady_clock;
 
 // Ranks that wait for MPI tell each other so this often: then the runtime sees who does not answer.
 constexpr auto kReportInterval = std::chrono::seconds(1);
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  return concat(ranks.size() == 1 ? "rank " : "ranks ", core::list_ranks(ranks));
-}
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -43,7 +40,7 @@ constexpr char kFailed = 'f';
 
 }  // namespace
 
-// What all ranks know of all ranks' calls of MPI, after each round alike.
+// The states of all ranks' MPI calls after one exchange; the same on all ranks.
 class CommunicatorMaker::Progress {
  public:
   explicit Progress(const std::vector<std::string>& states) {
@@ -62,8 +59,8 @@ class CommunicatorMaker::Progress {
   const std::vector<int>& waiting() const { return waiting_; }
   double waited_s() const { return waited_s_; }
   std::string waiting_text() const {
-    return concat("MPI_Comm_create_group has not returned on ", ranks_text(waiting_), " since ",
-                  std::lround(waited_s_), " s");
+    return concat("MPI_Comm_create_group has not returned on ", core::name_ranks(waiting_),
+                  " since ", std::lround(waited_s_), " s");
   }
 
  private:
@@ -108,8 +105,8 @@ std::shared_ptr<Communicator> CommunicatorMaker::make(const Communicator& world,
     for (const int index : parts.topology.local_ranks) {
       const auto member = part.members[static_cast<size_t>(index)];
       const auto& on_host = talk.topology().local_ranks;
-      const auto place = std::lower_bound(on_host.begin(), on_host.end(), member);
-      local_ranks.push_back(static_cast<int>(place - on_host.begin()));
+      const auto found = std::lower_bound(on_host.begin(), on_host.end(), member);
+      local_ranks.push_back(static_cast<int>(found - on_host.begin()));
     }
   }
   const size_t bytes = takes_part ? options_.area_bytes(parts.topology) : 0;
@@ -193,15 +190,16 @@ void CommunicatorMaker::connect(Communicator& communicator, uint32_t id) const {
     }
     if (!dead.empty()) {
       library_.abandon();
-      throw Error(ErrorCode::PeerDead, concat(ranks_text(dead), dead.size() == 1 ? " has" : " have",
-                                              " died in MPI_Comm_create_group"));
+      throw Error(ErrorCode::PeerDead,
+                  concat(core::name_ranks(dead), dead.size() == 1 ? " has" : " have",
+                         " died in MPI_Comm_create_group"));
     }
     const double waited_s = seconds_since(begin);
     for (const double limit_s : {options_.abort_after_s, options_.dead_after_s}) {
       if (limit_s <= 0 || waited_s < limit_s) continue;
       library_.abandon();
       throw Error(ErrorCode::Stall,
-                  concat("MPI_Comm_create_group of ", ranks_text(communicator.members()),
+                  concat("MPI_Comm_create_group of ", core::name_ranks(communicator.members()),
                          " has not returned since ", std::lround(waited_s), " s"));
     }
   }

@@ -2,15 +2,15 @@
 // each rank has a block for some of the others.
 //
 // Every rank publishes where its input and its output lie. When all have done so, each block is
-// copied by a rank that can reach both ends of it, straight from the input of one rank into the
-// output of the other:
-//   - both can be mapped: in pieces, each copied by that one of the two ranks which claims it, so
-//     a rank that has less to do helps the other, and none waits for one that sleeps;
-//   - one of them is private: by its owner;
-//   - both are private: the sender copies pieces into a ring of shared memory, the receiver copies
-//     them out. A block that goes to everybody is copied in once.
-// What a rank gives is copied into the cell if it is short; then the rank need not wait until the
-// others have read it.
+// copied from the input of its sender into the output of its receiver. Who copies depends on which
+// of the two the other ranks can map:
+//   - Both: the two ranks claim pieces of the block and copy them. The rank that has less to do
+//     helps the other, and none waits for one that sleeps.
+//   - One is private: its owner copies the block.
+//   - Both are private: the sender copies pieces into a ring of shared memory, and the receiver
+//     copies them out. A block for all ranks is copied into the ring once.
+// A short input is copied into the cell, so that its rank need not wait until the others have read
+// it.
 //
 // In a reducescatter each rank reduces its own block, piece by piece and in rank order, from where
 // the others' inputs lie.

@@ -22,7 +22,7 @@ struct BlockPlan {
   int64_t input_bytes = 0;     // that anybody reads
   int64_t output_bytes = 0;
   bool one_for_all = false;  // every member is sent the same block
-  bool reduces = false;      // what is received lies in one place, where its reduction belongs
+  bool reduces = false;      // the blocks received are reduced into one block of the output
 };
 
 BlockPlan make_block_plan(const core::Batch& batch, int rank, int ranks);

@@ -44,7 +44,7 @@ struct alignas(64) ExchangePair {
 // A view of one cell.
 class ExchangeCell {
  public:
-  ExchangeCell(std::byte* place, int ranks) : place_(place), ranks_(ranks) {}
+  ExchangeCell(std::byte* begin, int ranks) : begin_(begin), ranks_(ranks) {}
   static size_t bytes(int ranks);
   // What a rank can give by way of the cell.
   static int64_t payload_bytes_max(int ranks);
@@ -63,11 +63,11 @@ class ExchangeCell {
   struct alignas(64) Word {
     std::atomic<uint64_t> value;
   };
-  Word* words() const { return reinterpret_cast<Word*>(place_); }
+  Word* words() const { return reinterpret_cast<Word*>(begin_); }
   ExchangeMember* members() const { return reinterpret_cast<ExchangeMember*>(words() + 2); }
   ExchangePair* pairs() const { return reinterpret_cast<ExchangePair*>(members() + ranks_); }
 
-  std::byte* place_;
+  std::byte* begin_;
   int ranks_;
 };
 

@@ -3,7 +3,7 @@
 //
 // MPI matches non-blocking collectives by the order in which they are posted. A collective that
 // prepares its input in several steps posts some time after its start. So each collective takes a
-// place at its start (starts have the same order on all ranks) and posts when all earlier ones
+// position at its start (starts have the same order on all ranks) and posts when all earlier ones
 // have posted.
 #pragma once
 
@@ -30,8 +30,8 @@ class MpiChannel {
   int size() const { return size_; }
   int64_t piece_elements_max() const { return piece_elements_max_; }
 
-  uint64_t take_place() { return next_place_++; }
-  bool is_turn_of(uint64_t place) const { return place == turn_; }
+  uint64_t take_position() { return next_position_++; }
+  bool is_turn_of(uint64_t position) const { return position == turn_; }
   void pass_turn() { ++turn_; }
   // A collective was destroyed before it posted, so no later one would match those of the peers.
   void set_broken() { broken_ = true; }
@@ -46,7 +46,7 @@ class MpiChannel {
   int rank_ = 0;
   int size_ = 1;
   int64_t piece_elements_max_;
-  uint64_t next_place_ = 0;
+  uint64_t next_position_ = 0;
   uint64_t turn_ = 0;
   bool broken_ = false;
 };

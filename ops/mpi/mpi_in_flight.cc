@@ -11,7 +11,9 @@ namespace horon::ops {
 using core::Progress;
 
 MpiInFlight::MpiInFlight(std::shared_ptr<MpiChannel> channel, core::Batch batch)
-    : channel_(std::move(channel)), batch_(std::move(batch)), place_(channel_->take_place()) {}
+    : channel_(std::move(channel)),
+      batch_(std::move(batch)),
+      position_(channel_->take_position()) {}
 
 MpiInFlight::~MpiInFlight() {
   if (stage_ == Stage::Preparing || stage_ == Stage::Queued) channel_->set_broken();
@@ -44,7 +46,7 @@ Progress MpiInFlight::step() {
         throw Error(ErrorCode::OperationFailed,
                     "an earlier MPI collective was given up, so later ones can't be matched");
       }
-      if (!channel_->is_turn_of(place_)) return Progress::Polling;
+      if (!channel_->is_turn_of(position_)) return Progress::Polling;
       stage_ = Stage::Flying;
       post();
       channel_->pass_turn();

@@ -61,7 +61,7 @@ class MpiInFlight : public core::InFlight {
 
   std::shared_ptr<MpiChannel> channel_;
   core::Batch batch_;
-  uint64_t place_;  // in the order of posting
+  uint64_t position_;  // in the order of posting
   Stage stage_ = Stage::Preparing;
   int64_t cursor_ = 0;
   int64_t prepare_count_ = 0;

@@ -1,4 +1,4 @@
-// The numbers that calls without a name are named by.
+// Counts calls without a name; the count becomes part of the name.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace horon::ops {
 
-// Every rank counts for itself, so the ranks of a process set agree as long as they make the same
-// calls. While some of them have joined, they don't: when a join() ends, all forget what they have
-// counted and agree again. One for each session. Any thread.
+// Every rank counts its own calls, so the ranks of a process set agree as long as they make the
+// same calls. Once some of them have joined they do not, so all forget their counts when a join()
+// ends. One for each session. Any thread.
 class CallCounts {
  public:
-  // So many calls of a kind may be under way at once. After them the numbers come again: the ranks
-  // then know the names, and a program that runs for weeks uses up none.
+  // So many calls of a kind may be under way at once. Then the counts begin again: the ranks know
+  // these names already, so a program that runs for weeks does not fill the table of names.
   static constexpr uint64_t kNumbers = 1024;
 
   // 0 for the first call of this kind on this process set, then 1, 2 ... kNumbers - 1, 0 ...

@@ -118,7 +118,7 @@ void Job::start_runtime() {
     core::run_on_all(*bootstrap_,
                      [&] { runtime_ = std::make_unique<core::Runtime>(std::move(parts)); });
   } catch (const Error&) {
-    // Where the thread runs, it may have sent messages that some rank will never take.
+    // If the thread runs here, it may have sent messages that another rank will never receive.
     if (runtime_ != nullptr) runtime_->shutdown(std::chrono::nanoseconds(0));
     library_->abandon();
     throw;

@@ -15,8 +15,8 @@ namespace {
 
 using core::concat;
 
-// The same for all sets: a name that is new with each set would use up the table of names. Which
-// set is meant stands in what travels.
+// The same names for all sets: new names for each set would fill the table of names. The number of
+// the set is part of the data.
 constexpr const char* kAdd = "horon.add_process_set";
 constexpr const char* kCommunicator = "horon.add_process_set.communicator";
 constexpr const char* kMade = "horon.add_process_set.made";

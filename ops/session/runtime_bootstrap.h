@@ -1,8 +1,8 @@
 // The bootstrap of a job that runs: what ranks tell each other while they make something new
 // together, such as a process set.
 //
-// It speaks by collectives of the world, so a rank that does not come is reported as a stall, and a
-// rank that dies ends the job by name.
+// It sends by collectives of the world. So a rank that does not come is reported as a stall, and a
+// rank that dies ends the job with an error that names it.
 #pragma once
 
 #include <string>

@@ -44,9 +44,9 @@ int cross_rank();
 int cross_size();
 // Whether all hosts have the same number of ranks; the same answer on every rank.
 bool is_homogeneous();
-// This process's rank in the session that runs, or in the last one that was begun: also after a
-// failed init() and after shutdown(), for who wants an error that all ranks have told once. -1 if
-// there has been none.
+// This process's rank in the session that runs or in the last one, also after a failed init() or
+// after shutdown(). With it, one rank can print an error that all ranks have thrown. -1 if there
+// has been no session.
 int last_rank();
 
 // What this rank has done since init(), and what is under way: collectives, how they were started,

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "horon/core/base/first_fault.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/call_names.h"
@@ -140,8 +141,8 @@ std::string explain_first(const std::vector<Fact>& lowest,
     values = concat(" (", fact.value, " on rank ", lowest_rank, ", ", difference.value, " on rank ",
                     rank, ")");
   }
-  std::string text = concat(fact.what, " of rank ", lowest_rank, " differs on rank",
-                            others.size() == 1 ? " " : "s ", core::list_ranks(others), values);
+  std::string text =
+      concat(fact.what, " of rank ", lowest_rank, " differs on ", core::name_ranks(others), values);
   if (count > 1) text += concat("; ", count, " of ", lowest.size(), " differ in all");
   return text;
 }
@@ -202,7 +203,7 @@ void throw_together(const std::optional<Error>& own, const AgreementOptions& opt
   for (const auto& [rank, fault] : said) faults.push_back(fault);
   const std::optional<core::FirstFault> first = core::first_fault(faults);
   if (!first) return;
-  const int rank = std::next(said.begin(), static_cast<int>(first->places.front()))->first;
+  const int rank = std::next(said.begin(), static_cast<int>(first->members.front()))->first;
   throw Error(first->error.code(), concat(options.name, options.name.empty() ? "" : ": ",
                                           "on rank ", rank, ": ", first->error.what()));
 }

@@ -70,9 +70,11 @@ inline void check_agree(const Bootstrap& bootstrap) {
               }),
               expected);
   }
-  const std::string failed(to_string(ErrorCode::OperationFailed));
   EXPECT_EQ(error_of([&] { run_on_all(bootstrap, [] { throw std::bad_alloc(); }); }),
-            failed + ": std::bad_alloc");
+            limit + ": out of memory");
+  const std::string failed(to_string(ErrorCode::OperationFailed));
+  EXPECT_EQ(error_of([&] { run_on_all(bootstrap, [] { throw 42; }); }),
+            failed + ": an exception that is no std::exception");
   if (size < 3) return;
   // The lowest rank with a fault is the one that is told of.
   const Error other(ErrorCode::Config, concat("fault of rank ", rank));

@@ -119,40 +119,39 @@ TEST(ControllerWithGate, CoordinatorsThatBreakTheProtocolEndTheJob) {
 }
 
 TEST(ControllerWithGate, WhatNoHostCanSayEndsTheJob) {
-  using Kind = GateEntry::Kind;
-  const auto frozen = [&](const GateEntry& first, const GateEntry& second,
-                          std::vector<int> host_of) {
+  using Kind = RingItem::Kind;
+  const auto frozen = [&](const RingItem& first, const RingItem& second, std::vector<int> host_of) {
     WithGate coordinator(0, tensor("x"), {}, std::move(host_of));
     EXPECT_EQ(coordinator.end_after(ready_by_name("x")), "");
     EXPECT_EQ(coordinator.end_after(first, 2), "");
     return coordinator.end_after(second, 2);
   };
-  const GateEntry filled = {Kind::Filled, 1};
+  const RingItem filled = {Kind::Filled, 1};
   const std::vector<int> hosts = {0, 1};
   EXPECT_THAT(frozen(filled, filled, hosts), HasSubstr("it can't fill place 1"));
   EXPECT_THAT(frozen(filled, {Kind::Filled, 2}, hosts), HasSubstr("it fills no place"));
   EXPECT_THAT(frozen(filled, {Kind::Filled, 0}, hosts), HasSubstr("it fills no place"));
   EXPECT_THAT(frozen(filled, {Kind::Filled, uint64_t{1} << 40}, hosts),
               HasSubstr("it fills no place"));
-  EXPECT_THAT(frozen(filled, {Kind::Go, 1}, hosts), HasSubstr("that can't be"));
+  EXPECT_THAT(frozen(filled, {Kind::Go, 1}, hosts), HasSubstr("impossible item"));
   WithGate one_host(0);
   EXPECT_EQ(one_host.end_after(ready_by_name("x")), "");
   EXPECT_THAT(one_host.end_after(filled, 2), HasSubstr("it can't fill place 1"));
 }
 
 TEST(ControllerWithGate, WhatNoCoordinatorCanSayToAHostEndsTheJob) {
-  using Kind = GateEntry::Kind;
-  const auto after_freeze = [&](const GateEntry& entry, std::vector<int> host_of) {
+  using Kind = RingItem::Kind;
+  const auto after_freeze = [&](const RingItem& entry, std::vector<int> host_of) {
     WithGate member(1, tensor("x"), {}, std::move(host_of));
     EXPECT_EQ(member.end_after(plan_of_x()), "");
     EXPECT_EQ(member.end_after(Freeze{{1}, {1}}), "");
     return member.end_after(entry);
   };
   EXPECT_EQ(after_freeze({Kind::Marker, 3}, {0, 1}), "");
-  EXPECT_THAT(after_freeze({Kind::Marker, 3}, {0, 0}), HasSubstr("that can't be"));
-  EXPECT_THAT(after_freeze({Kind::Go, 1}, {0, 0}), HasSubstr("that can't be"));
-  EXPECT_THAT(after_freeze({Kind::Filled, 1}, {0, 1}), HasSubstr("that can't be"));
-  EXPECT_THAT(after_freeze({Kind::Go, uint64_t{1} << 40}, {0, 1}), HasSubstr("that can't be"));
+  EXPECT_THAT(after_freeze({Kind::Marker, 3}, {0, 0}), HasSubstr("impossible item"));
+  EXPECT_THAT(after_freeze({Kind::Go, 1}, {0, 0}), HasSubstr("impossible item"));
+  EXPECT_THAT(after_freeze({Kind::Filled, 1}, {0, 1}), HasSubstr("impossible item"));
+  EXPECT_THAT(after_freeze({Kind::Go, uint64_t{1} << 40}, {0, 1}), HasSubstr("impossible item"));
   EXPECT_THAT(after_freeze({Kind::Go, 1}, {0, 1}), HasSubstr("that is not filled here"));
 }
 
@@ -166,7 +165,7 @@ TEST(ControllerWithGate, AHostsFirstMemberWaitsForAMemberThatDoesNotRead) {
   uint64_t position = 2;
   const auto applies_all = [&] {
     Envelope envelope;
-    envelope.items.emplace_back(GateEntry{GateEntry::Kind::Marker, ++position});
+    envelope.items.emplace_back(RingItem{RingItem::Kind::Marker, ++position});
     envelope.items.emplace_back(Unused{"y"});
     member->receive(0, encode(envelope));
     member->take_effects();

@@ -37,8 +37,8 @@ class Members {
   std::atomic<int> wakes_of_first_{0};
 };
 
-void expect_next(RingGate& gate, GateEntry::Kind kind, uint64_t value) {
-  const std::optional<GateEntry> entry = gate.next();
+void expect_next(RingGate& gate, RingItem::Kind kind, uint64_t value) {
+  const std::optional<RingItem> entry = gate.next();
   ASSERT_TRUE(entry.has_value());
   EXPECT_EQ(entry->kind, kind);
   EXPECT_EQ(entry->value, value);
@@ -75,10 +75,10 @@ TEST(RingGate, AllReadTheSame) {
   members[0].append_marker((uint64_t{1} << 31) + 1);
   EXPECT_EQ(members.wakes(), 1);  // a Go; markers wake nobody
   for (const size_t member : {0, 1}) {
-    expect_next(members[member], GateEntry::Kind::Marker, 3);
-    expect_next(members[member], GateEntry::Kind::Go, 9);
-    expect_next(members[member], GateEntry::Kind::Marker, (uint64_t{1} << 30) + 2);
-    expect_next(members[member], GateEntry::Kind::Marker, (uint64_t{1} << 31) + 1);
+    expect_next(members[member], RingItem::Kind::Marker, 3);
+    expect_next(members[member], RingItem::Kind::Go, 9);
+    expect_next(members[member], RingItem::Kind::Marker, (uint64_t{1} << 30) + 2);
+    expect_next(members[member], RingItem::Kind::Marker, (uint64_t{1} << 31) + 1);
     EXPECT_FALSE(members[member].next().has_value());
   }
 }
@@ -92,7 +92,7 @@ TEST(RingGate, AGoSaysWhetherMoreBelongsToIt) {
   members[0].append_go(3, false);
   EXPECT_EQ(members.wakes(), 1);
   for (const Place place : {Gate::kPlaceMax, Place{2}, Place{3}}) {
-    const std::optional<GateEntry> entry = members[1].next();
+    const std::optional<RingItem> entry = members[1].next();
     ASSERT_TRUE(entry.has_value());
     EXPECT_EQ(entry->value, place);
     EXPECT_EQ(entry->more, place != 3);
@@ -106,8 +106,8 @@ TEST(RingGate, FilledWakesTheFirstMember) {
   members[0].append_filled(5);  // it reads on by itself
   EXPECT_EQ(members.wakes(), 0);
   EXPECT_EQ(members.wakes_of_first(), 1);
-  expect_next(members[0], GateEntry::Kind::Filled, 4);
-  expect_next(members[0], GateEntry::Kind::Filled, 5);
+  expect_next(members[0], RingItem::Kind::Filled, 4);
+  expect_next(members[0], RingItem::Kind::Filled, 5);
   members[0].append_marker(1);
   members[0].wake();
   EXPECT_EQ(members.wakes(), 1);
@@ -128,11 +128,11 @@ TEST(RingGate, MarkersLeaveRoomForEveryGoAndFilled) {
     }
     EXPECT_FALSE(members[0].room()) << "the other member has read nothing";
     for (uint64_t position = first; position < markers;) {
-      expect_next(members[1], GateEntry::Kind::Marker, ++position);
+      expect_next(members[1], RingItem::Kind::Marker, ++position);
     }
     for (Place place = 1; place <= 2 * Gate::kCounters; ++place) {
-      expect_next(members[1], GateEntry::Kind::Filled, place);
-      expect_next(members[1], GateEntry::Kind::Go, place);
+      expect_next(members[1], RingItem::Kind::Filled, place);
+      expect_next(members[1], RingItem::Kind::Go, place);
     }
     EXPECT_TRUE(members[0].room());
   }
@@ -157,12 +157,12 @@ TEST(RingGate, ThreadsThatFillAndAppendAtOnceReadOneOrder) {
       for (Place place = 1; place <= places; ++place) fill(place);
       for (uint64_t goes = 0; goes < places * rounds;) {
         if (me == 0 && markers < rounds && gate.room()) gate.append_marker(++markers);
-        const std::optional<GateEntry> entry = gate.next();
+        const std::optional<RingItem> entry = gate.next();
         if (!entry) {
           std::this_thread::yield();
           continue;
         }
-        const bool go = entry->kind == GateEntry::Kind::Go;
+        const bool go = entry->kind == RingItem::Kind::Go;
         seen.push_back(entry->value * 2 + (go ? 1 : 0));
         if (!go) continue;
         ++goes;

@@ -158,13 +158,13 @@ std::string describe(const core::EntrySpec& spec) {
   return text;
 }
 
-std::string describe(const core::GateEntry& entry) {
+std::string describe(const core::RingItem& entry) {
   switch (entry.kind) {
-    case core::GateEntry::Kind::Marker:
+    case core::RingItem::Kind::Marker:
       return concat("log up to ", entry.value);
-    case core::GateEntry::Kind::Filled:
+    case core::RingItem::Kind::Filled:
       return concat("Filled ", entry.value);
-    case core::GateEntry::Kind::Go:
+    case core::RingItem::Kind::Go:
       break;
   }
   return concat("Go ", entry.value, entry.more ? " and more" : "");
@@ -196,7 +196,7 @@ std::string describe(const core::Item& item) {
           },
           [](const core::Thaw& i) { return concat("Thaw ", numbers_text(i.places)); },
           [](const core::Deviate& i) { return concat("Deviate ", i.place); },
-          [](const core::GateEntry& i) { return describe(i); },
+          [](const core::RingItem& i) { return describe(i); },
           [](const core::Drained& i) { return concat("Drained after ", i.batches); },
           [](const core::Abort& i) { return concat("Abort (", to_string(i.code), ") ", i.text); },
       },

@@ -67,7 +67,7 @@ struct Outcome {
 
 std::string describe(const Action& action);
 std::string describe(const core::EntrySpec& spec);
-std::string describe(const core::GateEntry& entry);
+std::string describe(const core::RingItem& entry);
 std::string describe(const core::Item& item);
 std::string describe(const Outcome& outcome);
 // One line per rank.

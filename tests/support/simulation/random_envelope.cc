@@ -127,7 +127,7 @@ bool same(const core::Item& a, const core::Item& b) {
           return x.places == y.places;
         } else if constexpr (std::is_same_v<T, core::Deviate>) {
           return x.place == y.place;
-        } else if constexpr (std::is_same_v<T, core::GateEntry>) {
+        } else if constexpr (std::is_same_v<T, core::RingItem>) {
           return x.kind == y.kind && x.value == y.value && x.more == y.more;
         } else if constexpr (std::is_same_v<T, core::Unused>) {
           return x.name == y.name;

@@ -9,7 +9,7 @@
 namespace horon::simulation {
 
 using core::concat;
-using core::GateEntry;
+using core::RingItem;
 
 class SimulatedGates::OneGate : public core::Gate {
  public:
@@ -28,17 +28,17 @@ class SimulatedGates::OneGate : public core::Gate {
     return last;
   }
   void append_go(core::Place place, bool more) override {
-    const GateEntry entry{GateEntry::Kind::Go, place, more};
+    const RingItem entry{RingItem::Kind::Go, place, more};
     // Between hosts one rank appends Go and markers, so they keep their order.
     if (all_.several_hosts()) return append(entry);
     owe(entry);
   }
-  void append_marker(uint64_t position) override { append({GateEntry::Kind::Marker, position}); }
-  void append_filled(core::Place place) override { owe({GateEntry::Kind::Filled, place}); }
+  void append_marker(uint64_t position) override { append({RingItem::Kind::Marker, position}); }
+  void append_filled(core::Place place) override { owe({RingItem::Kind::Filled, place}); }
   void wake() override { ring_.wake(); }
   bool room() const override { return ring_.room(); }
-  std::optional<GateEntry> next() override {
-    const std::optional<GateEntry> entry = ring_.next();
+  std::optional<RingItem> next() override {
+    const std::optional<RingItem> entry = ring_.next();
     if (entry) seen += text_of(*entry);
     return entry;
   }
@@ -50,25 +50,25 @@ class SimulatedGates::OneGate : public core::Gate {
     if (!all_.several_hosts()) all_.wake_others(rank_);
   }
 
-  std::deque<GateEntry> owed;
+  std::deque<RingItem> owed;
   std::string seen;
 
  private:
-  static std::string text_of(const GateEntry& entry) {
-    const char kind = entry.kind == GateEntry::Kind::Go       ? 'g'
-                      : entry.kind == GateEntry::Kind::Marker ? 'm'
-                                                              : 'F';
+  static std::string text_of(const RingItem& entry) {
+    const char kind = entry.kind == RingItem::Kind::Go       ? 'g'
+                      : entry.kind == RingItem::Kind::Marker ? 'm'
+                                                             : 'F';
     return concat(kind, entry.value, entry.more ? "+" : "");
   }
-  void owe(const GateEntry& entry) {
+  void owe(const RingItem& entry) {
     owed.push_back(entry);
     all_.owing_.push_back(rank_);
   }
-  void append(const GateEntry& entry) {
+  void append(const RingItem& entry) {
     const auto place = static_cast<core::Place>(entry.value);
-    if (entry.kind == GateEntry::Kind::Go) ring_.append_go(place, entry.more);
-    if (entry.kind == GateEntry::Kind::Filled) ring_.append_filled(place);
-    if (entry.kind == GateEntry::Kind::Marker) ring_.append_marker(entry.value);
+    if (entry.kind == RingItem::Kind::Go) ring_.append_go(place, entry.more);
+    if (entry.kind == RingItem::Kind::Filled) ring_.append_filled(place);
+    if (entry.kind == RingItem::Kind::Marker) ring_.append_marker(entry.value);
     host_.ring += text_of(entry) + ",";
     all_.note_(concat(host_.name, ": ", describe(entry)));
   }
