@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "horon/core/base/text.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/negotiation/ring_gate.h"
+#include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/host/host_memory.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/host/shared_memory_exchange.h"
 #include "horon/ops/mpi/mpi_ops.h"
+#include "horon/ops/nccl/nccl_ops.h"
 #include "horon/ops/plan_barrier.h"
 
 namespace horon::ops {
@@ -53,6 +56,25 @@ void add_shared_memory_ops(const Communicator& communicator,
   }
 }
 
+bool has_gpu(const std::shared_ptr<JobGpu>& gpu) { return gpu != nullptr && gpu->available(); }
+
+// NCCL's communicator is made by way of the set's MPI, whose ops are in the list.
+void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu>& gpu,
+                  std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
+  NcclCommunicator::Parts parts;
+  parts.gpu = gpu;
+  parts.size = communicator.topology().size;
+  parts.rank = communicator.topology().rank;
+  parts.members = core::concat("ranks ", core::list_ranks(communicator.members()));
+  const auto broadcast = std::find_if(ops.begin(), ops.end(),
+                                      [](const auto& op) { return op->name() == "mpi_broadcast"; });
+  if (broadcast == ops.end() && parts.size > 1) return;
+  if (parts.size > 1) parts.id_exchange = std::make_unique<BroadcastNcclId>(**broadcast);
+  for (auto& op : make_nccl_ops(std::make_shared<NcclCommunicator>(std::move(parts)))) {
+    ops.push_back(std::move(op));
+  }
+}
+
 }  // namespace
 
 size_t builtin_area_bytes(const core::Topology& topology, const core::Config& config) {
@@ -75,35 +97,41 @@ std::unique_ptr<core::Gate> make_gate(const Communicator& communicator,
 
 std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     const Communicator& communicator, const core::Config& config,
-    const std::shared_ptr<core::ScratchPool>& scratch) {
+    const std::shared_ptr<core::ScratchPool>& scratch, const std::shared_ptr<JobGpu>& gpu) {
   std::vector<std::unique_ptr<core::CollectiveOp>> ops;
   if (shares_memory(communicator, config)) add_shared_memory_ops(communicator, ops);
   if (communicator.mpi() != nullptr) {
     for (auto& op : make_mpi_ops(communicator.mpi(), scratch)) ops.push_back(std::move(op));
   }
+  if (has_gpu(gpu)) add_nccl_ops(communicator, gpu, ops);
   ops.push_back(std::make_unique<PlanBarrier>());
   return ops;
 }
 
 std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
-    core::LocalGroup* local_group) {
+    core::LocalGroup* local_group, const std::shared_ptr<JobGpu>& gpu) {
   std::vector<std::unique_ptr<core::MemoryDomain>> domains;
   domains.push_back(std::make_unique<HostMemory>(local_group));
+  if (has_gpu(gpu)) {
+    domains.push_back(std::make_unique<CudaMemory>(gpu->device(), [gpu] { return gpu->cuda(); }));
+  }
   return domains;
 }
 
 core::Executor::Parts make_execution(const Communicator& communicator, const core::Config& config,
-                                     const std::shared_ptr<core::Timeline>& timeline) {
+                                     const std::shared_ptr<core::Timeline>& timeline,
+                                     const std::shared_ptr<JobGpu>& gpu) {
   core::Executor::Parts parts;
   parts.rank = communicator.topology().rank;
   parts.size = communicator.topology().size;
   parts.ranks = communicator.members();
   // One batch is packed while another travels.
   const int64_t fusion_bytes = std::max(config.fusion_bytes_max, core::Config().fusion_bytes_max);
-  parts.scratch = std::make_shared<core::ScratchPool>(
-      make_builtin_domains(&communicator.local_group()), 2 * static_cast<size_t>(fusion_bytes));
-  parts.ops = std::make_shared<core::OpTable>(make_builtin_ops(communicator, config, parts.scratch),
-                                              config.allreduce);
+  parts.scratch =
+      std::make_shared<core::ScratchPool>(make_builtin_domains(&communicator.local_group(), gpu),
+                                          2 * static_cast<size_t>(fusion_bytes));
+  parts.ops = std::make_shared<core::OpTable>(
+      make_builtin_ops(communicator, config, parts.scratch, gpu), config.allreduce);
   parts.timeline = timeline;
   return parts;
 }

@@ -12,6 +12,7 @@
 #include "horon/core/host/local_group.h"
 #include "horon/core/negotiation/gate.h"
 #include "horon/ops/communicator/communicator.h"
+#include "horon/ops/nccl/job_gpu.h"
 
 namespace horon::ops {
 
@@ -24,19 +25,22 @@ size_t builtin_area_bytes(const core::Topology& topology, const core::Config& co
 std::unique_ptr<core::Gate> make_gate(const Communicator& communicator, const core::Config& config);
 
 // Every member makes the same list: what decides is the same on all of them. The communicator must
-// outlive the ops. `scratch`: what they convert and stage.
+// outlive the ops. `scratch`: what they convert and stage. `gpu`: null, or not available: no ops on
+// memory of devices.
 std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     const Communicator& communicator, const core::Config& config,
-    const std::shared_ptr<core::ScratchPool>& scratch);
+    const std::shared_ptr<core::ScratchPool>& scratch,
+    const std::shared_ptr<JobGpu>& gpu = nullptr);
 
 // One domain for each kind of memory. `local_group` may be null.
 std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
-    core::LocalGroup* local_group);
+    core::LocalGroup* local_group, const std::shared_ptr<JobGpu>& gpu = nullptr);
 
 // What the batches of a set run on, the world's and every other's: the ops on its communicator,
 // which must outlive them, and the memory. The timeline may be null. Throws Error(Config) if the
 // knob HORON_ALLREDUCE names an op that this set does not have.
 core::Executor::Parts make_execution(const Communicator& communicator, const core::Config& config,
-                                     const std::shared_ptr<core::Timeline>& timeline);
+                                     const std::shared_ptr<core::Timeline>& timeline,
+                                     const std::shared_ptr<JobGpu>& gpu = nullptr);
 
 }  // namespace horon::ops

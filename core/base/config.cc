@@ -265,4 +265,9 @@ std::vector<std::string> Config::agreed_values() const {
 
 bool environment_has(const std::string& name) { return std::getenv(name.c_str()) != nullptr; }
 
+std::string environment_value(const std::string& name) {
+  const char* const value = std::getenv(name.c_str());
+  return value == nullptr ? "" : value;
+}
+
 }  // namespace horon::core

@@ -68,5 +68,7 @@ struct Config {
 // Whether an environment variable of this name is set. For variables that are not Horon's, such as
 // OMP_NUM_THREADS.
 bool environment_has(const std::string& name);
+// Its value; empty if it is not set.
+std::string environment_value(const std::string& name);
 
 }  // namespace horon::core

@@ -28,11 +28,13 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::nanoseconds;
 
 // The same for all sets of this rank.
-DeviceIndices devices_of(const SetResources& world) {
-  DeviceIndices devices;
+RankDevices devices_of(const Runtime::Parts& parts) {
+  RankDevices devices;
+  const ScratchPool& scratch = parts.world.executor->scratch();
   for (size_t kind = 0; kind < devices.size(); ++kind) {
-    const MemoryDomain* domain = world.executor->scratch().find(static_cast<DeviceKind>(kind));
-    devices[kind] = domain == nullptr ? kNoDevice : domain->device_index();
+    const MemoryDomain* const domain = scratch.find(static_cast<DeviceKind>(kind));
+    devices[kind].unavailable = parts.unavailable[kind];
+    if (domain != nullptr) devices[kind].index = domain->device_index();
   }
   return devices;
 }
@@ -47,7 +49,7 @@ class Runtime::Impl {
         timeline_(std::move(parts.timeline)),
         step_in_submit_(parts.step_in_submit),
         transport_(std::move(parts.transport)),
-        devices_(devices_of(parts.world)),
+        devices_(devices_of(parts)),
         loop_({&config_, &topology_, timeline_, transport_.get(), std::move(parts.world),
                std::move(parts.make_set), &seat_->reaper},
               door_) {
@@ -207,7 +209,7 @@ class Runtime::Impl {
   std::mutex shutdown_mutex_;
   std::atomic<bool> left_from_within_{false};
   std::unique_ptr<Transport> transport_;
-  const DeviceIndices devices_;
+  const RankDevices devices_;
   const std::shared_ptr<LoopSeat> seat_ = std::make_shared<LoopSeat>();
   mutable RuntimeDoor door_{[this] { transport_->ring(); }};
   RuntimeLoop loop_;

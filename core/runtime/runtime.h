@@ -2,6 +2,7 @@
 // executor on the thread of whoever waits, or on a background thread while nobody waits.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -30,6 +31,8 @@ class Runtime {
     // loop, which stands still meanwhile, at nearly the same time on all members.
     // May be null: then add_set() is refused. What it throws ends the job.
     std::function<SetResources(const std::vector<int>& ranks)> make_set;
+    // By kind of device: why this job can't use it, for who tries. Empty: this build can't.
+    std::array<std::string, kDeviceKindCount> unavailable;
     std::shared_ptr<Timeline> timeline;  // null: none is written
     // submit() steps the loop itself where it can. For ranks without a core to spare: there a
     // background thread that is woken takes the core from the program.

@@ -91,12 +91,13 @@ std::string fault_of_rows(const Submission& submission, int rank, std::span<cons
   return "";
 }
 
-std::string fault_of_device(const Submission& submission, int rank, const DeviceIndices& devices) {
+std::string fault_of_device(const Submission& submission, int rank, const RankDevices& devices) {
   const DeviceKind kind = submission.spec->device;
-  const int index = devices[static_cast<size_t>(kind)];
+  const auto& [index, unavailable] = devices[static_cast<size_t>(kind)];
   if (index == kNoDevice) {
-    return concat("it is in ", to_string(kind), " memory, which this build has no support for; ",
-                  "move it to the host");
+    const std::string why = unavailable.empty() ? "this build has no support for it" : unavailable;
+    return concat("it is in ", to_string(kind), " memory, which this job can't use (", why,
+                  "); move it to the host");
   }
   if (index == submission.device_index) return "";
   return concat("it is on ", to_string(kind), ":", submission.device_index, ", but rank ", rank,
@@ -106,7 +107,7 @@ std::string fault_of_device(const Submission& submission, int rank, const Device
 }  // namespace
 
 std::string find_fault(const Submission& submission, int rank, std::span<const int> ranks,
-                       const DeviceIndices& devices) {
+                       const RankDevices& devices) {
   if (submission.spec == nullptr) return "it has no spec";
   const EntrySpec& spec = *submission.spec;
   if (submission.name.empty()) return "the name is empty";

@@ -9,13 +9,17 @@
 
 namespace horon::core {
 
-// By kind: the index of the device that this rank works on; kNoDevice: on none of this kind.
-using DeviceIndices = std::array<int, kDeviceKindCount>;
 inline constexpr int kNoDevice = -1;
+// Of one kind, what this rank works on.
+struct RankDevice {
+  int index = kNoDevice;
+  std::string unavailable;  // why there is none; empty: this build does not know the kind
+};
+using RankDevices = std::array<RankDevice, kDeviceKindCount>;
 
 // One sentence that names the tensor, the value and the cure; empty if the submission is fine.
 // `ranks`: the members of its process set, this rank being one of them.
 std::string find_fault(const Submission& submission, int rank, std::span<const int> ranks,
-                       const DeviceIndices& devices);
+                       const RankDevices& devices);
 
 }  // namespace horon::core

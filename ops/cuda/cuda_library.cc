@@ -132,6 +132,12 @@ const CudaStatus& cuda_status() {
   return status;
 }
 
+std::string bus_of_cuda_device(int device) {
+  char bus[32] = "";
+  check("cudaDeviceGetPCIBusId", cudaDeviceGetPCIBusId(bus, sizeof bus, device));
+  return bus;
+}
+
 std::shared_ptr<CudaApi> open_cuda(int device) {
   const CudaStatus& status = cuda_status();
   if (device < 0 || device >= status.devices) {

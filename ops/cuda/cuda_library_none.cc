@@ -13,6 +13,10 @@ const CudaStatus& cuda_status() {
   return status;
 }
 
+std::string bus_of_cuda_device(int /*device*/) {
+  throw Error(ErrorCode::Config, "Horon was built without CUDA (see HORON_CUDA)");
+}
+
 std::shared_ptr<CudaApi> open_cuda(int /*device*/) {
   throw Error(ErrorCode::Config, "Horon was built without CUDA (see HORON_CUDA)");
 }

@@ -32,15 +32,21 @@ std::shared_ptr<core::Event> CudaQueue::record() {
   return std::make_shared<CudaEvent>(api_, stream_);
 }
 
-CudaMemory::CudaMemory(std::shared_ptr<CudaApi> api, std::shared_ptr<DeviceAllocator> allocator)
-    : api_(std::move(api)), allocator_(std::move(allocator)), queue_(api_) {}
+CudaMemory::CudaMemory(int device, std::function<std::shared_ptr<CudaApi>()> open)
+    : device_(device), open_(std::move(open)) {}
+
+CudaMemory::CudaMemory(std::shared_ptr<CudaApi> api)
+    : device_(api->device()), api_(std::move(api)) {}
+
+core::MemoryQueue& CudaMemory::queue() {
+  if (api_ == nullptr) api_ = open_();
+  if (!queue_) queue_.emplace(api_);
+  return *queue_;
+}
 
 std::shared_ptr<std::byte> CudaMemory::allocate(size_t bytes) {
   if (bytes == 0) return nullptr;
-  if (allocator_ != nullptr) {
-    return {allocator_->allocate(bytes),
-            [allocator = allocator_](std::byte* memory) { allocator->free(memory); }};
-  }
+  if (api_ == nullptr) api_ = open_();
   return {api_->allocate(bytes), [api = api_](std::byte* memory) { api->free(memory); }};
 }
 

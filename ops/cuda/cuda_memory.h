@@ -1,7 +1,9 @@
 // The memory of one CUDA device, and a stream in which the work of one process set happens.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 
 #include "horon/core/execution/memory_domain.h"
 #include "horon/ops/cuda/cuda_api.h"
@@ -30,29 +32,23 @@ class CudaQueue final : public core::MemoryQueue {
   const CudaStream stream_;
 };
 
-// Where the scratch of a device comes from, if not from CUDA's own allocator.
-class DeviceAllocator {
- public:
-  virtual ~DeviceAllocator() = default;
-  virtual std::byte* allocate(size_t bytes) = 0;
-  virtual void free(std::byte* memory) noexcept = 0;
-};
-
 class CudaMemory final : public core::MemoryDomain {
  public:
-  // `allocator`: null: CUDA's own.
-  explicit CudaMemory(std::shared_ptr<CudaApi> api,
-                      std::shared_ptr<DeviceAllocator> allocator = nullptr);
+  // Nothing is asked of the device before there is work for it: `open` is called once, then.
+  CudaMemory(int device, std::function<std::shared_ptr<CudaApi>()> open);
+  explicit CudaMemory(std::shared_ptr<CudaApi> api);
 
   DeviceKind device() const override { return DeviceKind::Cuda; }
-  int device_index() const override { return api_->device(); }
+  int device_index() const override { return device_; }
+  // Throw Error if the device can't be opened.
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
-  core::MemoryQueue& queue() override { return queue_; }
+  core::MemoryQueue& queue() override;
 
  private:
-  const std::shared_ptr<CudaApi> api_;
-  const std::shared_ptr<DeviceAllocator> allocator_;
-  CudaQueue queue_;
+  const int device_;
+  const std::function<std::shared_ptr<CudaApi>()> open_;
+  std::shared_ptr<CudaApi> api_;  // null: not open yet
+  std::optional<CudaQueue> queue_;
 };
 
 }  // namespace horon::ops

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
-#include "horon/ops/cuda/cuda_memory.h"
 
 namespace horon::ops {
 namespace {
@@ -61,8 +60,12 @@ double factor_behind(const Batch& batch, int size, ReduceOp& op) {
 }  // namespace
 
 NcclBatch::NcclBatch(Batch batch, int rank, int size)
-    : batch_(std::move(batch)), rank_(rank), size_(size), op_(nccl_op(batch_)) {
-  if (batch_.queue != nullptr) stream_ = static_cast<CudaQueue*>(batch_.queue)->stream();
+    : batch_(std::move(batch)),
+      queue_(static_cast<CudaQueue*>(batch_.queue)),
+      rank_(rank),
+      size_(size),
+      op_(nccl_op(batch_)) {
+  HORON_CHECK(queue_ != nullptr, "memory of a device has a queue");
   if (core::reduces(batch_.kind)) plan_scales();
 }
 
@@ -100,11 +103,11 @@ void NcclBatch::call(NcclApi& nccl, NcclComm comm) const {
     case CollectiveKind::Allreduce:
       if (batch_.count == 0) return;
       nccl.allreduce(comm, before_ ? batch_.output : batch_.input, batch_.output, batch_.count,
-                     type_of(batch_), op_, stream_);
+                     type_of(batch_), op_, stream());
       return;
     case CollectiveKind::Broadcast:
       if (bytes == 0) return;
-      nccl.broadcast(comm, batch_.input, batch_.output, bytes, batch_.root, stream_);
+      nccl.broadcast(comm, batch_.input, batch_.output, bytes, batch_.root, stream());
       return;
     case CollectiveKind::Allgather:
       return allgather(nccl, comm);
@@ -123,13 +126,13 @@ void NcclBatch::allgather(NcclApi& nccl, NcclComm comm) const {
   const auto size = static_cast<int64_t>(size_of(batch_.dtype));
   if (all_equal(batch_.receive_counts)) {
     if (batch_.count == 0) return;
-    return nccl.allgather(comm, batch_.input, batch_.output, batch_.count * size, stream_);
+    return nccl.allgather(comm, batch_.input, batch_.output, batch_.count * size, stream());
   }
   std::byte* output = batch_.output;
   for (int root = 0; root < size_; ++root) {
     const int64_t bytes = batch_.receive_counts[static_cast<size_t>(root)] * size;
     if (bytes > 0) {
-      nccl.broadcast(comm, root == rank_ ? batch_.input : output, output, bytes, root, stream_);
+      nccl.broadcast(comm, root == rank_ ? batch_.input : output, output, bytes, root, stream());
     }
     output += bytes;
   }
@@ -139,14 +142,14 @@ void NcclBatch::reducescatter(NcclApi& nccl, NcclComm comm) const {
   if (all_equal(batch_.send_counts)) {
     if (batch_.count == 0) return;
     return nccl.reduce_scatter(comm, batch_.input, batch_.output, batch_.count, type_of(batch_),
-                               op_, stream_);
+                               op_, stream());
   }
   const std::byte* input = batch_.input;
   for (int root = 0; root < size_; ++root) {
     const int64_t count = batch_.send_counts[static_cast<size_t>(root)];
     if (count > 0) {
       nccl.reduce(comm, input, root == rank_ ? batch_.output : nullptr, count, type_of(batch_), op_,
-                  root, stream_);
+                  root, stream());
     }
     input += static_cast<size_t>(count) * size_of(batch_.dtype);
   }
@@ -159,8 +162,8 @@ void NcclBatch::exchange(NcclApi& nccl, NcclComm comm) const {
   for (int other = 0; other < size_; ++other) {
     const int64_t sent = batch_.send_counts[static_cast<size_t>(other)] * size;
     const int64_t received = batch_.receive_counts[static_cast<size_t>(other)] * size;
-    if (sent > 0) nccl.send(comm, input, sent, other, stream_);
-    if (received > 0) nccl.receive(comm, output, received, other, stream_);
+    if (sent > 0) nccl.send(comm, input, sent, other, stream());
+    if (received > 0) nccl.receive(comm, output, received, other, stream());
     input += sent;
     output += received;
   }

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "horon/core/execution/collective_op.h"
-#include "horon/ops/cuda/move.h"
+#include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/nccl/nccl_api.h"
 
 namespace horon::ops {
@@ -22,7 +22,7 @@ class NcclBatch {
   // Between begin_group() and end_group(). None where there is nothing to move, on all ranks that
   // it would be moved between.
   void call(NcclApi& nccl, NcclComm comm) const;
-  CudaStream stream() const { return stream_; }
+  CudaQueue& queue() const { return *queue_; }
 
  private:
   void plan_scales();
@@ -30,11 +30,13 @@ class NcclBatch {
   void allgather(NcclApi& nccl, NcclComm comm) const;
   void reducescatter(NcclApi& nccl, NcclComm comm) const;
 
+  CudaStream stream() const { return queue_->stream(); }
+
   const core::Batch batch_;
+  CudaQueue* const queue_;
   const int rank_;
   const int size_;
   ReduceOp op_;  // that NCCL is asked for
-  CudaStream stream_ = nullptr;
   std::optional<MoveLaunch> before_;
   std::optional<MoveLaunch> after_;
 };

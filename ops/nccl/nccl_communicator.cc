@@ -1,17 +1,16 @@
 #include "horon/ops/nccl/nccl_communicator.h"
 
-#include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
 
 namespace horon::ops {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // What peers that live need for it is milliseconds; NCCL's abort waits for peers without a limit.
 constexpr std::chrono::seconds kEndingMax{5};
@@ -24,13 +23,17 @@ struct Ending {
 
 }  // namespace
 
+NcclCommunicator::NcclCommunicator(Parts parts) : parts_(std::move(parts)) {
+  HORON_CHECK(parts_.size == 1 || parts_.id_exchange != nullptr, "the members must meet");
+}
+
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclApi> nccl, std::shared_ptr<CudaApi> cuda,
                                    int size, const NcclUniqueId& id, int rank)
-    : nccl_(std::move(nccl)),
-      cuda_(std::move(cuda)),
-      size_(size),
-      rank_(rank),
-      comm_(nccl_->begin_init(size, id, rank)) {}
+    : NcclCommunicator({.gpu = std::make_shared<JobGpu>(std::move(cuda), std::move(nccl)),
+                        .size = size,
+                        .rank = rank,
+                        .id_exchange = std::make_unique<KnownNcclId>(id),
+                        .members = core::concat("its ", size, " members")}) {}
 
 NcclCommunicator::~NcclCommunicator() {
   if (comm_ == nullptr) return;
@@ -64,11 +67,81 @@ bool NcclCommunicator::may_call(uint64_t turn) {
     check();
     return false;
   }
-  return is_idle();
+  return is_made() && is_idle();
+}
+
+bool NcclCommunicator::is_made() {
+  while (stage_ < Stage::Made) {
+    if (make_on()) continue;
+    if (Clock::now() - began_ < parts_.limit) return false;
+    const double waited_s = std::chrono::duration<double>(Clock::now() - began_).count();
+    throw Error(ErrorCode::Timeout, core::concat("NCCL has not connected ", parts_.members,
+                                                 " since ", std::lround(waited_s),
+                                                 " s; NCCL_DEBUG=INFO tells which network it tries "
+                                                 "(NCCL_SOCKET_IFNAME chooses)"));
+  }
+  return true;
+}
+
+// The next stage, if this one is over.
+bool NcclCommunicator::make_on() {
+  switch (stage_) {
+    case Stage::New:
+      began_ = Clock::now();
+      open();
+      stage_ = Stage::Opening;
+      return true;
+    case Stage::Opening: {
+      std::optional<Opened> opened = opening_->take();
+      if (!opened) return false;
+      nccl_ = std::move(opened->nccl);
+      id_ = opened->id;
+      stage_ = Stage::Meeting;
+      return true;
+    }
+    case Stage::Meeting:
+      if (parts_.id_exchange != nullptr && !parts_.id_exchange->step(id_)) return false;
+      begin();
+      stage_ = Stage::Beginning;
+      return true;
+    case Stage::Beginning: {
+      const std::optional<NcclComm> begun = beginning_->take();
+      if (!begun) return false;
+      comm_ = *begun;
+      stage_ = Stage::Connecting;
+      return true;
+    }
+    case Stage::Connecting:
+      if (!nccl_->idle(comm_)) return false;
+      stage_ = Stage::Made;
+      return true;
+    case Stage::Made:
+    case Stage::Aborted:
+      break;
+  }
+  return false;
+}
+
+// The first use of the device and of NCCL by a process takes long.
+void NcclCommunicator::open() {
+  opening_ = std::make_unique<BackgroundCall<Opened>>([gpu = parts_.gpu, first = parts_.rank == 0] {
+    Opened opened{gpu->nccl(), {}};
+    if (first) opened.id = opened.nccl->unique_id();
+    return opened;
+  });
+}
+
+void NcclCommunicator::begin() {
+  beginning_ = std::make_unique<BackgroundCall<NcclComm>>(
+      [nccl = nccl_, size = parts_.size, rank = parts_.rank, id = id_] {
+        return nccl->begin_init(size, id, rank);
+      });
 }
 
 bool NcclCommunicator::is_idle() {
-  if (comm_ == nullptr) throw Error(ErrorCode::OperationFailed, "NCCL: the job is being aborted");
+  if (stage_ == Stage::Aborted) {
+    throw Error(ErrorCode::OperationFailed, "NCCL: the job is being aborted");
+  }
   return nccl_->idle(comm_);
 }
 
@@ -89,9 +162,12 @@ bool NcclCommunicator::is_enqueued() {
   return true;
 }
 
-void NcclCommunicator::check() { (void)is_idle(); }
+void NcclCommunicator::check() {
+  if (stage_ >= Stage::Made) (void)is_idle();
+}
 
 void NcclCommunicator::abort() noexcept {
+  stage_ = Stage::Aborted;
   if (comm_ == nullptr) return;
   NcclComm const comm = std::exchange(comm_, nullptr);
   try {

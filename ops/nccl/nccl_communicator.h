@@ -1,21 +1,35 @@
-// One NCCL communicator of a process set, as long as it lives: made without blocking, used by one
-// batch after the other, and ended without ever waiting for a peer that may be dead.
+// One NCCL communicator of a process set, as long as it lives: made by the first batch that needs
+// it, without blocking, used by one batch after the other, and ended without ever waiting for a
+// peer that may be dead.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
-#include "horon/ops/cuda/cuda_api.h"
-#include "horon/ops/nccl/nccl_api.h"
+#include "horon/ops/nccl/background_call.h"
+#include "horon/ops/nccl/job_gpu.h"
+#include "horon/ops/nccl/nccl_id_exchange.h"
 
 namespace horon::ops {
 
 // One thread at a time.
 class NcclCommunicator {
  public:
-  // Begins to make it: collective over the members, but does not wait for them. `rank`: this rank's
-  // index among the members.
+  struct Parts {
+    std::shared_ptr<JobGpu> gpu;
+    int size = 1;
+    int rank = 0;                                 // this rank's index among the members
+    std::unique_ptr<NcclIdExchange> id_exchange;  // may be null for one member
+    std::string members;                          // for messages: "ranks 0, 1"
+    // A communicator that is not made by then has failed.
+    std::chrono::nanoseconds limit = std::chrono::seconds(120);
+  };
+  // Makes nothing yet: a program without tensors on devices pays nothing.
+  explicit NcclCommunicator(Parts parts);
+  // Of members that know the id already.
   NcclCommunicator(std::shared_ptr<NcclApi> nccl, std::shared_ptr<CudaApi> cuda, int size,
                    const NcclUniqueId& id, int rank);
   // Ends it in order if all that was enqueued happens within a few seconds, else by abort().
@@ -23,14 +37,13 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  int size() const { return size_; }
-  int rank() const { return rank_; }
-  const std::shared_ptr<CudaApi>& cuda() const { return cuda_; }
+  int size() const { return parts_.size; }
+  int rank() const { return parts_.rank; }
 
   // Batches make their calls in the order in which they took a turn, the same on every rank.
   uint64_t take_turn() { return next_turn_++; }
-  // True: it is this turn's, and NCCL is ready for a call. Throws if the communicator has failed or
-  // was aborted.
+  // True: it is this turn's, and NCCL is ready for a call. The first turn makes the communicator,
+  // by asking until it is made. Throws if the communicator has failed or was aborted.
   bool may_call(uint64_t turn);
   // Makes the calls of this turn, as one group.
   void call(const std::function<void(NcclApi&, NcclComm)>& calls);
@@ -44,14 +57,36 @@ class NcclCommunicator {
   void abort() noexcept;
 
  private:
+  using Clock = std::chrono::steady_clock;
+  enum class Stage : uint8_t {
+    New,
+    Opening,     // the device and the library; the first member makes the id
+    Meeting,     // the members learn the id
+    Beginning,   // the call that begins to make it
+    Connecting,  // NCCL connects the members
+    Made,
+    Aborted,
+  };
+  struct Opened {
+    std::shared_ptr<NcclApi> nccl;
+    NcclUniqueId id{};
+  };
+
+  bool is_made();
+  bool make_on();
+  void open();
+  void begin();
   bool is_idle();
   bool finalized_in_time() noexcept;
 
-  const std::shared_ptr<NcclApi> nccl_;
-  const std::shared_ptr<CudaApi> cuda_;
-  const int size_;
-  const int rank_;
-  NcclComm comm_;  // null: aborted
+  const Parts parts_;
+  Stage stage_ = Stage::New;
+  Clock::time_point began_;  // to make it
+  std::unique_ptr<BackgroundCall<Opened>> opening_;
+  std::unique_ptr<BackgroundCall<NcclComm>> beginning_;
+  std::shared_ptr<NcclApi> nccl_;
+  NcclUniqueId id_{};
+  NcclComm comm_ = nullptr;
   uint64_t next_turn_ = 0;
   uint64_t turn_ = 0;  // whose calls may be made
 };

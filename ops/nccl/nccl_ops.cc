@@ -26,15 +26,14 @@ class NcclInFlight final : public core::InFlight {
         batch_(std::move(batch), communicator_->rank(), communicator_->size()) {}
 
   Progress step() override {
-    CudaApi& cuda = *communicator_->cuda();
     if (!called_) {
       if (!communicator_->may_call(turn_)) return Progress::Polling;
-      if (batch_.before()) cuda.launch(*batch_.before(), batch_.stream());
+      if (batch_.before()) batch_.queue().launch(*batch_.before());
       communicator_->call([&](NcclApi& nccl, NcclComm comm) { batch_.call(nccl, comm); });
       called_ = true;
     }
     if (!communicator_->is_enqueued()) return Progress::Polling;
-    if (batch_.after()) cuda.launch(*batch_.after(), batch_.stream());
+    if (batch_.after()) batch_.queue().launch(*batch_.after());
     return Progress::Done;
   }
 

@@ -78,12 +78,17 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   core::set_log(rank, core::parse_log_level(config_.log_level));
   compare_ranks(options);
   cpu_share_ = core::find_cpu_share(*bootstrap_);
+  gpu_ = JobGpu::find(*bootstrap_, gpu_libraries());
   core::run_on_all(*bootstrap_, [&] { core::MpiLibrary::at_finalize(at_finalize); });
   maker_ =
       std::make_unique<CommunicatorMaker>(*library_, *bootstrap_, communicator_options(config_));
   world_ = maker_->make_world(transport_bytes(bootstrap_->topology()));
   start_runtime();
-  if (rank == 0) core::log(core::LogLevel::Info, introduction());
+  if (rank != 0) return;
+  core::log(core::LogLevel::Info, introduction());
+  if (gpu_->any_device() && !gpu_->available()) {
+    core::log(core::LogLevel::Warn, concat("tensors on GPUs are refused: ", gpu_->unavailable()));
+  }
 }
 
 Job::~Job() { stop(); }
@@ -96,17 +101,18 @@ void Job::start_runtime() {
     parts.timeline = core::Timeline::open(config_.timeline, topology.rank, topology.size);
   });
   core::run_on_all(*bootstrap_, [&] {
-    core::Executor::Parts execution = make_execution(*world_, config_, parts.timeline);
+    core::Executor::Parts execution = make_execution(*world_, config_, parts.timeline, gpu_);
     op_table_ = execution.ops;
     parts.config = config_;
     parts.topology = topology;
+    parts.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = gpu_->unavailable();
     parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
     parts.world.gate = make_gate(*world_, config_);
     const bool in_submit = config_.step_in_submit == "on";
     parts.step_in_submit =
         in_submit || (config_.step_in_submit == "auto" && !cpu_share_.has_spare_core());
     sets_ = std::make_unique<ProcessSets>(
-        ProcessSets::Parts{maker_.get(), world_.get(), &config_, parts.timeline});
+        ProcessSets::Parts{maker_.get(), world_.get(), &config_, parts.timeline, gpu_});
     parts.starts_closed = true;  // with MPI_THREAD_SERIALIZED, one thread at a time calls MPI
     parts.make_set = [this](const std::vector<int>&) { return sets_->make_resources(); };
   });
@@ -187,6 +193,7 @@ std::string Job::introduction() const {
                         : concat("MPI (no shared memory: ", group.unavailable_reason(), ")");
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
                 " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared,
+                gpu_->available() ? ", NCCL between GPUs" : "",
                 topology.size > 1 ? ""
                                   : ". No launcher (mpirun, srun) started this job, or with one "
                                     "process only");

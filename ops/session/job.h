@@ -16,6 +16,7 @@
 #include "horon/core/execution/op_table.h"
 #include "horon/core/runtime/runtime.h"
 #include "horon/ops/communicator/communicator_maker.h"
+#include "horon/ops/nccl/job_gpu.h"
 #include "horon/ops/session/call_counts.h"
 #include "horon/ops/session/process_sets.h"
 #include "horon/ops/session/session.h"
@@ -41,6 +42,7 @@ class Job {
   CallCounts& call_counts() { return call_counts_; }
 
   const core::CpuShare& cpu_share() const { return cpu_share_; }
+  const std::shared_ptr<JobGpu>& gpu() const { return gpu_; }
   // See ops::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
   // Any thread.
@@ -69,6 +71,7 @@ class Job {
   const core::Config config_;
   const bool owns_mpi_;
   core::CpuShare cpu_share_;
+  std::shared_ptr<JobGpu> gpu_;  // never null
   std::unique_ptr<CommunicatorMaker> maker_;
   mutable std::mutex world_mutex_;       // for allocate(): the next is null after stop()
   std::shared_ptr<Communicator> world_;  // of all ranks

@@ -97,7 +97,8 @@ ProcessSets::Prepared ProcessSets::prepare(uint32_t id, const std::vector<int>& 
   prepared.communicator = parts_.maker->make(*parts_.world, talk, part);
   core::run_on_all(talk, [&] {
     if (!member || prepared.communicator->mpi() == nullptr) return;
-    prepared.execution = make_execution(*prepared.communicator, *parts_.config, parts_.timeline);
+    prepared.execution =
+        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, parts_.gpu);
   });
   return prepared;
 }
@@ -106,7 +107,8 @@ core::SetResources ProcessSets::make_resources() {
   Prepared prepared = std::move(prepared_);
   if (!prepared.execution) {
     parts_.maker->connect(*prepared.communicator, prepared.id);
-    prepared.execution = make_execution(*prepared.communicator, *parts_.config, parts_.timeline);
+    prepared.execution =
+        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, parts_.gpu);
   }
   newest_ops_ = prepared.execution->ops;
   std::unique_ptr<core::Gate> gate = make_gate(*prepared.communicator, *parts_.config);

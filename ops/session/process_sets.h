@@ -13,6 +13,7 @@
 #include "horon/core/execution/executor.h"
 #include "horon/core/runtime/runtime.h"
 #include "horon/ops/communicator/communicator_maker.h"
+#include "horon/ops/nccl/job_gpu.h"
 #include "horon/ops/session/process_set.h"
 
 namespace horon::ops {
@@ -29,6 +30,7 @@ class ProcessSets {
     const Communicator* world = nullptr;
     const core::Config* config = nullptr;
     std::shared_ptr<core::Timeline> timeline;  // may be null
+    std::shared_ptr<JobGpu> gpu = nullptr;     // may be null
   };
   // Maker and world are used until close(); the config must outlive the sets. The runtime is told
   // by set_runtime(), since it is made with make_resources().

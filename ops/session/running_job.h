@@ -8,6 +8,7 @@
 
 #include "horon/core/bootstrap/cpu_share.h"
 #include "horon/core/runtime/runtime.h"
+#include "horon/ops/nccl/job_gpu.h"
 #include "horon/ops/session/call_counts.h"
 #include "horon/ops/session/process_set.h"
 
@@ -17,6 +18,8 @@ namespace horon::ops {
 core::Runtime& runtime();
 CallCounts& call_counts();
 const core::CpuShare& cpu_share();
+// The GPU of this rank, if the job can use those of its ranks (JobGpu::available()).
+std::shared_ptr<JobGpu> gpu();
 // Memory that collectives of this host can use without a copy (a gradient bucket); 64-byte aligned,
 // zeroed. It may outlive the session.
 std::shared_ptr<std::byte> allocate_host(size_t bytes);

@@ -5,8 +5,8 @@ horon_test(stream_copy_test FILES ops/stream_copy_test.cc)
 
 # CUDA and NCCL without a GPU, for all that is built on them.
 add_library(horon_host_gpu STATIC EXCLUDE_FROM_ALL
-            support/host_gpu/host_cuda.cc support/host_gpu/host_nccl.cc
-            support/host_gpu/move_on_host.cc)
+            support/host_gpu/host_cuda.cc support/host_gpu/host_gpu_libraries.cc
+            support/host_gpu/host_nccl.cc support/host_gpu/move_on_host.cc)
 horon_target(horon_host_gpu)
 target_link_libraries(horon_host_gpu PUBLIC horon::core)
 
@@ -40,7 +40,12 @@ if(HORON_SANITIZE STREQUAL "thread")  # a planted data race
 endif()
 horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
            LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks} TIMEOUT 120)
-horon_label_tests(cuda nccl_threads_test nccl_runtime_test nccl_ops_test.np1
+horon_test(gpu_session_test FILES ops/session/gpu_session_test.cc
+           LIBS horon_host_gpu RANKS ${mpi_ranks} TIMEOUT 120)
+horon_test(job_gpu_test FILES ops/nccl/job_gpu_test.cc LIBS horon_host_gpu)
+horon_label_tests(cuda gpu_session_test.np1 gpu_session_test.np2 gpu_session_test.np3
+                  gpu_session_test.np4 job_gpu_test nccl_threads_test nccl_runtime_test
+                  nccl_ops_test.np1
                   nccl_ops_test.np2 nccl_ops_test.np3 nccl_ops_test.np4)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS ${mpi_ranks} TIMEOUT 120)

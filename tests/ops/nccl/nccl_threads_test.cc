@@ -169,7 +169,12 @@ TEST(NcclThreads, TheEndOfACommunicatorDoesNotWaitForADeadPeer) {
   core::run_ranks(2, [&](int index) {
     if (index == 1) return;  // never comes
     const auto begin = std::chrono::steady_clock::now();
-    { const Rank rank(index, 2, id); }
+    {
+      const Rank rank(index, 2, id);
+      EXPECT_FALSE(rank.communicator->may_call(0));  // begins to make it
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      EXPECT_FALSE(rank.communicator->may_call(0));
+    }
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
   });
 }

@@ -1,0 +1,160 @@
+#include "horon/ops/nccl/job_gpu.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "horon/core/base/current_error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::ops {
+namespace {
+
+using core::concat;
+using GpuFacts = JobGpu::Facts;
+
+std::string named_ranks(const std::vector<int>& ranks) {
+  return concat(ranks.size() == 1 ? "rank " : "ranks ", core::list_ranks(ranks));
+}
+
+// Ranks that share a host with fewer devices share these, which judge() finds.
+int device_of(int local_rank, int devices) { return devices > 0 ? local_rank % devices : -1; }
+
+GpuFacts facts_of_this_rank(int local_rank, GpuLibraries& libraries) {
+  GpuFacts facts;
+  try {
+    const CudaStatus cuda = libraries.cuda();
+    facts.why_not = cuda.unavailable;
+    const int device = device_of(local_rank, cuda.devices);
+    if (device < 0) return facts;
+    facts.bus = libraries.bus_of(device);
+    facts.device = device;
+    facts.nccl_host_id = libraries.nccl_host_id();
+    const NcclStatus nccl = libraries.nccl();
+    facts.nccl_version = nccl.version;
+    facts.why_not = nccl.unavailable;
+  } catch (...) {
+    facts.why_not = core::current_error().what();
+  }
+  return facts;
+}
+
+// Lines, the last of which is the reason.
+std::string facts_as_text(const GpuFacts& facts) {
+  return concat(facts.device, "\n", facts.nccl_version, "\n", facts.bus, "\n", facts.nccl_host_id,
+                "\n", facts.why_not);
+}
+
+GpuFacts facts_from_text(const std::string& text) {
+  std::vector<std::string> fields;
+  size_t begin = 0;
+  for (int field = 0; field < 4; ++field) {
+    const size_t end = text.find('\n', begin);
+    HORON_CHECK(end != std::string::npos, "all ranks send all facts");
+    fields.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  GpuFacts facts;
+  facts.device = std::stoi(fields[0]);
+  facts.nccl_version = std::stoi(fields[1]);
+  facts.bus = fields[2];
+  facts.nccl_host_id = fields[3];
+  facts.why_not = text.substr(begin);
+  return facts;
+}
+
+template <class Wanted>
+std::vector<int> ranks_where(const std::vector<GpuFacts>& ranks, const Wanted& wanted) {
+  std::vector<int> found;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (wanted(ranks[rank])) found.push_back(static_cast<int>(rank));
+  }
+  return found;
+}
+
+// NCCL takes two ranks for neighbours on one GPU by what it thinks is their host, and by the bus.
+std::string fault_of_shared_gpus(const std::vector<GpuFacts>& ranks,
+                                 const std::vector<int>& host_of) {
+  std::map<std::pair<std::string, std::string>, std::vector<int>> users;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const GpuFacts& facts = ranks[rank];
+    const std::string host =
+        facts.nccl_host_id.empty() ? concat("host ", host_of[rank]) : facts.nccl_host_id;
+    users[{host, facts.bus}].push_back(static_cast<int>(rank));
+  }
+  for (const auto& [place, sharing] : users) {
+    if (sharing.size() < 2) continue;
+    return concat(named_ranks(sharing), " share the GPU at ", place.second,
+                  ", and NCCL needs one for each rank: start no more ranks on a host than it has "
+                  "GPUs, or give each rank its own by CUDA_VISIBLE_DEVICES");
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string JobGpu::judge(const std::vector<Facts>& ranks, const std::vector<int>& host_of) {
+  const auto without = ranks_where(ranks, [](const Facts& facts) { return facts.device < 0; });
+  if (!without.empty()) {
+    const std::string& why = ranks[static_cast<size_t>(without.front())].why_not;
+    if (without.size() == ranks.size()) return concat("no rank has a GPU: ", why);
+    return concat(named_ranks(without), without.size() == 1 ? " has" : " have", " no GPU (", why,
+                  "), the others have one");
+  }
+  const auto no_nccl =
+      ranks_where(ranks, [](const Facts& facts) { return !facts.why_not.empty(); });
+  if (!no_nccl.empty()) {
+    return concat(named_ranks(no_nccl),
+                  " can't use NCCL: ", ranks[static_cast<size_t>(no_nccl.front())].why_not);
+  }
+  const int version = ranks.front().nccl_version;
+  const auto others =
+      ranks_where(ranks, [&](const Facts& facts) { return facts.nccl_version != version; });
+  if (!others.empty()) {
+    return concat("NCCL differs between ranks: rank 0 has version code ", version, ", ",
+                  named_ranks(others), others.size() == 1 ? " has " : " have ",
+                  ranks[static_cast<size_t>(others.front())].nccl_version);
+  }
+  return fault_of_shared_gpus(ranks, host_of);
+}
+
+std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
+                                     std::shared_ptr<GpuLibraries> libraries) {
+  const core::Topology& topology = bootstrap.topology();
+  const Facts mine = facts_of_this_rank(topology.local_rank, *libraries);
+  std::vector<Facts> all;
+  for (const std::string& text :
+       bootstrap.allgather(core::Bootstrap::Among::Job, facts_as_text(mine))) {
+    all.push_back(facts_from_text(text));
+  }
+  std::shared_ptr<JobGpu> gpu(new JobGpu);
+  gpu->libraries_ = std::move(libraries);
+  gpu->device_ = mine.device;
+  gpu->nccl_version_ = mine.nccl_version;
+  gpu->any_device_ =
+      std::any_of(all.begin(), all.end(), [](const Facts& facts) { return facts.device >= 0; });
+  gpu->unavailable_ = judge(all, topology.host_of);
+  return gpu;
+}
+
+JobGpu::JobGpu(std::shared_ptr<CudaApi> cuda, std::shared_ptr<NcclApi> nccl)
+    : device_(cuda->device()),
+      nccl_version_(nccl->version()),
+      any_device_(true),
+      cuda_(std::move(cuda)),
+      nccl_(std::move(nccl)) {}
+
+std::shared_ptr<CudaApi> JobGpu::cuda() {
+  const std::lock_guard lock(mutex_);
+  if (cuda_ == nullptr) cuda_ = libraries_->open_cuda(device_);
+  return cuda_;
+}
+
+std::shared_ptr<NcclApi> JobGpu::nccl() {
+  std::shared_ptr<CudaApi> cuda = this->cuda();
+  const std::lock_guard lock(mutex_);
+  if (nccl_ == nullptr) nccl_ = libraries_->open_nccl(cuda);
+  return nccl_;
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,65 @@
+// The GPU of one rank, and whether a job can use those of its ranks: what is found and compared at
+// the start, without touching a device, and opened when a collective needs it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "horon/core/bootstrap/bootstrap.h"
+#include "horon/ops/nccl/gpu_libraries.h"
+
+namespace horon::ops {
+
+// Any thread.
+class JobGpu {
+ public:
+  // Collective over all ranks of the job. Never throws for want of GPUs: available() says so, on
+  // all ranks alike. A rank gets the only device that it may use, or the one with its local rank.
+  static std::shared_ptr<JobGpu> find(const core::Bootstrap& bootstrap,
+                                      std::shared_ptr<GpuLibraries> libraries);
+  // One that is open.
+  JobGpu(std::shared_ptr<CudaApi> cuda, std::shared_ptr<NcclApi> nccl);
+
+  // Each rank has a GPU of its own, and NCCL of the same version.
+  bool available() const { return unavailable_.empty(); }
+  // Why not: one sentence, with the ranks and the cure, the same on all ranks. Empty: available.
+  const std::string& unavailable() const { return unavailable_; }
+  // At least one rank has a GPU: then people want to know why it is not used.
+  bool any_device() const { return any_device_; }
+  // Of this rank; -1: it has none.
+  int device() const { return device_; }
+  // As NCCL_VERSION_CODE; 0: there is none.
+  int nccl_version() const { return nccl_version_; }
+
+  // The first call opens the device (open_cuda()), or the library. Throw Error.
+  std::shared_ptr<CudaApi> cuda();
+  std::shared_ptr<NcclApi> nccl();
+
+  // What a rank says of itself.
+  struct Facts {
+    int device = -1;
+    std::string bus;
+    std::string nccl_host_id;
+    int nccl_version = 0;
+    std::string why_not;  // it has no device, or no NCCL
+  };
+  // Why these ranks can't use their GPUs together; empty if they can. `host_of`: by rank, as in
+  // Topology.
+  static std::string judge(const std::vector<Facts>& ranks, const std::vector<int>& host_of);
+
+ private:
+  JobGpu() = default;
+
+  std::shared_ptr<GpuLibraries> libraries_;
+  int device_ = -1;
+  int nccl_version_ = 0;
+  bool any_device_ = false;
+  std::string unavailable_;
+  std::mutex mutex_;  // of the next two
+  std::shared_ptr<CudaApi> cuda_;
+  std::shared_ptr<NcclApi> nccl_;
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,48 @@
+// How the members of a process set learn the unique id with which they make an NCCL communicator.
+#pragma once
+
+#include <memory>
+
+#include "horon/core/execution/collective_op.h"
+#include "horon/ops/nccl/nccl_api.h"
+
+namespace horon::ops {
+
+// Each object is for one id. One thread at a time.
+class NcclIdExchange {
+ public:
+  virtual ~NcclIdExchange() = default;
+  // Called again and again until it says true: then `id` is the first member's, which gives its own
+  // with every call. Never waits. Throws Error.
+  virtual bool step(NcclUniqueId& id) = 0;
+};
+
+// All members know the id already.
+class KnownNcclId final : public NcclIdExchange {
+ public:
+  explicit KnownNcclId(const NcclUniqueId& id) : id_(id) {}
+  bool step(NcclUniqueId& id) override {
+    id = id_;
+    return true;
+  }
+
+ private:
+  const NcclUniqueId id_;
+};
+
+// By a broadcast of the set on host memory. It takes place in the middle of the set's first
+// collective on a device, behind which every op waits that finds its peers by the order of start,
+// so all members start it at the same point of their order.
+class BroadcastNcclId final : public NcclIdExchange {
+ public:
+  // `broadcast` runs on host memory, keeps StartOrder::Log, and outlives this.
+  explicit BroadcastNcclId(core::CollectiveOp& broadcast) : broadcast_(broadcast) {}
+  bool step(NcclUniqueId& id) override;
+
+ private:
+  core::CollectiveOp& broadcast_;
+  NcclUniqueId bytes_{};
+  std::unique_ptr<core::InFlight> flight_;
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,72 @@
+// Which ranks may use their GPUs together, and what the others are told.
+#include "horon/ops/nccl/job_gpu.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/tests/support/host_gpu/host_gpu_libraries.h"
+#include "horon/tests/support/thread_ranks.h"
+
+namespace horon::ops {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+JobGpu::Facts gpu_at(const std::string& bus) {
+  JobGpu::Facts facts;
+  facts.device = 0;
+  facts.bus = bus;
+  facts.nccl_version = 22809;
+  return facts;
+}
+
+TEST(JobGpu, EachRankHasItsOwn) {
+  EXPECT_EQ(JobGpu::judge({gpu_at("1"), gpu_at("2")}, {0, 0}), "");
+  EXPECT_EQ(JobGpu::judge({gpu_at("1"), gpu_at("1")}, {0, 1}), "");  // on two hosts
+}
+
+TEST(JobGpu, TwoRanksOnOneAreTold) {
+  const std::string fault = JobGpu::judge({gpu_at("1"), gpu_at("2"), gpu_at("1")}, {0, 0, 0});
+  EXPECT_THAT(fault, AllOf(HasSubstr("ranks 0 and 2 share the GPU at 1"),
+                           HasSubstr("no more ranks on a host than it has GPUs")));
+  // Then NCCL takes them for ranks of two hosts.
+  JobGpu::Facts moved = gpu_at("1");
+  moved.nccl_host_id = "elsewhere";
+  EXPECT_EQ(JobGpu::judge({gpu_at("1"), moved}, {0, 0}), "");
+}
+
+TEST(JobGpu, RanksWithoutAreNamed) {
+  JobGpu::Facts without;
+  without.why_not = "no NVIDIA driver";
+  EXPECT_EQ(JobGpu::judge({without, without}, {0, 0}), "no rank has a GPU: no NVIDIA driver");
+  EXPECT_EQ(JobGpu::judge({gpu_at("1"), without}, {0, 0}),
+            "rank 1 has no GPU (no NVIDIA driver), the others have one");
+  JobGpu::Facts no_nccl = gpu_at("2");
+  no_nccl.why_not = "libnccl.so.2 was not found";
+  EXPECT_EQ(JobGpu::judge({gpu_at("1"), no_nccl}, {0, 0}),
+            "rank 1 can't use NCCL: libnccl.so.2 was not found");
+  JobGpu::Facts older = gpu_at("2");
+  older.nccl_version = 21903;
+  EXPECT_THAT(JobGpu::judge({gpu_at("1"), older}, {0, 0}), HasSubstr("22809, rank 1 has 21903"));
+}
+
+TEST(JobGpu, IsChosenByLocalRankAndNotOpened) {
+  const core::InProcessJob job(3);
+  core::run_ranks(3, [&](int rank) {
+    const core::Bootstrap& bootstrap = job.of(rank);
+    test::HostGpuLibraries::Options options;
+    options.devices = rank == 2 ? 1 : 4;
+    options.bus = rank == 2 ? "its own" : "";
+    const auto libraries = std::make_shared<test::HostGpuLibraries>(options);
+    const auto gpu = JobGpu::find(bootstrap, libraries);
+    EXPECT_EQ(gpu->unavailable(), "");
+    EXPECT_EQ(gpu->device(), rank == 2 ? 0 : rank);
+    EXPECT_EQ(libraries->opened_device(), nullptr);
+    EXPECT_EQ(gpu->cuda()->device(), gpu->device());
+    EXPECT_NE(libraries->opened_device(), nullptr);
+  });
+}
+
+}  // namespace
+}  // namespace horon::ops

@@ -1,0 +1,310 @@
+// A whole job with tensors on GPUs, from init() to shutdown(), on the CUDA and the NCCL of the
+// host.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/ops/cuda/cuda_event.h"
+#include "horon/ops/cuda/cuda_memory.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
+#include "horon/tests/support/host_gpu/host_gpu_libraries.h"
+#include "horon/tests/support/mpi_main.h"
+
+namespace horon {
+namespace {
+
+using core::EntrySpec;
+using core::HandleState;
+using core::Submission;
+using testing::AllOf;
+using testing::HasSubstr;
+using Handle = std::shared_ptr<HandleState>;
+using Floats = std::shared_ptr<std::vector<float>>;
+
+Floats floats(size_t count, float value) {
+  return std::make_shared<std::vector<float>>(count, value);
+}
+
+std::shared_ptr<EntrySpec> spec_of(CollectiveKind kind, size_t rows, DeviceKind device) {
+  auto spec = std::make_shared<EntrySpec>();
+  spec->kind = kind;
+  spec->device = device;
+  spec->parts = {{"x", {static_cast<int64_t>(rows)}}};
+  return spec;
+}
+
+Submission submission_of(const ProcessSet& set, const std::string& name,
+                         std::shared_ptr<EntrySpec> spec, const Floats& data) {
+  Submission out;
+  out.set = set.id();
+  out.name = name;
+  out.spec = std::move(spec);
+  if (out.spec->device == DeviceKind::Cuda) out.device_index = ops::gpu()->device();
+  auto* const bytes = reinterpret_cast<std::byte*>(data->data());
+  out.memory = {{bytes, bytes, static_cast<int64_t>(data->size())}};
+  out.keep_alive = data;
+  return out;
+}
+
+Handle allreduce(const ProcessSet& set, const std::string& name, const Floats& data,
+                 DeviceKind device = DeviceKind::Cuda, ReduceOp op = ReduceOp::Sum) {
+  auto spec = spec_of(CollectiveKind::Allreduce, data->size(), device);
+  spec->reduce_op = op;
+  return ops::runtime().submit(submission_of(set, name, std::move(spec), data));
+}
+
+std::string error_of(const std::function<Handle()>& call) {
+  try {
+    (void)call()->get();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+float sum_of(const ProcessSet& set) {
+  float sum = 0;
+  for (const int member : set.ranks()) sum += static_cast<float>(member + 1);
+  return sum;
+}
+
+class GpuSession : public testing::Test {
+ protected:
+  void start(test::HostGpuLibraries::Options options = {}) {
+    options.cuda.delay_us_max = 30;
+    options.cuda.seed = static_cast<uint32_t>(test_rank()) + 1;
+    options.nccl.busy_polls = 1;
+    libraries_ = test::HostGpuLibraries::install(options);
+    init_session();
+  }
+  void TearDown() override {
+    shutdown();
+    ops::install_gpu_libraries(nullptr);
+  }
+  test::HostCuda& device() { return *libraries_->opened_device(); }
+  float mine() const { return static_cast<float>(rank() + 1); }
+
+  std::shared_ptr<test::HostGpuLibraries> libraries_;
+};
+
+TEST_F(GpuSession, WithoutGpuTensorsNothingIsOpened) {
+  start();
+  EXPECT_EQ(ops::gpu()->unavailable(), "");
+  const Floats data = floats(1000, mine());
+  const Handle handle = allreduce({}, "x", data, DeviceKind::Host);
+  (void)handle->get();
+  EXPECT_EQ(data->front(), sum_of({}));
+  shutdown();
+  EXPECT_EQ(libraries_->opened_device(), nullptr);
+  EXPECT_EQ(libraries_->opened_nccl(), nullptr);
+}
+
+TEST_F(GpuSession, ReducesOnGpusAndOnTheHostInOneJob) {
+  start();
+  for (int round = 0; round < 4; ++round) {
+    const Floats on_gpu = floats(3000, mine());
+    const Floats on_host = floats(3000, mine());
+    const Floats average = floats(5, mine());
+    const Handle first = allreduce({}, "gpu", on_gpu);
+    const Handle second = allreduce({}, "host", on_host, DeviceKind::Host);
+    const Handle third = allreduce({}, "average", average, DeviceKind::Cuda, ReduceOp::Average);
+    for (const Handle& handle : {first, second, third}) (void)handle->get();
+    EXPECT_THAT(*on_gpu, testing::Each(sum_of({})));
+    EXPECT_THAT(*on_host, testing::Each(sum_of({})));
+    EXPECT_THAT(*average, testing::Each(sum_of({}) / static_cast<float>(size())));
+  }
+}
+
+TEST_F(GpuSession, MovesBlocksOnGpus) {
+  start();
+  const auto received = floats(static_cast<size_t>(2 * size()), -1);
+  const auto run = [&](CollectiveKind kind, const Floats& data, std::vector<int64_t> splits = {}) {
+    Submission given =
+        submission_of({}, "blocks", spec_of(kind, data->size(), DeviceKind::Cuda), data);
+    given.memory.front().output = nullptr;
+    given.splits = std::move(splits);
+    given.allocate_output = [received](size_t, int64_t, core::MemoryQueue&) {
+      return reinterpret_cast<std::byte*>(received->data());
+    };
+    (void)ops::runtime().submit(std::move(given))->get();
+  };
+  run(CollectiveKind::Allgather, floats(2, mine()));
+  for (int from = 0; from < size(); ++from) {
+    EXPECT_EQ((*received)[static_cast<size_t>(2 * from)], static_cast<float>(from + 1));
+  }
+  const Floats to_all = floats(static_cast<size_t>(size()), 0);
+  std::iota(to_all->begin(), to_all->end(), 10 * mine());
+  run(CollectiveKind::Alltoall, to_all, std::vector<int64_t>(static_cast<size_t>(size()), 1));
+  for (int from = 0; from < size(); ++from) {
+    EXPECT_EQ((*received)[static_cast<size_t>(from)], static_cast<float>(10 * (from + 1) + rank()));
+  }
+  run(CollectiveKind::Reducescatter, floats(static_cast<size_t>(size()), mine()));
+  EXPECT_EQ(received->front(), sum_of({}));
+  const Floats data = floats(7, mine());
+  auto spec = spec_of(CollectiveKind::Broadcast, 7, DeviceKind::Cuda);
+  spec->root = size() - 1;
+  (void)ops::runtime().submit(submission_of({}, "broadcast", spec, data))->get();
+  EXPECT_THAT(*data, testing::Each(static_cast<float>(size())));
+}
+
+std::vector<int> ranks_of_bits(int bits) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < test_size(); ++rank) {
+    if ((bits >> rank & 1) != 0) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// A random program: every rank submits the same tensors of several sets in an order of its own, on
+// GPUs and on the host.
+TEST_F(GpuSession, ProcessSetsWorkAtTheSameTime) {
+  start();
+  std::vector<ProcessSet> mine_of = {ProcessSet()};
+  std::vector<ProcessSet> all;
+  for (int bits = 1; bits < 1 << test_size(); ++bits) {
+    all.push_back(add_process_set(ranks_of_bits(bits)));
+    if (all.back().includes_me()) mine_of.push_back(all.back());
+  }
+  std::mt19937 random(static_cast<uint32_t>(rank()) + 7);
+  struct Running {
+    Handle handle;
+    Floats data;
+    float expected;
+  };
+  for (int round = 0; round < 4; ++round) {
+    std::vector<std::pair<ProcessSet, size_t>> calls;
+    for (const ProcessSet& set : mine_of) {
+      for (const size_t count : {5, 700, 40'000}) calls.emplace_back(set, count);
+    }
+    std::shuffle(calls.begin(), calls.end(), random);
+    std::vector<Running> running;
+    for (const auto& [set, count] : calls) {
+      const DeviceKind device = count == 700 ? DeviceKind::Host : DeviceKind::Cuda;
+      Running& one = running.emplace_back();
+      one.data = floats(count, mine());
+      one.expected = sum_of(set);
+      one.handle = allreduce(set, "sum " + std::to_string(count), one.data, device);
+    }
+    for (Running& one : running) {
+      (void)one.handle->get();
+      ASSERT_THAT(*one.data, testing::Each(one.expected));
+    }
+  }
+  for (const ProcessSet& set : all) remove_process_set(set);
+}
+
+// A training step: the program's stream writes gradients, waits for the results and reads them; the
+// host waits for none of it.
+TEST_F(GpuSession, ATrainingWaitsNeverOnTheHost) {
+  start();
+  const auto cuda = ops::gpu()->cuda();
+  ops::CudaQueue program(cuda);
+  std::array<Floats, 4> gradients;
+  for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = floats(100 + 9000 * i, 0);
+  std::atomic<int> wrong{0};
+  for (int step = 0; step < 12; ++step) {
+    std::vector<Handle> handles;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const Floats& gradient = gradients[i];
+      device().enqueue(program.stream(), [gradient, value = mine() * static_cast<float>(step)] {
+        std::fill(gradient->begin(), gradient->end(), value);
+        return true;
+      });
+      Submission given = submission_of(
+          {}, "gradient " + std::to_string(i),
+          spec_of(CollectiveKind::Allreduce, gradient->size(), DeviceKind::Cuda), gradient);
+      given.ready = std::make_unique<ops::CudaEvent>(cuda, program.stream());
+      handles.push_back(ops::runtime().submit(std::move(given)));
+    }
+    for (const Handle& handle : handles) {
+      ASSERT_TRUE(program.wait_for(*handle->get_enqueued().done));
+    }
+    const float expected = sum_of({}) * static_cast<float>(step);
+    device().enqueue(program.stream(), [&wrong, gradients, expected] {
+      for (const Floats& gradient : gradients) {
+        wrong += static_cast<int>(std::count_if(gradient->begin(), gradient->end(),
+                                                [&](float value) { return value != expected; }));
+      }
+      return true;
+    });
+  }
+  EXPECT_EQ(device().host_waits(), 0);
+  program.record()->wait();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(GpuSession, RanksThatHaveJoinedAddNothing) {
+  start();
+  if (rank() == 0 && size() > 1) {
+    EXPECT_GE(join(), 0);
+    return;
+  }
+  const Floats data = floats(50, mine());
+  (void)allreduce({}, "late", data)->get();
+  EXPECT_THAT(*data, testing::Each(sum_of({}) - (size() > 1 ? 1.0F : 0.0F)));
+  EXPECT_GE(join(), 0);
+}
+
+TEST_F(GpuSession, ASecondJobOpensItsOwn) {
+  for (int job = 0; job < 2; ++job) {
+    start();
+    const Floats data = floats(50, mine());
+    (void)allreduce({}, "x", data)->get();
+    EXPECT_THAT(*data, testing::Each(sum_of({})));
+    shutdown();
+  }
+}
+
+// The CPU tensors of such a job are reduced as ever.
+TEST_F(GpuSession, RanksWithAndWithoutGpusAreTold) {
+  if (test_size() < 2) return;
+  test::HostGpuLibraries::Options options;
+  options.devices = test_rank() == 1 ? 0 : 8;
+  start(options);
+  const std::string why = "rank 1 has no GPU (this host plays no GPU), the others have one";
+  EXPECT_EQ(ops::gpu()->unavailable(), why);
+  const Floats data = floats(50, mine());
+  EXPECT_THAT(error_of([&] { return allreduce({}, "x", data); }),
+              AllOf(HasSubstr("tensor \"x\": it is in cuda memory"), HasSubstr(why),
+                    HasSubstr("move it to the host")));
+  EXPECT_EQ(error_of([&] { return allreduce({}, "y", data, DeviceKind::Host); }), "");
+}
+
+TEST_F(GpuSession, RanksThatShareAGpuAreTold) {
+  if (test_size() < 2) return;
+  test::HostGpuLibraries::Options options;
+  options.devices = 1;
+  options.bus = "0000:3B:00.0";
+  start(options);
+  EXPECT_THAT(error_of([&] { return allreduce({}, "x", floats(50, mine())); }),
+              HasSubstr("share the GPU at 0000:3B:00.0"));
+  shutdown();
+  options.nccl_host_id = std::to_string(test_rank());
+  start(options);
+  EXPECT_EQ(error_of([&] { return allreduce({}, "x", floats(50, mine())); }), "");
+}
+
+TEST_F(GpuSession, AFailureOfNcclIsEverybodysError) {
+  if (test_size() < 2) return;
+  test::HostGpuLibraries::Options options;
+  if (test_rank() == 1) options.nccl.fails_at_group = 2;
+  start(options);
+  std::string error;
+  for (int round = 0; round < 1000 && error.empty(); ++round) {
+    error = error_of([&] { return allreduce({}, "x", floats(50, mine())); });
+  }
+  EXPECT_THAT(error, AllOf(HasSubstr("rank 1: collective of \"x\" failed"),
+                           HasSubstr("the NCCL of threads has failed")));
+}
+
+}  // namespace
+}  // namespace horon
