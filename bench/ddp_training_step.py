@@ -12,7 +12,7 @@ in an environment of its own:
     OMP_NUM_THREADS=1 mpirun -np 2 /tmp/ddp/bin/python bench/ddp_training_step.py --json ddp.json
 
 DDP runs with its fast options: gradient_as_bucket_view, and no broadcast of buffers (Horon does not
-send them in a step either).
+send them in a step either). With --device cuda it runs over NCCL, a GPU for each rank.
 """
 import argparse
 import ctypes
@@ -28,7 +28,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-LETTERS, WIDTH, HEADS, CONTEXT, LAYERS = 256, 256, 4, 128, 4
+
+class GptShape:
+    def __init__(self, letters=256, width=256, heads=4, context=128, layers=4):
+        self.letters, self.width, self.heads = letters, width, heads
+        self.context, self.layers = context, layers
+
+
+GPT, GPT2 = GptShape(), GptShape(50257, 768, 12, 1024, 12)
 
 
 def make_cnn():
@@ -74,38 +81,70 @@ def make_resnet18():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
-class TransformerLayer(nn.Module):
-    def __init__(self):
+class Bottleneck(nn.Module):
+    """Three convolutions, as in ResNet-50."""
+
+    def __init__(self, from_, inner, stride):
         super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH)
-        self.attend = nn.Linear(WIDTH, 3 * WIDTH)
-        self.project = nn.Linear(WIDTH, WIDTH)
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.grow = nn.Linear(WIDTH, 4 * WIDTH)
-        self.shrink = nn.Linear(4 * WIDTH, WIDTH)
+        self.layers = nn.Sequential(
+            nn.Conv2d(from_, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, 4 * inner, 1, bias=False), nn.BatchNorm2d(4 * inner))
+        self.shortcut = None
+        if stride != 1 or from_ != 4 * inner:
+            self.shortcut = nn.Sequential(nn.Conv2d(from_, 4 * inner, 1, stride, bias=False),
+                                          nn.BatchNorm2d(4 * inner))
 
     def forward(self, x):
-        batch = x.size(0)
-        parts = self.attend(self.norm1(x)).view(batch, CONTEXT, 3, HEADS, WIDTH // HEADS)
+        kept = x if self.shortcut is None else self.shortcut(x)
+        return torch.relu(self.layers(x) + kept)
+
+
+def make_resnet50():
+    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+              nn.MaxPool2d(3, 2, 1)]
+    from_ = 64
+    for inner, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for i in range(blocks):
+            layers.append(Bottleneck(from_, inner, 2 if i == 0 and inner != 64 else 1))
+            from_ = 4 * inner
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(from_, 1000))
+
+
+class TransformerLayer(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        width = shape.width
+        self.heads = shape.heads
+        self.norm1 = nn.LayerNorm(width)
+        self.attend = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.grow = nn.Linear(width, 4 * width)
+        self.shrink = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, context, width = x.shape
+        parts = self.attend(self.norm1(x)).view(batch, context, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        y = x + self.project(mixed.transpose(1, 2).reshape(batch, CONTEXT, WIDTH))
+        y = x + self.project(mixed.transpose(1, 2).reshape(batch, context, width))
         return y + self.shrink(F.gelu(self.grow(self.norm2(y))))
 
 
 class Gpt(nn.Module):
-    def __init__(self):
+    def __init__(self, shape=GPT):
         super().__init__()
-        self.letters = nn.Embedding(LETTERS, WIDTH)
-        self.places = nn.Embedding(CONTEXT, WIDTH)
+        self.letters = nn.Embedding(shape.letters, shape.width)
+        self.places = nn.Embedding(shape.context, shape.width)
         with torch.no_grad():
             self.letters.weight.mul_(0.02)
             self.places.weight.mul_(0.02)
-        self.layers = nn.Sequential(*(TransformerLayer() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
+        self.layers = nn.Sequential(*(TransformerLayer(shape) for _ in range(shape.layers)))
+        self.norm = nn.LayerNorm(shape.width)
 
     def forward(self, text):
-        x = self.letters(text) + self.places(torch.arange(CONTEXT))
+        x = self.letters(text) + self.places(torch.arange(text.shape[1], device=text.device))
         return F.linear(self.norm(self.layers(x)), self.letters.weight).flatten(0, 1)
 
 
@@ -113,20 +152,21 @@ def make_tiny():
     return nn.Sequential(*(nn.LayerNorm(64) for _ in range(1000)))
 
 
-def make_model(name, batch_seed):
+def make_model(name, batch_seed, device):
     """The model (the same on all ranks), its batch and its answers (different on each rank)."""
     torch.manual_seed(batch_seed + 1000)
-    if name == "gpt":
-        text = torch.randint(LETTERS, (4, CONTEXT + 1))
+    if name in ("gpt", "gpt2"):
+        gpt = GPT if name == "gpt" else GPT2
+        text = torch.randint(gpt.letters, (4, gpt.context + 1))
         batch, answers = text[:, :-1], text[:, 1:].reshape(-1)
     else:
         shape = {"cnn": (64, 1, 28, 28), "resnet18": (8, 3, 32, 32), "deep": (64, 64),
-                 "tiny": (8, 64)}[name]
+                 "tiny": (8, 64), "resnet50": (64, 3, 224, 224)}[name]
         batch, answers = torch.randn(shape), torch.randint(10, shape[:1])
     make = {"cnn": make_cnn, "resnet18": make_resnet18, "deep": make_deep, "gpt": Gpt,
-            "tiny": make_tiny}[name]
+            "tiny": make_tiny, "resnet50": make_resnet50, "gpt2": lambda: Gpt(GPT2)}[name]
     torch.manual_seed(1)
-    return make(), batch, answers
+    return make().to(device), batch.to(device), answers.to(device)
 
 
 class Mpi:
@@ -144,17 +184,24 @@ class Mpi:
         self.library.MPI_Finalize()
 
 
-def time_steps(step, steps, mpi):
+def wait_for(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def time_steps(step, steps, mpi, device):
     """Returns the seconds per step on this rank. All ranks begin together."""
+    wait_for(device)
     mpi.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
         step()
+    wait_for(device)
     return (time.perf_counter() - begin) / steps
 
 
-def average(values):
-    tensor = torch.tensor(values, dtype=torch.float64)
+def average(values, device):
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(tensor)
     return (tensor / dist.get_world_size()).tolist()
 
@@ -162,7 +209,7 @@ def average(values):
 def choose_steps(options, step_s):
     if options.steps > 0:
         return options.steps
-    slowest = torch.tensor(step_s, dtype=torch.float64)
+    slowest = torch.tensor(step_s, dtype=torch.float64, device=options.device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return min(max(int(0.5 / slowest.item()), 3), 200)
 
@@ -177,14 +224,14 @@ def quartiles(samples):
     return statistics.quantiles(samples, n=4, method="inclusive")
 
 
-def contenders_of(name, mpi):
+def contenders_of(name, mpi, device):
     """A function for each contender that makes one step, and the number of elements of each
     parameter."""
     def make_sgd(model):
         return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
 
-    alone, batch, answers = make_model(name, dist.get_rank())
-    shared, _, _ = make_model(name, dist.get_rank())
+    alone, batch, answers = make_model(name, dist.get_rank(), device)
+    shared, _, _ = make_model(name, dist.get_rank(), device)
     shared = nn.parallel.DistributedDataParallel(
         shared, gradient_as_bucket_view=True, broadcast_buffers=False)
     plain, distributed = make_sgd(alone), make_sgd(shared)
@@ -196,6 +243,7 @@ def contenders_of(name, mpi):
 
     def train_and_meet():
         train(alone, plain)
+        wait_for(device)
         mpi.barrier()
 
     steps = {"alone": lambda: train(alone, plain), "floor": train_and_meet,
@@ -204,16 +252,18 @@ def contenders_of(name, mpi):
 
 
 def measure(name, options, mpi):
-    contenders, sizes = contenders_of(name, mpi)
-    warm_s = {key: time_steps(step, options.warmup_steps, mpi) for key, step in contenders.items()}
+    device = options.device
+    contenders, sizes = contenders_of(name, mpi, device)
+    warm_s = {key: time_steps(step, options.warmup_steps, mpi, device)
+              for key, step in contenders.items()}
     steps = choose_steps(options, warm_s["alone"])
     seconds = {key: [] for key in contenders}
     for block in range(options.blocks):
         keys = list(contenders)
         for i in range(len(keys)):  # each block begins with another contender
             key = keys[(i + block) % len(keys)]
-            seconds[key].append(time_steps(contenders[key], steps, mpi))
-    seconds = {key: average(values) for key, values in seconds.items()}
+            seconds[key].append(time_steps(contenders[key], steps, mpi, device))
+    seconds = {key: average(values, device) for key, values in seconds.items()}
     return {
         "model": name,
         "parameters": sum(sizes),
@@ -243,15 +293,21 @@ def write_json(path, content):
     os.replace(path + ".tmp", path)
 
 
-def start():
-    """Starts Gloo on the ranks of mpirun (Open MPI)."""
+def start(kind):
+    """Starts Gloo, or NCCL for GPUs, on the ranks of mpirun (Open MPI); returns the device."""
     for ours, theirs in (("RANK", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
         os.environ.setdefault(ours, os.environ.get(theirs, ""))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29531")
     if not os.environ["RANK"]:
         raise SystemExit("run it under mpirun")
-    dist.init_process_group("gloo")
+    if kind == "cpu":
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    return device
 
 
 def set_threads():
@@ -267,9 +323,10 @@ def main():
     parser.add_argument("--steps", type=int, default=0,
                         help="steps in a block; 0: about half a second")
     parser.add_argument("--warmup-steps", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
-    start()
+    options.device = start(options.device)
     mpi = Mpi()
     set_threads()
     results = []
@@ -281,7 +338,7 @@ def main():
                   f"over the floor {row['over_floor']:.3f}", flush=True)
     if dist.get_rank() == 0 and options.json:
         write_json(options.json, {
-            "library": "ddp-gloo",
+            "library": "ddp-gloo" if options.device.type == "cpu" else "ddp-nccl",
             "version": torch.__version__,
             "machine": {"cpu": cpu_name(), "cores": os.cpu_count(),
                         "date": datetime.date.today().isoformat()},

@@ -1,5 +1,6 @@
 // Models for timing a training step, each with one fixed batch: a small convolutional network,
-// ResNet-18, 200 small linear layers, a transformer, 2,000 tiny parameters.
+// ResNet-18, 200 small linear layers, a transformer, 2,000 tiny parameters; and, for GPUs, those of
+// the size of ResNet-50 and GPT-2.
 // ddp_training_step.py has the same models.
 #pragma once
 
@@ -22,9 +23,12 @@ struct TrainingModel {
 
 // "cnn", "resnet18", "deep", "gpt", "tiny"
 const std::vector<std::string>& model_names();
+// "resnet50", "gpt2"
+const std::vector<std::string>& large_model_names();
 
 // Parameters are made from seed 1, so they are the same on all ranks. The batch is made from
 // `batch_seed`. Throws Error(InvalidArgument) for an unknown name.
-TrainingModel make_model(const std::string& name, uint64_t batch_seed);
+TrainingModel make_model(const std::string& name, uint64_t batch_seed,
+                         at::Device device = at::kCPU);
 
 }  // namespace horon::bench

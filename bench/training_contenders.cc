@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/zeros.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -54,12 +55,19 @@ struct StepTime {
   double cpu = 0;
 };
 
+// Until all that the program has enqueued there is done.
+void wait_for(at::Device device) {
+  if (device.is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(device.index());
+}
+
 // All ranks begin together.
-StepTime time_steps(const Contender& contender, int steps, MpiPeer& peer) {
+StepTime time_steps(const Contender& contender, int steps, at::Device device, MpiPeer& peer) {
+  wait_for(device);
   peer.barrier();
   const auto begin = Clock::now();
   const double cpu_begin = process_cpu_seconds();
   for (int i = 0; i < steps; ++i) contender.step();
+  wait_for(device);
   return {std::chrono::duration<double>(Clock::now() - begin).count() / steps,
           (process_cpu_seconds() - cpu_begin) / steps};
 }
@@ -121,7 +129,7 @@ void time_blocks(const std::vector<Contender>& contenders, const TrainingPlan& p
   for (int block = 0; block < plan.blocks; ++block) {
     for (size_t i = 0; i < contenders.size(); ++i) {  // each block begins with another contender
       const Contender& contender = contenders[(i + static_cast<size_t>(block)) % contenders.size()];
-      const StepTime time = time_steps(contender, times.steps, peer);
+      const StepTime time = time_steps(contender, times.steps, plan.device, peer);
       times.seconds[contender.name].push_back(time.wall);
       times.cpu_seconds[contender.name].push_back(time.cpu);
     }
@@ -132,8 +140,8 @@ template <class Opt, class Options>
 TrainingTimes time_optimizer(const std::string& name, const Options& options,
                              const TrainingPlan& plan, MpiPeer& peer) {
   const auto batch_seed = static_cast<uint64_t>(rank());
-  const TrainingModel alone = make_model(name, batch_seed);
-  const TrainingModel shared = make_model(name, batch_seed);
+  const TrainingModel alone = make_model(name, batch_seed, plan.device);
+  const TrainingModel shared = make_model(name, batch_seed, plan.device);
   Opt plain(tensors_of(alone), options);
   DistributedOptimizer<Opt> distributed(Opt(tensors_of(shared), options), shared.parameters,
                                         {.name = "bench." + name});
@@ -143,34 +151,39 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
     distributed.set_fused_step(wish);
     train(shared, distributed, [&] { distributed.step(); });
   };
-  const std::vector<Contender> contenders{
+  std::vector<Contender> contenders{
       {"alone", train_alone},
       {"horon", [&] { train_shared(FusedStep::Never); }},
       {"floor",
        [&] {
          train_alone();
+         wait_for(plan.device);
          peer.barrier();
        }},
-      {"horon_fused", [&] { train_shared(FusedStep::WherePossible); }},
-      {"alone_fused",
-       [&] {
-         train(alone, plain,
-               [&] { HORON_CHECK(fused.update(plain), "the step could not be fused"); });
-       }},
   };
+  if (plan.device.is_cpu()) {
+    contenders.push_back({"horon_fused", [&] { train_shared(FusedStep::WherePossible); }});
+    contenders.push_back({"alone_fused", [&] {
+                            train(alone, plain, [&] {
+                              HORON_CHECK(fused.update(plain), "the step could not be fused");
+                            });
+                          }});
+  }
   TrainingTimes times;
   times.model = name;
   times.tensors = static_cast<int64_t>(alone.parameters.size());
   for (const at::Tensor& tensor : tensors_of(alone)) times.parameters += tensor.numel();
 
   for (const Contender& contender : contenders) {
-    const double step_s = time_steps(contender, plan.warmup_steps, peer).wall;
+    const double step_s = time_steps(contender, plan.warmup_steps, plan.device, peer).wall;
     if (contender.name == "alone") times.steps = choose_steps(plan, step_s);
   }
   const double waited_before = distributed.exposed_wait_seconds();
   time_blocks(contenders, plan, peer, times);
   const double waited = distributed.exposed_wait_seconds() - waited_before;
-  times.exposed_s = reduced(waited / (2 * plan.blocks * times.steps), ReduceOp::Average);
+  const int shared_contenders = plan.device.is_cpu() ? 2 : 1;
+  times.exposed_s =
+      reduced(waited / (shared_contenders * plan.blocks * times.steps), ReduceOp::Average);
   for (auto* all : {&times.seconds, &times.cpu_seconds}) {
     for (auto& [contender, seconds] : *all) seconds = reduced(seconds, ReduceOp::Average);
   }

@@ -7,15 +7,18 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 #include "horon/bench/mpi_peer.h"
 
 namespace horon::bench {
 
 struct TrainingPlan {
   std::string optimizer = "sgd";  // with momentum; or "adam", "adamw"
-  int blocks = 11;                // for each contender
-  int steps = 0;                  // in a block; 0: as many as take about half a second
-  int warmup_steps = 3;           // at least 1
+  at::Device device = at::kCPU;
+  int blocks = 11;       // for each contender
+  int steps = 0;         // in a block; 0: as many as take about half a second
+  int warmup_steps = 3;  // at least 1
 };
 
 struct TrainingTimes {
@@ -29,6 +32,7 @@ struct TrainingTimes {
   //   floor        alone, and an MPI_Barrier at the end of each step
   //   horon        DistributedOptimizer with FusedStep::Never
   //   horon_fused  DistributedOptimizer with FusedStep::WherePossible
+  // On GPUs without those whose step is fused.
   std::map<std::string, std::vector<double>> seconds;
   // The same for the CPU time of all threads of a rank, which depends less on what else the machine
   // does. A rank that waits for others may use it too.

@@ -13,6 +13,7 @@
 #include "horon/bench/models.h"
 #include "horon/bench/statistics.h"
 #include "horon/bench/training_contenders.h"
+#include "horon/core/base/error.h"
 #include "horon/core/base/version.h"
 #include "horon/torch_bindings/session.h"
 
@@ -25,12 +26,29 @@ using bench::TrainingTimes;
 struct Options {
   std::vector<std::string> models = bench::model_names();
   bench::TrainingPlan plan;
+  std::string device = "cpu";
   std::string json;
 };
 
+std::vector<std::string> all_models() {
+  std::vector<std::string> names = bench::model_names();
+  const auto& large = bench::large_model_names();
+  names.insert(names.end(), large.begin(), large.end());
+  return names;
+}
+
+at::Device device_of_rank(const std::string& kind) {
+  if (kind == "cpu") return at::kCPU;
+  const at::Device device = horon::device();
+  if (!device.is_cuda()) {
+    throw Error(ErrorCode::Config, "--device cuda: Horon has no GPU here (horon-info says why)");
+  }
+  return device;
+}
+
 void print_titles(const Options& options) {
-  std::printf("# training_step_bench %s: %d ranks, %d threads each, %s, %d blocks\n",
-              std::string(version()).c_str(), size(), at::get_num_threads(),
+  std::printf("# training_step_bench %s: %d ranks, %d threads each, %s, %s, %d blocks\n",
+              std::string(version()).c_str(), size(), at::get_num_threads(), options.device.c_str(),
               options.plan.optimizer.c_str(), options.plan.blocks);
   std::printf("# medians over blocks, in brackets the lower and the upper quartile\n");
   std::printf("%-10s %-12s %10s  %-24s %-24s %s\n", "model", "contender", "ms a step",
@@ -78,20 +96,23 @@ nlohmann::json to_json(const TrainingTimes& times) {
     ratio_quartiles[contender] = to_json(bench::quartiles(times.ratios(contender, "alone")));
     over_floor_quartiles[contender] = to_json(bench::quartiles(times.ratios(contender, "floor")));
   }
-  return {{"model", times.model},
-          {"parameters", times.parameters},
-          {"tensors", times.tensors},
-          {"steps", times.steps},
-          {"block_ms", milliseconds},
-          {"block_cpu_ms", cpu_milliseconds},
-          {"ratio", bench::median(times.ratios("horon", "alone"))},
-          {"floor", bench::median(times.ratios("floor", "alone"))},
-          {"over_floor", bench::median(times.ratios("horon", "floor"))},
-          {"over_floor_fused", bench::median(times.ratios("horon_fused", "floor"))},
-          {"ratio_quartiles", ratio_quartiles},
-          {"over_floor_quartiles", over_floor_quartiles},
-          {"exposed_ms", times.exposed_s * 1e3},
-          {"ranks_agree", times.ranks_agree}};
+  nlohmann::json json{{"model", times.model},
+                      {"parameters", times.parameters},
+                      {"tensors", times.tensors},
+                      {"steps", times.steps},
+                      {"block_ms", milliseconds},
+                      {"block_cpu_ms", cpu_milliseconds},
+                      {"ratio", bench::median(times.ratios("horon", "alone"))},
+                      {"floor", bench::median(times.ratios("floor", "alone"))},
+                      {"over_floor", bench::median(times.ratios("horon", "floor"))},
+                      {"ratio_quartiles", ratio_quartiles},
+                      {"over_floor_quartiles", over_floor_quartiles},
+                      {"exposed_ms", times.exposed_s * 1e3},
+                      {"ranks_agree", times.ranks_agree}};
+  if (times.seconds.contains("horon_fused")) {
+    json["over_floor_fused"] = bench::median(times.ratios("horon_fused", "floor"));
+  }
+  return json;
 }
 
 int measure_all(const Options& options) {
@@ -111,6 +132,7 @@ int measure_all(const Options& options) {
                                           {"machine", bench::describe_machine()},
                                           {"ranks", size()},
                                           {"threads", at::get_num_threads()},
+                                          {"device", options.device},
                                           {"optimizer", options.plan.optimizer},
                                           {"blocks", options.plan.blocks},
                                           {"models", models}});
@@ -124,9 +146,11 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("What Horon adds to a training step. Run it as: mpirun -np 2 training_step_bench");
   app.add_option("--models", options.models,
-                 "some of cnn, resnet18, deep, gpt, tiny, separated by commas")
+                 "some of cnn, resnet18, deep, gpt, tiny, resnet50, gpt2, separated by commas")
       ->delimiter(',')
-      ->check(CLI::IsMember(bench::model_names()));
+      ->check(CLI::IsMember(all_models()));
+  app.add_option("--device", options.device, "cpu, or cuda: the GPU of each rank")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--optimizer", options.plan.optimizer, "sgd (with momentum), adam or adamw")
       ->check(CLI::IsMember(bench::training_optimizers()));
   app.add_option("--blocks", options.plan.blocks, "blocks of steps of each contender")
@@ -139,6 +163,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     horon::init();
+    options.plan.device = device_of_rank(options.device);
     const int code = measure_all(options);
     horon::shutdown();
     return code;

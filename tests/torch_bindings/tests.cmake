@@ -50,6 +50,14 @@ horon_mpirun_test(torch_random_program_test.mpi.np4 torch_random_program_test 4 
 horon_mpirun_test(torch_reducer_random_test.mpi.np4 torch_reducer_random_test 4 TIMEOUT 120
                   ENVIRONMENT HORON_SHARED_MEMORY=0)
 torch_test(state/broadcast_state_test 1 2 3 4)
+if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
+  horon_test(torch_real_gpu_test FILES ${torch_tests}/real_gpu_test.cc RANKS 1 2 4 LIBS horon::torch
+             TIMEOUT 120 LAUNCHER ${CMAKE_CURRENT_SOURCE_DIR}/support/mpirun_one_gpu_test)
+  foreach(ranks 1 2 4)
+    # Where there is no GPU it still shows something, on the CPU: not skipped.
+    set_tests_properties(torch_real_gpu_test.np${ranks} PROPERTIES LABELS "gpu;mpirun")
+  endforeach()
+endif()
 torch_test(api_test 2 3 4)
 torch_test(session_test 1 2 3 4)
 torch_test(gradients/optimizer_training_test 1 2 3 4)

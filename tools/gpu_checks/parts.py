@@ -148,6 +148,65 @@ def move_bandwidth(run):
     return Outcome("passed" if worst >= 0.9 else "failed", detail, rows)
 
 
+def training(ranks):
+    def check(run):
+        program = run.program("torch_real_gpu_test")
+        outcome = gtest_outcome([run.ranks(ranks, [program, f"--watchdog-s={run.limit_s - 5}"])])
+        run.trains = run.trains or outcome.state == "passed"
+        return outcome
+    return check
+
+
+def fashion_mnist(run):
+    """The example as it stands: it trains where horon::device() says."""
+    if not run.trains:
+        return Outcome("skipped", "no GPU: no part has trained on one")
+    arguments = ["--epochs", "1", "--save", os.path.join(run.build, "fashion_mnist.pt")]
+    if os.path.isdir(run.environment.get("FASHION_MNIST_DATA", "")):
+        arguments += ["--data", run.environment["FASHION_MNIST_DATA"]]
+    found = []
+    for ranks in (1, 2):
+        code, output = run.ranks(ranks, [run.program("fashion_mnist"), *arguments])
+        match = re.search(r"epoch 1/1\s+([\d.]+) s .* images ([\d.]+) %", output)
+        if code != 0 or match is None:
+            return Outcome("failed", f"on {ranks} ranks: {last_lines(output)}")
+        found.append((ranks, float(match[1]), float(match[2])))
+    text = "; ".join(f"{ranks} ranks: {accuracy} % in {seconds} s"
+                     for ranks, seconds, accuracy in found)
+    return Outcome("passed" if min(a for _, _, a in found) > 75 else "failed", text, found)
+
+
+def ratios_of(path, contender):
+    """Of each model the median and the quartiles of the step over the step alone."""
+    with open(path, encoding="utf-8") as file:
+        models = json.load(file)["models"]
+    return {model["model"]: model["ratio_quartiles"][contender] for model in models}
+
+
+def overhead(run):
+    """A step on one rank: Horon's over LibTorch's, and beside it DDP's over PyTorch's."""
+    arguments = ["--device", "cuda", "--models", "resnet50,gpt2", "--blocks", "9", "--json"]
+    ours = os.path.join(run.results, "training_np1.json")
+    code, output = run.ranks(1, [run.program("training_step_bench"), *arguments, ours])
+    if "has no GPU here" in output:
+        return Outcome("skipped", last_lines(output, 1))
+    if code != 0:
+        return Outcome("failed", last_lines(output))
+    found = {"Horon": ratios_of(ours, "horon")}
+    theirs = os.path.join(run.results, "ddp_np1.json")
+    code, output = run.ranks(1, [run.python, run.script("bench/ddp_training_step.py"), *arguments,
+                                 theirs])
+    if code == 0:
+        found["DDP"] = ratios_of(theirs, "ddp")
+    text = "; ".join(f"{library} {model} {low:.3f} to {high:.3f}, median {middle:.3f}"
+                     for library, models in found.items()
+                     for model, (low, middle, high) in models.items())
+    note = "" if "DDP" in found else "; DDP failed: " + last_lines(output, 1)
+    worst = max(middle for _, middle, _ in found["Horon"].values())
+    state = "passed" if worst <= 1.01 and not note else "failed"
+    return Outcome(state, f"{text} (aim 1.01){note}", found)
+
+
 def facts_of_ranks(run):
     """NCCL between ranks that share the GPU, by the smallest test: what else is worth running."""
     program = run.program("nccl_device_test_gpu")
@@ -160,6 +219,7 @@ def all_parts():
     on_threads = ("move_test", "cuda_memory_test", "nccl_device_test", "nccl_peer_death_test",
                   "nccl_threads_test", "nccl_runtime_test", "nccl_ops_test")
     nccl = ("nccl_device_test_gpu",)
+    torch_test = ("torch_real_gpu_test",)
     return [
         Part("facts", "what was built, what is there", ("horon-info",), 30, info,
              needs_cuda=False),
@@ -170,8 +230,17 @@ def all_parts():
         Part("nccl np=2", "the same between two real NCCL ranks", nccl, 90, nccl_contract(2)),
         Part("nccl np=4", "the same between four", nccl, 120, nccl_contract(4)),
         Part("killed peer", "the others learn of it, abort, go on", gpu_tests[3:], 60, peer_death),
+        Part("training np=1", "the optimizer and the tensor calls, as one process on the CPU",
+             torch_test, 60, training(1), needs_torch=True),
+        Part("training np=2", "the same on two ranks", torch_test, 60, training(2),
+             needs_torch=True),
+        Part("training np=4", "the same on four", torch_test, 90, training(4), needs_torch=True),
         Part("bandwidth", "pack and unpack beside cudaMemcpyAsync", ("gpu_move_bench",), 60,
              move_bandwidth),
+        Part("fashion_mnist", "one epoch of the example on one rank and on two",
+             ("fashion_mnist",), 90, fashion_mnist, needs_torch=True),
+        Part("overhead", "a step of ResNet-50 and GPT-2 size on one rank, beside plain LibTorch",
+             ("training_step_bench",), 120, overhead, needs_torch=True),
         Part("sanitizer", "compute-sanitizer over the kernels", gpu_tests[:2], 90, sanitizer),
         Part("threads", "the same classes on a GPU made of threads", on_threads, 90,
              tests_on_threads, needs_cuda=False),

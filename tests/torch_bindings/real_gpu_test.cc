@@ -1,0 +1,125 @@
+// Training and collectives on the GPU of each rank, where there is one; the same on the CPU on
+// every machine, so that what the test expects is right.
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/tests/torch_bindings/gradients/training_support.h"
+#include "horon/torch_bindings/session.h"
+
+namespace horon {
+namespace {
+
+namespace optim = ::torch::optim;
+using namespace testing_support;
+
+const auto* const environment =
+    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
+
+class RealGpu : public testing::Test {
+ public:
+  // The CPU, then the GPU.
+  static std::vector<at::Device> devices() {
+    std::vector<at::Device> all{at::kCPU};
+    if (device().is_cuda()) all.push_back(device());
+    return all;
+  }
+
+ protected:
+  // What the CPU has shown stands, but this test is about GPUs.
+  void TearDown() override {
+    if (!device().is_cuda()) GTEST_SKIP() << "no GPU: horon::device() is the CPU";
+  }
+};
+
+std::string label(const std::string& name, at::Device device) {
+  return name + (device.is_cuda() ? ".cuda" : ".cpu");
+}
+
+// Each rank on its shard, on the device; `clip`: the norm to which gradients are clipped, or 0.
+template <class Opt, class Options>
+Net train_on(at::Device device, const Options& options, double clip) {
+  Net net = make_net(at::kDouble);
+  net->to(device);
+  DistributedOptimizer optimizer(Opt(net->parameters(), options), net->named_parameters(),
+                                 {.name = label("train", device),
+                                  .op = ReduceOp::Average,
+                                  .bucket_bytes = 2000,
+                                  .first_bucket_bytes = 100});
+  for (int step = 0; step < kSteps; ++step) {
+    const Batch mine = shard_of(batch_of(step, at::kDouble));
+    optimizer.zero_grad();
+    loss_of(net, {mine.images.to(device), mine.labels.to(device)}).backward();
+    if (clip > 0) ::torch::nn::utils::clip_grad_norm_(net->parameters(), clip);
+    optimizer.step();
+  }
+  expect_equal_on_all_ranks(*net);
+  net->to(at::kCPU);
+  return net;
+}
+
+template <class Opt, class Options>
+void compare(const Options& options, double clip = 0) {
+  Net alone = make_net(at::kDouble);
+  Opt plain(alone->parameters(), options);
+  for (int step = 0; step < kSteps; ++step) {
+    plain.zero_grad();
+    loss_of(alone, batch_of(step, at::kDouble)).backward();
+    if (clip > 0) ::torch::nn::utils::clip_grad_norm_(alone->parameters(), clip);
+    static_cast<optim::Optimizer&>(plain).step();
+  }
+  for (const at::Device device : RealGpu::devices()) {
+    SCOPED_TRACE(device.str());
+    const Net net = train_on<Opt>(device, options, clip);
+    expect_same_parameters(*net, *alone, 1e-8);
+  }
+}
+
+TEST_F(RealGpu, TrainsAsOneProcessOnTheCpuWithSgd) {
+  compare<optim::SGD>(optim::SGDOptions(0.05).momentum(0.9));
+}
+
+TEST_F(RealGpu, TrainsAsOneProcessOnTheCpuWithAdamAndClipping) {
+  compare<optim::AdamW>(optim::AdamWOptions(0.01), 0.5);
+}
+
+TEST_F(RealGpu, CollectivesOfEveryType) {
+  for (const at::Device device : devices()) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
+                                       at::kByte, at::kInt, at::kLong}) {
+      SCOPED_TRACE(std::string(c10::toString(dtype)) + " on " + device.str());
+      const std::string name = label(c10::toString(dtype), device);
+      const auto options = at::TensorOptions().dtype(dtype).device(device);
+      const auto filled = [&](int64_t value) { return at::full({3, 5}, value, options); };
+      const at::Tensor sum =
+          allreduce(filled(rank() + 1), {.name = "sum." + name, .op = ReduceOp::Sum});
+      EXPECT_TRUE(sum.equal(filled(size() * (size() + 1) / 2)));
+      const at::Tensor sent =
+          broadcast(filled(rank() + 7), {.name = "broadcast." + name, .root = 0});
+      EXPECT_TRUE(sent.equal(filled(7)));
+      std::vector<at::Tensor> rows;
+      for (int64_t other = 0; other < size(); ++other) rows.push_back(filled(other));
+      EXPECT_TRUE(allgather(filled(rank()), {.name = "gather." + name}).equal(at::cat(rows)));
+    }
+  }
+}
+
+// The collective begins after what its stream has been given, and what comes next comes after it.
+TEST_F(RealGpu, ResultsFollowTheStreamOfTheProgram) {
+  for (const at::Device device : devices()) {
+    at::Tensor value = at::zeros({1 << 20}, at::TensorOptions().device(device));
+    for (int step = 0; step < 20; ++step) {
+      for (int i = 0; i < 10; ++i) value.add_(0.1F);
+      value.fill_(static_cast<float>(rank() + step));
+      allreduce_(value, {.name = label("stream", device), .op = ReduceOp::Sum});
+      const at::Tensor doubled = value * 2;
+      const auto expected = static_cast<float>(size() * (size() - 1) + 2 * size() * step);
+      EXPECT_EQ(doubled.min().item<float>(), expected);
+      EXPECT_EQ(doubled.max().item<float>(), expected);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace horon
