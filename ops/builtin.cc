@@ -7,6 +7,8 @@
 #include "horon/core/execution/op_table.h"
 #include "horon/core/negotiation/ring_gate.h"
 #include "horon/ops/cuda/cuda_memory.h"
+#include "horon/ops/hierarchical/hierarchical_allreduce.h"
+#include "horon/ops/hierarchical/hierarchical_exchange.h"
 #include "horon/ops/host/host_memory.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/host/shared_memory_exchange.h"
@@ -32,13 +34,13 @@ size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// The area holds the allreduce's part, the exchange's, and the gate's, if there is one.
+// On one host the area holds the allreduce's part, the exchange's, and the gate's, if there is one;
+// with several hosts the part of the allreduce between them, and the gate's.
 size_t exchange_offset(int local_size) {
   return aligned(SharedMemoryAllreduce::area_bytes(local_size));
 }
-// Over several hosts the ops use MPI, so only the gate needs shared memory.
 size_t gate_offset(const core::Topology& topology) {
-  if (!topology.one_host()) return 0;
+  if (!topology.one_host()) return aligned(HierarchicalAllreduce::area_bytes(topology));
   return exchange_offset(topology.local_size) +
          aligned(BlockExchange::area_bytes(topology.local_size));
 }
@@ -75,6 +77,31 @@ void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu
   }
 }
 
+// Where some host has ranks that can't map each other's memory, MPI does the allreduce.
+void add_ops_between_hosts(const Communicator& communicator,
+                           const std::shared_ptr<core::ScratchPool>& scratch,
+                           std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
+  const core::Topology& topology = communicator.topology();
+  const bool one_rank_each = topology.host_count() == topology.size;
+  const std::shared_ptr<Messages> messages = make_mpi_messages(communicator.mpi());
+  if (one_rank_each || communicator.all_share_memory()) {
+    HierarchicalAllreduce::Parts parts;
+    parts.topology = topology;
+    parts.messages = messages;
+    parts.scratch = scratch;
+    parts.group = &communicator.local_group();
+    parts.area = communicator.area();
+    ops.push_back(std::make_unique<HierarchicalAllreduce>(std::move(parts)));
+  }
+  const auto exchange =
+      std::make_shared<MessageExchange>(messages, scratch, topology.rank, topology.size);
+  for (const CollectiveKind kind :
+       {CollectiveKind::Allgather, CollectiveKind::Reducescatter, CollectiveKind::Alltoall,
+        CollectiveKind::Gather, CollectiveKind::Scatter}) {
+    ops.push_back(std::make_unique<HierarchicalExchange>(exchange, kind, one_rank_each));
+  }
+}
+
 }  // namespace
 
 size_t builtin_area_bytes(const core::Topology& topology, const core::Config& config) {
@@ -101,6 +128,7 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
   std::vector<std::unique_ptr<core::CollectiveOp>> ops;
   if (shares_memory(communicator, config)) add_shared_memory_ops(communicator, ops);
   if (communicator.mpi() != nullptr) {
+    if (!communicator.topology().one_host()) add_ops_between_hosts(communicator, scratch, ops);
     for (auto& op : make_mpi_ops(communicator.mpi(), scratch)) ops.push_back(std::move(op));
   }
   if (has_gpu(gpu)) add_nccl_ops(communicator, gpu, ops);

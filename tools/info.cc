@@ -11,6 +11,7 @@
 #include "horon/core/base/config.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/hierarchical/exchange_plan.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "info_facts.h"
@@ -60,12 +61,28 @@ Json protocol_json() {
   return counts;
 }
 
+// How an allreduce of float32 is cut between hosts; empty on one host.
+Json between_hosts_json(const horon::core::Topology& topology) {
+  Json lines = Json::array();
+  if (topology.one_host()) return lines;
+  const horon::ops::HostsLayout layout = horon::ops::make_hosts_layout(topology);
+  for (const uint64_t bytes : {uint64_t{4} << 10, uint64_t{1} << 20, uint64_t{64} << 20}) {
+    const auto count = static_cast<int64_t>(bytes / sizeof(float));
+    const horon::ops::ExchangePlan plan =
+        horon::ops::plan_exchange(layout, horon::DataType::Float32, horon::ReduceOp::Sum, count);
+    lines.push_back(
+        horon::core::concat(horon::core::bytes_text(bytes), ": ", describe(layout, plan)));
+  }
+  return lines;
+}
+
 // Needs init(); collective.
 Json job_json() {
   const horon::core::Topology& topology = horon::ops::runtime().topology();
   return {{"size", topology.size},
           {"host_of", topology.host_of},
           {"selection", horon::ops::explain_selection()},
+          {"between_hosts", between_hosts_json(topology)},
           {"protocol", protocol_json()}};
 }
 
@@ -83,6 +100,9 @@ void print_job(const Json& job) {
   std::cout << "\nchoice of allreduce (4 MiB of float32)\n";
   for (const auto& line : job["selection"]) {
     std::cout << "  " << line.get<std::string>() << '\n';
+  }
+  for (const auto& line : job["between_hosts"]) {
+    std::cout << "  hier_allreduce, " << line.get<std::string>() << '\n';
   }
   std::cout << "\ncost of negotiation, on rank 0\n";
   for (const auto& [name, count] : job["protocol"].items()) {

@@ -28,7 +28,7 @@ struct Config {
   int64_t spin_us = -1;                    // HORON_SPIN_US, -1: not at all
   std::string step_in_submit = "auto";     // HORON_STEP_IN_SUBMIT: auto, on, off
   int64_t threads = 0;                     // HORON_THREADS, 0: chosen from cores and ranks
-  std::string allreduce = "auto";          // HORON_ALLREDUCE: auto, shm, mpi
+  std::string allreduce = "auto";          // HORON_ALLREDUCE: auto, shm, hier, mpi
   bool shared_memory = true;               // HORON_SHARED_MEMORY
   bool freeze = true;                      // HORON_FREEZE
   std::string host_id;                     // HORON_HOST_ID, empty: as MPI says

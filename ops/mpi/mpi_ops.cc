@@ -7,6 +7,7 @@
 #include "horon/ops/mpi/mpi_broadcast.h"
 #include "horon/ops/mpi/mpi_channel.h"
 #include "horon/ops/mpi/mpi_exchange.h"
+#include "horon/ops/mpi/mpi_messages.h"
 #include "horon/ops/mpi/mpi_reducescatter.h"
 
 namespace horon::ops {
@@ -25,6 +26,10 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(
     ops.push_back(std::make_unique<MpiExchange>(channel, kind));
   }
   return ops;
+}
+
+std::shared_ptr<Messages> make_mpi_messages(const void* communicator) {
+  return std::make_shared<MpiMessages>(*static_cast<const MPI_Comm*>(communicator));
 }
 
 }  // namespace horon::ops

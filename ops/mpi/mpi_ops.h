@@ -6,12 +6,17 @@
 
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/scratch_pool.h"
+#include "horon/ops/hierarchical/messages.h"
 
 namespace horon::ops {
 
 // `communicator` points to an MPI_Comm, which is read at once. The communicator must outlive the
-// ops and be used for nothing else. `scratch` is for what the ops convert and stage.
+// ops and be used for nothing else but make_mpi_messages(). `scratch` is for what the ops convert
+// and stage.
 std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(
     const void* communicator, std::shared_ptr<core::ScratchPool> scratch);
+
+// Messages on the same communicator.
+std::shared_ptr<Messages> make_mpi_messages(const void* communicator);
 
 }  // namespace horon::ops

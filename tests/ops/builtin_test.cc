@@ -7,6 +7,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/negotiation/ring_gate.h"
+#include "horon/ops/hierarchical/hierarchical_allreduce.h"
 #include "horon/ops/host/block_exchange.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/mpi/mpi_communicator.h"
@@ -68,11 +69,31 @@ TEST_F(Builtin, SharedMemoryComesFirstOnOneHost) {
   EXPECT_EQ(chosen(CollectiveKind::Barrier, "auto"), "plan_barrier");
 }
 
-TEST_F(Builtin, SeveralHostsUseMpi) {
-  parts_.topology.size = world_.size + 1;  // as seen from a larger job; one_host() is false
+// This job as seen from a larger one, with one rank more on another host.
+core::Topology with_another_host(const core::Topology& one_host) {
+  std::vector<int> host_of = one_host.host_of;
+  host_of.push_back(1);
+  return core::make_topology(one_host.rank, host_of);
+}
+
+TEST_F(Builtin, SeveralHostsHaveAnAllreduceOfTheirOwn) {
+  parts_.topology = with_another_host(parts_.topology);
   parts_.members.push_back(world_.size);
-  EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "mpi_allreduce");
+  EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "hier_allreduce");
+  EXPECT_EQ(chosen(CollectiveKind::Allreduce, "mpi"), "mpi_allreduce");
+  EXPECT_EQ(chosen(CollectiveKind::Broadcast, "auto"), "mpi_broadcast");
+  EXPECT_EQ(chosen(CollectiveKind::Alltoall, "auto"), "hier_alltoall");
+  // Some host has several ranks.
+  EXPECT_EQ(chosen(CollectiveKind::Allgather, "auto"), "mpi_allgather");
   EXPECT_THROW(chosen(CollectiveKind::Allreduce, "shm"), Error);
+}
+
+TEST_F(Builtin, SeveralHostsUseMpiIfOneOfThemHasNoSharedMemory) {
+  parts_.topology = with_another_host(parts_.topology);
+  parts_.members.push_back(world_.size);
+  parts_.all_share_memory = false;
+  EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "mpi_allreduce");
+  EXPECT_THROW(chosen(CollectiveKind::Allreduce, "hier"), Error);
 }
 
 // The gate takes more than a hundred KiB, and a job may have many sets.
@@ -84,11 +105,12 @@ TEST_F(Builtin, OnlyASetWithAGateHasMemoryForOne) {
   };
   constexpr size_t kPadding = 128;
   const core::Topology one_host = parts_.topology;
-  core::Topology two_hosts = one_host;
-  two_hosts.size += 1;
+  const core::Topology two_hosts = with_another_host(one_host);
   EXPECT_GE(room(one_host), core::RingGate::bytes(one_host.local_size));
-  // The ops there take all to MPI.
-  EXPECT_EQ(builtin_area_bytes(two_hosts, config_), core::RingGate::bytes(two_hosts.local_size));
+  // The allreduce has cells there; the other ops take all to MPI.
+  EXPECT_LT(builtin_area_bytes(two_hosts, config_),
+            core::RingGate::bytes(two_hosts.local_size) +
+                HierarchicalAllreduce::area_bytes(two_hosts) + kPadding);
   EXPECT_LT(room(core::Topology()), kPadding);
   EXPECT_NE(make_gate(communicator(), config_), nullptr);
   config_.freeze = false;

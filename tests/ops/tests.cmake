@@ -50,6 +50,20 @@ horon_label_tests(cuda gpu_session_test.np1 gpu_session_test.np2 gpu_session_tes
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS ${mpi_ranks} TIMEOUT 120)
 include(ops/gpu.cmake)
+horon_test(exchange_plan_test FILES ops/hierarchical/exchange_plan_test.cc)
+horon_test(hierarchical_threads_test FILES ops/hierarchical/hierarchical_threads_test.cc
+           LIBS horon_op_contract TIMEOUT 300)
+horon_test(hierarchical_ops_test FILES ops/hierarchical/hierarchical_ops_test.cc
+           LIBS horon_op_contract RANKS 1)
+set(several_hosts 1+1 2+1 2+2 3+1 1+1+1)
+if(HORON_SANITIZE)
+  set(several_hosts 2+1)
+endif()
+foreach(layout ${several_hosts})
+  string(REPLACE "+" "_" hosts ${layout})
+  horon_mpirun_test(hierarchical_ops_test.hosts_${hosts} hierarchical_ops_test ${layout}
+                    LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
+endforeach()
 include(ops/faults/faults.cmake)
 horon_test(builtin_test FILES ops/builtin_test.cc LIBS horon_op_contract RANKS 2 3)
 horon_test(session_test FILES ops/session/session_test.cc RANKS 1 3)

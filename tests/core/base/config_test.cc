@@ -133,7 +133,7 @@ TEST(Config, SwitchesAndChoices) {
   }
   EXPECT_EQ(parse({{"HORON_ALLREDUCE", "mpi"}}).allreduce, "mpi");
   for (const char* text : {"", "nccl?", "auto,", "auto, shm", "sh"}) {
-    EXPECT_THAT(refusal({{"HORON_ALLREDUCE", text}}), HasSubstr("auto, shm, mpi")) << text;
+    EXPECT_THAT(refusal({{"HORON_ALLREDUCE", text}}), HasSubstr("auto, shm, hier, mpi")) << text;
   }
 }
 

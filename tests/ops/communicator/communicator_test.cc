@@ -100,7 +100,7 @@ TEST_F(Communicators, HaveOpsOfOneKind) {
     return std::string(parts.ops->select({.count = 5}).name());
   };
   EXPECT_EQ(name_in(*local), "shm_allreduce");
-  EXPECT_EQ(name_in(*world_), world_->topology().one_host() ? "shm_allreduce" : "mpi_allreduce");
+  EXPECT_EQ(name_in(*world_), world_->topology().one_host() ? "shm_allreduce" : "hier_allreduce");
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ TEST_F(SessionSets, UseSharedMemoryOnOneHost) {
     const ProcessSet set = add_process_set(ranks_of(bits));
     if (set.includes_me()) {
       EXPECT_EQ(ops::explain_selection(set).front(),
-                is_on_one_host(set) ? "shm_allreduce: chosen" : "mpi_allreduce: chosen");
+                is_on_one_host(set) ? "shm_allreduce: chosen" : "hier_allreduce: chosen");
       for (const int64_t count : {1, 700, 3000, 400'000}) {
         for (const bool shareable : {true, false}) Sum(set, "sum", count, shareable).check();
       }

@@ -1,0 +1,54 @@
+// What one rank sends another in one exchange, or gets from it: one block, in messages of bounded
+// length, a few of which are under way at a time.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+
+#include "horon/ops/hierarchical/exchange_plan.h"
+#include "horon/ops/hierarchical/messages.h"
+
+namespace horon::ops {
+
+class BlockFlow {
+ public:
+  // `data` of a block that is sent is only read.
+  BlockFlow(int peer, std::byte* data, int64_t bytes, bool sends)
+      : peer_(peer), data_(data), bytes_(bytes), sends_(sends) {}
+
+  // False if nothing has ended, and nothing more may be under way. Both ranks name the same tag.
+  bool advance(Messages& messages, int tag, size_t messages_at_once) {
+    bool moved = false;
+    while (!under_way_.empty() && messages.take_if_over(under_way_.front())) {
+      under_way_.pop_front();
+      over_ = std::min(over_ + kMessageBytes, bytes_);
+      moved = true;
+    }
+    while (posted_ < bytes_ && under_way_.size() < messages_at_once) {
+      const int64_t length = std::min(kMessageBytes, bytes_ - posted_);
+      std::byte* const place = data_ + posted_;
+      under_way_.push_back(sends_ ? messages.send(peer_, tag, place, length)
+                                  : messages.receive(peer_, tag, place, length));
+      posted_ += length;
+      moved = true;
+    }
+    return moved;
+  }
+
+  const std::byte* data() const { return data_; }
+  int64_t bytes_over() const { return over_; }
+  bool over() const { return over_ == bytes_; }
+
+ private:
+  int peer_;
+  std::byte* data_;
+  int64_t bytes_;
+  bool sends_;
+  int64_t posted_ = 0;  // bytes
+  int64_t over_ = 0;    // bytes, from the beginning of the block
+  std::deque<Messages::Ticket> under_way_;
+};
+
+}  // namespace horon::ops

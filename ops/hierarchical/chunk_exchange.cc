@@ -1,0 +1,179 @@
+#include "horon/ops/hierarchical/chunk_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace horon::ops {
+namespace {
+
+size_t aligned(int64_t bytes) { return (static_cast<size_t>(bytes) + 63) / 64 * 64; }
+
+size_t wire_bytes_of(const ExchangePlan& plan, int64_t elements) {
+  return aligned(elements * static_cast<int64_t>(size_of(plan.wire_type)));
+}
+
+int64_t longest_part(const HostsLayout& layout, const ExchangePlan& plan) {
+  if (plan.one_round) return plan.chunk_elements;
+  return plan.part({0, plan.chunk_elements}, 0, layout.hosts).count;
+}
+
+}  // namespace
+
+size_t ChunkExchange::memory_bytes(const HostsLayout& layout, const ExchangePlan& plan) {
+  return wire_bytes_of(plan, plan.chunk_elements) +
+         static_cast<size_t>(layout.hosts) * wire_bytes_of(plan, longest_part(layout, plan));
+}
+
+ChunkExchange::ChunkExchange(const ExchangeContext& context, std::byte* memory)
+    : context_(context),
+      sum_memory_(memory),
+      received_memory_(memory + wire_bytes_of(context.plan, context.plan.chunk_elements)) {
+  const HostsLayout& layout = context_.layout;
+  for (int distance = 1; distance < layout.hosts; ++distance) {
+    Traffic& with = traffic_.emplace_back();
+    with.host = (layout.host + distance) % layout.hosts;
+    with.peer = layout.peers[static_cast<size_t>(with.host)];
+  }
+  sums_of_hosts_.resize(static_cast<size_t>(layout.hosts));
+}
+
+void ChunkExchange::begin(int64_t index, std::span<const std::byte* const> inputs,
+                          std::span<std::byte* const> outputs) {
+  index_ = index;
+  chunk_ = context_.plan.chunk(index);
+  inputs_.assign(inputs.begin(), inputs.end());
+  outputs_.assign(outputs.begin(), outputs.end());
+  part_outputs_.resize(outputs_.size());
+  for (Traffic& with : traffic_) with.wants_result = !context_.plan.one_round;
+  // Before this host's sum is made: the others may have sent theirs.
+  for (Traffic& with : traffic_) {
+    const ExchangePlan::Stretch part = part_of(context_.layout.host);
+    if (part.count == 0) continue;
+    with.sum_in =
+        context_.messages.receive(with.peer, tag(0), received(with.host), wire_bytes(part.count));
+  }
+  const bool is_input = context_.sums.is_input(static_cast<int>(inputs_.size()));
+  if (!is_input) context_.sums.add_ranks(inputs_, sum_memory_, chunk_.count);
+  sum_ = is_input ? inputs_.front() : sum_memory_;
+  send_sums();
+  stage_ = Stage::Gathering;
+}
+
+int ChunkExchange::tag(int round) const {
+  return context_.first_tag + static_cast<int>((index_ * 2 + round) % kTagsOfBatch);
+}
+
+// What a host adds.
+ExchangePlan::Stretch ChunkExchange::part_of(int host) const {
+  if (context_.plan.one_round) return {0, chunk_.count};
+  return context_.plan.part(chunk_, host, context_.layout.hosts);
+}
+
+std::byte* ChunkExchange::received(int host) const {
+  return received_memory_ +
+         static_cast<size_t>(host) *
+             wire_bytes_of(context_.plan, longest_part(context_.layout, context_.plan));
+}
+
+const std::byte* ChunkExchange::own_sum(const ExchangePlan::Stretch& part) const {
+  return sum_ + wire_bytes(part.begin);
+}
+
+void ChunkExchange::send_sums() {
+  for (Traffic& with : traffic_) {
+    const ExchangePlan::Stretch part = part_of(with.host);
+    if (part.count == 0) continue;
+    with.sum_out = context_.messages.send(with.peer, tag(0), own_sum(part), wire_bytes(part.count));
+  }
+}
+
+// Whether the message has just ended.
+bool ChunkExchange::take(Ticket& ticket) {
+  if (!ticket || !context_.messages.take_if_over(*ticket)) return false;
+  ticket.reset();
+  return true;
+}
+
+bool ChunkExchange::any(Ticket Traffic::*ticket) const {
+  return std::any_of(traffic_.begin(), traffic_.end(),
+                     [&](const Traffic& with) { return (with.*ticket).has_value(); });
+}
+
+bool ChunkExchange::advance() {
+  if (over()) return false;
+  bool moved = false;
+  for (Traffic& with : traffic_) {
+    for (Ticket Traffic::*const ticket :
+         {&Traffic::sum_out, &Traffic::sum_in, &Traffic::result_out}) {
+      moved = take(with.*ticket) || moved;
+    }
+  }
+  moved = fetch_results() || moved;
+  if (stage_ == Stage::Gathering) moved = gather() || moved;
+  if (stage_ == Stage::Returning && !any(&Traffic::sum_out) && !any(&Traffic::result_out) &&
+      std::none_of(traffic_.begin(), traffic_.end(),
+                   [](const Traffic& with) { return with.wants_result; })) {
+    stage_ = Stage::Over;
+    moved = true;
+  }
+  return moved;
+}
+
+// Adds what this host adds, once all of it is here. In place the result takes the place of the sum
+// that is being sent, in one round only.
+bool ChunkExchange::gather() {
+  const bool sends_input = sum_ != sum_memory_ && context_.plan.one_round;
+  if (any(&Traffic::sum_in) || (sends_input && any(&Traffic::sum_out))) return false;
+  const ExchangePlan::Stretch part = part_of(context_.layout.host);
+  if (part.count > 0) {
+    add_part(part);
+    if (!context_.plan.one_round) return_part(part);
+  }
+  stage_ = Stage::Returning;
+  return true;
+}
+
+void ChunkExchange::add_part(const ExchangePlan::Stretch& part) {
+  for (const Traffic& with : traffic_) {
+    sums_of_hosts_[static_cast<size_t>(with.host)] = received(with.host);
+  }
+  sums_of_hosts_[static_cast<size_t>(context_.layout.host)] = own_sum(part);
+  for (size_t rank = 0; rank < outputs_.size(); ++rank) {
+    part_outputs_[rank] = outputs_[rank] + bytes(part.begin);
+  }
+  context_.sums.add_hosts(sums_of_hosts_, part_outputs_, part.count);
+}
+
+void ChunkExchange::return_part(const ExchangePlan::Stretch& part) {
+  const std::byte* const result =
+      outputs_[static_cast<size_t>(context_.layout.local_rank)] + bytes(part.begin);
+  for (Traffic& with : traffic_) {
+    with.result_out = context_.messages.send(with.peer, tag(1), result, bytes(part.count));
+  }
+}
+
+// A result goes to its place as soon as what was sent from there has left.
+bool ChunkExchange::fetch_results() {
+  bool moved = false;
+  for (Traffic& with : traffic_) {
+    if (!with.wants_result || with.sum_out) continue;
+    const ExchangePlan::Stretch part = part_of(with.host);
+    std::byte* const result =
+        outputs_[static_cast<size_t>(context_.layout.local_rank)] + bytes(part.begin);
+    if (part.count > 0 && !with.result_in) {
+      with.result_in = context_.messages.receive(with.peer, tag(1), result, bytes(part.count));
+      moved = true;
+      continue;
+    }
+    if (part.count > 0 && !take(with.result_in)) continue;
+    for (std::byte* const output : outputs_) {
+      std::byte* const place = output + bytes(part.begin);
+      if (place != result) std::memcpy(place, result, static_cast<size_t>(bytes(part.count)));
+    }
+    with.wants_result = false;
+    moved = true;
+  }
+  return moved;
+}
+
+}  // namespace horon::ops

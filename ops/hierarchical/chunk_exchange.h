@@ -1,0 +1,91 @@
+// One chunk of an allreduce on its way between the hosts, driven by one rank of each of them.
+//
+// One round: the chunk of this host goes to all other hosts, and what they send is added here. Two
+// rounds: each host gets its part of the chunk from all others, adds it, and sends the result to
+// all of them. Hosts start with their next neighbour, so that not all send to the same one.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "horon/ops/hierarchical/exchange_plan.h"
+#include "horon/ops/hierarchical/host_sums.h"
+#include "horon/ops/hierarchical/messages.h"
+
+namespace horon::ops {
+
+// What the chunks of one batch have in common; it outlives them.
+struct ExchangeContext {
+  Messages& messages;
+  const HostsLayout& layout;
+  const ExchangePlan plan;
+  const HostSums sums;
+  const DataType dtype;
+  const int first_tag;  // of kTagsOfBatch
+};
+inline constexpr int kTagsOfBatch = 1024;
+
+class ChunkExchange {
+ public:
+  // `memory`: memory_bytes(), 64-byte aligned. The context must outlive the object.
+  ChunkExchange(const ExchangeContext& context, std::byte* memory);
+  static size_t memory_bytes(const HostsLayout& layout, const ExchangePlan& plan);
+
+  // The chunk within the memory of the ranks of this host, as addresses in this process. All of
+  // them have written their inputs, and may touch neither until the chunk is over.
+  void begin(int64_t index, std::span<const std::byte* const> inputs,
+             std::span<std::byte* const> outputs);
+  // Goes on as far as it can. False if that was not at all.
+  bool advance();
+  bool over() const { return stage_ == Stage::Over; }
+  int64_t index() const { return index_; }
+
+ private:
+  enum class Stage : uint8_t { Gathering, Returning, Over };
+  using Ticket = std::optional<Messages::Ticket>;
+  // What goes to and comes from one other host. A ticket is empty before and after its message.
+  struct Traffic {
+    int host = 0;
+    int peer = 0;
+    Ticket sum_out;
+    Ticket sum_in;
+    Ticket result_out;
+    Ticket result_in;
+    bool wants_result = false;
+  };
+
+  int tag(int round) const;
+  ExchangePlan::Stretch part_of(int host) const;
+  std::byte* received(int host) const;
+  const std::byte* own_sum(const ExchangePlan::Stretch& part) const;
+  void send_sums();
+  bool take(Ticket& ticket);
+  bool any(Ticket Traffic::*ticket) const;
+  bool gather();
+  void add_part(const ExchangePlan::Stretch& part);
+  void return_part(const ExchangePlan::Stretch& part);
+  bool fetch_results();
+  int64_t wire_bytes(int64_t elements) const {
+    return elements * static_cast<int64_t>(size_of(context_.plan.wire_type));
+  }
+  int64_t bytes(int64_t elements) const {
+    return elements * static_cast<int64_t>(size_of(context_.dtype));
+  }
+
+  const ExchangeContext& context_;
+  std::byte* const sum_memory_;
+  std::byte* const received_memory_;
+  Stage stage_ = Stage::Over;
+  int64_t index_ = 0;
+  ExchangePlan::Stretch chunk_;
+  std::vector<const std::byte*> inputs_;  // [local rank]
+  std::vector<std::byte*> outputs_;       // [local rank]
+  const std::byte* sum_ = nullptr;        // of this host: sum_memory_, or the input of its one rank
+  std::vector<Traffic> traffic_;          // by distance
+  std::vector<const std::byte*> sums_of_hosts_;
+  std::vector<std::byte*> part_outputs_;
+};
+
+}  // namespace horon::ops

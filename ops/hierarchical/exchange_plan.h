@@ -1,0 +1,66 @@
+// How the ranks of several hosts share an allreduce: who talks to whom, in pieces of which length,
+// in one round or in two. Pure functions of facts that all ranks share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "horon/core/base/dtype.h"
+#include "horon/core/base/entry_spec.h"
+#include "horon/core/bootstrap/topology.h"
+
+namespace horon::ops {
+
+// The ranks with the same number on their hosts form a lane. There are as many lanes as the host
+// with the fewest ranks has ranks. Each lane carries every lanes-th chunk, and a rank without a
+// lane only gives its input and gets its result.
+struct HostsLayout {
+  int hosts = 1;
+  int host = 0;  // of this rank
+  int local_rank = 0;
+  int local_size = 1;
+  int lanes = 1;
+  bool one_rank_each = true;  // no host has more than one rank
+  std::vector<int> peers;     // [host]: the member in this rank's lane; empty without a lane
+
+  bool drives() const { return local_rank < lanes; }
+};
+
+HostsLayout make_hosts_layout(const core::Topology& topology);
+
+struct ExchangePlan {
+  // What the wire carries of each host: Raw: its one rank's input, in the type of the batch.
+  // Otherwise the sum of its ranks, in the type that sums are made in.
+  bool raw = false;
+  DataType wire_type = DataType::Float32;
+  // One round: every host sends all others the whole chunk, and each adds all of them. Two rounds:
+  // each host adds one part of the chunk and sends the result to all others.
+  bool one_round = false;
+  int64_t count = 0;           // elements of the batch
+  int64_t chunk_elements = 0;  // of all chunks but the last
+  int64_t chunks = 0;
+  int chunks_at_once = 1;  // of one lane
+
+  struct Stretch {
+    int64_t begin = 0;  // elements
+    int64_t count = 0;
+  };
+  // A chunk within the batch, and the part of a host within its chunk (two rounds).
+  Stretch chunk(int64_t index) const;
+  Stretch part(const Stretch& chunk, int host, int hosts) const;
+  // Chunks of one lane.
+  int64_t chunks_of(int lane, int lanes) const { return (chunks - lane + lanes - 1) / lanes; }
+};
+
+// Longest message. Open MPI sends 64 KiB with its header over TCP at once. Longer ones ask the
+// receiver first, and the answer stands in line behind the data that flows back: a wire that is
+// busy both ways then carries little more than half.
+inline constexpr int64_t kMessageBytes = 56 << 10;
+
+ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count);
+
+// For people: "2 hosts, 2 lanes, one round, 19 chunks of 56 KiB of float32".
+std::string describe(const HostsLayout& layout, const ExchangePlan& plan);
+
+}  // namespace horon::ops

@@ -1,0 +1,55 @@
+// Where the ranks of one host meet for an allreduce over several hosts: each publishes where its
+// memory lies, and each lane how many of its chunks are over.
+//
+// Several cells are used in turn, one for each allreduce. All words only grow: the upper half
+// counts the uses of the cell, the lower half the chunks of this use.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "horon/core/host/local_group.h"
+#include "horon/ops/host/waiters.h"
+
+namespace horon::ops {
+
+class HostCells {
+ public:
+  static constexpr uint64_t kCells = 8;
+
+  // Written by its rank. The plain fields are written before `ready` says that the cell is in use.
+  struct alignas(64) Contribution {
+    std::atomic<uint64_t> ready;  // chunks that others may add
+    uint32_t staged;              // 1: a copy, of which not all may be there yet
+    core::SharedAddress input;
+    core::SharedAddress output;
+  };
+  struct alignas(64) Word {
+    std::atomic<uint64_t> value;
+  };
+
+  // `area`: bytes() of zeroed memory that all ranks of the host share, 64-byte aligned.
+  HostCells(core::LocalGroup& group, std::byte* area);
+  static size_t bytes(int ranks);
+
+  Contribution& contribution(uint64_t cell, int rank) const;
+  // Chunks that are over, of each lane.
+  std::atomic<uint64_t>& over(uint64_t cell, int lane) const;
+  // How often each rank has left the cell.
+  std::atomic<uint64_t>& left(uint64_t cell, int rank) const;
+
+  Waiters& progress() { return progress_; }
+  Waiters& reuse() { return reuse_; }
+
+ private:
+  static size_t cell_bytes(int ranks);
+  std::byte* cell(uint64_t index) const;
+
+  const int ranks_;
+  Waiters progress_;  // ranks that wait for chunks that are ready, or over
+  Waiters reuse_;     // ranks that wait for a cell that all have left
+  std::byte* const cells_;
+};
+
+}  // namespace horon::ops

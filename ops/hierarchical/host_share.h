@@ -1,0 +1,82 @@
+// One batch's memory on one host: where the inputs and outputs of its ranks lie in this process,
+// which chunks all of them have ready, and which are over.
+//
+// A rank whose memory the others can't map copies it, chunk by chunk, into scratch memory that they
+// can, and the results back. Chunks that it drives itself stay where they are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "horon/core/execution/collective_op.h"
+#include "horon/core/execution/scratch_pool.h"
+#include "horon/core/host/local_group.h"
+#include "horon/ops/hierarchical/exchange_plan.h"
+#include "horon/ops/hierarchical/host_cells.h"
+
+namespace horon::ops {
+
+class HostShare {
+ public:
+  struct Parts {
+    const HostsLayout* layout = nullptr;
+    const ExchangePlan* plan = nullptr;
+    const core::Batch* batch = nullptr;
+    // Both null if this rank is alone on its host.
+    HostCells* cells = nullptr;
+    core::LocalGroup* group = nullptr;
+    core::ScratchPool* scratch = nullptr;
+    uint64_t number = 0;  // of the allreduce, the same on all ranks
+  };
+  explicit HostShare(Parts parts);
+  ~HostShare();
+  HostShare(const HostShare&) = delete;
+  HostShare& operator=(const HostShare&) = delete;
+
+  // Publishes this rank's memory, once all ranks have left the cell. If not, this rank is announced
+  // and will be rung.
+  bool post();
+  // Whether all ranks of this host have this chunk ready. Maps their memory, which may throw as
+  // LocalGroup::map() does.
+  bool is_ready(int64_t chunk);
+  // Of a chunk that is ready; valid until the next call.
+  const std::vector<const std::byte*>& inputs(int64_t chunk);
+  const std::vector<std::byte*>& outputs(int64_t chunk);
+  // The first so many chunks of this rank's lane are over.
+  void set_over(int64_t chunks_of_lane);
+  // Copies what can be copied of the next chunk, in or out; bytes, 0 if there is nothing to do.
+  int64_t copy();
+  // All chunks of all lanes are over, and copied out.
+  bool over() const;
+  // Before sleeping: whoever has something for this rank will ring. Look once more after this.
+  void announce();
+  void leave();
+
+ private:
+  bool alone() const { return parts_.cells == nullptr; }
+  uint64_t word(int64_t chunks) const { return (use_ << 32) + static_cast<uint64_t>(chunks); }
+  bool is_own(int64_t chunk) const { return chunk % layout().lanes == layout().local_rank; }
+  bool is_over(int64_t chunk) const;
+  void stage();
+  void publish(int64_t chunks);
+  void know_peers();
+  int64_t copy_in();
+  int64_t copy_out();
+  const HostsLayout& layout() const { return *parts_.layout; }
+  int64_t offset(int64_t chunk) const;
+  size_t bytes(int64_t chunk) const;
+
+  const Parts parts_;
+  const uint64_t cell_;
+  const uint64_t use_;
+  bool staged_ = false;
+  core::ScratchPool::Buffer staging_;
+  int64_t copied_in_ = 0;  // chunks
+  int64_t copied_out_ = 0;
+  std::vector<std::byte*> input_of_, output_of_;  // [local rank]; empty until all have posted
+  std::vector<const std::byte*> inputs_;          // of one chunk
+  std::vector<std::byte*> outputs_;
+};
+
+}  // namespace horon::ops

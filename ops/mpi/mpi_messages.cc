@@ -1,0 +1,56 @@
+#include "horon/ops/mpi/mpi_messages.h"
+
+#include "horon/core/base/error.h"
+#include "horon/core/bootstrap/mpi_error.h"
+
+namespace horon::ops {
+
+MpiMessages::MpiMessages(MPI_Comm communicator) : communicator_(communicator) {
+  core::check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN),
+                  "MPI_Comm_set_errhandler");
+}
+
+Messages::Ticket MpiMessages::new_ticket() {
+  if (free_.empty()) {
+    free_.push_back(static_cast<Ticket>(requests_.size()));
+    requests_.push_back(MPI_REQUEST_NULL);
+    ended_.push_back(0);
+  }
+  const Ticket ticket = free_.back();
+  free_.pop_back();
+  return ticket;
+}
+
+Messages::Ticket MpiMessages::send(int to, int tag, const std::byte* data, int64_t bytes) {
+  HORON_CHECK(bytes <= kBytesMax && tag < kTags, "a message has a limit");
+  const Ticket ticket = new_ticket();
+  core::check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, kFirstTag + tag,
+                            communicator_, &requests_[ticket]),
+                  "MPI_Isend");
+  return ticket;
+}
+
+Messages::Ticket MpiMessages::receive(int from, int tag, std::byte* data, int64_t bytes) {
+  HORON_CHECK(bytes <= kBytesMax && tag < kTags, "a message has a limit");
+  const Ticket ticket = new_ticket();
+  core::check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, kFirstTag + tag,
+                            communicator_, &requests_[ticket]),
+                  "MPI_Irecv");
+  return ticket;
+}
+
+// One call of MPI for all of them: each call looks at every connection.
+void MpiMessages::progress() {
+  int count = 0;
+  core::check_mpi(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
+                               ended_.data(), MPI_STATUSES_IGNORE),
+                  "MPI_Testsome");
+}
+
+bool MpiMessages::take_if_over(Ticket ticket) {
+  if (requests_[ticket] != MPI_REQUEST_NULL) return false;
+  free_.push_back(ticket);
+  return true;
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,38 @@
+// Messages between the members of a set by MPI_Isend and MPI_Irecv.
+#pragma once
+
+#include <vector>
+
+#include <mpi.h>
+
+#include "horon/ops/hierarchical/messages.h"
+
+namespace horon::ops {
+
+// Shares the communicator with MPI's collectives and with MpiExchange, whose tags lie below
+// kFirstTag.
+class MpiMessages final : public Messages {
+ public:
+  // The caller owns `communicator` and keeps it alive for longer than the messages. From now on
+  // errors on it are returned instead of fatal.
+  explicit MpiMessages(MPI_Comm communicator);
+
+  // Half of the 32768 tags that every MPI must have.
+  static constexpr int kFirstTag = 32768 - kTags;
+
+  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override;
+  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override;
+  void progress() override;
+  bool take_if_over(Ticket ticket) override;
+
+ private:
+  Ticket new_ticket();
+
+  const MPI_Comm communicator_;
+  // [ticket]; null: over, or free
+  std::vector<MPI_Request> requests_;
+  std::vector<Ticket> free_;
+  std::vector<int> ended_;  // of one progress()
+};
+
+}  // namespace horon::ops

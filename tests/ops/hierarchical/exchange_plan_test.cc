@@ -1,0 +1,87 @@
+// Who talks to whom between the hosts, in which pieces.
+#include "horon/ops/hierarchical/exchange_plan.h"
+
+#include <gtest/gtest.h>
+
+namespace horon::ops {
+namespace {
+
+HostsLayout layout_of(const std::vector<int>& hosts, int rank) {
+  return make_hosts_layout(core::make_topology(rank, hosts));
+}
+
+TEST(HostsLayout, LanesAreAsManyAsTheSmallestHostHasRanks) {
+  const HostsLayout first = layout_of({0, 0, 1, 1, 0}, 0);
+  EXPECT_EQ(first.hosts, 2);
+  EXPECT_EQ(first.lanes, 2);
+  EXPECT_FALSE(first.one_rank_each);
+  EXPECT_EQ(first.peers, (std::vector{0, 2}));
+  const HostsLayout second = layout_of({0, 0, 1, 1, 0}, 3);
+  EXPECT_EQ(second.host, 1);
+  EXPECT_EQ(second.local_rank, 1);
+  EXPECT_EQ(second.peers, (std::vector{1, 3}));
+  const HostsLayout idle = layout_of({0, 0, 1, 1, 0}, 4);
+  EXPECT_FALSE(idle.drives());
+  EXPECT_TRUE(idle.peers.empty());
+  EXPECT_TRUE(layout_of({0, 1, 2}, 1).one_rank_each);
+}
+
+// Every element is in one chunk, in one part of it and in one lane.
+TEST(ExchangePlan, ChunksAndPartsCoverTheBatchOnce) {
+  const std::vector<std::vector<int>> layouts = {
+      {0, 1}, {0, 0, 1}, {0, 1, 0, 1}, {0, 1, 2}, {0, 0, 0, 1, 1, 1, 2, 2}};
+  for (const std::vector<int>& hosts : layouts) {
+    const HostsLayout layout = layout_of(hosts, 0);
+    for (const DataType dtype : {DataType::Float32, DataType::BFloat16, DataType::Int8}) {
+      for (const int64_t count : {1, 63, 1000, 20'000, 1'234'567}) {
+        const ExchangePlan plan = plan_exchange(layout, dtype, ReduceOp::Average, count);
+        int64_t elements = 0;
+        for (int64_t index = 0; index < plan.chunks; ++index) {
+          const ExchangePlan::Stretch chunk = plan.chunk(index);
+          ASSERT_EQ(chunk.begin, elements);
+          ASSERT_GT(chunk.count, 0);
+          int64_t parts = 0;
+          for (int host = 0; host < layout.hosts; ++host) {
+            const ExchangePlan::Stretch part = plan.part(chunk, host, layout.hosts);
+            ASSERT_EQ(part.begin, parts);
+            ASSERT_LE(part.count * static_cast<int64_t>(size_of(plan.wire_type)),
+                      plan.one_round ? int64_t{1} << 20 : kMessageBytes);
+            parts += part.count;
+          }
+          ASSERT_EQ(parts, chunk.count);
+          elements += chunk.count;
+        }
+        ASSERT_EQ(elements, count);
+        int64_t of_lanes = 0;
+        for (int lane = 0; lane < layout.lanes; ++lane) {
+          of_lanes += plan.chunks_of(lane, layout.lanes);
+        }
+        ASSERT_EQ(of_lanes, plan.chunks);
+        ASSERT_GE(plan.chunks_at_once, 4);
+      }
+    }
+  }
+}
+
+TEST(ExchangePlan, OneRoundWhereItSendsHardlyMore) {
+  const auto one_round = [](const std::vector<int>& hosts, DataType dtype, int64_t count) {
+    return plan_exchange(layout_of(hosts, 0), dtype, ReduceOp::Sum, count).one_round;
+  };
+  // Two hosts send each other as much in one round as in two.
+  EXPECT_TRUE(one_round({0, 1}, DataType::Float32, 1 << 24));
+  EXPECT_TRUE(one_round({0, 1}, DataType::BFloat16, 1 << 24));
+  EXPECT_TRUE(one_round({0, 1, 0, 1}, DataType::Float32, 1 << 24));
+  // Sums in float32 would come back in 16 bits.
+  EXPECT_FALSE(one_round({0, 1, 0, 1}, DataType::BFloat16, 1 << 24));
+  EXPECT_TRUE(one_round({0, 1, 2}, DataType::Float32, 1 << 10));
+  EXPECT_FALSE(one_round({0, 1, 2}, DataType::Float32, 1 << 20));
+}
+
+TEST(ExchangePlan, SaysWhatItDoes) {
+  const HostsLayout layout = layout_of({0, 1, 0, 1}, 0);
+  EXPECT_EQ(describe(layout, plan_exchange(layout, DataType::Float32, ReduceOp::Sum, 1 << 18)),
+            "2 hosts, 2 lanes, one round, 19 chunks of 56 KiB of float32");
+}
+
+}  // namespace
+}  // namespace horon::ops
