@@ -9,8 +9,8 @@
 namespace horon {
 namespace {
 
+using torch_detail::Into;
 using torch_detail::PendingCollective;
-using torch_detail::Place;
 using Pending = std::shared_ptr<PendingCollective>;
 
 Pending checked(const Pending& pending) {
@@ -28,22 +28,22 @@ at::Tensor run(const Pending& pending) {
   return pending->results().front();
 }
 
-Pending pending_allreduce(const at::Tensor& tensor, const AllreduceOptions& options, Place place) {
+Pending pending_allreduce(const at::Tensor& tensor, const AllreduceOptions& options, Into into) {
   const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Allreduce, "allreduce",
                                                            options.name, options.process_set);
   pending->spec.reduce_op = options.op;
   pending->spec.prescale = options.prescale;
   pending->spec.postscale = options.postscale;
   pending->spec.compression = options.compression;
-  pending->add(tensor, place);
+  pending->add(tensor, into);
   return pending;
 }
 
-Pending pending_broadcast(const at::Tensor& tensor, const BroadcastOptions& options, Place place) {
+Pending pending_broadcast(const at::Tensor& tensor, const BroadcastOptions& options, Into into) {
   const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Broadcast, "broadcast",
                                                            options.name, options.process_set);
   pending->set_root(options.root);
-  pending->add(tensor, place);
+  pending->add(tensor, into);
   return pending;
 }
 
@@ -129,35 +129,35 @@ std::vector<at::Tensor> GroupHandle::wait(std::chrono::nanoseconds timeout) cons
 }
 
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return run(pending_allreduce(tensor, options, Place::New));
+  return run(pending_allreduce(tensor, options, Into::New));
 }
 
 at::Tensor allreduce_(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return run(pending_allreduce(tensor, options, Place::Same));
+  return run(pending_allreduce(tensor, options, Into::Same));
 }
 
 Handle allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return submit(pending_allreduce(tensor, options, Place::New));
+  return submit(pending_allreduce(tensor, options, Into::New));
 }
 
 Handle allreduce_async_(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return submit(pending_allreduce(tensor, options, Place::Same));
+  return submit(pending_allreduce(tensor, options, Into::Same));
 }
 
 at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
-  return run(pending_broadcast(tensor, options, Place::New));
+  return run(pending_broadcast(tensor, options, Into::New));
 }
 
 at::Tensor broadcast_(const at::Tensor& tensor, const BroadcastOptions& options) {
-  return run(pending_broadcast(tensor, options, Place::Same));
+  return run(pending_broadcast(tensor, options, Into::Same));
 }
 
 Handle broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options) {
-  return submit(pending_broadcast(tensor, options, Place::New));
+  return submit(pending_broadcast(tensor, options, Into::New));
 }
 
 Handle broadcast_async_(const at::Tensor& tensor, const BroadcastOptions& options) {
-  return submit(pending_broadcast(tensor, options, Place::Same));
+  return submit(pending_broadcast(tensor, options, Into::Same));
 }
 
 at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options) {

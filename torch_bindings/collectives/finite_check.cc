@@ -1,14 +1,13 @@
 #include "horon/torch_bindings/collectives/finite_check.h"
 
 #include <algorithm>
-#include <exception>
 
 #include <ATen/ops/full.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/collectives.h"
-#include "horon/torch_bindings/tensors/error_text.h"
 #include "horon/torch_bindings/tensors/finite.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
@@ -32,10 +31,10 @@ bool found_nonfinite(at::TensorList tensors, const FiniteCheckOptions& options) 
   bool found = false;
   try {
     found = !std::all_of(tensors.begin(), tensors.end(), is_finite);
-  } catch (const std::exception& error) {
-    torch_detail::refuse_call(name, options.process_set,
-                              core::concat("\"", name, "\": a tensor can't be checked: ",
-                                           torch_detail::error_text(error)));
+  } catch (...) {
+    torch_detail::refuse_call(
+        name, options.process_set,
+        core::concat("\"", name, "\": a tensor can't be checked: ", core::current_error().what()));
   }
   const at::Tensor answer = at::full({1}, found ? 1 : 0, at::kByte);
   allreduce_(answer, {.name = name, .op = ReduceOp::Max, .process_set = options.process_set});

@@ -7,8 +7,8 @@
 namespace horon {
 namespace {
 
+using torch_detail::Into;
 using torch_detail::PendingCollective;
-using torch_detail::Place;
 using Pending = std::shared_ptr<PendingCollective>;
 
 template <class Options>
@@ -35,20 +35,20 @@ const Tensors& run(const Pending& pending) {
   return pending->results();
 }
 
-Pending pending_allreduce(const Tensors& tensors, const AllreduceOptions& options, Place place) {
+Pending pending_allreduce(const Tensors& tensors, const AllreduceOptions& options, Into into) {
   const Pending pending = make(CollectiveKind::Allreduce, "grouped_allreduce", options, tensors);
   pending->spec.reduce_op = options.op;
   pending->spec.prescale = options.prescale;
   pending->spec.postscale = options.postscale;
   pending->spec.compression = options.compression;
-  for (const at::Tensor& tensor : tensors) pending->add(tensor, place);
+  for (const at::Tensor& tensor : tensors) pending->add(tensor, into);
   return pending;
 }
 
-Pending pending_broadcast(const Tensors& tensors, const BroadcastOptions& options, Place place) {
+Pending pending_broadcast(const Tensors& tensors, const BroadcastOptions& options, Into into) {
   const Pending pending = make(CollectiveKind::Broadcast, "grouped_broadcast", options, tensors);
   pending->set_root(options.root);
-  for (const at::Tensor& tensor : tensors) pending->add(tensor, place);
+  for (const at::Tensor& tensor : tensors) pending->add(tensor, into);
   return pending;
 }
 
@@ -102,35 +102,35 @@ Pending pending_scatter(const Tensors& tensors, const ScatterOptions& options) {
 }  // namespace
 
 Tensors grouped_allreduce(const Tensors& tensors, const AllreduceOptions& options) {
-  return run(pending_allreduce(tensors, options, Place::New));
+  return run(pending_allreduce(tensors, options, Into::New));
 }
 
 void grouped_allreduce_(const Tensors& tensors, const AllreduceOptions& options) {
-  (void)run(pending_allreduce(tensors, options, Place::Same));
+  (void)run(pending_allreduce(tensors, options, Into::Same));
 }
 
 GroupHandle grouped_allreduce_async(const Tensors& tensors, const AllreduceOptions& options) {
-  return submit(pending_allreduce(tensors, options, Place::New));
+  return submit(pending_allreduce(tensors, options, Into::New));
 }
 
 GroupHandle grouped_allreduce_async_(const Tensors& tensors, const AllreduceOptions& options) {
-  return submit(pending_allreduce(tensors, options, Place::Same));
+  return submit(pending_allreduce(tensors, options, Into::Same));
 }
 
 Tensors grouped_broadcast(const Tensors& tensors, const BroadcastOptions& options) {
-  return run(pending_broadcast(tensors, options, Place::New));
+  return run(pending_broadcast(tensors, options, Into::New));
 }
 
 void grouped_broadcast_(const Tensors& tensors, const BroadcastOptions& options) {
-  (void)run(pending_broadcast(tensors, options, Place::Same));
+  (void)run(pending_broadcast(tensors, options, Into::Same));
 }
 
 GroupHandle grouped_broadcast_async(const Tensors& tensors, const BroadcastOptions& options) {
-  return submit(pending_broadcast(tensors, options, Place::New));
+  return submit(pending_broadcast(tensors, options, Into::New));
 }
 
 GroupHandle grouped_broadcast_async_(const Tensors& tensors, const BroadcastOptions& options) {
-  return submit(pending_broadcast(tensors, options, Place::Same));
+  return submit(pending_broadcast(tensors, options, Into::Same));
 }
 
 Tensors grouped_allgather(const Tensors& tensors, const AllgatherOptions& options) {

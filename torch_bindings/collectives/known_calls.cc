@@ -4,8 +4,8 @@ namespace horon::torch_detail {
 
 std::shared_ptr<const KnownCall> KnownCalls::find(uint32_t set, const std::string& name) const {
   const std::lock_guard lock(mutex_);
-  const auto place = calls_.find({set, name});
-  return place == calls_.end() ? nullptr : place->second.call;
+  const auto known = calls_.find({set, name});
+  return known == calls_.end() ? nullptr : known->second.call;
 }
 
 void KnownCalls::note(uint32_t set, const std::string& name,
@@ -14,11 +14,11 @@ void KnownCalls::note(uint32_t set, const std::string& name,
   if (parts > kPartsMax) return;
   auto key = std::make_unique<const std::string>(name);
   const std::lock_guard lock(mutex_);
-  const auto place = calls_.find({set, name});
-  if (place != calls_.end()) {
+  const auto known = calls_.find({set, name});
+  if (known != calls_.end()) {
     parts_ += parts;
-    parts_ -= place->second.call->spec->parts.size();
-    place->second.call.swap(call);
+    parts_ -= known->second.call->spec->parts.size();
+    known->second.call.swap(call);
     return;
   }
   if (parts_ + parts > kPartsMax) {

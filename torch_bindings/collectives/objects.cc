@@ -1,8 +1,8 @@
 #include "horon/torch_bindings/collectives/objects.h"
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/torch_bindings/tensors/error_text.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -29,8 +29,8 @@ std::string write_or_refuse(const std::string& name, const ProcessSet& set,
   std::string reason;
   try {
     return write();
-  } catch (const std::exception& error) {
-    reason = error_text(error);
+  } catch (...) {
+    reason = core::current_error().what();
   }
   refuse_call(name, set, concat("object \"", name, "\" can't be written: ", reason));
 }
@@ -38,7 +38,7 @@ std::string write_or_refuse(const std::string& name, const ProcessSet& set,
 void throw_unreadable(const std::string& name, int source) {
   throw Error(ErrorCode::OperationFailed,
               concat("object \"", name, "\" of rank ", source,
-                     " can't be read here: ", current_error(ErrorCode::OperationFailed).what()));
+                     " can't be read here: ", core::current_error().what()));
 }
 
 }  // namespace horon::torch_detail

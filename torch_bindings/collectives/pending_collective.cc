@@ -98,12 +98,12 @@ void PendingCollective::reserve(size_t parts) {
   memory_.reserve(parts);
 }
 
-void PendingCollective::check(const at::Tensor& tensor, Place place) {
+void PendingCollective::check(const at::Tensor& tensor, Into into) {
   try {
     const bool complex = tensor.defined() && tensor.is_complex();
     const at::Tensor view = complex ? real_view(tensor) : at::Tensor();
     const at::Tensor& real = complex ? view : tensor;
-    place == Place::Same ? check_writable(real, name) : check_tensor(real, name);
+    into == Into::Same ? check_writable(real, name) : check_tensor(real, name);
     const DataType dtype = data_type_of(real, name);
     if (!parts_.empty() && dtype != spec.dtype) {
       throw Error(ErrorCode::InvalidArgument,
@@ -143,16 +143,16 @@ void PendingCollective::check_reduction(const at::Tensor& tensor) const {
   }
 }
 
-void PendingCollective::add(const at::Tensor& tensor, Place place) {
-  check(tensor, place);
+void PendingCollective::add(const at::Tensor& tensor, Into into) {
+  check(tensor, into);
   Part& part = parts_.emplace_back();
   part.complex = tensor.is_complex();
   const bool as_it_is = travels_as_it_is(tensor);
   const at::Tensor view = as_it_is ? at::Tensor() : real_view(tensor);
   const at::Tensor& real = as_it_is ? tensor : view;
   part.shape = real.sizes();
-  const bool in_place_on_result = spec.kind == CollectiveKind::Broadcast && place == Place::New;
-  if (place == Place::Same) {
+  const bool in_place_on_result = spec.kind == CollectiveKind::Broadcast && into == Into::New;
+  if (into == Into::Same) {
     if (!as_it_is) part.output = row_major(real);
     if (!is_row_major(tensor)) part.target = tensor.detach();
     part.result = tensor;
@@ -164,7 +164,7 @@ void PendingCollective::add(const at::Tensor& tensor, Place place) {
   if (in_place_on_result && spec.root == horon::rank()) {
     part.output.copy_(as_it_is ? real_view(tensor) : real);
   }
-  if (place == Place::Same || in_place_on_result) {
+  if (into == Into::Same || in_place_on_result) {
     const at::Tensor& memory = part.output.defined() ? part.output : part.result;
     part.input = memory.storage();
     memory_.push_back(make_part(memory, memory));
@@ -176,7 +176,7 @@ void PendingCollective::add(const at::Tensor& tensor, Place place) {
 }
 
 void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits) {
-  check(tensor, Place::New);
+  check(tensor, Into::New);
   const bool gathers =
       spec.kind == CollectiveKind::Allgather || spec.kind == CollectiveKind::Gather;
   if (tensor.dim() == 0 && !gathers) {
@@ -194,7 +194,7 @@ void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int
   if (c10::multiply_integers(part.row_shape) == 0) {
     // The number of rows can't be seen from their bytes if a row has no elements. So one element
     // stands for each row, and the shape of a row is part of the name that the ranks compare.
-    part.hollow = true;
+    part.rows_are_empty = true;
     part.shape = at::DimVector{rows.size(0)};
     rows = rows.new_zeros({rows.size(0)});
   }
@@ -208,14 +208,14 @@ std::string PendingCollective::part_name(size_t index) const {
   std::string own = grouped_ ? concat(name, ".", index) : name;
   if (part.complex) own += " (complex)";
   if (!remark.empty()) own += concat(" (", remark, ")");
-  if (part.hollow) own += concat(" (rows of shape ", core::shape_text(part.row_shape), ")");
+  if (part.rows_are_empty) own += concat(" (rows of shape ", core::shape_text(part.row_shape), ")");
   return own;
 }
 
 // The names of the parts say nothing but their numbers.
 bool PendingCollective::is_plain() const {
   return remark.empty() && std::none_of(parts_.begin(), parts_.end(), [](const Part& part) {
-           return part.complex || part.hollow;
+           return part.complex || part.rows_are_empty;
          });
 }
 
@@ -303,11 +303,11 @@ void PendingCollective::settle() {
 }
 
 void PendingCollective::settle_rows(Part& part) {
-  const int64_t row = part.hollow ? 1 : c10::multiply_integers(part.row_shape);
+  const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
   std::vector<int64_t> shape{part.elements / row};
   shape.insert(shape.end(), part.row_shape.begin(), part.row_shape.end());
   at::Tensor rows;
-  if (part.bytes == nullptr || part.hollow) {
+  if (part.bytes == nullptr || part.rows_are_empty) {
     rows = at::empty(shape, part.options);
   } else {
     rows = at::from_blob(
@@ -323,7 +323,7 @@ std::vector<std::vector<int64_t>> PendingCollective::received_rows() const {
   std::vector<std::vector<int64_t>> rows;
   for (size_t part = 0; part < parts_.size(); ++part) {
     const Part& own = parts_[part];
-    const int64_t row = own.hollow ? 1 : c10::multiply_integers(own.row_shape);
+    const int64_t row = own.rows_are_empty ? 1 : c10::multiply_integers(own.row_shape);
     std::vector<int64_t>& of_part = rows.emplace_back();
     for (size_t source = 0; source < sources; ++source) {
       of_part.push_back(received[part * sources + source] / row);

@@ -18,7 +18,7 @@
 
 namespace horon::torch_detail {
 
-enum class Place : uint8_t { New, Same };
+enum class Into : uint8_t { New, Same };  // the result: a new tensor, or the one that was given
 
 // Owned by the handles of one collective and, until it has ended, by the runtime. The runtime
 // thread never calls LibTorch: the first wait() does what is left to do on tensors.
@@ -48,7 +48,7 @@ class PendingCollective {
   // So many parts will be added.
   void reserve(size_t parts);
   // Adds a tensor whose result has its own shape: written to a new tensor, or to itself.
-  void add(const at::Tensor& tensor, Place place);
+  void add(const at::Tensor& tensor, Into into);
   // Adds a tensor whose result differs in its first dimension; a scalar counts as one row.
   // `splits`: for the members of the set, if this rank divides the rows.
   void add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits = {});
@@ -74,15 +74,15 @@ class PendingCollective {
     c10::Storage input;   // so that the memory stays, whatever the program does to its tensor
     at::DimVector shape;  // what the ranks agree on
     bool complex = false;
-    bool hollow = false;        // rows without elements: one element stands for each row
-    at::DimVector row_shape;    // rows: the shape of one, real
-    at::TensorOptions options;  // rows: of the result
+    bool rows_are_empty = false;  // one element stands for each row, see add_rows()
+    at::DimVector row_shape;      // rows: the shape of one, real
+    at::TensorOptions options;    // rows: of the result
     std::shared_ptr<std::byte> bytes;
     int64_t elements = 0;
   };
 
   core::Submission submission(const std::shared_ptr<PendingCollective>& self);
-  void check(const at::Tensor& tensor, Place place);
+  void check(const at::Tensor& tensor, Into into);
   void check_reduction(const at::Tensor& tensor) const;
   bool is_plain() const;
   std::shared_ptr<const core::EntrySpec> agreed_spec();

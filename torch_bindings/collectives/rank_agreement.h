@@ -20,9 +20,9 @@
 #include <utility>
 #include <vector>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/ops/session/process_set.h"
-#include "horon/torch_bindings/tensors/error_text.h"
 
 namespace horon {
 
@@ -90,7 +90,7 @@ auto on_all_ranks(const Work& work, const AgreementOptions& options = {}) {
       result.emplace(work());
     }
   } catch (...) {
-    failure = torch_detail::current_error(ErrorCode::OperationFailed);
+    failure = core::current_error();
   }
   torch_detail::throw_together(failure, options);
   if constexpr (!std::is_void_v<Result>) return *std::move(result);

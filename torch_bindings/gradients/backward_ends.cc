@@ -42,7 +42,8 @@ void agree_side_by_side(const std::vector<Ending>& list) {
   std::vector<Link> asked;
   for (const Ending& ending : list) asked.push_back(ending.link);
   while (!asked.empty()) {
-    // Nobody waits behind the last one: its backward_ended() may wait for all that it needs.
+    // With one listener left and no thread started, nothing waits behind it: it may block in
+    // backward_ended().
     if (asked.size() == 1 && agreeing.empty()) return;
     std::erase_if(asked, [&](const Link& link) {
       BackwardListener* const listener = link->listener;
@@ -128,7 +129,7 @@ class AwaitedTask {
       return;
     }
     if (!listener->backward_ending()) return;
-    // Of an earlier task only if a callback in front of its end_all() has thrown.
+    // An entry of an earlier task is left only if another callback threw before its end_all().
     std::erase_if(endings, [&](const Ending& ending) { return ending.task != task_; });
     endings.push_back({listener->order(), link_, task_});
     queue(end_all);  // runs after what other listeners have queued in this task
@@ -164,8 +165,8 @@ void BackwardEnds::await_current_task() {
 bool accumulation_will_follow() {
   const auto* const planned = autograd::get_current_graph_task_exec_info();
   if (planned == nullptr || planned->empty()) return true;  // the whole graph is executed
-  const auto place = planned->find(autograd::get_current_node().get());
-  return place == planned->end() || place->second.needed_;
+  const auto node = planned->find(autograd::get_current_node().get());
+  return node == planned->end() || node->second.needed_;
 }
 
 }  // namespace horon::torch_detail

@@ -35,7 +35,7 @@ class BackwardListener {
   virtual std::optional<bool> must_agree(std::chrono::nanoseconds limit) = 0;
   // Makes these collectives and waits for them. Any thread.
   virtual void agree() noexcept = 0;
-  // A node of a task runs of which no hook has been called.
+  // A node runs in a task in which none of the listener's hooks has been called.
   virtual void task_found(int64_t task) = 0;
   // Is the end of another task of this thread awaited?
   virtual bool awaits_task_of_this_thread() = 0;

@@ -48,9 +48,9 @@ class GradientBucket {
   // plan of all of them.
   void name_plan(const std::string& plan);
   // Hands the bucket to the runtime. `absent`: says for each gradient whether this rank has none;
-  // empty if it has all. If the bucket narrows(), all of its parts have been narrowed. A bucket of
-  // which no rank has anything is not reduced, and brings no flags; with `flags_count` it does,
-  // since these flags count as something. Throws Error.
+  // empty if it has all. If the bucket narrows(), all of its parts have been narrowed. A bucket
+  // with no gradient on any rank is not reduced, so its flags are lost. `flags_count`: it is
+  // reduced all the same, for its flags. Throws Error.
   void submit(std::vector<bool> absent, const RoundFlags& flags, bool flags_count);
   // When `handle` has finished with a result: adds the flags of all ranks.
   void add_flags_to(RoundFlags& flags) const;
@@ -63,7 +63,7 @@ class GradientBucket {
   // Its gradients travel in 16 bits.
   bool narrows() const { return narrow_.memory != nullptr; }
 
-  // All ranks get an Error with this text for the bucket, in this step; here it is `refusal`.
+  // The bucket fails with this text on all ranks, in this round; on this rank `refusal` is set.
   void refuse(const Error& error);
 
   // Of this step; null until submitted.

@@ -26,9 +26,9 @@ size_t count_parameters(const OptimizerSteps::Groups& groups) {
   return count;
 }
 
-// Those without a name are called after their place.
-NamedTensors name_by_place(const OptimizerSteps::Groups& groups,
-                           const std::unordered_set<const void*>& named) {
+// Those without a name are called after their position.
+NamedTensors name_by_position(const OptimizerSteps::Groups& groups,
+                              const std::unordered_set<const void*>& named) {
   NamedTensors result;
   for (size_t group = 0; group < groups.size(); ++group) {
     const std::vector<at::Tensor>& parameters = groups[group].params();
@@ -52,7 +52,7 @@ NamedTensors parameters_of(const OptimizerSteps::Groups& groups, const NamedTens
     found.insert(parameter.unsafeGetTensorImpl());
     result.emplace_back(name, parameter);
   }
-  for (const auto& [name, parameter] : name_by_place(groups, found)) {
+  for (const auto& [name, parameter] : name_by_position(groups, found)) {
     result.emplace_back(name, parameter);
   }
   return result;
@@ -116,7 +116,7 @@ OptimizerSteps::~OptimizerSteps() = default;
 void OptimizerSteps::adopt(const Groups& groups) {
   const size_t count = count_parameters(groups);
   if (count == known_parameters_) return;
-  reducer_.add_parameters(name_by_place(groups, {}));  // those that it knows are left out
+  reducer_.add_parameters(name_by_position(groups, {}));  // those that it knows are left out
   known_parameters_ = count;
 }
 
@@ -206,10 +206,10 @@ void OptimizerSteps::set_fused_step(FusedStep wish) {
 std::string OptimizerSteps::fused_step_refusal(const Groups& groups) const {
   const FusedRefusal& refusal = fused_->refusal();
   if (!refusal.parameter) return refusal.why;
-  const auto [group, place] = *refusal.parameter;
-  const std::string name = reducer_.impl_->name_of(groups.at(group).params().at(place));
+  const auto [group, position] = *refusal.parameter;
+  const std::string name = reducer_.impl_->name_of(groups.at(group).params().at(position));
   if (name.empty()) {  // of a rank outside the process set, where the reducer has none
-    return core::concat("parameter ", place, " of group ", group, ": ", refusal.why);
+    return core::concat("parameter ", position, " of group ", group, ": ", refusal.why);
   }
   return core::concat("parameter \"", name, "\": ", refusal.why);
 }

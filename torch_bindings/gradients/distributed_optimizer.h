@@ -202,8 +202,8 @@ class DistributedOptimizer : public Opt,
         torch_detail::OptimizerCalls<DistributedOptimizer>(this->param_groups(), named, options) {}
 
   // Reduces the gradients that are not reduced yet, then Opt::step(), or the same in one pass (see
-  // FusedStep). Collective: every rank makes
-  // the same steps. Parameters that have come with add_param_group() take part from here on.
+  // FusedStep). Collective: every rank makes the same steps. Parameters that have come with
+  // add_param_group() take part from here on.
   //
   // With a closure: what it computes is reduced when it returns, each time it is called. The loss
   // that it returns becomes that of all ranks (their sum for Sum, else their average), so that

@@ -17,10 +17,10 @@
 
 namespace horon::torch_detail {
 
-// Why the optimizer's own step is needed.
+// Why a step can't be made in one pass.
 struct FusedRefusal {
-  std::string why;  // empty: it is not
-  // Of which parameter: its group, its place there.
+  std::string why;  // empty: it can
+  // Of which parameter: its group, its index there.
   std::optional<std::pair<size_t, size_t>> parameter = {};
 };
 
@@ -41,7 +41,7 @@ class FusedUpdate {
 
   // Of the last step.
   const FusedRefusal& refusal() const { return refusal_; }
-  // It was made here, and the optimizer's own would have differed in the last bits.
+  // The last step was made here, and the optimizer's own would have differed in the last bits.
   bool rounded_otherwise() const { return rounded_otherwise_; }
 
  private:

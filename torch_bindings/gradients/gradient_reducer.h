@@ -42,7 +42,7 @@
 // always on. It costs overlap: a bucket waits for the gradients that came in the same round of the
 // step before, and one of them that does not come holds it back until the end of backward(). A
 // gradient that was not expected and comes when its bucket has been submitted is reduced by itself,
-// which costs three small collectives more.
+// which costs two small collectives more, and one of its own size.
 //
 // Ranks that have called join() take part with zeros until all have; an average is then that of the
 // others. (With Sum, an older value in .grad is off by the share of the ranks that join, or come

@@ -29,7 +29,7 @@ struct HookLink;
 
 enum class Hooks : uint8_t {
   BeforeAndAfter,
-  AfterAlone,  // cheaper: LibTorch copies a list of gradients for each hook before
+  AfterAlone,  // cheaper: LibTorch copies the list of gradients for each pre-hook
 };
 
 // Sets the hooks, and removes them when it goes. A post-accumulate hook that was there before stays

@@ -37,9 +37,9 @@ class LateParts {
   // What this rank has for this round.
   static int64_t count(const std::deque<GradientSlot>& slots);
 
-  // These two in this order, on every rank, in a round where some rank has something. `scale`: what
-  // the results are multiplied by (of a weighted average); `participants`: ranks that have not
-  // joined. All throw Error.
+  // These two in this order, on every rank, in a round where some rank has something. Both are
+  // collective and throw Error. `scale`: what the results are multiplied by (of a weighted
+  // average).
   void agree(const std::deque<GradientSlot>& slots);
   void wait(double scale);
 

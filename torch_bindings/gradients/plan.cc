@@ -148,14 +148,14 @@ SlotGroups plan_buckets(std::span<const GradientLayout> layouts, const BucketByt
       continue;
     }
     if (group_of[i] >= 0) {
-      const auto [place, is_new] = bucket_of_group.try_emplace(group_of[i], buckets.size());
+      const auto [known, is_new] = bucket_of_group.try_emplace(group_of[i], buckets.size());
       if (is_new) buckets.emplace_back();
-      buckets[place->second].push_back(i);
+      buckets[known->second].push_back(i);
       continue;
     }
-    const auto [place, is_new] =
+    const auto [known, is_new] =
         open_ones.try_emplace({layouts[i].dtype, layouts[i].trained}, Open{buckets.size(), 0, 0});
-    Open& open = place->second;
+    Open& open = known->second;
     if (is_new) {
       buckets.emplace_back();
       open.cap = bytes.first;

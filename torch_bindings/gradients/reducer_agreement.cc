@@ -1,4 +1,5 @@
-// What the ranks tell each other in a round: with the buckets that it is plain, or what else it is.
+// How the ranks agree in a round: by flags that travel with the buckets, and by one allreduce more
+// if a flag asks for it.
 #include <algorithm>
 #include <utility>
 
@@ -13,8 +14,8 @@ namespace horon {
 
 using namespace torch_detail;
 
-// What the others are to hear with the buckets of this round. Once in a round, so that what flags
-// and announcement say is of one time: that of the first submission.
+// This rank's flags for the round. They are set once, before its first bucket goes, so that flags
+// and announcement describe the same moment.
 void GradientReducer::Impl::raise_flags() {
   const std::lock_guard lock(flags_mutex_);
   if (flags_) return;
@@ -28,7 +29,7 @@ void GradientReducer::Impl::raise_flags() {
   flags_->say(number_.round == 1, step_rounded_otherwise_, fingerprint.value());
 }
 
-// With this bucket, as far as this rank knows.
+// The flags for a bucket that goes now: with what this rank knows so far.
 RoundFlags GradientReducer::Impl::current_flags() {
   if (!settings_.has_round_flags()) return {};
   raise_flags();
@@ -37,8 +38,8 @@ RoundFlags GradientReducer::Impl::current_flags() {
   return flags;
 }
 
-// Before anything is waited for, where it is known to be needed: then the answer comes with the
-// last bucket.
+// Starts the agreement before waiting, if this rank knows that it is needed; then the answer comes
+// with the last bucket.
 void GradientReducer::Impl::announce(Failures& failures) {
   RoundFacts facts;
   facts.number = number_;
@@ -115,7 +116,7 @@ void GradientReducer::Impl::agree() noexcept {
     if (round.announced) round.has_results = use_agreement();
     if (totals_.failed > 0) round.of_others.run([&] { refuse_failed_ranks(); });
   } catch (...) {
-    round.no_way_on = std::current_exception();
+    round.agree_exception = std::current_exception();
   }
   round.agreed = true;
 }

@@ -52,7 +52,7 @@ void GradientReducer::Impl::begin_gathering(int64_t task) {
   int64_t to_go = 0;
   for (GradientBucket& bucket : buckets_) to_go += expect(bucket) > 0 ? 1 : 0;
   buckets_to_go_ = to_go;
-  // What else is done to gradients first is done in the memory that .grad is a view of.
+  // A hook may round a gradient to 16 bits at once only if nothing must see it in float32 before.
   narrows_in_hooks_ =
       settings_.passes == 1 && !weight_ && !settings_.check_finite && !before_bucket;
   task_that_fits_ = task;
@@ -92,7 +92,8 @@ void GradientReducer::Impl::await_end_of(int64_t task) {
 void GradientReducer::Impl::wait_for_round(std::unique_lock<std::mutex>& lock) {
   while (round_) {
     if (round_->thread == std::this_thread::get_id()) {
-      // Its end was not reached: what another function of this backward() threw came before.
+      // This thread's round is still open: another callback at the end of backward() threw before
+      // this reducer's ran. End the round now.
       lock.unlock();
       end_round();
       lock.lock();
@@ -144,7 +145,7 @@ void GradientReducer::Impl::before_accumulate(size_t index) {
   slot.before_accumulate(weight_);
 }
 
-// Most gradients find that one has come before in the same backward pass.
+// Only the first gradient of a backward pass takes the lock.
 void GradientReducer::Impl::arrived_alone(GradientSlot& slot) {
   if (!slot.arrived_alone()) return;
   const int64_t task = BackwardEnds::current_task();

@@ -101,8 +101,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   BucketFunction before_bucket;
   BucketFunction after_bucket;
-  // Called for each parameter of a bucket when its .grad holds the result, while later buckets may
-  // still travel. Not where after_bucket could change gradients then. Null: none.
+  // Called when a parameter's .grad is final, while later buckets may still travel. Not called if
+  // after_bucket is set, which could still change gradients. Null: none.
   std::function<void(const at::Tensor& parameter)> on_settled;
 
  private:
@@ -121,15 +121,15 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
     std::thread::id thread;
     Clock::time_point begin;
     Failures failures;
-    Failures of_others;  // less telling than those of this rank
+    Failures of_others;  // reported by other ranks; used if this rank has none of its own
     bool early = false;
     bool failed = false;           // on this rank, before the others were told
-    bool has_news = false;         // of this rank, that its first buckets did not tell
+    bool has_news = false;         // to agree on, that this rank's first buckets did not announce
     bool announced = false;        // the ranks agree in this round
     std::optional<bool> is_plain;  // empty: not known yet
     bool agreed = false;           // agree() has run
     bool has_results = false;      // the ranks can make use of what has been reduced
-    std::exception_ptr no_way_on;  // what agree() has ended with
+    std::exception_ptr agree_exception;  // what agree() has ended with
   };
   // What all ranks have said with the buckets.
   struct Heard {
@@ -175,7 +175,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void settle(Failures& failures, Failures& of_functions, bool has_results);
   void call_after_bucket(const GradientBucket& bucket, Failures& failures);
   void clear_round(Clock::time_point begin);
-  void leave_round();
+  void close_round();
   void end_round_alone();
 
   // reducer_agreement.cc

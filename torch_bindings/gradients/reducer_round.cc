@@ -4,11 +4,11 @@
 #include <exception>
 #include <utility>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
-#include "horon/torch_bindings/tensors/error_text.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon {
@@ -115,7 +115,7 @@ void GradientReducer::Impl::end_round_alone() {
   round_failed_ = early || removed || failures.first();
   task_alone_ = -1;
   for (GradientSlot& slot : slots_) slot.end_round_alone();
-  leave_round();
+  close_round();
   if (failures.first()) throw Error(*failures.first());
   if (removed) {
     throw Error(ErrorCode::InvalidArgument,
@@ -124,7 +124,7 @@ void GradientReducer::Impl::end_round_alone() {
   if (early) refuse_early_step(true);
 }
 
-void GradientReducer::Impl::leave_round() {
+void GradientReducer::Impl::close_round() {
   clear_round(round_->begin);
   {
     const std::lock_guard lock(mutex_);
@@ -143,17 +143,17 @@ void GradientReducer::Impl::end_round() {
     (void)knows_whether_plain(std::nullopt);
     if (!*round_->is_plain && !round_->agreed) agree();
     failures = round_->failures;
-    if (round_->no_way_on) std::rethrow_exception(round_->no_way_on);
+    if (round_->agree_exception) std::rethrow_exception(round_->agree_exception);
     settle(failures, of_functions, round_->has_results);
     if (!failures.first()) failures = round_->of_others;
     round_failed_ = failures.first().has_value();
     agree_first_ = !next_round_may_be_plain();
   } catch (...) {
-    leave_round();
+    close_round();
     throw;
   }
   failures.run([&] { learn_sparse(); });  // while hooks of other threads still wait
-  leave_round();
+  close_round();
   if (failures.first()) throw Error(*failures.first());
   if (of_functions.first()) throw Error(*of_functions.first());
 }
@@ -166,7 +166,7 @@ void GradientReducer::Impl::submit_rest(Failures& failures) {
     if (bucket.handle == nullptr) last = &bucket;
     some_have_gone = some_have_gone || bucket.handle != nullptr;
   }
-  // Buckets that have gone do not tell the news, so one that is reduced for certain must.
+  // Buckets that have gone do not carry this flag, so a bucket that is reduced for certain must.
   bool told = !some_have_gone || !round_->has_news;
   for (GradientBucket& bucket : buckets_) {
     if (bucket.handle != nullptr || bucket.refusal || bucket.is_sparse()) continue;
@@ -237,7 +237,7 @@ void GradientReducer::Impl::call_after_bucket(const GradientBucket& bucket, Fail
     } catch (...) {
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("after_bucket() of \"", bucket.name(), "\" on rank ", rank(),
-                               " has thrown: ", current_error(ErrorCode::Internal).what()));
+                               " has thrown: ", core::current_error().what()));
     }
   });
 }

@@ -8,6 +8,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/gradients/round_agreement.h"
@@ -156,9 +157,9 @@ std::optional<Error> ReplicaCheck::find_unlike(const std::string& reducer_name,
   return Error(
       ErrorCode::Mismatch,
       core::concat("\"", reducer_name, "\": parameter \"", unlike.slot->name(), "\" differs on ",
-                   others.size() == 1 ? "rank " : "ranks ", core::list_ranks(others), " from rank ",
-                   settings.ranks[first], " (element ", unlike.index, ": ", text_of(other), " and ",
-                   text_of(values[first]), "). Parameters or gradients were changed on some ranks ",
+                   core::name_ranks(others), " from rank ", settings.ranks[first], " (element ",
+                   unlike.index, ": ", text_of(other), " and ", text_of(values[first]),
+                   "). Parameters or gradients were changed on some ranks ",
                    "only, or in different ways, or the ranks did not begin alike. Call ",
                    "broadcast_parameters() before training and after loading; change gradients ",
                    "only when they are reduced. {.check_replicas = false} or ",

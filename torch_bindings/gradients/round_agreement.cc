@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
@@ -12,9 +13,9 @@
 namespace horon::torch_detail {
 namespace {
 
-// What stands where among the numbers that are summed. A number that must be the same on all ranks
+// The order of the numbers that are summed. A number that must be the same on all ranks
 // is summed together with its square: it is the same if (sum)^2 = ranks * sum of squares.
-enum Place : size_t {
+enum Index : size_t {
   kParticipants,
   kNumber,
   kNumberSquare,
@@ -30,7 +31,7 @@ enum Place : size_t {
   kTotal,
   kTotalCut,  // its last 16 bits, whose square is exact
   kTotalCutSquare,
-  kPlaces
+  kCount
 };
 
 // Every step begins with round 1, so two ranks that are not in the same step are in different
@@ -83,10 +84,10 @@ RoundAgreement::RoundAgreement(const std::string& reducer_name, const std::strin
       set_(settings.set),
       ranks_(settings.ranks),
       set_rank_(settings.set_rank),
-      spec_(flat_spec(number_spec(DataType::Float64, ReduceOp::Sum), plan, {kPlaces})) {}
+      spec_(flat_spec(number_spec(DataType::Float64, ReduceOp::Sum), plan, {kCount})) {}
 
 void RoundAgreement::announce(const RoundFacts& facts) {
-  numbers_ = std::make_shared<std::vector<double>>(kPlaces);
+  numbers_ = std::make_shared<std::vector<double>>(kCount);
   std::vector<double>& numbers = *numbers_;
   const double number = compared_number(facts.number);
   const auto replica = static_cast<double>(facts.replica.value_or(0) & 0xffff);
@@ -106,7 +107,7 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   numbers[kTotal] = static_cast<double>(facts.number.total);
   numbers[kTotalCut] = total_cut;
   numbers[kTotalCutSquare] = total_cut * total_cut;
-  handle_ = submit_in_place(set_, name_, spec_, numbers.data(), kPlaces, numbers_);
+  handle_ = submit_in_place(set_, name_, spec_, numbers.data(), kCount, numbers_);
 }
 
 RoundTotals RoundAgreement::agree() {
@@ -140,7 +141,7 @@ std::string RoundAgreement::ranks_that(bool say_so) const {
   for (size_t i = 0; i < answers.size(); ++i) {
     if (answers[i] > 0) ranks.push_back(ranks_[i]);
   }
-  return core::concat(ranks.size() == 1 ? "rank " : "ranks ", core::list_ranks(ranks));
+  return core::name_ranks(ranks);
 }
 
 std::string RoundAgreement::numbers_of_ranks(const RoundNumber& mine) const {
@@ -156,9 +157,8 @@ std::string RoundAgreement::numbers_of_ranks(const RoundNumber& mine) const {
   }
   std::string text;
   for (const auto& [number, ranks] : ranks_in) {
-    text += core::concat(text.empty() ? "" : ", ", ranks.size() == 1 ? "rank " : "ranks ",
-                         core::list_ranks(ranks), " in backward ", number.second, " of step ",
-                         number.first);
+    text += core::concat(text.empty() ? "" : ", ", core::name_ranks(ranks), " in backward ",
+                         number.second, " of step ", number.first);
   }
   return text;
 }
@@ -176,9 +176,9 @@ std::vector<double> largest_of_ranks(uint32_t set, const std::string& name,
 
 std::vector<double> gather_number(uint32_t set, const std::string& name, double mine, int set_rank,
                                   size_t ranks) {
-  std::vector<double> places(ranks, -std::numeric_limits<double>::infinity());
-  places[static_cast<size_t>(set_rank)] = mine;
-  return largest_of_ranks(set, name, std::move(places));
+  std::vector<double> numbers(ranks, -std::numeric_limits<double>::infinity());
+  numbers[static_cast<size_t>(set_rank)] = mine;
+  return largest_of_ranks(set, name, std::move(numbers));
 }
 
 }  // namespace horon::torch_detail

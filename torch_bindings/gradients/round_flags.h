@@ -7,8 +7,8 @@
 // rounded and scaled. Where all ranks must say the same, there is a flag for each answer; the ranks
 // differ if more than one of them is raised.
 //
-// Each rank puts its flags into all buckets; only the last ones know that it asks, if that came up
-// late. What all ranks have raised is what all buckets that were reduced say together.
+// Each rank puts its flags into all of its buckets; if it must agree on something that comes up
+// late, only its last buckets say so. All reduced buckets together have the flags of all ranks.
 #pragma once
 
 #include <cstddef>

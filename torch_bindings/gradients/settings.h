@@ -14,7 +14,7 @@ namespace horon::torch_detail {
 struct GradientSettings {
   ReduceOp op = ReduceOp::Average;
   ProcessSet process_set;
-  // The process set: its number, its ranks, and this rank's place among them.
+  // The process set: its number, its ranks, and this rank's index among them.
   uint32_t set = 0;
   std::vector<int> ranks;
   int set_rank = 0;
@@ -33,8 +33,8 @@ struct GradientSettings {
   bool skip_nonfinite = false;
   std::optional<double> clip_grad_norm;
 
-  // What a rank brings of a value that .grad holds from an earlier step, so that the value comes
-  // out as it was.
+  // An older value in .grad is multiplied by this before it is reduced again, so that it comes out
+  // unchanged.
   double older_share = 1;
   bool averages_passes = false;  // average_aggregated_gradients
 

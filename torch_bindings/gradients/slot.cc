@@ -219,7 +219,7 @@ void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
 double GradientSlot::weigh(std::optional<double> weight, bool present) {
   const double factor = weight.value_or(1);
   if (factor == 1 || !(present || has_older())) return factor;
-  // If no rank has more than that, it comes back to the bit.
+  // If no rank has a new gradient, this copy restores the older value exactly.
   if (!present && !extras_->older_values.defined()) extras_->older_values = view_.clone();
   factor == 0 ? view_.zero_() : view_.mul_(factor);
   return factor;
@@ -302,7 +302,7 @@ void GradientSlot::settle(const Result& result) {
   } else {
     current = view_;
   }
-  // Where the bucket was reduced, other ranks may have added something, if only an older value.
+  // If the bucket was reduced, other ranks may have added to this memory, if only an older value.
   neutral_ = neutral_ && result.unused && !result.late.defined();
   end_round();
 }
@@ -314,7 +314,7 @@ void GradientSlot::settle_reduced() {
   end_round();
 }
 
-// The reduction that would have put the shares together did not happen.
+// The value was scaled to this rank's share, but not reduced: scales it back.
 void GradientSlot::restore_older_value() {
   const PlainMode plain;
   if (extras_->older_values.defined()) view_.copy_(extras_->older_values);

@@ -52,7 +52,7 @@ double neutral_element(ReduceOp op);
 // Copies values, whatever the layout and dtype of the source (sparse too). Same shape.
 void assign_values(const at::Tensor& to, const at::Tensor& from);
 
-// Not thread-safe, except that two threads in the hooks of one parameter are found out.
+// Not thread-safe, except that two threads in the hooks of one parameter are detected.
 class GradientSlot {
  public:
   enum class State : uint8_t { Idle, Filled, Absent, Reducing, Dropped };
@@ -113,7 +113,7 @@ class GradientSlot {
   void settle(const Result& result);
   // The same for Result{}: some rank contributed, and there is nothing beside the bucket.
   void settle_reduced();
-  // Without a result: the round is given up, and the bucket's memory is not ours to show any more.
+  // Without a result: the round is given up. Unless `finished`, .grad leaves the bucket's memory.
   void abandon(bool finished);
 
   const std::string& name() const { return name_; }

@@ -41,16 +41,16 @@ void StepScaling::set_grad_scale(double scale) {
 }
 
 void StepScaling::find_repeated(const Groups& groups) {
-  size_t place = 0;
+  size_t index = 0;
   bool same = true;
   for (const auto& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
       const void* const identity = parameter.unsafeGetTensorImpl();
-      same = same && place < listed_.size() && listed_[place] == identity;
-      ++place;
+      same = same && index < listed_.size() && listed_[index] == identity;
+      ++index;
     }
   }
-  if (same && place == listed_.size()) return;
+  if (same && index == listed_.size()) return;
   listed_.clear();
   is_repeated_.clear();
   repeats_ = false;
@@ -77,10 +77,10 @@ double StepScaling::squares_of(const at::Tensor& parameter) const {
 
 template <class Work>
 void StepScaling::for_each_parameter(const Groups& groups, const Work& work) const {
-  size_t place = 0;
+  size_t index = 0;
   for (const auto& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
-      if (!is_repeated_[place++] && parameter.grad().defined()) work(parameter);
+      if (!is_repeated_[index++] && parameter.grad().defined()) work(parameter);
     }
   }
 }

@@ -32,14 +32,14 @@ class StepScaling {
   bool is_needed() const { return scale_ != 1 || needs_norm(); }
   bool needs_norm() const { return skip_nonfinite_ || clip_.has_value(); }
 
-  // A gradient is there before the others, and will not change until decide(). It may be undefined.
+  // Measures a gradient ahead of decide(), until which it does not change. It may be undefined.
   void measure(const at::Tensor& parameter);
-  // Those that were measured are no longer what they were.
+  // Gradients that were measured have changed since.
   void forget() { measured_.clear(); }
 
-  // Looks at the gradients of a step: at those that were not measured. Forgets those that were.
+  // Measures the other gradients of a step and decides about it; then nothing is measured any more.
   void decide(const Groups& groups);
-  // Of the step that was decided: it is not to be made.
+  // After decide(): this step is not to be made.
   bool skips() const { return skips_; }
   // What gradients are still to be multiplied by.
   double factor() const { return factor_; }

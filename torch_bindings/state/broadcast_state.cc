@@ -12,6 +12,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
@@ -19,7 +20,6 @@
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/state/optimizer_state.h"
-#include "horon/torch_bindings/tensors/error_text.h"
 #include "horon/torch_bindings/tensors/failures.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
@@ -31,7 +31,6 @@ using core::concat;
 constexpr const char* kParameters = "broadcast_parameters";
 constexpr const char* kOptimizer = "broadcast_optimizer_state";
 
-using torch_detail::error_text;
 using torch_detail::Fact;
 
 // Why no broadcast from there is possible; empty if it is.
@@ -106,8 +105,8 @@ std::string save_optimizer(const torch::optim::Optimizer& optimizer, std::string
     torch::serialize::OutputArchive nothing;
     if (bytes.size() > archive_bytes(nothing).size()) return bytes;
     if (!optimizer.state().empty()) error = keeps_but_does_not_save(optimizer);
-  } catch (const std::exception& e) {
-    error = concat(type_name(optimizer), " can't be saved: ", error_text(e));
+  } catch (...) {
+    error = concat(type_name(optimizer), " can't be saved: ", core::current_error().what());
   }
   return {};
 }
@@ -121,8 +120,8 @@ std::string load_optimizer(torch::optim::Optimizer& optimizer, const std::string
     optimizer.state().clear();
     optimizer.load(archive);
     return {};
-  } catch (const std::exception& e) {
-    return concat(type_name(optimizer), " can't be loaded: ", error_text(e));
+  } catch (...) {
+    return concat(type_name(optimizer), " can't be loaded: ", core::current_error().what());
   }
 }
 
@@ -139,8 +138,8 @@ std::string failure_of(const torch::optim::Optimizer& optimizer, const char* wha
   try {
     work();
     return {};
-  } catch (const std::exception& error) {
-    return concat(type_name(optimizer), " can't be ", what, ": ", error_text(error));
+  } catch (...) {
+    return concat(type_name(optimizer), " can't be ", what, ": ", core::current_error().what());
   }
 }
 

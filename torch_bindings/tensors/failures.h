@@ -1,11 +1,11 @@
 // Runs several actions, each of them even if others throw, and keeps the first error. Exceptions of
-// other types become an Error (error_text.h).
+// other types become an Error (core::current_error()).
 #pragma once
 
 #include <optional>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
-#include "horon/torch_bindings/tensors/error_text.h"
 
 namespace horon::torch_detail {
 
@@ -18,7 +18,7 @@ class Failures {
       action();
       return true;
     } catch (...) {
-      const Error error = current_error(ErrorCode::OperationFailed);
+      const Error error = core::current_error();
       if (!first_) first_ = error;
     }
     return false;

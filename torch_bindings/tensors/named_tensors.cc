@@ -37,10 +37,10 @@ namespace torch_detail {
 
 bool UniqueNames::add(const NamedTensors::Item& item, const char* what) {
   const auto& [name, tensor] = item;
-  const auto [place, is_new] = seen_.emplace(name, tensor);
-  if (is_new || place->second.is_same(tensor)) return is_new;
+  const auto [known, is_new] = seen_.emplace(name, tensor);
+  if (is_new || known->second.is_same(tensor)) return is_new;
   throw Error(ErrorCode::InvalidArgument,
-              core::concat("two ", what, "s are called \"", name, "\", ", shown(place->second),
+              core::concat("two ", what, "s are called \"", name, "\", ", shown(known->second),
                            " and ", shown(tensor), "; give each a name of its own"));
 }
 
