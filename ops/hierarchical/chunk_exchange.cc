@@ -6,10 +6,10 @@
 namespace horon::ops {
 namespace {
 
-size_t aligned(int64_t bytes) { return (static_cast<size_t>(bytes) + 63) / 64 * 64; }
+size_t whole_lines(int64_t bytes) { return (static_cast<size_t>(bytes) + 63) / 64 * 64; }
 
 size_t wire_bytes_of(const ExchangePlan& plan, int64_t elements) {
-  return aligned(elements * static_cast<int64_t>(size_of(plan.wire_type)));
+  return whole_lines(elements * static_cast<int64_t>(size_of(plan.wire_type)));
 }
 
 int64_t longest_part(const HostsLayout& layout, const ExchangePlan& plan) {

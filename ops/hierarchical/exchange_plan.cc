@@ -10,12 +10,12 @@ namespace {
 // A chunk that is summed in one step must not hold up the loop, on however many hosts.
 constexpr int64_t kChunkBytesMax = 1 << 20;
 // What one lane has under way: more than a cable of 10 Gbit/s and 1 ms holds.
-constexpr int64_t kBytesAtOnce = 2 << 20;
+constexpr int64_t kLaneBytesAtOnce = 2 << 20;
 // What a cable carries while a message is on its way: one round may send so much more than two.
 constexpr int64_t kRoundBytes = 16 << 10;
 // Several lanes do not pay for less.
 constexpr int64_t kLaneBytesMin = 16 << 10;
-constexpr int64_t kAlignment = 64;  // elements; parts begin at cache lines
+constexpr int64_t kPartAlignment = 64;  // elements; parts begin at cache lines
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
@@ -55,7 +55,7 @@ ExchangePlan::Stretch ExchangePlan::chunk(int64_t index) const {
 }
 
 ExchangePlan::Stretch ExchangePlan::part(const Stretch& chunk, int host, int hosts) const {
-  const int64_t each = round_up((chunk.count + hosts - 1) / hosts, kAlignment);
+  const int64_t each = round_up((chunk.count + hosts - 1) / hosts, kPartAlignment);
   const int64_t begin = std::min(host * each, chunk.count);
   return {begin, std::min(each, chunk.count - begin)};
 }
@@ -73,15 +73,15 @@ ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp o
                                static_cast<double>(hosts - 1) / static_cast<double>(hosts);
   plan.one_round = in_one_round <= in_two_rounds + static_cast<double>(kRoundBytes);
   const int64_t message =
-      std::max(std::min(kMessageBytes, kChunkBytesMax / hosts) / wire_bytes / kAlignment,
+      std::max(std::min(kMessageBytes, kChunkBytesMax / hosts) / wire_bytes / kPartAlignment,
                int64_t{1}) *
-      kAlignment;
+      kPartAlignment;
   const int64_t longest = plan.one_round ? message : message * hosts;
-  const int64_t share = round_up((count + layout.lanes - 1) / layout.lanes, kAlignment);
+  const int64_t share = round_up((count + layout.lanes - 1) / layout.lanes, kPartAlignment);
   plan.chunk_elements = std::clamp(share, std::min(kLaneBytesMin / wire_bytes, longest), longest);
   plan.chunks = (count + plan.chunk_elements - 1) / plan.chunk_elements;
   plan.chunks_at_once = static_cast<int>(std::clamp<int64_t>(
-      kBytesAtOnce / (message * wire_bytes * std::max<int64_t>(hosts - 1, 1)), 4, 32));
+      kLaneBytesAtOnce / (message * wire_bytes * std::max<int64_t>(hosts - 1, 1)), 4, 32));
   return plan;
 }
 

@@ -15,10 +15,10 @@ namespace {
 
 using core::Progress;
 
-constexpr int64_t kStepBytes = 2 << 20;  // read or copied in one step
+constexpr int64_t kHierarchicalStepBytes = 2 << 20;  // read or copied in one step
 
 // An allreduce without elements. All ranks know that, so none waits.
-class Nothing final : public core::InFlight {
+class EmptyAllreduce final : public core::InFlight {
  public:
   Progress step() override { return Progress::Done; }
 };
@@ -55,8 +55,8 @@ class HierarchicalAllreduce::Running final : public core::InFlight {
     if (!posted_ && !begin()) return Progress::Ringing;
     bool moved = false;
     if (in_flight_ > 0) parent_.parts_.messages->progress();
-    for (int64_t bytes = 0; bytes < kStepBytes;) {
-      const int64_t more = advance() + begin_chunks(kStepBytes - bytes) + share_.copy();
+    for (int64_t bytes = 0; bytes < kHierarchicalStepBytes;) {
+      const int64_t more = advance() + begin_chunks(kHierarchicalStepBytes - bytes) + share_.copy();
       if (more == 0) break;
       bytes += more;
       moved = true;
@@ -185,7 +185,7 @@ void HierarchicalAllreduce::note_ended(uint64_t number) {
 }
 
 std::unique_ptr<core::InFlight> HierarchicalAllreduce::start(core::Batch batch) {
-  if (batch.count == 0) return std::make_unique<Nothing>();
+  if (batch.count == 0) return std::make_unique<EmptyAllreduce>();
   return std::make_unique<Running>(*this, std::move(batch));
 }
 

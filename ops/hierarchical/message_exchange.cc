@@ -15,9 +15,9 @@ namespace {
 
 using core::Progress;
 
-constexpr int64_t kStepBytes = 1 << 20;  // copied or added in one step
+constexpr int64_t kMessageStepBytes = 1 << 20;  // copied or added in one step
 // What one rank has under way: more than a cable of 10 Gbit/s and 1 ms holds.
-constexpr int64_t kBytesAtOnce = 2 << 20;
+constexpr int64_t kExchangeBytesAtOnce = 2 << 20;
 
 }  // namespace
 
@@ -29,7 +29,7 @@ class MessageExchange::Running final : public core::InFlight {
         number_(parent.next_++),
         tag_(Messages::kFirstBlockTag + static_cast<int>(number_ % (2 * kAtOnce))),
         at_once_(static_cast<size_t>(std::clamp<int64_t>(
-            kBytesAtOnce / kMessageBytes / std::max(parent.size_ - 1, 1), 2, 16))) {}
+            kExchangeBytesAtOnce / kMessageBytes / std::max(parent.size_ - 1, 1), 2, 16))) {}
 
   // The messages that are under way stay so.
   ~Running() override {
@@ -104,7 +104,7 @@ class MessageExchange::Running final : public core::InFlight {
   }
 
   bool copy_own() {
-    const int64_t bytes = std::min(kStepBytes, own_bytes_ - copied_);
+    const int64_t bytes = std::min(kMessageStepBytes, own_bytes_ - copied_);
     if (bytes == 0) return false;
     std::memcpy(own_to_ + copied_, own_from_ + copied_, static_cast<size_t>(bytes));
     copied_ += bytes;
@@ -114,7 +114,7 @@ class MessageExchange::Running final : public core::InFlight {
   // Reducescatter: what has come of the blocks of all members.
   bool add() {
     if (!reduces() || added_ == own_bytes_) return false;
-    int64_t end = std::min(own_bytes_, added_ + kStepBytes);
+    int64_t end = std::min(own_bytes_, added_ + kMessageStepBytes);
     for (const BlockFlow& flow : receives_) end = std::min(end, flow.bytes_over());
     if (end == added_) return false;
     std::vector<const std::byte*> blocks(static_cast<size_t>(parent_.size_));
