@@ -183,6 +183,15 @@ BatchWork SetRunner::work_of(StartBatch& start) {
   return work;
 }
 
+Error SetRunner::error_of(const FinishedBatch& batch) const {
+  // Several ranks may find a peer dead at the same time, in different ways: all say the same.
+  if (batch.error->code() == ErrorCode::PeerDead) return *batch.error;
+  const int rank = parts_.ranks[static_cast<size_t>(parts_.me)];
+  return Error(batch.error->code(),
+               concat("rank ", rank, ": collective of \"", batch.entries.front().name,
+                      "\" failed: ", batch.error->what()));
+}
+
 bool SetRunner::settle_batches() {
   const bool any = !enqueued_.empty() || !finished_.empty();
   for (EnqueuedBatch& batch : enqueued_) {
@@ -192,10 +201,7 @@ bool SetRunner::settle_batches() {
   enqueued_.clear();
   for (FinishedBatch& batch : finished_) {
     if (batch.error) {
-      const int rank = parts_.ranks[static_cast<size_t>(parts_.me)];
-      const Error error(batch.error->code(),
-                        concat("rank ", rank, ": collective of \"", batch.entries.front().name,
-                               "\" failed: ", batch.error->what()));
+      const Error error = error_of(batch);
       // A peer that has ended may have said why: that counts more than its death.
       if (error.code() == ErrorCode::PeerDead) parts_.take_messages();
       controller_.fail(error);

@@ -82,6 +82,7 @@ class SetRunner {
   void publish_statistics();
   void publish(const Statistics& now);
   BatchWork work_of(StartBatch& start);
+  Error error_of(const FinishedBatch& batch) const;  // which has one
   bool settle_batches();
   void settle(EnqueuedBatch& batch);
   void settle(FinishedBatch& batch);
