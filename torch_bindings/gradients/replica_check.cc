@@ -54,17 +54,16 @@ void for_each_spread(const at::Tensor& tensor, size_t count, uint64_t first, con
   }
 }
 
-// Calls visit(slot number, index of an element) for the elements whose turn it is.
+// Calls visit(slot number, index of an element) for the elements whose turn it is: of each
+// parameter at least one, so that what a step changes differently is seen in the next round.
 template <class Visit>
 void for_each_sampled(const std::deque<GradientSlot>& slots, uint64_t number, const Visit& visit) {
   if (slots.empty()) return;
-  const size_t count = std::min(slots.size(), kElementsInRound);
-  const size_t first = number * count % slots.size();
-  for (size_t i = 0; i < count; ++i) {
-    const size_t slot = (first + i) % slots.size();
+  const size_t of_each = std::max<size_t>(kElementsInRound / slots.size(), 1);
+  for (size_t slot = 0; slot < slots.size(); ++slot) {
     const at::Tensor& parameter = slots[slot].parameter();
     if (parameter.numel() == 0 || !parameter.requires_grad()) continue;
-    for_each_spread(parameter, kElementsInRound / count, number * 7919,
+    for_each_spread(parameter, of_each, number * 7919,
                     [&](int64_t index) { visit(slot, index); });
   }
 }
@@ -95,6 +94,8 @@ uint64_t ReplicaCheck::fingerprint(const std::deque<GradientSlot>& slots, uint64
     const double size = std::abs(value);
     if (size > largest_[slot] && size < kNotFinite) largest_[slot] = size;
   });
+  // Only the lowest 16 bits travel; one more word mixes the last element into them.
+  fingerprint.add(number);
   return fingerprint.value();
 }
 

@@ -26,7 +26,7 @@
 namespace horon::torch_detail {
 
 // Elements that are compared in a round, shared out over the parameters; where there are more
-// parameters than that, they take turns.
+// parameters than that, one of each.
 inline constexpr size_t kElementsInRound = 256;
 
 // Of one reducer: the slots are always the same, and may become more.

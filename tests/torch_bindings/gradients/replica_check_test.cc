@@ -45,6 +45,31 @@ TEST(Replicas, ThatHaveGoneApartAreNamed) {
   expect_value(b, 0.5);
 }
 
+// Each parameter is looked at in each round, however many there are.
+TEST(Replicas, OfManyParametersAreComparedInEachRound) {
+  if (size() == 1) return;
+  NamedTensors many;
+  for (int i = 0; i < 700; ++i) many.emplace_back("p" + std::to_string(i), leaf({2}, at::kDouble));
+  GradientReducer reducer(many);
+  const auto round = [&] {
+    at::Tensor loss = at::zeros({}, at::kDouble);
+    for (const auto& [name, w] : many) {
+      w.mutable_grad().reset();
+      loss = loss + weighted(w, 1);
+    }
+    loss.backward();
+    reducer.synchronize();
+  };
+  for (const int gone : {0, 350, 699}) {
+    round();
+    const at::Tensor w = many[gone].second.detach();
+    if (rank() == size() - 1) w.fill_(3);
+    EXPECT_THAT(error_of(round),
+                AllOf(StartsWith(kMismatch), HasSubstr("\"p" + std::to_string(gone) + "\"")));
+    w.fill_(1);
+  }
+}
+
 // Empty if there is no error.
 std::string text_of_error(const std::function<void()>& action) {
   try {
