@@ -8,13 +8,12 @@
 //                        what is left of it is printed
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "horon/tests/support/test_arguments.h"
 #include "horon/tests/torch_bindings/collectives/random_program/runner.h"
 #include "horon/torch_bindings/session.h"
 
@@ -23,6 +22,8 @@ namespace {
 
 using random_program::Program;
 using random_program::Runner;
+using testing_support::argument;
+using testing_support::number_argument;
 
 // A hang becomes an error that says of which program it was, before the watchdog ends all.
 class Session : public ::testing::Environment {
@@ -30,22 +31,6 @@ class Session : public ::testing::Environment {
   void TearDown() override { shutdown(); }
 };
 const auto* const environment = testing::AddGlobalTestEnvironment(new Session);
-
-// The value behind "--name=", or an empty one behind "--name"; null if it is not there.
-const char* argument(std::string_view name) {
-  static const std::vector<std::string> all = testing::internal::GetArgvs();
-  for (const std::string& one : all) {
-    if (!one.starts_with(name)) continue;
-    if (one.size() == name.size()) return "";
-    if (one[name.size()] == '=') return one.c_str() + name.size() + 1;
-  }
-  return nullptr;
-}
-
-int number(std::string_view name, int otherwise) {
-  const char* const given = argument(name);
-  return given == nullptr ? otherwise : std::atoi(given);
-}
 
 // Leaves out as many steps as it can, large pieces first, while the program still fails. The answer
 // is the same on all ranks, because failures are.
@@ -62,9 +47,9 @@ std::vector<bool> shrink(const Program& program) {
 }
 
 TEST(RandomPrograms, AgreeWithTheModel) {
-  const int first = number("--seed", 0);
-  const int count = number("--count", 40);
-  const int steps = number("--steps", 40);
+  const int first = number_argument("--seed", 0);
+  const int count = number_argument("--count", 40);
+  const int steps = number_argument("--steps", 40);
   for (int seed = first; seed < first + count; ++seed) {
     const Program program = random_program::make_program(seed, size(), steps);
     const std::string failure =

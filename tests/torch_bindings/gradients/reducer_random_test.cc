@@ -1,10 +1,14 @@
 // Random programs against a model of what gradients are: passes that reach other parameters on
 // every rank, gradients dropped in between, steps with and without zeroing, buckets of every size,
 // options of every kind.
+//
+// Arguments: --seed=N    the first program (default 0)
+//            --count=N   how many programs
 #include <optional>
 #include <random>
 #include <string>
 
+#include "horon/tests/support/test_arguments.h"
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 
@@ -188,16 +192,20 @@ class Program {
 class RandomPrograms : public testing::TestWithParam<WaitIn> {};
 
 TEST_P(RandomPrograms, EqualTheModel) {
+  const int first = number_argument("--seed", 0);
+  const int count = number_argument("--count", 25);
   int refused = 0, synchronized = 0;
-  for (unsigned seed = 0; seed < 25; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    Program program(seed, GetParam());
+  for (int seed = first; seed < first + count; ++seed) {
+    SCOPED_TRACE(testing::Message() << "again: --seed=" << seed << " --count=1");
+    Program program(static_cast<unsigned>(seed), GetParam());
     program.run();
     refused += program.refused_;
     synchronized += program.synchronized_;
     if (HasFailure()) return;
   }
-  EXPECT_LT(refused, synchronized / 4);
+  if (count >= 25) {  // what one program comes to is luck
+    EXPECT_LT(refused, synchronized / 4);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(WaitIn, RandomPrograms, testing::Values(WaitIn::Backward, WaitIn::Step),
