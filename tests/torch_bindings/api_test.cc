@@ -35,6 +35,9 @@ TEST(Options, BeginAlike) {
   (void)ObjectOptions{.name = "x", .root = 0, .process_set = all};
   (void)AllgatherOptions{.name = "x", .process_set = all};
   (void)AlltoallOptions{.name = "x", .process_set = all, .splits = {}};
+  (void)SparseAllreduceOptions{.name = "x", .op = sum, .process_set = all};
+  (void)FiniteCheckOptions{.name = "x", .process_set = all};
+  (void)AgreementOptions{.name = "x", .process_set = all};
 }
 
 TEST(InPlace, TakesWhatIsConstOrTemporary) {

@@ -11,15 +11,19 @@ if(HORON_SANITIZE MATCHES "address")
   set(horon_sanitized_torch_tests
       torch_collectives_test torch_objects_test torch_broadcast_state_test torch_reducer_traps_test
       torch_optimizer_situations_test torch_fused_step_test torch_memory_ranges_test
-      torch_backward_test torch_idx_dataset_test)
+      torch_backward_test torch_idx_dataset_test torch_random_program_test
+      torch_reducer_random_test torch_optimizer_traps_test torch_reducer_sparse_test
+      torch_session_test)
 elseif(HORON_SANITIZE STREQUAL "thread")
-  set(horon_sanitized_torch_tests torch_backward_ends_test torch_bucket_countdown_test)
+  set(horon_sanitized_torch_tests torch_backward_ends_test torch_bucket_countdown_test
+      torch_threads_in_backward_test)
 endif()
 if(HORON_SANITIZE)
   set_target_properties(horon_torch PROPERTIES EXCLUDE_FROM_ALL ON)  # unless one of them is there
+  set(fewer_programs ARGS --count=8)  # random ones: a sanitizer needs to see each kind a few times
 endif()
 
-# torch_test(FILE N...): torch_NAME, from the file FOLDER/NAME.cc, on N ranks each.
+# torch_test(FILE N... [ARGS...]): torch_NAME, from the file FOLDER/NAME.cc, on N ranks each.
 function(torch_test file)
   get_filename_component(name ${file} NAME)
   horon_test(torch_${name} FILES ${torch_tests}/${file}.cc RANKS ${ARGN} LIBS horon::torch
@@ -39,16 +43,11 @@ horon_test(torch_random_program_test FILES ${torch_tests}/collectives/random_pro
            ${torch_tests}/collectives/random_program/program.cc
            ${torch_tests}/collectives/random_program/runner.cc
            ${torch_tests}/collectives/random_program/start.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120)
+           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120 ${fewer_programs})
 if(TARGET torch_random_program_test)
   set_target_properties(torch_random_program_test PROPERTIES UNITY_BUILD ON)  # 9 s a file, else
 endif()
-# What ranks of several hosts do, and optimizers and collectives over MPI alone.
-# MPI polls, so four ranks on two busy cores take twenty times as long: fewer programs.
-horon_mpirun_test(torch_random_program_test.mpi.np4 torch_random_program_test 4 TIMEOUT 120
-                  ENVIRONMENT HORON_SHARED_MEMORY=0 ARGS --count=15)
-horon_mpirun_test(torch_reducer_random_test.mpi.np4 torch_reducer_random_test 4 TIMEOUT 120
-                  ENVIRONMENT HORON_SHARED_MEMORY=0)
+torch_test(threads_in_backward_test 1 2 3 4)
 torch_test(state/broadcast_state_test 1 2 3 4)
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   horon_test(torch_real_gpu_test FILES ${torch_tests}/real_gpu_test.cc RANKS 1 2 4 LIBS horon::torch
@@ -62,20 +61,20 @@ torch_test(api_test 2 3 4)
 torch_test(session_test 1 2 3 4)
 torch_test(gradients/optimizer_training_test 1 2 3 4)
 torch_test(gradients/fused_step_test 1)
-torch_test(gradients/fused_training_test 1 2)
-torch_test(gradients/step_scaling_test 1 2 3)
+torch_test(gradients/fused_training_test 2)
+torch_test(gradients/step_scaling_test 2 3)
 # LibTorch rounds otherwise without AVX.
 horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 1 TIMEOUT 120
                   ENVIRONMENT ATEN_CPU_CAPABILITY=default)
 horon_test(torch_hook_costs_test FILES ${torch_tests}/gradients/hook_costs_test.cc
            support/allocation_counter.cc support/lock_counter.cc
            RANKS 2 LIBS horon::torch TIMEOUT 120)
-torch_test(gradients/reducer_traps_test 1 2 3 4)
-torch_test(gradients/optimizer_traps_test 1 2 3 4)
+torch_test(gradients/reducer_traps_test 2 3 4)
+torch_test(gradients/optimizer_traps_test 2 3 4)
 torch_test(gradients/backward_test 2 3 4)
 torch_test(gradients/replica_check_test 2 3 4)
-torch_test(gradients/backward_ends_test 1 2 3 4)
-torch_test(gradients/reducer_random_test 2 3 4)
+torch_test(gradients/backward_ends_test 2 3 4)
+torch_test(gradients/reducer_random_test 2 3 4 ${fewer_programs})
 torch_test(gradients/reducer_options_test 2 3 4)
 torch_test(gradients/compressed_gradients_test 2 3)
 torch_test(gradients/reducer_scopes_test 2 3 4)
@@ -104,6 +103,13 @@ horon_test(torch_idx_dataset_test FILES ${torch_tests}/data/idx_dataset_test.cc
 if(HORON_SANITIZE)
   return()
 endif()
+
+# Optimizers and collectives over MPI alone.
+# MPI polls, so four ranks on two busy cores take twenty times as long: fewer programs.
+horon_mpirun_test(torch_random_program_test.mpi.np4 torch_random_program_test 4 TIMEOUT 120
+                  ENVIRONMENT HORON_SHARED_MEMORY=0 ARGS --count=15)
+horon_mpirun_test(torch_reducer_random_test.mpi.np4 torch_reducer_random_test 4 TIMEOUT 120
+                  ENVIRONMENT HORON_SHARED_MEMORY=0)
 
 # Ways out of a program: mode, expected exit code.
 add_executable(torch_exit_program ${torch_tests}/exit_programs/exit_program.cc)
@@ -171,7 +177,10 @@ set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)
 # Ranks of several hosts, as far as Horon can tell: shared memory among some of them, MPI between.
 foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reducer_random_test:2+1
         torch_reducer_traps_test:2+1 torch_backward_ends_test:2+1 torch_process_set_test:2+1
-        torch_process_set_test:1+1+1 torch_session_test:2+2 torch_optimizer_training_test:2+1)
+        torch_process_set_test:1+1+1 torch_session_test:2+2 torch_optimizer_training_test:2+1
+        torch_reducer_options_test:2+1 torch_reducer_scopes_test:2+1 torch_reducer_sparse_test:2+1
+        torch_reducer_join_test:2+1 torch_plain_rounds_test:2+1 torch_replica_check_test:2+1
+        torch_backward_test:2+1 torch_compressed_gradients_test:2+1)
   string(REGEX MATCH "(.*):(.*)" run ${run})
   set(program ${CMAKE_MATCH_1})
   set(layout ${CMAKE_MATCH_2})

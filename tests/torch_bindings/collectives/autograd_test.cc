@@ -4,8 +4,6 @@
 
 #include <cmath>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -23,7 +21,6 @@ using testing::StartsWith;
 using testing_support::error_of;
 using testing_support::expect_close;
 using testing_support::values;
-using Tensors = std::vector<at::Tensor>;
 
 const auto* const environment =
     testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
@@ -112,40 +109,6 @@ TEST_F(Autograd, NamesMayBeUsedAgain) {
     expect_close(x.grad(), at::full({3}, std::pow(size(), 2), at::kDouble));
     x.mutable_grad().reset();
   }
-}
-
-// Two threads, each with a graph of its own; ranks differ in which backward begins first.
-TEST_F(Autograd, OrderOfBackwardsMayDifferByRankOnThreads) {
-  constexpr int kGraphs = 4;
-  Tensors leaves;
-  Tensors losses;
-  for (int i = 0; i < kGraphs; ++i) {
-    leaves.push_back(at::full({2}, i + 1.0, at::kDouble).requires_grad_(true));
-    losses.push_back(
-        autograd::allreduce(leaves[i], {.name = "graph." + std::to_string(i), .op = ReduceOp::Sum})
-            .sum() *
-        (i + 1));
-  }
-  std::vector<std::thread> threads;
-  for (int turn = 0; turn < kGraphs; ++turn) {
-    const int i = rank() % 2 == 0 ? turn : kGraphs - 1 - turn;
-    threads.emplace_back([&losses, i] { losses[i].backward(); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (int i = 0; i < kGraphs; ++i) {
-    expect_close(leaves[i].grad(), at::full({2}, (i + 1.0) * size(), at::kDouble));
-  }
-}
-
-TEST_F(Autograd, OneNameOnManyThreads) {
-  const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_(true);
-  const at::Tensor y = autograd::allreduce(x, {.name = "shared", .op = ReduceOp::Sum}).sum();
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&y] { y.backward({}, /*retain_graph=*/true); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  expect_close(x.grad(), at::full({3}, 4.0 * size(), at::kDouble));
 }
 
 TEST_F(Autograd, CompressionIsStraightThrough) {

@@ -2,21 +2,18 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
-#include <optional>
 #include <string>
 
 #include <torch/torch.h>
 
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
-#include "horon/torch_bindings/gradients/slot.h"
 
 namespace horon {
 namespace {
 
 namespace optim = ::torch::optim;
 using testing::AllOf;
-using testing::AnyOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
@@ -297,14 +294,6 @@ TEST(Optimizer, LayoutsThatDifferBetweenRanksAreAMismatch) {
   } else {
     EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }), StartsWith(kMismatch));
   }
-}
-
-TEST(Optimizer, TwoThreadsInTheHooksOfOneParameter) {
-  const torch_detail::GradientSettings settings;
-  torch_detail::GradientSlot slot("shared", leaf({1}), settings);
-  const std::optional<torch_detail::GradientSlot::Busy> one(std::in_place, slot);
-  EXPECT_THAT(error_of([&] { const torch_detail::GradientSlot::Busy two(slot); }),
-              AllOf(StartsWith(kInvalid), HasSubstr("\"shared\""), HasSubstr("two threads")));
 }
 
 std::string content(const std::string& path) {

@@ -2,7 +2,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "horon/tests/torch_bindings/gradients/reducer_support.h"
@@ -201,27 +200,6 @@ TEST(ReducerScopes, FunctionsBeforeAndAfterBuckets) {
     expect_close(w, -sum_of_ranks() / 2);
     expect_close(v, -sum_of_ranks() / 2);
   }
-}
-
-// While one thread is in the hooks of a parameter, the function before the bucket keeps it there.
-TEST(ReducerScopes, TwoThreadsInBackwardOnOneParameter) {
-  const at::Tensor w = leaf({3}, at::kDouble);
-  // The bucket goes in the hook.
-  GradientReducer reducer({{"weight", w}}, {.wait_in = WaitIn::Step});
-  std::string error;
-  reducer.before_bucket([&](const BucketView&) {
-    std::jthread([&] { error = error_of([&] { weighted(w, 100).backward(); }); }).join();
-  });
-  weighted(w, rank() + 1).backward();
-  EXPECT_THAT(error, AllOf(StartsWith(kInvalid), HasSubstr("\"weight\""),
-                           HasSubstr("two threads run backward()")));
-  reducer.before_bucket(nullptr);
-  reducer.synchronize();
-  expect_close(w, mean_of_ranks());
-  w.mutable_grad().reset();
-  weighted(w, 1).backward();
-  reducer.synchronize();
-  expect_close(w, 1);
 }
 
 TEST(ReducerScopes, FunctionsThatThrow) {
