@@ -35,7 +35,7 @@ void run_plain_rounds(GradientReducer& reducer, const std::vector<at::Tensor>& p
   }
 }
 
-// After a few steps they also start without a message.
+// After a few steps they also start without a message, on one host.
 TEST(PlainRounds, ReduceTheirBucketsAndNothingElse) {
   if (size() == 1) return;
   const std::vector<at::Tensor> parameters{leaf({3}), leaf({2}, at::kDouble), leaf({4}, at::kHalf),
@@ -51,7 +51,9 @@ TEST(PlainRounds, ReduceTheirBucketsAndNothingElse) {
     const Statistics after = statistics();
     EXPECT_EQ(after.frozen_starts + after.negotiated_starts,
               before.frozen_starts + before.negotiated_starts + 3 * parameters.size());
-    EXPECT_EQ(after.control_messages_sent, before.control_messages_sent);
+    if (local_size() == size()) {  // hosts tell each other of frozen starts by messages
+      EXPECT_EQ(after.control_messages_sent, before.control_messages_sent);
+    }
     barrier();
   }
 }
