@@ -37,9 +37,6 @@ horon_test(runtime_enqueued_test
 horon_test(exhausted_memory_test
            FILES core/runtime/exhausted_memory_test.cc support/failing_allocation.cc
                  ${fake_world})
-# Memory that must be kept for ever, where there is none to note it, is reachable for nobody.
-set_tests_properties(exhausted_memory_test PROPERTIES
-                     ENVIRONMENT_MODIFICATION "ASAN_OPTIONS=string_append::detect_leaks=0")
 set_source_files_properties(support/failing_allocation.cc support/allocation_counter.cc
                             PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 # Alone, since it counts what the program allocates.
