@@ -281,19 +281,15 @@ bool GradientReducer::Impl::passes_checks(GradientBucket& bucket, const std::vec
     }
   }
   if (!before_bucket) return true;
-  std::string what;
   try {
     before_bucket(view_of(bucket));
     return true;
-  } catch (const std::exception& exception) {
-    what = exception.what();
   } catch (...) {
-    what = "not a std::exception";
+    bucket.refuse(Error(ErrorCode::InvalidArgument,
+                        core::concat("before_bucket() of \"", bucket.name(), "\" on rank ", rank(),
+                                     " has thrown: ", core::current_error().what())));
+    return false;
   }
-  bucket.refuse(Error(ErrorCode::InvalidArgument,
-                      core::concat("before_bucket() of \"", bucket.name(), "\" on rank ", rank(),
-                                   " has thrown: ", what)));
-  return false;
 }
 
 Hooks GradientReducer::Impl::hooks_needed() const {
