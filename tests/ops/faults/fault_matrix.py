@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Real jobs of which one rank goes wrong: every other rank must get the one error that names it, soon.
+"""Real jobs of which one rank goes wrong: all others must get the one error that names it, soon.
 
 usage: fault_matrix.py LINK MPIRUN PROGRAM [SITUATION...]
 
 LINK is how the three ranks talk: shm, mpi, or hosts (ranks 0 and 1 on one host, 2 on another). Each
 case is a job of its own; some run at a time, since they mostly wait. A case fails if a rank that
 should live gets no error or another one, if two of them get different texts, if a rank does not end
-by itself, if the job never starts, or if something is left in /dev/shm. The program is a FaultJob (tests/support/fault_job.h):
-fault_program.cc, or for the situation "backward" training_fault_program.cc of the bindings.
+by itself, if the job never starts, or if something is left in /dev/shm. The program is a FaultJob
+(tests/support/fault_job.h): fault_program.cc, or for the situation "backward"
+training_fault_program.cc of the bindings.
 """
 
 import concurrent.futures
