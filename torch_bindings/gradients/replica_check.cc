@@ -63,8 +63,7 @@ void for_each_sampled(const std::deque<GradientSlot>& slots, uint64_t number, co
   for (size_t slot = 0; slot < slots.size(); ++slot) {
     const at::Tensor& parameter = slots[slot].parameter();
     if (parameter.numel() == 0 || !parameter.requires_grad()) continue;
-    for_each_spread(parameter, of_each, number * 7919,
-                    [&](int64_t index) { visit(slot, index); });
+    for_each_spread(parameter, of_each, number * 7919, [&](int64_t index) { visit(slot, index); });
   }
 }
 
