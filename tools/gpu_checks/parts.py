@@ -188,8 +188,8 @@ def overhead(run):
     arguments = ["--device", "cuda", "--models", "resnet50,gpt2", "--blocks", "9", "--json"]
     ours = os.path.join(run.results, "training_np1.json")
     code, output = run.ranks(1, [run.program("training_step_bench"), *arguments, ours])
-    if "has no GPU here" in output:
-        return Outcome("skipped", last_lines(output, 1))
+    if match := re.search(r".*has no GPU here.*", output):
+        return Outcome("skipped", match[0])
     if code != 0:
         return Outcome("failed", last_lines(output))
     found = {"Horon": ratios_of(ours, "horon")}
