@@ -24,9 +24,9 @@ namespace {
 // The one process-wide object. On the heap and never destroyed: no static destructor may meet a
 // running thread, and no thread a dead object.
 struct Process {
-  std::mutex mutex;
-  // Null before init() and after shutdown().
-  ops::Job* job = nullptr;
+  std::mutex mutex;  // of init() and shutdown()
+  // Null before init() and after shutdown(). Each call of the library reads it, so without a lock.
+  std::atomic<ops::Job*> job{nullptr};
   std::atomic<bool> runs{false};  // there is a job that nobody has begun to end
   // Jobs that have ended are never deleted: other threads may hold a reference.
   std::vector<ops::Job*> ended;
@@ -47,13 +47,12 @@ void refuse_forked_child() {
 
 ops::Job& job() {
   refuse_forked_child();
-  Process& here = process();
-  const std::lock_guard lock(here.mutex);
-  if (here.job == nullptr) {
+  ops::Job* const running = process().job.load(std::memory_order_acquire);
+  if (running == nullptr) {
     throw Error(ErrorCode::NotInitialized,
                 "call horon::init() first, and nothing after horon::shutdown()");
   }
-  return *here.job;
+  return *running;
 }
 
 const core::Topology& topology() { return job().runtime().topology(); }
@@ -79,11 +78,7 @@ Statistics statistics() { return job().statistics(); }
 int last_rank() { return core::log_rank(); }
 
 bool is_initialized() {
-  // Not asked of the job: another thread of the parent may have held the mutex.
-  if (core::in_forked_child()) return false;
-  Process& here = process();
-  const std::lock_guard lock(here.mutex);
-  return here.job != nullptr;
+  return !core::in_forked_child() && process().job.load(std::memory_order_acquire) != nullptr;
 }
 
 void barrier(const ProcessSet& process_set) {
@@ -122,7 +117,7 @@ void shutdown() {
   ops::Job* ending = nullptr;
   {
     const std::lock_guard lock(here.mutex);
-    ending = std::exchange(here.job, nullptr);
+    ending = here.job.exchange(nullptr);
   }
   if (ending == nullptr) return;
   ending->stop();

@@ -37,7 +37,8 @@ torch_test(collectives/autograd_test 2 3 4)
 torch_test(collectives/objects_test 2 3 4)
 torch_test(collectives/sparse_allreduce_test 2 3 4)
 horon_test(torch_repeated_calls_test FILES ${torch_tests}/collectives/repeated_calls_test.cc
-           support/allocation_counter.cc RANKS 2 3 LIBS horon::torch TIMEOUT 120)
+           support/allocation_counter.cc support/lock_counter.cc
+           RANKS 2 3 LIBS horon::torch TIMEOUT 120)
 horon_test(torch_random_program_test FILES ${torch_tests}/collectives/random_program_test.cc
            ${torch_tests}/collectives/random_program/model.cc
            ${torch_tests}/collectives/random_program/program.cc

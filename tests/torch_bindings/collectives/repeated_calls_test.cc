@@ -1,5 +1,5 @@
-// Calls that come again under the same names: what they allocate, and that none is taken for an
-// earlier one that was different.
+// Calls that come again under the same names: what they allocate and lock, and that none is taken
+// for an earlier one that was different.
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/tests/support/allocation_counter.h"
+#include "horon/tests/support/lock_counter.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
 
@@ -21,14 +22,18 @@ const auto* const environment =
     testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 // The least of many calls: the thread that waits may run the loop, or find it done.
-int64_t allocations_of(const std::function<void()>& call) {
+int64_t least_of(int64_t (*count)(), const std::function<void()>& call) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < 60; ++i) {
-    const int64_t before = testing_support::allocations_of_this_thread();
+    const int64_t before = count();
     call();
-    least = std::min(least, testing_support::allocations_of_this_thread() - before);
+    least = std::min(least, count() - before);
   }
   return least;
+}
+
+int64_t allocations_of(const std::function<void()>& call) {
+  return least_of(testing_support::allocations_of_this_thread, call);
 }
 
 TEST(RepeatedCalls, OfOneTensorAllocateLittle) {
@@ -39,6 +44,15 @@ TEST(RepeatedCalls, OfOneTensorAllocateLittle) {
   RecordProperty("allocations", std::to_string(blocking) + ", " + std::to_string(waited));
   EXPECT_LE(blocking, 16);
   EXPECT_LE(waited, 16);
+}
+
+// The names of earlier calls, the queue of submissions on both of its ends, and the loop's seat.
+TEST(RepeatedCalls, OfOneTensorLockLittle) {
+  const at::Tensor x = at::zeros({2, 3});
+  const int64_t blocking = least_of(testing_support::locks_of_this_thread,
+                                    [&] { allreduce_(x, {.name = "a tensor that locks"}); });
+  RecordProperty("locks", std::to_string(blocking));
+  EXPECT_LE(blocking, 7);
 }
 
 TEST(RepeatedCalls, OfAGroupAllocateNothingForEachTensor) {
