@@ -137,14 +137,14 @@ class PieceAllreduce::Running final : public core::InFlight {
     const uint64_t piece = any_staged_ ? take_own() : claim();
     if (piece == end_) return 0;
     const int64_t bytes = bytes_of(piece);
-    for (size_t rank = 0; rank < inputs_.size(); ++rank) {
-      const int64_t offset = reads_ring_[rank] ? staging_offset(piece) : user_offset(piece);
-      piece_inputs_[rank] = inputs_[rank] + offset;
-      piece_outputs_[rank] = outputs_[rank] + offset;
+    for (size_t rank = 0; rank < peers_.inputs.size(); ++rank) {
+      const int64_t offset = peers_.reads_ring[rank] ? staging_offset(piece) : user_offset(piece);
+      peers_.piece_inputs[rank] = peers_.inputs[rank] + offset;
+      peers_.piece_outputs[rank] = peers_.outputs[rank] + offset;
     }
     const Reduction reduction = {batch_.dtype, batch_.reduce_op, batch_.prescale, batch_.postscale,
                                  batch_.divisor};
-    reduce_many(reduction, piece_inputs_, piece_outputs_,
+    reduce_many(reduction, peers_.piece_inputs, peers_.piece_outputs,
                 bytes / static_cast<int64_t>(size_of(batch_.dtype)));
     note_summed(piece);
     return bytes * ranks_;
@@ -180,33 +180,33 @@ class PieceAllreduce::Running final : public core::InFlight {
       parent_.progress_.wake_all();
     } else if (any_staged_) {
       parent_.progress_.wake_if(
-          [this](int rank) { return reads_ring_[static_cast<size_t>(rank)]; });
+          [this](int rank) { return peers_.reads_ring[static_cast<size_t>(rank)]; });
     }
   }
 
   // Whether all ranks have posted. If so, maps their memory into this process, which may throw; so
   // it is called before a piece is claimed.
   bool know_peers() {
-    if (!inputs_.empty()) return true;
+    if (!peers_.inputs.empty()) return true;
     if (open() == base_) return false;
-    std::vector<std::byte*> inputs;
+    Peers peers = parent_.take_spare_peers();
     for (int rank = 0; rank < ranks_; ++rank) {
       const Contribution& theirs = contributions_[rank];
       any_staged_ = any_staged_ || theirs.staged != 0;
-      reads_ring_.push_back(theirs.staged != 0 && rank != parent_.rank_);
+      peers.reads_ring.push_back(theirs.staged != 0 && rank != parent_.rank_);
       if (rank == parent_.rank_) {
-        inputs.push_back(const_cast<std::byte*>(batch_.input));
-        outputs_.push_back(batch_.output);
+        peers.inputs.push_back(const_cast<std::byte*>(batch_.input));
+        peers.outputs.push_back(batch_.output);
         continue;
       }
       std::byte* input = parent_.group_.map(rank, theirs.input);
-      inputs.push_back(input);
+      peers.inputs.push_back(input);
       const bool in_place = is_same(theirs.input, theirs.output);
-      outputs_.push_back(in_place ? input : parent_.group_.map(rank, theirs.output));
+      peers.outputs.push_back(in_place ? input : parent_.group_.map(rank, theirs.output));
     }
-    piece_inputs_.resize(inputs.size());
-    piece_outputs_.resize(inputs.size());
-    inputs_ = std::move(inputs);
+    peers.piece_inputs.resize(peers.inputs.size());
+    peers.piece_outputs.resize(peers.inputs.size());
+    peers_ = std::move(peers);
     return true;
   }
 
@@ -246,6 +246,7 @@ class PieceAllreduce::Running final : public core::InFlight {
 
   Progress leave() {
     if (staged_) parent_.staging_.push_back(std::move(staging_));
+    parent_.keep_spare(std::move(peers_));
     left_[parent_.rank_].value.store(use_ + 1, std::memory_order_seq_cst);
     parent_.reuse_.wake_all();
     return Progress::Done;
@@ -279,13 +280,8 @@ class PieceAllreduce::Running final : public core::InFlight {
   uint64_t copied_out_ = 0;
   uint64_t next_own_ = 0;
   std::shared_ptr<std::byte> staging_;
-  // [rank], addresses in this process; empty until all ranks have posted
-  std::vector<std::byte*> inputs_;
-  std::vector<std::byte*> outputs_;
-  std::vector<bool> reads_ring_;  // [rank]: its pieces are read from its ring
+  Peers peers_;  // empty until all ranks have posted
   bool any_staged_ = false;
-  std::vector<const std::byte*> piece_inputs_;
-  std::vector<std::byte*> piece_outputs_;
 };
 
 PieceAllreduce::PieceAllreduce(core::LocalGroup& group, std::byte* area)
@@ -322,6 +318,23 @@ PieceAllreduce::Contribution* PieceAllreduce::contributions(SharedCell& cell) co
 
 PieceAllreduce::Word* PieceAllreduce::left(SharedCell& cell) const {
   return reinterpret_cast<Word*>(contributions(cell) + ranks_);
+}
+
+PieceAllreduce::Peers PieceAllreduce::take_spare_peers() {
+  if (spare_peers_.empty()) return {};
+  Peers peers = std::move(spare_peers_.back());
+  spare_peers_.pop_back();
+  return peers;
+}
+
+void PieceAllreduce::keep_spare(Peers peers) {
+  if (peers.inputs.empty() || spare_peers_.size() == kCells) return;
+  peers.inputs.clear();
+  peers.outputs.clear();
+  peers.reads_ring.clear();
+  peers.piece_inputs.clear();
+  peers.piece_outputs.clear();
+  spare_peers_.push_back(std::move(peers));
 }
 
 std::unique_ptr<core::InFlight> PieceAllreduce::start(core::Batch batch) {

@@ -60,12 +60,22 @@ class PieceAllreduce {
     // Contribution[ranks] follows, then Word[ranks]: how many allreduces of this cell each rank
     // has finished.
   };
+  // By rank, addresses in this process.
+  struct Peers {
+    std::vector<std::byte*> inputs;
+    std::vector<std::byte*> outputs;
+    std::vector<bool> reads_ring;  // its pieces are read from its ring
+    std::vector<const std::byte*> piece_inputs;
+    std::vector<std::byte*> piece_outputs;
+  };
   struct OwnCell {
     uint64_t pieces = 0;  // in all allreduces that this rank has started in the cell
     uint64_t uses = 0;
   };
 
   static size_t cell_bytes(int ranks);
+  Peers take_spare_peers();
+  void keep_spare(Peers peers);
   SharedCell& shared_cell(uint64_t index) const;
   Contribution* contributions(SharedCell& cell) const;
   Word* left(SharedCell& cell) const;
@@ -79,7 +89,8 @@ class PieceAllreduce {
   uint64_t next_ = 0;
   OwnCell own_[kCells];
   std::vector<std::shared_ptr<std::byte>>
-      staging_;  // rings that are free; each holds kStaged of the longest pieces
+      staging_;                     // rings that are free; each holds kStaged of the longest pieces
+  std::vector<Peers> spare_peers_;  // emptied, so that the next allreduce needs no memory
 };
 
 }  // namespace horon::ops
