@@ -1,11 +1,13 @@
 #include "horon/ops/builtin.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "horon/core/base/text.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/negotiation/ring_gate.h"
+#include "horon/core/runtime/submission.h"
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/hierarchical/hierarchical_allreduce.h"
 #include "horon/ops/hierarchical/hierarchical_exchange.h"
@@ -60,6 +62,14 @@ void add_shared_memory_ops(const Communicator& communicator,
 
 bool has_gpu(const std::shared_ptr<JobGpu>& gpu) { return gpu != nullptr && gpu->available(); }
 
+core::CollectiveOp* find_op(const std::vector<std::unique_ptr<core::CollectiveOp>>& ops,
+                            std::string_view name) {
+  for (const auto& op : ops) {
+    if (op->name() == name) return op.get();
+  }
+  return nullptr;
+}
+
 // NCCL's communicator is made by way of the set's MPI, whose ops are in the list.
 void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu>& gpu,
                   std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
@@ -68,10 +78,15 @@ void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu
   parts.size = communicator.topology().size;
   parts.rank = communicator.topology().rank;
   parts.members = core::concat("ranks ", core::list_ranks(communicator.members()));
-  const auto broadcast = std::find_if(ops.begin(), ops.end(),
-                                      [](const auto& op) { return op->name() == "mpi_broadcast"; });
-  if (broadcast == ops.end() && parts.size > 1) return;
-  if (parts.size > 1) parts.id_exchange = std::make_unique<BroadcastNcclId>(**broadcast);
+  parts.ordered = communicator.id() != core::kWorldSet;  // the world: from the first other set on
+  if (parts.size > 1) {
+    core::CollectiveOp* const broadcast = find_op(ops, "mpi_broadcast");
+    core::CollectiveOp* const allreduce = find_op(ops, "mpi_allreduce");
+    if (broadcast == nullptr || allreduce == nullptr) return;
+    parts.id_exchange = std::make_unique<BroadcastNcclId>(*broadcast);
+    parts.ticket =
+        std::make_unique<LaunchTicket>(gpu->launch_order(), communicator.id(), *allreduce);
+  }
   for (auto& op : make_nccl_ops(std::make_shared<NcclCommunicator>(std::move(parts)))) {
     ops.push_back(std::move(op));
   }

@@ -2,6 +2,7 @@
 // blocking for a peer.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -103,10 +104,13 @@ class CollectiveOp {
   // Batches are started in the order of their sequence, as far as start_order() asks for it, on
   // every rank; several may be in flight.
   virtual std::unique_ptr<InFlight> start(Batch batch) = 0;
-  // The job is over: nothing is stepped or started any more. An op that enqueues stops what still
-  // waits for peers in its queue, so that nothing behind it waits for ever; the results are not
-  // valid. Takes bounded time.
+  // The job is over: nothing is stepped or started any more. An op that enqueues begins to stop
+  // what still waits for peers in its queue, so that nothing behind it waits for ever; the results
+  // are not valid. Returns at once.
   virtual void abort() noexcept {}
+  // After abort() of all ops of all sets, which may need each other: waits until it has let go, or
+  // `limit` has passed.
+  virtual void finish_abort(std::chrono::steady_clock::time_point /*limit*/) noexcept {}
 };
 
 }  // namespace horon::core

@@ -20,6 +20,14 @@ Executor::~Executor() = default;
 
 void Executor::enqueue(BatchWork work) {
   HORON_CHECK(!work.entries.empty(), "a batch without entries");
+  if (running_.size() >= kUnderWayMax || !in_line_.empty()) {
+    in_line_.push_back(std::move(work));
+  } else {
+    begin(std::move(work));
+  }
+}
+
+void Executor::begin(BatchWork work) {
   if (spare_.empty()) spare_.emplace_back();
   spare_.front().emplace(std::move(work), context_);
   running_.splice(running_.end(), spare_, spare_.begin());
@@ -62,11 +70,17 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
     spare_.splice(spare_.begin(), running_, done);
     slower(Pace::Busy);
   }
+  // They move in the next pass; this one has moved something, or there would be no room.
+  while (!in_line_.empty() && running_.size() < kUnderWayMax) {
+    begin(std::move(in_line_.front()));
+    in_line_.pop_front();
+  }
   return pace;
 }
 
 void Executor::abandon() noexcept {
   if (!running_.empty()) keep_value_for_ever(running_);
+  if (!in_line_.empty()) keep_value_for_ever(in_line_);
   context_.ops->abort();
 }
 

@@ -4,6 +4,11 @@
 // Every batch is a small machine of its own, so that the packing of one overlaps the collective of
 // another. Ops that find their peers by the order of start are started in the order of the batches,
 // on every rank the same (PROTOCOL.md, order rule). Nothing blocks. One thread at a time.
+//
+// A limited number of batches is under way; the others stand in line, in the order of the log. So a
+// pass costs the same however many there are, and a device that falls behind is given no more work.
+// The line holds up nobody for ever: the first batch that has not finished everywhere is under way
+// on every rank.
 #pragma once
 
 #include <list>
@@ -20,6 +25,8 @@ namespace horon::core {
 
 class Executor {
  public:
+  static constexpr size_t kUnderWayMax = 64;
+
   struct Parts {
     int rank = 0;  // this rank's index among the members
     int size = 1;
@@ -48,18 +55,26 @@ class Executor {
   Pace step(std::vector<FinishedBatch>& finished, std::vector<EnqueuedBatch>& enqueued);
 
   // The job is over: gives up everything in flight. A peer, MPI or a device may still write there,
-  // so all that the batches hold is kept for ever. Then the ops abort what they have enqueued.
-  // Finish the handles first. Needs no memory.
+  // so all that the batches hold is kept for ever. Then the ops begin to abort what they have
+  // enqueued. Finish the handles first. Needs no memory.
   void abandon() noexcept;
+  // After abandon() of all sets: waits until the ops have aborted, or `limit` has passed.
+  void finish_abort(std::chrono::steady_clock::time_point limit) noexcept {
+    context_.ops->finish_abort(limit);
+  }
 
   const OpTable& ops() const { return *context_.ops; }
+  std::shared_ptr<const OpTable> shared_ops() const { return context_.ops; }
   const ScratchPool& scratch() const { return *context_.scratch; }
 
  private:
   BatchContext context_;
+  void begin(BatchWork work);
+
   // The list nodes of finished batches are used again.
   using Batches = std::list<std::optional<RunningBatch>>;
-  Batches running_;  // in the order of the log
+  Batches running_;               // in the order of the log; at most kUnderWayMax
+  std::list<BatchWork> in_line_;  // behind them, in the same order
   Batches spare_;
   Predecessors earlier_;
 };

@@ -3,10 +3,9 @@
 //
 // The order of collectives on a device: those of one set enter its queue in the order of the set's
 // log, the same on every rank. Between sets there is no common order, since each has a log of its
-// own: two ranks may start collectives of two sets in unlike order. So a collective that waits for
-// its peers in one queue must not keep those in other queues from starting. Where it may (kernels
-// of NCCL that fill the device), sets that share more than one rank may wait for each other for
-// ever: such a device may serve one set only.
+// own: two ranks may come to start collectives of two sets in unlike order. Where a collective that
+// waits for its peers in one queue may keep those in other queues from starting (kernels of NCCL
+// that fill the device), the ops of that device agree on an order among the sets.
 #pragma once
 
 #include <cstddef>

@@ -19,8 +19,15 @@ OpTable::OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::stri
     : ops_(std::move(ops)) {
   if (allreduce == "auto") return;
   allreduce_prefix_ = allreduce + "_allreduce";
-  const bool any = std::any_of(ops_.begin(), ops_.end(),
-                               [&](const auto& op) { return has_prefix(*op, allreduce_prefix_); });
+  bool any = false;
+  for (size_t kind = 0; kind < restricted_.size(); ++kind) {
+    BatchFacts facts;
+    facts.device = static_cast<DeviceKind>(kind);
+    restricted_[kind] = std::any_of(ops_.begin(), ops_.end(), [&](const auto& op) {
+      return has_prefix(*op, allreduce_prefix_) && op->refusal(facts).empty();
+    });
+    any = any || restricted_[kind];
+  }
   if (any) return;
   throw Error(ErrorCode::Config,
               concat("HORON_ALLREDUCE=", allreduce,
@@ -31,25 +38,52 @@ OpTable::OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::stri
 
 std::string OpTable::refusal(const CollectiveOp& op, const BatchFacts& facts) const {
   const std::string why = op.refusal(facts);
-  if (!why.empty() || facts.kind != CollectiveKind::Allreduce || allreduce_prefix_.empty()) {
+  if (!why.empty() || facts.kind != CollectiveKind::Allreduce ||
+      !restricted_[static_cast<size_t>(facts.device)]) {
     return why;
   }
   return has_prefix(op, allreduce_prefix_) ? "" : "HORON_ALLREDUCE asks for another one";
 }
 
-CollectiveOp& OpTable::select(const BatchFacts& facts) const {
+CollectiveOp* OpTable::find(const BatchFacts& facts) const {
   for (const auto& op : ops_) {
-    if (refusal(*op, facts).empty()) return *op;
+    if (refusal(*op, facts).empty()) return op.get();
   }
+  return nullptr;
+}
+
+CollectiveOp& OpTable::select(const BatchFacts& facts) const {
+  if (CollectiveOp* const found = find(facts)) return *found;
+  throw Error(ErrorCode::Config, why_none(facts));
+}
+
+bool OpTable::can_run(const BatchFacts& facts) const {
+  const int place =
+      ((static_cast<int>(facts.device) * kCollectiveKindCount + static_cast<int>(facts.kind)) *
+           kDataTypeCount +
+       static_cast<int>(facts.dtype)) *
+          kReduceOpCount +
+      static_cast<int>(facts.reduce_op);
+  std::atomic<bool>& known = known_to_run_.at(static_cast<size_t>(place));
+  if (known.load(std::memory_order_relaxed)) return true;
+  const bool can = find(facts) != nullptr;
+  if (can) known.store(true, std::memory_order_relaxed);
+  return can;
+}
+
+std::string OpTable::why_none(const BatchFacts& facts) const {
   std::string reasons;
   for (const std::string& line : explain(facts)) reasons += concat("\n  ", line);
-  throw Error(ErrorCode::Config,
-              concat("no op of this job can run ", to_string(facts.kind), " on ",
-                     to_string(facts.dtype), " in ", to_string(facts.device), " memory:", reasons));
+  return concat("no op of this job can run ", to_string(facts.kind), " on ", to_string(facts.dtype),
+                " in ", to_string(facts.device), " memory:", reasons);
 }
 
 void OpTable::abort() noexcept {
   for (const auto& op : ops_) op->abort();
+}
+
+void OpTable::finish_abort(std::chrono::steady_clock::time_point limit) noexcept {
+  for (const auto& op : ops_) op->finish_abort(limit);
 }
 
 std::vector<std::string> OpTable::explain(const BatchFacts& facts) const {

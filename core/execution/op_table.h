@@ -2,6 +2,8 @@
 // share, so all ranks choose alike; it can say why.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,24 +15,36 @@ namespace horon::core {
 class OpTable {
  public:
   // `ops` in order of preference. `allreduce` is the knob of that name: "auto", or the prefix that
-  // the name of an allreduce op must have ("shm", "mpi"). Throws Error(Config) if no allreduce op
-  // has it.
+  // the name of an allreduce op must have ("shm", "mpi"), on the kinds of memory that an op with
+  // this prefix is for. Throws Error(Config) if no allreduce op has it.
   OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::string& allreduce);
 
   // Throws Error(Config) with the reason of every candidate if nothing fits.
   CollectiveOp& select(const BatchFacts& facts) const;
+  // Whether select() would find one. Any thread. Remembered by all facts but the count.
+  bool can_run(const BatchFacts& facts) const;
+  // What select() throws if it finds none: one sentence, and a line for each candidate that is for
+  // such a collective on such memory.
+  std::string why_none(const BatchFacts& facts) const;
   // One line per candidate: "shm_allreduce: chosen", "mpi_allreduce: fits, but an earlier one is
   // chosen", or "mpi_broadcast: no, " and its refusal.
   std::vector<std::string> explain(const BatchFacts& facts) const;
-  // The job is over: aborts every op.
+  // The job is over: see CollectiveOp.
   void abort() noexcept;
+  void finish_abort(std::chrono::steady_clock::time_point limit) noexcept;
 
  private:
   // Empty if the op may run such a batch, else why not.
   std::string refusal(const CollectiveOp& op, const BatchFacts& facts) const;
 
+  CollectiveOp* find(const BatchFacts& facts) const;
+
   std::vector<std::unique_ptr<CollectiveOp>> ops_;
-  std::string allreduce_prefix_;  // empty: any
+  std::string allreduce_prefix_;                     // empty: any
+  std::array<bool, kDeviceKindCount> restricted_{};  // the prefix is for this kind of memory
+  static constexpr size_t kKnownCount =
+      size_t{kDeviceKindCount} * kCollectiveKindCount * kDataTypeCount * kReduceOpCount;
+  mutable std::array<std::atomic<bool>, kKnownCount> known_to_run_{};
 };
 
 }  // namespace horon::core

@@ -40,13 +40,17 @@ bool lock_until(std::unique_lock<std::mutex>& lock, LoopSeat::Clock::time_point 
 
 }  // namespace
 
-// The holder's thread: noted, and in the plain floating-point mode.
+// The holder's thread: noted, in the plain floating-point mode, and announced to the visitor.
 class LoopSeat::Held {
  public:
   explicit Held(LoopSeat& seat) : seat_(seat) {
     seat_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    if (seat_.visitor != nullptr) seat_.visitor->sits_down();
   }
-  ~Held() { seat_.holder_.store({}, std::memory_order_relaxed); }
+  ~Held() {
+    if (seat_.visitor != nullptr) seat_.visitor->gets_up();
+    seat_.holder_.store({}, std::memory_order_relaxed);
+  }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 

@@ -16,6 +16,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/yield_cost.h"
 #include "horon/core/runtime/reaper.h"
+#include "horon/core/runtime/seat_visitor.h"
 
 namespace horon::core {
 
@@ -76,8 +77,9 @@ class LoopSeat {
     LoopSeat& seat_;
   };
 
-  Reaper reaper;         // released by threads of the program
-  YieldCost yield_cost;  // of threads that wait while another one drives
+  std::shared_ptr<SeatVisitor> visitor;  // may be null; not changed once the seat is open
+  Reaper reaper;                         // released by threads of the program
+  YieldCost yield_cost;                  // of threads that wait while another one drives
 
  private:
   class Held;

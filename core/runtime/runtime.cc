@@ -50,12 +50,14 @@ class Runtime::Impl {
         step_in_submit_(parts.step_in_submit),
         transport_(std::move(parts.transport)),
         devices_(devices_of(parts)),
+        ops_(parts.world.executor->shared_ops()),
         loop_({&config_, &topology_, timeline_, transport_.get(), std::move(parts.world),
                std::move(parts.make_set), &seat_->reaper},
               door_) {
     auto world = std::make_shared<std::vector<int>>(static_cast<size_t>(topology_.size));
     std::iota(world->begin(), world->end(), 0);
     world_ = std::move(world);
+    seat_->visitor = std::move(parts.seat_visitor);
     start_thread();
     if (!parts.starts_closed) open();
   }
@@ -77,8 +79,8 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<HandleState> push(Submission submission) {
-    const std::string fault =
-        find_fault(submission, topology_.rank, *members_of(submission.set), devices_);
+    const std::string fault = find_fault(submission, topology_.rank, *members_of(submission.set),
+                                         devices_, ops_.lock().get());
     if (!fault.empty()) {
       const std::string text = concat("tensor \"", submission.name, "\": ", fault);
       refuse(submission.name, text, submission.set);
@@ -210,6 +212,8 @@ class Runtime::Impl {
   std::atomic<bool> left_from_within_{false};
   std::unique_ptr<Transport> transport_;
   const RankDevices devices_;
+  // Of the world; other sets can do the same. The loop owns it, and its end ends the ops.
+  const std::weak_ptr<const OpTable> ops_;
   const std::shared_ptr<LoopSeat> seat_ = std::make_shared<LoopSeat>();
   mutable RuntimeDoor door_{[this] { transport_->ring(); }};
   RuntimeLoop loop_;

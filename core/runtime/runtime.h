@@ -12,6 +12,7 @@
 #include "horon/core/base/config.h"
 #include "horon/core/base/statistics.h"
 #include "horon/core/bootstrap/topology.h"
+#include "horon/core/runtime/seat_visitor.h"
 #include "horon/core/runtime/set_resources.h"
 #include "horon/core/runtime/submission.h"
 
@@ -33,7 +34,8 @@ class Runtime {
     std::function<SetResources(const std::vector<int>& ranks)> make_set;
     // By kind of device: why this job can't use it, for who tries. Empty: this build can't.
     std::array<std::string, kDeviceKindCount> unavailable;
-    std::shared_ptr<Timeline> timeline;  // null: none is written
+    std::shared_ptr<SeatVisitor> seat_visitor;  // may be null
+    std::shared_ptr<Timeline> timeline;         // null: none is written
     // submit() steps the loop itself where it can. For ranks without a core to spare: there a
     // background thread that is woken takes the core from the program.
     bool step_in_submit = false;

@@ -14,6 +14,9 @@
 namespace horon::core {
 namespace {
 
+// For all sets together: what lives needs milliseconds to abort, and what is dead has no limit.
+constexpr std::chrono::seconds kAbortMax{5};
+
 // Takes one step of ending a job. If it fails, the steps that follow are taken all the same.
 template <class Action>
 void attempt(const Action& action) noexcept {
@@ -90,10 +93,14 @@ void RuntimeLoop::end_job(const Error& error) noexcept {
 
 void RuntimeLoop::end_all(const Error& error) noexcept {
   for (auto& entry : runners_) attempt([&] { entry.second->finish_all(error); });
-  for (auto& entry : runners_) entry.second->abandon_all();
   for (auto& removal : removals_) finish(removal.second, error);
   removals_.clear();
   finish_calls(error);
+  // The peers hear of it first: what is aborted here may wait until they abort it too.
+  attempt([&] { flush_messages(); });
+  for (auto& entry : runners_) entry.second->abandon_all();
+  const auto limit = Clock::now() + kAbortMax;
+  for (auto& entry : runners_) entry.second->finish_abort(limit);
   ended_ = true;
 }
 

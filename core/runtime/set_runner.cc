@@ -202,8 +202,8 @@ bool SetRunner::settle_batches() {
   for (FinishedBatch& batch : finished_) {
     if (batch.error) {
       const Error error = error_of(batch);
-      // A peer that has ended may have said why: that counts more than its death.
-      if (error.code() == ErrorCode::PeerDead) parts_.take_messages();
+      // A peer that has failed may have said why: that counts more than what follows from it here.
+      parts_.take_messages();
       controller_.fail(error);
       // Its handles hear what all others hear.
       batch.error = parts_.on_fatal(controller_.fatal().value_or(error));

@@ -66,6 +66,10 @@ class SetRunner {
   // events in its queue happen, and queues of other sets may wait for these.
   void finish_all(const Error& error) noexcept;
   void abandon_all() noexcept;
+  // After abandon_all() of every set: see Executor::finish_abort().
+  void finish_abort(std::chrono::steady_clock::time_point limit) noexcept {
+    parts_.resources.executor->finish_abort(limit);
+  }
 
   Executor::Pace pace() const { return pace_; }
   bool at_rest() const { return controller_.at_rest(); }

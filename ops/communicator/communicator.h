@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -18,6 +19,7 @@ class MpiCommunicator;
 class Communicator {
  public:
   struct Parts {
+    uint32_t id = 0;           // the same on all members; 0: of all ranks of the job
     std::vector<int> members;  // ranks of the job, ascending; this rank is one of them
     core::Topology topology;   // of the members: its ranks are indices into `members`
     // The members of this host. It may be not available, but never null.
@@ -38,6 +40,7 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
+  uint32_t id() const { return parts_.id; }
   const std::vector<int>& members() const { return parts_.members; }
   const core::Topology& topology() const { return parts_.topology; }
   core::LocalGroup& local_group() const { return *parts_.local_group; }

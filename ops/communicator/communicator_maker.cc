@@ -100,6 +100,7 @@ std::shared_ptr<Communicator> CommunicatorMaker::make(const Communicator& world,
   Communicator::Parts parts;
   std::vector<int> local_ranks;  // the members of this host, among its ranks
   if (takes_part) {
+    parts.id = part.id;
     parts.members = part.members;
     parts.topology = core::restrict_to_members(talk.topology(), part.members);
     for (const int index : parts.topology.local_ranks) {

@@ -15,15 +15,19 @@ namespace horon::ops {
 using CudaStream = void*;
 using CudaEventHandle = void*;
 
-// Of one device: every call makes it the current one of the calling thread first. What fails throws
-// Error(OperationFailed) with the text of the call and CUDA's own. Any thread.
+// Of one device: a call makes it the current one of the calling thread while it lasts. What fails
+// throws Error(OperationFailed) with the text of the call and CUDA's own. Any thread.
 class CudaApi {
  public:
   virtual ~CudaApi() = default;
   virtual int device() const = 0;
   virtual std::string device_name() const = 0;  // "NVIDIA H100 80GB HBM3"
-  // For calls of other libraries: makes it the current device of the calling thread.
+  // Makes it the current device of the calling thread, for good.
   virtual void use() const = 0;
+  // The same until leave(); see CudaDeviceGuard. False: it was the current one before, and leave()
+  // must not be called.
+  virtual bool enter() const = 0;
+  virtual void leave() const noexcept = 0;
 
   // Non-blocking (the legacy default stream does not wait for it), of the highest priority: a
   // collective that is late holds back all ranks.
@@ -43,13 +47,35 @@ class CudaApi {
   // 256-byte aligned memory of the device. Never null for bytes > 0; throws Error(Limit) if there
   // is none.
   virtual std::byte* allocate(size_t bytes) = 0;
+  // Waits for all work of the device.
   virtual void free(std::byte* memory) noexcept = 0;
+  // The same memory in the order of a stream, without waiting for the device: it is there for what
+  // is enqueued behind the first call, and gone for what is enqueued behind the second.
+  virtual std::byte* allocate_in(CudaStream stream, size_t bytes) = 0;
+  virtual void free_in(CudaStream stream, std::byte* memory) noexcept = 0;
 
   virtual void launch(const MoveLaunch& launch, CudaStream stream) = 0;
 
-  // Calls of this thread from now on do not break a graph capture of another thread
-  // (cudaStreamCaptureModeRelaxed).
-  virtual void stay_out_of_captures() = 0;
+  // How the calling thread goes with graph captures of other threads, as a cudaStreamCaptureMode:
+  // in a new thread they are broken by calls such as happened(). Returns the mode before.
+  static constexpr int kStaysOutOfCaptures = 2;  // cudaStreamCaptureModeRelaxed
+  virtual int exchange_capture_mode(int mode) noexcept = 0;
+};
+
+// For calls of libraries that work on the current device of the thread. A thread of the program
+// has its own device back afterwards.
+class CudaDeviceGuard {
+ public:
+  explicit CudaDeviceGuard(const CudaApi& cuda) : cuda_(cuda), entered_(cuda.enter()) {}
+  ~CudaDeviceGuard() {
+    if (entered_) cuda_.leave();
+  }
+  CudaDeviceGuard(const CudaDeviceGuard&) = delete;
+  CudaDeviceGuard& operator=(const CudaDeviceGuard&) = delete;
+
+ private:
+  const CudaApi& cuda_;
+  const bool entered_;
 };
 
 }  // namespace horon::ops

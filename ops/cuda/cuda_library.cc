@@ -2,6 +2,9 @@
 // which need not be there.
 #include "horon/ops/cuda/cuda_library.h"
 
+#include <dlfcn.h>
+
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "horon/core/base/error.h"
@@ -22,10 +25,39 @@ void check(const char* call, cudaError_t error) {
 cudaStream_t as_stream(CudaStream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t as_event(CudaEventHandle event) { return static_cast<cudaEvent_t>(event); }
 
+// Of the driver, which the process may not have, so they are looked up. The runtime could only set
+// a device again as the current one, and would make a context on it if it has none.
+struct ContextCalls {
+  ContextCalls() {
+    void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW);  // the runtime has loaded it
+    look_up(driver, "cuDevicePrimaryCtxRetain", retain_primary);
+    look_up(driver, "cuCtxGetCurrent", get_current);
+    look_up(driver, "cuCtxPushCurrent_v2", push);
+    look_up(driver, "cuCtxPopCurrent_v2", pop);
+  }
+  template <class Function>
+  static void look_up(void* driver, const char* name, Function*& function) {
+    void* const address = driver == nullptr ? nullptr : ::dlsym(driver, name);
+    if (address == nullptr) fail(ErrorCode::Config, name, cudaErrorNotSupported);
+    function = reinterpret_cast<Function*>(address);
+  }
+  CUresult (*retain_primary)(CUcontext*, CUdevice) = nullptr;
+  CUresult (*get_current)(CUcontext*) = nullptr;
+  CUresult (*push)(CUcontext) = nullptr;
+  CUresult (*pop)(CUcontext*) = nullptr;
+};
+
 class Cuda final : public CudaApi {
  public:
   explicit Cuda(int device) : device_(device) {
-    use();
+    if (context_calls_.retain_primary(&context_, device) != CUDA_SUCCESS) {
+      fail(ErrorCode::OperationFailed, "cuDevicePrimaryCtxRetain", cudaErrorInitializationError);
+    }
+    const CudaDeviceGuard guard(*this);
+    int pools = 0;
+    check("cudaDeviceGetAttribute",
+          cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, device));
+    has_pools_ = pools != 0;
     check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties_, device));
     int lowest = 0;
     check("cudaDeviceGetStreamPriorityRange",
@@ -38,8 +70,19 @@ class Cuda final : public CudaApi {
 
   void use() const override { check("cudaSetDevice", cudaSetDevice(device_)); }
 
+  // What fails here is seen by the call that follows.
+  bool enter() const override {
+    CUcontext current = nullptr;
+    (void)context_calls_.get_current(&current);
+    return current != context_ && context_calls_.push(context_) == CUDA_SUCCESS;
+  }
+  void leave() const noexcept override {
+    CUcontext popped = nullptr;
+    (void)context_calls_.pop(&popped);
+  }
+
   CudaStream create_stream() override {
-    use();
+    const CudaDeviceGuard guard(*this);
     cudaStream_t stream = nullptr;
     check("cudaStreamCreateWithPriority",
           cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest_priority_));
@@ -50,7 +93,7 @@ class Cuda final : public CudaApi {
     (void)cudaStreamDestroy(as_stream(stream));
   }
   CudaEventHandle create_event() override {
-    use();
+    const CudaDeviceGuard guard(*this);
     cudaEvent_t event = nullptr;
     check("cudaEventCreate", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     return event;
@@ -59,27 +102,27 @@ class Cuda final : public CudaApi {
     (void)cudaEventDestroy(as_event(event));
   }
   void record(CudaEventHandle event, CudaStream stream) override {
-    use();
+    const CudaDeviceGuard guard(*this);
     check("cudaEventRecord", cudaEventRecord(as_event(event), as_stream(stream)));
   }
   void wait_in(CudaStream stream, CudaEventHandle event) override {
-    use();
+    const CudaDeviceGuard guard(*this);
     check("cudaStreamWaitEvent", cudaStreamWaitEvent(as_stream(stream), as_event(event), 0));
   }
   bool happened(CudaEventHandle event) override {
-    use();
+    const CudaDeviceGuard guard(*this);
     const cudaError_t state = cudaEventQuery(as_event(event));
     if (state == cudaErrorNotReady) return false;
     check("cudaEventQuery", state);
     return true;
   }
   void wait_on_host(CudaEventHandle event) override {
-    use();
+    const CudaDeviceGuard guard(*this);
     check("cudaEventSynchronize", cudaEventSynchronize(as_event(event)));
   }
 
   std::byte* allocate(size_t bytes) override {
-    use();
+    const CudaDeviceGuard guard(*this);
     void* memory = nullptr;
     const cudaError_t error = cudaMalloc(&memory, bytes);
     if (error == cudaSuccess) return static_cast<std::byte*>(memory);
@@ -89,23 +132,43 @@ class Cuda final : public CudaApi {
   }
   void free(std::byte* memory) noexcept override { (void)cudaFree(memory); }
 
+  std::byte* allocate_in(CudaStream stream, size_t bytes) override {
+    if (!has_pools_) return allocate(bytes);
+    const CudaDeviceGuard guard(*this);
+    void* memory = nullptr;
+    const cudaError_t error = cudaMallocAsync(&memory, bytes, as_stream(stream));
+    if (error == cudaSuccess) return static_cast<std::byte*>(memory);
+    (void)cudaGetLastError();
+    const std::string call = core::concat("cudaMallocAsync of ", core::bytes_text(bytes));
+    fail(ErrorCode::Limit, call.c_str(), error);
+  }
+  void free_in(CudaStream stream, std::byte* memory) noexcept override {
+    if (!has_pools_) return free(memory);
+    (void)cudaFreeAsync(memory, as_stream(stream));
+  }
+
   void launch(const MoveLaunch& launch, CudaStream stream) override {
-    use();
+    const CudaDeviceGuard guard(*this);
     check("launching a copy",
           static_cast<cudaError_t>(launch_moves(launch, properties_.multiProcessorCount, stream)));
   }
 
-  void stay_out_of_captures() override {
-    use();
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    check("cudaThreadExchangeStreamCaptureMode", cudaThreadExchangeStreamCaptureMode(&mode));
+  int exchange_capture_mode(int mode) noexcept override {
+    auto exchanged = static_cast<cudaStreamCaptureMode>(mode);
+    (void)cudaThreadExchangeStreamCaptureMode(&exchanged);
+    return exchanged;
   }
 
  private:
   const int device_;
+  const ContextCalls context_calls_;
+  CUcontext context_ = nullptr;  // the one that the runtime uses; never given back
+  bool has_pools_ = false;
   cudaDeviceProp properties_{};
   int highest_priority_ = 0;
 };
+
+static_assert(CudaApi::kStaysOutOfCaptures == cudaStreamCaptureModeRelaxed);
 
 CudaStatus ask_driver() {
   CudaStatus status;

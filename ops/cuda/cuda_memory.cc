@@ -14,40 +14,24 @@ CudaEvent::CudaEvent(std::shared_ptr<CudaApi> api, CudaStream stream)
   }
 }
 
-CudaQueue::CudaQueue(std::shared_ptr<CudaApi> api)
-    : api_(std::move(api)), stream_(api_->create_stream()) {}
-
 bool CudaQueue::wait_for(core::Event& event) {
   const auto* const of_cuda = dynamic_cast<const CudaEvent*>(&event);
   if (of_cuda == nullptr) return false;
-  api_->wait_in(stream_, of_cuda->handle());
+  api().wait_in(stream(), of_cuda->handle());
   return true;
 }
 
 void CudaQueue::copy(std::span<const core::CopyItem> items) {
-  for (const MoveLaunch& launch : make_launches(items)) api_->launch(launch, stream_);
+  for (const MoveLaunch& launch : make_launches(items)) api().launch(launch, stream());
 }
 
 std::shared_ptr<core::Event> CudaQueue::record() {
-  return std::make_shared<CudaEvent>(api_, stream_);
+  return std::make_shared<CudaEvent>(opened()->api, stream());
 }
 
-CudaMemory::CudaMemory(int device, std::function<std::shared_ptr<CudaApi>()> open)
-    : device_(device), open_(std::move(open)) {}
-
-CudaMemory::CudaMemory(std::shared_ptr<CudaApi> api)
-    : device_(api->device()), api_(std::move(api)) {}
-
-core::MemoryQueue& CudaMemory::queue() {
-  if (api_ == nullptr) api_ = open_();
-  if (!queue_) queue_.emplace(api_);
-  return *queue_;
-}
-
-std::shared_ptr<std::byte> CudaMemory::allocate(size_t bytes) {
-  if (bytes == 0) return nullptr;
-  if (api_ == nullptr) api_ = open_();
-  return {api_->allocate(bytes), [api = api_](std::byte* memory) { api->free(memory); }};
+std::shared_ptr<std::byte> CudaQueue::allocate(size_t bytes) {
+  return {api().allocate_in(stream(), bytes),
+          [stream = opened()](std::byte* memory) { stream->api->free_in(stream->handle, memory); }};
 }
 
 }  // namespace horon::ops

@@ -3,7 +3,7 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
+#include <utility>
 
 #include "horon/core/execution/memory_domain.h"
 #include "horon/ops/cuda/cuda_api.h"
@@ -12,8 +12,11 @@ namespace horon::ops {
 
 class CudaQueue final : public core::MemoryQueue {
  public:
-  explicit CudaQueue(std::shared_ptr<CudaApi> api);
-  ~CudaQueue() override { api_->destroy_stream(stream_); }
+  // Nothing is asked of the device before there is work for it: `open` is called once, then. So
+  // each call may throw what it throws.
+  explicit CudaQueue(std::function<std::shared_ptr<CudaApi>()> open) : open_(std::move(open)) {}
+  explicit CudaQueue(std::shared_ptr<CudaApi> api)
+      : stream_(std::make_shared<Stream>(std::move(api))) {}
   CudaQueue(const CudaQueue&) = delete;
   CudaQueue& operator=(const CudaQueue&) = delete;
 
@@ -24,31 +27,52 @@ class CudaQueue final : public core::MemoryQueue {
   void copy(std::span<const core::CopyItem> items) override;
   std::shared_ptr<core::Event> record() override;
 
-  void launch(const MoveLaunch& launch) { api_->launch(launch, stream_); }
-  CudaStream stream() const { return stream_; }
+  // Memory of the device for what is enqueued from now on. It may be released as soon as all work
+  // that uses it is enqueued, and that waits for nothing. It may outlive the queue.
+  std::shared_ptr<std::byte> allocate(size_t bytes);
+  void launch(const MoveLaunch& launch) { api().launch(launch, stream()); }
+  CudaStream stream() { return opened()->handle; }
 
  private:
-  const std::shared_ptr<CudaApi> api_;
-  const CudaStream stream_;
+  struct Stream {
+    explicit Stream(std::shared_ptr<CudaApi> of)
+        : api(std::move(of)), handle(api->create_stream()) {}
+    ~Stream() { api->destroy_stream(handle); }
+    Stream(const Stream&) = delete;
+    Stream& operator=(const Stream&) = delete;
+    const std::shared_ptr<CudaApi> api;
+    const CudaStream handle;
+  };
+
+  const std::shared_ptr<Stream>& opened() {
+    if (stream_ == nullptr) stream_ = std::make_shared<Stream>(open_());
+    return stream_;
+  }
+  CudaApi& api() { return *opened()->api; }
+
+  const std::function<std::shared_ptr<CudaApi>()> open_;
+  std::shared_ptr<Stream> stream_;  // null: not open yet
 };
 
 class CudaMemory final : public core::MemoryDomain {
  public:
-  // Nothing is asked of the device before there is work for it: `open` is called once, then.
-  CudaMemory(int device, std::function<std::shared_ptr<CudaApi>()> open);
-  explicit CudaMemory(std::shared_ptr<CudaApi> api);
+  // `open`: as in CudaQueue.
+  CudaMemory(int device, std::function<std::shared_ptr<CudaApi>()> open)
+      : device_(device), queue_(std::move(open)) {}
+  explicit CudaMemory(std::shared_ptr<CudaApi> api)
+      : device_(api->device()), queue_(std::move(api)) {}
 
   DeviceKind device() const override { return DeviceKind::Cuda; }
   int device_index() const override { return device_; }
-  // Throw Error if the device can't be opened.
-  std::shared_ptr<std::byte> allocate(size_t bytes) override;
-  core::MemoryQueue& queue() override;
+  // In the order of the queue. Throws Error if the device can't be opened, or has no memory.
+  std::shared_ptr<std::byte> allocate(size_t bytes) override {
+    return bytes == 0 ? nullptr : queue_.allocate(bytes);
+  }
+  core::MemoryQueue& queue() override { return queue_; }
 
  private:
   const int device_;
-  const std::function<std::shared_ptr<CudaApi>()> open_;
-  std::shared_ptr<CudaApi> api_;  // null: not open yet
-  std::optional<CudaQueue> queue_;
+  CudaQueue queue_;
 };
 
 }  // namespace horon::ops

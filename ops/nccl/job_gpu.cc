@@ -145,16 +145,42 @@ JobGpu::JobGpu(std::shared_ptr<CudaApi> cuda, std::shared_ptr<NcclApi> nccl)
       nccl_(std::move(nccl)) {}
 
 std::shared_ptr<CudaApi> JobGpu::cuda() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (cuda_ != nullptr) return cuda_;
+  }
+  const std::lock_guard opening(opening_);
+  std::shared_ptr<CudaApi> opened = cuda_;  // only who holds `opening_` writes it
+  if (opened == nullptr) opened = libraries_->open_cuda(device_);
   const std::lock_guard lock(mutex_);
-  if (cuda_ == nullptr) cuda_ = libraries_->open_cuda(device_);
-  return cuda_;
+  cuda_ = opened;
+  if (seated_ == std::this_thread::get_id()) stay_out_of_captures();
+  return opened;
 }
 
 std::shared_ptr<NcclApi> JobGpu::nccl() {
-  std::shared_ptr<CudaApi> cuda = this->cuda();
-  const std::lock_guard lock(mutex_);
-  if (nccl_ == nullptr) nccl_ = libraries_->open_nccl(cuda);
+  const std::shared_ptr<CudaApi> device = cuda();
+  const std::lock_guard opening(opening_);
+  if (nccl_ == nullptr) nccl_ = libraries_->open_nccl(device);
   return nccl_;
+}
+
+void JobGpu::stay_out_of_captures() noexcept {
+  if (capture_mode_before_ || cuda_ == nullptr) return;
+  capture_mode_before_ = cuda_->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
+}
+
+void JobGpu::sits_down() noexcept {
+  const std::lock_guard lock(mutex_);
+  seated_ = std::this_thread::get_id();
+  stay_out_of_captures();
+}
+
+void JobGpu::gets_up() noexcept {
+  const std::lock_guard lock(mutex_);
+  seated_ = {};
+  if (capture_mode_before_) cuda_->exchange_capture_mode(*capture_mode_before_);
+  capture_mode_before_.reset();
 }
 
 }  // namespace horon::ops

@@ -4,16 +4,20 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "horon/core/bootstrap/bootstrap.h"
+#include "horon/core/runtime/seat_visitor.h"
 #include "horon/ops/nccl/gpu_libraries.h"
+#include "horon/ops/nccl/launch_order.h"
 
 namespace horon::ops {
 
 // Any thread.
-class JobGpu {
+class JobGpu final : public core::SeatVisitor {
  public:
   // Collective over all ranks of the job. Never throws for want of GPUs: available() says so, on
   // all ranks alike. A rank gets the only device that it may use, or the one with its local rank.
@@ -37,6 +41,13 @@ class JobGpu {
   std::shared_ptr<CudaApi> cuda();
   std::shared_ptr<NcclApi> nccl();
 
+  // Of this rank's sets; for the thread that steps the loop.
+  const std::shared_ptr<LaunchOrder>& launch_order() const { return launch_order_; }
+
+  // The thread that steps the loop must not break graph captures of the program.
+  void sits_down() noexcept override;
+  void gets_up() noexcept override;
+
   // What a rank says of itself.
   struct Facts {
     int device = -1;
@@ -53,13 +64,19 @@ class JobGpu {
   JobGpu() = default;
 
   std::shared_ptr<GpuLibraries> libraries_;
+  const std::shared_ptr<LaunchOrder> launch_order_ = std::make_shared<LaunchOrder>();
   int device_ = -1;
   int nccl_version_ = 0;
   bool any_device_ = false;
   std::string unavailable_;
-  std::mutex mutex_;  // of the next two
+  void stay_out_of_captures() noexcept;
+
+  std::mutex opening_;  // held while a library or the device is opened, which takes long
+  std::mutex mutex_;    // of the next ones; held for moments only
   std::shared_ptr<CudaApi> cuda_;
-  std::shared_ptr<NcclApi> nccl_;
+  std::shared_ptr<NcclApi> nccl_;           // by opening_ alone
+  std::thread::id seated_;                  // the thread that steps the loop
+  std::optional<int> capture_mode_before_;  // its own
 };
 
 }  // namespace horon::ops

@@ -16,7 +16,8 @@ using NcclComm = void*;                      // an ncclComm_t
 using NcclUniqueId = std::array<char, 128>;  // made by one rank and given to all
 
 // What fails throws Error(OperationFailed) with the text of the call and NCCL's own. One thread at
-// a time, and no two communicators of a device at once.
+// a time, and no two communicators of a device at once. The device must be the current one of the
+// thread (CudaDeviceGuard), but for version(), unique_id() and the memory.
 class NcclApi {
  public:
   virtual ~NcclApi() = default;

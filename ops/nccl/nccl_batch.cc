@@ -1,11 +1,11 @@
 #include "horon/ops/nccl/nccl_batch.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/execution/block_layout.h"
 
 namespace horon::ops {
 namespace {
@@ -44,19 +44,6 @@ MoveLaunch one_move(MoveLaunch launch, const std::byte* from, std::byte* to, int
   return launch;
 }
 
-// The factor with which the reduced numbers are to be multiplied, if the inputs have not been
-// multiplied by the prescale. `op` becomes the one to reduce with.
-double factor_behind(const Batch& batch, int size, ReduceOp& op) {
-  const double behind = batch.postscale / static_cast<double>(batch.divisor);
-  if (op == ReduceOp::Product) return std::pow(batch.prescale, size) * behind;
-  if (batch.prescale < 0 && op == ReduceOp::Min) {
-    op = ReduceOp::Max;
-  } else if (batch.prescale < 0 && op == ReduceOp::Max) {
-    op = ReduceOp::Min;
-  }
-  return batch.prescale * behind;
-}
-
 }  // namespace
 
 NcclBatch::NcclBatch(Batch batch, int rank, int size)
@@ -71,30 +58,35 @@ NcclBatch::NcclBatch(Batch batch, int rank, int size)
 
 void NcclBatch::plan_scales() {
   const int64_t count = batch_.count;
-  if (count == 0 && batch_.kind == CollectiveKind::Allreduce) return;
   std::byte* const output = batch_.output;
   const DataType dtype = batch_.dtype;
   if (!is_floating(dtype)) {
-    if (batch_.divisor != 1) {
+    if (batch_.divisor != 1 && count > 0) {
       after_ = one_move(MoveLaunch::divide(dtype, batch_.divisor), output, output, count);
     }
     return;
   }
-  double behind = 1.0;
-  if (batch_.kind == CollectiveKind::Allreduce) {
-    const double part =
-        dtype == DataType::Float16 && op_ == ReduceOp::Sum ? exact_part_of(batch_.divisor) : 1.0;
-    const double before = batch_.prescale * part;
-    behind = batch_.postscale / (part * static_cast<double>(batch_.divisor));
-    if (before != 1.0) {
-      before_ = one_move(MoveLaunch::scale(dtype, dtype, before), batch_.input, output, count);
-    }
-  } else {  // the output has no room for the scaled input
-    behind = factor_behind(batch_, size_, op_);
-  }
+  const double part =
+      dtype == DataType::Float16 && op_ == ReduceOp::Sum ? exact_part_of(batch_.divisor) : 1.0;
+  scale_input(batch_.prescale * part);
+  const double behind = batch_.postscale / (part * static_cast<double>(batch_.divisor));
   if (behind != 1.0 && count > 0) {
     after_ = one_move(MoveLaunch::scale(dtype, dtype, behind), output, output, count);
   }
+}
+
+void NcclBatch::scale_input(double factor) {
+  const bool has_blocks = batch_.kind == CollectiveKind::Reducescatter;
+  const int64_t count = has_blocks ? core::total(batch_.send_counts) : batch_.count;
+  if (factor == 1.0 || count == 0) return;
+  std::byte* to = batch_.output;
+  if (has_blocks) {
+    scratch_ = queue_->allocate(static_cast<size_t>(count) * size_of(batch_.dtype));
+    to = scratch_.get();
+  }
+  before_ =
+      one_move(MoveLaunch::scale(batch_.dtype, batch_.dtype, factor), batch_.input, to, count);
+  batch_.input = to;
 }
 
 void NcclBatch::call(NcclApi& nccl, NcclComm comm) const {
@@ -102,8 +94,8 @@ void NcclBatch::call(NcclApi& nccl, NcclComm comm) const {
   switch (batch_.kind) {
     case CollectiveKind::Allreduce:
       if (batch_.count == 0) return;
-      nccl.allreduce(comm, before_ ? batch_.output : batch_.input, batch_.output, batch_.count,
-                     type_of(batch_), op_, stream());
+      nccl.allreduce(comm, batch_.input, batch_.output, batch_.count, type_of(batch_), op_,
+                     stream());
       return;
     case CollectiveKind::Broadcast:
       if (bytes == 0) return;

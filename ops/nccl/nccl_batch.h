@@ -1,6 +1,7 @@
 // What one batch asks of NCCL: the calls, and what kernels of ours do before and after.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "horon/core/execution/collective_op.h"
@@ -14,10 +15,11 @@ class NcclBatch {
  public:
   NcclBatch(core::Batch batch, int rank, int size);
 
-  // Scales the input into the output, from where the collective then takes it. Nothing: it takes
-  // the input as it is.
+  // Scales the input into the memory from where the collective then takes it: the output, or for a
+  // reducescatter, whose output is smaller, scratch that is allocated here. Nothing: it takes the
+  // input as it is.
   const std::optional<MoveLaunch>& before() const { return before_; }
-  // Scales or divides the output.
+  // Scales or divides the output. Behind it the scratch is not needed any more.
   const std::optional<MoveLaunch>& after() const { return after_; }
   // Between begin_group() and end_group(). None where there is nothing to move, on all ranks that
   // it would be moved between.
@@ -26,14 +28,16 @@ class NcclBatch {
 
  private:
   void plan_scales();
+  void scale_input(double factor);
   void exchange(NcclApi& nccl, NcclComm comm) const;
   void allgather(NcclApi& nccl, NcclComm comm) const;
   void reducescatter(NcclApi& nccl, NcclComm comm) const;
 
   CudaStream stream() const { return queue_->stream(); }
 
-  const core::Batch batch_;
+  core::Batch batch_;  // its input is where the collective takes it from
   CudaQueue* const queue_;
+  std::shared_ptr<std::byte> scratch_;  // released in the order of the queue
   const int rank_;
   const int size_;
   ReduceOp op_;  // that NCCL is asked for

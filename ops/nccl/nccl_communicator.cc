@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "horon/core/base/blocked_signals.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 
@@ -15,15 +16,39 @@ namespace {
 // What peers that live need for it is milliseconds; NCCL's abort waits for peers without a limit.
 constexpr std::chrono::seconds kEndingMax{5};
 
-struct Ending {
+// A thread that works for the library: on its device, and without breaking captures of the program.
+class OnDevice {
+ public:
+  explicit OnDevice(CudaApi& cuda)
+      : cuda_(cuda),
+        guard_(cuda),
+        mode_before_(cuda.exchange_capture_mode(CudaApi::kStaysOutOfCaptures)) {}
+  ~OnDevice() { cuda_.exchange_capture_mode(mode_before_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  CudaApi& cuda_;
+  const CudaDeviceGuard guard_;
+  const int mode_before_;
+};
+
+void end_comm(NcclApi& nccl, CudaApi& cuda, NcclComm comm) noexcept {
+  const OnDevice on_device(cuda);
+  nccl.abort(comm);
+}
+
+}  // namespace
+
+// Shared with the thread that aborts, which may stay behind.
+struct NcclCommunicator::Ending {
   std::mutex mutex;
   std::condition_variable changed;
   bool over = false;
 };
 
-}  // namespace
-
 NcclCommunicator::NcclCommunicator(Parts parts) : parts_(std::move(parts)) {
+  ordered_ = parts_.ordered && parts_.ticket != nullptr;
   HORON_CHECK(parts_.size == 1 || parts_.id_exchange != nullptr, "the members must meet");
 }
 
@@ -38,14 +63,17 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclApi> nccl, std::shared_pt
 NcclCommunicator::~NcclCommunicator() {
   if (comm_ == nullptr) return;
   if (finalized_in_time()) {
+    const OnDevice on_device(*parts_.gpu->cuda());
     nccl_->destroy(comm_);
   } else {
     abort();
+    finish_abort(Clock::now() + kEndingMax);
   }
 }
 
 bool NcclCommunicator::finalized_in_time() noexcept {
   try {
+    const OnDevice on_device(*parts_.gpu->cuda());
     const auto limit = Clock::now() + kEndingMax;
     const auto idle_in_time = [&] {
       while (!nccl_->idle(comm_)) {
@@ -67,7 +95,7 @@ bool NcclCommunicator::may_call(uint64_t turn) {
     check();
     return false;
   }
-  return is_made() && is_idle();
+  return is_made() && is_idle() && (!ordered_ || parts_.ticket->may_enter());
 }
 
 bool NcclCommunicator::is_made() {
@@ -125,6 +153,7 @@ bool NcclCommunicator::make_on() {
 // The first use of the device and of NCCL by a process takes long.
 void NcclCommunicator::open() {
   opening_ = std::make_unique<BackgroundCall<Opened>>([gpu = parts_.gpu, first = parts_.rank == 0] {
+    const OnDevice on_device(*gpu->cuda());
     Opened opened{gpu->nccl(), {}};
     if (first) opened.id = opened.nccl->unique_id();
     return opened;
@@ -133,7 +162,8 @@ void NcclCommunicator::open() {
 
 void NcclCommunicator::begin() {
   beginning_ = std::make_unique<BackgroundCall<NcclComm>>(
-      [nccl = nccl_, size = parts_.size, rank = parts_.rank, id = id_] {
+      [gpu = parts_.gpu, nccl = nccl_, size = parts_.size, rank = parts_.rank, id = id_] {
+        const OnDevice on_device(*gpu->cuda());
         return nccl->begin_init(size, id, rank);
       });
 }
@@ -146,6 +176,7 @@ bool NcclCommunicator::is_idle() {
 }
 
 void NcclCommunicator::call(const std::function<void(NcclApi&, NcclComm)>& calls) {
+  const OnDevice on_device(*parts_.gpu->cuda());
   nccl_->begin_group();
   try {
     calls(*nccl_, comm_);
@@ -158,6 +189,7 @@ void NcclCommunicator::call(const std::function<void(NcclApi&, NcclComm)>& calls
 
 bool NcclCommunicator::is_enqueued() {
   if (!is_idle()) return false;
+  if (ordered_) parts_.ticket->entered();
   ++turn_;
   return true;
 }
@@ -171,18 +203,24 @@ void NcclCommunicator::abort() noexcept {
   if (comm_ == nullptr) return;
   NcclComm const comm = std::exchange(comm_, nullptr);
   try {
-    const auto ending = std::make_shared<Ending>();
-    std::thread([nccl = nccl_, comm, ending] {
-      nccl->abort(comm);
+    auto ending = std::make_shared<Ending>();
+    const core::BlockedSignals blocked;  // the thread inherits them
+    std::thread([nccl = nccl_, cuda = parts_.gpu->cuda(), comm, ending] {
+      end_comm(*nccl, *cuda, comm);
       const std::lock_guard lock(ending->mutex);
       ending->over = true;
       ending->changed.notify_all();
     }).detach();
-    std::unique_lock lock(ending->mutex);
-    ending->changed.wait_for(lock, kEndingMax, [&] { return ending->over; });
+    ending_ = std::move(ending);
   } catch (...) {  // no thread to be had: then this one
-    nccl_->abort(comm);
+    end_comm(*nccl_, *parts_.gpu->cuda(), comm);
   }
+}
+
+void NcclCommunicator::finish_abort(Clock::time_point limit) noexcept {
+  if (ending_ == nullptr) return;
+  std::unique_lock lock(ending_->mutex);
+  ending_->changed.wait_until(lock, limit, [&] { return ending_->over; });
 }
 
 }  // namespace horon::ops

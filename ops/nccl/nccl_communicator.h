@@ -11,6 +11,7 @@
 
 #include "horon/ops/nccl/background_call.h"
 #include "horon/ops/nccl/job_gpu.h"
+#include "horon/ops/nccl/launch_ticket.h"
 #include "horon/ops/nccl/nccl_id_exchange.h"
 
 namespace horon::ops {
@@ -21,9 +22,11 @@ class NcclCommunicator {
   struct Parts {
     std::shared_ptr<JobGpu> gpu;
     int size = 1;
-    int rank = 0;                                 // this rank's index among the members
-    std::unique_ptr<NcclIdExchange> id_exchange;  // may be null for one member
-    std::string members;                          // for messages: "ranks 0, 1"
+    int rank = 0;                                    // this rank's index among the members
+    std::unique_ptr<NcclIdExchange> id_exchange;     // may be null for one member
+    std::unique_ptr<LaunchTicket> ticket = nullptr;  // null: there are no other sets
+    bool ordered = true;  // false: the ticket counts from keep_order() on
+    std::string members;  // for messages: "ranks 0, 1"
     // A communicator that is not made by then has failed.
     std::chrono::nanoseconds limit = std::chrono::seconds(120);
   };
@@ -49,12 +52,16 @@ class NcclCommunicator {
   void call(const std::function<void(NcclApi&, NcclComm)>& calls);
   // After call(): true when all of it is in its stream. The turn is the next one's then.
   bool is_enqueued();
+  // There are other sets from now on. At the same point of the set's order on all members.
+  void keep_order() { ordered_ = parts_.ticket != nullptr; }
   // Throws if the communicator has failed since.
   void check();
 
-  // The kernels that are in a stream end, whatever results that gives. At most a few seconds:
-  // NCCL's own abort goes on in a thread of its own, if it takes longer.
+  // The kernels that are in a stream begin to end, whatever results that gives. Returns at once:
+  // NCCL's own call, which may wait for peers without a limit, has a thread of its own.
   void abort() noexcept;
+  // After abort(): waits until that call has returned, or `limit` has passed.
+  void finish_abort(std::chrono::steady_clock::time_point limit) noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -79,6 +86,7 @@ class NcclCommunicator {
   bool is_idle();
   bool finalized_in_time() noexcept;
 
+  struct Ending;
   const Parts parts_;
   Stage stage_ = Stage::New;
   Clock::time_point began_;  // to make it
@@ -87,8 +95,10 @@ class NcclCommunicator {
   std::shared_ptr<NcclApi> nccl_;
   NcclUniqueId id_{};
   NcclComm comm_ = nullptr;
+  bool ordered_ = false;
   uint64_t next_turn_ = 0;
-  uint64_t turn_ = 0;  // whose calls may be made
+  uint64_t turn_ = 0;               // whose calls may be made
+  std::shared_ptr<Ending> ending_;  // of abort()
 };
 
 }  // namespace horon::ops

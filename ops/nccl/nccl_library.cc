@@ -165,7 +165,6 @@ class Nccl final : public NcclApi {
   }
 
   NcclComm begin_init(int size, const NcclUniqueId& bytes, int rank) override {
-    cuda_->use();
     ncclUniqueId id;
     std::copy(bytes.begin(), bytes.end(), std::begin(id.internal));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -184,24 +183,20 @@ class Nccl final : public NcclApi {
   }
 
   void begin_finalize(NcclComm comm) override {
-    cuda_->use();
     check("ncclCommFinalize", call_.comm_finalize(as_comm(comm)), comm);
   }
   void destroy(NcclComm comm) noexcept override { (void)call_.comm_destroy(as_comm(comm)); }
   void abort(NcclComm comm) noexcept override { (void)call_.comm_abort(as_comm(comm)); }
 
   std::byte* allocate(size_t bytes) override {
-    cuda_->use();
+    const CudaDeviceGuard guard(*cuda_);
     void* memory = nullptr;
     return call_.mem_alloc(&memory, bytes) == ncclSuccess ? static_cast<std::byte*>(memory)
                                                           : nullptr;
   }
   void free(std::byte* memory) noexcept override { (void)call_.mem_free(memory); }
 
-  void begin_group() override {
-    cuda_->use();
-    check("ncclGroupStart", call_.group_start(), nullptr);
-  }
+  void begin_group() override { check("ncclGroupStart", call_.group_start(), nullptr); }
   void end_group() override { check("ncclGroupEnd", call_.group_end(), nullptr); }
 
   void allreduce(NcclComm comm, const std::byte* input, std::byte* output, int64_t count,

@@ -68,10 +68,38 @@ class NcclOp final : public core::CollectiveOp {
     return std::make_unique<NcclInFlight>(communicator_, std::move(batch));
   }
   void abort() noexcept override { communicator_->abort(); }
+  void finish_abort(std::chrono::steady_clock::time_point limit) noexcept override {
+    communicator_->finish_abort(limit);
+  }
 
  private:
   const CollectiveKind kind_;
   const std::string name_;
+  const std::shared_ptr<NcclCommunicator> communicator_;
+};
+
+// No work: the point of the set's order at which all members begin to keep an order among sets.
+class OrderMark final : public core::CollectiveOp {
+ public:
+  explicit OrderMark(std::shared_ptr<NcclCommunicator> communicator)
+      : communicator_(std::move(communicator)) {}
+
+  std::string_view name() const override { return "nccl_barrier"; }
+  std::string refusal(const core::BatchFacts& facts) const override {
+    if (facts.kind != CollectiveKind::Barrier) return "it does barrier only";
+    return facts.device == DeviceKind::Cuda ? "" : "it orders collectives on devices only";
+  }
+  // Behind the collectives that enqueue: all earlier ones are in the stream.
+  std::unique_ptr<core::InFlight> start(core::Batch /*batch*/) override {
+    communicator_->keep_order();
+    return std::make_unique<Nothing>();
+  }
+
+ private:
+  class Nothing final : public core::InFlight {
+   public:
+    Progress step() override { return Progress::Done; }
+  };
   const std::shared_ptr<NcclCommunicator> communicator_;
 };
 
@@ -86,6 +114,7 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_nccl_ops(
         CollectiveKind::Scatter}) {
     ops.push_back(std::make_unique<NcclOp>(kind, communicator));
   }
+  ops.push_back(std::make_unique<OrderMark>(communicator));
   return ops;
 }
 

@@ -6,7 +6,7 @@
 //
 // Unlike the ops on host memory: NCCL sums types of 16 bits in their own type, with a rounding for
 // each rank that is added, in an order that depends on its algorithm. A sum of float16 that leaves
-// the range is infinite, but for the averages of allreduce. In Min and Max a number wins over a
+// the range is infinite; that of an average is not. In Min and Max a number wins over a
 // NaN.
 #pragma once
 
@@ -19,7 +19,8 @@
 namespace horon::ops {
 
 // Allreduce, reducescatter, broadcast, allgather, alltoall, gather and scatter. They use the
-// communicator one after the other, in the order of their batches.
+// communicator one after the other, in the order of their batches. A barrier moves nothing: from it
+// on the set's collectives keep an order with those of other sets (NcclCommunicator::keep_order()).
 std::vector<std::unique_ptr<core::CollectiveOp>> make_nccl_ops(
     const std::shared_ptr<NcclCommunicator>& communicator);
 

@@ -105,6 +105,7 @@ void Job::start_runtime() {
     op_table_ = execution.ops;
     parts.config = config_;
     parts.topology = topology;
+    if (gpu_->available()) parts.seat_visitor = gpu_;
     parts.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = gpu_->unavailable();
     parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
     parts.world.gate = make_gate(*world_, config_);

@@ -79,7 +79,9 @@ ProcessSet ProcessSets::add(std::vector<int> ranks) {
   prepared_ = prepare(id, ranks);
   newest_ops_.reset();
   runtime_->add_set(id, ranks);
-  meet(*runtime_, kMade, concat("process set ", id));  // nobody uses it before all have it
+  // Nobody uses it before all have it. From here on collectives on devices keep an order among
+  // sets.
+  meet(*runtime_, kMade, concat("process set ", id), parts_.gpu.get());
   const ProcessSet set(id, std::move(ranks), parts_.world->topology().rank);
   const std::lock_guard sets_lock(sets_mutex_);
   sets_.push_back({set, newest_ops_});

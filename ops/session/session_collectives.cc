@@ -5,12 +5,17 @@
 
 namespace horon::ops {
 
-void meet(core::Runtime& runtime, const std::string& name, const std::string& what) {
+void meet(core::Runtime& runtime, const std::string& name, const std::string& what,
+          const JobGpu* gpu) {
   auto spec = std::make_shared<core::EntrySpec>();
   spec->kind = CollectiveKind::Barrier;
   spec->parts = {{what, {0}}};
   core::Submission submission;
   submission.name = name;
+  if (gpu != nullptr && gpu->available()) {
+    spec->device = DeviceKind::Cuda;
+    submission.device_index = gpu->device();
+  }
   submission.spec = std::move(spec);
   (void)runtime.run(std::move(submission))->get();
 }

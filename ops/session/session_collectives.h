@@ -5,12 +5,14 @@
 #include <vector>
 
 #include "horon/core/runtime/runtime.h"
+#include "horon/ops/nccl/job_gpu.h"
 
 namespace horon::ops {
 
 // Returns when all ranks have called it with the same `what`. Throws Error(Mismatch) naming both if
-// it differs.
-void meet(core::Runtime& runtime, const std::string& name, const std::string& what);
+// it differs. `gpu`, if it is available: the collectives on devices keep their order with it.
+void meet(core::Runtime& runtime, const std::string& name, const std::string& what,
+          const JobGpu* gpu = nullptr);
 
 // The bytes of each rank, in order of rank; lengths may differ. Throws Error.
 std::vector<std::string> gather_from_all(core::Runtime& runtime, const std::string& name,

@@ -11,15 +11,17 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// An op that takes one kind of collective, up to a number of elements.
+// An op that takes one kind of collective on one kind of memory, up to a number of elements.
 class LimitedOp final : public CollectiveOp {
  public:
-  LimitedOp(std::string name, CollectiveKind kind, int64_t count_max)
-      : name_(std::move(name)), kind_(kind), count_max_(count_max) {}
+  LimitedOp(std::string name, CollectiveKind kind, int64_t count_max,
+            DeviceKind device = DeviceKind::Host)
+      : name_(std::move(name)), kind_(kind), count_max_(count_max), device_(device) {}
 
   std::string_view name() const override { return name_; }
   std::string refusal(const BatchFacts& facts) const override {
     if (facts.kind != kind_) return "another kind";
+    if (facts.device != device_) return "another memory";
     return facts.count > count_max_ ? "too long" : "";
   }
   std::unique_ptr<InFlight> start(Batch) override { return nullptr; }
@@ -28,6 +30,7 @@ class LimitedOp final : public CollectiveOp {
   std::string name_;
   CollectiveKind kind_;
   int64_t count_max_;
+  DeviceKind device_;
 };
 
 OpTable table(const std::string& allreduce) {
@@ -56,6 +59,32 @@ TEST(OpTable, TheKnobChoosesAmongAllreducesOnly) {
   const OpTable ops = table("mpi");
   EXPECT_EQ(ops.select(facts_of(CollectiveKind::Allreduce, 1)).name(), "mpi_allreduce");
   EXPECT_EQ(table("shm").select(facts_of(CollectiveKind::Broadcast, 1)).name(), "mpi_broadcast");
+}
+
+// The others are chosen as ever.
+TEST(OpTable, TheKnobIsForMemoryThatTheOpIsFor) {
+  const auto with_gpu = [](const std::string& knob) {
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(std::make_unique<LimitedOp>("shm_allreduce", CollectiveKind::Allreduce, 10));
+    ops.push_back(std::make_unique<LimitedOp>("mpi_allreduce", CollectiveKind::Allreduce, 10));
+    ops.push_back(std::make_unique<LimitedOp>("nccl_allreduce", CollectiveKind::Allreduce, 10,
+                                              DeviceKind::Cuda));
+    return OpTable(std::move(ops), knob);
+  };
+  BatchFacts on_gpu;
+  on_gpu.device = DeviceKind::Cuda;
+  EXPECT_EQ(with_gpu("mpi").select(on_gpu).name(), "nccl_allreduce");
+  EXPECT_EQ(with_gpu("mpi").select({}).name(), "mpi_allreduce");
+  EXPECT_EQ(with_gpu("nccl").select(on_gpu).name(), "nccl_allreduce");
+  EXPECT_EQ(with_gpu("nccl").select({}).name(), "shm_allreduce");
+}
+
+TEST(OpTable, KnowsWhatItCanRun) {
+  const OpTable ops = table("auto");
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_TRUE(ops.can_run(facts_of(CollectiveKind::Broadcast, 1)));
+    EXPECT_FALSE(ops.can_run(facts_of(CollectiveKind::Gather, 1)));
+  }
 }
 
 TEST(OpTable, SaysWhy) {

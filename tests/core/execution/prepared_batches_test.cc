@@ -16,6 +16,7 @@ using executor_world::entry;
 using executor_world::ExecutorContract;
 using executor_world::list;
 using executor_world::Rank;
+using test::FakeDevice;
 using test::FakeMeeting;
 using test::FakeMemory;
 using testing::ElementsAre;
@@ -54,6 +55,24 @@ TEST_P(ExecutorContract, ABatchThatComesAgainIsPreparedOnce) {
       EXPECT_THAT(data, ElementsAre(6 / divisor, 12 / divisor));
     }
   }
+}
+
+// The batches behind it stand in line, and all of them end in the order of the log.
+TEST(Executor, ALimitedNumberOfBatchesIsUnderWay) {
+  constexpr size_t kBatches = 3 * Executor::kUnderWayMax;
+  FakeDevice::Options by_hand;
+  by_hand.by_hand = true;
+  Rank rank(FakeMemory::Enqueued, 0, 1, std::make_shared<FakeMeeting>(1), {}, by_hand);
+  std::vector<std::vector<float>> data(kBatches, std::vector<float>{1});
+  for (size_t i = 0; i < kBatches; ++i) {
+    rank.executor->enqueue(batch(i, list(entry(i, data[i]))));
+  }
+  for (int step = 0; step < 1000; ++step) (void)rank.step_executor();
+  EXPECT_EQ(rank.enqueued.size(), Executor::kUnderWayMax);  // the device has done nothing yet
+  EXPECT_TRUE(rank.finished.empty());
+  rank.run();
+  ASSERT_EQ(rank.finished.size(), kBatches);
+  for (size_t i = 0; i < kBatches; ++i) EXPECT_EQ(rank.finished[i].sequence, i);
 }
 
 }  // namespace

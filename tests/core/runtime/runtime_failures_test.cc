@@ -55,6 +55,29 @@ class FaultyTransport final : public Transport {
   const Fault fault_;
 };
 
+// Each collective is one call of this.
+class StepByStep final : public CollectiveOp {
+ public:
+  explicit StepByStep(std::function<void()> step) : step_(std::move(step)) {}
+  std::string_view name() const override { return "step_allreduce"; }
+  std::string refusal(const BatchFacts&) const override { return ""; }
+  std::unique_ptr<InFlight> start(Batch) override { return std::make_unique<Flight>(step_); }
+
+ private:
+  class Flight final : public InFlight {
+   public:
+    explicit Flight(const std::function<void()>& step) : step_(step) {}
+    Progress step() override {
+      step_();
+      return Progress::Done;
+    }
+
+   private:
+    const std::function<void()>& step_;
+  };
+  const std::function<void()> step_;
+};
+
 // The fault is one of that rank alone.
 Hooks transport_of(int guilty, FaultyTransport::Fault fault) {
   Hooks hooks;
@@ -119,6 +142,34 @@ TEST(RuntimeFailures, APeerThatCantBeReachedHearsTheCauseFromTheOthers) {
     all_is_well.arrive_and_wait();
     if (rank == 1) broken = true;
     EXPECT_THAT(error_of_submit(runtime, "after"), HasSubstr("rank 0 is out of reach"));
+  });
+}
+
+// On rank 1 a collective fails because rank 0's has: what rank 0 says of it counts more.
+TEST(RuntimeFailures, WhatAPeerSaysCountsMoreThanWhatFollowsFromIt) {
+  std::atomic<bool> told{false};
+  std::atomic<bool> failing{false};
+  const auto note = [&](FaultyTransport::Call call, int) {
+    if (failing && call == FaultyTransport::Call::Send) told = true;
+  };
+  Hooks hooks = transport_of(0, note);
+  hooks.change_execution = [&](int rank, const std::vector<int>&, Executor::Parts& execution) {
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(std::make_unique<StepByStep>([&, rank] {
+      if (rank == 0) {
+        failing = true;
+        throw Error(ErrorCode::OperationFailed, "the first cause");
+      }
+      // Rank 0 has sent it, and this rank has not read it yet.
+      while (!told) std::this_thread::sleep_for(1ms);
+      std::this_thread::sleep_for(20ms);
+      throw Error(ErrorCode::OperationFailed, "what follows from it");
+    }));
+    execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+  };
+  World world(2, {}, no_limits(), hooks);
+  world.each([&](Runtime& runtime, int) {
+    EXPECT_THAT(error_of_submit(runtime, "x"), HasSubstr("the first cause"));
   });
 }
 

@@ -16,3 +16,10 @@ endfunction()
 foreach(link shm mpi hosts)
   horon_fault_test(faults.${link} ${link} fault_program)
 endforeach()
+
+# The same in collectives on GPUs.
+add_executable(gpu_fault_program ops/faults/gpu_fault_program.cc support/fault_job.cc)
+horon_target(gpu_fault_program)
+target_link_libraries(gpu_fault_program PRIVATE horon_host_gpu MPI::MPI_C)
+horon_fault_test(faults.gpu shm gpu_fault_program allreduce)
+horon_label_tests(cuda faults.gpu)

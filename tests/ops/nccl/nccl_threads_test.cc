@@ -1,8 +1,12 @@
 // NCCL communicators of ranks that are threads: order, failures and ends.
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -197,6 +201,97 @@ TEST(NcclThreads, AnAverageOfFloat16DoesNotOverflow) {
     rank.memory.queue().record()->wait();
     EXPECT_EQ(data, std::vector<uint16_t>(9, 0x7b00));
   });
+}
+
+// As allreduce: each rank's part is made smaller before the sum.
+TEST(NcclThreads, AReducescatterOfFloat16OverflowsNoMoreThanAnAllreduce) {
+  const NcclUniqueId id = new_id();
+  core::run_ranks(4, [&](int index) {
+    const Rank rank(index, 4, id);
+    auto ops = make_nccl_ops(rank.communicator);
+    const std::vector<uint16_t> input(20, 0x7b00);  // 57344
+    std::vector<uint16_t> output(5);
+    core::Batch batch;
+    batch.kind = CollectiveKind::Reducescatter;
+    batch.device = DeviceKind::Cuda;
+    batch.dtype = DataType::Float16;
+    batch.reduce_op = ReduceOp::Average;
+    batch.divisor = 4;
+    batch.input = reinterpret_cast<const std::byte*>(input.data());
+    batch.output = reinterpret_cast<std::byte*>(output.data());
+    batch.count = 5;
+    batch.send_counts = {5, 5, 5, 5};
+    CudaMemory memory(rank.cuda);
+    batch.queue = &memory.queue();
+    Rank::enqueue(*ops[1]->start(batch));
+    memory.queue().record()->wait();
+    EXPECT_EQ(output, std::vector<uint16_t>(5, 0x7b00));
+    EXPECT_EQ(input, std::vector<uint16_t>(20, 0x7b00));
+  });
+}
+
+// As NCCL's; in Horon's own ops a NaN wins.
+TEST(NcclThreads, InAMaximumANumberWinsOverANan) {
+  const NcclUniqueId id = new_id();
+  core::run_ranks(2, [&](int index) {
+    Rank rank(index, 2, id);
+    std::vector<float> data = {index == 0 ? std::nanf("") : 1.0F,
+                               index == 0 ? 2.0F : std::nanf("")};
+    core::Batch batch;
+    batch.device = DeviceKind::Cuda;
+    batch.reduce_op = ReduceOp::Max;
+    batch.input = batch.output = reinterpret_cast<std::byte*>(data.data());
+    batch.count = 2;
+    batch.queue = &rank.memory.queue();
+    Rank::enqueue(*rank.allreduce->start(batch));
+    rank.memory.queue().record()->wait();
+    EXPECT_EQ(data, (std::vector<float>{1.0F, 2.0F}));
+  });
+}
+
+// NCCL's abort of one may wait until the kernels of another have ended, which wait for peers too.
+TEST(NcclThreads, CommunicatorsAreAbortedAtTheSameTime) {
+  std::atomic<int> aborting{0};
+  test::HostNccl::Options library;
+  library.abort_may_end = [&aborting, counted = std::make_shared<std::map<std::thread::id, bool>>(),
+                           mutex = std::make_shared<std::mutex>()] {
+    const std::lock_guard lock(*mutex);
+    if (counted->emplace(std::this_thread::get_id(), true).second) ++aborting;
+    return aborting == 3;
+  };
+  const std::vector<NcclUniqueId> ids = {new_id(), new_id(), new_id()};
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (const NcclUniqueId& id : ids) {
+    ranks.push_back(std::make_unique<Rank>(0, 1, id, test::HostCuda::Options(), library));
+    while (!ranks.back()->communicator->may_call(0)) std::this_thread::yield();
+  }
+  for (const auto& rank : ranks) rank->allreduce->abort();
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  for (const auto& rank : ranks) rank->allreduce->finish_abort(limit);
+  EXPECT_EQ(aborting, 3);
+}
+
+// Who is awaited is named.
+TEST(NcclThreads, ACommunicatorThatIsNotMadeInTimeHasFailed) {
+  NcclCommunicator::Parts parts;
+  const auto cuda = std::make_shared<test::HostCuda>();
+  parts.gpu = std::make_shared<JobGpu>(cuda, std::make_shared<test::HostNccl>(cuda));
+  parts.size = 2;
+  parts.id_exchange = std::make_unique<KnownNcclId>(new_id());
+  parts.members = "ranks 3, 5";
+  parts.limit = std::chrono::milliseconds(50);
+  NcclCommunicator communicator(std::move(parts));
+  std::string error;
+  while (error.empty()) {
+    try {
+      EXPECT_FALSE(communicator.may_call(0));  // the other member never comes
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } catch (const Error& timeout) {
+      error = timeout.what();
+    }
+  }
+  EXPECT_NE(error.find("NCCL has not connected ranks 3, 5"), std::string::npos) << error;
+  communicator.abort();
 }
 
 }  // namespace

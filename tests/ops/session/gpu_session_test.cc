@@ -118,6 +118,7 @@ TEST_F(GpuSession, ReducesOnGpusAndOnTheHostInOneJob) {
     const Handle second = allreduce({}, "host", on_host, DeviceKind::Host);
     const Handle third = allreduce({}, "average", average, DeviceKind::Cuda, ReduceOp::Average);
     for (const Handle& handle : {first, second, third}) (void)handle->get();
+    EXPECT_EQ(test::HostCuda::current_device(), 0);  // as before, though this thread drove the loop
     EXPECT_THAT(*on_gpu, testing::Each(sum_of({})));
     EXPECT_THAT(*on_host, testing::Each(sum_of({})));
     EXPECT_THAT(*average, testing::Each(sum_of({}) / static_cast<float>(size())));
@@ -240,6 +241,74 @@ TEST_F(GpuSession, ATrainingWaitsNeverOnTheHost) {
   EXPECT_EQ(device().host_waits(), 0);
   program.record()->wait();
   EXPECT_EQ(wrong, 0);
+}
+
+// The thread that waits steps the loop; as long as it does, and no longer, it leaves captures
+// alone.
+TEST_F(GpuSession, NobodysGraphCaptureIsBroken) {
+  start();
+  const Floats data = floats(5000, 1);
+  (void)allreduce({}, "first", data)->get();
+  ops::CudaQueue program(ops::gpu()->cuda());
+  device().set_capturing(true);
+  for (int round = 0; round < 10; ++round) {
+    const Handle one = allreduce({}, "one", data);
+    const Handle two = allreduce({}, "two", floats(20'000 * static_cast<size_t>(round + 1), 1));
+    for (const Handle& handle : {one, two}) {
+      ASSERT_TRUE(program.wait_for(*handle->get_enqueued().done));
+      EXPECT_EQ(test::HostCuda::capture_mode(), 0);
+    }
+  }
+  barrier();
+  device().set_capturing(false);
+  EXPECT_EQ(device().broken_captures(), 0);
+}
+
+// Kernels that fill the device, of sets that share ranks: if two ranks let them in in unlike
+// orders, this test never ends.
+TEST_F(GpuSession, SetsEnterAllDevicesInOneOrder) {
+  test::HostGpuLibraries::Options options;
+  options.nccl.fills_device = true;
+  start(options);
+  const Floats before = floats(10, mine());
+  const Handle earlier = allreduce({}, "before the sets", before);
+  std::vector<ProcessSet> mine_of = {ProcessSet()};
+  for (int bits = 3; bits < 1 << test_size(); ++bits) {
+    const ProcessSet set = add_process_set(ranks_of_bits(bits));
+    if (set.includes_me()) mine_of.push_back(set);
+  }
+  (void)earlier->get();
+  EXPECT_THAT(*before, testing::Each(sum_of({})));
+  std::mt19937 random(static_cast<uint32_t>(rank()) + 1);
+  for (int round = 0; round < 5; ++round) {
+    std::shuffle(mine_of.begin(), mine_of.end(), random);
+    std::vector<std::pair<Handle, Floats>> running;
+    for (const ProcessSet& set : mine_of) {
+      for (const char* name : {"a", "b", "c"}) {
+        const Floats data = floats(9000, mine());
+        running.emplace_back(allreduce(set, name, data), data);
+      }
+    }
+    for (size_t i = 0; i < running.size(); ++i) {
+      (void)running[i].first->get();
+      ASSERT_THAT(*running[i].second, testing::Each(sum_of(mine_of[i / 3])));
+    }
+  }
+}
+
+TEST_F(GpuSession, WhatNcclCantDoFailsTheCallAlone) {
+  start();
+  auto spec = spec_of(CollectiveKind::Allreduce, 10, DeviceKind::Cuda);
+  spec->dtype = DataType::Int16;
+  const Floats data = floats(5, mine());  // ten numbers of 16 bits
+  EXPECT_THAT(error_of([&] {
+                Submission given = submission_of({}, "short", spec, data);
+                given.memory.front().count = 10;
+                return ops::runtime().submit(std::move(given));
+              }),
+              AllOf(HasSubstr("tensor \"short\""), HasSubstr("NCCL has no int16")));
+  EXPECT_EQ(error_of([&] { return allreduce({}, "next", data); }), "");
+  EXPECT_THAT(*data, testing::Each(sum_of({})));
 }
 
 TEST_F(GpuSession, RanksThatHaveJoinedAddNothing) {

@@ -8,8 +8,11 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/keep_for_ever.h"
 #include "horon/tests/support/host_gpu/move_on_host.h"
 
 namespace horon::test {
@@ -22,6 +25,9 @@ struct HostEvent {
   std::mutex mutex;
   Moment moment = std::make_shared<std::atomic<bool>>(true);
 };
+
+thread_local std::vector<int> current_devices = {0};
+thread_local int capture_mode_of_thread = 0;
 
 HostEvent& event_of(ops::CudaEventHandle handle) { return *static_cast<HostEvent*>(handle); }
 Moment moment_of(ops::CudaEventHandle handle) {
@@ -50,6 +56,7 @@ struct HostCuda::State {
   int64_t started = 0;
   std::atomic<bool> failed{false};
   std::atomic<int> host_waits{0};
+  std::atomic<int64_t> pending{0};  // pieces of work
 };
 
 struct HostCuda::Stream {
@@ -80,6 +87,7 @@ struct HostCuda::Stream {
       while (!state->failed && !kernel()) {
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       }
+      --state->pending;
     }
   }
 
@@ -104,6 +112,7 @@ void HostCuda::destroy_stream(ops::CudaStream stream) noexcept {
 
 void HostCuda::enqueue(ops::CudaStream stream, std::function<bool()> kernel) {
   if (state_->failed) throw Error(ErrorCode::OperationFailed, "the device of threads has failed");
+  ++state_->pending;
   auto& queue = *static_cast<Stream*>(stream);
   {
     const std::lock_guard lock(queue.mutex);
@@ -134,7 +143,12 @@ void HostCuda::wait_in(ops::CudaStream stream, ops::CudaEventHandle event) {
   enqueue(stream, [moment = moment_of(event)] { return moment->load(); });
 }
 
+void HostCuda::note_unsafe_call() {
+  if (capturing_ && capture_mode() != kStaysOutOfCaptures) ++broken_captures_;
+}
+
 bool HostCuda::happened(ops::CudaEventHandle event) {
+  note_unsafe_call();
   if (state_->failed) throw Error(ErrorCode::OperationFailed, "the device of threads has failed");
   return *moment_of(event);
 }
@@ -145,6 +159,7 @@ void HostCuda::wait_on_host(ops::CudaEventHandle event) {
 }
 
 std::byte* HostCuda::allocate(size_t bytes) {
+  note_unsafe_call();
   constexpr size_t kAlignment = 256;
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* const memory = std::aligned_alloc(kAlignment, rounded);
@@ -153,7 +168,41 @@ std::byte* HostCuda::allocate(size_t bytes) {
   return static_cast<std::byte*>(memory);
 }
 
-void HostCuda::free(std::byte* memory) noexcept { std::free(memory); }
+void HostCuda::free(std::byte* memory) noexcept {
+  while (state_->pending > 0 && !state_->failed) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  std::free(memory);
+}
+
+std::byte* HostCuda::allocate_in(ops::CudaStream, size_t bytes) { return allocate(bytes); }
+
+void HostCuda::free_in(ops::CudaStream stream, std::byte* memory) noexcept {
+  try {
+    enqueue(stream, [memory] {
+      std::free(memory);
+      return true;
+    });
+  } catch (...) {  // it has failed: nobody knows what it still writes
+    core::keep_for_ever({memory, [](std::byte* kept) { std::free(kept); }});
+  }
+}
+
+void HostCuda::use() const { current_devices.back() = device_; }
+
+bool HostCuda::enter() const {
+  if (current_devices.back() == device_) return false;
+  current_devices.push_back(device_);
+  return true;
+}
+
+void HostCuda::leave() const noexcept { current_devices.pop_back(); }
+int HostCuda::current_device() { return current_devices.back(); }
+int HostCuda::capture_mode() { return capture_mode_of_thread; }
+
+int HostCuda::exchange_capture_mode(int mode) noexcept {
+  return std::exchange(capture_mode_of_thread, mode);
+}
 
 void HostCuda::launch(const ops::MoveLaunch& launch, ops::CudaStream stream) {
   ++launches_;

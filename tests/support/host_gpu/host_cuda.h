@@ -25,7 +25,9 @@ class HostCuda final : public ops::CudaApi {
 
   int device() const override { return device_; }
   std::string device_name() const override { return "a device made of threads"; }
-  void use() const override {}
+  void use() const override;
+  bool enter() const override;
+  void leave() const noexcept override;
   ops::CudaStream create_stream() override;
   void destroy_stream(ops::CudaStream stream) noexcept override;
   ops::CudaEventHandle create_event() override;
@@ -37,8 +39,18 @@ class HostCuda final : public ops::CudaApi {
   // Filled with NaN, so that what is read before it is written is seen.
   std::byte* allocate(size_t bytes) override;
   void free(std::byte* memory) noexcept override;
+  std::byte* allocate_in(ops::CudaStream stream, size_t bytes) override;
+  void free_in(ops::CudaStream stream, std::byte* memory) noexcept override;
   void launch(const ops::MoveLaunch& launch, ops::CudaStream stream) override;
-  void stay_out_of_captures() override {}
+  int exchange_capture_mode(int mode) noexcept override;
+
+  // Of the calling thread.
+  static int current_device();
+  static int capture_mode();
+  // Some thread captures a graph: a call that asks for events or memory breaks it, but by a thread
+  // that stays out of captures.
+  void set_capturing(bool capturing) { capturing_ = capturing; }
+  int broken_captures() const { return broken_captures_; }
 
   // A kernel of any other kind. It is called again and again until it says true, and then `owner`,
   // which lives as long, is dropped.
@@ -54,9 +66,13 @@ class HostCuda final : public ops::CudaApi {
   struct Stream;
 
  private:
+  void note_unsafe_call();
+
   const int device_;
   std::shared_ptr<State> state_;
   std::atomic<int> launches_{0};
+  std::atomic<bool> capturing_{false};
+  std::atomic<int> broken_captures_{0};
 };
 
 }  // namespace horon::test

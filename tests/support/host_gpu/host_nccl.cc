@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/ops/host/half.h"
 #include "horon/ops/host/host_kernels.h"
 
 namespace horon::test {
@@ -47,6 +49,43 @@ struct Meeting {
   std::atomic<int> finalized{0};
 };
 
+template <class T, class IsNan>
+void replace_nans_of(std::byte* inputs, size_t ranks, size_t count, const IsNan& is_nan) {
+  auto* const values = reinterpret_cast<T*>(inputs);
+  for (size_t i = 0; i < count; ++i) {
+    const auto number = [&] {
+      for (size_t rank = 0; rank < ranks; ++rank) {
+        if (!is_nan(values[rank * count + i])) return values[rank * count + i];
+      }
+      return values[i];
+    }();
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      if (is_nan(values[rank * count + i])) values[rank * count + i] = number;
+    }
+  }
+}
+
+// In NCCL's Min and Max a number wins over a NaN, in Horon's own a NaN wins. `inputs`: those of all
+// ranks, one behind the other.
+void replace_nans(DataType dtype, std::byte* inputs, size_t ranks, size_t count) {
+  switch (dtype) {
+    case DataType::Float32:
+      return replace_nans_of<float>(inputs, ranks, count, [](float v) { return std::isnan(v); });
+    case DataType::Float64:
+      return replace_nans_of<double>(inputs, ranks, count, [](double v) { return std::isnan(v); });
+    case DataType::Float16:
+      return replace_nans_of<uint16_t>(inputs, ranks, count, [](uint16_t bits) {
+        return std::isnan(ops::float_from_half(bits));
+      });
+    case DataType::BFloat16:
+      return replace_nans_of<uint16_t>(inputs, ranks, count, [](uint16_t bits) {
+        return std::isnan(ops::float_from_bfloat16(bits));
+      });
+    default:
+      return;
+  }
+}
+
 }  // namespace
 
 struct HostNccl::Comm {
@@ -62,7 +101,11 @@ struct HostNccl::Comm {
   }
   ~Comm() {
     ::munmap(memory, bytes);
-    ::unlink(path.c_str());
+    forget_name();
+  }
+  // Nobody needs it once all are here: then a rank that is killed leaves nothing behind.
+  void forget_name() {
+    if (!std::exchange(forgotten, true)) ::unlink(path.c_str());
   }
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
@@ -79,6 +122,7 @@ struct HostNccl::Comm {
   size_t bytes = 0;
   void* memory = nullptr;
   int busy_polls = 0;
+  bool forgotten = false;
   bool finalizing = false;
   bool failed = false;
   std::atomic<bool> aborted{false};
@@ -99,7 +143,13 @@ ops::NcclUniqueId HostNccl::unique_id() {
   return id;
 }
 
+void HostNccl::require_current_device() const {
+  if (HostCuda::current_device() == cuda_->device()) return;
+  throw Error(ErrorCode::Internal, "the device is not the current one of this thread");
+}
+
 ops::NcclComm HostNccl::begin_init(int size, const ops::NcclUniqueId& id, int rank) {
+  require_current_device();
   auto* const comm = new Comm(size, rank, id.data());
   comm->busy_polls = options_.busy_polls;
   return comm;
@@ -110,10 +160,12 @@ bool HostNccl::idle(ops::NcclComm handle) {
   if (comm.failed) throw Error(ErrorCode::OperationFailed, "the NCCL of threads has failed");
   if (comm.finalizing) return comm.meeting().finalized >= comm.size;
   if (comm.meeting().here < comm.size) return false;
+  comm.forget_name();
   return comm.busy_polls-- <= 0;
 }
 
 void HostNccl::begin_finalize(ops::NcclComm handle) {
+  require_current_device();
   Comm& comm = as_comm(handle);
   while (comm.kernels > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
   comm.finalizing = true;
@@ -125,11 +177,17 @@ void HostNccl::destroy(ops::NcclComm comm) noexcept { delete &as_comm(comm); }
 void HostNccl::abort(ops::NcclComm handle) noexcept {
   Comm& comm = as_comm(handle);
   comm.aborted = true;
+  while (options_.abort_may_end && !options_.abort_may_end()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
   while (comm.kernels > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
   delete &comm;
 }
 
-void HostNccl::begin_group() { group_ = Group(); }
+void HostNccl::begin_group() {
+  require_current_device();
+  group_ = Group();
+}
 
 HostNccl::Group& HostNccl::open_group(ops::NcclComm comm, ops::CudaStream stream) {
   group_.comm = &as_comm(comm);
@@ -147,12 +205,18 @@ void HostNccl::end_group() {
     return;
   }
   ++comm.kernels;
-  const std::shared_ptr<Group> shared(new Group(std::move(group)), [](Group* ended) {
-    --ended->comm->kernels;  // also where the device has failed before it came to this one
-    delete ended;
+  const std::shared_ptr<Group> shared(
+      new Group(std::move(group)), [all_ended = kernels_ended_](Group* ended) {
+        --ended->comm->kernels;  // also where the device has failed before it came to this one
+        ++*all_ended;
+        delete ended;
+      });
+  const int64_t begins_behind = options_.fills_device ? kernels_enqueued_ : -1;
+  ++kernels_enqueued_;
+  cuda_->enqueue(shared->stream, [shared, begins_behind, all_ended = kernels_ended_] {
+    if (shared->comm->aborted) return true;
+    return *all_ended >= begins_behind && move_on(*shared->comm, *shared);
   });
-  cuda_->enqueue(shared->stream,
-                 [shared] { return shared->comm->aborted || move_on(*shared->comm, *shared); });
 }
 
 // What the ranks send each other comes in the order of their calls. True: all is done.
@@ -235,6 +299,9 @@ void HostNccl::add_reduction(ops::NcclComm handle, const std::byte* input, std::
       inputs.push_back(all->data() + static_cast<size_t>(rank) * bytes);
     }
     std::byte* to = output;
+    if (is_floating(dtype) && (op == ReduceOp::Min || op == ReduceOp::Max)) {
+      replace_nans(dtype, all->data(), static_cast<size_t>(ranks), static_cast<size_t>(count));
+    }
     ops::reduce_many({dtype, op, 1.0, 1.0, 1}, inputs, {&to, 1}, count);
   });
 }

@@ -19,6 +19,11 @@ class HostNccl final : public ops::NcclApi {
   struct Options {
     int busy_polls = 0;           // idle() says false so often after each call
     int64_t fails_at_group = -1;  // the n-th group fails, and the communicator for good
+    // As kernels that fill the device: each begins when the one that was enqueued before it, in
+    // any stream, has ended.
+    bool fills_device = false;
+    // abort() asks again and again whether it may end, as one whose peers do not abort.
+    std::function<bool()> abort_may_end = nullptr;
   };
   explicit HostNccl(std::shared_ptr<HostCuda> cuda) : HostNccl(std::move(cuda), Options()) {}
   HostNccl(std::shared_ptr<HostCuda> cuda, Options options);
@@ -69,6 +74,7 @@ class HostNccl final : public ops::NcclApi {
     std::vector<std::shared_ptr<std::vector<std::byte>>> memory;
   };
 
+  void require_current_device() const;
   static Comm& as_comm(ops::NcclComm comm) { return *static_cast<Comm*>(comm); }
   Group& open_group(ops::NcclComm comm, ops::CudaStream stream);
   // Received by all ranks (root < 0) or by one, then reduced in order of rank.
@@ -82,6 +88,10 @@ class HostNccl final : public ops::NcclApi {
   const Options options_;
   Group group_;
   int64_t groups_ = 0;
+  // Of fills_device: enqueued, and ended.
+  int64_t kernels_enqueued_ = 0;
+  const std::shared_ptr<std::atomic<int64_t>> kernels_ended_ =
+      std::make_shared<std::atomic<int64_t>>(0);
 };
 
 }  // namespace horon::test

@@ -1,0 +1,28 @@
+#include "horon/ops/nccl/launch_order.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "horon/core/base/error.h"
+
+namespace horon::ops {
+
+int64_t LaunchOrder::propose(uint32_t set) {
+  const bool is_next = waiting_.emplace(set, ++latest_).second;
+  HORON_CHECK(is_next, "a set has one collective at a time");
+  return latest_;
+}
+
+void LaunchOrder::settle(uint32_t set, int64_t number) {
+  waiting_.at(set) = number;
+  latest_ = std::max(latest_, number);
+}
+
+bool LaunchOrder::may_enter(uint32_t set) const {
+  const std::pair<int64_t, uint32_t> mine(waiting_.at(set), set);
+  return std::all_of(waiting_.begin(), waiting_.end(), [&](const auto& other) {
+    return std::pair<int64_t, uint32_t>(other.second, other.first) >= mine;
+  });
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,36 @@
+// In which order the collectives of several process sets enter the device of a rank: the same on
+// all ranks that the sets share.
+//
+// A kernel of NCCL waits on the device for its peers. If two sets enter the devices of two ranks in
+// unlike orders, and a device runs one of them only, both wait for ever. Each set has a log of its
+// own, so the logs give no common order. Numbers do: for its next collective each member of a set
+// proposes one above all that it has seen, and the largest of them is the collective's. A rank lets
+// collectives in by rising number, and by set where numbers are equal. One waits as long as another
+// one here may still get a smaller number; that takes one small message between the members of the
+// other set, and nothing on a device, so no wait lasts for ever. (Skeen's multicast.)
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+namespace horon::ops {
+
+// Of one rank, for all its sets. A set has one collective at a time here. One thread at a time.
+class LaunchOrder {
+ public:
+  // The set's next collective has come here. The number to propose.
+  int64_t propose(uint32_t set);
+  // `number`: the largest that a member has proposed.
+  void settle(uint32_t set, int64_t number);
+  // After settle().
+  bool may_enter(uint32_t set) const;
+  // It is in the stream.
+  void entered(uint32_t set) { waiting_.erase(set); }
+
+ private:
+  // By set; not settled: its number may still become larger.
+  std::map<uint32_t, int64_t> waiting_;
+  int64_t latest_ = 0;
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,31 @@
+#include "horon/ops/nccl/launch_ticket.h"
+
+namespace horon::ops {
+
+bool LaunchTicket::may_enter() {
+  if (!proposed_) {
+    number_ = order_->propose(set_);
+    proposed_ = true;
+    core::Batch batch;
+    batch.dtype = DataType::Int64;
+    batch.reduce_op = ReduceOp::Max;
+    batch.count = 1;
+    batch.output = reinterpret_cast<std::byte*>(&number_);
+    batch.input = batch.output;
+    flight_ = allreduce_.start(std::move(batch));
+  }
+  if (!settled_) {
+    if (flight_->step() != core::Progress::Done) return false;
+    flight_.reset();
+    order_->settle(set_, number_);
+    settled_ = true;
+  }
+  return order_->may_enter(set_);
+}
+
+void LaunchTicket::entered() {
+  order_->entered(set_);
+  proposed_ = settled_ = false;
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,63 @@
+// What of the memory of a device only a device of threads can show.
+#include "horon/tests/support/host_gpu/host_cuda.h"
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "horon/ops/cuda/cuda_memory.h"
+
+namespace horon::ops {
+namespace {
+
+// Scratch is released by the thread that steps the loop, which must not wait for the device.
+TEST(HostCuda, MemoryIsGivenBackWithoutWaitingForTheDevice) {
+  const auto cuda = std::make_shared<test::HostCuda>();
+  CudaMemory memory(cuda);
+  std::atomic<bool> may_end{false};
+  auto& queue = static_cast<CudaQueue&>(memory.queue());
+  std::shared_ptr<std::byte> block = memory.allocate(1 << 20);
+  cuda->enqueue(queue.stream(), [&may_end, used = block.get()] {
+    *used = std::byte{1};  // as long as this may run, the memory is there
+    return may_end.load();
+  });
+  block.reset();
+  may_end = true;  // a release that waits for the device never comes here
+  queue.record()->wait();
+}
+
+TEST(HostCuda, NothingIsOpenedBeforeThereIsWork) {
+  int opened = 0;
+  CudaMemory memory(3, [&] {
+    ++opened;
+    return std::make_shared<test::HostCuda>(3);
+  });
+  EXPECT_EQ(memory.device_index(), 3);
+  EXPECT_FALSE(memory.queue().immediate());
+  EXPECT_EQ(opened, 0);
+  memory.queue().record()->wait();
+  EXPECT_NE(memory.allocate(10), nullptr);
+  EXPECT_EQ(opened, 1);
+}
+
+TEST(HostCuda, AGuardGivesTheThreadItsDeviceBack) {
+  const test::HostCuda mine(0);
+  const test::HostCuda other(5);
+  EXPECT_EQ(test::HostCuda::current_device(), 0);
+  {
+    const CudaDeviceGuard outer(other);
+    EXPECT_EQ(test::HostCuda::current_device(), 5);
+    {
+      const CudaDeviceGuard inner(mine);
+      EXPECT_EQ(test::HostCuda::current_device(), 0);
+    }
+    const CudaDeviceGuard same(other);
+    EXPECT_EQ(test::HostCuda::current_device(), 5);
+  }
+  EXPECT_EQ(test::HostCuda::current_device(), 0);
+}
+
+}  // namespace
+}  // namespace horon::ops
