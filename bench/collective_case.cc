@@ -31,6 +31,7 @@ core::Submission submission_of(core::Runtime& runtime, const Call& call, const C
       return output;
     };
   }
+  submission.device_index = call.device_index;
   submission.keep_alive = call.memory;
   return submission;
 }
@@ -60,8 +61,11 @@ const CollectiveCase& find_case(CollectiveKind kind) {
 }
 
 void submit_and_wait(core::Runtime& runtime, const Call& call) {
+  const auto wait = [&](const core::HandleState& handle) {
+    (void)(call.waits_for_device ? handle.get() : handle.get_enqueued());
+  };
   if (!call.async) {
-    (void)runtime.run(submission_of(runtime, call, call.entries.front()))->get();
+    wait(*runtime.run(submission_of(runtime, call, call.entries.front())));
     return;
   }
   std::vector<std::shared_ptr<core::HandleState>> handles;
@@ -69,7 +73,7 @@ void submit_and_wait(core::Runtime& runtime, const Call& call) {
   for (const CallEntry& entry : call.entries) {
     handles.push_back(runtime.submit(submission_of(runtime, call, entry)));
   }
-  for (const auto& handle : handles) (void)handle->get();
+  for (const auto& handle : handles) wait(*handle);
 }
 
 }  // namespace horon::bench

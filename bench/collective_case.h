@@ -44,7 +44,9 @@ struct CallEntry {
 struct Call {
   std::shared_ptr<const core::EntrySpec> spec;  // as if all elements were one tensor
   std::vector<CallEntry> entries;
-  bool async = false;  // submitted and then waited for, also if it is one entry
+  bool async = false;            // submitted and then waited for, also if it is one entry
+  int device_index = 0;          // of the memory
+  bool waits_for_device = true;  // false: returns when the work is enqueued on the device
   Shape shape;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;

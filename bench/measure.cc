@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "horon/bench/statistics.h"
+#include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
@@ -22,7 +23,11 @@ double seconds_since(Clock::time_point begin) {
 // A call of a smaller message is too short for the clock.
 constexpr int64_t kSingleCallBytes = 64 << 10;
 
-int calls_per_sample(int64_t bytes) {
+int calls_per_sample(int64_t bytes, DeviceKind device) {
+  // The host's part of a call shall hide behind the device's part of those before.
+  if (device == DeviceKind::Cuda) {
+    return static_cast<int>(std::clamp<int64_t>((256 << 20) / bytes, 4, 20));
+  }
   return static_cast<int>(std::clamp<int64_t>(kSingleCallBytes / bytes, 1, 16));
 }
 
@@ -58,6 +63,15 @@ std::shared_ptr<std::byte> private_memory(size_t bytes) {
 
 }  // namespace
 
+std::shared_ptr<ops::JobGpu> gpu_of_rank() {
+  auto gpu = ops::gpu();
+  if (gpu == nullptr || !gpu->available()) {
+    throw Error(ErrorCode::Config,
+                core::concat("--device cuda: ", gpu == nullptr ? "no GPU" : gpu->unavailable()));
+  }
+  return gpu;
+}
+
 struct Measurement::Buffers {
   // Calls in place use the output as input too.
   std::shared_ptr<std::byte> input;
@@ -76,6 +90,14 @@ Measurement::Measurement(const Options& options, core::Runtime& runtime, MpiPeer
       buffers_(std::make_unique<Buffers>()) {
   const Shape largest = case_.shape(options.bytes_max, options.dtype, size());
   const auto bytes = static_cast<size_t>(largest.message_bytes);
+  if (options.device == DeviceKind::Cuda) {
+    gpu_ = gpu_of_rank();
+    gpu_memory_ = open_gpu_memory(gpu_->cuda());
+    staging_.resize(bytes);
+    buffers_->input = gpu_memory_->allocate(bytes);
+    buffers_->output = gpu_memory_->allocate(bytes);
+    return;
+  }
   const auto allocate = [&](bool registered) {
     std::shared_ptr<std::byte> memory =
         registered ? ops::allocate_host(bytes) : private_memory(bytes);
@@ -102,15 +124,21 @@ Row Measurement::run(int64_t bytes) {
 Placement Measurement::run_placement(const Shape& shape, bool in_place) {
   const Call ours = make_call(shape, in_place, false);
   const Call theirs = make_call(shape, in_place, true);
-  const int calls = calls_per_sample(shape.message_bytes);
+  const int calls = calls_per_sample(shape.message_bytes, options_.device);
   Placement result;
   std::vector<double> samples;
   std::vector<double> peer_samples;
   for (int i = -options_.warmup_iters; i < options_.iters; ++i) {
     const auto time_ours = [&] {
-      const double sample = time_once(ours, &Measurement::run_horon, calls);
       const bool checked = options_.check && (i < 0 || i == options_.iters - 1);
-      if (checked) result.wrong += check(ours);
+      if (gpu_ != nullptr && checked) {
+        // Only after one call in place the result is known.
+        (void)time_on_gpu(ours, 1);
+        result.wrong += check(ours);
+      }
+      const double sample = gpu_ != nullptr ? time_on_gpu(ours, calls)
+                                            : time_once(ours, &Measurement::run_horon, calls);
+      if (gpu_ == nullptr && checked) result.wrong += check(ours);
       if (i >= 0) samples.push_back(sample);
     };
     const auto time_theirs = [&] {
@@ -131,6 +159,7 @@ Placement Measurement::run_placement(const Shape& shape, bool in_place) {
 Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const {
   core::EntrySpec spec;
   spec.kind = case_.kind;
+  spec.device = options_.device;
   spec.dtype = options_.dtype;
   spec.reduce_op = options_.op;
   spec.root = options_.root;
@@ -141,6 +170,7 @@ Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const 
   call.entries = entries_of(options_, name, spec);
   call.spec = std::make_shared<const core::EntrySpec>(std::move(spec));
   call.shape = shape;
+  if (gpu_ != nullptr) call.device_index = gpu_->device();
   call.memory = std::make_shared<Buffers>(*buffers_);
   call.output = (peer ? buffers_->peer_output : buffers_->output).get();
   call.input = in_place ? call.output : (peer ? buffers_->peer_input : buffers_->input).get();
@@ -148,24 +178,51 @@ Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const 
 }
 
 double Measurement::time_once(const Call& call, Side side, int calls) {
-  // The const can be cast away: all inputs are buffers of this object.
-  auto* const input = const_cast<std::byte*>(call.input);
-  const auto rewrite = [&] { mine_.write(input, call.shape.input_count, ++offset_); };
   double rewriting_s = 0;
   if (calls > 1) {
     const auto begin = Clock::now();
-    for (int i = 0; i < calls - 1; ++i) rewrite();
+    for (int i = 0; i < calls - 1; ++i) rewrite(call);
     rewriting_s = seconds_since(begin);
   }
-  rewrite();
+  rewrite(call);
   mpi_.barrier();
   const auto begin = Clock::now();
   (this->*side)(call);
   for (int i = 1; i < calls; ++i) {
-    rewrite();
+    rewrite(call);
     (this->*side)(call);
   }
   return std::max(0.0, seconds_since(begin) - rewriting_s) / calls;
+}
+
+double Measurement::time_on_gpu(Call call, int calls) {
+  rewrite(call);
+  mpi_.barrier();
+  const auto begin = Clock::now();
+  for (int i = 1; i <= calls; ++i) {
+    call.waits_for_device = i == calls;
+    run_horon(call);
+  }
+  return seconds_since(begin) / calls;
+}
+
+void Measurement::rewrite(const Call& call) {
+  // The const can be cast away: all inputs are buffers of this object.
+  auto* const input = const_cast<std::byte*>(call.input);
+  const int64_t count = call.shape.input_count;
+  if (gpu_memory_ == nullptr) {
+    mine_.write(input, count, ++offset_);
+    return;
+  }
+  mine_.write(staging_.data(), count, ++offset_);
+  gpu_memory_->write(input, staging_.data(), static_cast<size_t>(count) * size_of(options_.dtype));
+}
+
+const std::byte* Measurement::result_of(const Call& call) {
+  if (gpu_memory_ == nullptr) return call.output;
+  gpu_memory_->read(staging_.data(), call.output,
+                    static_cast<size_t>(call.shape.output_count) * size_of(options_.dtype));
+  return staging_.data();
 }
 
 void Measurement::run_horon(const Call& call) { case_.run(runtime_, call); }
@@ -174,7 +231,7 @@ void Measurement::run_peer(const Call& call) { case_.run_peer(mpi_, call); }
 int64_t Measurement::check(const Call& call) {
   if (case_.result_at_root && rank() != options_.root) return 0;
   const auto blocks = static_cast<int64_t>(expected_.size());
-  const std::byte* block = call.output;
+  const std::byte* block = result_of(call);
   const int64_t own_begin = case_.own_part ? rank() * (call.shape.input_count / size()) : 0;
   int64_t wrong = 0;
   for (const PeriodicData& expected : expected_) {

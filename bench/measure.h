@@ -3,8 +3,9 @@
 // Before each timed call every rank writes new values into its buffer, and all ranks meet in an MPI
 // barrier. Each rank times only the call; the time of a repetition is that of its slowest rank.
 // Messages below 64 KiB are timed several at once, since one call is too short for the clock; the
-// time of the rewriting between them is subtracted. Repetitions of Horon and of MPI alternate, so
-// that other load disturbs both alike. Figures are medians.
+// time of the rewriting between them is subtracted. On a GPU always several calls follow each other
+// in its stream, without rewriting, and the host waits for the last. Repetitions of Horon and of
+// MPI alternate, so that other load disturbs both alike. Figures are medians.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "horon/bench/collective_case.h"
+#include "horon/bench/gpu_memory.h"
 #include "horon/bench/mpi_peer.h"
 #include "horon/bench/options.h"
 
@@ -55,6 +57,10 @@ class Measurement {
   Placement run_placement(const Shape& shape, bool in_place);
   Call make_call(const Shape& shape, bool in_place, bool peer) const;
   double time_once(const Call& call, Side side, int calls);
+  double time_on_gpu(Call call, int calls);
+  // New values into the input, and the result of the call from where it is.
+  void rewrite(const Call& call);
+  const std::byte* result_of(const Call& call);
   void run_horon(const Call& call);
   void run_peer(const Call& call);
   int64_t check(const Call& call);
@@ -67,6 +73,10 @@ class Measurement {
   const PeriodicData mine_;
   const std::vector<PeriodicData> expected_;
   std::unique_ptr<Buffers> buffers_;
+  // With Options::device Cuda.
+  std::shared_ptr<ops::JobGpu> gpu_;
+  std::unique_ptr<GpuMemory> gpu_memory_;
+  std::vector<std::byte> staging_;
   int64_t offset_ = 0;  // of the values that the buffers hold (see PeriodicData)
 };
 

@@ -96,8 +96,11 @@ void add_collective(CLI::App& app, Options& options) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("-c,--check", options.check, "0: do not compare results")->capture_default_str();
+  add_choice<DeviceKind>(app, "--device", options.device,
+                         {{"host", DeviceKind::Host}, {"cuda", DeviceKind::Cuda}},
+                         "where the data are: host, or cuda: on the GPU of each rank");
   add_choice<bool>(app, "--memory", options.registered, {{"registered", true}, {"private", false}},
-                   "registered (allocated by Horon, shared on a host) or private");
+                   "of the host: registered (allocated by Horon, shared on a host) or private");
 }
 
 void add_reports(CLI::App& app, Options& options) {
@@ -128,6 +131,7 @@ std::string find_fault(const Options& options) {
   if (options.calling != Calling::Blocking && options.collective != CollectiveKind::Allreduce) {
     return "--calling group and async are for allreduce";
   }
+  if (options.peer && options.device != DeviceKind::Host) return "--peer mpi needs --device host";
   if (options.ratio_max > 0 && !options.peer) return "--ratio-max needs --peer mpi";
   return "";
 }

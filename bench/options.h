@@ -29,8 +29,9 @@ struct Options {
   CollectiveKind collective = CollectiveKind::Allreduce;
   int root = 0;
   Calling calling = Calling::Blocking;
-  int tensors = 1;         // into which the message is divided
-  bool registered = true;  // memory that Horon allocates; false: private memory of the process
+  int tensors = 1;  // into which the message is divided
+  DeviceKind device = DeviceKind::Host;
+  bool registered = true;  // host memory that Horon allocates; false: private memory of the process
   bool peer = false;       // also time raw MPI on the same sizes
   bool stats = false;      // also print the least time and the 99th percentile
   double ratio_max = 0;    // the program fails above this ratio; 0: never

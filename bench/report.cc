@@ -9,6 +9,7 @@
 #include "horon/bench/json_file.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
+#include "horon/ops/gpu_facts.h"
 #include "horon/ops/host/host_kernels.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
@@ -40,6 +41,19 @@ std::string op_column(const Options& options) {
 
 std::string root_column(const Options& options) {
   return core::has_root(options.collective) ? std::to_string(options.root) : "-1";
+}
+
+std::string memory_name(const Options& options) {
+  if (options.device == DeviceKind::Cuda) return "cuda";
+  return options.registered ? "registered" : "private";
+}
+
+// Of this rank: "host a" or "host a device 0, NVIDIA H100".
+std::string place_text(const Options& options) {
+  if (options.device == DeviceKind::Host) return host_name();
+  const auto gpu = ops::gpu();
+  if (gpu == nullptr || !gpu->available()) return host_name();
+  return core::concat(host_name(), " device ", gpu->device(), ", ", gpu->cuda()->device_name());
 }
 
 std::string placement_titles(const Options& options) {
@@ -125,6 +139,7 @@ double algbw(const Row& row, const Timing& timing) {
 
 std::string header_text(const Options& options, MpiPeer& mpi) {
   const std::vector<std::string> hosts = mpi.gather_text(host_name());
+  const std::vector<std::string> places = mpi.gather_text(place_text(options));
   const std::set<std::string> distinct(hosts.begin(), hosts.end());
   std::string text = core::concat("# horon-bench ", version(), ", ", MpiPeer::library_version(),
                                   ", host kernels ", ops::kernel_instruction_set(), "\n");
@@ -136,16 +151,23 @@ std::string header_text(const Options& options, MpiPeer& mpi) {
                      "\n");
   }
   text += core::concat("# ", to_string(options.collective), " of ", hosts.size(), " ranks on ",
-                       distinct.size(), " host(s), ", options.registered ? "registered" : "private",
-                       " memory, ", options.iters, " iterations after ", options.warmup_iters,
+                       distinct.size(), " host(s), ", memory_name(options), " memory, ",
+                       options.iters, " iterations after ", options.warmup_iters,
                        ", validation: ", options.check ? 1 : 0, "\n");
-  for (const std::string& line : ops::explain_selection()) text += "#   " + line + "\n";
+  if (options.device == DeviceKind::Host) {
+    for (const std::string& line : ops::explain_selection()) text += "#   " + line + "\n";
+  } else {
+    text += core::concat("# CUDA ", ops::cuda_fact(), "; NCCL ", ops::nccl_fact(), "\n");
+  }
   constexpr size_t shown = 16;
   for (size_t rank = 0; rank < std::min(hosts.size(), shown); ++rank) {
-    text += format("#  Rank %2d on %s\n", static_cast<int>(rank), hosts[rank].c_str());
+    text += format("#  Rank %2d on %s\n", static_cast<int>(rank), places[rank].c_str());
   }
   if (hosts.size() > shown) text += core::concat("#  and ", hosts.size() - shown, " more\n");
-  text += "# Data are rewritten before each call, outside the timing; times are medians over\n";
+  text +=
+      options.device == DeviceKind::Host
+          ? "# Data are rewritten before each call, outside the timing; times are medians over\n"
+          : "# Calls follow each other in the stream of the GPU; times are medians over\n";
   text += "# repetitions, each as long as its slowest rank took.\n";
   if (options.peer) text += "# ratio: Horon's time over MPI's; below 1 Horon is faster.\n";
   return text;
@@ -199,7 +221,7 @@ nlohmann::json to_json(const Options& options, const std::vector<Row>& rows, int
                            {"iters", options.iters},
                            {"warmup_iters", options.warmup_iters},
                            {"check", options.check},
-                           {"memory", options.registered ? "registered" : "private"},
+                           {"memory", memory_name(options)},
                            {"calling", options.calling == Calling::Blocking ? "blocking"
                                        : options.calling == Calling::Group  ? "group"
                                                                             : "async"},

@@ -34,6 +34,7 @@ TEST(BenchOptions, ShortAndLongNames) {
   EXPECT_FALSE(parse({"-c", "0"}).options.check);
   EXPECT_TRUE(parse({"--peer", "mpi"}).options.peer);
   EXPECT_EQ(parse({"--calling", "async"}).options.calling, Calling::Async);
+  EXPECT_EQ(parse({"--device", "cuda"}).options.device, DeviceKind::Cuda);
 }
 
 TEST(BenchOptions, HelpIsNoFailure) {
@@ -55,6 +56,7 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
   EXPECT_NE(complaint({"-f", "1"}).find("--step-factor"), std::string::npos);
   EXPECT_NE(complaint({"-d", "bool", "-o", "avg"}).find("average"), std::string::npos);
   EXPECT_NE(complaint({"--ratio-max", "3"}).find("--peer"), std::string::npos);
+  EXPECT_NE(complaint({"--device", "cuda", "--peer", "mpi"}).find("--device"), std::string::npos);
   EXPECT_NE(complaint({"--tensors", "2"}).find("--calling"), std::string::npos);
   EXPECT_NE(complaint({"--calling", "group", "--collective", "broadcast"}).find("allreduce"),
             std::string::npos);

@@ -7,6 +7,10 @@ horon_test(bench_parts_test
            FILES bench/options_test.cc bench/statistics_test.cc bench/test_data_test.cc
            LIBS horon_bench_parts)
 
+horon_test(gpu_bench_test FILES bench/gpu_bench_test.cc LIBS horon_bench_parts horon_host_gpu
+           RANKS 1 3)
+horon_label_tests(cuda gpu_bench_test.np1 gpu_bench_test.np3)
+
 set(horon_bench_smoke ${CMAKE_CURRENT_LIST_DIR}/bench_smoke.py)
 set(horon_mpirun ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test)
 

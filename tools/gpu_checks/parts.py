@@ -148,6 +148,25 @@ def move_bandwidth(run):
     return Outcome("passed" if worst >= 0.9 else "failed", detail, rows)
 
 
+def allreduce(ranks):
+    """The whole job: init(), a submission for each call, NCCL, the values of the results."""
+    def check(run):
+        path = os.path.join(run.build, f"allreduce_np{ranks}.json")
+        code, output = run.ranks(ranks, [
+            run.program("horon-bench"), "--device", "cuda", "-b", "8", "-e", "64M", "-f", "8",
+            "-n", "5", "-w", "2", "-J", path])
+        if (match := re.search(r"--device cuda: (.*)", output)) and not run.here.gpus:
+            return Outcome("skipped", "no GPU: " + match[1])
+        if code != 0:
+            return Outcome("failed", last_lines(output))
+        with open(path, encoding="utf-8") as file:
+            rows = json.load(file)["results"]
+        small, large = rows[0]["in_place"], rows[-1]["in_place"]
+        text = f"in place 8 B in {small['time']:.1f} us, 64 MiB in {large['time']:.0f} us"
+        return Outcome("passed", text + "; all values right", rows)
+    return check
+
+
 def training(ranks):
     def check(run):
         program = run.program("torch_real_gpu_test")
@@ -229,6 +248,10 @@ def all_parts():
              nccl_contract(1)),
         Part("nccl np=2", "the same between two real NCCL ranks", nccl, 90, nccl_contract(2)),
         Part("nccl np=4", "the same between four", nccl, 120, nccl_contract(4)),
+        Part("job np=1", "whole jobs: allreduce by horon-bench, on one rank", ("horon-bench",), 60,
+             allreduce(1)),
+        Part("job np=2", "the same on two ranks", ("horon-bench",), 90, allreduce(2)),
+        Part("job np=4", "the same on four", ("horon-bench",), 120, allreduce(4)),
         Part("killed peer", "the others learn of it, abort, go on", gpu_tests[3:], 60, peer_death),
         Part("training np=1", "the optimizer and the tensor calls, as one process on the CPU",
              torch_test, 60, training(1), needs_torch=True),

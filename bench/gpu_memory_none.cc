@@ -1,0 +1,11 @@
+// Built without CUDA.
+#include "horon/bench/gpu_memory.h"
+#include "horon/core/base/error.h"
+
+namespace horon::bench {
+
+std::unique_ptr<GpuMemory> open_gpu_memory(const std::shared_ptr<ops::CudaApi>& /*cuda*/) {
+  throw Error(ErrorCode::Config, "this horon-bench was built without CUDA (see HORON_CUDA)");
+}
+
+}  // namespace horon::bench
