@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include <ATen/Parallel.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "horon/core/base/config.h"
+#include "horon/core/base/error.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
@@ -45,8 +47,18 @@ void init(const InitOptions& options, std::string_view headers) {
 }
 
 c10::Device device() {
-  (void)rank();  // refuses to answer outside a session, on every build alike
-  return c10::Device(c10::DeviceType::CPU);
+  const std::shared_ptr<ops::JobGpu> gpu = ops::gpu();
+  if (!gpu->any_device() || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+    return c10::Device(c10::kCPU);
+  }
+  if (!gpu->available()) {
+    throw Error(ErrorCode::Config,
+                concat("device(): ", gpu->unavailable(),
+                       ". To train on the CPU set CUDA_VISIBLE_DEVICES to nothing"));
+  }
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu->device()));
+  c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(device);
+  return device;
 }
 
 }  // namespace horon

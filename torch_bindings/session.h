@@ -20,9 +20,12 @@ namespace horon {
 // compiled with. Throws Error(Config), also if that is not the version of the library.
 void init(const InitOptions& options = {}, std::string_view headers = kHeaderVersion);
 
-// Where the model and the data of this rank go. The collectives of this build work on host memory,
-// so this is the CPU on every rank; a program that asks here, and does not write a device down, is
-// ready for others. Throws Error(NotInitialized).
+// Where the model and the data of this rank go: the GPU with the number of its place on the host
+// (local_rank()), or the only one that it may use (CUDA_VISIBLE_DEVICES), which also becomes the
+// current device of this thread; the CPU where no rank has a GPU, or where LibTorch's CUDA library
+// is not in the process (CMake links it: HORON_TORCH_CUDA). Throws Error(NotInitialized), and
+// Error(Config) where there are GPUs that the ranks can't use together: more ranks than GPUs on a
+// host, no NCCL, a rank without one. CUDA_VISIBLE_DEVICES= (empty) makes it the CPU.
 c10::Device device();
 
 }  // namespace horon

@@ -1,4 +1,4 @@
-// A moment in a stream.
+// Moments in streams.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,13 @@
 
 namespace horon::ops {
 
-class CudaEvent final : public core::Event {
+// An event of CUDA's own, whoever has recorded it: streams can wait for it.
+class NativeCudaEvent : public core::Event {
+ public:
+  virtual CudaEventHandle handle() const = 0;
+};
+
+class CudaEvent final : public NativeCudaEvent {
  public:
   // Records now.
   CudaEvent(std::shared_ptr<CudaApi> api, CudaStream stream);
@@ -19,7 +25,7 @@ class CudaEvent final : public core::Event {
   bool happened() override { return api_->happened(event_); }
   void wait() override { api_->wait_on_host(event_); }
 
-  CudaEventHandle handle() const { return event_; }
+  CudaEventHandle handle() const override { return event_; }
   int device() const { return api_->device(); }
 
  private:

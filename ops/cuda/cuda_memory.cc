@@ -15,7 +15,7 @@ CudaEvent::CudaEvent(std::shared_ptr<CudaApi> api, CudaStream stream)
 }
 
 bool CudaQueue::wait_for(core::Event& event) {
-  const auto* const of_cuda = dynamic_cast<const CudaEvent*>(&event);
+  const auto* const of_cuda = dynamic_cast<const NativeCudaEvent*>(&event);
   if (of_cuda == nullptr) return false;
   api().wait_in(stream(), of_cuda->handle());
   return true;

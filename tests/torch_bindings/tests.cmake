@@ -49,6 +49,18 @@ if(TARGET torch_random_program_test)
   set_target_properties(torch_random_program_test PROPERTIES UNITY_BUILD ON)  # 9 s a file, else
 endif()
 torch_test(threads_in_backward_test 1 2 3 4)
+# LibTorch's device "cuda" without a GPU.
+add_library(horon_torch_device OBJECT EXCLUDE_FROM_ALL ${torch_tests}/host_gpu/torch_device.cc
+            ${torch_tests}/host_gpu/torch_kernels.cc)
+horon_target(horon_torch_device)
+target_link_libraries(horon_torch_device PUBLIC horon::torch horon_host_gpu)
+horon_test(torch_gpu_collectives_test FILES ${torch_tests}/collectives/gpu_collectives_test.cc
+           RANKS 1 2 3 LIBS horon_torch_device TIMEOUT 120)
+horon_test(torch_gpu_training_test FILES ${torch_tests}/gradients/gpu_training_test.cc
+           RANKS 1 2 3 LIBS horon_torch_device TIMEOUT 120)
+foreach(ranks 1 2 3)
+  horon_label_tests(cuda torch_gpu_collectives_test.np${ranks} torch_gpu_training_test.np${ranks})
+endforeach()
 torch_test(state/broadcast_state_test 1 2 3 4)
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   horon_test(torch_real_gpu_test FILES ${torch_tests}/real_gpu_test.cc RANKS 1 2 4 LIBS horon::torch

@@ -18,12 +18,18 @@
 // Error(Mismatch) from wait(), naming the tensor, the ranks and both values, and the session goes
 // on.
 //
-// Tensors: dense, in host memory, of any shape (0 elements too); float32, float64, float16,
-// bfloat16, int8, uint8, int16, int32, int64, bool, complex64 and complex128. Any strides: results
-// are row-major, in-place calls keep the strides of the tensor. Between the call and the end of
-// wait() the input may not be written and an in-place tensor may not be touched; the handle's
+// Tensors: dense, on the CPU or on the GPU of this rank (horon::device()), of any shape (0 elements
+// too); float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64, bool, complex64 and
+// complex128 (NCCL has no int16 to be reduced). Any strides: results are row-major and on the
+// device of the input, in-place calls keep the strides of the tensor. Between the call and the end
+// of wait() the input may not be written and an in-place tensor may not be touched; the handle's
 // operation keeps the memory alive by itself. Results carry no autograd history, in-place calls
 // write as under NoGradGuard. Any thread may call.
+//
+// On a GPU nothing waits for the device. The collective comes after what the current stream of the
+// calling thread has been given; wait() returns when the collective has been enqueued, and what the
+// current stream of that thread is given from then on comes after it. poll() says whether it has
+// been enqueued.
 //
 // Errors: InvalidArgument (this call: undefined, sparse, wrong device or dtype, root or splits that
 // can't be, no member of the set), NotInitialized from the call; DuplicateName (the name is in

@@ -8,16 +8,21 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_complex.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/accumulate.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/block_layout.h"
+#include "horon/core/execution/memory_queue.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/known_calls.h"
 #include "horon/torch_bindings/tensors/finite.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::torch_detail {
@@ -112,10 +117,23 @@ void PendingCollective::check(const at::Tensor& tensor, Into into) {
                          "; the tensors of a group have one dtype"));
     }
     spec.dtype = dtype;
+    check_device(tensor);
     check_reduction(tensor);
   } catch (const Error& error) {
     refuse(error);
   }
+}
+
+void PendingCollective::check_device(const at::Tensor& tensor) {
+  const c10::Device device = tensor.device();
+  if (!parts_.empty() && device != device_) {
+    throw Error(
+        ErrorCode::InvalidArgument,
+        concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is on ", device,
+               ", the first is on ", device_, "; the tensors of a group are on one device"));
+  }
+  device_ = device;
+  spec.device = device_kind(device);
 }
 
 void PendingCollective::check_reduction(const at::Tensor& tensor) const {
@@ -256,16 +274,35 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
     submission.splits = splits_;
     // The runtime lets go of this function when it lets go of the pending collective, so a plain
     // pointer is enough.
-    submission.allocate_output = [this, element_bytes = size_of(spec.dtype)](
-                                     size_t part, int64_t elements, core::MemoryQueue&) {
-      parts_[part].bytes = allocate_bytes(static_cast<size_t>(elements) * element_bytes);
-      parts_[part].elements = elements;
-      return parts_[part].bytes.get();
+    submission.allocate_output = [this](size_t part, int64_t elements, core::MemoryQueue& queue) {
+      return allocate_rows(parts_[part], elements, queue);
     };
+  }
+  if (!device_.is_cpu()) {
+    stream_ = current_stream(device_);
+    submission.device_index = device_index(device_);
+    submission.ready = record_current_stream(device_);
   }
   submission.spec = agreed_spec();
   submission.keep_alive = self;
   return submission;
+}
+
+// On a thread of the runtime. Memory of a GPU belongs to the stream of the caller, as if it had
+// been asked for at the call; what that stream has been given since may still use it.
+std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
+                                            core::MemoryQueue& queue) const {
+  part.elements = elements;
+  if (device_.is_cpu()) {
+    part.bytes = allocate_bytes(static_cast<size_t>(elements) * size_of(spec.dtype));
+    return part.bytes.get();
+  }
+  const PlainMode plain;
+  const c10::StreamGuard as_caller(*stream_);
+  part.flat = at::empty({elements}, part.options);
+  const std::unique_ptr<core::Event> unused = record_current_stream(device_);
+  HORON_CHECK(queue.wait_for(*unused), "a queue of a GPU waits for events of that GPU");
+  return static_cast<std::byte*>(part.flat.mutable_data_ptr());
 }
 
 void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
@@ -286,19 +323,34 @@ void PendingCollective::wait(std::chrono::nanoseconds timeout) const {
 }
 
 const std::vector<at::Tensor>& PendingCollective::results() {
-  (void)state_->get();
+  (void)outcome_in_order(*state_, device_);
   std::call_once(settled_, [this] { settle(); });
+  if (copied_ != nullptr) let_current_stream_wait(device_, copied_.get());
   return results_;
 }
 
 void PendingCollective::settle() {
+  bool copies = false;
   results_.reserve(parts_.size());
   for (Part& part : parts_) {
     if (core::moves_blocks(spec.kind)) settle_rows(part);
     if (part.target.defined()) {
       part.target.copy_(part.complex ? at::view_as_complex(part.output) : part.output);
+      copies = true;
     }
     results_.push_back(std::move(part.result));
+  }
+  if (copies) copied_ = record_current_stream(device_);
+  if (stream_ && *stream_ != current_stream(device_)) note_stream_of_results();
+}
+
+// Their memory belongs to another stream than the one that will read them: LibTorch must know, or
+// it may give the memory away too early.
+void PendingCollective::note_stream_of_results() {
+  const c10::Stream reader = current_stream(device_);
+  for (const at::Tensor& result : results_) {
+    c10::impl::VirtualGuardImpl(device_.type())
+        .recordDataPtrOnStream(result.storage().data_ptr(), reader);
   }
 }
 
@@ -307,7 +359,9 @@ void PendingCollective::settle_rows(Part& part) {
   std::vector<int64_t> shape{part.elements / row};
   shape.insert(shape.end(), part.row_shape.begin(), part.row_shape.end());
   at::Tensor rows;
-  if (part.bytes == nullptr || part.rows_are_empty) {
+  if (part.flat.defined() && !part.rows_are_empty) {
+    rows = std::exchange(part.flat, {}).view(shape);
+  } else if (part.bytes == nullptr || part.rows_are_empty) {
     rows = at::empty(shape, part.options);
   } else {
     rows = at::from_blob(

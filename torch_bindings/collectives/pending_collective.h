@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <ATen/DimVector.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/runtime/submission.h"
@@ -20,8 +22,10 @@ namespace horon::torch_detail {
 
 enum class Into : uint8_t { New, Same };  // the result: a new tensor, or the one that was given
 
-// Owned by the handles of one collective and, until it has ended, by the runtime. The runtime
-// thread never calls LibTorch: the first wait() does what is left to do on tensors.
+// Owned by the handles of one collective and, until it has ended, by the runtime: so on a GPU its
+// tensors live until their work has been done there. The runtime thread calls LibTorch for one
+// thing only, memory of a GPU for results whose size the ranks have just told each other: the first
+// wait() does what is left to do on tensors.
 class PendingCollective {
  public:
   // `kind_name`: what an unnamed call is called after ("allreduce", "grouped_allreduce").
@@ -61,7 +65,8 @@ class PendingCollective {
   core::HandleState& state() const { return *state_; }
   // Returns when it has ended; throws Error(Timeout) when the time is over.
   void wait(std::chrono::nanoseconds timeout) const;
-  // After it has ended, in the order of the parts. Throws its error, each time.
+  // After it has ended, in the order of the parts. On a GPU the current stream of this thread goes
+  // on when they are there. Throws its error, each time.
   const std::vector<at::Tensor>& results();
   // The rows of each result that came from each member of the set; [part][member].
   std::vector<std::vector<int64_t>> received_rows() const;
@@ -78,17 +83,21 @@ class PendingCollective {
     at::DimVector row_shape;      // rows: the shape of one, real
     at::TensorOptions options;    // rows: of the result
     std::shared_ptr<std::byte> bytes;
+    at::Tensor flat;  // rows on a GPU: in the place of `bytes`
     int64_t elements = 0;
   };
 
   core::Submission submission(const std::shared_ptr<PendingCollective>& self);
   void check(const at::Tensor& tensor, Into into);
+  void check_device(const at::Tensor& tensor);
   void check_reduction(const at::Tensor& tensor) const;
   bool is_plain() const;
   std::shared_ptr<const core::EntrySpec> agreed_spec();
   std::string part_name(size_t index) const;
+  std::byte* allocate_rows(Part& part, int64_t elements, core::MemoryQueue& queue) const;
   void settle();
   void settle_rows(Part& part);
+  void note_stream_of_results();
 
   const ProcessSet process_set_;
   const bool grouped_;  // several tensors under one name
@@ -98,6 +107,11 @@ class PendingCollective {
   std::shared_ptr<core::HandleState> state_;
   std::vector<at::Tensor> results_;
   std::once_flag settled_;
+  // Of all parts. On a GPU: the stream that was the current one at the call, and the copies that
+  // the first wait() has made, if any.
+  c10::Device device_{c10::kCPU};
+  std::optional<c10::Stream> stream_;
+  std::unique_ptr<core::Event> copied_;
 };
 
 }  // namespace horon::torch_detail

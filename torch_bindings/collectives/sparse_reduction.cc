@@ -42,7 +42,8 @@ SparseReduction::SparseReduction(const std::string& name, const ProcessSet& set,
   if (mine.defined() && mine.sparse_dim() != sparse_dim) {
     mine = mine.to_dense().to_sparse(sparse_dim).coalesce();
   }
-  at::Tensor indices = at::zeros({1, sparse_dim}, at::TensorOptions().dtype(at::kLong));
+  const auto dense = like.options().layout(at::kStrided);
+  at::Tensor indices = at::zeros({1, sparse_dim}, dense.dtype(at::kLong));
   at::Tensor values;
   if (mine.defined()) {
     indices = at::cat({indices, mine.indices().t()});
@@ -50,7 +51,7 @@ SparseReduction::SparseReduction(const std::string& name, const ProcessSet& set,
   } else {
     std::vector<int64_t> shape(like.sizes().begin() + sparse_dim, like.sizes().end());
     shape.insert(shape.begin(), 0);
-    values = at::empty(shape, like.options().layout(at::kStrided));
+    values = at::empty(shape, dense);
   }
   indices_ = gather(core::concat(name, kIndices), set, indices, remark);
   values_ = gather(core::concat(name, kValues), set, values, remark);

@@ -19,7 +19,8 @@
 
 namespace horon::torch_detail {
 
-// Called on the thread that runs backward(). One backward pass is called a task, as in the engine.
+// Called on the thread that runs backward(), or on the engine's own thread for the GPU that holds
+// the graph. One backward pass is called a task, as in the engine.
 class BackwardListener {
  public:
   // A task has ended, or was given up after an exception. Never throws.

@@ -6,11 +6,13 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::torch_detail {
@@ -39,7 +41,8 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
       set_(settings.set),
       sparse_(layouts[slots_.front()].sparse),
       dtype_(layouts[slots_.front()].dtype),
-      has_flags_(settings.has_round_flags() && !sparse_) {
+      has_flags_(settings.has_round_flags() && !sparse_),
+      device_(layouts[slots_.front()].device) {
   for (const size_t slot : slots_) elements_ += layouts[slot].elements();
   const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
   const size_t bytes = std::max<size_t>(1, gradient_bytes());  // the flags are in no tensor
@@ -47,16 +50,18 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   const bool idle = sparse_ || untouched;
   size_t all_bytes = bytes + flags * c10::elementSize(dtype_);
   const size_t narrow_at = (all_bytes + kLine - 1) / kLine * kLine;
-  if (!idle && dtype_ == at::kFloat && settings.compression != Compression::None) {
+  // On a GPU the runtime narrows: one launch for all.
+  if (!idle && device_.is_cpu() && dtype_ == at::kFloat &&
+      settings.compression != Compression::None) {
     narrow_ = {nullptr, narrow_dtype(settings.compression), settings.prescale};
     all_bytes = narrow_at + (static_cast<size_t>(elements_) + flags) * size_of(narrow_.dtype);
   }
-  memory_ = idle ? untouched_memory(all_bytes) : ops::allocate_host(all_bytes);
+  take_memory(all_bytes, idle);
   if (all_bytes > narrow_at) narrow_.memory = memory_.get() + narrow_at;
   auto* owner = new std::shared_ptr<std::byte>(memory_);
   at::DataPtr data(
       memory_.get(), owner,
-      [](void* context) { delete static_cast<std::shared_ptr<std::byte>*>(context); }, at::kCPU);
+      [](void* context) { delete static_cast<std::shared_ptr<std::byte>*>(context); }, device_);
   storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false);
   std::vector<core::TensorPart> parts;
   int64_t offset = 0;
@@ -72,11 +77,27 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   spec_ = std::move(spec);
 }
 
+void GradientBucket::take_memory(size_t bytes, bool idle) {
+  if (idle) {
+    memory_ = untouched_memory(bytes);
+  } else if (device_.is_cpu()) {
+    memory_ = ops::allocate_host(bytes);
+  } else {
+    const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
+    const at::Tensor tensor = at::empty({static_cast<int64_t>(bytes)}, options);
+    // It may have been used before in this stream, and hooks may write to it in others: the one
+    // place where the host waits for the device, once for each bucket.
+    c10::impl::VirtualGuardImpl(device_.type()).synchronizeStream(current_stream(device_));
+    auto* const memory = static_cast<std::byte*>(tensor.mutable_data_ptr());
+    memory_ = std::shared_ptr<std::byte>(memory, [tensor](std::byte*) {});
+  }
+}
+
 at::Tensor GradientBucket::make_view(int64_t offset, at::IntArrayRef sizes,
                                      at::IntArrayRef strides) const {
   // Not narrow() or as_strided(): zero_grad() calls detach_(), which autograd's own views refuse.
   const PlainMode plain;
-  at::Tensor view = at::empty({0}, at::TensorOptions().dtype(dtype_));
+  at::Tensor view = at::empty({0}, at::TensorOptions().dtype(dtype_).device(device_));
   view.set_(storage_, offset, sizes, strides);
   return view;
 }
@@ -113,7 +134,27 @@ void GradientBucket::submit(std::vector<bool> absent, const RoundFlags& flags, b
   submission.narrowed = narrows();
   submission.absent = std::move(absent);
   submission.keep_alive = memory_;
+  if (!device_.is_cpu()) {
+    let_current_stream_wait_for_writers();
+    submission.device_index = device_index(device_);
+    submission.ready = record_current_stream(device_);
+  }
   handle = ops::runtime().submit(std::move(submission));
+}
+
+void GradientBucket::note_writer() {
+  if (device_.is_cpu()) return;
+  const c10::Stream stream = current_stream(device_);
+  const std::lock_guard lock(writers_mutex_);
+  if (std::find(writers_.begin(), writers_.end(), stream) == writers_.end()) {
+    writers_.push_back(stream);
+  }
+}
+
+void GradientBucket::let_current_stream_wait_for_writers() {
+  const std::lock_guard lock(writers_mutex_);
+  for (const c10::Stream& writer : writers_) let_current_stream_wait(writer);
+  writers_.clear();
 }
 
 void GradientBucket::write_flags(const RoundFlags& flags) {

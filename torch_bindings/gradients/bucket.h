@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,6 +20,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/base/error.h"
@@ -32,8 +34,9 @@ namespace horon::torch_detail {
 
 class GradientBucket {
  public:
-  // `slots` are indices into `layouts`. Takes memory from ops::allocate_host(); for a bucket that
-  // nobody touches (of a sparse gradient, or on a rank that reduces alone) only address space.
+  // `slots` are indices into `layouts`. Takes memory from ops::allocate_host(), or on a GPU from
+  // LibTorch; for a bucket that nobody touches (of a sparse gradient, or on a rank that reduces
+  // alone) only address space.
   GradientBucket(std::string name, std::vector<size_t> slots,
                  std::span<const GradientLayout> layouts, const GradientSettings& settings,
                  bool untouched);
@@ -52,6 +55,9 @@ class GradientBucket {
   // with no gradient on any rank is not reduced, so its flags are lost. `flags_count`: it is
   // reduced all the same, for its flags. Throws Error.
   void submit(std::vector<bool> absent, const RoundFlags& flags, bool flags_count);
+  // On a GPU: the current stream has been given work that writes to this memory. The next
+  // submission goes behind it, in whichever stream it is made. Any thread.
+  void note_writer();
   // When `handle` has finished with a result: adds the flags of all ranks.
   void add_flags_to(RoundFlags& flags) const;
 
@@ -74,7 +80,9 @@ class GradientBucket {
 
  private:
   at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;
+  void take_memory(size_t bytes, bool idle);
   void write_flags(const RoundFlags& flags);
+  void let_current_stream_wait_for_writers();
   size_t gradient_bytes() const {
     return static_cast<size_t>(elements_) * c10::elementSize(dtype_);
   }
@@ -91,6 +99,9 @@ class GradientBucket {
   std::shared_ptr<std::byte> memory_;
   c10::Storage storage_;
   std::shared_ptr<const core::EntrySpec> spec_;  // made once, so that a step copies no names
+  c10::Device device_;
+  std::mutex writers_mutex_;
+  std::vector<c10::Stream> writers_;  // since the last submission
 };
 
 }  // namespace horon::torch_detail

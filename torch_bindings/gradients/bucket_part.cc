@@ -5,6 +5,7 @@
 #include "horon/core/base/plain_float_mode.h"
 #include "horon/ops/host/host_kernels.h"
 #include "horon/torch_bindings/tensors/memory_ranges.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -22,6 +23,7 @@ BucketPart::BucketPart(const GradientLayout& layout, const c10::StorageImpl* sto
       elements_(layout.elements()),
       offset_(offset),
       narrow_(narrow),
+      device_(layout.device),
       dtype_(c10::scalarTypeToTypeMeta(layout.dtype)) {
   if (narrows()) narrow_.memory += offset * static_cast<int64_t>(size_of(narrow.dtype));
   shape_.set_sizes(layout.sizes);
@@ -36,6 +38,11 @@ void BucketPart::for_each_range_of(const at::Tensor& view,
 }
 
 void BucketPart::copy(const at::Tensor& from, const at::Tensor& view) const {
+  if (!device_.is_cpu()) {
+    const PlainMode plain;
+    view.copy_(from.detach());
+    return;
+  }
   const auto* const source = static_cast<const std::byte*>(from.const_data_ptr());
   const auto element = static_cast<int64_t>(dtype_.itemsize());
   for_each_range_of(view, [&](int64_t begin, int64_t end) {

@@ -43,20 +43,24 @@ class BucketPart {
     return storage_ != nullptr && impl.unsafe_storage().unsafeGetStorageImpl() == storage_ &&
            impl.storage_offset() == offset_ && has_this_shape(impl);
   }
-  // Is it in host memory, with the same dtype, sizes and strides, so that its bytes are its values?
+  // Is it on the device of the bucket, with the same dtype, sizes and strides, so that its bytes
+  // are its values?
   bool lies_alike(const at::Tensor& tensor) const {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    return impl.unsafe_storage() && impl.layout() == at::kStrided && impl.is_cpu() &&
+    return impl.unsafe_storage() && impl.layout() == at::kStrided && is_here(impl) &&
            has_this_shape(impl) && !impl.key_set().has_any(kNotItsValues);
   }
-  // Copies the values of a tensor that lies alike; a large one by several threads. `view` holds
-  // this memory.
+  // Copies the values of a tensor that lies alike; a large one by several threads, on a GPU in the
+  // current stream. `view` holds this memory.
   void copy(const at::Tensor& from, const at::Tensor& view) const;
   // The same, scaled and rounded into the narrow memory, which there must be.
   void narrow(const at::Tensor& from, const at::Tensor& view) const;
   bool narrows() const { return narrow_.memory != nullptr; }
 
  private:
+  bool is_here(const c10::TensorImpl& impl) const {
+    return device_.is_cpu() ? impl.is_cpu() : impl.device() == device_;
+  }
   void for_each_range_of(const at::Tensor& view,
                          c10::function_ref<void(int64_t begin, int64_t end)> work) const;
   bool has_this_shape(const c10::TensorImpl& impl) const {
@@ -81,6 +85,7 @@ class BucketPart {
   int64_t elements_ = 0;
   int64_t offset_ = 0;
   NarrowMemory narrow_;  // of this part
+  c10::Device device_{c10::kCPU};
   caffe2::TypeMeta dtype_;
   c10::impl::SizesAndStrides shape_;
 };

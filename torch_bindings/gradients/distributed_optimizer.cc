@@ -185,7 +185,8 @@ bool OptimizerSteps::make_step(::torch::optim::Optimizer& optimizer) {
   scaling_->decide(optimizer.param_groups());
   if (scaling_->skips()) return true;
   if (may_fuse) {
-    if (scaling_->repeats()) scaling_->apply(optimizer.param_groups());
+    if (scaling_->repeats() || scaling_->factor_is_on_device())
+      scaling_->apply(optimizer.param_groups());
     const bool fused = fused_->update(optimizer, scaling_->factor());
     reducer_.impl_->note_step(fused_->rounded_otherwise());
     if (fused) return true;

@@ -46,15 +46,17 @@ State& make_state(optim::Optimizer& optimizer, const at::Tensor& parameter) {
 
 // Does element i of the one belong to element i of the other, in memory?
 bool lies_as(const at::Tensor& tensor, const at::Tensor& parameter) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-         tensor.scalar_type() == parameter.scalar_type() && tensor.sizes() == parameter.sizes() &&
-         tensor.strides() == parameter.strides() && !tensor.is_neg();
+  return tensor.defined() && tensor.layout() == at::kStrided &&
+         tensor.device() == parameter.device() && tensor.scalar_type() == parameter.scalar_type() &&
+         tensor.sizes() == parameter.sizes() && tensor.strides() == parameter.strides() &&
+         !tensor.is_neg();
 }
 
 // Can the state of a parameter be laid out as the parameter is?
 bool fits(const at::Tensor& state, const at::Tensor& parameter) {
-  return state.defined() && state.layout() == at::kStrided && state.device().is_cpu() &&
-         state.scalar_type() == parameter.scalar_type() && state.sizes() == parameter.sizes();
+  return state.defined() && state.layout() == at::kStrided &&
+         state.device() == parameter.device() && state.scalar_type() == parameter.scalar_type() &&
+         state.sizes() == parameter.sizes();
 }
 
 // State that was loaded may lie otherwise in memory than the parameter, and not on all ranks: after
@@ -69,8 +71,8 @@ const at::Tensor& laid_out(at::Tensor& state, const at::Tensor& parameter) {
 }
 
 std::string_view refusal_of_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
-  if (!parameter.device().is_cpu() || parameter.layout() != at::kStrided) {
-    return "it is not in host memory";
+  if (!(parameter.is_cpu() || parameter.is_cuda()) || parameter.layout() != at::kStrided) {
+    return "it is neither in host memory nor on a GPU";
   }
   if (parameter.scalar_type() != at::kFloat && parameter.scalar_type() != at::kDouble) {
     return "it is neither float32 nor float64";
@@ -98,11 +100,13 @@ FusedRefusal look_at_parameters(const optim::Optimizer& optimizer, const Refuses
   return {};
 }
 
+constexpr std::string_view kOnGpu = "on a GPU there is a fused step of Adam and AdamW only";
 constexpr std::string_view kOtherState = "the optimizer's state of it has another dtype or shape";
 
 FusedRefusal refusal_of(optim::SGD& optimizer) {
   if (bit_equal_sgd_kernel() == nullptr) return {"no fused step of SGD is bit-equal here"};
   return look_at_parameters(optimizer, [&](const at::Tensor& parameter, const auto& options) {
+    if (!parameter.is_cpu()) return kOnGpu;
     const auto* state = state_of<optim::SGDParamState>(optimizer, parameter);
     const bool used = static_cast<const optim::SGDOptions&>(options).momentum() != 0;
     const bool known = !used || state == nullptr || fits(state->momentum_buffer(), parameter);
@@ -130,6 +134,7 @@ FusedRefusal refusal_of(optim::AdamW& optimizer) {
 }
 FusedRefusal refusal_of(optim::Adagrad& optimizer) {
   return look_at_parameters(optimizer, [&](const at::Tensor& parameter, const auto& /*options*/) {
+    if (!parameter.is_cpu()) return kOnGpu;
     const auto* state = state_of<optim::AdagradParamState>(optimizer, parameter);
     const bool known = state != nullptr && fits(state->sum(), parameter);
     return known ? std::string_view{} : kOtherState;
@@ -179,20 +184,24 @@ void step(optim::SGD& optimizer, double gradient_factor) {
   step_sgd(optimizer, *bit_equal_sgd_kernel(), gradient_factor);
 }
 
-// Parameters of one group, one dtype and one step count, as LibTorch's fused kernels take them.
+// Parameters of one group, one device, one dtype and one step count, as LibTorch's fused kernels
+// take them. Numbers for a kernel are on its device.
 struct Batch {
   int64_t step = 0;
   at::ScalarType dtype = at::kFloat;
   std::vector<at::Tensor> parameters = {}, gradients = {}, first = {}, second = {}, largest = {};
 
+  at::Tensor number(double value) const {
+    const auto options = at::TensorOptions().dtype(at::kFloat).device(parameters.front().device());
+    return at::scalar_tensor(value, options);
+  }
   std::vector<at::Tensor> steps() const {
-    const at::Tensor number = at::scalar_tensor(static_cast<double>(step), at::kFloat);
-    return std::vector<at::Tensor>(parameters.size(), number);
+    return std::vector<at::Tensor>(parameters.size(), number(static_cast<double>(step)));
   }
   // What the kernels divide gradients by: a float32, so that those of float64 are multiplied here.
   std::optional<at::Tensor> grad_scale(double gradient_factor) const {
     if (gradient_factor == 1) return std::nullopt;
-    if (dtype == at::kFloat) return at::scalar_tensor(1 / gradient_factor, at::kFloat);
+    if (dtype == at::kFloat) return number(1 / gradient_factor);
     for (const at::Tensor& gradient : gradients) gradient.mul_(gradient_factor);
     return std::nullopt;
   }
@@ -202,7 +211,8 @@ struct Batch {
 class Batches {
  public:
   Batch& add(const at::Tensor& parameter, int64_t step) {
-    if (all_.empty() || all_.back().step != step || all_.back().dtype != parameter.scalar_type()) {
+    if (all_.empty() || all_.back().step != step || all_.back().dtype != parameter.scalar_type() ||
+        all_.back().parameters.front().device() != parameter.device()) {
       all_.push_back({.step = step, .dtype = parameter.scalar_type()});
     }
     Batch& batch = all_.back();

@@ -25,7 +25,8 @@ struct FusedRefusal {
 };
 
 // SGD, Adam, AdamW, Adagrad, plain or in a DistributedOptimizer, with dense gradients of float32 or
-// float64 in host memory that lie as their parameter does. State that does not is laid out anew.
+// float64 in host memory that lie as their parameter does; Adam and AdamW on a GPU too, with
+// LibTorch's kernels. State that lies otherwise is laid out anew.
 class FusedUpdate {
  public:
   explicit FusedUpdate(FusedStep wish) : wish_(wish) {}

@@ -4,8 +4,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <tuple>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/stack.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -73,6 +78,18 @@ double sum_of_squares(const at::Tensor& gradient) {
     default:
       return squares_of<double>(gradient.to(at::kDouble));
   }
+}
+
+at::Tensor norm_on_device(const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> norms;
+  norms.reserve(gradients.size());
+  for (const at::Tensor& gradient : gradients) {
+    const bool narrow = at::isReducedFloatingType(gradient.scalar_type());
+    const at::ScalarType dtype = narrow ? at::kFloat : gradient.scalar_type();
+    norms.push_back(
+        at::linalg_vector_norm(gradient, 2, std::nullopt, false, dtype).to(at::kDouble));
+  }
+  return at::linalg_vector_norm(std::get<0>(at::sort(at::stack(norms))));
 }
 
 }  // namespace horon::torch_detail

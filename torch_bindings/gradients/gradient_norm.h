@@ -5,6 +5,8 @@
 // the last bits. Here the order depends on nothing but the tensor.
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 
 namespace horon::torch_detail {
@@ -13,5 +15,10 @@ namespace horon::torch_detail {
 // coalesced values. NaN or infinite if an element is, and infinite if a square of a float64
 // overflows. Large tensors are shared out to the threads of LibTorch.
 double sum_of_squares(const at::Tensor& gradient);
+
+// The L2 norm of all of these together, which are on one GPU and dense: a number there, float64,
+// for which the host does not wait. The order of the tensors does not matter; the bits are the same
+// on GPUs of one kind.
+at::Tensor norm_on_device(const std::vector<at::Tensor>& gradients);
 
 }  // namespace horon::torch_detail

@@ -12,6 +12,7 @@
 #include "horon/torch_bindings/gradients/round_agreement.h"
 #include "horon/torch_bindings/tensors/failures.h"
 #include "horon/torch_bindings/tensors/finite.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::torch_detail {
@@ -78,8 +79,9 @@ void LateParts::submit(size_t index, const GradientSlot& slot) {
   check_finite({""}, name, slot, memory);
   const auto spec = flat_spec(gradient_spec(settings_, data_type_of(view, slot.name())),
                               slot.name(), view.sizes().vec());
-  reduction.handle = submit_in_place(settings_.set, name, spec, memory.mutable_data_ptr(),
-                                     memory.numel(), std::make_shared<at::Tensor>(memory));
+  reduction.handle =
+      submit_in_place(settings_.set, name, spec, memory.mutable_data_ptr(), memory.numel(),
+                      std::make_shared<at::Tensor>(memory), memory.device());
   reduction.memory = std::move(memory);
 }
 
@@ -106,7 +108,7 @@ void LateParts::wait(double scale) {
     failures.run([&] {
       if (reduction.sparse) reduction.memory = reduction.sparse->result(settings_.op, sparse_scale);
       if (reduction.handle != nullptr) {
-        (void)reduction.handle->get();
+        (void)outcome_in_order(*reduction.handle, reduction.memory.device());
         if (scale != 1) reduction.memory.mul_(scale);
       }
       reduction.done = reduction.memory.defined();

@@ -71,7 +71,7 @@ int64_t GradientLayout::bytes() const {
 }
 
 bool GradientLayout::fits(const at::Tensor& parameter) const {
-  return parameter.scalar_type() == dtype && parameter.device().is_cpu() &&
+  return parameter.scalar_type() == dtype && parameter.device() == device &&
          parameter.sizes() == at::IntArrayRef(sizes) &&
          (parameter.strides() == at::IntArrayRef(strides) ||
           gradient_strides(parameter) == strides);
@@ -88,8 +88,10 @@ GradientLayout layout_of(const at::Tensor& parameter, const std::string& name) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("parameter \"", name, "\" is the result of an operation, not a leaf"));
   }
-  return {name, parameter.scalar_type(), parameter.sizes().vec(), gradient_strides(parameter),
-          parameter.requires_grad()};
+  GradientLayout layout{name, parameter.scalar_type(), parameter.sizes().vec(),
+                        gradient_strides(parameter), parameter.requires_grad()};
+  layout.device = parameter.device();
+  return layout;
 }
 
 SlotGroups find_groups(const std::vector<std::vector<std::string>>& groups,

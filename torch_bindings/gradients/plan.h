@@ -20,10 +20,11 @@ struct GradientLayout {
   std::vector<int64_t> strides;
   bool trained = true;  // required a gradient when the layout was taken
   bool sparse = false;  // its gradients have been sparse, and are to stay so
+  c10::Device device{c10::kCPU};
 
   int64_t elements() const;
   int64_t bytes() const;
-  // Has the parameter still this dtype, shape and strides?
+  // Has the parameter still this dtype, device, shape and strides?
   bool fits(const at::Tensor& parameter) const;
   // The name that ranks compare: those that hold one parameter in different layouts would add
   // unlike elements.

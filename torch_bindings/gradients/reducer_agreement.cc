@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <c10/core/StreamGuard.h>
+
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
@@ -20,12 +22,12 @@ void GradientReducer::Impl::raise_flags() {
   const std::lock_guard lock(flags_mutex_);
   if (flags_) return;
   const auto number = static_cast<uint64_t>(number_.total);
-  if (settings_.check_replicas) fingerprint_ = replicas_.fingerprint(slots_, number);
+  if (settings_.compares_replicas()) fingerprint_ = replicas_.fingerprint(slots_, number);
   flags_.emplace();
   if (!settings_.has_round_flags()) return;
   Fingerprint fingerprint;
   fingerprint.add(number);
-  if (settings_.check_replicas) fingerprint.add(fingerprint_);
+  if (settings_.compares_replicas()) fingerprint.add(fingerprint_);
   flags_->say(number_.round == 1, step_rounded_otherwise_, fingerprint.value());
 }
 
@@ -48,7 +50,7 @@ void GradientReducer::Impl::announce(Failures& failures) {
   facts.failed = round_->failed;
   facts.weight = weight_;
   facts.rounded_otherwise = step_rounded_otherwise_;
-  if (settings_.check_replicas) {
+  if (settings_.compares_replicas()) {
     raise_flags();
     facts.replica = fingerprint_;
     facts.wants_look = looks_.wants_look();
@@ -111,6 +113,7 @@ bool GradientReducer::Impl::next_round_may_be_plain() const {
 void GradientReducer::Impl::agree() noexcept {
   const PlainMode plain;
   OpenRound& round = *round_;
+  const c10::OptionalStreamGuard as_round(round.stream);  // it may be another thread
   try {
     if (!round.announced) announce(round.failures);
     if (round.announced) round.has_results = use_agreement();

@@ -11,6 +11,23 @@ namespace horon {
 
 using namespace torch_detail;
 
+namespace {
+
+// All gradients of a reducer are in the order of the streams of one device.
+void require_device(c10::Device device, const std::string& of_first,
+                    std::span<const GradientLayout> layouts) {
+  for (const GradientLayout& layout : layouts) {
+    if (layout.device == device) continue;
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("parameter \"", layout.name, "\" is on ", layout.device, " and \"",
+                             of_first, "\" on ", device,
+                             "; the parameters of one reducer are on one device: move the model ",
+                             "to horon::device() before it is wrapped"));
+  }
+}
+
+}  // namespace
+
 void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   if (!settings_.member) return;
   const PlainMode plain;
@@ -29,6 +46,11 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
     names.add({name, parameter}, "parameter");
     added.push_back(layout_of(parameter, name));
     accepted.emplace_back(name, parameter);
+  }
+  if (!slots_.empty()) {
+    require_device(slots_.front().parameter().device(), slots_.front().name(), added);
+  } else if (!added.empty()) {
+    require_device(added.front().device, added.front().name, added);
   }
   if (first_slot == 0) find_groups(options_.groups, added);  // throws before anything has changed
   std::vector<HookedParameter> hooks;
@@ -54,6 +76,7 @@ SlotGroups GradientReducer::Impl::groups() const {
 
 void GradientReducer::Impl::make_buckets(size_t first_slot) {
   const auto part = std::span(layouts_).subspan(first_slot);
+  settings_.device = layouts_.empty() ? c10::Device(c10::kCPU) : layouts_.front().device;
   const SlotGroups asked_for = first_slot == 0 ? groups() : SlotGroups();
   for (std::vector<size_t>& members : plan_buckets(part, settings_.bytes, asked_for)) {
     for (size_t& slot : members) slot += first_slot;
@@ -105,6 +128,7 @@ std::vector<GradientLayout> GradientReducer::Impl::current_layouts() const {
     layouts.push_back(layout_of(slots_[i].parameter(), slots_[i].name()));
     layouts.back().sparse = layouts_[i].sparse;
   }
+  if (!layouts.empty()) require_device(layouts.front().device, layouts.front().name, layouts);
   return layouts;
 }
 

@@ -170,6 +170,7 @@ void GradientReducer::Impl::after_accumulate(size_t index) {
   if (!std::exchange(slot.accumulating, true)) bucket.countdown.enter();
   const bool reduces = *no_sync_depth_ == 0;
   const GradientSlot::Arrival arrival = slot.after_accumulate(narrows_in_hooks_ && reduces);
+  bucket.note_writer();
   std::unique_lock lock(mutex_, std::defer_lock);
   if (!is_steady(BackwardEnds::current_task())) lock.lock();
   slot.accumulating = false;

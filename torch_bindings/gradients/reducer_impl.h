@@ -29,6 +29,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include <c10/core/Stream.h>
+
 #include "horon/core/base/error.h"
 #include "horon/core/base/timeline.h"
 #include "horon/torch_bindings/gradients/backward_ends.h"
@@ -120,6 +122,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   struct OpenRound {
     std::thread::id thread;
     Clock::time_point begin;
+    std::optional<c10::Stream> stream;  // on a GPU: the current one of that thread
     Failures failures;
     Failures of_others;  // reported by other ranks; used if this rank has none of its own
     bool early = false;

@@ -10,6 +10,7 @@
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 
 namespace horon {
 
@@ -86,6 +87,7 @@ void GradientReducer::Impl::begin_round(bool early) {
   scale_ = number_share_ = 1;
   round_->early = early;
   if (alone_) return;
+  if (!settings_.device.is_cpu()) round_->stream = current_stream(settings_.device);
   Failures& failures = round_->failures;
   failures.run([&] {
     if (!open_) rebuild_if_changed();
@@ -188,7 +190,7 @@ core::Outcome GradientReducer::Impl::outcome_of(const GradientBucket& bucket) co
   if (bucket.handle == nullptr) {
     throw Error(ErrorCode::OperationFailed, "a gradient bucket could not be submitted");
   }
-  return bucket.handle->get();
+  return outcome_in_order(*bucket.handle, settings_.device);
 }
 
 torch_detail::GradientSlot::Result GradientReducer::Impl::result_for(size_t slot, bool failed,

@@ -9,6 +9,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -67,7 +68,8 @@ core::EntrySpec number_spec(DataType dtype, ReduceOp op) {
 std::shared_ptr<core::HandleState> submit_in_place(uint32_t set, std::string name,
                                                    std::shared_ptr<const core::EntrySpec> spec,
                                                    void* memory, int64_t count,
-                                                   std::shared_ptr<void> keep_alive) {
+                                                   std::shared_ptr<void> keep_alive,
+                                                   c10::Device device) {
   core::Submission submission;
   submission.set = set;
   submission.name = std::move(name);
@@ -75,6 +77,8 @@ std::shared_ptr<core::HandleState> submit_in_place(uint32_t set, std::string nam
   submission.memory = {
       {static_cast<const std::byte*>(memory), static_cast<std::byte*>(memory), count}};
   submission.keep_alive = std::move(keep_alive);
+  submission.device_index = device_index(device);
+  submission.ready = record_current_stream(device);
   return ops::runtime().submit(std::move(submission));
 }
 

@@ -84,10 +84,12 @@ std::shared_ptr<const core::EntrySpec> flat_spec(core::EntrySpec spec, std::stri
 // An allreduce without an op of gradients: of numbers.
 core::EntrySpec number_spec(DataType dtype, ReduceOp op);
 
+// `device`: that holds the memory, and whose current stream has written it.
 std::shared_ptr<core::HandleState> submit_in_place(uint32_t set, std::string name,
                                                    std::shared_ptr<const core::EntrySpec> spec,
                                                    void* memory, int64_t count,
-                                                   std::shared_ptr<void> keep_alive);
+                                                   std::shared_ptr<void> keep_alive,
+                                                   c10::Device device = c10::kCPU);
 
 // The largest of each element over the ranks. Collective, blocks. Throws Error.
 std::vector<double> largest_of_ranks(uint32_t set, const std::string& name,

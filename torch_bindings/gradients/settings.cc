@@ -8,6 +8,7 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/step_scaling.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -68,6 +69,7 @@ std::string GradientSettings::text() const {
   if (grad_scale != 1) text += core::concat(", loss scale ", grad_scale);
   if (skip_nonfinite) text += ", steps with NaN left out";
   if (clip_grad_norm) text += core::concat(", clipped to norm ", *clip_grad_norm);
+  if (!device.is_cpu()) text += core::concat(", on ", c10::DeviceTypeName(device.type(), true));
   if (!check_replicas) text += ", replicas not compared";
   return text;
 }
@@ -113,6 +115,7 @@ core::EntrySpec gradient_spec(const GradientSettings& settings, DataType dtype) 
   core::EntrySpec spec;
   spec.kind = CollectiveKind::Allreduce;
   spec.dtype = dtype;
+  spec.device = device_kind(settings.device);
   spec.reduce_op = settings.op;
   spec.prescale = settings.prescale;
   spec.postscale = settings.postscale;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/gradients/plan.h"
 
@@ -36,16 +38,22 @@ struct GradientSettings {
   // An older value in .grad is multiplied by this before it is reduced again, so that it comes out
   // unchanged.
   double older_share = 1;
-  bool averages_passes = false;  // average_aggregated_gradients
+  bool averages_passes = false;   // average_aggregated_gradients
+  c10::Device device{c10::kCPU};  // of all parameters, as they are now
 
-  // The ranks tell each other with the buckets that a round is plain (round_flags.h). Not where the
-  // program may change gradients after the last bucket has gone, nor where some never enter one.
-  bool has_round_flags() const {
+  // The program can't change gradients after the last bucket has gone, and all enter one.
+  bool allows_plain_rounds() const {
     return wait_in == WaitIn::Backward && sparse_as_dense && is_linear();
   }
+  // The ranks tell each other with the buckets that a round is plain (round_flags.h). Not with
+  // buckets on a GPU: to read them the host would have to wait for it. There each round ends with
+  // the small allreduce of host memory that tells the rest too (round_agreement.h).
+  bool has_round_flags() const { return allows_plain_rounds() && device.is_cpu(); }
+  // To read parameters on a GPU the host would have to wait for it.
+  bool compares_replicas() const { return check_replicas && device.is_cpu(); }
   // A rank that reduces with nobody: .grad is what backward() has made it, in memory of its own.
   bool leaves_gradients_alone() const {
-    return ranks.size() == 1 && has_round_flags() && !check_finite &&
+    return ranks.size() == 1 && allows_plain_rounds() && !check_finite &&
            (passes == 1 || !averages_passes);
   }
   bool is_linear() const { return op == ReduceOp::Sum || op == ReduceOp::Average; }

@@ -66,6 +66,7 @@ void StepScaling::find_repeated(const Groups& groups) {
 
 void StepScaling::measure(const at::Tensor& parameter) {
   if (!parameter.grad().defined()) return;
+  if (!parameter.is_cpu()) return;  // there all norms are taken together
   const PlainMode plain;
   measured_[parameter.unsafeGetTensorImpl()] = sum_of_squares(parameter.grad());
 }
@@ -89,11 +90,47 @@ void StepScaling::decide(const Groups& groups) {
   skips_ = false;
   factor_ = 1;
   norm_.reset();
+  norm_on_device_.reset();
+  factor_on_device_.reset();
   if (!is_needed()) return;
   find_repeated(groups);
   factor_ = 1 / scale_;
   if (!needs_norm()) return;
   const PlainMode plain;
+  bool on_host = true;
+  for_each_parameter(groups, [&](const at::Tensor& parameter) { on_host = parameter.is_cpu(); });
+  on_host ? decide_on_host(groups) : decide_on_device(groups);
+}
+
+bool StepScaling::any_not_finite(const Groups& groups) const {
+  bool found = false;
+  for_each_parameter(groups, [&](const at::Tensor& parameter) {
+    found = found || !all_finite(values_of(parameter.grad()));
+  });
+  return found;
+}
+
+// The host waits only where it must know whether there is a step.
+void StepScaling::decide_on_device(const Groups& groups) {
+  std::vector<at::Tensor> gradients;
+  for_each_parameter(groups, [&](const at::Tensor& parameter) {
+    gradients.push_back(values_of(parameter.grad()));
+  });
+  norm_on_device_ = norm_on_device(gradients).div_(scale_);
+  if (skip_nonfinite_ && !std::isfinite(norm_on_device_.item<double>())) {
+    skips_ = any_not_finite(groups);  // of finite numbers a square may overflow
+    if (skips_) return;
+  }
+  if (!clip_ || std::isinf(*clip_)) return;
+  factor_on_device_ = norm_on_device_.add(1e-6).reciprocal_().mul_(*clip_).clamp_max_(1);
+}
+
+std::optional<double> StepScaling::norm() const {
+  if (norm_on_device_.defined()) return norm_on_device_.item<double>();
+  return norm_;
+}
+
+void StepScaling::decide_on_host(const Groups& groups) {
   std::vector<double> parts;
   for_each_parameter(groups,
                      [&](const at::Tensor& parameter) { parts.push_back(squares_of(parameter)); });
@@ -107,10 +144,7 @@ void StepScaling::decide(const Groups& groups) {
   forget();
   norm_ = std::sqrt(squares) / scale_;
   if (skip_nonfinite_ && !std::isfinite(squares)) {
-    // Of finite numbers in float64 a square may overflow.
-    for_each_parameter(groups, [&](const at::Tensor& parameter) {
-      skips_ = skips_ || !all_finite(values_of(parameter.grad()));
-    });
+    skips_ = any_not_finite(groups);  // of finite numbers in float64 a square may overflow
     if (skips_) return;
   }
   if (!clip_ || std::isinf(*clip_)) return;
@@ -121,14 +155,17 @@ void StepScaling::decide(const Groups& groups) {
 
 void StepScaling::apply(const Groups& groups) {
   const double factor = std::exchange(factor_, 1);
-  if (factor == 1) return;
+  const at::Tensor on_device = std::exchange(factor_on_device_, {});
+  if (factor == 1 && !on_device.defined()) return;
   const PlainMode plain;
   // As clip_grad_norm_(), which writes to grad().data(): versions stay, and a graph of the gradient
   // (create_graph) too.
   const at::AutoDispatchBelowADInplaceOrView below;
-  for_each_parameter(groups, [factor](const at::Tensor& parameter) {
+  for_each_parameter(groups, [&](const at::Tensor& parameter) {
     const at::Tensor& grad = parameter.grad();
-    (grad.layout() == at::kStrided ? grad : grad._values()).mul_(factor);
+    const at::Tensor values = grad.layout() == at::kStrided ? grad : grad._values();
+    if (factor != 1) values.mul_(factor);
+    if (on_device.defined()) values.mul_(on_device);
   });
 }
 

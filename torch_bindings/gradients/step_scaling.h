@@ -43,8 +43,11 @@ class StepScaling {
   bool skips() const { return skips_; }
   // What gradients are still to be multiplied by.
   double factor() const { return factor_; }
-  // The L2 norm of all gradients divided by the loss scale, if it was computed.
-  std::optional<double> norm() const { return norm_; }
+  // The L2 norm of all gradients divided by the loss scale, if it was computed. The host waits for
+  // it where the gradients are on a GPU.
+  std::optional<double> norm() const;
+  // The factor is a number on a GPU, which the host does not know: apply() multiplies by it.
+  bool factor_is_on_device() const { return factor_on_device_.defined(); }
   // A parameter stands in the groups more than once, so that a pass over the groups would multiply
   // its gradient more than once.
   bool repeats() const { return repeats_; }
@@ -53,6 +56,9 @@ class StepScaling {
 
  private:
   void find_repeated(const Groups& groups);
+  void decide_on_host(const Groups& groups);
+  void decide_on_device(const Groups& groups);
+  bool any_not_finite(const Groups& groups) const;
   double squares_of(const at::Tensor& parameter) const;
   // Those with a gradient, each once, in the order of the groups.
   template <class Work>
@@ -65,6 +71,8 @@ class StepScaling {
   bool skips_ = false;
   double factor_ = 1;
   std::optional<double> norm_;
+  at::Tensor norm_on_device_;                         // in the place of norm_
+  at::Tensor factor_on_device_;                       // beside factor_, or undefined
   std::unordered_map<const void*, double> measured_;  // sums of squares
 
   // Parameters in the order of the groups, and which of them have stood there before.

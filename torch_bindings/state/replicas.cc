@@ -16,7 +16,7 @@ using core::concat;
 
 torch_detail::Fact describe(const std::string& name, const at::Tensor& tensor) {
   torch_detail::check_tensor(torch_detail::real_view(tensor), name);
-  const at::Tensor rows = torch_detail::row_major(torch_detail::real_view(tensor));
+  const at::Tensor rows = torch_detail::row_major(torch_detail::real_view(tensor)).cpu();
   torch_detail::Fingerprint content;
   content.add(rows.const_data_ptr(), rows.nbytes());
   return {concat("tensor \"", name, "\""), torch_detail::type_and_shape(tensor, name),

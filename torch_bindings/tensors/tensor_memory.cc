@@ -8,6 +8,8 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -45,6 +47,23 @@ std::optional<DataType> find_data_type(at::ScalarType type) {
   }
 }
 
+// Outside a session nobody knows the device of this rank.
+void check_device(c10::Device device, std::string_view name) {
+  if (!device.is_cuda()) {
+    refuse(name, concat("is on ", device, "; collectives take tensors on the CPU and on cuda"));
+  }
+  if (!is_initialized()) return;
+  const std::shared_ptr<ops::JobGpu> gpu = ops::gpu();
+  if (!gpu->available()) {
+    refuse(name, concat("is on ", device, ", which this job can't use (", gpu->unavailable(),
+                        "); move it to the CPU, or ask horon::device() where it belongs"));
+  }
+  if (device.index() != gpu->device()) {
+    refuse(name, concat("is on ", device, ", and rank ", rank(), " works on cuda:", gpu->device(),
+                        " (horon::device()); move it there"));
+  }
+}
+
 }  // namespace
 
 void check_tensor(const at::Tensor& tensor, std::string_view name) {
@@ -52,9 +71,7 @@ void check_tensor(const at::Tensor& tensor, std::string_view name) {
   if (tensor.layout() != at::kStrided) {
     refuse(name, concat("has layout ", tensor.layout(), "; collectives take dense tensors"));
   }
-  if (!tensor.device().is_cpu()) {
-    refuse(name, concat("is on ", tensor.device(), "; this build reduces tensors on cpu"));
-  }
+  if (!tensor.is_cpu()) check_device(tensor.device(), name);
   (void)data_type_of(tensor, name);
   if (!tensor.has_storage()) refuse(name, "has no storage");
 }
@@ -116,14 +133,6 @@ std::string type_and_shape(const at::Tensor& tensor, std::string_view name) {
 
 at::Tensor row_major_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
-}
-
-core::EntrySpec make_spec(CollectiveKind kind, const at::Tensor& tensor, const std::string& name) {
-  core::EntrySpec spec;
-  spec.kind = kind;
-  spec.dtype = data_type_of(tensor, name);
-  spec.parts.push_back({name, tensor.sizes().vec()});
-  return spec;
 }
 
 core::MemoryPart make_part(const at::Tensor& input, const at::Tensor& output) {

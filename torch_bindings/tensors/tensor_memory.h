@@ -12,7 +12,8 @@
 namespace horon::torch_detail {
 
 // Throws Error(InvalidArgument) that begins with the name if a collective can't use the tensor: it
-// is undefined, sparse, not in host memory, or of a dtype that Horon does not support.
+// is undefined, sparse, of a dtype that Horon does not support, or on a device that this rank does
+// not work on.
 void check_tensor(const at::Tensor& tensor, std::string_view name);
 
 // As check_tensor(), for tensors that are written: refuses those whose elements overlap in memory
@@ -34,9 +35,6 @@ at::Tensor real_view(const at::Tensor& tensor);
 std::string type_and_shape(const at::Tensor& tensor, std::string_view name);
 // A new row-major tensor of the same shape, dtype and device.
 at::Tensor row_major_like(const at::Tensor& tensor);
-
-// A spec of one part. The tensor has passed check_tensor().
-core::EntrySpec make_spec(CollectiveKind kind, const at::Tensor& tensor, const std::string& name);
 
 // Memory of row-major tensors; `output` may be the same tensor, or undefined where the runtime
 // allocates it.

@@ -1,0 +1,312 @@
+// Training on GPUs: LibTorch's device "cuda" made of threads, and Horon's own classes for CUDA and
+// NCCL on it. The oracle is one process that trains on the whole batch, on the CPU.
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/core/StreamGuard.h>
+#include <gmock/gmock.h>
+#include <torch/nn.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
+#include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
+#include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/torch_bindings/state/replicas.h"
+
+namespace horon {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::error_of;
+using testing_support::host_waits;
+namespace nn = torch::nn;
+namespace optim = torch::optim;
+
+const auto* const environment =
+    testing::AddGlobalTestEnvironment(new testing_support::GpuSessionEnvironment);
+
+constexpr int64_t kRows = 4;  // of a rank, in a step
+
+// The same on all ranks.
+nn::Sequential make_model() {
+  nn::Sequential model(nn::Linear(6, 40), nn::ReLU(), nn::Linear(40, 40), nn::ReLU(),
+                       nn::Linear(40, 3));
+  at::NoGradGuard no_grad;
+  int64_t number = 0;
+  for (const at::Tensor& parameter : model->parameters()) {
+    const at::Tensor values = at::arange(parameter.numel(), at::kFloat).add_(++number);
+    parameter.copy_(values.mul(0.7).sin().mul_(0.4).view(parameter.sizes()));
+  }
+  return model;
+}
+
+// The rows of all ranks, or of one.
+at::Tensor batch(int step, int rank_of = -1) {
+  const at::Tensor all =
+      at::arange(kRows * size() * 6, at::kFloat).add_(31 * step).mul_(0.37).cos().view({-1, 6});
+  return rank_of < 0 ? all : all.slice(0, kRows * rank_of, kRows * (rank_of + 1));
+}
+
+at::Tensor loss_of(nn::Sequential& model, const at::Tensor& input) {
+  const at::Tensor target = input.slice(1, 0, 3).mul(0.5);
+  return model->forward(input).sub(target).pow(2).mean();
+}
+
+std::vector<at::Tensor> train_alone(int steps,
+                                    const std::function<void(nn::Sequential&, int)>& step) {
+  nn::Sequential model = make_model();
+  for (int i = 0; i < steps; ++i) step(model, i);
+  return model->parameters();
+}
+
+template <class Optimizer, class Options>
+std::vector<at::Tensor> trained_alone(const Options& options, int steps, double clip = 0) {
+  std::unique_ptr<Optimizer> optimizer;
+  return train_alone(steps, [&](nn::Sequential& model, int i) {
+    if (!optimizer) optimizer = std::make_unique<Optimizer>(model->parameters(), options);
+    optimizer->zero_grad();
+    loss_of(model, batch(i)).backward();
+    if (clip > 0) nn::utils::clip_grad_norm_(model->parameters(), clip);
+    optimizer->step();
+  });
+}
+
+void expect_near(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected,
+                 double tolerance = 1e-5) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(found[i].is_cuda());
+    EXPECT_TRUE(at::allclose(found[i].cpu(), expected[i], tolerance, tolerance))
+        << "parameter " << i << "\n"
+        << found[i].cpu() - expected[i];
+  }
+}
+
+const DistributedOptimizerOptions kSmallBuckets = [] {
+  DistributedOptimizerOptions options;
+  options.bucket_bytes = 2000;
+  options.first_bucket_bytes = 200;
+  return options;
+}();
+
+optim::SGDOptions momentum() { return optim::SGDOptions(0.1).momentum(0.9); }
+
+// A model on the GPU of this rank, and its optimizer.
+struct Training {
+  explicit Training(DistributedOptimizerOptions options = kSmallBuckets)
+      : optimizer(optim::SGD(on_gpu(model)->parameters(), momentum()), model->named_parameters(),
+                  options) {}
+
+  static nn::Sequential& on_gpu(nn::Sequential& model) {
+    model->to(device());
+    return model;
+  }
+  void step(int number) {
+    const at::Tensor input = batch(number, rank()).to(device());
+    optimizer.zero_grad();
+    loss_of(model, input).backward();
+    optimizer.step();
+  }
+
+  nn::Sequential model = make_model();
+  DistributedOptimizer<optim::SGD> optimizer;
+};
+
+TEST(GpuTraining, EqualsOneProcess) {
+  Training training;
+  for (int i = 0; i < 8; ++i) training.step(i);
+  expect_near(training.model->parameters(), trained_alone<optim::SGD>(momentum(), 8));
+  check_replicas_equal(*training.model);
+}
+
+TEST(GpuTraining, AdamAndGradientsThatStay) {
+  nn::Sequential model = make_model();
+  model->to(device());
+  DistributedOptimizer optimizer(optim::Adam(model->parameters(), optim::AdamOptions(0.01)),
+                                 model->named_parameters(), kSmallBuckets);
+  for (int i = 0; i < 8; ++i) {
+    if (i % 2 == 0) {
+      optimizer.zero_grad();
+    } else {
+      optimizer.zero_grad(/*set_to_none=*/false);
+    }
+    loss_of(model, batch(i, rank()).to(device())).backward();
+    optimizer.step();
+  }
+  expect_near(model->parameters(), trained_alone<optim::Adam>(optim::AdamOptions(0.01), 8), 1e-4);
+}
+
+TEST(GpuTraining, FusedAdam) {
+  DistributedOptimizerOptions options = kSmallBuckets;
+  options.fused_step = FusedStep::WherePossible;
+  options.grad_scale = 4;
+  nn::Sequential model = make_model();
+  model->to(device());
+  DistributedOptimizer optimizer(optim::Adam(model->parameters(), optim::AdamOptions(0.01)),
+                                 model->named_parameters(), options);
+  std::vector<at::Tensor> inputs;
+  for (int i = 0; i < 6; ++i) inputs.push_back(batch(i, rank()).to(device()));
+  int before = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (i == 2) before = host_waits();
+    optimizer.zero_grad();
+    loss_of(model, inputs[i]).mul(4).backward();
+    optimizer.step();
+    EXPECT_EQ(optimizer.fused_step_refusal(), "");
+  }
+  EXPECT_EQ(host_waits(), before);
+  expect_near(model->parameters(), trained_alone<optim::Adam>(optim::AdamOptions(0.01), 6), 1e-4);
+
+  Training plain(options);
+  plain.step(0);
+  EXPECT_THAT(plain.optimizer.fused_step_refusal(), HasSubstr("on a GPU"));
+}
+
+TEST(GpuTraining, CompressionPassesAndSums) {
+  for (const Compression compression : {Compression::None, Compression::BFloat16}) {
+    DistributedOptimizerOptions options = kSmallBuckets;
+    options.compression = compression;
+    options.backward_passes_per_step = 2;
+    options.average_aggregated_gradients = true;
+    Training training(options);
+    for (int i = 0; i < 4; ++i) {
+      training.optimizer.zero_grad();
+      const at::Tensor input = batch(i, rank()).to(device());
+      for (const int64_t half : {0, 1}) {
+        loss_of(training.model, input.slice(0, 2 * half, 2 * half + 2)).backward();
+      }
+      training.optimizer.step();
+    }
+    expect_near(training.model->parameters(), trained_alone<optim::SGD>(momentum(), 4),
+                compression == Compression::None ? 1e-5 : 2e-2);
+    check_replicas_equal(*training.model);
+  }
+}
+
+TEST(GpuTraining, NothingWaitsOnTheHost) {
+  DistributedOptimizerOptions options = kSmallBuckets;
+  options.clip_grad_norm = 0.05;
+  Training training(options);
+  std::vector<at::Tensor> inputs;
+  for (int i = 0; i < 8; ++i) inputs.push_back(batch(i, rank()).to(device()));
+  const auto step = [&](int i) {
+    training.optimizer.zero_grad();
+    loss_of(training.model, inputs[static_cast<size_t>(i)]).backward();
+    training.optimizer.step();
+  };
+  step(0);
+  step(1);
+  const int before = host_waits();
+  for (int i = 2; i < 8; ++i) step(i);
+  EXPECT_EQ(host_waits(), before);
+  expect_near(training.model->parameters(), trained_alone<optim::SGD>(momentum(), 8, 0.05));
+  EXPECT_GT(training.optimizer.grad_norm().value_or(0), 0.0);
+}
+
+TEST(GpuTraining, BackwardOnSideStreams) {
+  const c10::Stream side = test::new_stream(device().index());
+  Training training;
+  Training other;  // two models in turn
+  for (int i = 0; i < 6; ++i) {
+    const at::Tensor input = batch(i, rank()).to(device());
+    test::drain_current_stream(device().index());
+    {
+      const c10::StreamGuard guard(side);
+      training.optimizer.zero_grad();
+      loss_of(training.model, input).backward();
+      training.optimizer.step();
+    }
+    other.step(i);
+  }
+  {
+    const c10::StreamGuard guard(side);
+    expect_near(training.model->parameters(), trained_alone<optim::SGD>(momentum(), 6));
+  }
+  expect_near(other.model->parameters(), trained_alone<optim::SGD>(momentum(), 6));
+}
+
+TEST(GpuTraining, AMissingOrderIsSeen) {
+  if (size() == 1) GTEST_SKIP() << "nothing is reduced";
+  for (const test::Fault fault : {test::Fault::LosesWaits, test::Fault::LosesRecords}) {
+    DistributedOptimizerOptions options = kSmallBuckets;
+    options.check_replicas = false;
+    Training training(options);
+    test::plant(fault);
+    for (int i = 0; i < 6; ++i) training.step(i);
+    test::plant(test::Fault::None);
+    test::drain_current_stream(device().index());
+    const std::vector<at::Tensor> expected = trained_alone<optim::SGD>(momentum(), 6);
+    bool right = true;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      right = right && at::allclose(training.model->parameters()[i].cpu(), expected[i], 1e-5, 1e-5);
+    }
+    EXPECT_FALSE(right);
+    barrier();
+  }
+}
+
+TEST(GpuTraining, AStepWithoutFiniteGradientsIsLeftOut) {
+  DistributedOptimizerOptions options = kSmallBuckets;
+  options.skip_nonfinite = true;
+  Training training(options);
+  training.step(0);
+  std::vector<at::Tensor> before;
+  for (const at::Tensor& parameter : training.model->parameters())
+    before.push_back(parameter.cpu());
+  at::Tensor input = batch(1, rank());
+  if (rank() == size() - 1) input[0][0] = std::numeric_limits<float>::infinity();
+  training.optimizer.zero_grad();
+  loss_of(training.model, input.to(device())).backward();
+  training.optimizer.step();
+  EXPECT_TRUE(training.optimizer.step_skipped());
+  expect_near(training.model->parameters(), before, 0);
+}
+
+TEST(GpuTraining, WaitInStepAndOtherReductions) {
+  DistributedOptimizerOptions options = kSmallBuckets;
+  options.wait_in = WaitIn::Step;
+  Training training(options);
+  for (int i = 0; i < 4; ++i) training.step(i);
+  expect_near(training.model->parameters(), trained_alone<optim::SGD>(momentum(), 4));
+
+  const at::Tensor weight =
+      at::ones({50}, at::TensorOptions().device(device())).requires_grad_(true);
+  GradientReducer reducer({{"weight", weight}}, {.op = ReduceOp::Max});
+  weight.mul(static_cast<double>(rank() + 1)).sum().backward();
+  reducer.synchronize();
+  EXPECT_TRUE(at::equal(weight.grad().cpu(), at::full({50}, static_cast<float>(size()))));
+}
+
+TEST(GpuTraining, ParametersOfOneReducerAreOnOneDevice) {
+  const at::Tensor here = at::ones({3}, at::TensorOptions().device(device())).requires_grad_(true);
+  const at::Tensor host = at::ones({3}).requires_grad_(true);
+  EXPECT_THAT(
+      error_of([&] {
+        GradientReducer reducer({{"a", here}, {"b", host}});
+      }),
+      AllOf(HasSubstr("\"b\" is on cpu"), HasSubstr("\"a\" on cuda"), HasSubstr("one device")));
+}
+
+TEST(GpuTraining, AModelThatMovesToTheGpuIsFollowed) {
+  nn::Sequential model = make_model();
+  DistributedOptimizer optimizer(optim::SGD(model->parameters(), momentum()),
+                                 model->named_parameters(), kSmallBuckets);
+  for (int i = 0; i < 4; ++i) {
+    if (i == 1) model->to(device());
+    // Before its first step on the GPU the optimizer has no state there.
+    if (i == 1) optimizer.state().clear();
+    optimizer.zero_grad();
+    loss_of(model, i == 0 ? batch(0, rank()) : batch(i, rank()).to(device())).backward();
+    optimizer.step();
+  }
+  check_replicas_equal(*model);
+  EXPECT_TRUE(model->parameters().front().is_cuda());
+}
+
+}  // namespace
+}  // namespace horon

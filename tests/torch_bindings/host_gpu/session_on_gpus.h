@@ -1,0 +1,82 @@
+// A Horon session on the GPUs of torch_device.h, around all tests of a program: each rank has one
+// of its own.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <gtest/gtest.h>
+
+#include "horon/ops/nccl/gpu_libraries.h"
+#include "horon/tests/support/host_gpu/host_nccl.h"
+#include "horon/tests/torch_bindings/host_gpu/torch_device.h"
+#include "horon/torch_bindings/session.h"
+
+namespace horon::testing_support {
+
+class HostGpus final : public ops::GpuLibraries {
+ public:
+  static constexpr int kDevices = 4;
+
+  HostGpus() {
+    for (int device = 0; device < kDevices; ++device) {
+      test::HostCuda::Options options;
+      options.delay_us_max = 200;
+      options.seed = static_cast<uint32_t>(device + 1);
+      devices.push_back(std::make_shared<test::HostCuda>(device, options));
+    }
+  }
+  ops::CudaStatus cuda() override {
+    ops::CudaStatus status;
+    status.devices = kDevices;
+    return status;
+  }
+  ops::NcclStatus nccl() override {
+    ops::NcclStatus status;
+    status.version = why_no_nccl.empty() ? 22809 : 0;
+    status.unavailable = why_no_nccl;
+    return status;
+  }
+  std::string bus_of(int device) override { return "bus " + std::to_string(device); }
+  std::string nccl_host_id() override { return ""; }
+  std::shared_ptr<ops::CudaApi> open_cuda(int device) override {
+    return devices.at(static_cast<size_t>(device));
+  }
+  std::shared_ptr<ops::NcclApi> open_nccl(const std::shared_ptr<ops::CudaApi>& cuda) override {
+    return std::make_shared<test::HostNccl>(std::dynamic_pointer_cast<test::HostCuda>(cuda));
+  }
+
+  std::vector<std::shared_ptr<test::HostCuda>> devices;
+  std::string why_no_nccl;  // for the next session
+};
+
+inline HostGpus& host_gpus() {
+  static const auto gpus = std::make_shared<HostGpus>();
+  static const bool installed = [] {
+    test::install_torch_device(gpus->devices);
+    ops::install_gpu_libraries(gpus);
+    return true;
+  }();
+  (void)installed;
+  return *gpus;
+}
+
+class GpuSessionEnvironment : public ::testing::Environment {
+  void SetUp() override {
+    (void)host_gpus();
+    init();
+  }
+  void TearDown() override { shutdown(); }
+};
+
+// Of the device of this rank.
+inline test::HostCuda& my_gpu() {
+  return *host_gpus().devices.at(static_cast<size_t>(device().index()));
+}
+
+// How often anything has made the host wait for the device of this rank.
+inline int host_waits() { return my_gpu().host_waits() + test::torch_host_waits(); }
+
+}  // namespace horon::testing_support

@@ -1,0 +1,41 @@
+// LibTorch's device "cuda" without a GPU: its streams are those of a HostCuda, its memory is memory
+// of the host, its kernels are LibTorch's own for the CPU, run in the current stream. A program
+// that links this can use tensors on "cuda" as on a GPU: autograd has its device threads, streams
+// can be changed, and what is not ordered by an event comes out wrong.
+//
+// What differs from a GPU: an operation that makes a new tensor waits on the host until its stream
+// has come to it (an operation in place does not); and there are no random numbers on the device.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <c10/core/Stream.h>
+
+#include "horon/tests/support/host_gpu/host_cuda.h"
+
+namespace horon::test {
+
+// Once in a process, before anything asks LibTorch for the device; one HostCuda for each of them.
+void install_torch_device(std::vector<std::shared_ptr<HostCuda>> devices);
+
+// How often LibTorch has made the host wait for a device since the process began: item(), copies to
+// the host.
+int torch_host_waits();
+void count_torch_host_wait();  // for the kernels
+
+// A stream of its own.
+c10::Stream new_stream(int device = 0);
+// Enqueues something in the current stream of the calling thread.
+void enqueue_in_current_stream(std::function<void()> work, int device = 0);
+// Returns when the current stream of the calling thread has come to its end.
+void drain_current_stream(int device = 0);
+
+// Planted faults, until they are taken back: streams of LibTorch do not wait for events; events
+// that are recorded there happen at once.
+enum class Fault : uint8_t { None, LosesWaits, LosesRecords };
+void plant(Fault fault);
+
+}  // namespace horon::test

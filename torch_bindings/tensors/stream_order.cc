@@ -1,0 +1,75 @@
+#include "horon/torch_bindings/tensors/stream_order.h"
+
+#include <thread>
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/cuda/cuda_event.h"
+
+namespace horon::torch_detail {
+namespace {
+
+const c10::impl::DeviceGuardImplInterface& guard_of(c10::Device device) {
+  return *c10::impl::getDeviceGuardImpl(device.type());
+}
+
+// An event of LibTorch's, which is one of CUDA.
+class StreamEvent final : public ops::NativeCudaEvent {
+ public:
+  explicit StreamEvent(const c10::Stream& stream)
+      : guard_(guard_of(stream.device())), device_(stream.device_index()) {
+    guard_.record(&event_, stream, device_, c10::EventFlag::PYTORCH_DEFAULT);
+  }
+  ~StreamEvent() override { guard_.destroyEvent(event_, device_); }
+  StreamEvent(const StreamEvent&) = delete;
+  StreamEvent& operator=(const StreamEvent&) = delete;
+
+  bool happened() override { return guard_.queryEvent(event_); }
+  void wait() override {
+    while (!happened()) std::this_thread::yield();
+  }
+  ops::CudaEventHandle handle() const override { return event_; }
+
+ private:
+  const c10::impl::DeviceGuardImplInterface& guard_;
+  const c10::DeviceIndex device_;
+  void* event_ = nullptr;
+};
+
+}  // namespace
+
+DeviceKind device_kind(c10::Device device) {
+  return device.is_cpu() ? DeviceKind::Host : DeviceKind::Cuda;
+}
+
+int device_index(c10::Device device) { return device.is_cpu() ? 0 : device.index(); }
+
+c10::Stream current_stream(c10::Device device) { return guard_of(device).getStream(device); }
+
+std::unique_ptr<core::Event> record_current_stream(c10::Device device) {
+  if (device.is_cpu()) return nullptr;
+  return std::make_unique<StreamEvent>(current_stream(device));
+}
+
+void let_current_stream_wait(c10::Device device, core::Event* event) {
+  if (event == nullptr) return;
+  const auto* const native = dynamic_cast<const ops::NativeCudaEvent*>(event);
+  if (native == nullptr) return event->wait();
+  guard_of(device).block(native->handle(), current_stream(device));
+}
+
+void let_current_stream_wait(const c10::Stream& other) {
+  if (other == current_stream(other.device())) return;
+  StreamEvent here(other);
+  let_current_stream_wait(other.device(), &here);
+}
+
+const core::Outcome& outcome_in_order(const core::HandleState& handle, c10::Device device) {
+  if (device.is_cpu()) return handle.get();
+  const core::Outcome& outcome = handle.get_enqueued();
+  let_current_stream_wait(device, outcome.done.get());
+  return outcome;
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,43 @@
+// The order between what a program does with its tensors and what collectives do with them.
+//
+// On the CPU both are done when a call returns. On a GPU they happen in streams, and events order
+// them: a collective begins after the current stream of the thread that calls it, and the current
+// stream of the thread that takes the result goes on after the collective. The host waits for none
+// of that.
+//
+// LibTorch's interfaces for any kind of device do it, so Horon is compiled without CUDA's headers,
+// and the same binary runs with a LibTorch that has CUDA and with one that has not.
+#pragma once
+
+#include <memory>
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/core/execution/event.h"
+#include "horon/core/runtime/handle.h"
+
+namespace horon::torch_detail {
+
+// How the runtime calls a device of tensors that have passed check_tensor().
+DeviceKind device_kind(c10::Device device);
+int device_index(c10::Device device);  // 0 for the CPU
+
+// Of this thread. Not for the CPU.
+c10::Stream current_stream(c10::Device device);
+// Happens when the current stream of this thread has done what it has been given up to now. Null
+// for the CPU. Throws LibTorch's errors.
+std::unique_ptr<core::Event> record_current_stream(c10::Device device);
+// What the current stream of this thread is given from now on happens after `event`, or after what
+// `other` has been given up to now. Null: nothing. An event that no stream can wait for is waited
+// for on the host.
+void let_current_stream_wait(c10::Device device, core::Event* event);
+void let_current_stream_wait(const c10::Stream& other);
+
+// The outcome of a collective on tensors of this device: what this thread does with them from now
+// on finds the result. Waits until the collective has been enqueued, and on the CPU until it is
+// done. Throws the Error that it has ended with.
+const core::Outcome& outcome_in_order(const core::HandleState& handle, c10::Device device);
+
+}  // namespace horon::torch_detail
