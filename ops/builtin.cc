@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include "horon/core/base/text.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/negotiation/ring_gate.h"
 #include "horon/core/runtime/submission.h"
@@ -77,7 +77,7 @@ void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu
   parts.gpu = gpu;
   parts.size = communicator.topology().size;
   parts.rank = communicator.topology().rank;
-  parts.members = core::concat("ranks ", core::list_ranks(communicator.members()));
+  parts.members = core::name_ranks(communicator.members());
   parts.ordered = communicator.id() != core::kWorldSet;  // the world: from the first other set on
   if (parts.size > 1) {
     core::CollectiveOp* const broadcast = find_op(ops, "mpi_broadcast");

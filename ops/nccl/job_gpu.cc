@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "horon/core/base/current_error.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 
 namespace horon::ops {
@@ -12,10 +13,6 @@ namespace {
 
 using core::concat;
 using GpuFacts = JobGpu::Facts;
-
-std::string named_ranks(const std::vector<int>& ranks) {
-  return concat(ranks.size() == 1 ? "rank " : "ranks ", core::list_ranks(ranks));
-}
 
 // Ranks that share a host with fewer devices share these, which judge() finds.
 int device_of(int local_rank, int devices) { return devices > 0 ? local_rank % devices : -1; }
@@ -84,7 +81,7 @@ std::string fault_of_shared_gpus(const std::vector<GpuFacts>& ranks,
   }
   for (const auto& [place, sharing] : users) {
     if (sharing.size() < 2) continue;
-    return concat(named_ranks(sharing), " share the GPU at ", place.second,
+    return concat(core::name_ranks(sharing), " share the GPU at ", place.second,
                   ", and NCCL needs one for each rank: start no more ranks on a host than it has "
                   "GPUs, or give each rank its own by CUDA_VISIBLE_DEVICES");
   }
@@ -98,13 +95,13 @@ std::string JobGpu::judge(const std::vector<Facts>& ranks, const std::vector<int
   if (!without.empty()) {
     const std::string& why = ranks[static_cast<size_t>(without.front())].why_not;
     if (without.size() == ranks.size()) return concat("no rank has a GPU: ", why);
-    return concat(named_ranks(without), without.size() == 1 ? " has" : " have", " no GPU (", why,
-                  "), the others have one");
+    return concat(core::name_ranks(without), without.size() == 1 ? " has" : " have", " no GPU (",
+                  why, "), the others have one");
   }
   const auto no_nccl =
       ranks_where(ranks, [](const Facts& facts) { return !facts.why_not.empty(); });
   if (!no_nccl.empty()) {
-    return concat(named_ranks(no_nccl),
+    return concat(core::name_ranks(no_nccl),
                   " can't use NCCL: ", ranks[static_cast<size_t>(no_nccl.front())].why_not);
   }
   const int version = ranks.front().nccl_version;
@@ -112,7 +109,7 @@ std::string JobGpu::judge(const std::vector<Facts>& ranks, const std::vector<int
       ranks_where(ranks, [&](const Facts& facts) { return facts.nccl_version != version; });
   if (!others.empty()) {
     return concat("NCCL differs between ranks: rank 0 has version code ", version, ", ",
-                  named_ranks(others), others.size() == 1 ? " has " : " have ",
+                  core::name_ranks(others), others.size() == 1 ? " has " : " have ",
                   ranks[static_cast<size_t>(others.front())].nccl_version);
   }
   return fault_of_shared_gpus(ranks, host_of);
