@@ -59,8 +59,10 @@ void ChunkExchange::begin(int64_t index, std::span<const std::byte* const> input
   stage_ = Stage::Gathering;
 }
 
+// Two peers exchange the chunks of one lane, so tags count within it.
 int ChunkExchange::tag(int round) const {
-  return context_.first_tag + static_cast<int>((index_ * 2 + round) % kTagsOfBatch);
+  const int64_t of_lane = index_ / context_.layout.lanes;
+  return context_.first_tag + static_cast<int>((of_lane * 2 + round) % kTagsOfBatch);
 }
 
 // What a host adds.

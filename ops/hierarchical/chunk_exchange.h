@@ -25,7 +25,11 @@ struct ExchangeContext {
   const DataType dtype;
   const int first_tag;  // of kTagsOfBatch
 };
+// Each host advances its chunks in an order of its own. So no message may have the tag of another
+// one that is under way between the same peers: chunks that are this far apart in a lane are not
+// under way together.
 inline constexpr int kTagsOfBatch = 1024;
+inline constexpr int64_t kChunksOfLaneWithTags = kTagsOfBatch / 2;  // one tag for each round
 
 class ChunkExchange {
  public:

@@ -113,7 +113,7 @@ class HierarchicalAllreduce::Running final : public core::InFlight {
 
   bool can_begin_chunk() {
     return next_of_lane_ < chunks_of_lane_ && in_flight_ < std::ssize(exchanges_) &&
-           share_.is_ready(next_chunk());
+           next_of_lane_ - over_of_lane_ < kChunksOfLaneWithTags && share_.is_ready(next_chunk());
   }
 
   int64_t begin_chunks(int64_t bytes_max) {

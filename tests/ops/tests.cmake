@@ -56,6 +56,7 @@ horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS ${mpi_ranks} TIMEOUT 120)
 include(ops/gpu.cmake)
 horon_test(exchange_plan_test FILES ops/hierarchical/exchange_plan_test.cc)
+horon_test(chunk_exchange_test FILES ops/hierarchical/chunk_exchange_test.cc)
 horon_test(hierarchical_threads_test FILES ops/hierarchical/hierarchical_threads_test.cc
            LIBS horon_op_contract TIMEOUT 300)
 horon_test(hierarchical_ops_test FILES ops/hierarchical/hierarchical_ops_test.cc

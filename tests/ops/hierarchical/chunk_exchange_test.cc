@@ -1,0 +1,207 @@
+// Messages of different chunks that are under way at the same time must not be taken for each
+// other: between two peers, messages of one tag only meet in the order in which they are posted.
+#include "horon/ops/hierarchical/chunk_exchange.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "horon/ops/hierarchical/hierarchical_allreduce.h"
+#include "horon/ops/host/host_memory.h"
+#include "horon/tests/support/thread_messages.h"
+
+namespace horon::ops {
+namespace {
+
+// Expects that no message has the tag of another one that is under way to, or from, the same peer.
+class TagCheck final : public Messages {
+ public:
+  TagCheck(MessageHub& hub, int rank) : messages_(hub, rank) {}
+
+  // The first message that is received from now on seems to be late until no other is posted.
+  void delay_first_receive() { delays_ = true; }
+  size_t most_under_way() const { return most_under_way_; }
+
+  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    return note({true, to, tag}, messages_.send(to, tag, data, bytes));
+  }
+  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
+    const Ticket ticket = note({false, from, tag}, messages_.receive(from, tag, data, bytes));
+    if (std::exchange(delays_, false)) late_ = ticket;
+    return ticket;
+  }
+  void progress() override {
+    messages_.progress();
+    ++quiet_;
+  }
+  bool take_if_over(Ticket ticket) override {
+    constexpr int enough_quiet = 100;  // calls of progress() since a message was posted
+    if (ticket == late_ && quiet_ < enough_quiet) return false;
+    if (!messages_.take_if_over(ticket)) return false;
+    under_way_.erase(message_of_.at(ticket));
+    return true;
+  }
+
+ private:
+  using Message = std::tuple<bool, int, int>;  // whether it is sent, peer, tag
+
+  Ticket note(const Message& message, Ticket ticket) {
+    EXPECT_TRUE(under_way_.insert(message).second) << "tag " << std::get<2>(message);
+    most_under_way_ = std::max(most_under_way_, under_way_.size());
+    message_of_[ticket] = message;
+    quiet_ = 0;
+    return ticket;
+  }
+
+  ThreadMessages messages_;
+  std::set<Message> under_way_;
+  std::map<Ticket, Message> message_of_;
+  size_t most_under_way_ = 0;
+  int quiet_ = 0;
+  bool delays_ = false;
+  std::optional<Ticket> late_;
+};
+
+// The first lane of two hosts that have `lanes` of them, in two rounds.
+class OneLane {
+ public:
+  static constexpr int kChunks = 32;  // as many as are under way at once
+  static constexpr int64_t kElements = 128;
+
+  OneLane(MessageHub& hub, int host, int lanes) : messages_(hub, host) {
+    layout_.hosts = 2;
+    layout_.host = host;
+    layout_.lanes = lanes;
+    layout_.one_rank_each = false;
+    layout_.peers = {0, 1};
+    batch_.count = kElements * kChunks * lanes;
+    ExchangePlan plan;
+    plan.count = batch_.count;
+    plan.chunk_elements = kElements;
+    plan.chunks = int64_t{kChunks} * lanes;
+    plan.chunks_at_once = kChunks;
+    context_.reset(
+        new ExchangeContext{messages_, layout_, plan, HostSums(batch_, plan), batch_.dtype, 0});
+    memory_.resize(ChunkExchange::memory_bytes(layout_, plan) / sizeof(Line) * kChunks);
+    for (int i = 0; i < kChunks; ++i) {
+      exchanges_.emplace_back(*context_,
+                              memory_[memory_.size() / kChunks * static_cast<size_t>(i)].data());
+    }
+  }
+
+  // Element e of chunk i of the lane: 1000 i + e on both hosts.
+  void begin() {
+    const size_t elements = size_t{kChunks} * kElements;
+    input_.resize(elements);
+    output_.resize(elements);
+    for (size_t i = 0; i < elements; ++i) {
+      input_[i] = static_cast<float>(1000 * (i / kElements) + i % kElements);
+    }
+    for (int64_t i = 0; i < kChunks; ++i) {
+      const auto* const input = reinterpret_cast<const std::byte*>(&input_[place(i)]);
+      auto* const output = reinterpret_cast<std::byte*>(&output_[place(i)]);
+      exchanges_[static_cast<size_t>(i)].begin(i * layout_.lanes, {&input, 1}, {&output, 1});
+    }
+  }
+  // The chunks in their order, or the other way round, as slots that were free in that order do.
+  void advance(bool backwards) {
+    messages_.progress();
+    for (size_t i = 0; i < kChunks; ++i) {
+      exchanges_[backwards ? kChunks - 1 - i : i].advance();
+    }
+  }
+  bool over() const {
+    return std::all_of(exchanges_.begin(), exchanges_.end(),
+                       [](const ChunkExchange& one) { return one.over(); });
+  }
+  void check() const {
+    for (size_t i = 0; i < input_.size(); ++i) ASSERT_EQ(output_[i], 2 * input_[i]) << i;
+  }
+
+ private:
+  struct alignas(64) Line : std::array<std::byte, 64> {};
+  static size_t place(int64_t chunk) { return static_cast<size_t>(chunk * kElements); }
+
+  TagCheck messages_;
+  HostsLayout layout_;
+  core::Batch batch_;
+  std::unique_ptr<ExchangeContext> context_;
+  std::vector<Line> memory_;
+  std::vector<ChunkExchange> exchanges_;
+  std::vector<float> input_, output_;
+};
+
+class ChunkExchangeLanes : public testing::TestWithParam<int> {};
+
+TEST_P(ChunkExchangeLanes, EachHostMayAdvanceItsChunksInItsOwnOrder) {
+  MessageHub hub;
+  OneLane first(hub, 0, GetParam());
+  OneLane second(hub, 1, GetParam());
+  first.begin();
+  second.begin();
+  while (!first.over() || !second.over()) {
+    first.advance(false);
+    second.advance(true);
+  }
+  first.check();
+  second.check();
+  EXPECT_TRUE(hub.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Lanes, ChunkExchangeLanes, testing::Values(1, 3, 32, 64, 128));
+
+// One rank on each of two hosts.
+class OneRank {
+ public:
+  OneRank(MessageHub& hub, int rank, int64_t elements)
+      : messages_(std::make_shared<TagCheck>(hub, rank)), sums_(static_cast<size_t>(elements), 1) {
+    std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+    domains.push_back(std::make_unique<HostMemory>(nullptr));
+    HierarchicalAllreduce::Parts parts;
+    parts.topology = core::make_topology(rank, std::array{0, 1});
+    parts.messages = messages_;
+    parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+    op_ = std::make_unique<HierarchicalAllreduce>(std::move(parts));
+    core::Batch batch;
+    batch.dtype = DataType::Int8;
+    batch.count = elements;
+    batch.output = reinterpret_cast<std::byte*>(sums_.data());
+    batch.input = batch.output;
+    in_flight_ = op_->start(std::move(batch));
+  }
+  TagCheck& messages() { return *messages_; }
+  void step() { over_ = over_ || in_flight_->step() == core::Progress::Done; }
+  bool over() const { return over_; }
+  int64_t twos() const { return std::count(sums_.begin(), sums_.end(), 2); }
+
+ private:
+  std::shared_ptr<TagCheck> messages_;
+  std::vector<int8_t> sums_;
+  std::unique_ptr<HierarchicalAllreduce> op_;
+  std::unique_ptr<core::InFlight> in_flight_;
+  bool over_ = false;
+};
+
+TEST(HierarchicalTags, AChunkThatIsLateKeepsItsTags) {
+  MessageHub hub;
+  const int64_t elements = kMessageBytes * 600;  // chunks; there are tags for 512
+  OneRank first(hub, 0, elements);
+  OneRank second(hub, 1, elements);
+  first.messages().delay_first_receive();
+  while (!first.over() || !second.over()) {
+    first.step();
+    second.step();
+  }
+  EXPECT_EQ(first.twos(), elements);
+  EXPECT_EQ(second.twos(), elements);
+  EXPECT_GT(first.messages().most_under_way(), 2U);
+  EXPECT_TRUE(hub.empty());
+}
+
+}  // namespace
+}  // namespace horon::ops
