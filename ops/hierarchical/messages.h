@@ -8,7 +8,8 @@
 namespace horon::ops {
 
 // Between two members, messages of one tag arrive in the order in which they were posted. One
-// thread at a time. All functions may throw Error(OperationFailed).
+// thread at a time. All functions may throw Error(OperationFailed). Once one has thrown, all of
+// them do: several collectives share the messages, and each must learn that its own may be lost.
 class Messages {
  public:
   using Ticket = uint32_t;

@@ -10,6 +10,15 @@ MpiMessages::MpiMessages(MPI_Comm communicator) : communicator_(communicator) {
                   "MPI_Comm_set_errhandler");
 }
 
+void MpiMessages::check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  error_ = code;
+  failed_call_ = call;
+  check_kept();
+}
+
+void MpiMessages::check_kept() const { core::check_mpi(error_, failed_call_); }
+
 Messages::Ticket MpiMessages::new_ticket() {
   if (free_.empty()) {
     free_.push_back(static_cast<Ticket>(requests_.size()));
@@ -23,31 +32,36 @@ Messages::Ticket MpiMessages::new_ticket() {
 
 Messages::Ticket MpiMessages::send(int to, int tag, const std::byte* data, int64_t bytes) {
   HORON_CHECK(bytes <= kBytesMax && tag < kTags, "a message has a limit");
+  check_kept();
   const Ticket ticket = new_ticket();
-  core::check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, kFirstTag + tag,
-                            communicator_, &requests_[ticket]),
-                  "MPI_Isend");
+  check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, kFirstTag + tag, communicator_,
+                  &requests_[ticket]),
+        "MPI_Isend");
   return ticket;
 }
 
 Messages::Ticket MpiMessages::receive(int from, int tag, std::byte* data, int64_t bytes) {
   HORON_CHECK(bytes <= kBytesMax && tag < kTags, "a message has a limit");
+  check_kept();
   const Ticket ticket = new_ticket();
-  core::check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, kFirstTag + tag,
-                            communicator_, &requests_[ticket]),
-                  "MPI_Irecv");
+  check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, kFirstTag + tag, communicator_,
+                  &requests_[ticket]),
+        "MPI_Irecv");
   return ticket;
 }
 
 // One call of MPI for all of them: each call looks at every connection.
 void MpiMessages::progress() {
+  check_kept();
   int count = 0;
-  core::check_mpi(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
-                               ended_.data(), MPI_STATUSES_IGNORE),
-                  "MPI_Testsome");
+  check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(),
+                     MPI_STATUSES_IGNORE),
+        "MPI_Testsome");
 }
 
+// The request of a message that has failed is null, too.
 bool MpiMessages::take_if_over(Ticket ticket) {
+  check_kept();
   if (requests_[ticket] != MPI_REQUEST_NULL) return false;
   free_.push_back(ticket);
   return true;

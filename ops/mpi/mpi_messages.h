@@ -27,12 +27,17 @@ class MpiMessages final : public Messages {
 
  private:
   Ticket new_ticket();
+  // Keeps the first error, and throws it whenever there is one.
+  void check(int code, const char* call);
+  void check_kept() const;
 
   const MPI_Comm communicator_;
   // [ticket]; null: over, or free
   std::vector<MPI_Request> requests_;
   std::vector<Ticket> free_;
   std::vector<int> ended_;  // of one progress()
+  int error_ = MPI_SUCCESS;
+  const char* failed_call_ = "";
 };
 
 }  // namespace horon::ops

@@ -54,6 +54,7 @@ horon_label_tests(cuda gpu_session_test.np1 gpu_session_test.np2 gpu_session_tes
                   nccl_ops_test.np2 nccl_ops_test.np3 nccl_ops_test.np4)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS ${mpi_ranks} TIMEOUT 120)
+horon_test(mpi_messages_test FILES ops/mpi/mpi_messages_test.cc RANKS 1)
 include(ops/gpu.cmake)
 horon_test(exchange_plan_test FILES ops/hierarchical/exchange_plan_test.cc)
 horon_test(chunk_exchange_test FILES ops/hierarchical/chunk_exchange_test.cc)

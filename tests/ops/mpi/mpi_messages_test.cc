@@ -1,0 +1,89 @@
+// MPI fails while messages of several batches are under way. The test takes the place of a function
+// of MPI (MPI's own profiling interface).
+#include "horon/ops/mpi/mpi_messages.h"
+
+#include <array>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/tests/support/error_of.h"
+
+namespace {
+
+// As when MPI finds that a message can't arrive: it frees the request, and says so once.
+bool fails_once = false;
+
+}  // namespace
+
+extern "C" int MPI_Testsome(int count, MPI_Request requests[], int* ended, int indices[],
+                            MPI_Status statuses[]) {
+  if (!fails_once) return PMPI_Testsome(count, requests, ended, indices, statuses);
+  fails_once = false;
+  for (int i = 0; i < count; ++i) {
+    if (requests[i] == MPI_REQUEST_NULL) continue;
+    PMPI_Cancel(&requests[i]);
+    PMPI_Request_free(&requests[i]);
+  }
+  return MPI_ERR_OTHER;
+}
+
+namespace horon::ops {
+namespace {
+
+using test::error_of;
+using testing::StartsWith;
+
+class MpiMessagesTest : public testing::Test {
+ protected:
+  void SetUp() override { MPI_Comm_dup(MPI_COMM_SELF, &communicator_); }
+  void TearDown() override { MPI_Comm_free(&communicator_); }
+
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  std::array<std::byte, 8> data_ = {};
+};
+
+TEST_F(MpiMessagesTest, AMessageIsOverOnceItHasArrived) {
+  MpiMessages messages(communicator_);
+  std::array<std::byte, 8> arrived = {};
+  data_.fill(std::byte{7});
+  const Messages::Ticket in = messages.receive(0, 3, arrived.data(), 8);
+  EXPECT_FALSE(messages.take_if_over(in));
+  const Messages::Ticket out = messages.send(0, 3, data_.data(), 8);
+  bool in_over = false;
+  for (bool out_over = false; !in_over || !out_over;) {
+    messages.progress();
+    in_over = in_over || messages.take_if_over(in);
+    out_over = out_over || messages.take_if_over(out);
+  }
+  EXPECT_EQ(arrived, data_);
+}
+
+// One batch calls progress() for all of them, and so takes the error of another one's message.
+TEST_F(MpiMessagesTest, AnErrorIsEverybodys) {
+  MpiMessages messages(communicator_);
+  const Messages::Ticket of_another = messages.receive(0, 3, data_.data(), 8);
+  fails_once = true;
+  const std::string error = error_of([&] { messages.progress(); });
+  EXPECT_THAT(error, StartsWith("failed: MPI_Testsome"));
+  EXPECT_EQ(error_of([&] { messages.take_if_over(of_another); }), error);
+  EXPECT_EQ(error_of([&] { messages.progress(); }), error);
+  EXPECT_EQ(error_of([&] { messages.send(0, 3, data_.data(), 8); }), error);
+  EXPECT_EQ(error_of([&] { messages.receive(0, 3, data_.data(), 8); }), error);
+}
+
+TEST_F(MpiMessagesTest, AMessageThatCanNotBePostedIsEverybodysError) {
+  MpiMessages messages(communicator_);
+  const Messages::Ticket of_another = messages.receive(0, 3, data_.data(), 8);
+  const int nobody = 5;
+  const std::string error = error_of([&] { messages.send(nobody, 3, data_.data(), 8); });
+  EXPECT_THAT(error, StartsWith("failed: MPI_Isend"));
+  EXPECT_EQ(error_of([&] { messages.take_if_over(of_another); }), error);
+  EXPECT_EQ(error_of([&] { messages.progress(); }), error);
+  // What was posted still ends: its memory goes away.
+  const std::array<std::byte, 8> arrived = {};
+  MPI_Send(arrived.data(), 8, MPI_BYTE, 0, MpiMessages::kFirstTag + 3, communicator_);
+}
+
+}  // namespace
+}  // namespace horon::ops
