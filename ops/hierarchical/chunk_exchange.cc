@@ -101,8 +101,8 @@ bool ChunkExchange::any(Ticket Traffic::*ticket) const {
                      [&](const Traffic& with) { return (with.*ticket).has_value(); });
 }
 
-bool ChunkExchange::advance() {
-  if (over()) return false;
+int64_t ChunkExchange::advance() {
+  if (over()) return 0;
   bool moved = false;
   for (Traffic& with : traffic_) {
     for (Ticket Traffic::*const ticket :
@@ -110,29 +110,30 @@ bool ChunkExchange::advance() {
       moved = take(with.*ticket) || moved;
     }
   }
-  moved = fetch_results() || moved;
-  if (stage_ == Stage::Gathering) moved = gather() || moved;
+  int64_t touched = fetch_results();
+  if (stage_ == Stage::Gathering) touched += gather();
   if (stage_ == Stage::Returning && !any(&Traffic::sum_out) && !any(&Traffic::result_out) &&
       std::none_of(traffic_.begin(), traffic_.end(),
                    [](const Traffic& with) { return with.wants_result; })) {
     stage_ = Stage::Over;
     moved = true;
   }
-  return moved;
+  return std::max(touched, int64_t{moved ? 1 : 0});
 }
 
 // Adds what this host adds, once all of it is here. In place the result takes the place of the sum
 // that is being sent, in one round only.
-bool ChunkExchange::gather() {
+int64_t ChunkExchange::gather() {
   const bool sends_input = sum_ != sum_memory_ && context_.plan.one_round;
-  if (any(&Traffic::sum_in) || (sends_input && any(&Traffic::sum_out))) return false;
+  if (any(&Traffic::sum_in) || (sends_input && any(&Traffic::sum_out))) return 0;
   const ExchangePlan::Stretch part = part_of(context_.layout.host);
   if (part.count > 0) {
     add_part(part);
     if (!context_.plan.one_round) return_part(part);
   }
   stage_ = Stage::Returning;
-  return true;
+  return 1 + wire_bytes(part.count) * context_.layout.hosts +
+         bytes(part.count) * std::ssize(outputs_);
 }
 
 void ChunkExchange::add_part(const ExchangePlan::Stretch& part) {
@@ -155,8 +156,8 @@ void ChunkExchange::return_part(const ExchangePlan::Stretch& part) {
 }
 
 // A result goes to its place as soon as what was sent from there has left.
-bool ChunkExchange::fetch_results() {
-  bool moved = false;
+int64_t ChunkExchange::fetch_results() {
+  int64_t touched = 0;
   for (Traffic& with : traffic_) {
     if (!with.wants_result || with.sum_out) continue;
     const ExchangePlan::Stretch part = part_of(with.host);
@@ -164,7 +165,7 @@ bool ChunkExchange::fetch_results() {
         outputs_[static_cast<size_t>(context_.layout.local_rank)] + bytes(part.begin);
     if (part.count > 0 && !with.result_in) {
       with.result_in = context_.messages.receive(with.peer, tag(1), result, bytes(part.count));
-      moved = true;
+      ++touched;
       continue;
     }
     if (part.count > 0 && !take(with.result_in)) continue;
@@ -173,9 +174,9 @@ bool ChunkExchange::fetch_results() {
       if (place != result) std::memcpy(place, result, static_cast<size_t>(bytes(part.count)));
     }
     with.wants_result = false;
-    moved = true;
+    touched += 1 + bytes(part.count) * std::ssize(outputs_);
   }
-  return moved;
+  return touched;
 }
 
 }  // namespace horon::ops

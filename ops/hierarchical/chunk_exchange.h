@@ -41,8 +41,9 @@ class ChunkExchange {
   // them have written their inputs, and may touch neither until the chunk is over.
   void begin(int64_t index, std::span<const std::byte* const> inputs,
              std::span<std::byte* const> outputs);
-  // Goes on as far as it can. False if that was not at all.
-  bool advance();
+  // Goes on as far as it can. A measure of the bytes that it has touched for that, at least 1; 0 if
+  // it can't go on.
+  int64_t advance();
   bool over() const { return stage_ == Stage::Over; }
   int64_t index() const { return index_; }
 
@@ -67,10 +68,10 @@ class ChunkExchange {
   void send_sums();
   bool take(Ticket& ticket);
   bool any(Ticket Traffic::*ticket) const;
-  bool gather();
+  int64_t gather();
   void add_part(const ExchangePlan::Stretch& part);
   void return_part(const ExchangePlan::Stretch& part);
-  bool fetch_results();
+  int64_t fetch_results();
   int64_t wire_bytes(int64_t elements) const {
     return elements * static_cast<int64_t>(size_of(context_.plan.wire_type));
   }

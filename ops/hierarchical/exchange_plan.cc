@@ -7,8 +7,10 @@
 namespace horon::ops {
 namespace {
 
-// A chunk that is summed in one step must not hold up the loop, on however many hosts.
-constexpr int64_t kChunkBytesMax = 1 << 20;
+// What is done to a chunk in one go must not hold up the loop: the sums of all hosts are added, on
+// however many hosts, and the inputs or results of all ranks of a host are read or written.
+constexpr int64_t kBytesOfHostsMax = 1 << 20;
+constexpr int64_t kBytesOfRanksMax = 2 << 20;
 // What one lane has under way: more than a cable of 10 Gbit/s and 1 ms holds.
 constexpr int64_t kLaneBytesAtOnce = 2 << 20;
 // What a cable carries while a message is on its way: one round may send so much more than two.
@@ -41,7 +43,7 @@ HostsLayout make_hosts_layout(const core::Topology& topology) {
   const auto fewer = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto [least, most] = std::minmax_element(members.begin(), members.end(), fewer);
   layout.lanes = static_cast<int>(least->size());
-  layout.one_rank_each = most->size() == 1;
+  layout.most_ranks = static_cast<int>(most->size());
   if (!layout.drives()) return layout;
   for (const std::vector<int>& on_host : members) {
     layout.peers.push_back(on_host[static_cast<size_t>(layout.local_rank)]);
@@ -62,7 +64,7 @@ ExchangePlan::Stretch ExchangePlan::part(const Stretch& chunk, int host, int hos
 
 ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count) {
   ExchangePlan plan;
-  plan.raw = layout.one_rank_each;
+  plan.raw = layout.one_rank_each();
   plan.wire_type = plan.raw ? dtype : type_of_sums(dtype, op);
   plan.count = count;
   const int64_t hosts = layout.hosts;
@@ -72,11 +74,12 @@ ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp o
   const double in_two_rounds = static_cast<double>(count * (wire_bytes + result_bytes)) *
                                static_cast<double>(hosts - 1) / static_cast<double>(hosts);
   plan.one_round = in_one_round <= in_two_rounds + static_cast<double>(kRoundBytes);
+  const int64_t parts = plan.one_round ? 1 : hosts;  // of a chunk; each is one message
+  const int64_t message_bytes = std::min(
+      {kMessageBytes, kBytesOfHostsMax / hosts, kBytesOfRanksMax / (layout.most_ranks * parts)});
   const int64_t message =
-      std::max(std::min(kMessageBytes, kChunkBytesMax / hosts) / wire_bytes / kPartAlignment,
-               int64_t{1}) *
-      kPartAlignment;
-  const int64_t longest = plan.one_round ? message : message * hosts;
+      std::max(message_bytes / wire_bytes / kPartAlignment, int64_t{1}) * kPartAlignment;
+  const int64_t longest = message * parts;
   const int64_t share = round_up((count + layout.lanes - 1) / layout.lanes, kPartAlignment);
   plan.chunk_elements = std::clamp(share, std::min(kLaneBytesMin / wire_bytes, longest), longest);
   plan.chunks = (count + plan.chunk_elements - 1) / plan.chunk_elements;

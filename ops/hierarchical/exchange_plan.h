@@ -21,10 +21,11 @@ struct HostsLayout {
   int local_rank = 0;
   int local_size = 1;
   int lanes = 1;
-  bool one_rank_each = true;  // no host has more than one rank
-  std::vector<int> peers;     // [host]: the member in this rank's lane; empty without a lane
+  int most_ranks = 1;      // of one host
+  std::vector<int> peers;  // [host]: the member in this rank's lane; empty without a lane
 
   bool drives() const { return local_rank < lanes; }
+  bool one_rank_each() const { return most_ranks == 1; }
 };
 
 HostsLayout make_hosts_layout(const core::Topology& topology);

@@ -15,7 +15,8 @@ namespace {
 
 using core::Progress;
 
-constexpr int64_t kHierarchicalStepBytes = 2 << 20;  // read or copied in one step
+// Read or written in one step, and after that the rest of one chunk.
+constexpr int64_t kHierarchicalStepBytes = 2 << 20;
 
 // An allreduce without elements. All ranks know that, so none waits.
 class EmptyAllreduce final : public core::InFlight {
@@ -55,10 +56,12 @@ class HierarchicalAllreduce::Running final : public core::InFlight {
     if (!posted_ && !begin()) return Progress::Ringing;
     bool moved = false;
     if (in_flight_ > 0) parent_.parts_.messages->progress();
-    for (int64_t bytes = 0; bytes < kHierarchicalStepBytes;) {
-      const int64_t more = advance() + begin_chunks(kHierarchicalStepBytes - bytes) + share_.copy();
-      if (more == 0) break;
-      bytes += more;
+    for (int64_t left = kHierarchicalStepBytes; left > 0;) {
+      const int64_t before = left;
+      left -= advance_one();
+      if (left > 0) left -= begin_chunk();
+      if (left > 0) left -= share_.copy();
+      if (left == before) break;
       moved = true;
     }
     if (moved) return share_.over() ? leave() : Progress::Advanced;
@@ -86,16 +89,21 @@ class HierarchicalAllreduce::Running final : public core::InFlight {
     return true;
   }
 
-  // The functions below return a measure of the bytes that they have touched; 0: nothing to do.
-  int64_t advance() {
-    int64_t bytes = 0;
-    for (ChunkExchange& exchange : exchanges_) {
-      if (!exchange.advance()) continue;
-      bytes += bytes_of_chunk();
-      if (exchange.over()) --in_flight_;
+  // The next chunk that can go on. As begin_chunk() it returns a measure of the bytes that it has
+  // touched; 0: nothing to do.
+  int64_t advance_one() {
+    for (size_t tried = 0; in_flight_ > 0 && tried < exchanges_.size(); ++tried) {
+      ChunkExchange& exchange = exchanges_[next_exchange_];
+      next_exchange_ = (next_exchange_ + 1) % exchanges_.size();
+      const int64_t touched = exchange.advance();
+      if (touched == 0) continue;
+      if (exchange.over()) {
+        --in_flight_;
+        note_over();
+      }
+      return touched;
     }
-    if (bytes > 0) note_over();
-    return bytes;
+    return 0;
   }
 
   // Chunks of this lane are over in any order, and told in theirs.
@@ -116,18 +124,15 @@ class HierarchicalAllreduce::Running final : public core::InFlight {
            next_of_lane_ - over_of_lane_ < kChunksOfLaneWithTags && share_.is_ready(next_chunk());
   }
 
-  int64_t begin_chunks(int64_t bytes_max) {
-    int64_t bytes = 0;
-    while (bytes < bytes_max && can_begin_chunk()) {
-      const auto free = std::find_if(exchanges_.begin(), exchanges_.end(),
-                                     [](const ChunkExchange& one) { return one.over(); });
-      const int64_t chunk = next_chunk();
-      free->begin(chunk, share_.inputs(chunk), share_.outputs(chunk));
-      ++next_of_lane_;
-      ++in_flight_;
-      bytes += bytes_of_chunk();
-    }
-    return bytes;
+  int64_t begin_chunk() {
+    if (!can_begin_chunk()) return 0;
+    const auto free = std::find_if(exchanges_.begin(), exchanges_.end(),
+                                   [](const ChunkExchange& one) { return one.over(); });
+    const int64_t chunk = next_chunk();
+    free->begin(chunk, share_.inputs(chunk), share_.outputs(chunk));
+    ++next_of_lane_;
+    ++in_flight_;
+    return bytes_of_chunk();
   }
 
   int64_t bytes_of_chunk() const {
@@ -157,6 +162,7 @@ class HierarchicalAllreduce::Running final : public core::InFlight {
   int64_t in_flight_ = 0;
   core::ScratchPool::Buffer memory_;
   std::vector<ChunkExchange> exchanges_;
+  size_t next_exchange_ = 0;
 };
 
 HierarchicalAllreduce::HierarchicalAllreduce(Parts parts)

@@ -77,7 +77,7 @@ class OneLane {
     layout_.hosts = 2;
     layout_.host = host;
     layout_.lanes = lanes;
-    layout_.one_rank_each = false;
+    layout_.most_ranks = 2;
     layout_.peers = {0, 1};
     batch_.count = kElements * kChunks * lanes;
     ExchangePlan plan;

@@ -14,7 +14,7 @@ TEST(HostsLayout, LanesAreAsManyAsTheSmallestHostHasRanks) {
   const HostsLayout first = layout_of({0, 0, 1, 1, 0}, 0);
   EXPECT_EQ(first.hosts, 2);
   EXPECT_EQ(first.lanes, 2);
-  EXPECT_FALSE(first.one_rank_each);
+  EXPECT_EQ(first.most_ranks, 3);
   EXPECT_EQ(first.peers, (std::vector{0, 2}));
   const HostsLayout second = layout_of({0, 0, 1, 1, 0}, 3);
   EXPECT_EQ(second.host, 1);
@@ -23,7 +23,7 @@ TEST(HostsLayout, LanesAreAsManyAsTheSmallestHostHasRanks) {
   const HostsLayout idle = layout_of({0, 0, 1, 1, 0}, 4);
   EXPECT_FALSE(idle.drives());
   EXPECT_TRUE(idle.peers.empty());
-  EXPECT_TRUE(layout_of({0, 1, 2}, 1).one_rank_each);
+  EXPECT_TRUE(layout_of({0, 1, 2}, 1).one_rank_each());
 }
 
 // Every element is in one chunk, in one part of it and in one lane.
@@ -75,6 +75,26 @@ TEST(ExchangePlan, OneRoundWhereItSendsHardlyMore) {
   EXPECT_FALSE(one_round({0, 1, 0, 1}, DataType::BFloat16, 1 << 24));
   EXPECT_TRUE(one_round({0, 1, 2}, DataType::Float32, 1 << 10));
   EXPECT_FALSE(one_round({0, 1, 2}, DataType::Float32, 1 << 20));
+}
+
+// A chunk is added, or written to the ranks of a host, in one go. The loop waits for that.
+TEST(ExchangePlan, ChunksAreShorterWhereManyRanksShareAHost) {
+  for (const int hosts : {2, 3, 8, 32}) {
+    for (const int ranks : {1, 2, 8, 64}) {
+      for (const DataType dtype : {DataType::Float32, DataType::BFloat16, DataType::Int8}) {
+        std::vector<int> host_of = {hosts - 1};  // has one rank more
+        for (int host = 0; host < hosts; ++host) host_of.insert(host_of.end(), ranks, host);
+        const ExchangePlan plan =
+            plan_exchange(layout_of(host_of, 1), dtype, ReduceOp::Average, 1 << 26);
+        EXPECT_LE(plan.chunk_elements * static_cast<int64_t>(size_of(plan.wire_type)) * (ranks + 1),
+                  int64_t{2} << 20)
+            << hosts << " hosts, " << ranks << " ranks";
+        const ExchangePlan of_last =
+            plan_exchange(layout_of(host_of, 0), dtype, ReduceOp::Average, 1 << 26);
+        EXPECT_EQ(of_last.chunk_elements, plan.chunk_elements);
+      }
+    }
+  }
 }
 
 TEST(ExchangePlan, SaysWhatItDoes) {

@@ -1,6 +1,8 @@
 // The allreduce over several hosts among threads of one process, which take each other for ranks of
 // those hosts: the same code under ThreadSanitizer.
+#include <algorithm>
 #include <numeric>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -15,9 +17,15 @@ namespace horon::ops {
 namespace {
 
 using Body = std::function<void(const World& world, HierarchicalAllreduce& op)>;
+using MakeMessages = std::function<std::shared_ptr<Messages>(MessageHub& hub, int rank)>;
+
+std::shared_ptr<Messages> thread_messages(MessageHub& hub, int rank) {
+  return std::make_shared<ThreadMessages>(hub, rank);
+}
 
 // Rank r is on host hosts[r].
-void with_hosts(const std::vector<int>& hosts, const Body& body) {
+void with_hosts(const std::vector<int>& hosts, const Body& body,
+                const MakeMessages& make_messages = thread_messages) {
   const int size = static_cast<int>(hosts.size());
   core::InProcessJob job(hosts);
   MessageHub hub;
@@ -30,7 +38,7 @@ void with_hosts(const std::vector<int>& hosts, const Body& body) {
     domains.push_back(std::make_unique<HostMemory>(group.get()));
     HierarchicalAllreduce::Parts parts;
     parts.topology = topology;
-    parts.messages = std::make_shared<ThreadMessages>(hub, rank);
+    parts.messages = make_messages(hub, rank);
     parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
     parts.group = group.get();
     parts.area = group->area();
@@ -136,6 +144,79 @@ INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalThreads,
                          testing::Values(std::vector{0, 0, 1}, std::vector{0, 1, 0, 1},
                                          std::vector{0, 1, 2}),
                          layout_name);
+
+// Nothing that is received is over before `count` messages have come; then all of them are.
+class AllAtOnce final : public Messages {
+ public:
+  AllAtOnce(MessageHub& hub, int rank, size_t count) : messages_(hub, rank), count_(count) {}
+
+  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    return messages_.send(to, tag, data, bytes);
+  }
+  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
+    return *received_.insert(messages_.receive(from, tag, data, bytes)).first;
+  }
+  void progress() override {
+    messages_.progress();
+    const auto has_come = [this](Ticket ticket) { return messages_.take_if_over(ticket); };
+    all_here_ = all_here_ || (received_.size() >= count_ &&
+                              std::all_of(received_.begin(), received_.end(), has_come));
+  }
+  bool take_if_over(Ticket ticket) override {
+    const bool is_receive = received_.contains(ticket);
+    if ((is_receive && !all_here_) || !messages_.take_if_over(ticket)) return false;
+    if (is_receive) ++taken_;
+    return true;
+  }
+  int64_t taken() const { return taken_; }  // of those that are received
+
+ private:
+  ThreadMessages messages_;
+  const size_t count_;
+  std::set<Ticket> received_;
+  bool all_here_ = false;
+  int64_t taken_ = 0;
+};
+
+// However many messages have come: the loop serves other batches, and peers, between the steps.
+TEST(HierarchicalStep, WritesNoMoreThanItsShareOfTheMemory) {
+  constexpr int64_t at_once = 32;
+  constexpr int64_t chunks = 40;
+  constexpr int64_t local_ranks = 8;
+  std::shared_ptr<AllAtOnce> of_first_rank;
+  const auto body = [&](const World& world, HierarchicalAllreduce& op) {
+    const int64_t elements = chunks * kMessageBytes;
+    const auto memory = world.allocate(static_cast<size_t>(elements));
+    auto* const numbers = reinterpret_cast<int8_t*>(memory.get());
+    std::fill_n(numbers, elements, int8_t{1});
+    core::Batch batch;
+    batch.dtype = DataType::Int8;
+    batch.count = elements;
+    batch.input = batch.output = memory.get();
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    in_flight.push_back(op.start(batch));
+    if (world.rank == 0) {  // drives all chunks of its host
+      int64_t most_in_step = 0;
+      for (bool done = false; !done;) {
+        const int64_t before = of_first_rank->taken();
+        done = in_flight.front()->step() == core::Progress::Done;
+        most_in_step = std::max(most_in_step, of_first_rank->taken() - before);
+      }
+      EXPECT_LE(most_in_step * kMessageBytes * local_ranks, 4 << 20) << most_in_step << " chunks";
+    } else {
+      std::mt19937_64 random(1);
+      drive(world, std::move(in_flight), random);
+    }
+    EXPECT_EQ(std::count(numbers, numbers + elements, local_ranks + 1), elements);
+  };
+  std::vector<int> hosts(local_ranks, 0);
+  hosts.push_back(1);
+  with_hosts(hosts, body, [&](MessageHub& hub, int rank) -> std::shared_ptr<Messages> {
+    if (rank > 0) return thread_messages(hub, rank);
+    of_first_rank = std::make_shared<AllAtOnce>(hub, rank, at_once);
+    return of_first_rank;
+  });
+}
 
 }  // namespace
 }  // namespace horon::ops
