@@ -15,6 +15,7 @@ HostShare::HostShare(Parts parts)
   if (!alone()) return;
   input_of_ = {const_cast<std::byte*>(parts_.batch->input)};
   output_of_ = {parts_.batch->output};
+  is_staged_ = {false};
 }
 
 // Other ranks may still read it.
@@ -28,6 +29,19 @@ int64_t HostShare::offset(int64_t chunk) const {
 
 size_t HostShare::bytes(int64_t chunk) const {
   return static_cast<size_t>(parts_.plan->chunk(chunk).count) * size_of(parts_.batch->dtype);
+}
+
+// Twice what all lanes have under way: one half is copied while the other half is on its way.
+int64_t HostShare::window() const {
+  return std::min(parts_.plan->chunks, int64_t{2} * layout().lanes * parts_.plan->chunks_at_once);
+}
+
+int64_t HostShare::slot_bytes() const {
+  return parts_.plan->chunk_elements * static_cast<int64_t>(size_of(parts_.batch->dtype));
+}
+
+std::byte* HostShare::slot(int64_t chunk) const {
+  return staging_.memory.get() + offset_of_slot(chunk);
 }
 
 bool HostShare::post() {
@@ -50,8 +64,9 @@ bool HostShare::post() {
   HostCells::Contribution& mine = parts_.cells->contribution(cell_, layout().local_rank);
   mine.staged = staged_ ? 1 : 0;
   if (staged_) {
-    staging_ = parts_.scratch->take(DeviceKind::Host, size);
-    const auto place = parts_.group->locate(staging_.memory.get(), size);
+    const auto staging_size = static_cast<size_t>(window() * slot_bytes());
+    staging_ = parts_.scratch->take(DeviceKind::Host, staging_size);
+    const auto place = parts_.group->locate(staging_.memory.get(), staging_size);
     HORON_CHECK(place.has_value(), "scratch memory must be shareable");
     mine.input = mine.output = *place;
   } else {
@@ -83,15 +98,18 @@ bool HostShare::is_ready(int64_t chunk) {
 void HostShare::know_peers() {
   std::vector<std::byte*> inputs;
   std::vector<std::byte*> outputs;
+  is_staged_.clear();
   for (int rank = 0; rank < layout().local_size; ++rank) {
     if (rank == layout().local_rank) {
       inputs.push_back(const_cast<std::byte*>(parts_.batch->input));
       outputs.push_back(parts_.batch->output);
+      is_staged_.push_back(false);
       continue;
     }
     const HostCells::Contribution& theirs = parts_.cells->contribution(cell_, rank);
     inputs.push_back(parts_.group->map(rank, theirs.input));
     outputs.push_back(parts_.group->map(rank, theirs.output));
+    is_staged_.push_back(theirs.staged != 0);
   }
   output_of_ = std::move(outputs);
   input_of_ = std::move(inputs);
@@ -99,13 +117,18 @@ void HostShare::know_peers() {
 
 const std::vector<const std::byte*>& HostShare::inputs(int64_t chunk) {
   inputs_.clear();
-  for (const std::byte* const input : input_of_) inputs_.push_back(input + offset(chunk));
+  for (size_t rank = 0; rank < input_of_.size(); ++rank) {
+    inputs_.push_back(input_of_[rank] + (is_staged_[rank] ? offset_of_slot(chunk) : offset(chunk)));
+  }
   return inputs_;
 }
 
 const std::vector<std::byte*>& HostShare::outputs(int64_t chunk) {
   outputs_.clear();
-  for (std::byte* const output : output_of_) outputs_.push_back(output + offset(chunk));
+  for (size_t rank = 0; rank < output_of_.size(); ++rank) {
+    outputs_.push_back(output_of_[rank] +
+                       (is_staged_[rank] ? offset_of_slot(chunk) : offset(chunk)));
+  }
   return outputs_;
 }
 
@@ -130,12 +153,11 @@ bool HostShare::is_over(int64_t chunk) const {
 int64_t HostShare::copy() { return staged_ ? copy_out() + copy_in() : 0; }
 
 int64_t HostShare::copy_in() {
-  if (copied_in_ == parts_.plan->chunks) return 0;
+  if (copied_in_ == std::min(parts_.plan->chunks, copied_out_ + window())) return 0;
   const int64_t chunk = copied_in_++;
   int64_t copied = 1;
   if (!is_own(chunk)) {
-    std::memcpy(staging_.memory.get() + offset(chunk), parts_.batch->input + offset(chunk),
-                bytes(chunk));
+    std::memcpy(slot(chunk), parts_.batch->input + offset(chunk), bytes(chunk));
     copied = static_cast<int64_t>(bytes(chunk));
   }
   publish(copied_in_);
@@ -146,8 +168,7 @@ int64_t HostShare::copy_out() {
   if (copied_out_ == copied_in_ || !is_over(copied_out_)) return 0;
   const int64_t chunk = copied_out_++;
   if (is_own(chunk)) return 1;
-  std::memcpy(parts_.batch->output + offset(chunk), staging_.memory.get() + offset(chunk),
-              bytes(chunk));
+  std::memcpy(parts_.batch->output + offset(chunk), slot(chunk), bytes(chunk));
   return static_cast<int64_t>(bytes(chunk));
 }
 

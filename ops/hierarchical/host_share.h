@@ -2,7 +2,8 @@
 // which chunks all of them have ready, and which are over.
 //
 // A rank whose memory the others can't map copies it, chunk by chunk, into scratch memory that they
-// can, and the results back. Chunks that it drives itself stay where they are.
+// can, and the results back. Chunks that it drives itself stay where they are. The scratch memory
+// has room for some chunks, the window: the next chunk takes the place of one that has come back.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +59,6 @@ class HostShare {
   uint64_t word(int64_t chunks) const { return (use_ << 32) + static_cast<uint64_t>(chunks); }
   bool is_own(int64_t chunk) const { return chunk % layout().lanes == layout().local_rank; }
   bool is_over(int64_t chunk) const;
-  void stage();
   void publish(int64_t chunks);
   void know_peers();
   int64_t copy_in();
@@ -66,6 +66,10 @@ class HostShare {
   const HostsLayout& layout() const { return *parts_.layout; }
   int64_t offset(int64_t chunk) const;
   size_t bytes(int64_t chunk) const;
+  int64_t window() const;  // chunks; the same on all ranks of the host
+  int64_t slot_bytes() const;
+  int64_t offset_of_slot(int64_t chunk) const { return chunk % window() * slot_bytes(); }
+  std::byte* slot(int64_t chunk) const;
 
   const Parts parts_;
   const uint64_t cell_;
@@ -75,6 +79,7 @@ class HostShare {
   int64_t copied_in_ = 0;  // chunks
   int64_t copied_out_ = 0;
   std::vector<std::byte*> input_of_, output_of_;  // [local rank]; empty until all have posted
+  std::vector<bool> is_staged_;                   // [local rank]: these lie in a window
   std::vector<const std::byte*> inputs_;          // of one chunk
   std::vector<std::byte*> outputs_;
 };

@@ -23,12 +23,13 @@ std::shared_ptr<Messages> thread_messages(MessageHub& hub, int rank) {
   return std::make_shared<ThreadMessages>(hub, rank);
 }
 
-// Rank r is on host hosts[r].
-void with_hosts(const std::vector<int>& hosts, const Body& body,
-                const MakeMessages& make_messages = thread_messages) {
+// Rank r is on host hosts[r]. Returns the most bytes of scratch memory that a rank has held.
+size_t with_hosts(const std::vector<int>& hosts, const Body& body,
+                  const MakeMessages& make_messages = thread_messages) {
   const int size = static_cast<int>(hosts.size());
   core::InProcessJob job(hosts);
   MessageHub hub;
+  std::vector<size_t> scratch_peaks(hosts.size());
   core::run_ranks(size, [&](int rank) {
     const core::Topology& topology = job.of(rank).topology();
     const auto group =
@@ -39,7 +40,8 @@ void with_hosts(const std::vector<int>& hosts, const Body& body,
     HierarchicalAllreduce::Parts parts;
     parts.topology = topology;
     parts.messages = make_messages(hub, rank);
-    parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+    const auto scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+    parts.scratch = scratch;
     parts.group = group.get();
     parts.area = group->area();
     HierarchicalAllreduce op(std::move(parts));
@@ -53,8 +55,10 @@ void with_hosts(const std::vector<int>& hosts, const Body& body,
     };
     body(world, op);
     world.gather(0);
+    scratch_peaks[static_cast<size_t>(rank)] = scratch->usage().bytes_peak;
   });
   EXPECT_TRUE(hub.empty());
+  return *std::max_element(scratch_peaks.begin(), scratch_peaks.end());
 }
 
 // Each thread is a host.
@@ -144,6 +148,31 @@ INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalThreads,
                          testing::Values(std::vector{0, 0, 1}, std::vector{0, 1, 0, 1},
                                          std::vector{0, 1, 2}),
                          layout_name);
+
+// Memory that the others can't map is copied through a window, however long the tensor is.
+TEST(HierarchicalStaging, TakesLittleScratchMemoryForALongTensor) {
+  const auto body = [](const World& world, HierarchicalAllreduce& op) {
+    const auto number = [](int rank, size_t i) { return static_cast<int32_t>(rank + i % 100'003); };
+    std::vector<int32_t> numbers(size_t{16} << 20);  // 64 MiB
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = number(world.rank, i);
+    core::Batch batch;
+    batch.dtype = DataType::Int32;
+    batch.count = std::ssize(numbers);
+    batch.output = reinterpret_cast<std::byte*>(numbers.data());
+    batch.input = batch.output;
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    in_flight.push_back(op.start(std::move(batch)));
+    std::mt19937_64 random(1);
+    drive(world, std::move(in_flight), random);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      int32_t sum = 0;
+      for (int rank = 0; rank < world.size; ++rank) sum += number(rank, i);
+      ASSERT_EQ(numbers[i], sum) << i;
+    }
+  };
+  EXPECT_LT(with_hosts({0, 0, 1}, body), size_t{16} << 20);
+  EXPECT_LT(with_hosts({0, 1, 0, 1}, body), size_t{32} << 20);
+}
 
 // Nothing that is received is over before `count` messages have come; then all of them are.
 class AllAtOnce final : public Messages {
