@@ -90,6 +90,7 @@ class Cuda final : public CudaApi {
   }
   // At the end of the process the driver may be gone: what fails then is of no interest.
   void destroy_stream(CudaStream stream) noexcept override {
+    const CudaDeviceGuard guard(*this);
     (void)cudaStreamDestroy(as_stream(stream));
   }
   CudaEventHandle create_event() override {
@@ -99,6 +100,7 @@ class Cuda final : public CudaApi {
     return event;
   }
   void destroy_event(CudaEventHandle event) noexcept override {
+    const CudaDeviceGuard guard(*this);
     (void)cudaEventDestroy(as_event(event));
   }
   void record(CudaEventHandle event, CudaStream stream) override {
@@ -130,7 +132,10 @@ class Cuda final : public CudaApi {
     const std::string call = core::concat("cudaMalloc of ", core::bytes_text(bytes));
     fail(ErrorCode::Limit, call.c_str(), error);
   }
-  void free(std::byte* memory) noexcept override { (void)cudaFree(memory); }
+  void free(std::byte* memory) noexcept override {
+    const CudaDeviceGuard guard(*this);
+    (void)cudaFree(memory);
+  }
 
   std::byte* allocate_in(CudaStream stream, size_t bytes) override {
     if (!has_pools_) return allocate(bytes);
@@ -144,6 +149,7 @@ class Cuda final : public CudaApi {
   }
   void free_in(CudaStream stream, std::byte* memory) noexcept override {
     if (!has_pools_) return free(memory);
+    const CudaDeviceGuard guard(*this);
     (void)cudaFreeAsync(memory, as_stream(stream));
   }
 
@@ -154,6 +160,7 @@ class Cuda final : public CudaApi {
   }
 
   int exchange_capture_mode(int mode) noexcept override {
+    const CudaDeviceGuard guard(*this);
     auto exchanged = static_cast<cudaStreamCaptureMode>(mode);
     (void)cudaThreadExchangeStreamCaptureMode(&exchanged);
     return exchanged;
