@@ -175,7 +175,10 @@ bool NcclCommunicator::is_idle() {
   return nccl_->idle(comm_);
 }
 
-void NcclCommunicator::call(const std::function<void(NcclApi&, NcclComm)>& calls) {
+void NcclCommunicator::call(CudaQueue& queue,
+                            const std::function<void(NcclApi&, NcclComm)>& calls) {
+  if (ordered_) parts_.ticket->enter(queue);
+  queue_ = &queue;
   const OnDevice on_device(*parts_.gpu->cuda());
   nccl_->begin_group();
   try {
@@ -189,9 +192,15 @@ void NcclCommunicator::call(const std::function<void(NcclApi&, NcclComm)>& calls
 
 bool NcclCommunicator::is_enqueued() {
   if (!is_idle()) return false;
-  if (ordered_) parts_.ticket->entered();
+  if (ordered_) parts_.ticket->entered(*queue_);
   ++turn_;
   return true;
+}
+
+void NcclCommunicator::keep_order() {
+  if (ordered_ || parts_.ticket == nullptr) return;
+  ordered_ = true;
+  if (queue_ != nullptr) parts_.ticket->entered_before(*queue_);
 }
 
 void NcclCommunicator::check() {

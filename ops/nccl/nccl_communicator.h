@@ -48,12 +48,14 @@ class NcclCommunicator {
   // True: it is this turn's, and NCCL is ready for a call. The first turn makes the communicator,
   // by asking until it is made. Throws if the communicator has failed or was aborted.
   bool may_call(uint64_t turn);
-  // Makes the calls of this turn, as one group.
-  void call(const std::function<void(NcclApi&, NcclComm)>& calls);
+  // Makes the calls of this turn, as one group, in the stream of `queue`, which lives as long as
+  // the set. They run behind what other sets have enqueued before. Throws Error.
+  void call(CudaQueue& queue, const std::function<void(NcclApi&, NcclComm)>& calls);
   // After call(): true when all of it is in its stream. The turn is the next one's then.
   bool is_enqueued();
   // There are other sets from now on. At the same point of the set's order on all members.
-  void keep_order() { ordered_ = parts_.ticket != nullptr; }
+  // Throws Error.
+  void keep_order();
   // Throws if the communicator has failed since.
   void check();
 
@@ -98,6 +100,7 @@ class NcclCommunicator {
   bool ordered_ = false;
   uint64_t next_turn_ = 0;
   uint64_t turn_ = 0;               // whose calls may be made
+  CudaQueue* queue_ = nullptr;      // of the calls; null: there were none
   std::shared_ptr<Ending> ending_;  // of abort()
 };
 

@@ -29,7 +29,8 @@ class NcclInFlight final : public core::InFlight {
     if (!called_) {
       if (!communicator_->may_call(turn_)) return Progress::Polling;
       if (batch_.before()) batch_.queue().launch(*batch_.before());
-      communicator_->call([&](NcclApi& nccl, NcclComm comm) { batch_.call(nccl, comm); });
+      communicator_->call(batch_.queue(),
+                          [&](NcclApi& nccl, NcclComm comm) { batch_.call(nccl, comm); });
       called_ = true;
     }
     if (!communicator_->is_enqueued()) return Progress::Polling;

@@ -183,6 +183,28 @@ TEST(NcclThreads, TheEndOfACommunicatorDoesNotWaitForADeadPeer) {
   });
 }
 
+// Each set has a stream of its own; what has entered the device before, by another set, ends first.
+TEST(NcclThreads, AStreamWaitsForTheLastEntryOfAnotherSet) {
+  const auto order = std::make_shared<LaunchOrder>();
+  const auto last = LastEntry::of(order);
+  EXPECT_EQ(LastEntry::of(order), last);
+  EXPECT_NE(LastEntry::of(std::make_shared<LaunchOrder>()), last);
+  const auto cuda = std::make_shared<test::HostCuda>();
+  CudaQueue of_world(cuda);
+  CudaQueue of_set(cuda);
+  last->wait_in(of_set, 1);  // nothing has entered
+  of_set.record()->wait();
+  std::atomic<bool> may_end{false};
+  cuda->enqueue(of_world.stream(), [&may_end] { return may_end.load(); });
+  last->becomes(of_world, 0);
+  last->wait_in(of_set, 1);
+  const auto behind = of_set.record();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(behind->happened());
+  may_end = true;
+  behind->wait();
+}
+
 // Half precision: the sum of four such numbers is beyond its range, their average is not.
 TEST(NcclThreads, AnAverageOfFloat16DoesNotOverflow) {
   const NcclUniqueId id = new_id();

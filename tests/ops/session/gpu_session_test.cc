@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -91,6 +93,12 @@ class GpuSession : public testing::Test {
     ops::install_gpu_libraries(nullptr);
   }
   test::HostCuda& device() { return *libraries_->opened_device(); }
+  void write_late(ops::CudaQueue& program, std::chrono::microseconds late) {
+    device().enqueue(program.stream(), [late] {
+      std::this_thread::sleep_for(late);
+      return true;
+    });
+  }
   float mine() const { return static_cast<float>(rank() + 1); }
 
   std::shared_ptr<test::HostGpuLibraries> libraries_;
@@ -264,8 +272,8 @@ TEST_F(GpuSession, NobodysGraphCaptureIsBroken) {
   EXPECT_EQ(device().broken_captures(), 0);
 }
 
-// Kernels that fill the device, of sets that share ranks: if two ranks let them in in unlike
-// orders, this test never ends.
+// Kernels that fill the device, of sets that share ranks, behind gradients that are late: if two
+// devices run them in unlike orders, each waits for the other, and both fail.
 TEST_F(GpuSession, SetsEnterAllDevicesInOneOrder) {
   test::HostGpuLibraries::Options options;
   options.nccl.fills_device = true;
@@ -280,13 +288,21 @@ TEST_F(GpuSession, SetsEnterAllDevicesInOneOrder) {
   (void)earlier->get();
   EXPECT_THAT(*before, testing::Each(sum_of({})));
   std::mt19937 random(static_cast<uint32_t>(rank()) + 1);
+  const auto cuda = ops::gpu()->cuda();
+  std::array<ops::CudaQueue, 3> programs = {ops::CudaQueue(cuda), ops::CudaQueue(cuda),
+                                            ops::CudaQueue(cuda)};
   for (int round = 0; round < 5; ++round) {
     std::shuffle(mine_of.begin(), mine_of.end(), random);
     std::vector<std::pair<Handle, Floats>> running;
     for (const ProcessSet& set : mine_of) {
       for (const char* name : {"a", "b", "c"}) {
         const Floats data = floats(9000, mine());
-        running.emplace_back(allreduce(set, name, data), data);
+        ops::CudaQueue& program = programs[random() % programs.size()];
+        write_late(program, std::chrono::microseconds(random() % 3000));
+        Submission given = submission_of(
+            set, name, spec_of(CollectiveKind::Allreduce, data->size(), DeviceKind::Cuda), data);
+        given.ready = std::make_unique<ops::CudaEvent>(cuda, program.stream());
+        running.emplace_back(ops::runtime().submit(std::move(given)), data);
       }
     }
     for (size_t i = 0; i < running.size(); ++i) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <fcntl.h>
+#include <mutex>
 #include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
@@ -129,8 +130,42 @@ struct HostNccl::Comm {
   std::atomic<int> kernels{0};  // enqueued and not ended
 };
 
+// Who runs on a device that one kernel fills: the one whose stream came to it first.
+class HostNccl::Device {
+ public:
+  explicit Device(bool one_at_a_time) : one_at_a_time_(one_at_a_time) {}
+
+  bool enter(const Group* kernel) {
+    if (!one_at_a_time_) return true;
+    const std::lock_guard lock(mutex_);
+    if (running_ == nullptr) {
+      running_ = kernel;
+      since_ = Clock::now();
+    }
+    return running_ == kernel;
+  }
+  void leave(const Group* kernel) {
+    const std::lock_guard lock(mutex_);
+    if (running_ == kernel) running_ = nullptr;
+  }
+  // Kernels of two devices that wait for each other do so for ever; a test shall end.
+  bool is_stuck() {
+    const std::lock_guard lock(mutex_);
+    return running_ != nullptr && Clock::now() - since_ > std::chrono::seconds(20);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const bool one_at_a_time_;
+  std::mutex mutex_;
+  const Group* running_ = nullptr;
+  Clock::time_point since_;
+};
+
 HostNccl::HostNccl(std::shared_ptr<HostCuda> cuda, Options options)
-    : cuda_(std::move(cuda)), options_(options) {}
+    : cuda_(std::move(cuda)),
+      options_(std::move(options)),
+      device_(std::make_shared<Device>(options_.fills_device)) {}
 HostNccl::~HostNccl() = default;
 
 ops::NcclUniqueId HostNccl::unique_id() {
@@ -206,16 +241,16 @@ void HostNccl::end_group() {
   }
   ++comm.kernels;
   const std::shared_ptr<Group> shared(
-      new Group(std::move(group)), [all_ended = kernels_ended_](Group* ended) {
+      new Group(std::move(group)), [device = device_](Group* ended) {
         --ended->comm->kernels;  // also where the device has failed before it came to this one
-        ++*all_ended;
+        device->leave(ended);
         delete ended;
       });
-  const int64_t begins_behind = options_.fills_device ? kernels_enqueued_ : -1;
-  ++kernels_enqueued_;
-  cuda_->enqueue(shared->stream, [shared, begins_behind, all_ended = kernels_ended_] {
+  cuda_->enqueue(shared->stream, [shared, cuda = cuda_, device = device_] {
     if (shared->comm->aborted) return true;
-    return *all_ended >= begins_behind && move_on(*shared->comm, *shared);
+    if (device->enter(shared.get())) return move_on(*shared->comm, *shared);
+    if (device->is_stuck()) cuda->fail();
+    return false;
   });
 }
 

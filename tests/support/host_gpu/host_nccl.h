@@ -19,8 +19,8 @@ class HostNccl final : public ops::NcclApi {
   struct Options {
     int busy_polls = 0;           // idle() says false so often after each call
     int64_t fails_at_group = -1;  // the n-th group fails, and the communicator for good
-    // As kernels that fill the device: each begins when the one that was enqueued before it, in
-    // any stream, has ended.
+    // As kernels that fill the device: one runs at a time, and the next is one whose stream has
+    // come to it. A device on which one has waited for peers for 20 s fails.
     bool fills_device = false;
     // abort() asks again and again whether it may end, as one whose peers do not abort.
     std::function<bool()> abort_may_end = nullptr;
@@ -58,6 +58,7 @@ class HostNccl final : public ops::NcclApi {
 
  private:
   struct Comm;
+  class Device;
   // One call of a group: what goes to and comes from each rank, and what is done then.
   struct Transfer {
     int peer = 0;
@@ -88,10 +89,7 @@ class HostNccl final : public ops::NcclApi {
   const Options options_;
   Group group_;
   int64_t groups_ = 0;
-  // Of fills_device: enqueued, and ended.
-  int64_t kernels_enqueued_ = 0;
-  const std::shared_ptr<std::atomic<int64_t>> kernels_ended_ =
-      std::make_shared<std::atomic<int64_t>>(0);
+  const std::shared_ptr<Device> device_;
 };
 
 }  // namespace horon::test
