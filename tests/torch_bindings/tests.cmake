@@ -49,18 +49,21 @@ if(TARGET torch_random_program_test)
   set_target_properties(torch_random_program_test PROPERTIES UNITY_BUILD ON)  # 9 s a file, else
 endif()
 torch_test(threads_in_backward_test 1 2 3 4)
-# LibTorch's device "cuda" without a GPU.
-add_library(horon_torch_device OBJECT EXCLUDE_FROM_ALL ${torch_tests}/host_gpu/torch_device.cc
-            ${torch_tests}/host_gpu/torch_kernels.cc)
-horon_target(horon_torch_device)
-target_link_libraries(horon_torch_device PUBLIC horon::torch horon_host_gpu)
-horon_test(torch_gpu_collectives_test FILES ${torch_tests}/collectives/gpu_collectives_test.cc
-           RANKS 1 2 3 LIBS horon_torch_device TIMEOUT 120)
-horon_test(torch_gpu_training_test FILES ${torch_tests}/gradients/gpu_training_test.cc
-           RANKS 1 2 3 LIBS horon_torch_device TIMEOUT 120)
-foreach(ranks 1 2 3)
-  horon_label_tests(cuda torch_gpu_collectives_test.np${ranks} torch_gpu_training_test.np${ranks})
-endforeach()
+# LibTorch's device "cuda" without a GPU. It takes the place of libtorch_cuda.so, which ends a
+# program where somebody else has registered that device.
+if(NOT HORON_TORCH_WITH_CUDA)
+  add_library(horon_torch_device OBJECT EXCLUDE_FROM_ALL ${torch_tests}/host_gpu/torch_device.cc
+              ${torch_tests}/host_gpu/torch_kernels.cc)
+  horon_target(horon_torch_device)
+  target_link_libraries(horon_torch_device PUBLIC horon::torch horon_host_gpu)
+  horon_test(torch_gpu_collectives_test FILES ${torch_tests}/collectives/gpu_collectives_test.cc
+             RANKS 1 2 3 LIBS horon_torch_device TIMEOUT 120)
+  horon_test(torch_gpu_training_test FILES ${torch_tests}/gradients/gpu_training_test.cc
+             RANKS 1 2 3 LIBS horon_torch_device TIMEOUT 120)
+  foreach(ranks 1 2 3)
+    horon_label_tests(cuda torch_gpu_collectives_test.np${ranks} torch_gpu_training_test.np${ranks})
+  endforeach()
+endif()
 torch_test(state/broadcast_state_test 1 2 3 4)
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   horon_test(torch_real_gpu_test FILES ${torch_tests}/real_gpu_test.cc RANKS 1 2 4 LIBS horon::torch
@@ -72,6 +75,16 @@ if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
 endif()
 torch_test(api_test 2 3 4)
 torch_test(session_test 1 2 3 4)
+# These expect the CPU, also on a machine with GPUs, which may be fewer than the ranks.
+function(torch_test_without_gpus)
+  foreach(test ${ARGN})
+    if(TEST ${test})
+      set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT CUDA_VISIBLE_DEVICES=)
+    endif()
+  endforeach()
+endfunction()
+torch_test_without_gpus(torch_session_test.np1 torch_session_test.np2 torch_session_test.np3
+                        torch_session_test.np4)
 torch_test(gradients/optimizer_training_test 1 2 3 4)
 torch_test(gradients/fused_step_test 1)
 torch_test(gradients/fused_training_test 2)
@@ -181,6 +194,7 @@ if(TARGET fashion_mnist)
            COMMAND ${torch_tests}/example_test $<TARGET_FILE:fashion_mnist>
                    ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test)
   set_tests_properties(torch_example_test PROPERTIES TIMEOUT 120 PROCESSORS 2)
+  torch_test_without_gpus(torch_example_test)
 endif()
 
 # Gigabytes for each rank: alone on the machine.
@@ -201,3 +215,4 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
   horon_mpirun_test(${program}.hosts_${hosts} ${program} ${layout} LAUNCHER ${horon_mpirun_hosts}
                     TIMEOUT 120)
 endforeach()
+torch_test_without_gpus(torch_session_test.hosts_2_2)
