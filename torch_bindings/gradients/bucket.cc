@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
@@ -135,9 +136,13 @@ void GradientBucket::submit(std::vector<bool> absent, const RoundFlags& flags, b
   submission.absent = std::move(absent);
   submission.keep_alive = memory_;
   if (!device_.is_cpu()) {
-    let_current_stream_wait_for_writers();
     submission.device_index = device_index(device_);
-    submission.ready = record_current_stream(device_);
+    try {
+      submission.ready = record_current_stream(device_);
+    } catch (...) {  // LibTorch's own errors: the other ranks wait for the bucket
+      refuse(core::current_error());
+      throw;
+    }
   }
   handle = ops::runtime().submit(std::move(submission));
 }

@@ -55,9 +55,12 @@ class GradientBucket {
   // with no gradient on any rank is not reduced, so its flags are lost. `flags_count`: it is
   // reduced all the same, for its flags. Throws Error.
   void submit(std::vector<bool> absent, const RoundFlags& flags, bool flags_count);
-  // On a GPU: the current stream has been given work that writes to this memory. The next
-  // submission goes behind it, in whichever stream it is made. Any thread.
+  // On a GPU: the current stream has been given work that writes to this memory, or to a late part
+  // of one of these gradients. Any thread.
   void note_writer();
+  // The current stream goes on behind what the writers noted so far have been given, so that values
+  // in this memory can be read or changed there. Before a submission. Throws LibTorch's errors.
+  void let_current_stream_wait_for_writers();
   // When `handle` has finished with a result: adds the flags of all ranks.
   void add_flags_to(RoundFlags& flags) const;
 
@@ -82,7 +85,6 @@ class GradientBucket {
   at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;
   void take_memory(size_t bytes, bool idle);
   void write_flags(const RoundFlags& flags);
-  void let_current_stream_wait_for_writers();
   size_t gradient_bytes() const {
     return static_cast<size_t>(elements_) * c10::elementSize(dtype_);
   }
@@ -101,7 +103,7 @@ class GradientBucket {
   std::shared_ptr<const core::EntrySpec> spec_;  // made once, so that a step copies no names
   c10::Device device_;
   std::mutex writers_mutex_;
-  std::vector<c10::Stream> writers_;  // since the last submission
+  std::vector<c10::Stream> writers_;  // that no stream has been let wait for
 };
 
 }  // namespace horon::torch_detail

@@ -87,8 +87,14 @@ void GradientReducer::Impl::begin_round(bool early) {
   scale_ = number_share_ = 1;
   round_->early = early;
   if (alone_) return;
-  if (!settings_.device.is_cpu()) round_->stream = current_stream(settings_.device);
   Failures& failures = round_->failures;
+  if (!settings_.device.is_cpu()) {
+    round_->stream = current_stream(settings_.device);
+    // Late parts may have been written in other streams, after their bucket was submitted.
+    failures.run([&] {
+      for (GradientBucket& bucket : buckets_) bucket.let_current_stream_wait_for_writers();
+    });
+  }
   failures.run([&] {
     if (!open_) rebuild_if_changed();
   });

@@ -1,13 +1,17 @@
 // Training on GPUs: LibTorch's device "cuda" made of threads, and Horon's own classes for CUDA and
 // NCCL on it. The oracle is one process that trains on the whole batch, on the CPU.
+#include <chrono>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
@@ -228,6 +232,47 @@ TEST(GpuTraining, BackwardOnSideStreams) {
     expect_near(training.model->parameters(), trained_alone<optim::SGD>(momentum(), 6));
   }
   expect_near(other.model->parameters(), trained_alone<optim::SGD>(momentum(), 6));
+}
+
+// Between the end of autograd's work on a gradient and the copy into its bucket.
+struct SleepsInItsStream final : torch::autograd::PostAccumulateGradHook {
+  void operator()(const torch::autograd::Variable& /*parameter*/) override {
+    test::enqueue_in_current_stream(
+        [] { std::this_thread::sleep_for(std::chrono::milliseconds(40)); }, device().index());
+  }
+};
+
+// The gradient that comes first is still to be written when the other one submits their bucket.
+TEST(GpuTraining, ABucketWrittenFromTwoStreamsIsWeighedBehindBoth) {
+  const c10::Stream side = test::new_stream(device().index());
+  const auto options = at::TensorOptions().device(device());
+  const at::Tensor slow = at::ones({30}, options).requires_grad_(true);
+  const at::Tensor fast = at::ones({20}, options).requires_grad_(true);
+  test::drain_current_stream(device().index());
+  at::Tensor holds_stream;  // autograd adds to a leaf in the stream of its first use
+  {
+    const c10::StreamGuard guard(side);
+    holds_stream = slow.mul(1);
+    test::drain_current_stream(device().index());
+  }
+  torch::autograd::impl::set_post_acc_grad_hooks(slow, std::make_unique<SleepsInItsStream>());
+  GradientReducer reducer({{"slow", slow}, {"fast", fast}});
+  double expected = 0;
+  double weights = 0;
+  for (int r = 0; r < size(); ++r) {
+    expected += (r + 2) * (r + 3);
+    weights += r + 2;
+  }
+  for (int step = 0; step < 2; ++step) {
+    slow.mutable_grad().reset();
+    fast.mutable_grad().reset();
+    reducer.set_weight(rank() + 2);
+    const at::Tensor later = fast.mul(rank() + 3).sum();
+    (slow.mul(rank() + 3).sum() + later).backward();
+    reducer.synchronize();
+    expect_near({slow.grad(), fast.grad()},
+                {at::full({30}, expected / weights), at::full({20}, expected / weights)});
+  }
 }
 
 TEST(GpuTraining, AMissingOrderIsSeen) {
