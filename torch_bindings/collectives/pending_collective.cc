@@ -12,6 +12,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/accumulate.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/block_layout.h"
@@ -281,7 +282,11 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
   if (!device_.is_cpu()) {
     stream_ = current_stream(device_);
     submission.device_index = device_index(device_);
-    submission.ready = record_current_stream(device_);
+    try {
+      submission.ready = record_current_stream(device_);
+    } catch (...) {  // LibTorch's own errors
+      refuse(core::current_error());
+    }
   }
   submission.spec = agreed_spec();
   submission.keep_alive = self;
@@ -348,9 +353,13 @@ void PendingCollective::settle() {
 // it may give the memory away too early.
 void PendingCollective::note_stream_of_results() {
   const c10::Stream reader = current_stream(device_);
-  for (const at::Tensor& result : results_) {
-    c10::impl::VirtualGuardImpl(device_.type())
-        .recordDataPtrOnStream(result.storage().data_ptr(), reader);
+  const c10::impl::VirtualGuardImpl device(device_.type());
+  const auto note = [&](const at::Tensor& tensor) {
+    device.recordDataPtrOnStream(tensor.storage().data_ptr(), reader);
+  };
+  for (const at::Tensor& result : results_) note(result);
+  for (const Part& part : parts_) {
+    if (part.target.defined()) note(part.output);  // the copy reads it
   }
 }
 

@@ -159,6 +159,29 @@ TEST(GpuCollectives, ResultsGoToTheStreamThatTakesThem) {
   }
 }
 
+// The copy into the tensor is still waiting in its stream when nobody holds the collective any
+// more.
+TEST(GpuCollectives, WhatIsCopiedInAnotherStreamLivesUntilThen) {
+  const c10::Stream writes = test::new_stream(device().index());
+  const c10::Stream reads = test::new_stream(device().index());
+  const auto sleep = [] { std::this_thread::sleep_for(std::chrono::milliseconds(40)); };
+  for (int number = 0; number < 3; ++number) {
+    const at::Tensor mine = late(values_of({6, 4}, at::kFloat, rank()));
+    test::drain_current_stream(device().index());
+    Handle sum;
+    {
+      const c10::StreamGuard guard(writes);
+      sum = allreduce_async_(mine.t(), {.op = ReduceOp::Sum});
+    }
+    const c10::StreamGuard guard(reads);
+    test::enqueue_in_current_stream(sleep, device().index());
+    (void)sum.wait();
+    sum = {};
+    (void)allreduce(at::ones({1}));  // the runtime lets go of what has ended
+    expect_equal(mine.cpu(), sum_of_all({6, 4}, at::kFloat));
+  }
+}
+
 TEST(GpuCollectives, AMissingOrderIsSeen) {
   const auto is_right = [] {
     const at::Tensor mine = late(at::full({2000}, 4.0F));

@@ -25,6 +25,7 @@ struct Device {
   std::shared_ptr<HostCuda> cuda;
   std::mutex mutex;
   std::deque<ops::CudaStream> streams;  // the number of a stream is its place; 0 is the default one
+  ops::CudaStream reclaims = nullptr;   // memory that several streams have used
 };
 
 struct Devices {
@@ -71,6 +72,7 @@ c10::Stream current(int device) {
 }
 
 void drain(const c10::Stream& stream);
+void note_reader(const c10::DataPtr& data, ops::CudaStream reader);
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -122,6 +124,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     ++devices().host_waits;
     drain(stream);
   }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    note_reader(data, native(stream));
+  }
   c10::DeviceIndex deviceCount() const noexcept override {
     return static_cast<c10::DeviceIndex>(devices().all.size());
   }
@@ -141,23 +146,44 @@ void drain(const c10::Stream& stream) {
 }
 
 // As LibTorch's own allocator: memory belongs to the stream that was the current one when it was
-// asked for, and is free when that stream has come to where it was given back. It holds NaN before
-// and behind, so that who reads it then is found out.
+// asked for, and is free when that stream, and those that were noted as its readers, have come to
+// where it was given back. It holds NaN before and behind, so that who reads it then is found out.
 struct Block {
   std::byte* memory;
   size_t bytes;
   int device;
   ops::CudaStream stream;
+  std::mutex mutex = {};
+  std::vector<ops::CudaStream> readers = {};
 };
 
 void release_block(void* context) {
   const std::unique_ptr<Block> block(static_cast<Block*>(context));
   HostCuda& cuda = *device_at(block->device).cuda;
-  cuda.enqueue(block->stream, [memory = block->memory, bytes = block->bytes] {
+  ops::CudaStream last = block->stream;
+  if (!block->readers.empty()) {
+    // Its own stream does not wait for the readers: a missing order must not be hidden.
+    block->readers.push_back(block->stream);
+    last = device_at(block->device).reclaims;
+    for (ops::CudaStream const reader : block->readers) {
+      ops::CudaEventHandle const has_read = cuda.create_event();
+      cuda.record(has_read, reader);
+      cuda.wait_in(last, has_read);
+      cuda.destroy_event(has_read);
+    }
+  }
+  cuda.enqueue(last, [memory = block->memory, bytes = block->bytes] {
     std::memset(memory, 0xff, bytes);
     std::free(memory);
     return true;
   });
+}
+
+void note_reader(const c10::DataPtr& data, ops::CudaStream reader) {
+  if (data.get_deleter() != &release_block) return;
+  auto& block = *static_cast<Block*>(data.get_context());
+  const std::lock_guard lock(block.mutex);
+  block.readers.push_back(reader);
 }
 
 class Allocator final : public c10::Allocator {
@@ -189,6 +215,7 @@ void install_torch_device(std::vector<std::shared_ptr<HostCuda>> cudas) {
     auto device = std::make_unique<Device>();
     device->cuda = std::move(cuda);
     device->streams.push_back(device->cuda->create_stream());
+    device->reclaims = device->cuda->create_stream();
     devices().all.push_back(std::move(device));
   }
   c10::impl::registerDeviceGuard(c10::kCUDA, &guard());
