@@ -113,8 +113,8 @@ bool GradientReducer::Impl::next_round_may_be_plain() const {
 void GradientReducer::Impl::agree() noexcept {
   const PlainMode plain;
   OpenRound& round = *round_;
-  const c10::OptionalStreamGuard as_round(round.stream);  // it may be another thread
   try {
+    const c10::OptionalStreamGuard as_round(round.stream);  // it may be another thread
     if (!round.announced) announce(round.failures);
     if (round.announced) round.has_results = use_agreement();
     if (totals_.failed > 0) round.of_others.run([&] { refuse_failed_ranks(); });

@@ -98,7 +98,8 @@ void StepScaling::decide(const Groups& groups) {
   if (!needs_norm()) return;
   const PlainMode plain;
   bool on_host = true;
-  for_each_parameter(groups, [&](const at::Tensor& parameter) { on_host = parameter.is_cpu(); });
+  for_each_parameter(groups,
+                     [&](const at::Tensor& parameter) { on_host = on_host && parameter.is_cpu(); });
   on_host ? decide_on_host(groups) : decide_on_device(groups);
 }
 

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "horon/core/base/error.h"
@@ -14,14 +15,24 @@ const c10::impl::DeviceGuardImplInterface& guard_of(c10::Device device) {
   return *c10::impl::getDeviceGuardImpl(device.type());
 }
 
-// An event of LibTorch's, which is one of CUDA.
+// An event of LibTorch's, which is one of CUDA. LibTorch switches to the device of the event and
+// then back to the one that was current. On a thread that has never chosen one that is GPU 0, where
+// switching back would make a context for nothing. So the event's device is the current one before.
 class StreamEvent final : public ops::NativeCudaEvent {
  public:
   explicit StreamEvent(const c10::Stream& stream)
       : guard_(guard_of(stream.device())), device_(stream.device_index()) {
+    const c10::DeviceGuard on_device(stream.device());
     guard_.record(&event_, stream, device_, c10::EventFlag::PYTORCH_DEFAULT);
   }
-  ~StreamEvent() override { guard_.destroyEvent(event_, device_); }
+  ~StreamEvent() override {
+    try {
+      const c10::DeviceGuard on_device(c10::Device(guard_.type(), device_));
+      guard_.destroyEvent(event_, device_);
+    } catch (...) {  // the device is lost, and the event with it
+      return;
+    }
+  }
   StreamEvent(const StreamEvent&) = delete;
   StreamEvent& operator=(const StreamEvent&) = delete;
 
@@ -56,6 +67,7 @@ void let_current_stream_wait(c10::Device device, core::Event* event) {
   if (event == nullptr) return;
   const auto* const native = dynamic_cast<const ops::NativeCudaEvent*>(event);
   if (native == nullptr) return event->wait();
+  const c10::DeviceGuard on_device(device);
   guard_of(device).block(native->handle(), current_stream(device));
 }
 
