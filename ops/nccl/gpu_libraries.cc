@@ -11,7 +11,17 @@ namespace {
 class LibrariesOfProcess final : public GpuLibraries {
  public:
   CudaStatus cuda() override { return cuda_status(); }
-  NcclStatus nccl() override { return nccl_status(); }
+  // The variable wins over what a communicator asks for, and its calls would wait for dead peers.
+  NcclStatus nccl() override {
+    NcclStatus status = nccl_status();
+    if (core::environment_value("NCCL_COMM_BLOCKING") == "1") {
+      status.unavailable =
+          "NCCL_COMM_BLOCKING=1 is set, and its calls would wait for ever for a rank that has "
+          "died: "
+          "unset it";
+    }
+    return status;
+  }
   std::string bus_of(int device) override { return bus_of_cuda_device(device); }
   std::string nccl_host_id() override { return core::environment_value("NCCL_HOSTID"); }
   std::shared_ptr<CudaApi> open_cuda(int device) override { return ops::open_cuda(device); }

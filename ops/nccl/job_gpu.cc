@@ -144,7 +144,10 @@ JobGpu::JobGpu(std::shared_ptr<CudaApi> cuda, std::shared_ptr<NcclApi> nccl)
 std::shared_ptr<CudaApi> JobGpu::cuda() {
   {
     const std::lock_guard lock(mutex_);
-    if (cuda_ != nullptr) return cuda_;
+    if (cuda_ != nullptr) {  // another thread may have opened it
+      if (seated_ == std::this_thread::get_id()) stay_out_of_captures();
+      return cuda_;
+    }
   }
   const std::lock_guard opening(opening_);
   std::shared_ptr<CudaApi> opened = cuda_;  // only who holds `opening_` writes it

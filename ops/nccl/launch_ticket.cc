@@ -52,7 +52,10 @@ bool LaunchTicket::may_enter() {
     flight_ = allreduce_.start(std::move(batch));
   }
   if (!settled_) {
-    if (flight_->step() != core::Progress::Done) return false;
+    // The messages of one number are few: as long as they come, nobody needs to poll for them.
+    core::Progress progress = core::Progress::Advanced;
+    while (progress == core::Progress::Advanced) progress = flight_->step();
+    if (progress != core::Progress::Done) return false;
     flight_.reset();
     order_->settle(set_, number_);
     settled_ = true;

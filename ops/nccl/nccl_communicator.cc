@@ -14,7 +14,8 @@ namespace horon::ops {
 namespace {
 
 // What peers that live need for it is milliseconds; NCCL's abort waits for peers without a limit.
-constexpr std::chrono::seconds kEndingMax{5};
+constexpr std::chrono::seconds kEndingMax{5};      // of all that a destructor does
+constexpr std::chrono::seconds kFinalizingMax{4};  // of these
 
 // A thread that works for the library: on its device, and without breaking captures of the program.
 class OnDevice {
@@ -33,14 +34,18 @@ class OnDevice {
   const int mode_before_;
 };
 
-void end_comm(NcclApi& nccl, CudaApi& cuda, NcclComm comm) noexcept {
+void end_comm(NcclApi& nccl, CudaApi& cuda, NcclComm comm, bool is_finalized) noexcept {
   const OnDevice on_device(cuda);
-  nccl.abort(comm);
+  if (is_finalized) {
+    nccl.destroy(comm);
+  } else {
+    nccl.abort(comm);
+  }
 }
 
 }  // namespace
 
-// Shared with the thread that aborts, which may stay behind.
+// Shared with the thread that destroys or aborts, which may stay behind.
 struct NcclCommunicator::Ending {
   std::mutex mutex;
   std::condition_variable changed;
@@ -62,19 +67,14 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclApi> nccl, std::shared_pt
 
 NcclCommunicator::~NcclCommunicator() {
   if (comm_ == nullptr) return;
-  if (finalized_in_time()) {
-    const OnDevice on_device(*parts_.gpu->cuda());
-    nccl_->destroy(comm_);
-  } else {
-    abort();
-    finish_abort(Clock::now() + kEndingMax);
-  }
+  const auto began = Clock::now();
+  end(finalized_by(began + kFinalizingMax) ? End::Destroy : End::Abort);
+  finish_abort(began + kEndingMax);
 }
 
-bool NcclCommunicator::finalized_in_time() noexcept {
+bool NcclCommunicator::finalized_by(Clock::time_point limit) noexcept {
   try {
     const OnDevice on_device(*parts_.gpu->cuda());
-    const auto limit = Clock::now() + kEndingMax;
     const auto idle_in_time = [&] {
       while (!nccl_->idle(comm_)) {
         if (Clock::now() > limit) return false;
@@ -153,7 +153,9 @@ bool NcclCommunicator::make_on() {
 // The first use of the device and of NCCL by a process takes long.
 void NcclCommunicator::open() {
   opening_ = std::make_unique<BackgroundCall<Opened>>([gpu = parts_.gpu, first = parts_.rank == 0] {
-    const OnDevice on_device(*gpu->cuda());
+    const std::shared_ptr<CudaApi> cuda = gpu->cuda();
+    cuda->use();  // the thread is Horon's own
+    const OnDevice on_device(*cuda);
     Opened opened{gpu->nccl(), {}};
     if (first) opened.id = opened.nccl->unique_id();
     return opened;
@@ -163,7 +165,9 @@ void NcclCommunicator::open() {
 void NcclCommunicator::begin() {
   beginning_ = std::make_unique<BackgroundCall<NcclComm>>(
       [gpu = parts_.gpu, nccl = nccl_, size = parts_.size, rank = parts_.rank, id = id_] {
-        const OnDevice on_device(*gpu->cuda());
+        const std::shared_ptr<CudaApi> cuda = gpu->cuda();
+        cuda->use();  // the thread is Horon's own
+        const OnDevice on_device(*cuda);
         return nccl->begin_init(size, id, rank);
       });
 }
@@ -207,22 +211,24 @@ void NcclCommunicator::check() {
   if (stage_ >= Stage::Made) (void)is_idle();
 }
 
-void NcclCommunicator::abort() noexcept {
+void NcclCommunicator::abort() noexcept { end(End::Abort); }
+
+void NcclCommunicator::end(End how) noexcept {
   stage_ = Stage::Aborted;
   if (comm_ == nullptr) return;
   NcclComm const comm = std::exchange(comm_, nullptr);
   try {
     auto ending = std::make_shared<Ending>();
     const core::BlockedSignals blocked;  // the thread inherits them
-    std::thread([nccl = nccl_, cuda = parts_.gpu->cuda(), comm, ending] {
-      end_comm(*nccl, *cuda, comm);
+    std::thread([nccl = nccl_, cuda = parts_.gpu->cuda(), comm, how, ending] {
+      end_comm(*nccl, *cuda, comm, how == End::Destroy);
       const std::lock_guard lock(ending->mutex);
       ending->over = true;
       ending->changed.notify_all();
     }).detach();
     ending_ = std::move(ending);
   } catch (...) {  // no thread to be had: then this one
-    end_comm(*nccl_, *parts_.gpu->cuda(), comm);
+    end_comm(*nccl_, *parts_.gpu->cuda(), comm, how == End::Destroy);
   }
 }
 

@@ -35,7 +35,8 @@ class NcclCommunicator {
   // Of members that know the id already.
   NcclCommunicator(std::shared_ptr<NcclApi> nccl, std::shared_ptr<CudaApi> cuda, int size,
                    const NcclUniqueId& id, int rank);
-  // Ends it in order if all that was enqueued happens within a few seconds, else by abort().
+  // Ends it in order if all that was enqueued happens within a few seconds, else by abort(). Waits
+  // no longer than that in all: what NCCL then still does, a thread of its own does.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -86,7 +87,9 @@ class NcclCommunicator {
   void open();
   void begin();
   bool is_idle();
-  bool finalized_in_time() noexcept;
+  enum class End : uint8_t { Destroy, Abort };
+  void end(End how) noexcept;
+  bool finalized_by(Clock::time_point limit) noexcept;
 
   struct Ending;
   const Parts parts_;
@@ -101,7 +104,7 @@ class NcclCommunicator {
   uint64_t next_turn_ = 0;
   uint64_t turn_ = 0;               // whose calls may be made
   CudaQueue* queue_ = nullptr;      // of the calls; null: there were none
-  std::shared_ptr<Ending> ending_;  // of abort()
+  std::shared_ptr<Ending> ending_;  // of end()
 };
 
 }  // namespace horon::ops

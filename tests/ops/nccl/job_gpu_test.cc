@@ -1,6 +1,9 @@
 // Which ranks may use their GPUs together, and what the others are told.
 #include "horon/ops/nccl/job_gpu.h"
 
+#include <cstdlib>
+#include <thread>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -66,6 +69,29 @@ TEST(JobGpu, IsChosenByLocalRankAndNotOpened) {
     EXPECT_EQ(gpu->cuda()->device(), gpu->device());
     EXPECT_NE(libraries->opened_device(), nullptr);
   });
+}
+
+// A helper thread opens the device while the loop is stepped, whose thread asks for it next.
+TEST(JobGpu, WhoStepsTheLoopStaysOutOfCapturesWhoeverHasOpenedTheDevice) {
+  const core::InProcessJob job(1);
+  const auto gpu = JobGpu::find(
+      job.of(0), std::make_shared<test::HostGpuLibraries>(test::HostGpuLibraries::Options()));
+  gpu->sits_down();
+  std::thread([&] { (void)gpu->cuda(); }).join();
+  (void)gpu->cuda();
+  EXPECT_EQ(test::HostCuda::capture_mode(), CudaApi::kStaysOutOfCaptures);
+  gpu->gets_up();
+  EXPECT_EQ(test::HostCuda::capture_mode(), 0);
+}
+
+// NCCL's own variable would undo that no call of it blocks.
+TEST(JobGpu, BlockingCommunicatorsAreRefused) {
+  ::setenv("NCCL_COMM_BLOCKING", "1", 1);
+  const NcclStatus blocking = gpu_libraries()->nccl();
+  ::unsetenv("NCCL_COMM_BLOCKING");
+  EXPECT_THAT(blocking.unavailable,
+              AllOf(HasSubstr("NCCL_COMM_BLOCKING=1"), HasSubstr("unset it")));
+  EXPECT_THAT(gpu_libraries()->nccl().unavailable, testing::Not(HasSubstr("BLOCKING")));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -205,6 +206,48 @@ TEST(NcclThreads, AStreamWaitsForTheLastEntryOfAnotherSet) {
   behind->wait();
 }
 
+TEST(NcclThreads, TheEndOfACommunicatorDoesNotWaitForNcclsOwn) {
+  const auto left = std::make_shared<std::atomic<bool>>(false);
+  const auto waited_for = std::make_shared<std::atomic<bool>>(false);
+  test::HostNccl::Options library;
+  library.end_may_return = [left, waited_for,
+                            limit = std::chrono::steady_clock::now() + std::chrono::seconds(40)] {
+    if (*left) return true;
+    *waited_for = std::chrono::steady_clock::now() > limit;
+    return waited_for->load();
+  };
+  {
+    const Rank rank(0, 1, new_id(), {}, library);
+    while (!rank.communicator->may_call(0)) std::this_thread::yield();
+  }
+  EXPECT_FALSE(*waited_for);
+  *left = true;
+}
+
+// A number of one element is there at once where the peers have sent theirs.
+TEST(NcclThreads, ATicketIsAskedForOnlyWhileItWaits) {
+  class InThreeSteps final : public core::CollectiveOp {
+   public:
+    std::string_view name() const override { return "in three steps"; }
+    std::string refusal(const core::BatchFacts& /*facts*/) const override { return ""; }
+    std::unique_ptr<core::InFlight> start(core::Batch /*batch*/) override {
+      return std::make_unique<Flight>();
+    }
+
+   private:
+    class Flight final : public core::InFlight {
+     public:
+      Progress step() override { return ++steps_ < 3 ? Progress::Advanced : Progress::Done; }
+
+     private:
+      int steps_ = 0;
+    };
+  };
+  InThreeSteps allreduce;
+  LaunchTicket ticket(std::make_shared<LaunchOrder>(), 1, allreduce);
+  EXPECT_TRUE(ticket.may_enter());
+}
+
 // Half precision: the sum of four such numbers is beyond its range, their average is not.
 TEST(NcclThreads, AnAverageOfFloat16DoesNotOverflow) {
   const NcclUniqueId id = new_id();
@@ -275,8 +318,9 @@ TEST(NcclThreads, InAMaximumANumberWinsOverANan) {
 TEST(NcclThreads, CommunicatorsAreAbortedAtTheSameTime) {
   std::atomic<int> aborting{0};
   test::HostNccl::Options library;
-  library.abort_may_end = [&aborting, counted = std::make_shared<std::map<std::thread::id, bool>>(),
-                           mutex = std::make_shared<std::mutex>()] {
+  library.end_may_return = [&aborting,
+                            counted = std::make_shared<std::map<std::thread::id, bool>>(),
+                            mutex = std::make_shared<std::mutex>()] {
     const std::lock_guard lock(*mutex);
     if (counted->emplace(std::this_thread::get_id(), true).second) ++aborting;
     return aborting == 3;

@@ -207,14 +207,21 @@ void HostNccl::begin_finalize(ops::NcclComm handle) {
   ++comm.meeting().finalized;
 }
 
-void HostNccl::destroy(ops::NcclComm comm) noexcept { delete &as_comm(comm); }
+void HostNccl::wait_until_an_end_may_return() const {
+  while (options_.end_may_return && !options_.end_may_return()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+void HostNccl::destroy(ops::NcclComm comm) noexcept {
+  wait_until_an_end_may_return();
+  delete &as_comm(comm);
+}
 
 void HostNccl::abort(ops::NcclComm handle) noexcept {
   Comm& comm = as_comm(handle);
   comm.aborted = true;
-  while (options_.abort_may_end && !options_.abort_may_end()) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
+  wait_until_an_end_may_return();
   while (comm.kernels > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
   delete &comm;
 }

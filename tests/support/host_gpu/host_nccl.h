@@ -22,8 +22,8 @@ class HostNccl final : public ops::NcclApi {
     // As kernels that fill the device: one runs at a time, and the next is one whose stream has
     // come to it. A device on which one has waited for peers for 20 s fails.
     bool fills_device = false;
-    // abort() asks again and again whether it may end, as one whose peers do not abort.
-    std::function<bool()> abort_may_end = nullptr;
+    // abort() and destroy() ask again and again, as those whose peers do not do the same.
+    std::function<bool()> end_may_return = nullptr;
   };
   explicit HostNccl(std::shared_ptr<HostCuda> cuda) : HostNccl(std::move(cuda), Options()) {}
   HostNccl(std::shared_ptr<HostCuda> cuda, Options options);
@@ -76,6 +76,7 @@ class HostNccl final : public ops::NcclApi {
   };
 
   void require_current_device() const;
+  void wait_until_an_end_may_return() const;
   static Comm& as_comm(ops::NcclComm comm) { return *static_cast<Comm*>(comm); }
   Group& open_group(ops::NcclComm comm, ops::CudaStream stream);
   // Received by all ranks (root < 0) or by one, then reduced in order of rank.
