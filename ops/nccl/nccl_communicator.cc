@@ -34,6 +34,14 @@ class OnDevice {
   const int mode_before_;
 };
 
+// For a thread of Horon's own. NCCL is called all the same on a device that has failed.
+void use_if_alive(const CudaApi& cuda) noexcept {
+  try {
+    cuda.use();
+  } catch (...) {  // what it had to say, NCCL says too
+  }
+}
+
 void end_comm(NcclApi& nccl, CudaApi& cuda, NcclComm comm, bool is_finalized) noexcept {
   const OnDevice on_device(cuda);
   if (is_finalized) {
@@ -221,6 +229,7 @@ void NcclCommunicator::end(End how) noexcept {
     auto ending = std::make_shared<Ending>();
     const core::BlockedSignals blocked;  // the thread inherits them
     std::thread([nccl = nccl_, cuda = parts_.gpu->cuda(), comm, how, ending] {
+      use_if_alive(*cuda);
       end_comm(*nccl, *cuda, comm, how == End::Destroy);
       const std::lock_guard lock(ending->mutex);
       ending->over = true;
