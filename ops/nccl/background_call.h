@@ -13,11 +13,15 @@
 
 namespace horon::ops {
 
-// If it is destroyed before the call has returned, the result goes to nobody. One thread at a time.
+// One thread at a time.
 template <class Result>
 class BackgroundCall {
  public:
-  explicit BackgroundCall(std::function<Result()> call) : state_(std::make_shared<State>()) {
+  // `unwanted` gets a result that nobody has taken when this is destroyed, on another thread, and
+  // may take long. Throws nothing.
+  explicit BackgroundCall(std::function<Result()> call, std::function<void(Result)> unwanted = {})
+      : state_(std::make_shared<State>()) {
+    state_->unwanted = std::move(unwanted);
     const core::BlockedSignals blocked;  // the thread inherits them
     std::thread([state = state_, call = std::move(call)] {
       std::optional<Result> result;
@@ -27,10 +31,26 @@ class BackgroundCall {
       } catch (...) {
         error = core::current_error();
       }
-      const std::lock_guard lock(state->mutex);
+      std::unique_lock lock(state->mutex);
+      if (result && state->is_given_up && state->unwanted) {
+        lock.unlock();
+        state->unwanted(std::move(*result));
+        return;
+      }
       state->result = std::move(result);
       state->error = std::move(error);
     }).detach();
+  }
+  ~BackgroundCall() {
+    const std::lock_guard lock(state_->mutex);
+    state_->is_given_up = true;
+    if (!state_->result || !state_->unwanted) return;
+    try {
+      const core::BlockedSignals blocked;
+      std::thread([state = state_] { state->unwanted(std::move(*state->result)); }).detach();
+    } catch (...) {  // no thread to be had: then this one
+      state_->unwanted(std::move(*state_->result));
+    }
   }
   BackgroundCall(const BackgroundCall&) = delete;
   BackgroundCall& operator=(const BackgroundCall&) = delete;
@@ -48,6 +68,8 @@ class BackgroundCall {
     std::mutex mutex;
     std::optional<Result> result;
     std::optional<Error> error;
+    bool is_given_up = false;
+    std::function<void(Result)> unwanted;  // not changed once the thread runs
   };
   const std::shared_ptr<State> state_;
 };

