@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <mutex>
 #include <sys/mman.h>
 #include <thread>
@@ -171,8 +172,9 @@ HostNccl::~HostNccl() = default;
 ops::NcclUniqueId HostNccl::unique_id() {
   static std::atomic<int> made{0};
   // Not in /dev/shm, where other tests look for what a job has left.
-  const std::string path =
-      "/tmp/horon_host_nccl_" + std::to_string(::getpid()) + "_" + std::to_string(made++);
+  const std::string name =
+      "horon_host_nccl_" + std::to_string(::getpid()) + "_" + std::to_string(made++);
+  const std::string path = std::filesystem::temp_directory_path() / name;
   ::unlink(path.c_str());
   ops::NcclUniqueId id{};
   std::copy(path.begin(), path.end(), id.begin());
