@@ -1,5 +1,6 @@
 #include "horon/tests/support/host_gpu/host_cuda.h"
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -26,7 +27,22 @@ struct HostEvent {
   Moment moment = std::make_shared<std::atomic<bool>>(true);
 };
 
-thread_local std::vector<int> current_devices = {0};
+// Has no destructor: a thread's variables are destroyed before the functions of atexit() run, and
+// shutdown() is one of those.
+class DeviceStack {
+ public:
+  int& back() { return devices_[depth_]; }
+  void push_back(int device) {
+    HORON_CHECK(depth_ + 1 < devices_.size(), "so many guards in each other");
+    devices_[++depth_] = device;
+  }
+  void pop_back() { --depth_; }
+
+ private:
+  std::array<int, 16> devices_ = {0};
+  size_t depth_ = 0;
+};
+thread_local DeviceStack current_devices;
 thread_local int capture_mode_of_thread = 0;
 
 HostEvent& event_of(ops::CudaEventHandle handle) { return *static_cast<HostEvent*>(handle); }
