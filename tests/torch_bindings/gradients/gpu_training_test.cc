@@ -275,23 +275,32 @@ TEST(GpuTraining, ABucketWrittenFromTwoStreamsIsWeighedBehindBoth) {
   }
 }
 
+// Six steps of training in which `fault` is planted: does the model become what it should?
+bool trains_rightly_with(test::Fault fault) {
+  DistributedOptimizerOptions options = kSmallBuckets;
+  options.check_replicas = false;
+  Training training(options);
+  test::plant(fault);
+  for (int i = 0; i < 6; ++i) training.step(i);
+  test::plant(test::Fault::None);
+  test::drain_current_stream(device().index());
+  const std::vector<at::Tensor> expected = trained_alone<optim::SGD>(momentum(), 6);
+  bool right = true;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    right = right && at::allclose(training.model->parameters()[i].cpu(), expected[i], 1e-5, 1e-5);
+  }
+  barrier();
+  return right;
+}
+
+// On a busy machine the streams happen to run in order now and then, so it is tried several times;
+// all ranks try it equally often.
 TEST(GpuTraining, AMissingOrderIsSeen) {
   if (size() == 1) GTEST_SKIP() << "nothing is reduced";
   for (const test::Fault fault : {test::Fault::LosesWaits, test::Fault::LosesRecords}) {
-    DistributedOptimizerOptions options = kSmallBuckets;
-    options.check_replicas = false;
-    Training training(options);
-    test::plant(fault);
-    for (int i = 0; i < 6; ++i) training.step(i);
-    test::plant(test::Fault::None);
-    test::drain_current_stream(device().index());
-    const std::vector<at::Tensor> expected = trained_alone<optim::SGD>(momentum(), 6);
-    bool right = true;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      right = right && at::allclose(training.model->parameters()[i].cpu(), expected[i], 1e-5, 1e-5);
-    }
-    EXPECT_FALSE(right);
-    barrier();
+    bool always_right = true;
+    for (int i = 0; i < 8; ++i) always_right = trains_rightly_with(fault) && always_right;
+    EXPECT_FALSE(always_right);
   }
 }
 
