@@ -21,6 +21,11 @@ struct Config {
   int64_t fusion_bytes_max = 64 << 20;     // HORON_FUSION_BYTES
   int64_t bucket_bytes = 4 << 20;          // HORON_BUCKET_BYTES
   int64_t first_bucket_bytes = 256 << 10;  // HORON_FIRST_BUCKET_BYTES
+  bool autotune = false;                   // HORON_AUTOTUNE
+  int64_t autotune_samples = 20;           // HORON_AUTOTUNE_SAMPLES
+  int64_t autotune_steps = 10;             // HORON_AUTOTUNE_STEPS
+  std::string autotune_log;                // HORON_AUTOTUNE_LOG: file, empty: none
+  std::string autotune_warm_start;         // HORON_AUTOTUNE_WARM_START: file, empty: none
   double stall_warn_s = 10;                // HORON_STALL_WARN_S, 0: never
   double stall_abort_s = 0;                // HORON_STALL_ABORT_S, 0: never
   double dead_after_s = 10;                // HORON_DEAD_AFTER_S, 0: never
@@ -29,8 +34,10 @@ struct Config {
   std::string step_in_submit = "auto";     // HORON_STEP_IN_SUBMIT: auto, on, off
   int64_t threads = 0;                     // HORON_THREADS, 0: chosen from cores and ranks
   std::string allreduce = "auto";          // HORON_ALLREDUCE: auto, shm, hier, mpi
+  std::string wire_dtype = "float32";      // HORON_WIRE_DTYPE: float32, bfloat16, float16
   bool shared_memory = true;               // HORON_SHARED_MEMORY
   bool freeze = true;                      // HORON_FREEZE
+  bool keep_heap = true;                   // HORON_KEEP_HEAP
   std::string host_id;                     // HORON_HOST_ID, empty: as MPI says
   bool check_finite = false;               // HORON_CHECK_FINITE
   bool check_replicas = true;              // HORON_CHECK_REPLICAS

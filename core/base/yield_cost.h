@@ -56,8 +56,8 @@ class YieldCost {
   static constexpr uint32_t kMost = 1024;
 
   std::atomic<uint32_t> waits_without_{0};
-  std::atomic<uint32_t> next_{
-      0};  // the next dear yield is followed by twice as many waits without one
+  // The next dear yield is followed by twice as many waits without one.
+  std::atomic<uint32_t> next_{0};
 };
 
 }  // namespace horon::core

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "horon/core/base/narrow_type.h"
 #include "horon/core/execution/block_layout.h"
 
 namespace horon::core {
@@ -35,16 +36,14 @@ void move_prescale_to_result(Batch& batch, int contributors) {
 Batch describe_batch(const EntrySpec& spec, int contributors, std::span<const int> ranks) {
   Batch batch;
   batch.kind = spec.kind;
-  batch.dtype = spec.dtype;
+  batch.dtype = type_in_batch(spec);
   batch.reduce_op = spec.reduce_op;
   batch.device = spec.device;
   batch.root = index_of(spec.root, ranks);
+  // Those of compressed tensors are applied where float32 is at hand: when packing and unpacking.
   if (spec.compression == Compression::None) {
     batch.prescale = spec.prescale;
     batch.postscale = spec.postscale;
-  } else {  // scales are applied where float32 is at hand: when packing and unpacking
-    const bool half = spec.compression == Compression::Float16;
-    batch.dtype = half ? DataType::Float16 : DataType::BFloat16;
   }
   if (spec.reduce_op == ReduceOp::Average) batch.divisor = contributors;
   if (contributors < static_cast<int>(ranks.size())) move_prescale_to_result(batch, contributors);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "horon/core/negotiation/told_extents.h"
+
 namespace horon::core {
 namespace {
 
@@ -14,7 +16,7 @@ std::vector<int64_t> sums_by_block(const std::vector<std::vector<int64_t>>& part
   return sums;
 }
 
-// Finds one number in what all members have said.
+// Finds one number in what this member is told that all have said.
 class Extents {
  public:
   Extents(const EntrySpec& spec, std::span<const int64_t> said, std::span<const int> ranks)
@@ -30,6 +32,8 @@ class Extents {
   int64_t get(size_t member, size_t part, size_t index = 0) const {
     return said_[members_[member].begin + part * members_[member].each + index];
   }
+  // Alltoall.
+  ToldOfPart told(size_t part) const { return {said_, part, members_.size()}; }
 
  private:
   struct Member {
@@ -62,8 +66,8 @@ PartRows rows_of_part(const EntrySpec& spec, const Extents& extents, size_t part
       break;
     case CollectiveKind::Alltoall:
       for (size_t m = 0; m < size; ++m) {
-        rows.in[m] = extents.get(me, part, m);
-        rows.out[m] = extents.get(m, part, me);
+        rows.in[m] = extents.told(part).sends[m];
+        rows.out[m] = extents.told(part).gets[m];
       }
       break;
     case CollectiveKind::Scatter:
@@ -83,9 +87,6 @@ PartRows rows_of_part(const EntrySpec& spec, const Extents& extents, size_t part
 }
 
 }  // namespace
-
-std::vector<int64_t> BlockLayout::in_counts() const { return sums_by_block(in); }
-std::vector<int64_t> BlockLayout::out_counts() const { return sums_by_block(out); }
 
 bool moves_blocks(CollectiveKind kind) {
   return has_own_rows(kind) || kind == CollectiveKind::Reducescatter;
@@ -113,6 +114,10 @@ BlockLayout make_block_layout(const EntrySpec& spec, std::span<const int64_t> ex
     layout.in.push_back(std::move(rows.in));
     layout.out.push_back(std::move(rows.out));
   }
+  layout.in_counts = sums_by_block(layout.in);
+  layout.out_counts = sums_by_block(layout.out);
+  layout.in_total = total(layout.in_counts);
+  layout.out_total = total(layout.out_counts);
   return layout;
 }
 

@@ -2,11 +2,13 @@
 // gather, scatter, alltoall and reducescatter.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "horon/core/base/entry_spec.h"
+#include "horon/core/execution/block_counts.h"
 
 namespace horon::core {
 
@@ -20,8 +22,13 @@ struct BlockLayout {
   std::vector<std::vector<int64_t>> out;
 
   // Over all parts; [block].
-  std::vector<int64_t> in_counts() const;
-  std::vector<int64_t> out_counts() const;
+  BlockCounts in_counts;
+  BlockCounts out_counts;
+  // Of all blocks.
+  int64_t in_total = 0;
+  int64_t out_total = 0;
+
+  size_t block_count() const { return in.size() * (in_counts.size() + out_counts.size()); }
 };
 
 // `extents` as in StartEntry; `me`: this member's index; `ranks` of all members, to find the root.

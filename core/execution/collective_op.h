@@ -9,10 +9,10 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "horon/core/base/dtype.h"
 #include "horon/core/base/entry_spec.h"
+#include "horon/core/execution/block_counts.h"
 
 namespace horon::core {
 
@@ -45,8 +45,8 @@ struct Batch {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   int64_t count = 0;
-  std::vector<int64_t> send_counts;
-  std::vector<int64_t> receive_counts;
+  BlockCounts send_counts;
+  BlockCounts receive_counts;
 
   MemoryQueue* queue = nullptr;  // of the memory; null or immediate() for host memory
 };
@@ -54,6 +54,7 @@ struct Batch {
 enum class Progress : uint8_t {
   Done,      // finished on this rank; do not step again
   Advanced,  // did something: step again soon
+  Driving,   // as Polling, and what it waits for goes on only while it is stepped, on all ranks
   Polling,   // waits for something that does not ring the doorbell
   Ringing,   // waits for a peer, who will ring the doorbell
 };

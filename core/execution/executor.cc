@@ -37,7 +37,7 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
                               std::vector<EnqueuedBatch>& enqueued) {
   Pace pace = Pace::Idle;
   const auto slower = [&](Pace seen) {
-    // The batch that must be stepped soonest decides: Busy, then Polling, then Ringing.
+    // The batch that must be stepped soonest decides: Busy, Driving, Polling, then Ringing.
     if (pace == Pace::Idle || seen < pace) pace = seen;
   };
   earlier_.clear();
@@ -58,6 +58,7 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
     if (progress != Progress::Done) {
       earlier_.add(running.needs_scratch(), running.unstarted_op());
       slower(progress == Progress::Advanced  ? Pace::Busy
+             : progress == Progress::Driving ? Pace::Driving
              : progress == Progress::Polling ? Pace::Polling
                                              : Pace::Ringing);
       ++batch;

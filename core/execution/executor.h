@@ -46,6 +46,7 @@ class Executor {
   enum class Pace : uint8_t {
     Idle,     // nothing is in flight
     Busy,     // something moved: step again soon
+    Driving,  // something in flight goes on only while it is stepped
     Polling,  // the end of something in flight does not ring the doorbell
     Ringing,  // everything in flight will ring the doorbell
   };

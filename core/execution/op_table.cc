@@ -57,19 +57,7 @@ CollectiveOp& OpTable::select(const BatchFacts& facts) const {
   throw Error(ErrorCode::Config, why_none(facts));
 }
 
-bool OpTable::can_run(const BatchFacts& facts) const {
-  const int place =
-      ((static_cast<int>(facts.device) * kCollectiveKindCount + static_cast<int>(facts.kind)) *
-           kDataTypeCount +
-       static_cast<int>(facts.dtype)) *
-          kReduceOpCount +
-      static_cast<int>(facts.reduce_op);
-  std::atomic<bool>& known = known_to_run_.at(static_cast<size_t>(place));
-  if (known.load(std::memory_order_relaxed)) return true;
-  const bool can = find(facts) != nullptr;
-  if (can) known.store(true, std::memory_order_relaxed);
-  return can;
-}
+bool OpTable::can_run(const BatchFacts& facts) const { return find(facts) != nullptr; }
 
 std::string OpTable::why_none(const BatchFacts& facts) const {
   std::string reasons;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,7 +20,7 @@ class OpTable {
 
   // Throws Error(Config) with the reason of every candidate if nothing fits.
   CollectiveOp& select(const BatchFacts& facts) const;
-  // Whether select() would find one. Any thread. Remembered by all facts but the count.
+  // Whether select() would find one. Any thread.
   bool can_run(const BatchFacts& facts) const;
   // What select() throws if it finds none: one sentence, and a line for each candidate that is for
   // such a collective on such memory.
@@ -42,9 +41,6 @@ class OpTable {
   std::vector<std::unique_ptr<CollectiveOp>> ops_;
   std::string allreduce_prefix_;                     // empty: any
   std::array<bool, kDeviceKindCount> restricted_{};  // the prefix is for this kind of memory
-  static constexpr size_t kKnownCount =
-      size_t{kDeviceKindCount} * kCollectiveKindCount * kDataTypeCount * kReduceOpCount;
-  mutable std::array<std::atomic<bool>, kKnownCount> known_to_run_{};
 };
 
 }  // namespace horon::core

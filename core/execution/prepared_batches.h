@@ -1,15 +1,19 @@
-// What is the same each time the same entry runs alone: which op, on how many elements of what.
+// What is the same each time the same entry runs alone: which op, on how many elements of what, and
+// which rows go to whom.
 //
 // A training step brings the same buckets again and again. Their layout and their op are found
 // once; after that a batch only takes its memory.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <string_view>
+#include <span>
 #include <unordered_map>
+#include <vector>
 
 #include "horon/core/base/entry_spec.h"
+#include "horon/core/execution/block_layout.h"
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/op_table.h"
 
@@ -19,8 +23,10 @@ struct PreparedBatch {
   // Kept, so that no other spec can get its address.
   std::shared_ptr<const EntrySpec> spec;
   int contributors = 0;
-  Batch batch;  // all but its sequence and memory
+  std::vector<int64_t> extents;  // as in EntryWork
+  Batch batch;                   // all but its sequence and memory
   CollectiveOp* op = nullptr;
+  std::shared_ptr<const BlockLayout> blocks;  // moves_blocks(), else null
 };
 
 // Which op runs such a batch, of `facts_count` elements by BatchFacts. Throws Error(Config).
@@ -30,13 +36,16 @@ CollectiveOp& op_for(const OpTable& ops, const Batch& batch, int64_t facts_count
 // at a time.
 class PreparedBatches {
  public:
-  // Null if this spec has not been prepared, or for another number of contributors.
-  const PreparedBatch* find(const EntrySpec* spec, int contributors) const;
+  // Null if this spec has not been prepared, or for another number of contributors or other rows.
+  const PreparedBatch* find(const EntrySpec* spec, int contributors,
+                            std::span<const int64_t> extents) const;
   void add(PreparedBatch prepared);
 
  private:
   // A program that makes a new spec for each call never hits: the map is cleared when it is full.
   static constexpr size_t kKept = 1024;
+  // Of as many blocks the layout is as good as free beside the collective, and keeping it is not.
+  static constexpr size_t kKeptBlocksMax = 4096;
   std::unordered_map<const EntrySpec*, PreparedBatch> by_spec_;
 };
 

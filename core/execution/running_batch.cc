@@ -5,9 +5,11 @@
 
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/keep_for_ever.h"
+#include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/batch_description.h"
 #include "horon/core/execution/neutral.h"
+#include "horon/core/negotiation/told_extents.h"
 
 namespace horon::core {
 namespace {
@@ -125,28 +127,28 @@ bool RunningBatch::works_in_place_of_one_tensor() const {
 // Which op, on how many elements, and where: directly on the one stretch of memory that there is,
 // or in a fusion buffer.
 void RunningBatch::lay_out() {
-  const bool direct = works_in_place_of_one_tensor();
+  // Entries that run together now need not do so the next time.
+  const bool alone = work_.entries.size() == 1;
+  std::vector<int64_t>& extents = work_.entries.front().extents;
   const PreparedBatch* const prepared =
-      direct ? context_.prepared.find(&spec_, work_.contributors) : nullptr;
+      alone ? context_.prepared.find(&spec_, work_.contributors, extents) : nullptr;
   if (prepared != nullptr) {
     batch_ = prepared->batch;
     op_ = prepared->op;
+    blocks_ = prepared->blocks;
   } else {
-    batch_ = describe_batch(spec_, work_.contributors, context_.ranks);
-    batch_.queue = &context_.scratch->domain(spec_.device).queue();
+    describe();
+    if (alone) {
+      context_.prepared.add(
+          {spec_owner_, work_.contributors, std::move(extents), batch_, op_, blocks_});
+    }
   }
   queue_ = batch_.queue;
   immediate_ = queue_->immediate();
   batch_.sequence = work_.sequence;
-  if (moves_blocks(spec_.kind)) return lay_out_blocks();
-  if (prepared == nullptr && spec_.kind != CollectiveKind::Barrier) {
-    for (const EntryWork& entry : work_.entries) batch_.count += element_count(*entry.spec);
-  }
-  if (op_ == nullptr) op_ = &op_for(*context_.ops, batch_, batch_.count);
-  if (direct) {
-    if (prepared == nullptr) {
-      context_.prepared.add({spec_owner_, work_.contributors, batch_, op_});
-    }
+  if (moves_blocks(spec_.kind)) {
+    place_blocks();
+  } else if (works_in_place_of_one_tensor()) {
     const MemoryPart& memory = work_.entries.front().memory[0];
     batch_.input = memory.input;
     batch_.output = compressed() ? const_cast<std::byte*>(memory.input) : memory.output;
@@ -156,49 +158,62 @@ void RunningBatch::lay_out() {
   }
 }
 
+// What does not depend on memory.
+void RunningBatch::describe() {
+  batch_ = describe_batch(spec_, work_.contributors, context_.ranks);
+  batch_.queue = &context_.scratch->domain(spec_.device).queue();
+  if (moves_blocks(spec_.kind)) {
+    blocks_ = std::make_shared<const BlockLayout>(
+        make_block_layout(spec_, work_.entries.front().extents, context_.me, context_.ranks));
+    const bool reduces_blocks = spec_.kind == CollectiveKind::Reducescatter;
+    batch_.count = reduces_blocks ? blocks_->out_total : blocks_->in_total;
+    if (spec_.kind != CollectiveKind::Allgather) batch_.send_counts = blocks_->in_counts;
+    if (!reduces_blocks) batch_.receive_counts = blocks_->out_counts;
+    op_ = &op_for(*context_.ops, batch_, count_of_all());
+    return;
+  }
+  if (spec_.kind != CollectiveKind::Barrier) {
+    for (const EntryWork& entry : work_.entries) batch_.count += element_count(*entry.spec);
+  }
+  op_ = &op_for(*context_.ops, batch_, batch_.count);
+}
+
 // Batches of this kind have one entry. A tensor alone is sent and received where it lies; a group
 // is packed.
-void RunningBatch::lay_out_blocks() {
+void RunningBatch::place_blocks() {
   EntryWork& entry = work_.entries.front();
-  blocks_ = make_block_layout(spec_, entry.extents, context_.me, context_.ranks);
-  const std::vector<int64_t> in = blocks_.in_counts();
-  const std::vector<int64_t> out = blocks_.out_counts();
-  const int64_t in_total = total(in);
-  const int64_t out_total = total(out);
-  const bool reduces_blocks = spec_.kind == CollectiveKind::Reducescatter;
-  batch_.count = reduces_blocks ? out_total : in_total;
-  if (spec_.kind != CollectiveKind::Allgather) batch_.send_counts = in;
-  if (!reduces_blocks) batch_.receive_counts = out;
-  op_ = &op_for(*context_.ops, batch_, count_of_all());
-  for (const std::vector<int64_t>& part : blocks_.out) {
+  const BlockLayout& blocks = *blocks_;
+  entry.received.reserve(blocks.out.size() * blocks.out.front().size());
+  for (const std::vector<int64_t>& part : blocks.out) {
     entry.received.insert(entry.received.end(), part.begin(), part.end());
   }
   if (entry.mine && spec_.parts.size() == 1) {
     batch_.input = entry.memory.front().input;
-    batch_.output = out_total > 0 ? allocate_output(entry, 0, out_total) : nullptr;
+    batch_.output = blocks.out_total > 0 ? allocate_output(entry, 0, blocks.out_total) : nullptr;
     if (!entry.error) return;
     // The others count on this rank: it takes part, and its result is thrown away.
-    scratch_bytes_ = bytes_of(out_total);
+    scratch_bytes_ = bytes_of(blocks.out_total);
     output_at_ = 0;
     return;
   }
   input_at_ = 0;
-  output_at_ = (bytes_of(in_total) + 63) / 64 * 64;
-  scratch_bytes_ = *output_at_ + bytes_of(out_total);
+  output_at_ = whole_cache_lines(bytes_of(blocks.in_total));
+  scratch_bytes_ = *output_at_ + bytes_of(blocks.out_total);
   packs_blocks_ = entry.mine;
-  for (size_t part = 0; part < blocks_.out.size() && entry.mine; ++part) {
-    const int64_t elements = total(blocks_.out[part]);
+  for (size_t part = 0; part < blocks.out.size() && entry.mine; ++part) {
+    const int64_t elements = total(blocks.out[part]);
     if (elements > 0) entry.memory[part].output = allocate_output(entry, part, elements);
   }
 }
 
 // Null, with the entry's error, if there is no memory for this rank's result.
 std::byte* RunningBatch::allocate_output(EntryWork& entry, size_t part, int64_t elements) const {
-  std::string why = "its allocator gave none";
+  std::string why;  // a text only where there is something to say
   ErrorCode code = ErrorCode::Limit;
   try {
     std::byte* const output = entry.allocate_output(part, elements, *queue_);
     if (output != nullptr) return output;
+    why = "its allocator gave none";
   } catch (...) {
     const Error error = current_error();
     code = error.code();
@@ -216,7 +231,15 @@ int64_t RunningBatch::count_of_all() const {
   if (spec_.kind == CollectiveKind::Reducescatter) return element_count(spec_);
   // Rows of unlike tensors: a measure, not a sum of bytes.
   const std::vector<int64_t>& extents = work_.entries.front().extents;
-  return total(extents) * row_elements(spec_.parts.front().shape);
+  int64_t rows = 0;
+  if (spec_.kind == CollectiveKind::Alltoall) {
+    for (size_t part = 0; part < spec_.parts.size(); ++part) {
+      rows += ToldOfPart(extents, part, context_.ranks.size()).of_all;
+    }
+  } else {
+    rows = total(extents);
+  }
+  return rows * row_elements(spec_.parts.front().shape);
 }
 
 bool RunningBatch::take_scratch(const Predecessors& earlier) {
@@ -274,7 +297,7 @@ SlicedCopy RunningBatch::copy_blocks(bool in) {
   const std::vector<MemoryPart>& memory = work_.entries.front().memory;
   const std::byte* from = batch_.output;
   auto* to = const_cast<std::byte*>(batch_.input);
-  for_each_block(in ? blocks_.in : blocks_.out, [&](size_t part, int64_t begin, int64_t count) {
+  for_each_block(in ? blocks_->in : blocks_->out, [&](size_t part, int64_t begin, int64_t count) {
     const size_t bytes = bytes_of(count);
     if (in) {
       items.push_back({memory[part].input + bytes_of(begin), to, bytes});

@@ -78,7 +78,8 @@ class RunningBatch {
   bool compressed() const { return spec_.compression != Compression::None; }
   size_t bytes_of(int64_t elements) const;
   void lay_out();
-  void lay_out_blocks();
+  void describe();
+  void place_blocks();
   std::byte* allocate_output(EntryWork& entry, size_t part, int64_t elements) const;
   int64_t count_of_all() const;
   bool take_scratch(const Predecessors& earlier);
@@ -104,8 +105,8 @@ class RunningBatch {
   bool immediate_ = true;  // the queue
   Batch batch_;
   CollectiveOp* op_ = nullptr;
-  BlockLayout blocks_;         // moves_blocks()
-  bool packs_blocks_ = false;  // moves_blocks(): a group, by way of the scratch buffer
+  std::shared_ptr<const BlockLayout> blocks_;  // moves_blocks()
+  bool packs_blocks_ = false;                  // moves_blocks(): a group, by way of the scratch
   // The bytes of scratch that it needs, and the offsets of the op's input and output there; empty:
   // none.
   std::optional<size_t> scratch_bytes_, input_at_, output_at_;

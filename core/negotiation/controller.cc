@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "horon/core/base/text.h"
+#include "horon/core/negotiation/told_extents.h"
 #include "horon/core/negotiation/wire_format.h"
 
 namespace horon::core {
@@ -335,7 +336,12 @@ void Controller::settle_news() {
     for (const Item& record : log) {
       last_progress_ = now_;
       outbox_.to_all(record);
-      member_.hear(record, effects_);
+      if (differs_by_member(record)) {
+        member_.hear(told_to(record, static_cast<size_t>(options_.rank), options_.ranks.size()),
+                     effects_);
+      } else {
+        member_.hear(record, effects_);
+      }
     }
     renew_stall_text();
   }

@@ -1,12 +1,14 @@
 #include "horon/core/negotiation/coordinator.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/agreement.h"
 #include "horon/core/negotiation/gate.h"
+#include "horon/core/negotiation/told_extents.h"
 
 namespace horon::core {
 namespace {
@@ -333,9 +335,8 @@ void Coordinator::plan(std::vector<Item>& log, bool everything) {
     const bool idle = in_flight_ == 0;
     std::vector<ClosedEntry> entries = planner_.take_batch();
     batch.joined = entries.front().joined;
-    // A broadcast over MPI costs many messages. The planner fuses more broadcasts than the gate,
-    // which does not wait for other entries. So a broadcast may freeze only if nothing else ran or
-    // waited.
+    // The planner fuses more broadcasts than the gate, which does not wait for other entries. So a
+    // broadcast may freeze only if nothing else ran or waited.
     const bool alone = entries.size() == 1 && idle && planner_.empty();
     const bool may_freeze = alone || entries.front().spec->kind != CollectiveKind::Broadcast;
     for (ClosedEntry& entry : entries) {
@@ -353,9 +354,16 @@ PlannedEntry Coordinator::planned(ClosedEntry entry, bool may_freeze) {
   out.id = ids_.find(entry.name, entry.spec);
   const bool is_new = out.id == kNoId;
   if (is_new) out.id = ids_.give(entry.name, entry.spec);
-  freezer_.planned(out.id, entry, may_freeze);
+  const bool each_is_told_its_own = entry.spec->kind == CollectiveKind::Alltoall;
+  const size_t numbers_told =
+      each_is_told_its_own ? extents_told(*entry.spec, options_.ranks) : entry.extents.size();
+  freezer_.planned(out.id, entry, numbers_told, may_freeze);
   out.produced = std::move(entry.produced);
-  out.extents = std::move(entry.extents);
+  if (each_is_told_its_own) {
+    out.said_by_all = std::make_shared<const std::vector<int64_t>>(std::move(entry.extents));
+  } else {
+    out.extents = std::move(entry.extents);
+  }
   if (!is_new) return out;
   out.name = std::move(entry.name);
   out.spec = std::move(entry.spec);

@@ -25,7 +25,7 @@ struct StartEntry {
   std::string name;
   SpecPtr spec;
   std::vector<bool> produced;    // per part: somebody has it; empty: all
-  std::vector<int64_t> extents;  // has_own_rows(): of each member, one after the other
+  std::vector<int64_t> extents;  // has_own_rows(): see told_extents.h
 };
 
 // Run these entries as one collective. Batches are started in the order in which they are given

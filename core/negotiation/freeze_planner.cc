@@ -17,9 +17,9 @@ static_assert(Gate::kCounters % 64 == 0, "a bit for each in words of 64");
 // freezing it takes.
 constexpr uint64_t kStartsThatPay = 4;
 
-// Every member takes part, and each can keep the extents of all.
-bool can_freeze(const ClosedEntry& entry) {
-  return entry.joined.empty() && entry.extents.size() <= kFrozenExtentsMax;
+// Every member takes part, and each can keep what it is told.
+bool can_freeze(const ClosedEntry& entry, size_t numbers_told) {
+  return entry.joined.empty() && numbers_told <= kFrozenExtentsMax;
 }
 
 }  // namespace
@@ -29,13 +29,14 @@ FreezePlanner::FreezePlanner(int need, size_t frozen_max)
   HORON_CHECK(frozen_max <= Gate::kCounters, "each frozen name has a counter");
 }
 
-void FreezePlanner::planned(EntryId id, const ClosedEntry& entry, bool may_freeze) {
+void FreezePlanner::planned(EntryId id, const ClosedEntry& entry, size_t numbers_told,
+                            bool may_freeze) {
   if (need_ <= 0 || id == kNoId) return;
   History& history = names_[entry.name];
   if (history.need == 0) history.need = need_;
   ++events_;
   const uint64_t gap = events_ - std::exchange(history.seen, events_);
-  if (!can_freeze(entry)) {
+  if (!can_freeze(entry, numbers_told)) {
     history.streak = 0;
     return;
   }

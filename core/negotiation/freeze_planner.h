@@ -24,8 +24,8 @@ class FreezePlanner {
   explicit FreezePlanner(int need, size_t frozen_max = Gate::kCounters);
 
   // An entry is planned under this id. If not `may_freeze`, its count of plans in a row begins
-  // anew.
-  void planned(EntryId id, const ClosedEntry& entry, bool may_freeze);
+  // anew. `numbers_told`: of its extents, to each member (told_extents.h).
+  void planned(EntryId id, const ClosedEntry& entry, size_t numbers_told, bool may_freeze);
   // An entry of this name ended without a plan.
   void not_planned(const std::string& name);
 

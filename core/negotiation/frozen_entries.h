@@ -11,15 +11,16 @@
 
 namespace horon::core {
 
-// An entry with more extents than this is not frozen: each member would have to keep them.
+// An entry of which a member is told more extents than this is not frozen: it would have to keep
+// them.
 inline constexpr size_t kFrozenExtentsMax = 4096;
 
 // What may differ from one plan of an id to the next, and does not while it is frozen.
 struct PlanDetails {
-  std::vector<bool> absent;      // what this member has said: see Ready
-  std::vector<int64_t> said;     // its extents
-  std::vector<bool> produced;    // what the plan says: see PlannedEntry
-  std::vector<int64_t> extents;  // of all members
+  std::vector<bool> absent;    // what this member has said: see Ready
+  std::vector<int64_t> said;   // its extents
+  std::vector<bool> produced;  // what the plan says: see PlannedEntry
+  std::vector<int64_t> extents;
 };
 
 class FrozenEntries {

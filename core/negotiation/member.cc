@@ -7,6 +7,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/agreement.h"
 #include "horon/core/negotiation/broken_log.h"
+#include "horon/core/negotiation/told_extents.h"
 
 namespace horon::core {
 
@@ -253,14 +254,10 @@ void Member::check(const PlannedEntry& planned, const std::string& name,
   if (has_own_rows(spec.kind) && (spec.parts.empty() || scalar_part)) {
     broken(concat("a plan divides \"", name, "\", which has no rows"));
   }
-  size_t expected = 0;
-  for (const int rank : ranks_) {
-    expected += spec.parts.size() * extents_of_part(spec, rank == spec.root, size_);
-  }
   const std::vector<int64_t>& extents = planned.extents;
   const bool negative =
       std::any_of(extents.begin(), extents.end(), [](int64_t e) { return e < 0; });
-  if (extents.size() != expected || negative) {
+  if (extents.size() != extents_told(spec, ranks_) || negative) {
     broken(concat("the plan's extents for \"", name, "\" can't be"));
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "horon/core/negotiation/told_extents.h"
 #include "horon/core/negotiation/wire_format.h"
 
 namespace horon::core {
@@ -39,12 +40,26 @@ void Outbox::pack(uint32_t set, uint64_t applied, std::vector<Outgoing>& message
   to_one_.clear();
 }
 
+// Records of which each member is told a part of its own.
+std::vector<std::byte> Outbox::encode_for(size_t peer, const Envelope& envelope) const {
+  Envelope told;
+  told.set = envelope.set;
+  told.applied = envelope.applied;
+  for (const Item& item : envelope.items) {
+    told.items.push_back(differs_by_member(item) ? told_to(item, peer, first_of_host_.size())
+                                                 : item);
+  }
+  return encode(told);
+}
+
 void Outbox::send_to_all(Envelope& envelope, std::vector<Outgoing>& messages) {
   const auto send = [&](const std::vector<bool>& first, bool to_firsts) {
-    const std::vector<std::byte> bytes = encode(envelope);
+    const bool differs =
+        std::any_of(envelope.items.begin(), envelope.items.end(), differs_by_member);
+    const std::vector<std::byte> bytes = differs ? std::vector<std::byte>() : encode(envelope);
     for (size_t peer = 0; peer < first.size(); ++peer) {
       if (static_cast<int>(peer) == me_ || first[peer] != to_firsts) continue;
-      messages.push_back({static_cast<int>(peer), bytes});
+      messages.push_back({static_cast<int>(peer), differs ? encode_for(peer, envelope) : bytes});
     }
   };
   envelope.items = std::exchange(to_all_, {});

@@ -1,6 +1,7 @@
 // What one member has to send, until it is packed: one envelope for each receiver.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -26,6 +27,7 @@ class Outbox {
   void pack(uint32_t set, uint64_t applied, std::vector<Outgoing>& messages);
 
  private:
+  std::vector<std::byte> encode_for(size_t peer, const Envelope& envelope) const;
   void send_to_all(Envelope& envelope, std::vector<Outgoing>& messages);
 
   const int me_;

@@ -69,7 +69,10 @@ struct PlannedEntry {
   std::string name;
   SpecPtr spec;
   std::vector<bool> produced;    // per part: somebody has it; empty: all parts
-  std::vector<int64_t> extents;  // has_own_rows(): of each member, one after the other
+  std::vector<int64_t> extents;  // has_own_rows(): see told_extents.h
+  // Alltoall, in the coordinator's own log: what it tells each member a part of, as `extents`. It
+  // is never sent.
+  std::shared_ptr<const std::vector<int64_t>> said_by_all;
 };
 
 // Entries that run as one collective, packed one behind the other.

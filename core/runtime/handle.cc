@@ -5,6 +5,7 @@
 
 #include "horon/core/base/forked_child.h"
 #include "horon/core/base/futex.h"
+#include "horon/core/base/wait_check.h"
 #include "horon/core/runtime/loop_seat.h"
 
 namespace horon::core {
@@ -31,7 +32,10 @@ bool HandleState::wait(std::optional<std::chrono::nanoseconds> timeout) const {
     if (in_forked_child()) return false;
     constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);
     const auto deadline = timeout ? Clock::now() + std::min(*timeout, longest) : LoopSeat::kNever;
-    if (!wait_until_finished(deadline)) return false;
+    while (!wait_until_finished(deadline)) {
+      if (timeout) return false;
+      if (const WaitCheck check = wait_check()) check();
+    }
   }
   if (seat_ != nullptr) seat_->reaper.release();
   return true;
@@ -66,6 +70,9 @@ bool HandleState::sleep_until_finished(Clock::time_point deadline) const {
       now = seat_->yield_cost.yield(now);
       if (seat_->yield_cost.dear()) break;
     }
+  }
+  if (deadline == LoopSeat::kNever && wait_check() != nullptr) {
+    deadline = Clock::now() + kWaitCheckInterval;
   }
   while (!finished()) {
     uint32_t seen = kPending;

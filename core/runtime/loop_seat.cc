@@ -5,6 +5,7 @@
 #include "horon/core/base/forked_child.h"
 #include "horon/core/base/plain_float_mode.h"
 #include "horon/core/base/prompt_thread.h"
+#include "horon/core/base/wait_check.h"
 #include "horon/core/runtime/handle.h"
 #include "horon/core/runtime/runtime_loop.h"
 
@@ -151,6 +152,7 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
     late = deadline != kNever && Clock::now() >= deadline;
     if (late) break;
     if (moved) continue;
+    if (deadline == kNever && wait_check() != nullptr) deadline = Clock::now() + kWaitCheckInterval;
     std::chrono::nanoseconds pause = loop.pause();
     if (deadline != kNever)
       pause = std::min<std::chrono::nanoseconds>(pause, deadline - Clock::now());

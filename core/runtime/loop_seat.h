@@ -40,9 +40,9 @@ class LoopSeat {
 
   enum class Drive : uint8_t {
     Finished,  // the handle has
-    TimedOut,
-    Taken,   // another thread of the program drives
-    NoLoop,  // it has not begun or has ended; the background thread finishes the handle
+    TimedOut,  // without a deadline: a wait_check() is due
+    Taken,     // another thread of the program drives
+    NoLoop,    // it has not begun or has ended; the background thread finishes the handle
   };
   // Steps the loop until `handle` has finished or the deadline has passed. Any thread of the
   // program.

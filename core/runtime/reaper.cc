@@ -1,10 +1,17 @@
 #include "horon/core/runtime/reaper.h"
 
+#include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "horon/core/base/keep_for_ever.h"
 
 namespace horon::core {
+namespace {
+
+constexpr size_t kSpareMax = 64;  // submissions
+
+}  // namespace
 
 void Reaper::add(Submission&& submission) noexcept {
   const bool program_owns_nothing = submission.keep_alive.use_count() == 0 &&
@@ -23,10 +30,16 @@ void Reaper::add(Submission&& submission) noexcept {
 
 void Reaper::release() {
   if (!any_.load(std::memory_order_acquire)) return;
-  std::vector<Submission> dying;  // destroyed behind the lock: destructors may come back here
-  const std::lock_guard lock(mutex_);
-  dying.swap(submissions_);
-  any_.store(false, std::memory_order_relaxed);
+  // Empty, with memory for the next ones: calls that come again and again allocate none.
+  thread_local std::vector<Submission> spare;
+  std::vector<Submission> dying = std::move(spare);
+  {
+    const std::lock_guard lock(mutex_);
+    dying.swap(submissions_);
+    any_.store(false, std::memory_order_relaxed);
+  }
+  dying.clear();  // not under the lock: destructors may come back here
+  if (dying.capacity() <= kSpareMax) spare = std::move(dying);
 }
 
 }  // namespace horon::core

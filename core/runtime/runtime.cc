@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "horon/core/base/blocked_signals.h"
+#include "horon/core/base/collective_ban.h"
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
@@ -50,7 +51,7 @@ class Runtime::Impl {
         step_in_submit_(parts.step_in_submit),
         transport_(std::move(parts.transport)),
         devices_(devices_of(parts)),
-        ops_(parts.world.executor->shared_ops()),
+        runnable_(parts.world.executor->shared_ops()),
         loop_({&config_, &topology_, timeline_, transport_.get(), std::move(parts.world),
                std::move(parts.make_set), &seat_->reaper},
               door_) {
@@ -79,8 +80,9 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<HandleState> push(Submission submission) {
-    const std::string fault = find_fault(submission, topology_.rank, *members_of(submission.set),
-                                         devices_, ops_.lock().get());
+    refuse_if_banned(submission.name);
+    const std::string fault =
+        find_fault(submission, topology_.rank, *members_of(submission.set), devices_, runnable_);
     if (!fault.empty()) {
       const std::string text = concat("tensor \"", submission.name, "\": ", fault);
       refuse(submission.name, text, submission.set);
@@ -212,8 +214,7 @@ class Runtime::Impl {
   std::atomic<bool> left_from_within_{false};
   std::unique_ptr<Transport> transport_;
   const RankDevices devices_;
-  // Of the world; other sets can do the same. The loop owns it, and its end ends the ops.
-  const std::weak_ptr<const OpTable> ops_;
+  const RunnableCalls runnable_;
   const std::shared_ptr<LoopSeat> seat_ = std::make_shared<LoopSeat>();
   mutable RuntimeDoor door_{[this] { transport_->ring(); }};
   RuntimeLoop loop_;

@@ -243,11 +243,16 @@ bool RuntimeLoop::at_rest() const {
 std::chrono::nanoseconds RuntimeLoop::pause() {
   polls_ = transport_->must_poll();
   bool coordinator = false;
+  bool drives = false;
   for (const auto& [id, runner] : runners_) {
-    polls_ = polls_ || runner->pace() == Executor::Pace::Polling;
+    drives = drives || runner->pace() == Executor::Pace::Driving;
+    polls_ = polls_ || drives || runner->pace() == Executor::Pace::Polling;
     coordinator = coordinator || runner->is_coordinator();
   }
-  std::chrono::nanoseconds pause = pacer_.pause(polls_, at_rest(), coordinator);
+  const Pacer::Need need = drives   ? Pacer::Need::Drive
+                           : polls_ ? Pacer::Need::Look
+                                    : Pacer::Need::Ring;
+  std::chrono::nanoseconds pause = pacer_.pause(need, at_rest(), coordinator);
   if (door_.leaving) {
     const Nanos left = door_.deadline_ns - Clock::now().time_since_epoch().count();
     pause = std::clamp(std::chrono::nanoseconds(left), std::chrono::nanoseconds(0), pause);
@@ -259,6 +264,7 @@ bool RuntimeLoop::must_be_stepped() {
   if (must_poll() && (!at_rest() || !transport_->flushed())) return true;
   return std::any_of(runners_.begin(), runners_.end(), [](const auto& entry) {
     return entry.second->pace() == Executor::Pace::Polling ||
+           entry.second->pace() == Executor::Pace::Driving ||
            entry.second->pace() == Executor::Pace::Busy;
   });
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/block_layout.h"
 
@@ -104,23 +105,21 @@ std::string fault_of_device(const Submission& submission, int rank, const RankDe
                 " works on ", to_string(kind), ":", index, "; move it there");
 }
 
-// As the batch will be (describe_batch()): compressed tensors travel in their type of 16 bits.
-std::string fault_of_ops(const EntrySpec& spec, const OpTable& ops) {
+// As the batch will be (describe_batch()).
+std::string fault_of_ops(const EntrySpec& spec, const RunnableCalls& runnable) {
   BatchFacts facts;
   facts.kind = spec.kind;
-  facts.dtype = spec.compression == Compression::Float16    ? DataType::Float16
-                : spec.compression == Compression::BFloat16 ? DataType::BFloat16
-                                                            : spec.dtype;
+  facts.dtype = type_in_batch(spec);
   facts.reduce_op = spec.reduce_op;
   facts.device = spec.device;
   facts.count = element_count(spec);
-  return ops.can_run(facts) ? "" : ops.why_none(facts);
+  return runnable.fault(facts);
 }
 
 }  // namespace
 
 std::string find_fault(const Submission& submission, int rank, std::span<const int> ranks,
-                       const RankDevices& devices, const OpTable* ops) {
+                       const RankDevices& devices, const RunnableCalls& runnable) {
   if (submission.spec == nullptr) return "it has no spec";
   const EntrySpec& spec = *submission.spec;
   if (submission.name.empty()) return "the name is empty";
@@ -136,9 +135,7 @@ std::string find_fault(const Submission& submission, int rank, std::span<const i
   if (moves_blocks(spec.kind) && spec.parts.empty()) return "it has no tensors";
   if (std::string fault = fault_of_spec(spec, ranks); !fault.empty()) return fault;
   if (std::string fault = fault_of_device(submission, rank, devices); !fault.empty()) return fault;
-  if (std::string fault = ops == nullptr ? "" : fault_of_ops(spec, *ops); !fault.empty()) {
-    return fault;
-  }
+  if (std::string fault = fault_of_ops(spec, runnable); !fault.empty()) return fault;
   if (!submission.absent.empty() && submission.absent.size() != spec.parts.size()) {
     return "the absent flags do not fit the parts";
   }

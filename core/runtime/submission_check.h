@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "horon/core/execution/op_table.h"
+#include "horon/core/runtime/runnable_calls.h"
 #include "horon/core/runtime/submission.h"
 
 namespace horon::core {
@@ -19,9 +19,8 @@ struct RankDevice {
 using RankDevices = std::array<RankDevice, kDeviceKindCount>;
 
 // One sentence that names the tensor, the value and the cure; empty if the submission is fine.
-// `ranks`: the members of its process set, this rank being one of them. `ops`: that it may run
-// on; null: the job is over.
+// `ranks`: the members of its process set, this rank being one of them.
 std::string find_fault(const Submission& submission, int rank, std::span<const int> ranks,
-                       const RankDevices& devices, const OpTable* ops);
+                       const RankDevices& devices, const RunnableCalls& runnable);
 
 }  // namespace horon::core

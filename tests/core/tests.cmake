@@ -2,11 +2,14 @@ find_package(nlohmann_json REQUIRED)
 horon_test(base_test
            FILES core/base/config_test.cc core/base/current_error_test.cc core/base/json_test.cc
                  core/base/nearest_name_test.cc core/base/parse_number_test.cc
-                 core/base/rank_names_test.cc core/base/timeline_test.cc core/base/version_test.cc
-                 core/base/yield_cost_test.cc
+                 core/base/rank_names_test.cc core/base/replace_file_test.cc
+                 core/base/timeline_test.cc core/base/version_test.cc core/base/yield_cost_test.cc
            LIBS nlohmann_json::nlohmann_json)
 # Alone, since it looks at the state before the first set_log().
 horon_test(log_test FILES core/base/log_test.cc)
+# Of glibc's own heap, alone in its process.
+horon_test(kept_heap_test FILES core/base/kept_heap_test.cc)
+set_tests_properties(kept_heap_test PROPERTIES LABELS not_sanitized)
 horon_test(byte_ring_test FILES core/transport/byte_ring_test.cc)
 horon_test(doorbell_test FILES core/host/doorbell_test.cc)
 horon_test(in_process_transport_test FILES core/transport/in_process_transport_test.cc)
@@ -20,7 +23,9 @@ horon_test(executor_test
                  core/execution/prepared_batches_test.cc
                  core/execution/queued_batches_test.cc core/execution/scratch_pool_test.cc
                  support/fake_device.cc)
-horon_test(op_table_test FILES core/execution/op_table_test.cc)
+horon_test(op_table_test
+           FILES core/execution/op_table_test.cc core/runtime/pacer_test.cc
+                 core/runtime/runnable_calls_test.cc)
 # The ranks of one program: threads, on memory of each kind.
 set(fake_world support/fake_device.cc support/memory_of_worlds_immediate.cc)
 set(runtime_tests
@@ -60,6 +65,7 @@ add_library(horon_simulation STATIC
   support/simulation/random_job.cc
   support/simulation/random_spec.cc
   support/simulation/random_world.cc
+  support/simulation/rows_of_alltoall.cc
   support/simulation/simulated_cluster.cc
   support/simulation/simulated_gate.cc
   support/simulation/timed_run.cc
@@ -91,7 +97,9 @@ horon_test(freeze_planner_test FILES core/negotiation/freeze_planner_test.cc)
 horon_test(ring_gate_test FILES core/negotiation/ring_gate_test.cc)
 horon_test(fusion_planner_test FILES core/negotiation/fusion_planner_test.cc LIBS horon_simulation)
 target_sources(horon_simulation PRIVATE support/simulation/random_envelope.cc)
-horon_test(wire_format_test FILES core/negotiation/wire_format_test.cc LIBS horon_simulation)
+horon_test(wire_format_test
+           FILES core/negotiation/told_extents_test.cc core/negotiation/wire_format_test.cc
+           LIBS horon_simulation)
 
 # Everywhere: the corpus and random changes of it.
 add_executable(wire_format_fuzz core/negotiation/wire_format_fuzz.cc support/fuzz_main.cc)
@@ -120,6 +128,9 @@ target_sources(horon_simulation PRIVATE support/simulation/transcript.cc)
 horon_test(transcript_test FILES core/negotiation/transcript_test.cc LIBS horon_simulation)
 target_compile_definitions(transcript_test PRIVATE
   HORON_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/core/negotiation")
+horon_test(tuning_test
+           FILES core/tuning/autotuner_test.cc core/tuning/bayesian_search_test.cc
+                 core/tuning/gaussian_process_test.cc core/tuning/tuning_files_test.cc)
 horon_test(controller_gate_test FILES core/negotiation/controller_gate_test.cc)
 horon_test(controller_test FILES core/negotiation/controller_test.cc)
 horon_test(entry_ids_test FILES core/negotiation/entry_ids_test.cc)

@@ -18,4 +18,8 @@ inline std::string error_of(const std::function<void()>& call) {
   return "no error";
 }
 
+// What its answer starts with.
+inline const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
+inline const std::string kMismatch{to_string(ErrorCode::Mismatch)};
+
 }  // namespace horon::test

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +16,8 @@
 
 #include <gtest/gtest.h>
 #include <mpi.h>
+
+#include "horon/tests/support/test_arguments.h"
 
 // A default that a test program can replace by its own definition.
 __attribute__((weak)) bool test_main_starts_mpi() { return true; }
@@ -114,15 +117,26 @@ class Watchdog final : public testing::EmptyTestEventListener {
   std::thread thread_;  // the last member: it uses the others
 };
 
-std::optional<std::chrono::seconds> watchdog_limit(int argc, char** argv) {
-  constexpr std::string_view kOption = "--watchdog-s=";
-  std::optional<std::chrono::seconds> limit;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (!argument.starts_with(kOption)) continue;
-    limit = std::chrono::seconds(std::atoi(argument.data() + kOption.size()));
+std::optional<std::chrono::seconds> watchdog_limit() {
+  const char* const limit = horon::testing_support::argument("--watchdog-s");
+  if (limit == nullptr) return std::nullopt;
+  return std::chrono::seconds(std::atoi(limit));
+}
+
+// Takes the tests that stand in FILE.cc, by a filter that names each. False: there are none.
+bool take_tests_of_file(const std::string& file) {
+  const testing::UnitTest& all = *testing::UnitTest::GetInstance();
+  std::string names;
+  for (int i = 0; i < all.total_test_suite_count(); ++i) {
+    const testing::TestSuite& suite = *all.GetTestSuite(i);
+    for (int j = 0; j < suite.total_test_count(); ++j) {
+      const testing::TestInfo& test = *suite.GetTestInfo(j);
+      if (std::filesystem::path(test.file()).filename() != file + ".cc") continue;
+      names += std::string(suite.name()) + "." + test.name() + ":";
+    }
   }
-  return limit;
+  GTEST_FLAG_SET(filter, names);
+  return !names.empty();
 }
 
 // Rank 0 prints as usual, the others failures only. Before MPI runs nobody knows which is which.
@@ -159,7 +173,12 @@ int test_size() {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  auto* const watchdog = new Watchdog(watchdog_limit(argc, argv));
+  const char* const file = horon::testing_support::argument("--file");
+  if (file != nullptr && !take_tests_of_file(file)) {
+    std::fprintf(stderr, "no tests of a file %s.cc in this program\n", file);
+    return 2;
+  }
+  auto* const watchdog = new Watchdog(watchdog_limit());
   testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
   listeners.Append(watchdog);
   const bool starts_mpi = test_main_starts_mpi();

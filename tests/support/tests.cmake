@@ -13,6 +13,14 @@ function(mpi_main_case name test text)
   horon_limit_test(mpi_main_test.${name} 60)
 endfunction()
 
+# A file of which the program has no test is no success.
+add_test(NAME mpi_main_test.unknown_file
+         COMMAND ${PROJECT_SOURCE_DIR}/tests/support/expect_failure
+                 "no tests of a file nowhere_test.cc" $<TARGET_FILE:mpi_main_test>
+                 --file=nowhere_test)
+horon_limit_test(mpi_main_test.unknown_file 60)
+horon_mpirun_test(mpi_main_test.file mpi_main_test 2 ARGS --file=mpi_main_test)
+
 mpi_main_case(failure_is_named FailsOnTheLastRank "[rank 2] as it should")
 mpi_main_case(first_rank_tells FailsOnTheLastRank "[  FAILED  ] on another rank")
 mpi_main_case(hang_is_named HangsOnTheLastRank

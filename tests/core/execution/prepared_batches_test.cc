@@ -57,6 +57,52 @@ TEST_P(ExecutorContract, ABatchThatComesAgainIsPreparedOnce) {
   }
 }
 
+// The rows of the other rank change, and come back.
+TEST_P(ExecutorContract, RowsThatChangeAreLaidOutAnew) {
+  const auto meeting = std::make_shared<FakeMeeting>(2);
+  Rank zero(GetParam(), 0, 2, meeting, {});
+  Rank one(GetParam(), 1, 2, meeting, {});
+  std::shared_ptr<EntrySpec> specs[2];
+  for (auto& spec : specs) {
+    spec = std::make_shared<EntrySpec>();
+    spec->kind = CollectiveKind::Allgather;
+    spec->device = DeviceKind::Cuda;
+    spec->parts = {{"x", {1}}};
+  }
+  uint64_t sequence = 0;
+  for (const int64_t rows : {2, 2, 3, 3, 2, 0, 2}) {
+    std::vector<float> mine = {7};
+    std::vector<float> others(static_cast<size_t>(rows), 8);
+    std::vector<float> gathered[2];
+    const auto gather = [&](int rank, std::vector<float>& data) {
+      specs[rank]->parts.front().shape = {std::ssize(data)};
+      EntryWork work = entry(1, data);
+      work.spec = specs[rank];
+      work.memory.front().output = nullptr;
+      work.extents = {1, rows};
+      work.allocate_output = [&, rank](size_t, int64_t elements, MemoryQueue&) {
+        gathered[rank].resize(static_cast<size_t>(elements));
+        return reinterpret_cast<std::byte*>(gathered[rank].data());
+      };
+      (rank == 0 ? zero : one).executor->enqueue(batch(sequence, list(std::move(work))));
+    };
+    gather(0, mine);
+    gather(1, others);
+    ++sequence;
+    executor_world::run_both(zero, one);
+    std::vector<float> expected(static_cast<size_t>(rows), 8);
+    expected.insert(expected.begin(), 7);
+    for (const auto& each : gathered) EXPECT_EQ(each, expected);
+    for (const Rank* rank : {&zero, &one}) {
+      EXPECT_FALSE(rank->finished.back().error);
+      const std::vector<int64_t>& received = rank->enqueued.empty()
+                                                 ? rank->finished.back().entries.front().received
+                                                 : rank->enqueued.back().entries.front().received;
+      EXPECT_THAT(received, ElementsAre(1, rows));
+    }
+  }
+}
+
 // The batches behind it stand in line, and all of them end in the order of the log.
 TEST(Executor, ALimitedNumberOfBatchesIsUnderWay) {
   constexpr size_t kBatches = 3 * Executor::kUnderWayMax;

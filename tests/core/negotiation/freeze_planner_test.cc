@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -49,7 +50,7 @@ class Log {
   }
   std::vector<Place> plan(const ClosedEntry& closed, bool may_freeze = true,
                           bool anybody_away = false) {
-    planner.planned(1, closed, may_freeze);
+    planner.planned(1, closed, closed.extents.size(), may_freeze);
     return decide(anybody_away);
   }
   // Plans it until it is frozen; how often that took, or 10,000.
@@ -137,7 +138,7 @@ TEST(FreezePlanner, TheRowMustNotBeBroken) {
   EXPECT_THAT(log.plan(entry("x")), IsEmpty());
   log.planner.not_planned("x");
   EXPECT_THAT(log.plan(entry("x")), IsEmpty());
-  log.planner.planned(2, entry("x"), true);  // another shape
+  log.planner.planned(2, entry("x"), 0, true);  // another shape
   EXPECT_THAT(log.decide(), IsEmpty());
   EXPECT_THAT(log.plan(entry("x")), IsEmpty());
   EXPECT_THAT(log.plan(entry("x")), ElementsAre(1));
@@ -235,6 +236,27 @@ TEST(Coordinator, ABroadcastThatIsAloneByLuckIsNotFrozen) {
   }
 }
 
+// Each of 100 members says 100 numbers and is told 201, of 10,000.
+TEST(Coordinator, AnAlltoallAmongManyIsFrozenByWhatEachMemberKeeps) {
+  constexpr int members = 100;
+  Coordinator::Options options;
+  options.freeze_after = 1;
+  options.ranks.resize(members);
+  std::iota(options.ranks.begin(), options.ranks.end(), 0);
+  options.host_of.assign(members, 0);
+  Coordinator coordinator(options);
+  Ready ready;
+  ready.name = "x";
+  auto spec = std::make_shared<EntrySpec>();
+  spec->kind = CollectiveKind::Alltoall;
+  spec->parts = {{"x", {members}}};
+  ready.spec = std::move(spec);
+  ready.extents.assign(members, 1);
+  for (int from = 0; from < members; ++from) coordinator.take(from, ready, 0, 0);
+  EXPECT_FALSE(coordinator.decide().empty());
+  EXPECT_TRUE(coordinator.any_frozen());
+}
+
 TEST(FreezePlanner, AMemberThatGoesThawsAllAndIsDropped) {
   Log log(2);
   EXPECT_EQ(log.plans_until_frozen(), 2);  // the log's first record
@@ -252,7 +274,7 @@ TEST(FreezePlanner, AMemberThatGoesThawsAllAndIsDropped) {
 TEST(FreezePlanner, CountersRunOutAndAreUsedAgain) {
   Log log(1);
   for (uint32_t i = 0; i < Gate::kCounters; ++i) {
-    log.planner.planned(i + 1, entry("t" + std::to_string(i)), true);
+    log.planner.planned(i + 1, entry("t" + std::to_string(i)), 0, true);
   }
   EXPECT_EQ(log.decide().size(), Gate::kCounters);
   EXPECT_FALSE(log.planner.ran_out());

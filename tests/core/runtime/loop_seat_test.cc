@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 
 #include <gtest/gtest.h>
 
+#include "horon/core/base/wait_check.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
 namespace horon::core {
@@ -112,6 +114,42 @@ TEST(LoopSeat, ManyWaitingThreadsLoseNoWakeUp) {
       }
     });
   }
+}
+
+// The program may end a wait from outside: a driver's, and a sleeper's.
+TEST(LoopSeat, ACheckOfTheProgramEndsAWaitWithoutLimit) {
+  static std::atomic<int> asked{0};
+  const auto refuse = [] {
+    ++asked;
+    throw Error(ErrorCode::Timeout, "not now");
+  };
+  std::atomic<bool> seen{false};
+  World world(2);
+  world.each([&](Runtime& runtime, int rank) {
+    Tensor mine = tensor({1});
+    if (rank == 0) {
+      const auto late = runtime.submit(submission("late", mine));
+      set_wait_check(refuse);
+      EXPECT_THROW(late->wait(std::nullopt), Error);  // drives
+      {
+        std::atomic<bool> stop{false};
+        const std::jthread driver([&] {
+          while (!stop) (void)late->wait(10ms);
+        });
+        EXPECT_THROW(late->wait(std::nullopt), Error);  // sleeps, most of the time
+        stop = true;
+      }
+      EXPECT_FALSE(late->wait(1ms)) << "a limit of its own needs no check";
+      set_wait_check(nullptr);
+      seen = true;
+      EXPECT_EQ(error_of(*late), "");  // it goes on
+    }
+    while (!seen) std::this_thread::yield();
+    if (rank == 1) {
+      EXPECT_EQ(error_of(*runtime.run(submission("late", mine))), "");
+    }
+  });
+  EXPECT_EQ(asked, 2);
 }
 
 // A thread that waits for what comes late does not keep another one's collectives from coming.

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kMargin = 32;
 constexpr size_t kLead = 64;  // from the begin of the device's memory, for the margin and a shift
 
-int64_t sum(const std::vector<int64_t>& counts) {
+int64_t sum(const core::BlockCounts& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 

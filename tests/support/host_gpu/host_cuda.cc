@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -56,12 +57,13 @@ Moment moment_of(ops::CudaEventHandle handle) {
 struct HostCuda::State {
   explicit State(Options given) : options(given), random(given.seed) {}
 
-  void begin_work() {
+  void begin_work(ops::CudaStream stream) {
     int delay = 0;
     {
       const std::lock_guard lock(mutex);
       if (started++ == options.fails_at) failed = true;
       delay = std::uniform_int_distribution<int>(0, options.delay_us_max)(random);
+      if (slow_us > 0 && is_slow(stream)) delay += slow_us;
     }
     if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
   }
@@ -70,6 +72,8 @@ struct HostCuda::State {
   std::mutex mutex;
   std::mt19937 random;
   int64_t started = 0;
+  std::function<bool(ops::CudaStream)> is_slow;
+  int slow_us = 0;
   std::atomic<bool> failed{false};
   std::atomic<int> host_waits{0};
   std::atomic<int64_t> pending{0};  // pieces of work
@@ -99,7 +103,7 @@ struct HostCuda::Stream {
         kernel = std::move(kernels.front());
         kernels.pop_front();
       }
-      state->begin_work();
+      state->begin_work(this);
       while (!state->failed && !kernel()) {
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       }
@@ -119,6 +123,12 @@ HostCuda::HostCuda(int device, Options options)
     : device_(device), state_(std::make_shared<State>(options)) {}
 
 HostCuda::~HostCuda() = default;
+
+void HostCuda::slow_down(std::function<bool(ops::CudaStream)> is_slow, int us) {
+  const std::lock_guard lock(state_->mutex);
+  state_->is_slow = std::move(is_slow);
+  state_->slow_us = us;
+}
 
 ops::CudaStream HostCuda::create_stream() { return new Stream(state_); }
 

@@ -44,6 +44,10 @@ class HostCuda final : public ops::CudaApi {
   void launch(const ops::MoveLaunch& launch, ops::CudaStream stream) override;
   int exchange_capture_mode(int mode) noexcept override;
 
+  // From now on each piece of work in a stream for which `is_slow` holds begins `us` later. The
+  // streams' threads call it.
+  void slow_down(std::function<bool(ops::CudaStream)> is_slow, int us);
+
   // Of the calling thread.
   static int current_device();
   static int capture_mode();

@@ -138,7 +138,7 @@ void SimulatedCluster::deliver(int from, int to) {
                             std::holds_alternative<core::Pong>(item) ||
                             std::holds_alternative<core::Stall>(item);
       if (!question) ++progress_;
-      if (is_record(item)) r.records.push_back(hash_of(item));
+      if (is_record(item)) r.records.push_back(hash_of(rows_.common(item)));
       if (std::holds_alternative<core::Plan>(item) || std::holds_alternative<core::Freeze>(item) ||
           std::holds_alternative<core::Thaw>(item)) {
         ++r.plans;
@@ -219,7 +219,8 @@ void SimulatedCluster::send(int from, core::Outgoing message) {
     count_words(from, item);
     if (options_.trace) note(concat(from, " -> ", message.to, ": ", describe(item)));
     // Every member is sent the same log, so the coordinator's own is what the first one is sent.
-    if (from == 0 && message.to == 1 && is_record(item)) r.records.push_back(hash_of(item));
+    if (from == 0 && message.to == 1 && is_record(item))
+      r.records.push_back(hash_of(rows_.common(item)));
   }
   if (from == 0 && message.to == 1) count_freezes(envelope.items);
   if (r.votes_sent > r.votes_said) violate(concat("rank ", from, " said a vote twice"));
@@ -262,11 +263,9 @@ void SimulatedCluster::count_freezes(const std::vector<core::Item>& records) {
 }
 
 void SimulatedCluster::start(int rank, const core::StartBatch& start) {
-  Rank& r = at(rank);
   ++progress_;
-  if (start.sequence != r.started++) violate(concat("rank ", rank, " skips a batch"));
-  const bool first = start.sequence >= batches_.size();
-  if (first) {
+  if (start.sequence != at(rank).started++) violate(concat("rank ", rank, " skips a batch"));
+  if (start.sequence >= batches_.size()) {
     Batch& fresh = batches_.emplace_back();
     fresh.first = start;
     fresh.contributions.resize(start.entries.size());
@@ -274,6 +273,7 @@ void SimulatedCluster::start(int rank, const core::StartBatch& start) {
   }
   Batch& batch = batches_[start.sequence];
   compare(rank, start, batch.first);
+  rows_.note_start(rank, start);
   std::string names;
   for (size_t i = 0; i < start.entries.size(); ++i) {
     const core::StartEntry& entry = start.entries[i];
@@ -295,7 +295,7 @@ void SimulatedCluster::start(int rank, const core::StartBatch& start) {
     outcome.kind = Outcome::Kind::Ran;
     outcome.contributors = batch.first.contributors;
     outcome.produced = batch.first.entries[i].produced;
-    outcome.extents = batch.first.entries[i].extents;
+    outcome.extents = rows_.said(batch.first, i, size());
     std::vector<Contribution>& data = batch.contributions[i];
     std::sort(data.begin(), data.end());
     outcome.contributions = std::make_shared<const std::vector<Contribution>>(std::move(data));
@@ -323,7 +323,8 @@ void SimulatedCluster::compare(int rank, const core::StartBatch& start,
     // Where the first dimension is each rank's own, all else is the same.
     const bool own_rows = core::has_own_rows(a.spec->kind);
     const bool specs = own_rows ? b.spec->kind == a.spec->kind : *a.spec == *b.spec;
-    return a.name == b.name && specs && a.produced == b.produced && a.extents == b.extents;
+    const bool rows = a.extents == b.extents || a.spec->kind == CollectiveKind::Alltoall;
+    return a.name == b.name && specs && a.produced == b.produced && rows;
   };
   const bool equal =
       start.contributors == first.contributors && start.entries.size() == first.entries.size() &&

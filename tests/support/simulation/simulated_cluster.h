@@ -20,6 +20,7 @@
 
 #include "horon/core/negotiation/controller.h"
 #include "horon/tests/support/simulation/program.h"
+#include "horon/tests/support/simulation/rows_of_alltoall.h"
 #include "horon/tests/support/simulation/simulated_gate.h"
 
 namespace horon::simulation {
@@ -151,6 +152,7 @@ class SimulatedCluster {
   std::deque<Batch> batches_;
   std::set<Contribution> used_;
   std::set<core::EntryId> ids_with_rows_;
+  RowsOfAlltoall rows_;
   std::vector<std::pair<int, int>> sent_;
   std::vector<int> woken_;
   std::vector<uint64_t> runnable_;

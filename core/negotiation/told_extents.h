@@ -1,0 +1,38 @@
+// What a member is told about the rows of all members, in a Plan.
+//
+// All that the members of an alltoall have said would be N x N numbers for each of N members. So
+// each of them is told what concerns it, part by part: the rows that it sends to each member, those
+// that it gets from each, and how many those of all members are together. For the other kinds every
+// member is told all that all have said.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "horon/core/negotiation/protocol.h"
+
+namespace horon::core {
+
+// How many numbers. `ranks`: of all members.
+size_t extents_told(const EntrySpec& spec, std::span<const int> ranks);
+
+// Alltoall: what `member` of `size` is told, of what all have said, one after the other.
+std::vector<int64_t> extents_told_of_alltoall(std::span<const int64_t> said, size_t member,
+                                              size_t size);
+
+// Where the numbers of one part are in what a member of an alltoall is told.
+struct ToldOfPart {
+  ToldOfPart(std::span<const int64_t> told, size_t part, size_t size);
+  std::span<const int64_t> sends;  // [member]
+  std::span<const int64_t> gets;   // [member]
+  int64_t of_all;
+};
+
+// Whether members are told different numbers of this record of the coordinator's log.
+bool differs_by_member(const Item& record);
+// Such a record as `member` of `size` is told it.
+Item told_to(const Item& record, size_t member, size_t size);
+
+}  // namespace horon::core

@@ -1,0 +1,32 @@
+// Which calls the ops of a job can run; asked at each submission.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "horon/core/execution/op_table.h"
+
+namespace horon::core {
+
+// Any thread.
+class RunnableCalls {
+ public:
+  // `ops`: of the world; the other sets can do the same. They may end before this does.
+  explicit RunnableCalls(std::weak_ptr<const OpTable> ops) : ops_(std::move(ops)) {}
+
+  // Why no op can run it, as OpTable::why_none(). Empty if one can, or if the ops have ended: then
+  // the job is over, which the caller is told elsewhere. Kinds, types and so on that have been run
+  // before cost one load; the count is not asked about again.
+  std::string fault(const BatchFacts& facts) const;
+
+ private:
+  static constexpr size_t kCount =
+      size_t{kDeviceKindCount} * kCollectiveKindCount * kDataTypeCount * kReduceOpCount;
+
+  const std::weak_ptr<const OpTable> ops_;
+  mutable std::array<std::atomic<bool>, kCount> known_to_run_{};
+};
+
+}  // namespace horon::core

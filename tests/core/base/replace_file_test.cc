@@ -1,0 +1,57 @@
+#include "horon/core/base/replace_file.h"
+
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+
+#include "horon/tests/support/error_of.h"
+
+namespace horon::core {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class ReplaceFile : public testing::Test {
+ protected:
+  void SetUp() override { fs::create_directory(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string content() const {
+    std::ifstream in(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  const fs::path folder_ =
+      fs::temp_directory_path() / ("replace_file_" + std::to_string(::getpid()));
+  const std::string path_ = folder_ / "file";
+};
+
+TEST_F(ReplaceFile, TakesThePlaceOfTheOldOne) {
+  replace_file(path_, "long text");
+  EXPECT_EQ(content(), "long text");
+  replace_file(path_, [](const std::string& temporary) { std::ofstream(temporary) << "short"; });
+  EXPECT_EQ(content(), "short");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+}
+
+TEST_F(ReplaceFile, FailureLeavesTheOldOneAlone) {
+  replace_file(path_, "old");
+  const auto half = [](const std::string& temporary) {
+    std::ofstream(temporary) << "half";
+    throw std::runtime_error("the disk is full");
+  };
+  EXPECT_THAT(error_of([&] { replace_file(path_, half); }),
+              AllOf(HasSubstr("can't write " + path_), HasSubstr("the disk is full")));
+  EXPECT_EQ(content(), "old");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+  EXPECT_THAT(error_of([&] { replace_file(path_ + "/none", "new"); }),
+              HasSubstr("Not a directory"));
+}
+
+}  // namespace
+}  // namespace horon::core

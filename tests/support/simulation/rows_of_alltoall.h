@@ -1,0 +1,30 @@
+// The rows of an alltoall in a simulated job: each member is told those of its own, so what all
+// have said shows only when all of them have started it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "horon/core/negotiation/effects.h"
+
+namespace horon::simulation {
+
+class RowsOfAlltoall {
+ public:
+  // The record without what differs between members.
+  core::Item common(core::Item record);
+  void note_start(int rank, const core::StartBatch& start);
+  // What all ranks have said, one after the other, once `size` ranks have started the batch: of any
+  // kind. Empty if what they were told does not fit together.
+  std::vector<int64_t> said(const core::StartBatch& start, size_t entry, int size) const;
+
+ private:
+  std::set<core::EntryId> ids_;  // of alltoalls
+  // [sequence, entry][rank]
+  std::map<std::pair<uint64_t, size_t>, std::map<int, std::vector<int64_t>>> told_;
+};
+
+}  // namespace horon::simulation

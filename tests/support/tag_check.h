@@ -1,0 +1,75 @@
+// Messages that are looked at on their way: how much is sent, how much is under way, and whether
+// their tags tell them apart.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "horon/tests/support/thread_messages.h"
+
+namespace horon::ops {
+
+// Expects that no message has the tag of another one that is under way to, or from, the same peer.
+class TagCheck final : public Messages {
+ public:
+  TagCheck(MessageHub& hub, int rank) : messages_(hub, rank) {}
+
+  // The first message that is received from now on seems to be late until no other is posted.
+  void delay_first_receive() { delays_ = true; }
+  int64_t sent() const { return sent_; }  // bytes
+  size_t most_under_way() const { return most_under_way_; }
+  int largest_tag() const { return largest_tag_; }
+
+  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    sent_ += bytes;
+    return note({true, to, tag}, messages_.send(to, tag, data, bytes));
+  }
+  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
+    const Ticket ticket = note({false, from, tag}, messages_.receive(from, tag, data, bytes));
+    if (std::exchange(delays_, false)) late_ = ticket;
+    return ticket;
+  }
+  void progress() override {
+    messages_.progress();
+    ++quiet_;
+  }
+  bool take_if_over(Ticket ticket) override {
+    constexpr int enough_quiet = 100;  // calls of progress() since a message was posted
+    if (ticket == late_ && quiet_ < enough_quiet) return false;
+    if (!messages_.take_if_over(ticket)) return false;
+    under_way_.erase(message_of_.at(ticket));
+    return true;
+  }
+
+ private:
+  using Message = std::tuple<bool, int, int>;  // whether it is sent, peer, tag
+
+  Ticket note(const Message& message, Ticket ticket) {
+    const int tag = std::get<2>(message);
+    EXPECT_TRUE(under_way_.insert(message).second) << "tag " << tag;
+    most_under_way_ = std::max(most_under_way_, under_way_.size());
+    largest_tag_ = std::max(largest_tag_, tag);
+    message_of_[ticket] = message;
+    quiet_ = 0;
+    return ticket;
+  }
+
+  ThreadMessages messages_;
+  bool delays_ = false;
+  std::optional<Ticket> late_;
+  int64_t sent_ = 0;
+  size_t most_under_way_ = 0;
+  int largest_tag_ = -1;
+  std::set<Message> under_way_;
+  std::map<Ticket, Message> message_of_;
+  int quiet_ = 0;
+};
+
+}  // namespace horon::ops
