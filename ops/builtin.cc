@@ -1,16 +1,20 @@
 #include "horon/ops/builtin.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <string_view>
 #include <utility>
 
 #include "horon/core/base/rank_names.h"
+#include "horon/core/base/round_up.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/negotiation/ring_gate.h"
 #include "horon/core/runtime/submission.h"
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/hierarchical/hierarchical_allreduce.h"
-#include "horon/ops/hierarchical/hierarchical_exchange.h"
+#include "horon/ops/hierarchical/hosts_exchange.h"
+#include "horon/ops/hierarchical/message_exchange.h"
+#include "horon/ops/hierarchical/wire_type.h"
 #include "horon/ops/host/host_memory.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/host/shared_memory_exchange.h"
@@ -31,20 +35,21 @@ bool wants_gate(const core::Topology& topology, const core::Config& config) {
   return config.freeze && config.shared_memory && !alone;
 }
 
-size_t aligned(size_t bytes) {
-  constexpr size_t kAlignment = 64;
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 // On one host the area holds the allreduce's part, the exchange's, and the gate's, if there is one;
-// with several hosts the part of the allreduce between them, and the gate's.
+// with several hosts the parts of the allreduce and of the exchange between them, and the gate's.
 size_t exchange_offset(int local_size) {
-  return aligned(SharedMemoryAllreduce::area_bytes(local_size));
+  return core::whole_cache_lines(SharedMemoryAllreduce::area_bytes(local_size));
+}
+size_t hosts_exchange_offset(const core::Topology& topology) {
+  return core::whole_cache_lines(HierarchicalAllreduce::area_bytes(topology));
 }
 size_t gate_offset(const core::Topology& topology) {
-  if (!topology.one_host()) return aligned(HierarchicalAllreduce::area_bytes(topology));
+  if (!topology.one_host()) {
+    return hosts_exchange_offset(topology) +
+           core::whole_cache_lines(HostsExchange::area_bytes(topology));
+  }
   return exchange_offset(topology.local_size) +
-         aligned(BlockExchange::area_bytes(topology.local_size));
+         core::whole_cache_lines(BlockExchange::area_bytes(topology.local_size));
 }
 
 void add_shared_memory_ops(const Communicator& communicator,
@@ -92,29 +97,38 @@ void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu
   }
 }
 
-// Where some host has ranks that can't map each other's memory, MPI does the allreduce.
-void add_ops_between_hosts(const Communicator& communicator,
+void add_exchange_between_hosts(const std::shared_ptr<ExchangeMachine>& machine,
+                                std::initializer_list<CollectiveKind> kinds,
+                                std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
+  for (const CollectiveKind kind : kinds) {
+    ops.push_back(std::make_unique<HierarchicalExchange>(machine, kind));
+  }
+}
+
+// Where some host has ranks that can't map each other's memory, MPI does what needs that.
+void add_ops_between_hosts(const Communicator& communicator, const core::Config& config,
                            const std::shared_ptr<core::ScratchPool>& scratch,
                            std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
   const core::Topology& topology = communicator.topology();
   const bool one_rank_each = topology.host_count() == topology.size;
   const std::shared_ptr<Messages> messages = make_mpi_messages(communicator.mpi());
   if (one_rank_each || communicator.all_share_memory()) {
-    HierarchicalAllreduce::Parts parts;
+    BetweenHosts parts;
     parts.topology = topology;
     parts.messages = messages;
     parts.scratch = scratch;
     parts.group = &communicator.local_group();
     parts.area = communicator.area();
-    ops.push_back(std::make_unique<HierarchicalAllreduce>(std::move(parts)));
+    parts.wire_dtype = wire_dtype_named(config.wire_dtype);
+    ops.push_back(std::make_unique<HierarchicalAllreduce>(parts));
+    if (parts.area != nullptr) parts.area += hosts_exchange_offset(topology);
+    add_exchange_between_hosts(
+        std::make_shared<HostsExchange>(parts),
+        {CollectiveKind::Broadcast, CollectiveKind::Allgather, CollectiveKind::Reducescatter}, ops);
   }
-  const auto exchange =
-      std::make_shared<MessageExchange>(messages, scratch, topology.rank, topology.size);
-  for (const CollectiveKind kind :
-       {CollectiveKind::Allgather, CollectiveKind::Reducescatter, CollectiveKind::Alltoall,
-        CollectiveKind::Gather, CollectiveKind::Scatter}) {
-    ops.push_back(std::make_unique<HierarchicalExchange>(exchange, kind, one_rank_each));
-  }
+  add_exchange_between_hosts(
+      std::make_shared<MessageExchange>(messages, topology.rank, topology.size),
+      {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}, ops);
 }
 
 }  // namespace
@@ -143,7 +157,9 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
   std::vector<std::unique_ptr<core::CollectiveOp>> ops;
   if (shares_memory(communicator, config)) add_shared_memory_ops(communicator, ops);
   if (communicator.mpi() != nullptr) {
-    if (!communicator.topology().one_host()) add_ops_between_hosts(communicator, scratch, ops);
+    if (!communicator.topology().one_host()) {
+      add_ops_between_hosts(communicator, config, scratch, ops);
+    }
     for (auto& op : make_mpi_ops(communicator.mpi(), scratch)) ops.push_back(std::move(op));
   }
   if (has_gpu(gpu)) add_nccl_ops(communicator, gpu, ops);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/narrow_type.h"
 
 namespace horon::ops {
 namespace {
@@ -13,8 +14,7 @@ using Cast = core::CopyItem::Cast;
 constexpr int64_t kElementsPerMove = int64_t{1} << 30;
 
 MoveLaunch launch_for(const core::CopyItem& item) {
-  const DataType narrow =
-      item.type == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
+  const DataType narrow = core::narrow_type(item.type);
   switch (item.cast) {
     case Cast::Narrow:
       return MoveLaunch::scale(DataType::Float32, narrow, item.factor);

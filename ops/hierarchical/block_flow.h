@@ -18,27 +18,27 @@ class BlockFlow {
   BlockFlow(int peer, std::byte* data, int64_t bytes, bool sends)
       : peer_(peer), data_(data), bytes_(bytes), sends_(sends) {}
 
-  // False if nothing has ended, and nothing more may be under way. Both ranks name the same tag.
-  bool advance(Messages& messages, int tag, size_t messages_at_once) {
-    bool moved = false;
+  // A measure of the bytes that MPI copies for what is posted; 0 if nothing has ended, and nothing
+  // more may be under way. Both ranks name the same tag.
+  int64_t advance(Messages& messages, int tag, size_t messages_at_once) {
+    int64_t touched = 0;
     while (!under_way_.empty() && messages.take_if_over(under_way_.front())) {
       under_way_.pop_front();
       over_ = std::min(over_ + kMessageBytes, bytes_);
-      moved = true;
+      ++touched;
     }
     while (posted_ < bytes_ && under_way_.size() < messages_at_once) {
       const int64_t length = std::min(kMessageBytes, bytes_ - posted_);
       std::byte* const place = data_ + posted_;
-      under_way_.push_back(sends_ ? messages.send(peer_, tag, place, length)
+      const int64_t number = posted_ / kMessageBytes;
+      under_way_.push_back(sends_ ? messages.send_one_of_many(number, peer_, tag, place, length)
                                   : messages.receive(peer_, tag, place, length));
       posted_ += length;
-      moved = true;
+      touched += Messages::kPostCost + (sends_ ? length : 0);
     }
-    return moved;
+    return touched;
   }
 
-  const std::byte* data() const { return data_; }
-  int64_t bytes_over() const { return over_; }
   bool over() const { return over_ == bytes_; }
 
  private:

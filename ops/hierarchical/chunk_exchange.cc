@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "horon/core/base/round_up.h"
+
 namespace horon::ops {
 namespace {
 
-size_t whole_lines(int64_t bytes) { return (static_cast<size_t>(bytes) + 63) / 64 * 64; }
-
 size_t wire_bytes_of(const ExchangePlan& plan, int64_t elements) {
-  return whole_lines(elements * static_cast<int64_t>(size_of(plan.wire_type)));
+  return core::whole_cache_lines(static_cast<size_t>(elements) * size_of(plan.wire_type));
 }
 
 int64_t longest_part(const HostsLayout& layout, const ExchangePlan& plan) {
@@ -24,6 +24,16 @@ size_t ChunkExchange::memory_bytes(const HostsLayout& layout, const ExchangePlan
          static_cast<size_t>(layout.hosts) * wire_bytes_of(plan, longest_part(layout, plan));
 }
 
+ExchangeContext::ExchangeContext(Messages& between, const HostsLayout& hosts,
+                                 const core::Batch& batch, const ExchangePlan& plan_of_batch,
+                                 int tag)
+    : messages(between),
+      layout(hosts),
+      plan(plan_of_batch),
+      sums(batch, plan.raw, plan.wire_type),
+      dtype(batch.dtype),
+      first_tag(tag) {}
+
 ChunkExchange::ChunkExchange(const ExchangeContext& context, std::byte* memory)
     : context_(context),
       sum_memory_(memory),
@@ -37,8 +47,8 @@ ChunkExchange::ChunkExchange(const ExchangeContext& context, std::byte* memory)
   sums_of_hosts_.resize(static_cast<size_t>(layout.hosts));
 }
 
-void ChunkExchange::begin(int64_t index, std::span<const std::byte* const> inputs,
-                          std::span<std::byte* const> outputs) {
+int64_t ChunkExchange::begin(int64_t index, std::span<const std::byte* const> inputs,
+                             std::span<std::byte* const> outputs) {
   index_ = index;
   chunk_ = context_.plan.chunk(index);
   inputs_.assign(inputs.begin(), inputs.end());
@@ -57,6 +67,10 @@ void ChunkExchange::begin(int64_t index, std::span<const std::byte* const> input
   sum_ = is_input ? inputs_.front() : sum_memory_;
   send_sums();
   stage_ = Stage::Gathering;
+  const int64_t others = std::ssize(traffic_);
+  const int64_t sent = wire_bytes(chunk_.count) * (context_.plan.one_round ? others : 1);
+  return 2 * others * Messages::kPostCost + sent +
+         std::max(wire_bytes(chunk_.count), bytes(chunk_.count)) * std::ssize(inputs_);
 }
 
 // Two peers exchange the chunks of one lane, so tags count within it.
@@ -127,13 +141,14 @@ int64_t ChunkExchange::gather() {
   const bool sends_input = sum_ != sum_memory_ && context_.plan.one_round;
   if (any(&Traffic::sum_in) || (sends_input && any(&Traffic::sum_out))) return 0;
   const ExchangePlan::Stretch part = part_of(context_.layout.host);
-  if (part.count > 0) {
-    add_part(part);
-    if (!context_.plan.one_round) return_part(part);
-  }
   stage_ = Stage::Returning;
-  return 1 + wire_bytes(part.count) * context_.layout.hosts +
-         bytes(part.count) * std::ssize(outputs_);
+  if (part.count == 0) return 1;
+  add_part(part);
+  const int64_t touched =
+      wire_bytes(part.count) * context_.layout.hosts + bytes(part.count) * std::ssize(outputs_);
+  if (context_.plan.one_round) return touched;
+  return_part(part);
+  return touched + std::ssize(traffic_) * (Messages::kPostCost + result_bytes(part.count));
 }
 
 void ChunkExchange::add_part(const ExchangePlan::Stretch& part) {
@@ -141,17 +156,39 @@ void ChunkExchange::add_part(const ExchangePlan::Stretch& part) {
     sums_of_hosts_[static_cast<size_t>(with.host)] = received(with.host);
   }
   sums_of_hosts_[static_cast<size_t>(context_.layout.host)] = own_sum(part);
+  if (narrowed() && !context_.plan.one_round) {
+    context_.sums.add_hosts_for_wire(sums_of_hosts_, result_place(part), part.count);
+    return spread_result(part);
+  }
   for (size_t rank = 0; rank < outputs_.size(); ++rank) {
     part_outputs_[rank] = outputs_[rank] + bytes(part.begin);
   }
   context_.sums.add_hosts(sums_of_hosts_, part_outputs_, part.count);
 }
 
+// Where a result that travels lies on this host: in the output of the rank that drives the chunk.
+// Narrowed: in the place of the sum, which nobody needs any more.
+std::byte* ChunkExchange::result_place(const ExchangePlan::Stretch& part) const {
+  if (narrowed()) return sum_memory_ + wire_bytes(part.begin);
+  return outputs_[static_cast<size_t>(context_.layout.local_rank)] + bytes(part.begin);
+}
+
+// From there to the outputs.
+void ChunkExchange::spread_result(const ExchangePlan::Stretch& part) {
+  const std::byte* const result = result_place(part);
+  for (size_t rank = 0; rank < outputs_.size(); ++rank) {
+    part_outputs_[rank] = outputs_[rank] + bytes(part.begin);
+  }
+  if (narrowed()) return context_.sums.widen_result(result, part_outputs_, part.count);
+  for (std::byte* const place : part_outputs_) {
+    if (place != result) std::memcpy(place, result, static_cast<size_t>(bytes(part.count)));
+  }
+}
+
 void ChunkExchange::return_part(const ExchangePlan::Stretch& part) {
-  const std::byte* const result =
-      outputs_[static_cast<size_t>(context_.layout.local_rank)] + bytes(part.begin);
+  const std::byte* const result = result_place(part);
   for (Traffic& with : traffic_) {
-    with.result_out = context_.messages.send(with.peer, tag(1), result, bytes(part.count));
+    with.result_out = context_.messages.send(with.peer, tag(1), result, result_bytes(part.count));
   }
 }
 
@@ -161,18 +198,14 @@ int64_t ChunkExchange::fetch_results() {
   for (Traffic& with : traffic_) {
     if (!with.wants_result || with.sum_out) continue;
     const ExchangePlan::Stretch part = part_of(with.host);
-    std::byte* const result =
-        outputs_[static_cast<size_t>(context_.layout.local_rank)] + bytes(part.begin);
     if (part.count > 0 && !with.result_in) {
-      with.result_in = context_.messages.receive(with.peer, tag(1), result, bytes(part.count));
-      ++touched;
+      with.result_in = context_.messages.receive(with.peer, tag(1), result_place(part),
+                                                 result_bytes(part.count));
+      touched += Messages::kPostCost;
       continue;
     }
     if (part.count > 0 && !take(with.result_in)) continue;
-    for (std::byte* const output : outputs_) {
-      std::byte* const place = output + bytes(part.begin);
-      if (place != result) std::memcpy(place, result, static_cast<size_t>(bytes(part.count)));
-    }
+    spread_result(part);
     with.wants_result = false;
     touched += 1 + bytes(part.count) * std::ssize(outputs_);
   }

@@ -3,6 +3,9 @@
 // One round: the chunk of this host goes to all other hosts, and what they send is added here. Two
 // rounds: each host gets its part of the chunk from all others, adds it, and sends the result to
 // all of them. Hosts start with their next neighbour, so that not all send to the same one.
+//
+// Float32 may travel in 16 bits (wire_type.h). The host that adds a part then rounds its result
+// before it uses it itself, as the others get it: all ranks have the same bits.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "horon/ops/hierarchical/chunks.h"
 #include "horon/ops/hierarchical/exchange_plan.h"
 #include "horon/ops/hierarchical/host_sums.h"
 #include "horon/ops/hierarchical/messages.h"
@@ -18,6 +22,10 @@ namespace horon::ops {
 
 // What the chunks of one batch have in common; it outlives them.
 struct ExchangeContext {
+  // `between` and `hosts` outlive it. `plan_of_batch`: the same on all ranks.
+  ExchangeContext(Messages& between, const HostsLayout& hosts, const core::Batch& batch,
+                  const ExchangePlan& plan_of_batch, int tag);
+
   Messages& messages;
   const HostsLayout& layout;
   const ExchangePlan plan;
@@ -25,27 +33,19 @@ struct ExchangeContext {
   const DataType dtype;
   const int first_tag;  // of kTagsOfBatch
 };
-// Each host advances its chunks in an order of its own. So no message may have the tag of another
-// one that is under way between the same peers: chunks that are this far apart in a lane are not
-// under way together.
-inline constexpr int kTagsOfBatch = 1024;
-inline constexpr int64_t kChunksOfLaneWithTags = kTagsOfBatch / 2;  // one tag for each round
+inline constexpr int kTagsOfBatch = 2 * kChunksOfLaneWithTags;  // one tag for each round
 
-class ChunkExchange {
+class ChunkExchange final : public ChunkWork {
  public:
   // `memory`: memory_bytes(), 64-byte aligned. The context must outlive the object.
   ChunkExchange(const ExchangeContext& context, std::byte* memory);
   static size_t memory_bytes(const HostsLayout& layout, const ExchangePlan& plan);
 
-  // The chunk within the memory of the ranks of this host, as addresses in this process. All of
-  // them have written their inputs, and may touch neither until the chunk is over.
-  void begin(int64_t index, std::span<const std::byte* const> inputs,
-             std::span<std::byte* const> outputs);
-  // Goes on as far as it can. A measure of the bytes that it has touched for that, at least 1; 0 if
-  // it can't go on.
-  int64_t advance();
-  bool over() const { return stage_ == Stage::Over; }
-  int64_t index() const { return index_; }
+  int64_t begin(int64_t index, std::span<const std::byte* const> inputs,
+                std::span<std::byte* const> outputs) override;
+  int64_t advance() override;
+  bool over() const override { return stage_ == Stage::Over; }
+  int64_t index() const override { return index_; }
 
  private:
   enum class Stage : uint8_t { Gathering, Returning, Over };
@@ -65,6 +65,8 @@ class ChunkExchange {
   ExchangePlan::Stretch part_of(int host) const;
   std::byte* received(int host) const;
   const std::byte* own_sum(const ExchangePlan::Stretch& part) const;
+  std::byte* result_place(const ExchangePlan::Stretch& part) const;
+  void spread_result(const ExchangePlan::Stretch& part);
   void send_sums();
   bool take(Ticket& ticket);
   bool any(Ticket Traffic::*ticket) const;
@@ -78,6 +80,10 @@ class ChunkExchange {
   int64_t bytes(int64_t elements) const {
     return elements * static_cast<int64_t>(size_of(context_.dtype));
   }
+  int64_t result_bytes(int64_t elements) const {
+    return narrowed() ? wire_bytes(elements) : bytes(elements);
+  }
+  bool narrowed() const { return context_.sums.narrowed(); }
 
   const ExchangeContext& context_;
   std::byte* const sum_memory_;

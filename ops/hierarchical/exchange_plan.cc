@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/hierarchical/wire_type.h"
 
 namespace horon::ops {
 namespace {
@@ -11,22 +13,13 @@ namespace {
 // however many hosts, and the inputs or results of all ranks of a host are read or written.
 constexpr int64_t kBytesOfHostsMax = 1 << 20;
 constexpr int64_t kBytesOfRanksMax = 2 << 20;
-// What one lane has under way: more than a cable of 10 Gbit/s and 1 ms holds.
-constexpr int64_t kLaneBytesAtOnce = 2 << 20;
+// What a host has under way: more than a cable of 10 Gbit/s and 1 ms holds.
+constexpr int64_t kHostBytesAtOnce = 2 << 20;
 // What a cable carries while a message is on its way: one round may send so much more than two.
 constexpr int64_t kRoundBytes = 16 << 10;
 // Several lanes do not pay for less.
 constexpr int64_t kLaneBytesMin = 16 << 10;
 constexpr int64_t kPartAlignment = 64;  // elements; parts begin at cache lines
-
-int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-
-// As the collectives on MPI do: 16-bit floats are added in float32, averages of integers in int64.
-DataType type_of_sums(DataType dtype, ReduceOp op) {
-  if (dtype == DataType::Float16 || dtype == DataType::BFloat16) return DataType::Float32;
-  if (op == ReduceOp::Average && !is_floating(dtype)) return DataType::Int64;
-  return dtype;
-}
 
 }  // namespace
 
@@ -57,34 +50,56 @@ ExchangePlan::Stretch ExchangePlan::chunk(int64_t index) const {
 }
 
 ExchangePlan::Stretch ExchangePlan::part(const Stretch& chunk, int host, int hosts) const {
-  const int64_t each = round_up((chunk.count + hosts - 1) / hosts, kPartAlignment);
+  const int64_t each = core::round_up((chunk.count + hosts - 1) / hosts, kPartAlignment);
   const int64_t begin = std::min(host * each, chunk.count);
   return {begin, std::min(each, chunk.count - begin)};
 }
 
-ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count) {
+int64_t message_elements(const HostsLayout& layout, DataType dtype, DataType wire_type,
+                         int64_t parts, int64_t addends) {
+  const auto wire_bytes = static_cast<int64_t>(size_of(wire_type));
+  const int64_t bytes_touched = std::max(wire_bytes, static_cast<int64_t>(size_of(dtype)));
+  const int64_t in_one_go =
+      std::min(kBytesOfHostsMax / addends, kBytesOfRanksMax / (layout.most_ranks * parts));
+  const int64_t elements = std::min(kMessageBytes / wire_bytes, in_one_go / bytes_touched);
+  return std::max(elements / kPartAlignment, int64_t{1}) * kPartAlignment;
+}
+
+int64_t chunk_elements(const HostsLayout& layout, DataType wire_type, int64_t count,
+                       int64_t longest) {
+  const auto wire_bytes = static_cast<int64_t>(size_of(wire_type));
+  const int64_t share = core::round_up((count + layout.lanes - 1) / layout.lanes, kPartAlignment);
+  return std::clamp(share, std::min(kLaneBytesMin / wire_bytes, longest), longest);
+}
+
+// Each lane has at least two, so that one is on its way while the other is added or written.
+int chunks_at_once(const HostsLayout& layout, DataType wire_type, int64_t message,
+                   int64_t messages_of_chunk) {
+  const auto wire_bytes = static_cast<int64_t>(size_of(wire_type));
+  const int64_t of_host = std::clamp<int64_t>(
+      kHostBytesAtOnce / (message * wire_bytes * std::max<int64_t>(messages_of_chunk, 1)), 4, 32);
+  return static_cast<int>(std::max<int64_t>((of_host + layout.lanes - 1) / layout.lanes, 2));
+}
+
+ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count,
+                           DataType wire_dtype) {
   ExchangePlan plan;
-  plan.raw = layout.one_rank_each();
-  plan.wire_type = plan.raw ? dtype : type_of_sums(dtype, op);
+  plan.wire_type = choose_wire_type(dtype, op, count, layout.one_rank_each(), wire_dtype);
+  const bool narrowed = is_narrowed(dtype, plan.wire_type);
+  plan.raw = layout.one_rank_each() && !narrowed;
   plan.count = count;
   const int64_t hosts = layout.hosts;
   const auto wire_bytes = static_cast<int64_t>(size_of(plan.wire_type));
-  const auto result_bytes = static_cast<int64_t>(size_of(dtype));
+  const int64_t result_bytes = narrowed ? wire_bytes : static_cast<int64_t>(size_of(dtype));
   const double in_one_round = static_cast<double>(count * wire_bytes * (hosts - 1));
   const double in_two_rounds = static_cast<double>(count * (wire_bytes + result_bytes)) *
                                static_cast<double>(hosts - 1) / static_cast<double>(hosts);
   plan.one_round = in_one_round <= in_two_rounds + static_cast<double>(kRoundBytes);
   const int64_t parts = plan.one_round ? 1 : hosts;  // of a chunk; each is one message
-  const int64_t message_bytes = std::min(
-      {kMessageBytes, kBytesOfHostsMax / hosts, kBytesOfRanksMax / (layout.most_ranks * parts)});
-  const int64_t message =
-      std::max(message_bytes / wire_bytes / kPartAlignment, int64_t{1}) * kPartAlignment;
-  const int64_t longest = message * parts;
-  const int64_t share = round_up((count + layout.lanes - 1) / layout.lanes, kPartAlignment);
-  plan.chunk_elements = std::clamp(share, std::min(kLaneBytesMin / wire_bytes, longest), longest);
+  const int64_t message = message_elements(layout, dtype, plan.wire_type, parts, hosts);
+  plan.chunk_elements = chunk_elements(layout, plan.wire_type, count, message * parts);
   plan.chunks = (count + plan.chunk_elements - 1) / plan.chunk_elements;
-  plan.chunks_at_once = static_cast<int>(std::clamp<int64_t>(
-      kLaneBytesAtOnce / (message * wire_bytes * std::max<int64_t>(hosts - 1, 1)), 4, 32));
+  plan.chunks_at_once = chunks_at_once(layout, plan.wire_type, message, hosts - 1);
   return plan;
 }
 

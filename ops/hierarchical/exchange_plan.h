@@ -1,4 +1,4 @@
-// How the ranks of several hosts share an allreduce: who talks to whom, in pieces of which length,
+// How the ranks of several hosts share a collective: who talks to whom, in pieces of which length,
 // in one round or in two. Pure functions of facts that all ranks share.
 #pragma once
 
@@ -25,6 +25,8 @@ struct HostsLayout {
   std::vector<int> peers;  // [host]: the member in this rank's lane; empty without a lane
 
   bool drives() const { return local_rank < lanes; }
+  // So many of `chunks` chunks are carried by a lane.
+  int64_t of_lane(int64_t chunks, int lane) const { return (chunks - lane + lanes - 1) / lanes; }
   bool one_rank_each() const { return most_ranks == 1; }
 };
 
@@ -32,7 +34,8 @@ HostsLayout make_hosts_layout(const core::Topology& topology);
 
 struct ExchangePlan {
   // What the wire carries of each host: Raw: its one rank's input, in the type of the batch.
-  // Otherwise the sum of its ranks, in the type that sums are made in.
+  // Otherwise the sum of its ranks, in the type that sums are made in, or rounded to 16 bits
+  // (wire_type.h).
   bool raw = false;
   DataType wire_type = DataType::Float32;
   // One round: every host sends all others the whole chunk, and each adds all of them. Two rounds:
@@ -50,8 +53,6 @@ struct ExchangePlan {
   // A chunk within the batch, and the part of a host within its chunk (two rounds).
   Stretch chunk(int64_t index) const;
   Stretch part(const Stretch& chunk, int host, int hosts) const;
-  // Chunks of one lane.
-  int64_t chunks_of(int lane, int lanes) const { return (chunks - lane + lanes - 1) / lanes; }
 };
 
 // Longest message. Open MPI sends 64 KiB with its header over TCP at once. Longer ones ask the
@@ -59,7 +60,23 @@ struct ExchangePlan {
 // busy both ways then carries little more than half.
 inline constexpr int64_t kMessageBytes = 56 << 10;
 
-ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count);
+// The longest message in elements, if a chunk is cut in so many parts, each one message, and so
+// many messages are added in one go (1: they are only passed on). What is done to a chunk in one go
+// must not hold up the loop. `dtype`: of the batch.
+int64_t message_elements(const HostsLayout& layout, DataType dtype, DataType wire_type,
+                         int64_t parts, int64_t addends);
+// Of one chunk: `count` elements are shared by the lanes, as long as that pays. `longest`: a
+// multiple of the message.
+int64_t chunk_elements(const HostsLayout& layout, DataType wire_type, int64_t count,
+                       int64_t longest);
+// How many chunks of a lane are under way at a time, if so many messages of one are. The lanes of a
+// host share its cable, and its ranks stage the chunks of all lanes, so more lanes have fewer each.
+int chunks_at_once(const HostsLayout& layout, DataType wire_type, int64_t message,
+                   int64_t messages_of_chunk);
+
+// `wire_dtype`: as in choose_wire_type().
+ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count,
+                           DataType wire_dtype = DataType::Float32);
 
 // For people: "2 hosts, 2 lanes, one round, 19 chunks of 56 KiB of float32".
 std::string describe(const HostsLayout& layout, const ExchangePlan& plan);

@@ -1,32 +1,37 @@
-// The collectives that move blocks among ranks on several hosts. Between two ranks they send what
-// one has for the other and nothing twice: an allgather or a reducescatter of hosts with several
-// ranks would send the same to each of them, and is left to others.
+// The collectives among ranks on several hosts that move blocks, and broadcast.
 #pragma once
 
 #include <memory>
 #include <string>
 
 #include "horon/core/execution/collective_op.h"
-#include "horon/ops/hierarchical/message_exchange.h"
 
 namespace horon::ops {
 
+// What does the work of several kinds, which share its tags. One thread at a time.
+class ExchangeMachine {
+ public:
+  virtual ~ExchangeMachine() = default;
+  // In the same order on all ranks. The machine outlives what it returns.
+  virtual std::unique_ptr<core::InFlight> start(core::Batch batch) = 0;
+};
+
 class HierarchicalExchange final : public core::CollectiveOp {
  public:
-  // `kind`: Allgather, Reducescatter, Alltoall, Gather or Scatter. The ops of all kinds share one
-  // exchange. `one_rank_each`: on each host.
-  HierarchicalExchange(std::shared_ptr<MessageExchange> exchange, CollectiveKind kind,
-                       bool one_rank_each);
+  // `kind`: one that the machine does.
+  HierarchicalExchange(std::shared_ptr<ExchangeMachine> machine, CollectiveKind kind);
 
   // "hier_allgather" and so on.
   std::string_view name() const override { return name_; }
   std::string refusal(const core::BatchFacts& facts) const override;
+  // The machine numbers the batches of all its kinds in one row, so these ops must be started in
+  // one order on all ranks, not each in an order of its own.
+  core::StartOrder start_order() const override { return core::StartOrder::Log; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 
  private:
-  const std::shared_ptr<MessageExchange> exchange_;
+  const std::shared_ptr<ExchangeMachine> machine_;
   const CollectiveKind kind_;
-  const bool one_rank_each_;
   const std::string name_;
 };
 

@@ -1,7 +1,7 @@
-// Where the ranks of one host meet for an allreduce over several hosts: each publishes where its
-// memory lies, and each lane how many of its chunks are over.
+// Where the ranks of one host meet for a collective between hosts: each publishes where its memory
+// lies, and each lane how many of its chunks are over.
 //
-// Several cells are used in turn, one for each allreduce. All words only grow: the upper half
+// Several cells are used in turn, one for each collective. All words only grow: the upper half
 // counts the uses of the cell, the lower half the chunks of this use.
 #pragma once
 
@@ -18,10 +18,19 @@ class HostCells {
  public:
   static constexpr uint64_t kCells = 8;
 
+  // What the others use of a rank's memory.
+  enum class Lies : uint32_t {
+    Nowhere,   // nothing of it
+    InPlace,   // the memory itself
+    InWindow,  // a copy, of which not all may be there yet
+  };
   // Written by its rank. The plain fields are written before `ready` says that the cell is in use.
   struct alignas(64) Contribution {
-    std::atomic<uint64_t> ready;  // chunks that others may add
-    uint32_t staged;              // 1: a copy, of which not all may be there yet
+    // Chunks whose input others may read, and whose output they may write: the rank's own memory,
+    // or the slot of the window, which is free again.
+    std::atomic<uint64_t> ready;
+    Lies input_lies;
+    Lies output_lies;
     core::SharedAddress input;
     core::SharedAddress output;
   };

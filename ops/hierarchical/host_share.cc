@@ -11,37 +11,33 @@ namespace horon::ops {
 HostShare::HostShare(Parts parts)
     : parts_(parts),
       cell_(parts.number % HostCells::kCells),
-      use_(parts.number / HostCells::kCells + 1) {
+      use_(parts.number / HostCells::kCells + 1),
+      staging_(parts.scratch) {
   if (!alone()) return;
-  input_of_ = {const_cast<std::byte*>(parts_.batch->input)};
-  output_of_ = {parts_.batch->output};
-  is_staged_ = {false};
+  input_of_ = {own(parts_.batch->input, parts_.chunks->input_bytes())};
+  output_of_ = {own(parts_.batch->output, parts_.chunks->output_bytes())};
 }
 
-// Other ranks may still read it.
-HostShare::~HostShare() {
-  if (staging_.memory != nullptr) parts_.scratch->leak(std::move(staging_));
+// This rank reads its memory where it is, whether the others can or not.
+HostShare::Memory HostShare::own(const std::byte* data, int64_t bytes) const {
+  if (bytes == 0) return {};
+  return {const_cast<std::byte*>(data), Lies::InPlace};
 }
 
-int64_t HostShare::offset(int64_t chunk) const {
-  return parts_.plan->chunk(chunk).begin * static_cast<int64_t>(size_of(parts_.batch->dtype));
+HostShare::Memory HostShare::theirs(int local_rank, Lies lies,
+                                    const core::SharedAddress& address) const {
+  if (lies == Lies::Nowhere) return {};
+  return {parts_.group->map(local_rank, address), lies};
 }
 
-size_t HostShare::bytes(int64_t chunk) const {
-  return static_cast<size_t>(parts_.plan->chunk(chunk).count) * size_of(parts_.batch->dtype);
+std::byte* HostShare::find(const Memory& memory, int64_t chunk, int64_t begin) const {
+  if (memory.lies == Lies::Nowhere) return nullptr;
+  return memory.place + (memory.lies == Lies::InWindow ? offset_of_slot(chunk) : begin);
 }
 
 // Twice what all lanes have under way: one half is copied while the other half is on its way.
 int64_t HostShare::window() const {
-  return std::min(parts_.plan->chunks, int64_t{2} * layout().lanes * parts_.plan->chunks_at_once);
-}
-
-int64_t HostShare::slot_bytes() const {
-  return parts_.plan->chunk_elements * static_cast<int64_t>(size_of(parts_.batch->dtype));
-}
-
-std::byte* HostShare::slot(int64_t chunk) const {
-  return staging_.memory.get() + offset_of_slot(chunk);
+  return std::min(count(), int64_t{2} * layout().lanes * parts_.chunks->at_once());
 }
 
 bool HostShare::post() {
@@ -56,24 +52,28 @@ bool HostShare::post() {
     parts_.cells->reuse().announce();
     if (!all_have_left()) return false;
   }
-  const core::Batch& batch = *parts_.batch;
-  const size_t size = static_cast<size_t>(batch.count) * size_of(batch.dtype);
-  const auto input = parts_.group->locate(batch.input, size);
-  const auto output = parts_.group->locate(batch.output, size);
-  staged_ = !input || !output;
   HostCells::Contribution& mine = parts_.cells->contribution(cell_, layout().local_rank);
-  mine.staged = staged_ ? 1 : 0;
-  if (staged_) {
-    const auto staging_size = static_cast<size_t>(window() * slot_bytes());
-    staging_ = parts_.scratch->take(DeviceKind::Host, staging_size);
-    const auto place = parts_.group->locate(staging_.memory.get(), staging_size);
+  const auto publish_memory = [this](const std::byte* data, int64_t bytes,
+                                     core::SharedAddress& address) {
+    if (bytes == 0) return Lies::Nowhere;
+    const auto place = parts_.group->locate(data, static_cast<size_t>(bytes));
+    if (!place) return Lies::InWindow;
+    address = *place;
+    return Lies::InPlace;
+  };
+  const core::Batch& batch = *parts_.batch;
+  input_lies_ = publish_memory(batch.input, parts_.chunks->input_bytes(), mine.input);
+  output_lies_ = publish_memory(batch.output, parts_.chunks->output_bytes(), mine.output);
+  if (stages()) {
+    const auto bytes = static_cast<size_t>(window() * parts_.chunks->bytes_max());
+    const auto place = parts_.group->locate(staging_.take(bytes), bytes);
     HORON_CHECK(place.has_value(), "scratch memory must be shareable");
-    mine.input = mine.output = *place;
-  } else {
-    mine.input = *input;
-    mine.output = *output;
+    if (input_lies_ == Lies::InWindow) mine.input = *place;
+    if (output_lies_ == Lies::InWindow) mine.output = *place;
   }
-  publish(staged_ ? 0 : parts_.plan->chunks);
+  mine.input_lies = input_lies_;
+  mine.output_lies = output_lies_;
+  publish(stages() ? 0 : count());
   return true;
 }
 
@@ -83,7 +83,7 @@ void HostShare::publish(int64_t chunks) {
   parts_.cells->progress().wake_all();
 }
 
-bool HostShare::is_ready(int64_t chunk) {
+bool HostShare::is_ready(int64_t chunk) const {
   if (alone()) return true;
   for (int rank = 0; rank < layout().local_size; ++rank) {
     const bool own = rank == layout().local_rank;  // read where it lies, staged or not
@@ -91,43 +91,40 @@ bool HostShare::is_ready(int64_t chunk) {
         parts_.cells->contribution(cell_, rank).ready.load(std::memory_order_seq_cst);
     if (ready < word(own ? 0 : chunk + 1)) return false;
   }
-  if (input_of_.empty()) know_peers();
   return true;
 }
 
-void HostShare::know_peers() {
-  std::vector<std::byte*> inputs;
-  std::vector<std::byte*> outputs;
-  is_staged_.clear();
-  for (int rank = 0; rank < layout().local_size; ++rank) {
-    if (rank == layout().local_rank) {
-      inputs.push_back(const_cast<std::byte*>(parts_.batch->input));
-      outputs.push_back(parts_.batch->output);
-      is_staged_.push_back(false);
-      continue;
-    }
-    const HostCells::Contribution& theirs = parts_.cells->contribution(cell_, rank);
-    inputs.push_back(parts_.group->map(rank, theirs.input));
-    outputs.push_back(parts_.group->map(rank, theirs.output));
-    is_staged_.push_back(theirs.staged != 0);
+bool HostShare::map_next_rank() {
+  const int rank = static_cast<int>(input_of_.size());
+  if (rank == layout().local_size) return false;
+  if (rank == layout().local_rank) {
+    input_of_.push_back(own(parts_.batch->input, parts_.chunks->input_bytes()));
+    output_of_.push_back(own(parts_.batch->output, parts_.chunks->output_bytes()));
+    return true;
   }
-  output_of_ = std::move(outputs);
-  input_of_ = std::move(inputs);
+  const HostCells::Contribution& published = parts_.cells->contribution(cell_, rank);
+  const Memory input = theirs(rank, published.input_lies, published.input);
+  output_of_.push_back(theirs(rank, published.output_lies, published.output));
+  input_of_.push_back(input);
+  return true;
 }
 
 const std::vector<const std::byte*>& HostShare::inputs(int64_t chunk) {
-  inputs_.clear();
+  const ChunkPlace place = parts_.chunks->place(chunk);
+  inputs_.assign(input_of_.size(), nullptr);
   for (size_t rank = 0; rank < input_of_.size(); ++rank) {
-    inputs_.push_back(input_of_[rank] + (is_staged_[rank] ? offset_of_slot(chunk) : offset(chunk)));
+    if (!place.gives(static_cast<int>(rank))) continue;
+    inputs_[rank] = find(input_of_[rank], chunk, place.input_begin);
   }
   return inputs_;
 }
 
 const std::vector<std::byte*>& HostShare::outputs(int64_t chunk) {
-  outputs_.clear();
+  const ChunkPlace place = parts_.chunks->place(chunk);
+  outputs_.assign(output_of_.size(), nullptr);
   for (size_t rank = 0; rank < output_of_.size(); ++rank) {
-    outputs_.push_back(output_of_[rank] +
-                       (is_staged_[rank] ? offset_of_slot(chunk) : offset(chunk)));
+    if (!place.takes(static_cast<int>(rank))) continue;
+    outputs_[rank] = find(output_of_[rank], chunk, place.output_begin);
   }
   return outputs_;
 }
@@ -139,9 +136,11 @@ void HostShare::set_over(int64_t chunks_of_lane) {
   }
   const int lane = layout().local_rank;
   parts_.cells->over(cell_, lane).store(word(chunks_of_lane), std::memory_order_seq_cst);
-  const bool last = chunks_of_lane == parts_.plan->chunks_of(lane, layout().lanes);
-  parts_.cells->progress().wake_if(
-      [&](int rank) { return last || parts_.cells->contribution(cell_, rank).staged != 0; });
+  const bool last = chunks_of_lane == layout().of_lane(count(), lane);
+  parts_.cells->progress().wake_if([&](int rank) {
+    const HostCells::Contribution& theirs = parts_.cells->contribution(cell_, rank);
+    return last || theirs.input_lies == Lies::InWindow || theirs.output_lies == Lies::InWindow;
+  });
 }
 
 bool HostShare::is_over(int64_t chunk) const {
@@ -150,32 +149,44 @@ bool HostShare::is_over(int64_t chunk) const {
          word(chunk / layout().lanes + 1);
 }
 
-int64_t HostShare::copy() { return staged_ ? copy_out() + copy_in() : 0; }
+int64_t HostShare::copy() { return stages() ? copy_out() + copy_in() : 0; }
 
+// To publish rings all ranks that wait, so chunks of which nothing is copied are published with the
+// next one that is.
 int64_t HostShare::copy_in() {
-  if (copied_in_ == std::min(parts_.plan->chunks, copied_out_ + window())) return 0;
-  const int64_t chunk = copied_in_++;
-  int64_t copied = 1;
-  if (!is_own(chunk)) {
-    std::memcpy(slot(chunk), parts_.batch->input + offset(chunk), bytes(chunk));
-    copied = static_cast<int64_t>(bytes(chunk));
+  const int64_t end = std::min(count(), copied_out_ + window());
+  if (copied_in_ == end) return 0;
+  int64_t copied = 0;
+  while (copied_in_ < end && copied == 0) {
+    const int64_t chunk = copied_in_++;
+    const ChunkPlace place = parts_.chunks->place(chunk);
+    const bool copies = input_lies_ == Lies::InWindow && !is_own(chunk) && place.bytes > 0 &&
+                        place.gives(layout().local_rank);
+    if (!copies) continue;
+    std::memcpy(slot(chunk), parts_.batch->input + place.input_begin,
+                static_cast<size_t>(place.bytes));
+    copied = place.bytes;
   }
   publish(copied_in_);
-  return copied;
+  return 1 + copied;
 }
 
 int64_t HostShare::copy_out() {
   if (copied_out_ == copied_in_ || !is_over(copied_out_)) return 0;
   const int64_t chunk = copied_out_++;
-  if (is_own(chunk)) return 1;
-  std::memcpy(parts_.batch->output + offset(chunk), slot(chunk), bytes(chunk));
-  return static_cast<int64_t>(bytes(chunk));
+  const ChunkPlace place = parts_.chunks->place(chunk);
+  const bool copies = output_lies_ == Lies::InWindow && !is_own(chunk) && place.bytes > 0 &&
+                      place.takes(layout().local_rank);
+  if (!copies) return 1;
+  std::memcpy(parts_.batch->output + place.output_begin, slot(chunk),
+              static_cast<size_t>(place.bytes));
+  return 1 + place.bytes;
 }
 
 bool HostShare::over() const {
-  if (alone() || staged_) return copied_out_ == parts_.plan->chunks;
+  if (alone() || stages()) return copied_out_ == count();
   for (int lane = 0; lane < layout().lanes; ++lane) {
-    const int64_t chunks = parts_.plan->chunks_of(lane, layout().lanes);
+    const int64_t chunks = layout().of_lane(count(), lane);
     if (chunks == 0) continue;  // nobody says that they are over
     if (parts_.cells->over(cell_, lane).load(std::memory_order_seq_cst) < word(chunks)) {
       return false;
@@ -190,10 +201,7 @@ void HostShare::announce() {
 
 void HostShare::leave() {
   if (alone()) return;
-  if (staging_.memory != nullptr) {
-    parts_.scratch->give_back(DeviceKind::Host, std::move(staging_), nullptr);
-    staging_ = {};
-  }
+  staging_.give_back();
   parts_.cells->left(cell_, layout().local_rank).store(use_, std::memory_order_seq_cst);
   parts_.cells->reuse().wake_all();
 }

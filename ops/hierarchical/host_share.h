@@ -11,10 +11,11 @@
 #include <vector>
 
 #include "horon/core/execution/collective_op.h"
-#include "horon/core/execution/scratch_pool.h"
 #include "horon/core/host/local_group.h"
+#include "horon/ops/hierarchical/chunks.h"
 #include "horon/ops/hierarchical/exchange_plan.h"
 #include "horon/ops/hierarchical/host_cells.h"
+#include "horon/ops/host/scratch_loan.h"
 
 namespace horon::ops {
 
@@ -22,26 +23,26 @@ class HostShare {
  public:
   struct Parts {
     const HostsLayout* layout = nullptr;
-    const ExchangePlan* plan = nullptr;
+    const Chunks* chunks = nullptr;
     const core::Batch* batch = nullptr;
     // Both null if this rank is alone on its host.
     HostCells* cells = nullptr;
     core::LocalGroup* group = nullptr;
     core::ScratchPool* scratch = nullptr;
-    uint64_t number = 0;  // of the allreduce, the same on all ranks
+    uint64_t number = 0;  // of the collective, the same on all ranks
   };
   explicit HostShare(Parts parts);
-  ~HostShare();
-  HostShare(const HostShare&) = delete;
-  HostShare& operator=(const HostShare&) = delete;
 
   // Publishes this rank's memory, once all ranks have left the cell. If not, this rank is announced
   // and will be rung.
   bool post();
-  // Whether all ranks of this host have this chunk ready. Maps their memory, which may throw as
-  // LocalGroup::map() does.
-  bool is_ready(int64_t chunk);
-  // Of a chunk that is ready; valid until the next call.
+  // Whether all ranks of this host have this chunk ready.
+  bool is_ready(int64_t chunk) const;
+  // Once a chunk is ready: maps the memory of one more rank, which may throw as LocalGroup::map()
+  // does. False: that of all is mapped.
+  bool map_next_rank();
+  // Of a chunk that is ready, when all are mapped; valid until the next call. Null where a rank
+  // gives, or takes, none.
   const std::vector<const std::byte*>& inputs(int64_t chunk);
   const std::vector<std::byte*>& outputs(int64_t chunk);
   // The first so many chunks of this rank's lane are over.
@@ -55,32 +56,43 @@ class HostShare {
   void leave();
 
  private:
+  using Lies = HostCells::Lies;
+  // Of one rank of this host, seen from this process. `place`: of all of it, or of the window.
+  struct Memory {
+    std::byte* place = nullptr;
+    Lies lies = Lies::Nowhere;
+  };
+
   bool alone() const { return parts_.cells == nullptr; }
   uint64_t word(int64_t chunks) const { return (use_ << 32) + static_cast<uint64_t>(chunks); }
   bool is_own(int64_t chunk) const { return chunk % layout().lanes == layout().local_rank; }
   bool is_over(int64_t chunk) const;
   void publish(int64_t chunks);
-  void know_peers();
+  Memory own(const std::byte* data, int64_t bytes) const;
+  Memory theirs(int local_rank, Lies lies, const core::SharedAddress& address) const;
+  std::byte* find(const Memory& memory, int64_t chunk, int64_t begin) const;
   int64_t copy_in();
   int64_t copy_out();
   const HostsLayout& layout() const { return *parts_.layout; }
-  int64_t offset(int64_t chunk) const;
-  size_t bytes(int64_t chunk) const;
+  int64_t count() const { return parts_.chunks->count(); }
+  bool stages() const { return input_lies_ == Lies::InWindow || output_lies_ == Lies::InWindow; }
   int64_t window() const;  // chunks; the same on all ranks of the host
-  int64_t slot_bytes() const;
-  int64_t offset_of_slot(int64_t chunk) const { return chunk % window() * slot_bytes(); }
-  std::byte* slot(int64_t chunk) const;
+  int64_t offset_of_slot(int64_t chunk) const {
+    return chunk % window() * parts_.chunks->bytes_max();
+  }
+  std::byte* slot(int64_t chunk) const { return staging_.memory() + offset_of_slot(chunk); }
 
   const Parts parts_;
   const uint64_t cell_;
   const uint64_t use_;
-  bool staged_ = false;
-  core::ScratchPool::Buffer staging_;
+  // Of this rank's memory, for the others.
+  Lies input_lies_ = Lies::Nowhere;
+  Lies output_lies_ = Lies::Nowhere;
+  ScratchLoan staging_;
   int64_t copied_in_ = 0;  // chunks
   int64_t copied_out_ = 0;
-  std::vector<std::byte*> input_of_, output_of_;  // [local rank]; empty until all have posted
-  std::vector<bool> is_staged_;                   // [local rank]: these lie in a window
-  std::vector<const std::byte*> inputs_;          // of one chunk
+  std::vector<Memory> input_of_, output_of_;  // [local rank], of those that are mapped
+  std::vector<const std::byte*> inputs_;      // of one chunk
   std::vector<std::byte*> outputs_;
 };
 

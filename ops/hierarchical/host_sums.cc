@@ -5,16 +5,15 @@
 #include <cstring>
 #include <vector>
 
+#include "horon/core/base/narrow_type.h"
+#include "horon/ops/hierarchical/wire_type.h"
+
 namespace horon::ops {
 namespace {
 
 // Of what is widened or narrowed in one go: it stays in the cache.
 constexpr int64_t kBlockElements = 2048;
 using WideBlock = std::array<std::byte, kBlockElements * sizeof(int64_t)>;
-
-bool is_16_bit_float(DataType dtype) {
-  return dtype == DataType::Float16 || dtype == DataType::BFloat16;
-}
 
 std::byte* element_at(std::byte* data, int64_t element, DataType dtype) {
   return data + element * static_cast<int64_t>(size_of(dtype));
@@ -25,29 +24,35 @@ const std::byte* element_at(const std::byte* data, int64_t element, DataType dty
 
 }  // namespace
 
-HostSums::HostSums(const core::Batch& batch, const ExchangePlan& plan)
+HostSums::HostSums(const core::Batch& batch, bool raw, DataType wire_type)
     : dtype_(batch.dtype),
       prescale_(batch.prescale),
-      raw_(plan.raw),
-      widened_(plan.wire_type != batch.dtype),
+      wire_type_(wire_type),
+      raw_(raw),
+      narrowed_(is_narrowed(batch.dtype, wire_type)),
+      widened_(wire_type != batch.dtype && !narrowed_),
       of_hosts_{batch.dtype, batch.reduce_op, batch.prescale, batch.postscale, batch.divisor},
       factor_(batch.postscale / static_cast<double>(batch.divisor)),
       divisor_(batch.divisor) {
   if (raw_) return;
   const ReduceOp plain = batch.reduce_op == ReduceOp::Average ? ReduceOp::Sum : batch.reduce_op;
   // What is widened is scaled there.
-  of_ranks_ = {plan.wire_type, plain, widened_ ? 1.0 : batch.prescale, 1.0, 1};
+  const DataType sum_type = narrowed_ ? DataType::Float32 : wire_type;
+  of_ranks_ = {sum_type, plain, widened_ ? 1.0 : batch.prescale, 1.0, 1};
   of_hosts_.prescale = 1.0;
-  if (widened_) of_hosts_ = {plan.wire_type, plain, 1.0, 1.0, 1};
+  if (widened_ || narrowed_) of_hosts_ = {sum_type, plain, 1.0, 1.0, 1};
 }
 
 bool HostSums::is_input(int local_size) const {
-  return raw_ || (local_size == 1 && !widened_ && (prescale_ == 1.0 || !is_floating(dtype_)));
+  if (raw_) return true;
+  const bool travels_as_it_is = !widened_ && !narrowed_;
+  return local_size == 1 && travels_as_it_is && (prescale_ == 1.0 || !is_floating(dtype_));
 }
 
 void HostSums::add_ranks(std::span<const std::byte* const> inputs, std::byte* sum,
                          int64_t count) const {
   if (widened_) return widen_ranks(inputs, sum, count);
+  if (narrowed_) return narrow_ranks(inputs, sum, count);
   reduce_many(of_ranks_, inputs, {&sum, 1}, count);
 }
 
@@ -56,7 +61,7 @@ void HostSums::widen_ranks(std::span<const std::byte* const> inputs, std::byte* 
   const DataType wide = of_ranks_.dtype;
   alignas(64) WideBlock next;
   const auto widen_into = [&](const std::byte* from, std::byte* to, int64_t elements) {
-    if (is_16_bit_float(dtype_)) {
+    if (core::is_16_bit_float(dtype_)) {
       widen(dtype_, from, reinterpret_cast<float*>(to), elements, prescale_);
     } else {
       widen_integers(dtype_, from, reinterpret_cast<int64_t*>(to), elements);
@@ -74,9 +79,78 @@ void HostSums::widen_ranks(std::span<const std::byte* const> inputs, std::byte* 
   }
 }
 
+// The scale comes before the rounding: a large sum must fit the 16 bits.
+void HostSums::narrow_ranks(std::span<const std::byte* const> inputs, std::byte* sum,
+                            int64_t count) const {
+  if (inputs.size() == 1) {
+    const auto* const input = reinterpret_cast<const float*>(inputs.front());
+    return narrow(wire_type_, input, sum, count, prescale_);
+  }
+  alignas(64) WideBlock total;
+  std::byte* const to = total.data();
+  std::vector<const std::byte*> parts(inputs.size());
+  for (int64_t begin = 0; begin < count; begin += kBlockElements) {
+    const int64_t elements = std::min(kBlockElements, count - begin);
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+      parts[rank] = element_at(inputs[rank], begin, dtype_);
+    }
+    reduce_many(of_ranks_, parts, {&to, 1}, elements);
+    narrow(wire_type_, reinterpret_cast<const float*>(to), element_at(sum, begin, wire_type_),
+           elements, 1.0);
+  }
+}
+
+// Narrowed: calls visit(begin, elements, their total in float32) block by block.
+template <class Visit>
+void HostSums::for_each_total(std::span<const std::byte* const> sums, int64_t count,
+                              const Visit& visit) const {
+  alignas(64) WideBlock total;
+  alignas(64) WideBlock next;
+  std::byte* const to = total.data();
+  const std::array<const std::byte*, 2> both = {to, next.data()};
+  for (int64_t begin = 0; begin < count; begin += kBlockElements) {
+    const int64_t elements = std::min(kBlockElements, count - begin);
+    for (size_t host = 0; host < sums.size(); ++host) {
+      std::byte* const wide = host == 0 ? to : next.data();
+      widen(wire_type_, element_at(sums[host], begin, wire_type_), reinterpret_cast<float*>(wide),
+            elements, 1.0);
+      if (host > 0) reduce_many(of_hosts_, both, {&to, 1}, elements);
+    }
+    visit(begin, elements, to);
+  }
+}
+
+void HostSums::add_hosts_for_wire(std::span<const std::byte* const> sums, std::byte* result,
+                                  int64_t count) const {
+  for_each_total(sums, count, [&](int64_t begin, int64_t elements, const std::byte* total) {
+    narrow(wire_type_, reinterpret_cast<const float*>(total), element_at(result, begin, wire_type_),
+           elements, factor_);
+  });
+}
+
+void HostSums::widen_result(const std::byte* result, std::span<std::byte* const> outputs,
+                            int64_t count) const {
+  for (std::byte* const output : outputs) {
+    widen(wire_type_, result, reinterpret_cast<float*>(output), count, 1.0);
+  }
+}
+
 void HostSums::add_hosts(std::span<const std::byte* const> sums,
                          std::span<std::byte* const> outputs, int64_t count) const {
-  if (raw_ || !widened_) return reduce_many(of_hosts_, sums, outputs, count);
+  if (widened_) return add_wide(sums, outputs, count);
+  if (!narrowed_) return reduce_many(of_hosts_, sums, outputs, count);
+  const Reduction scaled{dtype_, ReduceOp::Sum, 1.0, factor_, 1};
+  std::vector<std::byte*> places(outputs.size());
+  for_each_total(sums, count, [&](int64_t begin, int64_t elements, const std::byte* total) {
+    for (size_t rank = 0; rank < places.size(); ++rank) {
+      places[rank] = element_at(outputs[rank], begin, dtype_);
+    }
+    reduce_many(scaled, {&total, 1}, places, elements);
+  });
+}
+
+void HostSums::add_wide(std::span<const std::byte* const> sums, std::span<std::byte* const> outputs,
+                        int64_t count) const {
   const DataType wide = of_hosts_.dtype;
   alignas(64) WideBlock total;
   std::byte* const to = total.data();
@@ -88,7 +162,7 @@ void HostSums::add_hosts(std::span<const std::byte* const> sums,
     }
     reduce_many(of_hosts_, parts, {&to, 1}, elements);
     std::byte* const first = element_at(outputs.front(), begin, dtype_);
-    if (is_16_bit_float(dtype_)) {
+    if (core::is_16_bit_float(dtype_)) {
       narrow(dtype_, reinterpret_cast<const float*>(to), first, elements, factor_);
     } else {
       narrow_quotients(dtype_, reinterpret_cast<const int64_t*>(to), first, elements, divisor_);

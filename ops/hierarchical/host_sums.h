@@ -1,8 +1,11 @@
-// The arithmetic of an allreduce over several hosts: the sum of one host's ranks, which travels,
-// and the result made of the sums of all hosts.
+// The arithmetic of an allreduce or a reducescatter over several hosts: the sum of one host's
+// ranks, which travels, and the result made of the sums of all hosts.
 //
 // Ranks are added in their order on each host, and hosts in their order, whoever does it: all ranks
 // get the same bits.
+//
+// Narrowed: sums of float32 are rounded to 16 bits before they travel, also that of the host which
+// adds them up, and so is the result if it travels. All sums are made in float32.
 #pragma once
 
 #include <cstddef>
@@ -16,26 +19,42 @@ namespace horon::ops {
 
 class HostSums {
  public:
-  HostSums(const core::Batch& batch, const ExchangePlan& plan);
+  // `raw` and `wire_type`: as in ExchangePlan.
+  HostSums(const core::Batch& batch, bool raw, DataType wire_type);
 
+  bool narrowed() const { return narrowed_; }
   // The sum of a host with one rank is that rank's input, unless it is scaled or widened.
   bool is_input(int local_size) const;
-  // sum[i]: of the inputs of this host's ranks, in plan.wire_type. It overlaps with none of them.
+  // sum[i]: of the inputs of this host's ranks, in the wire type. It overlaps with none of them.
   void add_ranks(std::span<const std::byte* const> inputs, std::byte* sum, int64_t count) const;
   // The result, from the sums of all hosts, for the ranks of this host.
   void add_hosts(std::span<const std::byte* const> sums, std::span<std::byte* const> outputs,
                  int64_t count) const;
+  // Narrowed, where the result travels too: in the wire type, and what each rank makes of that.
+  // `result` may be one of the sums.
+  void add_hosts_for_wire(std::span<const std::byte* const> sums, std::byte* result,
+                          int64_t count) const;
+  void widen_result(const std::byte* result, std::span<std::byte* const> outputs,
+                    int64_t count) const;
 
  private:
   void widen_ranks(std::span<const std::byte* const> inputs, std::byte* sum, int64_t count) const;
+  void narrow_ranks(std::span<const std::byte* const> inputs, std::byte* sum, int64_t count) const;
+  void add_wide(std::span<const std::byte* const> sums, std::span<std::byte* const> outputs,
+                int64_t count) const;
+  template <class Visit>
+  void for_each_total(std::span<const std::byte* const> sums, int64_t count,
+                      const Visit& visit) const;
 
   const DataType dtype_;
   const double prescale_;
+  const DataType wire_type_;
   const bool raw_;
+  const bool narrowed_;
   const bool widened_;
   Reduction of_ranks_;
   Reduction of_hosts_;
-  double factor_;  // widened: of the result
+  double factor_;  // widened or narrowed: of the result
   int64_t divisor_;
 };
 

@@ -18,12 +18,28 @@ class Messages {
   static constexpr int kTags = 16384;
   static constexpr int kFirstBlockTag = kTags / 2;
 
+  // In the time that one message takes, however short, so many bytes are copied. What steps measure
+  // of their work counts this for each that is posted, and the bytes of those that are sent.
+  static constexpr int64_t kPostCost = 4 << 10;
+
   virtual ~Messages() = default;
 
   // The memory belongs to the message until it is over. `bytes` is at most kBytesMax; a receive
   // names just what its sender sends.
   static constexpr int64_t kBytesMax = int64_t{1} << 30;
   virtual Ticket send(int to, int tag, const std::byte* data, int64_t bytes) = 0;
+  // The same, and over only once its receiver has posted it as well.
+  virtual Ticket send_and_await(int to, int tag, const std::byte* data, int64_t bytes) {
+    return send(to, tag, data, bytes);
+  }
+  // For one of many messages the same way, to which nobody answers: now and then one of them keeps
+  // the sender from running ahead without a limit. MPI takes messages whether anybody awaits them
+  // or not, and who gets one before awaiting it must store it.
+  Ticket send_one_of_many(int64_t number, int to, int tag, const std::byte* data, int64_t bytes) {
+    if (number % kMessagesAhead != kMessagesAhead - 1) return send(to, tag, data, bytes);
+    return send_and_await(to, tag, data, bytes);
+  }
+  static constexpr int64_t kMessagesAhead = 8;
   virtual Ticket receive(int from, int tag, std::byte* data, int64_t bytes) = 0;
   // Drives all messages, and learns which of them are over.
   virtual void progress() = 0;

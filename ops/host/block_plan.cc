@@ -1,12 +1,14 @@
 #include "horon/ops/host/block_plan.h"
 
+#include <span>
+
 #include "horon/core/base/error.h"
 
 namespace horon::ops {
 namespace {
 
 // Blocks one behind the other; returns the bytes of all.
-int64_t lay_out(const std::vector<int64_t>& counts, int64_t element, std::vector<Block>& blocks) {
+int64_t lay_out(std::span<const int64_t> counts, int64_t element, std::vector<Block>& blocks) {
   HORON_CHECK(counts.size() == blocks.size(), "one count for each rank");
   int64_t bytes = 0;
   for (size_t member = 0; member < counts.size(); ++member) {

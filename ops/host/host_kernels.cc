@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/narrow_type.h"
 #include "horon/ops/host/kernel_table.h"
 
 namespace horon::ops {
@@ -82,14 +83,14 @@ void scale(DataType dtype, const std::byte* from, std::byte* to, int64_t count, 
 
 void widen(DataType dtype, const std::byte* from, float* to, int64_t count, double factor) {
   const KernelTable& table = best_kernels();
-  HORON_CHECK(dtype == DataType::Float16 || dtype == DataType::BFloat16, "not a 16-bit float");
+  HORON_CHECK(core::is_16_bit_float(dtype), "not a 16-bit float");
   (dtype == DataType::Float16 ? table.widen_half : table.widen_bfloat16)(
       from, to, count, static_cast<float>(factor));
 }
 
 void narrow(DataType dtype, const float* from, std::byte* to, int64_t count, double factor) {
   const KernelTable& table = best_kernels();
-  HORON_CHECK(dtype == DataType::Float16 || dtype == DataType::BFloat16, "not a 16-bit float");
+  HORON_CHECK(core::is_16_bit_float(dtype), "not a 16-bit float");
   (dtype == DataType::Float16 ? table.narrow_half : table.narrow_bfloat16)(
       from, to, count, static_cast<float>(factor));
 }

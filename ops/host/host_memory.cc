@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/neutral.h"
 #include "horon/ops/host/host_kernels.h"
@@ -29,8 +30,7 @@ void HostQueue::copy(std::span<const core::CopyItem> items) {
       core::fill({item.to, item.bytes}, item.pattern);
       continue;
     }
-    const DataType type =
-        item.type == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
+    const DataType type = core::narrow_type(item.type);
     switch (item.cast) {
       case core::CopyItem::Cast::None:
         std::memcpy(item.to, item.from, item.bytes);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/round_up.h"
 #include "horon/ops/host/few_looks.h"
 #include "horon/ops/host/host_kernels.h"
 
@@ -85,7 +86,7 @@ class SmallAllreduce::Running final : public core::InFlight {
 namespace {
 
 size_t payload_stride(int ranks) {
-  return (static_cast<size_t>(SmallAllreduce::payload_bytes_max(ranks)) + 63) / 64 * 64;
+  return core::whole_cache_lines(static_cast<size_t>(SmallAllreduce::payload_bytes_max(ranks)));
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ class InFlightAllgather final : public MpiInFlight {
  public:
   InFlightAllgather(std::shared_ptr<MpiChannel> shared, core::Batch given)
       : MpiInFlight(std::move(shared), std::move(given)) {
-    const std::vector<int64_t>& counts = batch().receive_counts;
+    const core::BlockCounts& counts = batch().receive_counts;
     HORON_CHECK(counts.size() == static_cast<size_t>(channel().size()), "one count for each rank");
     HORON_CHECK(counts[static_cast<size_t>(channel().rank())] == batch().count,
                 "this rank's count must be its own");

@@ -47,7 +47,7 @@ class InFlightExchange final : public MpiInFlight {
   // Calls visit(member, address, elements) for all pieces. Each rank begins with the next member,
   // so that not all ranks send to the same one first.
   template <class Visit>
-  void for_each_message(const std::vector<int64_t>& counts, const std::byte* memory,
+  void for_each_message(const core::BlockCounts& counts, const std::byte* memory,
                         const Visit& visit) const {
     std::vector<int64_t> begins(counts.size());
     for (size_t m = 1; m < counts.size(); ++m) begins[m] = begins[m - 1] + counts[m - 1];

@@ -13,21 +13,17 @@ using core::Progress;
 MpiInFlight::MpiInFlight(std::shared_ptr<MpiChannel> channel, core::Batch batch)
     : channel_(std::move(channel)),
       batch_(std::move(batch)),
-      position_(channel_->take_position()) {}
+      position_(channel_->take_position()),
+      scratch_(&channel_->scratch()) {}
 
 MpiInFlight::~MpiInFlight() {
   if (stage_ == Stage::Preparing || stage_ == Stage::Queued) channel_->set_broken();
-  if (stage_ == Stage::Flying) {
-    channel_->scratch().leak(std::move(scratch_));  // MPI may still write there
-  } else if (scratch_.memory != nullptr) {
-    channel_->scratch().give_back(DeviceKind::Host, std::move(scratch_), nullptr);
-  }
+  if (stage_ != Stage::Flying) scratch_.give_back();  // else MPI may still write there
 }
 
 std::byte* MpiInFlight::take_scratch(size_t bytes) {
-  HORON_CHECK(scratch_.memory == nullptr, "one scratch buffer for each collective");
-  scratch_ = channel_->scratch().take(DeviceKind::Host, bytes);
-  return scratch_.memory.get();
+  HORON_CHECK(scratch_.memory() == nullptr, "one scratch buffer for each collective");
+  return scratch_.take(bytes);
 }
 
 Progress MpiInFlight::step() {
@@ -72,7 +68,7 @@ Progress MpiInFlight::test() {
   core::check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete,
                               MPI_STATUSES_IGNORE),
                   "MPI_Testall");
-  if (complete == 0) return Progress::Polling;
+  if (complete == 0) return Progress::Driving;
   cursor_ = 0;
   stage_ = finish_count_ > 0 ? Stage::Finishing : Stage::Done;
   return stage_ == Stage::Done ? Progress::Done : Progress::Advanced;

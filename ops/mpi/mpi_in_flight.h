@@ -10,6 +10,7 @@
 #include <mpi.h>
 
 #include "horon/core/execution/collective_op.h"
+#include "horon/ops/host/scratch_loan.h"
 #include "horon/ops/mpi/mpi_channel.h"
 
 namespace horon::ops {
@@ -67,7 +68,7 @@ class MpiInFlight : public core::InFlight {
   int64_t prepare_count_ = 0;
   int64_t finish_count_ = 0;
   std::vector<MPI_Request> requests_;
-  core::ScratchPool::Buffer scratch_;
+  ScratchLoan scratch_;
 };
 
 }  // namespace horon::ops

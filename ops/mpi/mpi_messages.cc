@@ -31,12 +31,22 @@ Messages::Ticket MpiMessages::new_ticket() {
 }
 
 Messages::Ticket MpiMessages::send(int to, int tag, const std::byte* data, int64_t bytes) {
+  return send_by(&MPI_Isend, "MPI_Isend", to, tag, data, bytes);
+}
+
+Messages::Ticket MpiMessages::send_and_await(int to, int tag, const std::byte* data,
+                                             int64_t bytes) {
+  return send_by(&MPI_Issend, "MPI_Issend", to, tag, data, bytes);
+}
+
+Messages::Ticket MpiMessages::send_by(Send call, const char* name, int to, int tag,
+                                      const std::byte* data, int64_t bytes) {
   HORON_CHECK(bytes <= kBytesMax && tag < kTags, "a message has a limit");
   check_kept();
   const Ticket ticket = new_ticket();
-  check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, kFirstTag + tag, communicator_,
-                  &requests_[ticket]),
-        "MPI_Isend");
+  check(call(data, static_cast<int>(bytes), MPI_BYTE, to, kFirstTag + tag, communicator_,
+             &requests_[ticket]),
+        name);
   return ticket;
 }
 

@@ -21,11 +21,16 @@ class MpiMessages final : public Messages {
   static constexpr int kFirstTag = 32768 - kTags;
 
   Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override;
+  Ticket send_and_await(int to, int tag, const std::byte* data, int64_t bytes) override;
   Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override;
   void progress() override;
   bool take_if_over(Ticket ticket) override;
 
  private:
+  // MPI_Isend or MPI_Issend.
+  using Send = decltype(&MPI_Isend);
+  Ticket send_by(Send call, const char* name, int to, int tag, const std::byte* data,
+                 int64_t bytes);
   Ticket new_ticket();
   // Keeps the first error, and throws it whenever there is one.
   void check(int code, const char* call);

@@ -16,7 +16,7 @@ class InFlightReducescatter final : public MpiReduction {
   InFlightReducescatter(std::shared_ptr<MpiChannel> channel,
                         std::shared_ptr<const MpiReductions> reductions, const core::Batch& given)
       : MpiReduction(std::move(channel), std::move(reductions), given,
-                     core::total(given.send_counts)),
+                     core::total(given.send_counts), false),
         input_count_(core::total(given.send_counts)) {
     HORON_CHECK(batch().send_counts.size() == static_cast<size_t>(this->channel().size()),
                 "one count for each rank");
@@ -24,24 +24,23 @@ class InFlightReducescatter final : public MpiReduction {
 
  private:
   void post() override {
-    const std::byte* input = mpi_input();
     const MPI_Datatype type = mpi_datatype(work_dtype());
     if (input_count_ <= channel().piece_elements_max()) {
       for (const int64_t count : batch().send_counts) counts_.push_back(static_cast<int>(count));
-      core::check_mpi(MPI_Ireduce_scatter(input, mpi_result(), counts_.data(), type, mpi_op(),
-                                          channel().communicator(), add_request()),
+      core::check_mpi(MPI_Ireduce_scatter(mpi_input(0), mpi_result(0), counts_.data(), type,
+                                          mpi_op(), channel().communicator(), add_request()),
                       "MPI_Ireduce_scatter");
       return;
     }
+    int64_t of_root = 0;  // where its block begins
     for (int root = 0; root < channel().size(); ++root) {
       const int64_t block = batch().send_counts[static_cast<size_t>(root)];
       for_each_piece(block, [&](int64_t begin, int count) {
-        core::check_mpi(
-            MPI_Ireduce(input + work_bytes(begin), mpi_result() + work_bytes(begin), count, type,
-                        mpi_op(), root, channel().communicator(), add_request()),
-            "MPI_Ireduce");
+        core::check_mpi(MPI_Ireduce(mpi_input(of_root + begin), mpi_result(begin), count, type,
+                                    mpi_op(), root, channel().communicator(), add_request()),
+                        "MPI_Ireduce");
       });
-      input += work_bytes(block);
+      of_root += block;
     }
   }
 

@@ -3,35 +3,45 @@
 #include <cstring>
 #include <utility>
 
+#include "horon/core/base/narrow_type.h"
+#include "horon/core/base/round_up.h"
 #include "horon/ops/host/host_kernels.h"
+#include "horon/ops/host/sum_type.h"
 
 namespace horon::ops {
 
 MpiReduction::MpiReduction(std::shared_ptr<MpiChannel> channel,
                            std::shared_ptr<const MpiReductions> reductions, core::Batch given,
-                           int64_t input_count)
+                           int64_t input_count, bool in_place)
     : MpiInFlight(std::move(channel), std::move(given)),
       reductions_(std::move(reductions)),
-      input_count_(input_count) {
+      input_count_(input_count),
+      in_place_(in_place) {
   const DataType dtype = batch().dtype;
   const bool average = batch().reduce_op == ReduceOp::Average && !is_floating(dtype);
-  half_ = dtype == DataType::Float16 || dtype == DataType::BFloat16;
+  half_ = core::is_16_bit_float(dtype);
   widened_integer_ = average && dtype != DataType::Int64;
   prescaled_ = is_floating(dtype) && batch().prescale != 1.0;
   factor_ = batch().postscale / static_cast<double>(batch().divisor);
-  work_dtype_ = half_ ? DataType::Float32 : widened_integer_ ? DataType::Int64 : dtype;
+  work_dtype_ = sum_type(dtype, batch().reduce_op);
   choose_memory();
 }
 
 void MpiReduction::choose_memory() {
-  const bool copies = widened() || prescaled_ || batch().input == batch().output;
-  const size_t input_bytes = copies ? (work_bytes(input_count_) + 15) / 16 * 16 : 0;
-  const size_t result_bytes = widened() ? work_bytes(batch().count) : 0;
-  std::byte* scratch = nullptr;
-  if (input_bytes + result_bytes > 0) scratch = take_scratch(input_bytes + result_bytes);
-  converted_ = copies ? scratch : nullptr;
-  mpi_input_ = copies ? scratch : batch().input;
-  mpi_result_ = widened() ? scratch + input_bytes : batch().output;
+  const bool is_apart = batch().input != batch().output;
+  const bool copies = widened() || prescaled_ || is_apart == in_place_;
+  if (in_place_) {
+    mpi_result_ = widened() ? take_scratch(work_bytes(input_count_)) : batch().output;
+    converted_ = mpi_result_;
+  } else {
+    const size_t input_bytes = copies ? core::round_up(work_bytes(input_count_), size_t{16}) : 0;
+    const size_t result_bytes = widened() ? work_bytes(batch().count) : 0;
+    std::byte* scratch = nullptr;
+    if (input_bytes + result_bytes > 0) scratch = take_scratch(input_bytes + result_bytes);
+    converted_ = copies ? scratch : nullptr;
+    mpi_input_ = copies ? scratch : batch().input;
+    mpi_result_ = widened() ? scratch + input_bytes : batch().output;
+  }
   if (copies) set_prepare_count(input_count_);
   const DataType dtype = batch().dtype;
   const bool average = batch().reduce_op == ReduceOp::Average && !is_floating(dtype);

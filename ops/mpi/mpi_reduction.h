@@ -12,18 +12,23 @@ namespace horon::ops {
 // 16-bit floats are reduced in float32 and rounded once. Averages of integers are summed in int64.
 class MpiReduction : public MpiInFlight {
  protected:
+  // `in_place`: MPI reduces in the memory of the result; the same on all ranks of a collective.
+  // Open MPI chooses its algorithm by that, and ranks with different ones wait for each other for
+  // ever. So a rank whose batch is not in place copies its input there first. Only where the result
+  // is as long as the input.
   MpiReduction(std::shared_ptr<MpiChannel> channel, std::shared_ptr<const MpiReductions> reductions,
-               core::Batch batch, int64_t input_count);
+               core::Batch batch, int64_t input_count, bool in_place);
 
   DataType work_dtype() const { return work_dtype_; }
   size_t work_bytes(int64_t elements) const {
     return static_cast<size_t>(elements) * size_of(work_dtype_);
   }
-  // Where MPI reads, and where it writes the result; never the same memory. A batch may be in place
-  // on some ranks only, but MPI_IN_PLACE must be used by all ranks or by none: Open MPI chooses
-  // another algorithm for it, and ranks with different algorithms wait for each other for ever.
-  const std::byte* mpi_input() const { return mpi_input_; }
-  std::byte* mpi_result() const { return mpi_result_; }
+  // From this element on: where MPI reads (MPI_IN_PLACE, if so), and where it writes the result;
+  // never the same memory.
+  const void* mpi_input(int64_t element) const {
+    return in_place_ ? MPI_IN_PLACE : mpi_input_ + work_bytes(element);
+  }
+  std::byte* mpi_result(int64_t element) const { return mpi_result_ + work_bytes(element); }
   MPI_Op mpi_op() const { return reductions_->get(work_dtype_, batch().reduce_op); }
 
  private:
@@ -32,6 +37,7 @@ class MpiReduction : public MpiInFlight {
 
   const std::shared_ptr<const MpiReductions> reductions_;
   const int64_t input_count_;
+  const bool in_place_;
   // Whether MPI reduces in another type than the batch's.
   bool widened() const { return half_ || widened_integer_; }
   void choose_memory();
@@ -41,7 +47,7 @@ class MpiReduction : public MpiInFlight {
   bool prescaled_ = false;
   DataType work_dtype_ = DataType::Float32;
   double factor_ = 1.0;
-  std::byte* converted_ = nullptr;  // a copy of the input, in work_dtype_
+  std::byte* converted_ = nullptr;  // what is reduced: a copy of the input, in work_dtype_
   const std::byte* mpi_input_ = nullptr;
   std::byte* mpi_result_ = nullptr;
 };

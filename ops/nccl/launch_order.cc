@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/execution/memory_queue.h"
 
 namespace horon::ops {
 
@@ -23,6 +24,17 @@ bool LaunchOrder::may_enter(uint32_t set) const {
   return std::all_of(waiting_.begin(), waiting_.end(), [&](const auto& other) {
     return std::pair<int64_t, uint32_t>(other.second, other.first) >= mine;
   });
+}
+
+void LaunchOrder::wait_in(core::MemoryQueue& queue, uint32_t set) {
+  if (last_ == nullptr || last_set_ == set) return;
+  const bool waits = queue.wait_for(*last_);
+  HORON_CHECK(waits, "the sets of a rank have streams of one device");
+}
+
+void LaunchOrder::becomes_last(core::MemoryQueue& queue, uint32_t set) {
+  last_ = queue.record();
+  last_set_ = set;
 }
 
 }  // namespace horon::ops

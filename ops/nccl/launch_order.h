@@ -12,10 +12,20 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
+
+namespace horon::core {
+class Event;
+class MemoryQueue;
+}  // namespace horon::core
 
 namespace horon::ops {
 
 // Of one rank, for all its sets. A set has one collective at a time here. One thread at a time.
+//
+// Each set has a stream of its own that waits for its own tensors first, so what enters in one
+// order need not run in it: a stream also waits for the collective of another set that has entered
+// before.
 class LaunchOrder {
  public:
   // The set's next collective has come here. The number to propose.
@@ -27,10 +37,18 @@ class LaunchOrder {
   // It is in the stream.
   void entered(uint32_t set) { waiting_.erase(set); }
 
+  // What this set enqueues from now on runs behind what another one has enqueued last. Throws
+  // Error.
+  void wait_in(core::MemoryQueue& queue, uint32_t set);
+  // What this set has enqueued by now is the last. Throws Error.
+  void becomes_last(core::MemoryQueue& queue, uint32_t set);
+
  private:
   // By set; not settled: its number may still become larger.
   std::map<uint32_t, int64_t> waiting_;
   int64_t latest_ = 0;
+  uint32_t last_set_ = 0;              // to enter
+  std::shared_ptr<core::Event> last_;  // happens when its collective ends; null: none has entered
 };
 
 }  // namespace horon::ops

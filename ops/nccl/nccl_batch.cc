@@ -26,7 +26,7 @@ ReduceOp nccl_op(const Batch& batch) {
   return op == ReduceOp::Average ? ReduceOp::Sum : op;
 }
 
-bool all_equal(const std::vector<int64_t>& counts) {
+bool all_equal(const core::BlockCounts& counts) {
   return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
 }
 

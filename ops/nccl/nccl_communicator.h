@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/nccl/background_call.h"
 #include "horon/ops/nccl/job_gpu.h"
 #include "horon/ops/nccl/launch_ticket.h"

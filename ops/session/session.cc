@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <utility>
 
+#include "horon/core/base/collective_ban.h"
 #include "horon/core/base/forked_child.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
@@ -95,6 +96,7 @@ void barrier(const ProcessSet& process_set) {
 }
 
 int join(const ProcessSet& process_set) {
+  core::refuse_if_banned("join()");
   ops::Job& running = job();
   const int last = running.runtime().join(process_set.id())->get().last_joined;
   running.call_counts().forget(process_set.id());
@@ -102,10 +104,14 @@ int join(const ProcessSet& process_set) {
 }
 
 ProcessSet add_process_set(std::vector<int> ranks) {
+  core::refuse_if_banned("add_process_set()");
   return job().process_sets().add(std::move(ranks));
 }
 
-void remove_process_set(const ProcessSet& set) { job().process_sets().remove(set); }
+void remove_process_set(const ProcessSet& set) {
+  core::refuse_if_banned("remove_process_set()");
+  job().process_sets().remove(set);
+}
 
 std::vector<ProcessSet> process_sets() { return job().process_sets().all(); }
 
@@ -166,8 +172,9 @@ std::shared_ptr<JobGpu> gpu() { return job().gpu(); }
 
 std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(bytes); }
 
-std::vector<std::string> explain_selection(const ProcessSet& set) {
+std::vector<std::string> explain_selection(const ProcessSet& set, CollectiveKind kind) {
   core::BatchFacts facts;
+  facts.kind = kind;
   facts.count = 1 << 20;
   return job().explain(set, facts);
 }

@@ -58,11 +58,13 @@ void prepare_exchange(const World& world, ExchangeRun& run, uint64_t sequence, D
     if (kind == CollectiveKind::Scatter && from != root) return int64_t{0};
     return block_length(sequence, from, to, longest);
   };
+  std::vector<int64_t> send_counts;
+  std::vector<int64_t> receive_counts;
   for (int other = 0; other < world.size; ++other) {
     const int64_t out = length(world.rank, other);
     const int64_t in = length(other, world.rank);
-    run.batch.send_counts.push_back(out);
-    run.batch.receive_counts.push_back(in);
+    send_counts.push_back(out);
+    receive_counts.push_back(in);
     const auto sent = bytes_between(sequence, world.rank, other, out * size);
     const auto received = bytes_between(sequence, other, world.rank, in * size);
     run.content.insert(run.content.end(), sent.begin(), sent.end());
@@ -72,6 +74,8 @@ void prepare_exchange(const World& world, ExchangeRun& run, uint64_t sequence, D
   run.batch.sequence = sequence;
   run.batch.dtype = dtype;
   run.batch.root = root;
+  run.batch.send_counts = std::move(send_counts);
+  run.batch.receive_counts = std::move(receive_counts);
   run.batch.count = static_cast<int64_t>(run.content.size()) / size;
   run.allocate(world);
 }
@@ -136,11 +140,13 @@ void prepare_reduction(const World& world, ExchangeRun& run, uint64_t sequence, 
   if (is_floating(dtype) && sequence % 3 == 1) batch.postscale = 0.5;
   int64_t own_begin = 0;
   int64_t total = 0;
+  std::vector<int64_t> send_counts;
   for (int rank = 0; rank < world.size; ++rank) {
     if (rank == world.rank) own_begin = total;
-    batch.send_counts.push_back(block_length(sequence, rank, 0, longest));
-    total += batch.send_counts.back();
+    send_counts.push_back(block_length(sequence, rank, 0, longest));
+    total += send_counts.back();
   }
+  batch.send_counts = std::move(send_counts);
   batch.count = batch.send_counts[static_cast<size_t>(world.rank)];
   run.content = numbers_of(dtype, sequence, world.rank, 0, total);
   run.expected = reduced(batch, world.size, own_begin);

@@ -81,10 +81,10 @@ TEST_F(Builtin, SeveralHostsHaveAnAllreduceOfTheirOwn) {
   parts_.members.push_back(world_.size);
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "hier_allreduce");
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "mpi"), "mpi_allreduce");
-  EXPECT_EQ(chosen(CollectiveKind::Broadcast, "auto"), "mpi_broadcast");
+  EXPECT_EQ(chosen(CollectiveKind::Broadcast, "auto"), "hier_broadcast");
+  EXPECT_EQ(chosen(CollectiveKind::Allgather, "auto"), "hier_allgather");
+  EXPECT_EQ(chosen(CollectiveKind::Reducescatter, "auto"), "hier_reducescatter");
   EXPECT_EQ(chosen(CollectiveKind::Alltoall, "auto"), "hier_alltoall");
-  // Some host has several ranks.
-  EXPECT_EQ(chosen(CollectiveKind::Allgather, "auto"), "mpi_allgather");
   EXPECT_THROW(chosen(CollectiveKind::Allreduce, "shm"), Error);
 }
 
@@ -93,6 +93,10 @@ TEST_F(Builtin, SeveralHostsUseMpiIfOneOfThemHasNoSharedMemory) {
   parts_.members.push_back(world_.size);
   parts_.all_share_memory = false;
   EXPECT_EQ(chosen(CollectiveKind::Allreduce, "auto"), "mpi_allreduce");
+  EXPECT_EQ(chosen(CollectiveKind::Broadcast, "auto"), "mpi_broadcast");
+  EXPECT_EQ(chosen(CollectiveKind::Allgather, "auto"), "mpi_allgather");
+  EXPECT_EQ(chosen(CollectiveKind::Reducescatter, "auto"), "mpi_reducescatter");
+  EXPECT_EQ(chosen(CollectiveKind::Alltoall, "auto"), "hier_alltoall");
   EXPECT_THROW(chosen(CollectiveKind::Allreduce, "hier"), Error);
 }
 
@@ -107,10 +111,10 @@ TEST_F(Builtin, OnlyASetWithAGateHasMemoryForOne) {
   const core::Topology one_host = parts_.topology;
   const core::Topology two_hosts = with_another_host(one_host);
   EXPECT_GE(room(one_host), core::RingGate::bytes(one_host.local_size));
-  // The allreduce has cells there; the other ops take all to MPI.
+  // What goes in chunks has cells there.
   EXPECT_LT(builtin_area_bytes(two_hosts, config_),
             core::RingGate::bytes(two_hosts.local_size) +
-                HierarchicalAllreduce::area_bytes(two_hosts) + kPadding);
+                2 * HierarchicalAllreduce::area_bytes(two_hosts) + kPadding);
   EXPECT_LT(room(core::Topology()), kPadding);
   EXPECT_NE(make_gate(communicator(), config_), nullptr);
   config_.freeze = false;

@@ -58,6 +58,22 @@ TEST_F(MpiOps, SomeRanksInPlace) {
   check_mixed_places(world_, op);
 }
 
+TEST_F(MpiOps, ABatchInPlaceIsNotCopied) {
+  const auto scratch = host_scratch();
+  const auto channel = std::make_shared<MpiChannel>(communicator_, scratch);
+  MpiAllreduce op(channel);
+  const int64_t count = world_.size < 4 ? 100'003 : 10'007;
+  std::mt19937_64 random(1);
+  for (const bool in_place : {true, false}) {
+    AllreduceRun run(world_, {.count = count, .in_place = in_place}, 0);
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    in_flight.push_back(op.start(run.batch()));
+    drive(world_, std::move(in_flight), random);
+    run.check();
+    EXPECT_EQ(scratch->usage().bytes_peak, 0U) << (in_place ? "in place" : "not in place");
+  }
+}
+
 TEST_F(MpiOps, AllreduceInPieces) {
   MpiAllreduce op(narrow_channel_);
   check_long_allreduce(world_, op, 20011);

@@ -77,7 +77,7 @@ void drive(const World& world, std::vector<std::unique_ptr<core::InFlight>> in_f
     for (auto& flight : in_flight) {
       const Progress progress = flight->step();
       advanced = advanced || progress == Progress::Advanced || progress == Progress::Done;
-      polling = polling || progress == Progress::Polling;
+      polling = polling || progress == Progress::Polling || progress == Progress::Driving;
       if (progress == Progress::Done) flight.reset();
     }
     std::erase(in_flight, nullptr);

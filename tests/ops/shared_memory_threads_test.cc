@@ -166,8 +166,7 @@ TEST(SharedMemory, AlltoallOfManyRanks) {
                 std::vector<float> output(input.size());
                 core::Batch batch;
                 batch.kind = CollectiveKind::Alltoall;
-                batch.send_counts.assign(kRanks, kCount);
-                batch.receive_counts = batch.send_counts;
+                batch.send_counts = batch.receive_counts = std::vector<int64_t>(kRanks, kCount);
                 batch.count = static_cast<int64_t>(input.size());
                 batch.input = reinterpret_cast<std::byte*>(input.data());
                 batch.output = reinterpret_cast<std::byte*>(output.data());

@@ -56,11 +56,19 @@ horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS ${mpi_ranks} TIMEOUT 120)
 horon_test(mpi_messages_test FILES ops/mpi/mpi_messages_test.cc RANKS 1)
 include(ops/gpu.cmake)
-horon_test(exchange_plan_test FILES ops/hierarchical/exchange_plan_test.cc)
+horon_test(exchange_plan_test
+           FILES ops/hierarchical/block_chunks_test.cc ops/hierarchical/exchange_plan_test.cc
+                 ops/hierarchical/spread_tree_test.cc)
 horon_test(chunk_exchange_test FILES ops/hierarchical/chunk_exchange_test.cc)
-horon_test(hierarchical_threads_test FILES ops/hierarchical/hierarchical_threads_test.cc
+horon_test(hierarchical_threads_test
+           FILES ops/hierarchical/hierarchical_threads_test.cc
+                 ops/hierarchical/hosts_exchange_test.cc ops/hierarchical/narrow_wire_contract.cc
+                 ops/hierarchical/narrow_wire_test.cc ops/hierarchical/random_programs_test.cc
+                 ops/hierarchical/step_bounds_test.cc
            LIBS horon_op_contract TIMEOUT 300)
-horon_test(hierarchical_ops_test FILES ops/hierarchical/hierarchical_ops_test.cc
+horon_test(hierarchical_ops_test
+           FILES ops/hierarchical/hierarchical_ops_test.cc
+                 ops/hierarchical/narrow_wire_contract.cc
            LIBS horon_op_contract RANKS 1)
 set(several_hosts 1+1 2+1 2+2 3+1 1+1+1)
 if(HORON_SANITIZE)

@@ -27,13 +27,17 @@ import time
 RANKS = 3
 CASES_AT_A_TIME = 3
 LIMIT_S = 45
-SITUATIONS = ("rest", "allreduce", "fresh", "alltoall", "blocked", "join", "set")
-NOT_IN_MATRIX = ("fresh", "blocked")
+SITUATIONS = ("rest", "allreduce", "fresh", "alltoall", "broadcast", "allgather", "reducescatter",
+              "blocked", "join", "set")
+NOT_IN_MATRIX = ("fresh", "broadcast", "allgather", "reducescatter", "blocked")
 FAULTS = ("kill", "stop", "exit", "throw")
 # Beside the matrix: what is no death.
 OTHER_CASES = (("allreduce", "leave"), ("allreduce", "stall"), ("blocked", "signal"))
 # Beside both, with shared memory alone: memory that is mapped when its owner is gone.
 CASES_OF_SHARED_MEMORY = (("fresh", "kill"), ("fresh", "exit"))
+# With hosts alone: the other collectives between hosts.
+CASES_OF_HOSTS = (("broadcast", "kill"), ("allgather", "kill"), ("reducescatter", "kill"),
+                  ("broadcast", "stop"))
 KNOBS = {"HORON_DEAD_AFTER_S": "2", "HORON_STALL_WARN_S": "1", "HORON_SHUTDOWN_TIMEOUT_S": "10"}
 
 
@@ -169,7 +173,7 @@ def main():
     situations = sys.argv[4:] or SITUATIONS
     another = 2 if link == "hosts" else 1
     kinds = [kind for kind in itertools.product(situations, FAULTS) if kind[0] not in NOT_IN_MATRIX]
-    others = OTHER_CASES + (CASES_OF_SHARED_MEMORY if link == "shm" else ())
+    others = OTHER_CASES + {"shm": CASES_OF_SHARED_MEMORY, "hosts": CASES_OF_HOSTS}.get(link, ())
     kinds += [kind for kind in others if kind[0] in situations]
     cases = [(*kind, guilty) for kind in kinds for guilty in (0, another)]
     before = set(os.listdir("/dev/shm"))

@@ -119,6 +119,39 @@ void in_allreduce_of_fresh_memory() {
   allreduce();  // a rank that had published its memory and can still be read ends no allreduce
 }
 
+// 1 MiB in all, in memory that the others can't map. Each rank is the root of every third
+// broadcast.
+std::shared_ptr<horon::core::HandleState> start_blocks(horon::CollectiveKind kind, int step) {
+  constexpr int64_t kCount = 3 << 16;
+  const auto spec = std::make_shared<horon::core::EntrySpec>();
+  spec->kind = kind;
+  spec->root = kind == horon::CollectiveKind::Broadcast ? step % 3 : 0;
+  spec->parts = {{"blocks", {kCount}}};
+  const auto data = std::make_shared<std::vector<float>>(4 * kCount, 1.0F);
+  auto* const bytes = reinterpret_cast<std::byte*>(data->data());
+  auto* const result = reinterpret_cast<std::byte*>(data->data() + kCount);
+  const bool broadcasts = kind == horon::CollectiveKind::Broadcast;
+  horon::core::Submission submission;
+  submission.name = "blocks";
+  submission.spec = spec;
+  submission.memory = {{bytes, broadcasts ? bytes : nullptr, kCount}};
+  if (!broadcasts) {
+    submission.allocate_output = [data, result](size_t, int64_t, horon::core::MemoryQueue&) {
+      return result;
+    };
+  }
+  submission.keep_alive = data;
+  return horon::ops::runtime().submit(std::move(submission));
+}
+
+void in_blocks(horon::CollectiveKind kind) {
+  for (int step = 0; step < kSteps; ++step) {
+    const auto handle = start_blocks(kind, step);
+    if (job->is_guilty() && step == kStepOfFault) job->do_fault();
+    (void)handle->get();
+  }
+}
+
 void in_alltoall() {
   for (int step = 0; step < kSteps; ++step) {
     const auto handle = start_alltoall();
@@ -162,6 +195,10 @@ void work() {
   if (job->situation() == "allreduce") in_allreduce();
   if (job->situation() == "fresh") in_allreduce_of_fresh_memory();
   if (job->situation() == "alltoall") in_alltoall();
+  for (const auto kind : {horon::CollectiveKind::Broadcast, horon::CollectiveKind::Allgather,
+                          horon::CollectiveKind::Reducescatter}) {
+    if (job->situation() == horon::to_string(kind)) in_blocks(kind);
+  }
   if (job->situation() == "blocked") blocked();
   if (job->situation() == "join") in_join();
   if (job->situation() == "set") while_a_set_is_made();

@@ -5,67 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <set>
-#include <tuple>
 #include <utility>
 
 #include <gtest/gtest.h>
 
 #include "horon/ops/hierarchical/hierarchical_allreduce.h"
 #include "horon/ops/host/host_memory.h"
-#include "horon/tests/support/thread_messages.h"
+#include "horon/tests/support/tag_check.h"
 
 namespace horon::ops {
 namespace {
-
-// Expects that no message has the tag of another one that is under way to, or from, the same peer.
-class TagCheck final : public Messages {
- public:
-  TagCheck(MessageHub& hub, int rank) : messages_(hub, rank) {}
-
-  // The first message that is received from now on seems to be late until no other is posted.
-  void delay_first_receive() { delays_ = true; }
-  size_t most_under_way() const { return most_under_way_; }
-
-  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
-    return note({true, to, tag}, messages_.send(to, tag, data, bytes));
-  }
-  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
-    const Ticket ticket = note({false, from, tag}, messages_.receive(from, tag, data, bytes));
-    if (std::exchange(delays_, false)) late_ = ticket;
-    return ticket;
-  }
-  void progress() override {
-    messages_.progress();
-    ++quiet_;
-  }
-  bool take_if_over(Ticket ticket) override {
-    constexpr int enough_quiet = 100;  // calls of progress() since a message was posted
-    if (ticket == late_ && quiet_ < enough_quiet) return false;
-    if (!messages_.take_if_over(ticket)) return false;
-    under_way_.erase(message_of_.at(ticket));
-    return true;
-  }
-
- private:
-  using Message = std::tuple<bool, int, int>;  // whether it is sent, peer, tag
-
-  Ticket note(const Message& message, Ticket ticket) {
-    EXPECT_TRUE(under_way_.insert(message).second) << "tag " << std::get<2>(message);
-    most_under_way_ = std::max(most_under_way_, under_way_.size());
-    message_of_[ticket] = message;
-    quiet_ = 0;
-    return ticket;
-  }
-
-  ThreadMessages messages_;
-  std::set<Message> under_way_;
-  std::map<Ticket, Message> message_of_;
-  size_t most_under_way_ = 0;
-  int quiet_ = 0;
-  bool delays_ = false;
-  std::optional<Ticket> late_;
-};
 
 // The first lane of two hosts that have `lanes` of them, in two rounds.
 class OneLane {
@@ -85,8 +34,7 @@ class OneLane {
     plan.chunk_elements = kElements;
     plan.chunks = int64_t{kChunks} * lanes;
     plan.chunks_at_once = kChunks;
-    context_.reset(
-        new ExchangeContext{messages_, layout_, plan, HostSums(batch_, plan), batch_.dtype, 0});
+    context_ = std::make_unique<ExchangeContext>(messages_, layout_, batch_, plan, 0);
     memory_.resize(ChunkExchange::memory_bytes(layout_, plan) / sizeof(Line) * kChunks);
     for (int i = 0; i < kChunks; ++i) {
       exchanges_.emplace_back(*context_,
@@ -162,7 +110,7 @@ class OneRank {
       : messages_(std::make_shared<TagCheck>(hub, rank)), sums_(static_cast<size_t>(elements), 1) {
     std::vector<std::unique_ptr<core::MemoryDomain>> domains;
     domains.push_back(std::make_unique<HostMemory>(nullptr));
-    HierarchicalAllreduce::Parts parts;
+    BetweenHosts parts;
     parts.topology = core::make_topology(rank, std::array{0, 1});
     parts.messages = messages_;
     parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
@@ -200,6 +148,7 @@ TEST(HierarchicalTags, AChunkThatIsLateKeepsItsTags) {
   EXPECT_EQ(first.twos(), elements);
   EXPECT_EQ(second.twos(), elements);
   EXPECT_GT(first.messages().most_under_way(), 2U);
+  EXPECT_LT(first.messages().largest_tag(), Messages::kTags);
   EXPECT_TRUE(hub.empty());
 }
 

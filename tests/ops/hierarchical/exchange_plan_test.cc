@@ -54,10 +54,10 @@ TEST(ExchangePlan, ChunksAndPartsCoverTheBatchOnce) {
         ASSERT_EQ(elements, count);
         int64_t of_lanes = 0;
         for (int lane = 0; lane < layout.lanes; ++lane) {
-          of_lanes += plan.chunks_of(lane, layout.lanes);
+          of_lanes += layout.of_lane(plan.chunks, lane);
         }
         ASSERT_EQ(of_lanes, plan.chunks);
-        ASSERT_GE(plan.chunks_at_once, 4);
+        ASSERT_GE(plan.chunks_at_once * layout.lanes, 4);
       }
     }
   }
@@ -77,6 +77,19 @@ TEST(ExchangePlan, OneRoundWhereItSendsHardlyMore) {
   EXPECT_FALSE(one_round({0, 1, 2}, DataType::Float32, 1 << 20));
 }
 
+TEST(ExchangePlan, TheResultTravelsIn16BitsToo) {
+  const auto plan = [](const std::vector<int>& hosts) {
+    return plan_exchange(layout_of(hosts, 0), DataType::Float32, ReduceOp::Average, 1 << 20,
+                         DataType::BFloat16);
+  };
+  EXPECT_TRUE(plan({0, 1}).one_round);
+  EXPECT_FALSE(plan({0, 1}).raw) << "the input is rounded on its way";
+  EXPECT_TRUE(plan({0, 1, 0, 1}).one_round);
+  EXPECT_FALSE(plan({0, 1, 2}).one_round);
+  EXPECT_EQ(describe(layout_of({0, 1}, 0), plan({0, 1})),
+            "2 hosts, 1 lane, one round, 37 chunks of 56 KiB of bfloat16");
+}
+
 // A chunk is added, or written to the ranks of a host, in one go. The loop waits for that.
 TEST(ExchangePlan, ChunksAreShorterWhereManyRanksShareAHost) {
   for (const int hosts : {2, 3, 8, 32}) {
@@ -93,6 +106,28 @@ TEST(ExchangePlan, ChunksAreShorterWhereManyRanksShareAHost) {
             plan_exchange(layout_of(host_of, 0), dtype, ReduceOp::Average, 1 << 26);
         EXPECT_EQ(of_last.chunk_elements, plan.chunk_elements);
       }
+    }
+  }
+}
+
+// The lanes of a host share its cable, and each of its ranks stages the chunks of all lanes.
+TEST(ExchangePlan, LanesShareWhatAHostHasUnderWay) {
+  for (const int hosts : {2, 3, 8}) {
+    const auto under_way = [&](int ranks) {  // bytes, in all lanes
+      std::vector<int> host_of;
+      for (int host = 0; host < hosts; ++host) host_of.insert(host_of.end(), ranks, host);
+      const HostsLayout layout = layout_of(host_of, 0);
+      const ExchangePlan plan =
+          plan_exchange(layout, DataType::Float32, ReduceOp::Sum, int64_t{1} << 30);
+      return layout.lanes * plan.chunks_at_once * plan.chunk_elements *
+             static_cast<int64_t>(size_of(plan.wire_type));
+    };
+    for (const int ranks : {2, 4, 8, 64}) {
+      const auto trace = testing::Message() << hosts << " hosts, " << ranks << " ranks";
+      if (ranks <= 8) {
+        EXPECT_GE(under_way(ranks), under_way(1)) << trace;
+      }
+      EXPECT_LE(under_way(ranks), int64_t{4} << 20) << trace;
     }
   }
 }

@@ -186,19 +186,16 @@ TEST(NcclThreads, TheEndOfACommunicatorDoesNotWaitForADeadPeer) {
 
 // Each set has a stream of its own; what has entered the device before, by another set, ends first.
 TEST(NcclThreads, AStreamWaitsForTheLastEntryOfAnotherSet) {
-  const auto order = std::make_shared<LaunchOrder>();
-  const auto last = LastEntry::of(order);
-  EXPECT_EQ(LastEntry::of(order), last);
-  EXPECT_NE(LastEntry::of(std::make_shared<LaunchOrder>()), last);
+  LaunchOrder order;
   const auto cuda = std::make_shared<test::HostCuda>();
   CudaQueue of_world(cuda);
   CudaQueue of_set(cuda);
-  last->wait_in(of_set, 1);  // nothing has entered
+  order.wait_in(of_set, 1);  // nothing has entered
   of_set.record()->wait();
   std::atomic<bool> may_end{false};
   cuda->enqueue(of_world.stream(), [&may_end] { return may_end.load(); });
-  last->becomes(of_world, 0);
-  last->wait_in(of_set, 1);
+  order.becomes_last(of_world, 0);
+  order.wait_in(of_set, 1);
   const auto behind = of_set.record();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(behind->happened());
@@ -285,7 +282,7 @@ TEST(NcclThreads, AReducescatterOfFloat16OverflowsNoMoreThanAnAllreduce) {
     batch.input = reinterpret_cast<const std::byte*>(input.data());
     batch.output = reinterpret_cast<std::byte*>(output.data());
     batch.count = 5;
-    batch.send_counts = {5, 5, 5, 5};
+    batch.send_counts = std::vector<int64_t>(4, 5);
     CudaMemory memory(rank.cuda);
     batch.queue = &memory.queue();
     Rank::enqueue(*ops[1]->start(batch));

@@ -1,0 +1,72 @@
+#include "horon/ops/hierarchical/chunk_collect.h"
+
+#include "horon/core/base/round_up.h"
+
+namespace horon::ops {
+
+size_t ChunkCollect::longest(const CollectContext& context) {
+  return core::whole_cache_lines(
+      static_cast<size_t>(context.chunks.chunk_elements() * context.wire_element_bytes));
+}
+
+size_t ChunkCollect::memory_bytes(const CollectContext& context) {
+  return static_cast<size_t>(context.layout.hosts) * longest(context);
+}
+
+ChunkCollect::ChunkCollect(const CollectContext& context, std::byte* memory)
+    : context_(context), memory_(memory) {
+  for (int host = 0; host < context.layout.hosts; ++host) {
+    sums_.push_back(memory + static_cast<size_t>(host) * longest(context));
+  }
+}
+
+int64_t ChunkCollect::begin(int64_t index, std::span<const std::byte* const> inputs,
+                            std::span<std::byte* const> outputs) {
+  const HostsLayout& layout = context_.layout;
+  index_ = index;
+  chunk_ = context_.chunks.at(index);
+  if (chunk_.count == 0) return 1;
+  over_ = false;
+  const int64_t bytes = chunk_.count * context_.wire_element_bytes;
+  const auto own = static_cast<size_t>(layout.host);
+  const auto place = [&](size_t host) { return memory_ + host * longest(context_); };
+  // Before this host's sum is made: the others may have sent theirs.
+  for (int distance = 1; is_mine() && distance < layout.hosts; ++distance) {
+    const auto host = static_cast<size_t>((layout.host + distance) % layout.hosts);
+    under_way_.push_back(context_.messages.receive(layout.peers[host], tag(), place(host), bytes));
+  }
+  const bool is_input = context_.sums.is_input(layout.local_size);
+  if (!is_input) context_.sums.add_ranks(inputs, place(own), chunk_.count);
+  sums_[own] = is_input ? inputs.front() : place(own);
+  if (is_mine()) {
+    output_ = outputs[static_cast<size_t>(chunk_.local_rank)];
+  } else {
+    const int peer = layout.peers[static_cast<size_t>(chunk_.host)];
+    const int64_t round = index / layout.lanes / layout.hosts;  // the hosts may take turns
+    under_way_.push_back(context_.messages.send_one_of_many(round, peer, tag(), sums_[own], bytes));
+  }
+  return std::ssize(under_way_) * Messages::kPostCost + bytes * (layout.local_size + 1);
+}
+
+// Two peers exchange the chunks of one lane, so tags count within it.
+int ChunkCollect::tag() const {
+  return context_.first_tag +
+         static_cast<int>(index_ / context_.layout.lanes % kChunksOfLaneWithTags);
+}
+
+int64_t ChunkCollect::advance() {
+  if (over_) return 0;
+  bool moved = false;
+  std::erase_if(under_way_, [&](Messages::Ticket ticket) {
+    const bool is_over = context_.messages.take_if_over(ticket);
+    moved = moved || is_over;
+    return is_over;
+  });
+  if (!under_way_.empty()) return moved ? 1 : 0;
+  over_ = true;
+  if (!is_mine()) return 1;
+  context_.sums.add_hosts(sums_, {&output_, 1}, chunk_.count);
+  return 1 + chunk_.count * context_.wire_element_bytes * context_.layout.hosts;
+}
+
+}  // namespace horon::ops

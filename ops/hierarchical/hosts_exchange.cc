@@ -1,0 +1,149 @@
+#include "horon/ops/hierarchical/hosts_exchange.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/hierarchical/block_chunks.h"
+#include "horon/ops/hierarchical/chunk_collect.h"
+#include "horon/ops/hierarchical/chunk_spread.h"
+#include "horon/ops/hierarchical/host_sums.h"
+#include "horon/ops/hierarchical/spread_tree.h"
+#include "horon/ops/hierarchical/wire_type.h"
+
+namespace horon::ops {
+namespace {
+
+// The lower half of the tags of blocks is left to message_exchange.h.
+constexpr int kFirstTag =
+    Messages::kFirstBlockTag + (Messages::kTags - Messages::kFirstBlockTag) / 2;
+static_assert(kFirstTag + ExchangeWindow::kDistinct * kChunksOfLaneWithTags <= Messages::kTags);
+
+// Of the block of each member.
+std::vector<int64_t> blocks_of(const core::Batch& batch, int members) {
+  if (batch.kind == CollectiveKind::Broadcast) {
+    std::vector<int64_t> blocks(static_cast<size_t>(members));
+    blocks[static_cast<size_t>(batch.root)] = batch.count;
+    return blocks;
+  }
+  const bool gathers = batch.kind == CollectiveKind::Allgather;
+  const core::BlockCounts& counts = gathers ? batch.receive_counts : batch.send_counts;
+  HORON_CHECK(std::ssize(counts) == members, "one count for each member");
+  return {counts.begin(), counts.end()};
+}
+
+// Of the host that has most: its lanes share it.
+int64_t most_of_a_host(const core::Topology& topology, const std::vector<int64_t>& blocks) {
+  std::vector<int64_t> of_host(static_cast<size_t>(topology.host_count()));
+  for (size_t member = 0; member < blocks.size(); ++member) {
+    of_host[static_cast<size_t>(topology.host_of[member])] += blocks[member];
+  }
+  return *std::max_element(of_host.begin(), of_host.end());
+}
+
+}  // namespace
+
+class HostsExchange::BlocksOfBatch final : public Chunks {
+ public:
+  BlocksOfBatch(HostsExchange& parent, const core::Batch& batch, uint64_t number)
+      : kind_(batch.kind),
+        rank_(parent.topology_.rank),
+        layout_(parent.common_.layout),
+        element_bytes_(static_cast<int64_t>(size_of(batch.dtype))),
+        blocks_(blocks_of(batch, parent.topology_.size)),
+        wire_type_(reduces() ? choose_wire_type(batch.dtype, batch.reduce_op, elements_of_all(),
+                                                layout_.one_rank_each(), parent.common_.wire_dtype)
+                             : batch.dtype),
+        raw_((layout_.one_rank_each() && !is_narrowed(batch.dtype, wire_type_)) || !reduces()),
+        message_(message_elements(layout_, batch.dtype, wire_type_, 1, addends())),
+        chunks_(parent.topology_, layout_.lanes, blocks_,
+                chunk_elements(layout_, wire_type_, most_of_a_host(parent.topology_, blocks_),
+                               message_)),
+        sums_(batch, raw_, wire_type_),
+        spread_{*parent.common_.messages, layout_,        chunks_,
+                element_bytes_,           fan_out(batch), first_tag(number)},
+        collect_{*parent.common_.messages,
+                 layout_,
+                 chunks_,
+                 sums_,
+                 static_cast<int64_t>(size_of(wire_type_)),
+                 first_tag(number)} {
+    block_begins_.resize(blocks_.size());
+    std::exclusive_scan(blocks_.begin(), blocks_.end(), block_begins_.begin(), int64_t{0});
+  }
+
+  int64_t count() const override { return chunks_.count(); }
+  int64_t bytes_max() const override { return chunks_.chunk_elements() * element_bytes_; }
+  int at_once() const override {
+    return chunks_at_once(layout_, wire_type_, message_, reduces() ? layout_.hosts - 1 : 1);
+  }
+  ChunkPlace place(int64_t index) const override {
+    const BlockChunks::Chunk chunk = chunks_.at(index);
+    const bool is_here = chunk.host == layout_.host;
+    const int member = is_here ? chunk.local_rank : ChunkPlace::kNoRank;
+    const int64_t in_all = block_begins_[static_cast<size_t>(chunk.member)] + chunk.begin;
+    ChunkPlace place;
+    place.bytes = chunk.count * element_bytes_;
+    place.input_begin = (reduces() ? in_all : chunk.begin) * element_bytes_;
+    place.output_begin =
+        (kind_ == CollectiveKind::Allgather ? in_all : chunk.begin) * element_bytes_;
+    (reduces() ? place.taker : place.giver) = member;
+    return place;
+  }
+  int64_t input_bytes() const override { return reduces() ? all_bytes() : own_bytes(); }
+  int64_t output_bytes() const override { return reduces() ? own_bytes() : all_bytes(); }
+
+  size_t work_bytes() const override {
+    return reduces() ? ChunkCollect::memory_bytes(collect_) : 0;
+  }
+  std::unique_ptr<ChunkWork> make_work(std::byte* memory) const override {
+    if (reduces()) return std::make_unique<ChunkCollect>(collect_, memory);
+    return std::make_unique<ChunkSpread>(spread_);
+  }
+
+ private:
+  bool reduces() const { return kind_ == CollectiveKind::Reducescatter; }
+  // A broadcast adds nothing, and its chunks go from host to host. In an allgather a host sends
+  // each chunk to all others in one go, which costs as much as to add so many.
+  int64_t addends() const { return kind_ == CollectiveKind::Broadcast ? 1 : layout_.hosts; }
+  static int first_tag(uint64_t number) {
+    return kFirstTag + static_cast<int>(number % ExchangeWindow::kDistinct) * kChunksOfLaneWithTags;
+  }
+  // In an allgather all hosts send, so each sends its own to all others itself.
+  int fan_out(const core::Batch& batch) const {
+    if (kind_ != CollectiveKind::Broadcast) return std::max(layout_.hosts - 1, 1);
+    return fan_out_of(layout_.hosts, batch.count * element_bytes_,
+                      chunks_.chunk_elements() * element_bytes_);
+  }
+  int64_t own_bytes() const { return blocks_[static_cast<size_t>(rank_)] * element_bytes_; }
+  int64_t elements_of_all() const {
+    return std::accumulate(blocks_.begin(), blocks_.end(), int64_t{0});
+  }
+  int64_t all_bytes() const { return elements_of_all() * element_bytes_; }
+
+  const CollectiveKind kind_;
+  const int rank_;
+  const HostsLayout& layout_;
+  const int64_t element_bytes_;
+  const std::vector<int64_t> blocks_;  // elements, [member]
+  const DataType wire_type_;
+  const bool raw_;
+  std::vector<int64_t> block_begins_;
+  const int64_t message_;  // elements
+  const BlockChunks chunks_;
+  const HostSums sums_;
+  const SpreadContext spread_;
+  const CollectContext collect_;
+};
+
+HostsExchange::HostsExchange(BetweenHosts parts)
+    : topology_(parts.topology), common_(std::move(parts)) {}
+
+std::unique_ptr<core::InFlight> HostsExchange::start(core::Batch batch) {
+  const uint64_t number = common_.window.take_number();
+  auto chunks = std::make_unique<BlocksOfBatch>(*this, batch, number);
+  return std::make_unique<ChunkedRun>(common_, number, std::move(batch), std::move(chunks));
+}
+
+}  // namespace horon::ops

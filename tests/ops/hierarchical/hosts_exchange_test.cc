@@ -1,0 +1,208 @@
+// Broadcast, allgather and reducescatter between hosts among threads of one process: the same code
+// under ThreadSanitizer.
+#include "horon/ops/hierarchical/hosts_exchange.h"
+
+#include <numeric>
+
+#include "horon/core/base/error.h"
+#include "horon/tests/ops/hierarchical/thread_hosts.h"
+#include "horon/tests/support/quick_messages.h"
+#include "horon/tests/support/tag_check.h"
+
+namespace horon::ops {
+namespace {
+
+class HostsExchangeThreads : public testing::TestWithParam<std::vector<int>> {};
+
+TEST_P(HostsExchangeThreads, Broadcast) {
+  with_thread_hosts(GetParam(), [](const World& world, const BetweenHosts& parts) {
+    HierarchicalExchange op(std::make_shared<HostsExchange>(parts), CollectiveKind::Broadcast);
+    EXPECT_EQ(op.name(), "hier_broadcast");
+    EXPECT_NE(op.refusal({.kind = CollectiveKind::Allgather}), "");
+    check_broadcast(world, op);
+  });
+}
+
+TEST_P(HostsExchangeThreads, Allgather) {
+  with_thread_hosts(GetParam(), [](const World& world, const BetweenHosts& parts) {
+    HierarchicalExchange op(std::make_shared<HostsExchange>(parts), CollectiveKind::Allgather);
+    check_allgather(world, op);
+  });
+}
+
+TEST_P(HostsExchangeThreads, Reducescatter) {
+  with_thread_hosts(GetParam(), [](const World& world, const BetweenHosts& parts) {
+    HierarchicalExchange op(std::make_shared<HostsExchange>(parts), CollectiveKind::Reducescatter);
+    check_reducescatter(world, op);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, HostsExchangeThreads,
+                         testing::Values(std::vector{0, 0, 1}, std::vector{0, 1, 0, 1, 0}),
+                         layout_name);
+
+core::Batch ones(CollectiveKind kind, const World& world, int64_t elements,
+                 std::vector<int32_t>& input, std::vector<int32_t>& output) {
+  const bool gathers = kind == CollectiveKind::Allgather;
+  const bool reduces = kind == CollectiveKind::Reducescatter;
+  input.assign(static_cast<size_t>(elements * (reduces ? world.size : 1)), 1);
+  output.assign(static_cast<size_t>(elements * (gathers ? world.size : 1)), 0);
+  core::Batch batch;
+  batch.kind = kind;
+  batch.dtype = DataType::Int32;
+  batch.count = elements;
+  const std::vector<int64_t> counts(static_cast<size_t>(world.size), elements);
+  if (gathers) batch.receive_counts = counts;
+  if (reduces) batch.send_counts = counts;
+  batch.input = reinterpret_cast<const std::byte*>(input.data());
+  batch.output = reinterpret_cast<std::byte*>(output.data());
+  return batch;
+}
+
+// Returns what all ranks together have sent to other hosts; in bytes.
+int64_t sent_by_all(const std::vector<int>& hosts, CollectiveKind kind, int64_t elements,
+                    bool delays = false) {
+  std::vector<std::shared_ptr<TagCheck>> wires(hosts.size());
+  const auto body = [&](const World& world, const BetweenHosts& parts) {
+    HostsExchange exchange(parts);
+    std::vector<int32_t> input;
+    std::vector<int32_t> output;
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    in_flight.push_back(exchange.start(ones(kind, world, elements, input, output)));
+    std::mt19937_64 random(1);
+    drive(world, std::move(in_flight), random);
+    const int32_t each = kind == CollectiveKind::Reducescatter ? world.size : 1;
+    EXPECT_EQ(std::count(output.begin(), output.end(), each), std::ssize(output));
+  };
+  with_thread_hosts(hosts, body, [&](MessageHub& hub, int rank) {
+    const auto wire = std::make_shared<TagCheck>(hub, rank);
+    if (delays && rank == 1) wire->delay_first_receive();
+    wires[static_cast<size_t>(rank)] = wire;
+    return wire;
+  });
+  int64_t sent = 0;
+  for (const auto& wire : wires) {
+    EXPECT_LT(wire->largest_tag(), Messages::kTags);
+    sent += wire->sent();
+  }
+  return sent;
+}
+
+TEST(HostsExchange, SendsNothingTwiceToAHost) {
+  constexpr int64_t elements = 100'000;
+  constexpr auto bytes = static_cast<int64_t>(elements * sizeof(int32_t));
+  EXPECT_EQ(sent_by_all({0, 0, 0, 1, 1, 1}, CollectiveKind::Broadcast, elements), bytes);
+  EXPECT_EQ(sent_by_all({0, 0, 1, 1, 2}, CollectiveKind::Broadcast, elements), 2 * bytes);
+  // The block of each of five ranks goes to the two other hosts, or comes from them.
+  EXPECT_EQ(sent_by_all({0, 0, 1, 1, 2}, CollectiveKind::Allgather, elements), 10 * bytes);
+  EXPECT_EQ(sent_by_all({0, 0, 1, 1, 2}, CollectiveKind::Reducescatter, elements), 10 * bytes);
+}
+
+// There are tags for 512 chunks of a lane.
+TEST(HostsExchange, AChunkThatIsLateKeepsItsTag) {
+  const int64_t elements = kMessageBytes / 4 * 600;
+  for (const CollectiveKind kind :
+       {CollectiveKind::Broadcast, CollectiveKind::Allgather, CollectiveKind::Reducescatter}) {
+    const int64_t bytes = 4 * elements;
+    EXPECT_EQ(sent_by_all({0, 1}, kind, elements, true),
+              kind == CollectiveKind::Broadcast ? bytes : 2 * bytes);
+  }
+}
+
+// Memory that the others can't map is copied through a window, however long the tensor is.
+TEST(HostsExchange, TakesLittleScratchMemoryForALongTensor) {
+  for (const CollectiveKind kind :
+       {CollectiveKind::Broadcast, CollectiveKind::Allgather, CollectiveKind::Reducescatter}) {
+    const auto body = [&](const World& world, const BetweenHosts& parts) {
+      HostsExchange exchange(parts);
+      std::vector<int32_t> input;
+      std::vector<int32_t> output;
+      std::vector<std::unique_ptr<core::InFlight>> in_flight;
+      in_flight.push_back(exchange.start(ones(kind, world, 4 << 20, input, output)));
+      std::mt19937_64 random(1);
+      drive(world, std::move(in_flight), random);
+    };
+    EXPECT_LT(with_thread_hosts({0, 0, 1}, body), size_t{16} << 20);
+  }
+}
+
+// Each message costs the same, however short. A broadcast adds nothing that could take long.
+TEST(HostsExchange, MessagesOfABroadcastAreLongAmongManyHosts) {
+  std::vector<int> hosts(64);
+  std::iota(hosts.begin(), hosts.end(), 0);
+  std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+  domains.push_back(std::make_unique<HostMemory>(nullptr));
+  BetweenHosts parts;
+  parts.topology = core::make_topology(0, hosts);
+  const auto messages = std::make_shared<QuickMessages>();
+  parts.messages = messages;
+  parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+  HostsExchange exchange(parts);
+  World world;
+  world.size = 64;
+  std::vector<int32_t> input;
+  std::vector<int32_t> output;
+  const auto run = exchange.start(ones(CollectiveKind::Broadcast, world, 1 << 18, input, output));
+  while (run->step() != core::Progress::Done) {
+  }
+  EXPECT_EQ(messages->longest(), kMessageBytes);
+}
+
+// The second call of progress() fails, and all calls after it.
+class FailingMessages final : public Messages {
+ public:
+  FailingMessages(MessageHub& hub, int rank) : messages_(hub, rank) {}
+  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    check();
+    return messages_.send(to, tag, data, bytes);
+  }
+  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
+    check();
+    return messages_.receive(from, tag, data, bytes);
+  }
+  void progress() override {
+    ++calls_;
+    check();
+    messages_.progress();
+  }
+  bool take_if_over(Ticket ticket) override {
+    check();
+    return messages_.take_if_over(ticket);
+  }
+
+ private:
+  void check() const {
+    if (calls_ > 1) throw Error(ErrorCode::OperationFailed, "a planted failure");
+  }
+  ThreadMessages messages_;
+  int calls_ = 0;
+};
+
+// Two batches are under way, and each of them learns of it.
+TEST(HostsExchange, AnErrorOfOneMessageIsTheErrorOfEveryBatch) {
+  MessageHub hub;
+  for (const CollectiveKind kind :
+       {CollectiveKind::Broadcast, CollectiveKind::Allgather, CollectiveKind::Reducescatter}) {
+    std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+    domains.push_back(std::make_unique<HostMemory>(nullptr));
+    BetweenHosts parts;
+    parts.topology = core::make_topology(0, std::array{0, 1});
+    parts.messages = std::make_shared<FailingMessages>(hub, 0);
+    parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+    HostsExchange exchange(parts);
+    World world;
+    world.size = 2;
+    std::vector<int32_t> input;
+    std::vector<int32_t> output;
+    auto first = exchange.start(ones(kind, world, 1 << 20, input, output));
+    auto second = exchange.start(ones(kind, world, 1 << 20, input, output));
+    const auto step_on = [](core::InFlight& batch) {
+      for (int step = 0; step < 10; ++step) batch.step();
+    };
+    EXPECT_THROW(step_on(*first), Error);
+    EXPECT_THROW(step_on(*second), Error);
+  }
+}
+
+}  // namespace
+}  // namespace horon::ops

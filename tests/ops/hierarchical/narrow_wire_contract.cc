@@ -1,0 +1,226 @@
+#include "horon/tests/ops/hierarchical/narrow_wire_contract.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/ops/hierarchical/exchange_plan.h"
+#include "horon/ops/hierarchical/wire_type.h"
+#include "horon/tests/ops/contract_case.h"
+
+namespace horon::ops {
+namespace {
+
+constexpr int64_t kExactMax = kExactBytesMax / static_cast<int64_t>(sizeof(float));
+
+struct NarrowCase {
+  ReduceOp op = ReduceOp::Sum;
+  int64_t count = 0;  // of the input
+  bool in_place = true;
+  bool registered = true;
+  double prescale = 1.0;
+  double postscale = 1.0;
+};
+
+// Rank r is on host hosts[r].
+struct NarrowJob {
+  CollectiveKind kind = CollectiveKind::Allreduce;
+  std::vector<int> hosts;
+  DataType wire_dtype = DataType::BFloat16;
+};
+
+// Some numbers are too large for float16, or too small.
+float number_of(uint64_t sequence, int rank, int64_t i) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  const uint64_t bits = mix(sequence, static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
+  switch (i % 211) {
+    case 7:
+      return rank == 0 ? infinity : 1.0F;
+    case 8:
+      return rank == 0 ? -infinity : infinity;
+    case 9:
+      return rank == 0 ? std::nanf("") : 1.0F;
+    case 10:
+      return 65'504.0F + static_cast<float>(bits % 64);
+    case 11:
+      return 1e-7F * static_cast<float>(bits % 100);
+    case 12:
+      return -1e30F;
+    default:
+      return static_cast<float>(bits % 1'000'003) / 1000.0F - 500.0F;
+  }
+}
+
+std::vector<std::byte> bytes_of(const std::vector<float>& numbers) {
+  const auto* const begin = reinterpret_cast<const std::byte*>(numbers.data());
+  return {begin, begin + numbers.size() * sizeof(float)};
+}
+
+class NarrowRun {
+ public:
+  NarrowRun(const World& world, const NarrowJob& job, const NarrowCase& tested, uint64_t sequence)
+      : world_(world), job_(job), case_(tested), sequence_(sequence) {
+    for (int64_t i = 0; i < case_.count; ++i) given_.push_back(number_of(sequence, world.rank, i));
+    batch_.sequence = sequence;
+    batch_.kind = job.kind;
+    batch_.reduce_op = case_.op;
+    batch_.prescale = case_.prescale;
+    batch_.postscale = case_.postscale;
+    batch_.divisor = case_.op == ReduceOp::Average ? world.size : 1;
+    batch_.count = case_.count;
+    const bool scatters = job.kind == CollectiveKind::Reducescatter;
+    if (scatters) {
+      std::vector<int64_t> blocks;
+      for (int member = 0; member < world.size; ++member) blocks.push_back(block(member));
+      batch_.send_counts = std::move(blocks);
+      batch_.count = block(world.rank);
+      for (int member = 0; member < world.rank; ++member) begin_ += block(member);
+    }
+    input_ = std::make_unique<ContractBuffer>(world, bytes_of(given_), case_.registered);
+    batch_.input = input_->data();
+    batch_.output = input_->data();
+    if (case_.in_place && !scatters) return;
+    const std::vector<std::byte> empty(static_cast<size_t>(batch_.count) * sizeof(float));
+    output_ = std::make_unique<ContractBuffer>(world, empty, case_.registered);
+    batch_.output = output_->data();
+  }
+
+  const core::Batch& batch() const { return batch_; }
+
+  // Collective.
+  void check_same_bits() const {
+    const uint64_t hash = hash_of(batch_.output, static_cast<size_t>(batch_.count) * sizeof(float));
+    for (const uint64_t of_rank : world_.gather(hash)) EXPECT_EQ(of_rank, hash) << "ranks differ";
+  }
+  void check() const {
+    SCOPED_TRACE(testing::Message()
+                 << to_string(case_.op) << " of " << case_.count
+                 << (case_.in_place ? " in place" : "") << (case_.registered ? " registered" : "")
+                 << " scaled " << case_.prescale << ' ' << case_.postscale << " on rank "
+                 << world_.rank);
+    std::vector<float> expected;
+    for (int64_t i = 0; i < batch_.count; ++i) expected.push_back(result_of(begin_ + i));
+    const auto* const got = reinterpret_cast<const float*>(batch_.output);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << "element " << i;
+      if (std::isnan(got[i])) expected[i] = got[i];  // any NaN
+      ASSERT_EQ(std::memcmp(&got[i], &expected[i], sizeof(float)), 0)
+          << "element " << i << " is " << got[i] << ", not " << expected[i];
+    }
+    EXPECT_TRUE((output_ ? output_ : input_)->holds(bytes_of(expected))) << "guards";
+    EXPECT_TRUE(output_ == nullptr || input_->holds(bytes_of(given_))) << "the input was changed";
+  }
+
+ private:
+  int64_t block(int member) const {
+    const int64_t each = case_.count / world_.size;
+    const int64_t shift = each / 3;  // uneven
+    if (member == 0) return each - shift;
+    return member < world_.size - 1 ? each : case_.count - each * (world_.size - 1) + shift;
+  }
+  float rounded(float value) const {
+    return float_from_16(job_.wire_dtype, float_to_16(job_.wire_dtype, value));
+  }
+  // One element of the whole, as the ops are documented.
+  float result_of(int64_t i) const {
+    const int hosts = *std::max_element(job_.hosts.begin(), job_.hosts.end()) + 1;
+    float total = 0;
+    for (int host = 0; host < hosts; ++host) {
+      std::vector<float> of_host;
+      for (int rank = 0; rank < world_.size; ++rank) {
+        if (job_.hosts[static_cast<size_t>(rank)] != host) continue;
+        of_host.push_back(number_of(sequence_, rank, i));
+      }
+      const Reduction sum{DataType::Float32, ReduceOp::Sum, case_.prescale, 1.0, 1};
+      const float of_ranks = rounded(reduce_floats(sum, of_host));
+      total = host == 0 ? of_ranks : total + of_ranks;
+    }
+    const double factor = case_.postscale / static_cast<double>(batch_.divisor);
+    const float result = total * static_cast<float>(factor);
+    return result_travels() ? rounded(result) : result;
+  }
+  bool result_travels() const {
+    if (job_.kind != CollectiveKind::Allreduce) return false;
+    const HostsLayout layout = make_hosts_layout(core::make_topology(world_.rank, job_.hosts));
+    return !plan_exchange(layout, DataType::Float32, case_.op, case_.count, job_.wire_dtype)
+                .one_round;
+  }
+
+  const World& world_;
+  const NarrowJob& job_;
+  const NarrowCase case_;
+  const uint64_t sequence_;
+  std::vector<float> given_;
+  int64_t begin_ = 0;  // of the output, within the whole
+  std::unique_ptr<ContractBuffer> input_, output_;
+  core::Batch batch_;
+};
+
+std::vector<NarrowCase> narrow_cases() {
+  std::vector<NarrowCase> cases;
+  for (const int64_t count : {kExactMax + 1, int64_t{5003}, int64_t{40'001}}) {
+    for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+      for (int variant = 0; variant < 4; ++variant) {
+        cases.push_back(
+            {.op = op, .count = count, .in_place = variant % 2 == 0, .registered = variant < 2});
+      }
+    }
+  }
+  for (const bool in_place : {true, false}) {
+    cases.push_back({.count = 5003, .in_place = in_place, .prescale = 0.25, .postscale = 3.0});
+    cases.push_back(
+        {.op = ReduceOp::Average, .count = 30'011, .in_place = in_place, .postscale = 0.1});
+  }
+  return cases;
+}
+
+}  // namespace
+
+void check_narrow_wire(const World& world, core::CollectiveOp& op, CollectiveKind kind,
+                       const std::vector<int>& hosts, DataType wire_dtype) {
+  const NarrowJob job{kind, hosts, wire_dtype};
+  const std::vector<NarrowCase> cases = narrow_cases();
+  std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 5);
+  constexpr size_t at_once = 7;
+  for (size_t begin = 0; begin < cases.size(); begin += at_once) {
+    std::vector<std::unique_ptr<NarrowRun>> runs;
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    for (size_t i = begin; i < std::min(begin + at_once, cases.size()); ++i) {
+      runs.push_back(std::make_unique<NarrowRun>(world, job, cases[i], i));
+      in_flight.push_back(op.start(runs.back()->batch()));
+    }
+    drive(world, std::move(in_flight), random);
+    for (const auto& run : runs) {
+      if (kind == CollectiveKind::Allreduce) run->check_same_bits();
+      run->check();
+    }
+  }
+}
+
+void check_not_narrowed(const World& world, core::CollectiveOp& op) {
+  const std::vector<AllreduceCase> cases = {{.count = 0},
+                                            {.op = ReduceOp::Average, .count = 1},
+                                            {.op = ReduceOp::Average, .count = kExactMax},
+                                            {.op = ReduceOp::Max, .count = 5003},
+                                            {.op = ReduceOp::Product, .count = 5003},
+                                            {.dtype = DataType::Float64, .count = 5003},
+                                            {.dtype = DataType::Float16, .count = 5003},
+                                            {.dtype = DataType::BFloat16, .count = 5003},
+                                            {.dtype = DataType::Int32, .count = 5003}};
+  std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 6);
+  std::vector<std::unique_ptr<AllreduceRun>> runs;
+  std::vector<std::unique_ptr<core::InFlight>> in_flight;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    runs.push_back(std::make_unique<AllreduceRun>(world, cases[i], i));
+    in_flight.push_back(op.start(runs.back()->batch()));
+  }
+  drive(world, std::move(in_flight), random);
+  for (const auto& run : runs) run->check();
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,103 @@
+// Reductions of float32 that travel between hosts in 16 bits, among threads of one process.
+#include <array>
+
+#include <gtest/gtest.h>
+
+#include "horon/ops/hierarchical/hierarchical_allreduce.h"
+#include "horon/ops/hierarchical/hosts_exchange.h"
+#include "horon/ops/hierarchical/wire_type.h"
+#include "horon/tests/ops/hierarchical/narrow_wire_contract.h"
+#include "horon/tests/ops/hierarchical/thread_hosts.h"
+#include "horon/tests/support/tag_check.h"
+
+namespace horon::ops {
+namespace {
+
+TEST(WireType, SumsAndAveragesOfLongFloat32MayTravelIn16Bits) {
+  const auto of = [](DataType dtype, ReduceOp op, int64_t count) {
+    return choose_wire_type(dtype, op, count, true, DataType::BFloat16);
+  };
+  EXPECT_EQ(of(DataType::Float32, ReduceOp::Sum, 1025), DataType::BFloat16);
+  EXPECT_EQ(of(DataType::Float32, ReduceOp::Average, 1 << 30), DataType::BFloat16);
+  EXPECT_EQ(of(DataType::Float32, ReduceOp::Sum, 1024), DataType::Float32);
+  EXPECT_EQ(of(DataType::Float32, ReduceOp::Max, 1 << 30), DataType::Float32);
+  EXPECT_EQ(of(DataType::Float64, ReduceOp::Sum, 1 << 30), DataType::Float64);
+  EXPECT_EQ(of(DataType::Float16, ReduceOp::Sum, 1 << 30), DataType::Float16);
+  EXPECT_EQ(of(DataType::Int32, ReduceOp::Sum, 1 << 30), DataType::Int32);
+}
+
+TEST(WireType, HasTheNamesOfTheKnob) {
+  EXPECT_EQ(wire_dtype_named("float32"), DataType::Float32);
+  EXPECT_EQ(wire_dtype_named("bfloat16"), DataType::BFloat16);
+  EXPECT_EQ(wire_dtype_named("float16"), DataType::Float16);
+}
+
+class NarrowWire : public testing::TestWithParam<std::vector<int>> {};
+
+TEST_P(NarrowWire, Allreduce) {
+  for (const DataType wire_dtype : {DataType::BFloat16, DataType::Float16}) {
+    with_thread_hosts(GetParam(), [&](const World& world, BetweenHosts parts) {
+      parts.wire_dtype = wire_dtype;
+      HierarchicalAllreduce op(parts);
+      check_narrow_wire(world, op, CollectiveKind::Allreduce, GetParam(), wire_dtype);
+      check_not_narrowed(world, op);
+    });
+  }
+}
+
+TEST_P(NarrowWire, Reducescatter) {
+  for (const DataType wire_dtype : {DataType::BFloat16, DataType::Float16}) {
+    with_thread_hosts(GetParam(), [&](const World& world, BetweenHosts parts) {
+      parts.wire_dtype = wire_dtype;
+      HierarchicalExchange op(std::make_shared<HostsExchange>(parts),
+                              CollectiveKind::Reducescatter);
+      check_narrow_wire(world, op, CollectiveKind::Reducescatter, GetParam(), wire_dtype);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, NarrowWire,
+                         testing::Values(std::vector{0, 0, 1}, std::vector{0, 1, 0, 1},
+                                         std::vector{0, 0, 0, 1}, std::vector{0, 1, 2}),
+                         layout_name);
+
+// Returns what all ranks together have sent to other hosts for an allreduce of ones; in bytes.
+int64_t sent_by_all(const std::vector<int>& hosts, DataType wire_dtype, int64_t elements) {
+  std::vector<std::shared_ptr<TagCheck>> checks(hosts.size());
+  const auto body = [&](const World& world, BetweenHosts parts) {
+    parts.wire_dtype = wire_dtype;
+    HierarchicalAllreduce op(parts);
+    std::vector<float> numbers(static_cast<size_t>(elements), 1.0F);
+    core::Batch batch;
+    batch.count = elements;
+    batch.output = reinterpret_cast<std::byte*>(numbers.data());
+    batch.input = batch.output;
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    in_flight.push_back(op.start(std::move(batch)));
+    std::mt19937_64 random(1);
+    drive(world, std::move(in_flight), random);
+    const auto sum = static_cast<float>(world.size);
+    EXPECT_EQ(std::count(numbers.begin(), numbers.end(), sum), elements);
+  };
+  with_thread_hosts(hosts, body, [&](MessageHub& hub, int rank) {
+    const auto check = std::make_shared<TagCheck>(hub, rank);
+    checks[static_cast<size_t>(rank)] = check;
+    return check;
+  });
+  int64_t sent = 0;
+  for (const auto& check : checks) sent += check->sent();
+  return sent;
+}
+
+TEST(NarrowWireTraffic, IsHalfOfThatOfFloat32) {
+  constexpr int64_t elements = 300'000;
+  const std::vector<std::vector<int>> layouts = {{0, 1}, {0, 0, 1, 1}, {0, 1, 2}};
+  for (const std::vector<int>& hosts : layouts) {
+    const int64_t wide = sent_by_all(hosts, DataType::Float32, elements);
+    EXPECT_EQ(sent_by_all(hosts, DataType::BFloat16, elements), wide / 2);
+    EXPECT_EQ(sent_by_all(hosts, DataType::Float16, elements), wide / 2);
+  }
+}
+
+}  // namespace
+}  // namespace horon::ops

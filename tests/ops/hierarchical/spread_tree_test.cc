@@ -1,0 +1,46 @@
+// From which host to which a block goes.
+#include "horon/ops/hierarchical/spread_tree.h"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace horon::ops {
+namespace {
+
+TEST(SpreadTree, ReachesEveryHostOnceAlongParentsAndChildrenThatKnowEachOther) {
+  for (int hosts = 1; hosts <= 9; ++hosts) {
+    for (int fan_out = 1; fan_out <= hosts; ++fan_out) {
+      for (int source = 0; source < hosts; ++source) {
+        const SpreadTree tree{hosts, fan_out, source};
+        std::vector<int> reached = {source};
+        for (size_t next = 0; next < reached.size(); ++next) {
+          for (int child = 0; child < tree.children_of(reached[next]); ++child) {
+            const int host = tree.child(reached[next], child);
+            EXPECT_EQ(tree.parent_of(host), reached[next]);
+            reached.push_back(host);
+            ASSERT_LE(reached.size(), static_cast<size_t>(hosts));
+          }
+        }
+        EXPECT_EQ(reached.size(), static_cast<size_t>(hosts));
+      }
+    }
+  }
+}
+
+// A chain where the wires are what takes time; short ways where the hops are.
+TEST(SpreadTree, FanOutFollowsTheSizeAndTheHosts) {
+  constexpr int64_t chunk = 56 << 10;
+  EXPECT_EQ(fan_out_of(1, 1 << 20, chunk), 1);
+  EXPECT_EQ(fan_out_of(2, 4, chunk), 1);
+  EXPECT_EQ(fan_out_of(2, 64 << 20, chunk), 1);
+  EXPECT_EQ(fan_out_of(4, 64 << 20, chunk), 1);
+  EXPECT_EQ(fan_out_of(16, 64 << 20, chunk), 1);
+  EXPECT_EQ(fan_out_of(4, 4, chunk), 3);
+  EXPECT_GT(fan_out_of(16, 64 << 10, chunk), 1);
+  EXPECT_EQ(fan_out_of(64, 1 << 20, chunk), 2);
+  EXPECT_EQ(fan_out_of(64, 256 << 20, chunk), 1);
+}
+
+}  // namespace
+}  // namespace horon::ops

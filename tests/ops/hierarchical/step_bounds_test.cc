@@ -1,0 +1,237 @@
+// A step of a collective between hosts does a bounded piece of work, however many ranks there are
+// and however many messages have come: the loop serves other batches, and peers, between the steps.
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "horon/ops/hierarchical/hierarchical_allreduce.h"
+#include "horon/ops/hierarchical/hosts_exchange.h"
+#include "horon/ops/hierarchical/message_exchange.h"
+#include "horon/tests/ops/hierarchical/thread_hosts.h"
+#include "horon/tests/support/quick_messages.h"
+
+namespace horon::ops {
+namespace {
+
+// A batch of bytes that are 1, between memory that the others can map.
+struct Ones {
+  Ones(const World& world, CollectiveKind kind, int64_t elements, int root = 0) {
+    const auto all = static_cast<int64_t>(world.size) * elements;
+    const std::vector<int64_t> counts(static_cast<size_t>(world.size), elements);
+    in = kind == CollectiveKind::Reducescatter || kind == CollectiveKind::Alltoall ? all : elements;
+    out = kind == CollectiveKind::Allgather || kind == CollectiveKind::Alltoall ? all : elements;
+    input = take(world, in);
+    output = take(world, out);
+    std::fill_n(reinterpret_cast<int8_t*>(input.get()), in, int8_t{1});
+    batch.kind = kind;
+    batch.dtype = DataType::Int8;
+    batch.root = root;
+    batch.count = kind == CollectiveKind::Alltoall ? all : elements;
+    batch.input = input.get();
+    batch.output = output.get();
+    if (in == all) batch.send_counts = counts;
+    if (out == all) batch.receive_counts = counts;
+  }
+  static std::shared_ptr<std::byte> take(const World& world, int64_t bytes) {
+    if (world.allocate) return world.allocate(static_cast<size_t>(bytes));
+    return {new std::byte[static_cast<size_t>(bytes)], std::default_delete<std::byte[]>()};
+  }
+  void expect(int8_t each) const {
+    const auto* const numbers = reinterpret_cast<const int8_t*>(output.get());
+    EXPECT_EQ(std::count(numbers, numbers + out, each), out);
+  }
+
+  int64_t in = 0;  // elements
+  int64_t out = 0;
+  std::shared_ptr<std::byte> input, output;
+  core::Batch batch;
+};
+
+// An op of a kind that goes in chunks.
+std::unique_ptr<core::CollectiveOp> op_of(CollectiveKind kind, const BetweenHosts& parts) {
+  if (kind == CollectiveKind::Allreduce) return std::make_unique<HierarchicalAllreduce>(parts);
+  return std::make_unique<HierarchicalExchange>(std::make_shared<HostsExchange>(parts), kind);
+}
+
+constexpr std::array kKindsInChunks = {CollectiveKind::Allreduce, CollectiveKind::Broadcast,
+                                       CollectiveKind::Allgather, CollectiveKind::Reducescatter};
+
+void expect_short_steps(core::InFlight& run, const QuickMessages& messages) {
+  for (bool done = false; !done;) {
+    const uint32_t posted = messages.posted();
+    const int64_t sent = messages.sent();
+    done = run.step() == core::Progress::Done;
+    ASSERT_LE(messages.posted() - posted, 700);
+    ASSERT_LE(messages.sent() - sent, 4 << 20);
+  }
+}
+
+TEST(StepAmongManyRanks, PostsNoMoreThanItsShareOfTheMessagesOfAnAlltoall) {
+  World world;
+  world.rank = 3;
+  world.size = 1000;
+  for (const int64_t count : {1, 40'000}) {
+    const auto messages = std::make_shared<QuickMessages>();
+    MessageExchange exchange(messages, world.rank, world.size);
+    const Ones ones(world, CollectiveKind::Alltoall, count);
+    const auto run = exchange.start(ones.batch);
+    expect_short_steps(*run, *messages);
+    EXPECT_EQ(messages->posted(), 2 * (world.size - 1));
+    EXPECT_EQ(messages->sent(), (world.size - 1) * count);
+  }
+}
+
+TEST(StepAmongManyHosts, PostsNoMoreThanItsShareOfTheMessagesOfChunks) {
+  World world;
+  world.size = 300;
+  std::vector<int> hosts(300);
+  std::iota(hosts.begin(), hosts.end(), 0);
+  for (const CollectiveKind kind : kKindsInChunks) {
+    SCOPED_TRACE(to_string(kind));
+    std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+    domains.push_back(std::make_unique<HostMemory>(nullptr));
+    BetweenHosts parts;
+    parts.topology = core::make_topology(0, hosts);
+    const auto messages = std::make_shared<QuickMessages>();
+    parts.messages = messages;
+    parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+    const auto op = op_of(kind, parts);
+    const bool is_long = kind == CollectiveKind::Allreduce || kind == CollectiveKind::Broadcast;
+    const Ones ones(world, kind, is_long ? 4 << 20 : 40'000);
+    const auto run = op->start(ones.batch);
+    expect_short_steps(*run, *messages);
+    EXPECT_GT(messages->sent(), 4 << 20) << "that is no test";
+  }
+}
+
+// Whatever is sent is over at once, as short messages of MPI are, but what is to be awaited is not:
+// the other side does nothing.
+class NobodyReceives final : public Messages {
+ public:
+  Ticket send(int, int, const std::byte*, int64_t bytes) override {
+    sent_ += bytes;
+    return 0;
+  }
+  Ticket send_and_await(int, int, const std::byte*, int64_t bytes) override {
+    sent_ += bytes;
+    return 1;
+  }
+  Ticket receive(int, int, std::byte*, int64_t) override { return 1; }
+  void progress() override {}
+  bool take_if_over(Ticket ticket) override { return ticket == 0; }
+  int64_t sent() const { return sent_; }  // bytes
+
+ private:
+  int64_t sent_ = 0;
+};
+
+// Their receivers must store what they do not expect.
+TEST(Sender, DoesNotRunAheadOfItsReceiversWithoutALimit) {
+  World world;
+  world.size = 2;
+  std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+  domains.push_back(std::make_unique<HostMemory>(nullptr));
+  BetweenHosts parts;
+  parts.topology = core::make_topology(0, std::array{0, 1});
+  parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+  for (const CollectiveKind kind : {CollectiveKind::Broadcast, CollectiveKind::Allgather,
+                                    CollectiveKind::Reducescatter, CollectiveKind::Alltoall}) {
+    SCOPED_TRACE(to_string(kind));
+    const auto messages = std::make_shared<NobodyReceives>();
+    parts.messages = messages;
+    std::shared_ptr<ExchangeMachine> machine = std::make_shared<HostsExchange>(parts);
+    if (kind == CollectiveKind::Alltoall)
+      machine = std::make_shared<MessageExchange>(messages, 0, 2);
+    HierarchicalExchange op(machine, kind);
+    const Ones ones(world, kind, 64 << 20);
+    {
+      const auto run = op.start(ones.batch);
+      for (int idle = 0; idle < 100;) {
+        if (run->step() == core::Progress::Polling) ++idle;
+      }
+    }
+    EXPECT_GT(messages->sent(), 0);
+    EXPECT_LT(messages->sent(), 16 << 20);
+  }
+}
+
+// Nothing that is received is over before `count` messages have come; then all of them are.
+class AllAtOnce final : public Messages {
+ public:
+  AllAtOnce(MessageHub& hub, int rank, size_t count) : messages_(hub, rank), count_(count) {}
+
+  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    return messages_.send(to, tag, data, bytes);
+  }
+  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
+    return *received_.insert(messages_.receive(from, tag, data, bytes)).first;
+  }
+  void progress() override {
+    messages_.progress();
+    const auto has_come = [this](Ticket ticket) { return messages_.take_if_over(ticket); };
+    all_here_ = all_here_ || (received_.size() >= count_ &&
+                              std::all_of(received_.begin(), received_.end(), has_come));
+  }
+  bool take_if_over(Ticket ticket) override {
+    const bool is_receive = received_.contains(ticket);
+    if ((is_receive && !all_here_) || !messages_.take_if_over(ticket)) return false;
+    if (is_receive) ++taken_;
+    return true;
+  }
+  int64_t taken() const { return taken_; }  // of those that are received
+
+ private:
+  ThreadMessages messages_;
+  const size_t count_;
+  std::set<Ticket> received_;
+  bool all_here_ = false;
+  int64_t taken_ = 0;
+};
+
+class StepWithManyMessages : public testing::TestWithParam<CollectiveKind> {};
+
+// Rank 0 drives all chunks of its host. Those of the other host come at once.
+TEST_P(StepWithManyMessages, WritesNoMoreThanItsShareOfTheMemory) {
+  const CollectiveKind kind = GetParam();
+  constexpr int64_t at_once = 16;
+  constexpr int64_t chunks = 40;
+  constexpr int local_ranks = 8;
+  std::shared_ptr<AllAtOnce> of_first_rank;
+  const auto body = [&](const World& world, const BetweenHosts& parts) {
+    const auto op = op_of(kind, parts);
+    const Ones ones(world, kind, chunks * kMessageBytes, local_ranks);
+    std::vector<std::unique_ptr<core::InFlight>> in_flight;
+    in_flight.push_back(op->start(ones.batch));
+    if (world.rank == 0) {
+      int64_t most_in_step = 0;
+      for (bool done = false; !done;) {
+        const int64_t before = of_first_rank->taken();
+        done = in_flight.front()->step() == core::Progress::Done;
+        most_in_step = std::max(most_in_step, of_first_rank->taken() - before);
+      }
+      const int64_t takers = kind == CollectiveKind::Reducescatter ? 1 : local_ranks;
+      EXPECT_LE(most_in_step * kMessageBytes * takers, 4 << 20) << most_in_step << " chunks";
+    } else {
+      std::mt19937_64 random(1);
+      drive(world, std::move(in_flight), random);
+    }
+    const bool adds = kind == CollectiveKind::Allreduce || kind == CollectiveKind::Reducescatter;
+    ones.expect(adds ? local_ranks + 1 : 1);
+  };
+  std::vector<int> hosts(local_ranks, 0);
+  hosts.push_back(1);
+  with_thread_hosts(hosts, body, [&](MessageHub& hub, int rank) -> std::shared_ptr<Messages> {
+    if (rank > 0) return thread_messages(hub, rank);
+    of_first_rank = std::make_shared<AllAtOnce>(hub, rank, at_once);
+    return of_first_rank;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, StepWithManyMessages, testing::ValuesIn(kKindsInChunks),
+                         [](const auto& tested) { return std::string(to_string(tested.param)); });
+
+}  // namespace
+}  // namespace horon::ops
