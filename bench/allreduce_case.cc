@@ -14,7 +14,7 @@ Shape shape(int64_t bytes, DataType dtype, int) {
 // Each rank must send and receive all but its own N-th twice: to add the parts, and to share them.
 double bus_factor(int ranks) { return 2.0 * (ranks - 1) / ranks; }
 
-void run_peer(MpiPeer& peer, const Call& call) {
+void run_peer(Peer& peer, const Call& call) {
   peer.allreduce(call.input, call.output, call.shape.input_count, call.spec->dtype,
                  call.spec->reduce_op);
 }

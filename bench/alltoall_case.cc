@@ -15,7 +15,7 @@ Shape shape(int64_t bytes, DataType dtype, int ranks) {
 // The block that a rank sends itself does not travel.
 double bus_factor(int ranks) { return static_cast<double>(ranks - 1) / ranks; }
 
-void run_peer(MpiPeer& peer, const Call& call) {
+void run_peer(Peer& peer, const Call& call) {
   peer.alltoall(call.input, call.output, call.shape.input_count / peer.size(), call.spec->dtype);
 }
 

@@ -14,12 +14,12 @@ Shape shape(int64_t bytes, DataType dtype, int) {
 
 double bus_factor(int) { return 1; }
 
-void run_peer(MpiPeer& peer, const Call& call) {
+void run_peer(Peer& peer, const Call& call) {
   // MPI broadcasts in place only, so out of place a copy is added. Horon's root copies too.
   if (call.input != call.output) {
     std::memcpy(call.output, call.input, static_cast<size_t>(call.shape.message_bytes));
   }
-  peer.broadcast(call.output, call.shape.output_count, call.spec->dtype, call.spec->root);
+  peer.broadcast(call.output, call.shape.output_count, call.spec->dtype, call.root_index);
 }
 
 std::vector<PeriodicData> expected(const TestData& data, int, int root) {

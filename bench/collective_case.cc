@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
-#include "horon/core/base/text.h"
 #include "horon/core/execution/block_layout.h"
 #include "horon/core/runtime/runtime.h"
 
@@ -12,8 +11,11 @@ namespace {
 
 core::Submission submission_of(core::Runtime& runtime, const Call& call, const CallEntry& entry) {
   core::Submission submission;
+  submission.set = call.set;
   submission.name = entry.name;
   submission.spec = entry.spec;
+  submission.keep_alive = call.memory;
+  if (entry.spec->kind == CollectiveKind::Barrier) return submission;
   const bool blocks = core::moves_blocks(entry.spec->kind);
   const auto element = static_cast<int64_t>(size_of(entry.spec->dtype));
   for (const auto& [begin, count] : entry.stretches) {
@@ -24,7 +26,7 @@ core::Submission submission_of(core::Runtime& runtime, const Call& call, const C
   const bool is_root = entry.spec->root == runtime.topology().rank;
   if (entry.spec->kind == CollectiveKind::Alltoall ||
       (entry.spec->kind == CollectiveKind::Scatter && is_root)) {
-    submission.splits = core::even_splits(call.shape.input_count, runtime.topology().size);
+    submission.splits = core::even_splits(call.shape.input_count, call.ranks);
   }
   if (blocks) {
     submission.allocate_output = [output = call.output](size_t, int64_t, core::MemoryQueue&) {
@@ -32,7 +34,6 @@ core::Submission submission_of(core::Runtime& runtime, const Call& call, const C
     };
   }
   submission.device_index = call.device_index;
-  submission.keep_alive = call.memory;
   return submission;
 }
 
@@ -54,10 +55,10 @@ const CollectiveCase& find_case(CollectiveKind kind) {
       return gather_case();
     case CollectiveKind::Scatter:
       return scatter_case();
-    default:
-      throw Error(ErrorCode::InvalidArgument,
-                  core::concat("there is no benchmark of ", to_string(kind)));
+    case CollectiveKind::Barrier:
+      return barrier_case();
   }
+  HORON_CHECK(false, "unknown kind of collective");
 }
 
 void submit_and_wait(core::Runtime& runtime, const Call& call) {

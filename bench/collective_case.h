@@ -6,10 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "horon/bench/mpi_peer.h"
+#include "horon/bench/peer.h"
 #include "horon/bench/test_data.h"
 #include "horon/core/base/entry_spec.h"
 
@@ -47,6 +46,9 @@ struct Call {
   bool async = false;            // submitted and then waited for, also if it is one entry
   int device_index = 0;          // of the memory
   bool waits_for_device = true;  // false: returns when the work is enqueued on the device
+  uint32_t set = 0;              // ProcessSet::id()
+  int ranks = 0;                 // of the set
+  int root_index = 0;            // in the set; spec->root is a rank of the world
   Shape shape;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
@@ -64,8 +66,8 @@ struct CollectiveCase {
   // Runs the call through the runtime's queue, as programs do. Returns when the result is complete;
   // throws the collective's error.
   void (*run)(core::Runtime& runtime, const Call& call);
-  void (*run_peer)(MpiPeer& peer, const Call& call);
-  // The expected output: blocks of equal size, one behind the other.
+  void (*run_peer)(Peer& peer, const Call& call);
+  // The expected output: blocks of equal size, one behind the other. `root` is an index.
   std::vector<PeriodicData> (*expected)(const TestData& data, int ranks, int root);
   // Inputs have N equal parts, and the result is made from this rank's part of each input.
   bool own_part = false;
@@ -79,6 +81,7 @@ const CollectiveCase& reducescatter_case();
 const CollectiveCase& alltoall_case();
 const CollectiveCase& gather_case();
 const CollectiveCase& scatter_case();
+const CollectiveCase& barrier_case();
 const CollectiveCase& find_case(CollectiveKind kind);
 
 // For the cases: submits the entries, each from input to output, and waits.

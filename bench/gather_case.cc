@@ -14,8 +14,8 @@ Shape shape(int64_t bytes, DataType dtype, int ranks) {
 
 double bus_factor(int ranks) { return static_cast<double>(ranks - 1) / ranks; }
 
-void run_peer(MpiPeer& peer, const Call& call) {
-  peer.gather(call.input, call.output, call.shape.input_count, call.spec->dtype, call.spec->root);
+void run_peer(Peer& peer, const Call& call) {
+  peer.gather(call.input, call.output, call.shape.input_count, call.spec->dtype, call.root_index);
 }
 
 std::vector<PeriodicData> expected(const TestData& data, int ranks, int) {

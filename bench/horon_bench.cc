@@ -11,6 +11,7 @@
 #include "horon/bench/measure.h"
 #include "horon/bench/mpi_peer.h"
 #include "horon/bench/options.h"
+#include "horon/bench/peers.h"
 #include "horon/bench/report.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -23,43 +24,71 @@ namespace {
 using namespace horon;
 using namespace horon::bench;
 
-void say(const std::string& text) {
-  if (rank() != 0) return;
+void print(const std::string& text) {
   (void)std::fputs(text.c_str(), stdout);
   (void)std::fflush(stdout);
 }
 
-void write_json(const Options& options, const nlohmann::json& content) {
-  if (rank() == 0 && !options.json.empty()) write_json_file(options.json, content);
+void say(const std::string& text) {
+  if (rank() == 0) print(text);
 }
 
-// Returns 0 if all results were right and no limit was exceeded.
-int measure_collectives(const Options& options, MpiPeer& mpi) {
-  if (options.root >= size()) {
-    throw Error(ErrorCode::Config, core::concat("there is no rank ", options.root));
+void write_json(const Options& options, const nlohmann::json& content) {
+  if (options.json == "-") print(content.dump(2) + "\n");
+  if (!options.json.empty() && options.json != "-") write_json_file(options.json, content);
+}
+
+// Collective over all ranks.
+ProcessSet make_set(const Options& options) {
+  std::vector<int> ranks = options.members;
+  for (int rank = 0; options.set_of_all && rank < size(); ++rank) ranks.push_back(rank);
+  if (!ranks.empty() && ranks.back() >= size()) {
+    throw Error(ErrorCode::Config, core::concat("--set: there is no rank ", ranks.back()));
   }
-  if (options.peer && options.collective == CollectiveKind::Allreduce) {
-    const std::string refusal = MpiPeer::refusal(options.dtype, options.op);
-    if (!refusal.empty()) throw Error(ErrorCode::Config, "--peer mpi: " + refusal);
-  }
-  say(header_text(options, mpi) + column_titles(options));
+  const ProcessSet set = ranks.empty() ? ProcessSet() : add_process_set(ranks);
+  const std::vector<int> members = set.ranks();
+  if (std::find(members.begin(), members.end(), options.root) != members.end()) return set;
+  if (!core::has_root(options.collective)) return set;
+  throw Error(ErrorCode::Config, core::concat("there is no rank ", options.root, " in the set"));
+}
+
+// On the members of the set. Returns 0 if all results were right and no limit was exceeded.
+int measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
+  const bool speaks = set.rank() == 0;
+  const auto say_of_set = [&](const std::string& text) {
+    if (speaks && options.json != "-") print(text);
+  };
+  Peers peers(options, mpi, set.rank());
+  options.peers = peers.kinds();
+  const std::string header = header_text(options, set, mpi);
+  say_of_set(header + peers.left_out() + column_titles(options));
   std::vector<Row> rows;
   {
-    Measurement measurement(options, ops::runtime(), mpi);
+    Measurement measurement(options, set, ops::runtime(), mpi, &peers);
     for (const int64_t bytes : options.sizes()) {
       rows.push_back(measurement.run(bytes));
-      say(row_text(options, rows.back(), size()));
+      say_of_set(row_text(options, rows.back(), set.size()));
     }
   }
-  say(footer_text(rows, options, size()));
-  write_json(options, to_json(options, rows, size()));
+  say_of_set(footer_text(rows, options, set.size()));
+  if (speaks) write_json(options, to_json(options, set, rows));
   if (wrong_in(rows) > 0) return 1;
   const bool too_slow = options.ratio_max > 0 && worst_ratio(rows) > options.ratio_max;
-  if (too_slow) say(core::concat("# FAILED: ratio to MPI above ", options.ratio_max, "\n"));
+  if (too_slow) say_of_set(core::concat("# FAILED: ratio above ", options.ratio_max, "\n"));
   return too_slow ? 1 : 0;
 }
 
-int measure_rest(const Options& options, MpiPeer& mpi) {
+int measure_collectives(const Options& options) {
+  const ProcessSet set = make_set(options);
+  MpiPeer mpi(set);
+  const int code = set.includes_me() ? measure_members(options, set, mpi) : 0;
+  // The ranks that are not in the set sleep until the others are done.
+  if (!set.is_world()) MpiPeer::meet_all_ranks();
+  return code;
+}
+
+int measure_rest(const Options& options) {
+  MpiPeer mpi;
   // After some work, since an idle rank that has worked is what is to be measured.
   barrier();
   const std::vector<double> percents = measure_idle_percent(mpi, options.idle_s);
@@ -68,27 +97,30 @@ int measure_rest(const Options& options, MpiPeer& mpi) {
                      " % of a core\n"));
   }
   const double worst = *std::max_element(percents.begin(), percents.end());
-  write_json(options, {{"version", version()},
-                       {"machine", describe_machine()},
-                       {"seconds", options.idle_s},
-                       {"percent_of_a_core", percents},
-                       {"worst", worst}});
+  if (rank() == 0) {
+    write_json(options, {{"version", version()},
+                         {"machine", describe_machine()},
+                         {"seconds", options.idle_s},
+                         {"percent_of_a_core", percents},
+                         {"worst", worst}});
+  }
   const bool too_much = options.idle_percent_max > 0 && worst > options.idle_percent_max;
   if (too_much) say(core::concat("# FAILED: above ", options.idle_percent_max, " % of a core\n"));
   return too_much ? 1 : 0;
 }
 
 int run(int argc, char** argv) {
-  // After init(), because only rank 0 is to print.
+  // What it says is printed after init(), because only rank 0 is to print.
   const ParsedOptions parsed = parse_options(argc, argv);
+  const Options& options = parsed.options;
+  const auto& peers = options.peers;
+  if (std::find(peers.begin(), peers.end(), PeerKind::Tuned) != peers.end()) MpiAlgorithms::allow();
   init_session();
   if (!parsed.exit_text.empty()) {
     say(parsed.exit_text);
     return parsed.exit_code;
   }
-  MpiPeer mpi;
-  const Options& options = parsed.options;
-  return options.idle_s > 0 ? measure_rest(options, mpi) : measure_collectives(options, mpi);
+  return options.idle_s > 0 ? measure_rest(options) : measure_collectives(options);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "horon/bench/statistics.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
@@ -20,6 +19,9 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+// With Options::seconds_max.
+constexpr int kLeastRepetitions = 5;
+
 // A call of a smaller message is too short for the clock.
 constexpr int64_t kSingleCallBytes = 64 << 10;
 
@@ -28,7 +30,8 @@ int calls_per_sample(int64_t bytes, DeviceKind device) {
   if (device == DeviceKind::Cuda) {
     return static_cast<int>(std::clamp<int64_t>((256 << 20) / bytes, 4, 20));
   }
-  return static_cast<int>(std::clamp<int64_t>(kSingleCallBytes / bytes, 1, 16));
+  return static_cast<int>(
+      std::clamp<int64_t>(kSingleCallBytes / std::max<int64_t>(bytes, 1), 1, 16));
 }
 
 // The tensors of a call. They lie in memory in the reverse order, since tensors of a program are
@@ -36,7 +39,7 @@ int calls_per_sample(int64_t bytes, DeviceKind device) {
 std::vector<CallEntry> entries_of(const Options& options, const std::string& name,
                                   const core::EntrySpec& whole) {
   const int64_t count = whole.parts.front().shape.front();
-  const int64_t tensors = std::min<int64_t>(options.tensors, count);
+  const int64_t tensors = std::clamp<int64_t>(options.tensors, 1, std::max<int64_t>(count, 1));
   std::vector<CallEntry> entries;
   core::EntrySpec spec = whole;
   spec.parts.clear();
@@ -53,6 +56,27 @@ std::vector<CallEntry> entries_of(const Options& options, const std::string& nam
     spec.parts.clear();
   }
   return entries;
+}
+
+// The index of the root in the set.
+int root_index(const Options& options, const ProcessSet& set) {
+  const std::vector<int> ranks = set.ranks();
+  const auto found = std::find(ranks.begin(), ranks.end(), options.root);
+  return found == ranks.end() ? 0 : static_cast<int>(found - ranks.begin());
+}
+
+Timing timing_of(const std::vector<double>& slowest) {
+  return {median(slowest), *std::min_element(slowest.begin(), slowest.end()),
+          percentile(slowest, 50), percentile(slowest, 99)};
+}
+
+std::vector<double> ratios(std::vector<double> horon, const std::vector<double>& peer) {
+  // A time of zero is one that the clock could not tell from the rewriting of the data.
+  constexpr double kLeastS = 1e-9;
+  for (size_t i = 0; i < horon.size(); ++i) {
+    horon[i] = std::max(horon[i], kLeastS) / std::max(peer[i], kLeastS);
+  }
+  return horon;
 }
 
 std::shared_ptr<std::byte> private_memory(size_t bytes) {
@@ -80,44 +104,57 @@ struct Measurement::Buffers {
   std::shared_ptr<std::byte> peer_output;
 };
 
-Measurement::Measurement(const Options& options, core::Runtime& runtime, MpiPeer& mpi)
+Measurement::Measurement(const Options& options, const ProcessSet& set, core::Runtime& runtime,
+                         MpiPeer& mpi, Peers* peers)
     : options_(options),
+      set_(set),
+      rank_(set.rank()),
+      ranks_(set.size()),
+      root_(root_index(options, set)),
       case_(find_case(options.collective)),
       runtime_(runtime),
       mpi_(mpi),
-      mine_(TestData(options.dtype, options.op, size()).of_rank(rank())),
-      expected_(case_.expected(TestData(options.dtype, options.op, size()), size(), options.root)),
+      peers_(peers),
+      mine_(TestData(options.dtype, options.op, ranks_).of_rank(rank_)),
+      expected_(case_.expected(TestData(options.dtype, options.op, ranks_), ranks_, root_)),
       buffers_(std::make_unique<Buffers>()) {
-  const Shape largest = case_.shape(options.bytes_max, options.dtype, size());
-  const auto bytes = static_cast<size_t>(largest.message_bytes);
+  const Shape largest = case_.shape(options.bytes_max, options.dtype, ranks_);
+  const auto element = static_cast<int64_t>(size_of(options.dtype));
+  const auto input_bytes = static_cast<size_t>(std::max<int64_t>(1, largest.input_count * element));
+  const auto output_bytes =
+      static_cast<size_t>(std::max<int64_t>(1, largest.output_count * element));
   if (options.device == DeviceKind::Cuda) {
     gpu_ = gpu_of_rank();
     gpu_memory_ = open_gpu_memory(gpu_->cuda());
-    staging_.resize(bytes);
-    buffers_->input = gpu_memory_->allocate(bytes);
-    buffers_->output = gpu_memory_->allocate(bytes);
+    staging_.resize(std::max(input_bytes, output_bytes));
+    buffers_->input = gpu_memory_->allocate(input_bytes);
+    buffers_->output = gpu_memory_->allocate(output_bytes);
     return;
   }
-  const auto allocate = [&](bool registered) {
+  const auto allocate = [](bool registered, size_t bytes) {
     std::shared_ptr<std::byte> memory =
         registered ? ops::allocate_host(bytes) : private_memory(bytes);
     std::memset(memory.get(), 1, bytes);
     return memory;
   };
-  buffers_->input = allocate(options.registered);
-  buffers_->output = allocate(options.registered);
-  if (!options.peer) return;
-  buffers_->peer_input = allocate(false);
-  buffers_->peer_output = allocate(false);
+  const bool has_input = !case_.has_in_place || options.form != Form::InPlace;
+  if (has_input) buffers_->input = allocate(options.registered, input_bytes);
+  buffers_->output = allocate(options.registered, output_bytes);
+  if (options.peers.empty()) return;
+  if (has_input) buffers_->peer_input = allocate(false, input_bytes);
+  buffers_->peer_output = allocate(false, output_bytes);
 }
 
 Measurement::~Measurement() = default;
 
 Row Measurement::run(int64_t bytes) {
   Row row;
-  row.shape = case_.shape(bytes, options_.dtype, size());
-  row.out_of_place = run_placement(row.shape, false);
-  if (case_.has_in_place) row.in_place = run_placement(row.shape, true);
+  row.shape = case_.shape(bytes, options_.dtype, ranks_);
+  row.ping_s = mpi_.ping_s();
+  const bool in_place = case_.has_in_place && options_.form != Form::OutOfPlace;
+  const bool out_of_place = !case_.has_in_place || options_.form != Form::InPlace;
+  if (out_of_place) row.out_of_place = run_placement(row.shape, false);
+  if (in_place) row.in_place = run_placement(row.shape, true);
   return row;
 }
 
@@ -125,35 +162,71 @@ Placement Measurement::run_placement(const Shape& shape, bool in_place) {
   const Call ours = make_call(shape, in_place, false);
   const Call theirs = make_call(shape, in_place, true);
   const int calls = calls_per_sample(shape.message_bytes, options_.device);
+  std::vector<Contender> contenders = {{nullptr, &ours}};
   Placement result;
-  std::vector<double> samples;
-  std::vector<double> peer_samples;
+  result.peers = choose_peers(theirs, calls, contenders);
+  const auto begin = Clock::now();
+  const auto count = static_cast<int>(contenders.size());
   for (int i = -options_.warmup_iters; i < options_.iters; ++i) {
-    const auto time_ours = [&] {
-      const bool checked = options_.check && (i < 0 || i == options_.iters - 1);
-      if (gpu_ != nullptr && checked) {
-        // Only after one call in place the result is known.
-        (void)time_on_gpu(ours, 1);
-        result.wrong += check(ours);
-      }
-      const double sample = gpu_ != nullptr ? time_on_gpu(ours, calls)
-                                            : time_once(ours, &Measurement::run_horon, calls);
-      if (gpu_ == nullptr && checked) result.wrong += check(ours);
-      if (i >= 0) samples.push_back(sample);
-    };
-    const auto time_theirs = [&] {
-      if (!options_.peer) return;
-      const double sample = time_once(theirs, &Measurement::run_peer, calls);
-      if (i >= 0) peer_samples.push_back(sample);
-    };
-    if (i % 2 == 0) time_theirs();
-    time_ours();
-    if (i % 2 != 0) time_theirs();
+    for (int turn = 0; turn < count; ++turn) {
+      // Another one begins each time.
+      const int first = (i + options_.warmup_iters) % count;
+      Contender& contender = contenders[static_cast<size_t>((first + turn) % count)];
+      const double sample = time_once(contender, calls);
+      if (i >= 0) contender.samples.push_back(sample);
+      const bool verifiable = contender.peer == nullptr && gpu_ == nullptr;
+      if (i < 0 && verifiable && options_.check) result.wrong += check(ours);
+    }
+    if (time_is_over(i + 1, seconds_since(begin))) {
+      if (i + 1 >= kLeastRepetitions) break;
+      i = -1;  // no more warm-up
+    }
+  }
+  if (options_.check) {
+    (void)time_once(contenders.front(), 1);
+    result.wrong += check(ours);
   }
   result.wrong = mpi_.sum(result.wrong);
-  result.horon = summarize(samples);
-  if (options_.peer) result.peer = summarize(peer_samples);
+  result.repetitions = static_cast<int>(contenders.front().samples.size());
+  const std::vector<double> horon = mpi_.max(contenders.front().samples);
+  result.horon = timing_of(horon);
+  for (size_t i = 0; i < result.peers.size(); ++i) {
+    const std::vector<double> peer = mpi_.max(contenders[i + 1].samples);
+    result.peers[i].timing = timing_of(peer);
+    result.peers[i].ratio = quartiles(ratios(horon, peer));
+  }
   return result;
+}
+
+std::vector<PeerTiming> Measurement::choose_peers(const Call& call, int calls,
+                                                  std::vector<Contender>& contenders) {
+  std::vector<PeerTiming> result;
+  if (peers_ == nullptr) return result;
+  const auto time = [&](Peer& peer) {
+    return mpi_.max({time_once({&peer, &call}, calls)}).front();
+  };
+  for (const PeerKind kind : peers_->kinds()) {
+    const Peers::Choice choice = peers_->choose(kind, call.shape.message_bytes, time);
+    contenders.push_back({choice.peer, &call});
+    result.push_back({kind, choice.algorithm, {}, {}});
+    if (!options_.check) continue;
+    // A peer that does less than its work would look fast. It has no average.
+    (void)time_once(contenders.back(), 1);
+    const bool comparable = !core::reduces(case_.kind) || options_.op != ReduceOp::Average;
+    if (comparable && mpi_.sum(check(call)) > 0) {
+      throw Error(ErrorCode::OperationFailed, core::concat(to_string(kind), " ", choice.algorithm,
+                                                           " has given a wrong result"));
+    }
+  }
+  return result;
+}
+
+// After `repetitions` that were timed; below 0: so many untimed ones are left.
+bool Measurement::time_is_over(int repetitions, double passed_s) {
+  if (options_.seconds_max == 0) return false;
+  if (repetitions >= 0 && repetitions < kLeastRepetitions) return false;
+  const double limit_s = repetitions < 0 ? options_.seconds_max / 4 : options_.seconds_max;
+  return mpi_.max({passed_s}).front() > limit_s;
 }
 
 Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const {
@@ -167,6 +240,9 @@ Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const 
   Call call;
   const std::string name = core::concat("bench.", shape.message_bytes, in_place ? ".in_place" : "");
   call.async = options_.calling == Calling::Async;
+  call.set = set_.id();
+  call.ranks = ranks_;
+  call.root_index = root_;
   call.entries = entries_of(options_, name, spec);
   call.spec = std::make_shared<const core::EntrySpec>(std::move(spec));
   call.shape = shape;
@@ -177,7 +253,9 @@ Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const 
   return call;
 }
 
-double Measurement::time_once(const Call& call, Side side, int calls) {
+double Measurement::time_once(const Contender& contender, int calls) {
+  const Call& call = *contender.call;
+  if (gpu_ != nullptr) return time_on_gpu(call, calls);
   double rewriting_s = 0;
   if (calls > 1) {
     const auto begin = Clock::now();
@@ -187,10 +265,10 @@ double Measurement::time_once(const Call& call, Side side, int calls) {
   rewrite(call);
   mpi_.barrier();
   const auto begin = Clock::now();
-  (this->*side)(call);
+  run(contender);
   for (int i = 1; i < calls; ++i) {
     rewrite(call);
-    (this->*side)(call);
+    run(contender);
   }
   return std::max(0.0, seconds_since(begin) - rewriting_s) / calls;
 }
@@ -201,9 +279,17 @@ double Measurement::time_on_gpu(Call call, int calls) {
   const auto begin = Clock::now();
   for (int i = 1; i <= calls; ++i) {
     call.waits_for_device = i == calls;
-    run_horon(call);
+    case_.run(runtime_, call);
   }
   return seconds_since(begin) / calls;
+}
+
+void Measurement::run(const Contender& contender) {
+  if (contender.peer == nullptr) {
+    case_.run(runtime_, *contender.call);
+  } else {
+    case_.run_peer(*contender.peer, *contender.call);
+  }
 }
 
 void Measurement::rewrite(const Call& call) {
@@ -225,26 +311,17 @@ const std::byte* Measurement::result_of(const Call& call) {
   return staging_.data();
 }
 
-void Measurement::run_horon(const Call& call) { case_.run(runtime_, call); }
-void Measurement::run_peer(const Call& call) { case_.run_peer(mpi_, call); }
-
 int64_t Measurement::check(const Call& call) {
-  if (case_.result_at_root && rank() != options_.root) return 0;
+  if (case_.result_at_root && rank_ != root_) return 0;
   const auto blocks = static_cast<int64_t>(expected_.size());
   const std::byte* block = result_of(call);
-  const int64_t own_begin = case_.own_part ? rank() * (call.shape.input_count / size()) : 0;
+  const int64_t own_begin = case_.own_part ? rank_ * (call.shape.input_count / ranks_) : 0;
   int64_t wrong = 0;
   for (const PeriodicData& expected : expected_) {
     wrong += expected.count_wrong(block, call.shape.output_count / blocks, offset_ + own_begin);
     block += call.shape.message_bytes / blocks;
   }
   return wrong;
-}
-
-Timing Measurement::summarize(const std::vector<double>& samples) {
-  const std::vector<double> slowest = mpi_.max(samples);
-  return {median(slowest), *std::min_element(slowest.begin(), slowest.end()),
-          percentile(slowest, 50), percentile(slowest, 99)};
 }
 
 }  // namespace horon::bench

@@ -1,11 +1,17 @@
 #include "horon/bench/mpi_peer.h"
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <limits>
+#include <thread>
+#include <utility>
 
 #include <mpi.h>
 
+#include "horon/bench/mpi_half_ops.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/narrow_type.h"
 
 namespace horon::bench {
 namespace {
@@ -27,25 +33,27 @@ MPI_Datatype mpi_type(DataType dtype) {
     case DataType::Int64:
       return MPI_INT64_T;
     case DataType::Bool:
-      return MPI_UINT8_T;
+      return MPI_C_BOOL;
     case DataType::Float16:
     case DataType::BFloat16:
-      break;
+      return MPI_UINT16_T;
   }
   return MPI_DATATYPE_NULL;
 }
 
-MPI_Op mpi_op(ReduceOp op) {
+MPI_Op mpi_op(DataType dtype, ReduceOp op) {
+  if (core::is_16_bit_float(dtype)) return mpi_half_op(dtype, op);
+  const bool boolean = dtype == DataType::Bool;
   switch (op) {
     case ReduceOp::Sum:
     case ReduceOp::Average:
-      return MPI_SUM;
+      return boolean ? MPI_LOR : MPI_SUM;
     case ReduceOp::Min:
-      return MPI_MIN;
+      return boolean ? MPI_LAND : MPI_MIN;
     case ReduceOp::Max:
-      return MPI_MAX;
+      return boolean ? MPI_LOR : MPI_MAX;
     case ReduceOp::Product:
-      return MPI_PROD;
+      return boolean ? MPI_LAND : MPI_PROD;
   }
   return MPI_OP_NULL;
 }
@@ -66,7 +74,7 @@ struct MpiPeer::Communicator {
   MPI_Comm handle = MPI_COMM_NULL;
 };
 
-MpiPeer::MpiPeer() : communicator_(std::make_unique<Communicator>()) {
+MpiPeer::MpiPeer(const ProcessSet& set) : communicator_(std::make_unique<Communicator>()) {
   int level = MPI_THREAD_SINGLE;
   MPI_Query_thread(&level);
   if (level != MPI_THREAD_MULTIPLE) {
@@ -74,14 +82,26 @@ MpiPeer::MpiPeer() : communicator_(std::make_unique<Communicator>()) {
                 "this MPI does not allow calls from several threads (MPI_THREAD_MULTIPLE), which a "
                 "comparison with it needs");
   }
-  MPI_Comm_dup(MPI_COMM_WORLD, &communicator_->handle);
+  MPI_Comm_split(MPI_COMM_WORLD, set.includes_me() ? 0 : MPI_UNDEFINED, set.rank(),
+                 &communicator_->handle);
 }
 
-MpiPeer::~MpiPeer() { MPI_Comm_free(&communicator_->handle); }
+MpiPeer::MpiPeer(std::unique_ptr<Communicator> communicator)
+    : communicator_(std::move(communicator)) {}
+
+MpiPeer::~MpiPeer() {
+  if (communicator_->handle != MPI_COMM_NULL) MPI_Comm_free(&communicator_->handle);
+}
+
+std::unique_ptr<MpiPeer> MpiPeer::duplicate() const {
+  auto communicator = std::make_unique<Communicator>();
+  MPI_Comm_dup(communicator_->handle, &communicator->handle);
+  return std::unique_ptr<MpiPeer>(new MpiPeer(std::move(communicator)));
+}
 
 int MpiPeer::size() const {
   int ranks = 0;
-  MPI_Comm_size(communicator_->handle, &ranks);
+  if (communicator_->handle != MPI_COMM_NULL) MPI_Comm_size(communicator_->handle, &ranks);
   return ranks;
 }
 
@@ -105,30 +125,53 @@ std::vector<double> MpiPeer::gather(double mine) {
 }
 
 std::vector<std::string> MpiPeer::gather_text(const std::string& mine) {
-  constexpr int bytes = 256;
-  std::array<char, bytes> text{};
-  mine.copy(text.data(), text.size() - 1);
-  std::vector<char> all(static_cast<size_t>(size()) * bytes);
-  MPI_Allgather(text.data(), bytes, MPI_CHAR, all.data(), bytes, MPI_CHAR, communicator_->handle);
+  const auto own = static_cast<double>(mine.size());
+  const std::vector<double> lengths = gather(own);
+  const auto longest = static_cast<size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  std::string padded = mine;
+  padded.resize(longest);
+  std::vector<char> all(lengths.size() * longest);
+  const int bytes = int_count(static_cast<int64_t>(longest));
+  MPI_Allgather(padded.data(), bytes, MPI_CHAR, all.data(), bytes, MPI_CHAR, communicator_->handle);
   std::vector<std::string> result;
-  for (size_t at = 0; at < all.size(); at += bytes) result.emplace_back(all.data() + at);
+  for (size_t rank = 0; rank < lengths.size(); ++rank) {
+    result.emplace_back(all.data() + rank * longest, static_cast<size_t>(lengths[rank]));
+  }
   return result;
 }
 
-std::string MpiPeer::refusal(DataType dtype, ReduceOp op) {
-  if (mpi_type(dtype) == MPI_DATATYPE_NULL) {
-    return "MPI has no type " + std::string(to_string(dtype));
+double MpiPeer::ping_s() {
+  constexpr int kTrips = 200;
+  int rank = 0;
+  MPI_Comm_rank(communicator_->handle, &rank);
+  barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  char byte = 0;
+  for (int turn = 0; turn < 2 * kTrips && size() > 1; ++turn) {
+    const int from = turn % 2;
+    if (rank == from) MPI_Send(&byte, 1, MPI_CHAR, 1 - from, 0, communicator_->handle);
+    if (rank == 1 - from) {
+      MPI_Recv(&byte, 1, MPI_CHAR, from, 0, communicator_->handle, MPI_STATUS_IGNORE);
+    }
   }
-  if (dtype == DataType::Bool && op != ReduceOp::Max && op != ReduceOp::Min) {
-    return "MPI adds and multiplies bytes, not truth values";
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+  std::vector<double> seconds = gather(passed.count());
+  return size() > 1 ? seconds.front() / (2 * kTrips) : 0;
+}
+
+void MpiPeer::meet_all_ranks() {
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Ibarrier(MPI_COMM_WORLD, &request);
+  for (int done = 0; done == 0;) {
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
-  return "";
 }
 
 void MpiPeer::allreduce(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
                         ReduceOp op) {
   MPI_Allreduce(input == output ? MPI_IN_PLACE : input, output, int_count(count), mpi_type(dtype),
-                mpi_op(op), communicator_->handle);
+                mpi_op(dtype, op), communicator_->handle);
 }
 
 void MpiPeer::broadcast(std::byte* data, int64_t count, DataType dtype, int root) {
@@ -142,7 +185,13 @@ void MpiPeer::allgather(const std::byte* input, std::byte* output, int64_t count
 
 void MpiPeer::reducescatter(const std::byte* input, std::byte* output, int64_t count,
                             DataType dtype, ReduceOp op) {
-  MPI_Reduce_scatter_block(input, output, int_count(count), mpi_type(dtype), mpi_op(op),
+  if (with_counts_) {
+    const std::vector<int> counts(static_cast<size_t>(size()), int_count(count));
+    MPI_Reduce_scatter(input, output, counts.data(), mpi_type(dtype), mpi_op(dtype, op),
+                       communicator_->handle);
+    return;
+  }
+  MPI_Reduce_scatter_block(input, output, int_count(count), mpi_type(dtype), mpi_op(dtype, op),
                            communicator_->handle);
 }
 

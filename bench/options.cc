@@ -1,5 +1,6 @@
 #include "horon/bench/options.h"
 
+#include <algorithm>
 #include <cctype>
 #include <map>
 #include <sstream>
@@ -52,6 +53,33 @@ void add_choice(CLI::App& app, const std::string& flags, Value& target,
   app.add_option_function<std::string>(flags, take, description);
 }
 
+// "0,2,3"
+std::vector<int> ranks_of(const std::string& text) {
+  std::vector<int> ranks;
+  for (const std::string& one : CLI::detail::split(text, ',')) {
+    int rank = -1;
+    if (!CLI::detail::lexical_cast(one, rank) || rank < 0) {
+      throw CLI::ValidationError("--set", "\"" + text + "\" is neither all nor ranks as 0,2,3");
+    }
+    ranks.push_back(rank);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
+    throw CLI::ValidationError("--set", "\"" + text + "\" names a rank twice");
+  }
+  return ranks;
+}
+
+void add_peer(Options& options, const std::string& name) {
+  if (name == "none") return;
+  for (const PeerKind peer : {PeerKind::Mpi, PeerKind::Tuned, PeerKind::Gloo}) {
+    if (name != to_string(peer)) continue;
+    options.peers.push_back(peer);
+    return;
+  }
+  throw CLI::ValidationError("--peer", "\"" + name + "\" is none of mpi, tuned, gloo, none");
+}
+
 void add_sizes(CLI::App& app, Options& options) {
   app.add_option("-b,--min-bytes", options.bytes_min,
                  "smallest message; K, M, G are powers of 1024")
@@ -77,11 +105,12 @@ void add_collective(CLI::App& app, Options& options) {
   for (const CollectiveKind kind :
        {CollectiveKind::Allreduce, CollectiveKind::Broadcast, CollectiveKind::Allgather,
         CollectiveKind::Reducescatter, CollectiveKind::Alltoall, CollectiveKind::Gather,
-        CollectiveKind::Scatter}) {
+        CollectiveKind::Scatter, CollectiveKind::Barrier}) {
     kinds[std::string(to_string(kind))] = kind;
   }
-  add_choice(app, "--collective", options.collective, kinds,
-             "allreduce, broadcast, allgather, reducescatter, alltoall, gather or scatter");
+  add_choice(
+      app, "--collective", options.collective, kinds,
+      "allreduce, broadcast, allgather, reducescatter, alltoall, gather, scatter or barrier");
   add_choice(app, "-o,--op", options.op, op_names(), "sum, average, min, max or product");
   add_choice(app, "-d,--dtype", options.dtype, dtype_names(), "float32, bfloat16, int64, ...");
   add_choice<Calling>(
@@ -96,6 +125,18 @@ void add_collective(CLI::App& app, Options& options) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("-c,--check", options.check, "0: do not compare results")->capture_default_str();
+  const auto take_set = [&options](const std::string& text) {
+    options.set_of_all = text == "all";
+    if (!options.set_of_all) options.members = ranks_of(text);
+  };
+  app.add_option_function<std::string>(
+      "--set", take_set,
+      "in a process set of their own: all ranks (all), or some of them (0,2,3), while the others "
+      "sleep");
+  add_choice<Form>(
+      app, "--form", options.form,
+      {{"both", Form::Both}, {"in-place", Form::InPlace}, {"out-of-place", Form::OutOfPlace}},
+      "both, in-place or out-of-place, for allreduce and broadcast; the other kinds have one form");
   add_choice<DeviceKind>(app, "--device", options.device,
                          {{"host", DeviceKind::Host}, {"cuda", DeviceKind::Cuda}},
                          "where the data are: host, or cuda: on the GPU of each rank");
@@ -104,12 +145,24 @@ void add_collective(CLI::App& app, Options& options) {
 }
 
 void add_reports(CLI::App& app, Options& options) {
-  add_choice<bool>(app, "--peer", options.peer, {{"none", false}, {"mpi", true}},
-                   "mpi: also time the raw MPI collective, in alternation");
+  const auto take_peers = [&options](const std::string& text) {
+    for (const std::string& name : CLI::detail::split(text, ',')) add_peer(options, name);
+  };
+  app.add_option_function<std::string>(
+      "--peer", take_peers,
+      "also time these, in alternation: mpi (its own choice of an algorithm), tuned (the best of "
+      "Open MPI's algorithms, found anew for each size), gloo; several as mpi,tuned,gloo");
+  app.add_option("--gloo-interface", options.gloo_interface,
+                 "network interface for Gloo, if the ranks are on several hosts");
+  app.add_option("--max-seconds", options.seconds_max,
+                 "end the repetitions of each form of a size after this time, but after 5 at the "
+                 "earliest; 0: never")
+      ->check(CLI::NonNegativeNumber);
   app.add_flag("--stats", options.stats, "also print the least time and the 99th percentile");
-  app.add_option("-J,--json", options.json, "also write results to this file");
+  app.add_option("-J,--json", options.json,
+                 "also write results to this file; -: to standard output, without the table");
   app.add_option("--ratio-max", options.ratio_max,
-                 "fail if Horon's time is more than this many times the peer's (in place)")
+                 "fail if Horon's time is more than this many times the first peer's (in place)")
       ->check(CLI::PositiveNumber);
   app.add_option("--idle", options.idle_s,
                  "instead of a collective: CPU time of each rank in this many idle seconds")
@@ -131,14 +184,32 @@ std::string find_fault(const Options& options) {
   if (options.calling != Calling::Blocking && options.collective != CollectiveKind::Allreduce) {
     return "--calling group and async are for allreduce";
   }
-  if (options.peer && options.device != DeviceKind::Host) return "--peer mpi needs --device host";
-  if (options.ratio_max > 0 && !options.peer) return "--ratio-max needs --peer mpi";
+  const bool on_host = options.device == DeviceKind::Host;
+  if (!options.peers.empty() && !on_host) return "--peer needs --device host";
+  if (options.collective == CollectiveKind::Barrier && !on_host) {
+    return "a barrier needs --device host";
+  }
+  if (options.has_own_set() && !on_host) return "--set needs --device host";
+  if (options.ratio_max > 0 && options.peers.empty()) return "--ratio-max needs --peer";
   return "";
 }
 
 }  // namespace
 
+std::string_view to_string(PeerKind peer) {
+  switch (peer) {
+    case PeerKind::Mpi:
+      return "mpi";
+    case PeerKind::Tuned:
+      return "tuned";
+    case PeerKind::Gloo:
+      return "gloo";
+  }
+  return "?";
+}
+
 std::vector<int64_t> Options::sizes() const {
+  if (collective == CollectiveKind::Barrier) return {0};
   std::vector<int64_t> result;
   for (int64_t bytes = bytes_min; bytes <= bytes_max; bytes *= step_factor) {
     result.push_back(bytes);

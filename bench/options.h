@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "horon/core/base/dtype.h"
@@ -17,6 +18,17 @@ enum class Calling : uint8_t {
   Async,     // each tensor as an entry of its own: all are submitted, then all are waited for
 };
 
+// What is timed beside Horon.
+enum class PeerKind : uint8_t {
+  Mpi,    // the MPI library, which chooses an algorithm by itself
+  Tuned,  // the best of all algorithms that Open MPI has for the message
+  Gloo,
+};
+std::string_view to_string(PeerKind peer);
+
+// Which of the two forms of a collective; those that have one only run in that one.
+enum class Form : uint8_t { Both, InPlace, OutOfPlace };
+
 struct Options {
   int64_t bytes_min = 8;
   int64_t bytes_max = 64 << 20;
@@ -27,19 +39,27 @@ struct Options {
   ReduceOp op = ReduceOp::Sum;
   DataType dtype = DataType::Float32;
   CollectiveKind collective = CollectiveKind::Allreduce;
-  int root = 0;
+  int root = 0;  // a rank of the job, and of the set
+  // The ranks that take part, ascending, as a process set of their own; the others sleep. Empty:
+  // all ranks, in the set that every job has.
+  std::vector<int> members;
+  bool set_of_all = false;  // all ranks, in a process set of their own
   Calling calling = Calling::Blocking;
   int tensors = 1;  // into which the message is divided
   DeviceKind device = DeviceKind::Host;
   bool registered = true;  // host memory that Horon allocates; false: private memory of the process
-  bool peer = false;       // also time raw MPI on the same sizes
-  bool stats = false;      // also print the least time and the 99th percentile
-  double ratio_max = 0;    // the program fails above this ratio; 0: never
+  Form form = Form::Both;
+  std::vector<PeerKind> peers;  // each once
+  std::string gloo_interface;   // see make_gloo_peer()
+  bool stats = false;           // also print the least time and the 99th percentile
+  double ratio_max = 0;         // the program fails above this ratio; 0: never
+  double seconds_max = 0;  // of each form of each size, from the fifth repetition on; 0: no limit
   double idle_s = 0;       // seconds of idling to measure; 0: measure collectives
   double idle_percent_max = 0;
-  std::string json;  // file for results; empty: none
+  std::string json;  // file for results; "-": standard output, without the table; empty: none
 
-  // bytes_min, bytes_min * step_factor, ... up to bytes_max.
+  bool has_own_set() const { return set_of_all || !members.empty(); }
+  // bytes_min, bytes_min * step_factor, ... up to bytes_max. A barrier has no bytes: {0}.
   std::vector<int64_t> sizes() const;
 };
 

@@ -14,7 +14,7 @@ Shape shape(int64_t bytes, DataType dtype, int ranks) {
 
 double bus_factor(int ranks) { return static_cast<double>(ranks - 1) / ranks; }
 
-void run_peer(MpiPeer& peer, const Call& call) {
+void run_peer(Peer& peer, const Call& call) {
   peer.reducescatter(call.input, call.output, call.shape.output_count, call.spec->dtype,
                      call.spec->reduce_op);
 }

@@ -48,6 +48,19 @@ std::string memory_name(const Options& options) {
   return options.registered ? "registered" : "private";
 }
 
+// Why an op is chosen, without those that do other kinds.
+std::vector<std::string> reasons_of(const ProcessSet& set, CollectiveKind kind) {
+  std::vector<std::string> lines = ops::explain_selection(set, kind);
+  const std::string ending = core::concat("_", to_string(kind), ":");
+  std::erase_if(lines, [&](const std::string& line) { return line.find(ending) == line.npos; });
+  return lines;
+}
+
+// Before the kind of memory; the set that every job has is not named.
+std::string set_name(const Options& options) {
+  return options.has_own_set() ? "a process set of their own, " : "";
+}
+
 // Of this rank: "host a" or "host a device 0, NVIDIA H100".
 std::string place_text(const Options& options) {
   if (options.device == DeviceKind::Host) return host_name();
@@ -59,14 +72,16 @@ std::string place_text(const Options& options) {
 std::string placement_titles(const Options& options) {
   std::string text = format(" %10s %8s %8s %7s", "time", "algbw", "busbw", "#wrong");
   if (options.stats) text += format(" %10s %10s", "min", "p99");
-  if (options.peer) text += format(" %10s %7s", "mpi", "ratio");
+  for (const PeerKind peer : options.peers) {
+    text += format(" %10s %7s", std::string(to_string(peer)).c_str(), "ratio");
+  }
   return text;
 }
 
 std::string placement_units(const Options& options) {
   std::string text = format(" %10s %8s %8s %7s", "(us)", "(GB/s)", "(GB/s)", "");
   if (options.stats) text += format(" %10s %10s", "(us)", "(us)");
-  if (options.peer) text += format(" %10s %7s", "(us)", "");
+  for (size_t i = 0; i < options.peers.size(); ++i) text += format(" %10s %7s", "(us)", "");
   return text;
 }
 
@@ -75,20 +90,20 @@ std::string placement_text(const Options& options, const Row& row,
   if (!placement) {
     std::string text = format(" %10s %8s %8s %7s", "-", "-", "-", "-");
     if (options.stats) text += format(" %10s %10s", "-", "-");
-    if (options.peer) text += format(" %10s %7s", "-", "-");
+    for (size_t i = 0; i < options.peers.size(); ++i) text += format(" %10s %7s", "-", "-");
     return text;
   }
   const Timing& timing = placement->horon;
   const double bandwidth = algbw(row, timing);
-  // One rank sends nothing.
-  const std::string bus = ranks == 1 ? "-" : format("%.3f", bandwidth * bus_factor(options, ranks));
+  // One rank sends nothing, and a barrier has nothing to send.
+  const double factor = bus_factor(options, ranks);
+  const std::string bus = factor == 0 ? "-" : format("%.3f", bandwidth * factor);
   const std::string wrong = options.check ? std::to_string(placement->wrong) : "N/A";
   std::string text =
       format(" %10.2f %8.3f %8s %7s", timing.median_s * 1e6, bandwidth, bus.c_str(), wrong.c_str());
   if (options.stats) text += format(" %10.2f %10.2f", timing.min_s * 1e6, timing.p99_s * 1e6);
-  if (options.peer) {
-    text += format(" %10.2f %7.2f", placement->peer->median_s * 1e6,
-                   timing.median_s / placement->peer->median_s);
+  for (const PeerTiming& peer : placement->peers) {
+    text += format(" %10.2f %7.2f", peer.timing.median_s * 1e6, peer.ratio.median);
   }
   return text;
 }
@@ -106,9 +121,13 @@ nlohmann::json placement_json(const Options& options, const Row& row,
   const double factor = bus_factor(options, ranks);
   nlohmann::json json = timing_json(row, placement->horon, factor);
   if (options.check) json["nwrong"] = placement->wrong;
-  if (placement->peer) {
-    json["peer"] = timing_json(row, *placement->peer, factor);
-    json["ratio"] = placement->horon.median_s / placement->peer->median_s;
+  json["repetitions"] = placement->repetitions;
+  for (const PeerTiming& peer : placement->peers) {
+    nlohmann::json& one = json["peers"][std::string(to_string(peer.peer))];
+    one = timing_json(row, peer.timing, factor);
+    one["ratio"] = peer.ratio.median;
+    one["ratio_quartiles"] = {peer.ratio.lower, peer.ratio.median, peer.ratio.upper};
+    if (!peer.algorithm.empty()) one["algorithm"] = peer.algorithm;
   }
   return json;
 }
@@ -137,7 +156,7 @@ double algbw(const Row& row, const Timing& timing) {
   return static_cast<double>(row.shape.message_bytes) / std::max(timing.median_s, 1e-12) / 1e9;
 }
 
-std::string header_text(const Options& options, MpiPeer& mpi) {
+std::string header_text(const Options& options, const ProcessSet& set, MpiPeer& mpi) {
   const std::vector<std::string> hosts = mpi.gather_text(host_name());
   const std::vector<std::string> places = mpi.gather_text(place_text(options));
   const std::set<std::string> distinct(hosts.begin(), hosts.end());
@@ -151,17 +170,20 @@ std::string header_text(const Options& options, MpiPeer& mpi) {
                      "\n");
   }
   text += core::concat("# ", to_string(options.collective), " of ", hosts.size(), " ranks on ",
-                       distinct.size(), " host(s), ", memory_name(options), " memory, ",
-                       options.iters, " iterations after ", options.warmup_iters,
+                       distinct.size(), " host(s), ", set_name(options), memory_name(options),
+                       " memory, ", options.iters, " iterations after ", options.warmup_iters,
                        ", validation: ", options.check ? 1 : 0, "\n");
   if (options.device == DeviceKind::Host) {
-    for (const std::string& line : ops::explain_selection()) text += "#   " + line + "\n";
+    for (const std::string& line : reasons_of(set, options.collective)) {
+      text += "#   " + line + "\n";
+    }
   } else {
     text += core::concat("# CUDA ", ops::cuda_fact(), "; NCCL ", ops::nccl_fact(), "\n");
   }
+  const std::vector<int> ranks = set.ranks();
   constexpr size_t shown = 16;
   for (size_t rank = 0; rank < std::min(hosts.size(), shown); ++rank) {
-    text += format("#  Rank %2d on %s\n", static_cast<int>(rank), places[rank].c_str());
+    text += format("#  Rank %2d on %s\n", ranks[rank], places[rank].c_str());
   }
   if (hosts.size() > shown) text += core::concat("#  and ", hosts.size() - shown, " more\n");
   text +=
@@ -169,7 +191,11 @@ std::string header_text(const Options& options, MpiPeer& mpi) {
           ? "# Data are rewritten before each call, outside the timing; times are medians over\n"
           : "# Calls follow each other in the stream of the GPU; times are medians over\n";
   text += "# repetitions, each as long as its slowest rank took.\n";
-  if (options.peer) text += "# ratio: Horon's time over MPI's; below 1 Horon is faster.\n";
+  if (!options.peers.empty()) {
+    text +=
+        "# ratio: Horon's time over the peer's in the same repetition, the median; below 1 Horon\n";
+    text += "# is faster.\n";
+  }
   return text;
 }
 
@@ -201,11 +227,16 @@ std::string footer_text(const std::vector<Row>& rows, const Options& options, in
   if (ranks > 1) {
     text += format("# Avg bus bandwidth    : %.3f\n", average_busbw(rows, options, ranks));
   }
-  if (options.peer) text += format("# Worst ratio to MPI    : %.2f\n", worst_ratio(rows));
+  if (!options.peers.empty()) {
+    text += format("# Worst ratio to %-7s: %.2f\n",
+                   std::string(to_string(options.peers.front())).c_str(), worst_ratio(rows));
+  }
   return text;
 }
 
-nlohmann::json to_json(const Options& options, const std::vector<Row>& rows, int ranks) {
+nlohmann::json to_json(const Options& options, const ProcessSet& set,
+                       const std::vector<Row>& rows) {
+  const int ranks = set.size();
   nlohmann::json results = nlohmann::json::array();
   for (const Row& row : rows) {
     results.push_back({{"size", row.shape.message_bytes},
@@ -213,9 +244,12 @@ nlohmann::json to_json(const Options& options, const std::vector<Row>& rows, int
                        {"type", to_string(options.dtype)},
                        {"redop", op_column(options)},
                        {"root", root_column(options)},
+                       {"ping", row.ping_s * 1e6},
                        {"out_of_place", placement_json(options, row, row.out_of_place, ranks)},
                        {"in_place", placement_json(options, row, row.in_place, ranks)}});
   }
+  nlohmann::json peers = nlohmann::json::array();
+  for (const PeerKind peer : options.peers) peers.push_back(to_string(peer));
   nlohmann::json config = {{"collective", to_string(options.collective)},
                            {"ranks", ranks},
                            {"iters", options.iters},
@@ -226,11 +260,12 @@ nlohmann::json to_json(const Options& options, const std::vector<Row>& rows, int
                                        : options.calling == Calling::Group  ? "group"
                                                                             : "async"},
                            {"tensors", options.tensors},
-                           {"peer", options.peer ? "mpi" : "none"}};
+                           {"set", options.has_own_set() ? nlohmann::json(set.ranks()) : "world"},
+                           {"peers", peers}};
   return {{"version", version()},
           {"mpi", MpiPeer::library_version()},
           {"machine", describe_machine()},
-          {"op_chosen", ops::explain_selection()},
+          {"op_chosen", reasons_of(set, options.collective)},
           {"config", config},
           {"results", results},
           {"average_bus_bandwidth", average_busbw(rows, options, ranks)},
@@ -251,8 +286,7 @@ double worst_ratio(const std::vector<Row>& rows) {
   double worst = 0;
   for (const Row& row : rows) {
     const Placement& placement = main_placement(row);
-    if (!placement.peer) continue;
-    worst = std::max(worst, placement.horon.median_s / placement.peer->median_s);
+    if (!placement.peers.empty()) worst = std::max(worst, placement.peers.front().ratio.median);
   }
   return worst;
 }

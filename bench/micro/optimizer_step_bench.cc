@@ -13,6 +13,8 @@
 
 #include "horon/torch_bindings/gradients/fused_step.h"
 #include "horon/torch_bindings/gradients/step_scaling.h"
+#include "horon/torch_bindings/lr/lamb.h"
+#include "horon/torch_bindings/lr/lars.h"
 
 namespace {
 
@@ -40,6 +42,14 @@ optim::SGD make(const std::vector<at::Tensor>& parameters) {
 template <>
 optim::Adam make(const std::vector<at::Tensor>& parameters) {
   return optim::Adam(parameters, optim::AdamOptions(1e-3));
+}
+template <>
+Lars make(const std::vector<at::Tensor>& parameters) {
+  return Lars(parameters, LarsOptions(1e-3).weight_decay(1e-4));
+}
+template <>
+Lamb make(const std::vector<at::Tensor>& parameters) {
+  return Lamb(parameters, LambOptions(1e-3).weight_decay(1e-4));
 }
 
 // Arguments of all: parameters, elements of each.
@@ -105,5 +115,7 @@ BENCHMARK_TEMPLATE(own, optim::Adam)->Apply(models);
 BENCHMARK_TEMPLATE(own_clipped, optim::Adam)->Apply(models);
 BENCHMARK_TEMPLATE(fused, optim::Adam)->Apply(models);
 BENCHMARK_TEMPLATE(fused_clipped, optim::Adam)->Apply(models);
+BENCHMARK_TEMPLATE(own, Lars)->Apply(models);
+BENCHMARK_TEMPLATE(own, Lamb)->Apply(models);
 
 }  // namespace

@@ -32,33 +32,57 @@ def report_of(command):
         return json.loads(path.read_text(encoding="utf-8")), done.stdout
 
 
-ONLY_OUT_OF_PLACE = ("allgather", "reducescatter", "alltoall", "gather", "scatter")
+ONLY_OUT_OF_PLACE = ("allgather", "reducescatter", "alltoall", "gather", "scatter", "barrier")
 
 
-def check_placement(place, has_peer):
+def check_placement(place, size, peers):
     expect(place["nwrong"] == 0, f"wrong values: {place}")
     expect(0 < place["time_min"] <= place["time"] <= place["time_p99"], f"no times: {place}")
-    expect(place["alg_bw"] > 0 and place["bus_bw"] >= 0, f"no bandwidth: {place}")
-    if has_peer:
-        expect(place["peer"]["time"] >= 0 and place["ratio"] > 0, f"no peer: {place}")
+    expect((place["alg_bw"] > 0) == (size > 0) and place["bus_bw"] >= 0, f"no bandwidth: {place}")
+    expect(sorted(place.get("peers", {})) == sorted(peers), f"not the peers {peers}: {place}")
+    for name, peer in place.get("peers", {}).items():
+        quartiles = peer["ratio_quartiles"]
+        expect(0 < quartiles[0] <= quartiles[1] <= quartiles[2], f"{name}: {place}")
+        expect(peer["time"] >= 0 and peer["ratio"] == quartiles[1], f"{name}: {place}")
+        expect(("algorithm" in peer) == (name == "tuned"), f"{name}: {place}")
+
+
+def check_sizes(config, sizes):
+    if config["collective"] == "barrier":
+        expect(sizes == [0], f"sizes: {sizes}")
+        return
+    expect(len(sizes) > 1 and sizes == sorted(sizes) and sizes[0] > 0, f"sizes: {sizes}")
+
+
+def peers_asked_for(command, output):
+    """Those of the command line, less those that the program says it has left out."""
+    if "--peer" not in command:
+        return []
+    asked = command[command.index("--peer") + 1].split(",")
+    return [peer for peer in asked if f"# {peer} is left out: " not in output]
 
 
 def check_table(command, ranks):
     report, output = report_of(command)
     config = report["config"]
+    members = command[command.index("--set") + 1] if "--set" in command else "all"
+    ranks = ranks if members == "all" else len(members.split(","))
     expect(config["ranks"] == ranks, f"not {ranks} ranks: {config}")
+    expect((config["set"] == "world") == ("--set" not in command), f"not that set: {config}")
     expect(config["check"] and report["wrong"] == 0, "results were not right")
-    expect(len(report["results"]) > 1, "there should be several sizes")
-    expect(any("chosen" in line for line in report["op_chosen"]), "no op was chosen")
+    chosen = [line for line in report["op_chosen"] if line.endswith(": chosen")]
+    expect(len(chosen) == 1 and config["collective"] in chosen[0], f"op: {report['op_chosen']}")
+    peers = peers_asked_for(command, output)
+    expect(config["peers"] == peers, f"not the peers {peers}: {config}")
     sizes = [row["size"] for row in report["results"]]
-    expect(sizes == sorted(sizes) and sizes[0] > 0, f"sizes: {sizes}")
+    check_sizes(config, sizes)
     for row in report["results"]:
-        check_placement(row["out_of_place"], config["peer"] == "mpi")
+        check_placement(row["out_of_place"], row["size"], peers)
         in_place = row["in_place"]
         only_out_of_place = config["collective"] in ONLY_OUT_OF_PLACE
         expect((in_place is None) == only_out_of_place, "in place, or not")
         if in_place is not None:
-            check_placement(in_place, config["peer"] == "mpi")
+            check_placement(in_place, row["size"], peers)
     table = [line for line in output.splitlines() if line and not line.startswith("#")]
     expect(len(table) == len(sizes), f"the table should have {len(sizes)} rows:\n{output}")
     expect("# Out of bounds values : 0 OK" in output, output)
@@ -94,7 +118,10 @@ def check_refused(command, _):
         "-b 0": "--min-bytes",
         "-b 1K -e 8": "--max-bytes",
         "-d bool -o avg": "average",
-        "-d bfloat16 --peer mpi": "bfloat16",
+        "--peer mpi,nccl": "nccl",
+        "--set 0,7": "rank 7",
+        "--set 0,0": "twice",
+        "--collective broadcast -r 1 --set 0": "rank 1",
         "--collective broadcast -r 7": "rank 7",
         "-e 8 --json /no/such/folder/x.json": "/no/such/folder",
     }

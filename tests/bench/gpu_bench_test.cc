@@ -70,7 +70,7 @@ TEST_F(GpuBench, ResultsAreRightForAllKinds) {
         CollectiveKind::Reducescatter, CollectiveKind::Alltoall, CollectiveKind::Gather,
         CollectiveKind::Scatter}) {
     const Options options = options_of(kind);
-    Measurement measurement(options, ops::runtime(), mpi);
+    Measurement measurement(options, {}, ops::runtime(), mpi, nullptr);
     for (const int64_t bytes : options.sizes()) {
       const Row row = measurement.run(bytes);
       EXPECT_EQ(row.out_of_place->wrong, 0) << to_string(kind) << ' ' << bytes;
@@ -83,7 +83,7 @@ TEST_F(GpuBench, ResultsAreRightForAllKinds) {
 
 TEST_F(GpuBench, TheHeaderNamesTheDevice) {
   MpiPeer mpi;
-  const std::string header = header_text(options_of(CollectiveKind::Allreduce), mpi);
+  const std::string header = header_text(options_of(CollectiveKind::Allreduce), {}, mpi);
   EXPECT_THAT(header, testing::HasSubstr("cuda memory"));
   EXPECT_THAT(header, testing::HasSubstr("a device made of threads"));
 }

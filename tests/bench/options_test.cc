@@ -32,7 +32,14 @@ TEST(BenchOptions, ShortAndLongNames) {
   EXPECT_EQ(parse({"--collective", "allgather"}).options.collective, CollectiveKind::Allgather);
   EXPECT_FALSE(parse({"--memory", "private"}).options.registered);
   EXPECT_FALSE(parse({"-c", "0"}).options.check);
-  EXPECT_TRUE(parse({"--peer", "mpi"}).options.peer);
+  EXPECT_EQ(parse({"--peer", "mpi,gloo"}).options.peers,
+            (std::vector<PeerKind>{PeerKind::Mpi, PeerKind::Gloo}));
+  EXPECT_TRUE(parse({"--peer", "none"}).options.peers.empty());
+  EXPECT_EQ(parse({"--set", "3,0"}).options.members, (std::vector<int>{0, 3}));
+  EXPECT_TRUE(parse({"--set", "all"}).options.has_own_set());
+  EXPECT_FALSE(parse({}).options.has_own_set());
+  EXPECT_EQ(parse({"--form", "in-place"}).options.form, Form::InPlace);
+  EXPECT_EQ(parse({"--collective", "barrier"}).options.sizes(), (std::vector<int64_t>{0}));
   EXPECT_EQ(parse({"--calling", "async"}).options.calling, Calling::Async);
   EXPECT_EQ(parse({"--device", "cuda"}).options.device, DeviceKind::Cuda);
 }
@@ -60,7 +67,12 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
   EXPECT_NE(complaint({"--tensors", "2"}).find("--calling"), std::string::npos);
   EXPECT_NE(complaint({"--calling", "group", "--collective", "broadcast"}).find("allreduce"),
             std::string::npos);
-  EXPECT_NE(complaint({"--collective", "barrier"}).find("barrier"), std::string::npos);
+  EXPECT_NE(complaint({"--collective", "barrier", "--device", "cuda"}).find("barrier"),
+            std::string::npos);
+  EXPECT_NE(complaint({"--collective", "join"}).find("\"join\""), std::string::npos);
+  EXPECT_NE(complaint({"--peer", "mpi,nccl"}).find("\"nccl\""), std::string::npos);
+  EXPECT_NE(complaint({"--set", "0,one"}).find("0,one"), std::string::npos);
+  EXPECT_NE(complaint({"--set", "1,1"}).find("twice"), std::string::npos);
 }
 
 }  // namespace

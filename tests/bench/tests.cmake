@@ -45,6 +45,16 @@ horon_bench_test(bench_gather 3 table ${horon_bench} --collective gather -r 1
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d int16)
 horon_bench_test(bench_scatter 3 table ${horon_bench} --collective scatter -r 2
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi)
+horon_bench_test(bench_barrier 3 table ${horon_bench} --collective barrier
+                 -n 3 -w 1 --peer mpi,tuned,gloo)
+horon_bench_test(bench_16_bit 2 table ${horon_bench} -o max
+                 -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi,gloo -d bfloat16)
+horon_bench_test(bench_16_bit 3 table ${horon_bench} --collective reducescatter --set all
+                 -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi,tuned,gloo -d float16)
+horon_bench_test(bench_set 3 table ${horon_bench} --set 0,2 --collective scatter -r 2
+                 -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi,tuned,gloo)
+horon_bench_test(bench_tuned 3 table ${horon_bench} --max-seconds 0.01
+                 -b 8 -e 300K -f 64 -n 9 -w 1 --peer mpi,tuned,gloo)
 horon_bench_test(bench_idle 2 idle ${horon_bench} --idle 0.3)
 horon_bench_test(bench_wrong_use 2 refused ${horon_bench})
 if(TARGET tensor_call_bench)
@@ -58,6 +68,13 @@ if(TARGET training_step_bench)
 endif()
 add_test(NAME bench_compare_test
          COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/compare_test.py)
+find_program(HORON_GNUPLOT gnuplot)
+if(HORON_GNUPLOT)
+  add_test(NAME bench_plot_test
+           COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/plot_test.py)
+  add_test(NAME bench_curves_test
+           COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/curves_test.py)
+endif()
 if(TARGET horon-microbench)
   add_test(NAME microbench_smoke
            COMMAND horon-microbench --benchmark_min_time=0.001

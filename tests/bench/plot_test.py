@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Pictures are made of what Horon writes, and other files are refused in words.
+
+usage: plot_test.py    needs gnuplot
+"""
+
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
+LOG = ("reducer,elapsed_s,stage,bucket_bytes,first_bucket_bytes,"
+       "buckets,steps,step_ms,quartile_ms,over_start\n") + """\
+"a, b",1.5,search,4194304,262144,3,10,12.3,0.4,1
+"a, b",2,search,65536,262144,9,10,15.3,0.4,1.24
+"c",2,search,65536,16384,9,10,15.3,0.4,1
+"a, b",3,comparison,4194304,262144,9,10,12.2,0.4,0.99
+"a, b",3.5,comparison,1048576,262144,9,10,11.2,0.4,0.92
+"a, b",20,kept,1048576,262144,4,0,11,0,0.9
+"""
+
+
+class PlotAutotune(unittest.TestCase):
+    def plot(self, log, *arguments):
+        """What plot_autotune has done, and its picture."""
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder) / "log.csv"
+            picture = pathlib.Path(folder) / "log.svg"
+            source.write_text(log, encoding="utf-8")
+            done = subprocess.run([BENCH / "plot_autotune", source, picture, *arguments],
+                                  capture_output=True, text=True, check=False)
+            left = {path.name for path in pathlib.Path(folder).iterdir()}
+            self.assertLessEqual(left, {"log.csv", "log.svg"})
+            return done, picture.read_text(encoding="utf-8") if picture.exists() else ""
+
+    def test_a_run(self):
+        done, picture = self.plot(LOG)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("a, b: 4 samples in 20 s, kept 0.900 of the start's time", picture)
+        self.assertIn("the first bucket", picture)
+
+    def test_a_run_that_has_not_ended(self):
+        done, picture = self.plot(LOG, "c")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("c: 1 sample in 2 s", picture)
+
+    def test_other_files(self):
+        for log, arguments, text in [("epoch,loss\n1,2\n", [], "is no log"), ("", [], "is empty"),
+                                     (LOG, ["d"], 'no sample of "d"')]:
+            done, picture = self.plot(log, *arguments)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(text, done.stderr)
+            self.assertEqual(picture, "")
+
+
+if __name__ == "__main__":
+    unittest.main()
