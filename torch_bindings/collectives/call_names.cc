@@ -4,6 +4,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "horon/core/base/collective_ban.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
@@ -34,6 +35,8 @@ Turns& turns() {
 }  // namespace
 
 std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set) {
+  // Before the call is counted: the other ranks don't make it, and their counts must stay alike.
+  core::refuse_if_banned(given.empty() ? kind : given);
   if (!given.empty()) return given;
   if (!is_initialized()) return concat(kind, ".noname");  // the call itself tells that
   return concat(kind, ".noname.", ops::call_counts().next(kind, set));

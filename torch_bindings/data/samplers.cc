@@ -1,242 +1,305 @@
 #include "horon/torch_bindings/data/samplers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
-#include <numeric>
 #include <utility>
 
+#include <ATen/ops/tensor.h>
 #include <torch/serialize/archive.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
+#include "horon/torch_bindings/data/epoch_order.h"
 
 namespace horon {
 namespace {
 
-struct Shard {
-  size_t replicas = 1;
-  size_t rank = 0;
-};
+using core::concat;
+using torch_detail::BalancedDeal;
+using torch_detail::BlockDeal;
+using torch_detail::InterleavedDeal;
+using torch_detail::Stage;
+using torch_detail::Tail;
 
-Shard make_shard(const SamplerOptions& options) {
-  Shard shard;
-  shard.replicas = options.num_replicas ? *options.num_replicas : static_cast<size_t>(size());
-  shard.rank = options.rank ? *options.rank : static_cast<size_t>(rank());
-  if (shard.rank >= shard.replicas) {
-    throw Error(
-        ErrorCode::InvalidArgument,
-        core::concat("sampler: rank ", shard.rank, " is none of ", shard.replicas, " replicas"));
-  }
-  return shard;
+[[noreturn]] void refuse(const std::string& why) {
+  throw Error(ErrorCode::InvalidArgument, concat("sampler: ", why));
 }
 
-// SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators"): the
-// same numbers on every machine, which the distributions of the standard library do not promise.
-class Generator {
- public:
-  Generator(uint64_t seed, uint64_t epoch) : state_(seed) { state_ = next() ^ epoch; }
+Tail tail_of(const SamplerOptions& options) {
+  if (options.drop_last && options.uneven) refuse("drop_last and uneven contradict each other");
+  if (options.drop_last) return Tail::Drop;
+  return options.uneven ? Tail::Uneven : Tail::Repeat;
+}
 
-  uint64_t next() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    return z ^ (z >> 31);
-  }
+size_t at_least_one(size_t number, const char* what) {
+  if (number == 0) refuse(concat(what, " can't be 0"));
+  return number;
+}
 
-  // Even over 0 .. bound-1: numbers of the incomplete last stretch of multiples are drawn again.
-  uint64_t below(uint64_t bound) {
-    const uint64_t skip = (0 - bound) % bound;
-    for (;;) {
-      const uint64_t number = next();
-      if (number >= skip) return number % bound;
+std::vector<double> checked_costs(std::vector<double> costs) {
+  for (size_t i = 0; i < costs.size(); ++i) {
+    if (!std::isfinite(costs[i]) || costs[i] < 0) {
+      refuse(concat("the cost of sample ", i, " is ", costs[i]));
     }
   }
-
- private:
-  uint64_t state_;
-};
-
-// Fisher and Yates.
-std::vector<size_t> permutation(size_t count, uint64_t seed, uint64_t epoch) {
-  std::vector<size_t> order(count);
-  std::iota(order.begin(), order.end(), size_t{0});
-  Generator generator(seed, epoch);
-  for (size_t i = count; i > 1; --i) std::swap(order[i - 1], order[generator.below(i)]);
-  return order;
+  return costs;
 }
 
-void write_number(torch::serialize::OutputArchive& archive, const char* key, size_t number) {
+// What save() writes. Stages follow each other as their number of ranks, then what each has drawn.
+struct Saved {
+  size_t dataset_size = 0;
+  size_t replicas = 0;
+  uint64_t seed = 0;
+  bool shuffle = false;
+  bool drop_last = false;
+  size_t epoch = 0;
+  size_t drawn = 0;
+  std::vector<Stage> stages;
+};
+
+void write_number(torch::serialize::OutputArchive& archive, const char* key, uint64_t number) {
   archive.write(key, c10::IValue(static_cast<int64_t>(number)));
 }
 
-size_t read_number(torch::serialize::InputArchive& archive, const char* key) {
+uint64_t read_number(torch::serialize::InputArchive& archive, const char* key) {
   c10::IValue value;
-  archive.read(key, value);
-  return static_cast<size_t>(value.toInt());
-}
-
-// What both samplers save. The size of the dataset and the number of ranks are saved to be checked:
-// with others the samples would be wrong without an error.
-void write_position(torch::serialize::OutputArchive& archive, size_t dataset_size,
-                    const Shard& shard, size_t position) {
-  write_number(archive, "dataset_size", dataset_size);
-  write_number(archive, "replicas", shard.replicas);
-  write_number(archive, "position", position);
-}
-
-size_t read_position(torch::serialize::InputArchive& archive, size_t dataset_size,
-                     const Shard& shard) {
-  const size_t saved_size = read_number(archive, "dataset_size");
-  const size_t saved_replicas = read_number(archive, "replicas");
-  if (saved_size != dataset_size || saved_replicas != shard.replicas) {
-    throw Error(ErrorCode::InvalidArgument,
-                core::concat("sampler: saved for ", saved_size, " samples on ", saved_replicas,
-                             " ranks, this one has ", dataset_size, " on ", shard.replicas));
+  if (!archive.try_read(key, value) || !value.isInt()) {
+    refuse(concat("what is to be loaded was not saved by a sampler (it has no \"", key, "\")"));
   }
-  return read_number(archive, "position");
+  return static_cast<uint64_t>(value.toInt());
+}
+
+void write(torch::serialize::OutputArchive& archive, const Saved& saved) {
+  write_number(archive, "dataset_size", saved.dataset_size);
+  write_number(archive, "replicas", saved.replicas);
+  write_number(archive, "seed", saved.seed);
+  write_number(archive, "shuffle", saved.shuffle ? 1 : 0);
+  write_number(archive, "drop_last", saved.drop_last ? 1 : 0);
+  write_number(archive, "epoch", saved.epoch);
+  write_number(archive, "position", saved.drawn);
+  std::vector<int64_t> stages;
+  for (const Stage& stage : saved.stages) {
+    stages.push_back(static_cast<int64_t>(stage.drawn.size()));
+    stages.insert(stages.end(), stage.drawn.begin(), stage.drawn.end());
+  }
+  archive.write("stages", at::tensor(stages, at::kLong));
+}
+
+Saved read(torch::serialize::InputArchive& archive) {
+  Saved saved;
+  saved.dataset_size = read_number(archive, "dataset_size");
+  saved.replicas = at_least_one(read_number(archive, "replicas"), "the number of saved ranks");
+  saved.seed = read_number(archive, "seed");
+  saved.shuffle = read_number(archive, "shuffle") != 0;
+  saved.drop_last = read_number(archive, "drop_last") != 0;
+  saved.epoch = read_number(archive, "epoch");
+  saved.drawn = read_number(archive, "position");
+  at::Tensor stages;
+  if (!archive.try_read("stages", stages)) refuse("what is to be loaded has no \"stages\"");
+  const auto* number = stages.const_data_ptr<int64_t>();
+  const auto* end = number + stages.numel();
+  while (number < end) {
+    const int64_t ranks = *number++;
+    if (ranks < 1 || ranks > end - number) refuse("what is to be loaded has broken \"stages\"");
+    saved.stages.push_back({{number, number + ranks}});
+    number += ranks;
+  }
+  return saved;
 }
 
 }  // namespace
 
-struct DistributedRandomSampler::State {
+struct ShardedSampler::State {
   // The loader's thread draws while the program's may set the epoch.
   mutable std::mutex mutex;
+  std::shared_ptr<const torch_detail::Deal> deal;
   size_t dataset_size = 0;
-  Shard shard;
+  size_t replicas = 1;
+  size_t rank = 0;
+  size_t batch = 0;  // 0: what next() is asked for
   SamplerOptions options;
   size_t epoch = 0;
+  std::vector<Stage> stages;           // of this epoch, by jobs before this one
   std::optional<size_t> chosen_epoch;  // by set_epoch(), for the next reset()
-  bool drawn = false;                  // has next() been called in this epoch?
-  size_t position = 0;                 // samples that this rank has drawn
+  bool touched = false;                // has next() been called in this epoch?
+  size_t drawn = 0;                    // samples that this rank has drawn
   bool resuming = false;
   std::vector<size_t> order;  // this rank's samples of the epoch
 
-  size_t samples() const {
-    if (options.drop_last) return dataset_size / shard.replicas;
-    return (dataset_size + shard.replicas - 1) / shard.replicas;
+  void begin(size_t which, std::vector<Stage> earlier = {}) {
+    order = torch_detail::samples_of_rank(
+        {.samples = dataset_size, .seed = options.seed, .shuffle = options.shuffle, .epoch = which},
+        *deal, earlier, replicas, rank);
+    epoch = which;
+    stages = std::move(earlier);
+    drawn = 0;
+    touched = false;
   }
 
-  // Position i of the (padded) permutation goes to rank i % replicas.
-  void begin(size_t which) {
-    epoch = which;
-    position = 0;
-    drawn = false;
-    std::vector<size_t> all;
-    if (options.shuffle) all = permutation(dataset_size, options.seed, epoch);
-    order.resize(samples());
-    for (size_t i = 0; i < order.size(); ++i) {
-      const size_t place = (i * shard.replicas + shard.rank) % dataset_size;
-      order[i] = options.shuffle ? all[place] : place;
+  Saved saved_at(const SamplerPosition& position) const {
+    if (position.epoch != epoch) refuse("a position of another epoch can't be saved");
+    return {dataset_size,      replicas, options.seed,   options.shuffle,
+            options.drop_last, epoch,    position.drawn, stages};
+  }
+
+  void check(const Saved& saved) const {
+    if (saved.dataset_size != dataset_size) {
+      refuse(concat("saved for ", saved.dataset_size, " samples, this one has ", dataset_size));
     }
+    if (saved.shuffle != options.shuffle || saved.drop_last != options.drop_last) {
+      refuse("it was saved with other options (shuffle, drop_last)");
+    }
+  }
+
+  // `drawn_by_all`: by each rank of the job that saved.
+  void resume(const Saved& saved, const std::vector<size_t>& drawn_by_all) {
+    options.seed = saved.seed;
+    std::vector<Stage> earlier = saved.stages;
+    const bool same_ranks = drawn_by_all.size() == replicas;
+    if (!same_ranks) earlier.push_back({drawn_by_all});
+    begin(saved.epoch, std::move(earlier));
+    if (same_ranks) drawn = std::min(drawn_by_all[rank], order.size());
+    resuming = true;
   }
 };
 
-DistributedRandomSampler::DistributedRandomSampler(size_t dataset_size,
-                                                   const SamplerOptions& options)
+ShardedSampler::ShardedSampler(size_t dataset_size, const SamplerOptions& options,
+                               std::shared_ptr<const torch_detail::Deal> deal, size_t batch)
     : state_(std::make_shared<State>()) {
-  state_->shard = make_shard(options);
+  state_->replicas =
+      options.num_replicas ? *options.num_replicas : static_cast<size_t>(horon::size());
+  state_->rank = options.rank ? *options.rank : static_cast<size_t>(horon::rank());
+  if (state_->rank >= state_->replicas) {
+    refuse(concat("rank ", state_->rank, " is none of ", state_->replicas, " replicas"));
+  }
+  state_->deal = std::move(deal);
   state_->dataset_size = dataset_size;
+  state_->batch = batch;
   state_->options = options;
   state_->begin(0);
 }
 
-void DistributedRandomSampler::set_epoch(size_t epoch) {
+void ShardedSampler::set_epoch(size_t epoch) {
   const std::lock_guard lock(state_->mutex);
   state_->chosen_epoch = epoch;
   if (epoch != state_->epoch) state_->resuming = false;
 }
 
-size_t DistributedRandomSampler::epoch() const {
+size_t ShardedSampler::epoch() const {
   const std::lock_guard lock(state_->mutex);
   return state_->epoch;
 }
 
-size_t DistributedRandomSampler::samples_per_epoch() const {
+size_t ShardedSampler::samples_per_epoch() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->samples();
+  return state_->order.size();
 }
 
-void DistributedRandomSampler::reset(std::optional<size_t> new_size) {
+void ShardedSampler::reset(std::optional<size_t> new_size) {
   const std::lock_guard lock(state_->mutex);
   State& s = *state_;
   const std::optional<size_t> chosen = std::exchange(s.chosen_epoch, std::nullopt);
   if (std::exchange(s.resuming, false)) return;
-  if (new_size) s.dataset_size = *new_size;
-  s.begin(chosen.value_or(s.drawn ? s.epoch + 1 : s.epoch));
+  if (new_size && *new_size != s.dataset_size) {
+    if (dynamic_cast<const BalancedDeal*>(s.deal.get()) != nullptr) {
+      refuse("a sampler with costs can't take a dataset of another size");
+    }
+    s.dataset_size = *new_size;
+  }
+  s.begin(chosen.value_or(s.touched ? s.epoch + 1 : s.epoch));
 }
 
-std::optional<std::vector<size_t>> DistributedRandomSampler::next(size_t batch_size) {
+std::optional<std::vector<size_t>> ShardedSampler::next(size_t batch_size) {
   const std::lock_guard lock(state_->mutex);
   State& s = *state_;
-  const size_t count = std::min(batch_size, s.order.size() - s.position);
-  s.drawn = true;
+  const size_t count = std::min(s.batch != 0 ? s.batch : batch_size, s.order.size() - s.drawn);
+  s.touched = true;
+  s.resuming = false;  // a program that draws at once after load() has gone on already
   if (count == 0) return std::nullopt;
-  const auto first = s.order.begin() + static_cast<std::ptrdiff_t>(s.position);
-  s.position += count;
+  const auto first = s.order.begin() + static_cast<std::ptrdiff_t>(s.drawn);
+  s.drawn += count;
   return std::vector<size_t>(first, first + static_cast<std::ptrdiff_t>(count));
 }
 
-void DistributedRandomSampler::save(torch::serialize::OutputArchive& archive) const {
+SamplerPosition ShardedSampler::position() const {
   const std::lock_guard lock(state_->mutex);
-  write_position(archive, state_->dataset_size, state_->shard, state_->position);
-  write_number(archive, "epoch", state_->epoch);
+  return {state_->epoch, state_->drawn};
 }
 
-void DistributedRandomSampler::load(torch::serialize::InputArchive& archive) {
-  const std::lock_guard lock(state_->mutex);
-  const size_t position = read_position(archive, state_->dataset_size, state_->shard);
-  state_->begin(read_number(archive, "epoch"));
-  state_->position = std::min(position, state_->order.size());
-  state_->resuming = true;
+void ShardedSampler::save(torch::serialize::OutputArchive& archive) const {
+  save_at(archive, position());
 }
 
-struct DistributedSequentialSampler::State {
-  size_t dataset_size = 0;
-  Shard shard;
-  size_t position = 0;  // samples that this rank has drawn
-  bool resuming = false;
+void ShardedSampler::save_at(torch::serialize::OutputArchive& archive,
+                             const SamplerPosition& position) const {
+  const std::lock_guard lock(state_->mutex);
+  write(archive, state_->saved_at(position));
+}
 
-  // The block of rank r begins at floor(r * size / replicas), without overflow.
-  size_t block_begin(size_t r) const {
-    return dataset_size / shard.replicas * r + dataset_size % shard.replicas * r / shard.replicas;
+void ShardedSampler::load(torch::serialize::InputArchive& archive) {
+  const std::lock_guard lock(state_->mutex);
+  const Saved saved = read(archive);
+  state_->check(saved);
+  state_->resume(saved, std::vector<size_t>(saved.replicas, saved.drawn));
+}
+
+void ShardedSampler::load_resharded(std::vector<torch::serialize::InputArchive>& ranks) {
+  const std::lock_guard lock(state_->mutex);
+  if (ranks.empty()) refuse("there is nothing to load");
+  const Saved first = read(ranks.front());
+  std::vector<size_t> drawn;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const Saved saved = read(ranks[r]);
+    state_->check(saved);
+    if (saved.replicas != ranks.size()) {
+      refuse(concat("saved by ", saved.replicas, " ranks, and there are ", ranks.size()));
+    }
+    if (saved.epoch != first.epoch || saved.stages != first.stages || saved.seed != first.seed) {
+      refuse(concat("rank 0 was in epoch ", first.epoch, ", rank ", r, " in epoch ", saved.epoch,
+                    " (or with another seed): ranks of one job must be in the same epoch"));
+    }
+    drawn.push_back(saved.drawn);
   }
-  size_t samples() const { return block_begin(shard.rank + 1) - block_begin(shard.rank); }
-};
+  state_->resume(first, drawn);
+}
+
+DistributedRandomSampler::DistributedRandomSampler(size_t dataset_size,
+                                                   const SamplerOptions& options)
+    : ShardedSampler(dataset_size, options, std::make_shared<InterleavedDeal>(tail_of(options))) {}
+
+namespace {
+SamplerOptions in_order(SamplerOptions options) {
+  options.shuffle = false;
+  options.drop_last = false;
+  return options;
+}
+}  // namespace
 
 DistributedSequentialSampler::DistributedSequentialSampler(size_t dataset_size,
                                                            const SamplerOptions& options)
-    : state_(std::make_shared<State>()) {
-  state_->shard = make_shard(options);
-  state_->dataset_size = dataset_size;
-}
+    : ShardedSampler(dataset_size, in_order(options), std::make_shared<BlockDeal>()) {}
 
-size_t DistributedSequentialSampler::samples_per_epoch() const { return state_->samples(); }
+DistributedBatchSampler::DistributedBatchSampler(size_t dataset_size, size_t batch_size,
+                                                 const SamplerOptions& options)
+    : ShardedSampler(dataset_size, options,
+                     std::make_shared<InterleavedDeal>(tail_of(options),
+                                                       at_least_one(batch_size, "the batch size")),
+                     batch_size) {}
 
-void DistributedSequentialSampler::reset(std::optional<size_t> new_size) {
-  if (std::exchange(state_->resuming, false)) return;
-  if (new_size) state_->dataset_size = *new_size;
-  state_->position = 0;
+namespace {
+std::shared_ptr<const BalancedDeal> balanced(std::vector<double> costs, size_t batch_size,
+                                             const SamplerOptions& options, size_t pool_steps) {
+  return std::make_shared<BalancedDeal>(checked_costs(std::move(costs)), tail_of(options),
+                                        at_least_one(batch_size, "the batch size"),
+                                        at_least_one(pool_steps, "the pool"));
 }
+}  // namespace
 
-std::optional<std::vector<size_t>> DistributedSequentialSampler::next(size_t batch_size) {
-  const size_t count = std::min(batch_size, state_->samples() - state_->position);
-  if (count == 0) return std::nullopt;
-  std::vector<size_t> indices(count);
-  std::iota(indices.begin(), indices.end(),
-            state_->block_begin(state_->shard.rank) + state_->position);
-  state_->position += count;
-  return indices;
-}
-
-void DistributedSequentialSampler::save(torch::serialize::OutputArchive& archive) const {
-  write_position(archive, state_->dataset_size, state_->shard, state_->position);
-}
-
-void DistributedSequentialSampler::load(torch::serialize::InputArchive& archive) {
-  const size_t position = read_position(archive, state_->dataset_size, state_->shard);
-  state_->position = std::min(position, state_->samples());
-  state_->resuming = true;
-}
+BalancedBatchSampler::BalancedBatchSampler(std::vector<double> costs, size_t batch_size,
+                                           const SamplerOptions& options, size_t pool_steps)
+    : ShardedSampler(costs.size(), options, balanced(costs, batch_size, options, pool_steps),
+                     batch_size) {}
 
 }  // namespace horon

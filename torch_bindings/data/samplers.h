@@ -1,9 +1,14 @@
-// Which samples of a dataset this rank sees, as samplers for torch::data::make_data_loader.
+// Which samples of a dataset this rank sees, as samplers for torch::data::make_data_loader and
+// PrefetchLoader (prefetch_loader.h).
 //
 // A loader takes its sampler by value: copies share one state, so set_epoch() on the program's own
 // copy reaches the loader. Give each loader a sampler of its own. They draw from a generator of
-// their own and leave LibTorch's alone. With workers a loader draws ahead of what it hands out;
-// save() then tells a position ahead of the program's.
+// their own and leave LibTorch's alone. Any thread may call any copy.
+//
+// save() writes seed, epoch and position, and load() goes on there, also in the middle of an epoch
+// and also in a job of another number of ranks: of the rest of the epoch each rank then gets its
+// part. With workers LibTorch's loader draws ahead of what it hands out, and save() tells a
+// position ahead of the program's; PrefetchLoader saves the program's.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +20,9 @@
 #include <torch/data/samplers/base.h>
 
 namespace horon {
+namespace torch_detail {
+class Deal;
+}
 
 struct SamplerOptions {
   // The shards, and which of them is ours; by default size() and rank(), which need a running
@@ -28,58 +36,106 @@ struct SamplerOptions {
   bool shuffle = true;
   // All ranks get equally many samples in an epoch, so that none waits for gradients of another
   // that has run out. If the samples can't be divided evenly, false: some come twice (the first of
-  // the permutation again); true: some are left out (the last of the permutation: others in every
-  // epoch).
+  // the permutation again); true: some are left out, others in every epoch: none is left out a
+  // second time before all others have been left out once.
   bool drop_last = false;
+  // true: each sample once, and some ranks get one more than others. Then end the epoch with
+  // join(). Not together with drop_last.
+  bool uneven = false;
 };
 
-// For training: every epoch another permutation of the whole dataset, the same on all ranks, of
-// which each rank takes its part. Any number of samples and ranks.
-class DistributedRandomSampler : public torch::data::samplers::Sampler<> {
- public:
-  // Throws Error(InvalidArgument) for 0 replicas or a rank that is not below their number.
-  explicit DistributedRandomSampler(size_t dataset_size, const SamplerOptions& options = {});
+// Where a sampler is.
+struct SamplerPosition {
+  size_t epoch = 0;
+  size_t drawn = 0;  // samples of this epoch that this rank has drawn in this job
+};
 
+// What all samplers of sample numbers do.
+class ShardedSampler : public torch::data::samplers::Sampler<> {
+ public:
   // The epoch that the next reset() begins; a loader resets at each begin(). Without it each
   // begin() takes the next one.
   void set_epoch(size_t epoch);
   // The epoch that samples are drawn from.
   size_t epoch() const;
-  // Samples that this rank draws in one epoch.
+  // Samples that this rank draws in this epoch: fewer in the rest of one that began in another job
+  // of another number of ranks.
   size_t samples_per_epoch() const;
 
   // Begins an epoch (the first one again if nothing was drawn); with a size, of a dataset of that
-  // many samples. After load() the first reset() goes on where the saved one was.
+  // many samples. After load() the first reset() goes on where the saved one was; at the end of an
+  // epoch that is an epoch without samples.
   void reset(std::optional<size_t> new_size = std::nullopt) override;
   // Up to batch_size indices; nothing at the end of the epoch.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
-  // Epoch and position.
+
+  // Seed, epoch and position; and of what dataset, on how many ranks.
   void save(torch::serialize::OutputArchive& archive) const override;
+  // What save() would write at `position`, which may not be of another epoch.
+  void save_at(torch::serialize::OutputArchive& archive, const SamplerPosition& position) const;
+  SamplerPosition position() const;
+  // From a job of another number of ranks: takes it that all its ranks had drawn as many samples as
+  // the one that saved. Throws Error(InvalidArgument) if the dataset or the options differ.
   void load(torch::serialize::InputArchive& archive) override;
+  // From what all ranks of a job have saved, in the order of ranks: they may have drawn different
+  // numbers. Throws Error(InvalidArgument), also if they were in different epochs.
+  void load_resharded(std::vector<torch::serialize::InputArchive>& ranks);
+
+ protected:
+  // `batch`: what next() hands out, whatever it is asked for; 0: what it is asked for. Throws
+  // Error(InvalidArgument) for 0 replicas or a rank that is not below their number.
+  ShardedSampler(size_t dataset_size, const SamplerOptions& options,
+                 std::shared_ptr<const torch_detail::Deal> deal, size_t batch = 0);
 
  private:
   struct State;
   std::shared_ptr<State> state_;
 };
 
+// For training: every epoch another permutation of the whole dataset, the same on all ranks, of
+// which each rank takes its part. Any number of samples and ranks.
+class DistributedRandomSampler : public ShardedSampler {
+ public:
+  // Throws Error(InvalidArgument) for 0 replicas, a rank that is not below their number, options
+  // that contradict each other.
+  explicit DistributedRandomSampler(size_t dataset_size, const SamplerOptions& options = {});
+};
+
 // For evaluation: each sample exactly once over all ranks, in contiguous blocks in the order of the
 // dataset. Ranks may get different numbers of samples (none, if there are more ranks than samples):
 // sum counts with allreduce after the loop, and call no collectives inside it.
-class DistributedSequentialSampler : public torch::data::samplers::Sampler<> {
+class DistributedSequentialSampler : public ShardedSampler {
  public:
-  // Of the options only num_replicas and rank matter. Throws Error(InvalidArgument) as above.
+  // Of the options only num_replicas and rank matter. Throws Error(InvalidArgument) as above. Each
+  // reset() begins from the first sample.
   explicit DistributedSequentialSampler(size_t dataset_size, const SamplerOptions& options = {});
+};
 
-  size_t samples_per_epoch() const;
+// The same as DistributedRandomSampler in batches of one size, which the sampler gives and not the
+// loader (its batch size does not count). With drop_last all batches are full: what is left out of
+// an epoch is less than one batch of each rank, and others in every epoch.
+class DistributedBatchSampler : public ShardedSampler {
+ public:
+  // Throws Error(InvalidArgument) as above, and for batches of 0 samples.
+  DistributedBatchSampler(size_t dataset_size, size_t batch_size,
+                          const SamplerOptions& options = {});
+};
 
-  void reset(std::optional<size_t> new_size = std::nullopt) override;
-  std::optional<std::vector<size_t>> next(size_t batch_size) override;
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
-
- private:
-  struct State;
-  std::shared_ptr<State> state_;
+// For samples of unequal cost (sentences of unequal length): batches of equally many samples of
+// nearly equal cost on all ranks, so that none waits long for another's backward().
+//
+// In each step the costs of two ranks' batches differ by at most the largest difference between
+// the costs of `num_replicas` neighbours, when the samples of the step are sorted by cost; so never
+// by more than the difference between its dearest and its cheapest sample. (Longest processing time
+// first, with equal counts. An incomplete last batch of uneven options is not balanced.)
+class BalancedBatchSampler : public ShardedSampler {
+ public:
+  // `costs`: one for each sample, finite and not negative, the same on all ranks. `pool_steps`: the
+  // samples of so many steps are sorted together, so that also those of one step become alike and
+  // padding becomes less; 1 leaves the shuffled steps as they are. Throws Error(InvalidArgument) as
+  // above, for costs that are none, and for a pool of 0 steps. reset() takes no new size.
+  BalancedBatchSampler(std::vector<double> costs, size_t batch_size,
+                       const SamplerOptions& options = {}, size_t pool_steps = 1);
 };
 
 }  // namespace horon

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include <ATen/TensorIterator.h>
+#include <ATen/ops/empty_strided.h>
 
 namespace horon::torch_detail {
 
@@ -28,6 +29,17 @@ void for_each_range(const at::Tensor& tensor, int64_t grain,
         }
       },
       grain);
+}
+
+bool lies_as(const at::Tensor& tensor, const at::Tensor& other) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.device() == other.device() &&
+         tensor.scalar_type() == other.scalar_type() && tensor.sizes() == other.sizes() &&
+         tensor.strides() == other.strides() && !tensor.is_neg();
+}
+
+at::Tensor laid_out_as(const at::Tensor& other, const at::Tensor& tensor) {
+  if (lies_as(tensor, other)) return tensor;
+  return at::empty_strided(other.sizes(), other.strides(), other.options()).copy_(tensor);
 }
 
 }  // namespace horon::torch_detail

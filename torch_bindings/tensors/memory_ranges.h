@@ -1,5 +1,5 @@
 // Work on the memory of one large tensor, shared out to the threads that LibTorch's own operations
-// use (OMP_NUM_THREADS, at::set_num_threads()).
+// use (OMP_NUM_THREADS, at::set_num_threads()), and on that of tensors that lie alike.
 #pragma once
 
 #include <cstdint>
@@ -15,5 +15,11 @@ namespace horon::torch_detail {
 // not throw. Returns when all is done.
 void for_each_range(const at::Tensor& tensor, int64_t grain,
                     c10::function_ref<void(int64_t begin, int64_t end)> work);
+
+// Does element i of the one belong to element i of the other, in memory? Strided, and of one device
+// and dtype.
+bool lies_as(const at::Tensor& tensor, const at::Tensor& other);
+// `tensor` if it lies as the other, which has its shape, else a copy that does.
+at::Tensor laid_out_as(const at::Tensor& other, const at::Tensor& tensor);
 
 }  // namespace horon::torch_detail

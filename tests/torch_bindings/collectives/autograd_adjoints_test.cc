@@ -11,15 +11,12 @@
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/autograd.h"
 
-namespace horon {
+namespace horon::autograd_adjoints_test {
 namespace {
 
 using testing_support::expect_close;
 using testing_support::values;
 using Tensors = std::vector<at::Tensor>;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 // What member `index` of the set makes of its result; its own on each rank, and not linear, so that
 // the second derivative is not zero.
@@ -286,4 +283,4 @@ TEST_F(Adjoints, ContrastiveLoss) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::autograd_adjoints_test

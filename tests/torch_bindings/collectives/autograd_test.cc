@@ -12,7 +12,7 @@
 #include "horon/tests/torch_bindings/collectives/autograd_support.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 
-namespace horon {
+namespace horon::autograd_test {
 namespace {
 
 using testing::AllOf;
@@ -21,9 +21,6 @@ using testing::StartsWith;
 using testing_support::error_of;
 using testing_support::expect_close;
 using testing_support::values;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 class Autograd : public testing::Test {
  protected:
@@ -167,4 +164,4 @@ TEST_F(Autograd, ErrorsOfForwardAndBackwardKeepTheirType) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::autograd_test

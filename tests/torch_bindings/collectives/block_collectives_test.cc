@@ -8,7 +8,7 @@
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
 
-namespace horon {
+namespace horon::block_collectives_test {
 namespace {
 
 using testing::AllOf;
@@ -17,20 +17,8 @@ using testing::StartsWith;
 using testing_support::error_of;
 using testing_support::expect_equal;
 using testing_support::kTensorTypes;
+using testing_support::sum_of_all;
 using testing_support::values_of;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
-
-// The oracle is one process: the sum over all ranks.
-at::Tensor sum_of_all(const std::vector<int64_t>& shape, at::ScalarType type) {
-  at::Tensor sum = values_of(shape, type, 0);
-  for (int r = 1; r < size(); ++r) {
-    sum = type == at::kBool ? sum.logical_or(values_of(shape, type, r))
-                            : sum + values_of(shape, type, r);
-  }
-  return sum;
-}
 
 int64_t first_row(const std::vector<int64_t>& splits, int r) {
   return std::accumulate(splits.begin(), splits.begin() + r, int64_t{0});
@@ -319,4 +307,4 @@ TEST(Compression, RoundsWhatTravelsAndSumsInFloat) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::block_collectives_test

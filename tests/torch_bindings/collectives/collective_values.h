@@ -26,6 +26,16 @@ inline at::Tensor values_of(const std::vector<int64_t>& shape, at::ScalarType ty
   return at::complex(real.to(at::kDouble), (pattern - 1).to(at::kDouble)).to(type).reshape(shape);
 }
 
+// The oracle is one process: the sum over all ranks.
+inline at::Tensor sum_of_all(const std::vector<int64_t>& shape, at::ScalarType type) {
+  at::Tensor sum = values_of(shape, type, 0);
+  for (int r = 1; r < size(); ++r) {
+    sum = type == at::kBool ? sum.logical_or(values_of(shape, type, r))
+                            : sum + values_of(shape, type, r);
+  }
+  return sum;
+}
+
 inline void expect_equal(const at::Tensor& got, const at::Tensor& want, double tolerance = 0) {
   ASSERT_EQ(got.scalar_type(), want.scalar_type());
   ASSERT_EQ(got.sizes(), want.sizes());

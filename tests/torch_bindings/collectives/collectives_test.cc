@@ -10,7 +10,7 @@
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 
-namespace horon {
+namespace horon::collectives_test {
 namespace {
 
 using testing::AllOf;
@@ -19,9 +19,6 @@ using testing::StartsWith;
 using testing_support::error_of;
 using testing_support::expect_equal;
 using testing_support::values_of;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 const std::vector<at::ScalarType> kTypes{at::kFloat, at::kDouble, at::kHalf,  at::kBFloat16,
                                          at::kChar,  at::kByte,   at::kShort, at::kInt,
@@ -379,4 +376,4 @@ TEST(Allgather, ResultOutlivesItsHandle) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::collectives_test

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <limits>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -10,30 +11,38 @@
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
+#include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
 #include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
-#include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/finite_check.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
+#include "horon/torch_bindings/logging/logger.h"
+#include "horon/torch_bindings/metrics/auroc.h"
+#include "horon/torch_bindings/metrics/classification.h"
+#include "horon/torch_bindings/metrics/mean.h"
+#include "horon/torch_bindings/metrics/metric_collection.h"
+#include "horon/torch_bindings/metrics/perplexity.h"
+#include "horon/torch_bindings/modules/activation_checkpoint.h"
+#include "horon/torch_bindings/modules/contrastive_loss.h"
+#include "horon/torch_bindings/modules/sync_batch_norm.h"
 #include "horon/torch_bindings/state/broadcast_state.h"
 #include "horon/torch_bindings/state/replicas.h"
 
-namespace horon {
+namespace horon::gpu_collectives_test {
 namespace {
 
+using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing_support::error_of;
 using testing_support::expect_equal;
 using testing_support::host_waits;
+using testing_support::sum_of_all;
 using testing_support::values_of;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::GpuSessionEnvironment);
 
 // The values come late into a tensor that holds others.
 at::Tensor late(const at::Tensor& values) {
@@ -42,12 +51,6 @@ at::Tensor late(const at::Tensor& values) {
                                   device().index());
   tensor.copy_(values);
   return tensor;
-}
-
-at::Tensor sum_of_all(const std::vector<int64_t>& shape, at::ScalarType type) {
-  at::Tensor sum = values_of(shape, type, 0);
-  for (int r = 1; r < size(); ++r) sum = sum + values_of(shape, type, r);
-  return sum;
 }
 
 at::Tensor all_rows(const std::function<at::Tensor(int)>& of_rank) {
@@ -242,6 +245,105 @@ TEST(GpuCollectives, StateFiniteChecksAndObjects) {
   EXPECT_EQ(broadcast_bytes("bytes " + std::to_string(rank())), "bytes 0");
 }
 
+// Modules on a GPU: the oracle is one process that has all samples, on the CPU.
+TEST(GpuModules, SyncBatchNormWithoutAWaitForTheDevice) {
+  const auto of_rank = [](int r) { return values_of({r + 2, 3, 2, 2}, at::kDouble, r) * 0.3 + 4; };
+  const at::Tensor whole = all_rows(of_rank).requires_grad_(true);
+  torch::nn::BatchNorm2d oracle(3);
+  oracle->to(at::kDouble);
+  oracle->forward(whole).pow(3).sum().backward();
+  SyncBatchNorm mine(3);
+  mine->to(device(), at::kDouble);
+  const at::Tensor x = late(of_rank(rank())).requires_grad_(true);
+  const int before = host_waits();
+  mine->forward(x).pow(3).sum().backward();
+  EXPECT_EQ(host_waits() - before, 0);
+  int64_t first = 0;
+  for (int r = 0; r < rank(); ++r) first += r + 2;
+  expect_equal(x.grad().cpu(), whole.grad().narrow(0, first, rank() + 2), 1e-9);
+  expect_equal(mine->running_var.cpu(), oracle->running_var, 1e-9);
+  EXPECT_EQ(mine->num_batches_tracked.item<double>(), 1);
+}
+
+TEST(GpuModules, InfoNceOfRowsOnTheGpu) {
+  const auto loss_and_gradient = [](const at::Tensor& rows) {
+    const at::Tensor x = rows.detach().requires_grad_(true);
+    const at::Tensor loss = info_nce(x, x.sin());
+    loss.backward();
+    return std::pair(loss.detach().cpu(), x.grad().cpu());
+  };
+  const at::Tensor rows = values_of({rank() + 1, 4}, at::kDouble, rank()) + 0.5;
+  const auto [loss, gradient] = loss_and_gradient(late(rows));
+  const auto [want, want_gradient] = loss_and_gradient(rows);
+  expect_equal(loss, want, 1e-9);
+  expect_equal(gradient, want_gradient, 1e-9);
+}
+
+TEST(GpuModules, CheckpointedPartsOnTheGpu) {
+  const auto part = [](const at::Tensor& x) { return x.sin().mul(2).exp(); };
+  const at::Tensor x = late(values_of({4, 3}, at::kFloat, rank())).requires_grad_(true);
+  part(x).sum().backward();
+  const at::Tensor want = x.grad().cpu();
+  x.mutable_grad().reset();
+  checkpoint(part, x).sum().backward();
+  expect_equal(x.grad().cpu(), want);
+}
+
+// Metrics and logged values on a GPU: the oracle is one process that has all samples, on the CPU.
+TEST(GpuMetrics, AreThoseOfTheCpuAndUpdatesDoNotWait) {
+  const auto scores_of = [](int r) { return values_of({6 * r, 4}, at::kFloat, r).sin(); };
+  const auto targets_of = [](int r) { return at::arange(6 * r).remainder(4); };
+  const auto fill = [](metrics::MetricCollection& all) -> metrics::Mean& {
+    all.add("accuracy", metrics::Accuracy({.classes = 4}));
+    all.add("top 2", metrics::Accuracy({.classes = 4, .top_k = 2}));
+    all.add("f1", metrics::FScore({.classes = 4, .average = metrics::Average::Macro}));
+    all.add("confusion", metrics::ConfusionMatrix({.classes = 4}));
+    all.add("perplexity", metrics::Perplexity());
+    return all.add("mean", metrics::Mean());
+  };
+  metrics::MetricCollection oracle, mine;
+  metrics::Mean& all_loss = fill(oracle);
+  metrics::Mean& loss = fill(mine);
+  oracle.update(all_rows(scores_of), all_rows(targets_of));
+  for (int r = 0; r < size(); ++r) all_loss.update(scores_of(r));
+  const at::Tensor scores = late(scores_of(rank())), targets = late(targets_of(rank()));
+  const int before = host_waits();
+  mine.update(scores, targets);
+  loss.update(scores);
+  EXPECT_EQ(host_waits() - before, 0);
+  metrics::Auroc area({.classes = 4});
+  area.update(scores, targets);
+  metrics::Auroc all_areas({.classes = 4});
+  all_areas.update(all_rows(scores_of), all_rows(targets_of));
+  for (const auto& [name, value] : mine.compute()) {
+    SCOPED_TRACE(name);
+    EXPECT_TRUE(at::allclose(value, oracle.compute_local().at(name), 1e-6, 0, true));
+  }
+  EXPECT_TRUE(at::allclose(area.compute(), all_areas.compute_local(), 0, 0, true));
+}
+
+TEST(GpuLogger, WaitsForTheDeviceInFlushAlone) {
+  Logger logger;
+  const int before = host_waits();
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor value = late(at::full({}, rank() + 10 * i, at::kFloat));
+    logger.log("mean", value, {.weight = i});
+    logger.log("sum", value, {.reduce = Reduce::Sum});
+    logger.log("min", value, {.reduce = Reduce::Min});
+    logger.log("max", value, {.reduce = Reduce::Max});
+    logger.log("first", value, {.reduce = Reduce::First});
+  }
+  EXPECT_EQ(host_waits() - before, 0);
+  const LogRecord record = logger.flush(1);
+  const std::map<std::string, double> values(record.values.begin(), record.values.end());
+  const double ranks = size(), sum_of_ranks = ranks * (ranks - 1) / 2;
+  EXPECT_DOUBLE_EQ(values.at("mean"), 50.0 / 3 + sum_of_ranks / ranks);
+  EXPECT_DOUBLE_EQ(values.at("sum"), 30 * ranks + 3 * sum_of_ranks);
+  EXPECT_EQ(values.at("min"), 0);
+  EXPECT_EQ(values.at("max"), 20 + size() - 1);
+  EXPECT_EQ(values.at("first"), 20);
+}
+
 TEST(GpuCollectives, AJobThatCantUseItsGpusSaysWhy) {
   const at::Tensor on_gpu = at::ones({4}).to(device());
   shutdown();
@@ -259,4 +361,4 @@ TEST(GpuCollectives, AJobThatCantUseItsGpusSaysWhy) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::gpu_collectives_test

@@ -5,11 +5,8 @@
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 
-namespace horon {
+namespace horon::large_collectives_test {
 namespace {
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 constexpr int64_t kBeyondInt = (int64_t{1} << 31) + 11;
 
@@ -45,4 +42,4 @@ TEST(Large, AlltoallOfOneLargeTensor) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::large_collectives_test

@@ -12,7 +12,7 @@
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/state/replicas.h"
 
-namespace horon {
+namespace horon::objects_test {
 namespace {
 
 using testing::AllOf;
@@ -20,9 +20,6 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 using testing_support::error_of;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 bool is_last() { return rank() == size() - 1; }
 
@@ -288,4 +285,4 @@ TEST(Replicas, WrongCallsAreRefusedOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::objects_test

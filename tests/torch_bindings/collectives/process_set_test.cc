@@ -9,7 +9,7 @@
 #include "horon/torch_bindings/collectives/autograd.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
 
-namespace horon {
+namespace horon::process_set_test {
 namespace {
 
 using testing::AllOf;
@@ -17,9 +17,6 @@ using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::error_of;
 using testing_support::expect_equal;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 at::Tensor mine(int64_t rows = 3) { return at::full({rows}, rank() + 1, at::kLong); }
 
@@ -316,4 +313,4 @@ TEST(WrongUse, AForkedChildIsTold) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::process_set_test

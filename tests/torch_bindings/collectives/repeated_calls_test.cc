@@ -15,11 +15,8 @@
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
 
-namespace horon {
+namespace horon::repeated_calls_test {
 namespace {
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 // The least of many calls: the thread that waits may run the loop, or find it done.
 int64_t least_of(int64_t (*count)(), const std::function<void()>& call) {
@@ -126,4 +123,4 @@ TEST(RepeatedCalls, TheMemoryStaysWhateverBecomesOfTheTensor) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::repeated_calls_test

@@ -13,7 +13,7 @@
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/finite_check.h"
 
-namespace horon {
+namespace horon::sparse_allreduce_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -21,9 +21,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::error_of;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 // Rows that all ranks have, rows of one rank, and one that this rank has twice (not coalesced).
 at::Tensor table(at::ScalarType dtype, int64_t rows = 20) {
@@ -172,4 +169,4 @@ TEST(FoundNonfinite, GoesOnWithoutRanksThatHaveJoined) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::sparse_allreduce_test

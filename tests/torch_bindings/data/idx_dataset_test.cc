@@ -9,16 +9,16 @@
 #include <gmock/gmock.h>
 #include <zlib.h>
 
-#include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/tests/support/error_of.h"
 
-namespace horon {
+namespace horon::idx_dataset_test {
 namespace {
 
 namespace fs = std::filesystem;
+using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
-using testing_support::error_of;
 
 std::string idx(std::vector<uint32_t> shape, size_t elements, unsigned char type = 8) {
   std::string bytes{'\0', '\0', static_cast<char>(type), static_cast<char>(shape.size())};
@@ -143,4 +143,4 @@ TEST(FashionMnist, TheRealFiles) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::idx_dataset_test

@@ -5,29 +5,21 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include <gmock/gmock.h>
 #include <torch/data.h>
-#include <torch/serialize/archive.h>
 
-#include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/tests/support/error_of.h"
+#include "horon/tests/torch_bindings/data/sampler_support.h"
 
-namespace horon {
+namespace horon::samplers_test {
 namespace {
 
+using test::error_of;
 using testing::HasSubstr;
 using testing::StartsWith;
-using testing_support::error_of;
-
-std::vector<size_t> drain(torch::data::samplers::Sampler<>& sampler, size_t batch = 7) {
-  std::vector<size_t> all;
-  while (auto indices = sampler.next(batch)) {
-    EXPECT_LE(indices->size(), batch);
-    all.insert(all.end(), indices->begin(), indices->end());
-  }
-  return all;
-}
+using testing_support::drain;
+using testing_support::hand_over;
 
 std::vector<size_t> epoch_of(size_t count, SamplerOptions options, size_t epoch) {
   DistributedRandomSampler sampler(count, options);
@@ -36,17 +28,6 @@ std::vector<size_t> epoch_of(size_t count, SamplerOptions options, size_t epoch)
   std::vector<size_t> drawn = drain(sampler);
   EXPECT_EQ(drawn.size(), sampler.samples_per_epoch());
   return drawn;
-}
-
-template <class From, class To>
-void hand_over(const From& from, To& to) {
-  std::stringstream stream;
-  torch::serialize::OutputArchive out;
-  from.save(out);
-  out.save_to(stream);
-  torch::serialize::InputArchive in;
-  in.load_from(stream);
-  to.load(in);
 }
 
 TEST(RandomSampler, EveryEpochHasAllSamplesInEqualShares) {
@@ -212,4 +193,4 @@ TEST(SequentialSampler, SavedInMidEpochGoesOnThere) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::samplers_test

@@ -12,16 +12,13 @@
 #include "horon/torch_bindings/state/optimizer_state.h"
 #include "horon/torch_bindings/state/replicas.h"
 
-namespace horon {
+namespace horon::broadcast_state_test {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::error_of;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 bool last_of_several() { return size() > 1 && rank() == size() - 1; }
 
@@ -396,4 +393,4 @@ TEST(BroadcastOptimizerState, OtherTypesAndGroupsAreNamed) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::broadcast_state_test

@@ -12,7 +12,7 @@
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
-namespace horon {
+namespace horon::memory_ranges_test {
 namespace {
 
 struct Seen {
@@ -78,4 +78,4 @@ TEST_F(MemoryRanges, OfOneThreadAreOne) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::memory_ranges_test

@@ -1,0 +1,226 @@
+// What rank 0 does alone, and decisions that all ranks take alike.
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <thread>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include "horon/ops/session/session.h"
+#include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/collectives/autograd.h"
+#include "horon/torch_bindings/collectives/grouped_collectives.h"
+#include "horon/torch_bindings/collectives/objects.h"
+#include "horon/torch_bindings/collectives/sparse_allreduce.h"
+#include "horon/torch_bindings/guards/best_checkpoint.h"
+#include "horon/torch_bindings/guards/early_stopping.h"
+#include "horon/torch_bindings/guards/save0.h"
+
+namespace horon::guards_test {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::StartsWith;
+using testing_support::error_of;
+
+const double kNan = std::numeric_limits<double>::quiet_NaN();
+
+at::Tensor ones() { return at::ones({3}); }
+
+// The session goes on, and the unnamed calls of the ranks are still counted alike.
+void expect_all_goes_on() {
+  EXPECT_EQ(allreduce(ones(), {.op = ReduceOp::Sum})[0].item<int>(), size());
+  EXPECT_EQ(grouped_allreduce({ones()}, {.op = ReduceOp::Sum})[0][0].item<int>(), size());
+  EXPECT_EQ(allgather_object(rank()).size(), static_cast<size_t>(size()));
+  EXPECT_EQ(allgather(ones()).size(0), 3 * size());
+  EXPECT_EQ(broadcast_object(7), 7);
+  const ProcessSet all = split_process_set(0);
+  EXPECT_EQ(allreduce(ones(), {.op = ReduceOp::Sum, .process_set = all})[0].item<int>(), size());
+  remove_process_set(all);
+  on_all_ranks([] {});
+  barrier();
+}
+
+TEST(RankZero, ACollectiveInItsScopeThrowsAtOnceAndTheSessionGoesOn) {
+  const std::vector<std::function<void()>> calls = {
+      [] { allreduce(ones()); },
+      [] { allreduce_(ones(), {.name = "named"}); },
+      [] { (void)allreduce_async(ones()); },
+      [] { allgather(ones()); },
+      [] { broadcast(ones()); },
+      [] { reducescatter(ones()); },
+      [] { alltoall(at::ones({size()})); },
+      [] { gather(ones()); },
+      [] { grouped_allreduce({ones()}); },
+      [] { sparse_allreduce(ones().to_sparse()); },
+      [] { autograd::allgather(ones()); },
+      [] { allgather_object(1); },
+      [] { broadcast_object(1); },
+      [] { on_all_ranks([] {}); },
+      [] { barrier(); },
+      [] { join(); },
+      [] { add_process_set({0}); },
+      [] { remove_process_set({}); },
+      [] { split_process_set(0); },
+      [] { EarlyStopping().check(1); },
+  };
+  int ran = 0;
+  rank_zero_only([&] {
+    ++ran;
+    EXPECT_EQ(rank(), 0);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      EXPECT_THAT(error_of(calls[i]),
+                  AllOf(StartsWith("invalid argument: \""), HasSubstr("what rank 0 does alone")))
+          << i;
+    }
+  });
+  EXPECT_EQ(ran, rank() == 0 ? 1 : 0);
+  expect_all_goes_on();
+}
+
+TEST(RankZero, ScopesNestAndEndAndBindOneThread) {
+  {
+    const RankZeroScope outer;
+    EXPECT_EQ(static_cast<bool>(outer), rank() == 0);
+    rank_zero_only([] {});
+    EXPECT_THAT(error_of([] { barrier(); }), HasSubstr("alone"));  // on every rank
+    std::thread([] { barrier(); }).join();
+  }
+  EXPECT_THROW(
+      {
+        const RankZeroScope scope;
+        throw std::runtime_error("ends the scope");
+      },
+      std::runtime_error);
+  expect_all_goes_on();
+}
+
+TEST(RankZero, WaitsForWhatWasBegunBefore) {
+  const Handle handle = allreduce_async(ones(), {.op = ReduceOp::Sum});
+  const RankZeroScope scope;
+  EXPECT_EQ(handle.wait()[0].item<int>(), size());
+}
+
+TEST(RankZero, PrintsOneLine) {
+  testing::internal::CaptureStdout();
+  print0("loss ", 0.5, ", step ", 3);
+  print0();
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), rank() == 0 ? "loss 0.5, step 3\n\n" : "");
+}
+
+TEST(RankZero, SavesWholeFilesOrFailsOnAllRanks) {
+  const std::string folder = broadcast_object(
+      (std::filesystem::temp_directory_path() / ("save0_" + std::to_string(getpid()))).string());
+  rank_zero_only([&] { std::filesystem::create_directory(folder); });
+  save0(at::arange(4), folder + "/x.pt");
+  at::Tensor read;
+  torch::load(read, folder + "/x.pt");
+  EXPECT_TRUE(read.equal(at::arange(4)));
+  barrier();
+  save0(at::arange(2), folder + "/x.pt");
+  torch::load(read, folder + "/x.pt");
+  EXPECT_TRUE(read.equal(at::arange(2)));
+  EXPECT_THAT(error_of([&] { save0(read, folder + "/none/x.pt"); }),
+              AllOf(StartsWith("failed: on rank 0: can't write "), HasSubstr("/none/x.pt")));
+  barrier();
+  rank_zero_only([&] { std::filesystem::remove_all(folder); });
+}
+
+// What check() says of these values of rank 0, of which the other ranks have others.
+std::vector<bool> checks(EarlyStopping& stopping, const std::vector<double>& values) {
+  std::vector<bool> stops;
+  stops.reserve(values.size());
+  for (const double value : values) {
+    stops.push_back(stopping.check(rank() == 0 ? value : 100.0 * rank()));
+  }
+  return stops;
+}
+
+TEST(EarlyStopping, AllRanksStopByTheValueOfRankZero) {
+  EarlyStopping stopping({.patience = 2});
+  EXPECT_THAT(checks(stopping, {3, 2, 2.5}), ElementsAre(false, false, false));
+  EXPECT_FALSE(stopping.improved());
+  EXPECT_THAT(checks(stopping, {1, 1, 4}), ElementsAre(false, false, true));
+  EXPECT_EQ(stopping.best(), 1);
+  EXPECT_EQ(stopping.reason(), "no improvement in 2 checks; the best was 1 in check 4");
+  // A restart goes on where it was.
+  EarlyStopping again({.patience = 2});
+  EarlyStopping::State state = stopping.state();
+  state.checks = 5;
+  state.reason.clear();
+  again.set_state(state);
+  EXPECT_THAT(checks(again, {1, 0}), ElementsAre(true, true));
+}
+
+TEST(EarlyStopping, Options) {
+  EarlyStopping higher({.better = Better::Higher, .patience = 1, .min_delta = 0.5});
+  EXPECT_THAT(checks(higher, {1, 2, 2.25}), ElementsAre(false, false, true));
+  EarlyStopping enough({.good_enough = 0.5});
+  EXPECT_THAT(checks(enough, {1, 0.5}), ElementsAre(false, true));
+  EXPECT_EQ(enough.reason(), "0.5 in check 2 is as good as 0.5");
+  EarlyStopping diverged;
+  EXPECT_THAT(checks(diverged, {1, kNan}), ElementsAre(false, true));
+  EarlyStopping patient({.patience = 3, .stop_at_nonfinite = false});
+  EXPECT_THAT(checks(patient, {kNan, 1, kNan, 2}), ElementsAre(false, false, false, false));
+  EXPECT_THAT(error_of([] { EarlyStopping({.patience = 0}); }), HasSubstr("give 1 or more"));
+  EXPECT_THAT(error_of([] { EarlyStopping({.min_delta = kNan}); }), HasSubstr("give 0 or more"));
+}
+
+TEST(EarlyStopping, ByTheMeanOrTheWorstOfAllRanks) {
+  EarlyStopping mean({.agree_on = AgreeOn::Mean});
+  mean.check(rank());
+  EXPECT_EQ(mean.best(), (size() - 1) / 2.0);
+  EarlyStopping worst({.agree_on = AgreeOn::Max});
+  worst.check(rank());
+  EXPECT_EQ(worst.best(), size() - 1);
+  EXPECT_TRUE(worst.check(rank() == size() - 1 ? kNan : 0));  // a rank has diverged
+  if (size() < 3) return;
+  const ProcessSet set = add_process_set({1, 2});
+  EarlyStopping of_set({.process_set = set});
+  if (set.includes_me()) {
+    of_set.check(rank() * 10);
+    EXPECT_EQ(of_set.best(), 10);
+  }
+  remove_process_set(set);
+}
+
+TEST(EarlyStopping, RanksThatCheckUnequallyOftenAreNamed) {
+  if (size() == 1) return;
+  EarlyStopping stopping({.name = "stop"});
+  if (rank() == 0) stopping.set_state({.checks = 4});
+  EXPECT_THAT(error_of([&] { stopping.check(1); }),
+              StartsWith("mismatch: \"stop\": the ranks are at different decisions: 1 on rank"));
+  expect_all_goes_on();
+}
+
+TEST(BestCheckpoint, AllRanksKeepTheSame) {
+  BestCheckpoint best({.better = Better::Higher, .keep = 2});
+  struct Case {
+    double value;
+    bool save;
+    std::vector<int64_t> remove;
+  };
+  const std::vector<Case> cases = {{1, true, {}},  {kNan, false, {}}, {0.5, true, {}},
+                                   {2, true, {2}}, {1, false, {}},    {0.75, false, {}},
+                                   {3, true, {0}}};
+  for (size_t step = 0; step < cases.size(); ++step) {
+    const double value = rank() == 0 ? cases[step].value : -1.0;
+    const CheckpointDecision decision = best.judge(static_cast<int64_t>(step), value);
+    EXPECT_EQ(decision.save, cases[step].save) << step;
+    EXPECT_EQ(decision.remove, cases[step].remove) << step;
+  }
+  ASSERT_EQ(best.kept().size(), 2U);
+  EXPECT_EQ(best.kept()[0].step, 6);
+  EXPECT_EQ(best.kept()[1].step, 3);
+  if (size() > 1) {
+    EXPECT_THAT(error_of([&] { best.judge(rank(), 1); }), HasSubstr("0 on rank 0"));
+  }
+  EXPECT_THAT(error_of([] { BestCheckpoint({.keep = 0}); }), HasSubstr("give 1 or more"));
+}
+
+}  // namespace
+}  // namespace horon::guards_test

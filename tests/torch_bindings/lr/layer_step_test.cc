@@ -1,0 +1,130 @@
+// The steps of LARS and LAMB over memory against the same in LibTorch's operations, which a
+// parameter with gaps still takes.
+#include "horon/torch_bindings/lr/layer_step.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "horon/torch_bindings/lr/lamb.h"
+#include "horon/torch_bindings/lr/lars.h"
+
+namespace horon::layer_step_test {
+namespace {
+
+at::Tensor random(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return at::randn(sizes, generator, at::kDouble).to(dtype);
+}
+
+// The same values, with gaps.
+at::Tensor spread(const at::Tensor& values) {
+  at::Tensor wide = at::zeros({values.numel(), 2}, values.options());
+  at::Tensor narrow = wide.select(1, 0);
+  narrow.copy_(values.flatten());
+  return narrow;
+}
+
+at::Tensor as_leaf(const at::Tensor& values) { return values.detach().requires_grad_(true); }
+
+const std::vector<int64_t> kSizes{1, 7, 8, 9, 1000, 1024, 1031, 16'384, 16'391, 100'003};
+
+LarsOptions lars_with(bool momentum, bool decay, bool correction) {
+  return LarsOptions(0.3)
+      .momentum(momentum ? 0.9 : 0)
+      .weight_decay(decay ? 0.01 : 0)
+      .trust_coefficient(0.1)
+      .momentum_correction(correction);
+}
+LambOptions lamb_with(bool decay) { return LambOptions(0.01).weight_decay(decay ? 0.1 : 0); }
+
+template <class Opt, class Options>
+void compare(const Options& options, at::ScalarType dtype, double tolerance) {
+  for (const int64_t size : kSizes) {
+    const at::Tensor start = random({size}, size, dtype);
+    const at::Tensor dense = as_leaf(start.clone()), gaps = as_leaf(spread(start));
+    ASSERT_TRUE(torch_detail::has_layer_step(dense));
+    ASSERT_EQ(torch_detail::has_layer_step(gaps), size == 1);  // one element has no gaps
+    Opt over_memory({dense}, options), in_operations({gaps}, options);
+    for (int step = 0; step < 5; ++step) {
+      const at::Tensor gradient = random({size}, 100 + step, dtype);
+      dense.mutable_grad() = gradient.clone();
+      gaps.mutable_grad() = gradient.clone();
+      const auto version = dense._version();
+      over_memory.step();
+      in_operations.step();
+      EXPECT_GT(dense._version(), version);  // a graph that was made before is outdated
+      EXPECT_TRUE(dense.grad().equal(gradient));
+    }
+    EXPECT_TRUE(at::allclose(dense, gaps, tolerance, tolerance))
+        << size << " elements: " << (dense - gaps).abs().max();
+  }
+}
+
+// Where LibTorch multiplies and adds with one rounding the last bits differ.
+TEST(LayerStep, EqualsLibTorchsOperations) {
+  for (const auto& [dtype, tolerance] : {std::pair(at::kFloat, 2e-6), {at::kDouble, 1e-14}}) {
+    for (const bool decay : {true, false}) {
+      compare<Lars>(lars_with(true, decay, true), dtype, tolerance);
+      compare<Lars>(lars_with(true, decay, false), dtype, tolerance);
+      compare<Lars>(lars_with(false, decay, true), dtype, tolerance);
+      compare<Lars>(lars_with(true, decay, true).adapt(false), dtype, tolerance);
+      compare<Lamb>(lamb_with(decay), dtype, tolerance);
+      compare<Lamb>(lamb_with(decay).adapt(false), dtype, tolerance);
+      compare<Lamb>(lamb_with(decay).largest_norm(0.5), dtype, tolerance);
+    }
+  }
+}
+
+// Three steps; the bits of the parameter at their end.
+template <class Opt, class Options>
+at::Tensor steps_with(const Options& options, const at::Tensor& parameter,
+                      at::MemoryFormat of_gradients) {
+  Opt optimizer({parameter}, options);
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor gradient = random(parameter.sizes(), step, parameter.scalar_type());
+    parameter.mutable_grad() = gradient.contiguous(of_gradients);
+    optimizer.step();
+  }
+  return parameter.detach();
+}
+
+template <class Opt, class Options>
+void expect_same_bits(const Options& options) {
+  const at::Tensor start = random({3, 5, 64, 64}, 1, at::kFloat);
+  const auto run = [&](at::MemoryFormat format, at::MemoryFormat of_gradients) {
+    return steps_with<Opt>(options, as_leaf(start.clone(format)), of_gradients);
+  };
+  const auto rows = at::MemoryFormat::Contiguous, last = at::MemoryFormat::ChannelsLast;
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const at::Tensor want = run(rows, rows), want_last = run(last, last);
+  at::set_num_threads(2);
+  EXPECT_TRUE(run(rows, rows).equal(want));
+  at::set_num_threads(threads);
+  // Ranks may have their gradients in other layouts.
+  EXPECT_TRUE(run(rows, last).equal(want));
+  EXPECT_TRUE(run(last, rows).equal(want_last));
+  EXPECT_TRUE(run(last, last).equal(want_last));
+  EXPECT_TRUE(at::allclose(want_last, want, 1e-5, 1e-6));
+}
+
+TEST(LayerStep, BitsDependNeitherOnThreadsNorOnTheGradientsLayout) {
+  expect_same_bits<Lars>(lars_with(true, true, true));
+  expect_same_bits<Lamb>(lamb_with(true));
+}
+
+TEST(LayerStep, NoElements) {
+  const at::Tensor empty = as_leaf(at::zeros({0, 3}));
+  empty.mutable_grad() = at::zeros({0, 3});
+  Lars({empty}, LarsOptions(1)).step();
+  Lamb({empty}).step();
+}
+
+}  // namespace
+}  // namespace horon::layer_step_test

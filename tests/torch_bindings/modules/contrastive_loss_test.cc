@@ -1,0 +1,106 @@
+// InfoNCE over uneven parts against one process with all samples.
+#include "horon/torch_bindings/modules/contrastive_loss.h"
+
+#include "horon/tests/torch_bindings/modules/modules_support.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+
+namespace horon::contrastive_loss_test {
+namespace {
+
+using namespace testing_support;
+
+class InfoNce : public testing::Test {
+ protected:
+  void TearDown() override { barrier(); }
+};
+
+// As the papers write it, in one process.
+at::Tensor one_process(at::Tensor queries, at::Tensor keys, const at::Tensor& scale,
+                       const InfoNceOptions& options) {
+  if (options.normalize) {
+    queries = queries / queries.norm(2, 1, true);
+    keys = keys / keys.norm(2, 1, true);
+  }
+  const at::Tensor logits = queries.mm(keys.t()) * scale;
+  const at::Tensor loss = -logits.log_softmax(1).diagonal().mean();
+  if (!options.symmetric) return loss;
+  return (loss - logits.t().log_softmax(1).diagonal().mean()) / 2;
+}
+
+void expect_equal_to_one_process(InfoNceOptions options, at::ScalarType type, double tolerance) {
+  const at::Tensor queries = numbers({all_samples(), 4}, 0.1, type).requires_grad_(true);
+  const at::Tensor keys = numbers({all_samples(), 4}, 0.2, type).requires_grad_(true);
+  const at::Tensor scale = at::full({}, 1 / options.temperature, type).requires_grad_(true);
+  const at::Tensor want = one_process(queries, keys, scale, options);
+  want.backward();
+
+  const at::Tensor my_queries = my_part(queries).detach().requires_grad_(true);
+  const at::Tensor my_keys = my_part(keys).detach().requires_grad_(true);
+  const at::Tensor my_scale = scale.detach().clone().requires_grad_(true);
+  const bool learned = options.temperature == 0.5;
+  if (learned) options.scale = my_scale;
+  const at::Tensor got = info_nce(my_queries, my_keys, options);
+  got.backward();
+  expect_near(allreduce(got.detach()), want.detach(), tolerance);
+  // The mean over ranks is the loss of all: a rank's own is as many times larger.
+  expect_near(my_queries.grad() / size(), my_part(queries.grad()), tolerance);
+  expect_near(my_keys.grad() / size(), my_part(keys.grad()), tolerance);
+  if (learned) expect_near(allreduce(my_scale.grad()), scale.grad(), tolerance);
+}
+
+TEST_F(InfoNce, EqualsOneProcessWithAllSamples) {
+  for (const bool symmetric : {true, false}) {
+    for (const bool normalize : {true, false}) {
+      for (const double temperature : {0.07, 0.5}) {
+        const InfoNceOptions options{
+            .temperature = temperature, .symmetric = symmetric, .normalize = normalize};
+        expect_equal_to_one_process(options, at::kDouble, 1e-11);
+        expect_equal_to_one_process(options, at::kFloat, 1e-4);
+      }
+    }
+  }
+}
+
+TEST_F(InfoNce, SixteenBitEmbeddingsGiveALossInFloat32) {
+  const at::Tensor rows = numbers({samples_of(rank()), 4}, rank(), at::kBFloat16);
+  const at::Tensor x = rows.detach().requires_grad_(true);
+  const at::Tensor loss = info_nce(x, rows);
+  loss.backward();
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  EXPECT_EQ(x.grad().scalar_type(), at::kBFloat16);
+}
+
+TEST_F(InfoNce, NoSamplesOnAnyRank) {
+  const at::Tensor x = at::zeros({0, 4}).requires_grad_(true);
+  const at::Tensor loss = info_nce(x, x);
+  loss.backward();
+  EXPECT_EQ(loss.item<float>(), 0);
+  EXPECT_EQ(x.grad().sizes(), at::IntArrayRef({0, 4}));
+}
+
+TEST_F(InfoNce, ProcessSetsAndNoGradient) {
+  const ProcessSet own = split_process_set(rank());
+  const at::Tensor x = numbers({5, 4}, rank());
+  const at::NoGradGuard no_grad;
+  const InfoNceOptions options{.process_set = own};
+  expect_near(info_nce(x, x * x, options),
+              one_process(x, x * x, at::full({}, 1 / 0.07, at::kDouble), options), 1e-12);
+}
+
+TEST_F(InfoNce, WrongArgumentsOfOneRankAreToldToAll) {
+  const at::Tensor x = at::ones({2, 3});
+  const at::Tensor y = rank() == size() - 1 ? at::ones({3, 3}) : x;
+  EXPECT_THAT(
+      error_of([&] { info_nce(x, y, {.name = "pairs"}); }),
+      AllOf(StartsWith("invalid argument"), HasSubstr("info_nce \"pairs\""), HasSubstr("[3, 3]")));
+  barrier();
+  EXPECT_THAT(error_of([&] { info_nce(x, x, {.temperature = 0}); }), HasSubstr("temperature"));
+  barrier();
+  EXPECT_THAT(error_of([&] {
+                info_nce(x, at::ones({2, 3}, at::kLong));
+              }),
+              HasSubstr("same floating type"));
+}
+
+}  // namespace
+}  // namespace horon::contrastive_loss_test

@@ -1,0 +1,269 @@
+#include "horon/torch_bindings/amp/grad_scaler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/full.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/torch_bindings/gradients/scaled_steps.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+
+namespace horon::amp {
+namespace {
+
+template <class... Values>
+[[noreturn]] void refuse_scaling(const Values&... values) {
+  throw Error(ErrorCode::InvalidArgument, core::concat("GradScaler: ", values...));
+}
+
+void check_options(const GradScalerOptions& options) {
+  const auto check = [](bool right, const char* option, double value) {
+    if (!right) refuse_scaling(option, " is ", value, ", out of range");
+  };
+  const auto scale = static_cast<float>(options.init_scale);
+  check(std::isnormal(scale) && scale > 0, "init_scale", options.init_scale);
+  check(std::isfinite(options.growth_factor) && options.growth_factor > 1, "growth_factor",
+        options.growth_factor);
+  check(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor",
+        options.backoff_factor);
+  check(options.growth_interval > 0, "growth_interval",
+        static_cast<double>(options.growth_interval));
+}
+
+// While it lives, the steps of an optimizer divide by the scale too, and are left out if a gradient
+// is not finite.
+class ScaledStep {
+ public:
+  ScaledStep(torch_detail::ScaledSteps& steps, double scale)
+      : steps_(steps), outer_scale_(steps.grad_scale()), outer_skips_(steps.skip_nonfinite()) {
+    steps_.set_grad_scale(outer_scale_ * scale);
+    steps_.set_skip_nonfinite(true);
+  }
+  ~ScaledStep() {
+    steps_.set_skip_nonfinite(outer_skips_);
+    steps_.set_grad_scale(outer_scale_);
+  }
+  ScaledStep(const ScaledStep&) = delete;
+  ScaledStep& operator=(const ScaledStep&) = delete;
+
+ private:
+  torch_detail::ScaledSteps& steps_;
+  double outer_scale_;
+  bool outer_skips_;
+};
+
+using Kind = std::pair<std::pair<at::DeviceType, at::DeviceIndex>, at::ScalarType>;
+
+void refuse_float16(const ::torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.scalar_type() != at::kHalf || !parameter.requires_grad()) continue;
+      refuse_scaling("a parameter of shape ", core::shape_text(parameter.sizes()),
+                     " is float16, and its gradient divided by the scale leaves that range; keep ",
+                     "parameters in float32 and compute in an Autocast scope");
+    }
+  }
+}
+
+// Each gradient once, also where its parameter is listed twice. The kernels take those of one
+// device and dtype together.
+std::map<Kind, std::vector<at::Tensor>> gradients_of(::torch::optim::Optimizer& optimizer) {
+  std::map<Kind, std::vector<at::Tensor>> result;
+  std::unordered_set<const void*> seen;
+  for (const auto& group : std::as_const(optimizer).param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.grad();
+      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      const at::Tensor values = gradient.layout() == at::kStrided ? gradient : gradient._values();
+      const at::Device device = values.device();
+      result[{{device.type(), device.index()}, values.scalar_type()}].push_back(values);
+    }
+  }
+  return result;
+}
+
+// The rule of LibTorch's _amp_update_scale_, with its roundings.
+void grow_or_shrink(bool found, const GradScalerOptions& options, float& scale, int64_t& tracker) {
+  if (found) {
+    scale = static_cast<float>(scale * options.backoff_factor);
+    // Where nothing is finite, whatever the scale, it stays a number to divide by.
+    scale = std::max(scale, std::numeric_limits<float>::min());
+    tracker = 0;
+    return;
+  }
+  if (++tracker < options.growth_interval) return;
+  tracker = 0;
+  const auto grown = static_cast<float>(scale * options.growth_factor);
+  if (std::isfinite(grown)) scale = grown;
+}
+
+}  // namespace
+
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : options_(options), scale_(static_cast<float>(options.init_scale)) {
+  check_options(options);
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  return options_.enabled ? loss.mul(static_cast<double>(scale_)) : loss;
+}
+
+void GradScaler::unscale(Optimizer& optimizer, torch_detail::ScaledSteps* distributed) {
+  if (!options_.enabled) return;
+  Record& record = records_[&optimizer];
+  if (record.stage == Stage::Unscaled) {
+    refuse_scaling("unscale_() was called already for this optimizer since the last update()");
+  }
+  if (record.stage == Stage::Stepped) {
+    refuse_scaling("unscale_() comes before step(); call update() first");
+  }
+  refuse_float16(optimizer);
+  if (distributed != nullptr) distributed->synchronize();
+  const torch_detail::PlainMode plain;
+  const auto gradients = gradients_of(optimizer);
+  // Versions of gradients stay, as where step() divides them.
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto inverse = static_cast<float>(1 / static_cast<double>(scale_));
+  for (const auto& [kind, values] : gradients) {
+    const auto options = values.front().options().dtype(at::kFloat).layout(at::kStrided);
+    at::Tensor found = at::full({1}, 0, options);
+    at::_amp_foreach_non_finite_check_and_unscale_(values, found, at::full({1}, inverse, options));
+    record.found_on.push_back(found);
+  }
+  record.stage = Stage::Unscaled;
+}
+
+GradScaler::Record& GradScaler::record_for_step(const Optimizer& optimizer) {
+  Record& record = records_[&optimizer];
+  if (record.stage != Stage::Stepped) return record;
+  refuse_scaling("step() was called already for this optimizer since the last update()");
+}
+
+bool GradScaler::found_in(Record& record) {
+  for (const at::Tensor& found : std::exchange(record.found_on, {})) {
+    record.found = found.item<float>() != 0 || record.found;
+  }
+  return record.found;
+}
+
+template <class Any>
+bool GradScaler::step_any(Any& optimizer, Optimizer& inner,
+                          torch_detail::ScaledSteps* distributed) {
+  if (!options_.enabled) {
+    optimizer.step();
+    return true;
+  }
+  Record& record = record_for_step(inner);
+  if (distributed != nullptr && record.stage == Stage::Ready) {
+    refuse_float16(inner);
+    const ScaledStep scaled(*distributed, scale_);
+    optimizer.step();
+    record.found = distributed->step_skipped();
+  } else {
+    if (record.stage == Stage::Ready) unscale(inner, nullptr);
+    if (!found_in(record)) optimizer.step();
+  }
+  record.stage = Stage::Stepped;
+  return !record.found;
+}
+
+void GradScaler::unscale_(Optimizer& optimizer) {
+  unscale(optimizer, dynamic_cast<torch_detail::ScaledSteps*>(&optimizer));
+}
+void GradScaler::unscale_(DistributedOptimizer<Optimizer>& optimizer) {
+  unscale(optimizer.optimizer(), &optimizer);
+}
+
+bool GradScaler::step(Optimizer& optimizer) {
+  return step_any(optimizer, optimizer, dynamic_cast<torch_detail::ScaledSteps*>(&optimizer));
+}
+bool GradScaler::step(DistributedOptimizer<Optimizer>& optimizer) {
+  return step_any(optimizer, optimizer.optimizer(), &optimizer);
+}
+
+void GradScaler::update() {
+  if (!options_.enabled) return;
+  bool looked = false;
+  bool found = false;
+  for (auto& [optimizer, record] : records_) {
+    looked = looked || record.stage != Stage::Ready;
+    found = found_in(record) || found;
+  }
+  if (!looked) refuse_scaling("update() comes after step() or unscale_() of an optimizer");
+  grow_or_shrink(found, options_, scale_, growth_tracker_);
+  records_.clear();
+}
+
+void GradScaler::update(double new_scale) {
+  if (!options_.enabled) return;
+  const auto scale = static_cast<float>(new_scale);
+  if (!std::isnormal(scale) || scale < 0) {
+    refuse_scaling("update(): the scale is ", new_scale, ", out of range");
+  }
+  scale_ = scale;
+  records_.clear();
+}
+
+void GradScaler::save(::torch::serialize::OutputArchive& archive) const {
+  archive.write("scale", c10::IValue(static_cast<double>(scale_)));
+  archive.write("growth_factor", c10::IValue(options_.growth_factor));
+  archive.write("backoff_factor", c10::IValue(options_.backoff_factor));
+  archive.write("growth_interval", c10::IValue(options_.growth_interval));
+  archive.write("growth_tracker", c10::IValue(growth_tracker_));
+}
+
+void GradScaler::load(::torch::serialize::InputArchive& archive) {
+  const auto read_as = [&]<class Value>(const char* key, bool (c10::IValue::*is)() const,
+                                        Value (c10::IValue::*get)() const) {
+    c10::IValue value;
+    if (!archive.try_read(key, value) || !(value.*is)()) {
+      refuse_scaling("the archive has no \"", key, "\" of a scaler");
+    }
+    return (value.*get)();
+  };
+  const auto real = [&](const char* key) {
+    return read_as(key, &c10::IValue::isDouble, &c10::IValue::toDouble);
+  };
+  const auto integer = [&](const char* key) {
+    return read_as(key, &c10::IValue::isInt, &c10::IValue::toInt);
+  };
+  const GradScalerOptions loaded{.init_scale = real("scale"),
+                                 .growth_factor = real("growth_factor"),
+                                 .backoff_factor = real("backoff_factor"),
+                                 .growth_interval = integer("growth_interval"),
+                                 .enabled = options_.enabled};
+  const int64_t tracker = integer("growth_tracker");
+  check_options(loaded);
+  if (tracker < 0) refuse_scaling("growth_tracker is ", tracker, ", below 0");
+  const double init_scale = options_.init_scale;
+  options_ = loaded;
+  options_.init_scale = init_scale;
+  scale_ = static_cast<float>(loaded.init_scale);
+  growth_tracker_ = tracker;
+  records_.clear();
+}
+
+::torch::serialize::OutputArchive& operator<<(::torch::serialize::OutputArchive& archive,
+                                              const GradScaler& scaler) {
+  scaler.save(archive);
+  return archive;
+}
+
+::torch::serialize::InputArchive& operator>>(::torch::serialize::InputArchive& archive,
+                                             GradScaler& scaler) {
+  scaler.load(archive);
+  return archive;
+}
+
+}  // namespace horon::amp

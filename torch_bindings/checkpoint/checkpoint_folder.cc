@@ -1,0 +1,106 @@
+#include "horon/torch_bindings/checkpoint/checkpoint_folder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+#include <system_error>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::torch_detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kTemporary = ".pt.tmp";
+
+bool is_named(const fs::path& path, const char* ending) {
+  const std::string name = path.filename().string();
+  return name.starts_with("step-") && name.ends_with(ending);
+}
+
+// Of regular files.
+std::vector<fs::path> files_named(const std::string& folder, const char* ending) {
+  std::vector<fs::path> paths;
+  std::error_code error;
+  if (!fs::exists(folder, error)) return paths;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    std::error_code gone;
+    if (is_named(entry.path(), ending) && entry.is_regular_file(gone)) {
+      paths.push_back(entry.path());
+    }
+  }
+  if (error) {
+    throw Error(ErrorCode::OperationFailed,
+                core::concat("checkpoints: ", folder, " can't be listed: ", error.message()));
+  }
+  return paths;
+}
+
+}  // namespace
+
+std::string checkpoint_path(const std::string& folder, int64_t step) {
+  char name[40];
+  std::snprintf(name, sizeof name, "step-%012lld.pt", static_cast<long long>(step));  // NOLINT
+  return (fs::path(folder) / name).string();
+}
+
+void prepare_folder(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error || !fs::is_directory(folder, error)) {
+    throw Error(ErrorCode::OperationFailed,
+                core::concat("checkpoints: the folder ", folder, " can't be made",
+                             error ? ": " + error.message() : std::string()));
+  }
+  for (const fs::path& path : files_named(folder, kTemporary)) fs::remove(path, error);
+}
+
+std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder) {
+  std::vector<FoundCheckpoint> found;
+  for (const fs::path& path : files_named(folder, ".pt")) {
+    FoundCheckpoint one{.path = path.string()};
+    try {
+      one.label = read_checkpoint_label(one.path);
+    } catch (const Error& error) {
+      one.problem = error.what();
+    }
+    found.push_back(std::move(one));
+  }
+  std::sort(found.begin(), found.end(), [](const FoundCheckpoint& a, const FoundCheckpoint& b) {
+    if (a.problem.empty() != b.problem.empty()) return b.problem.empty();
+    if (a.label.number != b.label.number) return a.label.number > b.label.number;
+    return a.path > b.path;
+  });
+  return found;
+}
+
+std::vector<FoundCheckpoint> best_first(std::vector<FoundCheckpoint> found, bool lowest) {
+  std::erase_if(found, [](const FoundCheckpoint& one) {
+    return !one.label.metric || std::isnan(*one.label.metric);
+  });
+  std::stable_sort(
+      found.begin(), found.end(), [lowest](const FoundCheckpoint& a, const FoundCheckpoint& b) {
+        return lowest ? *a.label.metric < *b.label.metric : *a.label.metric > *b.label.metric;
+      });
+  return found;
+}
+
+void prune_folder(const std::string& folder, size_t last, size_t best, bool lowest) {
+  if (last == 0) return;
+  std::vector<FoundCheckpoint> found = list_checkpoints(folder);
+  std::erase_if(found, [](const FoundCheckpoint& one) { return !one.problem.empty(); });
+  std::set<std::string> kept;
+  for (size_t i = 0; i < std::min(last, found.size()); ++i) kept.insert(found[i].path);
+  const std::vector<FoundCheckpoint> ordered = best_first(found, lowest);
+  for (size_t i = 0; i < std::min(best, ordered.size()); ++i) kept.insert(ordered[i].path);
+  for (const FoundCheckpoint& one : found) {
+    std::error_code ignored;
+    if (!kept.contains(one.path)) fs::remove(one.path, ignored);
+  }
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,37 @@
+// The checkpoints of one folder: step-000000000100.pt and alike.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "horon/torch_bindings/checkpoint/checkpoint_file.h"
+
+namespace horon::torch_detail {
+
+struct FoundCheckpoint {
+  std::string path;
+  CheckpointLabel label = {};
+  std::string problem = {};  // why its label can't be read; empty: it can
+};
+
+std::string checkpoint_path(const std::string& folder, int64_t step);
+
+// Makes the folder if it is not there, and takes out files that a job has not finished. Throws
+// Error(OperationFailed).
+void prepare_folder(const std::string& folder);
+
+// The newest first; those without a readable label before all others. Throws
+// Error(OperationFailed) if the folder can't be listed; one that is not there is empty.
+std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
+
+// Those with a metric that is a number, the best first; of equal ones the newest.
+std::vector<FoundCheckpoint> best_first(std::vector<FoundCheckpoint> found, bool lowest);
+
+// Takes out all but the newest `last` and the best `best`; 0 `last`: nothing. What has no readable
+// label stays.
+void prune_folder(const std::string& folder, size_t last, size_t best, bool lowest);
+
+}  // namespace horon::torch_detail

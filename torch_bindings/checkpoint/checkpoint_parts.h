@@ -1,0 +1,71 @@
+// The things that a checkpoint holds and that are alike on all ranks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/ivalue.h>
+
+#include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/tensors/named_tensors.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
+namespace horon::torch_detail {
+
+c10::impl::GenericDict text_dictionary();
+// The value of a dictionary. Throws Error(InvalidArgument) if it has none of this name.
+c10::IValue value_in(const c10::IValue& dictionary, const std::string& name);
+c10::impl::GenericList list_in(const c10::IValue& dictionary, const std::string& name);
+// Bytes as a uint8 tensor, and back.
+at::Tensor bytes_tensor(const std::string& bytes);
+std::string tensor_bytes(const at::Tensor& tensor);
+
+// What `save` writes to an archive, as bytes.
+std::string archive_bytes(const std::function<void(torch::serialize::OutputArchive&)>& save);
+// Archive of such bytes.
+torch::serialize::InputArchive archive_from(const std::string& bytes);
+
+class CheckpointPart {
+ public:
+  virtual ~CheckpointPart() = default;
+  // What all ranks must have alike.
+  virtual Fact fact(const std::string& name) const = 0;
+  // A copy, in the memory of the host. On rank 0.
+  virtual c10::IValue take() = 0;
+  // Why `saved` can't be loaded; empty if it can. On rank 0; changes nothing.
+  virtual std::string misfit(const c10::IValue& saved) const = 0;
+  // On rank 0.
+  virtual void load(const c10::IValue& saved) = 0;
+  // Gives all ranks what rank 0 has loaded. Collective.
+  virtual void spread(const std::string& name) = 0;
+  // Tensors that each rank changes by itself (running means): the others may differ from rank 0's.
+  virtual NamedTensors own_tensors() const { return {}; }
+  // Small ones are loaded first, since they may refuse what they are given.
+  virtual bool is_small() const { return false; }
+};
+
+using NamedParts = std::vector<std::pair<std::string, std::unique_ptr<CheckpointPart>>>;
+
+// A copy on the host, row by row, with a storage of its own.
+at::Tensor host_copy(const at::Tensor& tensor);
+
+// Called for each checkpoint; `own`: those of `tensors` that may differ from rank to rank.
+std::unique_ptr<CheckpointPart> tensors_part(std::function<NamedTensors()> tensors,
+                                             std::function<NamedTensors()> own);
+std::unique_ptr<CheckpointPart> optimizer_part(torch::optim::Optimizer& optimizer);
+std::unique_ptr<CheckpointPart> archive_part(
+    std::function<void(torch::serialize::OutputArchive&)> save,
+    std::function<void(torch::serialize::InputArchive&)> load);
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,171 @@
+// Checkpoints of a training: model, optimizer, schedules, samplers, random numbers.
+//
+//   horon::DistributedRandomSampler sampler(60000);
+//   horon::Checkpoints checkpoints("run/checkpoints", {.keep_last = 3});
+//   checkpoints.add("model", *model).add("optimizer", optimizer).add_of_rank("sampler", sampler);
+//   int64_t step = 0;
+//   if (const auto found = checkpoints.load_latest()) step = found->step;
+//   for (auto& batch : *loader) {
+//     ...
+//     if (++step % 1000 == 0) checkpoints.save(step, {.metric = mine});
+//   }
+//   checkpoints.wait();
+//
+// One file for each checkpoint, written by rank 0, to a folder that it alone must see. What is
+// alike on all ranks comes from rank 0, and load() gives it to all; what each rank has of its own
+// (random numbers, add_of_rank()) is gathered and given back to each. Training that goes on from a
+// checkpoint makes the same steps, bit for bit, as if it had never stopped (on the CPU, on as many
+// ranks). Save between steps: gradients are no part of it.
+//
+// The file: see checkpoint_file.h and the bindings' README.md. Python reads it:
+// torch.load(file, weights_only=True)["model"] is a state_dict.
+//
+// All calls but the destructor are collective over all ranks, and block; errors are the same on all
+// ranks. One thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+#include "horon/torch_bindings/tensors/named_tensors.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
+namespace horon {
+
+struct CheckpointOptions {
+  enum class Best : uint8_t { Lowest, Highest };
+
+  // Files that are kept: the newest ones (0: all), and the ones with the best metric beside them.
+  size_t keep_last = 3;
+  size_t keep_best = 1;
+  Best best = Best::Lowest;
+  // false: save() waits until the file is on the disk.
+  bool in_background = true;
+};
+
+struct CheckpointValues {
+  // How good the model is, the same on all ranks (a metric of one rank's samples is a Mismatch). A
+  // NaN is never the best.
+  std::optional<double> metric = {};
+  // The program's own: numbers, texts, tensors on the CPU, lists (c10::List<c10::IValue>). Those of
+  // rank 0 are saved.
+  std::map<std::string, c10::IValue> values = {};
+};
+
+struct LoadedCheckpoint {
+  std::string path;
+  int64_t step = 0;
+  int ranks = 0;  // of the job that saved it
+  std::optional<double> metric;
+  std::map<std::string, c10::IValue> values;
+};
+
+class Checkpoints {
+ public:
+  // Rank 0 makes the folder, and takes out of it what a job has left that was killed while it
+  // wrote. Throws Error(OperationFailed).
+  explicit Checkpoints(std::string folder, const CheckpointOptions& options = {});
+  // Waits for the file that is being written; an error of it goes to the log.
+  ~Checkpoints();
+  Checkpoints(const Checkpoints&) = delete;
+  Checkpoints& operator=(const Checkpoints&) = delete;
+
+  // What checkpoints hold, under a name, the same on all ranks and in each job. It stays the
+  // program's and outlives this object. Throws Error(InvalidArgument) for a name that is taken.
+  //
+  // A model: its parameters and buffers, as a state_dict of Python names them. Buffers that differ
+  // from rank 0's (running means of each rank's batches) are kept for each rank, and given back on
+  // as many ranks; on others all get rank 0's.
+  Checkpoints& add(const std::string& name, const torch::nn::Module& module);
+  // Tensors by name.
+  Checkpoints& add(const std::string& name, const NamedTensors& tensors);
+  // Options and state. SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS, also in a
+  // DistributedOptimizer, at any step; others as their save() and load() do it.
+  Checkpoints& add(const std::string& name, torch::optim::Optimizer& optimizer);
+  // Anything with save(torch::serialize::OutputArchive&) const and
+  // load(torch::serialize::InputArchive&) that is alike on all ranks: a schedule, a loss scale.
+  template <class Thing>
+  requires(!std::is_base_of_v<torch::nn::Module, Thing> &&
+           !std::is_base_of_v<torch::optim::Optimizer, Thing> &&
+           requires(Thing & thing, torch::serialize::InputArchive& in) {
+             thing.load(in);
+           }) Checkpoints& add(const std::string& name, Thing& thing) {
+    return add_archived(name, archived(thing), false);
+  }
+  // The same of something that each rank has of its own: a sampler, a loader. In a job of another
+  // number of ranks it gets what all ranks have saved, by
+  // load_resharded(std::vector<torch::serialize::InputArchive>&); without that function, loading
+  // there is an Error(InvalidArgument).
+  template <class Thing>
+  Checkpoints& add_of_rank(const std::string& name, Thing& thing) {
+    return add_archived(name, archived(thing), true);
+  }
+
+  // Copies everything, and lets a thread write it while training goes on. If the last file is still
+  // being written, it waits for that first. Throws Error(OperationFailed) if the last file could
+  // not be written; then this one is not, and save() may be called again. Throws Error(Mismatch) if
+  // the ranks differ about step or metric or hold different things.
+  void save(int64_t step, const CheckpointValues& values = {});
+  // Until the last file is on the disk. Throws Error(OperationFailed) if it could not be written.
+  void wait();
+
+  // Loads the newest checkpoint of the folder, or the one with the best metric: nothing if there is
+  // none. One that is damaged, cut off or no checkpoint is passed over with a warning; if there is
+  // no other, Error(OperationFailed) names each file and what is wrong with it. If it does not fit
+  // (a parameter of another shape, another optimizer, a name that is missing):
+  // Error(InvalidArgument) that names file and part, and nothing has been changed. (If a thing's
+  // own load() throws, what was loaded before it stays.)
+  //
+  // In a job of another number of ranks random numbers begin anew, with a seed made of what rank 0
+  // saved and the rank; a warning says so.
+  std::optional<LoadedCheckpoint> load_latest();
+  std::optional<LoadedCheckpoint> load_best();
+  // Loads this one. Errors as above; rank 0 alone must see the file.
+  LoadedCheckpoint load(const std::string& path);
+
+  // Paths, as far as the ends of the files tell; nothing if there is none.
+  std::optional<std::string> latest();
+  std::optional<std::string> best();
+
+ private:
+  struct Archived {
+    std::function<void(torch::serialize::OutputArchive&)> save;
+    std::function<void(torch::serialize::InputArchive&)> load;
+    std::function<void(std::vector<torch::serialize::InputArchive>&)> load_resharded;
+  };
+  template <class Thing>
+  static Archived archived(Thing& thing) {
+    Archived result;
+    result.save = [&thing](torch::serialize::OutputArchive& out) { thing.save(out); };
+    result.load = [&thing](torch::serialize::InputArchive& in) { thing.load(in); };
+    if constexpr (requires(std::vector<torch::serialize::InputArchive> & ranks) {
+                    thing.load_resharded(ranks);
+                  }) {
+      result.load_resharded = [&thing](auto& ranks) { thing.load_resharded(ranks); };
+    }
+    return result;
+  }
+  Checkpoints& add_archived(const std::string& name, Archived thing, bool of_rank);
+
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace horon

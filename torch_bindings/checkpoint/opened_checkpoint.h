@@ -1,0 +1,36 @@
+// A checkpoint that has been read and found whole.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+#include "horon/torch_bindings/checkpoint/checkpoint_folder.h"
+
+namespace horon::torch_detail {
+
+// What a file holds beside the parts that the program names.
+inline constexpr const char* kAbout = "horon";
+inline constexpr const char* kValues = "values";
+inline constexpr const char* kRanks = "ranks";
+// Of each rank.
+inline constexpr const char* kRandom = "random";
+inline constexpr const char* kBuffers = "buffers";  // of a model, where they differ from rank 0's
+
+struct OpenedCheckpoint {
+  std::string path;
+  CheckpointLabel label;
+  c10::IValue content;
+};
+
+// The first of these that can be read; what is wrong with those before it goes to the log. Throws
+// Error(OperationFailed) that names all if none can be read. Nothing if there are none.
+std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& candidates);
+
+// What every rank must know of it: path, step, metric, the program's own values, and the number of
+// ranks that have saved it. A dictionary, as bytes; an empty one of nothing.
+std::string header_of(const std::optional<OpenedCheckpoint>& opened);
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,122 @@
+#include "horon/torch_bindings/checkpoint/rank_state.h"
+
+#include <cstdint>
+
+#include "horon/core/base/log.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/checkpoint/opened_checkpoint.h"
+#include "horon/torch_bindings/checkpoint/random_state.h"
+#include "horon/torch_bindings/collectives/bytes.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+
+namespace horon::torch_detail {
+namespace {
+
+void load_buffers(const NamedParts& parts, const c10::IValue& own) {
+  const PlainMode plain;
+  for (const auto& [name, part] : parts) {
+    if (!own.toGenericDict().contains(name)) continue;
+    const c10::impl::GenericDict saved = value_in(own, name).toGenericDict();
+    for (const auto& [key, tensor] : part->own_tensors()) {
+      if (saved.contains(key)) at::Tensor(tensor).copy_(saved.at(key).toTensor());
+    }
+  }
+}
+
+void begin_random_numbers_anew(const SavedOfRanks& saved) {
+  Fingerprint seed;
+  seed.add(tensor_bytes(value_in(value_in(saved.states.front(), kRandom), "cpu").toTensor()));
+  seed.add(static_cast<uint64_t>(rank()));
+  seed_generators(seed.value());
+  if (rank() != 0) return;
+  core::log(
+      core::LogLevel::Warn,
+      core::concat("the checkpoint was saved by ", saved.ranks, " ranks and loaded by ", size(),
+                   ": random numbers begin anew on each rank, and buffers that "
+                   "differed are rank 0's"));
+}
+
+// Each rank of the world gets its own of these, which rank 0 has.
+std::string scatter_bytes(const std::vector<std::string>& parts) {
+  const PlainMode plain;
+  std::string all;
+  std::vector<int64_t> lengths;
+  for (const std::string& part : parts) {
+    all += part;
+    lengths.push_back(static_cast<int64_t>(part.size()));
+  }
+  return tensor_bytes(
+      scatter(bytes_tensor(all), {.name = "checkpoint.ranks", .root = 0, .splits = lengths}));
+}
+
+// What other ranks than the one that saved it can use.
+c10::IValue things_in(const c10::IValue& state, bool with_random) {
+  c10::impl::GenericDict things = text_dictionary();
+  for (const auto& entry : state.toGenericDict()) {
+    const std::string name = entry.key().toStringRef();
+    if (name == kBuffers || (name == kRandom && !with_random)) continue;
+    things.insert(entry.key(), entry.value());
+  }
+  return things;
+}
+
+}  // namespace
+
+SavedOfRanks share_states(const c10::impl::GenericList& of_ranks, int ranks) {
+  SavedOfRanks saved{ranks, ranks == size(), {}};
+  if (saved.same_ranks) {
+    std::vector<std::string> parts;
+    for (const c10::IValue& state : of_ranks) parts.push_back(to_bytes(state));
+    saved.states.push_back(from_bytes(scatter_bytes(parts)));
+    return saved;
+  }
+  c10::impl::GenericList things(c10::AnyType::get());
+  for (const c10::IValue& state : of_ranks) things.push_back(things_in(state, things.empty()));
+  const std::string all = broadcast_bytes(rank() == 0 ? to_bytes(things) : std::string(),
+                                          {.name = "checkpoint.all_ranks"});
+  for (const c10::IValue& state : from_bytes(all).toList()) saved.states.push_back(state);
+  return saved;
+}
+
+std::string buffer_fingerprints(const NamedParts& parts) {
+  std::string all;
+  for (const auto& [name, part] : parts) {
+    for (const auto& [key, tensor] : part->own_tensors()) {
+      const at::Tensor rows = host_copy(tensor);
+      Fingerprint bits;
+      bits.add(rows.const_data_ptr(), rows.nbytes());
+      const uint64_t value = bits.value();
+      all.append(reinterpret_cast<const char*>(&value), sizeof value);
+    }
+  }
+  return all;
+}
+
+c10::IValue differing_buffers(const NamedParts& parts, const std::string& fingerprints_of_root) {
+  c10::impl::GenericDict own = text_dictionary();
+  const std::string here = buffer_fingerprints(parts);
+  constexpr size_t kEach = sizeof(uint64_t);
+  size_t place = 0;
+  for (const auto& [name, part] : parts) {
+    c10::impl::GenericDict differing = text_dictionary();
+    for (const auto& [key, tensor] : part->own_tensors()) {
+      const bool alike = here.compare(place, kEach, fingerprints_of_root, place, kEach) == 0;
+      if (!alike) differing.insert(key, host_copy(tensor));
+      place += kEach;
+    }
+    if (!differing.empty()) own.insert(name, differing);
+  }
+  return own;
+}
+
+void load_rank_state(const NamedParts& parts, const SavedOfRanks& saved) {
+  if (!saved.same_ranks) return begin_random_numbers_anew(saved);
+  const c10::IValue& own = saved.states.front();
+  load_buffers(parts, value_in(own, kBuffers));
+  set_random_states(value_in(own, kRandom));
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,38 @@
+// What each rank has of its own although the model is alike: random numbers, and buffers that each
+// rank changes by itself (running means of its batches).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/List.h>
+#include <ATen/core/ivalue.h>
+
+#include "horon/torch_bindings/checkpoint/checkpoint_parts.h"
+
+namespace horon::torch_detail {
+
+// 64 bits for each own tensor of the parts, one after the other.
+std::string buffer_fingerprints(const NamedParts& parts);
+// Copies of the own tensors whose fingerprint is another one than on rank 0: part to name to
+// tensor.
+c10::IValue differing_buffers(const NamedParts& parts, const std::string& fingerprints_of_root);
+
+// What the ranks that saved a checkpoint had of their own, as far as this rank needs it.
+struct SavedOfRanks {
+  int ranks = 0;            // that saved it
+  bool same_ranks = false;  // as many as load it
+  // On as many ranks what this rank has saved; on another number the things of all of them, in
+  // their order, with rank 0's random numbers.
+  std::vector<c10::IValue> states;
+};
+
+// Sends each rank what it needs of `of_ranks`, which rank 0 has read (empty elsewhere). `ranks`:
+// how many have saved it. Collective.
+SavedOfRanks share_states(const c10::impl::GenericList& of_ranks, int ranks);
+
+// Random numbers and buffers. On another number of ranks all keep rank 0's buffers, and random
+// numbers begin anew, with a seed made of what rank 0 saved and the rank, of which rank 0 warns.
+void load_rank_state(const NamedParts& parts, const SavedOfRanks& saved);
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,108 @@
+// The order of an epoch's samples, and which rank draws which of them: what samplers share. Knows
+// no LibTorch.
+//
+// An epoch is a sequence of samples, the same on all ranks. A Deal gives each rank its part of it.
+// A job that goes on where another one stopped, on any number of ranks, takes out what that one has
+// drawn and deals out the rest, so no sample is lost and none comes twice.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace horon::torch_detail {
+
+// What becomes of samples that can't be shared out evenly.
+enum class Tail : uint8_t {
+  Repeat,  // the first ones come again, so that all ranks draw equally many
+  Drop,    // the last ones are left out, so that all ranks draw equally many
+  Uneven,  // some ranks draw one more
+};
+
+// For each rank the places in the epoch's order of what it draws, in the order in which it does.
+using Places = std::vector<std::vector<size_t>>;
+
+class Deal {
+ public:
+  virtual ~Deal() = default;
+  // `order`: sample numbers. A function of its arguments alone, the same on every machine.
+  virtual Places deal(const std::vector<size_t>& order, size_t ranks) const = 0;
+  // Tail::Drop leaves out what is behind the last multiple of this many samples; 0: nothing.
+  virtual size_t multiple(size_t ranks) const = 0;
+};
+
+// Place i goes to rank i % ranks. With batches of one size, n steps of all ranks take the first
+// samples of the order.
+class InterleavedDeal : public Deal {
+ public:
+  // `batch`: Tail::Drop leaves out incomplete batches of all ranks, of so many samples each.
+  explicit InterleavedDeal(Tail tail, size_t batch = 1) : tail_(tail), batch_(batch) {}
+  Places deal(const std::vector<size_t>& order, size_t ranks) const override;
+  size_t multiple(size_t ranks) const override { return tail_ == Tail::Drop ? ranks * batch_ : 0; }
+
+ private:
+  Tail tail_;
+  size_t batch_;
+};
+
+// One contiguous block for each rank; blocks differ by at most one sample.
+class BlockDeal : public Deal {
+ public:
+  Places deal(const std::vector<size_t>& order, size_t ranks) const override;
+  size_t multiple(size_t /*ranks*/) const override { return 0; }
+};
+
+// Samples of unequal cost: in each step all ranks draw equally many samples of nearly equal cost.
+//
+// A step of all ranks takes ranks * batch samples. They are sorted by cost and dealt out in two
+// ways, of which the better one counts; both go from the dearest to the cheapest (longest
+// processing time first) and give all ranks equally many:
+//  - in rounds of one sample for each rank; within a round the dearest goes to the poorest rank. A
+//    round changes the difference between two ranks from d to something between d and minus the
+//    round's spread, so it never exceeds the largest spread of one round. That is the bound: the
+//    sums of two ranks differ by at most the largest difference between the costs of `ranks`
+//    neighbours in the sorted list;
+//  - each sample to the poorest rank that has not got its number yet, which is better where a few
+//    samples are much dearer than the rest.
+class BalancedDeal : public Deal {
+ public:
+  // `costs`: of each sample, finite and not negative. `pool`: the samples of so many steps are
+  // sorted together before they are cut into steps, so that those of a step are alike.
+  BalancedDeal(std::vector<double> costs, Tail tail, size_t batch, size_t pool)
+      : costs_(std::move(costs)), tail_(tail), batch_(batch), pool_(pool) {}
+  Places deal(const std::vector<size_t>& order, size_t ranks) const override;
+  size_t multiple(size_t ranks) const override { return tail_ == Tail::Drop ? ranks * batch_ : 0; }
+  const std::vector<double>& costs() const { return costs_; }
+
+ private:
+  void deal_step(const std::vector<size_t>& order, const std::vector<size_t>& step,
+                 Places& places) const;
+
+  std::vector<double> costs_;
+  Tail tail_;
+  size_t batch_;
+  size_t pool_;
+};
+
+// A job that has drawn a part of the epoch before.
+struct Stage {
+  std::vector<size_t> drawn;  // by each of its ranks
+  bool operator==(const Stage&) const = default;
+};
+
+struct EpochOptions {
+  size_t samples = 0;
+  uint64_t seed = 0;
+  bool shuffle = true;
+  size_t epoch = 0;
+};
+
+// The sample numbers of an epoch. Of `left_out` samples that Tail::Drop leaves out at the end of
+// the order each epoch has others: none is left out again before all others have been.
+std::vector<size_t> epoch_order(const EpochOptions& options, size_t left_out);
+
+// The samples that rank `rank` of `ranks` draws, after what earlier jobs have drawn.
+std::vector<size_t> samples_of_rank(const EpochOptions& options, const Deal& deal,
+                                    const std::vector<Stage>& stages, size_t ranks, size_t rank);
+
+}  // namespace horon::torch_detail

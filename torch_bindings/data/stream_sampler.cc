@@ -1,0 +1,179 @@
+#include "horon/torch_bindings/data/stream_sampler.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include <torch/serialize/archive.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+
+namespace horon {
+namespace {
+
+using core::concat;
+
+[[noreturn]] void refuse_stream(const std::string& why) {
+  throw Error(ErrorCode::InvalidArgument, concat("stream sampler: ", why));
+}
+
+struct StreamPlace {
+  size_t epoch = 0;
+  size_t start = 0;  // the record at which this layout over ranks began
+  size_t replicas = 1;
+  size_t drawn = 0;
+};
+
+size_t read_place_number(torch::serialize::InputArchive& archive, const char* key) {
+  c10::IValue value;
+  if (!archive.try_read(key, value) || !value.isInt() || value.toInt() < 0) {
+    refuse_stream(concat("what is to be loaded has no \"", key, "\""));
+  }
+  return static_cast<size_t>(value.toInt());
+}
+
+StreamPlace read_place(torch::serialize::InputArchive& archive) {
+  StreamPlace place;
+  place.epoch = read_place_number(archive, "stream_epoch");
+  place.start = read_place_number(archive, "start");
+  place.replicas = read_place_number(archive, "replicas");
+  place.drawn = read_place_number(archive, "position");
+  return place;
+}
+
+void write_place(torch::serialize::OutputArchive& archive, const StreamPlace& place) {
+  const auto write = [&](const char* key, size_t number) {
+    archive.write(key, c10::IValue(static_cast<int64_t>(number)));
+  };
+  write("stream_epoch", place.epoch);
+  write("start", place.start);
+  write("replicas", place.replicas);
+  write("position", place.drawn);
+}
+
+}  // namespace
+
+struct DistributedStreamSampler::State {
+  mutable std::mutex mutex;
+  StreamOptions options;
+  size_t rank = 0;
+  StreamPlace place;
+  std::optional<size_t> chosen_epoch;
+  bool touched = false;
+  bool resuming = false;
+
+  // Records that this rank reads from `place.start` on; nothing: without end.
+  std::optional<size_t> share() const {
+    if (!options.records) return std::nullopt;
+    const size_t rest = *options.records - std::min(*options.records, place.start);
+    const size_t more = !options.drop_last && rank < rest % place.replicas ? 1 : 0;
+    return rest / place.replicas + more;
+  }
+
+  void resume(const StreamPlace& saved) {
+    const size_t replicas = place.replicas;
+    place = saved;
+    if (saved.replicas != replicas) {
+      place.start += saved.drawn * saved.replicas;
+      place.drawn = 0;
+      place.replicas = replicas;
+    }
+    touched = false;
+    resuming = true;
+  }
+};
+
+DistributedStreamSampler::DistributedStreamSampler(const StreamOptions& options)
+    : state_(std::make_shared<State>()) {
+  State& s = *state_;
+  s.options = options;
+  s.place.replicas =
+      options.num_replicas ? *options.num_replicas : static_cast<size_t>(horon::size());
+  s.rank = options.rank ? *options.rank : static_cast<size_t>(horon::rank());
+  if (s.rank >= s.place.replicas) {
+    refuse_stream(concat("rank ", s.rank, " is none of ", s.place.replicas, " replicas"));
+  }
+}
+
+void DistributedStreamSampler::set_epoch(size_t epoch) {
+  const std::lock_guard lock(state_->mutex);
+  state_->chosen_epoch = epoch;
+  if (epoch != state_->place.epoch) state_->resuming = false;
+}
+
+size_t DistributedStreamSampler::epoch() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->place.epoch;
+}
+
+void DistributedStreamSampler::reset(std::optional<size_t> new_size) {
+  const std::lock_guard lock(state_->mutex);
+  State& s = *state_;
+  const std::optional<size_t> chosen = std::exchange(s.chosen_epoch, std::nullopt);
+  if (std::exchange(s.resuming, false)) return;
+  if (new_size) s.options.records = new_size;
+  s.place.epoch = chosen.value_or(s.touched ? s.place.epoch + 1 : s.place.epoch);
+  s.place.start = 0;
+  s.place.drawn = 0;
+  s.touched = false;
+}
+
+std::optional<StreamBatch> DistributedStreamSampler::next(size_t batch_size) {
+  const std::lock_guard lock(state_->mutex);
+  State& s = *state_;
+  s.touched = true;
+  s.resuming = false;
+  size_t count = batch_size;
+  if (const std::optional<size_t> share = s.share()) {
+    count = std::min(count, *share - std::min(*share, s.place.drawn));
+  }
+  if (count == 0) return std::nullopt;
+  const size_t first = s.place.start + s.place.drawn * s.place.replicas + s.rank;
+  s.place.drawn += count;
+  return StreamBatch(first, s.place.replicas, count);
+}
+
+SamplerPosition DistributedStreamSampler::position() const {
+  const std::lock_guard lock(state_->mutex);
+  return {state_->place.epoch, state_->place.drawn};
+}
+
+void DistributedStreamSampler::save(torch::serialize::OutputArchive& archive) const {
+  save_at(archive, position());
+}
+
+void DistributedStreamSampler::save_at(torch::serialize::OutputArchive& archive,
+                                       const SamplerPosition& position) const {
+  const std::lock_guard lock(state_->mutex);
+  StreamPlace place = state_->place;
+  if (position.epoch != place.epoch) refuse_stream("a position of another epoch can't be saved");
+  place.drawn = position.drawn;
+  write_place(archive, place);
+}
+
+void DistributedStreamSampler::load(torch::serialize::InputArchive& archive) {
+  const std::lock_guard lock(state_->mutex);
+  state_->resume(read_place(archive));
+}
+
+void DistributedStreamSampler::load_resharded(std::vector<torch::serialize::InputArchive>& ranks) {
+  const std::lock_guard lock(state_->mutex);
+  if (ranks.empty()) refuse_stream("there is nothing to load");
+  const StreamPlace first = read_place(ranks.front());
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const StreamPlace place = read_place(ranks[r]);
+    if (place.replicas != ranks.size()) {
+      refuse_stream(concat("saved by ", place.replicas, " ranks, and there are ", ranks.size()));
+    }
+    if (place.epoch != first.epoch || place.start != first.start || place.drawn != first.drawn) {
+      refuse_stream(concat("rank 0 had read ", first.drawn, " records of epoch ", first.epoch,
+                           ", rank ", r, " ", place.drawn, " of epoch ", place.epoch,
+                           "; a stream goes on only where all ranks are at the same place"));
+    }
+  }
+  state_->resume(first);
+}
+
+}  // namespace horon

@@ -1,0 +1,31 @@
+// A file that grows by whole pieces.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace horon::torch_detail {
+
+// Moves only. Opened and written with system calls, so a piece is in the file, whole, when append()
+// returns, and a crash of the process leaves no half of it.
+class AppendFile {
+ public:
+  AppendFile() = default;
+  // `keep`: what is there stays, and the file goes on behind it; else it is emptied. Throws
+  // Error(OperationFailed) that names the file, as append() does.
+  AppendFile(const std::string& path, bool keep);
+  ~AppendFile();
+  AppendFile(AppendFile&& other) noexcept;
+  AppendFile& operator=(AppendFile&& other) noexcept;
+
+  bool is_open() const { return file_ >= 0; }
+  void append(std::string_view piece);
+
+ private:
+  [[noreturn]] void fail() const;
+
+  std::string path_;
+  int file_ = -1;
+};
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,176 @@
+#include "horon/torch_bindings/logging/logger.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+
+#include "horon/core/base/current_error.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/collectives/bytes.h"
+#include "horon/torch_bindings/collectives/call_names.h"
+#include "horon/torch_bindings/logging/reduced_values.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+
+namespace horon {
+namespace {
+
+using core::concat;
+
+[[noreturn]] void refuse_value(const std::string& name, std::string_view why) {
+  throw Error(ErrorCode::InvalidArgument, concat("log(\"", name, "\"): ", why));
+}
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+struct Logger::Value {
+  torch_detail::LoggedValue here;
+  // The same of tensors on a device, which has not been waited for: float64 [].
+  at::Tensor on_device;
+  double device_weight = 0;
+
+  void add(const at::Tensor& value, double weight);
+  void settle();
+};
+
+void Logger::Value::add(const at::Tensor& value, double weight) {
+  const at::Tensor number = value.to(at::kDouble).reshape({});
+  if (on_device.defined() && on_device.device() != number.device()) settle();
+  if (!on_device.defined() || here.reduce == Reduce::First) {
+    on_device = here.reduce == Reduce::Mean ? number * weight : number.clone();
+  } else if (here.reduce == Reduce::Mean) {
+    on_device.add_(number, weight);
+  } else if (here.reduce == Reduce::Sum) {
+    on_device.add_(number);
+  } else {
+    on_device = here.reduce == Reduce::Min ? at::minimum(on_device, number)
+                                           : at::maximum(on_device, number);
+  }
+  device_weight += weight;
+}
+
+void Logger::Value::settle() {
+  if (!on_device.defined()) return;
+  torch_detail::combine(here, on_device.item<double>(), device_weight);
+  on_device.reset();
+  device_weight = 0;
+}
+
+Logger::Logger(LoggerOptions options) : options_(std::move(options)) {}
+Logger::~Logger() = default;
+Logger::Logger(Logger&&) noexcept = default;
+Logger& Logger::operator=(Logger&&) noexcept = default;
+
+void Logger::add(std::unique_ptr<LogSink> sink) { sinks_.push_back(std::move(sink)); }
+
+Logger::Value& Logger::value_of(const std::string& name, const LogAs& as) {
+  if (!std::isfinite(as.weight.value) || as.weight.value < 0) {
+    refuse_value(name, concat("the weight is ", as.weight.value, "; give the number of samples"));
+  }
+  if (name.empty() || name == "step" || name == "time") {
+    refuse_value(name, "a value has a name, and records have a step and a time of their own");
+  }
+  const auto known = std::find_if(values_.begin(), values_.end(),
+                                  [&](const auto& entry) { return entry.first == name; });
+  if (known == values_.end()) {
+    Value fresh;
+    fresh.here.name = name;
+    fresh.here.reduce = as.reduce;
+    return values_.emplace_back(name, std::move(fresh)).second;
+  }
+  if (known->second.here.reduce != as.reduce) {
+    refuse_value(name, "it was logged with another reduction before; give one for each name");
+  }
+  return known->second;
+}
+
+void Logger::log(const std::string& name, double value, const LogAs& as) {
+  Value& logged = value_of(name, as);
+  if (as.reduce == Reduce::Mean && as.weight.value == 0) return;  // a batch without samples
+  // Only a mean has weights; else it tells whether there is a value.
+  const double weight = as.reduce == Reduce::Mean ? as.weight.value : 1;
+  torch_detail::combine(logged.here, as.reduce == Reduce::Mean ? value * weight : value, weight);
+}
+
+void Logger::log(const std::string& name, const at::Tensor& value, const LogAs& as) {
+  if (!value.defined() || value.numel() != 1 || value.is_complex()) {
+    refuse_value(name, value.defined()
+                           ? concat("the tensor is ", value.scalar_type(), " ",
+                                    core::shape_text(value.sizes()), "; give one real number")
+                           : "the tensor is undefined");
+  }
+  const torch_detail::PlainMode plain;
+  if (value.is_cpu()) {
+    log(name, value.item<double>(), as);
+    return;
+  }
+  Value& logged = value_of(name, as);
+  if (as.reduce == Reduce::Mean && as.weight.value == 0) return;
+  logged.add(value.detach(), as.reduce == Reduce::Mean ? as.weight.value : 1);
+}
+
+void Logger::log(const std::string& name, const metrics::BatchValue& value) {
+  if (!value.is_mean_over_samples()) {
+    refuse_value(name,
+                 "this metric is no mean over samples, so the mean over batches and ranks is not "
+                 "its value; log what compute() gives");
+  }
+  log(name, value.value, {.weight = value.weight.item<double>()});
+}
+
+void Logger::log_dict(const std::map<std::string, double>& values, const LogAs& as) {
+  for (const auto& [name, value] : values) log(name, value, as);
+}
+
+void Logger::log_dict(const std::map<std::string, at::Tensor>& values, const LogAs& as) {
+  for (const auto& [name, value] : values) log(name, value, as);
+}
+
+std::string Logger::message(int64_t step) {
+  const torch_detail::PlainMode plain;
+  torch_detail::LogMessage own;
+  own.step = step;
+  own.fault = std::exchange(write_fault_, {});
+  for (auto& [name, value] : values_) {
+    value.settle();
+    own.values.push_back(value.here);
+  }
+  values_.clear();
+  return torch_detail::to_bytes(own);
+}
+
+LogRecord Logger::flush(int64_t step) {
+  const ProcessSet& set = options_.process_set;
+  const std::string call = torch_detail::given_or_counted(options_.name, "log", set.id());
+  std::string own;
+  try {
+    own = message(step);
+  } catch (...) {
+    torch_detail::refuse_call(call, set, concat("\"", call, "\": ", core::current_error().what()));
+  }
+  const std::vector<std::string> all = allgather_bytes(own, {.name = call, .process_set = set});
+  LogRecord record = torch_detail::reduce_over_ranks(call, all, set.ranks());
+  record.time = seconds_since_1970();
+  if (set.rank() == 0) write(record);
+  return record;
+}
+
+void Logger::write(const LogRecord& record) {
+  for (const std::unique_ptr<LogSink>& sink : sinks_) {
+    try {
+      sink->write(record);
+    } catch (...) {
+      if (write_fault_.empty()) write_fault_ = core::current_error().what();
+    }
+  }
+}
+
+}  // namespace horon

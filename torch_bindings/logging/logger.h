@@ -1,0 +1,106 @@
+// Logs the values of all ranks as one.
+//
+//   horon::Logger logger;
+//   logger.add(std::make_unique<horon::ConsoleSink>());
+//   logger.add(std::make_unique<horon::JsonlSink>("train.jsonl"));
+//   logger.add(std::make_unique<horon::TensorBoardSink>("runs/first"));
+//   for (auto& batch : *loader) {
+//     ...
+//     logger.log("loss", loss, {.weight = batch.target.size(0)});
+//     logger.log("samples", batch.target.size(0), {.reduce = horon::Reduce::Sum});
+//     if (++step % 100 == 0) logger.flush(step);     // collective: one call for all values
+//   }
+//
+// Between two flushes log() adds up on this rank, and flush() adds up the ranks: so a mean is that
+// of all samples of all steps and ranks, if weights are numbers of samples. Ranks may have logged
+// different names, and different times, or nothing. The lowest rank of the set writes; flush()
+// gives the same record to all.
+//
+// Values: numbers, or tensors of one element on any device; a GPU is not waited for before flush().
+// One thread at a time. Errors: InvalidArgument from log(): more than one element, a weight that is
+// negative or not finite, a name with two kinds of reduction or that records use themselves
+// ("step", "time"), a value that can't be averaged. Mismatch from flush(), on all ranks, where they
+// are at different steps or reduce a name in different ways. OperationFailed from flush(), on all
+// ranks, where a sink could not write the record before: the ranks don't wait for the writing.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/logging/log_sink.h"
+#include "horon/torch_bindings/metrics/metric.h"
+
+namespace horon {
+
+enum class Reduce : uint8_t {
+  Mean,  // weighted
+  Sum,
+  Min,  // a NaN wins
+  Max,
+  First,  // the latest of the lowest rank that has one: for what is alike on all ranks
+};
+
+// From any number; an integer would not go into a double within braces.
+struct LogWeight {
+  template <class Number>
+  requires std::is_arithmetic_v<Number> LogWeight(Number number)
+      : value(static_cast<double>(number)) {}
+  double value;
+};
+
+struct LogAs {
+  Reduce reduce = Reduce::Mean;
+  LogWeight weight = 1;  // Mean: of how many samples; 0: none
+};
+
+struct LoggerOptions {
+  std::string name = {};  // of its collectives; empty: "log.noname.N"
+  ProcessSet process_set = {};
+};
+
+class Logger {
+ public:
+  explicit Logger(LoggerOptions options = {});
+  ~Logger();
+  Logger(Logger&&) noexcept;
+  Logger& operator=(Logger&&) noexcept;
+
+  // Where records go from now on.
+  void add(std::unique_ptr<LogSink> sink);
+
+  void log(const std::string& name, double value, const LogAs& as = {});
+  void log(const std::string& name, const at::Tensor& value, const LogAs& as = {});
+  // The value of a batch (forward() of a metric), weighted by its samples. Throws if it is no mean
+  // over samples: the mean of the ranks' F1 is not F1. Log what compute() gives instead.
+  void log(const std::string& name, const metrics::BatchValue& value);
+  void log_dict(const std::map<std::string, double>& values, const LogAs& as = {});
+  // As MetricCollection::compute() gives them: alike on all ranks.
+  void log_dict(const std::map<std::string, at::Tensor>& values,
+                const LogAs& as = {.reduce = Reduce::First});
+
+  // Of all ranks since the flush before, by name in the order in which the lowest ranks came to
+  // them; to the sinks. Collective. A Mean of weight 0 is left out.
+  LogRecord flush(int64_t step);
+
+ private:
+  struct Value;
+
+  Value& value_of(const std::string& name, const LogAs& as);
+  std::string message(int64_t step);
+  void write(const LogRecord& record);
+
+  LoggerOptions options_;
+  std::vector<std::unique_ptr<LogSink>> sinks_;
+  std::vector<std::pair<std::string, Value>> values_;
+  std::string write_fault_;
+};
+
+}  // namespace horon

@@ -1,0 +1,38 @@
+// Logged values on their way from rank to rank.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "horon/torch_bindings/logging/log_sink.h"
+#include "horon/torch_bindings/logging/logger.h"
+
+namespace horon::torch_detail {
+
+// One name on one rank. Mean: `value` is the sum of weight * value.
+struct LoggedValue {
+  std::string name;
+  Reduce reduce = Reduce::Mean;
+  double value = 0;
+  double weight = 0;
+};
+
+struct LogMessage {
+  int64_t step = 0;
+  std::string fault;  // why the record before could not be written; empty: it was
+  std::vector<LoggedValue> values;
+};
+
+// Puts one more value to what there is. A NaN wins in Min and Max. First: the later one.
+void combine(LoggedValue& into, double value, double weight);
+
+std::string to_bytes(const LogMessage& message);
+LogMessage message_from(const std::string& bytes);
+
+// `messages[i]` is that of `ranks[i]`, ascending; empty bytes: this rank has joined. Throws
+// Error(Mismatch) and Error(OperationFailed), the same on all ranks.
+LogRecord reduce_over_ranks(const std::string& call, const std::vector<std::string>& messages,
+                            const std::vector<int>& ranks);
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,171 @@
+#include "horon/torch_bindings/logging/text_sinks.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <fstream>
+#include <map>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/json.h"
+#include "horon/core/base/parse_number.h"
+#include "horon/core/base/replace_file.h"
+#include "horon/core/base/text.h"
+
+namespace horon {
+namespace {
+
+using core::concat;
+using core::number_text;
+
+std::string short_number(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.5g", value);
+  return text.data();
+}
+
+std::string csv_cell(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char letter : text) quoted.append(letter == '"' ? 2 : 1, letter);
+  return quoted + '"';
+}
+
+std::vector<std::string> csv_cells(const std::string& line) {
+  std::vector<std::string> cells(1);
+  bool quoted = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const bool twice = quoted && line[i] == '"' && i + 1 < line.size() && line[i + 1] == '"';
+    if (line[i] == '"' && !twice) {
+      quoted = !quoted;
+    } else if (line[i] == ',' && !quoted) {
+      cells.emplace_back();
+    } else {
+      i += twice ? 1 : 0;
+      cells.back() += line[i];
+    }
+  }
+  return cells;
+}
+
+std::string csv_line(const std::vector<std::string>& cells) {
+  std::string line;
+  for (const std::string& cell : cells) line += (line.empty() ? "" : ",") + csv_cell(cell);
+  return line + '\n';
+}
+
+std::string prometheus_number(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
+  return number_text(value);
+}
+
+std::string prometheus_name(const std::string& name) {
+  std::string allowed = "horon_";
+  for (const char letter : name) {
+    const auto byte = static_cast<unsigned char>(letter);
+    const bool good = byte < 0x80 && std::isalnum(byte) != 0;
+    allowed += good ? letter : '_';
+  }
+  return allowed;
+}
+
+std::string prometheus_label(const std::string& text) {
+  std::string escaped;
+  for (const char letter : text) {
+    if (letter == '\\' || letter == '"') escaped += '\\';
+    escaped += letter == '\n' ? ' ' : letter;
+  }
+  return escaped;
+}
+
+}  // namespace
+
+void ConsoleSink::write(const LogRecord& record) {
+  std::string line = concat("step ", record.step);
+  for (const auto& [name, value] : record.values) {
+    line += concat("  ", name, " ", short_number(value));
+  }
+  line += '\n';
+  std::fwrite(line.data(), 1, line.size(), out_);
+  std::fflush(out_);
+}
+
+void JsonlSink::write(const LogRecord& record) {
+  if (!file_.is_open()) file_ = torch_detail::AppendFile(path_, options_.append);
+  std::string line = concat("{\"step\": ", record.step, ", \"time\": ", number_text(record.time));
+  for (const auto& [name, value] : record.values) {
+    line += concat(", ", core::json_string(name), ": ",
+                   std::isfinite(value) ? number_text(value) : "null");
+  }
+  file_.append(line + "}\n");
+}
+
+void CsvSink::open() {
+  columns_ = {"step", "time"};
+  std::ifstream before(path_);
+  std::string header;
+  const bool goes_on = options_.append && std::getline(before, header) && !header.empty();
+  if (goes_on) columns_ = csv_cells(header);
+  if (goes_on && (columns_.size() < 2 || columns_[0] != "step" || columns_[1] != "time")) {
+    throw Error(ErrorCode::OperationFailed,
+                concat("can't go on in ", path_, ": its first line is not one of a log"));
+  }
+  file_ = torch_detail::AppendFile(path_, goes_on);
+  if (!goes_on) file_.append(csv_line(columns_));
+}
+
+void CsvSink::widen(const LogRecord& record) {
+  const size_t before = columns_.size();
+  for (const auto& [name, value] : record.values) {
+    if (std::find(columns_.begin() + 2, columns_.end(), name) == columns_.end()) {
+      columns_.push_back(name);
+    }
+  }
+  if (columns_.size() == before) return;
+  std::ifstream old(path_);
+  std::string content = csv_line(columns_), line;
+  std::getline(old, line);
+  while (std::getline(old, line)) {
+    content += concat(line, std::string(columns_.size() - before, ','), "\n");
+  }
+  core::replace_file(path_, content);
+  file_ = torch_detail::AppendFile(path_, true);
+}
+
+void CsvSink::write(const LogRecord& record) {
+  if (!file_.is_open()) open();
+  widen(record);
+  std::vector<std::string> cells(columns_.size());
+  cells[0] = std::to_string(record.step);
+  cells[1] = number_text(record.time);
+  for (const auto& [name, value] : record.values) {
+    const auto column = std::find(columns_.begin() + 2, columns_.end(), name);
+    cells[static_cast<size_t>(column - columns_.begin())] = number_text(value);
+  }
+  file_.append(csv_line(cells));
+}
+
+void PrometheusSink::write(const LogRecord& record) {
+  for (const auto& [name, value] : record.values) {
+    const auto known = std::find_if(latest_.begin(), latest_.end(),
+                                    [&](const auto& entry) { return entry.first == name; });
+    known == latest_.end() ? void(latest_.emplace_back(name, value)) : void(known->second = value);
+  }
+  // The series of one metric must stand together; other names may become the same.
+  std::map<std::string, std::string> series;
+  for (const auto& [name, value] : latest_) {
+    const std::string metric = prometheus_name(name);
+    series[metric] +=
+        concat(metric, "{name=\"", prometheus_label(name), "\"} ", prometheus_number(value), "\n");
+  }
+  series["horon_step"] += concat("horon_step ", record.step, "\n");
+  series["horon_time_seconds"] += concat("horon_time_seconds ", number_text(record.time), "\n");
+  std::string content;
+  for (const auto& [metric, lines] : series)
+    content += concat("# TYPE ", metric, " gauge\n", lines);
+  core::replace_file(path_, content);
+}
+
+}  // namespace horon

@@ -1,0 +1,230 @@
+#include "horon/torch_bindings/lr/ada_scale.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_set>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/serialize/archive.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/torch_bindings/collectives/call_names.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/gradients/gradient_norm.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+
+namespace horon {
+namespace {
+
+template <class... Values>
+[[noreturn]] void refuse_ada_scale(const Values&... values) {
+  throw Error(ErrorCode::InvalidArgument, core::concat("AdaScale: ", values...));
+}
+
+// A scalar in float64 on the tensor's device, for which the host does not wait.
+at::Tensor squares_on_device(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return at::scalar_tensor(torch_detail::sum_of_squares(tensor), at::kDouble);
+  return torch_detail::norm_on_device({tensor}).square_();
+}
+
+double sum_on_host(const std::vector<at::Tensor>& scalars) {
+  at::Tensor sum;
+  for (const at::Tensor& scalar : scalars) {
+    if (sum.defined()) {
+      sum.add_(scalar);
+    } else {
+      sum = scalar.clone();
+    }
+  }
+  return sum.defined() ? sum.item<double>() : 0;
+}
+
+void check_options(const AdaScaleOptions& options) {
+  const ReduceOp op = options.gradients.op;
+  if (op != ReduceOp::Average && op != ReduceOp::Sum) {
+    refuse_ada_scale("it is for Average and Sum, not for ", to_string(op));
+  }
+  if (options.gradients.backward_passes_per_step < 1) {
+    refuse_ada_scale("backward_passes_per_step is ", options.gradients.backward_passes_per_step,
+                     ", not above 0");
+  }
+  if (options.batches.value_or(1) < 1)
+    refuse_ada_scale("batches is ", *options.batches, ", not above 0");
+  const double smoothing = options.smoothing.value_or(0);
+  if (!(smoothing >= 0 && smoothing < 1)) {
+    refuse_ada_scale("smoothing is ", smoothing, ", not from 0 to below 1");
+  }
+  if (options.steps_per_unit < 1) {
+    refuse_ada_scale("steps_per_unit is ", options.steps_per_unit, ", not above 0");
+  }
+}
+
+}  // namespace
+
+AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
+    : parts_(std::move(parts)), schedule_(std::move(schedule)), options_(std::move(options)) {
+  check_options(options_);
+  if (!schedule_) refuse_ada_scale("the schedule is null");
+  const ProcessSet& set = options_.gradients.process_set;
+  alone_ = !set.includes_me() || set.size() == 1;
+  options_.name = torch_detail::given_or_counted(options_.name, "ada_scale", set.id());
+  // The scheduler sets learning rates; the position is not a number of its steps but state_'s.
+  scheduler_.emplace(*parts_.optimizer, [this](double /*position*/) {
+    const double units = state_.position / static_cast<double>(options_.steps_per_unit);
+    return schedule_(units) * state_.gain;
+  });
+  seen_ = parts_.statistics();
+  if (alone_) return;
+  parts_.before_bucket([this](const BucketView& bucket) {
+    const torch_detail::PlainMode plain;
+    of_buckets_[bucket.index] = squares_on_device(bucket.flat);
+  });
+}
+
+AdaScale::~AdaScale() {
+  if (!alone_) parts_.before_bucket(nullptr);
+}
+
+double AdaScale::batches() const {
+  return options_.batches.value_or(options_.gradients.backward_passes_per_step);
+}
+
+double AdaScale::scale() const {
+  const int ranks = alone_ ? 1 : options_.gradients.process_set.size();
+  return ranks * batches();
+}
+
+// Before the step, when all gradients are reduced.
+AdaScale::Sums AdaScale::own_sums() {
+  const GradientStatistics now = parts_.statistics();
+  const bool usable = now.steps == seen_.steps + 1 && now.late_parts == seen_.late_parts;
+  seen_ = now;
+  std::vector<at::Tensor> local, reduced;
+  for (const auto& [bucket, squares] : of_buckets_) local.push_back(squares);
+  std::unordered_set<const void*> seen;
+  for (const auto& group : std::as_const(*parts_.optimizer).param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.grad();
+      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      if (gradient.layout() != at::kStrided) {
+        refuse_ada_scale("the gradient of a parameter of shape ",
+                         core::shape_text(parameter.sizes()),
+                         " stays sparse; leave GradientReducerOptions::sparse_as_dense on");
+      }
+      reduced.push_back(squares_on_device(gradient));
+    }
+  }
+  of_buckets_.clear();
+  // Both as means over a rank's batches, and not multiplied by the loss scale. Buckets hold sums.
+  const DistributedOptimizerOptions& gradients = options_.gradients;
+  const double grown = parts_.scaling->grad_scale() * batches();
+  const double divided =
+      gradients.average_aggregated_gradients ? gradients.backward_passes_per_step : 1;
+  return {.ranks = 1,
+          .unusable = usable ? 0.0 : 1.0,
+          .local = sum_on_host(local) / (grown * grown),
+          .reduced = sum_on_host(reduced) / (grown * grown) * (divided * divided)};
+}
+
+AdaScale::Sums AdaScale::sums_of_ranks(const Sums& own) const {
+  at::Tensor numbers = at::empty({4}, at::kDouble);
+  auto* const values = numbers.mutable_data_ptr<double>();
+  values[0] = own.ranks;
+  values[1] = own.unusable;
+  values[2] = own.local;
+  values[3] = own.reduced;
+  allreduce_(
+      numbers,
+      {.name = options_.name, .op = ReduceOp::Sum, .process_set = options_.gradients.process_set});
+  return {values[0], values[1], values[2], values[3]};
+}
+
+// The mean over N ranks of gradients with variance v' has variance v' / N; v' is that of the mean
+// over a rank's batches.
+void AdaScale::learn(const Sums& sums) {
+  const double ranks = sums.ranks;  // others may have joined
+  const bool usable = sums.unusable == 0 && ranks > 1 && std::isfinite(sums.local);
+  if (usable) {
+    const double summed = options_.gradients.op == ReduceOp::Sum ? ranks : 1;
+    const double mean = sums.reduced / ranks / (summed * summed);  // all ranks have the same
+    const double of_rank = (sums.local - ranks * mean) / (ranks - 1);
+    const double keep = options_.smoothing.value_or(std::max(0.0, 1 - scale() / 1000));
+    state_.weight = keep * state_.weight + (1 - keep);
+    const double share = (1 - keep) / state_.weight;
+    state_.variance += share * (of_rank * batches() - state_.variance);
+    state_.squared_mean += share * (mean - of_rank / ranks - state_.squared_mean);
+  }
+  // Each is known with an error, which may be below 0.
+  const double noise = std::max(0.0, state_.variance);
+  const double signal = std::max(0.0, state_.squared_mean);
+  const double all = noise / scale() + signal;
+  state_.gain = all > 0 ? (noise + signal) / all : 1;
+}
+
+void AdaScale::step() {
+  parts_.scaling->synchronize();
+  if (alone_) {
+    state_.gain = 1;
+  } else {
+    const torch_detail::PlainMode plain;
+    learn(sums_of_ranks(own_sums()));
+  }
+  const int64_t before = scheduler_->steps();
+  scheduler_->set_steps(before + 1);
+  parts_.step();
+  if (parts_.scaling->step_skipped()) {
+    scheduler_->set_steps(before);
+  } else {
+    state_.position += state_.gain;
+  }
+}
+
+void AdaScale::save(::torch::serialize::OutputArchive& archive) const {
+  archive.write("position", c10::IValue(state_.position));
+  archive.write("gain", c10::IValue(state_.gain));
+  archive.write("variance", c10::IValue(state_.variance));
+  archive.write("squared_mean", c10::IValue(state_.squared_mean));
+  archive.write("weight", c10::IValue(state_.weight));
+  ::torch::serialize::OutputArchive of_scheduler;
+  scheduler_->save(of_scheduler);
+  archive.write("scheduler", of_scheduler);
+}
+
+void AdaScale::load(::torch::serialize::InputArchive& archive) {
+  const auto number = [&](const char* name) {
+    c10::IValue value;
+    if (!archive.try_read(name, value) || !value.isDouble()) {
+      refuse_ada_scale("the archive holds no state of it (no number \"", name, "\")");
+    }
+    return value.toDouble();
+  };
+  const State loaded{number("position"), number("gain"), number("variance"), number("squared_mean"),
+                     number("weight")};
+  ::torch::serialize::InputArchive of_scheduler;
+  if (!archive.try_read("scheduler", of_scheduler)) {
+    refuse_ada_scale("the archive holds no state of it (no scheduler)");
+  }
+  const State before = std::exchange(state_, loaded);
+  try {
+    scheduler_->load(of_scheduler);
+  } catch (...) {
+    state_ = before;
+    throw;
+  }
+}
+
+::torch::serialize::OutputArchive& operator<<(::torch::serialize::OutputArchive& archive,
+                                              const AdaScale& ada_scale) {
+  ada_scale.save(archive);
+  return archive;
+}
+
+::torch::serialize::InputArchive& operator>>(::torch::serialize::InputArchive& archive,
+                                             AdaScale& ada_scale) {
+  ada_scale.load(archive);
+  return archive;
+}
+
+}  // namespace horon

@@ -1,0 +1,48 @@
+// The factor by which LARS and LAMB adapt the step of a layer, and what the two share.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
+
+namespace horon::torch_detail {
+
+// The L2 norm of all elements: a number in float64, on the tensor's device, for which the host does
+// not wait. On the CPU it has the same bits on all ranks, whatever their threads and CPUs.
+at::Tensor layer_norm_of(const at::Tensor& tensor);
+
+// numerator / denominator, and 1 where one of them is 0 (a layer of zeros, or nothing to do).
+at::Tensor layer_ratio(const at::Tensor& numerator, const at::Tensor& denominator);
+double layer_ratio(double numerator, double denominator);
+
+// The gradient of a parameter for an optimizer that computes norms of layers. Throws
+// Error(InvalidArgument) that names the optimizer where it is sparse.
+const at::Tensor& dense_gradient(const at::Tensor& parameter, const char* optimizer);
+
+// Optimizer::step(): calls the closure, with gradients enabled, then `update` with each parameter
+// that has a gradient and the options of its group. Returns the loss.
+template <class Options, class Update>
+at::Tensor step_layers(std::vector<::torch::optim::OptimizerParamGroup>& groups,
+                       const ::torch::optim::Optimizer::LossClosure& closure,
+                       const Update& update) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss;
+  if (closure != nullptr) {
+    const at::AutoGradMode with_gradients(true);
+    loss = closure();
+  }
+  for (auto& group : groups) {
+    const auto& options = static_cast<const Options&>(group.options());
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) update(parameter, options);
+    }
+  }
+  return loss;
+}
+
+// Throws Error(InvalidArgument) that names the optimizer and its option.
+void check_option(bool right, const char* optimizer, const char* option, double value);
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,38 @@
+#include "horon/torch_bindings/lr/scaling.h"
+
+#include <cmath>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon {
+
+double scale_lr(double lr, const GradientReducerOptions& options, LrScaling rule) {
+  if (!std::isfinite(lr) || lr < 0) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("scale_lr: the learning rate is ", lr, ", not a number from 0 up"));
+  }
+  if (options.backward_passes_per_step < 1) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("scale_lr: backward_passes_per_step is ",
+                             options.backward_passes_per_step, ", not above 0"));
+  }
+  const double ranks = options.process_set.size();
+  const double passes = options.backward_passes_per_step;
+  const double grown = (options.op == ReduceOp::Sum ? ranks : 1) *
+                       (options.average_aggregated_gradients ? 1 : passes);
+  switch (rule) {
+    case LrScaling::Linear:
+      return lr * (ranks * passes / grown);
+    case LrScaling::SquareRoot:
+      return lr * (std::sqrt(ranks * passes) / grown);
+    case LrScaling::None:
+      return lr;
+  }
+  throw Error(ErrorCode::InvalidArgument, "scale_lr: no such rule");
+}
+
+double scale_lr(double lr, LrScaling rule) { return scale_lr(lr, {}, rule); }
+double scale_lr(double lr, ReduceOp op) { return scale_lr(lr, {.op = op}); }
+
+}  // namespace horon

@@ -1,0 +1,198 @@
+#include "horon/torch_bindings/metrics/metric_sync.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include "horon/core/base/current_error.h"
+#include "horon/core/base/text.h"
+#include "horon/torch_bindings/collectives/call_names.h"
+#include "horon/torch_bindings/collectives/pending_collective.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+
+namespace horon::metrics {
+namespace {
+
+using core::concat;
+using torch_detail::Into;
+using torch_detail::PendingCollective;
+
+constexpr double kExactMax = 9007199254740992.0;  // 2^53: up to here float64 has every integer
+constexpr size_t kRemarkMax = 1000;
+
+at::Tensor joined(const std::vector<at::Tensor>& parts) {
+  return parts.empty() ? at::empty({0}, at::kDouble) : at::cat(parts);
+}
+
+std::string remark_of(const std::vector<MetricSync::Named>& metrics) {
+  std::string text;
+  for (const MetricSync::Named& named : metrics) {
+    text += concat(text.empty() ? "" : "; ", named.name, named.name.empty() ? "" : ": ",
+                   named.metric->description());
+  }
+  if (text.size() <= kRemarkMax) return text;
+  return concat(text.substr(0, kRemarkMax), "... (hash ", core::hash_of(text), ")");
+}
+
+// Counts travel as float64 beside the sums: one tensor, one collective, and still exact.
+at::Tensor pack_sums(const std::vector<MetricTotals>& totals) {
+  std::vector<at::Tensor> parts;
+  for (const MetricTotals& of_metric : totals) {
+    parts.push_back(of_metric.sums);
+    parts.push_back(of_metric.counts.to(at::kDouble));
+  }
+  return joined(parts);
+}
+
+void unpack_sums(const at::Tensor& flat, std::vector<MetricTotals>& totals) {
+  int64_t begin = 0;
+  const auto next = [&](int64_t length) {
+    begin += length;
+    return flat.narrow(0, begin - length, length);
+  };
+  for (MetricTotals& of_metric : totals) {
+    of_metric.sums = next(of_metric.sums.numel());
+    const at::Tensor counts = next(of_metric.counts.numel());
+    if (counts.numel() > 0 && counts.max().item<double>() >= kExactMax) {
+      throw Error(ErrorCode::Limit, "metrics count up to 2^53 samples");
+    }
+    of_metric.counts = counts.to(at::kLong);
+  }
+}
+
+// One rank's lists one after the other, behind their lengths.
+at::Tensor pack_lists(const std::vector<MetricTotals>& totals) {
+  std::vector<double> lengths;
+  std::vector<at::Tensor> parts{at::Tensor()};
+  for (const MetricTotals& of_metric : totals) {
+    for (const at::Tensor& list : of_metric.lists) {
+      lengths.push_back(static_cast<double>(list.numel()));
+      parts.push_back(list);
+    }
+  }
+  parts.front() = at::tensor(lengths, at::kDouble);
+  return joined(parts);
+}
+
+void unpack_lists(const at::Tensor& flat, const std::vector<int64_t>& from_ranks,
+                  std::vector<MetricTotals>& totals) {
+  std::vector<at::Tensor*> lists;
+  for (MetricTotals& of_metric : totals) {
+    for (at::Tensor& list : of_metric.lists) lists.push_back(&list);
+  }
+  std::vector<std::vector<at::Tensor>> parts(lists.size());
+  int64_t begin = 0;
+  for (const int64_t rows : from_ranks) {
+    if (rows == 0) continue;  // of a rank that has joined
+    const double* const lengths = flat.const_data_ptr<double>() + begin;
+    int64_t at = begin + static_cast<int64_t>(lists.size());
+    for (size_t i = 0; i < lists.size(); ++i) {
+      const auto length = static_cast<int64_t>(lengths[i]);
+      parts[i].push_back(flat.narrow(0, at, length));
+      at += length;
+    }
+    begin += rows;
+  }
+  for (size_t i = 0; i < lists.size(); ++i) *lists[i] = joined(parts[i]);
+}
+
+class Call {
+ public:
+  Call(const std::vector<MetricSync::Named>& metrics, const MetricOptions& options)
+      : name_(torch_detail::given_or_counted(options.name, "metrics", options.process_set.id())),
+        options_(options),
+        remark_(remark_of(metrics)) {}
+
+  // What fails on this rank alone fails by name on the others too.
+  template <class Work>
+  auto or_refuse(const Work& work) const {
+    try {
+      return work();
+    } catch (...) {
+      torch_detail::refuse_call(name_, options_.process_set,
+                                concat("\"", name_, "\": ", core::current_error().what()));
+    }
+  }
+
+  std::shared_ptr<PendingCollective> start(CollectiveKind kind, std::string_view part,
+                                           const at::Tensor& flat) const {
+    auto pending = std::make_shared<PendingCollective>(kind, "metrics", concat(name_, part),
+                                                       options_.process_set);
+    pending->remark = remark_;
+    if (kind == CollectiveKind::Allreduce) {
+      pending->spec.reduce_op = ReduceOp::Sum;
+      pending->add(flat, Into::Same);
+    } else {
+      pending->add_rows(flat);
+    }
+    pending->submit(pending);
+    return pending;
+  }
+
+ private:
+  const std::string name_;
+  const MetricOptions& options_;
+  const std::string remark_;
+};
+
+at::Tensor result_of(PendingCollective& pending) {
+  (void)pending.state().wait(std::nullopt);
+  return pending.results().front();
+}
+
+bool any_list(const std::vector<MetricTotals>& totals) {
+  for (const MetricTotals& of_metric : totals) {
+    if (!of_metric.lists.empty()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+MetricTotals MetricSync::totals_of(const MetricState& state) {
+  MetricTotals totals{state.sums.cpu(), state.counts.cpu(), {}};
+  for (const std::vector<at::Tensor>& list : state.lists) {
+    std::vector<at::Tensor> parts;
+    for (const at::Tensor& part : list) parts.push_back(part.to(at::kDouble));
+    totals.lists.push_back(joined(parts));
+  }
+  return totals;
+}
+
+at::Tensor MetricSync::value_of(const Named& named, const MetricTotals& totals) {
+  try {
+    return named.metric->value_of(totals);
+  } catch (const Error& error) {
+    if (named.name.empty()) throw;
+    throw Error(error.code(), concat("metric \"", named.name, "\": ", error.what()));
+  }
+}
+
+std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
+                                            const MetricOptions& options) {
+  if (metrics.empty()) return {};
+  const torch_detail::PlainMode plain;
+  const Call call(metrics, options);
+  std::vector<MetricTotals> totals;
+  const at::Tensor sums = call.or_refuse([&] {
+    for (const Named& named : metrics) totals.push_back(totals_of(named.metric->state_));
+    return pack_sums(totals);
+  });
+  const std::shared_ptr<PendingCollective> sum = call.start(CollectiveKind::Allreduce, "", sums);
+  if (any_list(totals)) {
+    const std::shared_ptr<PendingCollective> lists =
+        call.start(CollectiveKind::Allgather, ".lists", pack_lists(totals));
+    const at::Tensor all = result_of(*lists);
+    unpack_lists(all, lists->received_rows().front(), totals);
+  }
+  unpack_sums(result_of(*sum), totals);
+  std::vector<at::Tensor> values;
+  for (size_t i = 0; i < metrics.size(); ++i) values.push_back(value_of(metrics[i], totals[i]));
+  return values;
+}
+
+}  // namespace horon::metrics
