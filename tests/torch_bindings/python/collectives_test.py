@@ -1,0 +1,223 @@
+"""Each collective and dtype against NumPy, errors, and names."""
+
+import numpy as np
+import pytest
+import torch
+
+import horon.torch as hvd
+
+FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGER = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+NUMBERS = FLOATING + INTEGER
+SHAPES = [(), (1,), (5,), (3, 4), (0, 2), (1, 17, 3)]
+
+
+def values(rank, shape, dtype):
+    """Small whole numbers, so that sums are exact in every type."""
+    random = np.random.RandomState(100 + rank)
+    low = 0 if dtype == torch.uint8 else -4
+    return torch.from_numpy(np.asarray(random.randint(low, 5, shape))).to(dtype)
+
+
+def all_values(size, shape, dtype):
+    return [values(rank, shape, dtype) for rank in range(size)]
+
+
+def as_numpy(tensor):
+    return tensor.to(torch.float64).numpy()
+
+
+def same(tensor, expected, dtype):
+    assert tensor.dtype == dtype
+    np.testing.assert_array_equal(as_numpy(tensor), expected)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+def test_allreduce(rank, size, dtype):
+    for shape in SHAPES:
+        stacked = np.stack([as_numpy(each) for each in all_values(size, shape, dtype)])
+        mine = values(rank, shape, dtype)
+        for op, reduce in [(hvd.Sum, np.sum), (hvd.Min, np.min), (hvd.Max, np.max),
+                           (hvd.Product, np.prod)]:
+            if op == hvd.Product and dtype in (torch.int8, torch.uint8):
+                continue  # overflows
+            same(hvd.allreduce(mine, op=op), reduce(stacked, axis=0), dtype)
+        mean = np.sum(stacked, axis=0) / size
+        if dtype in INTEGER:
+            same(hvd.allreduce(mine), np.trunc(mean), dtype)
+        else:
+            np.testing.assert_allclose(as_numpy(hvd.allreduce(mine)), mean,
+                                       rtol=1e-2 if dtype == torch.bfloat16 else 1e-3)
+        inplace = mine.clone()
+        assert hvd.allreduce_(inplace, op=hvd.Sum) is inplace
+        same(inplace, np.sum(stacked, axis=0), dtype)
+        same(mine, as_numpy(values(rank, shape, dtype)), dtype)  # untouched
+
+
+@pytest.mark.parametrize("dtype", NUMBERS + [torch.bool], ids=str)
+def test_rows(rank, size, dtype):
+    def rows(each):
+        return values(each, (each + 1, 3), dtype)
+
+    gathered = np.concatenate([as_numpy(rows(each)) for each in range(size)])
+    same(hvd.allgather(rows(rank)), gathered, dtype)
+    for root in range(size):
+        mine = values(rank, (2, 3), dtype)
+        of_root = as_numpy(values(root, (2, 3), dtype))
+        same(hvd.broadcast(mine, root), of_root, dtype)
+        assert hvd.broadcast_(mine, root) is mine
+        same(mine, of_root, dtype)
+    splits = [(rank + other) % 3 for other in range(size)]
+    sent = values(rank, (sum(splits) + 2, 2), dtype)  # two rows stay
+    received, counts = hvd.alltoall(sent, splits)
+    parts = []
+    for other in range(size):
+        theirs = [(other + each) % 3 for each in range(size)]
+        begin = sum(theirs[:rank])
+        tensor = values(other, (sum(theirs) + 2, 2), dtype)
+        parts.append(as_numpy(tensor)[begin:begin + theirs[rank]])
+    same(received, np.concatenate(parts), dtype)
+    assert counts.tolist() == [len(part) for part in parts]
+    equal = hvd.alltoall(values(rank, (2 * size,), dtype))
+    same(equal, np.concatenate([as_numpy(values(other, (2 * size,), dtype))[2 * rank:2 * rank + 2]
+                                for other in range(size)]), dtype)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+def test_reducescatter(rank, size, dtype):
+    count = 2 * size + 1  # the first rank gets one more
+    total = sum(as_numpy(values(each, (count, 2), dtype)) for each in range(size))
+    shares = np.array_split(np.arange(count), size)
+    reduced = hvd.reducescatter(values(rank, (count, 2), dtype), op=hvd.Sum)
+    same(reduced, total[shares[rank]], dtype)
+
+
+def test_integers_are_scaled_in_float64_and_rounded_toward_zero(rank, size):
+    big = 2**53 + 1  # not in float64, so only what is scaled may be rounded
+    assert hvd.allreduce(torch.tensor([big]), op=hvd.Max).item() == big
+    scaled = hvd.allreduce(torch.tensor([-7, 7]), op=hvd.Sum, prescale_factor=0.5)
+    assert scaled.tolist() == [-3 * size, 3 * size]
+    scaled = hvd.allreduce(torch.tensor([-7, 7]), op=hvd.Sum, postscale_factor=0.5)
+    assert scaled.tolist() == [-int(3.5 * size), int(3.5 * size)]
+    inplace = torch.tensor([rank + 1, -rank - 1])
+    hvd.allreduce_(inplace)
+    mean = sum(range(1, size + 1)) // size
+    assert inplace.tolist() == [mean, -mean]
+
+
+def test_groups(rank, size):
+    tensors = [values(rank, shape, torch.float32) for shape in [(3,), (2, 2), ()]]
+    sums = [sum(as_numpy(values(each, shape, torch.float32)) for each in range(size))
+            for shape in [(3,), (2, 2), ()]]
+    for reduced, expected in zip(hvd.grouped_allreduce(tensors, op=hvd.Sum), sums):
+        same(reduced, expected, torch.float32)
+    handle = hvd.grouped_allreduce_async(tensors, op=hvd.Sum, name="group")
+    assert len(hvd.synchronize(handle)) == 3 and handle.poll()
+    gathered = hvd.grouped_allgather([torch.full((rank + 1,), float(rank)), torch.ones(1)])
+    assert [each.shape[0] for each in gathered] == [size * (size + 1) // 2, size]
+    hvd.grouped_allreduce_(tensors, op=hvd.Sum)
+    same(tensors[0], sums[0], torch.float32)
+    parts = hvd.grouped_reducescatter([torch.ones(size, 2), torch.ones(2 * size)], op=hvd.Sum)
+    assert [each.shape[0] for each in parts] == [1, 2] and parts[1][0] == size
+
+
+def test_strided_and_numpy_memory(rank, size):
+    expected = size * np.arange(12).reshape(3, 4).T
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    same(hvd.allreduce(torch.from_numpy(array).t(), op=hvd.Sum), expected, torch.float32)
+    inplace = torch.from_numpy(array).t()
+    hvd.allreduce_(inplace, op=hvd.Sum)
+    np.testing.assert_array_equal(array.T, expected)
+
+
+def test_sparse(rank, size):
+    dense = torch.zeros(5, 2)
+    dense[rank % 5] = 1.0 + rank
+    handle = hvd.sparse_allreduce_async(dense.to_sparse(1), "sparse", hvd.Average)
+    assert torch.allclose(handle().to_dense(), hvd.allreduce(dense))
+
+
+def test_compression(size):
+    tensor = torch.full((4,), 1.0 + 2**-9)
+    for compression, expected in [(hvd.Compression.fp16, 1.0 + 2**-9), (hvd.Compression.bf16, 1.0)]:
+        reduced = hvd.allreduce(tensor, op=hvd.Max, compression=compression)
+        assert reduced.dtype == torch.float32 and reduced[0].item() == expected
+
+
+def test_mismatch_is_an_error_that_names_the_ranks_and_the_job_goes_on(rank, size):
+    if size == 1:
+        pytest.skip("one rank")
+    with pytest.raises(hvd.HorovodInternalError, match="rank") as raised:
+        hvd.allreduce(torch.ones(2 + rank), name="differs")
+    assert raised.value.code == "mismatch"
+    assert hvd.allreduce(torch.ones(2), name="differs", op=hvd.Sum).tolist() == [size, size]
+
+
+def test_wrong_calls_are_value_errors(rank, size):
+    hvd.barrier()
+    for call in [lambda: hvd.alltoall(torch.ones(size + 1)) if size > 1 else _raise(),
+                 lambda: hvd.alltoall(torch.ones(1), [1] * size + [1]),
+                 lambda: hvd.alltoall(torch.ones(1), [0.5] * size),
+                 lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum),
+                 lambda: hvd.allreduce(torch.ones(1), op=17),
+                 lambda: hvd.allreduce(torch.ones(1, dtype=torch.bool)),
+                 lambda: hvd.broadcast(torch.ones(1), root_rank=size),
+                 lambda: hvd.reducescatter(torch.tensor(1.0)),
+                 lambda: hvd.ProcessSet([0, 0])]:
+        with pytest.raises(ValueError):
+            call()
+    with pytest.raises(NotImplementedError):
+        hvd.allreduce(torch.ones(1), op=hvd.Adasum)
+    with pytest.raises(NotImplementedError, match="elastic"):
+        hvd.elastic.TorchState()
+
+
+def _raise():
+    raise ValueError
+
+
+def test_a_name_in_flight_is_refused_at_the_call(rank, size):
+    if size == 1:
+        pytest.skip("one rank")
+    if rank == 0:
+        first = hvd.allreduce_async(torch.ones(1), name="taken")
+        with pytest.raises(ValueError, match="taken"):
+            hvd.allreduce_async(torch.ones(1), name="taken")
+        gathered = hvd.allgather_async(torch.ones(1), name="taken")  # another kind
+    hvd.barrier()
+    if rank != 0:
+        first = hvd.allreduce_async(torch.ones(1), name="taken")
+        gathered = hvd.allgather_async(torch.ones(1), name="taken")
+    assert hvd.synchronize(gathered).shape[0] == size
+    hvd.synchronize(first)
+    hvd.synchronize(hvd.allreduce_async(torch.ones(1), name="taken"))
+
+
+def test_process_sets(rank, size):
+    even = hvd.add_process_set(range(0, size, 2))
+    own = hvd.add_process_set(hvd.ProcessSet([size - 1]))
+    assert even.included() == (rank % 2 == 0) and even.size() == (size + 1) // 2
+    assert hvd.global_process_set.size() == size
+    if even.included():
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=even).item() == even.size()
+        assert even.ranks[even.rank()] == rank
+        root = even.ranks[-1]
+        assert hvd.broadcast(torch.tensor([rank]), root, process_set=even).item() == root
+        hvd.barrier(even)
+    else:
+        with pytest.raises(ValueError):
+            hvd.allreduce(torch.ones(1), process_set=even)
+    assert hvd.remove_process_set(own) and hvd.remove_process_set(even)
+    assert not hvd.remove_process_set(even)
+    with pytest.raises(ValueError):
+        hvd.allreduce(torch.ones(1), process_set=even)
+
+
+def test_join(rank, size):
+    for steps in range(rank + 1):
+        average = hvd.allreduce(torch.full((2,), 1.0), name=f"join.{steps}")
+        # Of all ranks, also of those that have joined; integers alike.
+        present = size - steps
+        assert average.tolist() == pytest.approx([present / size] * 2)
+    assert hvd.join() in range(size)
+    assert len(set(hvd.allgather_object(rank))) == size

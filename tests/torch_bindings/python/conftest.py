@@ -1,0 +1,41 @@
+"""Every test runs on all ranks; a rank that fails tells the others at the end of the test."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import horon.torch as hvd
+
+collect_ignore = ["programs", "programs_test.py"]
+hvd.init()
+
+
+@pytest.fixture(autouse=True)
+def in_step():
+    """Ranks leave a test together, so that one that has failed does not meet the next one's."""
+    torch.manual_seed(1 + hvd.rank())
+    np.random.seed(1 + hvd.rank())
+    yield
+    hvd.barrier()
+
+
+@pytest.fixture
+def rank():
+    return hvd.rank()
+
+
+@pytest.fixture
+def size():
+    return hvd.size()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report):
+    # The first failure ends the job, before the others wait for this rank.
+    if report.failed:
+        print(f"[rank {hvd.rank()}] {report.nodeid}\n{report.longreprtext}", file=sys.stderr,
+              flush=True)
+        os._exit(1)

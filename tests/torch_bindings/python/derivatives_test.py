@@ -1,0 +1,76 @@
+"""Derivatives are those of Horovod, on every rank."""
+
+import torch
+
+import horon.torch as hvd
+
+
+def leaf(*shape):
+    return torch.ones(shape, requires_grad=True)
+
+
+def test_allreduce(size):
+    for op, expected in [(hvd.Sum, size), (hvd.Average, 1.0)]:
+        x = leaf(3)
+        hvd.allreduce(x, op=op).sum().backward()
+        assert x.grad.tolist() == [expected] * 3
+    x, y = leaf(2), leaf(3)
+    first, second = hvd.grouped_allreduce([x, y], op=hvd.Sum)
+    (first.sum() + 2 * second.sum()).backward()
+    assert x.grad.tolist() == [size] * 2 and y.grad.tolist() == [2 * size] * 3
+
+
+def test_allgather_averages_gradients(rank, size):
+    x = leaf(rank + 1, 2)
+    weights = torch.arange(1.0, size + 1).repeat_interleave(torch.arange(1, size + 1))
+    (hvd.allgather(x) * weights[:, None]).sum().backward()
+    assert torch.equal(x.grad, torch.full((rank + 1, 2), rank + 1.0))
+
+
+def test_broadcast(rank, size):
+    x = leaf(2)
+    (hvd.broadcast(x, size - 1) * (rank + 1)).sum().backward()
+    mean = (size + 1) / 2
+    assert x.grad.tolist() == ([mean] * 2 if rank == size - 1 else [0.0] * 2)
+
+
+def test_reducescatter(size):
+    for op, expected in [(hvd.Sum, size), (hvd.Average, 1.0)]:
+        x = leaf(2 * size)
+        hvd.reducescatter(x, op=op).sum().backward()
+        assert x.grad.tolist() == [expected] * (2 * size)
+
+
+def test_alltoall(rank, size):
+    x = leaf(size + 1)  # one row stays
+    received, counts = hvd.alltoall(x, [1] * size)
+    (received * (rank + 1)).sum().backward()
+    assert x.grad.tolist() == [*range(1, size + 1), 0.0] and counts.tolist() == [1] * size
+
+
+def test_derivative_of_a_derivative(size):
+    x = leaf(2)
+    (grad,) = torch.autograd.grad(hvd.allreduce(x, op=hvd.Sum).pow(3).sum(), x, create_graph=True)
+    grad.sum().backward()
+    # y = S x with the sum over ranks S: d/dx sum of S * 3 y^2 is 6 S y S.
+    assert x.grad.tolist() == [6.0 * size**3] * 2
+
+
+def test_sync_batch_norm_is_that_of_the_whole_batch(rank, size):
+    torch.manual_seed(5)
+    whole = torch.randn(3 * size + 1, 4, 2)
+    shares = torch.tensor_split(whole, size)
+    plain = torch.nn.BatchNorm1d(4)
+    synced = hvd.SyncBatchNorm(4)
+    inputs = whole.clone().requires_grad_(), shares[rank].clone().requires_grad_()
+    outputs = plain(inputs[0]), synced(inputs[1])
+    begin = sum(len(each) for each in shares[:rank])
+    mine = slice(begin, begin + len(shares[rank]))
+    torch.testing.assert_close(outputs[1], outputs[0][mine])
+    for output in outputs:
+        output.pow(2).sum().backward()
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad[mine], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(synced.running_mean, plain.running_mean)
+    torch.testing.assert_close(synced.running_var, plain.running_var)
+    synced.eval(), plain.eval()
+    torch.testing.assert_close(synced(shares[rank]), plain(shares[rank]))

@@ -1,0 +1,137 @@
+"""Two ranks: what happens around the GIL, signals and forks. Ends with handles in flight.
+
+usage: traps.py FOLDER    an empty folder that both ranks see
+"""
+
+import ctypes
+import fcntl
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import torch
+
+import horon.torch as hvd
+
+folder = pathlib.Path(sys.argv[1])
+for too_early in (hvd.rank, hvd.barrier, lambda: hvd.allreduce(torch.ones(1))):
+    try:
+        too_early()
+    except ValueError as error:
+        assert "init()" in str(error)
+    else:
+        raise AssertionError("a call before init() is an error")
+hvd.shutdown()  # does nothing
+hvd.init()
+rank = hvd.rank()
+
+
+def wait_for(name):
+    while not (folder / name).exists():
+        time.sleep(0.01)
+
+
+def tell(name):
+    (folder / name).touch()
+
+
+def interrupted(call):
+    """Whether Ctrl-C ends the call; the signal comes while it waits."""
+    # More than one: the first may come before the wait has begun.
+    done = threading.Event()
+
+    def press():
+        while not done.wait(0.3):
+            os.kill(os.getpid(), signal.SIGINT)
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        call()
+    except (KeyboardInterrupt, RuntimeError):
+        return True
+    finally:
+        while True:
+            try:
+                done.set()
+                presser.join()
+                break
+            except KeyboardInterrupt:
+                pass
+    return False
+
+
+def a_holder_of_the_gil_stalls_nobody():
+    """Rank 0 lets go of its handles, and waits in C with the GIL for rank 1, which waits for the
+    collectives. The tensors are Python's, also over memory of NumPy."""
+    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+    if rank == 1:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    hvd.barrier()
+    names = [f"gil.{i}" for i in range(6)]
+    tensors = [torch.from_numpy(np.ones(50000, np.float32)) if i % 2 else torch.ones(50000)
+               for i in range(6)]
+    if rank == 0:
+        for name, tensor in zip(names, tensors):
+            hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
+        del tensors, tensor
+        ctypes.PyDLL(None).flock(lock, fcntl.LOCK_EX)  # PyDLL: with the GIL
+    else:
+        for name, tensor in zip(names, tensors):
+            assert hvd.allreduce_(tensor, name=name, op=hvd.Sum)[0] == 2
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+
+
+def ctrl_c_is_answered():
+    tensor = torch.ones(2)
+    if rank == 0:
+        assert interrupted(lambda: hvd.allreduce(tensor, name="late", op=hvd.Sum))
+        assert interrupted(lambda: hvd.allgather(tensor, name="late"))
+        assert interrupted(hvd.barrier)
+        tell("interrupted")
+        assert hvd.allreduce(tensor, name="next", op=hvd.Sum)[0] == 2
+    else:
+        wait_for("interrupted")
+        hvd.allreduce(tensor, name="late", op=hvd.Sum)  # rank 0's part has gone on
+        hvd.allgather(tensor, name="late")
+        hvd.barrier()
+        hvd.allreduce(tensor, name="next", op=hvd.Sum)
+
+
+def ctrl_c_is_answered_in_backward():
+    model = torch.nn.Linear(2, 2)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    if rank == 0:
+        assert interrupted(lambda: model(torch.ones(1, 2)).sum().backward())
+        tell("interrupted in backward")
+    else:
+        wait_for("interrupted in backward")
+    return optimizer
+
+
+def forked_workers():
+    class Squares(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return torch.tensor(float(index * index))
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=2,
+                                         multiprocessing_context="fork")
+    total = sum(batch.sum() for batch in loader)
+    assert hvd.allreduce(total, op=hvd.Sum).item() == 280
+
+
+a_holder_of_the_gil_stalls_nobody()
+print(f"[{rank}] the GIL is not needed", flush=True)
+ctrl_c_is_answered()
+print(f"[{rank}] Ctrl-C is answered", flush=True)
+forked_workers()
+print(f"[{rank}] workers are forked", flush=True)
+kept = ctrl_c_is_answered_in_backward()
+print(f"[{rank}] Ctrl-C is answered in backward", flush=True)

@@ -1,0 +1,24 @@
+# Tests of the Python package: by pytest on several ranks, and programs by themselves.
+if(NOT TARGET horon_python)
+  return()
+endif()
+set(python_tests ${CMAKE_CURRENT_LIST_DIR})
+execute_process(COMMAND ${HORON_PYTHON_EXECUTABLE} -c "import pytest" ERROR_QUIET
+                RESULT_VARIABLE horon_no_pytest)
+if(horon_no_pytest)
+  message(STATUS "Python: its tests are left out, since ${HORON_PYTHON_EXECUTABLE} has no pytest "
+          "(tools/setup --python)")
+  return()
+endif()
+
+set(python_environment "PYTHONPATH=${PROJECT_BINARY_DIR}/python" PYTHONDONTWRITEBYTECODE=1)
+foreach(ranks 2 3)
+  add_test(NAME python_package.np${ranks}
+           COMMAND ${horon_mpirun} ${ranks} ${HORON_PYTHON_EXECUTABLE} -m pytest -q -x
+                   -p no:cacheprovider ${python_tests})
+endforeach()
+add_test(NAME python_programs
+         COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/programs_test.py ${horon_mpirun})
+set_tests_properties(python_package.np2 python_package.np3 python_programs PROPERTIES
+                     TIMEOUT 120 PROCESSORS 2 LABELS mpirun ENVIRONMENT "${python_environment}")
+torch_test_without_gpus(python_package.np2 python_package.np3 python_programs)

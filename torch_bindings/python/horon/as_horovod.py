@@ -1,0 +1,75 @@
+"""Runs a program that imports horovod.torch, unchanged:
+
+    mpirun -np 4 python -m horon.as_horovod train.py --epochs 3
+    mpirun -np 4 python -m horon.as_horovod -m package.train --epochs 3
+"""
+
+import runpy
+import sys
+import types
+
+
+def install():
+    """From now on `import horovod.torch` gives horon.torch, in this process."""
+    import horon.torch
+    from horon import errors
+    from horon.torch import (
+        basics, collectives, compression, derivatives, elastic, optimizer, process_sets, state,
+        sync_batch_norm)
+
+    calls = _joined("horovod.torch.mpi_ops", basics, process_sets, collectives, derivatives,
+                    errors)
+    util = types.ModuleType("horovod.common.util")
+    for name in ("mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built"):
+        setattr(util, name, getattr(basics, name))
+    modules = {
+        "horovod": types.ModuleType("horovod"),
+        "horovod.common": types.ModuleType("horovod.common"),
+        "horovod.common.exceptions": errors,
+        "horovod.common.process_sets": process_sets,
+        "horovod.common.util": util,
+        "horovod.torch": horon.torch,
+        "horovod.torch.compression": compression,
+        "horovod.torch.elastic": elastic,
+        "horovod.torch.functions": state,
+        "horovod.torch.mpi_ops": calls,
+        "horovod.torch.optimizer": optimizer,
+        "horovod.torch.sync_batch_norm": sync_batch_norm,
+    }
+    sys.modules.update(modules)
+    modules["horovod"].__path__ = modules["horovod.common"].__path__ = []
+    for name, module in modules.items():
+        parent, _, last = name.rpartition(".")
+        if parent and not hasattr(modules[parent], last):
+            setattr(modules[parent], last, module)
+
+
+def _joined(name, *parts):
+    module = types.ModuleType(name)
+    for part in parts:
+        for each, value in vars(part).items():
+            if not each.startswith("_"):
+                setattr(module, each, value)
+    return module
+
+
+def main():
+    arguments = sys.argv[1:]
+    by_name = arguments[:1] == ["-m"]
+    if by_name:
+        arguments = arguments[1:]
+    if not arguments or arguments[0].startswith("-"):
+        sys.exit("usage: python -m horon.as_horovod [-m] PROGRAM [ARGUMENT...]")
+    install()
+    sys.argv = arguments
+    if by_name:
+        sys.path.insert(0, "")
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        import os
+        sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The exceptions that Horon raises.
+
+What leaves loss.backward() is a plain RuntimeError with the same text: PyTorch lets no other
+exception of C++ pass.
+"""
+
+
+class Error(RuntimeError):
+    """Names the tensor, the ranks and the cure.
+
+    code: "mismatch", "peer dead", "stall", ... as horon::ErrorCode.
+    """
+
+    code = ""
+
+
+class UsageError(Error, ValueError):
+    """This call is wrong, whatever the other ranks do."""
+
+
+class HorovodInternalError(Error):
+    """A collective could not be carried out: ranks disagree, stall, or have died."""
+
+
+_OF_THE_CALLER = {"invalid argument", "duplicate name", "not initialized", "configuration"}
+
+
+def make(code, text):
+    """The exception of an error of C++."""
+    error = (UsageError if code in _OF_THE_CALLER else HorovodInternalError)(text)
+    error.code = code
+    return error

@@ -1,0 +1,114 @@
+"""Start and stop, ranks, and what this build can do."""
+
+import atexit
+
+from horon import native
+from horon.torch import process_sets as _process_sets
+
+
+def init(comm=None, process_sets=None):
+    """Starts the session; collective over all ranks. A second call does nothing.
+
+    comm: an mpi4py communicator, or a list of all ranks. process_sets: a list of ProcessSet or of
+    lists of ranks, made at once; "dynamic" is accepted, since sets can always be added later.
+    """
+    if native.is_initialized():
+        return
+    given = _process_sets.of_init(process_sets)
+    address, own = _communicator(comm)
+    atexit.unregister(shutdown)  # last in, first out: before torch ends what this uses
+    atexit.register(shutdown)
+    native.init(knobs={}, process_sets=[each.ranks for each in given], mpi_comm=address)
+    del own  # duplicated by now
+    _process_sets.started(given)
+
+
+def _communicator(comm):
+    """(address of the MPI_Comm or 0, what keeps it alive)."""
+    if comm is None:
+        return 0, None
+    if not isinstance(comm, (list, tuple, range)):
+        from mpi4py import MPI
+        return MPI._addressof(comm), comm
+    if not comm:
+        return 0, None
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        raise ValueError("init(comm=[ranks]) makes a communicator by mpi4py, which is not "
+                         "installed; or use a process set") from None
+    world = MPI.COMM_WORLD
+    if list(comm) == list(range(world.Get_size())):
+        return 0, None
+    if world.Get_rank() not in comm:
+        raise ValueError(f"init(comm={list(comm)}) on rank {world.Get_rank()}, which is not in it")
+    part = world.Create_group(world.Get_group().Incl(list(comm)))
+    return MPI._addressof(part), part
+
+
+def shutdown():
+    """Serves the others until all ranks are done, then ends the session. Also called at exit."""
+    native.shutdown()
+    _process_sets.ended()
+
+
+is_initialized = native.is_initialized
+rank = native.rank
+size = native.size
+local_rank = native.local_rank
+local_size = native.local_size
+cross_rank = native.cross_rank
+cross_size = native.cross_size
+is_homogeneous = native.is_homogeneous
+
+
+def mpi_built(verbose=False):
+    return True
+
+
+def mpi_enabled():
+    return True
+
+
+def mpi_threads_supported():
+    """Horon calls MPI from one thread at a time, and needs nothing else of it."""
+    native.rank()  # ValueError before init()
+    return True
+
+
+def gloo_built(verbose=False):
+    return False
+
+
+def gloo_enabled():
+    return False
+
+
+def nccl_built(verbose=False):
+    """NCCL's version (21803 for 2.18.3) if the ranks can use it, else 0. After init()."""
+    return native.nccl_version()
+
+
+def cuda_built(verbose=False):
+    return not native.build_facts()["cuda"].startswith("built without")
+
+
+def ddl_built(verbose=False):
+    return False
+
+
+def ccl_built(verbose=False):
+    return 0
+
+
+def rocm_built(verbose=False):
+    return False
+
+
+def start_timeline(file_path, mark_cycles=False):
+    raise NotImplementedError(
+        "Horon's timeline can't be started while a job runs: set HORON_TIMELINE=FILE at its start")
+
+
+def stop_timeline():
+    raise NotImplementedError("Horon's timeline ends with the job")

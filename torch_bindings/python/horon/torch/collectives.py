@@ -1,0 +1,287 @@
+"""Collectives that return a handle at once, and what waits for handles.
+
+The ranks meet by name within a kind: "allreduce.x" and "allgather.x" are two. Unnamed calls are
+counted, so their order is the same on all ranks.
+"""
+
+import torch
+
+from horon import native
+from horon.torch.process_sets import global_process_set
+
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
+
+_Kind = native.Kind
+_NATIVE_OPS = {Sum: native.ReduceOp.Sum, Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
+               Product: native.ReduceOp.Product}
+
+
+class Handle:
+    """A collective under way: for poll() and synchronize()."""
+
+    def __init__(self, native_handle, result):
+        self._native = native_handle
+        self._result = result  # from the tensors of C++ to what synchronize() returns
+
+    def poll(self):
+        return self._native.poll()
+
+    def synchronize(self):
+        if self._result is not None:
+            made = self._result(self._native.wait(), self._native)
+            self._native = _Ended()
+            self._result = None
+            self._value = made
+        return self._value
+
+
+class _Ended:
+    """In the place of what held the tensors."""
+
+    def poll(self):
+        return True
+
+
+def poll(handle):
+    """Has it ended? Then synchronize() does not block."""
+    return handle.poll()
+
+
+def synchronize(handle):
+    """Waits; the result of the call. Raises HorovodInternalError if it failed."""
+    return handle.synchronize()
+
+
+def reduction(op, average=None):
+    """The op that a call means; `average` is Horovod's old way to say it."""
+    if average is not None:
+        if op is not None:
+            raise ValueError("give op or average, not both")
+        return Average if average else Sum
+    op = Average if op is None else op
+    if op == Adasum:
+        raise NotImplementedError("Horon has no Adasum")
+    if op != Average and op not in _NATIVE_OPS:
+        raise ValueError(f"op {op!r}: give Average, Sum, Min, Max or Product")
+    return op
+
+
+def _named(kind, name):
+    return f"{kind}.{name}" if name else ""
+
+
+def _first(tensors, _):
+    return tensors[0]
+
+
+def _all(tensors, _):
+    return tensors
+
+
+def _start(call, tensors, result, wait):
+    if wait:
+        ended = native.run(call, tensors)
+        return result(ended.wait(), ended)
+    return Handle(native.submit(call, tensors), result)
+
+
+class _Scaling:
+    """Factors before and after a reduction.
+
+    An average is the sum divided by the number of all ranks, also of those that have joined.
+    Integers are scaled in float64 and rounded toward zero.
+    """
+
+    def __init__(self, op, tensors, prescale, postscale, process_set):
+        self.integer = bool(tensors) and not (
+            tensors[0].dtype.is_floating_point or tensors[0].dtype.is_complex)
+        self.prescale, self.postscale = prescale, postscale
+        self.divisor = 1
+        self.op = op
+        if op == Average:
+            if tensors and tensors[0].dtype == torch.bool:
+                raise ValueError("bool has no average; use Min (all) or Max (any)")
+            self.op = Sum
+            self.divisor = process_set.size()
+        if not self.integer:
+            self.postscale = postscale / self.divisor
+            self.divisor = 1
+
+    def factors(self):
+        """Those that C++ applies."""
+        return (1.0, 1.0) if self.integer else (float(self.prescale), float(self.postscale))
+
+    def before(self, tensors):
+        if not self.integer or self.prescale == 1:
+            return tensors
+        return [(each.double() * self.prescale).to(each.dtype) for each in tensors]
+
+    def after(self, tensor):
+        if not self.integer:
+            return tensor
+        if self.divisor != 1:
+            tensor = torch.div(tensor, self.divisor, rounding_mode="trunc")
+        if self.postscale != 1:
+            tensor = (tensor.double() * self.postscale).to(tensor.dtype)
+        return tensor
+
+
+def start_reduction(kind, tensors, name, op, prescale, postscale, process_set, grouped=False,
+                    in_place=False, wait=False):
+    """An allreduce or reducescatter of one tensor or of a group."""
+    tensors = list(tensors)
+    scaling = _Scaling(op, tensors, prescale, postscale, process_set)
+    sent = scaling.before(tensors)
+    apart = in_place and scaling.integer  # the caller's tensor takes the scaled result at the end
+    kind_name = f"grouped_{kind}" if grouped else kind
+    factors = scaling.factors()
+    call = native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
+                       process_set.of_call(), grouped, in_place and not apart,
+                       _NATIVE_OPS[scaling.op], 0, *factors)
+
+    def result(reduced, _):
+        values = [scaling.after(each) for each in reduced]
+        if in_place:
+            if apart:
+                with torch.no_grad():
+                    for tensor, value in zip(tensors, values):
+                        tensor.copy_(value)
+            values = tensors
+        return values if grouped else values[0]
+
+    return _start(call, sent, result, wait)
+
+
+def start_rows(kind, tensors, name, process_set, grouped=False, wait=False):
+    """An allgather of one tensor or of a group."""
+    kind_name = f"grouped_{kind}" if grouped else kind
+    call = native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
+                       process_set.of_call(), grouped)
+    return _start(call, list(tensors), _all if grouped else _first, wait)
+
+
+def start_broadcast(tensor, root_rank, name, process_set, in_place=False, wait=False):
+    call = native.Call(_Kind.broadcast, "broadcast", _named("broadcast", name),
+                       process_set.of_call(), in_place=in_place, root=root_rank)
+    result = (lambda _, __: tensor) if in_place else _first
+    return _start(call, [tensor], result, wait)
+
+
+def equal_rows(tensor, process_set):
+    """The rows for each rank where a call gives no splits."""
+    size = process_set.size()
+    if tensor.dim() == 0 or tensor.shape[0] % size != 0:
+        raise ValueError(f"alltoall: a tensor of shape {list(tensor.shape)} can't be divided by "
+                         f"the {size} ranks; give splits")
+    return [tensor.shape[0] // size] * size
+
+
+def start_alltoall(tensor, splits, name, process_set, wait=False):
+    rows = []
+    if splits is not None:
+        splits = torch.as_tensor(splits)
+        if splits.dtype.is_floating_point or splits.dim() != 1:
+            raise ValueError("alltoall: splits are integers, one for each rank")
+        rows = splits.tolist()
+        if len(rows) != process_set.size():
+            raise ValueError(f"alltoall: {len(rows)} splits for {process_set.size()} ranks")
+        if sum(rows) > tensor.shape[0]:
+            raise ValueError(f"alltoall: splits add up to {sum(rows)}, the first dimension is "
+                             f"{tensor.shape[0]}")
+        tensor = tensor[:sum(rows)]  # the rest stays here
+    else:
+        rows = equal_rows(tensor, process_set)
+    call = native.Call(_Kind.alltoall, "alltoall", _named("alltoall", name),
+                       process_set.of_call(), splits=rows)
+
+    def result(tensors, ended):
+        if splits is None:
+            return tensors[0]
+        return tensors[0], torch.tensor(ended.received()[0], dtype=torch.int32)
+
+    return _start(call, [tensor], result, wait)
+
+
+def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0,
+                    postscale_factor=1.0, process_set=global_process_set):
+    return start_reduction("allreduce", [tensor], name, reduction(op, average), prescale_factor,
+                           postscale_factor, process_set)
+
+
+def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
+                     postscale_factor=1.0, process_set=global_process_set):
+    return start_reduction("allreduce", [tensor], name, reduction(op, average), prescale_factor,
+                           postscale_factor, process_set, in_place=True)
+
+
+def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0,
+                            postscale_factor=1.0, process_set=global_process_set):
+    return start_reduction("allreduce", tensors, name, reduction(op, average), prescale_factor,
+                           postscale_factor, process_set, grouped=True)
+
+
+def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0,
+                             postscale_factor=1.0, process_set=global_process_set):
+    return start_reduction("allreduce", tensors, name, reduction(op, average), prescale_factor,
+                           postscale_factor, process_set, grouped=True, in_place=True)
+
+
+def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set,
+                        prescale_factor=1.0, postscale_factor=1.0):
+    return start_reduction("reducescatter", [tensor], name, reduction(op), prescale_factor,
+                           postscale_factor, process_set)
+
+
+def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=global_process_set,
+                                prescale_factor=1.0, postscale_factor=1.0):
+    return start_reduction("reducescatter", tensors, name, reduction(op), prescale_factor,
+                           postscale_factor, process_set, grouped=True)
+
+
+def allgather_async(tensor, name=None, process_set=global_process_set):
+    return start_rows("allgather", [tensor], name, process_set)
+
+
+def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
+    return start_rows("allgather", tensors, name, process_set, grouped=True)
+
+
+def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
+    """root_rank: of the world, also with a process set."""
+    return start_broadcast(tensor, root_rank, name, process_set)
+
+
+def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
+    return start_broadcast(tensor, root_rank, name, process_set, in_place=True)
+
+
+def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
+    """The result is (tensor, rows from each rank) if splits are given, else the tensor."""
+    return start_alltoall(tensor, splits, name, process_set)
+
+
+def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
+    """Of a sparse COO tensor; returns a function that waits and gives the result, coalesced."""
+    op = reduction(op)
+    handle = native.submit_sparse(tensor, _named("sparse_allreduce", name), native.ReduceOp.Sum,
+                                  process_set.of_call())
+    divisor = process_set.size() if op == Average else 1
+    if op not in (Average, Sum):
+        raise ValueError("sparse_allreduce_async: op is Sum or Average")
+    return lambda: handle.wait() if divisor == 1 else handle.wait() / divisor
+
+
+def join(device=-1):
+    """This rank has no more data: serves the others' allreduces with zeros until all ranks have
+    joined. Returns the rank that came last. `device` is not needed."""
+    return native.join(global_process_set.of_call())
+
+
+def barrier(process_set=global_process_set):
+    """Returns when every rank of the set has called it."""
+    native.barrier(process_set.of_call())

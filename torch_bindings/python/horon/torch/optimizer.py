@@ -1,0 +1,230 @@
+"""DistributedOptimizer: any optimizer of PyTorch, whose gradients are reduced over the ranks."""
+
+import contextlib
+import warnings
+from collections import OrderedDict
+
+import torch
+
+from horon import native
+from horon.torch.collectives import Adasum, Average, Max, Min, Product, Sum
+from horon.torch.compression import Compression, Compressor
+from horon.torch.process_sets import global_process_set
+
+_NATIVE_OPS = {Average: native.ReduceOp.Average, Sum: native.ReduceOp.Sum,
+               Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
+               Product: native.ReduceOp.Product}
+
+
+def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none,
+                         backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0,
+                         num_groups=0, groups=None, sparse_as_dense=False,
+                         process_set=global_process_set):
+    """Makes `optimizer` reduce its gradients, and returns it: the same object, of a class that has
+    the calls of _Distributed too. State, schedulers and references to it stay as they are.
+
+    When backward() returns, every .grad is reduced over the ranks of the process set (the others
+    keep their own): clip it, unscale it, look at it. Options are those of Horovod; Compression has
+    bf16 too. All ranks give the same.
+    """
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("this optimizer is distributed already")
+    if op == Adasum:
+        raise NotImplementedError("Horon has no Adasum")
+    if op not in _NATIVE_OPS:
+        raise ValueError(f"op {op!r}: give Average, Sum, Min, Max or Product")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor is for op=Average")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    if not (isinstance(compression, type) and issubclass(compression, Compressor)):
+        raise ValueError("compression: give Compression.none, fp16 or bf16; the hooks of C++ round "
+                         "while they pack, and call no compressor of Python")
+    named = _names(optimizer, named_parameters)
+    lists, number = _groups(groups, num_groups, {parameter: name for name, parameter in named})
+    reduced = _with_gradients(named)
+    # What SparseAdam wants at the end is sparse anyway.
+    dense = sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam)
+    reducer = native.Reducer(
+        reduced, op=_NATIVE_OPS[op], process_set=process_set.of_call(),
+        compression=compression.name, passes=backward_passes_per_step,
+        predivide_factor=gradient_predivide_factor, groups=lists, num_groups=number,
+        sparse_as_dense=dense)
+    optimizer._parameter_names = {parameter: name for name, parameter in named}
+    optimizer._reducer = reducer
+    optimizer._synchronized = False
+    optimizer._skips_synchronize = False
+    optimizer._in_step = False
+    plain = type(optimizer)
+    optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"_plain": plain})
+    optimizer.register_step_pre_hook(_before_step)
+    optimizer.register_step_post_hook(_after_step)
+    return optimizer
+
+
+class _Distributed:
+    """What DistributedOptimizer adds to an optimizer."""
+
+    def synchronize(self):
+        """Reduces what backward() has not; step() does so too. Collective."""
+        self._in_step = False
+        self._reducer.synchronize()
+        self._synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self):
+        """For a step() after synchronize()."""
+        self._skips_synchronize = True
+        try:
+            yield
+        finally:
+            self._skips_synchronize = False
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Within it backward() adds up on this rank; the first one after it reduces all."""
+        self._reducer.begin_no_sync()
+        try:
+            yield
+        finally:
+            self._reducer.end_no_sync()
+
+    def set_weight(self, weight):
+        """Of this rank's samples in the average of this step; before its backward()."""
+        self._reducer.set_weight(weight)
+
+    def set_backward_passes_per_step(self, passes):
+        self._reducer.set_backward_passes_per_step(passes)
+
+    def reduction_statistics(self):
+        """Steps, buckets, those submitted within backward(), seconds waited."""
+        return self._reducer.statistics()
+
+    def zero_grad(self, set_to_none=True):
+        self._in_step = False
+        if not set_to_none:
+            self._reducer.before_zeroing_in_place()
+        super().zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        added = [(f"param_group.{index}.{i}", parameter)
+                 for i, parameter in enumerate(self.param_groups[index]["params"])]
+        self._parameter_names.update({parameter: name for name, parameter in added})
+        self._reducer.add_parameters(_with_gradients(added))
+
+    def __reduce_ex__(self, protocol):
+        """A copy, and what is read from a file, is a plain optimizer."""
+        return _empty, (self._plain,), self.__getstate__()
+
+
+def _empty(plain):
+    return plain.__new__(plain)
+
+
+def _names(optimizer, named_parameters):
+    """(name, parameter) of all parameters of the optimizer."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if named_parameters is None:
+        return [(f"allreduce.noname.{i}.{j}", parameter)
+                for i, group in enumerate(optimizer.param_groups)
+                for j, parameter in enumerate(group["params"])]
+    named = list(named_parameters)
+    if any(not isinstance(each, tuple) for each in named):
+        raise ValueError("named_parameters: give pairs (name, parameter), as "
+                         "model.named_parameters() does")
+    seen = set()
+    twice = {name for name, _ in named if name in seen or seen.add(name)}
+    if twice:
+        raise ValueError(f"named_parameters: {', '.join(sorted(twice))} stand for several "
+                         "parameters")
+    known = {id(parameter) for _, parameter in named}
+    missing = sum(id(parameter) not in known for parameter in parameters)
+    if missing:
+        raise ValueError(f"named_parameters: {missing} parameters of the optimizer have no name")
+    mine = {id(parameter) for parameter in parameters}
+    return [(name, parameter) for name, parameter in named if id(parameter) in mine]
+
+
+def _groups(groups, num_groups, names):
+    """Groups as (lists of names, number of groups)."""
+    if num_groups:
+        warnings.warn("num_groups is called groups now", DeprecationWarning)
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return [], 0
+    if isinstance(groups, int) and groups >= 0:
+        return [], groups
+    if not isinstance(groups, list):
+        raise ValueError("groups: a number >= 0, or a list of lists of parameters")
+    seen = set()
+    lists = []
+    for group in groups:
+        for parameter in group:
+            if not isinstance(parameter, torch.Tensor):
+                raise ValueError("groups: each is a list of parameters")
+            if id(parameter) in seen:
+                raise ValueError("groups: a parameter is in one group only")
+            seen.add(id(parameter))
+        lists.append([names[parameter] for parameter in group if parameter in names])
+    return [each for each in lists if each], 0
+
+
+def _with_gradients(named):
+    """Those that can have gradients, ready for the hooks of C++: integers can't."""
+    reduced = [(name, parameter) for name, parameter in named if parameter.is_floating_point()]
+    for _, parameter in reduced:
+        _prepare_hooks(parameter)
+    return reduced
+
+
+def _prepare_hooks(parameter):
+    """The first hook that Python registers on a tensor makes the lists of hooks anew, which would
+    drop those of C++. So the lists are made before. Hooks that are there stay."""
+    requires_grad = parameter.requires_grad
+    parameter.requires_grad_(True)
+    if parameter._backward_hooks is None:
+        parameter.register_hook(lambda grad: None).remove()
+    if parameter._post_accumulate_grad_hooks is None:
+        parameter._post_accumulate_grad_hooks = OrderedDict()
+    parameter.requires_grad_(requires_grad)
+
+
+def _before_step(optimizer, args, kwargs):
+    """A pre-hook, not a step() of the class: schedulers replace step() of the instance."""
+    if optimizer._in_step:  # a step() that calls the one of its base class
+        return None
+    optimizer._in_step = True
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+    if closure is not None:
+        kwargs = {key: value for key, value in kwargs.items() if key != "closure"}
+        return (args[0], _reducing(optimizer, closure), *args[2:]), kwargs
+    if optimizer._skips_synchronize:
+        return None
+    if optimizer._synchronized:
+        warnings.warn("optimizer.step() called without optimizer.skip_synchronize() context after "
+                      "optimizer.synchronize(). Horovod reduces the gradients again there; Horon "
+                      "has reduced them once, and does not")
+        return None
+    optimizer._reducer.synchronize()
+    return None
+
+
+def _after_step(optimizer, args, kwargs):
+    optimizer._in_step = False
+    optimizer._synchronized = False
+
+
+def _reducing(optimizer, closure):
+    """The closure for an optimizer that calls it as often as it likes: gradients are reduced, and
+    the loss is that of all ranks, so that they decide alike."""
+    def evaluate():
+        loss = closure()
+        optimizer._reducer.synchronize()
+        if loss is None:
+            return None
+        if not torch.is_tensor(loss):
+            return optimizer._reducer.reduce_number(loss)
+        return torch.full_like(loss.detach(), optimizer._reducer.reduce_number(loss.item()))
+    return evaluate

@@ -1,0 +1,98 @@
+"""Process sets: some of the ranks, that do collectives among themselves."""
+
+from horon import native
+
+
+class ProcessSet:
+    """Ranks (of the world) in ascending order. Usable after add_process_set() or init()."""
+
+    def __init__(self, ranks_or_comm):
+        if hasattr(ranks_or_comm, "Get_group"):
+            ranks_or_comm = _ranks_of(ranks_or_comm)
+        self.ranks = sorted(ranks_or_comm)
+        if len(set(self.ranks)) != len(self.ranks):
+            raise ValueError(f"a process set has each rank once: {self.ranks}")
+        self._native = None
+
+    @property
+    def process_set_id(self):
+        return self._native.id if self._native is not None else None
+
+    def size(self):
+        return self.of_call().size()
+
+    def rank(self):
+        """This rank's place in the set; -1 if it is not in it."""
+        return self.of_call().rank()
+
+    def included(self):
+        return self.rank() >= 0
+
+    def of_call(self):
+        """What C++ takes."""
+        if self._native is None:
+            raise ValueError(f"{self} has not been added: add_process_set()")
+        return self._native
+
+    def __str__(self):
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+class _AllRanks(ProcessSet):
+    def __init__(self):
+        super().__init__([])
+        self._native = native.ProcessSet()
+
+
+def _ranks_of(comm):
+    from mpi4py import MPI
+    group = comm.Get_group()
+    return MPI.Group.Translate_ranks(group, list(range(group.Get_size())),
+                                     MPI.COMM_WORLD.Get_group())
+
+
+global_process_set = _AllRanks()
+_of_session = []
+
+
+def add_process_set(process_set):
+    """Takes a ProcessSet or ranks. Collective over all ranks of the job, in the same order."""
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set.process_set_id is not None:
+        raise ValueError(f"{process_set} has been added already")
+    process_set._native = native.add_process_set(process_set.ranks)
+    _of_session.append(process_set)
+    return process_set
+
+
+def remove_process_set(process_set):
+    """Collective over all ranks of the job. False: there is no such set."""
+    if process_set is global_process_set or process_set.process_set_id is None:
+        return False
+    native.remove_process_set(process_set.of_call())
+    process_set._native = None
+    _of_session.remove(process_set)
+    return True
+
+
+def of_init(process_sets):
+    """The sets that init() makes."""
+    if process_sets is None or process_sets == "dynamic":
+        return []
+    if not isinstance(process_sets, (list, tuple)):
+        raise ValueError('process_sets: a list of process sets, or "dynamic"')
+    return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
+
+
+def started(process_sets):
+    global_process_set.ranks = list(range(native.size()))
+    for each, made in zip(process_sets, native.process_sets()[1:]):
+        each._native = made
+        _of_session.append(each)
+
+
+def ended():
+    for each in _of_session:
+        each._native = None
+    _of_session.clear()

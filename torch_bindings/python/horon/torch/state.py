@@ -1,0 +1,98 @@
+"""Parameters, optimizer state and objects of one rank for all."""
+
+import itertools
+import pickle
+
+import torch
+
+from horon import native
+from horon.torch.collectives import broadcast_async_, synchronize
+from horon.torch.process_sets import global_process_set
+
+try:
+    import cloudpickle as _pickler  # writes functions and classes of __main__ too
+except ImportError:
+    _pickler = pickle
+
+
+def broadcast_parameters(params, root_rank):
+    """Gives all ranks the root's values, in place. params: a state_dict, or named_parameters().
+
+    Names, dtypes and shapes are compared first; where they differ all ranks raise
+    HorovodInternalError that names the first one, and nothing is written.
+    """
+    if isinstance(params, dict):
+        params = params.items()
+    try:
+        named = [(name, tensor) for name, tensor in params]
+    except (TypeError, ValueError):
+        raise ValueError("broadcast_parameters: give a state_dict or named_parameters()") from None
+    native.broadcast_tensors([(name, tensor) for name, tensor in named
+                              if isinstance(tensor, torch.Tensor)],
+                             root_rank, global_process_set.of_call())
+
+
+class _TensorOf:
+    """Stands for a tensor in an optimizer's state that travels without its tensors."""
+
+    def __init__(self, tensor):
+        self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
+        self.device = tensor.device.type
+
+    def empty(self):
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+
+def _replace(value, of_type, made):
+    """The value with made(x) for each x of a type in it."""
+    if isinstance(value, of_type):
+        return made(value)
+    if isinstance(value, dict):
+        return {key: _replace(each, of_type, made) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_replace(each, of_type, made) for each in value)
+    return value
+
+
+def broadcast_optimizer_state(optimizer, root_rank, model=None):
+    """Gives all ranks the root's options and state, whatever they had. No step is taken.
+
+    `model` is not needed. Call it after broadcast_parameters().
+    """
+    tensors = []
+    is_root = native.rank() == root_rank
+
+    def take(tensor):
+        tensors.append(tensor.detach().clone())
+        return _TensorOf(tensor)
+
+    def make(stand_in):
+        tensors.append(stand_in.empty())
+        return tensors[-1]
+
+    state = _replace(optimizer.state_dict(), torch.Tensor, take) if is_root else None
+    state = broadcast_object(state, root_rank)
+    if not is_root:
+        state = _replace(state, _TensorOf, make)
+    numbers = itertools.count()
+    for handle in [broadcast_async_(each, root_rank, f"optimizer_state.{next(numbers)}")
+                   for each in tensors]:
+        synchronize(handle)
+    if not is_root:
+        optimizer.load_state_dict(state)
+
+
+def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
+    """The root's object, by pickle: only from ranks of this job, which are trusted."""
+    name = f"broadcast_object.{name}" if name else ""
+    is_root = native.rank() == root_rank
+    written = _pickler.dumps(obj) if is_root else b""
+    received = native.broadcast_bytes(written, name, root_rank, process_set.of_call())
+    return obj if is_root else pickle.loads(received)
+
+
+def allgather_object(obj, name=None, process_set=global_process_set):
+    """A list of the objects of all ranks of the set, in the order of ranks."""
+    name = f"allgather_object.{name}" if name else ""
+    return [pickle.loads(each)
+            for each in native.allgather_bytes(_pickler.dumps(obj), name, process_set.of_call())]

@@ -1,0 +1,108 @@
+// GradientReducer for parameters that Python holds: the same tensors, so that hooks of C++ reduce
+// their gradients while Python's backward() runs.
+#include <memory>
+#include <optional>
+#include <pybind11/stl.h>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "horon/core/base/error.h"
+#include "horon/torch_bindings/gradients/gradient_reducer.h"
+#include "horon/torch_bindings/python/bindings.h"
+
+namespace horon::python {
+namespace {
+
+namespace py = pybind11;
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+// Destructors and most calls of a reducer may wait for other ranks, so none holds the GIL.
+class Reducer {
+ public:
+  Reducer(const Named& parameters, const GradientReducerOptions& options)
+      : reducer_(std::make_unique<GradientReducer>(NamedTensors(parameters), options)) {}
+  ~Reducer() {
+    const py::gil_scoped_release without_gil;
+    quiet_.clear();
+    reducer_.reset();
+  }
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  GradientReducer& operator*() { return *reducer_; }
+  void begin_no_sync() { quiet_.push_back(reducer_->no_sync()); }
+  void end_no_sync() { quiet_.pop_back(); }
+
+ private:
+  std::unique_ptr<GradientReducer> reducer_;
+  std::vector<GradientReducer::NoSync> quiet_;
+};
+
+Compression compression_of(const std::string& name) {
+  if (name == "none") return Compression::None;
+  if (name == "fp16") return Compression::Float16;
+  if (name == "bf16") return Compression::BFloat16;
+  throw Error(ErrorCode::InvalidArgument, "compression \"" + name + "\" is unknown");
+}
+
+std::unique_ptr<Reducer> make_reducer(const Named& parameters, ReduceOp op,
+                                      const ProcessSet& process_set, const std::string& compression,
+                                      int passes, double predivide_factor,
+                                      std::vector<std::vector<std::string>> groups, int num_groups,
+                                      bool sparse_as_dense) {
+  GradientReducerOptions options;
+  options.op = op;
+  options.process_set = process_set;
+  options.compression = compression_of(compression);
+  options.backward_passes_per_step = passes;
+  options.gradient_predivide_factor = predivide_factor;
+  options.groups = std::move(groups);
+  options.num_groups = num_groups;
+  options.sparse_as_dense = sparse_as_dense;
+  const py::gil_scoped_release without_gil;
+  return std::make_unique<Reducer>(parameters, options);
+}
+
+py::dict statistics_of(Reducer& reducer) {
+  const GradientStatistics now = (*reducer).statistics();
+  py::dict all;
+  all["steps"] = now.steps;
+  all["buckets"] = now.buckets;
+  all["submitted_in_backward"] = now.submitted_in_backward;
+  all["late_parts"] = now.late_parts;
+  all["wait_seconds"] = now.wait_seconds;
+  return all;
+}
+
+}  // namespace
+
+void bind_reducer(py::module_& module) {
+  using WithoutGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<Reducer>(module, "Reducer")
+      .def(py::init(&make_reducer), py::arg("parameters"), py::arg("op"), py::arg("process_set"),
+           py::arg("compression"), py::arg("passes"), py::arg("predivide_factor"),
+           py::arg("groups"), py::arg("num_groups"), py::arg("sparse_as_dense"))
+      .def(
+          "synchronize", [](Reducer& self) { (*self).synchronize(); }, WithoutGil())
+      .def(
+          "reduce_number", [](Reducer& self, double value) { return (*self).reduce_number(value); },
+          WithoutGil())
+      .def("set_weight", [](Reducer& self, double weight) { (*self).set_weight(weight); })
+      .def("set_backward_passes_per_step",
+           [](Reducer& self, int passes) { (*self).set_backward_passes_per_step(passes); })
+      .def(
+          "add_parameters",
+          [](Reducer& self, const Named& named) { (*self).add_parameters(NamedTensors(named)); },
+          WithoutGil())
+      .def(
+          "before_zeroing_in_place", [](Reducer& self) { (*self).before_zeroing_in_place(); },
+          WithoutGil())
+      .def("begin_no_sync", &Reducer::begin_no_sync)
+      .def("end_no_sync", &Reducer::end_no_sync)
+      .def("statistics", &statistics_of);
+}
+
+}  // namespace horon::python

@@ -1,0 +1,85 @@
+// Start, ranks, process sets, stop.
+#include "horon/ops/session/session.h"
+
+#include <cstdint>
+#include <map>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <string>
+#include <vector>
+
+#include "horon/core/base/statistics.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/torch_bindings/python/bindings.h"
+#include "horon/torch_bindings/session.h"
+
+namespace horon::python {
+namespace {
+
+namespace py = pybind11;
+using WithoutGil = py::call_guard<py::gil_scoped_release>;
+
+// `mpi_comm`: the address of an MPI_Comm; 0: that of all ranks.
+void start(std::map<std::string, std::string> knobs, std::vector<std::vector<int>> process_sets,
+           uintptr_t mpi_comm) {
+  InitOptions options;
+  options.set = std::move(knobs);
+  options.process_sets = std::move(process_sets);
+  options.mpi_comm = reinterpret_cast<const void*>(mpi_comm);
+  init(options);
+  let_waits_be_interrupted(true);
+}
+
+void stop() {
+  let_waits_be_interrupted(false);
+  shutdown();
+}
+
+// As NCCL_VERSION_CODE; 0: this build or this machine has none.
+int nccl_version() { return is_initialized() ? ops::gpu()->nccl_version() : 0; }
+
+std::map<std::string, std::string> facts() {
+  std::map<std::string, std::string> all;
+  for (const BuildFact& fact : build_facts()) all[fact.name] = fact.value;
+  return all;
+}
+
+std::map<std::string, uint64_t> counts() {
+  const Statistics now = statistics();
+  std::map<std::string, uint64_t> all;
+  for (const StatisticName& each : kStatisticNames) all[std::string(each.name)] = now.*each.field;
+  return all;
+}
+
+}  // namespace
+
+void bind_session(py::module_& module) {
+  module.def("init", &start, py::arg("knobs"), py::arg("process_sets"), py::arg("mpi_comm"),
+             WithoutGil());
+  module.def("shutdown", &stop, WithoutGil());
+  module.def("is_initialized", &is_initialized);
+  module.def("rank", &rank);
+  module.def("size", &size);
+  module.def("local_rank", &local_rank);
+  module.def("local_size", &local_size);
+  module.def("cross_rank", &cross_rank);
+  module.def("cross_size", &cross_size);
+  module.def("is_homogeneous", &is_homogeneous);
+  module.def("nccl_version", &nccl_version);
+  module.def("build_facts", &facts, WithoutGil());
+  module.def("statistics", &counts);
+
+  py::class_<ProcessSet>(module, "ProcessSet")
+      .def(py::init<>())
+      .def_property_readonly("id", &ProcessSet::id)
+      .def("ranks", &ProcessSet::ranks)
+      .def("size", &ProcessSet::size)
+      .def("rank", &ProcessSet::rank);
+  module.def("add_process_set", &add_process_set, py::arg("ranks"), WithoutGil());
+  module.def("remove_process_set", &remove_process_set, py::arg("process_set"), WithoutGil());
+  module.def("process_sets", &process_sets);
+  module.def("barrier", &barrier, py::arg("process_set"), WithoutGil());
+  module.def("join", &join, py::arg("process_set"), WithoutGil());
+}
+
+}  // namespace horon::python

@@ -1,0 +1,84 @@
+// Parameters and bytes from rank to rank, and the statistics of SyncBatchNorm.
+#include <chrono>
+#include <cstdint>
+#include <pybind11/stl.h>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "horon/torch_bindings/collectives/bytes.h"
+#include "horon/torch_bindings/modules/synced_normalization.h"
+#include "horon/torch_bindings/python/bindings.h"
+#include "horon/torch_bindings/state/broadcast_state.h"
+
+namespace horon::python {
+namespace {
+
+namespace py = pybind11;
+using torch_detail::BatchStatistics;
+
+void broadcast_tensors(const std::vector<std::pair<std::string, at::Tensor>>& tensors, int root,
+                       const ProcessSet& process_set) {
+  const py::gil_scoped_release without_gil;
+  broadcast_parameters(NamedTensors(tensors), root, process_set);
+}
+
+py::bytes send_bytes(const std::string& bytes, const std::string& name, int root,
+                     const ProcessSet& process_set) {
+  std::string received;
+  {
+    const py::gil_scoped_release without_gil;
+    received = broadcast_bytes(bytes, {.name = name, .root = root, .process_set = process_set});
+  }
+  return py::bytes(received);
+}
+
+std::vector<py::bytes> gather_bytes_of_all(const std::string& bytes, const std::string& name,
+                                           const ProcessSet& process_set) {
+  std::vector<std::string> parts;
+  {
+    const py::gil_scoped_release without_gil;
+    parts = allgather_bytes(bytes, {.name = name, .process_set = process_set});
+  }
+  return {parts.begin(), parts.end()};
+}
+
+// `number`: of this call of the module, from 1. Weight and bias may be None.
+at::Tensor normalize(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                     const BatchStatistics& statistics, const std::string& name,
+                     const ProcessSet& process_set, double eps, int64_t number) {
+  const py::gil_scoped_release without_gil;
+  torch_detail::NormalizationCall call;
+  call.name = name;
+  call.process_set = process_set;
+  call.eps = eps;
+  call.number = number;
+  call.backward_timeout = std::chrono::minutes(5);
+  return torch_detail::normalize(input, weight, bias, statistics, call);
+}
+
+}  // namespace
+
+void bind_state(py::module_& module) {
+  module.def("broadcast_tensors", &broadcast_tensors, py::arg("tensors"), py::arg("root"),
+             py::arg("process_set"));
+  module.def("broadcast_bytes", &send_bytes, py::arg("bytes"), py::arg("name"), py::arg("root"),
+             py::arg("process_set"));
+  module.def("allgather_bytes", &gather_bytes_of_all, py::arg("bytes"), py::arg("name"),
+             py::arg("process_set"));
+  py::class_<BatchStatistics>(module, "BatchStatistics")
+      .def_readonly("mean", &BatchStatistics::mean)
+      .def_readonly("variance", &BatchStatistics::variance)
+      .def_readonly("unbiased", &BatchStatistics::unbiased)
+      .def_readonly("count", &BatchStatistics::count)
+      .def_readonly("small_count", &BatchStatistics::small_count);
+  module.def("gather_statistics", &torch_detail::gather_statistics, py::arg("input"),
+             py::arg("name"), py::arg("process_set"), py::call_guard<py::gil_scoped_release>());
+  module.def("normalize", &normalize, py::arg("input"), py::arg("weight"), py::arg("bias"),
+             py::arg("statistics"), py::arg("name"), py::arg("process_set"), py::arg("eps"),
+             py::arg("number"));
+}
+
+}  // namespace horon::python
