@@ -10,6 +10,7 @@
 
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
@@ -18,10 +19,6 @@
 
 namespace horon::torch_detail {
 namespace {
-
-DataType narrow_dtype(Compression compression) {
-  return compression == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
-}
 
 constexpr size_t kLine = 64;  // of cache
 
@@ -54,7 +51,7 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   // On a GPU the runtime narrows: one launch for all.
   if (!idle && device_.is_cpu() && dtype_ == at::kFloat &&
       settings.compression != Compression::None) {
-    narrow_ = {nullptr, narrow_dtype(settings.compression), settings.prescale};
+    narrow_ = {nullptr, core::narrow_type(settings.compression), settings.prescale};
     all_bytes = narrow_at + (static_cast<size_t>(elements_) + flags) * size_of(narrow_.dtype);
   }
   take_memory(all_bytes, idle);

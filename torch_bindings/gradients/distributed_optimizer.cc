@@ -16,6 +16,7 @@
 #include "horon/torch_bindings/gradients/fused_step.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
 #include "horon/torch_bindings/gradients/step_scaling.h"
+#include "horon/torch_bindings/tensors/closure_order.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -150,7 +151,8 @@ bool OptimizerSteps::calls_closure_first(const ::torch::optim::Optimizer& optimi
   const std::type_info& type = unwrapped_type(optimizer);
   return type == typeid(optim::SGD) || type == typeid(optim::Adam) ||
          type == typeid(optim::AdamW) || type == typeid(optim::Adagrad) ||
-         type == typeid(optim::RMSprop);
+         type == typeid(optim::RMSprop) ||
+         dynamic_cast<const CallsClosureFirst*>(&optimizer) != nullptr;
 }
 
 at::Tensor OptimizerSteps::evaluate(const Groups& groups,
@@ -196,6 +198,9 @@ bool OptimizerSteps::make_step(::torch::optim::Optimizer& optimizer) {
 }
 
 void OptimizerSteps::set_grad_scale(double scale) { scaling_->set_grad_scale(scale); }
+void OptimizerSteps::set_skip_nonfinite(bool skip) { scaling_->set_skip_nonfinite(skip); }
+double OptimizerSteps::grad_scale() const { return scaling_->grad_scale(); }
+bool OptimizerSteps::skip_nonfinite() const { return scaling_->skip_nonfinite(); }
 bool OptimizerSteps::step_skipped() const { return scaling_->skips(); }
 std::optional<double> OptimizerSteps::grad_norm() const { return scaling_->norm(); }
 

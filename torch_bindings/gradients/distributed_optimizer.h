@@ -38,6 +38,7 @@
 #include <torch/serialize/output-archive.h>
 
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
+#include "horon/torch_bindings/gradients/scaled_steps.h"
 #include "horon/torch_bindings/tensors/named_tensors.h"
 #include "horon/torch_bindings/tensors/wrapped_optimizer.h"
 
@@ -91,6 +92,9 @@ class OptimizerSteps {
   bool make_step(::torch::optim::Optimizer& optimizer);
   void set_fused_step(FusedStep wish);
   void set_grad_scale(double scale);
+  void set_skip_nonfinite(bool skip);
+  double grad_scale() const;
+  bool skip_nonfinite() const;
   bool step_skipped() const;
   std::optional<double> grad_norm() const;
   std::string fused_step_refusal(const Groups& groups) const;
@@ -108,10 +112,10 @@ class OptimizerSteps {
 
 // The calls that every DistributedOptimizer has. Self has param_groups().
 template <class Self>
-class OptimizerCalls {
+class OptimizerCalls : public ScaledSteps {
  public:
   // Reduces what backward() has not reduced: all of it with WaitIn::Step. Collective.
-  void synchronize() { steps_->synchronize(self().param_groups()); }
+  void synchronize() override { steps_->synchronize(self().param_groups()); }
 
   // Those of GradientReducer, which says what they do.
   void set_weight(double weight) { steps_->reducer().set_weight(weight); }
@@ -136,9 +140,12 @@ class OptimizerCalls {
   }
 
   // From the next step on; the same on all ranks. Throws Error(InvalidArgument).
-  void set_grad_scale(double scale) { steps_->set_grad_scale(scale); }
+  void set_grad_scale(double scale) override { steps_->set_grad_scale(scale); }
+  void set_skip_nonfinite(bool skip) override { steps_->set_skip_nonfinite(skip); }
+  double grad_scale() const override { return steps_->grad_scale(); }
+  bool skip_nonfinite() const override { return steps_->skip_nonfinite(); }
   // skip_nonfinite has left the last step out: on all ranks.
-  bool step_skipped() const { return steps_->step_skipped(); }
+  bool step_skipped() const override { return steps_->step_skipped(); }
   // The L2 norm of the gradients of the last step, after division by grad_scale and before they
   // were clipped; the same on all ranks. Empty without clip_grad_norm and skip_nonfinite.
   std::optional<double> grad_norm() const { return steps_->grad_norm(); }

@@ -11,7 +11,6 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/adagrad.h>
@@ -44,14 +43,6 @@ State& make_state(optim::Optimizer& optimizer, const at::Tensor& parameter) {
   return result;
 }
 
-// Does element i of the one belong to element i of the other, in memory?
-bool lies_as(const at::Tensor& tensor, const at::Tensor& parameter) {
-  return tensor.defined() && tensor.layout() == at::kStrided &&
-         tensor.device() == parameter.device() && tensor.scalar_type() == parameter.scalar_type() &&
-         tensor.sizes() == parameter.sizes() && tensor.strides() == parameter.strides() &&
-         !tensor.is_neg();
-}
-
 // Can the state of a parameter be laid out as the parameter is?
 bool fits(const at::Tensor& state, const at::Tensor& parameter) {
   return state.defined() && state.layout() == at::kStrided &&
@@ -62,11 +53,7 @@ bool fits(const at::Tensor& state, const at::Tensor& parameter) {
 // State that was loaded may lie otherwise in memory than the parameter, and not on all ranks: after
 // a broadcast it does on the root alone. It is laid out anew, once, and all can go on fused.
 const at::Tensor& laid_out(at::Tensor& state, const at::Tensor& parameter) {
-  if (!lies_as(state, parameter)) {
-    at::Tensor anew = at::empty_strided(parameter.sizes(), parameter.strides(), state.options());
-    anew.copy_(state);
-    state = std::move(anew);
-  }
+  if (!lies_as(state, parameter)) state = laid_out_as(parameter, state);
   return state;
 }
 

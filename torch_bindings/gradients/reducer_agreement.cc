@@ -36,7 +36,7 @@ RoundFlags GradientReducer::Impl::current_flags() {
   if (!settings_.has_round_flags()) return {};
   raise_flags();
   RoundFlags flags = *flags_;
-  if (agree_first_ || weight_ || (round_ && round_->has_news)) flags.ask();
+  if (agree_first_ || weight_ || wished_bytes_ || (round_ && round_->has_news)) flags.ask();
   return flags;
 }
 
@@ -50,6 +50,7 @@ void GradientReducer::Impl::announce(Failures& failures) {
   facts.failed = round_->failed;
   facts.weight = weight_;
   facts.rounded_otherwise = step_rounded_otherwise_;
+  facts.bytes = wished_bytes_;
   if (settings_.compares_replicas()) {
     raise_flags();
     facts.replica = fingerprint_;
@@ -136,6 +137,7 @@ bool GradientReducer::Impl::use_agreement() {
     return true;
   }
   if (!totals_.same_number) refuse_round_number();
+  if (totals_.bytes.others > 0) hear_of_bytes();
   const bool weighted = failures.run([&] { use_weights(); });
   failures.run([&] {
     if (totals_.late == 0) return;

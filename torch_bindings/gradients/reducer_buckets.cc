@@ -66,6 +66,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   layouts_.insert(layouts_.end(), added.begin(), added.end());
   std::move(hooks.begin(), hooks.end(), std::back_inserter(hooks_));
   round_is_due_ = true;
+  restart_tuning();
   make_buckets(first_slot);
 }
 
@@ -109,8 +110,11 @@ void GradientReducer::Impl::set_passes(int passes) {
   }
   GradientReducerOptions wanted = options_;
   wanted.backward_passes_per_step = passes;
+  const BucketBytes tuned = settings_.bytes;
   settings_ = settings_of(wanted);  // throws if it is wrong
+  settings_.bytes = tuned;
   options_ = std::move(wanted);
+  restart_tuning();
   if (!settings_.leaves_gradients_alone()) use_buckets();
   if (settings_.member) rebuild(std::move(layouts_));  // the ranks compare it with the plan
 }
@@ -133,11 +137,12 @@ std::vector<GradientLayout> GradientReducer::Impl::current_layouts() const {
 }
 
 void GradientReducer::Impl::rebuild_if_changed() {
-  bool changed = false;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    changed = changed || !fits(i);
-  }
-  if (changed) rebuild(current_layouts());
+  const bool changed = !all_fit();
+  if (!changed && !next_bytes_) return;
+  std::vector<GradientLayout> layouts = changed ? current_layouts() : layouts_;
+  if (changed) restart_tuning();
+  if (next_bytes_) settings_.bytes = *std::exchange(next_bytes_, {});
+  rebuild(std::move(layouts));
 }
 
 // Gradients that have been sparse on all ranks are expected to be so again: they need no bucket.
@@ -152,7 +157,9 @@ void GradientReducer::Impl::learn_sparse() {
     if (!grad.defined() || grad.layout() == at::kStrided) continue;
     layouts[i].sparse = learned = true;
   }
-  if (learned) rebuild(std::move(layouts));
+  if (!learned) return;
+  restart_tuning();
+  rebuild(std::move(layouts));
 }
 
 }  // namespace horon

@@ -41,7 +41,10 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
       alone_(settings_.member && settings_.leaves_gradients_alone()),
       late_(name_, settings_),
       ends_(this),
-      no_sync_depth_(std::make_shared<std::atomic<int>>(0)) {
+      no_sync_depth_(std::make_shared<std::atomic<int>>(0)),
+      tunes_(ops::runtime().config().autotune && settings_.member && settings_.set_rank == 0 &&
+             settings_.ranks.size() > 1) {
+  if (!alone_ && ops::runtime().config().keep_heap) kept_heap_.emplace();
   add_parameters(parameters);
 }
 
@@ -60,6 +63,13 @@ void GradientReducer::Impl::begin_gathering(int64_t task) {
 
 bool GradientReducer::Impl::fits(size_t slot) const {
   return slots_[slot].fits() || layouts_[slot].fits(slots_[slot].parameter());
+}
+
+bool GradientReducer::Impl::all_fit() const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (!fits(i)) return false;
+  }
+  return true;
 }
 
 // The gradients that the bucket waits for: those that have come in this round of an earlier step.
@@ -114,10 +124,16 @@ void GradientReducer::Impl::join_round(size_t slot, int64_t task,
                                        std::unique_lock<std::mutex>& lock) {
   if (round_) wait_for_round(lock);
   if (broken_) return;
-  if (settings_.wait_in == WaitIn::Backward) await_end_of(task);
-  if (!open_ && task_that_fits_ != task && !is_gathering()) begin_gathering(task);
+  const bool waits = settings_.wait_in == WaitIn::Backward;
+  if (waits) await_end_of(task);
+  if (task_that_fits_ != task && !is_gathering()) {
+    if (!open_) {
+      begin_gathering(task);
+    } else if (waits && all_fit()) {  // a later pass of the round: the buckets count on
+      task_that_fits_ = task;
+    }
+  }
   if (task_that_fits_ == task) {
-    const bool waits = settings_.wait_in == WaitIn::Backward;
     if (waits && !has_timeline_ && !before_bucket) steady_task_ = task;
   } else if (!fits(slot)) {
     throw Error(

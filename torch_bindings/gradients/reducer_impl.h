@@ -1,6 +1,7 @@
 // The work of a GradientReducer. reducer_impl.cc has what happens while backward() runs,
 // reducer_round.cc the reduction of all buckets, reducer_agreement.cc what the ranks tell each
-// other in it, and reducer_buckets.cc which gradients share one.
+// other in it, reducer_buckets.cc which gradients share one, and reducer_tuning.cc how the sizes of
+// buckets change while training goes on.
 //
 // A round reduces every bucket once. Ranks run the same rounds: one at the end of each backward()
 // (with WaitIn::Step, one in each synchronize()), and one in synchronize() if the step had none.
@@ -32,9 +33,11 @@
 #include <c10/core/Stream.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/kept_heap.h"
 #include "horon/core/base/timeline.h"
 #include "horon/torch_bindings/gradients/backward_ends.h"
 #include "horon/torch_bindings/gradients/bucket.h"
+#include "horon/torch_bindings/gradients/bucket_tuner.h"
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/gradients/hooks.h"
 #include "horon/torch_bindings/gradients/late_parts.h"
@@ -156,6 +159,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void wait_for_round(std::unique_lock<std::mutex>& lock);
   void begin_gathering(int64_t task);
   bool fits(size_t slot) const;
+  bool all_fit() const;
   int64_t expect(GradientBucket& bucket);
   bool is_steady(int64_t task) const { return steady_task_ == task; }
   bool is_gathering() const;
@@ -199,6 +203,11 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   [[noreturn]] void refuse_early_step(bool early);
   void check_undisputed(size_t slot) const;
 
+  // reducer_tuning.cc
+  void tune();
+  void hear_of_bytes();
+  void restart_tuning();
+
   GradientReducerOptions options_;
   torch_detail::GradientSettings settings_;
   const std::string name_;
@@ -228,13 +237,13 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   static constexpr int64_t kNoTask = std::numeric_limits<int64_t>::min();
   std::atomic<int64_t> steady_task_{kNoTask};
   std::atomic<int64_t> buckets_to_go_{0};  // that wait for gradients in this round
-  // The backward pass that began when no gradient had come since the last round, and all parameters
-  // fitted their buckets: a program changes them between two passes, so its hooks need not look
-  // again.
+  // A backward pass that began when no other of these ran, and all parameters fitted their buckets:
+  // a program changes them between two passes, so its hooks need not look again.
   std::optional<int64_t> task_that_fits_;
   std::atomic<bool> open_{false};        // a gradient has come since the last round
   std::atomic<int64_t> task_alone_{-1};  // the backward pass that has set open_ where alone_
   std::shared_ptr<std::atomic<int>> no_sync_depth_;
+  std::optional<core::KeptHeap> kept_heap_;  // the hooks free gradients during backward
   Clock::time_point first_arrival_, last_arrival_;
 
   std::optional<OpenRound> round_;
@@ -252,6 +261,10 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   torch_detail::ReplicaCheck replicas_;
   uint64_t fingerprint_ = 0;  // of this rank's parameters when flags_ were raised
   torch_detail::LookSchedule looks_;
+  bool tunes_;  // this rank decides for all of them, and has not yet
+  std::optional<torch_detail::BucketTuner> tuner_;
+  std::optional<torch_detail::BucketBytes> wished_bytes_;  // that all ranks are to hear of
+  std::optional<torch_detail::BucketBytes> next_bytes_;    // all use them from the next round on
   double scale_ = 1;         // what results of this round are multiplied by
   double number_share_ = 1;  // of the last round: what reduce_number() multiplies by
   GradientStatistics statistics_;

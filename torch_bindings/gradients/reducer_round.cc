@@ -55,6 +55,7 @@ void GradientReducer::Impl::next_step() {
   task_that_fits_.reset();
   steady_task_ = kNoTask;
   flags_.reset();
+  if (tunes_) tune();
 }
 
 bool GradientReducer::Impl::changed_since_synchronize() const {

@@ -32,6 +32,8 @@ enum Index : size_t {
   kTotal,
   kTotalCut,  // its last 16 bits, whose square is exact
   kTotalCutSquare,
+  kFirstBucketBytes,
+  kBucketBytes,
   kCount
 };
 
@@ -111,6 +113,8 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   numbers[kTotal] = static_cast<double>(facts.number.total);
   numbers[kTotalCut] = total_cut;
   numbers[kTotalCutSquare] = total_cut * total_cut;
+  numbers[kFirstBucketBytes] = facts.bytes ? static_cast<double>(facts.bytes->first) : 0;
+  numbers[kBucketBytes] = facts.bytes ? static_cast<double>(facts.bytes->others) : 0;
   handle_ = submit_in_place(set_, name_, spec_, numbers.data(), kCount, numbers_);
 }
 
@@ -135,6 +139,8 @@ RoundTotals RoundAgreement::agree() {
   totals.replicas_alike = !totals.same_total || all_equal(numbers[kParticipants], numbers[kReplica],
                                                           numbers[kReplicaSquare]);
   totals.look = numbers[kLooks] > 0;
+  totals.bytes = {static_cast<int64_t>(numbers[kFirstBucketBytes]),
+                  static_cast<int64_t>(numbers[kBucketBytes])};
   return totals;
 }
 

@@ -33,6 +33,8 @@ struct RoundFacts {
   std::optional<double> weight;
   std::optional<uint64_t> replica;  // its fingerprint; empty: replicas are not compared
   bool wants_look = false;          // at the replicas, if fingerprints differ
+  // What all ranks are to use from the next round on; one rank alone says so.
+  std::optional<BucketBytes> bytes;
 };
 
 // Of all ranks that have not joined. The same on all of them.
@@ -51,6 +53,7 @@ struct RoundTotals {
   // missed some. Only where the totals are equal the ranks have sampled the same elements.
   bool same_total = true;
   int64_t next_total = 1;
+  BucketBytes bytes;  // 0: nobody has said any
 };
 
 class RoundAgreement {

@@ -28,6 +28,9 @@ class StepScaling {
 
   // Throws Error(InvalidArgument).
   void set_grad_scale(double scale);
+  void set_skip_nonfinite(bool skip) { skip_nonfinite_ = skip; }
+  double grad_scale() const { return scale_; }
+  bool skip_nonfinite() const { return skip_nonfinite_; }
   // False: gradients stay as they are, and no step is left out.
   bool is_needed() const { return scale_ != 1 || needs_norm(); }
   bool needs_norm() const { return skip_nonfinite_ || clip_.has_value(); }

@@ -6,13 +6,11 @@
 
 #include "horon/tests/torch_bindings/gradients/backward_support.h"
 
-namespace horon {
+namespace horon::backward_ends_test {
 namespace {
 
 namespace autograd = ::torch::autograd;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
 
 TEST(BackwardEnds, RecomputedSegments) {
   for (const bool shown : {true, false}) {
@@ -224,4 +222,4 @@ TEST(BackwardEnds, ReducersThatEndTogetherOnSomeRanksOnly) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::backward_ends_test

@@ -10,18 +10,13 @@
 #include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/gradients/backward_support.h"
 
-namespace horon {
+namespace horon::backward_test {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
-
-const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
-const std::string kMismatch{to_string(ErrorCode::Mismatch)};
 
 TEST(Backward, GradientsAreReducedWhenItReturns) {
   const at::Tensor a = leaf({3}), b = leaf({2, 2});
@@ -354,4 +349,4 @@ TEST(Backward, ProgramChangesTheTensorOfAGradientThatSomeRanksLackLater) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::backward_test

@@ -6,8 +6,10 @@
 
 #include <gtest/gtest.h>
 
-namespace horon::torch_detail {
+namespace horon::bucket_countdown_test {
 namespace {
+
+using namespace torch_detail;
 
 TEST(BucketCountdown, TheWriterOfTheLastAwaitedGradientSubmits) {
   BucketCountdown bucket;
@@ -134,4 +136,4 @@ TEST(BucketCountdown, BeginsAmongWriters) {
 }
 
 }  // namespace
-}  // namespace horon::torch_detail
+}  // namespace horon::bucket_countdown_test

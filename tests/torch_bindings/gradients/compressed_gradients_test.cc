@@ -7,10 +7,10 @@
 
 #include <torch/torch.h>
 
-#include "horon/tests/torch_bindings/gradients/reducer_support.h"
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 
-namespace horon {
+namespace horon::compressed_gradients_test {
 namespace {
 
 using namespace testing_support;
@@ -231,4 +231,4 @@ TEST(CompressedGradients, AFunctionThatSeesTheBucketSeesWhatCameBeforeIt) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::compressed_gradients_test

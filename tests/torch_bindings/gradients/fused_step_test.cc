@@ -14,16 +14,13 @@
 #include "horon/torch_bindings/gradients/gradient_norm.h"
 #include "horon/torch_bindings/state/optimizer_state.h"
 
-namespace horon {
+namespace horon::fused_step_test {
 namespace {
 
 namespace optim = ::torch::optim;
 using namespace testing_support;
 using testing::HasSubstr;
 using torch_detail::FusedUpdate;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 at::Tensor random(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
@@ -310,4 +307,4 @@ TEST(FusedStepRefuses, WhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::fused_step_test

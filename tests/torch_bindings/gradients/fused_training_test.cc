@@ -8,15 +8,12 @@
 #include "horon/tests/torch_bindings/gradients/training_support.h"
 #include "horon/torch_bindings/state/broadcast_state.h"
 
-namespace horon {
+namespace horon::fused_training_test {
 namespace {
 
 namespace optim = ::torch::optim;
 using namespace testing_support;
 using testing::HasSubstr;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 struct DampedSgd : optim::SGD {
   using optim::SGD::SGD;
@@ -169,4 +166,4 @@ TEST(FusedTraining, RefusalNamesTheParameterAndTheStepIsMadeAllTheSame) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::fused_training_test

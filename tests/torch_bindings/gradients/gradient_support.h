@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -41,6 +42,8 @@ inline void expect_gradient(const at::Tensor& parameter, double value, double to
 inline void expect_close(const at::Tensor& parameter, double value) {
   expect_gradient(parameter, value, 1e-12);
 }
+
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // One bucket for each parameter.
 inline GradientReducerOptions alone(ReduceOp op = ReduceOp::Average,

@@ -8,7 +8,7 @@
 #include "horon/ops/session/process_set.h"
 #include "horon/tests/torch_bindings/gradients/training_support.h"
 
-namespace horon {
+namespace horon::optimizer_options_test {
 namespace {
 
 namespace optim = ::torch::optim;
@@ -17,9 +17,6 @@ using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
 
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
-
-const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
 const auto kSgd = optim::SGDOptions(0.1).momentum(0.9);
 
 using Distributed = DistributedOptimizer<optim::SGD>;
@@ -217,4 +214,4 @@ TEST(TrainingOptions, SparseGradients) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::optimizer_options_test

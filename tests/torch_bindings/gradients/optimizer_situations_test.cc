@@ -11,7 +11,7 @@
 #include "horon/tests/torch_bindings/gradients/training_support.h"
 #include "horon/torch_bindings/gradients/toggle_scope.h"
 
-namespace horon {
+namespace horon::optimizer_situations_test {
 namespace {
 
 namespace optim = ::torch::optim;
@@ -19,10 +19,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
-
-const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
 
 ::torch::nn::Sequential make_mlp(int64_t in, int64_t out, uint64_t seed) {
   ::torch::manual_seed(seed);
@@ -351,4 +347,4 @@ TEST(Situations, OptimizerOfTheProgram) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::optimizer_situations_test

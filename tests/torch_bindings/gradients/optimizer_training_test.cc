@@ -6,14 +6,11 @@
 
 #include "horon/tests/torch_bindings/gradients/training_support.h"
 
-namespace horon {
+namespace horon::optimizer_training_test {
 namespace {
 
 namespace optim = ::torch::optim;
 using namespace testing_support;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 // Plain LibTorch, and Horon, with the same loop.
 template <class Optimizer>
@@ -219,4 +216,4 @@ TEST(Training, AFrozenStepSendsNothingOnAHostAndLittleBetweenHosts) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::optimizer_training_test

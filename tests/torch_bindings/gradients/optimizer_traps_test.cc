@@ -6,10 +6,9 @@
 
 #include <torch/torch.h>
 
-#include "horon/tests/torch_bindings/gradients/gradient_support.h"
-#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/tests/torch_bindings/gradients/backward_support.h"
 
-namespace horon {
+namespace horon::optimizer_traps_test {
 namespace {
 
 namespace optim = ::torch::optim;
@@ -17,11 +16,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
-
-const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
-const std::string kMismatch{to_string(ErrorCode::Mismatch)};
 
 struct PairImpl : ::torch::nn::Module {
   PairImpl() {
@@ -32,14 +26,8 @@ struct PairImpl : ::torch::nn::Module {
 };
 TORCH_MODULE(Pair);
 
-// Plain SGD of learning rate 1: the parameters show what the gradients were.
 DistributedOptimizer<optim::SGD> sgd(Pair& pair, const GradientReducerOptions& options = alone()) {
-  return {optim::SGD(pair->parameters(), 1.0), pair->named_parameters(), options};
-}
-
-void expect_value(const at::Tensor& tensor, double value) {
-  EXPECT_TRUE(at::allclose(tensor, at::full_like(tensor, value), 0, 1e-9))
-      << tensor << "\nand not " << value;
+  return testing_support::sgd(pair->named_parameters(), options);
 }
 
 TEST(Optimizer, BothZeroGradsOfOptimizerAndModule) {
@@ -336,4 +324,4 @@ TEST(OptimizerAndSession, TimelineAndShutdown) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::optimizer_traps_test

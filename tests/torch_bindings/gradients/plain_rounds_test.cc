@@ -7,17 +7,13 @@
 #include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/gradients/backward_support.h"
 
-namespace horon {
+namespace horon::plain_rounds_test {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
-
-const std::string kMismatch{to_string(ErrorCode::Mismatch)};
 
 void forget(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& w : parameters) w.mutable_grad().reset();
@@ -374,4 +370,4 @@ TEST(RankAlone, ASecondReducerIsRefused) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::plain_rounds_test

@@ -10,15 +10,13 @@
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 
-namespace horon {
+namespace horon::reducer_join_test {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
 
 constexpr int kCommonSteps = 2;
 
@@ -188,4 +186,4 @@ TEST(Join, InsideAProcessSet) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::reducer_join_test

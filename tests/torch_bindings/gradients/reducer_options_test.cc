@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "horon/ops/session/process_set.h"
-#include "horon/tests/torch_bindings/gradients/reducer_support.h"
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
 
-namespace horon {
+namespace horon::reducer_options_test {
 namespace {
 
 using testing::AllOf;
@@ -330,4 +330,4 @@ TEST(ReducerOptionsAndSession, KnobChecksThatGradientsAreFinite) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::reducer_options_test

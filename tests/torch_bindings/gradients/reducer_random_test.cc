@@ -12,12 +12,10 @@
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 
-namespace horon {
+namespace horon::reducer_random_test {
 namespace {
 
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
 
 constexpr int kParameters = 6;
 constexpr int kSteps = 10;
@@ -214,4 +212,4 @@ INSTANTIATE_TEST_SUITE_P(WaitIn, RandomPrograms, testing::Values(WaitIn::Backwar
                          });
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::reducer_random_test

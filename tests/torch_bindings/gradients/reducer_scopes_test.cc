@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "horon/tests/torch_bindings/gradients/reducer_support.h"
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
 
-namespace horon {
+namespace horon::reducer_scopes_test {
 namespace {
 
 using testing::AllOf;
@@ -224,4 +224,4 @@ TEST(ReducerScopes, FunctionsThatThrow) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::reducer_scopes_test

@@ -5,15 +5,13 @@
 
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 
-namespace horon {
+namespace horon::reducer_sparse_test {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
 
 constexpr int64_t kRows = 7, kColumns = 3;
 
@@ -232,4 +230,4 @@ TEST(SparseReducer, NotFiniteIsNamed) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::reducer_sparse_test

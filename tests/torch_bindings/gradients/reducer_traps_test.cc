@@ -8,15 +8,13 @@
 
 #include "horon/tests/torch_bindings/gradients/backward_support.h"
 
-namespace horon {
+namespace horon::reducer_traps_test {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
 
 TEST(Reducer, BucketsAreSubmittedInsideBackward) {
   const at::Tensor first = leaf({3}), second = leaf({2, 2});
@@ -383,4 +381,4 @@ TEST(Reducer, AutogradGradLeavesGradientsAlone) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::reducer_traps_test

@@ -9,7 +9,7 @@
 #include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/gradients/backward_support.h"
 
-namespace horon {
+namespace horon::replica_check_test {
 namespace {
 
 using testing::AllOf;
@@ -17,10 +17,6 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 using namespace testing_support;
-
-const auto* const environment = testing::AddGlobalTestEnvironment(new SessionEnvironment);
-
-const std::string kMismatch{to_string(ErrorCode::Mismatch)};
 
 TEST(Replicas, ThatHaveGoneApartAreNamed) {
   if (size() == 1) return;
@@ -213,4 +209,4 @@ TEST(Replicas, NumbersThatAreNotFinite) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::replica_check_test

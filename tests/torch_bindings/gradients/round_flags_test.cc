@@ -6,8 +6,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace horon::torch_detail {
+namespace horon::round_flags_test {
 namespace {
+
+using namespace torch_detail;
 
 constexpr auto kElements = static_cast<int64_t>(RoundFlags::kCount);
 const std::vector<at::ScalarType> kDtypes{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16};
@@ -69,4 +71,4 @@ TEST(RoundFlags, BucketsThatSayNothingAreNotAlike) {
 }
 
 }  // namespace
-}  // namespace horon::torch_detail
+}  // namespace horon::round_flags_test

@@ -14,7 +14,7 @@
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/tests/torch_bindings/gradients/training_support.h"
 
-namespace horon {
+namespace horon::step_scaling_test {
 namespace {
 
 namespace optim = ::torch::optim;
@@ -23,10 +23,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
-
-const std::string kInvalid{to_string(ErrorCode::InvalidArgument)};
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kScale = 1024;
 constexpr double kClip = 0.5;
@@ -367,4 +363,4 @@ TEST(StepScaling, RanksThatClipOtherwiseAreNamed) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::step_scaling_test

@@ -1,0 +1,78 @@
+// Autotuning while training goes on (HORON_AUTOTUNE). The lowest rank of the process set decides
+// (bucket_tuner.h). It tells the others in the agreement of a round (round_agreement.h), for which
+// it asks by its flags as for anything else, so that it costs a small allreduce in that round and
+// nothing in others. All ranks make the new buckets before their next round, where they also look
+// for changed parameters.
+#include <utility>
+
+#include "horon/core/base/text.h"
+#include "horon/core/bootstrap/topology.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/gradients/reducer_impl.h"
+
+namespace horon {
+
+using namespace torch_detail;
+
+namespace {
+
+std::string facts_of(const std::vector<GradientLayout>& layouts, const GradientSettings& settings) {
+  int64_t elements = 0;
+  for (const GradientLayout& layout : layouts) elements += layout.elements();
+  const core::Topology members =
+      core::restrict_to_members(ops::runtime().topology(), settings.ranks);
+  return core::concat(layouts.size(), " gradients of ", elements, " elements (", settings.text(),
+                      "), ", settings.ranks.size(), " ranks on ", members.host_count(),
+                      members.host_count() == 1 ? " host" : " hosts");
+}
+
+}  // namespace
+
+// Between two steps, on the rank that decides.
+void GradientReducer::Impl::tune() {
+  if (!is_initialized()) return;
+  if (!tuner_) {
+    TuningSubject subject;
+    subject.name = name_;
+    subject.facts = facts_of(layouts_, settings_);
+    if (settings_.set != 0) subject.file_suffix = core::concat(".set", settings_.set);
+    for (const GradientLayout& layout : layouts_) subject.gradient_bytes += layout.bytes();
+    subject.start = settings_of(options_).bytes;
+    subject.in_use = next_bytes_.value_or(settings_.bytes);
+    subject.plan = [&](const BucketBytes& bytes) {
+      return plan_buckets(layouts_, bytes, groups());
+    };
+    tuner_.emplace(subject, ops::runtime().config());
+  }
+  if (before_bucket || after_bucket) {
+    tuner_->give_up("functions before or after buckets may depend on these");
+  }
+  tuner_->end_step();
+  wished_bytes_ = tuner_->wish();
+  if (!tuner_->finished()) return;
+  tuner_.reset();
+  tunes_ = false;
+}
+
+// In the agreement of a round, on all ranks that take part. A rank that has joined would come back
+// with other buckets, so nothing changes before all take part.
+void GradientReducer::Impl::hear_of_bytes() {
+  const bool all = totals_.participants == static_cast<int>(settings_.ranks.size());
+  if (all) next_bytes_ = totals_.bytes;
+  if (!wished_bytes_) return;
+  wished_bytes_.reset();
+  if (all) {
+    tuner_->all_agreed();
+  } else {
+    tuner_->some_absent();
+  }
+}
+
+// Steps are not what they were.
+void GradientReducer::Impl::restart_tuning() {
+  tuner_.reset();
+  wished_bytes_.reset();
+}
+
+}  // namespace horon
