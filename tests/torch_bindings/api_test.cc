@@ -8,16 +8,13 @@
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/horon.h"
 
-namespace horon {
+namespace horon::api_test {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::error_of;
-
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
 
 double sum_of_ranks() { return size() * (size() - 1) / 2.0; }
 
@@ -155,4 +152,4 @@ TEST(Named, ANameThatStandsForTwoTensorsIsRefused) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::api_test

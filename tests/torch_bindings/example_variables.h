@@ -4,29 +4,42 @@
 // there.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/torch.h>
 
 #include <horon/horon.h>
+#include <horon/torch_bindings/modules/convert_sync_batchnorm.h>
+#include <horon/torch_bindings/modules/sync_batch_norm.h>
 
 namespace examples {
 
 extern at::Tensor a, b, c, x, y, p, noise, embeddings, correct, loss, first_half, second_half;
-extern at::Tensor gradient;
+extern at::Tensor gradient, predictions, targets, batch_loss;
+extern int64_t batch_size, step, steps;
+extern double mean;
+extern int epoch;
+void write_report(const std::string& path);
 extern std::vector<at::Tensor> tensors, gradients;
 extern std::string config, path;
 extern double mine, seconds, scale;
 extern int color, epochs;
+extern int64_t steps_in_an_epoch, total_steps;
 
-extern torch::nn::Sequential model, generator, discriminator;
+extern torch::nn::Sequential model, generator, discriminator, block;
+extern at::Tensor image_embeddings, text_embeddings, mask;
+std::tuple<at::Tensor, at::Tensor> project(const at::Tensor& values, const at::Tensor& hidden);
 at::Tensor adversarial_loss(const at::Tensor& judged);
 at::Tensor contrastive_loss(const at::Tensor& likeness);
 extern torch::optim::SGD generator_optimizer, discriminator_optimizer;
 using Optimizer = horon::DistributedOptimizer<torch::optim::SGD>;
 extern Optimizer optimizer;
+extern horon::amp::GradScaler scaler;
+at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target);
 
 extern horon::IdxDataset dataset;
 using Sampler = horon::DistributedRandomSampler;

@@ -14,9 +14,6 @@ namespace {
 namespace optim = ::torch::optim;
 using namespace testing_support;
 
-const auto* const environment =
-    testing::AddGlobalTestEnvironment(new testing_support::SessionEnvironment);
-
 class RealGpu : public testing::Test {
  public:
   // The CPU, then the GPU.

@@ -1,34 +1,27 @@
-// A running Horon session around all tests of a program, in an MPI that the test's main owns.
+// A running Horon session around all tests of a program, in an MPI that the test's main owns. To
+// include this file is enough; a program has one session, however many of its files do so.
 #pragma once
-
-#include <functional>
-#include <string>
 
 #include <gtest/gtest.h>
 
-#include "horon/core/base/error.h"
+#include "horon/tests/support/error_of.h"
 #include "horon/torch_bindings/session.h"
 
 namespace horon::testing_support {
 
+using test::error_of;
+using test::kInvalid;
+using test::kMismatch;
+
 class SessionEnvironment : public ::testing::Environment {
-  void SetUp() override { init(); }
-  void TearDown() override { shutdown(); }
+  void SetUp() override {
+    if (!is_initialized()) init();
+  }
+  void TearDown() override {
+    if (is_initialized()) shutdown();
+  }
 };
 
-// What `work` throws, as text that begins with the code; fails the test if it throws nothing or
-// something else.
-inline std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return std::string(to_string(error.code())) + ": " + error.what();
-  } catch (const std::exception& other) {
-    ADD_FAILURE() << "no horon::Error but: " << other.what();
-    return {};
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
+inline const auto* const kSession = ::testing::AddGlobalTestEnvironment(new SessionEnvironment);
 
 }  // namespace horon::testing_support

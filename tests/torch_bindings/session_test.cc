@@ -17,19 +17,19 @@
 #include <mpi.h>
 
 #include "horon/core/base/version.h"
+#include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
-#include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/data/samplers.h"
-#include "horon/torch_bindings/lr.h"
+#include "horon/torch_bindings/lr/scaling.h"
 
-namespace horon {
+namespace horon::session_test {
 namespace {
 
+using test::error_of;
 using testing::Each;
 using testing::SizeIs;
 using testing::StartsWith;
-using testing_support::error_of;
 
 int usable_cores() {
   cpu_set_t cores;
@@ -229,4 +229,4 @@ TEST(Defaults, ComeFromTheSession) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::session_test

@@ -1,34 +1,87 @@
-# Tests of the LibTorch bindings. A file costs 10 to 20 s to compile: more cases, not more files.
+# Tests of the LibTorch bindings. To read its headers costs 10 to 20 s, so the files of a room
+# are compiled in batches, into one program; ctest still runs each file by itself.
 # One rank alone is tried where it is a case of its own, and by one test of each room.
 if(NOT TARGET horon::torch)
   return()
 endif()
 set(torch_tests ${CMAKE_CURRENT_LIST_DIR})
-
-# A file costs 40 s to compile under sanitizers, so only what reaches most of the bindings is there.
-set(horon_sanitized_torch_tests "")
-if(HORON_SANITIZE MATCHES "address")
-  set(horon_sanitized_torch_tests
-      torch_collectives_test torch_objects_test torch_broadcast_state_test torch_reducer_traps_test
-      torch_optimizer_situations_test torch_fused_step_test torch_memory_ranges_test
-      torch_backward_test torch_idx_dataset_test torch_random_program_test
-      torch_reducer_random_test torch_optimizer_traps_test torch_reducer_sparse_test
-      torch_session_test)
-elseif(HORON_SANITIZE STREQUAL "thread")
-  set(horon_sanitized_torch_tests torch_backward_ends_test torch_bucket_countdown_test
-      torch_threads_in_backward_test)
-endif()
+set(torch_rooms collectives gradients modules)  # the other folders' files are one room, "others"
+set(torch_files_per_batch 5)  # more cost a developer longer who changes one
 if(HORON_SANITIZE)
   set_target_properties(horon_torch PROPERTIES EXCLUDE_FROM_ALL ON)  # unless one of them is there
   set(fewer_programs ARGS --count=8)  # random ones: a sanitizer needs to see each kind a few times
 endif()
 
-# torch_test(FILE N... [ARGS...]): torch_NAME, from the file FOLDER/NAME.cc, on N ranks each.
+# torch_test(FOLDER/NAME [N...] [THREADS] [ROOM ROOM] [FILES...] [LIBS...] [TIMEOUT s] [ARGS...]):
+# the tests of NAME.cc as torch_NAME.npN, on N ranks each; without N as torch_NAME, without MPI and
+# session. They are in the program torch_room_FOLDER or torch_room_ROOM, with the FILES that they
+# need; `ninja torch_NAME` makes a program of this file alone, for those who work on it.
+# Under AddressSanitizer only the least of several N is run, under ThreadSanitizer only what has
+# THREADS.
 function(torch_test file)
+  cmake_parse_arguments(arg "THREADS" "ROOM;TIMEOUT" "FILES;LIBS;ARGS" ${ARGN})
+  if(HORON_SANITIZE STREQUAL "thread" AND NOT arg_THREADS)
+    return()
+  endif()
   get_filename_component(name ${file} NAME)
-  horon_test(torch_${name} FILES ${torch_tests}/${file}.cc RANKS ${ARGN} LIBS horon::torch
-             TIMEOUT 120)
+  get_filename_component(room ${file} DIRECTORY)
+  set(ranks ${arg_UNPARSED_ARGUMENTS})
+  if(arg_ROOM)
+    set(room ${arg_ROOM})
+  elseif(NOT ranks)
+    set(room plain)
+  elseif(NOT room IN_LIST torch_rooms)
+    set(room others)
+  endif()
+
+  set(program torch_room_${room})
+  if(NOT TARGET ${program})
+    add_executable(${program})
+    set_target_properties(${program} PROPERTIES UNITY_BUILD ON
+                          UNITY_BUILD_BATCH_SIZE ${torch_files_per_batch})
+  endif()
+  add_executable(torch_${name} EXCLUDE_FROM_ALL)
+  set_target_properties(torch_${name} PROPERTIES
+                        HORON_RUN_AS "$<TARGET_FILE:${program}>;--file=${name}")
+  list(TRANSFORM arg_FILES PREPEND ${torch_tests}/)
+  foreach(target ${program} torch_${name})
+    target_sources(${target} PRIVATE ${torch_tests}/${file}.cc ${arg_FILES})
+    horon_test_program(${target} horon::torch ${arg_LIBS})
+    target_link_libraries(${target} PRIVATE horon_mpi_main)
+    if(HORON_SANITIZE)  # in the libraries it is all of them; here it would take 2.5 times as long
+      target_compile_options(${target} PRIVATE -O0 -fno-sanitize=undefined)
+    endif()
+    if(NOT ranks)
+      target_sources(${target} PRIVATE support/no_mpi.cc)
+    endif()
+  endforeach()
+
+  if(NOT ranks)
+    add_test(NAME torch_${name} COMMAND ${program} --file=${name})
+    horon_limit_test(torch_${name} 60)
+    return()
+  endif()
+  if(HORON_SANITIZE)
+    torch_least_of_several(ranks ${ranks})
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  foreach(count ${ranks})
+    horon_mpirun_test(torch_${name}.np${count} torch_${name} ${count} TIMEOUT ${arg_TIMEOUT}
+                      ARGS ${arg_ARGS})
+  endforeach()
 endfunction()
+
+# torch_least_of_several(RESULT N...): the least N but 1, unless there is no other.
+function(torch_least_of_several result)
+  set(several ${ARGN})
+  list(REMOVE_ITEM several 1)
+  list(APPEND several 1)
+  list(GET several 0 least)
+  set(${result} ${least} PARENT_SCOPE)
+endfunction()
+
 torch_test(collectives/collectives_test 1 2 3 4)
 torch_test(collectives/block_collectives_test 2 3 4)
 torch_test(collectives/process_set_test 2 3 4)
@@ -36,19 +89,20 @@ torch_test(collectives/autograd_adjoints_test 2 3 4)
 torch_test(collectives/autograd_test 2 3 4)
 torch_test(collectives/objects_test 2 3 4)
 torch_test(collectives/sparse_allreduce_test 2 3 4)
-horon_test(torch_repeated_calls_test FILES ${torch_tests}/collectives/repeated_calls_test.cc
-           support/allocation_counter.cc support/lock_counter.cc
-           RANKS 2 3 LIBS horon::torch TIMEOUT 120)
-horon_test(torch_random_program_test FILES ${torch_tests}/collectives/random_program_test.cc
-           ${torch_tests}/collectives/random_program/model.cc
-           ${torch_tests}/collectives/random_program/program.cc
-           ${torch_tests}/collectives/random_program/runner.cc
-           ${torch_tests}/collectives/random_program/start.cc
-           RANKS 2 3 4 LIBS horon::torch TIMEOUT 120 ${fewer_programs})
-if(TARGET torch_random_program_test)
-  set_target_properties(torch_random_program_test PROPERTIES UNITY_BUILD ON)  # 9 s a file, else
+# What counts allocations and locks replaces operator new and pthread_mutex_lock() of its program.
+add_library(horon_counters OBJECT EXCLUDE_FROM_ALL support/allocation_counter.cc
+            support/lock_counter.cc)
+set_target_properties(horon_counters PROPERTIES UNITY_BUILD OFF)
+horon_target(horon_counters)
+target_link_libraries(horon_counters PRIVATE horon::core)
+torch_test(collectives/repeated_calls_test 2 3 ROOM costs LIBS horon_counters)
+if(NOT HORON_SANITIZE)  # it allocates millions of times, which takes minutes there
+  torch_test(gradients/hook_costs_test 2 ROOM costs LIBS horon_counters)
 endif()
-torch_test(threads_in_backward_test 1 2 3 4)
+torch_test(collectives/random_program_test 2 3 4 ROOM random_program ${fewer_programs}
+           FILES collectives/random_program/model.cc collectives/random_program/program.cc
+                 collectives/random_program/runner.cc collectives/random_program/start.cc)
+torch_test(threads_in_backward_test 1 2 3 4 THREADS)
 # LibTorch's device "cuda" without a GPU. It takes the place of libtorch_cuda.so, which ends a
 # program where somebody else has registered that device.
 if(NOT HORON_TORCH_WITH_CUDA)
@@ -56,15 +110,17 @@ if(NOT HORON_TORCH_WITH_CUDA)
               ${torch_tests}/host_gpu/torch_kernels.cc)
   horon_target(horon_torch_device)
   target_link_libraries(horon_torch_device PUBLIC horon::torch horon_host_gpu)
-  horon_test(torch_gpu_collectives_test FILES ${torch_tests}/collectives/gpu_collectives_test.cc
-             RANKS 1 2 3 LIBS horon_torch_device TIMEOUT 120)
-  horon_test(torch_gpu_training_test FILES ${torch_tests}/gradients/gpu_training_test.cc
-             RANKS 1 2 3 LIBS horon_torch_device TIMEOUT 120)
+  torch_test(collectives/gpu_collectives_test 1 2 3 ROOM gpu LIBS horon_torch_device)
+  torch_test(gradients/gpu_training_test 1 2 3 ROOM gpu LIBS horon_torch_device)
+  torch_test(checkpoint/gpu_checkpoints_test 2 ROOM gpu LIBS horon_torch_device)
   foreach(ranks 1 2 3)
-    horon_label_tests(cuda torch_gpu_collectives_test.np${ranks} torch_gpu_training_test.np${ranks})
+    horon_label_tests(cuda torch_gpu_collectives_test.np${ranks} torch_gpu_training_test.np${ranks}
+                      torch_gpu_checkpoints_test.np${ranks})
   endforeach()
 endif()
 torch_test(state/broadcast_state_test 1 2 3 4)
+torch_test(checkpoint/checkpoints_test 1 2 3)
+torch_test(checkpoint/chain_of_jobs_test 2)
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   horon_test(torch_real_gpu_test FILES ${torch_tests}/real_gpu_test.cc RANKS 1 2 4 LIBS horon::torch
              TIMEOUT 120 LAUNCHER ${CMAKE_CURRENT_SOURCE_DIR}/support/mpirun_one_gpu_test)
@@ -73,8 +129,12 @@ if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
     set_tests_properties(torch_real_gpu_test.np${ranks} PROPERTIES LABELS "gpu;mpirun")
   endforeach()
 endif()
+torch_test(guards/guards_test 1 2 3)
+torch_test(logging/logging_test 1 2 3)
+torch_test(logging/sinks_test)
+torch_test(metrics/metrics_test 1 2 3)
 torch_test(api_test 2 3 4)
-torch_test(session_test 1 2 3 4)
+torch_test(session_test 1 2 3 4 ROOM session)  # it starts MPI itself
 # These expect the CPU, also on a machine with GPUs, which may be fewer than the ranks.
 function(torch_test_without_gpus)
   foreach(test ${ARGN})
@@ -85,6 +145,16 @@ function(torch_test_without_gpus)
 endfunction()
 torch_test_without_gpus(torch_session_test.np1 torch_session_test.np2 torch_session_test.np3
                         torch_session_test.np4)
+torch_test(amp/amp_test 1 2 3)
+torch_test(amp/autocast_test)
+torch_test(lr/ada_scale_test 1 2 3)
+torch_test(lr/lr_test 1 2 3)
+torch_test(lr/schedule_test)
+torch_test(lr/layer_step_test)
+torch_test(modules/activation_checkpoint_test 1 2 3)
+torch_test(modules/contrastive_loss_test 1 2 3)
+torch_test(modules/convert_sync_batchnorm_test 1 2 3)
+torch_test(modules/sync_batch_norm_test 1 2 3)
 torch_test(gradients/optimizer_training_test 1 2 3 4)
 torch_test(gradients/fused_step_test 1)
 torch_test(gradients/fused_training_test 2)
@@ -92,14 +162,11 @@ torch_test(gradients/step_scaling_test 2 3)
 # LibTorch rounds otherwise without AVX.
 horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 1 TIMEOUT 120
                   ENVIRONMENT ATEN_CPU_CAPABILITY=default)
-horon_test(torch_hook_costs_test FILES ${torch_tests}/gradients/hook_costs_test.cc
-           support/allocation_counter.cc support/lock_counter.cc
-           RANKS 2 LIBS horon::torch TIMEOUT 120)
 torch_test(gradients/reducer_traps_test 2 3 4)
 torch_test(gradients/optimizer_traps_test 2 3 4)
 torch_test(gradients/backward_test 2 3 4)
 torch_test(gradients/replica_check_test 2 3 4)
-torch_test(gradients/backward_ends_test 2 3 4)
+torch_test(gradients/backward_ends_test 2 3 4 THREADS)
 torch_test(gradients/reducer_random_test 2 3 4 ${fewer_programs})
 torch_test(gradients/reducer_options_test 2 3 4)
 torch_test(gradients/compressed_gradients_test 2 3)
@@ -110,6 +177,7 @@ horon_test(torch_bucket_countdown_test FILES ${torch_tests}/gradients/bucket_cou
 torch_test(gradients/reducer_sparse_test 2 3 4)
 torch_test(gradients/reducer_join_test 2 3 4)
 torch_test(gradients/optimizer_options_test 2 3 4)
+torch_test(gradients/autotune_test 1 2 3)
 torch_test(gradients/optimizer_situations_test 2 3 4)
 # Large gradients and steps are shared out to the threads of LibTorch; mpirun_test gives it one.
 # Passive: a thread that spins where cores are taken would keep them from those that work.
@@ -119,12 +187,17 @@ foreach(name torch_fused_step_test torch_reducer_traps_test)
 endforeach()
 horon_mpirun_test(torch_compressed_gradients_test.two_threads torch_compressed_gradients_test 2
                   TIMEOUT 120 ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
-horon_test(torch_samplers_test FILES ${torch_tests}/data/samplers_test.cc LIBS horon::torch)
-horon_test(torch_memory_ranges_test FILES ${torch_tests}/tensors/memory_ranges_test.cc
-           LIBS horon::torch)
+torch_test(data/samplers_test)
+torch_test(data/resumed_samplers_test)
+horon_test(torch_prefetcher_test FILES ${torch_tests}/data/prefetcher_test.cc)
+if(HORON_WITH_IMAGES)  # whose writers make the test's images
+  find_package(JPEG REQUIRED)
+  find_package(PNG REQUIRED)
+  torch_test(data/datasets_test LIBS JPEG::JPEG PNG::PNG)
+endif()
+torch_test(tensors/memory_ranges_test)
 find_package(ZLIB REQUIRED)
-horon_test(torch_idx_dataset_test FILES ${torch_tests}/data/idx_dataset_test.cc
-           LIBS horon::torch ZLIB::ZLIB)
+torch_test(data/idx_dataset_test LIBS ZLIB::ZLIB)
 
 if(HORON_SANITIZE)
   return()
@@ -136,6 +209,17 @@ horon_mpirun_test(torch_random_program_test.mpi.np4 torch_random_program_test 4 
                   ENVIRONMENT HORON_SHARED_MEMORY=0 ARGS --count=15)
 horon_mpirun_test(torch_reducer_random_test.mpi.np4 torch_reducer_random_test 4 TIMEOUT 120
                   ENVIRONMENT HORON_SHARED_MEMORY=0)
+
+# Jobs that go on where others have stopped, and what Python reads of their checkpoints.
+set(torch_python ${HORON_TORCH_ROOT}/../../../../bin/python3)  # of a wheel in a virtual environment
+if(NOT EXISTS ${torch_python})
+  set(torch_python ${HORON_PYTHON})
+endif()
+add_test(NAME torch_checkpoint_chain
+         COMMAND ${torch_tests}/checkpoint/chain_of_jobs ${horon_mpirun}
+                 $<TARGET_FILE:torch_room_others> ${HORON_TORCH_ROOT} ${torch_python}
+                 ${HORON_PYTHON})
+set_tests_properties(torch_checkpoint_chain PROPERTIES TIMEOUT 120 PROCESSORS 2)
 
 # Ways out of a program: mode, expected exit code.
 add_executable(torch_exit_program ${torch_tests}/exit_programs/exit_program.cc)
@@ -189,17 +273,21 @@ foreach(link shm mpi hosts)
   horon_fault_test(torch_faults.${link} ${link} torch_training_fault_program backward)
 endforeach()
 
-if(TARGET fashion_mnist)
-  add_test(NAME torch_example_test
-           COMMAND ${torch_tests}/example_test $<TARGET_FILE:fashion_mnist>
-                   ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test)
-  set_tests_properties(torch_example_test PROPERTIES TIMEOUT 120 PROCESSORS 2)
-  torch_test_without_gpus(torch_example_test)
-endif()
+# The examples, for a few steps.
+foreach(example fashion_mnist gan char_gpt burgers_surrogate)
+  if(TARGET ${example})
+    add_test(NAME torch_example_test.${example}
+             COMMAND ${torch_tests}/example_test ${example} $<TARGET_FILE:${example}>
+                     ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test)
+    set_tests_properties(torch_example_test.${example} PROPERTIES TIMEOUT 120 PROCESSORS 2)
+    torch_test_without_gpus(torch_example_test.${example})
+  endif()
+endforeach()
+
+include(${CMAKE_CURRENT_LIST_DIR}/python/tests.cmake)
 
 # Gigabytes for each rank: alone on the machine.
-horon_test(torch_large_collectives_test FILES ${torch_tests}/collectives/large_collectives_test.cc
-           RANKS 2 LIBS horon::torch TIMEOUT 300)
+torch_test(collectives/large_collectives_test 2 TIMEOUT 300)
 set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)
 # Ranks of several hosts, as far as Horon can tell: shared memory among some of them, MPI between.
 foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reducer_random_test:2+1

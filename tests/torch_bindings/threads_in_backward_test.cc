@@ -12,11 +12,11 @@
 
 #include "horon/tests/torch_bindings/collectives/autograd_support.h"
 #include "horon/tests/torch_bindings/gradients/backward_support.h"
-#include "horon/tests/torch_bindings/gradients/reducer_support.h"
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/collectives/autograd.h"
 #include "horon/torch_bindings/gradients/slot.h"
 
-namespace horon {
+namespace horon::threads_in_backward_test {
 namespace {
 
 using testing::AllOf;
@@ -127,8 +127,8 @@ TEST(ThreadsInBackward, ManyThreadsFillTheSameBuckets) {
 }
 
 // Two passes at the same time, each with parameters in every bucket: the one that came first needs
-// no lock in its hooks, the other one does.
-TEST(ThreadsInBackward, TwoThreadsFillTheSameBucketsDuringBackward) {
+// no lock in its hooks, the other one does. So often before each step.
+void fill_buckets_from_two_threads(int passes) {
   constexpr size_t threads = 2, buckets = 4;
   std::vector<std::pair<std::string, at::Tensor>> named;
   std::vector<std::vector<std::string>> groups(buckets);
@@ -142,7 +142,7 @@ TEST(ThreadsInBackward, TwoThreadsFillTheSameBucketsDuringBackward) {
       if (first[thread].exchange(false)) overlap.arrive_and_wait();
     });
   }
-  auto optimizer = sgd(named, {.groups = groups});
+  auto optimizer = sgd(named, {.backward_passes_per_step = passes, .groups = groups});
   const auto run_backward = [&](size_t thread) {
     at::Tensor loss = at::zeros({}, at::kDouble);
     for (size_t i = thread; i < named.size(); i += threads) {
@@ -153,19 +153,29 @@ TEST(ThreadsInBackward, TwoThreadsFillTheSameBucketsDuringBackward) {
   constexpr int steps = 30;
   for (int step = 1; step <= steps; ++step) {
     optimizer.zero_grad();
-    for (std::atomic<bool>& each : first) each = true;
-    std::jthread other([&] { run_backward(1); });
-    run_backward(0);
-    other.join();
-    for (const auto& [name, w] : named) expect_gradient(w, mean_of_ranks());
+    for (int pass = 0; pass < passes; ++pass) {
+      for (std::atomic<bool>& each : first) each = true;
+      std::jthread other([&] { run_backward(1); });
+      run_backward(0);
+      other.join();
+    }
+    for (const auto& [name, w] : named) expect_gradient(w, passes * mean_of_ranks());
     optimizer.step();
-    for (const auto& [name, w] : named) expect_value(w, 1 - step * mean_of_ranks());
-    if (HasFailure()) return;
+    for (const auto& [name, w] : named) expect_value(w, 1 - step * passes * mean_of_ranks());
+    if (testing::Test::HasFailure()) return;
   }
   if (size() > 1) {
     EXPECT_EQ(optimizer.statistics().steps, steps);
     EXPECT_EQ(optimizer.statistics().submitted_in_backward, steps * static_cast<int>(buckets));
   }
+}
+
+TEST(ThreadsInBackward, TwoThreadsFillTheSameBucketsDuringBackward) {
+  fill_buckets_from_two_threads(1);
+}
+
+TEST(ThreadsInBackward, TwoThreadsFillTheSameBucketsInSeveralPasses) {
+  fill_buckets_from_two_threads(3);
 }
 
 // While one thread is in the hooks of a parameter, the function before the bucket keeps it there.
@@ -231,4 +241,4 @@ TEST(ThreadsInBackward, OfOneCollectiveShareItsName) {
 }
 
 }  // namespace
-}  // namespace horon
+}  // namespace horon::threads_in_backward_test

@@ -29,6 +29,30 @@ TORCH_MODULE(Net);
 
 namespace {
 
+struct Settings {
+  std::string data = "/usr/share/datasets/fashion-mnist";
+  int64_t epochs = 5;
+  size_t batch_size = 64;  // per rank
+  double lr = 0.025;       // of one rank; multiplied by their number
+  uint64_t seed = 1;
+  std::string save = "fashion_mnist.pt";
+  std::string evaluate;  // a saved model: evaluate it and do not train
+  int64_t log_every = 100;
+};
+
+bool parse(int argc, char** argv, Settings& settings) {
+  example::Flags flags("Trains a small network on Fashion-MNIST with all ranks of an MPI job");
+  flags.add("--data", settings.data, "folder with IDX files in MNIST's naming, .gz or not")
+      .add("--epochs", settings.epochs, "passes over the training images", 0)
+      .add("--batch-size", settings.batch_size, "images per rank and step")
+      .add("--lr", settings.lr, "learning rate of one rank, multiplied by the ranks")
+      .add("--seed", settings.seed, "for the first weights and the order of the images", 0)
+      .add("--save", settings.save, "file for the trained model")
+      .add("--evaluate", settings.evaluate, "evaluate this saved model, do not train")
+      .add("--log-every", settings.log_every, "steps between two lines of progress");
+  return flags.parse(argc, argv);
+}
+
 constexpr horon::IdxDataset::Options kPixels{.mean = 0.286, .deviation = 0.353};
 
 // Percent of the test images that the model gets right, counted exactly over all ranks.
@@ -47,7 +71,7 @@ double evaluate(Net& model, const horon::IdxDataset& test, torch::Device device)
   return 100.0 * correct.item<double>() / static_cast<double>(*test.size());
 }
 
-void train(Net& model, const example::Settings& settings, const horon::IdxDataset& test,
+void train(Net& model, const Settings& settings, const horon::IdxDataset& test,
            torch::Device device) {
   const auto dataset = horon::on_all_ranks(
       [&] { return horon::IdxDataset(settings.data, horon::IdxDataset::Split::Train, kPixels); });
@@ -61,7 +85,8 @@ void train(Net& model, const example::Settings& settings, const horon::IdxDatase
       model->named_parameters(), {.op = horon::ReduceOp::Average});
   torch::optim::StepLR schedule(optimizer, 1, 0.5);
 
-  example::Progress progress(settings, sampler.samples_per_epoch());
+  example::Progress progress(settings.epochs, sampler.samples_per_epoch(), settings.batch_size,
+                             settings.log_every);
   for (int64_t epoch = 1; epoch <= settings.epochs; ++epoch) {
     sampler.set_epoch(static_cast<size_t>(epoch));
     for (const auto& batch : *loader) {
@@ -80,27 +105,28 @@ void train(Net& model, const example::Settings& settings, const horon::IdxDatase
 
 int run(int argc, char** argv) {
   horon::init();
-  const auto settings = example::parse(argc, argv);
-  if (!settings) return 0;
+  Settings settings;
+  if (!parse(argc, argv, settings)) return 0;
   const torch::Device device = horon::device();
-  torch::manual_seed(settings->seed);
+  torch::manual_seed(settings.seed);
 
   const auto test = horon::on_all_ranks(
-      [&] { return horon::IdxDataset(settings->data, horon::IdxDataset::Split::Test, kPixels); });
+      [&] { return horon::IdxDataset(settings.data, horon::IdxDataset::Split::Test, kPixels); });
   Net model;
   model->to(device);
-  const bool trains = settings->evaluate.empty();
+  const bool trains = settings.evaluate.empty();
   if (trains) {
-    example::require_writable(settings->save);
+    example::require_writable(settings.save);
   } else {
-    example::load_on_root(model, settings->evaluate);
+    example::load_on_root(model, settings.evaluate);
   }
   horon::broadcast_parameters(*model, 0);
   if (trains) {
-    train(model, *settings, test, device);
-    example::save_on_root(model, settings->save);
+    train(model, settings, test, device);
+    horon::save0(model, settings.save);
+    horon::print0("saved ", settings.save);
   }
-  example::print_accuracy(evaluate(model, test, device));
+  example::print("test accuracy %.2f %%\n", evaluate(model, test, device));
   return 0;
 }
 
@@ -110,6 +136,6 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {
-    return example::report(error);
+    return example::report("fashion_mnist", error);
   }
 }

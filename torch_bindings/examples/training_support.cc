@@ -26,8 +26,6 @@ struct SharedError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-bool speaks() { return horon::last_rank() <= 0; }
-
 // LibTorch's errors carry a backtrace behind the first line.
 std::string first_line(const std::exception& error) {
   const std::string text = error.what();
@@ -45,10 +43,11 @@ bool all_ranks_throw(const std::exception& error) {
   return std::find(alike.begin(), alike.end(), known->code()) != alike.end();
 }
 
-CLI::Validator at_least(double least) {
+template <class Number>
+CLI::Validator at_least(Number least) {
   return CLI::Validator(
       [least](std::string& text) {
-        double number = 0;
+        Number number = 0;
         const bool good = CLI::detail::lexical_cast(text, number) && number >= least;
         return good
                    ? std::string()
@@ -63,13 +62,63 @@ std::string with_commas(double number) {
   return digits;
 }
 
-// Beside the file, so that the rename stays within one file system.
-std::string temporary_of(const std::string& path) {
-  return path + ".tmp" + std::to_string(getpid());
+}  // namespace
+
+class Flags::Parser : public CLI::App {
+ public:
+  using CLI::App::App;
+
+  template <class Number>
+  void number(const char* name, Number& value, const char* help, Number least) {
+    add_option(name, value, help)->check(at_least(least))->capture_default_str();
+  }
+};
+
+Flags::Flags(const std::string& about) : parser_(std::make_unique<Parser>(about)) {}
+Flags::~Flags() = default;
+
+Flags& Flags::add(const char* name, double& value, const char* help, double least) {
+  parser_->number(name, value, help, least);
+  return *this;
+}
+Flags& Flags::add(const char* name, int64_t& value, const char* help, int64_t least) {
+  parser_->number(name, value, help, least);
+  return *this;
+}
+Flags& Flags::add(const char* name, size_t& value, const char* help, size_t least) {
+  parser_->number(name, value, help, least);
+  return *this;
+}
+Flags& Flags::add(const char* name, std::string& value, const char* help) {
+  parser_->add_option(name, value, help)->capture_default_str();
+  return *this;
+}
+Flags& Flags::add(const char* name, bool& value, const char* help) {
+  parser_->add_flag(name, value, help);
+  return *this;
 }
 
-__attribute__((format(printf, 1, 2))) void print(const char* format, ...) {
-  if (!speaks()) return;
+bool Flags::parse(int argc, char** argv, bool speaks) {
+  try {
+    parser_->parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    if (speaks) parser_->exit(help);
+    return false;
+  } catch (const CLI::ParseError& error) {
+    throw SharedError(first_line(error) + " (--help lists the flags)");
+  }
+  return true;
+}
+
+int report(const char* program, const std::exception& error, bool speaks) {
+  if (speaks || !all_ranks_throw(error)) {
+    std::fprintf(stderr, "%s: %s\n", program, first_line(error).c_str());
+  }
+  return 1;
+}
+
+void print(const char* format, ...) {
+  if (!horon::is_rank_zero()) return;
   std::va_list values;
   va_start(values, format);
   std::vprintf(format, values);
@@ -77,68 +126,12 @@ __attribute__((format(printf, 1, 2))) void print(const char* format, ...) {
   std::fflush(stdout);
 }
 
-}  // namespace
-
-std::optional<Settings> parse(int argc, char** argv) {
-  Settings settings;
-  CLI::App app("Trains a small network on Fashion-MNIST with all ranks of an MPI job");
-  app.add_option("--data", settings.data, "folder with IDX files in MNIST's naming, .gz or not");
-  app.add_option("--epochs", settings.epochs, "passes over the training images")
-      ->check(at_least(0));
-  app.add_option("--batch-size", settings.batch_size, "images per rank and step")
-      ->check(at_least(1));
-  app.add_option("--lr", settings.lr, "learning rate of one rank, multiplied by the ranks")
-      ->check(at_least(0));
-  app.add_option("--seed", settings.seed, "for the first weights and the order of the images");
-  app.add_option("--save", settings.save, "file for the trained model");
-  app.add_option("--evaluate", settings.evaluate, "evaluate this saved model, do not train");
-  app.add_option("--log-every", settings.log_every, "steps between two lines of progress")
-      ->check(at_least(1));
-  for (CLI::Option* option : app.get_options()) option->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& help) {
-    if (speaks()) app.exit(help);
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw SharedError(first_line(error) + " (--help lists the flags)");
-  }
-  return settings;
-}
-
-int report(const std::exception& error) {
-  if (speaks() || !all_ranks_throw(error)) {
-    std::fprintf(stderr, "fashion_mnist: %s\n", first_line(error).c_str());
-  }
-  return 1;
-}
-
-void require_equal_parameters(const torch::nn::Module& model) {
-  horon::check_replicas_equal(model);
-  print("all %d ranks hold equal parameters\n", horon::size());
-}
-
 void require_writable(const std::string& path) {
   horon::on_all_ranks([&] {
     if (horon::rank() != 0) return;
-    const std::string temporary = temporary_of(path);
-    if (!std::ofstream(temporary)) throw std::runtime_error("can't write " + path);
-    std::filesystem::remove(temporary);
-  });
-}
-
-void replace_file(const std::string& path, const std::function<void(const std::string&)>& write) {
-  horon::on_all_ranks([&] {
-    if (horon::rank() != 0) return;
-    const std::string temporary = temporary_of(path);
-    try {
-      write(temporary);
-      std::filesystem::rename(temporary, path);
-    } catch (const std::exception& error) {
-      std::error_code ignored;
-      std::filesystem::remove(temporary, ignored);
-      throw std::runtime_error("can't save " + path + ": " + first_line(error));
-    }
+    const std::string trial = path + ".tmp" + std::to_string(getpid());
+    if (!std::ofstream(trial)) throw std::runtime_error("can't write " + path);
+    std::filesystem::remove(trial);
   });
 }
 
@@ -155,32 +148,33 @@ void read_on_root(const std::string& path, const std::function<void()>& read) {
   });
 }
 
-void print_line(const std::string& line) { print("%s\n", line.c_str()); }
+void require_equal_parameters(const torch::nn::Module& model) {
+  horon::check_replicas_equal(model);
+  print("all %d ranks hold equal parameters\n", horon::size());
+}
 
-void print_accuracy(double percent) { print("test accuracy %.2f %%\n", percent); }
-
-Progress::Progress(const Settings& settings, size_t samples_per_epoch)
-    : settings_(settings),
-      samples_(static_cast<int64_t>(samples_per_epoch)),
-      steps_per_epoch_(static_cast<int64_t>((samples_per_epoch + settings.batch_size - 1) /
-                                            settings.batch_size)),
+Progress::Progress(int64_t epochs, size_t samples, size_t batch_size, int64_t log_every)
+    : epochs_(epochs),
+      samples_(static_cast<int64_t>(samples)),
+      batch_size_(static_cast<int64_t>(batch_size)),
+      log_every_(log_every),
+      steps_per_epoch_((samples_ + batch_size_ - 1) / batch_size_),
       stretch_start_(Clock::now()),
       epoch_start_(stretch_start_) {
   print("training with %d %s, %zu images per rank and step, %" PRId64 " steps per epoch\n",
-        horon::size(), horon::size() == 1 ? "rank" : "ranks", settings.batch_size,
-        steps_per_epoch_);
+        horon::size(), horon::size() == 1 ? "rank" : "ranks", batch_size, steps_per_epoch_);
 }
 
 void Progress::step(int64_t epoch, const at::Tensor& loss, double wait_s) {
   ++step_;
-  if (step_ % settings_.log_every != 0 && step_ != steps_per_epoch_) return;
+  if (step_ % log_every_ != 0 && step_ != steps_per_epoch_) return;
   const double seconds = std::chrono::duration<double>(Clock::now() - stretch_start_).count();
-  const auto batch = static_cast<int64_t>(settings_.batch_size);
-  const int64_t images = std::min(step_ * batch, samples_) - counted_from_ * batch;
+  const int64_t images = std::min(step_ * batch_size_, samples_) - counted_from_ * batch_size_;
   const at::Tensor mean = horon::allreduce(loss, {.name = "loss"});
   print("epoch %" PRId64 "/%" PRId64 "  step %" PRId64 "/%" PRId64
-        "  loss %.4f  %s images/s  %.1f %% of the time waiting for communication\n",
-        epoch, settings_.epochs, step_, steps_per_epoch_, mean.item<double>(),
+        "  loss %.4f  %s images/s  %.1f %% of the time waiting for "
+        "communication\n",
+        epoch, epochs_, step_, steps_per_epoch_, mean.item<double>(),
         with_commas(static_cast<double>(images * horon::size()) / seconds).c_str(),
         100.0 * (wait_s - wait_before_s_) / seconds);
   counted_from_ = step_;
@@ -191,7 +185,7 @@ void Progress::step(int64_t epoch, const at::Tensor& loss, double wait_s) {
 void Progress::end_epoch(int64_t epoch, double accuracy) {
   const Clock::time_point now = Clock::now();
   print("epoch %" PRId64 "/%" PRId64 "  %.1f s  accuracy on the test images %.2f %%\n", epoch,
-        settings_.epochs, std::chrono::duration<double>(now - epoch_start_).count(), accuracy);
+        epochs_, std::chrono::duration<double>(now - epoch_start_).count(), accuracy);
   step_ = counted_from_ = 0;
   epoch_start_ = stretch_start_ = now;
 }

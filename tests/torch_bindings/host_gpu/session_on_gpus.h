@@ -1,5 +1,5 @@
 // A Horon session on the GPUs of torch_device.h, around all tests of a program: each rank has one
-// of its own.
+// of its own. To include this file is enough.
 #pragma once
 
 #include <memory>
@@ -70,6 +70,9 @@ class GpuSessionEnvironment : public ::testing::Environment {
   }
   void TearDown() override { shutdown(); }
 };
+
+inline const auto* const kGpuSession =
+    ::testing::AddGlobalTestEnvironment(new GpuSessionEnvironment);
 
 // Of the device of this rank.
 inline test::HostCuda& my_gpu() {

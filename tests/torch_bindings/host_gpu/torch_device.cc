@@ -1,5 +1,6 @@
 #include "horon/tests/torch_bindings/host_gpu/torch_device.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -23,6 +25,8 @@ constexpr int kDevicesMax = 4;
 
 struct Device {
   std::shared_ptr<HostCuda> cuda;
+  // For programs that keep its state; nothing on the device draws from it.
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
   std::mutex mutex;
   std::deque<ops::CudaStream> streams;  // the number of a stream is its place; 0 is the default one
   ops::CudaStream reclaims = nullptr;   // memory that several streams have used
@@ -236,7 +240,21 @@ void enqueue_in_current_stream(std::function<void()> work, int device) {
 
 void drain_current_stream(int device) { drain(current(device)); }
 
-void plant(Fault fault) { devices().fault = fault; }
+const at::Generator& generator_of(int device) {
+  return device_at(device < 0 ? current_device : device).generator;
+}
+
+void plant(Fault fault, int us) {
+  devices().fault = fault;
+  for (const auto& device : devices().all) {
+    const std::lock_guard lock(device->mutex);
+    const auto is_slow = [streams = device->streams, fault](ops::CudaStream stream) {
+      const bool is_of_torch = std::find(streams.begin(), streams.end(), stream) != streams.end();
+      return is_of_torch == (fault == Fault::LosesRecords);
+    };
+    device->cuda->slow_down(is_slow, us);
+  }
+}
 
 }  // namespace horon::test
 
@@ -250,6 +268,9 @@ struct CUDAHooks final : CUDAHooksInterface {
   bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
   bool hasPrimaryContext(DeviceIndex /*device*/) const override { return true; }
+  const Generator& getDefaultGenerator(DeviceIndex device) const override {
+    return horon::test::generator_of(device);
+  }
 };
 REGISTER_CUDA_HOOKS(CUDAHooks)
 

@@ -4,7 +4,8 @@
 // can be changed, and what is not ordered by an event comes out wrong.
 //
 // What differs from a GPU: an operation that makes a new tensor waits on the host until its stream
-// has come to it (an operation in place does not); and there are no random numbers on the device.
+// has come to it (an operation in place does not); and there are no random numbers on the device,
+// only the state of a generator for each of them.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include <ATen/core/Generator.h>
 #include <c10/core/Stream.h>
 
 #include "horon/tests/support/host_gpu/host_cuda.h"
@@ -33,9 +35,13 @@ void enqueue_in_current_stream(std::function<void()> work, int device = 0);
 // Returns when the current stream of the calling thread has come to its end.
 void drain_current_stream(int device = 0);
 
+// LibTorch's default generator of the device; negative: of the current one of the calling thread.
+const at::Generator& generator_of(int device);
+
 // Planted faults, until they are taken back: streams of LibTorch do not wait for events; events
-// that are recorded there happen at once.
+// that are recorded there happen at once. What would have been waited for comes later by `us` for
+// each piece of work: that of all other streams, or that of LibTorch's.
 enum class Fault : uint8_t { None, LosesWaits, LosesRecords };
-void plant(Fault fault);
+void plant(Fault fault, int us = 0);
 
 }  // namespace horon::test

@@ -1,0 +1,31 @@
+// Images for the examples: Fashion-MNIST's, or drawn ones where its files are not there.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+namespace example {
+
+struct Images {
+  std::string origin;      // for people
+  at::Tensor train;        // uint8 [n, 28, 28]
+  at::Tensor test;         // uint8 [m, 28, 28]
+  at::Tensor test_labels;  // int64 [m]
+};
+
+// `data`: a folder with IDX files in MNIST's naming; "shapes" for 5,000 drawn discs, rings,
+// squares, ... that are the same everywhere; empty for Fashion-MNIST where Debian has installed it
+// on rank 0's host, else the shapes. Collective; throws on all ranks.
+Images load_images(const std::string& data);
+inline constexpr const char* kImagesHelp =
+    "folder with IDX files in MNIST's naming, or \"shapes\" for drawn images "
+    "(default: "
+    "Fashion-MNIST where it is installed, else shapes)";
+
+// Some of the images as float32 [n, 1, 28, 28] in [-1, 1].
+at::Tensor batch_of(const at::Tensor& images, c10::ArrayRef<size_t> indices);
+
+}  // namespace example
