@@ -12,6 +12,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/hierarchical/exchange_plan.h"
+#include "horon/ops/hierarchical/wire_type.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "info_facts.h"
@@ -66,10 +67,12 @@ Json between_hosts_json(const horon::core::Topology& topology) {
   Json lines = Json::array();
   if (topology.one_host()) return lines;
   const horon::ops::HostsLayout layout = horon::ops::make_hosts_layout(topology);
+  const horon::DataType wire_dtype =
+      horon::ops::wire_dtype_named(horon::ops::runtime().config().wire_dtype);
   for (const uint64_t bytes : {uint64_t{4} << 10, uint64_t{1} << 20, uint64_t{64} << 20}) {
     const auto count = static_cast<int64_t>(bytes / sizeof(float));
-    const horon::ops::ExchangePlan plan =
-        horon::ops::plan_exchange(layout, horon::DataType::Float32, horon::ReduceOp::Sum, count);
+    const horon::ops::ExchangePlan plan = horon::ops::plan_exchange(
+        layout, horon::DataType::Float32, horon::ReduceOp::Sum, count, wire_dtype);
     lines.push_back(
         horon::core::concat(horon::core::bytes_text(bytes), ": ", describe(layout, plan)));
   }

@@ -26,6 +26,7 @@ LAYERS = {
     "core/transport": {"core/base", "core/host", "core/bootstrap"},
     "core/negotiation": {"core/base"},
     "core/execution": {"core/base", "core/host", "core/negotiation"},
+    "core/tuning": {"core/base"},
     "core/runtime": {"core/base", "core/bootstrap", "core/negotiation", "core/transport",
                      "core/execution"},
     "ops/host": {"core"},
@@ -43,13 +44,29 @@ LAYERS = {
                                  "torch_bindings/collectives"},
     "torch_bindings/state": {"core", "ops", "torch_bindings/tensors",
                              "torch_bindings/collectives"},
-    "torch_bindings/data": {"core", "ops"},
+    "torch_bindings/lr": {"core", "ops", "torch_bindings/tensors", "torch_bindings/collectives",
+                          "torch_bindings/gradients"},
+    "torch_bindings/amp": {"core", "ops", "torch_bindings/tensors", "torch_bindings/collectives",
+                           "torch_bindings/gradients"},
+    "torch_bindings/guards": {"core", "ops", "torch_bindings/collectives"},
+    "torch_bindings/logging": {"core", "ops", "torch_bindings/tensors",
+                               "torch_bindings/collectives", "torch_bindings/guards",
+                               "torch_bindings/metrics"},
+    "torch_bindings/metrics": {"core", "ops", "torch_bindings/tensors",
+                               "torch_bindings/collectives"},
+    "torch_bindings/modules": {"core", "ops", "torch_bindings/tensors",
+                               "torch_bindings/collectives"},
+    "torch_bindings/data": {"core", "ops", "torch_bindings/tensors"},
+    "torch_bindings/checkpoint": {"core", "ops", "torch_bindings/tensors",
+                                  "torch_bindings/collectives", "torch_bindings/state"},
+    "torch_bindings/python": {"core", "ops", "torch_bindings"},
     "torch_bindings": {"core", "ops", "torch_bindings"},
     "bench": {"core", "ops", "torch_bindings"},
     "tools": {"core", "ops", "torch_bindings"},
     "tests": {"core", "ops", "torch_bindings", "bench", "tools"},
 }
-MPI_HOMES = re.compile(r"core/(bootstrap|transport)/mpi_|ops/mpi/|bench/mpi_|bench/\w*mpi|tests/")
+MPI_HOMES = re.compile(r"core/(bootstrap|transport)/mpi_|ops/mpi/|bench/mpi_|bench/\w*mpi|tests/"
+                       r"|torch_bindings/examples/burgers_")  # a program that owns MPI
 TORCH_HOMES = re.compile(r"torch_bindings/|tests/(torch_bindings|tools/outer)/|bench/"
                          r"|tools/\w*torch")
 ENVIRONMENT = re.compile(r"\b(getenv|secure_getenv|environ)\b")

@@ -73,7 +73,9 @@ class Package(unittest.TestCase):
         include = self.prefix / "include"
         todo = ["horon/ops/session/session.h", "horon/core/base/version.h"]
         if TORCH_ROOT:
-            todo.append("horon/horon.h")
+            # The others need LibTorch's modules, so programs include them themselves.
+            todo += ["horon/horon.h", "horon/torch_bindings/modules/convert_sync_batchnorm.h",
+                     "horon/torch_bindings/modules/sync_batch_norm.h"]
         reached = set()
         while todo:
             header = todo.pop()

@@ -13,7 +13,7 @@ import tempfile
 
 PACKAGES = ("libopenmpi3", "libopenmpi-dev", "openmpi-bin", "openmpi-common", "libpmix2",
             "libgtest-dev", "libgmock-dev", "googletest", "libcli11-dev", "nlohmann-json3-dev",
-            "zlib1g-dev")
+            "zlib1g-dev", "libeigen3-dev")
 OPTIONAL_PACKAGES = ("dataset-fashion-mnist",)
 # Neither needed to compile nor to run: other languages, pages, tools for other networks.
 LEFT_OUT = re.compile(r"/usr/share/(man|doc|lintian|bug)/|/fortran/|/usr/src/|\.la$|\.mod$"
