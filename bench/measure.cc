@@ -21,6 +21,7 @@ double seconds_since(Clock::time_point begin) {
 
 // With Options::seconds_max.
 constexpr int kLeastRepetitions = 5;
+constexpr int kLeastWarmups = 4;  // until calls that come again are frozen
 
 // A call of a smaller message is too short for the clock.
 constexpr int64_t kSingleCallBytes = 64 << 10;
@@ -165,9 +166,11 @@ Placement Measurement::run_placement(const Shape& shape, bool in_place) {
   std::vector<Contender> contenders = {{nullptr, &ours}};
   Placement result;
   result.peers = choose_peers(theirs, calls, contenders);
-  const auto begin = Clock::now();
+  auto begin = Clock::now();
   const auto count = static_cast<int>(contenders.size());
   for (int i = -options_.warmup_iters; i < options_.iters; ++i) {
+    // What is slow in the first calls takes nothing of the time for those that count.
+    if (i == 0) begin = Clock::now();
     for (int turn = 0; turn < count; ++turn) {
       // Another one begins each time.
       const int first = (i + options_.warmup_iters) % count;
@@ -221,10 +224,12 @@ std::vector<PeerTiming> Measurement::choose_peers(const Call& call, int calls,
   return result;
 }
 
-// After `repetitions` that were timed; below 0: so many untimed ones are left.
+// After `repetitions` that were timed; below 0: so many untimed ones are left. `passed_s` is the
+// time since the first of these, or those.
 bool Measurement::time_is_over(int repetitions, double passed_s) {
-  if (options_.seconds_max == 0) return false;
-  if (repetitions >= 0 && repetitions < kLeastRepetitions) return false;
+  if (options_.seconds_max == 0 || repetitions == 0) return false;
+  if (repetitions > 0 && repetitions < kLeastRepetitions) return false;
+  if (repetitions < 0 && options_.warmup_iters + repetitions < kLeastWarmups) return false;
   const double limit_s = repetitions < 0 ? options_.seconds_max / 4 : options_.seconds_max;
   return mpi_.max({passed_s}).front() > limit_s;
 }
