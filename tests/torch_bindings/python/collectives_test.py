@@ -172,6 +172,21 @@ def test_wrong_calls_are_value_errors(rank, size):
         hvd.elastic.TorchState()
 
 
+def test_what_one_rank_gives_wrongly_fails_on_all(rank, size):
+    if size == 1:
+        pytest.skip("one rank")
+    wrong = 1 if rank == 0 else 0
+    for call in [lambda: hvd.alltoall(torch.ones(size + wrong)),
+                 lambda: hvd.alltoall(torch.ones(size), [1] * (size + wrong)),
+                 lambda: hvd.alltoall(torch.ones(size), [1 + wrong] * size),
+                 lambda: hvd.synchronize(hvd.alltoall_async(torch.ones(size + wrong)))]:
+        with pytest.raises(ValueError if rank == 0 else RuntimeError, match="alltoall"):
+            call()
+    assert hvd.alltoall(torch.ones(size), [1] * size)[1].tolist() == [1] * size
+    with pytest.raises(ValueError):  # and is not under way
+        hvd.sparse_allreduce_async(torch.ones(2).to_sparse(), "sparse", hvd.Max)
+
+
 def _raise():
     raise ValueError
 

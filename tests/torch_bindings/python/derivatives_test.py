@@ -1,5 +1,8 @@
 """Derivatives are those of Horovod, on every rank."""
 
+import copy
+import pickle
+
 import torch
 
 import horon.torch as hvd
@@ -74,3 +77,17 @@ def test_sync_batch_norm_is_that_of_the_whole_batch(rank, size):
     torch.testing.assert_close(synced.running_var, plain.running_var)
     synced.eval(), plain.eval()
     torch.testing.assert_close(synced(shares[rank]), plain(shares[rank]))
+
+
+def test_sync_batch_norm_is_copied_and_saved(rank, size):
+    module = hvd.SyncBatchNorm(3)
+    part = hvd.add_process_set(range(size))
+    of_part = hvd.SyncBatchNorm(3, process_set=part)
+    for original, expected in [(module, hvd.global_process_set), (of_part, part)]:
+        original(torch.ones(2, 3) * rank).sum().backward()
+        for copied in (copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+            assert copied._process_set is expected
+            inputs = torch.arange(6.0).reshape(2, 3) * (rank + 1)
+            torch.testing.assert_close(copied(inputs), original(inputs))
+    hvd.remove_process_set(part)
+    assert pickle.loads(pickle.dumps(hvd.ProcessSet([0]))).ranks == [0]

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import threading
 import warnings
 
 import numpy as np
@@ -212,6 +213,24 @@ def test_lbfgs_decides_alike_on_all_ranks():
     assert_alike(train_with(True, mine), train_with(False, lambda each: each), atol=1e-2, rtol=1e-2)
 
 
+def test_a_closure_that_raises_ends_its_step(rank, size):
+    model = model_of()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+
+    def broken():
+        raise KeyError("data")
+
+    def closure():
+        model.zero_grad()
+        loss = model(torch.ones(1, 6)).sum() * 0 + rank
+        loss.backward()
+        return loss
+
+    with pytest.raises(KeyError):
+        optimizer.step(broken)
+    assert optimizer.step(closure).item() == (size - 1) / 2  # of all ranks
+
+
 def test_hooks_of_the_program_are_called_and_keep_ours(size):
     model = model_of()
     calls = []
@@ -305,6 +324,9 @@ def test_wrong_arguments():
             hvd.DistributedOptimizer(sgd(model.parameters()), **arguments)
     with pytest.raises(NotImplementedError):
         hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Adasum)
+    phases = torch.ones(2, dtype=torch.complex64, requires_grad=True)
+    with pytest.raises(ValueError, match="Complex"):
+        hvd.DistributedOptimizer(sgd([*model.parameters(), phases]))
 
 
 @pytest.mark.parametrize("make", MAKERS + [torch.optim.LBFGS], ids=lambda make: make.__name__)
@@ -334,6 +356,10 @@ def test_optimizer_state_of_the_root(make, rank, size):
 def test_objects(rank, size):
     assert hvd.broadcast_object({"from": rank}, root_rank=size - 1, name="o") == {"from": size - 1}
     assert hvd.allgather_object([rank] * rank) == [[each] * each for each in range(size)]
+    for has_it, call in [(rank == size - 1, lambda x: hvd.broadcast_object(x, size - 1)),
+                         (rank == 0, hvd.allgather_object)]:
+        with pytest.raises(TypeError if has_it else hvd.HorovodInternalError, match="pickle"):
+            call(threading.Lock() if has_it else rank)
     with pytest.raises(hvd.HorovodInternalError if size > 1 else Exception):
         hvd.broadcast_parameters({"a": torch.ones(1 + rank)}, 0)
         assert size > 1

@@ -172,35 +172,22 @@ def start_broadcast(tensor, root_rank, name, process_set, in_place=False, wait=F
     return _start(call, [tensor], result, wait)
 
 
-def equal_rows(tensor, process_set):
-    """The rows for each rank where a call gives no splits."""
-    size = process_set.size()
-    if tensor.dim() == 0 or tensor.shape[0] % size != 0:
-        raise ValueError(f"alltoall: a tensor of shape {list(tensor.shape)} can't be divided by "
-                         f"the {size} ranks; give splits")
-    return [tensor.shape[0] // size] * size
-
-
-def start_alltoall(tensor, splits, name, process_set, wait=False):
-    rows = []
+def start_alltoall(tensor, splits, name, process_set, with_rows, wait=False):
+    """with_rows: the result is (tensor, rows from each rank). What does not fit is refused by C++,
+    which tells the ranks that wait for this one."""
+    rows = []  # as many for each
     if splits is not None:
         splits = torch.as_tensor(splits)
-        if splits.dtype.is_floating_point or splits.dim() != 1:
+        if splits.dtype.is_floating_point or splits.dim() != 1 or splits.numel() == 0:
             raise ValueError("alltoall: splits are integers, one for each rank")
         rows = splits.tolist()
-        if len(rows) != process_set.size():
-            raise ValueError(f"alltoall: {len(rows)} splits for {process_set.size()} ranks")
-        if sum(rows) > tensor.shape[0]:
-            raise ValueError(f"alltoall: splits add up to {sum(rows)}, the first dimension is "
-                             f"{tensor.shape[0]}")
-        tensor = tensor[:sum(rows)]  # the rest stays here
-    else:
-        rows = equal_rows(tensor, process_set)
+        if tensor.dim() > 0 and 0 <= sum(rows) < tensor.shape[0]:
+            tensor = tensor[:sum(rows)]  # the rest stays here
     call = native.Call(_Kind.alltoall, "alltoall", _named("alltoall", name),
                        process_set.of_call(), splits=rows)
 
     def result(tensors, ended):
-        if splits is None:
+        if not with_rows:
             return tensors[0]
         return tensors[0], torch.tensor(ended.received()[0], dtype=torch.int32)
 
@@ -262,17 +249,17 @@ def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_se
 
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
     """The result is (tensor, rows from each rank) if splits are given, else the tensor."""
-    return start_alltoall(tensor, splits, name, process_set)
+    return start_alltoall(tensor, splits, name, process_set, with_rows=splits is not None)
 
 
 def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     """Of a sparse COO tensor; returns a function that waits and gives the result, coalesced."""
     op = reduction(op)
-    handle = native.submit_sparse(tensor, _named("sparse_allreduce", name), native.ReduceOp.Sum,
-                                  process_set.of_call())
-    divisor = process_set.size() if op == Average else 1
     if op not in (Average, Sum):
         raise ValueError("sparse_allreduce_async: op is Sum or Average")
+    divisor = process_set.size() if op == Average else 1
+    handle = native.submit_sparse(tensor, _named("sparse_allreduce", name), native.ReduceOp.Sum,
+                                  process_set.of_call())
     return lambda: handle.wait() if divisor == 1 else handle.wait() / divisor
 
 

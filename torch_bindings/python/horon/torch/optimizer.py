@@ -172,8 +172,10 @@ def _groups(groups, num_groups, names):
 
 
 def _with_gradients(named):
-    """Those that can have gradients, ready for the hooks of C++: integers can't."""
-    reduced = [(name, parameter) for name, parameter in named if parameter.is_floating_point()]
+    """Those that can have gradients, ready for the hooks of C++: integers can't. (Complex ones can,
+    and C++ refuses them.)"""
+    reduced = [(name, parameter) for name, parameter in named
+               if parameter.is_floating_point() or parameter.is_complex()]
     for _, parameter in reduced:
         _prepare_hooks(parameter)
     return reduced
@@ -195,7 +197,12 @@ def _before_step(optimizer, args, kwargs):
     """A pre-hook, not a step() of the class: schedulers replace step() of the instance."""
     if optimizer._in_step:  # a step() that calls the one of its base class
         return None
-    optimizer._in_step = True
+    changed = _reduce_for_step(optimizer, args, kwargs)
+    optimizer._in_step = True  # not where that has raised: the next step() is another one
+    return changed
+
+
+def _reduce_for_step(optimizer, args, kwargs):
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if closure is not None:
         kwargs = {key: value for key, value in kwargs.items() if key != "closure"}
@@ -220,8 +227,12 @@ def _reducing(optimizer, closure):
     """The closure for an optimizer that calls it as often as it likes: gradients are reduced, and
     the loss is that of all ranks, so that they decide alike."""
     def evaluate():
-        loss = closure()
-        optimizer._reducer.synchronize()
+        try:
+            loss = closure()
+            optimizer._reducer.synchronize()
+        except BaseException:
+            optimizer._in_step = False  # it ends this step
+            raise
         if loss is None:
             return None
         if not torch.is_tensor(loss):

@@ -34,6 +34,14 @@ class ProcessSet:
             raise ValueError(f"{self} has not been added: add_process_set()")
         return self._native
 
+    def __deepcopy__(self, memo):
+        """Ranks are there once, whatever is copied that uses them."""
+        return self
+
+    def __reduce__(self):
+        """What is read from a file is this job's set of the same ranks, if it has one."""
+        return _of_ranks, (self.ranks,)
+
     def __str__(self):
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
@@ -42,6 +50,13 @@ class _AllRanks(ProcessSet):
     def __init__(self):
         super().__init__([])
         self._native = native.ProcessSet()
+
+    def __reduce__(self):
+        return "global_process_set"
+
+
+def _of_ranks(ranks):
+    return next((each for each in _of_session if each.ranks == ranks), None) or ProcessSet(ranks)
 
 
 def _ranks_of(comm):

@@ -5,7 +5,7 @@ import pickle
 
 import torch
 
-from horon import native
+from horon import errors, native
 from horon.torch.collectives import broadcast_async_, synchronize
 from horon.torch.process_sets import global_process_set
 
@@ -82,17 +82,45 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
         optimizer.load_state_dict(state)
 
 
+_CAN_T_BE_WRITTEN = b"!"  # in the place of a pickle, which begins otherwise; why comes behind it
+
+
+def _written(obj):
+    """(bytes of the object, None), or (why there are none, what was raised)."""
+    try:
+        return _pickler.dumps(obj), None
+    except Exception as error:  # the ranks that wait for the bytes are told
+        return _CAN_T_BE_WRITTEN + f"{type(error).__name__}: {error}".encode(), error
+
+
+def _read(written, rank):
+    if written[:1] != _CAN_T_BE_WRITTEN:
+        return pickle.loads(written)
+    raise errors.make("failed", f"the object of rank {rank} can't be pickled: "
+                                f"{written[1:].decode(errors='replace')}")
+
+
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
-    """The root's object, by pickle: only from ranks of this job, which are trusted."""
+    """The root's object, by pickle: only from ranks of this job, which are trusted.
+
+    If it can't be pickled, the root raises what pickle does, and the others HorovodInternalError.
+    """
     name = f"broadcast_object.{name}" if name else ""
     is_root = native.rank() == root_rank
-    written = _pickler.dumps(obj) if is_root else b""
+    written, error = _written(obj) if is_root else (b"", None)
     received = native.broadcast_bytes(written, name, root_rank, process_set.of_call())
-    return obj if is_root else pickle.loads(received)
+    if error is not None:
+        raise error
+    return obj if is_root else _read(received, root_rank)
 
 
 def allgather_object(obj, name=None, process_set=global_process_set):
-    """A list of the objects of all ranks of the set, in the order of ranks."""
+    """A list of the objects of all ranks of the set, in the order of ranks. If one can't be
+    pickled: as broadcast_object()."""
     name = f"allgather_object.{name}" if name else ""
-    return [pickle.loads(each)
-            for each in native.allgather_bytes(_pickler.dumps(obj), name, process_set.of_call())]
+    written, error = _written(obj)
+    of_call = process_set.of_call()
+    received = native.allgather_bytes(written, name, of_call)
+    if error is not None:
+        raise error
+    return [_read(each, rank) for each, rank in zip(received, of_call.ranks())]

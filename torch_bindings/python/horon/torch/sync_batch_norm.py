@@ -21,8 +21,12 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
                  track_running_stats=True, process_set=global_process_set):
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self._process_set = process_set
-        self._name = f"sync_batch_norm.{next(_numbers)}"  # modules are made alike on all ranks
+        self._name = None  # until the first call that needs it, which the ranks make alike
         self._calls = 0
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._name, self._calls = None, 0  # a copy has collectives of its own
 
     def _check_input_dim(self, input):
         if input.dim() < 2 or input.shape[1] != self.num_features:
@@ -34,6 +38,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         if alone:
             return super().forward(input)
         self._check_input_dim(input)
+        if self._name is None:
+            self._name = f"sync_batch_norm.{next(_numbers)}"
         self._calls += 1
         of_call = self._process_set.of_call()
         statistics = native.gather_statistics(input.detach(), self._name, of_call)
