@@ -55,7 +55,8 @@ size_t gate_offset(const core::Topology& topology) {
 void add_shared_memory_ops(const Communicator& communicator,
                            std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
   core::LocalGroup& group = communicator.local_group();
-  ops.push_back(std::make_unique<SharedMemoryAllreduce>(group, communicator.area()));
+  ops.push_back(std::make_unique<SharedMemoryAllreduce>(group, communicator.area(),
+                                                        communicator.constants()));
   const auto exchange = std::make_shared<BlockExchange>(
       group, communicator.area() + exchange_offset(group.local_size()));
   for (const CollectiveKind kind :
@@ -120,6 +121,7 @@ void add_ops_between_hosts(const Communicator& communicator, const core::Config&
     parts.group = &communicator.local_group();
     parts.area = communicator.area();
     parts.wire_dtype = wire_dtype_named(config.wire_dtype);
+    parts.constants = communicator.constants();
     ops.push_back(std::make_unique<HierarchicalAllreduce>(parts));
     if (parts.area != nullptr) parts.area += hosts_exchange_offset(topology);
     add_exchange_between_hosts(

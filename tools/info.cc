@@ -71,12 +71,24 @@ Json between_hosts_json(const horon::core::Topology& topology) {
       horon::ops::wire_dtype_named(horon::ops::runtime().config().wire_dtype);
   for (const uint64_t bytes : {uint64_t{4} << 10, uint64_t{1} << 20, uint64_t{64} << 20}) {
     const auto count = static_cast<int64_t>(bytes / sizeof(float));
-    const horon::ops::ExchangePlan plan = horon::ops::plan_exchange(
-        layout, horon::DataType::Float32, horon::ReduceOp::Sum, count, wire_dtype);
+    const horon::ops::ExchangePlan plan =
+        horon::ops::plan_exchange(layout, horon::DataType::Float32, horon::ReduceOp::Sum, count,
+                                  wire_dtype, horon::ops::constants().constants);
     lines.push_back(
         horon::core::concat(horon::core::bytes_text(bytes), ": ", describe(layout, plan)));
   }
   return lines;
+}
+
+// What algorithms are chosen by, and which are chosen.
+Json choices_json() {
+  const horon::ops::JobConstants& found = horon::ops::constants();
+  return {{"handoff_us", found.constants.handoff_us},
+          {"sum_bytes_per_us", found.constants.sum_bytes_per_us},
+          {"message_us", found.constants.message_us},
+          {"wire_bytes_per_us", found.constants.wire_bytes_per_us},
+          {"origin", found.origin},
+          {"choices", horon::ops::explain_choices_of_job()}};
 }
 
 // Needs init(); collective.
@@ -85,8 +97,21 @@ Json job_json() {
   return {{"size", topology.size},
           {"host_of", topology.host_of},
           {"selection", horon::ops::explain_selection()},
+          {"algorithms", choices_json()},
           {"between_hosts", between_hosts_json(topology)},
           {"protocol", protocol_json()}};
+}
+
+void print_choices(const Json& algorithms) {
+  const auto number = [&](const char* name) { return algorithms[name].get<double>(); };
+  std::cout << "\nalgorithms (" << algorithms["origin"].get<std::string>() << ")\n";
+  std::printf("  on a host: a hand-off takes %.3g us, and %.0f bytes/us are added\n",
+              number("handoff_us"), number("sum_bytes_per_us"));
+  std::printf("  between hosts: a message takes %.3g us, and %.0f bytes/us flow\n",
+              number("message_us"), number("wire_bytes_per_us"));
+  for (const auto& line : algorithms["choices"]) {
+    std::printf("  %s\n", line.get<std::string>().c_str());
+  }
 }
 
 void print_job(const Json& job) {
@@ -107,6 +132,7 @@ void print_job(const Json& job) {
   for (const auto& line : job["between_hosts"]) {
     std::cout << "  hier_allreduce, " << line.get<std::string>() << '\n';
   }
+  print_choices(job["algorithms"]);
   std::cout << "\ncost of negotiation, on rank 0\n";
   for (const auto& [name, count] : job["protocol"].items()) {
     std::printf("  %-26s %lld\n", name.c_str(), count.get<long long>());

@@ -11,6 +11,7 @@
 
 #include "horon/core/bootstrap/topology.h"
 #include "horon/core/host/local_group.h"
+#include "horon/ops/choice/machine_constants.h"
 
 namespace horon::ops {
 
@@ -31,6 +32,8 @@ class Communicator {
     bool all_share_memory = false;
     // Null: no ops on MPI, or set_mpi() comes later.
     std::unique_ptr<MpiCommunicator> mpi;
+    // What its ops choose algorithms by; the same on all ranks of the job.
+    MachineConstants constants;
   };
 
   explicit Communicator(Parts parts);
@@ -51,6 +54,9 @@ class Communicator {
   // An MPI_Comm* for code that must not include mpi.h; null if there is none.
   const void* mpi() const;
   void set_mpi(std::unique_ptr<MpiCommunicator> mpi);
+  const MachineConstants& constants() const { return parts_.constants; }
+  // Before ops are made.
+  void set_constants(const MachineConstants& constants) { parts_.constants = constants; }
 
   // What a hierarchical collective makes its sub-communicators of, as ranks of the job: the members
   // of this host, and the lowest member of each host.

@@ -102,6 +102,7 @@ std::shared_ptr<Communicator> CommunicatorMaker::make(const Communicator& world,
   if (takes_part) {
     parts.id = part.id;
     parts.members = part.members;
+    parts.constants = world.constants();
     parts.topology = core::restrict_to_members(talk.topology(), part.members);
     for (const int index : parts.topology.local_ranks) {
       const auto member = part.members[static_cast<size_t>(index)];

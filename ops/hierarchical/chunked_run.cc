@@ -25,7 +25,8 @@ ChunkedRun::Common::Common(BetweenHosts parts)
       messages(std::move(parts.messages)),
       scratch(std::move(parts.scratch)),
       group(parts.group),
-      wire_dtype(parts.wire_dtype) {
+      wire_dtype(parts.wire_dtype),
+      constants(parts.constants) {
   if (layout.local_size == 1) return;
   HORON_CHECK(parts.group != nullptr && parts.area != nullptr,
               "the ranks of a host need shared memory");

@@ -10,6 +10,7 @@
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/scratch_pool.h"
 #include "horon/core/host/local_group.h"
+#include "horon/ops/choice/machine_constants.h"
 #include "horon/ops/hierarchical/chunks.h"
 #include "horon/ops/hierarchical/exchange_plan.h"
 #include "horon/ops/hierarchical/exchange_window.h"
@@ -31,6 +32,7 @@ struct BetweenHosts {
   core::LocalGroup* group = nullptr;
   std::byte* area = nullptr;
   DataType wire_dtype = DataType::Float32;  // as in choose_wire_type(); the same on all ranks
+  MachineConstants constants;               // the same on all ranks
 };
 
 class ChunkedRun final : public core::InFlight {
@@ -43,6 +45,7 @@ class ChunkedRun final : public core::InFlight {
     std::shared_ptr<core::ScratchPool> scratch;
     core::LocalGroup* group;
     DataType wire_dtype;
+    MachineConstants constants;
     std::unique_ptr<HostCells> cells;  // null if this rank is alone on its host
     ExchangeWindow window;
   };

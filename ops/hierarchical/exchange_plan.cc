@@ -4,6 +4,7 @@
 
 #include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/choice/algorithm.h"
 #include "horon/ops/hierarchical/wire_type.h"
 
 namespace horon::ops {
@@ -15,8 +16,6 @@ constexpr int64_t kBytesOfHostsMax = 1 << 20;
 constexpr int64_t kBytesOfRanksMax = 2 << 20;
 // What a host has under way: more than a cable of 10 Gbit/s and 1 ms holds.
 constexpr int64_t kHostBytesAtOnce = 2 << 20;
-// What a cable carries while a message is on its way: one round may send so much more than two.
-constexpr int64_t kRoundBytes = 16 << 10;
 // Several lanes do not pay for less.
 constexpr int64_t kLaneBytesMin = 16 << 10;
 constexpr int64_t kPartAlignment = 64;  // elements; parts begin at cache lines
@@ -82,7 +81,7 @@ int chunks_at_once(const HostsLayout& layout, DataType wire_type, int64_t messag
 }
 
 ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count,
-                           DataType wire_dtype) {
+                           DataType wire_dtype, const MachineConstants& constants) {
   ExchangePlan plan;
   plan.wire_type = choose_wire_type(dtype, op, count, layout.one_rank_each(), wire_dtype);
   const bool narrowed = is_narrowed(dtype, plan.wire_type);
@@ -91,10 +90,15 @@ ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp o
   const int64_t hosts = layout.hosts;
   const auto wire_bytes = static_cast<int64_t>(size_of(plan.wire_type));
   const int64_t result_bytes = narrowed ? wire_bytes : static_cast<int64_t>(size_of(dtype));
-  const double in_one_round = static_cast<double>(count * wire_bytes * (hosts - 1));
-  const double in_two_rounds = static_cast<double>(count * (wire_bytes + result_bytes)) *
-                               static_cast<double>(hosts - 1) / static_cast<double>(hosts);
-  plan.one_round = in_one_round <= in_two_rounds + static_cast<double>(kRoundBytes);
+  Situation situation;
+  situation.reach = Reach::Hosts;
+  situation.hosts = layout.hosts;
+  situation.ranks_of_host = layout.most_ranks;
+  situation.bytes = count * wire_bytes;
+  situation.result_bytes = count * result_bytes;
+  plan.one_round =
+      choose_algorithm(situation, narrowed ? MachineConstants() : constants).algorithm ==
+      Algorithm::OneRound;
   const int64_t parts = plan.one_round ? 1 : hosts;  // of a chunk; each is one message
   const int64_t message = message_elements(layout, dtype, plan.wire_type, parts, hosts);
   plan.chunk_elements = chunk_elements(layout, plan.wire_type, count, message * parts);

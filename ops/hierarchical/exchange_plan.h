@@ -9,6 +9,7 @@
 #include "horon/core/base/dtype.h"
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/bootstrap/topology.h"
+#include "horon/ops/choice/machine_constants.h"
 
 namespace horon::ops {
 
@@ -74,9 +75,12 @@ int64_t chunk_elements(const HostsLayout& layout, DataType wire_type, int64_t co
 int chunks_at_once(const HostsLayout& layout, DataType wire_type, int64_t message,
                    int64_t messages_of_chunk);
 
-// `wire_dtype`: as in choose_wire_type().
+// `wire_dtype`: as in choose_wire_type(). Rounds are chosen by the constants, but for what travels
+// in 16 bits by their defaults: there two rounds round once more, and measured constants would make
+// results differ from one run to another.
 ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count,
-                           DataType wire_dtype = DataType::Float32);
+                           DataType wire_dtype = DataType::Float32,
+                           const MachineConstants& constants = {});
 
 // For people: "2 hosts, 2 lanes, one round, 19 chunks of 56 KiB of float32".
 std::string describe(const HostsLayout& layout, const ExchangePlan& plan);

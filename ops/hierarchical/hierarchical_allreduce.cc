@@ -20,7 +20,7 @@ class ChunksOfAllreduce final : public Chunks {
   ChunksOfAllreduce(const ChunkedRun::Common& common, const core::Batch& batch, uint64_t number)
       : context_(*common.messages, common.layout, batch,
                  plan_exchange(common.layout, batch.dtype, batch.reduce_op, batch.count,
-                               common.wire_dtype),
+                               common.wire_dtype, common.constants),
                  static_cast<int>(number % ExchangeWindow::kDistinct) * kTagsOfBatch) {}
 
   int64_t count() const override { return plan().chunks; }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/ops/choice/algorithm.h"
 #include "horon/ops/hierarchical/block_chunks.h"
 #include "horon/ops/hierarchical/chunk_collect.h"
 #include "horon/ops/hierarchical/chunk_spread.h"
@@ -55,6 +56,7 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
         wire_type_(reduces() ? choose_wire_type(batch.dtype, batch.reduce_op, elements_of_all(),
                                                 layout_.one_rank_each(), parent.common_.wire_dtype)
                              : batch.dtype),
+        constants_(parent.common_.constants),
         raw_((layout_.one_rank_each() && !is_narrowed(batch.dtype, wire_type_)) || !reduces()),
         message_(message_elements(layout_, batch.dtype, wire_type_, 1, addends())),
         chunks_(parent.topology_, layout_.lanes, blocks_,
@@ -110,11 +112,16 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
   static int first_tag(uint64_t number) {
     return kFirstTag + static_cast<int>(number % ExchangeWindow::kDistinct) * kChunksOfLaneWithTags;
   }
-  // In an allgather all hosts send, so each sends its own to all others itself.
+  // Of a broadcast and an allgather.
   int fan_out(const core::Batch& batch) const {
-    if (kind_ != CollectiveKind::Broadcast) return std::max(layout_.hosts - 1, 1);
-    return fan_out_of(layout_.hosts, batch.count * element_bytes_,
-                      chunks_.chunk_elements() * element_bytes_);
+    Situation situation;
+    situation.kind = kind_;
+    situation.reach = Reach::Hosts;
+    situation.hosts = layout_.hosts;
+    situation.ranks_of_host = layout_.most_ranks;
+    situation.bytes = batch.count * element_bytes_;
+    situation.chunk_bytes = chunks_.chunk_elements() * element_bytes_;
+    return choose_algorithm(situation, constants_).fan_out;
   }
   int64_t own_bytes() const { return blocks_[static_cast<size_t>(rank_)] * element_bytes_; }
   int64_t elements_of_all() const {
@@ -128,6 +135,7 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
   const int64_t element_bytes_;
   const std::vector<int64_t> blocks_;  // elements, [member]
   const DataType wire_type_;
+  const MachineConstants& constants_;
   const bool raw_;
   std::vector<int64_t> block_begins_;
   const int64_t message_;  // elements

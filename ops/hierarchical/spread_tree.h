@@ -1,15 +1,8 @@
 // The way of a block from one host to all others: from host to host in a chain, or along a tree of
-// which each host has several children. A pure function of facts that all ranks share.
+// which each host has several children. How many, choose_algorithm() says.
 #pragma once
 
-#include <cstdint>
-
 namespace horon::ops {
-
-// Children of each host. One, a chain: each wire carries the block once, but it passes all hosts
-// one after the other. More: it is there after fewer hops, and goes over a wire as many times.
-// `chunk_bytes`: what a host has of the block before it sends that on.
-int fan_out_of(int hosts, int64_t bytes, int64_t chunk_bytes);
 
 struct SpreadTree {
   int hosts = 1;

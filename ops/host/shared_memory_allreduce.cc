@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/ops/choice/algorithm.h"
 #include "horon/ops/host/host_refusal.h"
 
 namespace horon::ops {
@@ -16,8 +17,10 @@ class Nothing final : public core::InFlight {
 
 }  // namespace
 
-SharedMemoryAllreduce::SharedMemoryAllreduce(core::LocalGroup& group, std::byte* area)
-    : cell_bytes_max_(SmallAllreduce::payload_bytes_max(group.local_size())),
+SharedMemoryAllreduce::SharedMemoryAllreduce(core::LocalGroup& group, std::byte* area,
+                                             const MachineConstants& constants)
+    : constants_(constants),
+      ranks_(group.local_size()),
       cells_(group, area),
       pieces_(group, area + SmallAllreduce::area_bytes(group.local_size())) {}
 
@@ -31,9 +34,12 @@ std::string SharedMemoryAllreduce::refusal(const core::BatchFacts& facts) const 
 
 std::unique_ptr<core::InFlight> SharedMemoryAllreduce::start(core::Batch batch) {
   if (batch.count == 0) return std::make_unique<Nothing>();
-  const int64_t bytes = batch.count * static_cast<int64_t>(size_of(batch.dtype));
-  if (bytes <= cell_bytes_max_) return cells_.start(std::move(batch));
-  return pieces_.start(std::move(batch));
+  Situation situation;
+  situation.ranks_of_host = ranks_;
+  situation.bytes = batch.count * static_cast<int64_t>(size_of(batch.dtype));
+  situation.cell_bytes = SmallAllreduce::payload_bytes_max(ranks_);
+  const bool in_cells = choose_algorithm(situation, constants_).algorithm == Algorithm::Cells;
+  return in_cells ? cells_.start(std::move(batch)) : pieces_.start(std::move(batch));
 }
 
 }  // namespace horon::ops

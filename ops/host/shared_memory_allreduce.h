@@ -8,6 +8,7 @@
 
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/host/local_group.h"
+#include "horon/ops/choice/machine_constants.h"
 #include "horon/ops/host/piece_allreduce.h"
 #include "horon/ops/host/small_allreduce.h"
 
@@ -18,7 +19,9 @@ class SharedMemoryAllreduce final : public core::CollectiveOp {
  public:
   // `group` must be available and outlive the op. `area`: area_bytes() of zeroed memory that all
   // ranks share (a part of group.area()), 64-byte aligned, for this op alone.
-  SharedMemoryAllreduce(core::LocalGroup& group, std::byte* area);
+  // The constants are the same on all ranks.
+  SharedMemoryAllreduce(core::LocalGroup& group, std::byte* area,
+                        const MachineConstants& constants = {});
   static size_t area_bytes(int local_size);
 
   std::string_view name() const override { return "shm_allreduce"; }
@@ -27,7 +30,8 @@ class SharedMemoryAllreduce final : public core::CollectiveOp {
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 
  private:
-  int64_t cell_bytes_max_;
+  const MachineConstants constants_;
+  const int ranks_;
   SmallAllreduce cells_;
   PieceAllreduce pieces_;
 };

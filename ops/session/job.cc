@@ -7,6 +7,7 @@
 
 #include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
+#include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/base/version.h"
@@ -14,18 +15,24 @@
 #include "horon/core/transport/make_transport.h"
 #include "horon/core/transport/shared_memory_transport.h"
 #include "horon/ops/builtin.h"
+#include "horon/ops/explain_choices.h"
+#include "horon/ops/mpi/mpi_ops.h"
+#include "horon/ops/timing/host_timing.h"
 
 namespace horon::ops {
 namespace {
 
 using core::concat;
 
-// The shared area begins with the transport's part; the rest is for the collectives.
+// The shared area begins with the transport's part and that of the measurement; the rest is for the
+// collectives.
 size_t transport_bytes(const core::Topology& topology) {
   constexpr size_t kAlignment = 64;
   const size_t bytes = core::SharedMemoryTransport::area_bytes(topology.local_size);
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
+
+size_t timing_bytes() { return core::whole_cache_lines(HostTiming::area_bytes()); }
 
 CommunicatorMaker::Options communicator_options(const core::Config& config) {
   const auto area_bytes = [config](const core::Topology& topology) {
@@ -82,7 +89,8 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   core::run_on_all(*bootstrap_, [&] { core::MpiLibrary::at_finalize(at_finalize); });
   maker_ =
       std::make_unique<CommunicatorMaker>(*library_, *bootstrap_, communicator_options(config_));
-  world_ = maker_->make_world(transport_bytes(bootstrap_->topology()));
+  world_ = maker_->make_world(transport_bytes(bootstrap_->topology()) + timing_bytes());
+  find_constants();
   start_runtime();
   if (rank != 0) return;
   core::log(core::LogLevel::Info, introduction());
@@ -92,6 +100,22 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
 }
 
 Job::~Job() { stop(); }
+
+void Job::find_constants() {
+  MeasuredJob job;
+  job.host_name = host_name();
+  if (!config_.host_id.empty()) job.host_name += concat("/", config_.host_id);
+  core::LocalGroup& group = world_->local_group();
+  if (group.available()) job.area = group.area() + transport_bytes(bootstrap_->topology());
+  job.messages = [this] { return make_mpi_messages(world_->mpi()); };
+  try {
+    constants_ = find_job_constants(*bootstrap_, config_, job);
+  } catch (const Error&) {
+    library_->abandon();  // messages may still be under way to a rank that does not answer
+    throw;
+  }
+  world_->set_constants(constants_.constants);
+}
 
 void Job::start_runtime() {
   const core::Topology& topology = bootstrap_->topology();
@@ -161,6 +185,14 @@ std::vector<std::string> Job::explain(const ProcessSet& set, const core::BatchFa
     throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
   }
   return op_table_->explain(facts);
+}
+
+std::vector<std::string> Job::explain_choices() const {
+  const std::lock_guard lock(world_mutex_);
+  if (world_ == nullptr) {
+    throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
+  }
+  return ops::explain_choices(*world_, config_.shared_memory);
 }
 
 void Job::compare_ranks(const InitOptions& options) const {

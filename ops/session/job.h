@@ -20,6 +20,7 @@
 #include "horon/ops/session/call_counts.h"
 #include "horon/ops/session/process_sets.h"
 #include "horon/ops/session/session.h"
+#include "horon/ops/timing/job_constants.h"
 
 namespace horon::ops {
 
@@ -37,11 +38,14 @@ class Job {
   core::Runtime& runtime() { return *runtime_; }
   // See ops::explain_selection.
   std::vector<std::string> explain(const ProcessSet& set, const core::BatchFacts& facts) const;
+  // See ops::explain_choices_of_job.
+  std::vector<std::string> explain_choices() const;
   bool owns_mpi() const { return owns_mpi_; }
   ProcessSets& process_sets() { return *sets_; }
   CallCounts& call_counts() { return call_counts_; }
 
   const core::CpuShare& cpu_share() const { return cpu_share_; }
+  const JobConstants& constants() const { return constants_; }
   const std::shared_ptr<JobGpu>& gpu() const { return gpu_; }
   // See ops::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
@@ -61,6 +65,7 @@ class Job {
   static Knobs read_knobs(const InitOptions& options);
   Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)());
   void compare_ranks(const InitOptions& options) const;
+  void find_constants();
   void start_runtime();
   void give_back(bool in_use);
   core::WaitPolicy wait_policy() const;
@@ -71,6 +76,7 @@ class Job {
   const core::Config config_;
   const bool owns_mpi_;
   core::CpuShare cpu_share_;
+  JobConstants constants_;
   std::shared_ptr<JobGpu> gpu_;  // never null
   std::unique_ptr<CommunicatorMaker> maker_;
   mutable std::mutex world_mutex_;       // for allocate(): the next is null after stop()

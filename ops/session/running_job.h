@@ -11,6 +11,7 @@
 #include "horon/ops/nccl/job_gpu.h"
 #include "horon/ops/session/call_counts.h"
 #include "horon/ops/session/process_set.h"
+#include "horon/ops/timing/job_constants.h"
 
 namespace horon::ops {
 
@@ -18,6 +19,8 @@ namespace horon::ops {
 core::Runtime& runtime();
 CallCounts& call_counts();
 const core::CpuShare& cpu_share();
+// What the algorithms of all sets are chosen by; the same on all ranks.
+const JobConstants& constants();
 // The GPU of this rank, if the job can use those of its ranks (JobGpu::available()).
 std::shared_ptr<JobGpu> gpu();
 // Memory that collectives of this host can use without a copy (a gradient bucket); 64-byte aligned,
@@ -27,5 +30,8 @@ std::shared_ptr<std::byte> allocate_host(size_t bytes);
 // candidate.
 std::vector<std::string> explain_selection(const ProcessSet& set = {},
                                            CollectiveKind kind = CollectiveKind::Allreduce);
+
+// Which algorithm each kind of collective takes in the world: see explain_choices.h.
+std::vector<std::string> explain_choices_of_job();
 
 }  // namespace horon::ops

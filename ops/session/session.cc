@@ -168,6 +168,8 @@ core::Runtime& runtime() { return job().runtime(); }
 
 CallCounts& call_counts() { return job().call_counts(); }
 const core::CpuShare& cpu_share() { return job().cpu_share(); }
+const JobConstants& constants() { return job().constants(); }
+std::vector<std::string> explain_choices_of_job() { return job().explain_choices(); }
 std::shared_ptr<JobGpu> gpu() { return job().gpu(); }
 
 std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(bytes); }

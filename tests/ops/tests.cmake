@@ -55,6 +55,10 @@ horon_label_tests(cuda gpu_session_test.np1 gpu_session_test.np2 gpu_session_tes
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS ${mpi_ranks} TIMEOUT 120)
 horon_test(mpi_messages_test FILES ops/mpi/mpi_messages_test.cc RANKS 1)
+horon_test(choice_test
+           FILES ops/choice/algorithm_test.cc ops/choice/constants_file_test.cc
+                 ops/timing/job_constants_test.cc ops/choice/machine_constants_test.cc
+                 ops/timing/timing_test.cc)
 include(ops/gpu.cmake)
 horon_test(exchange_plan_test
            FILES ops/hierarchical/block_chunks_test.cc ops/hierarchical/exchange_plan_test.cc
@@ -96,4 +100,11 @@ foreach(layout 1+1 2+1 2+2 1+1+1)
   horon_mpirun_test(session_hosts_test.hosts_${hosts} session_hosts_test ${layout}
                     LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
 endforeach()
+# With constants that are measured, and kept nowhere: the other tests have the defaults.
+foreach(program session_hosts_test session_sets_test)
+  horon_mpirun_test(${program}.measured ${program} 2+1 LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120
+                    ENVIRONMENT HORON_MEASURE=again HORON_MEASURE_FILE=/dev/null/none)
+endforeach()
+horon_mpirun_test(session_hosts_test.measured_np2 session_hosts_test 2
+                  ENVIRONMENT HORON_MEASURE=again HORON_MEASURE_FILE=/dev/null/none)
 horon_test(large_process_set_test FILES ops/session/large_process_set_test.cc RANKS 18 TIMEOUT 120)

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
 INFO, HORONRUN = sys.argv[1:3]
@@ -18,7 +19,7 @@ CLEAN = {name: value for name, value in os.environ.items()
 
 def call(*command, **variables):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60,
-                          env={**CLEAN, **variables})
+                          env={**CLEAN, "HORON_MEASURE": "off", **variables})
 
 
 def knob(facts, name):
@@ -58,6 +59,38 @@ class Info(unittest.TestCase):
         self.assertIn("host 1: ranks 1\n", told.stdout, told.stderr)
         self.assertRegex(told.stdout, r"control messages sent +[1-9]")
         self.assertRegex(told.stdout, r"HORON_HOST_ID +h0 +environment")
+
+    def test_algorithms(self):
+        """On two hosts that are one machine: measured, then read from the file."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "cache", "constants")
+
+            def algorithms(measure):
+                told = call(sys.executable, HORONRUN, "-np", "3", "--no-prefix", "bash", "-c",
+                            f'HORON_HOST_ID=h$((OMPI_COMM_WORLD_RANK / 2)) exec "{INFO}" --json',
+                            HORON_MEASURE=measure, HORON_MEASURE_FILE=path)
+                self.assertEqual(told.returncode, 0, told.stderr)
+                return json.loads(told.stdout)["job"]["algorithms"]
+
+            off = algorithms("off")
+            self.assertEqual(off["origin"], "defaults: HORON_MEASURE=off")
+            self.assertEqual((off["message_us"], off["wire_bytes_per_us"]), (16, 1024))
+            self.assertEqual(off["choices"][0], "allreduce: one round")
+            self.assertEqual(off["choices"][4], "alltoall: messages between members")
+            self.assertFalse(os.path.exists(path))
+            measured = algorithms("auto")
+            self.assertRegex(measured["origin"], r"measured in \d+ ms, kept in .*constants")
+            kept = algorithms("auto")
+            self.assertEqual(kept["origin"], f"read from {path}")
+            names = ("handoff_us", "sum_bytes_per_us", "message_us", "wire_bytes_per_us")
+            for name in names:
+                self.assertEqual(kept[name], measured[name])
+            self.assertNotEqual(measured["message_us"], 16)
+            self.assertRegex(algorithms("again")["origin"], "measured in")
+        told = call(sys.executable, HORONRUN, "-np", "2", "--no-prefix", INFO)
+        self.assertIn("algorithms (defaults: HORON_MEASURE=off)", told.stdout)
+        self.assertIn("allreduce: cells to 8 KiB, then pieces\n", told.stdout)
+        self.assertRegex(told.stdout, r"HORON_MEASURE +off +environment")
 
     def test_mistakes_are_one_line(self):
         for arguments, variables, expected in (

@@ -28,19 +28,5 @@ TEST(SpreadTree, ReachesEveryHostOnceAlongParentsAndChildrenThatKnowEachOther) {
   }
 }
 
-// A chain where the wires are what takes time; short ways where the hops are.
-TEST(SpreadTree, FanOutFollowsTheSizeAndTheHosts) {
-  constexpr int64_t chunk = 56 << 10;
-  EXPECT_EQ(fan_out_of(1, 1 << 20, chunk), 1);
-  EXPECT_EQ(fan_out_of(2, 4, chunk), 1);
-  EXPECT_EQ(fan_out_of(2, 64 << 20, chunk), 1);
-  EXPECT_EQ(fan_out_of(4, 64 << 20, chunk), 1);
-  EXPECT_EQ(fan_out_of(16, 64 << 20, chunk), 1);
-  EXPECT_EQ(fan_out_of(4, 4, chunk), 3);
-  EXPECT_GT(fan_out_of(16, 64 << 10, chunk), 1);
-  EXPECT_EQ(fan_out_of(64, 1 << 20, chunk), 2);
-  EXPECT_EQ(fan_out_of(64, 256 << 20, chunk), 1);
-}
-
 }  // namespace
 }  // namespace horon::ops

@@ -1,0 +1,34 @@
+// How fast the hosts of a job and the network between them are: what the choice of an algorithm
+// (algorithm.h) depends on beside the collective and the ranks. Plain data, the same on all ranks.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace horon::ops {
+
+// The defaults hold where nothing was measured.
+struct MachineConstants {
+  // On one host: until another rank goes on with what this one has written, and how fast a rank
+  // adds what other ranks have written.
+  double handoff_us = 4;
+  double sum_bytes_per_us = 8192;
+  // Between two hosts: until a short message is there, and what flows each way at the same time.
+  double message_us = 16;
+  double wire_bytes_per_us = 1024;
+
+  bool operator==(const MachineConstants&) const = default;
+};
+
+// Each value within what a machine can be: a measurement may have been disturbed.
+MachineConstants within_reason(MachineConstants constants);
+// Of several hosts, or pairs of hosts: the slowest of each kind, for which the others wait.
+MachineConstants slowest(const MachineConstants& a, const MachineConstants& b);
+
+// "handoff_us=4 sum_bytes_per_us=8192 message_us=16 wire_bytes_per_us=1024". Exact both ways;
+// nullopt if the text is not such a one, or has values that are not within_reason().
+std::string to_text(const MachineConstants& constants);
+std::optional<MachineConstants> constants_in(std::string_view text);
+
+}  // namespace horon::ops

@@ -1,0 +1,26 @@
+// Times a hand-off between two ranks of one host, and how fast one adds what the other has written:
+// the two pass a turn to and fro, first with nothing and then with a block to add.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+
+namespace horon::ops {
+
+class HostTiming {
+ public:
+  // Zeroed memory that both ranks share, 64-byte aligned, for one measurement.
+  static size_t area_bytes();
+
+  struct Times {
+    double handoff_us = 0;
+    double sum_bytes_per_us = 0;
+  };
+  // Both ranks call it at about the same time. The one that leads gets the times, if its peer has
+  // answered within `limit`, and ends the other's call, too. That one ends by itself if nothing
+  // comes in four times the limit. Neither waits longer, and neither throws.
+  static std::optional<Times> measure(std::byte* area, bool leads, std::chrono::microseconds limit);
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,151 @@
+#include "horon/ops/timing/job_constants.h"
+
+#include <array>
+#include <chrono>
+#include <optional>
+#include <unistd.h>
+#include <vector>
+
+#include "horon/core/base/text.h"
+#include "horon/ops/choice/constants_file.h"
+#include "horon/ops/timing/host_timing.h"
+
+namespace horon::ops {
+namespace {
+
+using core::Bootstrap;
+using core::concat;
+
+constexpr auto kHostLimit = std::chrono::milliseconds(20);
+
+// What a rank has measured. Only those that lead have anything.
+struct Measured {
+  MachineConstants constants;
+  bool host = false;
+  bool wire = false;
+};
+
+int64_t days_since_1970() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::hours>(now).count() / 24;
+}
+
+bool leads_its_host(const core::Topology& topology) { return topology.local_rank == 0; }
+
+// "2 hosts: a 2, b 1". Of many hosts a number stands for their names.
+std::string words_for_job(const core::Topology& topology, const std::vector<std::string>& names) {
+  std::vector<int> ranks(static_cast<size_t>(topology.host_count()));
+  for (const int host : topology.host_of) ++ranks[static_cast<size_t>(host)];
+  std::string list;
+  const std::vector<int> leaders = topology.leaders();
+  for (size_t host = 0; host < leaders.size(); ++host) {
+    list +=
+        concat(host == 0 ? "" : ", ", names[static_cast<size_t>(leaders[host])], " ", ranks[host]);
+  }
+  constexpr size_t kLong = 200;
+  if (list.size() > kLong) list = concat("number ", core::hash_of(list));
+  return concat(leaders.size(), leaders.size() == 1 ? " host: " : " hosts: ", list);
+}
+
+// Hosts 0 and 1 measure their wire, 2 and 3, and so on; -1: the last of an odd number.
+int wire_peer(const core::Topology& topology) {
+  const std::vector<int> leaders = topology.leaders();
+  const auto host = static_cast<size_t>(topology.host_of[static_cast<size_t>(topology.rank)]);
+  const size_t other = host % 2 == 0 ? host + 1 : host - 1;
+  return other < leaders.size() ? leaders[other] : -1;
+}
+
+void measure_host(const core::Topology& topology, std::byte* area, Measured& mine) {
+  if (area == nullptr || topology.local_size < 2 || topology.local_rank > 1) return;
+  const auto times = HostTiming::measure(area, leads_its_host(topology), kHostLimit);
+  if (!times) return;
+  mine.host = true;
+  mine.constants.handoff_us = times->handoff_us;
+  mine.constants.sum_bytes_per_us = times->sum_bytes_per_us;
+}
+
+void measure_wire(const core::Topology& topology, const MeasuredJob& job, Measured& mine) {
+  if (topology.one_host() || !leads_its_host(topology)) return;
+  const int peer = wire_peer(topology);
+  if (peer < 0) return;
+  const std::shared_ptr<Messages> messages = job.messages();
+  const auto times = WireTiming::measure(*messages, peer, topology.rank < peer, job.wire_limits);
+  if (!times) return;
+  mine.wire = true;
+  mine.constants.message_us = times->message_us;
+  mine.constants.wire_bytes_per_us = times->wire_bytes_per_us;
+}
+
+// A kind that nobody has measured keeps its defaults.
+MachineConstants slowest_of(const std::vector<Measured>& all) {
+  std::optional<MachineConstants> host;
+  std::optional<MachineConstants> wire;
+  const auto take = [](std::optional<MachineConstants>& worst, const MachineConstants& next) {
+    worst = worst ? slowest(*worst, next) : next;
+  };
+  for (const Measured& one : all) {
+    if (one.host) take(host, one.constants);
+    if (one.wire) take(wire, one.constants);
+  }
+  MachineConstants together;
+  if (host) {
+    together.handoff_us = host->handoff_us;
+    together.sum_bytes_per_us = host->sum_bytes_per_us;
+  }
+  if (wire) {
+    together.message_us = wire->message_us;
+    together.wire_bytes_per_us = wire->wire_bytes_per_us;
+  }
+  return within_reason(together);
+}
+
+MachineConstants measure_job(const Bootstrap& bootstrap, const MeasuredJob& job) {
+  Measured mine;
+  core::run_on_all(bootstrap, [&] {
+    measure_host(bootstrap.topology(), job.area, mine);
+    measure_wire(bootstrap.topology(), job, mine);
+  });
+  return slowest_of(core::allgather_values(bootstrap, Bootstrap::Among::Job, mine));
+}
+
+}  // namespace
+
+JobConstants find_job_constants(const Bootstrap& bootstrap, const core::Config& config,
+                                const MeasuredJob& job) {
+  const core::Topology& topology = bootstrap.topology();
+  if (topology.size == 1) return {{}, "defaults: there is one rank"};
+  if (config.measure == "off") return {{}, "defaults: HORON_MEASURE=off"};
+  const std::string words = words_for_job(
+      topology, bootstrap.allgather(Bootstrap::Among::Job,
+                                    leads_its_host(topology) ? job.host_name : std::string()));
+  const ConstantsFile file(config.measure_file.empty() ? default_constants_path(host_name())
+                                                       : config.measure_file);
+  // Rank 0 has the word: the constants and the path, or nothing.
+  std::string kept;
+  if (topology.rank == 0 && config.measure == "auto") {
+    if (const auto found = file.load(words, days_since_1970())) {
+      kept = concat(to_text(*found), "\n", file.path());
+    }
+  }
+  kept = bootstrap.allgather(Bootstrap::Among::Job, kept).front();
+  const size_t line_end = kept.find('\n');
+  if (line_end != std::string::npos) {
+    if (const auto constants = constants_in(kept.substr(0, line_end))) {
+      return {*constants, concat("read from ", kept.substr(line_end + 1))};
+    }
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const MachineConstants constants = measure_job(bootstrap, job);
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - begin);
+  const bool saved = topology.rank == 0 && file.save(words, days_since_1970(), constants);
+  return {constants, concat("measured in ", took.count(), " ms",
+                            saved ? concat(", kept in ", file.path()) : std::string())};
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "host";
+}
+
+}  // namespace horon::ops
