@@ -145,7 +145,9 @@ AdaScale::Sums AdaScale::sums_of_ranks(const Sums& own) const {
 // over a rank's batches.
 void AdaScale::learn(const Sums& sums) {
   const double ranks = sums.ranks;  // others may have joined
-  const bool usable = sums.unusable == 0 && ranks > 1 && std::isfinite(sums.local);
+  // What is finite on the ranks may overflow on its way, in 16 bits.
+  const bool usable =
+      sums.unusable == 0 && ranks > 1 && std::isfinite(sums.local) && std::isfinite(sums.reduced);
   if (usable) {
     const double summed = options_.gradients.op == ReduceOp::Sum ? ranks : 1;
     const double mean = sums.reduced / ranks / (summed * summed);  // all ranks have the same
@@ -173,7 +175,12 @@ void AdaScale::step() {
   }
   const int64_t before = scheduler_->steps();
   scheduler_->set_steps(before + 1);
-  parts_.step();
+  try {
+    parts_.step();
+  } catch (...) {
+    scheduler_->set_steps(before);
+    throw;
+  }
   if (parts_.scaling->step_skipped()) {
     scheduler_->set_steps(before);
   } else {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -203,6 +204,40 @@ TEST(AdaScale, StepsThatCanNotBeMeasured) {
   if (rank() == 0) backward(1);  // zeros on the others
   ada_scale.step();
   EXPECT_EQ(ada_scale.steps(), 3);
+}
+
+// Finite on each rank, and too large for the 16 bits in which it travels.
+TEST(AdaScale, AStepThatOverflowsOnItsWayIsNotRemembered) {
+  const at::Tensor w = leaf({2});
+  const DistributedOptimizerOptions options{.compression = Compression::Float16,
+                                            .skip_nonfinite = true};
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}}, options);
+  AdaScale ada_scale(optimizer, lr::constant(), {.gradients = options});
+  const auto step_with = [&](double gradient) {
+    optimizer.zero_grad();
+    weighted(w, gradient).backward();
+    ada_scale.step();
+    return ada_scale.gain();
+  };
+  const double gain = step_with(rank() + 1);
+  EXPECT_EQ(step_with(1e5), gain);
+  EXPECT_EQ(optimizer.step_skipped(), size() > 1);
+  EXPECT_NEAR(step_with(rank() + 1), gain, 1e-6);
+}
+
+TEST(AdaScale, AStepThatThrowsDoesNotCount) {
+  class Refusing : public optim::SGD {
+   public:
+    using SGD::SGD;
+    at::Tensor step(LossClosure /*closure*/) override { throw std::runtime_error("no step"); }
+  };
+  const at::Tensor w = leaf({2});
+  DistributedOptimizer<Refusing> optimizer(Refusing({w}, 0.1), {{"w", w}});
+  AdaScale ada_scale(optimizer, lr::constant());
+  weighted(w, rank() + 1).backward();
+  EXPECT_THROW(ada_scale.step(), std::runtime_error);
+  EXPECT_EQ(ada_scale.steps(), 0);
+  EXPECT_EQ(ada_scale.position(), 0);
 }
 
 TEST(AdaScale, GoesOnFromAnArchive) {
