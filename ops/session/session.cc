@@ -82,19 +82,6 @@ bool is_initialized() {
   return !core::in_forked_child() && process().job.load(std::memory_order_acquire) != nullptr;
 }
 
-void barrier(const ProcessSet& process_set) {
-  static const auto spec = [] {
-    auto out = std::make_shared<core::EntrySpec>();
-    out->kind = CollectiveKind::Barrier;
-    return out;
-  }();
-  core::Submission submission;
-  submission.set = process_set.id();
-  submission.name = "horon.barrier";
-  submission.spec = spec;
-  (void)job().runtime().run(std::move(submission))->get();
-}
-
 int join(const ProcessSet& process_set) {
   core::refuse_if_banned("join()");
   ops::Job& running = job();

@@ -10,6 +10,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/statistics.h"
 #include "horon/core/base/version.h"
+#include "horon/ops/session/barrier.h"  // barrier(), barrier_async()
 #include "horon/ops/session/process_set.h"
 
 namespace horon {
@@ -53,9 +54,6 @@ int last_rank();
 // control messages (core/base/statistics.h). A training step whose collectives are all frozen adds
 // nothing to control_messages_sent and control_messages_received. Any thread; sends nothing.
 Statistics statistics();
-
-// Returns when every rank of the set has called it. Throws Error.
-void barrier(const ProcessSet& process_set = {});
 
 // "This rank has no more data": returns when every rank has called it, with the rank that came
 // last. Until then this rank takes part in the allreduces and allgathers of the others with

@@ -1,0 +1,65 @@
+// Barriers that go on while the program does other things.
+#include "horon/ops/session/barrier.h"
+
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include "horon/ops/session/session.h"
+#include "horon/tests/support/error_of.h"
+#include "horon/tests/support/mpi_main.h"
+
+namespace horon {
+namespace {
+
+using namespace std::chrono_literals;
+using test::error_of;
+using testing::HasSubstr;
+
+TEST(Barrier, AsynchronousOnesEndWhenTheLastRankHasCome) {
+  init_session();
+  const int last = test_size() - 1;
+  std::vector<BarrierHandle> handles;
+  for (int i = 0; i < 20; ++i) {
+    if (test_rank() != last) handles.push_back(barrier_async());
+  }
+  if (test_size() > 1 && test_rank() != last) {
+    EXPECT_THAT(error_of([&] { handles.front().wait(20ms); }),
+                HasSubstr("not all ranks have come to the barrier within 0.02 s"));
+    EXPECT_FALSE(handles.front().poll());
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  for (int i = 0; i < 20; ++i) {
+    if (test_rank() == last) handles.push_back(barrier_async());
+  }
+  barrier();  // goes its own way
+  for (const BarrierHandle& handle : handles) {
+    handle.wait();
+    EXPECT_TRUE(handle.poll());
+    handle.wait(0ms);
+  }
+  shutdown();
+}
+
+TEST(Barrier, EachProcessSetHasItsOwn) {
+  init_session();
+  const ProcessSet first = add_process_set({0});
+  const BarrierHandle of_all = barrier_async();
+  if (first.includes_me()) {
+    const BarrierHandle alone = barrier_async(first);
+    alone.wait();
+  } else {
+    EXPECT_THAT(error_of([&] { (void)barrier_async(first); }), HasSubstr("is not in process set"));
+  }
+  of_all.wait();
+  shutdown();
+}
+
+TEST(Barrier, AnEmptyHandleSaysSo) {
+  EXPECT_THAT(error_of([] { (void)BarrierHandle().poll(); }), HasSubstr("belongs to no barrier"));
+}
+
+}  // namespace
+}  // namespace horon
