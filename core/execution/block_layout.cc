@@ -16,7 +16,7 @@ std::vector<int64_t> sums_by_block(const std::vector<std::vector<int64_t>>& part
   return sums;
 }
 
-// Finds one number in what this member is told that all have said.
+// Looks up the extents of any member in those that the plan has brought to this member.
 class Extents {
  public:
   Extents(const EntrySpec& spec, std::span<const int64_t> said, std::span<const int> ranks)

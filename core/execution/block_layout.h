@@ -35,7 +35,8 @@ struct BlockLayout {
 BlockLayout make_block_layout(const EntrySpec& spec, std::span<const int64_t> extents, int me,
                               std::span<const int> ranks);
 
-// Allgather, Reducescatter and the like, whose input and output differ in size.
+// True for the collectives that move rows (allgather, reducescatter, alltoall, gather, scatter):
+// their input and output differ in size.
 bool moves_blocks(CollectiveKind kind);
 
 int64_t total(std::span<const int64_t> counts);

@@ -50,7 +50,8 @@ class Predecessors {
   }
 
  private:
-  // What is enqueued has the order of the queue, and each kernel there waits for its peers.
+  // An op that enqueues must keep the order of the log, whatever it says: its kernels run in the
+  // order of the queue, and each of them waits for its peers.
   static StartOrder order_of(const CollectiveOp& op) {
     return op.enqueues() ? StartOrder::Log : op.start_order();
   }

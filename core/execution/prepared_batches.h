@@ -44,7 +44,8 @@ class PreparedBatches {
  private:
   // A program that makes a new spec for each call never hits: the map is cleared when it is full.
   static constexpr size_t kKept = 1024;
-  // Of as many blocks the layout is as good as free beside the collective, and keeping it is not.
+  // With more blocks than that the collective takes far longer than the making of its layout, and
+  // the layout takes much memory: it is not kept.
   static constexpr size_t kKeptBlocksMax = 4096;
   std::unordered_map<const EntrySpec*, PreparedBatch> by_spec_;
 };

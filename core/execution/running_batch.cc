@@ -229,7 +229,8 @@ std::byte* RunningBatch::allocate_output(EntryWork& entry, size_t part, int64_t 
 // The same on every rank.
 int64_t RunningBatch::count_of_all() const {
   if (spec_.kind == CollectiveKind::Reducescatter) return element_count(spec_);
-  // Rows of unlike tensors: a measure, not a sum of bytes.
+  // The tensors of a group differ in the size of a row. The first one's size serves for all: the
+  // choice of an op needs an estimate only.
   const std::vector<int64_t>& extents = work_.entries.front().extents;
   int64_t rows = 0;
   if (spec_.kind == CollectiveKind::Alltoall) {
@@ -253,8 +254,8 @@ bool RunningBatch::take_scratch(const Predecessors& earlier) {
   return true;
 }
 
-// If the op enqueues, the queue waits for the tensors. If the host drives the op, the host asks:
-// nothing in the queue then stands behind a tensor that is not ready, and later batches go on.
+// If the op enqueues, the queue waits for the tensors. If the host drives the op, the host asks
+// whether they are ready: a wait in the queue would also hold up the batches behind this one.
 bool RunningBatch::tensors_ready() {
   for (; ready_ < work_.entries.size(); ++ready_) {
     Event* const ready = work_.entries[ready_].ready.get();

@@ -116,7 +116,7 @@ class RunningBatch {
   std::shared_ptr<Event> packed_;  // an op that the host drives must not touch the memory before
   std::unique_ptr<InFlight> flight_;
   std::shared_ptr<Event> done_;  // everything that was enqueued; null: there is nothing
-  bool told_ = false;            // that it is enqueued
+  bool told_ = false;            // tell() has been called
   Timeline::Clock::time_point began_, started_;  // only while a timeline is written
 };
 

@@ -33,10 +33,10 @@ class alignas(64) Doorbell {
   // Returns at once if rung since the last take(), else looks as `policy` says, then sleeps. Takes
   // the ring. True if it was rung, false if the timeout came first.
   bool wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) noexcept;
-  // From now on a ring wakes the deputy (true) or only sets the event (false). If it has been rung
-  // already, calling the deputy happens at once.
+  // From now on a ring wakes the deputy (true) or only sets the event (false). A ring that has not
+  // been taken yet wakes the deputy in this call.
   void set_deputy_on_call(bool on_call) noexcept;
-  // What the deputy passes to stand_by(), to miss no call from here on.
+  // For the deputy: stand_by(calls()) misses no call that comes after calls() was read.
   uint32_t calls() const noexcept { return calls_.load(std::memory_order_seq_cst); }
 
   // The deputy, who holds nothing: sleeps until call_deputy() has been called since calls() gave

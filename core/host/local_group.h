@@ -65,7 +65,7 @@ class LocalGroup {
   virtual std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const = 0;
   // A peer's memory in this process; mapped on first use and kept. The peer must still hold the
   // piece. Only whoever holds the seat. Throws Error(PeerDead), which names the rank, if its
-  // process has ended; Error(OperationFailed) or Error(Limit) if the memory can't be mapped else.
+  // process has ended; Error(OperationFailed) or Error(Limit) if mapping fails for another reason.
   virtual std::byte* map(int local_rank, const SharedAddress& address) = 0;
 
   // The local ranks whose processes have ended (by pidfd). One system call; whoever holds the seat.

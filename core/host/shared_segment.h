@@ -12,15 +12,15 @@ namespace horon::core {
 // segment's generation, by which whoever opens it sees that it is the right one and not another
 // file with the same number.
 //
-// The memory is shared, so the child of a fork would write into its parent's tensors. It has no
-// part in it: there the mapping does not exist (an access is a SIGSEGV, as with memory of MPI or
-// CUDA), and the destructor unmaps nothing.
+// The memory is shared, so the child of a fork could write into its parent's tensors. Therefore
+// the child does not get the mapping: an access there is a SIGSEGV, as with memory of MPI or CUDA,
+// and the destructor unmaps nothing.
 class SharedSegment {
  public:
   static constexpr size_t kBytesMax = size_t{1} << 46;  // half of what a process can address
 
-  // Zeroed and touched. Throws Error(Limit) when there is no memory for it, Error(OperationFailed)
-  // else.
+  // Zeroed and touched. Throws Error(Limit) when there is no memory for it, and
+  // Error(OperationFailed) if it fails for another reason.
   static SharedSegment create(size_t bytes);
   // The segment of another process, touched. Throws Error(OperationFailed).
   static SharedSegment open(pid_t owner, int descriptor, uint64_t generation);

@@ -144,8 +144,8 @@ class Coordinator {
   bool ended_ = false;
   uint64_t batches_planned_ = 0;   // by the planner, or started by the gate
   uint64_t batches_enqueued_ = 0;  // on this rank, or finished
-  // Planning waits for these: batches planned before the oldest entry in planner_ came, or since
-  // then by plan() itself.
+  // Planning waits until so many batches are enqueued or finished. Counts the batches that were
+  // planned before the oldest entry came to planner_, and those that plan() has made since.
   uint64_t awaited_batches_ = 0;
   std::vector<uint64_t> drained_;  // [member]: what it has said last
   uint64_t drained_sum_ = 0;       // of drained_

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kNeedMax = 384;
 static_assert(Gate::kCounters % 64 == 0, "a bit for each in words of 64");
-// A frozen name has paid for itself after so many starts without a message for each plan that
-// freezing it takes.
+// To freeze a name takes some plans. It has paid if the name then starts this many times as often,
+// each time without a message.
 constexpr uint64_t kStartsThatPay = 4;
 
 // Every member takes part, and each can keep what it is told.

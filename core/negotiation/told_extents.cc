@@ -9,7 +9,7 @@ namespace {
 
 size_t numbers_of_part(size_t size) { return 2 * size + 1; }
 
-// What members say is not known to be sensible.
+// The extents come from other ranks and have not been checked: their sum may overflow.
 int64_t sum_or_largest(int64_t sum, int64_t rows) {
   constexpr int64_t largest = std::numeric_limits<int64_t>::max();
   return rows > largest - sum ? largest : sum + rows;
