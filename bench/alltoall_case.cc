@@ -12,24 +12,16 @@ Shape shape(int64_t bytes, DataType dtype, int ranks) {
   return {count, count, count * element};
 }
 
-// The block that a rank sends itself does not travel.
-double bus_factor(int ranks) { return static_cast<double>(ranks - 1) / ranks; }
-
 void run_peer(Peer& peer, const Call& call) {
   peer.alltoall(call.input, call.output, call.shape.input_count / peer.size(), call.spec->dtype);
-}
-
-std::vector<PeriodicData> expected(const TestData& data, int ranks, int) {
-  std::vector<PeriodicData> blocks;
-  for (int rank = 0; rank < ranks; ++rank) blocks.push_back(data.of_rank(rank));
-  return blocks;
 }
 
 }  // namespace
 
 const CollectiveCase& alltoall_case() {
-  static constexpr CollectiveCase instance{CollectiveKind::Alltoall, shape,    bus_factor, false,
-                                           submit_and_wait,          run_peer, expected,   true};
+  static constexpr CollectiveCase instance{
+      CollectiveKind::Alltoall, shape,    all_but_own_block, false,
+      submit_and_wait,          run_peer, blocks_of_all,     true};
   return instance;
 }
 

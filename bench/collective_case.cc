@@ -1,5 +1,6 @@
 #include "horon/bench/collective_case.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "horon/core/base/error.h"
@@ -37,7 +38,29 @@ core::Submission submission_of(core::Runtime& runtime, const Call& call, const C
   return submission;
 }
 
+int64_t elements_of_block(int64_t bytes, DataType dtype, int ranks) {
+  return std::max<int64_t>(1, bytes / static_cast<int64_t>(size_of(dtype)) / ranks);
+}
+
 }  // namespace
+
+Shape one_block_in(int64_t bytes, DataType dtype, int ranks) {
+  const int64_t count = elements_of_block(bytes, dtype, ranks);
+  return {count, count * ranks, count * ranks * static_cast<int64_t>(size_of(dtype))};
+}
+
+Shape one_block_out(int64_t bytes, DataType dtype, int ranks) {
+  const Shape shape = one_block_in(bytes, dtype, ranks);
+  return {shape.output_count, shape.input_count, shape.message_bytes};
+}
+
+double all_but_own_block(int ranks) { return static_cast<double>(ranks - 1) / ranks; }
+
+std::vector<PeriodicData> blocks_of_all(const TestData& data, int ranks, int) {
+  std::vector<PeriodicData> blocks;
+  for (int rank = 0; rank < ranks; ++rank) blocks.push_back(data.of_rank(rank));
+  return blocks;
+}
 
 const CollectiveCase& find_case(CollectiveKind kind) {
   switch (kind) {

@@ -84,7 +84,16 @@ const CollectiveCase& scatter_case();
 const CollectiveCase& barrier_case();
 const CollectiveCase& find_case(CollectiveKind kind);
 
-// For the cases: submits the entries, each from input to output, and waits.
+// For the cases.
+// Submits the entries, each from input to output, and waits.
 void submit_and_wait(core::Runtime& runtime, const Call& call);
+// Shapes in which the message is a block for each rank. A rank has one block of it as input and the
+// whole as output, or the other way round.
+Shape one_block_in(int64_t bytes, DataType dtype, int ranks);
+Shape one_block_out(int64_t bytes, DataType dtype, int ranks);
+// A bus factor: all but a rank's own block travels.
+double all_but_own_block(int ranks);
+// An expected output: the block of each rank.
+std::vector<PeriodicData> blocks_of_all(const TestData& data, int ranks, int root);
 
 }  // namespace horon::bench

@@ -1,18 +1,7 @@
-#include <algorithm>
-
 #include "horon/bench/collective_case.h"
 
 namespace horon::bench {
 namespace {
-
-// The message size is that of the root's input.
-Shape shape(int64_t bytes, DataType dtype, int ranks) {
-  const auto element = static_cast<int64_t>(size_of(dtype));
-  const int64_t count = std::max<int64_t>(1, bytes / element / ranks);
-  return {count * ranks, count, count * ranks * element};
-}
-
-double bus_factor(int ranks) { return static_cast<double>(ranks - 1) / ranks; }
 
 void run_peer(Peer& peer, const Call& call) {
   peer.scatter(call.input, call.output, call.shape.output_count, call.spec->dtype, call.root_index);
@@ -24,9 +13,11 @@ std::vector<PeriodicData> expected(const TestData& data, int, int root) {
 
 }  // namespace
 
+// The message size is that of the root's input.
 const CollectiveCase& scatter_case() {
-  static constexpr CollectiveCase instance{CollectiveKind::Scatter, shape,    bus_factor, false,
-                                           submit_and_wait,         run_peer, expected,   true};
+  static constexpr CollectiveCase instance{
+      CollectiveKind::Scatter, one_block_out, all_but_own_block, false,
+      submit_and_wait,         run_peer,      expected,          true};
   return instance;
 }
 

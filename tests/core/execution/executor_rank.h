@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -124,6 +125,22 @@ std::vector<EntryWork> list(Entries... entries) {
   std::vector<EntryWork> out;
   (out.push_back(std::move(entries)), ...);
   return out;
+}
+
+// The error of a batch of one entry if this is the only op.
+inline std::optional<Error> error_of_one_batch(std::unique_ptr<CollectiveOp> op) {
+  std::vector<std::unique_ptr<CollectiveOp>> ops;
+  ops.push_back(std::move(op));
+  Executor::Parts parts;
+  parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+  parts.scratch = test::scratch_of(std::make_unique<FakeDomain>(DeviceKind::Cuda));
+  Executor executor(std::move(parts));
+  std::vector<float> data = {1};
+  executor.enqueue(batch(0, list(entry(1, data))));
+  std::vector<FinishedBatch> finished;
+  std::vector<EnqueuedBatch> enqueued;
+  for (int i = 0; i < 1000 && finished.empty(); ++i) executor.step(finished, enqueued);
+  return finished.empty() ? std::nullopt : finished.front().error;
 }
 
 // For tests of what holds on memory of every kind.

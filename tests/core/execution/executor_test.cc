@@ -16,17 +16,8 @@
 namespace horon::core {
 namespace {
 
-using executor_world::batch;
-using executor_world::entry;
-using executor_world::ExecutorContract;
-using executor_world::list;
-using executor_world::Rank;
-using executor_world::run_both;
-using test::FakeDelays;
-using test::FakeDomain;
+using namespace executor_world;
 using test::FakeEvent;
-using test::FakeMeeting;
-using test::FakeOp;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -320,20 +311,7 @@ class FailingOp final : public CollectiveOp {
 // MPI may still write to a buffer of the op.
 TEST(Executor, WhatAFailedCollectiveHoldsIsNeverReleased) {
   std::weak_ptr<std::byte> held;
-  {
-    std::vector<std::unique_ptr<CollectiveOp>> ops;
-    ops.push_back(std::make_unique<FailingOp>(held));
-    Executor::Parts parts;
-    parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-    parts.scratch = test::scratch_of(std::make_unique<FakeDomain>(DeviceKind::Cuda));
-    Executor executor(std::move(parts));
-    std::vector<float> data = {1};
-    executor.enqueue(batch(0, list(entry(1, data))));
-    std::vector<FinishedBatch> finished;
-    std::vector<EnqueuedBatch> enqueued;
-    while (finished.empty()) executor.step(finished, enqueued);
-    ASSERT_TRUE(finished[0].error);
-  }
+  EXPECT_TRUE(error_of_one_batch(std::make_unique<FailingOp>(held)));
   EXPECT_FALSE(held.expired());
 }
 
@@ -346,41 +324,19 @@ class ThrowingOp final : public CollectiveOp {
 };
 
 TEST(Executor, AnyExceptionIsTheErrorOfItsBatch) {
-  std::vector<std::unique_ptr<CollectiveOp>> ops;
-  ops.push_back(std::make_unique<ThrowingOp>());
-  Executor::Parts parts;
-  parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-  parts.scratch = test::scratch_of(std::make_unique<FakeDomain>(DeviceKind::Cuda));
-  Executor executor(std::move(parts));
-  std::vector<float> a = {1};
-  executor.enqueue(batch(0, list(entry(1, a))));
-  std::vector<FinishedBatch> finished;
-  std::vector<EnqueuedBatch> enqueued;
-  while (finished.empty()) executor.step(finished, enqueued);
-  ASSERT_TRUE(finished[0].error);
-  EXPECT_EQ(finished[0].error->code(), ErrorCode::Limit);
+  const std::optional<Error> error = error_of_one_batch(std::make_unique<ThrowingOp>());
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::Limit);
 }
 
 TEST(Executor, NoOpForThisDeviceIsAnErrorThatSaysWhy) {
-  std::vector<std::unique_ptr<CollectiveOp>> ops;
-  ops.push_back(std::make_unique<FakeOp>(0, std::make_shared<FakeMeeting>(1), FakeDelays{},
-                                         DeviceKind::Host));
-  Executor::Parts parts;
-  parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-  parts.scratch = test::scratch_of(std::make_unique<FakeDomain>(DeviceKind::Cuda));
-  Executor executor(std::move(parts));
-  std::vector<float> data = {1};
-  executor.enqueue(batch(0, list(entry(1, data))));
-  std::vector<FinishedBatch> finished;
-  std::vector<EnqueuedBatch> enqueued;
-  executor.step(finished, enqueued);
-  ASSERT_EQ(finished.size(), 1U);
-  ASSERT_TRUE(finished[0].error);
-  EXPECT_THAT(finished[0].error->what(), HasSubstr("wrong device"));
+  const std::optional<Error> error = error_of_one_batch(std::make_unique<FakeOp>(
+      0, std::make_shared<FakeMeeting>(1), FakeDelays{}, DeviceKind::Host));
+  ASSERT_TRUE(error);
+  EXPECT_THAT(error->what(), HasSubstr("wrong device"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Memory, ExecutorContract, executor_world::every_memory,
-                         executor_world::memory_name);
+INSTANTIATE_TEST_SUITE_P(Memory, ExecutorContract, every_memory, memory_name);
 
 }  // namespace
 }  // namespace horon::core

@@ -11,14 +11,7 @@
 namespace horon::core {
 namespace {
 
-using executor_world::batch;
-using executor_world::entry;
-using executor_world::ExecutorContract;
-using executor_world::list;
-using executor_world::Rank;
-using test::FakeDevice;
-using test::FakeMeeting;
-using test::FakeMemory;
+using namespace executor_world;
 using testing::ElementsAre;
 
 // A batch that waits for nobody takes one step, also where it is packed.

@@ -11,18 +11,8 @@
 namespace horon::core {
 namespace {
 
-using executor_world::batch;
-using executor_world::entry;
-using executor_world::ExecutorContract;
-using executor_world::list;
-using executor_world::Rank;
-using executor_world::run_both;
-using test::FakeDelays;
-using test::FakeDevice;
+using namespace executor_world;
 using test::FakeEvent;
-using test::FakeMeeting;
-using test::FakeMemory;
-using test::FakeQueue;
 using testing::ElementsAre;
 using testing::HasSubstr;
 

@@ -15,7 +15,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "horon/core/transport/transport.h"
+#include "horon/tests/core/runtime/forwarding_transport.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
 namespace horon::core {
@@ -27,31 +27,23 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 // Throws what `fault` throws, before each call.
-class FaultyTransport final : public Transport {
+class FaultyTransport final : public ForwardingTransport {
  public:
   enum class Call : uint8_t { Send, Receive };
   using Fault = std::function<void(Call call, int to)>;
   FaultyTransport(std::unique_ptr<Transport> below, Fault fault)
-      : below_(std::move(below)), fault_(std::move(fault)) {}
+      : ForwardingTransport(std::move(below)), fault_(std::move(fault)) {}
 
-  int rank() const override { return below_->rank(); }
-  int size() const override { return below_->size(); }
   void send(int to, Bytes message) override {
     fault_(Call::Send, to);
-    below_->send(to, std::move(message));
+    ForwardingTransport::send(to, std::move(message));
   }
   std::optional<Message> receive() override {
     fault_(Call::Receive, -1);
-    return below_->receive();
+    return ForwardingTransport::receive();
   }
-  bool flushed() override { return below_->flushed(); }
-  bool must_poll() const override { return below_->must_poll(); }
-  void wait(std::chrono::nanoseconds timeout) override { below_->wait(timeout); }
-  Doorbell& doorbell() noexcept override { return below_->doorbell(); }
-  WaitPolicy wait_policy() const noexcept override { return below_->wait_policy(); }
 
  private:
-  const std::unique_ptr<Transport> below_;
   const Fault fault_;
 };
 

@@ -14,7 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/negotiation/wire_format.h"
-#include "horon/core/transport/transport.h"
+#include "horon/tests/core/runtime/forwarding_transport.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
 namespace horon::core {
@@ -104,30 +104,21 @@ TEST(ShutdownFailures, AShutdownThatEndsAtItsLimitTellsWhereCollectivesRun) {
 
 // Rank 1 sends a message before each turn, so that this rank never sleeps; not for ever, so that a
 // test ends in any case.
-class PeerThatTalks final : public Transport {
+class PeerThatTalks final : public ForwardingTransport {
  public:
   PeerThatTalks(std::unique_ptr<Transport> below, std::atomic<bool>& has_stopped)
-      : below_(std::move(below)), has_stopped_(has_stopped) {}
+      : ForwardingTransport(std::move(below)), has_stopped_(has_stopped) {}
 
-  int rank() const override { return below_->rank(); }
-  int size() const override { return below_->size(); }
-  void send(int to, Bytes message) override { below_->send(to, std::move(message)); }
   std::optional<Message> receive() override {
     if (Clock::now() > end_) has_stopped_ = true;
     has_spoken_ = !has_spoken_ && !has_stopped_;
-    if (!has_spoken_) return below_->receive();
+    if (!has_spoken_) return ForwardingTransport::receive();
     Envelope envelope;
     envelope.items = {Pong{}};
     return Message{1, encode(envelope)};
   }
-  bool flushed() override { return below_->flushed(); }
-  bool must_poll() const override { return below_->must_poll(); }
-  void wait(std::chrono::nanoseconds timeout) override { below_->wait(timeout); }
-  Doorbell& doorbell() noexcept override { return below_->doorbell(); }
-  WaitPolicy wait_policy() const noexcept override { return below_->wait_policy(); }
 
  private:
-  const std::unique_ptr<Transport> below_;
   std::atomic<bool>& has_stopped_;
   const Clock::time_point end_ = Clock::now() + 10s;
   bool has_spoken_ = false;
