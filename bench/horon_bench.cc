@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "horon/bench/cost_measurement.h"
 #include "horon/bench/idle.h"
 #include "horon/bench/json_file.h"
 #include "horon/bench/measure.h"
@@ -109,6 +110,55 @@ int measure_rest(const Options& options) {
   return too_much ? 1 : 0;
 }
 
+nlohmann::json to_json(const StepPrediction& prediction, const AllreduceCost& cost) {
+  return {{"latency_us", cost.latency_us},
+          {"bytes_per_us", cost.bytes_per_us},
+          {"compute_us_per_byte", cost.compute_us_per_byte},
+          {"step_ms", prediction.step_ms},
+          {"compute_ms", prediction.compute_ms},
+          {"communication_ms", prediction.communication_ms},
+          {"exposed_ms", prediction.exposed_ms},
+          {"buckets", prediction.buckets}};
+}
+
+int predict(const Options& options) {
+  const core::Config& config = ops::runtime().config();
+  const Buckets buckets{static_cast<double>(config.first_bucket_bytes),
+                        static_cast<double>(config.bucket_bytes)};
+  AllreduceCost cost;
+  TrainedModel model = options.predict.model;
+  nlohmann::json json{{"version", version()}, {"machine", describe_machine()}, {"ranks", size()}};
+  const auto tell = [&](const std::string& key, const std::string& where, const AllreduceCost& of) {
+    const StepPrediction prediction = predict_step(model, of, buckets);
+    json[key] = to_json(prediction, of);
+    if (options.json != "-") say(prediction_text(where, of, prediction));
+  };
+  if (size() > 1) {
+    MpiPeer mpi;
+    CostMeasurement measurement(ops::runtime(), mpi,
+                                std::max(config.bucket_bytes, config.first_bucket_bytes));
+    cost = measurement.measure();
+    if (options.predict.rehearse) {
+      const CostMeasurement::Rehearsal rehearsal = measurement.rehearse(model, buckets);
+      model.alone_ms = rehearsal.alone_ms;
+      json["rehearsal"] = {{"alone_ms", rehearsal.alone_ms}, {"step_ms", rehearsal.step_ms}};
+      if (options.json != "-") {
+        say(core::concat("# rehearsed with arithmetic: alone ", rehearsal.alone_ms, " ms, step ",
+                         rehearsal.step_ms, " ms\n"));
+      }
+    }
+    tell("this_job", core::concat("these ", size(), " ranks, measured"), cost);
+  }
+  if (options.predict.network_given) {
+    const PredictOptions& given = options.predict;
+    tell("network",
+         core::concat(given.hosts, " hosts, ", given.gbit, " Gbit/s, ", given.delay_us, " us"),
+         cost_of_network(given, config.bucket_bytes, cost.compute_us_per_byte));
+  }
+  if (rank() == 0) write_json(options, json);
+  return 0;
+}
+
 int run(int argc, char** argv) {
   // What it says is printed after init(), because only rank 0 is to print.
   const ParsedOptions parsed = parse_options(argc, argv);
@@ -120,6 +170,7 @@ int run(int argc, char** argv) {
     say(parsed.exit_text);
     return parsed.exit_code;
   }
+  if (!options.predict.model.stages.empty()) return predict(options);
   return options.idle_s > 0 ? measure_rest(options) : measure_collectives(options);
 }
 

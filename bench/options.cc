@@ -7,6 +7,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "horon/core/base/error.h"
+
 namespace horon::bench {
 namespace {
 
@@ -172,6 +174,60 @@ void add_reports(CLI::App& app, Options& options) {
       ->check(CLI::PositiveNumber);
 }
 
+// "4,10,500": hosts, Gbit/s, microseconds of one way.
+void take_network(PredictOptions& predict, const std::string& text) {
+  const std::vector<std::string> parts = CLI::detail::split(text, ',');
+  predict.network_given = parts.size() == 3 && CLI::detail::lexical_cast(parts[0], predict.hosts) &&
+                          CLI::detail::lexical_cast(parts[1], predict.gbit) &&
+                          CLI::detail::lexical_cast(parts[2], predict.delay_us) &&
+                          predict.hosts >= 2 && predict.gbit > 0 && predict.delay_us >= 0;
+  if (predict.network_given) return;
+  throw CLI::ValidationError("--network",
+                             "\"" + text + "\" is not as 4,10,500: hosts, Gbit/s, microseconds");
+}
+
+void add_prediction(CLI::App& app, PredictOptions& predict) {
+  const auto take_model = [&predict](const std::string& text) {
+    try {
+      predict.model.stages = stages_in(text);
+    } catch (const Error& error) {
+      throw CLI::ValidationError("--predict", error.what());
+    }
+  };
+  app.add_option_function<std::string>(
+      "--predict", take_model,
+      "instead of a collective: predict the time of a training step of a model with so many bytes "
+      "of gradients (44.7M), or bytes:share,bytes:share,... in the order in which backward makes "
+      "them, each with its share of the time of backward");
+  app.add_option("--alone-ms", predict.model.alone_ms,
+                 "with --predict: milliseconds of a step without communication, while as many "
+                 "ranks compute on a host as will")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--forward-share", predict.model.forward_share, "of such a step")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--optimizer-share", predict.model.optimizer_share, "of such a step")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_flag("--rehearse", predict.rehearse,
+               "with --predict: also time such a step, made of arithmetic; its time without "
+               "communication takes the place of --alone-ms");
+  app.add_option_function<std::string>(
+      "--network", [&predict](const std::string& text) { take_network(predict, text); },
+      "with --predict: also for other hosts with one rank each: hosts, Gbit/s and microseconds of "
+      "one way, as 4,10,500");
+}
+
+std::string find_fault_of_prediction(const PredictOptions& predict) {
+  const bool predicts = !predict.model.stages.empty();
+  if (predicts != (predict.model.alone_ms > 0)) return "--predict and --alone-ms go together";
+  if (predict.network_given && !predicts) return "--network needs --predict";
+  if (predict.model.forward_share + predict.model.optimizer_share >= 1) {
+    return "--forward-share and --optimizer-share leave nothing for backward";
+  }
+  return "";
+}
+
 std::string find_fault(const Options& options) {
   if (options.bytes_min < 1) return "--min-bytes must be at least 1";
   if (options.bytes_max < options.bytes_min) return "--max-bytes is less than --min-bytes";
@@ -191,7 +247,7 @@ std::string find_fault(const Options& options) {
   }
   if (options.has_own_set() && !on_host) return "--set needs --device host";
   if (options.ratio_max > 0 && options.peers.empty()) return "--ratio-max needs --peer";
-  return "";
+  return find_fault_of_prediction(options.predict);
 }
 
 }  // namespace
@@ -225,6 +281,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_sizes(app, parsed.options);
   add_collective(app, parsed.options);
   add_reports(app, parsed.options);
+  add_prediction(app, parsed.options.predict);
   try {
     app.parse(argc, argv);
     parsed.exit_text = find_fault(parsed.options);

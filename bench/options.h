@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "horon/bench/step_model.h"
 #include "horon/core/base/dtype.h"
 #include "horon/core/base/entry_spec.h"
 
@@ -28,6 +29,16 @@ std::string_view to_string(PeerKind peer);
 
 // Which of the two forms of a collective; those that have one only run in that one.
 enum class Form : uint8_t { Both, InPlace, OutOfPlace };
+
+// What a prediction is made for.
+struct PredictOptions {
+  TrainedModel model;  // without stages: nothing is to be predicted
+  bool rehearse = false;
+  bool network_given = false;
+  int hosts = 0;  // the next three: if the network is given
+  double gbit = 0;
+  double delay_us = 0;
+};
 
 struct Options {
   int64_t bytes_min = 8;
@@ -56,6 +67,7 @@ struct Options {
   double seconds_max = 0;  // of each form of each size, from the fifth repetition on; 0: no limit
   double idle_s = 0;       // seconds of idling to measure; 0: measure collectives
   double idle_percent_max = 0;
+  PredictOptions predict;
   std::string json;  // file for results; "-": standard output, without the table; empty: none
 
   bool has_own_set() const { return set_of_all || !members.empty(); }

@@ -2,7 +2,7 @@
 """Runs a benchmark on small sizes and looks at what it reports; times are only asked to be times.
 
 usage: bench_smoke.py KIND MPIRUN_TEST RANKS PROGRAM [ARGUMENT...]
-KIND: table, idle, training (what the JSON must hold) or refused (wrong arguments must fail)
+KIND: table, idle, training, predict (what the JSON must hold), refused (wrong arguments must fail)
 """
 
 import json
@@ -111,6 +111,22 @@ def check_training(command, ranks):
         expect(min(model["ratio"], model["floor"], model["over_floor"]) > 0, f"{model}")
 
 
+def check_predict(command, ranks):
+    report, output = report_of(command)
+    expect(report["ranks"] == ranks, f"not {ranks} ranks: {report}")
+    for key in ("this_job", "network"):
+        prediction = report[key]
+        alone_ms = report["rehearsal"]["alone_ms"]
+        expect(prediction["step_ms"] > 0.999 * alone_ms, f"faster than a step alone: {prediction}")
+        expect(prediction["buckets"] == 12, f"44.7 MB in buckets of 4 MiB: {prediction}")
+        expect(prediction["bytes_per_us"] > 0 and prediction["latency_us"] >= 0, str(prediction))
+    # 44.7 MB on a cable of 1 Gbit/s.
+    rehearsal = report["rehearsal"]
+    expect(376 < report["network"]["step_ms"] < 376 + 2 * rehearsal["alone_ms"], f"{report}")
+    expect(rehearsal["alone_ms"] > 0 and rehearsal["step_ms"] > 0, f"no times: {rehearsal}")
+    expect(output.count("\nstep ") == 2, output)
+
+
 def check_refused(command, _):
     wrong = {
         "--no-such-option": "no-such-option",
@@ -123,6 +139,9 @@ def check_refused(command, _):
         "--set 0,0": "twice",
         "--collective broadcast -r 1 --set 0": "rank 1",
         "--collective broadcast -r 7": "rank 7",
+        "--predict 44.7M": "--alone-ms",
+        "--predict many --alone-ms 1": "many",
+        "--network 4,10,0": "--predict",
         "-e 8 --json /no/such/folder/x.json": "/no/such/folder",
     }
     for arguments, expected in wrong.items():
@@ -135,7 +154,7 @@ def check_refused(command, _):
 def main():
     kind, *command = sys.argv[1:]
     checks = {"table": check_table, "idle": check_idle, "training": check_training,
-              "refused": check_refused}
+              "predict": check_predict, "refused": check_refused}
     checks[kind](command, int(command[1]))
 
 

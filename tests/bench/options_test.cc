@@ -44,6 +44,19 @@ TEST(BenchOptions, ShortAndLongNames) {
   EXPECT_EQ(parse({"--device", "cuda"}).options.device, DeviceKind::Cuda);
 }
 
+TEST(BenchOptions, OfAPrediction) {
+  const PredictOptions predict =
+      parse({"--predict", "3M:1,1M:1", "--alone-ms", "80", "--network", "4,10,500"})
+          .options.predict;
+  EXPECT_EQ(predict.model.stages.size(), 2U);
+  EXPECT_EQ(predict.model.alone_ms, 80);
+  EXPECT_TRUE(predict.network_given);
+  EXPECT_EQ(predict.hosts, 4);
+  EXPECT_EQ(predict.gbit, 10);
+  EXPECT_EQ(predict.delay_us, 500);
+  EXPECT_TRUE(parse({}).options.predict.model.stages.empty());
+}
+
 TEST(BenchOptions, HelpIsNoFailure) {
   const ParsedOptions parsed = parse({"--help"});
   EXPECT_EQ(parsed.exit_code, 0);
@@ -73,6 +86,15 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
   EXPECT_NE(complaint({"--peer", "mpi,nccl"}).find("\"nccl\""), std::string::npos);
   EXPECT_NE(complaint({"--set", "0,one"}).find("0,one"), std::string::npos);
   EXPECT_NE(complaint({"--set", "1,1"}).find("twice"), std::string::npos);
+  EXPECT_NE(complaint({"--predict", "44.7M"}).find("--alone-ms"), std::string::npos);
+  EXPECT_NE(complaint({"--predict", "x", "--alone-ms", "1"}).find("\"x\""), std::string::npos);
+  EXPECT_NE(
+      complaint({"--predict", "1M", "--alone-ms", "1", "--network", "1,10,0"}).find("4,10,500"),
+      std::string::npos);
+  EXPECT_NE(complaint({"--network", "4,10,0"}).find("--predict"), std::string::npos);
+  EXPECT_NE(complaint({"--predict", "1M", "--alone-ms", "1", "--forward-share", "0.99"})
+                .find("--forward-share"),
+            std::string::npos);
 }
 
 }  // namespace

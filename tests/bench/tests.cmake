@@ -4,7 +4,8 @@ if(NOT TARGET horon-bench)
 endif()
 
 horon_test(bench_parts_test
-           FILES bench/options_test.cc bench/statistics_test.cc bench/test_data_test.cc
+           FILES bench/options_test.cc bench/statistics_test.cc bench/step_model_test.cc
+                 bench/test_data_test.cc
            LIBS horon_bench_parts)
 
 horon_test(gpu_bench_test FILES bench/gpu_bench_test.cc LIBS horon_bench_parts horon_host_gpu
@@ -56,6 +57,8 @@ horon_bench_test(bench_set 3 table ${horon_bench} --set 0,2 --collective scatter
 horon_bench_test(bench_tuned 3 table ${horon_bench} --max-seconds 0.01
                  -b 8 -e 300K -f 64 -n 9 -w 1 --peer mpi,tuned,gloo)
 horon_bench_test(bench_idle 2 idle ${horon_bench} --idle 0.3)
+horon_bench_test(bench_predict 2 predict ${horon_bench} --predict 44.7M --alone-ms 40
+                 --network 2,1,0 --rehearse)
 horon_bench_test(bench_wrong_use 2 refused ${horon_bench})
 if(TARGET tensor_call_bench)
   add_test(NAME bench_tensor_call
