@@ -274,7 +274,7 @@ foreach(link shm mpi hosts)
 endforeach()
 
 # The examples, for a few steps.
-foreach(example fashion_mnist gan char_gpt burgers_surrogate)
+foreach(example fashion_mnist gan char_gpt contrastive burgers_surrogate)
   if(TARGET ${example})
     add_test(NAME torch_example_test.${example}
              COMMAND ${torch_tests}/example_test ${example} $<TARGET_FILE:${example}>
