@@ -56,7 +56,11 @@ void prepare_folder(const std::string& folder) {
                 core::concat("checkpoints: the folder ", folder, " can't be made",
                              error ? ": " + error.message() : std::string()));
   }
-  for (const fs::path& path : files_named(folder, kTemporary)) fs::remove(path, error);
+}
+
+void remove_unfinished(const std::string& folder) {
+  std::error_code ignored;
+  for (const fs::path& path : files_named(folder, kTemporary)) fs::remove(path, ignored);
 }
 
 std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder) {

@@ -19,9 +19,12 @@ struct FoundCheckpoint {
 
 std::string checkpoint_path(const std::string& folder, int64_t step);
 
-// Makes the folder if it is not there, and takes out files that a job has not finished. Throws
-// Error(OperationFailed).
+// Makes the folder if it is not there. Throws Error(OperationFailed).
 void prepare_folder(const std::string& folder);
+
+// Takes out files that a job has not finished. For who writes to the folder: another one may be
+// writing where this one only reads.
+void remove_unfinished(const std::string& folder);
 
 // The newest first; those without a readable label before all others. Throws
 // Error(OperationFailed) if the folder can't be listed; one that is not there is empty.

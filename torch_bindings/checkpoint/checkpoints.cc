@@ -214,6 +214,7 @@ class Checkpoints::Impl {
     const core::BlockedSignals blocked;
     writer_ = std::thread([this, label, content]() mutable {
       try {
+        if (!std::exchange(tidied_, true)) torch_detail::remove_unfinished(folder_);
         for (const FoundCheckpoint& one : newest()) {
           label.number = std::max(label.number, one.label.number + 1);
         }
@@ -311,8 +312,9 @@ class Checkpoints::Impl {
   const CheckpointOptions options_;
   torch_detail::NamedParts parts_;
   std::vector<std::pair<std::string, Archived>> of_ranks_;
-  std::thread writer_;            // on rank 0; it alone uses `failure_` while it runs
+  std::thread writer_;            // on rank 0; it alone uses what follows while it runs
   std::optional<Error> failure_;  // of the last file
+  bool tidied_ = false;           // what an earlier job has left unfinished is gone
 };
 
 Checkpoints::Checkpoints(std::string folder, const CheckpointOptions& options)

@@ -20,6 +20,13 @@ CheckpointDecision BestCheckpoint::judge(int64_t step, double value) {
       value, step, options_.agree_on, "best_checkpoint", options_.name, options_.process_set);
   CheckpointDecision decision;
   if (std::isnan(agreed)) return decision;
+  // A step that is made again after a restart would be saved under the name of the one before.
+  const auto same =
+      std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return kept.step == step; });
+  if (same != kept_.end()) {
+    if (!torch_detail::is_better(agreed, same->value, options_.better)) return decision;
+    kept_.erase(same);
+  }
   const auto place = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& other) {
     return torch_detail::is_better(agreed, other.value, options_.better);
   });

@@ -44,8 +44,10 @@ class BestCheckpoint {
   // Throws Error(InvalidArgument).
   explicit BestCheckpoint(BestCheckpointOptions options = {});
 
-  // Of equal values the earlier one stays; a NaN is never kept. Collective. Throws Error as
-  // collectives do; Mismatch if the ranks give different steps.
+  // Of equal values the earlier one stays; a NaN is never kept. A step that is kept
+  // already (one that is made again after a restart) is saved again only if it has become better,
+  // and is not removed then. Collective. Throws Error as collectives do; Mismatch if the ranks give
+  // different steps.
   CheckpointDecision judge(int64_t step, double value);
 
   // The best first. Empty: nothing was worth it yet.

@@ -37,12 +37,25 @@ void AppendFile::fail() const {
 }
 
 void AppendFile::append(std::string_view piece) {
+  const size_t whole = piece.size();
   while (!piece.empty()) {
     const ssize_t written = ::write(file_, piece.data(), piece.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail();
+    if (written < 0) {
+      const int reason = errno;
+      take_back(whole - piece.size());
+      errno = reason;
+      fail();
+    }
     piece.remove_prefix(static_cast<size_t>(written));
   }
+}
+
+// Not of a pipe or a terminal, which have no size.
+void AppendFile::take_back(size_t bytes) const {
+  const off_t end = ::lseek(file_, 0, SEEK_END);
+  if (bytes == 0 || end < static_cast<off_t>(bytes)) return;
+  (void)!::ftruncate(file_, end - static_cast<off_t>(bytes));
 }
 
 }  // namespace horon::torch_detail

@@ -1,13 +1,15 @@
 // A file that grows by whole pieces.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
 namespace horon::torch_detail {
 
 // Moves only. Opened and written with system calls, so a piece is in the file, whole, when append()
-// returns, and a crash of the process leaves no half of it.
+// returns. What a full disk has cut off is taken out again, so that the file stays one of whole
+// pieces.
 class AppendFile {
  public:
   AppendFile() = default;
@@ -23,6 +25,7 @@ class AppendFile {
 
  private:
   [[noreturn]] void fail() const;
+  void take_back(size_t bytes) const;
 
   std::string path_;
   int file_ = -1;

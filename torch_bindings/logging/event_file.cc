@@ -1,10 +1,12 @@
 #include "horon/torch_bindings/logging/event_file.h"
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <filesystem>
 #include <system_error>
 #include <unistd.h>
+#include <utility>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -90,10 +92,13 @@ void TensorBoardSink::write(const LogRecord& record) {
     }
     std::array<char, 256> host{};
     ::gethostname(host.data(), host.size() - 1);
+    static std::atomic<int> files{0};  // of this process, which may begin several in a second
     path_ = core::concat(folder_, "/events.out.tfevents.", static_cast<int64_t>(record.time), ".",
-                         host.data(), ".", ::getpid());
-    file_ = torch_detail::AppendFile(path_, true);
-    file_.append(torch_detail::tf_record(torch_detail::version_event(record.time)));
+                         host.data(), ".", ::getpid(), ".", files++);
+    // Kept when it has its first record: else it would go on without one.
+    torch_detail::AppendFile file(path_, true);
+    file.append(torch_detail::tf_record(torch_detail::version_event(record.time)));
+    file_ = std::move(file);
   }
   file_.append(torch_detail::tf_record(torch_detail::scalars_event(record)));
 }

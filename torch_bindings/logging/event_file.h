@@ -25,9 +25,9 @@ std::string scalars_event(const LogRecord& record);
 
 }  // namespace torch_detail
 
-// Scalars for TensorBoard: a new file events.out.tfevents.SECONDS.HOST.PID in the folder, which is
-// made if need be. Each run writes a file of its own; TensorBoard shows those of a folder as one.
-// Each record is in the file when write() returns.
+// Scalars for TensorBoard: a new file events.out.tfevents.SECONDS.HOST.PID.N in the folder, which
+// is made if need be. Each run writes a file of its own; TensorBoard shows those of a folder as
+// one. Each record is in the file when write() returns.
 class TensorBoardSink : public LogSink {
  public:
   explicit TensorBoardSink(std::string folder) : folder_(std::move(folder)) {}

@@ -9,6 +9,7 @@
 #include <ATen/ops/minimum.h>
 
 #include "horon/core/base/current_error.h"
+#include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/bytes.h"
@@ -65,7 +66,10 @@ void Logger::Value::settle() {
 }
 
 Logger::Logger(LoggerOptions options) : options_(std::move(options)) {}
-Logger::~Logger() = default;
+// There is no next flush() to tell it.
+Logger::~Logger() {
+  if (!write_fault_.empty()) core::log(core::LogLevel::Error, concat("Logger: ", write_fault_));
+}
 Logger::Logger(Logger&&) noexcept = default;
 Logger& Logger::operator=(Logger&&) noexcept = default;
 

@@ -112,8 +112,9 @@ void CsvSink::open() {
     throw Error(ErrorCode::OperationFailed,
                 concat("can't go on in ", path_, ": its first line is not one of a log"));
   }
-  file_ = torch_detail::AppendFile(path_, goes_on);
-  if (!goes_on) file_.append(csv_line(columns_));
+  torch_detail::AppendFile file(path_, goes_on);
+  if (!goes_on) file.append(csv_line(columns_));
+  file_ = std::move(file);
 }
 
 void CsvSink::widen(const LogRecord& record) {

@@ -60,7 +60,9 @@ void Mean::update(const at::Tensor& values, const at::Tensor& weights) {
                  core::shape_text(weights.sizes()), "; give them alike"));
   MetricState batch = empty_state();
   const at::Tensor each = weights.detach().to(at::kDouble);
-  batch.sums = at::stack({(values.detach().to(at::kDouble) * each).sum(), each.sum()});
+  // A weight of 0 takes away a NaN here too: padding, say.
+  const at::Tensor weighted = values.detach().to(at::kDouble) * each;
+  batch.sums = at::stack({weighted.masked_fill(each.eq(0), 0).sum(), each.sum()});
   merge(std::move(batch));
 }
 

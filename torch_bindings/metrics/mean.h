@@ -24,7 +24,8 @@ class Mean : public Metric {
   // Error(InvalidArgument) for a weight that is negative or not finite.
   void update(const at::Tensor& values, double weight = 1);
   void update(double value, double weight = 1);
-  // A weight for each element; of the shape of the values.
+  // A weight for each element; of the shape of the values. Where it is 0 the value does not count,
+  // whatever it is.
   void update(const at::Tensor& values, const at::Tensor& weights);
   BatchValue forward(const at::Tensor& values, double weight = 1);
 

@@ -360,10 +360,16 @@ TEST_F(CheckpointFiles, ErrorsOfWritingAreTold) {
   checkpoints.save(2);
   checkpoints.wait();
   EXPECT_EQ(checkpoints.latest(), file(2));
-  // What a killed job has left is taken out, and a folder that can't be made is an error.
+  // What a killed job has left is taken out by who writes; who only reads leaves alone what another
+  // job may be writing. A folder that can't be made is an error.
   write(folder_ + "/step-000000000009.pt.tmp", "half a file");
   Checkpoints next(folder_);
+  next.add("a", {{"a", a}});
+  EXPECT_EQ(next.load_latest()->step, 2);
+  EXPECT_TRUE(fs::exists(folder_ + "/step-000000000009.pt.tmp"));
   barrier();
+  next.save(3);
+  next.wait();
   EXPECT_FALSE(fs::exists(folder_ + "/step-000000000009.pt.tmp"));
   EXPECT_THAT(error_of([&] { Checkpoints(file(2) + "/below"); }), HasSubstr("can't be made"));
   if (size() == 1) return;

@@ -216,6 +216,16 @@ TEST(BestCheckpoint, AllRanksKeepTheSame) {
   ASSERT_EQ(best.kept().size(), 2U);
   EXPECT_EQ(best.kept()[0].step, 6);
   EXPECT_EQ(best.kept()[1].step, 3);
+  // Steps that are made again: not the file that has just been saved is to be removed.
+  CheckpointDecision again = best.judge(3, 2.5);
+  EXPECT_TRUE(again.save);
+  EXPECT_TRUE(again.remove.empty());
+  again = best.judge(6, 2.75);  // what is there is better
+  EXPECT_FALSE(again.save);
+  EXPECT_TRUE(again.remove.empty());
+  ASSERT_EQ(best.kept().size(), 2U);
+  EXPECT_EQ(best.kept()[0].value, 3);
+  EXPECT_EQ(best.kept()[1].value, 2.5);
   if (size() > 1) {
     EXPECT_THAT(error_of([&] { best.judge(rank(), 1); }), HasSubstr("0 on rank 0"));
   }

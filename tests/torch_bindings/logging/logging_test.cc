@@ -151,6 +151,15 @@ TEST(Logger, ASinkThatCanNotWriteIsAnErrorOfTheNextFlushOnAllRanks) {
   logger.flush(3);
   EXPECT_EQ(kept.size(), rank() == 0 ? 2U : 0U);  // the other sink has all that was reduced
   EXPECT_THAT(error_of([&] { logger.flush(4); }), StartsWith("failed"));
+  testing::internal::CaptureStderr();
+  {
+    Logger ends({.name = "ends"});
+    ends.add(std::make_unique<JsonlSink>("/no/such/folder/last.jsonl"));
+    ends.log("x", 1);
+    ends.flush(1);
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(said.find("can't write /no/such/folder/last.jsonl") != std::string::npos, rank() == 0);
 }
 
 TEST(Logger, OfProcessSets) {

@@ -1,5 +1,6 @@
 // Files of logged values as their readers see them, and the progress bar.
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -67,6 +69,54 @@ TEST_F(Sinks, JsonLines) {
   EXPECT_EQ(content(path("log.jsonl")), "{\"step\": 3, \"time\": 2}\n");
   EXPECT_THAT(error_of([&] { JsonlSink(path("none/log")).write({}); }),
               StartsWith("failed: can't write " + path("none/log") + ": No such file"));
+}
+
+// A disk that is full for a while: here, a largest size of files.
+class FullDisk {
+ public:
+  explicit FullDisk(size_t bytes) : ignored_(std::signal(SIGXFSZ, SIG_IGN)) {
+    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit full{bytes, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+  }
+  ~FullDisk() {
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &before_), 0);
+    (void)std::signal(SIGXFSZ, ignored_);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  void (*ignored_)(int);
+  rlimit before_{};
+};
+
+std::string error_on_full_disk(size_t bytes, LogSink& sink) {
+  const FullDisk full(bytes);
+  return error_of([&] { sink.write({2, 11, {{"loss", 0.25}}}); });
+}
+
+TEST_F(Sinks, WhatAFullDiskHasCutOffIsTakenOutAgain) {
+  JsonlSink lines(path("log.jsonl"));
+  lines.write({1, 10, {{"loss", 0.5}}});
+  const std::string one = content(path("log.jsonl"));
+  EXPECT_THAT(error_on_full_disk(one.size() + 9, lines),
+              HasSubstr("can't write " + path("log.jsonl")));
+  lines.write({3, 12, {}});
+  EXPECT_EQ(content(path("log.jsonl")), one + "{\"step\": 3, \"time\": 12}\n");
+
+  // Also where it was the head of the file.
+  CsvSink table(path("log.csv"));
+  EXPECT_THAT(error_on_full_disk(3, table), HasSubstr("can't write " + path("log.csv")));
+  table.write({3, 12, {{"loss", 0.5}}});
+  EXPECT_EQ(content(path("log.csv")), "step,time,loss\n3,12,0.5\n");
+  TensorBoardSink events(path("run"));
+  EXPECT_THAT(error_on_full_disk(3, events), HasSubstr("can't write " + path("run")));
+  events.write({3, 12, {{"loss", 0.5}}});
+  EXPECT_THAT(content(events.path()), HasSubstr("brain.Event:2"));
+  TensorBoardSink others(path("run"));
+  others.write({3, 12, {{"loss", 0.5}}});
+  EXPECT_NE(others.path(), events.path()) << "begun in the same second";
 }
 
 TEST_F(Sinks, CsvGrowsColumnsAndGoesOnAfterARestart) {
