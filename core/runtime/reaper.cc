@@ -30,16 +30,17 @@ void Reaper::add(Submission&& submission) noexcept {
 
 void Reaper::release() {
   if (!any_.load(std::memory_order_acquire)) return;
-  // Empty, with memory for the next ones: calls that come again and again allocate none.
-  thread_local std::vector<Submission> spare;
-  std::vector<Submission> dying = std::move(spare);
+  std::vector<Submission> dying;
   {
     const std::lock_guard lock(mutex_);
     dying.swap(submissions_);
+    submissions_.swap(spare_);
     any_.store(false, std::memory_order_relaxed);
   }
   dying.clear();  // not under the lock: destructors may come back here
-  if (dying.capacity() <= kSpareMax) spare = std::move(dying);
+  if (dying.capacity() > kSpareMax) return;
+  const std::lock_guard lock(mutex_);
+  spare_.swap(dying);
 }
 
 }  // namespace horon::core

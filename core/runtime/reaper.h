@@ -29,6 +29,9 @@ class Reaper {
   std::atomic<bool> any_{false};
   std::mutex mutex_;
   std::vector<Submission> submissions_;
+  // Empty, with memory for the next ones: calls that come again and again allocate none. Not of a
+  // thread: shutdown() may come at exit, when what is thread_local has been destroyed.
+  std::vector<Submission> spare_;
 };
 
 }  // namespace horon::core

@@ -25,7 +25,7 @@ horon_test(executor_test
                  support/fake_device.cc)
 horon_test(op_table_test
            FILES core/execution/op_table_test.cc core/runtime/pacer_test.cc
-                 core/runtime/runnable_calls_test.cc)
+                 core/runtime/reaper_test.cc core/runtime/runnable_calls_test.cc)
 # The ranks of one program: threads, on memory of each kind.
 set(fake_world support/fake_device.cc support/memory_of_worlds_immediate.cc)
 set(runtime_tests

@@ -1,0 +1,63 @@
+#include "horon/core/runtime/reaper.h"
+
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+namespace horon::core {
+namespace {
+
+// Of what the program owns.
+Submission holding(std::shared_ptr<void> tensor) {
+  Submission submission;
+  submission.keep_alive = std::move(tensor);
+  return submission;
+}
+
+TEST(Reaper, ReleasesAllThatIsThere) {
+  Reaper reaper;
+  const auto tensor = std::make_shared<int>();
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i <= round; ++i) reaper.add(holding(tensor));
+    EXPECT_EQ(tensor.use_count(), 2 + round);
+    reaper.release();
+    EXPECT_EQ(tensor.use_count(), 1);
+  }
+}
+
+TEST(Reaper, WhatDiesMayReleaseToo) {
+  Reaper reaper;
+  bool released = false;
+  const auto release = [&](int* number) {
+    delete number;
+    reaper.release();
+    released = true;
+  };
+  reaper.add(holding(std::shared_ptr<int>(new int, release)));
+  reaper.release();
+  EXPECT_TRUE(released);
+}
+
+void release_once_more() {
+  Reaper reaper;
+  reaper.add(holding(std::make_shared<int>()));
+  reaper.release();
+}
+
+// A session may end there: what is thread_local in the main thread has been destroyed by then.
+TEST(ReaperDeathTest, WorksInFunctionsOfAtexit) {
+  const auto exit_after_use = [] {
+    Reaper reaper;
+    reaper.add(holding(std::make_shared<int>()));
+    reaper.add(holding(std::make_shared<int>()));
+    reaper.release();
+    (void)std::atexit(release_once_more);
+    std::exit(0);
+  };
+  EXPECT_EXIT(exit_after_use(), testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace horon::core
