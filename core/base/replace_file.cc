@@ -1,5 +1,6 @@
 #include "horon/core/base/replace_file.h"
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -31,8 +32,10 @@ void bring_to_disk(const std::string& path) {
 
 void replace_file(const std::string& path,
                   const std::function<void(const std::string& temporary)>& write) {
-  // Beside the file, so that the rename stays within one file system.
-  const std::string temporary = concat(path, ".tmp", ::getpid());
+  // Beside the file, so that the rename stays within one file system. Not that of another thread,
+  // which may replace the same file.
+  static std::atomic<unsigned> number{0};
+  const std::string temporary = concat(path, ".tmp", ::getpid(), ".", ++number);
   try {
     write(temporary);
     bring_to_disk(temporary);

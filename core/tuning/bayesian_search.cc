@@ -9,7 +9,6 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/tuning/expected_improvement.h"
-#include "horon/core/tuning/gaussian_process.h"
 
 namespace horon::core {
 namespace {
@@ -82,7 +81,7 @@ BayesianSearch::Look BayesianSearch::next() const {
     return {nearest_unseen(spread_point(seen_.size(), choices_.front().size())), 1};
   }
   const GaussianProcess process = GaussianProcess::fit(points_, log_costs_);
-  const double least = process.at(choices_[best()]).mean;
+  const double least = process.at(choices_[best_by(process)]).mean;
   Look look;
   for (size_t i = 0; i < choices_.size(); ++i) {
     if (std::count(seen_.begin(), seen_.end(), i) >= kLooksAtOne) continue;
@@ -93,11 +92,19 @@ BayesianSearch::Look BayesianSearch::next() const {
 }
 
 size_t BayesianSearch::best() const {
-  if (seen_.empty()) return 0;
-  const GaussianProcess process = GaussianProcess::fit(points_, log_costs_);
-  return *std::min_element(seen_.begin(), seen_.end(), [&](size_t a, size_t b) {
-    return process.at(choices_[a]).mean < process.at(choices_[b]).mean;
-  });
+  return seen_.empty() ? 0 : best_by(GaussianProcess::fit(points_, log_costs_));
+}
+
+size_t BayesianSearch::best_by(const GaussianProcess& process) const {
+  size_t best = 0;
+  double least = std::numeric_limits<double>::infinity();
+  for (const size_t choice : seen_) {
+    const double mean = process.at(choices_[choice]).mean;
+    if (mean >= least) continue;
+    least = mean;
+    best = choice;
+  }
+  return best;
 }
 
 }  // namespace horon::core

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "horon/core/tuning/gaussian_process.h"
 #include "horon/core/tuning/tuning_point.h"
 
 namespace horon::core {
@@ -35,6 +36,7 @@ class BayesianSearch {
  private:
   bool was_seen(size_t choice) const;
   size_t nearest_unseen(const TuningPoint& place) const;
+  size_t best_by(const GaussianProcess& process) const;
 
   std::vector<TuningPoint> choices_;
   std::vector<size_t> seen_;  // in the order of observation

@@ -1,6 +1,7 @@
 #include "horon/core/tuning/tuning_log.h"
 
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -46,9 +47,8 @@ std::string quoted(const std::string& text) {
 
 // Four decimals are enough for people and for pictures.
 std::string rounded(double value) {
-  char text[64] = {};
-  (void)std::snprintf(text, sizeof(text), "%.4f", value);
-  return number_text(parse_number(text).value_or(0));
+  constexpr double parts = 1e4;
+  return number_text(std::round(value * parts) / parts);
 }
 
 }  // namespace
@@ -62,9 +62,11 @@ TuningLog::TuningLog(std::string path, const TuningSettings& settings) : path_(s
 
 void TuningLog::add(const Row& row) const {
   std::string line = concat(quoted(row.subject), ",", rounded(row.elapsed_s), ",", row.stage);
-  for (const auto& [name, value] : row.settings) line += concat(",", value);
-  line += concat(",", row.buckets, ",", row.steps, ",", rounded(row.step_s * 1e3), ",",
-                 rounded(row.quartile_s * 1e3), ",", rounded(row.over_start), "\n");
+  // concat() would write 4.194.304 where the program's locale does.
+  for (const auto& [name, value] : row.settings) line += "," + std::to_string(value);
+  line += concat(",", std::to_string(row.buckets), ",", std::to_string(row.steps), ",",
+                 rounded(row.step_s * 1e3), ",", rounded(row.quartile_s * 1e3), ",",
+                 rounded(row.over_start), "\n");
   write_line(path_, "a", line);
 }
 

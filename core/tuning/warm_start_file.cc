@@ -92,7 +92,7 @@ void WarmStartFile::save(const std::string& name, const Entry& entry) const {
 std::string settings_text(const TuningSettings& settings) {
   std::string text;
   for (const auto& [name, value] : settings) {
-    text += concat(text.empty() ? "" : " ", name, "=", value);
+    text += concat(text.empty() ? "" : " ", name, "=", std::to_string(value));
   }
   return text;
 }

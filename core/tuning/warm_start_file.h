@@ -33,7 +33,7 @@ class WarmStartFile {
   std::string path_;
 };
 
-// "bucket_bytes=4194304 first_bucket_bytes=262144"
+// "bucket_bytes=4194304 first_bucket_bytes=262144", in every locale.
 std::string settings_text(const TuningSettings& settings);
 
 }  // namespace horon::core

@@ -1,10 +1,13 @@
 #include "horon/core/base/replace_file.h"
 
+#include <barrier>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include <gmock/gmock.h>
 
@@ -16,6 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 using test::error_of;
 using testing::AllOf;
+using testing::Contains;
+using testing::Each;
 using testing::HasSubstr;
 
 class ReplaceFile : public testing::Test {
@@ -36,6 +41,29 @@ TEST_F(ReplaceFile, TakesThePlaceOfTheOldOne) {
   EXPECT_EQ(content(), "long text");
   replace_file(path_, [](const std::string& temporary) { std::ofstream(temporary) << "short"; });
   EXPECT_EQ(content(), "short");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+}
+
+// None takes the temporary file of another one.
+TEST_F(ReplaceFile, SeveralThreadsReplaceOneFile) {
+  const std::vector<std::string> contents = {std::string(30'000, 'a'), std::string(20'000, 'b')};
+  std::vector<std::string> errors(contents.size());
+  std::barrier all_have_begun(std::ssize(contents));
+  {
+    std::vector<std::jthread> threads;
+    for (size_t i = 0; i < contents.size(); ++i) {
+      threads.emplace_back([&, i] {
+        errors[i] = error_of([&] {
+          replace_file(path_, [&](const std::string& temporary) {
+            std::ofstream(temporary) << contents[i];
+            all_have_begun.arrive_and_wait();
+          });
+        });
+      });
+    }
+  }
+  EXPECT_THAT(errors, Each("no error"));
+  EXPECT_THAT(contents, Contains(content()));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
 }
 

@@ -1,5 +1,6 @@
 #include "horon/core/base/timeline.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -10,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "horon/core/base/error.h"
+#include "horon/tests/support/grouping_locale.h"
 
 namespace horon::core {
 namespace {
@@ -51,6 +53,23 @@ TEST_F(TimelineTest, NamesTheFileByRank) {
   }
   const auto entries = std::distance(std::filesystem::directory_iterator(folder_), {});
   EXPECT_EQ(entries, 3) << "a temporary file was left";
+}
+
+TEST_F(TimelineTest, IsValidJsonInEveryLocale) {
+  const test::GroupingLocale locale;
+  const auto timeline = Timeline::open(path("t-{rank}"), 1234, 2000);
+  timeline->counter("bytes", Timeline::Clock::now(), 4'194'304);
+  timeline->span("track", "bar", Timeline::Clock::now(), Timeline::Clock::now());
+  timeline->flush();
+  const auto file = std::filesystem::directory_iterator(folder_)->path().filename();
+  const Json events = read(file.string()).at("traceEvents");
+  EXPECT_EQ(events.back().at("pid"), 1234);
+  EXPECT_EQ(std::count_if(events.begin(), events.end(),
+                          [](const Json& event) {
+                            return event.at("ph") == "C" &&
+                                   event.at("args").at("value") == 4'194'304;
+                          }),
+            1);
 }
 
 TEST_F(TimelineTest, CountersAreValuesOverTime) {

@@ -11,6 +11,7 @@
 #include "horon/core/tuning/tuning_log.h"
 #include "horon/core/tuning/warm_start_file.h"
 #include "horon/tests/support/error_of.h"
+#include "horon/tests/support/grouping_locale.h"
 
 namespace horon::core {
 namespace {
@@ -76,6 +77,17 @@ TEST_F(TuningFiles, WhatIsSavedIsLoaded) {
             "# Horon autotuning 1: reducer, facts, settings\n"
             "gradients.0\t9 gradients, 2 ranks\tbucket_bytes=131072\n"
             "other name\t2 facts and more\tbucket_bytes=3\n");
+}
+
+// A program may have set a locale that writes 4,194,304 or 12,3.
+TEST_F(TuningFiles, AreTheSameInEveryLocale) {
+  const test::GroupingLocale locale;
+  const TuningSettings settings = {{"bucket_bytes", 4194304}};
+  const WarmStartFile file(path_);
+  file.save("gradients.0", {"8 gradients", settings});
+  EXPECT_EQ(file.load().at("gradients.0").settings, settings);
+  TuningLog(path_, settings).add({"gradients.0", 1.5, "kept", settings, 3, 1000, 0.01, 0, 1});
+  EXPECT_THAT(content(), HasSubstr(",1.5,kept,4194304,3,1000,10,0,1\n"));
 }
 
 TEST_F(TuningFiles, AWrongFileIsRefusedAndLeftAlone) {
