@@ -159,6 +159,7 @@ torch_test(gradients/optimizer_training_test 1 2 3 4)
 torch_test(gradients/fused_step_test 1)
 torch_test(gradients/fused_training_test 2)
 torch_test(gradients/step_scaling_test 2 3)
+torch_test(gradients/clip_value_test 1 2)
 # LibTorch rounds otherwise without AVX.
 horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 1 TIMEOUT 120
                   ENVIRONMENT ATEN_CPU_CAPABILITY=default)

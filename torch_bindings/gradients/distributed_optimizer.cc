@@ -168,11 +168,13 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
 ::torch::optim::Optimizer::LossClosure OptimizerSteps::wrap(
     const ::torch::optim::Optimizer& optimizer, ::torch::optim::Optimizer::LossClosure closure) {
   if (scaling_->is_needed()) {
-    throw Error(ErrorCode::InvalidArgument,
-                core::concat("step(closure) of ", c10::demangle(unwrapped_type(optimizer).name()),
-                             " calls the closure itself, so that grad_scale, skip_nonfinite and ",
-                             "clip_grad_norm can't come in between; call backward() first and ",
-                             "step() without a closure, or do it in the closure"));
+    throw Error(
+        ErrorCode::InvalidArgument,
+        core::concat(
+            "step(closure) of ", c10::demangle(unwrapped_type(optimizer).name()),
+            " calls the closure itself, so that grad_scale, skip_nonfinite, ",
+            "clip_grad_norm and clip_grad_value can't come in between; call backward() first and ",
+            "step() without a closure, or do it in the closure"));
   }
   (void)fused_->knows(optimizer);
   reducer_.impl_->note_step(false);
@@ -187,8 +189,7 @@ bool OptimizerSteps::make_step(::torch::optim::Optimizer& optimizer) {
   scaling_->decide(optimizer.param_groups());
   if (scaling_->skips()) return true;
   if (may_fuse) {
-    if (scaling_->repeats() || scaling_->factor_is_on_device())
-      scaling_->apply(optimizer.param_groups());
+    if (scaling_->repeats() || scaling_->needs_apply()) scaling_->apply(optimizer.param_groups());
     const bool fused = fused_->update(optimizer, scaling_->factor());
     reducer_.impl_->note_step(fused_->rounded_otherwise());
     if (fused) return true;

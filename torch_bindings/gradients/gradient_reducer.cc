@@ -8,11 +8,13 @@ namespace horon {
 namespace {
 
 const GradientReducerOptions& without_step(const GradientReducerOptions& options) {
-  if (options.grad_scale == 1 && !options.skip_nonfinite && !options.clip_grad_norm) return options;
-  throw Error(
-      ErrorCode::InvalidArgument,
-      "grad_scale, skip_nonfinite and clip_grad_norm are options of DistributedOptimizer; a "
-      "GradientReducer makes no steps");
+  if (options.grad_scale == 1 && !options.skip_nonfinite && !options.clip_grad_norm &&
+      !options.clip_grad_value) {
+    return options;
+  }
+  throw Error(ErrorCode::InvalidArgument,
+              "grad_scale, skip_nonfinite, clip_grad_norm and clip_grad_value are options of "
+              "DistributedOptimizer; a GradientReducer makes no steps");
 }
 
 }  // namespace

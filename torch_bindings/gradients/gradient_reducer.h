@@ -156,6 +156,10 @@ struct GradientReducerOptions {
   // The largest L2 norm of all gradients together; larger ones are scaled down to it, as
   // torch::nn::utils::clip_grad_norm_() would. Above 0; infinity: the norm is only computed.
   std::optional<double> clip_grad_norm = {};
+  // The largest absolute value of an element of a gradient, as clip_grad_value_() has it. Above 0;
+  // not together with a clip_grad_norm that clips. It takes a pass of its own, also where the step
+  // is fused; a NaN stays.
+  std::optional<double> clip_grad_value = {};
 };
 
 // A bucket, for the functions that a program sets.

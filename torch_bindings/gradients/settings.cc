@@ -48,6 +48,11 @@ void check(const GradientReducerOptions& options) {
   check_grad_scale(options.grad_scale);
   const double clip = options.clip_grad_norm.value_or(1);
   if (!(clip > 0)) refuse("clip_grad_norm is ", clip, ", not a number above 0");
+  const double value = options.clip_grad_value.value_or(1);
+  if (!(value > 0)) refuse("clip_grad_value is ", value, ", not a number above 0");
+  if (options.clip_grad_value && options.clip_grad_norm && !std::isinf(clip)) {
+    refuse("clip_grad_norm and clip_grad_value are both given; choose one");
+  }
   if (options.skip_nonfinite && options.check_finite.value_or(false)) {
     refuse("check_finite and skip_nonfinite are both given: NaN is an error, or leaves a step out");
   }
@@ -69,6 +74,7 @@ std::string GradientSettings::text() const {
   if (grad_scale != 1) text += core::concat(", loss scale ", grad_scale);
   if (skip_nonfinite) text += ", steps with NaN left out";
   if (clip_grad_norm) text += core::concat(", clipped to norm ", *clip_grad_norm);
+  if (clip_grad_value) text += core::concat(", clipped to values of ", *clip_grad_value);
   if (!device.is_cpu()) text += core::concat(", on ", c10::DeviceTypeName(device.type(), true));
   if (!check_replicas) text += ", replicas not compared";
   return text;
@@ -108,6 +114,7 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   settings.grad_scale = options.grad_scale;
   settings.skip_nonfinite = options.skip_nonfinite;
   settings.clip_grad_norm = options.clip_grad_norm;
+  settings.clip_grad_value = options.clip_grad_value;
   return settings;
 }
 

@@ -34,6 +34,7 @@ struct GradientSettings {
   double grad_scale = 1;
   bool skip_nonfinite = false;
   std::optional<double> clip_grad_norm;
+  std::optional<double> clip_grad_value;
 
   // An older value in .grad is multiplied by this before it is reduced again, so that it comes out
   // unchanged.

@@ -33,7 +33,8 @@ void check_grad_scale(double scale) {
 StepScaling::StepScaling(const GradientReducerOptions& options)
     : scale_(options.grad_scale),
       skip_nonfinite_(options.skip_nonfinite),
-      clip_(options.clip_grad_norm) {}
+      clip_(options.clip_grad_norm),
+      largest_(options.clip_grad_value) {}
 
 void StepScaling::set_grad_scale(double scale) {
   check_grad_scale(scale);
@@ -88,6 +89,7 @@ void StepScaling::for_each_parameter(const Groups& groups, const Work& work) con
 
 void StepScaling::decide(const Groups& groups) {
   skips_ = false;
+  clips_values_ = largest_.has_value();
   factor_ = 1;
   norm_.reset();
   norm_on_device_.reset();
@@ -157,16 +159,20 @@ void StepScaling::decide_on_host(const Groups& groups) {
 void StepScaling::apply(const Groups& groups) {
   const double factor = std::exchange(factor_, 1);
   const at::Tensor on_device = std::exchange(factor_on_device_, {});
-  if (factor == 1 && !on_device.defined()) return;
+  const bool clips = std::exchange(clips_values_, false);
+  if (factor == 1 && !on_device.defined() && !clips) return;
   const PlainMode plain;
   // As clip_grad_norm_(), which writes to grad().data(): versions stay, and a graph of the gradient
   // (create_graph) too.
   const at::AutoDispatchBelowADInplaceOrView below;
   for_each_parameter(groups, [&](const at::Tensor& parameter) {
     const at::Tensor& grad = parameter.grad();
+    // An element of a sparse gradient may be the sum of several values.
+    if (clips && grad.layout() != at::kStrided) parameter.mutable_grad() = grad.coalesce();
     const at::Tensor values = grad.layout() == at::kStrided ? grad : grad._values();
     if (factor != 1) values.mul_(factor);
     if (on_device.defined()) values.mul_(on_device);
+    if (clips) values.clamp_(-*largest_, *largest_);
   });
 }
 

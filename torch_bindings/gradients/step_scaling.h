@@ -32,7 +32,7 @@ class StepScaling {
   double grad_scale() const { return scale_; }
   bool skip_nonfinite() const { return skip_nonfinite_; }
   // False: gradients stay as they are, and no step is left out.
-  bool is_needed() const { return scale_ != 1 || needs_norm(); }
+  bool is_needed() const { return scale_ != 1 || needs_norm() || largest_.has_value(); }
   bool needs_norm() const { return skip_nonfinite_ || clip_.has_value(); }
 
   // Measures a gradient ahead of decide(), until which it does not change. It may be undefined.
@@ -49,12 +49,13 @@ class StepScaling {
   // The L2 norm of all gradients divided by the loss scale, if it was computed. The host waits for
   // it where the gradients are on a GPU.
   std::optional<double> norm() const;
-  // The factor is a number on a GPU, which the host does not know: apply() multiplies by it.
-  bool factor_is_on_device() const { return factor_on_device_.defined(); }
+  // One factor is not all: it is a number on a GPU, which the host does not know, or elements are
+  // to be clipped. Then apply() comes before the step.
+  bool needs_apply() const { return factor_on_device_.defined() || clips_values_; }
   // A parameter stands in the groups more than once, so that a pass over the groups would multiply
   // its gradient more than once.
   bool repeats() const { return repeats_; }
-  // Multiplies each .grad by factor(), which is 1 from then on.
+  // Multiplies each .grad by factor(), which is 1 from then on, and clips its elements.
   void apply(const Groups& groups);
 
  private:
@@ -70,8 +71,10 @@ class StepScaling {
   double scale_;
   bool skip_nonfinite_;
   std::optional<double> clip_;
+  std::optional<double> largest_;  // element
 
   bool skips_ = false;
+  bool clips_values_ = false;  // apply() is to do it
   double factor_ = 1;
   std::optional<double> norm_;
   at::Tensor norm_on_device_;                         // in the place of norm_

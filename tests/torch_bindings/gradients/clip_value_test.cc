@@ -1,0 +1,84 @@
+// clip_grad_value: N ranks on shards of a batch against plain LibTorch on the whole batch.
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/tests/torch_bindings/gradients/training_support.h"
+
+namespace horon::clip_value_test {
+namespace {
+
+namespace optim = ::torch::optim;
+using namespace testing_support;
+using testing::HasSubstr;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kScale = 1024;
+constexpr double kLargest = 0.01;
+
+TEST(ClipValue, OfNRanksAgainstOneProcess) {
+  for (const FusedStep fused : {FusedStep::WherePossible, FusedStep::Never}) {
+    Net alone = make_net(at::kDouble), net = make_net(at::kDouble);
+    optim::AdamW plain(alone->parameters(), optim::AdamWOptions(0.01));
+    DistributedOptimizer optimizer(optim::AdamW(net->parameters(), optim::AdamWOptions(0.01)), *net,
+                                   {.bucket_bytes = 2000,
+                                    .fused_step = fused,
+                                    .grad_scale = kScale,
+                                    .clip_grad_norm = kInfinity,
+                                    .clip_grad_value = kLargest});
+    for (int step = 0; step < kSteps; ++step) {
+      plain.zero_grad();
+      loss_of(alone, batch_of(step, at::kDouble)).backward();
+      const double norm = ::torch::nn::utils::clip_grad_norm_(alone->parameters(), kInfinity);
+      ::torch::nn::utils::clip_grad_value_(alone->parameters(), kLargest);
+      plain.step();
+      optimizer.zero_grad();
+      (loss_of(net, shard_of(batch_of(step, at::kDouble))) * kScale).backward();
+      optimizer.step();
+      EXPECT_NEAR(optimizer.grad_norm().value_or(-1), norm, 1e-6 * norm) << "before clipping";
+      const double largest = net->out->weight.grad().abs().max().item<double>();
+      EXPECT_EQ(largest, kLargest) << "else the test says little";
+    }
+    EXPECT_EQ(optimizer.fused_step_refusal().empty(), fused == FusedStep::WherePossible);
+    expect_equal_on_all_ranks(*net);
+    expect_same_parameters(*net, *alone, 1e-7);
+  }
+}
+
+// The elements, and not the values that add up to them.
+TEST(ClipValue, OfGradientsThatStaySparse) {
+  const at::Tensor w = leaf({4, 2});
+  DistributedOptimizer optimizer(optim::SGD({w}, 1.0), {{"w", w}},
+                                 {.sparse_as_dense = false, .clip_grad_value = 3});
+  const at::Tensor twice = at::zeros({2}, at::kLong);
+  (::torch::embedding(w, twice, -1, false, true).sum() * 2).backward();
+  optimizer.step();
+  EXPECT_TRUE(w[0].equal(at::full({2}, 1.0 - 3)));
+  EXPECT_TRUE(w[1].equal(at::ones({2})));
+}
+
+TEST(ClipValue, WrongOptions) {
+  const at::Tensor w = leaf({4});
+  const auto error_with = [&](const DistributedOptimizerOptions& options) {
+    return error_of([&] { DistributedOptimizer(optim::SGD({w}, 1.0), {{"w", w}}, options); });
+  };
+  EXPECT_THAT(error_with({.clip_grad_value = 0}), HasSubstr("clip_grad_value is 0"));
+  EXPECT_THAT(error_with({.clip_grad_norm = 1, .clip_grad_value = 1}), HasSubstr("choose one"));
+  EXPECT_THAT(error_of([&] {
+                GradientReducer({{"w", w}}, {.clip_grad_value = 1});
+              }),
+              HasSubstr("a GradientReducer makes no steps"));
+  if (size() == 1) return;
+  DistributedOptimizer optimizer(optim::SGD({w}, 1.0), {{"w", w}},
+                                 {.clip_grad_value = rank() == 0 ? 2 : 1});
+  EXPECT_THAT(error_of([&] {
+                weighted(w, 1).backward();
+                optimizer.step();
+              }),
+              HasSubstr("clipped to values of 2"));
+}
+
+}  // namespace
+}  // namespace horon::clip_value_test
