@@ -25,7 +25,6 @@ constexpr int kDevicesMax = 4;
 
 struct Device {
   std::shared_ptr<HostCuda> cuda;
-  // For programs that keep its state; nothing on the device draws from it.
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
   std::mutex mutex;
   std::deque<ops::CudaStream> streams;  // the number of a stream is its place; 0 is the default one

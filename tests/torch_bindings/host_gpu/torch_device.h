@@ -4,8 +4,9 @@
 // can be changed, and what is not ordered by an event comes out wrong.
 //
 // What differs from a GPU: an operation that makes a new tensor waits on the host until its stream
-// has come to it (an operation in place does not); and there are no random numbers on the device,
-// only the state of a generator for each of them.
+// has come to it (an operation in place does not); and one that draws random numbers waits too, so
+// that it takes them from the generator of the device in the order of the calls. (A fused dropout,
+// which has no argument for a generator, takes them from that of the CPU.)
 #pragma once
 
 #include <cstdint>

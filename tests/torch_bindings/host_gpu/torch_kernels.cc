@@ -114,6 +114,14 @@ struct Replaced {
   }
 };
 
+bool is_generator(const c10::Argument& argument) {
+  const c10::TypePtr& type = argument.type();
+  if (const auto optional = type->cast<c10::OptionalType>()) {
+    return optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+  }
+  return type->kind() == c10::TypeKind::GeneratorType;
+}
+
 bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
@@ -168,6 +176,10 @@ void run_in_current_stream(const c10::OperatorHandle& op, torch::jit::Stack* sta
       only_in_place = false;
       if (given[i].isTensor()) value = at::empty({0}, value.toTensor().options());
       outputs[i] = value;
+    }
+    if (is_generator(argument)) {
+      only_in_place = false;
+      value = generator_of(replaced.device);
     }
     call->arguments.push_back(std::move(value));
   }
