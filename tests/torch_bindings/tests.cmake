@@ -201,6 +201,8 @@ torch_test(tensors/memory_ranges_test)
 find_package(ZLIB REQUIRED)
 torch_test(data/idx_dataset_test LIBS ZLIB::ZLIB)
 
+include(${torch_tests}/exit_programs/exit_programs.cmake)
+
 if(HORON_SANITIZE)
   return()
 endif()
@@ -222,58 +224,6 @@ add_test(NAME torch_checkpoint_chain
                  $<TARGET_FILE:torch_room_others> ${HORON_TORCH_ROOT} ${torch_python}
                  ${HORON_PYTHON})
 set_tests_properties(torch_checkpoint_chain PROPERTIES TIMEOUT 120 PROCESSORS 2)
-
-# Ways out of a program: mode, expected exit code.
-add_executable(torch_exit_program ${torch_tests}/exit_programs/exit_program.cc)
-horon_target(torch_exit_program)
-target_link_libraries(torch_exit_program PRIVATE horon::torch MPI::MPI_C)
-function(torch_exit_test mode code)
-  add_test(NAME torch_exit.${mode}
-           COMMAND ${torch_tests}/exit_programs/expect_exit ${code}
-                   ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test 2
-                   $<TARGET_FILE:torch_exit_program> ${mode})
-  set_tests_properties(torch_exit.${mode} PROPERTIES TIMEOUT 60 PROCESSORS 2)
-endfunction()
-foreach(mode never_started return init_twice exit shutdown_twice in_flight lonely one_leaves
-        mpi_shutdown_finalize mpi_finalize_atexit mpi_finalize_without_shutdown)
-  torch_exit_test(${mode} 0)
-endforeach()
-torch_exit_test(return_7 7)
-torch_exit_test(exit_3 3)
-torch_exit_test(caught 4)
-torch_exit_test(uncaught 134)
-
-# The same while gradients are being reduced.
-add_executable(torch_gradient_exit_program
-               ${torch_tests}/exit_programs/gradient_exit_program.cc)
-horon_target(torch_gradient_exit_program)
-target_link_libraries(torch_gradient_exit_program PRIVATE horon::torch)
-function(torch_gradient_exit_test mode code)
-  add_test(NAME torch_gradient_exit.${mode}
-           COMMAND ${torch_tests}/exit_programs/expect_exit ${code}
-                   ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test 2
-                   $<TARGET_FILE:torch_gradient_exit_program> ${mode})
-  set_tests_properties(torch_gradient_exit.${mode} PROPERTIES TIMEOUT 60 PROCESSORS 2)
-endfunction()
-foreach(mode return return_static after_shutdown after_shutdown_static alone_after_shutdown
-        one_exits_in_hook)
-  torch_gradient_exit_test(${mode} 0)
-endforeach()
-foreach(mode exit_in_hook exit_in_hook_static)
-  torch_gradient_exit_test(${mode} 5)
-endforeach()
-foreach(mode throw_in_hook throw_in_hook_static)
-  torch_gradient_exit_test(${mode} 4)
-endforeach()
-
-# The fault matrix in backward; tests/ops/faults has what does without LibTorch.
-add_executable(torch_training_fault_program
-               ${torch_tests}/exit_programs/training_fault_program.cc support/fault_job.cc)
-horon_target(torch_training_fault_program)
-target_link_libraries(torch_training_fault_program PRIVATE horon::torch)
-foreach(link shm mpi hosts)
-  horon_fault_test(torch_faults.${link} ${link} torch_training_fault_program backward)
-endforeach()
 
 # The examples, for a few steps.
 foreach(example fashion_mnist gan char_gpt contrastive burgers_surrogate)

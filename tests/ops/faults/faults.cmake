@@ -2,16 +2,14 @@
 add_executable(fault_program ops/faults/fault_program.cc support/fault_job.cc)
 horon_target(fault_program)
 target_link_libraries(fault_program PRIVATE horon::core MPI::MPI_C)
+horon_find_leaks(fault_program)
 
 # horon_fault_test(TEST LINK PROGRAM [SITUATION...]): see fault_matrix.py.
 set(horon_fault_matrix ${CMAKE_CURRENT_LIST_DIR}/fault_matrix.py)
 function(horon_fault_test test link program)
   add_test(NAME ${test}
            COMMAND ${horon_fault_matrix} ${link} ${horon_mpirun} $<TARGET_FILE:${program}> ${ARGN})
-  # The search for leaks takes time at the end of a process. A rank that was stopped in an MPI call
-  # and goes on comes back in that call meanwhile, and crashes in libraries that have ended.
-  set_tests_properties(${test} PROPERTIES PROCESSORS 2 LABELS mpirun
-                       ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0:abort_on_error=1")
+  set_tests_properties(${test} PROPERTIES PROCESSORS 2 LABELS mpirun)
   horon_limit_test(${test} 240)
 endfunction()
 foreach(link shm mpi hosts)
@@ -22,5 +20,6 @@ endforeach()
 add_executable(gpu_fault_program ops/faults/gpu_fault_program.cc support/fault_job.cc)
 horon_target(gpu_fault_program)
 target_link_libraries(gpu_fault_program PRIVATE horon_host_gpu MPI::MPI_C)
+horon_find_leaks(gpu_fault_program)
 horon_fault_test(faults.gpu shm gpu_fault_program allreduce)
 horon_label_tests(cuda faults.gpu)

@@ -32,6 +32,18 @@ struct Static {
   horon::Handle handle;
 } kept;
 
+// One set is removed, another one stays, and both while their collectives are under way.
+void leave_with_sets() {
+  const horon::ProcessSet removed = horon::add_process_set({0, 1});
+  const horon::ProcessSet stays = horon::add_process_set({0, 1});
+  (void)horon::add_process_set({0});
+  for (int i = 0; i < 50; ++i) {
+    (void)horon::allreduce_async(at::ones({100000}), {.process_set = removed});
+    kept.handle = horon::allreduce_async(at::ones({100000}), {.process_set = stays});
+  }
+  horon::remove_process_set(removed);
+}
+
 int run(const std::string& mode) {
   if (mode == "never_started") return 0;
   const bool own_mpi = mode.starts_with("mpi_");
@@ -52,6 +64,10 @@ int run(const std::string& mode) {
   if (mode == "in_flight") {
     // Every rank leaves while its collectives are under way.
     for (int i = 0; i < 50; ++i) kept.handle = horon::allreduce_async(at::ones({100000}));
+    return 0;
+  }
+  if (mode == "sets") {
+    leave_with_sets();
     return 0;
   }
   if (mode == "lonely") {
