@@ -98,6 +98,9 @@ target_link_libraries(horon_counters PRIVATE horon::core)
 torch_test(collectives/repeated_calls_test 2 3 ROOM costs LIBS horon_counters)
 if(NOT HORON_SANITIZE)  # it allocates millions of times, which takes minutes there
   torch_test(gradients/hook_costs_test 2 ROOM costs LIBS horon_counters)
+  horon_mpirun_test(torch_hook_costs_test.timeline torch_hook_costs_test 2
+                    ENVIRONMENT HORON_TIMELINE=${CMAKE_CURRENT_BINARY_DIR}/hook_costs.json
+                    ARGS --gtest_filter=HookCosts.NoLock)
 endif()
 torch_test(collectives/random_program_test 2 3 4 ROOM random_program ${fewer_programs}
            FILES collectives/random_program/model.cc collectives/random_program/program.cc

@@ -128,7 +128,7 @@ TEST(ThreadsInBackward, ManyThreadsFillTheSameBuckets) {
 
 // Two passes at the same time, each with parameters in every bucket: the one that came first needs
 // no lock in its hooks, the other one does. So often before each step.
-void fill_buckets_from_two_threads(int passes) {
+void fill_buckets_from_two_threads(int passes, WaitIn wait_in) {
   constexpr size_t threads = 2, buckets = 4;
   std::vector<std::pair<std::string, at::Tensor>> named;
   std::vector<std::vector<std::string>> groups(buckets);
@@ -142,7 +142,8 @@ void fill_buckets_from_two_threads(int passes) {
       if (first[thread].exchange(false)) overlap.arrive_and_wait();
     });
   }
-  auto optimizer = sgd(named, {.backward_passes_per_step = passes, .groups = groups});
+  auto optimizer =
+      sgd(named, {.backward_passes_per_step = passes, .groups = groups, .wait_in = wait_in});
   const auto run_backward = [&](size_t thread) {
     at::Tensor loss = at::zeros({}, at::kDouble);
     for (size_t i = thread; i < named.size(); i += threads) {
@@ -159,6 +160,7 @@ void fill_buckets_from_two_threads(int passes) {
       run_backward(0);
       other.join();
     }
+    if (wait_in == WaitIn::Step) optimizer.synchronize();
     for (const auto& [name, w] : named) expect_gradient(w, passes * mean_of_ranks());
     optimizer.step();
     for (const auto& [name, w] : named) expect_value(w, 1 - step * passes * mean_of_ranks());
@@ -171,11 +173,13 @@ void fill_buckets_from_two_threads(int passes) {
 }
 
 TEST(ThreadsInBackward, TwoThreadsFillTheSameBucketsDuringBackward) {
-  fill_buckets_from_two_threads(1);
+  fill_buckets_from_two_threads(1, WaitIn::Backward);
+  fill_buckets_from_two_threads(1, WaitIn::Step);
 }
 
 TEST(ThreadsInBackward, TwoThreadsFillTheSameBucketsInSeveralPasses) {
-  fill_buckets_from_two_threads(3);
+  fill_buckets_from_two_threads(3, WaitIn::Backward);
+  fill_buckets_from_two_threads(3, WaitIn::Step);
 }
 
 // While one thread is in the hooks of a parameter, the function before the bucket keeps it there.

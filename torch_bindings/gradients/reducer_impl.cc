@@ -113,7 +113,7 @@ void GradientReducer::Impl::wait_for_round(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// The backward pass that has begun to gather still runs. (WaitIn::Step: not known.)
+// The backward pass that has begun to gather still runs.
 bool GradientReducer::Impl::is_gathering() const {
   return std::any_of(running_tasks_.begin(), running_tasks_.end(),
                      [this](const RunningTask& running) { return task_that_fits_ == running.id; });
@@ -124,17 +124,16 @@ void GradientReducer::Impl::join_round(size_t slot, int64_t task,
                                        std::unique_lock<std::mutex>& lock) {
   if (round_) wait_for_round(lock);
   if (broken_) return;
-  const bool waits = settings_.wait_in == WaitIn::Backward;
-  if (waits) await_end_of(task);
+  await_end_of(task);
   if (task_that_fits_ != task && !is_gathering()) {
     if (!open_) {
       begin_gathering(task);
-    } else if (waits && all_fit()) {  // a later pass of the round: the buckets count on
+    } else if (all_fit()) {  // a later pass of the round: the buckets count on
       task_that_fits_ = task;
     }
   }
   if (task_that_fits_ == task) {
-    if (waits && !has_timeline_ && !before_bucket) steady_task_ = task;
+    if (!before_bucket) steady_task_ = task;
   } else if (!fits(slot)) {
     throw Error(
         ErrorCode::InvalidArgument,
@@ -165,15 +164,13 @@ void GradientReducer::Impl::before_accumulate(size_t index) {
 void GradientReducer::Impl::arrived_alone(GradientSlot& slot) {
   if (!slot.arrived_alone()) return;
   const int64_t task = BackwardEnds::current_task();
-  if (task_alone_ != task || has_timeline_) {
+  if (task_alone_ != task) {
     std::unique_lock lock(mutex_);
     if (round_) wait_for_round(lock);
     await_end_of(task);
-    if (has_timeline_) last_arrival_ = Clock::now();
-    if (has_timeline_ && !open_) first_arrival_ = last_arrival_;
-    open_ = true;
     task_alone_ = task;
   }
+  note_time();
   if (*no_sync_depth_ == 0) ++slot.passes;
 }
 
@@ -194,13 +191,18 @@ void GradientReducer::Impl::after_accumulate(size_t index) {
   if (bucket.countdown.leave(came, reduces)) submit_complete(bucket);
 }
 
+// A gradient has come.
+void GradientReducer::Impl::note_time() {
+  const bool is_first = !open_ && !open_.exchange(true);
+  if (!has_timeline_) return;
+  const Clock::time_point now = Clock::now();
+  if (is_first) first_arrival_ = now;
+  last_arrival_ = now;
+}
+
 // True if the bucket has waited for it.
 bool GradientReducer::Impl::note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival) {
-  if (has_timeline_) {
-    last_arrival_ = Clock::now();
-    if (!open_) first_arrival_ = last_arrival_;
-  }
-  if (!open_) open_ = true;
+  note_time();
   if (arrival == GradientSlot::Arrival::Late) ++late_parts_;
   if (*no_sync_depth_ > 0) return false;
   return ++slot.passes == settings_.passes && slot.expected_in(number_.round);
@@ -239,6 +241,7 @@ bool GradientReducer::Impl::awaits_task_of_this_thread() {
 
 // Of several threads in backward() the last one to end finds all gradients.
 bool GradientReducer::Impl::backward_ending() {
+  if (settings_.wait_in == WaitIn::Step) return false;
   {
     const std::lock_guard lock(mutex_);
     if (!running_tasks_.empty() || broken_ || round_ || !open_) return false;

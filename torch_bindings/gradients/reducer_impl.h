@@ -9,8 +9,8 @@
 // Threads: hooks of different parameters may run on different threads. Between the two hooks of a
 // parameter autograd adds to its .grad; its bucket is not submitted in that time
 // (bucket_countdown.h). The first hook of a backward pass takes `mutex_`, which guards what else
-// they share; those after it need no lock (steady_task_). While a round ends, hooks of other
-// threads wait.
+// they share; those after it need no lock (steady_task_), unless before_bucket is set, which is the
+// program's and called by one thread at a time. While a round ends, hooks of other threads wait.
 #pragma once
 
 #include <atomic>
@@ -164,6 +164,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   bool is_steady(int64_t task) const { return steady_task_ == task; }
   bool is_gathering() const;
   void join_round(size_t slot, int64_t task, std::unique_lock<std::mutex>& lock);
+  void note_time();
   bool note_arrival(GradientSlot& slot, GradientSlot::Arrival arrival);
   void submit_complete(GradientBucket& bucket);
   bool submit(GradientBucket& bucket, bool flags_count);
@@ -233,7 +234,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::vector<RunningTask> running_tasks_;     // backward passes in which a hook was called
   std::atomic<bool> narrows_in_hooks_{false};  // the gradients of this round
   // The backward pass whose hooks need no lock: its end is awaited, its parameters fit their
-  // buckets, and its hooks call no function of the program and note no times.
+  // buckets, and its hooks call no function of the program.
   static constexpr int64_t kNoTask = std::numeric_limits<int64_t>::min();
   std::atomic<int64_t> steady_task_{kNoTask};
   std::atomic<int64_t> buckets_to_go_{0};  // that wait for gradients in this round
@@ -244,7 +245,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::atomic<int64_t> task_alone_{-1};  // the backward pass that has set open_ where alone_
   std::shared_ptr<std::atomic<int>> no_sync_depth_;
   std::optional<core::KeptHeap> kept_heap_;  // the hooks free gradients during backward
-  Clock::time_point first_arrival_, last_arrival_;
+  std::atomic<Clock::time_point> first_arrival_, last_arrival_;  // noted where has_timeline_
 
   std::optional<OpenRound> round_;
   torch_detail::RoundNumber number_;  // of the next round

@@ -63,11 +63,11 @@ int64_t count_in_backward(Counter count, int64_t parameters, int64_t elements,
 
 // What reducing adds for each gradient. What it adds for a round varies, as the thread that waits
 // may run the loop, but not with the gradients.
-double for_each_gradient(Counter count, Pass pass = Pass::Only) {
+double for_each_gradient(Counter count, Pass pass = Pass::Only, WaitIn wait_in = WaitIn::Backward) {
   constexpr int64_t elements = 16;
   const auto added = [=](int64_t parameters) {
-    return count_in_backward(count, parameters, elements,
-                             GradientReducerOptions{.first_bucket_bytes = 1 << 20}, pass) -
+    const GradientReducerOptions options{.first_bucket_bytes = 1 << 20, .wait_in = wait_in};
+    return count_in_backward(count, parameters, elements, options, pass) -
            count_in_backward(count, parameters, elements, std::nullopt, pass);
   };
   constexpr int64_t few = 100;
@@ -111,9 +111,14 @@ TEST(HookCosts, ALaterPassAllocatesNoMore) {
   EXPECT_NEAR(for_each_gradient(count, Pass::SecondRound), 1, 0.1);
 }
 
+// Run once more with a timeline, for which hooks note the time.
 TEST(HookCosts, NoLock) {
   for (const Pass pass : {Pass::Only, Pass::SecondOfTwo, Pass::SecondInNoSync, Pass::SecondRound}) {
     EXPECT_NEAR(for_each_gradient(testing_support::locks_of_this_thread, pass), 0, 0.1)
+        << static_cast<int>(pass);
+    if (pass == Pass::SecondRound) continue;  // with WaitIn::Step all passes are one round
+    EXPECT_NEAR(for_each_gradient(testing_support::locks_of_this_thread, pass, WaitIn::Step), 0,
+                0.1)
         << static_cast<int>(pass);
   }
   const int64_t before = testing_support::locks_of_this_thread();
