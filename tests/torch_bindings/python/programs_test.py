@@ -4,13 +4,19 @@
 usage: programs_test.py MPIRUN_TEST    the launcher of tests/support
 """
 
+import gzip
 import pathlib
+import random
+import re
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent / "programs"
+EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "torch_bindings/python/examples"
 LAUNCHER = ""
 
 
@@ -18,6 +24,21 @@ def run(*arguments):
     done = subprocess.run([LAUNCHER, "2", sys.executable, *map(str, arguments)], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=100)
     return done.returncode, done.stdout
+
+
+def write_images(folder):
+    """Files as those of MNIST: 200 images of noise in which a bright row tells the label."""
+    noise = random.Random(1)
+    for part in ("train", "t10k"):
+        labels = bytes(i % 10 for i in range(200))
+        images = bytearray(noise.randrange(100) for _ in range(200 * 28 * 28))
+        for i, label in enumerate(labels):
+            row = (i * 28 + 2 * label + 3) * 28
+            images[row:row + 28] = bytes([255] * 28)
+        for kind, head, content in [("images-idx3", struct.pack(">4i", 2051, 200, 28, 28), images),
+                                    ("labels-idx1", struct.pack(">2i", 2049, 200), labels)]:
+            with gzip.open(folder / f"{part}-{kind}-ubyte.gz", "wb", compresslevel=1) as file:
+                file.write(head + bytes(content))
 
 
 class Programs(unittest.TestCase):
@@ -38,10 +59,22 @@ class Programs(unittest.TestCase):
         self.assertIn("as it should", output)
         self.assertNotIn("terminate called", output)
 
-    def test_a_program_of_horovod(self):
-        code, output = run("-m", "horon.as_horovod", HERE / "horovod_script.py", "--steps", "60")
+    def test_a_killed_peer_is_named_and_the_others_end(self):
+        with tempfile.TemporaryDirectory() as folder:
+            _, output = run(HERE / "killed_peer.py", folder)  # mpirun dislikes the death
+            ends = [int((pathlib.Path(folder) / f"ended.{rank}").read_text()) for rank in (0, 1)]
+        self.assertEqual(ends, [0, -signal.SIGKILL], output)
+        self.assertIn("the error names the rank", output)
+
+    def test_the_example_for_horovod_learns(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_images(pathlib.Path(folder))
+            code, output = run("-m", "horon.as_horovod", EXAMPLES / "fashion_mnist.py", "--data",
+                               folder, "--epochs", "4", "--batch-size", "10", "--fp16-allreduce")
         self.assertEqual(code, 0, output)
-        self.assertIn("loss", output)
+        accuracy = re.findall(r"epoch 4: test accuracy ([0-9.]+) %", output)
+        self.assertEqual(len(accuracy), 1, output)
+        self.assertGreater(float(accuracy[0]), 90, output)
 
 
 if __name__ == "__main__":

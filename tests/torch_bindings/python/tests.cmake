@@ -21,4 +21,5 @@ add_test(NAME python_programs
          COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/programs_test.py ${horon_mpirun})
 set_tests_properties(python_package.np2 python_package.np3 python_programs PROPERTIES
                      TIMEOUT 120 PROCESSORS 2 LABELS mpirun ENVIRONMENT "${python_environment}")
+set_tests_properties(python_programs PROPERTIES TIMEOUT 300)
 torch_test_without_gpus(python_package.np2 python_package.np3 python_programs)

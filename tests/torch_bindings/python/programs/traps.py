@@ -64,6 +64,43 @@ def interrupted(call):
     return False
 
 
+def a_wait_lets_other_threads_run():
+    """Rank 1 does its part only when rank 0's main thread has said so, while another one waits."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    everybody = hvd.ProcessSet(range(hvd.size()))
+    waits = [
+        hvd.barrier,
+        lambda: hvd.allreduce(torch.ones(2)),
+        lambda: hvd.synchronize(hvd.allgather_async(torch.ones(2))),
+        lambda: hvd.sparse_allreduce_async(torch.eye(2).to_sparse(1), "sparse", hvd.Sum)(),
+        lambda: hvd.broadcast_object(rank, root_rank=1),
+        lambda: hvd.allgather_object(rank),
+        lambda: hvd.broadcast_parameters(model.state_dict(), 1),
+        lambda: hvd.add_process_set(everybody),
+        lambda: hvd.remove_process_set(everybody),
+        lambda: model(torch.ones(1, 2)).sum().backward(),
+        lambda: hvd.SyncBatchNorm(2)(torch.ones(2 + rank, 2)),
+        optimizer.synchronize,
+        hvd.join,
+    ]
+    for number, wait in enumerate(waits):
+        if rank == 1:
+            wait_for(f"waits.{number}")
+            wait()
+            continue
+        begins = threading.Event()
+
+        def begin_and_wait(wait=wait, begins=begins):
+            begins.set()
+            wait()
+        thread = threading.Thread(target=begin_and_wait)
+        thread.start()
+        begins.wait()
+        tell(f"waits.{number}")
+        thread.join()
+
+
 def a_holder_of_the_gil_stalls_nobody():
     """Rank 0 lets go of its handles, and waits in C with the GIL for rank 1, which waits for the
     collectives. The tensors are Python's, also over memory of NumPy."""
@@ -127,11 +164,30 @@ def forked_workers():
     assert hvd.allreduce(total, op=hvd.Sum).item() == 280
 
 
+def a_fork_ends_nothing():
+    """The child of a fork runs what is registered for the end of the process, and does not end the
+    session of its parent."""
+    kept = hvd.allreduce_async(torch.ones(1000), name="over a fork", op=hvd.Sum)
+    child = os.fork()
+    if child == 0:
+        try:
+            hvd.allreduce(torch.ones(1))
+        except ValueError as error:
+            sys.exit(0 if "fork" in str(error) else 3)
+        sys.exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert hvd.synchronize(kept)[0] == 2
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+
+
+a_wait_lets_other_threads_run()
+print(f"[{rank}] waits let other threads run", flush=True)
 a_holder_of_the_gil_stalls_nobody()
 print(f"[{rank}] the GIL is not needed", flush=True)
 ctrl_c_is_answered()
 print(f"[{rank}] Ctrl-C is answered", flush=True)
 forked_workers()
+a_fork_ends_nothing()
 print(f"[{rank}] workers are forked", flush=True)
 kept = ctrl_c_is_answered_in_backward()
 print(f"[{rank}] Ctrl-C is answered in backward", flush=True)
