@@ -128,7 +128,8 @@ at::Tensor SyncBatchNormImpl::normalize_alone(const at::Tensor& input) {
   if (own_statistics && channels > 0 && input.numel() == channels) {
     refuse("there is a single value for each channel, which has no variance");
   }
-  const bool updates = is_training() && running_mean.defined() && !recomputing();
+  const bool updates =
+      is_training() && running_mean.defined() && !recomputing() && input.numel() > 0;
   if (updates) num_batches_tracked += 1;
   const bool reads = updates || !own_statistics;
   const at::Tensor none;
@@ -146,14 +147,13 @@ at::Tensor SyncBatchNormImpl::normalize_with_others(const at::Tensor& input) {
                        "channel on all ranks together, which has no variance; this rank's input ",
                        "has shape ", core::shape_text(input.sizes())));
   }
-  if (running_mean.defined() && !recomputing()) {
+  // Where no rank has a sample there is no batch to average over.
+  if (running_mean.defined() && !recomputing() && statistics.small_count != 0) {
     const at::NoGradGuard no_grad;
     num_batches_tracked += 1;
-    if (statistics.small_count != 0) {
-      const double factor = average_factor();
-      running_mean.mul_(1 - factor).add_(statistics.mean, factor);
-      running_var.mul_(1 - factor).add_(statistics.unbiased, factor);
-    }
+    const double factor = average_factor();
+    running_mean.mul_(1 - factor).add_(statistics.mean, factor);
+    running_var.mul_(1 - factor).add_(statistics.unbiased, factor);
   }
   ++calls_;
   return torch_detail::normalize(input, weight, bias, statistics,

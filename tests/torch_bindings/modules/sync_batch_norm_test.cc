@@ -5,6 +5,7 @@
 #include <string>
 
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/any.h>
 
 #include "horon/tests/torch_bindings/modules/modules_support.h"
 #include "horon/torch_bindings/collectives/collectives.h"
@@ -159,6 +160,7 @@ TEST_F(SyncBatchNormTest, NoSamplesOnAnyRank) {
   const Pass got = pass_of(mine, at::ones({0, 3, 2}), at::ones({0, 3, 2}));
   EXPECT_EQ(got.output.sizes(), at::IntArrayRef({0, 3, 2}));
   EXPECT_EQ(got.input_gradient.sizes(), at::IntArrayRef({0, 3, 2}));
+  EXPECT_EQ(mine->num_batches_tracked.item<int64_t>(), 0);
   expect_near(mine->weight.grad(), at::zeros({3}), 0);
   expect_near(mine->running_var, at::ones({3}), 0);
 }
