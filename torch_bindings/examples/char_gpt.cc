@@ -164,6 +164,9 @@ void Training::resume() {
     throw horon::Error(horon::ErrorCode::InvalidArgument,
                        found->path + " has learned a text of other letters; give another --run");
   }
+  // The learning rate of the ranks of then becomes that of those of now.
+  const double growth = static_cast<double>(horon::size()) / found->ranks;
+  if (growth != 1) scheduler_.scale_base_learning_rates(std::sqrt(growth));
   horon::print0("goes on behind step ", found->step, ", from ", found->path);
 }
 
@@ -193,7 +196,6 @@ void Training::make_step() {
   timer_.end_step();
   logger_.log("loss", loss);
   logger_.log("lr", scheduler_.learning_rates()[0], {.reduce = horon::Reduce::First});
-  logger_.log("norm", *optimizer_.grad_norm(), {.reduce = horon::Reduce::First});
   logger_.log("letters", batch.size(0) * settings_.shape.context, {.reduce = horon::Reduce::Sum});
   scheduler_.step();
 }
@@ -214,7 +216,10 @@ void Training::run() {
     const int64_t step = scheduler_.steps();
     const bool saves = step % settings_.save_every == 0 || step == last;
     if (saves) save();
-    if (saves || step % settings_.log_every == 0) logger_.flush(step);
+    if (!saves && step % settings_.log_every != 0) continue;
+    // To read it, the host waits for a GPU: not in each step.
+    logger_.log("norm", *optimizer_.grad_norm(), {.reduce = horon::Reduce::First});
+    logger_.flush(step);
   }
   checkpoints_.wait();
   horon::check_replicas_equal(*model_);

@@ -161,7 +161,7 @@ void AdaScale::learn(const Sums& sums) {
   // Each is known with an error, which may be below 0.
   const double noise = std::max(0.0, state_.variance);
   const double signal = std::max(0.0, state_.squared_mean);
-  const double all = noise / scale() + signal;
+  const double all = noise / (ranks * batches()) + signal;
   state_.gain = all > 0 ? (noise + signal) / all : 1;
 }
 

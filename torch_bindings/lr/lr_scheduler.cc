@@ -128,6 +128,21 @@ void LrScheduler::apply(int64_t steps) {
   }
 }
 
+void LrScheduler::scale_base_learning_rates(double factor) {
+  if (!std::isfinite(factor) || factor < 0) {
+    refuse_scheduler("base learning rates times ", factor, ", not a number from 0 up");
+  }
+  adopt_groups();
+  const std::vector<double> before = base_;
+  for (double& base : base_) base *= factor;
+  try {
+    apply(steps_);
+  } catch (...) {
+    base_ = before;
+    throw;
+  }
+}
+
 std::vector<double> LrScheduler::learning_rates() const {
   std::vector<double> rates;
   for (const auto& group : std::as_const(*optimizer_).param_groups()) {

@@ -74,6 +74,10 @@ class LrScheduler {
   std::vector<double> learning_rates() const;
   const std::vector<double>& base_learning_rates() const { return base_; }
 
+  // Multiplies them, for a training that goes on with a global batch of another size: load() brings
+  // back what was right for the ranks of then. `factor`: from 0 up. Throws as step().
+  void scale_base_learning_rates(double factor);
+
   // Steps and base learning rates; for torch::save() and torch::load(). The schedule is code: the
   // program gives the same again, or another on purpose. load() goes on at the same position where
   // steps_per_unit has changed, as it does with the number of ranks, and may come before or after

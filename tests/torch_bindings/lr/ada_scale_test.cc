@@ -240,6 +240,26 @@ TEST(AdaScale, AStepThatThrowsDoesNotCount) {
   EXPECT_EQ(ada_scale.position(), 0);
 }
 
+// Gradients of pure noise, so that the gain is the number of ranks that have a part in the step.
+TEST(AdaScale, RanksThatHaveJoinedHaveNoPartInTheGain) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({2});
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});
+  AdaScale ada_scale(optimizer, lr::constant(), {.smoothing = 0});
+  const auto step = [&] {
+    optimizer.zero_grad();
+    weighted(w, rank() % 2 == 0 ? 1 : -1).backward();
+    ada_scale.step();
+  };
+  step();
+  EXPECT_GT(ada_scale.gain(), 1.5);
+  if (rank() < size() - 1) {
+    step();
+    EXPECT_NEAR(ada_scale.gain(), size() - 1, 1e-6);
+  }
+  join();
+}
+
 TEST(AdaScale, GoesOnFromAnArchive) {
   const auto run = [](const at::Tensor& w, int begin, int end, std::stringstream* from,
                       std::stringstream* to) {
