@@ -10,13 +10,52 @@
 
 namespace horon::core {
 
+namespace {
+
+using Entry = CompletionQueue::Entry;
+
+// Stands in the place of a list that takes no more.
+Entry kTold;
+
+// Newest first, as they are in the list.
+std::unique_ptr<Entry> pop(Entry*& list) {
+  std::unique_ptr<Entry> entry(list);
+  list = entry->next.release();
+  return entry;
+}
+
+}  // namespace
+
 HandleState::HandleState(std::shared_ptr<LoopSeat> seat) : seat_(std::move(seat)) {}
+
+HandleState::~HandleState() {
+  Entry* list = told_.load(std::memory_order_acquire);
+  while (list != nullptr && list != &kTold) (void)pop(list);
+}
+
+void HandleState::notify(std::shared_ptr<CompletionQueue> queue, uint64_t token) const {
+  auto entry = std::make_unique<Entry>();
+  entry->queue = std::move(queue);
+  entry->token = token;
+  Entry* seen = told_.load(std::memory_order_acquire);
+  while (seen != &kTold) {
+    entry->next.reset(seen);
+    if (told_.compare_exchange_weak(seen, entry.get(), std::memory_order_acq_rel)) {
+      (void)entry.release();
+      return;
+    }
+    (void)entry->next.release();  // the list owns it
+  }
+  CompletionQueue::push(std::move(entry));
+}
 
 void HandleState::finish(Outcome outcome) {
   outcome_ = std::move(outcome);
   const uint32_t before = state_.exchange(kFinished, std::memory_order_acq_rel);
   HORON_CHECK(before != kFinished, "a handle finished twice");
   if (before == kPendingWithWaiters) futex_wake_all(state_);
+  Entry* list = told_.exchange(&kTold, std::memory_order_acq_rel);
+  while (list != nullptr) CompletionQueue::push(pop(list));
 }
 
 void finish(std::shared_ptr<HandleState>& handle, std::optional<Error> error) noexcept {

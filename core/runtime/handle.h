@@ -11,6 +11,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/execution/event.h"
+#include "horon/core/runtime/completion_queue.h"
 
 namespace horon::core {
 
@@ -40,6 +41,9 @@ class HandleState {
   // A wait steps the loop of this seat where it can (loop_seat.h), and when it ends it releases
   // what is in its reaper. Null: a wait only waits.
   explicit HandleState(std::shared_ptr<LoopSeat> seat = nullptr);
+  ~HandleState();
+  HandleState(const HandleState&) = delete;
+  HandleState& operator=(const HandleState&) = delete;
 
   // Whoever steps the loop, once.
   void finish(Outcome outcome);
@@ -49,6 +53,9 @@ class HandleState {
   // waiters. In a forked child, whose parent has the job, what has not finished never does: false
   // at once.
   bool wait(std::optional<std::chrono::nanoseconds> timeout) const;
+  // Puts the token into the queue once this has finished: at once, if it has. As often as it is
+  // called. Any thread.
+  void notify(std::shared_ptr<CompletionQueue> queue, uint64_t token) const;
   // Blocks until the result is in memory, on a device too: the host may read it, and nothing of
   // this entry can fail any more. Throws the Error that it has ended with; in a forked child
   // Error(NotInitialized). Any thread.
@@ -75,6 +82,8 @@ class HandleState {
   std::atomic<bool> enqueued_failed_{false};
   std::optional<Error> enqueued_error_;  // written before enqueued_failed_ is set
   const std::shared_ptr<LoopSeat> seat_;
+  // What finish() puts into queues, the newest first; kTold once it has.
+  mutable std::atomic<CompletionQueue::Entry*> told_{nullptr};
 };
 
 // Takes the handle, so that none is finished twice; nothing happens if it is null.

@@ -1,0 +1,51 @@
+#include "horon/core/runtime/completion_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "horon/core/base/forked_child.h"
+
+namespace horon::core {
+
+// One after the other: a long list must not end in as many calls, one within the other.
+CompletionQueue::~CompletionQueue() {
+  while (first_ != nullptr) first_ = std::move(first_->next);
+}
+
+std::optional<uint64_t> CompletionQueue::next(std::optional<std::chrono::nanoseconds> timeout) {
+  if (in_forked_child()) return std::nullopt;
+  std::unique_lock lock(mutex_);
+  const auto ready = [this] { return first_ != nullptr || closed_; };
+  if (timeout) {
+    constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);
+    changed_.wait_for(lock, std::min(*timeout, longest), ready);
+  } else {
+    changed_.wait(lock, ready);
+  }
+  if (first_ == nullptr) return std::nullopt;
+  const uint64_t token = first_->token;
+  first_ = std::move(first_->next);
+  if (first_ == nullptr) last_ = nullptr;
+  return token;
+}
+
+void CompletionQueue::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+}
+
+void CompletionQueue::push(std::unique_ptr<Entry> entry) noexcept {
+  const std::shared_ptr<CompletionQueue> queue = std::move(entry->queue);
+  {
+    const std::lock_guard lock(queue->mutex_);
+    Entry* const added = entry.get();
+    (queue->last_ == nullptr ? queue->first_ : queue->last_->next) = std::move(entry);
+    queue->last_ = added;
+  }
+  queue->changed_.notify_one();
+}
+
+}  // namespace horon::core

@@ -1,0 +1,139 @@
+#include "horon/core/runtime/completion_queue.h"
+
+#include <algorithm>
+#include <latch>
+
+#include <gmock/gmock.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace test_world;
+using testing::ElementsAre;
+
+TEST(CompletionQueue, SaysNothingUntilAHandleHasFinished) {
+  const auto queue = std::make_shared<CompletionQueue>();
+  HandleState first, second, forgotten;
+  first.notify(queue, 1);
+  second.notify(queue, 2);
+  forgotten.notify(queue, 3);
+  EXPECT_EQ(queue->next(0ns), std::nullopt);
+  EXPECT_EQ(queue->next(1ms), std::nullopt);
+  second.finish({});
+  first.finish({});
+  EXPECT_EQ(queue->next(std::nullopt), 2U);
+  EXPECT_EQ(queue->next(std::nullopt), 1U);
+  EXPECT_EQ(queue->next(0ns), std::nullopt);
+  first.notify(queue, 4);  // it has finished before
+  EXPECT_EQ(queue->next(0ns), 4U);
+}
+
+TEST(CompletionQueue, OneHandleTellsAllThatAsk) {
+  const auto one = std::make_shared<CompletionQueue>();
+  const auto other = std::make_shared<CompletionQueue>();
+  HandleState handle;
+  handle.notify(one, 1);
+  handle.notify(one, 2);
+  handle.notify(other, 3);
+  handle.finish({});
+  std::vector<uint64_t> tokens = {*one->next(0ns), *one->next(0ns)};
+  std::ranges::sort(tokens);
+  EXPECT_THAT(tokens, ElementsAre(1, 2));
+  EXPECT_EQ(other->next(0ns), 3U);
+}
+
+TEST(CompletionQueue, ALongOneEndsWithWhatIsInIt) {
+  auto queue = std::make_shared<CompletionQueue>();
+  HandleState handle;
+  handle.finish({});
+  for (uint64_t token = 0; token < 300'000; ++token) handle.notify(queue, token);
+  EXPECT_EQ(queue->next(0ns), 0U);
+  queue.reset();
+}
+
+TEST(CompletionQueue, CloseEndsTheWaitsOfAll) {
+  const auto queue = std::make_shared<CompletionQueue>();
+  HandleState handle;
+  handle.finish({});
+  handle.notify(queue, 7);
+  std::atomic<int> tokens = 0;
+  std::vector<std::thread> takers;
+  for (int i = 0; i < 3; ++i) {
+    takers.emplace_back([&] {
+      while (queue->next(std::nullopt)) ++tokens;
+    });
+  }
+  queue->close();
+  for (std::thread& taker : takers) taker.join();
+  EXPECT_EQ(tokens, 1);
+}
+
+// Threads that ask while others finish: each handle is told of once for each time it was asked.
+TEST(CompletionQueue, NoTokenIsLostOrDoubled) {
+  constexpr int kHandles = 20'000;
+  const auto queue = std::make_shared<CompletionQueue>();
+  std::vector<std::unique_ptr<HandleState>> handles;
+  for (int i = 0; i < kHandles; ++i) handles.push_back(std::make_unique<HandleState>());
+  std::latch begin(3);
+  const auto ask = [&](uint64_t parity) {
+    begin.arrive_and_wait();
+    for (size_t i = 0; i < handles.size(); ++i) handles[i]->notify(queue, 2 * i + parity);
+  };
+  std::thread even(ask, 0), odd(ask, 1);
+  begin.arrive_and_wait();
+  for (const auto& handle : handles) handle->finish({});
+  even.join();
+  odd.join();
+  std::vector<int> seen(2 * handles.size());
+  while (const auto token = queue->next(0ns)) ++seen[*token];
+  EXPECT_EQ(std::ranges::count(seen, 1), std::ssize(seen));
+}
+
+// One thread of each rank submits and never waits; another one takes what has ended.
+TEST(CompletionQueue, TellsOfEveryCollectiveOfAProgram) {
+  constexpr uint64_t kCalls = 200;
+  World world(2, {.op_polls = 1});
+  world.each([](Runtime& runtime, int rank) {
+    const auto queue = std::make_shared<CompletionQueue>();
+    std::vector<Tensor> tensors(kCalls);
+    std::vector<std::shared_ptr<HandleState>> handles(kCalls);
+    std::vector<uint64_t> order(kCalls);
+    std::iota(order.begin(), order.end(), uint64_t{0});
+    if (rank == 1) std::ranges::reverse(order);
+    for (uint64_t call = 0; call < kCalls; ++call) tensors[call] = tensor({1.0F * rank + call});
+    std::thread submitter([&] {
+      for (const uint64_t call : order) {
+        handles[call] = runtime.submit(submission(std::to_string(call), tensors[call]));
+        handles[call]->notify(queue, call);
+      }
+    });
+    std::vector<bool> ended(kCalls);
+    for (uint64_t i = 0; i < kCalls; ++i) {
+      const uint64_t call = queue->next(std::nullopt).value();
+      EXPECT_FALSE(ended[call]);
+      ended[call] = true;
+      EXPECT_THAT(tensors[call].data, ElementsAre(1.0F + 2 * call));
+    }
+    submitter.join();
+    for (const auto& handle : handles) EXPECT_EQ(error_of(*handle), "");
+  });
+}
+
+// Nobody's wait must be needed for the end of a job to be told.
+TEST(CompletionQueue, TellsOfErrorsToo) {
+  World world(2);
+  world.each([](Runtime& runtime, int rank) {
+    const auto queue = std::make_shared<CompletionQueue>();
+    Tensor x = tensor(std::vector<float>(rank == 0 ? 1 : 2, 1));
+    const auto handle = runtime.submit(submission("x", x));
+    handle->notify(queue, 5);
+    EXPECT_EQ(queue->next(std::nullopt), 5U);
+    EXPECT_THAT(error_of(*handle), testing::HasSubstr("disagree about the shape"));
+  });
+}
+
+}  // namespace
+}  // namespace horon::core
