@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 #include <utility>
+
+#include "horon/core/base/text.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -72,6 +75,11 @@ Places InterleavedDeal::deal(const std::vector<size_t>& order, size_t ranks) con
     for (size_t i = 0; i < shares[r]; ++i) places[r][i] = (i * ranks + r) % order.size();
   }
   return places;
+}
+
+// Each rank's places continue around, so it is enough to deal out as many as there can be.
+Places InterleavedDeal::replay(const std::vector<size_t>& order, const Stage& stage) const {
+  return InterleavedDeal(Tail::Repeat).deal(order, stage.drawn.size());
 }
 
 Places BlockDeal::deal(const std::vector<size_t>& order, size_t ranks) const {
@@ -182,8 +190,17 @@ Places BalancedDeal::deal(const std::vector<size_t>& order, size_t ranks) const 
   return places;
 }
 
-std::vector<size_t> epoch_order(const EpochOptions& options, size_t left_out) {
-  const size_t count = options.samples;
+Places BalancedDeal::replay(const std::vector<size_t>& order, const Stage& stage) const {
+  return BalancedDeal(costs_, tail_, stage.batch, pool_).deal(order, stage.drawn.size());
+}
+
+uint64_t BalancedDeal::rules() const {
+  std::string bytes(reinterpret_cast<const char*>(costs_.data()), costs_.size() * sizeof(double));
+  return core::hash_of(core::concat(bytes, static_cast<int>(tail_), " ", pool_)) | 4;
+}
+
+std::vector<size_t> epoch_order(const EpochOptions& options) {
+  const size_t count = options.samples, left_out = options.left_out;
   std::vector<size_t> order =
       options.shuffle ? permutation(count, options.seed, options.epoch) : numbers(count);
   if (left_out == 0) return order;
@@ -202,11 +219,9 @@ std::vector<size_t> epoch_order(const EpochOptions& options, size_t left_out) {
 
 std::vector<size_t> samples_of_rank(const EpochOptions& options, const Deal& deal,
                                     const std::vector<Stage>& stages, size_t ranks, size_t rank) {
-  // The order is that of the job in which the epoch began.
-  const size_t multiple = deal.multiple(stages.empty() ? ranks : stages.front().drawn.size());
-  std::vector<size_t> order = epoch_order(options, multiple == 0 ? 0 : options.samples % multiple);
+  std::vector<size_t> order = epoch_order(options);
   for (const Stage& stage : stages) {
-    const Places places = deal.deal(order, stage.drawn.size());
+    const Places places = deal.replay(order, stage);
     std::vector<bool> drawn(order.size(), false);
     for (size_t r = 0; r < places.size(); ++r) {
       for (size_t i = 0; i < std::min(stage.drawn[r], places[r].size()); ++i) {

@@ -22,11 +22,24 @@ enum class Tail : uint8_t {
 // For each rank the places in the epoch's order of what it draws, in the order in which it does.
 using Places = std::vector<std::vector<size_t>>;
 
+// A job that has drawn a part of the epoch before.
+struct Stage {
+  std::vector<size_t> drawn;  // by each of its ranks
+  size_t batch = 0;           // of its sampler; 0: it had none of its own
+  bool operator==(const Stage&) const = default;
+};
+
 class Deal {
  public:
   virtual ~Deal() = default;
   // `order`: sample numbers. A function of its arguments alone, the same on every machine.
   virtual Places deal(const std::vector<size_t>& order, size_t ranks) const = 0;
+  // The same as in that job, which may have had batches of another size. No tail is left out.
+  virtual Places replay(const std::vector<size_t>& order, const Stage& stage) const = 0;
+  // Deals of equal rules can replay each other's jobs.
+  virtual uint64_t rules() const = 0;
+  // Would batches of another size give a rank other samples, or the same ones in another order?
+  virtual bool depends_on_batch() const = 0;
   // Tail::Drop leaves out what is behind the last multiple of this many samples; 0: nothing.
   virtual size_t multiple(size_t ranks) const = 0;
 };
@@ -38,6 +51,9 @@ class InterleavedDeal : public Deal {
   // `batch`: Tail::Drop leaves out incomplete batches of all ranks, of so many samples each.
   explicit InterleavedDeal(Tail tail, size_t batch = 1) : tail_(tail), batch_(batch) {}
   Places deal(const std::vector<size_t>& order, size_t ranks) const override;
+  Places replay(const std::vector<size_t>& order, const Stage& stage) const override;
+  uint64_t rules() const override { return 1; }
+  bool depends_on_batch() const override { return tail_ == Tail::Drop; }
   size_t multiple(size_t ranks) const override { return tail_ == Tail::Drop ? ranks * batch_ : 0; }
 
  private:
@@ -49,6 +65,11 @@ class InterleavedDeal : public Deal {
 class BlockDeal : public Deal {
  public:
   Places deal(const std::vector<size_t>& order, size_t ranks) const override;
+  Places replay(const std::vector<size_t>& order, const Stage& stage) const override {
+    return deal(order, stage.drawn.size());
+  }
+  uint64_t rules() const override { return 2; }
+  bool depends_on_batch() const override { return false; }
   size_t multiple(size_t /*ranks*/) const override { return 0; }
 };
 
@@ -71,8 +92,10 @@ class BalancedDeal : public Deal {
   BalancedDeal(std::vector<double> costs, Tail tail, size_t batch, size_t pool)
       : costs_(std::move(costs)), tail_(tail), batch_(batch), pool_(pool) {}
   Places deal(const std::vector<size_t>& order, size_t ranks) const override;
+  Places replay(const std::vector<size_t>& order, const Stage& stage) const override;
+  uint64_t rules() const override;
+  bool depends_on_batch() const override { return true; }
   size_t multiple(size_t ranks) const override { return tail_ == Tail::Drop ? ranks * batch_ : 0; }
-  const std::vector<double>& costs() const { return costs_; }
 
  private:
   void deal_step(const std::vector<size_t>& order, const std::vector<size_t>& step,
@@ -84,22 +107,19 @@ class BalancedDeal : public Deal {
   size_t pool_;
 };
 
-// A job that has drawn a part of the epoch before.
-struct Stage {
-  std::vector<size_t> drawn;  // by each of its ranks
-  bool operator==(const Stage&) const = default;
-};
-
 struct EpochOptions {
   size_t samples = 0;
   uint64_t seed = 0;
   bool shuffle = true;
   size_t epoch = 0;
+  // Samples that Tail::Drop leaves out, as the job in which the epoch began has found: for
+  // Deal::multiple() of its ranks.
+  size_t left_out = 0;
 };
 
-// The sample numbers of an epoch. Of `left_out` samples that Tail::Drop leaves out at the end of
-// the order each epoch has others: none is left out again before all others have been.
-std::vector<size_t> epoch_order(const EpochOptions& options, size_t left_out);
+// The sample numbers of an epoch. Of the samples that are left out at the end of the order each
+// epoch has others: none is left out again before all others have been.
+std::vector<size_t> epoch_order(const EpochOptions& options);
 
 // The samples that rank `rank` of `ranks` draws, after what earlier jobs have drawn.
 std::vector<size_t> samples_of_rank(const EpochOptions& options, const Deal& deal,

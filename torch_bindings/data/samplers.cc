@@ -47,14 +47,18 @@ std::vector<double> checked_costs(std::vector<double> costs) {
   return costs;
 }
 
-// What save() writes. Stages follow each other as their number of ranks, then what each has drawn.
+// What save() writes. Stages follow each other as their number of ranks, their batch, then what
+// each has drawn.
 struct Saved {
   size_t dataset_size = 0;
   size_t replicas = 0;
   uint64_t seed = 0;
   bool shuffle = false;
   bool drop_last = false;
+  uint64_t rules = 0;  // of the deal
+  size_t batch = 0;
   size_t epoch = 0;
+  size_t left_out = 0;  // of this epoch
   size_t drawn = 0;
   std::vector<Stage> stages;
 };
@@ -77,11 +81,15 @@ void write(torch::serialize::OutputArchive& archive, const Saved& saved) {
   write_number(archive, "seed", saved.seed);
   write_number(archive, "shuffle", saved.shuffle ? 1 : 0);
   write_number(archive, "drop_last", saved.drop_last ? 1 : 0);
+  write_number(archive, "rules", saved.rules);
+  write_number(archive, "batch", saved.batch);
   write_number(archive, "epoch", saved.epoch);
+  write_number(archive, "left_out", saved.left_out);
   write_number(archive, "position", saved.drawn);
   std::vector<int64_t> stages;
   for (const Stage& stage : saved.stages) {
     stages.push_back(static_cast<int64_t>(stage.drawn.size()));
+    stages.push_back(static_cast<int64_t>(stage.batch));
     stages.insert(stages.end(), stage.drawn.begin(), stage.drawn.end());
   }
   archive.write("stages", at::tensor(stages, at::kLong));
@@ -94,7 +102,10 @@ Saved read(torch::serialize::InputArchive& archive) {
   saved.seed = read_number(archive, "seed");
   saved.shuffle = read_number(archive, "shuffle") != 0;
   saved.drop_last = read_number(archive, "drop_last") != 0;
+  saved.rules = read_number(archive, "rules");
+  saved.batch = read_number(archive, "batch");
   saved.epoch = read_number(archive, "epoch");
+  saved.left_out = read_number(archive, "left_out");
   saved.drawn = read_number(archive, "position");
   at::Tensor stages;
   if (!archive.try_read("stages", stages)) refuse("what is to be loaded has no \"stages\"");
@@ -102,8 +113,9 @@ Saved read(torch::serialize::InputArchive& archive) {
   const auto* end = number + stages.numel();
   while (number < end) {
     const int64_t ranks = *number++;
-    if (ranks < 1 || ranks > end - number) refuse("what is to be loaded has broken \"stages\"");
-    saved.stages.push_back({{number, number + ranks}});
+    if (ranks < 1 || ranks >= end - number) refuse("what is to be loaded has broken \"stages\"");
+    const auto batch = static_cast<size_t>(*number++);
+    saved.stages.push_back({{number, number + ranks}, batch});
     number += ranks;
   }
   return saved;
@@ -121,6 +133,7 @@ struct ShardedSampler::State {
   size_t batch = 0;  // 0: what next() is asked for
   SamplerOptions options;
   size_t epoch = 0;
+  size_t left_out = 0;                 // of this epoch
   std::vector<Stage> stages;           // of this epoch, by jobs before this one
   std::optional<size_t> chosen_epoch;  // by set_epoch(), for the next reset()
   bool touched = false;                // has next() been called in this epoch?
@@ -128,11 +141,20 @@ struct ShardedSampler::State {
   bool resuming = false;
   std::vector<size_t> order;  // this rank's samples of the epoch
 
-  void begin(size_t which, std::vector<Stage> earlier = {}) {
-    order = torch_detail::samples_of_rank(
-        {.samples = dataset_size, .seed = options.seed, .shuffle = options.shuffle, .epoch = which},
-        *deal, earlier, replicas, rank);
+  void begin(size_t which) {
+    const size_t multiple = deal->multiple(replicas);
+    go_on(which, multiple == 0 ? 0 : dataset_size % multiple, {});
+  }
+
+  void go_on(size_t which, size_t left_out_of_it, std::vector<Stage> earlier) {
+    order = torch_detail::samples_of_rank({.samples = dataset_size,
+                                           .seed = options.seed,
+                                           .shuffle = options.shuffle,
+                                           .epoch = which,
+                                           .left_out = left_out_of_it},
+                                          *deal, earlier, replicas, rank);
     epoch = which;
+    left_out = left_out_of_it;
     stages = std::move(earlier);
     drawn = 0;
     touched = false;
@@ -140,8 +162,17 @@ struct ShardedSampler::State {
 
   Saved saved_at(const SamplerPosition& position) const {
     if (position.epoch != epoch) refuse("a position of another epoch can't be saved");
-    return {dataset_size,      replicas, options.seed,   options.shuffle,
-            options.drop_last, epoch,    position.drawn, stages};
+    return {.dataset_size = dataset_size,
+            .replicas = replicas,
+            .seed = options.seed,
+            .shuffle = options.shuffle,
+            .drop_last = options.drop_last,
+            .rules = deal->rules(),
+            .batch = batch,
+            .epoch = epoch,
+            .left_out = left_out,
+            .drawn = position.drawn,
+            .stages = stages};
   }
 
   void check(const Saved& saved) const {
@@ -151,16 +182,24 @@ struct ShardedSampler::State {
     if (saved.shuffle != options.shuffle || saved.drop_last != options.drop_last) {
       refuse("it was saved with other options (shuffle, drop_last)");
     }
+    if (saved.rules != deal->rules()) {
+      refuse("it was saved by a sampler of another kind, or with other costs or pool_steps");
+    }
+  }
+
+  // The rest of the epoch is to be dealt out anew, as for another number of ranks.
+  bool has_other_batches(const Saved& saved) const {
+    return saved.batch != batch && deal->depends_on_batch();
   }
 
   // `drawn_by_all`: by each rank of the job that saved.
   void resume(const Saved& saved, const std::vector<size_t>& drawn_by_all) {
     options.seed = saved.seed;
     std::vector<Stage> earlier = saved.stages;
-    const bool same_ranks = drawn_by_all.size() == replicas;
-    if (!same_ranks) earlier.push_back({drawn_by_all});
-    begin(saved.epoch, std::move(earlier));
-    if (same_ranks) drawn = std::min(drawn_by_all[rank], order.size());
+    const bool same_deal = drawn_by_all.size() == replicas && !has_other_batches(saved);
+    if (!same_deal) earlier.push_back({drawn_by_all, saved.batch});
+    go_on(saved.epoch, saved.left_out, std::move(earlier));
+    if (same_deal) drawn = std::min(drawn_by_all[rank], order.size());
     resuming = true;
   }
 };
@@ -242,6 +281,11 @@ void ShardedSampler::load(torch::serialize::InputArchive& archive) {
   const std::lock_guard lock(state_->mutex);
   const Saved saved = read(archive);
   state_->check(saved);
+  if (state_->options.uneven && state_->has_other_batches(saved)) {
+    refuse(concat("it was saved with batches of ", saved.batch, ", here they are of ",
+                  state_->batch, "; uneven costs go on with batches of another size only by ",
+                  "load_resharded()"));
+  }
   state_->resume(saved, std::vector<size_t>(saved.replicas, saved.drawn));
 }
 
@@ -256,9 +300,11 @@ void ShardedSampler::load_resharded(std::vector<torch::serialize::InputArchive>&
     if (saved.replicas != ranks.size()) {
       refuse(concat("saved by ", saved.replicas, " ranks, and there are ", ranks.size()));
     }
-    if (saved.epoch != first.epoch || saved.stages != first.stages || saved.seed != first.seed) {
-      refuse(concat("rank 0 was in epoch ", first.epoch, ", rank ", r, " in epoch ", saved.epoch,
-                    " (or with another seed): ranks of one job must be in the same epoch"));
+    if (saved.epoch != first.epoch || saved.stages != first.stages || saved.seed != first.seed ||
+        saved.batch != first.batch || saved.left_out != first.left_out) {
+      refuse(
+          concat("rank 0 was in epoch ", first.epoch, ", rank ", r, " in epoch ", saved.epoch,
+                 " (or with another seed or batch): ranks of one job must be in the same epoch"));
     }
     drawn.push_back(saved.drawn);
   }

@@ -6,9 +6,9 @@
 // their own and leave LibTorch's alone. Any thread may call any copy.
 //
 // save() writes seed, epoch and position, and load() goes on there, also in the middle of an epoch
-// and also in a job of another number of ranks: of the rest of the epoch each rank then gets its
-// part. With workers LibTorch's loader draws ahead of what it hands out, and save() tells a
-// position ahead of the program's; PrefetchLoader saves the program's.
+// and also in a job of another number of ranks or with batches of another size: of the rest of the
+// epoch each rank then gets its part. With workers LibTorch's loader draws ahead of what it hands
+// out, and save() tells a position ahead of the program's; PrefetchLoader saves the program's.
 #pragma once
 
 #include <cstddef>
