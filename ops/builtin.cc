@@ -11,6 +11,8 @@
 #include "horon/core/negotiation/ring_gate.h"
 #include "horon/core/runtime/submission.h"
 #include "horon/ops/cuda/cuda_memory.h"
+#include "horon/ops/cuda/pinned_memory.h"
+#include "horon/ops/cuda/staged_op.h"
 #include "horon/ops/hierarchical/hierarchical_allreduce.h"
 #include "horon/ops/hierarchical/hosts_exchange.h"
 #include "horon/ops/hierarchical/message_exchange.h"
@@ -67,6 +69,12 @@ void add_shared_memory_ops(const Communicator& communicator,
 }
 
 bool has_gpu(const std::shared_ptr<JobGpu>& gpu) { return gpu != nullptr && gpu->available(); }
+
+// Every op of the host once more, for tensors on GPUs.
+void add_staged_ops(std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
+  const size_t count = ops.size();
+  for (size_t i = 0; i < count; ++i) ops.push_back(std::make_unique<StagedOp>(*ops[i]));
+}
 
 core::CollectiveOp* find_op(const std::vector<std::unique_ptr<core::CollectiveOp>>& ops,
                             std::string_view name) {
@@ -164,7 +172,11 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     }
     for (auto& op : make_mpi_ops(communicator.mpi(), scratch)) ops.push_back(std::move(op));
   }
-  if (has_gpu(gpu)) add_nccl_ops(communicator, gpu, ops);
+  if (has_gpu(gpu) && gpu->uses_nccl()) {
+    add_nccl_ops(communicator, gpu, ops);
+  } else if (has_gpu(gpu)) {
+    add_staged_ops(ops);
+  }
   ops.push_back(std::make_unique<PlanBarrier>());
   return ops;
 }
@@ -174,7 +186,12 @@ std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
   std::vector<std::unique_ptr<core::MemoryDomain>> domains;
   domains.push_back(std::make_unique<HostMemory>(local_group));
   if (has_gpu(gpu)) {
-    domains.push_back(std::make_unique<CudaMemory>(gpu->device(), [gpu] { return gpu->cuda(); }));
+    const auto open = [gpu] { return gpu->cuda(); };
+    if (gpu->uses_nccl()) {
+      domains.push_back(std::make_unique<CudaMemory>(gpu->device(), open));
+    } else {
+      domains.push_back(std::make_unique<PinnedMemory>(gpu->device(), open));
+    }
   }
   return domains;
 }

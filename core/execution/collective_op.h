@@ -84,7 +84,7 @@ struct BatchFacts {
 // one that is not ready. Ops that enqueue keep the order of the log, whatever they say.
 enum class StartOrder : uint8_t {
   Log,  // by the order of start, among all ops that say so: MPI and NCCL, by their communicator
-  Op,   // by the order of start of this op alone: cells in shared memory
+  Op,   // by the order of start of owner_of_order() alone: cells in shared memory
   Any,  // by Batch::sequence
 };
 
@@ -102,6 +102,9 @@ class CollectiveOp {
   // the device in between.
   virtual bool enqueues() const { return false; }
   virtual StartOrder start_order() const { return StartOrder::Log; }
+  // With StartOrder::Op: whose order that is. An op that passes batches on to another one names
+  // that.
+  virtual const CollectiveOp& owner_of_order() const { return *this; }
   // Batches are started in the order of their sequence, as far as start_order() asks for it, on
   // every rank; several may be in flight.
   virtual std::unique_ptr<InFlight> start(Batch batch) = 0;

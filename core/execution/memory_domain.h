@@ -24,6 +24,9 @@ class MemoryDomain {
   // refused (Submission::device_index). Ranks have devices of their own, so it differs between them
   // and is no part of a spec.
   virtual int device_index() const { return 0; }
+  // False: its scratch lies elsewhere than the tensors, and the ops reach only that, so each batch
+  // is packed, even one tensor alone.
+  virtual bool ops_reach_tensors() const { return true; }
   // Scratch that the ops of this device can use best (shared memory, registered memory). Never null
   // for bytes > 0. Released when no work that is enqueued uses it any more.
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;

@@ -26,7 +26,7 @@ class Predecessors {
     if (unstarted == nullptr) return;
     const StartOrder order = order_of(*unstarted);
     if (order == StartOrder::Log) one_keeps_log_order_ = true;
-    if (order == StartOrder::Op) keep_own_order_.push_back(unstarted);
+    if (order == StartOrder::Op) keep_own_order_.push_back(&unstarted->owner_of_order());
   }
 
   // Every earlier batch has finished.
@@ -41,7 +41,7 @@ class Predecessors {
       case StartOrder::Log:
         return !one_keeps_log_order_;
       case StartOrder::Op:
-        return std::find(keep_own_order_.begin(), keep_own_order_.end(), &op) ==
+        return std::find(keep_own_order_.begin(), keep_own_order_.end(), &op.owner_of_order()) ==
                keep_own_order_.end();
       case StartOrder::Any:
         break;

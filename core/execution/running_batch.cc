@@ -119,7 +119,7 @@ size_t RunningBatch::bytes_of(int64_t elements) const {
 // One stretch of memory of this rank, as it is: nothing is packed.
 bool RunningBatch::works_in_place_of_one_tensor() const {
   const EntryWork& first = work_.entries.front();
-  return work_.entries.size() == 1 && first.mine && first.memory.size() == 1 &&
+  return direct_ && work_.entries.size() == 1 && first.mine && first.memory.size() == 1 &&
          (!compressed() || first.narrowed) && !moves_blocks(spec_.kind) &&
          spec_.kind != CollectiveKind::Barrier;
 }
@@ -145,6 +145,7 @@ void RunningBatch::lay_out() {
   }
   queue_ = batch_.queue;
   immediate_ = queue_->immediate();
+  direct_ = immediate_ || context_.scratch->domain(spec_.device).ops_reach_tensors();
   batch_.sequence = work_.sequence;
   if (moves_blocks(spec_.kind)) {
     place_blocks();
@@ -178,8 +179,8 @@ void RunningBatch::describe() {
   op_ = &op_for(*context_.ops, batch_, batch_.count);
 }
 
-// Batches of this kind have one entry. A tensor alone is sent and received where it lies; a group
-// is packed.
+// Batches of this kind have one entry. A tensor alone is sent and received where it lies, if the op
+// reaches it; a group is packed.
 void RunningBatch::place_blocks() {
   EntryWork& entry = work_.entries.front();
   const BlockLayout& blocks = *blocks_;
@@ -187,7 +188,7 @@ void RunningBatch::place_blocks() {
   for (const std::vector<int64_t>& part : blocks.out) {
     entry.received.insert(entry.received.end(), part.begin(), part.end());
   }
-  if (entry.mine && spec_.parts.size() == 1) {
+  if (direct_ && entry.mine && spec_.parts.size() == 1) {
     batch_.input = entry.memory.front().input;
     batch_.output = blocks.out_total > 0 ? allocate_output(entry, 0, blocks.out_total) : nullptr;
     if (!entry.error) return;

@@ -103,6 +103,7 @@ class RunningBatch {
   Stage stage_ = Stage::New;
   MemoryQueue* queue_ = nullptr;
   bool immediate_ = true;  // the queue
+  bool direct_ = true;     // the op reaches the tensors
   Batch batch_;
   CollectiveOp* op_ = nullptr;
   std::shared_ptr<const BlockLayout> blocks_;  // moves_blocks()

@@ -54,6 +54,11 @@ class CudaApi {
   virtual std::byte* allocate_in(CudaStream stream, size_t bytes) = 0;
   virtual void free_in(CudaStream stream, std::byte* memory) noexcept = 0;
 
+  // Host memory that stays where it is and that kernels reach, at the same address. Never null for
+  // bytes > 0; throws Error(Limit) if there is none. It is freed when no work uses it.
+  virtual std::byte* allocate_pinned(size_t bytes) = 0;
+  virtual void free_pinned(std::byte* memory) noexcept = 0;
+
   virtual void launch(const MoveLaunch& launch, CudaStream stream) = 0;
 
   // How the calling thread goes with graph captures of other threads, as a cudaStreamCaptureMode:

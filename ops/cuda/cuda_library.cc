@@ -153,6 +153,20 @@ class Cuda final : public CudaApi {
     (void)cudaFreeAsync(memory, as_stream(stream));
   }
 
+  std::byte* allocate_pinned(size_t bytes) override {
+    const CudaDeviceGuard guard(*this);
+    void* memory = nullptr;
+    const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
+    if (error == cudaSuccess) return static_cast<std::byte*>(memory);
+    (void)cudaGetLastError();
+    const std::string call = core::concat("cudaHostAlloc of ", core::bytes_text(bytes));
+    fail(ErrorCode::Limit, call.c_str(), error);
+  }
+  void free_pinned(std::byte* memory) noexcept override {
+    const CudaDeviceGuard guard(*this);
+    (void)cudaFreeHost(memory);
+  }
+
   void launch(const MoveLaunch& launch, CudaStream stream) override {
     const CudaDeviceGuard guard(*this);
     check("launching a copy",

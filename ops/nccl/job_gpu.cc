@@ -69,6 +69,15 @@ std::vector<int> ranks_where(const std::vector<GpuFacts>& ranks, const Wanted& w
   return found;
 }
 
+std::string fault_of_missing_gpus(const std::vector<GpuFacts>& ranks) {
+  const auto without = ranks_where(ranks, [](const GpuFacts& facts) { return facts.device < 0; });
+  if (without.empty()) return "";
+  const std::string& why = ranks[static_cast<size_t>(without.front())].why_not;
+  if (without.size() == ranks.size()) return concat("no rank has a GPU: ", why);
+  return concat(core::name_ranks(without), without.size() == 1 ? " has" : " have", " no GPU (", why,
+                "), the others have one");
+}
+
 // NCCL takes two ranks for neighbours on one GPU by what it thinks is their host, and by the bus.
 std::string fault_of_shared_gpus(const std::vector<GpuFacts>& ranks,
                                  const std::vector<int>& host_of) {
@@ -91,13 +100,7 @@ std::string fault_of_shared_gpus(const std::vector<GpuFacts>& ranks,
 }  // namespace
 
 std::string JobGpu::judge(const std::vector<Facts>& ranks, const std::vector<int>& host_of) {
-  const auto without = ranks_where(ranks, [](const Facts& facts) { return facts.device < 0; });
-  if (!without.empty()) {
-    const std::string& why = ranks[static_cast<size_t>(without.front())].why_not;
-    if (without.size() == ranks.size()) return concat("no rank has a GPU: ", why);
-    return concat(core::name_ranks(without), without.size() == 1 ? " has" : " have", " no GPU (",
-                  why, "), the others have one");
-  }
+  if (std::string fault = fault_of_missing_gpus(ranks); !fault.empty()) return fault;
   const auto no_nccl =
       ranks_where(ranks, [](const Facts& facts) { return !facts.why_not.empty(); });
   if (!no_nccl.empty()) {
@@ -116,7 +119,8 @@ std::string JobGpu::judge(const std::vector<Facts>& ranks, const std::vector<int
 }
 
 std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
-                                     std::shared_ptr<GpuLibraries> libraries) {
+                                     std::shared_ptr<GpuLibraries> libraries,
+                                     const std::string& collectives) {
   const core::Topology& topology = bootstrap.topology();
   const Facts mine = facts_of_this_rank(topology.local_rank, *libraries);
   std::vector<Facts> all;
@@ -130,7 +134,10 @@ std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
   gpu->nccl_version_ = mine.nccl_version;
   gpu->any_device_ =
       std::any_of(all.begin(), all.end(), [](const Facts& facts) { return facts.device >= 0; });
-  gpu->unavailable_ = judge(all, topology.host_of);
+  gpu->nccl_unavailable_ = collectives == "host" ? "HORON_GPU_COLLECTIVES=host asks for the host"
+                                                 : judge(all, topology.host_of);
+  gpu->unavailable_ =
+      collectives == "nccl" ? gpu->nccl_unavailable_ : fault_of_missing_gpus(all);
   return gpu;
 }
 

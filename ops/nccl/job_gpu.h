@@ -21,15 +21,21 @@ class JobGpu final : public core::SeatVisitor {
  public:
   // Collective over all ranks of the job. Never throws for want of GPUs: available() says so, on
   // all ranks alike. A rank gets the only device that it may use, or the one with its local rank.
+  // `collectives`: HORON_GPU_COLLECTIVES.
   static std::shared_ptr<JobGpu> find(const core::Bootstrap& bootstrap,
-                                      std::shared_ptr<GpuLibraries> libraries);
+                                      std::shared_ptr<GpuLibraries> libraries,
+                                      const std::string& collectives = "auto");
   // One that is open.
   JobGpu(std::shared_ptr<CudaApi> cuda, std::shared_ptr<NcclApi> nccl);
 
-  // Each rank has a GPU of its own, and NCCL of the same version.
+  // Each rank has a GPU, and collectives reach the tensors there.
   bool available() const { return unavailable_.empty(); }
   // Why not: one sentence, with the ranks and the cure, the same on all ranks. Empty: available.
   const std::string& unavailable() const { return unavailable_; }
+  // By NCCL: each rank has a GPU of its own, and NCCL of the same version. Else the host makes the
+  // collectives, on copies.
+  bool uses_nccl() const { return nccl_unavailable_.empty(); }
+  const std::string& nccl_unavailable() const { return nccl_unavailable_; }
   // At least one rank has a GPU: then people want to know why it is not used.
   bool any_device() const { return any_device_; }
   // Of this rank; -1: it has none.
@@ -56,7 +62,7 @@ class JobGpu final : public core::SeatVisitor {
     int nccl_version = 0;
     std::string why_not;  // it has no device, or no NCCL
   };
-  // Why these ranks can't use their GPUs together; empty if they can. `host_of`: by rank, as in
+  // Why NCCL can't connect the GPUs of these ranks; empty if it can. `host_of`: by rank, as in
   // Topology.
   static std::string judge(const std::vector<Facts>& ranks, const std::vector<int>& host_of);
 
@@ -69,6 +75,7 @@ class JobGpu final : public core::SeatVisitor {
   int nccl_version_ = 0;
   bool any_device_ = false;
   std::string unavailable_;
+  std::string nccl_unavailable_;
   void stay_out_of_captures() noexcept;
 
   std::mutex opening_;  // held while a library or the device is opened, which takes long

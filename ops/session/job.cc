@@ -85,7 +85,7 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   core::set_log(rank, core::parse_log_level(config_.log_level));
   compare_ranks(options);
   cpu_share_ = core::find_cpu_share(*bootstrap_);
-  gpu_ = JobGpu::find(*bootstrap_, gpu_libraries());
+  gpu_ = JobGpu::find(*bootstrap_, gpu_libraries(), config_.gpu_collectives);
   core::run_on_all(*bootstrap_, [&] { core::MpiLibrary::at_finalize(at_finalize); });
   maker_ =
       std::make_unique<CommunicatorMaker>(*library_, *bootstrap_, communicator_options(config_));
@@ -96,6 +96,10 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   core::log(core::LogLevel::Info, introduction());
   if (gpu_->any_device() && !gpu_->available()) {
     core::log(core::LogLevel::Warn, concat("tensors on GPUs are refused: ", gpu_->unavailable()));
+  } else if (gpu_->any_device() && !gpu_->uses_nccl() && config_.gpu_collectives == "auto") {
+    core::log(core::LogLevel::Warn, concat("collectives of tensors on GPUs are slow, since they go "
+                                           "through the host: ",
+                                           gpu_->nccl_unavailable()));
   }
 }
 
@@ -226,7 +230,9 @@ std::string Job::introduction() const {
                         : concat("MPI (no shared memory: ", group.unavailable_reason(), ")");
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
                 " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared,
-                gpu_->available() ? ", NCCL between GPUs" : "",
+                !gpu_->available()   ? ""
+                : gpu_->uses_nccl() ? ", NCCL between GPUs"
+                                    : ", GPUs through the host",
                 topology.size > 1 ? ""
                                   : ". No launcher (mpirun, srun) started this job, or with one "
                                     "process only");

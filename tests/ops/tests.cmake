@@ -40,18 +40,22 @@ if(HORON_SANITIZE STREQUAL "thread")  # a planted data race
 endif()
 horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
            LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks} TIMEOUT 120)
-horon_test(gpu_session_test FILES ops/session/gpu_session_test.cc
+horon_test(gpu_session_test
+           FILES ops/session/gpu_session_test.cc ops/session/gpu_through_host_test.cc
            LIBS horon_host_gpu RANKS ${mpi_ranks} TIMEOUT 120)
+horon_mpirun_test(gpu_session_test.through_the_host gpu_session_test 3
+                  ENVIRONMENT HORON_GPU_COLLECTIVES=host
+                  ARGS --gtest_filter=GpuSession.*-*Nccl* TIMEOUT 120)
 horon_test(host_cuda_test FILES ops/cuda/host_cuda_test.cc LIBS horon_host_gpu)
 horon_test(move_fast_math_test FILES ops/cuda/move_fast_math_test.cc)
 set_source_files_properties(ops/cuda/move_fast_math_test.cc PROPERTIES
                             COMPILE_OPTIONS "-ffast-math")
 horon_test(launch_order_test FILES ops/nccl/launch_order_test.cc)
 horon_test(job_gpu_test FILES ops/nccl/job_gpu_test.cc LIBS horon_host_gpu)
-horon_label_tests(cuda gpu_session_test.np1 gpu_session_test.np2 gpu_session_test.np3
-                  gpu_session_test.np4 host_cuda_test job_gpu_test launch_order_test
-                  move_fast_math_test nccl_threads_test nccl_runtime_test nccl_ops_test.np1
-                  nccl_ops_test.np2 nccl_ops_test.np3 nccl_ops_test.np4)
+horon_label_tests(cuda gpu_session_test.through_the_host gpu_session_test.np1 gpu_session_test.np2
+                  gpu_session_test.np3 gpu_session_test.np4 host_cuda_test job_gpu_test
+                  launch_order_test move_fast_math_test nccl_threads_test nccl_runtime_test
+                  nccl_ops_test.np1 nccl_ops_test.np2 nccl_ops_test.np3 nccl_ops_test.np4)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS ${mpi_ranks} TIMEOUT 120)
 horon_test(mpi_messages_test FILES ops/mpi/mpi_messages_test.cc RANKS 1)

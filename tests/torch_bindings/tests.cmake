@@ -117,6 +117,12 @@ if(NOT HORON_TORCH_WITH_CUDA)
   torch_test(gradients/gpu_training_test 1 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(checkpoint/gpu_checkpoints_test 2 ROOM gpu LIBS horon_torch_device)
   torch_test(modules/gpu_modules_test 2 3 ROOM gpu LIBS horon_torch_device)
+  horon_mpirun_test(torch_gpu_collectives_test.through_the_host torch_gpu_collectives_test 3
+                    ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 120)
+  horon_mpirun_test(torch_gpu_training_test.through_the_host torch_gpu_training_test 2
+                    ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 120)
+  horon_label_tests(cuda torch_gpu_collectives_test.through_the_host
+                    torch_gpu_training_test.through_the_host)
   foreach(ranks 1 2 3)
     horon_label_tests(cuda torch_gpu_collectives_test.np${ranks} torch_gpu_training_test.np${ranks}
                       torch_gpu_checkpoints_test.np${ranks} torch_gpu_modules_test.np${ranks})

@@ -167,10 +167,11 @@ def allreduce(ranks):
     return check
 
 
-def training(ranks):
+def training(ranks, collectives="auto"):
     def check(run):
         program = run.program("torch_real_gpu_test")
-        outcome = gtest_outcome([run.ranks(ranks, [program, f"--watchdog-s={run.limit_s - 5}"])])
+        outcome = gtest_outcome([run.ranks(ranks, [program, f"--watchdog-s={run.limit_s - 5}"],
+                                           {"HORON_GPU_COLLECTIVES": collectives})])
         run.trains = run.trains or outcome.state == "passed"
         return outcome
     return check
@@ -258,6 +259,8 @@ def all_parts():
         Part("training np=2", "the same on two ranks", torch_test, 60, training(2),
              needs_torch=True),
         Part("training np=4", "the same on four", torch_test, 90, training(4), needs_torch=True),
+        Part("through host", "training on two ranks, collectives by the host on copies",
+             torch_test, 60, training(2, "host"), needs_torch=True),
         Part("bandwidth", "pack and unpack beside cudaMemcpyAsync", ("gpu_move_bench",), 60,
              move_bandwidth),
         Part("fashion_mnist", "one epoch of the example on one rank and on two",

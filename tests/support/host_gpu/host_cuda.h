@@ -41,6 +41,8 @@ class HostCuda final : public ops::CudaApi {
   void free(std::byte* memory) noexcept override;
   std::byte* allocate_in(ops::CudaStream stream, size_t bytes) override;
   void free_in(ops::CudaStream stream, std::byte* memory) noexcept override;
+  std::byte* allocate_pinned(size_t bytes) override { return allocate(bytes); }
+  void free_pinned(std::byte* memory) noexcept override { free(memory); }
   void launch(const ops::MoveLaunch& launch, ops::CudaStream stream) override;
   int exchange_capture_mode(int mode) noexcept override;
 

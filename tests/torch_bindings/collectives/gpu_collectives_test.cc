@@ -348,12 +348,15 @@ TEST(GpuCollectives, AJobThatCantUseItsGpusSaysWhy) {
   const at::Tensor on_gpu = at::ones({4}).to(device());
   shutdown();
   testing_support::host_gpus().why_no_nccl = "there is no libnccl.so.2";
-  init();
+  init({.set = {{"HORON_GPU_COLLECTIVES", "nccl"}}});
   EXPECT_THAT(error_of([] { (void)device(); }),
               AllOf(HasSubstr("libnccl.so.2"), HasSubstr("CUDA_VISIBLE_DEVICES")));
   EXPECT_THAT(error_of([&] { allreduce(on_gpu, {.name = "x"}); }),
               AllOf(HasSubstr("tensor \"x\": is on cuda"), HasSubstr("libnccl.so.2")));
   EXPECT_TRUE(at::equal(allreduce(at::ones({4})), at::ones({4})));
+  shutdown();
+  init({.set = {{"HORON_GPU_COLLECTIVES", "auto"}}});  // then it goes through the host
+  EXPECT_TRUE(at::equal(allreduce(on_gpu, {.name = "x"}).cpu(), at::ones({4})));
   shutdown();
   testing_support::host_gpus().why_no_nccl = "";
   init();

@@ -1,0 +1,37 @@
+// Scratch in host memory that the device reaches, for collectives that the host makes on tensors of
+// the device: kernels pack the tensors into it and unpack the results.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "horon/core/execution/memory_domain.h"
+#include "horon/ops/cuda/cuda_memory.h"
+
+namespace horon::ops {
+
+class PinnedMemory final : public core::MemoryDomain {
+ public:
+  using Open = std::function<std::shared_ptr<CudaApi>()>;
+  // `open`: as in CudaQueue.
+  PinnedMemory(int device, Open open) : device_(device), open_(std::move(open)), queue_(open_) {}
+
+  DeviceKind device() const override { return DeviceKind::Cuda; }
+  int device_index() const override { return device_; }
+  bool ops_reach_tensors() const override { return false; }
+  // Throws Error if the device can't be opened, or the host has no memory to pin.
+  std::shared_ptr<std::byte> allocate(size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    const std::shared_ptr<CudaApi> api = open_();
+    return {api->allocate_pinned(bytes), [api](std::byte* memory) { api->free_pinned(memory); }};
+  }
+  core::MemoryQueue& queue() override { return queue_; }
+
+ private:
+  const int device_;
+  const Open open_;
+  CudaQueue queue_;
+};
+
+}  // namespace horon::ops

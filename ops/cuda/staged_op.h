@@ -1,0 +1,43 @@
+// A collective of the host on tensors of a device: the batch has been packed into host memory
+// (pinned_memory.h), where the op below runs as it does on tensors of the host. It serves where
+// NCCL can't go, such as two ranks on one GPU.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "horon/core/base/text.h"
+#include "horon/core/execution/collective_op.h"
+
+namespace horon::ops {
+
+class StagedOp final : public core::CollectiveOp {
+ public:
+  // `below` outlives this.
+  explicit StagedOp(core::CollectiveOp& below)
+      : below_(below), name_(core::concat(below.name(), "_staged")) {}
+
+  std::string_view name() const override { return name_; }
+  std::string refusal(const core::BatchFacts& facts) const override {
+    if (facts.device != DeviceKind::Cuda) return "it stages tensors of GPUs only";
+    core::BatchFacts on_host = facts;
+    on_host.device = DeviceKind::Host;
+    return below_.refusal(on_host);
+  }
+  core::StartOrder start_order() const override { return below_.start_order(); }
+  const core::CollectiveOp& owner_of_order() const override { return below_.owner_of_order(); }
+  // In flight they are those of the op below, which also aborts them.
+  std::unique_ptr<core::InFlight> start(core::Batch batch) override {
+    batch.device = DeviceKind::Host;
+    batch.queue = nullptr;
+    return below_.start(std::move(batch));
+  }
+
+ private:
+  core::CollectiveOp& below_;
+  const std::string name_;
+};
+
+}  // namespace horon::ops
