@@ -136,8 +136,7 @@ std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
       std::any_of(all.begin(), all.end(), [](const Facts& facts) { return facts.device >= 0; });
   gpu->nccl_unavailable_ = collectives == "host" ? "HORON_GPU_COLLECTIVES=host asks for the host"
                                                  : judge(all, topology.host_of);
-  gpu->unavailable_ =
-      collectives == "nccl" ? gpu->nccl_unavailable_ : fault_of_missing_gpus(all);
+  gpu->unavailable_ = collectives == "nccl" ? gpu->nccl_unavailable_ : fault_of_missing_gpus(all);
   return gpu;
 }
 

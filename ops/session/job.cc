@@ -230,7 +230,7 @@ std::string Job::introduction() const {
                         : concat("MPI (no shared memory: ", group.unavailable_reason(), ")");
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
                 " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared,
-                !gpu_->available()   ? ""
+                !gpu_->available()  ? ""
                 : gpu_->uses_nccl() ? ", NCCL between GPUs"
                                     : ", GPUs through the host",
                 topology.size > 1 ? ""

@@ -14,7 +14,6 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
-#include "horon/ops/session/running_job.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
 #include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
@@ -187,7 +186,7 @@ TEST(GpuCollectives, WhatIsCopiedInAnotherStreamLivesUntilThen) {
 }
 
 TEST(GpuCollectives, AMissingOrderIsSeen) {
-  if (!ops::gpu()->uses_nccl()) GTEST_SKIP() << "the host waits for the tensors";
+  if (!testing_support::device_reduces()) GTEST_SKIP() << "no order on the device";
   const auto is_right = [] {
     const at::Tensor mine = late(at::full({2000}, 4.0F));
     const at::Tensor sum = allreduce(mine, {.op = ReduceOp::Sum});

@@ -16,7 +16,6 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
-#include "horon/ops/session/running_job.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
 #include "horon/torch_bindings/amp/grad_scaler.h"
@@ -300,8 +299,7 @@ bool trains_rightly_with(test::Fault fault, int us) {
 // On a busy machine the streams may happen to run in order all the same, so it is tried again with
 // the late ones later; all ranks try it equally often.
 TEST(GpuTraining, AMissingOrderIsSeen) {
-  if (!ops::gpu()->uses_nccl()) GTEST_SKIP() << "the host waits for the tensors";
-  if (size() == 1) GTEST_SKIP() << "nothing is reduced";
+  if (size() == 1 || !testing_support::device_reduces()) GTEST_SKIP() << "no order on the device";
   for (const test::Fault fault : {test::Fault::LosesWaits, test::Fault::LosesRecords}) {
     bool seen = false;  // on all ranks
     for (int us = 1000; !seen && us <= 64000; us *= 4) {

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/ops/nccl/gpu_libraries.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/tests/support/host_gpu/host_nccl.h"
 #include "horon/tests/torch_bindings/host_gpu/torch_device.h"
 #include "horon/torch_bindings/session.h"
@@ -78,6 +79,9 @@ inline const auto* const kGpuSession =
 inline test::HostCuda& my_gpu() {
   return *host_gpus().devices.at(static_cast<size_t>(device().index()));
 }
+
+// False: the host makes the collectives, on copies.
+inline bool device_reduces() { return ops::gpu()->uses_nccl(); }
 
 // How often anything has made the host wait for the device of this rank.
 inline int host_waits() { return my_gpu().host_waits() + test::torch_host_waits(); }
