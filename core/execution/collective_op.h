@@ -45,6 +45,7 @@ struct Batch {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   int64_t count = 0;
+  int64_t shortest_entry = 0;  // elements, of those that are packed in it; 0: it is one entry
   BlockCounts send_counts;
   BlockCounts receive_counts;
 

@@ -1,6 +1,7 @@
 #include "horon/core/execution/running_batch.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "horon/core/base/current_error.h"
@@ -173,10 +174,18 @@ void RunningBatch::describe() {
     op_ = &op_for(*context_.ops, batch_, count_of_all());
     return;
   }
-  if (spec_.kind != CollectiveKind::Barrier) {
-    for (const EntryWork& entry : work_.entries) batch_.count += element_count(*entry.spec);
-  }
+  if (spec_.kind != CollectiveKind::Barrier) add_up_entries();
   op_ = &op_for(*context_.ops, batch_, batch_.count);
+}
+
+void RunningBatch::add_up_entries() {
+  int64_t shortest = std::numeric_limits<int64_t>::max();
+  for (const EntryWork& entry : work_.entries) {
+    const int64_t count = element_count(*entry.spec);
+    batch_.count += count;
+    if (count > 0) shortest = std::min(shortest, count);
+  }
+  if (work_.entries.size() > 1 && batch_.count > 0) batch_.shortest_entry = shortest;
 }
 
 // Batches of this kind have one entry. A tensor alone is sent and received where it lies, if the op

@@ -79,6 +79,7 @@ class RunningBatch {
   size_t bytes_of(int64_t elements) const;
   void lay_out();
   void describe();
+  void add_up_entries();
   void place_blocks();
   std::byte* allocate_output(EntryWork& entry, size_t part, int64_t elements) const;
   int64_t count_of_all() const;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "horon/ops/hierarchical/chunk_exchange.h"
+#include "horon/ops/hierarchical/wire_type.h"
 #include "horon/ops/host/host_refusal.h"
 
 namespace horon::ops {
@@ -14,13 +15,19 @@ class EmptyAllreduce final : public core::InFlight {
   core::Progress step() override { return core::Progress::Done; }
 };
 
+// A short entry would be rounded together with the others of its batch.
+DataType wire_dtype_for(const core::Batch& batch, DataType wire_dtype) {
+  const bool has_short_entry = batch.shortest_entry > 0 && is_exact(batch.shortest_entry);
+  return has_short_entry ? DataType::Float32 : wire_dtype;
+}
+
 // All ranks give and take every chunk.
 class ChunksOfAllreduce final : public Chunks {
  public:
   ChunksOfAllreduce(const ChunkedRun::Common& common, const core::Batch& batch, uint64_t number)
       : context_(*common.messages, common.layout, batch,
                  plan_exchange(common.layout, batch.dtype, batch.reduce_op, batch.count,
-                               common.wire_dtype, common.constants),
+                               wire_dtype_for(batch, common.wire_dtype), common.constants),
                  static_cast<int>(number % ExchangeWindow::kDistinct) * kTagsOfBatch) {}
 
   int64_t count() const override { return plan().chunks; }

@@ -12,6 +12,10 @@ DataType wire_dtype_named(std::string_view name) {
   return DataType::Float32;
 }
 
+bool is_exact(int64_t count) {
+  return count <= kExactBytesMax / static_cast<int64_t>(sizeof(float));
+}
+
 bool is_narrowed(DataType dtype, DataType wire_type) {
   return dtype == DataType::Float32 && core::is_16_bit_float(wire_type);
 }
@@ -19,8 +23,7 @@ bool is_narrowed(DataType dtype, DataType wire_type) {
 DataType choose_wire_type(DataType dtype, ReduceOp op, int64_t count, bool raw,
                           DataType wire_dtype) {
   const bool adds = op == ReduceOp::Sum || op == ReduceOp::Average;
-  const bool is_long = count > kExactBytesMax / static_cast<int64_t>(sizeof(float));
-  if (is_narrowed(dtype, wire_dtype) && adds && is_long) return wire_dtype;
+  if (is_narrowed(dtype, wire_dtype) && adds && !is_exact(count)) return wire_dtype;
   return raw ? dtype : sum_type(dtype, op);
 }
 

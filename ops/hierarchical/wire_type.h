@@ -13,6 +13,7 @@ namespace horon::ops {
 // Reductions of at most so many bytes of float32 are never rounded for the wire: half of them would
 // hardly be there sooner, and what a program counts or prints is among them.
 inline constexpr int64_t kExactBytesMax = 4 << 10;
+bool is_exact(int64_t count);  // so many elements of float32
 
 // HORON_WIRE_DTYPE: "float32", "bfloat16" or "float16".
 DataType wire_dtype_named(std::string_view name);

@@ -1,8 +1,10 @@
 // Reductions of float32 that travel between hosts in 16 bits, among threads of one process.
 #include <array>
+#include <thread>
 
 #include <gtest/gtest.h>
 
+#include "horon/core/execution/executor.h"
 #include "horon/ops/hierarchical/hierarchical_allreduce.h"
 #include "horon/ops/hierarchical/hosts_exchange.h"
 #include "horon/ops/hierarchical/wire_type.h"
@@ -30,6 +32,49 @@ TEST(WireType, HasTheNamesOfTheKnob) {
   EXPECT_EQ(wire_dtype_named("float32"), DataType::Float32);
   EXPECT_EQ(wire_dtype_named("bfloat16"), DataType::BFloat16);
   EXPECT_EQ(wire_dtype_named("float16"), DataType::Float16);
+}
+
+// Runs these tensors as one batch, in place.
+void reduce_fused(const World& world, const BetweenHosts& parts,
+                  std::vector<std::vector<float>>& tensors) {
+  std::vector<std::unique_ptr<core::CollectiveOp>> ops;
+  ops.push_back(std::make_unique<HierarchicalAllreduce>(parts));
+  core::Executor::Parts of_executor;
+  of_executor.rank = world.rank;
+  of_executor.size = world.size;
+  of_executor.ops = std::make_shared<core::OpTable>(std::move(ops), "auto");
+  of_executor.scratch = parts.scratch;
+  core::Executor executor(std::move(of_executor));
+  core::BatchWork work;
+  for (std::vector<float>& tensor : tensors) {
+    const auto count = static_cast<int64_t>(tensor.size());
+    auto* const memory = reinterpret_cast<std::byte*>(tensor.data());
+    core::EntrySpec spec;
+    spec.parts = {{"tensor", {count}}};
+    core::EntryWork& entry = work.entries.emplace_back();
+    entry.spec = std::make_shared<const core::EntrySpec>(std::move(spec));
+    entry.memory = {{memory, memory, count}};
+  }
+  executor.enqueue(std::move(work));
+  std::vector<core::FinishedBatch> finished;
+  std::vector<core::EnqueuedBatch> enqueued;
+  while (finished.empty()) {
+    if (executor.step(finished, enqueued) != core::Executor::Pace::Busy) std::this_thread::yield();
+  }
+  EXPECT_FALSE(finished.front().error);
+}
+
+// 257 has more digits than bfloat16.
+TEST(NarrowWireOfFusedTensors, AShortOneIsExactBesideALongOne) {
+  with_thread_hosts({0, 0, 1}, [](const World& world, BetweenHosts parts) {
+    parts.wire_dtype = DataType::BFloat16;
+    std::vector<std::vector<float>> with_short = {std::vector<float>(5000, 1), {}, {257}};
+    reduce_fused(world, parts_of_second_op(parts), with_short);
+    EXPECT_EQ(with_short.back().front(), 3 * 257);
+    std::vector<std::vector<float>> long_ones(2, std::vector<float>(5000, 257));
+    reduce_fused(world, parts, long_ones);
+    EXPECT_NE(long_ones.back().front(), 3 * 257);
+  });
 }
 
 class NarrowWire : public testing::TestWithParam<std::vector<int>> {};
