@@ -53,8 +53,13 @@ ProcessSet make_set(const Options& options) {
   throw Error(ErrorCode::Config, core::concat("there is no rank ", options.root, " in the set"));
 }
 
-// On the members of the set. Returns 0 if all results were right and no limit was exceeded.
-int measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
+struct Measured {
+  int exit_code = 0;  // 0: all results were right, and no limit was exceeded
+  nlohmann::json report;
+};
+
+// On the members of the set.
+Measured measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
   const bool speaks = set.rank() == 0;
   const auto say_of_set = [&](const std::string& text) {
     if (speaks && options.json != "-") print(text);
@@ -72,20 +77,24 @@ int measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
     }
   }
   say_of_set(footer_text(rows, options, set.size()));
-  if (speaks) write_json(options, to_json(options, set, rows));
-  if (wrong_in(rows) > 0) return 1;
+  Measured measured;
+  measured.report = to_json(options, set, rows);
   const bool too_slow = options.ratio_max > 0 && worst_ratio(rows) > options.ratio_max;
   if (too_slow) say_of_set(core::concat("# FAILED: ratio above ", options.ratio_max, "\n"));
-  return too_slow ? 1 : 0;
+  measured.exit_code = too_slow || wrong_in(rows) > 0 ? 1 : 0;
+  return measured;
 }
 
 int measure_collectives(const Options& options) {
   const ProcessSet set = make_set(options);
   MpiPeer mpi(set);
-  const int code = set.includes_me() ? measure_members(options, set, mpi) : 0;
+  Measured measured;
+  if (set.includes_me()) measured = measure_members(options, set, mpi);
   // The ranks that are not in the set sleep until the others are done.
   if (!set.is_world()) MpiPeer::meet_all_ranks();
-  return code;
+  // After that, since it may fail on this rank alone.
+  if (set.rank() == 0) write_json(options, measured.report);
+  return measured.exit_code;
 }
 
 int measure_rest(const Options& options) {

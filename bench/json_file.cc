@@ -1,11 +1,10 @@
 #include "horon/bench/json_file.h"
 
 #include <ctime>
-#include <filesystem>
 #include <fstream>
 #include <thread>
 
-#include "horon/core/base/error.h"
+#include "horon/core/base/replace_file.h"
 
 namespace horon::bench {
 namespace {
@@ -22,15 +21,7 @@ std::string cpu_name() {
 }  // namespace
 
 void write_json_file(const std::string& path, const nlohmann::json& content) {
-  const std::string temporary = path + ".tmp";
-  {
-    std::ofstream file(temporary, std::ios::trunc);
-    file << content.dump(2) << "\n";
-    if (!file.flush()) throw Error(ErrorCode::Config, "can't write " + temporary);
-  }
-  std::error_code failed;
-  std::filesystem::rename(temporary, path, failed);
-  if (failed) throw Error(ErrorCode::Config, "can't write " + path + ": " + failed.message());
+  core::replace_file(path, content.dump(2) + "\n");
 }
 
 nlohmann::json describe_machine() {

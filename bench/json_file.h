@@ -7,8 +7,7 @@
 
 namespace horon::bench {
 
-// Writes a file beside `path`, then renames it, so that the file is never half written. Throws
-// Error(Config) if that fails.
+// As core::replace_file().
 void write_json_file(const std::string& path, const nlohmann::json& content);
 
 // {"cpu": ..., "cores": ..., "date": "2026-01-31"}

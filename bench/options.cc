@@ -76,6 +76,9 @@ void add_peer(Options& options, const std::string& name) {
   if (name == "none") return;
   for (const PeerKind peer : {PeerKind::Mpi, PeerKind::Tuned, PeerKind::Gloo}) {
     if (name != to_string(peer)) continue;
+    if (std::find(options.peers.begin(), options.peers.end(), peer) != options.peers.end()) {
+      throw CLI::ValidationError("--peer", "\"" + name + "\" is named twice");
+    }
     options.peers.push_back(peer);
     return;
   }

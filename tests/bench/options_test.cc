@@ -84,6 +84,7 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
             std::string::npos);
   EXPECT_NE(complaint({"--collective", "join"}).find("\"join\""), std::string::npos);
   EXPECT_NE(complaint({"--peer", "mpi,nccl"}).find("\"nccl\""), std::string::npos);
+  EXPECT_NE(complaint({"--peer", "mpi,gloo,mpi"}).find("twice"), std::string::npos);
   EXPECT_NE(complaint({"--set", "0,one"}).find("0,one"), std::string::npos);
   EXPECT_NE(complaint({"--set", "1,1"}).find("twice"), std::string::npos);
   EXPECT_NE(complaint({"--predict", "44.7M"}).find("--alone-ms"), std::string::npos);
