@@ -19,6 +19,7 @@
 #include "horon/torch_bindings/checkpoint/random_state.h"
 #include "horon/torch_bindings/checkpoint/rank_state.h"
 #include "horon/torch_bindings/collectives/bytes.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon {
 namespace {
@@ -36,8 +37,11 @@ using torch_detail::kValues;
 using torch_detail::OpenedCheckpoint;
 using torch_detail::value_in;
 
-c10::IValue host_value(const c10::IValue& value) {
-  return value.isTensor() ? c10::IValue(value.toTensor().detach().cpu().clone()) : value;
+// Also of what lists hold: the program may change it while the file is written.
+c10::IValue host_copy_of(const c10::IValue& value) {
+  const torch_detail::PlainMode plain;
+  const c10::IValue copy = value.deepcopy();
+  return copy.isTensor() ? c10::IValue(copy.toTensor().detach().cpu()) : copy;
 }
 
 std::string metric_text(const std::optional<double>& metric) {
@@ -194,7 +198,7 @@ class Checkpoints::Impl {
     about.insert("ranks", int64_t{size()});
     content.insert(kAbout, about);
     c10::impl::GenericDict own = torch_detail::text_dictionary();
-    for (const auto& [name, value] : values.values) own.insert(name, host_value(value));
+    for (const auto& [name, value] : values.values) own.insert(name, host_copy_of(value));
     content.insert(kValues, own);
     for (const auto& [name, part] : parts_) content.insert(name, part->take());
     return content;

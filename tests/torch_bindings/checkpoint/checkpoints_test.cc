@@ -107,6 +107,22 @@ TEST_F(CheckpointFiles, HoldWhatWasThereWhenSaveWasCalled) {
   }
 }
 
+// Also the program's own lists, which it changes here as early as it can.
+TEST_F(CheckpointFiles, HoldTheListsThatWereThere) {
+  struct Changing {
+    at::Tensor tensor;
+    void save(torch::serialize::OutputArchive& /*archive*/) const { tensor.fill_(-1); }
+    void load(torch::serialize::InputArchive& /*archive*/) const {}
+  } changing{torch::ones({2})};
+  c10::impl::GenericList list(c10::AnyType::get());
+  list.push_back(changing.tensor);
+  Checkpoints checkpoints(folder_);
+  checkpoints.add("changing", changing);
+  checkpoints.save(1, {.values = {{"list", list}}});
+  const c10::IValue found = checkpoints.load(file(1)).values.at("list");
+  EXPECT_TRUE(found.toList().get(0).toTensor().equal(torch::ones({2})));
+}
+
 // The state of each kind of optimizer, and of one that only save() knows.
 TEST_F(CheckpointFiles, OptimizersOfAllKinds) {
   const auto make = [](int kind,
