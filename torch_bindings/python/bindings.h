@@ -10,8 +10,12 @@ void bind_session(pybind11::module_& module);
 void bind_collectives(pybind11::module_& module);
 void bind_reducer(pybind11::module_& module);
 void bind_state(pybind11::module_& module);
+void bind_process_group(pybind11::module_& module);
 
 // Waits answer Ctrl-C from now on; for between init() and shutdown().
 void let_waits_be_interrupted(bool enabled);
+// Returns when no thread completes a future of a process group any more, but does not wait for
+// ever. After shutdown(), without the GIL.
+void let_futures_complete();
 
 }  // namespace horon::python

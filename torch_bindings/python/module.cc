@@ -13,4 +13,5 @@ PYBIND11_MODULE(_native, module) {
   horon::python::bind_collectives(module);
   horon::python::bind_reducer(module);
   horon::python::bind_state(module);
+  horon::python::bind_process_group(module);
 }

@@ -33,6 +33,7 @@ void start(std::map<std::string, std::string> knobs, std::vector<std::vector<int
 void stop() {
   let_waits_be_interrupted(false);
   shutdown();
+  let_futures_complete();
 }
 
 // As NCCL_VERSION_CODE; 0: this build or this machine has none.

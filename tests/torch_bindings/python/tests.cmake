@@ -19,7 +19,12 @@ foreach(ranks 2 3)
 endforeach()
 add_test(NAME python_programs
          COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/programs_test.py ${horon_mpirun})
-set_tests_properties(python_package.np2 python_package.np3 python_programs PROPERTIES
+add_test(NAME python_process_group_programs
+         COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/process_group_programs_test.py
+                 ${horon_mpirun})
+set(python_test_names python_package.np2 python_package.np3 python_programs
+    python_process_group_programs)
+set_tests_properties(${python_test_names} PROPERTIES
                      TIMEOUT 120 PROCESSORS 2 LABELS mpirun ENVIRONMENT "${python_environment}")
 set_tests_properties(python_programs PROPERTIES TIMEOUT 300)
-torch_test_without_gpus(python_package.np2 python_package.np3 python_programs)
+torch_test_without_gpus(${python_test_names})

@@ -7,7 +7,6 @@ import ctypes
 import fcntl
 import os
 import pathlib
-import signal
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 import horon.torch as hvd
+from interruption import interrupted
 
 folder = pathlib.Path(sys.argv[1])
 for too_early in (hvd.rank, hvd.barrier, lambda: hvd.allreduce(torch.ones(1))):
@@ -37,31 +37,6 @@ def wait_for(name):
 
 def tell(name):
     (folder / name).touch()
-
-
-def interrupted(call):
-    """Whether Ctrl-C ends the call; the signal comes while it waits."""
-    # More than one: the first may come before the wait has begun.
-    done = threading.Event()
-
-    def press():
-        while not done.wait(0.3):
-            os.kill(os.getpid(), signal.SIGINT)
-    presser = threading.Thread(target=press)
-    presser.start()
-    try:
-        call()
-    except (KeyboardInterrupt, RuntimeError):
-        return True
-    finally:
-        while True:
-            try:
-                done.set()
-                presser.join()
-                break
-            except KeyboardInterrupt:
-                pass
-    return False
 
 
 def a_wait_lets_other_threads_run():

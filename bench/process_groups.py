@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""PyTorch's process group "horon" beside Gloo, in one run of the same processes.
+
+    OMP_NUM_THREADS=1 PYTHONPATH=build/python mpirun -np 2 python bench/process_groups.py
+
+It needs a Python with torch and the package horon. Two tables:
+
+- Collectives: the same call of torch.distributed on a group of each backend. Calls alternate, all
+  ranks begin together, and a figure is the median time on the slowest rank. "ratio" is Horon's
+  time over Gloo's.
+- Training: the models of models.cc by DDP over each group, and by the optimizer of horon.torch,
+  each over a step with nothing but a barrier at its end ("floor"). Blocks of steps alternate, and
+  the figures are medians over blocks of ratios. DDP runs with its fast options, as in
+  ddp_training_step.py.
+"""
+import argparse
+import datetime
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import horon.torch as hvd
+from ddp_training_step import cpu_name, make_model, quartiles, ratios, write_json
+
+CPU = torch.device("cpu")
+
+
+def slowest(values):
+    """Of all ranks, element by element."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.tolist()
+
+
+def mean(values):
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    return tensor.tolist()
+
+
+def collectives(size):
+    """name -> what one call does on a group with a tensor of so many bytes"""
+    def all_reduce(tensor, group):
+        dist.all_reduce(tensor, group=group)
+
+    def broadcast(tensor, group):
+        dist.broadcast(tensor, 0, group=group)
+
+    def all_gather(tensor, group, outputs={}):
+        key = tensor.numel()
+        if key not in outputs:
+            outputs[key] = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(outputs[key], tensor, group=group)
+
+    def barrier(_, group):
+        dist.barrier(group)
+    return {"all_reduce": all_reduce, "broadcast": broadcast, "all_gather": all_gather,
+            "barrier": barrier}
+
+
+def time_calls(call, tensor, groups, options):
+    """name of the group -> seconds of each repetition, on the slowest rank"""
+    calls = 16 if tensor.numel() * 4 < 65536 else 1  # one is too short for the clock
+    seconds = {name: [] for name in groups}
+    for repetition in range(options.warmup + options.repetitions):
+        for name, group in groups.items():
+            hvd.barrier()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                call(tensor, group)
+            if repetition >= options.warmup:
+                seconds[name].append((time.perf_counter() - begin) / calls)
+    return {name: slowest(values) for name, values in seconds.items()}
+
+
+def measure_collectives(groups, options):
+    rows = []
+    for name, call in collectives(dist.get_world_size()).items():
+        for size in [4] if name == "barrier" else options.sizes:
+            tensor = torch.zeros(max(1, size // 4))
+            seconds = time_calls(call, tensor, groups, options)
+            row = {"collective": name, "bytes": size,
+                   "us": {key: 1e6 * statistics.median(values) for key, values in seconds.items()},
+                   "ratio": statistics.median(ratios(seconds, "horon", "gloo")),
+                   "ratio_quartiles": quartiles(ratios(seconds, "horon", "gloo"))}
+            rows.append(row)
+            if dist.get_rank() == 0:
+                print(f"{name:10} {size:9} B  horon {row['us']['horon']:10.1f} us  gloo "
+                      f"{row['us']['gloo']:10.1f} us  ratio {row['ratio']:.3f}", flush=True)
+    return rows
+
+
+def contenders_of(name, groups):
+    """A function for each contender that makes one step."""
+    def train(model, optimizer, batch, answers):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch), answers).backward()
+        optimizer.step()
+
+    def sgd(model):
+        return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+
+    def model_of_rank():
+        return make_model(name, dist.get_rank(), CPU)
+
+    def step_of(model, optimizer, batch, answers):
+        return lambda: train(model, optimizer, batch, answers)
+
+    def floor():
+        alone()
+        hvd.barrier()
+    steps = {"floor": floor}
+    model, batch, answers = model_of_rank()
+    alone = step_of(model, sgd(model), batch, answers)
+    for key, group in groups.items():
+        model, batch, answers = model_of_rank()
+        model = nn.parallel.DistributedDataParallel(
+            model, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False)
+        steps[f"ddp_{key}"] = step_of(model, sgd(model), batch, answers)
+    model, batch, answers = model_of_rank()
+    optimizer = hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters())
+    steps["optimizer"] = step_of(model, optimizer, batch, answers)
+    return steps
+
+
+def time_steps(step, steps):
+    hvd.barrier()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - begin) / steps
+
+
+def measure_training(name, groups, options):
+    contenders = contenders_of(name, groups)
+    warm_s = {key: time_steps(step, 3) for key, step in contenders.items()}
+    steps = min(max(int(options.block_s / slowest([warm_s["floor"]])[0]), 3), 200)
+    seconds = {key: [] for key in contenders}
+    keys = list(contenders)
+    for block in range(options.blocks):
+        for i in range(len(keys)):  # each block begins with another contender
+            key = keys[(i + block) % len(keys)]
+            seconds[key].append(time_steps(contenders[key], steps))
+    seconds = {key: mean(values) for key, values in seconds.items()}
+    over = {key: quartiles(ratios(seconds, key, "floor")) for key in keys[1:]}
+    if dist.get_rank() == 0:
+        text = "  ".join(f"{key} {middle:.3f} ({low:.3f} to {high:.3f})"
+                         for key, (low, middle, high) in over.items())
+        print(f"{name:10} {steps:4} steps, over the floor: {text}", flush=True)
+    return {"model": name, "steps": steps, "over_floor_quartiles": over,
+            "horon_over_gloo_quartiles": quartiles(ratios(seconds, "ddp_horon", "ddp_gloo")),
+            "block_ms": {key: [1e3 * value for value in values]
+                         for key, values in seconds.items()}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="cnn,resnet18,deep,gpt", help="empty: none")
+    parser.add_argument("--sizes", default="4,4096,65536,1048576,16777216",
+                        help="of collectives, in bytes; empty: none")
+    parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--warmup", type=int, default=10)
+    parser.add_argument("--blocks", type=int, default=9)
+    parser.add_argument("--block-s", type=float, default=0.5)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+    options.sizes = [int(size) for size in options.sizes.split(",") if size]
+    dist.init_process_group("horon")
+    groups = {"horon": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    report = {
+        "torch": torch.__version__,
+        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "load": os.getloadavg(),
+                    "date": datetime.date.today().isoformat()},
+        "ranks": dist.get_world_size(), "threads": torch.get_num_threads(),
+        "collectives": measure_collectives(groups, options) if options.sizes else [],
+        "models": [measure_training(name, groups, options)
+                   for name in options.models.split(",") if name],
+    }
+    if dist.get_rank() == 0 and options.json:
+        write_json(options.json, report)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Programs of torch.distributed and Lightning on two ranks, and how they end.
+
+usage: process_group_programs_test.py MPIRUN_TEST    the launcher of tests/support
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import programs_test
+from programs_test import EXAMPLES, HERE, run
+
+
+class Programs(unittest.TestCase):
+    def test_traps(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = run(HERE / "process_group_traps.py", folder)
+        self.assertEqual(code, 0, output)
+        for rank in range(2):
+            self.assertIn(f"[{rank}] ends with works in flight", output)
+
+    def test_a_process_that_mpi_has_not_started(self):
+        environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
+        done = subprocess.run([sys.executable, HERE / "not_by_mpi.py"], text=True, timeout=100,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("this is rank 1 of 2, but MPI has started it as rank 0 of 1", done.stdout)
+        self.assertIn("mpirun -np 2 python train.py", done.stdout)
+
+    @unittest.skipUnless(importlib.util.find_spec("lightning"), "Lightning is not installed")
+    def test_lightning(self):
+        code, output = run(EXAMPLES / "lightning_digits.py", "--precision", "bf16-mixed",
+                           "--epochs", "2")
+        self.assertEqual(code, 0, output)
+        accuracy = re.search(r"2 ranks, \d epochs: accuracy (\d\.\d+)", output)
+        self.assertIsNotNone(accuracy, output)
+        self.assertGreater(float(accuracy[1]), 0.9, output)
+
+
+if __name__ == "__main__":
+    programs_test.LAUNCHER = sys.argv.pop(1)
+    unittest.main()

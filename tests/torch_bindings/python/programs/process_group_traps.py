@@ -1,0 +1,74 @@
+"""Two ranks of init_process_group("horon") that import nothing of Horon: Ctrl-C, a rank that holds
+the GIL, and an end with everything in flight.
+
+usage: process_group_traps.py FOLDER    an empty folder that both ranks see
+"""
+
+import ctypes
+import fcntl
+import os
+import pathlib
+import sys
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from interruption import interrupted
+
+folder = pathlib.Path(sys.argv[1])
+dist.init_process_group("horon")
+rank = dist.get_rank()
+
+
+def ctrl_c_is_answered():
+    tensor = torch.ones(2)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        assert interrupted(work.wait)
+        assert interrupted(lambda: dist.broadcast(tensor, 1))
+        assert interrupted(dist.barrier)
+        (folder / "interrupted").touch()
+        work.wait()
+    else:
+        while not (folder / "interrupted").exists():
+            time.sleep(0.01)
+        dist.all_reduce(tensor)  # rank 0's part has gone on
+        dist.broadcast(tensor, 1)
+        dist.barrier()
+    other = torch.ones(2)
+    dist.all_reduce(other)
+    assert other[0] == 2
+
+
+def a_holder_of_the_gil_stalls_nobody():
+    """Rank 0 drops its works, and waits in C with the GIL for rank 1, which waits for them."""
+    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+    if rank == 1:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    dist.barrier()
+    tensors = [torch.from_numpy(np.ones(50000, np.float32)) if i % 2 else torch.ones(50000)
+               for i in range(6)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    if rank == 0:
+        del tensors, works
+        ctypes.PyDLL(None).flock(lock, fcntl.LOCK_EX)  # PyDLL: with the GIL
+    else:
+        assert all(work.wait() and tensor[0] == 2 for work, tensor in zip(works, tensors))
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+
+
+ctrl_c_is_answered()
+print(f"[{rank}] Ctrl-C is answered", flush=True)
+a_holder_of_the_gil_stalls_nobody()
+print(f"[{rank}] the GIL is not needed", flush=True)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+model(torch.ones(2, 100)).sum().backward()
+kept = []
+for i in range(20):
+    dist.all_reduce(torch.ones(100000), async_op=True)
+    kept.append(dist.all_reduce(torch.from_numpy(np.ones(100000)), async_op=True))
+    kept.append(kept[-1].get_future().then(lambda done: done.value()[0].sum()))
+print(f"[{rank}] ends with works in flight", flush=True)

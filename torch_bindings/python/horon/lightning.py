@@ -1,0 +1,125 @@
+"""Lightning over Horon, under mpirun or srun, without mpi4py:
+
+    import horon.lightning
+    trainer = lightning.Trainer(accelerator="cpu", strategy="horon")
+
+or, for what DDPStrategy takes beside:
+
+    strategy = horon.lightning.HoronStrategy(find_unused_parameters=True)
+
+Ranks, hosts and devices are those of MPI: num_nodes and devices need not be told. Fabric, and other
+strategies, take plugins=[HoronEnvironment()].
+"""
+
+import socket
+
+try:
+    from lightning.fabric.plugins.environments import ClusterEnvironment
+    from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+except ModuleNotFoundError as missing:
+    if missing.name != "lightning":
+        raise
+    from lightning_fabric.plugins.environments import ClusterEnvironment
+    from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
+
+from horon import native
+from horon.process_group import started_by_mpi
+from horon.torch import basics, state
+
+
+class HoronEnvironment(ClusterEnvironment):
+    """Who the ranks are, from MPI. Collective over all ranks: starts Horon."""
+
+    def __init__(self):
+        super().__init__()
+        basics.init()
+        self._main = None
+
+    @property
+    def creates_processes_externally(self):
+        return True
+
+    @property
+    def main_address(self):
+        return self._address_of_rank_0()[0]
+
+    @property
+    def main_port(self):
+        return self._address_of_rank_0()[1]
+
+    def _address_of_rank_0(self):
+        # Collective once: every rank asks for it when it makes the process group.
+        if self._main is None:
+            mine = _free_address() if native.rank() == 0 else None
+            self._main = state.broadcast_object(mine, root_rank=0, name="horon.lightning.address")
+        return self._main
+
+    @staticmethod
+    def detect():
+        return started_by_mpi()
+
+    def world_size(self):
+        return native.size()
+
+    def global_rank(self):
+        return native.rank()
+
+    def local_rank(self):
+        return native.local_rank()
+
+    def node_rank(self):
+        return native.cross_rank()
+
+    # Lightning computes them from num_nodes and devices; MPI knows.
+    def set_world_size(self, size):
+        pass
+
+    def set_global_rank(self, rank):
+        pass
+
+    def validate_settings(self, num_devices, num_nodes):
+        started = native.size()
+        if num_devices * num_nodes != started:
+            raise ValueError(
+                f"Trainer(devices={num_devices}, num_nodes={num_nodes}) asks for "
+                f"{num_devices * num_nodes} processes, MPI has started {started}: give the number "
+                f"of ranks of a host as devices, or strategy=\"horon\", which takes MPI's")
+
+
+def _free_address():
+    host = "127.0.0.1" if native.local_size() == native.size() else socket.gethostname()
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return host, probe.getsockname()[1]
+
+
+class HoronStrategy(DDPStrategy):
+    """DDP with the process group "horon", on the ranks that MPI has started."""
+
+    strategy_name = "horon"
+
+    def __init__(self, **options):
+        options.setdefault("cluster_environment", HoronEnvironment())
+        options.setdefault("process_group_backend", "horon")
+        super().__init__(**options)
+
+    @property
+    def num_nodes(self):
+        return native.cross_size()
+
+    @num_nodes.setter
+    def num_nodes(self, _):
+        pass
+
+    @property
+    def parallel_devices(self):
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices):
+        on_cpu = devices and all(device.type == "cpu" for device in devices)
+        self._parallel_devices = devices[:1] * native.local_size() if on_cpu else devices
+
+
+if "horon" not in StrategyRegistry:
+    StrategyRegistry.register("horon", HoronStrategy, description=HoronStrategy.__doc__)

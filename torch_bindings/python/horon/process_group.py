@@ -1,0 +1,112 @@
+"""The backend "horon" of torch.distributed.
+
+    torch.distributed.init_process_group("horon")       under mpirun or srun, with nothing imported
+
+torch calls register() when it is imported, by the entry point "torch.backends". Nothing of Horon is
+loaded before a group is made.
+"""
+
+import importlib
+import os
+
+# Any of these is in the environment of a process that MPI or Slurm has started.
+_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
+
+
+def register():
+    """Does nothing the second time. What it raised would make `import torch` fail."""
+    import torch.distributed
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed.distributed_c10d import Backend
+    if "horon" in Backend.backend_list:
+        return
+    Backend.register_backend("horon", _make, extended_api=True, devices=["cpu"])
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # also a function's name
+    rendezvous.register_rendezvous_handler("horon", _meet)
+    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
+    if "env" in handlers:
+        handlers["env"] = _env_or_mpi(handlers["env"])
+
+
+def _make(options, _):
+    """What new_group() calls, on the members of the group alone."""
+    from horon import native
+    from horon.torch import basics
+    basics.init()
+    ranks = list(options.global_ranks_in_group)
+    if not ranks:
+        _compare("init_process_group()", options.group_rank, options.group_size)
+    process_set = _process_set(ranks)
+    return native.make_process_group(group=options.group_id, process_set=process_set,
+                                     timeout_s=options.timeout.total_seconds())
+
+
+def _process_set(ranks):
+    from horon import native
+    if not ranks or ranks == list(range(native.size())):
+        return native.ProcessSet()
+    raise NotImplementedError(
+        f'the backend "horon" has no groups of some ranks yet, such as {ranks}: '
+        'new_group(ranks, backend="gloo") makes one beside it')
+
+
+def _compare(what, rank, size):
+    """torch and MPI must number the same processes alike."""
+    from horon import native
+    if (rank, size) == (native.rank(), native.size()):
+        return
+    text = (f"{what} says that this is rank {rank} of {size}, but MPI has started it as rank "
+            f"{native.rank()} of {native.size()}")
+    if native.size() == 1:
+        text += (f'. The backend "horon" needs a launcher of MPI: mpirun -np {size} python '
+                 "train.py, or srun --mpi=pmix")
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            text += ", in the place of torchrun"
+    else:
+        text += ". Leave rank and world_size out, or number the processes as MPI does"
+    raise RuntimeError(text)
+
+
+def _meet(url, timeout=None, **_):
+    """The rendezvous horon://, a store whose address the ranks tell each other by MPI."""
+    from urllib.parse import parse_qs, urlparse
+    from horon import native
+    from horon.torch import basics
+    basics.init()
+    given = {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items()
+             if name in ("rank", "world_size")}
+    _compare(url.split("?")[0], given.get("rank", native.rank()),
+             given.get("world_size", native.size()))
+    yield _store(timeout), native.rank(), native.size()
+    raise RuntimeError("the ranks of an MPI job meet once")
+
+
+def _store(timeout):
+    import socket
+    from torch.distributed import TCPStore
+    from horon import native
+    from horon.torch import state
+    limit = {} if timeout is None else {"timeout": timeout}
+    size = native.size()
+    host = "127.0.0.1" if native.local_size() == size else socket.gethostname()
+    if native.rank() != 0:
+        host, port = state.broadcast_object(None, root_rank=0, name="horon.rendezvous")
+        return TCPStore(host, port, size, is_master=False, **limit)
+    store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, **limit)
+    state.broadcast_object((host, store.port), root_rank=0, name="horon.rendezvous")
+    return store
+
+
+def started_by_mpi():
+    return any(name in os.environ for name in _LAUNCHERS)
+
+
+def _env_or_mpi(env):
+    """env:// as it was; where it would refuse a process of MPI, which has told no address of a
+    master, horon:// takes its place."""
+    def meet(url, **options):
+        if started_by_mpi() and not os.environ.get("MASTER_ADDR"):
+            return _meet(url, **options)
+        return env(url, **options)
+    return meet

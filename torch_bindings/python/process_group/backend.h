@@ -1,0 +1,87 @@
+// Horon as a backend of torch.distributed: init_process_group("horon").
+//
+// A group is a process set, and each of its calls one collective of it, or a few. Everything is in
+// terms of PendingCollective: checks, dtypes, strides, errors and shared memory are those of
+// horon::allreduce() and its kind. Those that divide or join tensors are copied once more, into the
+// tensors that the caller has given.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/python/process_group/call_order.h"
+#include "horon/torch_bindings/python/process_group/completion_threads.h"
+
+namespace horon::python::process_group {
+
+using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
+using TensorLists = std::vector<Tensors>;
+
+// Any thread, without the GIL. Calls throw horon::Error.
+class HoronBackend final : public ::c10d::Backend {
+ public:
+  // `group`: its name in messages, another one for each group. Rank and size are those of the set.
+  HoronBackend(const std::string& group, const ProcessSet& set, std::chrono::milliseconds timeout);
+
+  const std::string getBackendName() const override { return "horon"; }
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  void setSequenceNumberForGroup() override {}  // counts from 0 on all ranks
+  uint64_t getSequenceNumberForGroup() override { return order_.count(); }
+
+  WorkPtr allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const ::c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) override;
+  WorkPtr barrier(const ::c10d::BarrierOptions& options) override;
+
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const ::c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const ::c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const ::c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const ::c10d::AllgatherOptions& options) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs,
+                 const ::c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
+                  const ::c10d::ScatterOptions& options) override;
+
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const ::c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const ::c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const ::c10d::ReduceScatterOptions& options) override;
+
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const ::c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const ::c10d::AllToAllOptions& options) override;
+
+ private:
+  // `options`: of the call.
+  template <class CallOptions>
+  std::shared_ptr<Operation> operation(const Tensors& outputs, const CallOptions& options) const;
+  WorkPtr work(::c10d::OpType type, std::shared_ptr<Operation> operation);
+  WorkPtr allreduce_sparse_tensor(const at::Tensor& tensor,
+                                  const ::c10d::AllreduceOptions& options);
+  int world_rank(int64_t rank_of_group) const;
+
+  const std::string group_;
+  const ProcessSet set_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  CallOrder order_;
+  const std::shared_ptr<CompletionThreads> completions_ = std::make_shared<CompletionThreads>();
+};
+
+}  // namespace horon::python::process_group

@@ -1,0 +1,48 @@
+// The collectives of a process group have no names, only an order, which is the same on all ranks.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/python/process_group/operation.h"
+
+namespace horon::python::process_group {
+
+// Each call gets the next of a few names, which come again and again: so the n-th call of one rank
+// meets the n-th of the others whatever its kind and shape are, ranks that differ get a Mismatch at
+// once, and what repeats starts without negotiation. Any thread of the program; threads get names
+// in the order of their calls.
+class CallOrder {
+ public:
+  // `group`: what names begin with.
+  CallOrder(const std::string& group, ProcessSet set);
+
+  struct Start {
+    CollectiveKind kind = CollectiveKind::Allreduce;
+    bool grouped = false;  // several tensors, as one
+  };
+  // `fill` adds the tensors and what is particular. Waits while the name's last call is still on
+  // its way.
+  Pending start(const Start& what,
+                const std::function<void(torch_detail::PendingCollective&)>& fill);
+  // How many calls there have been.
+  uint64_t count() const;
+
+ private:
+  // More would be on their way at the same time, but each must be negotiated before it is known.
+  static constexpr size_t kNames = 32;
+
+  const ProcessSet set_;
+  std::array<std::string, kNames> names_;
+  mutable std::mutex mutex_;
+  uint64_t count_ = 0;
+  std::array<std::weak_ptr<torch_detail::PendingCollective>, kNames> last_;  // of each name
+};
+
+}  // namespace horon::python::process_group

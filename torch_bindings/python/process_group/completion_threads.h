@@ -1,0 +1,45 @@
+// Completes futures. DDP's reducer and its hooks want them; who waits for a Work needs none.
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/ivalue.h>
+
+#include "horon/torch_bindings/python/process_group/operation.h"
+
+namespace horon::python::process_group {
+
+using Future = c10::intrusive_ptr<c10::ivalue::Future>;
+
+// One thread at a time waits for the oldest operation. What waits for a future is called by the
+// thread that completes it, and may wait for later operations itself (a hook of DDP that does
+// several collectives). So the thread that has waited lets another one wait before it completes.
+//
+// Any thread may call. The threads live on until all that was added has been completed, if need be
+// without this object: its owner may be destroyed by a thread that holds the GIL, which a callback
+// may want.
+class CompletionThreads {
+ public:
+  CompletionThreads();
+  ~CompletionThreads();
+  CompletionThreads(const CompletionThreads&) = delete;
+  CompletionThreads& operator=(const CompletionThreads&) = delete;
+
+  // In the order in which the operations began.
+  void add(std::shared_ptr<Operation> operation, Future future);
+
+  class State;
+
+ private:
+  const std::shared_ptr<State> state_;
+};
+
+// Completes a future with what the operation, which has ended, has given.
+void complete(Operation& operation, c10::ivalue::Future& future);
+
+// Waits until every future of this process whose operation has ended is completed and its callbacks
+// have returned, but not for ever. Before Python ends: its threads must not be in it by then.
+// Without the GIL.
+void let_completions_end();
+
+}  // namespace horon::python::process_group

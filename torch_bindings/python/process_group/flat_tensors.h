@@ -1,0 +1,25 @@
+// Tensors of a call as rows of one element each: that is how collectives that divide or join
+// tensors carry them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "horon/torch_bindings/python/process_group/operation.h"
+
+namespace horon::python::process_group {
+
+// All elements in row-major order, detached; a view if they lie so in memory.
+at::Tensor flat(const at::Tensor& tensor);
+// One behind the other.
+at::Tensor flat(const Tensors& tensors);
+std::vector<int64_t> element_counts(const Tensors& tensors);
+
+// Writes the rows to the output, or to the outputs one after the other. Throws Error(Mismatch)
+// naming the collective if their numbers differ.
+void copy_flat(const at::Tensor& rows, const at::Tensor& output, const std::string& name);
+// `rows_from`: how many rows came from each member of the group.
+void copy_flat(const at::Tensor& rows, const std::vector<int64_t>& rows_from,
+               const Tensors& outputs, const std::string& name);
+
+}  // namespace horon::python::process_group

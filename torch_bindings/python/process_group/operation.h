@@ -1,0 +1,56 @@
+// One call of a process group on its way: its collectives, and what becomes of their results.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "horon/torch_bindings/collectives/pending_collective.h"
+
+namespace horon::python::process_group {
+
+using Pending = std::shared_ptr<torch_detail::PendingCollective>;
+using Tensors = std::vector<at::Tensor>;
+
+// Any thread, without the GIL.
+class Operation {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // Writes the results of the collectives, which have succeeded, where the caller wants them.
+  using Deliver = std::function<void(const std::vector<Pending>&)>;
+
+  // `outputs`: the tensors that hold the result in the end; detached, since a thread that lets go
+  // of a tensor of Python's needs the GIL.
+  Operation(const Tensors& outputs, std::chrono::milliseconds timeout);
+
+  // Before it is given to others.
+  void add(Pending pending) { pending_.push_back(std::move(pending)); }
+  void deliver_by(Deliver deliver) { deliver_ = std::move(deliver); }
+
+  enum class Asks : bool { No, SignalHandlers };  // while it waits, core::wait_check()
+  // Returns when all collectives have ended, well or badly. Throws Error(Timeout) when the time is
+  // over, counted from the call.
+  void wait(Asks asks) const { wait_until(deadline_, asks); }
+  void wait_until(Clock::time_point deadline, Asks asks) const;
+  bool finished() const;
+  // After they have ended; the first call delivers the results. Null: all is well.
+  std::exception_ptr outcome();
+
+  const Tensors& outputs() const { return outputs_; }
+
+ private:
+  Tensors outputs_;
+  const Clock::time_point begin_ = Clock::now();
+  const Clock::time_point deadline_;
+  std::vector<Pending> pending_;
+  Deliver deliver_;
+  std::once_flag delivered_;
+  std::exception_ptr fault_;
+};
+
+}  // namespace horon::python::process_group

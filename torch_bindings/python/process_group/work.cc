@@ -1,0 +1,53 @@
+#include "horon/torch_bindings/python/process_group/work.h"
+
+#include <utility>
+
+#include <ATen/core/jit_type.h>
+
+namespace horon::python::process_group {
+
+OperationWork::OperationWork(int rank, ::c10d::OpType type, uint64_t number,
+                             std::shared_ptr<Operation> operation,
+                             std::shared_ptr<CompletionThreads> threads)
+    : Work(rank, type),
+      number_(number),
+      operation_(std::move(operation)),
+      threads_(std::move(threads)) {}
+
+bool OperationWork::isCompleted() {
+  if (!operation_->finished()) return false;
+  (void)operation_->outcome();
+  return true;
+}
+
+bool OperationWork::isSuccess() const {
+  return operation_->finished() && operation_->outcome() == nullptr;
+}
+
+std::exception_ptr OperationWork::exception() const {
+  return operation_->finished() ? operation_->outcome() : nullptr;
+}
+
+bool OperationWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout > kNoTimeout) {
+    operation_->wait_until(Operation::Clock::now() + timeout, Operation::Asks::SignalHandlers);
+  } else {
+    operation_->wait(Operation::Asks::SignalHandlers);
+  }
+  if (const std::exception_ptr fault = operation_->outcome()) std::rethrow_exception(fault);
+  return true;
+}
+
+Future OperationWork::getFuture() {
+  const std::lock_guard lock(future_mutex_);
+  if (future_ != nullptr) return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  if (operation_->finished()) {
+    complete(*operation_, *future_);
+  } else {
+    threads_->add(operation_, future_);
+  }
+  return future_;
+}
+
+}  // namespace horon::python::process_group

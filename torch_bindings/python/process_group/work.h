@@ -1,0 +1,41 @@
+// What a call of the process group gives back.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "horon/torch_bindings/python/process_group/completion_threads.h"
+#include "horon/torch_bindings/python/process_group/operation.h"
+
+namespace horon::python::process_group {
+
+// Who waits for it does the work on its own thread; a future is made when somebody asks for one.
+class OperationWork final : public ::c10d::Work {
+ public:
+  OperationWork(int rank, ::c10d::OpType type, uint64_t number,
+                std::shared_ptr<Operation> operation, std::shared_ptr<CompletionThreads> threads);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override { return operation_->outputs(); }
+  void synchronize() override { wait(); }
+  // kNoTimeout: that of the call, else of the group. Throws Error.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  Future getFuture() override;
+  uint64_t getSequencenumber() const override { return number_; }
+
+ private:
+  const uint64_t number_;
+  const std::shared_ptr<Operation> operation_;
+  const std::shared_ptr<CompletionThreads> threads_;
+  std::mutex future_mutex_;
+  Future future_;
+};
+
+}  // namespace horon::python::process_group
