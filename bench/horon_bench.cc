@@ -101,17 +101,18 @@ int measure_rest(const Options& options) {
   MpiPeer mpi;
   // After some work, since an idle rank that has worked is what is to be measured.
   barrier();
-  const std::vector<double> percents = measure_idle_percent(mpi, options.idle_s);
-  for (size_t i = 0; i < percents.size(); ++i) {
-    say(core::concat("# rank ", i, " at rest for ", options.idle_s, " s: ", percents[i],
-                     " % of a core\n"));
+  const IdlePercents percents = measure_idle_percents(mpi, options.idle_s);
+  for (size_t i = 0; i < percents.mean.size(); ++i) {
+    say(core::concat("# rank ", i, " at rest for ", options.idle_s, " s: ", percents.mean[i],
+                     " % of a core, median of ten parts ", percents.median[i], " %\n"));
   }
-  const double worst = *std::max_element(percents.begin(), percents.end());
+  const double worst = *std::ranges::max_element(percents.median);
   if (rank() == 0) {
     write_json(options, {{"version", version()},
                          {"machine", describe_machine()},
                          {"seconds", options.idle_s},
-                         {"percent_of_a_core", percents},
+                         {"percent_of_a_core", percents.mean},
+                         {"median_of_ten_parts", percents.median},
                          {"worst", worst}});
   }
   const bool too_much = options.idle_percent_max > 0 && worst > options.idle_percent_max;

@@ -1,6 +1,9 @@
 #include "horon/bench/idle.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
+#include <numeric>
 #include <sys/resource.h>
 #include <thread>
 
@@ -18,16 +21,22 @@ double cpu_seconds() {
 
 }  // namespace
 
-std::vector<double> measure_idle_percent(MpiPeer& mpi, double seconds) {
+IdlePercents measure_idle_percents(MpiPeer& mpi, double seconds) {
   mpi.barrier();
   // The work that follows the last collective is not measured.
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  const auto begin = std::chrono::steady_clock::now();
-  const double before = cpu_seconds();
-  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-  const double used = cpu_seconds() - before;
-  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
-  return mpi.gather(100 * used / passed.count());
+  std::array<double, 10> parts{};
+  for (double& part : parts) {
+    const auto begin = std::chrono::steady_clock::now();
+    const double before = cpu_seconds();
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds / parts.size()));
+    const double used = cpu_seconds() - before;
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    part = 100 * used / passed.count();
+  }
+  const double mean = std::accumulate(parts.begin(), parts.end(), 0.0) / parts.size();
+  std::ranges::nth_element(parts, parts.begin() + parts.size() / 2);
+  return {mpi.gather(mean), mpi.gather(parts[parts.size() / 2])};
 }
 
 }  // namespace horon::bench

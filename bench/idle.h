@@ -7,8 +7,16 @@
 
 namespace horon::bench {
 
-// Collective: all ranks sleep for `seconds`. Returns, in the order of ranks, the percentage of one
-// core that each rank's process used meanwhile (user and system time of all its threads).
-std::vector<double> measure_idle_percent(MpiPeer& mpi, double seconds);
+// Percentages of one core that the ranks' processes use (user and system time of all threads), in
+// the order of ranks.
+struct IdlePercents {
+  std::vector<double> mean;
+  // Of ten parts of the time. A virtual machine that is stopped by its host counts the pause as CPU
+  // time of whoever ran: that is in one part, while a rank that polls is in all.
+  std::vector<double> median;
+};
+
+// Collective: all ranks sleep for `seconds`.
+IdlePercents measure_idle_percents(MpiPeer& mpi, double seconds);
 
 }  // namespace horon::bench

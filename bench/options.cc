@@ -173,7 +173,8 @@ void add_reports(CLI::App& app, Options& options) {
                  "instead of a collective: CPU time of each rank in this many idle seconds")
       ->check(CLI::PositiveNumber);
   app.add_option("--idle-percent-max", options.idle_percent_max,
-                 "fail if an idle rank uses more than this percentage of a core")
+                 "fail if an idle rank uses more than this percentage of a core, as the median of "
+                 "ten parts of the time")
       ->check(CLI::PositiveNumber);
 }
 

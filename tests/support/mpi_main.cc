@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fnmatch.h>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -123,16 +124,34 @@ std::optional<std::chrono::seconds> watchdog_limit() {
   return std::chrono::seconds(std::atoi(limit));
 }
 
-// Takes the tests that stand in FILE.cc, by a filter that names each. False: there are none.
+// As --gtest_filter: patterns with * and ?, separated by colons; those behind a - are left out.
+bool filter_takes(const std::string& filter, const std::string& test) {
+  const auto any_matches = [&](const std::string& patterns) {
+    std::istringstream list(patterns);
+    for (std::string one; std::getline(list, one, ':');) {
+      if (fnmatch(one.c_str(), test.c_str(), 0) == 0) return true;
+    }
+    return false;
+  };
+  const size_t minus = filter.find('-');
+  const std::string taken = filter.substr(0, minus);
+  if (!taken.empty() && !any_matches(taken)) return false;
+  return minus == std::string::npos || !any_matches(filter.substr(minus + 1));
+}
+
+// Takes the tests that stand in FILE.cc, of those that --gtest_filter takes, by a filter that names
+// each. False: there are none.
 bool take_tests_of_file(const std::string& file) {
   const testing::UnitTest& all = *testing::UnitTest::GetInstance();
+  const std::string filter = GTEST_FLAG_GET(filter);
   std::string names;
   for (int i = 0; i < all.total_test_suite_count(); ++i) {
     const testing::TestSuite& suite = *all.GetTestSuite(i);
     for (int j = 0; j < suite.total_test_count(); ++j) {
       const testing::TestInfo& test = *suite.GetTestInfo(j);
       if (std::filesystem::path(test.file()).filename() != file + ".cc") continue;
-      names += std::string(suite.name()) + "." + test.name() + ":";
+      const std::string name = std::string(suite.name()) + "." + test.name();
+      if (filter_takes(filter, name)) names += name + ":";
     }
   }
   GTEST_FLAG_SET(filter, names);
@@ -175,7 +194,8 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const char* const file = horon::testing_support::argument("--file");
   if (file != nullptr && !take_tests_of_file(file)) {
-    std::fprintf(stderr, "no tests of a file %s.cc in this program\n", file);
+    std::fprintf(stderr, "no tests of a file %s.cc that --gtest_filter takes in this program\n",
+                 file);
     return 2;
   }
   auto* const watchdog = new Watchdog(watchdog_limit());

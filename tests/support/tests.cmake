@@ -19,6 +19,12 @@ add_test(NAME mpi_main_test.unknown_file
                  "no tests of a file nowhere_test.cc" $<TARGET_FILE:mpi_main_test>
                  --file=nowhere_test)
 horon_limit_test(mpi_main_test.unknown_file 60)
+# --gtest_filter holds beside --file.
+add_test(NAME mpi_main_test.file_and_filter
+         COMMAND ${PROJECT_SOURCE_DIR}/tests/support/expect_failure
+                 "no tests of a file mpi_main_test.cc that --gtest_filter takes"
+                 $<TARGET_FILE:mpi_main_test> --file=mpi_main_test --gtest_filter=-MpiMain.*)
+horon_limit_test(mpi_main_test.file_and_filter 60)
 horon_mpirun_test(mpi_main_test.file mpi_main_test 2 ARGS --file=mpi_main_test)
 
 mpi_main_case(failure_is_named FailsOnTheLastRank "[rank 2] as it should")

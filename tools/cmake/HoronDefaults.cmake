@@ -13,9 +13,12 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
 endif()
 
+# What one checkout has compiled, another one in any folder finds in the cache.
 find_program(HORON_CCACHE ccache)
+set(horon_launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+                   ${HORON_CCACHE})
 if(HORON_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${HORON_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${horon_launcher})
 endif()
 
 # <horon/core/...>, <horon/ops/...> and <horon/torch_bindings/...> are the folders of this checkout.

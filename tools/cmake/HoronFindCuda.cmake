@@ -66,7 +66,7 @@ if(HORON_WITH_CUDA)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
   endif()
   if(HORON_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
-    set(CMAKE_CUDA_COMPILER_LAUNCHER ${HORON_CCACHE})
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${horon_launcher})
   endif()
   enable_language(CUDA)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc 12 has C++20

@@ -73,6 +73,7 @@ class NarrowRun {
     batch_.postscale = case_.postscale;
     batch_.divisor = case_.op == ReduceOp::Average ? world.size : 1;
     batch_.count = case_.count;
+    result_travels_ = result_travels();
     const bool scatters = job.kind == CollectiveKind::Reducescatter;
     if (scatters) {
       std::vector<int64_t> blocks;
@@ -130,8 +131,9 @@ class NarrowRun {
   float result_of(int64_t i) const {
     const int hosts = *std::max_element(job_.hosts.begin(), job_.hosts.end()) + 1;
     float total = 0;
+    std::vector<float> of_host;
     for (int host = 0; host < hosts; ++host) {
-      std::vector<float> of_host;
+      of_host.clear();
       for (int rank = 0; rank < world_.size; ++rank) {
         if (job_.hosts[static_cast<size_t>(rank)] != host) continue;
         of_host.push_back(number_of(sequence_, rank, i));
@@ -142,7 +144,7 @@ class NarrowRun {
     }
     const double factor = case_.postscale / static_cast<double>(batch_.divisor);
     const float result = total * static_cast<float>(factor);
-    return result_travels() ? rounded(result) : result;
+    return result_travels_ ? rounded(result) : result;
   }
   bool result_travels() const {
     if (job_.kind != CollectiveKind::Allreduce) return false;
@@ -157,6 +159,7 @@ class NarrowRun {
   const uint64_t sequence_;
   std::vector<float> given_;
   int64_t begin_ = 0;  // of the output, within the whole
+  bool result_travels_ = false;
   std::unique_ptr<ContractBuffer> input_, output_;
   core::Batch batch_;
 };
