@@ -106,9 +106,8 @@ class RandomRun {
     input_ = take(call_.input_count(world.rank), own % 2 == 0);
     output_ = take(call_.output_count(world.rank), own / 2 % 2 == 0);
     auto* const numbers = reinterpret_cast<int32_t*>(input_.get());
-    for (int64_t i = 0; i < call_.input_count(world.rank); ++i) {
-      numbers[i] = number_of(world.rank, i);
-    }
+    const int64_t given = call_.input_count(world.rank);
+    for (int64_t i = 0; i < given; ++i) numbers[i] = number_of(world.rank, i);
     batch_.sequence = number;
     batch_.kind = call_.kind();
     batch_.dtype = DataType::Int32;
@@ -124,7 +123,8 @@ class RandomRun {
   const core::Batch& batch() const { return batch_; }
   void check() const {
     const auto* const got = reinterpret_cast<const int32_t*>(output_.get());
-    for (int64_t i = 0; i < call_.output_count(world_.rank); ++i) {
+    const int64_t count = call_.output_count(world_.rank);
+    for (int64_t i = 0; i < count; ++i) {
       ASSERT_EQ(got[i], call_.expected(world_.rank, i)) << to_string(call_.kind()) << ' ' << i;
     }
   }
