@@ -1,11 +1,11 @@
 #include "horon/bench/idle.h"
 
-#include <algorithm>
-#include <array>
 #include <chrono>
 #include <numeric>
 #include <sys/resource.h>
 #include <thread>
+
+#include "horon/bench/statistics.h"
 
 namespace horon::bench {
 namespace {
@@ -25,18 +25,18 @@ IdlePercents measure_idle_percents(MpiPeer& mpi, double seconds) {
   mpi.barrier();
   // The work that follows the last collective is not measured.
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  std::array<double, 10> parts{};
+  std::vector<double> parts(10);
+  const auto count = static_cast<double>(parts.size());
   for (double& part : parts) {
     const auto begin = std::chrono::steady_clock::now();
     const double before = cpu_seconds();
-    std::this_thread::sleep_for(std::chrono::duration<double>(seconds / parts.size()));
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds / count));
     const double used = cpu_seconds() - before;
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
     part = 100 * used / passed.count();
   }
-  const double mean = std::accumulate(parts.begin(), parts.end(), 0.0) / parts.size();
-  std::ranges::nth_element(parts, parts.begin() + parts.size() / 2);
-  return {mpi.gather(mean), mpi.gather(parts[parts.size() / 2])};
+  const double sum = std::accumulate(parts.begin(), parts.end(), 0.0);
+  return {mpi.gather(sum / count), mpi.gather(median(parts))};
 }
 
 }  // namespace horon::bench
