@@ -277,5 +277,60 @@ TEST(ShutdownFailures, WhoHasEndedInAllItsSetsIsNotDead) {
   });
 }
 
+// Makes a call whenever a thread of the program sleeps in the loop.
+class CallAtRest final : public ForwardingTransport {
+ public:
+  CallAtRest(std::unique_ptr<Transport> below, std::function<void()> call)
+      : ForwardingTransport(std::move(below)), call_(std::move(call)) {}
+  void wait(std::chrono::nanoseconds timeout) override {
+    call_();
+    ForwardingTransport::wait(timeout);
+  }
+
+ private:
+  const std::function<void()> call_;
+};
+
+// A signal handler that calls exit() does that.
+TEST(ShutdownFailures, AThreadThatLeavesWhileItSleepsInTheLoopTellsTheOthers) {
+  // A runtime that was left so is never destroyed: the process ends.
+  struct Job {
+    std::atomic<Runtime*> leaving{nullptr};
+    std::atomic<bool> has_left{false};
+    std::barrier<> runs{2};
+    std::unique_ptr<World> world;
+  };
+  static std::vector<Job*> kept;
+  Job* const job = kept.emplace_back(new Job);
+  const std::string text = "exit() was called while this thread was in a collective";
+  Hooks hooks;
+  hooks.wrap_transport = [&](int rank,
+                             std::unique_ptr<Transport> below) -> std::unique_ptr<Transport> {
+    if (rank == 1) return below;
+    return std::make_unique<CallAtRest>(std::move(below), [&] {
+      Runtime* const leaving = job->leaving.exchange(nullptr);
+      if (leaving == nullptr) return;
+      EXPECT_EQ(leaving->shutdown(20s), text);
+      job->has_left = true;
+    });
+  };
+  job->world = std::make_unique<World>(2, FakeDelays{}, no_limits(), hooks);
+  job->world->each([&](Runtime& runtime, int rank) {
+    Tensor mine = tensor({1});
+    EXPECT_EQ(error_of(*runtime.run(submission("x", mine))), "");  // so the loop is there
+    job->runs.arrive_and_wait();
+    if (rank == 0) job->leaving = &runtime;
+    while (rank == 1 && !job->has_left) std::this_thread::sleep_for(1ms);
+    try {
+      EXPECT_EQ(error_of(*runtime.run(submission("x", mine))), "rank 0: " + text);
+    } catch (const Error& error) {  // rank 1 had heard of it before the call
+      EXPECT_EQ(error.what(), "rank 0: " + text);
+    }
+    if (rank == 1) {
+      EXPECT_EQ(runtime.shutdown(20s), "");
+    }
+  });
+}
+
 }  // namespace
 }  // namespace horon::core
