@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
 #include <thread>
@@ -44,6 +45,7 @@ bool ends(const HandleState& handle) {
 void end_job(int n, int failures) {
   Config config = no_limits();
   std::atomic<bool> all_is_under_way{false};
+  std::latch all_is_submitted(2);
   std::vector<std::string> names;
   for (int i = 0; i < 6; ++i) names.push_back("tensor " + std::to_string(i));
   const Error fault(ErrorCode::OperationFailed, "the device is gone");
@@ -73,6 +75,7 @@ void end_job(int n, int failures) {
         throw Error(fault);
       });
     }
+    all_is_submitted.arrive_and_wait();
     if (rank == 0) {
       std::this_thread::sleep_for(2ms);
       all_is_under_way = true;
