@@ -75,6 +75,12 @@ ReduceFunction function_for(ReduceOp op) {
       return reduce_into<kDtype, ReduceOp::Max>;
     case ReduceOp::Product:
       return reduce_into<kDtype, ReduceOp::Product>;
+    case ReduceOp::BitAnd:
+      return reduce_into<kDtype, ReduceOp::BitAnd>;
+    case ReduceOp::BitOr:
+      return reduce_into<kDtype, ReduceOp::BitOr>;
+    case ReduceOp::BitXor:
+      return reduce_into<kDtype, ReduceOp::BitXor>;
   }
   HORON_CHECK(false, "unknown reduction");
 }

@@ -42,6 +42,10 @@ MPI_Op op_for(ReduceOp op) {
       return op_of<kDtype, ReduceOp::Max>();
     case ReduceOp::Product:
       return op_of<kDtype, ReduceOp::Product>();
+    case ReduceOp::BitAnd:
+    case ReduceOp::BitOr:
+    case ReduceOp::BitXor:
+      break;  // no float has them
   }
   HORON_CHECK(false, "unknown reduction");
 }

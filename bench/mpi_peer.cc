@@ -54,6 +54,12 @@ MPI_Op mpi_op(DataType dtype, ReduceOp op) {
       return boolean ? MPI_LOR : MPI_MAX;
     case ReduceOp::Product:
       return boolean ? MPI_LAND : MPI_PROD;
+    case ReduceOp::BitAnd:
+      return MPI_BAND;
+    case ReduceOp::BitOr:
+      return MPI_BOR;
+    case ReduceOp::BitXor:
+      return MPI_BXOR;
   }
   return MPI_OP_NULL;
 }

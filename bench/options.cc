@@ -27,7 +27,11 @@ std::map<std::string, Enum> names(int count) {
 // Our names, and the short ones of nccl-tests.
 std::map<std::string, ReduceOp> op_names() {
   auto map = names<ReduceOp>(kReduceOpCount);
-  map.insert({{"avg", ReduceOp::Average}, {"prod", ReduceOp::Product}});
+  map.insert({{"avg", ReduceOp::Average},
+              {"prod", ReduceOp::Product},
+              {"band", ReduceOp::BitAnd},
+              {"bor", ReduceOp::BitOr},
+              {"bxor", ReduceOp::BitXor}});
   return map;
 }
 
@@ -116,7 +120,8 @@ void add_collective(CLI::App& app, Options& options) {
   add_choice(
       app, "--collective", options.collective, kinds,
       "allreduce, broadcast, allgather, reducescatter, alltoall, gather, scatter or barrier");
-  add_choice(app, "-o,--op", options.op, op_names(), "sum, average, min, max or product");
+  add_choice(app, "-o,--op", options.op, op_names(),
+             "sum, average, min, max, product, band, bor or bxor");
   add_choice(app, "-d,--dtype", options.dtype, dtype_names(), "float32, bfloat16, int64, ...");
   add_choice<Calling>(
       app, "--calling", options.calling,
@@ -235,9 +240,8 @@ std::string find_fault_of_prediction(const PredictOptions& predict) {
 std::string find_fault(const Options& options) {
   if (options.bytes_min < 1) return "--min-bytes must be at least 1";
   if (options.bytes_max < options.bytes_min) return "--max-bytes is less than --min-bytes";
-  if (options.op == ReduceOp::Average && options.dtype == DataType::Bool) {
-    return "bool has no average";
-  }
+  const std::string_view undefined = why_no_reduction(options.dtype, options.op);
+  if (!undefined.empty()) return std::string(undefined);
   if (options.tensors > 1 && options.calling == Calling::Blocking) {
     return "--tensors needs --calling group or async";
   }

@@ -203,6 +203,12 @@ double TestData::combine(double a, double b) const {
       return std::max(a, b);
     case ReduceOp::Product:
       return boolean ? std::min(a, b) : a * b;
+    case ReduceOp::BitAnd:
+      return static_cast<double>(static_cast<int64_t>(a) & static_cast<int64_t>(b));
+    case ReduceOp::BitOr:
+      return static_cast<double>(static_cast<int64_t>(a) | static_cast<int64_t>(b));
+    case ReduceOp::BitXor:
+      return static_cast<double>(static_cast<int64_t>(a) ^ static_cast<int64_t>(b));
   }
   return 0;
 }

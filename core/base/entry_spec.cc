@@ -12,8 +12,8 @@ std::string_view to_string(CollectiveKind kind) {
 }
 
 std::string_view to_string(ReduceOp op) {
-  constexpr std::array<std::string_view, kReduceOpCount> names = {"Sum", "Average", "Min", "Max",
-                                                                  "Product"};
+  constexpr std::array<std::string_view, kReduceOpCount> names = {
+      "Sum", "Average", "Min", "Max", "Product", "BitAnd", "BitOr", "BitXor"};
   return names.at(static_cast<size_t>(op));
 }
 
@@ -25,6 +25,20 @@ std::string_view to_string(DeviceKind device) {
 std::string_view to_string(Compression compression) {
   constexpr std::array<std::string_view, kCompressionCount> names = {"none", "float16", "bfloat16"};
   return names.at(static_cast<size_t>(compression));
+}
+
+bool is_bitwise(ReduceOp op) {
+  return op == ReduceOp::BitAnd || op == ReduceOp::BitOr || op == ReduceOp::BitXor;
+}
+
+std::string_view why_no_reduction(DataType dtype, ReduceOp op) {
+  if (dtype == DataType::Bool && op == ReduceOp::Average) {
+    return "an average of bool is not defined; use Max (any), Min (all) or a float dtype";
+  }
+  if (is_floating(dtype) && is_bitwise(op)) {
+    return "BitAnd, BitOr and BitXor are for integers and bool; view the bits as an integer dtype";
+  }
+  return "";
 }
 
 namespace core {

@@ -26,8 +26,9 @@ enum class CollectiveKind : uint8_t {
   Scatter,
 };
 inline constexpr int kCollectiveKindCount = 8;
-enum class ReduceOp : uint8_t { Sum, Average, Min, Max, Product };
-inline constexpr int kReduceOpCount = 5;
+// The bitwise ones are for integers and bool.
+enum class ReduceOp : uint8_t { Sum, Average, Min, Max, Product, BitAnd, BitOr, BitXor };
+inline constexpr int kReduceOpCount = 8;
 enum class DeviceKind : uint8_t { Host, Cuda };
 inline constexpr int kDeviceKindCount = 2;
 // The type in which float32 travels between the ranks; the sum is made in float32.
@@ -38,6 +39,11 @@ std::string_view to_string(CollectiveKind kind);
 std::string_view to_string(ReduceOp op);
 std::string_view to_string(DeviceKind device);
 std::string_view to_string(Compression compression);
+
+// BitAnd, BitOr and BitXor.
+bool is_bitwise(ReduceOp op);
+// Why this type has no such reduction, and what to use instead; empty if it has. NCCL has fewer.
+std::string_view why_no_reduction(DataType dtype, ReduceOp op);
 
 namespace core {
 

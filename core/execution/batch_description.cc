@@ -28,6 +28,10 @@ void move_prescale_to_result(Batch& batch, int contributors) {
       if (prescale >= 0) return;
       batch.reduce_op = batch.reduce_op == ReduceOp::Min ? ReduceOp::Max : ReduceOp::Min;
       return;
+    case ReduceOp::BitAnd:
+    case ReduceOp::BitOr:
+    case ReduceOp::BitXor:
+      return;  // of integers, which have no scale
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace horon::core {
 namespace {
@@ -12,6 +13,9 @@ T neutral(ReduceOp op) {
   if (op == ReduceOp::Product) return T{1};
   if (op == ReduceOp::Min) return Limits::has_infinity ? Limits::infinity() : Limits::max();
   if (op == ReduceOp::Max) return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+  if constexpr (std::is_integral_v<T>) {
+    if (op == ReduceOp::BitAnd) return static_cast<T>(-1);  // all bits; of bool: true
+  }
   return T{0};
 }
 

@@ -13,20 +13,14 @@ bool has(std::span<const int> ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-std::string fault_of_reduction(const EntrySpec& spec) {
-  if (spec.dtype == DataType::Bool && spec.reduce_op == ReduceOp::Average) {
-    return "an average of bool is not defined; use Max (any), Min (all) or a float dtype";
-  }
-  return "";
-}
-
 std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
   if (has_root(spec.kind) && !has(ranks, spec.root)) {
     return concat("root ", spec.root, " is no rank of the process set; its ranks are ",
                   list_ranks(ranks));
   }
   if (reduces(spec.kind)) {
-    if (std::string fault = fault_of_reduction(spec); !fault.empty()) return fault;
+    const std::string_view fault = why_no_reduction(spec.dtype, spec.reduce_op);
+    if (!fault.empty()) return std::string(fault);
   }
   const bool scaled = spec.prescale != 1.0 || spec.postscale != 1.0;
   if (scaled && (!reduces(spec.kind) || !is_floating(spec.dtype))) {

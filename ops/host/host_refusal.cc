@@ -10,11 +10,8 @@ std::string host_refusal(const core::BatchFacts& facts, CollectiveKind kind) {
   if (facts.device != DeviceKind::Host) {
     return core::concat("it can't reach ", to_string(facts.device), " memory");
   }
-  if (core::reduces(facts.kind) && facts.dtype == DataType::Bool &&
-      facts.reduce_op == ReduceOp::Average) {
-    return "bool has no average";
-  }
-  return "";
+  if (!core::reduces(facts.kind)) return "";
+  return std::string(why_no_reduction(facts.dtype, facts.reduce_op));
 }
 
 }  // namespace horon::ops

@@ -117,6 +117,12 @@ struct Or {
     return a | b;
   }
 };
+struct Xor {
+  template <class L, class V>
+  static V apply(const V& a, const V& b) {
+    return a ^ b;
+  }
+};
 
 // Min and Max, with the same bits for every order of the ranks. Numbers that compare equal have
 // equal bits, except the two zeros: for these the "or" of the bits gives -0 and the "and" gives +0.
@@ -294,6 +300,14 @@ void fill_floating(KernelTable& table, DataType dtype) {
   row[static_cast<int>(ReduceOp::Product)] = reduce<F, Product>;
 }
 
+template <class F>
+void fill_bitwise(KernelTable& table, DataType dtype) {
+  KernelTable::Reduce* row = table.reduce[static_cast<int>(dtype)];
+  row[static_cast<int>(ReduceOp::BitAnd)] = reduce<F, And>;
+  row[static_cast<int>(ReduceOp::BitOr)] = reduce<F, Or>;
+  row[static_cast<int>(ReduceOp::BitXor)] = reduce<F, Xor>;
+}
+
 // Sums and products use the unsigned type, where overflow is defined. The bits are those of the
 // signed result.
 template <class Isa, class T, class Unsigned>
@@ -304,6 +318,7 @@ void fill_integer(KernelTable& table, DataType dtype) {
   row[static_cast<int>(ReduceOp::Min)] = reduce<Plain<Isa, T>, Extreme<true>>;
   row[static_cast<int>(ReduceOp::Max)] = reduce<Plain<Isa, T>, Extreme<false>>;
   row[static_cast<int>(ReduceOp::Product)] = reduce<Plain<Isa, Unsigned>, Product>;
+  fill_bitwise<Plain<Isa, Unsigned>>(table, dtype);
 }
 
 template <class Isa>
@@ -324,6 +339,7 @@ KernelTable make_table(const char* name) {
   row[static_cast<int>(ReduceOp::Max)] = reduce<Plain<Isa, uint8_t>, Or>;
   row[static_cast<int>(ReduceOp::Min)] = reduce<Plain<Isa, uint8_t>, And>;
   row[static_cast<int>(ReduceOp::Product)] = reduce<Plain<Isa, uint8_t>, And>;
+  fill_bitwise<Plain<Isa, uint8_t>>(table, DataType::Bool);
   table.widen_half = widen_loop<Half<Isa>>;
   table.widen_bfloat16 = widen_loop<BFloat16<Isa>>;
   table.narrow_half = narrow_loop<Half<Isa>>;

@@ -90,6 +90,12 @@ MPI_Op MpiReductions::get(DataType dtype, ReduceOp op) const {
       return is_bool ? MPI_BAND : MPI_MIN;
     case ReduceOp::Max:
       return is_bool ? MPI_BOR : MPI_MAX;
+    case ReduceOp::BitAnd:
+      return MPI_BAND;
+    case ReduceOp::BitOr:
+      return MPI_BOR;
+    case ReduceOp::BitXor:
+      return MPI_BXOR;
     case ReduceOp::Average:
       break;
   }

@@ -143,9 +143,12 @@ ncclRedOp_t as_nccl(ReduceOp op) {
     case ReduceOp::Product:
       return ncclProd;
     case ReduceOp::Average:
+    case ReduceOp::BitAnd:
+    case ReduceOp::BitOr:
+    case ReduceOp::BitXor:
       break;
   }
-  throw Error(ErrorCode::Internal, "NCCL's average is not used");
+  throw Error(ErrorCode::Internal, core::concat("NCCL is not asked for ", to_string(op)));
 }
 
 class Nccl final : public NcclApi {

@@ -13,7 +13,6 @@ namespace {
 using core::Progress;
 
 std::string refusal_of_average(DataType dtype) {
-  if (dtype == DataType::Bool) return "bool has no average";
   if (is_floating(dtype) || dtype == DataType::Int64) return "";
   return core::concat("NCCL sums ", to_string(dtype), " in that type, which may wrap around");
 }
@@ -61,7 +60,12 @@ class NcclOp final : public core::CollectiveOp {
       return core::concat("it can't reach ", to_string(facts.device), " memory");
     }
     if (!core::reduces(kind_)) return "";
+    const std::string_view undefined = why_no_reduction(facts.dtype, facts.reduce_op);
+    if (!undefined.empty()) return std::string(undefined);
     if (facts.dtype == DataType::Int16) return "NCCL has no int16";
+    if (is_bitwise(facts.reduce_op)) {
+      return core::concat("NCCL has no ", to_string(facts.reduce_op));
+    }
     return facts.reduce_op == ReduceOp::Average ? refusal_of_average(facts.dtype) : "";
   }
   bool enqueues() const override { return true; }

@@ -65,6 +65,9 @@ TEST_P(Reduced, IsTheReductionOfAllRanks) {
       if (op == ReduceOp::Min) result[i] = std::min(result[i], value);
       if (op == ReduceOp::Max) result[i] = std::max(result[i], value);
       if (op == ReduceOp::Product) result[i] *= value;
+      if (op == ReduceOp::BitAnd) result[i] &= value;
+      if (op == ReduceOp::BitOr) result[i] |= value;
+      if (op == ReduceOp::BitXor) result[i] ^= value;
       if (op == ReduceOp::Sum || op == ReduceOp::Average) result[i] += value;
     }
   }

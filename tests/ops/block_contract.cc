@@ -189,9 +189,8 @@ void check_reducescatter(const World& world, core::CollectiveOp& op) {
   uint64_t sequence = 0;
   for (const DataType dtype : kAllTypes) {
     Runs runs;
-    for (const ReduceOp reduce_op :
-         {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product}) {
-      if (dtype == DataType::Bool && reduce_op == ReduceOp::Average) continue;
+    for (const ReduceOp reduce_op : kAllReduceOps) {
+      if (!exists(dtype, reduce_op)) continue;
       if (world.refuses && world.refuses(dtype, reduce_op)) continue;
       for (const int64_t longest : {0, 1, 7, 3001, 100001, 700001}) {
         // The longest takes more than one step of an op; once is enough of so much memory.

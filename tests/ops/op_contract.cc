@@ -219,6 +219,10 @@ void check_allreduce_refusals(const core::CollectiveOp& op) {
   EXPECT_EQ(op.refusal(facts), "");
   facts.reduce_op = ReduceOp::Average;
   EXPECT_NE(op.refusal(facts), "");
+  facts.reduce_op = ReduceOp::BitXor;
+  EXPECT_EQ(op.refusal(facts), "");
+  facts.dtype = DataType::BFloat16;
+  EXPECT_NE(op.refusal(facts), "");
 }
 
 }  // namespace horon::ops

@@ -18,10 +18,12 @@ namespace horon::ops {
 inline const std::vector<DataType> kAllTypes = {
     DataType::Float32, DataType::Float64, DataType::Float16, DataType::BFloat16, DataType::Int8,
     DataType::UInt8,   DataType::Int16,   DataType::Int32,   DataType::Int64,    DataType::Bool};
-inline const std::vector<ReduceOp> kAllReduceOps = {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min,
-                                                    ReduceOp::Max, ReduceOp::Product};
+inline const std::vector<ReduceOp> kAllReduceOps = {
+    ReduceOp::Sum,     ReduceOp::Average, ReduceOp::Min,   ReduceOp::Max,
+    ReduceOp::Product, ReduceOp::BitAnd,  ReduceOp::BitOr, ReduceOp::BitXor};
 
 inline bool exists(DataType dtype, ReduceOp op) {
+  if (is_floating(dtype)) return op < ReduceOp::BitAnd;
   return dtype != DataType::Bool || op != ReduceOp::Average;
 }
 
@@ -78,6 +80,14 @@ T reduce_numbers(ReduceOp op, T a, T b) {
       return a + b;
     case ReduceOp::Product:
       return a * b;
+    case ReduceOp::BitAnd:
+    case ReduceOp::BitOr:
+    case ReduceOp::BitXor:
+      if constexpr (std::is_integral_v<T>) {
+        if (op == ReduceOp::BitXor) return a ^ b;
+        return op == ReduceOp::BitAnd ? a & b : a | b;
+      }
+      break;
     case ReduceOp::Min:
     case ReduceOp::Max:
       break;
@@ -101,7 +111,7 @@ T reduce_floats(const Reduction& r, const std::vector<T>& values) {
 }
 
 inline int64_t reduce_integers(const Reduction& r, const std::vector<int64_t>& values) {
-  if (r.dtype == DataType::Bool) {
+  if (r.dtype == DataType::Bool && !is_bitwise(r.op)) {
     const bool is_or = r.op == ReduceOp::Sum || r.op == ReduceOp::Max;
     const auto set = [](int64_t value) { return value != 0; };
     return is_or ? std::any_of(values.begin(), values.end(), set)

@@ -95,8 +95,9 @@ struct AllreduceOptions {
   // the calls, which must then be the same on all ranks.
   std::string name = {};
   // Average of integers: the sum divided by the number of ranks, rounded toward zero. No Average of
-  // bool. Sum and Max of bool are "or", Product and Min are "and". 16-bit floating types are summed
-  // in float32 and rounded once. Complex: Sum and Average.
+  // bool. Sum and Max of bool are "or", Product and Min are "and". BitAnd, BitOr and BitXor:
+  // integers and bool. 16-bit floating types are summed in float32 and rounded once. Complex: Sum
+  // and Average.
   ReduceOp op = ReduceOp::Average;
   ProcessSet process_set = {};
   // result = postscale * op(prescale * x); floating types only.

@@ -142,8 +142,8 @@ void PendingCollective::check_reduction(const at::Tensor& tensor) const {
   const auto fail = [&](std::string_view why) {
     throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
   };
-  if (spec.dtype == DataType::Bool && spec.reduce_op == ReduceOp::Average) {
-    fail("is bool, which has no average; use Min (all), Max (any) or another dtype");
+  if (const auto why = why_no_reduction(spec.dtype, spec.reduce_op); !why.empty()) {
+    fail(concat("is ", to_string(spec.dtype), ": ", why));
   }
   const bool linear = spec.reduce_op == ReduceOp::Sum || spec.reduce_op == ReduceOp::Average;
   if (tensor.is_complex() && !linear) {

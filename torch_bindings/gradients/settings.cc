@@ -25,6 +25,9 @@ int64_t bytes_or(const std::optional<int64_t>& wish, int64_t knob, std::string_v
 
 void check(const GradientReducerOptions& options) {
   const bool linear = options.op == ReduceOp::Sum || options.op == ReduceOp::Average;
+  if (is_bitwise(options.op)) {
+    refuse("op is ", to_string(options.op), ", which gradients, being floats, do not have");
+  }
   if (options.backward_passes_per_step < 1) {
     refuse("backward_passes_per_step is ", options.backward_passes_per_step, ", not above 0");
   }

@@ -210,7 +210,10 @@ void bind_kinds(py::module_& module) {
       .value("Average", ReduceOp::Average)
       .value("Min", ReduceOp::Min)
       .value("Max", ReduceOp::Max)
-      .value("Product", ReduceOp::Product);
+      .value("Product", ReduceOp::Product)
+      .value("BitAnd", ReduceOp::BitAnd)
+      .value("BitOr", ReduceOp::BitOr)
+      .value("BitXor", ReduceOp::BitXor);
 }
 
 }  // namespace

@@ -31,6 +31,11 @@ TEST(Neutral, ChangesNothing) {
   EXPECT_EQ(neutral<uint16_t>(DataType::Float16, ReduceOp::Max), 0xfc00);
   EXPECT_EQ(neutral<uint16_t>(DataType::BFloat16, ReduceOp::Product), 0x3f80);
   EXPECT_EQ(neutral<uint8_t>(DataType::Bool, ReduceOp::Min), 1);
+  EXPECT_EQ(neutral<int16_t>(DataType::Int16, ReduceOp::BitAnd), -1);
+  EXPECT_EQ(neutral<uint8_t>(DataType::UInt8, ReduceOp::BitAnd), 255);
+  EXPECT_EQ(neutral<uint8_t>(DataType::Bool, ReduceOp::BitAnd), 1);
+  EXPECT_EQ(neutral<int64_t>(DataType::Int64, ReduceOp::BitOr), 0);
+  EXPECT_EQ(neutral<uint8_t>(DataType::Bool, ReduceOp::BitXor), 0);
 }
 
 }  // namespace

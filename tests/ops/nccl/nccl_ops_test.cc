@@ -1,7 +1,7 @@
 // The collectives on NCCL among processes, with the NCCL and the CUDA of the host.
 #include "horon/ops/nccl/nccl_ops.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/tests/ops/mpi_world.h"
@@ -83,7 +83,10 @@ TEST_F(NcclOps, RefusesWhatNcclCannotDo) {
   facts.dtype = DataType::Bool;
   EXPECT_EQ(allreduce.refusal(facts), "");
   facts.reduce_op = ReduceOp::Average;
-  EXPECT_EQ(allreduce.refusal(facts), "bool has no average");
+  EXPECT_THAT(allreduce.refusal(facts), testing::HasSubstr("average of bool is not defined"));
+  facts.reduce_op = ReduceOp::BitOr;
+  EXPECT_EQ(allreduce.refusal(facts), "NCCL has no BitOr");
+  facts.reduce_op = ReduceOp::Average;
   for (const DataType dtype : {DataType::Int8, DataType::UInt8, DataType::Int32}) {
     facts.dtype = dtype;
     EXPECT_NE(allreduce.refusal(facts), "") << to_string(dtype);

@@ -25,6 +25,16 @@ const std::vector<at::ScalarType> kTypes{at::kFloat, at::kDouble, at::kHalf,  at
                                          at::kLong,  at::kBool};
 const std::vector<std::vector<int64_t>> kShapes{{}, {0}, {1}, {3, 0, 2}, {7}, {2, 3, 5}, {1031}};
 
+at::Tensor folded(const std::vector<at::Tensor>& all, ReduceOp op) {
+  at::Tensor result = all.front();
+  for (size_t i = 1; i < all.size(); ++i) {
+    if (op == ReduceOp::BitAnd) result = result.bitwise_and(all[i]);
+    if (op == ReduceOp::BitOr) result = result.bitwise_or(all[i]);
+    if (op == ReduceOp::BitXor) result = result.bitwise_xor(all[i]);
+  }
+  return result;
+}
+
 at::Tensor reduced(const std::vector<int64_t>& shape, at::ScalarType type, ReduceOp op) {
   std::vector<at::Tensor> all;
   for (int r = 0; r < size(); ++r) all.push_back(values_of(shape, type, r).to(at::kLong));
@@ -42,8 +52,17 @@ at::Tensor reduced(const std::vector<int64_t>& shape, at::ScalarType type, Reduc
       return std::get<0>(stacked.max(0)).to(type);
     case ReduceOp::Product:
       return stacked.prod(0).to(type);
+    case ReduceOp::BitAnd:
+    case ReduceOp::BitOr:
+    case ReduceOp::BitXor:
+      return folded(all, op).to(type);
   }
   return {};
+}
+
+bool exists(at::ScalarType type, ReduceOp op) {
+  if (is_bitwise(op)) return at::isIntegralType(type, /*includeBool=*/true);
+  return type != at::kBool || op != ReduceOp::Average;
 }
 
 double tolerance_of(at::ScalarType type, ReduceOp op) {
@@ -57,7 +76,7 @@ TEST(Allreduce, EveryTypeOpAndShape) {
     for (const auto& shape : kShapes) {
       for (int op = 0; op < kReduceOpCount; ++op) {
         const auto reduce = static_cast<ReduceOp>(op);
-        if (type == at::kBool && reduce == ReduceOp::Average) continue;
+        if (!exists(type, reduce)) continue;
         SCOPED_TRACE(testing::Message()
                      << type << " " << at::IntArrayRef(shape) << " " << to_string(reduce));
         const at::Tensor mine = values_of(shape, type, rank());
@@ -213,6 +232,14 @@ TEST_F(Mismatch, RowsWithoutElements) {
                   R"(\(rows of shape \[0\]\))", ", it");
 }
 
+TEST(Refusal, FloatsHaveNoBitwiseReduction) {
+  const auto refused = testing::HasSubstr("BitAnd, BitOr and BitXor are for integers and bool");
+  EXPECT_THAT(error_of([] { allreduce(at::ones({2}), {.name = "b", .op = ReduceOp::BitOr}); }),
+              refused);
+  EXPECT_THAT(error_of([] { reducescatter(at::ones({2}), {.name = "b", .op = ReduceOp::BitXor}); }),
+              refused);
+}
+
 TEST(Refusal, OfOneRankReachesTheOthersAndTheNameWorksAgain) {
   const at::Tensor wrong = at::ones({2}, at::kBool);
   const at::Tensor right = at::ones({2});
@@ -222,7 +249,7 @@ TEST(Refusal, OfOneRankReachesTheOthersAndTheNameWorksAgain) {
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
-    EXPECT_THAT(error.what(), testing::HasSubstr("no average"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("average of bool is not defined"));
     if (rank() != guilty) {
       EXPECT_THAT(error.what(), testing::HasSubstr("refused on rank " + std::to_string(guilty)));
     }

@@ -35,6 +35,7 @@ TEST(ReducerOptions, WrongValuesAreNamed) {
               invalid("gradient_predivide_factor is for Average, not for Sum"));
   EXPECT_THAT(construction_error({.op = ReduceOp::Max, .average_aggregated_gradients = true}),
               invalid("average_aggregated_gradients"));
+  EXPECT_THAT(construction_error({.op = ReduceOp::BitOr}), invalid("op is BitOr"));
   EXPECT_THAT(construction_error({.op = ReduceOp::Min, .sparse_as_dense = false}),
               invalid("sparse_as_dense"));
   EXPECT_THAT(construction_error({.num_groups = -1}), invalid("num_groups is -1"));

@@ -37,6 +37,17 @@ at::Tensor reduced(const Call& call, size_t part) {
     case ReduceOp::Product:
       result = all.prod(0);
       break;
+    case ReduceOp::BitAnd:
+    case ReduceOp::BitOr:
+    case ReduceOp::BitXor:
+      result = inputs.front();
+      for (size_t i = 1; i < inputs.size(); ++i) {
+        const at::Tensor& other = inputs[i];
+        if (call.op == ReduceOp::BitAnd) result = result.bitwise_and(other);
+        if (call.op == ReduceOp::BitOr) result = result.bitwise_or(other);
+        if (call.op == ReduceOp::BitXor) result = result.bitwise_xor(other);
+      }
+      break;
   }
   if (call.dtype == at::kBool) return result.ne(0);
   return (call.postscale == 1 ? result : result * call.postscale).to(call.dtype);

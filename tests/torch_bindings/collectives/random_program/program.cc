@@ -119,6 +119,8 @@ class Maker {
   void choose_reduction(Call& call) {
     call.op = static_cast<ReduceOp>(draw(kReduceOpCount));
     if (at::isComplexType(call.dtype)) call.op = static_cast<ReduceOp>(draw(2));
+    const bool has_bits = at::isIntegralType(call.dtype, /*includeBool=*/true);
+    if (is_bitwise(call.op) && !has_bits) call.op = ReduceOp::Max;
     if (call.dtype == at::kBool && call.op == ReduceOp::Average) call.op = ReduceOp::Sum;
     if (!at::isIntegralType(call.dtype, true) && draw(3) == 0) {
       call.prescale = 2;
