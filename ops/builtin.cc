@@ -141,6 +141,14 @@ void add_ops_between_hosts(const Communicator& communicator, const core::Config&
       {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}, ops);
 }
 
+std::shared_ptr<core::ScratchPool> make_scratch(
+    std::vector<std::unique_ptr<core::MemoryDomain>> domains, const core::Config& config) {
+  // One batch is packed while another travels.
+  const int64_t fusion_bytes = std::max(config.fusion_bytes_max, core::Config().fusion_bytes_max);
+  return std::make_shared<core::ScratchPool>(std::move(domains),
+                                             2 * static_cast<size_t>(fusion_bytes));
+}
+
 }  // namespace
 
 size_t builtin_area_bytes(const core::Topology& topology, const core::Config& config) {
@@ -196,6 +204,21 @@ std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
   return domains;
 }
 
+core::Executor::Parts make_pair_execution(const Communicator& world, const std::vector<int>& pair,
+                                          const core::Config& config,
+                                          const std::shared_ptr<core::Timeline>& timeline) {
+  core::Executor::Parts parts;
+  parts.rank = pair.front() == world.topology().rank ? 0 : 1;
+  parts.size = 2;
+  parts.ranks = pair;
+  parts.scratch = make_scratch(make_builtin_domains(nullptr), config);
+  const int peer = pair[parts.rank == 0 ? 1 : 0];
+  parts.ops = std::make_shared<core::OpTable>(
+      make_mpi_pair_ops(world.mpi(), parts.scratch, parts.rank, peer), "auto");
+  parts.timeline = timeline;
+  return parts;
+}
+
 core::Executor::Parts make_execution(const Communicator& communicator, const core::Config& config,
                                      const std::shared_ptr<core::Timeline>& timeline,
                                      const std::shared_ptr<JobGpu>& gpu) {
@@ -203,11 +226,7 @@ core::Executor::Parts make_execution(const Communicator& communicator, const cor
   parts.rank = communicator.topology().rank;
   parts.size = communicator.topology().size;
   parts.ranks = communicator.members();
-  // One batch is packed while another travels.
-  const int64_t fusion_bytes = std::max(config.fusion_bytes_max, core::Config().fusion_bytes_max);
-  parts.scratch =
-      std::make_shared<core::ScratchPool>(make_builtin_domains(&communicator.local_group(), gpu),
-                                          2 * static_cast<size_t>(fusion_bytes));
+  parts.scratch = make_scratch(make_builtin_domains(&communicator.local_group(), gpu), config);
   parts.ops = std::make_shared<core::OpTable>(
       make_builtin_ops(communicator, config, parts.scratch, gpu), config.allreduce);
   parts.timeline = timeline;

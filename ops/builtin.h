@@ -43,4 +43,10 @@ core::Executor::Parts make_execution(const Communicator& communicator, const cor
                                      const std::shared_ptr<core::Timeline>& timeline,
                                      const std::shared_ptr<JobGpu>& gpu = nullptr);
 
+// What the two ranks of a pair send and receive on (core/runtime/pair_sets.h). The communicator of
+// all ranks must outlive it. Local.
+core::Executor::Parts make_pair_execution(const Communicator& world, const std::vector<int>& pair,
+                                          const core::Config& config,
+                                          const std::shared_ptr<core::Timeline>& timeline);
+
 }  // namespace horon::ops

@@ -26,7 +26,8 @@ class Bootstrap {
 
   virtual ~Bootstrap() = default;
   virtual const Topology& topology() const = 0;
-  // The bytes of each rank, in order of rank (or of local rank); lengths may differ. Throws
+  // The bytes of each rank, in order of rank (or of local rank); lengths may differ. Of ranks that
+  // have no part in it, none. Throws
   // Error(OperationFailed), or Error(Limit) on every rank if they are too many in all.
   virtual std::vector<std::string> allgather(Among among, std::string_view mine) const = 0;
 
@@ -36,7 +37,8 @@ class Bootstrap {
   Bootstrap& operator=(const Bootstrap&) = default;
 };
 
-// An allgather of values that are the same bytes in every process.
+// An allgather of values that are the same bytes in every process. Of ranks that have no part in it
+// (MembersBootstrap of ../ops/session): a value of zeros.
 template <class Value>
 std::vector<Value> allgather_values(const Bootstrap& bootstrap, Bootstrap::Among among,
                                     const Value& mine) {
@@ -44,8 +46,10 @@ std::vector<Value> allgather_values(const Bootstrap& bootstrap, Bootstrap::Among
   const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
   std::vector<Value> all;
   for (const std::string& block : bootstrap.allgather(among, bytes)) {
+    Value& value = all.emplace_back();
+    if (block.empty()) continue;
     HORON_CHECK(block.size() == sizeof(Value), "all ranks send a value of one type");
-    std::memcpy(&all.emplace_back(), block.data(), sizeof(Value));
+    std::memcpy(&value, block.data(), sizeof(Value));
   }
   return all;
 }

@@ -205,6 +205,12 @@ void Controller::ask_everybody(int but) {
   }
 }
 
+void Controller::greet() {
+  for (int peer = 0; peer < options_.size; ++peer) {
+    if (peer != options_.rank) ask(peer);
+  }
+}
+
 void Controller::forgive(Nanos gap) {
   liveness_.forgive(gap);
   member_.forgive(gap);

@@ -62,6 +62,8 @@ class Controller {
   void batch_enqueued();
   // One batch given out earlier has finished here.
   void batch_finished(bool was_enqueued = false);
+  // Asks all other members whether they are there: one that did not know of the set learns of it.
+  void greet();
   // Ends the set with this error, here and on every member.
   void fail(const Error& error);
   // The time of all events until the next call. A gap of more than 3 s means that this process

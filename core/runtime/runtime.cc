@@ -18,6 +18,7 @@
 #include "horon/core/base/timeline.h"
 #include "horon/core/execution/executor.h"
 #include "horon/core/runtime/loop_seat.h"
+#include "horon/core/runtime/pair_sets.h"
 #include "horon/core/runtime/runtime_loop.h"
 #include "horon/core/runtime/submission_check.h"
 #include "horon/core/transport/transport.h"
@@ -49,11 +50,12 @@ class Runtime::Impl {
         topology_(std::move(parts.topology)),
         timeline_(std::move(parts.timeline)),
         step_in_submit_(parts.step_in_submit),
+        has_pairs_(parts.make_pair != nullptr),
         transport_(std::move(parts.transport)),
         devices_(devices_of(parts)),
         runnable_(parts.world.executor->shared_ops()),
         loop_({&config_, &topology_, timeline_, transport_.get(), std::move(parts.world),
-               std::move(parts.make_set), &seat_->reaper},
+               std::move(parts.make_set), std::move(parts.make_pair), &seat_->reaper},
               door_) {
     auto world = std::make_shared<std::vector<int>>(static_cast<size_t>(topology_.size));
     std::iota(world->begin(), world->end(), 0);
@@ -170,6 +172,7 @@ class Runtime::Impl {
   const Topology topology_;
   const std::shared_ptr<Timeline> timeline_;
   const bool step_in_submit_;
+  const bool has_pairs_;
 
  private:
   using Ranks = std::shared_ptr<const std::vector<int>>;
@@ -197,7 +200,11 @@ class Runtime::Impl {
   Ranks members_of(uint32_t set) const {
     if (set == kWorldSet) return world_;
     const std::lock_guard lock(members_mutex_);
-    const auto known = members_.find(set);
+    auto known = members_.find(set);
+    if (known == members_.end() && has_pairs_ && is_pair_set(set)) {
+      auto pair = std::make_shared<const std::vector<int>>(members_of_pair(set, topology_.size));
+      known = members_.emplace(set, std::move(pair)).first;
+    }
     if (known == members_.end() ||
         !std::binary_search(known->second->begin(), known->second->end(), topology_.rank)) {
       throw Error(ErrorCode::InvalidArgument,
@@ -209,7 +216,7 @@ class Runtime::Impl {
 
   Ranks world_;
   mutable std::mutex members_mutex_;
-  std::map<uint32_t, Ranks> members_;  // of the other sets
+  mutable std::map<uint32_t, Ranks> members_;  // of the other sets
   std::mutex shutdown_mutex_;
   std::atomic<bool> left_from_within_{false};
   std::unique_ptr<Transport> transport_;

@@ -32,6 +32,10 @@ class Runtime {
     // loop, which stands still meanwhile, at nearly the same time on all members.
     // May be null: then add_set() is refused. What it throws ends the job.
     std::function<SetResources(const std::vector<int>& ranks)> make_set;
+    // Makes what the set of two ranks runs on, which send and receive there (pair_sets.h): without
+    // the other rank, which may do so later. Called in the loop. May be null: then there are no
+    // pairs.
+    std::function<SetResources(const std::vector<int>& ranks)> make_pair;
     // By kind of device: why this job can't use it, for who tries. Empty: this build can't.
     std::array<std::string, kDeviceKindCount> unavailable;
     std::shared_ptr<SeatVisitor> seat_visitor;  // may be null

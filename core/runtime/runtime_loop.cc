@@ -11,6 +11,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/negotiation/wire_format.h"
+#include "horon/core/runtime/pair_sets.h"
 #include "horon/core/runtime/reaper.h"
 
 namespace horon::core {
@@ -30,6 +31,7 @@ RuntimeLoop::RuntimeLoop(Parts parts, RuntimeDoor& door)
       timeline_(std::move(parts.timeline)),
       transport_(parts.transport),
       make_set_(std::move(parts.make_set)),
+      make_pair_(std::move(parts.make_pair)),
       reaper_(parts.reaper),
       out_of_memory_(std::make_shared<const Error>(
           ErrorCode::Limit, concat("rank ", topology_.rank, " is out of memory"))),
@@ -52,6 +54,7 @@ bool RuntimeLoop::try_turn() {
   for (auto& [id, runner] : runners_) runner->set_time(now);
   bool news = take_calls();
   news = take_messages() || news;
+  if (shut_down_) leave_world();
   for (auto& [id, runner] : runners_) news = runner->decide(now, outbox_) || news;
   if (fatal_now_) {
     // The members of the other sets must hear of it too.
@@ -88,8 +91,8 @@ void RuntimeLoop::take_call(Call& call) {
   std::visit(Overloaded{
                  [&](Submission& submission) { take(std::move(submission)); },
                  [&](Refusal& refusal) {
-                   const auto runner = runners_.find(refusal.set);
-                   if (runner != runners_.end()) runner->second->refuse(refusal);
+                   SetRunner* const runner = runner_for_call(refusal.set);
+                   if (runner != nullptr) runner->refuse(refusal);
                  },
                  [&](JoinCall& join) {
                    const auto runner = runners_.find(join.set);
@@ -100,7 +103,9 @@ void RuntimeLoop::take_call(Call& call) {
                  [&](RemoveSetCall& remove) { take(remove); },
                  [&](ShutdownCall&) {
                    shut_down_ = true;
-                   for (auto& [id, runner] : runners_) runner->shut_down();
+                   for (auto& [id, runner] : runners_) {
+                     if (id != kWorldSet) runner->shut_down();
+                   }
                  },
              },
              call);
@@ -111,14 +116,46 @@ Error RuntimeLoop::removed(uint32_t set) {
 }
 
 void RuntimeLoop::take(Submission&& submission) {
-  const auto runner = runners_.find(submission.set);
-  if (runner == runners_.end() || removals_.contains(submission.set)) {
+  SetRunner* const runner = runner_for_call(submission.set);
+  if (runner == nullptr || removals_.contains(submission.set)) {
     std::shared_ptr<HandleState> handle = std::move(submission.handle);
     const uint32_t set = submission.set;
     reaper_->add(std::move(submission));
     return finish(handle, removed(set));
   }
-  runner->second->take(std::move(submission));
+  runner->take(std::move(submission));
+}
+
+SetRunner* RuntimeLoop::find_runner(uint32_t set) {
+  const auto known = runners_.find(set);
+  if (known != runners_.end()) return known->second.get();
+  const std::vector<int> ranks = members_of_pair(set, topology_.size);
+  if (make_pair_ == nullptr || !std::binary_search(ranks.begin(), ranks.end(), topology_.rank)) {
+    return nullptr;
+  }
+  add_runner(set, ranks, make_pair_(ranks));
+  SetRunner* const runner = runners_.at(set).get();
+  runner->set_time(Clock::now().time_since_epoch().count());
+  if (shut_down_) runner->shut_down();
+  return runner;
+}
+
+SetRunner* RuntimeLoop::runner_for_call(uint32_t set) {
+  const bool is_new = !runners_.contains(set);
+  SetRunner* const runner = find_runner(set);
+  if (is_new && runner != nullptr) {
+    runner->greet();
+    greeted_.insert(set);
+  }
+  return runner;
+}
+
+// The others end when all ranks have left the world. One that has not heard of a pair by then could
+// never say Shutdown in it.
+void RuntimeLoop::leave_world() {
+  if (left_world_ || !greeted_.empty()) return;
+  left_world_ = true;
+  runners_.at(kWorldSet)->shut_down();
 }
 
 void RuntimeLoop::take(AddSetCall& add) {
@@ -132,7 +169,7 @@ void RuntimeLoop::take(AddSetCall& add) {
       add_runner(add.set, add.ranks, make_set_(add.ranks));
       runners_[add.set]->set_time(Clock::now().time_since_epoch().count());
     }
-    newest_set_ = std::max(newest_set_, add.set);
+    if (add.set < kFirstNumberedSet) newest_set_ = std::max(newest_set_, add.set);
     finish(add.handle, std::nullopt);
   } catch (...) {
     const Error cause = current_error();
@@ -157,6 +194,7 @@ void RuntimeLoop::forget_removed_sets() {
       continue;
     }
     runners_.erase(removal->first);
+    if (removal->first >= kFirstNumberedSet) removed_.insert(removal->first);
     finish(removal->second, std::nullopt);
     removal = removals_.erase(removal);
   }
@@ -188,13 +226,14 @@ bool RuntimeLoop::take_messages() {
     any = true;
     try {
       const uint32_t set = set_of(message->bytes);
-      const auto runner = runners_.find(set);
-      if (runner != runners_.end()) {
-        runner->second->receive(message->from, message->bytes);
-      } else if (set > newest_set_) {
+      SetRunner* const runner = find_runner(set);
+      if (runner != nullptr) {
+        greeted_.erase(set);
+        runner->receive(message->from, message->bytes);
+      } else if (!was_removed(set)) {
         throw Error(ErrorCode::Internal,
                     concat("it is about process set ", set, ", which is not known here"));
-      }  // else: it was sent before the set was removed
+      }  // else: it was sent before that
     } catch (const Error& error) {
       fail_all_sets(
           Error(error.code(), concat("message from rank ", message->from, ": ", error.what())));
@@ -203,12 +242,17 @@ bool RuntimeLoop::take_messages() {
   return any;
 }
 
+bool RuntimeLoop::was_removed(uint32_t set) const {
+  return set < kFirstNumberedSet ? set <= newest_set_ : removed_.contains(set);
+}
+
 void RuntimeLoop::note_stalls() {
   std::string text;
   for (const auto& [id, runner] : runners_) {
     if (runner->stall_text().empty()) continue;
-    text += concat(text.empty() ? "" : "; ",
-                   id == kWorldSet ? "" : concat("process set ", id, ": "), runner->stall_text());
+    const bool needs_number = id != kWorldSet && !is_pair_set(id);  // names of pairs say the ranks
+    text += concat(text.empty() ? "" : "; ", needs_number ? concat("process set ", id, ": ") : "",
+                   runner->stall_text());
   }
   if (text == door_.stall_report) return;  // only this thread writes it
   const std::lock_guard lock(door_.mutex);

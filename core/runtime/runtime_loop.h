@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,7 @@ class RuntimeLoop {
     Transport* transport = nullptr;
     SetResources world;
     std::function<SetResources(const std::vector<int>& ranks)> make_set;
+    std::function<SetResources(const std::vector<int>& ranks)> make_pair;
     Reaper* reaper = nullptr;  // outlives the loop
   };
   RuntimeLoop(Parts parts, RuntimeDoor& door);
@@ -95,6 +97,13 @@ class RuntimeLoop {
   void take(AddSetCall& add);
   void take(RemoveSetCall& remove);
   void forget_removed_sets();
+  bool was_removed(uint32_t set) const;
+  // Null if there is none. That of a pair is made when it is first asked for.
+  SetRunner* find_runner(uint32_t set);
+  // The same for a call of this rank: the other rank of a pair hears of the set at once.
+  SetRunner* runner_for_call(uint32_t set);
+  // Leaves the world once the other rank of each pair is known to have it.
+  void leave_world();
   void add_runner(uint32_t id, const std::vector<int>& ranks, SetResources resources);
   bool take_messages();
   void note_stalls();
@@ -130,20 +139,24 @@ class RuntimeLoop {
   const std::shared_ptr<Timeline> timeline_;
   Transport* const transport_;
   const std::function<SetResources(const std::vector<int>&)> make_set_;
+  const std::function<SetResources(const std::vector<int>&)> make_pair_;
   Reaper* const reaper_;
   const std::shared_ptr<const Error> out_of_memory_;  // made while there is memory
   AbortSender abort_;
   RuntimeDoor& door_;
   std::map<uint32_t, std::unique_ptr<SetRunner>> runners_;
   std::map<uint32_t, std::shared_ptr<HandleState>> removals_;
-  uint32_t newest_set_ = kWorldSet;
+  uint32_t newest_set_ = kWorldSet;  // of those that all ranks have made
+  std::set<uint32_t> removed_;       // of the others
+  std::set<uint32_t> greeted_;       // pairs whose other rank has not answered yet
   Pacer pacer_;
   std::vector<Call> calls_;
   std::vector<Outgoing> outbox_;
   Nanos next_record_ = 0;  // of the statistics into the timeline
   Statistics recorded_;
-  bool fatal_now_ = false;     // an error ends the job in this turn
-  bool shut_down_ = false;     // this rank has called shutdown()
+  bool fatal_now_ = false;  // an error ends the job in this turn
+  bool shut_down_ = false;  // this rank has called shutdown()
+  bool left_world_ = false;
   std::map<int, Death> dead_;  // by rank
   bool ended_ = false;
   bool polls_ = false;

@@ -5,6 +5,7 @@
 #include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/block_layout.h"
+#include "horon/core/runtime/pair_sets.h"
 
 namespace horon::core {
 namespace {
@@ -99,6 +100,19 @@ std::string fault_of_device(const Submission& submission, int rank, const RankDe
                 " works on ", to_string(kind), ":", index, "; move it there");
 }
 
+// What these sets run on has been made without the ranks that are not in them. On devices the
+// collectives of all sets keep one order, which needs all ranks.
+std::string fault_of_set(uint32_t set, const EntrySpec& spec) {
+  if (!is_pair_set(set)) {
+    if (set < kFirstNumberedSet || spec.device == DeviceKind::Host) return "";
+    return concat("it is in ", to_string(spec.device), " memory; a process set that its members ",
+                  "have made alone takes host memory only: let all ranks make it");
+  }
+  if (spec.kind == CollectiveKind::Broadcast && spec.device == DeviceKind::Host) return "";
+  return concat("a pair of ranks sends and receives host memory, as a broadcast; this is ",
+                to_string(spec.kind), " of ", to_string(spec.device), " memory");
+}
+
 // As the batch will be (describe_batch()).
 std::string fault_of_ops(const EntrySpec& spec, const RunnableCalls& runnable) {
   BatchFacts facts;
@@ -128,6 +142,7 @@ std::string find_fault(const Submission& submission, int rank, std::span<const i
   }
   if (moves_blocks(spec.kind) && spec.parts.empty()) return "it has no tensors";
   if (std::string fault = fault_of_spec(spec, ranks); !fault.empty()) return fault;
+  if (std::string fault = fault_of_set(submission.set, spec); !fault.empty()) return fault;
   if (std::string fault = fault_of_device(submission, rank, devices); !fault.empty()) return fault;
   if (std::string fault = fault_of_ops(spec, runnable); !fault.empty()) return fault;
   if (!submission.absent.empty() && submission.absent.size() != spec.parts.size()) {

@@ -45,8 +45,10 @@ class CommunicatorMaker::Progress {
  public:
   explicit Progress(const std::vector<std::string>& states) {
     for (size_t i = 0; i < states.size(); ++i) {
-      const char letter = states[i].empty() ? kReady : states[i].front();
+      if (states[i].empty()) continue;  // it has no part in this
+      const char letter = states[i].front();
       const auto rank = static_cast<int>(i);
+      if (first_rank_ < 0) first_rank_ = rank;
       if (letter == kWaiting) {
         waiting_.push_back(rank);
         waited_s_ = std::max(waited_s_, std::stod(states[i].substr(1)));
@@ -58,6 +60,7 @@ class CommunicatorMaker::Progress {
   const std::optional<std::string>& failure() const { return failure_; }
   const std::vector<int>& waiting() const { return waiting_; }
   double waited_s() const { return waited_s_; }
+  int first_rank() const { return first_rank_; }
   std::string waiting_text() const {
     return concat("MPI_Comm_create_group has not returned on ", core::name_ranks(waiting_),
                   " since ", std::lround(waited_s_), " s");
@@ -66,6 +69,7 @@ class CommunicatorMaker::Progress {
  private:
   std::vector<int> waiting_;
   double waited_s_ = 0;  // the longest of all ranks
+  int first_rank_ = -1;
   std::optional<std::string> failure_;
 };
 
@@ -168,7 +172,7 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
       throw Error(ErrorCode::Stall, concat(part.what, ": ", progress.waiting_text(),
                                            ", the limit of HORON_STALL_ABORT_S"));
     }
-    if (talk.topology().rank == 0 && options_.warn_after_s > 0 &&
+    if (talk.topology().rank == progress.first_rank() && options_.warn_after_s > 0 &&
         progress.waited_s() >= warned_s + options_.warn_after_s) {
       warned_s = progress.waited_s();
       core::log(core::LogLevel::Warn, concat(part.what, ": ", progress.waiting_text()));

@@ -35,11 +35,11 @@ class CommunicatorMaker {
   // `reserved_bytes` (a multiple of 64) that are not for the ops. If a rank throws, all do.
   std::shared_ptr<Communicator> make_world(size_t reserved_bytes) const;
 
-  // Of some ranks: a process set, or a part of one (Communicator::leaders()). Collective over all
-  // ranks of the job, which talk to each other over `talk`. Each rank names the members, ascending,
-  // of the communicator that it is in; a rank that is in none names none, and gets null. Several
-  // may be made by one call if they have no rank in common. `what` begins each message; `id` is
-  // the same on all ranks, and another one for each call.
+  // Of some ranks: a process set, or a part of one (Communicator::leaders()). Collective over the
+  // ranks that talk to each other over `talk`: all of the job, or the members alone. Each rank
+  // names the members, ascending, of the communicator that it is in; a rank that is in none names
+  // none, and gets null. Several may be made by one call if they have no rank in common. `what`
+  // begins each message; `id` is the same on all ranks, and another one for each call.
   //
   // If a rank can't do it, all ranks throw the same Error, with that rank; the job can go on. Where
   // another rank still waits for it in MPI then, the library is abandoned on all of them.

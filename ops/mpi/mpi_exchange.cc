@@ -8,7 +8,7 @@
 #include "horon/ops/host/host_refusal.h"
 #include "horon/ops/mpi/mpi_datatypes.h"
 #include "horon/ops/mpi/mpi_in_flight.h"
-#include "horon/ops/mpi/mpi_messages.h"
+#include "horon/ops/mpi/mpi_pair.h"
 
 namespace horon::ops {
 namespace {
@@ -33,7 +33,7 @@ class InFlightExchange final : public MpiInFlight {
   }
 
  private:
-  static constexpr uint64_t kTags = MpiMessages::kFirstTag;  // above: those of messages
+  static constexpr uint64_t kTags = MpiPair::kTag;  // above: those of pairs and of messages
 
   int64_t bytes_of(int64_t elements) const {
     return elements * static_cast<int64_t>(size_of(batch().dtype));

@@ -9,8 +9,8 @@
 
 namespace horon::ops {
 
-// Shares the communicator with MPI's collectives and with MpiExchange, whose tags lie below
-// kFirstTag.
+// Shares the communicator with MPI's collectives, and with MpiExchange and MpiPair, whose tags lie
+// below kFirstTag.
 class MpiMessages final : public Messages {
  public:
   // The caller owns `communicator` and keeps it alive for longer than the messages. From now on

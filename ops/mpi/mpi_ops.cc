@@ -8,6 +8,7 @@
 #include "horon/ops/mpi/mpi_channel.h"
 #include "horon/ops/mpi/mpi_exchange.h"
 #include "horon/ops/mpi/mpi_messages.h"
+#include "horon/ops/mpi/mpi_pair.h"
 #include "horon/ops/mpi/mpi_reducescatter.h"
 
 namespace horon::ops {
@@ -25,6 +26,15 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(
        {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}) {
     ops.push_back(std::make_unique<MpiExchange>(channel, kind));
   }
+  return ops;
+}
+
+std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_pair_ops(
+    const void* communicator, std::shared_ptr<core::ScratchPool> scratch, int me, int peer) {
+  const auto channel =
+      std::make_shared<MpiChannel>(*static_cast<const MPI_Comm*>(communicator), std::move(scratch));
+  std::vector<std::unique_ptr<core::CollectiveOp>> ops;
+  ops.push_back(std::make_unique<MpiPair>(channel, me, peer));
   return ops;
 }
 

@@ -11,10 +11,15 @@
 namespace horon::ops {
 
 // `communicator` points to an MPI_Comm, which is read at once. The communicator must outlive the
-// ops and be used for nothing else but make_mpi_messages(). `scratch` is for what the ops convert
-// and stage.
+// ops and be used for nothing else but the other functions here. `scratch` is for what the ops
+// convert and stage.
 std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_ops(
     const void* communicator, std::shared_ptr<core::ScratchPool> scratch);
+
+// Of the two ranks of a pair, on the communicator of all ranks, which others may use besides. `me`
+// and `peer`: as MpiPair has them.
+std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_pair_ops(
+    const void* communicator, std::shared_ptr<core::ScratchPool> scratch, int me, int peer);
 
 // Messages on the same communicator.
 std::shared_ptr<Messages> make_mpi_messages(const void* communicator);

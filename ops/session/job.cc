@@ -144,6 +144,13 @@ void Job::start_runtime() {
         ProcessSets::Parts{maker_.get(), world_.get(), &config_, parts.timeline, gpu_});
     parts.starts_closed = true;  // with MPI_THREAD_SERIALIZED, one thread at a time calls MPI
     parts.make_set = [this](const std::vector<int>&) { return sets_->make_resources(); };
+    // Weak: the runtime is kept after the end of the job, which frees the communicator.
+    parts.make_pair = [kept = std::weak_ptr<Communicator>(world_), config = config_,
+                       timeline = parts.timeline](const std::vector<int>& pair) {
+      const std::shared_ptr<Communicator> world = kept.lock();
+      return core::SetResources(world, std::make_unique<core::Executor>(
+                                           make_pair_execution(*world, pair, config, timeline)));
+    };
   });
   core::run_on_all(*bootstrap_, [&] {
     core::LocalGroup& group = world_->local_group();

@@ -36,15 +36,24 @@ class ProcessSet {
   int me_ = -1;
 };
 
-// All of these are collective over all ranks of the job: each rank calls them with the same
-// arguments, in the same order, also ranks that are not in the set. They wait for the others. Throw
-// Error(Mismatch) naming the ranks, if those differ; Error(InvalidArgument).
+// All of these but add_process_set_among() are collective over all ranks of the job: each rank
+// calls them with the same arguments, in the same order, also ranks that are not in the set. They
+// wait for the others. Throw Error(Mismatch) naming the ranks, if those differ;
+// Error(InvalidArgument).
 
 // `ranks` in any order, each once.
 ProcessSet add_process_set(std::vector<int> ranks);
 // Waits for what its members have submitted. A collective that only some of them have submitted
 // fails there.
 void remove_process_set(const ProcessSet& set);
+
+// A set that its members make alone: each of them calls this with the same ranks and the same
+// number, and the other ranks of the job do not. `number`: less than 2^30, and another one for each
+// set that a rank is ever in. Members make the sets that they have in common in the same order, on
+// one thread at a time. Its collectives run as those of every set, on host memory. So does
+// remove_process_set() of it: a call of its members. A member that does not come is reported by its
+// rank, as a stall; other ranks on one of them are an Error(Mismatch).
+ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number);
 
 // One set for each color, of the ranks that gave it; the answer is this rank's own. As
 // MPI_Comm_split, colors are any numbers.

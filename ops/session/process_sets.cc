@@ -7,6 +7,7 @@
 
 #include "horon/core/base/text.h"
 #include "horon/ops/builtin.h"
+#include "horon/ops/session/members_bootstrap.h"
 #include "horon/ops/session/runtime_bootstrap.h"
 #include "horon/ops/session/session_collectives.h"
 
@@ -14,6 +15,7 @@ namespace horon::ops {
 namespace {
 
 using core::concat;
+using core::kFirstNumberedSet;
 
 // The same names for all sets: new names for each set would fill the table of names. The number of
 // the set is part of the data.
@@ -24,6 +26,11 @@ constexpr const char* kRemove = "horon.remove_process_set";
 
 std::string call_text(const std::vector<int>& ranks) {
   return concat("add_process_set({", core::list_ranks(ranks), "})");
+}
+
+MembersBootstrap talk_among(core::Runtime& runtime, uint32_t id, const std::vector<int>& ranks) {
+  const std::string name = concat("process set ", id - kFirstNumberedSet);
+  return {runtime, ranks, name, concat(name, " of ranks ", exact_list(ranks))};
 }
 
 }  // namespace
@@ -53,20 +60,16 @@ void ProcessSets::refuse_if_closed() const {
   if (closed_) throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
 }
 
-void ProcessSets::refuse_wrong_ranks(const std::vector<int>& ranks) {
+std::string ProcessSets::fault_of_ranks(const std::vector<int>& ranks) const {
   const int size = parts_.world->topology().size;
-  std::string fault;
-  if (ranks.empty()) fault = "it has no ranks";
+  if (ranks.empty()) return "it has no ranks";
+  if (ranks.front() < 0 || ranks.back() >= size) {
+    return concat("its ranks must be 0 to ", size - 1);
+  }
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
-    fault = "a rank is there twice";
+    return "a rank is there twice";
   }
-  if (!ranks.empty() && (ranks.front() < 0 || ranks.back() >= size)) {
-    fault = concat("its ranks must be 0 to ", size - 1);
-  }
-  if (fault.empty()) return;
-  fault = concat(call_text(ranks), ": ", fault);
-  runtime_->refuse(kAdd, fault);
-  throw Error(ErrorCode::InvalidArgument, fault);
+  return "";
 }
 
 ProcessSet ProcessSets::add(std::vector<int> ranks) {
@@ -74,33 +77,68 @@ ProcessSet ProcessSets::add(std::vector<int> ranks) {
   refuse_if_closed();
   const uint32_t id = ++calls_;
   std::sort(ranks.begin(), ranks.end());
-  refuse_wrong_ranks(ranks);
+  if (std::string fault = fault_of_ranks(ranks); !fault.empty()) {
+    fault = concat(call_text(ranks), ": ", fault);
+    runtime_->refuse(kAdd, fault);
+    throw Error(ErrorCode::InvalidArgument, fault);
+  }
   meet(*runtime_, kAdd, concat("process set ", id, " of ranks ", exact_list(ranks)));
-  prepared_ = prepare(id, ranks);
+  const RuntimeBootstrap talk(*runtime_, kCommunicator);
+  prepared_ = prepare(talk, call_text(ranks), id, ranks, parts_.gpu);
   newest_ops_.reset();
   runtime_->add_set(id, ranks);
   // Nobody uses it before all have it. From here on collectives on devices keep an order among
   // sets.
   meet(*runtime_, kMade, concat("process set ", id), parts_.gpu.get());
+  return note(id, std::move(ranks));
+}
+
+ProcessSet ProcessSets::add_among(std::vector<int> ranks, uint32_t number) {
+  const std::lock_guard lock(calls_mutex_);
+  refuse_if_closed();
+  std::sort(ranks.begin(), ranks.end());
+  const std::string call =
+      concat("add_process_set_among({", core::list_ranks(ranks), "}, ", number, ")");
+  std::string fault = fault_of_ranks(ranks);
+  const int me = parts_.world->topology().rank;
+  if (fault.empty() && !std::binary_search(ranks.begin(), ranks.end(), me)) {
+    fault = concat("rank ", me, " is not among them, so it does not call this");
+  }
+  if (number >= kFirstNumberedSet) fault = "the number must be less than 2^30";
+  if (numbers_.contains(number)) fault = "this rank has given the number to another set before";
+  if (!fault.empty()) throw Error(ErrorCode::InvalidArgument, concat(call, ": ", fault));
+  const uint32_t id = kFirstNumberedSet + number;
+  const MembersBootstrap talk = talk_among(*runtime_, id, ranks);
+  prepared_ = prepare(talk, call, id, ranks, nullptr);
+  newest_ops_.reset();
+  numbers_.insert(number);
+  runtime_->add_set(id, ranks);
+  (void)talk.allgather(core::Bootstrap::Among::Job, "");  // nobody uses it before all have it
+  return note(id, std::move(ranks));
+}
+
+ProcessSet ProcessSets::note(uint32_t id, std::vector<int> ranks) {
   const ProcessSet set(id, std::move(ranks), parts_.world->topology().rank);
   const std::lock_guard sets_lock(sets_mutex_);
   sets_.push_back({set, newest_ops_});
   return set;
 }
 
-// Collective over all ranks, also those that are not in the set: they hear what went wrong.
-ProcessSets::Prepared ProcessSets::prepare(uint32_t id, const std::vector<int>& ranks) const {
-  const RuntimeBootstrap talk(*runtime_, kCommunicator);
+// Ranks that are not in the set hear what went wrong, too, if they take part.
+ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const std::string& call,
+                                           uint32_t id, const std::vector<int>& ranks,
+                                           const std::shared_ptr<JobGpu>& gpu) const {
   const bool member = std::binary_search(ranks.begin(), ranks.end(), talk.topology().rank);
-  CommunicatorMaker::Part part = {call_text(ranks), id, {}};
+  CommunicatorMaker::Part part = {call, id, {}};
   if (member) part.members = ranks;
   Prepared prepared;
   prepared.id = id;
+  prepared.gpu = gpu;
   prepared.communicator = parts_.maker->make(*parts_.world, talk, part);
   core::run_on_all(talk, [&] {
     if (!member || prepared.communicator->mpi() == nullptr) return;
     prepared.execution =
-        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, parts_.gpu);
+        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, gpu);
   });
   return prepared;
 }
@@ -110,7 +148,7 @@ core::SetResources ProcessSets::make_resources() {
   if (!prepared.execution) {
     parts_.maker->connect(*prepared.communicator, prepared.id);
     prepared.execution =
-        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, parts_.gpu);
+        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
   }
   newest_ops_ = prepared.execution->ops;
   std::unique_ptr<core::Gate> gate = make_gate(*prepared.communicator, *parts_.config);
@@ -129,7 +167,11 @@ void ProcessSets::remove(const ProcessSet& set) {
                        : concat("remove_process_set(): set ", set.id(), " has been removed before");
     throw Error(ErrorCode::InvalidArgument, fault);
   }
-  meet(*runtime_, kRemove, concat("process set ", set.id()));
+  if (set.id() >= kFirstNumberedSet) {
+    (void)talk_among(*runtime_, set.id(), set.ranks()).allgather(core::Bootstrap::Among::Job, "");
+  } else {
+    meet(*runtime_, kRemove, concat("process set ", set.id()));
+  }
   runtime_->remove_set(set.id());
   const std::lock_guard sets_lock(sets_mutex_);
   std::erase_if(sets_, is_it);

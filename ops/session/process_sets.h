@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,8 @@ namespace horon::ops {
 // told as runs: "0 to 62 by 2, 64 to 127".
 std::string exact_list(const std::vector<int>& ranks);
 
-// All ranks call add() and remove() in the same order. Any thread, one call after the other.
+// All ranks call add() and remove() in the same order; add_among(), and remove() of such a set, are
+// calls of its members. Any thread, one call after the other.
 class ProcessSets {
  public:
   struct Parts {
@@ -39,6 +41,7 @@ class ProcessSets {
 
   // See horon::add_process_set() and its siblings.
   ProcessSet add(std::vector<int> ranks);
+  ProcessSet add_among(std::vector<int> ranks, uint32_t number);
   void remove(const ProcessSet& set);
   std::vector<ProcessSet> all() const;  // never waits for an add() or a remove()
   // OpTable::explain() of a set of which this rank is a member. Throws Error(InvalidArgument).
@@ -57,6 +60,7 @@ class ProcessSets {
   struct Prepared {
     uint32_t id = 0;
     std::shared_ptr<Communicator> communicator;
+    std::shared_ptr<JobGpu> gpu;                     // may be null
     std::optional<core::Executor::Parts> execution;  // not yet, if threads may not call MPI at once
   };
   struct Known {
@@ -65,14 +69,20 @@ class ProcessSets {
   };
 
   void refuse_if_closed() const;
-  void refuse_wrong_ranks(const std::vector<int>& ranks);
-  Prepared prepare(uint32_t id, const std::vector<int>& ranks) const;
+  // What is wrong with them; empty if nothing is.
+  std::string fault_of_ranks(const std::vector<int>& ranks) const;
+  // Collective over the ranks of `talk`. `call`: for messages.
+  Prepared prepare(const core::Bootstrap& talk, const std::string& call, uint32_t id,
+                   const std::vector<int>& ranks, const std::shared_ptr<JobGpu>& gpu) const;
+  // This rank has it: the others know where to find it.
+  ProcessSet note(uint32_t id, std::vector<int> ranks);
 
   const Parts parts_;
   core::Runtime* runtime_ = nullptr;
   std::atomic<bool> closed_{false};
-  std::mutex calls_mutex_;  // held during add() and remove(), which wait for other ranks
-  uint32_t calls_ = 0;      // of add(): the number of the newest set
+  std::mutex calls_mutex_;      // held during add() and remove(), which wait for other ranks
+  uint32_t calls_ = 0;          // of add(): the number of the newest set
+  std::set<uint32_t> numbers_;  // of add_among()
   Prepared prepared_;
   std::weak_ptr<const core::OpTable> newest_ops_;
   mutable std::mutex sets_mutex_;  // held for moments only

@@ -95,6 +95,11 @@ ProcessSet add_process_set(std::vector<int> ranks) {
   return job().process_sets().add(std::move(ranks));
 }
 
+ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number) {
+  core::refuse_if_banned("add_process_set_among()");
+  return job().process_sets().add_among(std::move(ranks), number);
+}
+
 void remove_process_set(const ProcessSet& set) {
   core::refuse_if_banned("remove_process_set()");
   job().process_sets().remove(set);

@@ -48,7 +48,8 @@ set_source_files_properties(support/failing_allocation.cc support/allocation_cou
 horon_test(runtime_allocations_test
            FILES core/runtime/allocations_test.cc ${fake_world}
                  support/allocation_counter.cc)
-horon_test(process_sets_test FILES core/runtime/process_sets_test.cc ${fake_world})
+horon_test(process_sets_test
+           FILES core/runtime/pair_sets_test.cc core/runtime/process_sets_test.cc ${fake_world})
 horon_test(completion_queue_test FILES core/runtime/completion_queue_test.cc ${fake_world})
 horon_test(frozen_test FILES core/runtime/frozen_test.cc core/runtime/frozen_hosts_test.cc
                              ${fake_world} TIMEOUT 120)

@@ -9,6 +9,7 @@
 #include "horon/ops/mpi/mpi_allreduce.h"
 #include "horon/ops/mpi/mpi_broadcast.h"
 #include "horon/ops/mpi/mpi_exchange.h"
+#include "horon/ops/mpi/mpi_pair.h"
 #include "horon/ops/mpi/mpi_reducescatter.h"
 #include "horon/tests/ops/contract_case.h"
 #include "horon/tests/ops/mpi_world.h"
@@ -88,6 +89,29 @@ TEST_F(MpiOps, Broadcast) {
 TEST_F(MpiOps, BroadcastInPieces) {
   MpiBroadcast op(narrow_channel_);
   check_broadcast(world_, op);
+}
+
+// The last two ranks, on the communicator of all of them.
+TEST_F(MpiOps, BroadcastAmongTheTwoOfAPair) {
+  if (world_.size < 2) GTEST_SKIP() << "needs a second rank";
+  const int me = world_.rank - (world_.size - 2);
+  MPI_Comm apart = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, me < 0 ? 0 : 1, world_.rank, &apart);
+  if (me >= 0) {
+    World pair;
+    pair.rank = me;
+    pair.size = 2;
+    pair.gather = [&](uint64_t mine) {
+      std::vector<uint64_t> both(2);
+      MPI_Allgather(&mine, 1, MPI_UINT64_T, both.data(), 1, MPI_UINT64_T, apart);
+      return both;
+    };
+    for (const auto& channel : {channel_, narrow_channel_}) {
+      MpiPair op(channel, me, world_.size - 1 - me);
+      check_broadcast(pair, op);
+    }
+  }
+  MPI_Comm_free(&apart);
 }
 
 TEST_F(MpiOps, Allgather) {

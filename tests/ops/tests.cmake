@@ -98,6 +98,8 @@ horon_test(session_sets_test FILES ops/session/session_sets_test.cc RANKS 3 4 TI
 foreach(program communicator_test session_sets_test)
   horon_mpirun_test(${program}.hosts_2_1 ${program} 2+1 LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
 endforeach()
+horon_test(members_sets_test FILES ops/session/members_sets_test.cc RANKS 3)
+horon_mpirun_test(members_sets_test.hosts_2_1 members_sets_test 2+1 LAUNCHER ${horon_mpirun_hosts})
 horon_test(session_hosts_test FILES ops/session/session_hosts_test.cc RANKS 2)
 foreach(layout 1+1 2+1 2+2 1+1+1)
   string(REPLACE "+" "_" hosts ${layout})

@@ -89,6 +89,7 @@ class World {
                  bool step_in_submit = false, FakeMemory memory = test::memory_of_worlds()) {
     set_log(0, LogLevel::Error);
     const auto meetings = std::make_shared<Meetings>();
+    const auto meetings_of_pairs = std::make_shared<Meetings>();
     auto transports = InProcessTransport::make_world(size);
     std::vector<Doorbell*> doorbells;  // live as long as any rank's transport
     for (const auto& transport : transports) doorbells.push_back(&transport->doorbell());
@@ -111,15 +112,18 @@ class World {
       options.index = delays.device_index;
       options.by_hand = memory == FakeMemory::Immediate;  // it needs no thread
       devices_.push_back(std::make_shared<FakeDevice>(options));
-      const auto make = [=, device = devices_.back(),
-                         change = hooks.change_execution](const std::vector<int>& ranks) {
-        return resources({rank, memory, device, change, host_of}, ranks,
-                         meetings->next(rank, ranks), delays, doorbells);
+      const auto make = [=, device = devices_.back(), change = hooks.change_execution](
+                            const std::vector<int>& ranks, Meetings& where) {
+        return resources({rank, memory, device, change, host_of}, ranks, where.next(rank, ranks),
+                         delays, doorbells);
       };
-      parts.world = make(all);
+      parts.world = make(all, *meetings);
       parts.make_set = [=, before_set = hooks.before_set](const std::vector<int>& ranks) {
         if (before_set) before_set(rank);
-        return make(ranks);
+        return make(ranks, *meetings);
+      };
+      parts.make_pair = [=](const std::vector<int>& ranks) {
+        return make(ranks, *meetings_of_pairs);
       };
       ranks_.push_back(std::make_unique<Runtime>(std::move(parts)));
     }

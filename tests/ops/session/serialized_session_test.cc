@@ -17,8 +17,12 @@ TEST(SerializedSession, MakesProcessSets) {
   init_session();
   const ProcessSet last = add_process_set({size() - 1});
   const ProcessSet all = split_process_set(1);
+  const ProcessSet alone = add_process_set_among({rank()}, 1);
+  const ProcessSet both = add_process_set_among({0, 1}, 2);
   if (last.includes_me()) barrier(last);
   barrier(all);
+  barrier(alone);
+  barrier(both);
   remove_process_set(last);
   barrier();
   shutdown();

@@ -1,0 +1,163 @@
+// Messages from rank to rank, in sets of two that nobody makes.
+#include "horon/core/runtime/pair_sets.h"
+
+#include <latch>
+
+#include <gmock/gmock.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace test_world;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+std::shared_ptr<HandleState> message(Runtime& runtime, int from, int to, const std::string& name,
+                                     Tensor& tensor) {
+  tensor.spec->kind = CollectiveKind::Broadcast;
+  tensor.spec->root = from;
+  Submission out = submission(name, tensor);
+  out.set = pair_set(from, to, runtime.topology().size);
+  return runtime.submit(std::move(out));
+}
+
+TEST(PairSets, AreNumberedByTheirRanks) {
+  for (int size = 2; size < 6; ++size) {
+    std::vector<uint32_t> numbers;
+    for (int low = 0; low < size; ++low) {
+      for (int high = low + 1; high < size; ++high) {
+        const uint32_t number = pair_set(high, low, size);
+        EXPECT_TRUE(is_pair_set(number));
+        EXPECT_EQ(number, pair_set(low, high, size));
+        EXPECT_THAT(members_of_pair(number, size), ElementsAre(low, high));
+        EXPECT_THAT(numbers, testing::Not(testing::Contains(number)));
+        numbers.push_back(number);
+      }
+    }
+    EXPECT_THROW((void)pair_set(1, 1, size), Error);
+    EXPECT_THROW((void)pair_set(0, size, size), Error);
+    EXPECT_THROW((void)pair_set(-1, 0, size), Error);
+  }
+  EXPECT_THROW((void)pair_set(0, 1, 46341), Error);
+  EXPECT_THAT(members_of_pair(pair_set(46338, 46339, 46340), 46340), ElementsAre(46338, 46339));
+  EXPECT_THAT(members_of_pair(7, 4), IsEmpty());
+  EXPECT_THAT(members_of_pair(kFirstPairSet, 4), IsEmpty());
+  EXPECT_THAT(members_of_pair(~uint32_t{0}, 4), IsEmpty());
+}
+
+// All ranks send before anybody receives: no send may hold up the next call.
+TEST(PairSets, EveryRankSendsToEveryOther) {
+  for (const int size : {2, 5}) {
+    World world(size, {.op_polls = 1});
+    world.each([&](Runtime& runtime, int me) {
+      for (int round = 0; round < 6; ++round) {
+        std::vector<std::shared_ptr<HandleState>> handles;
+        std::vector<Tensor> sent(static_cast<size_t>(size)), received(static_cast<size_t>(size));
+        const auto name = [&](int from) { return "from " + std::to_string(from); };
+        for (int to = 0; to < size; ++to) {
+          if (to == me) continue;
+          sent[static_cast<size_t>(to)] = tensor({1.0F * me, 1.0F * to, 1.0F * round});
+          handles.push_back(message(runtime, me, to, name(me), sent[static_cast<size_t>(to)]));
+        }
+        for (int from = size - 1; from >= 0; --from) {
+          if (from == me) continue;
+          received[static_cast<size_t>(from)] = tensor({-1, -1, -1});
+          handles.push_back(
+              message(runtime, from, me, name(from), received[static_cast<size_t>(from)]));
+        }
+        for (const auto& handle : handles) EXPECT_EQ(error_of(*handle), "");
+        for (int from = 0; from < size; ++from) {
+          if (from == me) continue;
+          EXPECT_THAT(received[static_cast<size_t>(from)].data,
+                      ElementsAre(1.0F * from, 1.0F * me, 1.0F * round));
+        }
+      }
+    });
+  }
+}
+
+TEST(PairSets, AMismatchIsToldToBothAndToNobodyElse) {
+  World world(3);
+  world.each([](Runtime& runtime, int me) {
+    if (me == 2) return;
+    Tensor x = tensor(std::vector<float>(me == 0 ? 3 : 4, 1));
+    EXPECT_THAT(error_of(*message(runtime, 1, 0, "letter", x)),
+                AllOf(HasSubstr("\"letter\""), HasSubstr("[3] on rank 0, [4] on rank 1")));
+    Tensor again = tensor({2.0F * me});
+    EXPECT_EQ(error_of(*message(runtime, 1, 0, "letter", again)), "");
+    EXPECT_THAT(again.data, ElementsAre(2));
+  });
+}
+
+TEST(PairSets, ARefusedCallFailsTheOtherRankToo) {
+  World world(2);
+  world.each([](Runtime& runtime, int me) {
+    const uint32_t pair = pair_set(0, 1, 2);
+    if (me == 1) return runtime.refuse("letter", "no good", pair);
+    Tensor x = tensor({1});
+    EXPECT_THAT(error_of(*message(runtime, 0, 1, "letter", x)),
+                HasSubstr("refused on rank 1: no good"));
+  });
+}
+
+TEST(PairSets, OnlyItsRanksAndOnlyMessages) {
+  World world(3);
+  world.each([](Runtime& runtime, int me) {
+    Tensor x = tensor({1});
+    Submission sum = submission("sum", x);
+    sum.set = pair_set(0, 1, 3);
+    const char* const expected =
+        me == 2 ? "rank 2 is not in process set" : "a pair of ranks sends and receives host memory";
+    try {
+      (void)runtime.submit(std::move(sum));
+      FAIL() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(expected));
+    }
+  });
+}
+
+// The other rank has never heard of the pair when it leaves: it must not be waited for in vain, nor
+// leave before it has heard. Both directions: the lower rank coordinates.
+TEST(PairSets, WhatNobodyReceivesFailsWhenTheOtherLeaves) {
+  for (const int lonely : {0, 1}) {
+    for (int round = 0; round < 30; ++round) {
+      World world(3);
+      world.each([&](Runtime& runtime, int me) {
+        Tensor x = tensor({1});
+        std::shared_ptr<HandleState> handle;
+        if (me == lonely) handle = message(runtime, lonely, 1 - lonely, "letter", x);
+        EXPECT_EQ(runtime.shutdown(20s), "");
+        if (handle == nullptr) return;
+        EXPECT_THAT(error_of(*handle), HasSubstr("shut down without submitting it"));
+      });
+    }
+  }
+}
+
+TEST(PairSets, AStalledMessageNamesWhoIsMissing) {
+  Config config = no_limits();
+  config.stall_warn_s = 0.05;
+  World world(2, {}, config);
+  std::latch reported(1);
+  world.each([&](Runtime& runtime, int me) {
+    Tensor x = tensor({1});
+    if (me == 1) reported.wait();
+    const auto handle = message(runtime, 0, 1, "letter", x);
+    if (me == 0) {
+      wait_for_report(runtime, "\"letter\"");
+      EXPECT_THAT(runtime.stall_report(),
+                  AllOf(HasSubstr("rank 1"), testing::Not(HasSubstr("process set"))));
+      reported.count_down();
+    }
+    EXPECT_EQ(error_of(*handle), "");
+  });
+}
+
+}  // namespace
+}  // namespace horon::core

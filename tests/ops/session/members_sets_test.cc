@@ -1,0 +1,149 @@
+// Process sets that their members make alone.
+#include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
+#include "horon/tests/support/error_of.h"
+#include "horon/tests/support/mpi_main.h"
+
+namespace horon {
+namespace {
+
+using core::concat;
+using test::error_of;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Of each member's rank + 1.
+float sum_of(const ProcessSet& set) {
+  const auto value = std::make_shared<float>(static_cast<float>(rank() + 1));
+  auto spec = std::make_shared<core::EntrySpec>();
+  spec->parts = {{"sum", {1}}};
+  auto* const data = reinterpret_cast<std::byte*>(value.get());
+  core::Submission submission;
+  submission.set = set.id();
+  submission.name = "sum";
+  submission.spec = std::move(spec);
+  submission.memory = {{data, data, 1}};
+  submission.keep_alive = value;
+  (void)ops::runtime().run(std::move(submission))->get();
+  return *value;
+}
+
+float expected_sum(const ProcessSet& set) {
+  float sum = 0;
+  for (const int member : set.ranks()) sum += static_cast<float>(member + 1);
+  return sum;
+}
+
+bool is_on_one_host(const ProcessSet& set) {
+  const std::vector<int>& host_of = ops::runtime().topology().host_of;
+  const std::vector<int> ranks = set.ranks();
+  return std::ranges::all_of(ranks, [&](int member) {
+    return host_of[static_cast<size_t>(member)] == host_of[static_cast<size_t>(ranks.front())];
+  });
+}
+
+class MembersSets : public testing::Test {
+ protected:
+  void SetUp() override { init_session(); }
+  void TearDown() override { shutdown(); }
+};
+
+TEST_F(MembersSets, EveryPairAndAllOfThem) {
+  std::vector<ProcessSet> sets;
+  uint32_t number = 1000;
+  for (int round = 0; round < 2; ++round) {
+    for (int low = 0; low < size(); ++low) {
+      for (int high = low + 1; high < size(); ++high, ++number) {
+        if (rank() == low || rank() == high) {
+          sets.push_back(add_process_set_among({high, low}, number));
+        }
+      }
+    }
+    std::vector<int> all(static_cast<size_t>(size()));
+    std::iota(all.begin(), all.end(), 0);
+    sets.push_back(add_process_set_among(all, 7 + static_cast<uint32_t>(round)));
+    sets.push_back(add_process_set_among({rank()}, 70 + static_cast<uint32_t>(round)));
+  }
+  for (const ProcessSet& set : sets) {
+    EXPECT_TRUE(set.includes_me());
+    EXPECT_EQ(sum_of(set), expected_sum(set));
+    barrier(set);
+    const std::string chosen = ops::explain_selection(set).front();
+    if (is_on_one_host(set)) {
+      EXPECT_THAT(chosen, HasSubstr("shm_allreduce"));
+    }
+  }
+  EXPECT_EQ(process_sets().size(), 1 + sets.size());
+  const size_t kept = sets.size() / 2;  // the others end with the session
+  for (size_t i = 0; i < kept; ++i) remove_process_set(sets[i]);
+  for (size_t i = kept; i < sets.size(); ++i) EXPECT_EQ(sum_of(sets[i]), expected_sum(sets[i]));
+  EXPECT_THAT(error_of([&] { (void)sum_of(sets.front()); }), HasSubstr("has been removed"));
+}
+
+// The rank that is not in the set comes to a collective of all ranks meanwhile, which began before.
+TEST_F(MembersSets, HoldUpNobody) {
+  const BarrierHandle before = barrier_async();
+  if (rank() != 1) {
+    const ProcessSet set = add_process_set_among({0, 2}, 1);
+    EXPECT_EQ(sum_of(set), 4);
+  }
+  before.wait();
+  const ProcessSet made_by_all = add_process_set({0, 1});
+  barrier();
+}
+
+TEST_F(MembersSets, WrongCallsAreRefusedAtOnce) {
+  const auto error = [](std::vector<int> ranks, uint32_t number) {
+    return error_of([&] { (void)add_process_set_among(ranks, number); });
+  };
+  EXPECT_THAT(error({}, 1), HasSubstr("it has no ranks"));
+  EXPECT_THAT(error({rank(), rank()}, 1), HasSubstr("a rank is there twice"));
+  EXPECT_THAT(error({rank(), size()}, 1), HasSubstr(concat("must be 0 to ", size() - 1)));
+  EXPECT_THAT(error({(rank() + 1) % size()}, 1), HasSubstr("is not among them"));
+  EXPECT_THAT(error({rank()}, uint32_t{1} << 30), HasSubstr("less than 2^30"));
+  (void)add_process_set_among({rank()}, 1);
+  EXPECT_THAT(error({rank()}, 1), HasSubstr("has given the number to another set before"));
+}
+
+TEST_F(MembersSets, RanksThatDifferAreAMismatch) {
+  if (rank() == 2) return;
+  std::vector<int> ranks = {0, 1};
+  if (rank() == 1) ranks.push_back(2);
+  EXPECT_THAT(error_of([&] { (void)add_process_set_among(ranks, 5); }),
+              AllOf(HasSubstr("mismatch"), HasSubstr("process set 5 of ranks 0 and 1 on rank 0"),
+                    HasSubstr("process set 5 of ranks 0, 1 and 2 on rank 1")));
+  EXPECT_EQ(sum_of(add_process_set_among({0, 1}, 5)), 3);
+}
+
+TEST(MembersSetsStall, NamesTheMemberThatDoesNotCome) {
+  init_session({.set = {{"HORON_STALL_WARN_S", "0.2"}}});
+  char word = 0;
+  if (rank() == 1) MPI_Recv(&word, 1, MPI_CHAR, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  std::thread watcher;
+  if (rank() == 0) {
+    watcher = std::thread([&] {
+      std::string report;
+      while (report.find("\"process set 3") == std::string::npos) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        report = ops::runtime().stall_report();
+      }
+      EXPECT_THAT(report, HasSubstr("rank 1"));
+      MPI_Send(&word, 1, MPI_CHAR, 1, 0, MPI_COMM_WORLD);
+    });
+  }
+  EXPECT_EQ(sum_of(add_process_set_among({0, 1, 2}, 3)), 6);
+  if (watcher.joinable()) watcher.join();
+  shutdown();
+}
+
+}  // namespace
+}  // namespace horon
