@@ -84,6 +84,8 @@ endfunction()
 
 torch_test(collectives/collectives_test 1 2 3 4)
 torch_test(collectives/block_collectives_test 2 3 4)
+torch_test(collectives/given_results_test 2 3)
+torch_test(collectives/point_to_point_test 2 3)
 torch_test(collectives/process_set_test 2 3 4)
 torch_test(collectives/autograd_adjoints_test 2 3 4)
 torch_test(collectives/autograd_test 2 3 4)

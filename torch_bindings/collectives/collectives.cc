@@ -50,7 +50,7 @@ Pending pending_broadcast(const at::Tensor& tensor, const BroadcastOptions& opti
 Pending pending_allgather(const at::Tensor& tensor, const AllgatherOptions& options) {
   const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Allgather, "allgather",
                                                            options.name, options.process_set);
-  pending->add_rows(tensor);
+  pending->add_rows(tensor, {}, options.output);
   return pending;
 }
 
@@ -61,15 +61,26 @@ Pending pending_reducescatter(const at::Tensor& tensor, const ReducescatterOptio
   pending->spec.prescale = options.prescale;
   pending->spec.postscale = options.postscale;
   pending->spec.splits = options.splits;
-  pending->add_rows(tensor);
+  pending->add_rows(tensor, {}, options.output);
+  return pending;
+}
+
+Pending pending_reduce(const at::Tensor& tensor, const ReduceOptions& options, Into into) {
+  const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Reducescatter, "reduce",
+                                                           options.name, options.process_set);
+  pending->spec.reduce_op = options.op;
+  pending->spec.prescale = options.prescale;
+  pending->spec.postscale = options.postscale;
+  pending->set_root(options.root);
+  pending->add_reduced(tensor, into);
   return pending;
 }
 
 Pending pending_alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {
   const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Alltoall, "alltoall",
                                                            options.name, options.process_set);
-  pending->add_rows(tensor,
-                    options.splits.empty() ? pending->equal_splits(tensor) : options.splits);
+  pending->add_rows(tensor, options.splits.empty() ? pending->equal_splits(tensor) : options.splits,
+                    options.output);
   return pending;
 }
 
@@ -77,7 +88,7 @@ Pending pending_gather(const at::Tensor& tensor, const GatherOptions& options) {
   const auto pending = std::make_shared<PendingCollective>(CollectiveKind::Gather, "gather",
                                                            options.name, options.process_set);
   pending->set_root(options.root);
-  pending->add_rows(tensor);
+  pending->add_rows(tensor, {}, options.output);
   return pending;
 }
 
@@ -86,10 +97,12 @@ Pending pending_scatter(const at::Tensor& tensor, const ScatterOptions& options)
                                                            options.name, options.process_set);
   pending->set_root(options.root);
   if (options.root != rank()) {
-    pending->add_rows(tensor.defined() && tensor.dim() > 0 ? tensor.slice(0, 0, 0) : tensor);
+    pending->add_rows(tensor.defined() && tensor.dim() > 0 ? tensor.slice(0, 0, 0) : tensor, {},
+                      options.output);
     return pending;
   }
-  pending->add_rows(tensor, options.splits.empty() ? pending->even_splits(tensor) : options.splits);
+  pending->add_rows(tensor, options.splits.empty() ? pending->even_splits(tensor) : options.splits,
+                    options.output);
   return pending;
 }
 
@@ -98,6 +111,10 @@ Pending pending_scatter(const at::Tensor& tensor, const ScatterOptions& options)
 Handle::Handle(Pending pending) : pending_(std::move(pending)) {}
 
 bool Handle::poll() const { return checked(pending_)->state().finished(); }
+
+void Handle::notify(const std::shared_ptr<CompletionQueue>& queue, uint64_t token) const {
+  checked(pending_)->state().notify(queue, token);
+}
 
 at::Tensor Handle::wait() const {
   checked(pending_)->state().wait(std::nullopt);
@@ -117,6 +134,10 @@ std::vector<int64_t> Handle::received_splits() const {
 GroupHandle::GroupHandle(Pending pending) : pending_(std::move(pending)) {}
 
 bool GroupHandle::poll() const { return checked(pending_)->state().finished(); }
+
+void GroupHandle::notify(const std::shared_ptr<CompletionQueue>& queue, uint64_t token) const {
+  checked(pending_)->state().notify(queue, token);
+}
 
 std::vector<at::Tensor> GroupHandle::wait() const {
   checked(pending_)->state().wait(std::nullopt);
@@ -174,6 +195,22 @@ at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& o
 
 Handle reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options) {
   return submit(pending_reducescatter(tensor, options));
+}
+
+at::Tensor reduce(const at::Tensor& tensor, const ReduceOptions& options) {
+  return run(pending_reduce(tensor, options, Into::New));
+}
+
+at::Tensor reduce_(const at::Tensor& tensor, const ReduceOptions& options) {
+  return run(pending_reduce(tensor, options, Into::Same));
+}
+
+Handle reduce_async(const at::Tensor& tensor, const ReduceOptions& options) {
+  return submit(pending_reduce(tensor, options, Into::New));
+}
+
+Handle reduce_async_(const at::Tensor& tensor, const ReduceOptions& options) {
+  return submit(pending_reduce(tensor, options, Into::Same));
 }
 
 AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options) {

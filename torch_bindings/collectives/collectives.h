@@ -44,6 +44,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "horon/core/base/entry_spec.h"
+#include "horon/core/runtime/completion_queue.h"
 #include "horon/ops/session/process_set.h"
 
 namespace horon {
@@ -51,6 +52,10 @@ namespace horon {
 namespace torch_detail {
 class PendingCollective;
 }
+
+// Which collectives have ended, in the order in which they did; see Handle::notify(). A thread of
+// the program's own takes the tokens out: no code of the program runs on the thread of the runtime.
+using CompletionQueue = core::CompletionQueue;
 
 // A collective under way. Copies refer to the same one. A handle may be dropped without wait(): the
 // collective goes on, but nothing tells of its failure, and an in-place tensor that is not
@@ -62,6 +67,8 @@ class Handle {
 
   // Has it ended (well or badly)? Never blocks.
   bool poll() const;
+  // Puts the token into the queue once it has ended, as poll() says: at once, if it has.
+  void notify(const std::shared_ptr<CompletionQueue>& queue, uint64_t token) const;
   // Blocks until it has ended; the result, the same tensor each time. Throws its error, each time.
   at::Tensor wait() const;
   // As wait(), but throws Error(Timeout) when the time is over. The collective goes on, and may be
@@ -82,6 +89,8 @@ class GroupHandle {
   explicit GroupHandle(std::shared_ptr<torch_detail::PendingCollective> pending);
 
   bool poll() const;
+  // Puts the token into the queue once it has ended, as poll() says: at once, if it has.
+  void notify(const std::shared_ptr<CompletionQueue>& queue, uint64_t token) const;
   // The results, in the order of the call.
   std::vector<at::Tensor> wait() const;
   std::vector<at::Tensor> wait(std::chrono::nanoseconds timeout) const;
@@ -127,6 +136,9 @@ Handle broadcast_async_(const at::Tensor& tensor, const BroadcastOptions& option
 struct AllgatherOptions {
   std::string name = {};  // empty: "allgather.noname.N"
   ProcessSet process_set = {};
+  // Where the result goes; undefined: to a new tensor. Row-major, of the shape of the result, and
+  // no part of the input; this may differ from rank to rank. The call gives it back.
+  at::Tensor output = {};
 };
 
 // The tensors of all ranks one after the other along the first dimension, in the order of ranks:
@@ -144,6 +156,7 @@ struct ReducescatterOptions {
   // Rows for each rank of the set, the same on all. Empty: as even as can be, the first ranks get
   // one more.
   std::vector<int64_t> splits = {};
+  at::Tensor output = {};  // as for allgather
 };
 
 // The rows of the reduced tensor that are this rank's: [n_rank, d1, ...] from [n0 + n1 + ..., d1,
@@ -151,12 +164,29 @@ struct ReducescatterOptions {
 at::Tensor reducescatter(const at::Tensor& tensor, const ReducescatterOptions& options = {});
 Handle reducescatter_async(const at::Tensor& tensor, const ReducescatterOptions& options = {});
 
+struct ReduceOptions {
+  std::string name = {};  // empty: "reduce.noname.N"
+  int root = 0;           // a rank of the world
+  ProcessSet process_set = {};
+  ReduceOp op = ReduceOp::Average;  // prescale, postscale: as for allreduce
+  double prescale = 1.0;
+  double postscale = 1.0;
+};
+
+// As allreduce on the root; the others get no elements: [0]. In place: the tensors of the others
+// stay as they were, and the root's is written by wait().
+at::Tensor reduce(const at::Tensor& tensor, const ReduceOptions& options = {});
+at::Tensor reduce_(const at::Tensor& tensor, const ReduceOptions& options = {});
+Handle reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {});
+Handle reduce_async_(const at::Tensor& tensor, const ReduceOptions& options = {});
+
 struct AlltoallOptions {
   std::string name = {};  // empty: "alltoall.noname.N"
   ProcessSet process_set = {};
   // Rows that each rank of the set gets from this one. Empty: all get the same, and the first
   // dimension must be divisible.
   std::vector<int64_t> splits = {};
+  at::Tensor output = {};  // as for allgather
 };
 
 struct AlltoallResult {
@@ -173,6 +203,7 @@ struct GatherOptions {
   std::string name = {};  // empty: "gather.noname.N"
   int root = 0;           // a rank of the world
   ProcessSet process_set = {};
+  at::Tensor output = {};  // as for allgather
 };
 
 // As allgather on the root; the others get no rows: [0, d1, ...].
@@ -185,6 +216,7 @@ struct ScatterOptions {
   ProcessSet process_set = {};
   // On the root: rows for each rank of the set. Empty: as even as can be, the first get one more.
   std::vector<int64_t> splits = {};
+  at::Tensor output = {};  // as for allgather
 };
 
 // This rank's rows of the root's tensor. On the others the tensor says dtype and row shape; its

@@ -1,7 +1,6 @@
 #include "horon/torch_bindings/collectives/pending_collective.h"
 
 #include <algorithm>
-#include <cmath>
 #include <new>
 #include <utility>
 
@@ -21,7 +20,6 @@
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/known_calls.h"
-#include "horon/torch_bindings/tensors/finite.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
@@ -104,64 +102,6 @@ void PendingCollective::reserve(size_t parts) {
   memory_.reserve(parts);
 }
 
-void PendingCollective::check(const at::Tensor& tensor, Into into) {
-  try {
-    const bool complex = tensor.defined() && tensor.is_complex();
-    const at::Tensor view = complex ? real_view(tensor) : at::Tensor();
-    const at::Tensor& real = complex ? view : tensor;
-    into == Into::Same ? check_writable(real, name) : check_tensor(real, name);
-    const DataType dtype = data_type_of(real, name);
-    if (!parts_.empty() && dtype != spec.dtype) {
-      throw Error(ErrorCode::InvalidArgument,
-                  concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is ",
-                         to_string(dtype), ", the first is ", to_string(spec.dtype),
-                         "; the tensors of a group have one dtype"));
-    }
-    spec.dtype = dtype;
-    check_device(tensor);
-    check_reduction(tensor);
-  } catch (const Error& error) {
-    refuse(error);
-  }
-}
-
-void PendingCollective::check_device(const at::Tensor& tensor) {
-  const c10::Device device = tensor.device();
-  if (!parts_.empty() && device != device_) {
-    throw Error(
-        ErrorCode::InvalidArgument,
-        concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is on ", device,
-               ", the first is on ", device_, "; the tensors of a group are on one device"));
-  }
-  device_ = device;
-  spec.device = device_kind(device);
-}
-
-void PendingCollective::check_reduction(const at::Tensor& tensor) const {
-  if (!core::reduces(spec.kind)) return;
-  const auto fail = [&](std::string_view why) {
-    throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
-  };
-  if (const auto why = why_no_reduction(spec.dtype, spec.reduce_op); !why.empty()) {
-    fail(concat("is ", to_string(spec.dtype), ": ", why));
-  }
-  const bool linear = spec.reduce_op == ReduceOp::Sum || spec.reduce_op == ReduceOp::Average;
-  if (tensor.is_complex() && !linear) {
-    fail(concat("is complex, which has no ", to_string(spec.reduce_op), "; use Sum or Average"));
-  }
-  if (!std::isfinite(spec.prescale) || !std::isfinite(spec.postscale)) {
-    fail("prescale and postscale must be finite");
-  }
-  if (!is_floating(spec.dtype) && (spec.prescale != 1.0 || spec.postscale != 1.0)) {
-    fail(concat("is ", to_string(spec.dtype), "; prescale and postscale need a floating type"));
-  }
-  if (ops::runtime().config().check_finite && is_floating(spec.dtype) &&
-      !all_finite(real_view(tensor))) {
-    throw not_finite(concat("tensor \"", name, "\""), real_view(tensor),
-                     "HORON_CHECK_FINITE asks for finite values");
-  }
-}
-
 void PendingCollective::add(const at::Tensor& tensor, Into into) {
   check(tensor, into);
   Part& part = parts_.emplace_back();
@@ -171,7 +111,10 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
   const at::Tensor& real = as_it_is ? tensor : view;
   part.shape = real.sizes();
   const bool in_place_on_result = spec.kind == CollectiveKind::Broadcast && into == Into::New;
-  if (into == Into::Same) {
+  if (into == Into::Nowhere) {
+    part.output = as_it_is ? tensor : row_major(real);
+    part.result = tensor;
+  } else if (into == Into::Same) {
     if (!as_it_is) part.output = row_major(real);
     if (!is_row_major(tensor)) part.target = tensor.detach();
     part.result = tensor;
@@ -183,7 +126,7 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
   if (in_place_on_result && spec.root == horon::rank()) {
     part.output.copy_(as_it_is ? real_view(tensor) : real);
   }
-  if (into == Into::Same || in_place_on_result) {
+  if (into != Into::New || in_place_on_result) {
     const at::Tensor& memory = part.output.defined() ? part.output : part.result;
     part.input = memory.storage();
     memory_.push_back(make_part(memory, memory));
@@ -194,7 +137,8 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
   }
 }
 
-void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits) {
+void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
+                                 const at::Tensor& output) {
   check(tensor, Into::New);
   const bool gathers =
       spec.kind == CollectiveKind::Allgather || spec.kind == CollectiveKind::Gather;
@@ -218,8 +162,40 @@ void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int
     rows = rows.new_zeros({rows.size(0)});
   }
   part.input = rows.storage();
+  if (output.defined()) {
+    check_output(part, rows, output);
+    if (output.is_alias_of(rows)) {
+      rows = rows.clone();
+      part.input = rows.storage();
+    }
+    part.result = output;
+    part.given = part.complex ? real_view(output) : output;
+    mark_written(output);
+  }
   memory_.push_back(make_part(rows, {}));
   splits_.insert(splits_.end(), splits.begin(), splits.end());
+}
+
+// As a reducescatter that gives all elements to the root.
+void PendingCollective::add_reduced(const at::Tensor& tensor, Into into) {
+  check(tensor, into);
+  const at::Tensor real = row_major(real_view(tensor));
+  remark = concat("shape ", core::shape_text(tensor.sizes()));
+  const bool is_root = spec.root == horon::rank();
+  spec.splits.assign(static_cast<size_t>(process_set_.size()), 0);
+  const std::vector<int> ranks = process_set_.ranks();
+  const auto root = std::find(ranks.begin(), ranks.end(), spec.root) - ranks.begin();
+  spec.splits[static_cast<size_t>(root)] = real.numel();
+  add_rows(real.view({real.numel()}));
+  Part& part = parts_.back();
+  part.complex = tensor.is_complex();
+  part.whole = is_root ? at::DimVector(real.sizes()) : at::DimVector{0};
+  if (part.complex && !is_root) part.whole->push_back(2);
+  if (into != Into::Same) return;
+  part.result = tensor;
+  if (!is_root) return;
+  part.target = tensor.detach();
+  mark_written(tensor);
 }
 
 std::string PendingCollective::part_name(size_t index) const {
@@ -298,6 +274,15 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
 std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
                                             core::MemoryQueue& queue) const {
   part.elements = elements;
+  if (part.given.defined()) {
+    const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
+    if (part.given.size(0) * row != elements) {
+      throw Error(ErrorCode::InvalidArgument,
+                  concat("tensor \"", name, "\": the output has ", part.given.size(0),
+                         " rows, but the result has ", elements / row));
+    }
+    if (part.given.numel() > 0) return static_cast<std::byte*>(part.given.mutable_data_ptr());
+  }
   if (device_.is_cpu()) {
     part.bytes = allocate_bytes(static_cast<size_t>(elements) * size_of(spec.dtype));
     return part.bytes.get();
@@ -364,9 +349,11 @@ void PendingCollective::note_stream_of_results() {
 }
 
 void PendingCollective::settle_rows(Part& part) {
+  if (part.result.defined() && !part.target.defined()) return;
   const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
   std::vector<int64_t> shape{part.elements / row};
   shape.insert(shape.end(), part.row_shape.begin(), part.row_shape.end());
+  if (part.whole) shape.assign(part.whole->begin(), part.whole->end());
   at::Tensor rows;
   if (part.flat.defined() && !part.rows_are_empty) {
     rows = std::exchange(part.flat, {}).view(shape);
@@ -376,8 +363,12 @@ void PendingCollective::settle_rows(Part& part) {
     rows = at::from_blob(
         part.bytes.get(), shape, [memory = part.bytes](void*) {}, part.options);
   }
-  part.result = part.complex ? at::view_as_complex(rows) : rows;
   part.bytes.reset();
+  if (part.target.defined()) {
+    part.output = rows;
+  } else {
+    part.result = part.complex ? at::view_as_complex(rows) : rows;
+  }
 }
 
 std::vector<std::vector<int64_t>> PendingCollective::received_rows() const {

@@ -20,7 +20,9 @@
 
 namespace horon::torch_detail {
 
-enum class Into : uint8_t { New, Same };  // the result: a new tensor, or the one that was given
+// Where the result goes: to a new tensor, to the one that was given, or nowhere, because this rank
+// only sends.
+enum class Into : uint8_t { New, Same, Nowhere };
 
 // Owned by the handles of one collective and, until it has ended, by the runtime: so on a GPU its
 // tensors live until their work has been done there. The runtime thread calls LibTorch for one
@@ -55,7 +57,13 @@ class PendingCollective {
   void add(const at::Tensor& tensor, Into into);
   // Adds a tensor whose result differs in its first dimension; a scalar counts as one row.
   // `splits`: for the members of the set, if this rank divides the rows.
-  void add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits = {});
+  // `output`: where the result goes; undefined: to a new tensor.
+  void add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits = {},
+                const at::Tensor& output = {});
+
+  // Adds the one tensor of a reduction to spec.root, with all its elements: the result is there,
+  // and on the other ranks no elements, or with Into::Same the tensor as it is.
+  void add_reduced(const at::Tensor& tensor, Into into);
 
   // Begins. The parts must have been checked, and `self` is this object.
   void submit(const std::shared_ptr<PendingCollective>& self);
@@ -79,9 +87,11 @@ class PendingCollective {
     c10::Storage input;   // so that the memory stays, whatever the program does to its tensor
     at::DimVector shape;  // what the ranks agree on
     bool complex = false;
-    bool rows_are_empty = false;  // one element stands for each row, see add_rows()
-    at::DimVector row_shape;      // rows: the shape of one, real
-    at::TensorOptions options;    // rows: of the result
+    bool rows_are_empty = false;         // one element stands for each row, see add_rows()
+    at::DimVector row_shape;             // rows: the shape of one, real
+    std::optional<at::DimVector> whole;  // rows: of the result in place of them, real
+    at::TensorOptions options;           // rows: of the result
+    at::Tensor given;                    // rows: what the caller wants the result in, real
     std::shared_ptr<std::byte> bytes;
     at::Tensor flat;  // rows on a GPU: in the place of `bytes`
     int64_t elements = 0;
@@ -90,6 +100,7 @@ class PendingCollective {
   core::Submission submission(const std::shared_ptr<PendingCollective>& self);
   void check(const at::Tensor& tensor, Into into);
   void check_device(const at::Tensor& tensor);
+  void check_output(const Part& part, const at::Tensor& rows, const at::Tensor& output) const;
   void check_reduction(const at::Tensor& tensor) const;
   bool is_plain() const;
   std::shared_ptr<const core::EntrySpec> agreed_spec();

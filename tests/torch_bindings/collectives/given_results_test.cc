@@ -1,0 +1,147 @@
+// Reductions to one rank, results into memory of the caller's, and the queue of what has ended.
+#include <numeric>
+#include <thread>
+
+#include <gmock/gmock.h>
+
+#include "horon/tests/torch_bindings/collectives/collective_values.h"
+#include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+
+namespace horon::given_results_test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::error_of;
+using testing_support::expect_equal;
+using testing_support::kTensorTypes;
+using testing_support::sum_of_all;
+using testing_support::values_of;
+
+TEST(Reduce, EveryTypeShapeAndRoot) {
+  for (const at::ScalarType type : kTensorTypes) {
+    for (const std::vector<int64_t>& shape : {std::vector<int64_t>{}, {0}, {7}, {2, 3, 5}}) {
+      for (int root = 0; root < size(); ++root) {
+        SCOPED_TRACE(testing::Message() << type << " " << at::IntArrayRef(shape) << " to " << root);
+        const at::Tensor mine = values_of(shape, type, rank());
+        const at::Tensor sum = sum_of_all(shape, type);
+        const at::Tensor nothing = at::empty({0}, mine.options());
+        expect_equal(reduce(mine, {.root = root, .op = ReduceOp::Sum}),
+                     rank() == root ? sum : nothing);
+        expect_equal(mine, values_of(shape, type, rank()));
+        const at::Tensor in_place = mine.clone();
+        expect_equal(reduce_(in_place, {.root = root, .op = ReduceOp::Sum}),
+                     rank() == root ? sum : mine);
+        expect_equal(in_place, rank() == root ? sum : mine);
+      }
+    }
+  }
+}
+
+TEST(Reduce, OpsScalesAndStrides) {
+  const int root = size() - 1;
+  const at::Tensor strided = values_of({4, 6}, at::kDouble, rank()).t();
+  const Handle mean = reduce_async(strided, {.root = root, .prescale = 2, .postscale = 0.5});
+  const Handle most = reduce_async_(strided, {.root = root, .op = ReduceOp::Max});
+  at::Tensor max = values_of({4, 6}, at::kDouble, 0).t();
+  for (int r = 1; r < size(); ++r) max = max.maximum(values_of({4, 6}, at::kDouble, r).t());
+  const at::Tensor average = mean.wait();
+  (void)most.wait();
+  if (rank() == root) {
+    expect_equal(average, (sum_of_all({4, 6}, at::kDouble) / size()).t().contiguous(), 1e-12);
+    expect_equal(strided.contiguous(), max.contiguous());
+  }
+}
+
+TEST(Reduce, WhatTheRanksDisagreeAboutIsNamed) {
+  const bool last = rank() == size() - 1;
+  EXPECT_THAT(error_of([&] { reduce(at::ones({2}), {.name = "r", .root = last ? 1 : 0}); }),
+              HasSubstr("disagree about the root: 0 on"));
+  EXPECT_THAT(error_of([&] {
+                reduce(last ? at::ones({2, 3}) : at::ones({3, 2}), {.name = "r"});
+              }),
+              AllOf(HasSubstr("shape [3, 2]) on"), HasSubstr("shape [2, 3]) on")));
+  EXPECT_THAT(error_of([&] { reduce(at::ones({2}), {.name = "r", .root = size()}); }),
+              HasSubstr("is not in the process set"));
+}
+
+TEST(Output, OfEveryKind) {
+  const int n = size(), r = rank();
+  const int64_t all_rows = int64_t{n} * (n + 1) / 2;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kLong, at::kComplexFloat}) {
+    SCOPED_TRACE(type);
+    const at::Tensor mine = values_of({r + 1, 3}, type, r);
+    const at::Tensor want = allgather(mine);
+    const at::Tensor all = at::zeros({all_rows, 3}, mine.options());
+    EXPECT_EQ(allgather(mine, {.output = all}).data_ptr(), all.data_ptr());
+    expect_equal(all, want);
+
+    const at::Tensor on_root = at::zeros({r == 1 ? all_rows : 0, 3}, mine.options());
+    const at::Tensor gathered = gather(mine, {.root = 1, .output = on_root});
+    if (r == 1) expect_equal(on_root, want);
+    EXPECT_EQ(gathered.size(0), on_root.size(0));
+
+    const at::Tensor whole = values_of({2 * n, 2}, type, r);
+    const at::Tensor share = at::zeros({2, 2}, mine.options());
+    reducescatter(whole, {.op = ReduceOp::Sum, .output = share});
+    expect_equal(share, reducescatter(whole, {.op = ReduceOp::Sum}));
+
+    const at::Tensor from_all = at::zeros({2 * n, 2}, mine.options());
+    const AlltoallResult exchanged = alltoall(whole, {.output = from_all});
+    EXPECT_EQ(exchanged.tensor.data_ptr(), from_all.data_ptr());
+    EXPECT_EQ(exchanged.received_splits, std::vector<int64_t>(static_cast<size_t>(n), 2));
+    expect_equal(from_all, alltoall(whole).tensor);
+
+    const at::Tensor part = at::zeros({2, 2}, mine.options());
+    scatter(whole, {.output = part});
+    expect_equal(part, values_of({2 * n, 2}, type, 0).slice(0, 2 * r, 2 * r + 2));
+  }
+}
+
+// As sharded training gathers: what this rank gives is its own place in the result.
+TEST(Output, TheInputMayBeAPartOfIt) {
+  const at::Tensor all = at::zeros({size(), 4});
+  const at::Tensor mine = all.narrow(0, rank(), 1);
+  mine.fill_(rank() + 1);
+  allgather(mine, {.output = all});
+  for (int r = 0; r < size(); ++r) EXPECT_EQ(all[r].sum().item<float>(), 4.0F * (r + 1));
+}
+
+TEST(Output, OfTheWrongSizeIsAnErrorHereAlone) {
+  const bool wrong = rank() == 0;
+  const at::Tensor all = at::zeros({wrong ? size() + 1 : size(), 2});
+  const std::string error = error_of([&] { allgather(at::ones({1, 2}), {.output = all}); });
+  if (wrong) {
+    EXPECT_THAT(error, HasSubstr("rows, but the result has " + std::to_string(size())));
+  } else {
+    EXPECT_EQ(error, error_of([] {}));
+    EXPECT_EQ(all.sum().item<float>(), 2.0F * size());
+  }
+}
+
+TEST(Output, WhatCanNotBeWrittenIsRefused) {
+  const auto error = [](const at::Tensor& output) {
+    return error_of([&] { allgather(at::ones({1, 2}), {.name = "o", .output = output}); });
+  };
+  EXPECT_THAT(error(at::zeros({size(), 2}, at::kDouble)), HasSubstr("is Double, the tensor Float"));
+  EXPECT_THAT(error(at::zeros({size(), 3})), HasSubstr("its rows must have the shape [2]"));
+  EXPECT_THAT(error(at::zeros({2, size()}).t()), HasSubstr("is not row-major"));
+  EXPECT_THAT(error(at::zeros({size(), 2}, at::kComplexFloat)), HasSubstr("is complex"));
+}
+
+TEST(Completions, ATokenOfEachCallComesOut) {
+  const auto queue = std::make_shared<CompletionQueue>();
+  std::vector<Handle> handles;
+  for (uint64_t i = 0; i < 50; ++i) {
+    handles.push_back(allreduce_async(at::ones({2})));
+    handles.back().notify(queue, i);
+  }
+  std::vector<int> seen(handles.size());
+  for (size_t i = 0; i < handles.size(); ++i) ++seen[queue->next(std::nullopt).value()];
+  EXPECT_EQ(seen, std::vector<int>(handles.size(), 1));
+  for (const Handle& handle : handles) EXPECT_TRUE(handle.poll());
+}
+
+}  // namespace
+}  // namespace horon::given_results_test

@@ -1,0 +1,101 @@
+// What is wrong with the tensors of a call.
+#include <cmath>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/torch_bindings/collectives/pending_collective.h"
+#include "horon/torch_bindings/tensors/finite.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
+
+namespace horon::torch_detail {
+
+using core::concat;
+
+void PendingCollective::check(const at::Tensor& tensor, Into into) {
+  try {
+    const bool complex = tensor.defined() && tensor.is_complex();
+    const at::Tensor view = complex ? real_view(tensor) : at::Tensor();
+    const at::Tensor& real = complex ? view : tensor;
+    into == Into::Same ? check_writable(real, name) : check_tensor(real, name);
+    const DataType dtype = data_type_of(real, name);
+    if (!parts_.empty() && dtype != spec.dtype) {
+      throw Error(ErrorCode::InvalidArgument,
+                  concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is ",
+                         to_string(dtype), ", the first is ", to_string(spec.dtype),
+                         "; the tensors of a group have one dtype"));
+    }
+    spec.dtype = dtype;
+    check_device(tensor);
+    check_reduction(tensor);
+  } catch (const Error& error) {
+    refuse(error);
+  }
+}
+
+void PendingCollective::check_device(const at::Tensor& tensor) {
+  const c10::Device device = tensor.device();
+  if (!parts_.empty() && device != device_) {
+    throw Error(
+        ErrorCode::InvalidArgument,
+        concat("tensor \"", name, "\": tensor ", parts_.size(), " of the group is on ", device,
+               ", the first is on ", device_, "; the tensors of a group are on one device"));
+  }
+  device_ = device;
+  spec.device = device_kind(device);
+}
+
+void PendingCollective::check_reduction(const at::Tensor& tensor) const {
+  if (!core::reduces(spec.kind)) return;
+  const auto fail = [&](std::string_view why) {
+    throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
+  };
+  if (const auto why = why_no_reduction(spec.dtype, spec.reduce_op); !why.empty()) {
+    fail(concat("is ", to_string(spec.dtype), ": ", why));
+  }
+  const bool linear = spec.reduce_op == ReduceOp::Sum || spec.reduce_op == ReduceOp::Average;
+  if (tensor.is_complex() && !linear) {
+    fail(concat("is complex, which has no ", to_string(spec.reduce_op), "; use Sum or Average"));
+  }
+  if (!std::isfinite(spec.prescale) || !std::isfinite(spec.postscale)) {
+    fail("prescale and postscale must be finite");
+  }
+  if (!is_floating(spec.dtype) && (spec.prescale != 1.0 || spec.postscale != 1.0)) {
+    fail(concat("is ", to_string(spec.dtype), "; prescale and postscale need a floating type"));
+  }
+  if (ops::runtime().config().check_finite && is_floating(spec.dtype) &&
+      !all_finite(real_view(tensor))) {
+    throw not_finite(concat("tensor \"", name, "\""), real_view(tensor),
+                     "HORON_CHECK_FINITE asks for finite values");
+  }
+}
+
+// The number of its rows can't be judged yet.
+void PendingCollective::check_output(const Part& part, const at::Tensor& rows,
+                                     const at::Tensor& output) const {
+  const auto fail = [&](const auto&... why) {
+    refuse(Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": the output ", why...)));
+  };
+  if (output.is_complex() != part.complex) fail("is complex, or the tensor is, but not both");
+  const at::Tensor real = part.complex ? real_view(output) : output;
+  try {
+    check_writable(real, name);
+  } catch (const Error& error) {
+    refuse(error);
+  }
+  if (real.scalar_type() != rows.scalar_type()) {
+    fail("is ", real.scalar_type(), ", the tensor ", rows.scalar_type());
+  }
+  if (output.device() != rows.device()) fail("is on ", output.device(), ", not on ", rows.device());
+  if (!output.is_contiguous() || output.is_neg() || output.is_conj()) {
+    fail("is not row-major; give contiguous memory");
+  }
+  const at::IntArrayRef shape = real.sizes();
+  if (shape.empty() || shape.slice(1) != at::IntArrayRef(part.row_shape)) {
+    fail("has the shape ", core::shape_text(shape), "; its rows must have the shape ",
+         core::shape_text(part.row_shape));
+  }
+}
+
+}  // namespace horon::torch_detail

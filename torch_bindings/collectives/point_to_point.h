@@ -1,0 +1,44 @@
+// Send and receive: tensors from one rank to another.
+//
+//   if (horon::rank() == 0) horon::send(x, 1);
+//   if (horon::rank() == 1) horon::recv(x, 0);      // into x
+//
+// The n-th send() of one rank to another meets the n-th recv() there, counted for each tag and each
+// process set; sends of different tags may be received in any order. Dtype and shape must be the
+// same: where they differ both ranks get Error(Mismatch) with both values, and the session goes on.
+// A send that nobody receives, or a recv that nobody sends to, is reported as any stall is, with
+// the ranks. When a rank shuts down, what the other still waits for fails (RankLeft).
+//
+// A send is a broadcast among two ranks, in a process set that every two ranks have without making
+// it: both agree first that both have come, then the values travel by MPI. So a send ends when the
+// tensor has been received or is on its way, not before recv() has been called.
+//
+// Dense tensors on the CPU, of all dtypes, shapes and strides; up to 1,024 of one tag may be under
+// way between two ranks. Any thread; one thread at a time for each tag, or the count has no
+// meaning. Throw Error.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+
+namespace horon {
+
+struct PointToPointOptions {
+  int tag = 0;
+  // Counts its messages apart from those of other sets; both ranks are members of it.
+  ProcessSet process_set = {};
+};
+
+// `to` and `from` are ranks of the world, and not this one. Each returns when its part is done.
+void send(const at::Tensor& tensor, int to, const PointToPointOptions& options = {});
+// Writes to the tensor, and gives it back.
+at::Tensor recv(const at::Tensor& tensor, int from, const PointToPointOptions& options = {});
+
+// At once; between the call and the end of wait() a tensor that is sent may not be written, and one
+// that is received may not be touched. wait() gives the tensor.
+Handle send_async(const at::Tensor& tensor, int to, const PointToPointOptions& options = {});
+Handle recv_async(const at::Tensor& tensor, int from, const PointToPointOptions& options = {});
+
+}  // namespace horon
