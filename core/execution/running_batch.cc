@@ -351,7 +351,10 @@ SlicedCopy RunningBatch::unpack() {
     return packs_blocks_ && !work_.entries.front().error ? copy_blocks(false) : SlicedCopy();
   }
   std::vector<CopyItem> items;
+  const bool is_source = spec_.kind == CollectiveKind::Broadcast && batch_.root == context_.me;
   for_each_part([&](const EntryWork&, const MemoryPart& part, const std::byte* address) {
+    // In place it is there already, and the program may read meanwhile what it sends.
+    if (is_source && part.input == part.output) return;
     CopyItem& item = items.emplace_back();
     item.from = address;
     item.to = part.output;

@@ -2,6 +2,8 @@
 #include "horon/core/runtime/pair_sets.h"
 
 #include <latch>
+#include <numeric>
+#include <sys/mman.h>
 
 #include <gmock/gmock.h>
 
@@ -79,6 +81,34 @@ TEST(PairSets, EveryRankSendsToEveryOther) {
       }
     });
   }
+}
+
+// The program may read it meanwhile, and it may lie where nobody can write. Two parts are packed.
+TEST(PairSets, WhatIsSentIsNotWritten) {
+  constexpr size_t kPage = 65536;  // a multiple of every size of a page
+  void* const page =
+      mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  auto* const sent = static_cast<float*>(page);
+  std::iota(sent, sent + 5, 1.0F);
+  ASSERT_EQ(mprotect(page, kPage, PROT_READ), 0);
+  {
+    World world(2);
+    world.each([&](Runtime& runtime, int me) {
+      Tensor received = tensor({0, 0, 0, 0, 0}, CollectiveKind::Broadcast);
+      received.spec->parts = {{"x", {2}}, {"y", {3}}};
+      Submission out = submission("letter", received);
+      out.set = pair_set(0, 1, 2);
+      float* const data = me == 0 ? sent : received.data.data();
+      auto* const first = reinterpret_cast<std::byte*>(data);
+      auto* const second = reinterpret_cast<std::byte*>(data + 2);
+      out.memory = {{first, first, 2}, {second, second, 3}};
+      EXPECT_EQ(error_of(*runtime.submit(std::move(out))), "");
+      const std::vector<float> got(data, data + 5);
+      EXPECT_THAT(got, ElementsAre(1, 2, 3, 4, 5));
+    });
+  }
+  munmap(page, kPage);
 }
 
 TEST(PairSets, AMismatchIsToldToBothAndToNobodyElse) {
