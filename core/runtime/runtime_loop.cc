@@ -119,9 +119,9 @@ void RuntimeLoop::take(Submission&& submission) {
   SetRunner* const runner = runner_for_call(submission.set);
   if (runner == nullptr || removals_.contains(submission.set)) {
     std::shared_ptr<HandleState> handle = std::move(submission.handle);
-    const uint32_t set = submission.set;
+    const Error error = shut_down_ ? *door_.shut_down : removed(submission.set);
     reaper_->add(std::move(submission));
-    return finish(handle, removed(set));
+    return finish(handle, error);
   }
   runner->take(std::move(submission));
 }
@@ -142,6 +142,7 @@ SetRunner* RuntimeLoop::find_runner(uint32_t set) {
 
 SetRunner* RuntimeLoop::runner_for_call(uint32_t set) {
   const bool is_new = !runners_.contains(set);
+  if (is_new && shut_down_) return nullptr;  // the world may be left already, see leave_world()
   SetRunner* const runner = find_runner(set);
   if (is_new && runner != nullptr) {
     runner->greet();

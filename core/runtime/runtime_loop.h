@@ -100,7 +100,8 @@ class RuntimeLoop {
   bool was_removed(uint32_t set) const;
   // Null if there is none. That of a pair is made when it is first asked for.
   SetRunner* find_runner(uint32_t set);
-  // The same for a call of this rank: the other rank of a pair hears of the set at once.
+  // The same for a call of this rank: the other rank of a pair hears of the set at once. After
+  // shutdown() a call makes none.
   SetRunner* runner_for_call(uint32_t set);
   // Leaves the world once the other rank of each pair is known to have it.
   void leave_world();
