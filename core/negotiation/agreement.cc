@@ -63,18 +63,19 @@ struct Field {
   std::string (*text)(const EntrySpec&, size_t part);
 };
 
-constexpr std::array<Field, 10> entry_fields = {{{"collective", kind_text},
-                                                 {"dtype", dtype_text},
-                                                 {"device", device_text},
-                                                 {"reduce op", op_text},
-                                                 {"root", root_text},
-                                                 {"prescale", prescale_text},
-                                                 {"postscale", postscale_text},
-                                                 {"compression", compression_text},
-                                                 {"splits", splits_text},
-                                                 {"number of tensors", parts_text}}};
+constexpr std::array<Field, 9> entry_fields = {{{"collective", kind_text},
+                                                {"dtype", dtype_text},
+                                                {"device", device_text},
+                                                {"reduce op", op_text},
+                                                {"root", root_text},
+                                                {"prescale", prescale_text},
+                                                {"postscale", postscale_text},
+                                                {"compression", compression_text},
+                                                {"number of tensors", parts_text}}};
 constexpr std::array<Field, 2> part_fields = {
     {{"tensor name", name_text}, {"shape", part_shape_text}}};
+// Behind the shapes: splits add up to the rows, so they differ where the rows do.
+constexpr Field splits_field = {"splits", splits_text};
 
 using Specs = std::span<const std::pair<int, SpecPtr>>;
 
@@ -123,10 +124,12 @@ bool agree(const EntrySpec& a, const EntrySpec& b) {
 }
 
 std::string disagreement(const std::string& name, Specs specs) {
-  for (const Field& field : entry_fields) {
-    if (!differs(field, 0, specs)) continue;
+  const auto text_of = [&](const Field& field) {
     return concat("tensor \"", name, "\": the ranks disagree about the ", field.what, ": ",
                   values(field, 0, specs), ". Every rank must give the same ", field.what, ".");
+  };
+  for (const Field& field : entry_fields) {
+    if (differs(field, 0, specs)) return text_of(field);
   }
   for (size_t part = 0; part < specs.front().second->parts.size(); ++part) {
     for (const Field& field : part_fields) {
@@ -138,6 +141,7 @@ std::string disagreement(const std::string& name, Specs specs) {
                     ". Every rank must give the same ", field.what, ".");
     }
   }
+  if (differs(splits_field, 0, specs)) return text_of(splits_field);
   return concat("tensor \"", name, "\": the ranks disagree");
 }
 

@@ -82,6 +82,18 @@ TEST(Agreement, ShapesOfFewerDimensionsOrInAnotherOrderDiffer) {
   }
 }
 
+// Splits that nobody has given follow from the shape, as in a reduction to one rank.
+TEST(Agreement, TheShapeIsNamedBeforeTheSplits) {
+  EntrySpec a = base();
+  a.kind = CollectiveKind::Reducescatter;
+  a.parts = {{"grad", {3}}};
+  a.splits = {3, 0};
+  EntrySpec b = a;
+  b.parts[0].shape = {4};
+  b.splits = {4, 0};
+  EXPECT_THAT(told({a, b}), HasSubstr("disagree about the shape: [3] on rank 0, [4] on rank 1"));
+}
+
 TEST(Agreement, OneWholeSentence) {
   EntrySpec other = base();
   other.dtype = DataType::Float64;
