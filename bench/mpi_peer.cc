@@ -55,11 +55,11 @@ MPI_Op mpi_op(DataType dtype, ReduceOp op) {
     case ReduceOp::Product:
       return boolean ? MPI_LAND : MPI_PROD;
     case ReduceOp::BitAnd:
-      return MPI_BAND;
+      return boolean ? MPI_LAND : MPI_BAND;
     case ReduceOp::BitOr:
-      return MPI_BOR;
+      return boolean ? MPI_LOR : MPI_BOR;
     case ReduceOp::BitXor:
-      return MPI_BXOR;
+      return boolean ? MPI_LXOR : MPI_BXOR;
   }
   return MPI_OP_NULL;
 }

@@ -52,6 +52,8 @@ horon_bench_test(bench_16_bit 2 table ${horon_bench} -o max
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi,gloo -d bfloat16)
 horon_bench_test(bench_16_bit 3 table ${horon_bench} --collective reducescatter --set all
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi,tuned,gloo -d float16)
+horon_bench_test(bench_bits 2 table ${horon_bench} -o bxor
+                 -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d bool)
 horon_bench_test(bench_set 3 table ${horon_bench} --set 0,2 --collective scatter -r 2
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi,tuned,gloo)
 horon_bench_test(bench_tuned 3 table ${horon_bench} --max-seconds 0.01
