@@ -136,8 +136,9 @@ Handle broadcast_async_(const at::Tensor& tensor, const BroadcastOptions& option
 struct AllgatherOptions {
   std::string name = {};  // empty: "allgather.noname.N"
   ProcessSet process_set = {};
-  // Where the result goes; undefined: to a new tensor. Row-major, of the shape of the result, and
-  // no part of the input; this may differ from rank to rank. The call gives it back.
+  // Where the result goes; undefined: to a new tensor. Row-major, of the shape of the result, which
+  // the call then gives back. It may share memory with the input, which is copied first. Not all
+  // ranks need to give one; where the rows do not fit, the call fails on that rank alone.
   at::Tensor output = {};
 };
 
@@ -174,7 +175,7 @@ struct ReduceOptions {
 };
 
 // As allreduce on the root; the others get no elements: [0]. In place: the tensors of the others
-// stay as they were, and the root's is written by wait().
+// stay as they were and are given back, and the root's is written by wait().
 at::Tensor reduce(const at::Tensor& tensor, const ReduceOptions& options = {});
 at::Tensor reduce_(const at::Tensor& tensor, const ReduceOptions& options = {});
 Handle reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {});

@@ -275,11 +275,8 @@ std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
                                             core::MemoryQueue& queue) const {
   part.elements = elements;
   if (part.given.defined()) {
-    const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
-    if (part.given.size(0) * row != elements) {
-      throw Error(ErrorCode::InvalidArgument,
-                  concat("tensor \"", name, "\": the output has ", part.given.size(0),
-                         " rows, but the result has ", elements / row));
+    if (const std::string fault = fault_of_given(part); !fault.empty()) {
+      throw Error(ErrorCode::InvalidArgument, fault);
     }
     if (part.given.numel() > 0) return static_cast<std::byte*>(part.given.mutable_data_ptr());
   }
@@ -349,6 +346,12 @@ void PendingCollective::note_stream_of_results() {
 }
 
 void PendingCollective::settle_rows(Part& part) {
+  if (part.given.defined()) {
+    // Nobody asks for the memory of a result without elements.
+    const std::string fault = fault_of_given(part);
+    if (fault.empty()) return;
+    throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", fault));
+  }
   if (part.result.defined() && !part.target.defined()) return;
   const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
   std::vector<int64_t> shape{part.elements / row};

@@ -1,6 +1,8 @@
 // What is wrong with the tensors of a call.
 #include <cmath>
 
+#include <c10/util/accumulate.h>
+
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
@@ -71,13 +73,23 @@ void PendingCollective::check_reduction(const at::Tensor& tensor) const {
   }
 }
 
+std::string PendingCollective::fault_of_given(const Part& part) {
+  const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
+  const int64_t rows = part.elements / row;
+  if (part.given.size(0) == rows) return "";
+  return concat("the output has ", part.given.size(0), " rows, but the result has ", rows,
+                "; give one of that size, or none");
+}
+
 // The number of its rows can't be judged yet.
 void PendingCollective::check_output(const Part& part, const at::Tensor& rows,
                                      const at::Tensor& output) const {
   const auto fail = [&](const auto&... why) {
     refuse(Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": the output ", why...)));
   };
-  if (output.is_complex() != part.complex) fail("is complex, or the tensor is, but not both");
+  if (output.is_complex() != part.complex) {
+    fail(output.is_complex() ? "is complex, the tensor is not" : "is not complex, the tensor is");
+  }
   const at::Tensor real = part.complex ? real_view(output) : output;
   try {
     check_writable(real, name);

@@ -232,14 +232,6 @@ TEST_F(Mismatch, RowsWithoutElements) {
                   R"(\(rows of shape \[0\]\))", ", it");
 }
 
-TEST(Refusal, FloatsHaveNoBitwiseReduction) {
-  const auto refused = testing::HasSubstr("BitAnd, BitOr and BitXor are for integers and bool");
-  EXPECT_THAT(error_of([] { allreduce(at::ones({2}), {.name = "b", .op = ReduceOp::BitOr}); }),
-              refused);
-  EXPECT_THAT(error_of([] { reducescatter(at::ones({2}), {.name = "b", .op = ReduceOp::BitXor}); }),
-              refused);
-}
-
 TEST(Refusal, OfOneRankReachesTheOthersAndTheNameWorksAgain) {
   const at::Tensor wrong = at::ones({2}, at::kBool);
   const at::Tensor right = at::ones({2});

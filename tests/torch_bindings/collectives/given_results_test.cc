@@ -1,7 +1,5 @@
-// Reductions to one rank, results into memory of the caller's, and the queue of what has ended.
-#include <numeric>
-#include <thread>
-
+// Reductions to one rank and of bits, results into memory of the caller's, and the queue of what
+// has ended.
 #include <gmock/gmock.h>
 
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
@@ -62,8 +60,20 @@ TEST(Reduce, WhatTheRanksDisagreeAboutIsNamed) {
                 reduce(last ? at::ones({2, 3}) : at::ones({3, 2}), {.name = "r"});
               }),
               AllOf(HasSubstr("shape [3, 2]) on"), HasSubstr("shape [2, 3]) on")));
+  EXPECT_THAT(error_of([&] { reduce(at::ones({last ? 4 : 3}), {.name = "r"}); }),
+              AllOf(HasSubstr("shape [3]) on"), HasSubstr("shape [4]) on")));
   EXPECT_THAT(error_of([&] { reduce(at::ones({2}), {.name = "r", .root = size()}); }),
               HasSubstr("is not in the process set"));
+}
+
+TEST(Refusal, FloatsHaveNoBitwiseReduction) {
+  const auto refused = HasSubstr("BitAnd, BitOr and BitXor are for integers and bool");
+  EXPECT_THAT(error_of([] { allreduce(at::ones({2}), {.name = "b", .op = ReduceOp::BitOr}); }),
+              refused);
+  EXPECT_THAT(error_of([] { reducescatter(at::ones({2}), {.name = "b", .op = ReduceOp::BitXor}); }),
+              refused);
+  EXPECT_THAT(error_of([] { reduce(at::ones({2}), {.name = "b", .op = ReduceOp::BitAnd}); }),
+              refused);
 }
 
 TEST(Output, OfEveryKind) {
@@ -117,6 +127,17 @@ TEST(Output, OfTheWrongSizeIsAnErrorHereAlone) {
   } else {
     EXPECT_EQ(error, error_of([] {}));
     EXPECT_EQ(all.sum().item<float>(), 2.0F * size());
+  }
+}
+
+// Of a result without elements nobody asks where it goes.
+TEST(Output, WhereNoRowsComeMustHaveNone) {
+  const bool wrong = rank() == 1;
+  const at::Tensor rows = at::zeros({wrong || rank() == 0 ? size() : 0, 2});
+  const Handle handle = gather_async(at::ones({1, 2}), {.output = rows});
+  for (int i = 0; i < 2; ++i) {
+    const std::string error = error_of([&] { (void)handle.wait(); });
+    EXPECT_THAT(error, HasSubstr(wrong ? "rows, but the result has 0" : "no error"));
   }
 }
 
