@@ -49,10 +49,11 @@ void remove_process_set(const ProcessSet& set);
 
 // A set that its members make alone: each of them calls this with the same ranks and the same
 // number, and the other ranks of the job do not. `number`: less than 2^30, and another one for each
-// set that a rank is ever in. Members make the sets that they have in common in the same order, on
-// one thread at a time. Its collectives run as those of every set, on host memory. So does
-// remove_process_set() of it: a call of its members. A member that does not come is reported by its
-// rank, as a stall; other ranks on one of them are an Error(Mismatch).
+// set that a rank is ever in. All ranks make and remove such sets in one order, that of the numbers
+// for instance, each rank those that it is in: else they wait for each other in a circle. Its
+// collectives run as those of every set, on host memory. To remove it is a call of its members too.
+// A member that does not come is reported by its rank, as a stall. If their lists of ranks differ,
+// they throw Error(Mismatch) with both; but it is a stall if the lowest ranks differ.
 ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number);
 
 // One set for each color, of the ranks that gave it; the answer is this rank's own. As

@@ -11,7 +11,8 @@
 //
 // A send is a broadcast among two ranks, in a process set that every two ranks have without making
 // it: both agree first that both have come, then the values travel by MPI. So a send ends when the
-// tensor has been received or is on its way, not before recv() has been called.
+// tensor has been received or is on its way, not before recv() has been called. A rank that waits
+// in join() neither sends nor receives; what others wait for from it is a stall.
 //
 // Dense tensors on the CPU, of all dtypes, shapes and strides; up to 1,024 of one tag may be under
 // way between two ranks. Any thread; one thread at a time for each tag, or the count has no
