@@ -119,14 +119,14 @@ class Runtime::Impl {
     members_[id] = std::make_shared<const std::vector<int>>(ranks);
   }
 
-  void remove_set(uint32_t id) {
+  std::shared_ptr<HandleState> leave_set(uint32_t id) {
     {
       const std::lock_guard lock(members_mutex_);
       members_.erase(id);
     }
-    const auto handle = std::make_shared<HandleState>();
+    auto handle = std::make_shared<HandleState>();
     door_.queue.push(RemoveSetCall{id, handle});
-    (void)handle->get();
+    return handle;
   }
 
   std::string shutdown(nanoseconds deadline) {
@@ -249,7 +249,8 @@ void Runtime::refuse(const std::string& name, const std::string& text, uint32_t 
 }
 std::shared_ptr<HandleState> Runtime::join(uint32_t set) { return impl_->join(set); }
 void Runtime::add_set(uint32_t id, const std::vector<int>& ranks) { impl_->add_set(id, ranks); }
-void Runtime::remove_set(uint32_t id) { impl_->remove_set(id); }
+void Runtime::remove_set(uint32_t id) { (void)impl_->leave_set(id)->get(); }
+void Runtime::leave_set(uint32_t id) { (void)impl_->leave_set(id); }
 std::string Runtime::shutdown(nanoseconds deadline) { return impl_->shutdown(deadline); }
 std::shared_ptr<const Error> Runtime::fatal_error() const { return impl_->fatal_error(); }
 std::string Runtime::stall_report() const { return impl_->stall_report(); }

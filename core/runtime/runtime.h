@@ -85,6 +85,8 @@ class Runtime {
   // and what they had submitted has ended. Any thread; block. Throw Error.
   void add_set(uint32_t id, const std::vector<int>& ranks);
   void remove_set(uint32_t id);
+  // The same, but waits for nothing: the set goes when all members have left or removed it.
+  void leave_set(uint32_t id);
 
   // Says "no more from this rank", serves the others until all ranks have said so or the deadline
   // has passed, and joins the thread. At the deadline the others are told that this rank has ended,

@@ -36,9 +36,9 @@ class ProcessSet {
   int me_ = -1;
 };
 
-// All of these but add_process_set_among() are collective over all ranks of the job: each rank
-// calls them with the same arguments, in the same order, also ranks that are not in the set. They
-// wait for the others. Throw Error(Mismatch) naming the ranks, if those differ;
+// All of these but add_process_set_among() and leave_process_set() are collective over all ranks of
+// the job: each rank calls them with the same arguments, in the same order, also ranks that are not
+// in the set. They wait for the others. Throw Error(Mismatch) naming the ranks, if those differ;
 // Error(InvalidArgument).
 
 // `ranks` in any order, each once.
@@ -55,6 +55,11 @@ void remove_process_set(const ProcessSet& set);
 // A member that does not come is reported by its rank, as a stall. If their lists of ranks differ,
 // they throw Error(Mismatch) with both; but it is a stall if the lowest ranks differ.
 ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number);
+
+// This member has no more calls for such a set; returns at once, whatever the others do. What all
+// members have submitted completes; what another one submits from now on fails there (RankLeft). A
+// set that all members have left is as removed.
+void leave_process_set(const ProcessSet& set);
 
 // One set for each color, of the ranks that gave it; the answer is this rank's own. As
 // MPI_Comm_split, colors are any numbers.

@@ -159,13 +159,9 @@ core::SetResources ProcessSets::make_resources() {
 void ProcessSets::remove(const ProcessSet& set) {
   const std::lock_guard lock(calls_mutex_);
   refuse_if_closed();
-  const auto is_it = [&](const Known& known) { return known.set.id() == set.id(); };
-  // Only calls that hold the first mutex change the list, so it may be read here.
-  if (std::none_of(sets_.begin(), sets_.end(), is_it)) {
-    const std::string fault =
-        set.is_world() ? "remove_process_set(): the set of all ranks stays"
-                       : concat("remove_process_set(): set ", set.id(), " has been removed before");
-    throw Error(ErrorCode::InvalidArgument, fault);
+  {
+    const std::lock_guard sets_lock(sets_mutex_);
+    require_known(set, "remove_process_set()");
   }
   if (set.id() >= kFirstNumberedSet) {
     (void)talk_among(*runtime_, set.id(), set.ranks()).allgather(core::Bootstrap::Among::Job, "");
@@ -174,7 +170,33 @@ void ProcessSets::remove(const ProcessSet& set) {
   }
   runtime_->remove_set(set.id());
   const std::lock_guard sets_lock(sets_mutex_);
-  std::erase_if(sets_, is_it);
+  std::erase_if(sets_, [&](const Known& known) { return known.set.id() == set.id(); });
+}
+
+// Under the second mutex only: a thread that waits for other ranks has the first one.
+void ProcessSets::leave(const ProcessSet& set) {
+  const std::lock_guard sets_lock(sets_mutex_);
+  refuse_if_closed();
+  require_known(set, "leave_process_set()");
+  if (set.id() < kFirstNumberedSet) {
+    throw Error(ErrorCode::InvalidArgument,
+                concat("leave_process_set(): all ranks have made set ", set.id(),
+                       ", and only all of them can remove it"));
+  }
+  runtime_->leave_set(set.id());
+  std::erase_if(sets_, [&](const Known& known) { return known.set.id() == set.id(); });
+}
+
+void ProcessSets::require_known(const ProcessSet& set, const char* call) const {
+  if (set.is_world()) {
+    throw Error(ErrorCode::InvalidArgument, concat(call, ": the set of all ranks stays"));
+  }
+  if (std::any_of(sets_.begin(), sets_.end(),
+                  [&](const Known& known) { return known.set.id() == set.id(); })) {
+    return;
+  }
+  throw Error(ErrorCode::InvalidArgument,
+              concat(call, ": set ", set.id(), " has been removed before"));
 }
 
 std::vector<ProcessSet> ProcessSets::all() const {
@@ -206,6 +228,7 @@ bool ProcessSets::close() {
     std::this_thread::sleep_for(1ms);
   }
   const std::lock_guard lock(calls_mutex_, std::adopt_lock);
+  const std::lock_guard sets_lock(sets_mutex_);  // no thread is in leave()
   prepared_ = {};
   return true;
 }

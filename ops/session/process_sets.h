@@ -24,7 +24,7 @@ namespace horon::ops {
 std::string exact_list(const std::vector<int>& ranks);
 
 // All ranks call add() and remove() in the same order; add_among(), and remove() of such a set, are
-// calls of its members. Any thread, one call after the other.
+// calls of its members. Any thread, one call after the other; leave() is a call of one member.
 class ProcessSets {
  public:
   struct Parts {
@@ -43,6 +43,7 @@ class ProcessSets {
   ProcessSet add(std::vector<int> ranks);
   ProcessSet add_among(std::vector<int> ranks, uint32_t number);
   void remove(const ProcessSet& set);
+  void leave(const ProcessSet& set);    // waits for nobody, also not for a call of another thread
   std::vector<ProcessSet> all() const;  // never waits for an add() or a remove()
   // OpTable::explain() of a set of which this rank is a member. Throws Error(InvalidArgument).
   std::vector<std::string> explain(const ProcessSet& set, const core::BatchFacts& facts) const;
@@ -76,6 +77,7 @@ class ProcessSets {
                    const std::vector<int>& ranks, const std::shared_ptr<JobGpu>& gpu) const;
   // This rank has it: the others know where to find it.
   ProcessSet note(uint32_t id, std::vector<int> ranks);
+  void require_known(const ProcessSet& set, const char* call) const;
 
   const Parts parts_;
   core::Runtime* runtime_ = nullptr;

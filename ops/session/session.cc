@@ -105,6 +105,8 @@ void remove_process_set(const ProcessSet& set) {
   job().process_sets().remove(set);
 }
 
+void leave_process_set(const ProcessSet& set) { job().process_sets().leave(set); }
+
 std::vector<ProcessSet> process_sets() { return job().process_sets().all(); }
 
 void shutdown() {

@@ -101,6 +101,29 @@ TEST_F(MembersSets, HoldUpNobody) {
   barrier();
 }
 
+// Its last call completes for the others, a later one of theirs does not.
+TEST_F(MembersSets, AMemberLeavesAndWaitsForNobody) {
+  if (rank() == 2) return;
+  const ProcessSet set = add_process_set_among({0, 1}, 4);
+  const ProcessSet other = add_process_set_among({0, 1}, 5);
+  if (rank() == 0) {
+    EXPECT_EQ(sum_of(set), 3);
+    leave_process_set(set);
+    EXPECT_THAT(error_of([&] { (void)sum_of(set); }), HasSubstr("has been removed"));
+    EXPECT_THAT(error_of([&] { leave_process_set(set); }), HasSubstr("has been removed before"));
+    EXPECT_EQ(sum_of(other), 3);
+  } else {
+    EXPECT_EQ(sum_of(set), 3);
+    EXPECT_EQ(sum_of(other), 3);
+    EXPECT_THAT(error_of([&] { (void)sum_of(set); }), HasSubstr("rank 0"));
+    leave_process_set(set);
+  }
+  EXPECT_EQ(process_sets().size(), 2);
+  EXPECT_EQ(sum_of(add_process_set_among({0, 1}, 6)), 3);
+  leave_process_set(other);
+  EXPECT_THAT(error_of([] { leave_process_set({}); }), HasSubstr("the set of all ranks stays"));
+}
+
 TEST_F(MembersSets, WrongCallsAreRefusedAtOnce) {
   const auto error = [](std::vector<int> ranks, uint32_t number) {
     return error_of([&] { (void)add_process_set_among(ranks, number); });
