@@ -78,6 +78,8 @@ void bind_session(py::module_& module) {
       .def("rank", &ProcessSet::rank);
   module.def("add_process_set", &add_process_set, py::arg("ranks"), WithoutGil());
   module.def("remove_process_set", &remove_process_set, py::arg("process_set"), WithoutGil());
+  module.def("add_process_set_among", &add_process_set_among, py::arg("ranks"), py::arg("number"),
+             WithoutGil());
   module.def("process_sets", &process_sets);
   module.def("barrier", &barrier, py::arg("process_set"), WithoutGil());
   module.def("join", &join, py::arg("process_set"), WithoutGil());

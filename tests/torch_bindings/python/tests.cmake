@@ -17,13 +17,16 @@ foreach(ranks 2 3)
            COMMAND ${horon_mpirun} ${ranks} ${HORON_PYTHON_EXECUTABLE} -m pytest -q -x
                    -p no:cacheprovider ${python_tests})
 endforeach()
+add_test(NAME python_process_groups.np4
+         COMMAND ${horon_mpirun} 4 ${HORON_PYTHON_EXECUTABLE} -m pytest -q -x -p no:cacheprovider
+                 ${python_tests}/process_group_members_test.py)
 add_test(NAME python_programs
          COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/programs_test.py ${horon_mpirun})
 add_test(NAME python_process_group_programs
          COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/process_group_programs_test.py
                  ${horon_mpirun})
-set(python_test_names python_package.np2 python_package.np3 python_programs
-    python_process_group_programs)
+set(python_test_names python_package.np2 python_package.np3 python_process_groups.np4
+    python_programs python_process_group_programs)
 set_tests_properties(${python_test_names} PROPERTIES
                      TIMEOUT 120 PROCESSORS 2 LABELS mpirun ENVIRONMENT "${python_environment}")
 set_tests_properties(python_programs PROPERTIES TIMEOUT 300)

@@ -31,24 +31,19 @@ def register():
 
 def _make(options, _):
     """What new_group() calls, on the members of the group alone."""
-    from horon import native
+    from horon import members, native
     from horon.torch import basics
     basics.init()
-    ranks = list(options.global_ranks_in_group)
-    if not ranks:
-        _compare("init_process_group()", options.group_rank, options.group_size)
-    process_set = _process_set(ranks)
+    ranks = list(options.global_ranks_in_group)  # none: of the default group
+    timeout_s = options.timeout.total_seconds()
+    if not ranks or len(ranks) == native.size():
+        _compare("new_group()" if ranks else "init_process_group()", options.group_rank,
+                 options.group_size)
+        process_set = native.ProcessSet()
+    else:
+        process_set = members.make_process_set(options.store, options.group_rank, ranks, timeout_s)
     return native.make_process_group(group=options.group_id, process_set=process_set,
-                                     timeout_s=options.timeout.total_seconds())
-
-
-def _process_set(ranks):
-    from horon import native
-    if not ranks or ranks == list(range(native.size())):
-        return native.ProcessSet()
-    raise NotImplementedError(
-        f'the backend "horon" has no groups of some ranks yet, such as {ranks}: '
-        'new_group(ranks, backend="gloo") makes one beside it')
+                                     timeout_s=timeout_s)
 
 
 def _compare(what, rank, size):

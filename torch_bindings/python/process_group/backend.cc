@@ -70,6 +70,14 @@ HoronBackend::HoronBackend(const std::string& group, const ProcessSet& set,
   init();
 }
 
+void HoronBackend::shutdown() {
+  if (set_.is_world()) return;
+  try {
+    leave_process_set(set_);
+  } catch (const Error&) {  // the session has ended, and the set with it; or it was called before
+  }
+}
+
 template <class CallOptions>
 std::shared_ptr<Operation> HoronBackend::operation(const Tensors& outputs,
                                                    const CallOptions& options) const {

@@ -1,0 +1,260 @@
+"""Groups of some of the ranks over "horon". Those of two or more need three ranks.
+
+Each test destroys its groups: with use_local_synchronization torch names a group after its ranks
+and the number of groups that a rank has, so all members must have as many.
+"""
+
+import datetime
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import horon.torch as hvd
+from horon import native
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    dist.init_process_group("horon")
+    yield
+    dist.destroy_process_group()
+
+
+def total(ranks):
+    return float(sum(r + 1 for r in ranks))
+
+
+def check(group, ranks):
+    """Its collectives, on a member."""
+    me = dist.get_rank()
+    assert dist.get_process_group_ranks(group) == ranks
+    assert dist.get_rank(group) == ranks.index(me) and dist.get_world_size(group) == len(ranks)
+    x = torch.full((3,), me + 1.0)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [total(ranks)] * 3
+    every = [torch.empty(1) for _ in ranks]
+    dist.all_gather(every, torch.full((1,), float(me)), group=group)
+    assert [int(each) for each in every] == ranks
+    for root in ranks:
+        y = torch.full((2,), float(me))
+        dist.broadcast(y, root, group=group)
+        assert y[0] == root
+        z = torch.ones(2)
+        dist.reduce(z, root, group=group)
+        assert z[0] == (len(ranks) if root == me else 1)
+        part = torch.empty(1)
+        parts = [torch.full((1,), float(r)) for r in ranks] if root == me else None
+        dist.scatter(part, parts, src=root, group=group)
+        assert part[0] == me
+        dist.gather(part, every if root == me else None, dst=root, group=group)
+    exchanged = torch.empty(len(ranks))
+    dist.all_to_all_single(exchanged, torch.full((len(ranks),), float(me)), group=group)
+    assert exchanged.tolist() == ranks
+    share = torch.empty(1)
+    dist.reduce_scatter_tensor(share, torch.ones(len(ranks)), group=group)
+    assert share[0] == len(ranks)
+    objects = [None] * len(ranks)
+    dist.all_gather_object(objects, {"rank": me}, group=group)
+    assert objects == [{"rank": r} for r in ranks]
+    dist.barrier(group=group)
+
+
+def lists_of_ranks(size):
+    every = list(range(size))
+    return [every[:1], every[-1:], every[::2], every[1::2], every[:-1], every[1:], every[:-1],
+            every]
+
+
+def test_overlapping_groups_and_the_same_ranks_twice(rank, size):
+    some = [ranks for ranks in lists_of_ranks(size) if ranks]
+    groups = [dist.new_group(ranks) for ranks in some]
+    for _ in range(2):
+        for group, ranks in zip(groups, some):
+            if rank in ranks:
+                check(group, ranks)
+    for group, ranks in list(zip(groups, some))[::2]:
+        if rank in ranks:
+            dist.destroy_process_group(group)
+    for group, ranks in list(zip(groups, some))[1::2]:
+        if rank in ranks:
+            check(group, ranks)
+            dist.destroy_process_group(group)
+
+
+def test_each_group_has_an_order_of_its_own(rank, size):
+    ranks = list(range(size - 1))
+    first, second = dist.new_group(ranks), dist.new_group(ranks)
+    if rank in ranks:
+        x, y = torch.ones(2), torch.ones(3)
+        order = [(first, x), (second, y)][::1 if rank == 0 else -1]
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for group, tensor in order]
+        for work in works:
+            work.wait()
+        assert x[0] == y[0] == len(ranks)
+        dist.destroy_process_group(first)
+        dist.destroy_process_group(second)
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert x[0] == size
+
+
+def test_members_come_alone(rank, size):
+    """The other ranks are at a collective of all meanwhile, and call nothing."""
+    ranks = list(range(1, size))
+    if rank in ranks:
+        for _ in range(2):  # torch gives both groups the same name
+            group = dist.new_group(ranks, use_local_synchronization=True)
+            check(group, ranks)
+            dist.destroy_process_group(group)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x[0] == size
+
+
+def test_a_member_that_does_not_come(rank, size):
+    if size < 3:
+        pytest.skip("a group of one rank waits for nobody")
+    ranks = [0, size - 1]
+
+    def make(timeout_s):
+        return dist.new_group(ranks, timeout=datetime.timedelta(seconds=timeout_s),
+                              use_local_synchronization=True)
+    for late in (size - 1, 0):
+        if rank in ranks and rank != late:
+            with pytest.raises(RuntimeError, match=f"rank {late} has not come within 0.3 s"):
+                make(0.3)
+        hvd.barrier()
+        if rank == late:  # the other one has given up
+            with pytest.raises(RuntimeError, match=f"rank {late} has not come within"):
+                make(60)
+        hvd.barrier()
+        if rank in ranks:
+            group = make(60)
+            check(group, ranks)
+            dist.destroy_process_group(group)
+
+
+def shared_memories():
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:" in line or "/dev/shm" in line for line in maps)
+
+
+def test_destroyed_groups_are_given_back(rank, size):
+    ranks = list(range(size - 1)) if size > 2 else [rank]
+    sets, before = len(native.process_sets()), shared_memories()
+    most = 0
+    for _ in range(4):
+        group = dist.new_group(ranks, use_local_synchronization=True) if rank in ranks else None
+        if rank in ranks:
+            check(group, ranks)
+            most = max(most, shared_memories())
+            dist.destroy_process_group(group)
+        assert len(native.process_sets()) == sets
+    deadline = time.monotonic() + 60
+    while shared_memories() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert shared_memories() <= before
+    assert rank not in ranks or most > before  # else nothing was seen
+
+
+def test_a_group_is_destroyed_while_others_use_it(rank, size):
+    if size < 3:
+        pytest.skip("groups of one rank")
+    ranks = [0, 1]
+    group = dist.new_group(ranks)
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        dist.destroy_process_group(group)  # nobody is waited for
+    hvd.barrier()
+    if rank == 1:
+        x = torch.ones(2)
+        dist.all_reduce(x, group=group)  # rank 0's part came before it left
+        assert x[0] == 2
+        with pytest.raises(hvd.HorovodInternalError, match="rank 0"):
+            dist.all_reduce(x, group=group)
+        dist.destroy_process_group(group)
+    if rank == 0:
+        assert work.wait()
+
+
+def test_a_mesh_of_two_dimensions(rank, size):
+    inner = 2 if size % 2 == 0 else 1
+    mesh = init_device_mesh("cpu", (size // inner, inner), mesh_dim_names=("data", "model"))
+    x = torch.tensor([rank + 1.0])
+    dist.all_reduce(x, group=mesh.get_group("model"))
+    assert x[0] == total(r for r in range(size) if r // inner == rank // inner)
+    x = torch.tensor([rank + 1.0])
+    dist.all_reduce(x, group=mesh.get_group("data"))
+    assert x[0] == total(range(rank % inner, size, inner))
+    whole = torch.arange(8.0 * size).reshape(2 * size, 4)
+    rows = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+    assert torch.equal(rows.full_tensor(), whole)
+    assert torch.equal(rows.redistribute(placements=[Replicate(), Shard(0)]).full_tensor(), whole)
+    product = rows @ distribute_tensor(torch.ones(4, 2), mesh, [Replicate(), Shard(0)])
+    assert torch.equal(product.full_tensor(), whole @ torch.ones(4, 2))
+
+
+def layers():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def assert_trains_as_one_process(model, parameters, index, count):
+    """This process has its part of each batch."""
+    whole = layers()
+    for step in range(3):
+        rows = torch.randn(2 * count, 6, generator=torch.Generator().manual_seed(step))
+        for net, part in ((model, rows[2 * index:2 * index + 2]), (whole, rows)):
+            net(part).square().mean().backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+    for mine, expected in zip(parameters(model), whole.parameters()):
+        torch.testing.assert_close(mine, expected)
+
+
+def test_replicas_of_shards(rank, size):
+    if size % 2:
+        pytest.skip("an even number of ranks")
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replica", "shard"))
+    model = layers()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    assert_trains_as_one_process(
+        model, lambda net: [parameter.full_tensor() for parameter in net.parameters()], rank, size)
+
+
+def test_ddp_in_a_part_of_the_ranks(rank, size):
+    ranks = list(range(size - 1))
+    group = dist.new_group(ranks)
+    if rank in ranks:
+        model = DistributedDataParallel(layers(), process_group=group)
+        assert_trains_as_one_process(model, lambda net: net.parameters(), rank, len(ranks))
+        dist.destroy_process_group(group)
+
+
+def test_subgroups(rank, size):
+    ones, _ = dist.new_subgroups(1)
+    check(ones, [rank])
+    halves = [list(range(size // 2)), list(range(size // 2, size))]
+    mine, _ = dist.new_subgroups_by_enumeration(halves)
+    check(mine, halves[0] if rank in halves[0] else halves[1])
+
+
+def test_beside_gloo(rank, size):
+    """Its store is that of all groups."""
+    gloo = dist.new_group(list(range(size - 1)), backend="gloo")
+    horon = dist.new_group(list(range(size - 1)), backend="cpu:horon")
+    if rank < size - 1:
+        for group in (gloo, horon):
+            x = torch.ones(2)
+            dist.all_reduce(x, group=group)
+            assert x[0] == size - 1
+            dist.destroy_process_group(group)

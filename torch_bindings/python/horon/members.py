@@ -1,0 +1,111 @@
+"""Groups of some ranks: their members meet in the store of the group, and make a process set.
+
+The other ranks of the job know nothing of it. Each member tells its rank of MPI, and the lowest
+number that it has given to no set so far; the first one chooses a number that is new to all.
+"""
+
+import json
+import logging
+import os
+import time
+
+_OUTCOME = "horon/outcome"  # what the first member has decided, or who gave up first
+_READ = "horon/read"        # how many have read it
+_next_number = 0            # of this process, for all its groups
+
+
+class Meeting:
+    """Of the members of a group, in a store where no other group has keys. The keys are gone when
+    all have read the outcome: torch may name a later group as this one."""
+
+    def __init__(self, store, rank, ranks, timeout_s):
+        """`rank`: this member's index in `ranks`, which are those of torch."""
+        self.store = store
+        self.rank = rank
+        self.ranks = ranks
+        self.timeout_s = timeout_s
+        self._keys = [f"horon/{i}" for i in range(len(ranks))]  # of the members
+
+    def outcome_of(self, mine, decide):
+        """What decide() has made of what each member gives, in order of the members: the first
+        member calls it. What it raises, or a member that does not come, is a RuntimeError on all
+        that have come. The values are those of JSON."""
+        self.store.set(self._keys[self.rank], json.dumps(mine))
+        late = self._wait()
+        if late is not None:
+            self._propose({"error": late})
+        elif self.rank == 0:
+            self._propose(self._decision(decide))
+        outcome = json.loads(self.store.get(_OUTCOME))
+        if self.store.add(_READ, 1) == len(self.ranks):
+            for key in [*self._keys, _OUTCOME, _READ]:
+                self.store.delete_key(key)
+        if "error" in outcome:
+            raise RuntimeError(f"a group of ranks {self.ranks}: {outcome['error']}")
+        return outcome["result"]
+
+    def _decision(self, decide):
+        try:
+            return {"result": decide([json.loads(self.store.get(key)) for key in self._keys])}
+        except Exception as error:
+            return {"error": str(error)}
+
+    def _propose(self, outcome):
+        # The first one counts: whoever comes late finds that the others have given up.
+        self.store.compare_set(_OUTCOME, "", json.dumps(outcome))
+
+    def _wait(self):
+        """None when there is an outcome, or on the first member when all have come; who has not
+        come, when the time is over. Asks again and again, so that Ctrl-C is answered."""
+        begin = time.monotonic()
+        warn_after_s = _stall_warning_s()
+        while not self._ready():
+            waited_s = time.monotonic() - begin
+            if waited_s >= self.timeout_s:
+                return (f"{self._missing()} within {self.timeout_s:g} s, the timeout of the group. "
+                        "Each member has to call new_group()")
+            if warn_after_s and waited_s >= warn_after_s:
+                logging.getLogger("horon").warning(
+                    "new_group() of ranks %s: %s since %.0f s", self.ranks, self._missing(),
+                    waited_s)
+                warn_after_s = None
+            time.sleep(min(0.25, max(0.0005, waited_s / 8)))
+        return None
+
+    def _ready(self):
+        return (self.store.check([_OUTCOME])
+                or (self.rank == 0 and self.store.check(self._keys)))
+
+    def _missing(self):
+        missing = [str(rank) for rank, key in zip(self.ranks, self._keys)
+                   if not self.store.check([key])]
+        if not missing:
+            return f"rank {self.ranks[0]}, which has come, has not answered"
+        if len(missing) == 1:
+            return f"rank {missing[0]} has not come"
+        return f"ranks {', '.join(missing[:-1])} and {missing[-1]} have not come"
+
+
+def _stall_warning_s():
+    try:
+        return float(os.environ.get("HORON_STALL_WARN_S", "10")) or None
+    except ValueError:
+        return 10.0  # the session has refused it
+
+
+def make_process_set(store, rank, ranks, timeout_s):
+    """Of the ranks that meet in the store. Called by each of them; `rank`: its index."""
+    global _next_number
+    from horon import native
+    world_ranks, number = Meeting(store, rank, ranks, timeout_s).outcome_of(
+        [native.rank(), _next_number], _choose)
+    _next_number = number + 1
+    return native.add_process_set_among(world_ranks, number)
+
+
+def _choose(members):
+    world_ranks = [world_rank for world_rank, _ in members]
+    if any(low >= high for low, high in zip(world_ranks, world_ranks[1:])):
+        raise ValueError(f"they are {world_ranks} in MPI, but the backend \"horon\" needs the same "
+                         "order there: number the processes as MPI does")
+    return world_ranks, max(number for _, number in members)
