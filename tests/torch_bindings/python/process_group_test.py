@@ -50,6 +50,26 @@ def test_reductions(rank, size):
     assert torch.equal(strided, sum(of_rank(r) for r in range(size)).t())
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.bool])
+def test_bitwise_reductions(rank, size, dtype):
+    def of(r):
+        return (torch.tensor([0, 1, 12, 101, 85 + r]) % 2**(r + 3)).to(dtype)
+    for op, join in [(dist.ReduceOp.BAND, torch.bitwise_and),
+                     (dist.ReduceOp.BOR, torch.bitwise_or),
+                     (dist.ReduceOp.BXOR, torch.bitwise_xor)]:
+        expected = of(0)
+        for r in range(1, size):
+            expected = join(expected, of(r))
+        x = of(rank)
+        dist.all_reduce(x, op)
+        assert torch.equal(x, expected)
+        y = of(rank)
+        dist.reduce(y, size - 1, op)
+        assert torch.equal(y, expected if rank == size - 1 else of(rank))
+    with pytest.raises(ValueError, match="float32"):
+        dist.all_reduce(torch.ones(2), dist.ReduceOp.BXOR)
+
+
 def test_asynchronous(rank, size):
     tensors = [torch.full((1000,), float(i)) for i in range(100)]  # more than there are names
     works = [dist.all_reduce(x, async_op=True) for x in tensors]
@@ -84,6 +104,13 @@ def test_broadcast_and_reduce(rank, size):
         dist.reduce(y, root)
         kept = sum(of_rank(r) for r in range(size)) if rank == root else of_rank(rank)
         assert torch.equal(y, kept)
+        z = of_rank(rank, dtype=torch.complex64).t()
+        work = dist.reduce(z, root, dist.ReduceOp.SUM, async_op=True)
+        work.wait()
+        assert torch.equal(z, kept.to(torch.complex64).t())
+        scalar = torch.tensor(float(rank + 1))
+        dist.reduce(scalar, root, dist.ReduceOp.AVG)
+        assert scalar == ((size + 1) / 2 if rank == root else rank + 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64])

@@ -66,7 +66,8 @@ HoronBackend::HoronBackend(const std::string& group, const ProcessSet& set,
       group_(group),
       set_(set),
       timeout_(timeout),
-      order_(group, set) {
+      order_(group, set),
+      messages_(group) {
   init();
 }
 
@@ -133,7 +134,8 @@ WorkPtr HoronBackend::allreduce_coalesced(Tensors& tensors,
   return work(OpType::ALLREDUCE_COALESCED, begun);
 }
 
-// An allreduce whose result the others do not keep.
+// An allreduce whose result the others do not keep: in shared memory it takes less than a
+// reducescatter to one rank, which does all the sums alone.
 WorkPtr HoronBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) {
   (void)only(tensors, "reduce");
   const std::shared_ptr<Operation> begun = operation(tensors, options);
@@ -340,6 +342,30 @@ WorkPtr HoronBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
         }
       });
   return work(OpType::ALLTOALL_BASE, begun);
+}
+
+int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) const {
+  const int rank = world_rank(rank_of_group);
+  if (rank >= 0 && rank_of_group != getRank()) return rank;
+  throw Error(ErrorCode::InvalidArgument, concat(call, ": ", rank_of_group, " is no other rank of ",
+                                                 "this group, which has ", getSize(), " ranks"));
+}
+
+// Its end says nothing about that of an earlier one: no common thread for futures.
+WorkPtr HoronBackend::message(OpType type, const MessageOrder::Message& message, Tensors& tensors) {
+  const auto begun = std::make_shared<Operation>(tensors, timeout_.load());
+  begun->add(messages_.start(message, begun->outputs().at(0)));
+  return c10::make_intrusive<OperationWork>(getRank(), type, order_.count(), begun, nullptr);
+}
+
+WorkPtr HoronBackend::send(Tensors& tensors, int to, int tag) {
+  (void)only(tensors, "send");
+  return message(OpType::SEND, {world_rank(getRank()), other_member(to, "send"), tag}, tensors);
+}
+
+WorkPtr HoronBackend::recv(Tensors& tensors, int from, int tag) {
+  (void)only(tensors, "recv");
+  return message(OpType::RECV, {other_member(from, "recv"), world_rank(getRank()), tag}, tensors);
 }
 
 }  // namespace horon::python::process_group

@@ -1,9 +1,9 @@
 // Horon as a backend of torch.distributed: init_process_group("horon").
 //
-// A group is a process set, and each of its calls one collective of it, or a few. Everything is in
-// terms of PendingCollective: checks, dtypes, strides, errors and shared memory are those of
-// horon::allreduce() and its kind. Those that divide or join tensors are copied once more, into the
-// tensors that the caller has given.
+// A group is a process set, and each of its calls one collective of it, or a few; messages are
+// those of the sets of two ranks. Everything is in terms of PendingCollective: checks, dtypes,
+// strides, errors and shared memory are those of horon::allreduce() and its kind. Those that divide
+// or join tensors are copied once more, into the tensors that the caller has given.
 #pragma once
 
 #include <atomic>
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -18,6 +19,7 @@
 #include "horon/ops/session/process_set.h"
 #include "horon/torch_bindings/python/process_group/call_order.h"
 #include "horon/torch_bindings/python/process_group/completion_threads.h"
+#include "horon/torch_bindings/python/process_group/message_order.h"
 
 namespace horon::python::process_group {
 
@@ -71,19 +73,25 @@ class HoronBackend final : public ::c10d::Backend {
                         std::vector<int64_t>& input_splits,
                         const ::c10d::AllToAllOptions& options) override;
 
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+
  private:
   // `options`: of the call.
   template <class CallOptions>
   std::shared_ptr<Operation> operation(const Tensors& outputs, const CallOptions& options) const;
   WorkPtr work(::c10d::OpType type, std::shared_ptr<Operation> operation);
+  WorkPtr message(::c10d::OpType type, const MessageOrder::Message& message, Tensors& tensors);
   WorkPtr allreduce_sparse_tensor(const at::Tensor& tensor,
                                   const ::c10d::AllreduceOptions& options);
   int world_rank(int64_t rank_of_group) const;
+  int other_member(int64_t rank_of_group, std::string_view call) const;
 
   const std::string group_;
   const ProcessSet set_;
   std::atomic<std::chrono::milliseconds> timeout_;
   CallOrder order_;
+  MessageOrder messages_;
   const std::shared_ptr<CompletionThreads> completions_ = std::make_shared<CompletionThreads>();
 };
 

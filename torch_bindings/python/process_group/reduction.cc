@@ -18,10 +18,14 @@ ReduceOp reduce_op_of(const ::c10d::ReduceOp& op) {
       return ReduceOp::Min;
     case ::c10d::ReduceOp::MAX:
       return ReduceOp::Max;
+    case ::c10d::ReduceOp::BAND:
+      return ReduceOp::BitAnd;
+    case ::c10d::ReduceOp::BOR:
+      return ReduceOp::BitOr;
+    case ::c10d::ReduceOp::BXOR:
+      return ReduceOp::BitXor;
     default:
-      throw Error(ErrorCode::InvalidArgument,
-                  "the backend \"horon\" has no bitwise reductions: use MIN, MAX or PRODUCT of "
-                  "bool, or a group of backend=\"gloo\"");
+      throw Error(ErrorCode::InvalidArgument, "the backend \"horon\" has no such reduction");
   }
 }
 

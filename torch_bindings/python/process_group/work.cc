@@ -45,7 +45,8 @@ Future OperationWork::getFuture() {
   if (operation_->finished()) {
     complete(*operation_, *future_);
   } else {
-    threads_->add(operation_, future_);
+    (threads_ != nullptr ? threads_ : std::make_shared<CompletionThreads>())
+        ->add(operation_, future_);
   }
   return future_;
 }

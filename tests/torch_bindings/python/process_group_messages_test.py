@@ -1,0 +1,170 @@
+"""send, recv and their kind over "horon", in the group of all ranks and in a part of it."""
+
+import datetime
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import horon.torch as hvd
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    dist.init_process_group("horon")
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def last_two():
+    """A group whose ranks are not those of the job, where there are three."""
+    size = dist.get_world_size()
+    return dist.new_group([size - 2, size - 1])
+
+
+def pass_on(tensor, rank, size, **options):
+    """To the next rank, while that of the one before comes."""
+    received = torch.full_like(tensor, 7)
+    works = [dist.isend(tensor, (rank + 1) % size, **options),
+             dist.irecv(received, (rank - 1) % size, **options)]
+    for work in works:
+        work.wait()
+    return received
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16,
+                                   torch.uint8, torch.bool, torch.int64, torch.complex64])
+def test_ring(rank, size, dtype):
+    def of_rank(r):
+        return (torch.arange(6).reshape(2, 3) + 10 * r).to(dtype)
+    before = of_rank((rank - 1) % size)
+    assert torch.equal(pass_on(of_rank(rank), rank, size), before)
+    assert torch.equal(pass_on(of_rank(rank).t(), rank, size), before.t())
+    every_second = torch.zeros(2, 6, dtype=dtype)[:, ::2]
+    works = [dist.irecv(every_second, (rank - 1) % size), dist.isend(of_rank(rank),
+                                                                     (rank + 1) % size)]
+    assert all(work.wait() for work in works) and torch.equal(every_second, before)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (300000,)])
+def test_sizes(rank, size, shape):
+    received = pass_on(torch.full(shape, float(rank)), rank, size)
+    assert torch.equal(received, torch.full(shape, float((rank - 1) % size)))
+
+
+def test_send_and_recv(rank, size):
+    x = torch.full((4,), float(rank), requires_grad=True)
+    y = torch.empty(4)
+    for source in range(size):
+        for target in range(size):
+            if rank == source != target:
+                dist.send(x, target)
+            if rank == target != source:
+                assert dist.recv(y, source) == source and y[0] == source
+
+
+def test_tags_in_any_order_and_one_tag_in_order(rank, size):
+    if rank == 0:
+        works = [dist.isend(torch.tensor([float(tag)]), 1, tag=tag) for tag in range(5)]
+        works += [dist.isend(torch.tensor([10.0 + i]), 1, tag=9) for i in range(40)]
+        for work in works:
+            work.wait()
+    if rank == 1:
+        for tag in reversed(range(5)):
+            x = torch.empty(1)
+            dist.recv(x, 0, tag=tag)
+            assert x[0] == tag
+        for i in range(40):
+            dist.recv(x, 0, tag=9)
+            assert x[0] == 10 + i
+
+
+def test_batch(rank, size):
+    right, left = (rank + 1) % size, (rank - 1) % size
+    sent = [torch.full((3,), 10.0 * rank + i) for i in range(3)]
+    received = [torch.empty(3) for _ in range(3)]
+    batch = [dist.P2POp(dist.isend, x, right, tag=i) for i, x in enumerate(sent)]
+    batch += [dist.P2POp(dist.irecv, x, left, tag=i) for i, x in enumerate(received)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    assert [int(x[0]) for x in received] == [10 * left + i for i in range(3)]
+
+
+def test_in_a_part_of_the_ranks(rank, size, last_two):
+    """Counted apart from the messages of all ranks, which come in between."""
+    one, other = size - 2, size - 1
+    x, y = torch.ones(2), torch.full((2,), 2.0)
+    if rank == one:
+        works = [dist.isend(x, other), dist.isend(y, group=last_two, group_dst=1)]
+        dist.recv(x, other, group=last_two)
+        assert x[0] == 5
+    elif rank == other:
+        dist.recv(x, group=last_two, group_src=0)
+        dist.recv(y, one)
+        assert x[0] == 2 and y[0] == 1
+        works = [dist.isend(torch.full((2,), 5.0), one, group=last_two)]
+    else:
+        return
+    for work in works:
+        assert work.wait() and work.is_success()
+    objects = [None] if rank == other else [{"x": 1}]
+    if rank == one:
+        dist.send_object_list(objects, other, group=last_two)
+    else:
+        dist.recv_object_list(objects, one, group=last_two)
+        assert objects == [{"x": 1}]
+
+
+def test_between_collectives(rank, size):
+    """Ranks that send take part in nothing meanwhile; futures end."""
+    x = torch.ones(3)
+    work = dist.all_reduce(x, async_op=True)
+    y = pass_on(torch.full((2,), float(rank)), rank, size)
+    work.wait()
+    assert x[0] == size and y[0] == (rank - 1) % size
+    if rank == 0:
+        assert dist.isend(x, 1).get_future().wait()[0].data_ptr() == x.data_ptr()
+    if rank == 1:
+        z = torch.empty(3)
+        assert dist.irecv(z, 0).get_future().then(lambda done: done.value()[0] * 2).wait()[0] \
+            == 2 * size
+
+
+def test_futures_end_in_any_order(rank, size):
+    """The first one's sender waits until the second one and a collective have ended."""
+    x, y = torch.zeros(1), torch.zeros(1)
+    if rank == 1:
+        late = dist.irecv(x, 0, tag=1).get_future()
+        assert dist.irecv(y, 0, tag=2).get_future().wait()[0] == 2
+    if rank == 0:
+        dist.send(torch.full((1,), 2.0), 1, tag=2)
+    assert dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()[0] == size
+    if rank == 0:
+        dist.send(torch.ones(1), 1, tag=1)
+    if rank == 1:
+        assert late.wait()[0] == 1
+
+
+def test_errors(rank, size):
+    if rank < 2:
+        x = torch.ones(2 + rank)
+        with pytest.raises(hvd.HorovodInternalError, match="rank 1"):
+            dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+        x = torch.ones(2, dtype=torch.float64 if rank else torch.float32)
+        with pytest.raises(hvd.HorovodInternalError, match="float64"):
+            dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+    with pytest.raises(ValueError):
+        dist.send(torch.ones(1), rank)
+    with pytest.raises(RuntimeError, match="recvAnysource"):
+        dist.recv(torch.ones(1))
+    if rank == 1:
+        y = torch.empty(2)
+        work = dist.irecv(y, 0, tag=3)
+        with pytest.raises(RuntimeError, match="send 0 to 1, tag 3.* has not come within"):
+            work.wait(datetime.timedelta(milliseconds=50))
+    hvd.barrier()
+    if rank == 0:
+        dist.send(torch.ones(2), 1, tag=3)
+    if rank == 1:
+        assert work.wait() and y[0] == 1
