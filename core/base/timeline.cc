@@ -8,6 +8,8 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "horon/core/base/error.h"
@@ -43,8 +45,8 @@ class TraceFile {
     if (file_ == nullptr || !append(head) || std::rename(temporary.c_str(), path.c_str()) != 0) {
       const int error = errno;
       close();
-      throw Error(ErrorCode::Config,
-                  concat("HORON_TIMELINE: can't write ", path, ": ", std::strerror(error)));
+      throw Error(ErrorCode::Config, concat("HORON_TIMELINE or start_timeline(): can't write ",
+                                            path, ": ", std::strerror(error)));
     }
   }
   ~TraceFile() { close(); }
@@ -225,6 +227,39 @@ class FileTimeline final : public Timeline {
 std::shared_ptr<Timeline> Timeline::open(const std::string& path, int rank, int size,
                                          int64_t events_max) {
   return std::make_shared<FileTimeline>(file_of_rank(path, rank), rank, size, events_max);
+}
+
+TimelineSwitch::TimelineSwitch(int rank, int size) : rank_(rank), size_(size) { records_ = false; }
+
+void TimelineSwitch::start(const std::string& path) { change_to(open(path, rank_, size_)); }
+
+void TimelineSwitch::stop() { change_to(nullptr); }
+
+void TimelineSwitch::span(std::string_view track, std::string_view name, Clock::time_point begin,
+                          Clock::time_point end, std::string_view detail) {
+  if (const auto to = file()) to->span(track, name, begin, end, detail);
+}
+
+void TimelineSwitch::counter(std::string_view name, Clock::time_point at, uint64_t value) {
+  if (const auto to = file()) to->counter(name, at, value);
+}
+
+void TimelineSwitch::flush() {
+  if (const auto to = file()) to->flush();
+}
+
+std::shared_ptr<Timeline> TimelineSwitch::file() const {
+  const std::lock_guard lock(mutex_);
+  return file_;
+}
+
+void TimelineSwitch::change_to(std::shared_ptr<Timeline> file) {
+  {
+    const std::lock_guard lock(mutex_);
+    file_.swap(file);
+    records_ = file_ != nullptr;
+  }
+  while (file.use_count() > 1) std::this_thread::yield();  // others that record their last event
 }
 
 }  // namespace horon::core

@@ -8,9 +8,11 @@
 // recording stops, with one warning in the log.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -26,12 +28,48 @@ class Timeline {
                                         int64_t events_max = kEventsMax);
   virtual ~Timeline() = default;
 
+  // Whether events are kept now. Who asks first need not read a clock for nothing.
+  bool records() const { return records_.load(std::memory_order_relaxed); }
   // Records one bar on a track ("training", "collective"). Any thread; a few hundred nanoseconds.
   virtual void span(std::string_view track, std::string_view name, Clock::time_point begin,
                     Clock::time_point end, std::string_view detail = {}) = 0;
   // Records the value of a number from now on; it is drawn as a curve over time. Any thread.
   virtual void counter(std::string_view name, Clock::time_point at, uint64_t value) = 0;
   virtual void flush() = 0;
+
+ protected:
+  std::atomic<bool> records_{true};
+};
+
+inline bool records(const std::shared_ptr<Timeline>& timeline) {
+  return timeline != nullptr && timeline->records();
+}
+
+// The timeline of a job: records into a file that is chosen, changed and closed while the job runs,
+// and nothing before and after.
+class TimelineSwitch final : public Timeline {
+ public:
+  TimelineSwitch(int rank, int size);
+
+  // Ends the file before, if there is one. Any thread. Throws Error(Config) if the new file can't
+  // be written; then the one before goes on.
+  void start(const std::string& path);
+  // The file is complete when this returns. Any thread.
+  void stop();
+
+  void span(std::string_view track, std::string_view name, Clock::time_point begin,
+            Clock::time_point end, std::string_view detail = {}) override;
+  void counter(std::string_view name, Clock::time_point at, uint64_t value) override;
+  void flush() override;
+
+ private:
+  std::shared_ptr<Timeline> file() const;
+  void change_to(std::shared_ptr<Timeline> file);
+
+  const int rank_;
+  const int size_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<Timeline> file_;  // null: nothing is recorded
 };
 
 }  // namespace horon::core

@@ -34,7 +34,7 @@ RunningBatch::RunningBatch(BatchWork work, BatchContext& context)
       context_(context),
       spec_owner_(work_.entries.at(0).spec),
       spec_(*spec_owner_) {
-  if (context_.timeline != nullptr) began_ = Timeline::Clock::now();
+  if (records(context_.timeline)) began_ = Timeline::Clock::now();
 }
 
 RunningBatch::~RunningBatch() {
@@ -368,12 +368,14 @@ SlicedCopy RunningBatch::unpack() {
 }
 
 void RunningBatch::start() {
-  if (context_.timeline != nullptr) started_ = Timeline::Clock::now();
+  if (records(context_.timeline)) started_ = Timeline::Clock::now();
   flight_ = op_->start(batch_);
 }
 
 void RunningBatch::note() const {
-  if (context_.timeline == nullptr) return;
+  // It may have begun to record after the batch had.
+  const Timeline::Clock::time_point never;
+  if (!records(context_.timeline) || began_ == never || started_ == never) return;
   const auto now = Timeline::Clock::now();
   const std::string& first = work_.entries.front().name;
   const std::string name =

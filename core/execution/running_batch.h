@@ -119,7 +119,7 @@ class RunningBatch {
   std::unique_ptr<InFlight> flight_;
   std::shared_ptr<Event> done_;  // everything that was enqueued; null: there is nothing
   bool told_ = false;            // tell() has been called
-  Timeline::Clock::time_point began_, started_;  // only while a timeline is written
+  Timeline::Clock::time_point began_, started_;  // only while a timeline records
 };
 
 }  // namespace horon::core

@@ -20,7 +20,7 @@ struct LiveSubmission {
   int contributors = 0;                            // the same
   bool started = false;                            // the executor has its memory
   uint64_t bytes = 0;                              // of its tensors, once it is started
-  std::chrono::steady_clock::time_point taken_at;  // only while a timeline is written
+  std::chrono::steady_clock::time_point taken_at;  // only while a timeline records
 };
 
 class LiveSubmissions {

@@ -39,7 +39,7 @@ class Runtime {
     // By kind of device: why this job can't use it, for who tries. Empty: this build can't.
     std::array<std::string, kDeviceKindCount> unavailable;
     std::shared_ptr<SeatVisitor> seat_visitor;  // may be null
-    std::shared_ptr<Timeline> timeline;         // null: none is written
+    std::shared_ptr<Timeline> timeline;         // may be null
     // submit() steps the loop itself where it can. For ranks without a core to spare: there a
     // background thread that is woken takes the core from the program.
     bool step_in_submit = false;
@@ -110,7 +110,7 @@ class Runtime {
 
   const Config& config() const;
   const Topology& topology() const;
-  // Null if no timeline is written.
+  // Null if the job has none; it may record nothing now.
   Timeline* timeline() const;
 
  private:

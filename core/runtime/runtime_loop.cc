@@ -66,7 +66,7 @@ bool RuntimeLoop::try_turn() {
   for (Outgoing& message : outbox_) transport_->send(message.to, std::move(message.bytes));
   outbox_.clear();
   note_stalls();
-  if (timeline_ != nullptr) record_statistics(now);
+  if (records(timeline_)) record_statistics(now);
   if (fatal_now_) {
     end_all(*door_.fatal);  // the controllers have told the other ranks
     return true;

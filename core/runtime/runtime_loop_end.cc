@@ -34,7 +34,7 @@ void RuntimeLoop::close() noexcept {
   door_.queue.close(door_.shut_down);
   finish_calls(*door_.shut_down);
   attempt([&] { runners_.clear(); });
-  if (timeline_ != nullptr) attempt([&] { record_statistics(); });
+  if (records(timeline_)) attempt([&] { record_statistics(); });
 }
 
 void RuntimeLoop::end_from_within(const Error& error) noexcept {

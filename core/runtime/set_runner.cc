@@ -73,7 +73,7 @@ void SetRunner::take(Submission&& submission) {
   request.name = std::move(submission.name);  // nobody asks the submission for it any more
   LiveSubmission& live = live_.at(request.ticket);
   live.submission = std::move(submission);
-  if (parts_.timeline != nullptr) live.taken_at = Clock::now();
+  if (records(parts_.timeline)) live.taken_at = Clock::now();
   controller_.submit(std::move(request));
 }
 
@@ -177,7 +177,8 @@ BatchWork SetRunner::work_of(StartBatch& start) {
     out.narrowed = live.submission.narrowed;
     out.allocate_output = std::move(live.submission.allocate_output);
     out.ready = std::move(live.submission.ready);
-    if (parts_.timeline == nullptr) continue;
+    // It may have begun to record after the submission came.
+    if (!records(parts_.timeline) || live.taken_at == Clock::time_point()) continue;
     parts_.timeline->span("negotiate", out.name, live.taken_at, Clock::now());
   }
   return work;

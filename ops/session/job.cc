@@ -125,9 +125,10 @@ void Job::start_runtime() {
   const core::Topology& topology = bootstrap_->topology();
   core::Runtime::Parts parts;
   core::run_on_all(*bootstrap_, [&] {
-    if (config_.timeline.empty()) return;
-    parts.timeline = core::Timeline::open(config_.timeline, topology.rank, topology.size);
+    timeline_ = std::make_shared<core::TimelineSwitch>(topology.rank, topology.size);
+    if (!config_.timeline.empty()) timeline_->start(config_.timeline);
   });
+  parts.timeline = timeline_;
   core::run_on_all(*bootstrap_, [&] {
     core::Executor::Parts execution = make_execution(*world_, config_, parts.timeline, gpu_);
     op_table_ = execution.ops;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "horon/core/base/config.h"
+#include "horon/core/base/timeline.h"
 #include "horon/core/bootstrap/cpu_share.h"
 #include "horon/core/bootstrap/mpi_bootstrap.h"
 #include "horon/core/execution/op_table.h"
@@ -43,6 +44,7 @@ class Job {
   bool owns_mpi() const { return owns_mpi_; }
   ProcessSets& process_sets() { return *sets_; }
   CallCounts& call_counts() { return call_counts_; }
+  core::TimelineSwitch& timeline() { return *timeline_; }
 
   const core::CpuShare& cpu_share() const { return cpu_share_; }
   const JobConstants& constants() const { return constants_; }
@@ -85,6 +87,7 @@ class Job {
   // Of allocate(); that memory may outlive the job.
   const std::shared_ptr<std::atomic<uint64_t>> bucket_bytes_ =
       std::make_shared<std::atomic<uint64_t>>(0);
+  std::shared_ptr<core::TimelineSwitch> timeline_;
   std::unique_ptr<ProcessSets> sets_;
   std::unique_ptr<core::Runtime> runtime_;
   CallCounts call_counts_;

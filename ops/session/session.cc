@@ -76,6 +76,9 @@ bool is_homogeneous() {
 
 Statistics statistics() { return job().statistics(); }
 
+void start_timeline(const std::string& path) { job().timeline().start(path); }
+void stop_timeline() { job().timeline().stop(); }
+
 int last_rank() { return core::log_rank(); }
 
 bool is_initialized() {

@@ -55,6 +55,13 @@ int last_rank();
 // nothing to control_messages_sent and control_messages_received. Any thread; sends nothing.
 Statistics statistics();
 
+// Begins to record a timeline, in files like those of HORON_TIMELINE=`path`; one that is under way
+// ends. Any thread, at any time; sends nothing: each rank that calls it records what it does
+// itself. Throws Error(Config) if the file can't be written; one that is under way then goes on.
+void start_timeline(const std::string& path);
+// Ends the timeline; its file is complete. Does nothing if there is none.
+void stop_timeline();
+
 // "This rank has no more data": returns when every rank has called it, with the rank that came
 // last. Until then this rank takes part in the allreduces and allgathers of the others with
 // nothing: Sum and Average see zeros, and Average divides by the ranks that have not joined; Min,

@@ -29,6 +29,11 @@ std::string name_or_default(const std::string& name, uint32_t set) {
   return name.empty() ? core::concat("gradients.", number) : name;
 }
 
+bool timeline_records() {
+  const core::Timeline* const timeline = is_initialized() ? ops::runtime().timeline() : nullptr;
+  return timeline != nullptr && timeline->records();
+}
+
 }  // namespace
 
 GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReducerOptions& options)
@@ -37,7 +42,6 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
       name_(name_or_default(options.name, settings_.set)),
       order_(core::concat(name_, " of set ", settings_.set)),
       destroy_timeout_s_(ops::runtime().config().shutdown_timeout_s),
-      has_timeline_(ops::runtime().timeline() != nullptr),
       alone_(settings_.member && settings_.leaves_gradients_alone()),
       late_(name_, settings_),
       ends_(this),
@@ -52,6 +56,7 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
 void GradientReducer::Impl::begin_gathering(int64_t task) {
   const PlainMode plain;
   rebuild_if_changed();
+  traces_ = timeline_records();
   int64_t to_go = 0;
   for (GradientBucket& bucket : buckets_) to_go += expect(bucket) > 0 ? 1 : 0;
   buckets_to_go_ = to_go;
@@ -168,6 +173,7 @@ void GradientReducer::Impl::arrived_alone(GradientSlot& slot) {
     std::unique_lock lock(mutex_);
     if (round_) wait_for_round(lock);
     await_end_of(task);
+    if (!open_) traces_ = timeline_records();
     task_alone_ = task;
   }
   note_time();
@@ -194,7 +200,7 @@ void GradientReducer::Impl::after_accumulate(size_t index) {
 // A gradient has come.
 void GradientReducer::Impl::note_time() {
   const bool is_first = !open_ && !open_.exchange(true);
-  if (!has_timeline_) return;
+  if (!traces_) return;
   const Clock::time_point now = Clock::now();
   if (is_first) first_arrival_ = now;
   last_arrival_ = now;

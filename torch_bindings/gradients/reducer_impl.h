@@ -214,8 +214,10 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   const std::string name_;
   const std::string order_;
   const double destroy_timeout_s_;
-  const bool has_timeline_;  // false: no clock is read in hooks
-  bool alone_;               // there is nobody to reduce with, and nothing to do to gradients
+  // Whether a timeline records this round, as of its first gradient; false: no clock is read in
+  // hooks.
+  std::atomic<bool> traces_{false};
+  bool alone_;  // there is nobody to reduce with, and nothing to do to gradients
 
   std::deque<GradientSlot> slots_;  // in the order of registration; addresses stay
   std::vector<GradientLayout> layouts_;
@@ -245,7 +247,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::atomic<int64_t> task_alone_{-1};  // the backward pass that has set open_ where alone_
   std::shared_ptr<std::atomic<int>> no_sync_depth_;
   std::optional<core::KeptHeap> kept_heap_;  // the hooks free gradients during backward
-  std::atomic<Clock::time_point> first_arrival_, last_arrival_;  // noted where has_timeline_
+  std::atomic<Clock::time_point> first_arrival_, last_arrival_;  // noted where traces_
 
   std::optional<OpenRound> round_;
   torch_detail::RoundNumber number_;  // of the next round

@@ -256,7 +256,7 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
   statistics_.wait_seconds += std::chrono::duration<double>(end - begin).count();
   ++statistics_.steps;
   core::Timeline* const timeline =
-      has_timeline_ && is_initialized() ? ops::runtime().timeline() : nullptr;
+      traces_ && is_initialized() ? ops::runtime().timeline() : nullptr;
   if (timeline != nullptr) {
     if (open_) timeline->span("training", "backward", first_arrival_, last_arrival_, name_);
     timeline->span("training", "synchronize", begin, end, name_);

@@ -69,6 +69,8 @@ void bind_session(py::module_& module) {
   module.def("nccl_version", &nccl_version);
   module.def("build_facts", &facts, WithoutGil());
   module.def("statistics", &counts);
+  module.def("start_timeline", &start_timeline, py::arg("path"), WithoutGil());
+  module.def("stop_timeline", &stop_timeline, WithoutGil());
 
   py::class_<ProcessSet>(module, "ProcessSet")
       .def(py::init<>())

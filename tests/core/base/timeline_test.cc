@@ -1,6 +1,7 @@
 #include "horon/core/base/timeline.h"
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -167,6 +168,66 @@ TEST_F(TimelineTest, StopsAtTheLimitAndStaysValid) {
   const std::vector<Json> events = bars(read("t.rank0.json"));
   ASSERT_EQ(events.size(), 10U);
   EXPECT_EQ(events.back().at("name"), "9");
+}
+
+TEST_F(TimelineTest, ASwitchRecordsFromStartToStop) {
+  TimelineSwitch timeline(3, 4);
+  const auto record = [&](const std::string& name) {
+    const auto now = Timeline::Clock::now();
+    timeline.span("track", name, now, now);
+    timeline.counter("count of " + name, now, 1);
+  };
+  const auto names = [&](const std::string& file) {
+    std::set<std::string> found;
+    for (const Json& bar : bars(read(file))) found.insert(bar.at("name"));
+    return found;
+  };
+  EXPECT_FALSE(timeline.records());
+  record("before");
+  timeline.flush();
+  timeline.stop();
+  timeline.start(path("first"));
+  EXPECT_TRUE(timeline.records());
+  record("in the first");
+  timeline.start(path("second"));
+  EXPECT_EQ(names("first.rank3.json"), std::set<std::string>{"in the first"});
+  record("in the second");
+  EXPECT_THROW(timeline.start(path("none/t")), Error);
+  record("still in the second");
+  timeline.stop();
+  EXPECT_FALSE(timeline.records());
+  record("after");
+  EXPECT_EQ(names("second.rank3.json"),
+            (std::set<std::string>{"in the second", "still in the second"}));
+  timeline.start(path("first"));
+  timeline.stop();
+  EXPECT_TRUE(names("first.rank3.json").empty()) << "a file is begun anew";
+}
+
+TEST_F(TimelineTest, ASwitchTurnsWhileOtherThreadsRecord) {
+  TimelineSwitch timeline(0, 1);
+  std::atomic<bool> over{false};
+  {
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < 3; ++thread) {
+      threads.emplace_back([&] {
+        while (!over) {
+          const auto now = Timeline::Clock::now();
+          timeline.span("track", "event", now, now);
+        }
+      });
+    }
+    for (int round = 0; round < 20; ++round) {
+      timeline.start(path(std::to_string(round)));
+      if (round % 2 != 0) continue;
+      timeline.stop();
+      EXPECT_NO_THROW(read(std::to_string(round) + ".rank0.json"));
+    }
+    over = true;
+  }
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_NO_THROW(read(std::to_string(round) + ".rank0.json"));
+  }
 }
 
 TEST_F(TimelineTest, AFolderThatIsNotThereIsAnErrorOfTheKnob) {

@@ -3,8 +3,12 @@
 #include "horon/ops/session/session.h"
 
 #include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -23,6 +27,21 @@ using core::concat;
 using test::error_of;
 using testing::HasSubstr;
 using testing::StartsWith;
+
+// One value of each rank, summed.
+void sum_of_ones(const std::string& name) {
+  core::EntrySpec spec;
+  spec.parts = {{"", {1}}};
+  core::Submission submission;
+  submission.name = name;
+  submission.spec = std::make_shared<const core::EntrySpec>(spec);
+  const auto value = std::make_shared<float>(1.0F);
+  auto* const data = reinterpret_cast<std::byte*>(value.get());
+  submission.memory.push_back({data, data, 1});
+  submission.keep_alive = value;
+  (void)ops::runtime().run(std::move(submission))->get();
+  EXPECT_EQ(*value, static_cast<float>(test_size()));
+}
 
 // After a start that failed everywhere, the job starts anew and works.
 void expect_that_a_job_starts() {
@@ -58,9 +77,37 @@ TEST(SessionStart, ATimelineThatOneRankCanNotWriteIsAnErrorOfAll) {
   if (test_rank() == guilty) options.set = {{"HORON_TIMELINE", "/no/such/folder/trace.json"}};
   const std::string expected = test_size() == 1 ? "" : concat(" (on rank ", guilty, ")");
   EXPECT_THAT(error_of([&] { init_session(options); }),
-              AllOf(StartsWith("configuration: HORON_TIMELINE: can't write /no/such/folder/trace"),
+              AllOf(StartsWith("configuration: HORON_TIMELINE or start_timeline(): can't write "
+                               "/no/such/folder/trace"),
                     testing::EndsWith(concat("No such file or directory", expected))));
   expect_that_a_job_starts();
+}
+
+TEST(SessionTimeline, BeginsAndEndsWhileTheJobRuns) {
+  EXPECT_THAT(error_of([] { start_timeline("x"); }), StartsWith("not initialized"));
+  const std::string path = testing::TempDir() + concat("horon_session_", getpid(), "_{rank}.json");
+  const std::string own =
+      testing::TempDir() + concat("horon_session_", getpid(), "_", test_rank(), ".json");
+  init_session();
+  stop_timeline();  // there is none
+  const auto sum_often = [](const std::string& name) {
+    for (int round = 0; round < 20; ++round) sum_of_ones(name);  // frozen in the end
+  };
+  sum_often("before");
+  start_timeline(path);
+  sum_often("during");
+  barrier();  // what is recorded of a collective may come a little after its wait
+  stop_timeline();
+  sum_often("after");
+  const std::string missing = "/no/such/folder/t";
+  EXPECT_THAT(error_of([&] { start_timeline(missing); }),
+              HasSubstr("start_timeline(): can't write /no/such/folder/t"));
+  std::ifstream file(own);
+  const std::string trace{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_THAT(trace, AllOf(HasSubstr("\"during\""), Not(HasSubstr("\"before\"")),
+                           Not(HasSubstr("\"after\""))));
+  shutdown();
+  std::remove(own.c_str());
 }
 
 TEST(SessionStart, AWrongProcessSetLeavesNoJobBehind) {

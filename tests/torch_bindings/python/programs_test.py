@@ -5,6 +5,7 @@ usage: programs_test.py MPIRUN_TEST    the launcher of tests/support
 """
 
 import gzip
+import importlib.util
 import pathlib
 import random
 import re
@@ -65,6 +66,14 @@ class Programs(unittest.TestCase):
             ends = [int((pathlib.Path(folder) / f"ended.{rank}").read_text()) for rank in (0, 1)]
         self.assertEqual(ends, [0, -signal.SIGKILL], output)
         self.assertIn("the error names the rank", output)
+
+    @unittest.skipIf(importlib.util.find_spec("mpi4py") is None, "no mpi4py")
+    def test_beside_mpi4py(self):
+        for mode in ("before", "after", "communicator"):
+            with self.subTest(mode):
+                code, output = run(HERE / "with_mpi4py.py", mode)
+                self.assertEqual(code, 0, output)
+                self.assertEqual(output.count("beside mpi4py"), 2, output)
 
     def test_the_example_for_horovod_learns(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,9 @@
-"""Ranks, and what this build can do."""
+"""Ranks, what this build can do, and the timeline."""
+
+import json
+
+import pytest
+import torch
 
 import horon.torch as hvd
 
@@ -16,3 +21,39 @@ def test_what_this_build_can_do():
     assert not any([hvd.gloo_built(), hvd.gloo_enabled(), hvd.ddl_built(), hvd.ccl_built(),
                     hvd.rocm_built()])
     assert isinstance(hvd.nccl_built(), int) and isinstance(hvd.cuda_built(), bool)
+
+
+def test_the_timeline_begins_and_ends_while_the_job_runs(rank, tmp_path):
+    def reduce(name):
+        hvd.allreduce(torch.ones(3), name=name)
+
+    def names(file):
+        events = json.loads((tmp_path / f"{file}.rank{rank}.json").read_text())["traceEvents"]
+        return {each["name"] for each in events if each["ph"] == "X"}
+
+    model = torch.nn.Linear(2, 2)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def train():
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    hvd.stop_timeline()  # there is none
+    reduce("before")
+    train()
+    hvd.start_timeline(tmp_path / "first", mark_cycles=True)
+    reduce("in the first")
+    train()
+    hvd.barrier()
+    hvd.start_timeline(str(tmp_path / "second"))
+    reduce("in the second")
+    hvd.barrier()
+    hvd.stop_timeline()
+    reduce("after")
+    assert names("first") >= {"allreduce.in the first", "backward", "synchronize"}
+    assert names("second") >= {"allreduce.in the second"} and "backward" not in names("second")
+    assert not any("before" in each or "after" in each or "second" in each
+                   for each in names("first"))
+    with pytest.raises(ValueError, match="can't write"):
+        hvd.start_timeline(tmp_path / "no" / "folder")

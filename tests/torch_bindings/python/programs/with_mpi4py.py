@@ -1,0 +1,35 @@
+"""Two ranks that also use mpi4py, which is imported before or after Horon begins.
+
+usage: with_mpi4py.py before|after|communicator
+"""
+
+import sys
+
+import torch
+
+import horon.torch as hvd
+
+mode = sys.argv[1]
+if mode != "after":
+    from mpi4py import MPI
+    assert MPI.Is_initialized()
+if mode == "communicator":
+    world = MPI.COMM_WORLD
+    turned = world.Split(0, world.Get_size() - world.Get_rank())
+    hvd.init(comm=turned)
+    turned.Free()  # Horon has a duplicate
+    assert hvd.rank() == world.Get_size() - 1 - world.Get_rank()
+else:
+    hvd.init()
+from mpi4py import MPI  # noqa: E402,F811
+
+assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == MPI.COMM_WORLD.Get_size()
+assert MPI.COMM_WORLD.allreduce(1) == hvd.size()
+both = hvd.ProcessSet(MPI.COMM_WORLD)
+assert both.ranks == [0, 1]
+if mode != "after":  # who has begun MPI ends it: here mpi4py, so Horon can begin again
+    hvd.shutdown()
+    assert not MPI.Is_finalized()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+print("beside mpi4py", flush=True)
