@@ -19,6 +19,12 @@ at::Tensor strided(const at::Tensor& tensor) {
   return every_other;
 }
 
+// Valid for the call's op by itself.
+at::ScalarType other_type(const Call& call) {
+  if (is_bitwise(call.op)) return call.dtype == at::kInt ? at::kLong : at::kInt;
+  return call.dtype == at::kFloat ? at::kInt : at::kFloat;
+}
+
 at::Tensor wrong(const Call& call, const at::Tensor& tensor) {
   switch (call.fault) {
     case Fault::Shape: {
@@ -27,7 +33,7 @@ at::Tensor wrong(const Call& call, const at::Tensor& tensor) {
       return at::zeros(shape, tensor.options());
     }
     case Fault::Dtype:
-      return tensor.to(call.dtype == at::kFloat ? at::kInt : at::kFloat);
+      return tensor.to(other_type(call));
     case Fault::Undefined:
       return {};
     default:
