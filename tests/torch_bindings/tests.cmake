@@ -211,6 +211,7 @@ endif()
 torch_test(tensors/memory_ranges_test)
 find_package(ZLIB REQUIRED)
 torch_test(data/idx_dataset_test LIBS ZLIB::ZLIB)
+torch_test(data/other_batches_test)
 torch_test(lr/resumed_schedule_test)
 
 include(${torch_tests}/exit_programs/exit_programs.cmake)

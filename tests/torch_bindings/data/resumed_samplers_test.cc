@@ -23,46 +23,7 @@ namespace {
 
 using test::error_of;
 using testing::HasSubstr;
-using testing_support::drain;
-using testing_support::hand_over;
-using testing_support::saved;
-
-// The samples that each rank of a job draws in the current epoch: `steps` batches each, or all.
-using Ranks = std::vector<std::unique_ptr<ShardedSampler>>;
-using MakeSampler = std::function<std::unique_ptr<ShardedSampler>(SamplerOptions)>;
-
-Ranks make_ranks(const MakeSampler& make, size_t ranks, SamplerOptions options) {
-  Ranks job;
-  for (size_t r = 0; r < ranks; ++r) {
-    options.num_replicas = ranks;
-    options.rank = r;
-    job.push_back(make(options));
-  }
-  return job;
-}
-
-void draw(Ranks& job, size_t steps, std::vector<size_t>& into, size_t batch = 3) {
-  for (size_t step = 0; step < steps; ++step) {
-    for (auto& sampler : job) {
-      const auto indices = sampler->next(batch);
-      if (indices) into.insert(into.end(), indices->begin(), indices->end());
-    }
-  }
-}
-
-// All ranks of `to` go on where all of `from` have stopped.
-void go_on(const Ranks& from, Ranks& to) {
-  for (auto& sampler : to) {
-    std::vector<torch::serialize::InputArchive> parts;
-    for (const auto& old : from) {
-      parts.push_back(saved(*old));
-    }
-    sampler->load_resharded(parts);
-    sampler->reset();
-  }
-}
-
-constexpr size_t kAll = 1000;  // steps
+using namespace testing_support;
 
 const std::map<std::string, MakeSampler> kSamplers = {
     {"random",
@@ -140,43 +101,6 @@ TEST(ResumedSamplers, OneRanksPlaceIsEnoughWhereAllDrawAlike) {
   EXPECT_EQ(std::set<size_t>(drawn.begin(), drawn.end()).size(), 96u) << "none comes twice";
 }
 
-// A job on fewer ranks mostly takes larger batches, so that a step has as many samples as before.
-TEST(ResumedSamplers, WithBatchesOfAnotherSizeNoSampleIsLostOrTwice) {
-  const auto sampler_of = [](bool balanced, size_t batch) -> MakeSampler {
-    return [=](const SamplerOptions& options) -> std::unique_ptr<ShardedSampler> {
-      if (!balanced) return std::make_unique<DistributedBatchSampler>(97, batch, options);
-      std::vector<double> costs(97);
-      for (size_t i = 0; i < costs.size(); ++i) costs[i] = static_cast<double>(i * 37 % 101);
-      return std::make_unique<BalancedBatchSampler>(costs, batch, options, 2);
-    };
-  };
-  for (const bool balanced : {false, true}) {
-    for (const auto& [ranks, batch] :
-         std::vector<std::pair<size_t, size_t>>{{4, 8}, {2, 16}, {4, 5}, {3, 7}, {1, 30}}) {
-      SCOPED_TRACE(testing::Message() << balanced << ", to " << ranks << " with " << batch);
-      std::vector<size_t> drawn;
-      Ranks four = make_ranks(sampler_of(balanced, 3), 4, {.seed = 5, .drop_last = true});
-      for (auto& sampler : four) {
-        sampler->set_epoch(3);
-        sampler->reset();
-      }
-      draw(four, 3, drawn);
-      Ranks others = make_ranks(sampler_of(balanced, batch), ranks, {.drop_last = true});
-      if (ranks == 4) {  // as Checkpoints does
-        for (size_t r = 0; r < 4; ++r) hand_over(*four[r], *others[r]);
-      } else {
-        go_on(four, others);
-      }
-      const size_t rest = (97 - 36) / (ranks * batch) * ranks * batch;
-      for (auto& sampler : others) EXPECT_EQ(sampler->samples_per_epoch(), rest / ranks);
-      draw(others, kAll, drawn);
-      EXPECT_EQ(drawn.size(), 36 + rest);
-      EXPECT_EQ(std::set<size_t>(drawn.begin(), drawn.end()).size(), drawn.size())
-          << "one is twice";
-    }
-  }
-}
-
 // After load() a loader resets first, a program of its own may draw at once: either goes on.
 TEST(ResumedSamplers, GoOnWithAndWithoutReset) {
   const SamplerOptions options{.num_replicas = 1, .rank = 0};
@@ -210,6 +134,13 @@ TEST(ResumedSamplers, SayWhatDoesNotFit) {
               HasSubstr("rank 0 was in epoch 0, rank 1 in epoch 3"));
   DistributedRandomSampler ordered(40, {.num_replicas = 2, .rank = 0, .shuffle = false});
   EXPECT_THAT(error_of([&] { hand_over(a, ordered); }), HasSubstr("other options"));
+  DistributedSequentialSampler blocks(40, {.num_replicas = 2, .rank = 0});
+  EXPECT_THAT(error_of([&] { hand_over(ordered, blocks); }), HasSubstr("of another kind"));
+  const SamplerOptions alone{.num_replicas = 1, .rank = 0, .uneven = true};
+  BalancedBatchSampler pairs({1, 2, 3, 4}, 2, alone), triples({1, 2, 3, 4}, 3, alone);
+  BalancedBatchSampler dearer({1, 2, 3, 5}, 2, alone);
+  EXPECT_THAT(error_of([&] { hand_over(pairs, dearer); }), HasSubstr("other costs"));
+  EXPECT_THAT(error_of([&] { hand_over(pairs, triples); }), HasSubstr("batches of 2, here they"));
   std::stringstream stream;
   torch::serialize::OutputArchive out;
   out.write("x", c10::IValue(1));
