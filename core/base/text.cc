@@ -7,7 +7,7 @@ namespace horon::core {
 
 std::string list_ranks(std::span<const int> ranks) {
   constexpr size_t shown_max = 16;
-  std::ostringstream out;
+  TextStream out;
   const size_t shown = std::min(ranks.size(), shown_max);
   for (size_t i = 0; i < shown; ++i) {
     if (i > 0) out << (i + 1 == ranks.size() ? " and " : ", ");
@@ -18,7 +18,7 @@ std::string list_ranks(std::span<const int> ranks) {
 }
 
 std::string shape_text(std::span<const int64_t> shape) {
-  std::ostringstream out;
+  TextStream out;
   out << '[';
   for (size_t i = 0; i < shape.size(); ++i) out << (i > 0 ? ", " : "") << shape[i];
   out << ']';
@@ -33,7 +33,7 @@ std::string bytes_text(uint64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  std::ostringstream out;
+  TextStream out;
   out << std::setprecision(4) << value << ' ' << units.at(unit);
   return out.str();
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <locale>
 #include <span>
 #include <sstream>
 #include <string>
@@ -10,10 +11,17 @@
 
 namespace horon::core {
 
+// Writes numbers alike on all ranks and in all programs, whatever locale a program has set: what is
+// written travels, goes into files and is read again.
+class TextStream : public std::ostringstream {
+ public:
+  TextStream() { imbue(std::locale::classic()); }
+};
+
 // The arguments as text, one after the other. Throws std::bad_alloc.
 template <class... Args>
 std::string concat(const Args&... args) {
-  std::ostringstream out;
+  TextStream out;
   out.exceptions(std::ios_base::badbit);  // else the text ends where memory does
   (out << ... << args);
   return out.str();

@@ -1,6 +1,5 @@
 // What the coordinator can tell people: who is missing, and for how long.
 #include <algorithm>
-#include <sstream>
 
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/coordinator.h"
@@ -39,7 +38,7 @@ void Coordinator::forgive(Nanos gap) {
 
 std::string Coordinator::stall_report(Nanos now, Nanos age) const {
   constexpr size_t shown_max = 10;
-  std::ostringstream out;
+  TextStream out;
   size_t stalled = 0;
   for (const Entry& entry : entries_) {
     if (entry.complete() || now - entry.opened < age || ++stalled > shown_max) continue;

@@ -9,6 +9,7 @@
 
 #include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
+#include "horon/core/base/parse_number.h"
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/core/host/local_subgroup.h"
@@ -51,7 +52,7 @@ class CommunicatorMaker::Progress {
       if (first_rank_ < 0) first_rank_ = rank;
       if (letter == kWaiting) {
         waiting_.push_back(rank);
-        waited_s_ = std::max(waited_s_, std::stod(states[i].substr(1)));
+        waited_s_ = std::max(waited_s_, core::parse_number(states[i].substr(1)).value_or(0));
       }
       if (letter == kFailed && !failure_)
         failure_ = concat(states[i].substr(1), " (on rank ", rank, ")");

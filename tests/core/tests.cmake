@@ -2,7 +2,7 @@ find_package(nlohmann_json REQUIRED)
 horon_test(base_test
            FILES core/base/config_test.cc core/base/current_error_test.cc core/base/json_test.cc
                  core/base/nearest_name_test.cc core/base/parse_number_test.cc
-                 core/base/rank_names_test.cc core/base/replace_file_test.cc
+                 core/base/rank_names_test.cc core/base/replace_file_test.cc core/base/text_test.cc
                  core/base/timeline_test.cc core/base/version_test.cc core/base/yield_cost_test.cc
            LIBS nlohmann_json::nlohmann_json)
 # Alone, since it looks at the state before the first set_log().

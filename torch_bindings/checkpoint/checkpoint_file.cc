@@ -3,6 +3,7 @@
 #include <array>
 #include <caffe2/serialize/inline_container.h>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
@@ -18,6 +19,7 @@
 
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/parse_number.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/checkpoint/sha256.h"
 
@@ -148,10 +150,8 @@ c10::IValue read_archive(caffe2::serialize::PyTorchStreamReader& reader) {
 }
 
 std::string comment_of(const CheckpointLabel& label) {
-  char metric[40] = "none";
-  if (label.metric) std::snprintf(metric, sizeof metric, "%.17g", *label.metric);
-  std::string comment =
-      concat(kSign, "number=", label.number, " step=", label.step, " metric=", metric, " ");
+  std::string comment = concat(kSign, "number=", label.number, " step=", label.step,
+                               " metric=", metric_text(label.metric), " ");
   comment.resize(kLabel - kDigits - 7, ' ');
   return comment + "sha256=";
 }
@@ -200,6 +200,14 @@ void sync_folder(const std::string& path) {
 
 }  // namespace
 
+std::string metric_text(const std::optional<double>& metric) {
+  if (!metric) return "none";
+  std::array<char, 32> text{};
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), *metric);
+  HORON_CHECK(error == std::errc(), "a double fits into 32 characters");
+  return {text.data(), end};
+}
+
 void write_checkpoint_file(const std::string& path, const CheckpointLabel& label,
                            const c10::IValue& content) {
   const std::string temporary = path + ".tmp";
@@ -234,7 +242,10 @@ CheckpointLabel read_checkpoint_label(const std::string& path) {
   }
   label.number = number;
   label.step = step;
-  if (std::string_view(metric) != "none") label.metric = std::strtod(metric, nullptr);
+  label.metric = core::parse_number(metric);
+  if (!label.metric && std::string_view(metric) != "none") {
+    fail_file(path, "is damaged: its label's metric can't be read");
+  }
   return label;
 }
 

@@ -22,6 +22,9 @@ struct CheckpointLabel {
   std::optional<double> metric;
 };
 
+// "none", or the shortest text that reads back as the same number.
+std::string metric_text(const std::optional<double>& metric);
+
 // Writes `content` (dictionaries of texts and lists of numbers, texts and dense CPU tensors) under
 // a temporary name, brings it to the disk and gives it its name: after a crash there is the whole
 // file or none. Throws Error(OperationFailed) that names the file.

@@ -44,12 +44,6 @@ c10::IValue host_copy_of(const c10::IValue& value) {
   return copy.isTensor() ? c10::IValue(copy.toTensor().detach().cpu()) : copy;
 }
 
-std::string metric_text(const std::optional<double>& metric) {
-  char text[40] = "none";
-  if (metric) std::snprintf(text, sizeof text, "%.17g", *metric);
-  return text;
-}
-
 }  // namespace
 
 class Checkpoints::Impl {
@@ -109,14 +103,18 @@ class Checkpoints::Impl {
 
   // `find`: candidates, the best first; called on rank 0.
   std::optional<LoadedCheckpoint> load(const std::function<std::vector<FoundCheckpoint>()>& find) {
+    std::string header_of_rank_0;
     const std::optional<OpenedCheckpoint> opened = on_all_ranks(
-        [&] {
+        [&]() -> std::optional<OpenedCheckpoint> {
           finish();
-          return rank() == 0 ? torch_detail::open_first(find()) : std::nullopt;
+          if (rank() != 0) return std::nullopt;
+          std::optional<OpenedCheckpoint> first = torch_detail::open_first(find());
+          header_of_rank_0 = torch_detail::header_of(first);
+          return first;
         },
         {.name = "Checkpoints::load"});
-    const c10::IValue header = torch_detail::from_bytes(broadcast_bytes(
-        rank() == 0 ? torch_detail::header_of(opened) : "", {.name = "checkpoint.header"}));
+    const c10::IValue header =
+        torch_detail::from_bytes(broadcast_bytes(header_of_rank_0, {.name = "checkpoint.header"}));
     if (header.toGenericDict().empty()) return std::nullopt;
     const c10::impl::GenericList of_ranks = opened ? torch_detail::list_in(opened->content, kRanks)
                                                    : c10::impl::GenericList(c10::AnyType::get());
@@ -169,7 +167,7 @@ class Checkpoints::Impl {
 
   std::vector<Fact> facts_of(int64_t step, const std::optional<double>& metric) const {
     std::vector<Fact> facts{{"the step", std::to_string(step)},
-                            {"the metric", metric_text(metric)}};
+                            {"the metric", torch_detail::metric_text(metric)}};
     for (const auto& [name, part] : parts_) facts.push_back(part->fact(name));
     for (const auto& [name, thing] : of_ranks_) {
       facts.push_back({concat("\"", name, "\""), "a thing of each rank"});

@@ -12,10 +12,12 @@ using core::concat;
 
 OpenedCheckpoint open_checkpoint(const std::string& path) {
   OpenedCheckpoint opened{path, read_checkpoint_label(path), read_checkpoint_file(path)};
-  const bool whole = opened.content.isGenericDict() &&
-                     opened.content.toGenericDict().contains(kValues) &&
-                     opened.content.toGenericDict().contains(kRanks);
-  if (!whole) {
+  const auto has = [&](const char* name, bool (c10::IValue::*is_right)() const) {
+    if (!opened.content.isGenericDict()) return false;
+    const auto content = opened.content.toGenericDict();
+    return content.contains(name) && (content.at(name).*is_right)();
+  };
+  if (!has(kValues, &c10::IValue::isGenericDict) || !has(kRanks, &c10::IValue::isList)) {
     throw Error(ErrorCode::OperationFailed, concat("checkpoint ", path, ": is not one of Horon's"));
   }
   return opened;

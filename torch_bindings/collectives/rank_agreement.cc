@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <locale>
 #include <map>
 #include <sstream>
 
@@ -46,7 +47,7 @@ uint64_t summary(const std::vector<Fact>& facts) {
 }
 
 std::string to_text(const std::vector<Fact>& facts) {
-  std::ostringstream out;
+  core::TextStream out;
   for (const Fact& fact : facts) {
     out << fact.content << ' ';
     write(out, fact.what);
@@ -57,6 +58,7 @@ std::string to_text(const std::vector<Fact>& facts) {
 
 std::vector<Fact> facts_from(const std::string& text) {
   std::istringstream in(text);
+  in.imbue(std::locale::classic());
   std::vector<Fact> facts;
   for (uint64_t content = 0; in >> content;) {
     Fact fact;
@@ -102,7 +104,7 @@ std::string difference_as_text(const std::vector<Fact>& lowest, const std::vecto
     difference.first = i;
     difference.value = found->second.value;
   }
-  std::ostringstream out;
+  core::TextStream out;
   out << difference.first << ' ' << difference.count << ' ';
   write(out, difference.value);
   write(out, list_missing(lowest, mine));
@@ -112,6 +114,7 @@ std::string difference_as_text(const std::vector<Fact>& lowest, const std::vecto
 
 Difference difference_from(const std::string& text) {
   std::istringstream in(text);
+  in.imbue(std::locale::classic());
   Difference difference;
   in >> difference.first >> difference.count;
   difference.value = read_text(in);

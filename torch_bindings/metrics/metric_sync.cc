@@ -178,14 +178,16 @@ std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
   const torch_detail::PlainMode plain;
   const Call call(metrics, options);
   std::vector<MetricTotals> totals;
+  at::Tensor packed_lists;
   const at::Tensor sums = call.or_refuse([&] {
     for (const Named& named : metrics) totals.push_back(totals_of(named.metric->state_));
+    packed_lists = pack_lists(totals);
     return pack_sums(totals);
   });
   const std::shared_ptr<PendingCollective> sum = call.start(CollectiveKind::Allreduce, "", sums);
   if (any_list(totals)) {
     const std::shared_ptr<PendingCollective> lists =
-        call.start(CollectiveKind::Allgather, ".lists", pack_lists(totals));
+        call.start(CollectiveKind::Allgather, ".lists", packed_lists);
     const at::Tensor all = result_of(*lists);
     unpack_lists(all, lists->received_rows().front(), totals);
   }
