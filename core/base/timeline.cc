@@ -84,23 +84,20 @@ std::string microseconds(std::chrono::nanoseconds time) {
   return {out.data(), static_cast<size_t>(length)};
 }
 
-// The whole numbers of a trace are written by std::to_string(): concat() would write 1.234 where
-// the program's locale does.
 std::string event_head(char phase, int rank) {
-  return concat(R"({"ph":")", phase, R"(","pid":)", std::to_string(rank));
+  return concat(R"({"ph":")", phase, R"(","pid":)", rank);
 }
 
 std::string metadata(int rank, int track, std::string_view what, const std::string& arguments) {
-  return concat(event_head('M', rank), R"(,"tid":)", std::to_string(track), R"(,"name":")", what,
-                R"(","args":{)", arguments, "}}");
+  return concat(event_head('M', rank), R"(,"tid":)", track, R"(,"name":")", what, R"(","args":{)",
+                arguments, "}}");
 }
 
 std::string head(int rank, int size) {
-  return concat(
-      R"({"displayTimeUnit":"ms","traceEvents":[)", "\n",
-      metadata(rank, 0, "process_name", concat(R"("name":"rank )", rank, '"')), ",\n",
-      metadata(rank, 0, "process_labels", concat(R"("labels":"of )", size, '"')), ",\n",
-      metadata(rank, 0, "process_sort_index", concat(R"("sort_index":)", std::to_string(rank))));
+  return concat(R"({"displayTimeUnit":"ms","traceEvents":[)", "\n",
+                metadata(rank, 0, "process_name", concat(R"("name":"rank )", rank, '"')), ",\n",
+                metadata(rank, 0, "process_labels", concat(R"("labels":"of )", size, '"')), ",\n",
+                metadata(rank, 0, "process_sort_index", concat(R"("sort_index":)", rank)));
 }
 
 class FileTimeline final : public Timeline {
@@ -179,15 +176,13 @@ class FileTimeline final : public Timeline {
     if (event.value) {
       text += concat(",\n", event_head('C', rank_), R"(,"ts":)",
                      microseconds(event.begin.time_since_epoch() + to_wall_), R"(,"name":)",
-                     json_string(event.name), R"(,"args":{"value":)", std::to_string(*event.value),
-                     "}}");
+                     json_string(event.name), R"(,"args":{"value":)", *event.value, "}}");
       return;
     }
-    text +=
-        concat(",\n", event_head('X', rank_), R"(,"tid":)", std::to_string(event.track),
-               R"(,"ts":)", microseconds(event.begin.time_since_epoch() + to_wall_), R"(,"dur":)",
-               microseconds(std::max(event.end - event.begin, Clock::duration(0))), R"(,"name":)",
-               json_string(event.name));
+    text += concat(",\n", event_head('X', rank_), R"(,"tid":)", event.track, R"(,"ts":)",
+                   microseconds(event.begin.time_since_epoch() + to_wall_), R"(,"dur":)",
+                   microseconds(std::max(event.end - event.begin, Clock::duration(0))),
+                   R"(,"name":)", json_string(event.name));
     if (!event.detail.empty())
       text += concat(R"(,"args":{"detail":)", json_string(event.detail), '}');
     text += '}';

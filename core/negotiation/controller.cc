@@ -34,6 +34,7 @@ Controller::Controller(const Options& options)
   if (options.rank != kCoordinatorRank) return;
   Coordinator::Options coordinator;
   coordinator.ranks = options_.ranks;
+  coordinator.may_leave = options_.may_leave;
   coordinator.fusion_bytes_max = options.fusion_bytes_max;
   coordinator.alone_bytes = options.alone_bytes;
   coordinator.batches_in_flight_max = options.batches_in_flight_max;
@@ -90,9 +91,16 @@ void Controller::join(Ticket ticket) {
 }
 
 void Controller::shutdown() {
+  patient_ = false;
   if (fatal_) return;
   if (!member_.has_unserved()) last_progress_ = now_;
   member_.shutdown();
+}
+
+void Controller::leave() {
+  if (member_.leaving()) return;
+  shutdown();
+  patient_ = true;
 }
 
 void Controller::receive(int from, std::span<const std::byte> bytes) {
@@ -229,7 +237,7 @@ void Controller::set_time(Nanos now) {
 void Controller::tick(Nanos now) {
   set_time(now);
   if (fatal_ || ended_) return;
-  const bool waiting = member_.has_unserved() || member_.batches_running() > 0 || member_.leaving();
+  const bool waiting = member_.has_unserved() || member_.batches_running() > 0 || awaits_end();
   if (waiting && now - last_progress_ >= options_.ask_after) {
     if (coordinator_ == nullptr) {
       ask(kCoordinatorRank);

@@ -30,7 +30,8 @@ class Controller {
     std::vector<int> ranks = {};  // what people call the members; empty: 0, 1, ...
     // By member, numbered in the order of each host's first member; empty: all are on one host.
     std::vector<int> host_of = {};
-    uint32_t set = 0;  // stands in every message
+    uint32_t set = 0;        // stands in every message
+    bool may_leave = false;  // members leave the set when they like, and their jobs go on
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
     int batches_in_flight_max = 2;
@@ -53,6 +54,9 @@ class Controller {
   void refuse(const std::string& name, const std::string& text);
   void join(Ticket ticket);
   void shutdown();
+  // The same for a member that does not wait for the set's end: from now on it asks nobody whether
+  // they live for the end's sake. Without effect after shutdown().
+  void leave();
 
   // An envelope that rank `from` sent; bytes that can't be read end the job. After Bye only a
   // question and an Abort count: another process set of the job may still run.
@@ -83,7 +87,7 @@ class Controller {
   // No submission is pending and no batch runs: no tick is needed.
   bool at_rest() const;
   // This rank waits for messages from other members, Bye included.
-  bool waits() const { return !fatal_ && !ended_ && (!at_rest() || member_.leaving()); }
+  bool waits() const { return !fatal_ && !ended_ && (!at_rest() || awaits_end()); }
   // What has ended the set, if an error has.
   const std::optional<Error>& fatal() const { return fatal_; }
   bool is_coordinator() const { return coordinator_ != nullptr; }
@@ -107,6 +111,7 @@ class Controller {
   void ask(int peer);
   void ask_everybody(int but);
   void forgive(Nanos gap);
+  bool awaits_end() const { return member_.leaving() && !patient_; }
   void tick_coordinator();
   void end(const Error& error);
 
@@ -125,6 +130,7 @@ class Controller {
   Effects effects_;
   std::optional<Error> fatal_;
   bool ended_ = false;
+  bool patient_ = false;  // has left, and waits for nobody
   Nanos now_ = 0;
   bool clock_is_set_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or a submission came while none was pending

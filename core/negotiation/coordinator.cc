@@ -237,8 +237,9 @@ std::optional<Fail> Coordinator::verdict(const Entry& entry) const {
     return Fail{entry.name, ErrorCode::RankLeft,
                 concat("tensor \"", entry.name, "\" can't complete: ", name_members(left),
                        left.size() == 1 ? " has" : " have",
-                       " shut down without submitting it. Every rank must submit the same tensors "
-                       "before it leaves.")};
+                       options_.may_leave ? " left the process set, or shut down," : " shut down",
+                       " without submitting it. Every rank must submit the same tensors before it "
+                       "leaves.")};
   }
   if (entry.refused) {
     for (size_t member = 0; member < entry.votes.size(); ++member) {

@@ -24,6 +24,7 @@ class Coordinator {
  public:
   struct Options {
     std::vector<int> ranks = {0};  // of all members, as people know them
+    bool may_leave = false;        // see Controller::Options
     int64_t fusion_bytes_max = 64 << 20;
     int64_t alone_bytes = 256 << 10;
     // While so many batches run and less than fusion_bytes_max is ready, planning waits, so that
@@ -70,7 +71,8 @@ class Coordinator {
   std::string stall_report(Nanos now, Nanos age) const;
 
   // If for `age` some members have called shutdown() or join() and others have not: who has and who
-  // has not. If all have called shutdown(): on which ranks collectives still run. Else empty.
+  // has not. If all have called shutdown(): on which ranks collectives still run. Else empty, also
+  // where members have left a process set, as each may when it likes.
   std::string away_report(Nanos now, Nanos age) const;
 
   // More names have been agreed than ids can be given to: further ones are sent in full each time.

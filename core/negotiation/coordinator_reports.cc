@@ -65,7 +65,8 @@ std::string Coordinator::away_report(Nanos now, Nanos age) const {
     }
     return concat("all ranks called shutdown(); collectives still run on ", name_members(busy));
   }
-  if (away_count_ == size_) return {};
+  const bool some_joined = std::find(joined_.begin(), joined_.end(), true) != joined_.end();
+  if (away_count_ == size_ || (options_.may_leave && !some_joined)) return {};
   std::vector<int> gone;
   std::vector<int> here;
   for (int member = 0; member < size_; ++member) {

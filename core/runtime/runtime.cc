@@ -119,14 +119,18 @@ class Runtime::Impl {
     members_[id] = std::make_shared<const std::vector<int>>(ranks);
   }
 
-  std::shared_ptr<HandleState> leave_set(uint32_t id) {
+  void remove_set(uint32_t id) {
+    const auto handle = std::make_shared<HandleState>();
+    leave_set(id, handle);
+    (void)handle->get();
+  }
+
+  void leave_set(uint32_t id, std::shared_ptr<HandleState> handle) {
     {
       const std::lock_guard lock(members_mutex_);
       members_.erase(id);
     }
-    auto handle = std::make_shared<HandleState>();
-    door_.queue.push(RemoveSetCall{id, handle});
-    return handle;
+    door_.queue.push(RemoveSetCall{id, std::move(handle)});
   }
 
   std::string shutdown(nanoseconds deadline) {
@@ -249,8 +253,8 @@ void Runtime::refuse(const std::string& name, const std::string& text, uint32_t 
 }
 std::shared_ptr<HandleState> Runtime::join(uint32_t set) { return impl_->join(set); }
 void Runtime::add_set(uint32_t id, const std::vector<int>& ranks) { impl_->add_set(id, ranks); }
-void Runtime::remove_set(uint32_t id) { (void)impl_->leave_set(id)->get(); }
-void Runtime::leave_set(uint32_t id) { (void)impl_->leave_set(id); }
+void Runtime::remove_set(uint32_t id) { impl_->remove_set(id); }
+void Runtime::leave_set(uint32_t id) { impl_->leave_set(id, nullptr); }
 std::string Runtime::shutdown(nanoseconds deadline) { return impl_->shutdown(deadline); }
 std::shared_ptr<const Error> Runtime::fatal_error() const { return impl_->fatal_error(); }
 std::string Runtime::stall_report() const { return impl_->stall_report(); }

@@ -66,7 +66,7 @@ bool RuntimeLoop::try_turn() {
   for (Outgoing& message : outbox_) transport_->send(message.to, std::move(message.bytes));
   outbox_.clear();
   note_stalls();
-  if (records(timeline_)) record_statistics(now);
+  record_statistics(now);
   if (fatal_now_) {
     end_all(*door_.fatal);  // the controllers have told the other ranks
     return true;
@@ -183,8 +183,13 @@ void RuntimeLoop::take(AddSetCall& add) {
 
 void RuntimeLoop::take(RemoveSetCall& remove) {
   const auto runner = runners_.find(remove.set);
-  if (runner == runners_.end()) return finish(remove.handle, std::nullopt);
-  removals_[remove.set] = std::move(remove.handle);
+  if (runner == runners_.end()) {
+    if (remove.handle != nullptr) finish(remove.handle, std::nullopt);
+    return;
+  }
+  auto& waiting = removals_[remove.set];
+  if (remove.handle == nullptr) return runner->second->leave();
+  waiting.push_back(std::move(remove.handle));
   runner->second->shut_down();
 }
 
@@ -196,7 +201,7 @@ void RuntimeLoop::forget_removed_sets() {
     }
     runners_.erase(removal->first);
     if (removal->first >= kFirstNumberedSet) removed_.insert(removal->first);
-    finish(removal->second, std::nullopt);
+    for (auto& waiting : removal->second) finish(waiting, std::nullopt);
     removal = removals_.erase(removal);
   }
 }
@@ -261,6 +266,11 @@ void RuntimeLoop::note_stalls() {
 }
 
 void RuntimeLoop::record_statistics(Nanos now) {
+  if (!records(timeline_)) {
+    // A file that is begun later has all of them, also those that do not change any more.
+    if (std::exchange(next_record_, 0) != 0) recorded_ = {};
+    return;
+  }
   if (now < next_record_) return;
   constexpr Nanos second = 1'000'000'000;
   next_record_ = now + second;

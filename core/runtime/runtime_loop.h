@@ -146,7 +146,7 @@ class RuntimeLoop {
   AbortSender abort_;
   RuntimeDoor& door_;
   std::map<uint32_t, std::unique_ptr<SetRunner>> runners_;
-  std::map<uint32_t, std::shared_ptr<HandleState>> removals_;
+  std::map<uint32_t, std::vector<std::shared_ptr<HandleState>>> removals_;  // and who waits for it
   uint32_t newest_set_ = kWorldSet;  // of those that all ranks have made
   std::set<uint32_t> removed_;       // of the others
   std::set<uint32_t> greeted_;       // pairs whose other rank has not answered yet

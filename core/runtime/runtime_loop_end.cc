@@ -93,7 +93,9 @@ void RuntimeLoop::end_job(const Error& error) noexcept {
 
 void RuntimeLoop::end_all(const Error& error) noexcept {
   for (auto& entry : runners_) attempt([&] { entry.second->finish_all(error); });
-  for (auto& removal : removals_) finish(removal.second, error);
+  for (auto& [set, waiting] : removals_) {
+    for (auto& handle : waiting) finish(handle, error);
+  }
   removals_.clear();
   finish_calls(error);
   // The peers hear of it first: what is aborted here may wait until they abort it too.

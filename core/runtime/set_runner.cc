@@ -8,6 +8,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/negotiation/gate.h"
+#include "horon/core/runtime/pair_sets.h"
 #include "horon/core/runtime/reaper.h"
 #include "horon/core/runtime/shared_statistics.h"
 
@@ -27,6 +28,7 @@ Controller::Options controller_options(const SetRunner::Parts& parts) {
   options.ranks = parts.ranks;
   options.host_of = parts.host_of;
   options.set = parts.id;
+  options.may_leave = parts.id != kWorldSet && !is_pair_set(parts.id);
   options.fusion_bytes_max = config.fusion_bytes_max;
   options.alone_bytes = std::min(options.alone_bytes, config.fusion_bytes_max);
   options.dead_after = nanos(config.dead_after_s);

@@ -53,6 +53,7 @@ class SetRunner {
   void refuse(const Refusal& refusal) { controller_.refuse(refusal.name, refusal.text); }
   void join(std::shared_ptr<HandleState> handle);
   void shut_down() { controller_.shutdown(); }
+  void leave() { controller_.leave(); }
   void greet() { controller_.greet(); }
   void receive(int from_rank, std::span<const std::byte> bytes);
   void fail(const Error& error) { controller_.fail(error); }

@@ -27,7 +27,7 @@ struct AddSetCall {
 };
 struct RemoveSetCall {
   uint32_t set = 0;
-  std::shared_ptr<HandleState> handle;
+  std::shared_ptr<HandleState> handle;  // null: this rank leaves and waits for nobody
 };
 struct ShutdownCall {};
 

@@ -254,6 +254,33 @@ TEST(Controller, TheStallTextForgetsWhatHasCompleted) {
   for (const Owned& rank : pair.ranks) EXPECT_EQ(rank->stall_text(), "");
 }
 
+// Of a set of two that rank 0 has left, by shutdown() or by leave(), while rank 1 says nothing.
+Owned left_alone(bool by_leave) {
+  Controller::Options options;
+  options.size = 2;
+  options.may_leave = true;
+  options.stall_warn_after = kSecond;
+  auto controller = std::make_unique<Controller>(options);
+  controller->tick(0);
+  by_leave ? controller->leave() : controller->shutdown();
+  (void)controller->take_effects();
+  for (Nanos now = 0; now < 8 * kSecond; now += 100 * kMillisecond) controller->tick(now);
+  return controller;
+}
+
+// A member that stands still for a while, or that never leaves, is no fault then.
+TEST(Controller, AMemberThatHasLeftAsksNobodyAndReportsNobody) {
+  const Owned leaves = left_alone(true);
+  EXPECT_FALSE(leaves->waits());
+  EXPECT_TRUE(leaves->take_effects().messages.empty());
+  EXPECT_EQ(leaves->stall_text(), "");
+  const Owned waits = left_alone(false);
+  EXPECT_TRUE(waits->waits());
+  EXPECT_FALSE(waits->take_effects().messages.empty()) << "a Ping";
+  leaves->shutdown();  // of the job: now it is waited for
+  EXPECT_TRUE(leaves->waits());
+}
+
 // Runs a job whose last rank submits nothing, with a look every millisecond, and counts messages.
 std::map<std::pair<int, int>, int> idle_messages(int size, Nanos time) {
   std::vector<Owned> ranks;

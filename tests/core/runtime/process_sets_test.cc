@@ -261,9 +261,26 @@ TEST(ProcessSets, ShutdownLeavesAllSets) {
       return;
     }
     if (rank == 2) {
-      EXPECT_THAT(error_of(*runtime.submit(in_set(1, "x", x))), HasSubstr("rank 1 has shut down"));
+      EXPECT_THAT(error_of(*runtime.submit(in_set(1, "x", x))),
+                  HasSubstr("rank 1 has left the process set, or shut down, without submitting"));
     }
     EXPECT_EQ(runtime.shutdown(20s), "");
+  });
+}
+
+TEST(ProcessSets, ARemovalEndsAlsoIfAnotherThreadLeavesTheSet) {
+  World world(2);
+  std::latch both(1);
+  world.each([&](Runtime& runtime, int rank) {
+    add(runtime, 1, {0, 1});
+    if (rank == 1) {
+      both.wait();
+      return runtime.remove_set(1);
+    }
+    const std::jthread removes([&] { runtime.remove_set(1); });
+    std::this_thread::sleep_for(5ms);  // so that it mostly comes first
+    runtime.leave_set(1);
+    both.count_down();
   });
 }
 

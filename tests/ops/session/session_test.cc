@@ -102,10 +102,19 @@ TEST(SessionTimeline, BeginsAndEndsWhileTheJobRuns) {
   const std::string missing = "/no/such/folder/t";
   EXPECT_THAT(error_of([&] { start_timeline(missing); }),
               HasSubstr("start_timeline(): can't write /no/such/folder/t"));
-  std::ifstream file(own);
-  const std::string trace{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_THAT(trace, AllOf(HasSubstr("\"during\""), Not(HasSubstr("\"before\"")),
-                           Not(HasSubstr("\"after\""))));
+  const auto trace = [&] {
+    std::ifstream file(own);
+    return std::string{std::istreambuf_iterator<char>(file), {}};
+  };
+  const std::string constant = "\"limit of scratch bytes\"";
+  EXPECT_THAT(trace(), AllOf(HasSubstr("\"during\""), HasSubstr(constant),
+                             Not(HasSubstr("\"before\"")), Not(HasSubstr("\"after\""))));
+  start_timeline(path);
+  sum_often("again");
+  barrier();
+  stop_timeline();
+  EXPECT_THAT(trace(),
+              AllOf(HasSubstr("\"again\""), HasSubstr(constant), Not(HasSubstr("\"during\""))));
   shutdown();
   std::remove(own.c_str());
 }
