@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <ATen/core/Dict.h>
+#include <ATen/core/jit_type.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 
@@ -39,7 +40,9 @@ class CheckpointFile : public testing::Test {
   std::string folder_;
 };
 
-c10::impl::GenericDict dictionary() { return {c10::StringType::get(), c10::AnyType::get()}; }
+c10::impl::GenericDict dictionary() {
+  return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get());
+}
 
 TEST_F(CheckpointFile, LabelsAreReadAsTheyWereWrittenInEveryLocale) {
   const std::string path = folder_ + "/rank-" + std::to_string(rank()) + ".pt";
