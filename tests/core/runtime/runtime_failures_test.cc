@@ -257,7 +257,8 @@ TEST(RuntimeFailures, ASetThatIsBeingRemovedEndsWithTheJob) {
     Tensor in_set = tensor({1});
     Submission asks = submission("has rank 0 left?", in_set);
     asks.set = 1;
-    EXPECT_THAT(error_of(*runtime.submit(std::move(asks))), HasSubstr("rank 0 has shut down"));
+    EXPECT_THAT(error_of(*runtime.submit(std::move(asks))),
+                HasSubstr("rank 0 has left the process set"));
     EXPECT_THAT(error_of_submit(runtime, "fails"), HasSubstr("fake network is down"));
   });
 }
