@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Programs of torch.distributed and Lightning on two ranks, and how they end.
+"""Programs of torch.distributed and Lightning on a few ranks, and how they end.
 
 usage: process_group_programs_test.py MPIRUN_TEST    the launcher of tests/support
 """
@@ -26,11 +26,22 @@ class Programs(unittest.TestCase):
 
     def test_a_process_that_mpi_has_not_started(self):
         environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
-        done = subprocess.run([sys.executable, HERE / "not_by_mpi.py"], text=True, timeout=100,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn("this is rank 1 of 2, but MPI has started it as rank 0 of 1", done.stdout)
-        self.assertIn("mpirun -np 2 python train.py", done.stdout)
+        for ranks, size in (("all", 2), ("some", 3)):
+            with self.subTest(ranks):
+                done = subprocess.run([sys.executable, HERE / "not_by_mpi.py", ranks], text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                      env=environment, timeout=100)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(f"this is rank 1 of {size}, but MPI has started it as rank 0 of 1",
+                              done.stdout)
+                self.assertIn(f"mpirun -np {size} python train.py", done.stdout)
+
+    def test_a_group_of_some_ranks_does_not_start_horon(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = run(HERE / "part_before_init.py", folder, ranks=3)
+        self.assertEqual(code, 0, output)
+        for rank in range(3):
+            self.assertIn(f"[{rank}] was told so, and has its group", output)
 
     @unittest.skipUnless(importlib.util.find_spec("lightning"), "Lightning is not installed")
     def test_lightning(self):

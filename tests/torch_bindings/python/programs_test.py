@@ -21,8 +21,8 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "torch_bindings/python/
 LAUNCHER = ""
 
 
-def run(*arguments):
-    done = subprocess.run([LAUNCHER, "2", sys.executable, *map(str, arguments)], text=True,
+def run(*arguments, ranks=2):
+    done = subprocess.run([LAUNCHER, str(ranks), sys.executable, *map(str, arguments)], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=100)
     return done.returncode, done.stdout
 

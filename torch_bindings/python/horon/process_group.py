@@ -31,16 +31,24 @@ def register():
 
 def _make(options, _):
     """What new_group() calls, on the members of the group alone."""
+    from torch.distributed import get_rank, get_world_size
     from horon import members, native
     from horon.torch import basics
-    basics.init()
     ranks = list(options.global_ranks_in_group)  # none: of the default group
     timeout_s = options.timeout.total_seconds()
-    if not ranks or len(ranks) == native.size():
+    of_some = bool(ranks) and len(ranks) < get_world_size()
+    if of_some and not native.is_initialized():
+        raise RuntimeError(f"new_group({ranks}), of some of {get_world_size()} ranks, can't start "
+                           "Horon, which takes them all: call horon.torch.init() on all ranks "
+                           "before the first group of the backend \"horon\"")
+    basics.init()
+    if not of_some:
         _compare("new_group()" if ranks else "init_process_group()", options.group_rank,
                  options.group_size)
         process_set = native.ProcessSet()
     else:
+        if native.size() != get_world_size():  # else the members compare their ranks, as they meet
+            _compare("new_group()", get_rank(), get_world_size())
         process_set = members.make_process_set(options.store, options.group_rank, ranks, timeout_s)
     return native.make_process_group(group=options.group_id, process_set=process_set,
                                      timeout_s=timeout_s)
