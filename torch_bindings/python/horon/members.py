@@ -10,13 +10,14 @@ import os
 import time
 
 _OUTCOME = "horon/outcome"  # what the first member has decided, or who gave up first
-_READ = "horon/read"        # how many have read it
+_READERS = "horon/readers"  # how many have read it
 _next_number = 0            # of this process, for all its groups
 
 
 class Meeting:
     """Of the members of a group, in a store where no other group has keys. The keys are gone when
-    all have read the outcome: torch may name a later group as this one."""
+    all have read the outcome: torch may name a later group as this one. A member that has read it
+    and comes again before that waits for the others."""
 
     def __init__(self, store, rank, ranks, timeout_s):
         """`rank`: this member's index in `ranks`, which are those of torch."""
@@ -24,29 +25,41 @@ class Meeting:
         self.rank = rank
         self.ranks = ranks
         self.timeout_s = timeout_s
-        self._keys = [f"horon/{i}" for i in range(len(ranks))]  # of the members
+        self._given = [f"horon/{i}" for i in range(len(ranks))]      # by the members
+        self._read = [f"horon/read/{i}" for i in range(len(ranks))]  # those who know the outcome
 
     def outcome_of(self, mine, decide):
         """What decide() has made of what each member gives, in order of the members: the first
         member calls it. What it raises, or a member that does not come, is a RuntimeError on all
         that have come. The values are those of JSON."""
-        self.store.set(self._keys[self.rank], json.dumps(mine))
-        late = self._wait()
+        begin = time.monotonic()
+        late = self._wait(begin, self._last_is_over, self._read)
+        if late is not None:  # nothing of this member is there
+            raise RuntimeError(f"a group of ranks {self.ranks}: the call before this one has not "
+                               f"ended on all of them: {late}")
+        self.store.set(self._given[self.rank], json.dumps(mine))
+        late = self._wait(begin, self._ready, self._given)
         if late is not None:
             self._propose({"error": late})
-        elif self.rank == 0:
+        elif self.rank == 0 and self.store.check(self._given):  # else another one has given up
             self._propose(self._decision(decide))
         outcome = json.loads(self.store.get(_OUTCOME))
-        if self.store.add(_READ, 1) == len(self.ranks):
-            for key in [*self._keys, _OUTCOME, _READ]:
-                self.store.delete_key(key)
+        self._note_read()
         if "error" in outcome:
             raise RuntimeError(f"a group of ranks {self.ranks}: {outcome['error']}")
         return outcome["result"]
 
+    def _note_read(self):
+        self.store.set(self._read[self.rank], "")
+        if self.store.add(_READERS, 1) < len(self.ranks):
+            return
+        # Whose own key is gone may begin anew, so these keys are the last to go.
+        for key in [*self._given, _OUTCOME, _READERS, *self._read]:
+            self.store.delete_key(key)
+
     def _decision(self, decide):
         try:
-            return {"result": decide([json.loads(self.store.get(key)) for key in self._keys])}
+            return {"result": decide([json.loads(self.store.get(key)) for key in self._given])}
         except Exception as error:
             return {"error": str(error)}
 
@@ -54,30 +67,33 @@ class Meeting:
         # The first one counts: whoever comes late finds that the others have given up.
         self.store.compare_set(_OUTCOME, "", json.dumps(outcome))
 
-    def _wait(self):
-        """None when there is an outcome, or on the first member when all have come; who has not
-        come, when the time is over. Asks again and again, so that Ctrl-C is answered."""
-        begin = time.monotonic()
+    def _wait(self, begin, ready, keys):
+        """None when it is ready; who has not come, by the keys of the members, when the time from
+        `begin` is over. Asks again and again, so that Ctrl-C is answered."""
         warn_after_s = _stall_warning_s()
-        while not self._ready():
+        while not ready():
             waited_s = time.monotonic() - begin
             if waited_s >= self.timeout_s:
-                return (f"{self._missing()} within {self.timeout_s:g} s, the timeout of the group. "
-                        "Each member has to call new_group()")
+                return (f"{self._missing(keys)} within {self.timeout_s:g} s, the timeout of the "
+                        "group. Each member has to call new_group()")
             if warn_after_s and waited_s >= warn_after_s:
                 logging.getLogger("horon").warning(
-                    "new_group() of ranks %s: %s since %.0f s", self.ranks, self._missing(),
+                    "new_group() of ranks %s: %s since %.0f s", self.ranks, self._missing(keys),
                     waited_s)
                 warn_after_s = None
             time.sleep(min(0.25, max(0.0005, waited_s / 8)))
         return None
 
-    def _ready(self):
-        return (self.store.check([_OUTCOME])
-                or (self.rank == 0 and self.store.check(self._keys)))
+    def _last_is_over(self):
+        return not self.store.check([self._read[self.rank]])
 
-    def _missing(self):
-        missing = [str(rank) for rank, key in zip(self.ranks, self._keys)
+    def _ready(self):
+        """There is an outcome; or this is the first member, and all have come."""
+        return (self.store.check([_OUTCOME])
+                or (self.rank == 0 and self.store.check(self._given)))
+
+    def _missing(self, keys):
+        missing = [str(rank) for rank, key in zip(self.ranks, keys)
                    if not self.store.check([key])]
         if not missing:
             return f"rank {self.ranks[0]}, which has come, has not answered"
@@ -94,7 +110,8 @@ def _stall_warning_s():
 
 
 def make_process_set(store, rank, ranks, timeout_s):
-    """Of the ranks that meet in the store. Called by each of them; `rank`: its index."""
+    """Of the ranks that meet in the store. Called by each of them; `rank`: its index. By one thread
+    of the process at a time, as all of torch that makes groups."""
     global _next_number
     from horon import native
     world_ranks, number = Meeting(store, rank, ranks, timeout_s).outcome_of(
