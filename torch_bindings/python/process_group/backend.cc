@@ -66,8 +66,8 @@ HoronBackend::HoronBackend(const std::string& group, const ProcessSet& set,
       group_(group),
       set_(set),
       timeout_(timeout),
-      order_(group, set),
-      messages_(group) {
+      order_(group_, set),
+      messages_(group_) {
   init();
 }
 
@@ -102,10 +102,10 @@ WorkPtr HoronBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions
   const at::Tensor& tensor = only(tensors, "all_reduce");
   if (tensor.is_sparse()) return allreduce_sparse_tensor(tensor, options);
   const std::shared_ptr<Operation> begun = operation(tensors, options);
-  begun->add(order_.start({CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
+  order_.start(*begun, {CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
     set_reduction(pending, options.reduceOp);
     pending.add(begun->outputs()[0], Into::Same);
-  }));
+  });
   return work(OpType::ALLREDUCE, begun);
 }
 
@@ -124,11 +124,11 @@ WorkPtr HoronBackend::allreduce_coalesced(Tensors& tensors,
   const std::shared_ptr<Operation> begun = operation(tensors, options);
   size_t begin = 0;
   for (const size_t end : runs_of_dtype(tensors)) {
-    begun->add(order_.start({CollectiveKind::Allreduce, true}, [&](PendingCollective& pending) {
+    order_.start(*begun, {CollectiveKind::Allreduce, true}, [&](PendingCollective& pending) {
       set_reduction(pending, options.reduceOp);
       pending.reserve(end - begin);
       for (size_t i = begin; i < end; ++i) pending.add(begun->outputs()[i], Into::Same);
-    }));
+    });
     begin = end;
   }
   return work(OpType::ALLREDUCE_COALESCED, begun);
@@ -139,30 +139,30 @@ WorkPtr HoronBackend::allreduce_coalesced(Tensors& tensors,
 WorkPtr HoronBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) {
   (void)only(tensors, "reduce");
   const std::shared_ptr<Operation> begun = operation(tensors, options);
-  begun->add(order_.start({CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
+  order_.start(*begun, {CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
     set_reduction(pending, options.reduceOp);
     const bool keeps = options.rootRank == getRank();
     pending.add(begun->outputs()[0], keeps ? Into::Same : Into::New);
-  }));
+  });
   return work(OpType::REDUCE, begun);
 }
 
 WorkPtr HoronBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
   (void)only(tensors, "broadcast");
   const std::shared_ptr<Operation> begun = operation(tensors, options);
-  begun->add(order_.start({CollectiveKind::Broadcast}, [&](PendingCollective& pending) {
+  order_.start(*begun, {CollectiveKind::Broadcast}, [&](PendingCollective& pending) {
     pending.set_root(world_rank(options.rootRank));
     pending.add(begun->outputs()[0], Into::Same);
-  }));
+  });
   return work(OpType::BROADCAST, begun);
 }
 
 WorkPtr HoronBackend::barrier(const ::c10d::BarrierOptions& options) {
   const std::shared_ptr<Operation> begun = operation({at::zeros({1}, at::kByte)}, options);
-  begun->add(order_.start({CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
+  order_.start(*begun, {CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
     pending.spec.reduce_op = ReduceOp::Max;
     pending.add(begun->outputs()[0], Into::Same);
-  }));
+  });
   return work(OpType::BARRIER, begun);
 }
 
@@ -177,11 +177,11 @@ WorkPtr HoronBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
   for (const Tensors& list : outputs) given.insert(given.end(), list.begin(), list.end());
   const std::shared_ptr<Operation> begun = operation(given, options);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    begun->add(order_.start({CollectiveKind::Allgather}, [&](PendingCollective& pending) {
+    order_.start(*begun, {CollectiveKind::Allgather}, [&](PendingCollective& pending) {
       require_outputs(pending, i < outputs.size() ? outputs[i].size() : 0,
                       static_cast<size_t>(getSize()));
       pending.add_rows(flat(inputs[i]));
-    }));
+    });
   }
   begun->deliver_by([members = static_cast<size_t>(getSize()),
                      given = begun->outputs()](const std::vector<Pending>& all) {
@@ -197,8 +197,8 @@ WorkPtr HoronBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
 WorkPtr HoronBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                       const ::c10d::AllgatherOptions& options) {
   const std::shared_ptr<Operation> begun = operation({output}, options);
-  begun->add(order_.start({CollectiveKind::Allgather},
-                          [&](PendingCollective& pending) { pending.add_rows(flat(input)); }));
+  order_.start(*begun, {CollectiveKind::Allgather},
+               [&](PendingCollective& pending) { pending.add_rows(flat(input)); });
   begun->deliver_by(copies_to(begun->outputs()));
   return work(OpType::_ALLGATHER_BASE, begun);
 }
@@ -208,12 +208,12 @@ WorkPtr HoronBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
   const std::shared_ptr<Operation> begun = operation(outputs, options);
   size_t begin = 0;
   for (const size_t end : runs_of_dtype(inputs)) {
-    begun->add(order_.start({CollectiveKind::Allgather, true}, [&](PendingCollective& pending) {
+    order_.start(*begun, {CollectiveKind::Allgather, true}, [&](PendingCollective& pending) {
       pending.reserve(end - begin);
       for (size_t i = begin; i < end; ++i) {
         pending.add_rows(flat(inputs[i]));
       }
-    }));
+    });
     begin = end;
   }
   begun->deliver_by(copies_to(begun->outputs()));
@@ -226,13 +226,13 @@ WorkPtr HoronBackend::gather(TensorLists& outputs, Tensors& inputs,
   const bool is_root = options.rootRank == getRank();
   const Tensors given = is_root ? only(outputs, "gather") : Tensors();
   const std::shared_ptr<Operation> begun = operation(given, options);
-  begun->add(order_.start({CollectiveKind::Gather}, [&](PendingCollective& pending) {
+  order_.start(*begun, {CollectiveKind::Gather}, [&](PendingCollective& pending) {
     pending.set_root(world_rank(options.rootRank));
     if (is_root) {
       require_outputs(pending, given.size(), static_cast<size_t>(getSize()));
     }
     pending.add_rows(flat(input));
-  }));
+  });
   if (is_root) {
     begun->deliver_by([given = begun->outputs()](const std::vector<Pending>& all) {
       copy_flat(all[0]->results()[0], all[0]->received_rows()[0], given, all[0]->name);
@@ -245,7 +245,7 @@ WorkPtr HoronBackend::scatter(Tensors& outputs, TensorLists& inputs,
                               const ::c10d::ScatterOptions& options) {
   const at::Tensor& output = only(outputs, "scatter");
   const std::shared_ptr<Operation> begun = operation(outputs, options);
-  begun->add(order_.start({CollectiveKind::Scatter}, [&](PendingCollective& pending) {
+  order_.start(*begun, {CollectiveKind::Scatter}, [&](PendingCollective& pending) {
     pending.set_root(world_rank(options.rootRank));
     if (options.rootRank != getRank()) {
       return pending.add_rows(flat(output).slice(0, 0, 0));
@@ -253,7 +253,7 @@ WorkPtr HoronBackend::scatter(Tensors& outputs, TensorLists& inputs,
     const Tensors& list = only(inputs, "scatter");
     require_outputs(pending, list.size(), static_cast<size_t>(getSize()));
     pending.add_rows(flat(list), element_counts(list));
-  }));
+  });
   begun->deliver_by(copies_to(begun->outputs()));
   return work(OpType::SCATTER, begun);
 }
@@ -263,12 +263,12 @@ WorkPtr HoronBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   (void)only(outputs, "reduce_scatter");
   const Tensors& list = only(inputs, "reduce_scatter");
   const std::shared_ptr<Operation> begun = operation(outputs, options);
-  begun->add(order_.start({CollectiveKind::Reducescatter}, [&](PendingCollective& pending) {
+  order_.start(*begun, {CollectiveKind::Reducescatter}, [&](PendingCollective& pending) {
     set_reduction(pending, options.reduceOp);
     require_outputs(pending, list.size(), static_cast<size_t>(getSize()));
     pending.spec.splits = element_counts(list);
     pending.add_rows(flat(list));
-  }));
+  });
   begun->deliver_by(copies_to(begun->outputs()));
   return work(OpType::REDUCE_SCATTER, begun);
 }
@@ -285,14 +285,14 @@ WorkPtr HoronBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
   const std::shared_ptr<Operation> begun = operation(outputs, options);
   size_t begin = 0;
   for (const size_t end : runs_of_dtype(inputs)) {
-    begun->add(order_.start({CollectiveKind::Reducescatter, inputs.size() > 1},
-                            [&](PendingCollective& pending) {
-                              set_reduction(pending, options.reduceOp);
-                              pending.reserve(end - begin);
-                              for (size_t i = begin; i < end; ++i) {
-                                pending.add_rows(flat(inputs[i]));
-                              }
-                            }));
+    order_.start(*begun, {CollectiveKind::Reducescatter, inputs.size() > 1},
+                 [&](PendingCollective& pending) {
+                   set_reduction(pending, options.reduceOp);
+                   pending.reserve(end - begin);
+                   for (size_t i = begin; i < end; ++i) {
+                     pending.add_rows(flat(inputs[i]));
+                   }
+                 });
     begin = end;
   }
   begun->deliver_by(copies_to(begun->outputs()));
@@ -302,11 +302,11 @@ WorkPtr HoronBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
 WorkPtr HoronBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                const ::c10d::AllToAllOptions& options) {
   const std::shared_ptr<Operation> begun = operation(outputs, options);
-  begun->add(order_.start({CollectiveKind::Alltoall}, [&](PendingCollective& pending) {
+  order_.start(*begun, {CollectiveKind::Alltoall}, [&](PendingCollective& pending) {
     require_outputs(pending, inputs.size(), static_cast<size_t>(getSize()));
     require_outputs(pending, outputs.size(), static_cast<size_t>(getSize()));
     pending.add_rows(flat(inputs), element_counts(inputs));
-  }));
+  });
   begun->deliver_by([given = begun->outputs()](const std::vector<Pending>& all) {
     copy_flat(all[0]->results()[0], all[0]->received_rows()[0], given, all[0]->name);
   });
@@ -318,14 +318,14 @@ WorkPtr HoronBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                     std::vector<int64_t>& input_splits,
                                     const ::c10d::AllToAllOptions& options) {
   const std::shared_ptr<Operation> begun = operation({output}, options);
-  begun->add(order_.start({CollectiveKind::Alltoall}, [&](PendingCollective& pending) {
+  order_.start(*begun, {CollectiveKind::Alltoall}, [&](PendingCollective& pending) {
     const int64_t rows = input.dim() > 0 ? input.size(0) : 1;
     const int64_t elements = rows > 0 ? input.numel() / rows : 0;
     std::vector<int64_t> splits = input_splits;
     for (int64_t& rows_of_member : splits) rows_of_member *= elements;
     if (splits.empty()) splits = pending.equal_splits(flat(input));
     pending.add_rows(flat(input), splits);
-  }));
+  });
   const Operation::Deliver copy = copies_to(begun->outputs());
   begun->deliver_by(
       [copy, output_splits, given = begun->outputs()[0]](const std::vector<Pending>& all) {

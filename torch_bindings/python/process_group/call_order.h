@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -27,12 +28,14 @@ class CallOrder {
     CollectiveKind kind = CollectiveKind::Allreduce;
     bool grouped = false;  // several tensors, as one
   };
-  // `fill` adds the tensors and what is particular. Waits while the name's last call is still on
-  // its way.
-  Pending start(const Start& what,
-                const std::function<void(torch_detail::PendingCollective&)>& fill);
-  // How many calls there have been.
-  uint64_t count() const;
+  // Adds a collective to the operation; `fill` adds the tensors and what is particular. Waits while
+  // the name's last call is still on its way, until the operation's deadline: then it throws
+  // Error(Timeout), and this is no call.
+  void start(Operation& operation, const Start& what,
+             const std::function<void(torch_detail::PendingCollective&)>& fill);
+  // How many calls there have been. Waits for nobody: a message, which asks this too, may be what
+  // ends another thread's wait in start().
+  uint64_t count() const { return count_.load(std::memory_order_relaxed); }
 
  private:
   // More would be on their way at the same time, but each must be negotiated before it is known.
@@ -40,8 +43,8 @@ class CallOrder {
 
   const ProcessSet set_;
   std::array<std::string, kNames> names_;
-  mutable std::mutex mutex_;
-  uint64_t count_ = 0;
+  std::mutex mutex_;
+  std::atomic<uint64_t> count_{0};  // changes under the mutex
   std::array<std::weak_ptr<torch_detail::PendingCollective>, kNames> last_;  // of each name
 };
 

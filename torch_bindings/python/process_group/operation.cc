@@ -1,6 +1,8 @@
 #include "horon/torch_bindings/python/process_group/operation.h"
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -14,13 +16,33 @@
 namespace horon::python::process_group {
 namespace {
 
-[[noreturn]] void throw_late(const std::string& name, Operation::Clock::duration waited) {
+using torch_detail::PendingCollective;
+
+// `rest`: what that means.
+[[noreturn]] void throw_late(const std::string& name, Operation::Clock::duration waited,
+                             std::string_view rest) {
   const std::string stalled = is_initialized() ? ops::runtime().stall_report() : "";
   throw Error(ErrorCode::Timeout,
               core::concat("tensor \"", name, "\" has not come within ",
                            std::chrono::duration<double>(waited).count(),
-                           " s, the timeout of the call or of its group; the collective goes on",
+                           " s, the timeout of the call or of its group; ", rest,
                            stalled.empty() ? "" : ". Known so far: ", stalled));
+}
+
+// Whether it has ended by then. In a forked child, where nothing does, false at once.
+bool ended_by(Operation::Clock::time_point deadline, const PendingCollective& pending,
+              Operation::Asks asks) {
+  for (;;) {
+    const std::chrono::nanoseconds left = deadline - Operation::Clock::now();
+    const std::chrono::nanoseconds some =
+        asks == Operation::Asks::SignalHandlers
+            ? std::min<std::chrono::nanoseconds>(left, core::kWaitCheckInterval)
+            : left;
+    if (pending.state().wait(std::max(some, std::chrono::nanoseconds(0)))) return true;
+    if (core::in_forked_child() || Operation::Clock::now() >= deadline) return false;
+    const core::WaitCheck check = core::wait_check();
+    if (asks == Operation::Asks::SignalHandlers && check != nullptr) check();
+  }
 }
 
 }  // namespace
@@ -33,19 +55,17 @@ Operation::Operation(const Tensors& outputs, std::chrono::milliseconds timeout)
 
 void Operation::wait_until(Clock::time_point deadline, Asks asks) const {
   for (const Pending& pending : pending_) {
-    for (;;) {
-      const std::chrono::nanoseconds left = deadline - Clock::now();
-      const std::chrono::nanoseconds some =
-          asks == Asks::SignalHandlers
-              ? std::min<std::chrono::nanoseconds>(left, core::kWaitCheckInterval)
-              : left;
-      if (pending->state().wait(std::max(some, std::chrono::nanoseconds(0)))) break;
-      if (core::in_forked_child()) return;  // outcome() says why
-      if (Clock::now() >= deadline) throw_late(pending->name, Clock::now() - begin_);
-      const core::WaitCheck check = core::wait_check();
-      if (asks == Asks::SignalHandlers && check != nullptr) check();
-    }
+    if (ended_by(deadline, *pending, asks)) continue;
+    if (core::in_forked_child()) return;  // outcome() says why
+    throw_late(pending->name, Clock::now() - begin_, "the collective goes on");
   }
+}
+
+void Operation::wait_for_earlier(const PendingCollective& earlier) const {
+  if (ended_by(deadline_, earlier, Asks::SignalHandlers)) return;
+  if (core::in_forked_child()) return;  // this one can't begin, which says why
+  throw_late(earlier.name, Clock::now() - begin_,
+             "the later call that waited for it has not begun, since too many are under way");
 }
 
 bool Operation::finished() const {

@@ -37,6 +37,9 @@ class Operation {
   // over, counted from the call.
   void wait(Asks asks) const { wait_until(deadline_, asks); }
   void wait_until(Clock::time_point deadline, Asks asks) const;
+  // Returns when a collective of another operation, which this one can't begin before, has ended.
+  // Throws as wait() does, and asks signal handlers.
+  void wait_for_earlier(const torch_detail::PendingCollective& earlier) const;
   bool finished() const;
   // After they have ended; the first call delivers the results. Null: all is well.
   std::exception_ptr outcome();
