@@ -184,6 +184,28 @@ def test_the_first_member_comes_after_one_has_given_up_on_another(rank, size):
         dist.destroy_process_group(group)
 
 
+def test_a_message_to_a_group_of_the_same_name(rank, size):
+    """An earlier one, whose message is still under way."""
+    if size < 3:
+        pytest.skip("a group of one rank has no messages")
+    if rank > 1:
+        return
+    received = [torch.zeros(2), torch.zeros(2)]
+    for x in received:
+        group = dist.new_group([0, 1], use_local_synchronization=True)
+        if rank == 0:
+            work = dist.irecv(x, 1, group=group, tag=3)
+            if x is received[0]:
+                with pytest.raises(RuntimeError, match="has not come within"):
+                    work.wait(datetime.timedelta(milliseconds=50))
+            else:
+                work.wait()
+        elif x is received[1]:
+            dist.send(torch.ones(2), 0, group=group, tag=3)
+        dist.destroy_process_group(group)
+    assert rank == 1 or [x.tolist() for x in received] == [[0, 0], [1, 1]]
+
+
 def shared_memories():
     with open("/proc/self/maps") as maps:
         return sum("memfd:" in line or "/dev/shm" in line for line in maps)

@@ -58,12 +58,19 @@ Operation::Deliver copies_to(const Tensors& outputs) {
   };
 }
 
+// Torch names a group as an earlier one that was destroyed, whose calls may still be under way.
+// All ranks make the groups of all ranks alike; the id of a set of some never comes again.
+std::string unique_name(const std::string& group, const ProcessSet& set) {
+  static std::atomic<uint64_t> groups_of_all{0};
+  return concat(group, "#", set.is_world() ? ++groups_of_all : set.id());
+}
+
 }  // namespace
 
 HoronBackend::HoronBackend(const std::string& group, const ProcessSet& set,
                            std::chrono::milliseconds timeout)
     : Backend(set.rank(), set.size()),
-      group_(group),
+      group_(unique_name(group, set)),
       set_(set),
       timeout_(timeout),
       order_(group_, set),

@@ -29,7 +29,8 @@ using TensorLists = std::vector<Tensors>;
 // Any thread, without the GIL. Calls throw horon::Error.
 class HoronBackend final : public ::c10d::Backend {
  public:
-  // `group`: its name in messages, another one for each group. Rank and size are those of the set.
+  // `group`: what torch calls it. Rank and size are those of the set. The groups of all ranks are
+  // made by all of them in one order.
   HoronBackend(const std::string& group, const ProcessSet& set, std::chrono::milliseconds timeout);
 
   const std::string getBackendName() const override { return "horon"; }

@@ -1,10 +1,11 @@
 """Two ranks of init_process_group("horon") that import nothing of Horon: Ctrl-C, a rank that holds
-the GIL, and an end with everything in flight.
+the GIL, a group that is made again, and an end with everything in flight.
 
 usage: process_group_traps.py FOLDER    an empty folder that both ranks see
 """
 
 import ctypes
+import datetime
 import fcntl
 import os
 import pathlib
@@ -60,10 +61,35 @@ def a_holder_of_the_gil_stalls_nobody():
     os.close(lock)
 
 
+def a_group_made_again_is_another_one():
+    """Torch gives it the same name, and calls of the old one are under way on rank 0."""
+    old, new = torch.ones(2), torch.ones(2)
+    old_message, new_message = torch.zeros(2), torch.zeros(2)
+    if rank == 0:
+        works = [dist.all_reduce(old, async_op=True), dist.irecv(old_message, 1, tag=3)]
+        for work in works:
+            try:
+                work.wait(datetime.timedelta(milliseconds=50))
+            except RuntimeError as error:
+                assert "has not come within" in str(error), error
+    dist.destroy_process_group()
+    dist.init_process_group("horon")
+    dist.all_reduce(new)
+    if rank == 0:
+        dist.recv(new_message, 1, tag=3)
+        assert new_message[0] == 5 and not any(work.is_completed() for work in works)
+        assert old.tolist() == [1, 1] and old_message.tolist() == [0, 0]
+    else:
+        dist.send(torch.full((2,), 5.0), 0, tag=3)
+    assert new[0] == 2
+
+
 ctrl_c_is_answered()
 print(f"[{rank}] Ctrl-C is answered", flush=True)
 a_holder_of_the_gil_stalls_nobody()
 print(f"[{rank}] the GIL is not needed", flush=True)
+a_group_made_again_is_another_one()
+print(f"[{rank}] a group is made again", flush=True)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
 model(torch.ones(2, 100)).sum().backward()
 kept = []
