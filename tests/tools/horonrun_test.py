@@ -156,7 +156,7 @@ class Jobs(unittest.TestCase):
                 ranks = [int(file.read_text()) for file in files]
                 job.send_signal(number)
                 job.communicate(timeout=30)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 30
             while any(pathlib.Path(f"/proc/{rank}").exists() for rank in ranks):
                 self.assertLess(time.monotonic(), deadline, "a rank lives on")
                 time.sleep(0.05)
