@@ -43,7 +43,14 @@ std::string given_or_counted(const std::string& given, std::string_view kind, ui
 }
 
 void refuse_call(const std::string& name, const ProcessSet& set, const std::string& text) {
-  if (is_initialized() && set.includes_me()) ops::runtime().refuse(name, text, set.id());
+  refuse_calls({name}, set, text);
+}
+
+void refuse_calls(const std::vector<std::string>& names, const ProcessSet& set,
+                  const std::string& text) {
+  if (is_initialized() && set.includes_me()) {
+    for (const std::string& name : names) ops::runtime().refuse(name, text, set.id());
+  }
   throw Error(ErrorCode::InvalidArgument, text);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "horon/ops/session/process_set.h"
 
@@ -18,6 +19,9 @@ std::string given_or_counted(const std::string& given, std::string_view kind, ui
 // ranks of the set as well, which would wait for this one otherwise.
 [[noreturn]] void refuse_call(const std::string& name, const ProcessSet& set,
                               const std::string& text);
+// The same of a call that would begin several collectives: all their names fail there.
+[[noreturn]] void refuse_calls(const std::vector<std::string>& names, const ProcessSet& set,
+                               const std::string& text);
 
 // While it lives, one call has a name to itself: a second call of the same name and process set
 // waits until the first has ended. So a name that is used again (a forward that is recomputed, two

@@ -1,17 +1,22 @@
 #include "horon/torch_bindings/modules/contrastive_loss.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <map>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/empty.h>
 
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/autograd.h"
 #include "horon/torch_bindings/collectives/call_names.h"
@@ -22,10 +27,12 @@ namespace {
 
 using core::concat;
 
+std::string rows_name(const InfoNceOptions& options) { return concat(options.name, ".rows"); }
+
 void check_rows(const at::Tensor& queries, const at::Tensor& keys, const InfoNceOptions& options) {
   const auto refuse = [&](const std::string& why) {
-    torch_detail::refuse_call(options.name, options.process_set,
-                              concat("info_nce \"", options.name, "\": ", why));
+    torch_detail::refuse_calls({options.name, rows_name(options)}, options.process_set,
+                               concat("info_nce \"", options.name, "\": ", why));
   };
   if (!queries.defined() || !keys.defined()) refuse("queries or keys are undefined");
   if (queries.dim() != 2 || queries.sizes() != keys.sizes()) {
@@ -46,6 +53,50 @@ void check_rows(const at::Tensor& queries, const at::Tensor& keys, const InfoNce
 
 at::Tensor unit_rows(const at::Tensor& rows) {
   return rows / rows.norm(2, 1, /*keepdim=*/true).clamp_min(1e-12);
+}
+
+// What the ranks tell each other beside their rows: how many there are, and the options that the
+// shape of the rows does not show.
+struct Told {
+  int64_t samples;
+  int64_t temperature;  // its bits; 0 where there is a scale in its place
+  int64_t normalize;
+};
+constexpr int64_t kToldNumbers = 3;
+static_assert(sizeof(Told) == kToldNumbers * sizeof(int64_t));
+
+at::Tensor told_tensor(int64_t samples, const InfoNceOptions& options) {
+  const double temperature = options.scale.defined() ? 0 : options.temperature;
+  const at::Tensor told = at::empty({1, kToldNumbers}, at::kLong);
+  const Told own{samples, std::bit_cast<int64_t>(temperature), options.normalize ? 1 : 0};
+  std::memcpy(told.mutable_data_ptr<int64_t>(), &own, sizeof(own));
+  return told;
+}
+
+std::vector<Told> told_by_all(const at::Tensor& gathered) {
+  std::vector<Told> all(static_cast<size_t>(gathered.size(0)));
+  std::memcpy(all.data(), gathered.const_data_ptr<int64_t>(), all.size() * sizeof(Told));
+  return all;
+}
+
+// Throws Error(Mismatch), on all ranks alike.
+void require_same_options(const std::vector<Told>& all, const InfoNceOptions& options) {
+  std::map<std::string, std::vector<int>> given;
+  const std::vector<int> ranks = options.process_set.ranks();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto temperature = std::bit_cast<double>(all[i].temperature);
+    given[concat(temperature == 0 ? "a scale" : concat("temperature ", temperature),
+                 all[i].normalize != 0 ? ", normalize" : ", no normalize")]
+        .push_back(ranks[i]);
+  }
+  if (given.size() <= 1) return;
+  std::string text;
+  for (const auto& [what, of] : given) {
+    text += concat(text.empty() ? "" : "; ", what, " on ", core::name_ranks(of));
+  }
+  throw Error(ErrorCode::Mismatch, concat("info_nce \"", options.name,
+                                          "\": the ranks disagree about the options: ", text,
+                                          ". Every rank must give the same"));
 }
 
 // The sum over the rows of cross-entropies against the rows of all ranks.
@@ -72,21 +123,21 @@ at::Tensor info_nce(const at::Tensor& queries, const at::Tensor& keys,
   const at::Tensor own_queries = options.normalize ? unit_rows(queries) : queries;
   const at::Tensor own_keys = options.normalize ? unit_rows(keys) : keys;
 
-  const Handle counts =
-      allgather_async(at::full({1}, samples, at::kLong),
-                      {.name = concat(options.name, ".rows"), .process_set = set});
+  const Handle told = allgather_async(told_tensor(samples, options),
+                                      {.name = rows_name(options), .process_set = set});
   const at::Tensor own = options.symmetric ? at::cat({own_keys, own_queries}, 1) : own_keys;
   const at::Tensor all = autograd::allgather(own, {.name = options.name, .process_set = set});
-  const at::Tensor gathered = counts.wait();
-  const std::vector<int64_t> rows(gathered.const_data_ptr<int64_t>(),
-                                  gathered.const_data_ptr<int64_t>() + gathered.numel());
-  if (gathered.numel() != set.size()) {
+  const std::vector<Told> ranks = told_by_all(told.wait());
+  if (static_cast<int>(ranks.size()) != set.size()) {
     torch_detail::refuse_call(options.name, set,
                               concat("info_nce \"", options.name, "\": a rank has joined; call it ",
                                      "before join(), or on a process set of the ranks that go on"));
   }
-  const int64_t before = std::accumulate(rows.begin(), rows.begin() + set.rank(), int64_t{0});
-  const int64_t total = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  require_same_options(ranks, options);
+  const auto add = [](int64_t sum, const Told& of_rank) { return sum + of_rank.samples; };
+  const int64_t before =
+      std::accumulate(ranks.begin(), ranks.begin() + set.rank(), int64_t{0}, add);
+  const int64_t total = std::accumulate(ranks.begin(), ranks.end(), int64_t{0}, add);
 
   const at::Tensor targets =
       at::arange(before, before + samples, queries.options().dtype(at::kLong));
@@ -96,7 +147,7 @@ at::Tensor info_nce(const at::Tensor& queries, const at::Tensor& keys,
   }
   const double directions = options.symmetric ? 2 : 1;
   const auto divisor = directions * static_cast<double>(std::max<int64_t>(total, 1));
-  return sum * (static_cast<double>(rows.size()) / divisor);
+  return sum * (static_cast<double>(ranks.size()) / divisor);
 }
 
 }  // namespace horon

@@ -41,7 +41,8 @@ struct InfoNceOptions {
 //
 // Collective: one allgather of the rows forward (and one of their numbers, beside it), one
 // reducescatter backward, which every rank must go through (a rank without samples too). Wrong
-// arguments: Error(InvalidArgument), also on the other ranks. All ranks have the same options.
+// arguments: Error(InvalidArgument), also on the other ranks. All ranks have the same options:
+// Error(Mismatch) on all where they have not, but for the value of `scale`.
 at::Tensor info_nce(const at::Tensor& queries, const at::Tensor& keys,
                     const InfoNceOptions& options = {});
 

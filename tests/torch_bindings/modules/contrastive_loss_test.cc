@@ -1,6 +1,10 @@
 // InfoNCE over uneven parts against one process with all samples.
 #include "horon/torch_bindings/modules/contrastive_loss.h"
 
+#include <chrono>
+
+#include <ATen/core/grad_mode.h>
+
 #include "horon/tests/torch_bindings/modules/modules_support.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 
@@ -100,6 +104,29 @@ TEST_F(InfoNce, WrongArgumentsOfOneRankAreToldToAll) {
                 info_nce(x, at::ones({2, 3}, at::kLong));
               }),
               HasSubstr("same floating type"));
+}
+
+// What another rank has refused leaves nothing open here: it would be named as stalled for ever.
+TEST_F(InfoNce, ARefusalOfOneRankLeavesNothingOpen) {
+  if (size() == 1) GTEST_SKIP() << "needs another rank";
+  const at::Tensor x = at::ones({2, 3});
+  const at::Tensor y = rank() == size() - 1 ? at::ones({3, 3}) : x;
+  EXPECT_THAT(error_of([&] { info_nce(x, y, {.name = "pairs"}); }), HasSubstr("[3, 3]"));
+  barrier();
+  // Other ranks would still wait for those of the call before.
+  const Handle again = allgather_async(at::ones({1}), {.name = "pairs.rows"});
+  EXPECT_EQ(again.wait(std::chrono::seconds(60)).size(0), size());
+}
+
+TEST_F(InfoNce, OtherOptionsOnARankAreAMismatch) {
+  if (size() == 1) GTEST_SKIP() << "needs another rank";
+  const bool last = rank() == size() - 1;
+  const at::Tensor x = numbers({2, 3}, 0.3, at::kDouble);
+  EXPECT_THAT(error_of([&] { info_nce(x, x, {.name = "t", .temperature = last ? 0.5 : 0.25}); }),
+              AllOf(StartsWith("mismatch: info_nce \"t\""), HasSubstr("temperature 0.25"),
+                    HasSubstr("temperature 0.5, normalize on rank")));
+  EXPECT_THAT(error_of([&] { info_nce(x, x, {.name = "n", .normalize = last}); }),
+              HasSubstr("no normalize on rank"));
 }
 
 }  // namespace
