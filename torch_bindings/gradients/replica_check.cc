@@ -160,7 +160,8 @@ std::optional<Error> ReplicaCheck::find_unlike(const std::string& reducer_name,
                    core::name_ranks(others), " from rank ", settings.ranks[first], " (element ",
                    unlike.index, ": ", text_of(other), " and ", text_of(values[first]),
                    "). Parameters or gradients were changed on some ranks ",
-                   "only, or in different ways, or the ranks did not begin alike. Call ",
+                   "only, or in different ways (another learning rate, say), or the ranks did not "
+                   "begin alike. Call ",
                    "broadcast_parameters() before training and after loading; change gradients ",
                    "only when they are reduced. {.check_replicas = false} or ",
                    "HORON_CHECK_REPLICAS=0 turns this check off"));

@@ -9,7 +9,9 @@
 // bit for bit on the CPU, since the second run begins with the same random numbers (those of the
 // CPU and of the devices that the inputs are on; the program's own sequence goes on as if there had
 // been no second run) and the same autocast settings. Weights that autocast rounds are rounded
-// anew in each run, as autocast's cache does not know which of them were recorded.
+// anew in each run, as autocast's cache does not know which of them were recorded. So the gradients
+// of a weight that is used several times add up in its own type, and not in 16 bits as where the
+// cache hands out one rounded weight: other bits than those of the plain call, and better ones.
 //
 // - Gradients reach the inputs that require grad, and all parameters that the function uses,
 //   whether an input requires grad or not. Parameters may be used in several parts and elsewhere.
