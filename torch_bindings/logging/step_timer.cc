@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/call_names.h"
@@ -122,18 +123,27 @@ double StepTimer::waited() const {
   return options_.exposed_wait_seconds ? options_.exposed_wait_seconds() : 0;
 }
 
+void StepTimer::refuse_within_scope(std::string_view call) const {
+  if (!timed_) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("StepTimer: ", call, " within the scope that times ",
+                           kPhaseNames[static_cast<size_t>(*timed_)], "; end that scope before"));
+}
+
 StepTimer::Scope::Scope(StepTimer& timer, Phase phase)
-    : timer_(timer),
-      phase_(phase),
-      begin_(timer.options_.clock()),
-      waited_before_(timer.waited()) {}
+    : timer_(timer), phase_(phase), begin_(timer.options_.clock()), waited_before_(timer.waited()) {
+  timer_.refuse_within_scope("time()");
+  timer_.timed_ = phase;
+}
 
 StepTimer::Scope::~Scope() {
+  timer_.timed_.reset();
   const double waited = timer_.waited() - waited_before_;
   timer_.step_[static_cast<size_t>(phase_)] += timer_.options_.clock() - begin_ - waited;
 }
 
 void StepTimer::end_step() {
+  refuse_within_scope("end_step()");
   const double now = options_.clock(), waited_now = waited();
   step_[kCommunication] += waited_now - waited_before_;
   step_[kOther] += now - step_begin_ - sum(step_);

@@ -23,6 +23,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "horon/ops/session/process_set.h"
@@ -74,7 +75,8 @@ class StepTimer {
  public:
   explicit StepTimer(StepTimerOptions options = {});
 
-  // Ends with the scope. Scopes don't nest: the time of an inner one would count twice.
+  // Ends with the scope. Scopes don't nest, since the time of an inner one would count twice:
+  // time() throws Error(InvalidArgument) within one.
   class Scope {
    public:
     ~Scope();
@@ -90,7 +92,8 @@ class StepTimer {
   };
   [[nodiscard]] Scope time(Phase phase) { return Scope(*this, phase); }
 
-  // A step lasts from the end of the one before; the first from the making of the timer.
+  // A step lasts from the end of the one before; the first from the making of the timer. Throws
+  // Error(InvalidArgument) within a scope, whose time would go into the next step.
   void end_step();
 
   // Of the steps since the gather before. Collective: a few numbers from each rank.
@@ -98,11 +101,13 @@ class StepTimer {
 
  private:
   double waited() const;
+  void refuse_within_scope(std::string_view call) const;
 
   StepTimerOptions options_;
   PhaseSeconds step_{}, total_{};
   int64_t steps_ = 0;
   double step_begin_ = 0, waited_before_ = 0;
+  std::optional<Phase> timed_;  // the scope that lives
 };
 
 namespace torch_detail {

@@ -226,6 +226,21 @@ TEST(StepTimer, DividesStepsAndNamesTheSlowRank) {
   EXPECT_EQ(timer.gather().text(), "no steps");
 }
 
+TEST(StepTimer, ScopesThatWouldCountTwiceAreRefused) {
+  FakeTime time;
+  StepTimer timer(time.options());
+  {
+    const auto scope = timer.time(Phase::Data);
+    EXPECT_THAT(error_of([&] { (void)timer.time(Phase::Forward); }),
+                HasSubstr("time() within the scope that times data"));
+    EXPECT_THAT(error_of([&] { timer.end_step(); }), HasSubstr("end_step() within the scope"));
+    time.now += 1;
+  }
+  { const auto scope = timer.time(Phase::Forward); }
+  timer.end_step();
+  EXPECT_THAT(timer.gather().mean, ElementsAre(1, 0, 0, 0, 0, 0));
+}
+
 TEST(StepTimer, SmallDifferencesNameNobodyAndRanksWithoutStepsDoNotCount) {
   const PhaseSeconds usual{1, 1, 1, 0, 1, 0}, later{1, 1, 1.1, 0, 1, 0};
   const StepTimes times =
