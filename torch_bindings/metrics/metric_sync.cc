@@ -9,7 +9,9 @@
 #include <ATen/ops/tensor.h>
 
 #include "horon/core/base/current_error.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
@@ -133,6 +135,19 @@ class Call {
     return pending;
   }
 
+  // "; that is so on rank 2": the ranks whose own samples are at fault. Collective.
+  std::string text_of_faults(bool mine) const {
+    const ProcessSet& set = options_.process_set;
+    const std::vector<std::string> all =
+        allgather_bytes(mine ? "1" : "0", {.name = concat(name_, ".faults"), .process_set = set});
+    const std::vector<int> ranks = set.ranks();
+    std::vector<int> at_fault;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i] == "1") at_fault.push_back(ranks[i]);
+    }
+    return at_fault.empty() ? "" : concat("; that is so on ", core::name_ranks(at_fault));
+  }
+
  private:
   const std::string name_;
   const MetricOptions& options_;
@@ -167,8 +182,9 @@ at::Tensor MetricSync::value_of(const Named& named, const MetricTotals& totals) 
   try {
     return named.metric->value_of(totals);
   } catch (const Error& error) {
-    if (named.name.empty()) throw;
-    throw Error(error.code(), concat("metric \"", named.name, "\": ", error.what()));
+    const std::string which =
+        named.name.empty() ? named.metric->description() : concat("metric \"", named.name, "\"");
+    throw Error(error.code(), concat(which, ": ", error.what()));
   }
 }
 
@@ -193,8 +209,24 @@ std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
   }
   unpack_sums(result_of(*sum), totals);
   std::vector<at::Tensor> values;
-  for (size_t i = 0; i < metrics.size(); ++i) values.push_back(value_of(metrics[i], totals[i]));
+  for (size_t i = 0; i < metrics.size(); ++i) {
+    try {
+      values.push_back(value_of(metrics[i], totals[i]));
+    } catch (const Error& error) {  // on all ranks, since all have the same totals
+      const std::string where = call.text_of_faults(fails_alone(*metrics[i].metric));
+      throw Error(error.code(), concat(error.what(), where));
+    }
+  }
   return values;
+}
+
+bool MetricSync::fails_alone(const Metric& metric) {
+  try {
+    (void)metric.value_of(totals_of(metric.state_));
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
 }
 
 }  // namespace horon::metrics

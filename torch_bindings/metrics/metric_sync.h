@@ -21,12 +21,15 @@ class MetricSync {
 
   // The value of each metric over all ranks. All sums and counts travel in one allreduce. If any
   // metric has lists, one allgather of all lists runs beside it. Throws Error as collectives do,
-  // and what value_of() throws, on all ranks, with the metric's name before it.
+  // and what value_of() throws, on all ranks, with the metric's name before it and
+  // the ranks whose samples are at fault behind.
   static std::vector<at::Tensor> compute(const std::vector<Named>& metrics,
                                          const MetricOptions& options);
 
  private:
   static at::Tensor value_of(const Named& named, const MetricTotals& totals);
+  // Would the value of this rank's own samples be an error too?
+  static bool fails_alone(const Metric& metric);
 };
 
 }  // namespace horon::metrics
