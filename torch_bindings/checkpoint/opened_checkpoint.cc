@@ -43,7 +43,8 @@ std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& c
     problems += concat(problems.empty() ? "" : "; ", problem);
   }
   if (!problems.empty()) {
-    throw Error(ErrorCode::OperationFailed, concat("no checkpoint can be read: ", problems));
+    throw Error(ErrorCode::OperationFailed,
+                concat("no checkpoint can be read: ", problems, ". Move them away to begin anew"));
   }
   return std::nullopt;
 }

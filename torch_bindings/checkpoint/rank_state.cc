@@ -32,11 +32,11 @@ void begin_random_numbers_anew(const SavedOfRanks& saved) {
   seed.add(static_cast<uint64_t>(rank()));
   seed_generators(seed.value());
   if (rank() != 0) return;
-  core::log(
-      core::LogLevel::Warn,
-      core::concat("the checkpoint was saved by ", saved.ranks, " ranks and loaded by ", size(),
-                   ": random numbers begin anew on each rank, and buffers that "
-                   "differed are rank 0's"));
+  core::log(core::LogLevel::Warn,
+            core::concat("the checkpoint was saved by ", saved.ranks,
+                         saved.ranks == 1 ? " rank" : " ranks", " and loaded by ", size(),
+                         ": random numbers begin anew on each rank, and buffers that "
+                         "differed are rank 0's"));
 }
 
 // Each rank of the world gets its own of these, which rank 0 has.
