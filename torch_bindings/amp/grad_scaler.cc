@@ -27,18 +27,20 @@ template <class... Values>
   throw Error(ErrorCode::InvalidArgument, core::concat("GradScaler: ", values...));
 }
 
+constexpr auto kScaleRange = "from 1.2e-38 to 3.4e38, as float32 does";
+
 void check_options(const GradScalerOptions& options) {
-  const auto check = [](bool right, const char* option, double value) {
-    if (!right) refuse_scaling(option, " is ", value, ", out of range");
+  const auto check = [](bool right, const char* option, double value, const char* range) {
+    if (!right) refuse_scaling(option, " is ", value, "; it goes ", range);
   };
   const auto scale = static_cast<float>(options.init_scale);
-  check(std::isnormal(scale) && scale > 0, "init_scale", options.init_scale);
+  check(std::isnormal(scale) && scale > 0, "init_scale", options.init_scale, kScaleRange);
   check(std::isfinite(options.growth_factor) && options.growth_factor > 1, "growth_factor",
-        options.growth_factor);
+        options.growth_factor, "from above 1");
   check(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor",
-        options.backoff_factor);
+        options.backoff_factor, "from above 0 to below 1");
   check(options.growth_interval > 0, "growth_interval",
-        static_cast<double>(options.growth_interval));
+        static_cast<double>(options.growth_interval), "from 1 up");
 }
 
 // While it lives, the steps of an optimizer divide by the scale too, and are left out if a gradient
@@ -209,7 +211,7 @@ void GradScaler::update(double new_scale) {
   if (!options_.enabled) return;
   const auto scale = static_cast<float>(new_scale);
   if (!std::isnormal(scale) || scale < 0) {
-    refuse_scaling("update(): the scale is ", new_scale, ", out of range");
+    refuse_scaling("update(): the scale is ", new_scale, "; it goes ", kScaleRange);
   }
   scale_ = scale;
   records_.clear();

@@ -53,16 +53,18 @@ Lamb::Lamb(const std::vector<::torch::optim::OptimizerParamGroup>& groups, LambO
   for (const auto& group : param_groups_) {
     const auto& options = static_cast<const LambOptions&>(group.options());
     const auto [beta1, beta2] = options.betas();
-    const auto check = [](bool right, const char* option, double value) {
-      torch_detail::check_option(right, "Lamb", option, value);
+    const auto check = [](bool right, const char* option, double value,
+                          const char* range = "from 0 up") {
+      torch_detail::check_option(right, "Lamb", option, value, range);
     };
     check(options.lr() >= 0, "lr", options.lr());
-    check(beta1 >= 0 && beta1 < 1, "beta1", beta1);
-    check(beta2 >= 0 && beta2 < 1, "beta2", beta2);
+    check(beta1 >= 0 && beta1 < 1, "beta1", beta1, "from 0 to below 1");
+    check(beta2 >= 0 && beta2 < 1, "beta2", beta2, "from 0 to below 1");
     check(options.eps() >= 0, "eps", options.eps());
     check(options.weight_decay() >= 0, "weight_decay", options.weight_decay());
     check(options.least_norm() >= 0, "least_norm", options.least_norm());
-    check(options.largest_norm() >= options.least_norm(), "largest_norm", options.largest_norm());
+    check(options.largest_norm() >= options.least_norm(), "largest_norm", options.largest_norm(),
+          "from least_norm up");
   }
 }
 

@@ -46,13 +46,15 @@ Lars::Lars(const std::vector<::torch::optim::OptimizerParamGroup>& groups, LarsO
     : Optimizer(groups, std::make_unique<LarsOptions>(defaults)) {
   for (const auto& group : param_groups_) {
     const auto& options = static_cast<const LarsOptions&>(group.options());
-    const auto check = [](bool right, const char* option, double value) {
-      torch_detail::check_option(right, "Lars", option, value);
+    const auto check = [](bool right, const char* option, double value,
+                          const char* range = "from 0 up") {
+      torch_detail::check_option(right, "Lars", option, value, range);
     };
     check(options.lr() >= 0, "lr", options.lr());
     check(options.momentum() >= 0, "momentum", options.momentum());
     check(options.weight_decay() >= 0, "weight_decay", options.weight_decay());
-    check(options.trust_coefficient() > 0, "trust_coefficient", options.trust_coefficient());
+    check(options.trust_coefficient() > 0, "trust_coefficient", options.trust_coefficient(),
+          "from above 0");
     check(options.eps() >= 0, "eps", options.eps());
   }
 }

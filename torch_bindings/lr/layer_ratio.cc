@@ -35,10 +35,11 @@ const at::Tensor& dense_gradient(const at::Tensor& parameter, const char* optimi
                            " is sparse; a layer's norm is of all its elements"));
 }
 
-void check_option(bool right, const char* optimizer, const char* option, double value) {
+void check_option(bool right, const char* optimizer, const char* option, double value,
+                  const char* range) {
   if (right) return;
   throw Error(ErrorCode::InvalidArgument,
-              core::concat(optimizer, ": ", option, " is ", value, ", out of range"));
+              core::concat(optimizer, ": ", option, " is ", value, "; it goes ", range));
 }
 
 }  // namespace horon::torch_detail

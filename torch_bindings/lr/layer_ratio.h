@@ -42,7 +42,9 @@ at::Tensor step_layers(std::vector<::torch::optim::OptimizerParamGroup>& groups,
   return loss;
 }
 
-// Throws Error(InvalidArgument) that names the optimizer and its option.
-void check_option(bool right, const char* optimizer, const char* option, double value);
+// Throws Error(InvalidArgument) that names the optimizer, its option, and where that goes ("from 0
+// up").
+void check_option(bool right, const char* optimizer, const char* option, double value,
+                  const char* range);
 
 }  // namespace horon::torch_detail

@@ -316,7 +316,8 @@ TEST(GradScaler, WrongUse) {
   optim::SGD narrow({half}, 0.0);
   EXPECT_THAT(error_of([&] { scaler.step(narrow); }), HasSubstr("shape [3] is float16"));
   EXPECT_THAT(error_of([] { GradScaler({.init_scale = 0}); }), HasSubstr("init_scale is 0"));
-  EXPECT_THAT(error_of([] { GradScaler({.growth_factor = 1}); }), HasSubstr("growth_factor is 1"));
+  EXPECT_THAT(error_of([] { GradScaler({.growth_factor = 1}); }),
+              HasSubstr("growth_factor is 1; it goes from above 1"));
 
   GradScaler off({.enabled = false});
   EXPECT_TRUE(off.scale(w).is_same(w));
