@@ -76,43 +76,6 @@ def a_wait_lets_other_threads_run():
         thread.join()
 
 
-def a_wait_lets_other_threads_run():
-    """Rank 1 does its part only when rank 0's main thread has said so, while another one waits."""
-    model = torch.nn.Linear(2, 2)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    everybody = hvd.ProcessSet(range(hvd.size()))
-    waits = [
-        hvd.barrier,
-        lambda: hvd.allreduce(torch.ones(2)),
-        lambda: hvd.synchronize(hvd.allgather_async(torch.ones(2))),
-        lambda: hvd.sparse_allreduce_async(torch.eye(2).to_sparse(1), "sparse", hvd.Sum)(),
-        lambda: hvd.broadcast_object(rank, root_rank=1),
-        lambda: hvd.allgather_object(rank),
-        lambda: hvd.broadcast_parameters(model.state_dict(), 1),
-        lambda: hvd.add_process_set(everybody),
-        lambda: hvd.remove_process_set(everybody),
-        lambda: model(torch.ones(1, 2)).sum().backward(),
-        lambda: hvd.SyncBatchNorm(2)(torch.ones(2 + rank, 2)),
-        optimizer.synchronize,
-        hvd.join,
-    ]
-    for number, wait in enumerate(waits):
-        if rank == 1:
-            wait_for(f"waits.{number}")
-            wait()
-            continue
-        begins = threading.Event()
-
-        def begin_and_wait(wait=wait, begins=begins):
-            begins.set()
-            wait()
-        thread = threading.Thread(target=begin_and_wait)
-        thread.start()
-        begins.wait()
-        tell(f"waits.{number}")
-        thread.join()
-
-
 def a_holder_of_the_gil_stalls_nobody():
     """Rank 0 lets go of its handles, and waits in C with the GIL for rank 1, which waits for the
     collectives. The tensors are Python's, also over memory of NumPy."""
