@@ -117,25 +117,27 @@ def test_members_come_alone(rank, size):
     assert x[0] == size
 
 
+def make(ranks, timeout_s):
+    """A group that its members alone make, each waiting so long for the others."""
+    return dist.new_group(ranks, timeout=datetime.timedelta(seconds=timeout_s),
+                          use_local_synchronization=True)
+
+
 def test_a_member_that_does_not_come(rank, size):
     if size < 3:
         pytest.skip("a group of one rank waits for nobody")
     ranks = [0, size - 1]
-
-    def make(timeout_s):
-        return dist.new_group(ranks, timeout=datetime.timedelta(seconds=timeout_s),
-                              use_local_synchronization=True)
     for late in (size - 1, 0):
         if rank in ranks and rank != late:
             with pytest.raises(RuntimeError, match=f"rank {late} has not come within 0.3 s"):
-                make(0.3)
+                make(ranks, 0.3)
         hvd.barrier()
         if rank == late:  # the other one has given up
             with pytest.raises(RuntimeError, match=f"rank {late} has not come within"):
-                make(60)
+                make(ranks, 60)
         hvd.barrier()
         if rank in ranks:
-            group = make(60)
+            group = make(ranks, 60)
             check(group, ranks)
             dist.destroy_process_group(group)
 
@@ -144,23 +146,19 @@ def test_a_member_that_comes_again_before_the_others_have_come_once(rank, size):
     if size < 3:
         pytest.skip("a group of one rank waits for nobody")
     ranks = [0, size - 1]
-
-    def make(timeout_s):
-        return dist.new_group(ranks, timeout=datetime.timedelta(seconds=timeout_s),
-                              use_local_synchronization=True)
     for late in (size - 1, 0):
         if rank in ranks and rank != late:
             for _ in range(3):
                 begin = time.monotonic()
                 with pytest.raises(RuntimeError, match=f"rank {late} has not come within 0.2 s"):
-                    make(0.2)
+                    make(ranks, 0.2)
                 assert time.monotonic() - begin >= 0.2
         hvd.barrier()
         if rank == late:
             with pytest.raises(RuntimeError, match=f"rank {late} has not come within"):
-                make(60)
+                make(ranks, 60)
         if rank in ranks:  # the one that was early need not know that the other one was refused
-            group = make(60)
+            group = make(ranks, 60)
             check(group, ranks)
             dist.destroy_process_group(group)
 
@@ -169,17 +167,13 @@ def test_the_first_member_comes_after_one_has_given_up_on_another(rank, size):
     if size < 4:
         pytest.skip("a group of three ranks, and one more")
     ranks = [0, 1, size - 1]
-
-    def make(timeout_s):
-        return dist.new_group(ranks, timeout=datetime.timedelta(seconds=timeout_s),
-                              use_local_synchronization=True)
     for comes, timeout_s in ((1, 0.2), (0, 60), (size - 1, 60)):
         if rank == comes:
             with pytest.raises(RuntimeError, match=f"ranks 0 and {size - 1} have not come"):
-                make(timeout_s)
+                make(ranks, timeout_s)
         hvd.barrier()
     if rank in ranks:
-        group = make(60)
+        group = make(ranks, 60)
         check(group, ranks)
         dist.destroy_process_group(group)
 
