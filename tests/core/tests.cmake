@@ -28,16 +28,17 @@ horon_test(op_table_test
                  core/runtime/reaper_test.cc core/runtime/runnable_calls_test.cc)
 # The ranks of one program: threads, on memory of each kind.
 set(fake_world support/fake_device.cc support/memory_of_worlds_immediate.cc)
-set(runtime_tests
-    core/runtime/runtime_test.cc core/runtime/runtime_failures_test.cc
-    core/runtime/shutdown_failures_test.cc core/runtime/submission_memory_test.cc
-    core/runtime/loop_seat_test.cc)
-horon_test(runtime_test FILES ${runtime_tests} ${fake_world})
+add_library(horon_runtime_tests OBJECT EXCLUDE_FROM_ALL
+            core/runtime/runtime_test.cc core/runtime/runtime_failures_test.cc
+            core/runtime/shutdown_failures_test.cc core/runtime/submission_memory_test.cc
+            core/runtime/loop_seat_test.cc support/fake_device.cc)
+horon_test_program(horon_runtime_tests)
+horon_test(runtime_test FILES support/memory_of_worlds_immediate.cc LIBS horon_runtime_tests)
 horon_test(runtime_host_driven_test
-           FILES ${runtime_tests} support/fake_device.cc support/memory_of_worlds_host_driven.cc)
+           FILES support/memory_of_worlds_host_driven.cc LIBS horon_runtime_tests)
 horon_test(runtime_enqueued_test
-           FILES ${runtime_tests} core/runtime/queued_memory_test.cc support/fake_device.cc
-                 support/memory_of_worlds_enqueued.cc)
+           FILES core/runtime/queued_memory_test.cc support/memory_of_worlds_enqueued.cc
+           LIBS horon_runtime_tests)
 # Alone, since it has an operator new of its own.
 horon_test(exhausted_memory_test
            FILES core/runtime/exhausted_memory_test.cc support/failing_allocation.cc
@@ -75,6 +76,7 @@ add_library(horon_simulation STATIC
 set_source_files_properties(support/simulation/program.cc  # two structs are named Step
                             PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 horon_target(horon_simulation)
+set_target_properties(horon_simulation PROPERTIES UNITY_BUILD ${HORON_BUILT_ONCE})
 target_link_libraries(horon_simulation PUBLIC horon::core)
 horon_test(simulation_test FILES core/negotiation/simulation_test.cc LIBS horon_simulation
            TIMEOUT 300)

@@ -172,7 +172,7 @@ void run_all(const World& world, core::CollectiveOp& op, const Runs& runs, DataT
 void check_exchange(const World& world, core::CollectiveOp& op, CollectiveKind kind) {
   std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 51);
   uint64_t sequence = 0;
-  for (const DataType dtype : kAllTypes) {
+  for (const DataType dtype : contract_types()) {
     Runs runs;
     for (const int64_t longest : {0, 1, 7, 3001, 100001}) {
       for (int root = 0; root < world.size; ++root) {
@@ -187,7 +187,7 @@ void check_exchange(const World& world, core::CollectiveOp& op, CollectiveKind k
 void check_reducescatter(const World& world, core::CollectiveOp& op) {
   std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 61);
   uint64_t sequence = 0;
-  for (const DataType dtype : kAllTypes) {
+  for (const DataType dtype : contract_types()) {
     Runs runs;
     for (const ReduceOp reduce_op : kAllReduceOps) {
       if (!exists(dtype, reduce_op)) continue;

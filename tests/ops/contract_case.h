@@ -67,6 +67,10 @@ class ContractBuffer {
   size_t begin_ = 0;
 };
 
+// The types that the suite goes through: all, or one of each size under a sanitizer. Types differ
+// in the kernels alone, and host_kernels_test tries these with all types.
+std::vector<DataType> contract_types();
+
 // Of any memory.
 uint64_t hash_of(const std::byte* data, size_t bytes);
 

@@ -110,7 +110,7 @@ void prepare_broadcast(const World& world, MoveRun& run, uint64_t sequence, Data
 void check_broadcast(const World& world, core::CollectiveOp& op) {
   std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 21);
   uint64_t sequence = 0;
-  for (const DataType dtype : kAllTypes) {
+  for (const DataType dtype : contract_types()) {
     MoveRuns runs;
     for (const int64_t count : {0, 1, 3, 1000, 65537, 700001}) {
       // The longest takes more than one step of an op; once is enough of so much memory.
@@ -127,7 +127,7 @@ void check_broadcast(const World& world, core::CollectiveOp& op) {
 void check_allgather(const World& world, core::CollectiveOp& op) {
   std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 31);
   uint64_t sequence = 0;
-  for (const DataType dtype : kAllTypes) {
+  for (const DataType dtype : contract_types()) {
     MoveRuns runs;
     for (const int64_t longest : {0, 1, 7, 3001, 300001}) {
       for (const bool in_place : {true, false}) {

@@ -23,7 +23,7 @@ void maybe_late(std::mt19937_64& random) {
 // Seeded alike on all ranks, so that all make the same cases.
 std::vector<AllreduceCase> all_cases(const World& world) {
   std::vector<AllreduceCase> cases;
-  for (const DataType dtype : kAllTypes) {
+  for (const DataType dtype : contract_types()) {
     for (const ReduceOp op : kAllReduceOps) {
       if (!exists(dtype, op) || (world.refuses && world.refuses(dtype, op))) continue;
       for (const int64_t count : kLengths) {

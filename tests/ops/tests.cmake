@@ -16,6 +16,11 @@ add_library(horon_op_contract STATIC EXCLUDE_FROM_ALL
             ops/op_contract.cc)
 horon_target(horon_op_contract)
 target_link_libraries(horon_op_contract PUBLIC horon::core GTest::gtest)
+if(HORON_SANITIZE)
+  target_compile_definitions(horon_op_contract PRIVATE HORON_CONTRACT_HAS_ALL_TYPES=0)
+else()
+  target_compile_definitions(horon_op_contract PRIVATE HORON_CONTRACT_HAS_ALL_TYPES=1)
+endif()
 
 horon_test(shared_memory_threads_test FILES ops/shared_memory_threads_test.cc
            LIBS horon_op_contract TIMEOUT 300)

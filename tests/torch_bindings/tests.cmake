@@ -6,7 +6,6 @@ if(NOT TARGET horon::torch)
 endif()
 set(torch_tests ${CMAKE_CURRENT_LIST_DIR})
 set(torch_rooms collectives gradients modules)  # the other folders' files are one room, "others"
-set(torch_files_per_batch 5)  # more cost a developer longer who changes one
 if(HORON_SANITIZE)
   set_target_properties(horon_torch PROPERTIES EXCLUDE_FROM_ALL ON)  # unless one of them is there
   set(fewer_programs ARGS --count=8)  # random ones: a sanitizer needs to see each kind a few times
@@ -38,7 +37,7 @@ function(torch_test file)
   if(NOT TARGET ${program})
     add_executable(${program})
     set_target_properties(${program} PROPERTIES UNITY_BUILD ON
-                          UNITY_BUILD_BATCH_SIZE ${torch_files_per_batch})
+                          UNITY_BUILD_BATCH_SIZE ${horon_torch_batch})
   endif()
   add_executable(torch_${name} EXCLUDE_FROM_ALL)
   set_target_properties(torch_${name} PROPERTIES
@@ -133,7 +132,6 @@ endif()
 torch_test(state/broadcast_state_test 1 2 3 4)
 torch_test(checkpoint/checkpoint_file_test 2)
 torch_test(checkpoint/checkpoints_test 1 2 3)
-torch_test(checkpoint/chain_of_jobs_test 2)
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   horon_test(torch_real_gpu_test FILES ${torch_tests}/real_gpu_test.cc RANKS 1 2 4 LIBS horon::torch
              TIMEOUT 120 LAUNCHER ${CMAKE_CURRENT_SOURCE_DIR}/support/mpirun_one_gpu_test)
@@ -228,7 +226,9 @@ horon_mpirun_test(torch_random_program_test.mpi.np4 torch_random_program_test 4 
 horon_mpirun_test(torch_reducer_random_test.mpi.np4 torch_reducer_random_test 4 TIMEOUT 120
                   ENVIRONMENT HORON_SHARED_MEMORY=0)
 
-# Jobs that go on where others have stopped, and what Python reads of their checkpoints.
+# Jobs that go on where others have stopped, and what Python reads of their checkpoints. Each of the
+# file's tests is a job of its own, so ctest does not run the file.
+target_sources(torch_room_others PRIVATE ${torch_tests}/checkpoint/chain_of_jobs_test.cc)
 set(torch_python ${HORON_TORCH_ROOT}/../../../../bin/python3)  # of a wheel in a virtual environment
 if(NOT EXISTS ${torch_python})
   set(torch_python ${HORON_PYTHON})

@@ -11,20 +11,26 @@
 #include "horon/ops/session/session.h"
 
 namespace horon {
-namespace {
+namespace torch_detail {
 
-using core::concat;
-
-[[noreturn]] void refuse_stream(const std::string& why) {
-  throw Error(ErrorCode::InvalidArgument, concat("stream sampler: ", why));
-}
-
+// Not local to this file, since DistributedStreamSampler::State has one.
 struct StreamPlace {
   size_t epoch = 0;
   size_t start = 0;  // the record at which this layout over ranks began
   size_t replicas = 1;
   size_t drawn = 0;
 };
+
+}  // namespace torch_detail
+
+namespace {
+
+using core::concat;
+using torch_detail::StreamPlace;
+
+[[noreturn]] void refuse_stream(const std::string& why) {
+  throw Error(ErrorCode::InvalidArgument, concat("stream sampler: ", why));
+}
 
 size_t read_place_number(torch::serialize::InputArchive& archive, const char* key) {
   c10::IValue value;
