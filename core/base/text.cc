@@ -1,6 +1,8 @@
 #include "horon/core/base/text.h"
 
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <iomanip>
 
 namespace horon::core {
@@ -23,6 +25,12 @@ std::string shape_text(std::span<const int64_t> shape) {
   for (size_t i = 0; i < shape.size(); ++i) out << (i > 0 ? ", " : "") << shape[i];
   out << ']';
   return out.str();
+}
+
+std::string real_text(double value) {
+  std::array<char, 32> text;
+  if (std::isnan(value)) return "nan";
+  return {text.data(), std::to_chars(text.begin(), text.end(), value).ptr};
 }
 
 std::string bytes_text(uint64_t bytes) {

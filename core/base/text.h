@@ -36,6 +36,9 @@ std::string shape_text(std::span<const int64_t> shape);
 // "64 MiB", "1.5 KiB", "12 B"
 std::string bytes_text(uint64_t bytes);
 
+// The shortest text that reads back as the same number, so that texts of two numbers differ.
+std::string real_text(double value);
+
 // FNV-1a, 64 bits: the same on every host, unlike std::hash.
 uint64_t hash_of(std::string_view text);
 

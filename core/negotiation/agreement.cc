@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <string_view>
@@ -19,13 +18,6 @@ bool shapes_agree(const EntrySpec& spec, const std::vector<int64_t>& a,
                   const std::vector<int64_t>& b) {
   if (!has_own_rows(spec.kind)) return a == b;
   return a.size() == b.size() && (a.empty() || std::equal(a.begin() + 1, a.end(), b.begin() + 1));
-}
-
-// All the digits that tell two values apart: the shortest text that reads back as the same number.
-std::string real_text(double value) {
-  std::array<char, 32> text;
-  if (std::isnan(value)) return "nan";
-  return {text.data(), std::to_chars(text.begin(), text.end(), value).ptr};
 }
 
 // Equal as their texts are equal: NaN agrees with itself, and 0 does not agree with -0.
@@ -50,6 +42,20 @@ std::string splits_text(const EntrySpec& s, size_t) {
 std::string parts_text(const EntrySpec& s, size_t) { return concat(s.parts.size()); }
 std::string name_text(const EntrySpec& s, size_t part) { return s.parts.at(part).name; }
 
+// What is in parentheses behind a name tells about the call ("loss (mean of 10 classes)").
+size_t end_of_bare_name(const std::string& name) {
+  return name.ends_with(')') ? name.find(" (") : std::string::npos;
+}
+std::string bare_name_text(const EntrySpec& s, size_t part) {
+  const std::string& name = s.parts.at(part).name;
+  return name.substr(0, end_of_bare_name(name));
+}
+std::string remark_text(const EntrySpec& s, size_t part) {
+  const std::string& name = s.parts.at(part).name;
+  const size_t end = end_of_bare_name(name);
+  return end == std::string::npos ? "nothing more" : name.substr(end + 1);
+}
+
 std::string part_shape_text(const EntrySpec& s, size_t part) {
   const std::vector<int64_t>& shape = s.parts.at(part).shape;
   if (!has_own_rows(s.kind) || shape.empty()) return shape_text(shape);
@@ -72,8 +78,8 @@ constexpr std::array<Field, 9> entry_fields = {{{"collective", kind_text},
                                                 {"postscale", postscale_text},
                                                 {"compression", compression_text},
                                                 {"number of tensors", parts_text}}};
-constexpr std::array<Field, 2> part_fields = {
-    {{"tensor name", name_text}, {"shape", part_shape_text}}};
+constexpr std::array<Field, 3> part_fields = {
+    {{"tensor name", name_text}, {"call", remark_text}, {"shape", part_shape_text}}};
 // Behind the shapes: splits add up to the rows, so they differ where the rows do.
 constexpr Field splits_field = {"splits", splits_text};
 
@@ -132,9 +138,10 @@ std::string disagreement(const std::string& name, Specs specs) {
     if (differs(field, 0, specs)) return text_of(field);
   }
   for (size_t part = 0; part < specs.front().second->parts.size(); ++part) {
+    const bool same_bare_names = !differs({"", bare_name_text}, part, specs);
     for (const Field& field : part_fields) {
-      if (!differs(field, part, specs)) continue;
-      const std::string& part_name = specs.front().second->parts[part].name;
+      if (!differs(field, part, specs) || (same_bare_names && field.text == name_text)) continue;
+      const std::string part_name = bare_name_text(*specs.front().second, part);
       const std::string where = part_name == name ? "" : concat(" (in \"", name, "\")");
       return concat("tensor \"", part_name, "\"", where, ": the ranks disagree about the ",
                     field.what, ": ", values(field, part, specs),

@@ -16,6 +16,7 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 
+#include "horon/core/base/error.h"
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/autograd.h"
@@ -85,8 +86,9 @@ void require_same_options(const std::vector<Told>& all, const InfoNceOptions& op
   const std::vector<int> ranks = options.process_set.ranks();
   for (size_t i = 0; i < all.size(); ++i) {
     const auto temperature = std::bit_cast<double>(all[i].temperature);
-    given[concat(temperature == 0 ? "a scale" : concat("temperature ", temperature),
-                 all[i].normalize != 0 ? ", normalize" : ", no normalize")]
+    given[concat(
+              temperature == 0 ? "a scale" : concat("temperature ", core::real_text(temperature)),
+              all[i].normalize != 0 ? ", normalize" : ", no normalize")]
         .push_back(ranks[i]);
   }
   if (given.size() <= 1) return;

@@ -71,6 +71,18 @@ TEST(Agreement, TextNamesTensorFieldRanksAndBothValues) {
   }
 }
 
+// What stands in parentheses behind a name tells about the call.
+TEST(Agreement, RemarksOfANameAreNotTheName) {
+  EntrySpec a = base(), b = base(), c = base();
+  a.parts[0].name = "auc (mean of 3 classes)";
+  b.parts[0].name = "auc (mean of 4 classes)";
+  c.parts[0].name = "auc";
+  EXPECT_THAT(told({a, b, c}),
+              AllOf(HasSubstr("tensor \"auc\""),
+                    HasSubstr("disagree about the call: (mean of 3 classes) on rank 0, (mean of 4 "
+                              "classes) on rank 1, nothing more on rank 2")));
+}
+
 TEST(Agreement, ShapesOfFewerDimensionsOrInAnotherOrderDiffer) {
   const std::vector<std::pair<std::vector<int64_t>, std::string>> shapes = {
       {{3, 2}, "[3, 2]"}, {{}, "[]"}, {{6}, "[6]"}};
