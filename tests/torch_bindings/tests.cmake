@@ -144,6 +144,7 @@ torch_test(guards/guards_test 1 2 3)
 torch_test(logging/logging_test 1 2 3)
 torch_test(logging/sinks_test)
 torch_test(metrics/metrics_test 1 2 3)
+torch_test(metrics/own_metric_test 2)
 torch_test(api_test 2 3 4)
 torch_test(session_test 1 2 3 4 ROOM session)  # it starts MPI itself
 # These expect the CPU, also on a machine with GPUs, which may be fewer than the ranks.

@@ -1,5 +1,6 @@
 #include "horon/torch_bindings/metrics/metric_sync.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -104,26 +105,32 @@ void unpack_lists(const at::Tensor& flat, const std::vector<int64_t>& from_ranks
 
 class Call {
  public:
-  Call(const std::vector<MetricSync::Named>& metrics, const MetricOptions& options)
+  Call(const std::vector<MetricSync::Named>& metrics, bool with_lists, const MetricOptions& options)
       : name_(torch_detail::given_or_counted(options.name, "metrics", options.process_set.id())),
+        with_lists_(with_lists),
         options_(options),
         remark_(remark_of(metrics)) {}
 
-  // What fails on this rank alone fails by name on the others too.
+  // What fails on this rank alone fails by name on the others too, which wait for the lists first.
   template <class Work>
   auto or_refuse(const Work& work) const {
     try {
       return work();
     } catch (...) {
-      torch_detail::refuse_call(name_, options_.process_set,
-                                concat("\"", name_, "\": ", core::current_error().what()));
+      std::vector<std::string> names{name_};
+      if (with_lists_) names.push_back(lists_name());
+      torch_detail::refuse_calls(names, options_.process_set,
+                                 concat("\"", name_, "\": ", core::current_error().what()));
     }
   }
 
-  std::shared_ptr<PendingCollective> start(CollectiveKind kind, std::string_view part,
+  const std::string& name() const { return name_; }
+  std::string lists_name() const { return concat(name_, ".lists"); }
+
+  std::shared_ptr<PendingCollective> start(CollectiveKind kind, std::string name,
                                            const at::Tensor& flat) const {
-    auto pending = std::make_shared<PendingCollective>(kind, "metrics", concat(name_, part),
-                                                       options_.process_set);
+    auto pending =
+        std::make_shared<PendingCollective>(kind, "metrics", std::move(name), options_.process_set);
     pending->remark = remark_;
     if (kind == CollectiveKind::Allreduce) {
       pending->spec.reduce_op = ReduceOp::Sum;
@@ -135,7 +142,7 @@ class Call {
     return pending;
   }
 
-  // "; that is so on rank 2": the ranks whose own samples are at fault. Collective.
+  // " (on rank 2)": the ranks whose own samples are at fault. Collective.
   std::string text_of_faults(bool mine) const {
     const ProcessSet& set = options_.process_set;
     const std::vector<std::string> all =
@@ -145,11 +152,12 @@ class Call {
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i] == "1") at_fault.push_back(ranks[i]);
     }
-    return at_fault.empty() ? "" : concat("; that is so on ", core::name_ranks(at_fault));
+    return at_fault.empty() ? "" : concat(" (on ", core::name_ranks(at_fault), ")");
   }
 
  private:
   const std::string name_;
+  const bool with_lists_;
   const MetricOptions& options_;
   const std::string remark_;
 };
@@ -157,13 +165,6 @@ class Call {
 at::Tensor result_of(PendingCollective& pending) {
   (void)pending.state().wait(std::nullopt);
   return pending.results().front();
-}
-
-bool any_list(const std::vector<MetricTotals>& totals) {
-  for (const MetricTotals& of_metric : totals) {
-    if (!of_metric.lists.empty()) return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -192,7 +193,9 @@ std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
                                             const MetricOptions& options) {
   if (metrics.empty()) return {};
   const torch_detail::PlainMode plain;
-  const Call call(metrics, options);
+  const bool with_lists = std::ranges::any_of(
+      metrics, [](const Named& named) { return !named.metric->state_.lists.empty(); });
+  const Call call(metrics, with_lists, options);
   std::vector<MetricTotals> totals;
   at::Tensor packed_lists;
   const at::Tensor sums = call.or_refuse([&] {
@@ -200,10 +203,11 @@ std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
     packed_lists = pack_lists(totals);
     return pack_sums(totals);
   });
-  const std::shared_ptr<PendingCollective> sum = call.start(CollectiveKind::Allreduce, "", sums);
-  if (any_list(totals)) {
+  const std::shared_ptr<PendingCollective> sum =
+      call.start(CollectiveKind::Allreduce, call.name(), sums);
+  if (with_lists) {
     const std::shared_ptr<PendingCollective> lists =
-        call.start(CollectiveKind::Allgather, ".lists", packed_lists);
+        call.start(CollectiveKind::Allgather, call.lists_name(), packed_lists);
     const at::Tensor all = result_of(*lists);
     unpack_lists(all, lists->received_rows().front(), totals);
   }
@@ -223,7 +227,7 @@ std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
 bool MetricSync::fails_alone(const Metric& metric) {
   try {
     (void)metric.value_of(totals_of(metric.state_));
-  } catch (const Error&) {
+  } catch (...) {  // whatever it is: the other ranks wait for the answer
     return true;
   }
   return false;

@@ -42,7 +42,7 @@ void Perplexity::add_batch(MetricState& state, const at::Tensor& predictions,
 at::Tensor Perplexity::value_of(const MetricTotals& totals) const {
   if (totals.counts[1].item<int64_t>() != 0) {
     throw Error(ErrorCode::InvalidArgument,
-                core::concat("perplexity: ", totals.counts[1].item<int64_t>(),
+                core::concat(totals.counts[1].item<int64_t>(),
                              " targets are not in the vocabulary; give ignore_target for those "
                              "that should not count"));
   }

@@ -1,0 +1,77 @@
+// Metrics of a program's own, whose errors are not Horon's: what fails on one rank fails on all.
+#include <stdexcept>
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/session/session.h"
+#include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/metrics/metric.h"
+
+namespace horon::metrics {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::error_of;
+
+bool is_last() { return rank() == size() - 1; }
+
+class UnreadableList : public Metric {
+ public:
+  UnreadableList() : Metric(0, 0, 1) {}
+  void spoil() {
+    MetricState state = empty_state();
+    state.lists.front().emplace_back();  // undefined
+    merge(std::move(state));
+  }
+  std::string description() const override { return "a list"; }
+
+ protected:
+  at::Tensor value_of(const MetricTotals& totals) const override {
+    return at::scalar_tensor(totals.lists.front().numel(), at::kDouble);
+  }
+};
+
+TEST(OwnMetric, ThatOneRankCanNotReadLeavesNothingOpen) {
+  UnreadableList list;
+  if (is_last()) list.spoil();
+  EXPECT_THAT(error_of([&] { list.compute({.name = "unreadable"}); }),
+              HasSubstr("\"unreadable\": "));
+  list.reset();
+  EXPECT_EQ(list.compute({.name = "unreadable"}).item<double>(), 0);
+}
+
+// Of negative samples it has Horon's error, of none another one.
+class Picky : public Metric {
+ public:
+  Picky() : Metric(1, 1) {}
+  void add(double sample) {
+    MetricState state = empty_state();
+    state.sums.fill_(sample);
+    state.counts.fill_(1);
+    merge(std::move(state));
+  }
+  std::string description() const override { return "picky"; }
+
+ protected:
+  at::Tensor value_of(const MetricTotals& totals) const override {
+    if (totals.counts[0].item<int64_t>() == 0) throw std::runtime_error("no samples");
+    if (totals.sums[0].item<double>() < 0) throw Error(ErrorCode::InvalidArgument, "negative");
+    return totals.sums[0];
+  }
+};
+
+TEST(OwnMetric, WhoseSamplesOfARankAreAnotherErrorStillNamesTheRanks) {
+  Picky picky;
+  if (is_last()) picky.add(-1);
+  EXPECT_THAT(error_of([&] { picky.compute({.name = "picky"}); }),
+              AllOf(HasSubstr("negative"), HasSubstr(" (on rank")));
+  picky.reset();
+  picky.add(2);
+  EXPECT_EQ(picky.compute({.name = "picky"}).item<double>(), 2.0 * size());
+}
+
+}  // namespace
+}  // namespace horon::metrics
