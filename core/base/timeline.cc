@@ -252,6 +252,7 @@ void TimelineSwitch::change_to(std::shared_ptr<Timeline> file) {
   {
     const std::lock_guard lock(mutex_);
     file_.swap(file);
+    if (file_ != nullptr) ++files_;
     records_ = file_ != nullptr;
   }
   while (file.use_count() > 1) std::this_thread::yield();  // others that record their last event

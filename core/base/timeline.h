@@ -36,6 +36,8 @@ class Timeline {
   // Records the value of a number from now on; it is drawn as a curve over time. Any thread.
   virtual void counter(std::string_view name, Clock::time_point at, uint64_t value) = 0;
   virtual void flush() = 0;
+  // Of the files that this timeline has written, the number of the one that it writes now.
+  virtual uint64_t file_number() const { return 1; }
 
  protected:
   std::atomic<bool> records_{true};
@@ -61,6 +63,7 @@ class TimelineSwitch final : public Timeline {
             Clock::time_point end, std::string_view detail = {}) override;
   void counter(std::string_view name, Clock::time_point at, uint64_t value) override;
   void flush() override;
+  uint64_t file_number() const override { return files_.load(std::memory_order_relaxed); }
 
  private:
   std::shared_ptr<Timeline> file() const;
@@ -70,6 +73,7 @@ class TimelineSwitch final : public Timeline {
   const int size_;
   mutable std::mutex mutex_;
   std::shared_ptr<Timeline> file_;  // null: nothing is recorded
+  std::atomic<uint64_t> files_{0};
 };
 
 }  // namespace horon::core

@@ -34,6 +34,7 @@ HandleState::~HandleState() {
 }
 
 void HandleState::notify(std::shared_ptr<CompletionQueue> queue, uint64_t token) const {
+  if (queue == nullptr) throw Error(ErrorCode::InvalidArgument, "notify(): the queue is null");
   auto entry = std::make_unique<Entry>();
   entry->queue = std::move(queue);
   entry->token = token;

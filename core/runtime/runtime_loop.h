@@ -154,6 +154,7 @@ class RuntimeLoop {
   std::vector<Call> calls_;
   std::vector<Outgoing> outbox_;
   Nanos next_record_ = 0;  // of the statistics into the timeline
+  uint64_t recorded_file_ = 0;
   Statistics recorded_;
   bool fatal_now_ = false;  // an error ends the job in this turn
   bool shut_down_ = false;  // this rank has called shutdown()

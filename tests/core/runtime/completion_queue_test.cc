@@ -31,6 +31,13 @@ TEST(CompletionQueue, SaysNothingUntilAHandleHasFinished) {
   EXPECT_EQ(queue->next(0ns), 4U);
 }
 
+TEST(CompletionQueue, NoneIsRefusedAtOnce) {
+  HandleState handle;
+  EXPECT_THROW(handle.notify(nullptr, 1), Error);
+  handle.finish({});
+  EXPECT_THROW(handle.notify(nullptr, 1), Error);
+}
+
 TEST(CompletionQueue, OneHandleTellsAllThatAsk) {
   const auto one = std::make_shared<CompletionQueue>();
   const auto other = std::make_shared<CompletionQueue>();

@@ -115,6 +115,12 @@ TEST(SessionTimeline, BeginsAndEndsWhileTheJobRuns) {
   stop_timeline();
   EXPECT_THAT(trace(),
               AllOf(HasSubstr("\"again\""), HasSubstr(constant), Not(HasSubstr("\"during\""))));
+  start_timeline(path);
+  start_timeline(path);  // with none between them: whole as well
+  sum_often("replaced");
+  barrier();
+  stop_timeline();
+  EXPECT_THAT(trace(), AllOf(HasSubstr("\"replaced\""), HasSubstr(constant)));
   shutdown();
   std::remove(own.c_str());
 }
