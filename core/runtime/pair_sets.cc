@@ -4,6 +4,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/core/runtime/submission.h"
 
 namespace horon::core {
 namespace {
@@ -34,6 +35,12 @@ std::vector<int> members_of_pair(uint32_t set, int size) {
   const auto high = static_cast<int>(number % static_cast<uint32_t>(size));
   if (low >= high) return {};  // `high` is below the size as a remainder
   return {low, high};
+}
+
+std::string set_text(uint32_t set) {
+  if (is_pair_set(set)) return "the set of two ranks";
+  if (set < kFirstNumberedSet) return concat("process set ", set);
+  return concat("process set ", set - kFirstNumberedSet, " (made by its members)");
 }
 
 }  // namespace horon::core

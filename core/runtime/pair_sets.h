@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace horon::core {
@@ -21,5 +22,8 @@ inline bool is_pair_set(uint32_t set) { return set >= kFirstPairSet; }
 uint32_t pair_set(int one, int other, int size);
 // Its ranks, the lower one first; empty if no pair has this number.
 std::vector<int> members_of_pair(uint32_t set, int size);
+// For texts, any set by the number that the program knows: "process set 5", or "process set 5 (made
+// by its members)".
+std::string set_text(uint32_t set);
 
 }  // namespace horon::core

@@ -165,6 +165,8 @@ class Runtime::Impl {
     return door_.fatal;
   }
 
+  void require_member(uint32_t set) const { (void)members_of(set); }
+
   std::string stall_report() const {
     const std::lock_guard lock(door_.mutex);
     return door_.stall_report;
@@ -212,7 +214,7 @@ class Runtime::Impl {
     if (known == members_.end() ||
         !std::binary_search(known->second->begin(), known->second->end(), topology_.rank)) {
       throw Error(ErrorCode::InvalidArgument,
-                  concat("rank ", topology_.rank, " is not in process set ", set,
+                  concat("rank ", topology_.rank, " is not in ", set_text(set),
                          ", or the set has been removed"));
     }
     return known->second;
@@ -257,6 +259,8 @@ void Runtime::remove_set(uint32_t id) { impl_->remove_set(id); }
 void Runtime::leave_set(uint32_t id) { impl_->leave_set(id, nullptr); }
 std::string Runtime::shutdown(nanoseconds deadline) { return impl_->shutdown(deadline); }
 std::shared_ptr<const Error> Runtime::fatal_error() const { return impl_->fatal_error(); }
+void Runtime::require_member(uint32_t set) const { impl_->require_member(set); }
+
 std::string Runtime::stall_report() const { return impl_->stall_report(); }
 Statistics Runtime::statistics() const { return impl_->statistics(); }
 const Config& Runtime::config() const { return impl_->config_; }

@@ -108,6 +108,9 @@ class Runtime {
   // The fatal error that ended the job, if one did.
   std::shared_ptr<const Error> fatal_error() const;
 
+  // Throws Error(InvalidArgument) if this rank is not in this set, or has left it. Any thread.
+  void require_member(uint32_t set) const;
+
   const Config& config() const;
   const Topology& topology() const;
   // Null if the job has none; it may record nothing now.

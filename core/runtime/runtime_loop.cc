@@ -112,7 +112,7 @@ void RuntimeLoop::take_call(Call& call) {
 }
 
 Error RuntimeLoop::removed(uint32_t set) {
-  return Error(ErrorCode::InvalidArgument, concat("process set ", set, " has been removed"));
+  return Error(ErrorCode::InvalidArgument, concat(set_text(set), " has been removed"));
 }
 
 void RuntimeLoop::take(Submission&& submission) {
@@ -174,7 +174,7 @@ void RuntimeLoop::take(AddSetCall& add) {
     finish(add.handle, std::nullopt);
   } catch (...) {
     const Error cause = current_error();
-    const Error error(cause.code(), concat("rank ", topology_.rank, ": process set ", add.set,
+    const Error error(cause.code(), concat("rank ", topology_.rank, ": ", set_text(add.set),
                                            " can't be made: ", cause.what()));
     finish(add.handle, error);
     fail_all_sets(error);  // the other members may have it
@@ -238,7 +238,7 @@ bool RuntimeLoop::take_messages() {
         runner->receive(message->from, message->bytes);
       } else if (!was_removed(set)) {
         throw Error(ErrorCode::Internal,
-                    concat("it is about process set ", set, ", which is not known here"));
+                    concat("it is about ", set_text(set), ", which is not known here"));
       }  // else: it was sent before that
     } catch (const Error& error) {
       fail_all_sets(
@@ -257,7 +257,7 @@ void RuntimeLoop::note_stalls() {
   for (const auto& [id, runner] : runners_) {
     if (runner->stall_text().empty()) continue;
     const bool needs_number = id != kWorldSet && !is_pair_set(id);  // names of pairs say the ranks
-    text += concat(text.empty() ? "" : "; ", needs_number ? concat("process set ", id, ": ") : "",
+    text += concat(text.empty() ? "" : "; ", needs_number ? concat(set_text(id), ": ") : "",
                    runner->stall_text());
   }
   if (text == door_.stall_report) return;  // only this thread writes it
@@ -266,12 +266,12 @@ void RuntimeLoop::note_stalls() {
 }
 
 void RuntimeLoop::record_statistics(Nanos now) {
-  if (!records(timeline_)) {
-    // A file that is begun later has all of them, also those that do not change any more.
-    if (std::exchange(next_record_, 0) != 0) recorded_ = {};
-    return;
-  }
-  if (now < next_record_) return;
+  if (!records(timeline_)) return;
+  // A new file has all of them, also those that do not change any more.
+  const bool is_new_file =
+      std::exchange(recorded_file_, timeline_->file_number()) != recorded_file_;
+  if (is_new_file) recorded_ = {};
+  if (!is_new_file && now < next_record_) return;
   constexpr Nanos second = 1'000'000'000;
   next_record_ = now + second;
   record_statistics();

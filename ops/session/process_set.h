@@ -53,12 +53,14 @@ void remove_process_set(const ProcessSet& set);
 // for instance, each rank those that it is in: else they wait for each other in a circle. Its
 // collectives run as those of every set, on host memory. To remove it is a call of its members too.
 // A member that does not come is reported by its rank, as a stall. If their lists of ranks differ,
-// they throw Error(Mismatch) with both; but it is a stall if the lowest ranks differ.
+// they throw Error(Mismatch) with both; but a rank that is not in the list of its list's lowest
+// member waits for that member, which is a stall.
 ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number);
 
 // This member has no more calls for such a set; returns at once, whatever the others do. What all
-// members have submitted completes; what another one submits from now on fails there (RankLeft). A
-// set that all members have left is as removed.
+// members have submitted completes; what another one submits from now on fails there (RankLeft),
+// once all others have submitted it too or left. Messages (send, recv) stay open: they concern two
+// ranks alone. A set that all members have left or removed is removed.
 void leave_process_set(const ProcessSet& set);
 
 // One set for each color, of the ranks that gave it; the answer is this rank's own. As

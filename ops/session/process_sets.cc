@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "horon/core/base/text.h"
+#include "horon/core/runtime/pair_sets.h"
 #include "horon/ops/builtin.h"
 #include "horon/ops/session/members_bootstrap.h"
 #include "horon/ops/session/runtime_bootstrap.h"
@@ -28,9 +29,14 @@ std::string call_text(const std::vector<int>& ranks) {
   return concat("add_process_set({", core::list_ranks(ranks), "})");
 }
 
+// Names for 1,024 sets of members, which then come again, as above. They are several, so that what
+// a rank has left behind in one set, whose making was interrupted, does not meet the next.
 MembersBootstrap talk_among(core::Runtime& runtime, uint32_t id, const std::vector<int>& ranks) {
-  const std::string name = concat("process set ", id - kFirstNumberedSet);
-  return {runtime, ranks, name, concat(name, " of ranks ", exact_list(ranks))};
+  constexpr uint32_t names = 1024;
+  const uint32_t number = id - kFirstNumberedSet;
+  return {runtime, ranks,
+          concat("process set ", number % names, number < names ? "" : " modulo 1024"),
+          concat("process set ", number, " of ranks ", exact_list(ranks))};
 }
 
 }  // namespace
@@ -163,9 +169,9 @@ void ProcessSets::remove(const ProcessSet& set) {
     const std::lock_guard sets_lock(sets_mutex_);
     require_known(set, "remove_process_set()");
   }
-  if (set.id() >= kFirstNumberedSet) {
-    (void)talk_among(*runtime_, set.id(), set.ranks()).allgather(core::Bootstrap::Among::Job, "");
-  } else {
+  // Members of a set of their own may leave it, and then they would not come: the set's Bye tells
+  // who has no more calls.
+  if (set.id() < kFirstNumberedSet) {
     meet(*runtime_, kRemove, concat("process set ", set.id()));
   }
   runtime_->remove_set(set.id());
@@ -180,7 +186,7 @@ void ProcessSets::leave(const ProcessSet& set) {
   require_known(set, "leave_process_set()");
   if (set.id() < kFirstNumberedSet) {
     throw Error(ErrorCode::InvalidArgument,
-                concat("leave_process_set(): all ranks have made set ", set.id(),
+                concat("leave_process_set(): all ranks have made process set ", set.id(),
                        ", and only all of them can remove it"));
   }
   runtime_->leave_set(set.id());
@@ -196,7 +202,7 @@ void ProcessSets::require_known(const ProcessSet& set, const char* call) const {
     return;
   }
   throw Error(ErrorCode::InvalidArgument,
-              concat(call, ": set ", set.id(), " has been removed before"));
+              concat(call, ": ", core::set_text(set.id()), " has been removed before"));
 }
 
 std::vector<ProcessSet> ProcessSets::all() const {
@@ -213,7 +219,7 @@ std::vector<std::string> ProcessSets::explain(const ProcessSet& set,
                                   [&](const Known& one) { return one.set.id() == set.id(); });
   const auto ops = known == sets_.end() ? nullptr : known->ops.lock();
   if (ops == nullptr) {
-    throw Error(ErrorCode::InvalidArgument, concat("this rank is not in process set ", set.id(),
+    throw Error(ErrorCode::InvalidArgument, concat("this rank is not in ", core::set_text(set.id()),
                                                    ", or the set has been removed"));
   }
   return ops->explain(facts);

@@ -124,6 +124,32 @@ TEST_F(MembersSets, AMemberLeavesAndWaitsForNobody) {
   EXPECT_THAT(error_of([] { leave_process_set({}); }), HasSubstr("the set of all ranks stays"));
 }
 
+// Who removes the set waits for the other's last call, and for no answer of his.
+TEST_F(MembersSets, OneMemberLeavesAndTheOtherRemoves) {
+  if (rank() == 2) return;
+  const ProcessSet set = add_process_set_among({0, 1}, 4);
+  EXPECT_EQ(sum_of(set), 3);
+  rank() == 0 ? leave_process_set(set) : remove_process_set(set);
+  EXPECT_EQ(process_sets().size(), 1);
+  EXPECT_THAT(error_of([&] { (void)sum_of(set); }),
+              HasSubstr("process set 4 (made by its members)"));
+}
+
+// Their names come again after 1,024 sets, and the numbers say which set is meant.
+TEST_F(MembersSets, NumbersWithTheSameRemainderAreApart) {
+  if (rank() == 2) return;
+  for (const uint32_t number : {3U, 3U + 1024, 3U + 2048}) {
+    const ProcessSet set = add_process_set_among({0, 1}, number);
+    EXPECT_EQ(sum_of(set), 3);
+  }
+  const uint32_t mine = 4U + 1024U * static_cast<uint32_t>(rank() + 1);
+  EXPECT_THAT(
+      error_of([&] {
+        (void)add_process_set_among({0, 1}, mine);
+      }),
+      AllOf(HasSubstr("process set 1028 of ranks"), HasSubstr("process set 2052 of ranks")));
+}
+
 TEST_F(MembersSets, WrongCallsAreRefusedAtOnce) {
   const auto error = [](std::vector<int> ranks, uint32_t number) {
     return error_of([&] { (void)add_process_set_among(ranks, number); });
