@@ -101,14 +101,16 @@ class Checkpoints::Impl {
     on_all_ranks([&] { finish(); }, {.name = "Checkpoints::wait"});
   }
 
-  // `find`: candidates, the best first; called on rank 0.
-  std::optional<LoadedCheckpoint> load(const std::function<std::vector<FoundCheckpoint>()>& find) {
+  // `find`: candidates, the best first; called on rank 0. `advice`: for people, where there are
+  // candidates and none can be read.
+  std::optional<LoadedCheckpoint> load(const std::function<std::vector<FoundCheckpoint>()>& find,
+                                       std::string_view advice = ". Move them away to begin anew") {
     std::string header_of_rank_0;
     const std::optional<OpenedCheckpoint> opened = on_all_ranks(
         [&]() -> std::optional<OpenedCheckpoint> {
           finish();
           if (rank() != 0) return std::nullopt;
-          std::optional<OpenedCheckpoint> first = torch_detail::open_first(find());
+          std::optional<OpenedCheckpoint> first = torch_detail::open_first(find(), advice);
           header_of_rank_0 = torch_detail::header_of(first);
           return first;
         },
@@ -364,7 +366,7 @@ std::optional<LoadedCheckpoint> Checkpoints::load_best() {
 }
 
 LoadedCheckpoint Checkpoints::load(const std::string& path) {
-  return *impl_->load([&] { return std::vector<FoundCheckpoint>{{.path = path}}; });
+  return *impl_->load([&] { return std::vector<FoundCheckpoint>{{.path = path}}; }, "");
 }
 
 std::optional<std::string> Checkpoints::latest() {

@@ -1,5 +1,7 @@
 #include "horon/torch_bindings/checkpoint/opened_checkpoint.h"
 
+#include <algorithm>
+
 #include "horon/core/base/error.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
@@ -10,14 +12,21 @@ namespace {
 
 using core::concat;
 
+// The program's values, and what at least one rank had of its own.
+bool is_ours(const c10::IValue& value) {
+  if (!value.isGenericDict()) return false;
+  const c10::impl::GenericDict content = value.toGenericDict();
+  if (!content.contains(kValues) || !content.at(kValues).isGenericDict()) return false;
+  if (!content.contains(kRanks) || !content.at(kRanks).isList()) return false;
+  const c10::impl::GenericList ranks = content.at(kRanks).toList();
+  return !ranks.empty() && std::all_of(ranks.begin(), ranks.end(), [](const c10::IValue& of_rank) {
+    return of_rank.isGenericDict();
+  });
+}
+
 OpenedCheckpoint open_checkpoint(const std::string& path) {
   OpenedCheckpoint opened{path, read_checkpoint_label(path), read_checkpoint_file(path)};
-  const auto has = [&](const char* name, bool (c10::IValue::*is_right)() const) {
-    if (!opened.content.isGenericDict()) return false;
-    const auto content = opened.content.toGenericDict();
-    return content.contains(name) && (content.at(name).*is_right)();
-  };
-  if (!has(kValues, &c10::IValue::isGenericDict) || !has(kRanks, &c10::IValue::isList)) {
+  if (!is_ours(opened.content)) {
     throw Error(ErrorCode::OperationFailed, concat("checkpoint ", path, ": is not one of Horon's"));
   }
   return opened;
@@ -25,7 +34,8 @@ OpenedCheckpoint open_checkpoint(const std::string& path) {
 
 }  // namespace
 
-std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& candidates) {
+std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& candidates,
+                                           std::string_view advice) {
   std::string problems;
   for (const FoundCheckpoint& candidate : candidates) {
     std::string problem = candidate.problem;
@@ -44,7 +54,7 @@ std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& c
   }
   if (!problems.empty()) {
     throw Error(ErrorCode::OperationFailed,
-                concat("no checkpoint can be read: ", problems, ". Move them away to begin anew"));
+                concat("no checkpoint can be read: ", problems, advice));
   }
   return std::nullopt;
 }

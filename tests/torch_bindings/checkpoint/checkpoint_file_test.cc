@@ -62,19 +62,24 @@ TEST_F(CheckpointFile, LabelsAreReadAsTheyWereWrittenInEveryLocale) {
 // Rank 0 alone reads the file, and all must hear what is wrong with it.
 TEST_F(CheckpointFile, AWrongContentIsTheErrorOfAllRanks) {
   const std::string path = folder_ + "/step-000000000001.pt";
-  if (rank() == 0) {
-    c10::impl::GenericDict content = dictionary();
-    content.insert(torch_detail::kValues, dictionary());
-    content.insert(torch_detail::kRanks, 5);  // a list with an entry for each rank
-    torch_detail::write_checkpoint_file(path, {.number = 1, .step = 1, .metric = {}}, content);
+  c10::impl::GenericList no_ranks(c10::AnyType::get()), numbers(c10::AnyType::get());
+  numbers.push_back(5);
+  // Right is a list with a dictionary for each rank.
+  for (const c10::IValue& ranks : {c10::IValue(5), c10::IValue(no_ranks), c10::IValue(numbers)}) {
+    if (rank() == 0) {
+      c10::impl::GenericDict content = dictionary();
+      content.insert(torch_detail::kValues, dictionary());
+      content.insert(torch_detail::kRanks, ranks);
+      torch_detail::write_checkpoint_file(path, {.number = 1, .step = 1, .metric = {}}, content);
+    }
+    barrier();
+    Checkpoints checkpoints(folder_);
+    at::Tensor value = at::zeros({3});
+    checkpoints.add("value", {{"value", value}});
+    EXPECT_THAT(test::error_of([&] { checkpoints.load(path); }),
+                AllOf(HasSubstr(path), HasSubstr("is not one of Horon's")));
+    barrier();
   }
-  barrier();
-  Checkpoints checkpoints(folder_);
-  at::Tensor value = at::zeros({3});
-  checkpoints.add("value", {{"value", value}});
-  EXPECT_THAT(test::error_of([&] { checkpoints.load(path); }),
-              AllOf(HasSubstr(path), HasSubstr("is not one of Horon's")));
-  barrier();
 }
 
 }  // namespace
