@@ -20,6 +20,14 @@ Pending make(CollectiveKind kind, std::string_view kind_name, const Options& opt
     pending->refuse(Error(ErrorCode::InvalidArgument,
                           "tensor \"" + pending->name + "\": the group has no tensors"));
   }
+  if constexpr (requires { options.output; }) {
+    if (options.output.defined()) {
+      pending->refuse(Error(ErrorCode::InvalidArgument,
+                            "tensor \"" + pending->name +
+                                "\": `output` takes the result of one "
+                                "tensor, and a group gives new tensors: leave it out"));
+    }
+  }
   pending->reserve(tensors.size());
   return pending;
 }

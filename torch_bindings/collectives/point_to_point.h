@@ -7,16 +7,18 @@
 // process set; sends of different tags may be received in any order. Dtype and shape must be the
 // same: where they differ both ranks get Error(Mismatch) with both values, and the session goes on.
 // A send that nobody receives, or a recv that nobody sends to, is reported as any stall is, with
-// the ranks. When a rank shuts down, what the other still waits for fails (RankLeft).
+// the ranks: also one in a process set that the other rank has left. When a rank shuts down, what
+// the other still waits for fails (RankLeft).
 //
 // A send is a broadcast among two ranks, in a process set that every two ranks have without making
 // it: both agree first that both have come, then the values travel by MPI. So a send ends when the
 // tensor has been received or is on its way, not before recv() has been called. A rank that waits
 // in join() neither sends nor receives; what others wait for from it is a stall.
 //
-// Dense tensors on the CPU, of all dtypes, shapes and strides; up to 1,024 of one tag may be under
-// way between two ranks. Any thread; one thread at a time for each tag, or the count has no
-// meaning. Throw Error.
+// Dense tensors on the CPU, of all dtypes, shapes and strides. Up to 1,024 of one tag may be under
+// way from one rank to another; one more is Error(Limit), and counts as no message. A tag is kept
+// for ever, with up to 1,024 names: take few of them, not one for each step. Any thread; one thread
+// at a time for each tag, or the count has no meaning. Throw Error.
 #pragma once
 
 #include <ATen/core/Tensor.h>

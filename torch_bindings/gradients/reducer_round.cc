@@ -6,6 +6,7 @@
 
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/text.h"
+#include "horon/core/runtime/pair_sets.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
@@ -127,8 +128,9 @@ void GradientReducer::Impl::end_round_alone() {
   close_round();
   if (failures.first()) throw Error(*failures.first());
   if (removed) {
-    throw Error(ErrorCode::InvalidArgument,
-                core::concat("\"", name_, "\": process set ", settings_.set, " has been removed"));
+    throw Error(
+        ErrorCode::InvalidArgument,
+        core::concat("\"", name_, "\": ", core::set_text(settings_.set), " has been removed"));
   }
   if (early) refuse_early_step(true);
 }

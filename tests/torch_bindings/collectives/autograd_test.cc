@@ -138,6 +138,17 @@ TEST_F(Autograd, ReductionsWithoutDerivativeAreRefused) {
               AllOf(StartsWith("invalid argument"), HasSubstr("no derivative")));
 }
 
+TEST_F(Autograd, GivenResultsAreRefused) {
+  const at::Tensor x = at::ones({size(), 2}).requires_grad_(true);
+  const at::Tensor given = at::zeros({size() * size(), 2});
+  const auto refused = AllOf(HasSubstr("\"rows\""), HasSubstr("leave out `output`"));
+  EXPECT_THAT(error_of([&] { autograd::allgather(x, {.name = "rows", .output = given}); }),
+              refused);
+  barrier();
+  EXPECT_THAT(error_of([&] { autograd::alltoall(x, {.name = "rows", .output = given}); }), refused);
+  EXPECT_FALSE(given.requires_grad());
+}
+
 TEST_F(Autograd, ErrorsOfForwardAndBackwardKeepTheirType) {
   EXPECT_THAT(error_of([] { autograd::allgather(at::Tensor()); }),
               AllOf(StartsWith("invalid argument"), HasSubstr("autograd.allgather.noname")));

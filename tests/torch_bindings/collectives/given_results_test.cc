@@ -5,6 +5,7 @@
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/grouped_collectives.h"
 
 namespace horon::given_results_test {
 namespace {
@@ -149,6 +150,25 @@ TEST(Output, WhatCanNotBeWrittenIsRefused) {
   EXPECT_THAT(error(at::zeros({size(), 3})), HasSubstr("its rows must have the shape [2]"));
   EXPECT_THAT(error(at::zeros({2, size()}).t()), HasSubstr("is not row-major"));
   EXPECT_THAT(error(at::zeros({size(), 2}, at::kComplexFloat)), HasSubstr("is complex"));
+}
+
+TEST(Output, AGroupRefusesIt) {
+  const at::Tensor x = at::ones({size(), 2});
+  const at::Tensor all = at::zeros({size() * size(), 2});
+  const auto refused = HasSubstr("`output` takes the result of one tensor");
+  EXPECT_THAT(error_of([&] { grouped_allgather({x}, {.name = "g", .output = all}); }), refused);
+  barrier();
+  EXPECT_THAT(error_of([&] { grouped_reducescatter({x}, {.name = "g", .output = all}); }), refused);
+  barrier();
+  EXPECT_THAT(error_of([&] { grouped_alltoall({x}, {.name = "g", .output = all}); }), refused);
+  barrier();
+  EXPECT_THAT(error_of([&] { grouped_gather({x}, {.name = "g", .output = all}); }), refused);
+  barrier();
+  EXPECT_THAT(error_of([&] { grouped_scatter({x}, {.name = "g", .output = all}); }), refused);
+  barrier();
+  // One rank alone: the others learn it instead of waiting.
+  const at::Tensor mine = rank() == 0 ? all : at::Tensor();
+  EXPECT_THAT(error_of([&] { grouped_allgather({x}, {.name = "g", .output = mine}); }), refused);
 }
 
 TEST(Completions, ATokenOfEachCallComesOut) {

@@ -104,6 +104,41 @@ TEST(PointToPoint, DifferentShapesAreAMismatchOfBothAndTheNextMessageWorks) {
   barrier();
 }
 
+TEST(PointToPoint, OneMoreThanThereMayBeIsRefusedInTheCall) {
+  constexpr int kMost = 1024;
+  const PointToPointOptions options = {.tag = 9};
+  const auto number = [](int i) { return at::full({1}, i, at::kInt); };
+  if (rank() == 0) {
+    std::vector<Handle> sent;
+    for (int i = 0; i < kMost; ++i) sent.push_back(send_async(number(i), 1, options));
+    EXPECT_THAT(error_of([&] { (void)send_async(number(-1), 1, options); }),
+                AllOf(HasSubstr("1024 messages from rank 0 to rank 1 with tag 9"),
+                      HasSubstr("wait for the oldest")));
+    barrier();
+    for (const Handle& each : sent) (void)each.wait();
+    send(number(kMost), 1, options);
+  } else {
+    barrier();
+  }
+  if (rank() == 1) {
+    for (int i = 0; i <= kMost; ++i) {
+      const at::Tensor got = number(-2);
+      ASSERT_EQ(recv(got, 0, options).item<int>(), i);
+    }
+  }
+  barrier();
+}
+
+TEST(PointToPoint, ASetThatThisRankHasLeftHasNoMessages) {
+  if (rank() < 2) {
+    const ProcessSet pair = add_process_set_among({0, 1}, 11);
+    leave_process_set(pair);
+    EXPECT_THAT(error_of([&] { send(at::ones({1}), 1 - rank(), {.process_set = pair}); }),
+                AllOf(HasSubstr("process set 11"), HasSubstr("has been removed")));
+  }
+  barrier();
+}
+
 TEST(PointToPoint, WrongCallsAreRefused) {
   const at::Tensor x = at::ones({2});
   EXPECT_THAT(error_of([&] { send(x, rank()); }), HasSubstr("are no pair"));

@@ -74,7 +74,7 @@ HoronBackend::HoronBackend(const std::string& group, const ProcessSet& set,
       set_(set),
       timeout_(timeout),
       order_(group_, set),
-      messages_(group_) {
+      messages_(concat("c10d.", group_, ".")) {
   init();
 }
 
@@ -359,7 +359,7 @@ int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) con
 }
 
 // Its end says nothing about that of an earlier one: no common thread for futures.
-WorkPtr HoronBackend::message(OpType type, const MessageOrder::Message& message, Tensors& tensors) {
+WorkPtr HoronBackend::message(OpType type, const torch_detail::Message& message, Tensors& tensors) {
   const auto begun = std::make_shared<Operation>(tensors, timeout_.load());
   begun->add(messages_.start(message, begun->outputs().at(0)));
   return c10::make_intrusive<OperationWork>(getRank(), type, order_.count(), begun, nullptr);

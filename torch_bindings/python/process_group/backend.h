@@ -17,9 +17,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/collectives/message_order.h"
 #include "horon/torch_bindings/python/process_group/call_order.h"
 #include "horon/torch_bindings/python/process_group/completion_threads.h"
-#include "horon/torch_bindings/python/process_group/message_order.h"
 
 namespace horon::python::process_group {
 
@@ -82,7 +82,7 @@ class HoronBackend final : public ::c10d::Backend {
   template <class CallOptions>
   std::shared_ptr<Operation> operation(const Tensors& outputs, const CallOptions& options) const;
   WorkPtr work(::c10d::OpType type, std::shared_ptr<Operation> operation);
-  WorkPtr message(::c10d::OpType type, const MessageOrder::Message& message, Tensors& tensors);
+  WorkPtr message(::c10d::OpType type, const torch_detail::Message& message, Tensors& tensors);
   WorkPtr allreduce_sparse_tensor(const at::Tensor& tensor,
                                   const ::c10d::AllreduceOptions& options);
   int world_rank(int64_t rank_of_group) const;
@@ -92,7 +92,7 @@ class HoronBackend final : public ::c10d::Backend {
   const ProcessSet set_;
   std::atomic<std::chrono::milliseconds> timeout_;
   CallOrder order_;
-  MessageOrder messages_;
+  torch_detail::MessageOrder messages_;
   const std::shared_ptr<CompletionThreads> completions_ = std::make_shared<CompletionThreads>();
 };
 

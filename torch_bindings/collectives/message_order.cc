@@ -1,0 +1,75 @@
+#include "horon/torch_bindings/collectives/message_order.h"
+
+#include "horon/core/base/collective_ban.h"
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/core/runtime/pair_sets.h"
+#include "horon/ops/session/session.h"
+
+namespace horon::torch_detail {
+namespace {
+
+using core::concat;
+
+[[noreturn]] void refuse_one_more(const Message& message, const std::string& name) {
+  throw Error(ErrorCode::Limit,
+              concat("tensor \"", name, "\": ", MessageOrder::kNumbers, " messages from rank ",
+                     message.from, " to rank ", message.to, " with tag ", message.tag,
+                     " are under way, which is the limit: wait for the oldest of them, then ",
+                     "call again, or use several tags"));
+}
+
+}  // namespace
+
+std::pair<std::shared_ptr<PendingCollective>, MessageOrder::Last*> MessageOrder::next(
+    const Message& message, const at::Tensor& tensor) {
+  const uint32_t id = core::pair_set(message.from, message.to, size());
+  const ProcessSet pair(id, core::members_of_pair(id, size()), rank());
+  Sequence& sequence = sequences_[{message.from, message.to, message.tag, message.of_set}];
+  const size_t number = sequence.count % kNumbers;
+  const std::string name =
+      concat(begins_, "send ", message.from, " to ", message.to, ", tag ", message.tag,
+             message.of_set.empty() ? "" : ", ", message.of_set, ", number ", number);
+  if (number == sequence.last.size()) sequence.last.emplace_back();
+  // Gone: the runtime has let go of it, so it has ended.
+  const std::shared_ptr<PendingCollective> last = sequence.last[number].lock();
+  if (last != nullptr && !last->state().finished()) refuse_one_more(message, name);
+  sequence.last[number].reset();
+  ++sequence.count;
+  // In two pieces of memory: a weak_ptr to what make_shared() has made would keep all of it.
+  std::shared_ptr<PendingCollective> pending(
+      new PendingCollective(CollectiveKind::Broadcast, "send", name, pair));
+  if (tensor.defined() && !tensor.device().is_cpu()) {
+    pending->refuse(
+        Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": is on ", tensor.device(),
+                                                 "; only tensors on the CPU can be sent: copy it "
+                                                 "there")));
+  }
+  pending->set_root(message.from);
+  pending->add(tensor, message.from == rank() ? Into::Nowhere : Into::Same);
+  return {std::move(pending), &sequence.last[number]};
+}
+
+std::shared_ptr<PendingCollective> MessageOrder::start(const Message& message,
+                                                       const at::Tensor& tensor) {
+  core::refuse_if_banned("send or recv");  // before it is counted
+  const std::lock_guard lock(mutex_);
+  auto [pending, last] = next(message, tensor);
+  pending->submit(pending);
+  *last = pending;
+  return pending;
+}
+
+std::shared_ptr<PendingCollective> MessageOrder::run(const Message& message,
+                                                     const at::Tensor& tensor) {
+  core::refuse_if_banned("send or recv");  // before it is counted
+  std::shared_ptr<PendingCollective> pending;
+  {
+    const std::lock_guard lock(mutex_);
+    pending = next(message, tensor).first;
+  }
+  pending->run(pending);
+  return pending;
+}
+
+}  // namespace horon::torch_detail
