@@ -81,7 +81,7 @@ target_link_libraries(horon_simulation PUBLIC horon::core)
 horon_test(simulation_test FILES core/negotiation/simulation_test.cc LIBS horon_simulation
            TIMEOUT 300)
 # The release runs prove the protocol; a sanitizer needs to see each kind of job a few times.
-set(simulation_seeds 40000)
+set(simulation_seeds 16000)
 set(explores_everything 1)
 if(HORON_SANITIZE)
   set(simulation_seeds 2400)

@@ -14,8 +14,8 @@ if(NOT HORON_SANITIZE)
   add_test(NAME gpu_check_test COMMAND Python3::Interpreter ${horon_tools_tests}/gpu_check_test.py
            ${PROJECT_SOURCE_DIR})
 
-  # Each header of core and ops compiles alone: those that no source file includes first are compiled
-  # here. What fails here fails the build.
+  # Each header of core and ops compiles alone: those that no source file includes first are
+  # compiled here. What fails here fails the build.
   file(GLOB_RECURSE horon_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}
        ${PROJECT_SOURCE_DIR}/core/*.h ${PROJECT_SOURCE_DIR}/ops/*.h)
   set(horon_header_sources "")
