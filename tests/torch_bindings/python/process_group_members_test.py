@@ -1,8 +1,4 @@
-"""Groups of some of the ranks over "horon". Those of two or more need three ranks.
-
-Each test destroys its groups: with use_local_synchronization torch names a group after its ranks
-and the number of groups that a rank has, so all members must have as many.
-"""
+"""Groups of some of the ranks over "horon". Those of two or more need three ranks."""
 
 import datetime
 import time
@@ -16,6 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import horon.torch as hvd
+from groups_of_some import check, total
 from horon import native
 
 
@@ -24,45 +21,6 @@ def group():
     dist.init_process_group("horon")
     yield
     dist.destroy_process_group()
-
-
-def total(ranks):
-    return float(sum(r + 1 for r in ranks))
-
-
-def check(group, ranks):
-    """Its collectives, on a member."""
-    me = dist.get_rank()
-    assert dist.get_process_group_ranks(group) == ranks
-    assert dist.get_rank(group) == ranks.index(me) and dist.get_world_size(group) == len(ranks)
-    x = torch.full((3,), me + 1.0)
-    dist.all_reduce(x, group=group)
-    assert x.tolist() == [total(ranks)] * 3
-    every = [torch.empty(1) for _ in ranks]
-    dist.all_gather(every, torch.full((1,), float(me)), group=group)
-    assert [int(each) for each in every] == ranks
-    for root in ranks:
-        y = torch.full((2,), float(me))
-        dist.broadcast(y, root, group=group)
-        assert y[0] == root
-        z = torch.ones(2)
-        dist.reduce(z, root, group=group)
-        assert z[0] == (len(ranks) if root == me else 1)
-        part = torch.empty(1)
-        parts = [torch.full((1,), float(r)) for r in ranks] if root == me else None
-        dist.scatter(part, parts, src=root, group=group)
-        assert part[0] == me
-        dist.gather(part, every if root == me else None, dst=root, group=group)
-    exchanged = torch.empty(len(ranks))
-    dist.all_to_all_single(exchanged, torch.full((len(ranks),), float(me)), group=group)
-    assert exchanged.tolist() == ranks
-    share = torch.empty(1)
-    dist.reduce_scatter_tensor(share, torch.ones(len(ranks)), group=group)
-    assert share[0] == len(ranks)
-    objects = [None] * len(ranks)
-    dist.all_gather_object(objects, {"rank": me}, group=group)
-    assert objects == [{"rank": r} for r in ranks]
-    dist.barrier(group=group)
 
 
 def lists_of_ranks(size):
@@ -102,80 +60,6 @@ def test_each_group_has_an_order_of_its_own(rank, size):
     x = torch.ones(2)
     dist.all_reduce(x)
     assert x[0] == size
-
-
-def test_members_come_alone(rank, size):
-    """The other ranks are at a collective of all meanwhile, and call nothing."""
-    ranks = list(range(1, size))
-    if rank in ranks:
-        for _ in range(2):  # torch gives both groups the same name
-            group = dist.new_group(ranks, use_local_synchronization=True)
-            check(group, ranks)
-            dist.destroy_process_group(group)
-    x = torch.ones(1)
-    dist.all_reduce(x)
-    assert x[0] == size
-
-
-def make(ranks, timeout_s):
-    """A group that its members alone make, each waiting so long for the others."""
-    return dist.new_group(ranks, timeout=datetime.timedelta(seconds=timeout_s),
-                          use_local_synchronization=True)
-
-
-def test_a_member_that_does_not_come(rank, size):
-    if size < 3:
-        pytest.skip("a group of one rank waits for nobody")
-    ranks = [0, size - 1]
-    for late in (size - 1, 0):
-        if rank in ranks and rank != late:
-            with pytest.raises(RuntimeError, match=f"rank {late} has not come within 0.3 s"):
-                make(ranks, 0.3)
-        hvd.barrier()
-        if rank == late:  # the other one has given up
-            with pytest.raises(RuntimeError, match=f"rank {late} has not come within"):
-                make(ranks, 60)
-        hvd.barrier()
-        if rank in ranks:
-            group = make(ranks, 60)
-            check(group, ranks)
-            dist.destroy_process_group(group)
-
-
-def test_a_member_that_comes_again_before_the_others_have_come_once(rank, size):
-    if size < 3:
-        pytest.skip("a group of one rank waits for nobody")
-    ranks = [0, size - 1]
-    for late in (size - 1, 0):
-        if rank in ranks and rank != late:
-            for _ in range(3):
-                begin = time.monotonic()
-                with pytest.raises(RuntimeError, match=f"rank {late} has not come within 0.2 s"):
-                    make(ranks, 0.2)
-                assert time.monotonic() - begin >= 0.2
-        hvd.barrier()
-        if rank == late:
-            with pytest.raises(RuntimeError, match=f"rank {late} has not come within"):
-                make(ranks, 60)
-        if rank in ranks:  # the one that was early need not know that the other one was refused
-            group = make(ranks, 60)
-            check(group, ranks)
-            dist.destroy_process_group(group)
-
-
-def test_the_first_member_comes_after_one_has_given_up_on_another(rank, size):
-    if size < 4:
-        pytest.skip("a group of three ranks, and one more")
-    ranks = [0, 1, size - 1]
-    for comes, timeout_s in ((1, 0.2), (0, 60), (size - 1, 60)):
-        if rank == comes:
-            with pytest.raises(RuntimeError, match=f"ranks 0 and {size - 1} have not come"):
-                make(ranks, timeout_s)
-        hvd.barrier()
-    if rank in ranks:
-        group = make(ranks, 60)
-        check(group, ranks)
-        dist.destroy_process_group(group)
 
 
 def test_a_message_to_a_group_of_the_same_name(rank, size):

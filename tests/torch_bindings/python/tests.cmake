@@ -17,10 +17,10 @@ foreach(ranks 2 3)
            COMMAND ${horon_mpirun} ${ranks} ${HORON_PYTHON_EXECUTABLE} -m pytest -q -x
                    -p no:cacheprovider ${python_tests})
 endforeach()
-add_test(NAME python_process_groups.np4
-         COMMAND ${horon_mpirun} 4 ${HORON_PYTHON_EXECUTABLE} -m pytest -q -x -p no:cacheprovider
-                 ${python_tests}/process_group_members_test.py
-                 ${python_tests}/process_group_messages_test.py)
+set(python_group_tests ${HORON_PYTHON_EXECUTABLE} -m pytest -q -x -p no:cacheprovider
+    ${python_tests}/process_group_meeting_test.py ${python_tests}/process_group_members_test.py
+    ${python_tests}/process_group_messages_test.py)
+add_test(NAME python_process_groups.np4 COMMAND ${horon_mpirun} 4 ${python_group_tests})
 add_test(NAME python_programs
          COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/programs_test.py ${horon_mpirun})
 add_test(NAME python_process_group_programs

@@ -1,0 +1,86 @@
+"""Members that make groups of some of the ranks over "horon", each in its time. Groups of two or
+more need three ranks."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import horon.torch as hvd
+from groups_of_some import check, make
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    dist.init_process_group("horon")
+    yield
+    dist.destroy_process_group()
+
+
+def test_members_come_alone(rank, size):
+    """The other ranks are at a collective of all meanwhile, and call nothing."""
+    ranks = list(range(1, size))
+    if rank in ranks:
+        for _ in range(2):  # torch gives both groups the same name
+            group = dist.new_group(ranks, use_local_synchronization=True)
+            check(group, ranks)
+            dist.destroy_process_group(group)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x[0] == size
+
+
+def test_a_member_that_does_not_come(rank, size):
+    if size < 3:
+        pytest.skip("a group of one rank waits for nobody")
+    ranks = [0, size - 1]
+    for late in (size - 1, 0):
+        if rank in ranks and rank != late:
+            with pytest.raises(RuntimeError, match=f"rank {late} has not come within 0.3 s"):
+                make(ranks, 0.3)
+        hvd.barrier()
+        if rank == late:  # the other one has given up
+            with pytest.raises(RuntimeError, match=f"rank {late} has not come within"):
+                make(ranks, 60)
+        hvd.barrier()
+        if rank in ranks:
+            group = make(ranks, 60)
+            check(group, ranks)
+            dist.destroy_process_group(group)
+
+
+def test_a_member_that_comes_again_before_the_others_have_come_once(rank, size):
+    if size < 3:
+        pytest.skip("a group of one rank waits for nobody")
+    ranks = [0, size - 1]
+    for late in (size - 1, 0):
+        if rank in ranks and rank != late:
+            for _ in range(3):
+                begin = time.monotonic()
+                with pytest.raises(RuntimeError, match=f"rank {late} has not come within 0.2 s"):
+                    make(ranks, 0.2)
+                assert time.monotonic() - begin >= 0.2
+        hvd.barrier()
+        if rank == late:
+            with pytest.raises(RuntimeError, match=f"rank {late} has not come within"):
+                make(ranks, 60)
+        if rank in ranks:  # the one that was early need not know that the other one was refused
+            group = make(ranks, 60)
+            check(group, ranks)
+            dist.destroy_process_group(group)
+
+
+def test_the_first_member_comes_after_one_has_given_up_on_another(rank, size):
+    if size < 4:
+        pytest.skip("a group of three ranks, and one more")
+    ranks = [0, 1, size - 1]
+    for comes, timeout_s in ((1, 0.2), (0, 60), (size - 1, 60)):
+        if rank == comes:
+            with pytest.raises(RuntimeError, match=f"ranks 0 and {size - 1} have not come"):
+                make(ranks, timeout_s)
+        hvd.barrier()
+    if rank in ranks:
+        group = make(ranks, 60)
+        check(group, ranks)
+        dist.destroy_process_group(group)
