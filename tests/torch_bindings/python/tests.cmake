@@ -21,13 +21,16 @@ set(python_group_tests ${HORON_PYTHON_EXECUTABLE} -m pytest -q -x -p no:cachepro
     ${python_tests}/process_group_meeting_test.py ${python_tests}/process_group_members_test.py
     ${python_tests}/process_group_messages_test.py)
 add_test(NAME python_process_groups.np4 COMMAND ${horon_mpirun} 4 ${python_group_tests})
+# The same, where ranks 2 and 3 are those of another host, as far as Horon can tell.
+add_test(NAME python_process_groups.hosts_2_2
+         COMMAND ${horon_mpirun_hosts} 2+2 ${python_group_tests})
 add_test(NAME python_programs
          COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/programs_test.py ${horon_mpirun})
 add_test(NAME python_process_group_programs
          COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/process_group_programs_test.py
                  ${horon_mpirun})
 set(python_test_names python_package.np2 python_package.np3 python_process_groups.np4
-    python_programs python_process_group_programs)
+    python_process_groups.hosts_2_2 python_programs python_process_group_programs)
 set_tests_properties(${python_test_names} PROPERTIES
                      TIMEOUT 120 PROCESSORS 2 LABELS mpirun ENVIRONMENT "${python_environment}")
 set_tests_properties(python_programs PROPERTIES TIMEOUT 300)
