@@ -1,6 +1,7 @@
 """Members that make groups of some of the ranks over "horon", each in its time. Groups of two or
 more need three ranks."""
 
+import signal
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 import horon.torch as hvd
 from groups_of_some import check, make
+from horon import members
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,4 +85,44 @@ def test_the_first_member_comes_after_one_has_given_up_on_another(rank, size):
     if rank in ranks:
         group = make(ranks, 60)
         check(group, ranks)
+        dist.destroy_process_group(group)
+
+
+def test_a_member_is_interrupted_while_it_waits(rank, size, monkeypatch):
+    """By Ctrl-C, as soon as it sleeps."""
+    if size < 3:
+        pytest.skip("a group of one rank waits for nobody")
+    ranks = [0, size - 1]
+    for early in ranks:
+        if rank == early:
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(members.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
+                make(ranks, 60)
+        hvd.barrier()
+        if rank in ranks and rank != early:
+            with pytest.raises(RuntimeError, match=f"rank {early} has given up.*KeyboardInterrupt"):
+                make(ranks, 60)
+        if rank in ranks:
+            group = make(ranks, 60)
+            check(group, ranks)
+            dist.destroy_process_group(group)
+
+
+def test_a_member_is_interrupted_when_the_others_begin_to_make_the_group(rank, size, monkeypatch):
+    if size < 3:
+        pytest.skip("a group of one rank waits for nobody")
+    ranks = [0, size - 1]
+
+    def interrupt_late(meeting):
+        while not meeting.store.check([members._OUTCOME]):
+            time.sleep(0.001)
+        raise KeyboardInterrupt
+    if rank == ranks[1]:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(members.Meeting, "_ready", interrupt_late)
+            make(ranks, 60)
+    if rank == ranks[0]:
+        group = make(ranks, 60)
+        with pytest.raises(hvd.HorovodInternalError, match=f"rank {ranks[1]}"):
+            dist.all_reduce(torch.ones(2), group=group)
         dist.destroy_process_group(group)

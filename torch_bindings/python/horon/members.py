@@ -25,27 +25,37 @@ class Meeting:
         self.rank = rank
         self.ranks = ranks
         self.timeout_s = timeout_s
+        self.interruption = None  # what has ended the wait of this member: Ctrl-C, or an alarm
         self._given = [f"horon/{i}" for i in range(len(ranks))]      # by the members
         self._read = [f"horon/read/{i}" for i in range(len(ranks))]  # those who know the outcome
 
     def outcome_of(self, mine, decide):
         """What decide() has made of what each member gives, in order of the members: the first
-        member calls it. What it raises, or a member that does not come, is a RuntimeError on all
-        that have come. The values are those of JSON."""
+        member calls it. What it raises, or a member that does not come or gives up, is a
+        RuntimeError on all that have come. A member that is interrupted raises that, unless it was
+        too late to give up: then it has the outcome too. The values are those of JSON."""
         begin = time.monotonic()
         late = self._wait(begin, self._last_is_over, self._read)
         if late is not None:  # nothing of this member is there
             raise RuntimeError(f"a group of ranks {self.ranks}: the call before this one has not "
                                f"ended on all of them: {late}")
         self.store.set(self._given[self.rank], json.dumps(mine))
-        late = self._wait(begin, self._ready, self._given)
-        if late is not None:
-            self._propose({"error": late})
-        elif self.rank == 0 and self.store.check(self._given):  # else another one has given up
-            self._propose(self._decision(decide))
+        try:
+            late = self._wait(begin, self._ready, self._given)
+        except BaseException as interruption:  # the others must not wait for this member
+            self.interruption = interruption
+            self._propose({"error": f"rank {self.ranks[self.rank]} has given up "
+                                    f"({interruption!r})"})
+        else:
+            if late is not None:
+                self._propose({"error": late})
+            elif self.rank == 0 and self.store.check(self._given):  # else another one has given up
+                self._propose(self._decision(decide))
         outcome = json.loads(self.store.get(_OUTCOME))
         self._note_read()
         if "error" in outcome:
+            if self.interruption is not None:
+                raise self.interruption
             raise RuntimeError(f"a group of ranks {self.ranks}: {outcome['error']}")
         return outcome["result"]
 
@@ -114,10 +124,14 @@ def make_process_set(store, rank, ranks, timeout_s):
     of the process at a time, as all of torch that makes groups."""
     global _next_number
     from horon import native
-    world_ranks, number = Meeting(store, rank, ranks, timeout_s).outcome_of(
-        [native.rank(), _next_number], _choose)
+    meeting = Meeting(store, rank, ranks, timeout_s)
+    world_ranks, number = meeting.outcome_of([native.rank(), _next_number], _choose)
     _next_number = number + 1
-    return native.add_process_set_among(world_ranks, number)
+    process_set = native.add_process_set_among(world_ranks, number)
+    if meeting.interruption is not None:  # the others had begun to make it
+        native.leave_process_set(process_set)
+        raise meeting.interruption
+    return process_set
 
 
 def _choose(members):
