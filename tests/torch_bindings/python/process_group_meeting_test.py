@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import horon.torch as hvd
 from groups_of_some import check, make
-from horon import members
+from horon import members, native
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,3 +126,17 @@ def test_a_member_is_interrupted_when_the_others_begin_to_make_the_group(rank, s
         with pytest.raises(hvd.HorovodInternalError, match=f"rank {ranks[1]}"):
             dist.all_reduce(torch.ones(2), group=group)
         dist.destroy_process_group(group)
+
+
+def test_beside_a_set_that_the_program_has_made_in_cpp(rank, size):
+    """On rank 0, whose next group is with a rank that is not in it."""
+    mine, theirs = [0, 1], [0, size - 1]
+    if size < 3:
+        pytest.skip("sets of two ranks, and one more")
+    made = native.add_process_set_among(mine, 0) if rank in mine else None
+    if rank in theirs:
+        group = make(theirs, 60)
+        check(group, theirs)
+        dist.destroy_process_group(group)
+    if made is not None:
+        native.leave_process_set(made)

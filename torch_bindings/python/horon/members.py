@@ -1,7 +1,7 @@
 """Groups of some ranks: their members meet in the store of the group, and make a process set.
 
-The other ranks of the job know nothing of it. Each member tells its rank of MPI, and the lowest
-number that it has given to no set so far; the first one chooses a number that is new to all.
+The other ranks of the job know nothing of it. Each member tells its rank of MPI, and the number
+behind the highest one that it has given to a group; the first one takes the highest of these.
 """
 
 import json
@@ -11,7 +11,9 @@ import time
 
 _OUTCOME = "horon/outcome"  # what the first member has decided, or who gave up first
 _READERS = "horon/readers"  # how many have read it
-_next_number = 0            # of this process, for all its groups
+# Of this process, for all its groups. The numbers below are left to C++ of the program, which may
+# call horon::add_process_set_among() too.
+_next_number = 1 << 29
 
 
 class Meeting:
