@@ -1,6 +1,7 @@
 """Members that make groups of some of the ranks over "horon", each in its time. Groups of two or
 more need three ranks."""
 
+import datetime
 import signal
 import time
 
@@ -140,3 +141,18 @@ def test_beside_a_set_that_the_program_has_made_in_cpp(rank, size):
         dist.destroy_process_group(group)
     if made is not None:
         native.leave_process_set(made)
+
+
+def test_a_timeout_of_centuries(rank, size):
+    ranks = list(range(size - 1)) if size > 2 else [rank]
+    if rank not in ranks:
+        return
+    for timeout in (datetime.timedelta.max, datetime.timedelta(days=1000 * 365)):
+        group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+        if rank == ranks[-1]:
+            time.sleep(0.1)  # nothing fails without it: most likely the others wait by now
+        x = torch.ones(2)
+        dist.all_reduce(x, group=group, async_op=True).wait(datetime.timedelta(days=1000 * 365))
+        dist.barrier(group=group)
+        assert x[0] == len(ranks)
+        dist.destroy_process_group(group)

@@ -6,11 +6,13 @@ torch calls register() when it is imported, by the entry point "torch.backends".
 loaded before a group is made.
 """
 
+import datetime
 import importlib
 import os
 
 # Any of these is in the environment of a process that MPI or Slurm has started.
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
+_LONGEST = datetime.timedelta(days=365)  # as good as for ever, and overflows nowhere
 
 
 def register():
@@ -35,7 +37,7 @@ def _make(options, _):
     from horon import members, native
     from horon.torch import basics
     ranks = list(options.global_ranks_in_group)  # none: of the default group
-    timeout_s = options.timeout.total_seconds()
+    timeout_s = _limited(options.timeout).total_seconds()
     of_some = bool(ranks) and len(ranks) < get_world_size()
     if of_some and not native.is_initialized():
         raise RuntimeError(f"new_group({ranks}), of some of {get_world_size()} ranks, can't start "
@@ -52,6 +54,12 @@ def _make(options, _):
         process_set = members.make_process_set(options.store, options.group_rank, ranks, timeout_s)
     return native.make_process_group(group=options.group_id, process_set=process_set,
                                      timeout_s=timeout_s)
+
+
+def _limited(timeout):
+    """Torch's C++ counts microseconds in 64 bits: more than that, such as timedelta.max, may have
+    turned negative."""
+    return min(timeout, _LONGEST) if timeout >= datetime.timedelta(0) else _LONGEST
 
 
 def _compare(what, rank, size):
@@ -90,7 +98,7 @@ def _store(timeout):
     from torch.distributed import TCPStore
     from horon import native
     from horon.torch import state
-    limit = {} if timeout is None else {"timeout": timeout}
+    limit = {} if timeout is None else {"timeout": _limited(timeout)}
     size = native.size()
     host = "127.0.0.1" if native.local_size() == size else socket.gethostname()
     if native.rank() != 0:

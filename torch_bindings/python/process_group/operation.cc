@@ -48,7 +48,7 @@ bool ended_by(Operation::Clock::time_point deadline, const PendingCollective& pe
 }  // namespace
 
 Operation::Operation(const Tensors& outputs, std::chrono::milliseconds timeout)
-    : deadline_(begin_ + timeout) {
+    : deadline_(deadline_after(timeout, begin_)) {
   outputs_.reserve(outputs.size());
   for (const at::Tensor& output : outputs) outputs_.push_back(output.detach());
 }

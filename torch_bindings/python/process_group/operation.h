@@ -1,6 +1,7 @@
 // One call of a process group on its way: its collectives, and what becomes of their results.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -37,6 +38,11 @@ class Operation {
   // over, counted from the call.
   void wait(Asks asks) const { wait_until(deadline_, asks); }
   void wait_until(Clock::time_point deadline, Asks asks) const;
+  // `timeout` from `begin` on. A year is as good as for ever, and overflows nowhere.
+  static Clock::time_point deadline_after(std::chrono::milliseconds timeout,
+                                          Clock::time_point begin = Clock::now()) {
+    return begin + std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
+  }
   // Returns when a collective of another operation, which this one can't begin before, has ended.
   // Throws as wait() does, and asks signal handlers.
   void wait_for_earlier(const torch_detail::PendingCollective& earlier) const;

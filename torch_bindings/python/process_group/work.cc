@@ -30,7 +30,7 @@ std::exception_ptr OperationWork::exception() const {
 
 bool OperationWork::wait(std::chrono::milliseconds timeout) {
   if (timeout > kNoTimeout) {
-    operation_->wait_until(Operation::Clock::now() + timeout, Operation::Asks::SignalHandlers);
+    operation_->wait_until(Operation::deadline_after(timeout), Operation::Asks::SignalHandlers);
   } else {
     operation_->wait(Operation::Asks::SignalHandlers);
   }
