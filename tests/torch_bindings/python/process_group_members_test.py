@@ -1,6 +1,7 @@
 """Groups of some of the ranks over "horon". Those of two or more need three ranks."""
 
 import datetime
+import gc
 import time
 
 import pytest
@@ -105,6 +106,22 @@ def test_destroyed_groups_are_given_back(rank, size):
         time.sleep(0.01)
     assert shared_memories() <= before
     assert rank not in ranks or most > before  # else nothing was seen
+
+
+def test_destroyed_groups_of_the_debug_mode_are_given_back(rank, size):
+    """Torch wraps their backends in its own, which tells them nothing of the end."""
+    ranks = list(range(size - 1)) if size > 2 else [rank]
+    sets, level = len(native.process_sets()), dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group = dist.new_group(ranks, use_local_synchronization=True) if rank in ranks else None
+    dist.set_debug_level(level)
+    if rank in ranks:
+        assert len(native.process_sets()) == sets + 1
+        check(group, ranks)
+        dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert len(native.process_sets()) == sets
 
 
 def test_a_group_is_destroyed_while_others_use_it(rank, size):

@@ -78,11 +78,15 @@ HoronBackend::HoronBackend(const std::string& group, const ProcessSet& set,
   init();
 }
 
-void HoronBackend::shutdown() {
+HoronBackend::~HoronBackend() { leave(); }
+
+void HoronBackend::shutdown() { leave(); }
+
+void HoronBackend::leave() noexcept {
   if (set_.is_world()) return;
   try {
     leave_process_set(set_);
-  } catch (const Error&) {  // the session has ended, and the set with it; or it was called before
+  } catch (...) {  // the session has ended, and the set with it; or it was called before
   }
 }
 

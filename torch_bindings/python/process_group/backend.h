@@ -32,6 +32,9 @@ class HoronBackend final : public ::c10d::Backend {
   // `group`: what torch calls it. Rank and size are those of the set. The groups of all ranks are
   // made by all of them in one order.
   HoronBackend(const std::string& group, const ProcessSet& set, std::chrono::milliseconds timeout);
+  // As shutdown(), which torch does not call where it wraps the backends of a group
+  // (TORCH_DISTRIBUTED_DEBUG=DETAIL).
+  ~HoronBackend() override;
 
   const std::string getBackendName() const override { return "horon"; }
   // This rank has no more calls; waits for nobody. What a group of some ranks holds is given back
@@ -78,6 +81,7 @@ class HoronBackend final : public ::c10d::Backend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
 
  private:
+  void leave() noexcept;
   // `options`: of the call.
   template <class CallOptions>
   std::shared_ptr<Operation> operation(const Tensors& outputs, const CallOptions& options) const;
