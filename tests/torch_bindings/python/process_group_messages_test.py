@@ -1,6 +1,7 @@
 """send, recv and their kind over "horon", in the group of all ranks and in a part of it."""
 
 import datetime
+import os
 
 import pytest
 import torch
@@ -144,6 +145,46 @@ def test_futures_end_in_any_order(rank, size):
         dist.send(torch.ones(1), 1, tag=1)
     if rank == 1:
         assert late.wait()[0] == 1
+
+
+def test_futures_of_many_messages_need_few_threads(rank, size):
+    """They come last one first; a callback of the last one's future waits for the first one's."""
+    count = 100
+    if rank == 0:
+        received = torch.zeros(count)
+        threads = len(os.listdir("/proc/self/task"))
+        futures = [dist.irecv(received[i:i + 1], 1, tag=i).get_future() for i in range(count)]
+        both = futures[-1].then(lambda done: done.value()[0] + futures[0].wait()[0])
+        assert len(os.listdir("/proc/self/task")) - threads < 10
+    hvd.barrier()
+    if rank == 1:
+        for i in reversed(range(count)):
+            dist.send(torch.full((1,), float(i + 1)), 0, tag=i)
+    if rank == 0:
+        for future in futures:
+            future.wait()
+        assert both.wait()[0] == count + 1
+        assert torch.equal(received, torch.arange(1.0, count + 1))
+
+
+def test_the_timeout_of_a_future(rank, size):
+    """Also of one that is asked for while a thread waits for one that has more time."""
+    group = dist.new_group()
+    if rank == 1:
+        x = torch.zeros(2)
+        long = dist.irecv(x[:1], 0, group=group, tag=1).get_future()
+        group.set_timeout(datetime.timedelta(milliseconds=50))
+        late = dist.irecv(x[1:], 0, group=group, tag=2).get_future()
+        with pytest.raises(RuntimeError, match="tag 2.* has not come within"):
+            late.wait()
+        assert not long.done()
+    hvd.barrier()
+    if rank == 0:
+        for tag in (1, 2):
+            dist.send(torch.ones(1), 1, group=group, tag=tag)
+    if rank == 1:
+        assert long.wait()[0] == 1
+    dist.destroy_process_group(group)
 
 
 def test_errors(rank, size):

@@ -362,11 +362,11 @@ int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) con
                                                  "this group, which has ", getSize(), " ranks"));
 }
 
-// Its end says nothing about that of an earlier one: no common thread for futures.
 WorkPtr HoronBackend::message(OpType type, const torch_detail::Message& message, Tensors& tensors) {
   const auto begun = std::make_shared<Operation>(tensors, timeout_.load());
   begun->add(messages_.start(message, begun->outputs().at(0)));
-  return c10::make_intrusive<OperationWork>(getRank(), type, order_.count(), begun, nullptr);
+  return c10::make_intrusive<OperationWork>(getRank(), type, order_.count(), begun,
+                                            message_completions_);
 }
 
 WorkPtr HoronBackend::send(Tensors& tensors, int to, int tag) {

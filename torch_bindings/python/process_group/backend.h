@@ -97,7 +97,11 @@ class HoronBackend final : public ::c10d::Backend {
   std::atomic<std::chrono::milliseconds> timeout_;
   CallOrder order_;
   torch_detail::MessageOrder messages_;
-  const std::shared_ptr<CompletionThreads> completions_ = std::make_shared<CompletionThreads>();
+  // Of collectives and of messages.
+  const std::shared_ptr<CompletionThreads> completions_ =
+      std::make_shared<CompletionThreads>(CompletionThreads::Ends::InOrder);
+  const std::shared_ptr<CompletionThreads> message_completions_ =
+      std::make_shared<CompletionThreads>(CompletionThreads::Ends::InAnyOrder);
 };
 
 }  // namespace horon::python::process_group

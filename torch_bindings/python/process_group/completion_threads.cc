@@ -1,18 +1,26 @@
 #include "horon/torch_bindings/python/process_group/completion_threads.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
+#include <cstdint>
+#include <map>
 #include <mutex>
+#include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "horon/core/base/blocked_signals.h"
 #include "horon/core/base/forked_child.h"
+#include "horon/core/runtime/completion_queue.h"
 
 namespace horon::python::process_group {
 namespace {
+
+using core::CompletionQueue;
+using Clock = Operation::Clock;
 
 // Threads that are kept for the next operation.
 constexpr int kIdleMax = 2;
@@ -21,10 +29,19 @@ constexpr int kIdleMax = 2;
 
 class CompletionThreads::State : public std::enable_shared_from_this<State> {
  public:
+  explicit State(Ends ends) : ends_(ends) {}
+
   void add(std::shared_ptr<Operation> operation, Future future) {
     const std::lock_guard lock(mutex_);
-    items_.push_back({std::move(operation), std::move(future)});
-    if (!led_) wake_one();
+    const uint64_t number = next_number_++;
+    const auto item = items_.emplace(number, Item{std::move(operation), std::move(future)}).first;
+    try {
+      if (ends_ == Ends::InAnyOrder) listen_to(*item);
+      if (!led_) wake_one();
+    } catch (...) {
+      items_.erase(item);
+      throw;
+    }
   }
 
   void close() {
@@ -33,7 +50,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
     work_.notify_all();
   }
 
-  void wait_until_idle(Operation::Clock::time_point deadline) {
+  void wait_until_idle(Clock::time_point deadline) {
     std::unique_lock lock(mutex_);
     idle_.wait_until(lock, deadline, [this] { return items_.empty() && busy_ == 0; });
   }
@@ -43,12 +60,53 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
     std::shared_ptr<Operation> operation;
     Future future;
   };
+  using Items = std::map<uint64_t, Item>;  // by number, in order of add()
+
+  // Under the mutex.
+  void listen_to(const Items::value_type& item) {
+    item.second.operation->notify(ended_, item.first);
+    if (!led_ || item.second.operation->deadline() >= led_until_) return;
+    auto earlier = std::make_unique<CompletionQueue::Entry>();
+    earlier->queue = ended_;
+    earlier->token = item.first;
+    CompletionQueue::push(std::move(earlier));
+  }
+
+  // Under the mutex. No item is left to another thread while this one waits.
+  Item take(Items::iterator item) { return std::move(items_.extract(item).mapped()); }
+
+  static bool is_late_before(const Items::value_type& one, const Items::value_type& other) {
+    return one.second.operation->deadline() < other.second.operation->deadline();
+  }
+
+  // One that has ended, or whose time is over.
+  Item wait_for_any(std::unique_lock<std::mutex>& lock) {
+    for (;;) {
+      const auto next_late = std::min_element(items_.begin(), items_.end(), is_late_before);
+      led_until_ = next_late->second.operation->deadline();
+      const auto left = led_until_ - Clock::now();
+      if (left.count() <= 0 || core::in_forked_child()) return take(next_late);
+      lock.unlock();
+      const std::optional<uint64_t> token = ended_->next(left);
+      lock.lock();
+      const auto ended = token ? items_.find(*token) : items_.end();
+      if (ended != items_.end() && ended->second.operation->finished()) return take(ended);
+    }
+  }
 
   // Under the mutex.
   void wake_one() {
     if (idle_threads_ > 0) return work_.notify_one();
     const core::BlockedSignals blocked;
     std::thread([self = shared_from_this()] { self->serve(); }).detach();
+  }
+
+  // Where no thread can be made, this one comes back when it has completed its future.
+  void wake_one_if_possible() {
+    try {
+      wake_one();
+    } catch (const std::system_error&) {
+    }
   }
 
   void serve() {
@@ -61,10 +119,9 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
         --idle_threads_;
         continue;
       }
-      Item item = std::move(items_.front());
-      items_.pop_front();
       led_ = true;
       ++busy_;
+      Item item = ends_ == Ends::InOrder ? take(items_.begin()) : wait_for_any(lock);
       lock.unlock();
       std::exception_ptr late;
       try {
@@ -74,7 +131,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
       }
       lock.lock();
       led_ = false;
-      if (!items_.empty()) wake_one();
+      if (!items_.empty()) wake_one_if_possible();
       lock.unlock();
       if (late != nullptr) {
         item.future->setErrorIfNeeded(late);
@@ -87,10 +144,15 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
     }
   }
 
+  const Ends ends_;
+  // Ends::InAnyOrder: numbers of items that have ended, or whose time is over before `led_until_`.
+  const std::shared_ptr<CompletionQueue> ended_ = std::make_shared<CompletionQueue>();
   std::mutex mutex_;
   std::condition_variable work_, idle_;
-  std::deque<Item> items_;
-  bool led_ = false;  // a thread waits for an operation
+  Items items_;
+  uint64_t next_number_ = 0;
+  bool led_ = false;             // a thread waits for an operation
+  Clock::time_point led_until_;  // Ends::InAnyOrder: when it looks for late ones
   bool closed_ = false;
   int idle_threads_ = 0;
   int busy_ = 0;  // threads that wait for an operation or complete its future
@@ -111,7 +173,7 @@ States& states() {
 
 }  // namespace
 
-CompletionThreads::CompletionThreads() : state_(std::make_shared<State>()) {
+CompletionThreads::CompletionThreads(Ends ends) : state_(std::make_shared<State>(ends)) {
   const std::lock_guard lock(states().mutex);
   std::erase_if(states().all, [](const auto& state) { return state.expired(); });
   states().all.push_back(state_);
@@ -137,7 +199,7 @@ void let_completions_end() {
       if (auto alive = state.lock()) all.push_back(std::move(alive));
     }
   }
-  const auto deadline = Operation::Clock::now() + std::chrono::seconds(5);
+  const auto deadline = Clock::now() + std::chrono::seconds(5);
   for (const auto& state : all) state->wait_until_idle(deadline);
 }
 

@@ -11,8 +11,8 @@ namespace horon::python::process_group {
 
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// One thread at a time waits for the oldest operation. What waits for a future is called by the
-// thread that completes it, and may wait for later operations itself (a hook of DDP that does
+// One thread at a time waits for the next operation that ends. What waits for a future is called by
+// the thread that completes it, and may wait for later operations itself (a hook of DDP that does
 // several collectives). So the thread that has waited lets another one wait before it completes.
 //
 // Any thread may call. The threads live on until all that was added has been completed, if need be
@@ -20,12 +20,17 @@ using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 // may want.
 class CompletionThreads {
  public:
-  CompletionThreads();
+  enum class Ends : bool {
+    InOrder,     // of their calls: the thread waits for the oldest operation, and does its work
+    InAnyOrder,  // the thread is told which one has ended; the loop does the work
+  };
+  explicit CompletionThreads(Ends ends);
   ~CompletionThreads();
   CompletionThreads(const CompletionThreads&) = delete;
   CompletionThreads& operator=(const CompletionThreads&) = delete;
 
-  // In the order in which the operations began.
+  // Ends::InOrder: in the order in which the operations began. What it throws, no thread for
+  // instance, leaves nothing behind.
   void add(std::shared_ptr<Operation> operation, Future future);
 
   class State;

@@ -68,6 +68,10 @@ void Operation::wait_for_earlier(const PendingCollective& earlier) const {
              "the later call that waited for it has not begun, since too many are under way");
 }
 
+void Operation::notify(const std::shared_ptr<core::CompletionQueue>& queue, uint64_t token) const {
+  for (const Pending& pending : pending_) pending->state().notify(queue, token);
+}
+
 bool Operation::finished() const {
   return std::all_of(pending_.begin(), pending_.end(),
                      [](const Pending& pending) { return pending->state().finished(); });

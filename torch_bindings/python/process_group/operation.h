@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "horon/core/runtime/completion_queue.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
 
 namespace horon::python::process_group {
@@ -43,6 +45,9 @@ class Operation {
                                           Clock::time_point begin = Clock::now()) {
     return begin + std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
   }
+  Clock::time_point deadline() const { return deadline_; }
+  // Puts the token into the queue whenever one of the collectives has ended.
+  void notify(const std::shared_ptr<core::CompletionQueue>& queue, uint64_t token) const;
   // Returns when a collective of another operation, which this one can't begin before, has ended.
   // Throws as wait() does, and asks signal handlers.
   void wait_for_earlier(const torch_detail::PendingCollective& earlier) const;

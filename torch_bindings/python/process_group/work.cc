@@ -41,13 +41,14 @@ bool OperationWork::wait(std::chrono::milliseconds timeout) {
 Future OperationWork::getFuture() {
   const std::lock_guard lock(future_mutex_);
   if (future_ != nullptr) return future_;
-  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  auto future =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   if (operation_->finished()) {
-    complete(*operation_, *future_);
+    complete(*operation_, *future);
   } else {
-    (threads_ != nullptr ? threads_ : std::make_shared<CompletionThreads>())
-        ->add(operation_, future_);
+    threads_->add(operation_, future);  // if that fails there is no future that never ends
   }
+  future_ = std::move(future);
   return future_;
 }
 

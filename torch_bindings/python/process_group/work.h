@@ -17,7 +17,7 @@ namespace horon::python::process_group {
 // Who waits for it does the work on its own thread; a future is made when somebody asks for one.
 class OperationWork final : public ::c10d::Work {
  public:
-  // `threads`: of operations that end in the order of their calls; null: a future has its own.
+  // `threads`: for its future.
   OperationWork(int rank, ::c10d::OpType type, uint64_t number,
                 std::shared_ptr<Operation> operation, std::shared_ptr<CompletionThreads> threads);
 
@@ -34,7 +34,7 @@ class OperationWork final : public ::c10d::Work {
  private:
   const uint64_t number_;
   const std::shared_ptr<Operation> operation_;
-  const std::shared_ptr<CompletionThreads> threads_;  // may be null
+  const std::shared_ptr<CompletionThreads> threads_;
   std::mutex future_mutex_;
   Future future_;
 };
