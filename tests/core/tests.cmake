@@ -93,7 +93,7 @@ horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.
 # It is about the checks of the simulation; what it runs, simulation_test runs too.
 set_tests_properties(simulation_checks_test PROPERTIES LABELS not_sanitized)
 horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
-           TIMEOUT 300)
+           TIMEOUT 600)
 target_compile_definitions(exploration_test
                            PRIVATE HORON_EXPLORES_EVERYTHING=${explores_everything})
 horon_test(agreement_test FILES core/negotiation/agreement_test.cc LIBS horon_simulation)

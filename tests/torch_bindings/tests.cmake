@@ -64,7 +64,7 @@ function(torch_test file)
     torch_least_of_several(ranks ${ranks})
   endif()
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 120)
+    set(arg_TIMEOUT 240)
   endif()
   foreach(count ${ranks})
     horon_mpirun_test(torch_${name}.np${count} torch_${name} ${count} TIMEOUT ${arg_TIMEOUT}
@@ -119,9 +119,9 @@ if(NOT HORON_TORCH_WITH_CUDA)
   torch_test(checkpoint/gpu_checkpoints_test 2 ROOM gpu LIBS horon_torch_device)
   torch_test(modules/gpu_modules_test 2 3 ROOM gpu LIBS horon_torch_device)
   horon_mpirun_test(torch_gpu_collectives_test.through_the_host torch_gpu_collectives_test 3
-                    ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 120)
+                    ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
   horon_mpirun_test(torch_gpu_training_test.through_the_host torch_gpu_training_test 2
-                    ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 120)
+                    ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
   horon_label_tests(cuda torch_gpu_collectives_test.through_the_host
                     torch_gpu_training_test.through_the_host)
   foreach(ranks 1 2 3)
@@ -173,7 +173,7 @@ torch_test(gradients/fused_training_test 2)
 torch_test(gradients/step_scaling_test 2 3)
 torch_test(gradients/clip_value_test 1 2)
 # LibTorch rounds otherwise without AVX.
-horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 1 TIMEOUT 120
+horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 1 TIMEOUT 240
                   ENVIRONMENT ATEN_CPU_CAPABILITY=default)
 torch_test(gradients/reducer_traps_test 2 3 4)
 torch_test(gradients/optimizer_traps_test 2 3 4)
@@ -195,11 +195,11 @@ torch_test(gradients/optimizer_situations_test 2 3 4)
 # Large gradients and steps are shared out to the threads of LibTorch; mpirun_test gives it one.
 # Passive: a thread that spins where cores are taken would keep them from those that work.
 foreach(name torch_fused_step_test torch_reducer_traps_test)
-  horon_mpirun_test(${name}.two_threads ${name} 1 TIMEOUT 120
+  horon_mpirun_test(${name}.two_threads ${name} 1 TIMEOUT 240
                     ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
 endforeach()
 horon_mpirun_test(torch_compressed_gradients_test.two_threads torch_compressed_gradients_test 2
-                  TIMEOUT 120 ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
+                  TIMEOUT 240 ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
 torch_test(data/samplers_test)
 torch_test(data/resumed_samplers_test)
 horon_test(torch_prefetcher_test FILES ${torch_tests}/data/prefetcher_test.cc)
@@ -222,9 +222,9 @@ endif()
 
 # Optimizers and collectives over MPI alone.
 # MPI polls, so four ranks on two busy cores take twenty times as long: fewer programs.
-horon_mpirun_test(torch_random_program_test.mpi.np4 torch_random_program_test 4 TIMEOUT 120
+horon_mpirun_test(torch_random_program_test.mpi.np4 torch_random_program_test 4 TIMEOUT 240
                   ENVIRONMENT HORON_SHARED_MEMORY=0 ARGS --count=15)
-horon_mpirun_test(torch_reducer_random_test.mpi.np4 torch_reducer_random_test 4 TIMEOUT 120
+horon_mpirun_test(torch_reducer_random_test.mpi.np4 torch_reducer_random_test 4 TIMEOUT 240
                   ENVIRONMENT HORON_SHARED_MEMORY=0)
 
 # Jobs that go on where others have stopped, and what Python reads of their checkpoints. Each of the
@@ -238,7 +238,7 @@ add_test(NAME torch_checkpoint_chain
          COMMAND ${torch_tests}/checkpoint/chain_of_jobs ${horon_mpirun}
                  $<TARGET_FILE:torch_room_others> ${HORON_TORCH_ROOT} ${torch_python}
                  ${HORON_PYTHON})
-set_tests_properties(torch_checkpoint_chain PROPERTIES TIMEOUT 120 PROCESSORS 2)
+set_tests_properties(torch_checkpoint_chain PROPERTIES TIMEOUT 240 PROCESSORS 2)
 
 # The examples, for a few steps.
 foreach(example fashion_mnist gan char_gpt contrastive burgers_surrogate)
@@ -246,7 +246,7 @@ foreach(example fashion_mnist gan char_gpt contrastive burgers_surrogate)
     add_test(NAME torch_example_test.${example}
              COMMAND ${torch_tests}/example_test ${example} $<TARGET_FILE:${example}>
                      ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test)
-    set_tests_properties(torch_example_test.${example} PROPERTIES TIMEOUT 120 PROCESSORS 2)
+    set_tests_properties(torch_example_test.${example} PROPERTIES TIMEOUT 300 PROCESSORS 2)
     torch_test_without_gpus(torch_example_test.${example})
   endif()
 endforeach()
@@ -268,6 +268,6 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
   set(layout ${CMAKE_MATCH_2})
   string(REPLACE "+" "_" hosts ${layout})
   horon_mpirun_test(${program}.hosts_${hosts} ${program} ${layout} LAUNCHER ${horon_mpirun_hosts}
-                    TIMEOUT 120)
+                    TIMEOUT 240)
 endforeach()
 torch_test_without_gpus(torch_session_test.hosts_2_2)

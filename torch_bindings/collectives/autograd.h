@@ -3,9 +3,9 @@
 //   at::Tensor all = horon::autograd::allgather(embeddings);      // contrastive losses
 //   contrastive_loss(embeddings.mm(all.t())).backward();
 //
-// Same options, same results, same errors as the forms of collectives.h that wait. The results have
-// history, and backward() is the adjoint collective, also for the derivative of a derivative
-// (create_graph):
+// Same options but `output`, same results, same errors as the forms of collectives.h that wait. The
+// results have history, and backward() is the adjoint collective, also for the derivative of a
+// derivative (create_graph):
 //
 //   allreduce       the same allreduce (Sum or Average, same scales) of the gradients
 //   broadcast       the sum of the gradients on the root, zeros elsewhere

@@ -3,7 +3,7 @@
 // tensors travel together.
 //
 // The tensors of a group have one dtype, and lie in the same order on all ranks; their number and
-// shapes are compared. For everything else see collectives.h.
+// shapes are compared. `output` is refused. For everything else see collectives.h.
 #pragma once
 
 #include <vector>

@@ -10,7 +10,7 @@ function(horon_fault_test test link program)
   add_test(NAME ${test}
            COMMAND ${horon_fault_matrix} ${link} ${horon_mpirun} $<TARGET_FILE:${program}> ${ARGN})
   set_tests_properties(${test} PROPERTIES PROCESSORS 2 LABELS mpirun)
-  horon_limit_test(${test} 240)
+  horon_limit_test(${test} 480)
 endfunction()
 foreach(link shm mpi hosts)
   horon_fault_test(faults.${link} ${link} fault_program)
