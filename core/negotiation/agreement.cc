@@ -26,38 +26,52 @@ bool same_real(double a, double b) {
          (std::isnan(a) && std::isnan(b));
 }
 
-std::string kind_text(const EntrySpec& s, size_t) { return std::string(to_string(s.kind)); }
-std::string dtype_text(const EntrySpec& s, size_t) { return std::string(to_string(s.dtype)); }
-std::string op_text(const EntrySpec& s, size_t) { return std::string(to_string(s.reduce_op)); }
-std::string device_text(const EntrySpec& s, size_t) { return std::string(to_string(s.device)); }
-std::string root_text(const EntrySpec& s, size_t) { return concat(s.root); }
-std::string prescale_text(const EntrySpec& s, size_t) { return real_text(s.prescale); }
-std::string postscale_text(const EntrySpec& s, size_t) { return real_text(s.postscale); }
-std::string compression_text(const EntrySpec& s, size_t) {
+// Which part of which entry.
+struct Where {
+  std::string_view entry;
+  size_t part = 0;
+};
+
+std::string kind_text(const EntrySpec& s, Where) { return std::string(to_string(s.kind)); }
+std::string dtype_text(const EntrySpec& s, Where) { return std::string(to_string(s.dtype)); }
+std::string op_text(const EntrySpec& s, Where) { return std::string(to_string(s.reduce_op)); }
+std::string device_text(const EntrySpec& s, Where) { return std::string(to_string(s.device)); }
+std::string root_text(const EntrySpec& s, Where) { return concat(s.root); }
+std::string prescale_text(const EntrySpec& s, Where) { return real_text(s.prescale); }
+std::string postscale_text(const EntrySpec& s, Where) { return real_text(s.postscale); }
+std::string compression_text(const EntrySpec& s, Where) {
   return std::string(to_string(s.compression));
 }
-std::string splits_text(const EntrySpec& s, size_t) {
+std::string splits_text(const EntrySpec& s, Where) {
   return s.splits.empty() ? "even" : shape_text(s.splits);
 }
-std::string parts_text(const EntrySpec& s, size_t) { return concat(s.parts.size()); }
-std::string name_text(const EntrySpec& s, size_t part) { return s.parts.at(part).name; }
+std::string parts_text(const EntrySpec& s, Where) { return concat(s.parts.size()); }
+std::string name_text(const EntrySpec& s, Where at) { return s.parts.at(at.part).name; }
 
-// What is in parentheses behind a name tells about the call ("loss (mean of 10 classes)").
-size_t end_of_bare_name(const std::string& name) {
-  return name.ends_with(')') ? name.find(" (") : std::string::npos;
+// Where the name of a part ends, if it has a remark about the call behind it; else npos. A remark
+// stands behind the entry's own name, with an index if there are several: "loss.2 (mean of 10
+// classes)". Other names are the program's, parentheses included, but for strides.
+size_t end_of_bare_name(std::string_view name, std::string_view entry) {
+  if (!name.ends_with(')')) return std::string::npos;
+  if (!name.starts_with(entry)) return name.rfind(kStridesRemark);
+  size_t end = entry.size();
+  if (name.substr(end).starts_with('.')) {
+    end = std::min(name.find_first_not_of("0123456789", end + 1), name.size());
+  }
+  return name.substr(end).starts_with(" (") ? end : std::string::npos;
 }
-std::string bare_name_text(const EntrySpec& s, size_t part) {
-  const std::string& name = s.parts.at(part).name;
-  return name.substr(0, end_of_bare_name(name));
+std::string bare_name_text(const EntrySpec& s, Where at) {
+  const std::string& name = s.parts.at(at.part).name;
+  return name.substr(0, end_of_bare_name(name, at.entry));
 }
-std::string remark_text(const EntrySpec& s, size_t part) {
-  const std::string& name = s.parts.at(part).name;
-  const size_t end = end_of_bare_name(name);
+std::string remark_text(const EntrySpec& s, Where at) {
+  const std::string& name = s.parts.at(at.part).name;
+  const size_t end = end_of_bare_name(name, at.entry);
   return end == std::string::npos ? "nothing more" : name.substr(end + 1);
 }
 
-std::string part_shape_text(const EntrySpec& s, size_t part) {
-  const std::vector<int64_t>& shape = s.parts.at(part).shape;
+std::string part_shape_text(const EntrySpec& s, Where at) {
+  const std::vector<int64_t>& shape = s.parts.at(at.part).shape;
   if (!has_own_rows(s.kind) || shape.empty()) return shape_text(shape);
   const std::string rest = shape_text(std::span(shape).subspan(1));
   return concat("[*", rest.size() > 2 ? ", " : "", rest.substr(1));
@@ -66,7 +80,7 @@ std::string part_shape_text(const EntrySpec& s, size_t part) {
 // One thing that must be equal: what it is called and how it reads.
 struct Field {
   std::string_view what;
-  std::string (*text)(const EntrySpec&, size_t part);
+  std::string (*text)(const EntrySpec&, Where at);
 };
 
 constexpr std::array<Field, 9> entry_fields = {{{"collective", kind_text},
@@ -85,17 +99,17 @@ constexpr Field splits_field = {"splits", splits_text};
 
 using Specs = std::span<const std::pair<int, SpecPtr>>;
 
-bool differs(const Field& field, size_t part, Specs specs) {
-  const std::string first = field.text(*specs.front().second, part);
+bool differs(const Field& field, Where at, Specs specs) {
+  const std::string first = field.text(*specs.front().second, at);
   return std::any_of(specs.begin() + 1, specs.end(),
-                     [&](const auto& said) { return field.text(*said.second, part) != first; });
+                     [&](const auto& said) { return field.text(*said.second, at) != first; });
 }
 
 // "float32 on ranks 0 and 2, float64 on rank 1"
-std::string values(const Field& field, size_t part, Specs specs) {
+std::string values(const Field& field, Where at, Specs specs) {
   std::vector<std::pair<std::string, std::vector<int>>> groups;
   for (const auto& [rank, spec] : specs) {
-    std::string text = field.text(*spec, part);
+    std::string text = field.text(*spec, at);
     auto group = std::find_if(groups.begin(), groups.end(),
                               [&](const auto& known) { return known.first == text; });
     if (group == groups.end()) {
@@ -132,23 +146,25 @@ bool agree(const EntrySpec& a, const EntrySpec& b) {
 std::string disagreement(const std::string& name, Specs specs) {
   const auto text_of = [&](const Field& field) {
     return concat("tensor \"", name, "\": the ranks disagree about the ", field.what, ": ",
-                  values(field, 0, specs), ". Every rank must give the same ", field.what, ".");
+                  values(field, {name}, specs), ". Every rank must give the same ", field.what,
+                  ".");
   };
   for (const Field& field : entry_fields) {
-    if (differs(field, 0, specs)) return text_of(field);
+    if (differs(field, {name}, specs)) return text_of(field);
   }
   for (size_t part = 0; part < specs.front().second->parts.size(); ++part) {
-    const bool same_bare_names = !differs({"", bare_name_text}, part, specs);
+    const Where at{name, part};
+    const bool same_bare_names = !differs({"", bare_name_text}, at, specs);
     for (const Field& field : part_fields) {
-      if (!differs(field, part, specs) || (same_bare_names && field.text == name_text)) continue;
-      const std::string part_name = bare_name_text(*specs.front().second, part);
+      if (!differs(field, at, specs) || (same_bare_names && field.text == name_text)) continue;
+      const std::string part_name = bare_name_text(*specs.front().second, at);
       const std::string where = part_name == name ? "" : concat(" (in \"", name, "\")");
       return concat("tensor \"", part_name, "\"", where, ": the ranks disagree about the ",
-                    field.what, ": ", values(field, part, specs),
-                    ". Every rank must give the same ", field.what, ".");
+                    field.what, ": ", values(field, at, specs), ". Every rank must give the same ",
+                    field.what, ".");
     }
   }
-  if (differs(splits_field, 0, specs)) return text_of(splits_field);
+  if (differs(splits_field, {name}, specs)) return text_of(splits_field);
   return concat("tensor \"", name, "\": the ranks disagree");
 }
 

@@ -4,11 +4,15 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "horon/core/negotiation/protocol.h"
 
 namespace horon::core {
+
+// What a name of a program's tensor has behind it where the strides are compared too; ends in ")".
+inline constexpr std::string_view kStridesRemark = " (strides ";
 
 // Leaves out the first dimension where each rank may choose it (has_own_rows()).
 bool agree(const EntrySpec& a, const EntrySpec& b);

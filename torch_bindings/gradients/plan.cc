@@ -8,6 +8,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/core/negotiation/agreement.h"
 #include "horon/core/runtime/submission.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
@@ -79,7 +80,7 @@ bool GradientLayout::fits(const at::Tensor& parameter) const {
 
 std::string GradientLayout::compared_name() const {
   if (strides == row_major_strides(sizes)) return name;
-  return core::concat(name, " (strides ", core::shape_text(strides), ")");
+  return core::concat(name, core::kStridesRemark, core::shape_text(strides), ")");
 }
 
 GradientLayout layout_of(const at::Tensor& parameter, const std::string& name) {

@@ -71,16 +71,45 @@ TEST(Agreement, TextNamesTensorFieldRanksAndBothValues) {
   }
 }
 
-// What stands in parentheses behind a name tells about the call.
-TEST(Agreement, RemarksOfANameAreNotTheName) {
-  EntrySpec a = base(), b = base(), c = base();
-  a.parts[0].name = "auc (mean of 3 classes)";
-  b.parts[0].name = "auc (mean of 4 classes)";
-  c.parts[0].name = "auc";
-  EXPECT_THAT(told({a, b, c}),
-              AllOf(HasSubstr("tensor \"auc\""),
-                    HasSubstr("disagree about the call: (mean of 3 classes) on rank 0, (mean of 4 "
-                              "classes) on rank 1, nothing more on rank 2")));
+// What stands in parentheses behind the entry's name tells about the call.
+TEST(Agreement, RemarksBehindANameAreNotTheName) {
+  for (const std::string name : {"auc", "auc.3"}) {  // alone, and in a group
+    EntrySpec a = base(), b = base(), c = base();
+    a.parts[0].name = name + " (mean of 3 classes)";
+    b.parts[0].name = name + " (mean of 4 classes)";
+    c.parts[0].name = name;
+    EXPECT_THAT(
+        told({a, b, c}, "auc"),
+        AllOf(HasSubstr("tensor \"" + name + "\""),
+              HasSubstr("disagree about the call: (mean of 3 classes) on rank 0, (mean of 4 "
+                        "classes) on rank 1, nothing more on rank 2")));
+  }
+}
+
+TEST(Agreement, StridesAreNotTheName) {
+  EntrySpec a = base(), b = base();
+  a.parts[0].name = "w (old) (strides [8, 1, 4, 2])";
+  b.parts[0].name = "w (old)";
+  EXPECT_THAT(
+      told({a, b}, "bucket 2"),
+      AllOf(HasSubstr("tensor \"w (old)\" (in \"bucket 2\")"),
+            HasSubstr("the call: (strides [8, 1, 4, 2]) on rank 0, nothing more on rank 1")));
+  b.parts[0].shape.push_back(7);
+  b.parts[0].name = a.parts[0].name;
+  EXPECT_THAT(told({a, b}, "bucket 2"), AllOf(HasSubstr("tensor \"w (old)\""), HasSubstr("shape")));
+}
+
+TEST(Agreement, ParenthesesOfTheProgramAreTheName) {
+  EntrySpec a = base(), b = base();
+  a.parts[0].name = b.parts[0].name = "loss (train)";
+  b.parts[0].shape.push_back(7);
+  for (const std::string entry : {"loss (train)", "bucket 2"}) {
+    EXPECT_THAT(told({a, b}, entry),
+                AllOf(HasSubstr("tensor \"loss (train)\""), HasSubstr("about the shape")));
+  }
+  b.parts[0].name = "loss (test)";
+  EXPECT_THAT(told({a, b}, "bucket 2"),
+              HasSubstr("tensor name: loss (train) on rank 0, loss (test) on rank 1"));
 }
 
 TEST(Agreement, ShapesOfFewerDimensionsOrInAnotherOrderDiffer) {
