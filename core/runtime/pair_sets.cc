@@ -40,7 +40,9 @@ std::vector<int> members_of_pair(uint32_t set, int size) {
 std::string set_text(uint32_t set) {
   if (is_pair_set(set)) return "the set of two ranks";
   if (set < kFirstNumberedSet) return concat("process set ", set);
-  return concat("process set ", set - kFirstNumberedSet, " (made by its members)");
+  const uint32_t number = set - kFirstNumberedSet;
+  if (number < kFirstGroupNumber) return concat("process set ", number, " (made by its members)");
+  return concat("group of torch.distributed ", number - kFirstGroupNumber);
 }
 
 }  // namespace horon::core

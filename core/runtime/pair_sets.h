@@ -23,7 +23,8 @@ uint32_t pair_set(int one, int other, int size);
 // Its ranks, the lower one first; empty if no pair has this number.
 std::vector<int> members_of_pair(uint32_t set, int size);
 // For texts, any set by the number that the program knows: "process set 5", or "process set 5 (made
-// by its members)".
+// by its members)". A group of Python has no number that the program knows: "group of
+// torch.distributed 3" has a number that its members had not used before.
 std::string set_text(uint32_t set);
 
 }  // namespace horon::core

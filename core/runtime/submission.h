@@ -19,6 +19,8 @@ inline constexpr uint32_t kWorldSet = 0;  // the process set of all ranks
 // From here on, below those of pairs (pair_sets.h): sets that their members have made alone, with a
 // number of the program's. Below: those that all ranks have made, numbered in their order.
 inline constexpr uint32_t kFirstNumberedSet = uint32_t{1} << 30;
+// Of these numbers those from here on are Python's: of the groups that torch.distributed makes.
+inline constexpr uint32_t kFirstGroupNumber = uint32_t{1} << 29;
 
 struct Submission {
   uint32_t set = kWorldSet;

@@ -52,8 +52,9 @@ void remove_process_set(const ProcessSet& set);
 // those from there to 2^30), and another one for each set that a rank is ever in. All ranks make
 // and remove such sets in one order, that of the numbers for instance, each rank those that it is
 // in: else they wait for each other in a circle. Its collectives run as those of every set, on host
-// memory. To remove it is a call of its members too. A member that does not come is reported by its
-// rank, as a stall. If their lists of ranks differ, they throw Error(Mismatch) with both; but a
+// memory. To remove it is a call of its members too, all of whom remove it: who removes
+// it waits for a member that has left. A member that does not come is reported by its rank, as a
+// stall. If their lists of ranks differ, they throw Error(Mismatch) with both; but a
 // rank that is not in the list of its list's lowest member waits for that member: a stall.
 ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number);
 

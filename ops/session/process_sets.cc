@@ -33,10 +33,11 @@ std::string call_text(const std::vector<int>& ranks) {
 // a rank has left behind in one set, whose making was interrupted, does not meet the next.
 MembersBootstrap talk_among(core::Runtime& runtime, uint32_t id, const std::vector<int>& ranks) {
   constexpr uint32_t names = 1024;
-  const uint32_t number = id - kFirstNumberedSet;
-  return {runtime, ranks,
-          concat("process set ", number % names, number < names ? "" : " modulo 1024"),
-          concat("process set ", number, " of ranks ", exact_list(ranks))};
+  const bool is_group = id >= kFirstNumberedSet + core::kFirstGroupNumber;
+  const uint32_t number = id - kFirstNumberedSet - (is_group ? core::kFirstGroupNumber : 0);
+  const std::string_view kind = is_group ? "group of torch.distributed " : "process set ";
+  return {runtime, ranks, concat(kind, number % names, number < names ? "" : " modulo 1024"),
+          concat(kind, number, " of ranks ", exact_list(ranks))};
 }
 
 }  // namespace
@@ -169,9 +170,9 @@ void ProcessSets::remove(const ProcessSet& set) {
     const std::lock_guard sets_lock(sets_mutex_);
     require_known(set, "remove_process_set()");
   }
-  // Members of a set of their own may leave it, and then they would not come: the set's Bye tells
-  // who has no more calls.
-  if (set.id() < kFirstNumberedSet) {
+  if (set.id() >= kFirstNumberedSet) {
+    (void)talk_among(*runtime_, set.id(), set.ranks()).allgather(core::Bootstrap::Among::Job, "");
+  } else {
     meet(*runtime_, kRemove, concat("process set ", set.id()));
   }
   runtime_->remove_set(set.id());

@@ -135,14 +135,21 @@ TEST(PairSets, ARefusedCallFailsTheOtherRankToo) {
   });
 }
 
+TEST(PairSets, TextsNameASetAsTheProgramKnowsIt) {
+  EXPECT_EQ(set_text(3), "process set 3");
+  EXPECT_EQ(set_text(pair_set(0, 1, 3)), "the set of two ranks");
+  EXPECT_EQ(set_text(kFirstNumberedSet + 5), "process set 5 (made by its members)");
+  EXPECT_EQ(set_text(kFirstNumberedSet + kFirstGroupNumber), "group of torch.distributed 0");
+}
+
 TEST(PairSets, OnlyItsRanksAndOnlyMessages) {
   World world(3);
   world.each([](Runtime& runtime, int me) {
     Tensor x = tensor({1});
     Submission sum = submission("sum", x);
     sum.set = pair_set(0, 1, 3);
-    const char* const expected =
-        me == 2 ? "rank 2 is not in process set" : "a pair of ranks sends and receives host memory";
+    const char* const expected = me == 2 ? "rank 2 is not in the set of two ranks"
+                                         : "a pair of ranks sends and receives host memory";
     try {
       (void)runtime.submit(std::move(sum));
       FAIL() << "nothing was thrown";
