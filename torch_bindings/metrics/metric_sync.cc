@@ -142,17 +142,22 @@ class Call {
     return pending;
   }
 
-  // " (on rank 2)": the ranks whose own samples are at fault. Collective.
+  // " (on rank 2)": the ranks whose own samples are at fault. Collective. Empty if that can't be
+  // known: the fault itself is told first of all.
   std::string text_of_faults(bool mine) const {
     const ProcessSet& set = options_.process_set;
-    const std::vector<std::string> all =
-        allgather_bytes(mine ? "1" : "0", {.name = concat(name_, ".faults"), .process_set = set});
-    const std::vector<int> ranks = set.ranks();
-    std::vector<int> at_fault;
-    for (size_t i = 0; i < all.size(); ++i) {
-      if (all[i] == "1") at_fault.push_back(ranks[i]);
+    try {
+      const std::vector<std::string> all =
+          allgather_bytes(mine ? "1" : "0", {.name = concat(name_, ".faults"), .process_set = set});
+      const std::vector<int> ranks = set.ranks();
+      std::vector<int> at_fault;
+      for (size_t i = 0; i < all.size(); ++i) {
+        if (all[i] == "1") at_fault.push_back(ranks[i]);
+      }
+      return at_fault.empty() ? "" : concat(" (on ", core::name_ranks(at_fault), ")");
+    } catch (const Error&) {
+      return "";
     }
-    return at_fault.empty() ? "" : concat(" (on ", core::name_ranks(at_fault), ")");
   }
 
  private:
@@ -217,8 +222,8 @@ std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
     try {
       values.push_back(value_of(metrics[i], totals[i]));
     } catch (const Error& error) {  // on all ranks, since all have the same totals
-      const std::string where = call.text_of_faults(fails_alone(*metrics[i].metric));
-      throw Error(error.code(), concat(error.what(), where));
+      throw Error(error.code(),
+                  concat(error.what(), call.text_of_faults(fails_alone(*metrics[i].metric))));
     }
   }
   return values;
@@ -227,8 +232,9 @@ std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
 bool MetricSync::fails_alone(const Metric& metric) {
   try {
     (void)metric.value_of(totals_of(metric.state_));
-  } catch (...) {  // whatever it is: the other ranks wait for the answer
+  } catch (const Error&) {
     return true;
+  } catch (...) {  // no fault of its samples, but the other ranks wait for the answer
   }
   return false;
 }
