@@ -21,6 +21,13 @@ using core::concat;
 
 }  // namespace
 
+bool MessageOrder::Last::is_under_way() const {
+  // Gone: the runtime has let go of it, so it has ended.
+  const std::shared_ptr<PendingCollective> last = message.lock();
+  if (last == nullptr) return false;
+  return blocking || !last->state().finished();  // a blocking one may be about to be submitted
+}
+
 std::pair<std::shared_ptr<PendingCollective>, MessageOrder::Last*> MessageOrder::next(
     const Message& message, const at::Tensor& tensor) {
   const uint32_t id = core::pair_set(message.from, message.to, size());
@@ -31,10 +38,8 @@ std::pair<std::shared_ptr<PendingCollective>, MessageOrder::Last*> MessageOrder:
       concat(begins_, "send ", message.from, " to ", message.to, ", tag ", message.tag,
              message.of_set.empty() ? "" : ", ", message.of_set, ", number ", number);
   if (number == sequence.last.size()) sequence.last.emplace_back();
-  // Gone: the runtime has let go of it, so it has ended.
-  const std::shared_ptr<PendingCollective> last = sequence.last[number].lock();
-  if (last != nullptr && !last->state().finished()) refuse_one_more(message, name);
-  sequence.last[number].reset();
+  if (sequence.last[number].is_under_way()) refuse_one_more(message, name);
+  sequence.last[number] = {};
   ++sequence.count;
   // In two pieces of memory: a weak_ptr to what make_shared() has made would keep all of it.
   std::shared_ptr<PendingCollective> pending(
@@ -56,7 +61,7 @@ std::shared_ptr<PendingCollective> MessageOrder::start(const Message& message,
   const std::lock_guard lock(mutex_);
   auto [pending, last] = next(message, tensor);
   pending->submit(pending);
-  *last = pending;
+  last->message = pending;
   return pending;
 }
 
@@ -66,7 +71,9 @@ std::shared_ptr<PendingCollective> MessageOrder::run(const Message& message,
   std::shared_ptr<PendingCollective> pending;
   {
     const std::lock_guard lock(mutex_);
-    pending = next(message, tensor).first;
+    auto [one, last] = next(message, tensor);
+    *last = {one, true};
+    pending = std::move(one);
   }
   pending->run(pending);
   return pending;

@@ -43,13 +43,18 @@ class MessageOrder {
   static constexpr size_t kNumbers = 1024;
 
  private:
+  // The last message of a number.
+  struct Last {
+    std::weak_ptr<PendingCollective> message;
+    bool blocking = false;
+    bool is_under_way() const;
+  };
   struct Sequence {
     uint64_t count = 0;
-    std::vector<std::weak_ptr<PendingCollective>> last;  // of each number so far
+    std::vector<Last> last;  // of each number so far
   };
-  using Last = std::weak_ptr<PendingCollective>;
 
-  // Under the mutex. The next message, and where start() notes it.
+  // Under the mutex. The next message, and where it is noted.
   std::pair<std::shared_ptr<PendingCollective>, Last*> next(const Message& message,
                                                             const at::Tensor& tensor);
 

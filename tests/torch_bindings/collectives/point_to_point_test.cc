@@ -1,6 +1,11 @@
 // Tensors from one rank to another.
 #include "horon/torch_bindings/collectives/point_to_point.h"
 
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
 #include <gmock/gmock.h>
 
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
@@ -125,6 +130,35 @@ TEST(PointToPoint, OneMoreThanThereMayBeIsRefusedInTheCall) {
       const at::Tensor got = number(-2);
       ASSERT_EQ(recv(got, 0, options).item<int>(), i);
     }
+  }
+  barrier();
+}
+
+// A call that waits is one of them. The thread that waits may be late; then it is one too many.
+TEST(PointToPoint, ABlockingCallIsUnderWayToo) {
+  constexpr int kMost = 1024;
+  const PointToPointOptions options = {.tag = 10};
+  if (rank() == 0) {
+    std::string error_of_thread;
+    std::jthread waiting(
+        [&] { error_of_thread = error_of([&] { send(at::ones({1}), 1, options); }); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::vector<Handle> sent;
+    while (sent.size() + 1 < kMost) sent.push_back(send_async(at::ones({1}), 1, options));
+    const std::string error =
+        error_of([&] { sent.push_back(send_async(at::ones({1}), 1, options)); });
+    if (error == "no error") waiting.join();  // refused: 1,024 are under way without it
+    barrier();
+    for (const Handle& each : sent) (void)each.wait();
+    if (waiting.joinable()) waiting.join();
+    EXPECT_THAT(error + error_of_thread,
+                HasSubstr("1024 messages from rank 0 to rank 1 with tag 10"));
+    EXPECT_NE(error == "no error", error_of_thread == "no error");
+  } else {
+    barrier();
+  }
+  if (rank() == 1) {
+    for (int i = 0; i < kMost; ++i) (void)recv(at::zeros({1}), 0, options);
   }
   barrier();
 }
