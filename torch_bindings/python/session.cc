@@ -82,6 +82,7 @@ void bind_session(py::module_& module) {
   module.def("remove_process_set", &remove_process_set, py::arg("process_set"), WithoutGil());
   module.def("add_process_set_among", &add_process_set_among, py::arg("ranks"), py::arg("number"),
              WithoutGil());
+  module.attr("first_group_number") = core::kFirstGroupNumber;
   module.def("leave_process_set", &leave_process_set, py::arg("process_set"), WithoutGil());
   module.def("process_sets", &process_sets);
   module.def("barrier", &barrier, py::arg("process_set"), WithoutGil());

@@ -3,6 +3,8 @@ more need three ranks."""
 
 import datetime
 import signal
+import socket
+import threading
 import time
 
 import pytest
@@ -11,7 +13,7 @@ import torch.distributed as dist
 
 import horon.torch as hvd
 from groups_of_some import check, make
-from horon import members, native
+from horon import members, native, process_group
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,6 +111,67 @@ def test_a_member_is_interrupted_while_it_waits(rank, size, monkeypatch):
             dist.destroy_process_group(group)
 
 
+def test_a_member_is_interrupted_again_while_it_tells_the_others(rank, size, monkeypatch):
+    if size < 3:
+        pytest.skip("a group of one rank waits for nobody")
+    ranks = [0, size - 1]
+    note_read = members.Meeting._note_read
+
+    def note_read_late(meeting):
+        for _ in range(3):  # the thread that waits for this one handles them
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            threading.Event().wait(0.05)
+        note_read(meeting)
+    if rank == ranks[1]:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(members.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
+            patch.setattr(members.Meeting, "_note_read", note_read_late)
+            make(ranks, 60)
+    hvd.barrier()
+    if rank == ranks[0]:
+        with pytest.raises(RuntimeError, match=f"rank {ranks[1]} has given up"):
+            make(ranks, 60)
+    if rank in ranks:
+        group = make(ranks, 60)
+        check(group, ranks)
+        dist.destroy_process_group(group)
+
+
+def test_the_store_fails_while_a_member_waits(monkeypatch):
+    def fail_with(text):
+        def fail(_):
+            raise dist.DistError(text)
+        return fail
+    monkeypatch.setattr(members.Meeting, "_ready", fail_with("the wait has failed"))
+    monkeypatch.setattr(members.Meeting, "_note_read", fail_with("nobody can be told"))
+    with pytest.raises(dist.DistError, match="the wait has failed"):
+        members.Meeting(dist.HashStore(), 0, [0, 1], 60).outcome_of(0, len)
+
+
+def test_an_interrupted_member_does_not_wait_for_ever_for_a_store(monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(members, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(members.Meeting, "_ready", interrupt)
+    answers = threading.Event()
+    monkeypatch.setattr(members.Meeting, "_note_read", lambda _: answers.wait())
+    with pytest.raises(KeyboardInterrupt):
+        members.Meeting(dist.HashStore(), 0, [0, 1], 60).outcome_of(0, len)
+    answers.set()
+
+
+def test_a_host_whose_name_leads_nowhere(monkeypatch):
+    def nowhere(*_):
+        raise socket.gaierror("no such name")
+    monkeypatch.setattr(socket, "getaddrinfo", nowhere)
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: None)
+    monkeypatch.setattr(socket.socket, "getsockname", lambda _: ("10.1.2.3", 0))
+    assert process_group._address_of_this_host() == "10.1.2.3"
+    monkeypatch.setattr(socket.socket, "connect", nowhere)
+    with pytest.raises(RuntimeError, match=f'"{socket.gethostname()}", leads to no address'):
+        process_group._address_of_this_host()
+
+
 def test_a_member_is_interrupted_when_the_others_begin_to_make_the_group(rank, size, monkeypatch):
     if size < 3:
         pytest.skip("a group of one rank waits for nobody")
@@ -154,5 +217,9 @@ def test_a_timeout_of_centuries(rank, size):
         x = torch.ones(2)
         dist.all_reduce(x, group=group, async_op=True).wait(datetime.timedelta(days=1000 * 365))
         dist.barrier(group=group)
-        assert x[0] == len(ranks)
+        group.set_timeout(datetime.timedelta.max)
+        if rank == ranks[-1]:
+            time.sleep(0.1)
+        dist.all_reduce(x, group=group)
+        assert x[0] == len(ranks)**2
         dist.destroy_process_group(group)

@@ -7,13 +7,15 @@ behind the highest one that it has given to a group; the first one takes the hig
 import json
 import logging
 import os
+import threading
 import time
 
 _OUTCOME = "horon/outcome"  # what the first member has decided, or who gave up first
+_PATIENCE_S = 10  # of a member that is interrupted with a store that does not answer
 _READERS = "horon/readers"  # how many have read it
-# Of this process, for all its groups. The numbers below are left to C++ of the program, which may
-# call horon::add_process_set_among() too.
-_next_number = 1 << 29
+# Of this process, for all its groups; from native.first_group_number on. The numbers below that are
+# left to C++ of the program, which may call horon::add_process_set_among() too.
+_next_number = 0
 
 
 class Meeting:
@@ -27,7 +29,7 @@ class Meeting:
         self.rank = rank
         self.ranks = ranks
         self.timeout_s = timeout_s
-        self.interruption = None  # what has ended the wait of this member: Ctrl-C, or an alarm
+        self.interruption = None  # what has ended this member's wait: Ctrl-C, an alarm, the store
         self._given = [f"horon/{i}" for i in range(len(ranks))]      # by the members
         self._read = [f"horon/read/{i}" for i in range(len(ranks))]  # those who know the outcome
 
@@ -42,24 +44,52 @@ class Meeting:
             raise RuntimeError(f"a group of ranks {self.ranks}: the call before this one has not "
                                f"ended on all of them: {late}")
         self.store.set(self._given[self.rank], json.dumps(mine))
+        proposal = None
         try:
             late = self._wait(begin, self._ready, self._given)
-        except BaseException as interruption:  # the others must not wait for this member
-            self.interruption = interruption
-            self._propose({"error": f"rank {self.ranks[self.rank]} has given up "
-                                    f"({interruption!r})"})
-        else:
             if late is not None:
-                self._propose({"error": late})
+                proposal = {"error": late}
             elif self.rank == 0 and self.store.check(self._given):  # else another one has given up
-                self._propose(self._decision(decide))
-        outcome = json.loads(self.store.get(_OUTCOME))
-        self._note_read()
+                proposal = self._decision(decide)
+        except BaseException as interruption:
+            self.interruption = interruption
+            proposal = {"error": f"rank {self.ranks[self.rank]} has given up ({interruption!r})"}
+        outcome = self._settled(proposal)
         if "error" in outcome:
             if self.interruption is not None:
                 raise self.interruption
             raise RuntimeError(f"a group of ranks {self.ranks}: {outcome['error']}")
         return outcome["result"]
+
+    def _settled(self, proposal):
+        """The outcome, which is `proposal` if that is not None and the first one. The others wait
+        for what is told here, so this goes on when it is interrupted: signals are handled by the
+        main thread alone."""
+        outcomes, errors, done = [], [], threading.Event()
+
+        def settle():
+            try:
+                if proposal is not None:
+                    # The first one counts: whoever comes late finds that the others have given up.
+                    self.store.compare_set(_OUTCOME, "", json.dumps(proposal))
+                outcomes.append(json.loads(self.store.get(_OUTCOME)))
+                self._note_read()
+            except Exception as error:  # the store is gone, which may be what has ended the wait
+                errors.append(error)
+            done.set()
+        threading.Thread(target=settle, daemon=True).start()
+        end = None
+        while end is None or time.monotonic() < end:
+            try:
+                if done.wait(0.25):
+                    break
+                if self.interruption is not None and end is None:
+                    end = time.monotonic() + _PATIENCE_S
+            except BaseException as interruption:
+                self.interruption = self.interruption or interruption
+        if errors or not done.is_set():
+            raise self.interruption or errors[0]
+        return outcomes[0]
 
     def _note_read(self):
         self.store.set(self._read[self.rank], "")
@@ -74,10 +104,6 @@ class Meeting:
             return {"result": decide([json.loads(self.store.get(key)) for key in self._given])}
         except Exception as error:
             return {"error": str(error)}
-
-    def _propose(self, outcome):
-        # The first one counts: whoever comes late finds that the others have given up.
-        self.store.compare_set(_OUTCOME, "", json.dumps(outcome))
 
     def _wait(self, begin, ready, keys):
         """None when it is ready; who has not come, by the keys of the members, when the time from
@@ -129,7 +155,7 @@ def make_process_set(store, rank, ranks, timeout_s):
     meeting = Meeting(store, rank, ranks, timeout_s)
     world_ranks, number = meeting.outcome_of([native.rank(), _next_number], _choose)
     _next_number = number + 1
-    process_set = native.add_process_set_among(world_ranks, number)
+    process_set = native.add_process_set_among(world_ranks, native.first_group_number + number)
     if meeting.interruption is not None:  # the others had begun to make it
         native.leave_process_set(process_set)
         raise meeting.interruption

@@ -93,19 +93,44 @@ def _meet(url, timeout=None, **_):
     raise RuntimeError("the ranks of an MPI job meet once")
 
 
-def _store(timeout):
+def _address_of_this_host():
+    """For the ranks of other hosts: its name, or its address if that name leads nowhere."""
     import socket
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+        return name
+    except OSError as error:
+        fault = error
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to_others:
+        try:
+            to_others.connect(("192.0.2.1", 9))  # chooses a route, and sends nothing
+            return to_others.getsockname()[0]
+        except OSError:
+            raise RuntimeError(f"the ranks can't meet: the name of this host, \"{name}\", leads to "
+                               f"no address ({fault}), and no route leads to other hosts. Set "
+                               "MASTER_ADDR and MASTER_PORT, or put the name into /etc/hosts"
+                               ) from None
+
+
+def _store(timeout):
     from torch.distributed import TCPStore
     from horon import native
     from horon.torch import state
     limit = {} if timeout is None else {"timeout": _limited(timeout)}
     size = native.size()
-    host = "127.0.0.1" if native.local_size() == size else socket.gethostname()
     if native.rank() != 0:
-        host, port = state.broadcast_object(None, root_rank=0, name="horon.rendezvous")
+        host, port, error = state.broadcast_object(None, root_rank=0, name="horon.rendezvous")
+        if error is not None:
+            raise RuntimeError(f"rank 0: {error}")
         return TCPStore(host, port, size, is_master=False, **limit)
-    store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, **limit)
-    state.broadcast_object((host, store.port), root_rank=0, name="horon.rendezvous")
+    try:
+        host = "127.0.0.1" if native.local_size() == size else _address_of_this_host()
+        store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, **limit)
+    except Exception as error:  # the other ranks wait for an answer
+        state.broadcast_object((None, None, str(error)), root_rank=0, name="horon.rendezvous")
+        raise
+    state.broadcast_object((host, store.port, None), root_rank=0, name="horon.rendezvous")
     return store
 
 

@@ -82,6 +82,11 @@ HoronBackend::~HoronBackend() { leave(); }
 
 void HoronBackend::shutdown() { leave(); }
 
+// Torch's C++ counts microseconds in 64 bits: what is more, timedelta.max say, has turned negative.
+void HoronBackend::setTimeout(std::chrono::milliseconds timeout) {
+  timeout_ = timeout < std::chrono::milliseconds(0) ? std::chrono::milliseconds::max() : timeout;
+}
+
 void HoronBackend::leave() noexcept {
   if (set_.is_world()) return;
   try {

@@ -40,7 +40,7 @@ class HoronBackend final : public ::c10d::Backend {
   // This rank has no more calls; waits for nobody. What a group of some ranks holds is given back
   // when all its members have called it.
   void shutdown() override;
-  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}  // counts from 0 on all ranks
   uint64_t getSequenceNumberForGroup() override { return order_.count(); }
 
