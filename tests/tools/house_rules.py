@@ -239,6 +239,17 @@ def check_listed(sources, lists, report):
             report("unlisted", name, "is in no CMakeLists.txt or .cmake file")
 
 
+def check_own_headers(texts, report):
+    """X.cc includes X.h first, so that the header compiles alone."""
+    for name, text in texts.items():
+        own = pathlib.PurePath(name).with_suffix(".h").as_posix()
+        if not name.endswith(".cc") or own not in texts:
+            continue
+        first = re.search(r"^#include (.*)", text, re.M)
+        if first is None or first[1] not in (f'"horon/{own}"', f'"{own.rsplit("/", 1)[-1]}"'):
+            report("header", name, f"its first #include is not that of {own}")
+
+
 def check_references(texts, files, report):
     """A page that a text names is there."""
     pages = {name.rsplit("/", 1)[-1] for name in files if name.endswith(".md")}
@@ -275,6 +286,7 @@ def find_breaches(root):
             check_layers(name, text, report)
             check_content(name, text, report)
     lists = [text for name, text in texts.items() if name.endswith(("CMakeLists.txt", ".cmake"))]
+    check_own_headers(texts, report)
     check_references(texts, files, report)
     check_listed([name for name in texts if name.endswith(".cc")], lists, report)
     return breaches

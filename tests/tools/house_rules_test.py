@@ -96,6 +96,13 @@ class HouseRules(unittest.TestCase):
         self.check("ops/a.h", "#pragma once\n")
         self.check("ops/a.h", "int x;\n", "guard")
 
+    def test_own_headers_are_included_first(self):
+        lists = {"CMakeLists.txt": "ops/a.cc", "ops/a.h": "#pragma once\n"}
+        own = '#include "horon/ops/a.h"\n'
+        self.assertEqual(rules_broken({**lists, "ops/a.cc": own + "#include <span>\n"}), set())
+        for text in ("#include <span>\n" + own, "int x;\n"):
+            self.assertEqual(rules_broken({**lists, "ops/a.cc": text}), {("header", "ops/a.cc")})
+
     def test_foreign_words(self):
         self.check("ops/a.cc", "// TODO: later\n", "word")
         self.check("README.md", "see /work/main\n", "word")
