@@ -268,8 +268,9 @@ void RuntimeLoop::note_stalls() {
 void RuntimeLoop::record_statistics(Nanos now) {
   if (!records(timeline_)) return;
   // A new file has all of them, also those that do not change any more.
-  const bool is_new_file =
-      std::exchange(recorded_file_, timeline_->file_number()) != recorded_file_;
+  const uint64_t file = timeline_->file_number();
+  const bool is_new_file = file != recorded_file_;
+  recorded_file_ = file;
   if (is_new_file) recorded_ = {};
   if (!is_new_file && now < next_record_) return;
   constexpr Nanos second = 1'000'000'000;
