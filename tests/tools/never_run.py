@@ -15,6 +15,7 @@ import sys
 CONDITIONS = (
     "no GPU",
     "needs two cores",
+    "a yield costs little more than a sleep here",
     "TensorBoard is not installed",
     "this MPI grants more than was asked for",
     "built with libjpeg and libpng",
@@ -38,18 +39,21 @@ def program_of(run):
 def skipped_everywhere(lines):
     """[(program, test, reason)], in the order of the log."""
     skipped, run_somewhere = {}, set()
-    program, before = "", ""
+    program, reason, follows = "", "", False  # whether the next line is the reason
     for line in lines:
         line = COLOUR.sub("", line).rstrip("\n")
+        if follows:
+            reason = line
+        follows = line.endswith(": Skipped")
         if begin := BEGIN.match(line):
             program = program_of(begin["run"])
         elif end := END_OF_A_TEST.search(line):
             key = (program, end["test"])
             if end["end"] == "SKIPPED":
-                skipped.setdefault(key, before)
+                skipped.setdefault(key, reason)
             else:
                 run_somewhere.add(key)
-        before = line
+            reason = ""
     return [(*key, why) for key, why in skipped.items() if key not in run_somewhere]
 
 

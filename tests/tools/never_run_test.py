@@ -12,6 +12,7 @@ needs two ranks
 \x1b[0;32m[  SKIPPED ] \x1b[mRoom.OfTwo (0 ms)
 /src/room_test.cc:9: Skipped
 needs three ranks
+  that is, one more
 [  SKIPPED ] Room.OfThree (0 ms)
 [       OK ] Room.OfOne (3 ms)
 [  SKIPPED ] 2 tests, listed below:
