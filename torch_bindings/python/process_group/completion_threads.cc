@@ -37,7 +37,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
     const auto item = items_.emplace(number, Item{std::move(operation), std::move(future)}).first;
     try {
       if (ends_ == Ends::InAnyOrder) listen_to(*item);
-      if (!led_) wake_one();
+      if (!led_ && !leader_comes_) call_leader();
     } catch (...) {
       items_.erase(item);
       throw;
@@ -95,16 +95,20 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
   }
 
   // Under the mutex.
-  void wake_one() {
-    if (idle_threads_ > 0) return work_.notify_one();
-    const core::BlockedSignals blocked;
-    std::thread([self = shared_from_this()] { self->serve(); }).detach();
+  void call_leader() {
+    if (idle_threads_ > 0) {
+      work_.notify_one();
+    } else {
+      const core::BlockedSignals blocked;
+      std::thread([self = shared_from_this()] { self->serve(); }).detach();
+    }
+    leader_comes_ = true;
   }
 
   // Where no thread can be made, this one comes back when it has completed its future.
-  void wake_one_if_possible() {
+  void call_leader_if_possible() {
     try {
-      wake_one();
+      call_leader();
     } catch (const std::system_error&) {
     }
   }
@@ -120,6 +124,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
         continue;
       }
       led_ = true;
+      leader_comes_ = false;
       ++busy_;
       Item item = ends_ == Ends::InOrder ? take(items_.begin()) : wait_for_any(lock);
       lock.unlock();
@@ -131,7 +136,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
       }
       lock.lock();
       led_ = false;
-      if (!items_.empty()) wake_one_if_possible();
+      if (!items_.empty() && !leader_comes_) call_leader_if_possible();
       lock.unlock();
       if (late != nullptr) {
         item.future->setErrorIfNeeded(late);
@@ -152,6 +157,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
   Items items_;
   uint64_t next_number_ = 0;
   bool led_ = false;             // a thread waits for an operation
+  bool leader_comes_ = false;    // one has been called, and will find that or lead
   Clock::time_point led_until_;  // Ends::InAnyOrder: when it looks for late ones
   bool closed_ = false;
   int idle_threads_ = 0;
