@@ -9,7 +9,6 @@ horon_test(base_test
 horon_test(log_test FILES core/base/log_test.cc)
 # Of glibc's own heap, alone in its process.
 horon_test(kept_heap_test FILES core/base/kept_heap_test.cc)
-set_tests_properties(kept_heap_test PROPERTIES LABELS not_sanitized)
 horon_test(byte_ring_test FILES core/transport/byte_ring_test.cc)
 horon_test(doorbell_test FILES core/host/doorbell_test.cc)
 horon_test(in_process_transport_test FILES core/transport/in_process_transport_test.cc)
@@ -90,8 +89,6 @@ endif()
 target_compile_definitions(simulation_test PRIVATE HORON_SIMULATION_SEEDS=${simulation_seeds})
 horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.cc
            LIBS horon_simulation TIMEOUT 300)
-# It is about the checks of the simulation; what it runs, simulation_test runs too.
-set_tests_properties(simulation_checks_test PROPERTIES LABELS not_sanitized)
 horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
            TIMEOUT 600)
 target_compile_definitions(exploration_test
@@ -139,3 +136,18 @@ horon_test(controller_gate_test FILES core/negotiation/controller_gate_test.cc)
 horon_test(controller_test FILES core/negotiation/controller_test.cc)
 horon_test(entry_ids_test FILES core/negotiation/entry_ids_test.cc)
 horon_test(liveness_test FILES core/negotiation/liveness_test.cc)
+
+# A sanitizer's heap takes the place of glibc's; what the checks of the simulation run,
+# simulation_test runs too.
+set(not_sanitized kept_heap_test simulation_checks_test)
+# No threads meet in these.
+set(one_thread simulation_test exploration_test transcript_test wire_format_test wire_format_fuzz
+    freeze_planner_test fusion_planner_test agreement_test)
+horon_label_tests(not_sanitized ${not_sanitized})
+horon_label_tests(one_thread ${one_thread})
+if(HORON_SANITIZE)
+  set_target_properties(horon_simulation ${not_sanitized} PROPERTIES EXCLUDE_FROM_ALL ON)
+endif()
+if(HORON_SANITIZE STREQUAL "thread")
+  set_target_properties(${one_thread} PROPERTIES EXCLUDE_FROM_ALL ON)
+endif()

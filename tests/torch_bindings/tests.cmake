@@ -48,7 +48,7 @@ function(torch_test file)
     horon_test_program(${target} horon::torch ${arg_LIBS})
     target_link_libraries(${target} PRIVATE horon_mpi_main)
     if(HORON_SANITIZE)  # in the libraries it is all of them; here it would take 2.5 times as long
-      target_compile_options(${target} PRIVATE -O0 -fno-sanitize=undefined)
+      target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
     endif()
     if(NOT ranks)
       target_sources(${target} PRIVATE support/no_mpi.cc)
