@@ -53,3 +53,10 @@ def make(ranks, timeout_s):
     """A group that its members alone make, each waiting so long for the others."""
     return dist.new_group(ranks, timeout=datetime.timedelta(seconds=timeout_s),
                           use_local_synchronization=True)
+
+
+def make_and_check(ranks):
+    """Of such a group, by its members, until it is destroyed."""
+    group = make(ranks, 60)
+    check(group, ranks)
+    dist.destroy_process_group(group)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import horon.torch as hvd
-from groups_of_some import check, make
+from groups_of_some import check, make, make_and_check
 from horon import members, native, process_group
 
 
@@ -50,9 +50,7 @@ def test_a_member_that_does_not_come(rank, size):
                 make(ranks, 60)
         hvd.barrier()
         if rank in ranks:
-            group = make(ranks, 60)
-            check(group, ranks)
-            dist.destroy_process_group(group)
+            make_and_check(ranks)
 
 
 def test_a_member_that_comes_again_before_the_others_have_come_once(rank, size):
@@ -71,9 +69,7 @@ def test_a_member_that_comes_again_before_the_others_have_come_once(rank, size):
             with pytest.raises(RuntimeError, match=f"rank {late} has not come within"):
                 make(ranks, 60)
         if rank in ranks:  # the one that was early need not know that the other one was refused
-            group = make(ranks, 60)
-            check(group, ranks)
-            dist.destroy_process_group(group)
+            make_and_check(ranks)
 
 
 def test_the_first_member_comes_after_one_has_given_up_on_another(rank, size):
@@ -86,9 +82,7 @@ def test_the_first_member_comes_after_one_has_given_up_on_another(rank, size):
                 make(ranks, timeout_s)
         hvd.barrier()
     if rank in ranks:
-        group = make(ranks, 60)
-        check(group, ranks)
-        dist.destroy_process_group(group)
+        make_and_check(ranks)
 
 
 def test_a_member_is_interrupted_while_it_waits(rank, size, monkeypatch):
@@ -106,9 +100,7 @@ def test_a_member_is_interrupted_while_it_waits(rank, size, monkeypatch):
             with pytest.raises(RuntimeError, match=f"rank {early} has given up.*KeyboardInterrupt"):
                 make(ranks, 60)
         if rank in ranks:
-            group = make(ranks, 60)
-            check(group, ranks)
-            dist.destroy_process_group(group)
+            make_and_check(ranks)
 
 
 def test_a_member_is_interrupted_again_while_it_tells_the_others(rank, size, monkeypatch):
@@ -132,9 +124,7 @@ def test_a_member_is_interrupted_again_while_it_tells_the_others(rank, size, mon
         with pytest.raises(RuntimeError, match=f"rank {ranks[1]} has given up"):
             make(ranks, 60)
     if rank in ranks:
-        group = make(ranks, 60)
-        check(group, ranks)
-        dist.destroy_process_group(group)
+        make_and_check(ranks)
 
 
 def test_the_store_fails_while_a_member_waits(monkeypatch):
@@ -199,9 +189,7 @@ def test_beside_a_set_that_the_program_has_made_in_cpp(rank, size):
         pytest.skip("sets of two ranks, and one more")
     made = native.add_process_set_among(mine, 0) if rank in mine else None
     if rank in theirs:
-        group = make(theirs, 60)
-        check(group, theirs)
-        dist.destroy_process_group(group)
+        make_and_check(theirs)
     if made is not None:
         native.leave_process_set(made)
 

@@ -11,8 +11,8 @@ import threading
 import time
 
 _OUTCOME = "horon/outcome"  # what the first member has decided, or who gave up first
-_PATIENCE_S = 10  # of a member that is interrupted with a store that does not answer
 _READERS = "horon/readers"  # how many have read it
+_PATIENCE_S = 10  # of a member that is interrupted with a store that does not answer
 # Of this process, for all its groups; from native.first_group_number on. The numbers below that are
 # left to C++ of the program, which may call horon::add_process_set_among() too.
 _next_number = 0
