@@ -23,25 +23,26 @@ using torch_detail::InterleavedDeal;
 using torch_detail::Stage;
 using torch_detail::Tail;
 
-[[noreturn]] void refuse(const std::string& why) {
+[[noreturn]] void refuse_sampler(const std::string& why) {
   throw Error(ErrorCode::InvalidArgument, concat("sampler: ", why));
 }
 
 Tail tail_of(const SamplerOptions& options) {
-  if (options.drop_last && options.uneven) refuse("drop_last and uneven contradict each other");
+  if (options.drop_last && options.uneven)
+    refuse_sampler("drop_last and uneven contradict each other");
   if (options.drop_last) return Tail::Drop;
   return options.uneven ? Tail::Uneven : Tail::Repeat;
 }
 
 size_t at_least_one(size_t number, const char* what) {
-  if (number == 0) refuse(concat(what, " can't be 0"));
+  if (number == 0) refuse_sampler(concat(what, " can't be 0"));
   return number;
 }
 
 std::vector<double> checked_costs(std::vector<double> costs) {
   for (size_t i = 0; i < costs.size(); ++i) {
     if (!std::isfinite(costs[i]) || costs[i] < 0) {
-      refuse(concat("the cost of sample ", i, " is ", costs[i]));
+      refuse_sampler(concat("the cost of sample ", i, " is ", costs[i]));
     }
   }
   return costs;
@@ -70,7 +71,8 @@ void write_number(torch::serialize::OutputArchive& archive, const char* key, uin
 uint64_t read_number(torch::serialize::InputArchive& archive, const char* key) {
   c10::IValue value;
   if (!archive.try_read(key, value) || !value.isInt()) {
-    refuse(concat("what is to be loaded was not saved by a sampler (it has no \"", key, "\")"));
+    refuse_sampler(
+        concat("what is to be loaded was not saved by a sampler (it has no \"", key, "\")"));
   }
   return static_cast<uint64_t>(value.toInt());
 }
@@ -108,12 +110,13 @@ Saved read(torch::serialize::InputArchive& archive) {
   saved.left_out = read_number(archive, "left_out");
   saved.drawn = read_number(archive, "position");
   at::Tensor stages;
-  if (!archive.try_read("stages", stages)) refuse("what is to be loaded has no \"stages\"");
+  if (!archive.try_read("stages", stages)) refuse_sampler("what is to be loaded has no \"stages\"");
   const auto* number = stages.const_data_ptr<int64_t>();
   const auto* end = number + stages.numel();
   while (number < end) {
     const int64_t ranks = *number++;
-    if (ranks < 1 || ranks >= end - number) refuse("what is to be loaded has broken \"stages\"");
+    if (ranks < 1 || ranks >= end - number)
+      refuse_sampler("what is to be loaded has broken \"stages\"");
     const auto batch = static_cast<size_t>(*number++);
     saved.stages.push_back({{number, number + ranks}, batch});
     number += ranks;
@@ -161,7 +164,7 @@ struct ShardedSampler::State {
   }
 
   Saved saved_at(const SamplerPosition& position) const {
-    if (position.epoch != epoch) refuse("a position of another epoch can't be saved");
+    if (position.epoch != epoch) refuse_sampler("a position of another epoch can't be saved");
     return {.dataset_size = dataset_size,
             .replicas = replicas,
             .seed = options.seed,
@@ -177,13 +180,15 @@ struct ShardedSampler::State {
 
   void check(const Saved& saved) const {
     if (saved.dataset_size != dataset_size) {
-      refuse(concat("saved for ", saved.dataset_size, " samples, this one has ", dataset_size));
+      refuse_sampler(
+          concat("saved for ", saved.dataset_size, " samples, this one has ", dataset_size));
     }
     if (saved.shuffle != options.shuffle || saved.drop_last != options.drop_last) {
-      refuse("it was saved with other options (shuffle, drop_last)");
+      refuse_sampler("it was saved with other options (shuffle, drop_last)");
     }
     if (saved.rules != deal->rules()) {
-      refuse("it was saved by a sampler of another kind, or with other costs or pool_steps");
+      refuse_sampler(
+          "it was saved by a sampler of another kind, or with other costs or pool_steps");
     }
   }
 
@@ -211,7 +216,7 @@ ShardedSampler::ShardedSampler(size_t dataset_size, const SamplerOptions& option
       options.num_replicas ? *options.num_replicas : static_cast<size_t>(horon::size());
   state_->rank = options.rank ? *options.rank : static_cast<size_t>(horon::rank());
   if (state_->rank >= state_->replicas) {
-    refuse(concat("rank ", state_->rank, " is none of ", state_->replicas, " replicas"));
+    refuse_sampler(concat("rank ", state_->rank, " is none of ", state_->replicas, " replicas"));
   }
   state_->deal = std::move(deal);
   state_->dataset_size = dataset_size;
@@ -243,7 +248,7 @@ void ShardedSampler::reset(std::optional<size_t> new_size) {
   if (std::exchange(s.resuming, false)) return;
   if (new_size && *new_size != s.dataset_size) {
     if (dynamic_cast<const BalancedDeal*>(s.deal.get()) != nullptr) {
-      refuse("a sampler with costs can't take a dataset of another size");
+      refuse_sampler("a sampler with costs can't take a dataset of another size");
     }
     s.dataset_size = *new_size;
   }
@@ -282,27 +287,27 @@ void ShardedSampler::load(torch::serialize::InputArchive& archive) {
   const Saved saved = read(archive);
   state_->check(saved);
   if (state_->options.uneven && state_->has_other_batches(saved)) {
-    refuse(concat("it was saved with batches of ", saved.batch, ", here they are of ",
-                  state_->batch, "; uneven costs go on with batches of another size only by ",
-                  "load_resharded()"));
+    refuse_sampler(
+        concat("it was saved with batches of ", saved.batch, ", here they are of ", state_->batch,
+               "; uneven costs go on with batches of another size only by ", "load_resharded()"));
   }
   state_->resume(saved, std::vector<size_t>(saved.replicas, saved.drawn));
 }
 
 void ShardedSampler::load_resharded(std::vector<torch::serialize::InputArchive>& ranks) {
   const std::lock_guard lock(state_->mutex);
-  if (ranks.empty()) refuse("there is nothing to load");
+  if (ranks.empty()) refuse_sampler("there is nothing to load");
   const Saved first = read(ranks.front());
   std::vector<size_t> drawn;
   for (size_t r = 0; r < ranks.size(); ++r) {
     const Saved saved = read(ranks[r]);
     state_->check(saved);
     if (saved.replicas != ranks.size()) {
-      refuse(concat("saved by ", saved.replicas, " ranks, and there are ", ranks.size()));
+      refuse_sampler(concat("saved by ", saved.replicas, " ranks, and there are ", ranks.size()));
     }
     if (saved.epoch != first.epoch || saved.stages != first.stages || saved.seed != first.seed ||
         saved.batch != first.batch || saved.left_out != first.left_out) {
-      refuse(
+      refuse_sampler(
           concat("rank 0 was in epoch ", first.epoch, ", rank ", r, " in epoch ", saved.epoch,
                  " (or with another seed or batch): ranks of one job must be in the same epoch"));
     }
