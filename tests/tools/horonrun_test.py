@@ -166,8 +166,69 @@ class Jobs(unittest.TestCase):
         self.assertEqual(self.stopped_by(signal.SIGINT), 130)
         self.assertEqual(self.stopped_by(signal.SIGTERM), 143)
 
+    def test_what_nohup_ignores_ends_nothing(self):
+        with subprocess.Popen([sys.executable, HORONRUN, "-np", "2", "sh", "-c",
+                               "echo begun; sleep 2; echo ended"], env=CLEAN,
+                              stdout=subprocess.PIPE, text=True,
+                              preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as job:
+            self.assertIn("begun", job.stdout.readline())
+            job.send_signal(signal.SIGHUP)
+            self.assertEqual(job.communicate(timeout=30)[0].count("ended"), 2)
+            self.assertEqual(job.returncode, 0)
+
     def test_a_killed_front_leaves_no_job(self):
         self.assertEqual(self.stopped_by(signal.SIGKILL), -9)
+
+
+class OtherLaunchers(unittest.TestCase):
+    """A script in the place of mpirun."""
+
+    def start(self, script):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        mpirun = pathlib.Path(folder.name, "mpirun")
+        mpirun.write_text(f"#!/bin/bash\nif [ $1 = --version ]; then echo Open MPI; exit; fi\n{script}",
+                          encoding="utf-8")
+        mpirun.chmod(0o755)
+        job = subprocess.Popen([sys.executable, HORONRUN, "-np", "1", "sh"], text=True,
+                               env={**CLEAN, "PATH": f"{folder.name}:{CLEAN['PATH']}"},
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(job.communicate)
+        self.addCleanup(job.kill)
+        return job
+
+    def test_a_slow_reader_gets_all_lines(self):
+        job = self.start("seq 1 20000")  # more than a pipe holds, less than two
+        time.sleep(12)  # beyond the limit for processes that a rank has left behind
+        self.assertEqual(job.communicate(timeout=30)[0].split()[-1], "20000")
+        self.assertEqual(job.returncode, 0)
+
+    def test_a_process_left_behind_is_not_waited_for(self):
+        job = self.start("sleep 40 & echo $!")
+        began = time.monotonic()
+        left = int(job.communicate(timeout=35)[0])
+        os.kill(left, signal.SIGKILL)
+        self.assertLess(time.monotonic() - began, 30)
+
+    def test_one_signal_of_several_is_forwarded(self):
+        job = self.start("trap 'echo signal' INT; echo begun; for i in {1..40}; do sleep 0.1; done")
+        self.assertEqual(job.stdout.readline(), "begun\n")
+        for _ in range(2):
+            job.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        out, errors = job.communicate(timeout=30)
+        self.assertEqual(out, "signal\n")
+        self.assertIn("one more signal kills mpirun", errors)
+        self.assertEqual(job.returncode, 130)
+
+    def test_a_third_signal_ends_an_mpirun_that_does_not_end(self):
+        job = self.start("trap '' INT; echo begun; while :; do sleep 0.1; done")
+        self.assertEqual(job.stdout.readline(), "begun\n")
+        for _ in range(3):
+            time.sleep(0.3)
+            job.send_signal(signal.SIGINT)
+        job.communicate(timeout=30)
+        self.assertEqual(job.returncode, 130)
 
 
 if __name__ == "__main__":
