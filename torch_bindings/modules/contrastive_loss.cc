@@ -52,8 +52,13 @@ void check_rows(const at::Tensor& queries, const at::Tensor& keys, const InfoNce
   }
 }
 
+// A row of zeros stays one. In float16 that needs norms in float32, and a larger least one: 1e-12
+// would be 0, and the gradient of such a row infinite.
 at::Tensor unit_rows(const at::Tensor& rows) {
-  return rows / rows.norm(2, 1, /*keepdim=*/true).clamp_min(1e-12);
+  const bool is_half = rows.scalar_type() == at::kHalf;
+  const at::Tensor wide = is_half ? rows.to(at::kFloat) : rows;
+  const double least_norm = is_half ? 0x1p-14 : 1e-12;
+  return (wide / wide.norm(2, 1, /*keepdim=*/true).clamp_min(least_norm)).to(rows.scalar_type());
 }
 
 // What the ranks tell each other beside their rows: how many there are, and the options that the

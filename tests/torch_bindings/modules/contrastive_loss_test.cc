@@ -74,6 +74,17 @@ TEST_F(InfoNce, SixteenBitEmbeddingsGiveALossInFloat32) {
   EXPECT_EQ(x.grad().scalar_type(), at::kBFloat16);
 }
 
+// In float16 1e-12 is 0, and would not keep a row of zeros from 0 / 0.
+TEST_F(InfoNce, RowsOfZerosInFloat16) {
+  at::Tensor rows = numbers({3, 4}, rank(), at::kHalf);
+  if (rank() == size() - 1) rows[1].zero_();
+  const at::Tensor x = rows.detach().requires_grad_(true);
+  const at::Tensor loss = info_nce(x, rows);
+  loss.backward();
+  EXPECT_TRUE(std::isfinite(loss.item<float>()));
+  EXPECT_TRUE(x.grad().isfinite().all().item<bool>()) << x.grad();
+}
+
 TEST_F(InfoNce, NoSamplesOnAnyRank) {
   const at::Tensor x = at::zeros({0, 4}).requires_grad_(true);
   const at::Tensor loss = info_nce(x, x);
