@@ -41,4 +41,10 @@ void throw_unreadable(const std::string& name, int source) {
                      " can't be read here: ", core::current_error().what()));
 }
 
+void throw_joined(const std::string& name, int source) {
+  throw Error(ErrorCode::OperationFailed,
+              concat("object \"", name, "\": rank ", source,
+                     " has called join(), and gives no objects any more"));
+}
+
 }  // namespace horon::torch_detail

@@ -59,10 +59,11 @@ const T& without_neighbours(const T& value) {
   return value;
 }
 
+// At least one byte: a rank that has joined gives none.
 template <class T>
 std::string write_object(const T& value) {
   if constexpr (std::is_same_v<T, std::string>) {
-    return value;
+    return '"' + value;
   } else if constexpr (kIsNumber<T>) {
     return {reinterpret_cast<const char*>(&value), sizeof(T)};
   } else if constexpr (std::is_same_v<T, c10::IValue>) {
@@ -79,7 +80,7 @@ std::string write_object(const T& value) {
 template <class T>
 T read_object(const std::string& bytes, [[maybe_unused]] const T& into) {
   if constexpr (std::is_same_v<T, std::string>) {
-    return bytes;
+    return bytes.substr(1);
   } else if constexpr (kIsNumber<T>) {
     if (bytes.size() != sizeof(T)) throw std::runtime_error("ranks gave values of different types");
     T value{};
@@ -107,9 +108,12 @@ std::string write_or_refuse(const std::string& name, const ProcessSet& set,
                             const std::function<std::string()>& write);
 // For a catch block: makes an Error(OperationFailed) of what was thrown.
 [[noreturn]] void throw_unreadable(const std::string& name, int source);
+// Error(OperationFailed): the rank called join().
+[[noreturn]] void throw_joined(const std::string& name, int source);
 
 template <class T>
 T read_or_fail(const std::string& name, int source, const std::string& bytes, const T& into) {
+  if (bytes.empty()) throw_joined(name, source);
   try {
     return read_object<T>(bytes, into);
   } catch (const std::exception&) {

@@ -222,6 +222,18 @@ TEST(Replicas, ComplexTensorsAndRanksThatHaveJoined) {
   join();
 }
 
+TEST(Objects, OfARankThatHasJoined) {
+  if (size() == 1) return;
+  if (!is_last()) {
+    const std::string want = "rank " + std::to_string(size() - 1) + " has called join()";
+    EXPECT_THAT(error_of([] { (void)allgather_object(0.5, {.name = "number"}); }),
+                AllOf(StartsWith("failed: object \"number\""), HasSubstr(want)));
+    EXPECT_THAT(error_of([] { (void)allgather_object(std::string()); }), HasSubstr(want));
+    EXPECT_THAT(error_of([] { (void)allgather_object(at::ones({2})); }), HasSubstr(want));
+  }
+  join();
+}
+
 TEST(OnAllRanks, SucceedsTogetherOrFailsTogether) {
   EXPECT_EQ(on_all_ranks([] { return std::string("read"); }), "read");
   int runs = 0;

@@ -94,6 +94,8 @@ def _written(obj):
 
 
 def _read(written, rank):
+    if not written:
+        raise errors.make("failed", f"rank {rank} has called join(), and gives no objects any more")
     if written[:1] != _CAN_T_BE_WRITTEN:
         return pickle.loads(written)
     raise errors.make("failed", f"the object of rank {rank} can't be pickled: "
