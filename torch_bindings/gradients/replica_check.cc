@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include <c10/util/BFloat16.h>
@@ -55,17 +56,21 @@ void for_each_spread(const at::Tensor& tensor, size_t count, uint64_t first, con
 }
 
 // Calls visit(slot number, index of an element) for the elements whose turn it is: of each
-// parameter at least one, so that what a step changes differently is seen in the next round.
-template <class Visit>
-void for_each_sampled(const std::deque<GradientSlot>& slots, uint64_t number, const Visit& visit) {
+// parameter that is wanted at least one, so that what a step changes differently is seen in the
+// next round.
+template <class Wanted, class Visit>
+void for_each_sampled(const std::deque<GradientSlot>& slots, uint64_t number, const Wanted& wanted,
+                      const Visit& visit) {
   if (slots.empty()) return;
   const size_t of_each = std::max<size_t>(kElementsInRound / slots.size(), 1);
   for (size_t slot = 0; slot < slots.size(); ++slot) {
     const at::Tensor& parameter = slots[slot].parameter();
-    if (parameter.numel() == 0 || !parameter.requires_grad()) continue;
+    if (parameter.numel() == 0 || !wanted(parameter)) continue;
     for_each_spread(parameter, of_each, number * 7919, [&](int64_t index) { visit(slot, index); });
   }
 }
+
+bool is_trained(const at::Tensor& parameter) { return parameter.requires_grad(); }
 
 // Of a few elements, the largest absolute value.
 double magnitude(const at::Tensor& parameter) {
@@ -87,7 +92,7 @@ std::string text_of(double value) {
 uint64_t ReplicaCheck::fingerprint(const std::deque<GradientSlot>& slots, uint64_t number) {
   largest_.resize(slots.size());
   Fingerprint fingerprint;
-  for_each_sampled(slots, number, [&](size_t slot, int64_t index) {
+  for_each_sampled(slots, number, is_trained, [&](size_t slot, int64_t index) {
     const double value = element(slots[slot].parameter(), index);
     fingerprint.add(std::bit_cast<uint64_t>(value));
     const double size = std::abs(value);
@@ -103,9 +108,17 @@ ReplicaCheck::Unlike ReplicaCheck::first_unlike(const std::string& name,
                                                 const std::deque<GradientSlot>& slots,
                                                 const GradientSettings& settings, uint64_t number) {
   largest_.resize(slots.size());
+  // A parameter may be frozen on some ranks at the moment: all send as many numbers, and those that
+  // train it are compared.
+  const auto all = [](const at::Tensor&) { return true; };
+  constexpr double nothing = -std::numeric_limits<double>::infinity();
   std::vector<double> of_ranks;  // value, -value and magnitude of each
-  for_each_sampled(slots, number, [&](size_t slot, int64_t index) {
+  for_each_sampled(slots, number, all, [&](size_t slot, int64_t index) {
     const at::Tensor& parameter = slots[slot].parameter();
+    if (!is_trained(parameter)) {
+      of_ranks.insert(of_ranks.end(), 3, nothing);
+      return;
+    }
     const double value = element(parameter, index);
     largest_[slot] = std::max(largest_[slot], magnitude(parameter));
     of_ranks.insert(of_ranks.end(), {value, -value, largest_[slot]});
@@ -113,7 +126,7 @@ ReplicaCheck::Unlike ReplicaCheck::first_unlike(const std::string& name,
   of_ranks = largest_of_ranks(settings.set, name, std::move(of_ranks));
   Unlike unlike;
   size_t at = 0;
-  for_each_sampled(slots, number, [&](size_t slot, int64_t index) {
+  for_each_sampled(slots, number, all, [&](size_t slot, int64_t index) {
     const double spread = of_ranks[at] + of_ranks[at + 1];
     const double tolerance =
         of_ranks[at + 2] * rounding_of_replicas(slots[slot].parameter().scalar_type(), number);

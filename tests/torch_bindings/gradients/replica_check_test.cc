@@ -66,6 +66,24 @@ TEST(Replicas, OfManyParametersAreComparedInEachRound) {
   }
 }
 
+// Frozen on one rank only, for a while: the others are compared, and nothing else is said.
+TEST(Replicas, ThatAreFrozenOnSomeRanksForAWhile) {
+  if (size() == 1) return;
+  const at::Tensor a = leaf({3}, at::kDouble), b = leaf({4}, at::kDouble);
+  auto optimizer = sgd({{"a", a}, {"b", b}});
+  for (int step = 0; step < 6; ++step) {
+    const bool frozen = step >= 2 && rank() == size() - 1;
+    a.requires_grad_(!frozen);
+    const auto train_step = [&] {
+      optimizer.zero_grad();
+      ((frozen ? at::zeros({}, at::kDouble) : weighted(a, rank() + 1)) + weighted(b, 1)).backward();
+      optimizer.step();
+    };
+    ASSERT_EQ(error_of(train_step), "no error") << step;
+  }
+  a.requires_grad_(true);
+}
+
 // Empty if there is no error.
 std::string text_of_error(const std::function<void()>& action) {
   try {
