@@ -174,7 +174,11 @@ bool GradScaler::step_any(Any& optimizer, Optimizer& inner,
     record.found = distributed->step_skipped();
   } else {
     if (record.stage == Stage::Ready) unscale(inner, nullptr);
-    if (!found_in(record)) optimizer.step();
+    if (!found_in(record)) {
+      optimizer.step();
+    } else if (distributed != nullptr) {
+      distributed->leave_out();
+    }
   }
   record.stage = Stage::Stepped;
   return !record.found;

@@ -21,10 +21,14 @@
 namespace horon::torch_detail {
 namespace {
 
-size_t count_parameters(const OptimizerSteps::Groups& groups) {
-  size_t count = 0;
-  for (const auto& group : groups) count += group.params().size();
-  return count;
+std::vector<const void*> identities_of(const OptimizerSteps::Groups& groups) {
+  std::vector<const void*> identities;
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      identities.push_back(parameter.unsafeGetTensorImpl());
+    }
+  }
+  return identities;
 }
 
 // Those without a name are called after their position.
@@ -107,18 +111,33 @@ void require_saveable(const ::torch::optim::LBFGS& optimizer) {
 OptimizerSteps::OptimizerSteps(const Groups& groups, const NamedTensors& named,
                                const DistributedOptimizerOptions& options)
     : reducer_({}, parameters_of(groups, named), options),
-      known_parameters_(count_parameters(groups)),
+      known_(identities_of(groups)),
       fused_(std::make_unique<FusedUpdate>(options.fused_step)),
       scaling_(std::make_unique<StepScaling>(options)) {}
 
 OptimizerSteps::~OptimizerSteps() = default;
 
-// add_param_group() is not virtual: a step looks whether something was added.
+// add_param_group() is not virtual, and params() may be changed: a step looks at all of them.
+bool OptimizerSteps::knows(const Groups& groups) const {
+  auto known = known_.begin();
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (known == known_.end() || *known != parameter.unsafeGetTensorImpl()) return false;
+      ++known;
+    }
+  }
+  return known == known_.end();
+}
+
 void OptimizerSteps::adopt(const Groups& groups) {
-  const size_t count = count_parameters(groups);
-  if (count == known_parameters_) return;
-  reducer_.add_parameters(name_by_position(groups, {}));  // those that it knows are left out
-  known_parameters_ = count;
+  if (knows(groups)) return;
+  NamedTensors added;
+  for (auto [name, parameter] : name_by_position(groups, {known_.begin(), known_.end()})) {
+    while (reducer_.impl_->has_name(name)) name += "'";  // it is in the place of another one
+    added.emplace_back(name, parameter);
+  }
+  reducer_.add_parameters(added);
+  known_ = identities_of(groups);
 }
 
 void OptimizerSteps::synchronize(const Groups& groups, GradientReducer::Passes passes) {
@@ -140,9 +159,7 @@ void OptimizerSteps::before_step(const Groups& groups) {
                              "\": it came after synchronize() and before step(); call ",
                              "synchronize() again"));
   }
-  if (count_parameters(groups) != known_parameters_) {
-    synchronize(groups, GradientReducer::Passes::All);
-  }
+  if (!knows(groups)) synchronize(groups, GradientReducer::Passes::All);
   reducer_.impl_->finish_step(GradientReducer::Passes::All);
 }
 
@@ -178,7 +195,10 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
   }
   (void)fused_->knows(optimizer);
   reducer_.impl_->note_step(false);
-  return [this, &groups = optimizer.param_groups(), closure = std::move(closure)] {
+  // For the reducer each evaluation is a step; for the program all of them are one.
+  const std::optional<double> weight = reducer_.impl_->weight();
+  return [this, weight, &groups = optimizer.param_groups(), closure = std::move(closure)] {
+    if (weight) reducer_.set_weight(*weight);
     return evaluate(groups, closure);
   };
 }
@@ -196,6 +216,16 @@ bool OptimizerSteps::make_step(::torch::optim::Optimizer& optimizer) {
   }
   scaling_->apply(optimizer.param_groups());
   return false;
+}
+
+void OptimizerSteps::on_reduced(std::function<void(const BucketView&)> function) {
+  reducer_.impl_->on_reduced = std::move(function);
+}
+
+void OptimizerSteps::leave_out() {
+  reducer_.impl_->finish_step(GradientReducer::Passes::Any);
+  reducer_.impl_->note_step(false);
+  scaling_->leave_out();
 }
 
 void OptimizerSteps::set_grad_scale(double scale) { scaling_->set_grad_scale(scale); }

@@ -90,6 +90,9 @@ class OptimizerSteps {
   // Makes the step in one pass, or leaves it out, as the options say. False: the optimizer is to
   // make it, from gradients as they are now.
   bool make_step(::torch::optim::Optimizer& optimizer);
+  // What comes after synchronize() in the place of a step.
+  void leave_out();
+  void on_reduced(std::function<void(const BucketView&)> function);
   void set_fused_step(FusedStep wish);
   void set_grad_scale(double scale);
   void set_skip_nonfinite(bool skip);
@@ -102,10 +105,11 @@ class OptimizerSteps {
   const GradientReducer& reducer() const { return reducer_; }
 
  private:
+  bool knows(const Groups& groups) const;
   void adopt(const Groups& groups);
 
   GradientReducer reducer_;
-  size_t known_parameters_;
+  std::vector<const void*> known_;  // the parameters of the groups, in their order
   std::unique_ptr<FusedUpdate> fused_;
   std::unique_ptr<StepScaling> scaling_;
 };
@@ -186,6 +190,12 @@ class OptimizerCalls : public ScaledSteps {
  private:
   Self& self() { return static_cast<Self&>(*this); }
   const Self& self() const { return static_cast<const Self&>(*this); }
+
+  // For GradScaler and AdaScale, which have a ScaledSteps.
+  void leave_out() override { steps_->leave_out(); }
+  void on_reduced(std::function<void(const BucketView&)> function) override {
+    steps_->on_reduced(std::move(function));
+  }
 
   std::unique_ptr<OptimizerSteps> steps_;
 };

@@ -230,11 +230,12 @@ void GradientReducer::Impl::use_weights() {
 
 void GradientReducer::Impl::refuse_early_step(bool early) {
   const std::string ranks = agreement_->ranks_that(early);
-  throw Error(ErrorCode::InvalidArgument,
-              core::concat("\"", name_, "\": step() came on ", ranks, " before ",
-                           "backward_passes_per_step = ", settings_.passes, " backward passes; ",
-                           "run the others first, or call synchronize() before step() to take a ",
-                           "step with what there is. The parameters have not moved"));
+  throw Error(
+      ErrorCode::InvalidArgument,
+      core::concat("\"", name_, "\": step() came on ", ranks, " before ",
+                   "backward_passes_per_step = ", settings_.passes, " backward passes. ",
+                   "The parameters have not moved: call zero_grad() and run all of them, ",
+                   "or call synchronize() before step() to take a step with what there ", "is"));
 }
 
 // Parameters and state may differ by rounding now, too little for the comparison of replicas.

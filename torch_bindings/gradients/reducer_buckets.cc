@@ -101,6 +101,11 @@ void GradientReducer::Impl::make_buckets(size_t first_slot) {
   statistics_.buckets = static_cast<int64_t>(buckets_.size());
 }
 
+bool GradientReducer::Impl::has_name(const std::string& name) const {
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [&](const GradientSlot& slot) { return slot.name() == name; });
+}
+
 void GradientReducer::Impl::set_passes(int passes) {
   if (open_ || number_.round > 1) {
     throw Error(
@@ -145,9 +150,11 @@ void GradientReducer::Impl::rebuild_if_changed() {
   rebuild(std::move(layouts));
 }
 
-// Gradients that have been sparse on all ranks are expected to be so again: they need no bucket.
+// Gradients that have been sparse on all ranks are expected to be so again: they need no bucket. A
+// rank that has joined hears nothing of it, and would go on with other buckets.
 void GradientReducer::Impl::learn_sparse() {
   if (settings_.sparse_as_dense) return;
+  if (totals_.participants < static_cast<int>(settings_.ranks.size())) return;
   bool learned = false;
   std::vector<GradientLayout> layouts = layouts_;
   for (size_t i = 0; i < slots_.size(); ++i) {

@@ -86,10 +86,12 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void use_buckets();
   void before_zeroing_in_place();
   std::string unsynchronized_parameter() const;
+  bool has_name(const std::string& name) const;
   std::string name_of(const at::Tensor& parameter) const;
   // A gradient has come since the step was synchronized, and nothing will reduce it by itself.
   bool changed_since_synchronize() const;
   void set_weight(double weight);
+  const std::optional<double>& weight() const { return weight_; }
   void set_passes(int passes);
   double reduce_number(double value) const;
   // The optimizer's step was made in one pass that rounds otherwise: on all ranks, or on none.
@@ -105,6 +107,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   const std::shared_ptr<std::atomic<int>>& no_sync_depth() const { return no_sync_depth_; }
 
   BucketFunction before_bucket;
+  BucketFunction on_reduced;  // Horon's own; comes before after_bucket
   BucketFunction after_bucket;
   // Called when a parameter's .grad is final, while later buckets may still travel. Not called if
   // after_bucket is set, which could still change gradients. Null: none.

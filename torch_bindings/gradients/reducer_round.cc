@@ -233,6 +233,7 @@ void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, b
         slots_[slot].settle(result_for(slot, failed, unused, produced, failures));
       }
     }
+    if (on_reduced && has_gradients) on_reduced(view_of(bucket));
     if (after_bucket && has_gradients) call_after_bucket(bucket, of_functions);
     if (!on_settled || after_bucket || unused) continue;
     for (const size_t slot : bucket.slots()) on_settled(slots_[slot].parameter());
@@ -273,10 +274,6 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
     slot.accumulating = false;
   }
   if (round_failed_) weight_.reset();
-  if (settings_.op == ReduceOp::Sum) {  // ranks that have joined contribute no older value
-    const int passes = settings_.averages_passes ? settings_.passes : 1;
-    settings_.older_share = static_cast<double>(passes) / totals_.participants;
-  }
   round_is_due_ = false;
   number_.total = totals_.next_total;
   ++number_.round;

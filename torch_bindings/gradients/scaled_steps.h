@@ -1,5 +1,12 @@
-// What loss scaling (amp/grad_scaler.h) asks of a DistributedOptimizer, whatever it is made of.
+// What loss scaling (amp/grad_scaler.h) and AdaScale ask of a DistributedOptimizer, whatever it is
+// made of.
 #pragma once
+
+#include <functional>
+
+namespace horon {
+struct BucketView;
+}
 
 namespace horon::torch_detail {
 
@@ -15,8 +22,14 @@ class ScaledSteps {
   virtual void set_skip_nonfinite(bool skip) = 0;
   virtual double grad_scale() const = 0;
   virtual bool skip_nonfinite() const = 0;
+  // In the place of a step, on all ranks: the gradients are given up, and the next step begins.
+  virtual void leave_out() = 0;
   // The last step was left out: on all ranks.
   virtual bool step_skipped() const = 0;
+
+  // Called for each bucket with gradients when it has been reduced, before the program can change
+  // them. Null: none.
+  virtual void on_reduced(std::function<void(const BucketView&)> function) = 0;
 };
 
 }  // namespace horon::torch_detail

@@ -87,6 +87,12 @@ void StepScaling::for_each_parameter(const Groups& groups, const Work& work) con
   }
 }
 
+void StepScaling::leave_out() {
+  skips_ = true;
+  norm_.reset();
+  norm_on_device_.reset();
+}
+
 void StepScaling::decide(const Groups& groups) {
   skips_ = false;
   clips_values_ = largest_.has_value();

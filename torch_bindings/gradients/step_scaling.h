@@ -42,7 +42,9 @@ class StepScaling {
 
   // Measures the other gradients of a step and decides about it; then nothing is measured any more.
   void decide(const Groups& groups);
-  // After decide(): this step is not to be made.
+  // In the place of decide(): there is no step.
+  void leave_out();
+  // After either: this step is not to be made.
   bool skips() const { return skips_; }
   // What gradients are still to be multiplied by.
   double factor() const { return factor_; }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_set>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -29,13 +28,13 @@ at::Tensor squares_on_device(const at::Tensor& tensor) {
   return torch_detail::norm_on_device({tensor}).square_();
 }
 
-double sum_on_host(const std::vector<at::Tensor>& scalars) {
+double take_sum(std::map<int64_t, at::Tensor>& scalars) {
   at::Tensor sum;
-  for (const at::Tensor& scalar : scalars) {
+  for (const auto& [bucket, scalar] : std::exchange(scalars, {})) {
     if (sum.defined()) {
       sum.add_(scalar);
     } else {
-      sum = scalar.clone();
+      sum = scalar;
     }
   }
   return sum.defined() ? sum.item<double>() : 0;
@@ -81,10 +80,16 @@ AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
     const torch_detail::PlainMode plain;
     of_buckets_[bucket.index] = squares_on_device(bucket.flat);
   });
+  parts_.scaling->on_reduced([this](const BucketView& bucket) {
+    const torch_detail::PlainMode plain;
+    of_reduced_[bucket.index] = squares_on_device(bucket.flat);
+  });
 }
 
 AdaScale::~AdaScale() {
-  if (!alone_) parts_.before_bucket(nullptr);
+  if (alone_) return;
+  parts_.before_bucket(nullptr);
+  parts_.scaling->on_reduced(nullptr);
 }
 
 double AdaScale::batches() const {
@@ -101,22 +106,16 @@ AdaScale::Sums AdaScale::own_sums() {
   const GradientStatistics now = parts_.statistics();
   const bool usable = now.steps == seen_.steps + 1 && now.late_parts == seen_.late_parts;
   seen_ = now;
-  std::vector<at::Tensor> local, reduced;
-  for (const auto& [bucket, squares] : of_buckets_) local.push_back(squares);
-  std::unordered_set<const void*> seen;
   for (const auto& group : std::as_const(*parts_.optimizer).param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
-      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      if (gradient.layout() != at::kStrided) {
-        refuse_ada_scale("the gradient of a parameter of shape ",
-                         core::shape_text(parameter.sizes()),
-                         " stays sparse; leave GradientReducerOptions::sparse_as_dense on");
-      }
-      reduced.push_back(squares_on_device(gradient));
+      if (!gradient.defined() || gradient.layout() == at::kStrided) continue;
+      refuse_ada_scale("the gradient of a parameter of shape ", core::shape_text(parameter.sizes()),
+                       " stays sparse; leave GradientReducerOptions::sparse_as_dense on");
     }
   }
-  of_buckets_.clear();
+  const double local = take_sum(of_buckets_);
+  const double reduced = take_sum(of_reduced_);
   // Both as means over a rank's batches, and not multiplied by the loss scale. Buckets hold sums.
   const DistributedOptimizerOptions& gradients = options_.gradients;
   const double grown = parts_.scaling->grad_scale() * batches();
@@ -124,8 +123,8 @@ AdaScale::Sums AdaScale::own_sums() {
       gradients.average_aggregated_gradients ? gradients.backward_passes_per_step : 1;
   return {.ranks = 1,
           .unusable = usable ? 0.0 : 1.0,
-          .local = sum_on_host(local) / (grown * grown),
-          .reduced = sum_on_host(reduced) / (grown * grown) * (divided * divided)};
+          .local = local / (grown * grown),
+          .reduced = reduced / (grown * grown) * (divided * divided)};
 }
 
 AdaScale::Sums AdaScale::sums_of_ranks(const Sums& own) const {

@@ -53,7 +53,9 @@ struct AdaScaleOptions {
 //
 // Costs a look at each gradient before it is reduced and after, and one allreduce of 32 bytes in a
 // step; the host waits for a GPU twice. All ranks compute the same gain, from the same numbers.
-// Uses the optimizer's before_bucket(), so that buckets are not tuned (HORON_AUTOTUNE).
+// Uses the optimizer's before_bucket(), so that buckets are not tuned (HORON_AUTOTUNE). Gradients
+// are measured as they are reduced, so a program may clip or unscale them between backward() and
+// step().
 //
 // A step in which the gradients can't be told apart (a gradient came after its bucket; more than
 // one reduction in the step; NaN) has the gain of the steps before it. Not together with
@@ -149,6 +151,7 @@ class AdaScale {
   // Of the last round: squared norms of this rank's own gradients, by bucket; float64 scalars on
   // the device of the gradients.
   std::map<int64_t, at::Tensor> of_buckets_;
+  std::map<int64_t, at::Tensor> of_reduced_;  // the same of the reduced ones
   GradientStatistics seen_;
 };
 

@@ -118,6 +118,36 @@ TEST(GradScaler, AnInfinityOfOneRankLeavesTheStepOutOnAll) {
   }
 }
 
+// The step that is left out ends as others do: its weight, its rounds and its passes are over.
+TEST(GradScaler, TheStepAfterOneThatWasLeftOutBeginsAnew) {
+  for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {
+    const at::Tensor w = leaf({3});
+    DistributedOptimizer optimizer(optim::SGD({w}, 1.0), {{"w", w}}, {.wait_in = wait_in});
+    GradScaler scaler({.init_scale = 4});
+    const int last = size() - 1;
+    const auto train_step = [&](std::optional<double> mine) {
+      optimizer.zero_grad();
+      if (mine) scaler.scale(weighted(w, *mine)).backward();
+      scaler.unscale_(optimizer);
+      const bool made = scaler.step(optimizer);
+      scaler.update();
+      return made;
+    };
+    const auto leave_out = [&] { EXPECT_FALSE(train_step(rank() == last ? kInfinity : 1)); };
+    optimizer.set_weight(rank() + 1);
+    leave_out();
+    EXPECT_TRUE(optimizer.step_skipped());
+    EXPECT_TRUE(train_step(rank() + 1));
+    expect_gradient(w, mean_of_ranks());  // without a weight
+    leave_out();
+    EXPECT_TRUE(train_step(rank() == last && last > 0 ? std::nullopt : std::optional(1.0)));
+    leave_out();
+    optimizer.set_backward_passes_per_step(2);
+    weighted(w, 1).backward();
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("step() came"));
+  }
+}
+
 // Through the base class, as a function of the program would.
 TEST(GradScaler, StateOfTheOptimizerStaysWhereAStepIsLeftOut) {
   const at::Tensor w = leaf({4});

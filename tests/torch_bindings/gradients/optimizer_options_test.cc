@@ -157,7 +157,8 @@ TEST(TrainingOptions, EarlyStepMovesNothing) {
   expect_equal_on_all_ranks(*net);
 }
 
-TEST(TrainingOptions, WeightedLossDecidesOfLbfgs) {
+// The weight is given once for the step, or in each evaluation.
+void expect_weighted_loss_of_lbfgs(bool in_closure) {
   const auto options = optim::LBFGSOptions(0.5).max_iter(4);
   const int64_t samples = size() * (size() + 1) / 2;
   Net alone = make_net(at::kDouble), net = make_net(at::kDouble);
@@ -172,9 +173,10 @@ TEST(TrainingOptions, WeightedLossDecidesOfLbfgs) {
       loss.backward();
       return loss;
     });
+    if (!in_closure) optimizer.set_weight(rank() + 1);
     const at::Tensor got = optimizer.step([&] {
       optimizer.zero_grad();
-      optimizer.set_weight(rank() + 1);
+      if (in_closure) optimizer.set_weight(rank() + 1);
       const at::Tensor loss = loss_of(net, own);
       loss.backward();
       return loss;
@@ -183,6 +185,11 @@ TEST(TrainingOptions, WeightedLossDecidesOfLbfgs) {
   }
   expect_same_parameters(*net, *alone, 1e-6);
   expect_equal_on_all_ranks(*net);
+}
+
+TEST(TrainingOptions, WeightedLossDecidesOfLbfgs) {
+  expect_weighted_loss_of_lbfgs(true);
+  expect_weighted_loss_of_lbfgs(false);
 }
 
 // An embedding whose gradients stay sparse, under an optimizer that takes such ones.

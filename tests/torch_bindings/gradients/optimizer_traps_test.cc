@@ -175,6 +175,23 @@ TEST(Optimizer, AddedParameterGroup) {
   EXPECT_EQ(optimizer.statistics().buckets, 3);
 }
 
+// As many as before, but not the same.
+TEST(Optimizer, AParameterInThePlaceOfAnotherOneIsReduced) {
+  for (const bool has_names : {true, false}) {
+    const at::Tensor a = leaf({2}), b = leaf({3}), c = leaf({3}), d = leaf({3});
+    const NamedTensors named = has_names ? NamedTensors{{"a", a}, {"b", b}} : NamedTensors{};
+    DistributedOptimizer optimizer(torch::optim::SGD({a, b}, 1.0), named);
+    at::Tensor last = b;
+    for (const at::Tensor& next : {b, c, d}) {
+      optimizer.param_groups()[0].params()[1] = last = next;
+      optimizer.zero_grad();
+      (weighted(a, rank() + 1) + weighted(last, rank() + 1)).backward();
+      optimizer.step();
+      EXPECT_TRUE(at::allclose(last, at::full({3}, 1 - mean_of_ranks()))) << last;
+    }
+  }
+}
+
 TEST(Optimizer, FrozenParameterIsUnfrozen) {
   Pair pair;
   pair->b.requires_grad_(false);

@@ -172,6 +172,23 @@ TEST(AdaScale, SumsCompressionAndAddedGradients) {
   EXPECT_NEAR(small_gain({.op = ReduceOp::Sum}, 3), gain_of(moments, size() * 3), 1e-6);
 }
 
+// What the program does to reduced gradients says nothing about how alike the ranks' own were.
+TEST(AdaScale, ClippingAndUnscalingChangeNoGain) {
+  if (size() == 1) return;
+  for (const double factor : {1.0, 0.01, 0.0}) {
+    const at::Tensor w = leaf({2});
+    DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});
+    AdaScale ada_scale(optimizer, lr::constant());
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      weighted(w, rank() + 1).backward();
+      w.mutable_grad().mul_(factor);
+      ada_scale.step();
+      EXPECT_NEAR(ada_scale.gain(), gain_of(of_small_gradients(), size()), 1e-6);
+    }
+  }
+}
+
 // What can't be told apart changes nothing, and is made with the gain before.
 TEST(AdaScale, StepsThatCanNotBeMeasured) {
   const at::Tensor w = leaf({2});
