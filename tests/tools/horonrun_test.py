@@ -167,10 +167,11 @@ class Jobs(unittest.TestCase):
         self.assertEqual(self.stopped_by(signal.SIGTERM), 143)
 
     def test_what_nohup_ignores_ends_nothing(self):
-        with subprocess.Popen([sys.executable, HORONRUN, "-np", "2", "sh", "-c",
-                               "echo begun; sleep 2; echo ended"], env=CLEAN,
-                              stdout=subprocess.PIPE, text=True,
-                              preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as job:
+        with subprocess.Popen(
+                [sys.executable, HORONRUN, "-np", "2", "sh", "-c",
+                 "echo begun; sleep 2; echo ended"],
+                env=CLEAN, stdout=subprocess.PIPE, text=True,
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as job:
             self.assertIn("begun", job.stdout.readline())
             job.send_signal(signal.SIGHUP)
             self.assertEqual(job.communicate(timeout=30)[0].count("ended"), 2)
@@ -187,8 +188,9 @@ class OtherLaunchers(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         mpirun = pathlib.Path(folder.name, "mpirun")
-        mpirun.write_text(f"#!/bin/bash\nif [ $1 = --version ]; then echo Open MPI; exit; fi\n{script}",
-                          encoding="utf-8")
+        mpirun.write_text(
+            f"#!/bin/bash\nif [ $1 = --version ]; then echo Open MPI; exit; fi\n{script}",
+            encoding="utf-8")
         mpirun.chmod(0o755)
         job = subprocess.Popen([sys.executable, HORONRUN, "-np", "1", "sh"], text=True,
                                env={**CLEAN, "PATH": f"{folder.name}:{CLEAN['PATH']}"},

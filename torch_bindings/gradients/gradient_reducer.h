@@ -33,9 +33,10 @@
 //
 // Everything that a plain program does with gradients works: zero_grad() of optimizer and module,
 // in both forms; several backward() calls before a step, which add up; recomputation; retain_graph
-// and create_graph; autograd::grad(), which is left alone; gradients that a program sets itself;
-// sparse gradients. If .grad still holds the value of an earlier step, the new gradients are added
-// to it.
+// and create_graph (the reduced .grad has no graph: make a term of the loss from
+// autograd::grad(), or call the first backward() in no_sync()); autograd::grad(), which is left
+// alone; gradients that a program sets itself; sparse gradients. If .grad still holds the value of
+// an earlier step, the new gradients are added to it.
 //
 // Parameters may have no gradient on some ranks (they count as zeros there) or on all (their .grad
 // stays undefined, so that no optimizer moves them). What DDP calls find_unused_parameters is
@@ -45,8 +46,7 @@
 // which costs two small collectives more, and one of its own size.
 //
 // Ranks that have called join() take part with zeros until all have; an average is then that of the
-// others. (With Sum, an older value in .grad is off by the share of the ranks that join, or come
-// back, in that round.)
+// others.
 //
 // Order: parameters with the same names, shapes, dtypes and strides, in the same order, on every
 // rank; reducers are constructed in the same order unless they have names. Ranks may compute
@@ -232,8 +232,8 @@ class GradientReducer {
   // Called for each bucket of each round when its gradients are complete and before it is
   // submitted, on the thread that completes it, else where the round ends. One at a time; it must
   // not call the reducer. Gradients have been multiplied by the weight, if there is one; what .grad
-  // held before the round (another backward() of the step) is in them. What it throws makes the
-  // bucket fail on all ranks. Null: none.
+  // held before the round (another backward() of the step) is in them, but for Sum, which adds it
+  // afterwards. What it throws makes the bucket fail on all ranks. Null: none.
   void before_bucket(std::function<void(const BucketView&)> function);
   // Called at the end of each round for each bucket with gradients, when `flat` holds what every
   // .grad of it will show. What it throws leaves backward() or synchronize() as Error when all

@@ -100,13 +100,10 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   settings.passes = options.backward_passes_per_step;
   settings.prescale = 1 / options.gradient_predivide_factor;
   settings.postscale = options.gradient_predivide_factor;
-  if (options.op == ReduceOp::Sum) {
-    settings.older_share = 1.0 / static_cast<double>(settings.ranks.size());
-  }
   settings.averages_passes = options.average_aggregated_gradients;
   if (options.average_aggregated_gradients) {
     settings.postscale /= settings.passes;
-    settings.older_share *= settings.passes;
+    if (!settings.adds_older_value()) settings.older_share = settings.passes;
   }
   settings.sparse_as_dense = options.sparse_as_dense;
   settings.check_finite =

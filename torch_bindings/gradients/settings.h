@@ -57,6 +57,9 @@ struct GradientSettings {
     return ranks.size() == 1 && allows_plain_rounds() && !check_finite &&
            (passes == 1 || !averages_passes);
   }
+  // An older value in .grad is kept aside and added to the sum. Within the sum it would count once
+  // for each rank that has not joined, and their number is known only afterwards.
+  bool adds_older_value() const { return op == ReduceOp::Sum; }
   bool is_linear() const { return op == ReduceOp::Sum || op == ReduceOp::Average; }
   // What ranks compare, in words.
   std::string text() const;

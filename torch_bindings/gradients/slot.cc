@@ -84,13 +84,15 @@ void GradientSlot::check_shape(const at::Tensor& gradient) const {
 
 // .grad holds a value from an earlier step (no zero_grad(), or zero_grad(false)): the new gradients
 // are added to it, on all ranks. Every rank holds the same old value. Average, Min and Max let it
-// pass as it is; in a Sum each rank brings its share of it, and a result that is divided needs
-// more.
+// pass as it is, and a result that is divided needs more of it; for a Sum it is kept aside.
 void GradientSlot::use_older_value() {
   if (std::exchange(extras().has_older, true)) return;
   const PlainMode plain;
   neutral_ = false;
-  if (settings_.older_share != 1) {
+  if (settings_.adds_older_value()) {
+    extras_->older_values = view_.clone();
+    view_.zero_();
+  } else if (settings_.older_share != 1) {
     view_.mul_(settings_.older_share);
   } else if (settings_.op == ReduceOp::Product && view_.count_nonzero().item<int64_t>() != 0) {
     forget_older();
@@ -292,6 +294,8 @@ void GradientSlot::settle(const Result& result) {
     neutral_ = false;
   } else if (result.unused && has_older()) {
     restore_older_value();
+  } else {
+    add_older_value();
   }
   if (!result.failed && result.late.defined()) {
     combine_late(result, defined);
@@ -300,7 +304,7 @@ void GradientSlot::settle(const Result& result) {
   } else if (result.discarded || !defined) {
     current.reset();
   } else {
-    current = view_;
+    show_result();
   }
   // If the bucket was reduced, other ranks may have added to this memory, if only an older value.
   neutral_ = neutral_ && result.unused && !result.late.defined();
@@ -308,13 +312,19 @@ void GradientSlot::settle(const Result& result) {
 }
 
 void GradientSlot::settle_reduced() {
-  at::Tensor& current = grad();
-  if (!current.is_same(view_)) current = view_;
+  show_result();
+  add_older_value();
   neutral_ = false;
   end_round();
 }
 
-// The value was scaled to this rank's share, but not reduced: scales it back.
+void GradientSlot::add_older_value() {
+  if (!has_older() || !settings_.adds_older_value()) return;
+  const PlainMode plain;
+  view_.add_(extras_->older_values);
+}
+
+// The value was scaled to this rank's share, or kept aside, but nothing was reduced.
 void GradientSlot::restore_older_value() {
   const PlainMode plain;
   if (extras_->older_values.defined()) view_.copy_(extras_->older_values);
@@ -328,9 +338,11 @@ void GradientSlot::undo_older_value() {
 
 void GradientSlot::combine_late(const Result& result, bool defined) {
   const bool replaces = result.discarded || !defined;
+  at::Tensor older;  // that is not in the result
+  if (settings_.adds_older_value() && extras_ && !result.discarded) older = extras_->older_sparse;
   if (replaces && result.late.layout() != at::kStrided) {
-    grad() = result.late;
-    older_sparse_ = decltype(older_sparse_)(result.late.getIntrusivePtr());
+    grad() = older.defined() ? result.late.add(older).coalesce() : result.late;
+    older_sparse_ = decltype(older_sparse_)(grad().getIntrusivePtr());
     return;
   }
   grad() = view_;
@@ -344,6 +356,7 @@ void GradientSlot::combine_late(const Result& result, bool defined) {
     view_.copy_(settings_.op == ReduceOp::Min ? at::minimum(view_, result.late)
                                               : at::maximum(view_, result.late));
   }
+  if (older.defined()) view_.add_(older);
 }
 
 void GradientSlot::abandon(bool finished) {

@@ -170,10 +170,11 @@ class GradientSlot {
 
   // What few gradients need, from when it is needed to the end of the round.
   struct Extras {
-    // .grad held a value before this round, and holds it still in the memory of the bucket, times
-    // settings_.older_share.
+    // .grad held a value before this round. The memory of the bucket holds it still, times
+    // settings_.older_share; or it is kept aside (adds_older_value()).
     bool has_older = false;
-    at::Tensor older_values;  // a copy of them, where this rank's weight must not change them
+    // A copy of it: kept aside, or where this rank's weight must not change it.
+    at::Tensor older_values;
     // What came after the bucket had been submitted; dense.
     at::Tensor late;
     // A gradient that stays sparse: this rank's, coalesced, at the end of the round.
@@ -216,6 +217,8 @@ class GradientSlot {
   void pack_unlike(const at::Tensor& gradient);
   void use_older_value();
   void restore_older_value();
+  void add_older_value();
+  void show_result();
   void undo_older_value();
   void drop();
   void take_late(at::Tensor& gradient, bool exclusive);

@@ -1,8 +1,28 @@
-// The way of a gradient into the memory of its bucket.
+// The way of a gradient into the memory of its bucket, and of the result into .grad.
+#include <atomic>
+
+#include "horon/core/base/log.h"
+#include "horon/core/base/text.h"
 #include "horon/torch_bindings/gradients/slot.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::torch_detail {
+namespace {
+
+// Once: a program that makes graphs (create_graph) may well not need them.
+void tell_that_graphs_end(const std::string& name) {
+  static std::atomic_flag told;
+  if (told.test_and_set()) return;
+  core::log(
+      core::LogLevel::Warn,
+      core::concat(
+          "gradient of \"", name, "\": backward() has made it with a graph (create_graph), and ",
+          "the reduced one that .grad holds now has none. A loss made of .grad would count it ",
+          "as a constant: take torch::autograd::grad() for it, or no_sync() around the ",
+          "backward() with create_graph, or {.wait_in = WaitIn::Step}"));
+}
+
+}  // namespace
 
 void assign_values(const at::Tensor& to, const at::Tensor& from) {
   to.copy_(from.layout() == at::kStrided ? from : from.to_dense());
@@ -43,6 +63,14 @@ void GradientSlot::pack_unlike(const at::Tensor& gradient) {
   // As in prepare_submission().
   if (!holds(view_)) view_ = bucket_->make_view(part_number_);
   assign_values(view_, gradient);
+}
+
+void GradientSlot::show_result() {
+  at::Tensor& current = grad();
+  if (current.is_same(view_)) return;
+  const bool had_graph = current.defined() && current.requires_grad();
+  if (had_graph && settings_.wait_in == WaitIn::Backward) tell_that_graphs_end(name_);
+  current = view_;
 }
 
 }  // namespace horon::torch_detail

@@ -42,7 +42,12 @@ void GradientSlot::collect_sparse(std::optional<double> weight) {
   }
   const bool is_older = !values.defined() && !fired_;
   if (older.defined()) {
-    older = older.mul(settings_.older_share);
+    if (settings_.adds_older_value()) {
+      extras().older_sparse = older;
+      older = at::zeros_like(older);  // this rank takes part where others have something new
+    } else {
+      older = older.mul(settings_.older_share);
+    }
     values = values.defined() ? values.add(older) : older;
   }
   if (!values.defined()) return;

@@ -90,6 +90,31 @@ TEST(Backward, APlainOptimizerNeedsNothingElse) {
   }
 }
 
+// Its result has no graph: who needs one has two ways, and a program that may need one is told.
+TEST(Backward, AGradientWithAGraphIsKeptByNoSync) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({4}, at::kDouble);
+  auto optimizer = sgd({{"w", w}});
+  const double c = rank() + 1;
+  const auto loss = [&] { return w.square().sum() * (c / 2); };
+  testing::internal::CaptureStderr();
+  loss().backward({}, true, true);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, AllOf(HasSubstr("gradient of \"w\""), HasSubstr("no_sync()")));
+  EXPECT_FALSE(w.grad().requires_grad());
+  optimizer.zero_grad();
+  {
+    const auto quiet = optimizer.no_sync();
+    loss().backward({}, true, true);
+  }
+  ASSERT_TRUE(w.grad().requires_grad());
+  (w.grad().square().sum() / 2).backward();
+  double want = 0;
+  for (int r = 1; r <= size(); ++r) want += (r + r * r) / static_cast<double>(size());
+  expect_gradient(w, want);
+  EXPECT_FALSE(w.grad().requires_grad());
+}
+
 TEST(Backward, RanksWithoutABackwardTakePartInStep) {
   const at::Tensor a = leaf({3}, at::kDouble), b = leaf({2}, at::kDouble);
   auto optimizer = sgd({{"a", a}, {"b", b}});

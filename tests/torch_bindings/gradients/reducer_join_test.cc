@@ -118,6 +118,50 @@ TEST(Join, SparseGradients) {
   join_all();
 }
 
+// An older value counts once in a sum, however many ranks there are, and were in the round before.
+TEST(Join, OlderValuesOfSums) {
+  for (const bool stays_sparse : {false, true}) {
+    const at::Tensor table = leaf({5, 2}, at::kDouble);
+    GradientReducer reducer({{"table", table}},
+                            {.op = ReduceOp::Sum, .sparse_as_dense = !stays_sparse});
+    const at::Tensor first = at::zeros({1}, at::kLong);
+    double want = 0;
+    for (int step = 0; step < own_steps(); ++step) {
+      at::embedding(table, first, -1, false, true).sum().backward();  // without zero_grad
+      reducer.synchronize();
+      want += active_ranks(step);
+      const at::Tensor values = table.grad().to_dense();
+      EXPECT_EQ(values[0][0].item<double>(), want) << step;
+      EXPECT_EQ(values.sum().item<double>(), 2 * want) << step;
+    }
+    join_all();
+    if (stays_sparse) continue;
+    table.grad().fill_(3);  // all are back, and hold the same again
+    at::embedding(table, first, -1, false, true).sum().backward();
+    reducer.synchronize();
+    EXPECT_EQ(table.grad()[0][0].item<double>(), 3 + size());
+    EXPECT_EQ(table.grad()[1][0].item<double>(), 3);
+  }
+}
+
+// Those that are left have sparse gradients alone; the others know nothing of it when they are
+// back.
+TEST(Join, SparseGradientsWhichARankThatHasJoinedDoesNotKnow) {
+  const at::Tensor table = leaf({5, 2}, at::kDouble);
+  GradientReducer reducer({{"table", table}}, {.sparse_as_dense = false});
+  const auto step = [&](bool dense) {
+    table.mutable_grad().reset();
+    const at::Tensor row = at::tensor({rank() % 5}, at::kLong);
+    (dense ? weighted(table, 1) : at::embedding(table, row, -1, false, true).sum()).backward();
+    reducer.synchronize();
+  };
+  for (int i = 0; i < own_steps(); ++i) step(rank() == 0);
+  join_all();
+  step(true);
+  expect_gradient(table, 1);
+  step(rank() == 0);
+}
+
 // Those that are left still agree on the plan.
 TEST(Join, PlansThatDifferAmongThoseThatAreLeft) {
   const at::Tensor w = leaf({rank() == size() - 1 ? 3 : 2}), v = leaf({2});
