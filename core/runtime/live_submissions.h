@@ -25,12 +25,15 @@ struct LiveSubmission {
 
 class LiveSubmissions {
  public:
+  // `first_generation`: of every cell.
+  explicit LiveSubmissions(uint32_t first_generation = 0) : first_generation_(first_generation) {}
+
   // An empty one; its address stays until it is erased. May throw for want of memory, and then
   // nothing has changed.
   Ticket add() {
     if (free_.empty()) {
       free_.reserve(cells_.size() + 1);  // so that erase() needs no memory
-      cells_.emplace_back();
+      cells_.emplace_back().generation = first_generation_;
       free_.push_back(cells_.size() - 1);
     }
     const size_t index = free_.back();
@@ -38,7 +41,7 @@ class LiveSubmissions {
     Cell& cell = cells_[index];
     cell.used = true;
     ++count_;
-    return cell.generation << kIndexBits | index;
+    return ticket_of(index);
   }
 
   LiveSubmission& at(Ticket ticket) { return cell_of(ticket).live; }
@@ -57,18 +60,23 @@ class LiveSubmissions {
   Ticket any() const {
     size_t index = 0;
     while (!cells_.at(index).used) ++index;
-    return cells_[index].generation << kIndexBits | index;
+    return ticket_of(index);
   }
 
  private:
   struct Cell {
     LiveSubmission live;
     bool used = false;
-    uint64_t generation = 0;  // submissions that have finished here
+    // Submissions that have finished here. It wraps: a loop of blocking calls uses one cell for
+    // all.
+    uint32_t generation = 0;
   };
   static constexpr int kIndexBits = 32;
   static constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
 
+  Ticket ticket_of(size_t index) const {
+    return Ticket{cells_[index].generation} << kIndexBits | index;
+  }
   Cell& cell_of(Ticket ticket) {
     const size_t index = ticket & kIndexMask;
     HORON_CHECK(index < cells_.size() && cells_[index].used &&
@@ -77,6 +85,7 @@ class LiveSubmissions {
     return cells_[index];
   }
 
+  const uint32_t first_generation_;
   std::deque<Cell> cells_;
   std::vector<size_t> free_;
   size_t count_ = 0;
