@@ -39,8 +39,9 @@ class Gate {
   // No member is so far behind that a marker could overwrite what it has not read. Go and Filled
   // need not ask: at most two of each are unread for each counter.
   virtual bool room() const = 0;
-  // The next item that this member has not read.
-  virtual std::optional<RingItem> next() = 0;
+  // The next item that this member has not read. `applied`: the records that it has applied; the
+  // position of a marker is less than 2^29 away from that.
+  virtual std::optional<RingItem> next(uint64_t applied) = 0;
 };
 
 }  // namespace horon::core

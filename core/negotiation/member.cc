@@ -159,7 +159,7 @@ bool Member::advance(Effects& effects) {
     // With nothing frozen there is no need to wait: every Go that is still unread is void.
     const bool waits_for_records = frozen_.any() && applied_ < permitted_;
     if (waits_for_records || options_.gate == nullptr) return any;
-    const std::optional<RingItem> item = options_.gate->next();
+    const std::optional<RingItem> item = options_.gate->next(applied_);
     if (!item) return any;
     if (item->kind == RingItem::Kind::Filled) {
       // If it has been thawed since, each member negotiates it again.

@@ -22,6 +22,14 @@ static_assert(Gate::kPlaceMax <= kValueMax, "a payload has 32 bits");
 // never visible before the one in front of it.
 uint64_t lap_of(uint64_t position) { return position / kCells + 1; }
 
+// The position in the log that is next to `near` and has these low bits, which are all that a cell
+// holds. Not counted from the marker before: while nothing is frozen the log has none, and may grow
+// by any number of records.
+uint64_t position_of(uint64_t low_bits, uint64_t near) {
+  constexpr uint64_t reach = (kValueMax + 1) / 2;
+  return near - reach + ((low_bits - near + reach) & kValueMax);
+}
+
 }  // namespace
 
 struct RingGate::Shared {
@@ -121,16 +129,12 @@ bool RingGate::room() const {
   return leaves_room(slowest_);
 }
 
-std::optional<RingItem> RingGate::next() {
+std::optional<RingItem> RingGate::next(uint64_t applied) {
   const uint64_t cell = shared_->cells.at(read_ % kCells).load(std::memory_order_acquire);
   if (cell >> 32 != lap_of(read_)) return std::nullopt;
   cursors_[me_].read.store(++read_, std::memory_order_release);
   RingItem item = unpack(cell & kLow32);
-  if (item.kind == RingItem::Kind::Marker) {
-    // Positions grow by far less than 2^30 from one marker to the next.
-    last_marker_ += (item.value - last_marker_) & kValueMax;
-    item.value = last_marker_;
-  }
+  if (item.kind == RingItem::Kind::Marker) item.value = position_of(item.value, applied);
   return item;
 }
 

@@ -27,7 +27,7 @@ class RingGate : public Gate {
   void append_filled(Place place) override;
   void wake() override;
   bool room() const override;
-  std::optional<RingItem> next() override;
+  std::optional<RingItem> next(uint64_t applied) override;
 
  private:
   struct Shared;
@@ -46,7 +46,6 @@ class RingGate : public Gate {
   const std::function<void()> wake_first_;
   uint64_t read_ = 0;             // what cursors_[me_] says
   mutable uint64_t slowest_ = 0;  // of all cursors, when room() last looked
-  uint64_t last_marker_ = 0;      // read by this member; a cell holds only its low bits
 };
 
 }  // namespace horon::core

@@ -27,7 +27,7 @@ class SpreadingGate final : public Gate {
   void append_filled(Place place) override { own_.append_filled(place); }
   void wake() override { own_.wake(); }
   bool room() const override { return own_.room(); }
-  std::optional<RingItem> next() override { return own_.next(); }
+  std::optional<RingItem> next(uint64_t applied) override { return own_.next(applied); }
 
  private:
   Gate& own_;

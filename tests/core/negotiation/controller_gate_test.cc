@@ -177,8 +177,8 @@ TEST(ControllerWithGate, AHostsFirstMemberWaitsForAMemberThatDoesNotRead) {
   EXPECT_EQ(member->member().applied(), position - 1);
   EXPECT_TRUE(member->member().waits_for_room());
   RingGate other = member.gate_of(0);
-  for (uint64_t read = 3; read < position; ++read) ASSERT_TRUE(other.next().has_value()) << read;
-  EXPECT_FALSE(other.next().has_value());
+  for (uint64_t read = 3; read < position; ++read) ASSERT_TRUE(other.next(0).has_value()) << read;
+  EXPECT_FALSE(other.next(0).has_value());
   member->take_effects();
   EXPECT_EQ(member->member().applied(), position);
   EXPECT_FALSE(member->member().waits_for_room());
@@ -256,8 +256,8 @@ TEST(ControllerWithGate, ACoordinatorWaitsForAMemberThatDoesNotRead) {
   EXPECT_GT(decisions, 1000);
   EXPECT_LT(decisions, 10'000);
   RingGate other = coordinator.gate_of(1);
-  for (int read = 0; read < decisions; ++read) ASSERT_TRUE(other.next().has_value()) << read;
-  EXPECT_FALSE(other.next().has_value());
+  for (int read = 0; read < decisions; ++read) ASSERT_TRUE(other.next(0).has_value()) << read;
+  EXPECT_FALSE(other.next(0).has_value());
   EXPECT_FALSE(coordinator->take_effects().messages.empty()) << "it goes on when that has read";
 }
 

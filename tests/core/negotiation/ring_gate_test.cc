@@ -37,8 +37,9 @@ class Members {
   std::atomic<int> wakes_of_first_{0};
 };
 
-void expect_next(RingGate& gate, RingItem::Kind kind, uint64_t value) {
-  const std::optional<RingItem> entry = gate.next();
+// `applied`: as in Gate::next().
+void expect_next(RingGate& gate, RingItem::Kind kind, uint64_t value, uint64_t applied = 0) {
+  const std::optional<RingItem> entry = gate.next(applied);
   ASSERT_TRUE(entry.has_value());
   EXPECT_EQ(entry->kind, kind);
   EXPECT_EQ(entry->value, value);
@@ -71,15 +72,28 @@ TEST(RingGate, AllReadTheSame) {
   Members members(2);
   members[0].append_marker(3);
   members[1].append_go(9, false);
-  members[0].append_marker((uint64_t{1} << 30) + 2);  // a cell holds the low bits only
-  members[0].append_marker((uint64_t{1} << 31) + 1);
+  members[0].append_marker(4);
   EXPECT_EQ(members.wakes(), 1);  // a Go; markers wake nobody
   for (const size_t member : {0, 1}) {
     expect_next(members[member], RingItem::Kind::Marker, 3);
     expect_next(members[member], RingItem::Kind::Go, 9);
-    expect_next(members[member], RingItem::Kind::Marker, (uint64_t{1} << 30) + 2);
-    expect_next(members[member], RingItem::Kind::Marker, (uint64_t{1} << 31) + 1);
-    EXPECT_FALSE(members[member].next().has_value());
+    expect_next(members[member], RingItem::Kind::Marker, 4);
+    EXPECT_FALSE(members[member].next(4).has_value());
+  }
+}
+
+// A cell holds the low bits of a position. Between two markers, while nothing is frozen, the log
+// may have grown by more than these count.
+TEST(RingGate, PositionsAreThoseNextToWhatHasBeenApplied) {
+  constexpr uint64_t lap = uint64_t{1} << 30;
+  constexpr uint64_t lag = 5000;
+  Members members(1);
+  for (const uint64_t position : {uint64_t{3}, lap - 1, lap, lap + 2, 2 * lap + 3, 7 * lap + 2}) {
+    for (const uint64_t applied :
+         {position - 1, position + lag, position - std::min(position, lag)}) {
+      members[0].append_marker(position);
+      expect_next(members[0], RingItem::Kind::Marker, position, applied);
+    }
   }
 }
 
@@ -92,7 +106,7 @@ TEST(RingGate, AGoSaysWhetherMoreBelongsToIt) {
   members[0].append_go(3, false);
   EXPECT_EQ(members.wakes(), 1);
   for (const Place place : {Gate::kPlaceMax, Place{2}, Place{3}}) {
-    const std::optional<RingItem> entry = members[1].next();
+    const std::optional<RingItem> entry = members[1].next(0);
     ASSERT_TRUE(entry.has_value());
     EXPECT_EQ(entry->value, place);
     EXPECT_EQ(entry->more, place != 3);
@@ -124,7 +138,7 @@ TEST(RingGate, MarkersLeaveRoomForEveryGoAndFilled) {
       members[1].append_filled(place);
       members[1].append_go(place, false);
     }
-    while (members[0].next()) {
+    while (members[0].next(0)) {
     }
     EXPECT_FALSE(members[0].room()) << "the other member has read nothing";
     for (uint64_t position = first; position < markers;) {
@@ -157,7 +171,7 @@ TEST(RingGate, ThreadsThatFillAndAppendAtOnceReadOneOrder) {
       for (Place place = 1; place <= places; ++place) fill(place);
       for (uint64_t goes = 0; goes < places * rounds;) {
         if (me == 0 && markers < rounds && gate.room()) gate.append_marker(++markers);
-        const std::optional<RingItem> entry = gate.next();
+        const std::optional<RingItem> entry = gate.next(markers);
         if (!entry) {
           std::this_thread::yield();
           continue;

@@ -37,8 +37,8 @@ class SimulatedGates::OneGate : public core::Gate {
   void append_filled(core::Place place) override { owe({RingItem::Kind::Filled, place}); }
   void wake() override { ring_.wake(); }
   bool room() const override { return ring_.room(); }
-  std::optional<RingItem> next() override {
-    const std::optional<RingItem> entry = ring_.next();
+  std::optional<RingItem> next(uint64_t applied) override {
+    const std::optional<RingItem> entry = ring_.next(applied);
     if (entry) seen += text_of(*entry);
     return entry;
   }
