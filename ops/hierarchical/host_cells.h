@@ -1,8 +1,8 @@
 // Where the ranks of one host meet for a collective between hosts: each publishes where its memory
 // lies, and each lane how many of its chunks are over.
 //
-// Several cells are used in turn, one for each collective. All words only grow: the upper half
-// counts the uses of the cell, the lower half the chunks of this use.
+// Several cells are used in turn, one for each collective. A word's upper half counts the uses of
+// the cell, and begins again after 2^32 of them; its lower half counts the chunks of this use.
 #pragma once
 
 #include <atomic>
@@ -45,7 +45,7 @@ class HostCells {
   Contribution& contribution(uint64_t cell, int rank) const;
   // Chunks that are over, of each lane.
   std::atomic<uint64_t>& over(uint64_t cell, int lane) const;
-  // How often each rank has left the cell.
+  // How often each rank has left the cell, as one number.
   std::atomic<uint64_t>& left(uint64_t cell, int rank) const;
 
   Waiters& progress() { return progress_; }

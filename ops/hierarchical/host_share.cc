@@ -7,6 +7,11 @@
 #include "horon/core/base/error.h"
 
 namespace horon::ops {
+namespace {
+
+constexpr uint64_t kLow32 = 0xffffffff;
+
+}  // namespace
 
 HostShare::HostShare(Parts parts)
     : parts_(parts),
@@ -83,13 +88,17 @@ void HostShare::publish(int64_t chunks) {
   parts_.cells->progress().wake_all();
 }
 
+bool HostShare::has_reached(const std::atomic<uint64_t>& word, int64_t chunks) const {
+  const uint64_t seen = word.load(std::memory_order_seq_cst);
+  return seen >> 32 == (use_ & kLow32) && (seen & kLow32) >= static_cast<uint64_t>(chunks);
+}
+
 bool HostShare::is_ready(int64_t chunk) const {
   if (alone()) return true;
   for (int rank = 0; rank < layout().local_size; ++rank) {
     const bool own = rank == layout().local_rank;  // read where it lies, staged or not
-    const uint64_t ready =
-        parts_.cells->contribution(cell_, rank).ready.load(std::memory_order_seq_cst);
-    if (ready < word(own ? 0 : chunk + 1)) return false;
+    const HostCells::Contribution& theirs = parts_.cells->contribution(cell_, rank);
+    if (!has_reached(theirs.ready, own ? 0 : chunk + 1)) return false;
   }
   return true;
 }
@@ -145,8 +154,7 @@ void HostShare::set_over(int64_t chunks_of_lane) {
 
 bool HostShare::is_over(int64_t chunk) const {
   const int lane = static_cast<int>(chunk % layout().lanes);
-  return parts_.cells->over(cell_, lane).load(std::memory_order_seq_cst) >=
-         word(chunk / layout().lanes + 1);
+  return has_reached(parts_.cells->over(cell_, lane), chunk / layout().lanes + 1);
 }
 
 int64_t HostShare::copy() { return stages() ? copy_out() + copy_in() : 0; }
@@ -188,9 +196,7 @@ bool HostShare::over() const {
   for (int lane = 0; lane < layout().lanes; ++lane) {
     const int64_t chunks = layout().of_lane(count(), lane);
     if (chunks == 0) continue;  // nobody says that they are over
-    if (parts_.cells->over(cell_, lane).load(std::memory_order_seq_cst) < word(chunks)) {
-      return false;
-    }
+    if (!has_reached(parts_.cells->over(cell_, lane), chunks)) return false;
   }
   return true;
 }

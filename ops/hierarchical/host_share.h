@@ -6,6 +6,7 @@
 // has room for some chunks, the window: the next chunk takes the place of one that has come back.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -65,6 +66,9 @@ class HostShare {
 
   bool alone() const { return parts_.cells == nullptr; }
   uint64_t word(int64_t chunks) const { return (use_ << 32) + static_cast<uint64_t>(chunks); }
+  // Whether a word says so many chunks of this use, or more. Nobody is in a later use, and what is
+  // older may look greater, since the uses begin again.
+  bool has_reached(const std::atomic<uint64_t>& word, int64_t chunks) const;
   bool is_own(int64_t chunk) const { return chunk % layout().lanes == layout().local_rank; }
   bool is_over(int64_t chunk) const;
   void publish(int64_t chunks);

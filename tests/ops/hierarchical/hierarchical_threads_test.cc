@@ -148,5 +148,50 @@ TEST(HierarchicalStaging, ARankThatGivesNothingPublishesAllChunksAtOnce) {
   });
 }
 
+// What the cell holds of the use before must not pass for this one's.
+TEST(HierarchicalStaging, ACellIsUsedOnWhenItsUsesBeginAgain) {
+  constexpr uint64_t use = uint64_t{1} << 32;
+  with_thread_hosts({0, 0, 1}, [](const World& world, const BetweenHosts& parts) {
+    const auto all_are_here = [&] { (void)world.gather(0); };
+    if (world.rank == 2) {  // alone
+      for (int meeting = 0; meeting < 4; ++meeting) all_are_here();
+      return;
+    }
+    const HostsLayout layout = make_hosts_layout(parts.topology);
+    HostCells cells(*parts.group, parts.area);
+    const ChunksOfFirstRank chunks(layout.local_rank);
+    const uint64_t end_of_last_use = ((use - 1) << 32) + 10;
+    cells.contribution(0, layout.local_rank).ready = end_of_last_use;
+    cells.over(0, layout.local_rank) = end_of_last_use;
+    cells.left(0, layout.local_rank) = use - 1;
+    std::vector<std::byte> memory(640);  // the others can't map it
+    core::Batch batch;
+    batch.input = batch.output = memory.data();
+    const uint64_t number = (use - 1) * HostCells::kCells;
+    HostShare share({&layout, &chunks, &batch, &cells, parts.group, parts.scratch.get(), number});
+    all_are_here();
+    if (layout.local_rank == 0) {
+      EXPECT_TRUE(share.post());
+      EXPECT_FALSE(share.is_ready(0)) << "the other rank has published nothing";
+    }
+    all_are_here();
+    if (layout.local_rank == 1) {
+      EXPECT_TRUE(share.post());
+      EXPECT_GT(share.copy(), 0);
+      EXPECT_EQ(share.copy(), 0) << "no chunk is over";
+    }
+    all_are_here();
+    if (layout.local_rank == 0) {
+      EXPECT_TRUE(share.is_ready(0));
+      share.set_over(1);
+    }
+    all_are_here();
+    if (layout.local_rank == 1) {
+      EXPECT_GT(share.copy(), 0) << "the first chunk is over";
+    }
+    share.leave();
+  });
+}
+
 }  // namespace
 }  // namespace horon::ops
