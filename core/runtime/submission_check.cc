@@ -1,6 +1,8 @@
 #include "horon/core/runtime/submission_check.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 
 #include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
@@ -44,6 +46,16 @@ std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
   return "";
 }
 
+// Of splits that are not negative; nothing if it is too large.
+std::optional<int64_t> sum_of(std::span<const int64_t> splits) {
+  int64_t sum = 0;
+  for (const int64_t split : splits) {
+    if (split > std::numeric_limits<int64_t>::max() - sum) return std::nullopt;
+    sum += split;
+  }
+  return sum;
+}
+
 // One list of splits against the rows that it divides.
 std::string fault_of_splits(std::span<const int64_t> splits, int64_t rows, size_t members) {
   if (splits.size() != members) {
@@ -52,9 +64,10 @@ std::string fault_of_splits(std::span<const int64_t> splits, int64_t rows, size_
   if (std::any_of(splits.begin(), splits.end(), [](int64_t split) { return split < 0; })) {
     return concat("a split is negative in ", shape_text(splits));
   }
-  const int64_t sum = total(splits);
+  const std::optional<int64_t> sum = sum_of(splits);
   if (sum != rows) {
-    return concat("the splits ", shape_text(splits), " add up to ", sum,
+    return concat("the splits ", shape_text(splits), " add up to ",
+                  sum ? std::to_string(*sum) : "more than 2^63 - 1",
                   ", but the first dimension is ", rows);
   }
   return "";

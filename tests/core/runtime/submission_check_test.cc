@@ -1,0 +1,53 @@
+#include "horon/core/runtime/submission_check.h"
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace horon::core {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kRows = 4;
+
+// What is wrong with an alltoall of kRows rows that rank 0 of three divides so.
+std::string fault_of(std::vector<int64_t> splits) {
+  EntrySpec spec;
+  spec.kind = CollectiveKind::Alltoall;
+  spec.parts = {{"x", {kRows}}};
+  std::vector<float> rows(static_cast<size_t>(kRows));
+  Submission submission;
+  submission.name = "x";
+  submission.spec = std::make_shared<const EntrySpec>(spec);
+  submission.memory = {{reinterpret_cast<std::byte*>(rows.data()), nullptr, kRows}};
+  submission.allocate_output = [](size_t, int64_t, MemoryQueue&) { return nullptr; };
+  submission.splits = std::move(splits);
+  RankDevices devices;
+  devices[static_cast<size_t>(DeviceKind::Host)].index = 0;
+  const RunnableCalls runnable{{}};
+  constexpr std::array ranks = {0, 1, 2};
+  return find_fault(submission, 0, ranks, devices, runnable);
+}
+
+TEST(SubmissionCheck, SplitsDivideTheRows) {
+  EXPECT_EQ(fault_of({1, 0, 3}), "");
+  EXPECT_THAT(fault_of({1, 1, 1}), HasSubstr("add up to 3, but the first dimension is 4"));
+  EXPECT_THAT(fault_of({1, 3}), HasSubstr("2 splits for 3 ranks"));
+  EXPECT_THAT(fault_of({5, -1, 0}), HasSubstr("a split is negative in [5, -1, 0]"));
+}
+
+TEST(SubmissionCheck, SplitsWhoseSumWrapsAroundToTheRowsAreRefused) {
+  constexpr int64_t most = INT64_MAX;
+  EXPECT_THAT(fault_of({most, most, kRows + 2}), HasSubstr(std::to_string(most)));
+  EXPECT_THAT(fault_of({most, 1, kRows}), HasSubstr(std::to_string(most)));
+}
+
+}  // namespace
+}  // namespace horon::core
