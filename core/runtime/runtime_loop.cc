@@ -17,6 +17,9 @@
 namespace horon::core {
 namespace {
 
+// How often a rank that does not sleep looks for peers that have died.
+constexpr Nanos kLookForTheDead = 100'000'000;
+
 std::vector<int> all_ranks(const Topology& topology) {
   std::vector<int> ranks(static_cast<size_t>(topology.size));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -74,8 +77,13 @@ bool RuntimeLoop::try_turn() {
   for (auto& [id, runner] : runners_) news = runner->work() || news;
   forget_removed_sets();
   if (all_over()) ended_ = true;
-  // In each turn: others may keep this rank so busy that it never sleeps.
+  // In the turns too: others may keep this rank so busy that it never sleeps.
   if (!ended_ && past_deadline()) end_at_deadline();
+  if (!ended_ && now >= next_look_for_the_dead_) {
+    const bool again = anybody_waits() && look_for_the_dead();
+    if (!again) next_look_for_the_dead_ = now + kLookForTheDead;
+    news = news || again;
+  }
   if (ended_ || news) pacer_.news();
   return ended_ || news;
 }
@@ -327,7 +335,7 @@ bool RuntimeLoop::must_be_stepped() {
 
 void RuntimeLoop::rested() noexcept {
   try {
-    if (pacer_.long_wait() && anybody_waits()) look_for_the_dead();
+    if (pacer_.long_wait() && anybody_waits()) (void)look_for_the_dead();
   } catch (...) {
     end_job(failure_of_turn());
   }

@@ -128,7 +128,8 @@ class RuntimeLoop {
   bool past_deadline() const;
   bool at_rest() const;
   bool anybody_waits() const;
-  void look_for_the_dead();
+  // True if messages have come that may say why a peer is gone: look again after a turn.
+  bool look_for_the_dead();
   void judge_the_dead(SetRunner& runner, Nanos now);
   // shutdown() has waited long enough.
   void end_at_deadline();
@@ -153,6 +154,7 @@ class RuntimeLoop {
   Pacer pacer_;
   std::vector<Call> calls_;
   std::vector<Outgoing> outbox_;
+  Nanos next_look_for_the_dead_ = 0;
   Nanos next_record_ = 0;  // of the statistics into the timeline
   uint64_t recorded_file_ = 0;
   Statistics recorded_;

@@ -138,15 +138,16 @@ bool RuntimeLoop::anybody_waits() const {
                      [](const auto& entry) { return entry.second->waits(); });
 }
 
-void RuntimeLoop::look_for_the_dead() {
+bool RuntimeLoop::look_for_the_dead() {
   const std::vector<Transport::DeadPeer> dead = transport_->dead_peers();
-  if (dead.empty()) return;
+  if (dead.empty()) return false;
   // Its last message may be an Abort that names another rank, or Bye: that counts more than its
   // death.
-  if (take_messages()) return;
+  if (take_messages()) return true;
   const Nanos now = Clock::now().time_since_epoch().count();
   for (const Transport::DeadPeer& peer : dead) dead_.try_emplace(peer.rank, Death{peer.text, now});
   for (auto& [id, runner] : runners_) judge_the_dead(*runner, now);
+  return false;
 }
 
 // A set ends only when nothing runs on any of its members. So a member that is gone while something

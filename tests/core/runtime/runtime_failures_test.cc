@@ -16,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/tests/core/runtime/forwarding_transport.h"
+#include "horon/tests/core/runtime/known_death.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
 namespace horon::core {
@@ -221,6 +222,43 @@ TEST(RuntimeFailures, ADeadPeersLastMessageCountsMoreThanItsDeath) {
     if (rank == 1) broken = true;
     EXPECT_THAT(error_of_submit(runtime, "after"), HasSubstr("the wire is cut"));
     if (rank == 0) state.peer_died = true;
+  });
+}
+
+// The collectives of a set without the dead rank keep the others so busy that they never sleep for
+// long.
+TEST(RuntimeFailures, ARankThatDiesIsNamedThoughTheOthersAreBusy) {
+  Dead dead{.rank = 2};
+  World world(3, {}, no_limits(), hooks_of(dead));
+  std::barrier<> all_is_under_way(3);
+  world.each([&](Runtime& runtime, int rank) {
+    runtime.add_set(1, {0, 1});
+    EXPECT_EQ(error_of_submit(runtime, "before"), "");
+    if (rank == 2) {
+      all_is_under_way.arrive_and_wait();
+      dead.known = true;
+      while (runtime.fatal_error() == nullptr) std::this_thread::sleep_for(1ms);
+      return;
+    }
+    const auto x = std::make_shared<Tensor>(tensor({1}));
+    Submission of_all = submission("of all", *x);
+    of_all.keep_alive = x;
+    const auto handle = runtime.submit(std::move(of_all));
+    all_is_under_way.arrive_and_wait();
+    const auto limit = std::chrono::steady_clock::now() + 20s;
+    while (runtime.fatal_error() == nullptr && std::chrono::steady_clock::now() < limit) {
+      const auto y = std::make_shared<Tensor>(tensor({1}));
+      Submission of_two = submission("of two", *y);
+      of_two.set = 1;
+      of_two.keep_alive = y;
+      try {
+        (void)runtime.run(std::move(of_two));
+      } catch (const Error&) {  // the job has ended meanwhile
+      }
+    }
+    ASSERT_NE(runtime.fatal_error(), nullptr) << "nobody has looked in 20 s";
+    EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::PeerDead);
+    EXPECT_THAT(error_of(*handle), HasSubstr("rank 2 (pid 4711) has died"));
   });
 }
 
