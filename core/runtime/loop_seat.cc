@@ -124,13 +124,20 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   if (!loop.ended()) loop.rested();
 }
 
+void LoopSeat::stop_driving() noexcept {
+  // First: once it is free another thread notes itself.
+  driver_.store({}, std::memory_order_relaxed);
+  driven_.store(false, std::memory_order_seq_cst);
+}
+
 LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point deadline) noexcept {
   if (is_over() || held_by_this_thread()) return Drive::NoLoop;
   if (driven_.exchange(true, std::memory_order_seq_cst)) return Drive::Taken;
+  driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   std::unique_lock lock(mutex_, std::defer_lock);
   const bool in_time = lock_until(lock, deadline);
   if (!in_time || loop_ == nullptr) {
-    driven_.store(false, std::memory_order_seq_cst);
+    stop_driving();
     // A thread that arrived meanwhile believed that this one drives. The background thread holds
     // the seat and checks for waiters again.
     return in_time ? Drive::NoLoop : Drive::TimedOut;
@@ -162,7 +169,7 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
     driver_sleeps_.store(false, std::memory_order_relaxed);
     loop.rested();
   }
-  driven_.store(false, std::memory_order_seq_cst);
+  stop_driving();
   hand_over(moved || sleeping_waiters_.load(std::memory_order_seq_cst) > 0);
   return handle.finished() ? Drive::Finished : late ? Drive::TimedOut : Drive::NoLoop;
 }

@@ -53,10 +53,12 @@ class LoopSeat {
 
   bool is_driven() const noexcept { return driven_.load(std::memory_order_seq_cst); }
   bool is_over() const noexcept { return over_.load(std::memory_order_acquire); }
-  // This thread is inside the loop already: it is in a callback or in a signal handler, which may
-  // have called exit().
+  // This thread is inside the loop already, or in line for it: it is in a callback or in a signal
+  // handler, which may have called exit().
   bool held_by_this_thread() const noexcept {
-    return holder_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+    const std::thread::id here = std::this_thread::get_id();
+    return holder_.load(std::memory_order_relaxed) == here ||
+           driver_.load(std::memory_order_relaxed) == here;
   }
   // For the thread that holds the seat and will not come back to it. If it was asleep between two
   // turns, the other ranks are told.
@@ -83,6 +85,8 @@ class LoopSeat {
 
  private:
   class Held;
+  // The thread of the program that drives, or is about to, does so no longer.
+  void stop_driving() noexcept;
   // The background thread steps the loop from now on. It is woken at once if `unfinished` or if
   // something must be polled, else by the next ring.
   void hand_over(bool unfinished) noexcept;
@@ -99,6 +103,7 @@ class LoopSeat {
   // on the thread of the driver.
   std::atomic<bool> driver_sleeps_{false};
   std::atomic<std::thread::id> holder_{};
+  std::atomic<std::thread::id> driver_{};  // while driven_, from before it has the seat
 };
 
 }  // namespace horon::core

@@ -183,8 +183,8 @@ class Runtime::Impl {
  private:
   using Ranks = std::shared_ptr<const std::vector<int>>;
 
-  // exit() was called by a thread that was stepping the loop, in a signal handler most often. It
-  // will never give the seat back, so there is no end to wait for.
+  // exit() was called by a thread that was stepping the loop or in line for it, in a signal handler
+  // most often. It will never give the seat back, so there is no end to wait for.
   std::string leave_from_within() {
     const std::string text = "exit() was called while this thread was in a collective";
     left_from_within_ = true;
