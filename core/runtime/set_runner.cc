@@ -79,7 +79,7 @@ void SetRunner::take(Submission&& submission) {
   controller_.submit(std::move(request));
 }
 
-void SetRunner::join(std::shared_ptr<HandleState> handle) {
+void SetRunner::join(std::shared_ptr<HandleState>&& handle) {
   const Ticket ticket = live_.add();
   live_.at(ticket).submission.handle = std::move(handle);
   controller_.join(ticket);

@@ -51,7 +51,8 @@ class SetRunner {
   // If this throws, the submission is untouched or belongs to the runner already.
   void take(Submission&& submission);
   void refuse(const Refusal& refusal) { controller_.refuse(refusal.name, refusal.text); }
-  void join(std::shared_ptr<HandleState> handle);
+  // The same holds of the handle.
+  void join(std::shared_ptr<HandleState>&& handle);
   void shut_down() { controller_.shutdown(); }
   void leave() { controller_.leave(); }
   void greet() { controller_.greet(); }

@@ -102,6 +102,42 @@ void end_job(int n, int failures) {
   });
 }
 
+// A rank that is alone calls join(). The loop makes `n` allocations from there on, and then one
+// fails.
+void join_alone(int n) {
+  std::atomic<bool> waits_for_call{false};
+  std::atomic<bool> is_called{false};
+  bool is_short = false;
+  World world(1, {}, no_limits());
+  world.each([&](Runtime& runtime, int) {
+    const auto x = std::make_shared<Tensor>(tensor({1}));
+    Submission mine = submission("x", *x);
+    mine.keep_alive = x;
+    mine.ready = std::make_unique<PolledEvent>([&] {
+      if (is_short) return true;
+      is_short = true;
+      waits_for_call = true;
+      while (!is_called) std::this_thread::sleep_for(100us);
+      test::fail_allocations(n, 1);
+      return false;
+    });
+    const auto reduced = runtime.submit(std::move(mine));
+    while (!waits_for_call) std::this_thread::sleep_for(100us);
+    const auto joined = runtime.join();
+    is_called = true;
+    for (const auto& handle : {joined, reduced}) {
+      if (!ends(*handle)) {
+        ADD_FAILURE() << "a handle does not end, allocation " << n;
+        std::abort();  // as above
+      }
+      if (handle->outcome().error) {
+        EXPECT_THAT(handle->outcome().error->what(), EndsWith("out of memory"));
+      }
+    }
+    EXPECT_EQ(runtime.shutdown(20s), "");
+  });
+}
+
 class ExhaustedMemory : public testing::TestWithParam<int> {};
 
 TEST_P(ExhaustedMemory, EndsEveryHandleOnEveryRank) {
@@ -111,6 +147,14 @@ TEST_P(ExhaustedMemory, EndsEveryHandleOnEveryRank) {
   } while (test::an_allocation_has_failed() && !testing::Test::HasFailure());
   EXPECT_GT(n, 10);
   testing::Test::RecordProperty("allocations", n);
+}
+
+TEST(ExhaustedMemoryAlone, EndsACallOfJoin) {
+  int n = 0;
+  do {
+    join_alone(n++);
+  } while (test::an_allocation_has_failed() && !testing::Test::HasFailure());
+  EXPECT_GT(n, 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Failures, ExhaustedMemory, testing::Values(1, 2, 3, 8),
