@@ -83,8 +83,13 @@ SharedHeap::Block SharedHeap::make_slab(size_t block_bytes) {
   slab->live[0] = true;
   Slab* const raw = slab.get();
   const std::unique_lock lock(mutex_);
-  slabs_.emplace(raw->segment.data(), std::move(slab));
+  size_t blocks = count;  // of this class
+  for (const auto& [start, other] : slabs_) {
+    if (other->block_bytes == block_bytes) blocks += other->live.size();
+  }
   std::vector<Block>& unused = unused_[block_bytes];
+  unused.reserve(blocks);  // so that give_back() needs no memory
+  slabs_.emplace(raw->segment.data(), std::move(slab));
   for (size_t index = count - 1; index > 0; --index) unused.push_back({raw, index});
   cached_bytes_ += (count - 1) * block_bytes;
   return {raw, 0};

@@ -69,8 +69,9 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   const size_t cached_bytes_max_;
   mutable std::shared_mutex mutex_;
   std::map<const std::byte*, std::unique_ptr<Slab>> slabs_;  // by first byte; never removed
-  std::map<size_t, std::vector<Block>> unused_;  // by class; the last freed is the first taken
-  size_t cached_bytes_ = 0;                      // in unused blocks that hold pages
+  // By class; the last freed is the first taken. Each has room for all blocks of its class.
+  std::map<size_t, std::vector<Block>> unused_;
+  size_t cached_bytes_ = 0;  // in unused blocks that hold pages
 };
 
 }  // namespace horon::core

@@ -14,7 +14,8 @@ horon_test(doorbell_test FILES core/host/doorbell_test.cc)
 horon_test(in_process_transport_test FILES core/transport/in_process_transport_test.cc)
 horon_test(local_group_test FILES core/host/local_group_test.cc)
 horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
-horon_test(shared_heap_test FILES core/host/shared_heap_test.cc)
+# Alone, since it has an operator new of its own.
+horon_test(shared_heap_test FILES core/host/shared_heap_test.cc support/failing_allocation.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc
            TIMEOUT 120)
 horon_test(executor_test
