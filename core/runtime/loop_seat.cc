@@ -139,7 +139,9 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
   if (!in_time || loop_ == nullptr) {
     stop_driving();
     // A thread that arrived meanwhile believed that this one drives. The background thread holds
-    // the seat and checks for waiters again.
+    // the seat and checks for waiters again, or it has just freed the seat for this one: then it
+    // would sleep.
+    if (!in_time && lock.try_lock() && loop_ != nullptr) loop_->doorbell().call_deputy();
     return in_time ? Drive::NoLoop : Drive::TimedOut;
   }
   const Held held(*this);
