@@ -57,8 +57,8 @@ class Runtime {
   void open() noexcept;
 
   // Hands an entry over; makes and returns its handle. Any thread of the program. Throws Error:
-  // InvalidArgument, DuplicateName, NotInitialized (after shutdown), or the error that ended the
-  // job.
+  // InvalidArgument, NotInitialized (after shutdown), or the error that ended the job. What the
+  // loop finds out, such as DuplicateName, is the error of the handle.
   std::shared_ptr<HandleState> submit(Submission submission);
 
   // submit() and a wait until it has finished, on this thread if no other one drives the loop
@@ -88,10 +88,11 @@ class Runtime {
   // The same, but waits for nothing: the set goes when all members have left or removed it.
   void leave_set(uint32_t id);
 
-  // Says "no more from this rank", serves the others until all ranks have said so or the deadline
-  // has passed, and joins the thread. At the deadline the others are told that this rank has ended,
-  // which ends the job there too. Never throws; returns what went wrong, empty if nothing did.
-  // Idempotent.
+  // Says "no more from this rank", serves the others until all ranks have said so, the job has
+  // ended or the deadline has passed, and joins the thread. At the deadline the others are told
+  // that this rank has ended, which ends the job there too. Never throws. Returns what kept it from
+  // waiting for the others: the deadline, or exit() within the loop. Empty otherwise, also if a
+  // failure has ended the job: fatal_error() has that. Idempotent.
   std::string shutdown(std::chrono::nanoseconds deadline);
 
   // exit() was called by a thread within the loop: the job has not ended, and nothing that it uses
