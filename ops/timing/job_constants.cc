@@ -16,11 +16,11 @@ namespace {
 using core::Bootstrap;
 using core::concat;
 
-constexpr auto kHostLimit = std::chrono::milliseconds(20);
-
-// What a rank has measured. Only those that lead have anything.
+// What a rank has measured. Only those that lead are to measure anything.
 struct Measured {
   MachineConstants constants;
+  bool host_expected = false;
+  bool wire_expected = false;
   bool host = false;
   bool wire = false;
 };
@@ -55,9 +55,11 @@ int wire_peer(const core::Topology& topology) {
   return other < leaders.size() ? leaders[other] : -1;
 }
 
-void measure_host(const core::Topology& topology, std::byte* area, Measured& mine) {
-  if (area == nullptr || topology.local_size < 2 || topology.local_rank > 1) return;
-  const auto times = HostTiming::measure(area, leads_its_host(topology), kHostLimit);
+void measure_host(const core::Topology& topology, const MeasuredJob& job, Measured& mine) {
+  if (topology.local_size < 2 || topology.local_rank > 1) return;
+  mine.host_expected = leads_its_host(topology);
+  if (job.area == nullptr) return;
+  const auto times = HostTiming::measure(job.area, leads_its_host(topology), job.host_limit);
   if (!times) return;
   mine.host = true;
   mine.constants.handoff_us = times->handoff_us;
@@ -68,6 +70,7 @@ void measure_wire(const core::Topology& topology, const MeasuredJob& job, Measur
   if (topology.one_host() || !leads_its_host(topology)) return;
   const int peer = wire_peer(topology);
   if (peer < 0) return;
+  mine.wire_expected = topology.rank < peer;
   const std::shared_ptr<Messages> messages = job.messages();
   const auto times = WireTiming::measure(*messages, peer, topology.rank < peer, job.wire_limits);
   if (!times) return;
@@ -99,13 +102,30 @@ MachineConstants slowest_of(const std::vector<Measured>& all) {
   return within_reason(together);
 }
 
-MachineConstants measure_job(const Bootstrap& bootstrap, const MeasuredJob& job) {
+// "hand-offs on 1 host, the network of 2 pairs of hosts"; empty if all was measured that there is.
+std::string not_measured(const std::vector<Measured>& all) {
+  int hosts = 0;
+  int pairs = 0;
+  for (const Measured& one : all) {
+    if (one.host_expected && !one.host) ++hosts;
+    if (one.wire_expected && !one.wire) ++pairs;
+  }
+  std::string list;
+  if (hosts > 0) list = concat("hand-offs on ", hosts, hosts == 1 ? " host" : " hosts");
+  if (pairs > 0) {
+    list += concat(list.empty() ? "" : ", ", "the network of ", pairs,
+                   pairs == 1 ? " pair of hosts" : " pairs of hosts");
+  }
+  return list;
+}
+
+std::vector<Measured> measure_job(const Bootstrap& bootstrap, const MeasuredJob& job) {
   Measured mine;
   core::run_on_all(bootstrap, [&] {
-    measure_host(bootstrap.topology(), job.area, mine);
+    measure_host(bootstrap.topology(), job, mine);
     measure_wire(bootstrap.topology(), job, mine);
   });
-  return slowest_of(core::allgather_values(bootstrap, Bootstrap::Among::Job, mine));
+  return core::allgather_values(bootstrap, Bootstrap::Among::Job, mine);
 }
 
 }  // namespace
@@ -135,12 +155,17 @@ JobConstants find_job_constants(const Bootstrap& bootstrap, const core::Config& 
     }
   }
   const auto begin = std::chrono::steady_clock::now();
-  const MachineConstants constants = measure_job(bootstrap, job);
+  const std::vector<Measured> measured = measure_job(bootstrap, job);
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::steady_clock::now() - begin);
+  const MachineConstants constants = slowest_of(measured);
+  std::string origin = concat("measured in ", took.count(), " ms");
+  // Defaults in the place of figures must not stand in the file as if they had been measured.
+  const std::string missing = not_measured(measured);
+  if (!missing.empty()) return {constants, concat(origin, ", but not ", missing, ": not kept")};
   const bool saved = topology.rank == 0 && file.save(words, days_since_1970(), constants);
-  return {constants, concat("measured in ", took.count(), " ms",
-                            saved ? concat(", kept in ", file.path()) : std::string())};
+  if (saved) origin += concat(", kept in ", file.path());
+  return {constants, origin};
 }
 
 std::string host_name() {

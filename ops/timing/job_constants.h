@@ -2,6 +2,7 @@
 // measured between the first two ranks of each host and between neighbouring hosts.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -17,7 +18,9 @@ namespace horon::ops {
 
 struct JobConstants {
   MachineConstants constants;
-  std::string origin;  // "measured in 12 ms", "read from ...", "defaults: HORON_MEASURE=off"
+  // "measured in 12 ms", "measured in 0 ms, but not hand-offs on 1 host: not kept",
+  // "read from ...", "defaults: HORON_MEASURE=off"
+  std::string origin;
 };
 
 struct MeasuredJob {
@@ -25,6 +28,7 @@ struct MeasuredJob {
   // HostTiming::area_bytes() of zeroed memory that the ranks of this host share; null if they share
   // none. The same on all ranks of the host.
   std::byte* area = nullptr;
+  std::chrono::microseconds host_limit = std::chrono::milliseconds(20);
   // Called on the first rank of each host, if there are several hosts.
   std::function<std::shared_ptr<Messages>()> messages;
   WireTiming::Limits wire_limits;

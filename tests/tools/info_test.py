@@ -78,7 +78,11 @@ class Info(unittest.TestCase):
             self.assertEqual(off["choices"][0], "allreduce: one round")
             self.assertEqual(off["choices"][4], "alltoall: messages between members")
             self.assertFalse(os.path.exists(path))
-            measured = algorithms("auto")
+            # On a busy machine hand-offs may take longer than their time, and nothing is kept.
+            for _ in range(10):
+                measured = algorithms("auto")
+                if os.path.exists(path):
+                    break
             self.assertRegex(measured["origin"], r"measured in \d+ ms, kept in .*constants")
             kept = algorithms("auto")
             self.assertEqual(kept["origin"], f"read from {path}")

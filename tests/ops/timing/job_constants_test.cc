@@ -30,8 +30,9 @@ class JobConstantsTest : public testing::Test {
   void SetUp() override { fs::create_directory(folder_); }
   void TearDown() override { fs::remove_all(folder_); }
 
-  // What each rank gets. Rank r is on host hosts[r].
-  std::vector<JobConstants> find(const std::vector<int>& hosts, const core::Config& config) {
+  // What each rank gets. Rank r is on host hosts[r], and its ranks share memory, or not.
+  std::vector<JobConstants> find(const std::vector<int>& hosts, const core::Config& config,
+                                 bool share_memory = true) {
     std::vector<JobConstants> found(hosts.size());
     core::InProcessJob job(hosts);
     MessageHub hub;
@@ -40,7 +41,8 @@ class JobConstantsTest : public testing::Test {
       const auto group = core::LocalGroup::create(bootstrap, HostTiming::area_bytes());
       MeasuredJob measured;
       measured.host_name = "host" + std::to_string(hosts[static_cast<size_t>(rank)]);
-      measured.area = group->area();
+      if (share_memory) measured.area = group->area();
+      measured.host_limit = std::chrono::seconds(20);  // a busy machine must not end it
       measured.messages = [&hub, rank] { return std::make_shared<ThreadMessages>(hub, rank); };
       found[static_cast<size_t>(rank)] = find_job_constants(bootstrap, config, measured);
       (void)core::allgather_values(bootstrap, core::Bootstrap::Among::Job, rank);
@@ -95,6 +97,23 @@ INSTANTIATE_TEST_SUITE_P(Hosts, JobConstantsOfHosts,
                          testing::Values(std::vector{0, 0}, std::vector{0, 0, 0}, std::vector{0, 1},
                                          std::vector{0, 0, 1}, std::vector{0, 1, 0, 1},
                                          std::vector{0, 1, 2}));
+
+// Defaults that a job has kept as if it had measured them would be those of the next jobs.
+TEST_F(JobConstantsTest, WhatNobodyHasMeasuredIsNotKept) {
+  const auto without = find({0, 0}, config("auto"), false);
+  for (const JobConstants& one : without) {
+    EXPECT_TRUE(one.origin.ends_with(", but not hand-offs on 1 host: not kept")) << one.origin;
+  }
+  EXPECT_FALSE(fs::exists(path_));
+  const auto next = find({0, 0}, config("auto"));
+  EXPECT_TRUE(next.front().origin.starts_with("measured in ")) << next.front().origin;
+  EXPECT_TRUE(find({0, 0}, config("auto")).front().origin.starts_with("read from "));
+  const auto one_of_two = find({0, 0, 1}, config("auto"), false);
+  EXPECT_TRUE(one_of_two.front().origin.ends_with("not kept")) << one_of_two.front().origin;
+  // Nobody misses hand-offs where each host has one rank.
+  const auto none_missing = find({0, 1}, config("auto"), false);
+  EXPECT_TRUE(none_missing.front().origin.ends_with("kept in " + path_));
+}
 
 TEST_F(JobConstantsTest, OfOtherHostsAreMeasuredAnew) {
   (void)find({0, 0}, config("auto"));
