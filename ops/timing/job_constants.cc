@@ -2,10 +2,12 @@
 
 #include <array>
 #include <chrono>
+#include <exception>
 #include <optional>
 #include <unistd.h>
 #include <vector>
 
+#include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/choice/constants_file.h"
 #include "horon/ops/timing/host_timing.h"
@@ -66,13 +68,25 @@ void measure_host(const core::Topology& topology, const MeasuredJob& job, Measur
   mine.constants.sum_bytes_per_us = times->sum_bytes_per_us;
 }
 
+// What goes wrong is in the log before the ranks tell each other of it: they do so by calls that
+// wait for a peer, however long it stands still.
+std::optional<WireTiming::Times> time_wire(Messages& messages, int peer, bool leads,
+                                           const WireTiming::Limits& limits) {
+  try {
+    return WireTiming::measure(messages, peer, leads, limits);
+  } catch (const std::exception& error) {
+    core::log(core::LogLevel::Error, error.what());
+    throw;
+  }
+}
+
 void measure_wire(const core::Topology& topology, const MeasuredJob& job, Measured& mine) {
   if (topology.one_host() || !leads_its_host(topology)) return;
   const int peer = wire_peer(topology);
   if (peer < 0) return;
   mine.wire_expected = topology.rank < peer;
   const std::shared_ptr<Messages> messages = job.messages();
-  const auto times = WireTiming::measure(*messages, peer, topology.rank < peer, job.wire_limits);
+  const auto times = time_wire(*messages, peer, topology.rank < peer, job.wire_limits);
   if (!times) return;
   mine.wire = true;
   mine.constants.message_us = times->message_us;

@@ -34,7 +34,8 @@ struct MeasuredJob {
   WireTiming::Limits wire_limits;
 };
 
-// Collective over the job, before anything else runs. If a rank throws, all do.
+// Collective over the job, before anything else runs. If a rank throws, all do, as soon as all have
+// come; a host that does not answer is in the log of the rank that waits for it before that.
 JobConstants find_job_constants(const core::Bootstrap& bootstrap, const core::Config& config,
                                 const MeasuredJob& job);
 

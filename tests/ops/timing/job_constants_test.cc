@@ -138,11 +138,13 @@ TEST_F(JobConstantsTest, OneRankMeasuresNothing) {
   EXPECT_FALSE(fs::exists(path_));
 }
 
-// A peer that stands still: the ranks of all hosts throw the same error.
+// A peer that stands still: the ranks of all hosts throw the same error, once they have all come.
+// Who knows it says so before that.
 TEST_F(JobConstantsTest, AHostThatDoesNotAnswerIsAnErrorOnAllRanks) {
   core::InProcessJob job(std::vector{0, 1, 0});
   MessageHub hub;
   MessageHub nowhere;
+  testing::internal::CaptureStderr();
   core::run_ranks(3, [&](int rank) {
     MeasuredJob measured;
     measured.messages = [&, rank] {
@@ -153,6 +155,10 @@ TEST_F(JobConstantsTest, AHostThatDoesNotAnswerIsAnErrorOnAllRanks) {
         test::error_of([&] { (void)find_job_constants(job.of(rank), config("again"), measured); });
     EXPECT_NE(error.find("has not answered"), std::string::npos) << rank << ": " << error;
   });
+  const std::string log = testing::internal::GetCapturedStderr();
+  for (const char* peer : {"rank 1 has not answered", "rank 0 has not answered"}) {
+    EXPECT_NE(log.find(peer), std::string::npos) << log;
+  }
 }
 
 }  // namespace
