@@ -113,9 +113,12 @@ std::vector<double> time_short(TimedLine& line, Clock::time_point limit) {
   return ways;
 }
 
-// The best rate: a connection sends faster when it has sent for a while.
+// The rate of the rounds with most messages. A connection sends faster when it has sent for a
+// while, and a link that lets a burst pass at once carries the rest more slowly: so shorter rounds,
+// which come first, only use that up.
 double time_long(TimedLine& line, double message_us, Clock::time_point limit) {
-  double best = 0;
+  std::vector<double> longest_us;
+  int64_t longest_count = 0;
   int64_t count = 1;
   double last_us = 0;
   for (int round = 0; round < kLongRounds; ++round) {
@@ -128,10 +131,12 @@ double time_long(TimedLine& line, double message_us, Clock::time_point limit) {
     last_us = us_since(begin);
     // The peer begins when it knows the number, and its messages have the same way.
     const double flows_us = std::max(last_us - 2 * message_us, last_us / 4);
-    best = std::max(best, static_cast<double>(count * kMessageBytes) / flows_us);
+    if (count > longest_count) longest_us.clear();
+    longest_count = count;
+    longest_us.push_back(flows_us);
     count = std::min(2 * count, kMessagesMax);
   }
-  return best;
+  return static_cast<double>(longest_count * kMessageBytes) / median(longest_us);
 }
 
 }  // namespace

@@ -1,6 +1,10 @@
 // The measurements themselves. What they find depends on the machine; that they end does not.
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -55,6 +59,70 @@ TEST(HostTiming, WhoComesLateIsNotHeldUp) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(HostTiming::measure(area.data, false, std::chrono::hours(1)), std::nullopt);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::minutes(1));
+}
+
+// What a rank sends leaves it through a token bucket: so many bytes at once, the rest at a rate.
+class BucketMessages final : public Messages {
+ public:
+  BucketMessages(MessageHub& hub, int rank, double burst_bytes, double bytes_per_us)
+      : messages_(hub, rank), burst_us_(burst_bytes / bytes_per_us), bytes_per_us_(bytes_per_us) {}
+
+  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    full_at_ =
+        std::max(full_at_, Clock::now()) + to_ticks(static_cast<double>(bytes) / bytes_per_us_);
+    posted_.push_back({[=, this] { return messages_.send(to, tag, data, bytes); },
+                       full_at_ - to_ticks(burst_us_), std::nullopt});
+    return static_cast<Ticket>(posted_.size() - 1);
+  }
+  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
+    posted_.push_back({nullptr, {}, messages_.receive(from, tag, data, bytes)});
+    return static_cast<Ticket>(posted_.size() - 1);
+  }
+  void progress() override {
+    for (; left_ < posted_.size() && Clock::now() >= posted_[left_].leaves_at; ++left_) {
+      Posted& next = posted_[left_];
+      if (!next.ticket) next.ticket = next.post();
+    }
+    messages_.progress();
+  }
+  bool take_if_over(Ticket ticket) override {
+    const std::optional<Ticket> inner = posted_.at(ticket).ticket;
+    return inner && messages_.take_if_over(*inner);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Posted {
+    std::function<Ticket()> post;
+    Clock::time_point leaves_at;
+    std::optional<Ticket> ticket;  // once it has left
+  };
+  static Clock::duration to_ticks(double us) {
+    return std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double, std::micro>(us));
+  }
+
+  ThreadMessages messages_;
+  const double burst_us_;
+  const double bytes_per_us_;
+  Clock::time_point full_at_;  // the bucket, if nothing more is sent
+  std::vector<Posted> posted_;
+  size_t left_ = 0;  // of those that were posted
+};
+
+// A burst passes at once, but it is the rate after it for which a long collective waits.
+TEST(WireTiming, ABurstIsNotTheRateOfTheLink) {
+  constexpr double kBytesPerUs = 4;  // so slow that a busy machine changes little
+  MessageHub hub;
+  core::run_ranks(2, [&](int rank) {
+    BucketMessages messages(hub, rank, 128 << 10, kBytesPerUs);
+    const WireTiming::Limits limits{.begins = std::chrono::seconds(60)};
+    const auto times = WireTiming::measure(messages, 1 - rank, rank == 0, limits);
+    if (!times) return;
+    EXPECT_GT(times->wire_bytes_per_us, kBytesPerUs / 2);
+    EXPECT_LT(times->wire_bytes_per_us, kBytesPerUs * 2);
+  });
+  EXPECT_TRUE(hub.empty());
 }
 
 TEST(WireTiming, TheOneThatLeadsGetsTimesAndNothingStaysUnderWay) {
