@@ -17,6 +17,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
+#include "horon/ops/hierarchical/wire_type.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
@@ -163,7 +164,8 @@ int predict(const Options& options) {
     const PredictOptions& given = options.predict;
     tell("network",
          core::concat(given.hosts, " hosts, ", given.gbit, " Gbit/s, ", given.delay_us, " us"),
-         cost_of_network(given, config.bucket_bytes, cost.compute_us_per_byte));
+         cost_of_network(given, config.bucket_bytes, cost.compute_us_per_byte,
+                         ops::wire_dtype_named(config.wire_dtype)));
   }
   if (rank() == 0) write_json(options, json);
   return 0;

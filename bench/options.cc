@@ -227,8 +227,10 @@ void add_prediction(CLI::App& app, PredictOptions& predict) {
       "one way, as 4,10,500");
 }
 
-std::string find_fault_of_prediction(const PredictOptions& predict) {
+std::string find_fault_of_prediction(const Options& options) {
+  const PredictOptions& predict = options.predict;
   const bool predicts = !predict.model.stages.empty();
+  if (predicts && options.device != DeviceKind::Host) return "--predict needs --device host";
   if (predicts != (predict.model.alone_ms > 0)) return "--predict and --alone-ms go together";
   if (predict.network_given && !predicts) return "--network needs --predict";
   if (predict.model.forward_share + predict.model.optimizer_share >= 1) {
@@ -255,7 +257,7 @@ std::string find_fault(const Options& options) {
   }
   if (options.has_own_set() && !on_host) return "--set needs --device host";
   if (options.ratio_max > 0 && options.peers.empty()) return "--ratio-max needs --peer";
-  return find_fault_of_prediction(options.predict);
+  return find_fault_of_prediction(options);
 }
 
 }  // namespace

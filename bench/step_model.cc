@@ -9,6 +9,7 @@
 #include "horon/core/base/parse_number.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/choice/algorithm.h"
+#include "horon/ops/hierarchical/exchange_plan.h"
 
 namespace horon::bench {
 namespace {
@@ -85,12 +86,18 @@ AllreduceCost fit_cost(const std::vector<Sample>& samples) {
 }
 
 AllreduceCost cost_between_hosts(int hosts, int64_t bytes, const ops::MachineConstants& constants,
-                                 double compute_us_per_byte) {
+                                 double compute_us_per_byte, DataType wire_dtype) {
+  ops::HostsLayout layout;
+  layout.hosts = hosts;
+  constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+  const int64_t count = (bytes + kFloat - 1) / kFloat;
+  const ops::ExchangePlan plan = ops::plan_exchange(layout, DataType::Float32, ReduceOp::Average,
+                                                    count, wire_dtype, constants);
+  const ops::Choice choice{plan.one_round ? ops::Algorithm::OneRound : ops::Algorithm::TwoRounds};
   ops::Situation situation;
   situation.reach = ops::Reach::Hosts;
   situation.hosts = hosts;
-  situation.bytes = situation.result_bytes = bytes;
-  const ops::Choice choice = ops::choose_algorithm(situation, constants);
+  situation.bytes = situation.result_bytes = count * static_cast<int64_t>(size_of(plan.wire_type));
   const double all_us = ops::compared_us(situation, choice, constants);
   situation.bytes = situation.result_bytes = 0;
   const double latency_us = ops::compared_us(situation, choice, constants);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "horon/core/base/dtype.h"
 #include "horon/ops/choice/machine_constants.h"
 
 namespace horon::bench {
@@ -27,9 +28,10 @@ struct Sample {
 AllreduceCost fit_cost(const std::vector<Sample>& samples);
 
 // Of hosts with one rank each that were not measured: the same algorithms on the given network, for
-// buckets of `bytes`.
+// buckets of `bytes` of float32. `wire_dtype`: as in ops::choose_wire_type().
 AllreduceCost cost_between_hosts(int hosts, int64_t bytes, const ops::MachineConstants& constants,
-                                 double compute_us_per_byte);
+                                 double compute_us_per_byte,
+                                 DataType wire_dtype = DataType::Float32);
 
 // Gradients in the order in which backward makes them.
 struct GradientStage {

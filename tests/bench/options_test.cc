@@ -93,6 +93,8 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
       complaint({"--predict", "1M", "--alone-ms", "1", "--network", "1,10,0"}).find("4,10,500"),
       std::string::npos);
   EXPECT_NE(complaint({"--network", "4,10,0"}).find("--predict"), std::string::npos);
+  EXPECT_NE(complaint({"--predict", "1M", "--alone-ms", "1", "--device", "cuda"}).find("--device"),
+            std::string::npos);
   EXPECT_NE(complaint({"--predict", "1M", "--alone-ms", "1", "--forward-share", "0.99"})
                 .find("--forward-share"),
             std::string::npos);

@@ -106,5 +106,24 @@ TEST(CostBetweenHosts, FollowsTheNetwork) {
   EXPECT_NEAR(four.bytes_per_us, 80, 1e-6);
 }
 
+// Gradients of float32 are there in half the time if they travel in 16 bits.
+TEST(CostBetweenHosts, A16BitWireCarriesHalfTheBytes) {
+  ops::MachineConstants constants;
+  constants.wire_bytes_per_us = 120;
+  for (const int hosts : {2, 4}) {
+    const AllreduceCost whole = cost_between_hosts(hosts, 4 << 20, constants, 0);
+    const AllreduceCost half = cost_between_hosts(hosts, 4 << 20, constants, 0, DataType::BFloat16);
+    EXPECT_NEAR(half.bytes_per_us, 2 * whole.bytes_per_us, 1e-6);
+    EXPECT_EQ(half.latency_us, whole.latency_us);
+  }
+  // So few bytes are never rounded.
+  EXPECT_NEAR(cost_between_hosts(2, 4 << 10, constants, 0, DataType::BFloat16).bytes_per_us, 120,
+              1e-6);
+  // As in the ops: the network that is given does not decide how often sums are rounded.
+  constants.message_us = 500;
+  EXPECT_EQ(cost_between_hosts(4, 32 << 10, constants, 0).latency_us, 500);
+  EXPECT_EQ(cost_between_hosts(4, 32 << 10, constants, 0, DataType::Float16).latency_us, 1000);
+}
+
 }  // namespace
 }  // namespace horon::bench
