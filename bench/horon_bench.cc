@@ -55,8 +55,8 @@ ProcessSet make_set(const Options& options) {
 }
 
 struct Measured {
-  int exit_code = 0;  // 0: all results were right, and no limit was exceeded
-  nlohmann::json report;
+  int exit_code = 0;      // 0: all results were right, and no limit was exceeded
+  nlohmann::json report;  // null: nothing was measured
 };
 
 // On the members of the set.
@@ -66,6 +66,14 @@ Measured measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
     if (speaks && options.json != "-") print(text);
   };
   Peers peers(options, mpi, set.rank());
+  if (options.ratio_max > 0 && !peers.has(options.peers.front())) {
+    // No exception: the ranks that are not in the set sleep until these are done.
+    const std::string text =
+        core::concat(peers.left_out(), "horon-bench: --ratio-max is for ",
+                     to_string(options.peers.front()), ", which is left out\n");
+    if (speaks) (void)std::fputs(text.c_str(), stderr);
+    return {1, nullptr};
+  }
   options.peers = peers.kinds();
   const std::string header = header_text(options, set, mpi);
   say_of_set(header + peers.left_out() + column_titles(options));
@@ -94,7 +102,7 @@ int measure_collectives(const Options& options) {
   // The ranks that are not in the set sleep until the others are done.
   if (!set.is_world()) MpiPeer::meet_all_ranks();
   // After that, since it may fail on this rank alone.
-  if (set.rank() == 0) write_json(options, measured.report);
+  if (set.rank() == 0 && !measured.report.is_null()) write_json(options, measured.report);
   return measured.exit_code;
 }
 
@@ -133,6 +141,12 @@ nlohmann::json to_json(const StepPrediction& prediction, const AllreduceCost& co
 }
 
 int predict(const Options& options) {
+  if (size() == 1 && options.predict.rehearse) {
+    throw Error(ErrorCode::Config, "--rehearse needs several ranks (mpirun -np 4 ...)");
+  }
+  if (size() == 1 && !options.predict.network_given) {
+    throw Error(ErrorCode::Config, "--predict needs several ranks (mpirun -np 4 ...) or --network");
+  }
   const core::Config& config = ops::runtime().config();
   const Buckets buckets{static_cast<double>(config.first_bucket_bytes),
                         static_cast<double>(config.bucket_bytes)};

@@ -233,6 +233,7 @@ std::string find_fault_of_prediction(const Options& options) {
   if (predicts && options.device != DeviceKind::Host) return "--predict needs --device host";
   if (predicts != (predict.model.alone_ms > 0)) return "--predict and --alone-ms go together";
   if (predict.network_given && !predicts) return "--network needs --predict";
+  if (predict.rehearse && !predicts) return "--rehearse needs --predict";
   if (predict.model.forward_share + predict.model.optimizer_share >= 1) {
     return "--forward-share and --optimizer-share leave nothing for backward";
   }
@@ -257,6 +258,7 @@ std::string find_fault(const Options& options) {
   }
   if (options.has_own_set() && !on_host) return "--set needs --device host";
   if (options.ratio_max > 0 && options.peers.empty()) return "--ratio-max needs --peer";
+  if (options.idle_percent_max > 0 && options.idle_s <= 0) return "--idle-percent-max needs --idle";
   return find_fault_of_prediction(options);
 }
 

@@ -1,6 +1,7 @@
 // The peers of one run, those that this build and this MPI have.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@ class Peers {
 
   // Those of options.peers that there are.
   const std::vector<PeerKind>& kinds() const { return kinds_; }
+  bool has(PeerKind kind) const { return std::ranges::find(kinds_, kind) != kinds_.end(); }
   // Why others are left out: a line for each.
   const std::string& left_out() const { return left_out_; }
 

@@ -127,8 +127,12 @@ def check_predict(command, ranks):
     expect(output.count("\nstep ") == 2, output)
 
 
-def check_refused(command, _):
-    wrong = {
+def check_refused(command, ranks):
+    on_one_rank = {
+        "--predict 44.7M --alone-ms 1": "--network",
+        "--predict 44.7M --alone-ms 1 --network 4,10,0 --rehearse": "--rehearse",
+    }
+    wrong = on_one_rank if ranks == 1 else {
         "--no-such-option": "no-such-option",
         "-d float31": "float31",
         "-b 0": "--min-bytes",
@@ -142,6 +146,10 @@ def check_refused(command, _):
         "--predict 44.7M": "--alone-ms",
         "--predict many --alone-ms 1": "many",
         "--network 4,10,0": "--predict",
+        # Gloo has no reducescatter, in no build. The limit is for the peer that is named first.
+        "-e 8 --collective reducescatter --peer gloo --ratio-max 1000": "gloo, which is left out",
+        "-e 8 --collective reducescatter --set 0,1 --peer gloo,mpi --ratio-max 1000":
+            "gloo, which is left out",
         "-e 8 --json /no/such/folder/x.json": "/no/such/folder",
     }
     for arguments, expected in wrong.items():

@@ -76,6 +76,7 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
   EXPECT_NE(complaint({"-f", "1"}).find("--step-factor"), std::string::npos);
   EXPECT_NE(complaint({"-d", "bool", "-o", "avg"}).find("average"), std::string::npos);
   EXPECT_NE(complaint({"--ratio-max", "3"}).find("--peer"), std::string::npos);
+  EXPECT_NE(complaint({"--idle-percent-max", "3"}).find("needs --idle\n"), std::string::npos);
   EXPECT_NE(complaint({"--device", "cuda", "--peer", "mpi"}).find("--device"), std::string::npos);
   EXPECT_NE(complaint({"--tensors", "2"}).find("--calling"), std::string::npos);
   EXPECT_NE(complaint({"--calling", "group", "--collective", "broadcast"}).find("allreduce"),
@@ -93,6 +94,7 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
       complaint({"--predict", "1M", "--alone-ms", "1", "--network", "1,10,0"}).find("4,10,500"),
       std::string::npos);
   EXPECT_NE(complaint({"--network", "4,10,0"}).find("--predict"), std::string::npos);
+  EXPECT_NE(complaint({"--rehearse"}).find("--predict"), std::string::npos);
   EXPECT_NE(complaint({"--predict", "1M", "--alone-ms", "1", "--device", "cuda"}).find("--device"),
             std::string::npos);
   EXPECT_NE(complaint({"--predict", "1M", "--alone-ms", "1", "--forward-share", "0.99"})

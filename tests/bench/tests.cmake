@@ -61,7 +61,9 @@ horon_bench_test(bench_tuned 3 table ${horon_bench} --max-seconds 0.01
 horon_bench_test(bench_idle 2 idle ${horon_bench} --idle 0.3)
 horon_bench_test(bench_predict 2 predict ${horon_bench} --predict 44.7M --alone-ms 40
                  --network 2,1,0 --rehearse)
-horon_bench_test(bench_wrong_use 2 refused ${horon_bench})
+foreach(ranks 1 2)
+  horon_bench_test(bench_wrong_use ${ranks} refused ${horon_bench})
+endforeach()
 if(TARGET tensor_call_bench)
   add_test(NAME bench_tensor_call
            COMMAND ${horon_mpirun} 2 $<TARGET_FILE:tensor_call_bench> --iters 3)
