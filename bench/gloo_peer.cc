@@ -14,11 +14,11 @@
 #include <gloo/transport/context.h>
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
-#include <set>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 
+#include "horon/bench/gloo_place.h"
 #include "horon/core/base/error.h"
 #include "horon/ops/host/host_kernels.h"
 
@@ -116,9 +116,7 @@ class GlooPeer final : public Peer {
   explicit GlooPeer(std::shared_ptr<gloo::Context> context) : context_(std::move(context)) {}
 
   int size() const override { return context_->size; }
-  std::string refusal(CollectiveKind kind) const override {
-    return kind == CollectiveKind::Reducescatter ? "it has no reducescatter" : "";
-  }
+  std::string refusal(CollectiveKind kind) const override { return gloo_refusal(kind); }
 
   void allreduce(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
                  ReduceOp op) override {
@@ -233,16 +231,13 @@ std::string host_name() {
 
 }  // namespace
 
-std::unique_ptr<Peer> make_gloo_peer(MpiPeer& mpi, int rank, const std::string& interface,
-                                     std::string& unavailable) {
-  if (mpi.size() == 1) {
-    unavailable = "it has nothing to do for one rank";
-    return nullptr;
-  }
-  const std::vector<std::string> hosts = mpi.gather_text(host_name());
-  const bool one_host = std::set<std::string>(hosts.begin(), hosts.end()).size() == 1;
+std::unique_ptr<Peer> make_gloo_peer(MpiPeer& mpi, int rank, CollectiveKind kind,
+                                     const std::string& interface, std::string& unavailable) {
+  const GlooPlace place = find_gloo_place(kind, mpi.gather_text(host_name()), interface);
+  unavailable = place.unavailable;
+  if (!unavailable.empty()) return nullptr;
   gloo::transport::tcp::attr where;
-  where.iface = !interface.empty() ? interface : one_host ? "lo" : "";
+  where.iface = place.interface;
   return std::make_unique<GlooPeer>(
       std::make_shared<ConnectedContext>(mpi, rank, gloo::transport::tcp::CreateDevice(where)));
 }

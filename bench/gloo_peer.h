@@ -11,10 +11,10 @@
 namespace horon::bench {
 
 // Collective over the members of `mpi`, which tells them each other's addresses. `interface`: the
-// network interface ("lo", "eth0"); empty: "lo" if all members are on one host, else that of the
-// host's name. Null, with the reason in `unavailable`, if this program was built without Gloo.
-// Throws what Gloo throws.
-std::unique_ptr<Peer> make_gloo_peer(MpiPeer& mpi, int rank, const std::string& interface,
-                                     std::string& unavailable);
+// network interface ("lo", "eth0"), or empty: see find_gloo_place(). Null, with the reason in
+// `unavailable`, if it can't run this kind among these members, or if this program was built
+// without Gloo. Throws what Gloo throws.
+std::unique_ptr<Peer> make_gloo_peer(MpiPeer& mpi, int rank, CollectiveKind kind,
+                                     const std::string& interface, std::string& unavailable);
 
 }  // namespace horon::bench

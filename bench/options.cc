@@ -163,7 +163,7 @@ void add_reports(CLI::App& app, Options& options) {
       "also time these, in alternation: mpi (its own choice of an algorithm), tuned (the best of "
       "Open MPI's algorithms, found anew for each size), gloo; several as mpi,tuned,gloo");
   app.add_option("--gloo-interface", options.gloo_interface,
-                 "network interface for Gloo, if the ranks are on several hosts");
+                 "network interface for Gloo (eth0), which needs it if there are several hosts");
   app.add_option("--max-seconds", options.seconds_max,
                  "end the repetitions of each form of a size after this time, but after 5 at the "
                  "earliest; 0: never")

@@ -61,7 +61,7 @@ struct Options {
   bool registered = true;  // host memory that Horon allocates; false: private memory of the process
   Form form = Form::Both;
   std::vector<PeerKind> peers;  // each once
-  std::string gloo_interface;   // see make_gloo_peer()
+  std::string gloo_interface;   // see find_gloo_place()
   bool stats = false;           // also print the least time and the 99th percentile
   double ratio_max = 0;         // the program fails above this ratio; 0: never
   double seconds_max = 0;  // of each form of each size, from the fifth repetition on; 0: no limit

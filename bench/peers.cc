@@ -27,8 +27,8 @@ std::string Peers::open(PeerKind kind, const Options& options, int rank) {
       break;
   }
   std::string unavailable;
-  gloo_ = make_gloo_peer(mpi_, rank, options.gloo_interface, unavailable);
-  return gloo_ == nullptr ? unavailable : gloo_->refusal(options.collective);
+  gloo_ = make_gloo_peer(mpi_, rank, options.collective, options.gloo_interface, unavailable);
+  return unavailable;
 }
 
 Peers::Choice Peers::choose(PeerKind kind, int64_t bytes,

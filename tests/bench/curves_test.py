@@ -66,6 +66,12 @@ class Curves(unittest.TestCase):
         self.assertIn("2 hosts    scatter          64 KiB: 1.20 (0.60 to 2.40)", done.stdout)
         self.assertIn("Above a target: 3\n", done.stdout)
 
+    def test_arguments_are_passed_on(self):
+        program = PROGRAM.replace("kind, size =", 'value("--gloo-interface")\nkind, size =')
+        for arguments, code in (["--arguments", "--gloo-interface eth0"], 0), ([], 1):
+            done = self.curves("--kinds", "gather", *arguments, program=program)
+            self.assertEqual(done.returncode, code, done.stderr)
+
     def test_a_picture_of_what_was_kept(self):
         self.assertEqual(self.curves("--kinds", "gather").returncode, 0)
         (self.at / "curves.svg").unlink()
