@@ -5,6 +5,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/choice/algorithm.h"
 #include "horon/ops/hierarchical/exchange_plan.h"
+#include "horon/ops/hierarchical/wire_type.h"
 #include "horon/ops/host/small_allreduce.h"
 
 namespace horon::ops {
@@ -14,11 +15,12 @@ constexpr DataType kType = DataType::Float32;
 constexpr auto kElement = static_cast<int64_t>(sizeof(float));
 constexpr int64_t kLongest = int64_t{1} << 30;
 
-Reach reach_of(const Communicator& communicator, bool shared_memory, CollectiveKind kind) {
+Reach reach_of(const Communicator& communicator, const core::Config& config, CollectiveKind kind) {
+  if (kind == CollectiveKind::Allreduce && config.allreduce == "mpi") return Reach::MpiAlone;
   const core::Topology& topology = communicator.topology();
   if (topology.one_host()) {
-    return shared_memory && communicator.local_group().available() ? Reach::SharedMemory
-                                                                   : Reach::MpiAlone;
+    return config.shared_memory && communicator.local_group().available() ? Reach::SharedMemory
+                                                                          : Reach::MpiAlone;
   }
   const bool by_messages = kind == CollectiveKind::Alltoall || kind == CollectiveKind::Gather ||
                            kind == CollectiveKind::Scatter;
@@ -35,27 +37,39 @@ Situation situation_of(const Communicator& communicator, Reach reach, Collective
   situation.reach = reach;
   situation.hosts = layout.hosts;
   situation.ranks_of_host = layout.most_ranks;
-  situation.bytes = situation.result_bytes = bytes;
+  situation.bytes = bytes;
   situation.cell_bytes = SmallAllreduce::payload_bytes_max(layout.most_ranks);
   const int64_t longest = message_elements(layout, kType, kType, 1, 1);
   situation.chunk_bytes = chunk_elements(layout, kType, bytes / kElement, longest) * kElement;
   return situation;
 }
 
+// An allreduce between hosts asks by way of its plan, which knows the type that travels.
+Choice choice_of(const Communicator& communicator, const core::Config& config, CollectiveKind kind,
+                 int64_t bytes) {
+  const Reach reach = reach_of(communicator, config, kind);
+  if (kind == CollectiveKind::Allreduce && reach == Reach::Hosts) {
+    const ExchangePlan plan = plan_exchange(
+        make_hosts_layout(communicator.topology()), kType, ReduceOp::Sum, bytes / kElement,
+        wire_dtype_named(config.wire_dtype), communicator.constants());
+    return {plan.one_round ? Algorithm::OneRound : Algorithm::TwoRounds};
+  }
+  return choose_algorithm(situation_of(communicator, reach, kind, bytes), communicator.constants());
+}
+
 }  // namespace
 
-std::vector<std::string> explain_choices(const Communicator& communicator, bool shared_memory) {
+std::vector<std::string> explain_choices(const Communicator& communicator,
+                                         const core::Config& config) {
   std::vector<std::string> lines;
   for (const CollectiveKind kind :
        {CollectiveKind::Allreduce, CollectiveKind::Broadcast, CollectiveKind::Allgather,
         CollectiveKind::Reducescatter, CollectiveKind::Alltoall, CollectiveKind::Gather,
         CollectiveKind::Scatter}) {
-    const Reach reach = reach_of(communicator, shared_memory, kind);
     std::string line = core::concat(to_string(kind), ": ");
     std::string last;
     for (int64_t bytes = kElement; bytes <= kLongest; bytes *= 2) {
-      const std::string now = describe(choose_algorithm(
-          situation_of(communicator, reach, kind, bytes), communicator.constants()));
+      const std::string now = describe(choice_of(communicator, config, kind, bytes));
       if (now == last) continue;
       if (!last.empty()) {
         line += core::concat(" to ", core::bytes_text(static_cast<uint64_t>(bytes / 2)), ", then ");

@@ -4,12 +4,14 @@
 #include <string>
 #include <vector>
 
+#include "horon/core/base/config.h"
 #include "horon/ops/communicator/communicator.h"
 
 namespace horon::ops {
 
 // Of float32: "allreduce: cells to 8 KiB, then pieces", one line for each kind. Lengths are told to
-// a power of two.
-std::vector<std::string> explain_choices(const Communicator& communicator, bool shared_memory);
+// a power of two. `config`: that of the job, whose ops are made from both (builtin.h).
+std::vector<std::string> explain_choices(const Communicator& communicator,
+                                         const core::Config& config);
 
 }  // namespace horon::ops

@@ -62,10 +62,11 @@ Json protocol_json() {
   return counts;
 }
 
-// How an allreduce of float32 is cut between hosts; empty on one host.
-Json between_hosts_json(const horon::core::Topology& topology) {
+// How hier_allreduce cuts float32 between hosts; empty where another op is chosen.
+Json between_hosts_json(const horon::core::Topology& topology,
+                        const std::vector<std::string>& selection) {
   Json lines = Json::array();
-  if (topology.one_host()) return lines;
+  if (std::ranges::find(selection, "hier_allreduce: chosen") == selection.end()) return lines;
   const horon::ops::HostsLayout layout = horon::ops::make_hosts_layout(topology);
   const horon::DataType wire_dtype =
       horon::ops::wire_dtype_named(horon::ops::runtime().config().wire_dtype);
@@ -94,11 +95,12 @@ Json choices_json() {
 // Needs init(); collective.
 Json job_json() {
   const horon::core::Topology& topology = horon::ops::runtime().topology();
+  const std::vector<std::string> selection = horon::ops::explain_selection();
   return {{"size", topology.size},
           {"host_of", topology.host_of},
-          {"selection", horon::ops::explain_selection()},
+          {"selection", selection},
           {"algorithms", choices_json()},
-          {"between_hosts", between_hosts_json(topology)},
+          {"between_hosts", between_hosts_json(topology, selection)},
           {"protocol", protocol_json()}};
 }
 

@@ -204,7 +204,7 @@ std::vector<std::string> Job::explain_choices() const {
   if (world_ == nullptr) {
     throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
   }
-  return ops::explain_choices(*world_, config_.shared_memory);
+  return ops::explain_choices(*world_, config_);
 }
 
 void Job::compare_ranks(const InitOptions& options) const {

@@ -66,8 +66,9 @@ horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
 horon_test(mpi_messages_test FILES ops/mpi/mpi_messages_test.cc RANKS 1)
 horon_test(choice_test
            FILES ops/choice/algorithm_test.cc ops/choice/constants_file_test.cc
-                 ops/timing/job_constants_test.cc ops/choice/machine_constants_test.cc
-                 ops/timing/timing_test.cc)
+                 ops/explain_choices_test.cc ops/timing/job_constants_test.cc
+                 ops/choice/machine_constants_test.cc ops/timing/timing_test.cc
+           LIBS MPI::MPI_C)
 include(ops/gpu.cmake)
 horon_test(exchange_plan_test
            FILES ops/hierarchical/block_chunks_test.cc ops/hierarchical/exchange_plan_test.cc

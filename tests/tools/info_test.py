@@ -65,18 +65,23 @@ class Info(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "cache", "constants")
 
-            def algorithms(measure):
+            def algorithms(measure, **variables):
                 told = call(sys.executable, HORONRUN, "-np", "3", "--no-prefix", "bash", "-c",
                             f'HORON_HOST_ID=h$((OMPI_COMM_WORLD_RANK / 2)) exec "{INFO}" --json',
-                            HORON_MEASURE=measure, HORON_MEASURE_FILE=path)
+                            HORON_MEASURE=measure, HORON_MEASURE_FILE=path, **variables)
                 self.assertEqual(told.returncode, 0, told.stderr)
-                return json.loads(told.stdout)["job"]["algorithms"]
+                job = json.loads(told.stdout)["job"]
+                chosen = "hier_allreduce: chosen" in job["selection"]
+                self.assertEqual(len(job["between_hosts"]), 3 if chosen else 0)
+                return job["algorithms"]
 
             off = algorithms("off")
             self.assertEqual(off["origin"], "defaults: HORON_MEASURE=off")
             self.assertEqual((off["message_us"], off["wire_bytes_per_us"]), (16, 1024))
             self.assertEqual(off["choices"][0], "allreduce: one round")
             self.assertEqual(off["choices"][4], "alltoall: messages between members")
+            self.assertEqual(algorithms("off", HORON_ALLREDUCE="mpi")["choices"][0],
+                             "allreduce: MPI")
             self.assertFalse(os.path.exists(path))
             # On a busy machine hand-offs may take longer than their time, and nothing is kept.
             for _ in range(10):
