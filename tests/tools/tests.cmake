@@ -11,6 +11,8 @@ if(NOT HORON_SANITIZE)
   add_test(NAME docs_test COMMAND Python3::Interpreter ${horon_tools_tests}/docs_test.py)
   add_test(NAME plot_training_test COMMAND Python3::Interpreter
            ${horon_tools_tests}/plot_training_test.py ${PROJECT_SOURCE_DIR}/tools/plot_training)
+  add_test(NAME setup_test COMMAND Python3::Interpreter ${horon_tools_tests}/setup_test.py
+           ${PROJECT_SOURCE_DIR}/tools/setup)
   add_test(NAME gpu_check_test COMMAND Python3::Interpreter ${horon_tools_tests}/gpu_check_test.py
            ${PROJECT_SOURCE_DIR})
 
