@@ -35,6 +35,9 @@ add_library(horon_runtime_tests OBJECT EXCLUDE_FROM_ALL
             core/runtime/loop_seat_test.cc support/fake_device.cc)
 horon_test_program(horon_runtime_tests)
 horon_test(runtime_test FILES support/memory_of_worlds_immediate.cc LIBS horon_runtime_tests)
+if(NOT HORON_SANITIZE STREQUAL "thread")  # it stops a signal handler that takes memory
+  horon_test(runtime_leaving_test FILES core/runtime/leaving_in_line_test.cc ${fake_world})
+endif()
 horon_test(runtime_host_driven_test
            FILES support/memory_of_worlds_host_driven.cc LIBS horon_runtime_tests)
 horon_test(runtime_enqueued_test

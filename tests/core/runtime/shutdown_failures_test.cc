@@ -3,15 +3,10 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
-#include <csignal>
-#include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
-#include <sys/types.h>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -296,81 +291,6 @@ TEST(ShutdownFailures, AThreadThatLeavesWhileItSleepsInTheLoopTellsTheOthers) {
     if (rank == 1) {
       EXPECT_EQ(runtime.shutdown(20s), "");
     }
-  });
-}
-
-bool sleeps(pid_t thread) {
-  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
-  std::string status;
-  std::getline(file, status);
-  const size_t end_of_name = status.rfind(')');
-  return end_of_name != std::string::npos && status.substr(end_of_name + 1, 2) == " S";
-}
-
-// The background thread is in a long turn. It makes way for a thread that waits, and does not end
-// before that has been.
-TEST(ShutdownFailures, AThreadThatLeavesInLineForTheLoopDoesNotWaitForItself) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer stops a signal handler that takes memory";
-#endif
-  // As above: never destroyed.
-  struct Job {
-    std::atomic<bool> in_turn{false};
-    std::atomic<bool> turn_may_end{false};
-    std::atomic<bool> is_leaving{false};
-    std::atomic<bool> has_left{false};
-    std::string report;
-    std::unique_ptr<World> world;
-  };
-  static auto& kept = *new std::vector<Job*>;
-  static std::atomic<Runtime*> leaving{nullptr};
-  Job* const job = kept.emplace_back(new Job);
-  job->world = std::make_unique<World>(1, FakeDelays{}, no_limits());
-  job->world->each([&](Runtime& runtime, int) {
-    Tensor rows = tensor({1}, CollectiveKind::Allgather);
-    float gathered = 0;
-    Submission gather = submission("rows", rows);
-    gather.memory.front().output = nullptr;
-    gather.allocate_output = [&](size_t, int64_t, MemoryQueue&) {
-      job->in_turn = true;
-      while (!job->turn_may_end) std::this_thread::sleep_for(1ms);
-      return reinterpret_cast<std::byte*>(&gathered);
-    };
-    const auto in_background = runtime.submit(std::move(gather));
-    while (!job->in_turn) std::this_thread::sleep_for(1ms);
-
-    leaving = &runtime;
-    struct sigaction leave {};
-    struct sigaction before {};
-    leave.sa_handler = [](int) {
-      Job& here = *kept.back();
-      here.is_leaving = true;
-      here.report = leaving.load()->shutdown(1s);
-      here.has_left = true;
-    };
-    sigaction(SIGUSR1, &leave, &before);
-    std::atomic<pid_t> in_line{0};
-    std::thread waiting([&] {
-      Tensor mine = tensor({1});
-      const auto handle = runtime.submit(submission("x", mine));
-      in_line = gettid();
-      EXPECT_TRUE(handle->wait(60s));
-    });
-    while (in_line == 0 || !sleeps(in_line)) std::this_thread::sleep_for(1ms);
-    pthread_kill(waiting.native_handle(), SIGUSR1);
-    while (!job->is_leaving) std::this_thread::sleep_for(1ms);
-    job->turn_may_end = true;
-    const auto limit = Clock::now() + 20s;
-    while (!job->has_left && Clock::now() < limit) std::this_thread::sleep_for(1ms);
-    if (!job->has_left) {
-      ADD_FAILURE() << "shutdown() does not return";
-      std::abort();  // the thread that waits has the stack of this test
-    }
-    EXPECT_EQ(job->report, "exit() was called while this thread was in a collective");
-    EXPECT_TRUE(runtime.left_from_within());
-    waiting.join();  // here the handler has returned, and the collectives go on
-    EXPECT_EQ(error_of(*in_background), "");
-    sigaction(SIGUSR1, &before, nullptr);
   });
 }
 
