@@ -14,8 +14,7 @@ horon_test(doorbell_test FILES core/host/doorbell_test.cc)
 horon_test(in_process_transport_test FILES core/transport/in_process_transport_test.cc)
 horon_test(local_group_test FILES core/host/local_group_test.cc)
 horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
-# Alone, since it has an operator new of its own.
-horon_test(shared_heap_test FILES core/host/shared_heap_test.cc support/failing_allocation.cc)
+horon_test(shared_heap_test FILES core/host/shared_heap_test.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc
            TIMEOUT 120)
 horon_test(executor_test
@@ -33,20 +32,20 @@ add_library(horon_runtime_tests OBJECT EXCLUDE_FROM_ALL
             core/runtime/runtime_test.cc core/runtime/runtime_failures_test.cc
             core/runtime/shutdown_failures_test.cc core/runtime/submission_memory_test.cc
             core/runtime/loop_seat_test.cc support/fake_device.cc)
+if(NOT HORON_SANITIZE STREQUAL "thread")
+  target_sources(horon_runtime_tests PRIVATE core/runtime/exit_in_line_test.cc)
+endif()
 horon_test_program(horon_runtime_tests)
 horon_test(runtime_test FILES support/memory_of_worlds_immediate.cc LIBS horon_runtime_tests)
-if(NOT HORON_SANITIZE STREQUAL "thread")  # it stops a signal handler that takes memory
-  horon_test(runtime_leaving_test FILES core/runtime/leaving_in_line_test.cc ${fake_world})
-endif()
 horon_test(runtime_host_driven_test
            FILES support/memory_of_worlds_host_driven.cc LIBS horon_runtime_tests)
 horon_test(runtime_enqueued_test
            FILES core/runtime/queued_memory_test.cc support/memory_of_worlds_enqueued.cc
            LIBS horon_runtime_tests)
-# Alone, since it has an operator new of its own.
+# Alone, since they have an operator new of their own.
 horon_test(exhausted_memory_test
-           FILES core/runtime/exhausted_memory_test.cc support/failing_allocation.cc
-                 ${fake_world})
+           FILES core/host/exhausted_heap_test.cc core/runtime/exhausted_memory_test.cc
+                 support/failing_allocation.cc ${fake_world})
 set_source_files_properties(support/failing_allocation.cc support/allocation_counter.cc
                             PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 # Alone, since it counts what the program allocates.

@@ -24,7 +24,6 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/host/local_group.h"
-#include "horon/tests/support/failing_allocation.h"
 
 namespace {
 
@@ -179,19 +178,6 @@ TEST(SharedHeap, HoldsNoPagesOfABlockThatItCouldNotRestore) {
   pieces_until_memory_is_gone.reset();
   EXPECT_LT(bytes_held(4096 + kBytes), size_t{1} << 20);
   EXPECT_NE(heap->allocate(kBytes, true), nullptr);
-}
-
-// Blocks come back from destructors, which can't say that memory is short.
-TEST(SharedHeap, ABlockComesBackWithoutMemory) {
-  const auto heap = make_heap();
-  std::vector<std::shared_ptr<std::byte>> held;
-  for (int i = 0; i < 3; ++i) held.push_back(heap->allocate(size_t{1} << 20, true));
-  for (int i = 0; i < 200; ++i) held.push_back(heap->allocate(1000, true));
-  EXPECT_GT(heap->segment_count(), 5U) << "both classes have several";
-  test::fail_allocations(0, 1);
-  held.clear();
-  EXPECT_FALSE(test::an_allocation_has_failed());
-  test::fail_allocations(0, 0);
 }
 
 TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {

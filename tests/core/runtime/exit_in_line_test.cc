@@ -1,0 +1,113 @@
+// exit() in a signal handler, on a thread that is in line for the loop. Not for ThreadSanitizer: it
+// stops a signal handler that takes memory.
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <sys/types.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace test_world;
+
+// What the process would still have at its end: a runtime that was left from within is never
+// destroyed.
+struct Job {
+  World world = World(1, {}, no_limits());
+  Tensor rows = tensor({1}, CollectiveKind::Allgather);
+  float gathered = 0;
+  std::atomic<bool> in_turn{false};
+  std::atomic<bool> turn_may_end{false};
+  std::atomic<Runtime*> runtime{nullptr};
+  std::atomic<bool> is_leaving{false};
+  std::atomic<bool> has_left{false};
+  std::string report;
+};
+
+Job& job() {
+  static Job& one = *new Job;
+  return one;
+}
+
+// As exit() does.
+void leave(int /*signal*/) {
+  job().is_leaving = true;
+  job().report = job().runtime.load()->shutdown(1s);
+  job().has_left = true;
+}
+
+// The background thread is in one turn of the loop from here on, until the test lets it go.
+std::shared_ptr<HandleState> begin_long_turn(Runtime& runtime) {
+  Submission gather = submission("rows", job().rows);
+  gather.memory.front().output = nullptr;
+  gather.allocate_output = [](size_t, int64_t, MemoryQueue&) {
+    job().in_turn = true;
+    while (!job().turn_may_end) std::this_thread::sleep_for(1ms);
+    return reinterpret_cast<std::byte*>(&job().gathered);
+  };
+  const auto handle = runtime.submit(std::move(gather));
+  while (!job().in_turn) std::this_thread::sleep_for(1ms);
+  return handle;
+}
+
+bool sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string status;
+  std::getline(file, status);
+  const size_t end_of_name = status.rfind(')');
+  return end_of_name != std::string::npos && status.substr(end_of_name + 1, 2) == " S";
+}
+
+bool comes_true(const std::atomic<bool>& condition) {
+  const auto limit = std::chrono::steady_clock::now() + 20s;
+  while (!condition && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(1ms);
+  return condition;
+}
+
+// The background thread makes way for a thread that waits, until that has been in the loop.
+TEST(ExitInLine, DoesNotWaitForItsOwnThread) {
+  struct sigaction handler {};
+  struct sigaction before {};
+  handler.sa_handler = leave;
+  sigaction(SIGUSR1, &handler, &before);
+  job().world.each([](Runtime& runtime, int) {
+    job().runtime = &runtime;
+    const auto in_background = begin_long_turn(runtime);
+    std::atomic<pid_t> in_line{0};
+    std::thread waiting([&] {
+      Tensor mine = tensor({1});
+      const auto handle = runtime.submit(submission("x", mine));
+      in_line = gettid();
+      EXPECT_TRUE(handle->wait(60s));
+    });
+    while (in_line == 0 || !sleeps(in_line)) std::this_thread::sleep_for(1ms);
+    pthread_kill(waiting.native_handle(), SIGUSR1);
+    while (!job().is_leaving) std::this_thread::sleep_for(1ms);
+    job().turn_may_end = true;
+    if (!comes_true(job().has_left)) {
+      ADD_FAILURE() << "shutdown() does not return";
+      std::abort();  // the thread that waits has the stack of this test
+    }
+    EXPECT_EQ(job().report, "exit() was called while this thread was in a collective");
+    EXPECT_TRUE(runtime.left_from_within());
+    waiting.join();  // this handler has returned, and so the collectives go on
+    EXPECT_EQ(error_of(*in_background), "");
+  });
+  sigaction(SIGUSR1, &before, nullptr);
+}
+
+}  // namespace
+}  // namespace horon::core
