@@ -107,7 +107,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   const std::shared_ptr<std::atomic<int>>& no_sync_depth() const { return no_sync_depth_; }
 
   BucketFunction before_bucket;
-  BucketFunction on_reduced;  // Horon's own; comes before after_bucket
+  BucketFunction on_reduced;  // Horon's own; scaled_steps.h
   BucketFunction after_bucket;
   // Called when a parameter's .grad is final, while later buckets may still travel. Not called if
   // after_bucket is set, which could still change gradients. Null: none.

@@ -222,6 +222,7 @@ void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, b
     const bool unused = failed || outcome.unused;
     bool has_gradients = false;  // else it has gone for its flags
     if (!unused && scale_ != 1) bucket.flat().mul_(scale_);
+    if (on_reduced && !unused) on_reduced(view_of(bucket));
     for (size_t i = 0; i < bucket.slots().size(); ++i) {
       const size_t slot = bucket.slots()[i];
       const bool produced = !unused && (outcome.produced.empty() || outcome.produced[i]);
@@ -233,7 +234,6 @@ void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, b
         slots_[slot].settle(result_for(slot, failed, unused, produced, failures));
       }
     }
-    if (on_reduced && has_gradients) on_reduced(view_of(bucket));
     if (after_bucket && has_gradients) call_after_bucket(bucket, of_functions);
     if (!on_settled || after_bucket || unused) continue;
     for (const size_t slot : bucket.slots()) on_settled(slots_[slot].parameter());

@@ -27,8 +27,8 @@ class ScaledSteps {
   // The last step was left out: on all ranks.
   virtual bool step_skipped() const = 0;
 
-  // Called for each bucket with gradients when it has been reduced, before the program can change
-  // them. Null: none.
+  // Called for each bucket when it has been reduced, before the program can change it. Older values
+  // of a sum are not in it, as in before_bucket(). Null: none.
   virtual void on_reduced(std::function<void(const BucketView&)> function) = 0;
 };
 

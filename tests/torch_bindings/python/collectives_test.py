@@ -236,3 +236,10 @@ def test_join(rank, size):
         assert average.tolist() == pytest.approx([present / size] * 2)
     assert hvd.join() in range(size)
     assert len(set(hvd.allgather_object(rank))) == size
+
+
+def test_objects_of_a_rank_that_has_joined(rank, size):
+    if rank < size - 1:
+        with pytest.raises(hvd.HorovodInternalError, match=f"rank {size - 1} has called join"):
+            hvd.allgather_object({"rank": rank})
+    hvd.join()
