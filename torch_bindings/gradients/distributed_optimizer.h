@@ -148,7 +148,7 @@ class OptimizerCalls : public ScaledSteps {
   void set_skip_nonfinite(bool skip) override { steps_->set_skip_nonfinite(skip); }
   double grad_scale() const override { return steps_->grad_scale(); }
   bool skip_nonfinite() const override { return steps_->skip_nonfinite(); }
-  // skip_nonfinite has left the last step out: on all ranks.
+  // The last step was left out, by skip_nonfinite or a GradScaler: on all ranks.
   bool step_skipped() const override { return steps_->step_skipped(); }
   // The L2 norm of the gradients of the last step, after division by grad_scale and before they
   // were clipped; the same on all ranks. Empty without clip_grad_norm and skip_nonfinite.
