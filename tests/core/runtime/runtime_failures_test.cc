@@ -167,26 +167,19 @@ TEST(RuntimeFailures, WhatAPeerSaysCountsMoreThanWhatFollowsFromIt) {
 }
 
 // Sees that a peer has died before it reads what that peer said at last.
-class DeathBeforeNews final : public Transport {
+class DeathBeforeNews final : public ForwardingTransport {
  public:
   struct State {
     std::atomic<bool> holds_news{false};
     std::atomic<bool> peer_died{false};
   };
   DeathBeforeNews(std::unique_ptr<Transport> below, State& state)
-      : below_(std::move(below)), state_(state) {}
+      : ForwardingTransport(std::move(below)), state_(state) {}
 
-  int rank() const override { return below_->rank(); }
-  int size() const override { return below_->size(); }
-  void send(int to, Bytes message) override { below_->send(to, std::move(message)); }
   std::optional<Message> receive() override {
-    return state_.holds_news ? std::nullopt : below_->receive();
+    return state_.holds_news ? std::nullopt : ForwardingTransport::receive();
   }
-  bool flushed() override { return below_->flushed(); }
   bool must_poll() const override { return true; }
-  void wait(std::chrono::nanoseconds timeout) override { below_->wait(timeout); }
-  Doorbell& doorbell() noexcept override { return below_->doorbell(); }
-  WaitPolicy wait_policy() const noexcept override { return below_->wait_policy(); }
   std::vector<DeadPeer> dead_peers() override {
     if (!state_.peer_died) return {};
     state_.holds_news = false;
@@ -194,7 +187,6 @@ class DeathBeforeNews final : public Transport {
   }
 
  private:
-  const std::unique_ptr<Transport> below_;
   State& state_;
 };
 
