@@ -144,14 +144,11 @@ horon_test(liveness_test FILES core/negotiation/liveness_test.cc)
 # A sanitizer's heap takes the place of glibc's; what the checks of the simulation run,
 # simulation_test runs too.
 set(not_sanitized kept_heap_test simulation_checks_test)
-# No threads meet in these.
-set(one_thread simulation_test exploration_test transcript_test wire_format_test wire_format_fuzz
-    freeze_planner_test fusion_planner_test agreement_test)
 horon_label_tests(not_sanitized ${not_sanitized})
-horon_label_tests(one_thread ${one_thread})
+horon_without_threads(simulation_test exploration_test transcript_test wire_format_test
+                      wire_format_fuzz freeze_planner_test fusion_planner_test agreement_test
+                      controller_test controller_gate_test entry_ids_test liveness_test
+                      topology_test tuning_test)
 if(HORON_SANITIZE)
   set_target_properties(horon_simulation ${not_sanitized} PROPERTIES EXCLUDE_FROM_ALL ON)
-endif()
-if(HORON_SANITIZE STREQUAL "thread")
-  set_target_properties(${one_thread} PROPERTIES EXCLUDE_FROM_ALL ON)
 endif()

@@ -74,6 +74,8 @@ horon_test(exchange_plan_test
            FILES ops/hierarchical/block_chunks_test.cc ops/hierarchical/exchange_plan_test.cc
                  ops/hierarchical/spread_tree_test.cc)
 horon_test(chunk_exchange_test FILES ops/hierarchical/chunk_exchange_test.cc)
+horon_without_threads(host_kernels_test narrowed_entries_test move_fast_math_test
+                      exchange_plan_test chunk_exchange_test)
 horon_test(hierarchical_threads_test
            FILES ops/hierarchical/hierarchical_threads_test.cc
                  ops/hierarchical/hosts_exchange_test.cc ops/hierarchical/narrow_wire_contract.cc

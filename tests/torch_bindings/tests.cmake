@@ -133,6 +133,7 @@ torch_test(checkpoint/checkpoints_test 1 2 3)
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   horon_test(torch_real_gpu_test FILES ${torch_tests}/real_gpu_test.cc RANKS 1 2 4 LIBS horon::torch
              TIMEOUT 120 LAUNCHER ${CMAKE_CURRENT_SOURCE_DIR}/support/mpirun_one_gpu_test)
+  horon_torch_program(torch_real_gpu_test)
   foreach(ranks 1 2 4)
     # Where there is no GPU it still shows something, on the CPU: not skipped.
     set_tests_properties(torch_real_gpu_test.np${ranks} PROPERTIES LABELS "gpu;mpirun")

@@ -8,7 +8,7 @@ function(horon_torch_program name)
     # The libraries are compiled with all sanitizers; here they would take 2.5 times as long.
     target_compile_options(${name} PRIVATE -O0 -fno-sanitize=undefined)
   elseif(HORON_BUILT_ONCE)
-    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+    target_compile_options(${name} PRIVATE -O0)
   endif()
   if(NOT HORON_BUILT_ONCE OR name STREQUAL "horon_torch_headers")
     return()
