@@ -88,13 +88,15 @@ torch_test(collectives/autograd_adjoints_test 2 3 4)
 torch_test(collectives/autograd_test 2 3 4)
 torch_test(collectives/objects_test 2 3 4)
 torch_test(collectives/sparse_allreduce_test 2 3 4)
-# What counts allocations and locks replaces operator new and pthread_mutex_lock() of its program.
+# What counts allocations and locks, and what refuses threads, replaces operator new,
+# pthread_mutex_lock() and pthread_create() of its program.
 add_library(horon_counters OBJECT EXCLUDE_FROM_ALL support/allocation_counter.cc
-            support/lock_counter.cc)
+            support/lock_counter.cc support/thread_refusal.cc)
 set_target_properties(horon_counters PROPERTIES UNITY_BUILD OFF)
 horon_target(horon_counters)
 target_link_libraries(horon_counters PRIVATE horon::core)
 torch_test(collectives/repeated_calls_test 2 3 ROOM costs LIBS horon_counters)
+torch_test(gradients/refused_threads_test 2 3 ROOM costs LIBS horon_counters)
 if(NOT HORON_SANITIZE)  # it allocates millions of times, which takes minutes there
   torch_test(gradients/hook_costs_test 2 ROOM costs LIBS horon_counters)
   horon_mpirun_test(torch_hook_costs_test.timeline torch_hook_costs_test 2

@@ -4,6 +4,9 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <numeric>
+#include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -33,26 +36,41 @@ struct Ending {
 };
 thread_local std::vector<Ending> endings;
 
+// Empty where the system has no thread to give.
+std::optional<std::jthread> agree_on_a_thread(BackwardListener* listener) {
+  try {
+    return std::jthread([listener] { listener->agree(); });
+  } catch (const std::system_error&) {
+    return std::nullopt;
+  }
+}
+
 // What several listeners must agree on. Other ranks may end them in other backward passes, one
 // after the other and in any order, so no listener waits behind the collectives of another: each
-// that must agree does so on a thread of its own.
-void agree_side_by_side(const std::vector<Ending>& list) {
+// that must agree does so on a thread of its own. The result: the thread of each, if it has one.
+// Without one it agrees in backward_ended(), which is right where all ranks end them in one order.
+std::vector<std::optional<std::jthread>> agree_side_by_side(const std::vector<Ending>& list) {
   constexpr std::chrono::milliseconds turn{1};
-  std::vector<std::jthread> agreeing;
-  std::vector<Link> asked;
-  for (const Ending& ending : list) asked.push_back(ending.link);
+  std::vector<std::optional<std::jthread>> agreeing(list.size());
+  std::vector<size_t> asked(list.size());
+  std::iota(asked.begin(), asked.end(), size_t{0});
+  int agreeing_count = 0;
   while (!asked.empty()) {
-    // With one listener left and no thread started, nothing waits behind it: it may block in
+    // With one listener left and no other that agrees, nothing waits behind it: it may block in
     // backward_ended().
-    if (asked.size() == 1 && agreeing.empty()) return;
-    std::erase_if(asked, [&](const Link& link) {
-      BackwardListener* const listener = link->listener;
+    if (asked.size() == 1 && agreeing_count == 0) break;
+    std::erase_if(asked, [&](size_t index) {
+      BackwardListener* const listener = list[index].link->listener;
       if (listener == nullptr) return true;
       const std::optional<bool> must_agree = listener->must_agree(turn);
-      if (must_agree == true) agreeing.emplace_back([listener] { listener->agree(); });
+      if (must_agree == true) {
+        agreeing[index] = agree_on_a_thread(listener);
+        ++agreeing_count;
+      }
       return must_agree.has_value();
     });
   }
+  return agreeing;
 }
 
 // All of them end, whatever becomes of one; the first exception is passed on.
@@ -60,10 +78,12 @@ void end_all() {
   std::vector<Ending> list = std::exchange(endings, {});
   std::sort(list.begin(), list.end(),
             [](const Ending& a, const Ending& b) { return a.order < b.order; });
-  if (list.size() > 1) agree_side_by_side(list);
+  std::vector<std::optional<std::jthread>> agreeing(list.size());
+  if (list.size() > 1) agreeing = agree_side_by_side(list);
   std::exception_ptr first;
-  for (const Ending& ending : list) {
-    BackwardListener* const listener = ending.link->listener;
+  for (size_t i = 0; i < list.size(); ++i) {
+    agreeing[i].reset();  // joins it
+    BackwardListener* const listener = list[i].link->listener;
     if (listener == nullptr) continue;
     try {
       listener->backward_ended();
