@@ -7,7 +7,6 @@
 #include <string_view>
 #include <utility>
 
-#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/parse_number.h"
 #include "horon/core/base/rank_names.h"
@@ -165,8 +164,6 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
     if (progress.failure() || too_long) {
       // Whoever waits in MPI may do so for ever, so no rank may wait for it there.
       if (!progress.waiting().empty()) library_.abandon();
-      // To free this rank's communicator is collective over members that may have none.
-      if (call) core::keep_for_ever(call->take());
       if (progress.failure()) {
         throw Error(ErrorCode::OperationFailed, concat(part.what, ": ", *progress.failure()));
       }

@@ -55,6 +55,7 @@ MpiCommunicatorCall::~MpiCommunicatorCall() {
     }
   }
   thread_.join();
+  if (call_->communicator) core::keep_value_for_ever(call_->communicator);
 }
 
 bool MpiCommunicatorCall::wait(std::chrono::nanoseconds timeout) {

@@ -21,7 +21,9 @@ class MpiCommunicatorCall {
   // `make` blocks and may throw. The library must outlive the communicator.
   MpiCommunicatorCall(core::MpiLibrary& library,
                       std::function<std::unique_ptr<MpiCommunicator>()> make);
-  // If the call has not returned it is left as it is, and so is MPI: the library is abandoned.
+  // If the call has not returned it is left as it is, and so is MPI: the library is abandoned. A
+  // communicator that nobody has taken is never freed: that is collective, and other members may
+  // have none.
   ~MpiCommunicatorCall();
   MpiCommunicatorCall(const MpiCommunicatorCall&) = delete;
   MpiCommunicatorCall& operator=(const MpiCommunicatorCall&) = delete;

@@ -1,5 +1,7 @@
 // Communicators of a job and of parts of it, on one host or on several.
 #include <algorithm>
+#include <chrono>
+#include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,6 +9,7 @@
 #include "horon/core/base/config.h"
 #include "horon/ops/builtin.h"
 #include "horon/ops/communicator/communicator_maker.h"
+#include "horon/ops/communicator/mpi_communicator_call.h"
 #include "horon/tests/ops/mpi_world.h"
 #include "horon/tests/support/mpi_main.h"
 
@@ -90,6 +93,31 @@ TEST_F(Communicators, OfASetAreSplitInTheSameWay) {
   }
   const auto part = make(local);
   if (member) expect_complete(*part);
+}
+
+// To free a communicator is collective, and a rank that gives up in the middle is alone with it.
+TEST_F(Communicators, WhatNobodyTookIsNotFreed) {
+  static int freed;
+  freed = 0;
+  int key = MPI_KEYVAL_INVALID;
+  const auto count = [](MPI_Comm, int, void*, void*) { return ++freed, MPI_SUCCESS; };
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, count, &key, nullptr);
+  const auto make_one = [&, id = ++id_] {
+    auto communicator = std::make_unique<MpiCommunicator>(bootstrap_, world_->members(), id);
+    MPI_Comm_set_attr(*static_cast<const MPI_Comm*>(communicator->handle()), key, nullptr);
+    return communicator;
+  };
+  for (const bool takes : {false, true}) {
+    {
+      MpiCommunicatorCall call(library_, make_one);
+      while (!call.wait(std::chrono::seconds(1))) {
+      }
+      ASSERT_EQ(call.failure(), "");
+      if (takes) call.take();
+    }
+    EXPECT_EQ(freed, takes ? 1 : 0);
+  }
+  MPI_Comm_free_keyval(&key);
 }
 
 TEST_F(Communicators, HaveOpsOfOneKind) {
