@@ -14,12 +14,12 @@
 #include <gloo/transport/context.h>
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "horon/bench/gloo_place.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/host_name.h"
 #include "horon/ops/host/host_kernels.h"
 
 namespace horon::bench {
@@ -223,17 +223,11 @@ class GlooPeer final : public Peer {
   uint32_t tag_ = 0;
 };
 
-std::string host_name() {
-  std::array<char, 128> name{};
-  (void)gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
-
 }  // namespace
 
 std::unique_ptr<Peer> make_gloo_peer(MpiPeer& mpi, int rank, CollectiveKind kind,
                                      const std::string& interface, std::string& unavailable) {
-  const GlooPlace place = find_gloo_place(kind, mpi.gather_text(host_name()), interface);
+  const GlooPlace place = find_gloo_place(kind, mpi.gather_text(core::host_name()), interface);
   unavailable = place.unavailable;
   if (!unavailable.empty()) return nullptr;
   gloo::transport::tcp::attr where;

@@ -4,9 +4,9 @@
 #include <array>
 #include <cstdio>
 #include <set>
-#include <unistd.h>
 
 #include "horon/bench/json_file.h"
+#include "horon/core/base/host_name.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
 #include "horon/ops/gpu_facts.h"
@@ -26,12 +26,6 @@ std::string format(const char* pattern, Args... args) {
 
 double bus_factor(const Options& options, int ranks) {
   return find_case(options.collective).bus_factor(ranks);
-}
-
-std::string host_name() {
-  std::array<char, 128> name{};
-  (void)gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 // Not every collective reduces or has a root.
@@ -63,10 +57,11 @@ std::string set_name(const Options& options) {
 
 // Of this rank: "host a" or "host a device 0, NVIDIA H100".
 std::string place_text(const Options& options) {
-  if (options.device == DeviceKind::Host) return host_name();
+  if (options.device == DeviceKind::Host) return core::host_name();
   const auto gpu = ops::gpu();
-  if (gpu == nullptr || !gpu->available()) return host_name();
-  return core::concat(host_name(), " device ", gpu->device(), ", ", gpu->cuda()->device_name());
+  if (gpu == nullptr || !gpu->available()) return core::host_name();
+  return core::concat(core::host_name(), " device ", gpu->device(), ", ",
+                      gpu->cuda()->device_name());
 }
 
 std::string placement_titles(const Options& options) {
@@ -157,7 +152,7 @@ double algbw(const Row& row, const Timing& timing) {
 }
 
 std::string header_text(const Options& options, const ProcessSet& set, MpiPeer& mpi) {
-  const std::vector<std::string> hosts = mpi.gather_text(host_name());
+  const std::vector<std::string> hosts = mpi.gather_text(core::host_name());
   const std::vector<std::string> places = mpi.gather_text(place_text(options));
   const std::set<std::string> distinct(hosts.begin(), hosts.end());
   std::string text = core::concat("# horon-bench ", version(), ", ", MpiPeer::library_version(),

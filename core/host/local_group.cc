@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/host_name.h"
 #include "horon/core/base/text.h"
 #include "horon/core/host/shared_heap.h"
 #include "horon/core/host/shared_segment.h"
@@ -344,9 +345,7 @@ void LocalGroup::ring_all_others() noexcept {
 }
 
 std::string name_of_process(int rank, int process_id) {
-  std::array<char, 256> host{};
-  if (gethostname(host.data(), host.size() - 1) != 0) host = {'?'};
-  return concat("rank ", rank, " (pid ", process_id, " on host ", host.data(), ")");
+  return concat("rank ", rank, " (pid ", process_id, " on host ", host_name(), ")");
 }
 
 }  // namespace horon::core

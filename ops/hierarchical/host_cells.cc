@@ -9,7 +9,7 @@ HostCells::HostCells(core::LocalGroup& group, std::byte* area)
       cells_(area + 2 * Waiters::area_bytes(ranks_)) {}
 
 size_t HostCells::cell_bytes(int ranks) {
-  return static_cast<size_t>(ranks) * (sizeof(Contribution) + 2 * sizeof(Word));
+  return static_cast<size_t>(ranks) * (sizeof(Contribution) + 2 * sizeof(core::SharedCounter));
 }
 
 size_t HostCells::bytes(int ranks) {
@@ -23,8 +23,8 @@ HostCells::Contribution& HostCells::contribution(uint64_t index, int rank) const
 }
 
 std::atomic<uint64_t>& HostCells::over(uint64_t index, int lane) const {
-  auto* const words = reinterpret_cast<Word*>(&contribution(index, ranks_));
-  return words[lane].value;
+  auto* const counters = reinterpret_cast<core::SharedCounter*>(&contribution(index, ranks_));
+  return counters[lane].value;
 }
 
 std::atomic<uint64_t>& HostCells::left(uint64_t index, int rank) const {

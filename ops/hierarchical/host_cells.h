@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "horon/core/host/local_group.h"
+#include "horon/core/host/shared_counter.h"
 #include "horon/ops/host/waiters.h"
 
 namespace horon::ops {
@@ -27,15 +28,12 @@ class HostCells {
   // Written by its rank. The plain fields are written before `ready` says that the cell is in use.
   struct alignas(64) Contribution {
     // Chunks whose input others may read, and whose output they may write: the rank's own memory,
-    // or the slot of the window, which is free again.
+    // or the place in the window, which is free again.
     std::atomic<uint64_t> ready;
     Lies input_lies;
     Lies output_lies;
     core::SharedAddress input;
     core::SharedAddress output;
-  };
-  struct alignas(64) Word {
-    std::atomic<uint64_t> value;
   };
 
   // `area`: bytes() of zeroed memory that all ranks of the host share, 64-byte aligned.

@@ -11,7 +11,7 @@ size_t square(int ranks) { return static_cast<size_t>(ranks) * static_cast<size_
 
 size_t ExchangeCell::bytes(int ranks) {
   const size_t each = sizeof(ExchangeMember) + static_cast<size_t>(payload_bytes_max(ranks));
-  return 2 * sizeof(Word) + static_cast<size_t>(ranks) * each +
+  return 2 * sizeof(core::SharedCounter) + static_cast<size_t>(ranks) * each +
          square(ranks) * sizeof(ExchangePair);
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "horon/core/host/local_group.h"
+#include "horon/core/host/shared_counter.h"
 
 namespace horon::ops {
 
@@ -50,8 +51,8 @@ class ExchangeCell {
   static int64_t payload_bytes_max(int ranks);
 
   // Both grow for ever.
-  std::atomic<uint64_t>& arrived() const { return words()[0].value; }
-  std::atomic<uint64_t>& left() const { return words()[1].value; }
+  std::atomic<uint64_t>& arrived() const { return counters()[0].value; }
+  std::atomic<uint64_t>& left() const { return counters()[1].value; }
   ExchangeMember& member(int rank) const { return members()[rank]; }
   ExchangePair& pair(int from, int to) const {
     return pairs()[static_cast<size_t>(from) * static_cast<size_t>(ranks_) +
@@ -60,11 +61,8 @@ class ExchangeCell {
   std::byte* payload(int rank) const;
 
  private:
-  struct alignas(64) Word {
-    std::atomic<uint64_t> value;
-  };
-  Word* words() const { return reinterpret_cast<Word*>(begin_); }
-  ExchangeMember* members() const { return reinterpret_cast<ExchangeMember*>(words() + 2); }
+  core::SharedCounter* counters() const { return reinterpret_cast<core::SharedCounter*>(begin_); }
+  ExchangeMember* members() const { return reinterpret_cast<ExchangeMember*>(counters() + 2); }
   ExchangePair* pairs() const { return reinterpret_cast<ExchangePair*>(members() + ranks_); }
 
   std::byte* begin_;

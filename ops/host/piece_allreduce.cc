@@ -272,7 +272,7 @@ class PieceAllreduce::Running final : public core::InFlight {
   uint64_t use_ = 0;  // the number of earlier allreduces in this cell
   SharedCell* cell_ = nullptr;
   Contribution* contributions_ = nullptr;  // [rank]
-  Word* left_ = nullptr;                   // [rank]
+  core::SharedCounter* left_ = nullptr;    // [rank]
   bool posted_ = false;
   bool staged_ = false;
   bool all_open_ = false;
@@ -293,7 +293,8 @@ PieceAllreduce::PieceAllreduce(core::LocalGroup& group, std::byte* area)
       cells_(area + 2 * Waiters::area_bytes(ranks_)) {}
 
 size_t PieceAllreduce::cell_bytes(int ranks) {
-  return sizeof(SharedCell) + static_cast<size_t>(ranks) * (sizeof(Contribution) + sizeof(Word));
+  return sizeof(SharedCell) +
+         static_cast<size_t>(ranks) * (sizeof(Contribution) + sizeof(core::SharedCounter));
 }
 
 size_t PieceAllreduce::area_bytes(int ranks) {
@@ -316,8 +317,8 @@ PieceAllreduce::Contribution* PieceAllreduce::contributions(SharedCell& cell) co
   return reinterpret_cast<Contribution*>(&cell + 1);
 }
 
-PieceAllreduce::Word* PieceAllreduce::left(SharedCell& cell) const {
-  return reinterpret_cast<Word*>(contributions(cell) + ranks_);
+core::SharedCounter* PieceAllreduce::left(SharedCell& cell) const {
+  return reinterpret_cast<core::SharedCounter*>(contributions(cell) + ranks_);
 }
 
 PieceAllreduce::Peers PieceAllreduce::take_spare_peers() {

@@ -24,6 +24,7 @@
 
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/host/local_group.h"
+#include "horon/core/host/shared_counter.h"
 #include "horon/ops/host/waiters.h"
 
 namespace horon::ops {
@@ -43,9 +44,6 @@ class PieceAllreduce {
   static constexpr uint64_t kCells = 8;   // allreduces in flight
   static constexpr uint64_t kStaged = 8;  // pieces of one rank in staging memory
 
-  struct alignas(64) Word {
-    std::atomic<uint64_t> value;
-  };
   // Written by its rank. The plain fields are written before `available` passes the cell's base.
   struct alignas(64) Contribution {
     std::atomic<uint64_t> available;  // pieces that can be summed, over the life of the cell
@@ -54,11 +52,12 @@ class PieceAllreduce {
     core::SharedAddress output;
   };
   struct SharedCell {
-    Word claimed;              // pieces over the life of the cell
-    Word done;                 // pieces over the life of the cell
-    Word piece_done[kStaged];  // [piece % kStaged]: 1 + the last such piece that is summed
-    // Contribution[ranks] follows, then Word[ranks]: how many allreduces of this cell each rank
-    // has finished.
+    core::SharedCounter claimed;  // pieces over the life of the cell
+    core::SharedCounter done;     // pieces over the life of the cell
+    core::SharedCounter
+        piece_done[kStaged];  // [piece % kStaged]: 1 + the last such piece that is summed
+    // Contribution[ranks] follows, then core::SharedCounter[ranks]: how many allreduces of this
+    // cell each rank has finished.
   };
   // By rank, addresses in this process.
   struct Peers {
@@ -78,7 +77,7 @@ class PieceAllreduce {
   void keep_spare(Peers peers);
   SharedCell& shared_cell(uint64_t index) const;
   Contribution* contributions(SharedCell& cell) const;
-  Word* left(SharedCell& cell) const;
+  core::SharedCounter* left(SharedCell& cell) const;
 
   core::LocalGroup& group_;
   const int rank_;

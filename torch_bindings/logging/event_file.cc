@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/host_name.h"
 #include "horon/core/base/text.h"
 
 namespace horon {
@@ -90,11 +91,9 @@ void TensorBoardSink::write(const LogRecord& record) {
       throw Error(ErrorCode::OperationFailed,
                   core::concat("can't make the folder ", folder_, ": ", failed.message()));
     }
-    std::array<char, 256> host{};
-    ::gethostname(host.data(), host.size() - 1);
     static std::atomic<int> files{0};  // of this process, which may begin several in a second
     path_ = core::concat(folder_, "/events.out.tfevents.", static_cast<int64_t>(record.time), ".",
-                         host.data(), ".", ::getpid(), ".", files++);
+                         core::host_name(), ".", ::getpid(), ".", files++);
     // Kept when it has its first record: else it would go on without one.
     torch_detail::AppendFile file(path_, true);
     file.append(torch_detail::tf_record(torch_detail::version_event(record.time)));
