@@ -98,8 +98,7 @@ void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu
     core::CollectiveOp* const allreduce = find_op(ops, "mpi_allreduce");
     if (broadcast == nullptr || allreduce == nullptr) return;
     parts.id_exchange = std::make_unique<BroadcastNcclId>(*broadcast);
-    parts.ticket =
-        std::make_unique<LaunchTicket>(gpu->launch_order(), communicator.id(), *allreduce);
+    parts.turn = std::make_unique<LaunchTurn>(gpu->launch_order(), communicator.id(), *allreduce);
   }
   for (auto& op : make_nccl_ops(std::make_shared<NcclCommunicator>(std::move(parts)))) {
     ops.push_back(std::move(op));

@@ -48,7 +48,7 @@ class BlockFlow {
   bool sends_;
   int64_t posted_ = 0;  // bytes
   int64_t over_ = 0;    // bytes, from the beginning of the block
-  std::deque<Messages::Ticket> under_way_;
+  std::deque<Messages::Id> under_way_;
 };
 
 }  // namespace horon::ops

@@ -57,8 +57,8 @@ int ChunkCollect::tag() const {
 int64_t ChunkCollect::advance() {
   if (over_) return 0;
   bool moved = false;
-  std::erase_if(under_way_, [&](Messages::Ticket ticket) {
-    const bool is_over = context_.messages.take_if_over(ticket);
+  std::erase_if(under_way_, [&](Messages::Id id) {
+    const bool is_over = context_.messages.take_if_over(id);
     moved = moved || is_over;
     return is_over;
   });

@@ -47,7 +47,7 @@ class ChunkCollect final : public ChunkWork {
   BlockChunks::Chunk chunk_;
   std::byte* output_ = nullptr;         // of the member
   std::vector<const std::byte*> sums_;  // [host]
-  std::vector<Messages::Ticket> under_way_;
+  std::vector<Messages::Id> under_way_;
 };
 
 }  // namespace horon::ops

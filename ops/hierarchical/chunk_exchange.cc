@@ -104,24 +104,24 @@ void ChunkExchange::send_sums() {
 }
 
 // Whether the message has just ended.
-bool ChunkExchange::take(Ticket& ticket) {
-  if (!ticket || !context_.messages.take_if_over(*ticket)) return false;
-  ticket.reset();
+bool ChunkExchange::take(UnderWay& message) {
+  if (!message || !context_.messages.take_if_over(*message)) return false;
+  message.reset();
   return true;
 }
 
-bool ChunkExchange::any(Ticket Traffic::*ticket) const {
+bool ChunkExchange::any(UnderWay Traffic::*message) const {
   return std::any_of(traffic_.begin(), traffic_.end(),
-                     [&](const Traffic& with) { return (with.*ticket).has_value(); });
+                     [&](const Traffic& with) { return (with.*message).has_value(); });
 }
 
 int64_t ChunkExchange::advance() {
   if (over()) return 0;
   bool moved = false;
   for (Traffic& with : traffic_) {
-    for (Ticket Traffic::*const ticket :
+    for (UnderWay Traffic::*const message :
          {&Traffic::sum_out, &Traffic::sum_in, &Traffic::result_out}) {
-      moved = take(with.*ticket) || moved;
+      moved = take(with.*message) || moved;
     }
   }
   int64_t touched = fetch_results();

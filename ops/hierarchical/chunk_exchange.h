@@ -49,15 +49,15 @@ class ChunkExchange final : public ChunkWork {
 
  private:
   enum class Stage : uint8_t { Gathering, Returning, Over };
-  using Ticket = std::optional<Messages::Ticket>;
-  // What goes to and comes from one other host. A ticket is empty before and after its message.
+  using UnderWay = std::optional<Messages::Id>;
+  // What goes to and comes from one other host; empty before and after its message.
   struct Traffic {
     int host = 0;
     int peer = 0;
-    Ticket sum_out;
-    Ticket sum_in;
-    Ticket result_out;
-    Ticket result_in;
+    UnderWay sum_out;
+    UnderWay sum_in;
+    UnderWay result_out;
+    UnderWay result_in;
     bool wants_result = false;
   };
 
@@ -68,8 +68,8 @@ class ChunkExchange final : public ChunkWork {
   std::byte* result_place(const ExchangePlan::Stretch& part) const;
   void spread_result(const ExchangePlan::Stretch& part);
   void send_sums();
-  bool take(Ticket& ticket);
-  bool any(Ticket Traffic::*ticket) const;
+  bool take(UnderWay& message);
+  bool any(UnderWay Traffic::*message) const;
   int64_t gather();
   void add_part(const ExchangePlan::Stretch& part);
   void return_part(const ExchangePlan::Stretch& part);

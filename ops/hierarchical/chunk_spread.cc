@@ -34,8 +34,8 @@ int ChunkSpread::tag() const {
 
 int64_t ChunkSpread::advance() {
   bool moved = false;
-  std::erase_if(departures_, [&](Messages::Ticket ticket) {
-    const bool is_over = context_.messages.take_if_over(ticket);
+  std::erase_if(departures_, [&](Messages::Id id) {
+    const bool is_over = context_.messages.take_if_over(id);
     moved = moved || is_over;
     return is_over;
   });

@@ -43,8 +43,8 @@ class ChunkSpread final : public ChunkWork {
   int64_t bytes_ = 0;
   const std::byte* data_ = nullptr;  // of the chunk: in an input, or in this rank's output
   std::vector<std::byte*> outputs_;  // [local rank]
-  std::optional<Messages::Ticket> arrival_;
-  std::vector<Messages::Ticket> departures_;
+  std::optional<Messages::Id> arrival_;
+  std::vector<Messages::Id> departures_;
 };
 
 }  // namespace horon::ops

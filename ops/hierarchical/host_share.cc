@@ -37,7 +37,7 @@ HostShare::Memory HostShare::theirs(int local_rank, Lies lies,
 
 std::byte* HostShare::find(const Memory& memory, int64_t chunk, int64_t begin) const {
   if (memory.lies == Lies::Nowhere) return nullptr;
-  return memory.place + (memory.lies == Lies::InWindow ? offset_of_slot(chunk) : begin);
+  return memory.place + (memory.lies == Lies::InWindow ? offset_in_window(chunk) : begin);
 }
 
 // Twice what all lanes have under way: one half is copied while the other half is on its way.
@@ -171,7 +171,7 @@ int64_t HostShare::copy_in() {
     const bool copies = input_lies_ == Lies::InWindow && !is_own(chunk) && place.bytes > 0 &&
                         place.gives(layout().local_rank);
     if (!copies) continue;
-    std::memcpy(slot(chunk), parts_.batch->input + place.input_begin,
+    std::memcpy(in_window(chunk), parts_.batch->input + place.input_begin,
                 static_cast<size_t>(place.bytes));
     copied = place.bytes;
   }
@@ -186,7 +186,7 @@ int64_t HostShare::copy_out() {
   const bool copies = output_lies_ == Lies::InWindow && !is_own(chunk) && place.bytes > 0 &&
                       place.takes(layout().local_rank);
   if (!copies) return 1;
-  std::memcpy(parts_.batch->output + place.output_begin, slot(chunk),
+  std::memcpy(parts_.batch->output + place.output_begin, in_window(chunk),
               static_cast<size_t>(place.bytes));
   return 1 + place.bytes;
 }

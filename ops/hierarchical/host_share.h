@@ -81,10 +81,10 @@ class HostShare {
   int64_t count() const { return parts_.chunks->count(); }
   bool stages() const { return input_lies_ == Lies::InWindow || output_lies_ == Lies::InWindow; }
   int64_t window() const;  // chunks; the same on all ranks of the host
-  int64_t offset_of_slot(int64_t chunk) const {
+  int64_t offset_in_window(int64_t chunk) const {
     return chunk % window() * parts_.chunks->bytes_max();
   }
-  std::byte* slot(int64_t chunk) const { return staging_.memory() + offset_of_slot(chunk); }
+  std::byte* in_window(int64_t chunk) const { return staging_.memory() + offset_in_window(chunk); }
 
   const Parts parts_;
   const uint64_t cell_;

@@ -12,7 +12,7 @@ namespace horon::ops {
 // them do: several collectives share the messages, and each must learn that its own may be lost.
 class Messages {
  public:
-  using Ticket = uint32_t;
+  using Id = uint32_t;  // of one message, until it is over
   // Tags are less than this. The allreduce has those below kFirstBlockTag, the collectives that
   // move blocks have the others.
   static constexpr int kTags = 16384;
@@ -27,25 +27,25 @@ class Messages {
   // The memory belongs to the message until it is over. `bytes` is at most kBytesMax; a receive
   // names just what its sender sends.
   static constexpr int64_t kBytesMax = int64_t{1} << 30;
-  virtual Ticket send(int to, int tag, const std::byte* data, int64_t bytes) = 0;
+  virtual Id send(int to, int tag, const std::byte* data, int64_t bytes) = 0;
   // The same, and over only once its receiver has posted it as well.
-  virtual Ticket send_and_await(int to, int tag, const std::byte* data, int64_t bytes) {
+  virtual Id send_and_await(int to, int tag, const std::byte* data, int64_t bytes) {
     return send(to, tag, data, bytes);
   }
   // For one of many messages the same way, to which nobody answers: now and then one of them keeps
   // the sender from running ahead without a limit. MPI takes messages whether anybody awaits them
   // or not, and who gets one before awaiting it must store it.
-  Ticket send_one_of_many(int64_t number, int to, int tag, const std::byte* data, int64_t bytes) {
+  Id send_one_of_many(int64_t number, int to, int tag, const std::byte* data, int64_t bytes) {
     if (number % kMessagesAhead != kMessagesAhead - 1) return send(to, tag, data, bytes);
     return send_and_await(to, tag, data, bytes);
   }
   static constexpr int64_t kMessagesAhead = 8;
-  virtual Ticket receive(int from, int tag, std::byte* data, int64_t bytes) = 0;
+  virtual Id receive(int from, int tag, std::byte* data, int64_t bytes) = 0;
   // Drives all messages, and learns which of them are over.
   virtual void progress() = 0;
-  // Whether progress() has found the message to be over. It says so once: then the ticket is given
+  // Whether progress() has found the message to be over. It says so once: then the id is given
   // to another one.
-  virtual bool take_if_over(Ticket ticket) = 0;
+  virtual bool take_if_over(Id id) = 0;
 };
 
 }  // namespace horon::ops

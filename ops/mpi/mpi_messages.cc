@@ -19,45 +19,44 @@ void MpiMessages::check(int code, const char* call) {
 
 void MpiMessages::check_kept() const { core::check_mpi(error_, failed_call_); }
 
-Messages::Ticket MpiMessages::new_ticket() {
+Messages::Id MpiMessages::new_id() {
   if (free_.empty()) {
-    free_.push_back(static_cast<Ticket>(requests_.size()));
+    free_.push_back(static_cast<Id>(requests_.size()));
     requests_.push_back(MPI_REQUEST_NULL);
     ended_.push_back(0);
   }
-  const Ticket ticket = free_.back();
+  const Id id = free_.back();
   free_.pop_back();
-  return ticket;
+  return id;
 }
 
-Messages::Ticket MpiMessages::send(int to, int tag, const std::byte* data, int64_t bytes) {
+Messages::Id MpiMessages::send(int to, int tag, const std::byte* data, int64_t bytes) {
   return send_by(&MPI_Isend, "MPI_Isend", to, tag, data, bytes);
 }
 
-Messages::Ticket MpiMessages::send_and_await(int to, int tag, const std::byte* data,
-                                             int64_t bytes) {
+Messages::Id MpiMessages::send_and_await(int to, int tag, const std::byte* data, int64_t bytes) {
   return send_by(&MPI_Issend, "MPI_Issend", to, tag, data, bytes);
 }
 
-Messages::Ticket MpiMessages::send_by(Send call, const char* name, int to, int tag,
-                                      const std::byte* data, int64_t bytes) {
+Messages::Id MpiMessages::send_by(Send call, const char* name, int to, int tag,
+                                  const std::byte* data, int64_t bytes) {
   HORON_CHECK(bytes <= kBytesMax && tag < kTags, "a message has a limit");
   check_kept();
-  const Ticket ticket = new_ticket();
+  const Id id = new_id();
   check(call(data, static_cast<int>(bytes), MPI_BYTE, to, kFirstTag + tag, communicator_,
-             &requests_[ticket]),
+             &requests_[id]),
         name);
-  return ticket;
+  return id;
 }
 
-Messages::Ticket MpiMessages::receive(int from, int tag, std::byte* data, int64_t bytes) {
+Messages::Id MpiMessages::receive(int from, int tag, std::byte* data, int64_t bytes) {
   HORON_CHECK(bytes <= kBytesMax && tag < kTags, "a message has a limit");
   check_kept();
-  const Ticket ticket = new_ticket();
+  const Id id = new_id();
   check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, kFirstTag + tag, communicator_,
-                  &requests_[ticket]),
+                  &requests_[id]),
         "MPI_Irecv");
-  return ticket;
+  return id;
 }
 
 // One call of MPI for all of them: each call looks at every connection.
@@ -70,10 +69,10 @@ void MpiMessages::progress() {
 }
 
 // The request of a message that has failed is null, too.
-bool MpiMessages::take_if_over(Ticket ticket) {
+bool MpiMessages::take_if_over(Id id) {
   check_kept();
-  if (requests_[ticket] != MPI_REQUEST_NULL) return false;
-  free_.push_back(ticket);
+  if (requests_[id] != MPI_REQUEST_NULL) return false;
+  free_.push_back(id);
   return true;
 }
 

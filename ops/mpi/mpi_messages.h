@@ -20,26 +20,25 @@ class MpiMessages final : public Messages {
   // Half of the 32768 tags that every MPI must have.
   static constexpr int kFirstTag = 32768 - kTags;
 
-  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override;
-  Ticket send_and_await(int to, int tag, const std::byte* data, int64_t bytes) override;
-  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override;
+  Id send(int to, int tag, const std::byte* data, int64_t bytes) override;
+  Id send_and_await(int to, int tag, const std::byte* data, int64_t bytes) override;
+  Id receive(int from, int tag, std::byte* data, int64_t bytes) override;
   void progress() override;
-  bool take_if_over(Ticket ticket) override;
+  bool take_if_over(Id id) override;
 
  private:
   // MPI_Isend or MPI_Issend.
   using Send = decltype(&MPI_Isend);
-  Ticket send_by(Send call, const char* name, int to, int tag, const std::byte* data,
-                 int64_t bytes);
-  Ticket new_ticket();
+  Id send_by(Send call, const char* name, int to, int tag, const std::byte* data, int64_t bytes);
+  Id new_id();
   // Keeps the first error, and throws it whenever there is one.
   void check(int code, const char* call);
   void check_kept() const;
 
   const MPI_Comm communicator_;
-  // [ticket]; null: over, or free
+  // [id]; null: over, or free
   std::vector<MPI_Request> requests_;
-  std::vector<Ticket> free_;
+  std::vector<Id> free_;
   std::vector<int> ended_;  // of one progress()
   int error_ = MPI_SUCCESS;
   const char* failed_call_ = "";

@@ -61,7 +61,7 @@ struct NcclCommunicator::Ending {
 };
 
 NcclCommunicator::NcclCommunicator(Parts parts) : parts_(std::move(parts)) {
-  ordered_ = parts_.ordered && parts_.ticket != nullptr;
+  ordered_ = parts_.ordered && parts_.turn != nullptr;
   HORON_CHECK(parts_.size == 1 || parts_.id_exchange != nullptr, "the members must meet");
 }
 
@@ -103,7 +103,7 @@ bool NcclCommunicator::may_call(uint64_t turn) {
     check();
     return false;
   }
-  return is_made() && is_idle() && (!ordered_ || parts_.ticket->may_enter());
+  return is_made() && is_idle() && (!ordered_ || parts_.turn->may_enter());
 }
 
 bool NcclCommunicator::is_made() {
@@ -194,7 +194,7 @@ bool NcclCommunicator::is_idle() {
 
 void NcclCommunicator::call(CudaQueue& queue,
                             const std::function<void(NcclApi&, NcclComm)>& calls) {
-  if (ordered_) parts_.ticket->enter(queue);
+  if (ordered_) parts_.turn->enter(queue);
   queue_ = &queue;
   const OnDevice on_device(*parts_.gpu->cuda());
   nccl_->begin_group();
@@ -209,15 +209,15 @@ void NcclCommunicator::call(CudaQueue& queue,
 
 bool NcclCommunicator::is_enqueued() {
   if (!is_idle()) return false;
-  if (ordered_) parts_.ticket->entered(*queue_);
+  if (ordered_) parts_.turn->entered(*queue_);
   ++turn_;
   return true;
 }
 
 void NcclCommunicator::keep_order() {
-  if (ordered_ || parts_.ticket == nullptr) return;
+  if (ordered_ || parts_.turn == nullptr) return;
   ordered_ = true;
-  if (queue_ != nullptr) parts_.ticket->entered_before(*queue_);
+  if (queue_ != nullptr) parts_.turn->entered_before(*queue_);
 }
 
 void NcclCommunicator::check() {

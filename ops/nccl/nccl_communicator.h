@@ -12,7 +12,7 @@
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/nccl/background_call.h"
 #include "horon/ops/nccl/job_gpu.h"
-#include "horon/ops/nccl/launch_ticket.h"
+#include "horon/ops/nccl/launch_turn.h"
 #include "horon/ops/nccl/nccl_id_exchange.h"
 
 namespace horon::ops {
@@ -23,11 +23,11 @@ class NcclCommunicator {
   struct Parts {
     std::shared_ptr<JobGpu> gpu;
     int size = 1;
-    int rank = 0;                                    // this rank's index among the members
-    std::unique_ptr<NcclIdExchange> id_exchange;     // may be null for one member
-    std::unique_ptr<LaunchTicket> ticket = nullptr;  // null: there are no other sets
-    bool ordered = true;  // false: the ticket counts from keep_order() on
-    std::string members;  // for messages: "ranks 0, 1"
+    int rank = 0;                                 // this rank's index among the members
+    std::unique_ptr<NcclIdExchange> id_exchange;  // may be null for one member
+    std::unique_ptr<LaunchTurn> turn = nullptr;   // null: there are no other sets
+    bool ordered = true;                          // false: the turn counts from keep_order() on
+    std::string members;                          // for messages: "ranks 0, 1"
     // A communicator that is not made by then has failed.
     std::chrono::nanoseconds limit = std::chrono::seconds(120);
   };

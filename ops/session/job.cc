@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "horon/core/base/host_name.h"
 #include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/round_up.h"
@@ -107,7 +108,7 @@ Job::~Job() { stop(); }
 
 void Job::find_constants() {
   MeasuredJob job;
-  job.host_name = host_name();
+  job.host_name = core::host_name();
   if (!config_.host_id.empty()) job.host_name += concat("/", config_.host_id);
   core::LocalGroup& group = world_->local_group();
   if (group.available()) job.area = group.area() + transport_bytes(bootstrap_->topology());

@@ -1,12 +1,11 @@
 #include "horon/ops/timing/job_constants.h"
 
-#include <array>
 #include <chrono>
 #include <exception>
 #include <optional>
-#include <unistd.h>
 #include <vector>
 
+#include "horon/core/base/host_name.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/choice/constants_file.h"
@@ -152,7 +151,7 @@ JobConstants find_job_constants(const Bootstrap& bootstrap, const core::Config& 
   const std::string words = words_for_job(
       topology, bootstrap.allgather(Bootstrap::Among::Job,
                                     leads_its_host(topology) ? job.host_name : std::string()));
-  const ConstantsFile file(config.measure_file.empty() ? default_constants_path(host_name())
+  const ConstantsFile file(config.measure_file.empty() ? default_constants_path(core::host_name())
                                                        : config.measure_file);
   // Rank 0 has the word: the constants and the path, or nothing.
   std::string kept;
@@ -180,11 +179,6 @@ JobConstants find_job_constants(const Bootstrap& bootstrap, const core::Config& 
   const bool saved = topology.rank == 0 && file.save(words, days_since_1970(), constants);
   if (saved) origin += concat(", kept in ", file.path());
   return {constants, origin};
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "host";
 }
 
 }  // namespace horon::ops

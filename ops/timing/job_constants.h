@@ -39,7 +39,4 @@ struct MeasuredJob {
 JobConstants find_job_constants(const core::Bootstrap& bootstrap, const core::Config& config,
                                 const MeasuredJob& job);
 
-// The name of this host as the kernel has it.
-std::string host_name();
-
 }  // namespace horon::ops

@@ -50,7 +50,7 @@ class TimedLine {
     return number_in_;
   }
   void exchange(int64_t count) {
-    std::vector<Messages::Ticket> under_way;
+    std::vector<Messages::Id> under_way;
     for (int64_t i = 0; i < count; ++i) {
       under_way.push_back(
           messages_.receive(peer_, kTimingTag + 1, in_.data() + i * kMessageBytes, kMessageBytes));
@@ -62,11 +62,11 @@ class TimedLine {
   }
 
  private:
-  void await(std::vector<Messages::Ticket> under_way) {
+  void await(std::vector<Messages::Id> under_way) {
     const auto limit = Clock::now() + limits_.answer;
     while (!under_way.empty()) {
       messages_.progress();
-      std::erase_if(under_way, [&](auto ticket) { return messages_.take_if_over(ticket); });
+      std::erase_if(under_way, [&](auto id) { return messages_.take_if_over(id); });
       if (under_way.empty()) return;
       if (Clock::now() > limit) give_up();
       std::this_thread::yield();

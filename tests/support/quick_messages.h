@@ -11,14 +11,14 @@ namespace horon::ops {
 
 class QuickMessages final : public Messages {
  public:
-  Ticket send(int, int, const std::byte*, int64_t bytes) override {
+  Id send(int, int, const std::byte*, int64_t bytes) override {
     sent_ += bytes;
     longest_ = std::max(longest_, bytes);
     return ++posted_;
   }
-  Ticket receive(int, int, std::byte*, int64_t) override { return ++posted_; }
+  Id receive(int, int, std::byte*, int64_t) override { return ++posted_; }
   void progress() override {}
-  bool take_if_over(Ticket) override { return true; }
+  bool take_if_over(Id) override { return true; }
 
   uint32_t posted() const { return posted_; }
   int64_t sent() const { return sent_; }        // bytes

@@ -27,48 +27,48 @@ class TagCheck final : public Messages {
   size_t most_under_way() const { return most_under_way_; }
   int largest_tag() const { return largest_tag_; }
 
-  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+  Id send(int to, int tag, const std::byte* data, int64_t bytes) override {
     sent_ += bytes;
     return note({true, to, tag}, messages_.send(to, tag, data, bytes));
   }
-  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
-    const Ticket ticket = note({false, from, tag}, messages_.receive(from, tag, data, bytes));
-    if (std::exchange(delays_, false)) late_ = ticket;
-    return ticket;
+  Id receive(int from, int tag, std::byte* data, int64_t bytes) override {
+    const Id id = note({false, from, tag}, messages_.receive(from, tag, data, bytes));
+    if (std::exchange(delays_, false)) late_ = id;
+    return id;
   }
   void progress() override {
     messages_.progress();
     ++quiet_;
   }
-  bool take_if_over(Ticket ticket) override {
+  bool take_if_over(Id id) override {
     constexpr int enough_quiet = 100;  // calls of progress() since a message was posted
-    if (ticket == late_ && quiet_ < enough_quiet) return false;
-    if (!messages_.take_if_over(ticket)) return false;
-    under_way_.erase(message_of_.at(ticket));
+    if (id == late_ && quiet_ < enough_quiet) return false;
+    if (!messages_.take_if_over(id)) return false;
+    under_way_.erase(message_of_.at(id));
     return true;
   }
 
  private:
   using Message = std::tuple<bool, int, int>;  // whether it is sent, peer, tag
 
-  Ticket note(const Message& message, Ticket ticket) {
+  Id note(const Message& message, Id id) {
     const int tag = std::get<2>(message);
     EXPECT_TRUE(under_way_.insert(message).second) << "tag " << tag;
     most_under_way_ = std::max(most_under_way_, under_way_.size());
     largest_tag_ = std::max(largest_tag_, tag);
-    message_of_[ticket] = message;
+    message_of_[id] = message;
     quiet_ = 0;
-    return ticket;
+    return id;
   }
 
   ThreadMessages messages_;
   bool delays_ = false;
-  std::optional<Ticket> late_;
+  std::optional<Id> late_;
   int64_t sent_ = 0;
   size_t most_under_way_ = 0;
   int largest_tag_ = -1;
   std::set<Message> under_way_;
-  std::map<Ticket, Message> message_of_;
+  std::map<Id, Message> message_of_;
   int quiet_ = 0;
 };
 

@@ -72,10 +72,10 @@ class ThreadMessages final : public Messages {
   ThreadMessages(MessageHub& hub, int rank)
       : hub_(hub), rank_(rank), random_(static_cast<uint64_t>(rank) + 3) {}
 
-  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+  Id send(int to, int tag, const std::byte* data, int64_t bytes) override {
     return keep(hub_.post(rank_, to, tag, const_cast<std::byte*>(data), bytes, true));
   }
-  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
+  Id receive(int from, int tag, std::byte* data, int64_t bytes) override {
     return keep(hub_.post(from, rank_, tag, data, bytes, false));
   }
   void progress() override {
@@ -83,13 +83,13 @@ class ThreadMessages final : public Messages {
       if (side != nullptr && random_() % 2 == 0 && hub_.is_over(*side)) side.reset();
     }
   }
-  bool take_if_over(Ticket ticket) override { return sides_.at(ticket) == nullptr; }
+  bool take_if_over(Id id) override { return sides_.at(id) == nullptr; }
 
  private:
-  // Tickets are not used again: a second question about one is answered in the same way.
-  Ticket keep(std::shared_ptr<MessageHub::Side> side) {
+  // Ids are not used again: a second question about one is answered in the same way.
+  Id keep(std::shared_ptr<MessageHub::Side> side) {
     sides_.push_back(std::move(side));
-    return static_cast<Ticket>(sides_.size() - 1);
+    return static_cast<Id>(sides_.size() - 1);
   }
 
   MessageHub& hub_;

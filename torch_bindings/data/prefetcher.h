@@ -46,27 +46,27 @@ class Prefetcher {
   std::optional<Item> next() {
     const auto start = std::chrono::steady_clock::now();
     std::unique_lock lock(mutex_);
-    ready_.wait(lock, [this] { return slots_.empty() ? ended_ : slots_.front()->done; });
+    ready_.wait(lock, [this] { return pending_.empty() ? ended_ : pending_.front()->done; });
     wait_seconds_ +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (slots_.empty()) return std::nullopt;
-    const std::shared_ptr<Slot> slot = std::move(slots_.front());
-    slots_.pop_front();
-    if (slot->error) {
+    if (pending_.empty()) return std::nullopt;
+    const std::shared_ptr<Pending> pending = std::move(pending_.front());
+    pending_.pop_front();
+    if (pending->error) {
       ended_ = true;
-      slots_.clear();
+      pending_.clear();
     }
     lock.unlock();
     room_.notify_all();
-    if (slot->error) std::rethrow_exception(slot->error);
-    return std::move(slot->item);
+    if (pending->error) std::rethrow_exception(pending->error);
+    return std::move(pending->item);
   }
 
   // Seconds that next() has waited.
   double wait_seconds() const { return wait_seconds_; }
 
  private:
-  struct Slot {
+  struct Pending {
     bool done = false;
     std::optional<Item> item;
     std::exception_ptr error;
@@ -75,17 +75,17 @@ class Prefetcher {
   void run(size_t thread) {
     std::unique_lock lock(mutex_);
     for (;;) {
-      room_.wait(lock, [this] { return ended_ || slots_.size() < ahead_; });
+      room_.wait(lock, [this] { return ended_ || pending_.size() < ahead_; });
       if (ended_) return;
-      const auto slot = std::make_shared<Slot>();
+      const auto pending = std::make_shared<Pending>();
       Work work;
       try {
         work = draw_();
       } catch (...) {
-        slot->error = std::current_exception();
-        slot->done = true;
+        pending->error = std::current_exception();
+        pending->done = true;
       }
-      if (work || slot->error) slots_.push_back(slot);
+      if (work || pending->error) pending_.push_back(pending);
       if (!work) {
         ended_ = true;
         room_.notify_all();
@@ -93,19 +93,19 @@ class Prefetcher {
         return;
       }
       lock.unlock();
-      do_work(*slot, work, thread);
+      do_work(*pending, work, thread);
       lock.lock();
-      slot->done = true;
-      if (slot->error) ended_ = true;  // what would come behind it is never handed out
+      pending->done = true;
+      if (pending->error) ended_ = true;  // what would come behind it is never handed out
       ready_.notify_all();
     }
   }
 
-  static void do_work(Slot& slot, const Work& work, size_t thread) {
+  static void do_work(Pending& pending, const Work& work, size_t thread) {
     try {
-      slot.item.emplace(work(thread));
+      pending.item.emplace(work(thread));
     } catch (...) {
-      slot.error = std::current_exception();
+      pending.error = std::current_exception();
     }
   }
 
@@ -123,7 +123,7 @@ class Prefetcher {
   std::mutex mutex_;
   std::condition_variable room_;   // for the background threads
   std::condition_variable ready_;  // for next()
-  std::deque<std::shared_ptr<Slot>> slots_;
+  std::deque<std::shared_ptr<Pending>> pending_;
   bool ended_ = false;  // nothing more is drawn
   double wait_seconds_ = 0;
   std::vector<std::thread> threads_;

@@ -152,11 +152,11 @@ TEST(HostsExchange, MessagesOfABroadcastAreLongAmongManyHosts) {
 class FailingMessages final : public Messages {
  public:
   FailingMessages(MessageHub& hub, int rank) : messages_(hub, rank) {}
-  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+  Id send(int to, int tag, const std::byte* data, int64_t bytes) override {
     check();
     return messages_.send(to, tag, data, bytes);
   }
-  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
+  Id receive(int from, int tag, std::byte* data, int64_t bytes) override {
     check();
     return messages_.receive(from, tag, data, bytes);
   }
@@ -165,9 +165,9 @@ class FailingMessages final : public Messages {
     check();
     messages_.progress();
   }
-  bool take_if_over(Ticket ticket) override {
+  bool take_if_over(Id id) override {
     check();
-    return messages_.take_if_over(ticket);
+    return messages_.take_if_over(id);
   }
 
  private:

@@ -111,17 +111,17 @@ TEST(StepAmongManyHosts, PostsNoMoreThanItsShareOfTheMessagesOfChunks) {
 // the other side does nothing.
 class NobodyReceives final : public Messages {
  public:
-  Ticket send(int, int, const std::byte*, int64_t bytes) override {
+  Id send(int, int, const std::byte*, int64_t bytes) override {
     sent_ += bytes;
     return 0;
   }
-  Ticket send_and_await(int, int, const std::byte*, int64_t bytes) override {
+  Id send_and_await(int, int, const std::byte*, int64_t bytes) override {
     sent_ += bytes;
     return 1;
   }
-  Ticket receive(int, int, std::byte*, int64_t) override { return 1; }
+  Id receive(int, int, std::byte*, int64_t) override { return 1; }
   void progress() override {}
-  bool take_if_over(Ticket ticket) override { return ticket == 0; }
+  bool take_if_over(Id id) override { return id == 0; }
   int64_t sent() const { return sent_; }  // bytes
 
  private:
@@ -163,21 +163,21 @@ class AllAtOnce final : public Messages {
  public:
   AllAtOnce(MessageHub& hub, int rank, size_t count) : messages_(hub, rank), count_(count) {}
 
-  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+  Id send(int to, int tag, const std::byte* data, int64_t bytes) override {
     return messages_.send(to, tag, data, bytes);
   }
-  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
+  Id receive(int from, int tag, std::byte* data, int64_t bytes) override {
     return *received_.insert(messages_.receive(from, tag, data, bytes)).first;
   }
   void progress() override {
     messages_.progress();
-    const auto has_come = [this](Ticket ticket) { return messages_.take_if_over(ticket); };
+    const auto has_come = [this](Id id) { return messages_.take_if_over(id); };
     all_here_ = all_here_ || (received_.size() >= count_ &&
                               std::all_of(received_.begin(), received_.end(), has_come));
   }
-  bool take_if_over(Ticket ticket) override {
-    const bool is_receive = received_.contains(ticket);
-    if ((is_receive && !all_here_) || !messages_.take_if_over(ticket)) return false;
+  bool take_if_over(Id id) override {
+    const bool is_receive = received_.contains(id);
+    if ((is_receive && !all_here_) || !messages_.take_if_over(id)) return false;
     if (is_receive) ++taken_;
     return true;
   }
@@ -186,7 +186,7 @@ class AllAtOnce final : public Messages {
  private:
   ThreadMessages messages_;
   const size_t count_;
-  std::set<Ticket> received_;
+  std::set<Id> received_;
   bool all_here_ = false;
   int64_t taken_ = 0;
 };

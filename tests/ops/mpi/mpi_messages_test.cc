@@ -47,9 +47,9 @@ TEST_F(MpiMessagesTest, AMessageIsOverOnceItHasArrived) {
   MpiMessages messages(communicator_);
   std::array<std::byte, 8> arrived = {};
   data_.fill(std::byte{7});
-  const Messages::Ticket in = messages.receive(0, 3, arrived.data(), 8);
+  const Messages::Id in = messages.receive(0, 3, arrived.data(), 8);
   EXPECT_FALSE(messages.take_if_over(in));
-  const Messages::Ticket out = messages.send(0, 3, data_.data(), 8);
+  const Messages::Id out = messages.send(0, 3, data_.data(), 8);
   bool in_over = false;
   for (bool out_over = false; !in_over || !out_over;) {
     messages.progress();
@@ -62,7 +62,7 @@ TEST_F(MpiMessagesTest, AMessageIsOverOnceItHasArrived) {
 // One batch calls progress() for all of them, and so takes the error of another one's message.
 TEST_F(MpiMessagesTest, AnErrorIsEverybodys) {
   MpiMessages messages(communicator_);
-  const Messages::Ticket of_another = messages.receive(0, 3, data_.data(), 8);
+  const Messages::Id of_another = messages.receive(0, 3, data_.data(), 8);
   fails_once = true;
   const std::string error = error_of([&] { messages.progress(); });
   EXPECT_THAT(error, StartsWith("failed: MPI_Testsome"));
@@ -74,7 +74,7 @@ TEST_F(MpiMessagesTest, AnErrorIsEverybodys) {
 
 TEST_F(MpiMessagesTest, AMessageThatCanNotBePostedIsEverybodysError) {
   MpiMessages messages(communicator_);
-  const Messages::Ticket of_another = messages.receive(0, 3, data_.data(), 8);
+  const Messages::Id of_another = messages.receive(0, 3, data_.data(), 8);
   const int nobody = 5;
   const std::string error = error_of([&] { messages.send(nobody, 3, data_.data(), 8); });
   EXPECT_THAT(error, StartsWith("failed: MPI_Isend"));

@@ -222,7 +222,7 @@ TEST(NcclThreads, TheEndOfACommunicatorDoesNotWaitForNcclsOwn) {
 }
 
 // A number of one element is there at once where the peers have sent theirs.
-TEST(NcclThreads, ATicketIsAskedForOnlyWhileItWaits) {
+TEST(NcclThreads, ATurnIsAskedForOnlyWhileItWaits) {
   class InThreeSteps final : public core::CollectiveOp {
    public:
     std::string_view name() const override { return "in three steps"; }
@@ -241,8 +241,8 @@ TEST(NcclThreads, ATicketIsAskedForOnlyWhileItWaits) {
     };
   };
   InThreeSteps allreduce;
-  LaunchTicket ticket(std::make_shared<LaunchOrder>(), 1, allreduce);
-  EXPECT_TRUE(ticket.may_enter());
+  LaunchTurn turn(std::make_shared<LaunchOrder>(), 1, allreduce);
+  EXPECT_TRUE(turn.may_enter());
 }
 
 // Half precision: the sum of four such numbers is beyond its range, their average is not.

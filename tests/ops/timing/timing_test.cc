@@ -67,35 +67,35 @@ class BucketMessages final : public Messages {
   BucketMessages(MessageHub& hub, int rank, double burst_bytes, double bytes_per_us)
       : messages_(hub, rank), burst_us_(burst_bytes / bytes_per_us), bytes_per_us_(bytes_per_us) {}
 
-  Ticket send(int to, int tag, const std::byte* data, int64_t bytes) override {
+  Id send(int to, int tag, const std::byte* data, int64_t bytes) override {
     full_at_ =
         std::max(full_at_, Clock::now()) + to_ticks(static_cast<double>(bytes) / bytes_per_us_);
     posted_.push_back({[=, this] { return messages_.send(to, tag, data, bytes); },
                        full_at_ - to_ticks(burst_us_), std::nullopt});
-    return static_cast<Ticket>(posted_.size() - 1);
+    return static_cast<Id>(posted_.size() - 1);
   }
-  Ticket receive(int from, int tag, std::byte* data, int64_t bytes) override {
+  Id receive(int from, int tag, std::byte* data, int64_t bytes) override {
     posted_.push_back({nullptr, {}, messages_.receive(from, tag, data, bytes)});
-    return static_cast<Ticket>(posted_.size() - 1);
+    return static_cast<Id>(posted_.size() - 1);
   }
   void progress() override {
     for (; left_ < posted_.size() && Clock::now() >= posted_[left_].leaves_at; ++left_) {
       Posted& next = posted_[left_];
-      if (!next.ticket) next.ticket = next.post();
+      if (!next.id) next.id = next.post();
     }
     messages_.progress();
   }
-  bool take_if_over(Ticket ticket) override {
-    const std::optional<Ticket> inner = posted_.at(ticket).ticket;
+  bool take_if_over(Id id) override {
+    const std::optional<Id> inner = posted_.at(id).id;
     return inner && messages_.take_if_over(*inner);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Posted {
-    std::function<Ticket()> post;
+    std::function<Id()> post;
     Clock::time_point leaves_at;
-    std::optional<Ticket> ticket;  // once it has left
+    std::optional<Id> id;  // once it has left
   };
   static Clock::duration to_ticks(double us) {
     return std::chrono::duration_cast<Clock::duration>(

@@ -11,10 +11,10 @@
 namespace horon::ops {
 
 // One collective after the other takes it. One thread at a time.
-class LaunchTicket {
+class LaunchTurn {
  public:
   // `allreduce` runs on host memory, keeps StartOrder::Log, and outlives this.
-  LaunchTicket(std::shared_ptr<LaunchOrder> order, uint32_t set, core::CollectiveOp& allreduce)
+  LaunchTurn(std::shared_ptr<LaunchOrder> order, uint32_t set, core::CollectiveOp& allreduce)
       : order_(std::move(order)), set_(set), allreduce_(allreduce) {}
 
   // Asked again and again: true once the collective may enter the stream. The members agree on its

@@ -1,8 +1,8 @@
-#include "horon/ops/nccl/launch_ticket.h"
+#include "horon/ops/nccl/launch_turn.h"
 
 namespace horon::ops {
 
-bool LaunchTicket::may_enter() {
+bool LaunchTurn::may_enter() {
   if (!proposed_) {
     number_ = order_->propose(set_);
     proposed_ = true;
@@ -26,7 +26,7 @@ bool LaunchTicket::may_enter() {
   return order_->may_enter(set_);
 }
 
-void LaunchTicket::entered(core::MemoryQueue& queue) {
+void LaunchTurn::entered(core::MemoryQueue& queue) {
   order_->becomes_last(queue, set_);
   order_->entered(set_);
   proposed_ = settled_ = false;
