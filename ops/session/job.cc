@@ -8,6 +8,7 @@
 #include "horon/core/base/host_name.h"
 #include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
@@ -44,6 +45,33 @@ CommunicatorMaker::Options communicator_options(const core::Config& config) {
           .warn_after_s = config.stall_warn_s,
           .abort_after_s = config.stall_abort_s,
           .dead_after_s = config.dead_after_s};
+}
+
+std::string name_of_this_host(const core::Config& config) {
+  const std::string name = core::host_name();
+  return config.host_id.empty() ? name : concat(name, "/", config.host_id);
+}
+
+// "host node7 (ranks 2 and 3): local rank 1: memfd_create: ...; host ...". `reasons`: of the first
+// rank of each host that has no shared memory its name and why; of all others nothing.
+std::string list_hosts(const core::Topology& topology, const std::vector<std::string>& reasons) {
+  constexpr int kShown = 8;
+  std::string list;
+  int hosts = 0;
+  for (size_t leader = 0; leader < reasons.size(); ++leader) {
+    if (reasons[leader].empty() || ++hosts > kShown) continue;
+    std::vector<int> ranks;
+    for (int rank = 0; rank < topology.size; ++rank) {
+      if (topology.host_of[static_cast<size_t>(rank)] == topology.host_of[leader]) {
+        ranks.push_back(rank);
+      }
+    }
+    const size_t end_of_name = reasons[leader].find('\n');
+    list += concat(list.empty() ? "" : "; ", "host ", reasons[leader].substr(0, end_of_name), " (",
+                   core::name_ranks(ranks), "): ", reasons[leader].substr(end_of_name + 1));
+  }
+  if (hosts > kShown) list += concat("; ... (", hosts, " hosts in all)");
+  return list;
 }
 
 }  // namespace
@@ -91,6 +119,7 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   maker_ =
       std::make_unique<CommunicatorMaker>(*library_, *bootstrap_, communicator_options(config_));
   world_ = maker_->make_world(transport_bytes(bootstrap_->topology()) + timing_bytes());
+  warn_of_missing_memory();
   find_constants();
   start_runtime();
   if (rank != 0) return;
@@ -106,10 +135,29 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
 
 Job::~Job() { stop(); }
 
+// One host without shared memory costs all ranks theirs, and only its own ranks know why.
+void Job::warn_of_missing_memory() const {
+  const core::Topology& topology = bootstrap_->topology();
+  // Alike on all ranks.
+  if (!config_.shared_memory || topology.size == 1 || world_->all_share_memory()) return;
+  const core::LocalGroup& group = world_->local_group();
+  std::string mine;
+  if (topology.local_rank == 0 && !group.available()) {
+    mine = concat(name_of_this_host(config_), "\n", group.unavailable_reason());
+  }
+  const auto reasons = bootstrap_->allgather(core::Bootstrap::Among::Job, mine);
+  if (topology.rank != 0) return;
+  core::log(core::LogLevel::Warn,
+            concat("no shared memory on ", list_hosts(topology, reasons),
+                   ". So collectives of all ranks go through MPI, which is slower. Ranks share "
+                   "memory if all those of a host run as one user, in one container (PID "
+                   "namespace) that allows memfd_create(), and have memory left; "
+                   "HORON_SHARED_MEMORY=0 chooses MPI and ends this warning"));
+}
+
 void Job::find_constants() {
   MeasuredJob job;
-  job.host_name = core::host_name();
-  if (!config_.host_id.empty()) job.host_name += concat("/", config_.host_id);
+  job.host_name = name_of_this_host(config_);
   core::LocalGroup& group = world_->local_group();
   if (group.available()) job.area = group.area() + transport_bytes(bootstrap_->topology());
   job.messages = [this] { return make_mpi_messages(world_->mpi()); };
@@ -235,8 +283,9 @@ std::string Job::introduction() const {
   const int hosts = topology.host_count();
   const core::LocalGroup& group = world_->local_group();
   const std::string shared =
-      group.available() ? "shared memory and MPI"
-                        : concat("MPI (no shared memory: ", group.unavailable_reason(), ")");
+      !group.available() ? concat("MPI (no shared memory: ", group.unavailable_reason(), ")")
+      : world_->all_share_memory() ? "shared memory and MPI"
+                                   : "MPI (another host has no shared memory)";
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
                 " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared,
                 !gpu_->available()  ? ""

@@ -67,6 +67,7 @@ class Job {
   static Knobs read_knobs(const InitOptions& options);
   Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)());
   void compare_ranks(const InitOptions& options) const;
+  void warn_of_missing_memory() const;
   void find_constants();
   void start_runtime();
   void give_back(bool in_use);

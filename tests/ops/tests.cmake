@@ -101,6 +101,9 @@ horon_test(session_test FILES ops/session/session_test.cc ops/session/barrier_te
 horon_test(session_owner_test FILES ops/session/session_owner_test.cc RANKS 2)
 horon_test(serialized_session_test FILES ops/session/serialized_session_test.cc RANKS 2)
 horon_test(failing_mpi_test FILES ops/session/failing_mpi_test.cc RANKS 3)
+horon_test(missing_memory_test FILES ops/session/missing_memory_test.cc RANKS 2)
+horon_mpirun_test(missing_memory_test.hosts_1_2 missing_memory_test 1+2
+                  LAUNCHER ${horon_mpirun_hosts})
 horon_test(communicator_test FILES ops/communicator/communicator_test.cc RANKS 1 2 4)
 horon_test(session_sets_test FILES ops/session/session_sets_test.cc RANKS 3 4 TIMEOUT 120)
 foreach(program communicator_test session_sets_test)

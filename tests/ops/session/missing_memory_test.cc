@@ -1,0 +1,109 @@
+// A host that refuses shared memory: what the job says about it, and that it works without. The
+// test takes the place of memfd_create(). Run on one host, and on two with ranks 1 and 2 on the
+// second.
+#include <cerrno>
+#include <string>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/ops/session/session.h"
+#include "horon/tests/support/mpi_main.h"
+
+namespace {
+
+bool memory_is_refused = false;
+
+}  // namespace
+
+extern "C" int memfd_create(const char* name, unsigned int flags) noexcept {
+  if (!memory_is_refused) return static_cast<int>(syscall(SYS_memfd_create, name, flags));
+  errno = EPERM;
+  return -1;
+}
+
+namespace horon {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+const std::string kWarning = "warning: no shared memory on host ";
+
+// What the job says on this rank from its start to its end. `refused`: here.
+std::string said_by_a_job(bool refused, const InitOptions& options = {}) {
+  memory_is_refused = refused;
+  testing::internal::CaptureStderr();
+  init_session(options);
+  memory_is_refused = false;
+  barrier();
+  shutdown();
+  return testing::internal::GetCapturedStderr();
+}
+
+bool has_several_hosts() {
+  init_session();
+  const bool several = local_size() < size();
+  shutdown();
+  return several;
+}
+
+TEST(MissingMemory, IsNamedWithItsHostAndRanks) {
+  const bool several = has_several_hosts();
+  const std::string text = said_by_a_job(test_rank() == test_size() - 1);
+  if (test_rank() != 0) {
+    EXPECT_EQ(text, "");
+    return;
+  }
+  if (several) {
+    EXPECT_THAT(text, AllOf(HasSubstr(kWarning),
+                            HasSubstr("/host1 (ranks 1 and 2): local rank 1: "
+                                      "memfd_create: Operation not permitted"),
+                            Not(HasSubstr("/host0")), HasSubstr("HORON_SHARED_MEMORY=0")));
+    EXPECT_THAT(text, HasSubstr("on 2 hosts, MPI (another host has no shared memory)"));
+  } else {
+    EXPECT_THAT(text, AllOf(HasSubstr(kWarning),
+                            HasSubstr(" (ranks 0 and 1): local rank 1: "
+                                      "memfd_create: Operation not permitted"),
+                            HasSubstr("HORON_SHARED_MEMORY=0")));
+    EXPECT_THAT(text, HasSubstr("on 1 host, MPI (no shared memory: local rank 1: memfd_create"));
+  }
+}
+
+TEST(MissingMemory, OfEachHostIsNamedInOneWarning) {
+  const bool several = has_several_hosts();
+  const std::string text = said_by_a_job(true);
+  if (test_rank() != 0) {
+    EXPECT_EQ(text, "");
+    return;
+  }
+  EXPECT_THAT(text, HasSubstr(kWarning));
+  EXPECT_THAT(text, HasSubstr("MPI (no shared memory: local rank 0: memfd_create"));
+  EXPECT_EQ(text.find(kWarning), text.rfind(kWarning));
+  if (several) {
+    EXPECT_THAT(text, AllOf(HasSubstr("/host0 (rank 0): local rank 0: "), HasSubstr("; host "),
+                            HasSubstr("/host1 (ranks 1 and 2): local rank 0: ")));
+  }
+}
+
+TEST(MissingMemory, IsNoNewsWhereTheUserHasChosenMpi) {
+  const std::string text = said_by_a_job(true, {.set = {{"HORON_SHARED_MEMORY", "0"}}});
+  EXPECT_THAT(text, Not(HasSubstr("warning")));
+  if (test_rank() == 0) {
+    EXPECT_THAT(text, HasSubstr("MPI (no shared memory: HORON_SHARED_MEMORY=0)"));
+  }
+}
+
+TEST(MissingMemory, NothingIsSaidWhereItIsNotMissing) {
+  const std::string text = said_by_a_job(false);
+  EXPECT_THAT(text, Not(HasSubstr("warning")));
+  if (test_rank() == 0) {
+    EXPECT_THAT(text, HasSubstr(", shared memory and MPI"));
+  }
+}
+
+}  // namespace
+}  // namespace horon
