@@ -69,6 +69,9 @@ def time_calls(call, tensor, groups, options):
     seconds = {name: [] for name in groups}
     for repetition in range(options.warmup + options.repetitions):
         for name, group in groups.items():
+            # Each call adds to what the one before has left: without this the values would grow to
+            # infinity, or be zeros, which may take another time than numbers.
+            tensor.fill_(1 + dist.get_rank())
             hvd.barrier()
             begin = time.perf_counter()
             for _ in range(calls):
