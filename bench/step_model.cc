@@ -15,6 +15,10 @@ namespace horon::bench {
 namespace {
 
 constexpr double kUsPerMs = 1000;
+// Hosts exchange nothing of a bucket before all of them have filled it. Each tells the coordinator
+// so, in one message (Filled; Ready while the bucket is not frozen yet), and the coordinator
+// answers with another one (Go; or the Plan).
+constexpr double kMessagesOfStart = 2;
 
 double sum_of(const std::vector<GradientStage>& stages, double GradientStage::*field) {
   return std::accumulate(
@@ -100,8 +104,9 @@ AllreduceCost cost_between_hosts(int hosts, int64_t bytes, const ops::MachineCon
   situation.bytes = situation.result_bytes = count * static_cast<int64_t>(size_of(plan.wire_type));
   const double all_us = ops::compared_us(situation, choice, constants);
   situation.bytes = situation.result_bytes = 0;
-  const double latency_us = ops::compared_us(situation, choice, constants);
-  return {latency_us, static_cast<double>(bytes) / (all_us - latency_us), compute_us_per_byte};
+  const double exchange_us = ops::compared_us(situation, choice, constants);
+  return {kMessagesOfStart * constants.message_us + exchange_us,
+          static_cast<double>(bytes) / (all_us - exchange_us), compute_us_per_byte};
 }
 
 std::vector<GradientStage> stages_in(const std::string& text) {

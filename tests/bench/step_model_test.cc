@@ -97,13 +97,28 @@ TEST(CostBetweenHosts, FollowsTheNetwork) {
   constants.message_us = 500;
   constants.wire_bytes_per_us = 120;
   const AllreduceCost two = cost_between_hosts(2, 4 << 20, constants, 0.25);
-  EXPECT_NEAR(two.latency_us, 500, 1e-6);
+  EXPECT_NEAR(two.latency_us, 500 + 2 * 500, 1e-6);
   EXPECT_NEAR(two.bytes_per_us, 120, 1e-6);
   EXPECT_EQ(two.compute_us_per_byte, 0.25);
   // Two rounds: three quarters of the bytes go, and as many come back.
   const AllreduceCost four = cost_between_hosts(4, 4 << 20, constants, 0);
-  EXPECT_NEAR(four.latency_us, 1000, 1e-6);
+  EXPECT_NEAR(four.latency_us, 1000 + 2 * 500, 1e-6);
   EXPECT_NEAR(four.bytes_per_us, 80, 1e-6);
+}
+
+// One up and one down, however short the bucket is; they carry none of its bytes.
+TEST(CostBetweenHosts, ABucketStartsByTwoMessages) {
+  ops::MachineConstants near;
+  near.message_us = 20;
+  ops::MachineConstants far = near;
+  far.message_us = 520;
+  for (const int64_t bytes : {4, 4 << 20}) {
+    const AllreduceCost quick = cost_between_hosts(2, bytes, near, 0);
+    const AllreduceCost slow = cost_between_hosts(2, bytes, far, 0);
+    EXPECT_NEAR(quick.latency_us, 3 * 20, 1e-6) << bytes;
+    EXPECT_NEAR(slow.latency_us, 3 * 520, 1e-6) << bytes;
+    EXPECT_NEAR(slow.bytes_per_us, quick.bytes_per_us, 1e-6) << bytes;
+  }
 }
 
 // Gradients of float32 are there in half the time if they travel in 16 bits.
@@ -121,8 +136,9 @@ TEST(CostBetweenHosts, A16BitWireCarriesHalfTheBytes) {
               1e-6);
   // As in the ops: the network that is given does not decide how often sums are rounded.
   constants.message_us = 500;
-  EXPECT_EQ(cost_between_hosts(4, 32 << 10, constants, 0).latency_us, 500);
-  EXPECT_EQ(cost_between_hosts(4, 32 << 10, constants, 0, DataType::Float16).latency_us, 1000);
+  EXPECT_EQ(cost_between_hosts(4, 32 << 10, constants, 0).latency_us, 500 + 2 * 500);
+  EXPECT_EQ(cost_between_hosts(4, 32 << 10, constants, 0, DataType::Float16).latency_us,
+            1000 + 2 * 500);
 }
 
 }  // namespace
