@@ -59,6 +59,16 @@ struct Measured {
   nlohmann::json report;  // null: nothing was measured
 };
 
+// Why there is nothing to compare with, although the user has asked for it; empty if there is.
+std::string fault_of_peers(const Options& options, const Peers& peers) {
+  if (options.ratio_max > 0 && !peers.has(options.peers.front())) {
+    return core::concat(peers.left_out(), "horon-bench: --ratio-max is for ",
+                        to_string(options.peers.front()), ", which is left out\n");
+  }
+  if (options.peers.empty() || !peers.kinds().empty()) return "";
+  return core::concat(peers.left_out(), "horon-bench: no --peer is left to compare with\n");
+}
+
 // On the members of the set.
 Measured measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
   const bool speaks = set.rank() == 0;
@@ -66,12 +76,10 @@ Measured measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
     if (speaks && options.json != "-") print(text);
   };
   Peers peers(options, mpi, set.rank());
-  if (options.ratio_max > 0 && !peers.has(options.peers.front())) {
+  const std::string fault = fault_of_peers(options, peers);
+  if (!fault.empty()) {
     // No exception: the ranks that are not in the set sleep until these are done.
-    const std::string text =
-        core::concat(peers.left_out(), "horon-bench: --ratio-max is for ",
-                     to_string(options.peers.front()), ", which is left out\n");
-    if (speaks) (void)std::fputs(text.c_str(), stderr);
+    if (speaks) (void)std::fputs(fault.c_str(), stderr);
     return {1, nullptr};
   }
   options.peers = peers.kinds();

@@ -240,6 +240,24 @@ std::string find_fault_of_prediction(const Options& options) {
   return "";
 }
 
+// An option that compares nothing would pass for a comparison that went well.
+std::string find_fault_of_comparison(const Options& options) {
+  const bool predicts = !options.predict.model.stages.empty();
+  if (predicts && options.idle_s > 0) return "--idle and --predict are two runs; choose one";
+  if (!options.peers.empty() && (predicts || options.idle_s > 0)) {
+    return predicts ? "--peer is for collectives: --predict compares nothing with a peer"
+                    : "--peer is for collectives: --idle compares nothing with a peer";
+  }
+  if (!options.peers.empty() && options.device != DeviceKind::Host) {
+    return "--peer needs --device host";
+  }
+  if (options.ratio_max > 0 && options.peers.empty()) return "--ratio-max needs --peer";
+  const bool has_gloo = std::ranges::find(options.peers, PeerKind::Gloo) != options.peers.end();
+  if (!options.gloo_interface.empty() && !has_gloo) return "--gloo-interface needs --peer gloo";
+  if (options.idle_percent_max > 0 && options.idle_s <= 0) return "--idle-percent-max needs --idle";
+  return "";
+}
+
 std::string find_fault(const Options& options) {
   if (options.bytes_min < 1) return "--min-bytes must be at least 1";
   if (options.bytes_max < options.bytes_min) return "--max-bytes is less than --min-bytes";
@@ -252,14 +270,12 @@ std::string find_fault(const Options& options) {
     return "--calling group and async are for allreduce";
   }
   const bool on_host = options.device == DeviceKind::Host;
-  if (!options.peers.empty() && !on_host) return "--peer needs --device host";
   if (options.collective == CollectiveKind::Barrier && !on_host) {
     return "a barrier needs --device host";
   }
   if (options.has_own_set() && !on_host) return "--set needs --device host";
-  if (options.ratio_max > 0 && options.peers.empty()) return "--ratio-max needs --peer";
-  if (options.idle_percent_max > 0 && options.idle_s <= 0) return "--idle-percent-max needs --idle";
-  return find_fault_of_prediction(options);
+  const std::string of_comparison = find_fault_of_comparison(options);
+  return of_comparison.empty() ? find_fault_of_prediction(options) : of_comparison;
 }
 
 }  // namespace

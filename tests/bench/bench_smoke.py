@@ -150,6 +150,8 @@ def check_refused(command, ranks):
         "-e 8 --collective reducescatter --peer gloo --ratio-max 1000": "gloo, which is left out",
         "-e 8 --collective reducescatter --set 0,1 --peer gloo,mpi --ratio-max 1000":
             "gloo, which is left out",
+        "-e 8 --collective reducescatter --peer gloo": "no --peer is left to compare with",
+        "--idle 0.1 --peer mpi --ratio-max 2": "--idle compares nothing",
         "-e 8 --json /no/such/folder/x.json": "/no/such/folder",
     }
     for arguments, expected in wrong.items():

@@ -63,6 +63,32 @@ TEST(BenchOptions, HelpIsNoFailure) {
   EXPECT_NE(parsed.exit_text.find("--min-bytes"), std::string::npos);
 }
 
+TEST(BenchOptions, WhatComparesNothingIsRefused) {
+  const std::vector<const char*> prediction = {"--predict", "1M", "--alone-ms", "1"};
+  const auto complaint = [](std::vector<const char*> arguments,
+                            const std::vector<const char*>& more) {
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ParsedOptions parsed = parse(arguments);
+    EXPECT_EQ(parsed.exit_code, parsed.exit_text.empty() ? 0 : 2);
+    return parsed.exit_text;
+  };
+  const std::string of_idle = "--peer is for collectives: --idle compares nothing with a peer\n";
+  EXPECT_EQ(complaint({"--idle", "1"}, {"--peer", "mpi"}), of_idle);
+  EXPECT_EQ(complaint({"--idle", "1"}, {"--peer", "mpi", "--ratio-max", "2"}), of_idle);
+  EXPECT_EQ(complaint({"--idle", "1"}, {"--ratio-max", "2"}), "--ratio-max needs --peer\n");
+  EXPECT_EQ(complaint(prediction, {"--peer", "mpi,gloo"}),
+            "--peer is for collectives: --predict compares nothing with a peer\n");
+  EXPECT_EQ(complaint(prediction, {"--idle", "1"}),
+            "--idle and --predict are two runs; choose one\n");
+  EXPECT_EQ(complaint({"--peer", "none"}, {"--ratio-max", "2"}), "--ratio-max needs --peer\n");
+  EXPECT_EQ(complaint({"--peer", "mpi"}, {"--gloo-interface", "eth0"}),
+            "--gloo-interface needs --peer gloo\n");
+  EXPECT_EQ(complaint({"--peer", "mpi,gloo"}, {"--gloo-interface", "eth0", "--ratio-max", "2"}),
+            "");
+  EXPECT_EQ(complaint({"--idle", "1"}, {"--peer", "none", "--idle-percent-max", "2"}), "");
+  EXPECT_EQ(complaint(prediction, {"--peer", "none"}), "");
+}
+
 TEST(BenchOptions, WrongArgumentsAreNamed) {
   const auto complaint = [](const std::vector<const char*>& arguments) {
     const ParsedOptions parsed = parse(arguments);
