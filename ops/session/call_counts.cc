@@ -7,6 +7,11 @@ uint64_t CallCounts::next(std::string_view kind, uint32_t set) {
   return counts_[{set, std::string(kind)}]++ % kNumbers;
 }
 
+uint64_t CallCounts::next_object(std::string_view kind, uint32_t set) {
+  const std::lock_guard lock(mutex_);
+  return objects_[{set, std::string(kind)}]++;
+}
+
 void CallCounts::forget(uint32_t set) {
   const std::lock_guard lock(mutex_);
   std::erase_if(counts_, [set](const auto& count) { return count.first.first == set; });

@@ -1,4 +1,4 @@
-// Counts calls without a name; the count becomes part of the name.
+// Counts calls and objects without a name; the count becomes part of the name.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,18 @@ class CallCounts {
 
   // 0 for the first call of this kind on this process set, then 1, 2 ... kNumbers - 1, 0 ...
   uint64_t next(std::string_view kind, uint32_t set);
+  // The same for objects of this kind, whose names are in use after a join() too: these counts are
+  // not forgotten and do not begin again.
+  uint64_t next_object(std::string_view kind, uint32_t set);
   // A join() on this process set has ended: no call from before is under way on any of its ranks.
   void forget(uint32_t set);
 
  private:
+  using Counts = std::map<std::pair<uint32_t, std::string>, uint64_t>;
+
   std::mutex mutex_;
-  std::map<std::pair<uint32_t, std::string>, uint64_t> counts_;
+  Counts counts_;
+  Counts objects_;
 };
 
 }  // namespace horon::ops

@@ -21,6 +21,7 @@
 #include "horon/tests/support/mpi_main.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/data/samplers.h"
+#include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/lr/scaling.h"
 
 namespace horon::session_test {
@@ -126,6 +127,27 @@ TEST(Session, HandlesEndWithTheSession) {
   EXPECT_EQ(done.wait()[0].item<double>(), test_size());
   if (test_rank() == 0 && test_size() > 1) {
     EXPECT_THAT(error_of([&] { lonely.wait(); }), StartsWith("rank left"));
+  }
+}
+
+// Ranks may have made different numbers of them in another session; their names must not differ in
+// this one, or each would wait for the others'.
+TEST(Session, ReducersAreCountedAnewInEachSession) {
+  for (int session = 0; session < 2; ++session) {
+    init();
+    const at::Tensor w = at::ones({3}).requires_grad_(true);
+    const at::Tensor v = at::ones({2}).requires_grad_(true);
+    {
+      GradientReducer reducer({{"w", w}});
+      ASSERT_EQ(reducer.name(), "gradients.0");
+      (w * (rank() + 1)).sum().backward();
+      EXPECT_TRUE(at::allclose(w.grad(), at::full({3}, (size() + 1) / 2.0)));
+      reducer.synchronize();
+      (void)join();  // calls are counted anew from here on; the reducer is still in use
+      EXPECT_EQ(GradientReducer({{"v", v}}).name(), "gradients.1");
+    }
+    for (int more = 0; more < rank(); ++more) GradientReducer({{"v", v}});
+    shutdown();
   }
 }
 

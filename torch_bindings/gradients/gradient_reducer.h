@@ -94,7 +94,7 @@ enum class FusedStep : uint8_t {
 // The same on all ranks of the process set.
 struct GradientReducerOptions {
   // What its collectives are called on all ranks. Empty: "gradients.N", counted by construction,
-  // for each process set by itself.
+  // for each process set by itself and anew in each session.
   std::string name = {};
   // Min, Max and Product exist for the curious; gradients are summed or averaged.
   ReduceOp op = ReduceOp::Average;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <map>
 #include <utility>
 
 #include <ATen/ops/zeros_like.h>
@@ -22,10 +21,7 @@ using namespace torch_detail;
 namespace {
 
 std::string name_or_default(const std::string& name, uint32_t set) {
-  static std::mutex mutex;
-  static std::map<uint32_t, int64_t> constructed;
-  const std::lock_guard lock(mutex);
-  const int64_t number = constructed[set]++;
+  const uint64_t number = ops::call_counts().next_object("gradients", set);
   return name.empty() ? core::concat("gradients.", number) : name;
 }
 

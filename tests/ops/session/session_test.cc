@@ -169,9 +169,11 @@ TEST(Session, CallsAreCountedAnewInEachSession) {
     for (uint64_t call = 0; call <= ops::CallCounts::kNumbers; ++call) {
       EXPECT_EQ(ops::call_counts().next("z", 0), call % ops::CallCounts::kNumbers);
     }
+    EXPECT_EQ(ops::call_counts().next_object("x", 0), 0U);
     (void)join();
     EXPECT_EQ(ops::call_counts().next("x", 0), 0U);
     EXPECT_EQ(ops::call_counts().next("x", 1), 1U);
+    EXPECT_EQ(ops::call_counts().next_object("x", 0), 1U) << "the first may still be in use";
     shutdown();
   }
 }
