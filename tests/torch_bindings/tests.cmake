@@ -184,6 +184,9 @@ torch_test(gradients/backward_ends_test 2 3 4 THREADS)
 torch_test(gradients/reducer_random_test 2 3 4 ${fewer_programs})
 torch_test(gradients/reducer_options_test 2 3 4)
 torch_test(gradients/compressed_gradients_test 2 3)
+torch_test(gradients/narrow_wire_test 2)
+horon_mpirun_test(torch_narrow_wire_test.one_host torch_narrow_wire_test 2 TIMEOUT 240
+                  ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
 torch_test(gradients/reducer_scopes_test 2 3 4)
 torch_test(gradients/plain_rounds_test 1 2 3 4)
 torch_test(gradients/round_flags_test 1)
@@ -272,3 +275,9 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
                     TIMEOUT 240)
 endforeach()
 torch_test_without_gpus(torch_session_test.hosts_2_2)
+# The same hosts with 16 bits between them. But for the first file, all that is reduced is short,
+# and so exact: what the reducers tell each other must not be rounded either.
+foreach(program torch_narrow_wire_test torch_plain_rounds_test torch_replica_check_test)
+  horon_mpirun_test(${program}.narrow_hosts_2_1 ${program} 2+1 LAUNCHER ${horon_mpirun_hosts}
+                    TIMEOUT 240 ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
+endforeach()
