@@ -8,7 +8,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -79,13 +81,24 @@ class HoronBackend final : public ::c10d::Backend {
 
   WorkPtr send(Tensors& tensors, int to, int tag) override;
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
  private:
   void leave() noexcept;
   // `options`: of the call.
   template <class CallOptions>
-  std::shared_ptr<Operation> operation(const Tensors& outputs, const CallOptions& options) const;
+  std::shared_ptr<Operation> operation(const Tensors& outputs, const CallOptions& options) const {
+    const bool own = options.timeout > kNoTimeout;
+    return std::make_shared<Operation>(outputs, own ? options.timeout : timeout_.load());
+  }
   WorkPtr work(::c10d::OpType type, std::shared_ptr<Operation> operation);
+  // A collective for each run of tensors of one dtype: `prepare` says what is particular, `add`
+  // adds the tensor of a number. One that is refused does not keep those behind it from being
+  // called, since the other ranks count them all.
+  void start_runs(Operation& operation, const CallOrder::Start& what, const Tensors& tensors,
+                  const std::function<void(torch_detail::PendingCollective&)>& prepare,
+                  const std::function<void(torch_detail::PendingCollective&, size_t)>& add);
+  size_t members() const { return static_cast<size_t>(getSize()); }
   WorkPtr message(::c10d::OpType type, const torch_detail::Message& message, Tensors& tensors);
   WorkPtr allreduce_sparse_tensor(const at::Tensor& tensor,
                                   const ::c10d::AllreduceOptions& options);

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "horon/core/base/current_error.h"
+#include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 
 namespace horon::python::process_group {
@@ -20,7 +22,13 @@ void CallOrder::start(Operation& operation, const Start& what,
   ++count_;
   auto pending = std::make_shared<torch_detail::PendingCollective>(
       what.kind, to_string(what.kind), names_[slot], set_, what.grouped);
-  fill(*pending);
+  try {
+    fill(*pending);
+  } catch (const Error&) {  // the other ranks know of it
+    throw;
+  } catch (...) {  // LibTorch's own errors
+    pending->refuse(core::current_error());
+  }
   pending->submit(pending);
   last_[slot] = pending;
   operation.add(std::move(pending));

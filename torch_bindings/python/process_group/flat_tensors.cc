@@ -43,14 +43,14 @@ void copy_flat(const at::Tensor& rows, const at::Tensor& output, const std::stri
 
 void copy_flat(const at::Tensor& rows, const std::vector<int64_t>& rows_from,
                const Tensors& outputs, const std::string& name) {
-  int64_t begin = 0;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const at::Tensor& output = outputs[i];
-    if (rows_from.at(i) != output.numel()) {
-      throw Error(ErrorCode::Mismatch,
-                  concat("tensor \"", name, "\": rank ", i, " of the group sent ", rows_from[i],
-                         " elements, but output ", i, " has ", output.numel()));
-    }
+    if (rows_from.at(i) == outputs[i].numel()) continue;
+    throw Error(ErrorCode::Mismatch,
+                concat("tensor \"", name, "\": rank ", i, " of the group sent ", rows_from[i],
+                       " elements, but output ", i, " has ", outputs[i].numel()));
+  }
+  int64_t begin = 0;
+  for (const at::Tensor& output : outputs) {
     output.copy_(rows.slice(0, begin, begin + output.numel()).view(output.sizes()));
     note_write(output);
     begin += output.numel();

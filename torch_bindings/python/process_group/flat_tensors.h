@@ -16,7 +16,7 @@ at::Tensor flat(const Tensors& tensors);
 std::vector<int64_t> element_counts(const Tensors& tensors);
 
 // Writes the rows to the output, or to the outputs one after the other. Throws Error(Mismatch)
-// naming the collective if their numbers differ.
+// naming the collective if their numbers differ, and has written nothing then.
 void copy_flat(const at::Tensor& rows, const at::Tensor& output, const std::string& name);
 // `rows_from`: how many rows came from each member of the group.
 void copy_flat(const at::Tensor& rows, const std::vector<int64_t>& rows_from,

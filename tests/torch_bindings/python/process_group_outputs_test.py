@@ -1,0 +1,184 @@
+"""Which result goes to which tensor that the caller of torch.distributed gives, and what is refused
+since it does not fit. A call that is wrong on one rank is an error on all, and takes one place in
+the order of calls everywhere."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import horon.torch as hvd
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    dist.init_process_group("horon")
+    yield
+    dist.destroy_process_group()
+
+
+def refused(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()
+    all_goes_on()
+
+
+def refused_on_rank_0(call, match):
+    """Of a call that is wrong on rank 0 alone."""
+    with pytest.raises(ValueError if dist.get_rank() == 0 else RuntimeError, match=match):
+        call()
+    all_goes_on()
+
+
+def all_goes_on():
+    x = torch.full((2,), dist.get_rank() + 1.0)
+    dist.all_reduce(x)
+    size = dist.get_world_size()
+    assert x.tolist() == [size * (size + 1) / 2] * 2
+
+
+def all_gather_coalesced(lists, tensors, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return dist.all_gather_coalesced(lists, tensors, **options)
+
+
+def of(rank, tensors):
+    return [torch.full((2,), 10.0 * rank + i) for i in range(tensors)]
+
+
+@pytest.mark.parametrize("tensors", [1, 2, 3])
+def test_all_gather_coalesced_has_a_list_for_each_rank(rank, size, tensors):
+    every = [[torch.empty(2) for _ in range(tensors)] for _ in range(size)]
+    all_gather_coalesced(every, of(rank, tensors))
+    for r, each in enumerate(every):
+        assert [x.tolist() for x in each] == [x.tolist() for x in of(r, tensors)]
+
+
+def test_all_gather_coalesced_of_unlike_shapes(rank, size):
+    def shapes(r):
+        return [torch.full((2, 2), float(r)), torch.full((r + 1,), 5.0 + r), torch.tensor(9.0 + r)]
+    every = [[torch.empty_like(x) for x in shapes(r)] for r in range(size)]
+    future = all_gather_coalesced(every, shapes(rank), async_op=True)
+    future.wait()
+    for r, each in enumerate(every):
+        assert all(torch.equal(x, y) for x, y in zip(each, shapes(r)))
+    complex_ones = [[torch.empty(2, dtype=torch.complex64)] for _ in range(size)]
+    all_gather_coalesced(complex_ones, [torch.full((2,), 1j * rank)])
+    assert [x[0][0].imag for x in complex_ones] == list(range(size))
+
+
+def test_lists_of_all_gather_coalesced_that_do_not_fit(rank, size):
+    right = [[torch.empty(2), torch.empty(2)] for _ in range(size)]
+    refused_on_rank_0(lambda: all_gather_coalesced(
+        right[1:] if rank == 0 else right, of(rank, 2)), "lists")
+    refused_on_rank_0(lambda: all_gather_coalesced(
+        [each[1:] for each in right] if rank == 0 else right, of(rank, 2)), "list")
+
+
+def test_results_are_not_converted(rank, size):
+    whole, part = torch.ones(2 * size), torch.ones(2)
+    integers = torch.zeros(2 * size, dtype=torch.int64)
+    refused(lambda: dist.all_gather_into_tensor(integers, part + 0.5), "Long")
+    refused(lambda: dist.reduce_scatter_tensor(integers[:2], whole), "Long")
+    refused(lambda: dist.reduce_scatter_tensor(torch.ones(2), whole + 1j), "ComplexFloat")
+    with dist._coalescing_manager():
+        dist.all_gather_into_tensor(whole, part)
+        dist.all_gather_into_tensor(integers, part.long())
+    assert integers.tolist() == [1] * (2 * size)
+    group = dist.group.WORLD
+    refused(lambda: group.allgather_into_tensor_coalesced([whole, integers], [part, part]), "Long")
+    refused(lambda: group.alltoall(list(integers.chunk(size)), list(whole.chunk(size))), "Long")
+    mixed = [part] * (size - 1) + [part.double()]
+    refused(lambda: group.reduce_scatter([part], [mixed]), "Double")
+    refused_on_rank_0(lambda: dist.all_gather_into_tensor(
+        integers if rank == 0 else whole, part), "Long")
+    assert integers.tolist() == [1] * (2 * size)
+
+
+def test_every_rank_has_an_equal_part_of_a_whole_tensor(rank, size):
+    uneven = torch.ones(1 + rank)  # all together as many as the output has
+    whole = torch.zeros(sum(range(1, size + 1)))
+    with pytest.raises(RuntimeError, match="elements"):
+        dist.all_gather_into_tensor(whole, uneven)
+    assert not whole.any()
+    all_goes_on()
+    share = torch.zeros(2 if rank == 0 else 1)
+    with pytest.raises(RuntimeError, match="elements"):
+        dist.reduce_scatter_tensor(share, torch.ones(size + 1))
+    all_goes_on()
+    refused_on_rank_0(lambda: dist.all_gather_into_tensor(
+        torch.zeros(2 * size + (rank == 0)), torch.ones(2)), "elements")
+
+
+def test_all_to_all_single_divides_rows(rank, size):
+    odd = torch.arange(2.0 * (size + 1) * size).view(size + 1, 2 * size)
+    refused(lambda: dist.all_to_all_single(torch.zeros_like(odd), odd), "input_split_sizes")
+    even = torch.ones(size, 3)
+    refused(lambda: dist.all_to_all_single(torch.zeros(1, 3 * size), even), "output_split_sizes")
+    refused(lambda: dist.all_to_all_single(
+        torch.zeros(size, 3), even, [1] * size + [0], None), "output_split_sizes")
+    refused(lambda: dist.all_to_all_single(
+        torch.zeros(size, 3), even, None, [size + 1] + [0] * (size - 1)), "input_split_sizes")
+
+
+def test_all_to_all_single_writes_nothing_that_was_not_expected(rank, size):
+    # Two rows from rank 0, none from rank 1: as many as the output has.
+    splits = [2 if rank == 0 else 0 if rank == 1 else 1] * size
+    send = torch.ones(sum(splits), 2)
+    output = torch.zeros(size, 2)
+    with pytest.raises(hvd.HorovodInternalError, match="rank 0 of the group sent 4 elements"):
+        dist.all_to_all_single(output, send, None, splits)
+    with pytest.raises(hvd.HorovodInternalError, match="rank 0 of the group sent 4 elements"):
+        dist.all_to_all_single(output, send, [1] * size, splits)
+    assert not output.any()
+    received = [2, 0] + [1] * (size - 2)
+    dist.all_to_all_single(output, send, received, splits)
+    assert output.all()
+
+
+def test_several_dtypes_take_as_many_calls_where_one_is_refused(rank, size):
+    def sums():
+        return [torch.ones(2), torch.ones(2, dtype=torch.int64)]
+    overlapping = torch.ones(1).expand(2)  # can't be written
+    wrong = [overlapping, torch.ones(2, dtype=torch.int64)]
+    group = dist.group.WORLD
+    for _ in range(2):
+        refused_on_rank_0(lambda: group.allreduce_coalesced(
+            wrong if rank == 0 else sums()).wait(), "several elements in one place")
+    right = sums()
+    group.allreduce_coalesced(right).wait()
+    assert all(x.tolist() == [size, size] for x in right)
+
+
+def test_coalesced_lists_that_do_not_fit(rank, size):
+    group = dist.group.WORLD
+    whole, part = torch.empty(size), torch.ones(1)
+    refused_on_rank_0(lambda: group.allgather_into_tensor_coalesced(
+        [whole] if rank == 0 else [whole, whole], [part, part]).wait(), "list")
+    refused_on_rank_0(lambda: group.reduce_scatter_tensor_coalesced(
+        [part] if rank == 0 else [part, part], [whole, whole]).wait(), "list")
+
+
+def test_what_libtorch_can_not_do_is_told_to_all(rank, size):
+    def ones(count):
+        return torch.ones(1).expand(count)
+    many = 2 ** 50  # elements, for which no rank has memory
+    with pytest.raises(RuntimeError, match="memory"):
+        if rank == 0:
+            dist.all_gather_into_tensor(ones(many * size), ones(many))
+        else:
+            dist.all_gather_into_tensor(torch.ones(2 * size), torch.ones(2))
+    all_goes_on()
+
+
+def test_roots_of_reduce_are_compared(rank, size):
+    x = torch.ones(2)
+    with pytest.raises(hvd.HorovodInternalError, match="disagree.*rank 0.*rank 1"):
+        dist.reduce(x, 0 if rank == 0 else 1)
+    with pytest.raises(hvd.HorovodInternalError, match="disagree"):
+        dist.reduce(x, 0) if rank == 0 else dist.all_reduce(x)
+    x = torch.ones(2)
+    dist.reduce(x, 1)
+    assert x[0] == (size if rank == 1 else 1)

@@ -1,0 +1,83 @@
+#include "horon/torch_bindings/python/process_group/given_tensors.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "horon/core/base/text.h"
+
+namespace horon::python::process_group {
+namespace {
+
+using torch_detail::PendingCollective;
+
+template <class... Parts>
+[[noreturn]] void refuse(const PendingCollective& pending, const Parts&... why) {
+  pending.refuse(
+      Error(ErrorCode::InvalidArgument, core::concat("tensor \"", pending.name, "\": ", why...)));
+}
+
+}  // namespace
+
+void require_outputs(const PendingCollective& pending, size_t outputs, size_t members) {
+  if (outputs == members) return;
+  refuse(pending, "a list of ", outputs, " tensors, for ", members, " ranks of the group");
+}
+
+void require_lists(const PendingCollective& pending, const std::vector<Tensors>& lists,
+                   size_t members, size_t inputs) {
+  if (lists.size() != members) {
+    refuse(pending, lists.size(), " lists of outputs, for ", members, " ranks of the group");
+  }
+  for (const Tensors& list : lists) require_results(pending, list.size(), inputs);
+}
+
+void require_results(const PendingCollective& pending, size_t outputs, size_t inputs) {
+  if (outputs == inputs) return;
+  refuse(pending, "a list of ", outputs, " outputs, for ", inputs, " inputs");
+}
+
+void require_dtype_of(const PendingCollective& pending, const at::Tensor& like,
+                      const Tensors& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.scalar_type() == like.scalar_type()) continue;
+    refuse(pending, "is of ", like.scalar_type(), " and ", tensor.scalar_type(),
+           "; inputs and outputs have one dtype, nothing is converted");
+  }
+}
+
+void require_equal_parts(const PendingCollective& pending, const at::Tensor& whole,
+                         const at::Tensor& part, size_t members) {
+  if (whole.numel() == part.numel() * static_cast<int64_t>(members)) return;
+  refuse(pending, "has ", whole.numel(), " elements for the ", members, " ranks of the group, and ",
+         part.numel(), " elements for one of them; give ",
+         part.numel() * static_cast<int64_t>(members), ", or a list of tensors that may differ");
+}
+
+std::vector<int64_t> rows_of_members(const PendingCollective& pending, const at::Tensor& tensor,
+                                     const std::vector<int64_t>& splits, size_t members,
+                                     std::string_view called) {
+  const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 1;
+  const auto count = static_cast<int64_t>(members);
+  if (splits.empty()) {
+    if (rows % count == 0) return std::vector<int64_t>(members, rows / count);
+    refuse(pending, "a first dimension of ", rows, " can't be divided by the ", members,
+           " ranks of the group; give ", called);
+  }
+  const bool fits = splits.size() == members &&
+                    std::all_of(splits.begin(), splits.end(),
+                                [&](int64_t split) { return split >= 0 && split <= rows; }) &&
+                    std::accumulate(splits.begin(), splits.end(), int64_t{0}) == rows;
+  if (fits) return splits;
+  refuse(pending, called, " is ", core::shape_text(splits), ", for ", members,
+         " ranks of the group and a first dimension of ", rows, "; give one for each, that add up");
+}
+
+std::vector<size_t> runs_of_dtype(const Tensors& tensors) {
+  std::vector<size_t> ends;
+  for (size_t i = 1; i <= tensors.size(); ++i) {
+    if (i == tensors.size() || tensors[i].dtype() != tensors[i - 1].dtype()) ends.push_back(i);
+  }
+  return ends;
+}
+
+}  // namespace horon::python::process_group
