@@ -9,9 +9,7 @@
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/sparse_reduction.h"
-#include "horon/torch_bindings/tensors/finite.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
-#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon {
 namespace torch_detail {
@@ -48,30 +46,6 @@ torch_detail::PendingSparse& checked(const std::shared_ptr<torch_detail::Pending
   return *pending;
 }
 
-// Why such a call is wrong. Throws Error(InvalidArgument).
-void check(const at::Tensor& tensor, const std::string& name, ReduceOp op) {
-  const auto refuse = [&name](const std::string& why) {
-    throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
-  };
-  if (!tensor.defined()) refuse("is undefined");
-  if (tensor.layout() != at::kSparse) {
-    refuse(
-        concat("has layout ", tensor.layout(),
-               "; sparse_allreduce takes COO tensors: to_sparse(), or allreduce() of a dense one"));
-  }
-  if (op != ReduceOp::Sum && op != ReduceOp::Average) {
-    refuse(concat("is sparse, which has no ", to_string(op), "; use Sum or Average"));
-  }
-  if (tensor.scalar_type() == at::kBool) refuse("is bool, which has no sum; use another dtype");
-  const at::Tensor values = torch_detail::real_view(tensor._values());
-  torch_detail::check_tensor(values, name);
-  if (ops::runtime().config().check_finite && values.is_floating_point() &&
-      !torch_detail::all_finite(values)) {
-    throw torch_detail::not_finite(concat("tensor \"", name, "\""), values,
-                                   "HORON_CHECK_FINITE asks for finite values");
-  }
-}
-
 }  // namespace
 
 SparseHandle::SparseHandle(std::shared_ptr<torch_detail::PendingSparse> pending)
@@ -101,7 +75,7 @@ SparseHandle sparse_allreduce_async(const at::Tensor& tensor,
   const std::string name =
       torch_detail::given_or_counted(options.name, "sparse_allreduce", set.id());
   try {
-    check(tensor, name, options.op);
+    torch_detail::check_sparse_allreduce(tensor, name, options.op);
   } catch (const Error& error) {
     if (is_initialized() && set.includes_me()) {
       // The other ranks wait under both names.

@@ -8,11 +8,17 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
+#include "horon/torch_bindings/tensors/finite.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::torch_detail {
 namespace {
+
+using core::concat;
 
 std::shared_ptr<PendingCollective> gather(const std::string& name, const ProcessSet& set,
                                           const at::Tensor& rows, const std::string& remark) {
@@ -33,8 +39,33 @@ at::ScalarType sum_type(at::ScalarType dtype, bool scaled) {
 
 }  // namespace
 
-// The indices of each rank have a row of zeros before them. So a rank without any entry is told
-// from one that has joined and takes no part.
+void check_sparse_allreduce(const at::Tensor& tensor, const std::string& name, ReduceOp op) {
+  const auto refuse = [&name](const std::string& why) {
+    throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
+  };
+  if (!tensor.defined()) refuse("is undefined");
+  if (tensor.layout() != at::kSparse) {
+    refuse(
+        concat("has layout ", tensor.layout(),
+               "; sparse_allreduce takes COO tensors: to_sparse(), or allreduce() of a dense one"));
+  }
+  if (op != ReduceOp::Sum && op != ReduceOp::Average) {
+    refuse(concat("is sparse, which has no ", to_string(op), "; use Sum or Average"));
+  }
+  if (tensor.scalar_type() == at::kBool) refuse("is bool, which has no sum; use another dtype");
+  const at::Tensor values = real_view(tensor._values());
+  check_tensor(values, name);
+  if (ops::runtime().config().check_finite && values.is_floating_point() && !all_finite(values)) {
+    throw not_finite(concat("tensor \"", name, "\""), values,
+                     "HORON_CHECK_FINITE asks for finite values");
+  }
+}
+
+at::Tensor index_rows(const at::Tensor& coalesced) {
+  const at::Tensor indices = coalesced.indices();
+  return at::cat({indices.new_zeros({1, indices.size(0)}), indices.t()});
+}
+
 SparseReduction::SparseReduction(const std::string& name, const ProcessSet& set,
                                  const at::Tensor& like, at::Tensor mine, int64_t sparse_dim,
                                  const std::string& remark)
@@ -46,15 +77,15 @@ SparseReduction::SparseReduction(const std::string& name, const ProcessSet& set,
   at::Tensor indices = at::zeros({1, sparse_dim}, dense.dtype(at::kLong));
   at::Tensor values;
   if (mine.defined()) {
-    indices = at::cat({indices, mine.indices().t()});
+    indices = index_rows(mine);
     values = mine.values().to(like.scalar_type());
   } else {
     std::vector<int64_t> shape(like.sizes().begin() + sparse_dim, like.sizes().end());
     shape.insert(shape.begin(), 0);
     values = at::empty(shape, dense);
   }
-  indices_ = gather(core::concat(name, kIndices), set, indices, remark);
-  values_ = gather(core::concat(name, kValues), set, values, remark);
+  indices_ = gather(concat(name, kIndices), set, indices, remark);
+  values_ = gather(concat(name, kValues), set, values, remark);
 }
 
 bool SparseReduction::finished() const {
@@ -74,20 +105,23 @@ void SparseReduction::wait(std::chrono::nanoseconds timeout) const {
 }
 
 at::Tensor SparseReduction::result(ReduceOp op, double scale) const {
-  const at::Tensor& rows = indices_->results().front();
-  const at::Tensor& values = values_->results().front();
-  std::vector<at::Tensor> indices;
+  return sum_of_rows(indices_->results().front(), indices_->received_rows().front(),
+                     values_->results().front(), sizes_, op, scale);
+}
+
+at::Tensor sum_of_rows(const at::Tensor& indices, const std::vector<int64_t>& received,
+                       const at::Tensor& values, at::IntArrayRef sizes, ReduceOp op, double scale) {
+  std::vector<at::Tensor> entries;
   int64_t begin = 0;
-  const std::vector<int64_t> received = indices_->received_rows().front();
   for (const int64_t count : received) {
-    if (count > 0) indices.push_back(rows.slice(0, begin + 1, begin + count));
+    if (count > 0) entries.push_back(indices.slice(0, begin + 1, begin + count));
     begin += count;
   }
-  const auto participants = static_cast<int64_t>(indices.size());
+  const auto participants = static_cast<int64_t>(entries.size());
   const int64_t divisor = op == ReduceOp::Average ? participants : 1;
   const at::ScalarType dtype = values.scalar_type();
   const at::Tensor sum = at::_sparse_coo_tensor_unsafe(
-                             at::cat(indices).t(), values.to(sum_type(dtype, divisor != 1)), sizes_)
+                             at::cat(entries).t(), values.to(sum_type(dtype, divisor != 1)), sizes)
                              .coalesce();
   at::Tensor scaled = sum.values();
   if (!at::isIntegralType(dtype, true)) {
@@ -96,7 +130,7 @@ at::Tensor SparseReduction::result(ReduceOp op, double scale) const {
   } else if (divisor != 1) {
     scaled = at::div(scaled, divisor, "trunc");
   }
-  return at::_sparse_coo_tensor_unsafe(sum.indices(), scaled.to(dtype), sizes_, {}, true);
+  return at::_sparse_coo_tensor_unsafe(sum.indices(), scaled.to(dtype), sizes, {}, true);
 }
 
 }  // namespace horon::torch_detail

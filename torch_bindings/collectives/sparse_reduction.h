@@ -19,6 +19,21 @@ namespace horon::torch_detail {
 
 class PendingCollective;
 
+// What sparse_allreduce() takes and does not: throws Error(InvalidArgument) that begins with the
+// name.
+void check_sparse_allreduce(const at::Tensor& tensor, const std::string& name, ReduceOp op);
+
+// The entries of a coalesced sparse tensor as rows that travel. The indices of each rank have a row
+// of zeros before them: so a rank without any entry is told from one that has joined and takes no
+// part.
+at::Tensor index_rows(const at::Tensor& coalesced);
+
+// The coalesced sum, of this shape, of the entries of all ranks, times `scale`. `received`: how
+// many rows of `indices` came from each rank. As SparseReduction::result().
+at::Tensor sum_of_rows(const at::Tensor& indices, const std::vector<int64_t>& received,
+                       const at::Tensor& values, at::IntArrayRef sizes, ReduceOp op,
+                       double scale = 1);
+
 class SparseReduction {
  public:
   // What the names of its two collectives end in.

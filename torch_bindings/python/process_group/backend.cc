@@ -8,9 +8,9 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
-#include "horon/torch_bindings/collectives/sparse_allreduce.h"
 #include "horon/torch_bindings/python/process_group/given_tensors.h"
 #include "horon/torch_bindings/python/process_group/reduction.h"
+#include "horon/torch_bindings/python/process_group/sparse_rows.h"
 #include "horon/torch_bindings/python/process_group/work.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
@@ -86,9 +86,16 @@ WorkPtr HoronBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions
 WorkPtr HoronBackend::allreduce_sparse_tensor(const at::Tensor& tensor,
                                               const ::c10d::AllreduceOptions& options) {
   const torch_detail::PlainMode plain;
-  const ReduceOp op = reduce_op_of(options.reduceOp);
-  tensor.copy_(sparse_allreduce(
-      tensor, {.name = concat("c10d.", group_, ".sparse"), .op = op, .process_set = set_}));
+  const std::shared_ptr<Operation> begun = operation({}, options);
+  order_.start(*begun, {CollectiveKind::Allgather, true},
+               [&](PendingCollective& pending) { add_sparse(pending, tensor, options.reduceOp); });
+  at::Tensor sum;
+  begun->deliver_by([&](const std::vector<Pending>& all) {
+    sum = sparse_sum(*all.front(), tensor, options.reduceOp);
+  });
+  begun->wait(Operation::Asks::SignalHandlers);
+  if (const std::exception_ptr fault = begun->outcome()) std::rethrow_exception(fault);
+  tensor.copy_(sum);
   return work(OpType::ALLREDUCE, operation({tensor}, options));
 }
 
