@@ -105,6 +105,25 @@ def test_integers_are_scaled_in_float64_and_rounded_toward_zero(rank, size):
     assert inplace.tolist() == [mean, -mean]
 
 
+@pytest.mark.parametrize("dtype", INTEGER, ids=str)
+def test_averages_of_integers_whose_sum_does_not_fit(rank, size, dtype):
+    most = torch.iinfo(dtype).max if dtype != torch.int64 else 2**40
+    x = torch.tensor([most - rank, most])
+    expected = [(sum(most - each for each in range(size))) // size, most]
+    inplace, in_group = x.clone().to(dtype), x.clone().to(dtype)
+    average = hvd.allreduce(x.to(dtype))
+    assert average.dtype == dtype and average.tolist() == expected
+    assert hvd.allreduce_(inplace) is inplace and inplace.tolist() == expected
+    assert hvd.grouped_allreduce_([in_group])[0].tolist() == expected
+    assert hvd.reducescatter(x.to(dtype).repeat(size)).tolist() == expected
+    halves = hvd.allreduce(x.to(dtype), prescale_factor=0.5)
+    assert abs(halves[1].item() - most // 2) <= 1
+    mixed = [x.to(dtype), torch.ones(2, dtype=torch.int64 if rank == 0 else torch.float32)]
+    if dtype != torch.int64:
+        with pytest.raises(ValueError, match="one dtype"):
+            hvd.grouped_allreduce(mixed)
+
+
 def test_groups(rank, size):
     tensors = [values(rank, shape, torch.float32) for shape in [(3,), (2, 2), ()]]
     sums = [sum(as_numpy(values(each, shape, torch.float32)) for each in range(size))

@@ -94,7 +94,8 @@ class _Scaling:
     """Factors before and after a reduction.
 
     An average is the sum divided by the number of all ranks, also of those that have joined.
-    Integers are scaled in float64 and rounded toward zero.
+    Integers are scaled in float64 and rounded toward zero; for an average they are added in 64
+    bits, since the mean of values fits where their sum does not.
     """
 
     def __init__(self, op, tensors, prescale, postscale, process_set):
@@ -102,6 +103,7 @@ class _Scaling:
             tensors[0].dtype.is_floating_point or tensors[0].dtype.is_complex)
         self.prescale, self.postscale = prescale, postscale
         self.divisor = 1
+        self.narrow = None  # the dtype of integers that are added in 64 bits
         self.op = op
         if op == Average:
             if tensors and tensors[0].dtype == torch.bool:
@@ -111,15 +113,21 @@ class _Scaling:
         if not self.integer:
             self.postscale = postscale / self.divisor
             self.divisor = 1
+        elif op == Average and {each.dtype for each in tensors} == {tensors[0].dtype}:
+            self.narrow = tensors[0].dtype
 
     def factors(self):
         """Those that C++ applies."""
         return (1.0, 1.0) if self.integer else (float(self.prescale), float(self.postscale))
 
     def before(self, tensors):
-        if not self.integer or self.prescale == 1:
+        if not self.integer:
             return tensors
-        return [(each.double() * self.prescale).to(each.dtype) for each in tensors]
+        if self.prescale != 1:
+            tensors = [(each.double() * self.prescale).to(each.dtype) for each in tensors]
+        if self.narrow is not None:
+            tensors = [each.to(torch.int64) for each in tensors]
+        return tensors
 
     def after(self, tensor):
         if not self.integer:
@@ -128,7 +136,7 @@ class _Scaling:
             tensor = torch.div(tensor, self.divisor, rounding_mode="trunc")
         if self.postscale != 1:
             tensor = (tensor.double() * self.postscale).to(tensor.dtype)
-        return tensor
+        return tensor if self.narrow is None else tensor.to(self.narrow)
 
 
 def start_reduction(kind, tensors, name, op, prescale, postscale, process_set, grouped=False,
