@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import horon.torch as hvd
+from horon.torch.compression import FP16Compressor, NoneCompressor
 
 FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGER = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -161,6 +162,7 @@ def test_compression(size):
     for compression, expected in [(hvd.Compression.fp16, 1.0 + 2**-9), (hvd.Compression.bf16, 1.0)]:
         reduced = hvd.allreduce(tensor, op=hvd.Max, compression=compression)
         assert reduced.dtype == torch.float32 and reduced[0].item() == expected
+    assert (NoneCompressor, FP16Compressor) == (hvd.Compression.none, hvd.Compression.fp16)
 
 
 def test_mismatch_is_an_error_that_names_the_ranks_and_the_job_goes_on(rank, size):

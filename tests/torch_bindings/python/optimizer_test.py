@@ -313,13 +313,17 @@ def test_grad_scaler_skips_alike(rank):
     assert_alike(model, model)
 
 
+class OfTheProgram(hvd.Compression.fp16):
+    """A compressor as Horovod's programs derive them."""
+
+
 def test_wrong_arguments():
     model = model_of()
     named = list(model.named_parameters())
     for arguments in [dict(named_parameters=named[:1]), dict(named_parameters=named + named[:1]),
                       dict(named_parameters=[each for _, each in named]),
                       dict(backward_passes_per_step=0), dict(groups=-1), dict(groups=[[1]]),
-                      dict(compression="fp16"), dict(op=17),
+                      dict(compression="fp16"), dict(op=17), dict(compression=OfTheProgram),
                       dict(op=hvd.Sum, gradient_predivide_factor=2.0)]:
         with pytest.raises(ValueError):
             hvd.DistributedOptimizer(sgd(model.parameters()), **arguments)

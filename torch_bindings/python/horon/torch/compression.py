@@ -4,9 +4,8 @@ import torch
 
 
 class Compressor:
-    """compress() before and decompress() after a collective."""
-
-    name = "none"  # for DistributedOptimizer, whose hooks round while they pack
+    """compress() before and decompress() after a collective. Programs may derive their own, for
+    collectives."""
 
     @staticmethod
     def compress(tensor):
@@ -16,6 +15,12 @@ class Compressor:
     @staticmethod
     def decompress(tensor, ctx):
         return tensor
+
+
+class NoneCompressor(Compressor):
+    """What is given travels as it is."""
+
+    name = "none"  # for DistributedOptimizer, whose hooks round while they pack
 
 
 class _Narrow(Compressor):
@@ -32,12 +37,12 @@ class _Narrow(Compressor):
         return tensor if ctx is None else tensor.type(ctx)
 
 
-class _Float16(_Narrow):
+class FP16Compressor(_Narrow):
     name = "fp16"
     dtype = torch.float16
 
 
-class _BFloat16(_Narrow):
+class BF16Compressor(_Narrow):
     name = "bf16"
     dtype = torch.bfloat16
 
@@ -45,6 +50,6 @@ class _BFloat16(_Narrow):
 class Compression:
     """none, fp16, and bf16, which keeps the range of float32."""
 
-    none = Compressor
-    fp16 = _Float16
-    bf16 = _BFloat16
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

@@ -8,7 +8,7 @@ import torch
 
 from horon import native
 from horon.torch.collectives import Adasum, Average, Max, Min, Product, Sum
-from horon.torch.compression import Compression, Compressor
+from horon.torch.compression import Compression
 from horon.torch.process_sets import global_process_set
 
 _NATIVE_OPS = {Average: native.ReduceOp.Average, Sum: native.ReduceOp.Sum,
@@ -37,9 +37,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("gradient_predivide_factor is for op=Average")
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
-    if not (isinstance(compression, type) and issubclass(compression, Compressor)):
+    if compression not in (Compression.none, Compression.fp16, Compression.bf16):
         raise ValueError("compression: give Compression.none, fp16 or bf16; the hooks of C++ round "
-                         "while they pack, and call no compressor of Python")
+                         "while they pack, and call no compressor of the program")
     named = _names(optimizer, named_parameters)
     lists, number = _groups(groups, num_groups, {parameter: name for name, parameter in named})
     reduced = _with_gradients(named)
