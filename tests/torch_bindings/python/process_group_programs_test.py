@@ -36,6 +36,16 @@ class Programs(unittest.TestCase):
                               done.stdout)
                 self.assertIn(f"mpirun -np {size} python train.py", done.stdout)
 
+    def test_a_launcher_that_mpi_does_not_know(self):
+        """As srun without a PMI for this MPI: four jobs of one rank each would train apart."""
+        environment = {**os.environ, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+        done = subprocess.run([sys.executable, HERE / "not_by_mpi.py", "launched"], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
+                              timeout=100)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertIn("has started 4 processes", done.stdout)
+        self.assertIn("RuntimeWarning", done.stdout)  # what hvd.init() says
+
     def test_a_group_of_some_ranks_does_not_start_horon(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run(HERE / "part_before_init.py", folder, ranks=3)

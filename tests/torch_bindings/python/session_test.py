@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import horon.torch as hvd
+from horon.torch import process_sets
 
 
 def test_ranks(rank, size):
@@ -14,6 +15,22 @@ def test_ranks(rank, size):
     assert hvd.local_size() == size and hvd.local_rank() == rank
     assert hvd.cross_size() == 1 and hvd.cross_rank() == 0 and hvd.is_homogeneous()
     assert hvd.allgather_object(rank) == list(range(size))
+
+
+def test_process_sets_of_a_second_call(rank, size):
+    """After init_process_group("horon"), say, which makes the first one."""
+    own = hvd.ProcessSet([size - 1])
+    for _ in range(2):
+        hvd.init(process_sets=[own, [0, size - 1], range(size - 1)])
+    assert own.included() == (rank == size - 1)
+    made = [each for each in process_sets._of_session
+            if each.ranks in ([0, size - 1], list(range(size - 1)))]
+    assert len(made) == 2
+    for each in [own, *made]:
+        if each.included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=each).item() == each.size()
+    for each in [own, *made]:
+        assert hvd.remove_process_set(each)
 
 
 def test_what_this_build_can_do():

@@ -85,6 +85,9 @@ def _meet(url, timeout=None, **_):
     from horon import native
     from horon.torch import basics
     basics.init()
+    text = basics.alone_by_mistake()
+    if text is not None:
+        raise RuntimeError(text)
     given = {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items()
              if name in ("rank", "world_size")}
     _compare(url.split("?")[0], given.get("rank", native.rank()),

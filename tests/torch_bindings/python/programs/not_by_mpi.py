@@ -1,13 +1,16 @@
-"""One process that torch believes to be one of several.
+"""One process that torch or a launcher believes to be one of several.
 
 usage: not_by_mpi.py all | some    the ranks of the group of Horon
+       not_by_mpi.py launched      torch knows nothing either
 """
 
 import sys
 
 import torch.distributed as dist
 
-if sys.argv[1] == "all":
+if sys.argv[1] == "launched":
+    dist.init_process_group("horon")
+elif sys.argv[1] == "all":
     dist.init_process_group("horon", store=dist.HashStore(), rank=1, world_size=2)
 else:
     from torch.testing._internal.distributed.fake_pg import FakeStore

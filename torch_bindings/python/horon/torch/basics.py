@@ -2,18 +2,24 @@
 
 import atexit
 import os
+import warnings
 
 from horon import native
 from horon.torch import process_sets as _process_sets
 
+# Where launchers say how many processes they have started.
+_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
 
 def init(comm=None, process_sets=None):
-    """Starts the session; collective over all ranks. A second call does nothing.
+    """Starts the session; collective over all ranks. A second call, or one after
+    init_process_group("horon"), makes the process sets that are not there yet.
 
     comm: an mpi4py communicator, or a list of all ranks. process_sets: a list of ProcessSet or of
     lists of ranks, made at once; "dynamic" is accepted, since sets can always be added later.
     """
     if native.is_initialized():
+        _process_sets.add_missing(process_sets)
         return
     given = _process_sets.of_init(process_sets)
     address, own = _communicator(comm)
@@ -22,6 +28,22 @@ def init(comm=None, process_sets=None):
     native.init(knobs={}, process_sets=[each.ranks for each in given], mpi_comm=address)
     del own  # duplicated by now
     _process_sets.started(given)
+    if comm is None and (text := alone_by_mistake()) is not None:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def alone_by_mistake():
+    """What is wrong if MPI knows of this process alone and its launcher has started several: an
+    srun, say, that has no PMI for this MPI. None: nothing."""
+    if native.size() > 1:
+        return None
+    counts = {name: os.environ.get(name, "") for name in _COUNTS}
+    name = next((name for name, count in counts.items() if count), None)
+    if name is None or not counts[name].isdigit() or int(counts[name]) == 1:
+        return None
+    return (f"the launcher has started {counts[name]} processes ({name}), but MPI knows of this "
+            "one alone, so each of them would be a job of one rank: start them by the mpirun of "
+            "this MPI, or by srun --mpi=pmix (srun --mpi=list says what there is)")
 
 
 def _communicator(comm):

@@ -100,6 +100,16 @@ def of_init(process_sets):
     return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
 
 
+def add_missing(process_sets):
+    """Those of an init() that is not the first one. Collective, as that is."""
+    for given, each in zip(process_sets or (), of_init(process_sets)):
+        of_ranks = given is not each
+        if of_ranks and any(one.ranks == each.ranks for one in _of_session):
+            continue
+        if each.process_set_id is None:
+            add_process_set(each)
+
+
 def started(process_sets):
     global_process_set.ranks = list(range(native.size()))
     for each, made in zip(process_sets, native.process_sets()[1:]):
