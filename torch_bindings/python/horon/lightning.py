@@ -86,6 +86,14 @@ class HoronEnvironment(ClusterEnvironment):
                 f"of ranks of a host as devices, or strategy=\"horon\", which takes MPI's")
 
 
+class _EnvironmentOfStrategy(HoronEnvironment):
+    """Of a strategy that takes the numbers of hosts and ranks from MPI: there is nothing to
+    compare, and hosts may have unlike numbers of ranks."""
+
+    def validate_settings(self, num_devices, num_nodes):
+        pass
+
+
 def _free_address():
     host = "127.0.0.1" if native.local_size() == native.size() else socket.gethostname()
     with socket.socket() as probe:
@@ -99,7 +107,7 @@ class HoronStrategy(DDPStrategy):
     strategy_name = "horon"
 
     def __init__(self, **options):
-        options.setdefault("cluster_environment", HoronEnvironment())
+        options.setdefault("cluster_environment", _EnvironmentOfStrategy())
         options.setdefault("process_group_backend", "horon")
         super().__init__(**options)
 
@@ -110,6 +118,11 @@ class HoronStrategy(DDPStrategy):
     @num_nodes.setter
     def num_nodes(self, _):
         pass
+
+    @property
+    def distributed_sampler_kwargs(self):
+        # DDPStrategy multiplies the hosts by the ranks of this one; others may have more or fewer.
+        return {"num_replicas": native.size(), "rank": native.rank()}
 
     @property
     def parallel_devices(self):

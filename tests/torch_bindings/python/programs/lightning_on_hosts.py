@@ -1,0 +1,43 @@
+"""Three ranks, of which the last two stand for those of another host: which samples Lightning gives
+to each."""
+
+import os
+
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+os.environ["HORON_HOST_ID"] = f"host{(rank + 1) // 2}"
+
+import torch  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+import horon.lightning  # noqa: E402
+import horon.torch as hvd  # noqa: E402
+
+try:
+    import lightning.pytorch as lightning
+except ModuleNotFoundError:
+    import pytorch_lightning as lightning
+
+seen = []
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, _):
+        seen.extend(batch[0][:, 0].int().tolist())
+        return self.layer(batch[0]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+samples = DataLoader(TensorDataset(torch.arange(12.0)[:, None]), batch_size=2)
+trainer = lightning.Trainer(accelerator="cpu", strategy="horon", max_epochs=1, logger=False,
+                            enable_checkpointing=False, enable_progress_bar=False)
+trainer.fit(Model(), samples)
+every = hvd.allgather_object(seen)
+assert trainer.world_size == 3
+assert sorted(sum(every, [])) == list(range(12)), every
+print(f"[{rank}] each sample is seen once", flush=True)
