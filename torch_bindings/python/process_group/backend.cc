@@ -112,7 +112,8 @@ void HoronBackend::start_runs(Operation& operation, const CallOrder::Start& what
         pending.reserve(end - begin);
         for (size_t i = begin; i < end; ++i) add(pending, i);
       });
-    } catch (...) {
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::Timeout) throw;  // it was no call, nor are those behind it
       if (fault == nullptr) fault = std::current_exception();
     }
     begin = end;
