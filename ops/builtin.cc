@@ -92,7 +92,7 @@ void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu
   parts.size = communicator.topology().size;
   parts.rank = communicator.topology().rank;
   parts.members = core::name_ranks(communicator.members());
-  parts.ordered = communicator.id() != core::kWorldSet;  // the world: from the first other set on
+  parts.ordered = communicator.id() != core::kWorldSet;  // the world: once there is another set
   if (parts.size > 1) {
     core::CollectiveOp* const broadcast = find_op(ops, "mpi_broadcast");
     core::CollectiveOp* const allreduce = find_op(ops, "mpi_allreduce");
@@ -113,7 +113,8 @@ void add_exchange_between_hosts(const std::shared_ptr<ExchangeMachine>& machine,
   }
 }
 
-// Where some host has ranks that can't map each other's memory, MPI does what needs that.
+// Where some host has ranks that can't map each other's memory, the ops that need shared memory are
+// left out, and those on MPI take their place.
 void add_ops_between_hosts(const Communicator& communicator, const core::Config& config,
                            const std::shared_ptr<core::ScratchPool>& scratch,
                            std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {

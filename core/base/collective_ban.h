@@ -10,8 +10,8 @@ namespace horon::core {
 const char* ban_collectives(const char* reason) noexcept;
 
 // Throws Error(InvalidArgument), which names the call and the reason, if this thread may not. To be
-// called before anything of the call is counted or sent, so that the other ranks are none the wiser
-// and all goes on.
+// called before anything of the call is counted or sent: then the other ranks notice nothing, and
+// the session goes on.
 void refuse_if_banned(std::string_view call);
 
 }  // namespace horon::core

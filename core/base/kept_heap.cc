@@ -13,7 +13,7 @@ struct Keepers {
   int count = 0;
 };
 
-// Never destroyed: a reducer may be, at exit.
+// Never destroyed: a reducer, which owns a KeptHeap, may be destroyed at exit, after statics.
 Keepers& keepers() {
   static auto* const all = new Keepers;
   return *all;

@@ -11,8 +11,8 @@ namespace horon::core {
 // While one lives, the heap of this process does not shrink; when the last one ends, what is free
 // is returned. Does nothing where the C library is not glibc, or where the environment says how its
 // heap shrinks (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_, glibc.malloc in GLIBC_TUNABLES).
-// Afterwards glibc no longer adapts these limits by itself: they stay at the most to which it
-// would. Any thread.
+// Afterwards glibc no longer adapts these limits by itself: they stay at the largest values that
+// it would choose. Any thread.
 class KeptHeap {
  public:
   KeptHeap();

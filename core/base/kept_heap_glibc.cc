@@ -5,8 +5,8 @@
 namespace horon::core {
 namespace {
 
-// To which glibc raises them by itself: larger pieces of memory are mapped for themselves, and the
-// free top of the heap is returned above twice that.
+// The limits to which glibc raises its own. Larger allocations get a mapping of their own. If more
+// than kFreeTop is free at the top of the heap, it is returned to the system.
 constexpr int kLargestInHeap = 32 << 20;
 constexpr int kFreeTop = 2 * kLargestInHeap;
 

@@ -28,7 +28,7 @@ class Timeline {
                                         int64_t events_max = kEventsMax);
   virtual ~Timeline() = default;
 
-  // Whether events are kept now. Who asks first need not read a clock for nothing.
+  // Whether events are recorded now. Callers ask first, to save reading a clock.
   bool records() const { return records_.load(std::memory_order_relaxed); }
   // Records one bar on a track ("training", "collective"). Any thread; a few hundred nanoseconds.
   virtual void span(std::string_view track, std::string_view name, Clock::time_point begin,
@@ -36,7 +36,7 @@ class Timeline {
   // Records the value of a number from now on; it is drawn as a curve over time. Any thread.
   virtual void counter(std::string_view name, Clock::time_point at, uint64_t value) = 0;
   virtual void flush() = 0;
-  // Of the files that this timeline has written, the number of the one that it writes now.
+  // The number of the file that is being written, counted over all files of this timeline.
   virtual uint64_t file_number() const { return 1; }
 
  protected:

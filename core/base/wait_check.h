@@ -1,5 +1,5 @@
-// What a program is asked while its threads wait: may the wait go on? A language that handles
-// signals by itself, such as Python, answers Ctrl-C there.
+// A function that waiting threads of the program call now and then. It may end the wait by an
+// exception: so Python, which handles signals by itself, answers Ctrl-C.
 #pragma once
 
 #include <chrono>

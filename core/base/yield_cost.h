@@ -13,14 +13,14 @@
 
 namespace horon::core {
 
-// Remembers across waits whether yields have been dear. Any number of threads may share one:
-// updates may get lost, since it only holds an estimate. Valid as zeroed memory.
+// Remembers across waits whether yields were dear: took kDear or longer. Any number of threads may
+// share one: updates may get lost, since it only holds an estimate. Valid as zeroed memory.
 class YieldCost {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Asked once in a wait, before its first yield: false for a growing number of waits after a dear
-  // one.
+  // Asked once in each wait, before its first yield. False for some waits after a dear yield, and
+  // for more of them the more often yields are dear.
   bool worth_trying() noexcept {
     const uint32_t left = waits_without_.load(std::memory_order_relaxed);
     if (left == 0) return true;

@@ -26,9 +26,9 @@ class Bootstrap {
 
   virtual ~Bootstrap() = default;
   virtual const Topology& topology() const = 0;
-  // The bytes of each rank, in order of rank (or of local rank); lengths may differ. Of ranks that
-  // have no part in it, none. Throws
-  // Error(OperationFailed), or Error(Limit) on every rank if they are too many in all.
+  // The bytes of each rank, in order of rank (or of local rank); lengths may differ. A rank that
+  // does not take part has an empty string. Throws Error(OperationFailed), or Error(Limit) on every
+  // rank if the bytes of all ranks together are too many.
   virtual std::vector<std::string> allgather(Among among, std::string_view mine) const = 0;
 
  protected:
@@ -37,8 +37,8 @@ class Bootstrap {
   Bootstrap& operator=(const Bootstrap&) = default;
 };
 
-// An allgather of values that are the same bytes in every process. Of ranks that have no part in it
-// (MembersBootstrap of ../ops/session): a value of zeros.
+// An allgather of values whose bytes mean the same in every process. A rank that does not take part
+// (see MembersBootstrap in ../ops/session) has a value of zeros.
 template <class Value>
 std::vector<Value> allgather_values(const Bootstrap& bootstrap, Bootstrap::Among among,
                                     const Value& mine) {

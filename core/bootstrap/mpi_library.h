@@ -35,13 +35,13 @@ class MpiLibrary {
   // one. One thread at a time. Throws Error(OperationFailed).
   static void at_finalize(void (*action)());
 
-  // From now on nothing may wait in MPI for other ranks, since the job or a call of MPI's has
-  // failed; MPI is left as it is. Any thread; all ranks must come to do so, or those that don't
-  // wait for the others where MPI ends.
+  // From now on no thread may wait in MPI for other ranks, since the job or a call of MPI's has
+  // failed; MPI is left as it is. All ranks must abandon it: one that does not would wait for the
+  // others in MPI_Finalize. Any thread.
   void abandon() noexcept { abandoned_ = true; }
   bool abandoned() const noexcept { return abandoned_; }
-  // False if a call of MPI's was left behind where threads may not call MPI at the same time: no
-  // thread knows then when it may.
+  // False if MPI was abandoned and allows only one thread at a time: the abandoned call may still
+  // be inside MPI, and nobody knows when it returns.
   bool may_call() const noexcept { return !abandoned_ || allows_threads_at_once(); }
   // MPI has not ended, and may still be called to give back what Horon holds of it.
   bool usable() const noexcept;

@@ -103,8 +103,8 @@ class CollectiveOp {
   // the device in between.
   virtual bool enqueues() const { return false; }
   virtual StartOrder start_order() const { return StartOrder::Log; }
-  // With StartOrder::Op: whose order that is. An op that passes batches on to another one names
-  // that.
+  // With StartOrder::Op: the op whose starts are counted. An op that hands its batches to another
+  // one returns that one.
   virtual const CollectiveOp& owner_of_order() const { return *this; }
   // Batches are started in the order of their sequence, as far as start_order() asks for it, on
   // every rank; several may be in flight.
@@ -113,8 +113,8 @@ class CollectiveOp {
   // what still waits for peers in its queue, so that nothing behind it waits for ever; the results
   // are not valid. Returns at once.
   virtual void abort() noexcept {}
-  // After abort() of all ops of all sets, which may need each other: waits until it has let go, or
-  // `limit` has passed.
+  // After abort() of all ops of all sets (one abort may need the others): waits until the work of
+  // this op has stopped, or `limit` has passed.
   virtual void finish_abort(std::chrono::steady_clock::time_point /*limit*/) noexcept {}
 };
 

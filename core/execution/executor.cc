@@ -64,14 +64,15 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
       ++batch;
       continue;
     }
-    finished.emplace_back();  // first: without memory for it the batch stays where it is
+    finished.emplace_back();  // before finish(): if there is no memory, the batch stays
     finished.back() = running.finish(std::move(error));
     const auto done = batch++;
     done->reset();
     spare_.splice(spare_.begin(), running_, done);
     slower(Pace::Busy);
   }
-  // They move in the next pass; this one has moved something, or there would be no room.
+  // The batches that begin here are stepped in the next pass, which comes soon: there is room only
+  // if a batch has finished in this pass, so the pace is Busy.
   while (!in_line_.empty() && running_.size() < kUnderWayMax) {
     begin(std::move(in_line_.front()));
     in_line_.pop_front();

@@ -201,7 +201,8 @@ void RunningBatch::place_blocks() {
     batch_.input = entry.memory.front().input;
     batch_.output = blocks.out_total > 0 ? allocate_output(entry, 0, blocks.out_total) : nullptr;
     if (!entry.error) return;
-    // The others count on this rank: it takes part, and its result is thrown away.
+    // There is no memory for this rank's result, but the other ranks need this rank in the
+    // collective. So the result goes to scratch and is thrown away.
     scratch_bytes_ = bytes_of(blocks.out_total);
     output_at_ = 0;
     return;
@@ -373,7 +374,7 @@ void RunningBatch::start() {
 }
 
 void RunningBatch::note() const {
-  // It may have begun to record after the batch had.
+  // If the timeline was started while the batch was under way, its times are missing.
   const Timeline::Clock::time_point never;
   if (!records(context_.timeline) || began_ == never || started_ == never) return;
   const auto now = Timeline::Clock::now();

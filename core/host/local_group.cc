@@ -32,7 +32,7 @@ struct Introduction {
   int64_t descriptor;
   uint64_t generation;
   uint64_t area_bytes;
-  uint64_t pid_namespace;  // two namespaces of a host may have processes of equal number
+  uint64_t pid_namespace;  // a process number is unique only within one namespace
   uint64_t own;            // Own*, for ranks that are threads of one process
   Text failure;            // "" if all is well
 };

@@ -294,7 +294,8 @@ void Controller::tick_coordinator() {
 void Controller::tell_what_is_missing() {
   const Nanos age = options_.stall_warn_after;
   told_names_ = coordinator_->stalled_names(now_, age);
-  // A rank that leaves early is no fault, but shutdown() may want to say whom it waited for.
+  // Without a stalled entry the report says who has called join() or shutdown() and who has not: a
+  // shutdown() that gives up waiting shows it.
   std::string report = told_names_.empty() ? coordinator_->away_report(now_, age)
                                            : coordinator_->stall_report(now_, age);
   if (report == stall_text_) return;

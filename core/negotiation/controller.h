@@ -54,8 +54,8 @@ class Controller {
   void refuse(const std::string& name, const std::string& text);
   void join(Ticket ticket);
   void shutdown();
-  // The same for a member that does not wait for the set's end: from now on it asks nobody whether
-  // they live for the end's sake. Without effect after shutdown().
+  // As shutdown(), but without waiting for Bye: while only Bye is missing, this member does not ask
+  // whether the others are alive. Without effect after shutdown().
   void leave();
 
   // An envelope that rank `from` sent; bytes that can't be read end the job. After Bye only a
@@ -130,7 +130,7 @@ class Controller {
   Effects effects_;
   std::optional<Error> fatal_;
   bool ended_ = false;
-  bool patient_ = false;  // has left, and waits for nobody
+  bool patient_ = false;  // leave() was called: does not wait for Bye
   Nanos now_ = 0;
   bool clock_is_set_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or a submission came while none was pending

@@ -11,8 +11,8 @@
 
 namespace horon::core {
 
-// One member's access to its host's. Belongs to the thread that holds the controller. Nothing
-// blocks.
+// One member's access to the gate of its host. Belongs to the thread that holds the controller.
+// Nothing blocks.
 class Gate {
  public:
   // Counters: so many places can be frozen at a time. Place p counts in counter p % kCounters.

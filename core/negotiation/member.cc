@@ -115,7 +115,7 @@ void Member::say_away() {
 }
 
 void Member::say_away_again() {
-  // Votes that were sent again go first, so what is not yet sent moves behind them.
+  // A Join or Shutdown that has not left yet must come behind the votes that are said again.
   std::erase_if(news_, is_away_item);
   join_said_ = false;
   leaving_said_ = false;

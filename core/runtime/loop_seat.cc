@@ -107,8 +107,8 @@ void LoopSeat::wait_for_drivers() const noexcept {
 void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   RuntimeLoop& loop = *loop_;
   Doorbell& doorbell = loop.doorbell();
-  // Read the pause and the call counter together: a driver that calls in between makes the pause
-  // too long.
+  // Both are read under the mutex. If a driver could step the loop and call between the two reads,
+  // its call would be missed and the pause could be too long.
   const std::chrono::nanoseconds pause = loop.pause();
   const uint32_t calls = doorbell.calls();
   lock.unlock();
@@ -125,7 +125,7 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
 }
 
 void LoopSeat::stop_driving() noexcept {
-  // First: once it is free another thread notes itself.
+  // Before `driven_`: once that is false, another thread may drive and write its own id here.
   driver_.store({}, std::memory_order_relaxed);
   driven_.store(false, std::memory_order_seq_cst);
 }
@@ -138,9 +138,9 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
   const bool in_time = lock_until(lock, deadline);
   if (!in_time || loop_ == nullptr) {
     stop_driving();
-    // A thread that arrived meanwhile believed that this one drives. The background thread holds
-    // the seat and checks for waiters again, or it has just freed the seat for this one: then it
-    // would sleep.
+    // A thread that came meanwhile may sleep because it believes that this one drives. If the seat
+    // is taken, its holder steps the loop. If it is free, the background thread has just freed it
+    // for this thread and would sleep: it is called.
     if (!in_time && lock.try_lock() && loop_ != nullptr) loop_->doorbell().call_deputy();
     return in_time ? Drive::NoLoop : Drive::TimedOut;
   }

@@ -1,9 +1,9 @@
 // How long whoever steps the loop may sleep (PROTOCOL.md, section 5).
 //
 // Where every awaited event rings the doorbell, sleeps are long. Where somebody must look (MPI),
-// the pause is an eighth of the time waited so far: a wait costs at most 12.5 % more than the
-// network, and a wait of 100 ms takes about 170 looks. What MPI moves only inside its calls is
-// looked at more often: it does not say when a round is over, so the wait seems to be one.
+// the pause is an eighth of the time waited so far: a wait lasts at most 12.5 % longer than needed,
+// and a wait of 100 ms takes about 170 looks. What MPI moves only inside its calls gets shorter
+// pauses: such a collective has several rounds, which to this rank look like one long wait.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class Pacer {
   // Something happened: waiting begins anew.
   void news() { waiting_since_ = Clock::time_point{}; }
 
-  // How what is awaited is noticed.
+  // How this rank notices that what it waits for has happened.
   enum class Need : uint8_t {
     Ring,   // it rings the doorbell
     Look,   // somebody must look
@@ -45,8 +45,8 @@ class Pacer {
   bool long_wait() const { return waited_ > kLong; }
 
  private:
-  // A collective in several rounds stands still for as long on each rank and in each round. A look
-  // takes one or two microseconds.
+  // A pause delays each round of such a collective, on each rank, by up to this time. A look takes
+  // one or two microseconds.
   static constexpr std::chrono::microseconds kLongestOfDriven{50};
   static constexpr std::chrono::milliseconds kRest{250};
   static constexpr std::chrono::milliseconds kWatch{50};

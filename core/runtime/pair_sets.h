@@ -22,9 +22,9 @@ inline bool is_pair_set(uint32_t set) { return set >= kFirstPairSet; }
 uint32_t pair_set(int one, int other, int size);
 // Its ranks, the lower one first; empty if no pair has this number.
 std::vector<int> members_of_pair(uint32_t set, int size);
-// For texts, any set by the number that the program knows: "process set 5", or "process set 5 (made
-// by its members)". A group of Python has no number that the program knows: "group of
-// torch.distributed 3" has a number that its members had not used before.
+// Names any set in texts, by the number that the program gave or got: "process set 5", or "process
+// set 5 (made by its members)". The program gives no number to a group of torch.distributed: "group
+// of torch.distributed 3" shows one that the Python package has chosen.
 std::string set_text(uint32_t set);
 
 }  // namespace horon::core

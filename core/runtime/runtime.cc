@@ -100,7 +100,9 @@ class Runtime::Impl {
     if (name.empty() || name.size() > kNameBytesMax) return;  // no rank has such an entry
     try {
       door_.queue.push(Refusal{set, name, text});
-    } catch (...) {  // shut down: the others are told by that; or no memory: they see a stall
+    } catch (...) {
+      // After shutdown() the entry fails on the others anyway, since this rank has left. Without
+      // memory for the refusal they report a stall.
     }
   }
 
@@ -140,7 +142,8 @@ class Runtime::Impl {
     open();
     try {
       door_.queue.push(ShutdownCall{});
-    } catch (...) {  // the job has ended already; or no memory: then it ends at the deadline
+    } catch (...) {
+      // The job has ended already, or there is no memory: then this rank leaves at the deadline.
     }
     door_.queue.close(door_.shut_down);
     door_.deadline_ns = (Clock::now() + deadline).time_since_epoch().count();

@@ -150,7 +150,8 @@ SetRunner* RuntimeLoop::find_runner(uint32_t set) {
 
 SetRunner* RuntimeLoop::runner_for_call(uint32_t set) {
   const bool is_new = !runners_.contains(set);
-  if (is_new && shut_down_) return nullptr;  // the world may be left already, see leave_world()
+  // Too late: this rank may have said Shutdown in the world already, see leave_world().
+  if (is_new && shut_down_) return nullptr;
   SetRunner* const runner = find_runner(set);
   if (is_new && runner != nullptr) {
     runner->greet();
@@ -159,8 +160,8 @@ SetRunner* RuntimeLoop::runner_for_call(uint32_t set) {
   return runner;
 }
 
-// The others end when all ranks have left the world. One that has not heard of a pair by then could
-// never say Shutdown in it.
+// Not before the other rank of each new pair has answered greet(). All ranks end when all have left
+// the world, and a rank that hears of a pair later can't say Shutdown in it any more.
 void RuntimeLoop::leave_world() {
   if (left_world_ || !greeted_.empty()) return;
   left_world_ = true;
@@ -185,7 +186,7 @@ void RuntimeLoop::take(AddSetCall& add) {
     const Error error(cause.code(), concat("rank ", topology_.rank, ": ", set_text(add.set),
                                            " can't be made: ", cause.what()));
     finish(add.handle, error);
-    fail_all_sets(error);  // the other members may have it
+    fail_all_sets(error);  // other members may have made the set, and would wait for this rank
   }
 }
 
@@ -247,7 +248,7 @@ bool RuntimeLoop::take_messages() {
       } else if (!was_removed(set)) {
         throw Error(ErrorCode::Internal,
                     concat("it is about ", set_text(set), ", which is not known here"));
-      }  // else: it was sent before that
+      }  // else: it was sent before the set was removed
     } catch (const Error& error) {
       fail_all_sets(
           Error(error.code(), concat("message from rank ", message->from, ": ", error.what())));
@@ -264,7 +265,7 @@ void RuntimeLoop::note_stalls() {
   std::string text;
   for (const auto& [id, runner] : runners_) {
     if (runner->stall_text().empty()) continue;
-    const bool needs_number = id != kWorldSet && !is_pair_set(id);  // names of pairs say the ranks
+    const bool needs_number = id != kWorldSet && !is_pair_set(id);  // a pair's entries name ranks
     text += concat(text.empty() ? "" : "; ", needs_number ? concat(set_text(id), ": ") : "",
                    runner->stall_text());
   }

@@ -14,7 +14,8 @@
 namespace horon::core {
 namespace {
 
-// For all sets together: what lives needs milliseconds to abort, and what is dead has no limit.
+// For all sets together. With live peers an abort takes milliseconds; with a dead one it may never
+// return.
 constexpr std::chrono::seconds kAbortMax{5};
 
 // Takes one step of ending a job. If it fails, the steps that follow are taken all the same.
@@ -51,7 +52,7 @@ void RuntimeLoop::flush_messages() {
       if (transport_->flushed() && told) return;
       (void)transport_->receive();
       if (!told) pause();  // another thread may give memory back
-    } catch (...) {        // a part of the transport is broken: the other may still have to send
+    } catch (...) {        // one of the two transports may be broken; the other must still send
       pause();
     }
   }
@@ -98,7 +99,7 @@ void RuntimeLoop::end_all(const Error& error) noexcept {
   }
   removals_.clear();
   finish_calls(error);
-  // The peers hear of it first: what is aborted here may wait until they abort it too.
+  // Tell the peers first: an abort here (of NCCL) may wait until the peers abort too.
   attempt([&] { flush_messages(); });
   for (auto& entry : runners_) entry.second->abandon_all();
   const auto limit = Clock::now() + kAbortMax;

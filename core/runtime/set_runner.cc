@@ -179,7 +179,7 @@ BatchWork SetRunner::work_of(StartBatch& start) {
     out.narrowed = live.submission.narrowed;
     out.allocate_output = std::move(live.submission.allocate_output);
     out.ready = std::move(live.submission.ready);
-    // It may have begun to record after the submission came.
+    // If the timeline was started after the submission came, its time is missing.
     if (!records(parts_.timeline) || live.taken_at == Clock::time_point()) continue;
     parts_.timeline->span("negotiate", out.name, live.taken_at, Clock::now());
   }
@@ -187,7 +187,8 @@ BatchWork SetRunner::work_of(StartBatch& start) {
 }
 
 Error SetRunner::error_of(const FinishedBatch& batch) const {
-  // Several ranks may find a peer dead at the same time, in different ways: all say the same.
+  // Several ranks may find the same dead peer at once, in different collectives. This rank adds
+  // nothing to the text, so that it is the same on all ranks.
   if (batch.error->code() == ErrorCode::PeerDead) return *batch.error;
   const int rank = parts_.ranks[static_cast<size_t>(parts_.me)];
   return Error(batch.error->code(),

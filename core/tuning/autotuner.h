@@ -29,7 +29,7 @@ class Autotuner {
   struct Options {
     int64_t samples = 20;     // choices that the search looks at, at most
     int64_t steps = 10;       // timed for each, at least
-    double seconds = 0.1;     // that these steps take, at least, unless they are 5 times as many
+    double seconds = 0.1;     // a sample lasts so long, at least, but ends after 5 * `steps` steps
     int64_t warm_up = 6;      // steps after a change that are not timed
     double gain_min = 0.002;  // the search ends if it expects less: a part of the time of a step
   };

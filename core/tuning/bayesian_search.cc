@@ -14,7 +14,8 @@ namespace horon::core {
 namespace {
 
 constexpr size_t kSpreadLooks = 4;
-// Of what seems best a busy machine gives ever other costs; it is compared at the end anyway.
+// On a busy machine each further look at the best choice gives another cost. The comparison at the
+// end measures that choice again anyway.
 constexpr int64_t kLooksAtOne = 3;
 constexpr std::array kPrimes = {2, 3, 5, 7};
 

@@ -1,12 +1,12 @@
-// What is worth measuring next.
+// The gain that is to be expected of measuring one more value.
 #pragma once
 
 #include "horon/core/tuning/gaussian_process.h"
 
 namespace horon::core {
 
-// By how much a value that is believed in this way is expected to lie below `best`, where a value
-// above it counts as 0.
+// The expectation of max(best - value, 0), where the value has the distribution `belief`: the
+// "expected improvement" of Bayesian optimisation.
 double expected_improvement(const Belief& belief, double best);
 
 }  // namespace horon::core

@@ -8,10 +8,11 @@
 namespace horon::ops {
 namespace {
 
-// So little is read from all cells in less time than a second hand-off takes anywhere.
+// On every machine so few bytes are read from all cells in less time than a second hand-off takes:
+// up to here cells always win.
 constexpr int64_t kCellBytesAlways = 512;
-// A rank that passes a message on has other work between its looks for messages. A hop takes as
-// long as so many messages.
+// One hop takes as long as so many messages: a rank that passes a message on has other work between
+// its looks for messages.
 constexpr double kMessagesOfHop = 4;
 
 // Hops from the source to the last host.

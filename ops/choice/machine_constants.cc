@@ -15,7 +15,7 @@ struct Field {
   double MachineConstants::*value;
   double min;
   double max;
-  bool is_rate;  // the slowest is the least
+  bool is_rate;  // the slowest machine has the smallest value
 };
 
 constexpr std::array kFields = {

@@ -34,7 +34,8 @@ BlockChunks::BlockChunks(const core::Topology& topology, int lanes, std::vector<
   }
   count_ = rows * lanes_;
   if (turns_.empty()) return;
-  // Every rank of every host drives what only fills a lane. Nothing follows the last row.
+  // An empty chunk, which only fills a lane, costs every host a turn. Behind the last block no row
+  // follows that would need one, so they are left out there.
   const Host& last = hosts_[static_cast<size_t>(turns_.back().hosts.back())];
   count_ -= last.rows * lanes_ - last.chunks;
 }

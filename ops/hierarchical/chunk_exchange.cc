@@ -135,8 +135,8 @@ int64_t ChunkExchange::advance() {
   return std::max(touched, int64_t{moved ? 1 : 0});
 }
 
-// Adds what this host adds, once all of it is here. In place the result takes the place of the sum
-// that is being sent, in one round only.
+// Adds the part of this host, once the sums of all hosts for it are here. In one round and in place
+// the result is written over the input that is being sent, so that must have left first.
 int64_t ChunkExchange::gather() {
   const bool sends_input = sum_ != sum_memory_ && context_.plan.one_round;
   if (any(&Traffic::sum_in) || (sends_input && any(&Traffic::sum_out))) return 0;
@@ -173,7 +173,7 @@ std::byte* ChunkExchange::result_place(const ExchangePlan::Stretch& part) const 
   return outputs_[static_cast<size_t>(context_.layout.local_rank)] + bytes(part.begin);
 }
 
-// From there to the outputs.
+// Copies it from result_place() to the outputs of all ranks of this host.
 void ChunkExchange::spread_result(const ExchangePlan::Stretch& part) {
   const std::byte* const result = result_place(part);
   for (size_t rank = 0; rank < outputs_.size(); ++rank) {
@@ -192,7 +192,8 @@ void ChunkExchange::return_part(const ExchangePlan::Stretch& part) {
   }
 }
 
-// A result goes to its place as soon as what was sent from there has left.
+// Receives the results of the other hosts' parts. What this host sends for a part may lie in the
+// same memory, so it must have left first.
 int64_t ChunkExchange::fetch_results() {
   int64_t touched = 0;
   for (Traffic& with : traffic_) {

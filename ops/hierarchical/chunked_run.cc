@@ -8,10 +8,10 @@
 namespace horon::ops {
 namespace {
 
-// Read or written in one step. The step ends after the piece of work that passes this, which may be
-// as long again (kBytesOfRanksMax in exchange_plan.cc).
+// The bytes read or written in one step. The step ends after the piece of work that passes this,
+// which may be as long again (kBytesOfRanksMax in exchange_plan.cc).
 constexpr int64_t kChunkedStepBytes = 2 << 20;
-// In the time in which the memory of a rank is mapped, so many bytes are copied.
+// To map the memory of one rank takes as long as to copy so many bytes.
 constexpr int64_t kMapCost = 256 << 10;
 
 }  // namespace
@@ -105,7 +105,8 @@ int64_t ChunkedRun::advance_one() {
   return 0;
 }
 
-// Chunks of this lane are over in any order, and told in theirs.
+// Chunks of this lane end in any order. The others are told how many are over without a gap, from
+// the first one on.
 void ChunkedRun::note_over() {
   const auto is_under_way = [&](int64_t of_lane) {
     const int64_t chunk = of_lane * common_.layout.lanes + common_.layout.local_rank;

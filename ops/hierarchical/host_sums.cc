@@ -36,7 +36,7 @@ HostSums::HostSums(const core::Batch& batch, bool raw, DataType wire_type)
       divisor_(batch.divisor) {
   if (raw_) return;
   const ReduceOp plain = batch.reduce_op == ReduceOp::Average ? ReduceOp::Sum : batch.reduce_op;
-  // What is widened is scaled there.
+  // widen_ranks() has applied the prescale already.
   const DataType sum_type = narrowed_ ? DataType::Float32 : wire_type;
   of_ranks_ = {sum_type, plain, widened_ ? 1.0 : batch.prescale, 1.0, 1};
   of_hosts_.prescale = 1.0;

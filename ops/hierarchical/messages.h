@@ -18,8 +18,8 @@ class Messages {
   static constexpr int kTags = 16384;
   static constexpr int kFirstBlockTag = kTags / 2;
 
-  // In the time that one message takes, however short, so many bytes are copied. What steps measure
-  // of their work counts this for each that is posted, and the bytes of those that are sent.
+  // To post one message takes as long as to copy so many bytes. The measure of the work in a step
+  // counts this for each message that is posted, and the bytes of those that are sent.
   static constexpr int64_t kPostCost = 4 << 10;
 
   virtual ~Messages() = default;
@@ -32,9 +32,9 @@ class Messages {
   virtual Id send_and_await(int to, int tag, const std::byte* data, int64_t bytes) {
     return send(to, tag, data, bytes);
   }
-  // For one of many messages the same way, to which nobody answers: now and then one of them keeps
-  // the sender from running ahead without a limit. MPI takes messages whether anybody awaits them
-  // or not, and who gets one before awaiting it must store it.
+  // For one of many messages in one direction that nobody answers. Every kMessagesAhead-th one
+  // waits for its receiver, so that the sender can't run ahead without a limit: MPI accepts a
+  // message before its receive is posted, and the receiving rank must then store it.
   Id send_one_of_many(int64_t number, int to, int tag, const std::byte* data, int64_t bytes) {
     if (number % kMessagesAhead != kMessagesAhead - 1) return send(to, tag, data, bytes);
     return send_and_await(to, tag, data, bytes);

@@ -10,8 +10,8 @@
 
 namespace horon::ops {
 
-// Reductions of at most so many bytes of float32 are never rounded for the wire: half of them would
-// hardly be there sooner, and what a program counts or prints is among them.
+// Reductions of at most so many bytes of float32 are never rounded for the wire: half as many bytes
+// would hardly arrive sooner, and the numbers that a program counts or prints are that short.
 inline constexpr int64_t kExactBytesMax = 4 << 10;
 bool is_exact(int64_t count);  // so many elements of float32
 

@@ -9,11 +9,11 @@
 
 namespace horon::ops {
 
-// On the communicator of all ranks, which the other rank knows without being asked.
+// Uses the communicator of all ranks, so that none has to be made for the pair.
 class MpiPair final : public core::CollectiveOp {
  public:
-  // Of that communicator, the one that only messages of pairs have: between two ranks they arrive
-  // in the order in which they were posted, which is that of the pair's log.
+  // The tag that only messages of pairs have on that communicator: between two ranks they arrive in
+  // the order in which they were posted, which is that of the pair's log.
   static constexpr int kTag = MpiMessages::kFirstTag - 1;
 
   // `me`: this rank's index in the pair. `peer`: the other rank, as the communicator knows it. The

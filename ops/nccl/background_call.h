@@ -17,8 +17,8 @@ namespace horon::ops {
 template <class Result>
 class BackgroundCall {
  public:
-  // `unwanted` gets a result that nobody has taken when this is destroyed, on another thread, and
-  // may take long. Throws nothing.
+  // `unwanted` gets a result that nobody takes before this object is destroyed. It runs on another
+  // thread, if one can be made; it may take long, and throws nothing.
   explicit BackgroundCall(std::function<Result()> call, std::function<void(Result)> unwanted = {})
       : state_(std::make_shared<State>()) {
     state_->unwanted = std::move(unwanted);

@@ -14,7 +14,7 @@ namespace {
 using core::concat;
 using GpuFacts = JobGpu::Facts;
 
-// Ranks that share a host with fewer devices share these, which judge() finds.
+// On a host with fewer devices than ranks, ranks share a device: judge() finds that.
 int device_of(int local_rank, int devices) { return devices > 0 ? local_rank % devices : -1; }
 
 GpuFacts facts_of_this_rank(int local_rank, GpuLibraries& libraries) {
@@ -78,7 +78,8 @@ std::string fault_of_missing_gpus(const std::vector<GpuFacts>& ranks) {
                 "), the others have one");
 }
 
-// NCCL takes two ranks for neighbours on one GPU by what it thinks is their host, and by the bus.
+// NCCL refuses two ranks on one GPU. It knows a GPU by its host, or NCCL_HOSTID if that is set, and
+// its place on the bus; so does this.
 std::string fault_of_shared_gpus(const std::vector<GpuFacts>& ranks,
                                  const std::vector<int>& host_of) {
   std::map<std::pair<std::string, std::string>, std::vector<int>> users;

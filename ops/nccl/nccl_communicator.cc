@@ -13,7 +13,7 @@
 namespace horon::ops {
 namespace {
 
-// What peers that live need for it is milliseconds; NCCL's abort waits for peers without a limit.
+// With live peers this takes milliseconds. With a dead one NCCL's abort may wait without a limit.
 constexpr std::chrono::seconds kEndingMax{5};      // of all that a destructor does
 constexpr std::chrono::seconds kFinalizingMax{4};  // of these
 
@@ -38,7 +38,7 @@ class OnDevice {
 void use_if_alive(const CudaApi& cuda) noexcept {
   try {
     cuda.use();
-  } catch (...) {  // what it had to say, NCCL says too
+  } catch (...) {  // NCCL's call will report the same
   }
 }
 

@@ -314,7 +314,7 @@ void Job::give_back(bool in_use) {
     op_table_.reset();
     world = std::move(world_);
   }
-  // A call of MPI's that was left behind uses these.
+  // An abandoned call may still be inside MPI, and use the bootstrap and the library.
   const bool left_behind = library_->abandoned();
   if (in_use) {
     core::keep_for_ever(world);

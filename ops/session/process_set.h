@@ -49,13 +49,13 @@ void remove_process_set(const ProcessSet& set);
 
 // A set that its members make alone: each of them calls this with the same ranks and the same
 // number, and the other ranks of the job do not. `number`: less than 2^29 (the Python package takes
-// those from there to 2^30), and another one for each set that a rank is ever in. All ranks make
-// and remove such sets in one order, that of the numbers for instance, each rank those that it is
-// in: else they wait for each other in a circle. Its collectives run as those of every set, on host
-// memory. To remove it is a call of its members too, all of whom remove it: who removes
-// it waits for a member that has left. A member that does not come is reported by its rank, as a
-// stall. If their lists of ranks differ, they throw Error(Mismatch) with both; but a
-// rank that is not in the list of its list's lowest member waits for that member: a stall.
+// those from there to 2^30), and another one for each set that a rank is ever in. Each rank makes
+// and removes its sets in an order that all ranks share, such as that of the numbers: else ranks
+// wait for each other in a circle. The set's collectives run as those of every set, on host memory.
+// remove_process_set() is a call of the members too: all of them make it, and it waits even
+// for a member that has left instead. A member that does not come is reported by its rank, as a
+// stall. If their lists of ranks differ, they throw Error(Mismatch) with both lists. But if the
+// lowest member of a rank's list does not list that rank, the rank waits for it: a stall.
 ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number);
 
 // This member has no more calls for such a set; returns at once, whatever the others do. What all

@@ -29,8 +29,9 @@ std::string call_text(const std::vector<int>& ranks) {
   return concat("add_process_set({", core::list_ranks(ranks), "})");
 }
 
-// Names for 1,024 sets of members, which then come again, as above. They are several, so that what
-// a rank has left behind in one set, whose making was interrupted, does not meet the next.
+// The messages by which members make a set have one of 1,024 names, used in turn: more would fill
+// the table of names, as above. They are several, so that messages which a rank has left behind
+// when the making of one set was interrupted do not meet those of the next set.
 MembersBootstrap talk_among(core::Runtime& runtime, uint32_t id, const std::vector<int>& ranks) {
   constexpr uint32_t names = 1024;
   const bool is_group = id >= kFirstNumberedSet + core::kFirstGroupNumber;

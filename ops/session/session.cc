@@ -115,7 +115,8 @@ std::vector<ProcessSet> process_sets() { return job().process_sets().all(); }
 void shutdown() {
   if (core::in_forked_child()) return;  // the child of a fork ends nothing
   Process& here = process();
-  // A start that fails may end MPI, which comes here while init_session() holds the mutex.
+  // Before the mutex is taken: when init() fails it may finalise MPI, which calls this function
+  // while init_session() holds the mutex.
   if (!here.runs.exchange(false)) return;
   ops::Job* ending = nullptr;
   {

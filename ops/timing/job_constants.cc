@@ -67,8 +67,8 @@ void measure_host(const core::Topology& topology, const MeasuredJob& job, Measur
   mine.constants.sum_bytes_per_us = times->sum_bytes_per_us;
 }
 
-// What goes wrong is in the log before the ranks tell each other of it: they do so by calls that
-// wait for a peer, however long it stands still.
+// An error is logged at once, before the ranks tell each other of it: they do so by calls that wait
+// for a peer without a limit.
 std::optional<WireTiming::Times> time_wire(Messages& messages, int peer, bool leads,
                                            const WireTiming::Limits& limits) {
   try {
@@ -153,7 +153,7 @@ JobConstants find_job_constants(const Bootstrap& bootstrap, const core::Config& 
                                     leads_its_host(topology) ? job.host_name : std::string()));
   const ConstantsFile file(config.measure_file.empty() ? default_constants_path(core::host_name())
                                                        : config.measure_file);
-  // Rank 0 has the word: the constants and the path, or nothing.
+  // Rank 0 decides: its text has the constants and the path of the file, or is empty.
   std::string kept;
   if (topology.rank == 0 && config.measure == "auto") {
     if (const auto found = file.load(words, days_since_1970())) {
@@ -173,7 +173,7 @@ JobConstants find_job_constants(const Bootstrap& bootstrap, const core::Config& 
       std::chrono::steady_clock::now() - begin);
   const MachineConstants constants = slowest_of(measured);
   std::string origin = concat("measured in ", took.count(), " ms");
-  // Defaults in the place of figures must not stand in the file as if they had been measured.
+  // Defaults that stand in for missing measurements must not be kept as if they were measured.
   const std::string missing = not_measured(measured);
   if (!missing.empty()) return {constants, concat(origin, ", but not ", missing, ": not kept")};
   const bool saved = topology.rank == 0 && file.save(words, days_since_1970(), constants);

@@ -70,7 +70,7 @@ Options with_fixed_name(const Options& options, std::string_view kind) {
   Options fixed = options;
   fixed.name = torch_detail::given_or_counted(options.name, kind, options.process_set.id());
   if constexpr (requires { options.output; }) {
-    // It would get this step's graph, and keep it when another call writes there.
+    // `output` would get this step's graph, and keep it when a later call writes there.
     if (options.output.defined()) {
       torch_detail::refuse_call(fixed.name, options.process_set,
                                 concat("tensor \"", fixed.name,

@@ -111,7 +111,8 @@ struct Shares {
   std::vector<double> sums;
 };
 
-// `step`: places sorted by cost, the dearest at its end. Rounds of one sample for each rank.
+// `step`: places sorted by cost, the most expensive one last. In each round every rank gets one
+// sample. `poorest`: the ranks, those with the smallest sums so far first.
 template <class Cost>
 Shares deal_in_rounds(const std::vector<size_t>& step, size_t ranks, const Cost& cost) {
   Shares shares(ranks);
@@ -127,8 +128,8 @@ Shares deal_in_rounds(const std::vector<size_t>& step, size_t ranks, const Cost&
   return shares;
 }
 
-// Each sample to the poorest rank that has not got its number of samples yet: a rank with one very
-// dear sample then gets the cheapest of all others.
+// Each sample, the most expensive first, goes to the rank with the smallest sum of those that have
+// room for one: so a rank with one very expensive sample gets the cheapest of the others.
 template <class Cost>
 Shares deal_to_poorest(const std::vector<size_t>& step, size_t ranks, const Cost& cost) {
   Shares shares(ranks);
@@ -177,8 +178,8 @@ Places BalancedDeal::deal(const std::vector<size_t>& order, size_t ranks) const 
           pool.begin() + static_cast<std::ptrdiff_t>(i),
           pool.begin() + static_cast<std::ptrdiff_t>(std::min(i + step, pool.size())));
     }
-    // From cheap to dear would be an order that the epoch's shuffling did not make: the step with
-    // the first sample of the pool comes first. An incomplete one is the last.
+    // Steps sorted by cost would undo the shuffling. So the step that holds the first sample of the
+    // pool comes first, and so on; an incomplete step stays the last.
     const size_t complete = pool.size() / step;
     std::sort(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(complete),
               [](const auto& a, const auto& b) {
@@ -204,8 +205,9 @@ std::vector<size_t> epoch_order(const EpochOptions& options) {
   std::vector<size_t> order =
       options.shuffle ? permutation(count, options.seed, options.epoch) : numbers(count);
   if (left_out == 0) return order;
-  // All samples stand in a fixed row, and each epoch leaves out the next ones of it, around and
-  // around. Without shuffling the row goes backwards: the first epoch leaves out the last samples.
+  // `turns` has all samples in an order that is the same in all epochs. Each epoch leaves out the
+  // next ones of it, and behind its end the first ones again. Without shuffling it is reversed, so
+  // that the first epoch leaves out the last samples.
   std::vector<size_t> turns = numbers(count);
   std::reverse(turns.begin(), turns.end());
   if (options.shuffle) turns = permutation(count, options.seed, kTurns);

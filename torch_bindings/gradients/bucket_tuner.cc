@@ -22,7 +22,8 @@ using Stage = core::Autotuner::Stage;
 constexpr double kOthersMin = 16, kOthersMax = 26;
 constexpr double kFirstMin = 14, kFirstMax = 24;
 constexpr double kStride = 0.5;
-// After it was not heard by all: ranks that have joined come back together, not soon.
+// How many steps a wish rests that not all ranks have heard: ranks that have joined come back all
+// together, and not soon.
 constexpr int64_t kQuietSteps = 16;
 
 std::atomic<const BucketTuner*> tuned_now{nullptr};

@@ -141,16 +141,17 @@ void OptimizerSteps::adopt(const Groups& groups) {
 }
 
 void OptimizerSteps::synchronize(const Groups& groups, GradientReducer::Passes passes) {
-  // New parameters have no part in the round that is missing: other ranks have run it in
-  // backward().
+  // First a round that is still missing, without the new parameters: other ranks have run it in
+  // backward(), before they had them.
   reducer_.impl_->synchronize(passes);
   adopt(groups);
   reducer_.impl_->synchronize(passes);
 }
 
 void OptimizerSteps::before_step(const Groups& groups) {
-  // From the reduction of a bucket in here to the step the program can't change its gradients. What
-  // backward() has reduced it can: also through data(), which no version counter shows.
+  // Gradients that backward() has reduced are measured in the step: until then the program may
+  // change them, also through data(), which no version counter shows. Those that are reduced in
+  // here it can't change before the step, so they are measured as their buckets arrive.
   scaling_->forget();
   const Measuring measuring(reducer_.impl_->on_settled, *scaling_);
   if (reducer_.impl_->changed_since_synchronize()) {

@@ -180,11 +180,11 @@ struct GradientStatistics {
 
 class GradientReducer {
  public:
-  // Parameters: leaves, dense, floating, in host memory; frozen ones may be unfrozen later. One
-  // that is listed twice (tied) counts once, by its first name. Of a module: its parameters, not
-  // its buffers. Local: no communication. Throws Error(NotInitialized); Error(InvalidArgument)
-  // naming a parameter, an option (of DistributedOptimizer alone, for one), or a name that stands
-  // for two parameters.
+  // Parameters: leaves, dense, floating, all on the CPU or all on the rank's GPU; frozen ones may
+  // be unfrozen later. One that is listed twice (tied) counts once, by its first name. Of a module:
+  // its parameters, not its buffers. Local: no communication. Throws Error(NotInitialized);
+  // Error(InvalidArgument) naming a parameter, an option (also one that is for DistributedOptimizer
+  // alone), or a name that stands for two parameters.
   explicit GradientReducer(const NamedTensors& parameters, GradientReducerOptions options = {});
   explicit GradientReducer(const torch::nn::Module& module, GradientReducerOptions options = {});
   // Removes the hooks. Waits for buckets in flight, at most HORON_SHUTDOWN_TIMEOUT_S, and not while

@@ -45,7 +45,7 @@ class LateParts {
 
   // The verdict on one slot, after agree() and wait().
   bool discarded(size_t slot) const;
-  // Some rank's program has dropped what another's still counts on: there is no right result.
+  // The program has dropped the gradient on some ranks and uses it on others: no result is right.
   bool disputed(size_t slot) const;
   // Undefined if no rank had a late part; sparse if all were.
   at::Tensor reduced(size_t slot) const;

@@ -150,8 +150,8 @@ void GradientReducer::Impl::rebuild_if_changed() {
   rebuild(std::move(layouts));
 }
 
-// Gradients that have been sparse on all ranks are expected to be so again: they need no bucket. A
-// rank that has joined hears nothing of it, and would go on with other buckets.
+// Gradients that have been sparse on all ranks are expected to be so again: they need no bucket.
+// Only while no rank has joined: it would not hear of this, and would go on with other buckets.
 void GradientReducer::Impl::learn_sparse() {
   if (settings_.sparse_as_dense) return;
   if (totals_.participants < static_cast<int>(settings_.ranks.size())) return;

@@ -217,8 +217,8 @@ void GradientReducer::Impl::submit_complete(GradientBucket& bucket) {
     ~Submitting() { countdown.submitted(); }
   };
   const Submitting submitting{bucket.countdown};
-  // The last bucket that this rank waits for goes at the end of backward(), which is near: it tells
-  // what has come up until then.
+  // The last bucket that this rank waits for is submitted at the end of backward() and not here, so
+  // that its flags tell all that has come up until then. That end is near.
   const bool is_last = --buckets_to_go_ == 0;
   if (!is_last || !settings_.has_round_flags()) submit(bucket, /*flags_count=*/false);
   ++submitted_in_backward_;
@@ -241,7 +241,7 @@ bool GradientReducer::Impl::awaits_task_of_this_thread() {
   });
 }
 
-// Of several threads in backward() the last one to end finds all gradients.
+// If several threads run backward(), the last one to end reduces: it finds all gradients.
 bool GradientReducer::Impl::backward_ending() {
   if (settings_.wait_in == WaitIn::Step) return false;
   {

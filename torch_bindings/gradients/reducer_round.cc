@@ -177,7 +177,8 @@ void GradientReducer::Impl::submit_rest(Failures& failures) {
     if (bucket.handle == nullptr) last = &bucket;
     some_have_gone = some_have_gone || bucket.handle != nullptr;
   }
-  // Buckets that have gone do not carry this flag, so a bucket that is reduced for certain must.
+  // Buckets that were submitted before this news do not carry its flag. So a bucket that is reduced
+  // for certain must: one with a gradient of this rank, else the last one.
   bool told = !some_have_gone || !round_->has_news;
   for (GradientBucket& bucket : buckets_) {
     if (bucket.handle != nullptr || bucket.refusal || bucket.is_sparse()) continue;

@@ -15,7 +15,8 @@ constexpr int kAnswers = 2 + kFingerprintBits;
 static_assert(kFirstAnswer + 2 * kAnswers == RoundFlags::kCount);
 constexpr uint64_t kAllNo = 0x5555'5555'5555'5555 & ((uint64_t{1} << 2 * kAnswers) - 1);
 
-// Survives the division by a million ranks in float16, and its sum may become infinite.
+// Does not become 0 in float16 where an average divides it by a million ranks. The sum of all ranks
+// may become infinite: it still counts as raised.
 constexpr float kRaised = 256;
 
 template <class T>

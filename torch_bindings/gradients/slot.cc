@@ -83,8 +83,9 @@ void GradientSlot::check_shape(const at::Tensor& gradient) const {
 }
 
 // .grad holds a value from an earlier step (no zero_grad(), or zero_grad(false)): the new gradients
-// are added to it, on all ranks. Every rank holds the same old value. Average, Min and Max let it
-// pass as it is, and a result that is divided needs more of it; for a Sum it is kept aside.
+// are added to it, on all ranks. Every rank holds the same old value. Average, Min and Max of equal
+// values are that value; where the result is divided as well, the value is multiplied first. A Sum
+// would count it once for each rank, so there it is kept aside and added to the result.
 void GradientSlot::use_older_value() {
   if (std::exchange(extras().has_older, true)) return;
   const PlainMode plain;
@@ -113,7 +114,8 @@ void GradientSlot::drop() {
   if (extras_) extras_->late.reset();
 }
 
-// An exception came between the hooks, or nothing came; what the program has set since stays.
+// After an exception between the hooks, or if no gradient came: the view goes back into .grad,
+// unless the program has set another tensor since.
 void GradientSlot::put_back_aside() {
   if (!aside_.defined()) return;
   at::Tensor aside = std::move(aside_);

@@ -40,7 +40,7 @@ std::string milliseconds(double seconds) {
   return text.data();
 }
 
-// The lower one of the two in the middle: of two ranks the faster is the measure.
+// Of two values in the middle the lower one: of two ranks the slower is compared with the faster.
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());

@@ -154,7 +154,8 @@ void PrometheusSink::write(const LogRecord& record) {
                                     [&](const auto& entry) { return entry.first == name; });
     known == latest_.end() ? void(latest_.emplace_back(name, value)) : void(known->second = value);
   }
-  // The series of one metric must stand together; other names may become the same.
+  // All series of one metric must stand together, and several logged names may become the same name
+  // of a metric.
   std::map<std::string, std::string> series;
   for (const auto& [name, value] : latest_) {
     const std::string metric = prometheus_name(name);

@@ -116,7 +116,8 @@ AdaScale::Sums AdaScale::own_sums() {
   }
   const double local = take_sum(of_buckets_);
   const double reduced = take_sum(of_reduced_);
-  // Both as means over a rank's batches, and not multiplied by the loss scale. Buckets hold sums.
+  // Buckets hold sums over a rank's batches, times the loss scale. Both numbers become those of the
+  // means, without the loss scale.
   const DistributedOptimizerOptions& gradients = options_.gradients;
   const double grown = parts_.scaling->grad_scale() * batches();
   const double divided =
@@ -157,7 +158,7 @@ void AdaScale::learn(const Sums& sums) {
     state_.variance += share * (of_rank * batches() - state_.variance);
     state_.squared_mean += share * (mean - of_rank / ranks - state_.squared_mean);
   }
-  // Each is known with an error, which may be below 0.
+  // Both are estimates, which may come out below 0.
   const double noise = std::max(0.0, state_.variance);
   const double signal = std::max(0.0, state_.squared_mean);
   const double all = noise / (ranks * batches()) + signal;

@@ -117,8 +117,9 @@ struct Autocast {
   }
 };
 
-// These settings without the cache: what was rounded without being recorded (in the first run)
-// must not be found by the second, or by the rest of the model; no gradient would come through it.
+// These settings without the cache. The first run rounds weights without recording it. If the
+// second run, or the rest of the model, found such a copy in the cache, no gradient would come
+// through it.
 class AutocastScope {
  public:
   explicit AutocastScope(Autocast settings) : before_(Autocast::now()) {

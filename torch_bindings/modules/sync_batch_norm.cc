@@ -141,7 +141,7 @@ at::Tensor SyncBatchNormImpl::normalize_alone(const at::Tensor& input) {
 at::Tensor SyncBatchNormImpl::normalize_with_others(const at::Tensor& input) {
   const torch_detail::BatchStatistics statistics =
       torch_detail::gather_statistics(input, collective_name, process_set);
-  if (statistics.small_count == 1) {  // then each rank knows
+  if (statistics.small_count == 1) {  // then all ranks know it, and all throw
     throw Error(ErrorCode::InvalidArgument,
                 concat("SyncBatchNorm \"", collective_name, "\": there is a single value for each ",
                        "channel on all ranks together, which has no variance; this rank's input ",

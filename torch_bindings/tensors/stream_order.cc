@@ -15,9 +15,10 @@ const c10::impl::DeviceGuardImplInterface& guard_of(c10::Device device) {
   return *c10::impl::getDeviceGuardImpl(device.type());
 }
 
-// An event of LibTorch's, which is one of CUDA. LibTorch switches to the device of the event and
-// then back to the one that was current. On a thread that has never chosen one that is GPU 0, where
-// switching back would make a context for nothing. So the event's device is the current one before.
+// An event of LibTorch's, which is a CUDA event. LibTorch's calls switch to the device of the event
+// and then back to the current one. On a thread that has never chosen a device that is GPU 0, where
+// switching back would make a context for nothing. So the event is made and destroyed while its own
+// device is the current one.
 class StreamEvent final : public ops::NativeCudaEvent {
  public:
   explicit StreamEvent(const c10::Stream& stream)

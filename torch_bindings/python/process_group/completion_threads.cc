@@ -72,7 +72,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
     CompletionQueue::push(std::move(earlier));
   }
 
-  // Under the mutex. No item is left to another thread while this one waits.
+  // Under the mutex. Takes the item out: no other thread finds it while this one waits.
   Item take(Items::iterator item) { return std::move(items_.extract(item).mapped()); }
 
   static bool is_late_before(const Items::value_type& one, const Items::value_type& other) {
@@ -105,7 +105,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
     leader_comes_ = true;
   }
 
-  // Where no thread can be made, this one comes back when it has completed its future.
+  // If no thread can be made, this one leads again when it has completed its future.
   void call_leader_if_possible() {
     try {
       call_leader();
@@ -157,7 +157,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
   Items items_;
   uint64_t next_number_ = 0;
   bool led_ = false;             // a thread waits for an operation
-  bool leader_comes_ = false;    // one has been called, and will find that or lead
+  bool leader_comes_ = false;    // a thread was called to lead, and has not begun
   Clock::time_point led_until_;  // Ends::InAnyOrder: when it looks for late ones
   bool closed_ = false;
   int idle_threads_ = 0;
