@@ -135,11 +135,13 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
 
 Job::~Job() { stop(); }
 
-// One host without shared memory costs all ranks theirs, and only its own ranks know why.
+// One host without shared memory costs all ranks theirs, and only its own ranks know why. Where no
+// host has two ranks, collectives go between hosts anyway.
 void Job::warn_of_missing_memory() const {
   const core::Topology& topology = bootstrap_->topology();
   // Alike on all ranks.
-  if (!config_.shared_memory || topology.size == 1 || world_->all_share_memory()) return;
+  if (!config_.shared_memory || topology.host_count() == topology.size) return;
+  if (world_->all_share_memory()) return;
   const core::LocalGroup& group = world_->local_group();
   std::string mine;
   if (topology.local_rank == 0 && !group.available()) {

@@ -48,24 +48,28 @@ std::optional<std::jthread> agree_on_a_thread(BackwardListener* listener) {
 // What several listeners must agree on. Other ranks may end them in other backward passes, one
 // after the other and in any order, so no listener waits behind the collectives of another: each
 // that must agree does so on a thread of its own. The result: the thread of each, if it has one.
-// Without one it agrees in backward_ended(), which is right where all ranks end them in one order.
+// Once the system refuses one, the rest agree in backward_ended() instead: that is right where all
+// ranks end them in one order, also if others do so in several backward passes.
 std::vector<std::optional<std::jthread>> agree_side_by_side(const std::vector<Ending>& list) {
   constexpr std::chrono::milliseconds turn{1};
   std::vector<std::optional<std::jthread>> agreeing(list.size());
   std::vector<size_t> asked(list.size());
   std::iota(asked.begin(), asked.end(), size_t{0});
-  int agreeing_count = 0;
-  while (!asked.empty()) {
+  bool any_agrees = false;
+  bool has_threads = true;
+  while (!asked.empty() && has_threads) {
     // With one listener left and no other that agrees, nothing waits behind it: it may block in
     // backward_ended().
-    if (asked.size() == 1 && agreeing_count == 0) break;
+    if (asked.size() == 1 && !any_agrees) break;
     std::erase_if(asked, [&](size_t index) {
       BackwardListener* const listener = list[index].link->listener;
       if (listener == nullptr) return true;
+      if (!has_threads) return false;
       const std::optional<bool> must_agree = listener->must_agree(turn);
       if (must_agree == true) {
         agreeing[index] = agree_on_a_thread(listener);
-        ++agreeing_count;
+        any_agrees = true;
+        has_threads = agreeing[index].has_value();
       }
       return must_agree.has_value();
     });

@@ -32,5 +32,42 @@ TEST(RefusedThreads, ReducersAgreeOneAfterTheOther) {
   EXPECT_GT(first.statistics().late_parts + second.statistics().late_parts, 0);
 }
 
+// The first rank ends both in one backward(), the others one after the other, and the last rank has
+// late parts.
+TEST(RefusedThreads, OthersEndOneReducerBeforeTheNext) {
+  const at::Tensor a = leaf({2}, at::kDouble), b = leaf({2}, at::kDouble);
+  const at::Tensor c = leaf({2}, at::kDouble), d = leaf({2}, at::kDouble);  // come last
+  GradientReducerOptions options = alone();
+  options.name = "refused.1";
+  GradientReducer first({{"c", c}, {"a", a}}, options);
+  options.name = "refused.2";
+  GradientReducer second({{"d", d}, {"b", b}}, options);
+  int refused = 0;
+  for (int step = 1; step <= 8; ++step) {
+    for (const at::Tensor& w : {a, b, c, d}) w.mutable_grad().reset();
+    const bool is_plain = step % 4 == 1;
+    const auto loss = [&](const at::Tensor& w, const at::Tensor& last) {
+      const at::Tensor x = at::full({2}, rank() + 1.0, at::kDouble) * last;
+      if (is_plain || rank() < size() - 1) return (x * w).sum();
+      return (segment(x, w, false) * w).sum();
+    };
+    if (rank() == 0) {
+      const ThreadRefusal refusal;
+      (loss(a, c) + loss(b, d)).backward();
+      refused += refusal.count();
+    } else {
+      loss(a, c).backward();
+      loss(b, d).backward();
+    }
+    for (const at::Tensor& w : {a, b}) expect_gradient(w, mean_of_ranks() + (is_plain ? 0 : 1));
+    for (const at::Tensor& w : {c, d}) expect_gradient(w, mean_of_ranks());
+    first.synchronize();
+    second.synchronize();
+  }
+  if (rank() == 0) {
+    EXPECT_GT(refused, 0);
+  }
+}
+
 }  // namespace
 }  // namespace horon::refused_threads_test

@@ -128,3 +128,28 @@ def test_a_collective_that_can_not_begin_in_time(rank, size):
     dist.all_reduce(x, group=group)
     assert x[0] == size and all(tensor[0] == size for tensor in tensors)
     dist.destroy_process_group(group)
+
+
+def test_a_call_of_several_dtypes_that_can_not_begin_in_time(rank, size):
+    """One collective of it could begin, the other not: neither does."""
+    group = dist.new_group()
+    tensors = [torch.ones(1) for _ in range(COLLECTIVES - 1)]
+    if rank == 0:
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+        options = dist.distributed_c10d.AllreduceCoalescedOptions()
+        options.timeout = datetime.timedelta(milliseconds=50)
+        with pytest.raises(RuntimeError, match="has not come within 0.* has not begun"):
+            group.allreduce_coalesced([torch.ones(1), torch.ones(1, dtype=torch.int64)], options)
+    hvd.barrier()
+    if rank == 0:
+        for work in works:
+            work.wait()
+    else:
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=group)
+    for dtype in (torch.float64, torch.int64):
+        x = torch.ones(2, dtype=dtype)
+        dist.all_reduce(x, group=group)
+        assert x[0] == size
+    assert all(tensor[0] == size for tensor in tensors)
+    dist.destroy_process_group(group)

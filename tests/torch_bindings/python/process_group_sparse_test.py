@@ -42,6 +42,20 @@ def test_ranks_without_entries(rank, size):
     assert x.to_dense()[1, 2] == 4 and x.to_dense().sum() == 4
 
 
+def test_rows_of_one_element_and_of_none(rank, size):
+    # The gradient of one row of an embedding of one column: its values have strides of 0.
+    embedding = torch.nn.Embedding(4, 1, sparse=True)
+    embedding(torch.tensor([rank])).sum().backward()
+    dist.all_reduce(embedding.weight.grad)
+    expected = torch.zeros(4, 1)
+    expected[:size] = 1
+    assert torch.equal(embedding.weight.grad.to_dense(), expected)
+
+    empty = torch.sparse_coo_tensor([[rank]], torch.empty(1, 0), (4, 0))
+    dist.all_reduce(empty)
+    assert empty.to_dense().shape == (4, 0)
+
+
 def test_what_is_refused(rank, size):
     x = torch.eye(3).to_sparse()
     for op in (dist.ReduceOp.MAX, dist._make_nccl_premul_sum(0.5)):  # would drop the factor

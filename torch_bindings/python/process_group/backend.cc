@@ -103,22 +103,13 @@ void HoronBackend::start_runs(Operation& operation, const CallOrder::Start& what
                               const Tensors& tensors,
                               const std::function<void(PendingCollective&)>& prepare,
                               const std::function<void(PendingCollective&, size_t)>& add) {
-  std::exception_ptr fault;
-  size_t begin = 0;
-  for (const size_t end : runs_of_dtype(tensors)) {
-    try {
-      order_.start(operation, what, [&](PendingCollective& pending) {
-        prepare(pending);
-        pending.reserve(end - begin);
-        for (size_t i = begin; i < end; ++i) add(pending, i);
-      });
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::Timeout) throw;  // it was no call, nor are those behind it
-      if (fault == nullptr) fault = std::current_exception();
-    }
-    begin = end;
-  }
-  if (fault != nullptr) std::rethrow_exception(fault);
+  const std::vector<size_t> ends = runs_of_dtype(tensors);
+  order_.start_all(operation, what, ends.size(), [&](PendingCollective& pending, size_t run) {
+    const size_t begin = run > 0 ? ends[run - 1] : 0;
+    prepare(pending);
+    pending.reserve(ends[run] - begin);
+    for (size_t i = begin; i < ends[run]; ++i) add(pending, i);
+  });
 }
 
 WorkPtr HoronBackend::allreduce_coalesced(Tensors& tensors,

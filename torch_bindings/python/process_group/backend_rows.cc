@@ -163,6 +163,7 @@ WorkPtr HoronBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
     set_reduction(pending, options.reduceOp);
     require_outputs(pending, list.size(), members());
     require_dtype_of(pending, output, list);
+    require_own_part(pending, list[static_cast<size_t>(getRank())], output);
     pending.spec.splits = element_counts(list);
     pending.add_rows(flat(list));
   });

@@ -33,6 +33,12 @@ class CallOrder {
   // Error(Timeout), and this is no call.
   void start(Operation& operation, const Start& what,
              const std::function<void(torch_detail::PendingCollective&)>& fill);
+  // The same for an operation of several collectives, with one name each. It waits for all names
+  // (of more than kNames: for these) before the first collective, so that all begin or none: a rank
+  // that began some of them would stay out of step. If one is refused, the others begin all the
+  // same, and then the first error is thrown.
+  void start_all(Operation& operation, const Start& what, size_t collectives,
+                 const std::function<void(torch_detail::PendingCollective&, size_t)>& fill);
   // How many calls there have been. Waits for nobody: a message, which asks this too, may be what
   // ends another thread's wait in start().
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
@@ -40,6 +46,10 @@ class CallOrder {
  private:
   // More would be on their way at the same time, but each must be negotiated before it is known.
   static constexpr size_t kNames = 32;
+
+  void wait_for_name(const Operation& operation, size_t number) const;
+  void start_next(Operation& operation, const Start& what,
+                  const std::function<void(torch_detail::PendingCollective&)>& fill);
 
   const ProcessSet set_;
   std::array<std::string, kNames> names_;

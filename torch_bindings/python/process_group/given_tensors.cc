@@ -45,6 +45,12 @@ void require_dtype_of(const PendingCollective& pending, const at::Tensor& like,
   }
 }
 
+void require_own_part(const PendingCollective& pending, const at::Tensor& part,
+                      const at::Tensor& output) {
+  if (part.numel() == output.numel()) return;
+  refuse(pending, "an output of ", output.numel(), " elements, for a part of ", part.numel());
+}
+
 void require_equal_parts(const PendingCollective& pending, const at::Tensor& whole,
                          const at::Tensor& part, size_t members) {
   if (whole.numel() == part.numel() * static_cast<int64_t>(members)) return;

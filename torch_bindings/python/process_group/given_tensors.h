@@ -32,6 +32,9 @@ void require_results(const torch_detail::PendingCollective& pending, size_t outp
 // Nothing is converted on its way, neither when tensors are joined nor when a result is written.
 void require_dtype_of(const torch_detail::PendingCollective& pending, const at::Tensor& like,
                       const Tensors& tensors);
+// The part of this rank is as large as its result.
+void require_own_part(const torch_detail::PendingCollective& pending, const at::Tensor& part,
+                      const at::Tensor& output);
 // One tensor that stands for those of all ranks has an equal part for each.
 void require_equal_parts(const torch_detail::PendingCollective& pending, const at::Tensor& whole,
                          const at::Tensor& part, size_t members);

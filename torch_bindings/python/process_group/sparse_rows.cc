@@ -13,14 +13,21 @@ namespace {
 using core::concat;
 using torch_detail::PendingCollective;
 
-// One row of bytes for each row.
+// One row of bytes for each row. A copy, since contiguous() leaves dimensions of one element the
+// strides that they have, and view() takes no other than 1 for the last.
 at::Tensor as_bytes(const at::Tensor& rows) {
   const int64_t row = c10::multiply_integers(rows.sizes().slice(1));
   return rows.resolve_conj()
       .resolve_neg()
       .reshape({rows.size(0), row})
-      .contiguous()
+      .clone(at::MemoryFormat::Contiguous)
       .view(at::kByte);
+}
+
+// Back again. Rows without bytes have none of any type, which view() refuses.
+at::Tensor of_bytes(const at::Tensor& bytes, at::ScalarType dtype) {
+  if (bytes.size(1) == 0) return bytes.to(dtype);
+  return bytes.view(dtype);
 }
 
 ReduceOp checked_op(const PendingCollective& pending, const at::Tensor& tensor,
@@ -58,9 +65,9 @@ at::Tensor sparse_sum(PendingCollective& pending, const at::Tensor& like,
   std::vector<int64_t> shape{values.size(0)};
   const at::IntArrayRef of_row = like.sizes().slice(static_cast<size_t>(like.sparse_dim()));
   shape.insert(shape.end(), of_row.begin(), of_row.end());
-  return torch_detail::sum_of_rows(rows.at(0).view(at::kLong), pending.received_rows().at(0),
-                                   values.view(like.scalar_type()).reshape(shape), like.sizes(),
-                                   reduce_op_of(op));
+  return torch_detail::sum_of_rows(of_bytes(rows.at(0), at::kLong), pending.received_rows().at(0),
+                                   of_bytes(values, like.scalar_type()).reshape(shape),
+                                   like.sizes(), reduce_op_of(op));
 }
 
 }  // namespace horon::python::process_group

@@ -10,6 +10,8 @@ from horon.torch import process_sets as _process_sets
 # Where launchers say how many processes they have started.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
+_own_communicator = False  # of the program: it may have one rank on purpose
+
 
 def init(comm=None, process_sets=None):
     """Starts the session; collective over all ranks. A second call, or one after
@@ -21,6 +23,7 @@ def init(comm=None, process_sets=None):
     if native.is_initialized():
         _process_sets.add_missing(process_sets)
         return
+    global _own_communicator
     given = _process_sets.of_init(process_sets)
     address, own = _communicator(comm)
     atexit.unregister(shutdown)  # last in, first out: before torch ends what this uses
@@ -28,14 +31,15 @@ def init(comm=None, process_sets=None):
     native.init(knobs={}, process_sets=[each.ranks for each in given], mpi_comm=address)
     del own  # duplicated by now
     _process_sets.started(given)
-    if comm is None and (text := alone_by_mistake()) is not None:
+    _own_communicator = comm is not None
+    if (text := alone_by_mistake()) is not None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def alone_by_mistake():
     """What is wrong if MPI knows of this process alone and its launcher has started several: an
     srun, say, that has no PMI for this MPI. None: nothing."""
-    if native.size() > 1:
+    if native.size() > 1 or _own_communicator:
         return None
     counts = {name: os.environ.get(name, "") for name in _COUNTS}
     name = next((name for name, count in counts.items() if count), None)

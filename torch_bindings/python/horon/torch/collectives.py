@@ -19,6 +19,7 @@ Product = 5
 _Kind = native.Kind
 _NATIVE_OPS = {Sum: native.ReduceOp.Sum, Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
                Product: native.ReduceOp.Product}
+_NARROW = {torch.uint8, torch.int8, torch.int16, torch.int32}
 
 
 class Handle:
@@ -113,7 +114,8 @@ class _Scaling:
         if not self.integer:
             self.postscale = postscale / self.divisor
             self.divisor = 1
-        elif op == Average and {each.dtype for each in tensors} == {tensors[0].dtype}:
+        elif op == Average and tensors[0].dtype in _NARROW and all(
+                each.dtype == tensors[0].dtype for each in tensors):
             self.narrow = tensors[0].dtype
 
     def factors(self):
