@@ -27,8 +27,10 @@ using namespace test_world;
 // destroyed.
 struct Job {
   World world = World(1, {}, no_limits());
+  // On a device a handle is finished before its collective is, which uses these until then.
   Tensor rows = tensor({1}, CollectiveKind::Allgather);
   float gathered = 0;
+  Tensor in_line = tensor({1});
   std::atomic<bool> in_turn{false};
   std::atomic<bool> turn_may_end{false};
   std::atomic<Runtime*> runtime{nullptr};
@@ -88,8 +90,7 @@ TEST(ExitInLine, DoesNotWaitForItsOwnThread) {
     const auto in_background = begin_long_turn(runtime);
     std::atomic<pid_t> in_line{0};
     std::thread waiting([&] {
-      Tensor mine = tensor({1});
-      const auto handle = runtime.submit(submission("x", mine));
+      const auto handle = runtime.submit(submission("x", job().in_line));
       in_line = gettid();
       EXPECT_TRUE(handle->wait(60s));
     });

@@ -12,7 +12,12 @@ function(horon_fault_test test link program)
   set_tests_properties(${test} PROPERTIES PROCESSORS 2 LABELS mpirun)
   horon_limit_test(${test} 480)
 endfunction()
-foreach(link shm mpi hosts)
+# Two hosts have both, shared memory and MPI: enough for a sanitizer.
+set(fault_links shm mpi hosts)
+if(HORON_SANITIZE)
+  set(fault_links hosts)
+endif()
+foreach(link ${fault_links})
   horon_fault_test(faults.${link} ${link} fault_program)
 endforeach()
 
