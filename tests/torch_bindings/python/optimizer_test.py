@@ -358,6 +358,18 @@ def test_optimizer_state_of_the_root(make, rank, size):
     assert_alike(model, model)
 
 
+def test_parameters_with_names_and_without(rank, size):
+    for given in (lambda model: model.parameters(), lambda model: list(model.parameters()),
+                  lambda model: model.named_parameters(),
+                  lambda model: list(model.state_dict().items())):
+        model = torch.nn.Linear(3, 2)  # a list of tensors of two rows is none of pairs
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(rank + 1)
+        hvd.broadcast_parameters(given(model), size - 1)
+        assert all((parameter == size).all() for parameter in model.parameters())
+
+
 def test_objects(rank, size):
     assert hvd.broadcast_object({"from": rank}, root_rank=size - 1, name="o") == {"from": size - 1}
     assert hvd.allgather_object([rank] * rank) == [[each] * each for each in range(size)]

@@ -162,10 +162,10 @@ def test_a_host_whose_name_leads_nowhere(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", nowhere)
     monkeypatch.setattr(socket.socket, "connect", lambda *_: None)
     monkeypatch.setattr(socket.socket, "getsockname", lambda _: ("10.1.2.3", 0))
-    assert process_group._address_of_this_host() == "10.1.2.3"
+    assert process_group.address_of_this_host() == "10.1.2.3"
     monkeypatch.setattr(socket.socket, "connect", nowhere)
     with pytest.raises(RuntimeError, match=f'"{socket.gethostname()}", leads to no address'):
-        process_group._address_of_this_host()
+        process_group.address_of_this_host()
 
 
 def test_a_member_is_interrupted_when_the_others_begin_to_make_the_group(rank, size, monkeypatch):

@@ -64,10 +64,12 @@ class Programs(unittest.TestCase):
 
     @unittest.skipUnless(importlib.util.find_spec("lightning"), "Lightning is not installed")
     def test_lightning_on_hosts_with_unlike_numbers_of_ranks(self):
-        code, output = run(HERE / "lightning_on_hosts.py", ranks=3)
-        self.assertEqual(code, 0, output)
-        for rank in range(3):
-            self.assertIn(f"[{rank}] each sample is seen once", output)
+        for arguments in [], ["slurm"]:
+            with self.subTest(arguments):
+                code, output = run(HERE / "lightning_on_hosts.py", *arguments, ranks=3)
+                self.assertEqual(code, 0, output)
+                for rank in range(3):
+                    self.assertIn(f"[{rank}] each sample is seen once", output)
 
 
 if __name__ == "__main__":

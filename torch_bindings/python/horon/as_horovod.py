@@ -31,6 +31,8 @@ def install():
         "horovod.torch": horon.torch,
         "horovod.torch.compression": compression,
         "horovod.torch.elastic": elastic,
+        "horovod.torch.elastic.sampler": elastic,
+        "horovod.torch.elastic.state": elastic,
         "horovod.torch.functions": state,
         "horovod.torch.mpi_ops": calls,
         "horovod.torch.optimizer": optimizer,

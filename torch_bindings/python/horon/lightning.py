@@ -3,7 +3,8 @@
     import horon.lightning
     trainer = lightning.Trainer(accelerator="cpu", strategy="horon")
 
-or, for what DDPStrategy takes beside:
+or, for what DDPStrategy takes beside, and in jobs of Slurm (for a name Lightning makes its own
+environment of Slurm first, which wants --ntasks-per-node):
 
     strategy = horon.lightning.HoronStrategy(find_unused_parameters=True)
 
@@ -23,7 +24,7 @@ except ModuleNotFoundError as missing:
     from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
 from horon import native
-from horon.process_group import started_by_mpi
+from horon.process_group import address_of_this_host, started_by_mpi
 from horon.torch import basics, state
 
 
@@ -95,7 +96,8 @@ class _EnvironmentOfStrategy(HoronEnvironment):
 
 
 def _free_address():
-    host = "127.0.0.1" if native.local_size() == native.size() else socket.gethostname()
+    one_host = native.local_size() == native.size()
+    host = "127.0.0.1" if one_host else address_of_this_host()
     with socket.socket() as probe:
         probe.bind(("", 0))
         return host, probe.getsockname()[1]

@@ -96,7 +96,7 @@ def _meet(url, timeout=None, **_):
     raise RuntimeError("the ranks of an MPI job meet once")
 
 
-def _address_of_this_host():
+def address_of_this_host():
     """For the ranks of other hosts: its name, or its address if that name leads nowhere."""
     import socket
     name = socket.gethostname()
@@ -128,7 +128,7 @@ def _store(timeout):
             raise RuntimeError(f"rank 0: {error}")
         return TCPStore(host, port, size, is_master=False, **limit)
     try:
-        host = "127.0.0.1" if native.local_size() == size else _address_of_this_host()
+        host = "127.0.0.1" if native.local_size() == size else address_of_this_host()
         store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, **limit)
     except Exception as error:  # the other ranks wait for an answer
         state.broadcast_object((None, None, str(error)), root_rank=0, name="horon.rendezvous")

@@ -1,8 +1,13 @@
 """Three ranks, of which the last two stand for those of another host: which samples Lightning gives
-to each."""
+to each. With "slurm" as if in a job of Slurm by --ntasks alone."""
 
 import os
+import sys
 
+in_slurm = sys.argv[1:] == ["slurm"]
+if in_slurm:
+    os.environ["SLURM_NTASKS"] = "3"
+    os.environ["SLURM_JOB_NAME"] = "train"
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 os.environ["HORON_HOST_ID"] = f"host{(rank + 1) // 2}"
 
@@ -34,7 +39,8 @@ class Model(lightning.LightningModule):
 
 
 samples = DataLoader(TensorDataset(torch.arange(12.0)[:, None]), batch_size=2)
-trainer = lightning.Trainer(accelerator="cpu", strategy="horon", max_epochs=1, logger=False,
+strategy = horon.lightning.HoronStrategy() if in_slurm else "horon"
+trainer = lightning.Trainer(accelerator="cpu", strategy=strategy, max_epochs=1, logger=False,
                             enable_checkpointing=False, enable_progress_bar=False)
 trainer.fit(Model(), samples)
 every = hvd.allgather_object(seen)

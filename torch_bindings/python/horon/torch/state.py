@@ -16,7 +16,8 @@ except ImportError:
 
 
 def broadcast_parameters(params, root_rank):
-    """Gives all ranks the root's values, in place. params: a state_dict, or named_parameters().
+    """Gives all ranks the root's values, in place. params: a state_dict, named_parameters() or
+    parameters().
 
     Names, dtypes and shapes are compared first; where they differ all ranks raise
     HorovodInternalError that names the first one, and nothing is written.
@@ -24,12 +25,21 @@ def broadcast_parameters(params, root_rank):
     if isinstance(params, dict):
         params = params.items()
     try:
-        named = [(name, tensor) for name, tensor in params]
+        named = [_named(each, i) for i, each in enumerate(params)]
     except (TypeError, ValueError):
-        raise ValueError("broadcast_parameters: give a state_dict or named_parameters()") from None
+        raise ValueError("broadcast_parameters: give a state_dict, named_parameters() or "
+                         "parameters()") from None
     native.broadcast_tensors([(name, tensor) for name, tensor in named
                               if isinstance(tensor, torch.Tensor)],
                              root_rank, global_process_set.of_call())
+
+
+def _named(parameter, i):
+    """(name, tensor) of a pair, or of a tensor that has no name."""
+    if isinstance(parameter, torch.Tensor):
+        return f"parameter {i}", parameter
+    name, tensor = parameter
+    return name, tensor
 
 
 class _TensorOf:
