@@ -95,6 +95,9 @@ foreach(layout ${several_hosts})
   horon_mpirun_test(hierarchical_ops_test.hosts_${hosts} hierarchical_ops_test ${layout}
                     LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
 endforeach()
+if(HORON_SANITIZE STREQUAL "thread")  # the longest by far: all others run beside them
+  set_tests_properties(hierarchical_threads_test shared_memory_threads_test PROPERTIES COST 1000)
+endif()
 include(ops/faults/faults.cmake)
 horon_test(builtin_test FILES ops/builtin_test.cc LIBS horon_op_contract RANKS 2 3)
 horon_test(session_test FILES ops/session/session_test.cc ops/session/barrier_test.cc RANKS 1 3)
