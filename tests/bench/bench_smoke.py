@@ -135,6 +135,7 @@ def check_refused(command, ranks):
     # A few of those that the test of the options has, and all that only a job can find.
     wrong = on_one_rank if ranks == 1 else {
         "--no-such-option": "no-such-option",
+        "-d float31": "float31",
         "-d bool -o avg": "average",
         "--set 0,7": "rank 7",
         "--collective broadcast -r 1 --set 0": "rank 1",

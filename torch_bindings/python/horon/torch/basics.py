@@ -31,7 +31,7 @@ def init(comm=None, process_sets=None):
     native.init(knobs={}, process_sets=[each.ranks for each in given], mpi_comm=address)
     del own  # duplicated by now
     _process_sets.started(given)
-    _own_communicator = comm is not None
+    _own_communicator = address != 0  # a list of all ranks is the world too
     if (text := alone_by_mistake()) is not None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
