@@ -107,6 +107,16 @@ def test_messages_of_another_thread_end_the_wait_to_begin(rank, size):
     dist.destroy_process_group(group)
 
 
+def wait_for_all(works):
+    for work in works:
+        work.wait()
+
+
+def reduce_each(tensors, group):
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+
+
 def test_a_collective_that_can_not_begin_in_time(rank, size):
     """Was never called, for the other ranks."""
     group = dist.new_group()
@@ -119,11 +129,9 @@ def test_a_collective_that_can_not_begin_in_time(rank, size):
             group.allreduce([torch.ones(1)], options)
     hvd.barrier()
     if rank == 0:
-        for work in works:
-            work.wait()
+        wait_for_all(works)
     else:
-        for tensor in tensors:
-            dist.all_reduce(tensor, group=group)
+        reduce_each(tensors, group)
     x = torch.ones(2)
     dist.all_reduce(x, group=group)
     assert x[0] == size and all(tensor[0] == size for tensor in tensors)
@@ -142,11 +150,9 @@ def test_a_call_of_several_dtypes_that_can_not_begin_in_time(rank, size):
             group.allreduce_coalesced([torch.ones(1), torch.ones(1, dtype=torch.int64)], options)
     hvd.barrier()
     if rank == 0:
-        for work in works:
-            work.wait()
+        wait_for_all(works)
     else:
-        for tensor in tensors:
-            dist.all_reduce(tensor, group=group)
+        reduce_each(tensors, group)
     for dtype in (torch.float64, torch.int64):
         x = torch.ones(2, dtype=dtype)
         dist.all_reduce(x, group=group)
