@@ -137,6 +137,8 @@ horon_test(controller_test FILES core/negotiation/controller_test.cc)
 horon_test(entry_ids_test FILES core/negotiation/entry_ids_test.cc)
 horon_test(liveness_test FILES core/negotiation/liveness_test.cc)
 
+horon_optimize_tests(simulation_checks_test exploration_test)
+
 # A sanitizer's heap takes the place of glibc's; what the checks of the simulation and the
 # exploration run, simulation_test runs too.
 set(not_sanitized kept_heap_test simulation_checks_test exploration_test)

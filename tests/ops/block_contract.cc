@@ -22,12 +22,7 @@ int64_t block_length(uint64_t sequence, int from, int to, int64_t longest) {
 }
 
 std::vector<std::byte> bytes_between(uint64_t sequence, int from, int to, int64_t bytes) {
-  std::vector<std::byte> block(static_cast<size_t>(bytes));
-  for (size_t i = 0; i < block.size(); ++i) {
-    block[i] = static_cast<std::byte>(
-        mix(sequence, static_cast<uint64_t>(from * 64 + to), static_cast<uint64_t>(i)));
-  }
-  return block;
+  return random_bytes(sequence, static_cast<uint64_t>(from * 64 + to), bytes);
 }
 
 struct ExchangeRun {

@@ -1,5 +1,7 @@
 #include "horon/tests/ops/contract_case.h"
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -150,6 +152,15 @@ bool ContractBuffer::holds(const std::vector<std::byte>& content) const {
 }
 
 uint64_t AllreduceRun::output_hash() const { return hash_of(output_, bytes()); }
+
+std::vector<std::byte> random_bytes(uint64_t first, uint64_t second, int64_t bytes) {
+  std::vector<std::byte> random(static_cast<size_t>(bytes));
+  for (size_t begin = 0; begin < random.size(); begin += sizeof(uint64_t)) {
+    const uint64_t bits = mix(first, second, begin);
+    std::memcpy(random.data() + begin, &bits, std::min(sizeof(bits), random.size() - begin));
+  }
+  return random;
+}
 
 uint64_t hash_of(const std::byte* data, size_t bytes) {
   uint64_t hash = 0xcbf29ce484222325u;

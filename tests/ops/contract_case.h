@@ -71,6 +71,9 @@ class ContractBuffer {
 // in the kernels alone, and host_kernels_test tries these with all types.
 std::vector<DataType> contract_types();
 
+// The same bytes for the same two numbers.
+std::vector<std::byte> random_bytes(uint64_t first, uint64_t second, int64_t bytes);
+
 // Of any memory.
 uint64_t hash_of(const std::byte* data, size_t bytes);
 

@@ -10,17 +10,8 @@
 namespace horon::ops {
 namespace {
 
-std::byte pattern(uint64_t sequence, int rank, int64_t index) {
-  return static_cast<std::byte>(
-      mix(sequence, static_cast<uint64_t>(rank), static_cast<uint64_t>(index)));
-}
-
 std::vector<std::byte> block_of(uint64_t sequence, int rank, int64_t bytes) {
-  std::vector<std::byte> block(static_cast<size_t>(bytes));
-  for (int64_t i = 0; i < bytes; ++i) {
-    block[static_cast<size_t>(i)] = pattern(sequence, rank, i);
-  }
-  return block;
+  return random_bytes(sequence, static_cast<uint64_t>(rank), bytes);
 }
 
 struct MoveRun {

@@ -95,6 +95,7 @@ foreach(layout ${several_hosts})
   horon_mpirun_test(hierarchical_ops_test.hosts_${hosts} hierarchical_ops_test ${layout}
                     LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
 endforeach()
+horon_optimize_tests(hierarchical_threads_test shared_memory_threads_test)
 if(HORON_SANITIZE STREQUAL "thread")  # the longest by far: all others run beside them
   set_tests_properties(hierarchical_threads_test shared_memory_threads_test PROPERTIES COST 1000)
 endif()
