@@ -33,6 +33,8 @@ class BlockExchange::Running final : public core::InFlight {
         plan_(make_block_plan(batch_, parent.rank_, parent.ranks_)),
         number_(parent.next_++),
         cell_(parent.cell(number_)),
+        has_root_(core::has_root(batch_.kind)),
+        is_root_(has_root_ && batch_.root == parent.rank_),
         ring_piece_bytes_(ring_piece_bytes(parent.ranks_, plan_.one_for_all)),
         peers_(parent.group_, cell_, plan_.reduces),
         streams_((plan_.input_bytes + plan_.output_bytes) * parent.ranks_ > kStreamedBytes) {
@@ -45,12 +47,12 @@ class BlockExchange::Running final : public core::InFlight {
       parent_.reuse_.announce();
       if (!post()) return Progress::Ringing;
     }
-    int64_t moved = looks_.see([this] { return all_here(); }) ? work() : 0;
+    int64_t moved = looks_.see([this] { return peers_here(); }) ? work() : 0;
     if (moved == 0) moved = copy_own();
     if (finished()) return leave();
     if (moved > 0) return Progress::Advanced;
     parent_.progress_.announce();
-    if (all_here()) moved = work();
+    if (peers_here()) moved = work();
     return moved > 0 || finished() ? Progress::Advanced : Progress::Ringing;
   }
 
@@ -85,8 +87,9 @@ class BlockExchange::Running final : public core::InFlight {
     mine.pairs = pairs_;
     mine.finished_pairs.store(0, std::memory_order_relaxed);
     all_arrived_ = (uses + 1) * ranks;
+    mine.arrivals.store(uses + 1, std::memory_order_seq_cst);
     const uint64_t arrived = cell_.arrived().fetch_add(1, std::memory_order_seq_cst) + 1;
-    if (arrived == all_arrived_) parent_.progress_.wake_all();
+    if (arrived == all_arrived_ || is_root_) parent_.progress_.wake_all();
     return true;
   }
 
@@ -114,7 +117,14 @@ class BlockExchange::Running final : public core::InFlight {
     }
   }
 
-  bool all_here() const { return cell_.arrived().load(std::memory_order_seq_cst) == all_arrived_; }
+  // Whether those that this rank exchanges with have arrived.
+  bool peers_here() const {
+    if (has_root_ && !is_root_) {
+      return cell_.member(batch_.root).arrivals.load(std::memory_order_seq_cst) ==
+             number_ / kCells + 1;
+    }
+    return cell_.arrived().load(std::memory_order_seq_cst) == all_arrived_;
+  }
 
   bool finished() const {
     const bool own_done = plan_.reduces ? own_bytes() == 0 || (reduction_ && reduction_->complete())
@@ -148,7 +158,7 @@ class BlockExchange::Running final : public core::InFlight {
     }
   }
 
-  // All ranks are here. Returns the bytes of what it has done; 0 if there is nothing to do now.
+  // The peers are here. Returns the bytes of what it has done; 0 if there is nothing to do now.
   int64_t work() {
     if (!std::exchange(knows_peers_, true)) meet_peers();
     int64_t bytes = 0;
@@ -175,8 +185,9 @@ class BlockExchange::Running final : public core::InFlight {
 
   void add_incoming(int from) {
     const Block& block = plan_.receive[static_cast<size_t>(from)];
+    if (block.bytes == 0) return;
     const Way way_here = peers_.way(from, parent_.rank_);
-    if (block.bytes == 0 || way_here == Way::Push) return;
+    if (way_here == Way::Push) return;
     transfers_.push_back({from, parent_.rank_, way_here, &cell_.pair(from, parent_.rank_),
                           peers_.block_of(from), batch_.output + block.begin,
                           way_here == Way::Ring ? Pieces::in_ring(block.bytes, ring_piece_bytes_)
@@ -185,8 +196,9 @@ class BlockExchange::Running final : public core::InFlight {
 
   void add_outgoing(int to) {
     const Block& block = plan_.send[static_cast<size_t>(to)];
+    if (block.bytes == 0) return;
     const Way way_there = peers_.way(parent_.rank_, to);
-    if (block.bytes == 0 || (way_there != Way::Together && way_there != Way::Push)) return;
+    if (way_there != Way::Together && way_there != Way::Push) return;
     ExchangePair& pair = cell_.pair(parent_.rank_, to);
     transfers_.push_back({parent_.rank_, to, way_there, &pair, batch_.input + block.begin,
                           peers_.place_in(to), Pieces::direct(block.bytes, parent_.ranks_)});
@@ -295,6 +307,8 @@ class BlockExchange::Running final : public core::InFlight {
   const BlockPlan plan_;
   const uint64_t number_;
   const ExchangeCell cell_;
+  const bool has_root_;
+  const bool is_root_;
   const int64_t ring_piece_bytes_;
   const ExchangePeers peers_;
   const bool streams_;  // past the caches
@@ -307,7 +321,7 @@ class BlockExchange::Running final : public core::InFlight {
   std::vector<BlockTransfer> transfers_;
   std::vector<RingFeed> feeds_;
   Ring ring_;
-  std::optional<BlockReduction> reduction_;  // of a reducescatter, once all are here
+  std::optional<BlockReduction> reduction_;  // of a reducescatter, once all ranks are here
 };
 
 BlockExchange::BlockExchange(core::LocalGroup& group, std::byte* area)

@@ -2,8 +2,9 @@
 // each rank has a block for some of the others.
 //
 // Every rank publishes where its input and its output lie. When all have done so, each block is
-// copied from the input of its sender into the output of its receiver. Who copies depends on which
-// of the two the other ranks can map:
+// copied from the input of its sender into the output of its receiver; where there is a root, the
+// others begin when the root has done so, since each exchanges with it alone. Who copies depends on
+// which of the two the other ranks can map:
 //   - Both: the two ranks claim pieces of the block and copy them. The rank that has less to do
 //     helps the other, and none waits for one that sleeps.
 //   - One is private: its owner copies the block.
@@ -54,7 +55,7 @@ class BlockExchange {
   core::LocalGroup& group_;
   const int rank_;
   const int ranks_;
-  Waiters progress_;  // ranks that wait for the last to arrive, for a piece, or for the end
+  Waiters progress_;  // ranks that wait for others to arrive, for a piece, or for the end
   Waiters reuse_;     // ranks that wait for a free cell
   std::byte* cells_;
   uint64_t next_ = 0;

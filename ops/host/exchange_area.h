@@ -2,7 +2,7 @@
 // where their memory lies, and how far each block has come.
 //
 // Several cells are used in turn, one for each exchange. A rank writes into a cell when all ranks
-// have left it, and reads what the others wrote when all have arrived. Between the two its
+// have left it, and reads what another one wrote when that one has arrived. Between the two its
 // counters belong to one exchange, so each rank resets its own before it arrives.
 #pragma once
 
@@ -26,6 +26,7 @@ enum class Gives : uint32_t {
 struct alignas(64) ExchangeMember {
   std::atomic<uint32_t> finished_pairs;  // written by the rank and by those that it exchanges with
   uint32_t pairs;                        // how many this rank waits for
+  std::atomic<uint64_t> arrivals;        // of this rank in the cell; grows for ever
   Gives gives;
   bool output_shared;         // the others can map its output
   core::SharedAddress input;  // Shared: of the input; Private: of the ring of staged pieces

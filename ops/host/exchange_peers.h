@@ -9,7 +9,7 @@
 
 namespace horon::ops {
 
-// To be asked when all ranks have arrived. The functions map memory, so they may throw as
+// To be asked when the two ranks have arrived. The functions map memory, so they may throw as
 // LocalGroup::map() does.
 class ExchangePeers {
  public:

@@ -178,6 +178,49 @@ TEST(SharedMemory, AlltoallOfManyRanks) {
               });
 }
 
+// Rank 2 begins when rank 1 has ended, which exchanges with the root alone.
+TEST(SharedMemory, OthersThanTheRootDoNotWaitForEachOther) {
+  constexpr int kRanks = 3;
+  static constexpr int64_t kCount = 100'000;
+  with_groups(kRanks, BlockExchange::area_bytes(kRanks),
+              [](const World& world, core::LocalGroup& group) {
+                const bool is_root = world.rank == 0;
+                BlockExchange exchange(group, group.area());
+                for (const CollectiveKind kind :
+                     {CollectiveKind::Broadcast, CollectiveKind::Gather, CollectiveKind::Scatter}) {
+                  const auto memory = world.allocate(2 * kRanks * kCount * sizeof(float));
+                  auto* const input = reinterpret_cast<float*>(memory.get());
+                  float* const output = input + kRanks * kCount;
+                  for (int64_t i = 0; i < kRanks * kCount; ++i) {
+                    input[i] = static_cast<float>(world.rank + 1);
+                    output[i] = 0;
+                  }
+                  core::Batch batch;
+                  batch.kind = kind;
+                  batch.count = kCount;
+                  batch.input = reinterpret_cast<std::byte*>(input);
+                  batch.output = reinterpret_cast<std::byte*>(output);
+                  const std::vector<int64_t> with_all(kRanks, kCount);
+                  const std::vector<int64_t> with_root{kCount, 0, 0};
+                  const std::vector<int64_t> with_none(kRanks, 0);
+                  const bool gathers = kind == CollectiveKind::Gather;
+                  batch.send_counts = gathers ? with_root : is_root ? with_all : with_none;
+                  batch.receive_counts = !gathers ? with_root : is_root ? with_all : with_none;
+                  std::mt19937_64 random(static_cast<uint64_t>(world.rank));
+                  std::vector<std::unique_ptr<core::InFlight>> in_flight;
+                  if (world.rank == 2) (void)world.gather(0);
+                  in_flight.push_back(exchange.start(std::move(batch)));
+                  if (is_root) (void)world.gather(0);
+                  drive(world, std::move(in_flight), random);
+                  if (world.rank == 1) (void)world.gather(0);
+                  for (int64_t i = 0; gathers && is_root && i < kRanks * kCount; ++i) {
+                    ASSERT_EQ(output[i], static_cast<float>(i / kCount + 1)) << i;
+                  }
+                  for (int64_t i = 0; !gathers && i < kCount; ++i) ASSERT_EQ(output[i], 1) << i;
+                }
+              });
+}
+
 TEST(SharedMemory, PiecesAreAlignedAndBounded) {
   for (const int ranks : {1, 2, 3, 8, 64, 1000}) {
     for (const int64_t bytes : {int64_t{1}, int64_t{8193}, int64_t{1} << 20, int64_t{1} << 40}) {
