@@ -32,8 +32,8 @@
 // been enqueued.
 //
 // Errors: InvalidArgument (this call: undefined, sparse, wrong device or dtype, root or splits that
-// can't be, no member of the set), NotInitialized from the call; DuplicateName (the name is in
-// flight on this rank), Mismatch, RankLeft, Stall, PeerDead, OperationFailed from wait().
+// can't be, no member of the set), NotInitialized, DuplicateName (the name is in flight on this
+// rank) from the call; Mismatch, RankLeft, Stall, PeerDead, OperationFailed from wait().
 #pragma once
 
 #include <chrono>

@@ -20,6 +20,7 @@
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/known_calls.h"
+#include "horon/torch_bindings/collectives/names_in_flight.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
@@ -58,6 +59,7 @@ PendingCollective::PendingCollective(CollectiveKind kind, std::string_view kind_
                                      bool grouped)
     : name(given_or_counted(given_name, kind_name, process_set.id())),
       process_set_(process_set),
+      has_given_name_(!given_name.empty()),
       grouped_(grouped) {
   spec.kind = kind;
   if (!process_set.includes_me()) {
@@ -293,7 +295,9 @@ std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
 }
 
 void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
+  if (has_given_name_) names_in_flight().refuse_duplicate(process_set_.id(), name);
   state_ = ops::runtime().submit(submission(self));
+  if (has_given_name_) names_in_flight().note(process_set_.id(), name, state_);
 }
 
 void PendingCollective::run(const std::shared_ptr<PendingCollective>& self) {

@@ -65,7 +65,8 @@ class PendingCollective {
   // and on the other ranks no elements, or with Into::Same the tensor as it is.
   void add_reduced(const at::Tensor& tensor, Into into);
 
-  // Begins. The parts must have been checked, and `self` is this object.
+  // Begins, or throws Error(DuplicateName). The parts must have been checked, and `self` is this
+  // object.
   void submit(const std::shared_ptr<PendingCollective>& self);
   // Begins and returns when it has ended: this thread does the work, if no other one does already.
   void run(const std::shared_ptr<PendingCollective>& self);
@@ -113,6 +114,7 @@ class PendingCollective {
   void note_stream_of_results();
 
   const ProcessSet process_set_;
+  const bool has_given_name_;
   const bool grouped_;  // several tensors under one name
   std::vector<Part> parts_;
   std::vector<core::MemoryPart> memory_;  // of the parts

@@ -42,10 +42,11 @@ struct Call {
   std::vector<int64_t> splits;
 };
 
-// Names of calls that Python has made and not yet seen the end of. Guarded by the GIL.
-class NamesInFlight {
+// Names of calls that Python has made and not yet seen the end of, so that the same program has the
+// same error on all ranks, whether or not the first call has ended meanwhile. Guarded by the GIL.
+class UnseenNames {
  public:
-  // Throws Error(DuplicateName): the loop would tell it only to who waits for the second call.
+  // Throws Error(DuplicateName).
   void refuse_duplicate(const Call& call) const {
     if (call.name.empty()) return;
     const auto known = calls_.find(key(call));
@@ -78,8 +79,8 @@ class NamesInFlight {
   size_t next_sweep_ = kSweepMin;
 };
 
-NamesInFlight& names_in_flight() {
-  static auto& names = *new NamesInFlight;
+UnseenNames& unseen_names() {
+  static auto& names = *new UnseenNames;
   return names;
 }
 
@@ -126,7 +127,7 @@ class Handle {
 
   bool poll() const {
     if (!pending_->state().finished()) return false;
-    names_in_flight().forget(call_, pending_);
+    unseen_names().forget(call_, pending_);
     return true;
   }
 
@@ -140,7 +141,7 @@ class Handle {
       (void)poll();
       throw;
     }
-    names_in_flight().forget(call_, pending_);
+    unseen_names().forget(call_, pending_);
     return results;
   }
 
@@ -153,20 +154,20 @@ class Handle {
 };
 
 Handle submit(Call call, const Tensors& tensors) {
-  names_in_flight().refuse_duplicate(call);
+  unseen_names().refuse_duplicate(call);
   Pending pending;
   {
     const py::gil_scoped_release without_gil;
     pending = make(call, tensors);
     pending->submit(pending);
   }
-  names_in_flight().add(call, pending);
+  unseen_names().add(call, pending);
   return {std::move(call), std::move(pending)};
 }
 
 // submit() and wait() in one, on this thread.
 Handle run(Call call, const Tensors& tensors) {
-  names_in_flight().refuse_duplicate(call);
+  unseen_names().refuse_duplicate(call);
   Pending pending;
   {
     const py::gil_scoped_release without_gil;

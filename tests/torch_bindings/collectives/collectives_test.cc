@@ -276,6 +276,8 @@ TEST(Async, TimeoutDoesNotEndTheCollective) {
                 AllOf(StartsWith("timeout"), HasSubstr("\"late\"")));
     EXPECT_THAT(error_of([&] { allreduce(at::ones({4}), {.name = "late"}); }),
                 StartsWith("duplicate name"));
+    EXPECT_THAT(error_of([&] { (void)allreduce_async(at::ones({4}), {.name = "late"}); }),
+                AllOf(StartsWith("duplicate name"), HasSubstr("\"late\"")));
   }
   barrier();
   if (rank() != 0) handle = allreduce_async(at::ones({4}), {.name = "late", .op = ReduceOp::Sum});
