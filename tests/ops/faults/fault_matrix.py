@@ -28,17 +28,16 @@ RANKS = 3
 CASES_AT_A_TIME = 3
 LIMIT_S = 45
 STATUS_OF_LEAKS = 77
-SITUATIONS = ("rest", "allreduce", "fresh", "alltoall", "broadcast", "allgather", "reducescatter",
-              "blocked", "join", "set")
-NOT_IN_MATRIX = ("fresh", "broadcast", "allgather", "reducescatter", "blocked")
+# Collectives that differ from "allreduce" and "alltoall" in who copies what; killed alone.
+OTHER_KINDS = ("broadcast", "allgather", "reducescatter", "gather", "scatter")
+SITUATIONS = ("rest", "allreduce", "fresh", "alltoall", *OTHER_KINDS, "blocked", "join", "set")
+NOT_IN_MATRIX = ("fresh", *OTHER_KINDS, "blocked")
 FAULTS = ("kill", "stop", "exit", "throw")
-# Beside the matrix: what is no death.
-OTHER_CASES = (("allreduce", "leave"), ("allreduce", "stall"), ("blocked", "signal"))
-# Beside both, with shared memory alone: memory that is mapped when its owner is gone.
-CASES_OF_SHARED_MEMORY = (("fresh", "kill"), ("fresh", "exit"))
-# With hosts alone: the other collectives between hosts.
-CASES_OF_HOSTS = (("broadcast", "kill"), ("allgather", "kill"), ("reducescatter", "kill"),
-                  ("broadcast", "stop"))
+# Beside the matrix; leaving, stalling and a signal are no deaths.
+OTHER_CASES = (("allreduce", "leave"), ("allreduce", "stall"), ("blocked", "signal"),
+               *((kind, "kill") for kind in OTHER_KINDS))
+# Beside both, by link: with shared memory, memory that is mapped when its owner is gone.
+CASES_OF_LINK = {"shm": (("fresh", "kill"), ("fresh", "exit")), "hosts": (("broadcast", "stop"),)}
 # Under AddressSanitizer, beside others like it, a live process may say nothing for two seconds.
 DEAD_AFTER_S = "6" if "ASAN_OPTIONS" in os.environ else "2"
 KNOBS = {"HORON_DEAD_AFTER_S": DEAD_AFTER_S, "HORON_STALL_WARN_S": "1",
@@ -187,7 +186,7 @@ def main():
     situations = sys.argv[4:] or SITUATIONS
     another = 2 if link == "hosts" else 1
     kinds = [kind for kind in itertools.product(situations, FAULTS) if kind[0] not in NOT_IN_MATRIX]
-    others = OTHER_CASES + {"shm": CASES_OF_SHARED_MEMORY, "hosts": CASES_OF_HOSTS}.get(link, ())
+    others = OTHER_CASES + CASES_OF_LINK.get(link, ())
     kinds += [kind for kind in others if kind[0] in situations]
     cases = [(*kind, guilty) for kind in kinds for guilty in (0, another)]
     before = set(os.listdir("/dev/shm"))

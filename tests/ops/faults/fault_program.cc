@@ -47,29 +47,6 @@ std::shared_ptr<horon::core::HandleState> start_allreduce() {
 
 void allreduce() { (void)start_allreduce()->get(); }
 
-// Blocks of half a MiB, between memory that the others can't map.
-std::shared_ptr<horon::core::HandleState> start_alltoall() {
-  constexpr int64_t kCount = 3 << 17;
-  static const auto spec = [] {
-    auto out = std::make_shared<horon::core::EntrySpec>();
-    out->kind = horon::CollectiveKind::Alltoall;
-    out->parts = {{"blocks", {kCount}}};
-    return out;
-  }();
-  const auto data = std::make_shared<std::vector<float>>(2 * kCount, 1.0F);
-  auto* const bytes = reinterpret_cast<std::byte*>(data->data());
-  horon::core::Submission submission;
-  submission.name = "blocks";
-  submission.spec = spec;
-  submission.memory = {{bytes, nullptr, kCount}};
-  submission.splits = {kCount / 3, kCount / 3, kCount / 3};
-  submission.allocate_output = [data](size_t, int64_t, horon::core::MemoryQueue&) {
-    return reinterpret_cast<std::byte*>(data->data() + kCount);
-  };
-  submission.keep_alive = data;
-  return horon::ops::runtime().submit(std::move(submission));
-}
-
 // Nobody has anything to do when it happens; then the others go on.
 void at_rest() {
   std::this_thread::sleep_for(300ms);
@@ -119,23 +96,29 @@ void in_allreduce_of_fresh_memory() {
   allreduce();  // a rank that had published its memory and can still be read ends no allreduce
 }
 
-// 1 MiB in all, in memory that the others can't map. Each rank is the root of every third
-// broadcast.
+// 1.5 MiB of a rank, in memory that the others can't map. Where there is a root, each rank is it in
+// turn.
 std::shared_ptr<horon::core::HandleState> start_blocks(horon::CollectiveKind kind, int step) {
-  constexpr int64_t kCount = 3 << 16;
+  using horon::CollectiveKind;
+  constexpr int64_t kLongest = 3 << 17;
+  const int root = horon::core::has_root(kind) ? step % 3 : 0;
+  const bool divides = kind == CollectiveKind::Alltoall ||
+                       (kind == CollectiveKind::Scatter && horon::rank() == root);
+  const int64_t count = kind == CollectiveKind::Scatter && !divides ? 0 : kLongest;
   const auto spec = std::make_shared<horon::core::EntrySpec>();
   spec->kind = kind;
-  spec->root = kind == horon::CollectiveKind::Broadcast ? step % 3 : 0;
-  spec->parts = {{"blocks", {kCount}}};
-  const auto data = std::make_shared<std::vector<float>>(4 * kCount, 1.0F);
+  spec->root = root;
+  spec->parts = {{"blocks", {count}}};
+  const auto data = std::make_shared<std::vector<float>>(4 * kLongest, 1.0F);
   auto* const bytes = reinterpret_cast<std::byte*>(data->data());
-  auto* const result = reinterpret_cast<std::byte*>(data->data() + kCount);
-  const bool broadcasts = kind == horon::CollectiveKind::Broadcast;
+  auto* const result = reinterpret_cast<std::byte*>(data->data() + kLongest);
+  const bool in_place = kind == CollectiveKind::Broadcast;
   horon::core::Submission submission;
   submission.name = "blocks";
   submission.spec = spec;
-  submission.memory = {{bytes, broadcasts ? bytes : nullptr, kCount}};
-  if (!broadcasts) {
+  submission.memory = {{bytes, in_place ? bytes : nullptr, count}};
+  if (divides) submission.splits = {kLongest / 3, kLongest / 3, kLongest / 3};
+  if (!in_place) {
     submission.allocate_output = [data, result](size_t, int64_t, horon::core::MemoryQueue&) {
       return result;
     };
@@ -147,14 +130,6 @@ std::shared_ptr<horon::core::HandleState> start_blocks(horon::CollectiveKind kin
 void in_blocks(horon::CollectiveKind kind) {
   for (int step = 0; step < kSteps; ++step) {
     const auto handle = start_blocks(kind, step);
-    if (job->is_guilty() && step == kStepOfFault) job->do_fault();
-    (void)handle->get();
-  }
-}
-
-void in_alltoall() {
-  for (int step = 0; step < kSteps; ++step) {
-    const auto handle = start_alltoall();
     if (job->is_guilty() && step == kStepOfFault) job->do_fault();
     (void)handle->get();
   }
@@ -194,9 +169,9 @@ void work() {
   if (job->situation() == "rest") at_rest();
   if (job->situation() == "allreduce") in_allreduce();
   if (job->situation() == "fresh") in_allreduce_of_fresh_memory();
-  if (job->situation() == "alltoall") in_alltoall();
-  for (const auto kind : {horon::CollectiveKind::Broadcast, horon::CollectiveKind::Allgather,
-                          horon::CollectiveKind::Reducescatter}) {
+  using Kind = horon::CollectiveKind;
+  for (const auto kind : {Kind::Alltoall, Kind::Broadcast, Kind::Allgather, Kind::Reducescatter,
+                          Kind::Gather, Kind::Scatter}) {
     if (job->situation() == horon::to_string(kind)) in_blocks(kind);
   }
   if (job->situation() == "blocked") blocked();
