@@ -86,7 +86,7 @@ horon_test(simulation_test FILES core/negotiation/simulation_test.cc LIBS horon_
 # The release runs prove the protocol; a sanitizer needs to see each kind of job a few times.
 set(simulation_seeds 16000)
 if(HORON_SANITIZE)
-  set(simulation_seeds 1000)
+  set(simulation_seeds 500)
 endif()
 target_compile_definitions(simulation_test PRIVATE HORON_SIMULATION_SEEDS=${simulation_seeds})
 horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.cc

@@ -189,7 +189,7 @@ void check_reducescatter(const World& world, core::CollectiveOp& op) {
       if (world.refuses && world.refuses(dtype, reduce_op)) continue;
       for (const int64_t longest : {0, 1, 7, 3001, 100001, 700001}) {
         // The longest takes more than one step of an op; once is enough of so much memory.
-        if (longest == 700001 && (dtype != DataType::Float64 || reduce_op != ReduceOp::Sum)) {
+        if (longest == 700001 && (dtype != DataType::Float32 || reduce_op != ReduceOp::Sum)) {
           continue;
         }
         auto& run = *runs.emplace_back(std::make_unique<ExchangeRun>());

@@ -172,7 +172,7 @@ uint64_t hash_of(const std::byte* data, size_t bytes) {
 
 std::vector<DataType> contract_types() {
   if (HORON_CONTRACT_HAS_ALL_TYPES) return kAllTypes;
-  return {DataType::Float32, DataType::Float64, DataType::BFloat16, DataType::Int8};
+  return {DataType::Float32, DataType::BFloat16, DataType::Int8};
 }
 
 }  // namespace horon::ops

@@ -67,8 +67,8 @@ class ContractBuffer {
   size_t begin_ = 0;
 };
 
-// The types that the suite goes through: all, or one of each size under a sanitizer. Types differ
-// in the kernels alone, and host_kernels_test tries these with all types.
+// The types that the suite goes through: all, or under a sanitizer a few of different sizes. Types
+// differ in the kernels alone, and host_kernels_test tries these with all types.
 std::vector<DataType> contract_types();
 
 // The same bytes for the same two numbers.
