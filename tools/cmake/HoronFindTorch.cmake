@@ -107,12 +107,16 @@ endif()
 
 message(STATUS "LibTorch: ${HORON_TORCH_VERSION} in ${HORON_TORCH_ROOT}")
 add_library(horon_libtorch INTERFACE IMPORTED GLOBAL)
+# A program finds this LibTorch also when it is installed; a target with HORON_FINDS_TORCH_ITSELF
+# has install names of its own.
+set(horon_finds_torch_itself $<BOOL:$<TARGET_PROPERTY:HORON_FINDS_TORCH_ITSELF>>)
+set(horon_torch_rpath $<$<NOT:${horon_finds_torch_itself}>:-Wl,-rpath,${HORON_TORCH_ROOT}/lib>)
 set_target_properties(horon_libtorch PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES
     "${HORON_TORCH_ROOT}/include;${HORON_TORCH_ROOT}/include/torch/csrc/api/include"
   INTERFACE_LINK_LIBRARIES
     "${HORON_TORCH_ROOT}/lib/libtorch_cpu.so;${HORON_TORCH_ROOT}/lib/libc10.so"
-  INTERFACE_LINK_OPTIONS "-Wl,-rpath,${HORON_TORCH_ROOT}/lib")
+  INTERFACE_LINK_OPTIONS "${horon_torch_rpath}")
 
 set(HORON_TORCH_WITH_CUDA OFF)
 set(horon_torch_cuda ${HORON_TORCH_ROOT}/lib/libtorch_cuda.so)

@@ -30,6 +30,11 @@ add_test(NAME python_programs
 add_test(NAME python_process_group_programs
          COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/process_group_programs_test.py
                  ${horon_mpirun})
+add_test(NAME python_installed_module
+         COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/installed_module_test.py
+                 ${CMAKE_COMMAND} ${PROJECT_BINARY_DIR}
+                 ${PROJECT_SOURCE_DIR}/torch_bindings/python/horon)
+set_tests_properties(python_installed_module PROPERTIES TIMEOUT 120)
 set(python_test_names python_package.np2 python_package.np3 python_process_groups.np4
     python_process_groups.hosts_2_2 python_programs python_process_group_programs)
 set_tests_properties(${python_test_names} PROPERTIES
