@@ -57,10 +57,23 @@ def collectives(size):
             outputs[key] = [torch.empty_like(tensor) for _ in range(size)]
         dist.all_gather(outputs[key], tensor, group=group)
 
+    def all_gather_into_tensor(tensor, group, outputs={}):  # as FSDP does, and the next one
+        key = tensor.numel()
+        if key not in outputs:
+            outputs[key] = torch.empty(size * key)
+        dist.all_gather_into_tensor(outputs[key], tensor, group=group)
+
+    def reduce_scatter_tensor(tensor, group, outputs={}):
+        key = tensor.numel()
+        if key not in outputs:
+            outputs[key] = torch.empty(key // size)
+        dist.reduce_scatter_tensor(outputs[key], tensor, group=group)
+
     def barrier(_, group):
         dist.barrier(group)
     return {"all_reduce": all_reduce, "broadcast": broadcast, "all_gather": all_gather,
-            "barrier": barrier}
+            "all_gather_into_tensor": all_gather_into_tensor,
+            "reduce_scatter_tensor": reduce_scatter_tensor, "barrier": barrier}
 
 
 def time_calls(call, tensor, groups, options):
@@ -85,6 +98,8 @@ def measure_collectives(groups, options):
     rows = []
     for name, call in collectives(dist.get_world_size()).items():
         for size in [4] if name == "barrier" else options.sizes:
+            if name == "reduce_scatter_tensor" and size // 4 % dist.get_world_size() != 0:
+                continue  # every rank has an equal part
             tensor = torch.zeros(max(1, size // 4))
             seconds = time_calls(call, tensor, groups, options)
             row = {"collective": name, "bytes": size,
@@ -93,7 +108,7 @@ def measure_collectives(groups, options):
                    "ratio_quartiles": quartiles(ratios(seconds, "horon", "gloo"))}
             rows.append(row)
             if dist.get_rank() == 0:
-                print(f"{name:10} {size:9} B  horon {row['us']['horon']:10.1f} us  gloo "
+                print(f"{name:22} {size:9} B  horon {row['us']['horon']:10.1f} us  gloo "
                       f"{row['us']['gloo']:10.1f} us  ratio {row['ratio']:.3f}", flush=True)
     return rows
 

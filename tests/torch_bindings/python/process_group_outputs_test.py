@@ -2,6 +2,8 @@
 since it does not fit. A call that is wrong on one rank is an error on all, and takes one place in
 the order of calls everywhere."""
 
+import datetime
+import gc
 import warnings
 
 import pytest
@@ -182,3 +184,42 @@ def test_roots_of_reduce_are_compared(rank, size):
     x = torch.ones(2)
     dist.reduce(x, 1)
     assert x[0] == (size if rank == 1 else 1)
+
+
+def test_outputs_that_share_memory_with_inputs(rank, size):
+    whole = torch.arange(4.0 * size) + rank
+    mine = whole[4 * rank:4 * rank + 4]
+    dist.reduce_scatter_tensor(mine, whole)
+    total = size * torch.arange(4.0 * size) + sum(range(size))
+    assert torch.equal(mine, total[4 * rank:4 * rank + 4])
+    assert torch.equal(whole[:4 * rank], torch.arange(4.0 * rank) + rank)  # the rest is as it was
+    gathered = torch.full((2 * size,), -1.0)
+    own = gathered[2 * rank:2 * rank + 2].fill_(rank)
+    dist.all_gather_into_tensor(gathered, own)
+    assert gathered.tolist() == [each // 2 for each in range(2 * size)]
+
+
+def test_outputs_that_are_not_row_major(rank, size):
+    columns = torch.zeros(3, 2 * size).t()
+    dist.all_gather_into_tensor(columns, torch.full((2, 3), float(rank)))
+    assert columns.tolist() == [[each // 2] * 3 for each in range(2 * size)]
+    part = torch.zeros(3, 2).t()
+    dist.reduce_scatter_tensor(part, torch.ones(2 * size, 3))
+    assert torch.equal(part, torch.full((2, 3), float(size)))
+
+
+def test_a_timeout_leaves_the_memory_of_the_output(rank, size):
+    """The collective goes on, and writes when the program has let go of the output."""
+    if rank == 0:
+        output = torch.zeros(1000 * size)
+        work = dist.all_gather_into_tensor(output, torch.ones(1000), async_op=True)
+        with pytest.raises(RuntimeError, match="has not come within"):
+            work.wait(datetime.timedelta(milliseconds=50))
+        del output, work
+        gc.collect()
+    hvd.barrier()
+    if rank != 0:
+        output = torch.zeros(1000 * size)
+        dist.all_gather_into_tensor(output, torch.ones(1000))
+        assert output.sum() == 1000 * size
+    dist.barrier()

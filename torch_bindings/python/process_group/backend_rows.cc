@@ -14,13 +14,15 @@ namespace {
 using ::c10d::OpType;
 using torch_detail::PendingCollective;
 
-// For collectives whose results all go into `outputs`, one part each, in order.
+// For collectives whose results all go into `outputs`, one part each, in order; those that were
+// written there at once are there.
 Operation::Deliver copies_to(const Tensors& outputs) {
   return [outputs](const std::vector<Pending>& all) {
     size_t i = 0;
     for (const Pending& pending : all) {
       for (const at::Tensor& rows : pending->results()) {
-        copy_flat(rows, outputs[i++], pending->name);
+        const at::Tensor& output = outputs[i++];
+        if (!rows.is_alias_of(output)) copy_flat(rows, output, pending->name);
       }
     }
   };
@@ -98,7 +100,7 @@ WorkPtr HoronBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
   order_.start(*begun, {CollectiveKind::Allgather}, [&](PendingCollective& pending) {
     require_dtype_of(pending, input, {output});
     require_equal_parts(pending, output, input, members());
-    pending.add_rows(flat(input));
+    pending.add_rows(flat(input), {}, flat_output(output));
   });
   begun->deliver_by(copies_to(begun->outputs()));
   return work(OpType::_ALLGATHER_BASE, begun);
@@ -165,7 +167,7 @@ WorkPtr HoronBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
     require_dtype_of(pending, output, list);
     require_own_part(pending, list[static_cast<size_t>(getRank())], output);
     pending.spec.splits = element_counts(list);
-    pending.add_rows(flat(list));
+    pending.add_rows(flat(list), {}, flat_output(output));
   });
   begun->deliver_by(copies_to(begun->outputs()));
   return work(OpType::REDUCE_SCATTER, begun);
@@ -181,8 +183,9 @@ WorkPtr HoronBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
 WorkPtr HoronBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                       const ::c10d::ReduceScatterOptions& options) {
   const std::shared_ptr<Operation> begun = operation(outputs, options);
+  const bool is_alone = inputs.size() == 1;  // else an output may be the input of another one
   start_runs(
-      *begun, {CollectiveKind::Reducescatter, inputs.size() > 1}, inputs,
+      *begun, {CollectiveKind::Reducescatter, !is_alone}, inputs,
       [&](PendingCollective& pending) {
         set_reduction(pending, options.reduceOp);
         require_results(pending, outputs.size(), inputs.size());
@@ -190,7 +193,7 @@ WorkPtr HoronBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
       [&](PendingCollective& pending, size_t i) {
         require_dtype_of(pending, inputs[i], {outputs[i]});
         require_equal_parts(pending, inputs[i], outputs[i], members());
-        pending.add_rows(flat(inputs[i]));
+        pending.add_rows(flat(inputs[i]), {}, is_alone ? flat_output(outputs[i]) : at::Tensor());
       });
   begun->deliver_by(copies_to(begun->outputs()));
   return work(OpType::_REDUCE_SCATTER_BASE, begun);

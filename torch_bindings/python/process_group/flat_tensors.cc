@@ -25,6 +25,11 @@ at::Tensor flat(const Tensors& tensors) {
   return at::cat(rows);
 }
 
+at::Tensor flat_output(const at::Tensor& output) {
+  if (!output.is_contiguous() || output.is_neg() || output.is_conj()) return {};
+  return output.detach().view({-1});
+}
+
 std::vector<int64_t> element_counts(const Tensors& tensors) {
   std::vector<int64_t> counts;
   counts.reserve(tensors.size());

@@ -13,6 +13,9 @@ namespace horon::python::process_group {
 at::Tensor flat(const at::Tensor& tensor);
 // One behind the other.
 at::Tensor flat(const Tensors& tensors);
+// The memory of an output for a result of rows, written without a copy; undefined if its elements
+// do not lie there in row-major order.
+at::Tensor flat_output(const at::Tensor& output);
 std::vector<int64_t> element_counts(const Tensors& tensors);
 
 // Writes the rows to the output, or to the outputs one after the other. Throws Error(Mismatch)
