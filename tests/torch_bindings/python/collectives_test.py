@@ -9,7 +9,8 @@ from horon.torch.compression import FP16Compressor, NoneCompressor
 
 FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGER = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-NUMBERS = FLOATING + INTEGER
+COMPLEX = [torch.complex64, torch.complex128]
+NUMBERS = FLOATING + INTEGER + COMPLEX
 SHAPES = [(), (1,), (5,), (3, 4), (0, 2), (1, 17, 3)]
 
 
@@ -17,7 +18,10 @@ def values(rank, shape, dtype):
     """Small whole numbers, so that sums are exact in every type."""
     random = np.random.RandomState(100 + rank)
     low = 0 if dtype == torch.uint8 else -4
-    return torch.from_numpy(np.asarray(random.randint(low, 5, shape))).to(dtype)
+    numbers = np.asarray(random.randint(low, 5, shape))
+    if dtype.is_complex:
+        numbers = numbers + 1j * random.randint(low, 5, shape)
+    return torch.from_numpy(np.asarray(numbers)).to(dtype)
 
 
 def all_values(size, shape, dtype):
@@ -25,7 +29,7 @@ def all_values(size, shape, dtype):
 
 
 def as_numpy(tensor):
-    return tensor.to(torch.float64).numpy()
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).numpy()
 
 
 def same(tensor, expected, dtype):
@@ -42,6 +46,8 @@ def test_allreduce(rank, size, dtype):
                            (hvd.Product, np.prod)]:
             if op == hvd.Product and dtype in (torch.int8, torch.uint8):
                 continue  # overflows
+            if dtype.is_complex and op != hvd.Sum:
+                continue  # refused
             same(hvd.allreduce(mine, op=op), reduce(stacked, axis=0), dtype)
         mean = np.sum(stacked, axis=0) / size
         if dtype in INTEGER:

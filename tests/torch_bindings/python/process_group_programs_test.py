@@ -63,6 +63,15 @@ class Programs(unittest.TestCase):
         self.assertGreater(float(accuracy[1]), 0.9, output)
 
     @unittest.skipUnless(importlib.util.find_spec("lightning"), "Lightning is not installed")
+    def test_lightning_by_each_way(self):
+        for way in "strategy", "mpi4py", "fabric":
+            with self.subTest(way), tempfile.TemporaryDirectory() as folder:
+                code, output = run(HERE / "lightning_ways.py", way, folder)
+                self.assertEqual(code, 0, output)
+                for rank in range(2):
+                    self.assertIn(f"[{rank}] {way} is right", output)
+
+    @unittest.skipUnless(importlib.util.find_spec("lightning"), "Lightning is not installed")
     def test_lightning_on_hosts_with_unlike_numbers_of_ranks(self):
         for arguments in [], ["slurm"]:
             with self.subTest(arguments):

@@ -61,15 +61,16 @@ class Programs(unittest.TestCase):
         self.assertNotIn("terminate called", output)
 
     def test_a_killed_peer_is_named_and_the_others_end(self):
-        with tempfile.TemporaryDirectory() as folder:
-            _, output = run(HERE / "killed_peer.py", folder)  # mpirun dislikes the death
-            ends = [int((pathlib.Path(folder) / f"ended.{rank}").read_text()) for rank in (0, 1)]
-        self.assertEqual(ends, [0, -signal.SIGKILL], output)
-        self.assertIn("the error names the rank", output)
+        for api in ("horovod", "process_group"):
+            with self.subTest(api), tempfile.TemporaryDirectory() as folder:
+                _, output = run(HERE / "killed_peer.py", api, folder)  # mpirun dislikes the death
+                ends = [int(pathlib.Path(folder, f"ended.{rank}").read_text()) for rank in (0, 1)]
+                self.assertEqual(ends, [0, -signal.SIGKILL], output)
+                self.assertIn("the error names the rank", output)
 
     @unittest.skipIf(importlib.util.find_spec("mpi4py") is None, "no mpi4py")
     def test_beside_mpi4py(self):
-        for mode in ("before", "after", "communicator"):
+        for mode in ("before", "after", "communicator", "process_group"):
             with self.subTest(mode):
                 code, output = run(HERE / "with_mpi4py.py", mode)
                 self.assertEqual(code, 0, output)

@@ -1,7 +1,8 @@
 """Two ranks, of which one is killed while the other waits for it. The other gets an error that
 names the rank, and ends by itself.
 
-usage: killed_peer.py FOLDER    an empty folder that both ranks see; gets each rank's exit code
+usage: killed_peer.py API FOLDER    horovod or process_group; an empty folder that both ranks see,
+which gets each rank's exit code
 """
 
 import os
@@ -12,10 +13,10 @@ import sys
 import time
 
 
-def stand_for(rank, folder):
+def stand_for(rank, api, folder):
     """mpirun ends a job as soon as a process that it has started dies. So it starts these, which
     start the ranks and stay until both have ended."""
-    code = subprocess.run([sys.executable, __file__, folder, "rank"], check=False).returncode
+    code = subprocess.run([sys.executable, __file__, api, folder, "rank"], check=False).returncode
     (folder / f"ended.{rank}").write_text(str(code))
     while len(list(folder.glob("ended.*"))) < 2:
         time.sleep(0.02)
@@ -37,7 +38,27 @@ def be_rank():
     del kept  # the end finds it in flight
 
 
-if sys.argv[2:] == ["rank"]:
-    be_rank()
+def be_rank_of_a_process_group():
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("horon")
+    dist.barrier()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    kept = [dist.all_reduce(torch.ones(100), async_op=True), dist.irecv(torch.ones(1), 1)]
+    for call in (lambda: dist.all_reduce(torch.ones(2)), kept[1].wait,
+                 lambda: model(torch.ones(1, 2)).sum().backward()):
+        try:
+            call()
+        except RuntimeError as error:
+            assert "rank 1" in str(error) and "has died" in str(error), error
+        else:
+            raise AssertionError("a call without rank 1 is an error")
+    print("the error names the rank", flush=True)
+
+
+if sys.argv[3:] == ["rank"]:
+    be_rank() if sys.argv[1] == "horovod" else be_rank_of_a_process_group()
 else:
-    stand_for(int(os.environ["OMPI_COMM_WORLD_RANK"]), pathlib.Path(sys.argv[1]))
+    stand_for(int(os.environ["OMPI_COMM_WORLD_RANK"]), sys.argv[1], pathlib.Path(sys.argv[2]))

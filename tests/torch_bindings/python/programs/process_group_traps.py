@@ -1,5 +1,5 @@
 """Two ranks of init_process_group("horon") that import nothing of Horon: Ctrl-C, a rank that holds
-the GIL, a group that is made again, and an end with everything in flight.
+the GIL, a group that is made again, workers that are forked, and an end with everything in flight.
 
 usage: process_group_traps.py FOLDER    an empty folder that both ranks see
 """
@@ -84,12 +84,35 @@ def a_group_made_again_is_another_one():
     assert new[0] == 2
 
 
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index + rank))
+
+
+def workers_may_be_forked():
+    """Each epoch forks two, which end while the works of DDP come and go."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2,
+                                         multiprocessing_context="fork")
+    for _ in range(2):
+        for batch in loader:
+            model.zero_grad()
+            model(batch).sum().backward()
+            mean = 4 * (batch[:, 0].mean() - rank + 0.5)  # over both ranks
+            assert torch.allclose(model.module.weight.grad, torch.full((1, 4), float(mean)))
+
+
 ctrl_c_is_answered()
 print(f"[{rank}] Ctrl-C is answered", flush=True)
 a_holder_of_the_gil_stalls_nobody()
 print(f"[{rank}] the GIL is not needed", flush=True)
 a_group_made_again_is_another_one()
 print(f"[{rank}] a group is made again", flush=True)
+workers_may_be_forked()
+print(f"[{rank}] workers were forked", flush=True)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
 model(torch.ones(2, 100)).sum().backward()
 kept = []

@@ -1,11 +1,12 @@
 """Two ranks that also use mpi4py, which is imported before or after Horon begins.
 
-usage: with_mpi4py.py before|after|communicator
+usage: with_mpi4py.py before|after|communicator|process_group
 """
 
 import sys
 
 import torch
+import torch.distributed as dist
 
 import horon.torch as hvd
 
@@ -19,6 +20,11 @@ if mode == "communicator":
     hvd.init(comm=turned)
     turned.Free()  # Horon has a duplicate
     assert hvd.rank() == world.Get_size() - 1 - world.Get_rank()
+elif mode == "process_group":
+    dist.init_process_group("horon")
+    ones = torch.ones(2)
+    dist.all_reduce(ones)
+    assert ones.tolist() == [MPI.COMM_WORLD.Get_size()] * 2
 else:
     hvd.init()
 from mpi4py import MPI  # noqa: E402,F811
@@ -27,7 +33,9 @@ assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == MPI.COMM_WORLD.Get_siz
 assert MPI.COMM_WORLD.allreduce(1) == hvd.size()
 both = hvd.ProcessSet(MPI.COMM_WORLD)
 assert both.ranks == [0, 1]
-if mode != "after":  # who has begun MPI ends it: here mpi4py, so Horon can begin again
+if mode == "process_group":
+    dist.destroy_process_group()
+elif mode != "after":  # who has begun MPI ends it: here mpi4py, so Horon can begin again
     hvd.shutdown()
     assert not MPI.Is_finalized()
     hvd.init()
