@@ -11,6 +11,7 @@
 #include "horon/ops/host/block_transfer.h"
 #include "horon/ops/host/exchange_peers.h"
 #include "horon/ops/host/few_looks.h"
+#include "horon/ops/host/ring_lines.h"
 #include "horon/ops/host/stream_copy.h"
 
 namespace horon::ops {
@@ -87,10 +88,19 @@ class BlockExchange::Running final : public core::InFlight {
     mine.pairs = pairs_;
     mine.finished_pairs.store(0, std::memory_order_relaxed);
     all_arrived_ = (uses + 1) * ranks;
-    mine.arrivals.store(uses + 1, std::memory_order_seq_cst);
+    mine.arrivals.store(static_cast<uint32_t>(uses + 1), std::memory_order_seq_cst);
     const uint64_t arrived = cell_.arrived().fetch_add(1, std::memory_order_seq_cst) + 1;
-    if (arrived == all_arrived_ || is_root_) parent_.progress_.wake_all();
+    wake_those_who_waited(arrived == all_arrived_);
     return true;
+  }
+
+  // For this rank, or for the last one. Where there is a root, it alone waits for all.
+  void wake_those_who_waited(bool is_last) {
+    if (is_root_ || (is_last && !has_root_)) {
+      parent_.progress_.wake_all();
+    } else if (is_last) {
+      parent_.progress_.wake_one(batch_.root);
+    }
   }
 
   void publish_input(ExchangeMember& mine) {
@@ -121,7 +131,7 @@ class BlockExchange::Running final : public core::InFlight {
   bool peers_here() const {
     if (has_root_ && !is_root_) {
       return cell_.member(batch_.root).arrivals.load(std::memory_order_seq_cst) ==
-             number_ / kCells + 1;
+             static_cast<uint32_t>(number_ / kCells + 1);
     }
     return cell_.arrived().load(std::memory_order_seq_cst) == all_arrived_;
   }
@@ -177,8 +187,10 @@ class BlockExchange::Running final : public core::InFlight {
       reduction_.emplace(peers_, cell_, batch_, own_from(), own_bytes(), parent_.rank_,
                          parent_.ranks_);
     } else {
-      for_each_other([&](int other) { add_incoming(other); });
-      for_each_other([&](int other) { add_outgoing(other); });
+      for_each_other([&](int other) {
+        add_incoming(other);
+        add_outgoing(other);
+      });
     }
     find_ring_readers();
   }
@@ -188,10 +200,10 @@ class BlockExchange::Running final : public core::InFlight {
     if (block.bytes == 0) return;
     const Way way_here = peers_.way(from, parent_.rank_);
     if (way_here == Way::Push) return;
-    transfers_.push_back({from, parent_.rank_, way_here, &cell_.pair(from, parent_.rank_),
-                          peers_.block_of(from), batch_.output + block.begin,
-                          way_here == Way::Ring ? Pieces::in_ring(block.bytes, ring_piece_bytes_)
-                                                : Pieces::direct(block.bytes, parent_.ranks_)});
+    incoming_.push_back({from, parent_.rank_, way_here, &cell_.pair(from, parent_.rank_),
+                         peers_.block_of(from), batch_.output + block.begin,
+                         way_here == Way::Ring ? Pieces::in_ring(block.bytes, ring_piece_bytes_)
+                                               : Pieces::direct(block.bytes, parent_.ranks_)});
   }
 
   void add_outgoing(int to) {
@@ -200,8 +212,8 @@ class BlockExchange::Running final : public core::InFlight {
     const Way way_there = peers_.way(parent_.rank_, to);
     if (way_there != Way::Together && way_there != Way::Push) return;
     ExchangePair& pair = cell_.pair(parent_.rank_, to);
-    transfers_.push_back({parent_.rank_, to, way_there, &pair, batch_.input + block.begin,
-                          peers_.place_in(to), Pieces::direct(block.bytes, parent_.ranks_)});
+    outgoing_.push_back({parent_.rank_, to, way_there, &pair, batch_.input + block.begin,
+                         peers_.place_in(to), Pieces::direct(block.bytes, parent_.ranks_)});
   }
 
   void find_ring_readers() {
@@ -241,8 +253,14 @@ class BlockExchange::Running final : public core::InFlight {
     for (RingFeed& feed : feeds_) {
       if (!feed.has_room()) continue;
       const int64_t more = feed.pieces.bytes(feed.next);
-      std::memcpy(feed.ring + feed.pieces.ring_place(feed.next),
-                  feed.from + feed.pieces.begin(feed.next), static_cast<size_t>(more));
+      std::byte* const place = feed.ring + feed.pieces.ring_place(feed.next);
+      const std::byte* const from = feed.from + feed.pieces.begin(feed.next);
+      // Lines that several ranks have read are dear to write again in the cache (see take_lines()).
+      if (feed.readers.size() > 1) {
+        stream_copy(place, from, static_cast<size_t>(more));
+      } else {
+        std::memcpy(place, from, static_cast<size_t>(more));
+      }
       ++feed.next;
       for (const RingFeed::Reader& reader : feed.readers) {
         reader.pair->staged.store(feed.next, std::memory_order_seq_cst);
@@ -253,23 +271,42 @@ class BlockExchange::Running final : public core::InFlight {
     return bytes;
   }
 
-  // Copies one piece of any block.
+  // Copies one piece of any block. First of those for others: two ranks that store into each
+  // other's output take less time than two that read each other's input. Then of the own one, which
+  // nobody else copies.
   int64_t move() {
+    if (const int64_t bytes = move_one_of(outgoing_); bytes > 0) return bytes;
+    if (const int64_t bytes = copy_own(); bytes > 0) return bytes;
+    return move_one_of(incoming_);
+  }
+
+  int64_t move_one_of(std::vector<BlockTransfer>& transfers) {
     uint64_t piece = 0;
-    for (BlockTransfer& transfer : transfers_) {
+    for (BlockTransfer& transfer : transfers) {
       if (!transfer.take(piece)) continue;
       const int64_t bytes = transfer.pieces.bytes(piece);
       const int64_t begin = transfer.pieces.begin(piece);
       const bool in_ring = transfer.way == Way::Ring;
-      if (transfer.from == nullptr) transfer.from = peers_.ring_of(transfer.from_rank);
-      copy(transfer.to + begin,
-           transfer.from + (in_ring ? transfer.pieces.ring_place(piece) : begin), bytes);
+      if (in_ring) {
+        copy_out_of_ring(transfer, piece);
+      } else {
+        copy(transfer.to + begin, transfer.from + begin, bytes);
+      }
       const bool complete = transfer.note_copied();
       if (complete) finish_pair(transfer.from_rank, transfer.to_rank);
       if (in_ring && !complete) parent_.progress_.wake_one(transfer.from_rank);
       return bytes;
     }
     return 0;
+  }
+
+  void copy_out_of_ring(BlockTransfer& transfer, uint64_t piece) const {
+    if (transfer.ring == nullptr) transfer.ring = peers_.ring_of(transfer.from_rank);
+    std::byte* const place = transfer.ring + transfer.pieces.ring_place(piece);
+    const int64_t bytes = transfer.pieces.bytes(piece);
+    copy(transfer.to + transfer.pieces.begin(piece), place, bytes);
+    const bool others_read_it = plan_.one_for_all && parent_.ranks_ > 2;
+    if (!others_read_it) take_lines(place, bytes);
   }
 
   // Reduces one piece of this rank's own block.
@@ -318,7 +355,8 @@ class BlockExchange::Running final : public core::InFlight {
   uint64_t all_arrived_ = 0;  // the cell's counts of arrivals, and of departures, with all of them
   uint32_t pairs_ = 0;        // that this rank waits for
   int64_t own_copied_ = 0;    // bytes
-  std::vector<BlockTransfer> transfers_;
+  std::vector<BlockTransfer> outgoing_;
+  std::vector<BlockTransfer> incoming_;
   std::vector<RingFeed> feeds_;
   Ring ring_;
   std::optional<BlockReduction> reduction_;  // of a reducescatter, once all ranks are here

@@ -2,9 +2,9 @@
 // each rank has a block for some of the others.
 //
 // Every rank publishes where its input and its output lie. When all have done so, each block is
-// copied from the input of its sender into the output of its receiver; where there is a root, the
-// others begin when the root has done so, since each exchanges with it alone. Who copies depends on
-// which of the two the other ranks can map:
+// copied from the input of its sender into the output of its receiver. Where there is a root, the
+// others begin when the root has done so, since each exchanges with it alone; the root waits for
+// all. Who copies depends on which of the two the other ranks can map:
 //   - Both: the two ranks claim pieces of the block and copy them. The rank that has less to do
 //     helps the other, and none waits for one that sleeps.
 //   - One is private: its owner copies the block.

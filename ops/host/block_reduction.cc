@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "horon/ops/host/host_kernels.h"
+#include "horon/ops/host/ring_lines.h"
 
 namespace horon::ops {
 
@@ -36,12 +37,16 @@ int64_t BlockReduction::reduce_piece() {
   const int64_t bytes = pieces_.bytes(next_);
   for (size_t rank = 0; rank < sources_.size(); ++rank) {
     Source& source = sources_[rank];
-    if (source.block == nullptr) source.block = peers_.ring_of(source.rank);
-    inputs_[rank] = source.block + (source.from_ring ? pieces_.ring_place(next_) : begin);
+    if (source.from_ring && source.ring == nullptr) source.ring = peers_.ring_of(source.rank);
+    inputs_[rank] =
+        source.from_ring ? source.ring + pieces_.ring_place(next_) : source.block + begin;
   }
   std::byte* const output = batch_.output + begin;
   reduce_many({batch_.dtype, batch_.reduce_op, batch_.prescale, batch_.postscale, batch_.divisor},
               inputs_, {&output, 1}, bytes / static_cast<int64_t>(size_of(batch_.dtype)));
+  for (const Source& source : sources_) {
+    if (source.from_ring) take_lines(source.ring + pieces_.ring_place(next_), bytes);
+  }
   ++next_;
   for (const Source& source : sources_) {
     if (source.from_ring) source.pair->done.store(next_, std::memory_order_seq_cst);

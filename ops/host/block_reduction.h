@@ -34,8 +34,9 @@ class BlockReduction {
   struct Source {
     int rank;
     bool from_ring;
-    const std::byte* block;  // the ring, if it comes from there; null until a piece is in it
-    ExchangePair* pair;      // null: this rank itself
+    const std::byte* block;     // null if it comes from a ring
+    ExchangePair* pair;         // null: this rank itself
+    std::byte* ring = nullptr;  // known when a piece is in it
   };
   bool ready() const;
 

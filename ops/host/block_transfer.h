@@ -53,10 +53,11 @@ struct BlockTransfer {
   int to_rank;
   Way way;
   ExchangePair* pair;
-  const std::byte* from;  // the block; Ring: the sender's ring, null until a piece is in it
+  const std::byte* from;  // the block; null if it comes by way of a ring
   std::byte* to;
   Pieces pieces;
-  uint64_t next = 0;  // not used if Together
+  uint64_t next = 0;          // not used if Together
+  std::byte* ring = nullptr;  // of the sender; known when a piece is in it
 
   bool exhausted() const;
   // Claims a piece that can be copied now; false if there is none.

@@ -16,25 +16,28 @@
 namespace horon::ops {
 
 // How the others get what a rank gives.
-enum class Gives : uint32_t {
+enum class Gives : uint8_t {
   Payload,  // a copy in the cell: the rank need not wait until they have read it
   Shared,   // its input, which they can map
   Private,  // its input, which they can't map
 };
 
-// Written by its rank before it arrives, except for `finished_pairs`.
+// Written by its rank before it arrives, except for `finished_pairs`, and for the place of a ring,
+// which is there when the first piece is. One line of the cache.
 struct alignas(64) ExchangeMember {
   std::atomic<uint32_t> finished_pairs;  // written by the rank and by those that it exchanges with
   uint32_t pairs;                        // how many this rank waits for
-  std::atomic<uint64_t> arrivals;        // of this rank in the cell; grows for ever
+  std::atomic<uint32_t> arrivals;        // of this rank in the cell; only compared, so it may wrap
   Gives gives;
   bool output_shared;         // the others can map its output
   core::SharedAddress input;  // Shared: of the input; Private: of the ring of staged pieces
   core::SharedAddress output;
 };
+static_assert(sizeof(ExchangeMember) == 64);
 
-// The block that one rank sends another. Counted in pieces. The sender writes `send_begin`, the
-// receiver the rest, before they arrive.
+// The block that one rank sends another. Counted in pieces. The sender writes `send_begin` before
+// it arrives, or for a block in a ring before its first piece is there; the receiver writes the
+// rest before it arrives.
 struct alignas(64) ExchangePair {
   std::atomic<uint64_t> claimed;  // by either of the two ranks
   std::atomic<uint64_t> staged;   // copied into the sender's ring

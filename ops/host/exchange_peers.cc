@@ -10,7 +10,7 @@ const std::byte* ExchangePeers::block_of(int from) const {
   return input + cell_.pair(from, rank_).send_begin;
 }
 
-const std::byte* ExchangePeers::ring_of(int from) const {
+std::byte* ExchangePeers::ring_of(int from) const {
   return group_.map(from, cell_.member(from).input) + cell_.pair(from, rank_).send_begin;
 }
 

@@ -22,7 +22,7 @@ class ExchangePeers {
   // The block that `from` has for this rank; null if it comes by way of a ring.
   const std::byte* block_of(int from) const;
   // The sender's ring for this rank. Only once a piece is in it: then the sender has said where.
-  const std::byte* ring_of(int from) const;
+  std::byte* ring_of(int from) const;
   // Where the block of this rank belongs in the output of `to`.
   std::byte* place_in(int to) const;
 
