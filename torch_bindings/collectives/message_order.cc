@@ -60,7 +60,7 @@ std::shared_ptr<PendingCollective> MessageOrder::start(const Message& message,
   core::refuse_if_banned("send or recv");  // before it is counted
   const std::lock_guard lock(mutex_);
   auto [pending, last] = next(message, tensor);
-  pending->submit(pending);
+  pending->submit_in_turn(pending);
   last->message = pending;
   return pending;
 }

@@ -8,34 +8,33 @@ namespace {
 
 using core::concat;
 
-std::string key(uint32_t set, const std::string& name) { return concat(set, " ", name); }
-
-bool has_ended(const std::weak_ptr<core::HandleState>& call) {
-  const std::shared_ptr<core::HandleState> state = call.lock();
-  return state == nullptr || state->finished();
+bool has_ended(const std::weak_ptr<NamedCall>& call) {
+  const std::shared_ptr<NamedCall> known = call.lock();
+  if (known == nullptr) return true;
+  const core::HandleState* const handle = known->handle.load(std::memory_order_acquire);
+  return handle != nullptr && handle->finished();
 }
 
 }  // namespace
 
-void NamesInFlight::refuse_duplicate(uint32_t set, const std::string& name) const {
-  {
-    const std::lock_guard lock(mutex_);
-    const auto known = calls_.find(key(set, name));
-    if (known == calls_.end() || has_ended(known->second)) return;
-  }
-  throw Error(
-      ErrorCode::DuplicateName,
-      concat("tensor \"", name, "\": a call of this name is in flight; wait for that call, ",
-             "or give this one another name"));
-}
-
-void NamesInFlight::note(uint32_t set, const std::string& name,
-                         const std::shared_ptr<core::HandleState>& call) {
+void NamesInFlight::take(uint32_t set, const std::string& name,
+                         const std::shared_ptr<NamedCall>& call) {
+  std::string key = concat(set, " ", name);
   const std::lock_guard lock(mutex_);
-  calls_[key(set, name)] = call;
-  if (calls_.size() < next_sweep_) return;
-  std::erase_if(calls_, [](const auto& each) { return has_ended(each.second); });
-  next_sweep_ = 2 * calls_.size() + kSweepMin;
+  const auto [known, is_new] = calls_.try_emplace(std::move(key), call);
+  if (is_new) {
+    if (calls_.size() < next_sweep_) return;
+    std::erase_if(calls_, [](const auto& each) { return has_ended(each.second); });
+    next_sweep_ = 2 * calls_.size() + kSweepMin;
+    return;
+  }
+  if (!has_ended(known->second)) {
+    throw Error(
+        ErrorCode::DuplicateName,
+        concat("tensor \"", name, "\": a call of this name is in flight; wait for that call, ",
+               "or give this one another name"));
+  }
+  known->second = call;
 }
 
 NamesInFlight& names_in_flight() {

@@ -1,8 +1,9 @@
-// The names of this rank's calls that have not ended, so that a call learns at once that its name
-// is taken. The negotiation finds that out as well, but can tell only who waits for the second
-// call.
+// The names that the program has given to asynchronous calls which have not ended, so that the next
+// call learns at once that its name is taken. The negotiation finds that out as well, but can tell
+// only who waits for the second call.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,19 +15,24 @@
 
 namespace horon::torch_detail {
 
-// Any thread. Two threads that begin calls of one name at the same time may both pass; then the
-// error is that of a handle.
+// A call, as long as somebody needs it. Its handle is there once it has been submitted.
+struct NamedCall {
+  std::atomic<const core::HandleState*> handle{nullptr};
+};
+
+// Any thread.
 class NamesInFlight {
  public:
-  // Throws Error(DuplicateName).
-  void refuse_duplicate(uint32_t set, const std::string& name) const;
-  void note(uint32_t set, const std::string& name, const std::shared_ptr<core::HandleState>& call);
+  // Before the call is submitted: what stands between submit() and wait() delays the ranks. The
+  // name is free again when the handle has finished or the call is gone. Throws
+  // Error(DuplicateName).
+  void take(uint32_t set, const std::string& name, const std::shared_ptr<NamedCall>& call);
 
  private:
   static constexpr size_t kSweepMin = 1024;
 
-  mutable std::mutex mutex_;
-  std::unordered_map<std::string, std::weak_ptr<core::HandleState>> calls_;
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::weak_ptr<NamedCall>> calls_;
   size_t next_sweep_ = kSweepMin;  // entries at which those of calls that have ended are removed
 };
 
