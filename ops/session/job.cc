@@ -221,12 +221,23 @@ void Job::start_runtime() {
   runtime_->open();
 }
 
-std::shared_ptr<std::byte> Job::allocate(size_t bytes) {
-  const std::lock_guard lock(world_mutex_);
+// world_mutex_ must be held, also while the world is used: stop() ends it on its own thread.
+Communicator& Job::world() const {
   if (world_ == nullptr) {
     throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
   }
-  std::shared_ptr<std::byte> memory = world_->local_group().allocate(bytes);
+  return *world_;
+}
+
+std::shared_ptr<std::byte> Job::allocate_scratch(size_t bytes) {
+  const std::unique_lock lock(world_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return nullptr;
+  return world().local_group().allocate_scratch(bytes);
+}
+
+std::shared_ptr<std::byte> Job::allocate(size_t bytes) {
+  const std::lock_guard lock(world_mutex_);
+  std::shared_ptr<std::byte> memory = world().local_group().allocate(bytes);
   std::byte* const data = memory.get();
   *bucket_bytes_ += bytes;
   return {data, [memory = std::move(memory), bytes, counted = bucket_bytes_](std::byte*) mutable {
@@ -244,18 +255,13 @@ Statistics Job::statistics() const {
 std::vector<std::string> Job::explain(const ProcessSet& set, const core::BatchFacts& facts) const {
   if (!set.is_world()) return sets_->explain(set, facts);
   const std::lock_guard lock(world_mutex_);
-  if (world_ == nullptr) {
-    throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
-  }
+  (void)world();
   return op_table_->explain(facts);
 }
 
 std::vector<std::string> Job::explain_choices() const {
   const std::lock_guard lock(world_mutex_);
-  if (world_ == nullptr) {
-    throw Error(ErrorCode::NotInitialized, "horon::shutdown() has been called");
-  }
-  return ops::explain_choices(*world_, config_);
+  return ops::explain_choices(world(), config_);
 }
 
 void Job::compare_ranks(const InitOptions& options) const {

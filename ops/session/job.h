@@ -49,8 +49,9 @@ class Job {
   const core::CpuShare& cpu_share() const { return cpu_share_; }
   const JobConstants& constants() const { return constants_; }
   const std::shared_ptr<JobGpu>& gpu() const { return gpu_; }
-  // See ops::allocate_host. Any thread. Throws Error(NotInitialized) after stop().
+  // See running_job.h. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
+  std::shared_ptr<std::byte> allocate_scratch(size_t bytes);
   // Any thread.
   Statistics statistics() const;
 
@@ -69,6 +70,7 @@ class Job {
   void compare_ranks(const InitOptions& options) const;
   void warn_of_missing_memory() const;
   void find_constants();
+  Communicator& world() const;
   void start_runtime();
   void give_back(bool in_use);
   core::WaitPolicy wait_policy() const;
@@ -82,7 +84,7 @@ class Job {
   JobConstants constants_;
   std::shared_ptr<JobGpu> gpu_;  // never null
   std::unique_ptr<CommunicatorMaker> maker_;
-  mutable std::mutex world_mutex_;       // for allocate(): the next is null after stop()
+  mutable std::mutex world_mutex_;       // for world(): the next is null after stop()
   std::shared_ptr<Communicator> world_;  // of all ranks
   std::shared_ptr<core::OpTable> op_table_;
   // Of allocate(); that memory may outlive the job.

@@ -32,8 +32,9 @@
 // been enqueued.
 //
 // Errors: InvalidArgument (this call: undefined, sparse, wrong device or dtype, root or splits that
-// can't be, no member of the set), NotInitialized, DuplicateName (the name is in flight on this
-// rank) from the call; Mismatch, RankLeft, Stall, PeerDead, OperationFailed from wait().
+// can't be, no member of the set), NotInitialized, DuplicateName (an asynchronous call of the name
+// is in flight on this rank) from the call; Mismatch, RankLeft, Stall, PeerDead, OperationFailed
+// from wait().
 #pragma once
 
 #include <chrono>

@@ -21,6 +21,7 @@
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/known_calls.h"
 #include "horon/torch_bindings/collectives/names_in_flight.h"
+#include "horon/torch_bindings/collectives/result_memory.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
@@ -29,13 +30,6 @@ namespace horon::torch_detail {
 namespace {
 
 using core::concat;
-
-constexpr std::align_val_t kAlignment{64};
-
-std::shared_ptr<std::byte> allocate_bytes(size_t bytes) {
-  const auto free = [](std::byte* memory) { ::operator delete(memory, kAlignment); };
-  return {static_cast<std::byte*>(::operator new(bytes, kAlignment)), free};
-}
 
 // Autograd does not see what the runtime writes, and must refuse a graph that has saved this
 // tensor.
@@ -283,7 +277,8 @@ std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
     if (part.given.numel() > 0) return static_cast<std::byte*>(part.given.mutable_data_ptr());
   }
   if (device_.is_cpu()) {
-    part.bytes = allocate_bytes(static_cast<size_t>(elements) * size_of(spec.dtype));
+    const size_t bytes = static_cast<size_t>(elements) * size_of(spec.dtype);
+    part.bytes = results_are_copied ? allocate_reused_bytes(bytes) : allocate_bytes(bytes);
     return part.bytes.get();
   }
   const PlainMode plain;
@@ -295,9 +290,16 @@ std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
 }
 
 void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
-  if (has_given_name_) names_in_flight().refuse_duplicate(process_set_.id(), name);
+  core::Submission begun = submission(self);  // first: without a session there are no names either
+  if (has_given_name_) {
+    names_in_flight().take(process_set_.id(), name, {self, &named_});
+  }
+  state_ = ops::runtime().submit(std::move(begun));
+  named_.handle.store(state_.get(), std::memory_order_release);
+}
+
+void PendingCollective::submit_in_turn(const std::shared_ptr<PendingCollective>& self) {
   state_ = ops::runtime().submit(submission(self));
-  if (has_given_name_) names_in_flight().note(process_set_.id(), name, state_);
 }
 
 void PendingCollective::run(const std::shared_ptr<PendingCollective>& self) {

@@ -17,6 +17,7 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/runtime/submission.h"
 #include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/collectives/names_in_flight.h"
 
 namespace horon::torch_detail {
 
@@ -39,6 +40,9 @@ class PendingCollective {
   const std::string name;
   // Compared beside the names of the parts; fill in before the first part.
   std::string remark;
+  // The caller copies the results elsewhere and lets go of them: rows then come in memory that is
+  // used again and again, since fresh pages cost more than the copy.
+  bool results_are_copied = false;
 
   // Throws `error` here, and makes the call of this name fail on the other ranks as well: they
   // would wait for this one otherwise.
@@ -65,9 +69,12 @@ class PendingCollective {
   // and on the other ranks no elements, or with Into::Same the tensor as it is.
   void add_reduced(const at::Tensor& tensor, Into into);
 
-  // Begins, or throws Error(DuplicateName). The parts must have been checked, and `self` is this
-  // object.
+  // Begins. Throws Error(DuplicateName) if a call of a name that the program has given is in
+  // flight. The parts must have been checked, and `self` is this object.
   void submit(const std::shared_ptr<PendingCollective>& self);
+  // The same without that error, for names that Horon gives: they are used in turn, and the last
+  // call of this one has ended, or only its end has not been told yet.
+  void submit_in_turn(const std::shared_ptr<PendingCollective>& self);
   // Begins and returns when it has ended: this thread does the work, if no other one does already.
   void run(const std::shared_ptr<PendingCollective>& self);
 
@@ -120,6 +127,7 @@ class PendingCollective {
   std::vector<core::MemoryPart> memory_;  // of the parts
   std::vector<int64_t> splits_;
   std::shared_ptr<core::HandleState> state_;
+  NamedCall named_;  // of submit()
   std::vector<at::Tensor> results_;
   std::once_flag settled_;
   // Of all parts. On a GPU: the stream that was the current one at the call, and the copies that

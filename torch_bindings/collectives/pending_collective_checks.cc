@@ -77,8 +77,9 @@ std::string PendingCollective::fault_of_given(const Part& part) {
   const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
   const int64_t rows = part.elements / row;
   if (part.given.size(0) == rows) return "";
-  return concat("the output has ", part.given.size(0), " rows, but the result has ", rows,
-                "; give one of that size, or none");
+  const std::string_view unit = part.row_shape.empty() ? " elements" : " rows";
+  return concat("the output has ", part.given.size(0), unit, ", but the result has ", rows,
+                "; give one of that size");
 }
 
 // The number of its rows can't be judged yet.

@@ -42,8 +42,9 @@ struct Call {
   std::vector<int64_t> splits;
 };
 
-// Names of calls that Python has made and not yet seen the end of, so that the same program has the
-// same error on all ranks, whether or not the first call has ended meanwhile. Guarded by the GIL.
+// Names of calls that Python has made and not yet seen the end of, so that a program which
+// keeps its handles has the same error on all ranks, whether or not the first call has ended
+// meanwhile. Guarded by the GIL.
 class UnseenNames {
  public:
   // Throws Error(DuplicateName).

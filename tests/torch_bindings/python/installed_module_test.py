@@ -56,7 +56,9 @@ class InstalledModule(unittest.TestCase):
         self.assertIn(f"{self.packages}/", line)
 
     def test_it_is_imported_before_torch(self):
-        program = "import horon.torch, torch; print(horon.__file__, horon.torch.mpi_built())"
+        program = (
+            "import horon._native, horon.torch; print(horon.__file__, horon.torch.mpi_built())"
+        )
         printed = subprocess.run(
             [sys.executable, "-c", program],
             check=True,

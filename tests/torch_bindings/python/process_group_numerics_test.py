@@ -29,6 +29,11 @@ def values(rank, shape, dtype):
     return torch.from_numpy(np.asarray(numbers)).to(dtype)
 
 
+def unwritten(shape, dtype):
+    """Holds what no rank gives, unless it is bool. Fresh memory may hold the expected values."""
+    return torch.full(shape, 77, dtype=dtype)
+
+
 def as_numpy(tensor):
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).numpy()
 
@@ -69,10 +74,10 @@ def test_reduce_scatter(rank, size, dtype):
     every = stacked(size, (size, 2, 3), dtype)
     for op, reduce in reductions(dtype):
         expected = reduce(every, axis=0)[rank]
-        mine = torch.empty(2, 3, dtype=dtype)
+        mine = unwritten((2, 3), dtype)
         dist.reduce_scatter(mine, list(values(rank, (size, 2, 3), dtype).unbind()), op)
         same(mine, expected)
-        whole = torch.empty(2, 3, dtype=dtype)
+        whole = unwritten((2, 3), dtype)
         dist.reduce_scatter_tensor(whole, values(rank, (size, 2, 3), dtype).flatten(0, 1), op)
         same(whole, expected)
 
@@ -94,12 +99,12 @@ def test_from_one_rank_and_to_one(rank, size, dtype):
         x = values(rank, shape, dtype)
         dist.broadcast(x, root)
         same(x, every[root])
-        gathered = [torch.empty(shape, dtype=dtype) for _ in range(size)]
+        gathered = [unwritten(shape, dtype) for _ in range(size)]
         dist.gather(values(rank, shape, dtype), gathered if rank == root else None, root)
         if rank == root:
             same(torch.stack(gathered), every)
         given = [values(each, shape, dtype) for each in range(size)]
-        mine = torch.empty(shape, dtype=dtype)
+        mine = unwritten(shape, dtype)
         dist.scatter(mine, given if rank == root else None, root)
         same(mine, every[rank])
 
@@ -108,17 +113,17 @@ def test_from_one_rank_and_to_one(rank, size, dtype):
 def test_from_all_to_all(rank, size, dtype):
     for shape in SHAPES:
         every = stacked(size, shape, dtype)
-        parts = [torch.empty(shape, dtype=dtype) for _ in range(size)]
+        parts = [unwritten(shape, dtype) for _ in range(size)]
         dist.all_gather(parts, values(rank, shape, dtype))
         same(torch.stack(parts), every)
-        whole = torch.empty(size, *shape, dtype=dtype)
+        whole = unwritten((size, *shape), dtype)
         dist.all_gather_into_tensor(whole, values(rank, shape, dtype))
         same(whole, every)
         of_all = stacked(size, (size, *shape), dtype)
-        received = [torch.empty(shape, dtype=dtype) for _ in range(size)]
+        received = [unwritten(shape, dtype) for _ in range(size)]
         dist.all_to_all(received, list(values(rank, (size, *shape), dtype).unbind()))
         same(torch.stack(received), of_all[:, rank])
-        single = torch.empty(size, *shape, dtype=dtype)
+        single = unwritten((size, *shape), dtype)
         dist.all_to_all_single(single, values(rank, (size, *shape), dtype))
         same(single, of_all[:, rank])
 
@@ -126,7 +131,7 @@ def test_from_all_to_all(rank, size, dtype):
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_rows_of_unlike_number(rank, size, dtype):
     sends = [(rank + other) % 3 for other in range(size)]  # the same the other way round
-    received = torch.empty(sum(sends), 2, dtype=dtype)
+    received = unwritten((sum(sends), 2), dtype)
     dist.all_to_all_single(received, values(rank, (sum(sends), 2), dtype), sends, sends)
     parts = []
     for other in range(size):
@@ -140,7 +145,7 @@ def test_rows_of_unlike_number(rank, size, dtype):
 def test_messages(rank, size, dtype):
     for shape in SHAPES:
         sent = dist.isend(values(rank, shape, dtype), (rank + 1) % size)
-        received = torch.empty(shape, dtype=dtype)
+        received = unwritten(shape, dtype)
         dist.recv(received, (rank - 1) % size)
         sent.wait()
         same(received, as_numpy(values((rank - 1) % size, shape, dtype)))

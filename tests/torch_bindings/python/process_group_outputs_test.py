@@ -106,6 +106,11 @@ def test_every_rank_has_an_equal_part_of_a_whole_tensor(rank, size):
         dist.all_gather_into_tensor(whole, uneven)
     assert not whole.any()
     all_goes_on()
+    # Each rank's own output fits its own input; that of rank 0 does not fit the other's.
+    mine = torch.ones(2 if rank == 0 else 3)
+    with pytest.raises(RuntimeError, match=r"the output has \d+ elements, but the result has"):
+        dist.all_gather_into_tensor(torch.zeros(mine.numel() * size), mine)
+    all_goes_on()
     share = torch.zeros(2 if rank == 0 else 1)
     with pytest.raises(RuntimeError, match="elements"):
         dist.reduce_scatter_tensor(share, torch.ones(size + 1))
@@ -217,9 +222,12 @@ def test_a_timeout_leaves_the_memory_of_the_output(rank, size):
             work.wait(datetime.timedelta(milliseconds=50))
         del output, work
         gc.collect()
+        others = [torch.full((1000 * size,), 7.0) for _ in range(20)]  # in its memory, were it free
     hvd.barrier()
     if rank != 0:
         output = torch.zeros(1000 * size)
         dist.all_gather_into_tensor(output, torch.ones(1000))
         assert output.sum() == 1000 * size
     dist.barrier()
+    if rank == 0:
+        assert all((each == 7).all() for each in others)

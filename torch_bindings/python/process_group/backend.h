@@ -2,8 +2,9 @@
 //
 // A group is a process set, and each of its calls one collective of it, or a few; messages are
 // those of the sets of two ranks. Everything is in terms of PendingCollective: checks, dtypes,
-// strides, errors and shared memory are those of horon::allreduce() and its kind. Those that divide
-// or join tensors are copied once more, into the tensors that the caller has given.
+// strides, errors and shared memory are those of horon::allreduce() and its kind. The results
+// of those that divide or join lists of tensors are copied once more, into the tensors that the
+// caller has given.
 #pragma once
 
 #include <atomic>

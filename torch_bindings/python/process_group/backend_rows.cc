@@ -167,7 +167,8 @@ WorkPtr HoronBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
     require_dtype_of(pending, output, list);
     require_own_part(pending, list[static_cast<size_t>(getRank())], output);
     pending.spec.splits = element_counts(list);
-    pending.add_rows(flat(list), {}, flat_output(output));
+    const at::Tensor input = flat(list);
+    pending.add_rows(input, {}, flat_output_beside(input, output));
   });
   begun->deliver_by(copies_to(begun->outputs()));
   return work(OpType::REDUCE_SCATTER, begun);
@@ -193,7 +194,9 @@ WorkPtr HoronBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
       [&](PendingCollective& pending, size_t i) {
         require_dtype_of(pending, inputs[i], {outputs[i]});
         require_equal_parts(pending, inputs[i], outputs[i], members());
-        pending.add_rows(flat(inputs[i]), {}, is_alone ? flat_output(outputs[i]) : at::Tensor());
+        const at::Tensor input = flat(inputs[i]);
+        pending.add_rows(input, {},
+                         is_alone ? flat_output_beside(input, outputs[i]) : at::Tensor());
       });
   begun->deliver_by(copies_to(begun->outputs()));
   return work(OpType::_REDUCE_SCATTER_BASE, begun);

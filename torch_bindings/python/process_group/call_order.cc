@@ -49,6 +49,7 @@ void CallOrder::start_next(Operation& operation, const Start& what,
   const size_t slot = count_++ % kNames;
   auto pending = std::make_shared<torch_detail::PendingCollective>(
       what.kind, to_string(what.kind), names_[slot], set_, what.grouped);
+  pending->results_are_copied = true;  // into the tensors that torch.distributed gives
   try {
     fill(*pending);
   } catch (const Error&) {  // the other ranks know of it
@@ -56,7 +57,7 @@ void CallOrder::start_next(Operation& operation, const Start& what,
   } catch (...) {  // LibTorch's own errors
     pending->refuse(core::current_error());
   }
-  pending->submit(pending);
+  pending->submit_in_turn(pending);
   last_[slot] = pending;
   operation.add(std::move(pending));
 }

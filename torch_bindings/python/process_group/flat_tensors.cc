@@ -30,6 +30,10 @@ at::Tensor flat_output(const at::Tensor& output) {
   return output.detach().view({-1});
 }
 
+at::Tensor flat_output_beside(const at::Tensor& input, const at::Tensor& output) {
+  return output.is_alias_of(input) ? at::Tensor() : flat_output(output);
+}
+
 std::vector<int64_t> element_counts(const Tensors& tensors) {
   std::vector<int64_t> counts;
   counts.reserve(tensors.size());

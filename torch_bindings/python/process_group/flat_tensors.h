@@ -16,6 +16,9 @@ at::Tensor flat(const Tensors& tensors);
 // The memory of an output for a result of rows, written without a copy; undefined if its elements
 // do not lie there in row-major order.
 at::Tensor flat_output(const at::Tensor& output);
+// The same, but undefined too if the output lies in the memory of the input, which would be copied
+// as a whole before it is overwritten: it is longer than the result of a reducescatter.
+at::Tensor flat_output_beside(const at::Tensor& input, const at::Tensor& output);
 std::vector<int64_t> element_counts(const Tensors& tensors);
 
 // Writes the rows to the output, or to the outputs one after the other. Throws Error(Mismatch)

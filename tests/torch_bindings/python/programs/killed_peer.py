@@ -22,14 +22,24 @@ def stand_for(rank, api, folder):
         time.sleep(0.02)
 
 
-def be_rank():
+def die_when(path):
+    """A call that begins after the death is refused at once, so rank 0 says when its calls run."""
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_rank(folder):
     import torch
     import horon.torch as hvd
     hvd.init()
     hvd.barrier()
+    in_flight = folder / "in_flight"
     if hvd.rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die_when(in_flight)
     kept = hvd.allreduce_async(torch.ones(100), name="in flight")
+    in_flight.touch()
     try:
         hvd.allreduce(torch.ones(2), name="waits")
     except hvd.HorovodInternalError as error:
@@ -38,15 +48,17 @@ def be_rank():
     del kept  # the end finds it in flight
 
 
-def be_rank_of_a_process_group():
+def be_rank_of_a_process_group(folder):
     import torch
     import torch.distributed as dist
     dist.init_process_group("horon")
     dist.barrier()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    in_flight = folder / "in_flight"
     if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die_when(in_flight)
     kept = [dist.all_reduce(torch.ones(100), async_op=True), dist.irecv(torch.ones(1), 1)]
+    in_flight.touch()
     for call in (lambda: dist.all_reduce(torch.ones(2)), kept[1].wait,
                  lambda: model(torch.ones(1, 2)).sum().backward()):
         try:
@@ -59,6 +71,7 @@ def be_rank_of_a_process_group():
 
 
 if sys.argv[3:] == ["rank"]:
-    be_rank() if sys.argv[1] == "horovod" else be_rank_of_a_process_group()
+    be = be_rank if sys.argv[1] == "horovod" else be_rank_of_a_process_group
+    be(pathlib.Path(sys.argv[2]))
 else:
     stand_for(int(os.environ["OMPI_COMM_WORLD_RANK"]), sys.argv[1], pathlib.Path(sys.argv[2]))

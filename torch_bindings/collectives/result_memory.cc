@@ -1,0 +1,31 @@
+#include "horon/torch_bindings/collectives/result_memory.h"
+
+#include <new>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/session/running_job.h"
+
+namespace horon::torch_detail {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+}  // namespace
+
+std::shared_ptr<std::byte> allocate_bytes(size_t bytes) {
+  const auto free = [](std::byte* memory) { ::operator delete(memory, kAlignment); };
+  return {static_cast<std::byte*>(::operator new(bytes, kAlignment)), free};
+}
+
+std::shared_ptr<std::byte> allocate_reused_bytes(size_t bytes) {
+  constexpr size_t kLong = 64 << 10;
+  if (bytes < kLong) return allocate_bytes(bytes);
+  std::shared_ptr<std::byte> memory;
+  try {
+    memory = ops::allocate_host_scratch(bytes);
+  } catch (const Error&) {  // shared memory is full
+  }
+  return memory != nullptr ? memory : allocate_bytes(bytes);
+}
+
+}  // namespace horon::torch_detail

@@ -1,0 +1,15 @@
+// Memory of the host for results whose size the ranks learn from each other.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+namespace horon::torch_detail {
+
+// 64-byte aligned, holding anything. Any thread.
+std::shared_ptr<std::byte> allocate_bytes(size_t bytes);
+// The same for a short time: long ones come from memory that is used again and that the ranks of
+// the host share, if there is some; malloc() reuses short ones itself.
+std::shared_ptr<std::byte> allocate_reused_bytes(size_t bytes);
+
+}  // namespace horon::torch_detail
