@@ -28,16 +28,22 @@ RANKS = 3
 CASES_AT_A_TIME = 3
 LIMIT_S = 45
 STATUS_OF_LEAKS = 77
-# Collectives that differ from "allreduce" and "alltoall" in who copies what; killed alone.
+# Collectives that differ from "allreduce" and "alltoall" in who copies what. They are not in the
+# matrix of all faults.
 OTHER_KINDS = ("broadcast", "allgather", "reducescatter", "gather", "scatter")
-SITUATIONS = ("rest", "allreduce", "fresh", "alltoall", *OTHER_KINDS, "blocked", "join", "set")
-NOT_IN_MATRIX = ("fresh", *OTHER_KINDS, "blocked")
+# In shared memory: ranks can map the memory of some ranks, and not that of others.
+MIXED_KINDS = tuple(f"mixed_{kind}" for kind in ("alltoall", *OTHER_KINDS))
+SITUATIONS = ("rest", "allreduce", "fresh", "alltoall", *OTHER_KINDS, *MIXED_KINDS, "blocked",
+              "join", "set")
+NOT_IN_MATRIX = ("fresh", *OTHER_KINDS, *MIXED_KINDS, "blocked")
 FAULTS = ("kill", "stop", "exit", "throw")
 # Beside the matrix; leaving, stalling and a signal are no deaths.
 OTHER_CASES = (("allreduce", "leave"), ("allreduce", "stall"), ("blocked", "signal"),
                *((kind, "kill") for kind in OTHER_KINDS))
 # Beside both, by link: with shared memory, memory that is mapped when its owner is gone.
-CASES_OF_LINK = {"shm": (("fresh", "kill"), ("fresh", "exit")), "hosts": (("broadcast", "stop"),)}
+CASES_OF_LINK = {"shm": (("fresh", "kill"), ("fresh", "exit"),
+                         *((kind, "kill") for kind in MIXED_KINDS)),
+                 "hosts": (("broadcast", "stop"),)}
 # Under AddressSanitizer, beside others like it, a live process may say nothing for two seconds.
 DEAD_AFTER_S = "6" if "ASAN_OPTIONS" in os.environ else "2"
 KNOBS = {"HORON_DEAD_AFTER_S": DEAD_AFTER_S, "HORON_STALL_WARN_S": "1",

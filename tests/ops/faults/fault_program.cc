@@ -96,12 +96,22 @@ void in_allreduce_of_fresh_memory() {
   allreduce();  // a rank that had published its memory and can still be read ends no allreduce
 }
 
-// 1.5 MiB of a rank, in memory that the others can't map. Where there is a root, each rank is it in
-// turn.
-std::shared_ptr<horon::core::HandleState> start_blocks(horon::CollectiveKind kind, int step) {
+enum class Memory : uint8_t { Private, Mixed };
+
+// Mixed: the others can map that of ranks 0 and 2.
+std::shared_ptr<std::byte> memory_of_rank(int64_t count, Memory kind) {
+  const auto bytes = static_cast<size_t>(count) * sizeof(float);
+  if (kind == Memory::Mixed && horon::rank() != 1) return horon::ops::allocate_host(bytes);
+  return {new std::byte[bytes](), std::default_delete<std::byte[]>()};
+}
+
+// 1.5 MiB of a rank. Where there is a root, each rank is it in turn, and rank 0 in the step of the
+// fault: of the guilty ranks one is the root, and the other one is not.
+std::shared_ptr<horon::core::HandleState> start_blocks(horon::CollectiveKind kind, Memory memory,
+                                                       int step) {
   using horon::CollectiveKind;
   constexpr int64_t kLongest = 3 << 17;
-  const int root = horon::core::has_root(kind) ? step % 3 : 0;
+  const int root = horon::core::has_root(kind) ? (step + 1) % 3 : 0;
   const bool divides = kind == CollectiveKind::Alltoall ||
                        (kind == CollectiveKind::Scatter && horon::rank() == root);
   const int64_t count = kind == CollectiveKind::Scatter && !divides ? 0 : kLongest;
@@ -109,9 +119,9 @@ std::shared_ptr<horon::core::HandleState> start_blocks(horon::CollectiveKind kin
   spec->kind = kind;
   spec->root = root;
   spec->parts = {{"blocks", {count}}};
-  const auto data = std::make_shared<std::vector<float>>(4 * kLongest, 1.0F);
-  auto* const bytes = reinterpret_cast<std::byte*>(data->data());
-  auto* const result = reinterpret_cast<std::byte*>(data->data() + kLongest);
+  const std::shared_ptr<std::byte> data = memory_of_rank(4 * kLongest, memory);
+  std::byte* const bytes = data.get();
+  std::byte* const result = bytes + kLongest * sizeof(float);
   const bool in_place = kind == CollectiveKind::Broadcast;
   horon::core::Submission submission;
   submission.name = "blocks";
@@ -127,9 +137,9 @@ std::shared_ptr<horon::core::HandleState> start_blocks(horon::CollectiveKind kin
   return horon::ops::runtime().submit(std::move(submission));
 }
 
-void in_blocks(horon::CollectiveKind kind) {
+void in_blocks(horon::CollectiveKind kind, Memory memory) {
   for (int step = 0; step < kSteps; ++step) {
-    const auto handle = start_blocks(kind, step);
+    const auto handle = start_blocks(kind, memory, step);
     if (job->is_guilty() && step == kStepOfFault) job->do_fault();
     (void)handle->get();
   }
@@ -172,7 +182,9 @@ void work() {
   using Kind = horon::CollectiveKind;
   for (const auto kind : {Kind::Alltoall, Kind::Broadcast, Kind::Allgather, Kind::Reducescatter,
                           Kind::Gather, Kind::Scatter}) {
-    if (job->situation() == horon::to_string(kind)) in_blocks(kind);
+    const std::string name(horon::to_string(kind));
+    if (job->situation() == name) in_blocks(kind, Memory::Private);
+    if (job->situation() == "mixed_" + name) in_blocks(kind, Memory::Mixed);
   }
   if (job->situation() == "blocked") blocked();
   if (job->situation() == "join") in_join();
