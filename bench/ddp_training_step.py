@@ -5,11 +5,10 @@ The models are those of models.cc, the method is that of training_step_bench.cc:
 train each model with DDP, without any communication ("alone"), and with nothing but a barrier at
 the end of each step ("floor": the same MPI_Barrier as there, called through ctypes). Blocks of
 steps of all of them alternate, and the figures are medians over blocks of ratios. The JSON has the
-same fields. It needs Open MPI, and the whole torch wheel with its dependencies (several GB), best
-in an environment of its own:
+same fields. It needs Open MPI, and the whole torch wheel with its dependencies (several GB), as
+tools/setup --python installs it:
 
-    python3 -m venv /tmp/ddp && /tmp/ddp/bin/pip install torch==2.11.0 numpy
-    OMP_NUM_THREADS=1 mpirun -np 2 /tmp/ddp/bin/python bench/ddp_training_step.py --json ddp.json
+    OMP_NUM_THREADS=1 mpirun -np 2 .venv/bin/python bench/ddp_training_step.py --json ddp.json
 
 DDP runs with its fast options: gradient_as_bucket_view, and no broadcast of buffers (Horon does not
 send them in a step either). With --device cuda it runs over NCCL, a GPU for each rank.

@@ -7,6 +7,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/hierarchical/wire_type.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
@@ -80,6 +81,13 @@ std::vector<double> ratios(std::vector<double> horon, const std::vector<double>&
   return horon;
 }
 
+// Sums of float32 may travel in 16 bits.
+TestData data_of(const Options& options, const core::Config& config, int ranks) {
+  const bool may_be_narrow = options.dtype == DataType::Float32;
+  return {options.dtype, options.op, ranks,
+          may_be_narrow ? ops::wire_dtype_named(config.wire_dtype) : options.dtype};
+}
+
 std::shared_ptr<std::byte> private_memory(size_t bytes) {
   constexpr std::align_val_t line{64};
   return {static_cast<std::byte*>(::operator new(bytes, line)),
@@ -116,8 +124,8 @@ Measurement::Measurement(const Options& options, const ProcessSet& set, core::Ru
       runtime_(runtime),
       mpi_(mpi),
       peers_(peers),
-      mine_(TestData(options.dtype, options.op, ranks_).of_rank(rank_)),
-      expected_(case_.expected(TestData(options.dtype, options.op, ranks_), ranks_, root_)),
+      mine_(data_of(options, runtime.config(), ranks_).of_rank(rank_)),
+      expected_(case_.expected(data_of(options, runtime.config(), ranks_), ranks_, root_)),
       buffers_(std::make_unique<Buffers>()) {
   const Shape largest = case_.shape(options.bytes_max, options.dtype, ranks_);
   const auto element = static_cast<int64_t>(size_of(options.dtype));

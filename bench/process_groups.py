@@ -191,10 +191,11 @@ def main():
     dist.init_process_group("horon")
     groups = {"horon": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     report = {
-        "torch": torch.__version__,
+        "version": torch.__version__,
         "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "load": os.getloadavg(),
                     "date": datetime.date.today().isoformat()},
         "ranks": dist.get_world_size(), "threads": torch.get_num_threads(),
+        "blocks": options.blocks,
         "collectives": measure_collectives(groups, options) if options.sizes else [],
         "models": [measure_training(name, groups, options)
                    for name in options.models.split(",") if name],

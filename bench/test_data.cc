@@ -168,13 +168,14 @@ int64_t PeriodicData::count_far(const std::byte* from, int64_t begin, int64_t co
   return wrong;
 }
 
-TestData::TestData(DataType dtype, ReduceOp op, int ranks)
-    : dtype_(dtype), op_(op), ranks_(ranks) {}
+TestData::TestData(DataType dtype, ReduceOp op, int ranks, DataType carried)
+    : dtype_(dtype), op_(op), ranks_(ranks), carried_(carried) {}
 
 std::vector<double> TestData::values_of(int rank) const {
   std::vector<double> values(PeriodicData::kPeriod);
   const bool unsigned_type = dtype_ == DataType::UInt8 || dtype_ == DataType::Bool;
-  const auto limit = static_cast<int64_t>(std::max(1.0, std::floor(exact_limit(dtype_) / ranks_)));
+  const double limit_of_rank = std::floor(exact_limit(carried_) / ranks_);
+  const auto limit = static_cast<int64_t>(std::max(1.0, limit_of_rank));
   for (size_t i = 0; i < values.size(); ++i) {
     const uint64_t random = mix(static_cast<uint64_t>(rank) << 32 | i);
     const auto magnitude = static_cast<double>(random % static_cast<uint64_t>(limit + 1));
@@ -228,8 +229,8 @@ PeriodicData TestData::reduced() const {
       if (!is_floating(dtype_)) value = std::trunc(value);
     }
   }
-  const bool rounds = average || ranks_ > exact_limit(dtype_);
-  return {result, dtype_, rounds ? 2 * epsilon(dtype_) : 0};
+  const bool rounds = average || ranks_ > exact_limit(carried_);
+  return {result, dtype_, rounds ? 2 * epsilon(carried_) : 0};
 }
 
 }  // namespace horon::bench

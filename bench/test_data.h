@@ -40,7 +40,10 @@ class PeriodicData {
 // The inputs of each rank and the expected results.
 class TestData {
  public:
-  TestData(DataType dtype, ReduceOp op, int ranks);
+  // `carried`: the narrowest type in which the values travel (HORON_WIRE_DTYPE); it holds them all,
+  // so that a sum is exact all the same.
+  TestData(DataType dtype, ReduceOp op, int ranks, DataType carried);
+  TestData(DataType dtype, ReduceOp op, int ranks) : TestData(dtype, op, ranks, dtype) {}
 
   PeriodicData of_rank(int rank) const;
   PeriodicData reduced() const;
@@ -52,6 +55,7 @@ class TestData {
   const DataType dtype_;
   const ReduceOp op_;
   const int ranks_;
+  const DataType carried_;
 };
 
 }  // namespace horon::bench

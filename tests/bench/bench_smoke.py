@@ -2,6 +2,7 @@
 """Runs a benchmark on small sizes and looks at what it reports; times are only asked to be times.
 
 usage: bench_smoke.py KIND MPIRUN_TEST RANKS PROGRAM [ARGUMENT...]
+RANKS: of this host; or of several, as 2+1
 KIND: table, idle, training, predict (what the JSON must hold), refused (wrong arguments must fail)
 """
 
@@ -161,7 +162,7 @@ def main():
     kind, *command = sys.argv[1:]
     checks = {"table": check_table, "idle": check_idle, "training": check_training,
               "predict": check_predict, "refused": check_refused}
-    checks[kind](command, int(command[1]))
+    checks[kind](command, sum(int(ranks) for ranks in command[1].split("+")))
 
 
 if __name__ == "__main__":

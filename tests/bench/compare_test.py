@@ -57,6 +57,16 @@ class Comparison(unittest.TestCase):
         self.assertEqual(row["exposed_ms"], (4.0 * 10 + 1.0 * 30) / 40)
         self.assertTrue(row["ranks_agree"])
 
+    def test_contenders_without_a_step_alone(self):
+        compare = load("compare_training_step")
+        blocks = {"floor": [1.0, 2.0], "ddp_gloo": [4.0, 8.0], "ddp_horon": [2.0, 2.0]}
+        one = {"ranks": 2, "threads": 1, "blocks": 2, "version": "2", "models": [
+            {"model": "cnn", "block_ms": blocks, "steps": 3, "horon_over_gloo_quartiles": [0] * 3}]}
+        row = compare.merge([one, one], "ddp")["models"][0]
+        self.assertEqual(row["over_floor_quartiles"]["ddp_gloo"], [4, 4, 4])
+        self.assertEqual(row["horon_over_gloo_quartiles"], [0.25, 0.375, 0.5])
+        self.assertFalse({"ratio", "floor", "ratio_quartiles"} & row.keys())
+
     def test_one_round_in_which_ranks_differ_shows(self):
         compare = load("compare_training_step")
         merged = compare.merge([report(1, 1, 1, 1), report(1, 1, 1, 1, agree=False)], "horon")
@@ -82,7 +92,7 @@ class Comparison(unittest.TestCase):
         with open(os.path.join(BENCH, "results/training_floor_np2.json"), encoding="utf-8") as file:
             results = json.load(file)
         for name, content in results.items():
-            library = "ddp" if name == "ddp" else "horon"
+            library = "horon" if name == "horon" else "ddp"
             figures = {"ratio": (library, "alone"), "floor": ("floor", "alone"),
                        "over_floor": (library, "floor"),
                        "over_floor_fused": ("horon_fused", "floor")}
@@ -93,6 +103,10 @@ class Comparison(unittest.TestCase):
                     expected = median_of_ratios(row["block_ms"], contender, base)
                     with self.subTest(report=name, model=row["model"], figure=key):
                         self.assertAlmostEqual(row[key], expected, delta=1e-3 * expected)
+                for contender, quartiles in row["over_floor_quartiles"].items():
+                    expected = median_of_ratios(row["block_ms"], contender, "floor")
+                    with self.subTest(report=name, model=row["model"], contender=contender):
+                        self.assertAlmostEqual(quartiles[1], expected, delta=1e-3 * expected)
 
 
 if __name__ == "__main__":

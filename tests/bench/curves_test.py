@@ -23,7 +23,9 @@ while size <= int(value("-e")):
 tuned = 1.2 if kind == "scatter" else 0.75
 peers = {"mpi": {"time": 2, "ratio_quartiles": [0.4, 0.5, 0.6]},
          "tuned": {"time": 1.5, "ratio_quartiles": [tuned / 2, tuned, tuned * 2],
-                   "algorithm": "ring"}}
+                   "algorithm": "ring"},
+         "gloo": {"time": 20, "ratio_quartiles": [0.05, 0.05, 0.05]}}
+peers = {name: peers[name] for name in value("--peer").split(",")}
 form = {"time": 1, "repetitions": 5, "peers": peers}
 print("a line of another program")
 print(json.dumps({"mpi": "Open MPI v0", "machine": {"cores": 2}, "config": {"ranks": 2},
@@ -65,6 +67,17 @@ class Curves(unittest.TestCase):
         self.assertIn("[ 3/3]", done.stdout)
         self.assertIn("2 hosts    scatter          64 KiB: 1.20 (0.60 to 2.40)", done.stdout)
         self.assertIn("Above a target: 3\n", done.stdout)
+
+    def test_gloo_has_runs_of_its_own(self):
+        done = self.curves("--kinds", "gather,reducescatter", "--arguments",
+                           "--gloo-interface eth0")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("[ 3/3]", done.stdout)
+        runs = json.loads((self.at / "curves.json").read_text(encoding="utf-8"))["runs"]
+        self.assertEqual([sorted(one["rows"][2]["peers"]) for one in runs],
+                         [["gloo", "mpi", "tuned"], ["mpi", "tuned"]])
+        self.assertIn("Gloo over TCP, 2 hosts",
+                      (self.at / "curves.svg").read_text(encoding="utf-8"))
 
     def test_arguments_are_passed_on(self):
         program = PROGRAM.replace("kind, size =", 'value("--gloo-interface")\nkind, size =')

@@ -7,6 +7,8 @@
 
 #include <gtest/gtest.h>
 
+#include "horon/ops/host/host_kernels.h"
+
 namespace horon::bench {
 namespace {
 
@@ -43,6 +45,23 @@ TEST(PeriodicData, NanIsWrong) {
   EXPECT_EQ(data.count_wrong(bytes, 10, 0), 0);
   buffer[4] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(data.count_wrong(bytes, 10, 0), 1);
+}
+
+TEST(TestData, IsExactInTheTypeInWhichItTravels) {
+  for (const DataType carried : {DataType::BFloat16, DataType::Float16}) {
+    const TestData data(DataType::Float32, ReduceOp::Sum, 3, carried);
+    std::vector<PeriodicData> all{data.reduced()};
+    for (int rank = 0; rank < 3; ++rank) all.push_back(data.of_rank(rank));
+    for (const PeriodicData& each : all) {
+      std::vector<float> values(PeriodicData::kPeriod);
+      auto* const bytes = reinterpret_cast<std::byte*>(values.data());
+      each.write(bytes, PeriodicData::kPeriod, 0);
+      std::vector<std::byte> narrow(2 * values.size());
+      ops::narrow(carried, values.data(), narrow.data(), PeriodicData::kPeriod, 1.0);
+      ops::widen(carried, narrow.data(), values.data(), PeriodicData::kPeriod, 1.0);
+      EXPECT_EQ(each.count_wrong(bytes, PeriodicData::kPeriod, 0), 0);
+    }
+  }
 }
 
 class Reduced : public testing::TestWithParam<std::tuple<int, int>> {};

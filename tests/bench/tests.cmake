@@ -52,6 +52,12 @@ horon_bench_test(bench_16_bit 2 table ${horon_bench} -o max
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi,gloo -d bfloat16)
 horon_bench_test(bench_16_bit 3 table ${horon_bench} --collective reducescatter --set all
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi,tuned,gloo -d float16)
+add_test(NAME bench_narrow_wire
+         COMMAND Python3::Interpreter ${horon_bench_smoke} table
+                 ${PROJECT_SOURCE_DIR}/tests/support/mpirun_hosts_test 1+1 ${horon_bench}
+                 -b 8 -e 4M -f 1024 -n 2 -w 1 --peer mpi -o avg)
+set_tests_properties(bench_narrow_wire PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun
+                     ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
 horon_bench_test(bench_bits 2 table ${horon_bench} -o bxor
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d bool)
 horon_bench_test(bench_set 3 table ${horon_bench} --set 0,2 --collective scatter -r 2
