@@ -108,7 +108,7 @@ endif()
 message(STATUS "LibTorch: ${HORON_TORCH_VERSION} in ${HORON_TORCH_ROOT}")
 add_library(horon_libtorch INTERFACE IMPORTED GLOBAL)
 # A program finds this LibTorch also when it is installed; a target with HORON_FINDS_TORCH_ITSELF
-# has install names of its own.
+# has rpaths of its own.
 set(horon_finds_torch_itself $<BOOL:$<TARGET_PROPERTY:HORON_FINDS_TORCH_ITSELF>>)
 set(horon_torch_rpath $<$<NOT:${horon_finds_torch_itself}>:-Wl,-rpath,${HORON_TORCH_ROOT}/lib>)
 set_target_properties(horon_libtorch PROPERTIES
