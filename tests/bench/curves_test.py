@@ -69,8 +69,11 @@ class Curves(unittest.TestCase):
         self.assertIn("Above a target: 3\n", done.stdout)
 
     def test_gloo_has_runs_of_its_own(self):
-        done = self.curves("--kinds", "gather,reducescatter", "--arguments",
-                           "--gloo-interface eth0")
+        # As horon-bench does, refuse an interface without Gloo.
+        program = PROGRAM.replace("sizes = []", """sizes = []
+assert ("--gloo-interface" in sys.argv) == (value("--peer") == "gloo")""")
+        done = self.curves("--kinds", "gather,reducescatter", "--gloo-interface", "eth0",
+                           program=program)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("[ 3/3]", done.stdout)
         runs = json.loads((self.at / "curves.json").read_text(encoding="utf-8"))["runs"]
@@ -80,8 +83,8 @@ class Curves(unittest.TestCase):
                       (self.at / "curves.svg").read_text(encoding="utf-8"))
 
     def test_arguments_are_passed_on(self):
-        program = PROGRAM.replace("kind, size =", 'value("--gloo-interface")\nkind, size =')
-        for arguments, code in (["--arguments", "--gloo-interface eth0"], 0), ([], 1):
+        program = PROGRAM.replace("kind, size =", 'value("-d")\nkind, size =')
+        for arguments, code in (["--arguments", "-d float64"], 0), ([], 1):
             done = self.curves("--kinds", "gather", *arguments, program=program)
             self.assertEqual(done.returncode, code, done.stderr)
 
