@@ -232,10 +232,10 @@ std::byte* RunningBatch::allocate_output(EntryWork& entry, size_t part, int64_t 
   }
   const int rank = context_.ranks[static_cast<size_t>(context_.me)];
   // Memory that the call has given, and that does not fit, is no lack of memory.
-  const std::string lacks = code == ErrorCode::InvalidArgument
-                                ? ""
-                                : concat(" has no memory for its result of ",
-                                         bytes_text(bytes_of(elements)));
+  const std::string lacks =
+      code == ErrorCode::InvalidArgument
+          ? ""
+          : concat(" has no memory for its result of ", bytes_text(bytes_of(elements)));
   entry.error = Error(code, concat("tensor \"", entry.name, "\": rank ", rank, lacks, ": ", why));
   return nullptr;
 }
