@@ -54,7 +54,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--precision", default="32-true", help="bf16-mixed, ...")
-    parser.add_argument("--folder", help="of checkpoints; default: one that goes at the end")
+    parser.add_argument("--folder", help="of checkpoints, the same on all hosts; default: one of "
+                        "this host that goes at the end")
     args = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as temporary:
