@@ -115,6 +115,16 @@ class Mistakes(unittest.TestCase):
             self.assertIn("not Open MPI's", told.stderr)
 
 
+# A signal that comes while Open MPI's mpirun starts its processes ends mpirun alone. Behind
+# MPI_Init() it has started them all.
+RANK_IN_MPI = """
+import ctypes, ctypes.util, os, pathlib, time
+ctypes.CDLL(ctypes.util.find_library("mpi"), ctypes.RTLD_GLOBAL).MPI_Init(None, None)
+pathlib.Path("{folder}", os.environ["OMPI_COMM_WORLD_RANK"]).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
 class Jobs(unittest.TestCase):
     def test_lines_bear_the_rank(self):
         job = horonrun("-np", 4, "sh", "-c",
@@ -144,8 +154,9 @@ class Jobs(unittest.TestCase):
     def stopped_by(self, number):
         """The exit code after a signal to horonrun; the ranks' processes must be gone."""
         with tempfile.TemporaryDirectory() as folder:
-            script = f"echo $$ > {folder}/$OMPI_COMM_WORLD_RANK; exec sleep 60"
-            with subprocess.Popen([sys.executable, HORONRUN, "-np", "2", "sh", "-c", script],
+            script = RANK_IN_MPI.format(folder=folder)
+            with subprocess.Popen([sys.executable, HORONRUN, "-np", "2",
+                                   sys.executable, "-c", script],
                                   env=CLEAN, stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT) as job:
                 files = [pathlib.Path(folder, name) for name in "01"]
