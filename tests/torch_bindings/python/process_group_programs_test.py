@@ -7,6 +7,7 @@ usage: process_group_programs_test.py MPIRUN_TEST    the launcher of tests/suppo
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,15 @@ class Programs(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0, done.stdout)
         self.assertIn("has started 4 processes", done.stdout)
         self.assertIn("RuntimeWarning", done.stdout)  # what hvd.init() says
+
+    def test_the_address_of_a_master_needs_no_rank(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        code, output = run(HERE / "met_at_master.py", port)
+        self.assertEqual(code, 0, output)
+        for rank in range(2):
+            self.assertIn(f"has met as rank {rank}", output)
 
     def test_a_group_of_some_ranks_does_not_start_horon(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -79,15 +79,20 @@ def _compare(what, rank, size):
     raise RuntimeError(text)
 
 
-def _meet(url, timeout=None, **_):
-    """The rendezvous horon://, a store whose address the ranks tell each other by MPI."""
-    from urllib.parse import parse_qs, urlparse
-    from horon import native
+def _start_mpi():
+    """Refuses one of several processes that MPI takes for a job of its own."""
     from horon.torch import basics
     basics.init()
     text = basics.alone_by_mistake()
     if text is not None:
         raise RuntimeError(text)
+
+
+def _meet(url, timeout=None, **_):
+    """The rendezvous horon://, a store whose address the ranks tell each other by MPI."""
+    from urllib.parse import parse_qs, urlparse
+    from horon import native
+    _start_mpi()
     given = {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items()
              if name in ("rank", "world_size")}
     _compare(url.split("?")[0], given.get("rank", native.rank()),
@@ -142,10 +147,27 @@ def started_by_mpi():
 
 
 def _env_or_mpi(env):
-    """env:// as it was; where it would refuse a process of MPI, which has told no address of a
-    master, horon:// takes its place."""
+    """env:// for a process of MPI, of which it would ask what a launcher of torch sets: without the
+    address of a master, horon:// takes its place; without a rank or a size, MPI's are given."""
     def meet(url, **options):
-        if started_by_mpi() and not os.environ.get("MASTER_ADDR"):
+        if not started_by_mpi():
+            return env(url, **options)
+        if not os.environ.get("MASTER_ADDR"):
             return _meet(url, **options)
-        return env(url, **options)
+        return env(_numbered_by_mpi(url), **options)
     return meet
+
+
+def _numbered_by_mpi(url):
+    """The URL with the rank and the size that neither it nor the environment gives."""
+    from urllib.parse import parse_qs, urlencode, urlparse
+    query = parse_qs(urlparse(url).query)
+    missing = [name for name in ("rank", "world_size")
+               if name not in query and not os.environ.get(name.upper())]
+    if not missing:
+        return url
+    from horon import native
+    _start_mpi()
+    numbers = {"rank": native.rank(), "world_size": native.size()}
+    return (f"{url}{'&' if query else '?'}"
+            f"{urlencode({name: numbers[name] for name in missing})}")
