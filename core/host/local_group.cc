@@ -109,6 +109,9 @@ class UnavailableGroup final : public LocalGroup {
     return {static_cast<std::byte*>(memory),
             [](std::byte* data) { ::operator delete(data, kAlignment); }};
   }
+  std::shared_ptr<std::byte> allocate_reused(size_t bytes) override {
+    return allocate_scratch(bytes);
+  }
   std::optional<SharedAddress> locate(const std::byte*, size_t) const override {
     return std::nullopt;
   }
@@ -172,6 +175,9 @@ class MappedGroup final : public LocalGroup {
   }
   std::shared_ptr<std::byte> allocate_scratch(size_t bytes) override {
     return heap().allocate(bytes, false);
+  }
+  std::shared_ptr<std::byte> allocate_reused(size_t bytes) override {
+    return heap().allocate_reused(bytes);
   }
   std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const override {
     return heap().locate(data, bytes);

@@ -61,6 +61,9 @@ class LocalGroup {
   // As allocate(), but what a reused segment holds is left there: for scratch that is written
   // before it is read.
   virtual std::shared_ptr<std::byte> allocate_scratch(size_t bytes) = 0;
+  // As allocate_scratch(), of blocks that are asked for again and again, and may be many. Null
+  // where they have as many segments as they may (SharedHeap::kReusedSegmentsMax) and none waits.
+  virtual std::shared_ptr<std::byte> allocate_reused(size_t bytes) = 0;
   // Whether [data, data + bytes) lies in one piece of allocate()d memory of this rank. Any thread.
   virtual std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const = 0;
   // A peer's memory in this process; mapped on first use and kept. The peer must still hold the

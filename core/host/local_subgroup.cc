@@ -36,6 +36,9 @@ class LocalSubgroup final : public LocalGroup {
   std::shared_ptr<std::byte> allocate_scratch(size_t bytes) override {
     return parent_->allocate_scratch(bytes);
   }
+  std::shared_ptr<std::byte> allocate_reused(size_t bytes) override {
+    return parent_->allocate_reused(bytes);
+  }
   std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const override {
     return parent_->locate(data, bytes);
   }

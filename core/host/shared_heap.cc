@@ -24,13 +24,22 @@ size_t SharedHeap::size_class(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-std::shared_ptr<std::byte> SharedHeap::allocate(size_t bytes, bool zeroed) {
+void SharedHeap::check(size_t bytes) const {
   if (getpid() != owner_) {
     throw Error(ErrorCode::NotInitialized,
                 "shared memory belongs to the process that began the session, and this one is a "
                 "fork of it");
   }
   if (bytes > SIZE_MAX / 4) throw Error(ErrorCode::Limit, "allocation of more than all memory");
+}
+
+std::shared_ptr<std::byte> SharedHeap::hand_out(const Block& block) {
+  auto release = [heap = shared_from_this(), block](std::byte*) { heap->give_back(block); };
+  return std::shared_ptr<std::byte>(block.data(), std::move(release));
+}
+
+std::shared_ptr<std::byte> SharedHeap::allocate(size_t bytes, bool zeroed) {
+  check(bytes);
   const size_t block_bytes = size_class(bytes);
   std::optional<Block> block = take_unused(block_bytes);
   if (block) {
@@ -38,10 +47,21 @@ std::shared_ptr<std::byte> SharedHeap::allocate(size_t bytes, bool zeroed) {
   } else {
     block = make_slab(block_bytes);
   }
-  auto release = [heap = shared_from_this(), block = *block](std::byte*) {
-    heap->give_back(block);
-  };
-  return std::shared_ptr<std::byte>(block->data(), std::move(release));
+  return hand_out(*block);
+}
+
+std::shared_ptr<std::byte> SharedHeap::allocate_reused(size_t bytes) {
+  check(bytes);
+  const size_t block_bytes = size_class(bytes);
+  if (const std::optional<Block> block = take_unused(block_bytes)) {
+    prepare(*block, false);
+    return hand_out(*block);
+  }
+  if (reused_segments_.fetch_add(1) >= kReusedSegmentsMax) {
+    reused_segments_.fetch_sub(1);
+    return nullptr;
+  }
+  return hand_out(make_slab(block_bytes));
 }
 
 std::optional<SharedHeap::Block> SharedHeap::take_unused(size_t block_bytes) {

@@ -7,6 +7,7 @@
 // system page by page; address and descriptor stay.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -37,6 +38,10 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   // Page aligned and touched; `zeroed` false leaves what the last holder wrote. Throws
   // Error(Limit).
   std::shared_ptr<std::byte> allocate(size_t bytes, bool zeroed);
+  // The same for a short time, not zeroed. Each segment has a descriptor for good, and these blocks
+  // may be many: null if no block waits and kReusedSegmentsMax have been made for them.
+  std::shared_ptr<std::byte> allocate_reused(size_t bytes);
+  static constexpr size_t kReusedSegmentsMax = 64;
   std::optional<SharedAddress> locate(const std::byte* data, size_t bytes) const;
   // The memory at an address of this very heap; null if there is none.
   std::byte* find(const SharedAddress& address) const;
@@ -59,6 +64,8 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
     std::byte* data() const { return slab->segment.data() + index * slab->block_bytes; }
   };
 
+  void check(size_t bytes) const;
+  std::shared_ptr<std::byte> hand_out(const Block& block);
   std::optional<Block> take_unused(size_t block_bytes);
   Block make_slab(size_t block_bytes);
   void prepare(const Block& block, bool zeroed);
@@ -71,7 +78,8 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   std::map<const std::byte*, std::unique_ptr<Slab>> slabs_;  // by first byte; never removed
   // By class; the last freed is the first taken. Each has room for all blocks of its class.
   std::map<size_t, std::vector<Block>> unused_;
-  size_t cached_bytes_ = 0;  // in unused blocks that hold pages
+  std::atomic<size_t> reused_segments_{0};  // asked for by allocate_reused()
+  size_t cached_bytes_ = 0;                 // in unused blocks that hold pages
 };
 
 }  // namespace horon::core

@@ -43,7 +43,7 @@ class Controller {
     Gate* gate = nullptr;
     int freeze_after = 3;  // an entry is frozen after so many plans in a row; 0: never
     size_t frozen_max = Gate::kCounters;  // names that are frozen at a time
-    // A frozen entry thaws when it has been filled here for so long and has not started; 0: never.
+    // A frozen entry thaws when it has been filled here for so long and has not started.
     Nanos thaw_after = 1'000'000'000;
   };
 

@@ -65,7 +65,7 @@ void Member::deviate(FrozenEntries::Entry& entry) {
 
 void Member::set_time(Nanos now) {
   now_ = now;
-  if (options_.thaw_after <= 0 || frozen_.filled() == 0 || now < next_look_) return;
+  if (frozen_.filled() == 0 || now < next_look_) return;
   next_look_ = now + options_.thaw_after / 4;
   for (const Place place : frozen_.waiting_since(now - options_.thaw_after)) {
     news_.emplace_back(Deviate{place});

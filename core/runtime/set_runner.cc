@@ -17,6 +17,7 @@ namespace {
 
 // Emptied lists of entries that are kept for the next batches.
 constexpr size_t kSparesMax = 16;
+constexpr Nanos kThawWithoutLimits = 60'000'000'000;
 
 Nanos nanos(double seconds) { return static_cast<Nanos>(seconds * 1e9); }
 
@@ -37,10 +38,10 @@ Controller::Options controller_options(const SetRunner::Parts& parts) {
   if (config.freeze) options.gate = parts.resources.gate.get();
   // Stall reports come from the coordinator's table of open entries, which has no frozen ones. So a
   // frozen entry thaws after a fraction of the limits, and they are exceeded by no more than that.
-  // The same table says which members are asked whether they live. Where neither is wanted, a slow
-  // rank is no reason to thaw.
+  // The same table says which members are asked whether they live. Where this rank wants neither,
+  // the coordinator may still report stalls, and there is no hurry.
   if (config.stall_warn_s <= 0 && config.stall_abort_s <= 0 && config.dead_after_s <= 0) {
-    options.thaw_after = 0;
+    options.thaw_after = kThawWithoutLimits;
   }
   if (config.stall_warn_s > 0) {
     options.thaw_after = std::min(options.thaw_after, options.stall_warn_after / 4);

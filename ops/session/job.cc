@@ -229,10 +229,10 @@ Communicator& Job::world() const {
   return *world_;
 }
 
-std::shared_ptr<std::byte> Job::allocate_scratch(size_t bytes) {
+std::shared_ptr<std::byte> Job::allocate_reused(size_t bytes) {
   const std::unique_lock lock(world_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return nullptr;
-  return world().local_group().allocate_scratch(bytes);
+  return world().local_group().allocate_reused(bytes);
 }
 
 std::shared_ptr<std::byte> Job::allocate(size_t bytes) {

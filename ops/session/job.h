@@ -51,7 +51,7 @@ class Job {
   const std::shared_ptr<JobGpu>& gpu() const { return gpu_; }
   // See running_job.h. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
-  std::shared_ptr<std::byte> allocate_scratch(size_t bytes);
+  std::shared_ptr<std::byte> allocate_reused(size_t bytes);
   // Any thread.
   Statistics statistics() const;
 

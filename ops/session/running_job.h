@@ -27,8 +27,9 @@ std::shared_ptr<JobGpu> gpu();
 // zeroed. It may outlive the session.
 std::shared_ptr<std::byte> allocate_host(size_t bytes);
 // The same for a short time, and holding anything: it is given out again, so that its pages are
-// there. Null while another thread allocates, which may take long if the pages are new.
-std::shared_ptr<std::byte> allocate_host_scratch(size_t bytes);
+// there. Null while another thread allocates, which may take long if the pages are new, and where
+// many such pieces are held at a time.
+std::shared_ptr<std::byte> allocate_host_reused(size_t bytes);
 // Why an op is chosen for a collective of this kind, of 4 MiB of float32, in this set: one line per
 // candidate.
 std::vector<std::string> explain_selection(const ProcessSet& set = {},

@@ -172,8 +172,8 @@ std::shared_ptr<JobGpu> gpu() { return job().gpu(); }
 
 std::shared_ptr<std::byte> allocate_host(size_t bytes) { return job().allocate(bytes); }
 
-std::shared_ptr<std::byte> allocate_host_scratch(size_t bytes) {
-  return job().allocate_scratch(bytes);
+std::shared_ptr<std::byte> allocate_host_reused(size_t bytes) {
+  return job().allocate_reused(bytes);
 }
 
 std::vector<std::string> explain_selection(const ProcessSet& set, CollectiveKind kind) {

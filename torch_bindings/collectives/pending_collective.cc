@@ -322,6 +322,8 @@ const std::vector<at::Tensor>& PendingCollective::results() {
   return results_;
 }
 
+void PendingCollective::drop_results() { results_.clear(); }
+
 void PendingCollective::settle() {
   bool copies = false;
   results_.reserve(parts_.size());

@@ -40,8 +40,8 @@ class PendingCollective {
   const std::string name;
   // Compared beside the names of the parts; fill in before the first part.
   std::string remark;
-  // The caller copies the results elsewhere and lets go of them: rows then come in memory that is
-  // used again and again, since fresh pages cost more than the copy.
+  // The caller copies the results elsewhere, and calls drop_results() then: rows come in memory
+  // that is used again and again, since fresh pages cost more than the copy.
   bool results_are_copied = false;
 
   // Throws `error` here, and makes the call of this name fail on the other ranks as well: they
@@ -84,6 +84,8 @@ class PendingCollective {
   // After it has ended, in the order of the parts. On a GPU the current stream of this thread goes
   // on when they are there. Throws its error, each time.
   const std::vector<at::Tensor>& results();
+  // Nobody asks for them any more.
+  void drop_results();
   // The rows of each result that came from each member of the set; [part][member].
   std::vector<std::vector<int64_t>> received_rows() const;
 

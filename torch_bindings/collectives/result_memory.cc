@@ -22,8 +22,8 @@ std::shared_ptr<std::byte> allocate_reused_bytes(size_t bytes) {
   if (bytes < kLong) return allocate_bytes(bytes);
   std::shared_ptr<std::byte> memory;
   try {
-    memory = ops::allocate_host_scratch(bytes);
-  } catch (const Error&) {  // shared memory is full
+    memory = ops::allocate_host_reused(bytes);
+  } catch (const Error&) {  // no shared memory is left, or no job
   }
   return memory != nullptr ? memory : allocate_bytes(bytes);
 }

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "horon/core/base/error.h"
@@ -77,10 +79,27 @@ py::dict statistics_of(Reducer& reducer) {
   return all;
 }
 
+// Autograd calls Python for each gradient of a parameter whose dictionary of hooks it knows, also
+// if that is empty. Both with the GIL.
+void forget_python_hooks(const at::Tensor& parameter) {
+  torch::autograd::impl::clear_hooks(parameter);
+}
+
+// Makes `hooks` known, and keeps the hooks of C++, which are called after those of Python.
+void know_python_hooks(const py::object& parameter, const py::object& hooks) {
+  auto& list = torch::autograd::impl::hooks(parameter.cast<at::Tensor>());
+  std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>> of_cpp = std::move(list);
+  list.clear();
+  parameter.attr("_backward_hooks") = hooks;
+  for (auto& hook : of_cpp) list.push_back(std::move(hook));
+}
+
 }  // namespace
 
 void bind_reducer(py::module_& module) {
   using WithoutGil = py::call_guard<py::gil_scoped_release>;
+  module.def("forget_python_hooks", &forget_python_hooks);
+  module.def("know_python_hooks", &know_python_hooks);
   py::class_<Reducer>(module, "Reducer")
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("op"), py::arg("process_set"),
            py::arg("compression"), py::arg("passes"), py::arg("predivide_factor"),

@@ -74,6 +74,24 @@ TEST(SharedHeap, GivesZeroedAlignedMemoryOfAnySize) {
   }
 }
 
+TEST(SharedHeap, TakesSoManySegmentsForReusedBlocks) {
+  const auto heap = make_heap();
+  std::vector<std::shared_ptr<std::byte>> held;
+  for (size_t i = 0; i < SharedHeap::kReusedSegmentsMax; ++i) {
+    held.push_back(heap->allocate_reused(200'000));
+    ASSERT_NE(held.back(), nullptr) << i;
+  }
+  EXPECT_EQ(heap->segment_count(), SharedHeap::kReusedSegmentsMax);
+  EXPECT_EQ(heap->allocate_reused(200'000), nullptr);
+  EXPECT_EQ(heap->allocate_reused(300'000), nullptr);
+  EXPECT_NE(heap->allocate(300'000, false), nullptr) << "it is not of those";
+  EXPECT_NE(heap->allocate_reused(300'000), nullptr) << "this block waits";
+  held.pop_back();
+  held.push_back(heap->allocate_reused(200'000));
+  EXPECT_NE(held.back(), nullptr);
+  EXPECT_EQ(heap->segment_count(), SharedHeap::kReusedSegmentsMax + 1);
+}
+
 TEST(SharedHeap, ReusesWhatComesBackAndZeroesItOnlyIfAsked) {
   const auto heap = make_heap();
   for (const size_t bytes : {size_t{100}, size_t{10'000}, size_t{5'000'000}}) {

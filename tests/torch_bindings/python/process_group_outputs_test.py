@@ -4,6 +4,7 @@ the order of calls everywhere."""
 
 import datetime
 import gc
+import os
 import warnings
 
 import pytest
@@ -157,6 +158,31 @@ def test_several_dtypes_take_as_many_calls_where_one_is_refused(rank, size):
     right = sums()
     group.allreduce_coalesced(right).wait()
     assert all(x.tolist() == [size, size] for x in right)
+
+
+def test_results_that_were_read_are_given_back(rank, size):
+    """Each Work is kept, as a program may."""
+    works = []
+    for i in range(100):
+        every = [torch.empty(40_000) for _ in range(size)]
+        works.append(dist.all_gather(every, torch.full((40_000,), float(i)), async_op=True))
+        works[-1].wait()
+        assert every[-1][7] == i
+        if i == 9:
+            before = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) - before < 9
+
+
+def test_many_long_results_leave_descriptors_to_the_program(rank, size):
+    """Results lie in shared memory on their way, and a segment keeps its descriptor for good."""
+    before = len(os.listdir("/proc/self/fd"))
+    parts = 150
+    mine = [torch.full((40_000,), float(rank + i)) for i in range(parts)]
+    whole = [torch.empty(40_000 * size) for _ in range(parts)]
+    dist.group.WORLD.allgather_into_tensor_coalesced(whole, mine).wait()
+    for i, each in enumerate(whole):
+        assert each.view(size, -1)[:, 7].tolist() == [float(r + i) for r in range(size)]
+    assert len(os.listdir("/proc/self/fd")) - before < parts
 
 
 def test_coalesced_lists_that_do_not_fit(rank, size):

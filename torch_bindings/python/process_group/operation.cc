@@ -82,8 +82,13 @@ std::exception_ptr Operation::outcome() {
     try {
       // The program may be in inference mode by now or not: copies work for tensors of both.
       const at::AutoDispatchBelowADInplaceOrView copies_only;
+      // Rows may lie in memory of the parent that a child does not have.
+      if (core::in_forked_child()) {
+        throw Error(ErrorCode::NotInitialized, std::string(core::kForkedChild));
+      }
       for (const Pending& pending : pending_) (void)pending->results();
       if (deliver_) deliver_(pending_);
+      for (const Pending& pending : pending_) pending->drop_results();
     } catch (...) {
       fault_ = std::current_exception();
     }
