@@ -61,7 +61,12 @@ std::shared_ptr<std::byte> SharedHeap::allocate_reused(size_t bytes) {
     reused_segments_.fetch_sub(1);
     return nullptr;
   }
-  return hand_out(make_slab(block_bytes));
+  try {
+    return hand_out(make_slab(block_bytes));
+  } catch (...) {
+    reused_segments_.fetch_sub(1);
+    throw;
+  }
 }
 
 std::optional<SharedHeap::Block> SharedHeap::take_unused(size_t block_bytes) {

@@ -1,4 +1,4 @@
-"""Hooks that a program registers on parameters whose gradients are reduced."""
+"""What programs do to an optimizer that is wrapped: hooks on its parameters, a class of its own."""
 
 import copy
 import gc
@@ -6,6 +6,23 @@ import gc
 import torch
 
 import horon.torch as hvd
+
+
+class OldOptimizer(torch.optim.SGD):
+    """Written before torch knew set_to_none."""
+
+    def zero_grad(self):
+        super().zero_grad()
+
+
+def test_an_optimizer_whose_zero_grad_takes_nothing(size):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(OldOptimizer([weight], lr=1.0), [("weight", weight)])
+    for _ in range(2):
+        optimizer.zero_grad()
+        (weight * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+    assert weight.tolist() == [1 - (size + 1)] * 3
 
 
 def test_hooks_come_and_go_after_wrapping(size):

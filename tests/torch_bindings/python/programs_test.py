@@ -76,6 +76,11 @@ class Programs(unittest.TestCase):
                 self.assertEqual(code, 0, output)
                 self.assertEqual(output.count("beside mpi4py"), 2, output)
 
+    def test_horovod_in_workers_that_are_started_anew(self):
+        code, output = run("-m", "horon.as_horovod", HERE / "workers_of_horovod.py")
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("all samples came"), 2, output)
+
     def test_the_example_for_horovod_learns(self):
         with tempfile.TemporaryDirectory() as folder:
             write_images(pathlib.Path(folder))

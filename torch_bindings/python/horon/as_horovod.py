@@ -4,13 +4,18 @@
     mpirun -np 4 python -m horon.as_horovod -m package.train --epochs 3
 """
 
+import importlib.machinery
+import pathlib
 import runpy
 import sys
 import types
 
+_FOR_CHILDREN = str(pathlib.Path(__file__).parent / "for_children")
+
 
 def install():
-    """From now on `import horovod.torch` gives horon.torch, in this process."""
+    """From now on `import horovod.torch` gives horon.torch, in this process and in those that it
+    starts by multiprocessing."""
     import horon.torch
     from horon import errors
     from horon.torch import (
@@ -23,8 +28,8 @@ def install():
     for name in ("mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built"):
         setattr(util, name, getattr(basics, name))
     modules = {
-        "horovod": types.ModuleType("horovod"),
-        "horovod.common": types.ModuleType("horovod.common"),
+        "horovod": _package("horovod"),
+        "horovod.common": _package("horovod.common"),
         "horovod.common.exceptions": errors,
         "horovod.common.process_sets": process_sets,
         "horovod.common.util": util,
@@ -39,11 +44,20 @@ def install():
         "horovod.torch.sync_batch_norm": sync_batch_norm,
     }
     sys.modules.update(modules)
-    modules["horovod"].__path__ = modules["horovod.common"].__path__ = []
+    if _FOR_CHILDREN not in sys.path:
+        sys.path.insert(0, _FOR_CHILDREN)
     for name, module in modules.items():
         parent, _, last = name.rpartition(".")
         if parent and not hasattr(modules[parent], last):
             setattr(modules[parent], last, module)
+
+
+def _package(name):
+    """One without a file. importlib.util.find_spec() asks for its spec."""
+    package = types.ModuleType(name)
+    package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    package.__path__ = []
+    return package
 
 
 def _joined(name, *parts):

@@ -101,11 +101,12 @@ class _Distributed:
         """Steps, buckets, those submitted within backward(), seconds waited."""
         return self._reducer.statistics()
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, *args, **kwargs):
+        """The arguments are those of the optimizer's class, which may know none."""
         self._in_step = False
-        if not set_to_none:
+        if not (args[0] if args else kwargs.get("set_to_none", True)):
             self._reducer.before_zeroing_in_place()
-        super().zero_grad(set_to_none=set_to_none)
+        super().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
