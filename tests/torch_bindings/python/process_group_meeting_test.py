@@ -162,10 +162,25 @@ def test_a_host_whose_name_leads_nowhere(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", nowhere)
     monkeypatch.setattr(socket.socket, "connect", lambda *_: None)
     monkeypatch.setattr(socket.socket, "getsockname", lambda _: ("10.1.2.3", 0))
-    assert process_group.address_of_this_host() == "10.1.2.3"
+    assert process_group.addresses_of_this_host() == (None, "10.1.2.3")
     monkeypatch.setattr(socket.socket, "connect", nowhere)
     with pytest.raises(RuntimeError, match=f'"{socket.gethostname()}", leads to no address'):
-        process_group.address_of_this_host()
+        process_group.addresses_of_this_host()
+
+
+@pytest.mark.parametrize("leads_to, taken", [
+    ("10.9.8.7", "here"), ("fe80::1%eth0", "here"), ("127.0.1.1", "10.1.2.3"), ("::1", "10.1.2.3"),
+    (None, "10.1.2.3")])
+def test_a_name_that_leads_elsewhere_on_another_host(monkeypatch, leads_to, taken):
+    """As the short names of pods, or 127.0.1.1 in /etc/hosts of each host."""
+    def look_up(*_):
+        if leads_to is None:
+            raise socket.gaierror("no such name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (leads_to, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert process_group.host_of_rank_0("here", "10.1.2.3") == taken
+    assert process_group.host_of_rank_0("here", None) == "here"
+    assert process_group.host_of_rank_0(None, "127.0.0.1") == "127.0.0.1"
 
 
 def test_a_member_is_interrupted_when_the_others_begin_to_make_the_group(rank, size, monkeypatch):

@@ -12,6 +12,7 @@ Ranks, hosts and devices are those of MPI: num_nodes and devices need not be tol
 strategies, take plugins=[HoronEnvironment()].
 """
 
+import os
 import socket
 
 try:
@@ -24,8 +25,11 @@ except ModuleNotFoundError as missing:
     from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
 from horon import native
-from horon.process_group import address_of_this_host, started_by_mpi
+from horon.process_group import addresses_of_this_host, host_of_rank_0, started_by_mpi
 from horon.torch import basics, state
+
+# As the job gives it. A Trainer sets both variables to what its environment tells it.
+_MASTER = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
 
 
 class HoronEnvironment(ClusterEnvironment):
@@ -52,7 +56,11 @@ class HoronEnvironment(ClusterEnvironment):
         # Collective once: every rank asks for it when it makes the process group.
         if self._main is None:
             mine = _free_address() if native.rank() == 0 else None
-            self._main = state.broadcast_object(mine, root_rank=0, name="horon.lightning.address")
+            found, port, error = state.broadcast_object(mine, root_rank=0,
+                                                        name="horon.lightning.address")
+            if error is not None:
+                raise RuntimeError(f"rank 0: {error}")
+            self._main = host_of_rank_0(*found), port
         return self._main
 
     @staticmethod
@@ -96,11 +104,17 @@ class _EnvironmentOfStrategy(HoronEnvironment):
 
 
 def _free_address():
+    """(addresses of this host, a port, None), or why there are none."""
+    if all(_MASTER):
+        return (_MASTER[0], None), int(_MASTER[1]), None
     one_host = native.local_size() == native.size()
-    host = "127.0.0.1" if one_host else address_of_this_host()
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return host, probe.getsockname()[1]
+    try:
+        found = (None, "127.0.0.1") if one_host else addresses_of_this_host()
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return found, probe.getsockname()[1], None
+    except (OSError, RuntimeError) as error:  # the other ranks wait for an answer
+        return None, None, str(error)
 
 
 class HoronStrategy(DDPStrategy):

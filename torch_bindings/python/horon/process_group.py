@@ -101,24 +101,41 @@ def _meet(url, timeout=None, **_):
     raise RuntimeError("the ranks of an MPI job meet once")
 
 
-def address_of_this_host():
-    """For the ranks of other hosts: its name, or its address if that name leads nowhere."""
+def addresses_of_this_host():
+    """(name, address by which other hosts reach it); either is None if there is none."""
     import socket
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
-        return name
+        fault = None
     except OSError as error:
         fault = error
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to_others:
         try:
             to_others.connect(("192.0.2.1", 9))  # chooses a route, and sends nothing
-            return to_others.getsockname()[0]
+            address = to_others.getsockname()[0]
         except OSError:
-            raise RuntimeError(f"the ranks can't meet: the name of this host, \"{name}\", leads to "
-                               f"no address ({fault}), and no route leads to other hosts. Set "
-                               "MASTER_ADDR and MASTER_PORT, or put the name into /etc/hosts"
-                               ) from None
+            address = None
+    if fault is None or address is not None:
+        return (name if fault is None else None), address
+    raise RuntimeError(f"the ranks can't meet: the name of this host, \"{name}\", leads to "
+                       f"no address ({fault}), and no route leads to other hosts. Set "
+                       "MASTER_ADDR and MASTER_PORT, or put the name into /etc/hosts")
+
+
+def host_of_rank_0(name, address):
+    """What rank 0 has found, as this rank takes it: the name, unless it leads nowhere from here or
+    to this very host (127.0.1.1, in /etc/hosts of many systems)."""
+    import ipaddress
+    import socket
+    if address is None or name is None:
+        return name or address
+    try:
+        found = [ipaddress.ip_address(each[4][0].partition("%")[0])
+                 for each in socket.getaddrinfo(name, None)]
+    except OSError:
+        return address
+    return name if any(not each.is_loopback for each in found) else address
 
 
 def _store(timeout):
@@ -128,17 +145,19 @@ def _store(timeout):
     limit = {} if timeout is None else {"timeout": _limited(timeout)}
     size = native.size()
     if native.rank() != 0:
-        host, port, error = state.broadcast_object(None, root_rank=0, name="horon.rendezvous")
+        found, port, error = state.broadcast_object(None, root_rank=0, name="horon.rendezvous")
         if error is not None:
             raise RuntimeError(f"rank 0: {error}")
-        return TCPStore(host, port, size, is_master=False, **limit)
+        return TCPStore(host_of_rank_0(*found), port, size, is_master=False, **limit)
     try:
-        host = "127.0.0.1" if native.local_size() == size else address_of_this_host()
-        store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False, **limit)
+        one_host = native.local_size() == size
+        found = (None, "127.0.0.1") if one_host else addresses_of_this_host()
+        store = TCPStore(host_of_rank_0(*found), 0, size, is_master=True, wait_for_workers=False,
+                         **limit)
     except Exception as error:  # the other ranks wait for an answer
         state.broadcast_object((None, None, str(error)), root_rank=0, name="horon.rendezvous")
         raise
-    state.broadcast_object((host, store.port, None), root_rank=0, name="horon.rendezvous")
+    state.broadcast_object((found, store.port, None), root_rank=0, name="horon.rendezvous")
     return store
 
 
