@@ -105,15 +105,15 @@ class _EnvironmentOfStrategy(HoronEnvironment):
 
 def _free_address():
     """(addresses of this host, a port, None), or why there are none."""
-    if all(_MASTER):
-        return (_MASTER[0], None), int(_MASTER[1]), None
     one_host = native.local_size() == native.size()
     try:
+        if all(_MASTER):
+            return (_MASTER[0], None), int(_MASTER[1]), None
         found = (None, "127.0.0.1") if one_host else addresses_of_this_host()
         with socket.socket() as probe:
             probe.bind(("", 0))
             return found, probe.getsockname()[1], None
-    except (OSError, RuntimeError) as error:  # the other ranks wait for an answer
+    except (OSError, RuntimeError, ValueError) as error:  # the other ranks wait for an answer
         return None, None, str(error)
 
 

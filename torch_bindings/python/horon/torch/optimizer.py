@@ -1,6 +1,7 @@
 """DistributedOptimizer: any optimizer of PyTorch, whose gradients are reduced over the ranks."""
 
 import contextlib
+import inspect
 import warnings
 import weakref
 from collections import OrderedDict
@@ -57,6 +58,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     optimizer._skips_synchronize = False
     optimizer._in_step = False
     plain = type(optimizer)
+    default = inspect.signature(plain.zero_grad).parameters.get("set_to_none")
+    optimizer._sets_to_none = default is not None and default.default is True
     optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"_plain": plain})
     optimizer.register_step_pre_hook(_before_step)
     optimizer.register_step_post_hook(_after_step)
@@ -104,7 +107,7 @@ class _Distributed:
     def zero_grad(self, *args, **kwargs):
         """The arguments are those of the optimizer's class, which may know none."""
         self._in_step = False
-        if not (args[0] if args else kwargs.get("set_to_none", True)):
+        if not (args[0] if args else kwargs.get("set_to_none", self._sets_to_none)):
             self._reducer.before_zeroing_in_place()
         super().zero_grad(*args, **kwargs)
 
