@@ -41,22 +41,14 @@ std::shared_ptr<std::byte> SharedHeap::hand_out(const Block& block) {
 std::shared_ptr<std::byte> SharedHeap::allocate(size_t bytes, bool zeroed) {
   check(bytes);
   const size_t block_bytes = size_class(bytes);
-  std::optional<Block> block = take_unused(block_bytes);
-  if (block) {
-    prepare(*block, zeroed);
-  } else {
-    block = make_slab(block_bytes);
-  }
-  return hand_out(*block);
+  const std::optional<Block> block = take_waiting(block_bytes, zeroed);
+  return hand_out(block ? *block : make_slab(block_bytes));
 }
 
 std::shared_ptr<std::byte> SharedHeap::allocate_reused(size_t bytes) {
   check(bytes);
   const size_t block_bytes = size_class(bytes);
-  if (const std::optional<Block> block = take_unused(block_bytes)) {
-    prepare(*block, false);
-    return hand_out(*block);
-  }
+  if (const std::optional<Block> block = take_waiting(block_bytes, false)) return hand_out(*block);
   if (reused_segments_.fetch_add(1) >= kReusedSegmentsMax) {
     reused_segments_.fetch_sub(1);
     return nullptr;
@@ -67,6 +59,12 @@ std::shared_ptr<std::byte> SharedHeap::allocate_reused(size_t bytes) {
     reused_segments_.fetch_sub(1);
     throw;
   }
+}
+
+std::optional<SharedHeap::Block> SharedHeap::take_waiting(size_t block_bytes, bool zeroed) {
+  const std::optional<Block> block = take_unused(block_bytes);
+  if (block) prepare(*block, zeroed);
+  return block;
 }
 
 std::optional<SharedHeap::Block> SharedHeap::take_unused(size_t block_bytes) {

@@ -66,6 +66,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
 
   void check(size_t bytes) const;
   std::shared_ptr<std::byte> hand_out(const Block& block);
+  std::optional<Block> take_waiting(size_t block_bytes, bool zeroed);
   std::optional<Block> take_unused(size_t block_bytes);
   Block make_slab(size_t block_bytes);
   void prepare(const Block& block, bool zeroed);

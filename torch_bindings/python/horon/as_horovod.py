@@ -24,12 +24,12 @@ def install():
 
     calls = _joined("horovod.torch.mpi_ops", basics, process_sets, collectives, derivatives,
                     errors)
-    util = types.ModuleType("horovod.common.util")
+    util = _module("horovod.common.util")
     for name in ("mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built"):
         setattr(util, name, getattr(basics, name))
     modules = {
-        "horovod": _package("horovod"),
-        "horovod.common": _package("horovod.common"),
+        "horovod": _module("horovod", is_package=True),
+        "horovod.common": _module("horovod.common", is_package=True),
         "horovod.common.exceptions": errors,
         "horovod.common.process_sets": process_sets,
         "horovod.common.util": util,
@@ -52,16 +52,17 @@ def install():
             setattr(modules[parent], last, module)
 
 
-def _package(name):
+def _module(name, is_package=False):
     """One without a file. importlib.util.find_spec() asks for its spec."""
-    package = types.ModuleType(name)
-    package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-    package.__path__ = []
-    return package
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=is_package)
+    if is_package:
+        module.__path__ = []
+    return module
 
 
 def _joined(name, *parts):
-    module = types.ModuleType(name)
+    module = _module(name)
     for part in parts:
         for each, value in vars(part).items():
             if not each.startswith("_"):

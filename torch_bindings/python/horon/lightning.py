@@ -25,8 +25,9 @@ except ModuleNotFoundError as missing:
     from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
 from horon import native
-from horon.process_group import addresses_of_this_host, host_of_rank_0, started_by_mpi
-from horon.torch import basics, state
+from horon.process_group import (
+    addresses_of_rank_0, host_of_rank_0, started_by_mpi, told_by_rank_0)
+from horon.torch import basics
 
 # As the job gives it. A Trainer sets both variables to what its environment tells it.
 _MASTER = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
@@ -55,11 +56,7 @@ class HoronEnvironment(ClusterEnvironment):
     def _address_of_rank_0(self):
         # Collective once: every rank asks for it when it makes the process group.
         if self._main is None:
-            mine = _free_address() if native.rank() == 0 else None
-            found, port, error = state.broadcast_object(mine, root_rank=0,
-                                                        name="horon.lightning.address")
-            if error is not None:
-                raise RuntimeError(f"rank 0: {error}")
+            found, port = told_by_rank_0(_free_address, "horon.lightning.address")
             self._main = host_of_rank_0(*found), port
         return self._main
 
@@ -104,17 +101,12 @@ class _EnvironmentOfStrategy(HoronEnvironment):
 
 
 def _free_address():
-    """(addresses of this host, a port, None), or why there are none."""
-    one_host = native.local_size() == native.size()
-    try:
-        if all(_MASTER):
-            return (_MASTER[0], None), int(_MASTER[1]), None
-        found = (None, "127.0.0.1") if one_host else addresses_of_this_host()
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return found, probe.getsockname()[1], None
-    except (OSError, RuntimeError, ValueError) as error:  # the other ranks wait for an answer
-        return None, None, str(error)
+    """(addresses of rank 0, a port)"""
+    if all(_MASTER):
+        return (_MASTER[0], None), int(_MASTER[1])
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return addresses_of_rank_0(), probe.getsockname()[1]
 
 
 class HoronStrategy(DDPStrategy):

@@ -138,26 +138,49 @@ def host_of_rank_0(name, address):
     return name if any(not each.is_loopback for each in found) else address
 
 
+def told_by_rank_0(find, name):
+    """What find() gives on rank 0, on all ranks; what it raises there, too. Collective."""
+    from horon import native
+    from horon.torch import state
+    if native.rank() != 0:
+        value, error = state.broadcast_object(None, root_rank=0, name=name)
+        if error is not None:
+            raise RuntimeError(f"rank 0: {error}")
+        return value
+    try:
+        value = find()
+    except Exception as error:  # the other ranks wait for an answer
+        state.broadcast_object((None, str(error)), root_rank=0, name=name)
+        raise
+    state.broadcast_object((value, None), root_rank=0, name=name)
+    return value
+
+
+def addresses_of_rank_0():
+    """On rank 0, for host_of_rank_0()."""
+    from horon import native
+    if native.local_size() == native.size():
+        return None, "127.0.0.1"
+    return addresses_of_this_host()
+
+
 def _store(timeout):
     from torch.distributed import TCPStore
     from horon import native
-    from horon.torch import state
     limit = {} if timeout is None else {"timeout": _limited(timeout)}
     size = native.size()
-    if native.rank() != 0:
-        found, port, error = state.broadcast_object(None, root_rank=0, name="horon.rendezvous")
-        if error is not None:
-            raise RuntimeError(f"rank 0: {error}")
-        return TCPStore(host_of_rank_0(*found), port, size, is_master=False, **limit)
-    try:
-        one_host = native.local_size() == size
-        found = (None, "127.0.0.1") if one_host else addresses_of_this_host()
+    store = None
+
+    def begin():
+        nonlocal store
+        found = addresses_of_rank_0()
         store = TCPStore(host_of_rank_0(*found), 0, size, is_master=True, wait_for_workers=False,
                          **limit)
-    except Exception as error:  # the other ranks wait for an answer
-        state.broadcast_object((None, None, str(error)), root_rank=0, name="horon.rendezvous")
-        raise
-    state.broadcast_object((found, store.port, None), root_rank=0, name="horon.rendezvous")
+        return found, store.port
+
+    found, port = told_by_rank_0(begin, "horon.rendezvous")
+    if store is None:
+        store = TCPStore(host_of_rank_0(*found), port, size, is_master=False, **limit)
     return store
 
 
