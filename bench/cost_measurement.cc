@@ -171,11 +171,11 @@ CostMeasurement::Rehearsal CostMeasurement::rehearse(const TrainedModel& model,
 }
 
 AllreduceCost cost_of_network(const PredictOptions& given, int64_t bucket_bytes,
-                              double compute_us_per_byte, DataType wire_dtype) {
+                              double compute_us_per_byte, ops::WireType allowed) {
   ops::MachineConstants constants;
   constants.wire_bytes_per_us = given.gbit * 125 * kPayload;
   constants.message_us = std::max(constants.message_us, given.delay_us);
-  return cost_between_hosts(given.hosts, bucket_bytes, constants, compute_us_per_byte, wire_dtype);
+  return cost_between_hosts(given.hosts, bucket_bytes, constants, compute_us_per_byte, allowed);
 }
 
 std::string prediction_text(const std::string& where, const AllreduceCost& cost,

@@ -51,9 +51,9 @@ class CostMeasurement {
   std::map<int, std::shared_ptr<std::byte>> memory_;  // [bucket]
 };
 
-// Of the network that is given. `wire_dtype`: see cost_between_hosts().
+// Of the network that is given. `allowed`: see cost_between_hosts().
 AllreduceCost cost_of_network(const PredictOptions& given, int64_t bucket_bytes,
-                              double compute_us_per_byte, DataType wire_dtype);
+                              double compute_us_per_byte, ops::WireType allowed);
 
 std::string prediction_text(const std::string& where, const AllreduceCost& cost,
                             const StepPrediction& prediction);

@@ -187,7 +187,7 @@ int predict(const Options& options) {
     tell("network",
          core::concat(given.hosts, " hosts, ", given.gbit, " Gbit/s, ", given.delay_us, " us"),
          cost_of_network(given, config.bucket_bytes, cost.compute_us_per_byte,
-                         ops::wire_dtype_named(config.wire_dtype)));
+                         ops::wire_type_named(config.wire_dtype)));
   }
   if (rank() == 0) write_json(options, json);
   return 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/hierarchical/wire_type.h"
 #include "horon/ops/session/running_job.h"
@@ -81,11 +82,16 @@ std::vector<double> ratios(std::vector<double> horon, const std::vector<double>&
   return horon;
 }
 
-// Sums of float32 may travel in 16 bits.
+// Sums of float32 may be rounded on their way.
+DataType carried_type(const Options& options, const core::Config& config) {
+  if (core::is_16_bit(options.compression)) return core::narrow_type(options.compression);
+  if (options.compression == Compression::Int8) return DataType::Int8;
+  if (options.dtype != DataType::Float32) return options.dtype;
+  return ops::wire_type_named(config.wire_dtype).dtype();
+}
+
 TestData data_of(const Options& options, const core::Config& config, int ranks) {
-  const bool may_be_narrow = options.dtype == DataType::Float32;
-  return {options.dtype, options.op, ranks,
-          may_be_narrow ? ops::wire_dtype_named(config.wire_dtype) : options.dtype};
+  return {options.dtype, options.op, ranks, carried_type(options, config)};
 }
 
 std::shared_ptr<std::byte> private_memory(size_t bytes) {
@@ -247,6 +253,7 @@ Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const 
   spec.kind = case_.kind;
   spec.device = options_.device;
   spec.dtype = options_.dtype;
+  spec.compression = options_.compression;
   spec.reduce_op = options_.op;
   spec.root = options_.root;
   spec.parts = {{"", {shape.input_count}}};

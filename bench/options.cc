@@ -123,6 +123,9 @@ void add_collective(CLI::App& app, Options& options) {
   add_choice(app, "-o,--op", options.op, op_names(),
              "sum, average, min, max, product, band, bor or bxor");
   add_choice(app, "-d,--dtype", options.dtype, dtype_names(), "float32, bfloat16, int64, ...");
+  add_choice(app, "--compression", options.compression, names<Compression>(kCompressionCount),
+             "of an allreduce of float32: none, float16, bfloat16, or int8, which holds between "
+             "hosts; peers send float32");
   add_choice<Calling>(
       app, "--calling", options.calling,
       {{"blocking", Calling::Blocking}, {"group", Calling::Group}, {"async", Calling::Async}},
@@ -263,6 +266,10 @@ std::string find_fault(const Options& options) {
   if (options.bytes_max < options.bytes_min) return "--max-bytes is less than --min-bytes";
   const std::string_view undefined = why_no_reduction(options.dtype, options.op);
   if (!undefined.empty()) return std::string(undefined);
+  if (options.compression != Compression::None &&
+      (options.collective != CollectiveKind::Allreduce || options.dtype != DataType::Float32)) {
+    return "--compression is for allreduce of float32";
+  }
   if (options.tensors > 1 && options.calling == Calling::Blocking) {
     return "--tensors needs --calling group or async";
   }

@@ -49,6 +49,7 @@ struct Options {
   bool check = true;
   ReduceOp op = ReduceOp::Sum;
   DataType dtype = DataType::Float32;
+  Compression compression = Compression::None;
   CollectiveKind collective = CollectiveKind::Allreduce;
   int root = 0;  // a rank of the job, and of the set
   // The ranks that take part, ascending, as a process set of their own; the others sleep. Empty:

@@ -90,18 +90,18 @@ AllreduceCost fit_cost(const std::vector<Sample>& samples) {
 }
 
 AllreduceCost cost_between_hosts(int hosts, int64_t bytes, const ops::MachineConstants& constants,
-                                 double compute_us_per_byte, DataType wire_dtype) {
+                                 double compute_us_per_byte, ops::WireType allowed) {
   ops::HostsLayout layout;
   layout.hosts = hosts;
   constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
   const int64_t count = (bytes + kFloat - 1) / kFloat;
-  const ops::ExchangePlan plan = ops::plan_exchange(layout, DataType::Float32, ReduceOp::Average,
-                                                    count, wire_dtype, constants);
+  const ops::ExchangePlan plan =
+      ops::plan_exchange(layout, DataType::Float32, ReduceOp::Average, count, allowed, constants);
   const ops::Choice choice{plan.one_round ? ops::Algorithm::OneRound : ops::Algorithm::TwoRounds};
   ops::Situation situation;
   situation.reach = ops::Reach::Hosts;
   situation.hosts = hosts;
-  situation.bytes = situation.result_bytes = count * static_cast<int64_t>(size_of(plan.wire_type));
+  situation.bytes = situation.result_bytes = plan.wire_type.bytes(count);
   const double all_us = ops::compared_us(situation, choice, constants);
   situation.bytes = situation.result_bytes = 0;
   const double exchange_us = ops::compared_us(situation, choice, constants);

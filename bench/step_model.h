@@ -9,6 +9,7 @@
 
 #include "horon/core/base/dtype.h"
 #include "horon/ops/choice/machine_constants.h"
+#include "horon/ops/hierarchical/wire_type.h"
 
 namespace horon::bench {
 
@@ -28,10 +29,10 @@ struct Sample {
 AllreduceCost fit_cost(const std::vector<Sample>& samples);
 
 // Of hosts with one rank each that were not measured: the same algorithms on the given network, for
-// buckets of `bytes` of float32. `wire_dtype`: as in ops::choose_wire_type().
+// buckets of `bytes` of float32. `allowed`: as in ops::choose_wire_type().
 AllreduceCost cost_between_hosts(int hosts, int64_t bytes, const ops::MachineConstants& constants,
                                  double compute_us_per_byte,
-                                 DataType wire_dtype = DataType::Float32);
+                                 ops::WireType allowed = DataType::Float32);
 
 // Gradients in the order in which backward makes them.
 struct GradientStage {

@@ -128,7 +128,7 @@ void add_ops_between_hosts(const Communicator& communicator, const core::Config&
     parts.scratch = scratch;
     parts.group = &communicator.local_group();
     parts.area = communicator.area();
-    parts.wire_dtype = wire_dtype_named(config.wire_dtype);
+    parts.wire_type = wire_type_named(config.wire_dtype);
     parts.constants = communicator.constants();
     ops.push_back(std::make_unique<HierarchicalAllreduce>(parts));
     if (parts.area != nullptr) parts.area += hosts_exchange_offset(topology);

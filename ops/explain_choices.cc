@@ -51,7 +51,7 @@ Choice choice_of(const Communicator& communicator, const core::Config& config, C
   if (kind == CollectiveKind::Allreduce && reach == Reach::Hosts) {
     const ExchangePlan plan = plan_exchange(
         make_hosts_layout(communicator.topology()), kType, ReduceOp::Sum, bytes / kElement,
-        wire_dtype_named(config.wire_dtype), communicator.constants());
+        wire_type_named(config.wire_dtype), communicator.constants());
     return {plan.one_round ? Algorithm::OneRound : Algorithm::TwoRounds};
   }
   return choose_algorithm(situation_of(communicator, reach, kind, bytes), communicator.constants());

@@ -68,8 +68,8 @@ Json between_hosts_json(const horon::core::Topology& topology,
   Json lines = Json::array();
   if (std::ranges::find(selection, "hier_allreduce: chosen") == selection.end()) return lines;
   const horon::ops::HostsLayout layout = horon::ops::make_hosts_layout(topology);
-  const horon::DataType wire_dtype =
-      horon::ops::wire_dtype_named(horon::ops::runtime().config().wire_dtype);
+  const horon::ops::WireType wire_dtype =
+      horon::ops::wire_type_named(horon::ops::runtime().config().wire_dtype);
   for (const uint64_t bytes : {uint64_t{4} << 10, uint64_t{1} << 20, uint64_t{64} << 20}) {
     const auto count = static_cast<int64_t>(bytes / sizeof(float));
     const horon::ops::ExchangePlan plan =

@@ -23,7 +23,8 @@ std::string_view to_string(DeviceKind device) {
 }
 
 std::string_view to_string(Compression compression) {
-  constexpr std::array<std::string_view, kCompressionCount> names = {"none", "float16", "bfloat16"};
+  constexpr std::array<std::string_view, kCompressionCount> names = {"none", "float16", "bfloat16",
+                                                                     "int8"};
   return names.at(static_cast<size_t>(compression));
 }
 

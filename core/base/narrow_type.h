@@ -10,14 +10,19 @@ constexpr bool is_16_bit_float(DataType dtype) {
   return dtype == DataType::Float16 || dtype == DataType::BFloat16;
 }
 
-// Of any compression but None.
+// Whether the elements have 16 bits already when the collective gets them.
+constexpr bool is_16_bit(Compression compression) {
+  return compression == Compression::Float16 || compression == Compression::BFloat16;
+}
+
+// Where is_16_bit().
 constexpr DataType narrow_type(Compression compression) {
   return compression == Compression::Float16 ? DataType::Float16 : DataType::BFloat16;
 }
 
-// The type in which the entry's elements travel.
+// The type of the entry's elements in its batch.
 inline DataType type_in_batch(const EntrySpec& spec) {
-  return spec.compression == Compression::None ? spec.dtype : narrow_type(spec.compression);
+  return is_16_bit(spec.compression) ? narrow_type(spec.compression) : spec.dtype;
 }
 
 }  // namespace horon::core

@@ -44,11 +44,12 @@ Batch describe_batch(const EntrySpec& spec, int contributors, std::span<const in
   batch.reduce_op = spec.reduce_op;
   batch.device = spec.device;
   batch.root = index_of(spec.root, ranks);
-  // Those of compressed tensors are applied where float32 is at hand: when packing and unpacking.
-  if (spec.compression == Compression::None) {
+  // Those of tensors of 16 bits are applied where float32 is at hand: when packing and unpacking.
+  if (!is_16_bit(spec.compression)) {
     batch.prescale = spec.prescale;
     batch.postscale = spec.postscale;
   }
+  batch.int8_between_hosts = spec.compression == Compression::Int8;
   if (spec.reduce_op == ReduceOp::Average) batch.divisor = contributors;
   if (contributors < static_cast<int>(ranks.size())) move_prescale_to_result(batch, contributors);
   return batch;

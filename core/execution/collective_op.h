@@ -45,7 +45,8 @@ struct Batch {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   int64_t count = 0;
-  int64_t shortest_entry = 0;  // elements, of those that are packed in it; 0: it is one entry
+  bool int8_between_hosts = false;  // Compression::Int8: float32 that is one entry
+  int64_t shortest_entry = 0;       // elements, of those that are packed in it; 0: it is one entry
   BlockCounts send_counts;
   BlockCounts receive_counts;
 

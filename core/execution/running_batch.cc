@@ -121,7 +121,7 @@ size_t RunningBatch::bytes_of(int64_t elements) const {
 bool RunningBatch::works_in_place_of_one_tensor() const {
   const EntryWork& first = work_.entries.front();
   return direct_ && work_.entries.size() == 1 && first.mine && first.memory.size() == 1 &&
-         (!compressed() || first.narrowed) && !moves_blocks(spec_.kind) &&
+         (!in_16_bits() || first.narrowed) && !moves_blocks(spec_.kind) &&
          spec_.kind != CollectiveKind::Barrier;
 }
 
@@ -153,7 +153,7 @@ void RunningBatch::lay_out() {
   } else if (works_in_place_of_one_tensor()) {
     const MemoryPart& memory = work_.entries.front().memory[0];
     batch_.input = memory.input;
-    batch_.output = compressed() ? const_cast<std::byte*>(memory.input) : memory.output;
+    batch_.output = in_16_bits() ? const_cast<std::byte*>(memory.input) : memory.output;
   } else if (spec_.kind != CollectiveKind::Barrier) {
     scratch_bytes_ = bytes_of(batch_.count);
     input_at_ = output_at_ = 0;
@@ -286,7 +286,7 @@ void RunningBatch::end_packing() {
 
 // The next user of the scratch enqueues its work behind this event.
 void RunningBatch::end_unpacking() {
-  if (!immediate_ && (scratch_bytes_ || compressed() || op_->enqueues())) done_ = queue_->record();
+  if (!immediate_ && (scratch_bytes_ || in_16_bits() || op_->enqueues())) done_ = queue_->record();
   if (scratch_bytes_) context_.scratch->give_back(spec_.device, std::move(scratch_), done_);
 }
 
@@ -340,7 +340,7 @@ SlicedCopy RunningBatch::pack() {
     item.from = part.input;
     item.to = address;
     item.bytes = bytes_of(part.count);
-    if (!compressed() || entry.narrowed) return;
+    if (!in_16_bits() || entry.narrowed) return;
     item.bytes = static_cast<size_t>(part.count) * size_of(spec_.dtype);
     item.cast = CopyItem::Cast::Narrow;
     item.type = spec_.compression;
@@ -350,7 +350,7 @@ SlicedCopy RunningBatch::pack() {
 }
 
 SlicedCopy RunningBatch::unpack() {
-  if (!scratch_bytes_ && !compressed()) return {};
+  if (!scratch_bytes_ && !in_16_bits()) return {};
   if (moves_blocks(spec_.kind)) {
     return packs_blocks_ && !work_.entries.front().error ? copy_blocks(false) : SlicedCopy();
   }
@@ -363,7 +363,7 @@ SlicedCopy RunningBatch::unpack() {
     item.from = address;
     item.to = part.output;
     item.bytes = bytes_of(part.count);
-    if (!compressed()) return;
+    if (!in_16_bits()) return;
     item.cast = CopyItem::Cast::Widen;
     item.type = spec_.compression;
     item.factor = spec_.postscale;

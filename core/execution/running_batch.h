@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "horon/core/base/narrow_type.h"
 #include "horon/core/base/timeline.h"
 #include "horon/core/execution/block_layout.h"
 #include "horon/core/execution/collective_op.h"
@@ -75,7 +76,7 @@ class RunningBatch {
   };
 
   bool works_in_place_of_one_tensor() const;
-  bool compressed() const { return spec_.compression != Compression::None; }
+  bool in_16_bits() const { return is_16_bit(spec_.compression); }
   size_t bytes_of(int64_t elements) const;
   void lay_out();
   void describe();

@@ -5,7 +5,7 @@
 // everything that a collective needs to be one (kind, dtype, op, device, scales, root, joined
 // members) up to bytes_max; an entry that differs is skipped and keeps its place for the next
 // batch. An entry of at least alone_bytes is never packed with others: copying it into and out of a
-// fusion buffer costs more than a start of its own.
+// fusion buffer costs more than a start of its own. One for blocks of int8 runs alone too.
 #pragma once
 
 #include <cstdint>

@@ -150,8 +150,8 @@ std::string find_fault(const Submission& submission, int rank, std::span<const i
   if (spec.parts.size() > kPartsMax) {
     return concat("it has ", spec.parts.size(), " parts; the limit is ", kPartsMax);
   }
-  if (submission.narrowed && spec.compression == Compression::None) {
-    return "its memory is narrowed, and it has no compression";
+  if (submission.narrowed && !is_16_bit(spec.compression)) {
+    return "its memory is narrowed, and it has no compression to 16 bits";
   }
   if (moves_blocks(spec.kind) && spec.parts.empty()) return "it has no tensors";
   if (std::string fault = fault_of_spec(spec, ranks); !fault.empty()) return fault;

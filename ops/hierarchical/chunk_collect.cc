@@ -6,7 +6,7 @@ namespace horon::ops {
 
 size_t ChunkCollect::longest(const CollectContext& context) {
   return core::whole_cache_lines(
-      static_cast<size_t>(context.chunks.chunk_elements() * context.wire_element_bytes));
+      static_cast<size_t>(context.wire_type.bytes(context.chunks.chunk_elements())));
 }
 
 size_t ChunkCollect::memory_bytes(const CollectContext& context) {
@@ -27,7 +27,7 @@ int64_t ChunkCollect::begin(int64_t index, std::span<const std::byte* const> inp
   chunk_ = context_.chunks.at(index);
   if (chunk_.count == 0) return 1;
   over_ = false;
-  const int64_t bytes = chunk_.count * context_.wire_element_bytes;
+  const int64_t bytes = context_.wire_type.bytes(chunk_.count);
   const auto own = static_cast<size_t>(layout.host);
   const auto place = [&](size_t host) { return memory_ + host * longest(context_); };
   // Before this host's sum is made: the others may have sent theirs.
@@ -66,7 +66,7 @@ int64_t ChunkCollect::advance() {
   over_ = true;
   if (!is_mine()) return 1;
   context_.sums.add_hosts(sums_, {&output_, 1}, chunk_.count);
-  return 1 + chunk_.count * context_.wire_element_bytes * context_.layout.hosts;
+  return 1 + context_.wire_type.bytes(chunk_.count) * context_.layout.hosts;
 }
 
 }  // namespace horon::ops

@@ -19,7 +19,7 @@ struct CollectContext {
   const HostsLayout& layout;
   const BlockChunks& chunks;
   const HostSums& sums;
-  int64_t wire_element_bytes;
+  WireType wire_type;
   int first_tag;  // of kChunksOfLaneWithTags
 };
 

@@ -9,7 +9,7 @@ namespace horon::ops {
 namespace {
 
 size_t wire_bytes_of(const ExchangePlan& plan, int64_t elements) {
-  return core::whole_cache_lines(static_cast<size_t>(elements) * size_of(plan.wire_type));
+  return core::whole_cache_lines(static_cast<size_t>(plan.wire_type.bytes(elements)));
 }
 
 int64_t longest_part(const HostsLayout& layout, const ExchangePlan& plan) {

@@ -4,7 +4,7 @@
 // rounds: each host gets its part of the chunk from all others, adds it, and sends the result to
 // all of them. Hosts start with their next neighbour, so that not all send to the same one.
 //
-// Float32 may travel in 16 bits (wire_type.h). The host that adds a part then rounds its result
+// Float32 may be rounded for that (wire_type.h). The host that adds a part then rounds its result
 // before it uses it itself, as the others get it: all ranks have the same bits.
 #pragma once
 
@@ -74,9 +74,7 @@ class ChunkExchange final : public ChunkWork {
   void add_part(const ExchangePlan::Stretch& part);
   void return_part(const ExchangePlan::Stretch& part);
   int64_t fetch_results();
-  int64_t wire_bytes(int64_t elements) const {
-    return elements * static_cast<int64_t>(size_of(context_.plan.wire_type));
-  }
+  int64_t wire_bytes(int64_t elements) const { return context_.plan.wire_type.bytes(elements); }
   int64_t bytes(int64_t elements) const {
     return elements * static_cast<int64_t>(size_of(context_.dtype));
   }

@@ -25,7 +25,7 @@ ChunkedRun::Common::Common(BetweenHosts parts)
       messages(std::move(parts.messages)),
       scratch(std::move(parts.scratch)),
       group(parts.group),
-      wire_dtype(parts.wire_dtype),
+      wire_type(parts.wire_type),
       constants(parts.constants) {
   if (layout.local_size == 1) return;
   HORON_CHECK(parts.group != nullptr && parts.area != nullptr,

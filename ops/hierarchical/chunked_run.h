@@ -31,8 +31,8 @@ struct BetweenHosts {
   // outlives them.
   core::LocalGroup* group = nullptr;
   std::byte* area = nullptr;
-  DataType wire_dtype = DataType::Float32;  // as in choose_wire_type(); the same on all ranks
-  MachineConstants constants;               // the same on all ranks
+  WireType wire_type;          // allowed for all reductions; the same on all ranks
+  MachineConstants constants;  // the same on all ranks
 };
 
 class ChunkedRun final : public core::InFlight {
@@ -44,7 +44,7 @@ class ChunkedRun final : public core::InFlight {
     std::shared_ptr<Messages> messages;
     std::shared_ptr<core::ScratchPool> scratch;
     core::LocalGroup* group;
-    DataType wire_dtype;
+    WireType wire_type;
     MachineConstants constants;
     std::unique_ptr<HostCells> cells;  // null if this rank is alone on its host
     ExchangeWindow window;

@@ -5,7 +5,6 @@
 #include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/choice/algorithm.h"
-#include "horon/ops/hierarchical/wire_type.h"
 
 namespace horon::ops {
 namespace {
@@ -18,7 +17,8 @@ constexpr int64_t kBytesOfRanksMax = 2 << 20;
 constexpr int64_t kHostBytesAtOnce = 2 << 20;
 // Several lanes do not pay for less.
 constexpr int64_t kLaneBytesMin = 16 << 10;
-constexpr int64_t kPartAlignment = 64;  // elements; parts begin at cache lines
+// Elements: parts begin at cache lines, and where a message may begin.
+constexpr int64_t kPartAlignment = WireType::kAlignment;
 
 }  // namespace
 
@@ -54,48 +54,47 @@ ExchangePlan::Stretch ExchangePlan::part(const Stretch& chunk, int host, int hos
   return {begin, std::min(each, chunk.count - begin)};
 }
 
-int64_t message_elements(const HostsLayout& layout, DataType dtype, DataType wire_type,
+int64_t message_elements(const HostsLayout& layout, DataType dtype, WireType wire_type,
                          int64_t parts, int64_t addends) {
-  const auto wire_bytes = static_cast<int64_t>(size_of(wire_type));
-  const int64_t bytes_touched = std::max(wire_bytes, static_cast<int64_t>(size_of(dtype)));
+  const int64_t bytes_touched = std::max(wire_type.bytes(kPartAlignment) / kPartAlignment,
+                                         static_cast<int64_t>(size_of(dtype)));
   const int64_t in_one_go =
       std::min(kBytesOfHostsMax / addends, kBytesOfRanksMax / (layout.most_ranks * parts));
-  const int64_t elements = std::min(kMessageBytes / wire_bytes, in_one_go / bytes_touched);
+  const int64_t elements =
+      std::min(wire_type.elements_in(kMessageBytes), in_one_go / bytes_touched);
   return std::max(elements / kPartAlignment, int64_t{1}) * kPartAlignment;
 }
 
-int64_t chunk_elements(const HostsLayout& layout, DataType wire_type, int64_t count,
+int64_t chunk_elements(const HostsLayout& layout, WireType wire_type, int64_t count,
                        int64_t longest) {
-  const auto wire_bytes = static_cast<int64_t>(size_of(wire_type));
   const int64_t share = core::round_up((count + layout.lanes - 1) / layout.lanes, kPartAlignment);
-  return std::clamp(share, std::min(kLaneBytesMin / wire_bytes, longest), longest);
+  return std::clamp(share, std::min(wire_type.elements_in(kLaneBytesMin), longest), longest);
 }
 
 // Each lane has at least two, so that one is on its way while the other is added or written.
-int chunks_at_once(const HostsLayout& layout, DataType wire_type, int64_t message,
+int chunks_at_once(const HostsLayout& layout, WireType wire_type, int64_t message,
                    int64_t messages_of_chunk) {
-  const auto wire_bytes = static_cast<int64_t>(size_of(wire_type));
   const int64_t of_host = std::clamp<int64_t>(
-      kHostBytesAtOnce / (message * wire_bytes * std::max<int64_t>(messages_of_chunk, 1)), 4, 32);
+      kHostBytesAtOnce / (wire_type.bytes(message) * std::max<int64_t>(messages_of_chunk, 1)), 4,
+      32);
   return static_cast<int>(std::max<int64_t>((of_host + layout.lanes - 1) / layout.lanes, 2));
 }
 
 ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count,
-                           DataType wire_dtype, const MachineConstants& constants) {
+                           WireType allowed, const MachineConstants& constants) {
   ExchangePlan plan;
-  plan.wire_type = choose_wire_type(dtype, op, count, layout.one_rank_each(), wire_dtype);
-  const bool narrowed = is_narrowed(dtype, plan.wire_type);
+  plan.wire_type = choose_wire_type(dtype, op, count, layout.one_rank_each(), allowed);
+  const bool narrowed = plan.wire_type.narrows(dtype);
   plan.raw = layout.one_rank_each() && !narrowed;
   plan.count = count;
   const int64_t hosts = layout.hosts;
-  const auto wire_bytes = static_cast<int64_t>(size_of(plan.wire_type));
-  const int64_t result_bytes = narrowed ? wire_bytes : static_cast<int64_t>(size_of(dtype));
   Situation situation;
   situation.reach = Reach::Hosts;
   situation.hosts = layout.hosts;
   situation.ranks_of_host = layout.most_ranks;
-  situation.bytes = count * wire_bytes;
-  situation.result_bytes = count * result_bytes;
+  situation.bytes = plan.wire_type.bytes(count);
+  situation.result_bytes =
+      narrowed ? situation.bytes : count * static_cast<int64_t>(size_of(dtype));
   plan.one_round =
       choose_algorithm(situation, narrowed ? MachineConstants() : constants).algorithm ==
       Algorithm::OneRound;
@@ -108,12 +107,12 @@ ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp o
 }
 
 std::string describe(const HostsLayout& layout, const ExchangePlan& plan) {
-  const auto bytes = static_cast<uint64_t>(plan.chunk_elements) * size_of(plan.wire_type);
+  const auto bytes = static_cast<uint64_t>(plan.wire_type.bytes(plan.chunk_elements));
   return core::concat(layout.hosts, " hosts, ", layout.lanes,
                       layout.lanes == 1 ? " lane" : " lanes",
                       plan.one_round ? ", one round, " : ", two rounds, ", plan.chunks,
                       plan.chunks == 1 ? " chunk of " : " chunks of ", core::bytes_text(bytes),
-                      " of ", to_string(plan.wire_type));
+                      " of ", plan.wire_type.name());
 }
 
 }  // namespace horon::ops

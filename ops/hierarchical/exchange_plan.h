@@ -10,6 +10,7 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/bootstrap/topology.h"
 #include "horon/ops/choice/machine_constants.h"
+#include "horon/ops/hierarchical/wire_type.h"
 
 namespace horon::ops {
 
@@ -35,10 +36,10 @@ HostsLayout make_hosts_layout(const core::Topology& topology);
 
 struct ExchangePlan {
   // What the wire carries of each host: Raw: its one rank's input, in the type of the batch.
-  // Otherwise the sum of its ranks, in the type that sums are made in, or rounded to 16 bits
-  // (wire_type.h).
+  // Otherwise the sum of its ranks, in the type that sums are made in, or rounded to less than
+  // float32 (wire_type.h).
   bool raw = false;
-  DataType wire_type = DataType::Float32;
+  WireType wire_type;
   // One round: every host sends all others the whole chunk, and each adds all of them. Two rounds:
   // each host adds one part of the chunk and sends the result to all others.
   bool one_round = false;
@@ -64,22 +65,22 @@ inline constexpr int64_t kMessageBytes = 56 << 10;
 // The longest message in elements, if a chunk is cut in so many parts, each one message, and so
 // many messages are added in one go (1: they are only passed on). What is done to a chunk in one go
 // must not hold up the loop. `dtype`: of the batch.
-int64_t message_elements(const HostsLayout& layout, DataType dtype, DataType wire_type,
+int64_t message_elements(const HostsLayout& layout, DataType dtype, WireType wire_type,
                          int64_t parts, int64_t addends);
 // Of one chunk: `count` elements are shared by the lanes, as long as that pays. `longest`: a
 // multiple of the message.
-int64_t chunk_elements(const HostsLayout& layout, DataType wire_type, int64_t count,
+int64_t chunk_elements(const HostsLayout& layout, WireType wire_type, int64_t count,
                        int64_t longest);
 // How many chunks of a lane are under way at a time, if so many messages of one are. The lanes of a
 // host share its cable, and its ranks stage the chunks of all lanes, so more lanes have fewer each.
-int chunks_at_once(const HostsLayout& layout, DataType wire_type, int64_t message,
+int chunks_at_once(const HostsLayout& layout, WireType wire_type, int64_t message,
                    int64_t messages_of_chunk);
 
-// `wire_dtype`: as in choose_wire_type(). Rounds are chosen by the constants, but for what travels
-// in 16 bits by their defaults: there two rounds round once more, and measured constants would make
+// `allowed`: as in choose_wire_type(). Rounds are chosen by the constants, but for what is rounded
+// by their defaults: there two rounds round once more, and measured constants would make
 // results differ from one run to another.
 ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count,
-                           DataType wire_dtype = DataType::Float32,
+                           WireType allowed = DataType::Float32,
                            const MachineConstants& constants = {});
 
 // For people: "2 hosts, 2 lanes, one round, 19 chunks of 56 KiB of float32".

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "horon/ops/hierarchical/chunk_exchange.h"
-#include "horon/ops/hierarchical/wire_type.h"
 #include "horon/ops/host/host_refusal.h"
 
 namespace horon::ops {
@@ -16,9 +15,10 @@ class EmptyAllreduce final : public core::InFlight {
 };
 
 // A short entry would be rounded together with the others of its batch.
-DataType wire_dtype_for(const core::Batch& batch, DataType wire_dtype) {
+WireType wire_type_for(const core::Batch& batch, WireType allowed) {
+  if (batch.int8_between_hosts) return WireType::int8_blocks();
   const bool has_short_entry = batch.shortest_entry > 0 && is_exact(batch.shortest_entry);
-  return has_short_entry ? DataType::Float32 : wire_dtype;
+  return has_short_entry ? DataType::Float32 : allowed;
 }
 
 // All ranks give and take every chunk.
@@ -27,7 +27,7 @@ class ChunksOfAllreduce final : public Chunks {
   ChunksOfAllreduce(const ChunkedRun::Common& common, const core::Batch& batch, uint64_t number)
       : context_(*common.messages, common.layout, batch,
                  plan_exchange(common.layout, batch.dtype, batch.reduce_op, batch.count,
-                               wire_dtype_for(batch, common.wire_dtype), common.constants),
+                               wire_type_for(batch, common.wire_type), common.constants),
                  static_cast<int>(number % ExchangeWindow::kDistinct) * kTagsOfBatch) {}
 
   int64_t count() const override { return plan().chunks; }

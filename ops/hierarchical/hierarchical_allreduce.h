@@ -6,7 +6,7 @@
 // (host_share.h). Several chunks are under way at a time, so the wire and the memory are busy
 // together (chunked_run.h).
 //
-// Long sums of float32 may travel between the hosts in 16 bits (wire_type.h). Memory, and all
+// Long sums of float32 may be rounded for the way between the hosts (wire_type.h). Memory, and all
 // sums, stay float32.
 //
 // Sums are made in one order, which depends neither on time nor on who makes them: all ranks get

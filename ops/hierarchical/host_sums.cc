@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "horon/core/base/narrow_type.h"
-#include "horon/ops/hierarchical/wire_type.h"
 
 namespace horon::ops {
 namespace {
 
 // Of what is widened or narrowed in one go: it stays in the cache.
 constexpr int64_t kBlockElements = 2048;
+static_assert(kBlockElements % WireType::kAlignment == 0);
 using WideBlock = std::array<std::byte, kBlockElements * sizeof(int64_t)>;
 
 std::byte* element_at(std::byte* data, int64_t element, DataType dtype) {
@@ -21,23 +21,30 @@ std::byte* element_at(std::byte* data, int64_t element, DataType dtype) {
 const std::byte* element_at(const std::byte* data, int64_t element, DataType dtype) {
   return data + element * static_cast<int64_t>(size_of(dtype));
 }
+// `element`: a multiple of kBlockElements.
+std::byte* element_at(std::byte* data, int64_t element, WireType type) {
+  return data + type.bytes(element);
+}
+const std::byte* element_at(const std::byte* data, int64_t element, WireType type) {
+  return data + type.bytes(element);
+}
 
 }  // namespace
 
-HostSums::HostSums(const core::Batch& batch, bool raw, DataType wire_type)
+HostSums::HostSums(const core::Batch& batch, bool raw, WireType wire_type)
     : dtype_(batch.dtype),
       prescale_(batch.prescale),
       wire_type_(wire_type),
       raw_(raw),
-      narrowed_(is_narrowed(batch.dtype, wire_type)),
-      widened_(wire_type != batch.dtype && !narrowed_),
+      narrowed_(wire_type.narrows(batch.dtype)),
+      widened_(!narrowed_ && wire_type.dtype() != batch.dtype),
       of_hosts_{batch.dtype, batch.reduce_op, batch.prescale, batch.postscale, batch.divisor},
       factor_(batch.postscale / static_cast<double>(batch.divisor)),
       divisor_(batch.divisor) {
   if (raw_) return;
   const ReduceOp plain = batch.reduce_op == ReduceOp::Average ? ReduceOp::Sum : batch.reduce_op;
   // widen_ranks() has applied the prescale already.
-  const DataType sum_type = narrowed_ ? DataType::Float32 : wire_type;
+  const DataType sum_type = narrowed_ ? DataType::Float32 : wire_type.dtype();
   of_ranks_ = {sum_type, plain, widened_ ? 1.0 : batch.prescale, 1.0, 1};
   of_hosts_.prescale = 1.0;
   if (widened_ || narrowed_) of_hosts_ = {sum_type, plain, 1.0, 1.0, 1};
@@ -79,12 +86,12 @@ void HostSums::widen_ranks(std::span<const std::byte* const> inputs, std::byte* 
   }
 }
 
-// The scale comes before the rounding: a large sum must fit the 16 bits.
+// The scale comes before the rounding: a large sum must fit 16 bits.
 void HostSums::narrow_ranks(std::span<const std::byte* const> inputs, std::byte* sum,
                             int64_t count) const {
   if (inputs.size() == 1) {
     const auto* const input = reinterpret_cast<const float*>(inputs.front());
-    return narrow(wire_type_, input, sum, count, prescale_);
+    return wire_type_.narrow(input, sum, count, prescale_);
   }
   alignas(64) WideBlock total;
   std::byte* const to = total.data();
@@ -95,8 +102,8 @@ void HostSums::narrow_ranks(std::span<const std::byte* const> inputs, std::byte*
       parts[rank] = element_at(inputs[rank], begin, dtype_);
     }
     reduce_many(of_ranks_, parts, {&to, 1}, elements);
-    narrow(wire_type_, reinterpret_cast<const float*>(to), element_at(sum, begin, wire_type_),
-           elements, 1.0);
+    wire_type_.narrow(reinterpret_cast<const float*>(to), element_at(sum, begin, wire_type_),
+                      elements, 1.0);
   }
 }
 
@@ -112,8 +119,8 @@ void HostSums::for_each_total(std::span<const std::byte* const> sums, int64_t co
     const int64_t elements = std::min(kBlockElements, count - begin);
     for (size_t host = 0; host < sums.size(); ++host) {
       std::byte* const wide = host == 0 ? to : next.data();
-      widen(wire_type_, element_at(sums[host], begin, wire_type_), reinterpret_cast<float*>(wide),
-            elements, 1.0);
+      wire_type_.widen(element_at(sums[host], begin, wire_type_), reinterpret_cast<float*>(wide),
+                       elements);
       if (host > 0) reduce_many(of_hosts_, both, {&to, 1}, elements);
     }
     visit(begin, elements, to);
@@ -123,15 +130,15 @@ void HostSums::for_each_total(std::span<const std::byte* const> sums, int64_t co
 void HostSums::add_hosts_for_wire(std::span<const std::byte* const> sums, std::byte* result,
                                   int64_t count) const {
   for_each_total(sums, count, [&](int64_t begin, int64_t elements, const std::byte* total) {
-    narrow(wire_type_, reinterpret_cast<const float*>(total), element_at(result, begin, wire_type_),
-           elements, factor_);
+    wire_type_.narrow(reinterpret_cast<const float*>(total), element_at(result, begin, wire_type_),
+                      elements, factor_);
   });
 }
 
 void HostSums::widen_result(const std::byte* result, std::span<std::byte* const> outputs,
                             int64_t count) const {
   for (std::byte* const output : outputs) {
-    widen(wire_type_, result, reinterpret_cast<float*>(output), count, 1.0);
+    wire_type_.widen(result, reinterpret_cast<float*>(output), count);
   }
 }
 

@@ -4,8 +4,8 @@
 // Ranks are added in their order on each host, and hosts in their order, whoever does it: all ranks
 // get the same bits.
 //
-// Narrowed: sums of float32 are rounded to 16 bits before they travel, also that of the host which
-// adds them up, and so is the result if it travels. All sums are made in float32.
+// Narrowed: sums of float32 are rounded (wire_type.h) before they travel, also that of the host
+// which adds them up, and so is the result if it travels. All sums are made in float32.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace horon::ops {
 class HostSums {
  public:
   // `raw` and `wire_type`: as in ExchangePlan.
-  HostSums(const core::Batch& batch, bool raw, DataType wire_type);
+  HostSums(const core::Batch& batch, bool raw, WireType wire_type);
 
   bool narrowed() const { return narrowed_; }
   // The sum of a host with one rank is that rank's input, unless it is scaled or widened.
@@ -48,7 +48,7 @@ class HostSums {
 
   const DataType dtype_;
   const double prescale_;
-  const DataType wire_type_;
+  const WireType wire_type_;
   const bool raw_;
   const bool narrowed_;
   const bool widened_;

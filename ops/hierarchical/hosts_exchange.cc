@@ -11,7 +11,6 @@
 #include "horon/ops/hierarchical/chunk_spread.h"
 #include "horon/ops/hierarchical/host_sums.h"
 #include "horon/ops/hierarchical/spread_tree.h"
-#include "horon/ops/hierarchical/wire_type.h"
 
 namespace horon::ops {
 namespace {
@@ -54,10 +53,10 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
         element_bytes_(static_cast<int64_t>(size_of(batch.dtype))),
         blocks_(blocks_of(batch, parent.topology_.size)),
         wire_type_(reduces() ? choose_wire_type(batch.dtype, batch.reduce_op, elements_of_all(),
-                                                layout_.one_rank_each(), parent.common_.wire_dtype)
+                                                layout_.one_rank_each(), parent.common_.wire_type)
                              : batch.dtype),
         constants_(parent.common_.constants),
-        raw_((layout_.one_rank_each() && !is_narrowed(batch.dtype, wire_type_)) || !reduces()),
+        raw_((layout_.one_rank_each() && !wire_type_.narrows(batch.dtype)) || !reduces()),
         message_(message_elements(layout_, batch.dtype, wire_type_, 1, addends())),
         chunks_(parent.topology_, layout_.lanes, blocks_,
                 chunk_elements(layout_, wire_type_, most_of_a_host(parent.topology_, blocks_),
@@ -65,12 +64,7 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
         sums_(batch, raw_, wire_type_),
         spread_{*parent.common_.messages, layout_,        chunks_,
                 element_bytes_,           fan_out(batch), first_tag(number)},
-        collect_{*parent.common_.messages,
-                 layout_,
-                 chunks_,
-                 sums_,
-                 static_cast<int64_t>(size_of(wire_type_)),
-                 first_tag(number)} {
+        collect_{*parent.common_.messages, layout_, chunks_, sums_, wire_type_, first_tag(number)} {
     block_begins_.resize(blocks_.size());
     std::exclusive_scan(blocks_.begin(), blocks_.end(), block_begins_.begin(), int64_t{0});
   }
@@ -134,7 +128,7 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
   const HostsLayout& layout_;
   const int64_t element_bytes_;
   const std::vector<int64_t> blocks_;  // elements, [member]
-  const DataType wire_type_;
+  const WireType wire_type_;
   const MachineConstants& constants_;
   const bool raw_;
   std::vector<int64_t> block_begins_;

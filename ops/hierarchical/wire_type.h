@@ -1,7 +1,7 @@
-// The type in which a reduction travels between hosts. Pure functions of facts that all ranks
-// share.
+// How a reduction travels between hosts. Pure functions of facts that all ranks share.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -15,16 +15,50 @@ namespace horon::ops {
 inline constexpr int64_t kExactBytesMax = 4 << 10;
 bool is_exact(int64_t count);  // so many elements of float32
 
-// HORON_WIRE_DTYPE: "float32", "bfloat16" or "float16".
-DataType wire_dtype_named(std::string_view name);
+// Elements as they are, or float32 as blocks of int8 (host_kernels.h). What travels in one message
+// begins with a block, so it is cut at multiples of kAlignment elements.
+class WireType {
+ public:
+  static constexpr int64_t kAlignment = 64;
 
-// Float32 that travels in 16 bits. Everything else travels as it is, or in a longer type.
-bool is_narrowed(DataType dtype, DataType wire_type);
+  constexpr WireType() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): most types of elements travel as they are
+  constexpr WireType(DataType dtype) : dtype_(dtype) {}
+  static constexpr WireType int8_blocks() {
+    WireType type;
+    type.in_blocks_ = true;
+    return type;
+  }
+
+  // Of so many elements, the last of which may be the end of the batch. The place of an element,
+  // where `elements` before it are a multiple of kAlignment.
+  int64_t bytes(int64_t elements) const;
+  // As many as fit into so many bytes; in blocks a multiple of kAlignment.
+  int64_t elements_in(int64_t bytes) const;
+  // "bfloat16", "int8 blocks".
+  std::string_view name() const;
+
+  // The elements are `dtype` but for their rounding: float32 in 16 bits or in blocks. Everything
+  // else travels as it is, or in a longer type.
+  bool narrows(DataType dtype) const;
+  // Of elements that are not in blocks.
+  DataType dtype() const { return dtype_; }
+  // Float32 to this type and back, multiplied by `factor`. 16 bits or blocks only.
+  void narrow(const float* from, std::byte* to, int64_t count, double factor) const;
+  void widen(const std::byte* from, float* to, int64_t count) const;
+
+  bool operator==(const WireType&) const = default;
+
+ private:
+  DataType dtype_ = DataType::Float32;
+  bool in_blocks_ = false;
+};
+
+// HORON_WIRE_DTYPE: "float32", "bfloat16" or "float16".
+WireType wire_type_named(std::string_view name);
 
 // What the wire carries of `count` elements. `raw`: each host has one rank, whose input could
-// travel as it is. `wire_dtype`: Float32, or the 16 bits in which sums and averages of float32 are
-// allowed to travel.
-DataType choose_wire_type(DataType dtype, ReduceOp op, int64_t count, bool raw,
-                          DataType wire_dtype);
+// travel as it is. `allowed`: Float32, or that in which sums and averages of float32 may travel.
+WireType choose_wire_type(DataType dtype, ReduceOp op, int64_t count, bool raw, WireType allowed);
 
 }  // namespace horon::ops

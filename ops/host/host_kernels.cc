@@ -95,6 +95,19 @@ void narrow(DataType dtype, const float* from, std::byte* to, int64_t count, dou
       from, to, count, static_cast<float>(factor));
 }
 
+int64_t bytes_of_int8_blocks(int64_t elements) {
+  const int64_t blocks = (elements + kInt8BlockElements - 1) / kInt8BlockElements;
+  return elements + blocks * static_cast<int64_t>(sizeof(float));
+}
+
+void narrow_to_int8_blocks(const float* from, std::byte* to, int64_t count, double factor) {
+  best_kernels().narrow_int8_blocks(from, to, count, static_cast<float>(factor));
+}
+
+void widen_int8_blocks(const std::byte* from, float* to, int64_t count, double factor) {
+  best_kernels().widen_int8_blocks(from, to, count, static_cast<float>(factor));
+}
+
 void widen_integers(DataType dtype, const std::byte* from, int64_t* to, int64_t count) {
   visit_integer(dtype, [&](auto zero) { widen_integers_as<decltype(zero)>(from, to, count); });
 }

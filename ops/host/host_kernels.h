@@ -42,6 +42,18 @@ void scale(DataType dtype, const std::byte* from, std::byte* to, int64_t count, 
 void widen(DataType dtype, const std::byte* from, float* to, int64_t count, double factor);
 void narrow(DataType dtype, const float* from, std::byte* to, int64_t count, double factor);
 
+// Blocks of 64 int8 elements, the last one shorter, behind each other. Before its elements a block
+// has a float, its step: the largest magnitude in it over 127. An element is a multiple of the
+// step, to the nearest: off by at most half of it. A block with an infinity or NaN comes back as
+// NaN; what is so small that it has no step comes back as zero.
+//
+// That is the block quantization of gradients in ZeRO++ (Wang et al., 2023, section 3.3), in 8
+// bits.
+inline constexpr int64_t kInt8BlockElements = 64;
+int64_t bytes_of_int8_blocks(int64_t elements);
+void narrow_to_int8_blocks(const float* from, std::byte* to, int64_t count, double factor);
+void widen_int8_blocks(const std::byte* from, float* to, int64_t count, double factor);
+
 // Integers: to[i] = from[i], and to[i] = from[i] / divisor, toward zero.
 void widen_integers(DataType dtype, const std::byte* from, int64_t* to, int64_t count);
 void narrow_quotients(DataType dtype, const int64_t* from, std::byte* to, int64_t count,

@@ -1,36 +1,17 @@
-// The loops of all kernels, written with the compiler's vector types and compiled once for each
-// instruction set.
+// The loops of all kernels, compiled once for each instruction set (kernel_vectors.h).
 //
-// `Isa` gives the width of a vector and the conversions of 16-bit floats. Everything is in an
-// unnamed namespace, and no inline function from outside is called. Otherwise the linker could keep
-// a copy that was compiled for a newer instruction set, and use it in the whole program.
+// `Isa` gives the width of a vector and the conversions of 16-bit floats.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "horon/ops/host/kernel_int8_blocks.h"
 #include "horon/ops/host/kernel_table.h"
+#include "horon/ops/host/kernel_vectors.h"
 
 namespace horon::ops {
 namespace {
-
-template <class T, int kBytes>
-struct VectorType {
-  typedef T type __attribute__((vector_size(kBytes)));
-};
-template <class T, int kLanes>
-using Vector = typename VectorType<T, kLanes* static_cast<int>(sizeof(T))>::type;
-
-template <class V>
-V load_vector(const void* from) {
-  V value;
-  __builtin_memcpy(&value, from, sizeof(V));
-  return value;
-}
-template <class V>
-void store_vector(void* to, const V& value) {
-  __builtin_memcpy(to, &value, sizeof(V));
-}
 
 template <class T>
 inline constexpr bool kIsFloating = false;
@@ -50,17 +31,6 @@ struct UnsignedOf<float> {
 template <>
 struct UnsignedOf<double> {
   using type = uint64_t;
-};
-
-// How elements are stored in memory, and their type in a register.
-template <class Isa, class T>
-struct Plain {
-  using Element = T;
-  using Lane = T;
-  static constexpr int kLanes = Isa::kVectorBytes / static_cast<int>(sizeof(T));
-  using V = Vector<T, kLanes>;
-  static V load(const Element* from) { return load_vector<V>(from); }
-  static void store(Element* to, const V& value) { store_vector(to, value); }
 };
 
 template <class Isa>
@@ -344,6 +314,8 @@ KernelTable make_table(const char* name) {
   table.widen_bfloat16 = widen_loop<BFloat16<Isa>>;
   table.narrow_half = narrow_loop<Half<Isa>>;
   table.narrow_bfloat16 = narrow_loop<BFloat16<Isa>>;
+  table.widen_int8_blocks = widen_int8_loop<Plain<Isa, float>>;
+  table.narrow_int8_blocks = narrow_int8_loop<Plain<Isa, float>>;
   return table;
 }
 

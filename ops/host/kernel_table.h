@@ -35,6 +35,8 @@ struct KernelTable {
   Widen widen_bfloat16;
   Narrow narrow_half;
   Narrow narrow_bfloat16;
+  Widen widen_int8_blocks;
+  Narrow narrow_int8_blocks;
 };
 
 const KernelTable& portable_kernels();

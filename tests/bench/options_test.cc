@@ -104,6 +104,11 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
   EXPECT_NE(complaint({"--ratio-max", "3"}).find("--peer"), std::string::npos);
   EXPECT_NE(complaint({"--idle-percent-max", "3"}).find("needs --idle\n"), std::string::npos);
   EXPECT_NE(complaint({"--device", "cuda", "--peer", "mpi"}).find("--device"), std::string::npos);
+  EXPECT_NE(complaint({"--compression", "int4"}).find("\"int4\""), std::string::npos);
+  EXPECT_NE(complaint({"--compression", "int8", "-d", "float64"}).find("float32"),
+            std::string::npos);
+  EXPECT_NE(complaint({"--compression", "int8", "--collective", "broadcast"}).find("allreduce"),
+            std::string::npos);
   EXPECT_NE(complaint({"--tensors", "2"}).find("--calling"), std::string::npos);
   EXPECT_NE(complaint({"--calling", "group", "--collective", "broadcast"}).find("allreduce"),
             std::string::npos);

@@ -64,6 +64,20 @@ TEST(TestData, IsExactInTheTypeInWhichItTravels) {
   }
 }
 
+TEST(TestData, MayBeOffByOneInBlocksOfInt8) {
+  const TestData data(DataType::Float32, ReduceOp::Sum, 3, DataType::Int8);
+  const PeriodicData reduced = data.reduced();
+  std::vector<float> values(PeriodicData::kPeriod);
+  auto* const bytes = reinterpret_cast<std::byte*>(values.data());
+  reduced.write(bytes, PeriodicData::kPeriod, 0);
+  const auto far = [](float value) { return std::abs(value) > 127; };
+  EXPECT_EQ(std::count_if(values.begin(), values.end(), far), 0);
+  values[3] += values[3] > 0 ? -1.0F : 1.0F;
+  EXPECT_EQ(reduced.count_wrong(bytes, PeriodicData::kPeriod, 0), 0);
+  values[4] = 1000;
+  EXPECT_EQ(reduced.count_wrong(bytes, PeriodicData::kPeriod, 0), 1);
+}
+
 class Reduced : public testing::TestWithParam<std::tuple<int, int>> {};
 
 // What must come out, computed once more in the plainest way.

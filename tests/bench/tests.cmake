@@ -58,6 +58,11 @@ add_test(NAME bench_narrow_wire
                  -b 8 -e 4M -f 1024 -n 2 -w 1 --peer mpi -o avg)
 set_tests_properties(bench_narrow_wire PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun
                      ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
+add_test(NAME bench_int8
+         COMMAND Python3::Interpreter ${horon_bench_smoke} table
+                 ${PROJECT_SOURCE_DIR}/tests/support/mpirun_hosts_test 1+1+1 ${horon_bench}
+                 -b 8 -e 4M -f 1024 -n 2 -w 1 --peer mpi --compression int8)
+set_tests_properties(bench_int8 PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun)
 horon_bench_test(bench_bits 2 table ${horon_bench} -o bxor
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d bool)
 horon_bench_test(bench_set 3 table ${horon_bench} --set 0,2 --collective scatter -r 2

@@ -50,6 +50,19 @@ void expect_same(DataType dtype, const std::vector<std::byte>& expected, const s
   }
 }
 
+std::vector<std::byte> bytes_in(const std::vector<float>& floats) {
+  const auto* const begin = reinterpret_cast<const std::byte*>(floats.data());
+  return {begin, begin + floats.size() * sizeof(float)};
+}
+
+// By the kernels of this machine.
+void round_through_int8_blocks(std::vector<float>& floats) {
+  const auto count = static_cast<int64_t>(floats.size());
+  std::vector<std::byte> wire(static_cast<size_t>(bytes_of_int8_blocks(count)));
+  narrow_to_int8_blocks(floats.data(), wire.data(), count, 1.0);
+  widen_int8_blocks(wire.data(), floats.data(), count, 1.0);
+}
+
 ReduceCall call_of(const Reduction& r, const std::vector<const std::byte*>& inputs,
                    const std::vector<std::byte*>& outputs, int64_t count) {
   ReduceCall call;
@@ -257,6 +270,72 @@ TEST(HostKernels, EveryInstructionSetConvertsAlike) {
     for (size_t i = 0; i < floats.size(); ++i) {
       ASSERT_EQ(half[i], half_from_float(floats[i])) << table->name << ' ' << floats[i];
       ASSERT_EQ(brain[i], bfloat16_from_float(floats[i])) << table->name << ' ' << floats[i];
+    }
+  }
+}
+
+TEST(HostKernels, EveryInstructionSetMakesTheSameBlocksOfInt8) {
+  std::mt19937_64 random(11);
+  for (const int64_t count : kLengths) {
+    for (int sort = 0; sort < 4; ++sort) {
+      std::vector<float> floats;
+      for (int64_t i = 0; i < count; ++i) {
+        const auto bits = static_cast<uint32_t>(random());
+        floats.push_back(sort == 0 ? std::bit_cast<float>(bits)  // also NaN, infinity and denormals
+                                   : std::ldexp(static_cast<float>(bits) / 0x1p31F - 1,
+                                                sort == 1 ? 0 : (sort == 2 ? -120 : 110)));
+      }
+      std::vector<float> expected = floats;
+      round_in_int8_blocks(expected);
+      for (const KernelTable* table : usable_kernels()) {
+        std::vector<std::byte> wire(static_cast<size_t>(bytes_of_int8_blocks(count)) + 1,
+                                    std::byte{0xa5});
+        table->narrow_int8_blocks(floats.data(), wire.data(), count, 1.0f);
+        EXPECT_EQ(wire.back(), std::byte{0xa5});
+        std::vector<float> got(floats.size() + 1, 77.0F);
+        table->widen_int8_blocks(wire.data(), got.data(), count, 1.0f);
+        EXPECT_EQ(got.back(), 77.0F);
+        SCOPED_TRACE(testing::Message() << table->name << ' ' << count << " of sort " << sort);
+        expect_same(DataType::Float32, bytes_in(expected),
+                    reinterpret_cast<const std::byte*>(got.data()));
+      }
+    }
+  }
+}
+
+TEST(HostKernels, BlocksOfInt8AreOffByHalfAStepAtMost) {
+  std::mt19937_64 random(12);
+  constexpr int64_t count = 64 * 100 + 5;
+  std::vector<float> floats;
+  for (int64_t i = 0; i < count; ++i) {
+    floats.push_back(static_cast<float>(random() % 2001) - 1000.0F);
+    if (i / kInt8BlockElements % 2 == 1) floats.back() = 0;  // a block of zeros has no step
+  }
+  std::vector<std::byte> wire(static_cast<size_t>(bytes_of_int8_blocks(count)));
+  std::vector<float> got(floats.size());
+  narrow_to_int8_blocks(floats.data(), wire.data(), count, 0.5);
+  widen_int8_blocks(wire.data(), got.data(), count, 2.0);
+  for (int64_t begin = 0; begin < count; begin += kInt8BlockElements) {
+    const int64_t end = std::min(count, begin + kInt8BlockElements);
+    float largest = 0;
+    for (int64_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(floats[i]));
+    for (int64_t i = begin; i < end; ++i) {
+      ASSERT_LE(std::abs(got[i] - floats[i]), largest / 254 * 1.0001F) << i;
+      if (std::abs(floats[i]) == largest) {
+        ASSERT_FLOAT_EQ(got[i], floats[i]);
+      }
+    }
+  }
+}
+
+TEST(HostKernels, ABlockOfInt8TellsInfinityAndNan) {
+  for (const float bad : {std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    std::vector<float> floats(3 * kInt8BlockElements, 1.0F);
+    floats[kInt8BlockElements + 63] = bad;
+    round_through_int8_blocks(floats);
+    for (size_t i = 0; i < floats.size(); ++i) {
+      ASSERT_EQ(std::isnan(floats[i]), i / kInt8BlockElements == 1) << i << ' ' << bad;
     }
   }
 }

@@ -160,6 +160,31 @@ inline std::vector<std::byte> reference(const Reduction& r,
   return result;
 }
 
+// What blocks of int8 make of these: each a multiple of its block's step, to the nearest.
+inline void round_in_int8_blocks(std::vector<float>& values) {
+  constexpr auto kBlock = static_cast<size_t>(kInt8BlockElements);
+  for (size_t begin = 0; begin < values.size(); begin += kBlock) {
+    const size_t end = std::min(values.size(), begin + kBlock);
+    float largest = 0;
+    bool finite = true;
+    for (size_t i = begin; i < end; ++i) {
+      finite = finite && std::isfinite(values[i]);
+      largest = std::max(largest, std::abs(values[i]));
+    }
+    const bool has_step = largest >= 0x1p-112F;
+    for (size_t i = begin; i < end; ++i) {
+      if (!finite) {
+        values[i] = std::nanf("");
+      } else if (!has_step) {
+        values[i] = 0;
+      } else {
+        const auto steps = static_cast<int8_t>(std::nearbyint(values[i] * (127.0F / largest)));
+        values[i] = static_cast<float>(steps) * (largest / 127.0F);
+      }
+    }
+  }
+}
+
 // A fixed pseudo-random number for any three others.
 inline uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
   uint64_t x = a * 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u + c * 0x94d049bb133111ebu + 1;

@@ -185,6 +185,7 @@ torch_test(gradients/reducer_random_test 2 3 4 ${fewer_programs})
 torch_test(gradients/reducer_options_test 2 3 4)
 torch_test(gradients/compressed_gradients_test 2 3)
 torch_test(gradients/narrow_wire_test 2)
+torch_test(gradients/int8_gradients_test 2 3)
 horon_mpirun_test(torch_narrow_wire_test.one_host torch_narrow_wire_test 2 TIMEOUT 240
                   ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
 torch_test(gradients/reducer_scopes_test 2 3 4)
@@ -266,7 +267,8 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
         torch_process_set_test:1+1+1 torch_session_test:2+2 torch_optimizer_training_test:2+1
         torch_reducer_options_test:2+1 torch_reducer_scopes_test:2+1 torch_reducer_sparse_test:2+1
         torch_reducer_join_test:2+1 torch_plain_rounds_test:2+1 torch_replica_check_test:2+1
-        torch_backward_test:2+1 torch_compressed_gradients_test:2+1)
+        torch_backward_test:2+1 torch_compressed_gradients_test:2+1
+        torch_int8_gradients_test:2+1 torch_int8_gradients_test:1+1+1)
   string(REGEX MATCH "(.*):(.*)" run ${run})
   set(program ${CMAKE_MATCH_1})
   set(layout ${CMAKE_MATCH_2})

@@ -113,8 +113,8 @@ struct AllreduceOptions {
   // result = postscale * op(prescale * x); floating types only.
   double prescale = 1.0;
   double postscale = 1.0;
-  // float32 only: what travels is rounded to 16 bits on the way in and on the way out, sums are
-  // made in float32.
+  // float32 only. Float16, BFloat16: what travels is rounded on the way in and on the way out, sums
+  // are made in float32. Int8: Sum and Average of more than 4 KiB, and only between hosts.
   Compression compression = Compression::None;
 };
 

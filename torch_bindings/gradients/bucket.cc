@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -11,7 +12,9 @@
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/narrow_type.h"
+#include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/host/host_kernels.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
@@ -21,6 +24,7 @@ namespace horon::torch_detail {
 namespace {
 
 constexpr size_t kLine = 64;  // of cache
+constexpr int64_t kFlagElements = RoundFlags::kCount;
 
 // Large memory that was never written has no pages.
 std::shared_ptr<std::byte> untouched_memory(size_t bytes) {
@@ -42,17 +46,18 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
       has_flags_(settings.has_round_flags() && !sparse_),
       device_(layouts[slots_.front()].device) {
   for (const size_t slot : slots_) elements_ += layouts[slot].elements();
+  const bool in_blocks = settings.compression == Compression::Int8 && dtype_ == at::kFloat;
+  flags_begin_ = in_blocks ? core::round_up(elements_, ops::kInt8BlockElements) : elements_;
   const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
-  const size_t bytes = std::max<size_t>(1, gradient_bytes());  // the flags are in no tensor
-  const size_t flags = has_flags_ ? RoundFlags::kCount : 0;
+  const size_t bytes = std::max<size_t>(1, bytes_of(elements_));  // the flags are in no tensor
+  const int64_t all_elements = has_flags_ ? flags_begin_ + kFlagElements : elements_;
   const bool idle = sparse_ || untouched;
-  size_t all_bytes = bytes + flags * c10::elementSize(dtype_);
+  size_t all_bytes = std::max(bytes, bytes_of(all_elements));
   const size_t narrow_at = (all_bytes + kLine - 1) / kLine * kLine;
   // On a GPU the runtime narrows: one launch for all.
-  if (!idle && device_.is_cpu() && dtype_ == at::kFloat &&
-      settings.compression != Compression::None) {
+  if (!idle && device_.is_cpu() && dtype_ == at::kFloat && core::is_16_bit(settings.compression)) {
     narrow_ = {nullptr, core::narrow_type(settings.compression), settings.prescale};
-    all_bytes = narrow_at + (static_cast<size_t>(elements_) + flags) * size_of(narrow_.dtype);
+    all_bytes = narrow_at + static_cast<size_t>(all_elements) * size_of(narrow_.dtype);
   }
   take_memory(all_bytes, idle);
   if (all_bytes > narrow_at) narrow_.memory = memory_.get() + narrow_at;
@@ -110,7 +115,7 @@ void GradientBucket::name_plan(const std::string& plan) {
   if (!has_flags_) return;
   auto spec = std::make_shared<core::EntrySpec>(*spec_);
   spec->parts.resize(slots_.size());
-  spec->parts.push_back({plan, {RoundFlags::kCount}});
+  spec->parts.push_back({plan, {flags_begin_ - elements_ + kFlagElements}});
   spec_ = std::move(spec);
 }
 
@@ -118,7 +123,7 @@ void GradientBucket::submit(std::vector<bool> absent, const RoundFlags& flags, b
   int64_t count = elements_;
   if (has_flags_) {
     write_flags(flags);
-    count += static_cast<int64_t>(RoundFlags::kCount);
+    count = flags_begin_ + kFlagElements;
     if (!absent.empty()) {
       absent.push_back(!flags_count &&
                        std::find(absent.begin(), absent.end(), false) == absent.end());
@@ -160,14 +165,18 @@ void GradientBucket::let_current_stream_wait_for_writers() {
 }
 
 void GradientBucket::write_flags(const RoundFlags& flags) {
-  if (!narrows()) return flags.write(memory_.get() + gradient_bytes(), dtype_);
+  if (!narrows()) {
+    // What lies before them shares a block with gradients, of which one may have been NaN.
+    std::memset(memory_.get() + bytes_of(elements_), 0, bytes_of(flags_begin_ - elements_));
+    return flags.write(memory_.get() + bytes_of(flags_begin_), dtype_);
+  }
   const bool half = narrow_.dtype == DataType::Float16;
   flags.write(narrow_.memory + static_cast<size_t>(elements_) * size_of(narrow_.dtype),
               half ? at::kHalf : at::kBFloat16);
 }
 
 void GradientBucket::add_flags_to(RoundFlags& flags) const {
-  if (has_flags_) flags.add(memory_.get() + gradient_bytes(), dtype_);
+  if (has_flags_) flags.add(memory_.get() + bytes_of(flags_begin_), dtype_);
 }
 
 void GradientBucket::refuse(const Error& error) {

@@ -3,10 +3,12 @@
 // A bucket is one entry of the runtime (one part per parameter) and one stretch of memory that the
 // collectives use without a copy. The gradients lie in it one behind the other without gaps, so
 // that the entry has a single MemoryPart and nothing is packed a second time. Behind them lie the
-// flags of the round, where the ranks send them (GradientSettings::has_round_flags()).
+// flags of the round, where the ranks send them (GradientSettings::has_round_flags()); with
+// Compression::Int8 in a block of their own, since in one with gradients the smaller would be lost.
 //
-// With compression a bucket has a second stretch of memory, of half the size, for what travels. The
-// hooks write the scaled and rounded gradients there, and the result comes back to the first.
+// With compression to 16 bits a bucket has a second stretch of memory, of half the size, for what
+// travels. The hooks write the scaled and rounded gradients there, and the result comes back to the
+// first.
 #pragma once
 
 #include <cstddef>
@@ -85,8 +87,8 @@ class GradientBucket {
   at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;
   void take_memory(size_t bytes, bool idle);
   void write_flags(const RoundFlags& flags);
-  size_t gradient_bytes() const {
-    return static_cast<size_t>(elements_) * c10::elementSize(dtype_);
+  size_t bytes_of(int64_t elements) const {
+    return static_cast<size_t>(elements) * c10::elementSize(dtype_);
   }
 
   std::string name_;
@@ -97,7 +99,8 @@ class GradientBucket {
   std::vector<BucketPart> parts_;
   int64_t elements_ = 0;  // of the gradients
   bool has_flags_;
-  NarrowMemory narrow_;  // in memory_
+  int64_t flags_begin_ = 0;  // elements
+  NarrowMemory narrow_;      // in memory_
   std::shared_ptr<std::byte> memory_;
   c10::Storage storage_;
   std::shared_ptr<const core::EntrySpec> spec_;  // made once, so that a step copies no names

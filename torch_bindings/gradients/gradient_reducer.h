@@ -105,7 +105,8 @@ struct GradientReducerOptions {
   // Bytes; empty: HORON_BUCKET_BYTES and HORON_FIRST_BUCKET_BYTES.
   std::optional<int64_t> bucket_bytes = {};
   std::optional<int64_t> first_bucket_bytes = {};
-  // float32 gradients travel in 16 bits and are summed in float32. Other dtypes ignore it.
+  // float32 gradients travel in 16 bits, or between hosts in blocks of int8, and are summed in
+  // float32. Other dtypes ignore it.
   Compression compression = Compression::None;
   // k backward passes make one step: their gradients add up on this rank, and buckets are submitted
   // in the k-th pass. The sum over the passes is not divided by k; see the next option. Passes are

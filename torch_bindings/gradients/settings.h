@@ -49,7 +49,12 @@ struct GradientSettings {
   // The ranks tell each other with the buckets that a round is plain (round_flags.h). Not with
   // buckets on a GPU: to read them the host would have to wait for it. There each round ends with
   // the small allreduce of host memory that tells the rest too (round_agreement.h).
-  bool has_round_flags() const { return allows_plain_rounds() && device.is_cpu(); }
+  // In blocks of int8 a flag that one rank has raised could become zero beside one that all have.
+  bool has_round_flags() const {
+    constexpr size_t kRanksMaxOfInt8 = 2 * 127 - 1;
+    return allows_plain_rounds() && device.is_cpu() &&
+           (compression != Compression::Int8 || ranks.size() <= kRanksMaxOfInt8);
+  }
   // To read parameters on a GPU the host would have to wait for it.
   bool compares_replicas() const { return check_replicas && device.is_cpu(); }
   // A rank that reduces with nobody: .grad is what backward() has made it, in memory of its own.

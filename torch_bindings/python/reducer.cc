@@ -47,6 +47,7 @@ Compression compression_of(const std::string& name) {
   if (name == "none") return Compression::None;
   if (name == "fp16") return Compression::Float16;
   if (name == "bf16") return Compression::BFloat16;
+  if (name == "int8") return Compression::Int8;
   throw Error(ErrorCode::InvalidArgument, "compression \"" + name + "\" is unknown");
 }
 

@@ -44,7 +44,7 @@ TEST(ExchangePlan, ChunksAndPartsCoverTheBatchOnce) {
           for (int host = 0; host < layout.hosts; ++host) {
             const ExchangePlan::Stretch part = plan.part(chunk, host, layout.hosts);
             ASSERT_EQ(part.begin, parts);
-            ASSERT_LE(part.count * static_cast<int64_t>(size_of(plan.wire_type)),
+            ASSERT_LE(plan.wire_type.bytes(part.count),
                       plan.one_round ? int64_t{1} << 20 : kMessageBytes);
             parts += part.count;
           }
@@ -99,8 +99,7 @@ TEST(ExchangePlan, ChunksAreShorterWhereManyRanksShareAHost) {
         for (int host = 0; host < hosts; ++host) host_of.insert(host_of.end(), ranks, host);
         const ExchangePlan plan =
             plan_exchange(layout_of(host_of, 1), dtype, ReduceOp::Average, 1 << 26);
-        EXPECT_LE(plan.chunk_elements * static_cast<int64_t>(size_of(plan.wire_type)) * (ranks + 1),
-                  int64_t{2} << 20)
+        EXPECT_LE(plan.wire_type.bytes(plan.chunk_elements) * (ranks + 1), int64_t{2} << 20)
             << hosts << " hosts, " << ranks << " ranks";
         const ExchangePlan of_last =
             plan_exchange(layout_of(host_of, 0), dtype, ReduceOp::Average, 1 << 26);
@@ -119,8 +118,7 @@ TEST(ExchangePlan, LanesShareWhatAHostHasUnderWay) {
       const HostsLayout layout = layout_of(host_of, 0);
       const ExchangePlan plan =
           plan_exchange(layout, DataType::Float32, ReduceOp::Sum, int64_t{1} << 30);
-      return layout.lanes * plan.chunks_at_once * plan.chunk_elements *
-             static_cast<int64_t>(size_of(plan.wire_type));
+      return layout.lanes * plan.chunks_at_once * plan.wire_type.bytes(plan.chunk_elements);
     };
     for (const int ranks : {2, 4, 8, 64}) {
       const auto trace = testing::Message() << hosts << " hosts, " << ranks << " ranks";

@@ -39,7 +39,7 @@ class HierarchicalOps : public testing::Test {
     exchange_ = std::make_shared<HostsExchange>(parts(1));
   }
   // For the op that has this part of the shared memory.
-  BetweenHosts parts(size_t area, DataType wire_dtype = DataType::Float32) {
+  BetweenHosts parts(size_t area, WireType wire_type = DataType::Float32) {
     const core::Topology& topology = bootstrap_.topology();
     BetweenHosts parts;
     parts.topology = topology;
@@ -47,7 +47,7 @@ class HierarchicalOps : public testing::Test {
     parts.scratch = scratch_;
     parts.group = group_.get();
     parts.area = group_->area() + area * core::whole_cache_lines(ChunkedRun::area_bytes(topology));
-    parts.wire_dtype = wire_dtype;
+    parts.wire_type = wire_type;
     return parts;
   }
   // Nobody unmaps what another still uses.
@@ -101,11 +101,12 @@ TEST_F(HierarchicalOps, BlocksInChunks) {
   check_reducescatter(world_, reducescatter);
 }
 
-TEST_F(HierarchicalOps, SumsTravelIn16Bits) {
+TEST_F(HierarchicalOps, SumsTravelIn16BitsOrBlocksOfInt8) {
   const std::vector<int>& hosts = bootstrap_.topology().host_of;
   if (bootstrap_.topology().one_host()) GTEST_SKIP() << "nothing travels";
   HierarchicalAllreduce allreduce(parts(2, DataType::BFloat16));
   check_narrow_wire(world_, allreduce, CollectiveKind::Allreduce, hosts, DataType::BFloat16);
+  check_narrow_wire(world_, allreduce, CollectiveKind::Allreduce, hosts, WireType::int8_blocks());
   check_not_narrowed(world_, allreduce);
   HierarchicalExchange reducescatter(std::make_shared<HostsExchange>(parts(3, DataType::Float16)),
                                      CollectiveKind::Reducescatter);

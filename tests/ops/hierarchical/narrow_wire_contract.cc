@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include "horon/ops/hierarchical/exchange_plan.h"
-#include "horon/ops/hierarchical/wire_type.h"
 #include "horon/tests/ops/contract_case.h"
 
 namespace horon::ops {
@@ -31,7 +30,7 @@ struct NarrowCase {
 struct NarrowJob {
   CollectiveKind kind = CollectiveKind::Allreduce;
   std::vector<int> hosts;
-  DataType wire_dtype = DataType::BFloat16;
+  WireType wire_type;
 };
 
 // Some numbers are too large for float16, or too small.
@@ -73,6 +72,7 @@ class NarrowRun {
     batch_.postscale = case_.postscale;
     batch_.divisor = case_.op == ReduceOp::Average ? world.size : 1;
     batch_.count = case_.count;
+    batch_.int8_between_hosts = job.wire_type == WireType::int8_blocks();
     result_travels_ = result_travels();
     const bool scatters = job.kind == CollectiveKind::Reducescatter;
     if (scatters) {
@@ -104,8 +104,8 @@ class NarrowRun {
                  << (case_.in_place ? " in place" : "") << (case_.registered ? " registered" : "")
                  << " scaled " << case_.prescale << ' ' << case_.postscale << " on rank "
                  << world_.rank);
-    std::vector<float> expected;
-    for (int64_t i = 0; i < batch_.count; ++i) expected.push_back(result_of(begin_ + i));
+    const std::vector<float> all = results();
+    std::vector<float> expected(all.begin() + begin_, all.begin() + begin_ + batch_.count);
     const auto* const got = reinterpret_cast<const float*>(batch_.output);
     for (size_t i = 0; i < expected.size(); ++i) {
       ASSERT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << "element " << i;
@@ -124,32 +124,45 @@ class NarrowRun {
     if (member == 0) return each - shift;
     return member < world_.size - 1 ? each : case_.count - each * (world_.size - 1) + shift;
   }
-  float rounded(float value) const {
-    return float_from_16(job_.wire_dtype, float_to_16(job_.wire_dtype, value));
+  // What the wire makes of a batch of these.
+  void round(std::vector<float>& values) const {
+    if (job_.wire_type == WireType::int8_blocks()) return round_in_int8_blocks(values);
+    const DataType dtype = job_.wire_type.dtype();
+    for (float& value : values) value = float_from_16(dtype, float_to_16(dtype, value));
   }
-  // One element of the whole, as the ops are documented.
-  float result_of(int64_t i) const {
-    const int hosts = *std::max_element(job_.hosts.begin(), job_.hosts.end()) + 1;
-    float total = 0;
-    std::vector<float> of_host;
-    for (int host = 0; host < hosts; ++host) {
-      of_host.clear();
+  std::vector<float> sums_of_host(int host) const {
+    const Reduction sum{DataType::Float32, ReduceOp::Sum, case_.prescale, 1.0, 1};
+    std::vector<float> sums;
+    std::vector<float> of_ranks;
+    for (int64_t i = 0; i < case_.count; ++i) {
+      of_ranks.clear();
       for (int rank = 0; rank < world_.size; ++rank) {
         if (job_.hosts[static_cast<size_t>(rank)] != host) continue;
-        of_host.push_back(number_of(sequence_, rank, i));
+        of_ranks.push_back(number_of(sequence_, rank, i));
       }
-      const Reduction sum{DataType::Float32, ReduceOp::Sum, case_.prescale, 1.0, 1};
-      const float of_ranks = rounded(reduce_floats(sum, of_host));
-      total = host == 0 ? of_ranks : total + of_ranks;
+      sums.push_back(reduce_floats(sum, of_ranks));
+    }
+    return sums;
+  }
+  // Of the whole, as the ops are documented.
+  std::vector<float> results() const {
+    const int hosts = *std::max_element(job_.hosts.begin(), job_.hosts.end()) + 1;
+    std::vector<float> totals;
+    for (int host = 0; host < hosts; ++host) {
+      std::vector<float> sums = sums_of_host(host);
+      round(sums);
+      for (size_t i = 0; i < totals.size(); ++i) totals[i] += sums[i];
+      if (host == 0) totals = std::move(sums);
     }
     const double factor = case_.postscale / static_cast<double>(batch_.divisor);
-    const float result = total * static_cast<float>(factor);
-    return result_travels_ ? rounded(result) : result;
+    for (float& total : totals) total *= static_cast<float>(factor);
+    if (result_travels_) round(totals);
+    return totals;
   }
   bool result_travels() const {
     if (job_.kind != CollectiveKind::Allreduce) return false;
     const HostsLayout layout = make_hosts_layout(core::make_topology(world_.rank, job_.hosts));
-    return !plan_exchange(layout, DataType::Float32, case_.op, case_.count, job_.wire_dtype)
+    return !plan_exchange(layout, DataType::Float32, case_.op, case_.count, job_.wire_type)
                 .one_round;
   }
 
@@ -185,8 +198,8 @@ std::vector<NarrowCase> narrow_cases() {
 }  // namespace
 
 void check_narrow_wire(const World& world, core::CollectiveOp& op, CollectiveKind kind,
-                       const std::vector<int>& hosts, DataType wire_dtype) {
-  const NarrowJob job{kind, hosts, wire_dtype};
+                       const std::vector<int>& hosts, WireType wire_type) {
+  const NarrowJob job{kind, hosts, wire_type};
   const std::vector<NarrowCase> cases = narrow_cases();
   std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 5);
   constexpr size_t at_once = 7;

@@ -168,6 +168,8 @@ def test_compression(size):
     for compression, expected in [(hvd.Compression.fp16, 1.0 + 2**-9), (hvd.Compression.bf16, 1.0)]:
         reduced = hvd.allreduce(tensor, op=hvd.Max, compression=compression)
         assert reduced.dtype == torch.float32 and reduced[0].item() == expected
+    with pytest.raises(ValueError, match="DistributedOptimizer"):
+        hvd.allreduce(tensor, compression=hvd.Compression.int8)
     assert (NoneCompressor, FP16Compressor) == (hvd.Compression.none, hvd.Compression.fp16)
 
 

@@ -83,6 +83,7 @@ def test_equals_one_process_on_the_whole_batch(make):
 
 @pytest.mark.parametrize("options", [
     {"compression": hvd.Compression.fp16}, {"compression": hvd.Compression.bf16},
+    {"compression": hvd.Compression.int8},
     {"gradient_predivide_factor": 2.0}, {"groups": 2}, {"sparse_as_dense": True}, {"op": hvd.Sum}],
     ids=str)
 def test_options(options):

@@ -1,4 +1,4 @@
-"""Gradients in 16 bits on their way between the ranks."""
+"""Gradients in 16 bits on their way between the ranks, or in 8 between hosts."""
 
 import torch
 
@@ -47,9 +47,20 @@ class BF16Compressor(_Narrow):
     dtype = torch.bfloat16
 
 
+class Int8Compressor(Compressor):
+    name = "int8"
+
+    @staticmethod
+    def compress(tensor):
+        raise ValueError("Compression.int8 is for DistributedOptimizer: the collectives themselves "
+                         "round to it, between hosts, and no tensor has that form")
+
+
 class Compression:
-    """none, fp16, and bf16, which keeps the range of float32."""
+    """none, fp16, bf16, which keeps the range of float32, and for DistributedOptimizer int8: blocks
+    of 64 gradients, each block with a factor of its own, between hosts only."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor

@@ -27,7 +27,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
 
     When backward() returns, every .grad is reduced over the ranks of the process set (the others
     keep their own): clip it, unscale it, look at it. Options are those of Horovod; Compression has
-    bf16 too. All ranks give the same.
+    bf16 and int8 too. All ranks give the same.
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already")
@@ -39,9 +39,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("gradient_predivide_factor is for op=Average")
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
-    if compression not in (Compression.none, Compression.fp16, Compression.bf16):
-        raise ValueError("compression: give Compression.none, fp16 or bf16; the hooks of C++ round "
-                         "while they pack, and call no compressor of the program")
+    if compression not in (Compression.none, Compression.fp16, Compression.bf16,
+                           Compression.int8):
+        raise ValueError("compression: give Compression.none, fp16, bf16 or int8; the hooks of C++ "
+                         "round while they pack, and call no compressor of the program")
     named = _names(optimizer, named_parameters)
     lists, number = _groups(groups, num_groups, {parameter: name for name, parameter in named})
     reduced = _with_gradients(named)

@@ -1,0 +1,198 @@
+// Compression::Int8: gradients of float32 travel between hosts in blocks of 64, as multiples of a
+// step of each block. On one host nothing is rounded.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "horon/ops/host/host_kernels.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+#include "horon/tests/torch_bindings/gradients/training_support.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/grouped_collectives.h"
+
+namespace horon::int8_gradients_test {
+namespace {
+
+using namespace testing_support;
+
+constexpr int64_t kLong = 3000;  // elements: more than 4 KiB, and no whole number of blocks
+constexpr double kFloatError = 1e-6;
+
+const core::Topology& topology() { return ops::runtime().topology(); }
+
+GradientReducerOptions in_int8() { return {.compression = Compression::Int8}; }
+
+// What rank `of` gives; each rank knows it of all. Blocks differ by orders of magnitude.
+at::Tensor values_of(int of, int64_t count, int64_t step) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(1 + of + 100 * step);
+  const at::Tensor block = at::arange(count).div(ops::kInt8BlockElements, "floor");
+  return at::randn({count}, generator, at::kFloat) * at::pow(10, block.remainder(7) - 3.0);
+}
+
+// The largest magnitude of each block of a tensor that begins with one, for each of its elements.
+at::Tensor largest_of_block(const at::Tensor& values) {
+  const int64_t count = values.numel();
+  const int64_t rest =
+      (ops::kInt8BlockElements - count % ops::kInt8BlockElements) % ops::kInt8BlockElements;
+  const at::Tensor blocks =
+      at::constant_pad_nd(values.abs(), {0, rest}).view({-1, ops::kInt8BlockElements});
+  return std::get<0>(blocks.max(1)).repeat_interleave(ops::kInt8BlockElements).narrow(0, 0, count);
+}
+
+// The sum of each host is rounded to half a step, and with three hosts or more the result.
+void expect_mean(const at::Tensor& result, int64_t step) {
+  const int64_t count = result.numel();
+  std::vector<at::Tensor> hosts(static_cast<size_t>(topology().host_count()),
+                                at::zeros({count}, at::kDouble));
+  for (int r = 0; r < size(); ++r) {
+    at::Tensor& host = hosts[static_cast<size_t>(topology().host_of[static_cast<size_t>(r)])];
+    host = host + values_of(r, count, step).to(at::kDouble);
+  }
+  at::Tensor mean = at::zeros({count}, at::kDouble);
+  at::Tensor bound = at::zeros({count}, at::kDouble);
+  for (const at::Tensor& host : hosts) {
+    mean += host / size();
+    bound += largest_of_block(host) / (254.0 * size());
+  }
+  if (topology().host_count() > 2) bound += largest_of_block(mean + bound) / 254.0;
+  const bool travels = topology().host_count() > 1;
+  const at::Tensor error = (result.detach().to(at::kDouble) - mean).abs();
+  const at::Tensor allowed =
+      (travels ? bound * 1.001 : bound * 0) + largest_of_block(mean) * kFloatError + kFloatError;
+  EXPECT_TRUE((error <= allowed).all().item<bool>()) << (error - allowed).max();
+  EXPECT_EQ((error > bound / 20).any().item<bool>(), travels) << "rounded, or not";
+  const at::Tensor bits = result.detach().contiguous().view(at::kInt);
+  EXPECT_TRUE(
+      at::equal(allreduce(bits, {.op = ReduceOp::Min}), allreduce(bits, {.op = ReduceOp::Max})));
+}
+
+at::Tensor loss_for(const at::Tensor& w, int64_t step) {
+  return (w * values_of(rank(), w.numel(), step)).sum();
+}
+
+TEST(Int8Gradients, AreWithinHalfAStepAndTheSameOnAllRanks) {
+  const at::Tensor w = leaf({kLong});
+  GradientReducer reducer({{"w", w}}, in_int8());
+  for (int64_t step = 0; step < 6; ++step) {  // by messages, and frozen
+    w.mutable_grad().reset();
+    loss_for(w, step).backward();
+    reducer.synchronize();
+    expect_mean(w.grad(), step);
+  }
+}
+
+// Its blocks do not depend on what else is ready.
+TEST(Int8Gradients, ATensorIsRoundedAloneAlsoBesideOthers) {
+  for (int64_t step = 0; step < 4; ++step) {
+    const AllreduceOptions options = {.compression = Compression::Int8};
+    std::vector<Handle> handles;
+    for (int i = 0; i < 5; ++i) {
+      AllreduceOptions named = options;
+      named.name = "beside." + std::to_string(i);
+      handles.push_back(allreduce_async(values_of(rank(), kLong + i, step), named));
+    }
+    for (Handle& handle : handles) expect_mean(handle.wait(), step);
+  }
+}
+
+TEST(Int8Gradients, ShortTensorsAndOtherReductionsAreExact) {
+  const at::Tensor numbers = at::arange(kLong, at::kFloat) + rank();
+  const at::Tensor most =
+      allreduce(numbers, {.op = ReduceOp::Max, .compression = Compression::Int8});
+  EXPECT_TRUE(at::equal(most, at::arange(kLong, at::kFloat) + (size() - 1)));
+  const at::Tensor few = at::arange(1024, at::kFloat) * 1.001F;
+  EXPECT_TRUE(at::equal(allreduce(few, {.op = ReduceOp::Sum, .compression = Compression::Int8}),
+                        few * size()));
+}
+
+// One NaN makes its block NaN, and the rounds after it are what they would have been.
+TEST(Int8Gradients, NanIsSeenOnAllRanksAndDoesNotStay) {
+  const at::Tensor w = leaf({kLong});
+  GradientReducer reducer({{"w", w}}, in_int8());
+  for (int64_t step = 0; step < 8; ++step) {
+    w.mutable_grad().reset();
+    at::Tensor loss = loss_for(w, step);
+    const bool bad = step % 4 == 1;
+    if (bad && rank() == size() - 1) {
+      loss = loss + w[kLong - 1] * std::numeric_limits<float>::quiet_NaN();
+    }
+    loss.backward();
+    reducer.synchronize();
+    if (!bad) {
+      expect_mean(w.grad(), step);
+      continue;
+    }
+    EXPECT_TRUE(w.grad()[kLong - 1].isnan().item<bool>());
+    const int64_t clean = kLong / ops::kInt8BlockElements * ops::kInt8BlockElements;
+    EXPECT_FALSE(w.grad().narrow(0, 0, clean).isnan().any().item<bool>());
+  }
+}
+
+// What the ranks tell each other rides on the bucket, in a block of its own, also beside gradients
+// of 1e30.
+TEST(Int8Gradients, WhatTheRanksTellEachOtherIsNotRoundedAway) {
+  const at::Tensor w = leaf({kLong});
+  GradientReducer reducer({{"w", w}}, in_int8());
+  const auto round = [&] {
+    w.mutable_grad().reset();
+    (w * 1e30).sum().backward();
+    reducer.synchronize();
+  };
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(error_of(round), "no error");
+  if (rank() == size() - 1) w.detach().mul_(2);
+  EXPECT_THAT(error_of(round),
+              testing::AllOf(testing::StartsWith(kMismatch), testing::HasSubstr("\"w\"")));
+}
+
+TEST(Int8Gradients, OtherDtypesIgnoreIt) {
+  const at::Tensor w = leaf({kLong}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, in_int8());
+  (w * values_of(rank(), kLong, 0)).sum().backward();
+  reducer.synchronize();
+  at::Tensor mean = at::zeros({kLong}, at::kDouble);
+  for (int r = 0; r < size(); ++r) mean += values_of(r, kLong, 0).to(at::kDouble);
+  EXPECT_TRUE(at::allclose(w.grad(), mean / size(), 1e-12, 1e-12));
+}
+
+TEST(Int8Gradients, OneRankThatDoesNotAskForItIsNamed) {
+  const AllreduceOptions options{
+      .name = "odd", .compression = rank() == 0 ? Compression::None : Compression::Int8};
+  const std::string error = error_of([&] { allreduce(at::ones({kLong}), options); });
+  EXPECT_THAT(error, testing::AllOf(testing::StartsWith(kMismatch), testing::HasSubstr("none"),
+                                    testing::HasSubstr("int8")));
+}
+
+// As with float32 but for the rounding; and the replicas stay the same.
+TEST(Int8Gradients, TrainingStaysNearThatOfFloat32) {
+  Net exact = make_net(at::kFloat);
+  Net rounded = make_net(at::kFloat);
+  DistributedOptimizer of_exact(::torch::optim::SGD(exact->parameters(), 0.1),
+                                exact->named_parameters());
+  DistributedOptimizer of_rounded(::torch::optim::SGD(rounded->parameters(), 0.1),
+                                  rounded->named_parameters(), in_int8());
+  for (int step = 0; step < kSteps; ++step) {
+    of_exact.zero_grad();
+    loss_of(exact, shard_of(batch_of(step, at::kFloat))).backward();
+    of_exact.step();
+    of_rounded.zero_grad();
+    loss_of(rounded, shard_of(batch_of(step, at::kFloat))).backward();
+    of_rounded.step();
+  }
+  expect_equal_on_all_ranks(*rounded);
+  const Net fresh = make_net(at::kFloat);
+  const auto distance = [](Net& a, const Net& b) {
+    double sum = 0;
+    const std::vector<at::Tensor> of_a = a->parameters(), of_b = b->parameters();
+    for (size_t i = 0; i < of_a.size(); ++i) sum += (of_a[i] - of_b[i]).norm().item<double>();
+    return sum;
+  };
+  EXPECT_LT(distance(rounded, exact), 0.02 * distance(exact, fresh));
+}
+
+}  // namespace
+}  // namespace horon::int8_gradients_test
