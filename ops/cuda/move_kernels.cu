@@ -66,11 +66,15 @@ int launch_moves(const MoveLaunch& launch, int multiprocessors, CudaStream strea
       std::copy(launch.moves().begin(), launch.moves().end(), table.moves);
       const auto blocks = std::min(
           parameters.chunks, static_cast<uint32_t>(multiprocessors * kBlocksPerMultiprocessor));
-      move_kernel<Action, decltype(size)::value>
-          <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-              table, static_cast<uint32_t>(size_of(parameters.from_type)),
-              static_cast<uint32_t>(size_of(parameters.to_type)));
-      result = cudaGetLastError();
+      // Not <<<>>>: what it returns must be asked of cudaGetLastError(), which may tell an older
+      // error of the program's own, and forgets it.
+      cudaLaunchConfig_t config = {};
+      config.gridDim = blocks;
+      config.blockDim = kThreads;
+      config.stream = static_cast<cudaStream_t>(stream);
+      result = cudaLaunchKernelEx(&config, move_kernel<Action, decltype(size)::value>, table,
+                                  static_cast<uint32_t>(size_of(parameters.from_type)),
+                                  static_cast<uint32_t>(size_of(parameters.to_type)));
     });
   });
   return result;

@@ -173,8 +173,10 @@ class Nccl final : public NcclApi {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclComm_t comm = nullptr;
-    check("ncclCommInitRankConfig", call_.comm_init_rank_config(&comm, size, id, rank, &config),
-          nullptr);
+    const ncclResult_t result = call_.comm_init_rank_config(&comm, size, id, rank, &config);
+    const bool failed = result != ncclSuccess && result != ncclInProgress;
+    if (failed && comm != nullptr) (void)call_.comm_abort(comm);  // made, and of no use
+    check("ncclCommInitRankConfig", result, nullptr);
     return comm;
   }
 

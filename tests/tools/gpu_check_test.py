@@ -7,6 +7,7 @@ usage: gpu_check_test.py REPOSITORY
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,18 @@ class Results(unittest.TestCase):
         for part in all_parts:
             self.assertTrue(part.targets, part.name)
             self.assertLessEqual(part.limit_s, 150, part.name)
+
+
+    def test_builds_all_tests_that_it_runs(self):
+        labelled = set()
+        for path in sorted((REPOSITORY / "tests").rglob("*.cmake")):
+            text = path.read_text()
+            labelled.update(re.findall(r"horon_gpu_test\((\w+)", text))
+            for names in re.findall(r"horon_label_tests\(cuda\s+([^)]*)\)", text):
+                labelled.update(name.split(".")[0] for name in names.split())
+        run = {name for name in labelled if re.search(parts.ON_THREADS_NAMED, name)}
+        self.assertIn("move_test", run)
+        self.assertEqual(run, set(parts.ON_THREADS))
 
 
 class Picture(unittest.TestCase):

@@ -116,13 +116,14 @@ if(NOT HORON_TORCH_WITH_CUDA)
   target_link_libraries(horon_torch_device PUBLIC horon::torch horon_host_gpu)
   torch_test(collectives/gpu_collectives_test 1 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_training_test 1 2 3 ROOM gpu LIBS horon_torch_device)
+  torch_test(gradients/gpu_bucket_memory_test 2 ROOM gpu LIBS horon_torch_device)
   torch_test(checkpoint/gpu_checkpoints_test 2 ROOM gpu LIBS horon_torch_device)
   torch_test(modules/gpu_modules_test 2 3 ROOM gpu LIBS horon_torch_device)
   horon_mpirun_test(torch_gpu_collectives_test.through_the_host torch_gpu_collectives_test 3
                     ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
   horon_mpirun_test(torch_gpu_training_test.through_the_host torch_gpu_training_test 2
                     ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
-  horon_label_tests(cuda torch_gpu_collectives_test.through_the_host
+  horon_label_tests(cuda torch_gpu_bucket_memory_test.np2 torch_gpu_collectives_test.through_the_host
                     torch_gpu_training_test.through_the_host)
   foreach(ranks 1 2 3)
     horon_label_tests(cuda torch_gpu_collectives_test.np${ranks} torch_gpu_training_test.np${ranks}

@@ -80,12 +80,16 @@ class Machine:
 
     def loopback(self):
         """MPI and NCCL need it between the ranks of a machine."""
-        try:
+        def is_up():
             flags = pathlib.Path("/sys/class/net/lo/flags").read_text(encoding="ascii")
+            return int(flags, 16) & 1 != 0
+        try:
+            if not is_up():
+                output_of("ip", "link", "set", "lo", "up")
+            if is_up():
+                return "up"
         except OSError:
             return None
-        if int(flags, 16) & 1:
-            return "up"
         self.problems.append("the interface lo is down (ip link set lo up): ranks can't connect")
         return "down"
 

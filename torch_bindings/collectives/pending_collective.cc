@@ -319,6 +319,7 @@ const std::vector<at::Tensor>& PendingCollective::results() {
   (void)outcome_in_order(*state_, device_);
   std::call_once(settled_, [this] { settle(); });
   if (copied_ != nullptr) let_current_stream_wait(device_, copied_.get());
+  if (stream_ && *stream_ != current_stream(device_)) note_stream_of_results();
   return results_;
 }
 
@@ -336,7 +337,6 @@ void PendingCollective::settle() {
     results_.push_back(std::move(part.result));
   }
   if (copies) copied_ = record_current_stream(device_);
-  if (stream_ && *stream_ != current_stream(device_)) note_stream_of_results();
 }
 
 // Their memory belongs to another stream than the one that will read them: LibTorch must know, or

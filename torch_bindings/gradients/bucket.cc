@@ -87,12 +87,13 @@ void GradientBucket::take_memory(size_t bytes, bool idle) {
     memory_ = ops::allocate_host(bytes);
   } else {
     const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
-    const at::Tensor tensor = at::empty({static_cast<int64_t>(bytes)}, options);
+    memory_on_gpu_ = at::empty({static_cast<int64_t>(bytes)}, options);
+    stream_of_memory_ = current_stream(device_);
     // It may have been used before in this stream, and hooks may write to it in others: the one
     // place where the host waits for the device, once for each bucket.
-    c10::impl::VirtualGuardImpl(device_.type()).synchronizeStream(current_stream(device_));
-    auto* const memory = static_cast<std::byte*>(tensor.mutable_data_ptr());
-    memory_ = std::shared_ptr<std::byte>(memory, [tensor](std::byte*) {});
+    c10::impl::VirtualGuardImpl(device_.type()).synchronizeStream(*stream_of_memory_);
+    auto* const memory = static_cast<std::byte*>(memory_on_gpu_.mutable_data_ptr());
+    memory_ = std::shared_ptr<std::byte>(memory, [tensor = memory_on_gpu_](std::byte*) {});
   }
 }
 
@@ -162,6 +163,14 @@ void GradientBucket::let_current_stream_wait_for_writers() {
   const std::lock_guard lock(writers_mutex_);
   for (const c10::Stream& writer : writers_) let_current_stream_wait(writer);
   writers_.clear();
+}
+
+void GradientBucket::note_reader() const {
+  if (!stream_of_memory_) return;
+  const c10::Stream reader = current_stream(device_);
+  if (reader == *stream_of_memory_) return;
+  c10::impl::VirtualGuardImpl(device_.type())
+      .recordDataPtrOnStream(memory_on_gpu_.storage().data_ptr(), reader);
 }
 
 void GradientBucket::write_flags(const RoundFlags& flags) {

@@ -63,6 +63,9 @@ class GradientBucket {
   // The current stream goes on behind what the writers noted so far have been given, so that values
   // in this memory can be read or changed there. Before a submission. Throws LibTorch's errors.
   void let_current_stream_wait_for_writers();
+  // On a GPU: the current stream goes on with this memory when `handle` has finished. LibTorch must
+  // know, or it may give the memory away too early when nobody holds it any more.
+  void note_reader() const;
   // When `handle` has finished with a result: adds the flags of all ranks.
   void add_flags_to(RoundFlags& flags) const;
 
@@ -102,6 +105,9 @@ class GradientBucket {
   int64_t flags_begin_ = 0;  // elements
   NarrowMemory narrow_;      // in memory_
   std::shared_ptr<std::byte> memory_;
+  // On a GPU: what memory_ is of, and the stream that LibTorch has given it for.
+  at::Tensor memory_on_gpu_;
+  std::optional<c10::Stream> stream_of_memory_;
   c10::Storage storage_;
   std::shared_ptr<const core::EntrySpec> spec_;  // made once, so that a step copies no names
   c10::Device device_;

@@ -200,7 +200,9 @@ core::Outcome GradientReducer::Impl::outcome_of(const GradientBucket& bucket) co
   if (bucket.handle == nullptr) {
     throw Error(ErrorCode::OperationFailed, "a gradient bucket could not be submitted");
   }
-  return outcome_in_order(*bucket.handle, settings_.device);
+  const core::Outcome& outcome = outcome_in_order(*bucket.handle, settings_.device);
+  bucket.note_reader();
+  return outcome;
 }
 
 torch_detail::GradientSlot::Result GradientReducer::Impl::result_for(size_t slot, bool failed,

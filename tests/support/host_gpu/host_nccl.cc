@@ -112,6 +112,12 @@ struct HostNccl::Comm {
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
 
+  // As NCCL, which refuses all but idle() and abort() until the last call has ended.
+  void require_settled() const {
+    if (settled) return;
+    throw Error(ErrorCode::OperationFailed,
+                "the communicator is used before its last call has ended");
+  }
   Meeting& meeting() const { return *static_cast<Meeting*>(memory); }
   Ring& ring(int from, int to) const {
     auto* const rings = reinterpret_cast<Ring*>(static_cast<std::byte*>(memory) + 64);
@@ -125,6 +131,7 @@ struct HostNccl::Comm {
   void* memory = nullptr;
   int busy_polls = 0;
   bool forgotten = false;
+  bool settled = false;  // idle() has said so since the last call
   bool finalizing = false;
   bool failed = false;
   std::atomic<bool> aborted{false};
@@ -199,12 +206,14 @@ bool HostNccl::idle(ops::NcclComm handle) {
   if (comm.finalizing) return comm.meeting().finalized >= comm.size;
   if (comm.meeting().here < comm.size) return false;
   comm.forget_name();
-  return comm.busy_polls-- <= 0;
+  comm.settled = comm.settled || comm.busy_polls-- <= 0;
+  return comm.settled;
 }
 
 void HostNccl::begin_finalize(ops::NcclComm handle) {
   require_current_device();
   Comm& comm = as_comm(handle);
+  comm.require_settled();
   while (comm.kernels > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
   comm.finalizing = true;
   ++comm.meeting().finalized;
@@ -236,6 +245,7 @@ void HostNccl::begin_group() {
 
 HostNccl::Group& HostNccl::open_group(ops::NcclComm comm, ops::CudaStream stream) {
   group_.comm = &as_comm(comm);
+  group_.comm->require_settled();
   group_.stream = stream;
   return group_;
 }
@@ -245,6 +255,7 @@ void HostNccl::end_group() {
   if (group.comm == nullptr) return;  // no calls
   Comm& comm = *group.comm;
   comm.busy_polls = options_.busy_polls;
+  comm.settled = false;
   if (groups_++ == options_.fails_at_group) {
     comm.failed = true;
     return;

@@ -162,6 +162,25 @@ TEST(GpuCollectives, ResultsGoToTheStreamThatTakesThem) {
   }
 }
 
+// The second one reads when nobody holds the tensor any more.
+TEST(GpuCollectives, TwoStreamsMayTakeAResult) {
+  const auto sleep = [] { std::this_thread::sleep_for(std::chrono::milliseconds(40)); };
+  for (int number = 0; number < 3; ++number) {
+    Handle sum = allreduce_async(late(values_of({900}, at::kFloat, rank())), {.op = ReduceOp::Sum});
+    (void)sum.wait();
+    const c10::StreamGuard guard(test::new_stream(device().index()));
+    test::enqueue_in_current_stream(sleep, device().index());
+    const at::Tensor copy = at::empty({900}, device());
+    copy.copy_(sum.wait());
+    sum = {};
+    for (int i = 0; i < 5; ++i) {  // the runtime lets go of what has ended
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      (void)allreduce(at::ones({1}));
+    }
+    expect_equal(copy.cpu(), sum_of_all({900}, at::kFloat));
+  }
+}
+
 // The copy into the tensor is still waiting in its stream when nobody holds the collective any
 // more.
 TEST(GpuCollectives, WhatIsCopiedInAnotherStreamLivesUntilThen) {
