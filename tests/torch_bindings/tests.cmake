@@ -123,7 +123,8 @@ if(NOT HORON_TORCH_WITH_CUDA)
                     ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
   horon_mpirun_test(torch_gpu_training_test.through_the_host torch_gpu_training_test 2
                     ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
-  horon_label_tests(cuda torch_gpu_bucket_memory_test.np2 torch_gpu_collectives_test.through_the_host
+  horon_label_tests(cuda torch_gpu_bucket_memory_test.np2
+                    torch_gpu_collectives_test.through_the_host
                     torch_gpu_training_test.through_the_host)
   foreach(ranks 1 2 3)
     horon_label_tests(cuda torch_gpu_collectives_test.np${ranks} torch_gpu_training_test.np${ranks}

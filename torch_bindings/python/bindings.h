@@ -2,6 +2,9 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <string>
+
+#include "horon/core/base/entry_spec.h"
 
 namespace horon::python {
 
@@ -11,6 +14,9 @@ void bind_collectives(pybind11::module_& module);
 void bind_reducer(pybind11::module_& module);
 void bind_state(pybind11::module_& module);
 void bind_process_group(pybind11::module_& module);
+
+// "none", "fp16", "bf16", "int8". Throws Error(InvalidArgument).
+Compression compression_of(const std::string& name);
 
 // Waits answer Ctrl-C from now on; for between init() and shutdown().
 void let_waits_be_interrupted(bool enabled);

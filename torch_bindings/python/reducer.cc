@@ -43,14 +43,6 @@ class Reducer {
   std::vector<GradientReducer::NoSync> quiet_;
 };
 
-Compression compression_of(const std::string& name) {
-  if (name == "none") return Compression::None;
-  if (name == "fp16") return Compression::Float16;
-  if (name == "bf16") return Compression::BFloat16;
-  if (name == "int8") return Compression::Int8;
-  throw Error(ErrorCode::InvalidArgument, "compression \"" + name + "\" is unknown");
-}
-
 std::unique_ptr<Reducer> make_reducer(const Named& parameters, ReduceOp op,
                                       const ProcessSet& process_set, const std::string& compression,
                                       int passes, double predivide_factor,
@@ -96,6 +88,14 @@ void know_python_hooks(const py::object& parameter, const py::object& hooks) {
 }
 
 }  // namespace
+
+Compression compression_of(const std::string& name) {
+  if (name == "none") return Compression::None;
+  if (name == "fp16") return Compression::Float16;
+  if (name == "bf16") return Compression::BFloat16;
+  if (name == "int8") return Compression::Int8;
+  throw Error(ErrorCode::InvalidArgument, "compression \"" + name + "\" is unknown");
+}
 
 void bind_reducer(py::module_& module) {
   using WithoutGil = py::call_guard<py::gil_scoped_release>;

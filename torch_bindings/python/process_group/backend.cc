@@ -74,9 +74,16 @@ int HoronBackend::world_rank(int64_t rank_of_group) const {
 WorkPtr HoronBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = only(tensors, "all_reduce");
   if (tensor.is_sparse()) return allreduce_sparse_tensor(tensor, options);
-  const std::shared_ptr<Operation> begun = operation(tensors, options);
+  return compressed_allreduce(tensor, options, Compression::None);
+}
+
+WorkPtr HoronBackend::compressed_allreduce(const at::Tensor& tensor,
+                                           const ::c10d::AllreduceOptions& options,
+                                           Compression compression) {
+  const std::shared_ptr<Operation> begun = operation({tensor}, options);
   order_.start(*begun, {CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
     set_reduction(pending, options.reduceOp);
+    if (tensor.scalar_type() == at::kFloat) pending.spec.compression = compression;
     pending.add(begun->outputs()[0], Into::Same);
   });
   return work(OpType::ALLREDUCE, begun);

@@ -48,6 +48,9 @@ class HoronBackend final : public ::c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return order_.count(); }
 
   WorkPtr allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) override;
+  // As allreduce(); what is float32 travels in this type, as in horon::allreduce(). Not sparse.
+  WorkPtr compressed_allreduce(const at::Tensor& tensor, const ::c10d::AllreduceOptions& options,
+                               Compression compression);
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const ::c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) override;
