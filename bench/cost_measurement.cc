@@ -43,14 +43,16 @@ double mean(const std::vector<double>& values) {
 
 }  // namespace
 
-CostMeasurement::CostMeasurement(core::Runtime& runtime, MpiPeer& mpi, int64_t bucket_bytes)
-    : runtime_(runtime), mpi_(mpi), bucket_bytes_(bucket_bytes) {}
+CostMeasurement::CostMeasurement(core::Runtime& runtime, MpiPeer& mpi, int64_t bucket_bytes,
+                                 Compression compression)
+    : runtime_(runtime), mpi_(mpi), bucket_bytes_(bucket_bytes), compression_(compression) {}
 
 // Buckets of a number share their memory: no two of them are under way together.
 std::shared_ptr<core::HandleState> CostMeasurement::submit_one(int bucket, int64_t bytes) {
   core::EntrySpec spec;
   spec.kind = CollectiveKind::Allreduce;
   spec.dtype = DataType::Float32;
+  spec.compression = compression_;
   const int64_t count = bytes / kFloat;
   spec.parts = {{"", {count}}};
   core::Submission submission;

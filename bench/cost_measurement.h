@@ -20,8 +20,10 @@ namespace horon::bench {
 // for, once with nothing else to do and once beside a computation.
 class CostMeasurement {
  public:
-  // What is given must outlive the object. `bucket_bytes`: the longest bucket.
-  CostMeasurement(core::Runtime& runtime, MpiPeer& mpi, int64_t bucket_bytes);
+  // What is given must outlive the object. `bucket_bytes`: the longest bucket. `compression`: of
+  // the buckets.
+  CostMeasurement(core::Runtime& runtime, MpiPeer& mpi, int64_t bucket_bytes,
+                  Compression compression);
 
   // Collective over all ranks; the same on all of them. Takes seconds.
   AllreduceCost measure();
@@ -48,6 +50,7 @@ class CostMeasurement {
   core::Runtime& runtime_;
   MpiPeer& mpi_;
   const int64_t bucket_bytes_;
+  const Compression compression_;
   std::map<int, std::shared_ptr<std::byte>> memory_;  // [bucket]
 };
 

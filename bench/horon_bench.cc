@@ -15,6 +15,7 @@
 #include "horon/bench/peers.h"
 #include "horon/bench/report.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
 #include "horon/ops/hierarchical/wire_type.h"
@@ -148,6 +149,13 @@ nlohmann::json to_json(const StepPrediction& prediction, const AllreduceCost& co
           {"buckets", prediction.buckets}};
 }
 
+// In which buckets of float32 travel between hosts.
+ops::WireType wire_type(const Options& options, const core::Config& config) {
+  if (options.compression == Compression::Int8) return ops::WireType::int8_blocks();
+  if (core::is_16_bit(options.compression)) return core::narrow_type(options.compression);
+  return ops::wire_type_named(config.wire_dtype);
+}
+
 int predict(const Options& options) {
   if (size() == 1 && options.predict.rehearse) {
     throw Error(ErrorCode::Config, "--rehearse needs several ranks (mpirun -np 4 ...)");
@@ -169,7 +177,8 @@ int predict(const Options& options) {
   if (size() > 1) {
     MpiPeer mpi;
     CostMeasurement measurement(ops::runtime(), mpi,
-                                std::max(config.bucket_bytes, config.first_bucket_bytes));
+                                std::max(config.bucket_bytes, config.first_bucket_bytes),
+                                options.compression);
     cost = measurement.measure();
     if (options.predict.rehearse) {
       const CostMeasurement::Rehearsal rehearsal = measurement.rehearse(model, buckets);
@@ -187,7 +196,7 @@ int predict(const Options& options) {
     tell("network",
          core::concat(given.hosts, " hosts, ", given.gbit, " Gbit/s, ", given.delay_us, " us"),
          cost_of_network(given, config.bucket_bytes, cost.compute_us_per_byte,
-                         ops::wire_type_named(config.wire_dtype)));
+                         wire_type(options, config)));
   }
   if (rank() == 0) write_json(options, json);
   return 0;

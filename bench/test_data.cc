@@ -122,7 +122,7 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
-PeriodicData::PeriodicData(const std::vector<double>& values, DataType dtype, double tolerance)
+PeriodicData::PeriodicData(const std::vector<double>& values, DataType dtype, Tolerance tolerance)
     : dtype_(dtype),
       element_bytes_(size_of(dtype)),
       tolerance_(tolerance),
@@ -161,7 +161,8 @@ int64_t PeriodicData::count_far(const std::byte* from, int64_t begin, int64_t co
   int64_t wrong = 0;
   for (size_t i = 0; i < found.size(); ++i) {
     const double expected = values_[static_cast<size_t>(begin) + i];
-    const double allowed = tolerance_ * std::max(1.0, std::abs(expected));
+    const double allowed =
+        tolerance_.absolute + tolerance_.relative * std::max(1.0, std::abs(expected));
     // In this form a NaN counts as wrong.
     if (!(std::abs(found[i] - expected) <= allowed)) ++wrong;
   }
@@ -214,7 +215,7 @@ double TestData::combine(double a, double b) const {
   return 0;
 }
 
-PeriodicData TestData::of_rank(int rank) const { return {values_of(rank), dtype_, 0}; }
+PeriodicData TestData::of_rank(int rank) const { return {values_of(rank), dtype_, {}}; }
 
 PeriodicData TestData::reduced() const {
   std::vector<double> result = values_of(0);
@@ -231,9 +232,11 @@ PeriodicData TestData::reduced() const {
   }
   const bool rounds = average || ranks_ > exact_limit(carried_);
   const bool in_blocks = is_floating(dtype_) && carried_ == DataType::Int8;
-  // Each host's sum, and the result, by half a step: 1/254 of the largest value of a block.
-  const double of_blocks = std::max(1.0, ranks_ / exact_limit(carried_));
-  return {result, dtype_, in_blocks ? of_blocks : rounds ? 2 * epsilon(carried_) : 0};
+  if (!in_blocks) return {result, dtype_, {.relative = rounds ? 2 * epsilon(carried_) : 0}};
+  // The sums of the hosts together, and then the result, by half a step, which is 1/254 of the
+  // largest value of a block.
+  const double largest = std::max(exact_limit(carried_), static_cast<double>(ranks_));
+  return {result, dtype_, {.absolute = 2 * largest / 254 / (average ? ranks_ : 1) * 1.001}};
 }
 
 }  // namespace horon::bench

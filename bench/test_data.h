@@ -19,8 +19,12 @@ class PeriodicData {
  public:
   static constexpr int64_t kPeriod = 65521;
 
-  // `values` is one period. `tolerance` is relative to the larger of 1 and the value; 0: exact.
-  PeriodicData(const std::vector<double>& values, DataType dtype, double tolerance);
+  struct Tolerance {
+    double relative = 0;  // to the larger of 1 and the value
+    double absolute = 0;
+  };
+  // `values` is one period. Without a tolerance they are exact.
+  PeriodicData(const std::vector<double>& values, DataType dtype, Tolerance tolerance);
 
   // to[i] = values[(i + offset) % period]
   void write(std::byte* to, int64_t count, int64_t offset) const;
@@ -32,7 +36,7 @@ class PeriodicData {
 
   const DataType dtype_;
   const size_t element_bytes_;
-  const double tolerance_;
+  const Tolerance tolerance_;
   std::vector<double> values_;
   std::vector<std::byte> bytes_;
 };

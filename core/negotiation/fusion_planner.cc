@@ -10,7 +10,9 @@ int64_t byte_count(const EntrySpec& spec) {
 
 bool may_fuse(const EntrySpec& spec, int64_t bytes, int64_t alone_bytes) {
   // Which elements share a block of int8 must not depend on what else was ready.
-  if (spec.compression == Compression::Int8) return false;
+  const bool adds = spec.reduce_op == ReduceOp::Sum || spec.reduce_op == ReduceOp::Average;
+  if (spec.compression == Compression::Int8 && spec.device == DeviceKind::Host && adds)
+    return false;
   return (spec.kind == CollectiveKind::Allreduce || spec.kind == CollectiveKind::Broadcast) &&
          bytes < alone_bytes;
 }

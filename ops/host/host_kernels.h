@@ -45,7 +45,7 @@ void narrow(DataType dtype, const float* from, std::byte* to, int64_t count, dou
 // Blocks of 64 int8 elements, the last one shorter, behind each other. Before its elements a block
 // has a float, its step: the largest magnitude in it over 127. An element is a multiple of the
 // step, to the nearest: off by at most half of it. A block with an infinity or NaN comes back as
-// NaN; what is so small that it has no step comes back as zero.
+// NaN; what is so small that it has no step comes back as zero, and the largest float as infinity.
 //
 // That is the block quantization of gradients in ZeRO++ (Wang et al., 2023, section 3.3), in 8
 // bits.

@@ -76,6 +76,10 @@ TEST(TestData, MayBeOffByOneInBlocksOfInt8) {
   EXPECT_EQ(reduced.count_wrong(bytes, PeriodicData::kPeriod, 0), 0);
   values[4] = 1000;
   EXPECT_EQ(reduced.count_wrong(bytes, PeriodicData::kPeriod, 0), 1);
+  std::fill(values.begin(), values.end(), 0.0F);
+  EXPECT_GT(reduced.count_wrong(bytes, PeriodicData::kPeriod, 0), PeriodicData::kPeriod * 9 / 10);
+  data.of_rank(0).write(bytes, PeriodicData::kPeriod, 0);  // not reduced
+  EXPECT_GT(reduced.count_wrong(bytes, PeriodicData::kPeriod, 0), PeriodicData::kPeriod * 9 / 10);
 }
 
 class Reduced : public testing::TestWithParam<std::tuple<int, int>> {};

@@ -1,4 +1,5 @@
 // Entries with compression whose memory the caller has narrowed: nothing is packed.
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -7,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/execution/batch_description.h"
 #include "horon/core/execution/executor.h"
 #include "horon/ops/host/host_kernels.h"
 #include "horon/ops/host/host_memory.h"
@@ -110,6 +112,22 @@ TEST(NarrowedEntries, TheCollectiveWorksInTheCallersMemory) {
     EXPECT_EQ(batch.prescale, 1) << "it is in the memory already";
     EXPECT_THAT(tensor.result, ElementsAre(1.5F, 3, 1.5F));
   }
+}
+
+// Float32 it stays; between hosts the op may send it in blocks, if it is in the host's memory.
+TEST(NarrowedEntries, Int8IsLeftToTheOp) {
+  core::EntrySpec spec = *spec_of(3);
+  spec.compression = Compression::Int8;
+  constexpr std::array<int, 2> ranks = {0, 1};
+  Batch batch = core::describe_batch(spec, 2, ranks);
+  EXPECT_EQ(batch.dtype, DataType::Float32);
+  EXPECT_TRUE(batch.int8_between_hosts);
+  EXPECT_EQ(batch.prescale, 0.5);
+  EXPECT_EQ(batch.postscale, 3);
+  spec.device = DeviceKind::Cuda;
+  EXPECT_FALSE(core::describe_batch(spec, 2, ranks).int8_between_hosts);
+  spec = *spec_of(3);
+  EXPECT_FALSE(core::describe_batch(spec, 2, ranks).int8_between_hosts);
 }
 
 TEST(NarrowedEntries, FuseWithOthers) {

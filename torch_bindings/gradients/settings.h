@@ -49,9 +49,10 @@ struct GradientSettings {
   // The ranks tell each other with the buckets that a round is plain (round_flags.h). Not with
   // buckets on a GPU: to read them the host would have to wait for it. There each round ends with
   // the small allreduce of host memory that tells the rest too (round_agreement.h).
-  // In blocks of int8 a flag that one rank has raised could become zero beside one that all have.
+  static constexpr size_t kRanksMaxOfInt8 = 127;
+  // In blocks of int8 a flag that one rank has raised could become zero beside one that all have:
+  // with 170 ranks or more, where both the sum of a host and the result are rounded.
   bool has_round_flags() const {
-    constexpr size_t kRanksMaxOfInt8 = 2 * 127 - 1;
     return allows_plain_rounds() && device.is_cpu() &&
            (compression != Compression::Int8 || ranks.size() <= kRanksMaxOfInt8);
   }
@@ -65,6 +66,10 @@ struct GradientSettings {
   // An older value in .grad is kept aside and added to the sum. Within the sum it would count once
   // for each rank that has not joined, and their number is known only afterwards.
   bool adds_older_value() const { return op == ReduceOp::Sum; }
+  // An average of equal values is that value, but not when it goes through blocks with others.
+  bool keeps_older_value() const {
+    return compression == Compression::Int8 && op == ReduceOp::Average;
+  }
   bool is_linear() const { return op == ReduceOp::Sum || op == ReduceOp::Average; }
   // What ranks compare, in words.
   std::string text() const;

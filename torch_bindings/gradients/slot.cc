@@ -90,6 +90,7 @@ void GradientSlot::use_older_value() {
   if (std::exchange(extras().has_older, true)) return;
   const PlainMode plain;
   neutral_ = false;
+  if (settings_.keeps_older_value()) extras_->unrounded = view_.clone();
   if (settings_.adds_older_value()) {
     extras_->older_values = view_.clone();
     view_.zero_();
@@ -298,6 +299,7 @@ void GradientSlot::settle(const Result& result) {
     restore_older_value();
   } else {
     add_older_value();
+    if (!result.produced) keep_older_value();
   }
   if (!result.failed && result.late.defined()) {
     combine_late(result, defined);
@@ -324,6 +326,13 @@ void GradientSlot::add_older_value() {
   if (!has_older() || !settings_.adds_older_value()) return;
   const PlainMode plain;
   view_.add_(extras_->older_values);
+}
+
+// No rank has added to it, but it went through blocks with gradients of others.
+void GradientSlot::keep_older_value() {
+  if (!extras_ || !extras_->unrounded.defined()) return;
+  const PlainMode plain;
+  view_.copy_(extras_->unrounded);
 }
 
 // The value was scaled to this rank's share, or kept aside, but nothing was reduced.

@@ -175,6 +175,8 @@ class GradientSlot {
     bool has_older = false;
     // A copy of it: kept aside, or where this rank's weight must not change it.
     at::Tensor older_values;
+    // keeps_older_value(): a copy of it, as it was.
+    at::Tensor unrounded;
     // What came after the bucket had been submitted; dense.
     at::Tensor late;
     // A gradient that stays sparse: this rank's, coalesced, at the end of the round.
@@ -217,6 +219,7 @@ class GradientSlot {
   void pack_unlike(const at::Tensor& gradient);
   void use_older_value();
   void restore_older_value();
+  void keep_older_value();
   void add_older_value();
   void show_result();
   void undo_older_value();

@@ -149,6 +149,48 @@ TEST(Int8Gradients, WhatTheRanksTellEachOtherIsNotRoundedAway) {
               testing::AllOf(testing::StartsWith(kMismatch), testing::HasSubstr("\"w\"")));
 }
 
+// It shares blocks with gradients that are far larger.
+TEST(Int8Gradients, AnOlderValueThatNobodyAddsToStaysAsItWas) {
+  const at::Tensor w = leaf({kLong}), v = leaf({7});
+  GradientReducer reducer({{"w", w}, {"v", v}}, in_int8());
+  for (int step = 0; step < 3; ++step) {
+    w.mutable_grad().reset();
+    v.mutable_grad().reset();
+    (w.sum() + (v * 0.01).sum()).backward();
+    reducer.synchronize();
+    const at::Tensor before = v.grad().clone();
+    (w * (step == 2 ? std::numeric_limits<float>::quiet_NaN() : 1000.0F)).sum().backward();
+    reducer.synchronize();
+    EXPECT_TRUE(at::equal(v.grad(), before)) << v.grad();
+    if (step < 2) {
+      EXPECT_TRUE(at::allclose(w.grad(), at::full({kLong}, 1001.0F), 0.01, 0.01));
+    }
+  }
+}
+
+TEST(Int8Gradients, WeightsScalesAndPassesAreThoseOfFloat32) {
+  const auto reduced = [](Compression compression) {
+    const at::Tensor w = leaf({kLong}), v = leaf({130});
+    GradientReducer reducer({{"w", w}, {"v", v}}, {.compression = compression,
+                                                   .backward_passes_per_step = 2,
+                                                   .average_aggregated_gradients = true,
+                                                   .gradient_predivide_factor = 2});
+    reducer.set_weight(rank() + 1);
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(1 + rank());
+    for (int pass = 0; pass < 2; ++pass) {
+      const at::Tensor of_w = at::randn({kLong}, generator, at::kFloat);
+      const at::Tensor of_v = at::randn({130}, generator, at::kFloat);
+      ((w * of_w).sum() + (v * of_v).sum()).backward();
+    }
+    reducer.synchronize();
+    return at::cat({w.grad(), v.grad()});
+  };
+  const at::Tensor exact = reduced(Compression::None);
+  const at::Tensor off = (reduced(Compression::Int8) - exact).abs();
+  EXPECT_LT(off.max().item<float>(), 0.03 * exact.abs().max().item<float>());
+  EXPECT_EQ(off.max().item<float>() > 1e-4, topology().host_count() > 1);
+}
+
 TEST(Int8Gradients, OtherDtypesIgnoreIt) {
   const at::Tensor w = leaf({kLong}, at::kDouble);
   GradientReducer reducer({{"w", w}}, in_int8());

@@ -1,10 +1,16 @@
 // The flags of a round through the sums of all dtypes, for many ranks.
 #include "horon/torch_bindings/gradients/round_flags.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+
+#include "horon/ops/host/host_kernels.h"
+#include "horon/torch_bindings/gradients/settings.h"
 
 namespace horon::round_flags_test {
 namespace {
@@ -68,6 +74,32 @@ TEST(RoundFlags, BucketsThatSayNothingAreNotAlike) {
   asking.ask();
   EXPECT_FALSE(asking.alike());
   EXPECT_TRUE(asking.asked());
+}
+
+// What one rank of many raises, beside what all raise, through the sum of its host and through the
+// result; as many ranks as may send flags in blocks of int8 (GradientSettings::has_round_flags()).
+TEST(RoundFlags, SurviveBlocksOfInt8) {
+  constexpr int kRanks = GradientSettings::kRanksMaxOfInt8;
+  const auto rounded = [](std::vector<float> values) {
+    const auto count = static_cast<int64_t>(values.size());
+    std::vector<std::byte> blocks(static_cast<size_t>(ops::bytes_of_int8_blocks(count)));
+    ops::narrow_to_int8_blocks(values.data(), blocks.data(), count, 1.0);
+    ops::widen_int8_blocks(blocks.data(), values.data(), count, 1.0);
+    return values;
+  };
+  for (int own = 1; own <= kRanks; ++own) {       // ranks of the host with the one that raises it
+    for (int each = 1; each <= kRanks; ++each) {  // of the others
+      std::vector<float> sums = {0, 0};
+      for (int left = kRanks, ranks = own; left > 0; left -= ranks, ranks = each) {
+        ranks = std::min(ranks, left);
+        const float raised = left == kRanks ? 256.0F : 0.0F;
+        const std::vector<float> of_host = rounded({raised, 256.0F * static_cast<float>(ranks)});
+        for (size_t i = 0; i < sums.size(); ++i) sums[i] += of_host[i];
+      }
+      for (float& sum : sums) sum /= kRanks;
+      ASSERT_GT(rounded(sums)[0], 0.0F) << own << " and " << each;
+    }
+  }
 }
 
 }  // namespace

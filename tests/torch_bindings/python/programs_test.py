@@ -6,6 +6,7 @@ usage: programs_test.py MPIRUN_TEST    the launcher of tests/support
 
 import gzip
 import importlib.util
+import os
 import pathlib
 import random
 import re
@@ -49,6 +50,16 @@ class Programs(unittest.TestCase):
         self.assertEqual(code, 0, output)
         for rank in range(2):
             self.assertIn(f"[{rank}] Ctrl-C is answered in backward", output)
+
+    def test_functions_on_ranks(self):
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        done = subprocess.run([sys.executable, "-m", "horon.as_horovod", HERE / "launched.py"],
+                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              timeout=200, env={**os.environ, **root})
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(done.stdout.count("printed by a rank"), 3)
+        self.assertIn("KeyError: 'as it should'", done.stdout)
+        self.assertIn("all as it should be", done.stdout)
 
     def test_the_end_with_handles_in_flight(self):
         code, output = run(HERE / "in_flight.py")

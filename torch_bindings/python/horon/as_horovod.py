@@ -17,7 +17,7 @@ def install():
     """From now on `import horovod.torch` gives horon.torch, in this process and in those that it
     starts by multiprocessing."""
     import horon.torch
-    from horon import errors
+    from horon import errors, launch
     from horon.torch import (
         basics, collectives, compression, derivatives, elastic, optimizer, process_sets, state,
         sync_batch_norm)
@@ -27,12 +27,18 @@ def install():
     util = _module("horovod.common.util")
     for name in ("mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built"):
         setattr(util, name, getattr(basics, name))
+    top = _module("horovod", is_package=True)
+    top.run = launch.run
+    top.__version__ = "0.28.1"  # whose calls these are
+    runner = _module("horovod.runner", is_package=True)
+    runner.run = launch.run
     modules = {
-        "horovod": _module("horovod", is_package=True),
+        "horovod": top,
         "horovod.common": _module("horovod.common", is_package=True),
         "horovod.common.exceptions": errors,
         "horovod.common.process_sets": process_sets,
         "horovod.common.util": util,
+        "horovod.runner": runner,
         "horovod.torch": horon.torch,
         "horovod.torch.compression": compression,
         "horovod.torch.elastic": elastic,

@@ -11,6 +11,7 @@ from horon.torch import process_sets as _process_sets
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 _own_communicator = False  # of the program: it may have one rank on purpose
+_session_is_kept = False
 
 
 def init(comm=None, process_sets=None):
@@ -73,8 +74,17 @@ def _communicator(comm):
     return MPI._addressof(part), part
 
 
+def keep_session(kept):
+    """Until keep_session(False) shutdown() does nothing: horon.launch has results to bring back,
+    and MPI can't be started twice."""
+    global _session_is_kept
+    _session_is_kept = kept
+
+
 def shutdown():
     """Serves the others until all ranks are done, then ends the session. Also called at exit."""
+    if _session_is_kept:
+        return
     native.shutdown()
     _process_sets.ended()
 

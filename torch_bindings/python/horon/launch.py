@@ -1,0 +1,135 @@
+"""A function on several ranks, from a program or a notebook that no launcher has started.
+
+    from horon.launch import run
+    losses = run(train, args=(0.01,), np=4)             # what train(0.01) has returned on each rank
+
+run() is horovod.run(): it starts mpirun, whose first rank gets the function by its standard input
+and gives the results back by its standard output. So hosts need not share a folder.
+"""
+
+import base64
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+
+_MARK = "\x1ehoron.launch "
+_ELASTIC = ("min_np", "max_np", "min_num_proc", "max_num_proc", "slots", "reset_limit",
+            "cooldown_range", "elastic_timeout")
+
+
+def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args=None, env=None,
+        verbose=None, executable=None, num_proc=None, use_mpi=None, use_gloo=None, **others):
+    """Calls func(*args, **kwargs) on `np` ranks and returns what it gave on each, in their order.
+
+    func may be one of __main__ or a lambda where cloudpickle is installed. Its calls of init() and
+    shutdown() do nothing: the session is there, and ends behind it. What it prints goes where this
+    program prints. If it raises on one rank, mpirun ends all of them, and RuntimeError is raised.
+
+    hosts ("h1:4,h2:4"), hostfile and mpi_args (a string or a list) are given to mpirun; env: names
+    and values that the ranks have beside the environment of this process; executable: a Python of
+    the hosts, if it is not this one. Further options of horovod.run() have no counterpart: those of
+    elastic jobs are refused, and the others, of Horovod's own launcher, do nothing.
+    """
+    elastic = [name for name in _ELASTIC if others.get(name) is not None]
+    if elastic:
+        raise NotImplementedError(f"{elastic[0]}: Horon has no elastic jobs yet")
+    if use_gloo:
+        raise ValueError("use_gloo: Horon's ranks are started by MPI")
+    ranks = next((each for each in (np, num_proc) if each is not None), 1)
+    if ranks < 1:
+        raise ValueError(f"np is {ranks}, not above 0")
+    token = secrets.token_hex(8)
+    environment = {**os.environ, **(env or {}), "HORON_LAUNCH_TOKEN": token}
+    command = ["mpirun", "-np", str(ranks)]
+    if hosts is not None or hostfile is not None:
+        command += ["-H", hosts] if hosts is not None else ["--hostfile", hostfile]
+        names = {*(env or {}), "HORON_LAUNCH_TOKEN"}
+        names.update(name for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH")
+                     if name in os.environ)
+        names.update(name for name in os.environ if name.startswith("HORON_"))
+        for name in sorted(names):
+            command += ["-x", name]
+    command += shlex.split(mpi_args) if isinstance(mpi_args, str) else list(mpi_args or ())
+    command += [executable or sys.executable, "-m", "horon.launch"]
+    if getattr(sys.modules.get("horovod"), "run", None) is run:
+        command.append("--as-horovod")
+    if verbose:
+        print(shlex.join(command), flush=True)
+    call = _written((func, args, kwargs or {}), func)
+    code, found = _started(command, environment, call, token)
+    if code != 0 or found is None:
+        raise RuntimeError(f"the function did not return on all of {ranks} ranks: mpirun ended with "
+                           f"code {code}, and what it printed above says why")
+    import pickle
+    return pickle.loads(found)
+
+
+def _written(value, func=None):
+    try:
+        import cloudpickle as pickler
+    except ImportError:
+        import pickle as pickler
+        if getattr(func, "__module__", None) == "__main__":
+            raise RuntimeError("a function of __main__ is taken to other processes by cloudpickle: "
+                               "pip install cloudpickle, or import the function") from None
+    return pickler.dumps(value)
+
+
+def _started(command, environment, content, token):
+    """(exit code of mpirun, what rank 0 has given back or None)"""
+    try:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, start_new_session=True)
+    except FileNotFoundError:
+        raise RuntimeError("mpirun is not in PATH: Horon needs an MPI to start ranks") from None
+    found = None
+    try:
+        try:
+            process.stdin.write(content)
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # mpirun has ended, and says why
+        for line in process.stdout:
+            text, mark, result = line.decode(errors="replace").partition(_MARK + token + " ")
+            if mark:
+                found = base64.b64decode(result)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        return process.wait(), found
+    except BaseException:  # Ctrl-C: mpirun ends the ranks
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _rank():
+    """What each rank runs."""
+    if "--as-horovod" in sys.argv:
+        from horon import as_horovod
+        as_horovod.install()
+    import pickle
+    import horon.torch as hvd
+    from horon import native
+    from horon.torch import basics
+    token = os.environ.pop("HORON_LAUNCH_TOKEN")
+    hvd.init()
+    content = sys.stdin.buffer.read() if hvd.rank() == 0 else b""
+    # Of this user's own process: as trusted as the program itself.
+    func, args, kwargs = pickle.loads(
+        native.broadcast_bytes(content, "horon.launch.function", 0, native.ProcessSet()))
+    basics.keep_session(True)
+    try:
+        result = func(*args, **kwargs)
+    finally:
+        basics.keep_session(False)
+    results = hvd.allgather_object(result, name="horon.launch.results")
+    if hvd.rank() == 0:
+        written = base64.b64encode(_written(results)).decode()
+        print(f"{_MARK}{token} {written}", flush=True)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    _rank()
