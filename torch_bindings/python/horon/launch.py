@@ -60,8 +60,8 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
     call = _written((func, args, kwargs or {}), func)
     code, found = _started(command, environment, call, token)
     if code != 0 or found is None:
-        raise RuntimeError(f"the function did not return on all of {ranks} ranks: mpirun ended with "
-                           f"code {code}, and what it printed above says why")
+        raise RuntimeError(f"the function did not return on all of {ranks} ranks: mpirun ended "
+                           f"with code {code}, and what it printed above says why")
     import pickle
     return pickle.loads(found)
 

@@ -1,4 +1,4 @@
-"""A program without a launcher, which runs functions on ranks: horovod.run(), with Horon as Horovod.
+"""A program without a launcher, which runs functions on ranks by horovod.run().
 
 usage: python -m horon.as_horovod launched.py
 """
