@@ -4,6 +4,7 @@
 usage: process_group_programs_test.py MPIRUN_TEST    the launcher of tests/support
 """
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -48,10 +49,13 @@ class Programs(unittest.TestCase):
         self.assertIn("RuntimeWarning", done.stdout)  # what hvd.init() says
 
     def test_the_address_of_a_master_needs_no_rank(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        code, output = run(HERE / "met_at_master.py", port)
+        with contextlib.ExitStack() as until_all_are_found:
+            ports = []
+            for _ in range(3):
+                free = until_all_are_found.enter_context(socket.socket())
+                free.bind(("127.0.0.1", 0))
+                ports.append(free.getsockname()[1])
+        code, output = run(HERE / "met_at_master.py", *ports)
         self.assertEqual(code, 0, output)
         for rank in range(2):
             self.assertIn(f"has met as rank {rank}", output)
