@@ -9,6 +9,7 @@ and gives the results back by its standard output. So hosts need not share a fol
 
 import base64
 import os
+import pickle
 import secrets
 import shlex
 import subprocess
@@ -62,18 +63,14 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
     if code != 0 or found is None:
         raise RuntimeError(f"the function did not return on all of {ranks} ranks: mpirun ended "
                            f"with code {code}, and what it printed above says why")
-    import pickle
     return pickle.loads(found)
 
 
 def _written(value, func=None):
-    try:
-        import cloudpickle as pickler
-    except ImportError:
-        import pickle as pickler
-        if getattr(func, "__module__", None) == "__main__":
-            raise RuntimeError("a function of __main__ is taken to other processes by cloudpickle: "
-                               "pip install cloudpickle, or import the function") from None
+    from horon.torch.state import pickler
+    if pickler is pickle and getattr(func, "__module__", None) == "__main__":
+        raise RuntimeError("a function of __main__ is taken to other processes by cloudpickle: "
+                           "pip install cloudpickle, or import the function")
     return pickler.dumps(value)
 
 
@@ -109,7 +106,6 @@ def _rank():
     if "--as-horovod" in sys.argv:
         from horon import as_horovod
         as_horovod.install()
-    import pickle
     import horon.torch as hvd
     from horon import native
     from horon.torch import basics

@@ -10,9 +10,9 @@ from horon.torch.collectives import broadcast_async_, synchronize
 from horon.torch.process_sets import global_process_set
 
 try:
-    import cloudpickle as _pickler  # writes functions and classes of __main__ too
+    import cloudpickle as pickler  # writes functions and classes of __main__ too
 except ImportError:
-    _pickler = pickle
+    pickler = pickle
 
 
 def broadcast_parameters(params, root_rank):
@@ -98,7 +98,7 @@ _CAN_T_BE_WRITTEN = b"!"  # in the place of a pickle, which begins otherwise; wh
 def _written(obj):
     """(bytes of the object, None), or (why there are none, what was raised)."""
     try:
-        return _pickler.dumps(obj), None
+        return pickler.dumps(obj), None
     except Exception as error:  # the ranks that wait for the bytes are told
         return _CAN_T_BE_WRITTEN + f"{type(error).__name__}: {error}".encode(), error
 
