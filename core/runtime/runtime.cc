@@ -150,6 +150,7 @@ class Runtime::Impl {
     door_.leaving = true;
     transport_->ring();
     thread_.join();
+    if (fatal_error() != nullptr) transport_->abandon();
     transport_.reset();
     seat_->reaper.release();
     try {

@@ -29,7 +29,7 @@ MpiTransport::MpiTransport(const MpiBootstrap& bootstrap, const WaitPolicy& poli
 }
 
 MpiTransport::~MpiTransport() {
-  bool unfinished = !library_.usable();
+  bool unfinished = abandoned_ || !library_.usable();
   if (!unfinished) {
     int done = 1;
     const auto count = static_cast<int>(send_requests_.size());

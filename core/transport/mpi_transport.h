@@ -34,6 +34,9 @@ class MpiTransport final : public Transport {
   void wait(std::chrono::nanoseconds timeout) override;
   Doorbell& doorbell() noexcept override { return doorbell_; }
   WaitPolicy wait_policy() const noexcept override { return policy_; }
+  // The communicator is left to the process: a message that comes after it is freed would go to a
+  // later one, to which MPI gives the same number.
+  void abandon() noexcept override { abandoned_ = true; }
 
  private:
   struct Arrival {
@@ -49,6 +52,7 @@ class MpiTransport final : public Transport {
   const MpiLibrary& library_;
   const WaitPolicy policy_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
+  bool abandoned_ = false;
   int rank_ = 0;
   int size_ = 1;
   std::vector<MPI_Request> send_requests_;

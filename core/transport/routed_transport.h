@@ -25,6 +25,10 @@ class RoutedTransport final : public Transport {
   Doorbell& doorbell() noexcept override { return local_->doorbell(); }
   WaitPolicy wait_policy() const noexcept override { return local_->wait_policy(); }
   std::vector<DeadPeer> dead_peers() override { return local_->dead_peers(); }
+  void abandon() noexcept override {
+    local_->abandon();
+    remote_->abandon();
+  }
 
  private:
   const std::unique_ptr<SharedMemoryTransport> local_;

@@ -113,6 +113,33 @@ TEST(MpiTransport, EndsWithUnreadAndUnsentMessages) {
   }
 }
 
+// MPI gives the number of a communicator that was freed to the next one. What was sent on it is
+// then taken for a message of that one.
+TEST(MpiTransport, WhatAFailedJobLeavesReachesNoLaterOne) {
+  const MpiLibrary library;
+  const MpiBootstrap bootstrap(library);
+  const int last = test_size() - 1;
+  auto transport = std::make_unique<MpiTransport>(bootstrap, WaitPolicy());
+  transport->abandon();
+  if (test_rank() != 0) transport.reset();
+  MPI_Barrier(bootstrap.communicator());
+  if (test_rank() == 0) {  // does not know yet, and sends what nobody receives
+    transport->send(last, Bytes(9, std::byte{1}));
+    while (!transport->flushed()) continue;
+    transport.reset();
+  }
+  MpiTransport later(bootstrap, {});
+  if (test_rank() == 0) later.send(last, Bytes(9, std::byte{2}));
+  while (test_rank() == last) {
+    const std::optional<Transport::Message> message = later.receive();
+    if (!message) continue;
+    EXPECT_EQ(message->bytes.front(), std::byte{2});
+    break;
+  }
+  while (!later.flushed()) continue;
+  MPI_Barrier(bootstrap.communicator());
+}
+
 TEST(MpiTransport, RefusesMessagesThatAreTooLong) {
   const MpiLibrary library;
   const MpiBootstrap bootstrap(library);
