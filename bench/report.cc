@@ -43,8 +43,8 @@ std::string memory_name(const Options& options) {
 }
 
 // Why an op is chosen, without those that do other kinds.
-std::vector<std::string> reasons_of(const ProcessSet& set, CollectiveKind kind) {
-  std::vector<std::string> lines = ops::explain_selection(set, kind);
+std::vector<std::string> reasons_of(const ProcessSet& set, CollectiveKind kind, DeviceKind device) {
+  std::vector<std::string> lines = ops::explain_selection(set, kind, device);
   const std::string ending = core::concat("_", to_string(kind), ":");
   std::erase_if(lines, [&](const std::string& line) { return line.find(ending) == line.npos; });
   return lines;
@@ -169,7 +169,7 @@ std::string header_text(const Options& options, const ProcessSet& set, MpiPeer& 
                        " memory, ", options.iters, " iterations after ", options.warmup_iters,
                        ", validation: ", options.check ? 1 : 0, "\n");
   if (options.device == DeviceKind::Host) {
-    for (const std::string& line : reasons_of(set, options.collective)) {
+    for (const std::string& line : reasons_of(set, options.collective, options.device)) {
       text += "#   " + line + "\n";
     }
   } else {
@@ -261,7 +261,7 @@ nlohmann::json to_json(const Options& options, const ProcessSet& set,
   return {{"version", version()},
           {"mpi", MpiPeer::library_version()},
           {"machine", describe_machine()},
-          {"op_chosen", reasons_of(set, options.collective)},
+          {"op_chosen", reasons_of(set, options.collective, options.device)},
           {"config", config},
           {"results", results},
           {"average_bus_bandwidth", average_busbw(rows, options, ranks)},

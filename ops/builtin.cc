@@ -17,6 +17,7 @@
 #include "horon/ops/hierarchical/hosts_exchange.h"
 #include "horon/ops/hierarchical/message_exchange.h"
 #include "horon/ops/hierarchical/wire_type.h"
+#include "horon/ops/hierarchical_gpu/nccl_hier_allreduce.h"
 #include "horon/ops/host/host_memory.h"
 #include "horon/ops/host/shared_memory_allreduce.h"
 #include "horon/ops/host/shared_memory_exchange.h"
@@ -38,17 +39,24 @@ bool wants_gate(const core::Topology& topology, const core::Config& config) {
 }
 
 // On one host the area holds the allreduce's part, the exchange's, and the gate's, if there is one;
-// with several hosts the parts of the allreduce and of the exchange between them, and the gate's.
+// with several hosts the parts of the allreduce and of the exchange between them, that of their
+// GPUs, if it is asked for, and the gate's.
 size_t exchange_offset(int local_size) {
   return core::whole_cache_lines(SharedMemoryAllreduce::area_bytes(local_size));
 }
 size_t hosts_exchange_offset(const core::Topology& topology) {
   return core::whole_cache_lines(HierarchicalAllreduce::area_bytes(topology));
 }
-size_t gate_offset(const core::Topology& topology) {
+size_t gpus_offset(const core::Topology& topology) {
+  return hosts_exchange_offset(topology) +
+         core::whole_cache_lines(HostsExchange::area_bytes(topology));
+}
+size_t gate_offset(const core::Topology& topology, const core::Config& config) {
   if (!topology.one_host()) {
-    return hosts_exchange_offset(topology) +
-           core::whole_cache_lines(HostsExchange::area_bytes(topology));
+    return gpus_offset(topology) +
+           (asks_for_hierarchy(config)
+                ? core::whole_cache_lines(NcclHierAllreduce::area_bytes(topology))
+                : 0);
   }
   return exchange_offset(topology.local_size) +
          core::whole_cache_lines(BlockExchange::area_bytes(topology.local_size));
@@ -68,6 +76,27 @@ void add_shared_memory_ops(const Communicator& communicator,
   }
 }
 
+// Where some host has ranks that can't map each other's memory, the ops that need shared memory are
+// left out, and those on MPI take their place.
+bool spans_hosts(const Communicator& communicator) {
+  const core::Topology& topology = communicator.topology();
+  const bool one_rank_each = topology.host_count() == topology.size;
+  return !topology.one_host() && (one_rank_each || communicator.all_share_memory());
+}
+
+// But for the messages. The area begins with that of the allreduce on host memory.
+BetweenHosts between_hosts(const Communicator& communicator, const core::Config& config,
+                           const std::shared_ptr<core::ScratchPool>& scratch) {
+  BetweenHosts parts;
+  parts.topology = communicator.topology();
+  parts.scratch = scratch;
+  parts.group = &communicator.local_group();
+  parts.area = communicator.area();
+  parts.wire_type = wire_type_named(config.wire_dtype);
+  parts.constants = communicator.constants();
+  return parts;
+}
+
 bool has_gpu(const std::shared_ptr<JobGpu>& gpu) { return gpu != nullptr && gpu->available(); }
 
 // Every op of the host once more, for tensors on GPUs.
@@ -85,24 +114,42 @@ core::CollectiveOp* find_op(const std::vector<std::unique_ptr<core::CollectiveOp
 }
 
 // NCCL's communicator is made by way of the set's MPI, whose ops are in the list.
-void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu>& gpu,
+void add_nccl_ops(const Communicator& communicator, const core::Config& config,
+                  const std::shared_ptr<JobGpu>& gpu,
                   std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
   NcclCommunicator::Parts parts;
+  std::unique_ptr<LaunchTurn> turn;
   parts.gpu = gpu;
   parts.size = communicator.topology().size;
   parts.rank = communicator.topology().rank;
   parts.members = core::name_ranks(communicator.members());
-  parts.ordered = communicator.id() != core::kWorldSet;  // the world: once there is another set
   if (parts.size > 1) {
     core::CollectiveOp* const broadcast = find_op(ops, "mpi_broadcast");
     core::CollectiveOp* const allreduce = find_op(ops, "mpi_allreduce");
     if (broadcast == nullptr || allreduce == nullptr) return;
     parts.id_exchange = std::make_unique<BroadcastNcclId>(*broadcast);
-    parts.turn = std::make_unique<LaunchTurn>(gpu->launch_order(), communicator.id(), *allreduce);
+    // Or the second half of an allreduce in a hierarchy would wait for a member that is late.
+    turn = std::make_unique<LaunchTurn>(
+        gpu->launch_order(), LaunchLine{communicator.id()}, *allreduce,
+        asks_for_hierarchy(config) ? LaunchTurn::Propose::WhenAllHaveCome
+                                   : LaunchTurn::Propose::AtOnce);
   }
-  for (auto& op : make_nccl_ops(std::make_shared<NcclCommunicator>(std::move(parts)))) {
-    ops.push_back(std::move(op));
-  }
+  // The world: once there is something else.
+  const bool ordered = communicator.id() != core::kWorldSet || asks_for_hierarchy(config);
+  const auto line = std::make_shared<NcclLine>(std::make_shared<NcclCommunicator>(std::move(parts)),
+                                               std::move(turn), ordered);
+  for (auto& op : make_nccl_ops(line)) ops.push_back(std::move(op));
+}
+
+void add_nccl_hier_allreduce(const Communicator& communicator, const core::Config& config,
+                             const std::shared_ptr<core::ScratchPool>& scratch,
+                             const std::shared_ptr<JobGpu>& gpu,
+                             std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
+  BetweenHosts parts = between_hosts(communicator, config, scratch);
+  parts.messages = make_mpi_messages_beside(communicator.mpi());
+  if (parts.area != nullptr) parts.area += gpus_offset(communicator.topology());
+  ops.push_back(std::make_unique<NcclHierAllreduce>(
+      gpu, parts, communicator.id(), core::name_ranks(communicator.members_of_this_host())));
 }
 
 void add_exchange_between_hosts(const std::shared_ptr<ExchangeMachine>& machine,
@@ -113,23 +160,14 @@ void add_exchange_between_hosts(const std::shared_ptr<ExchangeMachine>& machine,
   }
 }
 
-// Where some host has ranks that can't map each other's memory, the ops that need shared memory are
-// left out, and those on MPI take their place.
 void add_ops_between_hosts(const Communicator& communicator, const core::Config& config,
                            const std::shared_ptr<core::ScratchPool>& scratch,
                            std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
   const core::Topology& topology = communicator.topology();
-  const bool one_rank_each = topology.host_count() == topology.size;
   const std::shared_ptr<Messages> messages = make_mpi_messages(communicator.mpi());
-  if (one_rank_each || communicator.all_share_memory()) {
-    BetweenHosts parts;
-    parts.topology = topology;
+  if (spans_hosts(communicator)) {
+    BetweenHosts parts = between_hosts(communicator, config, scratch);
     parts.messages = messages;
-    parts.scratch = scratch;
-    parts.group = &communicator.local_group();
-    parts.area = communicator.area();
-    parts.wire_type = wire_type_named(config.wire_dtype);
-    parts.constants = communicator.constants();
     ops.push_back(std::make_unique<HierarchicalAllreduce>(parts));
     if (parts.area != nullptr) parts.area += hosts_exchange_offset(topology);
     add_exchange_between_hosts(
@@ -151,8 +189,16 @@ std::shared_ptr<core::ScratchPool> make_scratch(
 
 }  // namespace
 
+bool asks_for_hierarchy(const core::Config& config) {
+  return config.gpu_collectives == "hierarchical";
+}
+
+bool reduces_in_hierarchy(const Communicator& communicator, const core::Config& config) {
+  return asks_for_hierarchy(config) && communicator.mpi() != nullptr && spans_hosts(communicator);
+}
+
 size_t builtin_area_bytes(const core::Topology& topology, const core::Config& config) {
-  return gate_offset(topology) +
+  return gate_offset(topology, config) +
          (wants_gate(topology, config) ? core::RingGate::bytes(topology.local_size) : 0);
 }
 
@@ -163,7 +209,7 @@ std::unique_ptr<core::Gate> make_gate(const Communicator& communicator,
   }
   core::LocalGroup& group = communicator.local_group();
   return std::make_unique<core::RingGate>(
-      communicator.area() + gate_offset(communicator.topology()), group.local_rank(),
+      communicator.area() + gate_offset(communicator.topology(), config), group.local_rank(),
       group.local_size(),
       [shared = communicator.shared_local_group()] { shared->ring_all_others(); },
       [shared = communicator.shared_local_group()] { shared->doorbell(0).ring(); });
@@ -181,7 +227,10 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     for (auto& op : make_mpi_ops(communicator.mpi(), scratch)) ops.push_back(std::move(op));
   }
   if (has_gpu(gpu) && gpu->uses_nccl()) {
-    add_nccl_ops(communicator, gpu, ops);
+    if (reduces_in_hierarchy(communicator, config)) {
+      add_nccl_hier_allreduce(communicator, config, scratch, gpu, ops);
+    }
+    add_nccl_ops(communicator, config, gpu, ops);
   } else if (has_gpu(gpu)) {
     add_staged_ops(ops);
   }

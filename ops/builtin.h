@@ -32,6 +32,12 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     const std::shared_ptr<core::ScratchPool>& scratch,
     const std::shared_ptr<JobGpu>& gpu = nullptr);
 
+// The GPUs of the members reduce by NCCL within hosts, and by messages between them, if they have
+// GPUs that NCCL connects: the user asks for it, there are several hosts, and each of them that has
+// several members has shared memory.
+bool asks_for_hierarchy(const core::Config& config);
+bool reduces_in_hierarchy(const Communicator& communicator, const core::Config& config);
+
 // One domain for each kind of memory. `local_group` may be null.
 std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
     core::LocalGroup* local_group, const std::shared_ptr<JobGpu>& gpu = nullptr);

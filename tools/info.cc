@@ -92,16 +92,22 @@ Json choices_json() {
           {"choices", horon::ops::explain_choices_of_job()}};
 }
 
+// Empty where no tensor can be on a GPU.
+std::vector<std::string> selection_on_gpus() {
+  if (!horon::ops::gpu()->available()) return {};
+  return horon::ops::explain_selection({}, horon::CollectiveKind::Allreduce,
+                                       horon::DeviceKind::Cuda);
+}
+
 // Needs init(); collective.
 Json job_json() {
   const horon::core::Topology& topology = horon::ops::runtime().topology();
   const std::vector<std::string> selection = horon::ops::explain_selection();
-  return {{"size", topology.size},
-          {"host_of", topology.host_of},
-          {"selection", selection},
-          {"algorithms", choices_json()},
-          {"between_hosts", between_hosts_json(topology, selection)},
-          {"protocol", protocol_json()}};
+  return {
+      {"size", topology.size},        {"host_of", topology.host_of},
+      {"selection", selection},       {"selection_on_gpus", selection_on_gpus()},
+      {"algorithms", choices_json()}, {"between_hosts", between_hosts_json(topology, selection)},
+      {"protocol", protocol_json()}};
 }
 
 void print_choices(const Json& algorithms) {
@@ -133,6 +139,10 @@ void print_job(const Json& job) {
   }
   for (const auto& line : job["between_hosts"]) {
     std::cout << "  hier_allreduce, " << line.get<std::string>() << '\n';
+  }
+  if (!job["selection_on_gpus"].empty()) std::cout << "\nthe same on GPUs\n";
+  for (const auto& line : job["selection_on_gpus"]) {
+    std::cout << "  " << line.get<std::string>() << '\n';
   }
   print_choices(job["algorithms"]);
   std::cout << "\ncost of negotiation, on rank 0\n";

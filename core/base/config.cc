@@ -95,8 +95,9 @@ constexpr std::array kKnobs = {
             "OpenMP threads of this rank; 0: from cores and ranks"),
     text("HORON_ALLREDUCE", &Config::allreduce, "auto, shm, hier, mpi", kSame,
          "which allreduce is used"),
-    text("HORON_GPU_COLLECTIVES", &Config::gpu_collectives, "auto, nccl, host", kSame,
-         "who reduces tensors on GPUs: NCCL, or the host on copies; auto: NCCL where it can"),
+    text("HORON_GPU_COLLECTIVES", &Config::gpu_collectives, "auto, nccl, host, hierarchical", kSame,
+         "who reduces tensors on GPUs: NCCL, or the host on copies; auto: NCCL where it can; "
+         "hierarchical: as auto, and allreduce by NCCL within hosts and by MPI between them"),
     text("HORON_WIRE_DTYPE", &Config::wire_dtype, "float32, bfloat16, float16", kSame,
          "type in which long sums of float32 travel between hosts"),
     text("HORON_MEASURE", &Config::measure, "auto, again, off", kSame,

@@ -34,7 +34,7 @@ struct Config {
   std::string step_in_submit = "auto";     // HORON_STEP_IN_SUBMIT: auto, on, off
   int64_t threads = 0;                     // HORON_THREADS, 0: chosen from cores and ranks
   std::string allreduce = "auto";          // HORON_ALLREDUCE: auto, shm, hier, mpi
-  std::string gpu_collectives = "auto";    // HORON_GPU_COLLECTIVES: auto, nccl, host
+  std::string gpu_collectives = "auto";    // HORON_GPU_COLLECTIVES
   std::string wire_dtype = "float32";      // HORON_WIRE_DTYPE: float32, bfloat16, float16
   std::string measure = "auto";            // HORON_MEASURE: auto, again, off
   std::string measure_file;                // HORON_MEASURE_FILE: empty: in the user's cache

@@ -32,8 +32,8 @@ inline constexpr int kReduceOpCount = 8;
 enum class DeviceKind : uint8_t { Host, Cuda };
 inline constexpr int kDeviceKindCount = 2;
 // The type in which float32 travels between the ranks; the sum is made in float32. Int8: between
-// hosts only, in blocks of 64 elements with a factor of their own, and only where the ranks' memory
-// is the host's; elsewhere as None. The others: on every way.
+// hosts only, in blocks of 64 elements with a factor of their own, in Horon's own messages and not
+// in NCCL's; elsewhere as None. The others: on every way.
 enum class Compression : uint8_t { None, Float16, BFloat16, Int8 };
 inline constexpr int kCompressionCount = 4;
 

@@ -11,8 +11,7 @@ int64_t byte_count(const EntrySpec& spec) {
 bool may_fuse(const EntrySpec& spec, int64_t bytes, int64_t alone_bytes) {
   // Which elements share a block of int8 must not depend on what else was ready.
   const bool adds = spec.reduce_op == ReduceOp::Sum || spec.reduce_op == ReduceOp::Average;
-  if (spec.compression == Compression::Int8 && spec.device == DeviceKind::Host && adds)
-    return false;
+  if (spec.compression == Compression::Int8 && adds) return false;
   return (spec.kind == CollectiveKind::Allreduce || spec.kind == CollectiveKind::Broadcast) &&
          bytes < alone_bytes;
 }

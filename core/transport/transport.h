@@ -64,8 +64,8 @@ class Transport {
   // The peers whose processes are known to have ended, where the platform can tell; cheap.
   virtual std::vector<DeadPeer> dead_peers() { return {}; }
 
-  // The job has failed: peers may send for some time yet, and nobody will receive it. Before the end
-  // of the transport.
+  // The job has failed: peers may send for some time yet, and nobody will receive it. Before the
+  // end of the transport.
   virtual void abandon() noexcept {}
 
  protected:

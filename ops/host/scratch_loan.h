@@ -1,4 +1,4 @@
-// Scratch memory on the host that one running collective has taken from the pool.
+// Scratch memory that one running collective has taken from a pool.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,9 @@ namespace horon::ops {
 // not been given back by then is kept for ever. One thread at a time.
 class ScratchLoan {
  public:
-  // `pool` outlives the loan; null: nothing is ever taken.
-  explicit ScratchLoan(core::ScratchPool* pool) : pool_(pool) {}
+  // `pool` outlives the loan; null: nothing is ever taken. `device`: of the pool's domains.
+  explicit ScratchLoan(core::ScratchPool* pool, DeviceKind device = DeviceKind::Host)
+      : pool_(pool), device_(device) {}
   ~ScratchLoan() {
     if (buffer_.memory != nullptr) pool_->leak(std::move(buffer_));
   }
@@ -22,13 +23,13 @@ class ScratchLoan {
 
   // Nothing is taken. As ScratchPool::take().
   std::byte* take(size_t bytes) {
-    buffer_ = pool_->take(DeviceKind::Host, bytes);
+    buffer_ = pool_->take(device_, bytes);
     return memory();
   }
   // Nobody uses it any more. Does nothing if nothing is taken.
   void give_back() noexcept {
     if (buffer_.memory == nullptr) return;
-    pool_->give_back(DeviceKind::Host, std::move(buffer_), nullptr);
+    pool_->give_back(device_, std::move(buffer_), nullptr);
     buffer_ = {};
   }
   // Null: nothing is taken.
@@ -36,6 +37,7 @@ class ScratchLoan {
 
  private:
   core::ScratchPool* const pool_;
+  const DeviceKind device_;
   core::ScratchPool::Buffer buffer_;
 };
 

@@ -33,7 +33,7 @@ class InFlightExchange final : public MpiInFlight {
   }
 
  private:
-  static constexpr uint64_t kTags = MpiPair::kTag;  // above: those of pairs and of messages
+  static constexpr uint64_t kTags = MpiMessages::kFirstTagBeside;  // above: the other users' tags
 
   int64_t bytes_of(int64_t elements) const {
     return elements * static_cast<int64_t>(size_of(batch().dtype));

@@ -5,7 +5,10 @@
 
 namespace horon::ops {
 
-MpiMessages::MpiMessages(MPI_Comm communicator) : communicator_(communicator) {
+MpiMessages::MpiMessages(MPI_Comm communicator, Tags tags)
+    : communicator_(communicator),
+      first_tag_(tags == Tags::All ? kFirstTag : kFirstTagBeside),
+      tags_(tags == Tags::All ? kTags : kFirstBlockTag) {
   core::check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN),
                   "MPI_Comm_set_errhandler");
 }
@@ -40,20 +43,20 @@ Messages::Id MpiMessages::send_and_await(int to, int tag, const std::byte* data,
 
 Messages::Id MpiMessages::send_by(Send call, const char* name, int to, int tag,
                                   const std::byte* data, int64_t bytes) {
-  HORON_CHECK(bytes <= kBytesMax && tag < kTags, "a message has a limit");
+  HORON_CHECK(bytes <= kBytesMax && tag < tags_, "a message has a limit");
   check_kept();
   const Id id = new_id();
-  check(call(data, static_cast<int>(bytes), MPI_BYTE, to, kFirstTag + tag, communicator_,
+  check(call(data, static_cast<int>(bytes), MPI_BYTE, to, first_tag_ + tag, communicator_,
              &requests_[id]),
         name);
   return id;
 }
 
 Messages::Id MpiMessages::receive(int from, int tag, std::byte* data, int64_t bytes) {
-  HORON_CHECK(bytes <= kBytesMax && tag < kTags, "a message has a limit");
+  HORON_CHECK(bytes <= kBytesMax && tag < tags_, "a message has a limit");
   check_kept();
   const Id id = new_id();
-  check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, kFirstTag + tag, communicator_,
+  check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, first_tag_ + tag, communicator_,
                   &requests_[id]),
         "MPI_Irecv");
   return id;

@@ -10,15 +10,19 @@
 namespace horon::ops {
 
 // Shares the communicator with MPI's collectives, and with MpiExchange and MpiPair, whose tags lie
-// below kFirstTag.
+// below kFirstTag. A second object may share it too, for allreduces that go beside those of the
+// first one: Tags::Beside, all below kFirstBlockTag.
 class MpiMessages final : public Messages {
  public:
+  enum class Tags : uint8_t { All, Beside };
   // The caller owns `communicator` and keeps it alive for longer than the messages. From now on
   // errors on it are returned instead of fatal.
-  explicit MpiMessages(MPI_Comm communicator);
+  explicit MpiMessages(MPI_Comm communicator, Tags tags = Tags::All);
 
   // Half of the 32768 tags that every MPI must have.
   static constexpr int kFirstTag = 32768 - kTags;
+  static constexpr int kTagOfPairs = kFirstTag - 1;
+  static constexpr int kFirstTagBeside = kTagOfPairs - kFirstBlockTag;
 
   Id send(int to, int tag, const std::byte* data, int64_t bytes) override;
   Id send_and_await(int to, int tag, const std::byte* data, int64_t bytes) override;
@@ -36,6 +40,8 @@ class MpiMessages final : public Messages {
   void check_kept() const;
 
   const MPI_Comm communicator_;
+  const int first_tag_;
+  const int tags_;
   // [id]; null: over, or free
   std::vector<MPI_Request> requests_;
   std::vector<Id> free_;

@@ -42,4 +42,9 @@ std::shared_ptr<Messages> make_mpi_messages(const void* communicator) {
   return std::make_shared<MpiMessages>(*static_cast<const MPI_Comm*>(communicator));
 }
 
+std::shared_ptr<Messages> make_mpi_messages_beside(const void* communicator) {
+  return std::make_shared<MpiMessages>(*static_cast<const MPI_Comm*>(communicator),
+                                       MpiMessages::Tags::Beside);
+}
+
 }  // namespace horon::ops

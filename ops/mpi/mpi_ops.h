@@ -23,5 +23,7 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_mpi_pair_ops(
 
 // Messages on the same communicator.
 std::shared_ptr<Messages> make_mpi_messages(const void* communicator);
+// Others, for an allreduce that goes beside those on the first ones (MpiMessages::Tags::Beside).
+std::shared_ptr<Messages> make_mpi_messages_beside(const void* communicator);
 
 }  // namespace horon::ops

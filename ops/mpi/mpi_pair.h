@@ -14,7 +14,7 @@ class MpiPair final : public core::CollectiveOp {
  public:
   // The tag that only messages of pairs have on that communicator: between two ranks they arrive in
   // the order in which they were posted, which is that of the pair's log.
-  static constexpr int kTag = MpiMessages::kFirstTag - 1;
+  static constexpr int kTag = MpiMessages::kTagOfPairs;
 
   // `me`: this rank's index in the pair. `peer`: the other rank, as the communicator knows it. The
   // channel is the pair's own.

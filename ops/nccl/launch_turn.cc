@@ -3,33 +3,48 @@
 namespace horon::ops {
 
 bool LaunchTurn::may_enter() {
-  if (!proposed_) {
-    number_ = order_->propose(set_);
-    proposed_ = true;
-    core::Batch batch;
-    batch.dtype = DataType::Int64;
-    batch.reduce_op = ReduceOp::Max;
-    batch.count = 1;
-    batch.output = reinterpret_cast<std::byte*>(&number_);
-    batch.input = batch.output;
-    flight_ = allreduce_.start(std::move(batch));
+  if (stage_ == Stage::New) {
+    const bool meets = propose_ == Propose::WhenAllHaveCome;
+    begin_maximum(meets ? 0 : order_->propose(line_));
+    stage_ = meets ? Stage::Meeting : Stage::Numbering;
   }
-  if (!settled_) {
-    // The messages of one number are few: as long as they come, nobody needs to poll for them.
-    core::Progress progress = core::Progress::Advanced;
-    while (progress == core::Progress::Advanced) progress = flight_->step();
-    if (progress != core::Progress::Done) return false;
-    flight_.reset();
-    order_->settle(set_, number_);
-    settled_ = true;
+  if (stage_ == Stage::Meeting) {
+    if (!has_maximum()) return false;
+    begin_maximum(order_->propose(line_));
+    stage_ = Stage::Numbering;
   }
-  return order_->may_enter(set_);
+  if (stage_ == Stage::Numbering) {
+    if (!has_maximum()) return false;
+    order_->settle(line_, number_);
+    stage_ = Stage::Settled;
+  }
+  return order_->may_enter(line_);
+}
+
+void LaunchTurn::begin_maximum(int64_t mine) {
+  number_ = mine;
+  core::Batch batch;
+  batch.dtype = DataType::Int64;
+  batch.reduce_op = ReduceOp::Max;
+  batch.count = 1;
+  batch.output = reinterpret_cast<std::byte*>(&number_);
+  batch.input = batch.output;
+  flight_ = allreduce_.start(std::move(batch));
+}
+
+bool LaunchTurn::has_maximum() {
+  // The messages of one number are few: as long as they come, nobody needs to poll for them.
+  core::Progress progress = core::Progress::Advanced;
+  while (progress == core::Progress::Advanced) progress = flight_->step();
+  if (progress != core::Progress::Done) return false;
+  flight_.reset();
+  return true;
 }
 
 void LaunchTurn::entered(core::MemoryQueue& queue) {
-  order_->becomes_last(queue, set_);
-  order_->entered(set_);
-  proposed_ = settled_ = false;
+  order_->becomes_last(queue, line_);
+  order_->entered(line_);
+  stage_ = Stage::New;
 }
 
 }  // namespace horon::ops

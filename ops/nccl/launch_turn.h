@@ -1,4 +1,4 @@
-// The place of the next collective of one process set among those of the other sets.
+// The place of the next collective of one line among those of the others (launch_order.h).
 #pragma once
 
 #include <cstdint>
@@ -13,27 +13,40 @@ namespace horon::ops {
 // One collective after the other takes it. One thread at a time.
 class LaunchTurn {
  public:
-  // `allreduce` runs on host memory, keeps StartOrder::Log, and outlives this.
-  LaunchTurn(std::shared_ptr<LaunchOrder> order, uint32_t set, core::CollectiveOp& allreduce)
-      : order_(std::move(order)), set_(set), allreduce_(allreduce) {}
+  // Whether a member proposes a number as soon as its own collective has come, or once those of all
+  // members have. A number that is proposed holds up what gets a larger one here until all members
+  // have proposed theirs. Where one of them may come late, and wait for just that before it comes,
+  // they must meet first.
+  enum class Propose : uint8_t { AtOnce, WhenAllHaveCome };
+
+  // `allreduce`: on host memory, among the members of the line. It outlives this, keeps the order
+  // of its starts, and what else uses it starts at the same points of the line's order.
+  LaunchTurn(std::shared_ptr<LaunchOrder> order, LaunchLine line, core::CollectiveOp& allreduce,
+             Propose propose = Propose::AtOnce)
+      : order_(std::move(order)), line_(line), allreduce_(allreduce), propose_(propose) {}
 
   // Asked again and again: true once the collective may enter the stream. The members agree on its
   // number by a small allreduce on host memory in the middle of it, as in nccl_id_exchange.h. Never
   // waits. Throws Error.
   bool may_enter();
-  // Before it is enqueued: it runs behind what other sets have in their streams. Throws Error.
-  void enter(core::MemoryQueue& queue) { order_->wait_in(queue, set_); }
+  // Before it is enqueued: it runs behind what other lines have in their streams. Throws Error.
+  void enter(core::MemoryQueue& queue) { order_->wait_in(queue, line_); }
   // It has entered: others run behind it. Throws Error.
   void entered(core::MemoryQueue& queue);
-  // The same for collectives that came before the set had to keep an order. Throws Error.
-  void entered_before(core::MemoryQueue& queue) { order_->becomes_last(queue, set_); }
+  // The same for collectives that came before the line had to keep an order. Throws Error.
+  void entered_before(core::MemoryQueue& queue) { order_->becomes_last(queue, line_); }
 
  private:
+  enum class Stage : uint8_t { New, Meeting, Numbering, Settled };
+
+  void begin_maximum(int64_t mine);
+  bool has_maximum();
+
   const std::shared_ptr<LaunchOrder> order_;
-  const uint32_t set_;
+  const LaunchLine line_;
   core::CollectiveOp& allreduce_;
-  bool proposed_ = false;
-  bool settled_ = false;
+  const Propose propose_;
+  Stage stage_ = Stage::New;
   int64_t number_ = 0;
   std::unique_ptr<core::InFlight> flight_;
 };

@@ -12,36 +12,8 @@ namespace {
 
 using core::Batch;
 
-// NCCL has no bool: 0 and 1 as bytes, whose maximum is "or" and whose minimum is "and".
-DataType type_of(const Batch& batch) {
-  return batch.dtype == DataType::Bool ? DataType::UInt8 : batch.dtype;
-}
-
-ReduceOp nccl_op(const Batch& batch) {
-  const ReduceOp op = batch.reduce_op;
-  if (batch.dtype == DataType::Bool) {
-    const bool is_or = op == ReduceOp::Sum || op == ReduceOp::Max;
-    return is_or ? ReduceOp::Max : ReduceOp::Min;
-  }
-  return op == ReduceOp::Average ? ReduceOp::Sum : op;
-}
-
 bool all_equal(const core::BlockCounts& counts) {
   return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
-}
-
-// The sum of float16 overflows where the average does not, so each rank's part is divided by a
-// power of two first: that is exact, but for numbers that become subnormal.
-double exact_part_of(int64_t divisor) {
-  double part = 1.0;
-  while (part * static_cast<double>(divisor) > 1.0) part /= 2;
-  return part;
-}
-
-MoveLaunch one_move(MoveLaunch launch, const std::byte* from, std::byte* to, int64_t count) {
-  const bool added = launch.add(from, to, count);
-  HORON_CHECK(added, "an empty launch takes any memory that a device can have");
-  return launch;
 }
 
 }  // namespace
@@ -51,7 +23,7 @@ NcclBatch::NcclBatch(Batch batch, int rank, int size)
       queue_(static_cast<CudaQueue*>(batch_.queue)),
       rank_(rank),
       size_(size),
-      op_(nccl_op(batch_)) {
+      reduction_(nccl_reduction(batch_)) {
   HORON_CHECK(queue_ != nullptr, "memory of a device has a queue");
   if (core::reduces(batch_.kind)) plan_scales();
 }
@@ -61,18 +33,15 @@ void NcclBatch::plan_scales() {
   std::byte* const output = batch_.output;
   const DataType dtype = batch_.dtype;
   if (!is_floating(dtype)) {
-    if (batch_.divisor != 1 && count > 0) {
-      after_ = one_move(MoveLaunch::divide(dtype, batch_.divisor), output, output, count);
-    }
+    if (batch_.divisor == 1 || count == 0) return;
+    after_ = MoveLaunch::divide(dtype, batch_.divisor);
+    const bool added = after_->add(output, output, count);
+    HORON_CHECK(added, "an empty launch takes any memory that a device can have");
     return;
   }
-  const double part =
-      dtype == DataType::Float16 && op_ == ReduceOp::Sum ? exact_part_of(batch_.divisor) : 1.0;
-  scale_input(batch_.prescale * part);
-  const double behind = batch_.postscale / (part * static_cast<double>(batch_.divisor));
-  if (behind != 1.0 && count > 0) {
-    after_ = one_move(MoveLaunch::scale(dtype, dtype, behind), output, output, count);
-  }
+  scale_input(batch_.prescale * reduction_.part);
+  const double behind = batch_.postscale / (reduction_.part * static_cast<double>(batch_.divisor));
+  if (behind != 1.0 && count > 0) after_ = scale_all(dtype, behind, output, output, count);
 }
 
 void NcclBatch::scale_input(double factor) {
@@ -84,8 +53,7 @@ void NcclBatch::scale_input(double factor) {
     scratch_ = queue_->allocate(static_cast<size_t>(count) * size_of(batch_.dtype));
     to = scratch_.get();
   }
-  before_ =
-      one_move(MoveLaunch::scale(batch_.dtype, batch_.dtype, factor), batch_.input, to, count);
+  before_ = scale_all(batch_.dtype, factor, batch_.input, to, count);
   batch_.input = to;
 }
 
@@ -94,8 +62,8 @@ void NcclBatch::call(NcclApi& nccl, NcclComm comm) const {
   switch (batch_.kind) {
     case CollectiveKind::Allreduce:
       if (batch_.count == 0) return;
-      nccl.allreduce(comm, batch_.input, batch_.output, batch_.count, type_of(batch_), op_,
-                     stream());
+      nccl.allreduce(comm, batch_.input, batch_.output, batch_.count, reduction_.dtype,
+                     reduction_.op, stream());
       return;
     case CollectiveKind::Broadcast:
       if (bytes == 0) return;
@@ -133,15 +101,15 @@ void NcclBatch::allgather(NcclApi& nccl, NcclComm comm) const {
 void NcclBatch::reducescatter(NcclApi& nccl, NcclComm comm) const {
   if (all_equal(batch_.send_counts)) {
     if (batch_.count == 0) return;
-    return nccl.reduce_scatter(comm, batch_.input, batch_.output, batch_.count, type_of(batch_),
-                               op_, stream());
+    return nccl.reduce_scatter(comm, batch_.input, batch_.output, batch_.count, reduction_.dtype,
+                               reduction_.op, stream());
   }
   const std::byte* input = batch_.input;
   for (int root = 0; root < size_; ++root) {
     const int64_t count = batch_.send_counts[static_cast<size_t>(root)];
     if (count > 0) {
-      nccl.reduce(comm, input, root == rank_ ? batch_.output : nullptr, count, type_of(batch_), op_,
-                  root, stream());
+      nccl.reduce(comm, input, root == rank_ ? batch_.output : nullptr, count, reduction_.dtype,
+                  reduction_.op, root, stream());
     }
     input += static_cast<size_t>(count) * size_of(batch_.dtype);
   }

@@ -7,6 +7,7 @@
 #include "horon/core/execution/collective_op.h"
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/nccl/nccl_api.h"
+#include "horon/ops/nccl/nccl_reduction.h"
 
 namespace horon::ops {
 
@@ -40,7 +41,7 @@ class NcclBatch {
   std::shared_ptr<std::byte> scratch_;  // released in the order of the queue
   const int rank_;
   const int size_;
-  ReduceOp op_;  // that NCCL is asked for
+  const NcclReduction reduction_;
   std::optional<MoveLaunch> before_;
   std::optional<MoveLaunch> after_;
 };

@@ -61,7 +61,6 @@ struct NcclCommunicator::Ending {
 };
 
 NcclCommunicator::NcclCommunicator(Parts parts) : parts_(std::move(parts)) {
-  ordered_ = parts_.ordered && parts_.turn != nullptr;
   HORON_CHECK(parts_.size == 1 || parts_.id_exchange != nullptr, "the members must meet");
 }
 
@@ -98,13 +97,7 @@ bool NcclCommunicator::finalized_by(Clock::time_point limit) noexcept {
   }
 }
 
-bool NcclCommunicator::may_call(uint64_t turn) {
-  if (turn != turn_) {
-    check();
-    return false;
-  }
-  return is_made() && is_idle() && (!ordered_ || parts_.turn->may_enter());
-}
+bool NcclCommunicator::is_ready() { return is_made() && is_idle(); }
 
 bool NcclCommunicator::is_made() {
   while (stage_ < Stage::Made) {
@@ -192,10 +185,7 @@ bool NcclCommunicator::is_idle() {
   return nccl_->idle(comm_);
 }
 
-void NcclCommunicator::call(CudaQueue& queue,
-                            const std::function<void(NcclApi&, NcclComm)>& calls) {
-  if (ordered_) parts_.turn->enter(queue);
-  queue_ = &queue;
+void NcclCommunicator::call(const std::function<void(NcclApi&, NcclComm)>& calls) {
   const OnDevice on_device(*parts_.gpu->cuda());
   nccl_->begin_group();
   try {
@@ -205,19 +195,6 @@ void NcclCommunicator::call(CudaQueue& queue,
     throw;
   }
   nccl_->end_group();
-}
-
-bool NcclCommunicator::is_enqueued() {
-  if (!is_idle()) return false;
-  if (ordered_) parts_.turn->entered(*queue_);
-  ++turn_;
-  return true;
-}
-
-void NcclCommunicator::keep_order() {
-  if (ordered_ || parts_.turn == nullptr) return;
-  ordered_ = true;
-  if (queue_ != nullptr) parts_.turn->entered_before(*queue_);
 }
 
 void NcclCommunicator::check() {

@@ -1,6 +1,6 @@
 // One NCCL communicator of a process set, as long as it lives: made by the first batch that needs
-// it, without blocking, used by one batch after the other, and ended without ever waiting for a
-// peer that may be dead.
+// it, without blocking, used by one batch after the other (nccl_line.h), and ended without ever
+// waiting for a peer that may be dead.
 #pragma once
 
 #include <chrono>
@@ -9,10 +9,8 @@
 #include <memory>
 #include <string>
 
-#include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/nccl/background_call.h"
 #include "horon/ops/nccl/job_gpu.h"
-#include "horon/ops/nccl/launch_turn.h"
 #include "horon/ops/nccl/nccl_id_exchange.h"
 
 namespace horon::ops {
@@ -25,8 +23,6 @@ class NcclCommunicator {
     int size = 1;
     int rank = 0;                                 // this rank's index among the members
     std::unique_ptr<NcclIdExchange> id_exchange;  // may be null for one member
-    std::unique_ptr<LaunchTurn> turn = nullptr;   // null: there are no other sets
-    bool ordered = true;                          // false: the turn counts from keep_order() on
     std::string members;                          // for messages: "ranks 0, 1"
     // A communicator that is not made by then has failed.
     std::chrono::nanoseconds limit = std::chrono::seconds(120);
@@ -45,19 +41,12 @@ class NcclCommunicator {
   int size() const { return parts_.size; }
   int rank() const { return parts_.rank; }
 
-  // Batches make their calls in the order in which they took a turn, the same on every rank.
-  uint64_t take_turn() { return next_turn_++; }
-  // True: it is this turn's, and NCCL is ready for a call. The first turn makes the communicator,
-  // by asking until it is made. Throws if the communicator has failed or was aborted.
-  bool may_call(uint64_t turn);
-  // Makes the calls of this turn, as one group, in the stream of `queue`, which lives as long as
-  // the set. They run behind what other sets have enqueued before. Throws Error.
-  void call(CudaQueue& queue, const std::function<void(NcclApi&, NcclComm)>& calls);
-  // After call(): true when all of it is in its stream. The turn is the next one's then.
-  bool is_enqueued();
-  // There are other sets from now on. At the same point of the set's order on all members.
-  // Throws Error.
-  void keep_order();
+  // True: NCCL takes a call, and the calls before are in their streams. The first time that it is
+  // asked begins to make the communicator, and whoever asks goes on with that. Throws if it has
+  // failed or was aborted.
+  bool is_ready();
+  // When it is ready: makes calls, as one group. Throws Error.
+  void call(const std::function<void(NcclApi&, NcclComm)>& calls);
   // Throws if the communicator has failed since.
   void check();
 
@@ -101,10 +90,6 @@ class NcclCommunicator {
   std::shared_ptr<NcclApi> nccl_;
   NcclUniqueId id_{};
   NcclComm comm_ = nullptr;
-  bool ordered_ = false;
-  uint64_t next_turn_ = 0;
-  uint64_t turn_ = 0;               // whose calls may be made
-  CudaQueue* queue_ = nullptr;      // of the calls; null: there were none
   std::shared_ptr<Ending> ending_;  // of end()
 };
 

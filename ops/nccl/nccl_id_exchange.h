@@ -45,4 +45,19 @@ class BroadcastNcclId final : public NcclIdExchange {
   std::unique_ptr<core::InFlight> flight_;
 };
 
+// The same by a maximum: the others have zeros. In the middle of the first collective of a line.
+class AllreduceNcclId final : public NcclIdExchange {
+ public:
+  // `allreduce`: as in LaunchTurn. `first`: this member has the id.
+  AllreduceNcclId(core::CollectiveOp& allreduce, bool first)
+      : allreduce_(allreduce), first_(first) {}
+  bool step(NcclUniqueId& id) override;
+
+ private:
+  core::CollectiveOp& allreduce_;
+  const bool first_;
+  NcclUniqueId bytes_{};
+  std::unique_ptr<core::InFlight> flight_;
+};
+
 }  // namespace horon::ops

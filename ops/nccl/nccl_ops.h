@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "horon/core/execution/collective_op.h"
-#include "horon/ops/nccl/nccl_communicator.h"
+#include "horon/ops/nccl/nccl_line.h"
 
 namespace horon::ops {
 
 // Allreduce, reducescatter, broadcast, allgather, alltoall, gather and scatter. They use the
 // communicator one after the other, in the order of their batches. A barrier moves nothing: from it
-// on the set's collectives keep an order with those of other sets (NcclCommunicator::keep_order()).
+// on the set's collectives keep an order with those of other sets (NcclLine::keep_order()).
 std::vector<std::unique_ptr<core::CollectiveOp>> make_nccl_ops(
-    const std::shared_ptr<NcclCommunicator>& communicator);
+    const std::shared_ptr<NcclLine>& line);
 
 }  // namespace horon::ops

@@ -126,10 +126,16 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   core::log(core::LogLevel::Info, introduction());
   if (gpu_->any_device() && !gpu_->available()) {
     core::log(core::LogLevel::Warn, concat("tensors on GPUs are refused: ", gpu_->unavailable()));
-  } else if (gpu_->any_device() && !gpu_->uses_nccl() && config_.gpu_collectives == "auto") {
+  } else if (gpu_->any_device() && !gpu_->uses_nccl() && config_.gpu_collectives != "host") {
     core::log(core::LogLevel::Warn, concat("collectives of tensors on GPUs are slow, since they go "
                                            "through the host: ",
                                            gpu_->nccl_unavailable()));
+  } else if (gpu_->any_device() && asks_for_hierarchy(config_) &&
+             !reduces_in_hierarchy(*world_, config_)) {
+    core::log(core::LogLevel::Warn, concat("HORON_GPU_COLLECTIVES=hierarchical changes nothing: ",
+                                           world_->topology().one_host()
+                                               ? "all ranks are on one host"
+                                               : "a host with several ranks has no shared memory"));
   }
 }
 
@@ -297,7 +303,9 @@ std::string Job::introduction() const {
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
                 " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared,
                 !gpu_->available()  ? ""
-                : gpu_->uses_nccl() ? ", NCCL between GPUs"
+                : gpu_->uses_nccl() ? reduces_in_hierarchy(*world_, config_)
+                                          ? ", GPUs by NCCL within hosts and MPI between them"
+                                          : ", NCCL between GPUs"
                                     : ", GPUs through the host",
                 topology.size > 1 ? ""
                                   : ". No launcher (mpirun, srun) started this job, or with one "

@@ -30,10 +30,11 @@ std::shared_ptr<std::byte> allocate_host(size_t bytes);
 // there. Null while another thread allocates, which may take long if the pages are new, and where
 // many such pieces are held at a time.
 std::shared_ptr<std::byte> allocate_host_reused(size_t bytes);
-// Why an op is chosen for a collective of this kind, of 4 MiB of float32, in this set: one line per
-// candidate.
+// Why an op is chosen for a collective of this kind, of 4 MiB of float32 in such memory, in this
+// set: one line per candidate.
 std::vector<std::string> explain_selection(const ProcessSet& set = {},
-                                           CollectiveKind kind = CollectiveKind::Allreduce);
+                                           CollectiveKind kind = CollectiveKind::Allreduce,
+                                           DeviceKind device = DeviceKind::Host);
 
 // Which algorithm each kind of collective takes in the world: see explain_choices.h.
 std::vector<std::string> explain_choices_of_job();

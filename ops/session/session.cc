@@ -176,9 +176,11 @@ std::shared_ptr<std::byte> allocate_host_reused(size_t bytes) {
   return job().allocate_reused(bytes);
 }
 
-std::vector<std::string> explain_selection(const ProcessSet& set, CollectiveKind kind) {
+std::vector<std::string> explain_selection(const ProcessSet& set, CollectiveKind kind,
+                                           DeviceKind device) {
   core::BatchFacts facts;
   facts.kind = kind;
+  facts.device = device;
   facts.count = 1 << 20;
   return job().explain(set, facts);
 }

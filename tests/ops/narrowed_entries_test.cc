@@ -125,7 +125,7 @@ TEST(NarrowedEntries, Int8IsLeftToTheOp) {
   EXPECT_EQ(batch.prescale, 0.5);
   EXPECT_EQ(batch.postscale, 3);
   spec.device = DeviceKind::Cuda;
-  EXPECT_FALSE(core::describe_batch(spec, 2, ranks).int8_between_hosts);
+  EXPECT_TRUE(core::describe_batch(spec, 2, ranks).int8_between_hosts);
   spec = *spec_of(3);
   EXPECT_FALSE(core::describe_batch(spec, 2, ranks).int8_between_hosts);
 }

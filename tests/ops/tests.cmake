@@ -46,11 +46,23 @@ endif()
 horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
            LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks} TIMEOUT 120)
 horon_test(gpu_session_test
-           FILES ops/session/gpu_session_test.cc ops/session/gpu_through_host_test.cc
+           FILES ops/session/gpu_session_test.cc ops/session/gpu_hierarchy_test.cc
+                 ops/session/gpu_through_host_test.cc
            LIBS horon_host_gpu RANKS ${mpi_ranks} TIMEOUT 120)
 horon_mpirun_test(gpu_session_test.through_the_host gpu_session_test 3
                   ENVIRONMENT HORON_GPU_COLLECTIVES=host
                   ARGS --gtest_filter=GpuSession.*-*Nccl* TIMEOUT 120)
+set(gpu_hosts 2+1 2+2 1+1+1)
+if(HORON_SANITIZE)
+  set(gpu_hosts 2+1)
+endif()
+foreach(layout ${gpu_hosts})
+  string(REPLACE "+" "_" hosts ${layout})
+  horon_mpirun_test(gpu_session_test.hosts_${hosts} gpu_session_test ${layout}
+                    LAUNCHER ${horon_mpirun_hosts}
+                    ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical TIMEOUT 120)
+  horon_label_tests(cuda gpu_session_test.hosts_${hosts})
+endforeach()
 horon_test(host_cuda_test FILES ops/cuda/host_cuda_test.cc LIBS horon_host_gpu)
 horon_test(move_fast_math_test FILES ops/cuda/move_fast_math_test.cc)
 set_source_files_properties(ops/cuda/move_fast_math_test.cc PROPERTIES
@@ -86,6 +98,10 @@ horon_test(hierarchical_ops_test
            FILES ops/hierarchical/hierarchical_ops_test.cc
                  ops/hierarchical/narrow_wire_contract.cc
            LIBS horon_op_contract RANKS 1)
+horon_test(nccl_hier_allreduce_test
+           FILES ops/hierarchical_gpu/nccl_hier_allreduce_test.cc
+                 ops/hierarchical/narrow_wire_contract.cc
+           LIBS horon_op_contract horon_host_gpu RANKS 1)
 set(several_hosts 1+1 2+1 2+2 3+1 1+1+1)
 if(HORON_SANITIZE)
   set(several_hosts 2+1)
@@ -94,6 +110,9 @@ foreach(layout ${several_hosts})
   string(REPLACE "+" "_" hosts ${layout})
   horon_mpirun_test(hierarchical_ops_test.hosts_${hosts} hierarchical_ops_test ${layout}
                     LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
+  horon_mpirun_test(nccl_hier_allreduce_test.hosts_${hosts} nccl_hier_allreduce_test ${layout}
+                    LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
+  horon_label_tests(cuda nccl_hier_allreduce_test.hosts_${hosts})
 endforeach()
 horon_optimize_tests(hierarchical_threads_test shared_memory_threads_test)
 if(HORON_SANITIZE STREQUAL "thread")  # the longest by far: all others run beside them

@@ -123,7 +123,12 @@ if(NOT HORON_TORCH_WITH_CUDA)
                     ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
   horon_mpirun_test(torch_gpu_training_test.through_the_host torch_gpu_training_test 2
                     ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
+  foreach(program torch_gpu_collectives_test torch_gpu_training_test)
+    horon_mpirun_test(${program}.hosts_2_1 ${program} 2+1 LAUNCHER ${horon_mpirun_hosts}
+                      ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical TIMEOUT 240)
+  endforeach()
   horon_label_tests(cuda torch_gpu_bucket_memory_test.np2
+                    torch_gpu_collectives_test.hosts_2_1 torch_gpu_training_test.hosts_2_1
                     torch_gpu_collectives_test.through_the_host
                     torch_gpu_training_test.through_the_host)
   foreach(ranks 1 2 3)

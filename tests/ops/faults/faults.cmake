@@ -28,3 +28,6 @@ target_link_libraries(gpu_fault_program PRIVATE horon_host_gpu MPI::MPI_C)
 horon_find_leaks(gpu_fault_program)
 horon_fault_test(faults.gpu shm gpu_fault_program allreduce)
 horon_label_tests(cuda faults.gpu)
+horon_fault_test(faults.gpu_hosts hosts gpu_fault_program allreduce)
+set_tests_properties(faults.gpu_hosts PROPERTIES
+                     ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical LABELS "mpirun;cuda")

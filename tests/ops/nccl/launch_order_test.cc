@@ -13,17 +13,17 @@ namespace {
 
 TEST(LaunchOrder, ASetThatMayStillGetASmallerNumberIsWaitedFor) {
   LaunchOrder order;
-  EXPECT_EQ(order.propose(7), 1);
-  EXPECT_EQ(order.propose(8), 2);
-  order.settle(8, 2);
-  EXPECT_FALSE(order.may_enter(8));  // set 7 may settle at 1
-  order.settle(7, 5);
-  EXPECT_TRUE(order.may_enter(8));
-  EXPECT_FALSE(order.may_enter(7));
-  order.entered(8);
-  EXPECT_TRUE(order.may_enter(7));
-  order.entered(7);
-  EXPECT_EQ(order.propose(8), 6);
+  EXPECT_EQ(order.propose({7}), 1);
+  EXPECT_EQ(order.propose({8}), 2);
+  order.settle({8}, 2);
+  EXPECT_FALSE(order.may_enter({8}));  // set 7 may settle at 1
+  order.settle({7}, 5);
+  EXPECT_TRUE(order.may_enter({8}));
+  EXPECT_FALSE(order.may_enter({7}));
+  order.entered({8});
+  EXPECT_TRUE(order.may_enter({7}));
+  order.entered({7});
+  EXPECT_EQ(order.propose({8}), 6);
 }
 
 // A world of sets that overlap. Each rank proposes for its sets whenever it likes, messages arrive
@@ -47,7 +47,7 @@ struct Sets {
   bool move(size_t index, int rank) {
     Set& set = sets[index];
     LaunchOrder& order = ranks[static_cast<size_t>(rank)];
-    const auto id = static_cast<uint32_t>(index);
+    const LaunchLine id{static_cast<uint32_t>(index)};
     if (set.left == 0 || !has(set.members, rank) || has(set.entered, rank)) return false;
     if (!set.proposals.contains(rank)) {
       set.proposals[rank] = order.propose(id);

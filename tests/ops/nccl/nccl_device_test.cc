@@ -26,7 +26,7 @@ struct Rank {
       : gpu(std::move(its_gpu)), world(std::move(its_world)), queue(gpu->cuda()) {
     world.queue = &queue;
     communicator = make_communicator();
-    ops = make_nccl_ops(communicator);
+    ops = make_nccl_ops(std::make_shared<NcclLine>(communicator));
     world.refuses = [this](DataType dtype, ReduceOp reduce_op) {
       core::BatchFacts facts;
       facts.device = DeviceKind::Cuda;
@@ -130,7 +130,7 @@ TEST_F(NcclOnDevice, AnAbortReleasesTheStream) {
   if (rank->world.size == 1) GTEST_SKIP() << "one rank waits for nobody";
   {
     const auto communicator = rank->make_communicator();
-    const auto ops = make_nccl_ops(communicator);
+    const auto ops = make_nccl_ops(std::make_shared<NcclLine>(communicator));
     const auto memory = CudaMemory(rank->gpu->cuda()).allocate(4096);
     CudaQueue queue(rank->gpu->cuda());
     core::Batch batch;
@@ -156,7 +156,7 @@ TEST_F(NcclOnDevice, AnAbortReleasesTheStream) {
     event->wait();
   }
   const auto again = rank->make_communicator();
-  const auto ops = make_nccl_ops(again);
+  const auto ops = make_nccl_ops(std::make_shared<NcclLine>(again));
   test::OnDevice on_device(*ops.front(), *rank->gpu);
   check_mixed_places(rank->world, on_device);
   rank->queue.record()->wait();

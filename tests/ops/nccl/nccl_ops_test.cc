@@ -32,7 +32,7 @@ class NcclOps : public testing::Test {
       return !ops_.front()->refusal(facts).empty();
     };
     communicator_ = std::make_shared<NcclCommunicator>(nccl, cuda, world_.size, id, world_.rank);
-    ops_ = make_nccl_ops(communicator_);
+    ops_ = make_nccl_ops(std::make_shared<NcclLine>(communicator_));
   }
 
   core::CollectiveOp& op(CollectiveKind kind) {

@@ -47,7 +47,7 @@ class Member {
         data_(gpu.common_memory(kCount * sizeof(float))),
         communicator_(
             std::make_shared<NcclCommunicator>(std::move(nccl), gpu.cuda(), size, id, rank)),
-        ops_(make_nccl_ops(communicator_)) {}
+        ops_(make_nccl_ops(std::make_shared<NcclLine>(communicator_))) {}
 
   // A sum of ones; returns when it is in the stream.
   void enqueue() {

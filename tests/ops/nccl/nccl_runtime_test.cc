@@ -53,8 +53,8 @@ class Gpus {
                                     core::Executor::Parts& execution) {
       const auto& cuda = shared_device(rank);
       const auto nccl = std::make_shared<test::HostNccl>(cuda, nccl_);
-      auto ops = make_nccl_ops(std::make_shared<NcclCommunicator>(
-          nccl, cuda, execution.size, id_of(ranks, *nccl), execution.rank));
+      auto ops = make_nccl_ops(std::make_shared<NcclLine>(std::make_shared<NcclCommunicator>(
+          nccl, cuda, execution.size, id_of(ranks, *nccl), execution.rank)));
       ops.push_back(std::make_unique<PlanBarrier>());
       execution.ops = std::make_shared<core::OpTable>(std::move(ops), "auto");
       execution.scratch = test::scratch_of(std::make_unique<CudaMemory>(cuda));

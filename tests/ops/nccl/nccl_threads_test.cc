@@ -32,7 +32,7 @@ struct Rank {
         memory(cuda),
         communicator(std::make_shared<NcclCommunicator>(
             std::make_shared<test::HostNccl>(cuda, library), cuda, size, id, index)),
-        allreduce(std::move(make_nccl_ops(communicator).front())) {}
+        allreduce(std::move(make_nccl_ops(std::make_shared<NcclLine>(communicator)).front())) {}
 
   CudaQueue& queue() { return static_cast<CudaQueue&>(memory.queue()); }
   std::unique_ptr<core::InFlight> start(std::vector<float>& data, double prescale = 1.0) {
@@ -137,7 +137,7 @@ TEST(NcclThreads, AnAbortReleasesWhoWaitsForAPeerThatNeverComes) {
     std::vector<float> data(10, 1.0F);
     if (index == 1) {
       // It takes part in making the communicator, and dies.
-      while (!rank.communicator->may_call(0)) std::this_thread::yield();
+      while (!rank.communicator->is_ready()) std::this_thread::yield();
       rank.allreduce->abort();
       return;
     }
@@ -176,9 +176,9 @@ TEST(NcclThreads, TheEndOfACommunicatorDoesNotWaitForADeadPeer) {
     const auto begin = std::chrono::steady_clock::now();
     {
       const Rank rank(index, 2, id);
-      EXPECT_FALSE(rank.communicator->may_call(0));  // begins to make it
+      EXPECT_FALSE(rank.communicator->is_ready());  // begins to make it
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      EXPECT_FALSE(rank.communicator->may_call(0));
+      EXPECT_FALSE(rank.communicator->is_ready());
     }
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
   });
@@ -190,12 +190,12 @@ TEST(NcclThreads, AStreamWaitsForTheLastEntryOfAnotherSet) {
   const auto cuda = std::make_shared<test::HostCuda>();
   CudaQueue of_world(cuda);
   CudaQueue of_set(cuda);
-  order.wait_in(of_set, 1);  // nothing has entered
+  order.wait_in(of_set, {1});  // nothing has entered
   of_set.record()->wait();
   std::atomic<bool> may_end{false};
   cuda->enqueue(of_world.stream(), [&may_end] { return may_end.load(); });
-  order.becomes_last(of_world, 0);
-  order.wait_in(of_set, 1);
+  order.becomes_last(of_world, {0});
+  order.wait_in(of_set, {1});
   const auto behind = of_set.record();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(behind->happened());
@@ -215,7 +215,7 @@ TEST(NcclThreads, TheEndOfACommunicatorDoesNotWaitForNcclsOwn) {
   };
   {
     const Rank rank(0, 1, new_id(), {}, library);
-    while (!rank.communicator->may_call(0)) std::this_thread::yield();
+    while (!rank.communicator->is_ready()) std::this_thread::yield();
   }
   EXPECT_FALSE(*waited_for);
   *left = true;
@@ -241,7 +241,7 @@ TEST(NcclThreads, ATurnIsAskedForOnlyWhileItWaits) {
     };
   };
   InThreeSteps allreduce;
-  LaunchTurn turn(std::make_shared<LaunchOrder>(), 1, allreduce);
+  LaunchTurn turn(std::make_shared<LaunchOrder>(), LaunchLine{1}, allreduce);
   EXPECT_TRUE(turn.may_enter());
 }
 
@@ -270,7 +270,7 @@ TEST(NcclThreads, AReducescatterOfFloat16OverflowsNoMoreThanAnAllreduce) {
   const NcclUniqueId id = new_id();
   core::run_ranks(4, [&](int index) {
     const Rank rank(index, 4, id);
-    auto ops = make_nccl_ops(rank.communicator);
+    auto ops = make_nccl_ops(std::make_shared<NcclLine>(rank.communicator));
     const std::vector<uint16_t> input(20, 0x7b00);  // 57344
     std::vector<uint16_t> output(5);
     core::Batch batch;
@@ -326,7 +326,7 @@ TEST(NcclThreads, CommunicatorsAreAbortedAtTheSameTime) {
   std::vector<std::unique_ptr<Rank>> ranks;
   for (const NcclUniqueId& id : ids) {
     ranks.push_back(std::make_unique<Rank>(0, 1, id, test::HostCuda::Options(), library));
-    while (!ranks.back()->communicator->may_call(0)) std::this_thread::yield();
+    while (!ranks.back()->communicator->is_ready()) std::this_thread::yield();
   }
   for (const auto& rank : ranks) rank->allreduce->abort();
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -347,7 +347,7 @@ TEST(NcclThreads, ACommunicatorThatIsNotMadeInTimeHasFailed) {
   std::string error;
   while (error.empty()) {
     try {
-      EXPECT_FALSE(communicator.may_call(0));  // the other member never comes
+      EXPECT_FALSE(communicator.is_ready());  // the other member never comes
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     } catch (const Error& timeout) {
       error = timeout.what();

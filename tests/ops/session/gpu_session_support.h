@@ -57,6 +57,13 @@ inline Handle allreduce(const ProcessSet& set, const std::string& name, const Fl
   return ops::runtime().submit(submission_of(set, name, std::move(spec), data));
 }
 
+// What comes into the queue next reads the result.
+inline void wait_in(ops::CudaQueue& queue, const Handle& handle) {
+  core::Event* const done = handle->get_enqueued().done.get();
+  if (done == nullptr) return;
+  ASSERT_TRUE(queue.wait_for(*done));
+}
+
 inline std::string error_of(const std::function<Handle()>& call) {
   try {
     (void)call()->get();

@@ -157,7 +157,7 @@ TEST_F(GpuSession, ATrainingWaitsNeverOnTheHost) {
       handles.push_back(ops::runtime().submit(std::move(given)));
     }
     for (const Handle& handle : handles) {
-      ASSERT_TRUE(program.wait_for(*handle->get_enqueued().done));
+      wait_in(program, handle);
     }
     const float expected = sum_of({}) * static_cast<float>(step);
     device().enqueue(program.stream(), [&wrong, gradients, expected] {
@@ -185,7 +185,7 @@ TEST_F(GpuSession, NobodysGraphCaptureIsBroken) {
     const Handle one = allreduce({}, "one", data);
     const Handle two = allreduce({}, "two", floats(20'000 * static_cast<size_t>(round + 1), 1));
     for (const Handle& handle : {one, two}) {
-      ASSERT_TRUE(program.wait_for(*handle->get_enqueued().done));
+      wait_in(program, handle);
       EXPECT_EQ(test::HostCuda::capture_mode(), 0);
     }
   }
@@ -291,6 +291,9 @@ TEST_F(GpuSession, AFailureOfNcclIsEverybodysError) {
   test::HostGpuLibraries::Options options;
   if (test_rank() == 1) options.nccl.fails_at_group = 2;
   start(options);
+  const core::Topology& topology = ops::runtime().topology();
+  if (topology.size > 1 && topology.host_count() == topology.size)
+    return;  // nothing for NCCL to do
   std::string error;
   for (int round = 0; round < 1000 && error.empty(); ++round) {
     error = error_of([&] { return allreduce({}, "x", floats(50, mine())); });

@@ -2,6 +2,7 @@
 // of its own. To include this file is enough.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -80,8 +81,11 @@ inline test::HostCuda& my_gpu() {
   return *host_gpus().devices.at(static_cast<size_t>(device().index()));
 }
 
-// False: the host makes the collectives, on copies.
-inline bool device_reduces() { return ops::gpu()->uses_nccl(); }
+// An allreduce is done when it is enqueued. False: the host drives it.
+inline bool device_reduces() {
+  const auto choice = ops::explain_selection({}, CollectiveKind::Allreduce, DeviceKind::Cuda);
+  return std::count(choice.begin(), choice.end(), "nccl_allreduce: chosen") > 0;
+}
 
 // How often anything has made the host wait for the device of this rank.
 inline int host_waits() { return my_gpu().host_waits() + test::torch_host_waits(); }

@@ -1,0 +1,40 @@
+#include "horon/ops/nccl/nccl_line.h"
+
+#include <utility>
+
+namespace horon::ops {
+
+NcclLine::NcclLine(std::shared_ptr<NcclCommunicator> communicator, std::unique_ptr<LaunchTurn> turn,
+                   bool ordered)
+    : communicator_(std::move(communicator)),
+      turn_(std::move(turn)),
+      ordered_(ordered && turn_ != nullptr) {}
+
+bool NcclLine::may_call(uint64_t turn) {
+  if (turn != calling_) {
+    communicator_->check();
+    return false;
+  }
+  return communicator_->is_ready() && (!ordered_ || turn_->may_enter());
+}
+
+void NcclLine::call(CudaQueue& queue, const std::function<void(NcclApi&, NcclComm)>& calls) {
+  if (ordered_) turn_->enter(queue);
+  queue_ = &queue;
+  communicator_->call(calls);
+}
+
+bool NcclLine::is_enqueued() {
+  if (!communicator_->is_ready()) return false;
+  if (ordered_) turn_->entered(*queue_);
+  ++calling_;
+  return true;
+}
+
+void NcclLine::keep_order() {
+  if (ordered_ || turn_ == nullptr) return;
+  ordered_ = true;
+  if (queue_ != nullptr) turn_->entered_before(*queue_);
+}
+
+}  // namespace horon::ops

@@ -1,0 +1,49 @@
+// A line of batches that make their calls on one NCCL communicator, one after the other. Several
+// lines may share a communicator, and all of them the device: in which order their calls enter it
+// the members agree on (launch_turn.h).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "horon/ops/cuda/cuda_memory.h"
+#include "horon/ops/nccl/launch_turn.h"
+#include "horon/ops/nccl/nccl_communicator.h"
+
+namespace horon::ops {
+
+// One thread at a time.
+class NcclLine {
+ public:
+  // `turn`: null: nothing else enters the device. `ordered`: false: the turn counts from
+  // keep_order() on.
+  explicit NcclLine(std::shared_ptr<NcclCommunicator> communicator,
+                    std::unique_ptr<LaunchTurn> turn = nullptr, bool ordered = true);
+
+  // Batches make their calls in the order in which they took a turn, the same on every rank.
+  uint64_t take_turn() { return next_turn_++; }
+  // True: it is this turn's, and NCCL is ready for a call. The first turn makes the communicator,
+  // by asking until it is made. Throws if the communicator has failed or was aborted.
+  bool may_call(uint64_t turn);
+  // Makes the calls of this turn, as one group, in the stream of `queue`, which lives as long as
+  // the set. They run behind what other lines have enqueued before. Throws Error.
+  void call(CudaQueue& queue, const std::function<void(NcclApi&, NcclComm)>& calls);
+  // After call(): true when all of it is in its stream. The turn is the next one's then.
+  bool is_enqueued();
+  // There are other lines from now on. At the same point of the line's order on all members.
+  // Throws Error.
+  void keep_order();
+
+  NcclCommunicator& communicator() const { return *communicator_; }
+
+ private:
+  const std::shared_ptr<NcclCommunicator> communicator_;
+  const std::unique_ptr<LaunchTurn> turn_;
+  bool ordered_;
+  uint64_t next_turn_ = 0;
+  uint64_t calling_ = 0;        // the turn whose calls may be made
+  CudaQueue* queue_ = nullptr;  // of the calls; null: there were none
+};
+
+}  // namespace horon::ops

@@ -1,0 +1,49 @@
+#include "horon/ops/nccl/nccl_reduction.h"
+
+#include <string_view>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
+namespace horon::ops {
+namespace {
+
+double exact_part_of(int64_t divisor) {
+  double part = 1.0;
+  while (part * static_cast<double>(divisor) > 1.0) part /= 2;
+  return part;
+}
+
+}  // namespace
+
+NcclReduction nccl_reduction(const core::Batch& batch) {
+  NcclReduction reduction{batch.dtype, batch.reduce_op, 1.0};
+  if (batch.dtype == DataType::Bool) {  // the maximum is "or", the minimum is "and"
+    const bool is_or = batch.reduce_op == ReduceOp::Sum || batch.reduce_op == ReduceOp::Max;
+    return {DataType::UInt8, is_or ? ReduceOp::Max : ReduceOp::Min, 1.0};
+  }
+  if (batch.reduce_op == ReduceOp::Average) reduction.op = ReduceOp::Sum;
+  if (batch.dtype == DataType::Float16 && reduction.op == ReduceOp::Sum) {
+    reduction.part = exact_part_of(batch.divisor);
+  }
+  return reduction;
+}
+
+std::string why_nccl_cannot_reduce(DataType dtype, ReduceOp op) {
+  const std::string_view undefined = why_no_reduction(dtype, op);
+  if (!undefined.empty()) return std::string(undefined);
+  if (dtype == DataType::Int16) return "NCCL has no int16";
+  if (is_bitwise(op)) return core::concat("NCCL has no ", to_string(op));
+  if (op != ReduceOp::Average || is_floating(dtype) || dtype == DataType::Int64) return "";
+  return core::concat("NCCL sums ", to_string(dtype), " in that type, which may wrap around");
+}
+
+MoveLaunch scale_all(DataType dtype, double factor, const std::byte* from, std::byte* to,
+                     int64_t count) {
+  MoveLaunch launch = MoveLaunch::scale(dtype, dtype, factor);
+  const bool added = launch.add(from, to, count);
+  HORON_CHECK(added, "an empty launch takes any memory that a device can have");
+  return launch;
+}
+
+}  // namespace horon::ops
