@@ -168,11 +168,10 @@ std::string header_text(const Options& options, const ProcessSet& set, MpiPeer& 
                        distinct.size(), " host(s), ", set_name(options), memory_name(options),
                        " memory, ", options.iters, " iterations after ", options.warmup_iters,
                        ", validation: ", options.check ? 1 : 0, "\n");
-  if (options.device == DeviceKind::Host) {
-    for (const std::string& line : reasons_of(set, options.collective, options.device)) {
-      text += "#   " + line + "\n";
-    }
-  } else {
+  for (const std::string& line : reasons_of(set, options.collective, options.device)) {
+    text += "#   " + line + "\n";
+  }
+  if (options.device == DeviceKind::Cuda) {
     text += core::concat("# CUDA ", ops::cuda_fact(), "; NCCL ", ops::nccl_fact(), "\n");
   }
   const std::vector<int> ranks = set.ranks();

@@ -114,9 +114,11 @@ core::CollectiveOp* find_op(const std::vector<std::unique_ptr<core::CollectiveOp
 }
 
 // NCCL's communicator is made by way of the set's MPI, whose ops are in the list.
-void add_nccl_ops(const Communicator& communicator, const core::Config& config,
-                  const std::shared_ptr<JobGpu>& gpu,
+void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu>& gpu,
                   std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
+  // Then what is here must not hold a place for what may come late: the second half of an earlier
+  // allreduce enters the device behind it.
+  const bool beside_halves = gpu->reduces_in_halves();
   NcclCommunicator::Parts parts;
   std::unique_ptr<LaunchTurn> turn;
   parts.gpu = gpu;
@@ -124,21 +126,18 @@ void add_nccl_ops(const Communicator& communicator, const core::Config& config,
   parts.rank = communicator.topology().rank;
   parts.members = core::name_ranks(communicator.members());
   if (parts.size > 1) {
-    core::CollectiveOp* const broadcast = find_op(ops, "mpi_broadcast");
     core::CollectiveOp* const allreduce = find_op(ops, "mpi_allreduce");
-    if (broadcast == nullptr || allreduce == nullptr) return;
-    parts.id_exchange = std::make_unique<BroadcastNcclId>(*broadcast);
-    // Or the second half of an allreduce in a hierarchy would wait for a member that is late.
+    if (allreduce == nullptr) return;
+    parts.id_exchange = std::make_unique<AllreduceNcclId>(*allreduce, parts.rank == 0);
     turn = std::make_unique<LaunchTurn>(
         gpu->launch_order(), LaunchLine{communicator.id()}, *allreduce,
-        asks_for_hierarchy(config) ? LaunchTurn::Propose::WhenAllHaveCome
-                                   : LaunchTurn::Propose::AtOnce);
+        beside_halves ? LaunchTurn::Propose::WhenAllHaveCome : LaunchTurn::Propose::AtOnce);
   }
-  // The world: once there is something else.
-  const bool ordered = communicator.id() != core::kWorldSet || asks_for_hierarchy(config);
+  // The world has to keep an order once there is something else.
+  const bool ordered = communicator.id() != core::kWorldSet || beside_halves;
   const auto line = std::make_shared<NcclLine>(std::make_shared<NcclCommunicator>(std::move(parts)),
                                                std::move(turn), ordered);
-  for (auto& op : make_nccl_ops(line)) ops.push_back(std::move(op));
+  for (auto& op : make_nccl_ops(line, gpu->host_drives_allreduce())) ops.push_back(std::move(op));
 }
 
 void add_nccl_hier_allreduce(const Communicator& communicator, const core::Config& config,
@@ -230,7 +229,7 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     if (reduces_in_hierarchy(communicator, config)) {
       add_nccl_hier_allreduce(communicator, config, scratch, gpu, ops);
     }
-    add_nccl_ops(communicator, config, gpu, ops);
+    add_nccl_ops(communicator, gpu, ops);
   } else if (has_gpu(gpu)) {
     add_staged_ops(ops);
   }
@@ -244,10 +243,11 @@ std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
   domains.push_back(std::make_unique<HostMemory>(local_group));
   if (has_gpu(gpu)) {
     const auto open = [gpu] { return gpu->cuda(); };
+    const auto is_open = [gpu] { return gpu->is_open(); };
     if (gpu->uses_nccl()) {
-      domains.push_back(std::make_unique<CudaMemory>(gpu->device(), open));
+      domains.push_back(std::make_unique<CudaMemory>(gpu->device(), open, is_open));
     } else {
-      domains.push_back(std::make_unique<PinnedMemory>(gpu->device(), open));
+      domains.push_back(std::make_unique<PinnedMemory>(gpu->device(), open, is_open));
     }
   }
   return domains;

@@ -44,4 +44,17 @@ int64_t total(std::span<const int64_t> counts);
 // The index of `rank` among the members; 0 if it is none.
 int index_of(int rank, std::span<const int> ranks);
 
+// Calls visit(part, first element, elements) in the order in which packed blocks lie; `blocks`: as
+// BlockLayout::in or out.
+template <class Visit>
+void for_each_block(const std::vector<std::vector<int64_t>>& blocks, const Visit& visit) {
+  std::vector<int64_t> begins(blocks.size());
+  for (size_t block = 0; block < blocks.front().size(); ++block) {
+    for (size_t part = 0; part < blocks.size(); ++part) {
+      visit(part, begins[part], blocks[part][block]);
+      begins[part] += blocks[part][block];
+    }
+  }
+}
+
 }  // namespace horon::core

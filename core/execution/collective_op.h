@@ -103,6 +103,9 @@ class CollectiveOp {
   // of it is there. On every rank such batches are started in the same order, and none waits for
   // the device in between.
   virtual bool enqueues() const { return false; }
+  // Of an op that enqueues. True: it is started when the tensors of this rank are ready, as one
+  // that the host drives; else its queue waits for them, and what comes behind it there waits too.
+  virtual bool wants_ready_tensors() const { return false; }
   virtual StartOrder start_order() const { return StartOrder::Log; }
   // With StartOrder::Op: the op whose starts are counted. An op that hands its batches to another
   // one returns that one.

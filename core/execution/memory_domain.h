@@ -24,6 +24,9 @@ class MemoryDomain {
   // refused (Submission::device_index). Ranks have devices of their own, so it differs between them
   // and is no part of a spec.
   virtual int device_index() const { return 0; }
+  // False: the device is being opened, which may take seconds. Every batch asks again and again
+  // before it asks for memory or gives work to the queue. Throws Error.
+  virtual bool is_open() { return true; }
   // False: its scratch lies elsewhere than the tensors, and the ops reach only that, so each batch
   // is packed, even one tensor alone.
   virtual bool ops_reach_tensors() const { return true; }

@@ -13,22 +13,6 @@
 #include "horon/core/negotiation/told_extents.h"
 
 namespace horon::core {
-namespace {
-
-// Calls visit(part, first element, elements) in the order in which packed blocks lie.
-template <class Visit>
-void for_each_block(const std::vector<std::vector<int64_t>>& blocks, const Visit& visit) {
-  std::vector<int64_t> begins(blocks.size());
-  for (size_t block = 0; block < blocks.front().size(); ++block) {
-    for (size_t part = 0; part < blocks.size(); ++part) {
-      visit(part, begins[part], blocks[part][block]);
-      begins[part] += blocks[part][block];
-    }
-  }
-}
-
-}  // namespace
-
 RunningBatch::RunningBatch(BatchWork work, BatchContext& context)
     : work_(std::move(work)),
       context_(context),
@@ -45,7 +29,9 @@ Progress RunningBatch::step(const Predecessors& earlier) {
   for (;;) {
     switch (stage_) {
       case Stage::New:
-        lay_out();
+        if (op_ == nullptr) choose_op();  // it decides which later batches may start
+        if (!context_.scratch->domain(spec_.device).is_open()) return Progress::Polling;
+        place();
         stage_ = Stage::WantsScratch;
         break;
       case Stage::WantsScratch:
@@ -125,9 +111,8 @@ bool RunningBatch::works_in_place_of_one_tensor() const {
          spec_.kind != CollectiveKind::Barrier;
 }
 
-// Which op, on how many elements, and where: directly on the one stretch of memory that there is,
-// or in a fusion buffer.
-void RunningBatch::lay_out() {
+// Which op, on how many elements.
+void RunningBatch::choose_op() {
   // Entries that run together now need not do so the next time.
   const bool alone = work_.entries.size() == 1;
   std::vector<int64_t>& extents = work_.entries.front().extents;
@@ -148,6 +133,10 @@ void RunningBatch::lay_out() {
   immediate_ = queue_->immediate();
   direct_ = immediate_ || context_.scratch->domain(spec_.device).ops_reach_tensors();
   batch_.sequence = work_.sequence;
+}
+
+// Directly on the one stretch of memory that there is, or in a fusion buffer.
+void RunningBatch::place() {
   if (moves_blocks(spec_.kind)) {
     place_blocks();
   } else if (works_in_place_of_one_tensor()) {
@@ -258,8 +247,8 @@ int64_t RunningBatch::count_of_all() const {
 }
 
 bool RunningBatch::take_scratch(const Predecessors& earlier) {
-  if (!scratch_bytes_) return true;
   ScratchPool& pool = *context_.scratch;
+  if (!scratch_bytes_) return true;
   if (!earlier.may_take_scratch()) return false;
   if (!earlier.none() && !pool.has_room(spec_.device, *scratch_bytes_)) return false;
   scratch_ = pool.take(spec_.device, *scratch_bytes_);
@@ -268,12 +257,13 @@ bool RunningBatch::take_scratch(const Predecessors& earlier) {
   return true;
 }
 
-// If the op enqueues, the queue waits for the tensors. If the host drives the op, the host asks
-// whether they are ready: a wait in the queue would also hold up the batches behind this one.
+// If the op enqueues, the queue waits for the tensors. If the host drives it, or it wants them
+// ready, the host asks: a wait in the queue would also hold up what comes behind this batch.
 bool RunningBatch::tensors_ready() {
+  const bool queue_waits = op_->enqueues() && !op_->wants_ready_tensors();
   for (; ready_ < work_.entries.size(); ++ready_) {
     Event* const ready = work_.entries[ready_].ready.get();
-    if (ready == nullptr || (op_->enqueues() && queue_->wait_for(*ready))) continue;
+    if (ready == nullptr || (queue_waits && queue_->wait_for(*ready))) continue;
     if (!ready->happened()) return false;
   }
   return true;

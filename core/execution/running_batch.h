@@ -3,7 +3,8 @@
 // Three cases:
 // - Host memory: a stage is done when its call returns, and the next one follows.
 // - Memory with a queue, and an op that enqueues: all stages are enqueued at once, each behind the
-//   one before, the first behind the events of the tensors. The host waits for nothing.
+//   one before, the first behind the events of the tensors. The host waits for nothing. If the op
+//   wants ready tensors, the host asks their events first.
 // - Memory with a queue, and an op that the host drives: the host asks the events, without waiting,
 //   when the op may start.
 #pragma once
@@ -48,7 +49,7 @@ class RunningBatch {
   // more. Throws what ops and domains throw, also for want of memory.
   Progress step(const Predecessors& earlier);
   // For the batches behind it.
-  bool needs_scratch() const { return stage_ <= Stage::WantsScratch && scratch_bytes_.has_value(); }
+  bool needs_scratch() const { return stage_ == Stage::WantsScratch && scratch_bytes_.has_value(); }
   // An op that enqueues has started when all of it is in the queue.
   const CollectiveOp* unstarted_op() const {
     return stage_ <= Stage::Packed || (stage_ < Stage::Enqueued && op_->enqueues()) ? op_ : nullptr;
@@ -78,8 +79,9 @@ class RunningBatch {
   bool works_in_place_of_one_tensor() const;
   bool in_16_bits() const { return is_16_bit(spec_.compression); }
   size_t bytes_of(int64_t elements) const;
-  void lay_out();
+  void choose_op();
   void describe();
+  void place();
   void add_up_entries();
   void place_blocks();
   std::byte* allocate_output(EntryWork& entry, size_t part, int64_t elements) const;

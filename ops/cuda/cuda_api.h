@@ -60,6 +60,9 @@ class CudaApi {
   virtual void free_pinned(std::byte* memory) noexcept = 0;
 
   virtual void launch(const MoveLaunch& launch, CudaStream stream) = 0;
+  // One stretch between memory of the device and pinned memory, by an engine of the device: a
+  // kernel would take its processors for as long as the bus takes.
+  virtual void copy(std::byte* to, const std::byte* from, size_t bytes, CudaStream stream) = 0;
 
   // How the calling thread goes with graph captures of other threads, as a cudaStreamCaptureMode:
   // in a new thread they are broken by calls such as happened(). Returns the mode before.

@@ -173,6 +173,12 @@ class Cuda final : public CudaApi {
           static_cast<cudaError_t>(launch_moves(launch, properties_.multiProcessorCount, stream)));
   }
 
+  void copy(std::byte* to, const std::byte* from, size_t bytes, CudaStream stream) override {
+    const CudaDeviceGuard guard(*this);
+    check("cudaMemcpyAsync",
+          cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, as_stream(stream)));
+  }
+
   int exchange_capture_mode(int mode) noexcept override {
     const CudaDeviceGuard guard(*this);
     auto exchanged = static_cast<cudaStreamCaptureMode>(mode);

@@ -31,6 +31,10 @@ class CudaQueue final : public core::MemoryQueue {
   // that uses it is enqueued, and that waits for nothing. It may outlive the queue.
   std::shared_ptr<std::byte> allocate(size_t bytes);
   void launch(const MoveLaunch& launch) { api().launch(launch, stream()); }
+  // As CudaApi::copy().
+  void copy_stretch(std::byte* to, const std::byte* from, size_t bytes) {
+    api().copy(to, from, bytes, stream());
+  }
   CudaStream stream() { return opened()->handle; }
 
  private:
@@ -56,14 +60,17 @@ class CudaQueue final : public core::MemoryQueue {
 
 class CudaMemory final : public core::MemoryDomain {
  public:
-  // `open`: as in CudaQueue.
-  CudaMemory(int device, std::function<std::shared_ptr<CudaApi>()> open)
-      : device_(device), queue_(std::move(open)) {}
+  // `open`: as in CudaQueue; it returns at once after `is_open` has said true. Null: it always
+  // does.
+  CudaMemory(int device, std::function<std::shared_ptr<CudaApi>()> open,
+             std::function<bool()> is_open = nullptr)
+      : device_(device), is_open_(std::move(is_open)), queue_(std::move(open)) {}
   explicit CudaMemory(std::shared_ptr<CudaApi> api)
       : device_(api->device()), queue_(std::move(api)) {}
 
   DeviceKind device() const override { return DeviceKind::Cuda; }
   int device_index() const override { return device_; }
+  bool is_open() override { return is_open_ == nullptr || is_open_(); }
   // In the order of the queue. Throws Error if the device can't be opened, or has no memory.
   std::shared_ptr<std::byte> allocate(size_t bytes) override {
     return bytes == 0 ? nullptr : queue_.allocate(bytes);
@@ -72,6 +79,7 @@ class CudaMemory final : public core::MemoryDomain {
 
  private:
   const int device_;
+  const std::function<bool()> is_open_;  // null: it is
   CudaQueue queue_;
 };
 

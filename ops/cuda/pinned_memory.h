@@ -14,11 +14,13 @@ namespace horon::ops {
 class PinnedMemory final : public core::MemoryDomain {
  public:
   using Open = std::function<std::shared_ptr<CudaApi>()>;
-  // `open`: as in CudaQueue.
-  PinnedMemory(int device, Open open) : device_(device), open_(std::move(open)), queue_(open_) {}
+  // As CudaMemory.
+  PinnedMemory(int device, Open open, std::function<bool()> is_open)
+      : device_(device), open_(std::move(open)), is_open_(std::move(is_open)), queue_(open_) {}
 
   DeviceKind device() const override { return DeviceKind::Cuda; }
   int device_index() const override { return device_; }
+  bool is_open() override { return is_open_(); }
   bool ops_reach_tensors() const override { return false; }
   // Throws Error if the device can't be opened, or the host has no memory to pin.
   std::shared_ptr<std::byte> allocate(size_t bytes) override {
@@ -31,6 +33,7 @@ class PinnedMemory final : public core::MemoryDomain {
  private:
   const int device_;
   const Open open_;
+  const std::function<bool()> is_open_;
   CudaQueue queue_;
 };
 

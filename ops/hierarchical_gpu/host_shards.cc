@@ -17,6 +17,12 @@ HostShards::HostShards(int64_t count, DataType dtype, int lanes) : count_(count)
   if (each * static_cast<int64_t>(size_of(dtype)) >= kShardBytesMin) each_ = each;
 }
 
+int64_t HostShards::batch_elements(DataType dtype, int lanes) {
+  return kBytes / static_cast<int64_t>(size_of(dtype)) / kAlignment * kAlignment * lanes;
+}
+
+int64_t HostShards::bytes_max(int lanes) { return kBytes + lanes * kShardBytesMin; }
+
 HostShards::Stretch HostShards::of(int lane) const {
   if (lane >= lanes_) return {count_, 0};
   return {lane * each_, lane == lanes_ - 1 ? each_ + rest() : each_};

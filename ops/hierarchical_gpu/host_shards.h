@@ -24,14 +24,21 @@ class HostShards {
   // Short batches are the last lane's alone: messages that carry little cost no less.
   HostShards(int64_t count, DataType dtype, int lanes);
 
+  // Empty for ranks without a lane.
   Stretch of(int lane) const;
-  // Of all lanes but the last; it also has `rest()`, fewer than kAlignment for each lane.
+  // Of each lane; the last one also has `rest()`: fewer than kAlignment for each lane, or all of a
+  // short batch, where each() is 0.
   int64_t each() const { return each_; }
   int64_t rest() const { return count_ - each_ * lanes_; }
   int lanes() const { return lanes_; }
 
   // Elements: shards begin where a message between hosts may (WireType::kAlignment).
   static constexpr int64_t kAlignment = 64;
+  // A shard is as long if the batch has enough; it may be longer by what short ones are.
+  static constexpr int64_t kBytes = 4 << 20;
+  // Of the longest batch whose shards have at most bytes_max().
+  static int64_t batch_elements(DataType dtype, int lanes);
+  static int64_t bytes_max(int lanes);
 
  private:
   int64_t count_ = 0;

@@ -1,27 +1,19 @@
 #include "horon/ops/hierarchical_gpu/nccl_hier_allreduce.h"
 
+#include <algorithm>
 #include <numeric>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/hierarchical/lane_messages.h"
-#include "horon/ops/hierarchical_gpu/host_shards.h"
-#include "horon/ops/host/scratch_loan.h"
 #include "horon/ops/nccl/nccl_reduction.h"
 
 namespace horon::ops {
 namespace {
 
 using core::Progress;
-
-std::vector<std::unique_ptr<core::MemoryDomain>> pinned_memory(const std::shared_ptr<JobGpu>& gpu) {
-  std::vector<std::unique_ptr<core::MemoryDomain>> domains;
-  domains.push_back(std::make_unique<PinnedMemory>(gpu->device(), [gpu] { return gpu->cuda(); }));
-  return domains;
-}
 
 // The same lane's ranks of all hosts, as hosts of one rank each.
 BetweenHosts of_lane(const BetweenHosts& all, const HostsLayout& layout) {
@@ -53,174 +45,82 @@ class NcclHierAllreduce::Flight final : public core::InFlight {
   Flight(NcclHierAllreduce& op, core::Batch batch)
       : op_(op),
         batch_(std::move(batch)),
-        input_(batch_.input),
-        reduction_(nccl_reduction(batch_)),
-        shards_(batch_.count, batch_.dtype, op.layout_.lanes),
-        mine_(shards_.of(op.layout_.local_rank)),
-        pinned_(&op.pinned_, DeviceKind::Cuda) {
-    if (!alone()) {
-      reduce_turn_ = op_.reduce_line_->take_turn();
-      gather_turn_ = op_.gather_line_->take_turn();
-    }
-    if (mine_.count > 0) start_between_hosts();
+        elements_(HostShards::batch_elements(batch_.dtype, op.layout_.lanes)),
+        next_(op.numbered_),
+        first_(next_),
+        end_(first_ + static_cast<uint64_t>((batch_.count + elements_ - 1) / elements_)) {
+    op_.numbered_ = end_;
   }
 
   Progress step() override {
-    for (;;) {
-      switch (stage_) {
-        case Stage::Reducing:
-          if (!alone() && !op_.reduce_line_->may_call(reduce_turn_)) return Progress::Polling;
-          reduce();
-          stage_ = Stage::Reduced;
-          break;
-        case Stage::Reduced:
-          if (!alone() && !op_.reduce_line_->is_enqueued()) return Progress::Polling;
-          if (mine_.count > 0) copy_to_host();
-          stage_ = Stage::LeavingDevice;
-          break;
-        case Stage::LeavingDevice:
-          if (!happened()) return Progress::Polling;
-          stage_ = Stage::BetweenHosts;
-          break;
-        case Stage::BetweenHosts:
-          if (between_ != nullptr) {
-            if (const Progress progress = between_->step(); progress != Progress::Done) {
-              check();
-              return progress;
-            }
-            between_.reset();
-          }
-          stage_ = Stage::Gathering;
-          break;
-        case Stage::Gathering:
-          if (!alone() && !op_.gather_line_->may_call(gather_turn_)) return Progress::Polling;
-          gather();
-          stage_ = Stage::Gathered;
-          break;
-        case Stage::Gathered:
-          if (!alone() && !op_.gather_line_->is_enqueued()) return Progress::Polling;
-          event_ = op_.queue_.record();
-          stage_ = Stage::EnteringDevice;
-          break;
-        case Stage::EnteringDevice:
-          if (!happened()) return Progress::Polling;
-          pinned_.give_back();
-          return Progress::Done;
+    bool moved = false;
+    while (begin_piece()) moved = true;
+    Progress next = Progress::Polling;
+    for (auto piece = under_way_.begin(); piece != under_way_.end();) {
+      const Progress progress = (*piece)->step();
+      if (progress == Progress::Done) {
+        piece = under_way_.erase(piece);
+        moved = true;
+        continue;
       }
+      next = std::min(next, progress);
+      // Its share of the time of a step: the other pieces have theirs in the next ones.
+      if (progress == Progress::Advanced) {
+        std::rotate(under_way_.begin(), piece + 1, under_way_.end());
+        break;
+      }
+      ++piece;
     }
+    if (next_ == end_ && under_way_.empty()) return Progress::Done;
+    return moved ? Progress::Advanced : next;
   }
 
  private:
-  enum class Stage : uint8_t {
-    Reducing,
-    Reduced,  // the calls have been made
-    LeavingDevice,
-    BetweenHosts,
-    Gathering,
-    Gathered,
-    EnteringDevice,
-  };
-
-  bool alone() const { return op_.host_ == nullptr; }
-  void check() const {
-    if (!alone()) op_.host_->check();
-  }
-  bool happened() {
-    if (event_ == nullptr) return true;
-    if (!event_->happened()) {
-      check();
-      return false;
-    }
-    event_.reset();
+  // False: there is none, or it must wait for earlier ones.
+  bool begin_piece() {
+    if (next_ == end_ || next_ != op_.begun_) return false;
+    const int64_t begin = static_cast<int64_t>(next_ - first_) * elements_;
+    const int64_t count = std::min(elements_, batch_.count - begin);
+    const HostShards shards(count, batch_.dtype, op_.layout_.lanes);
+    const bool has_shard = shards.of(op_.layout_.local_rank).count > 0;
+    if (has_shard && !op_.slots_.is_made()) return false;
+    if (!op_.slots_.take(next_)) return false;
+    core::Batch piece = batch_;
+    const size_t offset = static_cast<size_t>(begin) * size_of(batch_.dtype);
+    piece.input += offset;
+    piece.output += offset;
+    piece.count = count;
+    under_way_.push_back(
+        std::make_unique<ShardPiece>(*op_.tools_, std::move(piece), shards, next_));
+    ++next_;
+    ++op_.begun_;
     return true;
-  }
-
-  size_t size_of_element() const { return size_of(batch_.dtype); }
-  std::byte* shard_on_device() const {
-    return batch_.output + static_cast<size_t>(mine_.begin) * size_of_element();
-  }
-  int64_t bytes_of_shard() const { return mine_.count * static_cast<int64_t>(size_of_element()); }
-  // The exchange between hosts scales what it is given, if no host adds before. All hosts give it
-  // numbers of one scale.
-  bool scales_before() const { return !op_.layout_.one_rank_each() && is_floating(batch_.dtype); }
-
-  // Now, so that the batches of a lane come in one order on all hosts. It touches the memory when
-  // it is stepped.
-  void start_between_hosts() {
-    std::byte* const memory = pinned_.take(static_cast<size_t>(bytes_of_shard()));
-    core::Batch shard = batch_;
-    shard.device = DeviceKind::Host;
-    shard.queue = nullptr;
-    shard.input = shard.output = memory;
-    shard.count = mine_.count;
-    if (scales_before()) {
-      shard.prescale = 1.0;
-      shard.postscale = batch_.postscale / reduction_.part;
-    }
-    between_ = op_.between_->start(std::move(shard));
-  }
-
-  ShardCalls calls() const {
-    return {shards_,
-            reduction_.dtype,
-            reduction_.op,
-            op_.layout_.local_rank,
-            op_.layout_.local_size,
-            op_.queue_.stream()};
-  }
-  void reduce() {
-    const double factor = scales_before() ? batch_.prescale * reduction_.part : 1.0;
-    if (factor != 1.0) {
-      op_.queue_.launch(scale_all(batch_.dtype, factor, input_, batch_.output, batch_.count));
-      input_ = batch_.output;
-    }
-    if (alone()) return;
-    op_.reduce_line_->call(op_.queue_, [&](NcclApi& nccl, NcclComm comm) {
-      calls().reduce(nccl, comm, input_, batch_.output);
-    });
-  }
-  void gather() {
-    if (mine_.count > 0) copy(pinned_.memory(), shard_on_device());
-    if (alone()) return;
-    op_.gather_line_->call(op_.queue_, [&](NcclApi& nccl, NcclComm comm) {
-      calls().gather(nccl, comm, batch_.output);
-    });
-  }
-  void copy_to_host() {
-    copy(alone() ? input_ : shard_on_device(), pinned_.memory());
-    event_ = op_.queue_.record();
-  }
-  void copy(const std::byte* from, std::byte* to) {
-    core::CopyItem item;
-    item.from = from;
-    item.to = to;
-    item.bytes = static_cast<size_t>(bytes_of_shard());
-    op_.queue_.copy({&item, 1});
   }
 
   NcclHierAllreduce& op_;
   const core::Batch batch_;
-  const std::byte* input_;  // scaled, if it must be
-  const NcclReduction reduction_;
-  const HostShards shards_;
-  const HostShards::Stretch mine_;  // empty without a lane
-  ScratchLoan pinned_;              // of this rank's shard
-  std::unique_ptr<core::InFlight> between_;
-  uint64_t reduce_turn_ = 0;
-  uint64_t gather_turn_ = 0;
-  Stage stage_ = Stage::Reducing;
-  std::shared_ptr<core::Event> event_;  // the next stage begins behind it
+  const int64_t elements_;  // of all pieces but the last
+  uint64_t next_;           // piece to begin
+  const uint64_t first_;
+  const uint64_t end_;
+  std::vector<std::unique_ptr<ShardPiece>> under_way_;
 };
 
-NcclHierAllreduce::NcclHierAllreduce(std::shared_ptr<JobGpu> gpu, const BetweenHosts& between_hosts,
-                                     uint32_t set, const std::string& members)
+NcclHierAllreduce::NcclHierAllreduce(const std::shared_ptr<JobGpu>& gpu,
+                                     const BetweenHosts& between_hosts, uint32_t set,
+                                     const std::string& members)
     : layout_(make_hosts_layout(between_hosts.topology)),
-      pinned_(pinned_memory(gpu)),
-      queue_(static_cast<CudaQueue&>(pinned_.domain(DeviceKind::Cuda).queue())) {
+      sums_([gpu] { return gpu->cuda(); }),
+      to_host_([gpu] { return gpu->cuda(); }),
+      to_device_([gpu] { return gpu->cuda(); }),
+      slots_(gpu, static_cast<size_t>(HostShards::bytes_max(layout_.lanes))) {
   if (layout_.drives()) {
     between_ = std::make_unique<HierarchicalAllreduce>(of_lane(between_hosts, layout_));
   }
   if (layout_.local_size > 1) connect_host(gpu, between_hosts, set, members);
+  tools_ = std::make_unique<ShardTools>(ShardTools{layout_, sums_, to_host_, to_device_, slots_,
+                                                   between_.get(), reduce_line_.get(),
+                                                   gather_line_.get()});
 }
 
 size_t NcclHierAllreduce::area_bytes(const core::Topology& topology) {

@@ -19,7 +19,8 @@ class MpiMessages final : public Messages {
   // errors on it are returned instead of fatal.
   explicit MpiMessages(MPI_Comm communicator, Tags tags = Tags::All);
 
-  // Half of the 32768 tags that every MPI must have.
+  // Who has which of the 32768 tags that every MPI must have, on one communicator:
+  // MpiExchange 0 to 8190, Beside 8191 to 16382, MpiPair 16383, All the rest.
   static constexpr int kFirstTag = 32768 - kTags;
   static constexpr int kTagOfPairs = kFirstTag - 1;
   static constexpr int kFirstTagBeside = kTagOfPairs - kFirstBlockTag;

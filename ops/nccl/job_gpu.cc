@@ -121,7 +121,7 @@ std::string JobGpu::judge(const std::vector<Facts>& ranks, const std::vector<int
 
 std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
                                      std::shared_ptr<GpuLibraries> libraries,
-                                     const std::string& collectives) {
+                                     const std::string& collectives, bool shared_memory) {
   const core::Topology& topology = bootstrap.topology();
   const Facts mine = facts_of_this_rank(topology.local_rank, *libraries);
   std::vector<Facts> all;
@@ -138,6 +138,10 @@ std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
   gpu->nccl_unavailable_ = collectives == "host" ? "HORON_GPU_COLLECTIVES=host asks for the host"
                                                  : judge(all, topology.host_of);
   gpu->unavailable_ = collectives == "nccl" ? gpu->nccl_unavailable_ : fault_of_missing_gpus(all);
+  const bool one_rank_each = topology.host_count() == topology.size;
+  gpu->host_drives_allreduce_ = collectives == "hierarchical" && topology.host_count() > 1 &&
+                                (one_rank_each || shared_memory);
+  gpu->reduces_in_halves_ = gpu->host_drives_allreduce_ && !one_rank_each;
   return gpu;
 }
 
@@ -147,6 +151,21 @@ JobGpu::JobGpu(std::shared_ptr<CudaApi> cuda, std::shared_ptr<NcclApi> nccl)
       any_device_(true),
       cuda_(std::move(cuda)),
       nccl_(std::move(nccl)) {}
+
+bool JobGpu::is_open() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (cuda_ != nullptr) {
+      if (seated_ == std::this_thread::get_id()) stay_out_of_captures();
+      return true;
+    }
+  }
+  if (background_ == nullptr) {
+    background_ = std::make_unique<BackgroundCall<std::shared_ptr<CudaApi>>>(
+        [gpu = shared_from_this()] { return gpu->cuda(); });
+  }
+  return background_->take().has_value() && is_open();
+}
 
 std::shared_ptr<CudaApi> JobGpu::cuda() {
   {

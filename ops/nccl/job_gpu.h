@@ -11,20 +11,22 @@
 
 #include "horon/core/bootstrap/bootstrap.h"
 #include "horon/core/runtime/seat_visitor.h"
+#include "horon/ops/nccl/background_call.h"
 #include "horon/ops/nccl/gpu_libraries.h"
 #include "horon/ops/nccl/launch_order.h"
 
 namespace horon::ops {
 
 // Any thread.
-class JobGpu final : public core::SeatVisitor {
+class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_this<JobGpu> {
  public:
   // Collective over all ranks of the job. Never throws for want of GPUs: available() says so, on
   // all ranks alike. A rank gets the only device that it may use, or the one with its local rank.
-  // `collectives`: HORON_GPU_COLLECTIVES.
+  // `collectives`: HORON_GPU_COLLECTIVES. `shared_memory`: ranks of a host may share memory.
   static std::shared_ptr<JobGpu> find(const core::Bootstrap& bootstrap,
                                       std::shared_ptr<GpuLibraries> libraries,
-                                      const std::string& collectives = "auto");
+                                      const std::string& collectives = "auto",
+                                      bool shared_memory = true);
   // One that is open.
   JobGpu(std::shared_ptr<CudaApi> cuda, std::shared_ptr<NcclApi> nccl);
 
@@ -36,6 +38,11 @@ class JobGpu final : public core::SeatVisitor {
   // collectives, on copies.
   bool uses_nccl() const { return nccl_unavailable_.empty(); }
   const std::string& nccl_unavailable() const { return nccl_unavailable_; }
+  // Allreduces between hosts go by messages (ops/hierarchical_gpu), so the host drives them; where
+  // hosts have several ranks, these have two halves in NCCL, and the messages in between. The same
+  // answers on all ranks of the job.
+  bool host_drives_allreduce() const { return host_drives_allreduce_; }
+  bool reduces_in_halves() const { return reduces_in_halves_; }
   // At least one rank has a GPU: then people want to know why it is not used.
   bool any_device() const { return any_device_; }
   // Of this rank; -1: it has none.
@@ -43,6 +50,9 @@ class JobGpu final : public core::SeatVisitor {
   // As NCCL_VERSION_CODE; 0: there is none.
   int nccl_version() const { return nccl_version_; }
 
+  // True: cuda() returns at once. The first call begins to open the device on a thread of its own.
+  // For the thread that steps the loop. Throws Error, each time.
+  bool is_open();
   // The first call opens the device (open_cuda()), or the library. Throw Error.
   std::shared_ptr<CudaApi> cuda();
   std::shared_ptr<NcclApi> nccl();
@@ -74,10 +84,13 @@ class JobGpu final : public core::SeatVisitor {
   int device_ = -1;
   int nccl_version_ = 0;
   bool any_device_ = false;
+  bool host_drives_allreduce_ = false;
+  bool reduces_in_halves_ = false;
   std::string unavailable_;
   std::string nccl_unavailable_;
   void stay_out_of_captures() noexcept;
 
+  std::unique_ptr<BackgroundCall<std::shared_ptr<CudaApi>>> background_;  // of is_open()
   std::mutex opening_;  // held while a library or the device is opened, which takes long
   std::mutex mutex_;    // of the next ones; held for moments only
   std::shared_ptr<CudaApi> cuda_;

@@ -32,9 +32,8 @@ struct LaunchLine {
 
 // Of one rank, for all its lines. A line has one collective at a time here. One thread at a time.
 //
-// Each set has a stream of its own that waits for its own tensors first, so what enters in one
-// order need not run in it: a stream also waits for the collective of another line that has entered
-// before.
+// Lines have streams of their own, which wait for tensors first, so what enters in one order need
+// not run in it: a stream also waits for the collective of another line that has entered before.
 class LaunchOrder {
  public:
   // The line's next collective has come here. The number to propose.
@@ -53,7 +52,7 @@ class LaunchOrder {
   void becomes_last(core::MemoryQueue& queue, LaunchLine line);
 
  private:
-  // Not settled: its number may still become larger.
+  // Until a line has settled, its number may still become larger.
   std::map<LaunchLine, int64_t> waiting_;
   int64_t latest_ = 0;
   LaunchLine last_line_;               // to enter

@@ -129,6 +129,8 @@ bool NcclCommunicator::make_on() {
       return true;
     }
     case Stage::Meeting:
+      // A member may come late to its first collective: that is no fault of the network.
+      began_ = Clock::now();
       if (parts_.id_exchange != nullptr && !parts_.id_exchange->step(id_)) return false;
       begin();
       stage_ = Stage::Beginning;

@@ -24,7 +24,7 @@ class NcclCommunicator {
     int rank = 0;                                 // this rank's index among the members
     std::unique_ptr<NcclIdExchange> id_exchange;  // may be null for one member
     std::string members;                          // for messages: "ranks 0, 1"
-    // A communicator that is not made by then has failed.
+    // One that is not made by then, after all members have met, has failed.
     std::chrono::nanoseconds limit = std::chrono::seconds(120);
   };
   // Makes nothing yet: a program without tensors on devices pays nothing.

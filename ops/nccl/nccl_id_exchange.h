@@ -30,22 +30,9 @@ class KnownNcclId final : public NcclIdExchange {
   const NcclUniqueId id_;
 };
 
-// By a broadcast of the set on host memory. It takes place in the middle of the set's first
-// collective on a device, behind which every op waits that finds its peers by the order of start,
-// so all members start it at the same point of their order.
-class BroadcastNcclId final : public NcclIdExchange {
- public:
-  // `broadcast` runs on host memory, keeps StartOrder::Log, and outlives this.
-  explicit BroadcastNcclId(core::CollectiveOp& broadcast) : broadcast_(broadcast) {}
-  bool step(NcclUniqueId& id) override;
-
- private:
-  core::CollectiveOp& broadcast_;
-  NcclUniqueId bytes_{};
-  std::unique_ptr<core::InFlight> flight_;
-};
-
-// The same by a maximum: the others have zeros. In the middle of the first collective of a line.
+// By a maximum on host memory; the others have zeros. It takes place in the middle of the first
+// collective of a line on a device, at the same point of the line's order on all members, and ends
+// when all of them have come there.
 class AllreduceNcclId final : public NcclIdExchange {
  public:
   // `allreduce`: as in LaunchTurn. `first`: this member has the id.

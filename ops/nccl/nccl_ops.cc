@@ -42,8 +42,11 @@ class NcclInFlight final : public core::InFlight {
 
 class NcclOp final : public core::CollectiveOp {
  public:
-  NcclOp(CollectiveKind kind, std::shared_ptr<NcclLine> line)
-      : kind_(kind), name_(core::concat("nccl_", to_string(kind))), line_(std::move(line)) {}
+  NcclOp(CollectiveKind kind, std::shared_ptr<NcclLine> line, bool wants_ready_tensors)
+      : kind_(kind),
+        name_(core::concat("nccl_", to_string(kind))),
+        line_(std::move(line)),
+        wants_ready_tensors_(wants_ready_tensors) {}
 
   std::string_view name() const override { return name_; }
   std::string refusal(const core::BatchFacts& facts) const override {
@@ -54,6 +57,7 @@ class NcclOp final : public core::CollectiveOp {
     return core::reduces(kind_) ? why_nccl_cannot_reduce(facts.dtype, facts.reduce_op) : "";
   }
   bool enqueues() const override { return true; }
+  bool wants_ready_tensors() const override { return wants_ready_tensors_; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override {
     return std::make_unique<NcclInFlight>(line_, std::move(batch));
   }
@@ -66,6 +70,7 @@ class NcclOp final : public core::CollectiveOp {
   const CollectiveKind kind_;
   const std::string name_;
   const std::shared_ptr<NcclLine> line_;
+  const bool wants_ready_tensors_;
 };
 
 // No work: the point of the set's order at which all members begin to keep an order among sets.
@@ -95,13 +100,13 @@ class OrderMark final : public core::CollectiveOp {
 }  // namespace
 
 std::vector<std::unique_ptr<core::CollectiveOp>> make_nccl_ops(
-    const std::shared_ptr<NcclLine>& line) {
+    const std::shared_ptr<NcclLine>& line, bool wants_ready_tensors) {
   std::vector<std::unique_ptr<core::CollectiveOp>> ops;
   for (const CollectiveKind kind :
        {CollectiveKind::Allreduce, CollectiveKind::Reducescatter, CollectiveKind::Broadcast,
         CollectiveKind::Allgather, CollectiveKind::Alltoall, CollectiveKind::Gather,
         CollectiveKind::Scatter}) {
-    ops.push_back(std::make_unique<NcclOp>(kind, line));
+    ops.push_back(std::make_unique<NcclOp>(kind, line, wants_ready_tensors));
   }
   ops.push_back(std::make_unique<OrderMark>(line));
   return ops;

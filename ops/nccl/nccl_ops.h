@@ -21,7 +21,8 @@ namespace horon::ops {
 // Allreduce, reducescatter, broadcast, allgather, alltoall, gather and scatter. They use the
 // communicator one after the other, in the order of their batches. A barrier moves nothing: from it
 // on the set's collectives keep an order with those of other sets (NcclLine::keep_order()).
+// `wants_ready_tensors`: see CollectiveOp.
 std::vector<std::unique_ptr<core::CollectiveOp>> make_nccl_ops(
-    const std::shared_ptr<NcclLine>& line);
+    const std::shared_ptr<NcclLine>& line, bool wants_ready_tensors = false);
 
 }  // namespace horon::ops

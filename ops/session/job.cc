@@ -114,7 +114,7 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   core::set_log(rank, core::parse_log_level(config_.log_level));
   compare_ranks(options);
   cpu_share_ = core::find_cpu_share(*bootstrap_);
-  gpu_ = JobGpu::find(*bootstrap_, gpu_libraries(), config_.gpu_collectives);
+  gpu_ = JobGpu::find(*bootstrap_, gpu_libraries(), config_.gpu_collectives, config_.shared_memory);
   core::run_on_all(*bootstrap_, [&] { core::MpiLibrary::at_finalize(at_finalize); });
   maker_ =
       std::make_unique<CommunicatorMaker>(*library_, *bootstrap_, communicator_options(config_));
@@ -132,10 +132,11 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
                                            gpu_->nccl_unavailable()));
   } else if (gpu_->any_device() && asks_for_hierarchy(config_) &&
              !reduces_in_hierarchy(*world_, config_)) {
-    core::log(core::LogLevel::Warn, concat("HORON_GPU_COLLECTIVES=hierarchical changes nothing: ",
-                                           world_->topology().one_host()
-                                               ? "all ranks are on one host"
-                                               : "a host with several ranks has no shared memory"));
+    core::log(
+        core::LogLevel::Warn,
+        concat("HORON_GPU_COLLECTIVES=hierarchical changes nothing for the set of all ranks: ",
+               world_->topology().one_host() ? "all ranks are on one host"
+                                             : "a host with several ranks has no shared memory"));
   }
 }
 

@@ -158,6 +158,12 @@ class FakeDomain final : public core::MemoryDomain {
   FakeDomain(DeviceKind device, std::shared_ptr<FakeDevice> on);
   DeviceKind device() const override { return device_; }
   int device_index() const override { return on_ == nullptr ? 0 : on_->index(); }
+  bool is_open() override {
+    if (opens_in_ > 0) --opens_in_;
+    return opens_in_ == 0;
+  }
+  // It says no so many times, less one, and then yes.
+  void open_in(int questions) { opens_in_ = questions; }
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
   core::MemoryQueue& queue() override { return *queue_; }
   // Pieces of scratch that were asked for.
@@ -170,6 +176,7 @@ class FakeDomain final : public core::MemoryDomain {
   const std::shared_ptr<FakeDevice> on_;
   const std::unique_ptr<core::MemoryQueue> queue_;
   int allocations_ = 0;
+  int opens_in_ = 0;
   const std::shared_ptr<std::atomic<size_t>> bytes_held_ = std::make_shared<std::atomic<size_t>>(0);
 };
 

@@ -12,7 +12,8 @@ from gpu_checks import picture
 # The tests of label "cuda" that run anywhere, and the targets that they are made of.
 ON_THREADS_NAMED = "^(move|cuda_memory|nccl)_"
 ON_THREADS = ("move_test", "move_fast_math_test", "cuda_memory_test", "nccl_device_test",
-              "nccl_peer_death_test", "nccl_threads_test", "nccl_runtime_test", "nccl_ops_test")
+              "nccl_peer_death_test", "nccl_threads_test", "nccl_runtime_test", "nccl_ops_test",
+              "nccl_hier_allreduce_test")
 
 
 @dataclasses.dataclass
@@ -175,10 +176,12 @@ def allreduce(ranks):
 
 
 def training(ranks, collectives="auto"):
+    """`ranks`: their number, or those of each host: "2+2"."""
     def check(run):
         program = run.program("torch_real_gpu_test")
-        outcome = gtest_outcome([run.ranks(ranks, [program, f"--watchdog-s={run.limit_s - 5}"],
-                                           {"HORON_GPU_COLLECTIVES": collectives})])
+        start = run.ranks if isinstance(ranks, int) else run.hosts
+        outcome = gtest_outcome([start(ranks, [program, f"--watchdog-s={run.limit_s - 5}"],
+                                       {"HORON_GPU_COLLECTIVES": collectives})])
         run.trains = run.trains or outcome.state == "passed"
         return outcome
     return check
@@ -266,6 +269,8 @@ def all_parts():
         Part("training np=4", "the same on four", torch_test, 90, training(4), needs_torch=True),
         Part("through host", "training on two ranks, collectives by the host on copies",
              torch_test, 60, training(2, "host"), needs_torch=True),
+        Part("hosts 2+2", "training on two hosts: NCCL within them, MPI between them", torch_test,
+             90, training("2+2", "hierarchical"), needs_torch=True),
         Part("bandwidth", "pack and unpack beside cudaMemcpyAsync", ("gpu_move_bench",), 60,
              move_bandwidth),
         Part("fashion_mnist", "one epoch of the example on one rank and on two",

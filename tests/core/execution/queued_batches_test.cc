@@ -352,6 +352,27 @@ TEST_P(ExecutorContract, ScratchIsLimitedAndNothingWaitsForEver) {
   }
 }
 
+// Nothing is asked of a device that is being opened, and what keeps the order of the log behind it
+// waits too.
+TEST(QueuedBatches, ADeviceThatIsBeingOpenedIsWaitedFor) {
+  for (const FakeMemory memory : {FakeMemory::HostDriven, FakeMemory::Enqueued}) {
+    const auto meeting = std::make_shared<FakeMeeting>(1);
+    Rank rank(memory, 0, 1, meeting, {});
+    rank.domain->open_in(7);  // the two batches ask in turn
+    std::vector<float> a = {1}, b = {2}, c = {3};
+    rank.executor->enqueue(batch(0, list(entry(1, a), entry(2, b))));  // is packed
+    rank.executor->enqueue(batch(1, list(entry(3, c))));
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(rank.step(), Executor::Pace::Polling);
+      EXPECT_EQ(rank.domain->allocations(), 0);
+      EXPECT_TRUE(meeting->started(0).empty());
+    }
+    rank.run();
+    EXPECT_EQ(rank.finished.size(), 2U);
+    EXPECT_THAT(meeting->started(0), ElementsAre(0, 1));
+  }
+}
+
 // If the third took what the second waits for, the second would never start, nor the third behind
 // it.
 TEST(QueuedBatches, ASmallBatchDoesNotTakeTheScratchOfALargeOneBeforeIt) {

@@ -2,6 +2,7 @@
 // which ranks take each other for ranks of one host.
 #include "horon/ops/hierarchical_gpu/nccl_hier_allreduce.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <numeric>
 #include <string>
@@ -137,7 +138,10 @@ TEST(HostShards, CoverTheBatch) {
         }
         EXPECT_EQ(end, count);
         EXPECT_EQ(shards.of(lanes).count, 0);
-        EXPECT_LT(shards.rest() - (shards.each() == 0 ? count : 0), HostShards::kAlignment * lanes);
+        const int64_t longest = std::min(count, HostShards::batch_elements(dtype, lanes));
+        const HostShards::Stretch last = HostShards(longest, dtype, lanes).of(lanes - 1);
+        EXPECT_LE(last.count * static_cast<int64_t>(size_of(dtype)), HostShards::bytes_max(lanes));
+        EXPECT_TRUE(shards.each() == 0 || shards.rest() < HostShards::kAlignment * lanes);
       }
     }
   }

@@ -5,11 +5,15 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <numeric>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 
 #include "horon/ops/cuda/cuda_event.h"
+#include "horon/ops/hierarchical_gpu/host_shards.h"
 #include "horon/tests/ops/session/gpu_session_support.h"
 
 namespace horon::gpu_session {
@@ -57,18 +61,27 @@ TEST_F(GpuHierarchy, IsNotUsedWithoutSharedMemory) {
 }
 
 // A tensor that is late on one rank, since that rank wants the result of an earlier one first. The
-// halves of the two allreduces meet on the device of the other rank of its host.
+// halves of the earlier allreduce meet the later collective on the device of the other rank of its
+// host. Two kinds of collective are never fused.
 TEST_F(GpuHierarchy, ALateTensorHoldsUpNoEarlierResult) {
   test::HostGpuLibraries::Options options;
   options.nccl.fills_device = true;
-  if (!start_hierarchy(options)) return;
+  // Without frozen plans, whose end may turn the order of the two about.
+  if (!start_hierarchy(options, {{"HORON_FREEZE", "0"}})) return;
   const auto cuda = ops::gpu()->cuda();
   ops::CudaQueue program(cuda);
-  for (int round = 0; round < 10; ++round) {
+  (void)allreduce({}, "first", floats(20'000, 1))->get();  // to pin memory waits for the device
+  for (int round = 0; round < 20; ++round) {
     const Floats early = floats(20'000, mine());
     const Floats late = floats(20'000, mine());
-    Submission first = submission_of(
-        {}, "early", spec_of(CollectiveKind::Allreduce, early->size(), DeviceKind::Cuda), early);
+    // A group, which is packed and unpacked in the stream of its set.
+    auto group = spec_of(CollectiveKind::Allreduce, early->size() - 7, DeviceKind::Cuda);
+    group->parts.push_back({"y", {7}});
+    Submission first = submission_of({}, "early", group, early);
+    first.memory.front().count -= 7;
+    const int64_t bytes = first.memory.front().count * static_cast<int64_t>(sizeof(float));
+    first.memory.push_back(
+        {first.memory.front().input + bytes, first.memory.front().output + bytes, 7});
     if (rank() == size() - 1) {  // on the other host: the exchange is late
       write_late(program, std::chrono::milliseconds(5));
       first.ready = std::make_unique<ops::CudaEvent>(cuda, program.stream());
@@ -76,9 +89,12 @@ TEST_F(GpuHierarchy, ALateTensorHoldsUpNoEarlierResult) {
     const Handle of_early = ops::runtime().submit(std::move(first));
     const auto has_early = std::make_shared<std::atomic<bool>>(rank() != 1);
     device().enqueue(program.stream(), [has_early] { return has_early->load(); });
-    auto spec = spec_of(CollectiveKind::Allreduce, late->size(), DeviceKind::Cuda);
-    spec->reduce_op = ReduceOp::Max;  // never fused with the first
-    Submission second = submission_of({}, "late", spec, late);
+    const bool by_nccl = round % 2 == 0;
+    auto spec = spec_of(by_nccl ? CollectiveKind::Broadcast : CollectiveKind::Allreduce,
+                        late->size(), DeviceKind::Cuda);
+    if (!by_nccl) spec->reduce_op = ReduceOp::Max;
+    spec->root = by_nccl ? size() - 1 : 0;
+    Submission second = submission_of({}, by_nccl ? "sent" : "late", spec, late);
     second.ready = std::make_unique<ops::CudaEvent>(cuda, program.stream());
     const Handle of_late = ops::runtime().submit(std::move(second));
     (void)of_early->get();
@@ -86,6 +102,39 @@ TEST_F(GpuHierarchy, ALateTensorHoldsUpNoEarlierResult) {
     (void)of_late->get();
     ASSERT_THAT(*early, testing::Each(sum_of({})));
     ASSERT_THAT(*late, testing::Each(static_cast<float>(size())));
+  }
+}
+
+// Longer than all slots of pinned memory together, beside short ones.
+TEST_F(GpuHierarchy, LongTensorsGoInPieces) {
+  if (!start_hierarchy()) return;
+  const size_t longest = 9 * ops::HostShards::kBytes / sizeof(float) * 2 + 4321;
+  std::vector<Floats> all;
+  std::vector<Handle> handles;
+  for (const size_t count : {longest, size_t{100}, longest / 3, size_t{70'000}}) {
+    all.push_back(floats(count, mine()));
+    handles.push_back(allreduce({}, "x" + std::to_string(count), all.back()));
+  }
+  for (const Handle& handle : handles) (void)handle->get();
+  for (const Floats& one : all) {
+    EXPECT_EQ(std::count(one->begin(), one->end(), sum_of({})), std::ssize(*one));
+  }
+}
+
+// To give back pinned memory waits for the device, whose kernels wait for peers.
+TEST_F(GpuHierarchy, ASetEndsWhileTheWorldWorks) {
+  if (!start_hierarchy()) return;
+  std::vector<int> everybody(static_cast<size_t>(size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  for (int round = 0; round < 5; ++round) {
+    const ProcessSet set = add_process_set(everybody);
+    (void)allreduce(set, "in the set", floats(70'000, mine()))->get();
+    std::vector<Handle> handles;
+    for (int i = 0; i < 10; ++i) {
+      handles.push_back(allreduce({}, "x" + std::to_string(i), floats(300'000, mine())));
+    }
+    remove_process_set(set);
+    for (const Handle& handle : handles) (void)handle->get();
   }
 }
 

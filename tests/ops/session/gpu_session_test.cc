@@ -16,6 +16,7 @@
 
 #include "horon/ops/cuda/cuda_event.h"
 #include "horon/ops/cuda/cuda_memory.h"
+#include "horon/ops/session/barrier.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/ops/session/gpu_session_support.h"
@@ -36,6 +37,22 @@ TEST_F(GpuSession, WithoutGpuTensorsNothingIsOpened) {
   shutdown();
   EXPECT_EQ(libraries_->opened_device(), nullptr);
   EXPECT_EQ(libraries_->opened_nccl(), nullptr);
+}
+
+// Meanwhile the rank answers the others.
+TEST_F(GpuSession, ToOpenADeviceMayTakeLong) {
+  test::HostGpuLibraries::Options options;
+  if (test_rank() == test_size() - 1) options.opens_in_ms = 2500;
+  // By the host: then the tensor is packed first, which needs the device.
+  start(options, {{"HORON_DEAD_AFTER_S", "0.5"}, {"HORON_GPU_COLLECTIVES", "host"}});
+  const Floats on_gpu = floats(100, mine());
+  const Handle waiting = allreduce({}, "gpu", on_gpu);
+  for (int round = 0; round < 5; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    barrier_async();  // nobody waits for it, but its messages must come
+  }
+  (void)waiting->get();
+  EXPECT_THAT(*on_gpu, testing::Each(sum_of({})));
 }
 
 TEST_F(GpuSession, ReducesOnGpusAndOnTheHostInOneJob) {

@@ -238,6 +238,29 @@ void HostCuda::launch(const ops::MoveLaunch& launch, ops::CudaStream stream) {
   });
 }
 
+void HostCuda::wait_for_all_work() const {
+  while (state_->pending > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+std::byte* HostCuda::allocate_pinned(size_t bytes) {
+  note_unsafe_call();
+  wait_for_all_work();
+  return allocate(bytes);
+}
+
+void HostCuda::free_pinned(std::byte* memory) noexcept {
+  note_unsafe_call();
+  wait_for_all_work();
+  free(memory);
+}
+
+void HostCuda::copy(std::byte* to, const std::byte* from, size_t bytes, ops::CudaStream stream) {
+  enqueue(stream, [to, from, bytes] {
+    std::memcpy(to, from, bytes);
+    return true;
+  });
+}
+
 int HostCuda::host_waits() const { return state_->host_waits; }
 void HostCuda::fail() { state_->failed = true; }
 

@@ -41,9 +41,11 @@ class HostCuda final : public ops::CudaApi {
   void free(std::byte* memory) noexcept override;
   std::byte* allocate_in(ops::CudaStream stream, size_t bytes) override;
   void free_in(ops::CudaStream stream, std::byte* memory) noexcept override;
-  std::byte* allocate_pinned(size_t bytes) override { return allocate(bytes); }
-  void free_pinned(std::byte* memory) noexcept override { free(memory); }
+  // Both wait for all work of the device, as CUDA may.
+  std::byte* allocate_pinned(size_t bytes) override;
+  void free_pinned(std::byte* memory) noexcept override;
   void launch(const ops::MoveLaunch& launch, ops::CudaStream stream) override;
+  void copy(std::byte* to, const std::byte* from, size_t bytes, ops::CudaStream stream) override;
   int exchange_capture_mode(int mode) noexcept override;
 
   // From now on each piece of work in a stream for which `is_slow` holds begins `us` later. The
@@ -73,6 +75,7 @@ class HostCuda final : public ops::CudaApi {
 
  private:
   void note_unsafe_call();
+  void wait_for_all_work() const;
 
   const int device_;
   std::shared_ptr<State> state_;

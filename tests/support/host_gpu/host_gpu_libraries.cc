@@ -1,5 +1,7 @@
 #include "horon/tests/support/host_gpu/host_gpu_libraries.h"
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace horon::test {
@@ -29,6 +31,7 @@ std::string HostGpuLibraries::bus_of(int device) {
 }
 
 std::shared_ptr<ops::CudaApi> HostGpuLibraries::open_cuda(int device) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(options_.opens_in_ms));
   const std::lock_guard lock(mutex_);
   device_ = std::make_shared<HostCuda>(device, options_.cuda);
   return device_;

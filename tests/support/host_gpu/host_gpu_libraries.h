@@ -18,6 +18,7 @@ class HostGpuLibraries final : public ops::GpuLibraries {
     std::string bus = "";           // of all of them; empty: each has its own
     std::string nccl_host_id = "";  // as NCCL_HOSTID
     int nccl_version = 22809;       // 0: there is no NCCL
+    int opens_in_ms = 0;            // the device
     HostCuda::Options cuda = {};
     HostNccl::Options nccl = {};
   };
