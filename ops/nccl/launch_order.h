@@ -11,10 +11,10 @@
 // of the other line, and nothing on a device, so no wait lasts for ever. (Skeen's multicast.)
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <tuple>
 
 namespace horon::core {
 class Event;
@@ -27,7 +27,10 @@ namespace horon::ops {
 struct LaunchLine {
   uint32_t set = 0;
   enum class Of : uint8_t { Set, ReduceOnHost, GatherOnHost } of = Of::Set;
-  auto operator<=>(const LaunchLine&) const = default;
+  bool operator==(const LaunchLine&) const = default;
+  bool operator<(const LaunchLine& other) const {
+    return std::tie(set, of) < std::tie(other.set, other.of);
+  }
 };
 
 // Of one rank, for all its lines. A line has one collective at a time here. One thread at a time.
