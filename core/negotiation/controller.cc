@@ -251,11 +251,11 @@ void Controller::tick(Nanos now) {
     if (fatal_) return;
   }
   if (const std::optional<int> dead = liveness_.dead(now)) {
-    fail(Error(
-        ErrorCode::PeerDead,
-        concat("rank ", name_of(*dead), " has not answered for ", liveness_.dead_after() / kSecond,
-               " s: its process is frozen, dead or cut off (HORON_DEAD_AFTER_S sets this "
-               "time)")));
+    fail(Error(ErrorCode::PeerDead,
+               concat("rank ", name_of(*dead), " has not answered for ",
+                      static_cast<double>(liveness_.dead_after()) / kSecond,
+                      " s: its process is frozen, dead or cut off (HORON_DEAD_AFTER_S sets this "
+                      "time)")));
   }
 }
 
