@@ -284,6 +284,8 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
                     TIMEOUT 240)
 endforeach()
 torch_test_without_gpus(torch_session_test.hosts_2_2)
+horon_mpirun_test(torch_int8_gradients_test.mpi_2_1 torch_int8_gradients_test 2+1
+                  LAUNCHER ${horon_mpirun_hosts} TIMEOUT 240 ENVIRONMENT HORON_ALLREDUCE=mpi)
 # The same hosts with 16 bits between them. But for the first file, all that is reduced is short,
 # and so exact: what the reducers tell each other must not be rounded either.
 foreach(program torch_narrow_wire_test torch_plain_rounds_test torch_replica_check_test)

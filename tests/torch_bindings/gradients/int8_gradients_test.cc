@@ -25,6 +25,9 @@ constexpr double kFloatError = 1e-6;
 
 const core::Topology& topology() { return ops::runtime().topology(); }
 
+// MPI's own allreduce carries float32.
+bool rounds() { return topology().host_count() > 1 && ops::runtime().config().allreduce != "mpi"; }
+
 GradientReducerOptions in_int8() { return {.compression = Compression::Int8}; }
 
 // What rank `of` gives; each rank knows it of all. Blocks differ by orders of magnitude.
@@ -44,31 +47,47 @@ at::Tensor largest_of_block(const at::Tensor& values) {
   return std::get<0>(blocks.max(1)).repeat_interleave(ops::kInt8BlockElements).narrow(0, 0, count);
 }
 
-// The sum of each host is rounded to half a step, and with three hosts or more the result.
-void expect_mean(const at::Tensor& result, int64_t step) {
+// The mean over these ranks. The sum of each host is rounded to half a step, and with three hosts
+// or more the result. `travels`: in blocks, between hosts.
+void expect_mean_of(const std::vector<int>& ranks, const at::Tensor& result, int64_t step,
+                    bool travels) {
   const int64_t count = result.numel();
+  const auto contributors = static_cast<double>(ranks.size());
   std::vector<at::Tensor> hosts(static_cast<size_t>(topology().host_count()),
                                 at::zeros({count}, at::kDouble));
-  for (int r = 0; r < size(); ++r) {
+  for (const int r : ranks) {
     at::Tensor& host = hosts[static_cast<size_t>(topology().host_of[static_cast<size_t>(r)])];
     host = host + values_of(r, count, step).to(at::kDouble);
   }
   at::Tensor mean = at::zeros({count}, at::kDouble);
   at::Tensor bound = at::zeros({count}, at::kDouble);
   for (const at::Tensor& host : hosts) {
-    mean += host / size();
-    bound += largest_of_block(host) / (254.0 * size());
+    mean += host / contributors;
+    bound += largest_of_block(host) / (254.0 * contributors);
   }
   if (topology().host_count() > 2) bound += largest_of_block(mean + bound) / 254.0;
-  const bool travels = topology().host_count() > 1;
   const at::Tensor error = (result.detach().to(at::kDouble) - mean).abs();
   const at::Tensor allowed =
       (travels ? bound * 1.001 : bound * 0) + largest_of_block(mean) * kFloatError + kFloatError;
   EXPECT_TRUE((error <= allowed).all().item<bool>()) << (error - allowed).max();
   EXPECT_EQ((error > bound / 20).any().item<bool>(), travels) << "rounded, or not";
+}
+
+void expect_same_bits(const at::Tensor& result, const ProcessSet& set = {}) {
   const at::Tensor bits = result.detach().contiguous().view(at::kInt);
-  EXPECT_TRUE(
-      at::equal(allreduce(bits, {.op = ReduceOp::Min}), allreduce(bits, {.op = ReduceOp::Max})));
+  EXPECT_TRUE(at::equal(allreduce(bits, {.op = ReduceOp::Min, .process_set = set}),
+                        allreduce(bits, {.op = ReduceOp::Max, .process_set = set})));
+}
+
+std::vector<int> ranks_from(int first, int end) {
+  std::vector<int> ranks;
+  for (int r = first; r < end; ++r) ranks.push_back(r);
+  return ranks;
+}
+
+void expect_mean(const at::Tensor& result, int64_t step) {
+  expect_mean_of(ranks_from(0, size()), result, step, rounds());
+  expect_same_bits(result);
 }
 
 at::Tensor loss_for(const at::Tensor& w, int64_t step) {
@@ -188,7 +207,7 @@ TEST(Int8Gradients, WeightsScalesAndPassesAreThoseOfFloat32) {
   const at::Tensor exact = reduced(Compression::None);
   const at::Tensor off = (reduced(Compression::Int8) - exact).abs();
   EXPECT_LT(off.max().item<float>(), 0.03 * exact.abs().max().item<float>());
-  EXPECT_EQ(off.max().item<float>() > 1e-4, topology().host_count() > 1);
+  EXPECT_EQ(off.max().item<float>() > 1e-4, rounds());
 }
 
 TEST(Int8Gradients, OtherDtypesIgnoreIt) {
@@ -199,6 +218,30 @@ TEST(Int8Gradients, OtherDtypesIgnoreIt) {
   at::Tensor mean = at::zeros({kLong}, at::kDouble);
   for (int r = 0; r < size(); ++r) mean += values_of(r, kLong, 0).to(at::kDouble);
   EXPECT_TRUE(at::allclose(w.grad(), mean / size(), 1e-12, 1e-12));
+}
+
+// The first rank and the last one, which are on two hosts if there are any.
+TEST(Int8Gradients, AProcessSetRoundsWhatItsOwnHostsHave) {
+  const std::vector<int> ends = {0, size() - 1};
+  const ProcessSet set = add_process_set(ends);
+  for (int64_t step = 0; step < 3 && set.includes_me(); ++step) {
+    const at::Tensor mean =
+        allreduce(values_of(rank(), kLong, step),
+                  {.name = "ends", .process_set = set, .compression = Compression::Int8});
+    expect_mean_of(ends, mean, step, rounds());
+    expect_same_bits(mean, set);
+  }
+  remove_process_set(set);
+}
+
+// Its zeros need no rounding, and the average is that of the others.
+TEST(Int8Gradients, ARankThatHasJoinedAddsNothing) {
+  if (rank() < size() - 1) {
+    const at::Tensor mean =
+        allreduce(values_of(rank(), kLong, 0), {.name = "rest", .compression = Compression::Int8});
+    expect_mean_of(ranks_from(0, size() - 1), mean, 0, rounds());
+  }
+  EXPECT_GE(join(), 0);
 }
 
 TEST(Int8Gradients, OneRankThatDoesNotAskForItIsNamed) {
