@@ -213,6 +213,8 @@ std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
   if (with_lists) {
     const std::shared_ptr<PendingCollective> lists =
         call.start(CollectiveKind::Allgather, call.lists_name(), packed_lists);
+    // Both end before an error of one is told: whoever catches that finds both names free.
+    (void)sum->state().wait(std::nullopt);
     const at::Tensor all = result_of(*lists);
     unpack_lists(all, lists->received_rows().front(), totals);
   }

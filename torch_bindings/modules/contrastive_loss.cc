@@ -106,6 +106,19 @@ void require_same_options(const std::vector<Told>& all, const InfoNceOptions& op
                                           ". Every rank must give the same"));
 }
 
+at::Tensor gather_rows(const at::Tensor& own, const Handle& told, const InfoNceOptions& options) {
+  try {
+    return autograd::allgather(own, {.name = options.name, .process_set = options.process_set});
+  } catch (...) {
+    // Whoever catches this may call again, and then the name of the other call must be free.
+    try {
+      (void)told.wait();
+    } catch (const Error&) {  // the same cause, told below
+    }
+    throw;
+  }
+}
+
 // The sum over the rows of cross-entropies against the rows of all ranks.
 at::Tensor cross_entropies(const at::Tensor& rows, const at::Tensor& of_all,
                            const at::Tensor& targets, const InfoNceOptions& options) {
@@ -133,7 +146,7 @@ at::Tensor info_nce(const at::Tensor& queries, const at::Tensor& keys,
   const Handle told = allgather_async(told_tensor(samples, options),
                                       {.name = rows_name(options), .process_set = set});
   const at::Tensor own = options.symmetric ? at::cat({own_keys, own_queries}, 1) : own_keys;
-  const at::Tensor all = autograd::allgather(own, {.name = options.name, .process_set = set});
+  const at::Tensor all = gather_rows(own, told, options);
   const std::vector<Told> ranks = told_by_all(told.wait());
   if (static_cast<int>(ranks.size()) != set.size()) {
     torch_detail::refuse_call(options.name, set,

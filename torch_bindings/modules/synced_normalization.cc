@@ -131,8 +131,10 @@ at::Tensor sum_over_ranks(const at::Tensor& sums, const NormalizationCall& call)
   if (!sums.is_cpu()) {
     const Handle all_numbers = begin(numbers, concat(name, ".call"));
     const Handle all_sums = begin(sums, name);
-    check_same_call(wait_for_all(all_numbers, call), call);
-    return wait_for_all(all_sums, call);
+    const at::Tensor calls = wait_for_all(all_numbers, call);
+    const at::Tensor all = wait_for_all(all_sums, call);
+    check_same_call(calls, call);  // last: whoever catches its error finds both names free
+    return all;
   }
   const at::Tensor all = wait_for_all(begin(at::cat({sums, numbers}), name), call);
   check_same_call(all.narrow(0, sums.numel(), numbers.numel()), call);

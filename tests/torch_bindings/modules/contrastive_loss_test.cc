@@ -2,9 +2,11 @@
 #include "horon/torch_bindings/modules/contrastive_loss.h"
 
 #include <chrono>
+#include <thread>
 
 #include <ATen/core/grad_mode.h>
 
+#include "horon/ops/session/running_job.h"
 #include "horon/tests/torch_bindings/modules/modules_support.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 
@@ -126,6 +128,21 @@ TEST_F(InfoNce, ARefusalOfOneRankLeavesNothingOpen) {
   barrier();
   // Other ranks would still wait for those of the call before.
   const Handle again = allgather_async(at::ones({1}), {.name = "pairs.rows"});
+  EXPECT_EQ(again.wait(std::chrono::seconds(60)).size(0), size());
+}
+
+// An error may come while the call's second collective is still under way.
+TEST_F(InfoNce, NamesAreFreeAfterAnError) {
+  if (size() == 1) GTEST_SKIP() << "needs another rank";
+  if (rank() == size() - 1) {
+    ops::runtime().refuse("slow", "refused", 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    ops::runtime().refuse("slow.rows", "refused", 0);
+  } else {
+    const at::Tensor x = at::ones({2, 3});
+    EXPECT_THAT(error_of([&] { info_nce(x, x, {.name = "slow"}); }), HasSubstr("refused"));
+  }
+  const Handle again = allgather_async(at::ones({1}), {.name = "slow.rows"});
   EXPECT_EQ(again.wait(std::chrono::seconds(60)).size(0), size());
 }
 
