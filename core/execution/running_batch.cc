@@ -13,6 +13,7 @@
 #include "horon/core/negotiation/told_extents.h"
 
 namespace horon::core {
+
 RunningBatch::RunningBatch(BatchWork work, BatchContext& context)
     : work_(std::move(work)),
       context_(context),
@@ -247,8 +248,8 @@ int64_t RunningBatch::count_of_all() const {
 }
 
 bool RunningBatch::take_scratch(const Predecessors& earlier) {
-  ScratchPool& pool = *context_.scratch;
   if (!scratch_bytes_) return true;
+  ScratchPool& pool = *context_.scratch;
   if (!earlier.may_take_scratch()) return false;
   if (!earlier.none() && !pool.has_room(spec_.device, *scratch_bytes_)) return false;
   scratch_ = pool.take(spec_.device, *scratch_bytes_);

@@ -60,8 +60,8 @@ class CudaApi {
   virtual void free_pinned(std::byte* memory) noexcept = 0;
 
   virtual void launch(const MoveLaunch& launch, CudaStream stream) = 0;
-  // One stretch between memory of the device and pinned memory, by an engine of the device: a
-  // kernel would take its processors for as long as the bus takes.
+  // One stretch between memory of the device and of the host, by an engine of the device: a kernel
+  // would take its processors for as long as the bus takes.
   virtual void copy(std::byte* to, const std::byte* from, size_t bytes, CudaStream stream) = 0;
 
   // How the calling thread goes with graph captures of other threads, as a cudaStreamCaptureMode:

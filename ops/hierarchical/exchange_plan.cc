@@ -15,8 +15,6 @@ constexpr int64_t kBytesOfHostsMax = 1 << 20;
 constexpr int64_t kBytesOfRanksMax = 2 << 20;
 // What a host has under way: more than a cable of 10 Gbit/s and 1 ms holds.
 constexpr int64_t kHostBytesAtOnce = 2 << 20;
-// Several lanes do not pay for less.
-constexpr int64_t kLaneBytesMin = 16 << 10;
 // Elements: parts begin at cache lines, and where a message may begin.
 constexpr int64_t kPartAlignment = WireType::kAlignment;
 

@@ -62,6 +62,9 @@ struct ExchangePlan {
 // busy both ways then carries little more than half.
 inline constexpr int64_t kMessageBytes = 56 << 10;
 
+// Several lanes do not pay for less.
+inline constexpr int64_t kLaneBytesMin = 16 << 10;
+
 // The longest message in elements, if a chunk is cut in so many parts, each one message, and so
 // many messages are added in one go (1: they are only passed on). What is done to a chunk in one go
 // must not hold up the loop. `dtype`: of the batch.

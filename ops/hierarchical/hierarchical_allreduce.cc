@@ -2,17 +2,12 @@
 
 #include <utility>
 
+#include "horon/core/execution/finished_flight.h"
 #include "horon/ops/hierarchical/chunk_exchange.h"
 #include "horon/ops/host/host_refusal.h"
 
 namespace horon::ops {
 namespace {
-
-// An allreduce without elements. All ranks know that, so none waits.
-class EmptyAllreduce final : public core::InFlight {
- public:
-  core::Progress step() override { return core::Progress::Done; }
-};
 
 // A short entry would be rounded together with the others of its batch.
 WireType wire_type_for(const core::Batch& batch, WireType allowed) {
@@ -67,7 +62,7 @@ std::string HierarchicalAllreduce::refusal(const core::BatchFacts& facts) const 
 }
 
 std::unique_ptr<core::InFlight> HierarchicalAllreduce::start(core::Batch batch) {
-  if (batch.count == 0) return std::make_unique<EmptyAllreduce>();
+  if (batch.count == 0) return std::make_unique<core::FinishedFlight>();
   const uint64_t number = common_.window.take_number();
   auto chunks = std::make_unique<ChunksOfAllreduce>(common_, batch, number);
   return std::make_unique<ChunkedRun>(common_, number, std::move(batch), std::move(chunks));

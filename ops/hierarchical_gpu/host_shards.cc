@@ -1,27 +1,17 @@
 #include "horon/ops/hierarchical_gpu/host_shards.h"
 
-#include "horon/ops/hierarchical/wire_type.h"
-
 namespace horon::ops {
-namespace {
-
-// As the chunks of lanes in host memory (exchange_plan.cc).
-constexpr int64_t kShardBytesMin = 16 << 10;
-
-}  // namespace
-
-static_assert(HostShards::kAlignment == WireType::kAlignment);
 
 HostShards::HostShards(int64_t count, DataType dtype, int lanes) : count_(count), lanes_(lanes) {
   const int64_t each = count / lanes / kAlignment * kAlignment;
-  if (each * static_cast<int64_t>(size_of(dtype)) >= kShardBytesMin) each_ = each;
+  if (each * static_cast<int64_t>(size_of(dtype)) >= kLaneBytesMin) each_ = each;
 }
 
 int64_t HostShards::batch_elements(DataType dtype, int lanes) {
   return kBytes / static_cast<int64_t>(size_of(dtype)) / kAlignment * kAlignment * lanes;
 }
 
-int64_t HostShards::bytes_max(int lanes) { return kBytes + lanes * kShardBytesMin; }
+int64_t HostShards::bytes_max(int lanes) { return kBytes + lanes * kLaneBytesMin; }
 
 HostShards::Stretch HostShards::of(int lane) const {
   if (lane >= lanes_) return {count_, 0};

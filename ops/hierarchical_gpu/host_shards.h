@@ -8,6 +8,8 @@
 
 #include "horon/core/base/dtype.h"
 #include "horon/core/base/entry_spec.h"
+#include "horon/ops/hierarchical/exchange_plan.h"
+#include "horon/ops/hierarchical/wire_type.h"
 #include "horon/ops/nccl/nccl_api.h"
 
 namespace horon::ops {
@@ -15,12 +17,8 @@ namespace horon::ops {
 // Pure facts, the same on all ranks: as many lanes as the host with the fewest members has.
 class HostShards {
  public:
-  struct Stretch {
-    int64_t begin = 0;  // elements of the batch
-    int64_t count = 0;
-  };
+  using Stretch = ExchangePlan::Stretch;
 
-  HostShards() = default;
   // Short batches are the last lane's alone: messages that carry little cost no less.
   HostShards(int64_t count, DataType dtype, int lanes);
 
@@ -32,8 +30,8 @@ class HostShards {
   int64_t rest() const { return count_ - each_ * lanes_; }
   int lanes() const { return lanes_; }
 
-  // Elements: shards begin where a message between hosts may (WireType::kAlignment).
-  static constexpr int64_t kAlignment = 64;
+  // Elements: shards begin where a message between hosts may.
+  static constexpr int64_t kAlignment = WireType::kAlignment;
   // A shard is as long if the batch has enough; it may be longer by what short ones are.
   static constexpr int64_t kBytes = 4 << 20;
   // Of the longest batch whose shards have at most bytes_max().
@@ -41,9 +39,9 @@ class HostShards {
   static int64_t bytes_max(int lanes);
 
  private:
-  int64_t count_ = 0;
+  int64_t count_;
   int64_t each_ = 0;
-  int lanes_ = 1;
+  int lanes_;
 };
 
 // The calls of one member of a host, between begin_group() and end_group(). Both buffers have the

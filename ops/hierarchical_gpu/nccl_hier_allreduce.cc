@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "horon/core/base/round_up.h"
-#include "horon/core/base/text.h"
+#include "horon/core/execution/finished_flight.h"
 #include "horon/ops/hierarchical/lane_messages.h"
 #include "horon/ops/nccl/nccl_reduction.h"
 
@@ -31,11 +31,6 @@ BetweenHosts of_lane(const BetweenHosts& all, const HostsLayout& layout) {
 size_t turns_bytes(int local_size) {
   return core::whole_cache_lines(SharedMemoryAllreduce::area_bytes(local_size));
 }
-
-class Nothing final : public core::InFlight {
- public:
-  Progress step() override { return Progress::Done; }
-};
 
 }  // namespace
 
@@ -155,15 +150,11 @@ void NcclHierAllreduce::connect_host(const std::shared_ptr<JobGpu>& gpu,
 }
 
 std::string NcclHierAllreduce::refusal(const core::BatchFacts& facts) const {
-  if (facts.kind != CollectiveKind::Allreduce) return "it does allreduce only";
-  if (facts.device != DeviceKind::Cuda) {
-    return core::concat("it can't reach ", to_string(facts.device), " memory");
-  }
-  return why_nccl_cannot_reduce(facts.dtype, facts.reduce_op);
+  return nccl_refusal(facts, CollectiveKind::Allreduce);
 }
 
 std::unique_ptr<core::InFlight> NcclHierAllreduce::start(core::Batch batch) {
-  if (batch.count == 0) return std::make_unique<Nothing>();
+  if (batch.count == 0) return std::make_unique<core::FinishedFlight>();
   return std::make_unique<Flight>(*this, std::move(batch));
 }
 

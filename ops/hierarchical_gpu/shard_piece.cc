@@ -109,7 +109,8 @@ Progress ShardPiece::exchange() {
 void ShardPiece::reduce() {
   const double factor = scales_before() ? batch_.prescale * reduction_.part : 1.0;
   if (factor != 1.0) {
-    tools_.sums.launch(scale_all(batch_.dtype, factor, input_, batch_.output, batch_.count));
+    tools_.sums.launch(one_move(MoveLaunch::scale(batch_.dtype, batch_.dtype, factor), input_,
+                                batch_.output, batch_.count));
     input_ = batch_.output;
   }
   if (alone()) return;

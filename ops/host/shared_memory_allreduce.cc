@@ -3,20 +3,11 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/execution/finished_flight.h"
 #include "horon/ops/choice/algorithm.h"
 #include "horon/ops/host/host_refusal.h"
 
 namespace horon::ops {
-namespace {
-
-// An allreduce without elements. All ranks know that, so none waits.
-class Nothing final : public core::InFlight {
- public:
-  core::Progress step() override { return core::Progress::Done; }
-};
-
-}  // namespace
-
 SharedMemoryAllreduce::SharedMemoryAllreduce(core::LocalGroup& group, std::byte* area,
                                              const MachineConstants& constants)
     : constants_(constants),
@@ -33,7 +24,7 @@ std::string SharedMemoryAllreduce::refusal(const core::BatchFacts& facts) const 
 }
 
 std::unique_ptr<core::InFlight> SharedMemoryAllreduce::start(core::Batch batch) {
-  if (batch.count == 0) return std::make_unique<Nothing>();
+  if (batch.count == 0) return std::make_unique<core::FinishedFlight>();
   Situation situation;
   situation.ranks_of_host = ranks_;
   situation.bytes = batch.count * static_cast<int64_t>(size_of(batch.dtype));

@@ -156,7 +156,7 @@ bool JobGpu::is_open() {
   {
     const std::lock_guard lock(mutex_);
     if (cuda_ != nullptr) {
-      if (seated_ == std::this_thread::get_id()) stay_out_of_captures();
+      stay_out_of_captures();
       return true;
     }
   }
@@ -171,7 +171,7 @@ std::shared_ptr<CudaApi> JobGpu::cuda() {
   {
     const std::lock_guard lock(mutex_);
     if (cuda_ != nullptr) {  // another thread may have opened it
-      if (seated_ == std::this_thread::get_id()) stay_out_of_captures();
+      stay_out_of_captures();
       return cuda_;
     }
   }
@@ -180,7 +180,7 @@ std::shared_ptr<CudaApi> JobGpu::cuda() {
   if (opened == nullptr) opened = libraries_->open_cuda(device_);
   const std::lock_guard lock(mutex_);
   cuda_ = opened;
-  if (seated_ == std::this_thread::get_id()) stay_out_of_captures();
+  stay_out_of_captures();
   return opened;
 }
 
@@ -192,7 +192,7 @@ std::shared_ptr<NcclApi> JobGpu::nccl() {
 }
 
 void JobGpu::stay_out_of_captures() noexcept {
-  if (capture_mode_before_ || cuda_ == nullptr) return;
+  if (seated_ != std::this_thread::get_id() || capture_mode_before_ || cuda_ == nullptr) return;
   capture_mode_before_ = cuda_->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
 }
 

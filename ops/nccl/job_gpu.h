@@ -88,7 +88,7 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
   bool reduces_in_halves_ = false;
   std::string unavailable_;
   std::string nccl_unavailable_;
-  void stay_out_of_captures() noexcept;
+  void stay_out_of_captures() noexcept;  // if this thread is the seated one; under mutex_
 
   std::unique_ptr<BackgroundCall<std::shared_ptr<CudaApi>>> background_;  // of is_open()
   std::mutex opening_;  // held while a library or the device is opened, which takes long

@@ -1,5 +1,7 @@
 #include "horon/ops/nccl/launch_turn.h"
 
+#include "horon/ops/nccl/host_maximum.h"
+
 namespace horon::ops {
 
 bool LaunchTurn::may_enter() {
@@ -23,13 +25,7 @@ bool LaunchTurn::may_enter() {
 
 void LaunchTurn::begin_maximum(int64_t mine) {
   number_ = mine;
-  core::Batch batch;
-  batch.dtype = DataType::Int64;
-  batch.reduce_op = ReduceOp::Max;
-  batch.count = 1;
-  batch.output = reinterpret_cast<std::byte*>(&number_);
-  batch.input = batch.output;
-  flight_ = allreduce_.start(std::move(batch));
+  flight_ = start_host_maximum(allreduce_, DataType::Int64, &number_, 1);
 }
 
 bool LaunchTurn::has_maximum() {

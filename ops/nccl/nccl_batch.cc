@@ -34,14 +34,13 @@ void NcclBatch::plan_scales() {
   const DataType dtype = batch_.dtype;
   if (!is_floating(dtype)) {
     if (batch_.divisor == 1 || count == 0) return;
-    after_ = MoveLaunch::divide(dtype, batch_.divisor);
-    const bool added = after_->add(output, output, count);
-    HORON_CHECK(added, "an empty launch takes any memory that a device can have");
+    after_ = one_move(MoveLaunch::divide(dtype, batch_.divisor), output, output, count);
     return;
   }
   scale_input(batch_.prescale * reduction_.part);
   const double behind = batch_.postscale / (reduction_.part * static_cast<double>(batch_.divisor));
-  if (behind != 1.0 && count > 0) after_ = scale_all(dtype, behind, output, output, count);
+  if (behind != 1.0 && count > 0)
+    after_ = one_move(MoveLaunch::scale(dtype, dtype, behind), output, output, count);
 }
 
 void NcclBatch::scale_input(double factor) {
@@ -53,7 +52,8 @@ void NcclBatch::scale_input(double factor) {
     scratch_ = queue_->allocate(static_cast<size_t>(count) * size_of(batch_.dtype));
     to = scratch_.get();
   }
-  before_ = scale_all(batch_.dtype, factor, batch_.input, to, count);
+  before_ =
+      one_move(MoveLaunch::scale(batch_.dtype, batch_.dtype, factor), batch_.input, to, count);
   batch_.input = to;
 }
 

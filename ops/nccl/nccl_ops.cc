@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "horon/core/base/text.h"
+#include "horon/core/execution/finished_flight.h"
 #include "horon/ops/nccl/nccl_batch.h"
+#include "horon/ops/nccl/nccl_reduction.h"
 
 namespace horon::ops {
 namespace {
@@ -50,11 +52,7 @@ class NcclOp final : public core::CollectiveOp {
 
   std::string_view name() const override { return name_; }
   std::string refusal(const core::BatchFacts& facts) const override {
-    if (facts.kind != kind_) return core::concat("it does ", to_string(kind_), " only");
-    if (facts.device != DeviceKind::Cuda) {
-      return core::concat("it can't reach ", to_string(facts.device), " memory");
-    }
-    return core::reduces(kind_) ? why_nccl_cannot_reduce(facts.dtype, facts.reduce_op) : "";
+    return nccl_refusal(facts, kind_);
   }
   bool enqueues() const override { return true; }
   bool wants_ready_tensors() const override { return wants_ready_tensors_; }
@@ -86,14 +84,10 @@ class OrderMark final : public core::CollectiveOp {
   // Behind the collectives that enqueue: all earlier ones are in the stream.
   std::unique_ptr<core::InFlight> start(core::Batch /*batch*/) override {
     line_->keep_order();
-    return std::make_unique<Nothing>();
+    return std::make_unique<core::FinishedFlight>();
   }
 
  private:
-  class Nothing final : public core::InFlight {
-   public:
-    Progress step() override { return Progress::Done; }
-  };
   const std::shared_ptr<NcclLine> line_;
 };
 

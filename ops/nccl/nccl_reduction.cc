@@ -14,6 +14,15 @@ double exact_part_of(int64_t divisor) {
   return part;
 }
 
+std::string refusal_of_reduction(DataType dtype, ReduceOp op) {
+  const std::string_view undefined = why_no_reduction(dtype, op);
+  if (!undefined.empty()) return std::string(undefined);
+  if (dtype == DataType::Int16) return "NCCL has no int16";
+  if (is_bitwise(op)) return core::concat("NCCL has no ", to_string(op));
+  if (op != ReduceOp::Average || is_floating(dtype) || dtype == DataType::Int64) return "";
+  return core::concat("NCCL sums ", to_string(dtype), " in that type, which may wrap around");
+}
+
 }  // namespace
 
 NcclReduction nccl_reduction(const core::Batch& batch) {
@@ -29,18 +38,15 @@ NcclReduction nccl_reduction(const core::Batch& batch) {
   return reduction;
 }
 
-std::string why_nccl_cannot_reduce(DataType dtype, ReduceOp op) {
-  const std::string_view undefined = why_no_reduction(dtype, op);
-  if (!undefined.empty()) return std::string(undefined);
-  if (dtype == DataType::Int16) return "NCCL has no int16";
-  if (is_bitwise(op)) return core::concat("NCCL has no ", to_string(op));
-  if (op != ReduceOp::Average || is_floating(dtype) || dtype == DataType::Int64) return "";
-  return core::concat("NCCL sums ", to_string(dtype), " in that type, which may wrap around");
+std::string nccl_refusal(const core::BatchFacts& facts, CollectiveKind kind) {
+  if (facts.kind != kind) return core::concat("it does ", to_string(kind), " only");
+  if (facts.device != DeviceKind::Cuda) {
+    return core::concat("it can't reach ", to_string(facts.device), " memory");
+  }
+  return core::reduces(kind) ? refusal_of_reduction(facts.dtype, facts.reduce_op) : "";
 }
 
-MoveLaunch scale_all(DataType dtype, double factor, const std::byte* from, std::byte* to,
-                     int64_t count) {
-  MoveLaunch launch = MoveLaunch::scale(dtype, dtype, factor);
+MoveLaunch one_move(MoveLaunch launch, const std::byte* from, std::byte* to, int64_t count) {
   const bool added = launch.add(from, to, count);
   HORON_CHECK(added, "an empty launch takes any memory that a device can have");
   return launch;

@@ -19,11 +19,10 @@ struct NcclReduction {
 };
 NcclReduction nccl_reduction(const core::Batch& batch);
 
-// Empty if NCCL can make it. Of reductions on any memory.
-std::string why_nccl_cannot_reduce(DataType dtype, ReduceOp op);
+// Of an op that does this kind by NCCL; as CollectiveOp::refusal().
+std::string nccl_refusal(const core::BatchFacts& facts, CollectiveKind kind);
 
-// Multiplies `count` > 0 elements of a floating type; `from` may be `to`.
-MoveLaunch scale_all(DataType dtype, double factor, const std::byte* from, std::byte* to,
-                     int64_t count);
+// `launch` with this one stretch; `from` may be `to`.
+MoveLaunch one_move(MoveLaunch launch, const std::byte* from, std::byte* to, int64_t count);
 
 }  // namespace horon::ops

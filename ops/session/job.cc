@@ -293,6 +293,13 @@ core::WaitPolicy Job::wait_policy() const {
   return policy;
 }
 
+std::string_view Job::path_between_gpus() const {
+  if (!gpu_->available()) return "";
+  if (!gpu_->uses_nccl()) return ", GPUs through the host";
+  return reduces_in_hierarchy(*world_, config_) ? ", GPUs by NCCL within hosts and MPI between them"
+                                                : ", NCCL between GPUs";
+}
+
 std::string Job::introduction() const {
   const core::Topology& topology = bootstrap_->topology();
   const int hosts = topology.host_count();
@@ -302,12 +309,7 @@ std::string Job::introduction() const {
       : world_->all_share_memory() ? "shared memory and MPI"
                                    : "MPI (another host has no shared memory)";
   return concat("Horon ", version(), ": ", topology.size, topology.size == 1 ? " rank" : " ranks",
-                " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared,
-                !gpu_->available()  ? ""
-                : gpu_->uses_nccl() ? reduces_in_hierarchy(*world_, config_)
-                                          ? ", GPUs by NCCL within hosts and MPI between them"
-                                          : ", NCCL between GPUs"
-                                    : ", GPUs through the host",
+                " on ", hosts, hosts == 1 ? " host" : " hosts", ", ", shared, path_between_gpus(),
                 topology.size > 1 ? ""
                                   : ". No launcher (mpirun, srun) started this job, or with one "
                                     "process only");

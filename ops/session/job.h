@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "horon/core/base/config.h"
@@ -74,6 +75,7 @@ class Job {
   void start_runtime();
   void give_back(bool in_use);
   core::WaitPolicy wait_policy() const;
+  std::string_view path_between_gpus() const;  // as introduction() tells it
   std::string introduction() const;
 
   std::unique_ptr<core::MpiLibrary> library_;

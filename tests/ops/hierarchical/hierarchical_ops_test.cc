@@ -1,68 +1,29 @@
-// The allreduce over several hosts on MPI. The launcher says which ranks take each other for ranks
-// of one host.
-#include <cstdlib>
-
+// The collectives over several hosts on MPI.
 #include <gtest/gtest.h>
 
-#include "horon/core/base/round_up.h"
 #include "horon/ops/hierarchical/hierarchical_allreduce.h"
 #include "horon/ops/hierarchical/hosts_exchange.h"
 #include "horon/ops/hierarchical/message_exchange.h"
-#include "horon/ops/host/host_memory.h"
 #include "horon/ops/mpi/mpi_ops.h"
 #include "horon/tests/ops/contract_case.h"
+#include "horon/tests/ops/hierarchical/hosts_fixture.h"
 #include "horon/tests/ops/hierarchical/narrow_wire_contract.h"
-#include "horon/tests/ops/mpi_world.h"
 
 namespace horon::ops {
 namespace {
 
-std::string host_id() {
-  const char* const id = std::getenv("HORON_HOST_ID");
-  return id == nullptr ? "" : id;
-}
-
-class HierarchicalOps : public testing::Test {
+class HierarchicalOps : public HostsFixture {
  protected:
   void SetUp() override {
-    MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
-    const core::Topology& topology = bootstrap_.topology();
-    const size_t each = core::whole_cache_lines(ChunkedRun::area_bytes(topology));
-    group_ = core::LocalGroup::create(bootstrap_, kAreas * each + 64);
-    ASSERT_TRUE(group_->available()) << group_->unavailable_reason();
-    std::vector<std::unique_ptr<core::MemoryDomain>> domains;
-    domains.push_back(std::make_unique<HostMemory>(group_.get()));
-    scratch_ = std::make_shared<core::ScratchPool>(std::move(domains));
-    world_.doorbell = &group_->doorbell(topology.local_rank);
+    ASSERT_NO_FATAL_FAILURE(share_memory(4, ChunkedRun::area_bytes(topology())));
     world_.allocate = [this](size_t bytes) { return group_->allocate(bytes); };
     op_ = std::make_unique<HierarchicalAllreduce>(parts(0));
     exchange_ = std::make_shared<HostsExchange>(parts(1));
   }
-  // For the op that has this part of the shared memory.
-  BetweenHosts parts(size_t area, WireType wire_type = DataType::Float32) {
-    const core::Topology& topology = bootstrap_.topology();
-    BetweenHosts parts;
-    parts.topology = topology;
-    parts.messages = make_mpi_messages(&communicator_);
-    parts.scratch = scratch_;
-    parts.group = group_.get();
-    parts.area = group_->area() + area * core::whole_cache_lines(ChunkedRun::area_bytes(topology));
-    parts.wire_type = wire_type;
-    return parts;
-  }
-  // Nobody unmaps what another still uses.
-  void TearDown() override {
-    world_.gather(0);
-    MPI_Comm_free(&communicator_);
+  BetweenHosts parts(size_t area, WireType wire_type = {}) {
+    return between_hosts(area, make_mpi_messages(&communicator_), wire_type);
   }
 
-  static constexpr size_t kAreas = 4;
-  World world_ = mpi_world();
-  core::MpiLibrary library_;
-  core::MpiBootstrap bootstrap_{library_, nullptr, host_id()};
-  MPI_Comm communicator_ = MPI_COMM_NULL;
-  std::unique_ptr<core::LocalGroup> group_;
-  std::shared_ptr<core::ScratchPool> scratch_;
   std::unique_ptr<HierarchicalAllreduce> op_;
   std::shared_ptr<HostsExchange> exchange_;
 };
@@ -102,8 +63,8 @@ TEST_F(HierarchicalOps, BlocksInChunks) {
 }
 
 TEST_F(HierarchicalOps, SumsTravelIn16BitsOrBlocksOfInt8) {
-  const std::vector<int>& hosts = bootstrap_.topology().host_of;
-  if (bootstrap_.topology().one_host()) GTEST_SKIP() << "nothing travels";
+  const std::vector<int>& hosts = topology().host_of;
+  if (topology().one_host()) GTEST_SKIP() << "nothing travels";
   HierarchicalAllreduce allreduce(parts(2, DataType::BFloat16));
   check_narrow_wire(world_, allreduce, CollectiveKind::Allreduce, hosts, DataType::BFloat16);
   check_narrow_wire(world_, allreduce, CollectiveKind::Allreduce, hosts, WireType::int8_blocks());

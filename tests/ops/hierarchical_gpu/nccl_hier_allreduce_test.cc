@@ -1,42 +1,25 @@
-// Allreduce of GPUs on several hosts, with the NCCL and the CUDA of the host. The launcher says
-// which ranks take each other for ranks of one host.
+// Allreduce of GPUs on several hosts, with the NCCL and the CUDA of the host.
 #include "horon/ops/hierarchical_gpu/nccl_hier_allreduce.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <numeric>
 #include <string>
 
 #include <gmock/gmock.h>
 
 #include "horon/core/base/rank_names.h"
-#include "horon/core/base/round_up.h"
 #include "horon/ops/hierarchical_gpu/host_shards.h"
-#include "horon/ops/host/host_memory.h"
 #include "horon/ops/mpi/mpi_ops.h"
+#include "horon/tests/ops/hierarchical/hosts_fixture.h"
 #include "horon/tests/ops/hierarchical/narrow_wire_contract.h"
-#include "horon/tests/ops/mpi_world.h"
 #include "horon/tests/support/host_gpu/host_nccl.h"
 
 namespace horon::ops {
 namespace {
 
-std::string host_id() {
-  const char* const id = std::getenv("HORON_HOST_ID");
-  return id == nullptr ? "" : id;
-}
-
-class NcclHier : public testing::Test {
+class NcclHier : public HostsFixture {
  protected:
   void SetUp() override {
-    MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
-    const core::Topology& topology = bootstrap_.topology();
-    group_ = core::LocalGroup::create(bootstrap_, kOps * area_bytes() + 64);
-    ASSERT_TRUE(group_->available()) << group_->unavailable_reason();
-    std::vector<std::unique_ptr<core::MemoryDomain>> domains;
-    domains.push_back(std::make_unique<HostMemory>(group_.get()));
-    scratch_ = std::make_shared<core::ScratchPool>(std::move(domains));
-    world_.doorbell = &group_->doorbell(topology.local_rank);
+    ASSERT_NO_FATAL_FAILURE(share_memory(2, NcclHierAllreduce::area_bytes(topology())));
     world_.refuses = [this](DataType dtype, ReduceOp reduce_op) {
       core::BatchFacts facts;
       facts.device = DeviceKind::Cuda;
@@ -53,34 +36,17 @@ class NcclHier : public testing::Test {
     nccl_ = std::make_shared<test::HostNccl>(cuda_, busy);
     op_ = make_op(0);
   }
-  size_t area_bytes() const {
-    return core::whole_cache_lines(NcclHierAllreduce::area_bytes(bootstrap_.topology()));
-  }
   std::unique_ptr<NcclHierAllreduce> make_op(uint32_t number, WireType wire_type = {}) {
-    BetweenHosts parts;
-    parts.topology = bootstrap_.topology();
-    parts.messages = make_mpi_messages_beside(&communicator_);
-    parts.scratch = scratch_;
-    parts.group = group_.get();
-    parts.area = group_->area() + number * area_bytes();
-    parts.wire_type = wire_type;
-    return std::make_unique<NcclHierAllreduce>(std::make_shared<JobGpu>(cuda_, nccl_), parts,
-                                               number, "the ranks of this host");
+    return std::make_unique<NcclHierAllreduce>(
+        std::make_shared<JobGpu>(cuda_, nccl_),
+        between_hosts(number, make_mpi_messages_beside(&communicator_), wire_type), number,
+        "the ranks of this host");
   }
-  // Nobody unmaps what another still uses.
   void TearDown() override {
     op_.reset();
-    world_.gather(0);
-    MPI_Comm_free(&communicator_);
+    HostsFixture::TearDown();
   }
 
-  static constexpr size_t kOps = 2;
-  World world_ = mpi_world();
-  core::MpiLibrary library_;
-  core::MpiBootstrap bootstrap_{library_, nullptr, host_id()};
-  MPI_Comm communicator_ = MPI_COMM_NULL;
-  std::unique_ptr<core::LocalGroup> group_;
-  std::shared_ptr<core::ScratchPool> scratch_;
   std::shared_ptr<test::HostCuda> cuda_;
   std::shared_ptr<test::HostNccl> nccl_;
   std::unique_ptr<NcclHierAllreduce> op_;
@@ -102,8 +68,8 @@ TEST_F(NcclHier, ManyInFlight) { check_many_in_flight(world_, *op_, 4); }
 
 // What NCCL alone can't: sums travel in fewer bytes.
 TEST_F(NcclHier, SumsTravelIn16BitsOrBlocksOfInt8) {
-  const std::vector<int>& hosts = bootstrap_.topology().host_of;
-  if (bootstrap_.topology().one_host()) GTEST_SKIP() << "nothing travels";
+  const std::vector<int>& hosts = topology().host_of;
+  if (topology().one_host()) GTEST_SKIP() << "nothing travels";
   const auto allreduce = make_op(1, DataType::BFloat16);
   check_narrow_wire(world_, *allreduce, CollectiveKind::Allreduce, hosts, DataType::BFloat16);
   check_narrow_wire(world_, *allreduce, CollectiveKind::Allreduce, hosts, WireType::int8_blocks());

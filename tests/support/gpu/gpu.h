@@ -19,8 +19,6 @@ class Gpu {
   virtual std::shared_ptr<ops::NcclApi> open_nccl() = 0;
   // Memory that the device and the host reach at the same address.
   virtual std::shared_ptr<std::byte> common_memory(size_t bytes) = 0;
-  // Enqueues a copy between any kinds of memory. That of the host must live until it has happened.
-  virtual void copy(std::byte* to, const std::byte* from, size_t bytes, ops::CudaStream stream) = 0;
 };
 
 enum class Needs { Cuda, CudaAndNccl };

@@ -42,12 +42,13 @@ class Flight final : public core::InFlight {
     core::Batch on_device = batch;
     output_ = place(output_memory_, bytes_.output, batch.output);
     on_device.output = output_;
-    gpu_.copy(output_ - kMargin, host_.output - kMargin, bytes_.output + 2 * kMargin, stream_);
+    gpu_.cuda()->copy(output_ - kMargin, host_.output - kMargin, bytes_.output + 2 * kMargin,
+                      stream_);
     if (in_place_) {
       input_ = output_ + (batch.input - batch.output);
     } else {
       input_ = place(input_memory_, bytes_.input, batch.input);
-      if (bytes_.input > 0) gpu_.copy(input_, host_.input, bytes_.input, stream_);
+      if (bytes_.input > 0) gpu_.cuda()->copy(input_, host_.input, bytes_.input, stream_);
     }
     on_device.input = input_;
     inner_ = op.start(on_device);
@@ -74,9 +75,10 @@ class Flight final : public core::InFlight {
   }
 
   void copy_back() {
-    gpu_.copy(host_.output - kMargin, output_ - kMargin, bytes_.output + 2 * kMargin, stream_);
+    gpu_.cuda()->copy(host_.output - kMargin, output_ - kMargin, bytes_.output + 2 * kMargin,
+                      stream_);
     if (in_place_ || bytes_.input == 0) return;
-    gpu_.copy(const_cast<std::byte*>(host_.input), input_, bytes_.input, stream_);
+    gpu_.cuda()->copy(const_cast<std::byte*>(host_.input), input_, bytes_.input, stream_);
   }
 
   Gpu& gpu_;

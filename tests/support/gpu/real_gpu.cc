@@ -26,11 +26,6 @@ class RealGpu final : public Gpu {
     check("cudaHostAlloc", cudaHostAlloc(&memory, bytes, cudaHostAllocMapped));
     return {static_cast<std::byte*>(memory), [](std::byte* old) { (void)cudaFreeHost(old); }};
   }
-  void copy(std::byte* to, const std::byte* from, size_t bytes, ops::CudaStream stream) override {
-    cuda_->use();
-    check("cudaMemcpyAsync",
-          cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
-  }
 
  private:
   const std::shared_ptr<ops::CudaApi> cuda_;

@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "horon/tests/support/gpu/gpu.h"
 #include "horon/tests/support/host_gpu/host_cuda.h"
 #include "horon/tests/support/host_gpu/host_nccl.h"
@@ -18,12 +16,6 @@ class ThreadGpu final : public Gpu {
   }
   std::shared_ptr<std::byte> common_memory(size_t bytes) override {
     return {cuda_->allocate(bytes), [cuda = cuda_](std::byte* memory) { cuda->free(memory); }};
-  }
-  void copy(std::byte* to, const std::byte* from, size_t bytes, ops::CudaStream stream) override {
-    threads_->enqueue(stream, [to, from, bytes] {
-      std::memcpy(to, from, bytes);
-      return true;
-    });
   }
 
  private:
