@@ -104,9 +104,10 @@ std::shared_ptr<std::byte> private_memory(size_t bytes) {
 
 std::shared_ptr<ops::JobGpu> gpu_of_rank() {
   auto gpu = ops::gpu();
-  if (gpu == nullptr || !gpu->available()) {
-    throw Error(ErrorCode::Config,
-                core::concat("--device cuda: ", gpu == nullptr ? "no GPU" : gpu->unavailable()));
+  if (gpu == nullptr || !gpu->all_ranks().available()) {
+    throw Error(
+        ErrorCode::Config,
+        core::concat("--device cuda: ", gpu == nullptr ? "no GPU" : gpu->all_ranks().unavailable));
   }
   return gpu;
 }

@@ -97,7 +97,13 @@ BetweenHosts between_hosts(const Communicator& communicator, const core::Config&
   return parts;
 }
 
-bool has_gpu(const std::shared_ptr<JobGpu>& gpu) { return gpu != nullptr && gpu->available(); }
+JobGpu::Together gpus_of(const Communicator& communicator, const std::shared_ptr<JobGpu>& gpu) {
+  if (gpu != nullptr) return gpu->among(communicator.members());
+  JobGpu::Together none;
+  none.any_device = false;
+  none.unavailable = "the set takes host memory only";
+  return none;
+}
 
 // Every op of the host once more, for tensors on GPUs.
 void add_staged_ops(std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
@@ -225,12 +231,13 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     }
     for (auto& op : make_mpi_ops(communicator.mpi(), scratch)) ops.push_back(std::move(op));
   }
-  if (has_gpu(gpu) && gpu->uses_nccl()) {
+  const JobGpu::Together gpus = gpus_of(communicator, gpu);
+  if (gpus.uses_nccl()) {
     if (reduces_in_hierarchy(communicator, config)) {
       add_nccl_hier_allreduce(communicator, config, scratch, gpu, ops);
     }
     add_nccl_ops(communicator, gpu, ops);
-  } else if (has_gpu(gpu)) {
+  } else if (gpus.available()) {
     add_staged_ops(ops);
   }
   ops.push_back(std::make_unique<PlanBarrier>());
@@ -238,13 +245,14 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
 }
 
 std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
-    core::LocalGroup* local_group, const std::shared_ptr<JobGpu>& gpu) {
+    core::LocalGroup* local_group, const std::shared_ptr<JobGpu>& gpu,
+    const JobGpu::Together& gpus) {
   std::vector<std::unique_ptr<core::MemoryDomain>> domains;
   domains.push_back(std::make_unique<HostMemory>(local_group));
-  if (has_gpu(gpu)) {
+  if (gpu != nullptr && gpus.available()) {
     const auto open = [gpu] { return gpu->cuda(); };
     const auto is_open = [gpu] { return gpu->is_open(); };
-    if (gpu->uses_nccl()) {
+    if (gpus.uses_nccl()) {
       domains.push_back(std::make_unique<CudaMemory>(gpu->device(), open, is_open));
     } else {
       domains.push_back(std::make_unique<PinnedMemory>(gpu->device(), open, is_open));
@@ -275,7 +283,8 @@ core::Executor::Parts make_execution(const Communicator& communicator, const cor
   parts.rank = communicator.topology().rank;
   parts.size = communicator.topology().size;
   parts.ranks = communicator.members();
-  parts.scratch = make_scratch(make_builtin_domains(&communicator.local_group(), gpu), config);
+  parts.scratch = make_scratch(
+      make_builtin_domains(&communicator.local_group(), gpu, gpus_of(communicator, gpu)), config);
   parts.ops = std::make_shared<core::OpTable>(
       make_builtin_ops(communicator, config, parts.scratch, gpu), config.allreduce);
   parts.timeline = timeline;

@@ -46,15 +46,22 @@ void init(const InitOptions& options, std::string_view headers) {
   divide_cores();
 }
 
-c10::Device device() {
+c10::Device device(const ProcessSet& process_set) {
   const std::shared_ptr<ops::JobGpu> gpu = ops::gpu();
-  if (!gpu->any_device() || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+  ops::runtime().require_member(process_set.id());
+  const ops::JobGpu::Together gpus = gpu->among(process_set.ranks());
+  if (!gpus.any_device || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
     return c10::Device(c10::kCPU);
   }
-  if (!gpu->available()) {
-    throw Error(ErrorCode::Config,
-                concat("device(): ", gpu->unavailable(),
-                       ". To train on the CPU set CUDA_VISIBLE_DEVICES to nothing"));
+  const bool made_by_members = process_set.id() >= core::kFirstNumberedSet;
+  if (made_by_members || !gpus.available()) {
+    const std::string_view why =
+        made_by_members ? "a process set that its members have made alone takes host memory only: "
+                          "let all ranks make it"
+                        : std::string_view(gpus.unavailable);
+    throw Error(
+        ErrorCode::Config,
+        concat("device(): ", why, ". To train on the CPU set CUDA_VISIBLE_DEVICES to nothing"));
   }
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu->device()));
   c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(device);

@@ -26,6 +26,10 @@ void init(const InitOptions& options = {}, std::string_view headers = kHeaderVer
 // is not in the process (CMake links it: HORON_TORCH_CUDA). Throws Error(NotInitialized), and
 // Error(Config) where there are GPUs that the ranks can't use together: more ranks than GPUs on a
 // host, no NCCL, a rank without one. CUDA_VISIBLE_DEVICES= (empty) makes it the CPU.
-c10::Device device();
+// With a process set that this rank is in, the same is asked of its members alone: some ranks of a
+// job may have GPUs, and others none. Error(InvalidArgument) if this rank is not in it,
+// Error(Config) too for a set of ranks with GPUs that they have made alone, which takes host
+// memory.
+c10::Device device(const ProcessSet& process_set = {});
 
 }  // namespace horon

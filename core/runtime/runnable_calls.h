@@ -1,4 +1,4 @@
-// Which calls the ops of a job can run; asked at each submission.
+// Which calls the ops of a process set can run; asked at each submission.
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@ namespace horon::core {
 // Any thread.
 class RunnableCalls {
  public:
-  // `ops`: of the world; the other sets can do the same. They may end before this does.
+  // They may end before this does.
   explicit RunnableCalls(std::weak_ptr<const OpTable> ops) : ops_(std::move(ops)) {}
 
   // Why no op can run it, as OpTable::why_none(). Empty if one can, or if the ops have ended: then
-  // the job is over, which the caller is told elsewhere. Kinds, types and so on that have been run
-  // before cost one load; the count is not asked about again.
+  // the set or the job is over, which the caller is told elsewhere. Kinds, types and so on that
+  // have been run before cost one load; the count is not asked about again.
   std::string fault(const BatchFacts& facts) const;
 
  private:

@@ -20,6 +20,7 @@
 #include "horon/core/runtime/loop_seat.h"
 #include "horon/core/runtime/pair_sets.h"
 #include "horon/core/runtime/runtime_loop.h"
+#include "horon/core/runtime/set_facts.h"
 #include "horon/core/runtime/submission_check.h"
 #include "horon/core/transport/transport.h"
 
@@ -29,16 +30,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::nanoseconds;
 
-// The same for all sets of this rank.
-RankDevices devices_of(const Runtime::Parts& parts) {
-  RankDevices devices;
-  const ScratchPool& scratch = parts.world.executor->scratch();
-  for (size_t kind = 0; kind < devices.size(); ++kind) {
-    const MemoryDomain* const domain = scratch.find(static_cast<DeviceKind>(kind));
-    devices[kind].unavailable = parts.unavailable[kind];
-    if (domain != nullptr) devices[kind].index = domain->device_index();
-  }
-  return devices;
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 }  // namespace
@@ -52,14 +47,10 @@ class Runtime::Impl {
         step_in_submit_(parts.step_in_submit),
         has_pairs_(parts.make_pair != nullptr),
         transport_(std::move(parts.transport)),
-        devices_(devices_of(parts)),
-        runnable_(parts.world.executor->shared_ops()),
+        world_(SetFacts::of(all_ranks(topology_.size), parts.world)),
         loop_({&config_, &topology_, timeline_, transport_.get(), std::move(parts.world),
                std::move(parts.make_set), std::move(parts.make_pair), &seat_->reaper},
               door_) {
-    auto world = std::make_shared<std::vector<int>>(static_cast<size_t>(topology_.size));
-    std::iota(world->begin(), world->end(), 0);
-    world_ = std::move(world);
     seat_->visitor = std::move(parts.seat_visitor);
     start_thread();
     if (!parts.starts_closed) open();
@@ -83,8 +74,9 @@ class Runtime::Impl {
 
   std::shared_ptr<HandleState> push(Submission submission) {
     refuse_if_banned(submission.name);
+    const Facts set = facts_of(submission.set);
     const std::string fault =
-        find_fault(submission, topology_.rank, *members_of(submission.set), devices_, runnable_);
+        find_fault(submission, topology_.rank, set->ranks, set->devices, *set->runnable);
     if (!fault.empty()) {
       const std::string text = concat("tensor \"", submission.name, "\": ", fault);
       refuse(submission.name, text, submission.set);
@@ -107,7 +99,7 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<HandleState> join(uint32_t set) {
-    (void)members_of(set);
+    (void)facts_of(set);
     auto handle = std::make_shared<HandleState>(seat_);
     door_.queue.push(JoinCall{set, handle});
     return handle;
@@ -115,10 +107,12 @@ class Runtime::Impl {
 
   void add_set(uint32_t id, const std::vector<int>& ranks) {
     const auto handle = std::make_shared<HandleState>();
-    door_.queue.push(AddSetCall{id, ranks, handle});
+    const auto facts = std::make_shared<Facts>();
+    door_.queue.push(AddSetCall{id, ranks, handle, facts});
     (void)handle->get();
-    const std::lock_guard lock(members_mutex_);
-    members_[id] = std::make_shared<const std::vector<int>>(ranks);
+    if (*facts == nullptr) return;
+    const std::lock_guard lock(sets_mutex_);
+    sets_[id] = *facts;
   }
 
   void remove_set(uint32_t id) {
@@ -129,8 +123,8 @@ class Runtime::Impl {
 
   void leave_set(uint32_t id, std::shared_ptr<HandleState> handle) {
     {
-      const std::lock_guard lock(members_mutex_);
-      members_.erase(id);
+      const std::lock_guard lock(sets_mutex_);
+      sets_.erase(id);
     }
     door_.queue.push(RemoveSetCall{id, std::move(handle)});
   }
@@ -169,7 +163,7 @@ class Runtime::Impl {
     return door_.fatal;
   }
 
-  void require_member(uint32_t set) const { (void)members_of(set); }
+  void require_member(uint32_t set) const { (void)facts_of(set); }
 
   std::string stall_report() const {
     const std::lock_guard lock(door_.mutex);
@@ -185,7 +179,7 @@ class Runtime::Impl {
   const bool has_pairs_;
 
  private:
-  using Ranks = std::shared_ptr<const std::vector<int>>;
+  using Facts = std::shared_ptr<const SetFacts>;
 
   // exit() was called by a thread that was stepping the loop or in line for it, in a signal handler
   // most often. It will never give the seat back, so there is no end to wait for.
@@ -207,16 +201,18 @@ class Runtime::Impl {
     }
   }
 
-  Ranks members_of(uint32_t set) const {
+  Facts facts_of(uint32_t set) const {
     if (set == kWorldSet) return world_;
-    const std::lock_guard lock(members_mutex_);
-    auto known = members_.find(set);
-    if (known == members_.end() && has_pairs_ && is_pair_set(set)) {
-      auto pair = std::make_shared<const std::vector<int>>(members_of_pair(set, topology_.size));
-      known = members_.emplace(set, std::move(pair)).first;
+    const std::lock_guard lock(sets_mutex_);
+    auto known = sets_.find(set);
+    if (known == sets_.end() && has_pairs_ && is_pair_set(set)) {
+      // But for this as the world, though of its devices only the host is for pairs: find_fault().
+      auto pair = std::make_shared<SetFacts>(*world_);
+      pair->ranks = members_of_pair(set, topology_.size);
+      known = sets_.emplace(set, std::move(pair)).first;
     }
-    if (known == members_.end() ||
-        !std::binary_search(known->second->begin(), known->second->end(), topology_.rank)) {
+    if (known == sets_.end() || !std::binary_search(known->second->ranks.begin(),
+                                                    known->second->ranks.end(), topology_.rank)) {
       throw Error(ErrorCode::InvalidArgument,
                   concat("rank ", topology_.rank, " is not in ", set_text(set),
                          ", or the set has been removed"));
@@ -224,14 +220,12 @@ class Runtime::Impl {
     return known->second;
   }
 
-  Ranks world_;
-  mutable std::mutex members_mutex_;
-  mutable std::map<uint32_t, Ranks> members_;  // of the other sets
   std::mutex shutdown_mutex_;
   std::atomic<bool> left_from_within_{false};
   std::unique_ptr<Transport> transport_;
-  const RankDevices devices_;
-  const RunnableCalls runnable_;
+  const Facts world_;
+  mutable std::mutex sets_mutex_;
+  mutable std::map<uint32_t, Facts> sets_;  // the others that this rank is in
   const std::shared_ptr<LoopSeat> seat_ = std::make_shared<LoopSeat>();
   mutable RuntimeDoor door_{[this] { transport_->ring(); }};
   RuntimeLoop loop_;

@@ -36,8 +36,6 @@ class Runtime {
     // the other rank, which may do so later. Called in the loop. May be null: then there are no
     // pairs.
     std::function<SetResources(const std::vector<int>& ranks)> make_pair;
-    // By kind of device: why this job can't use it, for who tries. Empty: this build can't.
-    std::array<std::string, kDeviceKindCount> unavailable;
     std::shared_ptr<SeatVisitor> seat_visitor;  // may be null
     std::shared_ptr<Timeline> timeline;         // may be null
     // submit() steps the loop itself where it can. For ranks without a core to spare: there a

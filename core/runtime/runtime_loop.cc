@@ -13,6 +13,7 @@
 #include "horon/core/negotiation/wire_format.h"
 #include "horon/core/runtime/pair_sets.h"
 #include "horon/core/runtime/reaper.h"
+#include "horon/core/runtime/set_facts.h"
 
 namespace horon::core {
 namespace {
@@ -176,7 +177,9 @@ void RuntimeLoop::take(AddSetCall& add) {
       if (make_set_ == nullptr) {
         throw Error(ErrorCode::Config, "this job can't make process sets");
       }
-      add_runner(add.set, add.ranks, make_set_(add.ranks));
+      SetResources resources = make_set_(add.ranks);
+      *add.facts = SetFacts::of(add.ranks, resources);
+      add_runner(add.set, add.ranks, std::move(resources));
       runners_[add.set]->set_time(Clock::now().time_since_epoch().count());
     }
     if (add.set < kFirstNumberedSet) newest_set_ = std::max(newest_set_, add.set);

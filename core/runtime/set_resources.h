@@ -1,7 +1,11 @@
 // What the collectives of one process set run on.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <string>
+
+#include "horon/core/base/entry_spec.h"
 
 namespace horon::core {
 
@@ -19,6 +23,9 @@ struct SetResources {
   std::shared_ptr<void> keep_alive;  // outlives the others
   std::unique_ptr<Executor> executor;
   std::unique_ptr<Gate> gate;  // on all members or on none; may be null
+  // By kind of device: why the members can't use theirs together, for who tries. Empty: they can,
+  // or this build can't.
+  std::array<std::string, kDeviceKindCount> unavailable;
 };
 
 }  // namespace horon::core

@@ -104,9 +104,14 @@ std::string fault_of_device(const Submission& submission, int rank, const RankDe
   const DeviceKind kind = submission.spec->device;
   const auto& [index, unavailable] = devices[static_cast<size_t>(kind)];
   if (index == kNoDevice) {
-    const std::string why = unavailable.empty() ? "this build has no support for it" : unavailable;
-    return concat("it is in ", to_string(kind), " memory, which this job can't use (", why,
-                  "); move it to the host");
+    const std::string memory = concat("it is in ", to_string(kind), " memory, which ");
+    if (unavailable.empty()) {
+      return concat(memory,
+                    "this job can't use (this build has no support for it); move it to the host");
+    }
+    const bool is_world = submission.set == kWorldSet;
+    return concat(memory, is_world ? "all ranks together" : set_text(submission.set),
+                  " can't use (", unavailable, "); move it to the host");
   }
   if (index == submission.device_index) return "";
   return concat("it is on ", to_string(kind), ":", submission.device_index, ", but rank ", rank,

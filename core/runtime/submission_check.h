@@ -11,7 +11,7 @@
 namespace horon::core {
 
 inline constexpr int kNoDevice = -1;
-// Of one kind, what this rank works on.
+// Of one kind, what this rank works on in a process set.
 struct RankDevice {
   int index = kNoDevice;
   std::string unavailable;  // why there is none; empty: this build does not know the kind

@@ -16,6 +16,8 @@
 
 namespace horon::core {
 
+struct SetFacts;
+
 struct JoinCall {
   uint32_t set = 0;
   std::shared_ptr<HandleState> handle;
@@ -24,6 +26,8 @@ struct AddSetCall {
   uint32_t set = 0;
   std::vector<int> ranks;
   std::shared_ptr<HandleState> handle;
+  // Filled before the handle finishes, if this rank is a member.
+  std::shared_ptr<std::shared_ptr<const SetFacts>> facts;
 };
 struct RemoveSetCall {
   uint32_t set = 0;

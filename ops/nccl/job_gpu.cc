@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "horon/core/base/current_error.h"
@@ -61,21 +62,30 @@ GpuFacts facts_from_text(const std::string& text) {
 }
 
 template <class Wanted>
-std::vector<int> ranks_where(const std::vector<GpuFacts>& ranks, const Wanted& wanted) {
+std::vector<int> ranks_where(const std::vector<GpuFacts>& facts, const Wanted& wanted) {
   std::vector<int> found;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (wanted(ranks[rank])) found.push_back(static_cast<int>(rank));
+  for (size_t rank = 0; rank < facts.size(); ++rank) {
+    if (wanted(facts[rank])) found.push_back(static_cast<int>(rank));
   }
   return found;
 }
 
-std::string fault_of_missing_gpus(const std::vector<GpuFacts>& ranks) {
-  const auto without = ranks_where(ranks, [](const GpuFacts& facts) { return facts.device < 0; });
+bool has_gpu(const GpuFacts& facts) { return facts.device >= 0; }
+
+std::string fault_of_missing_gpus(const std::vector<GpuFacts>& facts,
+                                  const std::vector<int>& ranks) {
+  std::vector<int> without;
+  for (const int rank : ranks) {
+    if (!has_gpu(facts[static_cast<size_t>(rank)])) without.push_back(rank);
+  }
   if (without.empty()) return "";
-  const std::string& why = ranks[static_cast<size_t>(without.front())].why_not;
-  if (without.size() == ranks.size()) return concat("no rank has a GPU: ", why);
-  return concat(core::name_ranks(without), without.size() == 1 ? " has" : " have", " no GPU (", why,
-                "), the others have one");
+  const std::string& why = facts[static_cast<size_t>(without.front())].why_not;
+  if (without.size() == facts.size()) return concat("no rank has a GPU: ", why);
+  const std::string who = core::name_ranks(without);
+  const std::string text =
+      concat(who, without.size() == 1 ? " has" : " have", " no GPU (", why, ")");
+  if (without.size() == ranks.size()) return text;
+  return concat(text, ", the others have one: a process set of ranks with a GPU can use them");
 }
 
 // NCCL refuses two ranks on one GPU. It knows a GPU by its host, or NCCL_HOSTID if that is set, and
@@ -83,11 +93,12 @@ std::string fault_of_missing_gpus(const std::vector<GpuFacts>& ranks) {
 std::string fault_of_shared_gpus(const std::vector<GpuFacts>& ranks,
                                  const std::vector<int>& host_of) {
   std::map<std::pair<std::string, std::string>, std::vector<int>> users;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const GpuFacts& facts = ranks[rank];
-    const std::string host =
-        facts.nccl_host_id.empty() ? concat("host ", host_of[rank]) : facts.nccl_host_id;
-    users[{host, facts.bus}].push_back(static_cast<int>(rank));
+  for (const int rank : ranks_where(ranks, has_gpu)) {
+    const GpuFacts& facts = ranks[static_cast<size_t>(rank)];
+    const std::string host = facts.nccl_host_id.empty()
+                                 ? concat("host ", host_of[static_cast<size_t>(rank)])
+                                 : facts.nccl_host_id;
+    users[{host, facts.bus}].push_back(rank);
   }
   for (const auto& [place, sharing] : users) {
     if (sharing.size() < 2) continue;
@@ -100,44 +111,57 @@ std::string fault_of_shared_gpus(const std::vector<GpuFacts>& ranks,
 
 }  // namespace
 
-std::string JobGpu::judge(const std::vector<Facts>& ranks, const std::vector<int>& host_of) {
-  if (std::string fault = fault_of_missing_gpus(ranks); !fault.empty()) return fault;
-  const auto no_nccl =
-      ranks_where(ranks, [](const Facts& facts) { return !facts.why_not.empty(); });
+std::string JobGpu::judge(const std::vector<Facts>& facts, const std::vector<int>& host_of) {
+  const auto no_nccl = ranks_where(
+      facts, [](const Facts& of_rank) { return has_gpu(of_rank) && !of_rank.why_not.empty(); });
   if (!no_nccl.empty()) {
     return concat(core::name_ranks(no_nccl),
-                  " can't use NCCL: ", ranks[static_cast<size_t>(no_nccl.front())].why_not);
+                  " can't use NCCL: ", facts[static_cast<size_t>(no_nccl.front())].why_not);
   }
-  const int version = ranks.front().nccl_version;
-  const auto others =
-      ranks_where(ranks, [&](const Facts& facts) { return facts.nccl_version != version; });
+  const std::vector<int> owners = ranks_where(facts, has_gpu);
+  if (owners.empty()) return "";
+  const int version = facts[static_cast<size_t>(owners.front())].nccl_version;
+  const auto others = ranks_where(facts, [&](const Facts& of_rank) {
+    return has_gpu(of_rank) && of_rank.nccl_version != version;
+  });
   if (!others.empty()) {
-    return concat("NCCL differs between ranks: rank 0 has version code ", version, ", ",
-                  core::name_ranks(others), others.size() == 1 ? " has " : " have ",
-                  ranks[static_cast<size_t>(others.front())].nccl_version);
+    return concat("NCCL differs between ranks: rank ", owners.front(), " has version code ",
+                  version, ", ", core::name_ranks(others), others.size() == 1 ? " has " : " have ",
+                  facts[static_cast<size_t>(others.front())].nccl_version);
   }
-  return fault_of_shared_gpus(ranks, host_of);
+  return fault_of_shared_gpus(facts, host_of);
+}
+
+JobGpu::Together JobGpu::among(const std::vector<int>& ranks) const {
+  if (facts_.empty()) return {};  // the one that is open
+  Together together;
+  together.any_device = std::any_of(ranks.begin(), ranks.end(), [this](int rank) {
+    return has_gpu(facts_[static_cast<size_t>(rank)]);
+  });
+  const std::string missing = fault_of_missing_gpus(facts_, ranks);
+  together.nccl_unavailable = missing.empty() ? nccl_fault_ : missing;
+  together.unavailable = insists_ && !nccl_fault_.empty() ? nccl_fault_ : missing;
+  return together;
 }
 
 std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
                                      std::shared_ptr<GpuLibraries> libraries,
                                      const std::string& collectives, bool shared_memory) {
   const core::Topology& topology = bootstrap.topology();
-  const Facts mine = facts_of_this_rank(topology.local_rank, *libraries);
-  std::vector<Facts> all;
-  for (const std::string& text :
-       bootstrap.allgather(core::Bootstrap::Among::Job, facts_as_text(mine))) {
-    all.push_back(facts_from_text(text));
-  }
   std::shared_ptr<JobGpu> gpu(new JobGpu);
+  gpu->mine_ = facts_of_this_rank(topology.local_rank, *libraries);
   gpu->libraries_ = std::move(libraries);
-  gpu->device_ = mine.device;
-  gpu->nccl_version_ = mine.nccl_version;
-  gpu->any_device_ =
-      std::any_of(all.begin(), all.end(), [](const Facts& facts) { return facts.device >= 0; });
-  gpu->nccl_unavailable_ = collectives == "host" ? "HORON_GPU_COLLECTIVES=host asks for the host"
-                                                 : judge(all, topology.host_of);
-  gpu->unavailable_ = collectives == "nccl" ? gpu->nccl_unavailable_ : fault_of_missing_gpus(all);
+  for (const std::string& text :
+       bootstrap.allgather(core::Bootstrap::Among::Job, facts_as_text(gpu->mine_))) {
+    gpu->facts_.push_back(facts_from_text(text));
+  }
+  gpu->owners_ = ranks_where(gpu->facts_, has_gpu);
+  gpu->nccl_fault_ = collectives == "host" ? "HORON_GPU_COLLECTIVES=host asks for the host"
+                                           : judge(gpu->facts_, topology.host_of);
+  gpu->insists_ = collectives == "nccl";
+  std::vector<int> all(gpu->facts_.size());
+  std::iota(all.begin(), all.end(), 0);
+  gpu->all_ranks_ = gpu->among(all);
   const bool one_rank_each = topology.host_count() == topology.size;
   gpu->host_drives_allreduce_ = collectives == "hierarchical" && topology.host_count() > 1 &&
                                 (one_rank_each || shared_memory);
@@ -146,11 +170,10 @@ std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
 }
 
 JobGpu::JobGpu(std::shared_ptr<CudaApi> cuda, std::shared_ptr<NcclApi> nccl)
-    : device_(cuda->device()),
-      nccl_version_(nccl->version()),
-      any_device_(true),
-      cuda_(std::move(cuda)),
-      nccl_(std::move(nccl)) {}
+    : cuda_(std::move(cuda)), nccl_(std::move(nccl)) {
+  mine_.device = cuda_->device();
+  mine_.nccl_version = nccl_->version();
+}
 
 bool JobGpu::is_open() {
   {
@@ -177,7 +200,7 @@ std::shared_ptr<CudaApi> JobGpu::cuda() {
   }
   const std::lock_guard opening(opening_);
   std::shared_ptr<CudaApi> opened = cuda_;  // only who holds `opening_` writes it
-  if (opened == nullptr) opened = libraries_->open_cuda(device_);
+  if (opened == nullptr) opened = libraries_->open_cuda(mine_.device);
   const std::lock_guard lock(mutex_);
   cuda_ = opened;
   stay_out_of_captures();

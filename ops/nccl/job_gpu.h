@@ -1,5 +1,6 @@
-// The GPU of one rank, and whether a job can use those of its ranks: what is found and compared at
-// the start, without touching a device, and opened when a collective needs it.
+// The GPU of one rank, and whether the ranks of a job or of a process set can use theirs together:
+// what is found and compared at the start, without touching a device, and opened when a collective
+// needs it.
 #pragma once
 
 #include <memory>
@@ -20,8 +21,8 @@ namespace horon::ops {
 // Any thread.
 class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_this<JobGpu> {
  public:
-  // Collective over all ranks of the job. Never throws for want of GPUs: available() says so, on
-  // all ranks alike. A rank gets the only device that it may use, or the one with its local rank.
+  // Collective over all ranks of the job. Never throws for want of GPUs: among() says so. A rank
+  // gets the only device that it may use, or the one with its local rank.
   // `collectives`: HORON_GPU_COLLECTIVES. `shared_memory`: ranks of a host may share memory.
   static std::shared_ptr<JobGpu> find(const core::Bootstrap& bootstrap,
                                       std::shared_ptr<GpuLibraries> libraries,
@@ -30,25 +31,37 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
   // One that is open.
   JobGpu(std::shared_ptr<CudaApi> cuda, std::shared_ptr<NcclApi> nccl);
 
-  // Each rank has a GPU, and collectives reach the tensors there.
-  bool available() const { return unavailable_.empty(); }
-  // Why not: one sentence, with the ranks and the cure, the same on all ranks. Empty: available.
-  const std::string& unavailable() const { return unavailable_; }
-  // By NCCL: each rank has a GPU of its own, and NCCL of the same version. Else the host makes the
-  // collectives, on copies.
-  bool uses_nccl() const { return nccl_unavailable_.empty(); }
-  const std::string& nccl_unavailable() const { return nccl_unavailable_; }
+  // What some ranks can do with their GPUs: the same on all of them.
+  struct Together {
+    bool any_device = true;  // at least one rank has one
+    // Why collectives can't reach tensors on the GPUs: one sentence that names the ranks, and the
+    // cure if there is one. Empty: they can, since each rank has one.
+    std::string unavailable;
+    // Why NCCL can't make them, so that the host does, on copies. Empty: it can, since NCCL
+    // connects all GPUs of the job. What only some of them can do is left to the host in every set:
+    // kernels of NCCL that wait for peers, beside calls that wait for the device, or on one device
+    // from two ranks, could wait for each other for ever.
+    std::string nccl_unavailable;
+
+    bool available() const { return unavailable.empty(); }
+    bool uses_nccl() const { return available() && nccl_unavailable.empty(); }
+  };
+  // `ranks`: of the job, ascending, at least one.
+  Together among(const std::vector<int>& ranks) const;
+  const Together& all_ranks() const { return all_ranks_; }
+  // Those that have a GPU.
+  const std::vector<int>& owners() const { return owners_; }
   // Allreduces between hosts go by messages (ops/hierarchical_gpu), so the host drives them; where
   // hosts have several ranks, these have two halves in NCCL, and the messages in between. The same
   // answers on all ranks of the job.
   bool host_drives_allreduce() const { return host_drives_allreduce_; }
   bool reduces_in_halves() const { return reduces_in_halves_; }
-  // At least one rank has a GPU: then people want to know why it is not used.
-  bool any_device() const { return any_device_; }
   // Of this rank; -1: it has none.
-  int device() const { return device_; }
+  int device() const { return mine_.device; }
+  // This rank has no GPU, or none that NCCL knows: why.
+  const std::string& why_not() const { return mine_.why_not; }
   // As NCCL_VERSION_CODE; 0: there is none.
-  int nccl_version() const { return nccl_version_; }
+  int nccl_version() const { return mine_.nccl_version; }
 
   // True: cuda() returns at once. The first call begins to open the device on a thread of its own.
   // For the thread that steps the loop. Throws Error, each time.
@@ -72,22 +85,23 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
     int nccl_version = 0;
     std::string why_not;  // it has no device, or no NCCL
   };
-  // Why NCCL can't connect the GPUs of these ranks; empty if it can. `host_of`: by rank, as in
-  // Topology.
-  static std::string judge(const std::vector<Facts>& ranks, const std::vector<int>& host_of);
+  // Why NCCL can't connect the GPUs of those ranks that have one; empty if it can, or if no rank
+  // has. By rank of the job; `host_of` as in Topology.
+  static std::string judge(const std::vector<Facts>& facts, const std::vector<int>& host_of);
 
  private:
   JobGpu() = default;
 
   std::shared_ptr<GpuLibraries> libraries_;
   const std::shared_ptr<LaunchOrder> launch_order_ = std::make_shared<LaunchOrder>();
-  int device_ = -1;
-  int nccl_version_ = 0;
-  bool any_device_ = false;
+  Facts mine_;
+  std::vector<Facts> facts_;  // of all ranks
+  std::vector<int> owners_;
+  std::string nccl_fault_;  // of all owners
+  bool insists_ = false;    // on NCCL
+  Together all_ranks_;
   bool host_drives_allreduce_ = false;
   bool reduces_in_halves_ = false;
-  std::string unavailable_;
-  std::string nccl_unavailable_;
   void stay_out_of_captures() noexcept;  // if this thread is the seated one; under mutex_
 
   std::unique_ptr<BackgroundCall<std::shared_ptr<CudaApi>>> background_;  // of is_open()

@@ -124,14 +124,23 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
   start_runtime();
   if (rank != 0) return;
   core::log(core::LogLevel::Info, introduction());
-  if (gpu_->any_device() && !gpu_->available()) {
-    core::log(core::LogLevel::Warn, concat("tensors on GPUs are refused: ", gpu_->unavailable()));
-  } else if (gpu_->any_device() && !gpu_->uses_nccl() && config_.gpu_collectives != "host") {
+  warn_of_gpus();
+}
+
+void Job::warn_of_gpus() const {
+  if (gpu_->owners().empty()) return;
+  const JobGpu::Together& all = gpu_->all_ranks();
+  if (!all.available()) {
+    core::log(core::LogLevel::Warn,
+              concat("tensors on GPUs are refused in collectives of all ranks: ", all.unavailable));
+  }
+  const JobGpu::Together owners = gpu_->among(gpu_->owners());
+  if (owners.available() && !owners.uses_nccl() && config_.gpu_collectives != "host") {
     core::log(core::LogLevel::Warn, concat("collectives of tensors on GPUs are slow, since they go "
                                            "through the host: ",
-                                           gpu_->nccl_unavailable()));
-  } else if (gpu_->any_device() && asks_for_hierarchy(config_) &&
-             !reduces_in_hierarchy(*world_, config_)) {
+                                           owners.nccl_unavailable));
+  }
+  if (all.uses_nccl() && asks_for_hierarchy(config_) && !reduces_in_hierarchy(*world_, config_)) {
     core::log(
         core::LogLevel::Warn,
         concat("HORON_GPU_COLLECTIVES=hierarchical changes nothing for the set of all ranks: ",
@@ -192,9 +201,9 @@ void Job::start_runtime() {
     op_table_ = execution.ops;
     parts.config = config_;
     parts.topology = topology;
-    if (gpu_->available()) parts.seat_visitor = gpu_;
-    parts.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = gpu_->unavailable();
+    if (gpu_->device() >= 0) parts.seat_visitor = gpu_;
     parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
+    parts.world.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = gpu_->all_ranks().unavailable;
     parts.world.gate = make_gate(*world_, config_);
     const bool in_submit = config_.step_in_submit == "on";
     parts.step_in_submit =
@@ -294,8 +303,8 @@ core::WaitPolicy Job::wait_policy() const {
 }
 
 std::string_view Job::path_between_gpus() const {
-  if (!gpu_->available()) return "";
-  if (!gpu_->uses_nccl()) return ", GPUs through the host";
+  if (!gpu_->all_ranks().available()) return "";
+  if (!gpu_->all_ranks().uses_nccl()) return ", GPUs through the host";
   return reduces_in_hierarchy(*world_, config_) ? ", GPUs by NCCL within hosts and MPI between them"
                                                 : ", NCCL between GPUs";
 }

@@ -70,6 +70,7 @@ class Job {
   Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)());
   void compare_ranks(const InitOptions& options) const;
   void warn_of_missing_memory() const;
+  void warn_of_gpus() const;
   void find_constants();
   Communicator& world() const;
   void start_runtime();

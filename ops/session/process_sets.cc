@@ -160,8 +160,15 @@ core::SetResources ProcessSets::make_resources() {
   }
   newest_ops_ = prepared.execution->ops;
   std::unique_ptr<core::Gate> gate = make_gate(*prepared.communicator, *parts_.config);
-  return {std::move(prepared.communicator),
-          std::make_unique<core::Executor>(std::move(*prepared.execution)), std::move(gate)};
+  std::string no_gpus;
+  if (prepared.gpu != nullptr) {
+    no_gpus = prepared.gpu->among(prepared.communicator->members()).unavailable;
+  }
+  core::SetResources resources(std::move(prepared.communicator),
+                               std::make_unique<core::Executor>(std::move(*prepared.execution)),
+                               std::move(gate));
+  resources.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = std::move(no_gpus);
+  return resources;
 }
 
 void ProcessSets::remove(const ProcessSet& set) {

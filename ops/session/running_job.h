@@ -21,7 +21,7 @@ CallCounts& call_counts();
 const core::CpuShare& cpu_share();
 // What the algorithms of all sets are chosen by; the same on all ranks.
 const JobConstants& constants();
-// The GPU of this rank, if the job can use those of its ranks (JobGpu::available()).
+// The GPU of this rank, and what ranks can do with theirs together. Never null.
 std::shared_ptr<JobGpu> gpu();
 // Memory that collectives of this host can use without a copy (a gradient bucket); 64-byte aligned,
 // zeroed. It may outlive the session.

@@ -10,7 +10,7 @@
 namespace horon::ops {
 
 // Returns when all ranks have called it with the same `what`. Throws Error(Mismatch) naming both if
-// it differs. `gpu`, if it is available: the collectives on devices keep their order with it.
+// it differs. `gpu`, if all ranks use NCCL: the collectives on devices keep their order with it.
 void meet(core::Runtime& runtime, const std::string& name, const std::string& what,
           const JobGpu* gpu = nullptr);
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
@@ -51,6 +52,14 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
     require_device(slots_.front().parameter().device(), slots_.front().name(), added);
   } else if (!added.empty()) {
     require_device(added.front().device, added.front().name, added);
+  }
+  if (!added.empty() && added.front().device.is_cuda()) {
+    const std::string why = ops::gpu()->among(settings_.ranks).unavailable;
+    if (!why.empty()) {
+      throw Error(ErrorCode::InvalidArgument,
+                  core::concat("parameter \"", added.front().name, "\" is on ",
+                               added.front().device, ", which these ranks can't use: ", why));
+    }
   }
   if (first_slot == 0) find_groups(options_.groups, added);  // throws before anything has changed
   std::vector<HookedParameter> hooks;

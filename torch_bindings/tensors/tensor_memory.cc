@@ -54,9 +54,9 @@ void check_device(c10::Device device, std::string_view name) {
   }
   if (!is_initialized()) return;
   const std::shared_ptr<ops::JobGpu> gpu = ops::gpu();
-  if (!gpu->available()) {
-    refuse(name, concat("is on ", device, ", which this job can't use (", gpu->unavailable(),
-                        "); move it to the CPU, or ask horon::device() where it belongs"));
+  if (gpu->device() < 0) {
+    refuse(name, concat("is on ", device, ", and rank ", rank(), " has no GPU (", gpu->why_not(),
+                        "); move it to the CPU"));
   }
   if (device.index() != gpu->device()) {
     refuse(name, concat("is on ", device, ", and rank ", rank(), " works on cuda:", gpu->device(),

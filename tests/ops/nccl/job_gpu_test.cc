@@ -2,7 +2,10 @@
 #include "horon/ops/nccl/job_gpu.h"
 
 #include <cstdlib>
+#include <functional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,12 +42,7 @@ TEST(JobGpu, TwoRanksOnOneAreTold) {
   EXPECT_EQ(JobGpu::judge({gpu_at("1"), moved}, {0, 0}), "");
 }
 
-TEST(JobGpu, RanksWithoutAreNamed) {
-  JobGpu::Facts without;
-  without.why_not = "no NVIDIA driver";
-  EXPECT_EQ(JobGpu::judge({without, without}, {0, 0}), "no rank has a GPU: no NVIDIA driver");
-  EXPECT_EQ(JobGpu::judge({gpu_at("1"), without}, {0, 0}),
-            "rank 1 has no GPU (no NVIDIA driver), the others have one");
+TEST(JobGpu, WhyNotNccl) {
   JobGpu::Facts no_nccl = gpu_at("2");
   no_nccl.why_not = "libnccl.so.2 was not found";
   EXPECT_EQ(JobGpu::judge({gpu_at("1"), no_nccl}, {0, 0}),
@@ -52,6 +50,60 @@ TEST(JobGpu, RanksWithoutAreNamed) {
   JobGpu::Facts older = gpu_at("2");
   older.nccl_version = 21903;
   EXPECT_THAT(JobGpu::judge({gpu_at("1"), older}, {0, 0}), HasSubstr("22809, rank 1 has 21903"));
+}
+
+// Among four ranks, of which rank 1 has no GPU, and the buses are those of the others.
+void check_sets(const std::vector<std::string>& buses, const std::string& collectives,
+                const std::function<void(JobGpu&)>& check) {
+  const core::InProcessJob job(4);
+  core::run_ranks(4, [&](int rank) {
+    test::HostGpuLibraries::Options options;
+    options.devices = rank == 1 ? 0 : 4;
+    options.bus = buses.at(static_cast<size_t>(rank));
+    const auto gpu =
+        JobGpu::find(job.of(rank), std::make_shared<test::HostGpuLibraries>(options), collectives);
+    EXPECT_EQ(gpu->owners(), (std::vector<int>{0, 2, 3}));
+    check(*gpu);
+  });
+}
+
+TEST(JobGpu, SetsOfRanksWithGpus) {
+  check_sets({"a", "", "b", "c"}, "auto", [](JobGpu& gpu) {
+    EXPECT_TRUE(gpu.among({0, 2, 3}).uses_nccl());
+    EXPECT_TRUE(gpu.among({3}).uses_nccl());
+    EXPECT_EQ(gpu.among({1}).unavailable, "rank 1 has no GPU (this host plays no GPU)");
+    EXPECT_FALSE(gpu.among({1}).any_device);
+    const JobGpu::Together mixed = gpu.among({0, 1});
+    EXPECT_TRUE(mixed.any_device);
+    EXPECT_FALSE(mixed.uses_nccl());
+    EXPECT_EQ(mixed.unavailable, gpu.all_ranks().unavailable);
+    EXPECT_THAT(mixed.unavailable, AllOf(HasSubstr("rank 1 has no GPU (this host plays no GPU)"),
+                                         HasSubstr("a process set of ranks with a GPU")));
+  });
+}
+
+// No set has NCCL on a device that another rank uses too.
+TEST(JobGpu, OneSharedGpuLeavesAllSetsToTheHost) {
+  check_sets({"a", "", "b", "a"}, "auto", [](JobGpu& gpu) {
+    for (const std::vector<int>& set : {std::vector<int>{0, 3}, {0, 2}, {2}}) {
+      EXPECT_TRUE(gpu.among(set).available());
+      EXPECT_THAT(gpu.among(set).nccl_unavailable, HasSubstr("ranks 0 and 3 share the GPU at a"));
+    }
+  });
+  check_sets({"a", "", "b", "a"}, "nccl", [](JobGpu& gpu) {
+    EXPECT_THAT(gpu.among({0, 2}).unavailable, HasSubstr("ranks 0 and 3 share"));
+  });
+}
+
+TEST(JobGpu, NoRankHasOne) {
+  const core::InProcessJob job(2);
+  core::run_ranks(2, [&](int rank) {
+    test::HostGpuLibraries::Options options;
+    options.devices = 0;
+    const auto gpu = JobGpu::find(job.of(rank), std::make_shared<test::HostGpuLibraries>(options));
+    EXPECT_TRUE(gpu->owners().empty());
+    EXPECT_EQ(gpu->all_ranks().unavailable, "no rank has a GPU: this host plays no GPU");
+  });
 }
 
 TEST(JobGpu, IsChosenByLocalRankAndNotOpened) {
@@ -63,7 +115,7 @@ TEST(JobGpu, IsChosenByLocalRankAndNotOpened) {
     options.bus = rank == 2 ? "its own" : "";
     const auto libraries = std::make_shared<test::HostGpuLibraries>(options);
     const auto gpu = JobGpu::find(bootstrap, libraries);
-    EXPECT_EQ(gpu->unavailable(), "");
+    EXPECT_EQ(gpu->all_ranks().unavailable, "");
     EXPECT_EQ(gpu->device(), rank == 2 ? 0 : rank);
     EXPECT_EQ(libraries->opened_device(), nullptr);
     EXPECT_EQ(gpu->cuda()->device(), gpu->device());

@@ -29,7 +29,7 @@ using testing::HasSubstr;
 
 TEST_F(GpuSession, WithoutGpuTensorsNothingIsOpened) {
   start();
-  EXPECT_EQ(ops::gpu()->unavailable(), "");
+  EXPECT_EQ(ops::gpu()->all_ranks().unavailable, "");
   const Floats data = floats(1000, mine());
   const Handle handle = allreduce({}, "x", data, DeviceKind::Host);
   (void)handle->get();
@@ -294,13 +294,47 @@ TEST_F(GpuSession, RanksWithAndWithoutGpusAreTold) {
   test::HostGpuLibraries::Options options;
   options.devices = test_rank() == 1 ? 0 : 8;
   start(options);
-  const std::string why = "rank 1 has no GPU (this host plays no GPU), the others have one";
-  EXPECT_EQ(ops::gpu()->unavailable(), why);
+  const std::string why =
+      "rank 1 has no GPU (this host plays no GPU), the others have one: a process set of ranks "
+      "with "
+      "a GPU can use them";
+  EXPECT_EQ(ops::gpu()->all_ranks().unavailable, why);
   const Floats data = floats(50, mine());
   EXPECT_THAT(error_of([&] { return allreduce({}, "x", data); }),
               AllOf(HasSubstr("tensor \"x\": it is in cuda memory"), HasSubstr(why),
                     HasSubstr("move it to the host")));
   EXPECT_EQ(error_of([&] { return allreduce({}, "y", data, DeviceKind::Host); }), "");
+}
+
+// One rank has no GPU, say a simulation; the others train on theirs.
+TEST_F(GpuSession, AProcessSetOfRanksWithGpusUsesThem) {
+  if (test_size() < 3) return;
+  test::HostGpuLibraries::Options options;
+  options.devices = test_rank() == 0 ? 0 : 8;
+  start(options);
+  std::vector<int> others(static_cast<size_t>(size() - 1));
+  std::iota(others.begin(), others.end(), 1);
+  const ProcessSet gpus = add_process_set(others);
+  const ProcessSet mixed = add_process_set({0, 1});
+  const Floats together = floats(50, mine());
+  for (int round = 0; round < 3; ++round) {
+    const Floats data = floats(3000, mine());
+    if (gpus.includes_me()) {
+      const Handle on_host = allreduce(gpus, "host", floats(10, mine()), DeviceKind::Host);
+      (void)allreduce(gpus, "x", data)->get();
+      (void)on_host->get();
+      EXPECT_THAT(*data, testing::Each(sum_of(gpus)));
+    }
+    const Floats all = floats(10, mine());
+    (void)allreduce({}, "world", all, DeviceKind::Host)->get();
+    EXPECT_THAT(*all, testing::Each(sum_of({})));
+  }
+  if (mixed.includes_me()) {
+    const std::string error = error_of([&] { return allreduce(mixed, "x", together); });
+    EXPECT_THAT(error, AllOf(HasSubstr("process set 2 can't use"), HasSubstr("rank 0 has no GPU")));
+  }
+  remove_process_set(mixed);
+  remove_process_set(gpus);
 }
 
 TEST_F(GpuSession, AFailureOfNcclIsEverybodysError) {

@@ -373,7 +373,7 @@ TEST(GpuCollectives, AJobThatCantUseItsGpusSaysWhy) {
   EXPECT_THAT(error_of([] { (void)device(); }),
               AllOf(HasSubstr("libnccl.so.2"), HasSubstr("CUDA_VISIBLE_DEVICES")));
   EXPECT_THAT(error_of([&] { allreduce(on_gpu, {.name = "x"}); }),
-              AllOf(HasSubstr("tensor \"x\": is on cuda"), HasSubstr("libnccl.so.2")));
+              AllOf(HasSubstr("tensor \"x\": it is in cuda memory"), HasSubstr("libnccl.so.2")));
   EXPECT_TRUE(at::equal(allreduce(at::ones({4})), at::ones({4})));
   shutdown();
   init({.set = {{"HORON_GPU_COLLECTIVES", "auto"}}});  // then it goes through the host

@@ -32,7 +32,8 @@ class HostGpus final : public ops::GpuLibraries {
   }
   ops::CudaStatus cuda() override {
     ops::CudaStatus status;
-    status.devices = kDevices;
+    status.devices = why_no_device.empty() ? kDevices : 0;
+    status.unavailable = why_no_device;
     return status;
   }
   ops::NcclStatus nccl() override {
@@ -51,7 +52,9 @@ class HostGpus final : public ops::GpuLibraries {
   }
 
   std::vector<std::shared_ptr<test::HostCuda>> devices;
-  std::string why_no_nccl;  // for the next session
+  // For the next session.
+  std::string why_no_device;
+  std::string why_no_nccl;
 };
 
 inline HostGpus& host_gpus() {

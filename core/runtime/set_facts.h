@@ -1,0 +1,21 @@
+// What a call on a process set is checked against, on a member of it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "horon/core/runtime/runnable_calls.h"
+#include "horon/core/runtime/set_resources.h"
+#include "horon/core/runtime/submission_check.h"
+
+namespace horon::core {
+
+struct SetFacts {
+  std::vector<int> ranks;  // the members, ascending
+  RankDevices devices;     // that this rank works on in collectives of the set
+  std::shared_ptr<const RunnableCalls> runnable;
+
+  static std::shared_ptr<const SetFacts> of(std::vector<int> ranks, const SetResources& resources);
+};
+
+}  // namespace horon::core

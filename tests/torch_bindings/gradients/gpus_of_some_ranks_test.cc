@@ -1,0 +1,115 @@
+// A job in which rank 0 has no GPU, a simulation say, and the others train on theirs.
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include "horon/tests/support/error_of.h"
+#include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+
+namespace horon::gpus_of_some_ranks_test {
+namespace {
+
+using test::error_of;
+using testing::AllOf;
+using testing::HasSubstr;
+namespace optim = torch::optim;
+
+constexpr int kSteps = 4;
+
+class GpusOfSomeRanks : public testing::Test {
+ protected:
+  void SetUp() override {
+    shutdown_and_start(rank() == 0 ? "no NVIDIA driver" : "");
+    std::vector<int> others(static_cast<size_t>(size() - 1));
+    std::iota(others.begin(), others.end(), 1);
+    trainers_ = add_process_set(others);
+  }
+  void TearDown() override {
+    remove_process_set(trainers_);
+    shutdown_and_start("");
+  }
+  static void shutdown_and_start(const std::string& why_no_device) {
+    shutdown();
+    testing_support::host_gpus().why_no_device = why_no_device;
+    init();
+  }
+
+  ProcessSet trainers_;
+};
+
+// Rows of the simulation, which each trainer takes its part of.
+at::Tensor rows(int step, int part, int parts) {
+  const at::Tensor all = at::arange(4 * parts * 3, at::kFloat).add_(step).mul_(0.3).sin();
+  return all.view({-1, 3}).slice(0, 4 * part, 4 * (part + 1));
+}
+
+template <class Optimizer>
+void train(Optimizer& optimizer, torch::nn::Linear& model, const at::Tensor& input) {
+  optimizer.zero_grad();
+  model->forward(input).pow(2).mean().backward();
+  optimizer.step();
+}
+
+torch::nn::Linear make_model() {
+  torch::nn::Linear model(3, 2);
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : model->parameters()) parameter.fill_(0.5);
+  return model;
+}
+
+TEST_F(GpusOfSomeRanks, TrainInAProcessSet) {
+  const int parts = trainers_.size();
+  if (rank() == 0) {
+    for (int step = 0; step < kSteps; ++step) {
+      (void)broadcast(at::full({1}, step, at::kFloat), {.name = "step"});
+    }
+    return;
+  }
+  const c10::Device gpu = device(trainers_);
+  ASSERT_TRUE(gpu.is_cuda());
+  torch::nn::Linear model = make_model();
+  model->to(gpu);
+  DistributedOptimizerOptions options;
+  options.process_set = trainers_;
+  DistributedOptimizer<optim::SGD> optimizer(optim::SGD(model->parameters(), 0.1),
+                                             model->named_parameters(), options);
+  torch::nn::Linear alone = make_model();
+  optim::SGD alone_optimizer(alone->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    const at::Tensor told = broadcast(at::zeros({1}), {.name = "step"});
+    ASSERT_EQ(told.item<float>(), static_cast<float>(step));
+    train(optimizer, model, rows(step, trainers_.rank(), parts).to(gpu));
+    at::Tensor whole = rows(step, 0, parts);
+    for (int part = 1; part < parts; ++part) whole = at::cat({whole, rows(step, part, parts)});
+    train(alone_optimizer, alone, whole);
+  }
+  for (size_t i = 0; i < model->parameters().size(); ++i) {
+    EXPECT_TRUE(at::allclose(model->parameters()[i].cpu(), alone->parameters()[i], 1e-5, 1e-6));
+  }
+}
+
+TEST_F(GpusOfSomeRanks, OthersAreToldWhy) {
+  EXPECT_THAT(error_of([] { (void)device(); }),
+              AllOf(HasSubstr("rank 0 has no GPU (no NVIDIA driver)"), HasSubstr("process set")));
+  if (rank() == 0) {
+    EXPECT_THAT(error_of([&] { (void)device(trainers_); }), HasSubstr("rank 0 is not in"));
+    EXPECT_THAT(error_of([] { allreduce(at::ones({4}), {.name = "x"}); }),
+                HasSubstr("rank 0 has no GPU"));
+    return;
+  }
+  const at::Tensor on_gpu = at::ones({4}).to(device(trainers_));
+  EXPECT_THAT(
+      error_of([&] { allreduce(on_gpu, {.name = "x"}); }),
+      AllOf(HasSubstr("tensor \"x\": it is in cuda memory"), HasSubstr("rank 0 has no GPU")));
+  EXPECT_TRUE(at::equal(allreduce(on_gpu, {.op = ReduceOp::Sum, .process_set = trainers_}).cpu(),
+                        at::full({4}, static_cast<float>(trainers_.size()))));
+}
+
+}  // namespace
+}  // namespace horon::gpus_of_some_ranks_test
