@@ -104,10 +104,8 @@ std::shared_ptr<std::byte> private_memory(size_t bytes) {
 
 std::shared_ptr<ops::JobGpu> gpu_of_rank() {
   auto gpu = ops::gpu();
-  if (gpu == nullptr || !gpu->all_ranks().available()) {
-    throw Error(
-        ErrorCode::Config,
-        core::concat("--device cuda: ", gpu == nullptr ? "no GPU" : gpu->all_ranks().unavailable));
+  if (!gpu->available()) {
+    throw Error(ErrorCode::Config, core::concat("--device cuda: ", gpu->unavailable()));
   }
   return gpu;
 }

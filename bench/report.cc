@@ -59,7 +59,7 @@ std::string set_name(const Options& options) {
 std::string place_text(const Options& options) {
   if (options.device == DeviceKind::Host) return core::host_name();
   const auto gpu = ops::gpu();
-  if (gpu == nullptr || gpu->device() < 0) return core::host_name();
+  if (gpu->device() < 0) return core::host_name();
   return core::concat(core::host_name(), " device ", gpu->device(), ", ",
                       gpu->cuda()->device_name());
 }

@@ -97,14 +97,6 @@ BetweenHosts between_hosts(const Communicator& communicator, const core::Config&
   return parts;
 }
 
-JobGpu::Together gpus_of(const Communicator& communicator, const std::shared_ptr<JobGpu>& gpu) {
-  if (gpu != nullptr) return gpu->among(communicator.members());
-  JobGpu::Together none;
-  none.any_device = false;
-  none.unavailable = "the set takes host memory only";
-  return none;
-}
-
 // Every op of the host once more, for tensors on GPUs.
 void add_staged_ops(std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
   const size_t count = ops.size();
@@ -231,13 +223,12 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     }
     for (auto& op : make_mpi_ops(communicator.mpi(), scratch)) ops.push_back(std::move(op));
   }
-  const JobGpu::Together gpus = gpus_of(communicator, gpu);
-  if (gpus.uses_nccl()) {
+  if (gpu != nullptr && gpu->uses_nccl()) {
     if (reduces_in_hierarchy(communicator, config)) {
       add_nccl_hier_allreduce(communicator, config, scratch, gpu, ops);
     }
     add_nccl_ops(communicator, gpu, ops);
-  } else if (gpus.available()) {
+  } else if (gpu != nullptr) {
     add_staged_ops(ops);
   }
   ops.push_back(std::make_unique<PlanBarrier>());
@@ -245,14 +236,13 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
 }
 
 std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
-    core::LocalGroup* local_group, const std::shared_ptr<JobGpu>& gpu,
-    const JobGpu::Together& gpus) {
+    core::LocalGroup* local_group, const std::shared_ptr<JobGpu>& gpu) {
   std::vector<std::unique_ptr<core::MemoryDomain>> domains;
   domains.push_back(std::make_unique<HostMemory>(local_group));
-  if (gpu != nullptr && gpus.available()) {
+  if (gpu != nullptr) {
     const auto open = [gpu] { return gpu->cuda(); };
     const auto is_open = [gpu] { return gpu->is_open(); };
-    if (gpus.uses_nccl()) {
+    if (gpu->uses_nccl()) {
       domains.push_back(std::make_unique<CudaMemory>(gpu->device(), open, is_open));
     } else {
       domains.push_back(std::make_unique<PinnedMemory>(gpu->device(), open, is_open));
@@ -278,13 +268,15 @@ core::Executor::Parts make_pair_execution(const Communicator& world, const std::
 
 core::Executor::Parts make_execution(const Communicator& communicator, const core::Config& config,
                                      const std::shared_ptr<core::Timeline>& timeline,
-                                     const std::shared_ptr<JobGpu>& gpu) {
+                                     const std::shared_ptr<JobGpu>& job_gpu) {
+  const std::vector<int>& members = communicator.members();
+  const bool reaches_gpus = job_gpu != nullptr && job_gpu->unavailable(members).empty();
+  const std::shared_ptr<JobGpu> gpu = reaches_gpus ? job_gpu : nullptr;
   core::Executor::Parts parts;
   parts.rank = communicator.topology().rank;
   parts.size = communicator.topology().size;
-  parts.ranks = communicator.members();
-  parts.scratch = make_scratch(
-      make_builtin_domains(&communicator.local_group(), gpu, gpus_of(communicator, gpu)), config);
+  parts.ranks = members;
+  parts.scratch = make_scratch(make_builtin_domains(&communicator.local_group(), gpu), config);
   parts.ops = std::make_shared<core::OpTable>(
       make_builtin_ops(communicator, config, parts.scratch, gpu), config.allreduce);
   parts.timeline = timeline;

@@ -25,8 +25,8 @@ size_t builtin_area_bytes(const core::Topology& topology, const core::Config& co
 std::unique_ptr<core::Gate> make_gate(const Communicator& communicator, const core::Config& config);
 
 // Every member makes the same list: what decides is the same on all of them. The communicator must
-// outlive the ops. `scratch`: what they convert and stage. `gpu`: null, or the members
-// can't use theirs together: no ops on memory of devices.
+// outlive the ops. `scratch`: what they convert and stage. `gpu`: null, or each member has a GPU
+// that collectives reach; null: no ops on memory of devices.
 std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     const Communicator& communicator, const core::Config& config,
     const std::shared_ptr<core::ScratchPool>& scratch,
@@ -38,17 +38,17 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
 bool asks_for_hierarchy(const core::Config& config);
 bool reduces_in_hierarchy(const Communicator& communicator, const core::Config& config);
 
-// One domain for each kind of memory. `local_group` may be null. `gpus`: of the members.
+// One domain for each kind of memory. `local_group` may be null; `gpu` as above.
 std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
-    core::LocalGroup* local_group, const std::shared_ptr<JobGpu>& gpu = nullptr,
-    const JobGpu::Together& gpus = {});
+    core::LocalGroup* local_group, const std::shared_ptr<JobGpu>& gpu = nullptr);
 
 // What the batches of a set run on, the world's and every other's: the ops on its communicator,
-// which must outlive them, and the memory. The timeline may be null. Throws Error(Config) if the
-// knob HORON_ALLREDUCE names an op that this set does not have.
+// which must outlive them, and the memory; on devices too if the members can use theirs together
+// (JobGpu::unavailable()). The timeline and `job_gpu` may be null. Throws Error(Config) if the knob
+// HORON_ALLREDUCE names an op that this set does not have.
 core::Executor::Parts make_execution(const Communicator& communicator, const core::Config& config,
                                      const std::shared_ptr<core::Timeline>& timeline,
-                                     const std::shared_ptr<JobGpu>& gpu = nullptr);
+                                     const std::shared_ptr<JobGpu>& job_gpu = nullptr);
 
 // What the two ranks of a pair send and receive on (core/runtime/pair_sets.h). The communicator of
 // all ranks must outlive it. Local.

@@ -4,6 +4,7 @@
 #include "horon/ops/host/host_refusal.h"
 
 namespace horon::ops {
+
 std::string PlanBarrier::refusal(const core::BatchFacts& facts) const {
   return host_refusal(facts, CollectiveKind::Barrier);
 }

@@ -94,7 +94,7 @@ Json choices_json() {
 
 // Empty where no tensor can be on a GPU.
 std::vector<std::string> selection_on_gpus() {
-  if (!horon::ops::gpu()->all_ranks().available()) return {};
+  if (!horon::ops::gpu()->available()) return {};
   return horon::ops::explain_selection({}, horon::CollectiveKind::Allreduce,
                                        horon::DeviceKind::Cuda);
 }

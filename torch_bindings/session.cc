@@ -49,16 +49,15 @@ void init(const InitOptions& options, std::string_view headers) {
 c10::Device device(const ProcessSet& process_set) {
   const std::shared_ptr<ops::JobGpu> gpu = ops::gpu();
   ops::runtime().require_member(process_set.id());
-  const ops::JobGpu::Together gpus = gpu->among(process_set.ranks());
-  if (!gpus.any_device || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+  const std::vector<int> ranks = process_set.ranks();
+  if (!gpu->any_device(ranks) || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
     return c10::Device(c10::kCPU);
   }
   const bool made_by_members = process_set.id() >= core::kFirstNumberedSet;
-  if (made_by_members || !gpus.available()) {
-    const std::string_view why =
-        made_by_members ? "a process set that its members have made alone takes host memory only: "
-                          "let all ranks make it"
-                        : std::string_view(gpus.unavailable);
+  const std::string why = made_by_members ? "a process set that its members have made alone takes "
+                                            "host memory only: let all ranks make it"
+                                          : gpu->unavailable(ranks);
+  if (!why.empty()) {
     throw Error(
         ErrorCode::Config,
         concat("device(): ", why, ". To train on the CPU set CUDA_VISIBLE_DEVICES to nothing"));

@@ -132,16 +132,15 @@ std::string JobGpu::judge(const std::vector<Facts>& facts, const std::vector<int
   return fault_of_shared_gpus(facts, host_of);
 }
 
-JobGpu::Together JobGpu::among(const std::vector<int>& ranks) const {
-  if (facts_.empty()) return {};  // the one that is open
-  Together together;
-  together.any_device = std::any_of(ranks.begin(), ranks.end(), [this](int rank) {
-    return has_gpu(facts_[static_cast<size_t>(rank)]);
+std::string JobGpu::unavailable(const std::vector<int>& ranks) const {
+  if (insists_on_nccl_ && !uses_nccl()) return nccl_unavailable_;
+  return fault_of_missing_gpus(facts_, ranks);
+}
+
+bool JobGpu::any_device(const std::vector<int>& ranks) const {
+  return std::any_of(ranks.begin(), ranks.end(), [this](int rank) {
+    return std::binary_search(owners_.begin(), owners_.end(), rank);
   });
-  const std::string missing = fault_of_missing_gpus(facts_, ranks);
-  together.nccl_unavailable = missing.empty() ? nccl_fault_ : missing;
-  together.unavailable = insists_ && !nccl_fault_.empty() ? nccl_fault_ : missing;
-  return together;
 }
 
 std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
@@ -156,12 +155,12 @@ std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
     gpu->facts_.push_back(facts_from_text(text));
   }
   gpu->owners_ = ranks_where(gpu->facts_, has_gpu);
-  gpu->nccl_fault_ = collectives == "host" ? "HORON_GPU_COLLECTIVES=host asks for the host"
-                                           : judge(gpu->facts_, topology.host_of);
-  gpu->insists_ = collectives == "nccl";
+  gpu->nccl_unavailable_ = collectives == "host" ? "HORON_GPU_COLLECTIVES=host asks for the host"
+                                                 : judge(gpu->facts_, topology.host_of);
+  gpu->insists_on_nccl_ = collectives == "nccl";
   std::vector<int> all(gpu->facts_.size());
   std::iota(all.begin(), all.end(), 0);
-  gpu->all_ranks_ = gpu->among(all);
+  gpu->unavailable_ = gpu->unavailable(all);
   const bool one_rank_each = topology.host_count() == topology.size;
   gpu->host_drives_allreduce_ = collectives == "hierarchical" && topology.host_count() > 1 &&
                                 (one_rank_each || shared_memory);

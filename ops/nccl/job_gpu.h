@@ -21,36 +21,32 @@ namespace horon::ops {
 // Any thread.
 class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_this<JobGpu> {
  public:
-  // Collective over all ranks of the job. Never throws for want of GPUs: among() says so. A rank
-  // gets the only device that it may use, or the one with its local rank.
-  // `collectives`: HORON_GPU_COLLECTIVES. `shared_memory`: ranks of a host may share memory.
+  // Collective over all ranks of the job. Never throws for want of GPUs: unavailable() says so. A
+  // rank gets the only device that it may use, or the one with its local rank. `collectives`:
+  // HORON_GPU_COLLECTIVES. `shared_memory`: ranks of a host may share memory.
   static std::shared_ptr<JobGpu> find(const core::Bootstrap& bootstrap,
                                       std::shared_ptr<GpuLibraries> libraries,
                                       const std::string& collectives = "auto",
                                       bool shared_memory = true);
-  // One that is open.
+  // One that is open, of a job whose ranks all have one; which ranks is not known to it.
   JobGpu(std::shared_ptr<CudaApi> cuda, std::shared_ptr<NcclApi> nccl);
 
-  // What some ranks can do with their GPUs: the same on all of them.
-  struct Together {
-    bool any_device = true;  // at least one rank has one
-    // Why collectives can't reach tensors on the GPUs: one sentence that names the ranks, and the
-    // cure if there is one. Empty: they can, since each rank has one.
-    std::string unavailable;
-    // Why NCCL can't make them, so that the host does, on copies. Empty: it can, since NCCL
-    // connects all GPUs of the job. What only some of them can do is left to the host in every set:
-    // kernels of NCCL that wait for peers, beside calls that wait for the device, or on one device
-    // from two ranks, could wait for each other for ever.
-    std::string nccl_unavailable;
-
-    bool available() const { return unavailable.empty(); }
-    bool uses_nccl() const { return available() && nccl_unavailable.empty(); }
-  };
-  // `ranks`: of the job, ascending, at least one.
-  Together among(const std::vector<int>& ranks) const;
-  const Together& all_ranks() const { return all_ranks_; }
-  // Those that have a GPU.
+  // Why collectives of these ranks can't reach tensors on their GPUs: one sentence that names the
+  // ranks, and the cure if there is one; the same on all ranks. Empty: they can, since each of them
+  // has one. `ranks`: of the job, ascending, at least one.
+  std::string unavailable(const std::vector<int>& ranks) const;
+  // The same of all ranks.
+  const std::string& unavailable() const { return unavailable_; }
+  bool available() const { return unavailable_.empty(); }
+  // By NCCL, which then connects all GPUs of the job. Else the host makes the collectives, on
+  // copies, in every set. If only some sets had NCCL, its kernels, which wait for peers, and calls
+  // that wait for the device, or kernels of two ranks on one device, could wait for each other for
+  // ever.
+  bool uses_nccl() const { return nccl_unavailable_.empty(); }
+  const std::string& nccl_unavailable() const { return nccl_unavailable_; }
+  // The ranks that have a GPU, ascending.
   const std::vector<int>& owners() const { return owners_; }
+  bool any_device(const std::vector<int>& ranks) const;
   // Allreduces between hosts go by messages (ops/hierarchical_gpu), so the host drives them; where
   // hosts have several ranks, these have two halves in NCCL, and the messages in between. The same
   // answers on all ranks of the job.
@@ -97,9 +93,9 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
   Facts mine_;
   std::vector<Facts> facts_;  // of all ranks
   std::vector<int> owners_;
-  std::string nccl_fault_;  // of all owners
-  bool insists_ = false;    // on NCCL
-  Together all_ranks_;
+  bool insists_on_nccl_ = false;
+  std::string unavailable_;
+  std::string nccl_unavailable_;
   bool host_drives_allreduce_ = false;
   bool reduces_in_halves_ = false;
   void stay_out_of_captures() noexcept;  // if this thread is the seated one; under mutex_

@@ -39,8 +39,8 @@ void NcclBatch::plan_scales() {
   }
   scale_input(batch_.prescale * reduction_.part);
   const double behind = batch_.postscale / (reduction_.part * static_cast<double>(batch_.divisor));
-  if (behind != 1.0 && count > 0)
-    after_ = one_move(MoveLaunch::scale(dtype, dtype, behind), output, output, count);
+  if (behind == 1.0 || count == 0) return;
+  after_ = one_move(MoveLaunch::scale(dtype, dtype, behind), output, output, count);
 }
 
 void NcclBatch::scale_input(double factor) {

@@ -129,18 +129,19 @@ Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
 
 void Job::warn_of_gpus() const {
   if (gpu_->owners().empty()) return;
-  const JobGpu::Together& all = gpu_->all_ranks();
-  if (!all.available()) {
-    core::log(core::LogLevel::Warn,
-              concat("tensors on GPUs are refused in collectives of all ranks: ", all.unavailable));
+  if (!gpu_->available()) {
+    core::log(
+        core::LogLevel::Warn,
+        concat("tensors on GPUs are refused in collectives of all ranks: ", gpu_->unavailable()));
   }
-  const JobGpu::Together owners = gpu_->among(gpu_->owners());
-  if (owners.available() && !owners.uses_nccl() && config_.gpu_collectives != "host") {
+  const bool owners_can = gpu_->unavailable(gpu_->owners()).empty();
+  if (owners_can && !gpu_->uses_nccl() && config_.gpu_collectives != "host") {
     core::log(core::LogLevel::Warn, concat("collectives of tensors on GPUs are slow, since they go "
                                            "through the host: ",
-                                           owners.nccl_unavailable));
+                                           gpu_->nccl_unavailable()));
   }
-  if (all.uses_nccl() && asks_for_hierarchy(config_) && !reduces_in_hierarchy(*world_, config_)) {
+  if (gpu_->available() && gpu_->uses_nccl() && asks_for_hierarchy(config_) &&
+      !reduces_in_hierarchy(*world_, config_)) {
     core::log(
         core::LogLevel::Warn,
         concat("HORON_GPU_COLLECTIVES=hierarchical changes nothing for the set of all ranks: ",
@@ -203,7 +204,7 @@ void Job::start_runtime() {
     parts.topology = topology;
     if (gpu_->device() >= 0) parts.seat_visitor = gpu_;
     parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
-    parts.world.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = gpu_->all_ranks().unavailable;
+    parts.world.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = gpu_->unavailable();
     parts.world.gate = make_gate(*world_, config_);
     const bool in_submit = config_.step_in_submit == "on";
     parts.step_in_submit =
@@ -303,8 +304,8 @@ core::WaitPolicy Job::wait_policy() const {
 }
 
 std::string_view Job::path_between_gpus() const {
-  if (!gpu_->all_ranks().available()) return "";
-  if (!gpu_->all_ranks().uses_nccl()) return ", GPUs through the host";
+  if (!gpu_->available()) return "";
+  if (!gpu_->uses_nccl()) return ", GPUs through the host";
   return reduces_in_hierarchy(*world_, config_) ? ", GPUs by NCCL within hosts and MPI between them"
                                                 : ", NCCL between GPUs";
 }

@@ -162,7 +162,7 @@ core::SetResources ProcessSets::make_resources() {
   std::unique_ptr<core::Gate> gate = make_gate(*prepared.communicator, *parts_.config);
   std::string no_gpus;
   if (prepared.gpu != nullptr) {
-    no_gpus = prepared.gpu->among(prepared.communicator->members()).unavailable;
+    no_gpus = prepared.gpu->unavailable(prepared.communicator->members());
   }
   core::SetResources resources(std::move(prepared.communicator),
                                std::make_unique<core::Executor>(std::move(*prepared.execution)),

@@ -12,7 +12,7 @@ void meet(core::Runtime& runtime, const std::string& name, const std::string& wh
   spec->parts = {{what, {0}}};
   core::Submission submission;
   submission.name = name;
-  if (gpu != nullptr && gpu->all_ranks().uses_nccl()) {
+  if (gpu != nullptr && gpu->available() && gpu->uses_nccl()) {
     spec->device = DeviceKind::Cuda;
     submission.device_index = gpu->device();
   }

@@ -69,15 +69,15 @@ void check_sets(const std::vector<std::string>& buses, const std::string& collec
 
 TEST(JobGpu, SetsOfRanksWithGpus) {
   check_sets({"a", "", "b", "c"}, "auto", [](JobGpu& gpu) {
-    EXPECT_TRUE(gpu.among({0, 2, 3}).uses_nccl());
-    EXPECT_TRUE(gpu.among({3}).uses_nccl());
-    EXPECT_EQ(gpu.among({1}).unavailable, "rank 1 has no GPU (this host plays no GPU)");
-    EXPECT_FALSE(gpu.among({1}).any_device);
-    const JobGpu::Together mixed = gpu.among({0, 1});
-    EXPECT_TRUE(mixed.any_device);
-    EXPECT_FALSE(mixed.uses_nccl());
-    EXPECT_EQ(mixed.unavailable, gpu.all_ranks().unavailable);
-    EXPECT_THAT(mixed.unavailable, AllOf(HasSubstr("rank 1 has no GPU (this host plays no GPU)"),
+    EXPECT_TRUE(gpu.uses_nccl());
+    EXPECT_EQ(gpu.unavailable({0, 2, 3}), "");
+    EXPECT_EQ(gpu.unavailable({3}), "");
+    EXPECT_EQ(gpu.unavailable({1}), "rank 1 has no GPU (this host plays no GPU)");
+    EXPECT_FALSE(gpu.any_device({1}));
+    EXPECT_TRUE(gpu.any_device({0, 1}));
+    EXPECT_FALSE(gpu.available());
+    EXPECT_EQ(gpu.unavailable({0, 1}), gpu.unavailable());
+    EXPECT_THAT(gpu.unavailable(), AllOf(HasSubstr("rank 1 has no GPU (this host plays no GPU)"),
                                          HasSubstr("a process set of ranks with a GPU")));
   });
 }
@@ -85,13 +85,13 @@ TEST(JobGpu, SetsOfRanksWithGpus) {
 // No set has NCCL on a device that another rank uses too.
 TEST(JobGpu, OneSharedGpuLeavesAllSetsToTheHost) {
   check_sets({"a", "", "b", "a"}, "auto", [](JobGpu& gpu) {
+    EXPECT_THAT(gpu.nccl_unavailable(), HasSubstr("ranks 0 and 3 share the GPU at a"));
     for (const std::vector<int>& set : {std::vector<int>{0, 3}, {0, 2}, {2}}) {
-      EXPECT_TRUE(gpu.among(set).available());
-      EXPECT_THAT(gpu.among(set).nccl_unavailable, HasSubstr("ranks 0 and 3 share the GPU at a"));
+      EXPECT_EQ(gpu.unavailable(set), "");
     }
   });
   check_sets({"a", "", "b", "a"}, "nccl", [](JobGpu& gpu) {
-    EXPECT_THAT(gpu.among({0, 2}).unavailable, HasSubstr("ranks 0 and 3 share"));
+    EXPECT_THAT(gpu.unavailable({0, 2}), HasSubstr("ranks 0 and 3 share"));
   });
 }
 
@@ -102,7 +102,7 @@ TEST(JobGpu, NoRankHasOne) {
     options.devices = 0;
     const auto gpu = JobGpu::find(job.of(rank), std::make_shared<test::HostGpuLibraries>(options));
     EXPECT_TRUE(gpu->owners().empty());
-    EXPECT_EQ(gpu->all_ranks().unavailable, "no rank has a GPU: this host plays no GPU");
+    EXPECT_EQ(gpu->unavailable(), "no rank has a GPU: this host plays no GPU");
   });
 }
 
@@ -115,7 +115,7 @@ TEST(JobGpu, IsChosenByLocalRankAndNotOpened) {
     options.bus = rank == 2 ? "its own" : "";
     const auto libraries = std::make_shared<test::HostGpuLibraries>(options);
     const auto gpu = JobGpu::find(bootstrap, libraries);
-    EXPECT_EQ(gpu->all_ranks().unavailable, "");
+    EXPECT_EQ(gpu->unavailable(), "");
     EXPECT_EQ(gpu->device(), rank == 2 ? 0 : rank);
     EXPECT_EQ(libraries->opened_device(), nullptr);
     EXPECT_EQ(gpu->cuda()->device(), gpu->device());

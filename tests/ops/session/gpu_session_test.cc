@@ -29,7 +29,7 @@ using testing::HasSubstr;
 
 TEST_F(GpuSession, WithoutGpuTensorsNothingIsOpened) {
   start();
-  EXPECT_EQ(ops::gpu()->all_ranks().unavailable, "");
+  EXPECT_EQ(ops::gpu()->unavailable(), "");
   const Floats data = floats(1000, mine());
   const Handle handle = allreduce({}, "x", data, DeviceKind::Host);
   (void)handle->get();
@@ -298,7 +298,7 @@ TEST_F(GpuSession, RanksWithAndWithoutGpusAreTold) {
       "rank 1 has no GPU (this host plays no GPU), the others have one: a process set of ranks "
       "with "
       "a GPU can use them";
-  EXPECT_EQ(ops::gpu()->all_ranks().unavailable, why);
+  EXPECT_EQ(ops::gpu()->unavailable(), why);
   const Floats data = floats(50, mine());
   EXPECT_THAT(error_of([&] { return allreduce({}, "x", data); }),
               AllOf(HasSubstr("tensor \"x\": it is in cuda memory"), HasSubstr(why),

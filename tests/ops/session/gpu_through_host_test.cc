@@ -31,7 +31,7 @@ TEST_F(GpuThroughHost, WhereRanksShareAGpu) {
               HasSubstr("share the GPU at 0000:3B:00.0"));
   shutdown();
   start(options);
-  EXPECT_THAT(ops::gpu()->all_ranks().nccl_unavailable, HasSubstr("share the GPU at 0000:3B:00.0"));
+  EXPECT_THAT(ops::gpu()->nccl_unavailable(), HasSubstr("share the GPU at 0000:3B:00.0"));
   const Floats data = floats(50, mine());
   EXPECT_EQ(error_of([&] { return allreduce({}, "x", data); }), "");
   EXPECT_THAT(*data, testing::Each(sum_of({})));
@@ -39,7 +39,7 @@ TEST_F(GpuThroughHost, WhereRanksShareAGpu) {
   shutdown();
   options.nccl_host_id = std::to_string(test_rank());
   start(options);
-  EXPECT_TRUE(ops::gpu()->all_ranks().uses_nccl());
+  EXPECT_TRUE(ops::gpu()->uses_nccl());
   EXPECT_EQ(error_of([&] { return allreduce({}, "x", floats(50, mine())); }), "");
 }
 

@@ -43,10 +43,10 @@ class GpusOfSomeRanks : public testing::Test {
   ProcessSet trainers_;
 };
 
-// Rows of the simulation, which each trainer takes its part of.
-at::Tensor rows(int step, int part, int parts) {
-  const at::Tensor all = at::arange(4 * parts * 3, at::kFloat).add_(step).mul_(0.3).sin();
-  return all.view({-1, 3}).slice(0, 4 * part, 4 * (part + 1));
+// Of all trainers; each takes its part.
+at::Tensor all_rows(int step, int trainers) {
+  const at::Tensor values = at::arange(4 * trainers * 3, at::kFloat).add_(step).mul_(0.3).sin();
+  return values.view({-1, 3});
 }
 
 template <class Optimizer>
@@ -64,7 +64,6 @@ torch::nn::Linear make_model() {
 }
 
 TEST_F(GpusOfSomeRanks, TrainInAProcessSet) {
-  const int parts = trainers_.size();
   if (rank() == 0) {
     for (int step = 0; step < kSteps; ++step) {
       (void)broadcast(at::full({1}, step, at::kFloat), {.name = "step"});
@@ -84,10 +83,9 @@ TEST_F(GpusOfSomeRanks, TrainInAProcessSet) {
   for (int step = 0; step < kSteps; ++step) {
     const at::Tensor told = broadcast(at::zeros({1}), {.name = "step"});
     ASSERT_EQ(told.item<float>(), static_cast<float>(step));
-    train(optimizer, model, rows(step, trainers_.rank(), parts).to(gpu));
-    at::Tensor whole = rows(step, 0, parts);
-    for (int part = 1; part < parts; ++part) whole = at::cat({whole, rows(step, part, parts)});
-    train(alone_optimizer, alone, whole);
+    const at::Tensor rows = all_rows(step, trainers_.size());
+    train(optimizer, model, rows.narrow(0, 4 * trainers_.rank(), 4).to(gpu));
+    train(alone_optimizer, alone, rows);
   }
   for (size_t i = 0; i < model->parameters().size(); ++i) {
     EXPECT_TRUE(at::allclose(model->parameters()[i].cpu(), alone->parameters()[i], 1e-5, 1e-6));
