@@ -69,6 +69,10 @@ class PendingCollective {
   // and on the other ranks no elements, or with Into::Same the tensor as it is.
   void add_reduced(const at::Tensor& tensor, Into into);
 
+  // A hash of what the ranks agree on but for names: calls that are alike have the same. Between
+  // the last part and the beginning.
+  uint64_t likeness() const;
+
   // Begins. Throws Error(DuplicateName) if a call of a name that the program has given is in
   // flight. The parts must have been checked, and `self` is this object.
   void submit(const std::shared_ptr<PendingCollective>& self);

@@ -1,4 +1,4 @@
-// What is wrong with the tensors of a call.
+// What is wrong with the tensors of a call, and which calls are alike.
 #include <cmath>
 
 #include <c10/util/accumulate.h>
@@ -109,6 +109,21 @@ void PendingCollective::check_output(const Part& part, const at::Tensor& rows,
     fail("has the shape ", core::shape_text(shape), "; its rows must have the shape ",
          core::shape_text(part.row_shape));
   }
+}
+
+uint64_t PendingCollective::likeness() const {
+  c10::SmallVector<int64_t, 32> numbers = {
+      static_cast<int64_t>(spec.kind),        static_cast<int64_t>(spec.dtype),
+      static_cast<int64_t>(spec.reduce_op),   spec.root,
+      static_cast<int64_t>(spec.compression), grouped_ ? 1 : 0};
+  for (const Part& part : parts_) {
+    at::IntArrayRef agreed = part.shape;
+    if (core::has_own_rows(spec.kind) && !agreed.empty()) agreed = agreed.slice(1);
+    numbers.push_back(static_cast<int64_t>(agreed.size()));
+    numbers.append(agreed.begin(), agreed.end());
+  }
+  return core::hash_of(
+      {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)});
 }
 
 }  // namespace horon::torch_detail

@@ -18,7 +18,7 @@ foreach(ranks 2 3)
                    -p no:cacheprovider ${python_tests})
 endforeach()
 set(python_group_tests ${HORON_PYTHON_EXECUTABLE} -m pytest -q -x -p no:cacheprovider
-    ${python_tests}/process_group_hooks_test.py
+    ${python_tests}/process_group_cycle_test.py ${python_tests}/process_group_hooks_test.py
     ${python_tests}/process_group_meeting_test.py ${python_tests}/process_group_members_test.py
     ${python_tests}/process_group_messages_test.py ${python_tests}/process_group_outputs_test.py
     ${python_tests}/process_group_sparse_test.py)

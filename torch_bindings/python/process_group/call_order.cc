@@ -4,14 +4,18 @@
 #include <exception>
 #include <utility>
 
+#include <ATen/ops/tensor.h>
+
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::python::process_group {
 
-CallOrder::CallOrder(const std::string& group, ProcessSet set) : set_(std::move(set)) {
-  for (size_t i = 0; i < kNames; ++i) names_[i] = core::concat("c10d.", group, ".", i);
+CallOrder::CallOrder(const std::string& group, ProcessSet set)
+    : set_(std::move(set)), begins_(core::concat("c10d.", group, ".")) {
+  use(kLeastNames);
 }
 
 void CallOrder::start(Operation& operation, const Start& what,
@@ -24,31 +28,35 @@ void CallOrder::start_all(
     Operation& operation, const Start& what, size_t collectives,
     const std::function<void(torch_detail::PendingCollective&, size_t)>& fill) {
   const std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < std::min(collectives, kNames); ++i) wait_for_name(operation, count() + i);
+  take_answer(operation, collectives);
+  for (size_t i = 0; i < std::min(collectives, number_); ++i) {
+    wait_for_name(operation, count() + i);
+  }
   std::exception_ptr fault;
   for (size_t i = 0; i < collectives; ++i) {
-    if (i >= kNames) wait_for_name(operation, count());
+    if (i >= number_) wait_for_name(operation, count());
     try {
       start_next(operation, what,
                  [&](torch_detail::PendingCollective& pending) { fill(pending, i); });
     } catch (const Error&) {
       if (fault == nullptr) fault = std::current_exception();
     }
+    ask_for_number();
   }
   if (fault != nullptr) std::rethrow_exception(fault);
 }
 
-void CallOrder::wait_for_name(const Operation& operation, size_t number) const {
+void CallOrder::wait_for_name(const Operation& operation, uint64_t call) {
   // Gone: the runtime has let go of it, so it has ended.
-  const Pending last = last_[number % kNames].lock();
+  const Pending last = name_of(call).last.lock();
   if (last != nullptr && !last->state().finished()) operation.wait_for_earlier(*last);
 }
 
 void CallOrder::start_next(Operation& operation, const Start& what,
                            const std::function<void(torch_detail::PendingCollective&)>& fill) {
-  const size_t slot = count_++ % kNames;
-  auto pending = std::make_shared<torch_detail::PendingCollective>(
-      what.kind, to_string(what.kind), names_[slot], set_, what.grouped);
+  Name& name = name_of(count_++);
+  auto pending = std::make_shared<torch_detail::PendingCollective>(what.kind, to_string(what.kind),
+                                                                   name.text, set_, what.grouped);
   pending->results_are_copied = true;  // into the tensors that torch.distributed gives
   try {
     fill(*pending);
@@ -57,9 +65,59 @@ void CallOrder::start_next(Operation& operation, const Start& what,
   } catch (...) {  // LibTorch's own errors
     pending->refuse(core::current_error());
   }
+  cycle_.note(pending->likeness());
   pending->submit_in_turn(pending);
-  last_[slot] = pending;
+  name.last = pending;
   operation.add(std::move(pending));
+}
+
+// A number that not all want is none: ranks whose latest calls differ, by a mistake that they have
+// been told of, go on as they are until they agree again.
+void CallOrder::take_answer(const Operation& operation, size_t collectives) {
+  if (!question_ || count() + collectives <= question_->from) return;
+  if (!question_->answer->state().finished()) operation.wait_for_earlier(*question_->answer);
+  const Pending answer = std::exchange(question_, std::nullopt)->answer;
+  try {
+    const at::Tensor numbers = answer->results().front();
+    const auto* const least_and_largest = numbers.const_data_ptr<int64_t>();
+    const int64_t number = least_and_largest[0];
+    if (number == -least_and_largest[1]) use(static_cast<size_t>(number));
+  } catch (const Error&) {  // ends the job, as the call that comes will tell
+  }
+}
+
+// Waits for nobody: a rank may make many calls before another one makes its first. Who waits for
+// the answer would have waited for the name of that call, too.
+void CallOrder::ask_for_number() {
+  if (question_ || count() < next_look_) return;
+  next_look_ = count() + std::min<uint64_t>(count(), CallCycle::kLongest);
+  const torch_detail::PlainMode plain;
+  const auto wanted = static_cast<int64_t>(wanted_number());
+  auto pending = std::make_shared<torch_detail::PendingCollective>(
+      CollectiveKind::Allreduce, to_string(CollectiveKind::Allreduce), begins_ + "names", set_);
+  try {
+    pending->spec.reduce_op = ReduceOp::Min;
+    pending->add(at::tensor({wanted, -wanted}), torch_detail::Into::Same);
+    pending->submit_in_turn(pending);
+  } catch (const Error&) {  // has ended the job, as the call beside it will tell
+    return;
+  }
+  question_ = Question{std::move(pending), count() + number_};
+}
+
+// The present number stays while it fits: within a step more calls may be alike than it takes to
+// find a shorter cycle.
+size_t CallOrder::wanted_number() const {
+  if (cycle_.repeats_after(number_)) return number_;
+  const size_t length = cycle_.length();
+  return length == 0 ? number_ : (kLeastNames + length - 1) / length * length;
+}
+
+void CallOrder::use(size_t number) {
+  if (number == number_) return;
+  for (size_t i = names_.size(); i < number; ++i) names_.push_back({core::concat(begins_, i), {}});
+  number_ = number;
+  first_call_ = count();
 }
 
 }  // namespace horon::python::process_group

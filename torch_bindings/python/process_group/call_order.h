@@ -1,24 +1,28 @@
 // The collectives of a process group have no names, only an order, which is the same on all ranks.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/python/process_group/call_cycle.h"
 #include "horon/torch_bindings/python/process_group/operation.h"
 
 namespace horon::python::process_group {
 
 // Each call gets the next of a few names, which come again and again: so the n-th call of one rank
 // meets the n-th of the others whatever its kind and shape are, ranks that differ get a Mismatch at
-// once, and what repeats starts without negotiation. Any thread of the program; threads get names
-// in the order of their calls.
+// once, and what repeats starts without negotiation. For that a name must come again with the same
+// call: so there are as many names as a step of the program has calls, or some times as many. The
+// number follows what the program does, and changes when all ranks have found the same. Any thread
+// of the program; threads get names in the order of their calls.
 class CallOrder {
  public:
   // `group`: what names begin with.
@@ -30,13 +34,13 @@ class CallOrder {
   };
   // Adds a collective to the operation; `fill` adds the tensors and what is particular. Waits while
   // the name's last call is still on its way, until the operation's deadline: then it throws
-  // Error(Timeout), and this is no call.
+  // Error(Timeout), and this is no call. There are at least 32 names.
   void start(Operation& operation, const Start& what,
              const std::function<void(torch_detail::PendingCollective&)>& fill);
   // The same for an operation of several collectives, with one name each. It waits for all names
-  // (of more than kNames: for these) before the first collective, so that all begin or none: a rank
-  // that began some of them would stay out of step. If one is refused, the others begin all the
-  // same, and then the first error is thrown.
+  // (of more than there are: for these) before the first collective, so that all begin or none: a
+  // rank that began some of them would stay out of step. If one is refused, the others begin all
+  // the same, and then the first error is thrown.
   void start_all(Operation& operation, const Start& what, size_t collectives,
                  const std::function<void(torch_detail::PendingCollective&, size_t)>& fill);
   // How many calls there have been. Waits for nobody: a message, which asks this too, may be what
@@ -45,17 +49,41 @@ class CallOrder {
 
  private:
   // More would be on their way at the same time, but each must be negotiated before it is known.
-  static constexpr size_t kNames = 32;
+  static constexpr size_t kLeastNames = 32;
+  // After so many calls the number of names is asked for first, then after twice as many each time,
+  // and in the end after each kLongest.
+  static constexpr uint64_t kFirstLook = 2 * kLeastNames;
 
-  void wait_for_name(const Operation& operation, size_t number) const;
+  struct Name {
+    std::string text;
+    std::weak_ptr<torch_detail::PendingCollective> last;  // of its calls
+  };
+  // The ranks agree on the number of names by a collective beside the calls. The answer holds from
+  // the operation on that makes the call `from`.
+  struct Question {
+    Pending answer;  // the least number that a rank wants, and the largest one, negative
+    uint64_t from = 0;
+  };
+
+  void take_answer(const Operation& operation, size_t collectives);
+  void ask_for_number();
+  size_t wanted_number() const;
+  void use(size_t number);
+  Name& name_of(uint64_t call) { return names_.at((call - first_call_) % number_); }
+  void wait_for_name(const Operation& operation, uint64_t call);
   void start_next(Operation& operation, const Start& what,
                   const std::function<void(torch_detail::PendingCollective&)>& fill);
 
   const ProcessSet set_;
-  std::array<std::string, kNames> names_;
+  const std::string begins_;  // what all names begin with
   std::mutex mutex_;
   std::atomic<uint64_t> count_{0};  // changes under the mutex
-  std::array<std::weak_ptr<torch_detail::PendingCollective>, kNames> last_;  // of each name
+  std::vector<Name> names_;
+  size_t number_ = 0;        // of names in use: the first ones
+  uint64_t first_call_ = 0;  // of those that have names by this number
+  CallCycle cycle_;
+  uint64_t next_look_ = kFirstLook;
+  std::optional<Question> question_;
 };
 
 }  // namespace horon::python::process_group
