@@ -83,6 +83,7 @@ class Measurement {
   std::vector<PeerTiming> choose_peers(const Call& call, int calls,
                                        std::vector<Contender>& contenders);
   double time_once(const Contender& contender, int calls);
+  bool rests_after(const Call& call) const;
   bool time_is_over(int repetitions, double passed_s);
   double time_on_gpu(Call call, int calls);
   // New values into the input, and the result of the call from where it is.

@@ -16,6 +16,15 @@
 namespace horon::bench {
 namespace {
 
+void sleep_through_barrier(MPI_Comm communicator, std::chrono::microseconds between_looks) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Ibarrier(communicator, &request);
+  for (int done = 0; done == 0;) {
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done == 0) std::this_thread::sleep_for(between_looks);
+  }
+}
+
 MPI_Datatype mpi_type(DataType dtype) {
   switch (dtype) {
     case DataType::Float32:
@@ -165,13 +174,12 @@ double MpiPeer::ping_s() {
   return size() > 1 ? seconds.front() / (2 * kTrips) : 0;
 }
 
+void MpiPeer::rest_until_all_are_here() {
+  sleep_through_barrier(communicator_->handle, std::chrono::microseconds(50));
+}
+
 void MpiPeer::meet_all_ranks() {
-  MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Ibarrier(MPI_COMM_WORLD, &request);
-  for (int done = 0; done == 0;) {
-    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-    if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
+  sleep_through_barrier(MPI_COMM_WORLD, std::chrono::milliseconds(2));
 }
 
 void MpiPeer::allreduce(const std::byte* input, std::byte* output, int64_t count, DataType dtype,

@@ -58,7 +58,10 @@ class MpiPeer final : public Peer {
   // one member.
   double ping_s();
 
-  // Returns when all ranks of the job have called it, members or not; sleeps meanwhile.
+  // Returns when all members have called it. Sleeps meanwhile, so that the core is free for members
+  // that are not yet there: MPI_Barrier() may keep it.
+  void rest_until_all_are_here();
+  // The same for all ranks of the job, members or not.
   static void meet_all_ranks();
   // "Open MPI v4.1.4, ..."
   static std::string library_version();

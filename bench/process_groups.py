@@ -78,9 +78,10 @@ def collectives(size):
 
 def time_calls(call, tensor, groups, options):
     """name of the group -> seconds of each repetition, on the slowest rank"""
-    calls = 16 if tensor.numel() * 4 < 65536 else 1  # one is too short for the clock
+    calls = 16 if tensor.numel() * 4 <= 65536 else 1  # one is too short for the clock
+    warmup = -(-options.warmup // calls)
     seconds = {name: [] for name in groups}
-    for repetition in range(options.warmup + options.repetitions):
+    for repetition in range(warmup + options.repetitions):
         for name, group in groups.items():
             # Each call adds to what the one before has left: without this the values would grow to
             # infinity, or be zeros, which may take another time than numbers.
@@ -89,8 +90,12 @@ def time_calls(call, tensor, groups, options):
             begin = time.perf_counter()
             for _ in range(calls):
                 call(tensor, group)
-            if repetition >= options.warmup:
-                seconds[name].append((time.perf_counter() - begin) / calls)
+            passed = time.perf_counter() - begin
+            # What this rank does next would take the time of those that are still in the
+            # collective, where they share a core. This barrier sleeps.
+            hvd.barrier()
+            if repetition >= warmup:
+                seconds[name].append(passed / calls)
     return {name: slowest(values) for name, values in seconds.items()}
 
 
@@ -182,7 +187,9 @@ def main():
     parser.add_argument("--sizes", default="4,4096,65536,1048576,16777216",
                         help="of collectives, in bytes; empty: none")
     parser.add_argument("--repetitions", type=int, default=30)
-    parser.add_argument("--warmup", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=128,
+                        help="calls of each kind and size; Horon negotiates about a hundred before "
+                        "it knows them")
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--block-s", type=float, default=0.5)
     parser.add_argument("--json", default="")
