@@ -15,6 +15,13 @@ uint64_t CallCounts::next_object(std::string_view kind, uint32_t set) {
 void CallCounts::forget(uint32_t set) {
   const std::lock_guard lock(mutex_);
   std::erase_if(counts_, [set](const auto& count) { return count.first.first == set; });
+  ++forgotten_[set];
+}
+
+uint64_t CallCounts::times_forgotten(uint32_t set) {
+  const std::lock_guard lock(mutex_);
+  const auto known = forgotten_.find(set);
+  return known == forgotten_.end() ? 0 : known->second;
 }
 
 }  // namespace horon::ops

@@ -26,6 +26,8 @@ class CallCounts {
   uint64_t next_object(std::string_view kind, uint32_t set);
   // A join() on this process set has ended: no call from before is under way on any of its ranks.
   void forget(uint32_t set);
+  // How often that has been called, for those who count by themselves.
+  uint64_t times_forgotten(uint32_t set);
 
  private:
   using Counts = std::map<std::pair<uint32_t, std::string>, uint64_t>;
@@ -33,6 +35,7 @@ class CallCounts {
   std::mutex mutex_;
   Counts counts_;
   Counts objects_;
+  std::map<uint32_t, uint64_t> forgotten_;
 };
 
 }  // namespace horon::ops

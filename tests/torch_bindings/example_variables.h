@@ -26,7 +26,7 @@ extern int epoch;
 void write_report(const std::string& path);
 extern std::vector<at::Tensor> tensors, gradients;
 extern std::string config, path;
-extern double mine, seconds, scale;
+extern double mine, mean_loss, seconds, scale;
 extern int color, epochs;
 extern int64_t steps_in_an_epoch, total_steps;
 
@@ -39,6 +39,7 @@ extern torch::optim::SGD generator_optimizer, discriminator_optimizer;
 using Optimizer = horon::DistributedOptimizer<torch::optim::SGD>;
 extern Optimizer optimizer;
 extern horon::amp::GradScaler scaler;
+extern horon::LrScheduler scheduler;
 at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target);
 
 extern horon::IdxDataset dataset;

@@ -145,6 +145,7 @@ class OptimizerPart : public CheckpointPart {
   }
 
   void spread(const std::string& /*name*/) override { broadcast_optimizer_state(optimizer_, 0); }
+  Turn turn() const override { return Turn::Optimizer; }
 
  private:
   std::string type() const { return c10::demangle(unwrapped_type(optimizer_).name()); }
@@ -199,7 +200,7 @@ class ArchivePart : public CheckpointPart {
         },
         {.name = concat("checkpoint: \"", name, "\"")});
   }
-  bool is_small() const override { return true; }
+  Turn turn() const override { return Turn::Archive; }
 
  private:
   std::function<void(torch::serialize::OutputArchive&)> save_;

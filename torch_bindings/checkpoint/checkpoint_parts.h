@@ -1,6 +1,7 @@
 // The things that a checkpoint holds and that are alike on all ranks.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -51,8 +52,10 @@ class CheckpointPart {
   virtual void spread(const std::string& name) = 0;
   // Tensors that each rank changes by itself (running means): the others may differ from rank 0's.
   virtual NamedTensors own_tensors() const { return {}; }
-  // Small ones are loaded first, since they may refuse what they are given.
-  virtual bool is_small() const { return false; }
+  // When it is loaded. Archives come before the bulk, since they may refuse what they are given,
+  // and behind the optimizers, since a schedule has the last word on a learning rate.
+  enum class Turn : uint8_t { Optimizer, Archive, Bulk };
+  virtual Turn turn() const { return Turn::Bulk; }
 };
 
 using NamedParts = std::vector<std::pair<std::string, std::unique_ptr<CheckpointPart>>>;

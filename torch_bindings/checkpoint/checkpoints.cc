@@ -124,9 +124,11 @@ class Checkpoints::Impl {
           [&] { return opened ? misfit(*opened, of_ranks) : std::string(); });
     const torch_detail::SavedOfRanks saved =
         torch_detail::share_states(of_ranks, static_cast<int>(value_in(header, kRanks).toInt()));
-    load_parts(opened, true);
+    using Turn = torch_detail::CheckpointPart::Turn;
+    load_parts(opened, Turn::Optimizer);
+    load_parts(opened, Turn::Archive);
     load_of_ranks(saved);
-    load_parts(opened, false);
+    load_parts(opened, Turn::Bulk);
     on_all_ranks([&] { torch_detail::load_rank_state(parts_, saved); },
                  {.name = "Checkpoints::load"});
     return loaded_from(header);
@@ -266,17 +268,18 @@ class Checkpoints::Impl {
     return {};
   }
 
-  void load_parts(const std::optional<OpenedCheckpoint>& opened, bool small) {
+  void load_parts(const std::optional<OpenedCheckpoint>& opened,
+                  torch_detail::CheckpointPart::Turn turn) {
     on_all_ranks(
         [&] {
           if (!opened) return;
           for (const auto& [name, part] : parts_) {
-            if (part->is_small() == small) part->load(value_in(opened->content, name));
+            if (part->turn() == turn) part->load(value_in(opened->content, name));
           }
         },
         {.name = "Checkpoints::load"});
     for (const auto& [name, part] : parts_) {
-      if (part->is_small() == small) part->spread(name);
+      if (part->turn() == turn) part->spread(name);
     }
   }
 

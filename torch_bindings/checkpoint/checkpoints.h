@@ -7,7 +7,7 @@
 //   if (const auto found = checkpoints.load_latest()) step = found->step;
 //   for (auto& batch : *loader) {
 //     ...
-//     if (++step % 1000 == 0) checkpoints.save(step, {.metric = mine});
+//     if (++step % 1000 == 0) checkpoints.save(step, {.metric = mean_loss});
 //   }
 //   checkpoints.wait();
 //

@@ -1,9 +1,13 @@
+#include <algorithm>
+#include <array>
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
 #include <jerror.h>
 #include <jpeglib.h>
 #include <png.h>
+#include <string>
+#include <string_view>
 
 #include <ATen/ops/empty.h>
 
@@ -87,6 +91,28 @@ at::Tensor rgb_of_inks(const at::Tensor& inks, bool inverted) {
   return light.narrow(2, 0, 3).mul(light.narrow(2, 3, 1)).mul_(255).round_().to(at::kByte);
 }
 
+// A PNG file without the chunks by which libpng's simple interface would change the values. The
+// rest, right or wrong, is libpng's.
+std::string without_color_space(std::span<const unsigned char> file) {
+  constexpr size_t kSignature = 8, kFrame = 12;  // of a chunk: length, type and checksum
+  constexpr std::array<std::string_view, 6> kDropped = {"gAMA", "cHRM", "sRGB",
+                                                        "iCCP", "sBIT", "cICP"};
+  const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+  std::string kept(text.substr(0, kSignature));
+  size_t at = kept.size();
+  while (at + kFrame <= file.size()) {
+    size_t length = 0;
+    for (size_t i = 0; i < 4; ++i) length = length << 8 | file[at + i];
+    if (length > file.size() - at - kFrame) break;
+    const std::string_view chunk = text.substr(at, kFrame + length);
+    const std::string_view type = chunk.substr(4, 4);
+    if (type == "IDAT") break;  // these chunks come before the pixels
+    if (std::ranges::find(kDropped, type) == kDropped.end()) kept += chunk;
+    at += chunk.size();
+  }
+  return kept.append(text.substr(at));
+}
+
 }  // namespace
 
 bool has_image_decoders() { return true; }
@@ -106,7 +132,8 @@ at::Tensor decode_jpeg(std::span<const unsigned char> bytes, const std::string& 
   return inks ? rgb_of_inks(pixels, jpeg.info.saw_Adobe_marker != 0) : pixels;
 }
 
-at::Tensor decode_png(std::span<const unsigned char> bytes, const std::string& path) {
+at::Tensor decode_png(std::span<const unsigned char> file, const std::string& path) {
+  const std::string bytes = without_color_space(file);
   png_image image;
   std::memset(&image, 0, sizeof image);
   image.version = PNG_IMAGE_VERSION;
@@ -118,7 +145,8 @@ at::Tensor decode_png(std::span<const unsigned char> bytes, const std::string& p
     ~EndPng() { png_image_free(&image); }
   } end{image};
   check_extent(image.height, image.width, path);
-  image.format = PNG_FORMAT_RGBA;  // libpng would mix a background into RGB
+  image.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;  // as 8 bits; else 16 bits would be taken for linear
+  image.format = PNG_FORMAT_RGBA;            // libpng would mix a background into RGB
   const at::Tensor pixels = at::empty({image.height, image.width, 4}, at::kByte);
   if (png_image_finish_read(&image, nullptr, pixels.mutable_data_ptr(), 0, nullptr) == 0) {
     fail_image(path, image.message);

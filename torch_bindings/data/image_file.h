@@ -12,7 +12,8 @@ namespace horon {
 bool can_decode_images();
 
 // A JPEG or PNG file, told apart by its content, as uint8 [3, rows, columns]: red, green, blue.
-// Grey images become three equal channels; transparency is left out; 16 bits become 8. Any thread.
+// Grey images become three equal channels; transparency is left out; 16 bits become 8. The values
+// are those of the file, whatever it says of their colour space, as in torchvision. Any thread.
 // Throws Error(InvalidArgument) naming the file: not there, neither of the two, broken, cut off, of
 // more than 2^28 pixels; and Error(Config) in a build without the libraries.
 at::Tensor read_image(const std::string& path);

@@ -289,7 +289,8 @@ void ShardedSampler::load(torch::serialize::InputArchive& archive) {
   if (state_->options.uneven && state_->has_other_batches(saved)) {
     refuse_sampler(
         concat("it was saved with batches of ", saved.batch, ", here they are of ", state_->batch,
-               "; uneven costs go on with batches of another size only by ", "load_resharded()"));
+               "; uneven costs go on with batches of another size only by load_resharded(), which ",
+               "Checkpoints calls where the number of ranks is another one"));
   }
   state_->resume(saved, std::vector<size_t>(saved.replicas, saved.drawn));
 }

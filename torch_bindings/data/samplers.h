@@ -40,7 +40,8 @@ struct SamplerOptions {
   // second time before all others have been left out once.
   bool drop_last = false;
   // true: each sample once, and some ranks get one more than others. Then end the epoch with
-  // join(). Not together with drop_last.
+  // join(), and before the next one take over parameters, optimizer state and the place of the
+  // schedule from the rank that came last. Not together with drop_last.
   bool uneven = false;
 };
 

@@ -232,10 +232,12 @@ void GradientReducer::Impl::refuse_early_step(bool early) {
   const std::string ranks = agreement_->ranks_that(early);
   throw Error(
       ErrorCode::InvalidArgument,
-      core::concat("\"", name_, "\": step() came on ", ranks, " before ",
+      core::concat("\"", name_, "\": step() came on ", ranks,
+                   " before any parameter had gradients of ",
                    "backward_passes_per_step = ", settings_.passes, " backward passes. ",
-                   "The parameters have not moved: call zero_grad() and run all of them, ",
-                   "or call synchronize() before step() to take a step with what there ", "is"));
+                   "The parameters have not moved: call zero_grad() and run all of them; or call ",
+                   "synchronize() before step() to take a step with what there is, as where each ",
+                   "pass trains other parameters"));
 }
 
 // Parameters and state may differ by rounding now, too little for the comparison of replicas.

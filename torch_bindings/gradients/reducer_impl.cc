@@ -354,9 +354,12 @@ void GradientReducer::Impl::set_weight(double weight) {
 void GradientReducer::Impl::before_zeroing_in_place() {
   const PlainMode plain;
   for (GradientSlot& slot : slots_) {
-    if (!slot.is_submitted()) continue;
     at::Tensor& grad = slot.parameter().mutable_grad();
     if (!grad.defined() || grad.layout() != at::kStrided) continue;
+    if (!slot.is_submitted()) {
+      slot.forget_older();  // zeroed with the rest, though it may be kept aside
+      continue;
+    }
     grad = at::zeros_like(slot.view());
   }
 }

@@ -84,6 +84,9 @@ class GradientSlot {
     if (extras_ && state_ == State::Idle && extras_->has_older) undo_older_value();
   }
 
+  // What was in .grad before this step counts no more.
+  void forget_older();
+
   // The bucket is about to be submitted: makes its memory hold this rank's contribution. False: it
   // has none, and the memory holds the neutral element (or an older value that is still in .grad).
   // `weight`: the contribution is multiplied by it; 0: there is none. `is_shown`: the program looks
@@ -206,7 +209,6 @@ class GradientSlot {
     return *extras_;
   }
   bool has_older() const { return extras_ && extras_->has_older; }
-  void forget_older();
   // .grad stands for what was submitted, or for a late part.
   bool is_represented() const { return state_ == State::Reducing || has_late(); }
   bool has_late() const { return extras_ && extras_->late.defined(); }

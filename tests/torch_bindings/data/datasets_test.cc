@@ -206,6 +206,26 @@ std::string png(const at::Tensor& pixels, uint32_t format) {
   return bytes;
 }
 
+// One row of grey pixels, of 8 or 16 bits; `gamma`: what the file says of them, 0: nothing.
+std::string grey_png(const std::string& row, int bits, double gamma) {
+  std::string bytes;
+  png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, nullptr, nullptr, nullptr);
+  png_infop info = png_create_info_struct(png);
+  const auto append = [](png_structp into, png_bytep data, png_size_t size) {
+    static_cast<std::string*>(png_get_io_ptr(into))->append(reinterpret_cast<char*>(data), size);
+  };
+  png_set_write_fn(png, &bytes, append, nullptr);
+  png_set_IHDR(png, info, static_cast<png_uint_32>(row.size() * 8 / static_cast<size_t>(bits)), 1,
+               bits, PNG_COLOR_TYPE_GRAY, PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT,
+               PNG_FILTER_TYPE_DEFAULT);
+  if (gamma > 0) png_set_gAMA(png, info, gamma);
+  png_write_info(png, info);
+  png_write_row(png, reinterpret_cast<png_const_bytep>(row.data()));
+  png_write_end(png, nullptr);
+  png_destroy_write_struct(&png, &info);
+  return bytes;
+}
+
 std::string jpeg(const at::Tensor& pixels, J_COLOR_SPACE space) {
   jpeg_compress_struct info;
   jpeg_error_mgr errors;
@@ -279,6 +299,20 @@ TEST_F(Images, AreDecoded) {
   const at::Tensor inks = at::cat({colors, at::full({20, 30, 1}, 255, at::kByte)}, 2);
   write("c.jpg", jpeg(inks, JCS_CMYK));
   EXPECT_TRUE(near("c.jpg", want));
+}
+
+TEST_F(Images, KeepTheValuesOfTheFile) {
+  const std::string row = "\x10\x40\x80\xc0\xff";
+  std::string row_of_16;  // of 16 bits, with the same upper 8
+  for (const char value : row) row_of_16 += {value, value};
+  for (const double gamma : {0.0, 1.0, 1 / 1.8, 1 / 2.2}) {
+    for (const int bits : {8, 16}) {
+      write("grey.png", grey_png(bits == 8 ? row : row_of_16, bits, gamma));
+      const at::Tensor got = read_image(folder_ / "grey.png")[0][0];
+      EXPECT_TRUE(at::equal(got, at::tensor({0x10, 0x40, 0x80, 0xc0, 0xff}, at::kByte)))
+          << bits << " bits, " << gamma << ": " << got;
+    }
+  }
 }
 
 TEST_F(Images, ThatAreBrokenAreNamed) {

@@ -68,6 +68,26 @@ TEST(Optimizer, ZeroGradBetweenTwoPasses) {
   }
 }
 
+// The result of the last step, which a Sum keeps aside while a pass adds to it, is dropped too.
+TEST(Optimizer, ZeroGradBetweenTwoPassesDropsTheLastStep) {
+  for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
+    const double once = op == ReduceOp::Sum ? sum_of_ranks() : mean_of_ranks();
+    Pair pair;
+    auto optimizer = sgd(pair, alone(op));
+    for (int step = 1; step <= 3; ++step) {
+      {
+        const auto unsynchronized = optimizer.no_sync();
+        weighted(pair->a, 100).backward();
+      }
+      optimizer.zero_grad(false);
+      weighted(pair->a, rank() + 1).backward();
+      optimizer.step();
+      expect_gradient(pair->a, once);
+      expect_value(pair->a, 1 - step * once);
+    }
+  }
+}
+
 TEST(Optimizer, GradientsGoOnWithoutZeroGrad) {
   for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
     const double once = op == ReduceOp::Sum ? sum_of_ranks() : mean_of_ranks();

@@ -8,7 +8,10 @@
 #include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/gradients/gradient_support.h"
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/objects.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/torch_bindings/lr/lr_scheduler.h"
+#include "horon/torch_bindings/state/broadcast_state.h"
 
 namespace horon::reducer_join_test {
 namespace {
@@ -209,6 +212,30 @@ TEST(Join, TrainingEndsWithTheParametersOfTheLastRank) {
     broadcast_(w, {.name = "w", .root = last});
   }
   EXPECT_TRUE(at::allclose(w, at::full_like(w, want), 1e-12)) << w << want;
+}
+
+// Momentum and schedule belong to what is taken over, or the next epoch's steps differ.
+TEST(Join, ASecondEpochGoesOnWithWhatTheLastRankHas) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  DistributedOptimizer optimizer(
+      ::torch::optim::SGD({w}, ::torch::optim::SGDOptions(0.5).momentum(0.9)),
+      NamedTensors{{"w", w}});
+  LrScheduler scheduler(optimizer, [](double position) { return 1 / (1 + position); });
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (int step = 0; step < own_steps(); ++step) {
+      optimizer.zero_grad();
+      weighted(w, rank() + 1).backward();
+      optimizer.step();
+      scheduler.step();
+    }
+    const int last = join();
+    broadcast_parameters({{"w", w}}, last);
+    broadcast_optimizer_state(optimizer, last);
+    scheduler.set_steps(broadcast_object(scheduler.steps(), {.root = last}));
+    EXPECT_EQ(scheduler.steps(), (epoch + 1) * (kCommonSteps + size() - 1));
+    const at::Tensor of_all = allgather(w.detach().unsqueeze(0));
+    EXPECT_TRUE(at::equal(of_all, of_all[0].expand_as(of_all))) << of_all;
+  }
 }
 
 // A set has a join of its own.

@@ -3,6 +3,7 @@
 import copy
 import gc
 
+import pytest
 import torch
 
 import horon.torch as hvd
@@ -23,6 +24,24 @@ def test_an_optimizer_whose_zero_grad_takes_nothing(size):
         (weight * (hvd.rank() + 1)).sum().backward()
         optimizer.step()
     assert weight.tolist() == [1 - (size + 1)] * 3
+
+
+def test_a_step_that_raises_is_over(rank, size):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.0), [("weight", weight)])
+
+    def fails(*_):
+        raise KeyError("once")
+    handle = optimizer.register_step_pre_hook(fails)
+    weight.sum().backward()
+    with pytest.raises(KeyError):
+        optimizer.step()
+    handle.remove()
+    weight.grad = None
+    with optimizer.no_sync():
+        (weight * (rank + 1)).sum().backward()
+    optimizer.step()
+    assert weight.grad.tolist() == [(1 + size) / 2] * 2
 
 
 def test_hooks_come_and_go_after_wrapping(size):

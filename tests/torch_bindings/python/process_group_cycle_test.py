@@ -15,6 +15,11 @@ def group():
     dist.destroy_process_group()
 
 
+def reduce_as_one(tensors):
+    """One call with a collective for each run of tensors of one dtype."""
+    dist.group.WORLD.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions()).wait()
+
+
 class Program:
     """Steps of so many calls of all_reduce, each of another size."""
 
@@ -68,6 +73,47 @@ def test_a_program_that_changes(group):
     for i in range(100):  # of no cycle
         Program(1, first_size=1000 + i).step()
     assert Program(11).is_negotiated_no_more(within=3000)
+
+
+@pytest.mark.parametrize("before", [62, 64, 94, 95, 96, 126, 127, 128, 158, 159, 160])
+def test_calls_that_are_divided_otherwise(group, rank, before):
+    """Two collectives, in one call on rank 0 and in two on the others, wherever that may be."""
+    program = Program(1)
+    for _ in range(before):
+        program.step()
+    tensors = [torch.ones(2), torch.ones(2, dtype=torch.float64)]
+    if rank == 0:
+        with pytest.raises(RuntimeError):
+            reduce_as_one(tensors)
+    else:
+        for tensor in tensors:
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(tensor)
+    for _ in range(200):
+        program.step()
+
+
+def test_one_call_of_many_collectives(group, size):
+    """Longer than the time from a question to its answer."""
+    numbers = [torch.ones(1, dtype=(torch.float32, torch.float64)[i % 2]) for i in range(300)]
+    for _ in range(6):
+        for tensor in numbers:
+            tensor.fill_(1)
+        reduce_as_one(numbers)
+        assert all(tensor.item() == size for tensor in numbers)
+
+
+def test_a_join_of_the_ranks(group, rank, size):
+    program = Program(3)
+    for _ in range(40):
+        program.step()
+    if rank == size - 1:
+        for calls in range(1, 4):  # the others have joined
+            x = torch.ones(1)
+            dist.all_reduce(x)
+            assert x.item() == 1
+    assert hvd.join() == size - 1
+    assert program.is_negotiated_no_more(within=2000)
 
 
 def test_calls_that_differ_are_told_at_once_and_the_next_ones_meet(group, rank):

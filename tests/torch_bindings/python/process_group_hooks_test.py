@@ -61,6 +61,17 @@ def test_16_bits(hook, error):
     assert off.max() > 1e-6 or dist.get_world_size() == 1
 
 
+def test_a_group_whose_calls_torch_checks():
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts another backend around that of the group."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = dist.new_group(backend="horon")
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+    found, mean = gradient_with(comm_hooks.bf16_hook, state=group)
+    assert (found - mean).abs().max() < 0.1
+
+
 def test_int8_rounds_between_hosts_only():
     for state in (None, dist.group.WORLD):
         found, mean = gradient_with(comm_hooks.int8_hook, state)

@@ -14,8 +14,10 @@ import secrets
 import shlex
 import subprocess
 import sys
+import zlib
 
 _MARK = "\x1ehoron.launch "
+_PIECE = 600  # characters of the results in a line
 _ELASTIC = ("min_np", "max_np", "min_num_proc", "max_num_proc", "slots", "reset_limit",
             "cooldown_range", "elastic_timeout")
 
@@ -60,10 +62,44 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         print(shlex.join(command), flush=True)
     call = _written((func, args, kwargs or {}), func)
     code, found = _started(command, environment, call, token)
-    if code != 0 or found is None:
+    if code != 0 or found.total is None:
         raise RuntimeError(f"the function did not return on all of {ranks} ranks: mpirun ended "
                            f"with code {code}, and what it printed above says why")
-    return pickle.loads(found)
+    return pickle.loads(found.whole())
+
+
+class _Results:
+    """What rank 0 gives back, in numbered lines with checksums, all of them twice: mpirun may put
+    the output of other ranks in the middle of a line."""
+
+    def __init__(self):
+        self.total = None
+        self._pieces = {}
+
+    @staticmethod
+    def write(content, token):
+        text = base64.b64encode(content).decode()
+        pieces = [text[i:i + _PIECE] for i in range(0, len(text), _PIECE)]
+        for number, piece in [*enumerate(pieces)] * 2:
+            line = f"{number} {len(pieces)} {piece}"
+            print(f"{_MARK}{token} {zlib.crc32(line.encode())} {line}")
+        sys.stdout.flush()
+
+    def read(self, text):
+        """What stands behind the mark and the token."""
+        checksum, _, line = text.rstrip("\n").partition(" ")
+        if checksum != str(zlib.crc32(line.encode())):
+            return  # torn; it comes twice
+        number, total, piece = line.split(" ")
+        self.total = int(total)
+        self._pieces[int(number)] = piece
+
+    def whole(self):
+        if len(self._pieces) < self.total:
+            raise RuntimeError("the function has returned on all ranks, but what they gave was "
+                               "torn by what they print meanwhile: let threads that print end "
+                               "before it returns, or write the results to a file")
+        return base64.b64decode("".join(self._pieces[i] for i in range(self.total)))
 
 
 def _written(value, func=None):
@@ -75,13 +111,13 @@ def _written(value, func=None):
 
 
 def _started(command, environment, content, token):
-    """(exit code of mpirun, what rank 0 has given back or None)"""
+    """(exit code of mpirun, the _Results)"""
     try:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, start_new_session=True)
     except FileNotFoundError:
         raise RuntimeError("mpirun is not in PATH: Horon needs an MPI to start ranks") from None
-    found = None
+    found = _Results()
     try:
         try:
             process.stdin.write(content)
@@ -91,7 +127,7 @@ def _started(command, environment, content, token):
         for line in process.stdout:
             text, mark, result = line.decode(errors="replace").partition(_MARK + token + " ")
             if mark:
-                found = base64.b64decode(result)
+                found.read(result)
             sys.stdout.write(text)
             sys.stdout.flush()
         return process.wait(), found
@@ -120,10 +156,12 @@ def _rank():
         result = func(*args, **kwargs)
     finally:
         basics.keep_session(False)
+    if hvd.rank() != 0:
+        sys.stdout.flush()
+        os.dup2(2, 1)  # what threads still print does not meet the results
     results = hvd.allgather_object(result, name="horon.launch.results")
     if hvd.rank() == 0:
-        written = base64.b64encode(_written(results)).decode()
-        print(f"{_MARK}{token} {written}", flush=True)
+        _Results.write(_written(results), token)
     hvd.shutdown()
 
 

@@ -9,14 +9,16 @@
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/call_counts.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::python::process_group {
 
 CallOrder::CallOrder(const std::string& group, ProcessSet set)
-    : set_(std::move(set)), begins_(core::concat("c10d.", group, ".")) {
-  use(kLeastNames);
-}
+    : set_(std::move(set)),
+      begins_(core::concat("c10d.", group, ".")),
+      joins_(ops::call_counts().times_forgotten(set_.id())) {}
 
 void CallOrder::start(Operation& operation, const Start& what,
                       const std::function<void(torch_detail::PendingCollective&)>& fill) {
@@ -28,13 +30,16 @@ void CallOrder::start_all(
     Operation& operation, const Start& what, size_t collectives,
     const std::function<void(torch_detail::PendingCollective&, size_t)>& fill) {
   const std::lock_guard lock(mutex_);
+  begin_anew_after_join();
   take_answer(operation, collectives);
-  for (size_t i = 0; i < std::min(collectives, number_); ++i) {
-    wait_for_name(operation, count() + i);
-  }
+  const size_t ahead = std::min(collectives, kLeastNames);
+  for (size_t i = 0; i < ahead; ++i) wait_for_name(operation, count() + i);
   std::exception_ptr fault;
   for (size_t i = 0; i < collectives; ++i) {
-    if (i >= number_) wait_for_name(operation, count());
+    if (i > 0) {  // the answer and the name may be of this operation's own calls
+      take_answer(operation, 1);
+      wait_for_name(operation, count());
+    }
     try {
       start_next(operation, what,
                  [&](torch_detail::PendingCollective& pending) { fill(pending, i); });
@@ -44,6 +49,24 @@ void CallOrder::start_all(
     ask_for_number();
   }
   if (fault != nullptr) std::rethrow_exception(fault);
+}
+
+// No call from before is under way on any rank.
+void CallOrder::begin_anew_after_join() {
+  const uint64_t joins = ops::call_counts().times_forgotten(set_.id());
+  if (std::exchange(joins_, joins) == joins) return;
+  count_ = 0;
+  now_ = next_ = {};
+  cycle_ = {};
+  next_look_ = kFirstLook;
+  question_.reset();
+}
+
+CallOrder::Name& CallOrder::name_of(uint64_t call) {
+  const Turns& turns = turns_at(call);
+  const size_t index = (call - turns.first) % turns.number;
+  for (size_t i = names_.size(); i <= index; ++i) names_.push_back({core::concat(begins_, i), {}});
+  return names_[index];
 }
 
 void CallOrder::wait_for_name(const Operation& operation, uint64_t call) {
@@ -71,17 +94,19 @@ void CallOrder::start_next(Operation& operation, const Start& what,
   operation.add(std::move(pending));
 }
 
-// A number that not all want is none: ranks whose latest calls differ, by a mistake that they have
-// been told of, go on as they are until they agree again.
+// A number that not all want is none: ranks whose latest calls differ go on as they are until they
+// agree again.
 void CallOrder::take_answer(const Operation& operation, size_t collectives) {
   if (!question_ || count() + collectives <= question_->from) return;
   if (!question_->answer->state().finished()) operation.wait_for_earlier(*question_->answer);
-  const Pending answer = std::exchange(question_, std::nullopt)->answer;
+  const Question asked = *std::exchange(question_, std::nullopt);
+  now_ = next_;
   try {
-    const at::Tensor numbers = answer->results().front();
+    const at::Tensor numbers = asked.answer->results().front();
     const auto* const least_and_largest = numbers.const_data_ptr<int64_t>();
-    const int64_t number = least_and_largest[0];
-    if (number == -least_and_largest[1]) use(static_cast<size_t>(number));
+    const auto number = static_cast<size_t>(least_and_largest[0]);
+    const bool agreed = least_and_largest[0] == -least_and_largest[1];
+    if (agreed && number != now_.number) next_ = {number, asked.from};
   } catch (const Error&) {  // ends the job, as the call that comes will tell
   }
 }
@@ -89,8 +114,10 @@ void CallOrder::take_answer(const Operation& operation, size_t collectives) {
 // Waits for nobody: a rank may make many calls before another one makes its first. Who waits for
 // the answer would have waited for the name of that call, too.
 void CallOrder::ask_for_number() {
-  if (question_ || count() < next_look_) return;
-  next_look_ = count() + std::min<uint64_t>(count(), CallCycle::kLongest);
+  if (count() != next_look_) return;
+  const uint64_t from = count() + turns_at(count()).number;
+  // Not before this answer is taken, which call `from` sees to.
+  next_look_ = std::max(from + 1, count() + std::min<uint64_t>(count(), CallCycle::kLongest));
   const torch_detail::PlainMode plain;
   const auto wanted = static_cast<int64_t>(wanted_number());
   auto pending = std::make_shared<torch_detail::PendingCollective>(
@@ -102,22 +129,16 @@ void CallOrder::ask_for_number() {
   } catch (const Error&) {  // has ended the job, as the call beside it will tell
     return;
   }
-  question_ = Question{std::move(pending), count() + number_};
+  question_ = Question{std::move(pending), from};
 }
 
 // The present number stays while it fits: within a step more calls may be alike than it takes to
 // find a shorter cycle.
 size_t CallOrder::wanted_number() const {
-  if (cycle_.repeats_after(number_)) return number_;
+  const size_t number = turns_at(count()).number;
+  if (cycle_.repeats_after(number)) return number;
   const size_t length = cycle_.length();
-  return length == 0 ? number_ : (kLeastNames + length - 1) / length * length;
-}
-
-void CallOrder::use(size_t number) {
-  if (number == number_) return;
-  for (size_t i = names_.size(); i < number; ++i) names_.push_back({core::concat(begins_, i), {}});
-  number_ = number;
-  first_call_ = count();
+  return length == 0 ? number : (kLeastNames + length - 1) / length * length;
 }
 
 }  // namespace horon::python::process_group

@@ -21,8 +21,9 @@ namespace horon::python::process_group {
 // meets the n-th of the others whatever its kind and shape are, ranks that differ get a Mismatch at
 // once, and what repeats starts without negotiation. For that a name must come again with the same
 // call: so there are as many names as a step of the program has calls, or some times as many. The
-// number follows what the program does, and changes when all ranks have found the same. Any thread
-// of the program; threads get names in the order of their calls.
+// number follows what the program does, and changes when all ranks have found the same. After a
+// join() the count begins anew, since ranks that had joined have not made the others' calls. Any
+// thread of the program; threads get names in the order of their calls.
 class CallOrder {
  public:
   // `group`: what names begin with.
@@ -37,14 +38,14 @@ class CallOrder {
   // Error(Timeout), and this is no call. There are at least 32 names.
   void start(Operation& operation, const Start& what,
              const std::function<void(torch_detail::PendingCollective&)>& fill);
-  // The same for an operation of several collectives, with one name each. It waits for all names
-  // (of more than there are: for these) before the first collective, so that all begin or none: a
-  // rank that began some of them would stay out of step. If one is refused, the others begin all
-  // the same, and then the first error is thrown.
+  // The same for an operation of several collectives, with one name each. It waits for their names
+  // (of more than 32: for those of the first 32) before the first collective, so that all begin or
+  // none: a rank that began some of them would stay out of step. If one is refused, the others
+  // begin all the same, and then the first error is thrown.
   void start_all(Operation& operation, const Start& what, size_t collectives,
                  const std::function<void(torch_detail::PendingCollective&, size_t)>& fill);
-  // How many calls there have been. Waits for nobody: a message, which asks this too, may be what
-  // ends another thread's wait in start().
+  // How many calls there have been, since the last join(). Waits for nobody: a message, which asks
+  // this too, may be what ends another thread's wait in start().
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
 
  private:
@@ -58,18 +59,25 @@ class CallOrder {
     std::string text;
     std::weak_ptr<torch_detail::PendingCollective> last;  // of its calls
   };
+  // From call `first` on the first `number` names come in turn.
+  struct Turns {
+    size_t number = kLeastNames;
+    uint64_t first = 0;
+  };
   // The ranks agree on the number of names by a collective beside the calls. The answer holds from
-  // the operation on that makes the call `from`.
+  // call `from` on: a count, so that ranks which make their calls otherwise, by a mistake that they
+  // are told of, still meet in the next ones.
   struct Question {
     Pending answer;  // the least number that a rank wants, and the largest one, negative
     uint64_t from = 0;
   };
 
+  void begin_anew_after_join();
   void take_answer(const Operation& operation, size_t collectives);
   void ask_for_number();
   size_t wanted_number() const;
-  void use(size_t number);
-  Name& name_of(uint64_t call) { return names_.at((call - first_call_) % number_); }
+  const Turns& turns_at(uint64_t call) const { return call >= next_.first ? next_ : now_; }
+  Name& name_of(uint64_t call);
   void wait_for_name(const Operation& operation, uint64_t call);
   void start_next(Operation& operation, const Start& what,
                   const std::function<void(torch_detail::PendingCollective&)>& fill);
@@ -79,11 +87,12 @@ class CallOrder {
   std::mutex mutex_;
   std::atomic<uint64_t> count_{0};  // changes under the mutex
   std::vector<Name> names_;
-  size_t number_ = 0;        // of names in use: the first ones
-  uint64_t first_call_ = 0;  // of those that have names by this number
+  Turns now_;
+  Turns next_;
   CallCycle cycle_;
   uint64_t next_look_ = kFirstLook;
   std::optional<Question> question_;
+  uint64_t joins_ = 0;
 };
 
 }  // namespace horon::python::process_group

@@ -35,6 +35,19 @@ def shuts_down():
     return "x" * (rank * 1_000_000)
 
 
+def prints_meanwhile():
+    import horovod.torch as hvd
+    import time
+
+    def chatter():
+        while True:
+            print("chatter of a rank", flush=True)
+            time.sleep(0.001)
+    if hvd.rank() > 0:
+        threading.Thread(target=chatter, daemon=True).start()
+    return os.urandom(2_000_000)
+
+
 def error_of(*args, **options):
     try:
         horovod.run(*args, **options)
@@ -51,6 +64,8 @@ if __name__ == "__main__":
     lengths = [len(each) for each in horovod.run(shuts_down, np=2,
                                                  mpi_args=BESIDE_OTHER_TESTS.split())]
     assert lengths == [0, 1_000_000], lengths
+    found = horovod.run(prints_meanwhile, np=2, mpi_args=BESIDE_OTHER_TESTS)
+    assert [len(each) for each in found] == [2_000_000] * 2
     error = error_of(fails_on_the_last_rank, np=2, mpi_args=BESIDE_OTHER_TESTS)
     assert error.startswith("RuntimeError: the function did not return on all of 2 ranks"), error
     assert error_of(shuts_down, np=0).startswith("ValueError: np is 0")

@@ -1,6 +1,7 @@
 """DistributedOptimizer: any optimizer of PyTorch, whose gradients are reduced over the ranks."""
 
 import contextlib
+import functools
 import inspect
 import warnings
 import weakref
@@ -61,7 +62,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     plain = type(optimizer)
     default = inspect.signature(plain.zero_grad).parameters.get("set_to_none")
     optimizer._sets_to_none = default is not None and default.default is True
-    optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"_plain": plain})
+    optimizer.__class__ = type(plain.__name__, (_Distributed, plain),
+                               {"_plain": plain, "step": _ended_by_errors(plain.step)})
     optimizer.register_step_pre_hook(_before_step)
     optimizer.register_step_post_hook(_after_step)
     return optimizer
@@ -217,12 +219,24 @@ def _prepare_hooks(parameter):
     parameter.requires_grad_(requires_grad)
 
 
+def _ended_by_errors(step):
+    """A step() that raises calls no post-hook. The next one is another step all the same."""
+    @functools.wraps(step)
+    def ended(self, *args, **kwargs):
+        try:
+            return step(self, *args, **kwargs)
+        except BaseException:
+            self._in_step = False
+            raise
+    return ended
+
+
 def _before_step(optimizer, args, kwargs):
     """A pre-hook, not a step() of the class: schedulers replace step() of the instance."""
     if optimizer._in_step:  # a step() that calls the one of its base class
         return None
     changed = _reduce_for_step(optimizer, args, kwargs)
-    optimizer._in_step = True  # not where that has raised: the next step() is another one
+    optimizer._in_step = True
     return changed
 
 

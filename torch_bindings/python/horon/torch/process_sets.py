@@ -19,14 +19,16 @@ class ProcessSet:
         return self._native.id if self._native is not None else None
 
     def size(self):
-        return self.of_call().size()
+        """None if it has not been added, or was removed."""
+        return self._native.size() if self._native is not None else None
 
     def rank(self):
-        """This rank's place in the set; -1 if it is not in it."""
-        return self.of_call().rank()
+        """This rank's place in the set; -1 if it is not in it. None as size()."""
+        return self._native.rank() if self._native is not None else None
 
     def included(self):
-        return self.rank() >= 0
+        """Also of a set that has not been added, or was removed."""
+        return native.rank() in self.ranks
 
     def of_call(self):
         """What C++ takes."""
@@ -50,6 +52,9 @@ class _AllRanks(ProcessSet):
     def __init__(self):
         super().__init__([])
         self._native = native.ProcessSet()
+
+    def included(self):
+        return True
 
     def __reduce__(self):
         return "global_process_set"
