@@ -253,6 +253,7 @@ def test_process_sets(rank, size):
             hvd.allreduce(torch.ones(1), process_set=even)
     assert hvd.remove_process_set(own) and hvd.remove_process_set(even)
     assert not hvd.remove_process_set(even)
+    assert even.included() == (rank % 2 == 0) and even.size() is None and even.rank() is None
     with pytest.raises(ValueError):
         hvd.allreduce(torch.ones(1), process_set=even)
 

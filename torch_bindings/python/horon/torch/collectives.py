@@ -110,7 +110,7 @@ class _Scaling:
             if tensors and tensors[0].dtype == torch.bool:
                 raise ValueError("bool has no average; use Min (all) or Max (any)")
             self.op = Sum
-            self.divisor = process_set.size()
+            self.divisor = process_set.of_call().size()
         if not self.integer:
             self.postscale = postscale / self.divisor
             self.divisor = 1
@@ -267,7 +267,7 @@ def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     op = reduction(op)
     if op not in (Average, Sum):
         raise ValueError("sparse_allreduce_async: op is Sum or Average")
-    divisor = process_set.size() if op == Average else 1
+    divisor = process_set.of_call().size() if op == Average else 1
     handle = native.submit_sparse(tensor, _named("sparse_allreduce", name), native.ReduceOp.Sum,
                                   process_set.of_call())
     return lambda: handle.wait() if divisor == 1 else handle.wait() / divisor

@@ -41,7 +41,7 @@ class _Allgather(torch.autograd.Function):
         process_set, _ = ctx.call
         rows = calls.start_rows("allgather", [torch.tensor([ctx.rows])], None, process_set,
                                 wait=True)
-        begins = rows[:process_set.rank()].sum(0).tolist()
+        begins = rows[:process_set.of_call().rank()].sum(0).tolist()
         reduced = _Allreduce.apply(None, Average, 1.0, 1.0, process_set, True, *grads)
         return (None,) * 3 + tuple(
             grad.narrow(0, begin, count)
@@ -74,7 +74,7 @@ class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         op, prescale, postscale, process_set, _ = ctx.call
-        factor = prescale * postscale * (process_set.size() if op == Sum else 1)
+        factor = prescale * postscale * (process_set.of_call().size() if op == Sum else 1)
         gathered = _Allgather.apply(None, process_set, True, *(grad * factor for grad in grads))
         return (None,) * 6 + gathered
 

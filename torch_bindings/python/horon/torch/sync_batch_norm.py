@@ -34,7 +34,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
                              f"the input has shape {list(input.shape)}")
 
     def forward(self, input):
-        alone = not self.training or self._process_set.size() == 1
+        alone = not self.training or self._process_set.of_call().size() == 1
         if alone:
             return super().forward(input)
         self._check_input_dim(input)
