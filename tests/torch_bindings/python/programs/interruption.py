@@ -5,8 +5,8 @@ import signal
 import threading
 
 
-def interrupted(call):
-    """Whether Ctrl-C ends the call; the signal comes while it waits."""
+def interrupted(call, errors=(KeyboardInterrupt, RuntimeError)):
+    """Whether Ctrl-C ends the call by one of the errors; the signal comes while it waits."""
     # More than one: the first may come before the wait has begun.
     done = threading.Event()
 
@@ -17,7 +17,7 @@ def interrupted(call):
     presser.start()
     try:
         call()
-    except (KeyboardInterrupt, RuntimeError):
+    except errors:
         return True
     finally:
         while True:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import pathlib
 import sys
+import threading
 import time
 
 import numpy as np
@@ -27,11 +28,16 @@ def ctrl_c_is_answered():
     tensor = torch.ones(2)
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)
-        assert interrupted(work.wait)
+        waiters = [threading.Thread(target=work.wait) for _ in range(3)]  # none of them is asked
+        for waiter in waiters:
+            waiter.start()
+        assert all(interrupted(work.wait, (KeyboardInterrupt,)) for _ in range(5))
         assert interrupted(lambda: dist.broadcast(tensor, 1))
         assert interrupted(dist.barrier)
         (folder / "interrupted").touch()
         work.wait()
+        for waiter in waiters:
+            waiter.join()
     else:
         while not (folder / "interrupted").exists():
             time.sleep(0.01)
