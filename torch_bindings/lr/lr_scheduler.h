@@ -79,10 +79,10 @@ class LrScheduler {
   void scale_base_learning_rates(double factor);
 
   // Steps and base learning rates; for torch::save() and torch::load(). The schedule is code: the
-  // program gives the same again, or another on purpose. load() goes on at the same position where
-  // steps_per_unit has changed, as it does with the number of ranks, and may come before or after
-  // the optimizer's own. Throws Error(InvalidArgument), having changed nothing: another archive,
-  // another number of groups.
+  // program gives the same again, or another on purpose, and then loads it behind the optimizer, as
+  // Checkpoints does: what is loaded last holds. load() goes on at the same position where
+  // steps_per_unit has changed, as it does with the number of ranks. Throws Error(InvalidArgument),
+  // having changed nothing: another archive, another number of groups.
   void save(::torch::serialize::OutputArchive& archive) const;
   void load(::torch::serialize::InputArchive& archive);
 

@@ -18,10 +18,9 @@ class CallCycle {
   bool repeats_after(size_t calls) const;
 
   static constexpr size_t kLongest = 512;
-
- private:
   static constexpr size_t kLeastRepeated = 64;  // calls; of a longer cycle all
 
+ private:
   // Of the call that was so many calls before the latest.
   uint64_t back(size_t calls) const { return latest_.at((count_ - 1 - calls) % latest_.size()); }
 

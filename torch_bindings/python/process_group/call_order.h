@@ -53,7 +53,7 @@ class CallOrder {
   static constexpr size_t kLeastNames = 32;
   // After so many calls the number of names is asked for first, then after twice as many each time,
   // and in the end after each kLongest.
-  static constexpr uint64_t kFirstLook = 2 * kLeastNames;
+  static constexpr uint64_t kFirstLook = 2 * CallCycle::kLeastRepeated;
 
   struct Name {
     std::string text;
