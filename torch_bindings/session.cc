@@ -48,15 +48,10 @@ void init(const InitOptions& options, std::string_view headers) {
 
 c10::Device device(const ProcessSet& process_set) {
   const std::shared_ptr<ops::JobGpu> gpu = ops::gpu();
-  ops::runtime().require_member(process_set.id());
-  const std::vector<int> ranks = process_set.ranks();
-  if (!gpu->any_device(ranks) || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+  const std::string why = ops::runtime().unavailable(process_set.id(), DeviceKind::Cuda);
+  if (!gpu->any_device(process_set.ranks()) || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
     return c10::Device(c10::kCPU);
   }
-  const bool made_by_members = process_set.id() >= core::kFirstNumberedSet;
-  const std::string why = made_by_members ? "a process set that its members have made alone takes "
-                                            "host memory only: let all ranks make it"
-                                          : gpu->unavailable(ranks);
   if (!why.empty()) {
     throw Error(
         ErrorCode::Config,

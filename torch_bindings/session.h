@@ -28,8 +28,8 @@ void init(const InitOptions& options = {}, std::string_view headers = kHeaderVer
 // host, no NCCL, a rank without one. CUDA_VISIBLE_DEVICES= (empty) makes it the CPU.
 // With a process set that this rank is in, the same is asked of its members alone: some ranks of a
 // job may have GPUs, and others none. Error(InvalidArgument) if this rank is not in it,
-// Error(Config) too for a set of ranks with GPUs that they have made alone, which takes host
-// memory.
+// Error(Config) too for a set of ranks with GPUs that they have made alone before they could
+// (add_process_set_among()).
 c10::Device device(const ProcessSet& process_set = {});
 
 }  // namespace horon

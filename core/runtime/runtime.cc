@@ -164,6 +164,9 @@ class Runtime::Impl {
   }
 
   void require_member(uint32_t set) const { (void)facts_of(set); }
+  std::string unavailable(uint32_t set, DeviceKind device) const {
+    return facts_of(set)->devices[static_cast<size_t>(device)].unavailable;
+  }
 
   std::string stall_report() const {
     const std::lock_guard lock(door_.mutex);
@@ -258,6 +261,9 @@ void Runtime::leave_set(uint32_t id) { impl_->leave_set(id, nullptr); }
 std::string Runtime::shutdown(nanoseconds deadline) { return impl_->shutdown(deadline); }
 std::shared_ptr<const Error> Runtime::fatal_error() const { return impl_->fatal_error(); }
 void Runtime::require_member(uint32_t set) const { impl_->require_member(set); }
+std::string Runtime::unavailable(uint32_t set, DeviceKind device) const {
+  return impl_->unavailable(set, device);
+}
 
 std::string Runtime::stall_report() const { return impl_->stall_report(); }
 Statistics Runtime::statistics() const { return impl_->statistics(); }

@@ -109,6 +109,9 @@ class Runtime {
 
   // Throws Error(InvalidArgument) if this rank is not in this set, or has left it. Any thread.
   void require_member(uint32_t set) const;
+  // Why the collectives of a set of this rank take no tensors in such memory
+  // (SetResources::unavailable); empty if they do. Throws as require_member(). Any thread.
+  std::string unavailable(uint32_t set, DeviceKind device) const;
 
   const Config& config() const;
   const Topology& topology() const;

@@ -118,14 +118,8 @@ std::string fault_of_device(const Submission& submission, int rank, const RankDe
                 " works on ", to_string(kind), ":", index, "; move it there");
 }
 
-// What these sets run on has been made without the ranks that are not in them. On devices the
-// collectives of all sets keep one order, which needs all ranks.
 std::string fault_of_set(uint32_t set, const EntrySpec& spec) {
-  if (!is_pair_set(set)) {
-    if (set < kFirstNumberedSet || spec.device == DeviceKind::Host) return "";
-    return concat("it is in ", to_string(spec.device), " memory; a process set that its members ",
-                  "have made alone takes host memory only: let all ranks make it");
-  }
+  if (!is_pair_set(set)) return "";
   if (spec.kind == CollectiveKind::Broadcast && spec.device == DeviceKind::Host) return "";
   return concat("a pair of ranks sends and receives host memory, as a broadcast; this is ",
                 to_string(spec.kind), " of ", to_string(spec.device), " memory");

@@ -137,6 +137,13 @@ std::string JobGpu::unavailable(const std::vector<int>& ranks) const {
   return fault_of_missing_gpus(facts_, ranks);
 }
 
+std::string JobGpu::unavailable_alone(const std::vector<int>& ranks) const {
+  if (keeps_order_of_sets()) return unavailable(ranks);
+  return "its members have made it alone, which on GPUs they can from the first add_process_set() "
+         "or "
+         "order_sets_on_gpus() of all ranks on";
+}
+
 bool JobGpu::any_device(const std::vector<int>& ranks) const {
   return std::any_of(ranks.begin(), ranks.end(), [this](int rank) {
     return std::binary_search(owners_.begin(), owners_.end(), rank);

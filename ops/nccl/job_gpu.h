@@ -3,6 +3,7 @@
 // needs it.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -47,6 +48,13 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
   // The ranks that have a GPU, ascending.
   const std::vector<int>& owners() const { return owners_; }
   bool any_device(const std::vector<int>& ranks) const;
+  // As unavailable(), for a set that these ranks make alone. What they enqueue keeps an order with
+  // the collectives of all ranks (launch_order.h), so these must keep one before.
+  std::string unavailable_alone(const std::vector<int>& ranks) const;
+  // The collectives of all ranks by NCCL keep an order with those of other sets: from now on, on
+  // all ranks; or there are none.
+  void note_order_of_sets() { order_of_sets_ = true; }
+  bool keeps_order_of_sets() const { return order_of_sets_ || !available() || !uses_nccl(); }
   // Allreduces between hosts go by messages (ops/hierarchical_gpu), so the host drives them; where
   // hosts have several ranks, these have two halves in NCCL, and the messages in between. The same
   // answers on all ranks of the job.
@@ -98,6 +106,7 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
   std::string nccl_unavailable_;
   bool host_drives_allreduce_ = false;
   bool reduces_in_halves_ = false;
+  std::atomic<bool> order_of_sets_{false};
   void stay_out_of_captures() noexcept;  // if this thread is the seated one; under mutex_
 
   std::unique_ptr<BackgroundCall<std::shared_ptr<CudaApi>>> background_;  // of is_open()

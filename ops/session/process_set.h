@@ -51,12 +51,19 @@ void remove_process_set(const ProcessSet& set);
 // number, and the other ranks of the job do not. `number`: less than 2^29 (the Python package takes
 // those from there to 2^30), and another one for each set that a rank is ever in. Each rank makes
 // and removes its sets in an order that all ranks share, such as that of the numbers: else ranks
-// wait for each other in a circle. The set's collectives run as those of every set, on host memory.
+// wait for each other in a circle. The set's collectives run as those of every set; on GPUs if it
+// is made after the first add_process_set() or order_sets_on_gpus() of all ranks.
 // remove_process_set() is a call of the members too: all of them make it, and it waits even
 // for a member that has left instead. A member that does not come is reported by its rank, as a
 // stall. If their lists of ranks differ, they throw Error(Mismatch) with both lists. But if the
 // lowest member of a rank's list does not list that rank, the rank waits for it: a stall.
 ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number);
+
+// From here on collectives on GPUs of all sets keep one order, which takes a small message between
+// the members for each of them: kernels of several sets could wait for each other for ever.
+// add_process_set() does that too, and sets that are made by their members alone need it before.
+// Collective over all ranks of the job. Does nothing the second time, and where there are no GPUs.
+void order_sets_on_gpus();
 
 // This member has no more calls for such a set; returns at once, whatever the others do. What all
 // members have submitted completes; what another one submits from now on fails there (RankLeft),

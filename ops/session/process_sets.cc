@@ -24,6 +24,7 @@ constexpr const char* kAdd = "horon.add_process_set";
 constexpr const char* kCommunicator = "horon.add_process_set.communicator";
 constexpr const char* kMade = "horon.add_process_set.made";
 constexpr const char* kRemove = "horon.remove_process_set";
+constexpr const char* kOrder = "horon.order_sets_on_gpus";
 
 std::string call_text(const std::vector<int>& ranks) {
   return concat("add_process_set({", core::list_ranks(ranks), "})");
@@ -92,12 +93,14 @@ ProcessSet ProcessSets::add(std::vector<int> ranks) {
   }
   meet(*runtime_, kAdd, concat("process set ", id, " of ranks ", exact_list(ranks)));
   const RuntimeBootstrap talk(*runtime_, kCommunicator);
-  prepared_ = prepare(talk, call_text(ranks), id, ranks, parts_.gpu);
+  prepared_ = prepare(talk, call_text(ranks), id, ranks,
+                      parts_.gpu == nullptr ? "" : parts_.gpu->unavailable(ranks));
   newest_ops_.reset();
   runtime_->add_set(id, ranks);
   // Nobody uses it before all have it. From here on collectives on devices keep an order among
   // sets.
   meet(*runtime_, kMade, concat("process set ", id), parts_.gpu.get());
+  if (parts_.gpu != nullptr) parts_.gpu->note_order_of_sets();
   return note(id, std::move(ranks));
 }
 
@@ -117,12 +120,21 @@ ProcessSet ProcessSets::add_among(std::vector<int> ranks, uint32_t number) {
   if (!fault.empty()) throw Error(ErrorCode::InvalidArgument, concat(call, ": ", fault));
   const uint32_t id = kFirstNumberedSet + number;
   const MembersBootstrap talk = talk_among(*runtime_, id, ranks);
-  prepared_ = prepare(talk, call, id, ranks, nullptr);
+  prepared_ = prepare(talk, call, id, ranks,
+                      parts_.gpu == nullptr ? "" : parts_.gpu->unavailable_alone(ranks));
   newest_ops_.reset();
   numbers_.insert(number);
   runtime_->add_set(id, ranks);
   (void)talk.allgather(core::Bootstrap::Among::Job, "");  // nobody uses it before all have it
   return note(id, std::move(ranks));
+}
+
+void ProcessSets::order_on_gpus() {
+  const std::lock_guard lock(calls_mutex_);
+  refuse_if_closed();
+  if (parts_.gpu == nullptr || parts_.gpu->keeps_order_of_sets()) return;  // on all ranks alike
+  meet(*runtime_, kOrder, "order_sets_on_gpus()", parts_.gpu.get());
+  parts_.gpu->note_order_of_sets();
 }
 
 ProcessSet ProcessSets::note(uint32_t id, std::vector<int> ranks) {
@@ -135,18 +147,19 @@ ProcessSet ProcessSets::note(uint32_t id, std::vector<int> ranks) {
 // Ranks that are not in the set hear what went wrong, too, if they take part.
 ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const std::string& call,
                                            uint32_t id, const std::vector<int>& ranks,
-                                           const std::shared_ptr<JobGpu>& gpu) const {
+                                           std::string no_gpus) const {
   const bool member = std::binary_search(ranks.begin(), ranks.end(), talk.topology().rank);
   CommunicatorMaker::Part part = {call, id, {}};
   if (member) part.members = ranks;
   Prepared prepared;
   prepared.id = id;
-  prepared.gpu = gpu;
+  if (no_gpus.empty()) prepared.gpu = parts_.gpu;
+  prepared.no_gpus = std::move(no_gpus);
   prepared.communicator = parts_.maker->make(*parts_.world, talk, part);
   core::run_on_all(talk, [&] {
     if (!member || prepared.communicator->mpi() == nullptr) return;
     prepared.execution =
-        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, gpu);
+        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
   });
   return prepared;
 }
@@ -160,14 +173,10 @@ core::SetResources ProcessSets::make_resources() {
   }
   newest_ops_ = prepared.execution->ops;
   std::unique_ptr<core::Gate> gate = make_gate(*prepared.communicator, *parts_.config);
-  std::string no_gpus;
-  if (prepared.gpu != nullptr) {
-    no_gpus = prepared.gpu->unavailable(prepared.communicator->members());
-  }
   core::SetResources resources(std::move(prepared.communicator),
                                std::make_unique<core::Executor>(std::move(*prepared.execution)),
                                std::move(gate));
-  resources.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = std::move(no_gpus);
+  resources.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = std::move(prepared.no_gpus);
   return resources;
 }
 

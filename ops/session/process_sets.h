@@ -42,6 +42,7 @@ class ProcessSets {
   // See horon::add_process_set() and its siblings.
   ProcessSet add(std::vector<int> ranks);
   ProcessSet add_among(std::vector<int> ranks, uint32_t number);
+  void order_on_gpus();
   void remove(const ProcessSet& set);
   void leave(const ProcessSet& set);    // waits for nobody, also not for a call of another thread
   std::vector<ProcessSet> all() const;  // never waits for an add() or a remove()
@@ -61,7 +62,8 @@ class ProcessSets {
   struct Prepared {
     uint32_t id = 0;
     std::shared_ptr<Communicator> communicator;
-    std::shared_ptr<JobGpu> gpu;                     // may be null
+    std::shared_ptr<JobGpu> gpu;                     // null: it takes no tensors of GPUs
+    std::string no_gpus;                             // why
     std::optional<core::Executor::Parts> execution;  // not yet, if threads may not call MPI at once
   };
   struct Known {
@@ -72,9 +74,10 @@ class ProcessSets {
   void refuse_if_closed() const;
   // What is wrong with them; empty if nothing is.
   std::string fault_of_ranks(const std::vector<int>& ranks) const;
-  // Collective over the ranks of `talk`. `call`: for messages.
+  // Collective over the ranks of `talk`. `call`: for messages. `no_gpus`: of a set on GPUs, why
+  // not; empty if it can be.
   Prepared prepare(const core::Bootstrap& talk, const std::string& call, uint32_t id,
-                   const std::vector<int>& ranks, const std::shared_ptr<JobGpu>& gpu) const;
+                   const std::vector<int>& ranks, std::string no_gpus) const;
   // This rank has it: the others know where to find it.
   ProcessSet note(uint32_t id, std::vector<int> ranks);
   void require_known(const ProcessSet& set, const char* call) const;

@@ -103,6 +103,11 @@ ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number) {
   return job().process_sets().add_among(std::move(ranks), number);
 }
 
+void order_sets_on_gpus() {
+  core::refuse_if_banned("order_sets_on_gpus()");
+  job().process_sets().order_on_gpus();
+}
+
 void remove_process_set(const ProcessSet& set) {
   core::refuse_if_banned("remove_process_set()");
   job().process_sets().remove(set);

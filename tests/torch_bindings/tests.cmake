@@ -120,6 +120,15 @@ if(NOT HORON_TORCH_WITH_CUDA)
   torch_test(gradients/gpus_of_some_ranks_test 3 ROOM gpu LIBS horon_torch_device)
   torch_test(checkpoint/gpu_checkpoints_test 2 ROOM gpu LIBS horon_torch_device)
   torch_test(modules/gpu_modules_test 2 3 ROOM gpu LIBS horon_torch_device)
+  if(TARGET horon_process_group)
+    torch_test(python/gpu_process_group_test 1 2 3 ROOM gpu
+               LIBS horon_torch_device horon_process_group)
+    horon_mpirun_test(torch_gpu_process_group_test.through_the_host torch_gpu_process_group_test 2
+                      ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
+    horon_label_tests(cuda torch_gpu_process_group_test.np1 torch_gpu_process_group_test.np2
+                      torch_gpu_process_group_test.np3
+                      torch_gpu_process_group_test.through_the_host)
+  endif()
   horon_mpirun_test(torch_gpu_collectives_test.through_the_host torch_gpu_collectives_test 3
                     ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
   horon_mpirun_test(torch_gpu_training_test.through_the_host torch_gpu_training_test 2

@@ -31,6 +31,7 @@ class Part:
     limit_s: int
     run: object  # (Run) -> Outcome
     needs_torch: bool = False
+    needs_python: bool = False  # its package, beside LibTorch
     needs_cuda: bool = True  # a build with CUDA; what needs a device says so itself
 
 
@@ -187,6 +188,21 @@ def training(ranks, collectives="auto"):
     return check
 
 
+def python(ranks):
+    """Horovod's calls, process groups, DDP and FSDP2 from Python."""
+    def check(run):
+        code, output = run.ranks(ranks, [
+            run.python, run.script("tests/torch_bindings/python/programs/on_devices.py")],
+            {"PYTHONPATH": os.path.join(run.build, "python")})
+        if code != 0:
+            return Outcome("failed", last_lines(output))
+        if match := re.search(r"no GPU: .*", output):
+            return Outcome("skipped", match[0])
+        state = "passed" if "on cuda" in output else "failed"
+        return Outcome(state, "; ".join(re.findall(r"on \S+: all as it should be", output)))
+    return check
+
+
 def fashion_mnist(run):
     """The example as it stands: it trains where horon::device() says."""
     if not run.trains:
@@ -271,6 +287,10 @@ def all_parts():
              torch_test, 60, training(2, "host"), needs_torch=True),
         Part("hosts 2+2", "training on two hosts: NCCL within them, MPI between them", torch_test,
              90, training("2+2", "hierarchical"), needs_torch=True),
+        Part("python np=1", "hvd, DDP and FSDP2 on the GPU, from Python", ("horon_python",), 60,
+             python(1), needs_torch=True, needs_python=True),
+        Part("python np=2", "the same on two ranks", ("horon_python",), 90, python(2),
+             needs_torch=True, needs_python=True),
         Part("bandwidth", "pack and unpack beside cudaMemcpyAsync", ("gpu_move_bench",), 60,
              move_bandwidth),
         Part("fashion_mnist", "one epoch of the example on one rank and on two",

@@ -82,6 +82,7 @@ class PendingCollective {
   // Begins and returns when it has ended: this thread does the work, if no other one does already.
   void run(const std::shared_ptr<PendingCollective>& self);
 
+  c10::Device device() const { return device_; }  // of its tensors
   core::HandleState& state() const { return *state_; }
   // Returns when it has ended; throws Error(Timeout) when the time is over.
   void wait(std::chrono::nanoseconds timeout) const;

@@ -112,10 +112,13 @@ void PendingCollective::check_output(const Part& part, const at::Tensor& rows,
 }
 
 uint64_t PendingCollective::likeness() const {
-  c10::SmallVector<int64_t, 32> numbers = {
-      static_cast<int64_t>(spec.kind),        static_cast<int64_t>(spec.dtype),
-      static_cast<int64_t>(spec.reduce_op),   spec.root,
-      static_cast<int64_t>(spec.compression), grouped_ ? 1 : 0};
+  c10::SmallVector<int64_t, 32> numbers = {static_cast<int64_t>(spec.kind),
+                                           static_cast<int64_t>(spec.dtype),
+                                           static_cast<int64_t>(spec.reduce_op),
+                                           spec.root,
+                                           static_cast<int64_t>(spec.compression),
+                                           static_cast<int64_t>(spec.device),
+                                           grouped_ ? 1 : 0};
   for (const Part& part : parts_) {
     at::IntArrayRef agreed = part.shape;
     if (core::has_own_rows(spec.kind) && !agreed.empty()) agreed = agreed.slice(1);

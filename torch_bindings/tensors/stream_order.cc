@@ -78,6 +78,10 @@ void let_current_stream_wait(const c10::Stream& other) {
   let_current_stream_wait(other.device(), &here);
 }
 
+StreamAside::StreamAside(c10::Device device) {
+  if (!device.is_cpu()) guard_.reset_stream(guard_of(device).getStreamFromGlobalPool(device));
+}
+
 const core::Outcome& outcome_in_order(const core::HandleState& handle, c10::Device device) {
   if (device.is_cpu()) return handle.get();
   const core::Outcome& outcome = handle.get_enqueued();

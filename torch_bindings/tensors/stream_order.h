@@ -13,6 +13,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
 
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/execution/event.h"
@@ -34,6 +35,16 @@ std::unique_ptr<core::Event> record_current_stream(c10::Device device);
 // for on the host.
 void let_current_stream_wait(c10::Device device, core::Event* event);
 void let_current_stream_wait(const c10::Stream& other);
+
+// While it lives the current stream of this thread is one that the program does not use: what waits
+// there holds back nothing else. Nothing on the CPU.
+class StreamAside {
+ public:
+  explicit StreamAside(c10::Device device);
+
+ private:
+  c10::OptionalStreamGuard guard_;
+};
 
 // The outcome of a collective on tensors of this device: what this thread does with them from now
 // on finds the result. Waits until the collective has been enqueued, and on the CPU until it is

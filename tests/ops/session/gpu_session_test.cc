@@ -114,14 +114,7 @@ std::vector<int> ranks_of_bits(int bits) {
 
 // A random program: every rank submits the same tensors of several sets in an order of its own, on
 // GPUs and on the host.
-TEST_F(GpuSession, ProcessSetsWorkAtTheSameTime) {
-  start();
-  std::vector<ProcessSet> mine_of = {ProcessSet()};
-  std::vector<ProcessSet> all;
-  for (int bits = 1; bits < 1 << test_size(); ++bits) {
-    all.push_back(add_process_set(ranks_of_bits(bits)));
-    if (all.back().includes_me()) mine_of.push_back(all.back());
-  }
+void use_at_the_same_time(const std::vector<ProcessSet>& mine_of, float value) {
   std::mt19937 random(static_cast<uint32_t>(rank()) + 7);
   struct Running {
     Handle handle;
@@ -138,7 +131,7 @@ TEST_F(GpuSession, ProcessSetsWorkAtTheSameTime) {
     for (const auto& [set, count] : calls) {
       const DeviceKind device = count == 700 ? DeviceKind::Host : DeviceKind::Cuda;
       Running& one = running.emplace_back();
-      one.data = floats(count, mine());
+      one.data = floats(count, value);
       one.expected = sum_of(set);
       one.handle = allreduce(set, "sum " + std::to_string(count), one.data, device);
     }
@@ -147,7 +140,52 @@ TEST_F(GpuSession, ProcessSetsWorkAtTheSameTime) {
       ASSERT_THAT(*one.data, testing::Each(one.expected));
     }
   }
+}
+
+TEST_F(GpuSession, ProcessSetsWorkAtTheSameTime) {
+  start();
+  std::vector<ProcessSet> mine_of = {ProcessSet()};
+  std::vector<ProcessSet> all;
+  for (int bits = 1; bits < 1 << test_size(); ++bits) {
+    all.push_back(add_process_set(ranks_of_bits(bits)));
+    if (all.back().includes_me()) mine_of.push_back(all.back());
+  }
+  use_at_the_same_time(mine_of, mine());
   for (const ProcessSet& set : all) remove_process_set(set);
+}
+
+TEST_F(GpuSession, SoDoThoseThatTheirMembersMakeAlone) {
+  start();
+  (void)allreduce({}, "first", floats(10, mine()))->get();
+  order_sets_on_gpus();
+  order_sets_on_gpus();  // does nothing
+  std::vector<ProcessSet> mine_of = {ProcessSet()};
+  for (int bits = 1; bits < 1 << test_size(); ++bits) {
+    const std::vector<int> ranks = ranks_of_bits(bits);
+    if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) continue;
+    mine_of.push_back(add_process_set_among(ranks, static_cast<uint32_t>(bits)));
+  }
+  use_at_the_same_time(mine_of, mine());
+  for (const ProcessSet& set : mine_of) {
+    if (!set.is_world()) leave_process_set(set);
+  }
+  const Floats data = floats(10, mine());
+  (void)allreduce({}, "last", data)->get();
+  EXPECT_THAT(*data, testing::Each(sum_of({})));
+}
+
+// What the ranks that know nothing of such a set enqueue keeps no order with it.
+TEST_F(GpuSession, ASetThatItsMembersMakeAloneNeedsAnOrderBefore) {
+  start();
+  if (!ops::gpu()->uses_nccl()) GTEST_SKIP() << "the host keeps an order without that";
+  const ProcessSet early = add_process_set_among({rank()}, 1);
+  EXPECT_THAT(error_of([&] { return allreduce(early, "x", floats(3, 1)); }),
+              AllOf(HasSubstr("\"x\""), HasSubstr("its members have made it alone"),
+                    HasSubstr("order_sets_on_gpus()")));
+  (void)add_process_set({0});
+  EXPECT_NE(ops::runtime().unavailable(early.id(), DeviceKind::Cuda), "");
+  const ProcessSet late = add_process_set_among({rank()}, 2);
+  (void)allreduce(late, "x", floats(3, 1))->get();
 }
 
 // A training step: the program's stream writes gradients, waits for the results and reads them; the

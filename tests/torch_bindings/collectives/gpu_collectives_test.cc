@@ -16,6 +16,7 @@
 
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
+#include "horon/tests/torch_bindings/host_gpu/late_tensors.h"
 #include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/collectives.h"
@@ -41,17 +42,9 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing_support::expect_equal;
 using testing_support::host_waits;
+using testing_support::late;
 using testing_support::sum_of_all;
 using testing_support::values_of;
-
-// The values come late into a tensor that holds others.
-at::Tensor late(const at::Tensor& values) {
-  at::Tensor tensor = at::full_like(values, 1).to(device());
-  test::enqueue_in_current_stream([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); },
-                                  device().index());
-  tensor.copy_(values);
-  return tensor;
-}
 
 at::Tensor all_rows(const std::function<at::Tensor(int)>& of_rank) {
   std::vector<at::Tensor> rows;

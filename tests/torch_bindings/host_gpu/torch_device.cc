@@ -28,7 +28,9 @@ struct Device {
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
   std::mutex mutex;
   std::deque<ops::CudaStream> streams;  // the number of a stream is its place; 0 is the default one
-  ops::CudaStream reclaims = nullptr;   // memory that several streams have used
+  std::vector<c10::Stream> pool;        // of LibTorch's; their turn comes again and again
+  size_t pool_turn = 0;
+  ops::CudaStream reclaims = nullptr;  // memory that several streams have used
 };
 
 struct Devices {
@@ -68,6 +70,14 @@ c10::Stream make_stream(Device& device, c10::DeviceIndex index) {
                      static_cast<c10::StreamId>(device.streams.size() - 1));
 }
 
+c10::Stream stream_of_pool(Device& device, c10::DeviceIndex index) {
+  constexpr size_t kPoolStreams = 3;
+  static std::mutex growing;
+  const std::lock_guard lock(growing);
+  if (device.pool.size() < kPoolStreams) device.pool.push_back(make_stream(device, index));
+  return device.pool[device.pool_turn++ % device.pool.size()];
+}
+
 c10::Stream current(int device) {
   return c10::Stream(c10::Stream::UNSAFE,
                      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)),
@@ -94,6 +104,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getNewStream(c10::Device device, int /*priority*/) const override {
     return make_stream(device_at(device.index()), device.index());
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool /*high*/) const override {
+    return stream_of_pool(device_at(device.index()), device.index());
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const c10::Stream before = current(stream.device_index());

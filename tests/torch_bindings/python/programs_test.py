@@ -51,6 +51,11 @@ class Programs(unittest.TestCase):
         for rank in range(2):
             self.assertIn(f"[{rank}] Ctrl-C is answered in backward", output)
 
+    def test_calls_and_training_on_the_devices_that_there_are(self):
+        code, output = run(HERE / "on_devices.py")
+        self.assertEqual(code, 0, output)
+        self.assertIn("on cpu: all as it should be", output)
+
     def test_functions_on_ranks(self):
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         done = subprocess.run([sys.executable, "-m", "horon.as_horovod", HERE / "launched.py"],

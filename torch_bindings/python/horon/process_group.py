@@ -23,7 +23,8 @@ def register():
     from torch.distributed.distributed_c10d import Backend
     if "horon" in Backend.backend_list:
         return
-    Backend.register_backend("horon", _make, extended_api=True, devices=["cpu"])
+    Backend.register_backend("horon", _make, extended_api=True,
+                             devices=["cpu", "cuda"])
     rendezvous = importlib.import_module("torch.distributed.rendezvous")  # also a function's name
     rendezvous.register_rendezvous_handler("horon", _meet)
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})

@@ -40,6 +40,7 @@ HoronBackend::HoronBackend(const std::string& group, const ProcessSet& set,
       order_(group_, set),
       messages_(concat("c10d.", group_, ".")) {
   init();
+  if (set_.is_world()) order_sets_on_gpus();  // groups of some ranks come without the others
 }
 
 HoronBackend::~HoronBackend() { leave(); }

@@ -57,7 +57,7 @@ WorkPtr HoronBackend::allgather(TensorLists& outputs, Tensors& inputs,
   const std::shared_ptr<Operation> begun = operation(list, options);
   order_.start(*begun, {CollectiveKind::Allgather}, [&](PendingCollective& pending) {
     require_outputs(pending, list.size(), members());
-    require_dtype_of(pending, input, list);
+    require_kind_of(pending, input, list);
     pending.add_rows(flat(input));
   });
   begun->deliver_by(copies_from_each_rank_to(begun->outputs()));
@@ -76,7 +76,7 @@ WorkPtr HoronBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
         require_lists(pending, outputs, members(), inputs.size());
       },
       [&](PendingCollective& pending, size_t i) {
-        for (const Tensors& list : outputs) require_dtype_of(pending, inputs[i], {list[i]});
+        for (const Tensors& list : outputs) require_kind_of(pending, inputs[i], {list[i]});
         pending.add_rows(flat(inputs[i]));
       });
   begun->deliver_by(
@@ -98,7 +98,7 @@ WorkPtr HoronBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                       const ::c10d::AllgatherOptions& options) {
   const std::shared_ptr<Operation> begun = operation({output}, options);
   order_.start(*begun, {CollectiveKind::Allgather}, [&](PendingCollective& pending) {
-    require_dtype_of(pending, input, {output});
+    require_kind_of(pending, input, {output});
     require_equal_parts(pending, output, input, members());
     pending.add_rows(flat(input), {}, flat_output(output));
   });
@@ -113,7 +113,7 @@ WorkPtr HoronBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
       *begun, {CollectiveKind::Allgather, true}, inputs,
       [&](PendingCollective& pending) { require_results(pending, outputs.size(), inputs.size()); },
       [&](PendingCollective& pending, size_t i) {
-        require_dtype_of(pending, inputs[i], {outputs[i]});
+        require_kind_of(pending, inputs[i], {outputs[i]});
         require_equal_parts(pending, outputs[i], inputs[i], members());
         pending.add_rows(flat(inputs[i]));
       });
@@ -131,7 +131,7 @@ WorkPtr HoronBackend::gather(TensorLists& outputs, Tensors& inputs,
     pending.set_root(world_rank(options.rootRank));
     if (is_root) {
       require_outputs(pending, given.size(), members());
-      require_dtype_of(pending, input, given);
+      require_kind_of(pending, input, given);
     }
     pending.add_rows(flat(input));
   });
@@ -149,7 +149,7 @@ WorkPtr HoronBackend::scatter(Tensors& outputs, TensorLists& inputs,
     pending.set_root(world_rank(options.rootRank));
     if (!is_root) return pending.add_rows(flat(output).slice(0, 0, 0));
     require_outputs(pending, list.size(), members());
-    require_dtype_of(pending, output, list);
+    require_kind_of(pending, output, list);
     pending.add_rows(flat(list), element_counts(list));
   });
   begun->deliver_by(copies_to(begun->outputs()));
@@ -164,7 +164,7 @@ WorkPtr HoronBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   order_.start(*begun, {CollectiveKind::Reducescatter}, [&](PendingCollective& pending) {
     set_reduction(pending, options.reduceOp);
     require_outputs(pending, list.size(), members());
-    require_dtype_of(pending, output, list);
+    require_kind_of(pending, output, list);
     require_own_part(pending, list[static_cast<size_t>(getRank())], output);
     pending.spec.splits = element_counts(list);
     const at::Tensor input = flat(list);
@@ -192,7 +192,7 @@ WorkPtr HoronBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
         require_results(pending, outputs.size(), inputs.size());
       },
       [&](PendingCollective& pending, size_t i) {
-        require_dtype_of(pending, inputs[i], {outputs[i]});
+        require_kind_of(pending, inputs[i], {outputs[i]});
         require_equal_parts(pending, inputs[i], outputs[i], members());
         const at::Tensor input = flat(inputs[i]);
         pending.add_rows(input, {},
@@ -208,8 +208,8 @@ WorkPtr HoronBackend::alltoall(Tensors& outputs, Tensors& inputs,
   order_.start(*begun, {CollectiveKind::Alltoall}, [&](PendingCollective& pending) {
     require_outputs(pending, inputs.size(), members());
     require_outputs(pending, outputs.size(), members());
-    require_dtype_of(pending, inputs.front(), inputs);
-    require_dtype_of(pending, inputs.front(), outputs);
+    require_kind_of(pending, inputs.front(), inputs);
+    require_kind_of(pending, inputs.front(), outputs);
     pending.add_rows(flat(inputs), element_counts(inputs));
   });
   begun->deliver_by(copies_from_each_rank_to(begun->outputs()));
@@ -223,7 +223,7 @@ WorkPtr HoronBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   const std::shared_ptr<Operation> begun = operation({output}, options);
   Tensors parts;
   order_.start(*begun, {CollectiveKind::Alltoall}, [&](PendingCollective& pending) {
-    require_dtype_of(pending, input, {output});
+    require_kind_of(pending, input, {output});
     const std::vector<int64_t> sent =
         rows_of_members(pending, input, input_splits, members(), "input_split_sizes");
     const std::vector<int64_t> received =

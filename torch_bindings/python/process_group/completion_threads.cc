@@ -15,6 +15,7 @@
 #include "horon/core/base/blocked_signals.h"
 #include "horon/core/base/forked_child.h"
 #include "horon/core/runtime/completion_queue.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 
 namespace horon::python::process_group {
 namespace {
@@ -192,6 +193,7 @@ void CompletionThreads::add(std::shared_ptr<Operation> operation, Future future)
 }
 
 void complete(Operation& operation, c10::ivalue::Future& future) {
+  const torch_detail::StreamAside aside(operation.device());
   if (const std::exception_ptr fault = operation.outcome()) return future.setErrorIfNeeded(fault);
   future.markCompleted(c10::IValue(operation.outputs()));
 }

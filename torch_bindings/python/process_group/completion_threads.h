@@ -39,7 +39,8 @@ class CompletionThreads {
   const std::shared_ptr<State> state_;
 };
 
-// Completes a future with what the operation, which has ended, has given.
+// Completes a future with what the operation, which has ended, has given. On a GPU no stream of the
+// program waits for that, but the one in which somebody waits for the future.
 void complete(Operation& operation, c10::ivalue::Future& future);
 
 // Waits until every future of this process whose operation has ended is completed and its callbacks

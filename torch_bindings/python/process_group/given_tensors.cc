@@ -36,12 +36,17 @@ void require_results(const PendingCollective& pending, size_t outputs, size_t in
   refuse(pending, "a list of ", outputs, " outputs, for ", inputs, " inputs");
 }
 
-void require_dtype_of(const PendingCollective& pending, const at::Tensor& like,
-                      const Tensors& tensors) {
+void require_kind_of(const PendingCollective& pending, const at::Tensor& like,
+                     const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.scalar_type() == like.scalar_type()) continue;
-    refuse(pending, "is of ", like.scalar_type(), " and ", tensor.scalar_type(),
-           "; inputs and outputs have one dtype, nothing is converted");
+    if (tensor.scalar_type() != like.scalar_type()) {
+      refuse(pending, "is of ", like.scalar_type(), " and ", tensor.scalar_type(),
+             "; inputs and outputs have one dtype, nothing is converted");
+    }
+    if (tensor.device() != like.device()) {
+      refuse(pending, "is on ", like.device(), " and ", tensor.device(),
+             "; inputs and outputs are on one device");
+    }
   }
 }
 

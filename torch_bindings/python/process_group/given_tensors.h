@@ -29,9 +29,10 @@ void require_lists(const torch_detail::PendingCollective& pending,
                    const std::vector<Tensors>& lists, size_t members, size_t inputs);
 // A call of several tensors has as many results.
 void require_results(const torch_detail::PendingCollective& pending, size_t outputs, size_t inputs);
-// Nothing is converted on its way, neither when tensors are joined nor when a result is written.
-void require_dtype_of(const torch_detail::PendingCollective& pending, const at::Tensor& like,
-                      const Tensors& tensors);
+// Nothing is converted on its way, or moved to another device, neither when tensors are joined nor
+// when a result is written.
+void require_kind_of(const torch_detail::PendingCollective& pending, const at::Tensor& like,
+                     const Tensors& tensors);
 // The part of this rank is as large as its result.
 void require_own_part(const torch_detail::PendingCollective& pending, const at::Tensor& part,
                       const at::Tensor& output);

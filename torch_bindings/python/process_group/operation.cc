@@ -12,6 +12,7 @@
 #include "horon/core/base/wait_check.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 
 namespace horon::python::process_group {
 namespace {
@@ -51,6 +52,12 @@ Operation::Operation(const Tensors& outputs, std::chrono::milliseconds timeout)
     : deadline_(deadline_after(timeout, begin_)) {
   outputs_.reserve(outputs.size());
   for (const at::Tensor& output : outputs) outputs_.push_back(output.detach());
+  if (!outputs.empty()) device_ = outputs.front().device();
+}
+
+void Operation::add(Pending pending) {
+  device_ = pending->device();
+  pending_.push_back(std::move(pending));
 }
 
 void Operation::wait_until(Clock::time_point deadline, Asks asks) const {
@@ -77,6 +84,25 @@ bool Operation::finished() const {
                      [](const Pending& pending) { return pending->state().finished(); });
 }
 
+bool Operation::happened() const {
+  const auto has_happened = [](const Pending& pending) {
+    core::Event* const done = pending->state().outcome().done.get();
+    return done == nullptr || done->happened();
+  };
+  return std::all_of(pending_.begin(), pending_.end(), has_happened) &&
+         (written_ == nullptr || written_->happened());
+}
+
+bool Operation::completed() {
+  if (!finished()) return false;
+  try {
+    // What is delivered waits in the current stream, but not for long: the collectives are over.
+    return happened() && (outcome() != nullptr || happened());
+  } catch (const Error&) {  // the device has failed, as outcome() tells
+    return true;
+  }
+}
+
 std::exception_ptr Operation::outcome() {
   std::call_once(delivered_, [this] {
     try {
@@ -87,13 +113,27 @@ std::exception_ptr Operation::outcome() {
         throw Error(ErrorCode::NotInitialized, std::string(core::kForkedChild));
       }
       for (const Pending& pending : pending_) (void)pending->results();
-      if (deliver_) deliver_(pending_);
+      if (deliver_) {
+        deliver_(pending_);
+        written_ = torch_detail::record_current_stream(device_);
+      }
       for (const Pending& pending : pending_) pending->drop_results();
     } catch (...) {
       fault_ = std::current_exception();
     }
   });
-  return fault_;
+  if (fault_ != nullptr || device_.is_cpu()) return fault_;
+  try {
+    follow_in_current_stream();
+  } catch (...) {  // what was enqueued has failed since
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+void Operation::follow_in_current_stream() const {
+  for (const Pending& pending : pending_) (void)pending->results();
+  torch_detail::let_current_stream_wait(device_, written_.get());
 }
 
 }  // namespace horon::python::process_group

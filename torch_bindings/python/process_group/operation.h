@@ -1,4 +1,7 @@
 // One call of a process group on its way: its collectives, and what becomes of their results.
+//
+// On a GPU a collective has ended when its work is in a stream. Who takes the outcome goes on in
+// its own stream, behind that work; the host waits for none of it.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +35,7 @@ class Operation {
   Operation(const Tensors& outputs, std::chrono::milliseconds timeout);
 
   // Before it is given to others.
-  void add(Pending pending) { pending_.push_back(std::move(pending)); }
+  void add(Pending pending);
   void deliver_by(Deliver deliver) { deliver_ = std::move(deliver); }
 
   enum class Asks : bool { No, SignalHandlers };  // while it waits, core::wait_check()
@@ -52,18 +55,28 @@ class Operation {
   // Throws as wait() does, and asks signal handlers.
   void wait_for_earlier(const torch_detail::PendingCollective& earlier) const;
   bool finished() const;
-  // After they have ended; the first call delivers the results. Null: all is well.
+  // The same, and the results are in memory, of a GPU too. Lets no stream wait.
+  bool completed();
+  // After they have ended; the first call delivers the results. Null: all is well, and what the
+  // current stream of this thread is given from now on happens behind them.
   std::exception_ptr outcome();
+  // Of its tensors.
+  c10::Device device() const { return device_; }
 
   const Tensors& outputs() const { return outputs_; }
 
  private:
+  bool happened() const;
+  void follow_in_current_stream() const;
+
   Tensors outputs_;
+  c10::Device device_{c10::kCPU};
   const Clock::time_point begin_ = Clock::now();
   const Clock::time_point deadline_;
   std::vector<Pending> pending_;
   Deliver deliver_;
   std::once_flag delivered_;
+  std::unique_ptr<core::Event> written_;  // what deliver_ has enqueued on a GPU
   std::exception_ptr fault_;
 };
 

@@ -14,11 +14,7 @@ OperationWork::OperationWork(int rank, ::c10d::OpType type, uint64_t number,
       operation_(std::move(operation)),
       threads_(std::move(threads)) {}
 
-bool OperationWork::isCompleted() {
-  if (!operation_->finished()) return false;
-  (void)operation_->outcome();
-  return true;
-}
+bool OperationWork::isCompleted() { return operation_->completed(); }
 
 bool OperationWork::isSuccess() const {
   return operation_->finished() && operation_->outcome() == nullptr;
@@ -41,8 +37,10 @@ bool OperationWork::wait(std::chrono::milliseconds timeout) {
 Future OperationWork::getFuture() {
   const std::lock_guard lock(future_mutex_);
   if (future_ != nullptr) return future_;
-  auto future =
-      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  std::vector<c10::Device> devices;  // in whose streams a reader waits
+  if (!operation_->device().is_cpu()) devices.push_back(operation_->device());
+  auto future = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()), std::move(devices));
   if (operation_->finished()) {
     complete(*operation_, *future);
   } else {
