@@ -49,6 +49,33 @@ class PlotTraining(unittest.TestCase):
         self.assertEqual(self.plot().returncode, 0)
         self.assertIn("steps per second", self.picture.read_text(encoding="utf-8"))
 
+    def curves(self):
+        """The labels of the axes in the picture."""
+        drawn = self.picture.read_text(encoding="utf-8")
+        return [label for label in ("loss", "steps per second") if f">{label}<" in drawn]
+
+    def test_a_curve_without_a_point_is_left_out(self):
+        self.write([{"step": 1, "time": 1.0, "loss": 2.0}])  # no time passes
+        told = self.plot()
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertEqual(self.curves(), ["loss"])
+        self.write([{"step": step, "time": float(step), "loss": None} for step in range(3)])
+        self.assertEqual(self.plot().returncode, 0)
+        self.assertEqual(self.curves(), ["steps per second"])
+
+    def test_a_torn_line_is_left_out(self):
+        """The next job has appended to the line within which the job before was killed."""
+        records = [{"step": step, "time": float(step), "loss": 2.0} for step in range(3)]
+        lines = [json.dumps(record) for record in records]
+        self.log.write_bytes("\n".join([*lines, lines[0][:-5] + lines[1], *lines, ""]).encode()
+                             + b'\xc3\n' + lines[2].encode() + b"\n")
+        told = self.plot()
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertIn("train.jsonl, line 4 is left out", told.stderr)
+        self.assertIn("train.jsonl, line 8 is left out", told.stderr)
+        self.assertEqual(told.stderr.count("\n"), 2)
+        self.assertEqual(self.curves(), ["loss", "steps per second"])
+
     def test_what_is_wrong_is_said(self):
         self.assertIn("can't read", self.plot().stderr)
         self.write([])
@@ -56,8 +83,10 @@ class PlotTraining(unittest.TestCase):
         self.write([{"step": 1, "time": 1.0, "accuracy": 1}])
         self.assertIn('no name contains "loss"', self.plot().stderr)
         self.assertIn("it has accuracy", self.plot("--loss", "x").stderr)
-        self.write([{"a": 1}, {"step": 1, "time": 1.0}])
-        self.assertIn("line 1: no record", self.plot().stderr)
+        self.write([{"a": 1}])
+        self.assertIn("has no records", self.plot().stderr)
+        self.write([{"step": 1, "time": 1.0, "loss": None}])
+        self.assertIn("nothing to draw", self.plot().stderr)
         self.assertFalse(self.picture.exists())
 
 
