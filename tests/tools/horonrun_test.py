@@ -30,18 +30,21 @@ def dry_run(*arguments, **variables):
 class DryRun(unittest.TestCase):
     def test_whole_line(self):
         root = "--allow-run-as-root " if os.geteuid() == 0 else ""
+        rank_program = pathlib.Path(HORONRUN).resolve().with_name("horonrun_rank")
         told = horonrun("-np", 3, "--dry-run", "sh", "-c", "echo a b", "-np")
         self.assertEqual(told.returncode, 0)
         self.assertEqual(
             told.stdout,
             f"mpirun -np 3 --host localhost:3 {root}--bind-to none --mca oob_tcp_keepalive_time 1 "
             "--mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 3 "
-            "--mca odls_base_sigkill_timeout 0 --mca mpi_yield_when_idle 1 --tag-output "
-            "sh -c 'echo a b' -np\n")
+            "--mca odls_base_sigkill_timeout 0 --mca mpi_yield_when_idle 1 "
+            f"{sys.executable} -IS {rank_program} sh -c 'echo a b' -np\n")
 
     def test_hosts(self):
         self.assertIn(" --host h1:2,h2:2 ", dry_run("-np", 4, "-H", "h1:2,h2:2", "sh"))
-        self.assertIn(" --host h1,h2 ", dry_run("-n", 2, "-H", "h1,h2", "sh"))
+        line = dry_run("-n", 2, "-H", "h1,h2", "sh")
+        self.assertIn(" --host h1,h2 ", line)
+        self.assertIn(" python3 -IS ", line)  # the other hosts' own
         with tempfile.NamedTemporaryFile("w") as file:
             file.write("# all\nh1 slots=2\nh2 slots = 2 # old\n\n")
             file.flush()
@@ -66,10 +69,9 @@ class DryRun(unittest.TestCase):
         self.assertIn("-x HORON_TIMELINE=t.json ", line)
 
     def test_other_arguments(self):
-        self.assertNotIn("--tag-output", dry_run("-np", 2, "--no-prefix", "sh"))
-        line = dry_run("-np", 2, "--mpi-args", "--map-by 'node x'", "sh")
+        line = dry_run("-np", 2, "--no-prefix", "--mpi-args", "--map-by 'node x'", "sh")
         self.assertTrue(line.endswith(" --map-by 'node x' sh"), line)
-        self.assertTrue(dry_run("-np", 2, "--", "sh").endswith(" sh"))
+        self.assertTrue(dry_run("-np", 2, "--no-prefix", "--", "sh").endswith(" 1 sh"))
 
 
 class Mistakes(unittest.TestCase):

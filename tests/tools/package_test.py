@@ -63,7 +63,7 @@ class Package(unittest.TestCase):
         self.assertTrue((include / "ops/session/session.h").is_file())
         self.assertTrue((include / "core/base/version.h").is_file())
         self.assertEqual((include / "horon.h").is_file(), bool(TORCH_ROOT))
-        for program in ("horonrun", "horon-info"):
+        for program in ("horonrun", "horonrun_rank", "horon-info"):
             self.assertTrue(os.access(self.prefix / "bin" / program, os.X_OK), program)
         self.succeed(self.prefix / "bin/horon-info")
         for folder in ("examples", "tests", "bench"):

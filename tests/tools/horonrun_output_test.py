@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""horonrun: all output of the ranks arrives, in whole lines, and programs don't notice the way.
+
+usage: horonrun_output_test.py HORONRUN
+"""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+HORONRUN = sys.argv.pop(1) if len(sys.argv) > 1 else "tools/horonrun"
+RANK_PROGRAM = pathlib.Path(HORONRUN).resolve().with_name("horonrun_rank")
+CLEAN = {name: value for name, value in os.environ.items()
+         if not name.startswith(("HORON_", "OMPI_", "SLURM_", "PBS_", "LSB_", "OMP_", "PE_"))}
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def horonrun(ranks, *command, **options):
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run([sys.executable, HORONRUN, "-np", str(ranks), *command], check=False,
+                          timeout=60, env=CLEAN, **options)
+
+
+def python(script):
+    return sys.executable, "-c", script
+
+
+def shell(script):
+    return "sh", "-c", script
+
+
+def lines_of(rank, output):
+    prefix = b"[%d] " % rank
+    return [line.removeprefix(prefix) for line in output.split(b"\n") if line.startswith(prefix)]
+
+
+class Lines(unittest.TestCase):
+    def test_many_short_lines_all_arrive(self):
+        job = horonrun(1, "seq", "300000")
+        self.assertEqual(job.returncode, 0, job.stderr)
+        expected = b"".join(b"[0] %d\n" % number for number in range(1, 300001))
+        self.assertTrue(job.stdout == expected, f"{job.stdout.count(b'[0] ')} of 300000 lines")
+
+    def check_same_lines(self, ranks, script, expected):
+        """Each rank writes these lines to stdout and to stderr."""
+        job = horonrun(ranks, *python(f"import os, time\nfor out in 1, 2:\n    {script}"))
+        for output in (job.stdout, job.stderr):
+            for rank in range(ranks):
+                self.assertEqual(lines_of(rank, output), expected)
+            self.assertEqual(output.count(b"\n"), ranks * len(expected))
+
+    def test_many_lines_in_one_write(self):
+        self.check_same_lines(2, "os.write(out, (b'x' * 42 + b'\\n') * 2000)", [b"x" * 42] * 2000)
+
+    def test_long_lines(self):
+        self.check_same_lines(3, "[os.write(out, b'y' * 10000 + b'\\n') for _ in range(20)]",
+                              [b"y" * 10000] * 20)
+
+    def test_lines_in_pieces(self):
+        self.check_same_lines(
+            2, "[(os.write(out, piece), time.sleep(0.005)) for _ in range(20)"
+            " for piece in (b'epoch 1 ', b'loss ', b'0.5\\n')]", [b"epoch 1 loss 0.5"] * 20)
+
+    def test_the_last_line_needs_no_end(self):
+        self.check_same_lines(2, "os.write(out, b'a\\n\\nb')", [b"a", b"", b"b"])
+
+    def test_any_bytes(self):
+        odd = b"\x1eo0 \x00\xff\r\t\x1b[0m\x04\x03"
+        self.check_same_lines(2, f"os.write(out, {odd!r} + b'\\n')", [odd])
+
+    def test_a_line_is_seen_when_it_is_written(self):
+        with subprocess.Popen([sys.executable, HORONRUN, "-np", "1", *python(
+                "import sys\nprint(sys.stdout.isatty(), sys.stderr.isatty())\ninput()")],
+                env=CLEAN, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+            self.assertEqual(job.stdout.readline(), b"[0] True False\n")  # as mpirun alone has it
+            job.communicate(b"\n", timeout=30)
+            self.assertEqual(job.returncode, 0)
+
+    def test_last_words_before_mpi_abort(self):
+        job = horonrun(2, *python("""
+import ctypes, ctypes.util, os, time
+mpi = ctypes.CDLL(ctypes.util.find_library("mpi"), ctypes.RTLD_GLOBAL)
+mpi.MPI_Init(None, None)
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    os.write(1, b"word\\n" * 5000)
+    os.write(2, b"reason\\n" * 5000)
+    mpi.MPI_Abort(ctypes.byref(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world")), 9)
+time.sleep(60)
+"""))
+        self.assertEqual(job.returncode, 9)
+        self.assertEqual(lines_of(1, job.stdout).count(b"word"), 5000)
+        self.assertEqual(lines_of(1, job.stderr).count(b"reason"), 5000)
+
+    @unittest.skipUnless(RANK_PROGRAM.exists(), "no horonrun_rank")
+    def test_the_way_from_other_hosts(self):
+        """Without a pipe of this host, records go through mpirun, and none of them is divided."""
+        with tempfile.NamedTemporaryFile() as records:
+            subprocess.run(
+                ["mpirun", "--oversubscribe", "-np", "3", sys.executable, "-IS", RANK_PROGRAM,
+                 *shell("seq 20000; head -c 9000 /dev/zero | tr '\\0' z; echo; seq 20000 >&2")],
+                env={**CLEAN, **AS_ROOT}, stderr=records, check=True, timeout=60)
+            records.seek(0)
+            found = [re.fullmatch(rb"\x1e([oOe])([012]) (\d+|z+)\n", line) for line in records]
+        self.assertEqual(found.count(None), 0)
+        self.assertEqual(sum(record[1] == b"O" for record in found), 3 * 2)
+        self.assertEqual(len(found), 3 * (20000 + 3 + 20000))
+
+
+class LostOutput(unittest.TestCase):
+    """Who can't write says so once, and the job goes on to its end."""
+
+    PROGRAM = shell("seq 50000; echo end >&2")
+
+    def check(self, reason, job):
+        self.assertEqual(job.returncode, 0, job.stderr)
+        self.assertEqual(job.stderr.count(b"output is being lost"), 1, job.stderr)
+        self.assertIn(b"can't write to stdout: " + reason, job.stderr)
+        self.assertEqual(sorted(job.stderr.split(b"\n"))[1:3], [b"[0] end", b"[1] end"])
+
+    def test_full_disk(self):
+        with open("/dev/full", "wb") as full:
+            self.check(b"No space left", horonrun(2, *self.PROGRAM, stdout=full))
+
+    def test_closed_stdout(self):
+        self.check(b"Bad file descriptor", horonrun(2, *self.PROGRAM, stdout=None,
+                                                    preexec_fn=lambda: os.close(1)))
+
+    def test_nothing_is_open(self):
+        job = horonrun(1, *shell("seq 50000; seq 50000 >&2; exit 3"), stdout=None, stderr=None,
+                       preexec_fn=lambda: os.closerange(0, 3))
+        self.assertEqual(job.returncode, 3)
+
+
+class Programs(unittest.TestCase):
+    def test_a_program_begins_as_mpirun_starts_it(self):
+        """With the same signals ignored and blocked, the same open files and the same variables."""
+        script = python("""
+import os, signal
+blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+ignored = [number for number in signal.Signals if signal.getsignal(number) == signal.SIG_IGN]
+print("blocked", blocked, "ignored", ignored, "files", sorted(os.listdir("/proc/self/fd")))
+for name, value in sorted(os.environ.items()):
+    print(name, "" if name.startswith(("OMPI_", "PMIX_")) else value)  # they name the job
+""")
+        plain = horonrun(1, "--no-prefix", *script).stdout.rstrip(b"\n").split(b"\n")
+        self.assertIn(b"OMPI_COMM_WORLD_RANK ", plain)
+        self.assertEqual(lines_of(0, horonrun(1, *script).stdout), plain)
+
+    def test_exit_codes_and_deaths(self):
+        self.assertEqual(horonrun(2, *shell("exit 7")).returncode, 7)
+        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGINT, signal.SIGTERM):
+            job = horonrun(1, *shell(f"kill -{number:d} $$"))
+            self.assertEqual(job.returncode, 128 + number)
+            self.assertIn(b"exited on signal %d" % number, job.stderr)
+
+    def test_a_program_that_is_not_there(self):
+        told = subprocess.run([sys.executable, RANK_PROGRAM, "no-such-program"], check=False,
+                              env={**CLEAN, "OMPI_COMM_WORLD_RANK": "0"}, stderr=subprocess.PIPE)
+        self.assertEqual(told.returncode, 127)
+        self.assertRegex(told.stderr, b"^horonrun: no-such-program on .*: No such file .*\n$")
+
+    def test_a_signal_reaches_each_rank_once(self):
+        with subprocess.Popen([sys.executable, HORONRUN, "-np", "2", *shell(
+                "trap 'echo one' USR1; trap 'echo two' USR2; echo begun;"
+                "for i in $(seq 25); do sleep 0.1; done")],
+                env=CLEAN, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as job:
+            for _ in range(2):
+                self.assertIn(b"begun", job.stdout.readline())
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                job.send_signal(number)
+                time.sleep(0.3)
+            out = job.communicate(timeout=30)[0]
+        self.assertEqual(sorted(out.split()), sorted([b"[0]", b"[1]", b"one", b"two"] * 2))
+        self.assertEqual(job.returncode, 0)
+
+    def test_stdin_is_that_of_rank_0(self):
+        job = horonrun(2, "cat", input=b"text\n")
+        self.assertEqual(job.stdout, b"[0] text\n")
+
+    def test_a_process_left_behind_is_not_waited_for(self):
+        for left_behind in ("sleep 40", "yes"):
+            began = time.monotonic()
+            job = horonrun(1, *shell(f"{left_behind} & echo $!"))
+            self.assertLess(time.monotonic() - began, 20)
+            process = int(next(line for line in lines_of(0, job.stdout) if line.isdigit()))
+            if left_behind == "sleep 40":
+                os.kill(process, signal.SIGKILL)
+            self.assertEqual(job.returncode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
