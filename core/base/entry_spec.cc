@@ -82,6 +82,22 @@ std::vector<int64_t> even_splits(int64_t rows, int size) {
   return splits;
 }
 
+bool countable(const EntrySpec& spec) {
+  int64_t bytes = 0;
+  for (const TensorPart& part : spec.parts) {
+    // Also where another extent is 0: products of the extents must not overflow in any order.
+    auto part_bytes = static_cast<int64_t>(size_of(spec.dtype));
+    for (const int64_t extent : part.shape) {
+      if (extent < 0) return false;
+      if (__builtin_mul_overflow(part_bytes, std::max<int64_t>(extent, 1), &part_bytes)) {
+        return false;
+      }
+    }
+    if (__builtin_add_overflow(bytes, part_bytes, &bytes)) return false;
+  }
+  return true;
+}
+
 int64_t element_count(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (const int64_t extent : shape) count *= extent;

@@ -93,6 +93,8 @@ std::vector<int64_t> even_splits(int64_t rows, int size);
 int64_t element_count(const std::vector<int64_t>& shape);
 // The elements of all parts together.
 int64_t element_count(const EntrySpec& spec);
+// The number of bytes of all parts together fits into an int64_t, and no extent is negative.
+bool countable(const EntrySpec& spec);
 
 }  // namespace core
 }  // namespace horon

@@ -15,6 +15,18 @@ std::string_view to_string(ErrorCode code) {
 
 namespace core {
 
+Error that_ends_the_job(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::Stall:
+    case ErrorCode::PeerDead:
+    case ErrorCode::OperationFailed:
+    case ErrorCode::Internal:
+      return error;
+    default:
+      return Error(ErrorCode::OperationFailed, error.what());
+  }
+}
+
 void check_failed(const char* condition, const char* file, int line, const std::string& what) {
   std::fprintf(stderr, "horon: broken invariant at %s:%d: %s: %s\n", file, line, condition,
                what.c_str());

@@ -15,6 +15,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/host_name.h"
 #include "horon/core/base/text.h"
+#include "horon/core/host/open_files.h"
 #include "horon/core/host/shared_heap.h"
 #include "horon/core/host/shared_segment.h"
 
@@ -308,6 +309,7 @@ Introduction introduce(Own& own, size_t home_bytes, size_t area_bytes) {
 }  // namespace
 
 std::unique_ptr<LocalGroup> LocalGroup::create(const Bootstrap& bootstrap, size_t area_bytes) {
+  allow_more_open_files();
   const int local_rank = bootstrap.topology().local_rank;
   const int local_size = bootstrap.topology().local_size;
   const size_t home_bytes =

@@ -15,6 +15,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/core/host/open_files.h"
 
 namespace horon::core {
 
@@ -32,6 +33,11 @@ struct Header {
 
 [[noreturn]] void fail(ErrorCode code, const std::string& what, int error) {
   throw Error(code, concat(what, ": ", std::strerror(error)));
+}
+
+[[noreturn]] void fail_to_open(const std::string& what, int error) {
+  if (error != EMFILE) fail(ErrorCode::OperationFailed, what, error);
+  throw Error(ErrorCode::Limit, concat(what, ": ", too_many_open_files()));
 }
 
 // Random, so that no two segments of a host have the same, whatever process made them (forked ones
@@ -73,7 +79,7 @@ SharedSegment SharedSegment::create(size_t bytes) {
   segment.generation_ = next_generation();
   segment.bytes_ = bytes;
   segment.descriptor_ = memfd_create("horon", MFD_CLOEXEC);
-  if (segment.descriptor_ < 0) fail(ErrorCode::OperationFailed, "memfd_create", errno);
+  if (segment.descriptor_ < 0) fail_to_open("memfd_create", errno);
   segment.reserve();
   segment.map(segment.descriptor_, kHeaderBytes + bytes);
   const Header header = {kMagic, segment.generation_};
@@ -84,7 +90,7 @@ SharedSegment SharedSegment::create(size_t bytes) {
 SharedSegment SharedSegment::open(pid_t owner, int descriptor, uint64_t generation) {
   const std::string path = concat("/proc/", owner, "/fd/", descriptor);
   const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (opened < 0) fail(ErrorCode::OperationFailed, concat("open ", path), errno);
+  if (opened < 0) fail_to_open(concat("open ", path), errno);
   SharedSegment segment;
   struct stat status {};
   if (fstat(opened, &status) != 0 || !S_ISREG(status.st_mode) ||

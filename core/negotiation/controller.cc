@@ -187,8 +187,9 @@ void Controller::batch_finished(bool was_enqueued) {
   if (coordinator_ != nullptr) coordinator_->batch_finished();
 }
 
-void Controller::fail(const Error& error) {
+void Controller::fail(const Error& cause) {
   if (fatal_ || ended_) return;
+  const Error error = that_ends_the_job(cause);
   for (int peer = 0; peer < options_.size; ++peer) {
     if (peer != options_.rank) outbox_.to_one(peer, Abort{error.code(), error.what()});
   }

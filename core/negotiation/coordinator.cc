@@ -278,6 +278,14 @@ std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
                        " needs every rank. Call it before join(), or on a process set of the ranks "
                        "that go on.")};
   }
+  // One that says what it is for is the session's own, such as add_process_set().
+  if (spec.kind == CollectiveKind::Barrier && !spec.parts.empty()) {
+    return Fail{entry.name, ErrorCode::RankLeft,
+                concat("\"", entry.name, "\" can't complete: ", name_members(joined),
+                       joined.size() == 1 ? " has" : " have",
+                       " joined, and it needs every rank. Call it before join(), or make process "
+                       "sets by add_process_set_among().")};
+  }
   return std::nullopt;
 }
 

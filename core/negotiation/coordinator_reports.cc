@@ -27,7 +27,7 @@ std::vector<std::pair<std::string, std::vector<int>>> Coordinator::open_entries(
 std::vector<std::string> Coordinator::stalled_names(Nanos now, Nanos age) const {
   std::vector<std::string> names;
   for (const Entry& entry : entries_) {
-    if (!entry.complete() && now - entry.opened >= age) names.push_back(entry.name);
+    if (is_stalled(entry, now, age)) names.push_back(entry.name);
   }
   return names;
 }
@@ -36,20 +36,34 @@ void Coordinator::forgive(Nanos gap) {
   for (Entry& entry : entries_) entry.opened += gap;
 }
 
+// Where all that have come were refused, nobody waits.
+bool Coordinator::is_stalled(const Entry& entry, Nanos now, Nanos age) {
+  return !entry.complete() && now - entry.opened >= age &&
+         std::any_of(entry.votes.begin(), entry.votes.end(),
+                     [](const Vote& vote) { return vote.kind == Vote::Kind::Ready; });
+}
+
+std::vector<int> Coordinator::members_with(const Entry& entry, Vote::Kind kind) {
+  std::vector<int> members;
+  for (size_t member = 0; member < entry.votes.size(); ++member) {
+    if (entry.votes[member].kind == kind) members.push_back(static_cast<int>(member));
+  }
+  return members;
+}
+
 std::string Coordinator::stall_report(Nanos now, Nanos age) const {
   constexpr size_t shown_max = 10;
   TextStream out;
   size_t stalled = 0;
   for (const Entry& entry : entries_) {
-    if (entry.complete() || now - entry.opened < age || ++stalled > shown_max) continue;
-    std::vector<int> here;
-    for (size_t member = 0; member < entry.votes.size(); ++member) {
-      if (entry.votes[member].kind != Vote::Kind::None) here.push_back(static_cast<int>(member));
-    }
+    if (!is_stalled(entry, now, age) || ++stalled > shown_max) continue;
+    const std::vector<int> refused = members_with(entry, Vote::Kind::Refused);
     const std::vector<int> silent = silent_members(entry);
     out << (stalled > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for "
         << name_members(silent) << " since " << (now - entry.opened) / 1000000000
-        << " s (ready: " << name_members(here) << ")";
+        << " s (ready: " << name_members(members_with(entry, Vote::Kind::Ready));
+    if (!refused.empty()) out << "; refused on " << name_members(refused);
+    out << ")";
     if (entry.disagree) out << "; already seen: " << mismatch_text(entry);
   }
   if (stalled > shown_max) out << "; and " << stalled - shown_max << " more tensors";

@@ -185,23 +185,6 @@ class Reader {
     return spec;
   }
 
-  // The number of bytes of all parts together fits into an int64_t, and no extent is negative.
-  static bool countable(const EntrySpec& spec) {
-    int64_t bytes = 0;
-    for (const TensorPart& part : spec.parts) {
-      // Also where another extent is 0: products of the extents must not overflow in any order.
-      auto part_bytes = static_cast<int64_t>(size_of(spec.dtype));
-      for (const int64_t extent : part.shape) {
-        if (extent < 0) return false;
-        if (__builtin_mul_overflow(part_bytes, std::max<int64_t>(extent, 1), &part_bytes)) {
-          return false;
-        }
-      }
-      if (__builtin_add_overflow(bytes, part_bytes, &bytes)) return false;
-    }
-    return true;
-  }
-
   [[noreturn]] static void bad(const char* what) {
     throw Error(ErrorCode::Internal, concat("a control message can't be read: ", what));
   }
@@ -385,6 +368,12 @@ Envelope decode(std::span<const std::byte> bytes) {
   for (size_t i = 0; i < items; ++i) envelope.items.push_back(read_item(in));
   if (in.left() != 0) Reader::bad("bytes are left over");
   return envelope;
+}
+
+std::vector<std::byte> farewell() { return {std::byte{kFormatVersion}}; }
+
+bool is_farewell(std::span<const std::byte> bytes) {
+  return bytes.size() == 1 && bytes.front() == std::byte{kFormatVersion};
 }
 
 uint32_t set_of(std::span<const std::byte> bytes) {

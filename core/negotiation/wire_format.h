@@ -10,6 +10,10 @@
 
 namespace horon::core {
 
+// What a rank says last in a job that has failed: it has ended. About no set.
+std::vector<std::byte> farewell();
+bool is_farewell(std::span<const std::byte> bytes);
+
 // The process set that a message is about; reads no more than that. Throws Error(Internal).
 uint32_t set_of(std::span<const std::byte> bytes);
 std::vector<std::byte> encode(const Envelope& envelope);

@@ -129,7 +129,7 @@ class Runtime::Impl {
     door_.queue.push(RemoveSetCall{id, std::move(handle)});
   }
 
-  std::string shutdown(nanoseconds deadline) {
+  std::string shutdown(nanoseconds deadline, nanoseconds farewell) {
     const std::lock_guard lock(shutdown_mutex_);
     if (!thread_.joinable()) return "";
     if (seat_->held_by_this_thread()) return leave_from_within();
@@ -140,11 +140,17 @@ class Runtime::Impl {
       // The job has ended already, or there is no memory: then this rank leaves at the deadline.
     }
     door_.queue.close(door_.shut_down);
+    door_.limit_ns = deadline.count();
     door_.deadline_ns = (Clock::now() + deadline).time_since_epoch().count();
     door_.leaving = true;
     transport_->ring();
     thread_.join();
-    if (fatal_error() != nullptr) transport_->abandon();
+    if (const auto fatal = fatal_error()) {
+      if (farewell.count() > 0 && fatal->code() != ErrorCode::PeerDead) {
+        loop_.wait_for_farewells(Clock::now() + farewell);
+      }
+      transport_->abandon();
+    }
     transport_.reset();
     seat_->reaper.release();
     try {
@@ -190,7 +196,7 @@ class Runtime::Impl {
     const std::string text = "exit() was called while this thread was in a collective";
     left_from_within_ = true;
     thread_.detach();
-    seat_->end_from_within(Error(ErrorCode::RankLeft, concat("rank ", topology_.rank, ": ", text)));
+    seat_->end_from_within(Error(ErrorCode::PeerDead, concat("rank ", topology_.rank, ": ", text)));
     return text;
   }
 
@@ -258,7 +264,9 @@ std::shared_ptr<HandleState> Runtime::join(uint32_t set) { return impl_->join(se
 void Runtime::add_set(uint32_t id, const std::vector<int>& ranks) { impl_->add_set(id, ranks); }
 void Runtime::remove_set(uint32_t id) { impl_->remove_set(id); }
 void Runtime::leave_set(uint32_t id) { impl_->leave_set(id, nullptr); }
-std::string Runtime::shutdown(nanoseconds deadline) { return impl_->shutdown(deadline); }
+std::string Runtime::shutdown(nanoseconds deadline, nanoseconds farewell) {
+  return impl_->shutdown(deadline, farewell);
+}
 std::shared_ptr<const Error> Runtime::fatal_error() const { return impl_->fatal_error(); }
 void Runtime::require_member(uint32_t set) const { impl_->require_member(set); }
 std::string Runtime::unavailable(uint32_t set, DeviceKind device) const {

@@ -86,12 +86,16 @@ class Runtime {
   // The same, but waits for nothing: the set goes when all members have left or removed it.
   void leave_set(uint32_t id);
 
-  // Says "no more from this rank", serves the others until all ranks have said so, the job has
-  // ended or the deadline has passed, and joins the thread. At the deadline the others are told
-  // that this rank has ended, which ends the job there too. Never throws. Returns what kept it from
-  // waiting for the others: the deadline, or exit() within the loop. Empty otherwise, also if a
-  // failure has ended the job: fatal_error() has that. Idempotent.
-  std::string shutdown(std::chrono::nanoseconds deadline);
+  // Says "no more from this rank", serves the others until all ranks have said so or the job has
+  // ended, and joins the thread. If something that this rank has submitted, or runs here, has not
+  // ended at the deadline, the others are told so, which ends the job there too. Never throws.
+  // Returns what kept it from waiting for the others: the deadline, or exit() within the loop.
+  // Empty otherwise, also if a failure has ended the job: fatal_error() has that. Idempotent.
+  // `farewell`: after an error that has ended the job, how long this rank waits until the others
+  // have called shutdown() too: a launcher ends all processes when one of them goes without
+  // MPI_Finalize(), and they may be saving what they have. It waits for nobody if a rank is dead.
+  std::string shutdown(std::chrono::nanoseconds deadline,
+                       std::chrono::nanoseconds farewell = std::chrono::nanoseconds(0));
 
   // exit() was called by a thread within the loop: the job has not ended, and nothing that it uses
   // may be given back.

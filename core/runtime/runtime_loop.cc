@@ -38,7 +38,7 @@ RuntimeLoop::RuntimeLoop(Parts parts, RuntimeDoor& door)
       make_pair_(std::move(parts.make_pair)),
       reaper_(parts.reaper),
       out_of_memory_(std::make_shared<const Error>(
-          ErrorCode::Limit, concat("rank ", topology_.rank, " is out of memory"))),
+          ErrorCode::OperationFailed, concat("rank ", topology_.rank, " is out of memory"))),
       abort_(topology_, *out_of_memory_, *transport_),
       door_(door) {
   add_runner(kWorldSet, all_ranks(topology_), std::move(parts.world));
@@ -79,7 +79,7 @@ bool RuntimeLoop::try_turn() {
   forget_removed_sets();
   if (all_over()) ended_ = true;
   // In the turns too: others may keep this rank so busy that it never sleeps.
-  if (!ended_ && past_deadline()) end_at_deadline();
+  if (!ended_ && past_deadline()) act_at_deadline();
   if (!ended_ && now >= next_look_for_the_dead_) {
     const bool again = anybody_waits() && look_for_the_dead();
     if (!again) next_look_for_the_dead_ = now + kLookForTheDead;
@@ -243,6 +243,10 @@ bool RuntimeLoop::take_messages() {
   while (const std::optional<Transport::Message> message = transport_->receive()) {
     any = true;
     try {
+      if (is_farewell(message->bytes)) {
+        gone_.insert(message->from);
+        continue;
+      }
       const uint32_t set = set_of(message->bytes);
       SetRunner* const runner = find_runner(set);
       if (runner != nullptr) {

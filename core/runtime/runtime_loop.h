@@ -33,6 +33,7 @@ struct RuntimeDoor {
   SharedStatistics statistics;
   std::atomic<bool> leaving{false};  // shutdown() has begun, and waits until `deadline_ns`
   std::atomic<int64_t> deadline_ns{0};
+  std::atomic<int64_t> limit_ns{0};  // of the wait, from its beginning; 0: not at all
   // What a call gets after shutdown().
   const std::shared_ptr<const Error> shut_down =
       std::make_shared<const Error>(ErrorCode::NotInitialized, "horon::shutdown() has been called");
@@ -71,6 +72,9 @@ class RuntimeLoop {
   void rested() noexcept;
   // After the end, once: sends the last messages and finishes what still waits.
   void close() noexcept;
+  // After close() of a job that has failed: tells the other ranks that this one goes, and returns
+  // when they go too, or are dead, or at the limit.
+  void wait_for_farewells(std::chrono::steady_clock::time_point limit) noexcept;
   // The thread that holds the seat ends the process and will not come back: tells the other ranks.
   void end_from_within(const Error& error) noexcept;
   // What shutdown() reports; empty if all went well. After close().
@@ -133,6 +137,8 @@ class RuntimeLoop {
   void judge_the_dead(SetRunner& runner, Nanos now);
   // shutdown() has waited long enough.
   void end_at_deadline();
+  void act_at_deadline();
+  void wait_on();
 
   using Clock = std::chrono::steady_clock;
 
@@ -150,6 +156,7 @@ class RuntimeLoop {
   std::map<uint32_t, std::vector<std::shared_ptr<HandleState>>> removals_;  // and who waits for it
   uint32_t newest_set_ = kWorldSet;  // of those that all ranks have made
   std::set<uint32_t> removed_;       // of the others
+  std::set<int> gone_;               // ranks that have said farewell
   std::set<uint32_t> greeted_;       // pairs whose other rank has not answered yet
   Pacer pacer_;
   std::vector<Call> calls_;
@@ -165,6 +172,7 @@ class RuntimeLoop {
   bool ended_ = false;
   bool polls_ = false;
   std::string shutdown_report_;
+  bool told_of_waiting_ = false;
 };
 
 }  // namespace horon::core

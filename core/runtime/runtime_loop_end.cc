@@ -8,6 +8,7 @@
 #include "horon/core/base/log.h"
 #include "horon/core/base/overloaded.h"
 #include "horon/core/base/text.h"
+#include "horon/core/negotiation/wire_format.h"
 #include "horon/core/runtime/reaper.h"
 #include "horon/core/runtime/runtime_loop.h"
 
@@ -61,7 +62,7 @@ void RuntimeLoop::flush_messages() {
 Error RuntimeLoop::set_fatal(const Error& error) noexcept {
   if (door_.fatal != nullptr) return *door_.fatal;  // only this thread writes it
   std::shared_ptr<const Error> fatal = out_of_memory_;
-  attempt([&] { fatal = std::make_shared<const Error>(error); });
+  attempt([&] { fatal = std::make_shared<const Error>(that_ends_the_job(error)); });
   door_.queue.close(fatal);
   {
     const std::lock_guard lock(door_.mutex);
@@ -69,6 +70,25 @@ Error RuntimeLoop::set_fatal(const Error& error) noexcept {
   }
   attempt([&] { log(LogLevel::Error, fatal->what()); });
   return *fatal;
+}
+
+// It knows the others by their farewells, since nothing else is said any more.
+void RuntimeLoop::wait_for_farewells(Clock::time_point limit) noexcept {
+  attempt([&] {
+    for (int peer = 0; peer < topology_.size; ++peer) {
+      if (peer != topology_.rank) transport_->send(peer, farewell());
+    }
+    const auto all_gone = [&] {
+      while (const std::optional<Transport::Message> message = transport_->receive()) {
+        if (is_farewell(message->bytes)) gone_.insert(message->from);
+      }
+      for (const Transport::DeadPeer& peer : transport_->dead_peers()) gone_.insert(peer.rank);
+      return gone_.size() + 1 >= static_cast<size_t>(topology_.size) && transport_->flushed();
+    };
+    while (!all_gone() && Clock::now() < limit) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  });
 }
 
 // A set that has ended ignores errors, so every set is told.
@@ -134,6 +154,27 @@ bool RuntimeLoop::past_deadline() const {
   return door_.leaving && Clock::now().time_since_epoch().count() >= door_.deadline_ns;
 }
 
+void RuntimeLoop::act_at_deadline() {
+  if (at_rest() && door_.limit_ns > 0) {
+    wait_on();
+  } else {
+    end_at_deadline();
+  }
+}
+
+// Ranks that have something else to do (a last checkpoint, an evaluation) are waited for, as
+// MPI_Finalize() does: a launcher would end them when this process goes. Who does not answer is
+// found out elsewhere. Two ranks tell it, since one of them may be waited for.
+void RuntimeLoop::wait_on() {
+  door_.deadline_ns = Clock::now().time_since_epoch().count() + door_.limit_ns;
+  if (std::exchange(told_of_waiting_, true) || topology_.rank > 1) return;
+  const std::string& missing = door_.stall_report;
+  attempt([&] {
+    log(LogLevel::Warn, concat("this rank has ended and waits for the others",
+                               missing.empty() ? "" : concat(": ", missing)));
+  });
+}
+
 bool RuntimeLoop::anybody_waits() const {
   return std::any_of(runners_.begin(), runners_.end(),
                      [](const auto& entry) { return entry.second->waits(); });
@@ -175,9 +216,11 @@ void RuntimeLoop::end_at_deadline() {
   }
   const std::string& stalled = door_.stall_report;
   const std::string missing = stalled.empty() ? "" : concat(" (", stalled, ")");
-  shutdown_report_ = concat("shutdown(): not all ranks have ended within the time limit", missing);
+  shutdown_report_ =
+      concat("shutdown(): not all that was submitted has ended within the time limit, ",
+             "HORON_SHUTDOWN_TIMEOUT_S", missing);
   end_job(
-      Error(ErrorCode::Timeout, concat("rank ", topology_.rank, " has ended: ", shutdown_report_)));
+      Error(ErrorCode::Stall, concat("rank ", topology_.rank, " has ended: ", shutdown_report_)));
 }
 
 }  // namespace horon::core

@@ -43,6 +43,7 @@ std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
       return concat(to_string(spec.kind), " needs tensors of at least one dimension");
     }
   }
+  if (!countable(spec)) return "its shapes have more bytes than 64 bits can count";
   return "";
 }
 

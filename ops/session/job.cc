@@ -328,7 +328,8 @@ std::string Job::introduction() const {
 void Job::stop() {
   if (library_ == nullptr) return;
   const auto limit = std::chrono::duration<double>(config_.shutdown_timeout_s);
-  runtime_->shutdown(std::chrono::duration_cast<std::chrono::nanoseconds>(limit));
+  const auto limit_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(limit);
+  runtime_->shutdown(limit_ns, limit_ns);
   const bool in_use = runtime_->left_from_within() || !sets_->close();
   if (in_use || runtime_->fatal_error() != nullptr) library_->abandon();
   give_back(in_use);

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/ops/session/session_collectives.h"
@@ -37,6 +39,11 @@ ProcessSet split_process_set(int color) {
       ops::gather_from_all(ops::runtime(), "horon.split_process_set", std::to_string(color));
   std::map<int, std::vector<int>> ranks_of;
   for (size_t rank = 0; rank < colors.size(); ++rank) {
+    if (colors[rank].empty()) {
+      throw Error(ErrorCode::RankLeft,
+                  core::concat("split_process_set() needs every rank, and rank ", rank,
+                               " has joined. Call it before join()."));
+    }
     ranks_of[std::stoi(colors[rank])].push_back(static_cast<int>(rank));
   }
   ProcessSet mine;

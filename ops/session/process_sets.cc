@@ -84,7 +84,7 @@ std::string ProcessSets::fault_of_ranks(const std::vector<int>& ranks) const {
 ProcessSet ProcessSets::add(std::vector<int> ranks) {
   const std::lock_guard lock(calls_mutex_);
   refuse_if_closed();
-  const uint32_t id = ++calls_;
+  const uint32_t id = calls_ + 1;
   std::sort(ranks.begin(), ranks.end());
   if (std::string fault = fault_of_ranks(ranks); !fault.empty()) {
     fault = concat(call_text(ranks), ": ", fault);
@@ -92,6 +92,7 @@ ProcessSet ProcessSets::add(std::vector<int> ranks) {
     throw Error(ErrorCode::InvalidArgument, fault);
   }
   meet(*runtime_, kAdd, concat("process set ", id, " of ranks ", exact_list(ranks)));
+  calls_ = id;  // on all ranks: where it fails it fails on all
   const RuntimeBootstrap talk(*runtime_, kCommunicator);
   prepared_ = prepare(talk, call_text(ranks), id, ranks,
                       parts_.gpu == nullptr ? "" : parts_.gpu->unavailable(ranks));

@@ -11,6 +11,7 @@
 #include <random>
 #include <set>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -24,6 +25,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/host/local_group.h"
+#include "horon/core/host/open_files.h"
 
 namespace {
 
@@ -300,6 +302,31 @@ TEST(SharedHeap, RefusesWhatTheMachineDoesNotHave) {
   }
   EXPECT_EQ(heap->segment_count(), 0U);
   EXPECT_NE(heap->allocate(1, true), nullptr);
+}
+
+// Each large block takes an open file.
+TEST(SharedHeap, SaysWhatToDoWhenTooManyFilesAreOpen) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = 64;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  const auto heap = std::make_shared<SharedHeap>();
+  std::vector<std::shared_ptr<std::byte>> held;
+  const auto fill = [&](size_t blocks) {
+    while (held.size() < blocks) held.push_back(heap->allocate(size_t{1} << 20, true));
+  };
+  try {
+    fill(100);
+    ADD_FAILURE() << "64 files were not enough";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::Limit);
+    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("64 open files"),
+                                             testing::HasSubstr("ulimit -n")));
+  }
+  allow_more_open_files();
+  fill(100);
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST(SharedHeap, ServesManyThreads) {

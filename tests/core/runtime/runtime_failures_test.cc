@@ -258,13 +258,17 @@ TEST(RuntimeFailures, ARankThatLeavesAtItsLimitTellsTheOthersWhy) {
   World world(3, {}, no_limits());
   world.each([](Runtime& runtime, int rank) {
     if (rank == 1) {
-      EXPECT_THAT(runtime.shutdown(50ms), HasSubstr("not all ranks have ended"));
+      const auto x = std::make_shared<Tensor>(tensor({1}));
+      Submission mine = submission("the others have it not", *x);
+      mine.keep_alive = x;
+      const auto handle = runtime.submit(std::move(mine));
+      EXPECT_THAT(runtime.shutdown(50ms), HasSubstr("not all that was submitted has ended"));
       return;
     }
     while (runtime.fatal_error() == nullptr) std::this_thread::sleep_for(1ms);
-    EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::Timeout);
+    EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::Stall);
     EXPECT_THAT(runtime.fatal_error()->what(),
-                AllOf(HasSubstr("rank 1"), HasSubstr("not all ranks have ended")));
+                AllOf(HasSubstr("rank 1"), HasSubstr("not all that was submitted has ended")));
   });
 }
 

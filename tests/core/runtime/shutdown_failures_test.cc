@@ -99,7 +99,25 @@ TEST(ShutdownFailures, AShutdownThatEndsAtItsLimitTellsWhereCollectivesRun) {
     if (rank == 0) {
       EXPECT_THAT(text, HasSubstr("collectives still run on ranks 0 and 1"));
     }
-    expect_same_end(runtime, *handle, ErrorCode::Timeout);
+    expect_same_end(runtime, *handle, ErrorCode::Stall);
+    EXPECT_THAT(error_of(*handle), HasSubstr("HORON_SHUTDOWN_TIMEOUT_S"));
+  });
+}
+
+// A last checkpoint, an evaluation on one rank: if the process of the other one went, the launcher
+// would end this one in the middle.
+TEST(ShutdownFailures, WhoHasNothingLeftToDoWaitsForRanksThatAreBusyElsewhere) {
+  World world(3, {}, no_limits());
+  std::atomic<bool> saved{false};
+  world.each([&](Runtime& runtime, int rank) {
+    EXPECT_EQ(error_of(*begin(runtime)), "");
+    if (rank == 1) {
+      std::this_thread::sleep_for(600ms);
+      saved = true;
+    }
+    EXPECT_EQ(runtime.shutdown(50ms), "");
+    EXPECT_TRUE(saved);
+    EXPECT_EQ(runtime.fatal_error(), nullptr);
   });
 }
 
@@ -136,10 +154,11 @@ TEST(ShutdownFailures, TheLimitHoldsWhereAPeerKeepsThisRankBusy) {
   world.each([&](Runtime& runtime, int rank) {
     if (rank == 1) {
       while (runtime.fatal_error() == nullptr) std::this_thread::sleep_for(1ms);
-      EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::Timeout);
+      EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::Stall);
       return;
     }
-    EXPECT_THAT(runtime.shutdown(100ms), HasSubstr("not all ranks have ended"));
+    const auto never = begin(runtime);  // rank 1 has it not
+    EXPECT_THAT(runtime.shutdown(100ms), HasSubstr("not all that was submitted has ended"));
     EXPECT_FALSE(has_stopped) << "shutdown() went on for as long as the peer talked";
   });
 }

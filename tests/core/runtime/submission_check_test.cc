@@ -49,5 +49,21 @@ TEST(SubmissionCheck, SplitsWhoseSumWrapsAroundToTheRowsAreRefused) {
   EXPECT_THAT(fault_of({most, 1, kRows}), HasSubstr(std::to_string(most)));
 }
 
+// Nobody could say how many bytes the others have to expect, even where one extent is 0.
+TEST(SubmissionCheck, AShapeWithTooManyBytesIsRefused) {
+  constexpr int64_t many = int64_t{1} << 31;
+  EntrySpec spec;
+  spec.parts = {{"x", {0, many, many}}};
+  Submission submission;
+  submission.name = "x";
+  submission.spec = std::make_shared<const EntrySpec>(spec);
+  submission.memory = {{nullptr, nullptr, 0}};
+  RankDevices devices;
+  devices[static_cast<size_t>(DeviceKind::Host)].index = 0;
+  constexpr std::array ranks = {0, 1};
+  EXPECT_THAT(find_fault(submission, 0, ranks, devices, RunnableCalls{{}}),
+              HasSubstr("more bytes than 64 bits can count"));
+}
+
 }  // namespace
 }  // namespace horon::core

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <random>
 #include <thread>
 
@@ -169,6 +170,37 @@ TEST_F(SessionSets, AreListedWhileOneIsMade) {
     (void)add_process_set({0});
   }
   EXPECT_EQ(process_sets().size(), 2U);
+}
+
+// They need every rank, and one that has joined does not come. Afterwards all count alike.
+TEST_F(SessionSets, AreNotMadeOrRemovedWhileARankHasJoined) {
+  const int last = test_size() - 1;
+  const ProcessSet before = add_process_set({0, last});
+  if (rank() != last) {
+    const auto error_of = [](const std::function<void()>& call) -> std::string {
+      try {
+        call();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::RankLeft);
+        return error.what();
+      }
+      return "";
+    };
+    const auto names_who = testing::HasSubstr("rank " + std::to_string(last) + " has joined");
+    EXPECT_THAT(error_of([] { (void)add_process_set({0, 1}); }), names_who);
+    EXPECT_THAT(error_of([&] { remove_process_set(before); }), names_who);
+    EXPECT_THAT(error_of([] { (void)add_even_odd_process_set(); }), names_who);
+    if (rank() < 2) {
+      const ProcessSet alone = add_process_set_among({0, 1}, 1);
+      Sum(alone, "sum", 10, false).check();
+    }
+  }
+  join();
+  const ProcessSet after = add_process_set({0, last});
+  for (const ProcessSet& set : {before, after}) {
+    if (set.includes_me()) Sum(set, "sum", 10, false).check();
+    remove_process_set(set);
+  }
 }
 
 // The end of the session ends an add_process_set() that another thread waits in.

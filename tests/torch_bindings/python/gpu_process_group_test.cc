@@ -80,7 +80,7 @@ class GpuProcessGroup : public testing::Test {
   const int64_t ranks_ = size();
 };
 
-TEST_F(GpuProcessGroup, EveryKind) {
+TEST_F(GpuProcessGroup, KindsWithOneResultForAll) {
   const int root = size() - 1;
   at::Tensor tensor = mine({3, 5});
   all_reduce(tensor)->wait();
@@ -100,6 +100,14 @@ TEST_F(GpuProcessGroup, EveryKind) {
   group_->reduce(list, to_root)->wait();
   if (rank() == root) expect_equal(tensor.cpu(), sum_of_all({4}, at::kFloat));
 
+  list = {mine({3}), mine({2, 2})};
+  group_->allreduce_coalesced(list, {})->wait();
+  expect_equal(list[1].cpu(), sum_of_all({2, 2}, at::kFloat));
+  group_->barrier({})->wait();
+}
+
+TEST_F(GpuProcessGroup, KindsThatDivideAndJoin) {
+  const int root = size() - 1;
   Tensors rows;
   for (int r = 0; r < size(); ++r) rows.push_back(empty({2, 3}));
   all_gather(rows, mine({2, 3}))->wait();
@@ -108,7 +116,7 @@ TEST_F(GpuProcessGroup, EveryKind) {
   }
 
   at::Tensor all = empty({ranks_ * 2});
-  tensor = mine({2});
+  at::Tensor tensor = mine({2});
   group_->_allgather_base(all, tensor, {})->wait();
   expect_equal(all.cpu().slice(0, 2 * root), values_of({2}, at::kFloat, root));
 
@@ -126,14 +134,17 @@ TEST_F(GpuProcessGroup, EveryKind) {
   for (int r = 0; r < size(); ++r) {
     expect_equal(exchanged.cpu()[r], values_of({ranks_, 4}, at::kFloat, r)[rank()]);
   }
+}
 
+TEST_F(GpuProcessGroup, KindsWithARoot) {
+  const int root = size() - 1;
   ::c10d::GatherOptions gather_to_root;
   gather_to_root.rootRank = root;
   TensorLists lists;
   Tensors gathered;
   for (int r = 0; r < size(); ++r) gathered.push_back(empty({5}));
   if (rank() == root) lists.push_back(gathered);
-  list = {mine({5})};
+  Tensors list{mine({5})};
   group_->gather(lists, list, gather_to_root)->wait();
   if (rank() == root) expect_equal(gathered.front().cpu(), values_of({5}, at::kFloat, 0));
 
@@ -148,11 +159,6 @@ TEST_F(GpuProcessGroup, EveryKind) {
   list = {empty({3})};
   group_->scatter(list, lists, scatter_from_root)->wait();
   expect_equal(list.front().cpu(), values_of({3}, at::kFloat, rank() + 5));
-
-  list = {mine({3}), mine({2, 2})};
-  group_->allreduce_coalesced(list, {})->wait();
-  expect_equal(list[1].cpu(), sum_of_all({2, 2}, at::kFloat));
-  group_->barrier({})->wait();
 }
 
 TEST_F(GpuProcessGroup, NothingWaitsOnTheHost) {

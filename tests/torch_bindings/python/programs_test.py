@@ -22,9 +22,10 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "torch_bindings/python/
 LAUNCHER = ""
 
 
-def run(*arguments, ranks=2):
+def run(*arguments, ranks=2, **environment):
     done = subprocess.run([LAUNCHER, str(ranks), sys.executable, *map(str, arguments)], text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=100)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=100,
+                          env={**os.environ, **environment})
     return done.returncode, done.stdout
 
 
@@ -75,6 +76,15 @@ class Programs(unittest.TestCase):
         self.assertNotEqual(code, 0)
         self.assertIn("as it should", output)
         self.assertNotIn("terminate called", output)
+
+    def test_nobody_is_ended_while_it_saves(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = run(HERE / "busy_at_the_end.py", folder, HORON_SHUTDOWN_TIMEOUT_S="0.5")
+            self.assertEqual((code, os.listdir(folder)), (0, ["saved"]), output)
+            self.assertIn("waits for the others", output)
+        with tempfile.TemporaryDirectory() as folder:
+            _, output = run(HERE / "saves_after_an_error.py", folder, HORON_STALL_ABORT_S="1")
+            self.assertEqual(os.listdir(folder), ["saved"], output)
 
     def test_a_killed_peer_is_named_and_the_others_end(self):
         for api in ("horovod", "process_group"):

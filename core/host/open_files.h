@@ -1,0 +1,15 @@
+// How many files this process may have open: each large piece of shared memory takes one.
+#pragma once
+
+#include <string>
+
+namespace horon::core {
+
+// Raises the process's own limit (ulimit -n), which is 1024 by default, as far as the system allows
+// without further rights, but not beyond 65,536: some programs close each file that could be open.
+void allow_more_open_files() noexcept;
+
+// "this process may have 1024 open files, and has them: ...", with the cure.
+std::string too_many_open_files();
+
+}  // namespace horon::core
