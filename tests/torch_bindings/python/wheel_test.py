@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""What pip makes of pyproject.toml, as far as it goes without compiling: the metadata, and a build
+tree by its settings, in which the module can be built.
+
+usage: wheel_test.py CMAKE PACKAGE_FOLDER BUILT_PACKAGE
+
+The build tree that this is a test of has made BUILT_PACKAGE, the folder that holds horon-*.dist-info.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import scikit_build_core.build
+from scikit_build_core.settings.skbuild_read_settings import SettingsReader
+
+CMAKE, PACKAGE, BUILT = sys.argv[1], *map(pathlib.Path, sys.argv[2:4])
+
+
+class Wheel(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        os.chdir(PACKAGE)
+        cls.folder = tempfile.TemporaryDirectory()
+
+    @classmethod
+    def tearDownClass(cls):
+        os.chdir("/")
+        cls.folder.cleanup()
+
+    def test_metadata_are_those_of_the_build_tree(self):
+        name = scikit_build_core.build.prepare_metadata_for_build_wheel(self.folder.name)
+        [built] = BUILT.glob("horon-*.dist-info")
+        self.assertEqual(name, built.name)
+        made = pathlib.Path(self.folder.name, name)
+        self.assertEqual((made / "entry_points.txt").read_text().split(),
+                         (built / "entry_points.txt").read_text().split())
+        lines = (made / "METADATA").read_text().splitlines()
+        for line in (built / "METADATA").read_text().splitlines():
+            if not line.startswith("Metadata-Version"):
+                self.assertIn(line, lines)
+
+    def test_the_module_can_be_built_by_its_settings(self):
+        reader = SettingsReader.from_file("pyproject.toml", {})
+        reader.validate_may_exit()
+        settings = reader.settings
+        build = os.path.join(self.folder.name, "build")
+        defines = {**settings.cmake.define, "CMAKE_BUILD_TYPE": settings.cmake.build_type,
+                   "SKBUILD": "2", "SKBUILD_SCRIPTS_DIR": os.path.join(self.folder.name, "bin"),
+                   "Python_EXECUTABLE": sys.executable}
+        configured = subprocess.run(
+            [CMAKE, "-S", PACKAGE / settings.cmake.source_dir, "-B", build, "-G", "Ninja"]
+            + [f"-D{name}={value}" for name, value in defines.items()],
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(configured.returncode, 0, configured.stdout)
+        steps = subprocess.run(["ninja", "-C", build, "-n", *settings.build.targets], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(steps.returncode, 0, steps.stdout)
+        self.assertIn("_native", steps.stdout)
+        self.assertEqual(settings.wheel.packages, ["horon"])
+        self.assertEqual(settings.install.components, ["python"])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
