@@ -4,7 +4,7 @@ tree by its settings, in which the module can be built.
 
 usage: wheel_test.py CMAKE PACKAGE_FOLDER BUILT_PACKAGE
 
-The build tree that this is a test of has made BUILT_PACKAGE, the folder that holds horon-*.dist-info.
+The build tree of this test has made BUILT_PACKAGE, the folder that holds horon-*.dist-info.
 """
 
 import os
