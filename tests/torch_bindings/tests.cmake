@@ -119,6 +119,7 @@ if(NOT HORON_TORCH_WITH_CUDA)
   torch_test(gradients/gpu_bucket_memory_test 2 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpus_of_some_ranks_test 3 ROOM gpu LIBS horon_torch_device)
   torch_test(checkpoint/gpu_checkpoints_test 2 ROOM gpu LIBS horon_torch_device)
+  torch_test(state/gpu_state_test 1 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(modules/gpu_modules_test 2 3 ROOM gpu LIBS horon_torch_device)
   if(TARGET horon_process_group)
     torch_test(python/gpu_process_group_test 1 2 3 ROOM gpu
@@ -143,7 +144,8 @@ if(NOT HORON_TORCH_WITH_CUDA)
                     torch_gpu_training_test.through_the_host)
   foreach(ranks 1 2 3)
     horon_label_tests(cuda torch_gpu_collectives_test.np${ranks} torch_gpu_training_test.np${ranks}
-                      torch_gpu_checkpoints_test.np${ranks} torch_gpu_modules_test.np${ranks})
+                      torch_gpu_checkpoints_test.np${ranks} torch_gpu_modules_test.np${ranks}
+                      torch_gpu_state_test.np${ranks})
   endforeach()
 endif()
 torch_test(state/broadcast_state_test 1 2 3 4)
