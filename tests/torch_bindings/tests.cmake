@@ -180,6 +180,7 @@ torch_test_without_gpus(torch_session_test.np1 torch_session_test.np2 torch_sess
                         torch_session_test.np4)
 torch_test(amp/amp_test 1 2 3)
 torch_test(amp/autocast_test)
+torch_test(amp/scaled_ada_scale_test 1 2 3)
 torch_test(lr/ada_scale_test 1 2 3)
 torch_test(lr/lr_test 1 2 3)
 torch_test(lr/schedule_test)
