@@ -44,6 +44,16 @@ class PlotTraining(unittest.TestCase):
         self.assertEqual(self.plot("--loss", "lr").returncode, 0)
         self.assertIn(">lr<", self.picture.read_text(encoding="utf-8"))
 
+    def test_torn_lines(self):
+        self.write([{"step": 1, "time": 1.0, "loss": 2.0}], '{"step": 2, "ti\n')
+        whole = self.log.read_text(encoding="utf-8")
+        self.write([{"step": step, "time": float(step), "loss": 1.0} for step in (2, 3)])
+        self.log.write_text(whole + self.log.read_text(encoding="utf-8") + '{"st', encoding="utf-8")
+        told = self.plot()
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.log.write_text(whole + "step 2\n", encoding="utf-8")
+        self.assertIn("line 3: no record", self.plot().stderr)
+
     def test_steps_where_nothing_is_counted(self):
         self.write([{"step": step, "time": float(step), "loss": 2.0} for step in range(3)])
         self.assertEqual(self.plot().returncode, 0)
