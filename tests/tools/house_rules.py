@@ -50,7 +50,7 @@ LAYERS = {
     "torch_bindings/lr": {"core", "ops", "torch_bindings/tensors", "torch_bindings/collectives",
                           "torch_bindings/gradients"},
     "torch_bindings/amp": {"core", "ops", "torch_bindings/tensors", "torch_bindings/collectives",
-                           "torch_bindings/gradients"},
+                           "torch_bindings/gradients", "torch_bindings/lr"},
     "torch_bindings/guards": {"core", "ops", "torch_bindings/collectives"},
     "torch_bindings/logging": {"core", "ops", "torch_bindings/tensors",
                                "torch_bindings/collectives", "torch_bindings/guards",

@@ -17,6 +17,7 @@
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 #include "horon/torch_bindings/gradients/scaled_steps.h"
+#include "horon/torch_bindings/lr/ada_scale.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::amp {
@@ -144,6 +145,7 @@ void GradScaler::unscale(Optimizer& optimizer, torch_detail::ScaledSteps* distri
     record.found_on.push_back(found);
   }
   record.stage = Stage::Unscaled;
+  if (distributed != nullptr) distributed->note_unscaled(scale_);
 }
 
 GradScaler::Record& GradScaler::record_for_step(const Optimizer& optimizer) {
@@ -159,23 +161,23 @@ bool GradScaler::found_in(Record& record) {
   return record.found;
 }
 
-template <class Any>
-bool GradScaler::step_any(Any& optimizer, Optimizer& inner,
-                          torch_detail::ScaledSteps* distributed) {
+template <class MakeStep>
+bool GradScaler::step_by(const MakeStep& make_step, Optimizer& inner,
+                         torch_detail::ScaledSteps* distributed) {
   if (!options_.enabled) {
-    optimizer.step();
+    make_step();
     return true;
   }
   Record& record = record_for_step(inner);
   if (distributed != nullptr && record.stage == Stage::Ready) {
     refuse_float16(inner);
     const ScaledStep scaled(*distributed, scale_);
-    optimizer.step();
+    make_step();
     record.found = distributed->step_skipped();
   } else {
     if (record.stage == Stage::Ready) unscale(inner, nullptr);
     if (!found_in(record)) {
-      optimizer.step();
+      make_step();
     } else if (distributed != nullptr) {
       distributed->leave_out();
     }
@@ -192,10 +194,17 @@ void GradScaler::unscale_(DistributedOptimizer<Optimizer>& optimizer) {
 }
 
 bool GradScaler::step(Optimizer& optimizer) {
-  return step_any(optimizer, optimizer, dynamic_cast<torch_detail::ScaledSteps*>(&optimizer));
+  return step_by([&] { optimizer.step(); }, optimizer,
+                 dynamic_cast<torch_detail::ScaledSteps*>(&optimizer));
 }
 bool GradScaler::step(DistributedOptimizer<Optimizer>& optimizer) {
-  return step_any(optimizer, optimizer.optimizer(), &optimizer);
+  return step_by([&] { optimizer.step(); }, optimizer.optimizer(), &optimizer);
+}
+bool GradScaler::step(AdaScale& ada_scale) {
+  const bool made = step_by([&] { ada_scale.make_step(); }, *ada_scale.parts_.optimizer,
+                            ada_scale.parts_.scaling);
+  if (!made) ada_scale.forget_round();
+  return made;
 }
 
 void GradScaler::update() {

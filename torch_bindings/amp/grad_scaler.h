@@ -42,6 +42,7 @@ namespace horon {
 
 template <class Opt>
 class DistributedOptimizer;
+class AdaScale;
 namespace torch_detail {
 class ScaledSteps;
 }
@@ -90,6 +91,9 @@ class GradScaler {
   // finite: false. Once between update() calls. Throws what the optimizer's step() throws.
   bool step(Optimizer& optimizer);
   bool step(DistributedOptimizer<Optimizer>& optimizer);
+  // The same with AdaScale::step(). Its means are those of gradients without the scale, and a step
+  // that is left out is not in them. For unscale_() there is its optimizer.
+  bool step(AdaScale& ada_scale);
 
   // Ends a step of all optimizers: the scale shrinks if one has left its step out, and grows after
   // growth_interval steps without that. Throws Error(InvalidArgument) without step() or unscale_()
@@ -120,8 +124,9 @@ class GradScaler {
   };
 
   void unscale(Optimizer& optimizer, torch_detail::ScaledSteps* distributed);
-  template <class Any>
-  bool step_any(Any& optimizer, Optimizer& inner, torch_detail::ScaledSteps* distributed);
+  // `make_step` makes that of `inner`, or has it left out by `distributed`.
+  template <class MakeStep>
+  bool step_by(const MakeStep& make_step, Optimizer& inner, torch_detail::ScaledSteps* distributed);
   Record& record_for_step(const Optimizer& optimizer);
   static bool found_in(Record& record);
 

@@ -130,8 +130,8 @@ class OptimizerPart : public CheckpointPart {
   void load(const c10::IValue& saved) override {
     const PlainMode plain;
     if (!is_known_optimizer(optimizer_)) {
-      torch::serialize::InputArchive archive =
-          archive_from(tensor_bytes(value_in(saved, "archive").toTensor()));
+      torch::serialize::InputArchive archive = archive_from(
+          tensor_bytes(value_in(saved, "archive").toTensor()), device_of_parameters(optimizer_));
       optimizer_.state().clear();  // load() adds to what is there
       optimizer_.load(archive);
       return;
@@ -246,9 +246,10 @@ std::string archive_bytes(const std::function<void(torch::serialize::OutputArchi
   return std::move(stream).str();
 }
 
-torch::serialize::InputArchive archive_from(const std::string& bytes) {
+torch::serialize::InputArchive archive_from(const std::string& bytes,
+                                            std::optional<c10::Device> device) {
   torch::serialize::InputArchive archive;
-  archive.load_from(bytes.data(), bytes.size());
+  archive.load_from(bytes.data(), bytes.size(), device);
   return archive;
 }
 

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/named_tensors.h"
@@ -34,8 +36,9 @@ std::string tensor_bytes(const at::Tensor& tensor);
 
 // What `save` writes to an archive, as bytes.
 std::string archive_bytes(const std::function<void(torch::serialize::OutputArchive&)>& save);
-// Archive of such bytes.
-torch::serialize::InputArchive archive_from(const std::string& bytes);
+// Archive of such bytes. Its tensors are on this device; empty: where they were.
+torch::serialize::InputArchive archive_from(const std::string& bytes,
+                                            std::optional<c10::Device> device = {});
 
 class CheckpointPart {
  public:

@@ -7,12 +7,17 @@
 // A value is one of these, the same type on all ranks:
 //  - std::string: its bytes, any bytes;
 //  - a number, bool or enum;
-//  - at::Tensor, std::vector<at::Tensor>: as torch::save writes them; shapes and dtypes may differ
-//    from rank to rank. A view sends its own elements only;
+//  - at::Tensor, std::vector<at::Tensor>: shapes and dtypes may differ from rank to rank. A view
+//    sends its own elements only;
 //  - c10::IValue with what torch::pickle_save takes: lists, dictionaries, tuples of such values;
-//  - a module (a ModuleHolder or a shared_ptr to a module), for broadcast only: torch::load() puts
-//    the root's parameters and buffers into the module that is given;
+//  - a module (a ModuleHolder or a shared_ptr to a module), for broadcast only: the root's
+//    parameters and buffers are put into the module that is given;
 //  - any other type that torch::save and torch::load take and that has a default constructor.
+//
+// Where tensors arrive: those of a GPU on the GPU of the rank that gets them (on the CPU if it has
+// none), those of the CPU on the CPU, also within an IValue. Parameters and buffers stay on the
+// devices that they have in the module that is given, whatever those of the root's are. Tensors in
+// values of other types arrive on the CPU.
 //
 // Values are written to bytes and read again: for tensors that matter, allreduce() and
 // broadcast_parameters() are faster. Calls, names and threads as in bytes.h. Throws Error as
@@ -51,13 +56,14 @@ struct IsModule : std::is_base_of<::torch::detail::ModuleHolderIndicator, T> {};
 template <class T>
 struct IsModule<std::shared_ptr<T>> : std::is_base_of<::torch::nn::Module, T> {};
 
-// A view brings the whole storage with it into an archive.
-at::Tensor without_neighbours(const at::Tensor& tensor);
-std::vector<at::Tensor> without_neighbours(const std::vector<at::Tensor>& tensors);
-template <class T>
-const T& without_neighbours(const T& value) {
-  return value;
-}
+// Tensors and values that hold some, as copies on the host; read to where the header says.
+std::string write_tensors(const std::vector<at::Tensor>& tensors);
+std::vector<at::Tensor> read_tensors(const std::string& bytes);
+at::Tensor read_tensor(const std::string& bytes);
+std::string write_ivalue(const c10::IValue& value);
+c10::IValue read_ivalue(const std::string& bytes);
+// Into a module, from what torch::save() has written.
+void read_module(::torch::nn::Module& module, const std::string& bytes);
 
 // At least one byte: a rank that has joined gives none.
 template <class T>
@@ -66,12 +72,15 @@ std::string write_object(const T& value) {
     return '"' + value;
   } else if constexpr (kIsNumber<T>) {
     return {reinterpret_cast<const char*>(&value), sizeof(T)};
+  } else if constexpr (std::is_same_v<T, at::Tensor>) {
+    return write_tensors({value});
+  } else if constexpr (std::is_same_v<T, std::vector<at::Tensor>>) {
+    return write_tensors(value);
   } else if constexpr (std::is_same_v<T, c10::IValue>) {
-    const std::vector<char> bytes = ::torch::pickle_save(value);
-    return {bytes.begin(), bytes.end()};
+    return write_ivalue(value);
   } else {
     std::ostringstream stream;
-    ::torch::save(without_neighbours(value), stream);
+    ::torch::save(value, stream);
     return std::move(stream).str();
   }
 }
@@ -86,18 +95,20 @@ T read_object(const std::string& bytes, [[maybe_unused]] const T& into) {
     T value{};
     std::memcpy(&value, bytes.data(), sizeof(T));
     return value;
+  } else if constexpr (std::is_same_v<T, at::Tensor>) {
+    return read_tensor(bytes);
+  } else if constexpr (std::is_same_v<T, std::vector<at::Tensor>>) {
+    return read_tensors(bytes);
   } else if constexpr (std::is_same_v<T, c10::IValue>) {
-    return ::torch::pickle_load({bytes.begin(), bytes.end()});
+    return read_ivalue(bytes);
+  } else if constexpr (IsModule<T>::value) {
+    if (!into) throw std::runtime_error("there is no module to read it into");
+    T module = into;
+    read_module(*module, bytes);
+    return module;
   } else {
-    T value = [&] {
-      if constexpr (IsModule<T>::value) {
-        return into;
-      } else {
-        return T{};
-      }
-    }();
-    std::istringstream stream(bytes);
-    ::torch::load(value, stream);
+    T value{};
+    ::torch::load(value, bytes.data(), bytes.size(), c10::Device(c10::kCPU));
     return value;
   }
 }

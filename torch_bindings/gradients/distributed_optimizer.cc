@@ -205,6 +205,7 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
 }
 
 bool OptimizerSteps::make_step(::torch::optim::Optimizer& optimizer) {
+  unscaled_by_.reset();
   const bool may_fuse = fused_->knows(optimizer);
   reducer_.impl_->note_step(false);
   scaling_->decide(optimizer.param_groups());
@@ -224,6 +225,7 @@ void OptimizerSteps::on_reduced(std::function<void(const BucketView&)> function)
 }
 
 void OptimizerSteps::leave_out() {
+  unscaled_by_.reset();
   reducer_.impl_->finish_step(GradientReducer::Passes::Any);
   reducer_.impl_->note_step(false);
   scaling_->leave_out();
@@ -233,6 +235,13 @@ void OptimizerSteps::set_grad_scale(double scale) { scaling_->set_grad_scale(sca
 void OptimizerSteps::set_skip_nonfinite(bool skip) { scaling_->set_skip_nonfinite(skip); }
 double OptimizerSteps::grad_scale() const { return scaling_->grad_scale(); }
 bool OptimizerSteps::skip_nonfinite() const { return scaling_->skip_nonfinite(); }
+void OptimizerSteps::note_unscaled(double scale) {
+  unscaled_by_ = scale;
+  unscaled_round_ = reducer_.statistics().steps;
+}
+std::optional<double> OptimizerSteps::unscaled_by() const {
+  return reducer_.statistics().steps == unscaled_round_ ? unscaled_by_ : std::nullopt;
+}
 bool OptimizerSteps::step_skipped() const { return scaling_->skips(); }
 std::optional<double> OptimizerSteps::grad_norm() const { return scaling_->norm(); }
 

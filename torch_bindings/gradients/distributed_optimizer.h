@@ -24,6 +24,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -98,6 +99,8 @@ class OptimizerSteps {
   void set_skip_nonfinite(bool skip);
   double grad_scale() const;
   bool skip_nonfinite() const;
+  void note_unscaled(double scale);
+  std::optional<double> unscaled_by() const;
   bool step_skipped() const;
   std::optional<double> grad_norm() const;
   std::string fused_step_refusal(const Groups& groups) const;
@@ -112,6 +115,8 @@ class OptimizerSteps {
   std::vector<const void*> known_;  // the parameters of the groups, in their order
   std::unique_ptr<FusedUpdate> fused_;
   std::unique_ptr<StepScaling> scaling_;
+  std::optional<double> unscaled_by_;
+  int64_t unscaled_round_ = 0;  // the number of rounds then
 };
 
 // The calls that every DistributedOptimizer has. Self has param_groups().
@@ -192,6 +197,8 @@ class OptimizerCalls : public ScaledSteps {
   const Self& self() const { return static_cast<const Self&>(*this); }
 
   // For GradScaler and AdaScale, which have a ScaledSteps.
+  void note_unscaled(double scale) override { steps_->note_unscaled(scale); }
+  std::optional<double> unscaled_by() const override { return steps_->unscaled_by(); }
   void leave_out() override { steps_->leave_out(); }
   void on_reduced(std::function<void(const BucketView&)> function) override {
     steps_->on_reduced(std::move(function));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 namespace horon {
 struct BucketView;
@@ -22,6 +23,10 @@ class ScaledSteps {
   virtual void set_skip_nonfinite(bool skip) = 0;
   virtual double grad_scale() const = 0;
   virtual bool skip_nonfinite() const = 0;
+  // What a GradScaler has divided the gradients of this step by since they were reduced. The next
+  // round and the end of the step forget it.
+  virtual void note_unscaled(double scale) = 0;
+  virtual std::optional<double> unscaled_by() const = 0;
   // In the place of a step, on all ranks: the gradients are given up, and the next step begins.
   virtual void leave_out() = 0;
   // The last step was left out: on all ranks.

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
@@ -49,6 +50,17 @@ void AppendFile::append(std::string_view piece) {
     }
     piece.remove_prefix(static_cast<size_t>(written));
   }
+}
+
+void AppendFile::end_line() {
+  struct stat facts {};
+  if (::fstat(file_, &facts) != 0 || !S_ISREG(facts.st_mode) || facts.st_size == 0) return;
+  const int reader = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (reader < 0) return;
+  char last = '\n';
+  const ssize_t count = ::pread(reader, &last, 1, facts.st_size - 1);
+  ::close(reader);
+  if (count == 1 && last != '\n') append("\n");
 }
 
 // Not of a pipe or a terminal, which have no size.

@@ -22,6 +22,9 @@ class AppendFile {
 
   bool is_open() const { return file_ >= 0; }
   void append(std::string_view piece);
+  // Ends the last line that is there, if it has no end: that of a program that was killed. For
+  // files of lines.
+  void end_line();
 
  private:
   [[noreturn]] void fail() const;

@@ -38,9 +38,18 @@ struct Logger::Value {
   at::Tensor on_device;
   double device_weight = 0;
 
+  void add(double value, double weight);
   void add(const at::Tensor& value, double weight);
   void settle();
+
+ private:
+  void forget_on_device();
 };
+
+void Logger::Value::add(double value, double weight) {
+  if (here.reduce == Reduce::First) forget_on_device();  // which came before this one
+  torch_detail::combine(here, here.reduce == Reduce::Mean ? value * weight : value, weight);
+}
 
 void Logger::Value::add(const at::Tensor& value, double weight) {
   const at::Tensor number = value.to(at::kDouble).reshape({});
@@ -61,6 +70,10 @@ void Logger::Value::add(const at::Tensor& value, double weight) {
 void Logger::Value::settle() {
   if (!on_device.defined()) return;
   torch_detail::combine(here, on_device.item<double>(), device_weight);
+  forget_on_device();
+}
+
+void Logger::Value::forget_on_device() {
   on_device.reset();
   device_weight = 0;
 }
@@ -100,8 +113,7 @@ void Logger::log(const std::string& name, double value, const LogAs& as) {
   Value& logged = value_of(name, as);
   if (as.reduce == Reduce::Mean && as.weight.value == 0) return;  // a batch without samples
   // Only a mean has weights; else it tells whether there is a value.
-  const double weight = as.reduce == Reduce::Mean ? as.weight.value : 1;
-  torch_detail::combine(logged.here, as.reduce == Reduce::Mean ? value * weight : value, weight);
+  logged.add(value, as.reduce == Reduce::Mean ? as.weight.value : 1);
 }
 
 void Logger::log(const std::string& name, const at::Tensor& value, const LogAs& as) {
@@ -142,6 +154,7 @@ std::string Logger::message(int64_t step) {
   const torch_detail::PlainMode plain;
   torch_detail::LogMessage own;
   own.step = step;
+  own.time = seconds_since_1970();
   own.fault = std::exchange(write_fault_, {});
   for (auto& [name, value] : values_) {
     value.settle();
@@ -161,8 +174,7 @@ LogRecord Logger::flush(int64_t step) {
     torch_detail::refuse_call(call, set, concat("\"", call, "\": ", core::current_error().what()));
   }
   const std::vector<std::string> all = allgather_bytes(own, {.name = call, .process_set = set});
-  LogRecord record = torch_detail::reduce_over_ranks(call, all, set.ranks());
-  record.time = seconds_since_1970();
+  const LogRecord record = torch_detail::reduce_over_ranks(call, all, set.ranks());
   if (set.rank() == 0) write(record);
   return record;
 }

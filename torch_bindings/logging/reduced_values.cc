@@ -109,6 +109,7 @@ void combine(LoggedValue& into, double value, double weight) {
 std::string to_bytes(const LogMessage& message) {
   std::string bytes;
   put(bytes, message.step);
+  put(bytes, message.time);
   put_text(bytes, message.fault);
   for (const LoggedValue& value : message.values) {
     put_text(bytes, value.name);
@@ -123,6 +124,7 @@ LogMessage message_from(const std::string& bytes) {
   MessageReader reader(bytes);
   LogMessage message;
   message.step = reader.take<int64_t>();
+  message.time = reader.take<double>();
   message.fault = reader.take_text();
   while (!reader.is_empty()) {
     LoggedValue value;
@@ -162,7 +164,10 @@ LogRecord reduce_over_ranks(const std::string& call, const std::vector<std::stri
     }
   }
   LogRecord record;
-  record.step = all.empty() ? 0 : all.front().message.step;
+  if (!all.empty()) {
+    record.step = all.front().message.step;
+    record.time = all.front().message.time;
+  }
   for (const LoggedValue& total : totals) {
     if (total.reduce == Reduce::Mean && total.weight == 0) continue;
     record.values.emplace_back(

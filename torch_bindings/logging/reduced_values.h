@@ -20,6 +20,7 @@ struct LoggedValue {
 
 struct LogMessage {
   int64_t step = 0;
+  double time = 0;    // on its clock, in seconds since 1970
   std::string fault;  // why the record before could not be written; empty: it was
   std::vector<LoggedValue> values;
 };

@@ -93,7 +93,11 @@ void ConsoleSink::write(const LogRecord& record) {
 }
 
 void JsonlSink::write(const LogRecord& record) {
-  if (!file_.is_open()) file_ = torch_detail::AppendFile(path_, options_.append);
+  if (!file_.is_open()) {
+    torch_detail::AppendFile file(path_, options_.append);
+    file.end_line();
+    file_ = std::move(file);
+  }
   std::string line = concat("{\"step\": ", record.step, ", \"time\": ", number_text(record.time));
   for (const auto& [name, value] : record.values) {
     line += concat(", ", core::json_string(name), ": ",
@@ -103,41 +107,45 @@ void JsonlSink::write(const LogRecord& record) {
 }
 
 void CsvSink::open() {
-  columns_ = {"step", "time"};
+  std::vector<std::string> columns = {"step", "time"};
   std::ifstream before(path_);
   std::string header;
   const bool goes_on = options_.append && std::getline(before, header) && !header.empty();
-  if (goes_on) columns_ = csv_cells(header);
-  if (goes_on && (columns_.size() < 2 || columns_[0] != "step" || columns_[1] != "time")) {
+  if (goes_on) columns = csv_cells(header);
+  if (goes_on && (columns.size() < 2 || columns[0] != "step" || columns[1] != "time")) {
     throw Error(ErrorCode::OperationFailed,
                 concat("can't go on in ", path_, ": its first line is not one of a log"));
   }
   torch_detail::AppendFile file(path_, goes_on);
-  if (!goes_on) file.append(csv_line(columns_));
+  goes_on ? file.end_line() : file.append(csv_line(columns));
   file_ = std::move(file);
+  columns_ = std::move(columns);
 }
 
 void CsvSink::widen(const LogRecord& record) {
-  const size_t before = columns_.size();
+  std::vector<std::string> columns = columns_;
   for (const auto& [name, value] : record.values) {
-    if (std::find(columns_.begin() + 2, columns_.end(), name) == columns_.end()) {
-      columns_.push_back(name);
+    if (std::find(columns.begin() + 2, columns.end(), name) == columns.end()) {
+      columns.push_back(name);
     }
   }
-  if (columns_.size() == before) return;
+  if (columns.size() == columns_.size()) return;
   std::ifstream old(path_);
-  std::string content = csv_line(columns_), line;
+  std::string content = csv_line(columns), line;
   std::getline(old, line);
   while (std::getline(old, line)) {
-    content += concat(line, std::string(columns_.size() - before, ','), "\n");
+    content += concat(line, std::string(columns.size() - columns_.size(), ','), "\n");
   }
   core::replace_file(path_, content);
-  file_ = torch_detail::AppendFile(path_, true);
+  // What can fail from here on finds the columns that the file has, and no other file.
+  columns_ = std::move(columns);
+  file_ = torch_detail::AppendFile();
 }
 
 void CsvSink::write(const LogRecord& record) {
-  if (!file_.is_open()) open();
+  if (columns_.empty()) open();
   widen(record);
+  if (!file_.is_open()) file_ = torch_detail::AppendFile(path_, true);
   std::vector<std::string> cells(columns_.size());
   cells[0] = std::to_string(record.step);
   cells[1] = number_text(record.time);

@@ -22,7 +22,9 @@ class ConsoleSink : public LogSink {
 };
 
 struct FileSinkOptions {
-  bool append = true;  // go on behind what is there, after a restart; false: begin anew
+  // Go on behind what is there, after a restart; a line that is cut off gets an end. False: begin
+  // anew.
+  bool append = true;
 };
 
 // One object a line: {"step": 120, "time": 1763816400.5, "loss": 0.4213}. Numbers read back as they

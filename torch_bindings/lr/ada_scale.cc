@@ -116,10 +116,12 @@ AdaScale::Sums AdaScale::own_sums() {
   }
   const double local = take_sum(of_buckets_);
   const double reduced = take_sum(of_reduced_);
-  // Buckets hold sums over a rank's batches, times the loss scale. Both numbers become those of the
-  // means, without the loss scale.
+  // Buckets hold sums over a rank's batches, times the loss scale, of which a GradScaler may have
+  // taken its part out of the gradients since. Both numbers become those of the means, without the
+  // loss scale.
   const DistributedOptimizerOptions& gradients = options_.gradients;
-  const double grown = parts_.scaling->grad_scale() * batches();
+  const double scale = parts_.scaling->grad_scale() * parts_.scaling->unscaled_by().value_or(1);
+  const double grown = scale * batches();
   const double divided =
       gradients.average_aggregated_gradients ? gradients.backward_passes_per_step : 1;
   return {.ranks = 1,
@@ -167,6 +169,22 @@ void AdaScale::learn(const Sums& sums) {
 
 void AdaScale::step() {
   parts_.scaling->synchronize();
+  if (parts_.scaling->unscaled_by()) {
+    refuse_ada_scale("a GradScaler has divided these gradients; in the place of ada_scale.step() ",
+                     "call scaler.step(ada_scale), which leaves steps out that are not finite");
+  }
+  make_step();
+}
+
+void AdaScale::forget_round() {
+  seen_ = parts_.statistics();
+  of_buckets_.clear();
+  of_reduced_.clear();
+}
+
+void AdaScale::make_step() {
+  parts_.scaling->synchronize();
+  const State state_before = state_;
   if (alone_) {
     state_.gain = 1;
   } else {
@@ -182,6 +200,7 @@ void AdaScale::step() {
     throw;
   }
   if (parts_.scaling->step_skipped()) {
+    state_ = state_before;
     scheduler_->set_steps(before);
   } else {
     state_.position += state_.gain;

@@ -32,6 +32,10 @@
 
 namespace horon {
 
+namespace amp {
+class GradScaler;
+}
+
 struct AdaScaleOptions {
   std::string name = {};  // of its collective; empty: "ada_scale.noname.N"
   // Those of the optimizer, of which op (Average or Sum), process_set, backward_passes_per_step and
@@ -54,8 +58,12 @@ struct AdaScaleOptions {
 // Costs a look at each gradient before it is reduced and after, and one allreduce of 32 bytes in a
 // step; the host waits for a GPU twice. All ranks compute the same gain, from the same numbers.
 // Uses the optimizer's before_bucket(), so that buckets are not tuned (HORON_AUTOTUNE). Gradients
-// are measured as they are reduced, so a program may clip or unscale them between backward() and
-// step().
+// are measured as they are reduced, so a program may clip them between backward() and step().
+//
+// With an amp::GradScaler: scaler.step(ada_scale) in the place of step(), behind
+// scaler.unscale_(optimizer) or without it. Of a program that scales losses by itself: the
+// optimizer's set_grad_scale(), whose scale is taken out. A program that divides the gradients
+// itself has its scale in variance() and squared_mean(): then the scale must stay the same.
 //
 // A step in which the gradients can't be told apart (a gradient came after its bucket; more than
 // one reduction in the step; NaN) has the gain of the steps before it. Not together with
@@ -73,8 +81,9 @@ class AdaScale {
   AdaScale& operator=(const AdaScale&) = delete;
 
   // Reduces what backward() has not, sets the learning rates and makes the optimizer's step.
-  // Collective. Throws as these, and Error(InvalidArgument) for gradients that stay sparse. A step
-  // that the optimizer leaves out (loss scaling) does not count.
+  // Collective. Throws as these, and Error(InvalidArgument) for gradients that stay sparse, or that
+  // a GradScaler's unscale_() has divided: it alone knows whether they are finite. A step that the
+  // optimizer leaves out (loss scaling) does not count.
   void step();
 
   // Of the last step: from 1 to S.
@@ -136,6 +145,11 @@ class AdaScale {
     return parts;
   }
   AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options);
+
+  friend class amp::GradScaler;
+  void make_step();
+  // A step that somebody else has left out.
+  void forget_round();
 
   double batches() const;
   Sums own_sums();

@@ -12,6 +12,8 @@
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
@@ -103,6 +105,11 @@ void unpack_lists(const at::Tensor& flat, const std::vector<int64_t>& from_ranks
   for (size_t i = 0; i < lists.size(); ++i) *lists[i] = joined(parts[i]);
 }
 
+at::Tensor result_of(PendingCollective& pending) {
+  (void)pending.state().wait(std::nullopt);
+  return pending.results().front();
+}
+
 class Call {
  public:
   Call(const std::vector<MetricSync::Named>& metrics, bool with_lists, const MetricOptions& options)
@@ -111,16 +118,28 @@ class Call {
         options_(options),
         remark_(remark_of(metrics)) {}
 
-  // What fails on this rank alone fails by name on the others too, which wait for the lists first.
+  // What fails on this rank alone fails by name on the others too. They wait for lists if they have
+  // some, whether this rank has or not.
   template <class Work>
   auto or_refuse(const Work& work) const {
     try {
       return work();
     } catch (...) {
-      std::vector<std::string> names{name_};
-      if (with_lists_) names.push_back(lists_name());
-      torch_detail::refuse_calls(names, options_.process_set,
-                                 concat("\"", name_, "\": ", core::current_error().what()));
+      torch_detail::refuse_calls({name_, lists_name()}, options_.process_set, text_of_failure());
+    }
+  }
+
+  // Of the allreduce. Where it fails, all ranks know; but a rank without lists does not know
+  // whether others wait for its lists.
+  at::Tensor sums_of(PendingCollective& sum) const {
+    try {
+      return result_of(sum);
+    } catch (const Error&) {
+      const ProcessSet& set = options_.process_set;
+      if (!with_lists_ && is_initialized() && set.includes_me()) {
+        ops::runtime().refuse(lists_name(), text_of_failure(), set.id());
+      }
+      throw;
     }
   }
 
@@ -161,16 +180,16 @@ class Call {
   }
 
  private:
+  // Within a catch block.
+  std::string text_of_failure() const {
+    return concat("\"", name_, "\": ", core::current_error().what());
+  }
+
   const std::string name_;
   const bool with_lists_;
   const MetricOptions& options_;
   const std::string remark_;
 };
-
-at::Tensor result_of(PendingCollective& pending) {
-  (void)pending.state().wait(std::nullopt);
-  return pending.results().front();
-}
 
 }  // namespace
 
@@ -210,15 +229,17 @@ std::vector<at::Tensor> MetricSync::compute(const std::vector<Named>& metrics,
   });
   const std::shared_ptr<PendingCollective> sum =
       call.start(CollectiveKind::Allreduce, call.name(), sums);
+  std::shared_ptr<PendingCollective> lists;
   if (with_lists) {
-    const std::shared_ptr<PendingCollective> lists =
-        call.start(CollectiveKind::Allgather, call.lists_name(), packed_lists);
+    lists = call.start(CollectiveKind::Allgather, call.lists_name(), packed_lists);
     // Both end before an error of one is told: whoever catches that finds both names free.
-    (void)sum->state().wait(std::nullopt);
+    (void)lists->state().wait(std::nullopt);
+  }
+  unpack_sums(call.sums_of(*sum), totals);
+  if (lists) {
     const at::Tensor all = result_of(*lists);
     unpack_lists(all, lists->received_rows().front(), totals);
   }
-  unpack_sums(result_of(*sum), totals);
   std::vector<at::Tensor> values;
   for (size_t i = 0; i < metrics.size(); ++i) {
     try {

@@ -115,7 +115,7 @@ std::string load_optimizer(torch::optim::Optimizer& optimizer, const std::string
   try {
     std::istringstream stream(bytes);
     torch::serialize::InputArchive archive;
-    archive.load_from(stream);
+    archive.load_from(stream, torch_detail::device_of_parameters(optimizer));
     // load() adds to what is there and drops nothing.
     optimizer.state().clear();
     optimizer.load(archive);

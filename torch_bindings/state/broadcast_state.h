@@ -31,8 +31,9 @@ void broadcast_parameters(const NamedTensors& tensors, int root = 0,
 // is dropped. No step is taken. Call it after broadcast_parameters().
 //
 // SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS, also within a DistributedOptimizer: tensor by
-// tensor, LBFGS after any number of steps. An optimizer of your own travels in one piece as its
-// save() writes it and its load() reads it. If it keeps state on any rank but has no save(), every
+// tensor, LBFGS after any number of steps. Lars, Lamb and an optimizer of your own travel in one
+// piece as its save() writes it and its load() reads it, with all tensors on the device of the
+// first parameter. If it keeps state on any rank but has no save(), every
 // rank throws Error(InvalidArgument); if it has neither, it keeps its options on each rank.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root = 0,
                                const ProcessSet& process_set = {});

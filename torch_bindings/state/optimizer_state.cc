@@ -166,6 +166,11 @@ bool is_known_optimizer(const optim::Optimizer& optimizer) {
   return with_state_of(optimizer, [](const auto& /*example*/) {});
 }
 
+c10::Device device_of_parameters(const optim::Optimizer& optimizer) {
+  const std::vector<at::Tensor> parameters = all_parameters(optimizer);
+  return parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
+}
+
 TakenApart take_apart(optim::Optimizer& optimizer) {
   const PlainMode plain;
   Writer writer;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 namespace torch::optim {
 class Optimizer;
@@ -20,6 +21,9 @@ namespace horon::torch_detail {
 // SGD, Adam, AdamW, Adagrad, RMSprop or LBFGS, plain or in a DistributedOptimizer; not a class that
 // is derived from one of them, which may keep more.
 bool is_known_optimizer(const torch::optim::Optimizer& optimizer);
+
+// Of its first parameter, which is where its state belongs; of an optimizer without any the CPU.
+c10::Device device_of_parameters(const torch::optim::Optimizer& optimizer);
 
 struct TakenApart {
   std::string bytes;  // options of the groups, numbers, dtypes and shapes of the tensors

@@ -223,4 +223,5 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("view_as_complex", &at::native::view_as_complex);
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
+  m.impl("set_.source_Tensor", &at::native::set_tensor_);
 }

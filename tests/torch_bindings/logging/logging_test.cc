@@ -7,6 +7,7 @@
 
 #include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/collectives/objects.h"
 #include "horon/torch_bindings/logging/logger.h"
 #include "horon/torch_bindings/logging/step_timer.h"
 #include "horon/torch_bindings/logging/text_sinks.h"
@@ -90,6 +91,18 @@ TEST(Logger, RanksMayHaveLoggedDifferentNamesOrNothing) {
   EXPECT_EQ(values.at("first"), 4);
   EXPECT_FALSE(values.contains("no samples"));
   EXPECT_TRUE(std::isnan(values.at("least")));  // of whichever rank it is
+}
+
+TEST(Logger, TheTimeOfARecordIsThatOfTheRankThatWritesIt) {
+  std::vector<LogRecord> kept;
+  Logger logger;
+  logger.add(std::make_unique<KeepingSink>(kept));
+  const LogRecord record = logger.flush(1);
+  EXPECT_GT(record.time, 1.7e9);
+  EXPECT_THAT(allgather_object(record.time), testing::Each(record.time));
+  if (rank() == 0) {
+    EXPECT_EQ(kept.front().time, record.time);
+  }
 }
 
 TEST(Logger, DictionariesAndMetrics) {

@@ -139,6 +139,35 @@ TEST_F(Sinks, CsvGrowsColumnsAndGoesOnAfterARestart) {
   EXPECT_EQ(content(path("foreign.csv")), "name,age\n");
 }
 
+// Neither the head that it writes nor the rows that it would go on with are those of a wider table.
+TEST_F(Sinks, CsvThatCanNotGrowStaysAsItIsAndGrowsLater) {
+  for (const bool append : {true, false}) {
+    CsvSink sink(path("log.csv"), {.append = append});
+    sink.write({1, 10, {}});
+    const std::string one = content(path("log.csv"));
+    EXPECT_EQ(one, "step,time\n1,10\n");
+    EXPECT_THAT(error_on_full_disk(one.size(), sink), HasSubstr("can't write"));
+    EXPECT_EQ(content(path("log.csv")), one);
+    sink.write({3, 12, {}});
+    EXPECT_EQ(content(path("log.csv")), one + "3,12\n");
+    sink.write({4, 13, {{"loss", 0.5}}});
+    EXPECT_EQ(content(path("log.csv")), "step,time,loss\n1,10,\n3,12,\n4,13,0.5\n");
+    std::filesystem::remove(path("log.csv"));
+  }
+}
+
+// Of a program that was killed within a line.
+TEST_F(Sinks, TornLinesEndWhereAnotherRunGoesOn) {
+  std::ofstream(path("log.jsonl")) << "{\"step\": 1, \"ti";
+  JsonlSink(path("log.jsonl")).write({2, 11, {}});
+  JsonlSink(path("log.jsonl")).write({3, 12, {}});
+  EXPECT_EQ(content(path("log.jsonl")),
+            "{\"step\": 1, \"ti\n{\"step\": 2, \"time\": 11}\n{\"step\": 3, \"time\": 12}\n");
+  std::ofstream(path("log.csv")) << "step,time,loss\n1,1";
+  CsvSink(path("log.csv")).write({2, 11, {{"loss", 0.5}}});
+  EXPECT_EQ(content(path("log.csv")), "step,time,loss\n1,1\n2,11,0.5\n");
+}
+
 TEST_F(Sinks, Prometheus) {
   PrometheusSink sink(path("horon.prom"));
   sink.write({1, 10, {{"train/loss", 0.5}, {"train loss", kNan}}});

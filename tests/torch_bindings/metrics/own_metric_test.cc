@@ -1,5 +1,7 @@
 // Metrics of a program's own, whose errors are not Horon's: what fails on one rank fails on all.
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -14,6 +16,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 using testing_support::error_of;
 
 bool is_last() { return rank() == size() - 1; }
@@ -41,6 +44,38 @@ TEST(OwnMetric, ThatOneRankCanNotReadLeavesNothingOpen) {
               HasSubstr("\"unreadable\": "));
   list.reset();
   EXPECT_EQ(list.compute({.name = "unreadable"}).item<double>(), 0);
+}
+
+class Nothing : public Metric {
+ public:
+  explicit Nothing(std::string what) : Metric(1, 1), what_(std::move(what)) {}
+  std::string description() const override { return what_; }
+
+ protected:
+  at::Tensor value_of(const MetricTotals& totals) const override { return totals.sums[0]; }
+
+ private:
+  std::string what_;
+};
+
+// Those that have lists wait in two collectives, the others in one.
+TEST(OwnMetric, ThatHasListsOnSomeRanksOnlyIsAMismatchOnAll) {
+  const auto disagreement = [](const Metric& common, const Metric& of_last) {
+    const std::string error =
+        error_of([&] { (is_last() ? of_last : common).compute({.name = "unlike"}); });
+    barrier();
+    return error;
+  };
+  const UnreadableList list;
+  const Nothing nothing("nothing"), other("nothing else");
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(disagreement(nothing, list),
+                AllOf(StartsWith("mismatch"), HasSubstr("a list"), HasSubstr("nothing")));
+    EXPECT_THAT(disagreement(list, nothing), StartsWith("mismatch"));
+    EXPECT_THAT(disagreement(nothing, other), StartsWith("mismatch"));
+    EXPECT_EQ(disagreement(list, list), "no error");  // nothing is left open under that name
+    EXPECT_EQ(disagreement(nothing, nothing), "no error");
+  }
 }
 
 // Of negative samples it has Horon's error, of none another one.

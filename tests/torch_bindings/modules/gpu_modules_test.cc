@@ -137,6 +137,16 @@ TEST(GpuModules, MetricsAndLogsWaitOnlyWhereTheyAreAskedFor) {
   EXPECT_NEAR(logger.flush(1).values.front().second, scores.mean().item<double>(), 1e-6);
 }
 
+TEST(GpuModules, TheLatestOfNumbersAndTensorsIsLogged) {
+  const auto options = at::TensorOptions().device(device());
+  Logger logger;
+  logger.log("number", at::full({}, 1, options), {.reduce = Reduce::First});
+  logger.log("number", 2, {.reduce = Reduce::First});
+  logger.log("tensor", 1, {.reduce = Reduce::First});
+  logger.log("tensor", at::full({}, 2, options), {.reduce = Reduce::First});
+  for (const auto& [name, value] : logger.flush(1).values) EXPECT_EQ(value, 2) << name;
+}
+
 struct NetImpl : nn::Module {
   at::Tensor forward(const at::Tensor& input) {
     return last->forward(checkpoint(middle, norm->forward(first->forward(input))));
