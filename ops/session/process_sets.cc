@@ -138,7 +138,7 @@ void ProcessSets::order_on_gpus() {
 }
 
 ProcessSet ProcessSets::note(uint32_t id, std::vector<int> ranks) {
-  const ProcessSet set(id, std::move(ranks), parts_.world->topology().rank);
+  const ProcessSet set(id, std::move(ranks), parts_.world->topology().rank, parts_.session);
   const std::lock_guard sets_lock(sets_mutex_);
   sets_.push_back({set, newest_ops_});
   return set;
