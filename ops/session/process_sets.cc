@@ -158,8 +158,12 @@ ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const st
   prepared.communicator = parts_.maker->make(*parts_.world, talk, part);
   core::run_on_all(talk, [&] {
     if (!member || prepared.communicator->mpi() == nullptr) return;
-    prepared.execution =
-        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
+    try {
+      prepared.execution =
+          make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
+    } catch (const Error& error) {
+      throw Error(error.code(), concat(call, ": ", error.what()));
+    }
   });
   return prepared;
 }
