@@ -7,6 +7,7 @@
 
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/round_up.h"
+#include "horon/core/base/text.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/negotiation/ring_gate.h"
 #include "horon/core/runtime/submission.h"
@@ -176,6 +177,17 @@ void add_ops_between_hosts(const Communicator& communicator, const core::Config&
       {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}, ops);
 }
 
+// "the process set of ranks 0 and 1, on one host,". A set that is being made has no number for
+// the program yet.
+std::string who_runs_on(const Communicator& communicator) {
+  const int hosts = communicator.topology().host_count();
+  const std::string who =
+      communicator.id() == core::kWorldSet
+          ? "this job"
+          : core::concat("the process set of ", core::name_ranks(communicator.members()));
+  return core::concat(who, hosts == 1 ? ", on one host," : core::concat(", on ", hosts, " hosts,"));
+}
+
 std::shared_ptr<core::ScratchPool> make_scratch(
     std::vector<std::unique_ptr<core::MemoryDomain>> domains, const core::Config& config) {
   // One batch is packed while another travels.
@@ -277,8 +289,9 @@ core::Executor::Parts make_execution(const Communicator& communicator, const cor
   parts.size = communicator.topology().size;
   parts.ranks = members;
   parts.scratch = make_scratch(make_builtin_domains(&communicator.local_group(), gpu), config);
-  parts.ops = std::make_shared<core::OpTable>(
-      make_builtin_ops(communicator, config, parts.scratch, gpu), config.allreduce);
+  parts.ops =
+      std::make_shared<core::OpTable>(make_builtin_ops(communicator, config, parts.scratch, gpu),
+                                      config.allreduce, who_runs_on(communicator));
   parts.timeline = timeline;
   return parts;
 }

@@ -15,7 +15,8 @@ bool has_prefix(const CollectiveOp& op, const std::string& prefix) {
 
 }  // namespace
 
-OpTable::OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::string& allreduce)
+OpTable::OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::string& allreduce,
+                 const std::string& owner)
     : ops_(std::move(ops)) {
   if (allreduce == "auto") return;
   allreduce_prefix_ = allreduce + "_allreduce";
@@ -30,10 +31,10 @@ OpTable::OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::stri
   }
   if (any) return;
   throw Error(ErrorCode::Config,
-              concat("HORON_ALLREDUCE=", allreduce,
-                     ": this job has no such allreduce (\"shm\" needs "
-                     "all ranks on one host that may map each other's memory); \"auto\" chooses "
-                     "among what there is"));
+              concat("HORON_ALLREDUCE=", allreduce, ": ", owner,
+                     " has no such allreduce (\"shm\" needs all ranks on one host, \"hier\" ranks "
+                     "on several hosts, and those of a host must be able to map each other's "
+                     "memory); \"auto\" chooses among what there is"));
 }
 
 std::string OpTable::refusal(const CollectiveOp& op, const BatchFacts& facts) const {

@@ -15,8 +15,10 @@ class OpTable {
  public:
   // `ops` in order of preference. `allreduce` is the knob of that name: "auto", or the prefix that
   // the name of an allreduce op must have ("shm", "mpi"), on the kinds of memory that an op with
-  // this prefix is for. Throws Error(Config) if no allreduce op has it.
-  OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::string& allreduce);
+  // this prefix is for. Throws Error(Config) if no allreduce op has it, with `owner`, who runs the
+  // collectives: "this job".
+  OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::string& allreduce,
+          const std::string& owner = "this job");
 
   // Throws Error(Config) with the reason of every candidate if nothing fits.
   CollectiveOp& select(const BatchFacts& facts) const;

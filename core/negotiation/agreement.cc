@@ -157,6 +157,11 @@ std::string disagreement(const std::string& name, Specs specs) {
     const bool same_bare_names = !differs({"", bare_name_text}, at, specs);
     for (const Field& field : part_fields) {
       if (!differs(field, at, specs) || (same_bare_names && field.text == name_text)) continue;
+      // A barrier has no tensors: its parts say what the ranks have come for.
+      if (specs.front().second->kind == CollectiveKind::Barrier) {
+        return concat("the ranks disagree in \"", name, "\": ", values({"", name_text}, at, specs),
+                      ".");
+      }
       const std::string part_name = bare_name_text(*specs.front().second, at);
       const std::string where = part_name == name ? "" : concat(" (in \"", name, "\")");
       return concat("tensor \"", part_name, "\"", where, ": the ranks disagree about the ",

@@ -20,7 +20,8 @@ struct CollectContext {
   const BlockChunks& chunks;
   const HostSums& sums;
   WireType wire_type;
-  int first_tag;  // of kChunksOfLaneWithTags
+  int first_tag;               // of kChunksOfLaneWithTags
+  std::vector<int64_t>& sent;  // [host]: messages to this rank's peer there, so far
 };
 
 class ChunkCollect final : public ChunkWork {

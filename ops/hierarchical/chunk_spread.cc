@@ -49,11 +49,10 @@ int64_t ChunkSpread::pass_on() {
   const HostsLayout& layout = context_.layout;
   const SpreadTree tree{layout.hosts, context_.fan_out, chunk_.host};
   const int children = tree.children_of(layout.host);
-  const int64_t round = index_ / layout.lanes / layout.hosts;  // the hosts may take turns
   for (int child = 0; child < children; ++child) {
-    const int host = tree.child(layout.host, child);
+    const auto host = static_cast<size_t>(tree.child(layout.host, child));
     departures_.push_back(context_.messages.send_one_of_many(
-        round, layout.peers[static_cast<size_t>(host)], tag(), data_, bytes_));
+        context_.sent[host]++, layout.peers[host], tag(), data_, bytes_));
   }
   for (std::byte* const output : outputs_) {
     if (output != data_) std::memcpy(output, data_, static_cast<size_t>(bytes_));

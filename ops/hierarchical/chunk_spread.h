@@ -20,7 +20,8 @@ struct SpreadContext {
   const BlockChunks& chunks;
   int64_t element_bytes;
   int fan_out;
-  int first_tag;  // of kChunksOfLaneWithTags
+  int first_tag;               // of kChunksOfLaneWithTags
+  std::vector<int64_t>& sent;  // [host]: messages to this rank's peer there, so far
 };
 
 class ChunkSpread final : public ChunkWork {

@@ -32,9 +32,10 @@ class Messages {
   virtual Id send_and_await(int to, int tag, const std::byte* data, int64_t bytes) {
     return send(to, tag, data, bytes);
   }
-  // For one of many messages in one direction that nobody answers. Every kMessagesAhead-th one
-  // waits for its receiver, so that the sender can't run ahead without a limit: MPI accepts a
-  // message before its receive is posted, and the receiving rank must then store it.
+  // For one of many messages to one receiver that nobody answers. `number`: of those that this rank
+  // has sent it before, in this collective. Every kMessagesAhead-th one waits for its receiver, so
+  // that the sender can't run ahead without a limit: MPI accepts a message before its receive is
+  // posted, and the receiving rank must then store it.
   Id send_one_of_many(int64_t number, int to, int tag, const std::byte* data, int64_t bytes) {
     if (number % kMessagesAhead != kMessagesAhead - 1) return send(to, tag, data, bytes);
     return send_and_await(to, tag, data, bytes);

@@ -1,6 +1,7 @@
 #include "horon/ops/session/job.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -74,6 +75,11 @@ std::string list_hosts(const core::Topology& topology, const std::vector<std::st
   return list;
 }
 
+uint32_t next_number() {
+  static std::atomic<uint32_t> jobs{0};
+  return ++jobs;
+}
+
 }  // namespace
 
 // Before MPI: a knob says which ranks share a host. What is wrong with the knobs of one rank is
@@ -102,7 +108,8 @@ std::unique_ptr<Job> Job::start(const InitOptions& options, void (*at_finalize)(
 // Each step that can fail on one rank alone is agreed on, so that all ranks throw or none does, and
 // nobody waits for a rank that has given up.
 Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
-    : library_(std::make_unique<core::MpiLibrary>()),
+    : number_(next_number()),
+      library_(std::make_unique<core::MpiLibrary>()),
       bootstrap_(
           std::make_unique<core::MpiBootstrap>(*library_, options.mpi_comm, knobs.config.host_id)),
       config_(knobs.config),
@@ -210,7 +217,7 @@ void Job::start_runtime() {
     parts.step_in_submit =
         in_submit || (config_.step_in_submit == "auto" && !cpu_share_.has_spare_core());
     sets_ = std::make_unique<ProcessSets>(
-        ProcessSets::Parts{maker_.get(), world_.get(), &config_, parts.timeline, gpu_});
+        ProcessSets::Parts{maker_.get(), world_.get(), &config_, parts.timeline, gpu_, number_});
     parts.starts_closed = true;  // with MPI_THREAD_SERIALIZED, one thread at a time calls MPI
     parts.make_set = [this](const std::vector<int>&) { return sets_->make_resources(); };
     // Weak: the runtime is kept after the end of the job, which frees the communicator.

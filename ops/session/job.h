@@ -42,6 +42,8 @@ class Job {
   std::vector<std::string> explain(const ProcessSet& set, const core::BatchFacts& facts) const;
   // See ops::explain_choices_of_job.
   std::vector<std::string> explain_choices() const;
+  // See ops::session_number().
+  uint32_t number() const { return number_; }
   bool owns_mpi() const { return owns_mpi_; }
   ProcessSets& process_sets() { return *sets_; }
   CallCounts& call_counts() { return call_counts_; }
@@ -79,6 +81,7 @@ class Job {
   std::string_view path_between_gpus() const;  // as introduction() tells it
   std::string introduction() const;
 
+  const uint32_t number_;
   std::unique_ptr<core::MpiLibrary> library_;
   std::unique_ptr<core::MpiBootstrap> bootstrap_;
   const core::Config config_;

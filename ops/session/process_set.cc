@@ -7,18 +7,32 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
+#include "horon/core/runtime/pair_sets.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/ops/session/session_collectives.h"
 
 namespace horon {
 
-ProcessSet::ProcessSet(uint32_t id, std::vector<int> ranks, int me)
-    : id_(id), ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {
+ProcessSet::ProcessSet(uint32_t id, std::vector<int> ranks, int me, uint32_t session)
+    : id_(id),
+      session_(session),
+      ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {
   for (size_t i = 0; i < ranks_->size(); ++i) {
     if ((*ranks_)[i] == me) me_ = static_cast<int>(i);
   }
+}
+
+// Outside any session the call itself says so.
+uint32_t ProcessSet::id() const {
+  if (is_world()) return id_;
+  const uint32_t running = ops::session_number();
+  if (running == 0 || running == session_) return id_;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat(core::set_text(id_), " of ", core::name_ranks(*ranks_),
+                           ": this process set belongs to a session that has ended"));
 }
 
 std::vector<int> ProcessSet::ranks() const {

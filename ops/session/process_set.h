@@ -14,14 +14,18 @@
 
 namespace horon {
 
-// A name for a set; copies speak of the same one. Default: all ranks.
+// A name for a set of one session; copies speak of the same one. Default: all ranks, in any
+// session.
 class ProcessSet {
  public:
   ProcessSet() = default;
-  // For add_process_set(), which makes the set itself. `ranks` ascending.
-  ProcessSet(uint32_t id, std::vector<int> ranks, int me);
+  // For add_process_set(), which makes the set itself. `ranks` ascending. `session`: as
+  // ops::session_number() tells it.
+  ProcessSet(uint32_t id, std::vector<int> ranks, int me, uint32_t session);
 
-  uint32_t id() const { return id_; }
+  // By which the library knows the set: whatever is called with one asks for it. Another session
+  // gives the number to another set: there it throws Error(InvalidArgument).
+  uint32_t id() const;
   bool is_world() const { return id_ == 0; }
   // Ascending. Throws Error(NotInitialized) for the set of all ranks outside init() .. shutdown().
   std::vector<int> ranks() const;
@@ -32,6 +36,7 @@ class ProcessSet {
 
  private:
   uint32_t id_ = 0;
+  uint32_t session_ = 0;
   std::shared_ptr<const std::vector<int>> ranks_;  // null: all
   int me_ = -1;
 };

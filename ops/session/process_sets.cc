@@ -139,7 +139,7 @@ void ProcessSets::order_on_gpus() {
 }
 
 ProcessSet ProcessSets::note(uint32_t id, std::vector<int> ranks) {
-  const ProcessSet set(id, std::move(ranks), parts_.world->topology().rank);
+  const ProcessSet set(id, std::move(ranks), parts_.world->topology().rank, parts_.session);
   const std::lock_guard sets_lock(sets_mutex_);
   sets_.push_back({set, newest_ops_});
   return set;
@@ -159,8 +159,12 @@ ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const st
   prepared.communicator = parts_.maker->make(*parts_.world, talk, part);
   core::run_on_all(talk, [&] {
     if (!member || prepared.communicator->mpi() == nullptr) return;
-    prepared.execution =
-        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
+    try {
+      prepared.execution =
+          make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
+    } catch (const Error& error) {
+      throw Error(error.code(), concat(call, ": ", error.what()));
+    }
   });
   return prepared;
 }

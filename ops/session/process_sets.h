@@ -33,6 +33,7 @@ class ProcessSets {
     const core::Config* config = nullptr;
     std::shared_ptr<core::Timeline> timeline;  // may be null
     std::shared_ptr<JobGpu> gpu = nullptr;     // may be null
+    uint32_t session = 0;                      // see ops::session_number()
   };
   // Maker and world are used until close(); the config must outlive the sets. The runtime is told
   // by set_runtime(), since it is made with make_resources().

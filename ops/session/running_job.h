@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,7 +16,9 @@
 
 namespace horon::ops {
 
-// All throw Error(NotInitialized) outside init() .. shutdown(). Any thread.
+// Which of the sessions of this process runs, from 1 on; 0: none. Any thread.
+uint32_t session_number();
+// The others throw Error(NotInitialized) outside init() .. shutdown(). Any thread.
 core::Runtime& runtime();
 CallCounts& call_counts();
 const core::CpuShare& cpu_share();

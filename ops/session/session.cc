@@ -167,6 +167,11 @@ std::vector<BuildFact> build_facts() {
 
 namespace ops {
 
+uint32_t session_number() {
+  const Job* const running = process().job.load(std::memory_order_acquire);
+  return running == nullptr ? 0 : running->number();
+}
+
 core::Runtime& runtime() { return job().runtime(); }
 
 CallCounts& call_counts() { return job().call_counts(); }

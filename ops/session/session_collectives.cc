@@ -3,6 +3,9 @@
 #include <memory>
 #include <utility>
 
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+
 namespace horon::ops {
 
 void meet(core::Runtime& runtime, const std::string& name, const std::string& what,
@@ -17,7 +20,14 @@ void meet(core::Runtime& runtime, const std::string& name, const std::string& wh
     submission.device_index = gpu->device();
   }
   submission.spec = std::move(spec);
-  (void)runtime.run(std::move(submission))->get();
+  try {
+    (void)runtime.run(std::move(submission))->get();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Mismatch) throw;
+    throw Error(error.code(), core::concat(error.what(), " Every rank must call ",
+                                           name.substr(name.find('.') + 1),
+                                           "() with the same arguments, in the same order."));
+  }
 }
 
 std::vector<std::string> gather_from_all(core::Runtime& runtime, const std::string& name,

@@ -9,8 +9,9 @@
 
 namespace horon::ops {
 
-// Returns when all ranks have called it with the same `what`. Throws Error(Mismatch) naming both if
-// it differs. `gpu`, if all ranks use NCCL: the collectives on devices keep their order with it.
+// Returns when all ranks have called it with the same `what`. `name`: "horon." and the name of the
+// function in which they do, for texts. Throws Error(Mismatch) with all of them if `what` differs.
+// `gpu`, if all ranks use NCCL: the collectives on devices keep their order with it.
 void meet(core::Runtime& runtime, const std::string& name, const std::string& what,
           const JobGpu* gpu = nullptr);
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <exception>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "horon/core/base/host_name.h"
@@ -69,10 +70,10 @@ void measure_host(const core::Topology& topology, const MeasuredJob& job, Measur
 
 // An error is logged at once, before the ranks tell each other of it: they do so by calls that wait
 // for a peer without a limit.
-std::optional<WireTiming::Times> time_wire(Messages& messages, int peer, bool leads,
+std::optional<WireTiming::Times> time_wire(std::shared_ptr<Messages> messages, int peer, bool leads,
                                            const WireTiming::Limits& limits) {
   try {
-    return WireTiming::measure(messages, peer, leads, limits);
+    return WireTiming::measure(std::move(messages), peer, leads, limits);
   } catch (const std::exception& error) {
     core::log(core::LogLevel::Error, error.what());
     throw;
@@ -84,8 +85,7 @@ void measure_wire(const core::Topology& topology, const MeasuredJob& job, Measur
   const int peer = wire_peer(topology);
   if (peer < 0) return;
   mine.wire_expected = topology.rank < peer;
-  const std::shared_ptr<Messages> messages = job.messages();
-  const auto times = time_wire(*messages, peer, topology.rank < peer, job.wire_limits);
+  const auto times = time_wire(job.messages(), peer, topology.rank < peer, job.wire_limits);
   if (!times) return;
   mine.wire = true;
   mine.constants.message_us = times->message_us;

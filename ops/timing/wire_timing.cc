@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/hierarchical/exchange_plan.h"
 #include "horon/ops/timing/median.h"
@@ -30,10 +32,11 @@ double us_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
+// Owns all that a message which is under way may still read and write.
 class TimedLine {
  public:
-  TimedLine(Messages& messages, int peer, const WireTiming::Limits& limits)
-      : messages_(messages),
+  TimedLine(std::shared_ptr<Messages> messages, int peer, const WireTiming::Limits& limits)
+      : messages_(std::move(messages)),
         peer_(peer),
         limits_(limits),
         out_(static_cast<size_t>(kMessageBytes)),
@@ -41,33 +44,35 @@ class TimedLine {
 
   void send_number(int64_t number) {
     number_out_ = number;
-    await({messages_.send(peer_, kTimingTag, reinterpret_cast<const std::byte*>(&number_out_),
-                          sizeof number_out_)});
+    under_way_.push_back(messages_->send(
+        peer_, kTimingTag, reinterpret_cast<const std::byte*>(&number_out_), sizeof number_out_));
+    await();
   }
   int64_t receive_number() {
-    await({messages_.receive(peer_, kTimingTag, reinterpret_cast<std::byte*>(&number_in_),
-                             sizeof number_in_)});
+    under_way_.push_back(messages_->receive(
+        peer_, kTimingTag, reinterpret_cast<std::byte*>(&number_in_), sizeof number_in_));
+    await();
     return number_in_;
   }
   void exchange(int64_t count) {
-    std::vector<Messages::Id> under_way;
     for (int64_t i = 0; i < count; ++i) {
-      under_way.push_back(
-          messages_.receive(peer_, kTimingTag + 1, in_.data() + i * kMessageBytes, kMessageBytes));
+      under_way_.push_back(
+          messages_->receive(peer_, kTimingTag + 1, in_.data() + i * kMessageBytes, kMessageBytes));
     }
     for (int64_t i = 0; i < count; ++i) {
-      under_way.push_back(messages_.send(peer_, kTimingTag + 1, out_.data(), kMessageBytes));
+      under_way_.push_back(messages_->send(peer_, kTimingTag + 1, out_.data(), kMessageBytes));
     }
-    await(std::move(under_way));
+    await();
   }
+  bool has_messages_under_way() const { return !under_way_.empty(); }
 
  private:
-  void await(std::vector<Messages::Id> under_way) {
+  void await() {
     const auto limit = Clock::now() + limits_.answer;
-    while (!under_way.empty()) {
-      messages_.progress();
-      std::erase_if(under_way, [&](auto id) { return messages_.take_if_over(id); });
-      if (under_way.empty()) return;
+    while (!under_way_.empty()) {
+      messages_->progress();
+      std::erase_if(under_way_, [&](auto id) { return messages_->take_if_over(id); });
+      if (under_way_.empty()) return;
       if (Clock::now() > limit) give_up();
       std::this_thread::yield();
     }
@@ -81,13 +86,14 @@ class TimedLine {
                      "measurement out)"));
   }
 
-  Messages& messages_;
+  const std::shared_ptr<Messages> messages_;
   const int peer_;
   const WireTiming::Limits limits_;
   const std::vector<std::byte> out_;
   std::vector<std::byte> in_;
   int64_t number_out_ = 0;
   int64_t number_in_ = 0;
+  std::vector<Messages::Id> under_way_;
 };
 
 void answer_messages(TimedLine& line) {
@@ -139,20 +145,32 @@ double time_long(TimedLine& line, double message_us, Clock::time_point limit) {
   return static_cast<double>(longest_count * kMessageBytes) / median(longest_us);
 }
 
-}  // namespace
-
-std::optional<WireTiming::Times> WireTiming::measure(Messages& messages, int peer, bool leads,
-                                                     const Limits& limits) {
-  TimedLine line(messages, peer, limits);
+std::optional<WireTiming::Times> measure_line(TimedLine& line, bool leads,
+                                              std::chrono::microseconds begins) {
   if (!leads) {
     answer_messages(line);
     return std::nullopt;
   }
-  const auto limit = Clock::now() + limits.begins;
+  const auto limit = Clock::now() + begins;
   const double message_us = median(time_short(line, limit));
   const double rate = time_long(line, message_us, limit);
   line.send_number(kRoundsOver);
-  return Times{message_us, rate};
+  return WireTiming::Times{message_us, rate};
+}
+
+}  // namespace
+
+std::optional<WireTiming::Times> WireTiming::measure(std::shared_ptr<Messages> messages, int peer,
+                                                     bool leads, const Limits& limits) {
+  const auto line = std::make_shared<TimedLine>(std::move(messages), peer, limits);
+  try {
+    return measure_line(*line, leads, limits.begins);
+  } catch (...) {
+    // A peer that goes on later sends what this rank has asked for, and it arrives whenever this
+    // rank calls MPI.
+    if (line->has_messages_under_way()) core::keep_for_ever(line);
+    throw;
+  }
 }
 
 }  // namespace horon::ops

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <optional>
 
 #include "horon/ops/hierarchical/messages.h"
@@ -20,8 +21,9 @@ class WireTiming {
     double wire_bytes_per_us = 0;
   };
   // Both ranks call it, one of them leads and gets the times. Afterwards no message is under way.
-  // Throws Error(PeerDead) if the peer does not answer, and what the messages throw.
-  static std::optional<Times> measure(Messages& messages, int peer, bool leads,
+  // Throws Error(PeerDead) if the peer does not answer, and what the messages throw. What is then
+  // still under way, the messages with it, is kept for ever.
+  static std::optional<Times> measure(std::shared_ptr<Messages> messages, int peer, bool leads,
                                       const Limits& limits);
 };
 

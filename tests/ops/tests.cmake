@@ -128,7 +128,9 @@ horon_test(missing_memory_test FILES ops/session/missing_memory_test.cc RANKS 2)
 horon_mpirun_test(missing_memory_test.hosts_1_2 missing_memory_test 1+2
                   LAUNCHER ${horon_mpirun_hosts})
 horon_test(communicator_test FILES ops/communicator/communicator_test.cc RANKS 1 2 4)
-horon_test(session_sets_test FILES ops/session/session_sets_test.cc RANKS 3 4 TIMEOUT 120)
+horon_test(session_sets_test
+           FILES ops/session/session_sets_test.cc ops/session/ended_session_test.cc
+           RANKS 3 4 TIMEOUT 120)
 foreach(program communicator_test session_sets_test)
   horon_mpirun_test(${program}.hosts_2_1 ${program} 2+1 LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
 endforeach()

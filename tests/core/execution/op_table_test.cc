@@ -113,7 +113,7 @@ TEST(OpTable, AKnobThatNoOpAnswersToIsAnErrorAtOnce) {
     FAIL() << "must throw";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::Config);
-    EXPECT_THAT(error.what(), HasSubstr("HORON_ALLREDUCE=nccl"));
+    EXPECT_THAT(error.what(), HasSubstr("HORON_ALLREDUCE=nccl: this job has no such allreduce"));
   }
 }
 

@@ -143,6 +143,17 @@ TEST(Agreement, OneWholeSentence) {
             "rank 1. Every rank must give the same dtype.");
 }
 
+TEST(Agreement, ABarrierHasNoTensors) {
+  EntrySpec a;
+  a.kind = CollectiveKind::Barrier;
+  a.parts = {{"set 2 of ranks 0 and 1", {0}}};
+  EntrySpec b = a;
+  b.parts[0].name = "set 2 of ranks 0 and 2";
+  EXPECT_EQ(told({a, b}, "add"),
+            "the ranks disagree in \"add\": set 2 of ranks 0 and 1 on rank 0, set 2 of ranks 0 and "
+            "2 on rank 1.");
+}
+
 TEST(Agreement, ThreeValuesAndManyValues) {
   std::vector<EntrySpec> said;
   for (int64_t rank = 0; rank < 3; ++rank) {

@@ -2,11 +2,13 @@
 // and however many messages have come: the loop serves other batches, and peers, between the steps.
 #include <algorithm>
 #include <array>
+#include <map>
 #include <numeric>
 #include <set>
 
 #include <gtest/gtest.h>
 
+#include "horon/core/base/text.h"
 #include "horon/ops/hierarchical/hierarchical_allreduce.h"
 #include "horon/ops/hierarchical/hosts_exchange.h"
 #include "horon/ops/hierarchical/message_exchange.h"
@@ -108,53 +110,97 @@ TEST(StepAmongManyHosts, PostsNoMoreThanItsShareOfTheMessagesOfChunks) {
 }
 
 // Whatever is sent is over at once, as short messages of MPI are, but what is to be awaited is not:
-// the other side does nothing.
+// the others receive nothing. What they send has come already, or never comes.
 class NobodyReceives final : public Messages {
  public:
-  Id send(int, int, const std::byte*, int64_t bytes) override {
-    sent_ += bytes;
-    return 0;
+  struct Sent {
+    int64_t bytes = 0;
+    int64_t messages = 0;
+    int64_t awaited = 0;  // of the messages
+  };
+  explicit NobodyReceives(bool others_send) : others_send_(others_send) {}
+
+  Id send(int to, int, const std::byte*, int64_t bytes) override {
+    note(to, bytes);
+    return kOver;
   }
-  Id send_and_await(int, int, const std::byte*, int64_t bytes) override {
-    sent_ += bytes;
-    return 1;
+  Id send_and_await(int to, int, const std::byte*, int64_t bytes) override {
+    ++note(to, bytes).awaited;
+    return kUnderWay;
   }
-  Id receive(int, int, std::byte*, int64_t) override { return 1; }
+  Id receive(int, int, std::byte*, int64_t) override { return others_send_ ? kOver : kUnderWay; }
   void progress() override {}
-  bool take_if_over(Id id) override { return id == 0; }
-  int64_t sent() const { return sent_; }  // bytes
+  bool take_if_over(Id id) override { return id == kOver; }
+  const std::map<int, Sent>& sent() const { return sent_; }  // by receiver
 
  private:
-  int64_t sent_ = 0;
+  static constexpr Id kOver = 0;
+  static constexpr Id kUnderWay = 1;
+  Sent& note(int to, int64_t bytes) {
+    Sent& sent = sent_[to];
+    sent.bytes += bytes;
+    ++sent.messages;
+    return sent;
+  }
+
+  const bool others_send_;
+  std::map<int, Sent> sent_;
 };
+
+// What one rank of `hosts` hosts, with one rank each, sends before it waits for its receivers.
+// Rank 0 has or gets all, where one rank may.
+std::map<int, NobodyReceives::Sent> sent_ahead(CollectiveKind kind, int hosts, int64_t elements) {
+  World world;
+  world.size = hosts;
+  world.rank = kind == CollectiveKind::Reducescatter ? 1 : 0;
+  std::vector<int> host_of(static_cast<size_t>(hosts));
+  std::iota(host_of.begin(), host_of.end(), 0);
+  std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+  domains.push_back(std::make_unique<HostMemory>(nullptr));
+  // What an allgather passes on has come.
+  const auto messages = std::make_shared<NobodyReceives>(kind == CollectiveKind::Allgather);
+  BetweenHosts parts;
+  parts.topology = core::make_topology(world.rank, host_of);
+  parts.messages = messages;
+  parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+  const bool is_alltoall = kind == CollectiveKind::Alltoall;
+  std::shared_ptr<ExchangeMachine> machine;
+  if (is_alltoall) {
+    machine = std::make_shared<MessageExchange>(messages, world.rank, hosts);
+  } else {
+    machine = std::make_shared<HostsExchange>(parts);
+  }
+  HierarchicalExchange op(machine, kind);
+  Ones ones(world, kind, kind == CollectiveKind::Broadcast ? elements : elements / hosts);
+  if (kind == CollectiveKind::Reducescatter) {
+    std::vector<int64_t> counts(static_cast<size_t>(hosts));
+    counts[0] = ones.in;
+    ones.batch.send_counts = counts;
+    ones.batch.count = 0;
+  }
+  const auto run = op.start(ones.batch);
+  for (int idle = 0; idle < 100;) {
+    const core::Progress progress = run->step();
+    if (progress == core::Progress::Done) break;
+    if (progress == core::Progress::Polling) ++idle;
+  }
+  return messages->sent();
+}
 
 // Their receivers must store what they do not expect.
 TEST(Sender, DoesNotRunAheadOfItsReceiversWithoutALimit) {
-  World world;
-  world.size = 2;
-  std::vector<std::unique_ptr<core::MemoryDomain>> domains;
-  domains.push_back(std::make_unique<HostMemory>(nullptr));
-  BetweenHosts parts;
-  parts.topology = core::make_topology(0, std::array{0, 1});
-  parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
-  for (const CollectiveKind kind : {CollectiveKind::Broadcast, CollectiveKind::Allgather,
-                                    CollectiveKind::Reducescatter, CollectiveKind::Alltoall}) {
-    SCOPED_TRACE(to_string(kind));
-    const auto messages = std::make_shared<NobodyReceives>();
-    parts.messages = messages;
-    std::shared_ptr<ExchangeMachine> machine = std::make_shared<HostsExchange>(parts);
-    if (kind == CollectiveKind::Alltoall)
-      machine = std::make_shared<MessageExchange>(messages, 0, 2);
-    HierarchicalExchange op(machine, kind);
-    const Ones ones(world, kind, 64 << 20);
-    {
-      const auto run = op.start(ones.batch);
-      for (int idle = 0; idle < 100;) {
-        if (run->step() == core::Progress::Polling) ++idle;
+  for (const int hosts : {2, 5, 16, 64}) {
+    for (const CollectiveKind kind : {CollectiveKind::Broadcast, CollectiveKind::Allgather,
+                                      CollectiveKind::Reducescatter, CollectiveKind::Alltoall}) {
+      SCOPED_TRACE(core::concat(to_string(kind), ", ", hosts, " hosts"));
+      const auto sent = sent_ahead(kind, hosts, 64 << 20);
+      EXPECT_FALSE(sent.empty());
+      for (const auto& [to, of_receiver] : sent) {
+        EXPECT_LE(of_receiver.messages, Messages::kMessagesAhead * (of_receiver.awaited + 1)) << to;
+        EXPECT_LE(of_receiver.awaited, 32) << to;
+        EXPECT_LT(of_receiver.bytes, 16 << 20) << to;
       }
     }
-    EXPECT_GT(messages->sent(), 0);
-    EXPECT_LT(messages->sent(), 16 << 20);
   }
 }
 

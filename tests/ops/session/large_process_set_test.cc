@@ -12,6 +12,7 @@ namespace horon {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 std::vector<int> first_ranks(int count) {
   std::vector<int> ranks(static_cast<size_t>(count));
@@ -47,6 +48,9 @@ TEST(LargeProcessSet, OneOtherMemberIsAMismatch) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::Mismatch);
     EXPECT_THAT(error.what(), AllOf(HasSubstr("0 to 16"), HasSubstr("0 to 15, 17 on rank 3")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("Every rank must call add_process_set() with the same"
+                                              " arguments, in the same order."),
+                                    Not(HasSubstr("tensor"))));
   }
   const ProcessSet most = add_process_set(first_ranks(17));
   EXPECT_EQ(most.size(), 17);

@@ -6,10 +6,12 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
+#include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
 
 namespace horon {
@@ -86,6 +88,22 @@ TEST(SessionOnHosts, ASetHasGatesOfItsOwn) {
   EXPECT_EQ(statistics().frozen_starts >= 20, member);
   for (int i = 0; i < 10; ++i) sum("x");
   remove_process_set(set);
+  shutdown();
+}
+
+// The job may have it.
+TEST(SessionOnHosts, ASetThatLacksTheAskedAllreduceIsNamed) {
+  InitOptions options;
+  options.set = {{"HORON_ALLREDUCE", "hier"}};
+  const std::string of_job = test::error_of([&] { init_session(options); });
+  if (!is_initialized()) {
+    EXPECT_THAT(of_job,
+                testing::HasSubstr("HORON_ALLREDUCE=hier: this job, on one host, has no such"));
+    return;
+  }
+  EXPECT_THAT(test::error_of([] { (void)add_process_set({0}); }),
+              testing::HasSubstr("add_process_set({0}): HORON_ALLREDUCE=hier: the process set of "
+                                 "rank 0, on one host, has no such allreduce"));
   shutdown();
 }
 

@@ -3,12 +3,16 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "horon/ops/hierarchical/exchange_plan.h"
 #include "horon/ops/timing/host_timing.h"
 #include "horon/ops/timing/wire_timing.h"
 #include "horon/tests/support/error_of.h"
@@ -115,7 +119,7 @@ TEST(WireTiming, ABurstIsNotTheRateOfTheLink) {
   constexpr double kBytesPerUs = 4;  // so slow that a busy machine changes little
   MessageHub hub;
   core::run_ranks(2, [&](int rank) {
-    BucketMessages messages(hub, rank, 128 << 10, kBytesPerUs);
+    const auto messages = std::make_shared<BucketMessages>(hub, rank, 128 << 10, kBytesPerUs);
     const WireTiming::Limits limits{.begins = std::chrono::seconds(60)};
     const auto times = WireTiming::measure(messages, 1 - rank, rank == 0, limits);
     if (!times) return;
@@ -128,7 +132,7 @@ TEST(WireTiming, ABurstIsNotTheRateOfTheLink) {
 TEST(WireTiming, TheOneThatLeadsGetsTimesAndNothingStaysUnderWay) {
   MessageHub hub;
   core::run_ranks(2, [&](int rank) {
-    ThreadMessages messages(hub, rank);
+    const auto messages = std::make_shared<ThreadMessages>(hub, rank);
     const auto times = WireTiming::measure(messages, 1 - rank, rank == 0, {});
     ASSERT_EQ(times.has_value(), rank == 0);
     if (!times) return;
@@ -141,7 +145,7 @@ TEST(WireTiming, TheOneThatLeadsGetsTimesAndNothingStaysUnderWay) {
 TEST(WireTiming, WithoutTimeBothEndAfterTheLeast) {
   MessageHub hub;
   core::run_ranks(2, [&](int rank) {
-    ThreadMessages messages(hub, rank);
+    const auto messages = std::make_shared<ThreadMessages>(hub, rank);
     const WireTiming::Limits limits{.begins = microseconds(0)};
     const auto times = WireTiming::measure(messages, 1 - rank, rank == 0, limits);
     EXPECT_EQ(times.has_value(), rank == 0);
@@ -152,13 +156,77 @@ TEST(WireTiming, WithoutTimeBothEndAfterTheLeast) {
 TEST(WireTiming, APeerThatDoesNotAnswerIsNamed) {
   for (const bool leads : {true, false}) {
     MessageHub hub;
-    ThreadMessages messages(hub, 0);
+    const auto messages = std::make_shared<ThreadMessages>(hub, 0);
     const WireTiming::Limits limits{.answer = milliseconds(2)};
     const std::string error =
         error_of([&] { (void)WireTiming::measure(messages, 7, leads, limits); });
     EXPECT_NE(error.find("rank 7"), std::string::npos) << error;
     EXPECT_NE(error.find("HORON_MEASURE=off"), std::string::npos) << error;
   }
+}
+
+// Fills its frame, where measure() has been before, and lets messages arrive from a peer that goes
+// on.
+template <class Arrive>
+[[gnu::noinline]] bool stays_as_it_is(const Arrive& arrive) {
+  constexpr unsigned char kMark = 0xAA;
+  volatile unsigned char frame[8192];
+  for (volatile unsigned char& one : frame) one = kMark;
+  arrive();
+  return std::all_of(std::begin(frame), std::end(frame),
+                     [](unsigned char one) { return one == kMark; });
+}
+
+// MPI writes into what was posted whenever the peer sends, however long ago it was given up.
+TEST(WireTiming, WhatAPeerSendsTooLateFindsItsPlace) {
+  MessageHub hub;
+  auto messages = std::make_shared<ThreadMessages>(hub, 0);
+  const std::weak_ptr<Messages> kept = messages;
+  const auto give_up = [&] {
+    (void)WireTiming::measure(std::move(messages), 1, false, {.answer = milliseconds(2)});
+  };
+  EXPECT_NE(error_of(give_up).find("has not answered"), std::string::npos);
+  EXPECT_FALSE(kept.expired());
+  ThreadMessages peer(hub, 1);
+  const int64_t number = 0x0123456789ABCDEF;
+  EXPECT_TRUE(stays_as_it_is([&] {
+    (void)peer.send(0, Messages::kFirstBlockTag, reinterpret_cast<const std::byte*>(&number),
+                    sizeof number);
+  }));
+  EXPECT_TRUE(hub.empty());
+}
+
+// The same for long messages. The peer has answered more short ones than are asked for.
+TEST(WireTiming, LongMessagesThatComeTooLateFindTheirPlace) {
+  constexpr int kAnswers = 100;
+  MessageHub hub;
+  ThreadMessages peer(hub, 1);
+  int64_t answer = 0;
+  auto* const bytes = reinterpret_cast<std::byte*>(&answer);
+  for (int i = 0; i < kAnswers; ++i) {
+    (void)peer.receive(0, Messages::kFirstBlockTag, bytes, sizeof answer);
+    (void)peer.send(0, Messages::kFirstBlockTag, bytes, sizeof answer);
+  }
+  auto messages = std::make_shared<ThreadMessages>(hub, 0);
+  const std::weak_ptr<Messages> kept = messages;
+  const auto give_up = [&] {
+    (void)WireTiming::measure(std::move(messages), 1, true, {.answer = milliseconds(100)});
+  };
+  EXPECT_NE(error_of(give_up).find("has not answered"), std::string::npos);
+  EXPECT_EQ(answer, 1) << "so many long messages are asked for";
+  EXPECT_FALSE(kept.expired());
+  const std::vector<std::byte> late(kMessageBytes);
+  (void)peer.send(0, Messages::kFirstBlockTag + 1, late.data(), kMessageBytes);
+}
+
+TEST(WireTiming, NothingIsKeptOfAMeasurementThatEnds) {
+  MessageHub hub;
+  core::run_ranks(2, [&](int rank) {
+    auto messages = std::make_shared<ThreadMessages>(hub, rank);
+    const std::weak_ptr<Messages> gone = messages;
+    (void)WireTiming::measure(std::move(messages), 1 - rank, rank == 0, {});
+    EXPECT_TRUE(gone.expired());
+  });
 }
 
 }  // namespace
