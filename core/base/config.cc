@@ -85,7 +85,8 @@ constexpr std::array kKnobs = {
     seconds("HORON_DEAD_AFTER_S", &Config::dead_after_s, kSame,
             "a rank that is silent this long counts as dead; 0: never"),
     seconds("HORON_SHUTDOWN_TIMEOUT_S", &Config::shutdown_timeout_s, kOwn,
-            "how long shutdown() waits for collectives that have not ended"),
+            "how long shutdown() waits for what this rank has submitted, and after an error for "
+            "ranks that still save; 0: for nobody"),
     integer(
         "HORON_SPIN_US", &Config::spin_us, "microseconds", {-1, 1e6}, kOwn,
         "how long a waiting thread spins before it yields and sleeps; -1: from cores and ranks"),

@@ -30,8 +30,11 @@ Progress RunningBatch::step(const Predecessors& earlier) {
   for (;;) {
     switch (stage_) {
       case Stage::New:
-        if (op_ == nullptr) choose_op();  // it decides which later batches may start
-        if (!context_.scratch->domain(spec_.device).is_open()) return Progress::Polling;
+        if (op_ == nullptr) choose_op();              // it decides which later batches may start
+        if (spec_.kind != CollectiveKind::Barrier &&  // which touches no memory
+            !context_.scratch->domain(spec_.device).is_open()) {
+          return Progress::Polling;
+        }
         place();
         stage_ = Stage::WantsScratch;
         break;

@@ -87,6 +87,11 @@ class Controller {
   // No submission is pending and no batch runs: no tick is needed.
   bool at_rest() const;
   // This rank waits for messages from other members, Bye included.
+  // Something that this rank has submitted, or that runs here, has not ended; whatever the others
+  // still wait for.
+  bool has_own_work() const {
+    return member_.awaits_results() || member_.batches_running() > 0 || member_.waits_for_room();
+  }
   bool waits() const { return !fatal_ && !ended_ && (!at_rest() || awaits_end()); }
   // What has ended the set, if an error has.
   const std::optional<Error>& fatal() const { return fatal_; }

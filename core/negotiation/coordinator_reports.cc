@@ -36,11 +36,10 @@ void Coordinator::forgive(Nanos gap) {
   for (Entry& entry : entries_) entry.opened += gap;
 }
 
-// Where all that have come were refused, nobody waits.
+// Also where all that have come were refused: one of them may have called again since, rightly, and
+// its next vote waits for the end of this entry.
 bool Coordinator::is_stalled(const Entry& entry, Nanos now, Nanos age) {
-  return !entry.complete() && now - entry.opened >= age &&
-         std::any_of(entry.votes.begin(), entry.votes.end(),
-                     [](const Vote& vote) { return vote.kind == Vote::Kind::Ready; });
+  return !entry.complete() && now - entry.opened >= age;
 }
 
 std::vector<int> Coordinator::members_with(const Entry& entry, Vote::Kind kind) {
@@ -57,12 +56,14 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
   size_t stalled = 0;
   for (const Entry& entry : entries_) {
     if (!is_stalled(entry, now, age) || ++stalled > shown_max) continue;
+    const std::vector<int> ready = members_with(entry, Vote::Kind::Ready);
     const std::vector<int> refused = members_with(entry, Vote::Kind::Refused);
     const std::vector<int> silent = silent_members(entry);
     out << (stalled > 1 ? "; " : "") << "tensor \"" << entry.name << "\": waiting for "
-        << name_members(silent) << " since " << (now - entry.opened) / 1000000000
-        << " s (ready: " << name_members(members_with(entry, Vote::Kind::Ready));
-    if (!refused.empty()) out << "; refused on " << name_members(refused);
+        << name_members(silent) << " since " << (now - entry.opened) / 1000000000 << " s (";
+    if (!ready.empty()) out << "ready: " << name_members(ready);
+    if (!refused.empty())
+      out << (ready.empty() ? "" : "; ") << "refused on " << name_members(refused);
     out << ")";
     if (entry.disagree) out << "; already seen: " << mismatch_text(entry);
   }

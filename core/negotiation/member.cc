@@ -326,6 +326,12 @@ void Member::fail_all(const Error& error, Effects& effects) {
   news_.clear();
 }
 
+bool Member::awaits_results() const {
+  return frozen_.filled() > 0 || join_ticket_.has_value() ||
+         std::any_of(unserved_.begin(), unserved_.end(),
+                     [](const auto& entry) { return !entry.second.last().refused; });
+}
+
 std::vector<std::string> Member::unserved_names() const {
   std::vector<std::string> names = frozen_.filled_names();
   for (const auto& [name, unserved] : unserved_) names.push_back(name);

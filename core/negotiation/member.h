@@ -76,6 +76,8 @@ class Member {
   bool has_unserved() const {
     return !unserved_.empty() || frozen_.filled() > 0 || join_ticket_.has_value();
   }
+  // The same but for calls that were refused, which have told their caller.
+  bool awaits_results() const;
   // Items of the coordinator's ring wait for room in the ring of this host, until its slowest
   // member has read on.
   bool waits_for_room() const { return !copies_.empty(); }

@@ -131,6 +131,7 @@ class Runtime::Impl {
 
   std::string shutdown(nanoseconds deadline, nanoseconds farewell) {
     const std::lock_guard lock(shutdown_mutex_);
+    const Clock::time_point end_of_farewell = Clock::now() + farewell;
     if (!thread_.joinable()) return "";
     if (seat_->held_by_this_thread()) return leave_from_within();
     open();
@@ -147,7 +148,7 @@ class Runtime::Impl {
     thread_.join();
     if (const auto fatal = fatal_error()) {
       if (farewell.count() > 0 && fatal->code() != ErrorCode::PeerDead) {
-        loop_.wait_for_farewells(Clock::now() + farewell);
+        loop_.wait_for_farewells(end_of_farewell);
       }
       transport_->abandon();
     }

@@ -92,8 +92,9 @@ class Runtime {
   // Returns what kept it from waiting for the others: the deadline, or exit() within the loop.
   // Empty otherwise, also if a failure has ended the job: fatal_error() has that. Idempotent.
   // `farewell`: after an error that has ended the job, how long this rank waits until the others
-  // have called shutdown() too: a launcher ends all processes when one of them goes without
-  // MPI_Finalize(), and they may be saving what they have. It waits for nobody if a rank is dead.
+  // have called shutdown() too, counted from the call: a launcher ends all processes when one of
+  // them goes without MPI_Finalize(), and they may be saving what they have. It waits for nobody if
+  // a rank is dead.
   std::string shutdown(std::chrono::nanoseconds deadline,
                        std::chrono::nanoseconds farewell = std::chrono::nanoseconds(0));
 

@@ -186,8 +186,9 @@ void RuntimeLoop::take(AddSetCall& add) {
     finish(add.handle, std::nullopt);
   } catch (...) {
     const Error cause = current_error();
-    const Error error(cause.code(), concat("rank ", topology_.rank, ": ", set_text(add.set),
-                                           " can't be made: ", cause.what()));
+    const Error error = that_ends_the_job(
+        Error(cause.code(), concat("rank ", topology_.rank, ": ", set_text(add.set),
+                                   " can't be made: ", cause.what())));
     finish(add.handle, error);
     fail_all_sets(error);  // other members may have made the set, and would wait for this rank
   }

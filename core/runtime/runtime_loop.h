@@ -138,6 +138,7 @@ class RuntimeLoop {
   // shutdown() has waited long enough.
   void end_at_deadline();
   void act_at_deadline();
+  void note_farewells();
   void wait_on();
 
   using Clock = std::chrono::steady_clock;

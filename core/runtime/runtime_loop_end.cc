@@ -51,7 +51,7 @@ void RuntimeLoop::flush_messages() {
     const bool told = abort_.done();
     try {
       if (transport_->flushed() && told) return;
-      (void)transport_->receive();
+      note_farewells();
       if (!told) pause();  // another thread may give memory back
     } catch (...) {        // one of the two transports may be broken; the other must still send
       pause();
@@ -72,16 +72,20 @@ Error RuntimeLoop::set_fatal(const Error& error) noexcept {
   return *fatal;
 }
 
-// It knows the others by their farewells, since nothing else is said any more.
+// Of the messages that come after the end.
+void RuntimeLoop::note_farewells() {
+  while (const std::optional<Transport::Message> message = transport_->receive()) {
+    if (is_farewell(message->bytes)) gone_.insert(message->from);
+  }
+}
+
 void RuntimeLoop::wait_for_farewells(Clock::time_point limit) noexcept {
   attempt([&] {
     for (int peer = 0; peer < topology_.size; ++peer) {
       if (peer != topology_.rank) transport_->send(peer, farewell());
     }
     const auto all_gone = [&] {
-      while (const std::optional<Transport::Message> message = transport_->receive()) {
-        if (is_farewell(message->bytes)) gone_.insert(message->from);
-      }
+      note_farewells();
       for (const Transport::DeadPeer& peer : transport_->dead_peers()) gone_.insert(peer.rank);
       return gone_.size() + 1 >= static_cast<size_t>(topology_.size) && transport_->flushed();
     };
@@ -155,7 +159,10 @@ bool RuntimeLoop::past_deadline() const {
 }
 
 void RuntimeLoop::act_at_deadline() {
-  if (at_rest() && door_.limit_ns > 0) {
+  const bool has_own_work = std::any_of(runners_.begin(), runners_.end(), [](const auto& entry) {
+    return entry.second->has_own_work();
+  });
+  if (shut_down_ && !has_own_work && door_.limit_ns > 0) {
     wait_on();
   } else {
     end_at_deadline();
@@ -164,7 +171,7 @@ void RuntimeLoop::act_at_deadline() {
 
 // Ranks that have something else to do (a last checkpoint, an evaluation) are waited for, as
 // MPI_Finalize() does: a launcher would end them when this process goes. Who does not answer is
-// found out elsewhere. Two ranks tell it, since one of them may be waited for.
+// found out by HORON_DEAD_AFTER_S. Two ranks tell it, since one of them may be waited for.
 void RuntimeLoop::wait_on() {
   door_.deadline_ns = Clock::now().time_since_epoch().count() + door_.limit_ns;
   if (std::exchange(told_of_waiting_, true) || topology_.rank > 1) return;

@@ -76,6 +76,7 @@ class SetRunner {
 
   Executor::Pace pace() const { return pace_; }
   bool at_rest() const { return controller_.at_rest(); }
+  bool has_own_work() const { return controller_.has_own_work(); }
   bool waits() const { return controller_.waits(); }
   bool has_member(int rank) const;
   bool is_coordinator() const { return controller_.is_coordinator(); }

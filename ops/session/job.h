@@ -58,9 +58,9 @@ class Job {
   // Any thread.
   Statistics statistics() const;
 
-  // Serves the others until all ranks stop or the time of HORON_SHUTDOWN_TIMEOUT_S is over, then
-  // gives everything back but the runtime, which other threads may still ask and which refuses all
-  // calls from now on. On the thread that made the job. Never throws.
+  // Serves the others until all ranks stop (Runtime::shutdown() has the limits), then gives
+  // everything back but the runtime, which other threads may still ask and which refuses all calls
+  // from now on. On the thread that made the job. Never throws.
   void stop();
 
  private:

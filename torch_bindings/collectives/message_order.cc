@@ -4,6 +4,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/core/runtime/pair_sets.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 
 namespace horon::torch_detail {
@@ -31,7 +32,7 @@ bool MessageOrder::Last::is_under_way() const {
 std::pair<std::shared_ptr<PendingCollective>, MessageOrder::Last*> MessageOrder::next(
     const Message& message, const at::Tensor& tensor) {
   const uint32_t id = core::pair_set(message.from, message.to, size());
-  const ProcessSet pair(id, core::members_of_pair(id, size()), rank());
+  const ProcessSet pair(id, core::members_of_pair(id, size()), rank(), ops::session_number());
   Sequence& sequence = sequences_[{message.from, message.to, message.tag, message.of_set}];
   const size_t number = sequence.count % kNumbers;
   const std::string name =

@@ -54,7 +54,9 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
     require_device(added.front().device, added.front().name, added);
   }
   if (!added.empty() && added.front().device.is_cuda()) {
-    const std::string why = ops::gpu()->unavailable(settings_.ranks);
+    const std::string why = settings_.member
+                                ? ops::runtime().unavailable(settings_.set, DeviceKind::Cuda)
+                                : ops::gpu()->unavailable(settings_.ranks);
     if (!why.empty()) {
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("parameter \"", added.front().name, "\" is on ",

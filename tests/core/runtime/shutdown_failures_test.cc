@@ -121,6 +121,27 @@ TEST(ShutdownFailures, WhoHasNothingLeftToDoWaitsForRanksThatAreBusyElsewhere) {
   });
 }
 
+// Rank 0 coordinates what rank 1 waits for, and rank 2 comes late. Rank 1 has made a wrong call,
+// too.
+TEST(ShutdownFailures, WhatOthersWaitForIsNoReasonToEndTheJob) {
+  World world(3, {}, no_limits());
+  std::barrier has_begun(3);
+  world.each([&](Runtime& runtime, int rank) {
+    std::shared_ptr<HandleState> handle;
+    if (rank == 1) {
+      runtime.refuse("wrong", "it is wrong");
+      handle = begin(runtime);
+    }
+    has_begun.arrive_and_wait();
+    if (rank == 2) std::this_thread::sleep_for(600ms);
+    if (rank == 1) {
+      EXPECT_THAT(error_of(*handle), HasSubstr("ranks 0 and 2 have shut down"));
+    }
+    EXPECT_EQ(runtime.shutdown(50ms), "");
+    EXPECT_EQ(runtime.fatal_error(), nullptr);
+  });
+}
+
 // Rank 1 sends a message before each turn, so that this rank never sleeps; not for ever, so that a
 // test ends in any case.
 class PeerThatTalks final : public ForwardingTransport {

@@ -168,9 +168,14 @@ class Judge {
       ++told;
       const size_t end = text.find(")", begin);
       const std::string line = text.substr(begin, end - begin);
-      if (!line.ends_with(concat(" s (ready: ", ranks_text(entry.ready, names())))) {
-        wrong("the stall report does not say that ", ranks_text(entry.ready, names()), " gave \"",
-              name, "\": ", line);
+      std::string spoken;
+      if (!entry.ready.empty()) spoken = concat("ready: ", ranks_text(entry.ready, names()));
+      if (!entry.refused.empty()) {
+        spoken +=
+            concat(spoken.empty() ? "" : "; ", "refused on ", ranks_text(entry.refused, names()));
+      }
+      if (!line.ends_with(concat(" s (", spoken))) {
+        wrong("the stall report does not say \"", spoken, "\" of \"", name, "\": ", line);
       }
     }
     size_t lines = 0;

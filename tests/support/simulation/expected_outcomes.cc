@@ -313,7 +313,9 @@ class Oracle {
       OpenEntry& open = out_.open[name];
       for (size_t rank = 0; rank < ranks_.size(); ++rank) {
         if (first->votes[rank]) ++out_.votes[rank];
-        if (first->votes[rank]) open.ready.push_back(static_cast<int>(rank));
+        if (const std::optional<Vote>& vote = first->votes[rank]) {
+          (vote->refused ? open.refused : open.ready).push_back(static_cast<int>(rank));
+        }
         if (!first->votes[rank] && !away(rank)) open.missing.push_back(static_cast<int>(rank));
       }
     }

@@ -17,7 +17,8 @@ namespace horon::simulation {
 
 struct OpenEntry {
   std::vector<int> missing;  // ranks that have neither spoken nor joined nor shut down
-  std::vector<int> ready;    // ranks that have spoken
+  std::vector<int> ready;    // ranks that have submitted it
+  std::vector<int> refused;  // ranks whose call was wrong
 };
 
 struct Expectation {
