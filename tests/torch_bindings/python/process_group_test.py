@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import horon.torch as hvd
+from horon import process_group
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,6 +25,12 @@ def of_rank(rank, shape=(2, 3), dtype=torch.float32):
 def test_group(rank, size):
     assert dist.get_backend() == "horon"
     assert dist.get_rank() == rank and dist.get_world_size() == size
+
+
+def test_gpus_are_registered_where_a_driver_is(monkeypatch):
+    for files, devices in [((), ["cpu"]), (("/dev/nvidiactl",), ["cpu", "cuda"])]:
+        monkeypatch.setattr(process_group.os.path, "exists", files.__contains__)
+        assert process_group._devices() == devices
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16,

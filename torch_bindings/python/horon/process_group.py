@@ -23,13 +23,19 @@ def register():
     from torch.distributed.distributed_c10d import Backend
     if "horon" in Backend.backend_list:
         return
-    Backend.register_backend("horon", _make, extended_api=True,
-                             devices=["cpu", "cuda"])
+    Backend.register_backend("horon", _make, extended_api=True, devices=_devices())
     rendezvous = importlib.import_module("torch.distributed.rendezvous")  # also a function's name
     rendezvous.register_rendezvous_handler("horon", _meet)
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})
     if "env" in handlers:
         handlers["env"] = _env_or_mpi(handlers["env"])
+
+
+def _devices():
+    """GPUs only where a driver of NVIDIA's is, or of WSL: some calls of torch warn of groups that
+    have several kinds of devices."""
+    has_driver = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
+    return ["cpu", "cuda"] if has_driver else ["cpu"]
 
 
 def _make(options, _):
