@@ -48,4 +48,5 @@ set(python_test_names python_package.np2 python_package.np3 python_process_group
     python_process_groups.hosts_2_2 python_programs python_process_group_programs)
 set_tests_properties(${python_test_names} PROPERTIES
                      TIMEOUT 300 PROCESSORS 2 LABELS mpirun ENVIRONMENT "${python_environment}")
+set_tests_properties(python_programs PROPERTIES TIMEOUT 600)  # one program after the other
 torch_test_without_gpus(${python_test_names})
