@@ -9,7 +9,7 @@ namespace horon::core {
 std::vector<int> Coordinator::missing_members(Nanos now, Nanos age) const {
   std::vector<int> missing;
   for (const Entry& entry : entries_) {
-    if (entry.complete() || now - entry.opened < age) continue;
+    if (!is_stalled(entry, now, age)) continue;
     const std::vector<int> silent = silent_members(entry);
     missing.insert(missing.end(), silent.begin(), silent.end());
   }
