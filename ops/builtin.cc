@@ -104,6 +104,11 @@ void add_staged_ops(std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
   for (size_t i = 0; i < count; ++i) ops.push_back(std::make_unique<StagedOp>(*ops[i]));
 }
 
+std::unique_ptr<core::MemoryDomain> make_pinned_memory(const std::shared_ptr<JobGpu>& gpu) {
+  return std::make_unique<PinnedMemory>(
+      gpu->device(), [gpu] { return gpu->cuda(); }, [gpu] { return gpu->is_open(); });
+}
+
 core::CollectiveOp* find_op(const std::vector<std::unique_ptr<core::CollectiveOp>>& ops,
                             std::string_view name) {
   for (const auto& op : ops) {
@@ -251,29 +256,39 @@ std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
     core::LocalGroup* local_group, const std::shared_ptr<JobGpu>& gpu) {
   std::vector<std::unique_ptr<core::MemoryDomain>> domains;
   domains.push_back(std::make_unique<HostMemory>(local_group));
-  if (gpu != nullptr) {
-    const auto open = [gpu] { return gpu->cuda(); };
-    const auto is_open = [gpu] { return gpu->is_open(); };
-    if (gpu->uses_nccl()) {
-      domains.push_back(std::make_unique<CudaMemory>(gpu->device(), open, is_open));
-    } else {
-      domains.push_back(std::make_unique<PinnedMemory>(gpu->device(), open, is_open));
-    }
+  if (gpu != nullptr && gpu->uses_nccl()) {
+    domains.push_back(std::make_unique<CudaMemory>(
+        gpu->device(), [gpu] { return gpu->cuda(); }, [gpu] { return gpu->is_open(); }));
+  } else if (gpu != nullptr) {
+    domains.push_back(make_pinned_memory(gpu));
   }
   return domains;
 }
 
+core::RankDevices devices_of_pair(const std::vector<int>& pair, const JobGpu& job_gpu) {
+  core::RankDevices devices = core::host_alone();
+  core::RankDevice& gpu = devices[static_cast<size_t>(DeviceKind::Cuda)];
+  gpu.unavailable = job_gpu.unavailable(pair);
+  if (gpu.unavailable.empty()) gpu.index = job_gpu.device();
+  return devices;
+}
+
 core::Executor::Parts make_pair_execution(const Communicator& world, const std::vector<int>& pair,
                                           const core::Config& config,
-                                          const std::shared_ptr<core::Timeline>& timeline) {
+                                          const std::shared_ptr<core::Timeline>& timeline,
+                                          const std::shared_ptr<JobGpu>& job_gpu) {
   core::Executor::Parts parts;
   parts.rank = pair.front() == world.topology().rank ? 0 : 1;
   parts.size = 2;
   parts.ranks = pair;
-  parts.scratch = make_scratch(make_builtin_domains(nullptr), config);
+  std::vector<std::unique_ptr<core::MemoryDomain>> domains = make_builtin_domains(nullptr);
+  const bool reaches_gpus = job_gpu->unavailable(pair).empty();
+  if (reaches_gpus) domains.push_back(make_pinned_memory(job_gpu));
+  parts.scratch = make_scratch(std::move(domains), config);
   const int peer = pair[parts.rank == 0 ? 1 : 0];
-  parts.ops = std::make_shared<core::OpTable>(
-      make_mpi_pair_ops(world.mpi(), parts.scratch, parts.rank, peer), "auto");
+  auto ops = make_mpi_pair_ops(world.mpi(), parts.scratch, parts.rank, peer);
+  if (reaches_gpus) add_staged_ops(ops);
+  parts.ops = std::make_shared<core::OpTable>(std::move(ops), "auto");
   parts.timeline = timeline;
   return parts;
 }

@@ -11,6 +11,7 @@
 #include "horon/core/execution/memory_domain.h"
 #include "horon/core/host/local_group.h"
 #include "horon/core/negotiation/gate.h"
+#include "horon/core/runtime/rank_devices.h"
 #include "horon/ops/communicator/communicator.h"
 #include "horon/ops/nccl/job_gpu.h"
 
@@ -50,10 +51,15 @@ core::Executor::Parts make_execution(const Communicator& communicator, const cor
                                      const std::shared_ptr<core::Timeline>& timeline,
                                      const std::shared_ptr<JobGpu>& job_gpu = nullptr);
 
-// What the two ranks of a pair send and receive on (core/runtime/pair_sets.h). The communicator of
+// What the two ranks of a pair send and receive on (core/runtime/pair_sets.h): MPI. Tensors on GPUs
+// go by way of pinned memory, also where collectives go by NCCL: its messages would have to keep
+// one order with all collectives on each device, and ranks send when they like. The communicator of
 // all ranks must outlive it. Local.
 core::Executor::Parts make_pair_execution(const Communicator& world, const std::vector<int>& pair,
                                           const core::Config& config,
-                                          const std::shared_ptr<core::Timeline>& timeline);
+                                          const std::shared_ptr<core::Timeline>& timeline,
+                                          const std::shared_ptr<JobGpu>& job_gpu);
+// The devices that this rank reaches by it.
+core::RankDevices devices_of_pair(const std::vector<int>& pair, const JobGpu& job_gpu);
 
 }  // namespace horon::ops

@@ -233,6 +233,10 @@ std::byte* RunningBatch::allocate_output(EntryWork& entry, size_t part, int64_t 
   return nullptr;
 }
 
+bool RunningBatch::is_source() const {
+  return spec_.kind == CollectiveKind::Broadcast && batch_.root == context_.me;
+}
+
 // The same on every rank.
 int64_t RunningBatch::count_of_all() const {
   if (spec_.kind == CollectiveKind::Reducescatter) return element_count(spec_);
@@ -322,6 +326,7 @@ SlicedCopy RunningBatch::copy_blocks(bool in) {
 SlicedCopy RunningBatch::pack() {
   if (!scratch_bytes_) return {};
   if (moves_blocks(spec_.kind)) return packs_blocks_ ? copy_blocks(true) : SlicedCopy();
+  if (spec_.kind == CollectiveKind::Broadcast && !is_source()) return {};  // all is overwritten
   std::vector<CopyItem> items;
   if (!work_.entries.front().mine) {  // joined: the same for every entry of the batch
     CopyItem& fill = items.emplace_back();
@@ -349,10 +354,9 @@ SlicedCopy RunningBatch::unpack() {
     return packs_blocks_ && !work_.entries.front().error ? copy_blocks(false) : SlicedCopy();
   }
   std::vector<CopyItem> items;
-  const bool is_source = spec_.kind == CollectiveKind::Broadcast && batch_.root == context_.me;
   for_each_part([&](const EntryWork&, const MemoryPart& part, const std::byte* address) {
     // In place it is there already, and the program may read meanwhile what it sends.
-    if (is_source && part.input == part.output) return;
+    if (is_source() && part.input == part.output) return;
     CopyItem& item = items.emplace_back();
     item.from = address;
     item.to = part.output;

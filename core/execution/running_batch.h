@@ -86,6 +86,7 @@ class RunningBatch {
   void place_blocks();
   std::byte* allocate_output(EntryWork& entry, size_t part, int64_t elements) const;
   int64_t count_of_all() const;
+  bool is_source() const;  // of a broadcast
   bool take_scratch(const Predecessors& earlier);
   bool tensors_ready();
   void end_packing();

@@ -46,6 +46,7 @@ class Runtime::Impl {
         timeline_(std::move(parts.timeline)),
         step_in_submit_(parts.step_in_submit),
         has_pairs_(parts.make_pair != nullptr),
+        devices_of_pair_(std::move(parts.devices_of_pair)),
         transport_(std::move(parts.transport)),
         world_(SetFacts::of(all_ranks(topology_.size), parts.world)),
         loop_({&config_, &topology_, timeline_, transport_.get(), std::move(parts.world),
@@ -187,6 +188,7 @@ class Runtime::Impl {
   const std::shared_ptr<Timeline> timeline_;
   const bool step_in_submit_;
   const bool has_pairs_;
+  const std::function<RankDevices(const std::vector<int>&)> devices_of_pair_;  // null: the host's
 
  private:
   using Facts = std::shared_ptr<const SetFacts>;
@@ -211,15 +213,21 @@ class Runtime::Impl {
     }
   }
 
+  // What a pair runs on is made later, in the loop.
+  Facts facts_of_pair(std::vector<int> ranks) const {
+    auto facts = std::make_shared<SetFacts>();
+    facts->devices = devices_of_pair_ == nullptr ? host_alone() : devices_of_pair_(ranks);
+    facts->ranks = std::move(ranks);
+    facts->runnable = std::make_shared<const RunnableCalls>(std::weak_ptr<const OpTable>());
+    return facts;
+  }
+
   Facts facts_of(uint32_t set) const {
     if (set == kWorldSet) return world_;
     const std::lock_guard lock(sets_mutex_);
     auto known = sets_.find(set);
     if (known == sets_.end() && has_pairs_ && is_pair_set(set)) {
-      // But for this as the world, though of its devices only the host is for pairs: find_fault().
-      auto pair = std::make_shared<SetFacts>(*world_);
-      pair->ranks = members_of_pair(set, topology_.size);
-      known = sets_.emplace(set, std::move(pair)).first;
+      known = sets_.emplace(set, facts_of_pair(members_of_pair(set, topology_.size))).first;
     }
     if (known == sets_.end() || !std::binary_search(known->second->ranks.begin(),
                                                     known->second->ranks.end(), topology_.rank)) {

@@ -12,6 +12,7 @@
 #include "horon/core/base/config.h"
 #include "horon/core/base/statistics.h"
 #include "horon/core/bootstrap/topology.h"
+#include "horon/core/runtime/rank_devices.h"
 #include "horon/core/runtime/seat_visitor.h"
 #include "horon/core/runtime/set_resources.h"
 #include "horon/core/runtime/submission.h"
@@ -36,6 +37,9 @@ class Runtime {
     // the other rank, which may do so later. Called in the loop. May be null: then there are no
     // pairs.
     std::function<SetResources(const std::vector<int>& ranks)> make_pair;
+    // The memory of this rank that the domains of make_pair(ranks) will reach. Any thread. Null:
+    // host memory alone.
+    std::function<RankDevices(const std::vector<int>& ranks)> devices_of_pair;
     std::shared_ptr<SeatVisitor> seat_visitor;  // may be null
     std::shared_ptr<Timeline> timeline;         // may be null
     // submit() steps the loop itself where it can. For ranks without a core to spare: there a

@@ -4,15 +4,15 @@
 #include <memory>
 #include <vector>
 
+#include "horon/core/runtime/rank_devices.h"
 #include "horon/core/runtime/runnable_calls.h"
 #include "horon/core/runtime/set_resources.h"
-#include "horon/core/runtime/submission_check.h"
 
 namespace horon::core {
 
 struct SetFacts {
   std::vector<int> ranks;  // the members, ascending
-  RankDevices devices;     // that this rank works on in collectives of the set
+  RankDevices devices;
   std::shared_ptr<const RunnableCalls> runnable;
 
   static std::shared_ptr<const SetFacts> of(std::vector<int> ranks, const SetResources& resources);

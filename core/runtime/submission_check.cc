@@ -110,9 +110,10 @@ std::string fault_of_device(const Submission& submission, int rank, const RankDe
       return concat(memory,
                     "this job can't use (this build has no support for it); move it to the host");
     }
-    const bool is_world = submission.set == kWorldSet;
-    return concat(memory, is_world ? "all ranks together" : set_text(submission.set),
-                  " can't use (", unavailable, "); move it to the host");
+    const std::string who = submission.set == kWorldSet   ? "all ranks together"
+                            : is_pair_set(submission.set) ? "messages"
+                                                          : set_text(submission.set);
+    return concat(memory, who, " can't use (", unavailable, "); move it to the host");
   }
   if (index == submission.device_index) return "";
   return concat("it is on ", to_string(kind), ":", submission.device_index, ", but rank ", rank,
@@ -121,9 +122,8 @@ std::string fault_of_device(const Submission& submission, int rank, const RankDe
 
 std::string fault_of_set(uint32_t set, const EntrySpec& spec) {
   if (!is_pair_set(set)) return "";
-  if (spec.kind == CollectiveKind::Broadcast && spec.device == DeviceKind::Host) return "";
-  return concat("a pair of ranks sends and receives host memory, as a broadcast; this is ",
-                to_string(spec.kind), " of ", to_string(spec.device), " memory");
+  if (spec.kind == CollectiveKind::Broadcast) return "";
+  return concat("a pair of ranks sends and receives by broadcasts; this is ", to_string(spec.kind));
 }
 
 // As the batch will be (describe_batch()).

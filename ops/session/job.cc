@@ -222,10 +222,13 @@ void Job::start_runtime() {
     parts.make_set = [this](const std::vector<int>&) { return sets_->make_resources(); };
     // Weak: the runtime is kept after the end of the job, which frees the communicator.
     parts.make_pair = [kept = std::weak_ptr<Communicator>(world_), config = config_,
-                       timeline = parts.timeline](const std::vector<int>& pair) {
+                       timeline = parts.timeline, gpu = gpu_](const std::vector<int>& pair) {
       const std::shared_ptr<Communicator> world = kept.lock();
-      return core::SetResources(world, std::make_unique<core::Executor>(
-                                           make_pair_execution(*world, pair, config, timeline)));
+      return core::SetResources(world, std::make_unique<core::Executor>(make_pair_execution(
+                                           *world, pair, config, timeline, gpu)));
+    };
+    parts.devices_of_pair = [gpu = gpu_](const std::vector<int>& pair) {
+      return devices_of_pair(pair, *gpu);
     };
   });
   core::run_on_all(*bootstrap_, [&] {

@@ -115,6 +115,7 @@ if(NOT HORON_TORCH_WITH_CUDA)
   horon_target(horon_torch_device)
   target_link_libraries(horon_torch_device PUBLIC horon::torch horon_host_gpu)
   torch_test(collectives/gpu_collectives_test 1 2 3 ROOM gpu LIBS horon_torch_device)
+  torch_test(collectives/gpu_messages_test 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_training_test 1 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_bucket_memory_test 2 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpus_of_some_ranks_test 3 ROOM gpu LIBS horon_torch_device)
@@ -132,14 +133,18 @@ if(NOT HORON_TORCH_WITH_CUDA)
   endif()
   horon_mpirun_test(torch_gpu_collectives_test.through_the_host torch_gpu_collectives_test 3
                     ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
+  horon_mpirun_test(torch_gpu_messages_test.through_the_host torch_gpu_messages_test 2
+                    ENVIRONMENT HORON_GPU_COLLECTIVES=host)
   horon_mpirun_test(torch_gpu_training_test.through_the_host torch_gpu_training_test 2
                     ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
-  foreach(program torch_gpu_collectives_test torch_gpu_training_test)
+  foreach(program torch_gpu_collectives_test torch_gpu_messages_test torch_gpu_training_test)
     horon_mpirun_test(${program}.hosts_2_1 ${program} 2+1 LAUNCHER ${horon_mpirun_hosts}
                       ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical TIMEOUT 240)
   endforeach()
   horon_label_tests(cuda torch_gpu_bucket_memory_test.np2 torch_gpus_of_some_ranks_test.np3
                     torch_gpu_collectives_test.hosts_2_1 torch_gpu_training_test.hosts_2_1
+                    torch_gpu_messages_test.np2 torch_gpu_messages_test.np3
+                    torch_gpu_messages_test.hosts_2_1 torch_gpu_messages_test.through_the_host
                     torch_gpu_collectives_test.through_the_host
                     torch_gpu_training_test.through_the_host)
   foreach(ranks 1 2 3)

@@ -45,12 +45,6 @@ std::pair<std::shared_ptr<PendingCollective>, MessageOrder::Last*> MessageOrder:
   // In two pieces of memory: a weak_ptr to what make_shared() has made would keep all of it.
   std::shared_ptr<PendingCollective> pending(
       new PendingCollective(CollectiveKind::Broadcast, "send", name, pair));
-  if (tensor.defined() && !tensor.device().is_cpu()) {
-    pending->refuse(
-        Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": is on ", tensor.device(),
-                                                 "; only tensors on the CPU can be sent: copy it "
-                                                 "there")));
-  }
   pending->set_root(message.from);
   pending->add(tensor, message.from == rank() ? Into::Nowhere : Into::Same);
   return {std::move(pending), &sequence.last[number]};

@@ -8,7 +8,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_complex.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/accumulate.h>
 
 #include "horon/core/base/current_error.h"
@@ -319,7 +318,12 @@ const std::vector<at::Tensor>& PendingCollective::results() {
   (void)outcome_in_order(*state_, device_);
   std::call_once(settled_, [this] { settle(); });
   if (copied_ != nullptr) let_current_stream_wait(device_, copied_.get());
-  if (stream_ && *stream_ != current_stream(device_)) note_stream_of_results();
+  if (stream_ && *stream_ != current_stream(device_)) {
+    for (const at::Tensor& result : results_) note_current_stream(result);
+    for (const Part& part : parts_) {
+      if (part.target.defined()) note_current_stream(part.output);  // the copy reads it
+    }
+  }
   return results_;
 }
 
@@ -337,20 +341,6 @@ void PendingCollective::settle() {
     results_.push_back(std::move(part.result));
   }
   if (copies) copied_ = record_current_stream(device_);
-}
-
-// Their memory belongs to another stream than the one that will read them: LibTorch must know, or
-// it may give the memory away too early.
-void PendingCollective::note_stream_of_results() {
-  const c10::Stream reader = current_stream(device_);
-  const c10::impl::VirtualGuardImpl device(device_.type());
-  const auto note = [&](const at::Tensor& tensor) {
-    device.recordDataPtrOnStream(tensor.storage().data_ptr(), reader);
-  };
-  for (const at::Tensor& result : results_) note(result);
-  for (const Part& part : parts_) {
-    if (part.target.defined()) note(part.output);  // the copy reads it
-  }
 }
 
 void PendingCollective::settle_rows(Part& part) {

@@ -125,7 +125,6 @@ class PendingCollective {
   std::byte* allocate_rows(Part& part, int64_t elements, core::MemoryQueue& queue) const;
   void settle();
   void settle_rows(Part& part);
-  void note_stream_of_results();
 
   const ProcessSet process_set_;
   const bool has_given_name_;

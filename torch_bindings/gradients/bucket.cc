@@ -167,10 +167,7 @@ void GradientBucket::let_current_stream_wait_for_writers() {
 
 void GradientBucket::note_reader() const {
   if (!stream_of_memory_) return;
-  const c10::Stream reader = current_stream(device_);
-  if (reader == *stream_of_memory_) return;
-  c10::impl::VirtualGuardImpl(device_.type())
-      .recordDataPtrOnStream(memory_on_gpu_.storage().data_ptr(), reader);
+  if (current_stream(device_) != *stream_of_memory_) note_current_stream(memory_on_gpu_);
 }
 
 void GradientBucket::write_flags(const RoundFlags& flags) {

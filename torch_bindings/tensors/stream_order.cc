@@ -78,6 +78,12 @@ void let_current_stream_wait(const c10::Stream& other) {
   let_current_stream_wait(other.device(), &here);
 }
 
+void note_current_stream(const at::Tensor& tensor) {
+  const c10::Device device = tensor.device();
+  if (device.is_cpu()) return;
+  guard_of(device).recordDataPtrOnStream(tensor.storage().data_ptr(), current_stream(device));
+}
+
 StreamAside::StreamAside(c10::Device device) {
   if (!device.is_cpu()) guard_.reset_stream(guard_of(device).getStreamFromGlobalPool(device));
 }

@@ -11,6 +11,7 @@
 
 #include <memory>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
@@ -35,6 +36,10 @@ std::unique_ptr<core::Event> record_current_stream(c10::Device device);
 // for on the host.
 void let_current_stream_wait(c10::Device device, core::Event* event);
 void let_current_stream_wait(const c10::Stream& other);
+
+// The current stream of this thread works on the tensor, whose memory may belong to another stream:
+// LibTorch must know, or it may give the memory away too early. Nothing on the CPU.
+void note_current_stream(const at::Tensor& tensor);
 
 // While it lives the current stream of this thread is one that the program does not use: what waits
 // there holds back nothing else. Nothing on the CPU.

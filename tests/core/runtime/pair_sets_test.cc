@@ -148,8 +148,9 @@ TEST(PairSets, OnlyItsRanksAndOnlyMessages) {
     Tensor x = tensor({1});
     Submission sum = submission("sum", x);
     sum.set = pair_set(0, 1, 3);
-    const char* const expected = me == 2 ? "rank 2 is not in the set of two ranks"
-                                         : "a pair of ranks sends and receives host memory";
+    const char* const expected =
+        me == 2 ? "rank 2 is not in the set of two ranks"
+                : "a pair of ranks sends and receives by broadcasts; this is allreduce";
     try {
       (void)runtime.submit(std::move(sum));
       FAIL() << "nothing was thrown";

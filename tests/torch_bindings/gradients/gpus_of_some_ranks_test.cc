@@ -10,6 +10,7 @@
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/point_to_point.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 
 namespace horon::gpus_of_some_ranks_test {
@@ -107,6 +108,25 @@ TEST_F(GpusOfSomeRanks, OthersAreToldWhy) {
       AllOf(HasSubstr("tensor \"x\": it is in cuda memory"), HasSubstr("rank 0 has no GPU")));
   EXPECT_TRUE(at::equal(allreduce(on_gpu, {.op = ReduceOp::Sum, .process_set = trainers_}).cpu(),
                         at::full({4}, static_cast<float>(trainers_.size()))));
+}
+
+TEST_F(GpusOfSomeRanks, SendToEachOther) {
+  const at::Tensor on_cpu = at::full({4}, static_cast<float>(rank()));
+  if (rank() == 0) {
+    EXPECT_THAT(error_of([&] { recv(on_cpu, 1); }), HasSubstr("rank 0 has no GPU"));
+    EXPECT_TRUE(at::equal(recv(on_cpu, 1), at::full({4}, 1.0F)));
+    return;
+  }
+  const at::Tensor on_gpu = on_cpu.to(device(trainers_));
+  if (rank() == 1) {
+    EXPECT_THAT(error_of([&] { send(on_gpu, 0); }),
+                AllOf(HasSubstr("\"send 1 to 0, tag 0"), HasSubstr("messages can't use"),
+                      HasSubstr("rank 0 has no GPU"), HasSubstr("move it to the host")));
+    send(on_cpu, 0);
+    send(on_gpu, 2);
+  } else if (rank() == 2) {
+    EXPECT_TRUE(at::equal(recv(on_gpu, 1).cpu(), at::full({4}, 1.0F)));
+  }
 }
 
 }  // namespace

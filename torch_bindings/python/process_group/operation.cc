@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/forked_child.h"
@@ -116,7 +115,7 @@ std::exception_ptr Operation::outcome() {
       for (const Pending& pending : pending_) (void)pending->results();
       if (deliver_) {
         deliver_(pending_);
-        note_stream_of_outputs();
+        for (const at::Tensor& output : outputs_) torch_detail::note_current_stream(output);
         written_ = torch_detail::record_current_stream(device_);
       }
       for (const Pending& pending : pending_) pending->drop_results();
@@ -131,17 +130,6 @@ std::exception_ptr Operation::outcome() {
     return std::current_exception();
   }
   return nullptr;
-}
-
-// It writes them, and they may belong to another one: LibTorch must know, or it may give their
-// memory away too early.
-void Operation::note_stream_of_outputs() const {
-  if (device_.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl device(device_.type());
-  const c10::Stream writer = torch_detail::current_stream(device_);
-  for (const at::Tensor& output : outputs_) {
-    device.recordDataPtrOnStream(output.storage().data_ptr(), writer);
-  }
 }
 
 void Operation::follow_in_current_stream() const {

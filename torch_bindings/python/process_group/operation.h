@@ -67,7 +67,6 @@ class Operation {
 
  private:
   bool happened() const;
-  void note_stream_of_outputs() const;
   void follow_in_current_stream() const;
 
   Tensors outputs_;

@@ -61,6 +61,13 @@ def calls_of_a_group(device):
     [doubled] = dist.all_reduce(tensor, async_op=True).get_future().then(
         lambda sum: [sum.value()[0] * 2]).wait()
     near(doubled, of_all(9).sum(0) * 2)
+    if size > 1:
+        received = torch.empty(6, device=device)
+        peers = [dist.P2POp(dist.isend, of_rank(rank, 6).to(device), (rank + 1) % size),
+                 dist.P2POp(dist.irecv, received, (rank - 1) % size)]
+        for request in dist.batch_isend_irecv(peers):
+            request.wait()
+        near(received, of_rank((rank - 1) % size, 6))
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
     assert [each["rank"] for each in objects] == list(range(size))
