@@ -15,10 +15,10 @@
 // tensor has been received or is on its way, not before recv() has been called. A rank that waits
 // in join() neither sends nor receives; what others wait for from it is a stall.
 //
-// Dense tensors of all dtypes, shapes and strides, on the CPU, or on the GPUs of both ranks. These
-// travel by way of the host, behind the stream that was the current one at the call; for them "ends"
-// means for a sender that the GPU has read the tensor, for a receiver that the stream that is the
-// current one in wait() goes on when the tensor is there.
+// Dense tensors of all dtypes, shapes and strides, on the CPU or on the GPUs of both ranks. These
+// travel by way of the host, behind the stream that was the current one at the call. A send of them
+// has ended when the GPU has read the tensor; after a recv() the current stream goes on when the
+// tensor is there.
 //
 // Up to 1,024 of one tag may be under way from one rank to another; one more is Error(Limit), and
 // counts as no message. A tag is kept for ever, with up to 1,024 names: take few of them, not one
