@@ -4,8 +4,10 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/embedding.h>
 
 #include "horon/tests/torch_bindings/gradients/training_support.h"
+#include "horon/torch_bindings/collectives/point_to_point.h"
 #include "horon/torch_bindings/session.h"
 
 namespace horon {
@@ -79,6 +81,63 @@ TEST_F(RealGpu, TrainsAsOneProcessOnTheCpuWithSgd) {
 
 TEST_F(RealGpu, TrainsAsOneProcessOnTheCpuWithAdamAndClipping) {
   compare<optim::AdamW>(optim::AdamWOptions(0.01), 0.5);
+}
+
+torch::nn::Embedding make_table() {
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(40, 3).sparse(true));
+  const at::NoGradGuard no_grad;
+  table->weight.copy_(at::arange(120).view({40, 3}).mul(0.01));
+  return table;
+}
+
+// Of all ranks, which have as many each; some rows come several times.
+at::Tensor rows_of(int step) { return at::arange(6 * size(), at::kLong).mul(7).add(step) % 40; }
+
+TEST_F(RealGpu, SparseGradientsTrainAsInOneProcess) {
+  torch::nn::Embedding alone = make_table();
+  optim::SGD plain(alone->parameters(), 0.5);
+  const auto loss_of_rows = [](torch::nn::Embedding table, const at::Tensor& rows) {
+    return table(rows).pow(2).sum(1).mean();
+  };
+  for (int step = 0; step < kSteps; ++step) {
+    plain.zero_grad();
+    loss_of_rows(alone, rows_of(step)).backward();
+    plain.step();
+  }
+  for (const at::Device device : devices()) {
+    SCOPED_TRACE(device.str());
+    torch::nn::Embedding table = make_table();
+    table->to(device);
+    DistributedOptimizer optimizer(optim::SGD(table->parameters(), 0.5), table->named_parameters(),
+                                   {.name = label("table", device), .sparse_as_dense = false});
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      loss_of_rows(table, rows_of(step).narrow(0, 6 * rank(), 6).to(device)).backward();
+      EXPECT_EQ(table->weight.grad().layout(), at::kSparse);
+      optimizer.step();
+    }
+    EXPECT_TRUE(at::allclose(table->weight.cpu(), alone->weight, 1e-5, 1e-6));
+  }
+}
+
+TEST_F(RealGpu, MessagesGoAroundTheRing) {
+  if (size() < 2) return;
+  const int next = (rank() + 1) % size();
+  const int previous = (rank() + size() - 1) % size();
+  for (const at::Device device : devices()) {
+    at::Tensor mine = at::zeros({1 << 18}, at::TensorOptions().device(device));
+    const at::Tensor got = at::empty_like(mine);
+    for (int step = 0; step < 20; ++step) {
+      for (int i = 0; i < 10; ++i) mine.add_(0.1F);
+      mine.fill_(static_cast<float>(100 * rank() + step));
+      const Handle sent = send_async(mine, next);
+      recv(got, previous);
+      const at::Tensor doubled = got * 2;
+      EXPECT_EQ(doubled.min().item<float>(), static_cast<float>(2 * (100 * previous + step)));
+      EXPECT_EQ(doubled.max().item<float>(), static_cast<float>(2 * (100 * previous + step)));
+      (void)sent.wait();
+    }
+  }
 }
 
 TEST_F(RealGpu, CollectivesOfEveryType) {
