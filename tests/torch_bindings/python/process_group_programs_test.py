@@ -26,6 +26,13 @@ class Programs(unittest.TestCase):
         for rank in range(2):
             self.assertIn(f"[{rank}] ends with works in flight", output)
 
+    def test_signals_while_a_call_waits_to_begin(self):
+        for what in ("handler", "ctrlc"):
+            with self.subTest(what):
+                code, output = run(HERE / "handler_in_call.py", what)
+                self.assertEqual(code, 0, output)
+                self.assertIn("as it should be", output)
+
     def test_a_process_that_mpi_has_not_started(self):
         environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
         for ranks, size in (("all", 2), ("some", 3)):

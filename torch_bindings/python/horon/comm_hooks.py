@@ -15,7 +15,7 @@ from horon import native
 
 def _averaged(group, bucket, compression):
     group = torch.distributed.group.WORLD if group is None else group
-    backend = group._get_backend(torch.device("cpu"))
+    backend = group._get_backend(bucket.buffer().device)
     backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
     work = native.compressed_average(backend, bucket.buffer(), compression)
     return work.get_future().then(lambda future: future.value()[0])

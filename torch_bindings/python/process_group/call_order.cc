@@ -29,7 +29,7 @@ void CallOrder::start(Operation& operation, const Start& what,
 void CallOrder::start_all(
     Operation& operation, const Start& what, size_t collectives,
     const std::function<void(torch_detail::PendingCollective&, size_t)>& fill) {
-  const std::lock_guard lock(mutex_);
+  const CallLine::Turn turn(line_, operation);
   begin_anew_after_join();
   take_answer(operation, collectives);
   const size_t ahead = std::min(collectives, kLeastNames);

@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "horon/ops/session/process_set.h"
 #include "horon/torch_bindings/python/process_group/call_cycle.h"
+#include "horon/torch_bindings/python/process_group/call_line.h"
 #include "horon/torch_bindings/python/process_group/operation.h"
 
 namespace horon::python::process_group {
@@ -84,8 +84,8 @@ class CallOrder {
 
   const ProcessSet set_;
   const std::string begins_;  // what all names begin with
-  std::mutex mutex_;
-  std::atomic<uint64_t> count_{0};  // changes under the mutex
+  CallLine line_;
+  std::atomic<uint64_t> count_{0};  // changes in a call's turn, as all below
   std::vector<Name> names_;
   Turns now_;
   Turns next_;

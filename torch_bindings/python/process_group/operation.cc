@@ -30,20 +30,27 @@ using torch_detail::PendingCollective;
                            stalled.empty() ? "" : ". Known so far: ", stalled));
 }
 
-// Whether it has ended by then. In a forked child, where nothing does, false at once.
-bool ended_by(Operation::Clock::time_point deadline, const PendingCollective& pending,
-              Operation::Asks asks) {
+// Whether `wait`, which is called with a limit until it says yes, has said so by then. In a forked
+// child, where nothing goes on, false at once.
+template <class Wait>
+bool waited_by(Operation::Clock::time_point deadline, Operation::Asks asks, const Wait& wait) {
   for (;;) {
     const std::chrono::nanoseconds left = deadline - Operation::Clock::now();
     const std::chrono::nanoseconds some =
         asks == Operation::Asks::SignalHandlers
             ? std::min<std::chrono::nanoseconds>(left, core::kWaitCheckInterval)
             : left;
-    if (pending.state().wait(std::max(some, std::chrono::nanoseconds(0)))) return true;
+    if (wait(std::max(some, std::chrono::nanoseconds(0)))) return true;
     if (core::in_forked_child() || Operation::Clock::now() >= deadline) return false;
     const core::WaitCheck check = core::wait_check();
     if (asks == Operation::Asks::SignalHandlers && check != nullptr) check();
   }
+}
+
+bool ended_by(Operation::Clock::time_point deadline, const PendingCollective& pending,
+              Operation::Asks asks) {
+  return waited_by(deadline, asks,
+                   [&](std::chrono::nanoseconds limit) { return pending.state().wait(limit); });
 }
 
 }  // namespace
@@ -73,6 +80,17 @@ void Operation::wait_for_earlier(const PendingCollective& earlier) const {
   if (core::in_forked_child()) return;  // this one can't begin, which says why
   throw_late(earlier.name, Clock::now() - begin_,
              "the later call that waited for it has not begun, since too many are under way");
+}
+
+void Operation::wait_for_turn(const std::function<bool(std::chrono::nanoseconds)>& comes) const {
+  if (waited_by(deadline_, Asks::SignalHandlers, comes)) return;
+  if (core::in_forked_child()) return;  // as above
+  throw Error(
+      ErrorCode::Timeout,
+      core::concat("a call of a group has waited ",
+                   std::chrono::duration<double>(Clock::now() - begin_).count(),
+                   " s, its timeout, for that of another thread to begin; it has not begun ",
+                   "itself"));
 }
 
 void Operation::notify(const std::shared_ptr<core::CompletionQueue>& queue, uint64_t token) const {

@@ -54,6 +54,9 @@ class Operation {
   // Returns when a collective of another operation, which this one can't begin before, has ended.
   // Throws as wait() does, and asks signal handlers.
   void wait_for_earlier(const torch_detail::PendingCollective& earlier) const;
+  // Returns when `comes`, which is called with a limit again and again, has said yes: then the call
+  // of another thread, behind which this one stands, has begun. Throws and asks as above.
+  void wait_for_turn(const std::function<bool(std::chrono::nanoseconds)>& comes) const;
   bool finished() const;
   // The same, and the results are in memory, of a GPU too. Lets no stream wait.
   bool completed();

@@ -10,6 +10,7 @@ horovod.torch 0.28; torch_bindings/COMING_FROM.md of the sources lists what diff
 horon.as_horovod train.py` runs a program that imports horovod.torch.
 """
 
+from horon import process_group as _process_group
 from horon.errors import HorovodInternalError
 from horon.torch import elastic
 from horon.torch.basics import (
@@ -32,5 +33,7 @@ from horon.torch.process_sets import (
 from horon.torch.state import (
     allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters)
 from horon.torch.sync_batch_norm import SyncBatchNorm
+
+_process_group.register()  # where torch does not load backends by itself
 
 __all__ = [name for name in dir() if not name.startswith("_")]
