@@ -202,6 +202,7 @@ torch_test(gradients/clip_value_test 1 2)
 # LibTorch rounds otherwise without AVX.
 horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 1 TIMEOUT 240
                   ENVIRONMENT ATEN_CPU_CAPABILITY=default)
+torch_test(gradients/given_up_backward_test 2 3)
 torch_test(gradients/reducer_traps_test 2 3 4)
 torch_test(gradients/optimizer_traps_test 2 3 4)
 torch_test(gradients/backward_test 2 3 4)

@@ -139,7 +139,7 @@ class AwaitedTask {
   AwaitedTask(Link link, int64_t task) : link_(std::move(link)), task_(task) {}
   ~AwaitedTask() {
     BackwardListener* const listener = link_->listener;
-    if (!ended_ && listener != nullptr) listener->task_ended(task_);
+    if (!ended_ && listener != nullptr) listener->task_given_up(task_);
   }
   AwaitedTask(const AwaitedTask&) = delete;
   AwaitedTask& operator=(const AwaitedTask&) = delete;

@@ -23,8 +23,9 @@ namespace horon::torch_detail {
 // the graph. One backward pass is called a task, as in the engine.
 class BackwardListener {
  public:
-  // A task has ended, or was given up after an exception. Never throws.
   virtual void task_ended(int64_t task) noexcept = 0;
+  // In the place of task_ended() after an exception, which is on its way to the program.
+  virtual void task_given_up(int64_t task) noexcept = 0;
   // The outermost backward() of this thread is about to return. True: the listener has submitted
   // its collectives; call backward_ended() once all listeners of this backward() have been asked.
   virtual bool backward_ending() = 0;

@@ -134,7 +134,7 @@ bool GradientReducer::Impl::use_agreement() {
     // Buckets that other ranks do not have would never end.
     if (error.code() == ErrorCode::Mismatch) break_down(plans_differ(error));
     failures.run([&] { throw error; });
-    return true;
+    return false;
   }
   if (!totals_.same_number) refuse_round_number();
   if (totals_.bytes.others > 0) hear_of_bytes();

@@ -31,6 +31,7 @@ void require_device(c10::Device device, const std::string& of_first,
 
 void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   if (!settings_.member) return;
+  finish_given_up_round();
   const PlainMode plain;
   const size_t first_slot = slots_.size();
   std::vector<GradientLayout> added;
@@ -118,6 +119,7 @@ bool GradientReducer::Impl::has_name(const std::string& name) const {
 }
 
 void GradientReducer::Impl::set_passes(int passes) {
+  finish_given_up_round();
   if (open_ || number_.round > 1) {
     throw Error(
         ErrorCode::InvalidArgument,

@@ -102,7 +102,11 @@ void GradientReducer::Impl::await_end_of(int64_t task) {
 
 void GradientReducer::Impl::wait_for_round(std::unique_lock<std::mutex>& lock) {
   while (round_) {
-    if (round_->thread == std::this_thread::get_id()) {
+    if (round_->unattended) {
+      lock.unlock();
+      finish_given_up_round();
+      lock.lock();
+    } else if (round_->thread == std::this_thread::get_id()) {
       // This thread's round is still open: another callback at the end of backward() threw before
       // this reducer's ran. End the round now.
       lock.unlock();
@@ -224,11 +228,6 @@ void GradientReducer::Impl::submit_complete(GradientBucket& bucket) {
   ++submitted_in_backward_;
 }
 
-void GradientReducer::Impl::task_ended(int64_t task) noexcept {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(running_tasks_, [task](const RunningTask& running) { return running.id == task; });
-}
-
 void GradientReducer::Impl::task_found(int64_t task) {
   const std::lock_guard lock(mutex_);
   await_end_of(task);
@@ -341,6 +340,7 @@ void GradientReducer::Impl::set_weight(double weight) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("set_weight() is for Average, not for ", to_string(settings_.op)));
   }
+  finish_given_up_round();
   if (open_) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("set_weight() of \"", name_, "\" came after a gradient (of \"",

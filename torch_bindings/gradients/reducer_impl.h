@@ -1,7 +1,8 @@
 // The work of a GradientReducer. reducer_impl.cc has what happens while backward() runs,
-// reducer_round.cc the reduction of all buckets, reducer_agreement.cc what the ranks tell each
-// other in it, reducer_buckets.cc which gradients share one, and reducer_tuning.cc how the sizes of
-// buckets change while training goes on.
+// reducer_round.cc the reduction of all buckets, reducer_given_up.cc what becomes of it after an
+// exception, reducer_agreement.cc what the ranks tell each other in it, reducer_buckets.cc which
+// gradients share one, and reducer_tuning.cc how the sizes of buckets change while training goes
+// on.
 //
 // A round reduces every bucket once. Ranks run the same rounds: one at the end of each backward()
 // (with WaitIn::Step, one in each synchronize()), and one in synchronize() if the step had none.
@@ -66,6 +67,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void after_accumulate(size_t index) override;
   // BackwardListener
   void task_ended(int64_t task) noexcept override;
+  void task_given_up(int64_t task) noexcept override;
   bool backward_ending() override;
   void backward_ended() override;
   std::optional<bool> must_agree(std::chrono::nanoseconds limit) override;
@@ -132,6 +134,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
     Failures failures;
     Failures of_others;  // reported by other ranks; used if this rank has none of its own
     bool early = false;
+    bool given_up = false;         // an exception has ended a backward() of this rank
+    bool unattended = false;       // no thread is about to end it
     bool failed = false;           // on this rank, before the others were told
     bool has_news = false;         // to agree on, that this rank's first buckets did not announce
     bool announced = false;        // the ranks agree in this round
@@ -159,6 +163,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   torch_detail::Hooks hooks_needed() const;
   void arrived_alone(GradientSlot& slot);
   void await_end_of(int64_t task);
+  bool forget_task(int64_t task);
   void wait_for_round(std::unique_lock<std::mutex>& lock);
   void begin_gathering(int64_t task);
   bool fits(size_t slot) const;
@@ -188,6 +193,10 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void clear_round(Clock::time_point begin);
   void close_round();
   void end_round_alone();
+
+  // reducer_given_up.cc
+  void refuse_rest(Failures& failures);
+  void finish_given_up_round();
 
   // reducer_agreement.cc
   void raise_flags();
@@ -237,6 +246,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::condition_variable round_over_;
   torch_detail::BackwardEnds ends_;
   std::vector<RunningTask> running_tasks_;     // backward passes in which a hook was called
+  bool gave_up_ = false;                       // an exception has ended one, in this round
   std::atomic<bool> narrows_in_hooks_{false};  // the gradients of this round
   // The backward pass whose hooks need no lock: its end is awaited, its parameters fit their
   // buckets, and its hooks call no function of the program.

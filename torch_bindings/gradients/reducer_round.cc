@@ -24,6 +24,7 @@ void GradientReducer::Impl::synchronize(Passes passes) {
     return;
   }
   const PlainMode plain;
+  finish_given_up_round();
   if (round_) end_round();
   const bool unreduced = number_.round == 1 || round_failed_;
   if (unreduced || open_ || round_is_due_) {
@@ -78,6 +79,7 @@ void GradientReducer::Impl::open_round() {
   round_.emplace();
   round_->thread = std::this_thread::get_id();
   round_->begin = Clock::now();
+  round_->given_up = gave_up_;
 }
 
 // Submits everything, so that ranks that end several reducers in one backward() need not do so in
@@ -98,9 +100,10 @@ void GradientReducer::Impl::begin_round(bool early) {
     });
   }
   failures.run([&] {
-    if (!open_) rebuild_if_changed();
+    if (!open_ && !round_->given_up) rebuild_if_changed();
   });
   for (GradientSlot& slot : slots_) failures.run([&] { slot.inspect(weight_); });
+  if (round_->given_up) return refuse_rest(failures);
   round_->has_news = early || failures.first() || LateParts::count(slots_) > 0;
   submit_rest(failures);
   if (!settings_.sparse_as_dense) {
@@ -230,7 +233,7 @@ void GradientReducer::Impl::settle(Failures& failures, Failures& of_functions, b
       const size_t slot = bucket.slots()[i];
       const bool produced = !unused && (outcome.produced.empty() || outcome.produced[i]);
       has_gradients = has_gradients || produced;
-      if (open_) slots_[slot].learn_expectation(number_.round);
+      if (open_ && !round_->given_up) slots_[slot].learn_expectation(number_.round);
       if (produced && late_.empty()) {
         slots_[slot].settle_reduced();
       } else {
@@ -278,6 +281,7 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
   }
   if (round_failed_) weight_.reset();
   round_is_due_ = false;
+  gave_up_ = false;
   number_.total = totals_.next_total;
   ++number_.round;
   flags_.reset();

@@ -118,6 +118,10 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   handle_ = submit_in_place(set_, name_, spec_, numbers.data(), kCount, numbers_);
 }
 
+void RoundAgreement::refuse(const Error& error) const {
+  ops::runtime().refuse(name_, error.what(), set_);
+}
+
 RoundTotals RoundAgreement::agree() {
   (void)handle_->get();
   const std::vector<double>& numbers = *numbers_;

@@ -66,6 +66,8 @@ class RoundAgreement {
   // These two in this order, at most once a round, on every rank. Throw Error.
   void announce(const RoundFacts& facts);
   RoundTotals agree();
+  // In the place of these two: they fail on all ranks, by an error that holds the text of this one.
+  void refuse(const Error& error) const;
 
   // "ranks 1 and 3", for an error text: those that say so. Collective.
   std::string ranks_that(bool say_so) const;
