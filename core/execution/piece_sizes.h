@@ -5,8 +5,9 @@
 
 namespace horon::core {
 
-// In bytes of the tensors. The op takes what is shorter or longer for `least` or `most`; `usual` is
-// about what it chooses itself. All 0: it takes no notice of the length that it is given.
+// In bytes of what it reduces. The op takes what is shorter or longer for `least` or `most`;
+// `usual` is about what it chooses itself. All 0: it takes no notice of the length that it is
+// given.
 struct PieceSizes {
   int64_t least = 0;
   int64_t most = 0;
