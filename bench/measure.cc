@@ -253,6 +253,7 @@ Call Measurement::make_call(const Shape& shape, bool in_place, bool peer) const 
   spec.device = options_.device;
   spec.dtype = options_.dtype;
   spec.compression = options_.compression;
+  spec.piece_bytes = options_.piece_bytes;
   spec.reduce_op = options_.op;
   spec.root = options_.root;
   spec.parts = {{"", {shape.input_count}}};

@@ -126,6 +126,10 @@ void add_collective(CLI::App& app, Options& options) {
   add_choice(app, "--compression", options.compression, names<Compression>(kCompressionCount),
              "of an allreduce of float32: none, float16, bfloat16, or int8, which holds between "
              "hosts; peers send float32");
+  app.add_option("--piece-bytes", options.piece_bytes,
+                 "of an allreduce: the length of its pieces, as 512K; 0: its op chooses")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
   add_choice<Calling>(
       app, "--calling", options.calling,
       {{"blocking", Calling::Blocking}, {"group", Calling::Group}, {"async", Calling::Async}},
@@ -269,6 +273,10 @@ std::string find_fault(const Options& options) {
   if (options.compression != Compression::None &&
       (options.collective != CollectiveKind::Allreduce || options.dtype != DataType::Float32)) {
     return "--compression is for allreduce of float32";
+  }
+  if (options.piece_bytes != 0 &&
+      (options.piece_bytes < 0 || options.collective != CollectiveKind::Allreduce)) {
+    return "--piece-bytes is for allreduce, and not below 0";
   }
   if (options.tensors > 1 && options.calling == Calling::Blocking) {
     return "--tensors needs --calling group or async";

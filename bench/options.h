@@ -50,6 +50,7 @@ struct Options {
   ReduceOp op = ReduceOp::Sum;
   DataType dtype = DataType::Float32;
   Compression compression = Compression::None;
+  int64_t piece_bytes = 0;  // of an allreduce; 0: its op chooses
   CollectiveKind collective = CollectiveKind::Allreduce;
   int root = 0;  // a rank of the job, and of the set
   // The ranks that take part, ascending, as a process set of their own; the others sleep. Empty:

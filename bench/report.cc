@@ -250,6 +250,7 @@ nlohmann::json to_json(const Options& options, const ProcessSet& set,
                            {"warmup_iters", options.warmup_iters},
                            {"check", options.check},
                            {"compression", to_string(options.compression)},
+                           {"piece_bytes", options.piece_bytes},
                            {"memory", memory_name(options)},
                            {"calling", options.calling == Calling::Blocking ? "blocking"
                                        : options.calling == Calling::Group  ? "group"

@@ -21,6 +21,7 @@ struct Config {
   int64_t fusion_bytes_max = 64 << 20;     // HORON_FUSION_BYTES
   int64_t bucket_bytes = 4 << 20;          // HORON_BUCKET_BYTES
   int64_t first_bucket_bytes = 256 << 10;  // HORON_FIRST_BUCKET_BYTES
+  int64_t piece_bytes = 0;                 // HORON_PIECE_BYTES, 0: the op chooses
   bool autotune = false;                   // HORON_AUTOTUNE
   int64_t autotune_samples = 20;           // HORON_AUTOTUNE_SAMPLES
   int64_t autotune_steps = 10;             // HORON_AUTOTUNE_STEPS

@@ -65,6 +65,9 @@ struct EntrySpec {
   double prescale = 1.0;   // floating types: applied to the inputs, in fp32 for 16-bit types
   double postscale = 1.0;  // floating types: applied to the result
   Compression compression = Compression::None;  // Allreduce of float32
+  // Allreduce: in pieces of which length its op does it, in bytes of what that reduces, as far as
+  // it can. The result has the same bits whatever it is. 0: the op chooses.
+  int64_t piece_bytes = 0;
   // Reducescatter: rows that each member gets, in the order of members. Empty: equal shares, and
   // the first members get one row more if they do not divide evenly.
   std::vector<int64_t> splits;

@@ -13,6 +13,7 @@
 #include "horon/core/base/dtype.h"
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/execution/block_counts.h"
+#include "horon/core/execution/piece_sizes.h"
 
 namespace horon::core {
 
@@ -47,6 +48,7 @@ struct Batch {
   int64_t count = 0;
   bool int8_between_hosts = false;  // Compression::Int8: float32 that is one entry
   int64_t shortest_entry = 0;       // elements, of those that are packed in it; 0: it is one entry
+  int64_t piece_bytes = 0;          // Allreduce: EntrySpec::piece_bytes
   BlockCounts send_counts;
   BlockCounts receive_counts;
 
@@ -97,6 +99,9 @@ class CollectiveOp {
   virtual std::string_view name() const = 0;
   // Empty if this op can run such a batch, else the reason why not. Pure; the same on every rank.
   virtual std::string refusal(const BatchFacts& facts) const = 0;
+  // Which Batch::piece_bytes are of use in batches like this one, whose memory is not looked at.
+  // Pure; the same on every rank. Any thread.
+  virtual PieceSizes piece_sizes(const Batch& /*like*/) const { return {}; }
   // False: the host does the work, while it steps; the memory is ready for it when start() is
   // called, and the result is in memory when step() says Done. True: start() and step() put the
   // work into Batch::queue, behind what is there and before what comes later; Done means that all

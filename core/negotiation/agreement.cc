@@ -42,6 +42,7 @@ std::string postscale_text(const EntrySpec& s, Where) { return real_text(s.posts
 std::string compression_text(const EntrySpec& s, Where) {
   return std::string(to_string(s.compression));
 }
+std::string pieces_text(const EntrySpec& s, Where) { return std::to_string(s.piece_bytes); }
 std::string splits_text(const EntrySpec& s, Where) {
   return s.splits.empty() ? "even" : shape_text(s.splits);
 }
@@ -83,15 +84,16 @@ struct Field {
   std::string (*text)(const EntrySpec&, Where at);
 };
 
-constexpr std::array<Field, 9> entry_fields = {{{"collective", kind_text},
-                                                {"dtype", dtype_text},
-                                                {"device", device_text},
-                                                {"reduce op", op_text},
-                                                {"root", root_text},
-                                                {"prescale", prescale_text},
-                                                {"postscale", postscale_text},
-                                                {"compression", compression_text},
-                                                {"number of tensors", parts_text}}};
+constexpr std::array<Field, 10> entry_fields = {{{"collective", kind_text},
+                                                 {"dtype", dtype_text},
+                                                 {"device", device_text},
+                                                 {"reduce op", op_text},
+                                                 {"root", root_text},
+                                                 {"prescale", prescale_text},
+                                                 {"postscale", postscale_text},
+                                                 {"compression", compression_text},
+                                                 {"piece bytes", pieces_text},
+                                                 {"number of tensors", parts_text}}};
 constexpr std::array<Field, 3> part_fields = {
     {{"tensor name", name_text}, {"call", remark_text}, {"shape", part_shape_text}}};
 // Behind the shapes: splits add up to the rows, so they differ where the rows do.
@@ -133,7 +135,7 @@ bool agree(const EntrySpec& a, const EntrySpec& b) {
   if (a.kind != b.kind || a.dtype != b.dtype || a.reduce_op != b.reduce_op ||
       a.device != b.device || a.root != b.root || !same_real(a.prescale, b.prescale) ||
       !same_real(a.postscale, b.postscale) || a.compression != b.compression ||
-      a.splits != b.splits || a.parts.size() != b.parts.size()) {
+      a.piece_bytes != b.piece_bytes || a.splits != b.splits || a.parts.size() != b.parts.size()) {
     return false;
   }
   for (size_t i = 0; i < a.parts.size(); ++i) {

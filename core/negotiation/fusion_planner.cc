@@ -19,7 +19,8 @@ bool may_fuse(const EntrySpec& spec, int64_t bytes, int64_t alone_bytes) {
 bool same_collective(const EntrySpec& a, const EntrySpec& b) {
   return a.kind == b.kind && a.dtype == b.dtype && a.reduce_op == b.reduce_op &&
          a.device == b.device && a.root == b.root && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.compression == b.compression && a.splits == b.splits;
+         a.postscale == b.postscale && a.compression == b.compression &&
+         a.piece_bytes == b.piece_bytes && a.splits == b.splits;
 }
 
 void FusionPlanner::add(ClosedEntry entry) {

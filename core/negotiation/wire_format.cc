@@ -11,7 +11,7 @@ namespace horon::core {
 namespace {
 
 // Changes with every change of the format, so that two builds never misread each other.
-constexpr uint8_t kFormatVersion = 5;
+constexpr uint8_t kFormatVersion = 6;
 
 class Writer {
  public:
@@ -64,6 +64,7 @@ class Writer {
     real(spec->prescale);
     real(spec->postscale);
     byte(static_cast<uint8_t>(spec->compression));
+    number(static_cast<uint64_t>(spec->piece_bytes));
     numbers(spec->splits);
     number(spec->parts.size());
     for (const TensorPart& part : spec->parts) {
@@ -175,6 +176,8 @@ class Reader {
     spec->prescale = real();
     spec->postscale = real();
     spec->compression = enumerator<Compression>(kCompressionCount);
+    spec->piece_bytes = static_cast<int64_t>(number());
+    if (spec->piece_bytes < 0) bad("the length of a piece is too large");
     spec->splits = numbers<int64_t>();
     spec->parts.resize(count(2));
     for (TensorPart& part : spec->parts) {

@@ -1,5 +1,7 @@
 #include "horon/core/runtime/runnable_calls.h"
 
+#include "horon/core/execution/prepared_batches.h"
+
 namespace horon::core {
 namespace {
 
@@ -20,6 +22,11 @@ std::string RunnableCalls::fault(const BatchFacts& facts) const {
   if (!ops->can_run(facts)) return ops->why_none(facts);
   known.store(true, std::memory_order_relaxed);
   return "";
+}
+
+PieceSizes RunnableCalls::piece_sizes(const Batch& like) const {
+  const std::shared_ptr<const OpTable> ops = ops_.lock();
+  return ops == nullptr ? PieceSizes() : op_for(*ops, like, like.count).piece_sizes(like);
 }
 
 }  // namespace horon::core

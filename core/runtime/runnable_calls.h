@@ -20,6 +20,9 @@ class RunnableCalls {
   // the set or the job is over, which the caller is told elsewhere. Kinds, types and so on that
   // have been run before cost one load; the count is not asked about again.
   std::string fault(const BatchFacts& facts) const;
+  // CollectiveOp::piece_sizes() of the op that runs such batches; all 0 if the ops have ended.
+  // Throws Error(Config) if none can.
+  PieceSizes piece_sizes(const Batch& like) const;
 
  private:
   static constexpr size_t kCount =

@@ -16,6 +16,7 @@
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
+#include "horon/core/execution/batch_description.h"
 #include "horon/core/execution/executor.h"
 #include "horon/core/runtime/loop_seat.h"
 #include "horon/core/runtime/pair_sets.h"
@@ -175,6 +176,12 @@ class Runtime::Impl {
   std::string unavailable(uint32_t set, DeviceKind device) const {
     return facts_of(set)->devices[static_cast<size_t>(device)].unavailable;
   }
+  PieceSizes piece_sizes(uint32_t set, const EntrySpec& like) const {
+    const auto facts = facts_of(set);
+    Batch batch = describe_batch(like, static_cast<int>(facts->ranks.size()), facts->ranks);
+    batch.count = element_count(like);
+    return facts->runnable->piece_sizes(batch);
+  }
 
   std::string stall_report() const {
     const std::lock_guard lock(door_.mutex);
@@ -278,6 +285,10 @@ std::string Runtime::shutdown(nanoseconds deadline, nanoseconds farewell) {
 }
 std::shared_ptr<const Error> Runtime::fatal_error() const { return impl_->fatal_error(); }
 void Runtime::require_member(uint32_t set) const { impl_->require_member(set); }
+PieceSizes Runtime::piece_sizes(uint32_t set, const EntrySpec& like) const {
+  return impl_->piece_sizes(set, like);
+}
+
 std::string Runtime::unavailable(uint32_t set, DeviceKind device) const {
   return impl_->unavailable(set, device);
 }

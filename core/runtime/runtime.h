@@ -12,6 +12,7 @@
 #include "horon/core/base/config.h"
 #include "horon/core/base/statistics.h"
 #include "horon/core/bootstrap/topology.h"
+#include "horon/core/execution/piece_sizes.h"
 #include "horon/core/runtime/rank_devices.h"
 #include "horon/core/runtime/seat_visitor.h"
 #include "horon/core/runtime/set_resources.h"
@@ -121,6 +122,9 @@ class Runtime {
   // Why the collectives of a set of this rank take no tensors in such memory
   // (SetResources::unavailable); empty if they do. Throws as require_member(). Any thread.
   std::string unavailable(uint32_t set, DeviceKind device) const;
+  // Which EntrySpec::piece_bytes make a difference to allreduces like this one in a set of this
+  // rank. Throws as require_member(), and Error(Config) if no op can run it. Any thread.
+  PieceSizes piece_sizes(uint32_t set, const EntrySpec& like) const;
 
   const Config& config() const;
   const Topology& topology() const;

@@ -35,6 +35,10 @@ std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
     return concat("compression is for allreduce of float32, not for ", to_string(spec.kind), " of ",
                   to_string(spec.dtype));
   }
+  if (spec.piece_bytes < 0) return concat("piece_bytes is ", spec.piece_bytes, ", below 0");
+  if (spec.piece_bytes > 0 && spec.kind != CollectiveKind::Allreduce) {
+    return concat("piece_bytes is for allreduce, not for ", to_string(spec.kind));
+  }
   for (const TensorPart& part : spec.parts) {
     const auto negative = std::find_if(part.shape.begin(), part.shape.end(),
                                        [](int64_t extent) { return extent < 0; });

@@ -26,6 +26,9 @@ class StagedOp final : public core::CollectiveOp {
     on_host.device = DeviceKind::Host;
     return below_.refusal(on_host);
   }
+  core::PieceSizes piece_sizes(const core::Batch& like) const override {
+    return below_.piece_sizes(like);
+  }
   core::StartOrder start_order() const override { return below_.start_order(); }
   const core::CollectiveOp& owner_of_order() const override { return below_.owner_of_order(); }
   // In flight they are those of the op below, which also aborts them.

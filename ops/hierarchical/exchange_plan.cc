@@ -17,6 +17,31 @@ constexpr int64_t kBytesOfRanksMax = 2 << 20;
 constexpr int64_t kHostBytesAtOnce = 2 << 20;
 // Elements: parts begin at cache lines, and where a message may begin.
 constexpr int64_t kPartAlignment = WireType::kAlignment;
+// Of chunks whose length was asked for.
+constexpr int64_t kPieceBytesMin = 4 << 10;
+
+int64_t whole_lines(int64_t elements) {
+  return std::max(elements / kPartAlignment, int64_t{1}) * kPartAlignment;
+}
+
+// As in message_elements(): what may be added and written in one go, however it travels.
+int64_t elements_in_one_go(const HostsLayout& layout, DataType dtype, WireType wire_type,
+                           int64_t parts, int64_t addends) {
+  const int64_t bytes_touched = std::max(wire_type.bytes(kPartAlignment) / kPartAlignment,
+                                         static_cast<int64_t>(size_of(dtype)));
+  const int64_t in_one_go =
+      std::min(kBytesOfHostsMax / addends, kBytesOfRanksMax / (layout.most_ranks * parts));
+  return in_one_go / bytes_touched;
+}
+
+// Of a chunk of so many bytes in the memory of the ranks.
+int64_t message_of_piece(const HostsLayout& layout, DataType dtype, WireType wire_type,
+                         int64_t parts, int64_t piece_bytes) {
+  const int64_t wished =
+      std::max(piece_bytes, kPieceBytesMin) / static_cast<int64_t>(size_of(dtype)) / parts;
+  return whole_lines(
+      std::min(wished, elements_in_one_go(layout, dtype, wire_type, parts, layout.hosts)));
+}
 
 }  // namespace
 
@@ -54,13 +79,8 @@ ExchangePlan::Stretch ExchangePlan::part(const Stretch& chunk, int host, int hos
 
 int64_t message_elements(const HostsLayout& layout, DataType dtype, WireType wire_type,
                          int64_t parts, int64_t addends) {
-  const int64_t bytes_touched = std::max(wire_type.bytes(kPartAlignment) / kPartAlignment,
-                                         static_cast<int64_t>(size_of(dtype)));
-  const int64_t in_one_go =
-      std::min(kBytesOfHostsMax / addends, kBytesOfRanksMax / (layout.most_ranks * parts));
-  const int64_t elements =
-      std::min(wire_type.elements_in(kMessageBytes), in_one_go / bytes_touched);
-  return std::max(elements / kPartAlignment, int64_t{1}) * kPartAlignment;
+  return whole_lines(std::min(wire_type.elements_in(kMessageBytes),
+                              elements_in_one_go(layout, dtype, wire_type, parts, addends)));
 }
 
 int64_t chunk_elements(const HostsLayout& layout, WireType wire_type, int64_t count,
@@ -79,7 +99,8 @@ int chunks_at_once(const HostsLayout& layout, WireType wire_type, int64_t messag
 }
 
 ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count,
-                           WireType allowed, const MachineConstants& constants) {
+                           WireType allowed, const MachineConstants& constants,
+                           int64_t piece_bytes) {
   ExchangePlan plan;
   plan.wire_type = choose_wire_type(dtype, op, count, layout.one_rank_each(), allowed);
   const bool narrowed = plan.wire_type.narrows(dtype);
@@ -97,7 +118,9 @@ ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp o
       choose_algorithm(situation, narrowed ? MachineConstants() : constants).algorithm ==
       Algorithm::OneRound;
   const int64_t parts = plan.one_round ? 1 : hosts;  // of a chunk; each is one message
-  const int64_t message = message_elements(layout, dtype, plan.wire_type, parts, hosts);
+  const int64_t message = piece_bytes == 0
+                              ? message_elements(layout, dtype, plan.wire_type, parts, hosts)
+                              : message_of_piece(layout, dtype, plan.wire_type, parts, piece_bytes);
   plan.chunk_elements = chunk_elements(layout, plan.wire_type, count, message * parts);
   plan.chunks = (count + plan.chunk_elements - 1) / plan.chunk_elements;
   plan.chunks_at_once = chunks_at_once(layout, plan.wire_type, message, hosts - 1);

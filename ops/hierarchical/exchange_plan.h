@@ -57,9 +57,9 @@ struct ExchangePlan {
   Stretch part(const Stretch& chunk, int host, int hosts) const;
 };
 
-// Longest message. Open MPI sends 64 KiB with its header over TCP at once. Longer ones ask the
-// receiver first, and the answer stands in line behind the data that flows back: a wire that is
-// busy both ways then carries little more than half.
+// Longest message, unless longer chunks are asked for. Open MPI sends 64 KiB with its header over
+// TCP at once. Longer ones ask the receiver first, and the answer stands in line behind the data
+// that flows back: a wire that is busy both ways then carries little more than half.
 inline constexpr int64_t kMessageBytes = 56 << 10;
 
 // Several lanes do not pay for less.
@@ -79,12 +79,13 @@ int64_t chunk_elements(const HostsLayout& layout, WireType wire_type, int64_t co
 int chunks_at_once(const HostsLayout& layout, WireType wire_type, int64_t message,
                    int64_t messages_of_chunk);
 
-// `allowed`: as in choose_wire_type(). Rounds are chosen by the constants, but for what is rounded
+// `allowed`: as in choose_wire_type(). `piece_bytes`: Batch::piece_bytes, the length of a chunk; it
+// changes no bits of the result. Rounds are chosen by the constants, but for what is rounded
 // by their defaults: there two rounds round once more, and measured constants would make
 // results differ from one run to another.
 ExchangePlan plan_exchange(const HostsLayout& layout, DataType dtype, ReduceOp op, int64_t count,
                            WireType allowed = DataType::Float32,
-                           const MachineConstants& constants = {});
+                           const MachineConstants& constants = {}, int64_t piece_bytes = 0);
 
 // For people: "2 hosts, 2 lanes, one round, 19 chunks of 56 KiB of float32".
 std::string describe(const HostsLayout& layout, const ExchangePlan& plan);

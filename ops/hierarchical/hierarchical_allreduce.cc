@@ -1,5 +1,6 @@
 #include "horon/ops/hierarchical/hierarchical_allreduce.h"
 
+#include <limits>
 #include <utility>
 
 #include "horon/core/execution/finished_flight.h"
@@ -16,13 +17,17 @@ WireType wire_type_for(const core::Batch& batch, WireType allowed) {
   return has_short_entry ? DataType::Float32 : allowed;
 }
 
+ExchangePlan plan_of(const ChunkedRun::Common& common, const core::Batch& batch,
+                     int64_t piece_bytes) {
+  return plan_exchange(common.layout, batch.dtype, batch.reduce_op, batch.count,
+                       wire_type_for(batch, common.wire_type), common.constants, piece_bytes);
+}
+
 // All ranks give and take every chunk.
 class ChunksOfAllreduce final : public Chunks {
  public:
   ChunksOfAllreduce(const ChunkedRun::Common& common, const core::Batch& batch, uint64_t number)
-      : context_(*common.messages, common.layout, batch,
-                 plan_exchange(common.layout, batch.dtype, batch.reduce_op, batch.count,
-                               wire_type_for(batch, common.wire_type), common.constants),
+      : context_(*common.messages, common.layout, batch, plan_of(common, batch, batch.piece_bytes),
                  static_cast<int>(number % ExchangeWindow::kDistinct) * kTagsOfBatch) {}
 
   int64_t count() const override { return plan().chunks; }
@@ -59,6 +64,15 @@ static_assert(ExchangeWindow::kDistinct * kTagsOfBatch <= Messages::kFirstBlockT
 
 std::string HierarchicalAllreduce::refusal(const core::BatchFacts& facts) const {
   return host_refusal(facts, CollectiveKind::Allreduce);
+}
+
+core::PieceSizes HierarchicalAllreduce::piece_sizes(const core::Batch& like) const {
+  const auto bytes_of_chunk = [&](int64_t piece_bytes) {
+    return plan_of(common_, like, piece_bytes).chunk_elements *
+           static_cast<int64_t>(size_of(like.dtype));
+  };
+  return {bytes_of_chunk(1), bytes_of_chunk(std::numeric_limits<int64_t>::max()),
+          bytes_of_chunk(0)};
 }
 
 std::unique_ptr<core::InFlight> HierarchicalAllreduce::start(core::Batch batch) {

@@ -34,6 +34,7 @@ class HierarchicalAllreduce final : public core::CollectiveOp {
 
   std::string_view name() const override { return "hier_allreduce"; }
   std::string refusal(const core::BatchFacts& facts) const override;
+  core::PieceSizes piece_sizes(const core::Batch& like) const override;
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 
  private:

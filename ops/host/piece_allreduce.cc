@@ -14,7 +14,13 @@ using core::Progress;
 
 constexpr int64_t kPieceBytesMin = 32 << 10;
 constexpr int64_t kPieceBytesMax = 256 << 10;
+// Of pieces whose length was asked for. Less would only be counting. More would neither fit twice
+// into a ring nor, read from two ranks, into a step.
+constexpr int64_t kWishedBytesMin = 4 << 10;
+constexpr int64_t kWishedBytesMax = 1 << 20;
 constexpr int64_t kStepBytes = 2 << 20;  // read or copied in one step
+constexpr int64_t kRingBytes = 2 << 20;  // of a rank that stages
+static_assert(kRingBytes >= 2 * std::max(kPieceBytesMax, kWishedBytesMax));
 
 }  // namespace
 
@@ -26,7 +32,8 @@ class PieceAllreduce::Running final : public core::InFlight {
     const uint64_t index = parent.next_++ % kCells;
     OwnCell& own = parent.own_[index];
     bytes_ = batch_.count * static_cast<int64_t>(size_of(batch_.dtype));
-    piece_bytes_ = PieceAllreduce::piece_bytes(bytes_, ranks_);
+    piece_bytes_ = PieceAllreduce::piece_bytes(bytes_, ranks_, batch_.piece_bytes);
+    in_ring_ = std::min(kStaged, static_cast<uint64_t>(kRingBytes / piece_bytes_));
     base_ = own.pieces;
     end_ = base_ + static_cast<uint64_t>((bytes_ + piece_bytes_ - 1) / piece_bytes_);
     use_ = own.uses++;
@@ -73,8 +80,7 @@ class PieceAllreduce::Running final : public core::InFlight {
     mine.staged = staged_ ? 1 : 0;
     if (staged_) {
       take_staging();
-      const size_t ring_bytes = kStaged * static_cast<size_t>(kPieceBytesMax);
-      const auto ring = parent_.group_.locate(staging_.get(), ring_bytes);
+      const auto ring = parent_.group_.locate(staging_.get(), kRingBytes);
       HORON_CHECK(ring.has_value(), "staging memory must be shareable");
       mine.input = mine.output = *ring;
     } else {
@@ -87,8 +93,7 @@ class PieceAllreduce::Running final : public core::InFlight {
 
   void take_staging() {
     if (parent_.staging_.empty()) {
-      const size_t bytes = kStaged * static_cast<size_t>(kPieceBytesMax);
-      staging_ = parent_.group_.allocate_scratch(bytes);
+      staging_ = parent_.group_.allocate_scratch(kRingBytes);
       return;
     }
     staging_ = std::move(parent_.staging_.back());
@@ -216,7 +221,7 @@ class PieceAllreduce::Running final : public core::InFlight {
 
   // Pieces that this rank sums itself are not copied: it reads them from its own memory.
   int64_t copy_in() {
-    if (!staged_ || copied_in_ == end_ || copied_in_ == copied_out_ + kStaged) return 0;
+    if (!staged_ || copied_in_ == end_ || copied_in_ == copied_out_ + in_ring_) return 0;
     const int64_t bytes = is_own(copied_in_) ? 1 : bytes_of(copied_in_);
     if (!is_own(copied_in_)) {
       std::memcpy(staging_.get() + staging_offset(copied_in_),
@@ -256,7 +261,7 @@ class PieceAllreduce::Running final : public core::InFlight {
     return static_cast<int64_t>(piece - base_) * piece_bytes_;
   }
   int64_t staging_offset(uint64_t piece) const {
-    return static_cast<int64_t>(piece % kStaged) * piece_bytes_;
+    return static_cast<int64_t>(piece % in_ring_) * piece_bytes_;
   }
   int64_t bytes_of(uint64_t piece) const {
     return std::min(piece_bytes_, bytes_ - user_offset(piece));
@@ -267,6 +272,7 @@ class PieceAllreduce::Running final : public core::InFlight {
   const int ranks_;
   int64_t bytes_ = 0;
   int64_t piece_bytes_ = 0;
+  uint64_t in_ring_ = 0;  // pieces that a ring holds
   uint64_t base_ = 0;
   uint64_t end_ = 0;
   uint64_t use_ = 0;  // the number of earlier allreduces in this cell
@@ -304,9 +310,18 @@ size_t PieceAllreduce::area_bytes(int ranks) {
 // Four pieces for each rank share the work evenly. Shorter pieces cost more to claim than they
 // gain; with longer ones the last piece ends late. The upper limit shrinks with the number of
 // ranks, since one piece touches the memory of all of them.
-int64_t PieceAllreduce::piece_bytes(int64_t bytes, int ranks) {
+int64_t PieceAllreduce::piece_bytes(int64_t bytes, int ranks, int64_t wish) {
+  if (wish > 0) {
+    const core::PieceSizes sizes = piece_sizes(bytes, ranks);
+    return std::clamp(wish, sizes.least, sizes.most) / 64 * 64;
+  }
   const int64_t longest = std::clamp(kStepBytes / ranks, kPieceBytesMin, kPieceBytesMax);
   return std::clamp(bytes / (int64_t{4} * ranks), kPieceBytesMin, longest) / 64 * 64;
+}
+
+core::PieceSizes PieceAllreduce::piece_sizes(int64_t bytes, int ranks) {
+  return {kWishedBytesMin, std::clamp(kStepBytes / ranks, kPieceBytesMin, kWishedBytesMax),
+          piece_bytes(bytes, ranks)};
 }
 
 PieceAllreduce::SharedCell& PieceAllreduce::shared_cell(uint64_t index) const {

@@ -9,9 +9,9 @@
 //
 // Memory that the other ranks can't reach is staged: its owner copies a piece into a ring of shared
 // memory, where it is summed like any other, and copies the sum out. Several pieces are in the ring
-// at a time. Each rank stages if its own memory needs it. As soon as one rank stages, pieces are
-// assigned in turn instead of claimed: a rank sums its own pieces directly in its memory and stages
-// only those that other ranks sum.
+// at a time, two at least. Each rank stages if its own memory needs it. As soon as one rank stages,
+// pieces are assigned in turn instead of claimed: a rank sums its own pieces directly in its memory
+// and stages only those that other ranks sum.
 //
 // All counters in shared memory only grow, over all allreduces that use a cell, so none is reset.
 #pragma once
@@ -34,20 +34,22 @@ class PieceAllreduce {
   // `area`: area_bytes() of zeroed memory that all ranks share, 64-byte aligned.
   PieceAllreduce(core::LocalGroup& group, std::byte* area);
   static size_t area_bytes(int ranks);
-  // The length of a piece; a multiple of 64.
-  static int64_t piece_bytes(int64_t bytes, int ranks);
+  // The length of a piece; a multiple of 64. `wish`: Batch::piece_bytes.
+  static int64_t piece_bytes(int64_t bytes, int ranks, int64_t wish = 0);
+  // Which wishes there are for an allreduce of so many bytes.
+  static core::PieceSizes piece_sizes(int64_t bytes, int ranks);
 
   std::unique_ptr<core::InFlight> start(core::Batch batch);
 
  private:
   class Running;
   static constexpr uint64_t kCells = 8;   // allreduces in flight
-  static constexpr uint64_t kStaged = 8;  // pieces of one rank in staging memory
+  static constexpr uint64_t kStaged = 8;  // pieces of one rank in staging memory, at most
 
   // Written by its rank. The plain fields are written before `available` passes the cell's base.
   struct alignas(64) Contribution {
     std::atomic<uint64_t> available;  // pieces that can be summed, over the life of the cell
-    uint64_t staged;                  // 1: input and output are the ring of kStaged pieces
+    uint64_t staged;                  // 1: input and output are the ring of this rank
     core::SharedAddress input;
     core::SharedAddress output;
   };
@@ -87,8 +89,7 @@ class PieceAllreduce {
   std::byte* cells_;
   uint64_t next_ = 0;
   OwnCell own_[kCells];
-  std::vector<std::shared_ptr<std::byte>>
-      staging_;                     // rings that are free; each holds kStaged of the longest pieces
+  std::vector<std::shared_ptr<std::byte>> staging_;  // rings that are free, all of one length
   std::vector<Peers> spare_peers_;  // emptied, so that the next allreduce needs no memory
 };
 

@@ -23,6 +23,11 @@ std::string SharedMemoryAllreduce::refusal(const core::BatchFacts& facts) const 
   return host_refusal(facts, CollectiveKind::Allreduce);
 }
 
+core::PieceSizes SharedMemoryAllreduce::piece_sizes(const core::Batch& like) const {
+  return PieceAllreduce::piece_sizes(like.count * static_cast<int64_t>(size_of(like.dtype)),
+                                     ranks_);
+}
+
 std::unique_ptr<core::InFlight> SharedMemoryAllreduce::start(core::Batch batch) {
   if (batch.count == 0) return std::make_unique<core::FinishedFlight>();
   Situation situation;

@@ -109,6 +109,8 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
             std::string::npos);
   EXPECT_NE(complaint({"--compression", "int8", "--collective", "broadcast"}).find("allreduce"),
             std::string::npos);
+  EXPECT_NE(complaint({"--piece-bytes", "1K", "--collective", "allgather"}).find("allreduce"),
+            std::string::npos);
   EXPECT_NE(complaint({"--tensors", "2"}).find("--calling"), std::string::npos);
   EXPECT_NE(complaint({"--calling", "group", "--collective", "broadcast"}).find("allreduce"),
             std::string::npos);

@@ -40,6 +40,20 @@ class PlotAutotune(unittest.TestCase):
         self.assertIn("a, b: 4 samples in 20 s, kept 0.900 of the start's time", picture)
         self.assertIn("the first bucket", picture)
 
+    def test_pieces(self):
+        with_pieces = [line.split(",") for line in LOG.splitlines()]
+        for line in with_pieces:
+            place = line.index("buckets") if "buckets" in line else -5
+            line.insert(place, "piece_bytes" if "buckets" in line else "0")
+        text = "".join(",".join(line) + "\n" for line in with_pieces)
+        done, picture = self.plot(text)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn(">pieces<", picture)
+        done, picture = self.plot(text.replace("1048576,262144,0,", "1048576,262144,65536,"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(">pieces<", picture)
+        self.assertIn("kept 0.900 of the start's time", picture)
+
     def test_a_run_that_has_not_ended(self):
         done, picture = self.plot(LOG, "c")
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -66,6 +67,41 @@ void run_cases(const World& world, core::CollectiveOp& op, std::vector<Allreduce
   }
 }
 
+// An op that is asked for pieces of these lengths, batch by batch.
+class InPieces final : public core::CollectiveOp {
+ public:
+  InPieces(core::CollectiveOp& op, std::vector<int64_t> piece_bytes)
+      : op_(op), piece_bytes_(std::move(piece_bytes)) {}
+  std::string_view name() const override { return op_.name(); }
+  std::string refusal(const core::BatchFacts& facts) const override { return op_.refusal(facts); }
+  std::unique_ptr<core::InFlight> start(core::Batch batch) override {
+    batch.piece_bytes = piece_bytes_.at(batch.sequence % piece_bytes_.size());
+    return op_.start(std::move(batch));
+  }
+
+ private:
+  core::CollectiveOp& op_;
+  const std::vector<int64_t> piece_bytes_;
+};
+
+// Of random floats; the same input for the same type and count.
+struct FloatCase {
+  DataType dtype;
+  int64_t count;
+  bool registered;
+};
+
+uint64_t hash_of_result(const World& world, core::CollectiveOp& op, const FloatCase& tested) {
+  AllreduceRun reduce(
+      world, {.dtype = tested.dtype, .count = tested.count, .registered = tested.registered}, 0);
+  reduce.fill_random_floats();
+  std::vector<std::unique_ptr<core::InFlight>> in_flight;
+  in_flight.push_back(op.start(reduce.batch()));
+  std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 5);
+  drive(world, std::move(in_flight), random);
+  return reduce.output_hash();
+}
+
 }  // namespace
 
 void drive(const World& world, std::vector<std::unique_ptr<core::InFlight>> in_flight,
@@ -118,6 +154,29 @@ void check_long_allreduce(const World& world, core::CollectiveOp& op, int64_t co
   cases.push_back({.count = count / 2, .private_rank = world.size - 1});
   cases.push_back({.count = count, .in_place = false, .private_rank = 0});
   run_cases(world, op, cases, 5);
+}
+
+void check_pieces(const World& world, core::CollectiveOp& op, int64_t count) {
+  constexpr int64_t most = std::numeric_limits<int64_t>::max();
+  const std::vector<int64_t> lengths = {1, 4097, 30'000, (64 << 10) + 4, 333'333, 1 << 20, most};
+  bool registered = false;
+  for (const int64_t piece_bytes : lengths) {
+    SCOPED_TRACE(testing::Message() << "pieces of " << piece_bytes);
+    InPieces in_pieces(op, {piece_bytes});
+    registered = !registered;
+    for (const DataType dtype : {DataType::Float32, DataType::Float16}) {
+      for (const int64_t odd : {int64_t{1}, int64_t{8193}, piece_bytes / 4 + 1, count}) {
+        if (odd > count) continue;
+        EXPECT_EQ(hash_of_result(world, in_pieces, {dtype, odd, registered}),
+                  hash_of_result(world, op, {dtype, odd, registered}))
+            << odd << " elements of " << to_string(dtype);
+      }
+    }
+    if (testing::Test::HasFailure()) return;
+  }
+  InPieces mixed(op, lengths);  // several of them under way
+  check_long_allreduce(world, mixed, count);
+  check_many_in_flight(world, mixed, 6);
 }
 
 void check_mixed_places(const World& world, core::CollectiveOp& op) {

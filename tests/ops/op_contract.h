@@ -39,6 +39,9 @@ void drive(const World& world, std::vector<std::unique_ptr<core::InFlight>> in_f
 void check_allreduce(const World& world, core::CollectiveOp& op);
 // Long ones, for ops that cut their work in pieces. Exact too.
 void check_long_allreduce(const World& world, core::CollectiveOp& op, int64_t count);
+// In pieces of all kinds of lengths that are asked for, some of which no op can do: exact, and the
+// bits of what the op does by itself. `count`: elements of the longest.
+void check_pieces(const World& world, core::CollectiveOp& op, int64_t count);
 // Random numbers: all ranks get the same bits, and the same again in a second run.
 void check_same_bits(const World& world, core::CollectiveOp& op);
 // NaN wins in Min and Max, wherever it is.

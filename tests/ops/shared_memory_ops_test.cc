@@ -35,6 +35,8 @@ TEST_F(SharedMemoryOps, Allreduce) {
 
 TEST_F(SharedMemoryOps, LongAllreduce) { check_long_allreduce(world_, *op_, 1300007); }
 
+TEST_F(SharedMemoryOps, PiecesThatAreAskedFor) { check_pieces(world_, *op_, 1300007); }
+
 TEST_F(SharedMemoryOps, SomeRanksInPlace) { check_mixed_places(world_, *op_); }
 
 TEST_F(SharedMemoryOps, SameBits) { check_same_bits(world_, *op_); }

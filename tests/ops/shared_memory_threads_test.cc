@@ -1,5 +1,7 @@
 // The collectives in shared memory among threads of one process: the same code under
 // ThreadSanitizer.
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "horon/core/host/local_subgroup.h"
@@ -51,6 +53,12 @@ TEST_P(Threads, Allreduce) {
     check_same_bits(world, op);
     check_nan(world, op);
     check_scales(world, op);
+  });
+}
+
+TEST_P(Threads, PiecesThatAreAskedFor) {
+  with_threads(GetParam(), [](const World& world, SharedMemoryAllreduce& op) {
+    check_pieces(world, op, 70007);
   });
 }
 
@@ -228,6 +236,17 @@ TEST(SharedMemory, PiecesAreAlignedAndBounded) {
       EXPECT_EQ(piece % 64, 0);
       EXPECT_GE(piece, 32 << 10);
       EXPECT_LE(piece, 256 << 10);
+      const core::PieceSizes sizes = PieceAllreduce::piece_sizes(bytes, ranks);
+      EXPECT_EQ(sizes.usual, piece);
+      EXPECT_LE(sizes.least, piece);
+      EXPECT_GE(sizes.most, piece);
+      for (const int64_t wish : {int64_t{1}, int64_t{4097}, int64_t{1} << 17, int64_t{1} << 62}) {
+        const int64_t wished = PieceAllreduce::piece_bytes(bytes, ranks, wish);
+        EXPECT_EQ(wished % 64, 0);
+        EXPECT_EQ(wished, std::clamp(wish, sizes.least, sizes.most) / 64 * 64);
+        // What is done in one go must not hold up the loop, but with so many ranks it is longer.
+        EXPECT_LE(wished * std::min(ranks, 64), 2 << 20);
+      }
     }
   }
 }

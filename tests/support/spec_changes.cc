@@ -53,6 +53,7 @@ const std::vector<SpecChange>& spec_changes() {
       {"postscale", [](EntrySpec& s) { s.postscale += 1e-15; }, "1", "1.000000000000001"},
       {"compression", [](EntrySpec& s) { advance(s.compression, kCompressionCount); }, "none",
        "float16"},
+      {"piece bytes", [](EntrySpec& s) { s.piece_bytes += 65536; }, "0", "65536"},
       {"splits", [](EntrySpec& s) { s.splits.push_back(3); }, "even", "[3]"},
       {"number of tensors",
        [](EntrySpec& s) {

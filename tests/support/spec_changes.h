@@ -16,10 +16,10 @@ namespace horon::test {
 // References to all fields, in the order of their declaration.
 template <class Spec>
 auto fields_of(Spec& spec) {
-  auto& [kind, dtype, reduce_op, device, root, prescale, postscale, compression, splits, parts] =
-      spec;
-  return std::tie(kind, dtype, reduce_op, device, root, prescale, postscale, compression, splits,
-                  parts);
+  auto& [kind, dtype, reduce_op, device, root, prescale, postscale, compression, piece_bytes,
+         splits, parts] = spec;
+  return std::tie(kind, dtype, reduce_op, device, root, prescale, postscale, compression,
+                  piece_bytes, splits, parts);
 }
 inline constexpr size_t kSpecFieldCount =
     std::tuple_size_v<decltype(fields_of(std::declval<core::EntrySpec&>()))>;

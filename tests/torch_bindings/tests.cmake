@@ -223,6 +223,7 @@ torch_test(gradients/reducer_sparse_test 2 3 4)
 torch_test(gradients/reducer_join_test 2 3 4)
 torch_test(gradients/optimizer_options_test 2 3 4)
 torch_test(gradients/autotune_test 1 2 3)
+torch_test(gradients/autotune_pieces_test 2 3)
 torch_test(gradients/optimizer_situations_test 2 3 4)
 # Large gradients and steps are shared out to the threads of LibTorch; mpirun_test gives it one.
 # Passive: a thread that spins where cores are taken would keep them from those that work.
@@ -295,7 +296,8 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
         torch_reducer_options_test:2+1 torch_reducer_scopes_test:2+1 torch_reducer_sparse_test:2+1
         torch_reducer_join_test:2+1 torch_plain_rounds_test:2+1 torch_replica_check_test:2+1
         torch_backward_test:2+1 torch_compressed_gradients_test:2+1
-        torch_int8_gradients_test:2+1 torch_int8_gradients_test:1+1+1)
+        torch_int8_gradients_test:2+1 torch_int8_gradients_test:1+1+1
+        torch_autotune_pieces_test:2+1)
   string(REGEX MATCH "(.*):(.*)" run ${run})
   set(program ${CMAKE_MATCH_1})
   set(layout ${CMAKE_MATCH_2})

@@ -22,6 +22,9 @@ using Stage = core::Autotuner::Stage;
 constexpr double kOthersMin = 16, kOthersMax = 26;
 constexpr double kFirstMin = 14, kFirstMax = 24;
 constexpr double kStride = 0.5;
+// Shorter pieces cost more to count than they could gain.
+constexpr double kPieceMin = 15;
+constexpr double kPieceStride = 1;
 // How many steps a wish rests that not all ranks have heard: ranks that have joined come back all
 // together, and not soon.
 constexpr int64_t kQuietSteps = 16;
@@ -38,29 +41,30 @@ std::atomic<TuningClock> tuning_clock{real_seconds};
 double now_s() { return tuning_clock.load()(); }
 
 core::TuningSettings in_settings(const BucketBytes& bytes) {
-  return {{"bucket_bytes", bytes.others}, {"first_bucket_bytes", bytes.first}};
+  return {{"bucket_bytes", bytes.others},
+          {"first_bucket_bytes", bytes.first},
+          {"piece_bytes", bytes.piece}};
 }
 
-std::optional<BucketBytes> bytes_of(const core::TuningSettings& settings) {
+// Of a file, which may be older than the setting of pieces.
+std::optional<BucketBytes> bytes_of(const core::TuningSettings& settings, int64_t piece) {
   BucketBytes bytes;
+  bytes.piece = piece;
   for (const auto& [name, value] : settings) {
     if (name == "bucket_bytes") bytes.others = value;
     if (name == "first_bucket_bytes") bytes.first = value;
+    if (name == "piece_bytes") bytes.piece = value;
   }
   if (bytes.others < 1 || bytes.first < 1) return std::nullopt;
   return bytes;
 }
 
-core::TuningPoint point_of(const BucketBytes& bytes) {
-  const auto octaves = [](int64_t size) { return std::log2(static_cast<double>(size)); };
-  return {(octaves(bytes.others) - kOthersMin) / (kOthersMax - kOthersMin),
-          (octaves(bytes.first) - kFirstMin) / (kFirstMax - kFirstMin)};
-}
+double octaves(int64_t size) { return std::log2(static_cast<double>(size)); }
 
 // Whole KiB, up to the first size that holds everything.
-std::vector<int64_t> sizes(double least, double most, int64_t everything) {
+std::vector<int64_t> sizes(double least, double most, int64_t everything, double stride = kStride) {
   std::vector<int64_t> result;
-  for (double octave = least; octave <= most; octave += kStride) {
+  for (double octave = least; octave <= most; octave += stride) {
     result.push_back(std::llround(std::exp2(octave - 10)) * 1024);
     if (result.back() >= everything) break;
   }
@@ -68,12 +72,27 @@ std::vector<int64_t> sizes(double least, double most, int64_t everything) {
 }
 
 std::string in_words(const BucketBytes& bytes) {
-  return concat("buckets of ", core::bytes_text(static_cast<uint64_t>(bytes.others)),
-                ", the first of ", core::bytes_text(static_cast<uint64_t>(bytes.first)));
+  const auto size = [](int64_t value) { return core::bytes_text(static_cast<uint64_t>(value)); };
+  return concat("buckets of ", size(bytes.others), ", the first of ", size(bytes.first),
+                bytes.piece == 0 ? "" : concat(", in pieces of ", size(bytes.piece)));
 }
 
-bool are_equal(const BucketBytes& a, const BucketBytes& b) {
-  return a.first == b.first && a.others == b.others;
+// The knobs, for a run without autotuning.
+std::string by_hand(const BucketBytes& bytes, bool with_pieces) {
+  using std::to_string;  // concat() would write 4.194.304 where the program's locale does
+  return concat("HORON_BUCKET_BYTES=", to_string(bytes.others),
+                " HORON_FIRST_BUCKET_BYTES=", to_string(bytes.first),
+                with_pieces ? " HORON_PIECE_BYTES=" + to_string(bytes.piece) : "");
+}
+
+// What the op chooses comes first: a piece of just its usual length is no other choice.
+std::vector<int64_t> piece_choices(const core::PieceSizes& pieces, int64_t gradient_bytes) {
+  std::vector<int64_t> result = {0};
+  const double most = pieces.most > 0 ? octaves(pieces.most) : 0;
+  for (const int64_t size : sizes(kPieceMin, most, gradient_bytes, kPieceStride)) {
+    if (size != pieces.usual) result.push_back(size);
+  }
+  return result;
 }
 
 // "12.3"
@@ -95,7 +114,11 @@ std::string share_of_start(const core::Autotuner::Result& result) {
 void set_tuning_clock(TuningClock clock) { tuning_clock = clock == nullptr ? real_seconds : clock; }
 
 BucketTuner::BucketTuner(const TuningSubject& subject, const core::Config& config)
-    : name_(subject.name), facts_(subject.facts), in_use_(subject.in_use), began_s_(now_s()) {
+    : name_(subject.name),
+      facts_(subject.facts),
+      pieces_(subject.pieces),
+      in_use_(subject.in_use),
+      began_s_(now_s()) {
   make_choices(subject);
   open_files(subject, config);
   core::Autotuner::Options options;
@@ -111,18 +134,37 @@ BucketTuner::~BucketTuner() {
   if (has_turn_) tuned_now = nullptr;
 }
 
-// Sizes that lead to the same buckets are one choice.
+core::TuningPoint BucketTuner::point_of(const BucketBytes& bytes) const {
+  core::TuningPoint point = {(octaves(bytes.others) - kOthersMin) / (kOthersMax - kOthersMin),
+                             (octaves(bytes.first) - kFirstMin) / (kFirstMax - kFirstMin)};
+  if (!searches_pieces()) return point;
+  const int64_t piece = bytes.piece == 0 ? pieces_.usual : bytes.piece;
+  const double range = std::max(kPieceStride, octaves(pieces_.most) - kPieceMin);
+  point.push_back((octaves(std::clamp(piece, pieces_.least, pieces_.most)) - kPieceMin) / range);
+  return point;
+}
+
+// Sizes that lead to the same buckets, in the same pieces, are one choice.
 void BucketTuner::make_choices(const TuningSubject& subject) {
+  const std::vector<int64_t> pieces = searches_pieces()
+                                          ? piece_choices(pieces_, subject.gradient_bytes)
+                                          : std::vector{subject.start.piece};
   std::set<SlotGroups> known;
-  const auto add = [&](const BucketBytes& bytes) {
+  const auto add_buckets = [&](BucketBytes bytes) {
     const auto [plan, is_new] = known.insert(subject.plan(bytes));
     if (!is_new) return;
-    choices_.push_back({bytes, point_of(bytes), static_cast<int64_t>(plan->size())});
+    for (const int64_t piece : pieces) {
+      bytes.piece = piece;
+      if (bytes == subject.start) continue;
+      choices_.push_back({bytes, point_of(bytes), static_cast<int64_t>(plan->size())});
+    }
   };
-  add(subject.start);
+  const auto buckets = static_cast<int64_t>(subject.plan(subject.start).size());
+  choices_.push_back({subject.start, point_of(subject.start), buckets});
+  add_buckets(subject.start);
   for (const int64_t others : sizes(kOthersMin, kOthersMax, subject.gradient_bytes)) {
     for (const int64_t first : sizes(kFirstMin, kFirstMax, subject.gradient_bytes)) {
-      add({first, others});
+      add_buckets({first, others});
     }
   }
 }
@@ -156,15 +198,18 @@ std::optional<size_t> BucketTuner::find_known(const TuningSubject& subject) {
   }
   const auto entry = entries.find(name_);
   if (entry == entries.end()) return std::nullopt;
-  const std::optional<BucketBytes> bytes = bytes_of(entry->second.settings);
+  std::optional<BucketBytes> bytes = bytes_of(entry->second.settings, subject.start.piece);
   if (!bytes || entry->second.facts != facts_) {
     return refuse(concat("HORON_AUTOTUNE_WARM_START=", file_->path(), ": what it has for \"", name_,
                          "\" was found for ", entry->second.facts, ", and this is ", facts_));
   }
-  SlotGroups buckets = subject.plan(*bytes);
-  if (buckets == subject.plan(subject.start)) return 0;
+  if (!searches_pieces()) bytes->piece = subject.start.piece;
+  const SlotGroups buckets = subject.plan(*bytes);
+  if (buckets == subject.plan(subject.start)) {
+    *bytes = {subject.start.first, subject.start.others, bytes->piece};
+  }
   for (size_t i = 0; i < choices_.size(); ++i) {
-    if (are_equal(choices_[i].bytes, *bytes)) return i;
+    if (choices_[i].bytes == *bytes) return i;
   }
   choices_.push_back({*bytes, point_of(*bytes), static_cast<int64_t>(buckets.size())});
   return choices_.size() - 1;
@@ -191,7 +236,7 @@ void BucketTuner::look_at_step(double end_s) {
 }
 
 std::optional<BucketBytes> BucketTuner::wish() const {
-  if (quiet_steps_ > 0 || are_equal(wanted().bytes, in_use_)) return std::nullopt;
+  if (quiet_steps_ > 0 || wanted().bytes == in_use_) return std::nullopt;
   return wanted().bytes;
 }
 
@@ -215,7 +260,7 @@ void BucketTuner::give_up(const std::string& why) {
 }
 
 bool BucketTuner::finished() const {
-  return tuner_->stage() == Stage::Done && are_equal(wanted().bytes, in_use_);
+  return tuner_->stage() == Stage::Done && wanted().bytes == in_use_;
 }
 
 void BucketTuner::report(const core::Autotuner::Sample& sample) {
@@ -246,8 +291,7 @@ void BucketTuner::conclude() {
                   in_words(choice.bytes));
   } else {
     text = concat("keeps ", in_words(choice.bytes), ", which take ", share_of_start(result),
-                  ". Without a search: HORON_BUCKET_BYTES=", choice.bytes.others,
-                  " HORON_FIRST_BUCKET_BYTES=", choice.bytes.first);
+                  ". Without a search: ", by_hand(choice.bytes, searches_pieces()));
   }
   core::log(core::LogLevel::Info, concat("autotune \"", name_, "\": ", text));
   if (choices_.size() == 1) return;

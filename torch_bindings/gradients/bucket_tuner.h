@@ -1,10 +1,13 @@
-// HORON_AUTOTUNE for one reducer: which sizes of buckets make its steps fastest. One rank of the
-// process set has it, measures its own steps, and decides; all ranks wait for each other in each
-// step, so its times are those of all. The reducer tells the others (reducer_tuning.cc).
+// HORON_AUTOTUNE for one reducer: which sizes of buckets, and of the pieces in which these are
+// reduced, make its steps fastest. One rank of the process set has it, measures its own steps, and
+// decides; all ranks wait for each other in each step, so its times are those of all. The reducer
+// tells the others (reducer_tuning.cc).
 //
 // What is searched: HORON_BUCKET_BYTES from 64 KiB to 64 MiB, HORON_FIRST_BUCKET_BYTES from 16 KiB
-// to 16 MiB, in steps of half an octave, as far as they lead to different buckets. core/tuning says
-// how. Of several reducers in a process one is tuned at a time, since their steps overlap.
+// to 16 MiB, in steps of half an octave, as far as they lead to different buckets; and
+// HORON_PIECE_BYTES, what the op chooses and octaves from 32 KiB to the longest that it can do,
+// where it has pieces. core/tuning says how. Of several reducers in a process one is tuned at a
+// time, since their steps overlap.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +17,7 @@
 #include <vector>
 
 #include "horon/core/base/config.h"
+#include "horon/core/execution/piece_sizes.h"
 #include "horon/core/tuning/autotuner.h"
 #include "horon/core/tuning/tuning_log.h"
 #include "horon/core/tuning/warm_start_file.h"
@@ -30,6 +34,7 @@ struct TuningSubject {
   BucketBytes start;  // as configured: the search begins there, and ends there if nothing is faster
   BucketBytes in_use;
   std::function<SlotGroups(const BucketBytes&)> plan;  // used in the constructor alone
+  core::PieceSizes pieces;                             // all 0: pieces are not searched
 };
 
 // Seconds, ever more of them. Tests put a clock of their own in the place of the real one, between
@@ -65,6 +70,8 @@ class BucketTuner {
     int64_t buckets = 0;
   };
 
+  bool searches_pieces() const { return pieces_.most > 0; }
+  core::TuningPoint point_of(const BucketBytes& bytes) const;
   void make_choices(const TuningSubject& subject);
   void open_files(const TuningSubject& subject, const core::Config& config);
   std::optional<size_t> find_known(const TuningSubject& subject);
@@ -78,6 +85,7 @@ class BucketTuner {
 
   const std::string name_;
   const std::string facts_;
+  const core::PieceSizes pieces_;
   BucketBytes in_use_;
   std::vector<Choice> choices_;
   std::optional<core::TuningLog> log_;

@@ -105,6 +105,10 @@ struct GradientReducerOptions {
   // Bytes; empty: HORON_BUCKET_BYTES and HORON_FIRST_BUCKET_BYTES.
   std::optional<int64_t> bucket_bytes = {};
   std::optional<int64_t> first_bucket_bytes = {};
+  // Buckets of host memory are reduced in pieces, in shared memory and between hosts. Their length
+  // in bytes, as far as the collective can do that; 0: it chooses. It changes no bits of the
+  // result. Empty: HORON_PIECE_BYTES.
+  std::optional<int64_t> piece_bytes = {};
   // float32 gradients travel in 16 bits, or between hosts in blocks of int8, and are summed in
   // float32. Other dtypes ignore it.
   Compression compression = Compression::None;
@@ -174,6 +178,7 @@ struct BucketView {
 struct GradientStatistics {
   int64_t steps = 0;                  // rounds: one for each backward(), or each synchronize()
   int64_t buckets = 0;                // in one round
+  int64_t piece_bytes = 0;            // in use now, as autotuning has set it; 0: not set
   int64_t submitted_in_backward = 0;  // buckets that were complete before the end of the round
   int64_t late_parts = 0;             // gradients on this rank that came after their bucket
   double wait_seconds = 0;            // waiting at the ends of rounds: communication not hidden

@@ -44,9 +44,13 @@ SlotGroups find_groups(const std::vector<std::vector<std::string>>& groups,
 // `count` groups of neighbours, about equally many in each; more if dtypes differ inside of one.
 SlotGroups split_into_groups(int count, std::span<const GradientLayout> layouts);
 
+// How gradients are cut for their collectives.
 struct BucketBytes {
   int64_t first = 0;
   int64_t others = 0;
+  int64_t piece = 0;  // in which a bucket is reduced: EntrySpec::piece_bytes
+
+  bool operator==(const BucketBytes&) const = default;
 };
 
 // The buckets. Backward reaches the last parameters first, so the order is the reverse of theirs.

@@ -111,6 +111,7 @@ void GradientReducer::Impl::make_buckets(size_t first_slot) {
   agreement_.emplace(name_, text, settings_);
   agree_first_ = true;
   statistics_.buckets = static_cast<int64_t>(buckets_.size());
+  statistics_.piece_bytes = settings_.bytes.piece;
 }
 
 bool GradientReducer::Impl::has_name(const std::string& name) const {

@@ -10,6 +10,7 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon {
 
@@ -27,6 +28,16 @@ std::string facts_of(const std::vector<GradientLayout>& layouts, const GradientS
                       members.host_count() == 1 ? " host" : " hosts");
 }
 
+// Of all gradients as one entry; buckets are shorter.
+core::PieceSizes pieces_of(const at::Tensor& first, const std::vector<GradientLayout>& layouts,
+                           const GradientSettings& settings) {
+  int64_t elements = 0;
+  for (const GradientLayout& layout : layouts) elements += layout.elements();
+  core::EntrySpec spec = gradient_spec(settings, data_type_of(first, layouts.front().name));
+  spec.parts = {{"", {elements}}};
+  return ops::runtime().piece_sizes(settings.set, spec);
+}
+
 }  // namespace
 
 // Between two steps, on the rank that decides.
@@ -40,6 +51,9 @@ void GradientReducer::Impl::tune() {
     for (const GradientLayout& layout : layouts_) subject.gradient_bytes += layout.bytes();
     subject.start = settings_of(options_).bytes;
     subject.in_use = next_bytes_.value_or(settings_.bytes);
+    if (!slots_.empty()) {
+      subject.pieces = pieces_of(slots_.front().parameter(), layouts_, settings_);
+    }
     subject.plan = [&](const BucketBytes& bytes) {
       return plan_buckets(layouts_, bytes, groups());
     };

@@ -34,6 +34,7 @@ enum Index : size_t {
   kTotalCutSquare,
   kFirstBucketBytes,
   kBucketBytes,
+  kPieceBytes,
   kCount
 };
 
@@ -115,6 +116,7 @@ void RoundAgreement::announce(const RoundFacts& facts) {
   numbers[kTotalCutSquare] = total_cut * total_cut;
   numbers[kFirstBucketBytes] = facts.bytes ? static_cast<double>(facts.bytes->first) : 0;
   numbers[kBucketBytes] = facts.bytes ? static_cast<double>(facts.bytes->others) : 0;
+  numbers[kPieceBytes] = facts.bytes ? static_cast<double>(facts.bytes->piece) : 0;
   handle_ = submit_in_place(set_, name_, spec_, numbers.data(), kCount, numbers_);
 }
 
@@ -144,7 +146,8 @@ RoundTotals RoundAgreement::agree() {
                                                           numbers[kReplicaSquare]);
   totals.look = numbers[kLooks] > 0;
   totals.bytes = {static_cast<int64_t>(numbers[kFirstBucketBytes]),
-                  static_cast<int64_t>(numbers[kBucketBytes])};
+                  static_cast<int64_t>(numbers[kBucketBytes]),
+                  static_cast<int64_t>(numbers[kPieceBytes])};
   return totals;
 }
 

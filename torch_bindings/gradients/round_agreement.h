@@ -53,7 +53,7 @@ struct RoundTotals {
   // missed some. Only where the totals are equal the ranks have sampled the same elements.
   bool same_total = true;
   int64_t next_total = 1;
-  BucketBytes bytes;  // 0: nobody has said any
+  BucketBytes bytes;  // `others` is 0: nobody has said any
 };
 
 class RoundAgreement {

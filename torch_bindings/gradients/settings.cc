@@ -18,6 +18,11 @@ template <class... Values>
   throw Error(ErrorCode::InvalidArgument, core::concat(values...));
 }
 
+int64_t pieces_of(const std::optional<int64_t>& wish, int64_t knob) {
+  if (wish && *wish < 0) refuse("piece_bytes is ", *wish, ", below 0");
+  return wish.value_or(knob);
+}
+
 int64_t bytes_or(const std::optional<int64_t>& wish, int64_t knob, std::string_view what) {
   if (wish && *wish <= 0) refuse(what, " is ", *wish, ", not above 0");
   return wish.value_or(knob);
@@ -95,7 +100,8 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   if (settings.member) settings.set_rank = options.process_set.rank();
   settings.bytes = {
       bytes_or(options.first_bucket_bytes, config.first_bucket_bytes, "first_bucket_bytes"),
-      bytes_or(options.bucket_bytes, config.bucket_bytes, "bucket_bytes")};
+      bytes_or(options.bucket_bytes, config.bucket_bytes, "bucket_bytes"),
+      pieces_of(options.piece_bytes, config.piece_bytes)};
   settings.compression = options.compression;
   settings.passes = options.backward_passes_per_step;
   settings.prescale = 1 / options.gradient_predivide_factor;
@@ -127,6 +133,7 @@ core::EntrySpec gradient_spec(const GradientSettings& settings, DataType dtype) 
   spec.prescale = settings.prescale;
   spec.postscale = settings.postscale;
   if (dtype == DataType::Float32) spec.compression = settings.compression;
+  spec.piece_bytes = settings.bytes.piece;
   return spec;
 }
 

@@ -119,6 +119,8 @@ TEST(Config, NamesTheRange) {
   EXPECT_THAT(refusal({{"HORON_STALL_WARN_S", "100000"}}), HasSubstr("0 to 86400 seconds"));
   EXPECT_THAT(refusal({{"HORON_SPIN_US", "-2"}}), HasSubstr("-1 to 1000000 microseconds"));
   EXPECT_THAT(refusal({{"HORON_BUCKET_BYTES", "0"}}), HasSubstr("1 B to 1 TiB"));
+  EXPECT_EQ(parse({{"HORON_PIECE_BYTES", "0"}}).piece_bytes, 0);
+  EXPECT_EQ(parse({{"HORON_PIECE_BYTES", "512KiB"}}).piece_bytes, 512 << 10);
 }
 
 TEST(Config, SwitchesAndChoices) {

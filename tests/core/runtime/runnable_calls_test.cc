@@ -7,6 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/base/error.h"
+
 namespace horon::core {
 namespace {
 
@@ -21,6 +23,7 @@ class AllreduceOp final : public CollectiveOp {
     ++asked_;
     return facts.kind == CollectiveKind::Allreduce ? "" : "another kind";
   }
+  PieceSizes piece_sizes(const Batch& like) const override { return {1, like.count, 2}; }
   std::unique_ptr<InFlight> start(Batch /*batch*/) override { return nullptr; }
 
  private:
@@ -60,6 +63,18 @@ TEST(RunnableCalls, WhatCannotRunIsAFaultEachTime) {
   for (int again = 0; again < 2; ++again) {
     EXPECT_THAT(runnable.fault(facts), HasSubstr("counted: no, another kind"));
   }
+}
+
+TEST(RunnableCalls, PiecesAreThoseOfTheOpThatRunsSuchBatches) {
+  Job job;
+  const RunnableCalls runnable(job.ops);
+  Batch like;
+  like.count = 7;
+  EXPECT_EQ(runnable.piece_sizes(like), (PieceSizes{1, 7, 2}));
+  like.kind = CollectiveKind::Gather;
+  EXPECT_THROW((void)runnable.piece_sizes(like), Error);
+  job.ops.reset();
+  EXPECT_EQ(runnable.piece_sizes(like), PieceSizes());
 }
 
 TEST(RunnableCalls, AfterTheEndOfTheOpsNothingIsAFault) {

@@ -49,6 +49,26 @@ TEST(SubmissionCheck, SplitsWhoseSumWrapsAroundToTheRowsAreRefused) {
   EXPECT_THAT(fault_of({most, 1, kRows}), HasSubstr(std::to_string(most)));
 }
 
+TEST(SubmissionCheck, PiecesAreForAllreduceAndNotBelowZero) {
+  const auto fault = [](CollectiveKind kind, int64_t piece_bytes) {
+    EntrySpec spec;
+    spec.kind = kind;
+    spec.piece_bytes = piece_bytes;
+    spec.parts = {{"x", {0}}};
+    Submission submission;
+    submission.name = "x";
+    submission.spec = std::make_shared<const EntrySpec>(spec);
+    submission.memory = {{nullptr, nullptr, 0}};
+    RankDevices devices;
+    devices[static_cast<size_t>(DeviceKind::Host)].index = 0;
+    constexpr std::array ranks = {0, 1};
+    return find_fault(submission, 0, ranks, devices, RunnableCalls{{}});
+  };
+  EXPECT_EQ(fault(CollectiveKind::Allreduce, 1), "");
+  EXPECT_THAT(fault(CollectiveKind::Allreduce, -1), HasSubstr("piece_bytes is -1, below 0"));
+  EXPECT_THAT(fault(CollectiveKind::Broadcast, 64), HasSubstr("not for broadcast"));
+}
+
 // Nobody could say how many bytes the others have to expect, even where one extent is 0.
 TEST(SubmissionCheck, AShapeWithTooManyBytesIsRefused) {
   constexpr int64_t many = int64_t{1} << 31;

@@ -1,6 +1,9 @@
 // Who talks to whom between the hosts, in which pieces.
 #include "horon/ops/hierarchical/exchange_plan.h"
 
+#include <algorithm>
+#include <limits>
+
 #include <gtest/gtest.h>
 
 namespace horon::ops {
@@ -27,37 +30,79 @@ TEST(HostsLayout, LanesAreAsManyAsTheSmallestHostHasRanks) {
 }
 
 // Every element is in one chunk, in one part of it and in one lane.
+void expect_covered_once(const HostsLayout& layout, const ExchangePlan& plan,
+                         int64_t longest_message) {
+  int64_t elements = 0;
+  for (int64_t index = 0; index < plan.chunks; ++index) {
+    const ExchangePlan::Stretch chunk = plan.chunk(index);
+    ASSERT_EQ(chunk.begin, elements);
+    ASSERT_GT(chunk.count, 0);
+    int64_t parts = 0;
+    for (int host = 0; host < layout.hosts; ++host) {
+      const ExchangePlan::Stretch part = plan.part(chunk, host, layout.hosts);
+      ASSERT_EQ(part.begin, parts);
+      ASSERT_EQ(part.begin % WireType::kAlignment == 0 || part.count == 0, true);
+      ASSERT_LE(plan.wire_type.bytes(part.count),
+                plan.one_round ? int64_t{1} << 20 : longest_message);
+      parts += part.count;
+    }
+    ASSERT_EQ(parts, chunk.count);
+    elements += chunk.count;
+  }
+  ASSERT_EQ(elements, plan.count);
+  int64_t of_lanes = 0;
+  for (int lane = 0; lane < layout.lanes; ++lane) {
+    of_lanes += layout.of_lane(plan.chunks, lane);
+  }
+  ASSERT_EQ(of_lanes, plan.chunks);
+  ASSERT_GE(plan.chunks_at_once * layout.lanes, 4);
+}
+
+const std::vector<std::vector<int>> kLayouts = {
+    {0, 1}, {0, 0, 1}, {0, 1, 0, 1}, {0, 1, 2}, {0, 0, 0, 1, 1, 1, 2, 2}};
+constexpr int64_t kLongestWish = std::numeric_limits<int64_t>::max();
+
 TEST(ExchangePlan, ChunksAndPartsCoverTheBatchOnce) {
-  const std::vector<std::vector<int>> layouts = {
-      {0, 1}, {0, 0, 1}, {0, 1, 0, 1}, {0, 1, 2}, {0, 0, 0, 1, 1, 1, 2, 2}};
-  for (const std::vector<int>& hosts : layouts) {
+  for (const std::vector<int>& hosts : kLayouts) {
     const HostsLayout layout = layout_of(hosts, 0);
     for (const DataType dtype : {DataType::Float32, DataType::BFloat16, DataType::Int8}) {
       for (const int64_t count : {1, 63, 1000, 20'000, 1'234'567}) {
-        const ExchangePlan plan = plan_exchange(layout, dtype, ReduceOp::Average, count);
-        int64_t elements = 0;
-        for (int64_t index = 0; index < plan.chunks; ++index) {
-          const ExchangePlan::Stretch chunk = plan.chunk(index);
-          ASSERT_EQ(chunk.begin, elements);
-          ASSERT_GT(chunk.count, 0);
-          int64_t parts = 0;
-          for (int host = 0; host < layout.hosts; ++host) {
-            const ExchangePlan::Stretch part = plan.part(chunk, host, layout.hosts);
-            ASSERT_EQ(part.begin, parts);
-            ASSERT_LE(plan.wire_type.bytes(part.count),
-                      plan.one_round ? int64_t{1} << 20 : kMessageBytes);
-            parts += part.count;
-          }
-          ASSERT_EQ(parts, chunk.count);
-          elements += chunk.count;
+        expect_covered_once(layout, plan_exchange(layout, dtype, ReduceOp::Average, count),
+                            kMessageBytes);
+        for (const int64_t wish : {int64_t{1}, int64_t{5000}, int64_t{100'001}, kLongestWish}) {
+          const ExchangePlan plan =
+              plan_exchange(layout, dtype, ReduceOp::Average, count, DataType::Float32, {}, wish);
+          expect_covered_once(layout, plan, int64_t{1} << 20);
         }
-        ASSERT_EQ(elements, count);
-        int64_t of_lanes = 0;
-        for (int lane = 0; lane < layout.lanes; ++lane) {
-          of_lanes += layout.of_lane(plan.chunks, lane);
+      }
+    }
+  }
+}
+
+TEST(ExchangePlan, ChunksHaveTheLengthThatIsAskedFor) {
+  for (const std::vector<int>& hosts : kLayouts) {
+    const HostsLayout layout = layout_of(hosts, 0);
+    for (const WireType wire :
+         {WireType(), WireType(DataType::BFloat16), WireType::int8_blocks()}) {
+      const auto plan = [&](int64_t wish) {
+        return plan_exchange(layout, DataType::Float32, ReduceOp::Sum, 1 << 26, wire, {}, wish);
+      };
+      const ExchangePlan usual = plan(0);
+      for (const int64_t wish : {int64_t{1}, int64_t{64} << 10, int64_t{200'000}, kLongestWish}) {
+        const ExchangePlan wished = plan(wish);
+        EXPECT_EQ(wished.one_round, usual.one_round) << "how often it is rounded must not change";
+        EXPECT_EQ(wished.wire_type, usual.wire_type);
+        const int64_t bytes = wished.chunk_elements * 4;
+        EXPECT_LE(bytes * layout.most_ranks, int64_t{2} << 20);
+        if (wish == 1) {
+          EXPECT_LE(bytes, 4 << 10);
+        } else if (wish == kLongestWish) {
+          EXPECT_GE(bytes, usual.chunk_elements * 4);
+        } else {
+          const int64_t grain = 4 * WireType::kAlignment * layout.hosts;
+          EXPECT_LE(bytes, wish);
+          EXPECT_GT(bytes, std::min(wish, plan(kLongestWish).chunk_elements * 4) - grain);
         }
-        ASSERT_EQ(of_lanes, plan.chunks);
-        ASSERT_GE(plan.chunks_at_once * layout.lanes, 4);
       }
     }
   }

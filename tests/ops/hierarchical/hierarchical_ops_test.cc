@@ -35,6 +35,8 @@ TEST_F(HierarchicalOps, LongAllreduce) {
   check_mixed_places(world_, *op_);
 }
 
+TEST_F(HierarchicalOps, PiecesThatAreAskedFor) { check_pieces(world_, *op_, 300'007); }
+
 TEST_F(HierarchicalOps, SameBitsNanAndScales) {
   check_same_bits(world_, *op_);
   check_nan(world_, *op_);

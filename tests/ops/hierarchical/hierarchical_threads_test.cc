@@ -66,6 +66,12 @@ TEST_P(HierarchicalThreads, LongOnes) {
   });
 }
 
+TEST_P(HierarchicalThreads, PiecesThatAreAskedFor) {
+  with_hosts(GetParam(), [](const World& world, HierarchicalAllreduce& op) {
+    check_pieces(world, op, 150'007);
+  });
+}
+
 TEST_P(HierarchicalThreads, SameBitsNanAndScales) {
   with_hosts(GetParam(), [](const World& world, HierarchicalAllreduce& op) {
     check_same_bits(world, op);
@@ -86,14 +92,17 @@ INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalThreads,
                          layout_name);
 
 // Memory that the others can't map is copied through a window, however long the tensor is.
+// Also in the longest chunks that can be asked for.
 TEST(HierarchicalStaging, TakesLittleScratchMemoryForALongTensor) {
-  const auto body = [](const World& world, HierarchicalAllreduce& op) {
+  int64_t piece_bytes = 0;
+  const auto body = [&](const World& world, HierarchicalAllreduce& op) {
     const auto number = [](int rank, size_t i) { return static_cast<int32_t>(rank + i % 100'003); };
     std::vector<int32_t> numbers(size_t{16} << 20);  // 64 MiB
     for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = number(world.rank, i);
     core::Batch batch;
     batch.dtype = DataType::Int32;
     batch.count = std::ssize(numbers);
+    batch.piece_bytes = piece_bytes;
     batch.output = reinterpret_cast<std::byte*>(numbers.data());
     batch.input = batch.output;
     std::vector<std::unique_ptr<core::InFlight>> in_flight;
@@ -106,8 +115,11 @@ TEST(HierarchicalStaging, TakesLittleScratchMemoryForALongTensor) {
       ASSERT_EQ(numbers[i], sum) << i;
     }
   };
-  EXPECT_LT(with_hosts({0, 0, 1}, body), size_t{16} << 20);
-  EXPECT_LT(with_hosts({0, 1, 0, 1}, body), size_t{16} << 20);
+  for (const int64_t wish : {int64_t{0}, int64_t{1} << 40}) {
+    piece_bytes = wish;
+    EXPECT_LT(with_hosts({0, 0, 1}, body), size_t{16} << 20) << wish;
+    EXPECT_LT(with_hosts({0, 1, 0, 1}, body), size_t{16} << 20) << wish;
+  }
 }
 
 // Local rank 0 gives chunks of 64 bytes, and all ranks take them.

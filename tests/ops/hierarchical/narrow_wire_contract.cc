@@ -24,6 +24,7 @@ struct NarrowCase {
   bool registered = true;
   double prescale = 1.0;
   double postscale = 1.0;
+  int64_t piece_bytes = 0;
 };
 
 // Rank r is on host hosts[r].
@@ -70,6 +71,7 @@ class NarrowRun {
     batch_.reduce_op = case_.op;
     batch_.prescale = case_.prescale;
     batch_.postscale = case_.postscale;
+    batch_.piece_bytes = case_.piece_bytes;
     batch_.divisor = case_.op == ReduceOp::Average ? world.size : 1;
     batch_.count = case_.count;
     batch_.int8_between_hosts = job.wire_type == WireType::int8_blocks();
@@ -192,6 +194,9 @@ std::vector<NarrowCase> narrow_cases() {
     cases.push_back(
         {.op = ReduceOp::Average, .count = 30'011, .in_place = in_place, .postscale = 0.1});
   }
+  cases.push_back({.count = 20'011, .piece_bytes = 1});
+  cases.push_back({.count = 20'011, .registered = false, .piece_bytes = 12'345});
+  cases.push_back({.count = 20'011, .in_place = false, .piece_bytes = 1 << 20});
   return cases;
 }
 

@@ -109,6 +109,30 @@ TEST(StepAmongManyHosts, PostsNoMoreThanItsShareOfTheMessagesOfChunks) {
   }
 }
 
+// Also in the longest pieces that can be asked for.
+TEST(StepAmongTwoHosts, SendsAnAllreduceInPiecesThatAreAskedFor) {
+  World world;
+  world.size = 2;
+  constexpr int64_t elements = 4 << 20;
+  const std::map<int64_t, int64_t> pieces = {
+      {0, 74}, {1, 1024}, {100'000, 42}, {512 << 10, 8}, {elements, 8}};
+  for (const auto& [piece_bytes, expected] : pieces) {
+    std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+    domains.push_back(std::make_unique<HostMemory>(nullptr));
+    BetweenHosts parts;
+    parts.topology = core::make_topology(0, std::vector{0, 1});
+    const auto messages = std::make_shared<QuickMessages>();
+    parts.messages = messages;
+    parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+    HierarchicalAllreduce op(parts);
+    Ones ones(world, CollectiveKind::Allreduce, elements);
+    ones.batch.piece_bytes = piece_bytes;
+    expect_short_steps(*op.start(ones.batch), *messages);
+    EXPECT_EQ(messages->posted(), 2 * expected) << piece_bytes;  // each sent, and each received
+    EXPECT_EQ(messages->sent(), elements);
+  }
+}
+
 // Whatever is sent is over at once, as short messages of MPI are, but what is to be awaited is not:
 // the others receive nothing. What they send has come already, or never comes.
 class NobodyReceives final : public Messages {

@@ -44,6 +44,7 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name,
   if (spec.kind == CollectiveKind::Allreduce && random() % 4 == 0) {
     spec.compression = static_cast<Compression>(random() % kCompressionCount);
   }
+  if (spec.kind == CollectiveKind::Allreduce && random() % 6 == 0) spec.piece_bytes = 64;
   if (core::has_root(spec.kind)) {
     spec.root = ranks[random() % ranks.size()];
   }

@@ -27,6 +27,7 @@ TEST(ReducerOptions, WrongValuesAreNamed) {
   };
   EXPECT_THAT(construction_error({.backward_passes_per_step = 0}),
               invalid("backward_passes_per_step is 0"));
+  EXPECT_THAT(construction_error({.piece_bytes = -1}), invalid("piece_bytes is -1, below 0"));
   EXPECT_THAT(construction_error({.gradient_predivide_factor = 0}),
               invalid("gradient_predivide_factor is 0"));
   EXPECT_THAT(construction_error({.gradient_predivide_factor = kNaN}),
@@ -52,6 +53,37 @@ TEST(ReducerOptions, DifferentOptionsOnTheRanksAreAMismatch) {
   if (size() == 1) return;
   EXPECT_THAT(error_of([&] { reducer.synchronize(); }),
               AllOf(StartsWith(kMismatch), HasSubstr("2 passes"), HasSubstr("3 passes")));
+}
+
+// The buckets themselves tell: it is not in the plan, so that autotuning can change it.
+TEST(ReducerOptions, DifferentPiecesOnTheRanksAreAMismatch) {
+  const at::Tensor w = leaf({20'000});
+  GradientReducer reducer({{"w", w}}, {.piece_bytes = rank() == 0 ? 65536 : 0});
+  if (size() == 1) return;
+  const std::string error = error_of([&] {
+    weighted(w, 1).backward();
+    reducer.synchronize();
+  });
+  EXPECT_THAT(error, AllOf(StartsWith(kMismatch), HasSubstr("piece bytes: 65536 on rank 0, 0 on"),
+                           HasSubstr("Every rank must give the same piece bytes")));
+}
+
+TEST(ReducerOptions, PiecesOfAnyLengthGiveTheSameBits) {
+  std::vector<at::Tensor> results;
+  for (const int64_t piece_bytes : {int64_t{0}, int64_t{1}, int64_t{5000}, int64_t{1} << 40}) {
+    const at::Tensor w = leaf({300'001}), v = leaf({7});
+    GradientReducer reducer({{"w", w}, {"v", v}}, {.piece_bytes = piece_bytes});
+    EXPECT_EQ(reducer.statistics().piece_bytes, piece_bytes);
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor of_rank = at::arange(300'001, at::kFloat).mul(0.37 + rank()).sin();
+      (weighted(v, rank() + 1) + (w * of_rank).sum()).backward();
+      expect_gradient(v, mean_of_ranks());
+      results.push_back(w.grad().clone());
+      w.mutable_grad().reset();
+      v.mutable_grad().reset();
+    }
+  }
+  for (const at::Tensor& result : results) EXPECT_TRUE(at::equal(result, results.front()));
 }
 
 TEST(ReducerOptions, ProcessSetReducesInside) {

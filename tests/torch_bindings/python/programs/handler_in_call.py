@@ -1,6 +1,6 @@
 """A signal comes while a call of a group waits to begin, since too many of its calls are under way.
 
-  handler   its handler calls a collective of the group, which is refused; of another one, which works
+  handler   its handler calls a collective of the group, which is refused, and of another one
   ctrlc     Ctrl-C ends a call that stands behind such a one of another thread
 """
 
