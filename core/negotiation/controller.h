@@ -87,8 +87,8 @@ class Controller {
   // No submission is pending and no batch runs: no tick is needed.
   bool at_rest() const;
   // Nothing can follow from take_effects() before the next event, and no haste is needed with
-  // tick(). Behind take_effects().
-  bool is_idle() const { return at_rest() && !member_.waits_for_markers() && !waits_for_room_; }
+  // tick(): it rests, or waits for messages or for batches. Behind take_effects().
+  bool is_idle() const { return !member_.watches_ring() && !waits_for_room_; }
   // This rank waits for messages from other members, Bye included.
   // Something that this rank has submitted, or that runs here, has not ended; whatever the others
   // still wait for.

@@ -339,12 +339,6 @@ bool RuntimeLoop::all_over() const {
                                    [](const auto& entry) { return entry.second->over(); });
 }
 
-// Sets that are not busy are.
-bool RuntimeLoop::at_rest() const {
-  return std::all_of(busy_.list().begin(), busy_.list().end(),
-                     [](const SetRunner* runner) { return runner->at_rest(); });
-}
-
 std::chrono::nanoseconds RuntimeLoop::pause() {
   polls_ = transport_->must_poll();
   bool drives = false;
@@ -355,7 +349,7 @@ std::chrono::nanoseconds RuntimeLoop::pause() {
   const Pacer::Need need = drives   ? Pacer::Need::Drive
                            : polls_ ? Pacer::Need::Look
                                     : Pacer::Need::Ring;
-  std::chrono::nanoseconds pause = pacer_.pause(need, at_rest(), coordinated_ > 0);
+  std::chrono::nanoseconds pause = pacer_.pause(need, busy_.all_at_rest(), coordinated_ > 0);
   if (door_.leaving) {
     const Nanos left = door_.deadline_ns - Clock::now().time_since_epoch().count();
     pause = std::clamp(std::chrono::nanoseconds(left), std::chrono::nanoseconds(0), pause);
@@ -364,7 +358,7 @@ std::chrono::nanoseconds RuntimeLoop::pause() {
 }
 
 bool RuntimeLoop::must_be_stepped() {
-  if (must_poll() && (!at_rest() || !transport_->flushed())) return true;
+  if (must_poll() && (!busy_.all_at_rest() || !transport_->flushed())) return true;
   return std::any_of(busy_.list().begin(), busy_.list().end(), [](const SetRunner* runner) {
     return runner->pace() == Executor::Pace::Polling || runner->pace() == Executor::Pace::Driving ||
            runner->pace() == Executor::Pace::Busy;

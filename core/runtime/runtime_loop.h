@@ -137,7 +137,6 @@ class RuntimeLoop {
   void end_all(const Error& error) noexcept;
   void finish_calls(const Error& error) noexcept;
   bool past_deadline() const;
-  bool at_rest() const;
   bool anybody_waits() const;
   // True if messages have come that may say why a peer is gone: look again after a turn.
   bool look_for_the_dead();

@@ -77,13 +77,14 @@ SetRunner::~SetRunner() {
 
 void SetRunner::stir() {
   stirred_ = true;
-  if (!std::exchange(listed_, true)) parts_.busy->add(*this);
+  if (!std::exchange(listed_, true)) parts_.busy->add(*this, waited_);
   controller_.set_time(parts_.busy->time());
 }
 
-bool SetRunner::rests() noexcept {
+bool SetRunner::try_drop() noexcept {
   const bool busy = stirred_ || moved_ || pace_ != Executor::Pace::Idle || !controller_.is_idle();
   listed_ = busy;
+  waited_ = !at_rest();
   return !busy;
 }
 

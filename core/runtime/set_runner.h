@@ -80,7 +80,7 @@ class SetRunner {
 
   // After a turn. True if nothing can happen here before the next event, but for what the clock
   // brings; then the runner counts as out of the list of the busy ones.
-  bool rests() noexcept;
+  bool try_drop() noexcept;
   // decide() has changed stall_text().
   bool has_new_stall_text() const { return has_new_stall_text_; }
 
@@ -119,6 +119,7 @@ class SetRunner {
   uint64_t bytes_ended_ = 0;
   Executor::Pace pace_ = Executor::Pace::Idle;
   bool listed_ = false;   // among the busy ones
+  bool waited_ = false;   // was not at rest when it left them
   bool stirred_ = false;  // since the latest decision
   bool moved_ = false;    // something happened in the latest decide() or work()
   bool bye_ = false;

@@ -61,7 +61,8 @@ class CountedGate final : public Gate {
   std::atomic<uint64_t>& looks_;
 };
 
-TEST(IdleSets, CostTheCollectivesOfAnotherSetNothing) {
+// `waits`: in each of the other sets rank 0 waits for rank 1.
+void expect_no_looks_at_other_sets(bool waits) {
   std::atomic<uint64_t> looks{0};
   Hooks hooks;
   hooks.wrap_gate = [&](const std::vector<int>& ranks, std::unique_ptr<Gate> gate) {
@@ -76,6 +77,16 @@ TEST(IdleSets, CostTheCollectivesOfAnotherSetNothing) {
     for (uint32_t set = 1; rank < 2 && set <= kSets; ++set) {
       for (int i = 0; i < 5; ++i) ASSERT_EQ(sum(runtime, "x", set), "");
     }
+    std::vector<Tensor> tensors(waits && rank < 2 ? kSets : 0, tensor({1, 2}));
+    std::vector<std::shared_ptr<HandleState>> handles;
+    const auto submit_everywhere = [&] {
+      for (Tensor& x : tensors) {
+        const auto set = static_cast<uint32_t>(handles.size()) + 1;
+        handles.push_back(runtime.submit(in_set(set, "late", x)));
+      }
+    };
+    if (rank == 0) submit_everywhere();
+    ASSERT_EQ(sum(runtime, "busy"), "");
     all.arrive_and_wait();
     const auto begin = std::chrono::steady_clock::now();
     const uint64_t before = looks;
@@ -85,10 +96,16 @@ TEST(IdleSets, CostTheCollectivesOfAnotherSetNothing) {
     const auto rounds = static_cast<uint64_t>(took.count() / LookRound::kLength) + 2;
     EXPECT_LE(looks - before, 2 * kSets * rounds * 3);
     all.arrive_and_wait();
+    if (rank == 1) submit_everywhere();
+    for (const auto& handle : handles) EXPECT_EQ(error_of(*handle), "");
     for (uint32_t set = 1; set <= kSets; ++set) runtime.remove_set(set);
     ASSERT_EQ(sum(runtime, "busy"), "");
   });
 }
+
+TEST(IdleSets, CostTheCollectivesOfAnotherSetNothing) { expect_no_looks_at_other_sets(false); }
+
+TEST(IdleSets, CostNothingWhileTheyWaitForARank) { expect_no_looks_at_other_sets(true); }
 
 // A rank refuses what is frozen in a set; the others say nothing there.
 TEST(IdleSets, HearOfAThaw) {
