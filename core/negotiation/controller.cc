@@ -331,7 +331,8 @@ bool Controller::advance() {
 // The records of one decision, behind their marker if anything is frozen.
 std::vector<Item> Controller::decide() {
   const bool frozen = coordinator_->any_frozen();
-  if (frozen && !gate()->room()) return {};
+  waits_for_room_ = frozen && !gate()->room();
+  if (waits_for_room_) return {};
   std::vector<Item> log = coordinator_->decide();
   if (frozen && !log.empty()) gate()->append_marker(coordinator_->log_size());
   return log;

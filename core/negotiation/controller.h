@@ -86,6 +86,9 @@ class Controller {
 
   // No submission is pending and no batch runs: no tick is needed.
   bool at_rest() const;
+  // Nothing can follow from take_effects() before the next event, and no haste is needed with
+  // tick(): it rests, or waits for messages or for batches. Behind take_effects().
+  bool is_idle() const { return !member_.watches_ring() && !waits_for_room_; }
   // This rank waits for messages from other members, Bye included.
   // Something that this rank has submitted, or that runs here, has not ended; whatever the others
   // still wait for.
@@ -140,6 +143,7 @@ class Controller {
   bool clock_is_set_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or a submission came while none was pending
   Nanos last_stall_report_ = 0;
+  bool waits_for_room_ = false;  // coordinator: the ring of the gate is full, so nothing is decided
   bool told_of_ids_ = false;
   bool told_of_places_ = false;
   uint64_t messages_sent_ = 0;

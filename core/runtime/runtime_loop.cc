@@ -41,6 +41,7 @@ RuntimeLoop::RuntimeLoop(Parts parts, RuntimeDoor& door)
           ErrorCode::OperationFailed, concat("rank ", topology_.rank, " is out of memory"))),
       abort_(topology_, *out_of_memory_, *transport_),
       door_(door) {
+  busy_.set_time(Clock::now().time_since_epoch().count());
   add_runner(kWorldSet, all_ranks(topology_), std::move(parts.world));
 }
 
@@ -55,27 +56,19 @@ bool RuntimeLoop::turn() noexcept {
 
 bool RuntimeLoop::try_turn() {
   const Nanos now = Clock::now().time_since_epoch().count();
-  for (auto& [id, runner] : runners_) runner->set_time(now);
+  busy_.set_time(now);
   bool news = take_calls();
   news = take_messages() || news;
   if (shut_down_) leave_world();
-  for (auto& [id, runner] : runners_) news = runner->decide(now, outbox_) || news;
-  if (fatal_now_) {
-    // The members of the other sets must hear of it too.
-    for (auto& [id, runner] : runners_) {
-      runner->fail(*door_.fatal);
-      (void)runner->decide(now, outbox_);
-    }
-  }
-  for (Outgoing& message : outbox_) transport_->send(message.to, std::move(message.bytes));
-  outbox_.clear();
-  note_stalls();
+  look_around(now);
+  news = decide() || news;
   record_statistics(now);
   if (fatal_now_) {
     end_all(*door_.fatal);  // the controllers have told the other ranks
     return true;
   }
-  for (auto& [id, runner] : runners_) news = runner->work() || news;
+  for (size_t i = 0; i < busy_.count(); ++i) news = busy_[i].work() || news;
+  busy_.drop_idle();
   forget_removed_sets();
   if (all_over()) ended_ = true;
   // In the turns too: others may keep this rank so busy that it never sleeps.
@@ -87,6 +80,39 @@ bool RuntimeLoop::try_turn() {
   }
   if (ended_ || news) pacer_.news();
   return ended_ || news;
+}
+
+// Of a set that rests only the clock can ask anything: the coordinator tells who has left or joined
+// and who has not, and whoever is asked whether it lives must answer in time. Neither is in a
+// hurry.
+void RuntimeLoop::look_around(Nanos now) {
+  for (size_t left = round_.due(runners_.size(), now); left > 0; --left) {
+    auto next = runners_.upper_bound(looked_at_);
+    if (next == runners_.end()) next = runners_.begin();
+    looked_at_ = next->first;
+    next->second->stir();
+  }
+}
+
+bool RuntimeLoop::decide() {
+  bool news = false;
+  bool stalls_changed = false;
+  const auto step = [&](SetRunner& runner) {
+    news = runner.decide(outbox_) || news;
+    stalls_changed = stalls_changed || runner.has_new_stall_text();
+  };
+  for (size_t i = 0; i < busy_.count(); ++i) step(busy_[i]);
+  if (fatal_now_) {
+    // The members of the other sets must hear of it too.
+    for (auto& [id, runner] : runners_) {
+      runner->fail(*door_.fatal);
+      step(*runner);
+    }
+  }
+  for (Outgoing& message : outbox_) transport_->send(message.to, std::move(message.bytes));
+  outbox_.clear();
+  if (stalls_changed) note_stalls();
+  return news;
 }
 
 bool RuntimeLoop::take_calls() {
@@ -144,7 +170,6 @@ SetRunner* RuntimeLoop::find_runner(uint32_t set) {
   }
   add_runner(set, ranks, make_pair_(ranks));
   SetRunner* const runner = runners_.at(set).get();
-  runner->set_time(Clock::now().time_since_epoch().count());
   if (shut_down_) runner->shut_down();
   return runner;
 }
@@ -180,7 +205,6 @@ void RuntimeLoop::take(AddSetCall& add) {
       SetResources resources = make_set_(add.ranks);
       *add.facts = SetFacts::of(add.ranks, resources);
       add_runner(add.set, add.ranks, std::move(resources));
-      runners_[add.set]->set_time(Clock::now().time_since_epoch().count());
     }
     if (add.set < kFirstNumberedSet) newest_set_ = std::max(newest_set_, add.set);
     finish(add.handle, std::nullopt);
@@ -208,10 +232,13 @@ void RuntimeLoop::take(RemoveSetCall& remove) {
 
 void RuntimeLoop::forget_removed_sets() {
   for (auto removal = removals_.begin(); removal != removals_.end();) {
-    if (!runners_.at(removal->first)->over()) {
+    const SetRunner& runner = *runners_.at(removal->first);
+    if (!runner.over()) {
       ++removal;
       continue;
     }
+    busy_.remove(runner);
+    if (runner.is_coordinator()) --coordinated_;
     runners_.erase(removal->first);
     if (removal->first >= kFirstNumberedSet) removed_.insert(removal->first);
     for (auto& waiting : removal->second) finish(waiting, std::nullopt);
@@ -231,12 +258,16 @@ void RuntimeLoop::add_runner(uint32_t id, const std::vector<int>& ranks, SetReso
   parts.timeline = timeline_;
   parts.reaper = reaper_;
   parts.statistics = &door_.statistics;
+  parts.busy = &busy_;
   parts.take_messages = [this] { (void)take_messages(); };
   parts.on_fatal = [this](const Error& error) {
     fatal_now_ = true;
     return set_fatal(error);
   };
-  runners_[id] = std::make_unique<SetRunner>(std::move(parts));
+  busy_.reserve(runners_.size() + 1);
+  SetRunner& runner = *(runners_[id] = std::make_unique<SetRunner>(std::move(parts)));
+  if (runner.is_coordinator()) ++coordinated_;
+  runner.stir();
 }
 
 bool RuntimeLoop::take_messages() {
@@ -308,24 +339,17 @@ bool RuntimeLoop::all_over() const {
                                    [](const auto& entry) { return entry.second->over(); });
 }
 
-bool RuntimeLoop::at_rest() const {
-  return std::all_of(runners_.begin(), runners_.end(),
-                     [](const auto& entry) { return entry.second->at_rest(); });
-}
-
 std::chrono::nanoseconds RuntimeLoop::pause() {
   polls_ = transport_->must_poll();
-  bool coordinator = false;
   bool drives = false;
-  for (const auto& [id, runner] : runners_) {
+  for (const SetRunner* const runner : busy_.list()) {
     drives = drives || runner->pace() == Executor::Pace::Driving;
     polls_ = polls_ || drives || runner->pace() == Executor::Pace::Polling;
-    coordinator = coordinator || runner->is_coordinator();
   }
   const Pacer::Need need = drives   ? Pacer::Need::Drive
                            : polls_ ? Pacer::Need::Look
                                     : Pacer::Need::Ring;
-  std::chrono::nanoseconds pause = pacer_.pause(need, at_rest(), coordinator);
+  std::chrono::nanoseconds pause = pacer_.pause(need, busy_.all_at_rest(), coordinated_ > 0);
   if (door_.leaving) {
     const Nanos left = door_.deadline_ns - Clock::now().time_since_epoch().count();
     pause = std::clamp(std::chrono::nanoseconds(left), std::chrono::nanoseconds(0), pause);
@@ -334,11 +358,10 @@ std::chrono::nanoseconds RuntimeLoop::pause() {
 }
 
 bool RuntimeLoop::must_be_stepped() {
-  if (must_poll() && (!at_rest() || !transport_->flushed())) return true;
-  return std::any_of(runners_.begin(), runners_.end(), [](const auto& entry) {
-    return entry.second->pace() == Executor::Pace::Polling ||
-           entry.second->pace() == Executor::Pace::Driving ||
-           entry.second->pace() == Executor::Pace::Busy;
+  if (must_poll() && (!busy_.all_at_rest() || !transport_->flushed())) return true;
+  return std::any_of(busy_.list().begin(), busy_.list().end(), [](const SetRunner* runner) {
+    return runner->pace() == Executor::Pace::Polling || runner->pace() == Executor::Pace::Driving ||
+           runner->pace() == Executor::Pace::Busy;
   });
 }
 

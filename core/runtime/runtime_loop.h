@@ -14,6 +14,8 @@
 #include "horon/core/base/config.h"
 #include "horon/core/bootstrap/topology.h"
 #include "horon/core/runtime/abort_sender.h"
+#include "horon/core/runtime/busy_runners.h"
+#include "horon/core/runtime/look_round.h"
 #include "horon/core/runtime/pacer.h"
 #include "horon/core/runtime/set_runner.h"
 #include "horon/core/runtime/shared_statistics.h"
@@ -94,6 +96,10 @@ class RuntimeLoop {
   // The last messages (Bye, Abort) go out, for a second at most: a peer may take nothing any more.
   void flush_messages();
   bool try_turn();
+  // Sets that rest: those whose turn it is are stirred.
+  void look_around(Nanos now);
+  // Lets all busy sets decide, and sends their messages. True if anything happened.
+  bool decide();
   bool take_calls();
   void take_call(Call& call);
   static Error removed(uint32_t set);
@@ -111,6 +117,7 @@ class RuntimeLoop {
   void leave_world();
   void add_runner(uint32_t id, const std::vector<int>& ranks, SetResources resources);
   bool take_messages();
+  // Makes the report of all sets anew.
   void note_stalls();
   // Into the timeline, once a second: the statistics that have changed.
   void record_statistics(Nanos now);
@@ -130,7 +137,6 @@ class RuntimeLoop {
   void end_all(const Error& error) noexcept;
   void finish_calls(const Error& error) noexcept;
   bool past_deadline() const;
-  bool at_rest() const;
   bool anybody_waits() const;
   // True if messages have come that may say why a peer is gone: look again after a turn.
   bool look_for_the_dead();
@@ -153,7 +159,11 @@ class RuntimeLoop {
   const std::shared_ptr<const Error> out_of_memory_;  // made while there is memory
   AbortSender abort_;
   RuntimeDoor& door_;
+  BusyRunners busy_;
   std::map<uint32_t, std::unique_ptr<SetRunner>> runners_;
+  size_t coordinated_ = 0;  // sets that this rank coordinates
+  LookRound round_;
+  uint32_t looked_at_ = kWorldSet;  // the latest set that had its turn in look_around()
   std::map<uint32_t, std::vector<std::shared_ptr<HandleState>>> removals_;  // and who waits for it
   uint32_t newest_set_ = kWorldSet;  // of those that all ranks have made
   std::set<uint32_t> removed_;       // of the others

@@ -35,6 +35,7 @@ void RuntimeLoop::close() noexcept {
   // The program's other threads may have submitted between the last turn and here.
   door_.queue.close(door_.shut_down);
   finish_calls(*door_.shut_down);
+  busy_.clear();
   attempt([&] { runners_.clear(); });
   if (records(timeline_)) attempt([&] { record_statistics(); });
 }

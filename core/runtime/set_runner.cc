@@ -75,7 +75,21 @@ SetRunner::~SetRunner() {
   publish(last);
 }
 
+void SetRunner::stir() {
+  stirred_ = true;
+  if (!std::exchange(listed_, true)) parts_.busy->add(*this, waited_);
+  controller_.set_time(parts_.busy->time());
+}
+
+bool SetRunner::try_drop() noexcept {
+  const bool busy = stirred_ || moved_ || pace_ != Executor::Pace::Idle || !controller_.is_idle();
+  listed_ = busy;
+  waited_ = !at_rest();
+  return !busy;
+}
+
 void SetRunner::take(Submission&& submission) {
+  stir();
   Request request{0, {}, submission.spec, submission.absent, extents_of(submission)};
   request.ticket = live_.add();
   request.name = std::move(submission.name);  // nobody asks the submission for it any more
@@ -85,13 +99,40 @@ void SetRunner::take(Submission&& submission) {
   controller_.submit(std::move(request));
 }
 
+void SetRunner::refuse(const Refusal& refusal) {
+  stir();
+  controller_.refuse(refusal.name, refusal.text);
+}
+
+void SetRunner::shut_down() {
+  stir();
+  controller_.shutdown();
+}
+
+void SetRunner::leave() {
+  stir();
+  controller_.leave();
+}
+
+void SetRunner::greet() {
+  stir();
+  controller_.greet();
+}
+
+void SetRunner::fail(const Error& error) {
+  stir();
+  controller_.fail(error);
+}
+
 void SetRunner::join(std::shared_ptr<HandleState>&& handle) {
+  stir();
   const Ticket ticket = live_.add();
   live_.at(ticket).submission.handle = std::move(handle);
   controller_.join(ticket);
 }
 
 void SetRunner::receive(int from_rank, std::span<const std::byte> bytes) {
+  stir();
   const auto member = std::find(parts_.ranks.begin(), parts_.ranks.end(), from_rank);
   if (member == parts_.ranks.end()) {
     controller_.fail(Error(ErrorCode::Internal, concat("rank ", from_rank, " sent a message to ",
@@ -105,10 +146,14 @@ bool SetRunner::has_member(int rank) const {
   return std::find(parts_.ranks.begin(), parts_.ranks.end(), rank) != parts_.ranks.end();
 }
 
-bool SetRunner::decide(Nanos now, std::vector<Outgoing>& outbox) {
-  controller_.tick(now);
+bool SetRunner::decide(std::vector<Outgoing>& outbox) {
+  stirred_ = false;
+  controller_.tick(parts_.busy->time());
   controller_.take_effects(effects_);
-  return apply(effects_, outbox);
+  has_new_stall_text_ = stall_text_ != controller_.stall_text();
+  if (has_new_stall_text_) stall_text_ = controller_.stall_text();
+  moved_ = apply(effects_, outbox);
+  return moved_;
 }
 
 void SetRunner::publish_statistics() {
@@ -128,7 +173,9 @@ void SetRunner::publish(const Statistics& now) {
 
 bool SetRunner::work() {
   pace_ = parts_.resources.executor->step(finished_, enqueued_);
-  return settle_batches() || pace_ == Executor::Pace::Busy;
+  const bool moved = settle_batches() || pace_ == Executor::Pace::Busy;
+  moved_ = moved_ || moved;
+  return moved;
 }
 
 bool SetRunner::apply(Effects& effects, std::vector<Outgoing>& outbox) {

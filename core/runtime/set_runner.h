@@ -13,6 +13,7 @@
 #include "horon/core/base/config.h"
 #include "horon/core/execution/executor.h"
 #include "horon/core/negotiation/controller.h"
+#include "horon/core/runtime/busy_runners.h"
 #include "horon/core/runtime/live_submissions.h"
 #include "horon/core/runtime/set_resources.h"
 #include "horon/core/runtime/submission.h"
@@ -35,6 +36,7 @@ class SetRunner {
     std::shared_ptr<Timeline> timeline;      // may be null
     Reaper* reaper = nullptr;                // outlives the runner
     SharedStatistics* statistics = nullptr;  // outlives the runner
+    BusyRunners* busy = nullptr;             // outlives the runner
     // Takes the messages that have come, for this set and for others.
     std::function<void()> take_messages;
     // Called before a handle hears of an error that ends the job. Returns the error that ends it:
@@ -46,22 +48,24 @@ class SetRunner {
   SetRunner(const SetRunner&) = delete;
   SetRunner& operator=(const SetRunner&) = delete;
 
-  // Events. `now` of the turn that they belong to has been set before.
-  void set_time(Nanos now) { controller_.set_time(now); }
+  // There may be something to do: the next turn steps this runner. Every event does that.
+  void stir();
+
+  // Events, at the time of the turn (BusyRunners).
   // If this throws, the submission is untouched or belongs to the runner already.
   void take(Submission&& submission);
-  void refuse(const Refusal& refusal) { controller_.refuse(refusal.name, refusal.text); }
+  void refuse(const Refusal& refusal);
   // The same holds of the handle.
   void join(std::shared_ptr<HandleState>&& handle);
-  void shut_down() { controller_.shutdown(); }
-  void leave() { controller_.leave(); }
-  void greet() { controller_.greet(); }
+  void shut_down();
+  void leave();
+  void greet();
   void receive(int from_rank, std::span<const std::byte> bytes);
-  void fail(const Error& error) { controller_.fail(error); }
+  void fail(const Error& error);
 
   // What follows from the events. True if anything happened. Messages go to `outbox`, with ranks of
   // the world; send them before work().
-  bool decide(Nanos now, std::vector<Outgoing>& outbox);
+  bool decide(std::vector<Outgoing>& outbox);
   // Moves the collectives on. True if anything happened.
   bool work();
   // The job is over: ends everything that is under way, also after another call has thrown. First
@@ -74,13 +78,19 @@ class SetRunner {
     parts_.resources.executor->finish_abort(limit);
   }
 
+  // After a turn. True if nothing can happen here before the next event, but for what the clock
+  // brings; then the runner counts as out of the list of the busy ones.
+  bool try_drop() noexcept;
+  // decide() has changed stall_text().
+  bool has_new_stall_text() const { return has_new_stall_text_; }
+
   Executor::Pace pace() const { return pace_; }
   bool at_rest() const { return controller_.at_rest(); }
   bool has_own_work() const { return controller_.has_own_work(); }
   bool waits() const { return controller_.waits(); }
   bool has_member(int rank) const;
   bool is_coordinator() const { return controller_.is_coordinator(); }
-  const std::string& stall_text() const { return controller_.stall_text(); }
+  const std::string& stall_text() const { return stall_text_; }
   // Every member has shut down, and nothing runs on any of them.
   bool over() const { return bye_; }
 
@@ -108,7 +118,13 @@ class SetRunner {
   uint64_t bytes_started_ = 0;  // of this rank's tensors
   uint64_t bytes_ended_ = 0;
   Executor::Pace pace_ = Executor::Pace::Idle;
+  bool listed_ = false;   // among the busy ones
+  bool waited_ = false;   // was not at rest when it left them
+  bool stirred_ = false;  // since the latest decision
+  bool moved_ = false;    // something happened in the latest decide() or work()
   bool bye_ = false;
+  std::string stall_text_;  // as of the latest decision
+  bool has_new_stall_text_ = false;
   std::vector<EnqueuedBatch> enqueued_;
   std::vector<FinishedBatch> finished_;
   std::vector<std::vector<EntryWork>> spare_entries_;  // of batches that have finished

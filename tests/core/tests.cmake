@@ -24,7 +24,8 @@ horon_test(executor_test
                  support/fake_device.cc)
 horon_test(op_table_test
            FILES core/execution/op_table_test.cc core/runtime/live_submissions_test.cc
-                 core/runtime/pacer_test.cc core/runtime/reaper_test.cc
+                 core/runtime/look_round_test.cc core/runtime/pacer_test.cc
+                 core/runtime/reaper_test.cc
                  core/runtime/runnable_calls_test.cc core/runtime/submission_check_test.cc)
 # The ranks of one program: threads, on memory of each kind.
 set(fake_world support/fake_device.cc support/memory_of_worlds_immediate.cc)
@@ -53,7 +54,8 @@ horon_test(runtime_allocations_test
            FILES core/runtime/allocations_test.cc ${fake_world}
                  support/allocation_counter.cc)
 horon_test(process_sets_test
-           FILES core/runtime/pair_sets_test.cc core/runtime/process_sets_test.cc ${fake_world})
+           FILES core/runtime/idle_sets_test.cc core/runtime/pair_sets_test.cc
+                 core/runtime/process_sets_test.cc ${fake_world})
 horon_test(completion_queue_test FILES core/runtime/completion_queue_test.cc ${fake_world})
 horon_test(frozen_test FILES core/runtime/frozen_test.cc core/runtime/frozen_hosts_test.cc
                              ${fake_world} TIMEOUT 120)
@@ -72,6 +74,7 @@ add_library(horon_simulation STATIC
   support/simulation/random_spec.cc
   support/simulation/random_world.cc
   support/simulation/rows_of_alltoall.cc
+  support/simulation/simulated_batches.cc
   support/simulation/simulated_cluster.cc
   support/simulation/simulated_gate.cc
   support/simulation/timed_run.cc

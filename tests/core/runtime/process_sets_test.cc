@@ -17,12 +17,6 @@ using namespace test_world;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-Submission in_set(uint32_t set, const std::string& name, Tensor& tensor) {
-  Submission out = submission(name, tensor);
-  out.set = set;
-  return out;
-}
-
 // What sessions do before and after: no rank uses the set before all members have it.
 void barrier(Runtime& runtime, const std::string& name) {
   Tensor nothing;

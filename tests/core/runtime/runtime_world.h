@@ -52,6 +52,12 @@ inline Submission submission(const std::string& name, Tensor& tensor) {
   return out;
 }
 
+inline Submission in_set(uint32_t set, const std::string& name, Tensor& tensor) {
+  Submission out = submission(name, tensor);
+  out.set = set;
+  return out;
+}
+
 // Nobody is declared dead for being silent: only what a rank says itself, or what the platform
 // knows, can end the others. Nor is a slow rank reported, so a test on a busy machine thaws only
 // what it means to.
@@ -81,6 +87,9 @@ struct Hooks {
   std::function<void(int rank)> before_set;  // in the loop, before a process set is made
   // The ops and the memory of a set, in place of the doubles.
   std::function<void(int rank, const std::vector<int>& ranks, Executor::Parts&)> change_execution;
+  // May put another gate in front of that of a set.
+  std::function<std::unique_ptr<Gate>(const std::vector<int>& ranks, std::unique_ptr<Gate>)>
+      wrap_gate;
   std::vector<int> host_of;  // by rank, see Topology; empty: all are on one host
 };
 
@@ -114,10 +123,13 @@ class World {
       options.index = delays.device_index;
       options.by_hand = memory == FakeMemory::Immediate;  // it needs no thread
       devices_.push_back(std::make_shared<FakeDevice>(options));
-      const auto make = [=, device = devices_.back(), change = hooks.change_execution](
-                            const std::vector<int>& ranks, Meetings& where) {
-        return resources({rank, memory, device, change, host_of}, ranks, where.next(rank, ranks),
-                         delays, doorbells);
+      const auto make = [=, device = devices_.back(), change = hooks.change_execution,
+                         wrap_gate = hooks.wrap_gate](const std::vector<int>& ranks,
+                                                      Meetings& where) {
+        SetResources made = resources({rank, memory, device, change, host_of}, ranks,
+                                      where.next(rank, ranks), delays, doorbells);
+        if (wrap_gate) made.gate = wrap_gate(ranks, std::move(made.gate));
+        return made;
       };
       parts.world = make(all, *meetings);
       parts.make_set = [=, before_set = hooks.before_set](const std::vector<int>& ranks) {

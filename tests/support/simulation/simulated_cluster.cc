@@ -23,13 +23,6 @@ std::string calls(const Action& action) {
   return action.kind == Action::Kind::Submit ? action.name : describe(action);
 }
 
-// What the entries of one batch share: all that the collective is, but not the tensors themselves.
-core::EntrySpec collective_of(const core::EntrySpec& spec) {
-  core::EntrySpec out = spec;
-  out.parts.clear();
-  return out;
-}
-
 Outcome failure(const Error& error) {
   Outcome outcome;
   outcome.kind = Outcome::Kind::Failed;
@@ -80,6 +73,7 @@ void SimulatedCluster::add_action(int rank, Action action) {
 
 void SimulatedCluster::act(int rank) {
   Rank& r = at(rank);
+  r.idle = false;
   ++progress_;
   do {
     const size_t index = r.position++;
@@ -132,6 +126,7 @@ void SimulatedCluster::deliver(int from, int to) {
   if (channel->second.empty()) channels_.erase(channel);
   Rank& r = at(to);
   if (r.dead) return;
+  r.idle = false;
   if (!options_.corrupt) {
     for (const core::Item& item : core::decode(bytes).items) {
       const bool question = std::holds_alternative<core::Ping>(item) ||
@@ -158,6 +153,7 @@ bool SimulatedCluster::can_finish(int rank) const {
 void SimulatedCluster::finish(int rank) {
   Rank& r = at(rank);
   const Batch& batch = batches_[r.finished++];
+  r.idle = false;
   ++progress_;
   if (options_.trace) note(concat(rank, ": batch ", batch.first.sequence, " is over"));
   for (size_t i = 0; i < batch.results.size(); ++i) {
@@ -168,12 +164,29 @@ void SimulatedCluster::finish(int rank) {
   r.controller->batch_finished();
 }
 
+// A runtime does not look at the ring of a set that is idle. So the ring alone must bring nothing.
+void SimulatedCluster::tick(int rank, Nanos now) {
+  Rank& r = at(rank);
+  if (r.idle) flush(rank);
+  r.idle = false;
+  r.controller->tick(now);
+}
+
+void SimulatedCluster::fail(int rank, const Error& error) {
+  at(rank).idle = false;
+  at(rank).controller->fail(error);
+}
+
 void SimulatedCluster::flush(int rank) {
   Rank& r = at(rank);
   if (r.dead) return;
   r.rung = false;
   if (gates_) gates_->look(rank);
   core::Effects effects = r.controller->take_effects();
+  const bool any = !effects.messages.empty() || !effects.starts.empty() ||
+                   !effects.finished.empty() || effects.fatal || effects.bye;
+  if (r.idle && any) violate(concat("rank ", rank, " was idle and had something to do"));
+  r.idle = r.controller->is_idle();
   ring();
   if (r.dies_after_sending && effects.messages.size() > *r.dies_after_sending) {
     effects.messages.resize(*r.dies_after_sending);
@@ -260,76 +273,6 @@ void SimulatedCluster::count_freezes(const std::vector<core::Item>& records) {
     const auto* thaw = i > 0 ? std::get_if<core::Thaw>(&records[i - 1]) : nullptr;
     if (thaw != nullptr) at(0).places_given_up += static_cast<int>(thaw->places.size());
   }
-}
-
-void SimulatedCluster::start(int rank, const core::StartBatch& start) {
-  ++progress_;
-  if (start.sequence != at(rank).started++) violate(concat("rank ", rank, " skips a batch"));
-  if (start.sequence >= batches_.size()) {
-    Batch& fresh = batches_.emplace_back();
-    fresh.first = start;
-    fresh.contributions.resize(start.entries.size());
-    for (const Rank& other : ranks_) fresh.lost = fresh.lost || other.dead;
-  }
-  Batch& batch = batches_[start.sequence];
-  compare(rank, start, batch.first);
-  rows_.note_start(rank, start);
-  std::string names;
-  for (size_t i = 0; i < start.entries.size(); ++i) {
-    const core::StartEntry& entry = start.entries[i];
-    names += concat(i > 0 ? ", " : "", entry.name, entry.ticket ? "" : " (joined)");
-    if (entry.ticket) add_contribution(rank, start, i, batch);
-    if (collective_of(*entry.spec) != collective_of(*start.entries.front().spec)) {
-      violate(concat("batch ", start.sequence, " fuses \"", entry.name, "\" with \"",
-                     start.entries.front().name, "\", which is another collective"));
-    }
-  }
-  if (options_.trace) {
-    note(concat(rank, ": starts batch ", start.sequence, ": ", names, " (", start.contributors,
-                " contributors)"));
-  }
-  if (++batch.started < size()) return;
-  runnable_.push_back(start.sequence);
-  for (size_t i = 0; i < batch.contributions.size(); ++i) {
-    Outcome& outcome = batch.results.emplace_back();
-    outcome.kind = Outcome::Kind::Ran;
-    outcome.contributors = batch.first.contributors;
-    outcome.produced = batch.first.entries[i].produced;
-    outcome.extents = rows_.said(batch.first, i, size());
-    std::vector<Contribution>& data = batch.contributions[i];
-    std::sort(data.begin(), data.end());
-    outcome.contributions = std::make_shared<const std::vector<Contribution>>(std::move(data));
-  }
-}
-
-void SimulatedCluster::add_contribution(int rank, const core::StartBatch& start, size_t entry,
-                                        Batch& batch) {
-  const Contribution own{rank, *start.entries[entry].ticket};
-  const Action& action = at(rank).program.at(own.action);
-  if (action.kind != Action::Kind::Submit || action.name != start.entries[entry].name ||
-      !(*action.spec == *start.entries[entry].spec)) {
-    violate(concat("rank ", rank, " starts \"", start.entries[entry].name,
-                   "\" with what is no submission of it"));
-  }
-  if (!used_.insert(own).second) {
-    violate(concat("action ", own.action, " of rank ", rank, " is used twice"));
-  }
-  if (entry < batch.contributions.size()) batch.contributions[entry].push_back(own);
-}
-
-void SimulatedCluster::compare(int rank, const core::StartBatch& start,
-                               const core::StartBatch& first) {
-  const auto same = [](const core::StartEntry& a, const core::StartEntry& b) {
-    // Where the first dimension is each rank's own, all else is the same.
-    const bool own_rows = core::has_own_rows(a.spec->kind);
-    const bool specs = own_rows ? b.spec->kind == a.spec->kind : *a.spec == *b.spec;
-    const bool rows = a.extents == b.extents || a.spec->kind == CollectiveKind::Alltoall;
-    return a.name == b.name && specs && a.produced == b.produced && rows;
-  };
-  const bool equal =
-      start.contributors == first.contributors && start.entries.size() == first.entries.size() &&
-      std::equal(start.entries.begin(), start.entries.end(), first.entries.begin(), same);
-  if (!equal) violate(concat("rank ", rank, " starts another batch ", start.sequence));
 }
 
 void SimulatedCluster::settle(int rank, size_t action, Outcome outcome) {

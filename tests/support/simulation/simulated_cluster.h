@@ -57,6 +57,7 @@ class SimulatedCluster {
     std::vector<size_t> records;
     size_t plans = 0;   // how many of them arrived, counting freezes and thaws too
     bool rung = false;  // something was appended to the ring that it may not have seen
+    bool idle = false;  // the controller has said so, and no event has come since
     std::optional<Error> fatal;
     std::vector<std::string> warnings;
     // What went up from here.
@@ -89,8 +90,8 @@ class SimulatedCluster {
   // The oldest running batch is over here.
   bool can_finish(int rank) const;
   void finish(int rank);
-  void tick(int rank, Nanos now) { at(rank).controller->tick(now); }
-  void fail(int rank, const Error& error) { at(rank).controller->fail(error); }
+  void tick(int rank, Nanos now);
+  void fail(int rank, const Error& error);
   // Takes the controller's effects; to be called after each group of events on a rank.
   void flush(int rank);
   // The oldest Go or Filled that this rank owes comes into the ring.
