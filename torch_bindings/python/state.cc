@@ -8,6 +8,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "horon/ops/session/call_counts.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/modules/synced_normalization.h"
 #include "horon/torch_bindings/python/bindings.h"
@@ -45,7 +47,7 @@ std::vector<py::bytes> gather_bytes_of_all(const std::string& bytes, const std::
   return {parts.begin(), parts.end()};
 }
 
-// `number`: of this call of the module, from 1. Weight and bias may be None.
+// `number`: of this call of the module since the last join(), from 1. Weight and bias may be None.
 at::Tensor normalize(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                      const BatchStatistics& statistics, const std::string& name,
                      const ProcessSet& process_set, double eps, int64_t number) {
@@ -57,6 +59,11 @@ at::Tensor normalize(const at::Tensor& input, const at::Tensor& weight, const at
   call.number = number;
   call.backward_timeout = std::chrono::minutes(5);
   return torch_detail::normalize(input, weight, bias, statistics, call);
+}
+
+// For what counts its calls: ranks that had joined have not made the others'.
+uint64_t joins_of(const ProcessSet& process_set) {
+  return ops::call_counts().times_forgotten(process_set.id());
 }
 
 }  // namespace
@@ -79,6 +86,7 @@ void bind_state(py::module_& module) {
   module.def("normalize", &normalize, py::arg("input"), py::arg("weight"), py::arg("bias"),
              py::arg("statistics"), py::arg("name"), py::arg("process_set"), py::arg("eps"),
              py::arg("number"));
+  module.def("joins_of", &joins_of, py::arg("process_set"));
 }
 
 }  // namespace horon::python

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import pytest
 import torch
 
 import horon.torch as hvd
@@ -91,3 +92,15 @@ def test_sync_batch_norm_is_copied_and_saved(rank, size):
             torch.testing.assert_close(copied(inputs), original(inputs))
     hvd.remove_process_set(part)
     assert pickle.loads(pickle.dumps(hvd.ProcessSet([0]))).ranks == [0]
+
+
+def test_sync_batch_norm_goes_on_after_an_uneven_epoch(rank, size):
+    module = hvd.SyncBatchNorm(2)
+    for _ in range(2):
+        for _ in range(2 + rank):
+            x = torch.randn(3, 2, requires_grad=True)
+            module(x).pow(2).sum().backward()
+        hvd.join()
+    first, second = module(x), module(x)
+    with pytest.raises(RuntimeError, match="rank 0 through call 1"):
+        (second if rank else first).sum().backward()
