@@ -1,6 +1,7 @@
 // Parameters and bytes from rank to rank, and the statistics of SyncBatchNorm.
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <pybind11/stl.h>
 #include <string>
 #include <utility>
@@ -48,9 +49,10 @@ std::vector<py::bytes> gather_bytes_of_all(const std::string& bytes, const std::
 }
 
 // `number`: of this call of the module since the last join(), from 1. Weight and bias may be None.
-at::Tensor normalize(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                     const BatchStatistics& statistics, const std::string& name,
-                     const ProcessSet& process_set, double eps, int64_t number) {
+at::Tensor normalize(const at::Tensor& input, const std::optional<at::Tensor>& weight,
+                     const std::optional<at::Tensor>& bias, const BatchStatistics& statistics,
+                     const std::string& name, const ProcessSet& process_set, double eps,
+                     int64_t number) {
   const py::gil_scoped_release without_gil;
   torch_detail::NormalizationCall call;
   call.name = name;
@@ -58,7 +60,8 @@ at::Tensor normalize(const at::Tensor& input, const at::Tensor& weight, const at
   call.eps = eps;
   call.number = number;
   call.backward_timeout = std::chrono::minutes(5);
-  return torch_detail::normalize(input, weight, bias, statistics, call);
+  return torch_detail::normalize(input, weight.value_or(at::Tensor()), bias.value_or(at::Tensor()),
+                                 statistics, call);
 }
 
 // For what counts its calls: ranks that had joined have not made the others'.
