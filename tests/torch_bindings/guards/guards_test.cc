@@ -3,6 +3,7 @@
 #include <csignal>
 #include <filesystem>
 #include <limits>
+#include <sstream>
 #include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
@@ -295,6 +296,43 @@ TEST(BestCheckpoint, AllRanksKeepTheSame) {
     EXPECT_THAT(error_of([&] { best.judge(rank(), 1); }), HasSubstr("0 on rank 0"));
   }
   EXPECT_THAT(error_of([] { BestCheckpoint({.keep = 0}); }), HasSubstr("give 1 or more"));
+}
+
+// As torch::save() writes it and torch::load() reads it.
+template <class Guard>
+void copy_through_archive(const Guard& from, Guard& into) {
+  std::stringstream stream;
+  torch::save(from, stream);
+  torch::load(into, stream);
+}
+
+TEST(SavedGuards, GoOnWhereTheyWere) {
+  EarlyStopping stopping({.patience = 2});
+  EarlyStopping copy({.patience = 2});
+  copy_through_archive(stopping, copy);  // without a best value
+  EXPECT_THAT(checks(copy, {3}), ElementsAre(false));
+  EXPECT_THAT(checks(stopping, {3, 4}), ElementsAre(false, false));
+  copy_through_archive(stopping, copy);
+  EXPECT_THAT(checks(copy, {5}), ElementsAre(true));
+  EXPECT_EQ(copy.reason(), "no improvement in 2 checks; the best was 3 in check 1");
+  copy_through_archive(copy, stopping);
+  EXPECT_EQ(stopping.reason(), copy.reason());
+
+  BestCheckpoint best({.keep = 2});
+  BestCheckpoint other({.keep = 2});
+  for (int64_t step = 0; step < 3; ++step) best.judge(step, 5.0 - static_cast<double>(step));
+  copy_through_archive(best, other);
+  ASSERT_EQ(other.kept().size(), 2U);
+  EXPECT_EQ(other.kept()[0].step, 2);
+  EXPECT_EQ(other.judge(3, 3.5).remove, std::vector<int64_t>{1});
+
+  std::stringstream stream;
+  torch::save(at::ones({2}), stream);
+  const std::string bytes = stream.str();
+  std::istringstream one(bytes), two(bytes);
+  EXPECT_THAT(error_of([&] { torch::load(stopping, one); }), HasSubstr("holds no state"));
+  EXPECT_THAT(error_of([&] { torch::load(best, two); }), HasSubstr("holds no list"));
+  EXPECT_EQ(best.kept().size(), 2U);
 }
 
 }  // namespace
