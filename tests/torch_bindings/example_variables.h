@@ -40,6 +40,7 @@ using Optimizer = horon::DistributedOptimizer<torch::optim::SGD>;
 extern Optimizer optimizer;
 extern horon::amp::GradScaler scaler;
 extern horon::LrScheduler scheduler;
+extern horon::EarlyStopping stopping;
 at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target);
 
 extern horon::IdxDataset dataset;

@@ -203,6 +203,19 @@ TEST(ThreadsInBackward, OfOneParameterAreRefused) {
   expect_close(w, 1);
 }
 
+// A thread that comes between hooks and synchronize() is seen by what it has written alone.
+TEST(ThreadsInBackward, MayHaveWrittenToAGradientThatIsBeingReduced) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"weight", w}}, {.wait_in = WaitIn::Step});
+  weighted(w, rank() + 1).backward();
+  {
+    const at::NoGradGuard no_grad;
+    w.mutable_grad().add_(1);
+  }
+  EXPECT_THAT(error_of([&] { reducer.synchronize(); }),
+              AllOf(StartsWith(kInvalid), HasSubstr("\"weight\""), HasSubstr("in one thread")));
+}
+
 TEST(ThreadsInBackward, InTheHooksOfOneParameterAreNoticed) {
   const torch_detail::GradientSettings settings;
   torch_detail::GradientSlot slot("shared", leaf({1}), settings);

@@ -54,7 +54,7 @@ class Checkpoints::Impl {
         [&] {
           if (rank() == 0) torch_detail::prepare_folder(folder_);
         },
-        {.name = "Checkpoints"});
+        {.name = "Checkpoints", .worker = 0});
   }
 
   ~Impl() {
@@ -75,7 +75,7 @@ class Checkpoints::Impl {
     agree("Checkpoints::save", step, values.metric, [] { return std::string(); });
     std::string own;
     c10::impl::GenericDict content = torch_detail::text_dictionary();
-    on_all_ranks([&] { finish(); }, {.name = "Checkpoints::save"});
+    on_all_ranks([&] { finish(); }, {.name = "Checkpoints::save", .worker = 0});
     const std::string buffers_of_root =
         broadcast_bytes(torch_detail::buffer_fingerprints(parts_), {.name = "checkpoint.buffers"});
     on_all_ranks(
@@ -98,7 +98,7 @@ class Checkpoints::Impl {
   }
 
   void wait() {
-    on_all_ranks([&] { finish(); }, {.name = "Checkpoints::wait"});
+    on_all_ranks([&] { finish(); }, {.name = "Checkpoints::wait", .worker = 0});
   }
 
   // `find`: candidates, the best first; called on rank 0. `advice`: for people, where there are
@@ -114,7 +114,7 @@ class Checkpoints::Impl {
           header_of_rank_0 = torch_detail::header_of(first);
           return first;
         },
-        {.name = "Checkpoints::load"});
+        {.name = "Checkpoints::load", .worker = 0});
     const c10::IValue header =
         torch_detail::from_bytes(broadcast_bytes(header_of_rank_0, {.name = "checkpoint.header"}));
     if (header.toGenericDict().empty()) return std::nullopt;
@@ -151,7 +151,7 @@ class Checkpoints::Impl {
           }
           return {};
         },
-        {.name = "Checkpoints"});
+        {.name = "Checkpoints", .worker = 0});
     std::string agreed = broadcast_bytes(path, {.name = "checkpoint.path"});
     return agreed.empty() ? std::nullopt : std::optional<std::string>(std::move(agreed));
   }

@@ -80,7 +80,8 @@ struct LoadedCheckpoint {
 class Checkpoints {
  public:
   // Rank 0 makes the folder, and takes out of it what a job has left that was killed while it
-  // wrote. Throws Error(OperationFailed).
+  // wrote. Throws Error(OperationFailed). This and all that follows but add() needs rank 0: once it
+  // has joined, the others throw Error(RankLeft).
   explicit Checkpoints(std::string folder, const CheckpointOptions& options = {});
   // Waits for the file that is being written; an error of it goes to the log.
   ~Checkpoints();

@@ -42,6 +42,13 @@ std::string given_or_counted(const std::string& given, std::string_view kind, ui
   return concat(kind, ".noname.", ops::call_counts().next(kind, set));
 }
 
+std::string given_or_counted_object(const std::string& given, std::string_view kind, uint32_t set) {
+  core::refuse_if_banned(given.empty() ? kind : given);
+  if (!given.empty()) return given;
+  if (!is_initialized()) return concat(kind, ".noname");
+  return concat(kind, ".noname.", ops::call_counts().next_object(kind, set));
+}
+
 void refuse_call(const std::string& name, const ProcessSet& set, const std::string& text) {
   refuse_calls({name}, set, text);
 }

@@ -201,14 +201,19 @@ void throw_together(const std::optional<Error>& own, const AgreementOptions& opt
   const ProcessSet& set = options.process_set;
   const std::string name = options.name.empty() ? "on_all_ranks" : options.name;
   const NameTurn turn(name, set.id());
-  const std::map<int, std::string> said = say(core::fault_bytes(own), name, set);
+  // A byte before the fault: a rank that has joined says nothing at all.
+  const std::map<int, std::string> said = say(concat('.', core::fault_bytes(own)), name, set);
   std::vector<std::string> faults;
-  for (const auto& [rank, fault] : said) faults.push_back(fault);
-  const std::optional<core::FirstFault> first = core::first_fault(faults);
-  if (!first) return;
-  const int rank = std::next(said.begin(), static_cast<int>(first->members.front()))->first;
-  throw Error(first->error.code(), concat(options.name, options.name.empty() ? "" : ": ",
-                                          "on rank ", rank, ": ", first->error.what()));
+  for (const auto& [rank, text] : said) faults.push_back(text.substr(1));
+  const std::string begins = concat(options.name, options.name.empty() ? "" : ": ");
+  if (const std::optional<core::FirstFault> first = core::first_fault(faults)) {
+    const int rank = std::next(said.begin(), static_cast<int>(first->members.front()))->first;
+    throw Error(first->error.code(), concat(begins, "on rank ", rank, ": ", first->error.what()));
+  }
+  if (!options.worker || said.contains(*options.worker)) return;
+  throw Error(ErrorCode::RankLeft,
+              concat(begins, "rank ", *options.worker, " has joined, and it alone does the work, ",
+                     "so nothing was done. Call it before join()"));
 }
 
 void throw_together(ErrorCode code, const std::string& call, const std::string& own_error,

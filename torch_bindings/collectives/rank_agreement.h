@@ -29,12 +29,15 @@ namespace horon {
 struct AgreementOptions {
   std::string name = {};  // empty: "on_all_ranks"
   ProcessSet process_set = {};
+  // The rank that works where the others do nothing, one of the world that is in the set. Once it
+  // has joined, nothing would be done: then the others throw Error(RankLeft).
+  std::optional<int> worker = {};
 };
 
 namespace torch_detail {
 
 // `own` is this rank's error, if it has one. If any rank has one, all throw that of the lowest such
-// rank, whose text then names the rank.
+// rank, whose text then names the rank. Error(RankLeft) if the worker has joined.
 void throw_together(const std::optional<Error>& own, const AgreementOptions& options);
 // The same for a text, empty if there is no error; `call` is what the error is about.
 void throw_together(ErrorCode code, const std::string& call, const std::string& own_error,
@@ -76,8 +79,11 @@ void require_agreement(const std::string& call, const std::vector<Fact>& facts,
 
 // What `work` returns, if it has returned on all ranks. If it has thrown on any, all throw an Error
 // with the text of the lowest such rank: with its code if it was a horon::Error, else
-// OperationFailed. `work` runs on the calling thread, and must not need ranks that have thrown: so
-// no collectives in it.
+// OperationFailed. `work` runs on the calling thread. No collective may be in it (another
+// on_all_ranks() is one) that a throw before it would skip on one rank: the others would wait there
+// for that rank, and that rank here for them.
+//
+//   horon::on_all_ranks([&] { if (horon::rank() == 0) write_report(path); }, {.worker = 0});
 template <class Work>
 auto on_all_ranks(const Work& work, const AgreementOptions& options = {}) {
   using Result = decltype(work());

@@ -169,15 +169,17 @@ std::optional<Error> ReplicaCheck::find_unlike(const std::string& reducer_name,
   }
   return Error(
       ErrorCode::Mismatch,
-      core::concat("\"", reducer_name, "\": parameter \"", unlike.slot->name(), "\" differs on ",
-                   core::name_ranks(others), " from rank ", settings.ranks[first], " (element ",
-                   unlike.index, ": ", text_of(other), " and ", text_of(values[first]),
-                   "). Parameters or gradients were changed on some ranks ",
-                   "only, or in different ways (another learning rate, say), or the ranks did not "
-                   "begin alike. Call ",
-                   "broadcast_parameters() before training and after loading; change gradients ",
-                   "only when they are reduced. {.check_replicas = false} or ",
-                   "HORON_CHECK_REPLICAS=0 turns this check off"));
+      core::concat(
+          "\"", reducer_name, "\": parameter \"", unlike.slot->name(), "\" differs on ",
+          core::name_ranks(others), " from rank ", settings.ranks[first], " (element ",
+          unlike.index, ": ", text_of(other), " and ", text_of(values[first]),
+          "). Parameters or gradients were changed on some ranks ",
+          "only, or in different ways (another learning rate or loss scale, say), or the "
+          "ranks did not begin alike. Call ",
+          "broadcast_parameters() before training and after loading, and broadcast_state() ",
+          "of all that steps change after join(); change gradients ",
+          "only when they are reduced. {.check_replicas = false} or ",
+          "HORON_CHECK_REPLICAS=0 turns this check off"));
 }
 
 }  // namespace horon::torch_detail

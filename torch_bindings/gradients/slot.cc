@@ -158,7 +158,11 @@ GradientSlot::Arrival GradientSlot::after_accumulate(bool narrow) {
   if (is_older_sparse(aside)) extras().older_sparse = aside;
   if (!is_represented() && stays_sparse(current)) return sparse_arrived(current);
   if (is_submitted()) {
-    if (holds(current)) refuse("its hooks were removed while it was being reduced");
+    if (holds(current)) {
+      refuse(
+          "its hooks were removed while it was being reduced, or two threads run backward() on it "
+          "at a time");
+    }
     take_late(current, /*exclusive=*/aside.defined());
     fired_ = true;
     return Arrival::Late;
@@ -273,7 +277,8 @@ void GradientSlot::inspect(std::optional<double> weight) {
     if (view_version() != version_) {
       refuse(
           "it was written to while it was being reduced (WaitIn::Step); call synchronize() after "
-          "backward(), before anything that reads or writes gradients");
+          "backward(), before anything that reads or writes gradients, and run backward() on it in "
+          "one thread at a time");
     }
   } else if (!is_kept(current) && (is_represented() || current.defined())) {
     if (is_represented()) drop();

@@ -9,55 +9,128 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/call_counts.h"
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 
 namespace horon::torch_detail {
 namespace {
 
-struct Said {
-  int64_t round = 0;
+using core::concat;
+
+struct Numbers {
+  int64_t step = 0;
+  int64_t count = 0;
+  int64_t joined = 0;  // since this rank's last decision there was a join()
   double value = 0;
 };
 
-double combined(const std::vector<double>& values, AgreeOn how) {
-  double result = values.front();
-  if (how == AgreeOn::FirstRank) return result;
-  for (size_t i = 1; i < values.size(); ++i) {
-    if (how == AgreeOn::Mean) result += values[i];
-    // A NaN wins: hidden, it would make a diverged rank look well.
-    if (how == AgreeOn::Min && !(values[i] >= result) && !std::isnan(result)) result = values[i];
-    if (how == AgreeOn::Max && !(values[i] <= result) && !std::isnan(result)) result = values[i];
+// The state travels behind the numbers.
+struct Said {
+  Numbers numbers;
+  std::string state;
+};
+
+using SaidByRank = std::map<int, Said>;  // of the ranks that have not joined
+
+std::string to_bytes(const Said& said) {
+  std::string bytes(reinterpret_cast<const char*>(&said.numbers), sizeof(Numbers));
+  return bytes + said.state;
+}
+
+SaidByRank said_from(const std::vector<std::string>& all, const std::vector<int>& ranks) {
+  SaidByRank said;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].size() < sizeof(Numbers)) continue;  // this rank has joined
+    Said& one = said[ranks[i]];
+    std::memcpy(&one.numbers, all[i].data(), sizeof(Numbers));
+    one.state = all[i].substr(sizeof(Numbers));
   }
-  return how == AgreeOn::Mean ? result / static_cast<double>(values.size()) : result;
+  return said;
+}
+
+double combined(const SaidByRank& said, AgreeOn how) {
+  double result = said.begin()->second.numbers.value;
+  if (how == AgreeOn::FirstRank) return result;
+  for (auto one = std::next(said.begin()); one != said.end(); ++one) {
+    const double value = one->second.numbers.value;
+    if (how == AgreeOn::Mean) result += value;
+    // A NaN wins: hidden, it would make a diverged rank look well.
+    if (how == AgreeOn::Min && !(value >= result) && !std::isnan(result)) result = value;
+    if (how == AgreeOn::Max && !(value <= result) && !std::isnan(result)) result = value;
+  }
+  return how == AgreeOn::Mean ? result / static_cast<double>(said.size()) : result;
+}
+
+[[noreturn]] void refuse(ErrorCode code, const std::string& call, const std::string& why) {
+  throw Error(code, concat("\"", call, "\": ", why));
+}
+
+// By a number of theirs the ranks are at the same decision.
+template <class NumberOf>
+void require_same(const std::string& call, const SaidByRank& said, const NumberOf& number_of,
+                  const char* cure) {
+  std::map<int64_t, std::vector<int>> ranks_at;
+  for (const auto& [rank, one] : said) ranks_at[number_of(one.numbers)].push_back(rank);
+  if (ranks_at.size() == 1) return;
+  std::string text;
+  for (const auto& [number, ranks] : ranks_at) {
+    text += concat(text.empty() ? "" : ", ", number, " on ", core::name_ranks(ranks));
+  }
+  refuse(ErrorCode::Mismatch, call,
+         concat("the ranks are at different decisions: ", text,
+                ". All ranks must ask equally often", cure));
+}
+
+void require_same_states(const std::string& call, const SaidByRank& said) {
+  const auto& [lowest, first] = *said.begin();
+  std::vector<int> others;
+  for (const auto& [rank, one] : said) {
+    if (one.state != first.state) others.push_back(rank);
+  }
+  if (others.empty()) return;
+  require_same(
+      call, said, [](const Numbers& of) { return of.count + 1; },
+      ", or be given the state of one of them by broadcast_state()");
+  refuse(ErrorCode::Mismatch, call,
+         concat(core::name_ranks(others), others.size() == 1 ? " has" : " have",
+                " another state than rank ", lowest, ", so that they would decide otherwise. ",
+                "Restore it on all ranks, or give all that of one rank by broadcast_state()"));
 }
 
 }  // namespace
 
-double agreed_value(double own, int64_t round, AgreeOn how, std::string_view kind,
-                    const std::string& name, const ProcessSet& set) {
-  const Said mine{round, own};
-  const std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(mine));
-  const std::string call = given_or_counted(name, kind, set.id());
-  const std::vector<std::string> all = allgather_bytes(bytes, {.name = call, .process_set = set});
-  const std::vector<int> ranks = set.ranks();
-  std::map<int64_t, std::vector<int>> rounds;
-  std::vector<double> values;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (all[i].size() != sizeof(Said)) continue;  // this rank has joined
-    Said said;
-    std::memcpy(&said, all[i].data(), sizeof(said));
-    rounds[said.round].push_back(ranks[i]);
-    values.push_back(said.value);
+AgreedDecision Decisions::agree(const OwnDecision& own) {
+  const std::string call = given_or_counted(name_, kind_, set_.id());
+  const uint64_t joins = is_initialized() ? ops::call_counts().times_forgotten(set_.id()) : 0;
+  const Said mine{{.step = own.step,
+                   .count = own.count,
+                   .joined = joins_ && *joins_ != joins ? 1 : 0,
+                   .value = own.value},
+                  own.state};
+  const std::vector<std::string> all =
+      allgather_bytes(to_bytes(mine), {.name = call, .process_set = set_});
+  const std::vector<int> ranks = set_.ranks();
+  const SaidByRank said = said_from(all, ranks);
+  if (how_ == AgreeOn::FirstRank && !said.contains(ranks.front())) {
+    refuse(ErrorCode::RankLeft, call,
+           concat("rank ", ranks.front(), " has joined, and the ranks decide by its number ",
+                  "(AgreeOn::FirstRank). Call it before join(), or decide by the numbers of all ",
+                  "ranks that are left (AgreeOn::Mean, Min or Max)"));
   }
-  if (rounds.size() == 1) return combined(values, how);
-  std::string text;
-  for (const auto& [number, of] : rounds) {
-    text += core::concat(text.empty() ? "" : ", ", number, " on ", core::name_ranks(of));
-  }
-  throw Error(ErrorCode::Mismatch,
-              core::concat("\"", call, "\": the ranks are at different ", "decisions: ", text,
-                           ". All ranks must ask equally often"));
+  require_same(
+      call, said, [](const Numbers& of) { return of.step; }, "");
+  // One that had joined before its first decision does not know of it; the others do.
+  const bool after_join = std::any_of(
+      said.begin(), said.end(), [](const auto& one) { return one.second.numbers.joined != 0; });
+  if (!after_join) require_same_states(call, said);
+  joins_ = joins;
+  const auto latest = std::max_element(said.begin(), said.end(), [](const auto& a, const auto& b) {
+    return a.second.numbers.count < b.second.numbers.count;
+  });
+  return {combined(said, how_), latest->second.numbers.count, latest->second.state};
 }
 
 bool is_better(double value, double than, Better better, double by) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -11,21 +12,54 @@ namespace horon {
 
 enum class Better : uint8_t { Lower, Higher };
 
-// Which number counts where those of the ranks differ.
+// Which number counts where those of the ranks differ. Ranks that have joined have none.
 enum class AgreeOn : uint8_t {
-  FirstRank,  // that of rank 0 (of the lowest rank of the set); the others may give anything
-  Mean,       // of the ranks' numbers, each counting once
+  // That of rank 0 (of the lowest rank of the set); the others may give anything. Once that rank
+  // has joined, to decide is an Error(RankLeft) on the others.
+  FirstRank,
+  Mean,  // of the ranks' numbers, each counting once
   Min,
   Max,
 };
 
 namespace torch_detail {
 
-// The number, with the same bits on all ranks of the set. `round` tells which decision this is: all
-// ranks must be at the same one. One collective. Unnamed: "KIND.noname.N". Throws Error(Mismatch)
-// on all ranks if the rounds differ, and what collectives throw.
-double agreed_value(double own, int64_t round, AgreeOn how, std::string_view kind,
-                    const std::string& name, const ProcessSet& set);
+// What a rank brings to a decision.
+struct OwnDecision {
+  double value = 0;
+  int64_t step = 0;   // which the ranks give alike
+  int64_t count = 0;  // of its decisions before
+  std::string state;  // what they have come to
+};
+
+// What all ranks decide by.
+struct AgreedDecision {
+  double value = 0;  // with the same bits on all ranks
+  int64_t count = 0;
+  std::string state;
+};
+
+// The decisions of one guard. Its ranks hold a state each, which decisions change alike. While a
+// rank waits in join() it misses decisions; afterwards it takes over the state of a rank that has
+// missed none, which is one with the most decisions.
+class Decisions {
+ public:
+  // Unnamed: "KIND.noname.N". `kind` lives as long as the program.
+  Decisions(std::string_view kind, std::string name, AgreeOn how, ProcessSet set)
+      : kind_(kind), name_(std::move(name)), how_(how), set_(std::move(set)) {}
+
+  // One collective. Throws on all ranks: Error(Mismatch) if the steps differ, or the states and no
+  // join() was in between; Error(RankLeft) if the number is that of a rank that has joined. And
+  // what collectives throw.
+  AgreedDecision agree(const OwnDecision& own);
+
+ private:
+  const std::string_view kind_;
+  const std::string name_;
+  const AgreeOn how_;
+  const ProcessSet set_;
+  std::optional<uint64_t> joins_;  // until the last decision; nothing before the first
+};
 
 // A NaN is never better, and anything is better than a NaN.
 bool is_better(double value, double than, Better better, double by = 0);

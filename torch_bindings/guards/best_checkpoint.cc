@@ -2,13 +2,37 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include <ATen/ops/empty.h>
+#include <torch/serialize/archive.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 
 namespace horon {
 
-BestCheckpoint::BestCheckpoint(BestCheckpointOptions options) : options_(std::move(options)) {
+namespace {
+
+using Kept = BestCheckpoint::Kept;
+static_assert(std::is_trivially_copyable_v<Kept> && sizeof(Kept) == 16, "its bytes are compared");
+
+std::string to_bytes(const std::vector<Kept>& kept) {
+  return {reinterpret_cast<const char*>(kept.data()), kept.size() * sizeof(Kept)};
+}
+
+std::vector<Kept> kept_from(const std::string& bytes) {
+  std::vector<Kept> kept(bytes.size() / sizeof(Kept));
+  if (!kept.empty()) std::memcpy(kept.data(), bytes.data(), bytes.size());
+  return kept;
+}
+
+}  // namespace
+
+BestCheckpoint::BestCheckpoint(BestCheckpointOptions options)
+    : options_(std::move(options)),
+      decisions_("best_checkpoint", options_.name, options_.agree_on, options_.process_set) {
   if (options_.keep < 1) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("best checkpoint: keep is ", options_.keep, "; give 1 or more"));
@@ -16,8 +40,11 @@ BestCheckpoint::BestCheckpoint(BestCheckpointOptions options) : options_(std::mo
 }
 
 CheckpointDecision BestCheckpoint::judge(int64_t step, double value) {
-  const double agreed = torch_detail::agreed_value(
-      value, step, options_.agree_on, "best_checkpoint", options_.name, options_.process_set);
+  const torch_detail::AgreedDecision all =
+      decisions_.agree({.value = value, .step = step, .count = judged_, .state = to_bytes(kept_)});
+  judged_ = all.count + 1;
+  kept_ = kept_from(all.state);
+  const double agreed = all.value;
   CheckpointDecision decision;
   if (std::isnan(agreed)) return decision;
   // A step that is made again after a restart would be saved under the name of the one before.
@@ -39,6 +66,49 @@ CheckpointDecision BestCheckpoint::judge(int64_t step, double value) {
     kept_.pop_back();
   }
   return decision;
+}
+
+void BestCheckpoint::save(::torch::serialize::OutputArchive& archive) const {
+  const auto count = static_cast<int64_t>(kept_.size());
+  at::Tensor steps = at::empty({count}, at::kLong);
+  at::Tensor values = at::empty({count}, at::kDouble);
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    steps.mutable_data_ptr<int64_t>()[i] = kept_[i].step;
+    values.mutable_data_ptr<double>()[i] = kept_[i].value;
+  }
+  archive.write("judged", c10::IValue(judged_));
+  archive.write("steps", steps);
+  archive.write("values", values);
+}
+
+void BestCheckpoint::load(::torch::serialize::InputArchive& archive) {
+  c10::IValue judged;
+  at::Tensor steps, values;
+  if (!archive.try_read("judged", judged) || !archive.try_read("steps", steps) ||
+      !archive.try_read("values", values) || !judged.isInt() || steps.dim() != 1 ||
+      steps.scalar_type() != at::kLong || values.scalar_type() != at::kDouble ||
+      values.sizes() != steps.sizes()) {
+    throw Error(ErrorCode::InvalidArgument, "best checkpoint: the archive holds no list of it");
+  }
+  steps = steps.cpu().contiguous();
+  values = values.cpu().contiguous();
+  kept_.clear();
+  for (int64_t i = 0; i < steps.numel(); ++i) {
+    kept_.push_back({steps.const_data_ptr<int64_t>()[i], values.const_data_ptr<double>()[i]});
+  }
+  judged_ = judged.toInt();
+}
+
+::torch::serialize::OutputArchive& operator<<(::torch::serialize::OutputArchive& archive,
+                                              const BestCheckpoint& best) {
+  best.save(archive);
+  return archive;
+}
+
+::torch::serialize::InputArchive& operator>>(::torch::serialize::InputArchive& archive,
+                                             BestCheckpoint& best) {
+  best.load(archive);
+  return archive;
 }
 
 }  // namespace horon

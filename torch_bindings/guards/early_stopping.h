@@ -20,6 +20,11 @@
 #include "horon/ops/session/process_set.h"
 #include "horon/torch_bindings/guards/agreed_value.h"
 
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
 namespace horon {
 
 struct EarlyStoppingOptions {
@@ -40,7 +45,9 @@ class EarlyStopping {
   explicit EarlyStopping(EarlyStoppingOptions options = {});
 
   // Has training come to its end? The same on all ranks; true again once it was true. Collective.
-  // Throws Error as collectives do; Mismatch if the ranks have checked unequally often.
+  // Ranks that come back from join() go on with the state of the ranks that went on without them.
+  // Throws Error as collectives do; Mismatch if the ranks have checked unequally often or have
+  // other states; RankLeft as AgreeOn says.
   bool check(double value);
 
   // What is needed to go on after a restart.
@@ -52,6 +59,10 @@ class EarlyStopping {
   };
   const State& state() const { return state_; }
   void set_state(State state) { state_ = std::move(state); }
+  // The same for torch::save(), torch::load(), Checkpoints::add() and broadcast_state(). load()
+  // throws Error(InvalidArgument), having changed nothing, for another archive.
+  void save(::torch::serialize::OutputArchive& archive) const;
+  void load(::torch::serialize::InputArchive& archive);
 
   double best() const { return state_.best; }
   // Was the latest value the best so far?
@@ -63,7 +74,13 @@ class EarlyStopping {
   std::string reason_for(double value) const;
 
   const EarlyStoppingOptions options_;
+  torch_detail::Decisions decisions_;
   State state_;
 };
+
+::torch::serialize::OutputArchive& operator<<(::torch::serialize::OutputArchive& archive,
+                                              const EarlyStopping& stopping);
+::torch::serialize::InputArchive& operator>>(::torch::serialize::InputArchive& archive,
+                                             EarlyStopping& stopping);
 
 }  // namespace horon

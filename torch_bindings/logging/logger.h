@@ -14,7 +14,8 @@
 // Between two flushes log() adds up on this rank, and flush() adds up the ranks: so a mean is that
 // of all samples of all steps and ranks, if weights are numbers of samples. Ranks may have logged
 // different names, and different times, or nothing. The lowest rank of the set writes; flush()
-// gives the same record to all, with the time of the rank that writes.
+// gives the same record to all, with the time of the rank that writes. Once that rank has joined,
+// what flush() gives to the others is in no file: where data are uneven, flush after join().
 //
 // Values: numbers, or tensors of one element on any device; a GPU is not waited for before flush().
 // One thread at a time. Errors: InvalidArgument from log(): more than one element, a weight that is

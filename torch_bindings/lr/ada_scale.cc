@@ -68,7 +68,7 @@ AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
   if (!schedule_) refuse_ada_scale("the schedule is null");
   const ProcessSet& set = options_.gradients.process_set;
   alone_ = !set.includes_me() || set.size() == 1;
-  options_.name = torch_detail::given_or_counted(options_.name, "ada_scale", set.id());
+  options_.name = torch_detail::given_or_counted_object(options_.name, "ada_scale", set.id());
   // The scheduler sets learning rates; the position is not a number of its steps but state_'s.
   scheduler_.emplace(*parts_.optimizer, [this](double /*position*/) {
     const double units = state_.position / static_cast<double>(options_.steps_per_unit);

@@ -1,6 +1,7 @@
 #include "horon/torch_bindings/modules/sync_batch_norm.h"
 
 #include <ostream>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -10,6 +11,8 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/call_counts.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/modules/activation_checkpoint.h"
 #include "horon/torch_bindings/modules/synced_normalization.h"
@@ -107,7 +110,14 @@ void SyncBatchNormImpl::check_input(const at::Tensor& input) {
 
 void SyncBatchNormImpl::name_collectives() {
   collective_name =
-      torch_detail::given_or_counted(collective_name, "sync_batch_norm", process_set.id());
+      torch_detail::given_or_counted_object(collective_name, "sync_batch_norm", process_set.id());
+}
+
+// Ranks that had joined have not made the others' calls.
+int64_t SyncBatchNormImpl::number_of_call() {
+  const uint64_t joins = ops::call_counts().times_forgotten(process_set.id());
+  if (std::exchange(joins_, joins) != joins) calls_ = 0;
+  return ++calls_;
 }
 
 double SyncBatchNormImpl::average_factor() const {
@@ -155,12 +165,11 @@ at::Tensor SyncBatchNormImpl::normalize_with_others(const at::Tensor& input) {
     running_mean.mul_(1 - factor).add_(statistics.mean, factor);
     running_var.mul_(1 - factor).add_(statistics.unbiased, factor);
   }
-  ++calls_;
   return torch_detail::normalize(input, weight, bias, statistics,
                                  {.name = collective_name,
                                   .process_set = process_set,
                                   .eps = options.eps(),
-                                  .number = calls_,
+                                  .number = number_of_call(),
                                   .backward_timeout = backward_timeout});
 }
 

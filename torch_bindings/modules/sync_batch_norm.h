@@ -87,11 +87,14 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   [[noreturn]] void refuse(const std::string& why);
   void check_input(const at::Tensor& input);
   void name_collectives();
+  int64_t number_of_call();
   double average_factor() const;
   at::Tensor normalize_alone(const at::Tensor& input);
   at::Tensor normalize_with_others(const at::Tensor& input);
 
-  int64_t calls_ = 0;  // that communicated, so the same on all ranks
+  // That communicated since the last join(), so the same on all ranks.
+  int64_t calls_ = 0;
+  uint64_t joins_ = 0;  // until the last call
 };
 
 TORCH_MODULE(SyncBatchNorm);

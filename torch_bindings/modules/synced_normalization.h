@@ -32,7 +32,7 @@ struct NormalizationCall {
   std::string name;  // of the module's collectives
   ProcessSet process_set;
   double eps = 0;
-  int64_t number = 0;  // of this call of the module, from 1
+  int64_t number = 0;  // of this call of the module since the last join(), from 1
   std::chrono::nanoseconds backward_timeout{};
 };
 

@@ -1,6 +1,7 @@
 // Parameters and bytes from rank to rank, and the statistics of SyncBatchNorm.
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <pybind11/stl.h>
 #include <string>
 #include <utility>
@@ -8,6 +9,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "horon/ops/session/call_counts.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/modules/synced_normalization.h"
 #include "horon/torch_bindings/python/bindings.h"
@@ -45,10 +48,11 @@ std::vector<py::bytes> gather_bytes_of_all(const std::string& bytes, const std::
   return {parts.begin(), parts.end()};
 }
 
-// `number`: of this call of the module, from 1. Weight and bias may be None.
-at::Tensor normalize(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                     const BatchStatistics& statistics, const std::string& name,
-                     const ProcessSet& process_set, double eps, int64_t number) {
+// `number`: of this call of the module since the last join(), from 1. Weight and bias may be None.
+at::Tensor normalize(const at::Tensor& input, const std::optional<at::Tensor>& weight,
+                     const std::optional<at::Tensor>& bias, const BatchStatistics& statistics,
+                     const std::string& name, const ProcessSet& process_set, double eps,
+                     int64_t number) {
   const py::gil_scoped_release without_gil;
   torch_detail::NormalizationCall call;
   call.name = name;
@@ -56,7 +60,13 @@ at::Tensor normalize(const at::Tensor& input, const at::Tensor& weight, const at
   call.eps = eps;
   call.number = number;
   call.backward_timeout = std::chrono::minutes(5);
-  return torch_detail::normalize(input, weight, bias, statistics, call);
+  return torch_detail::normalize(input, weight.value_or(at::Tensor()), bias.value_or(at::Tensor()),
+                                 statistics, call);
+}
+
+// For what counts its calls: ranks that had joined have not made the others'.
+uint64_t joins_of(const ProcessSet& process_set) {
+  return ops::call_counts().times_forgotten(process_set.id());
 }
 
 }  // namespace
@@ -79,6 +89,7 @@ void bind_state(py::module_& module) {
   module.def("normalize", &normalize, py::arg("input"), py::arg("weight"), py::arg("bias"),
              py::arg("statistics"), py::arg("name"), py::arg("process_set"), py::arg("eps"),
              py::arg("number"));
+  module.def("joins_of", &joins_of, py::arg("process_set"));
 }
 
 }  // namespace horon::python

@@ -30,6 +30,7 @@ using core::concat;
 
 constexpr const char* kParameters = "broadcast_parameters";
 constexpr const char* kOptimizer = "broadcast_optimizer_state";
+constexpr const char* kState = "broadcast_state";
 
 using torch_detail::Fact;
 
@@ -201,6 +202,34 @@ void broadcast_parameters(const NamedTensors& tensors, int root, const ProcessSe
   }
   wait_for_all(handles);
 }
+
+namespace torch_detail {
+
+void broadcast_archived(const ArchivedState& state, int root, const ProcessSet& process_set) {
+  const std::vector<Fact> facts{{"root", std::to_string(root)},
+                                {"the type", c10::demangle(state.type.name())}};
+  require_agreement(kState, facts, fault_of(root, process_set), process_set);
+  const AgreementOptions together{.name = kState, .process_set = process_set, .worker = root};
+  std::string bytes;
+  const auto save = [&] {
+    if (rank() != root) return;
+    torch::serialize::OutputArchive archive;
+    state.save(archive);
+    bytes = archive_bytes(archive);
+  };
+  on_all_ranks(save, together);
+  bytes = broadcast_bytes(bytes, {.name = kState, .root = root, .process_set = process_set});
+  const auto load = [&] {
+    if (rank() == root) return;
+    std::istringstream stream(bytes);
+    torch::serialize::InputArchive archive;
+    archive.load_from(stream);
+    state.load(archive);
+  };
+  on_all_ranks(load, together);
+}
+
+}  // namespace torch_detail
 
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root,
                                const ProcessSet& process_set) {

@@ -1,7 +1,8 @@
-// All ranks begin with the parameters, buffers and optimizer state of one rank.
+// All ranks begin, or go on after a join(), with what one rank has.
 //
 //   horon::broadcast_parameters(*model, 0);        // or of a list, a dictionary, a map of tensors
 //   horon::broadcast_optimizer_state(optimizer, 0);
+//   horon::broadcast_state(scheduler, 0);          // anything that saves and loads its state
 //
 // Collective over the process set (default: all ranks); blocks. `root` is a rank of the world that
 // is in the set. What the ranks hold (names, dtypes, shapes, types) is compared first: where it
@@ -9,12 +10,23 @@
 // been written.
 #pragma once
 
+#include <functional>
+#include <type_traits>
+#include <typeinfo>
+
 #include "horon/ops/session/process_set.h"
 #include "horon/torch_bindings/tensors/named_tensors.h"
 
+namespace torch::nn {
+class Module;
+}
 namespace torch::optim {
 class Optimizer;
 }
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
 
 namespace horon {
 
@@ -37,5 +49,38 @@ void broadcast_parameters(const NamedTensors& tensors, int root = 0,
 // rank throws Error(InvalidArgument); if it has neither, it keeps its options on each rank.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root = 0,
                                const ProcessSet& process_set = {});
+
+namespace torch_detail {
+
+// What a thing does with archives.
+struct ArchivedState {
+  const std::type_info& type;
+  std::function<void(::torch::serialize::OutputArchive&)> save;
+  std::function<void(::torch::serialize::InputArchive&)> load;
+};
+void broadcast_archived(const ArchivedState& state, int root, const ProcessSet& process_set);
+
+}  // namespace torch_detail
+
+// Gives every rank the state of the root's thing, which the ranks have of the same type: a
+// LrScheduler, an AdaScale, an amp::GradScaler, an EarlyStopping, a BestCheckpoint, or anything
+// with save(torch::serialize::OutputArchive&) const and load(torch::serialize::InputArchive&). Of
+// a module these are its parameters and buffers, of an optimizer it is broadcast_optimizer_state().
+// Not for what each rank has of its own (a sampler). What one rank's save() or load() throws all
+// ranks throw, as on_all_ranks() does; Error(RankLeft) once the root has joined.
+template <class Thing>
+requires requires(Thing& thing, ::torch::serialize::InputArchive& in) { thing.load(in); }
+void broadcast_state(Thing& thing, int root = 0, const ProcessSet& process_set = {}) {
+  if constexpr (std::is_base_of_v<::torch::nn::Module, Thing>) {
+    broadcast_parameters(thing, root, process_set);
+  } else if constexpr (std::is_base_of_v<::torch::optim::Optimizer, Thing>) {
+    broadcast_optimizer_state(thing, root, process_set);
+  } else {
+    torch_detail::broadcast_archived(
+        {typeid(Thing), [&thing](auto& archive) { thing.save(archive); },
+         [&thing](auto& archive) { thing.load(archive); }},
+        root, process_set);
+  }
+}
 
 }  // namespace horon

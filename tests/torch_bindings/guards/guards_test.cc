@@ -1,12 +1,17 @@
 // What rank 0 does alone, and decisions that all ranks take alike.
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <limits>
+#include <sstream>
+#include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
 
 #include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/session_environment.h"
@@ -125,7 +130,68 @@ TEST(RankZero, SavesWholeFilesOrFailsOnAllRanks) {
   torch::load(read, folder + "/x.pt");
   EXPECT_TRUE(read.equal(at::arange(2)));
   EXPECT_THAT(error_of([&] { save0(read, folder + "/none/x.pt"); }),
-              AllOf(StartsWith("failed: on rank 0: can't write "), HasSubstr("/none/x.pt")));
+              AllOf(StartsWith("failed: save0: on rank 0: can't write "), HasSubstr("/none/x.pt")));
+  barrier();
+  rank_zero_only([&] { std::filesystem::remove_all(folder); });
+}
+
+// While it lives, files of this process get no larger than this: writing fails as on a full disk.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    (void)std::signal(SIGXFSZ, handler_);
+  }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*handler_)(int);
+};
+
+template <class Value>
+std::string error_on_a_full_disk(const Value& value, const std::string& path) {
+  return error_of([&] {
+    const FileLimit limit(16384);
+    save0(value, path);
+  });
+}
+
+TEST(RankZero, SavesNothingOnAFullDisk) {
+  const std::string folder = broadcast_object(
+      (std::filesystem::temp_directory_path() / ("full_" + std::to_string(getpid()))).string());
+  rank_zero_only([&] { std::filesystem::create_directory(folder); });
+  const std::string path = folder + "/x.pt";
+  save0(at::arange(4), path);
+  const auto fails = AllOf(StartsWith("failed: save0: on rank 0: can't write " + path),
+                           HasSubstr("File too large"));
+  const at::Tensor tensor = at::ones({1 << 16});
+  EXPECT_THAT(error_on_a_full_disk(tensor, path), fails);
+  EXPECT_THAT(error_on_a_full_disk(std::vector<at::Tensor>{tensor, tensor}, path), fails);
+  torch::nn::Linear module(128, 128);
+  EXPECT_THAT(error_on_a_full_disk(module, path), fails);
+  torch::optim::Adam optimizer(module->parameters());
+  module(at::ones({1, 128})).sum().backward();
+  optimizer.step();
+  EXPECT_THAT(error_on_a_full_disk(optimizer, path), fails);
+  at::Tensor read;
+  torch::load(read, path);
+  EXPECT_TRUE(read.equal(at::arange(4)));
+  using Files = std::filesystem::directory_iterator;
+  EXPECT_EQ(std::distance(Files(folder), Files()), 1) << "a temporary file is left";
+  barrier();
+  // What was written last, the small end of a file, may be what does not fit.
+  save0(tensor, path);
+  const auto bytes = std::filesystem::file_size(path);
+  barrier();
+  const FileLimit limit(bytes - 1);
+  EXPECT_THAT(error_of([&] { save0(tensor, path); }), fails);
   barrier();
   rank_zero_only([&] { std::filesystem::remove_all(folder); });
 }
@@ -230,6 +296,43 @@ TEST(BestCheckpoint, AllRanksKeepTheSame) {
     EXPECT_THAT(error_of([&] { best.judge(rank(), 1); }), HasSubstr("0 on rank 0"));
   }
   EXPECT_THAT(error_of([] { BestCheckpoint({.keep = 0}); }), HasSubstr("give 1 or more"));
+}
+
+// As torch::save() writes it and torch::load() reads it.
+template <class Guard>
+void copy_through_archive(const Guard& from, Guard& into) {
+  std::stringstream stream;
+  torch::save(from, stream);
+  torch::load(into, stream);
+}
+
+TEST(SavedGuards, GoOnWhereTheyWere) {
+  EarlyStopping stopping({.patience = 2});
+  EarlyStopping copy({.patience = 2});
+  copy_through_archive(stopping, copy);  // without a best value
+  EXPECT_THAT(checks(copy, {3}), ElementsAre(false));
+  EXPECT_THAT(checks(stopping, {3, 4}), ElementsAre(false, false));
+  copy_through_archive(stopping, copy);
+  EXPECT_THAT(checks(copy, {5}), ElementsAre(true));
+  EXPECT_EQ(copy.reason(), "no improvement in 2 checks; the best was 3 in check 1");
+  copy_through_archive(copy, stopping);
+  EXPECT_EQ(stopping.reason(), copy.reason());
+
+  BestCheckpoint best({.keep = 2});
+  BestCheckpoint other({.keep = 2});
+  for (int64_t step = 0; step < 3; ++step) best.judge(step, 5.0 - static_cast<double>(step));
+  copy_through_archive(best, other);
+  ASSERT_EQ(other.kept().size(), 2U);
+  EXPECT_EQ(other.kept()[0].step, 2);
+  EXPECT_EQ(other.judge(3, 3.5).remove, std::vector<int64_t>{1});
+
+  std::stringstream stream;
+  torch::save(at::ones({2}), stream);
+  const std::string bytes = stream.str();
+  std::istringstream one(bytes), two(bytes);
+  EXPECT_THAT(error_of([&] { torch::load(stopping, one); }), HasSubstr("holds no state"));
+  EXPECT_THAT(error_of([&] { torch::load(best, two); }), HasSubstr("holds no list"));
+  EXPECT_EQ(best.kept().size(), 2U);
 }
 
 }  // namespace

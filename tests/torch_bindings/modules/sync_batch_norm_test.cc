@@ -217,6 +217,33 @@ TEST_F(SyncBatchNormTest, RankThatUsesOneOfTwoOutputsIsNamed) {
                     HasSubstr("through call 2"), HasSubstr("0 * output.sum()")));
 }
 
+TEST_F(SyncBatchNormTest, GoesOnAfterAnUnevenEpochAndJoin) {
+  SyncBatchNorm mine{BatchNormOptions(2)};
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (int step = 0; step < 2 + rank(); ++step) {
+      pass_of(mine, numbers({3, 2}, step + rank()), numbers({3, 2}, 0.5));
+    }
+    join();
+  }
+  if (size() == 1) return;
+  const at::Tensor x = numbers({3, 2}, 1).requires_grad_(true);
+  const at::Tensor first = mine->forward(x);
+  const at::Tensor second = mine->forward(x);
+  EXPECT_THAT(error_of([&] { (rank() == 0 ? first : second).sum().backward(); }),
+              AllOf(HasSubstr("rank 0 through call 1"), HasSubstr("through call 2")));
+}
+
+// Both names are in use from then on.
+TEST_F(SyncBatchNormTest, ModuleOfTheTimeAfterAJoinHasANameOfItsOwn) {
+  if (size() == 1) return;
+  SyncBatchNorm before{BatchNormOptions(2)};
+  SyncBatchNorm after{BatchNormOptions(3)};
+  before->forward(numbers({3, 2}, 1));
+  join();
+  after->forward(numbers({3, 3}, 1));
+  EXPECT_NE(before->collective_name, after->collective_name);
+}
+
 TEST_F(SyncBatchNormTest, RankThatDoesNotUseTheOutputIsWaitedForAndNamed) {
   if (size() == 1) return;
   SyncBatchNorm mine(2);

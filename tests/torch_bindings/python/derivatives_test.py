@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import pytest
 import torch
 
 import horon.torch as hvd
@@ -91,3 +92,29 @@ def test_sync_batch_norm_is_copied_and_saved(rank, size):
             torch.testing.assert_close(copied(inputs), original(inputs))
     hvd.remove_process_set(part)
     assert pickle.loads(pickle.dumps(hvd.ProcessSet([0]))).ranks == [0]
+
+
+def test_sync_batch_norm_without_affine(rank, size):
+    torch.manual_seed(5)
+    whole = torch.randn(3 * size, 4, 2)
+    share = torch.tensor_split(whole, size)[rank].clone().requires_grad_()
+    whole.requires_grad_()
+    outputs = (torch.nn.BatchNorm1d(4, affine=False)(whole),
+               hvd.SyncBatchNorm(4, affine=False)(share))
+    mine = slice(3 * rank, 3 * rank + 3)
+    torch.testing.assert_close(outputs[1], outputs[0][mine])
+    for output in outputs:
+        output.pow(3).sum().backward()
+    torch.testing.assert_close(share.grad, whole.grad[mine], atol=1e-5, rtol=1e-4)
+
+
+def test_sync_batch_norm_goes_on_after_an_uneven_epoch(rank, size):
+    module = hvd.SyncBatchNorm(2)
+    for _ in range(2):
+        for _ in range(2 + rank):
+            x = torch.randn(3, 2, requires_grad=True)
+            module(x).pow(2).sum().backward()
+        hvd.join()
+    first, second = module(x), module(x)
+    with pytest.raises(RuntimeError, match="rank 0 through call 1"):
+        (second if rank else first).sum().backward()

@@ -22,11 +22,11 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self._process_set = process_set
         self._name = None  # until the first call that needs it, which the ranks make alike
-        self._calls = 0
+        self._joins, self._calls = 0, 0
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        self._name, self._calls = None, 0  # a copy has collectives of its own
+        self._name, self._joins, self._calls = None, 0, 0  # a copy has collectives of its own
 
     def _check_input_dim(self, input):
         if input.dim() < 2 or input.shape[1] != self.num_features:
@@ -40,8 +40,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(input)
         if self._name is None:
             self._name = f"sync_batch_norm.{next(_numbers)}"
-        self._calls += 1
         of_call = self._process_set.of_call()
+        self._count_call(of_call)
         statistics = native.gather_statistics(input.detach(), self._name, of_call)
         if statistics.small_count == 1:
             raise ValueError("SyncBatchNorm: all ranks together have one value for each channel")
@@ -49,6 +49,13 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             self._update_running(statistics)
         return native.normalize(input, self.weight, self.bias, statistics, self._name, of_call,
                                 self.eps, self._calls)
+
+    def _count_call(self, of_call):
+        """Since the last join(): ranks that had joined have not made the others' calls."""
+        joins = native.joins_of(of_call)
+        if joins != self._joins:
+            self._joins, self._calls = joins, 0
+        self._calls += 1
 
     def _update_running(self, statistics):
         with torch.no_grad():
