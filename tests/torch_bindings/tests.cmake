@@ -118,6 +118,7 @@ if(NOT HORON_TORCH_WITH_CUDA)
   torch_test(collectives/gpu_messages_test 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_training_test 1 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_bucket_memory_test 2 ROOM gpu LIBS horon_torch_device)
+  torch_test(gradients/gpu_given_up_backward_test 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpus_of_some_ranks_test 3 ROOM gpu LIBS horon_torch_device)
   torch_test(checkpoint/gpu_checkpoints_test 2 ROOM gpu LIBS horon_torch_device)
   torch_test(state/gpu_state_test 1 2 3 ROOM gpu LIBS horon_torch_device)
@@ -144,6 +145,7 @@ if(NOT HORON_TORCH_WITH_CUDA)
   horon_label_tests(cuda torch_gpu_bucket_memory_test.np2 torch_gpus_of_some_ranks_test.np3
                     torch_gpu_collectives_test.hosts_2_1 torch_gpu_training_test.hosts_2_1
                     torch_gpu_messages_test.np2 torch_gpu_messages_test.np3
+                    torch_gpu_given_up_backward_test.np2 torch_gpu_given_up_backward_test.np3
                     torch_gpu_messages_test.hosts_2_1 torch_gpu_messages_test.through_the_host
                     torch_gpu_collectives_test.through_the_host
                     torch_gpu_training_test.through_the_host)

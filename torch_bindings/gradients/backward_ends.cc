@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <system_error>
@@ -22,6 +23,7 @@ namespace autograd = ::torch::autograd;
 
 struct BackwardLink {
   std::atomic<BackwardListener*> listener{nullptr};  // null: it is gone
+  std::mutex gives_up;  // held while the listener hears of a task that has been given up
 };
 
 namespace {
@@ -98,6 +100,31 @@ void end_all() {
   if (first != nullptr) std::rethrow_exception(first);
 }
 
+// Also where a function of the program that is called before it throws: the other ranks have the
+// gradients of this pass, and so has this one.
+class EndAll {
+ public:
+  EndAll() = default;
+  ~EndAll() {
+    if (has_run_) return;
+    try {
+      end_all();
+    } catch (...) {  // that of the program's function is on its way
+      return;
+    }
+  }
+  EndAll(const EndAll&) = delete;
+  EndAll& operator=(const EndAll&) = delete;
+
+  void run() {
+    has_run_ = true;
+    end_all();
+  }
+
+ private:
+  bool has_run_ = false;
+};
+
 void queue(std::function<void()> function) {
   autograd::Engine::get_default_engine().queue_callback(std::move(function));
 }
@@ -138,8 +165,22 @@ class AwaitedTask {
  public:
   AwaitedTask(Link link, int64_t task) : link_(std::move(link)), task_(task) {}
   ~AwaitedTask() {
+    if (ended_) return;
+    // This may be a thread of the engine, a little after backward() has thrown.
+    const std::lock_guard lock(link_->gives_up);
     BackwardListener* const listener = link_->listener;
-    if (!ended_ && listener != nullptr) listener->task_given_up(task_);
+    if (listener == nullptr) return;
+    if (autograd::get_current_node() == nullptr) {
+      listener->task_given_up(task_);
+      return;
+    }
+    // A pass within another one, which may go on: how that ends decides.
+    listener->task_ended(task_);
+    try {
+      listener->task_found(BackwardEnds::current_task());
+    } catch (...) {  // no memory to await the outer pass
+      return;
+    }
   }
   AwaitedTask(const AwaitedTask&) = delete;
   AwaitedTask& operator=(const AwaitedTask&) = delete;
@@ -156,7 +197,8 @@ class AwaitedTask {
     // An entry of an earlier task is left only if another callback threw before its end_all().
     std::erase_if(endings, [&](const Ending& ending) { return ending.task != task_; });
     endings.push_back({listener->order(), link_, task_});
-    queue(end_all);  // runs after what other listeners have queued in this task
+    // Runs after what other listeners have queued in this task.
+    queue([ending = std::make_shared<EndAll>()] { ending->run(); });
   }
 
  private:
@@ -178,7 +220,10 @@ BackwardEnds::BackwardEnds(BackwardListener* listener) : link_(std::make_shared<
   link_->listener = listener;
 }
 
-BackwardEnds::~BackwardEnds() { link_->listener = nullptr; }
+BackwardEnds::~BackwardEnds() {
+  const std::lock_guard lock(link_->gives_up);
+  link_->listener = nullptr;
+}
 
 int64_t BackwardEnds::current_task() { return autograd::get_current_graph_task_id(); }
 

@@ -96,6 +96,7 @@ bool GradientReducer::Impl::knows_whether_plain(std::optional<std::chrono::nanos
 
 std::optional<bool> GradientReducer::Impl::must_agree(std::chrono::nanoseconds limit) {
   if (alone_ || !round_) return false;  // synchronize() has ended it meanwhile
+  if (round_->agreed) return false;
   if (!knows_whether_plain(limit)) return std::nullopt;
   return !*round_->is_plain;
 }
@@ -114,6 +115,7 @@ bool GradientReducer::Impl::next_round_may_be_plain() const {
 void GradientReducer::Impl::agree() noexcept {
   const PlainMode plain;
   OpenRound& round = *round_;
+  if (round.agreed) return;
   try {
     const c10::OptionalStreamGuard as_round(round.stream);  // it may be another thread
     if (!round.announced) announce(round.failures);

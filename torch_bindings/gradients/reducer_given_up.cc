@@ -46,33 +46,36 @@ void GradientReducer::Impl::task_given_up(int64_t task) noexcept {
   round_over_.notify_all();
 }
 
-// What is not under way fails on all ranks.
+// What is not under way fails on all ranks. Nothing of this rank's gradients is touched here: what
+// ends a backward pass of a GPU may do so on a thread of the engine.
 void GradientReducer::Impl::refuse_rest(Failures& failures) {
   const Error error(ErrorCode::OperationFailed,
                     core::concat("\"", name_, "\": backward() on rank ", rank(),
-                                 " has ended by an exception; see the error there. No rank has ",
+                                 " has ended by an exception; see the error there. No rank takes ",
                                  "gradients of this pass"));
   round_->agreed = true;
   for (GradientBucket& bucket : buckets_) {
-    if (bucket.handle != nullptr || bucket.refusal || bucket.is_sparse()) continue;
-    failures.run([&] {
-      for (const size_t slot : bucket.slots()) {
-        (void)slots_[slot].prepare_submission(weight_, /*is_shown=*/false);
-      }
-    });
-    bucket.refuse(error);
+    if (bucket.handle == nullptr && !bucket.refusal && !bucket.is_sparse()) bucket.refuse(error);
   }
   agreement_->refuse(error);
   failures.run([&] { throw error; });
 }
 
+// True: this thread ends it.
+bool GradientReducer::Impl::take_unattended_round() {
+  std::unique_lock lock(mutex_);
+  const auto me = std::this_thread::get_id();
+  round_over_.wait(lock, [&] {  // while another thread refuses the rest of it
+    return !round_ || !round_->given_up || round_->unattended || round_->thread == me;
+  });
+  if (!round_ || !round_->unattended) return false;
+  round_->unattended = false;
+  round_->thread = me;
+  return true;
+}
+
 void GradientReducer::Impl::finish_given_up_round() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!round_ || !round_->unattended) return;
-    round_->unattended = false;
-    round_->thread = std::this_thread::get_id();
-  }
+  if (!take_unattended_round()) return;
   try {
     end_round();
   } catch (const Error&) {  // backward() has thrown

@@ -196,6 +196,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   // reducer_given_up.cc
   void refuse_rest(Failures& failures);
+  bool take_unattended_round();
   void finish_given_up_round();
 
   // reducer_agreement.cc

@@ -24,8 +24,9 @@ void GradientReducer::Impl::synchronize(Passes passes) {
     return;
   }
   const PlainMode plain;
-  finish_given_up_round();
-  if (round_) end_round();
+  // With WaitIn::Step the others learn of it here, so this rank throws here too.
+  if (settings_.wait_in == WaitIn::Backward) finish_given_up_round();
+  if (take_unattended_round() || round_) end_round();
   const bool unreduced = number_.round == 1 || round_failed_;
   if (unreduced || open_ || round_is_due_) {
     {
@@ -92,6 +93,7 @@ void GradientReducer::Impl::begin_round(bool early) {
   round_->early = early;
   if (alone_) return;
   Failures& failures = round_->failures;
+  if (round_->given_up) return refuse_rest(failures);
   if (!settings_.device.is_cpu()) {
     round_->stream = current_stream(settings_.device);
     // Late parts may have been written in other streams, after their bucket was submitted.
@@ -100,10 +102,9 @@ void GradientReducer::Impl::begin_round(bool early) {
     });
   }
   failures.run([&] {
-    if (!open_ && !round_->given_up) rebuild_if_changed();
+    if (!open_) rebuild_if_changed();
   });
   for (GradientSlot& slot : slots_) failures.run([&] { slot.inspect(weight_); });
-  if (round_->given_up) return refuse_rest(failures);
   round_->has_news = early || failures.first() || LateParts::count(slots_) > 0;
   submit_rest(failures);
   if (!settings_.sparse_as_dense) {
@@ -283,7 +284,9 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
   round_is_due_ = false;
   gave_up_ = false;
   number_.total = totals_.next_total;
-  ++number_.round;
+  // After a failure all ranks are where a step begins, also one that has made none of the others'
+  // steps since, in join().
+  number_.round = round_failed_ ? 1 : number_.round + 1;
   flags_.reset();
   task_that_fits_.reset();
   open_ = false;

@@ -3,6 +3,10 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <thread>
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include "horon/tests/torch_bindings/gradients/backward_support.h"
 #include "horon/torch_bindings/collectives/collectives.h"
@@ -103,6 +107,146 @@ TEST_F(GivenUpBackward, WhereTheStepReduces) {
     } else {
       EXPECT_EQ(error, "no error");
       expect_means(step);
+    }
+  }
+}
+
+// Where backward() and the step are apart in the program.
+TEST_F(GivenUpBackward, TheStepOfTheRankThrowsToo) {
+  GradientReducer reducer({{"early", early}, {"late", late}}, in_flight());
+  for (int step = 1; step <= 4; ++step) {
+    clear();
+    const bool fails = rank() == 0 && step == 2;
+    const std::string of_backward =
+        any_error_of([&] { loss(early, late, step * (rank() + 1), fails).backward(); });
+    EXPECT_EQ(of_backward != "no error", fails);
+    const std::string of_step = any_error_of([&] { reducer.synchronize(); });
+    if (step == 2) {
+      expect_told(of_step, false);
+    } else {
+      EXPECT_EQ(of_step, "no error");
+      expect_means(step);
+    }
+  }
+}
+
+TEST_F(GivenUpBackward, JoinMayFollow) {
+  GradientReducer reducer({{"early", early}, {"late", late}}, alone());
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    const bool fails = rank() == 0;
+    clear();
+    expect_told(any_error_of([&] { loss(early, late, 1, fails).backward(); }), fails);
+    for (int step = 0; step < 2 && rank() > 0; ++step) {
+      clear();
+      loss(early, late, 3, false).backward();
+      reducer.synchronize();
+      expect_gradient(early, 3);
+    }
+    (void)join();
+    clear();
+    loss(early, late, rank() + 1, false).backward();
+    reducer.synchronize();
+    expect_means(1);
+  }
+}
+
+// Runs another backward() in its own, which may throw, and goes on without it.
+struct TriesAnother : ::torch::autograd::Function<TriesAnother> {
+  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& other, bool fails) {
+    context->save_for_backward({other});
+    context->saved_data["fails"] = fails;
+    return x.clone();
+  }
+  static ::torch::autograd::variable_list backward(::torch::autograd::AutogradContext* context,
+                                                   ::torch::autograd::variable_list gradient) {
+    const at::Tensor other = context->get_saved_variables()[0];
+    const at::AutoGradMode on(true);
+    at::Tensor inner = other * 1.0;
+    if (context->saved_data["fails"].toBool()) {
+      inner.register_hook([](const at::Tensor& of_inner) -> at::Tensor {
+        throw std::runtime_error("the program's own");
+        return of_inner;
+      });
+    }
+    // `late` has its gradient first.
+    const std::string error = any_error_of([&] { inner.sum().backward(); });
+    EXPECT_EQ(error != "no error", context->saved_data["fails"].toBool());
+    return {gradient[0], at::Tensor(), at::Tensor()};
+  }
+};
+
+TEST_F(GivenUpBackward, APassWithinAnotherThatGoesOn) {
+  const at::Tensor unused = leaf({2});
+  GradientReducer reducer({{"early", early}, {"late", late}}, alone());
+  for (int step = 1; step <= 4; ++step) {
+    clear();
+    const bool fails = rank() == 0 && step % 2 == 0;
+    at::Tensor hidden = TriesAnother::apply(early * (step * (rank() + 1)), unused, fails);
+    const at::Tensor first = hidden.sum();
+    (first + weighted(late, step * (rank() + 1))).backward();
+    expect_means(step);
+    (void)allreduce(at::ones({1}), {.name = "metric"});
+  }
+}
+
+// A function that the program has queued for the end of backward().
+TEST_F(GivenUpBackward, AFunctionAtTheEndThrowsOnThisRankAlone) {
+  GradientReducer reducer({{"early", early}, {"late", late}}, alone());
+  bool throws = false;
+  call_after(early, [&](const at::Tensor&) {  // behind the reducer's hook, which queues before
+    if (!throws) return;
+    ::torch::autograd::Engine::get_default_engine().queue_callback(
+        [] { throw std::runtime_error("the program's own"); });
+  });
+  for (int step = 1; step <= 4; ++step) {
+    clear();
+    throws = rank() == 0 && step == 2;
+    const std::string error =
+        any_error_of([&] { loss(early, late, step * (rank() + 1), false).backward(); });
+    EXPECT_EQ(error != "no error", throws);
+    expect_means(step);
+  }
+}
+
+// The pass of another thread ends the round, in which two reducers end.
+TEST_F(GivenUpBackward, WhileAnotherPassRuns) {
+  const at::Tensor last = leaf({4});
+  const at::Tensor other = leaf({5});
+  GradientReducer of_three({{"early", early}, {"late", late}, {"last", last}}, alone());
+  GradientReducer of_other({{"other", other}}, alone());
+  bool fails = false;
+  int step = 0;
+  call_after(early, [&](const at::Tensor&) {
+    std::jthread([&] {
+      const at::Tensor hidden = last * (step * (rank() + 1));
+      if (fails) {
+        hidden.register_hook([](const at::Tensor& gradient) -> at::Tensor {
+          throw std::runtime_error("the program's own");
+          return gradient;
+        });
+      }
+      const at::Tensor first = hidden.sum();
+      const std::string error = any_error_of(
+          [&] { (first + weighted(late, step * (rank() + 1))).backward(); });  // `late` comes first
+      EXPECT_EQ(error != "no error", fails);
+    });
+  });
+  for (step = 1; step <= 4; ++step) {
+    clear();
+    last.mutable_grad().reset();
+    other.mutable_grad().reset();
+    fails = rank() == 0 && step == 2;
+    const double x = step * (rank() + 1);
+    const std::string error =
+        any_error_of([&] { (weighted(early, x) + weighted(other, x)).backward(); });
+    if (step == 2) {
+      expect_told(error, false);
+    } else {
+      EXPECT_EQ(error, "no error");
+      expect_means(step);
+      expect_gradient(last, step * mean_of_ranks());
+      expect_gradient(other, step * mean_of_ranks());
     }
   }
 }

@@ -27,7 +27,7 @@ class Programs(unittest.TestCase):
             self.assertIn(f"[{rank}] ends with works in flight", output)
 
     def test_signals_while_a_call_waits_to_begin(self):
-        for what in ("handler", "ctrlc"):
+        for what in ("handler", "behind", "ctrlc"):
             with self.subTest(what):
                 code, output = run(HERE / "handler_in_call.py", what)
                 self.assertEqual(code, 0, output)

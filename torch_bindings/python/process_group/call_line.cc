@@ -9,14 +9,16 @@ namespace horon::python::process_group {
 CallLine::Turn::Turn(CallLine& line, const Operation& operation) : line_(line) {
   {
     const std::lock_guard lock(line.mutex_);
-    if (line.thread_of_turn_ == std::this_thread::get_id()) {
+    const auto me = std::this_thread::get_id();
+    if (std::any_of(line.calls_.begin(), line.calls_.end(),
+                    [me](const Call& call) { return call.thread == me; })) {
       throw Error(ErrorCode::InvalidArgument,
                   "a signal handler has called a collective of a group while a call of that group "
                   "was about to begin on this thread; let the handler set a flag that the program "
                   "looks at between two calls, or use a group of its own there");
     }
     number_ = line.next_++;
-    line.waiting_.push_back(number_);
+    line.calls_.push_back({number_, me});
   }
   try {
     operation.wait_for_turn([&](std::chrono::nanoseconds limit) {
@@ -27,22 +29,14 @@ CallLine::Turn::Turn(CallLine& line, const Operation& operation) : line_(line) {
     line.leave(number_);
     throw;
   }
-  const std::lock_guard lock(line.mutex_);
-  line.thread_of_turn_ = std::this_thread::get_id();
 }
 
-CallLine::Turn::~Turn() {
-  {
-    const std::lock_guard lock(line_.mutex_);
-    line_.thread_of_turn_ = {};
-  }
-  line_.leave(number_);
-}
+CallLine::Turn::~Turn() { line_.leave(number_); }
 
 void CallLine::leave(uint64_t number) {
   {
     const std::lock_guard lock(mutex_);
-    waiting_.erase(std::find(waiting_.begin(), waiting_.end(), number));
+    std::erase_if(calls_, [number](const Call& call) { return call.number == number; });
   }
   moved_.notify_all();
 }

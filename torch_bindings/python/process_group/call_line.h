@@ -19,8 +19,8 @@ class CallLine {
   class Turn {
    public:
     // Waits for it as for an earlier collective. Throws Error(Timeout), what a signal handler of
-    // Python has raised, and Error(InvalidArgument) if this thread has the turn: then such a
-    // handler has made the call, in the middle of one.
+    // Python has raised, and Error(InvalidArgument) if a call of this thread has the turn or
+    // waits for it: then such a handler has made this one, in the middle of that.
     Turn(CallLine& line, const Operation& operation);
     ~Turn();
     Turn(const Turn&) = delete;
@@ -32,14 +32,17 @@ class CallLine {
   };
 
  private:
-  bool is_first(uint64_t number) const { return waiting_.front() == number; }
+  struct Call {
+    uint64_t number;
+    std::thread::id thread;
+  };
+  bool is_first(uint64_t number) const { return calls_.front().number == number; }
   void leave(uint64_t number);
 
   std::mutex mutex_;
   std::condition_variable moved_;
-  std::deque<uint64_t> waiting_;  // the first one has its turn
+  std::deque<Call> calls_;  // the first one has its turn, the others stand in line
   uint64_t next_ = 0;
-  std::thread::id thread_of_turn_;
 };
 
 }  // namespace horon::python::process_group

@@ -1,6 +1,7 @@
 """A signal comes while a call of a group waits to begin, since too many of its calls are under way.
 
   handler   its handler calls a collective of the group, which is refused, and of another one
+  behind    the same while this thread's call stands behind that of another thread
   ctrlc     Ctrl-C ends a call that stands behind such a one of another thread
 """
 
@@ -43,6 +44,33 @@ def handler():
         work.wait()
 
 
+def behind():
+    told = []
+
+    def on_signal(*_):
+        try:
+            dist.all_reduce(torch.ones(2), async_op=True)
+        except Exception as error:
+            told.append(str(error))
+
+    if dist.get_rank() == 0:
+        signal.signal(signal.SIGUSR1, on_signal)
+        works = []
+        thread = threading.Thread(target=lambda: works.extend(many_calls()))
+        thread.start()
+        time.sleep(0.5)
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        dist.all_reduce(torch.ones(2))
+        thread.join()
+        assert len(told) == 1 and "signal handler" in told[0], told
+    else:
+        time.sleep(2)
+        works = many_calls()
+        dist.all_reduce(torch.ones(2))
+    for work in works:
+        work.wait()
+
+
 def ctrlc():
     if dist.get_rank() != 0:
         time.sleep(3)
@@ -67,7 +95,7 @@ def ctrlc():
 
 hvd.init()
 dist.init_process_group("horon")
-{"handler": handler, "ctrlc": ctrlc}[sys.argv[1]]()
+{"handler": handler, "behind": behind, "ctrlc": ctrlc}[sys.argv[1]]()
 total = torch.ones(1)
 dist.all_reduce(total)
 assert total.item() == dist.get_world_size()
