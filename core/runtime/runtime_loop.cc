@@ -60,7 +60,7 @@ bool RuntimeLoop::try_turn() {
   bool news = take_calls();
   news = take_messages() || news;
   if (shut_down_) leave_world();
-  look_around(now);
+  look_around(now, /*in_haste=*/news);
   news = decide() || news;
   record_statistics(now);
   if (fatal_now_) {
@@ -68,8 +68,11 @@ bool RuntimeLoop::try_turn() {
     return true;
   }
   for (size_t i = 0; i < busy_.count(); ++i) news = busy_[i].work() || news;
+  const bool some_are_over =
+      !removals_.empty() && std::any_of(busy_.list().begin(), busy_.list().end(),
+                                        [](const SetRunner* runner) { return runner->over(); });
   busy_.drop_idle();
-  forget_removed_sets();
+  if (some_are_over) forget_removed_sets();
   if (all_over()) ended_ = true;
   // In the turns too: others may keep this rank so busy that it never sleeps.
   if (!ended_ && past_deadline()) act_at_deadline();
@@ -85,8 +88,8 @@ bool RuntimeLoop::try_turn() {
 // Of a set that rests only the clock can ask anything: the coordinator tells who has left or joined
 // and who has not, and whoever is asked whether it lives must answer in time. Neither is in a
 // hurry.
-void RuntimeLoop::look_around(Nanos now) {
-  for (size_t left = round_.due(runners_.size(), now); left > 0; --left) {
+void RuntimeLoop::look_around(Nanos now, bool in_haste) {
+  for (size_t left = round_.due(runners_.size(), now, in_haste); left > 0; --left) {
     auto next = runners_.upper_bound(looked_at_);
     if (next == runners_.end()) next = runners_.begin();
     looked_at_ = next->first;
@@ -264,6 +267,8 @@ void RuntimeLoop::add_runner(uint32_t id, const std::vector<int>& ranks, SetReso
     fatal_now_ = true;
     return set_fatal(error);
   };
+  // What the set runs on may have taken long to make: its questions to others begin now.
+  busy_.set_time(Clock::now().time_since_epoch().count());
   busy_.reserve(runners_.size() + 1);
   SetRunner& runner = *(runners_[id] = std::make_unique<SetRunner>(std::move(parts)));
   if (runner.is_coordinator()) ++coordinated_;

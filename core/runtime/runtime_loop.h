@@ -97,7 +97,7 @@ class RuntimeLoop {
   void flush_messages();
   bool try_turn();
   // Sets that rest: those whose turn it is are stirred.
-  void look_around(Nanos now);
+  void look_around(Nanos now, bool in_haste);
   // Lets all busy sets decide, and sends their messages. True if anything happened.
   bool decide();
   bool take_calls();

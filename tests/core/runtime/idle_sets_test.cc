@@ -4,12 +4,14 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 
 #include "horon/core/runtime/look_round.h"
+#include "horon/core/runtime/pair_sets.h"
 #include "horon/tests/core/runtime/known_death.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
@@ -179,6 +181,7 @@ void expect_named_by_busy_ranks(const Config& config, const Hooks& hooks,
   world.each([&](Runtime& runtime, int rank) {
     runtime.add_set(1, {0, 1, 2});
     runtime.add_set(2, {0, 1});
+    all.arrive_and_wait();  // all have the sets
     ASSERT_EQ(sum(runtime, "x", 1), "");
     all.arrive_and_wait();
     if (rank == 2) {
@@ -237,6 +240,28 @@ TEST(IdleSets, HearOfADeath) {
   dead.rank = 2;
   expect_named_by_busy_ranks(
       no_limits(), hooks_of(dead), [&] { dead.known = true; }, "rank 2 (pid 4711) has died");
+}
+
+// What a pair runs on may take longer to make than an answer may take.
+TEST(IdleSets, AQuestionIsDatedWhenItGoes) {
+  std::atomic<bool> slept{false};
+  Hooks hooks;
+  hooks.change_execution = [&](int rank, const std::vector<int>& ranks, Executor::Parts&) {
+    if (ranks.size() != 2) return;
+    if (rank == 1) std::this_thread::sleep_for(20ms);
+    if (rank == 0 && !slept.exchange(true)) std::this_thread::sleep_for(1400ms);
+  };
+  Config config = no_limits();
+  config.dead_after_s = 1;
+  World world(kRanks, {}, config, hooks);
+  world.each([&](Runtime& runtime, int rank) {
+    if (rank == 2) return;
+    Tensor x = tensor({1, 2});
+    x.spec->kind = CollectiveKind::Broadcast;
+    x.spec->root = 0;
+    if (rank == 1) std::this_thread::sleep_for(2500ms);
+    EXPECT_EQ(error_of(*runtime.submit(in_set(pair_set(0, 1, kRanks), "message", x))), "");
+  });
 }
 
 }  // namespace

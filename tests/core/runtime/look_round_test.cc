@@ -42,5 +42,23 @@ TEST(LookRound, EachHasItsTurnOncePerRound) {
   }
 }
 
+// A turn that has something else to do looks at a few; the others soon have theirs.
+TEST(LookRound, AFewInHaste) {
+  LookRound round;
+  Nanos now = 0;
+  (void)round.due(1000, now);
+  now += LookRound::kLength;
+  size_t looks = 0;
+  size_t turns = 0;
+  for (; looks < 1000; ++turns) {
+    const size_t due = round.due(1000, now += 1000, /*in_haste=*/true);
+    ASSERT_LE(due, 8U);
+    ASSERT_GT(due, 0U);
+    looks += due;
+  }
+  EXPECT_EQ(turns, 125U);
+  EXPECT_EQ(round.due(1000, now += 2 * LookRound::kLength, /*in_haste=*/true), 1000U);
+}
+
 }  // namespace
 }  // namespace horon::core
