@@ -60,13 +60,13 @@ def behind():
         thread.start()
         time.sleep(0.5)
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
-        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(3))  # among those of the thread
         thread.join()
         assert len(told) == 1 and "signal handler" in told[0], told
     else:
         time.sleep(2)
         works = many_calls()
-        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(3))
     for work in works:
         work.wait()
 
