@@ -219,6 +219,7 @@ TEST_F(SyncBatchNormTest, RankThatUsesOneOfTwoOutputsIsNamed) {
 
 TEST_F(SyncBatchNormTest, GoesOnAfterAnUnevenEpochAndJoin) {
   SyncBatchNorm mine{BatchNormOptions(2)};
+  mine->to(at::kDouble);
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (int step = 0; step < 2 + rank(); ++step) {
       pass_of(mine, numbers({3, 2}, step + rank()), numbers({3, 2}, 0.5));
