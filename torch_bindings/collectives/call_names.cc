@@ -32,21 +32,23 @@ Turns& turns() {
   return all;
 }
 
-}  // namespace
-
-std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set) {
+template <class Count>
+std::string given_or(const std::string& given, std::string_view kind, const Count& count) {
   // Before the call is counted: the other ranks don't make it, and their counts must stay alike.
   core::refuse_if_banned(given.empty() ? kind : given);
   if (!given.empty()) return given;
   if (!is_initialized()) return concat(kind, ".noname");  // the call itself tells that
-  return concat(kind, ".noname.", ops::call_counts().next(kind, set));
+  return concat(kind, ".noname.", count());
+}
+
+}  // namespace
+
+std::string given_or_counted(const std::string& given, std::string_view kind, uint32_t set) {
+  return given_or(given, kind, [&] { return ops::call_counts().next(kind, set); });
 }
 
 std::string given_or_counted_object(const std::string& given, std::string_view kind, uint32_t set) {
-  core::refuse_if_banned(given.empty() ? kind : given);
-  if (!given.empty()) return given;
-  if (!is_initialized()) return concat(kind, ".noname");
-  return concat(kind, ".noname.", ops::call_counts().next_object(kind, set));
+  return given_or(given, kind, [&] { return ops::call_counts().next_object(kind, set); });
 }
 
 void refuse_call(const std::string& name, const ProcessSet& set, const std::string& text) {

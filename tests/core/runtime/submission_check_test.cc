@@ -29,11 +29,18 @@ std::string fault_of(std::vector<int64_t> splits) {
   submission.memory = {{reinterpret_cast<std::byte*>(rows.data()), nullptr, kRows}};
   submission.allocate_output = [](size_t, int64_t, MemoryQueue&) { return nullptr; };
   submission.splits = std::move(splits);
-  RankDevices devices;
-  devices[static_cast<size_t>(DeviceKind::Host)].index = 0;
-  const RunnableCalls runnable{{}};
   constexpr std::array ranks = {0, 1, 2};
-  return find_fault(submission, 0, ranks, devices, runnable);
+  return find_fault(submission, 0, ranks, host_alone(), RunnableCalls{{}});
+}
+
+// What is wrong with a call of this spec, whose tensors have no elements, among two ranks.
+std::string fault_of(EntrySpec spec) {
+  Submission submission;
+  submission.name = "x";
+  submission.spec = std::make_shared<const EntrySpec>(std::move(spec));
+  submission.memory = {{nullptr, nullptr, 0}};
+  constexpr std::array ranks = {0, 1};
+  return find_fault(submission, 0, ranks, host_alone(), RunnableCalls{{}});
 }
 
 TEST(SubmissionCheck, SplitsDivideTheRows) {
@@ -55,14 +62,7 @@ TEST(SubmissionCheck, PiecesAreForAllreduceAndNotBelowZero) {
     spec.kind = kind;
     spec.piece_bytes = piece_bytes;
     spec.parts = {{"x", {0}}};
-    Submission submission;
-    submission.name = "x";
-    submission.spec = std::make_shared<const EntrySpec>(spec);
-    submission.memory = {{nullptr, nullptr, 0}};
-    RankDevices devices;
-    devices[static_cast<size_t>(DeviceKind::Host)].index = 0;
-    constexpr std::array ranks = {0, 1};
-    return find_fault(submission, 0, ranks, devices, RunnableCalls{{}});
+    return fault_of(spec);
   };
   EXPECT_EQ(fault(CollectiveKind::Allreduce, 1), "");
   EXPECT_THAT(fault(CollectiveKind::Allreduce, -1), HasSubstr("piece_bytes is -1, below 0"));
@@ -74,15 +74,7 @@ TEST(SubmissionCheck, AShapeWithTooManyBytesIsRefused) {
   constexpr int64_t many = int64_t{1} << 31;
   EntrySpec spec;
   spec.parts = {{"x", {0, many, many}}};
-  Submission submission;
-  submission.name = "x";
-  submission.spec = std::make_shared<const EntrySpec>(spec);
-  submission.memory = {{nullptr, nullptr, 0}};
-  RankDevices devices;
-  devices[static_cast<size_t>(DeviceKind::Host)].index = 0;
-  constexpr std::array ranks = {0, 1};
-  EXPECT_THAT(find_fault(submission, 0, ranks, devices, RunnableCalls{{}}),
-              HasSubstr("more bytes than 64 bits can count"));
+  EXPECT_THAT(fault_of(spec), HasSubstr("more bytes than 64 bits can count"));
 }
 
 }  // namespace
