@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fnmatch.h>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -139,23 +140,32 @@ bool filter_takes(const std::string& filter, const std::string& test) {
   return minus == std::string::npos || !any_matches(filter.substr(minus + 1));
 }
 
-// Takes the tests that stand in FILE.cc, of those that --gtest_filter takes, by a filter that names
-// each. False: there are none.
-bool take_tests_of_file(const std::string& file) {
+// Takes the tests that stand in these files (a, b for "a,b": a.cc and b.cc), of those that
+// --gtest_filter takes, by a filter that names each. The files without any, as a.cc, b.cc.
+std::string take_tests_of_files(const std::string& list) {
+  std::map<std::string, bool> has_tests;
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) has_tests[name + ".cc"] = false;
   const testing::UnitTest& all = *testing::UnitTest::GetInstance();
   const std::string filter = GTEST_FLAG_GET(filter);
-  std::string names;
+  std::string taken;
   for (int i = 0; i < all.total_test_suite_count(); ++i) {
     const testing::TestSuite& suite = *all.GetTestSuite(i);
     for (int j = 0; j < suite.total_test_count(); ++j) {
       const testing::TestInfo& test = *suite.GetTestInfo(j);
-      if (std::filesystem::path(test.file()).filename() != file + ".cc") continue;
+      const auto file = has_tests.find(std::filesystem::path(test.file()).filename());
       const std::string name = std::string(suite.name()) + "." + test.name();
-      if (filter_takes(filter, name)) names += name + ":";
+      if (file == has_tests.end() || !filter_takes(filter, name)) continue;
+      file->second = true;
+      taken += name + ":";
     }
   }
-  GTEST_FLAG_SET(filter, names);
-  return !names.empty();
+  GTEST_FLAG_SET(filter, taken);
+  std::string without;
+  for (const auto& [file, has] : has_tests) {
+    if (!has) without += (without.empty() ? "" : ", ") + file;
+  }
+  return without;
 }
 
 // Rank 0 prints as usual, the others failures only. Before MPI runs nobody knows which is which.
@@ -192,11 +202,13 @@ int test_size() {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  const char* const file = horon::testing_support::argument("--file");
-  if (file != nullptr && !take_tests_of_file(file)) {
-    std::fprintf(stderr, "no tests of a file %s.cc that --gtest_filter takes in this program\n",
-                 file);
-    return 2;
+  if (const char* const files = horon::testing_support::argument("--file")) {
+    const std::string without = take_tests_of_files(files);
+    if (!without.empty()) {
+      std::fprintf(stderr, "no tests of a file %s that --gtest_filter takes in this program\n",
+                   without.c_str());
+      return 2;
+    }
   }
   auto* const watchdog = new Watchdog(watchdog_limit());
   testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();

@@ -17,7 +17,7 @@ endfunction()
 add_test(NAME mpi_main_test.unknown_file
          COMMAND ${PROJECT_SOURCE_DIR}/tests/support/expect_failure
                  "no tests of a file nowhere_test.cc" $<TARGET_FILE:mpi_main_test>
-                 --file=nowhere_test)
+                 --file=mpi_main_test,nowhere_test)
 horon_limit_test(mpi_main_test.unknown_file 60)
 # --gtest_filter holds beside --file.
 add_test(NAME mpi_main_test.file_and_filter

@@ -11,14 +11,63 @@ if(HORON_SANITIZE)
   set(fewer_programs ARGS --count=8)  # random ones: a sanitizer needs to see each kind a few times
 endif()
 
-# torch_test(FOLDER/NAME [N...] [THREADS] [ROOM ROOM] [FILES...] [LIBS...] [TIMEOUT s] [ARGS...]):
-# the tests of NAME.cc as torch_NAME.npN, on N ranks each; without N as torch_NAME, without MPI and
-# session. They are in the program torch_room_FOLDER or torch_room_ROOM, with the FILES that they
-# need; `ninja torch_NAME` makes a program of this file alone, for those who work on it.
+# torch_run(NAME SUFFIX RANKS [ARGUMENTS of horon_mpirun_test...]): runs the file's tests, as
+# NAME.SUFFIX; with HORON_TESTS_BY_ROOM as part of the room's run of that suffix. A run with ARGS
+# and a file that is ALONE stay by themselves.
+function(torch_run name suffix ranks)
+  cmake_parse_arguments(arg "" "TIMEOUT" "ARGS" ${ARGN})
+  get_target_property(room ${name} HORON_ROOM)
+  get_target_property(alone ${name} HORON_ALONE)
+  if(alone OR arg_ARGS OR NOT HORON_TESTS_BY_ROOM)
+    horon_mpirun_test(${name}.${suffix} ${name} ${ranks} ${ARGN})
+    if(room STREQUAL "torch_room_gpu")
+      horon_label_tests(cuda ${name}.${suffix})
+    endif()
+    return()
+  endif()
+  set(run ${room}.${suffix})
+  set(settings ${ranks} ${arg_UNPARSED_ARGUMENTS})
+  get_property(others GLOBAL PROPERTY HORON_SETTINGS_OF_${run})
+  if(others AND NOT "${others}" STREQUAL "${settings}")
+    message(FATAL_ERROR "${name}.${suffix} runs with ${settings}, other files of its room with "
+            "${others}: one of them needs another suffix")
+  endif()
+  set_property(GLOBAL PROPERTY HORON_SETTINGS_OF_${run} ${settings})
+  set_property(GLOBAL APPEND PROPERTY HORON_FILES_OF_${run} ${name})
+  get_property(runs GLOBAL PROPERTY HORON_ROOM_RUNS)
+  if(NOT run IN_LIST runs)
+    set_property(GLOBAL APPEND PROPERTY HORON_ROOM_RUNS ${run})
+  endif()
+endfunction()
+
+# torch_add_room_runs(): the tests that torch_run() has put off.
+function(torch_add_room_runs)
+  get_property(runs GLOBAL PROPERTY HORON_ROOM_RUNS)
+  foreach(run ${runs})
+    get_property(files GLOBAL PROPERTY HORON_FILES_OF_${run})
+    get_property(settings GLOBAL PROPERTY HORON_SETTINGS_OF_${run})
+    list(POP_FRONT settings ranks)
+    list(LENGTH files count)
+    math(EXPR timeout "240 + 15 * ${count}")
+    list(TRANSFORM files REPLACE "^torch_" "")
+    list(JOIN files "," files)
+    string(REGEX REPLACE "[.].*" "" room ${run})
+    horon_mpirun_test(${run} ${room} ${ranks} TIMEOUT ${timeout} ${settings} ARGS --file=${files})
+    if(room STREQUAL "torch_room_gpu")
+      horon_label_tests(cuda ${run})
+    endif()
+  endforeach()
+endfunction()
+
+# torch_test(FOLDER/NAME [N...] [THREADS] [ALONE] [ROOM ROOM] [FILES...] [LIBS...] [TIMEOUT s]
+# [ARGS...]): the tests of NAME.cc as torch_NAME.npN, on N ranks each; without N as torch_NAME,
+# without MPI and session. They are in the program torch_room_FOLDER or torch_room_ROOM, with the
+# FILES that they need; `ninja torch_NAME` makes a program of this file alone, for those who work on
+# it. ALONE: they never share a process with those of another file.
 # Under AddressSanitizer only the least of several N is run, under ThreadSanitizer only what has
 # THREADS.
 function(torch_test file)
-  cmake_parse_arguments(arg "THREADS" "ROOM;TIMEOUT" "FILES;LIBS;ARGS" ${ARGN})
+  cmake_parse_arguments(arg "THREADS;ALONE" "ROOM;TIMEOUT" "FILES;LIBS;ARGS" ${ARGN})
   if(HORON_SANITIZE STREQUAL "thread" AND NOT arg_THREADS)
     return()
   endif()
@@ -41,7 +90,8 @@ function(torch_test file)
   endif()
   add_executable(torch_${name} EXCLUDE_FROM_ALL)
   set_target_properties(torch_${name} PROPERTIES
-                        HORON_RUN_AS "$<TARGET_FILE:${program}>;--file=${name}")
+                        HORON_RUN_AS "$<TARGET_FILE:${program}>;--file=${name}"
+                        HORON_ROOM ${program} HORON_ALONE ${arg_ALONE})
   list(TRANSFORM arg_FILES PREPEND ${torch_tests}/)
   foreach(target ${program} torch_${name})
     target_sources(${target} PRIVATE ${torch_tests}/${file}.cc ${arg_FILES})
@@ -54,8 +104,13 @@ function(torch_test file)
   endforeach()
 
   if(NOT ranks)
-    add_test(NAME torch_${name} COMMAND ${program} --file=${name})
-    horon_limit_test(torch_${name} 60)
+    if(NOT HORON_TESTS_BY_ROOM)
+      add_test(NAME torch_${name} COMMAND ${program} --file=${name})
+      horon_limit_test(torch_${name} 60)
+    elseif(NOT TEST ${program})
+      add_test(NAME ${program} COMMAND ${program})
+      horon_limit_test(${program} 120)
+    endif()
     return()
   endif()
   if(HORON_SANITIZE)
@@ -65,8 +120,7 @@ function(torch_test file)
     set(arg_TIMEOUT 240)
   endif()
   foreach(count ${ranks})
-    horon_mpirun_test(torch_${name}.np${count} torch_${name} ${count} TIMEOUT ${arg_TIMEOUT}
-                      ARGS ${arg_ARGS})
+    torch_run(torch_${name} np${count} ${count} TIMEOUT ${arg_TIMEOUT} ARGS ${arg_ARGS})
   endforeach()
 endfunction()
 
@@ -98,12 +152,12 @@ target_link_libraries(horon_counters PRIVATE horon::core)
 torch_test(collectives/repeated_calls_test 2 3 ROOM costs LIBS horon_counters)
 torch_test(gradients/refused_threads_test 2 3 ROOM costs LIBS horon_counters)
 if(NOT HORON_SANITIZE)  # it allocates millions of times, which takes minutes there
-  torch_test(gradients/hook_costs_test 2 ROOM costs LIBS horon_counters)
-  horon_mpirun_test(torch_hook_costs_test.timeline torch_hook_costs_test 2
-                    ENVIRONMENT HORON_TIMELINE=${CMAKE_CURRENT_BINARY_DIR}/hook_costs.json
-                    ARGS --gtest_filter=HookCosts.NoLock)
+  torch_test(gradients/hook_costs_test 2 ALONE ROOM costs LIBS horon_counters)
+  torch_run(torch_hook_costs_test timeline 2
+            ENVIRONMENT HORON_TIMELINE=${CMAKE_CURRENT_BINARY_DIR}/hook_costs.json
+            ARGS --gtest_filter=HookCosts.NoLock)
 endif()
-torch_test(collectives/random_program_test 2 3 4 ROOM random_program ${fewer_programs}
+torch_test(collectives/random_program_test 2 3 4 ALONE ROOM random_program ${fewer_programs}
            FILES collectives/random_program/model.cc collectives/random_program/program.cc
                  collectives/random_program/runner.cc collectives/random_program/start.cc)
 torch_test(threads_in_backward_test 1 2 3 4 THREADS)
@@ -126,33 +180,17 @@ if(NOT HORON_TORCH_WITH_CUDA)
   if(TARGET horon_process_group)
     torch_test(python/gpu_process_group_test 1 2 3 ROOM gpu
                LIBS horon_torch_device horon_process_group)
-    horon_mpirun_test(torch_gpu_process_group_test.through_the_host torch_gpu_process_group_test 2
-                      ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
-    horon_label_tests(cuda torch_gpu_process_group_test.np1 torch_gpu_process_group_test.np2
-                      torch_gpu_process_group_test.np3
-                      torch_gpu_process_group_test.through_the_host)
+    torch_run(torch_gpu_process_group_test through_the_host 2 ENVIRONMENT HORON_GPU_COLLECTIVES=host
+              TIMEOUT 240)
   endif()
-  horon_mpirun_test(torch_gpu_collectives_test.through_the_host torch_gpu_collectives_test 3
-                    ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
-  horon_mpirun_test(torch_gpu_messages_test.through_the_host torch_gpu_messages_test 2
-                    ENVIRONMENT HORON_GPU_COLLECTIVES=host)
-  horon_mpirun_test(torch_gpu_training_test.through_the_host torch_gpu_training_test 2
-                    ENVIRONMENT HORON_GPU_COLLECTIVES=host TIMEOUT 240)
+  torch_run(torch_gpu_collectives_test through_the_host_np3 3 ENVIRONMENT HORON_GPU_COLLECTIVES=host
+            TIMEOUT 240)
+  torch_run(torch_gpu_messages_test through_the_host 2 ENVIRONMENT HORON_GPU_COLLECTIVES=host)
+  torch_run(torch_gpu_training_test through_the_host 2 ENVIRONMENT HORON_GPU_COLLECTIVES=host
+            TIMEOUT 240)
   foreach(program torch_gpu_collectives_test torch_gpu_messages_test torch_gpu_training_test)
-    horon_mpirun_test(${program}.hosts_2_1 ${program} 2+1 LAUNCHER ${horon_mpirun_hosts}
-                      ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical TIMEOUT 240)
-  endforeach()
-  horon_label_tests(cuda torch_gpu_bucket_memory_test.np2 torch_gpus_of_some_ranks_test.np3
-                    torch_gpu_collectives_test.hosts_2_1 torch_gpu_training_test.hosts_2_1
-                    torch_gpu_messages_test.np2 torch_gpu_messages_test.np3
-                    torch_gpu_given_up_backward_test.np2 torch_gpu_given_up_backward_test.np3
-                    torch_gpu_messages_test.hosts_2_1 torch_gpu_messages_test.through_the_host
-                    torch_gpu_collectives_test.through_the_host
-                    torch_gpu_training_test.through_the_host)
-  foreach(ranks 1 2 3)
-    horon_label_tests(cuda torch_gpu_collectives_test.np${ranks} torch_gpu_training_test.np${ranks}
-                      torch_gpu_checkpoints_test.np${ranks} torch_gpu_modules_test.np${ranks}
-                      torch_gpu_state_test.np${ranks})
+    torch_run(${program} hosts_2_1 2+1 LAUNCHER ${horon_mpirun_hosts}
+              ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical TIMEOUT 240)
   endforeach()
 endif()
 torch_test(state/broadcast_state_test 1 2 3 4)
@@ -176,7 +214,7 @@ torch_test(logging/sinks_test)
 torch_test(metrics/metrics_test 1 2 3)
 torch_test(metrics/own_metric_test 2)
 torch_test(api_test 2 3 4)
-torch_test(session_test 1 2 3 4 ROOM session)  # it starts MPI itself
+torch_test(session_test 1 2 3 4 ALONE ROOM session)  # it starts MPI itself
 # These expect the CPU, also on a machine with GPUs, which may be fewer than the ranks.
 function(torch_test_without_gpus)
   foreach(test ${ARGN})
@@ -204,8 +242,7 @@ torch_test(gradients/fused_training_test 2)
 torch_test(gradients/step_scaling_test 2 3)
 torch_test(gradients/clip_value_test 1 2)
 # LibTorch rounds otherwise without AVX.
-horon_mpirun_test(torch_fused_step_test.no_avx torch_fused_step_test 1 TIMEOUT 240
-                  ENVIRONMENT ATEN_CPU_CAPABILITY=default)
+torch_run(torch_fused_step_test no_avx 1 TIMEOUT 240 ENVIRONMENT ATEN_CPU_CAPABILITY=default)
 torch_test(gradients/given_up_backward_test 2 3)
 torch_test(gradients/reducer_traps_test 2 3 4)
 torch_test(gradients/optimizer_traps_test 2 3 4)
@@ -217,8 +254,7 @@ torch_test(gradients/reducer_options_test 2 3 4)
 torch_test(gradients/compressed_gradients_test 2 3)
 torch_test(gradients/narrow_wire_test 2)
 torch_test(gradients/int8_gradients_test 2 3)
-horon_mpirun_test(torch_narrow_wire_test.one_host torch_narrow_wire_test 2 TIMEOUT 240
-                  ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
+torch_run(torch_narrow_wire_test one_host 2 TIMEOUT 240 ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
 torch_test(gradients/reducer_scopes_test 2 3 4)
 torch_test(gradients/plain_rounds_test 1 2 3 4)
 torch_test(gradients/round_flags_test 1)
@@ -232,11 +268,10 @@ torch_test(gradients/optimizer_situations_test 2 3 4)
 # Large gradients and steps are shared out to the threads of LibTorch; mpirun_test gives it one.
 # Passive: a thread that spins where cores are taken would keep them from those that work.
 foreach(name torch_fused_step_test torch_reducer_traps_test)
-  horon_mpirun_test(${name}.two_threads ${name} 1 TIMEOUT 240
-                    ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
+  torch_run(${name} two_threads 1 TIMEOUT 240 ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
 endforeach()
-horon_mpirun_test(torch_compressed_gradients_test.two_threads torch_compressed_gradients_test 2
-                  TIMEOUT 240 ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
+torch_run(torch_compressed_gradients_test np2_two_threads 2 TIMEOUT 240
+          ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
 torch_test(data/samplers_test)
 torch_test(data/resumed_samplers_test)
 horon_test(torch_prefetcher_test FILES ${torch_tests}/data/prefetcher_test.cc)
@@ -254,15 +289,15 @@ torch_test(lr/resumed_schedule_test)
 include(${torch_tests}/exit_programs/exit_programs.cmake)
 
 if(HORON_SANITIZE)
+  torch_add_room_runs()
   return()
 endif()
 
 # Optimizers and collectives over MPI alone.
 # MPI polls, so four ranks on two busy cores take twenty times as long: fewer programs.
-horon_mpirun_test(torch_random_program_test.mpi.np4 torch_random_program_test 4 TIMEOUT 240
-                  ENVIRONMENT HORON_SHARED_MEMORY=0 ARGS --count=15)
-horon_mpirun_test(torch_reducer_random_test.mpi.np4 torch_reducer_random_test 4 TIMEOUT 240
-                  ENVIRONMENT HORON_SHARED_MEMORY=0)
+torch_run(torch_random_program_test mpi.np4 4 TIMEOUT 240 ENVIRONMENT HORON_SHARED_MEMORY=0
+          ARGS --count=15)
+torch_run(torch_reducer_random_test mpi.np4 4 TIMEOUT 240 ENVIRONMENT HORON_SHARED_MEMORY=0)
 
 # Jobs that go on where others have stopped, and what Python reads of their checkpoints. Each of the
 # file's tests is a job of its own, so ctest does not run the file.
@@ -291,7 +326,7 @@ endforeach()
 include(${CMAKE_CURRENT_LIST_DIR}/python/tests.cmake)
 
 # Gigabytes for each rank: alone on the machine.
-torch_test(collectives/large_collectives_test 2 TIMEOUT 300)
+torch_test(collectives/large_collectives_test 2 ALONE TIMEOUT 300)
 set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)
 # Ranks of several hosts, as far as Horon can tell: shared memory among some of them, MPI between.
 foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reducer_random_test:2+1
@@ -306,15 +341,15 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
   set(program ${CMAKE_MATCH_1})
   set(layout ${CMAKE_MATCH_2})
   string(REPLACE "+" "_" hosts ${layout})
-  horon_mpirun_test(${program}.hosts_${hosts} ${program} ${layout} LAUNCHER ${horon_mpirun_hosts}
-                    TIMEOUT 240)
+  torch_run(${program} hosts_${hosts} ${layout} LAUNCHER ${horon_mpirun_hosts} TIMEOUT 240)
 endforeach()
 torch_test_without_gpus(torch_session_test.hosts_2_2)
-horon_mpirun_test(torch_int8_gradients_test.mpi_2_1 torch_int8_gradients_test 2+1
-                  LAUNCHER ${horon_mpirun_hosts} TIMEOUT 240 ENVIRONMENT HORON_ALLREDUCE=mpi)
+torch_run(torch_int8_gradients_test mpi_2_1 2+1 LAUNCHER ${horon_mpirun_hosts} TIMEOUT 240
+          ENVIRONMENT HORON_ALLREDUCE=mpi)
 # The same hosts with 16 bits between them. But for the first file, all that is reduced is short,
 # and so exact: what the reducers tell each other must not be rounded either.
 foreach(program torch_narrow_wire_test torch_plain_rounds_test torch_replica_check_test)
-  horon_mpirun_test(${program}.narrow_hosts_2_1 ${program} 2+1 LAUNCHER ${horon_mpirun_hosts}
-                    TIMEOUT 240 ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
+  torch_run(${program} narrow_hosts_2_1 2+1 LAUNCHER ${horon_mpirun_hosts} TIMEOUT 240
+            ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
 endforeach()
+torch_add_room_runs()

@@ -352,14 +352,17 @@ TEST(ReducerOptions, NotFiniteGradientsPassUnlessAskedFor) {
   EXPECT_TRUE(w.grad().isnan().all().item<bool>());
 }
 
-// Stands last: it starts another session.
 TEST(ReducerOptionsAndSession, KnobChecksThatGradientsAreFinite) {
   shutdown();
   init({.set = {{"HORON_CHECK_FINITE", "1"}}});
-  const at::Tensor w = leaf({2});
-  GradientReducer reducer({{"w", w}});
-  EXPECT_THAT(error_of([&] { weighted(w, rank() == 0 ? kNaN : 1).backward(); }),
-              HasSubstr("\"w\" on rank 0"));
+  {
+    const at::Tensor w = leaf({2});
+    GradientReducer reducer({{"w", w}});
+    EXPECT_THAT(error_of([&] { weighted(w, rank() == 0 ? kNaN : 1).backward(); }),
+                HasSubstr("\"w\" on rank 0"));
+  }
+  shutdown();
+  init();
 }
 
 }  // namespace
