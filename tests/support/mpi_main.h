@@ -1,8 +1,8 @@
 // What a test program that runs under mpirun knows about itself; its main() is mpi_main.cc.
 //
 // Options besides gtest's:
-// --file=NAME[,NAME...]: in a program that is made of several files, the tests that stand in NAME.cc
-// and no others, of those that --gtest_filter takes.
+// --file=NAME[,NAME...]: in a program that is made of several files, the tests that stand in
+// NAME.cc and no others, of those that --gtest_filter takes.
 // --watchdog-s=N: a test that is still running N seconds after the program's start is named on
 // every rank and the job is aborted. ctest passes it, a part of the test's TIMEOUT; without it
 // nothing is aborted, so that a debugger has time.
