@@ -16,6 +16,7 @@
 #include "horon/bench/report.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/narrow_type.h"
+#include "horon/core/base/replace_file.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/version.h"
 #include "horon/ops/hierarchical/wire_type.h"
@@ -39,6 +40,25 @@ void say(const std::string& text) {
 void write_json(const Options& options, const nlohmann::json& content) {
   if (options.json == "-") print(content.dump(2) + "\n");
   if (!options.json.empty() && options.json != "-") write_json_file(options.json, content);
+}
+
+// Why the results could not be written, before anything is measured; empty if they can. Collective
+// over all ranks, since only the first of those that measure writes.
+std::string fault_of_json(const Options& options) {
+  if (options.json.empty() || options.json == "-") return "";
+  std::string mine;
+  if (rank() == (options.members.empty() ? 0 : options.members.front())) {
+    try {
+      core::require_replaceable(options.json);
+    } catch (const Error& error) {
+      mine = error.what();
+    }
+  }
+  MpiPeer mpi;
+  for (std::string& fault : mpi.gather_text(mine)) {
+    if (!fault.empty()) return std::move(fault);
+  }
+  return "";
 }
 
 // Collective over all ranks.
@@ -212,6 +232,10 @@ int run(int argc, char** argv) {
   if (!parsed.exit_text.empty()) {
     say(parsed.exit_text);
     return parsed.exit_code;
+  }
+  if (const std::string fault = fault_of_json(options); !fault.empty()) {
+    if (rank() == 0) (void)std::fprintf(stderr, "horon-bench: --json: %s\n", fault.c_str());
+    return 1;
   }
   if (!options.predict.model.stages.empty()) return predict(options);
   return options.idle_s > 0 ? measure_rest(options) : measure_collectives(options);

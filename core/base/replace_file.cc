@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fstream>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "horon/core/base/current_error.h"
@@ -28,22 +29,31 @@ void bring_to_disk(const std::string& path) {
   require_done(synced);
 }
 
+// Beside the file, so that the rename stays within one file system. Not that of another thread,
+// which may replace the same file.
+std::string name_beside(const std::string& path) {
+  static std::atomic<unsigned> number{0};
+  return concat(path, ".tmp", ::getpid(), ".", ++number);
+}
+
+// To be called in a catch block.
+[[noreturn]] void throw_as_fault_of(const std::string& path) {
+  throw Error(ErrorCode::OperationFailed,
+              concat("can't write ", path, ": ", current_error().what()));
+}
+
 }  // namespace
 
 void replace_file(const std::string& path,
                   const std::function<void(const std::string& temporary)>& write) {
-  // Beside the file, so that the rename stays within one file system. Not that of another thread,
-  // which may replace the same file.
-  static std::atomic<unsigned> number{0};
-  const std::string temporary = concat(path, ".tmp", ::getpid(), ".", ++number);
+  const std::string temporary = name_beside(path);
   try {
     write(temporary);
     bring_to_disk(temporary);
     require_done(std::rename(temporary.c_str(), path.c_str()) == 0);
   } catch (...) {
-    const Error error = current_error();
     ::unlink(temporary.c_str());
-    throw Error(ErrorCode::OperationFailed, concat("can't write ", path, ": ", error.what()));
+    throw_as_fault_of(path);
   }
 }
 
@@ -54,6 +64,22 @@ void replace_file(const std::string& path, std::string_view content) {
     file.close();
     require_done(file.good());
   });
+}
+
+void require_replaceable(const std::string& path) {
+  const std::string temporary = name_beside(path);
+  try {
+    struct stat found {};
+    if (::stat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) {
+      throw Error(ErrorCode::OperationFailed, std::strerror(EISDIR));
+    }
+    const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    require_done(file >= 0);
+    ::close(file);
+    ::unlink(temporary.c_str());
+  } catch (...) {
+    throw_as_fault_of(path);
+  }
 }
 
 }  // namespace horon::core

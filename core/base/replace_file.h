@@ -15,4 +15,8 @@ void replace_file(const std::string& path,
                   const std::function<void(const std::string& temporary)>& write);
 void replace_file(const std::string& path, std::string_view content);
 
+// For whoever will replace the file after long work: makes the file beside `path` and removes it
+// again. Throws as replace_file() does; a folder at `path` is found too.
+void require_replaceable(const std::string& path);
+
 }  // namespace horon::core

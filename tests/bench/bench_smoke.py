@@ -156,6 +156,8 @@ def check_refused(command, ranks):
         expect(done.returncode != 0, f"{arguments} should fail:\n{done.stdout}")
         said = (done.stdout + done.stderr).lower()
         expect(expected in said, f"{arguments} should say {expected}:\n{said}")
+        if "--json" in arguments:
+            expect("busbw" not in said, f"{arguments} should be refused at once:\n{said}")
 
 
 def main():

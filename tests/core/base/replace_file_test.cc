@@ -67,6 +67,17 @@ TEST_F(ReplaceFile, SeveralThreadsReplaceOneFile) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
 }
 
+TEST_F(ReplaceFile, WhetherItCanBeDoneIsToldBefore) {
+  replace_file(path_, "old");
+  require_replaceable(path_);
+  require_replaceable(path_ + "_new");
+  EXPECT_EQ(content(), "old");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+  EXPECT_THAT(error_of([&] { require_replaceable(path_ + "/none"); }),
+              HasSubstr("can't write " + path_ + "/none: "));
+  EXPECT_THAT(error_of([&] { require_replaceable(folder_); }), HasSubstr("Is a directory"));
+}
+
 TEST_F(ReplaceFile, FailureLeavesTheOldOneAlone) {
   replace_file(path_, "old");
   const auto half = [](const std::string& temporary) {

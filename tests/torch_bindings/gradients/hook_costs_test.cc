@@ -42,7 +42,7 @@ int64_t count_in_backward(Counter count, int64_t parameters, int64_t elements,
   std::optional<GradientReducer> reducer;
   if (options) reducer.emplace(named, *options);
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (int step = 0; step < 10; ++step) {
+  for (int step = 0; step < 6; ++step) {
     {
       std::optional<GradientReducer::NoSync> no_sync;
       if (reducer && pass == Pass::SecondInNoSync) no_sync.emplace(reducer->no_sync());
@@ -71,7 +71,7 @@ double for_each_gradient(Counter count, Pass pass = Pass::Only, WaitIn wait_in =
            count_in_backward(count, parameters, elements, std::nullopt, pass);
   };
   constexpr int64_t few = 100;
-  constexpr int64_t many = 700;
+  constexpr int64_t many = 400;
   return static_cast<double>(added(many) - added(few)) / (many - few);
 }
 
