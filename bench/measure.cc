@@ -94,10 +94,11 @@ TestData data_of(const Options& options, const core::Config& config, int ranks) 
   return {options.dtype, options.op, ranks, carried_type(options, config)};
 }
 
-std::shared_ptr<std::byte> private_memory(size_t bytes) {
-  constexpr std::align_val_t line{64};
-  return {static_cast<std::byte*>(::operator new(bytes, line)),
-          [](std::byte* data) { ::operator delete(data, line); }};
+std::shared_ptr<std::byte> private_memory(size_t bytes, int64_t offset) {
+  constexpr std::align_val_t page{4096};
+  auto* const whole =
+      static_cast<std::byte*>(::operator new(bytes + static_cast<size_t>(offset), page));
+  return {whole + offset, [whole](std::byte*) { ::operator delete(whole, page); }};
 }
 
 }  // namespace
@@ -145,9 +146,9 @@ Measurement::Measurement(const Options& options, const ProcessSet& set, core::Ru
     buffers_->output = gpu_memory_->allocate(output_bytes);
     return;
   }
-  const auto allocate = [](bool registered, size_t bytes) {
+  const auto allocate = [&options](bool registered, size_t bytes) {
     std::shared_ptr<std::byte> memory =
-        registered ? ops::allocate_host(bytes) : private_memory(bytes);
+        registered ? ops::allocate_host(bytes) : private_memory(bytes, options.offset);
     std::memset(memory.get(), 1, bytes);
     return memory;
   };

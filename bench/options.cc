@@ -159,6 +159,12 @@ void add_collective(CLI::App& app, Options& options) {
                          "where the data are: host, or cuda: on the GPU of each rank");
   add_choice<bool>(app, "--memory", options.registered, {{"registered", true}, {"private", false}},
                    "of the host: registered (allocated by Horon, shared on a host) or private");
+  app.add_option(
+         "--offset", options.offset,
+         "bytes from the begin of a page to that of private memory, as 16 for what malloc() "
+         "gives for large sizes; peers get the same")
+      ->check(CLI::Range(0, 4095))
+      ->capture_default_str();
 }
 
 void add_reports(CLI::App& app, Options& options) {
@@ -289,6 +295,12 @@ std::string find_fault(const Options& options) {
     return "a barrier needs --device host";
   }
   if (options.has_own_set() && !on_host) return "--set needs --device host";
+  if (options.offset != 0 && (options.registered || !on_host)) {
+    return "--offset needs --memory private";
+  }
+  if (options.offset % static_cast<int64_t>(size_of(options.dtype)) != 0) {
+    return "--offset must be a multiple of the bytes of an element";
+  }
   const std::string of_comparison = find_fault_of_comparison(options);
   return of_comparison.empty() ? find_fault_of_prediction(options) : of_comparison;
 }

@@ -61,6 +61,7 @@ struct Options {
   int tensors = 1;  // into which the message is divided
   DeviceKind device = DeviceKind::Host;
   bool registered = true;  // host memory that Horon allocates; false: private memory of the process
+  int64_t offset = 0;      // of private memory: where in a page it begins
   Form form = Form::Both;
   std::vector<PeerKind> peers;  // each once
   std::string gloo_interface;   // see find_gloo_place()

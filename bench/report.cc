@@ -252,6 +252,7 @@ nlohmann::json to_json(const Options& options, const ProcessSet& set,
                            {"compression", to_string(options.compression)},
                            {"piece_bytes", options.piece_bytes},
                            {"memory", memory_name(options)},
+                           {"offset", options.offset},
                            {"calling", options.calling == Calling::Blocking ? "blocking"
                                        : options.calling == Calling::Group  ? "group"
                                                                             : "async"},

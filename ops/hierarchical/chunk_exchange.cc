@@ -1,8 +1,8 @@
 #include "horon/ops/hierarchical/chunk_exchange.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/round_up.h"
 
 namespace horon::ops {
@@ -181,7 +181,7 @@ void ChunkExchange::spread_result(const ExchangePlan::Stretch& part) {
   }
   if (narrowed()) return context_.sums.widen_result(result, part_outputs_, part.count);
   for (std::byte* const place : part_outputs_) {
-    if (place != result) std::memcpy(place, result, static_cast<size_t>(bytes(part.count)));
+    if (place != result) core::copy_bytes(place, result, static_cast<size_t>(bytes(part.count)));
   }
 }
 

@@ -1,7 +1,6 @@
 #include "horon/ops/hierarchical/chunk_spread.h"
 
-#include <cstring>
-
+#include "horon/core/base/copy_bytes.h"
 #include "horon/ops/hierarchical/spread_tree.h"
 
 namespace horon::ops {
@@ -55,7 +54,7 @@ int64_t ChunkSpread::pass_on() {
         context_.sent[host]++, layout.peers[host], tag(), data_, bytes_));
   }
   for (std::byte* const output : outputs_) {
-    if (output != data_) std::memcpy(output, data_, static_cast<size_t>(bytes_));
+    if (output != data_) core::copy_bytes(output, data_, static_cast<size_t>(bytes_));
   }
   return 1 + children * (Messages::kPostCost + bytes_) + bytes_ * std::ssize(outputs_);
 }

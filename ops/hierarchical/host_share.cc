@@ -1,9 +1,9 @@
 #include "horon/ops/hierarchical/host_share.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 
 namespace horon::ops {
@@ -171,8 +171,8 @@ int64_t HostShare::copy_in() {
     const bool copies = input_lies_ == Lies::InWindow && !is_own(chunk) && place.bytes > 0 &&
                         place.gives(layout().local_rank);
     if (!copies) continue;
-    std::memcpy(in_window(chunk), parts_.batch->input + place.input_begin,
-                static_cast<size_t>(place.bytes));
+    core::copy_bytes(in_window(chunk), parts_.batch->input + place.input_begin,
+                     static_cast<size_t>(place.bytes));
     copied = place.bytes;
   }
   publish(copied_in_);
@@ -186,8 +186,8 @@ int64_t HostShare::copy_out() {
   const bool copies = output_lies_ == Lies::InWindow && !is_own(chunk) && place.bytes > 0 &&
                       place.takes(layout().local_rank);
   if (!copies) return 1;
-  std::memcpy(parts_.batch->output + place.output_begin, in_window(chunk),
-              static_cast<size_t>(place.bytes));
+  core::copy_bytes(parts_.batch->output + place.output_begin, in_window(chunk),
+                   static_cast<size_t>(place.bytes));
   return 1 + place.bytes;
 }
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <vector>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/narrow_type.h"
 
 namespace horon::ops {
@@ -175,8 +175,8 @@ void HostSums::add_wide(std::span<const std::byte* const> sums, std::span<std::b
       narrow_quotients(dtype_, reinterpret_cast<const int64_t*>(to), first, elements, divisor_);
     }
     for (std::byte* const output : outputs.subspan(1)) {
-      std::memcpy(element_at(output, begin, dtype_), first,
-                  static_cast<size_t>(elements) * size_of(dtype_));
+      core::copy_bytes(element_at(output, begin, dtype_), first,
+                       static_cast<size_t>(elements) * size_of(dtype_));
     }
   }
 }

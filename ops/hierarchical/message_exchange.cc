@@ -1,10 +1,10 @@
 #include "horon/ops/hierarchical/message_exchange.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/ops/hierarchical/block_flow.h"
 
@@ -90,7 +90,7 @@ class MessageExchange::Running final : public core::InFlight {
   bool copy_own() {
     const int64_t bytes = std::min(kMessageStepBytes, own_bytes_ - copied_);
     if (bytes == 0) return false;
-    std::memcpy(own_to_ + copied_, own_from_ + copied_, static_cast<size_t>(bytes));
+    core::copy_bytes(own_to_ + copied_, own_from_ + copied_, static_cast<size_t>(bytes));
     copied_ += bytes;
     return true;
   }

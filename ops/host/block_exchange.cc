@@ -1,10 +1,10 @@
 #include "horon/ops/host/block_exchange.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <utility>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/ops/host/block_plan.h"
 #include "horon/ops/host/block_reduction.h"
@@ -111,7 +111,7 @@ class BlockExchange::Running final : public core::InFlight {
     if (!sends) return;
     const auto bytes = static_cast<size_t>(plan_.input_bytes);
     if (plan_.input_bytes <= ExchangeCell::payload_bytes_max(parent_.ranks_)) {
-      std::memcpy(cell_.payload(parent_.rank_), batch_.input, bytes);
+      core::copy_bytes(cell_.payload(parent_.rank_), batch_.input, bytes);
       return;
     }
     const auto input = parent_.group_.locate(batch_.input, bytes);
@@ -164,7 +164,7 @@ class BlockExchange::Running final : public core::InFlight {
     if (streams_) {
       stream_copy(to, from, static_cast<size_t>(bytes));
     } else {
-      std::memcpy(to, from, static_cast<size_t>(bytes));
+      core::copy_bytes(to, from, static_cast<size_t>(bytes));
     }
   }
 
@@ -259,7 +259,7 @@ class BlockExchange::Running final : public core::InFlight {
       if (feed.readers.size() > 1) {
         stream_copy(place, from, static_cast<size_t>(more));
       } else {
-        std::memcpy(place, from, static_cast<size_t>(more));
+        core::copy_bytes(place, from, static_cast<size_t>(more));
       }
       ++feed.next;
       for (const RingFeed::Reader& reader : feed.readers) {

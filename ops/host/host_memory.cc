@@ -1,8 +1,8 @@
 #include "horon/ops/host/host_memory.h"
 
 #include <cstdlib>
-#include <cstring>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/narrow_type.h"
 #include "horon/core/base/text.h"
@@ -33,7 +33,7 @@ void HostQueue::copy(std::span<const core::CopyItem> items) {
     const DataType type = core::narrow_type(item.type);
     switch (item.cast) {
       case core::CopyItem::Cast::None:
-        std::memcpy(item.to, item.from, item.bytes);
+        core::copy_bytes(item.to, item.from, item.bytes);
         break;
       case core::CopyItem::Cast::Narrow:
         narrow(type, reinterpret_cast<const float*>(item.from), item.to,

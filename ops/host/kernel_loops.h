@@ -204,7 +204,7 @@ void reduce(const ReduceCall& call) {
 // Integers: the sum in 64 bits (it wraps), divided and truncated toward zero.
 template <class T>
 void average(const ReduceCall& call) {
-  constexpr int64_t kBlock = 512;
+  constexpr int64_t kBlock = 256;  // 2 KiB at most: see core/base/copy_bytes.h
   for (int64_t begin = 0; begin < call.count; begin += kBlock) {
     const int64_t n = call.count - begin < kBlock ? call.count - begin : kBlock;
     uint64_t sum[kBlock] = {};

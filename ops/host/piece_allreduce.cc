@@ -1,9 +1,9 @@
 #include "horon/ops/host/piece_allreduce.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/ops/host/host_kernels.h"
 
@@ -224,8 +224,8 @@ class PieceAllreduce::Running final : public core::InFlight {
     if (!staged_ || copied_in_ == end_ || copied_in_ == copied_out_ + in_ring_) return 0;
     const int64_t bytes = is_own(copied_in_) ? 1 : bytes_of(copied_in_);
     if (!is_own(copied_in_)) {
-      std::memcpy(staging_.get() + staging_offset(copied_in_),
-                  batch_.input + user_offset(copied_in_), static_cast<size_t>(bytes));
+      core::copy_bytes(staging_.get() + staging_offset(copied_in_),
+                       batch_.input + user_offset(copied_in_), static_cast<size_t>(bytes));
     }
     publish(++copied_in_);
     return bytes;
@@ -242,8 +242,8 @@ class PieceAllreduce::Running final : public core::InFlight {
     if (!can_copy_out()) return 0;
     const int64_t bytes = is_own(copied_out_) ? 1 : bytes_of(copied_out_);
     if (!is_own(copied_out_)) {
-      std::memcpy(batch_.output + user_offset(copied_out_),
-                  staging_.get() + staging_offset(copied_out_), static_cast<size_t>(bytes));
+      core::copy_bytes(batch_.output + user_offset(copied_out_),
+                       staging_.get() + staging_offset(copied_out_), static_cast<size_t>(bytes));
     }
     ++copied_out_;
     return bytes;

@@ -1,9 +1,9 @@
 #include "horon/ops/host/small_allreduce.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/round_up.h"
 #include "horon/ops/host/few_looks.h"
@@ -45,7 +45,7 @@ class SmallAllreduce::Running final : public core::InFlight {
     if (!parent_.cell_is_free(number_)) return false;
     Header& mine = parent_.header(number_, parent_.rank_);
     mine.read_through = parent_.own_through_;
-    std::memcpy(parent_.payload(number_, parent_.rank_, bytes_), batch_.input, bytes_);
+    core::copy_bytes(parent_.payload(number_, parent_.rank_, bytes_), batch_.input, bytes_);
     mine.sequence.store(number_ + 1, std::memory_order_seq_cst);
     // Only the rank that sees all inputs wakes the others; the last one to arrive does see them.
     if (all_here()) parent_.arrival_.wake_all();

@@ -1,8 +1,8 @@
 #include "horon/ops/mpi/mpi_allgather.h"
 
-#include <cstring>
 #include <utility>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/core/bootstrap/mpi_error.h"
 #include "horon/ops/host/host_refusal.h"
@@ -44,7 +44,7 @@ class InFlightAllgather final : public MpiInFlight {
 
   void prepare(int64_t begin, int64_t count) override {
     std::byte* to = copy_ != nullptr ? copy_ + bytes_of(begin) : place(own_begin_ + begin);
-    std::memcpy(to, batch().input + bytes_of(begin), bytes_of(count));
+    core::copy_bytes(to, batch().input + bytes_of(begin), bytes_of(count));
   }
 
   void post() override {

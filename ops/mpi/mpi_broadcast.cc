@@ -1,8 +1,8 @@
 #include "horon/ops/mpi/mpi_broadcast.h"
 
-#include <cstring>
 #include <utility>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/bootstrap/mpi_error.h"
 #include "horon/ops/host/host_refusal.h"
 #include "horon/ops/mpi/mpi_datatypes.h"
@@ -23,8 +23,8 @@ class InFlightBroadcast final : public MpiInFlight {
   // On the root: copies the input to the output.
   void prepare(int64_t begin, int64_t count) override {
     const auto bytes = static_cast<int64_t>(size_of(batch().dtype));
-    std::memcpy(batch().output + begin * bytes, batch().input + begin * bytes,
-                static_cast<size_t>(count * bytes));
+    core::copy_bytes(batch().output + begin * bytes, batch().input + begin * bytes,
+                     static_cast<size_t>(count * bytes));
   }
 
   void post() override {

@@ -1,8 +1,8 @@
 #include "horon/ops/mpi/mpi_exchange.h"
 
-#include <cstring>
 #include <utility>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/core/bootstrap/mpi_error.h"
 #include "horon/ops/host/host_refusal.h"
@@ -40,8 +40,9 @@ class InFlightExchange final : public MpiInFlight {
   }
 
   void prepare(int64_t begin, int64_t count) override {
-    std::memcpy(batch().output + bytes_of(own_to_ + begin),
-                batch().input + bytes_of(own_from_ + begin), static_cast<size_t>(bytes_of(count)));
+    core::copy_bytes(batch().output + bytes_of(own_to_ + begin),
+                     batch().input + bytes_of(own_from_ + begin),
+                     static_cast<size_t>(bytes_of(count)));
   }
 
   // Calls visit(member, address, elements) for all pieces. Each rank begins with the next member,

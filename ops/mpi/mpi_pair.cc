@@ -1,8 +1,8 @@
 #include "horon/ops/mpi/mpi_pair.h"
 
-#include <cstring>
 #include <utility>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/bootstrap/mpi_error.h"
 #include "horon/ops/host/host_refusal.h"
 #include "horon/ops/mpi/mpi_datatypes.h"
@@ -25,8 +25,8 @@ class InFlightMessage final : public MpiInFlight {
 
   // On the sender, as every root of a broadcast does.
   void prepare(int64_t begin, int64_t count) override {
-    std::memcpy(batch().output + bytes_of(begin), batch().input + bytes_of(begin),
-                static_cast<size_t>(bytes_of(count)));
+    core::copy_bytes(batch().output + bytes_of(begin), batch().input + bytes_of(begin),
+                     static_cast<size_t>(bytes_of(count)));
   }
 
   void post() override {

@@ -1,8 +1,8 @@
 #include "horon/ops/mpi/mpi_reduction.h"
 
-#include <cstring>
 #include <utility>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/narrow_type.h"
 #include "horon/core/base/round_up.h"
 #include "horon/ops/host/host_kernels.h"
@@ -61,7 +61,7 @@ void MpiReduction::prepare(int64_t begin, int64_t count) {
   } else if (prescaled_) {
     scale(dtype, from, to, count, batch().prescale);
   } else {
-    std::memcpy(to, from, work_bytes(count));
+    core::copy_bytes(to, from, work_bytes(count));
   }
 }
 

@@ -31,6 +31,7 @@ TEST(BenchOptions, ShortAndLongNames) {
   EXPECT_EQ(parse({"--dtype", "bfloat16"}).options.dtype, DataType::BFloat16);
   EXPECT_EQ(parse({"--collective", "allgather"}).options.collective, CollectiveKind::Allgather);
   EXPECT_FALSE(parse({"--memory", "private"}).options.registered);
+  EXPECT_EQ(parse({"--memory", "private", "--offset", "16"}).options.offset, 16);
   EXPECT_FALSE(parse({"-c", "0"}).options.check);
   EXPECT_EQ(parse({"--peer", "mpi,gloo"}).options.peers,
             (std::vector<PeerKind>{PeerKind::Mpi, PeerKind::Gloo}));
@@ -96,6 +97,10 @@ TEST(BenchOptions, WrongArgumentsAreNamed) {
     return parsed.exit_text;
   };
   EXPECT_NE(complaint({"-o", "xor"}).find("\"xor\""), std::string::npos);
+  EXPECT_NE(complaint({"--offset", "16"}).find("--memory private"), std::string::npos);
+  EXPECT_NE(complaint({"--memory", "private", "--offset", "6"}).find("multiple"),
+            std::string::npos);
+  EXPECT_NE(complaint({"--memory", "private", "--offset", "4096"}).find("4095"), std::string::npos);
   EXPECT_NE(complaint({"-b", "0"}).find("--min-bytes"), std::string::npos);
   EXPECT_NE(complaint({"-b", "many"}).find("many"), std::string::npos);
   EXPECT_NE(complaint({"-b", "1K", "-e", "8"}).find("--max-bytes"), std::string::npos);

@@ -1,10 +1,17 @@
 find_package(nlohmann_json REQUIRED)
 horon_test(base_test
-           FILES core/base/config_test.cc core/base/current_error_test.cc core/base/json_test.cc
+           FILES core/base/config_test.cc core/base/copy_bytes_test.cc
+                 core/base/current_error_test.cc core/base/json_test.cc
                  core/base/nearest_name_test.cc core/base/parse_number_test.cc
                  core/base/rank_names_test.cc core/base/replace_file_test.cc core/base/text_test.cc
                  core/base/timeline_test.cc core/base/version_test.cc core/base/yield_cost_test.cc
            LIBS nlohmann_json::nlohmann_json)
+# A proportion; sanitizers slow copies down by looking at both ranges first.
+if(NOT HORON_SANITIZE)
+  horon_test(copy_speed_test FILES core/base/copy_speed_test.cc)
+  horon_label_tests(performance copy_speed_test)
+  set_tests_properties(copy_speed_test PROPERTIES RUN_SERIAL ON)
+endif()
 # Alone, since it looks at the state before the first set_log().
 horon_test(log_test FILES core/base/log_test.cc)
 # Of glibc's own heap, alone in its process.

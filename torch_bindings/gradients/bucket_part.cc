@@ -1,7 +1,6 @@
 #include "horon/torch_bindings/gradients/bucket_part.h"
 
-#include <cstring>
-
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/plain_float_mode.h"
 #include "horon/ops/host/host_kernels.h"
 #include "horon/torch_bindings/tensors/memory_ranges.h"
@@ -46,8 +45,8 @@ void BucketPart::copy(const at::Tensor& from, const at::Tensor& view) const {
   const auto* const source = static_cast<const std::byte*>(from.const_data_ptr());
   const auto element = static_cast<int64_t>(dtype_.itemsize());
   for_each_range_of(view, [&](int64_t begin, int64_t end) {
-    std::memcpy(begin_ + begin * element, source + begin * element,
-                static_cast<size_t>((end - begin) * element));
+    core::copy_bytes(begin_ + begin * element, source + begin * element,
+                     static_cast<size_t>((end - begin) * element));
   });
 }
 
