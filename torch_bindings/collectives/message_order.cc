@@ -46,6 +46,7 @@ std::pair<std::shared_ptr<PendingCollective>, MessageOrder::Last*> MessageOrder:
   std::shared_ptr<PendingCollective> pending(
       new PendingCollective(CollectiveKind::Broadcast, "send", name, pair));
   pending->set_root(message.from);
+  pending->shapes_may_differ = compares_ == Compares::Elements;
   pending->add(tensor, message.from == rank() ? Into::Nowhere : Into::Same);
   return {std::move(pending), &sequence.last[number]};
 }

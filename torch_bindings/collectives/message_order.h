@@ -29,8 +29,10 @@ struct Message {
 // of the program; threads that use one tag get numbers in the order of their calls.
 class MessageOrder {
  public:
+  enum class Compares : bool { Shapes, Elements };  // Elements: as many of them are enough
   // `begins`: what names begin with, so that messages of one object don't meet those of another.
-  explicit MessageOrder(std::string begins) : begins_(std::move(begins)) {}
+  explicit MessageOrder(std::string begins, Compares compares = Compares::Shapes)
+      : begins_(std::move(begins)), compares_(compares) {}
 
   // Sends the tensor, or receives into it. start() waits for nobody, since two ranks may both send
   // before they receive; run() returns when the message has ended. Throw Error(Limit) if too many
@@ -59,6 +61,7 @@ class MessageOrder {
                                                             const at::Tensor& tensor);
 
   const std::string begins_;
+  const Compares compares_;
   std::mutex mutex_;
   std::map<std::tuple<int, int, int, std::string>, Sequence> sequences_;
 };

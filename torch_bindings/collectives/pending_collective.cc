@@ -104,7 +104,7 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
   const bool as_it_is = travels_as_it_is(tensor);
   const at::Tensor view = as_it_is ? at::Tensor() : real_view(tensor);
   const at::Tensor& real = as_it_is ? tensor : view;
-  part.shape = real.sizes();
+  part.shape = shapes_may_differ ? at::DimVector{real.numel()} : at::DimVector(real.sizes());
   const bool in_place_on_result = spec.kind == CollectiveKind::Broadcast && into == Into::New;
   if (into == Into::Nowhere) {
     part.output = as_it_is ? tensor : row_major(real);
@@ -325,6 +325,11 @@ const std::vector<at::Tensor>& PendingCollective::results() {
     }
   }
   return results_;
+}
+
+bool PendingCollective::copies_back() const {
+  return std::any_of(parts_.begin(), parts_.end(),
+                     [](const Part& part) { return part.target.defined(); });
 }
 
 void PendingCollective::drop_results() { results_.clear(); }

@@ -43,6 +43,9 @@ class PendingCollective {
   // The caller copies the results elsewhere, and calls drop_results() then: rows come in memory
   // that is used again and again, since fresh pages cost more than the copy.
   bool results_are_copied = false;
+  // What add() adds has as many elements on all ranks, row by row, whatever its shape is there:
+  // torch.distributed asks for no more. Fill in before the first part.
+  bool shapes_may_differ = false;
 
   // Throws `error` here, and makes the call of this name fail on the other ranks as well: they
   // would wait for this one otherwise.
@@ -91,6 +94,8 @@ class PendingCollective {
   const std::vector<at::Tensor>& results();
   // Nobody asks for them any more.
   void drop_results();
+  // Whether results() writes into a tensor of the caller's.
+  bool copies_back() const;
   // The rows of each result that came from each member of the set; [part][member].
   std::vector<std::vector<int64_t>> received_rows() const;
 

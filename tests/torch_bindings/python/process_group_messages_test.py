@@ -187,6 +187,49 @@ def test_the_timeout_of_a_future(rank, size):
     dist.destroy_process_group(group)
 
 
+def test_as_many_elements_are_enough(rank, size):
+    """As torch.distributed documents broadcast; torch's own pipelines rely on it in messages."""
+    shapes = [(2, 2), (4,), (1, 4), (4, 1)]
+    mine = torch.arange(4.0).add(10 * rank).view(shapes[rank])
+    if rank == 0:
+        dist.send(mine, 1)
+        dist.send(torch.tensor(7.0), 1)
+    if rank == 1:
+        got, scalar = torch.zeros(4), torch.zeros(1)
+        dist.recv(got, 0)
+        dist.recv(scalar, 0)
+        assert got.tolist() == [0.0, 1.0, 2.0, 3.0] and scalar.tolist() == [7.0]
+    for call, expected in (
+            (lambda x: dist.broadcast(x, 1), [10.0, 11.0, 12.0, 13.0]),
+            (lambda x: dist.all_reduce(x, dist.ReduceOp.MAX),
+             [10.0 * (size - 1) + i for i in range(4)])):
+        x = mine.clone()
+        call(x)
+        assert x.shape == mine.shape and x.flatten().tolist() == expected
+    turned = torch.empty(2, 2).t() if rank == 0 else torch.empty(4)  # row by row, however it lies
+    turned.copy_(mine.view(turned.shape))
+    dist.broadcast(turned, 1)
+    assert turned.flatten().tolist() == [10.0, 11.0, 12.0, 13.0]
+    x = mine.clone()
+    dist.reduce(x, 1)
+    if rank == 1:
+        assert x.tolist() == [size * i + 10.0 * sum(range(size)) for i in range(4)]
+
+
+def test_a_pipeline(rank, size):
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(4, 4) for _ in range(size)]
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    torch.nn.functional.mse_loss(torch.nn.Sequential(*layers)(x), y).backward()
+    expected = layers[rank].weight.grad.clone()
+    layers[rank].zero_grad()
+    stage = PipelineStage(layers[rank], rank, size, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=torch.nn.functional.mse_loss)
+    schedule.step(*([x] if rank == 0 else []), **({"target": y} if rank == size - 1 else {}))
+    assert torch.allclose(layers[rank].weight.grad, expected, atol=1e-6)
+
+
 def test_errors(rank, size):
     if rank < 2:
         x = torch.ones(2 + rank)

@@ -257,3 +257,39 @@ def test_a_timeout_leaves_the_memory_of_the_output(rank, size):
     dist.barrier()
     if rank == 0:
         assert all((each == 7).all() for each in others)
+
+
+def begin(kind, value, rank, size):
+    """The work of a call that brings `value`, and the tensors that it is to lie in."""
+    if kind == "all_gather":
+        out = [torch.zeros(1) for _ in range(size)]
+        return dist.all_gather(out, torch.full((1,), value), async_op=True), out
+    if kind == "all_to_all":
+        out = torch.zeros(size)
+        return dist.all_to_all_single(out, torch.full((size,), value), async_op=True), [out]
+    if kind == "scatter":
+        out = torch.zeros(2)
+        parts = [torch.full((2,), value)] * size if rank == 0 else None
+        return dist.scatter(out, parts, 0, async_op=True), [out]
+    assert kind == "not contiguous"
+    out = torch.full((2, 3), value if rank == 0 else 0.0).t()
+    return dist.broadcast(out, 0, async_op=True), [out]
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_to_all", "scatter", "not contiguous"])
+def test_who_waits_for_the_last_finds_what_those_before_have_brought(kind, rank, size):
+    works, outputs = zip(*[begin(kind, float(i), rank, size) for i in range(1, 5)], strict=True)
+    works[-1].wait()
+    del works
+    dist.barrier()
+    for i, tensors in enumerate(outputs, 1):
+        assert all((tensor == i).all() for tensor in tensors), f"{i}: {tensors}"
+
+
+def test_what_nobody_waits_for_is_not_kept(rank, size):
+    for i in range(300):
+        out = [torch.zeros(1) for _ in range(size)]
+        work = dist.all_gather(out, torch.full((1,), float(i)), async_op=True)
+        while not work.is_completed():
+            pass
+        assert out[0] == i

@@ -186,9 +186,26 @@ def _store(timeout):
         return found, store.port
 
     found, port = told_by_rank_0(begin, "horon.rendezvous")
+    error = None
     if store is None:
-        store = TCPStore(host_of_rank_0(*found), port, size, is_master=False, **limit)
+        try:
+            store = TCPStore(host_of_rank_0(*found), port, size, is_master=False, **limit)
+        except Exception as each:  # told to the others, who wait for this rank
+            error = each
+    _require_all_connected(error)
     return store
+
+
+def _require_all_connected(error):
+    """Collective: rank 0, which holds the store, may leave at once, so all must be connected."""
+    from horon.torch import state
+    faults = state.allgather_object(None if error is None else str(error),
+                                    name="horon.rendezvous.connected")
+    if error is not None:
+        raise error
+    for rank, fault in enumerate(faults):
+        if fault is not None:
+            raise RuntimeError(f"rank {rank} did not reach the store of rank 0: {fault}")
 
 
 def started_by_mpi():

@@ -38,7 +38,7 @@ HoronBackend::HoronBackend(const std::string& group, const ProcessSet& set,
       set_(set),
       timeout_(timeout),
       order_(group_, set),
-      messages_(concat("c10d.", group_, ".")) {
+      messages_(concat("c10d.", group_, "."), torch_detail::MessageOrder::Compares::Elements) {
   init();
   if (set_.is_world()) order_sets_on_gpus();  // groups of some ranks come without the others
 }
@@ -61,8 +61,9 @@ void HoronBackend::leave() noexcept {
 }
 
 WorkPtr HoronBackend::work(OpType type, std::shared_ptr<Operation> operation) {
+  late_results_->add(operation);
   return c10::make_intrusive<OperationWork>(getRank(), type, order_.count(), std::move(operation),
-                                            completions_);
+                                            completions_, late_results_);
 }
 
 int HoronBackend::world_rank(int64_t rank_of_group) const {
@@ -173,8 +174,9 @@ int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) con
 WorkPtr HoronBackend::message(OpType type, const torch_detail::Message& message, Tensors& tensors) {
   const auto begun = std::make_shared<Operation>(tensors, timeout_.load());
   begun->add(messages_.start(message, begun->outputs().at(0)));
+  late_results_->add(begun);
   return c10::make_intrusive<OperationWork>(getRank(), type, order_.count(), begun,
-                                            message_completions_);
+                                            message_completions_, late_results_);
 }
 
 WorkPtr HoronBackend::send(Tensors& tensors, int to, int tag) {

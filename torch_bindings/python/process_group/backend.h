@@ -23,6 +23,7 @@
 #include "horon/torch_bindings/collectives/message_order.h"
 #include "horon/torch_bindings/python/process_group/call_order.h"
 #include "horon/torch_bindings/python/process_group/completion_threads.h"
+#include "horon/torch_bindings/python/process_group/late_results.h"
 
 namespace horon::python::process_group {
 
@@ -114,6 +115,7 @@ class HoronBackend final : public ::c10d::Backend {
   std::atomic<std::chrono::milliseconds> timeout_;
   CallOrder order_;
   torch_detail::MessageOrder messages_;
+  const std::shared_ptr<LateResults> late_results_ = std::make_shared<LateResults>();
   // Of collectives and of messages.
   const std::shared_ptr<CompletionThreads> completions_ =
       std::make_shared<CompletionThreads>(CompletionThreads::Ends::InOrder);

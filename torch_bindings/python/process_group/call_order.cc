@@ -81,6 +81,7 @@ void CallOrder::start_next(Operation& operation, const Start& what,
   auto pending = std::make_shared<torch_detail::PendingCollective>(what.kind, to_string(what.kind),
                                                                    name.text, set_, what.grouped);
   pending->results_are_copied = true;  // into the tensors that torch.distributed gives
+  pending->shapes_may_differ = true;
   try {
     fill(*pending);
   } catch (const Error&) {  // the other ranks know of it

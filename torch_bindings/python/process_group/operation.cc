@@ -102,6 +102,12 @@ bool Operation::finished() const {
                      [](const Pending& pending) { return pending->state().finished(); });
 }
 
+bool Operation::delivers() const {
+  return deliver_ != nullptr ||
+         std::any_of(pending_.begin(), pending_.end(),
+                     [](const Pending& pending) { return pending->copies_back(); });
+}
+
 bool Operation::happened() const {
   const auto has_happened = [](const Pending& pending) {
     core::Event* const done = pending->state().outcome().done.get();

@@ -58,6 +58,8 @@ class Operation {
   // of another thread, behind which this one stands, has begun. Throws and asks as above.
   void wait_for_turn(const std::function<bool(std::chrono::nanoseconds)>& comes) const;
   bool finished() const;
+  // Whether outcome() writes into the caller's tensors, so that they hold nothing before.
+  bool delivers() const;
   // The same, and the results are in memory, of a GPU too. Lets no stream wait.
   bool completed();
   // After they have ended; the first call delivers the results. Null: all is well, and what the

@@ -8,11 +8,13 @@ namespace horon::python::process_group {
 
 OperationWork::OperationWork(int rank, ::c10d::OpType type, uint64_t number,
                              std::shared_ptr<Operation> operation,
-                             std::shared_ptr<CompletionThreads> threads)
+                             std::shared_ptr<CompletionThreads> threads,
+                             std::shared_ptr<LateResults> late_results)
     : Work(rank, type),
       number_(number),
       operation_(std::move(operation)),
-      threads_(std::move(threads)) {}
+      threads_(std::move(threads)),
+      late_results_(std::move(late_results)) {}
 
 bool OperationWork::isCompleted() { return operation_->completed(); }
 
@@ -30,6 +32,7 @@ bool OperationWork::wait(std::chrono::milliseconds timeout) {
   } else {
     operation_->wait(Operation::Asks::SignalHandlers);
   }
+  late_results_->deliver();
   if (const std::exception_ptr fault = operation_->outcome()) std::rethrow_exception(fault);
   return true;
 }

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "horon/torch_bindings/python/process_group/completion_threads.h"
+#include "horon/torch_bindings/python/process_group/late_results.h"
 #include "horon/torch_bindings/python/process_group/operation.h"
 
 namespace horon::python::process_group {
@@ -17,9 +18,10 @@ namespace horon::python::process_group {
 // Who waits for it does the work on its own thread; a future is made when somebody asks for one.
 class OperationWork final : public ::c10d::Work {
  public:
-  // `threads`: for its future.
+  // `threads`: for its future. `late_results`: of the group.
   OperationWork(int rank, ::c10d::OpType type, uint64_t number,
-                std::shared_ptr<Operation> operation, std::shared_ptr<CompletionThreads> threads);
+                std::shared_ptr<Operation> operation, std::shared_ptr<CompletionThreads> threads,
+                std::shared_ptr<LateResults> late_results);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -35,6 +37,7 @@ class OperationWork final : public ::c10d::Work {
   const uint64_t number_;
   const std::shared_ptr<Operation> operation_;
   const std::shared_ptr<CompletionThreads> threads_;
+  const std::shared_ptr<LateResults> late_results_;
   std::mutex future_mutex_;
   Future future_;
 };
