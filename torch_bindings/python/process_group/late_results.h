@@ -1,0 +1,31 @@
+// What the calls of a group have brought, but nobody has asked for yet.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <mutex>
+
+#include "horon/torch_bindings/python/process_group/operation.h"
+
+namespace horon::python::process_group {
+
+// Results that lie elsewhere than the caller wants them are copied there by a thread of the program
+// that waits. It need not wait for each call: as where collectives run in one stream, who waits for
+// the last of several finds the results of those that ended before it, even if their Works are
+// gone. Any thread.
+class LateResults {
+ public:
+  // Before the operation's Work is given to the program. Does nothing if it delivers nothing.
+  void add(const std::shared_ptr<Operation>& operation);
+  // Of all operations that have ended, in the order of the calls; when it returns they are there.
+  // What has failed is told by its own Work.
+  void deliver();
+
+ private:
+  void deliver_ended();
+
+  std::mutex mutex_;
+  std::list<std::shared_ptr<Operation>> operations_;
+};
+
+}  // namespace horon::python::process_group
