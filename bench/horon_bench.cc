@@ -28,6 +28,7 @@ namespace {
 using namespace horon;
 using namespace horon::bench;
 
+// What could not be printed is told at the end (see main()).
 void print(const std::string& text) {
   (void)std::fputs(text.c_str(), stdout);
   (void)std::fflush(stdout);
@@ -251,5 +252,9 @@ int main(int argc, char** argv) {
     (void)std::fprintf(stderr, "horon-bench: %s\n", error.what());
   }
   horon::shutdown();
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    (void)std::fputs("horon-bench: the results could not be written to standard output\n", stderr);
+    return 1;
+  }
   return code;
 }

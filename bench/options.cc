@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <limits>
 #include <map>
 #include <sstream>
 
@@ -58,6 +59,20 @@ void add_choice(CLI::App& app, const std::string& flags, Value& target,
   };
   app.add_option_function<std::string>(flags, take, description);
 }
+
+// CLI11's own name the largest number there is, with its 309 digits.
+CLI::Validator at_least(double least, const std::string& otherwise) {
+  const auto find_fault = [=](const std::string& text) {
+    double value = 0;
+    const bool fits = CLI::detail::lexical_cast(text, value) && value >= least;
+    return fits ? std::string() : "\"" + text + "\" " + otherwise;
+  };
+  return {find_fault, "NUMBER"};
+}
+CLI::Validator positive() {
+  return at_least(std::numeric_limits<double>::min(), "is no number above 0");
+}
+CLI::Validator not_negative() { return at_least(0, "is no number from 0 on"); }
 
 // "0,2,3"
 std::vector<int> ranks_of(const std::string& text) {
@@ -127,7 +142,7 @@ void add_collective(CLI::App& app, Options& options) {
              "of an allreduce of float32: none, float16, bfloat16, or int8, which holds between "
              "hosts; peers send float32");
   app.add_option("--piece-bytes", options.piece_bytes,
-                 "of an allreduce: the length of its pieces, as 512K; 0: its op chooses")
+                 "of an allreduce: the length of its pieces, as 512KiB; 0: its op chooses")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
   add_choice<Calling>(
@@ -139,7 +154,7 @@ void add_collective(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 65'536))
       ->capture_default_str();
   app.add_option("-r,--root", options.root, "root of broadcast, gather and scatter")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->capture_default_str();
   app.add_option("-c,--check", options.check, "0: do not compare results")->capture_default_str();
   const auto take_set = [&options](const std::string& text) {
@@ -180,20 +195,20 @@ void add_reports(CLI::App& app, Options& options) {
   app.add_option("--max-seconds", options.seconds_max,
                  "end the repetitions of each form of a size after this time, but after 5 at the "
                  "earliest; 0: never")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   app.add_flag("--stats", options.stats, "also print the least time and the 99th percentile");
   app.add_option("-J,--json", options.json,
                  "also write results to this file; -: to standard output, without the table");
   app.add_option("--ratio-max", options.ratio_max,
                  "fail if Horon's time is more than this many times the first peer's (in place)")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   app.add_option("--idle", options.idle_s,
                  "instead of a collective: CPU time of each rank in this many idle seconds")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   app.add_option("--idle-percent-max", options.idle_percent_max,
                  "fail if an idle rank uses more than this percentage of a core, as the median of "
                  "ten parts of the time")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
 }
 
 // "4,10,500": hosts, Gbit/s, microseconds of one way.
@@ -224,7 +239,7 @@ void add_prediction(CLI::App& app, PredictOptions& predict) {
   app.add_option("--alone-ms", predict.model.alone_ms,
                  "with --predict: milliseconds of a step without communication, while as many "
                  "ranks compute on a host as will")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   app.add_option("--forward-share", predict.model.forward_share, "of such a step")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();

@@ -113,9 +113,9 @@ Json job_json() {
 void print_choices(const Json& algorithms) {
   const auto number = [&](const char* name) { return algorithms[name].get<double>(); };
   std::cout << "\nalgorithms (" << algorithms["origin"].get<std::string>() << ")\n";
-  std::printf("  on a host: a hand-off takes %.3g us, and %.0f bytes/us are added\n",
+  std::printf("  on a host: a hand-off takes %.2f us, and %.0f bytes/us are added\n",
               number("handoff_us"), number("sum_bytes_per_us"));
-  std::printf("  between hosts: a message takes %.3g us, and %.0f bytes/us flow\n",
+  std::printf("  between hosts: a message takes %.2f us, and %.0f bytes/us flow\n",
               number("message_us"), number("wire_bytes_per_us"));
   for (const auto& line : algorithms["choices"]) {
     std::printf("  %s\n", line.get<std::string>().c_str());
@@ -198,6 +198,10 @@ int main(int argc, char** argv) {
       }
     }
     horon::shutdown();
+    if (!std::cout.flush() || std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      std::cerr << "horon-info: standard output could not be written\n";
+      return 1;
+    }
     return 0;
   } catch (const horon::Error& error) {
     std::cerr << "horon-info: " << error.what() << '\n';

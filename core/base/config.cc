@@ -163,7 +163,7 @@ int64_t parse_integer(const Knob& knob, const std::string& text) {
   const bool bytes = knob.unit == "bytes";
   const std::optional<double> value = bytes ? parse_bytes(text) : parse_number(text);
   if (!value && bytes) {
-    fail(knob, text, "give a number of bytes, such as 1048576, 500K or 64MiB");
+    fail(knob, text, "give a number of bytes, such as 1048576, 500K (1000) or 64MiB (1024)");
   }
   if (!value || (!bytes && *value != std::floor(*value))) fail(knob, text, "give a whole number");
   check_range(knob, text, *value);

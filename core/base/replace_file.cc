@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <fstream>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -36,6 +37,31 @@ std::string name_beside(const std::string& path) {
   return concat(path, ".tmp", ::getpid(), ".", ++number);
 }
 
+bool is_link(const std::string& path) {
+  struct stat found {};
+  return ::lstat(path.c_str(), &found) == 0 && S_ISLNK(found.st_mode);
+}
+
+// Where the file is or will be: a link is followed, also one to what is not there yet.
+std::string followed(const std::string& path) {
+  namespace fs = std::filesystem;
+  constexpr int kLinksMax = 40;  // as many as Linux follows
+  fs::path place = path;
+  for (int i = 0; is_link(place); ++i) {
+    if (i == kLinksMax) throw Error(ErrorCode::OperationFailed, std::strerror(ELOOP));
+    place = place.parent_path() / fs::read_symlink(place);
+  }
+  return place;
+}
+
+// Whether a rename would put a file in the place of a device, a pipe or a socket.
+bool is_no_file(const std::string& path) {
+  struct stat found {};
+  if (::stat(path.c_str(), &found) != 0) return false;
+  if (S_ISDIR(found.st_mode)) throw Error(ErrorCode::OperationFailed, std::strerror(EISDIR));
+  return !S_ISREG(found.st_mode);
+}
+
 // To be called in a catch block.
 [[noreturn]] void throw_as_fault_of(const std::string& path) {
   throw Error(ErrorCode::OperationFailed,
@@ -46,13 +72,16 @@ std::string name_beside(const std::string& path) {
 
 void replace_file(const std::string& path,
                   const std::function<void(const std::string& temporary)>& write) {
-  const std::string temporary = name_beside(path);
+  std::string temporary;
   try {
+    if (is_no_file(path)) return write(path);
+    const std::string place = followed(path);
+    temporary = name_beside(place);
     write(temporary);
     bring_to_disk(temporary);
-    require_done(std::rename(temporary.c_str(), path.c_str()) == 0);
+    require_done(std::rename(temporary.c_str(), place.c_str()) == 0);
   } catch (...) {
-    ::unlink(temporary.c_str());
+    if (!temporary.empty()) ::unlink(temporary.c_str());
     throw_as_fault_of(path);
   }
 }
@@ -67,12 +96,9 @@ void replace_file(const std::string& path, std::string_view content) {
 }
 
 void require_replaceable(const std::string& path) {
-  const std::string temporary = name_beside(path);
   try {
-    struct stat found {};
-    if (::stat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) {
-      throw Error(ErrorCode::OperationFailed, std::strerror(EISDIR));
-    }
+    if (is_no_file(path)) return;
+    const std::string temporary = name_beside(followed(path));
     const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     require_done(file >= 0);
     ::close(file);

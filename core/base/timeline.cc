@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -28,6 +29,10 @@ std::string file_of_rank(const std::string& path, int rank) {
   const size_t at = path.find(placeholder);
   if (at != std::string::npos) {
     return concat(path.substr(0, at), rank, path.substr(at + placeholder.size()));
+  }
+  std::error_code ignored;
+  if (path.ends_with('/') || std::filesystem::is_directory(path, ignored)) {
+    return concat(path, path.ends_with('/') ? "" : "/", "timeline.rank", rank, ".json");
   }
   constexpr std::string_view suffix = ".json";
   const std::string stem =

@@ -1,11 +1,11 @@
 // A recorder of events in Chrome's trace format (chrome://tracing, ui.perfetto.dev).
 //
-// Rank N writes FILE.rankN.json, whether FILE or FILE.json is given. If the name holds "{rank}",
-// the rank replaces that instead. Events are buffered; flush(), the destructor and a full buffer
-// write them, and after each write the file is valid JSON. Times are microseconds since 1970, so
-// files of several ranks can be viewed together. The runtime records its statistics (statistics.h)
-// as counters: once a second those that have changed, and at the end. After kEventsMax events
-// recording stops, with one warning in the log.
+// Rank N writes FILE.rankN.json, whether FILE or FILE.json is given, and timeline.rankN.json where
+// that is a folder; if the name holds "{rank}", the rank replaces it. Events are buffered; flush(),
+// the destructor and a full buffer write them, and after each write the file is valid JSON. Times
+// are microseconds since 1970, so files of several ranks can be viewed together. The runtime
+// records its statistics (statistics.h) as counters: once a second those that have changed, and at
+// the end. After kEventsMax events recording stops, with one warning in the log.
 #pragma once
 
 #include <atomic>

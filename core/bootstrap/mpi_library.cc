@@ -60,9 +60,10 @@ bool MpiLibrary::allows_threads_at_once() const { return thread_level_ >= MPI_TH
 
 std::string MpiLibrary::version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-  int length = 0;
+  int length = 0;  // of Open MPI's the zero at the end is a part
   check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
-  const std::string version(text.data(), static_cast<size_t>(length));
+  text.back() = '\0';
+  const std::string version(text.data());
   return version.substr(0, version.find_first_of('\n'));
 }
 

@@ -4,6 +4,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace horon::ops {
 namespace {
 
 // Also the format's number.
+constexpr std::string_view kTitleStart = "# Horon machine constants";
 constexpr std::string_view kConstantsTitle = "# Horon machine constants 1: job, day, constants";
 
 struct KeptLine {
@@ -35,9 +37,25 @@ std::optional<KeptLine> parse_line(const std::string& text) {
   return KeptLine{text.substr(0, first), static_cast<int64_t>(*day), *constants};
 }
 
+// Not a pipe, which might never end.
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
+}
+
+// A file of other content is somebody's, and a mistyped path; that of another version is not.
+bool is_foreign(const std::string& path) {
+  if (!is_file(path)) return false;
+  std::ifstream file(path);
+  std::string start(kTitleStart.size(), ' ');
+  file.read(start.data(), static_cast<std::streamsize>(start.size()));
+  return file.gcount() > 0 && start != kTitleStart;
+}
+
 // What is no line of this format is left out.
 std::vector<KeptLine> read_lines(const std::string& path) {
   std::vector<KeptLine> lines;
+  if (!is_file(path)) return lines;
   std::ifstream file(path);
   std::string text;
   if (!std::getline(file, text) || text != kConstantsTitle) return lines;
@@ -70,6 +88,13 @@ std::optional<MachineConstants> ConstantsFile::load(const std::string& job, int6
 bool ConstantsFile::save(const std::string& job, int64_t today,
                          const MachineConstants& constants) const {
   if (path_.empty()) return false;
+  if (is_foreign(path_)) {
+    core::log(core::LogLevel::Warn,
+              core::concat("the measured constants are not kept: ", path_,
+                           " is no file of them (its first line begins otherwise than with \"",
+                           kTitleStart, "\"); see HORON_MEASURE_FILE"));
+    return false;
+  }
   std::vector<KeptLine> lines = read_lines(path_);
   std::erase_if(lines, [&](const KeptLine& line) { return line.job == one_field(job); });
   lines.insert(lines.begin(), {one_field(job), today, constants});

@@ -295,7 +295,13 @@ void Job::compare_ranks(const InitOptions& options) const {
   core::require_same(*bootstrap_, "Horon's version", std::string(version()));
   std::string knobs;
   for (const std::string& line : config_.agreed_values()) knobs += line + "\n";
-  core::require_same(*bootstrap_, "the configuration", knobs);
+  try {
+    core::require_same(*bootstrap_, "the configuration", knobs);
+  } catch (const Error& error) {
+    if (bootstrap_->topology().cross_size == 1) throw;
+    throw Error(error.code(), concat(error.what(), ": mpirun gives a variable to other hosts only ",
+                                     "with -x NAME, horonrun gives them all of HORON_*"));
+  }
   std::string sets;
   for (std::vector<int> ranks : options.process_sets) {
     std::sort(ranks.begin(), ranks.end());

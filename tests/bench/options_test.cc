@@ -2,10 +2,12 @@
 
 #include <vector>
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 namespace horon::bench {
 namespace {
+
+using testing::HasSubstr;
 
 ParsedOptions parse(std::vector<const char*> arguments) {
   arguments.insert(arguments.begin(), "horon-bench");
@@ -22,6 +24,15 @@ TEST(BenchOptions, TheLargestSizesDoNotOverflow) {
   const Options options = parse({"-b", "1", "-e", "9223372036854775807", "-f", "1048576"}).options;
   EXPECT_EQ(options.sizes(),
             (std::vector<int64_t>{1, 1 << 20, int64_t{1} << 40, int64_t{1} << 60}));
+}
+
+TEST(BenchOptions, ANumberThatIsTooSmallIsToldInAFewWords) {
+  for (const char* option : {"--idle", "--ratio-max", "--idle-percent-max"}) {
+    EXPECT_THAT(parse({option, "0"}).exit_text, HasSubstr("\"0\" is no number above 0"));
+  }
+  for (const char* option : {"--root", "--max-seconds"}) {
+    EXPECT_THAT(parse({option, "-1"}).exit_text, HasSubstr("\"-1\" is no number from 0 on"));
+  }
 }
 
 TEST(BenchOptions, ShortAndLongNames) {

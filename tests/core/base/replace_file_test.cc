@@ -5,6 +5,7 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -65,6 +66,42 @@ TEST_F(ReplaceFile, SeveralThreadsReplaceOneFile) {
   EXPECT_THAT(errors, Each("no error"));
   EXPECT_THAT(contents, Contains(content()));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+}
+
+TEST_F(ReplaceFile, ALinkStaysALink) {
+  for (const std::string target : {"target", "folder/target"}) {
+    fs::create_directory(folder_ / "folder");
+    fs::remove(path_);
+    fs::create_symlink("second", path_);
+    fs::remove(folder_ / "second");
+    fs::create_symlink(target, folder_ / "second");
+    for (const std::string text :
+         {"the first time", "again"}) {  // the target is not there at first
+      replace_file(path_, text);
+      EXPECT_TRUE(fs::is_symlink(path_));
+      EXPECT_TRUE(fs::is_symlink(folder_ / "second"));
+      EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(folder_ / target)));
+      EXPECT_EQ(content(), text);
+    }
+  }
+  fs::create_symlink("loop", folder_ / "loop");
+  EXPECT_THAT(error_of([&] { replace_file(folder_ / "loop", "text"); }), HasSubstr("can't write"));
+}
+
+TEST_F(ReplaceFile, WhatIsNoFileIsWrittenToAsItIs) {
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  std::string got;
+  {
+    const std::jthread reader([&] { got = content(); });
+    replace_file(path_, "text");
+  }
+  EXPECT_EQ(got, "text");
+  EXPECT_TRUE(fs::is_fifo(path_));
+  require_replaceable(path_);
+  replace_file("/dev/null", "text");
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_THAT(error_of([] { replace_file("/dev/full", "text"); }),
+              HasSubstr("can't write /dev/full: No space left"));
 }
 
 TEST_F(ReplaceFile, WhetherItCanBeDoneIsToldBefore) {

@@ -49,11 +49,15 @@ TEST_F(TimelineTest, NamesTheFileByRank) {
   Timeline::open(path("a"), 0, 2);
   Timeline::open(path("b.json"), 1, 2);
   Timeline::open(path("c-{rank}-x"), 12, 20);
-  for (const char* name : {"a.rank0.json", "b.rank1.json", "c-12-x"}) {
+  std::filesystem::create_directory(path("folder"));
+  Timeline::open(path("folder"), 0, 2);
+  Timeline::open(path("folder/"), 1, 2);
+  for (const char* name : {"a.rank0.json", "b.rank1.json", "c-12-x", "folder/timeline.rank0.json",
+                           "folder/timeline.rank1.json"}) {
     EXPECT_NO_THROW(read(name)) << name;
   }
   const auto entries = std::distance(std::filesystem::directory_iterator(folder_), {});
-  EXPECT_EQ(entries, 3) << "a temporary file was left";
+  EXPECT_EQ(entries, 4) << "a temporary file was left";
 }
 
 TEST_F(TimelineTest, IsValidJsonInEveryLocale) {

@@ -2,7 +2,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <gtest/gtest.h>
@@ -48,7 +50,8 @@ TEST_F(ConstantsFileTest, OldLinesAndThoseOfTheFutureDoNotCount) {
 
 TEST_F(ConstantsFileTest, WhatIsNoSuchFileIsAsGoodAsNone) {
   for (const std::string content :
-       {"", "something else\n", "# Horon machine constants 1: job, day, constants\njob\tx\ty\n",
+       {"", "# Horon machine constants 0\nof another version\n",
+        "# Horon machine constants 1: job, day, constants\njob\tx\ty\n",
         "# Horon machine constants 1: job, day, constants\njob\t20000\thandoff_us=4\n",
         "# Horon machine constants 1: job, day, constants\njob"}) {
     write(content);
@@ -56,6 +59,23 @@ TEST_F(ConstantsFileTest, WhatIsNoSuchFileIsAsGoodAsNone) {
     EXPECT_TRUE(file_.save("job", 20'000, constants_));
     EXPECT_EQ(file_.load("job", 20'000), constants_) << content;
   }
+}
+
+TEST_F(ConstantsFileTest, AForeignFileStaysAsItIs) {
+  for (const std::string content : {"something else\n", "x"}) {
+    write(content);
+    EXPECT_FALSE(file_.save("job", 20'000, constants_));
+    EXPECT_EQ(file_.load("job", 20'000), std::nullopt);
+    std::ifstream file(path_);
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), content);
+  }
+}
+
+// Nobody writes into the pipe.
+TEST_F(ConstantsFileTest, APipeIsNotRead) {
+  fs::create_directories(file_folder_);
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_EQ(file_.load("job", 20'000), std::nullopt);
 }
 
 TEST_F(ConstantsFileTest, DoesNotGrowForEver) {
