@@ -26,6 +26,14 @@ MCA_SETTINGS = {
 # In a job of a batch system, mpirun asks that system for the hosts.
 BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
 RANK_PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "horonrun_rank")
+# What ranks of this host write does not pass through mpirun, so these would have no effect on it;
+# and what mpirun adds to lines of other hosts would hide from horonrun whose they are.
+OUTPUT_OPTIONS = re.compile("--?(merge-stderr-to-stdout|output-filename|tag-output|"
+                            "timestamp-output|xml|xml-file|xterm)")
+WITH_A_VALUE = ("-np", "-n", "--np", "-H", "--host", "--hosts", "--hostfile", "-x", "--timeline",
+                "--mpi-args")
+# More on one host is a slip of the finger, with which mpirun would fill the memory.
+RANKS_MAX = max(4096, 64 * (os.cpu_count() or 1))
 
 
 class UsageError(Exception):
@@ -47,15 +55,28 @@ def parse_arguments(arguments, description):
     add("--timeline", metavar="FILE", help="each rank records a trace of events (HORON_TIMELINE)")
     add("--no-prefix", action="store_true",
         help="leave the output to mpirun: no rank before each line, and lines may mix")
-    add("--mpi-args", metavar="TEXT", default="", help="more arguments for mpirun, quoted as one")
+    add("--mpi-args", metavar="TEXT", default="",
+        help="more arguments for mpirun, quoted as one; what concerns output needs --no-prefix")
     add("--dry-run", action="store_true",
         help="print the mpirun line and run nothing; with --no-prefix it is one to run by hand")
     add("--verbose", action="store_true", help="print the mpirun line, then run it")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(with_joined_mpi_args(arguments))
     if options.command[:1] == ["--"]:
         del options.command[0]
     return options
+
+
+def with_joined_mpi_args(arguments):
+    """As --mpi-args=TEXT: behind a space, argparse takes a word like --oversubscribe as one of its
+    own options. What follows the program is the program's."""
+    result = list(arguments)
+    i = 0
+    while i < len(result) and result[i].startswith("-") and result[i] != "--":
+        if result[i] == "--mpi-args":
+            result[i:i + 2] = ["=".join(result[i:i + 2])]
+        i += 2 if result[i] in WITH_A_VALUE else 1
+    return result
 
 
 def rank_count(text):
@@ -83,13 +104,16 @@ def slots_of_file(name):
             lines = [line.split("#")[0].strip() for line in file]
     except OSError as error:
         raise UsageError(f"--hostfile {name}: {error.strerror}") from error
-    slots = 0
-    for line in filter(None, lines):
-        match = re.search(r"\bslots\s*=\s*(\d+)", line)
-        if not match:
-            return None
-        slots += int(match[1])
-    return slots
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--hostfile {name}: it is no text, so no list of hosts") from error
+    slots = []
+    for number, line in enumerate(lines, start=1):
+        match = re.search(r"(?<![\w-])slots\s*=\s*(\S*)", line)
+        if match and not re.fullmatch("[0-9]{1,9}", match[1]):
+            raise UsageError(f"--hostfile {name}, line {number}: '{match[0]}' is not slots=NUMBER")
+        if line:
+            slots.append(int(match[1]) if match else None)
+    return None if None in slots else sum(slots)
 
 
 def in_batch_system(environment):
@@ -97,8 +121,12 @@ def in_batch_system(environment):
 
 
 def host_arguments(options, ranks, environment):
-    if options.hosts and options.hostfile:
+    if options.hosts is not None and options.hostfile is not None:
         raise UsageError("give -H or --hostfile, not both")
+    if options.hosts == "":
+        raise UsageError("-H: no hosts: the text is empty (a variable that is not set?)")
+    if options.hostfile == "":
+        raise UsageError("--hostfile: no file: its name is empty (a variable that is not set?)")
     if options.hosts:
         where, slots = f"-H {options.hosts}", slots_of_hosts(options.hosts)
         result = ["--host", options.hosts]
@@ -108,6 +136,9 @@ def host_arguments(options, ranks, environment):
     elif in_batch_system(environment):
         return []
     else:
+        if ranks > RANKS_MAX:
+            raise UsageError(f"-np {options.ranks}: more than {RANKS_MAX} ranks on this host are a "
+                             "mistake; for other hosts give -H or --hostfile")
         # As many slots as ranks, so that there may be more ranks than cores.
         return ["--host", f"localhost:{ranks}"]
     if slots is not None and slots < ranks:
@@ -130,6 +161,18 @@ def variable_arguments(options, environment):
     if options.timeline:
         given["HORON_TIMELINE"] = f"HORON_TIMELINE={options.timeline}"
     return [argument for value in given.values() for argument in ("-x", value)]
+
+
+def more_arguments(options):
+    try:
+        words = shlex.split(options.mpi_args)
+    except ValueError as error:
+        raise UsageError(f"--mpi-args {options.mpi_args}: {error}") from error
+    for word in [] if options.no_prefix else words:
+        if OUTPUT_OPTIONS.fullmatch(word):
+            raise UsageError(f"--mpi-args {word}: it needs --no-prefix too, which leaves the "
+                             "output to mpirun")
+    return words
 
 
 def find_program(name):
@@ -159,7 +202,7 @@ def mpirun_line(options, environment, is_root):
     for name, value in MCA_SETTINGS.items():
         line += ["--mca", name, value]
     line += variable_arguments(options, environment)
-    line += shlex.split(options.mpi_args)
+    line += more_arguments(options)
     if not options.no_prefix:
         # Without the modules of the site, Python starts in half the time.
         line += [python_of_the_ranks(options, environment), "-IS", RANK_PROGRAM]
