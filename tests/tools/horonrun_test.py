@@ -282,6 +282,20 @@ class OtherLaunchers(unittest.TestCase):
         self.assertIn("one more signal kills mpirun", errors)
         self.assertEqual(job.returncode, 130)
 
+    def test_an_mpirun_that_is_busy_before_it_starts_ranks_is_killed(self):
+        busy = self.start("trap '' TERM; echo begun; while [ $SECONDS -lt 60 ]; do :; done")
+        others = [self.start(f"trap '' TERM; {script}") for script in
+                  ("sleep 14 & echo begun; while kill -0 $!; do :; done 2> /dev/null",
+                   "echo begun; exec sleep 14")]
+        for job in (busy, *others):
+            self.assertEqual(job.stdout.readline(), "begun\n")
+            job.send_signal(signal.SIGTERM)
+        errors = busy.communicate(timeout=20)[1]
+        self.assertEqual(busy.returncode, 143)
+        self.assertIn("mpirun has no ranks, and did not end in 10 s: it is killed", errors)
+        for job in others:
+            self.assertNotIn("killed", job.communicate(timeout=30)[1])
+
     def test_a_third_signal_ends_an_mpirun_that_does_not_end(self):
         job = self.start("trap '' INT; echo begun; while :; do sleep 0.1; done")
         self.assertEqual(job.stdout.readline(), "begun\n")
