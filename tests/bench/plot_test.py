@@ -4,6 +4,7 @@
 usage: plot_test.py    needs gnuplot
 """
 
+import json
 import pathlib
 import subprocess
 import tempfile
@@ -19,6 +20,29 @@ LOG = ("reducer,elapsed_s,stage,bucket_bytes,first_bucket_bytes,"
 "a, b",3.5,comparison,1048576,262144,9,10,11.2,0.4,0.92
 "a, b",20,kept,1048576,262144,4,0,11,0,0.9
 """
+
+
+def plot_bandwidth(report):
+    """What plot_bandwidth has done, and its picture."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, picture = pathlib.Path(folder, "report.json"), pathlib.Path(folder, "report.svg")
+        source.write_text(report, encoding="utf-8")
+        done = subprocess.run([BENCH / "plot_bandwidth", source, picture], capture_output=True,
+                              text=True, check=False)
+        return done, picture.read_text(encoding="utf-8") if picture.exists() else ""
+
+
+def check_unreadable_files(test, program):
+    with tempfile.TemporaryDirectory() as folder:
+        binary, picture = pathlib.Path(folder, "binary"), pathlib.Path(folder, "x.svg")
+        binary.write_bytes(b"\x7fELF\xff\n")
+        for file, reason in [(pathlib.Path(folder, "none"), "No such file or directory"),
+                             (binary, "it is no text")]:
+            done = subprocess.run([BENCH / program, file, picture], capture_output=True, text=True,
+                                  check=False)
+            test.assertEqual(done.returncode, 1)
+            test.assertEqual(done.stderr, f"{program}: can't read {file}: {reason}\n")
+            test.assertFalse(picture.exists())
 
 
 class PlotAutotune(unittest.TestCase):
@@ -65,6 +89,30 @@ class PlotAutotune(unittest.TestCase):
             done, picture = self.plot(log, *arguments)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(text, done.stderr)
+            self.assertEqual(picture, "")
+
+    def test_a_file_that_can_not_be_read(self):
+        check_unreadable_files(self, "plot_autotune")
+
+
+class PlotBandwidth(unittest.TestCase):
+    def test_a_file_that_can_not_be_read(self):
+        check_unreadable_files(self, "plot_bandwidth")
+
+    def test_a_report(self):
+        row = {"size": 1024, "type": "float", "out_of_place": {},
+               "in_place": {"bus_bw": 1.5, "peers": {"mpi": {"bus_bw": 1.0}}}}
+        report = {"results": [row, {**row, "size": 4096}], "mpi": "Open MPI", "machine":
+                  {"cores": 2}, "config": {"collective": "AllReduce", "ranks": 2}}
+        done, picture = plot_bandwidth(json.dumps(report))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("allreduce, float, in place, 2 ranks, Open MPI, 2 cores", picture)
+
+    def test_other_files(self):
+        for text in ("", "size,time\n", "[]", "{}", '{"results": [], "config": {}}'):
+            done, picture = plot_bandwidth(text)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, "^plot_bandwidth: .*report.json is no report of .*\n$")
             self.assertEqual(picture, "")
 
 

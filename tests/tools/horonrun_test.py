@@ -51,7 +51,7 @@ class DryRun(unittest.TestCase):
             self.assertIn(f" --hostfile {file.name} ",
                           dry_run("-np", 4, "--hostfile", file.name, "sh"))
             self.assertIn("has 4 slots", horonrun("-np", 5, "--hostfile", file.name, "sh").stderr)
-            file.write("h3\n")  # mpirun counts its cores
+            file.write("h3 max-slots=1\n")  # mpirun counts its cores
             file.flush()
             self.assertIn("-np 5 ", dry_run("-np", 5, "--hostfile", file.name, "sh"))
 
@@ -73,11 +73,27 @@ class DryRun(unittest.TestCase):
         self.assertTrue(line.endswith(" --map-by 'node x' sh"), line)
         self.assertTrue(dry_run("-np", 2, "--no-prefix", "--", "sh").endswith(" 1 sh"))
 
+    def test_arguments_for_mpirun_may_be_one_word(self):
+        for arguments in (["--mpi-args", "--oversubscribe"], ["--mpi-args=--oversubscribe"]):
+            line = dry_run("-x", "PATH", "-np=2", *arguments, "--no-prefix", "sh")
+            self.assertTrue(line.endswith(" -x PATH --oversubscribe sh"), line)
+        line = dry_run("-np", 2, "--no-prefix", "sh", "--mpi-args", "--of-the-program")
+        self.assertTrue(line.endswith(" sh --mpi-args --of-the-program"), line)
+
+    def test_options_for_the_output_go_with_no_prefix(self):
+        line = dry_run("-np", 2, "--no-prefix", "--mpi-args", "--tag-output --xml", "sh")
+        self.assertTrue(line.endswith(" --tag-output --xml sh"), line)
+
+    def test_as_many_ranks_as_hosts_take(self):
+        self.assertIn("-np 4096 ", dry_run("-np", 4096, "sh"))
+        self.assertIn("-np 9000000 ", dry_run("-np", 9000000, "-H", "h1:9000000", "sh"))
+        self.assertIn("-np 9000000 ", dry_run("-np", 9000000, "sh", SLURM_JOB_ID="17"))
+
 
 class Mistakes(unittest.TestCase):
     def check(self, expected, *arguments):
         told = horonrun(*arguments)
-        self.assertEqual(told.returncode, 2)
+        self.assertEqual(told.returncode, 2, told.stderr)
         self.assertEqual(told.stdout, "")
         self.assertIn(expected, told.stderr)
         self.assertEqual(told.stderr.count("\n"), 1, told.stderr)
@@ -96,7 +112,37 @@ class Mistakes(unittest.TestCase):
         self.check("--hostfile /none: No such file", "-np", 1, "--hostfile", "/none", "sh")
         self.check("no variable NOT_SET", "-np", 1, "-x", "NOT_SET", "sh")
         self.check("-x 1A=2: give NAME", "-np", 1, "-x", "1A=2", "sh")
-        self.check("No closing quotation", "-np", 1, "--mpi-args", "'", "sh")
+        self.check("--mpi-args ': No closing quotation", "-np", 1, "--mpi-args", "'", "sh")
+
+    def test_empty_variable_in_the_place_of_hosts(self):
+        self.check("-H: no hosts", "-np", 2, "-H", "", "sh")
+        self.check("--hostfile: no file", "-np", 2, "--hostfile", "", "sh")
+        self.check("-H or --hostfile, not both", "-np", 2, "--hostfile", "", "-H", "h1", "sh")
+
+    def test_no_hostfile(self):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"\x7fELF\xff\n")
+            file.flush()
+            self.check(f"--hostfile {file.name}: it is no text", "-np", 2, "--hostfile", file.name,
+                       "sh")
+        for line, told in (("h2 slots=x", "'slots=x'"), ("h2 slots = 2x", "'slots = 2x'"),
+                           ("h2 slots=", "'slots='"), ("h2 slots=-1", "'slots=-1'")):
+            with tempfile.NamedTemporaryFile("w") as file:
+                file.write(f"# all\nh1\n{line}\n")
+                file.flush()
+                self.check(f"--hostfile {file.name}, line 3: {told} is not slots=NUMBER",
+                           "-np", 2, "--hostfile", file.name, "sh")
+
+    def test_options_of_mpirun_that_would_spoil_the_output(self):
+        for option in ("--output-filename", "-output-filename", "--tag-output", "-tag-output",
+                       "--timestamp-output", "-timestamp-output", "--xml", "--xml-file",
+                       "--merge-stderr-to-stdout", "--xterm"):
+            self.check(f"--mpi-args {option}: it needs --no-prefix", "--dry-run", "-np", 2,
+                       "--mpi-args", f"--map-by node {option} x", "sh")
+
+    def test_far_too_many_ranks(self):
+        self.check("-np 1000000000: ", "--dry-run", "-np", 1000000000, "sh")
+        self.check("-H or --hostfile", "--dry-run", "-np", 1000000000, "sh")
 
     def test_program_is_no_program(self):
         with tempfile.NamedTemporaryFile() as file:
@@ -235,6 +281,20 @@ class OtherLaunchers(unittest.TestCase):
         self.assertEqual(out, "signal\n")
         self.assertIn("one more signal kills mpirun", errors)
         self.assertEqual(job.returncode, 130)
+
+    def test_an_mpirun_that_is_busy_before_it_starts_ranks_is_killed(self):
+        busy = self.start("trap '' TERM; echo begun; while [ $SECONDS -lt 60 ]; do :; done")
+        others = [self.start(f"trap '' TERM; {script}") for script in
+                  ("sleep 14 & echo begun; while kill -0 $!; do :; done 2> /dev/null",
+                   "echo begun; exec sleep 14")]
+        for job in (busy, *others):
+            self.assertEqual(job.stdout.readline(), "begun\n")
+            job.send_signal(signal.SIGTERM)
+        errors = busy.communicate(timeout=20)[1]
+        self.assertEqual(busy.returncode, 143)
+        self.assertIn("mpirun has no ranks, and did not end in 10 s: it is killed", errors)
+        for job in others:
+            self.assertNotIn("killed", job.communicate(timeout=30)[1])
 
     def test_a_third_signal_ends_an_mpirun_that_does_not_end(self):
         job = self.start("trap '' INT; echo begun; while :; do sleep 0.1; done")

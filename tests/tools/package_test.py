@@ -65,6 +65,7 @@ class Package(unittest.TestCase):
         self.assertEqual((include / "horon.h").is_file(), bool(TORCH_ROOT))
         for program in ("horonrun", "horonrun_rank", "horon-info"):
             self.assertTrue(os.access(self.prefix / "bin" / program, os.X_OK), program)
+        self.succeed(self.prefix / "bin/horonrun", "--dry-run", "-np", "1", "sh")
         self.succeed(self.prefix / "bin/horon-info")
         for folder in ("examples", "tests", "bench"):
             self.assertEqual(list(include.rglob(folder)), [])

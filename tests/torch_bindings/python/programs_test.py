@@ -107,6 +107,13 @@ class Programs(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("all samples came"), 2, output)
 
+    def test_variables_of_horovod_without_effect_are_named_once(self):
+        code, output = run("-m", "horon.as_horovod", "-m", "this", HOROVOD_TIMELINE="t.json",
+                           HOROVOD_CYCLE_TIME="1")
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("HOROVOD_CYCLE_TIME (no counterpart), HOROVOD_TIMELINE "
+                                      "(set HORON_TIMELINE)"), 1, output)
+
     def test_the_example_for_horovod_learns(self):
         with tempfile.TemporaryDirectory() as folder:
             write_images(pathlib.Path(folder))

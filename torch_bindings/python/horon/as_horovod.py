@@ -5,12 +5,34 @@
 """
 
 import importlib.machinery
+import os
 import pathlib
+import re
 import runpy
 import sys
 import types
 
 _FOR_CHILDREN = str(pathlib.Path(__file__).parent / "for_children")
+
+# What takes the place of Horovod's variables; the others have no counterpart.
+_HERE = {
+    "AUTOTUNE": "HORON_AUTOTUNE",
+    "AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "HORON_AUTOTUNE_SAMPLES",
+    "AUTOTUNE_LOG": "HORON_AUTOTUNE_LOG",
+    "AUTOTUNE_STEPS_PER_SAMPLE": "HORON_AUTOTUNE_STEPS",
+    "FUSION_THRESHOLD": "HORON_FUSION_BYTES, and for gradients HORON_BUCKET_BYTES",
+    "HIERARCHICAL_ALLREDUCE": "HORON_ALLREDUCE",
+    "LOG_LEVEL": "HORON_LOG",
+    "STALL_CHECK_DISABLE": "HORON_STALL_WARN_S=0",
+    "STALL_CHECK_TIME_SECONDS": "HORON_STALL_WARN_S",
+    "STALL_SHUTDOWN_TIME_SECONDS": "HORON_STALL_ABORT_S",
+    "TIMELINE": "HORON_TIMELINE",
+}
+# Set by Horovod's launcher, or read when Horovod is built.
+_NOT_OF_USERS = re.compile("(RANK|SIZE|HOSTNAME|CONTROLLER|CPU_OPERATIONS)|"
+                           "(LOCAL|CROSS|GLOO|GPU|WITH|WITHOUT|BUILD)_.*|(CUDA|NCCL|ROCM)_(HOME|"
+                           "INCLUDE|LIB|LINK)")
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")  # before init()
 
 
 def install():
@@ -76,6 +98,23 @@ def _joined(name, *parts):
     return module
 
 
+def without_effect(environment):
+    """A warning of the variables of Horovod's that users have set, on rank 0; else None."""
+    if next((environment[name] for name in _RANKS if name in environment), "0") != "0":
+        return None
+    found = []
+    for name in sorted(environment):
+        knob = name.removeprefix("HOROVOD_")
+        if knob == name or _NOT_OF_USERS.fullmatch(knob):
+            continue
+        here = _HERE.get(knob, "")
+        if not any(each in environment for each in re.findall("HORON_[A-Z_]+", here)):
+            found.append(f"{name} (set {here})" if here else f"{name} (no counterpart)")
+    if not found:
+        return None
+    return f"horon.as_horovod: these variables have no effect here: {', '.join(found)}"
+
+
 def main():
     arguments = sys.argv[1:]
     by_name = arguments[:1] == ["-m"]
@@ -83,13 +122,14 @@ def main():
         arguments = arguments[1:]
     if not arguments or arguments[0].startswith("-"):
         sys.exit("usage: python -m horon.as_horovod [-m] PROGRAM [ARGUMENT...]")
+    if (text := without_effect(os.environ)) is not None:
+        print(text, file=sys.stderr, flush=True)
     install()
     sys.argv = arguments
     if by_name:
         sys.path.insert(0, "")
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
-        import os
         sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
         runpy.run_path(arguments[0], run_name="__main__")
 

@@ -1,0 +1,42 @@
+"""What is said of the variables of Horovod's; as_horovod itself is run by programs_test.py."""
+
+import pathlib
+import re
+
+from horon import as_horovod
+
+CONFIG = pathlib.Path(__file__).resolve().parents[3] / "core/base/config.cc"
+
+
+def test_variables_that_have_no_effect_are_named():
+    text = as_horovod.without_effect({
+        "PATH": "/bin", "HOROVOD_TIMELINE": "t.json", "HOROVOD_FUSION_THRESHOLD": "1024",
+        "HOROVOD_CYCLE_TIME": "1"})
+    assert text == (
+        "horon.as_horovod: these variables have no effect here: HOROVOD_CYCLE_TIME (no "
+        "counterpart), HOROVOD_FUSION_THRESHOLD (set HORON_FUSION_BYTES, and for gradients "
+        "HORON_BUCKET_BYTES), HOROVOD_TIMELINE (set HORON_TIMELINE)")
+
+
+def test_nothing_is_said_without_need():
+    assert as_horovod.without_effect({"PATH": "/bin", "HORON_TIMELINE": "t.json"}) is None
+    # Set here too; and set by Horovod's launcher, or for its build.
+    assert as_horovod.without_effect({
+        "HOROVOD_TIMELINE": "t.json", "HORON_TIMELINE": "t.json", "HOROVOD_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "2", "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_NCCL_HOME": "/usr"}) is None
+
+
+def test_rank_0_alone_speaks():
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        assert as_horovod.without_effect({name: "1", "HOROVOD_TIMELINE": "t"}) is None
+        assert as_horovod.without_effect({name: "0", "HOROVOD_TIMELINE": "t"}) is not None
+    # mpirun in a job of Slurm's; there may be a number of the batch script's own.
+    assert as_horovod.without_effect({"OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "0",
+                                      "HOROVOD_TIMELINE": "t"}) is None
+
+
+def test_what_takes_their_place_exists():
+    knobs = set(re.findall("\"(HORON_[A-Z_]+)\"", CONFIG.read_text()))
+    for here in as_horovod._HERE.values():
+        assert set(re.findall("HORON_[A-Z_]+", here)) <= knobs

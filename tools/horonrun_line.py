@@ -1,0 +1,209 @@
+"""The command line of horonrun, and the mpirun line that it stands for."""
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import sys
+
+EXAMPLES = """examples:
+  horonrun -np 2 ./train
+  horonrun -np 8 -H host1:4,host2:4 -x LD_LIBRARY_PATH ./train --epochs 3
+  horonrun -np 2 --timeline /tmp/trace.json ./train
+"""
+
+# A lost connection to a host is noticed after about 5 s instead of 7 minutes. When a rank has died,
+# the other ranks are killed at once.
+MCA_SETTINGS = {
+    "oob_tcp_keepalive_time": "1",
+    "oob_tcp_keepalive_intvl": "1",
+    "oob_tcp_keepalive_probes": "3",
+    "odls_base_sigkill_timeout": "0",
+    # A rank that waits inside MPI yields its core, which another rank may need.
+    "mpi_yield_when_idle": "1",
+}
+# In a job of a batch system, mpirun asks that system for the hosts.
+BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
+RANK_PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "horonrun_rank")
+# What ranks of this host write does not pass through mpirun, so these would have no effect on it;
+# and what mpirun adds to lines of other hosts would hide from horonrun whose they are.
+OUTPUT_OPTIONS = re.compile("--?(merge-stderr-to-stdout|output-filename|tag-output|"
+                            "timestamp-output|xml|xml-file|xterm)")
+WITH_A_VALUE = ("-np", "-n", "--np", "-H", "--host", "--hosts", "--hostfile", "-x", "--timeline",
+                "--mpi-args")
+# More on one host is a slip of the finger, with which mpirun would fill the memory.
+RANKS_MAX = max(4096, 64 * (os.cpu_count() or 1))
+
+
+class UsageError(Exception):
+    """An error of the user, which is printed in one line."""
+
+
+def parse_arguments(arguments, description):
+    parser = argparse.ArgumentParser(
+        prog="horonrun", description=description, epilog=EXAMPLES, allow_abbrev=False,
+        usage="horonrun -np N [options] PROGRAM [arguments]",
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("-np", "-n", "--np", dest="ranks", metavar="N", help="number of ranks (required)")
+    add("-H", "--host", "--hosts", dest="hosts", metavar="HOST:SLOTS,...",
+        help="hosts, each with the number of ranks that it takes (default 1)")
+    add("--hostfile", metavar="FILE", help="hosts from a file in mpirun's format")
+    add("-x", dest="variables", action="append", default=[], metavar="NAME[=VALUE]",
+        help="pass an environment variable to the ranks; HORON_* and OMP_NUM_THREADS always are")
+    add("--timeline", metavar="FILE", help="each rank records a trace of events (HORON_TIMELINE)")
+    add("--no-prefix", action="store_true",
+        help="leave the output to mpirun: no rank before each line, and lines may mix")
+    add("--mpi-args", metavar="TEXT", default="",
+        help="more arguments for mpirun, quoted as one; what concerns output needs --no-prefix")
+    add("--dry-run", action="store_true",
+        help="print the mpirun line and run nothing; with --no-prefix it is one to run by hand")
+    add("--verbose", action="store_true", help="print the mpirun line, then run it")
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(with_joined_mpi_args(arguments))
+    if options.command[:1] == ["--"]:
+        del options.command[0]
+    return options
+
+
+def with_joined_mpi_args(arguments):
+    """As --mpi-args=TEXT: behind a space, argparse takes a word like --oversubscribe as one of its
+    own options. What follows the program is the program's."""
+    result = list(arguments)
+    i = 0
+    while i < len(result) and result[i].startswith("-") and result[i] != "--":
+        if result[i] == "--mpi-args":
+            result[i:i + 2] = ["=".join(result[i:i + 2])]
+        i += 2 if result[i] in WITH_A_VALUE else 1
+    return result
+
+
+def rank_count(text):
+    if text is None:
+        raise UsageError("how many ranks? Give -np N")
+    if not re.fullmatch(r"[1-9][0-9]*", text):
+        raise UsageError(f"-np {text}: give a number of ranks, 1 or more")
+    return int(text)
+
+
+def slots_of_hosts(text):
+    slots = 0
+    for entry in text.split(","):
+        match = re.fullmatch(r"([^\s:]+)(?::([1-9][0-9]*))?", entry)
+        if not match:
+            raise UsageError(f"-H {text}: '{entry}' is not HOST or HOST:SLOTS")
+        slots += int(match[2] or 1)
+    return slots
+
+
+def slots_of_file(name):
+    """The slots of all hosts in the file; None if a line does not give them."""
+    try:
+        with open(name, encoding="utf-8") as file:
+            lines = [line.split("#")[0].strip() for line in file]
+    except OSError as error:
+        raise UsageError(f"--hostfile {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--hostfile {name}: it is no text, so no list of hosts") from error
+    slots = []
+    for number, line in enumerate(lines, start=1):
+        match = re.search(r"(?<![\w-])slots\s*=\s*(\S*)", line)
+        if match and not re.fullmatch("[0-9]{1,9}", match[1]):
+            raise UsageError(f"--hostfile {name}, line {number}: '{match[0]}' is not slots=NUMBER")
+        if line:
+            slots.append(int(match[1]) if match else None)
+    return None if None in slots else sum(slots)
+
+
+def in_batch_system(environment):
+    return any(name in environment for name in BATCH_SYSTEMS)
+
+
+def host_arguments(options, ranks, environment):
+    if options.hosts is not None and options.hostfile is not None:
+        raise UsageError("give -H or --hostfile, not both")
+    if options.hosts == "":
+        raise UsageError("-H: no hosts: the text is empty (a variable that is not set?)")
+    if options.hostfile == "":
+        raise UsageError("--hostfile: no file: its name is empty (a variable that is not set?)")
+    if options.hosts:
+        where, slots = f"-H {options.hosts}", slots_of_hosts(options.hosts)
+        result = ["--host", options.hosts]
+    elif options.hostfile:
+        where, slots = f"--hostfile {options.hostfile}", slots_of_file(options.hostfile)
+        result = ["--hostfile", options.hostfile]
+    elif in_batch_system(environment):
+        return []
+    else:
+        if ranks > RANKS_MAX:
+            raise UsageError(f"-np {options.ranks}: more than {RANKS_MAX} ranks on this host are a "
+                             "mistake; for other hosts give -H or --hostfile")
+        # As many slots as ranks, so that there may be more ranks than cores.
+        return ["--host", f"localhost:{ranks}"]
+    if slots is not None and slots < ranks:
+        raise UsageError(f"{where} has {slots} slots, but -np wants {ranks} ranks")
+    return result
+
+
+def variable_arguments(options, environment):
+    given = {}
+    for name in sorted(environment):
+        if name.startswith("HORON_") or name == "OMP_NUM_THREADS":
+            given[name] = name
+    for variable in options.variables:
+        name = variable.split("=")[0]
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"-x {variable}: give NAME or NAME=VALUE")
+        if "=" not in variable and name not in environment:
+            raise UsageError(f"-x {name}: there is no variable {name} in the environment")
+        given[name] = variable
+    if options.timeline:
+        given["HORON_TIMELINE"] = f"HORON_TIMELINE={options.timeline}"
+    return [argument for value in given.values() for argument in ("-x", value)]
+
+
+def more_arguments(options):
+    try:
+        words = shlex.split(options.mpi_args)
+    except ValueError as error:
+        raise UsageError(f"--mpi-args {options.mpi_args}: {error}") from error
+    for word in [] if options.no_prefix else words:
+        if OUTPUT_OPTIONS.fullmatch(word):
+            raise UsageError(f"--mpi-args {word}: it needs --no-prefix too, which leaves the "
+                             "output to mpirun")
+    return words
+
+
+def find_program(name):
+    """The path of the program for mpirun."""
+    path = shutil.which(name)
+    if path is None:
+        reason = "it is not executable" if os.path.isfile(name) and "/" in name else "not found"
+        hint = f" (did you mean ./{name}?)" if "/" not in name and os.path.isfile(name) else ""
+        raise UsageError(f"program {name}: {reason}{hint}")
+    return name
+
+
+def python_of_the_ranks(options, environment):
+    """On another host, this Python may be missing."""
+    on_other_hosts = options.hosts or options.hostfile or in_batch_system(environment)
+    return "python3" if on_other_hosts else sys.executable
+
+
+def mpirun_line(options, environment, is_root):
+    ranks = rank_count(options.ranks)
+    if not options.command:
+        raise UsageError("which program? Give it after the options")
+    line = ["mpirun", "-np", str(ranks)]
+    line += host_arguments(options, ranks, environment)
+    line += ["--allow-run-as-root"] if is_root else []
+    line += ["--bind-to", "none"]
+    for name, value in MCA_SETTINGS.items():
+        line += ["--mca", name, value]
+    line += variable_arguments(options, environment)
+    line += more_arguments(options)
+    if not options.no_prefix:
+        # Without the modules of the site, Python starts in half the time.
+        line += [python_of_the_ranks(options, environment), "-IS", RANK_PROGRAM]
+    return line + [find_program(options.command[0])] + options.command[1:]
