@@ -11,6 +11,8 @@ EXAMPLES = """examples:
   horonrun -np 2 ./train
   horonrun -np 8 -H host1:4,host2:4 -x LD_LIBRARY_PATH ./train --epochs 3
   horonrun -np 2 --timeline /tmp/trace.json ./train
+after SIGTERM, 30 seconds for ranks that save what they have, instead of none:
+  horonrun -np 8 --mpi-args '--mca odls_base_sigkill_timeout 30' ./train
 """
 
 # A lost connection to a host is noticed after about 5 s instead of 7 minutes. When a rank has died,
@@ -199,10 +201,11 @@ def mpirun_line(options, environment, is_root):
     line += host_arguments(options, ranks, environment)
     line += ["--allow-run-as-root"] if is_root else []
     line += ["--bind-to", "none"]
+    more = more_arguments(options)
     for name, value in MCA_SETTINGS.items():
-        line += ["--mca", name, value]
-    line += variable_arguments(options, environment)
-    line += more_arguments(options)
+        if name not in more:  # mpirun refuses a setting that is given twice
+            line += ["--mca", name, value]
+    line += variable_arguments(options, environment) + more
     if not options.no_prefix:
         # Without the modules of the site, Python starts in half the time.
         line += [python_of_the_ranks(options, environment), "-IS", RANK_PROGRAM]

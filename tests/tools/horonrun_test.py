@@ -73,6 +73,12 @@ class DryRun(unittest.TestCase):
         self.assertTrue(line.endswith(" --map-by 'node x' sh"), line)
         self.assertTrue(dry_run("-np", 2, "--no-prefix", "--", "sh").endswith(" 1 sh"))
 
+    def test_a_setting_of_the_user_takes_the_place_of_horonruns(self):
+        line = dry_run("-np", 2, "--no-prefix", "--mpi-args",
+                       "--mca odls_base_sigkill_timeout 30", "sh")
+        self.assertEqual(line.count("odls_base_sigkill_timeout"), 1)
+        self.assertTrue(line.endswith(" --mca odls_base_sigkill_timeout 30 sh"), line)
+
     def test_arguments_for_mpirun_may_be_one_word(self):
         for arguments in (["--mpi-args", "--oversubscribe"], ["--mpi-args=--oversubscribe"]):
             line = dry_run("-x", "PATH", "-np=2", *arguments, "--no-prefix", "sh")
