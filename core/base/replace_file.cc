@@ -37,17 +37,12 @@ std::string name_beside(const std::string& path) {
   return concat(path, ".tmp", ::getpid(), ".", ++number);
 }
 
-bool is_link(const std::string& path) {
-  struct stat found {};
-  return ::lstat(path.c_str(), &found) == 0 && S_ISLNK(found.st_mode);
-}
-
 // Where the file is or will be: a link is followed, also one to what is not there yet.
 std::string followed(const std::string& path) {
   namespace fs = std::filesystem;
   constexpr int kLinksMax = 40;  // as many as Linux follows
   fs::path place = path;
-  for (int i = 0; is_link(place); ++i) {
+  for (int i = 0; fs::is_symlink(fs::symlink_status(place)); ++i) {
     if (i == kLinksMax) throw Error(ErrorCode::OperationFailed, std::strerror(ELOOP));
     place = place.parent_path() / fs::read_symlink(place);
   }
