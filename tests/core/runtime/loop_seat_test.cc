@@ -175,22 +175,25 @@ TEST(LoopSeat, ADriverServesTheOthers) {
 }
 
 // The driver leaves a collective behind that somebody must look at, while the background thread is
-// on its way to sleep: a call that is lost there would cost a quarter of a second.
+// on its way to sleep: a call that is lost there costs a quarter of a second.
 TEST(LoopSeat, WhatADriverLeavesBehindGoesOn) {
+  constexpr int kTimes = 400;
   World world(1, {.op_polls = 30});
-  const auto begin = std::chrono::steady_clock::now();
+  int late = 0;
   world.each([&](Runtime& runtime, int) {
-    for (int i = 0; i < 400; ++i) {
+    for (int i = 0; i < kTimes; ++i) {
       Tensor behind = tensor({1});
       Tensor first = tensor({1});
+      const auto begin = std::chrono::steady_clock::now();
       const auto done = runtime.submit(submission("first", first));
       const auto handle = runtime.submit(submission("behind", behind));
       EXPECT_EQ(error_of(*done), "");
       while (!handle->finished()) std::this_thread::yield();
+      if (std::chrono::steady_clock::now() - begin >= 250ms) ++late;
       EXPECT_EQ(error_of(*handle), "");
     }
   });
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
+  EXPECT_LT(late, kTimes / 4);  // a busy machine delays some
 }
 
 // Asked by computing: there are two sets of registers with a mode of their own on x86.

@@ -30,8 +30,20 @@ using test::FakeMeeting;
 using test::FakeMemory;
 using test::FakeOp;
 
+// Its memory is a part of each submission, which keeps it where a peer may still read it.
 struct Tensor {
-  std::vector<float> data;
+  Tensor() = default;
+  Tensor(const Tensor& other)
+      : memory(std::make_shared<std::vector<float>>(other.data)), spec(other.spec) {}
+  Tensor& operator=(const Tensor& other) {
+    data = other.data;
+    spec = other.spec;
+    return *this;
+  }
+  ~Tensor() = default;
+
+  std::shared_ptr<std::vector<float>> memory = std::make_shared<std::vector<float>>();
+  std::vector<float>& data = *memory;
   std::shared_ptr<EntrySpec> spec = std::make_shared<EntrySpec>();
 };
 
@@ -49,6 +61,7 @@ inline Submission submission(const std::string& name, Tensor& tensor) {
   out.spec = tensor.spec;
   auto* data = reinterpret_cast<std::byte*>(tensor.data.data());
   out.memory = {{data, data, static_cast<int64_t>(tensor.data.size())}};
+  out.keep_alive = tensor.memory;
   return out;
 }
 
