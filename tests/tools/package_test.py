@@ -63,10 +63,11 @@ class Package(unittest.TestCase):
         self.assertTrue((include / "ops/session/session.h").is_file())
         self.assertTrue((include / "core/base/version.h").is_file())
         self.assertEqual((include / "horon.h").is_file(), bool(TORCH_ROOT))
-        for program in ("horonrun", "horonrun_rank", "horon-info"):
+        for program in ("horonrun", "horonrun_rank", "horon-info", "horon-bench"):
             self.assertTrue(os.access(self.prefix / "bin" / program, os.X_OK), program)
         self.succeed(self.prefix / "bin/horonrun", "--dry-run", "-np", "1", "sh")
         self.succeed(self.prefix / "bin/horon-info")
+        self.succeed(self.prefix / "bin/horon-bench", "-b", "8", "-e", "8", "-n", "1")
         for folder in ("examples", "tests", "bench"):
             self.assertEqual(list(include.rglob(folder)), [])
 
