@@ -13,6 +13,10 @@ EXAMPLES = """examples:
   horonrun -np 2 --timeline /tmp/trace.json ./train
 after SIGTERM, 30 seconds for ranks that save what they have, instead of none:
   horonrun -np 8 --mpi-args '--mca odls_base_sigkill_timeout 30' ./train
+a job that is started again, up to 3 times, if a rank or a host fails:
+  horonrun -np 8 -H host1:4,host2:4 --max-restarts 3 ./train
+the same on the hosts that are there then, with 4 to 8 ranks:
+  horonrun -np 8 --min-np 4 --host-discovery-script ./hosts.sh ./train
 """
 
 # A lost connection to a host is noticed after about 5 s instead of 7 minutes. When a rank has died,
@@ -33,7 +37,9 @@ RANK_PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "horonr
 OUTPUT_OPTIONS = re.compile("--?(merge-stderr-to-stdout|output-filename|tag-output|"
                             "timestamp-output|xml|xml-file|xterm)")
 WITH_A_VALUE = ("-np", "-n", "--np", "-H", "--host", "--hosts", "--hostfile", "-x", "--timeline",
-                "--mpi-args")
+                "--mpi-args", "--max-restarts", "--reset-limit", "--commits",
+                "--host-discovery-script", "--min-np", "--min-num-proc", "--max-np",
+                "--max-num-proc", "--slots-per-host", "--slots", "--elastic-timeout")
 # More on one host is a slip of the finger, with which mpirun would fill the memory.
 RANKS_MAX = max(4096, 64 * (os.cpu_count() or 1))
 
@@ -59,6 +65,14 @@ def parse_arguments(arguments, description):
         help="leave the output to mpirun: no rank before each line, and lines may mix")
     add("--mpi-args", metavar="TEXT", default="",
         help="more arguments for mpirun, quoted as one; what concerns output needs --no-prefix")
+    add("--max-restarts", "--reset-limit", metavar="N",
+        help="if the job fails, start all its ranks again, up to N times (default 0, and 3 with "
+             "--host-discovery-script); not after a signal to horonrun")
+    add("--commits", metavar="FOLDER",
+        help="where horon.torch.elastic keeps what was committed: a folder that all hosts see "
+             "(default: the working folder)")
+    add_elastic_options(parser.add_argument_group(
+        "elastic jobs, whose hosts are looked for at each start"))
     add("--dry-run", action="store_true",
         help="print the mpirun line and run nothing; with --no-prefix it is one to run by hand")
     add("--verbose", action="store_true", help="print the mpirun line, then run it")
@@ -67,6 +81,20 @@ def parse_arguments(arguments, description):
     if options.command[:1] == ["--"]:
         del options.command[0]
     return options
+
+
+def add_elastic_options(group):
+    add = group.add_argument
+    add("--host-discovery-script", metavar="FILE",
+        help="a program that prints a line for each host: HOST or HOST:SLOTS")
+    add("--min-np", "--min-num-proc", dest="min_ranks", metavar="N",
+        help="wait until there are slots for so many ranks (default: -np)")
+    add("--max-np", "--max-num-proc", dest="max_ranks", metavar="N",
+        help="take no more ranks, whatever slots there are (default: -np)")
+    add("--slots-per-host", "--slots", metavar="N",
+        help="slots of a host whose line gives none (default 1)")
+    add("--elastic-timeout", metavar="SECONDS",
+        help="how long to wait for hosts (default 600)")
 
 
 def with_joined_mpi_args(arguments):

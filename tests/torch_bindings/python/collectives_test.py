@@ -197,8 +197,6 @@ def test_wrong_calls_are_value_errors(rank, size):
             call()
     with pytest.raises(NotImplementedError):
         hvd.allreduce(torch.ones(1), op=hvd.Adasum)
-    with pytest.raises(NotImplementedError, match="elastic"):
-        hvd.elastic.TorchState()
 
 
 def test_what_one_rank_gives_wrongly_fails_on_all(rank, size):

@@ -19,6 +19,7 @@ import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent / "programs"
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "torch_bindings/python/examples"
+HORONRUN = pathlib.Path(__file__).resolve().parents[3] / "tools/horonrun"
 LAUNCHER = ""
 
 
@@ -93,6 +94,18 @@ class Programs(unittest.TestCase):
                 ends = [int(pathlib.Path(folder, f"ended.{rank}").read_text()) for rank in (0, 1)]
                 self.assertEqual(ends, [0, -signal.SIGKILL], output)
                 self.assertIn("the error names the rank", output)
+
+    def test_an_elastic_job_goes_on_behind_its_last_commit(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [HORONRUN, "-np", "2", "--max-restarts", "1", "--commits", folder, sys.executable,
+                 HERE / "elastic.py"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                timeout=200)
+            self.assertEqual((done.returncode, os.listdir(folder)), (0, []), done.stdout)
+        self.assertIn("the job has failed with exit code 137: restart 1 of 1", done.stdout)
+        [first, second] = re.findall(r"begun at (\d) (\d) ended with (.*)", done.stdout)
+        self.assertEqual(first, second)
+        self.assertTrue(("0", "0") < first[:2] <= ("1", "2"), first)
 
     @unittest.skipIf(importlib.util.find_spec("mpi4py") is None, "no mpi4py")
     def test_beside_mpi4py(self):

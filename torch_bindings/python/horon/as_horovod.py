@@ -57,6 +57,7 @@ def install():
     modules = {
         "horovod": top,
         "horovod.common": _module("horovod.common", is_package=True),
+        "horovod.common.elastic": elastic,
         "horovod.common.exceptions": errors,
         "horovod.common.process_sets": process_sets,
         "horovod.common.util": util,

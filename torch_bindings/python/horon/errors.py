@@ -22,6 +22,10 @@ class HorovodInternalError(Error):
     """A collective could not be carried out: ranks disagree, stall, or have died."""
 
 
+class HostsUpdatedInterrupt(RuntimeError):
+    """An elastic job has other hosts: its ranks end, to be started again on those."""
+
+
 _OF_THE_CALLER = {"invalid argument", "duplicate name", "not initialized", "configuration"}
 
 

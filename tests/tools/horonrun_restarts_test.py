@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""horonrun: jobs that it starts again, and where.
+
+usage: horonrun_restarts_test.py HORONRUN
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HORONRUN = os.path.abspath(sys.argv.pop(1) if len(sys.argv) > 1 else "tools/horonrun")
+CLEAN = {name: value for name, value in os.environ.items()
+         if not name.startswith(("HORON_", "OMPI_", "SLURM_", "PBS_", "LSB_", "OMP_", "PE_"))}
+# In the place of mpirun: keeps its arguments in the file "lines", and does what "mpirun.sh" says.
+MPIRUN = """#!/bin/bash
+if [ $1 = --version ]; then echo Open MPI; exit; fi
+echo "$@" >> lines
+commits=$(echo "$@" | grep -o 'HORONRUN_COMMITS=[^ ]*' | cut -d= -f2)
+starts=$(wc -l < lines)
+. ./mpirun.sh
+"""
+
+
+class WithMpirun(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.write("mpirun", MPIRUN)
+
+    def write(self, name, text):
+        file = self.folder / name
+        file.write_text(text, encoding="utf-8")
+        file.chmod(0o755)
+
+    def start(self, *arguments):
+        job = subprocess.Popen([sys.executable, HORONRUN, *map(str, arguments), "sh"], text=True,
+                               cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env={**CLEAN, "PATH": f"{self.folder}:{CLEAN['PATH']}"})
+        self.addCleanup(job.communicate)
+        self.addCleanup(job.kill)
+        return job
+
+    def run_with(self, mpirun, *arguments):
+        """(exit code, standard error)"""
+        self.write("mpirun.sh", mpirun)
+        job = self.start(*arguments)
+        told = job.communicate(timeout=50)[1]
+        return job.returncode, told
+
+    def lines(self):
+        """What mpirun was started with."""
+        file = self.folder / "lines"
+        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+    def values(self, name):
+        return [word.partition("=")[2] for line in self.lines() for word in line.split()
+                if word.startswith(name + "=")]
+
+
+class Restarts(WithMpirun):
+    def test_a_job_is_started_again_until_it_succeeds(self):
+        code, told = self.run_with("exit $((3 - starts))", "-np", 1, "--max-restarts", 5)
+        self.assertEqual(code, 0, told)
+        self.assertEqual(self.values("HORONRUN_RESTART"), ["0", "1", "2"])
+        self.assertEqual(len(set(self.values("HORONRUN_COMMITS"))), 1)
+        self.assertIn("the job has failed with exit code 2: restart 1 of 5\n", told)
+        self.assertIn("the job has failed with exit code 1: restart 2 of 5\n", told)
+
+    def test_the_last_failure_is_that_of_the_job(self):
+        code, _ = self.run_with("exit $((3 + starts))", "-np", 1, "--reset-limit", 1)
+        self.assertEqual(code, 5)
+        self.assertEqual(len(self.lines()), 2)
+
+    def test_without_the_option_a_job_is_started_once(self):
+        code, told = self.run_with("exit 3", "-np", 1)
+        self.assertEqual((code, told), (3, ""))
+        self.assertEqual(len(self.lines()), 1)
+        self.assertNotIn("HORONRUN", self.lines()[0].replace(HORONRUN, ""))
+
+    def test_a_job_that_a_signal_ends_is_not_started_again(self):
+        self.write("mpirun.sh", "trap 'exit 1' INT; echo begun; while :; do sleep 0.1; done")
+        job = self.start("-np", 1, "--max-restarts", 3)
+        self.assertEqual(job.stdout.readline(), "begun\n")
+        job.send_signal(signal.SIGINT)
+        job.communicate(timeout=30)
+        self.assertEqual(job.returncode, 130)
+        self.assertEqual(len(self.lines()), 1)
+
+    def test_a_signal_between_two_starts_ends_it(self):
+        self.write("mpirun.sh", "exit 1")
+        job = self.start("-np", 1, "--max-restarts", 1000)
+        while "restart 1 " not in job.stderr.readline():
+            pass
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=30)
+        self.assertEqual(job.returncode, 143)
+        self.assertLess(len(self.lines()), 1000)
+
+    def test_what_was_committed_goes_with_a_success_and_stays_with_a_failure(self):
+        self.run_with("touch $commits; exit $((2 - starts))", "-np", 1, "--max-restarts", 1,
+                      "--commits", self.folder)
+        self.assertEqual(list(self.folder.glob("horonrun-*")), [])
+        _, told = self.run_with("touch $commits; exit 1", "-np", 1, "--max-restarts", 1)
+        [left] = self.folder.glob("horonrun-*")
+        self.assertIn(f"what the job has committed last is in {left}\n", told)
+
+
+class Elastic(WithMpirun):
+    def setUp(self):
+        super().setUp()
+        self.give("one:2", "two")
+
+    def give(self, *lines):
+        self.write("hosts.sh", "#!/bin/sh\n" + "".join(f"echo {line}\n" for line in lines))
+
+    def hosts_and_ranks(self):
+        found = []
+        for words in map(str.split, self.lines()):
+            found.append((words[words.index("--host") + 1], words[words.index("-np") + 1]))
+        return found
+
+    def test_it_takes_the_ranks_that_there_are_slots_for(self):
+        script = ("--host-discovery-script", "./hosts.sh")
+        for arguments, expected in [
+                (("-np", 3), ("one:2,two:1", "3")),
+                (("-np", 2), ("one:2,two:1", "2")),
+                (("-np", 2, "--max-np", 8), ("one:2,two:1", "3")),
+                (("-np", 4, "--min-np", 2, "--slots-per-host", 5), ("one:2,two:5", "4")),
+                (("-np", 8, "--min-np", 2, "--slots", 5), ("one:2,two:5", "7"))]:
+            code, told = self.run_with("exit 0", *arguments, *script)
+            self.assertEqual(code, 0, told)
+            self.assertEqual(self.hosts_and_ranks()[-1], expected, arguments)
+        shown = self.start("--dry-run", "-np", 8, "--min-np", 1, *script).communicate()[0]
+        self.assertIn("-np 3 --host one:2,two:1", shown)
+
+    def test_a_restart_takes_the_hosts_of_then(self):
+        code, told = self.run_with(
+            "printf '#!/bin/sh\\necho three:4' > hosts.sh; exit $((2 - starts))", "-np", 3,
+            "--host-discovery-script", "./hosts.sh")
+        self.assertEqual(code, 0, told)
+        self.assertEqual(self.hosts_and_ranks(), [("one:2,two:1", "3"), ("three:4", "3")])
+        self.assertIn("restart 1 of 3\n", told)
+
+    def test_it_waits_for_hosts(self):
+        self.write("mpirun.sh", "exit 0")
+        self.write("hosts.sh", "#!/bin/sh\necho no network >&2; exit 1")
+        job = self.start("-np", 4, "--host-discovery-script", "./hosts.sh")
+        self.assertEqual(job.stderr.readline(),
+                         "horonrun: ./hosts.sh: no network; waiting for hosts\n")
+        self.give("one:3")
+        self.assertEqual(job.stderr.readline(),
+                         "horonrun: ./hosts.sh gives 3 slots, and 4 ranks are the least "
+                         "(--min-np); waiting for hosts\n")
+        self.give("one:4")
+        self.assertEqual(job.communicate(timeout=30)[1], "")
+        self.assertEqual(job.returncode, 0)
+
+    def test_it_does_not_wait_for_ever(self):
+        self.give("bad line")
+        code, told = self.run_with("exit 0", "-np", 1, "--host-discovery-script", "./hosts.sh",
+                                   "--elastic-timeout", 1)
+        self.assertEqual((code, self.lines()), (1, []))
+        self.assertIn("'bad line' is not HOST or HOST:SLOTS", told)
+        self.assertIn("after 1 s, --elastic-timeout\n", told)
+
+    def test_a_job_that_commits_goes_on_on_hosts_that_come(self):
+        code, told = self.run_with(
+            "if [ $starts = 1 ]; then printf '#!/bin/sh\\necho one:9' > hosts.sh\n"
+            "  until [ -e $commits.hosts ]; do sleep 0.1; done; exit 75\nfi\n"
+            "if [ -e $commits.hosts ]; then exit 9; fi; exit 0",
+            "-np", 3, "--max-np", 6, "--max-restarts", 0, "--host-discovery-script", "./hosts.sh")
+        self.assertEqual(code, 0, told)
+        self.assertEqual(self.hosts_and_ranks(), [("one:2,two:1", "3"), ("one:9", "6")])
+        self.assertEqual(told, "horonrun: there are other hosts: the job goes on on them when it "
+                               "commits its state\n")
+
+    def test_its_own_exit_code_75_is_a_failure(self):
+        code, told = self.run_with("exit 75", "-np", 1, "--max-restarts", 1)
+        self.assertEqual(code, 75)
+        self.assertIn("the job has failed with exit code 75: restart 1 of 1\n", told)
+
+
+class WrongUse(WithMpirun):
+    def test_one_line_each(self):
+        self.write("hosts.sh", "#!/bin/sh\necho one")
+        script = ("--host-discovery-script", "./hosts.sh")
+        for arguments, text in [
+                (("-np", 2, "--max-restarts", "many"), "--max-restarts many: give a number, 0"),
+                (("-np", 2, "--min-np", 1), "--min-np needs --host-discovery-script"),
+                (("-np", 2, "--slots", 1), "--slots-per-host needs --host-discovery-script"),
+                (("-np", 2, "-H", "one", *script), "not both"),
+                (("-np", 2, "--min-np", 3, *script), "-np 2 is not between --min-np 3 and"),
+                (("-np", 2, "--max-np", 0, *script), "--max-np 0: give a number, 1 or more"),
+                (("-np", 2, "--host-discovery-script", "none"), "none: no program")]:
+            code, told = self.run_with("exit 0", *arguments)
+            self.assertEqual(code, 2, told)
+            self.assertIn(text, told)
+            self.assertEqual(told.count("\n"), 1, told)
+        self.assertEqual(self.lines(), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,224 @@
+"""States of elastic jobs, as horovod.torch.elastic has them."""
+
+import copy
+
+import pytest
+import torch
+
+import horon.torch as hvd
+from horon.errors import HostsUpdatedInterrupt
+from horon.torch.commits import Commits
+
+
+def weights(module):
+    return [each.detach().clone() for each in module.parameters()]
+
+
+def make_parts(rank):
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(3, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.5 + rank, momentum=0.9)
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+
+def test_sync_gives_all_ranks_what_rank_0_has(rank, size):
+    model, optimizer = make_parts(rank)
+    if rank == 0:
+        step(model, optimizer)
+    state = hvd.elastic.TorchState(model, optimizer, epoch=rank + 7, best=[rank])
+    state.sync()
+    assert (state.epoch, state.best) == (7, [0])
+    assert state.model is model and optimizer.param_groups[0]["lr"] == 0.5
+    for all_ranks in hvd.allgather_object([each.tolist() for each in weights(model)]):
+        assert all_ranks == [each.tolist() for each in weights(model)]
+    assert len(optimizer.state) == 2, "the momentum of rank 0"
+
+
+def test_restore_goes_back_to_the_last_commit(rank, size):
+    model, optimizer = make_parts(0)
+    state = hvd.elastic.TorchState(model, optimizer, epoch=1)
+    step(model, optimizer)
+    state.epoch = 2
+    state.commit()
+    committed, momentum = weights(model), copy.deepcopy(optimizer.state_dict())
+    for _ in range(2):  # what was restored is not changed by steps behind it
+        step(model, optimizer)
+        state.epoch = 3
+        state.restore()
+        assert state.epoch == 2
+        for is_now, was in zip(weights(model), committed):
+            assert torch.equal(is_now, was)
+        for key, value in momentum["state"].items():
+            assert torch.equal(optimizer.state_dict()["state"][key]["momentum_buffer"],
+                               value["momentum_buffer"])
+
+
+def test_a_new_value_is_committed_in_the_place_of_the_old_one(rank, size):
+    model, optimizer = make_parts(0)
+    state = hvd.elastic.TorchState(model, optimizer)
+    other, _ = make_parts(5)
+    state.model = other
+    committed = weights(other)
+    with torch.no_grad():
+        other.weight.zero_()
+    state.restore()
+    assert torch.equal(other.weight, committed[0])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_sampler_gives_each_sample_that_is_left_once(rank, size, shuffle):
+    data = list(range(20 * size + 1))
+    sampler = hvd.elastic.ElasticSampler(data, shuffle=shuffle, seed=3)
+    first = list(sampler)
+    assert len(first) == len(sampler) == 21
+    sampler.record_batch(0, 4)
+    sampler.record_batch(1, 4)
+    other = hvd.elastic.ElasticSampler(data, shuffle=shuffle, seed=3)
+    other.load_state_dict(sampler.state_dict())
+    rest = list(other)
+    assert len(rest) == len(other) == 13
+    seen = hvd.allgather_object((first[:8], rest))
+    begun = [index for each in seen for index in each[0]]
+    left = [index for each in seen for index in each[1]]
+    assert set(begun + left) == set(data)
+    assert not set(begun) & set(left)
+    other.set_epoch(1)
+    assert len(other) == 21
+    assert (list(other) == first) == (not shuffle)
+
+
+def test_a_sampler_of_fewer_samples_than_ranks(rank, size):
+    sampler = hvd.elastic.ElasticSampler([0], shuffle=False)
+    assert list(sampler) == [0]
+    sampler.record_batch(0, 1)
+    sampler.reset()
+    assert list(sampler) == [] and len(sampler) == 0
+
+
+class Restarted:
+    """The commits of a job, as each start of it sees them."""
+
+    def __init__(self, monkeypatch, folder):
+        self.monkeypatch = monkeypatch
+        # All ranks name the file of rank 0.
+        monkeypatch.setenv("HORONRUN_COMMITS", hvd.broadcast_object(str(folder / "job.pt")))
+
+    def start(self, number):
+        self.monkeypatch.setattr(Commits, "_the_one", None)
+        self.monkeypatch.setenv("HORONRUN_RESTART", str(number))
+        return Commits.of_job()
+
+
+@pytest.fixture
+def job(monkeypatch, tmp_path):
+    monkeypatch.delenv("HORONRUN_ELASTIC", raising=False)
+    return Restarted(monkeypatch, tmp_path)
+
+
+def train(state, steps, fails_behind=None):
+    """The weights behind so many steps in all."""
+    @hvd.elastic.run
+    def run(state):
+        for state.step in range(state.step, steps):
+            if state.step == fails_behind:
+                raise RuntimeError("a rank has failed")
+            step(state.model, state.optimizer)
+            for _ in state.sampler:
+                state.sampler.record_batch(0, 1)
+                break
+            state.step += 1
+            state.commit()
+        return weights(state.model)
+    return run(state)
+
+
+def make_state():
+    model, optimizer = make_parts(0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    return hvd.elastic.TorchState(model, optimizer, step=0, notes={"a": [1]},
+                                  sampler=hvd.elastic.ElasticSampler(list(range(100))))
+
+
+def test_a_restart_goes_on_behind_the_last_commit(rank, size, job):
+    expected = train(make_state(), 7)
+    job.start(0)
+    with pytest.raises(RuntimeError, match="a rank has failed"):
+        train(make_state(), 7, fails_behind=3)
+    Commits.of_job().flush()
+    hvd.barrier()
+    job.start(1)
+    state = make_state()
+    resets = []
+    state.register_reset_callbacks([lambda: resets.append(state.step)])
+    with torch.no_grad():
+        state.model.weight.zero_()
+    found = train(state, 7)
+    assert resets == ([3] if rank == 0 else [0]), "before the ranks have met"
+    assert all(torch.equal(*pair) for pair in zip(found, expected))
+    assert (state.notes, state.sampler.processed_num) == ({"a": [1]}, 7 * size)
+
+
+def test_a_restart_without_a_commit_says_so(rank, size, job):
+    job.start(2)
+    if rank == 0:
+        with pytest.warns(UserWarning, match="restart 2: .*job.pt is not there.*--commits"):
+            train(make_state(), 1)
+    else:
+        train(make_state(), 1)
+
+
+def test_a_commit_that_can_t_be_written_is_told_and_costs_nothing_else(rank, size, job, tmp_path):
+    commits = job.start(0)
+    commits.path = str(tmp_path / "none" / "job.pt")
+    if rank == 0:
+        with pytest.warns(UserWarning, match="a commit was not written to .*job.pt"):
+            train(make_state(), 1)
+            commits.flush()
+    else:
+        train(make_state(), 1)
+
+
+def test_all_ranks_end_for_other_hosts_at_one_commit(rank, size, job, monkeypatch, tmp_path):
+    monkeypatch.setenv("HORONRUN_ELASTIC", "1")
+    commits = job.start(0)
+    state = make_state()
+    state.begin_again(commits)
+    state.commit()
+    if rank == 0:
+        open(commits.path + ".hosts", "w", encoding="utf-8").close()
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.commit()
+    with pytest.raises(SystemExit) as ended:
+        train(state, 1)
+    assert ended.value.code == 75
+    if rank == 0:
+        assert commits.read()["objects"]["step"] == 1
+
+
+def test_the_program_may_have_handlers_of_its_own(rank, size):
+    class Tensor(hvd.elastic.StateHandler):
+        def save(self):
+            self.saved = self.value.clone()
+
+        def restore(self):
+            self.value.copy_(self.saved)
+
+        def sync(self):
+            hvd.broadcast_(self.value, 0)
+
+    registry = hvd.elastic.get_handler_registry()
+    hvd.elastic.set_handler_registry([(torch.Tensor, Tensor), *registry])
+    try:
+        state = hvd.elastic.TorchState(mean=torch.tensor([1.0 + rank]))
+        state.sync()
+        assert state.mean.item() == 1
+        state.mean.fill_(9)
+        state.restore()
+        assert state.mean.item() == 1
+    finally:
+        hvd.elastic.set_handler_registry(registry)

@@ -1,0 +1,179 @@
+"""What horonrun starts, and starts again if it fails: on the hosts that are there then."""
+
+import argparse
+import contextlib
+import os
+import re
+import secrets
+import subprocess
+import threading
+import time
+
+from horonrun_line import UsageError, rank_count, slots_of_hosts
+
+SECONDS_BEFORE_A_RESTART = 1
+SECONDS_BETWEEN_QUESTIONS = 1
+SECONDS_BETWEEN_LOOKS = 5  # at the hosts of a job that runs
+EXIT_CODE_OF_NEW_HOSTS = 75  # of ranks that have committed, and found sign_of_hosts
+SECONDS_OF_A_SCRIPT = 60
+RESTARTS_OF_ELASTIC_JOBS = 3
+ELASTIC_OPTIONS = ("min_ranks", "max_ranks", "slots_per_host", "elastic_timeout")
+
+
+class Plan:
+    """How often a job may be started, with how many ranks, and where."""
+
+    def __init__(self, options):
+        self.options = options
+        self.script = options.host_discovery_script
+        default = 0 if self.script is None else RESTARTS_OF_ELASTIC_JOBS
+        self.restarts_max = natural("--max-restarts", options.max_restarts, default)
+        self.slots_per_host = rank_count_of("--slots-per-host", options.slots_per_host, 1)
+        self.timeout_s = natural("--elastic-timeout", options.elastic_timeout, 600)
+        self.commits = os.path.join(os.path.abspath(options.commits or "."),
+                                    f"horonrun-{secrets.token_hex(4)}.pt")
+        self.sign_of_hosts = self.commits + ".hosts"  # that other hosts are there
+        ranks = rank_count(options.ranks)
+        self.ranks_min = rank_count_of("--min-np", options.min_ranks, ranks)
+        self.ranks_max = rank_count_of("--max-np", options.max_ranks, ranks)
+        self.check(ranks)
+
+    def check(self, ranks):
+        if self.script is None:
+            for name in ELASTIC_OPTIONS:
+                if getattr(self.options, name) is not None:
+                    option = {"min_ranks": "min-np", "max_ranks": "max-np"}.get(
+                        name, name.replace("_", "-"))
+                    raise UsageError(f"--{option} needs --host-discovery-script, which says how "
+                                     "many ranks there may be")
+            return
+        if self.options.hosts is not None or self.options.hostfile is not None:
+            raise UsageError("give --host-discovery-script, or -H or --hostfile, not both")
+        if not self.ranks_min <= ranks <= self.ranks_max:
+            raise UsageError(f"-np {ranks} is not between --min-np {self.ranks_min} and "
+                             f"--max-np {self.ranks_max}")
+        if not os.access(self.script, os.X_OK):
+            raise UsageError(f"--host-discovery-script {self.script}: no program")
+
+    def of_attempt(self, attempt, hosts):
+        """The options of one start. `hosts`: what the script has said, else None."""
+        options = argparse.Namespace(**vars(self.options))
+        options.variables = list(options.variables)
+        if self.restarts_max > 0 or self.script is not None:
+            options.variables += [f"HORONRUN_RESTART={attempt}", f"HORONRUN_COMMITS={self.commits}"]
+        if hosts is not None:
+            options.variables.append("HORONRUN_ELASTIC=1")
+            options.hosts = ",".join(f"{host}:{slots}" for host, slots in hosts.items())
+            options.ranks = str(self.ranks_on(hosts))
+        return options
+
+    def ranks_on(self, hosts):
+        return min(self.ranks_max, sum(hosts.values()))
+
+    def ended_for_new_hosts(self, code):
+        return code == EXIT_CODE_OF_NEW_HOSTS and os.path.exists(self.sign_of_hosts)
+
+    def clear(self):
+        """Of what a job leaves, all that a next start of it does not need."""
+        for path in (self.sign_of_hosts, self.commits + ".new"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def hosts_of(self, text):
+        """The slots by host."""
+        hosts = {}
+        for line in filter(None, (line.strip() for line in text.splitlines())):
+            slots_of_hosts(line)  # or UsageError
+            host, _, slots = line.partition(":")
+            hosts[host] = int(slots or self.slots_per_host)
+        return hosts
+
+
+def natural(option, text, default):
+    if text is None:
+        return default
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise UsageError(f"{option} {text}: give a number, 0 or more")
+    return int(text)
+
+
+def rank_count_of(option, text, default):
+    if text is None:
+        return default
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise UsageError(f"{option} {text}: give a number, 1 or more")
+    return int(text)
+
+
+class HostDiscovery:
+    """Asks the script until it gives slots enough. What is wrong is told once."""
+
+    def __init__(self, plan, tell):
+        self.plan = plan
+        self.tell = tell
+        self.told = None
+
+    def hosts(self, stopped):
+        """None: `stopped()` has become true, or the time is over."""
+        deadline = time.monotonic() + self.plan.timeout_s
+        while not stopped():
+            hosts, trouble = self.ask()
+            if not trouble:
+                return hosts
+            if trouble != self.told:
+                self.told = trouble
+                self.tell(f"{trouble}; waiting for hosts")
+            if time.monotonic() >= deadline:
+                self.tell(f"no job: {trouble} after {self.plan.timeout_s} s, --elastic-timeout")
+                return None
+            wait(SECONDS_BETWEEN_QUESTIONS, stopped)
+        return None
+
+    def ask(self):
+        """(hosts, what is wrong)"""
+        script = os.path.abspath(self.plan.script)
+        try:
+            told = subprocess.run([script], capture_output=True, text=True, check=False,
+                                  timeout=SECONDS_OF_A_SCRIPT)
+            if told.returncode != 0:
+                reason = told.stderr.strip() or f"it ended with code {told.returncode}"
+                return None, f"{self.plan.script}: {reason}"
+            hosts = self.plan.hosts_of(told.stdout)
+        except (OSError, ValueError, subprocess.SubprocessError, UsageError) as error:
+            return None, f"{self.plan.script}: {error}"
+        slots = sum(hosts.values())
+        if slots < self.plan.ranks_min:
+            return None, (f"{self.plan.script} gives {slots} slots, and {self.plan.ranks_min} "
+                          "ranks are the least (--min-np)")
+        return hosts, None
+
+
+class HostWatch(threading.Thread):
+    """While a job runs: leaves a sign, which its ranks look for when they commit, if it could have
+    more ranks, or a host is no longer there."""
+
+    def __init__(self, discovery, hosts):
+        super().__init__(daemon=True)
+        self.discovery = discovery
+        self.hosts = hosts  # of the job
+        self.is_over = threading.Event()
+
+    def run(self):
+        while not self.is_over.wait(SECONDS_BETWEEN_LOOKS):
+            hosts, trouble = self.discovery.ask()
+            plan = self.discovery.plan
+            if trouble or self.is_over.is_set():
+                continue
+            if plan.ranks_on(hosts) > plan.ranks_on(self.hosts) or not self.hosts.items() <= (
+                    hosts.items()):
+                self.discovery.tell("there are other hosts: the job goes on on them when it "
+                                    "commits its state")
+                with contextlib.suppress(OSError):
+                    open(plan.sign_of_hosts, "w", encoding="utf-8").close()
+                return
+
+
+def wait(seconds, stopped):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not stopped():
+        time.sleep(0.05)
