@@ -37,7 +37,7 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
     """
     elastic = [name for name in _ELASTIC if others.get(name) is not None]
     if elastic:
-        raise NotImplementedError(f"{elastic[0]}: elastic jobs are started by horonrun, not by run()")
+        raise NotImplementedError(f"{elastic[0]}: horonrun starts elastic jobs, run() does not")
     if use_gloo:
         raise ValueError("use_gloo: Horon's ranks are started by MPI")
     ranks = next((each for each in (np, num_proc) if each is not None), 1)
