@@ -70,6 +70,15 @@ class Plan:
     def ranks_on(self, hosts):
         return min(self.ranks_max, sum(hosts.values()))
 
+    def ranks_of_hosts(self, hosts):
+        """How many each host gets, which fills one after the other."""
+        left = self.ranks_on(hosts)
+        result = {}
+        for host, slots in hosts.items():
+            result[host] = min(slots, left)
+            left -= result[host]
+        return result
+
     def ended_for_new_hosts(self, code):
         return code == EXIT_CODE_OF_NEW_HOSTS and os.path.exists(self.sign_of_hosts)
 
@@ -164,8 +173,9 @@ class HostWatch(threading.Thread):
             plan = self.discovery.plan
             if trouble or self.is_over.is_set():
                 continue
-            if plan.ranks_on(hosts) > plan.ranks_on(self.hosts) or not self.hosts.items() <= (
-                    hosts.items()):
+            loses_ranks = any(hosts.get(host, 0) < ranks
+                              for host, ranks in plan.ranks_of_hosts(self.hosts).items())
+            if loses_ranks or plan.ranks_on(hosts) > plan.ranks_on(self.hosts):
                 self.discovery.tell("there are other hosts: the job goes on on them when it "
                                     "commits its state")
                 with contextlib.suppress(OSError):

@@ -179,6 +179,14 @@ class Elastic(WithMpirun):
         self.assertEqual(told, "horonrun: there are other hosts: the job goes on on them when it "
                                "commits its state\n")
 
+    def test_hosts_that_make_no_difference_change_nothing(self):
+        code, told = self.run_with(  # behind a look at these hosts, and before the next one
+            "printf '#!/bin/sh\\ntouch asked; echo three:1; echo one:9; echo two:1' > hosts.sh\n"
+            "until [ -e asked ]; do sleep 0.1; done; sleep 2; [ ! -e $commits.hosts ]",
+            "-np", 3, "--host-discovery-script", "./hosts.sh")
+        self.assertEqual((code, told), (0, ""))
+        self.assertEqual(self.hosts_and_ranks(), [("one:2,two:1", "3")])
+
     def test_its_own_exit_code_75_is_a_failure(self):
         code, told = self.run_with("exit 75", "-np", 1, "--max-restarts", 1)
         self.assertEqual(code, 75)
