@@ -1,5 +1,7 @@
 #include "horon/ops/hierarchical_gpu/host_shards.h"
 
+#include <algorithm>
+
 namespace horon::ops {
 
 HostShards::HostShards(int64_t count, DataType dtype, int lanes) : count_(count), lanes_(lanes) {
@@ -7,8 +9,10 @@ HostShards::HostShards(int64_t count, DataType dtype, int lanes) : count_(count)
   if (each * static_cast<int64_t>(size_of(dtype)) >= kLaneBytesMin) each_ = each;
 }
 
-int64_t HostShards::batch_elements(DataType dtype, int lanes) {
-  return kBytes / static_cast<int64_t>(size_of(dtype)) / kAlignment * kAlignment * lanes;
+int64_t HostShards::batch_elements(DataType dtype, int lanes, int64_t piece_bytes) {
+  const int64_t wish = piece_bytes == 0 ? kBytes : piece_bytes / lanes;
+  const int64_t bytes = std::clamp(wish, kBytesLeast, kBytes);
+  return bytes / static_cast<int64_t>(size_of(dtype)) / kAlignment * kAlignment * lanes;
 }
 
 int64_t HostShards::bytes_max(int lanes) { return kBytes + lanes * kLaneBytesMin; }

@@ -32,10 +32,13 @@ class HostShards {
 
   // Elements: shards begin where a message between hosts may.
   static constexpr int64_t kAlignment = WireType::kAlignment;
-  // A shard is as long if the batch has enough; it may be longer by what short ones are.
+  // A shard is as long if the batch has enough, and nobody asks for less; it may be longer by what
+  // short ones are.
   static constexpr int64_t kBytes = 4 << 20;
-  // Of the longest batch whose shards have at most bytes_max().
-  static int64_t batch_elements(DataType dtype, int lanes);
+  static constexpr int64_t kBytesLeast = 64 << 10;
+  // Of the longest batch whose shards have at most bytes_max(). `piece_bytes`: of a batch, as
+  // Batch::piece_bytes.
+  static int64_t batch_elements(DataType dtype, int lanes, int64_t piece_bytes = 0);
   static int64_t bytes_max(int lanes);
 
  private:

@@ -1,6 +1,7 @@
 #include "horon/ops/hierarchical_gpu/nccl_hier_allreduce.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -40,7 +41,7 @@ class NcclHierAllreduce::Flight final : public core::InFlight {
   Flight(NcclHierAllreduce& op, core::Batch batch)
       : op_(op),
         batch_(std::move(batch)),
-        elements_(HostShards::batch_elements(batch_.dtype, op.layout_.lanes)),
+        elements_(op.piece_elements(batch_, batch_.piece_bytes)),
         next_(op.numbered_),
         first_(next_),
         end_(first_ + static_cast<uint64_t>((batch_.count + elements_ - 1) / elements_)) {
@@ -85,6 +86,7 @@ class NcclHierAllreduce::Flight final : public core::InFlight {
     piece.input += offset;
     piece.output += offset;
     piece.count = count;
+    piece.piece_bytes = 0;  // it is one
     under_way_.push_back(
         std::make_unique<ShardPiece>(*op_.tools_, std::move(piece), shards, next_));
     ++next_;
@@ -105,6 +107,7 @@ NcclHierAllreduce::NcclHierAllreduce(const std::shared_ptr<JobGpu>& gpu,
                                      const BetweenHosts& between_hosts, uint32_t set,
                                      const std::string& members)
     : layout_(make_hosts_layout(between_hosts.topology)),
+      wire_type_(between_hosts.wire_type),
       sums_([gpu] { return gpu->cuda(); }),
       to_host_([gpu] { return gpu->cuda(); }),
       to_device_([gpu] { return gpu->cuda(); }),
@@ -151,6 +154,21 @@ void NcclHierAllreduce::connect_host(const std::shared_ptr<JobGpu>& gpu,
 
 std::string NcclHierAllreduce::refusal(const core::BatchFacts& facts) const {
   return nccl_refusal(facts, CollectiveKind::Allreduce);
+}
+
+// What is rounded for the wire is rounded once or twice, as the length of a piece has it: so that
+// all lengths give the same bits, it has one.
+int64_t NcclHierAllreduce::piece_elements(const core::Batch& batch, int64_t piece_bytes) const {
+  const bool may_be_rounded = batch.int8_between_hosts || wire_type_.narrows(batch.dtype);
+  return HostShards::batch_elements(batch.dtype, layout_.lanes, may_be_rounded ? 0 : piece_bytes);
+}
+
+core::PieceSizes NcclHierAllreduce::piece_sizes(const core::Batch& like) const {
+  const auto bytes_of_piece = [&](int64_t piece_bytes) {
+    return piece_elements(like, piece_bytes) * static_cast<int64_t>(size_of(like.dtype));
+  };
+  return {bytes_of_piece(1), bytes_of_piece(std::numeric_limits<int64_t>::max()),
+          bytes_of_piece(0)};
 }
 
 std::unique_ptr<core::InFlight> NcclHierAllreduce::start(core::Batch batch) {

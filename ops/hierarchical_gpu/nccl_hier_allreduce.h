@@ -38,6 +38,7 @@ class NcclHierAllreduce final : public core::CollectiveOp {
 
   std::string_view name() const override { return "nccl_hier_allreduce"; }
   std::string refusal(const core::BatchFacts& facts) const override;
+  core::PieceSizes piece_sizes(const core::Batch& like) const override;
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
   void abort() noexcept override;
   void finish_abort(std::chrono::steady_clock::time_point limit) noexcept override;
@@ -48,7 +49,11 @@ class NcclHierAllreduce final : public core::CollectiveOp {
   void connect_host(const std::shared_ptr<JobGpu>& gpu, const BetweenHosts& between_hosts,
                     uint32_t set, const std::string& members);
 
+  // Elements of the pieces of a batch.
+  int64_t piece_elements(const core::Batch& batch, int64_t piece_bytes) const;
+
   const HostsLayout layout_;
+  const WireType wire_type_;  // as in BetweenHosts
   CudaQueue sums_, to_host_, to_device_;
   PinnedSlots slots_;
   std::unique_ptr<HierarchicalAllreduce> between_;  // null: this rank has no lane

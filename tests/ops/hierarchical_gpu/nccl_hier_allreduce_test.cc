@@ -59,6 +59,18 @@ TEST_F(NcclHier, LongAllreduce) {
   check_mixed_places(world_, *op_);
 }
 
+TEST_F(NcclHier, PiecesThatAreAskedFor) {
+  check_pieces(world_, *op_, 300'007);
+  core::Batch batch;
+  batch.count = 1 << 20;
+  const int64_t lanes = make_hosts_layout(topology()).lanes;
+  EXPECT_EQ(op_->piece_sizes(batch),
+            (core::PieceSizes{lanes * (64 << 10), lanes * (4 << 20), lanes * (4 << 20)}));
+  batch.int8_between_hosts = true;  // in one length, so that it is rounded alike
+  const core::PieceSizes rounded = op_->piece_sizes(batch);
+  EXPECT_EQ(rounded, (core::PieceSizes{rounded.usual, rounded.usual, rounded.usual}));
+}
+
 TEST_F(NcclHier, SameBitsAndScales) {
   check_same_bits(world_, *op_);
   check_scales(world_, *op_);
