@@ -44,7 +44,8 @@ class TensorsPart : public CheckpointPart {
     std::map<const void*, at::Tensor> seen;  // tied tensors stay tied
     UniqueNames names;
     for (const auto& [key, tensor] : tensors_()) {
-      check_tensor(real_view(tensor), key);
+      // What is only moved between ranks has no place in the file.
+      check_tensor(tensor.is_complex() ? real_view(tensor) : tensor, key);
       if (!names.add({key, tensor})) continue;
       at::Tensor& copy = seen[tensor.unsafeGetTensorImpl()];
       if (!copy.defined()) copy = host_copy(tensor);

@@ -20,7 +20,8 @@
 //
 // Tensors: dense, on the CPU or on the GPU of this rank (horon::device()), of any shape (0 elements
 // too); float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64, bool, complex64 and
-// complex128 (NCCL has no int16 to be reduced). Any strides: results are row-major and on the
+// complex128 (NCCL has no int16 to be reduced). What only moves elements also takes uint16, uint32,
+// uint64 and floats of 8 bits. Any strides: results are row-major and on the
 // device of the input, in-place calls keep the strides of the tensor. Between the call and the end
 // of wait() the input may not be written and an in-place tensor may not be touched; the handle's
 // operation keeps the memory alive by itself. Results carry no autograd history, in-place calls

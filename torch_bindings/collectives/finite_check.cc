@@ -18,7 +18,8 @@ namespace {
 bool is_finite(const at::Tensor& tensor) {
   if (!tensor.defined()) return true;
   if (!tensor.is_floating_point() && !tensor.is_complex()) return true;
-  const at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
+  at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
+  if (c10::isFloat8Type(values.scalar_type())) values = values.to(at::kFloat);
   return torch_detail::all_finite(torch_detail::real_view(values));
 }
 

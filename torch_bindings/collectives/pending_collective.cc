@@ -6,7 +6,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/view_as_complex.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/accumulate.h>
 
@@ -39,7 +38,7 @@ void mark_written(const at::Tensor& tensor) {
 // A collective can work on its memory as it lies. Most tensors are like that, and views of tensors
 // cost more than the rest of a small call.
 bool travels_as_it_is(const at::Tensor& tensor) {
-  return !tensor.is_complex() && !tensor.is_neg() && tensor.is_contiguous();
+  return !type_in_disguise(tensor) && !tensor.is_neg() && tensor.is_contiguous();
 }
 bool is_row_major(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
@@ -100,7 +99,7 @@ void PendingCollective::reserve(size_t parts) {
 void PendingCollective::add(const at::Tensor& tensor, Into into) {
   check(tensor, into);
   Part& part = parts_.emplace_back();
-  part.complex = tensor.is_complex();
+  part.disguised = type_in_disguise(tensor);
   const bool as_it_is = travels_as_it_is(tensor);
   const at::Tensor view = as_it_is ? at::Tensor() : real_view(tensor);
   const at::Tensor& real = as_it_is ? tensor : view;
@@ -116,7 +115,7 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
     mark_written(tensor);
   } else {
     part.output = row_major_like(real).detach();
-    part.result = part.complex ? at::view_as_complex(part.output) : part.output;
+    part.result = undisguised(part.output, part.disguised);
   }
   if (in_place_on_result && spec.root == horon::rank()) {
     part.output.copy_(as_it_is ? real_view(tensor) : real);
@@ -143,7 +142,7 @@ void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int
                         " divides the first dimension, so give at least one")));
   }
   Part& part = parts_.emplace_back();
-  part.complex = tensor.is_complex();
+  part.disguised = type_in_disguise(tensor);
   at::Tensor rows = tensor.dim() == 0 ? tensor.reshape({1}) : tensor;
   if (!travels_as_it_is(rows)) rows = row_major(real_view(rows));
   part.row_shape = rows.sizes().slice(1);
@@ -164,7 +163,7 @@ void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int
       part.input = rows.storage();
     }
     part.result = output;
-    part.given = part.complex ? real_view(output) : output;
+    part.given = part.disguised ? real_view(output) : output;
     mark_written(output);
   }
   memory_.push_back(make_part(rows, {}));
@@ -183,9 +182,9 @@ void PendingCollective::add_reduced(const at::Tensor& tensor, Into into) {
   spec.splits[static_cast<size_t>(root)] = real.numel();
   add_rows(real.view({real.numel()}));
   Part& part = parts_.back();
-  part.complex = tensor.is_complex();
+  part.disguised = type_in_disguise(tensor);
   part.whole = is_root ? at::DimVector(real.sizes()) : at::DimVector{0};
-  if (part.complex && !is_root) part.whole->push_back(2);
+  if (tensor.is_complex() && !is_root) part.whole->push_back(2);
   if (into != Into::Same) return;
   part.result = tensor;
   if (!is_root) return;
@@ -196,7 +195,9 @@ void PendingCollective::add_reduced(const at::Tensor& tensor, Into into) {
 std::string PendingCollective::part_name(size_t index) const {
   const Part& part = parts_[index];
   std::string own = grouped_ ? concat(name, ".", index) : name;
-  if (part.complex) own += " (complex)";
+  if (part.disguised) {
+    own += c10::isComplexType(*part.disguised) ? " (complex)" : concat(" (", *part.disguised, ")");
+  }
   if (!remark.empty()) own += concat(" (", remark, ")");
   if (part.rows_are_empty) own += concat(" (rows of shape ", core::shape_text(part.row_shape), ")");
   return own;
@@ -205,7 +206,7 @@ std::string PendingCollective::part_name(size_t index) const {
 // The names of the parts say nothing but their numbers.
 bool PendingCollective::is_plain() const {
   return remark.empty() && std::none_of(parts_.begin(), parts_.end(), [](const Part& part) {
-           return part.complex || part.rows_are_empty;
+           return part.disguised || part.rows_are_empty;
          });
 }
 
@@ -340,7 +341,7 @@ void PendingCollective::settle() {
   for (Part& part : parts_) {
     if (core::moves_blocks(spec.kind)) settle_rows(part);
     if (part.target.defined()) {
-      part.target.copy_(part.complex ? at::view_as_complex(part.output) : part.output);
+      part.target.copy_(undisguised(part.output, part.disguised));
       copies = true;
     }
     results_.push_back(std::move(part.result));
@@ -373,7 +374,7 @@ void PendingCollective::settle_rows(Part& part) {
   if (part.target.defined()) {
     part.output = rows;
   } else {
-    part.result = part.complex ? at::view_as_complex(rows) : rows;
+    part.result = undisguised(rows, part.disguised);
   }
 }
 

@@ -106,12 +106,12 @@ class PendingCollective {
     at::Tensor output;    // row-major, real; undefined: the memory of `result`
     c10::Storage input;   // so that the memory stays, whatever the program does to its tensor
     at::DimVector shape;  // what the ranks agree on
-    bool complex = false;
-    bool rows_are_empty = false;         // one element stands for each row, see add_rows()
-    at::DimVector row_shape;             // rows: the shape of one, real
-    std::optional<at::DimVector> whole;  // rows: of the result in place of them, real
-    at::TensorOptions options;           // rows: of the result
-    at::Tensor given;                    // rows: what the caller wants the result in, real
+    std::optional<at::ScalarType> disguised;  // type_in_disguise() of what the caller gave
+    bool rows_are_empty = false;              // one element stands for each row, see add_rows()
+    at::DimVector row_shape;                  // rows: the shape of one, real
+    std::optional<at::DimVector> whole;       // rows: of the result in place of them, real
+    at::TensorOptions options;                // rows: of the result
+    at::Tensor given;                         // rows: what the caller wants the result in, real
     std::shared_ptr<std::byte> bytes;
     at::Tensor flat;  // rows on a GPU: in the place of `bytes`
     int64_t elements = 0;

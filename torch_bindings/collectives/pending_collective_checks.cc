@@ -17,9 +17,9 @@ using core::concat;
 
 void PendingCollective::check(const at::Tensor& tensor, Into into) {
   try {
-    const bool complex = tensor.defined() && tensor.is_complex();
-    const at::Tensor view = complex ? real_view(tensor) : at::Tensor();
-    const at::Tensor& real = complex ? view : tensor;
+    const bool disguised = tensor.defined() && type_in_disguise(tensor);
+    const at::Tensor view = disguised ? real_view(tensor) : at::Tensor();
+    const at::Tensor& real = disguised ? view : tensor;
     into == Into::Same ? check_writable(real, name) : check_tensor(real, name);
     const DataType dtype = data_type_of(real, name);
     if (!parts_.empty() && dtype != spec.dtype) {
@@ -53,6 +53,9 @@ void PendingCollective::check_reduction(const at::Tensor& tensor) const {
   const auto fail = [&](std::string_view why) {
     throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", why));
   };
+  if (is_moved_only(tensor)) {
+    fail(concat("is ", tensor.scalar_type(), ", which is moved but not reduced"));
+  }
   if (const auto why = why_no_reduction(spec.dtype, spec.reduce_op); !why.empty()) {
     fail(concat("is ", to_string(spec.dtype), ": ", why));
   }
@@ -88,10 +91,14 @@ void PendingCollective::check_output(const Part& part, const at::Tensor& rows,
   const auto fail = [&](const auto&... why) {
     refuse(Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": the output ", why...)));
   };
-  if (output.is_complex() != part.complex) {
+  const bool complex = part.disguised && c10::isComplexType(*part.disguised);
+  if (output.is_complex() != complex) {
     fail(output.is_complex() ? "is complex, the tensor is not" : "is not complex, the tensor is");
   }
-  const at::Tensor real = part.complex ? real_view(output) : output;
+  if (!complex && type_in_disguise(output) != part.disguised) {
+    fail("is ", output.scalar_type(), ", the tensor ", part.disguised.value_or(rows.scalar_type()));
+  }
+  const at::Tensor real = part.disguised ? real_view(output) : output;
   try {
     check_writable(real, name);
   } catch (const Error& error) {

@@ -4,6 +4,7 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 
 #include "horon/core/base/error.h"
@@ -44,6 +45,19 @@ std::optional<DataType> find_data_type(at::ScalarType type) {
       return DataType::Bool;
     default:
       return std::nullopt;
+  }
+}
+
+std::optional<at::ScalarType> integer_for(at::ScalarType type) {
+  switch (type) {
+    case at::kUInt16:
+      return at::kShort;
+    case at::kUInt32:
+      return at::kInt;
+    case at::kUInt64:
+      return at::kLong;
+    default:
+      return c10::isFloat8Type(type) ? std::optional(at::kByte) : std::nullopt;
   }
 }
 
@@ -120,15 +134,29 @@ at::Tensor row_major(const at::Tensor& tensor) {
   return tensor.detach().resolve_neg().contiguous();
 }
 
+std::optional<at::ScalarType> type_in_disguise(const at::Tensor& tensor) {
+  const at::ScalarType type = tensor.scalar_type();
+  return c10::isComplexType(type) || integer_for(type) ? std::optional(type) : std::nullopt;
+}
+
 at::Tensor real_view(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;
   const at::Tensor plain = tensor.detach();
-  return plain.is_complex() ? at::view_as_real(plain.resolve_conj()) : plain;
+  if (plain.is_complex()) return at::view_as_real(plain.resolve_conj());
+  const std::optional<at::ScalarType> integer = integer_for(plain.scalar_type());
+  return integer ? plain.view(*integer) : plain;
+}
+
+at::Tensor undisguised(const at::Tensor& real, std::optional<at::ScalarType> type) {
+  if (!type) return real;
+  return c10::isComplexType(*type) ? at::view_as_complex(real) : real.view(*type);
 }
 
 std::string type_and_shape(const at::Tensor& tensor, std::string_view name) {
-  return concat(to_string(data_type_of(real_view(tensor), name)),
-                tensor.is_complex() ? " (complex) " : " ", core::shape_text(tensor.sizes()));
+  std::string as = tensor.is_complex() ? " (complex)" : "";
+  if (is_moved_only(tensor)) as = concat(" (", tensor.scalar_type(), ")");
+  return concat(to_string(data_type_of(real_view(tensor), name)), as, " ",
+                core::shape_text(tensor.sizes()));
 }
 
 at::Tensor row_major_like(const at::Tensor& tensor) {

@@ -1,6 +1,7 @@
 // Between LibTorch's tensors and the memory and specs of the runtime.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -28,10 +29,20 @@ at::ScalarType scalar_type_of(DataType dtype);
 // parameter in different layouts (channels_last on one, contiguous on another), so elements travel
 // in row-major order.
 at::Tensor row_major(const at::Tensor& tensor);
-// Detached; a complex number is two real ones in one more dimension, as it travels. An undefined or
-// sparse tensor is given back as it is.
+// The type of a tensor whose elements travel as others, else nullopt: complex numbers as real ones;
+// integers without a sign and floats of 8 bits, which are moved but not reduced, as integers of the
+// same length.
+std::optional<at::ScalarType> type_in_disguise(const at::Tensor& tensor);
+inline bool is_moved_only(const at::Tensor& tensor) {
+  return !tensor.is_complex() && type_in_disguise(tensor);
+}
+// Detached; a complex number is two real ones in one more dimension, as it travels, and the bits of
+// what is only moved are integers. An undefined or sparse tensor is given back as it is.
 at::Tensor real_view(const at::Tensor& tensor);
-// "float32 [3, 2]", "float32 (complex) [3]". Throws Error(InvalidArgument) for other dtypes.
+// The other way round: `type` is that of the tensor of which real_view() gave `real`.
+at::Tensor undisguised(const at::Tensor& real, std::optional<at::ScalarType> type);
+// "float32 [3, 2]", "float32 (complex) [3]", "int16 (UInt16) [2]". Throws Error(InvalidArgument)
+// for other dtypes.
 std::string type_and_shape(const at::Tensor& tensor, std::string_view name);
 // A new row-major tensor of the same shape, dtype and device.
 at::Tensor row_major_like(const at::Tensor& tensor);

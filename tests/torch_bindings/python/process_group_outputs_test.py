@@ -293,3 +293,23 @@ def test_what_nobody_waits_for_is_not_kept(rank, size):
         while not work.is_completed():
             pass
         assert out[0] == i
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.uint64])
+def test_types_that_are_moved_but_not_reduced(rank, size, dtype):
+    def of(source):
+        return (torch.arange(4.0) + source).to(dtype)
+
+    def same(got, expected):
+        return got.dtype == dtype and torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+    x = of(rank)
+    dist.broadcast(x, 1)
+    assert same(x, of(1))
+    flat = torch.empty(4 * size, dtype=torch.uint8).to(dtype)
+    dist.all_gather_into_tensor(flat, of(rank))
+    lists = [torch.empty_like(x) for _ in range(size)]
+    dist.all_gather(lists, of(rank))
+    for source in range(size):
+        assert same(flat[4 * source:4 * source + 4], of(source)) and same(lists[source], of(source))
+    refused(lambda: dist.all_reduce(of(rank)), "moved but not reduced")

@@ -1,0 +1,136 @@
+// Elements that Horon can't add: they arrive bit by bit, and under their own type.
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "horon/core/base/text.h"
+#include "horon/tests/torch_bindings/collectives/collective_values.h"
+#include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/finite_check.h"
+#include "horon/torch_bindings/collectives/grouped_collectives.h"
+#include "horon/torch_bindings/collectives/point_to_point.h"
+#include "horon/torch_bindings/state/broadcast_state.h"
+
+namespace horon::moved_types_test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::error_of;
+using testing_support::expect_equal;
+
+class MovedTypes : public testing::TestWithParam<at::ScalarType> {
+ protected:
+  // All bits are used, so that any reading as numbers would change some.
+  static at::Tensor bits_of(const std::vector<int64_t>& shape, int rank) {
+    const int64_t bytes = static_cast<int64_t>(c10::elementSize(GetParam()));
+    int64_t count = bytes;
+    for (const int64_t extent : shape) count *= extent;
+    const at::Tensor pattern = (at::arange(count, at::kLong) * 37 + 101 * rank + 200) % 256;
+    return pattern.to(at::kByte).view(GetParam()).view(shape);
+  }
+  static void expect_bits(const at::Tensor& got, const at::Tensor& want) {
+    ASSERT_EQ(got.scalar_type(), GetParam());
+    ASSERT_EQ(got.sizes(), want.sizes());
+    expect_equal(got.contiguous().view({-1}).view(at::kByte),
+                 want.contiguous().view({-1}).view(at::kByte));
+  }
+  // The same bits as integers.
+  static at::Tensor integers_of(const at::Tensor& bits) {
+    const size_t bytes = c10::elementSize(GetParam());
+    return bits.view(bytes == 1   ? at::kByte
+                     : bytes == 2 ? at::kShort
+                     : bytes == 4 ? at::kInt
+                                  : at::kLong);
+  }
+  // Of a number for each rank.
+  static at::Tensor of_all(const std::function<at::Tensor(int)>& of) {
+    std::vector<at::Tensor> parts;
+    for (int r = 0; r < size(); ++r) parts.push_back(of(r).view(at::kByte));
+    return at::cat(parts).view(GetParam());
+  }
+};
+
+TEST_P(MovedTypes, Broadcast) {
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{}, {0}, {5}, {3, 4}}) {
+    expect_bits(broadcast(bits_of(shape, rank()), {.root = 1}), bits_of(shape, 1));
+    at::Tensor in_place = bits_of(shape, rank());
+    broadcast_(in_place, {.root = 1});
+    expect_bits(in_place, bits_of(shape, 1));
+  }
+  at::Tensor strided = bits_of({3, 4}, rank()).t();
+  broadcast_(strided, {.root = 0});
+  EXPECT_FALSE(strided.is_contiguous());
+  expect_bits(strided, bits_of({3, 4}, 0).t());
+  at::Tensor first = bits_of({2}, rank());
+  at::Tensor second = bits_of({3}, rank() + 7);
+  grouped_broadcast_({first, second}, {.root = 1});
+  expect_bits(first, bits_of({2}, 1));
+  expect_bits(second, bits_of({3}, 8));
+}
+
+TEST_P(MovedTypes, Blocks) {
+  const at::Tensor mine = bits_of({2, 3}, rank());
+  const at::Tensor all = of_all([](int r) { return bits_of({2, 3}, r); });
+  expect_bits(allgather(mine), all);
+  const at::Tensor given = at::empty_like(all);
+  EXPECT_EQ(allgather(mine, {.output = given}).data_ptr(), given.data_ptr());
+  expect_bits(given, all);
+  const at::Tensor to_all = bits_of({2 * size(), 3}, rank());
+  expect_bits(alltoall(to_all).tensor, of_all([](int r) {
+                return bits_of({2 * size(), 3}, r).slice(0, 2 * rank(), 2 * rank() + 2);
+              }));
+  expect_bits(scatter(to_all, {.root = 1}),
+              bits_of({2 * size(), 3}, 1).slice(0, 2 * rank(), 2 * rank() + 2));
+  const at::Tensor gathered = gather(mine, {.root = 1});
+  if (rank() == 1) expect_bits(gathered, all);
+}
+
+TEST_P(MovedTypes, Messages) {
+  if (rank() == 0) send(bits_of({7}, 0), 1);
+  if (rank() == 1) expect_bits(recv(bits_of({7}, 1), 0), bits_of({7}, 0));
+}
+
+TEST_P(MovedTypes, ParametersOfOneRank) {
+  at::Tensor scales = bits_of({4}, rank());
+  broadcast_parameters({{"scales", scales}}, 1);
+  expect_bits(scales, bits_of({4}, 1));
+}
+
+TEST_P(MovedTypes, AreNotReduced) {
+  const at::Tensor mine = bits_of({4}, rank());
+  const auto says_so = AllOf(HasSubstr("\"weight\""), HasSubstr("is moved but not reduced"));
+  EXPECT_THAT(error_of([&] { allreduce(mine, {.name = "weight"}); }), says_so);
+  EXPECT_THAT(error_of([&] { reduce(mine, {.name = "weight"}); }), says_so);
+  EXPECT_THAT(error_of([&] { reducescatter(mine, {.name = "weight"}); }), says_so);
+  expect_equal(allreduce(at::ones({1}), {.op = ReduceOp::Sum}), at::full({1}, double(size())));
+}
+
+// The bits would fit.
+TEST_P(MovedTypes, ATypeOfTheSameLengthIsAnotherOne) {
+  const at::Tensor mine = bits_of({2}, rank());
+  const at::Tensor other = integers_of(mine);
+  EXPECT_THAT(error_of([&] { allgather(rank() == 0 ? mine : other, {.name = "a"}); }),
+              AllOf(HasSubstr("mismatch"), HasSubstr(c10::toString(GetParam()))));
+  const at::Tensor output = integers_of(of_all([](int r) { return bits_of({2}, r); }));
+  EXPECT_THAT(
+      error_of([&] { allgather(mine, {.name = "a", .output = output}); }),
+      HasSubstr(core::concat("the output is ", output.scalar_type(), ", the tensor ", GetParam())));
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, MovedTypes,
+                         testing::Values(at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn,
+                                         at::kFloat8_e5m2));
+
+TEST(MovedTypes8, AreLookedThroughForNan) {
+  const at::Tensor fine = at::ones({3}).to(at::kFloat8_e4m3fn);
+  EXPECT_FALSE(found_nonfinite({fine}));
+  const at::Tensor bad = at::full({3}, NAN).to(at::kFloat8_e4m3fn);
+  EXPECT_TRUE(found_nonfinite({rank() == 1 ? bad : fine}));
+}
+
+}  // namespace
+}  // namespace horon::moved_types_test
