@@ -75,36 +75,11 @@ void prepare_exchange(const World& world, ExchangeRun& run, uint64_t sequence, D
   run.allocate(world);
 }
 
-// Small whole numbers, so that sums and products are exact in every type.
-void put_number(DataType dtype, std::byte* place, uint64_t bits) {
-  const auto value = static_cast<int64_t>(bits % 3);
-  if (dtype == DataType::Float64) {
-    const auto number = static_cast<double>(value);
-    std::memcpy(place, &number, sizeof(number));
-    return;
-  }
-  if (!is_floating(dtype)) {
-    const int64_t number = dtype == DataType::Bool ? value % 2 : value;
-    std::memcpy(place, &number, size_of(dtype));  // the low bytes come first
-    return;
-  }
-  const auto number = static_cast<float>(value);
-  if (dtype == DataType::Float32) {
-    std::memcpy(place, &number, sizeof(number));
-  } else {
-    narrow(dtype, &number, place, 1, 1.0);
-  }
-}
-
-// Those of a rank's input from element `begin` on.
+// Those of a rank's input from element `begin` on. So small that sums and products are exact in
+// every type.
 std::vector<std::byte> numbers_of(DataType dtype, uint64_t sequence, int rank, int64_t begin,
                                   int64_t count) {
-  std::vector<std::byte> numbers(static_cast<size_t>(count) * size_of(dtype));
-  for (int64_t i = 0; i < count; ++i) {
-    put_number(dtype, numbers.data() + static_cast<size_t>(i) * size_of(dtype),
-               mix(sequence, static_cast<uint64_t>(rank), static_cast<uint64_t>(begin + i)));
-  }
-  return numbers;
+  return random_numbers({0, 3}, dtype, sequence, rank, begin, count);
 }
 
 // This rank's block, which begins at element `begin`, of all ranks' inputs reduced, by the kernels

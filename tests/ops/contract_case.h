@@ -40,6 +40,7 @@ class AllreduceRun {
 
  private:
   std::vector<std::byte> input_of(int rank) const;
+  size_t first_wrong_byte(const std::vector<std::byte>& expected) const;
   Reduction reduction() const;
   std::shared_ptr<std::byte> allocate(size_t bytes) const;
   size_t bytes() const { return static_cast<size_t>(case_.count) * size_of(case_.dtype); }
@@ -70,11 +71,5 @@ class ContractBuffer {
 // The types that the suite goes through: all, or under a sanitizer a few of different sizes. Types
 // differ in the kernels alone, and host_kernels_test tries these with all types.
 std::vector<DataType> contract_types();
-
-// The same bytes for the same two numbers.
-std::vector<std::byte> random_bytes(uint64_t first, uint64_t second, int64_t bytes);
-
-// Of any memory.
-uint64_t hash_of(const std::byte* data, size_t bytes);
 
 }  // namespace horon::ops

@@ -1,11 +1,11 @@
 // Elements of every type as numbers, and what a reduction of them must give, one element at a time.
+// All that goes through whole tensors is in the source, which no sanitizer slows down.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "horon/core/base/dtype.h"
@@ -72,118 +72,18 @@ inline void put_number(DataType dtype, std::byte* to, int64_t index, int64_t num
   });
 }
 
-template <class T>
-T reduce_numbers(ReduceOp op, T a, T b) {
-  switch (op) {
-    case ReduceOp::Sum:
-    case ReduceOp::Average:
-      return a + b;
-    case ReduceOp::Product:
-      return a * b;
-    case ReduceOp::BitAnd:
-    case ReduceOp::BitOr:
-    case ReduceOp::BitXor:
-      if constexpr (std::is_integral_v<T>) {
-        if (op == ReduceOp::BitXor) return a ^ b;
-        return op == ReduceOp::BitAnd ? a & b : a | b;
-      }
-      break;
-    case ReduceOp::Min:
-    case ReduceOp::Max:
-      break;
-  }
-  if constexpr (std::is_floating_point_v<T>) {
-    if (std::isnan(a) || std::isnan(b)) return std::nan("");
-    if (a == b && std::signbit(a) != std::signbit(b)) return op == ReduceOp::Min ? T{-0.0} : T{0.0};
-  }
-  return (op == ReduceOp::Min) == (b < a) ? b : a;
-}
+// The whole result of a reduction. `inputs[rank]` holds `count` elements.
+std::vector<std::byte> reference(const Reduction& r, const std::vector<const std::byte*>& inputs,
+                                 int64_t count);
 
-// One floating element: `values` in rank order, in the type that is reduced.
-template <class T>
-T reduce_floats(const Reduction& r, const std::vector<T>& values) {
-  T result = static_cast<T>(r.prescale) * values[0];
-  for (size_t i = 1; i < values.size(); ++i) {
-    const T scaled = static_cast<T>(r.prescale) * values[i];
-    result = reduce_numbers(r.op, result, scaled);
-  }
-  return result * static_cast<T>(r.postscale / static_cast<double>(r.divisor));
-}
-
-inline int64_t reduce_integers(const Reduction& r, const std::vector<int64_t>& values) {
-  if (r.dtype == DataType::Bool && !is_bitwise(r.op)) {
-    const bool is_or = r.op == ReduceOp::Sum || r.op == ReduceOp::Max;
-    const auto set = [](int64_t value) { return value != 0; };
-    return is_or ? std::any_of(values.begin(), values.end(), set)
-                 : std::all_of(values.begin(), values.end(), set);
-  }
-  if (r.op == ReduceOp::Min) return *std::min_element(values.begin(), values.end());
-  if (r.op == ReduceOp::Max) return *std::max_element(values.begin(), values.end());
-  uint64_t result = static_cast<uint64_t>(values[0]);  // wraps, as the kernels do
-  for (size_t i = 1; i < values.size(); ++i) {
-    result = reduce_numbers(r.op, result, static_cast<uint64_t>(values[i]));
-  }
-  const auto number = static_cast<int64_t>(result);
-  return r.op == ReduceOp::Average ? number / r.divisor : number;
-}
-
-// The whole result. `inputs[rank]` holds `count` elements.
-inline std::vector<std::byte> reference(const Reduction& r,
-                                        const std::vector<const std::byte*>& inputs,
-                                        int64_t count) {
-  std::vector<std::byte> result(static_cast<size_t>(count) * size_of(r.dtype));
-  visit_type(r.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    std::vector<T> elements(inputs.size());
-    std::vector<float> floats(inputs.size());
-    std::vector<int64_t> integers(inputs.size());
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t offset = i * static_cast<int64_t>(sizeof(T));
-      for (size_t k = 0; k < inputs.size(); ++k) {
-        std::memcpy(&elements[k], inputs[k] + offset, sizeof(T));
-      }
-      T element;
-      if constexpr (std::is_floating_point_v<T>) {
-        element = reduce_floats(r, elements);
-      } else if (is_floating(r.dtype)) {
-        for (size_t k = 0; k < inputs.size(); ++k) {
-          floats[k] = float_from_16(r.dtype, static_cast<uint16_t>(elements[k]));
-        }
-        element = static_cast<T>(float_to_16(r.dtype, reduce_floats(r, floats)));
-      } else {
-        std::copy(elements.begin(), elements.end(), integers.begin());
-        element = static_cast<T>(reduce_integers(r, integers));
-      }
-      std::memcpy(result.data() + offset, &element, sizeof(T));
-    }
-  });
-  return result;
-}
+// What travels in 16 bits arrives as the nearest number of that type.
+void round_to_16(DataType dtype, std::vector<float>& values);
 
 // What blocks of int8 make of these: each a multiple of its block's step, to the nearest.
-inline void round_in_int8_blocks(std::vector<float>& values) {
-  constexpr auto kBlock = static_cast<size_t>(kInt8BlockElements);
-  for (size_t begin = 0; begin < values.size(); begin += kBlock) {
-    const size_t end = std::min(values.size(), begin + kBlock);
-    float largest = 0;
-    bool finite = true;
-    for (size_t i = begin; i < end; ++i) {
-      finite = finite && std::isfinite(values[i]);
-      largest = std::max(largest, std::abs(values[i]));
-    }
-    const bool has_step = largest >= 0x1p-112F;
-    for (size_t i = begin; i < end; ++i) {
-      if (!finite) {
-        values[i] = std::nanf("");
-      } else if (!has_step) {
-        values[i] = 0;
-      } else {
-        const auto steps = static_cast<int8_t>(std::nearbyint(values[i] * (127.0F / largest)));
-        values[i] = static_cast<float>(steps) * (largest / 127.0F);
-      }
-    }
-  }
-}
+void round_in_int8_blocks(std::vector<float>& values);
+
+// A NaN may have any bits: makes all of them alike.
+void make_nans_alike(std::vector<float>& values);
 
 // A fixed pseudo-random number for any three others.
 inline uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
@@ -195,5 +95,27 @@ inline uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
   }
   return x;
 }
+
+// Random whole numbers from `least` on, of which there are `kinds`.
+struct SmallNumbers {
+  int64_t least = 0;
+  uint64_t kinds = 1;
+};
+
+// Those of a rank's input from element `begin` on.
+std::vector<std::byte> random_numbers(const SmallNumbers& of, DataType dtype, uint64_t sequence,
+                                      int rank, int64_t begin, int64_t count);
+
+// Of any size up to 500, with digits behind the point.
+std::vector<std::byte> random_floats(DataType dtype, int rank, int64_t count);
+
+// The same, but some are infinite, no numbers, too large for float16, or too small.
+std::vector<float> wild_floats(uint64_t sequence, int rank, int64_t count);
+
+// The same bytes for the same two numbers.
+std::vector<std::byte> random_bytes(uint64_t first, uint64_t second, int64_t bytes);
+
+// Of any memory.
+uint64_t hash_of(std::span<const std::byte> data);
 
 }  // namespace horon::ops

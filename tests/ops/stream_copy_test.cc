@@ -1,6 +1,5 @@
 #include "horon/ops/host/stream_copy.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -8,6 +7,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "horon/tests/support/all_are.h"
 
 namespace horon::ops {
 namespace {
@@ -44,7 +45,8 @@ TEST(StreamCopy, CopiesWholePieces) {
       const size_t begin = kGuard + shift;
       std::memcpy(expected.data() + begin, from.data() + (63 - shift), bytes);
       stream_copy(to.data() + begin, from.data() + (63 - shift), bytes);
-      EXPECT_TRUE(to == expected) << bytes << " bytes, moved by " << shift;
+      EXPECT_EQ(std::memcmp(to.data(), expected.data(), to.size()), 0)
+          << bytes << " bytes, moved by " << shift;
     }
   }
 }
@@ -61,13 +63,12 @@ TEST(StreamCopy, IsVisibleToWhoeverHearsOfIt) {
     for (int round = 1; round <= kRounds; ++round) {
       while (copied.load() < round) std::this_thread::yield();
       const auto expected = static_cast<std::byte>(round);
-      const auto is_new = [expected](std::byte byte) { return byte == expected; };
-      EXPECT_TRUE(std::all_of(to.begin(), to.end(), is_new)) << "round " << round;
+      EXPECT_TRUE(all_are(to, expected)) << "round " << round;
       seen = round;
     }
   });
   for (int round = 1; round <= kRounds; ++round) {
-    std::fill(from.begin(), from.end(), static_cast<std::byte>(round));
+    std::memset(from.data(), round, kBytes);
     stream_copy(to.data(), from.data(), kBytes);
     copied = round;
     while (seen.load() < round) std::this_thread::yield();

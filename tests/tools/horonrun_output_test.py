@@ -24,7 +24,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 def horonrun(ranks, *command, **options):
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.run([sys.executable, HORONRUN, "-np", str(ranks), *command], check=False,
-                          timeout=60, env=CLEAN, **options)
+                          env=CLEAN, **options)
 
 
 def python(script):
@@ -79,7 +79,7 @@ class Lines(unittest.TestCase):
                 "import sys\nprint(sys.stdout.isatty(), sys.stderr.isatty())\ninput()")],
                 env=CLEAN, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
             self.assertEqual(job.stdout.readline(), b"[0] True False\n")  # as mpirun alone has it
-            job.communicate(b"\n", timeout=30)
+            job.communicate(b"\n")
             self.assertEqual(job.returncode, 0)
 
     def test_last_words_before_mpi_abort(self):
@@ -104,7 +104,7 @@ time.sleep(60)
             subprocess.run(
                 ["mpirun", "--oversubscribe", "-np", "3", sys.executable, "-IS", RANK_PROGRAM,
                  *shell("seq 20000; head -c 9000 /dev/zero | tr '\\0' z; echo; seq 20000 >&2")],
-                env={**CLEAN, **AS_ROOT}, stderr=records, check=True, timeout=60)
+                env={**CLEAN, **AS_ROOT}, stderr=records, check=True)
             records.seek(0)
             found = [re.fullmatch(rb"\x1e([oOe])([012]) (\d+|z+)\n", line) for line in records]
         self.assertEqual(found.count(None), 0)
@@ -176,7 +176,7 @@ for name, value in sorted(os.environ.items()):
             for number in (signal.SIGUSR1, signal.SIGUSR2):
                 job.send_signal(number)
                 time.sleep(0.3)
-            out = job.communicate(timeout=30)[0]
+            out = job.communicate()[0]
         self.assertEqual(sorted(out.split()), sorted([b"[0]", b"[1]", b"one", b"two"] * 2))
         self.assertEqual(job.returncode, 0)
 
@@ -185,13 +185,11 @@ for name, value in sorted(os.environ.items()):
         self.assertEqual(job.stdout, b"[0] text\n")
 
     def test_a_process_left_behind_is_not_waited_for(self):
-        for left_behind in ("sleep 40", "yes"):
-            began = time.monotonic()
+        for left_behind in ("sleep 1000", "yes"):
             job = horonrun(1, *shell(f"{left_behind} & echo $!"))
-            self.assertLess(time.monotonic() - began, 20)
             process = int(next(line for line in lines_of(0, job.stdout) if line.isdigit()))
-            if left_behind == "sleep 40":
-                os.kill(process, signal.SIGKILL)
+            if left_behind != "yes":
+                os.kill(process, signal.SIGKILL)  # an error if it has ended
             self.assertEqual(job.returncode, 0)
 
 

@@ -20,7 +20,7 @@ CLEAN = {name: value for name, value in os.environ.items()
 
 def horonrun(*arguments, **variables):
     return subprocess.run([sys.executable, HORONRUN, *map(str, arguments)], capture_output=True,
-                          text=True, check=False, timeout=60, env={**CLEAN, **variables})
+                          text=True, check=False, env={**CLEAN, **variables})
 
 
 def dry_run(*arguments, **variables):
@@ -199,11 +199,10 @@ class Jobs(unittest.TestCase):
         self.assertEqual(sorted(job.stdout.split("\n")), ["", "[0] b c,debug,t", "[1] b c,debug,t"])
 
     def test_exit_code_is_that_of_the_first_failed_rank(self):
-        fail = "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then {}; fi; sleep 30"
-        begin = time.monotonic()
+        # Whoever waits for the other ranks, waits beyond the limit of the test.
+        fail = "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then {}; fi; sleep 1000"
         self.assertEqual(horonrun("-np", 3, "sh", "-c", fail.format("exit 7")).returncode, 7)
         self.assertEqual(horonrun("-np", 3, "sh", "-c", fail.format("kill -9 $$")).returncode, 137)
-        self.assertLess(time.monotonic() - begin, 30, "the other ranks were waited for")
 
     def stopped_by(self, number):
         """The exit code after a signal to horonrun; the ranks' processes must be gone."""
@@ -214,16 +213,14 @@ class Jobs(unittest.TestCase):
                                   env=CLEAN, stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT) as job:
                 files = [pathlib.Path(folder, name) for name in "01"]
-                deadline = time.monotonic() + 30
                 while not all(file.exists() and file.read_text() for file in files):
-                    self.assertLess(time.monotonic(), deadline, "the ranks did not start")
+                    self.assertIsNone(job.poll(), "the ranks did not start")
                     time.sleep(0.05)
                 ranks = [int(file.read_text()) for file in files]
                 job.send_signal(number)
-                job.communicate(timeout=30)
-            deadline = time.monotonic() + 30
+                job.communicate()
+            # A rank that lives on lives beyond the limit of the test.
             while any(pathlib.Path(f"/proc/{rank}").exists() for rank in ranks):
-                self.assertLess(time.monotonic(), deadline, "a rank lives on")
                 time.sleep(0.05)
             return job.returncode
 
@@ -239,7 +236,7 @@ class Jobs(unittest.TestCase):
                 preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as job:
             self.assertIn("begun", job.stdout.readline())
             job.send_signal(signal.SIGHUP)
-            self.assertEqual(job.communicate(timeout=30)[0].count("ended"), 2)
+            self.assertEqual(job.communicate()[0].count("ended"), 2)
             self.assertEqual(job.returncode, 0)
 
     def test_a_killed_front_leaves_no_job(self):
@@ -267,15 +264,13 @@ class OtherLaunchers(unittest.TestCase):
     def test_a_slow_reader_gets_all_lines(self):
         job = self.start("seq 1 20000")  # more than a pipe holds, less than two
         time.sleep(12)  # beyond the limit for processes that a rank has left behind
-        self.assertEqual(job.communicate(timeout=30)[0].split()[-1], "20000")
+        self.assertEqual(job.communicate()[0].split()[-1], "20000")
         self.assertEqual(job.returncode, 0)
 
     def test_a_process_left_behind_is_not_waited_for(self):
-        job = self.start("sleep 40 & echo $!")
-        began = time.monotonic()
-        left = int(job.communicate(timeout=35)[0])
-        os.kill(left, signal.SIGKILL)
-        self.assertLess(time.monotonic() - began, 30)
+        job = self.start("sleep 1000 & echo $!")
+        left = int(job.communicate()[0])
+        os.kill(left, signal.SIGKILL)  # an error if it has ended
 
     def test_one_signal_of_several_is_forwarded(self):
         job = self.start("trap 'echo signal' INT; echo begun; for i in {1..40}; do sleep 0.1; done")
@@ -283,7 +278,7 @@ class OtherLaunchers(unittest.TestCase):
         for _ in range(2):
             job.send_signal(signal.SIGINT)
             time.sleep(0.5)
-        out, errors = job.communicate(timeout=30)
+        out, errors = job.communicate()
         self.assertEqual(out, "signal\n")
         self.assertIn("one more signal kills mpirun", errors)
         self.assertEqual(job.returncode, 130)
@@ -296,11 +291,11 @@ class OtherLaunchers(unittest.TestCase):
         for job in (busy, *others):
             self.assertEqual(job.stdout.readline(), "begun\n")
             job.send_signal(signal.SIGTERM)
-        errors = busy.communicate(timeout=20)[1]
+        errors = busy.communicate()[1]
         self.assertEqual(busy.returncode, 143)
         self.assertIn("mpirun has no ranks, and did not end in 10 s: it is killed", errors)
         for job in others:
-            self.assertNotIn("killed", job.communicate(timeout=30)[1])
+            self.assertNotIn("killed", job.communicate()[1])
 
     def test_a_third_signal_ends_an_mpirun_that_does_not_end(self):
         job = self.start("trap '' INT; echo begun; while :; do sleep 0.1; done")
@@ -308,7 +303,7 @@ class OtherLaunchers(unittest.TestCase):
         for _ in range(3):
             time.sleep(0.3)
             job.send_signal(signal.SIGINT)
-        job.communicate(timeout=30)
+        job.communicate()
         self.assertEqual(job.returncode, 130)
 
 

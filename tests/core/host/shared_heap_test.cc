@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -26,6 +27,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/host/local_group.h"
 #include "horon/core/host/open_files.h"
+#include "horon/tests/support/all_are.h"
 
 namespace {
 
@@ -46,7 +48,7 @@ namespace horon::core {
 namespace {
 
 bool all_zero(const std::byte* data, size_t bytes) {
-  return std::all_of(data, data + bytes, [](std::byte byte) { return byte == std::byte{0}; });
+  return all_are(std::span(data, bytes), std::byte{0});
 }
 
 std::shared_ptr<SharedHeap> make_heap(size_t cached_bytes_max = SharedHeap::kCachedBytesMax) {
@@ -341,13 +343,12 @@ TEST(SharedHeap, ServesManyThreads) {
         const size_t bytes = 1 + random() % (i % 8 == 0 ? 600'000 : 9'000);
         auto memory = heap->allocate(bytes, true);
         ASSERT_TRUE(all_zero(memory.get(), bytes));
-        std::fill_n(memory.get(), bytes, mark);
+        std::memset(memory.get(), number + 1, bytes);
         held.emplace_back(std::move(memory), bytes);
         if (held.size() < 6) continue;
         const auto& [data, size] = held.at(random() % held.size());
         ASSERT_TRUE(heap->locate(data.get(), size));
-        ASSERT_TRUE(std::all_of(data.get(), data.get() + size,
-                                [mark](std::byte byte) { return byte == mark; }));
+        ASSERT_TRUE(all_are(std::span<const std::byte>(data.get(), size), mark));
         held.erase(held.begin() + static_cast<int>(random() % held.size()));
       }
     });

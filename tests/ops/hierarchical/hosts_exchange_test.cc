@@ -6,6 +6,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/tests/ops/hierarchical/thread_hosts.h"
+#include "horon/tests/support/all_are.h"
 #include "horon/tests/support/quick_messages.h"
 #include "horon/tests/support/tag_check.h"
 
@@ -72,7 +73,7 @@ int64_t sent_by_all(const std::vector<int>& hosts, CollectiveKind kind, int64_t 
     std::mt19937_64 random(1);
     drive(world, std::move(in_flight), random);
     const int32_t each = kind == CollectiveKind::Reducescatter ? world.size : 1;
-    EXPECT_EQ(std::count(output.begin(), output.end(), each), std::ssize(output));
+    EXPECT_TRUE(all_are(output, each));
   };
   with_thread_hosts(hosts, body, [&](MessageHub& hub, int rank) {
     const auto wire = std::make_shared<TagCheck>(hub, rank);

@@ -1,9 +1,9 @@
 #include "horon/tests/ops/hierarchical/narrow_wire_contract.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <numeric>
+#include <cstring>
+#include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,38 +34,28 @@ struct NarrowJob {
   WireType wire_type;
 };
 
-// Some numbers are too large for float16, or too small.
-float number_of(uint64_t sequence, int rank, int64_t i) {
-  constexpr float infinity = std::numeric_limits<float>::infinity();
-  const uint64_t bits = mix(sequence, static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
-  switch (i % 211) {
-    case 7:
-      return rank == 0 ? infinity : 1.0F;
-    case 8:
-      return rank == 0 ? -infinity : infinity;
-    case 9:
-      return rank == 0 ? std::nanf("") : 1.0F;
-    case 10:
-      return 65'504.0F + static_cast<float>(bits % 64);
-    case 11:
-      return 1e-7F * static_cast<float>(bits % 100);
-    case 12:
-      return -1e30F;
-    default:
-      return static_cast<float>(bits % 1'000'003) / 1000.0F - 500.0F;
-  }
-}
-
 std::vector<std::byte> bytes_of(const std::vector<float>& numbers) {
   const auto* const begin = reinterpret_cast<const std::byte*>(numbers.data());
   return {begin, begin + numbers.size() * sizeof(float)};
 }
 
+// As text; of two whose bytes differ.
+std::string first_difference(const std::vector<float>& got, const std::vector<float>& expected) {
+  size_t i = 0;
+  while (std::memcmp(&got.at(i), &expected.at(i), sizeof(float)) == 0) ++i;
+  std::ostringstream text;
+  text << i << " is " << got[i] << ", not " << expected[i];
+  return text.str();
+}
+
 class NarrowRun {
  public:
   NarrowRun(const World& world, const NarrowJob& job, const NarrowCase& tested, uint64_t sequence)
-      : world_(world), job_(job), case_(tested), sequence_(sequence) {
-    for (int64_t i = 0; i < case_.count; ++i) given_.push_back(number_of(sequence, world.rank, i));
+      : world_(world),
+        job_(job),
+        case_(tested),
+        sequence_(sequence),
+        given_(wild_floats(sequence, world.rank, tested.count)) {
     batch_.sequence = sequence;
     batch_.kind = job.kind;
     batch_.reduce_op = case_.op;
@@ -97,7 +87,8 @@ class NarrowRun {
 
   // Collective.
   void check_same_bits() const {
-    const uint64_t hash = hash_of(batch_.output, static_cast<size_t>(batch_.count) * sizeof(float));
+    const uint64_t hash =
+        hash_of({batch_.output, static_cast<size_t>(batch_.count) * sizeof(float)});
     for (const uint64_t of_rank : world_.gather(hash)) EXPECT_EQ(of_rank, hash) << "ranks differ";
   }
   void check() const {
@@ -108,14 +99,16 @@ class NarrowRun {
                  << world_.rank);
     const std::vector<float> all = results();
     std::vector<float> expected(all.begin() + begin_, all.begin() + begin_ + batch_.count);
-    const auto* const got = reinterpret_cast<const float*>(batch_.output);
-    for (size_t i = 0; i < expected.size(); ++i) {
-      ASSERT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << "element " << i;
-      if (std::isnan(got[i])) expected[i] = got[i];  // any NaN
-      ASSERT_EQ(std::memcmp(&got[i], &expected[i], sizeof(float)), 0)
-          << "element " << i << " is " << got[i] << ", not " << expected[i];
-    }
-    EXPECT_TRUE((output_ ? output_ : input_)->holds(bytes_of(expected))) << "guards";
+    std::vector<float> got(expected.size());
+    const size_t bytes = got.size() * sizeof(float);
+    if (bytes > 0) std::memcpy(got.data(), batch_.output, bytes);
+    const std::vector<std::byte> as_it_is = bytes_of(got);
+    make_nans_alike(got);
+    make_nans_alike(expected);
+    // All at once, because a sanitizer looks at each element that is read by itself.
+    ASSERT_EQ(bytes == 0 ? 0 : std::memcmp(got.data(), expected.data(), bytes), 0)
+        << "element " << first_difference(got, expected);
+    EXPECT_TRUE((output_ ? output_ : input_)->holds(as_it_is)) << "guards";
     EXPECT_TRUE(output_ == nullptr || input_->holds(bytes_of(given_))) << "the input was changed";
   }
 
@@ -129,21 +122,20 @@ class NarrowRun {
   // What the wire makes of a batch of these.
   void round(std::vector<float>& values) const {
     if (job_.wire_type == WireType::int8_blocks()) return round_in_int8_blocks(values);
-    const DataType dtype = job_.wire_type.dtype();
-    for (float& value : values) value = float_from_16(dtype, float_to_16(dtype, value));
+    round_to_16(job_.wire_type.dtype(), values);
   }
   std::vector<float> sums_of_host(int host) const {
     const Reduction sum{DataType::Float32, ReduceOp::Sum, case_.prescale, 1.0, 1};
-    std::vector<float> sums;
-    std::vector<float> of_ranks;
-    for (int64_t i = 0; i < case_.count; ++i) {
-      of_ranks.clear();
-      for (int rank = 0; rank < world_.size; ++rank) {
-        if (job_.hosts[static_cast<size_t>(rank)] != host) continue;
-        of_ranks.push_back(number_of(sequence_, rank, i));
-      }
-      sums.push_back(reduce_floats(sum, of_ranks));
+    std::vector<std::vector<float>> of_ranks;
+    std::vector<const std::byte*> inputs;
+    for (int rank = 0; rank < world_.size; ++rank) {
+      if (job_.hosts[static_cast<size_t>(rank)] != host) continue;
+      of_ranks.push_back(wild_floats(sequence_, rank, case_.count));
+      inputs.push_back(reinterpret_cast<const std::byte*>(of_ranks.back().data()));
     }
+    const std::vector<std::byte> bytes = reference(sum, inputs, case_.count);
+    std::vector<float> sums(static_cast<size_t>(case_.count));
+    std::memcpy(sums.data(), bytes.data(), bytes.size());
     return sums;
   }
   // Of the whole, as the ops are documented.
@@ -172,7 +164,7 @@ class NarrowRun {
   const NarrowJob& job_;
   const NarrowCase case_;
   const uint64_t sequence_;
-  std::vector<float> given_;
+  const std::vector<float> given_;
   int64_t begin_ = 0;  // of the output, within the whole
   bool result_travels_ = false;
   std::unique_ptr<ContractBuffer> input_, output_;

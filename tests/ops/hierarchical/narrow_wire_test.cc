@@ -10,6 +10,7 @@
 #include "horon/ops/hierarchical/wire_type.h"
 #include "horon/tests/ops/hierarchical/narrow_wire_contract.h"
 #include "horon/tests/ops/hierarchical/thread_hosts.h"
+#include "horon/tests/support/all_are.h"
 #include "horon/tests/support/tag_check.h"
 
 namespace horon::ops {
@@ -150,7 +151,7 @@ int64_t sent_by_all(const std::vector<int>& hosts, WireType wire_type, int64_t e
     std::mt19937_64 random(1);
     drive(world, std::move(in_flight), random);
     const auto sum = static_cast<float>(world.size);
-    EXPECT_EQ(std::count(numbers.begin(), numbers.end(), sum), elements);
+    EXPECT_TRUE(all_are(numbers, sum));
   };
   with_thread_hosts(hosts, body, [&](MessageHub& hub, int rank) {
     const auto check = std::make_shared<TagCheck>(hub, rank);
