@@ -17,9 +17,17 @@ if mode != "after":
 if mode == "communicator":
     world = MPI.COMM_WORLD
     turned = world.Split(0, world.Get_size() - world.Get_rank())
-    hvd.init(comm=turned)
+    # As Horovod's docs have it: each rank gives the one that it is in.
+    own = hvd.ProcessSet(world.Split(world.Get_rank()))
+    hvd.init(comm=turned, process_sets=[[0], own, [1]])
     turned.Free()  # Horon has a duplicate
     assert hvd.rank() == world.Get_size() - 1 - world.Get_rank()
+    later = hvd.add_process_set(hvd.ProcessSet(world.Split(world.Get_rank())))
+    for each in (own, later):
+        assert each.ranks == [hvd.rank()] and each.included()
+        value = torch.full((2,), float(hvd.rank()))
+        assert torch.equal(hvd.allreduce(value, op=hvd.Sum, process_set=each), value)
+    assert hvd.remove_process_set(own) and hvd.remove_process_set(later)
 elif mode == "process_group":
     dist.init_process_group("horon")
     ones = torch.ones(2)

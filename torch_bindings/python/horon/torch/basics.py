@@ -29,7 +29,8 @@ def init(comm=None, process_sets=None):
     address, own = _communicator(comm)
     atexit.unregister(shutdown)  # last in, first out: before torch ends what this uses
     atexit.register(shutdown)
-    native.init(knobs={}, process_sets=[each.ranks for each in given], mpi_comm=address)
+    first = _process_sets.before_communicators(given)
+    native.init(knobs={}, process_sets=[each.ranks for each in first], mpi_comm=address)
     del own  # duplicated by now
     _process_sets.started(given)
     _own_communicator = address != 0  # a list of all ranks is the world too

@@ -1,18 +1,26 @@
 """Process sets: some of the ranks, that do collectives among themselves."""
 
+import itertools
+
 from horon import native
 
 
 class ProcessSet:
-    """Ranks (of the world) in ascending order. Usable after add_process_set() or init()."""
+    """Ranks (of the world) in ascending order. Usable after add_process_set() or init().
+
+    Of a communicator of mpi4py, which may be another one on each rank, as Split() makes them: each
+    rank has its own.
+    """
 
     def __init__(self, ranks_or_comm):
-        if hasattr(ranks_or_comm, "Get_group"):
+        self.of_communicator = hasattr(ranks_or_comm, "Get_group")
+        if self.of_communicator:
             ranks_or_comm = _ranks_of(ranks_or_comm)
         self.ranks = sorted(ranks_or_comm)
         if len(set(self.ranks)) != len(self.ranks):
             raise ValueError(f"a process set has each rank once: {self.ranks}")
         self._native = None
+        self._made = []  # also those of the other ranks, where communicators differ
 
     @property
     def process_set_id(self):
@@ -65,6 +73,8 @@ def _of_ranks(ranks):
 
 
 def _ranks_of(comm):
+    """In MPI's world. add_process_set() finds those of this job, which init(comm) may number in
+    another way."""
     from mpi4py import MPI
     group = comm.Get_group()
     return MPI.Group.Translate_ranks(group, list(range(group.Get_size())),
@@ -81,16 +91,38 @@ def add_process_set(process_set):
         process_set = ProcessSet(process_set)
     if process_set.process_set_id is not None:
         raise ValueError(f"{process_set} has been added already")
-    process_set._native = native.add_process_set(process_set.ranks)
+    if process_set.of_communicator:
+        _add_all_communicators(process_set)
+    else:
+        process_set._native = native.add_process_set(process_set.ranks)
+        process_set._made = [process_set._native]
     _of_session.append(process_set)
     return process_set
+
+
+def _add_all_communicators(process_set):
+    """Those of all ranks, since all ranks take part in adding each of them."""
+    from mpi4py import MPI
+    from horon.torch import state
+    given = state.allgather_object((MPI.COMM_WORLD.Get_rank(), process_set.ranks),
+                                   name="horon.communicators")
+    here = {world: rank for rank, (world, _) in enumerate(given)}
+    sets = [tuple(sorted(here.get(world, -1) for world in ranks)) for _, ranks in given]
+    if any(-1 in each for each in sets):
+        raise ValueError("a process set of a communicator that has ranks of other jobs")
+    made = {each: native.add_process_set(list(each)) for each in dict.fromkeys(sets)}
+    process_set.ranks = list(sets[native.rank()])
+    process_set.of_communicator = False  # from now on a set of these ranks
+    process_set._native = made[sets[native.rank()]]
+    process_set._made = list(made.values())
 
 
 def remove_process_set(process_set):
     """Collective over all ranks of the job. False: there is no such set."""
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
-    native.remove_process_set(process_set.of_call())
+    for each in process_set._made:
+        native.remove_process_set(each)
     process_set._native = None
     _of_session.remove(process_set)
     return True
@@ -115,11 +147,20 @@ def add_missing(process_sets):
             add_process_set(each)
 
 
+def before_communicators(process_sets):
+    """Those that C++ makes as it starts: the same ones on all ranks."""
+    return list(itertools.takewhile(lambda each: not each.of_communicator, process_sets))
+
+
 def started(process_sets):
     global_process_set.ranks = list(range(native.size()))
-    for each, made in zip(process_sets, native.process_sets()[1:]):
+    first = before_communicators(process_sets)
+    for each, made in zip(first, native.process_sets()[1:]):
         each._native = made
+        each._made = [made]
         _of_session.append(each)
+    for each in process_sets[len(first):]:
+        add_process_set(each)
 
 
 def ended():
