@@ -26,6 +26,12 @@ class Programs(unittest.TestCase):
         for rank in range(2):
             self.assertIn(f"[{rank}] ends with works in flight", output)
 
+    @unittest.skipIf(importlib.util.find_spec("accelerate") is None, "no accelerate")
+    def test_accelerate_takes_the_group(self):
+        code, output = run(HERE / "with_accelerate.py")
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("trained by Accelerate"), 2, output)
+
     def test_signals_while_a_call_waits_to_begin(self):
         for what in ("handler", "behind", "ctrlc"):
             with self.subTest(what):
