@@ -19,12 +19,24 @@ from programs_test import EXAMPLES, HERE, run
 
 
 class Programs(unittest.TestCase):
+    def test_a_program_for_torchrun_and_gloo(self):
+        code, output = run("-m", "horon.as_torchrun", HERE / "of_torchrun.py", "--steps", 2)
+        self.assertEqual(code, 0, output)
+        for rank in range(2):
+            self.assertIn(f"rank {rank} of 2 over horon", output)
+
     def test_traps(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run(HERE / "process_group_traps.py", folder)
         self.assertEqual(code, 0, output)
         for rank in range(2):
             self.assertIn(f"[{rank}] ends with works in flight", output)
+
+    @unittest.skipIf(importlib.util.find_spec("accelerate") is None, "no accelerate")
+    def test_accelerate_takes_the_group(self):
+        code, output = run(HERE / "with_accelerate.py")
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("trained by Accelerate"), 2, output)
 
     def test_signals_while_a_call_waits_to_begin(self):
         for what in ("handler", "behind", "ctrlc"):

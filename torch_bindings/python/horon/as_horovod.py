@@ -116,16 +116,15 @@ def without_effect(environment):
     return f"horon.as_horovod: these variables have no effect here: {', '.join(found)}"
 
 
-def main():
+def run_program(name):
+    """Runs the program that the command line names, as Python does, behind [-m]. `name`: of the
+    module that was started, for its usage."""
     arguments = sys.argv[1:]
     by_name = arguments[:1] == ["-m"]
     if by_name:
         arguments = arguments[1:]
     if not arguments or arguments[0].startswith("-"):
-        sys.exit("usage: python -m horon.as_horovod [-m] PROGRAM [ARGUMENT...]")
-    if (text := without_effect(os.environ)) is not None:
-        print(text, file=sys.stderr, flush=True)
-    install()
+        sys.exit(f"usage: python -m {name} [-m] PROGRAM [ARGUMENT...]")
     sys.argv = arguments
     if by_name:
         sys.path.insert(0, "")
@@ -133,6 +132,13 @@ def main():
     else:
         sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
         runpy.run_path(arguments[0], run_name="__main__")
+
+
+def main():
+    if len(sys.argv) > 1 and (text := without_effect(os.environ)) is not None:
+        print(text, file=sys.stderr, flush=True)
+    install()
+    run_program("horon.as_horovod")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,14 @@ class HostsUpdatedInterrupt(RuntimeError):
 _OF_THE_CALLER = {"invalid argument", "duplicate name", "not initialized", "configuration"}
 
 
+_IN_PYTHON = {"horon::init()": "horon.torch.init()", "horon::shutdown()": "horon.torch.shutdown()",
+              "Call MPI_Init_thread() yourself": "Import mpi4py.MPI first"}
+
+
 def make(code, text):
     """The exception of an error of C++."""
+    for there, here in _IN_PYTHON.items():
+        text = text.replace(there, here)
     error = (UsageError if code in _OF_THE_CALLER else HorovodInternalError)(text)
     error.code = code
     return error

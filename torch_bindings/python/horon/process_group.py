@@ -86,7 +86,7 @@ def _compare(what, rank, size):
     raise RuntimeError(text)
 
 
-def _start_mpi():
+def start_mpi():
     """Refuses one of several processes that MPI takes for a job of its own."""
     from horon.torch import basics
     basics.init()
@@ -99,7 +99,7 @@ def _meet(url, timeout=None, **_):
     """The rendezvous horon://, a store whose address the ranks tell each other by MPI."""
     from urllib.parse import parse_qs, urlparse
     from horon import native
-    _start_mpi()
+    start_mpi()
     given = {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items()
              if name in ("rank", "world_size")}
     _compare(url.split("?")[0], given.get("rank", native.rank()),
@@ -233,7 +233,7 @@ def _numbered_by_mpi(url):
     if not missing:
         return url
     from horon import native
-    _start_mpi()
+    start_mpi()
     numbers = {"rank": native.rank(), "world_size": native.size()}
     return (f"{url}{'&' if query else '?'}"
             f"{urlencode({name: numbers[name] for name in missing})}")

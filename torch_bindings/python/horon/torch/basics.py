@@ -144,8 +144,9 @@ def rocm_built(verbose=False):
 
 
 def start_timeline(file_path, mark_cycles=False):
-    """Records what this rank does from now on, in FILE.rankN.json; a timeline that is under way
-    ends. Sends nothing: every rank that should be seen calls it. There are no cycles to mark."""
+    """Records what this rank does from now on, in FILE.rankN.json, whether FILE or FILE.json is
+    given; a timeline that is under way ends. Sends nothing: every rank that should be seen calls
+    it. There are no cycles to mark."""
     native.start_timeline(os.fspath(file_path))
 
 
