@@ -17,12 +17,9 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/transport/transport.h"
+#include "horon/tests/support/long_enough.h"
 
 namespace horon::core {
-
-// Longer than any wait that works, shorter than the limit of the whole test: only a lost wake-up
-// shows this.
-constexpr std::chrono::seconds kLostWake{20};
 
 // Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
 inline uint64_t mix(uint64_t value) {
@@ -48,8 +45,8 @@ inline Bytes pattern(int from, int to, uint64_t index, size_t length) {
 inline void wait_for_news(Transport& transport) {
   if (transport.must_poll()) return transport.wait(std::chrono::microseconds(20));
   const auto start = std::chrono::steady_clock::now();
-  transport.wait(kLostWake);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, kLostWake) << "a wake-up was lost";
+  transport.wait(kLongEnough);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, kLongEnough) << "a wake-up was lost";
 }
 
 inline void flush(Transport& transport) {
@@ -213,8 +210,8 @@ TYPED_TEST_P(TransportContract, RingEndsASleepingWait) {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       transport.ring();
     });
-    transport.wait(kLostWake);
-    EXPECT_LT(std::chrono::steady_clock::now() - start, kLostWake);
+    transport.wait(kLongEnough);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, kLongEnough);
     ringer.join();
     Talk(transport).finish();
   });
@@ -226,9 +223,9 @@ TYPED_TEST_P(TransportContract, RingBeforeWaitIsKept) {
     for (int i = 0; i < 3; ++i) {
       transport.ring();
       transport.ring();  // two rings are one
-      transport.wait(kLostWake);
+      transport.wait(kLongEnough);
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - start, kLostWake);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, kLongEnough);
     Talk(transport).finish();
   });
 }
