@@ -77,7 +77,10 @@ class Talk {
     }
     const Bytes bytes = std::move(early_[from].front());
     early_[from].pop_front();
-    EXPECT_TRUE(bytes == pattern(from, me(), index, length))
+    const Bytes expected = pattern(from, me(), index, length);
+    // All at once, because a sanitizer looks at each byte that is read by itself.
+    EXPECT_TRUE(bytes.size() == length &&
+                (length == 0 || std::memcmp(bytes.data(), expected.data(), length) == 0))
         << "message " << index << " of " << length << " bytes from " << from << " to " << me()
         << ", got " << bytes.size() << " bytes";
   }
@@ -159,7 +162,7 @@ TYPED_TEST_P(TransportContract, CarriesLargeMessagesBothWaysAtOnce) {
   TypeParam::run([](Transport& transport) {
     Talk talk(transport);
     talk.all_to_all([](int from, int to) { return (from ^ 1) == to ? 2 : 0; },  // in couples
-                    [](uint64_t index) { return index == 0 ? size_t{10'000'000} : size_t{5}; });
+                    [](uint64_t index) { return index == 0 ? size_t{4'000'000} : size_t{5}; });
     talk.finish();
   });
 }
