@@ -11,6 +11,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/transport/shared_memory_transport.h"
+#include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/process_ranks.h"
 #include "horon/tests/support/thread_ranks.h"
 
@@ -67,7 +68,7 @@ TEST(LocalGroup, RingsBetweenProcesses) {
       const int turn = i % 3;
       if (rank == turn) group->ring_all_others();
       if (rank != turn) {
-        CHECK_CHILD(group->doorbell(rank).wait(std::chrono::seconds(20), sleep_at_once));
+        CHECK_CHILD(group->doorbell(rank).wait(kLongEnough, sleep_at_once));
       }
       job.barrier();
     }
@@ -215,7 +216,7 @@ TEST(LocalGroup, IsUnavailableToAllIfItIsToOne) {
     CHECK_CHILD(group->dead_local_ranks().empty());
     group->ring_all_others();
     group->doorbell(rank).ring();
-    CHECK_CHILD(group->doorbell(rank).wait(std::chrono::seconds(20), {}));
+    CHECK_CHILD(group->doorbell(rank).wait(kLongEnough, {}));
     auto memory = group->allocate(1000);
     CHECK_CHILD(is_filled(memory.get(), 1000, 0));
     CHECK_CHILD(!group->locate(memory.get(), 1000));

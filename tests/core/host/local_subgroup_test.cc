@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
+#include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/process_ranks.h"
 #include "horon/tests/support/thread_ranks.h"
 
@@ -48,7 +49,7 @@ bool check_part(int rank, const std::shared_ptr<LocalGroup>& group, ProcessJob& 
   // Each pair has an area of its own.
   CHECK_CHILD(area[1 - me] == static_cast<std::byte>((rank + 2) % 4 + 1));
   part->ring_all_others();
-  CHECK_CHILD(part->doorbell(me).wait(std::chrono::seconds(20), kSleepAtOnce));
+  CHECK_CHILD(part->doorbell(me).wait(kLongEnough, kSleepAtOnce));
   job.barrier();
   CHECK_CHILD(&part->doorbell(me) == &group->doorbell(rank));
   CHECK_CHILD(!group->doorbell(rank).wait(std::chrono::milliseconds(1), kSleepAtOnce));

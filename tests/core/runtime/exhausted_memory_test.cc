@@ -31,7 +31,7 @@ using testing::HasSubstr;
 // Looks without stepping the loop, so that the background thread does it: memory is short there
 // alone.
 bool ends(const HandleState& handle) {
-  const auto limit = std::chrono::steady_clock::now() + 20s;
+  const auto limit = std::chrono::steady_clock::now() + kLongEnough;
   while (!handle.finished() && std::chrono::steady_clock::now() < limit) {
     std::this_thread::sleep_for(100us);
   }
@@ -94,7 +94,7 @@ void end_job(int n, int failures) {
           << "on rank " << rank << ", allocation " << n << ", " << failures << " failures";
     }
     EXPECT_THROW(begin("later", [] { return true; }), Error);
-    EXPECT_EQ(runtime.shutdown(20s), "");
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
     for (size_t i = 0; i < names.size(); ++i) {
       EXPECT_FALSE(started[i] && results[i].expired())
           << names[i] << " of rank " << rank << ", allocation " << n << ": peers may write there";
@@ -134,7 +134,7 @@ void join_alone(int n) {
         EXPECT_THAT(handle->outcome().error->what(), EndsWith("out of memory"));
       }
     }
-    EXPECT_EQ(runtime.shutdown(20s), "");
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
   });
 }
 

@@ -74,7 +74,7 @@ bool sleeps(pid_t thread) {
 }
 
 bool comes_true(const std::atomic<bool>& condition) {
-  const auto limit = std::chrono::steady_clock::now() + 20s;
+  const auto limit = std::chrono::steady_clock::now() + kLongEnough;
   while (!condition && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(1ms);
   return condition;
 }

@@ -48,7 +48,7 @@ uint64_t hosts_of(const std::vector<int>& host_of) {
 }
 
 TEST(FrozenBetweenHosts, AStartTakesTwoMessagesForEachHost) {
-  constexpr uint64_t rounds = 300;
+  constexpr uint64_t rounds = 100;
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{
            {0, 1}, {0, 0, 1}, {0, 1, 1}, {0, 1, 2}, {0, 1, 0, 1}, {0, 0, 1, 1, 2}}) {
     std::barrier all(std::ssize(host_of));

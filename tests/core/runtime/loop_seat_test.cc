@@ -286,7 +286,7 @@ TEST(LoopSeat, ShutdownEndsAWaitOfAnotherThread) {
       });
     }
     std::this_thread::sleep_for(5ms);
-    EXPECT_EQ(runtime.shutdown(20s), "");
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
   });
 }
 

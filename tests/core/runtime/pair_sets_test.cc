@@ -170,7 +170,7 @@ TEST(PairSets, WhatNobodyReceivesFailsWhenTheOtherLeaves) {
         Tensor x = tensor({1});
         std::shared_ptr<HandleState> handle;
         if (me == lonely) handle = message(runtime, lonely, 1 - lonely, "letter", x);
-        EXPECT_EQ(runtime.shutdown(20s), "");
+        EXPECT_EQ(runtime.shutdown(kLongEnough), "");
         if (handle == nullptr) return;
         EXPECT_THAT(error_of(*handle), HasSubstr("shut down without submitting it"));
       });

@@ -78,7 +78,7 @@ TEST(QueuedMemory, NoHandleWaitsForTheDevice) {
       given.ready = program.record_ready();
       given.keep_alive = x;
       handles.push_back(runtime.submit(std::move(given)));
-      EXPECT_TRUE(handles.back()->wait(std::chrono::seconds(20))) << name;
+      EXPECT_TRUE(handles.back()->wait(kLongEnough)) << name;
       return !testing::Test::HasFailure();
     };
     for (int i = 0; i < 16; ++i) {
@@ -225,7 +225,7 @@ TEST(QueuedMemory, ShutdownDrainsTheDevice) {
     for (size_t i = 0; i < x.size(); ++i) {
       (void)runtime.submit(submission("t" + std::to_string(i), x[i]));
     }
-    EXPECT_EQ(runtime.shutdown(std::chrono::seconds(20)), "");
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
     for (const Tensor& each : x) EXPECT_EQ(each.data[0], 2);
   });
 }

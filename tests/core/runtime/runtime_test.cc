@@ -114,14 +114,14 @@ TEST(Runtime, ARankThatLeavesEarlyIsNamed) {
   World world(3);
   world.each([](Runtime& runtime, int rank) {
     if (rank == 1) {
-      EXPECT_EQ(runtime.shutdown(20s), "");
+      EXPECT_EQ(runtime.shutdown(kLongEnough), "");
       Tensor late = tensor({1});
       EXPECT_THROW((void)runtime.submit(submission("late", late)), Error);
       return;
     }
     Tensor x = tensor({1});
     EXPECT_THAT(error_of(*runtime.submit(submission("x", x))), HasSubstr("rank 1 has shut down"));
-    runtime.shutdown(20s);
+    runtime.shutdown(kLongEnough);
   });
 }
 
@@ -134,7 +134,7 @@ TEST(Runtime, ShutdownWithBatchesInFlightEndsEveryHandle) {
     for (size_t i = 0; i < tensors.size(); ++i) {
       handles.push_back(runtime.submit(submission("t" + std::to_string(i), tensors[i])));
     }
-    EXPECT_EQ(runtime.shutdown(20s), "");
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
     for (const auto& handle : handles) {
       ASSERT_TRUE(handle->finished());
       EXPECT_EQ(error_of(*handle), "");

@@ -20,6 +20,7 @@
 #include "horon/core/runtime/runtime.h"
 #include "horon/core/transport/in_process_transport.h"
 #include "horon/tests/support/fake_device.h"
+#include "horon/tests/support/long_enough.h"
 
 namespace horon::core::test_world {
 
@@ -156,7 +157,7 @@ class World {
     }
   }
   ~World() {
-    each([](Runtime& runtime, int) { EXPECT_EQ(runtime.shutdown(std::chrono::seconds(20)), ""); });
+    each([](Runtime& runtime, int) { EXPECT_EQ(runtime.shutdown(kLongEnough), ""); });
   }
 
   // Runs the program of every rank on a thread of its own.

@@ -38,7 +38,7 @@ std::shared_ptr<HandleState> begin(Runtime& runtime, std::function<bool()> ready
 
 // The handle has what ended the job, word for word.
 void expect_same_end(const Runtime& runtime, const HandleState& handle, ErrorCode code) {
-  ASSERT_TRUE(handle.wait(20s));
+  ASSERT_TRUE(handle.wait(kLongEnough));
   const auto fatal = runtime.fatal_error();
   ASSERT_NE(fatal, nullptr) << "it was there before the handle ended";
   EXPECT_EQ(fatal->code(), code);
@@ -58,7 +58,7 @@ TEST(ShutdownFailures, ACollectiveThatFailsAfterAllHaveLeftIsTheErrorOfAll) {
     };
     const auto handle = rank == 1 ? begin(runtime, fault) : begin(runtime);
     all_leave.arrive_and_wait();
-    EXPECT_EQ(runtime.shutdown(20s), "");
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
     expect_same_end(runtime, *handle, ErrorCode::OperationFailed);
     EXPECT_THAT(error_of(*handle), AllOf(HasSubstr("rank 1"), HasSubstr("the device is gone")));
   });
@@ -82,7 +82,7 @@ TEST(ShutdownFailures, NobodyEndsBeforeTheLastCollectiveHasEndedEverywhere) {
         go = true;
       });
     }
-    EXPECT_EQ(runtime.shutdown(20s), "");
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
     ++ended;
     EXPECT_EQ(error_of(*handle), "");
     EXPECT_EQ(runtime.fatal_error(), nullptr);
@@ -95,7 +95,7 @@ TEST(ShutdownFailures, AShutdownThatEndsAtItsLimitTellsWhereCollectivesRun) {
   World world(2, {}, config);
   world.each([&](Runtime& runtime, int rank) {
     const auto handle = rank == 1 ? begin(runtime, [] { return false; }) : begin(runtime);
-    const std::string text = runtime.shutdown(rank == 0 ? 1s : 20s);
+    const std::string text = runtime.shutdown(rank == 0 ? 1s : kLongEnough);
     if (rank == 0) {
       EXPECT_THAT(text, HasSubstr("collectives still run on ranks 0 and 1"));
     }
@@ -198,7 +198,7 @@ TEST(ShutdownFailures, ARankThatDiesInTheLastCollectiveIsNamed) {
         dead.known = true;
       });
     }
-    EXPECT_EQ(runtime.shutdown(20s), "");
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
     expect_same_end(runtime, *handle, ErrorCode::PeerDead);
     EXPECT_THAT(error_of(*handle), HasSubstr("rank 1 (pid 4711) has died"));
   });
@@ -272,7 +272,7 @@ TEST(ShutdownFailures, WhoHasEndedInAllItsSetsIsNotDead) {
         go = true;
       });
     }
-    EXPECT_EQ(runtime.shutdown(20s), "");
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
     if (rank == 0) dead.known = true;
     EXPECT_EQ(runtime.fatal_error(), nullptr);
     if (handle != nullptr) {
@@ -314,7 +314,7 @@ TEST(ShutdownFailures, AThreadThatLeavesWhileItSleepsInTheLoopTellsTheOthers) {
     return std::make_unique<CallAtRest>(std::move(below), [&] {
       Runtime* const leaving = job->leaving.exchange(nullptr);
       if (leaving == nullptr) return;
-      EXPECT_EQ(leaving->shutdown(20s), text);
+      EXPECT_EQ(leaving->shutdown(kLongEnough), text);
       job->has_left = true;
     });
   };
@@ -331,7 +331,7 @@ TEST(ShutdownFailures, AThreadThatLeavesWhileItSleepsInTheLoopTellsTheOthers) {
       EXPECT_EQ(error.what(), "rank 0: " + text);
     }
     if (rank == 1) {
-      EXPECT_EQ(runtime.shutdown(20s), "");
+      EXPECT_EQ(runtime.shutdown(kLongEnough), "");
     }
   });
 }

@@ -11,6 +11,7 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/error_of.h"
+#include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/mpi_main.h"
 
 namespace horon {
@@ -173,7 +174,7 @@ void call_late_on_rank_1(const Call& call) {
     watcher = std::thread([&] {
       // The other ranks too may be late for a while.
       std::string report;
-      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      const auto deadline = std::chrono::steady_clock::now() + kLongEnough;
       while ((report.find("\"process set 3") == std::string::npos ||
               report.find("rank 1") == std::string::npos) &&
              std::chrono::steady_clock::now() < deadline) {
