@@ -66,15 +66,14 @@ def main():
     database = build / "compile_commands.json"
     commands = [c for c in json.loads(database.read_text())
                 if pathlib.Path(c["file"]).suffix in (".cc", ".cxx")]
-    # What templates do shows where they are used: in the sources that are read alone, of kernels.
+    # What is a template for kernels in a header shows only where a source makes kernels of it.
     todo = [(headers_of(commands, build), WITH_HEADERS)]
     places = {}
     for command in commands[:-1]:
         file = pathlib.Path(command["file"])
-        is_batch = "/Unity/" in command["file"]
-        if is_batch:
+        if "/Unity/" in command["file"]:
             places[str(file)] = merge(file)
-        todo.append((file, BOUNDED if is_batch else WITH_HEADERS))
+        todo.append((file, WITH_HEADERS if file.name.startswith("kernels_") else BOUNDED))
     database.write_text(json.dumps(commands, indent=1))
     todo[1:] = sorted(todo[1:], key=lambda one: -one[0].stat().st_size)  # the longest first
 
