@@ -17,7 +17,8 @@ SECONDS_BETWEEN_LOOKS = 5  # at the hosts of a job that runs
 EXIT_CODE_OF_NEW_HOSTS = 75  # of ranks that have committed, and found sign_of_hosts
 SECONDS_OF_A_SCRIPT = 60
 RESTARTS_OF_ELASTIC_JOBS = 3
-ELASTIC_OPTIONS = ("min_ranks", "max_ranks", "slots_per_host", "elastic_timeout")
+ELASTIC_OPTIONS = {"min_ranks": "--min-np", "max_ranks": "--max-np",
+                   "slots_per_host": "--slots-per-host", "elastic_timeout": "--elastic-timeout"}
 
 
 class Plan:
@@ -27,24 +28,22 @@ class Plan:
         self.options = options
         self.script = options.host_discovery_script
         default = 0 if self.script is None else RESTARTS_OF_ELASTIC_JOBS
-        self.restarts_max = natural("--max-restarts", options.max_restarts, default)
-        self.slots_per_host = rank_count_of("--slots-per-host", options.slots_per_host, 1)
-        self.timeout_s = natural("--elastic-timeout", options.elastic_timeout, 600)
+        self.restarts_max = number("--max-restarts", options.max_restarts, default, least=0)
+        self.slots_per_host = number("--slots-per-host", options.slots_per_host, 1)
+        self.timeout_s = number("--elastic-timeout", options.elastic_timeout, 600, least=0)
         self.commits = os.path.join(os.path.abspath(options.commits or "."),
                                     f"horonrun-{secrets.token_hex(4)}.pt")
         self.sign_of_hosts = self.commits + ".hosts"  # that other hosts are there
         ranks = rank_count(options.ranks)
-        self.ranks_min = rank_count_of("--min-np", options.min_ranks, ranks)
-        self.ranks_max = rank_count_of("--max-np", options.max_ranks, ranks)
+        self.ranks_min = number("--min-np", options.min_ranks, ranks)
+        self.ranks_max = number("--max-np", options.max_ranks, ranks)
         self.check(ranks)
 
     def check(self, ranks):
         if self.script is None:
-            for name in ELASTIC_OPTIONS:
+            for name, option in ELASTIC_OPTIONS.items():
                 if getattr(self.options, name) is not None:
-                    option = {"min_ranks": "min-np", "max_ranks": "max-np"}.get(
-                        name, name.replace("_", "-"))
-                    raise UsageError(f"--{option} needs --host-discovery-script, which says how "
+                    raise UsageError(f"{option} needs --host-discovery-script, which says how "
                                      "many ranks there may be")
             return
         if self.options.hosts is not None or self.options.hostfile is not None:
@@ -98,19 +97,11 @@ class Plan:
         return hosts
 
 
-def natural(option, text, default):
+def number(option, text, default, least=1):
     if text is None:
         return default
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise UsageError(f"{option} {text}: give a number, 0 or more")
-    return int(text)
-
-
-def rank_count_of(option, text, default):
-    if text is None:
-        return default
-    if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise UsageError(f"{option} {text}: give a number, 1 or more")
+    if not re.fullmatch("0|[1-9][0-9]{0,8}", text) or int(text) < least:
+        raise UsageError(f"{option} {text}: give a number, {least} or more")
     return int(text)
 
 

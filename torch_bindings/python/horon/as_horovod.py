@@ -116,15 +116,16 @@ def without_effect(environment):
     return f"horon.as_horovod: these variables have no effect here: {', '.join(found)}"
 
 
-def run_program(name):
-    """Runs the program that the command line names, as Python does, behind [-m]. `name`: of the
-    module that was started, for its usage."""
+def run_program(name, prepare):
+    """Runs the program that the command line names, as Python does, behind [-m] and prepare().
+    `name`: of the module that was started, for its usage."""
     arguments = sys.argv[1:]
     by_name = arguments[:1] == ["-m"]
     if by_name:
         arguments = arguments[1:]
     if not arguments or arguments[0].startswith("-"):
         sys.exit(f"usage: python -m {name} [-m] PROGRAM [ARGUMENT...]")
+    prepare()
     sys.argv = arguments
     if by_name:
         sys.path.insert(0, "")
@@ -134,12 +135,11 @@ def run_program(name):
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-def main():
-    if len(sys.argv) > 1 and (text := without_effect(os.environ)) is not None:
+def _prepare():
+    if (text := without_effect(os.environ)) is not None:
         print(text, file=sys.stderr, flush=True)
     install()
-    run_program("horon.as_horovod")
 
 
 if __name__ == "__main__":
-    main()
+    run_program("horon.as_horovod", _prepare)

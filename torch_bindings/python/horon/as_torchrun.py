@@ -64,11 +64,5 @@ def backend_here(backend):
                     for device, colon, name in parts)
 
 
-def main():
-    if len(sys.argv) > 1:
-        install()
-    run_program("horon.as_torchrun")
-
-
 if __name__ == "__main__":
-    main()
+    run_program("horon.as_torchrun", install)
