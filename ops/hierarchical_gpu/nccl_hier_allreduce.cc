@@ -156,11 +156,13 @@ std::string NcclHierAllreduce::refusal(const core::BatchFacts& facts) const {
   return nccl_refusal(facts, CollectiveKind::Allreduce);
 }
 
-// What is rounded for the wire is rounded once or twice, as the length of a piece has it: so that
-// all lengths give the same bits, it has one.
+// All lengths must give the same bits, so there is only one where they would not: what is rounded
+// for the wire is rounded once or twice, as the length of a piece has it, and of three GPUs or more
+// NCCL may add the inputs in an order that goes by it.
 int64_t NcclHierAllreduce::piece_elements(const core::Batch& batch, int64_t piece_bytes) const {
   const bool may_be_rounded = batch.int8_between_hosts || wire_type_.narrows(batch.dtype);
-  return HostShards::batch_elements(batch.dtype, layout_.lanes, may_be_rounded ? 0 : piece_bytes);
+  const bool one_length = may_be_rounded || layout_.most_ranks > 2;
+  return HostShards::batch_elements(batch.dtype, layout_.lanes, one_length ? 0 : piece_bytes);
 }
 
 core::PieceSizes NcclHierAllreduce::piece_sizes(const core::Batch& like) const {

@@ -13,6 +13,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::autograd {
 namespace {
@@ -59,7 +60,8 @@ class Linear : public torch::autograd::Function<Linear> {
 // gradient must still take part in backward, which is collective.
 at::Tensor run(const at::Tensor& tensor, const Forward& forward) {
   const bool differentiable = at::GradMode::is_enabled() && tensor.defined() &&
-                              (tensor.is_floating_point() || tensor.is_complex());
+                              (tensor.is_floating_point() || tensor.is_complex()) &&
+                              !torch_detail::is_moved_only(tensor);
   if (!differentiable) return forward(tensor).tensor;
   const at::Tensor anchor = at::empty({0}).requires_grad_(true);
   return Linear::apply(tensor, anchor, forward);

@@ -53,6 +53,9 @@ void check_sparse_allreduce(const at::Tensor& tensor, const std::string& name, R
     refuse(concat("is sparse, which has no ", to_string(op), "; use Sum or Average"));
   }
   if (tensor.scalar_type() == at::kBool) refuse("is bool, which has no sum; use another dtype");
+  if (is_moved_only(tensor)) {
+    refuse(concat("is ", tensor.scalar_type(), ", which is moved but not reduced"));
+  }
   const at::Tensor values = real_view(tensor._values());
   check_tensor(values, name);
   if (ops::runtime().config().check_finite && values.is_floating_point() && !all_finite(values)) {

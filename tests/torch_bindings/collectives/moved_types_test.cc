@@ -8,10 +8,12 @@
 #include "horon/core/base/text.h"
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
 #include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/collectives/autograd.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/finite_check.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
 #include "horon/torch_bindings/collectives/point_to_point.h"
+#include "horon/torch_bindings/collectives/sparse_allreduce.h"
 #include "horon/torch_bindings/state/broadcast_state.h"
 
 namespace horon::moved_types_test {
@@ -106,7 +108,16 @@ TEST_P(MovedTypes, AreNotReduced) {
   EXPECT_THAT(error_of([&] { allreduce(mine, {.name = "weight"}); }), says_so);
   EXPECT_THAT(error_of([&] { reduce(mine, {.name = "weight"}); }), says_so);
   EXPECT_THAT(error_of([&] { reducescatter(mine, {.name = "weight"}); }), says_so);
+  const at::Tensor sparse =
+      at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), mine.slice(0, 0, 1), {4});
+  EXPECT_THAT(error_of([&] { sparse_allreduce(sparse, {.name = "weight", .op = ReduceOp::Sum}); }),
+              says_so);
   expect_equal(allreduce(at::ones({1}), {.op = ReduceOp::Sum}), at::full({1}, double(size())));
+}
+
+// There is no derivative of them, whose sum would be refused in backward.
+TEST_P(MovedTypes, HaveNoDerivative) {
+  EXPECT_FALSE(autograd::broadcast(bits_of({4}, rank()), {.root = 0}).requires_grad());
 }
 
 // The bits would fit.

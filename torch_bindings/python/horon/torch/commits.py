@@ -1,6 +1,7 @@
 """The file in which the states of an elastic job outlive it."""
 
 import atexit
+import contextlib
 import os
 import threading
 import warnings
@@ -65,7 +66,8 @@ class Commits:
                 self._changed.wait_for(lambda: self._next is not None)
                 content, self._next = self._next, None
                 self._is_writing = True
-            self._replace_file(content)
+            with contextlib.suppress(Warning):  # where the program makes errors of warnings
+                self._replace_file(content)
 
     def _replace_file(self, content):
         unfinished = self.path + ".new"
