@@ -11,6 +11,9 @@ constexpr int64_t kBlockPieceBytesMax = 256 << 10;
 constexpr int64_t kReducedBytesMax = 2 << 20;
 constexpr int64_t kRingPieceBytesMin = 1 << 10;
 constexpr int64_t kRingPieceBytesMax = 64 << 10;
+// With several readers more is in the ring at a time: where ranks share cores, each change of the
+// rank that runs then moves more.
+constexpr int64_t kSharedRingPieceBytesMax = 256 << 10;
 
 Pieces cut(int64_t block_bytes, int64_t shortest, int64_t longest) {
   const int64_t each = std::clamp(block_bytes / 4, shortest, longest) / 64 * 64;
@@ -22,7 +25,9 @@ Pieces cut(int64_t block_bytes, int64_t shortest, int64_t longest) {
 int64_t ring_piece_bytes(int ranks, bool one_for_all) {
   const int64_t rings = ranks * (one_for_all ? 1 : std::max<int64_t>(1, ranks - 1));
   const int64_t share = kAllRingsBytes / (rings * static_cast<int64_t>(kRingPieces));
-  return std::clamp(share, kRingPieceBytesMin, kRingPieceBytesMax) / 64 * 64;
+  const bool several_readers = one_for_all && ranks > 2;
+  const int64_t longest = several_readers ? kSharedRingPieceBytesMax : kRingPieceBytesMax;
+  return std::clamp(share, kRingPieceBytesMin, longest) / 64 * 64;
 }
 
 Pieces Pieces::direct(int64_t block_bytes, int ranks) {
