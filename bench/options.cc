@@ -25,9 +25,9 @@ std::map<std::string, Enum> names(int count) {
   return map;
 }
 
-// Our names, and the short ones of nccl-tests.
+// Our names, and the short ones of nccl-tests. No peer has Adasum, the last one.
 std::map<std::string, ReduceOp> op_names() {
-  auto map = names<ReduceOp>(kReduceOpCount);
+  auto map = names<ReduceOp>(static_cast<int>(ReduceOp::Adasum));
   map.insert({{"avg", ReduceOp::Average},
               {"prod", ReduceOp::Product},
               {"band", ReduceOp::BitAnd},

@@ -11,6 +11,7 @@
 #include "horon/core/execution/op_table.h"
 #include "horon/core/negotiation/ring_gate.h"
 #include "horon/core/runtime/submission.h"
+#include "horon/ops/adasum/adasum_allreduce.h"
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/cuda/pinned_memory.h"
 #include "horon/ops/cuda/staged_op.h"
@@ -165,9 +166,9 @@ void add_exchange_between_hosts(const std::shared_ptr<ExchangeMachine>& machine,
 
 void add_ops_between_hosts(const Communicator& communicator, const core::Config& config,
                            const std::shared_ptr<core::ScratchPool>& scratch,
+                           const std::shared_ptr<Messages>& messages,
                            std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
   const core::Topology& topology = communicator.topology();
-  const std::shared_ptr<Messages> messages = make_mpi_messages(communicator.mpi());
   if (spans_hosts(communicator)) {
     BetweenHosts parts = between_hosts(communicator, config, scratch);
     parts.messages = messages;
@@ -235,10 +236,14 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
   std::vector<std::unique_ptr<core::CollectiveOp>> ops;
   if (shares_memory(communicator, config)) add_shared_memory_ops(communicator, ops);
   if (communicator.mpi() != nullptr) {
-    if (!communicator.topology().one_host()) {
-      add_ops_between_hosts(communicator, config, scratch, ops);
+    const core::Topology& topology = communicator.topology();
+    const std::shared_ptr<Messages> messages = make_mpi_messages(communicator.mpi());
+    if (!topology.one_host()) {
+      add_ops_between_hosts(communicator, config, scratch, messages, ops);
     }
     for (auto& op : make_mpi_ops(communicator.mpi(), scratch)) ops.push_back(std::move(op));
+    ops.push_back(
+        std::make_unique<AdasumAllreduce>(messages, scratch, topology.rank, topology.size));
   }
   if (gpu != nullptr && gpu->uses_nccl()) {
     if (reduces_in_hierarchy(communicator, config)) {

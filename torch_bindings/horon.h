@@ -38,6 +38,7 @@
 #include "horon/torch_bindings/data/prefetch_loader.h"
 #include "horon/torch_bindings/data/samplers.h"
 #include "horon/torch_bindings/data/stream_sampler.h"
+#include "horon/torch_bindings/gradients/adasum_optimizer.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 #include "horon/torch_bindings/gradients/toggle_scope.h"
 #include "horon/torch_bindings/guards/best_checkpoint.h"

@@ -13,7 +13,7 @@ std::string_view to_string(CollectiveKind kind) {
 
 std::string_view to_string(ReduceOp op) {
   constexpr std::array<std::string_view, kReduceOpCount> names = {
-      "Sum", "Average", "Min", "Max", "Product", "BitAnd", "BitOr", "BitXor"};
+      "Sum", "Average", "Min", "Max", "Product", "BitAnd", "BitOr", "BitXor", "Adasum"};
   return names.at(static_cast<size_t>(op));
 }
 
@@ -38,6 +38,9 @@ std::string_view why_no_reduction(DataType dtype, ReduceOp op) {
   }
   if (is_floating(dtype) && is_bitwise(op)) {
     return "BitAnd, BitOr and BitXor are for integers and bool; view the bits as an integer dtype";
+  }
+  if (!is_floating(dtype) && op == ReduceOp::Adasum) {
+    return "Adasum is for floating dtypes; use Sum, or convert the tensor";
   }
   return "";
 }

@@ -26,9 +26,11 @@ enum class CollectiveKind : uint8_t {
   Scatter,
 };
 inline constexpr int kCollectiveKindCount = 8;
-// The bitwise ones are for integers and bool.
-enum class ReduceOp : uint8_t { Sum, Average, Min, Max, Product, BitAnd, BitOr, BitXor };
-inline constexpr int kReduceOpCount = 8;
+// The bitwise ones are for integers and bool. Adasum is for an allreduce of floating types: a sum
+// of each tensor that adds what is orthogonal and takes the mean of what is parallel
+// (ops/adasum/adasum_kernels.h).
+enum class ReduceOp : uint8_t { Sum, Average, Min, Max, Product, BitAnd, BitOr, BitXor, Adasum };
+inline constexpr int kReduceOpCount = 9;
 enum class DeviceKind : uint8_t { Host, Cuda };
 inline constexpr int kDeviceKindCount = 2;
 // The type in which float32 travels between the ranks; the sum is made in float32. Int8: between

@@ -17,6 +17,7 @@ void move_prescale_to_result(Batch& batch, int contributors) {
   switch (batch.reduce_op) {
     case ReduceOp::Sum:
     case ReduceOp::Average:
+    case ReduceOp::Adasum:
       batch.prescale = prescale;
       return;
     case ReduceOp::Product:

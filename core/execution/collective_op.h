@@ -49,6 +49,7 @@ struct Batch {
   bool int8_between_hosts = false;  // Compression::Int8: float32 that is one entry
   int64_t shortest_entry = 0;       // elements, of those that are packed in it; 0: it is one entry
   int64_t piece_bytes = 0;          // Allreduce: EntrySpec::piece_bytes
+  BlockCounts tensor_counts;        // Adasum: elements of each tensor, in the order of the memory
   BlockCounts send_counts;
   BlockCounts receive_counts;
 

@@ -40,6 +40,7 @@ OpTable::OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::stri
 std::string OpTable::refusal(const CollectiveOp& op, const BatchFacts& facts) const {
   const std::string why = op.refusal(facts);
   if (!why.empty() || facts.kind != CollectiveKind::Allreduce ||
+      facts.reduce_op == ReduceOp::Adasum ||  // there is one way to make it
       !restricted_[static_cast<size_t>(facts.device)]) {
     return why;
   }

@@ -179,6 +179,12 @@ void RunningBatch::add_up_entries() {
     if (count > 0) shortest = std::min(shortest, count);
   }
   if (work_.entries.size() > 1 && batch_.count > 0) batch_.shortest_entry = shortest;
+  if (spec_.reduce_op != ReduceOp::Adasum) return;
+  std::vector<int64_t> tensors;
+  for (const EntryWork& entry : work_.entries) {
+    for (const TensorPart& part : entry.spec->parts) tensors.push_back(element_count(part.shape));
+  }
+  batch_.tensor_counts = BlockCounts(std::move(tensors));
 }
 
 // Batches of this kind have one entry. A tensor alone is sent and received where it lies, if the op

@@ -25,6 +25,9 @@ std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
     const std::string_view fault = why_no_reduction(spec.dtype, spec.reduce_op);
     if (!fault.empty()) return std::string(fault);
   }
+  if (spec.reduce_op == ReduceOp::Adasum && spec.kind == CollectiveKind::Reducescatter) {
+    return "Adasum is for allreduce, not for reducescatter";
+  }
   const bool scaled = spec.prescale != 1.0 || spec.postscale != 1.0;
   if (scaled && (!reduces(spec.kind) || !is_floating(spec.dtype))) {
     return concat("prescale and postscale are for reductions of floating types, not for ",

@@ -11,6 +11,7 @@ std::string host_refusal(const core::BatchFacts& facts, CollectiveKind kind) {
     return core::concat("it can't reach ", to_string(facts.device), " memory");
   }
   if (!core::reduces(facts.kind)) return "";
+  if (facts.reduce_op == ReduceOp::Adasum) return "it reduces element by element";
   return std::string(why_no_reduction(facts.dtype, facts.reduce_op));
 }
 

@@ -97,6 +97,7 @@ MPI_Op MpiReductions::get(DataType dtype, ReduceOp op) const {
     case ReduceOp::BitXor:
       return MPI_BXOR;
     case ReduceOp::Average:
+    case ReduceOp::Adasum:
       break;
   }
   HORON_CHECK(false, "unknown reduction");

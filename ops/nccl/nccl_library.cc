@@ -146,6 +146,7 @@ ncclRedOp_t as_nccl(ReduceOp op) {
     case ReduceOp::BitAnd:
     case ReduceOp::BitOr:
     case ReduceOp::BitXor:
+    case ReduceOp::Adasum:
       break;
   }
   throw Error(ErrorCode::Internal, core::concat("NCCL is not asked for ", to_string(op)));

@@ -18,7 +18,9 @@ std::string refusal_of_reduction(DataType dtype, ReduceOp op) {
   const std::string_view undefined = why_no_reduction(dtype, op);
   if (!undefined.empty()) return std::string(undefined);
   if (dtype == DataType::Int16) return "NCCL has no int16";
-  if (is_bitwise(op)) return core::concat("NCCL has no ", to_string(op));
+  if (is_bitwise(op) || op == ReduceOp::Adasum) {
+    return core::concat("NCCL has no ", to_string(op));
+  }
   if (op != ReduceOp::Average || is_floating(dtype) || dtype == DataType::Int64) return "";
   return core::concat("NCCL sums ", to_string(dtype), " in that type, which may wrap around");
 }

@@ -116,7 +116,7 @@ TEST_P(Reduced, IsTheReductionOfAllRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Reduced,
-                         testing::Combine(testing::Range(0, kReduceOpCount),
+                         testing::Combine(testing::Range(0, static_cast<int>(ReduceOp::Adasum)),
                                           testing::Values(1, 2, 3, 5)));
 
 // Ranks must not hold the same values: else an allgather in the wrong order, or a broadcast from

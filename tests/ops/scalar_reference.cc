@@ -25,6 +25,7 @@ T reduce_numbers(ReduceOp op, T a, T b) {
       break;
     case ReduceOp::Min:
     case ReduceOp::Max:
+    case ReduceOp::Adasum:
       break;
   }
   if constexpr (std::is_floating_point_v<T>) {

@@ -32,6 +32,7 @@ else()
   target_compile_definitions(horon_op_contract PRIVATE HORON_CONTRACT_HAS_ALL_TYPES=1)
 endif()
 
+horon_test(adasum_allreduce_test FILES ops/adasum/adasum_allreduce_test.cc)
 horon_test(shared_memory_threads_test FILES ops/shared_memory_threads_test.cc
            LIBS horon_op_contract TIMEOUT 300)
 # A sanitizer sees the same code on any number of ranks: the least and the most is enough for it.

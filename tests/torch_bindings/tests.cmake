@@ -241,6 +241,7 @@ torch_test(modules/contrastive_loss_test 1 2 3)
 torch_test(modules/convert_sync_batchnorm_test 1 2 3)
 torch_test(modules/sync_batch_norm_test 1 2 3)
 torch_test(gradients/optimizer_training_test 1 2 3 4)
+torch_test(gradients/adasum_optimizer_test 1 2 3 4)
 torch_test(gradients/fused_step_test 1)
 torch_test(gradients/fused_training_test 2)
 torch_test(gradients/step_scaling_test 2 3)
@@ -340,6 +341,7 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
         torch_reducer_join_test:2+1 torch_plain_rounds_test:2+1 torch_replica_check_test:2+1
         torch_backward_test:2+1 torch_compressed_gradients_test:2+1
         torch_int8_gradients_test:2+1 torch_int8_gradients_test:1+1+1
+        torch_adasum_optimizer_test:2+1
         torch_autotune_pieces_test:2+1)
   string(REGEX MATCH "(.*):(.*)" run ${run})
   set(program ${CMAKE_MATCH_1})

@@ -108,7 +108,7 @@ struct AllreduceOptions {
   // Average of integers: the sum divided by the number of ranks, rounded toward zero. No Average of
   // bool. Sum and Max of bool are "or", Product and Min are "and". BitAnd, BitOr and BitXor:
   // integers and bool. 16-bit floating types are summed in float32 and rounded once. Complex: Sum
-  // and Average.
+  // and Average. Adasum: floating types, on the host; see ops/adasum/adasum_kernels.h.
   ReduceOp op = ReduceOp::Average;
   ProcessSet process_set = {};
   // result = postscale * op(prescale * x); floating types only.

@@ -33,6 +33,10 @@ void check(const GradientReducerOptions& options) {
   if (is_bitwise(options.op)) {
     refuse("op is ", to_string(options.op), ", which gradients, being floats, do not have");
   }
+  if (options.op == ReduceOp::Adasum) {
+    refuse("op is Adasum, which is for the steps of optimizers, not for gradients; use ",
+           "horon::AdasumOptimizer");
+  }
   if (options.backward_passes_per_step < 1) {
     refuse("backward_passes_per_step is ", options.backward_passes_per_step, ", not above 0");
   }

@@ -215,7 +215,8 @@ void bind_kinds(py::module_& module) {
       .value("Product", ReduceOp::Product)
       .value("BitAnd", ReduceOp::BitAnd)
       .value("BitOr", ReduceOp::BitOr)
-      .value("BitXor", ReduceOp::BitXor);
+      .value("BitXor", ReduceOp::BitXor)
+      .value("Adasum", ReduceOp::Adasum);
 }
 
 }  // namespace

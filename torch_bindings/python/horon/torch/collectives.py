@@ -18,7 +18,7 @@ Product = 5
 
 _Kind = native.Kind
 _NATIVE_OPS = {Sum: native.ReduceOp.Sum, Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
-               Product: native.ReduceOp.Product}
+               Product: native.ReduceOp.Product, Adasum: native.ReduceOp.Adasum}
 _NARROW = {torch.uint8, torch.int8, torch.int16, torch.int32}
 
 
@@ -65,10 +65,8 @@ def reduction(op, average=None):
             raise ValueError("give op or average, not both")
         return Average if average else Sum
     op = Average if op is None else op
-    if op == Adasum:
-        raise NotImplementedError("Horon has no Adasum")
     if op != Average and op not in _NATIVE_OPS:
-        raise ValueError(f"op {op!r}: give Average, Sum, Min, Max or Product")
+        raise ValueError(f"op {op!r}: give Average, Sum, Min, Max, Product or Adasum")
     return op
 
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 import torch
 
 from horon import native
+from horon.torch.adasum import make_adasum
 from horon.torch.collectives import Adasum, Average, Max, Min, Product, Sum
 from horon.torch.compression import Compression
 from horon.torch.process_sets import global_process_set
@@ -28,14 +29,13 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
 
     When backward() returns, every .grad is reduced over the ranks of the process set (the others
     keep their own): clip it, unscale it, look at it. Options are those of Horovod; Compression has
-    bf16 and int8 too. All ranks give the same.
+    bf16 and int8 too. All ranks give the same. With op=Adasum not gradients are reduced, but what
+    the steps of the ranks have moved the parameters by (see adasum.py).
     """
-    if isinstance(optimizer, _Distributed):
+    if hasattr(optimizer, "_plain"):
         raise ValueError("this optimizer is distributed already")
-    if op == Adasum:
-        raise NotImplementedError("Horon has no Adasum")
-    if op not in _NATIVE_OPS:
-        raise ValueError(f"op {op!r}: give Average, Sum, Min, Max or Product")
+    if op != Adasum and op not in _NATIVE_OPS:
+        raise ValueError(f"op {op!r}: give Average, Sum, Min, Max, Product or Adasum")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor is for op=Average")
     if backward_passes_per_step <= 0:
@@ -45,6 +45,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("compression: give Compression.none, fp16, bf16 or int8; the hooks of C++ "
                          "round while they pack, and call no compressor of the program")
     named = _names(optimizer, named_parameters)
+    if op == Adasum:
+        return make_adasum(optimizer, named, compression, process_set)
     lists, number = _groups(groups, num_groups, {parameter: name for name, parameter in named})
     reduced = _with_gradients(named)
     # What SparseAdam wants at the end is sparse anyway.

@@ -1,0 +1,120 @@
+#include "horon/ops/adasum/adasum_kernels.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "horon/core/base/error.h"
+#include "horon/ops/host/host_kernels.h"
+
+namespace horon::ops {
+namespace {
+
+// As many sums side by side as let the compiler use vectors: it may not change the order by itself.
+constexpr int64_t kLanes = 8;
+// Of 16-bit floats, which are widened into a buffer on the stack first.
+constexpr int64_t kWidened = 1024;
+
+template <class T>
+T load(const std::byte* from, int64_t index) {
+  T value;
+  std::memcpy(&value, from + static_cast<size_t>(index) * sizeof(T), sizeof(T));
+  return value;
+}
+
+template <class T>
+AdasumProducts products(const std::byte* a, const std::byte* b, int64_t count) {
+  std::array<double, kLanes> ab{}, aa{}, bb{};
+  const auto add = [&](int64_t index, size_t lane) {
+    const auto x = static_cast<double>(load<T>(a, index));
+    const auto y = static_cast<double>(load<T>(b, index));
+    ab[lane] += x * y;
+    aa[lane] += x * x;
+    bb[lane] += y * y;
+  };
+  int64_t index = 0;
+  for (; index + kLanes <= count; index += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) add(index + lane, static_cast<size_t>(lane));
+  }
+  for (; index < count; ++index) add(index, 0);
+  AdasumProducts sums;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    sums.ab += ab[lane];
+    sums.aa += aa[lane];
+    sums.bb += bb[lane];
+  }
+  return sums;
+}
+
+template <class T>
+void combine(const AdasumFactors& factors, const std::byte* a, const std::byte* b, std::byte* to,
+             int64_t count) {
+  const auto of_a = static_cast<T>(factors.a);
+  const auto of_b = static_cast<T>(factors.b);
+  for (int64_t index = 0; index < count; ++index) {
+    const T sum = of_a * load<T>(a, index) + of_b * load<T>(b, index);
+    std::memcpy(to + static_cast<size_t>(index) * sizeof(T), &sum, sizeof(T));
+  }
+}
+
+const std::byte* bytes_of(const std::array<float, kWidened>& numbers) {
+  return reinterpret_cast<const std::byte*>(numbers.data());
+}
+
+// Calls visit(first element, number of elements, those of a, those of b) for stretches of 16-bit
+// floats, widened to float.
+template <class Visit>
+void for_each_widened(DataType dtype, const std::byte* a, const std::byte* b, int64_t count,
+                      const Visit& visit) {
+  const size_t size = size_of(dtype);
+  std::array<float, kWidened> wide_a;
+  std::array<float, kWidened> wide_b;
+  for (int64_t begin = 0; begin < count; begin += kWidened) {
+    const int64_t some = std::min(kWidened, count - begin);
+    widen(dtype, a + static_cast<size_t>(begin) * size, wide_a.data(), some, 1.0);
+    widen(dtype, b + static_cast<size_t>(begin) * size, wide_b.data(), some, 1.0);
+    visit(begin, some, bytes_of(wide_a), bytes_of(wide_b));
+  }
+}
+
+}  // namespace
+
+AdasumFactors adasum_factors(const AdasumProducts& products) {
+  AdasumFactors factors;
+  if (products.aa != 0) factors.a = 1 - products.ab / (2 * products.aa);
+  if (products.bb != 0) factors.b = 1 - products.ab / (2 * products.bb);
+  return factors;
+}
+
+AdasumProducts adasum_products(DataType dtype, const std::byte* a, const std::byte* b,
+                               int64_t count) {
+  HORON_CHECK(is_floating(dtype), "Adasum is for floating types");
+  if (dtype == DataType::Float32) return products<float>(a, b, count);
+  if (dtype == DataType::Float64) return products<double>(a, b, count);
+  AdasumProducts sums;
+  for_each_widened(
+      dtype, a, b, count,
+      [&](int64_t /*begin*/, int64_t some, const std::byte* wide_a, const std::byte* wide_b) {
+        const AdasumProducts more = products<float>(wide_a, wide_b, some);
+        sums.ab += more.ab;
+        sums.aa += more.aa;
+        sums.bb += more.bb;
+      });
+  return sums;
+}
+
+void adasum_combine(DataType dtype, const AdasumFactors& factors, const std::byte* a,
+                    const std::byte* b, std::byte* to, int64_t count) {
+  HORON_CHECK(is_floating(dtype), "Adasum is for floating types");
+  if (dtype == DataType::Float32) return combine<float>(factors, a, b, to, count);
+  if (dtype == DataType::Float64) return combine<double>(factors, a, b, to, count);
+  std::array<float, kWidened> sum;
+  for_each_widened(
+      dtype, a, b, count,
+      [&](int64_t begin, int64_t some, const std::byte* wide_a, const std::byte* wide_b) {
+        combine<float>(factors, wide_a, wide_b, reinterpret_cast<std::byte*>(sum.data()), some);
+        narrow(dtype, sum.data(), to + static_cast<size_t>(begin) * size_of(dtype), some, 1.0);
+      });
+}
+
+}  // namespace horon::ops

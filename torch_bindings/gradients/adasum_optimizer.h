@@ -1,0 +1,94 @@
+// Any optimizer of LibTorch whose steps, not gradients, are combined over the ranks, by Adasum:
+// what its step has moved each parameter by is reduced with ReduceOp::Adasum, and all ranks move by
+// the result.
+//
+//   horon::AdasumOptimizer optimizer(
+//       torch::optim::SGD(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)));
+//   ...
+//   optimizer.zero_grad();  loss.backward();  optimizer.step();
+//
+// The learning rate is that of one rank: it is not scaled by the number of ranks. Each rank's
+// optimizer sees its own gradients, so that its state differs between the ranks. Several backward
+// passes before a step make it one of their sum.
+//
+// Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021,
+// section 3.4; Horovod's DistributedOptimizer(op=Adasum) does the same.
+#pragma once
+
+#include <string>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/tensors/wrapped_optimizer.h"
+
+namespace horon {
+
+// The same on all ranks of the process set.
+struct AdasumOptimizerOptions {
+  // What its collectives are called on all ranks.
+  std::string name = "adasum";
+  // The ranks that combine their steps. On the others a step is the optimizer's own.
+  ProcessSet process_set = {};
+  // Of moves of float32: Float16 or BFloat16.
+  Compression compression = Compression::None;
+};
+
+namespace torch_detail {
+
+// One thread, as the optimizer.
+class AdasumSteps {
+ public:
+  using Groups = std::vector<::torch::optim::OptimizerParamGroup>;
+
+  explicit AdasumSteps(AdasumOptimizerOptions options) : options_(std::move(options)) {}
+
+  // Before the optimizer's own step: remembers where the parameters are.
+  void begin(const Groups& groups);
+  // After it. Collective. Throws as allreduce_(); then the parameters are where they were before.
+  void end();
+
+ private:
+  struct Moved {
+    at::Tensor parameter;
+    at::Tensor start;
+  };
+
+  const AdasumOptimizerOptions options_;
+  std::vector<Moved> moved_;
+};
+
+}  // namespace torch_detail
+
+template <class Opt>
+class AdasumOptimizer : public Opt, public torch_detail::WrappedOptimizer {
+  static_assert(std::is_base_of_v<::torch::optim::Optimizer, Opt>);
+
+ public:
+  // Takes over an optimizer, new or with state.
+  explicit AdasumOptimizer(Opt&& optimizer, const AdasumOptimizerOptions& options = {})
+      : Opt(std::move(optimizer)), steps_(options) {}
+
+  // Opt::step() on this rank, with the closure and what it returns; then the moves of all ranks are
+  // combined. Collective.
+  at::Tensor step(typename Opt::LossClosure closure = nullptr) override {
+    steps_.begin(this->param_groups());
+    at::Tensor loss = Opt::step(std::move(closure));
+    steps_.end();
+    return loss;
+  }
+
+  const std::type_info& wrapped_type() const override {
+    return typeid(*this) == typeid(AdasumOptimizer) ? typeid(Opt) : typeid(*this);
+  }
+
+ private:
+  torch_detail::AdasumSteps steps_;
+};
+
+}  // namespace horon
