@@ -7,8 +7,8 @@
 
 namespace horon::ops {
 
-// The reason why an op for `kind` on host memory, which reduces element by element, can't run such a
-// batch; empty if it can.
+// The reason why an op for `kind` on host memory, which reduces element by element, can't run such
+// a batch; empty if it can.
 std::string host_refusal(const core::BatchFacts& facts, CollectiveKind kind);
 
 }  // namespace horon::ops

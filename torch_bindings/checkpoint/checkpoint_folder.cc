@@ -84,10 +84,12 @@ std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder) {
 
 std::vector<FoundCheckpoint> best_first(std::vector<FoundCheckpoint> found, bool lowest) {
   std::erase_if(found, [](const FoundCheckpoint& one) {
-    return !one.label.metric || std::isnan(*one.label.metric);
+    return one.problem.empty() && (!one.label.metric || std::isnan(*one.label.metric));
   });
+  const auto readable = std::stable_partition(
+      found.begin(), found.end(), [](const FoundCheckpoint& one) { return !one.problem.empty(); });
   std::stable_sort(
-      found.begin(), found.end(), [lowest](const FoundCheckpoint& a, const FoundCheckpoint& b) {
+      readable, found.end(), [lowest](const FoundCheckpoint& a, const FoundCheckpoint& b) {
         return lowest ? *a.label.metric < *b.label.metric : *a.label.metric > *b.label.metric;
       });
   return found;

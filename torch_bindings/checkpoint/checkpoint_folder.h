@@ -30,7 +30,8 @@ void remove_unfinished(const std::string& folder);
 // Error(OperationFailed) if the folder can't be listed; one that is not there is empty.
 std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
 
-// Those with a metric that is a number, the best first; of equal ones the newest.
+// Those with a metric that is a number, the best first; of equal ones the newest. In front of them
+// those whose label can't be read, which may have been the best.
 std::vector<FoundCheckpoint> best_first(std::vector<FoundCheckpoint> found, bool lowest);
 
 // Takes out all but the newest `last` and the best `best`; 0 `last`: nothing. What has no readable

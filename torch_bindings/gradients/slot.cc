@@ -50,10 +50,13 @@ void GradientSlot::refuse_second_thread() const {
   refuse("two threads run backward() on it at a time");
 }
 
+bool GradientSlot::was_kept(const at::Tensor& tensor) const {
+  return tensor.defined() && !kept_.expired() &&
+         kept_._unsafe_get_target() == tensor.unsafeGetTensorImpl();
+}
+
 bool GradientSlot::is_kept(const at::Tensor& tensor) const {
-  if (!tensor.defined() || kept_.expired()) return false;
-  return kept_._unsafe_get_target() == tensor.unsafeGetTensorImpl() &&
-         kept_version_ == tensor._version();
+  return was_kept(tensor) && kept_version_ == tensor._version();
 }
 
 void GradientSlot::keep(const at::Tensor& tensor) {
@@ -80,32 +83,6 @@ void GradientSlot::move_to(const GradientBucket& bucket, size_t part) {
 void GradientSlot::check_shape(const at::Tensor& gradient) const {
   if (gradient.sizes() == view_.sizes()) return;
   refuse(core::concat("it has shape ", gradient.sizes(), ", the parameter ", view_.sizes()));
-}
-
-// .grad holds a value from an earlier step (no zero_grad(), or zero_grad(false)): the new gradients
-// are added to it, on all ranks. Every rank holds the same old value. Average, Min and Max of equal
-// values are that value; where the result is divided as well, the value is multiplied first. A Sum
-// would count it once for each rank, so there it is kept aside and added to the result.
-void GradientSlot::use_older_value() {
-  if (std::exchange(extras().has_older, true)) return;
-  const PlainMode plain;
-  neutral_ = false;
-  if (settings_.keeps_older_value()) extras_->unrounded = view_.clone();
-  if (settings_.adds_older_value()) {
-    extras_->older_values = view_.clone();
-    view_.zero_();
-  } else if (settings_.older_share != 1) {
-    view_.mul_(settings_.older_share);
-  } else if (settings_.op == ReduceOp::Product && view_.count_nonzero().item<int64_t>() != 0) {
-    forget_older();
-    refuse("Product can't go on from the value of an earlier step; call zero_grad() first");
-  }
-}
-
-void GradientSlot::forget_older() {
-  if (!extras_) return;
-  extras_->has_older = false;
-  extras_->older_values.reset();
 }
 
 // .grad no longer stands for what was submitted.
@@ -146,6 +123,7 @@ void GradientSlot::before_accumulate(std::optional<double> weight) {
     }
     version_ = current._version();
   }
+  extends_older_ = has_older() && current.defined() && (holds(current) || was_kept(current));
 }
 
 GradientSlot::Arrival GradientSlot::after_accumulate(bool narrow) {
@@ -168,6 +146,9 @@ GradientSlot::Arrival GradientSlot::after_accumulate(bool narrow) {
     return Arrival::Late;
   }
   if (!holds(current)) {
+    // Autograd has made a new tensor of the one with the older value (create_graph), or a hook of
+    // the program has; else the program has dropped it.
+    if (!extends_older_) forget_older();
     if (!narrow || !this->narrow(current)) pack(current);
   } else if (state_ == State::Idle && current._version() == version_) {
     put_back_older_value();  // an undefined gradient came
@@ -186,11 +167,6 @@ bool GradientSlot::arrived_alone() {
   }
   fired_ = true;
   return true;
-}
-
-void GradientSlot::adopt_older_value() {
-  at::Tensor& current = grad();
-  if (current.defined() && !holds(current) && !current.requires_grad()) pack(current);
 }
 
 void GradientSlot::take_late(at::Tensor& gradient, bool exclusive) {
@@ -255,7 +231,10 @@ bool GradientSlot::prepare_submission(std::optional<double> weight, bool is_show
     if (!present) use_older_value();
   } else if (current.defined() && !stays_sparse(current)) {
     // Without a hook: the program put it there, or it was hooked after backward().
-    if (!(present && is_kept(current))) pack(current);
+    if (!(present && is_kept(current))) {
+      forget_older();
+      pack(current);
+    }
     present = true;
   } else {
     present = false;
@@ -325,31 +304,6 @@ void GradientSlot::settle_reduced() {
   add_older_value();
   neutral_ = false;
   end_round();
-}
-
-void GradientSlot::add_older_value() {
-  if (!has_older() || !settings_.adds_older_value()) return;
-  const PlainMode plain;
-  view_.add_(extras_->older_values);
-}
-
-// No rank has added to it, but it went through blocks with gradients of others.
-void GradientSlot::keep_older_value() {
-  if (!extras_ || !extras_->unrounded.defined()) return;
-  const PlainMode plain;
-  view_.copy_(extras_->unrounded);
-}
-
-// The value was scaled to this rank's share, or kept aside, but nothing was reduced.
-void GradientSlot::restore_older_value() {
-  const PlainMode plain;
-  if (extras_->older_values.defined()) view_.copy_(extras_->older_values);
-  if (settings_.older_share != 1) view_.mul_(1 / settings_.older_share);
-}
-
-void GradientSlot::undo_older_value() {
-  if (holds(grad())) restore_older_value();
-  forget_older();
 }
 
 void GradientSlot::combine_late(const Result& result, bool defined) {

@@ -214,6 +214,7 @@ class GradientSlot {
   bool has_late() const { return extras_ && extras_->late.defined(); }
   void put_back_aside();
   double weigh(std::optional<double> weight, bool present);
+  bool was_kept(const at::Tensor& tensor) const;  // and may have been written to since
   bool is_kept(const at::Tensor& tensor) const;
   void keep(const at::Tensor& tensor);
   void pack(at::Tensor& gradient);
@@ -238,8 +239,9 @@ class GradientSlot {
   bool fired_ = false;       // a gradient came in this round
   bool neutral_ = false;     // the memory holds the neutral element
   bool narrowed_ = false;    // only the narrow memory holds it; until submission .grad is its own
-  bool has_weight_ = false;  // Reducing: the weight of this rank is not 0
-  int64_t version_ = 0;      // of the view, to see whether somebody wrote
+  bool extends_older_ = false;  // between the hooks: what comes is added to the older value
+  bool has_weight_ = false;     // Reducing: the weight of this rank is not 0
+  int64_t version_ = 0;         // of the view, to see whether somebody wrote
   std::unique_ptr<Extras> extras_;
   at::Tensor aside_;  // before_accumulate() has taken it out of .grad
   at::Tensor parameter_;

@@ -38,10 +38,9 @@ void GradientSlot::pack(at::Tensor& gradient) {
   }
   if (gradient.requires_grad()) {
     keep(gradient);
-    return;
+  } else {
+    gradient = view_;
   }
-  gradient = view_;
-  forget_older();  // what was in .grad before is not in this one
 }
 
 // The gradient goes where it travels from, and .grad becomes the view when that is submitted.
@@ -53,7 +52,6 @@ bool GradientSlot::narrow(const at::Tensor& gradient) {
   part_.narrow(gradient, view_);
   narrowed_ = true;
   keep(gradient);
-  forget_older();  // as in pack()
   return true;
 }
 

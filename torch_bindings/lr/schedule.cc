@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <numbers>
 #include <string_view>
 #include <utility>
@@ -83,6 +84,14 @@ Schedule cycle_through(const OneCycle& cycle, const CycleValues& values) {
   };
 }
 
+// floor(position / every). Where the position is a multiple but for rounding, as 0.3 is of 0.1, it
+// is that many.
+double whole_lengths(double position, double every) {
+  const double nearest = std::nearbyint(position / every);
+  const double rounding = 4 * std::numeric_limits<double>::epsilon() * std::abs(position);
+  return std::abs(nearest * every - position) <= rounding ? nearest : std::floor(position / every);
+}
+
 }  // namespace
 
 Schedule constant(double factor) {
@@ -114,7 +123,7 @@ Schedule polynomial(double length, double power, double end) {
 Schedule step_decay(double every, double gamma) {
   check_length("step_decay", "every", every);
   check_factor("step_decay", "gamma", gamma);
-  return [=](double position) { return std::pow(gamma, std::floor(position / every)); };
+  return [=](double position) { return std::pow(gamma, whole_lengths(position, every)); };
 }
 
 Schedule multi_step(std::vector<double> milestones, double gamma) {

@@ -39,7 +39,8 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name,
   if (spec.kind == CollectiveKind::Barrier) return std::make_shared<EntrySpec>(spec);
   // Mostly what fuses, since it is equal.
   if (random() % 3 == 0) spec.dtype = static_cast<DataType>(random() % kDataTypeCount);
-  if (random() % 3 == 0) spec.reduce_op = static_cast<ReduceOp>(random() % static_cast<int>(ReduceOp::Adasum));
+  if (random() % 3 == 0)
+    spec.reduce_op = static_cast<ReduceOp>(random() % static_cast<int>(ReduceOp::Adasum));
   if (random() % 6 == 0) spec.prescale = 0.5;
   if (spec.kind == CollectiveKind::Allreduce && random() % 4 == 0) {
     spec.compression = static_cast<Compression>(random() % kCompressionCount);

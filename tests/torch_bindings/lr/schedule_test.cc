@@ -46,6 +46,11 @@ TEST(Schedule, Polynomial) {
 }
 
 TEST(Schedule, Steps) {
+  // Multiples that division does not find: 0.3 / 0.1 is less than 3.
+  for (int step = 0; step < 200; ++step) {
+    EXPECT_EQ(step_decay(0.1, 0.5)(step / 10.0), std::pow(0.5, step)) << step;
+    EXPECT_EQ(step_decay(0.1, 0.5)((step + 0.999) / 10.0), std::pow(0.5, step)) << step;
+  }
   expect_factors(step_decay(3, 0.5), {{0, 1}, {2.9, 1}, {3, 0.5}, {8, 0.25}, {9, 0.125}});
   expect_factors(multi_step({2, 5}, 0.1), {{0, 1}, {1.99, 1}, {2, 0.1}, {4, 0.1}, {5, 0.01}});
   expect_factors(multi_step({}, 0.1), {{0, 1}, {100, 1}});

@@ -1,0 +1,102 @@
+// The value of an earlier step is still in .grad, and the new gradient arrives in a new tensor:
+// autograd adds out of place (create_graph), or a hook of the program replaces .grad.
+#include "horon/tests/torch_bindings/gradients/gradient_support.h"
+
+namespace horon::older_gradient_test {
+namespace {
+
+using namespace testing_support;
+
+double reduced(ReduceOp op, double of_first, double of_others) {
+  const double sum = of_first + of_others * (size() - 1);
+  return op == ReduceOp::Sum ? sum : sum / size();
+}
+
+void backward_with_graph(const at::Tensor& loss) { loss.backward({}, true, /*create_graph=*/true); }
+
+// The loss is linear, so that the gradient has no graph in spite of create_graph.
+TEST(OlderGradient, StaysIfAutogradAddsOutOfPlace) {
+  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+    for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {
+      SCOPED_TRACE(testing::Message() << to_string(op) << " " << static_cast<int>(wait_in));
+      const at::Tensor w = leaf({3});
+      GradientReducer reducer({{"w", w}}, alone(op, wait_in));
+      weighted(w, rank() == 0 ? 1 : 2).backward();
+      reducer.synchronize();
+      backward_with_graph(weighted(w, 3));
+      reducer.synchronize();
+      expect_gradient(w, reduced(op, 1, 2) + reduced(op, 3, 3));
+    }
+  }
+}
+
+TEST(OlderGradient, StaysIfOneRankReachesTheParameter) {
+  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+    const at::Tensor w = leaf({3}), all = leaf({2});
+    GradientReducer reducer({{"w", w}, {"all", all}}, alone(op));
+    (weighted(w, 1) + weighted(all, 1)).backward();
+    const at::Tensor loss = weighted(all, 1);
+    backward_with_graph(rank() == 0 ? loss + weighted(w, 3) : loss);
+    expect_gradient(w, reduced(op, 1, 1) + reduced(op, 3, 0));
+  }
+}
+
+TEST(OlderGradient, StaysIfOneOfNoWeightComes) {
+  const at::Tensor w = leaf({3}), all = leaf({2});
+  GradientReducer reducer({{"w", w}, {"all", all}}, alone());
+  (weighted(w, 1) + weighted(all, 1)).backward();
+  reducer.set_weight(rank() == 0 ? 0 : 1);
+  const at::Tensor loss = weighted(all, 1);
+  backward_with_graph(rank() == 0 ? loss + weighted(w, 3) : loss);
+  reducer.synchronize();
+  expect_gradient(w, 1);
+}
+
+TEST(OlderGradient, StaysIfAHookReplacesIt) {
+  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+    for (const Compression compression : {Compression::None, Compression::BFloat16}) {
+      const at::Tensor w = leaf({3});
+      call_after(w, [](const at::Tensor& v) { v.mutable_grad() = v.grad().clamp(-100, 100); });
+      GradientReducerOptions options = alone(op);
+      options.compression = compression;
+      GradientReducer reducer({{"w", w}}, options);
+      weighted(w, 1).backward();
+      weighted(w, 1).backward();
+      reducer.synchronize();
+      expect_gradient(w, 2 * reduced(op, 1, 1));
+    }
+  }
+}
+
+// A second gradient of the step, out of place too.
+TEST(OlderGradient, StaysUnderTwoNewOnes) {
+  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+    const at::Tensor w = leaf({3});
+    GradientReducer reducer({{"w", w}}, alone(op));
+    weighted(w, 1).backward();
+    {
+      const auto quiet = reducer.no_sync();
+      backward_with_graph(weighted(w, 2));
+    }
+    backward_with_graph(weighted(w, 4));
+    reducer.synchronize();
+    expect_gradient(w, reduced(op, 7, 7));
+  }
+}
+
+TEST(OlderGradient, IsGoneOnceTheProgramDropsIt) {
+  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+    const at::Tensor w = leaf({3});
+    GradientReducer reducer({{"w", w}}, alone(op));
+    weighted(w, 1).backward();
+    w.mutable_grad().reset();
+    backward_with_graph(weighted(w, 2));
+    expect_gradient(w, reduced(op, 2, 2));
+    w.mutable_grad() = at::full({3}, 5.0);  // another tensor, in which this rank's new one is added
+    weighted(w, 1).backward();
+    expect_gradient(w, reduced(op, 6, 6));
+  }
+}
+
+}  // namespace
+}  // namespace horon::older_gradient_test
