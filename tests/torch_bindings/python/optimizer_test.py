@@ -169,6 +169,7 @@ def test_synchronize_and_skip():
         optimizer.synchronize()
         optimizer.step()
     assert any("skip_synchronize" in str(each.message) for each in caught)
+    assert optimizer.reduction_statistics()["steps"] == 4, "one is reduced twice"
 
 
 def test_the_optimizer_stays_itself():

@@ -112,6 +112,7 @@ class _Distributed:
     def zero_grad(self, *args, **kwargs):
         """The arguments are those of the optimizer's class, which may know none."""
         self._in_step = False
+        self._synchronized = False  # what comes now is not reduced
         if not (args[0] if args else kwargs.get("set_to_none", self._sets_to_none)):
             self._reducer.before_zeroing_in_place()
         super().zero_grad(*args, **kwargs)
@@ -250,10 +251,11 @@ def _reduce_for_step(optimizer, args, kwargs):
     if optimizer._skips_synchronize:
         return None
     if optimizer._synchronized:
+        # There may be other gradients by now: of a backward() in no_sync(), say, where a step was
+        # left out.
         warnings.warn("optimizer.step() called without optimizer.skip_synchronize() context after "
-                      "optimizer.synchronize(). Horovod reduces the gradients again there; Horon "
-                      "has reduced them once, and does not")
-        return None
+                      "optimizer.synchronize(): the gradients are reduced again, as in Horovod. "
+                      "That takes time, and op=Sum adds up the sums")
     optimizer._reducer.synchronize()
     return None
 

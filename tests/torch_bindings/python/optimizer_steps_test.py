@@ -1,0 +1,32 @@
+"""step() behind synchronize(), and behind a step that was left out."""
+
+import contextlib
+
+import pytest
+import torch
+
+import horon.torch as hvd
+
+
+@pytest.mark.parametrize("zeroed_by", ["optimizer", "model", "nobody"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_behind_a_step_that_was_left_out_are_reduced(rank, size, passes, zeroed_by):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(1, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                         model.named_parameters(),
+                                         backward_passes_per_step=passes)
+    for _ in range(passes):
+        model(torch.full((1, 1), rank + 1.0)).sum().backward()
+    optimizer.synchronize()
+    reduced = model.weight.grad.item()
+    if zeroed_by != "nobody":
+        {"optimizer": optimizer, "model": model}[zeroed_by].zero_grad()
+    with optimizer.no_sync() if passes == 1 else contextlib.nullcontext():
+        model(torch.full((1, 1), rank + 1.0)).sum().backward()
+    with pytest.warns(UserWarning, match="are reduced again") if zeroed_by != "optimizer" else (
+            contextlib.nullcontext()):
+        optimizer.step()
+    mean = (size + 1) / 2  # of the one backward()
+    expected = mean if zeroed_by != "nobody" else mean + reduced
+    assert model.weight.grad.item() == pytest.approx(expected)
