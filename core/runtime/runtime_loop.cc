@@ -362,8 +362,13 @@ std::chrono::nanoseconds RuntimeLoop::pause() {
   return pause;
 }
 
-bool RuntimeLoop::must_be_stepped() {
-  if (must_poll() && (!busy_.all_at_rest() || !transport_->flushed())) return true;
+bool RuntimeLoop::must_be_stepped() noexcept {
+  try {
+    if (must_poll() && (!busy_.all_at_rest() || !transport_->flushed())) return true;
+  } catch (...) {
+    end_job(failure_of_turn());
+    return true;
+  }
   return std::any_of(busy_.list().begin(), busy_.list().end(), [](const SetRunner* runner) {
     return runner->pace() == Executor::Pace::Polling || runner->pace() == Executor::Pace::Driving ||
            runner->pace() == Executor::Pace::Busy;

@@ -65,8 +65,9 @@ class RuntimeLoop {
   std::chrono::nanoseconds pause();
   // After pause(): the loop polls, so the sleep must not be rounded up.
   bool polls() const { return polls_; }
-  // Something under way must be polled: its end does not ring the doorbell.
-  bool must_be_stepped();
+  // Something under way must be polled: its end does not ring the doorbell. A failure of the
+  // transport ends the job as in turn(), and then a thread must close the loop.
+  bool must_be_stepped() noexcept;
   // Some peer sends over MPI, and its messages do not ring the doorbell.
   bool must_poll() const { return transport_->must_poll(); }
   void wait(std::chrono::nanoseconds timeout) { transport_->wait(timeout); }
