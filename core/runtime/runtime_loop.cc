@@ -290,8 +290,7 @@ bool RuntimeLoop::take_messages() {
         greeted_.erase(set);
         runner->receive(message->from, message->bytes);
       } else if (!was_removed(set)) {
-        throw Error(ErrorCode::Internal,
-                    concat("it is about ", set_text(set), ", which is not known here"));
+        take_from_unknown_set(set, message->bytes);
       }  // else: it was sent before the set was removed
     } catch (const Error& error) {
       fail_all_sets(
