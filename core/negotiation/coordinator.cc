@@ -369,7 +369,8 @@ PlannedEntry Coordinator::planned(ClosedEntry entry, bool may_freeze) {
   freezer_.planned(out.id, entry, numbers_told, may_freeze);
   out.produced = std::move(entry.produced);
   if (each_is_told_its_own) {
-    out.said_by_all = std::make_shared<const std::vector<int64_t>>(std::move(entry.extents));
+    out.said_by_all =
+        std::make_shared<const SaidByAll>(std::move(entry.extents), options_.ranks.size());
   } else {
     out.extents = std::move(entry.extents);
   }

@@ -290,8 +290,7 @@ bool RuntimeLoop::take_messages() {
         greeted_.erase(set);
         runner->receive(message->from, message->bytes);
       } else if (!was_removed(set)) {
-        throw Error(ErrorCode::Internal,
-                    concat("it is about ", set_text(set), ", which is not known here"));
+        take_from_unknown_set(set, message->bytes);
       }  // else: it was sent before the set was removed
     } catch (const Error& error) {
       fail_all_sets(
@@ -362,8 +361,13 @@ std::chrono::nanoseconds RuntimeLoop::pause() {
   return pause;
 }
 
-bool RuntimeLoop::must_be_stepped() {
-  if (must_poll() && (!busy_.all_at_rest() || !transport_->flushed())) return true;
+bool RuntimeLoop::must_be_stepped() noexcept {
+  try {
+    if (must_poll() && (!busy_.all_at_rest() || !transport_->flushed())) return true;
+  } catch (...) {
+    end_job(failure_of_turn());
+    return true;
+  }
   return std::any_of(busy_.list().begin(), busy_.list().end(), [](const SetRunner* runner) {
     return runner->pace() == Executor::Pace::Polling || runner->pace() == Executor::Pace::Driving ||
            runner->pace() == Executor::Pace::Busy;

@@ -9,6 +9,7 @@
 #include "horon/core/base/overloaded.h"
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/wire_format.h"
+#include "horon/core/runtime/pair_sets.h"
 #include "horon/core/runtime/reaper.h"
 #include "horon/core/runtime/runtime_loop.h"
 
@@ -99,6 +100,16 @@ void RuntimeLoop::wait_for_farewells(Clock::time_point limit) noexcept {
 // A set that has ended ignores errors, so every set is told.
 void RuntimeLoop::fail_all_sets(const Error& error) {
   for (auto& [id, runner] : runners_) runner->fail(error);
+}
+
+void RuntimeLoop::take_from_unknown_set(uint32_t set, std::span<const std::byte> bytes) {
+  const Envelope envelope = decode(bytes);
+  for (const Item& item : envelope.items) {
+    const auto* const abort = std::get_if<Abort>(&item);
+    if (abort != nullptr) return fail_all_sets(Error(abort->code, abort->text));
+  }
+  throw Error(ErrorCode::Internal,
+              concat("it is about ", set_text(set), ", which is not known here"));
 }
 
 Error RuntimeLoop::failure_of_turn() const noexcept {
