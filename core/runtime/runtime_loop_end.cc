@@ -144,6 +144,7 @@ void RuntimeLoop::finish_calls(const Error& error) noexcept {
                      },
                      [](Refusal&) {},
                      [](ShutdownCall&) {},
+                     [](FailCall&) {},
                      [&](auto& waiting) { finish(waiting.handle, error); },
                  },
                  call);

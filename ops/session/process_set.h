@@ -61,7 +61,9 @@ void remove_process_set(const ProcessSet& set);
 // remove_process_set() is a call of the members too: all of them make it, and it waits even
 // for a member that has left instead. A member that does not come is reported by its rank, as a
 // stall. If their lists of ranks differ, they throw Error(Mismatch) with both lists. But if the
-// lowest member of a rank's list does not list that rank, the rank waits for it: a stall.
+// lowest member of a rank's list does not list that rank, the rank waits for it: a stall. If one
+// fails while another one waits for it in MPI, where it may wait for ever, MPI can't be used any
+// more, and the error ends the job: all ranks hear it, and none waits for others where MPI ends.
 ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number);
 
 // From here on collectives on GPUs of all sets keep one order, which takes a small message between

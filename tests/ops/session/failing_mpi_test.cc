@@ -2,6 +2,7 @@
 // takes the place of MPI's functions (MPI's own profiling interface) and counts what is called.
 #include <atomic>
 #include <string>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,9 +27,10 @@ extern "C" int MPI_Comm_create_group(MPI_Comm from, MPI_Group group, int tag, MP
   if (create_group == Behaviour::Works) return PMPI_Comm_create_group(from, group, tag, made);
   if (create_group == Behaviour::Blocks) {
     ++calls_in_progress;
+    calls_in_progress.notify_all();
     create_group.wait(Behaviour::Blocks);
     --calls_in_progress;
-    calls_in_progress.notify_one();
+    calls_in_progress.notify_all();
   }
   return MPI_ERR_NO_MEM;
 }
@@ -122,6 +124,49 @@ TEST(FailingMpi, AllMembersFail) {
   communicators_freed = 0;
   shutdown();
   EXPECT_GT(communicators_freed, 0);
+}
+
+// The ranks that are no members must hear of it, or they would wait for the others where MPI ends.
+TEST(FailingMpi, MembersAloneThatGiveMpiUpEndTheJob) {
+  init_session();
+  barrier();
+  if (test_rank() != 0) {
+    create_group = test_rank() == 1 ? Behaviour::Fails : Behaviour::Blocks;
+    EXPECT_THAT(error_of([] {
+                  (void)add_process_set_among({1, 2}, 7);
+                }),
+                AllOf(StartsWith("failed: add_process_set_among({1 and 2}, 7): "),
+                      HasSubstr("MPI_Comm_create_group"), HasSubstr("(on rank 1)")));
+  }
+  EXPECT_THAT(error_of([] { barrier(); }),
+              AllOf(HasSubstr("add_process_set_among({1 and 2}, 7): MPI_Comm_create_group"),
+                    HasSubstr("MPI was given up")));
+  expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+// As one that waits for a member, which never comes.
+TEST(FailingMpi, ShutdownWhileAThreadIsInMpiEndsTheJob) {
+  init_session();
+  barrier();
+  std::thread adds;
+  if (test_rank() != 0) {
+    create_group = Behaviour::Blocks;
+    adds = std::thread([] {
+      EXPECT_THAT(error_of([] {
+                    (void)add_process_set_among({1, 2}, 7);
+                  }),
+                  HasSubstr("shutdown()"));
+    });
+    calls_in_progress.wait(0);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);  // both members are in MPI
+  communicators_freed = 0;
+  shutdown();
+  EXPECT_EQ(communicators_freed, 0);
+  if (adds.joinable()) adds.join();
+  release_calls();
+  expect_that_a_job_works();
 }
 
 TEST(FailingMpi, WaitingHasALimit) {
