@@ -44,7 +44,7 @@ class CommunicatorMaker {
   // If a rank can't do it, all ranks that talk throw the same Error, with that rank; the job can go
   // on. Where another rank still waits for it in MPI then, the library is abandoned on all that
   // talk (gave_mpi_up()). All ranks of the job must do so: if only some talk, the caller ends the
-  // job.
+  // job. From then on there are no more communicators: each call throws such an Error at once.
   //
   // If threads may not call MPI at the same time, the thread that owns MPI calls connect() next;
   // until then there is no MPI communicator.

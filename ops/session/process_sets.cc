@@ -132,14 +132,15 @@ ProcessSet ProcessSets::add_among(std::vector<int> ranks, uint32_t number) {
     fault = concat("rank ", me, " is not among them, so it does not call this");
   }
   if (number >= kFirstNumberedSet) fault = "the number must be less than 2^30";
-  if (numbers_.contains(number)) fault = "this rank has given the number to another set before";
+  if (numbers_.contains(number)) fault = "this rank has given the number before";
   if (!fault.empty()) throw Error(ErrorCode::InvalidArgument, concat(call, ": ", fault));
+  // Also if it fails: something of this call may be left in MPI, which knows it by the number.
+  numbers_.insert(number);
   const uint32_t id = kFirstNumberedSet + number;
   const Marked making(making_);
   refuse_if_closed();  // again: refuse_calls() may have come before the mark
   prepared_ = prepare_among(ranks, call, id);
   newest_ops_.reset();
-  numbers_.insert(number);
   runtime_->add_set(id, ranks);
   // Nobody uses it before all have it.
   (void)talk_among(*runtime_, id, ranks).allgather(core::Bootstrap::Among::Job, "");

@@ -18,12 +18,14 @@ enum class Behaviour : int { Works, Fails, Blocks };
 std::atomic<Behaviour> create_group{Behaviour::Works};
 std::atomic<Behaviour> create_keyval{Behaviour::Works};
 std::atomic<bool> serialized{false};  // MPI says that threads may not call it at the same time
+std::atomic<int> calls_begun{0};
 std::atomic<int> calls_in_progress{0};
 std::atomic<int> communicators_freed{0};
 
 }  // namespace
 
 extern "C" int MPI_Comm_create_group(MPI_Comm from, MPI_Group group, int tag, MPI_Comm* made) {
+  ++calls_begun;
   if (create_group == Behaviour::Works) return PMPI_Comm_create_group(from, group, tag, made);
   if (create_group == Behaviour::Blocks) {
     ++calls_in_progress;
@@ -124,6 +126,44 @@ TEST(FailingMpi, AllMembersFail) {
   communicators_freed = 0;
   shutdown();
   EXPECT_GT(communicators_freed, 0);
+}
+
+// An earlier call may still be inside MPI, where a new one could wait for it for ever.
+TEST(FailingMpi, MpiIsNotCalledAgainOnceItIsGivenUp) {
+  init_session();
+  barrier();
+  create_group = test_rank() == 1 ? Behaviour::Fails : Behaviour::Blocks;
+  EXPECT_THAT(error_of([] { (void)add_process_set({1, 2}); }), HasSubstr("(on rank 1)"));
+  create_group = Behaviour::Fails;
+  calls_begun = 0;
+  EXPECT_THAT(error_of([] {
+                (void)add_process_set({0, 2});
+              }),
+              HasSubstr("MPI was given up by an earlier call (on rank 0)"));
+  if (test_rank() != 0) {
+    EXPECT_THAT(error_of([] {
+                  (void)add_process_set_among({1, 2}, 7);
+                }),
+                HasSubstr("MPI was given up by an earlier call (on rank 1)"));
+  }
+  EXPECT_EQ(calls_begun, 0);
+  barrier();  // the job goes on
+  expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+// MPI tells the calls of a number apart by it, and something of the first may be left there.
+TEST(FailingMpi, TheNumberOfASetThatFailedIsNotUsedAgain) {
+  init_session();
+  if (test_rank() != 0) {
+    const auto add = [](uint32_t number) { return add_process_set_among({1, 2}, number); };
+    create_group = Behaviour::Fails;
+    EXPECT_THAT(error_of([&] { (void)add(7); }), HasSubstr("(on rank 1)"));
+    create_group = Behaviour::Works;
+    EXPECT_THAT(error_of([&] { (void)add(7); }), HasSubstr("has given the number before"));
+    barrier(add(8));  // nobody waits, so MPI is in order
+  }
+  shutdown();
 }
 
 // The ranks that are no members must hear of it, or they would wait for the others where MPI ends.
