@@ -351,8 +351,10 @@ void Job::stop() {
                                 "while another thread made a process set, and MPI was given up")));
   }
   runtime_->shutdown(limit_ns, limit_ns);
+  // Before anything is given back: where a member has died, nobody may wait for it in MPI.
+  if (runtime_->left_from_within() || runtime_->fatal_error() != nullptr) library_->abandon();
   const bool in_use = runtime_->left_from_within() || !sets_->close();
-  if (in_use || runtime_->fatal_error() != nullptr) library_->abandon();
+  if (in_use) library_->abandon();
   give_back(in_use);
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "horon/core/base/current_error.h"
+#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/text.h"
 #include "horon/core/runtime/pair_sets.h"
 #include "horon/ops/builtin.h"
@@ -191,15 +192,23 @@ ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const st
   if (no_gpus.empty()) prepared.gpu = parts_.gpu;
   prepared.no_gpus = std::move(no_gpus);
   prepared.communicator = parts_.maker->make(*parts_.world, talk, part);
-  core::run_on_all(talk, [&] {
-    if (!member || prepared.communicator->mpi() == nullptr) return;
-    try {
-      prepared.execution =
-          make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
-    } catch (const Error& error) {
-      throw Error(error.code(), concat(call, ": ", error.what()));
+  try {
+    core::run_on_all(talk, [&] {
+      if (!member || prepared.communicator->mpi() == nullptr) return;
+      try {
+        prepared.execution =
+            make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
+      } catch (const Error& error) {
+        throw Error(error.code(), concat(call, ": ", error.what()));
+      }
+    });
+  } catch (...) {
+    // To free it is a call of all members, and one of them may be dead, or go without it.
+    if (closed_ || runtime_->fatal_error() != nullptr) {
+      core::keep_for_ever(std::move(prepared.communicator));
     }
-  });
+    throw;
+  }
   return prepared;
 }
 
@@ -207,8 +216,14 @@ core::SetResources ProcessSets::make_resources() {
   Prepared prepared = std::move(prepared_);
   if (!prepared.execution) {
     parts_.maker->connect(*prepared.communicator, prepared.id);
-    prepared.execution =
-        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
+    try {
+      prepared.execution =
+          make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
+    } catch (...) {
+      // That ends the job, and the other members may not free it.
+      core::keep_for_ever(std::move(prepared.communicator));
+      throw;
+    }
   }
   newest_ops_ = prepared.execution->ops;
   std::unique_ptr<core::Gate> gate = make_gate(*prepared.communicator, *parts_.config);

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
@@ -17,6 +18,8 @@ namespace {
 enum class Behaviour : int { Works, Fails, Blocks };
 std::atomic<Behaviour> create_group{Behaviour::Works};
 std::atomic<Behaviour> create_keyval{Behaviour::Works};
+std::atomic<Behaviour> create_op{Behaviour::Works};
+std::atomic<bool> job_ends_in_create_op{false};
 std::atomic<bool> serialized{false};  // MPI says that threads may not call it at the same time
 std::atomic<int> calls_begun{0};
 std::atomic<int> calls_in_progress{0};
@@ -42,6 +45,14 @@ extern "C" int MPI_Comm_create_keyval(MPI_Comm_copy_attr_function* copy,
                                       void* extra) {
   if (create_keyval == Behaviour::Fails) return MPI_ERR_NO_MEM;
   return PMPI_Comm_create_keyval(copy, remove, key, extra);
+}
+
+extern "C" int MPI_Op_create(MPI_User_function* function, int commutes, MPI_Op* made) {
+  if (create_op == Behaviour::Fails) return MPI_ERR_NO_MEM;
+  if (job_ends_in_create_op.exchange(false)) {
+    horon::ops::runtime().fail(horon::Error(horon::ErrorCode::PeerDead, "rank 2 has died"));
+  }
+  return PMPI_Op_create(function, commutes, made);
 }
 
 extern "C" int MPI_Query_thread(int* level) {
@@ -221,6 +232,36 @@ TEST(FailingMpi, WaitingHasALimit) {
                     HasSubstr("0, 1 and 2 since"), HasSubstr("HORON_STALL_ABORT_S")));
   barrier();
   expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+// A member may be dead, and the others would wait for it there.
+TEST(FailingMpi, ASetThatTheEndOfTheJobInterruptsIsNotFreed) {
+  init_session();
+  barrier();
+  communicators_freed = 0;
+  job_ends_in_create_op = test_rank() == 2;
+  EXPECT_THAT(error_of([] { (void)add_process_set({0, 1, 2}); }), HasSubstr("rank 2 has died"));
+  EXPECT_EQ(communicators_freed, 0);
+  expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+TEST(FailingMpi, ASetThatOneMemberCantMakeIsNotFreedWhereOneThreadMayCallMpi) {
+  serialized = true;
+  init_session();
+  barrier();
+  communicators_freed = 0;
+  if (test_rank() == 2) create_op = Behaviour::Fails;
+  EXPECT_THAT(error_of([] {
+                (void)add_process_set({0, 1, 2});
+                barrier();
+              }),
+              HasSubstr("rank 2: process set 1 can't be made"));
+  create_op = Behaviour::Works;
+  shutdown();
+  EXPECT_EQ(communicators_freed, 0);
+  serialized = false;
   expect_that_a_job_works();
 }
 
