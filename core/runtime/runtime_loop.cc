@@ -145,6 +145,7 @@ void RuntimeLoop::take_call(Call& call) {
                      if (id != kWorldSet) runner->shut_down();
                    }
                  },
+                 [&](FailCall& fail) { fail_all_sets(fail.error); },
              },
              call);
 }

@@ -65,11 +65,11 @@ Error RuntimeLoop::set_fatal(const Error& error) noexcept {
   if (door_.fatal != nullptr) return *door_.fatal;  // only this thread writes it
   std::shared_ptr<const Error> fatal = out_of_memory_;
   attempt([&] { fatal = std::make_shared<const Error>(that_ends_the_job(error)); });
-  door_.queue.close(fatal);
   {
     const std::lock_guard lock(door_.mutex);
     door_.fatal = fatal;
   }
+  door_.queue.close(fatal);  // whoever is refused finds fatal_error() set
   attempt([&] { log(LogLevel::Error, fatal->what()); });
   return *fatal;
 }
@@ -155,6 +155,7 @@ void RuntimeLoop::finish_calls(const Error& error) noexcept {
                      },
                      [](Refusal&) {},
                      [](ShutdownCall&) {},
+                     [](FailCall&) {},
                      [&](auto& waiting) { finish(waiting.handle, error); },
                  },
                  call);

@@ -109,6 +109,14 @@ TEST(RuntimeFailures, ARankThatDiesIsNamedThoughTheOthersAreBusy) {
   });
 }
 
+TEST(RuntimeFailures, AnErrorOfSessionCodeEndsTheJobOnAllRanks) {
+  World world(3, {}, no_limits());
+  world.each([](Runtime& runtime, int rank) {
+    if (rank == 1) runtime.fail(Error(ErrorCode::OperationFailed, "the library is gone"));
+    EXPECT_THAT(error_of_submit(runtime, "x"), HasSubstr("the library is gone"));
+  });
+}
+
 TEST(RuntimeFailures, ARankThatLeavesAtItsLimitTellsTheOthersWhy) {
   World world(3, {}, no_limits());
   world.each([](Runtime& runtime, int rank) {
