@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import glob
 import os
 import re
 import secrets
@@ -83,9 +84,12 @@ class Plan:
 
     def clear(self):
         """Of what a job leaves, all that a next start of it does not need."""
-        for path in (self.sign_of_hosts, self.commits + ".new"):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        unlink([self.sign_of_hosts, *self.files_of_commits("[0-9]*.new")])
+
+    def files_of_commits(self, pattern="*[0-9]"):
+        """One for each state that the job keeps, by its number, and the latest last."""
+        names = glob.glob(f"{glob.escape(self.commits)}.{pattern}")
+        return sorted(names, key=lambda name: (len(name), name))
 
     def hosts_of(self, text):
         """The slots by host."""
@@ -95,6 +99,12 @@ class Plan:
             host, _, slots = line.partition(":")
             hosts[host] = int(slots or self.slots_per_host)
         return hosts
+
+
+def unlink(paths):
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def number(option, text, default, least=1):

@@ -102,12 +102,19 @@ class Restarts(WithMpirun):
         self.assertLess(len(self.lines()), 1000)
 
     def test_what_was_committed_goes_with_a_success_and_stays_with_a_failure(self):
-        self.run_with("touch $commits; exit $((2 - starts))", "-np", 1, "--max-restarts", 1,
-                      "--commits", self.folder)
-        self.assertEqual(list(self.folder.glob("horonrun-*")), [])
-        _, told = self.run_with("touch $commits; exit 1", "-np", 1, "--max-restarts", 1)
-        [left] = self.folder.glob("horonrun-*")
-        self.assertIn(f"what the job has committed last is in {left}\n", told)
+        # One for each call of what elastic.run decorates, and one that was not written to its end.
+        commit = "touch $commits.0 $commits.2 $commits.10 $commits.10.new; "
+        (self.folder / "[1]").mkdir()
+        code, _ = self.run_with(
+            commit + "[ $starts = 1 ] && exit 1; rm $commits.0 || exit 2; exit 0", "-np", 1,
+            "--max-restarts", 1, "--commits", self.folder / "[1]")
+        self.assertEqual((code, list(self.folder.glob("*/horonrun-*"))), (0, []))
+        _, told = self.run_with(commit + "exit 1", "-np", 1, "--max-restarts", 1)
+        left = [str(each) for each in self.folder.glob("horonrun-*")]
+        self.assertEqual(len(left), 3, left)
+        first = min(left, key=len)[:-2]
+        self.assertIn(f"what the job has committed last is in {first}.0, {first}.2, {first}.10\n",
+                      told)
 
 
 class Elastic(WithMpirun):

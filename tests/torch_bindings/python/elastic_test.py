@@ -1,6 +1,10 @@
 """States of elastic jobs, as horovod.torch.elastic has them."""
 
+import contextlib
 import copy
+import os
+import time
+import warnings
 
 import pytest
 import torch
@@ -109,9 +113,8 @@ class Restarted:
         monkeypatch.setenv("HORONRUN_COMMITS", hvd.broadcast_object(str(folder / "job.pt")))
 
     def start(self, number):
-        self.monkeypatch.setattr(Commits, "_the_one", None)
+        self.monkeypatch.setattr(Commits, "_calls", 0)
         self.monkeypatch.setenv("HORONRUN_RESTART", str(number))
-        return Commits.of_job()
 
 
 @pytest.fixture
@@ -149,7 +152,6 @@ def test_a_restart_goes_on_behind_the_last_commit(rank, size, job):
     job.start(0)
     with pytest.raises(RuntimeError, match="a rank has failed"):
         train(make_state(), 7, fails_behind=3)
-    Commits.of_job().flush()
     hvd.barrier()
     job.start(1)
     state = make_state()
@@ -166,33 +168,93 @@ def test_a_restart_goes_on_behind_the_last_commit(rank, size, job):
 def test_a_restart_without_a_commit_says_so(rank, size, job):
     job.start(2)
     if rank == 0:
-        with pytest.warns(UserWarning, match="restart 2: .*job.pt is not there.*--commits"):
+        with pytest.warns(UserWarning, match="restart 2: .*job.pt.0 is not there.*--commits"):
             train(make_state(), 1)
     else:
         train(make_state(), 1)
 
 
+def test_each_call_goes_on_behind_its_own_commits(rank, size, job):
+    """Not behind those of another one, whose model may have other shapes."""
+    def phase(features, steps, fails_behind=None):
+        model = torch.nn.Linear(features, 1)
+        with torch.no_grad():
+            model.weight.fill_(features)
+        state = hvd.elastic.TorchState(model, step=0)
+        begun = []
+
+        @hvd.elastic.run
+        def count(state):
+            begun.extend((state.step, model.weight[0, 0].item()))
+            for step in range(state.step, steps):
+                if step == fails_behind:
+                    raise RuntimeError("a rank has failed")
+                with torch.no_grad():
+                    model.weight.add_(1)
+                state.step = step + 1
+                state.commit()
+        count(state)
+        return begun
+
+    job.start(0)
+    assert phase(3, steps=4) == [0, 3]
+    with pytest.raises(RuntimeError, match="a rank has failed"):
+        phase(5, steps=4, fails_behind=2)
+    hvd.barrier()
+    job.start(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert phase(3, steps=4) == [4, 7], "has nothing left to do"
+        assert phase(5, steps=4) == [2, 7]
+        assert phase(7, steps=4) == [0, 7], "had not begun before"
+
+
+def test_the_last_commit_is_in_its_file_when_the_call_ends(rank, size, job, monkeypatch):
+    """Whatever happens then, as an error that ends the process."""
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda *args: (time.sleep(0.1), save(*args)))
+
+    @hvd.elastic.run
+    def commit(state, fails):
+        for state.step in range(3):
+            state.commit()
+        if fails:
+            raise RuntimeError("a rank has failed")
+
+    for fails in (False, True):
+        job.start(0)
+        state = make_state()
+        with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+            commit(state, fails)
+        if rank == 0:
+            path = os.environ["HORONRUN_COMMITS"] + ".0"
+            assert torch.load(path, weights_only=False)["objects"]["step"] == 2
+            os.unlink(path)
+
+
 def test_a_commit_that_can_t_be_written_is_told_and_costs_nothing_else(rank, size, job, tmp_path):
-    commits = job.start(0)
-    commits.path = str(tmp_path / "none" / "job.pt")
+    job.start(0)
+    job.monkeypatch.setenv("HORONRUN_COMMITS", str(tmp_path / "none" / "job.pt"))
     if rank == 0:
-        with pytest.warns(UserWarning, match="a commit was not written to .*job.pt"):
+        with pytest.warns(UserWarning, match="a commit was not written to .*job.pt.0"):
             train(make_state(), 1)
-            commits.flush()
     else:
         train(make_state(), 1)
 
 
 def test_all_ranks_end_for_other_hosts_at_one_commit(rank, size, job, monkeypatch, tmp_path):
     monkeypatch.setenv("HORONRUN_ELASTIC", "1")
-    commits = job.start(0)
+    job.start(0)
+    commits = Commits.of_next_call()
     state = make_state()
     state.begin_again(commits)
     state.commit()
     if rank == 0:
-        open(commits.path + ".hosts", "w", encoding="utf-8").close()
+        open(os.environ["HORONRUN_COMMITS"] + ".hosts", "w", encoding="utf-8").close()
     with pytest.raises(HostsUpdatedInterrupt):
         state.commit()
+    commits.flush()
+    job.start(0)
     with pytest.raises(SystemExit) as ended:
         train(state, 1)
     assert ended.value.code == 75

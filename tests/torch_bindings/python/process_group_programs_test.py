@@ -20,7 +20,8 @@ from programs_test import EXAMPLES, HERE, run
 
 class Programs(unittest.TestCase):
     def test_a_program_for_torchrun_and_gloo(self):
-        code, output = run("-m", "horon.as_torchrun", HERE / "of_torchrun.py", "--steps", 2)
+        code, output = run("-m", "horon.as_torchrun", HERE / "of_torchrun.py", "--steps", 2,
+                           HORON_STALL_WARN_S="0.5")
         self.assertEqual(code, 0, output)
         for rank in range(2):
             self.assertIn(f"rank {rank} of 2 over horon", output)
@@ -104,6 +105,13 @@ class Programs(unittest.TestCase):
                 self.assertEqual(code, 0, output)
                 for rank in range(2):
                     self.assertIn(f"[{rank}] {way} is right", output)
+
+    @unittest.skipUnless(importlib.util.find_spec("lightning"), "Lightning is not installed")
+    def test_lightning_for_torchrun(self):
+        code, output = run("-m", "horon.as_torchrun", HERE / "lightning_of_torchrun.py")
+        self.assertEqual(code, 0, output)
+        for rank in range(2):
+            self.assertIn(f"[{rank}] trained over horon", output)
 
     @unittest.skipUnless(importlib.util.find_spec("lightning"), "Lightning is not installed")
     def test_lightning_on_hosts_with_unlike_numbers_of_ranks(self):

@@ -6,6 +6,7 @@ The variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, ...) come from M
 takes the place of "gloo" wherever the program asks for it or for no backend.
 """
 
+import datetime
 import functools
 import os
 import sys
@@ -19,8 +20,11 @@ def install():
     process_group.start_mpi()
     os.environ.update(_variables())
     from torch.distributed import distributed_c10d
-    _replace(distributed_c10d.init_process_group, 0, default=_default_backend())
-    _replace(distributed_c10d.new_group, 2, default=None)  # that of the default group
+    begin, new_group = distributed_c10d.init_process_group, distributed_c10d.new_group
+    _replace(begin, _with_backend(begin, 0, default=_default_backend()))
+    _replace(new_group, _with_backend(new_group, 2, default=None))  # that of the default group
+    monitored = distributed_c10d.monitored_barrier
+    _replace(monitored, _monitored_over_horon(monitored))
 
 
 def _variables():
@@ -38,8 +42,16 @@ def _default_backend():
     return "cpu:horon,cuda:nccl" if torch.cuda.is_available() else "horon"
 
 
-def _replace(function, place, default):
-    """Wherever torch has it. `place` and `default`: of the argument "backend"."""
+def _replace(function, other):
+    """Wherever torch has it."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("torch.") and (
+                getattr(module, function.__name__, None) is function):
+            setattr(module, function.__name__, other)
+
+
+def _with_backend(function, place, default):
+    """`place` and `default`: of the argument "backend"."""
     def here(backend):
         return default if backend is None else backend_here(backend)
 
@@ -50,11 +62,28 @@ def _replace(function, place, default):
         else:
             named["backend"] = here(named.get("backend"))
         return function(*arguments, **named)
+    return over_horon
 
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("torch.") and (
-                getattr(module, function.__name__, None) is function):
-            setattr(module, function.__name__, over_horon)
+
+def _monitored_over_horon(monitored_barrier):
+    """Torch's looks at the name of the backend, and refuses all but Gloo. Each barrier of Horon
+    names those that are missing, all of them."""
+    import torch.distributed as dist
+    from horon.process_group import limited
+
+    @functools.wraps(monitored_barrier)
+    def over_horon(group=None, timeout=None, wait_all_ranks=False):
+        is_member = group is not dist.GroupMember.NON_GROUP_MEMBER
+        if not is_member or dist.get_backend(group) != "horon":
+            monitored_barrier(group, timeout, wait_all_ranks)
+            return
+        options = dist.BarrierOptions()
+        if timeout is not None:  # else that of the group
+            in_seconds = not isinstance(timeout, datetime.timedelta)
+            options.timeout = limited(datetime.timedelta(seconds=timeout) if in_seconds
+                                      else timeout)
+        (group or dist.group.WORLD).barrier(options).wait()
+    return over_horon
 
 
 def backend_here(backend):

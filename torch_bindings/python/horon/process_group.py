@@ -44,7 +44,7 @@ def _make(options, _):
     from horon import members, native
     from horon.torch import basics
     ranks = list(options.global_ranks_in_group)  # none: of the default group
-    timeout_s = _limited(options.timeout).total_seconds()
+    timeout_s = limited(options.timeout).total_seconds()
     of_some = bool(ranks) and len(ranks) < get_world_size()
     if of_some and not native.is_initialized():
         raise RuntimeError(f"new_group({ranks}), of some of {get_world_size()} ranks, can't start "
@@ -63,7 +63,7 @@ def _make(options, _):
                                      timeout_s=timeout_s)
 
 
-def _limited(timeout):
+def limited(timeout):
     """Torch's C++ counts microseconds in 64 bits: more than that, such as timedelta.max, may have
     turned negative."""
     return min(timeout, _LONGEST) if timeout >= datetime.timedelta(0) else _LONGEST
@@ -174,7 +174,7 @@ def addresses_of_rank_0():
 def _store(timeout):
     from torch.distributed import TCPStore
     from horon import native
-    limit = {} if timeout is None else {"timeout": _limited(timeout)}
+    limit = {} if timeout is None else {"timeout": limited(timeout)}
     size = native.size()
     store = None
 

@@ -1,5 +1,6 @@
-"""A program for torchrun and Gloo, that knows nothing of MPI."""
+"""A program for torchrun and Gloo, that knows nothing of MPI. HORON_STALL_WARN_S is below 2."""
 
+import datetime
 import os
 import sys
 
@@ -19,6 +20,21 @@ dist.init_process_group("gloo")
 group = dist.new_group(list(range(size)), backend="gloo")
 assert dist.get_backend() == dist.get_backend(group) == "horon"
 assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+
+dist.monitored_barrier()
+dist.monitored_barrier(group, datetime.timedelta.max, wait_all_ranks=True)
+only_rank_0 = dist.new_group([0])
+dist.monitored_barrier(only_rank_0, timeout=60.0)  # rank 1 is told that it is no member
+late = dist.new_group()
+if rank == 0:
+    try:
+        dist.monitored_barrier(late, datetime.timedelta(seconds=2))
+        raise SystemExit("rank 1 was missing, and nobody has noticed")
+    except RuntimeError as error:
+        assert "waiting for rank 1" in str(error), error
+dist.barrier(group)
+if rank == 1:
+    dist.monitored_barrier(late)  # the one that rank 0 has left goes on
 
 model = DistributedDataParallel(torch.nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,6 +1,5 @@
-"""The file in which the states of an elastic job outlive it."""
+"""The files in which the states of an elastic job outlive it."""
 
-import atexit
 import contextlib
 import os
 import threading
@@ -10,30 +9,39 @@ import torch
 
 
 class Commits:
-    """Of a job that horonrun starts again if it fails. Any thread."""
+    """Of one call of what elastic.run decorates, in a job that horonrun starts again if it fails.
+    Any thread.
 
-    _the_one = None
+    A program may call such functions one after the other, with states that have nothing in common.
+    So each call has its own file, by its number in this process: a start of the job makes the same
+    calls as the one before.
+    """
+
+    _calls = 0  # that have begun
 
     @classmethod
-    def of_job(cls):
+    def of_next_call(cls):
         """None if horonrun would not start this job again."""
-        path = os.environ.get("HORONRUN_COMMITS")
-        if cls._the_one is None and path:
-            cls._the_one = cls(path, int(os.environ.get("HORONRUN_RESTART", "0")))
-        return cls._the_one
+        job = os.environ.get("HORONRUN_COMMITS")
+        if not job:
+            return None
+        call = cls._calls
+        cls._calls += 1
+        return cls(job, call, int(os.environ.get("HORONRUN_RESTART", "0")))
 
-    def __init__(self, path, restart):
-        self.path = path
+    def __init__(self, job, call, restart):
+        self.path = f"{job}.{call}"  # horonrun knows this pattern
+        self.call = call
         self.restart = restart  # how often the job was started before
         self.hosts_may_change = "HORONRUN_ELASTIC" in os.environ
+        self._sign_of_hosts = job + ".hosts"
         self._changed = threading.Condition()
         self._next = None  # what is to be written
-        self._is_writing = False
-        self._thread = None
+        self._thread = None  # while there is something to write
 
     def hosts_have_changed(self):
         """horonrun leaves this file."""
-        return os.path.exists(self.path + ".hosts")
+        return os.path.exists(self._sign_of_hosts)
 
     def read(self):
         """None: there is none."""
@@ -47,25 +55,24 @@ class Commits:
         """In the background, if it is not overtaken by a later one. The content must not change."""
         with self._changed:
             self._next = content
-            self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, daemon=True)
+                # Not a daemon: the process does not end before the last one is written.
+                self._thread = threading.Thread(target=self._serve)
                 self._thread.start()
-                atexit.register(self.flush)
 
     def flush(self):
         """Waits until the last one is written."""
         with self._changed:
-            self._changed.wait_for(lambda: self._next is None and not self._is_writing)
+            self._changed.wait_for(lambda: self._thread is None)
 
     def _serve(self):
         while True:
             with self._changed:
-                self._is_writing = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._next is not None)
+                if self._next is None:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
                 content, self._next = self._next, None
-                self._is_writing = True
             with contextlib.suppress(Warning):  # where the program makes errors of warnings
                 self._replace_file(content)
 

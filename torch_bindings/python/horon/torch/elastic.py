@@ -34,10 +34,12 @@ _EXIT_CODE_OF_NEW_HOSTS = 75  # EX_TEMPFAIL of sysexits.h, which horonrun knows
 
 def run(func):
     """Decorates func(state, ...): it is called with the state of all ranks as rank 0 has it, which
-    after a restart is what was committed last."""
+    after a restart is what this call has committed last: the calls of a program are told apart by
+    their number. One that had returned before the restart is made again all the same, with its last
+    commit, so that what it did behind that is done again."""
     @functools.wraps(func)
     def wrapper(state, *args, **kwargs):
-        commits = Commits.of_job()
+        commits = Commits.of_next_call()
         if commits is not None:
             state.begin_again(commits)
         state.sync()
@@ -46,8 +48,10 @@ def run(func):
         except HostsUpdatedInterrupt as interrupt:
             if commits is None:
                 raise
-            commits.flush()
             raise SystemExit(_EXIT_CODE_OF_NEW_HOSTS) from interrupt
+        finally:
+            if commits is not None:
+                commits.flush()  # what comes behind this call may fail
     return wrapper
 
 
@@ -79,7 +83,7 @@ class State:
         content = commits.read() if self._rank() == 0 else None
         if content is not None:
             self.take(content)
-        elif self._rank() == 0:
+        elif self._rank() == 0 and commits.call == 0:  # later ones may not have begun
             warnings.warn(f"restart {commits.restart}: {commits.path} is not there, so training "
                           "begins anew: nothing was committed, or another host has it (horonrun "
                           "--commits names a folder that all hosts see)")
