@@ -263,7 +263,10 @@ void RuntimeLoop::add_runner(uint32_t id, const std::vector<int>& ranks, SetReso
   parts.reaper = reaper_;
   parts.statistics = &door_.statistics;
   parts.busy = &busy_;
-  parts.take_messages = [this] { (void)take_messages(); };
+  parts.take_messages = [this] {
+    (void)take_messages();
+    return error_of_any_set();
+  };
   parts.on_fatal = [this](const Error& error) {
     fatal_now_ = true;
     return set_fatal(error);

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -123,6 +124,8 @@ class RuntimeLoop {
   // All members make a set before one of them uses it. But the job may fail meanwhile, and a member
   // that has made the set tells the others by way of it. Throws if it says anything else.
   void take_from_unknown_set(uint32_t set, std::span<const std::byte> bytes);
+  // By which a set has failed, if one has; that of the world first.
+  std::optional<Error> error_of_any_set() const;
   // Makes the report of all sets anew.
   void note_stalls();
   // Into the timeline, once a second: the statistics that have changed.

@@ -1,6 +1,7 @@
 // How a job ends: the last messages, errors that end it on all ranks, deaths, the deadline of
 // shutdown().
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -110,6 +111,13 @@ void RuntimeLoop::take_from_unknown_set(uint32_t set, std::span<const std::byte>
   }
   throw Error(ErrorCode::Internal,
               concat("it is about ", set_text(set), ", which is not known here"));
+}
+
+std::optional<Error> RuntimeLoop::error_of_any_set() const {
+  for (const auto& [id, runner] : runners_) {
+    if (runner->fatal()) return runner->fatal();
+  }
+  return std::nullopt;
 }
 
 Error RuntimeLoop::failure_of_turn() const noexcept {

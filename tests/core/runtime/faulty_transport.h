@@ -45,9 +45,10 @@ inline Hooks transport_of(int guilty, FaultyTransport::Fault fault) {
 }
 
 // Submits, or learns in submitting that the job has ended.
-inline std::string error_of_submit(Runtime& runtime, const std::string& name) {
+inline std::string error_of_submit(Runtime& runtime, const std::string& name,
+                                   uint32_t set = kWorldSet) {
   const auto x = std::make_shared<Tensor>(tensor({1}));
-  Submission mine = submission(name, *x);
+  Submission mine = in_set(set, name, *x);
   mine.keep_alive = x;
   try {
     return error_of(*runtime.submit(std::move(mine)));

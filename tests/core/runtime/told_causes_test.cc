@@ -76,6 +76,43 @@ TEST(ToldCauses, WhatAPeerSaysCountsMoreThanWhatFollowsFromIt) {
   });
 }
 
+// Rank 1's transport fails while rank 0 is in a collective of a set. Rank 1 tells that in the set
+// of all ranks alone.
+TEST(ToldCauses, WhatAPeerSaysInAnotherSetCountsMoreThanWhatFollowsFromItInThisOne) {
+  std::atomic<bool> under_way{false};
+  std::atomic<bool> broken{false};
+  std::atomic<bool> told{false};
+  Hooks hooks = transport_of(1, [&](FaultyTransport::Call call, int) {
+    if (broken && call == FaultyTransport::Call::Receive) {
+      throw Error(ErrorCode::OperationFailed, "the wire is cut");
+    }
+  });
+  hooks.change_execution = [&](int rank, const std::vector<int>&, Executor::Parts& execution) {
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(std::make_unique<StepByStep>([&, rank] {
+      if (rank == 1) return;
+      under_way = true;
+      while (!told) std::this_thread::sleep_for(1ms);
+      throw Error(ErrorCode::OperationFailed, "what follows from it");
+    }));
+    execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+  };
+  World world(2, {}, no_limits(), hooks);
+  std::barrier<> all_have_the_set(2);
+  world.each([&](Runtime& runtime, int rank) {
+    runtime.add_set(1, {0, 1});
+    all_have_the_set.arrive_and_wait();
+    std::string error = error_of_submit(runtime, "x", 1);
+    if (rank == 1) {
+      while (!under_way) std::this_thread::sleep_for(1ms);
+      broken = true;
+      error = error_of_submit(runtime, "y", 1);
+      told = true;  // an Abort is sent before any handle ends
+    }
+    EXPECT_THAT(error, HasSubstr("the wire is cut"));
+  });
+}
+
 // Sees that a peer has died before it reads what that peer said at last.
 class DeathBeforeNews final : public ForwardingTransport {
  public:
