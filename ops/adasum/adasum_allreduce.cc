@@ -51,7 +51,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
       const int64_t left = budget_;
       const bool complete = run(tasks_[next_]);
       moved = moved || complete || budget_ < left;
-      if (!complete) return moved ? Progress::Advanced : Progress::Polling;
+      if (!complete) return moved ? Progress::Advanced : waits();
       ++next_;
       begun_ = false;
     }
@@ -61,6 +61,10 @@ class AdasumAllreduce::Running final : public core::InFlight {
   }
 
  private:
+  // Other ranks wait for what this one sends in the tasks that follow.
+  Progress waits() const {
+    return next_ + 1 < tasks_.size() ? Progress::Driving : Progress::Polling;
+  }
   size_t bytes_of(int64_t elements) const {
     return static_cast<size_t>(elements) * size_of(batch_.dtype);
   }
