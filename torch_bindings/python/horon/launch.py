@@ -10,6 +10,7 @@ and gives the results back by its standard output. So hosts need not share a fol
 import base64
 import os
 import pickle
+import re
 import secrets
 import shlex
 import subprocess
@@ -20,6 +21,11 @@ _MARK = "\x1ehoron.launch "
 _PIECE = 600  # characters of the results in a line
 _ELASTIC = ("min_np", "max_np", "min_num_proc", "max_num_proc", "slots", "reset_limit",
             "cooldown_range", "elastic_timeout")
+# In a job of a batch system, mpirun asks that system for the hosts.
+_BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
+_NAMES_HOSTS = re.compile("-H|--?(host|hostfile|machinefile|default-hostfile)")
+_BINDS = re.compile("--?(bind-to.*|cpu-set|cpu-list|rankfile|rf)|.*:pe=.*|"
+                    "hwloc_base_binding_policy", re.IGNORECASE)
 
 
 def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args=None, env=None,
@@ -30,10 +36,12 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
     shutdown() do nothing: the session is there, and ends behind it. What it prints goes where this
     program prints. If it raises on one rank, mpirun ends all of them, and RuntimeError is raised.
 
-    hosts ("h1:4,h2:4"), hostfile and mpi_args (a string or a list) are given to mpirun; env: names
-    and values that the ranks have beside the environment of this process; executable: a Python of
-    the hosts, if it is not this one. Further options of horovod.run() have no counterpart: those of
-    elastic jobs are refused, and the others, of Horovod's own launcher, do nothing.
+    hosts ("h1:4,h2:4"), hostfile and mpi_args (a string or a list) are given to mpirun. Without
+    hosts all ranks are on this one, also more than it has cores. They are bound to no cores if
+    mpi_args does not bind them. env: names and values that the ranks have beside the environment of
+    this process; executable: a Python of the hosts, if it is not this one. Further options of
+    horovod.run() have no counterpart: those of elastic jobs are refused, and the others, of
+    Horovod's own launcher, do nothing.
     """
     elastic = [name for name in _ELASTIC if others.get(name) is not None]
     if elastic:
@@ -54,7 +62,8 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         names.update(name for name in os.environ if name.startswith("HORON_"))
         for name in sorted(names):
             command += ["-x", name]
-    command += shlex.split(mpi_args) if isinstance(mpi_args, str) else list(mpi_args or ())
+    more = shlex.split(mpi_args) if isinstance(mpi_args, str) else list(mpi_args or ())
+    command += _needed(ranks, command + more, environment) + more
     command += [executable or sys.executable, "-m", "horon.launch"]
     if getattr(sys.modules.get("horovod"), "run", None) is run:
         command.append("--as-horovod")
@@ -66,6 +75,28 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         raise RuntimeError(f"the function did not return on all of {ranks} ranks: mpirun ended "
                            f"with code {code}, and what it printed above says why")
     return pickle.loads(found.whole())
+
+
+def _needed(ranks, given, environment):
+    """What Open MPI's mpirun needs beside what is given, as horonrun says it: else it refuses root
+    and more ranks than cores, and binds each rank to one core."""
+    try:
+        told = subprocess.run(["mpirun", "--version"], env=environment, capture_output=True,
+                              text=True, errors="replace", check=False)
+    except FileNotFoundError:
+        return []  # which the start says
+    if not re.search("Open MPI|OpenRTE|PRRTE|prterun", told.stdout + told.stderr):
+        return []
+    needed = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    if not any(map(_BINDS.fullmatch, given)):
+        needed += ["--bind-to", "none"]
+    if any(map(_NAMES_HOSTS.fullmatch, given)) or any(map(environment.get, _BATCH_SYSTEMS)):
+        return needed
+    if "mpi_yield_when_idle" not in given:
+        # Else a rank that waits inside MPI keeps its core from another one: with as many slots as
+        # ranks, mpirun does not see that there may be fewer cores.
+        needed += ["--mca", "mpi_yield_when_idle", "1"]
+    return ["--host", f"localhost:{ranks}", *needed]
 
 
 class _Results:

@@ -8,7 +8,6 @@ import threading
 
 import horovod
 
-BESIDE_OTHER_TESTS = "--oversubscribe --bind-to none"
 base = 100  # goes with the function
 
 
@@ -48,6 +47,10 @@ def prints_meanwhile():
     return os.urandom(2_000_000)
 
 
+def cores_of_a_rank():
+    return sorted(os.sched_getaffinity(0))
+
+
 def error_of(*args, **options):
     try:
         horovod.run(*args, **options)
@@ -58,15 +61,17 @@ def error_of(*args, **options):
 
 if __name__ == "__main__":
     assert horovod.runner.run is horovod.run
+    # One more than there are cores, if there are few.
+    assert horovod.run(cores_of_a_rank, np=min(os.cpu_count(), 4) + 1) == (
+        [cores_of_a_rank()] * (min(os.cpu_count(), 4) + 1))
     found = horovod.run(sum_of_ranks, args=(10,), kwargs={"offset": 1}, np=3,
-                        mpi_args=BESIDE_OTHER_TESTS, env={"GIVEN": "value"})
+                        mpi_args="--oversubscribe --bind-to none", env={"GIVEN": "value"})
     assert found == [(131, "value"), (132, "value"), (133, "value")], found
-    lengths = [len(each) for each in horovod.run(shuts_down, np=2,
-                                                 mpi_args=BESIDE_OTHER_TESTS.split())]
+    lengths = [len(each) for each in horovod.run(shuts_down, np=2, mpi_args=["--nooversubscribe"])]
     assert lengths == [0, 1_000_000], lengths
-    found = horovod.run(prints_meanwhile, np=2, mpi_args=BESIDE_OTHER_TESTS)
+    found = horovod.run(prints_meanwhile, np=2, hosts="localhost:2")
     assert [len(each) for each in found] == [2_000_000] * 2
-    error = error_of(fails_on_the_last_rank, np=2, mpi_args=BESIDE_OTHER_TESTS)
+    error = error_of(fails_on_the_last_rank, np=2)
     assert error.startswith("RuntimeError: the function did not return on all of 2 ranks"), error
     assert error_of(shuts_down, np=0).startswith("ValueError: np is 0")
     assert "min_np" in error_of(shuts_down, min_np=1)

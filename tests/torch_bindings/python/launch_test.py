@@ -1,0 +1,60 @@
+"""What horon.launch.run() gives to mpirun; programs_test.py runs functions by it."""
+
+import os
+
+import pytest
+
+from horon.launch import run
+
+MPIRUN = """#!/bin/sh
+if [ $1 = --version ]; then echo "{version}"; exit; fi
+echo "$@" > {line}
+exit 3
+"""
+OPEN_MPI = "mpirun (Open MPI) 4.1.4"
+YIELDS = "--mca mpi_yield_when_idle 1"
+
+
+@pytest.fixture
+def line_of(tmp_path, monkeypatch):
+    """The arguments of mpirun up to the program, of a call of run()."""
+    def line_of(version=OPEN_MPI, user=1000, **options):
+        line = tmp_path / "line"
+        mpirun = tmp_path / "mpirun"
+        mpirun.write_text(MPIRUN.format(version=version, line=line))
+        mpirun.chmod(0o755)
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+        with pytest.raises(RuntimeError, match="mpirun ended with code 3"):
+            run(os.getpid, executable="PYTHON", **options)
+        return line.read_text().partition(" PYTHON ")[0]
+
+    for name in ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return line_of
+
+
+def test_ranks_on_this_host(line_of):
+    assert line_of(np=3) == f"-np 3 --host localhost:3 --bind-to none {YIELDS}"
+    assert line_of(np=3, user=0) == (
+        f"-np 3 --host localhost:3 --allow-run-as-root --bind-to none {YIELDS}")
+    assert line_of(np=3, mpi_args="--mca mpi_yield_when_idle 0") == (
+        "-np 3 --host localhost:3 --bind-to none --mca mpi_yield_when_idle 0")
+
+
+def test_ranks_on_hosts(line_of, monkeypatch):
+    assert line_of(np=3, hosts="a:2,b").startswith("-np 3 -H a:2,b -x ")
+    assert line_of(np=3, hosts="a:2,b").endswith(" --bind-to none")
+    assert line_of(np=3, mpi_args="-host a:3") == "-np 3 --bind-to none -host a:3"
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert line_of(np=3, user=0) == "-np 3 --allow-run-as-root --bind-to none"
+
+
+@pytest.mark.parametrize("given", ["--bind-to core", "-bind-to-socket", "--map-by slot:PE=2",
+                                   "--mca hwloc_base_binding_policy core", "--rankfile f"])
+def test_what_binds_ranks_is_left_alone(line_of, given):
+    assert line_of(np=2, mpi_args=given) == f"-np 2 --host localhost:2 {YIELDS} {given}"
+
+
+def test_another_mpi_gets_what_is_given(line_of):
+    assert line_of("HYDRA build details:", np=2, user=0, mpi_args="-v") == "-np 2 -v"
