@@ -108,7 +108,9 @@ horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.
 horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
            TIMEOUT 600)
 horon_test(agreement_test FILES core/negotiation/agreement_test.cc LIBS horon_simulation)
-horon_test(freeze_planner_test FILES core/negotiation/freeze_planner_test.cc)
+horon_test(freeze_planner_test
+           FILES core/negotiation/coordinator_freezes_test.cc
+                 core/negotiation/freeze_planner_test.cc)
 horon_test(ring_gate_test FILES core/negotiation/ring_gate_test.cc)
 horon_test(fusion_planner_test FILES core/negotiation/fusion_planner_test.cc LIBS horon_simulation)
 target_sources(horon_simulation PRIVATE support/simulation/random_envelope.cc)
