@@ -107,6 +107,14 @@ class Programs(unittest.TestCase):
         self.assertEqual(first, second)
         self.assertTrue(("0", "0") < first[:2] <= ("1", "2"), first)
 
+    def test_a_commit_of_an_object_of_the_program_is_written_when_it_fails(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for restart, told in enumerate(["RuntimeError: as it should", "found 3 pages"]):
+                _, output = run("-m", "horon.as_horovod", HERE / "fails_behind_commits.py", ranks=1,
+                                HORONRUN_COMMITS=os.path.join(folder, "job.pt"),
+                                HORONRUN_RESTART=str(restart))
+                self.assertIn(told, output)
+
     @unittest.skipIf(importlib.util.find_spec("mpi4py") is None, "no mpi4py")
     def test_beside_mpi4py(self):
         for mode in ("before", "after", "communicator", "process_group"):
