@@ -354,8 +354,7 @@ void Controller::settle_news() {
       last_progress_ = now_;
       outbox_.to_all(record);
       if (differs_by_member(record)) {
-        member_.hear(told_to(record, static_cast<size_t>(options_.rank), options_.ranks.size()),
-                     effects_);
+        member_.hear(told_to(record, static_cast<size_t>(options_.rank)), effects_);
       } else {
         member_.hear(record, effects_);
       }

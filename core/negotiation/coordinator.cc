@@ -207,7 +207,7 @@ std::vector<Item> Coordinator::decide() {
 
 void Coordinator::close(Entry& entry, std::vector<Item>& log) {
   if (std::optional<Fail> fail = verdict(entry)) {
-    freezer_.not_planned(entry.name);
+    freezer_.break_row(entry.name);
     log.emplace_back(*std::move(fail));
     return;
   }
@@ -218,7 +218,7 @@ void Coordinator::close(Entry& entry, std::vector<Item>& log) {
             std::find(vote.absent.begin(), vote.absent.end(), false) == vote.absent.end());
   });
   if (all_absent) {
-    freezer_.not_planned(entry.name);
+    freezer_.break_row(entry.name);
     log.emplace_back(Unused{entry.name});
     return;
   }
@@ -362,14 +362,18 @@ PlannedEntry Coordinator::planned(ClosedEntry entry, bool may_freeze) {
   PlannedEntry out;
   out.id = ids_.find(entry.name, entry.spec);
   const bool is_new = out.id == kNoId;
-  if (is_new) out.id = ids_.give(entry.name, entry.spec);
+  if (is_new) {
+    out.id = ids_.give(entry.name, entry.spec);
+    freezer_.break_row(entry.name);  // the id may have stood for a spec that was planned before
+  }
   const bool each_is_told_its_own = entry.spec->kind == CollectiveKind::Alltoall;
   const size_t numbers_told =
       each_is_told_its_own ? extents_told(*entry.spec, options_.ranks) : entry.extents.size();
   freezer_.planned(out.id, entry, numbers_told, may_freeze);
   out.produced = std::move(entry.produced);
   if (each_is_told_its_own) {
-    out.said_by_all = std::make_shared<const std::vector<int64_t>>(std::move(entry.extents));
+    out.said_by_all =
+        std::make_shared<const SaidByAll>(std::move(entry.extents), options_.ranks.size());
   } else {
     out.extents = std::move(entry.extents);
   }

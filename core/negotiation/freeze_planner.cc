@@ -50,7 +50,7 @@ void FreezePlanner::planned(EntryId id, const ClosedEntry& entry, size_t numbers
   if (history.streak >= history.need) to_freeze_.push_back(&history);
 }
 
-void FreezePlanner::not_planned(const std::string& name) {
+void FreezePlanner::break_row(const std::string& name) {
   const auto known = names_.find(name);
   if (known != names_.end()) known->second.streak = 0;
 }

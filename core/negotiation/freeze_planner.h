@@ -26,8 +26,9 @@ class FreezePlanner {
   // An entry is planned under this id. If not `may_freeze`, its count of plans in a row begins
   // anew. `numbers_told`: of its extents, to each member (told_extents.h).
   void planned(EntryId id, const ClosedEntry& entry, size_t numbers_told, bool may_freeze);
-  // An entry of this name ended without a plan.
-  void not_planned(const std::string& name);
+  // The name's count of plans in a row begins anew: an entry of it ended without a plan, or what is
+  // planned next is the first one of a spec that is given an id.
+  void break_row(const std::string& name);
 
   // A member says that this place can't stay frozen. False if it was never given.
   bool deviate(Place place);

@@ -46,8 +46,7 @@ std::vector<std::byte> Outbox::encode_for(size_t peer, const Envelope& envelope)
   told.set = envelope.set;
   told.applied = envelope.applied;
   for (const Item& item : envelope.items) {
-    told.items.push_back(differs_by_member(item) ? told_to(item, peer, first_of_host_.size())
-                                                 : item);
+    told.items.push_back(differs_by_member(item) ? told_to(item, peer) : item);
   }
   return encode(told);
 }

@@ -33,6 +33,8 @@ inline constexpr Place kNoPlace = 0;
 
 using SpecPtr = std::shared_ptr<const EntrySpec>;
 
+class SaidByAll;  // told_extents.h
+
 // "My entry is here." By id if it was agreed before, else by name and spec.
 struct Ready {
   EntryId id = kNoId;
@@ -72,7 +74,7 @@ struct PlannedEntry {
   std::vector<int64_t> extents;  // has_own_rows(): see told_extents.h
   // Alltoall, in the coordinator's own log: what it tells each member a part of, as `extents`. It
   // is never sent.
-  std::shared_ptr<const std::vector<int64_t>> said_by_all;
+  std::shared_ptr<const SaidByAll> said_by_all;
 };
 
 // Entries that run as one collective, packed one behind the other.

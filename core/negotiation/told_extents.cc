@@ -29,23 +29,29 @@ size_t extents_told(const EntrySpec& spec, std::span<const int> ranks) {
   return count;
 }
 
-std::vector<int64_t> extents_told_of_alltoall(std::span<const int64_t> said, size_t member,
-                                              size_t size) {
-  const size_t parts = said.size() / (size * size);
-  const auto rows = [&](size_t from, size_t part) {
-    return said.subspan((from * parts + part) * size, size);
-  };
+SaidByAll::SaidByAll(std::vector<int64_t> said, size_t size)
+    : said_(std::move(said)), size_(size), of_all_(said_.size() / (size * size)) {
+  for (size_t part = 0; part < parts(); ++part) {
+    for (size_t from = 0; from < size_; ++from) {
+      for (const int64_t each : rows(from, part)) {
+        of_all_[part] = sum_or_largest(of_all_[part], each);
+      }
+    }
+  }
+}
+
+std::span<const int64_t> SaidByAll::rows(size_t from, size_t part) const {
+  return std::span(said_).subspan((from * parts() + part) * size_, size_);
+}
+
+std::vector<int64_t> SaidByAll::told_to(size_t member) const {
   std::vector<int64_t> told;
-  told.reserve(parts * numbers_of_part(size));
-  for (size_t part = 0; part < parts; ++part) {
+  told.reserve(parts() * numbers_of_part(size_));
+  for (size_t part = 0; part < parts(); ++part) {
     const std::span<const int64_t> own = rows(member, part);
     told.insert(told.end(), own.begin(), own.end());
-    int64_t of_all = 0;
-    for (size_t from = 0; from < size; ++from) {
-      told.push_back(rows(from, part)[member]);
-      for (const int64_t each : rows(from, part)) of_all = sum_or_largest(of_all, each);
-    }
-    told.push_back(of_all);
+    for (size_t from = 0; from < size_; ++from) told.push_back(rows(from, part)[member]);
+    told.push_back(of_all_[part]);
   }
   return told;
 }
@@ -64,12 +70,12 @@ bool differs_by_member(const Item& record) {
   });
 }
 
-Item told_to(const Item& record, size_t member, size_t size) {
+Item told_to(const Item& record, size_t member) {
   Item told = record;
   for (PlannedBatch& batch : std::get<Plan>(told).batches) {
     for (PlannedEntry& entry : batch.entries) {
       const auto said = std::exchange(entry.said_by_all, nullptr);
-      if (said != nullptr) entry.extents = extents_told_of_alltoall(*said, member, size);
+      if (said != nullptr) entry.extents = said->told_to(member);
     }
   }
   return told;

@@ -18,9 +18,23 @@ namespace horon::core {
 // How many numbers. `ranks`: of all members.
 size_t extents_told(const EntrySpec& spec, std::span<const int> ranks);
 
-// Alltoall: what `member` of `size` is told, of what all have said, one after the other.
-std::vector<int64_t> extents_told_of_alltoall(std::span<const int64_t> said, size_t member,
-                                              size_t size);
+// Alltoall: what all members have said. What is the same for all of them is summed up once, since a
+// sum for each member would be of N x N numbers N times.
+class SaidByAll {
+ public:
+  // `said`: by each of `size` members, one after the other, part by part.
+  SaidByAll(std::vector<int64_t> said, size_t size);
+
+  std::vector<int64_t> told_to(size_t member) const;
+
+ private:
+  size_t parts() const { return of_all_.size(); }
+  std::span<const int64_t> rows(size_t from, size_t part) const;
+
+  const std::vector<int64_t> said_;
+  const size_t size_;
+  std::vector<int64_t> of_all_;  // [part]
+};
 
 // Where the numbers of one part are in what a member of an alltoall is told.
 struct ToldOfPart {
@@ -32,7 +46,7 @@ struct ToldOfPart {
 
 // Whether members are told different numbers of this record of the coordinator's log.
 bool differs_by_member(const Item& record);
-// Such a record as `member` of `size` is told it.
-Item told_to(const Item& record, size_t member, size_t size);
+// Such a record as `member` is told it.
+Item told_to(const Item& record, size_t member);
 
 }  // namespace horon::core

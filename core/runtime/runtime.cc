@@ -131,6 +131,14 @@ class Runtime::Impl {
     door_.queue.push(RemoveSetCall{id, std::move(handle)});
   }
 
+  void fail(const Error& error) noexcept {
+    try {
+      door_.queue.push(FailCall{error});
+    } catch (...) {
+      // The job has ended already, or there is no memory for the call.
+    }
+  }
+
   std::string shutdown(nanoseconds deadline, nanoseconds farewell) {
     const std::lock_guard lock(shutdown_mutex_);
     const Clock::time_point end_of_farewell = Clock::now() + farewell;
@@ -280,6 +288,7 @@ std::shared_ptr<HandleState> Runtime::join(uint32_t set) { return impl_->join(se
 void Runtime::add_set(uint32_t id, const std::vector<int>& ranks) { impl_->add_set(id, ranks); }
 void Runtime::remove_set(uint32_t id) { impl_->remove_set(id); }
 void Runtime::leave_set(uint32_t id) { impl_->leave_set(id, nullptr); }
+void Runtime::fail(const Error& error) noexcept { impl_->fail(error); }
 std::string Runtime::shutdown(nanoseconds deadline, nanoseconds farewell) {
   return impl_->shutdown(deadline, farewell);
 }

@@ -91,6 +91,11 @@ class Runtime {
   // The same, but waits for nothing: the set goes when all members have left or removed it.
   void leave_set(uint32_t id);
 
+  // The job can't go on, for a reason that the runtime does not see: it ends with this error on all
+  // ranks, as when a collective fails. What this thread submits from now on fails. Without effect
+  // after shutdown(). Any thread; never throws.
+  void fail(const Error& error) noexcept;
+
   // Says "no more from this rank", serves the others until all ranks have said so or the job has
   // ended, and joins the thread. If something that this rank has submitted, or runs here, has not
   // ended at the deadline, the others are told so, which ends the job there too. Never throws.

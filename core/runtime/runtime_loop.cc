@@ -145,6 +145,7 @@ void RuntimeLoop::take_call(Call& call) {
                      if (id != kWorldSet) runner->shut_down();
                    }
                  },
+                 [&](FailCall& fail) { fail_all_sets(fail.error); },
              },
              call);
 }
@@ -262,7 +263,10 @@ void RuntimeLoop::add_runner(uint32_t id, const std::vector<int>& ranks, SetReso
   parts.reaper = reaper_;
   parts.statistics = &door_.statistics;
   parts.busy = &busy_;
-  parts.take_messages = [this] { (void)take_messages(); };
+  parts.take_messages = [this] {
+    (void)take_messages();
+    return error_of_any_set();
+  };
   parts.on_fatal = [this](const Error& error) {
     fatal_now_ = true;
     return set_fatal(error);
@@ -290,8 +294,7 @@ bool RuntimeLoop::take_messages() {
         greeted_.erase(set);
         runner->receive(message->from, message->bytes);
       } else if (!was_removed(set)) {
-        throw Error(ErrorCode::Internal,
-                    concat("it is about ", set_text(set), ", which is not known here"));
+        take_from_unknown_set(set, message->bytes);
       }  // else: it was sent before the set was removed
     } catch (const Error& error) {
       fail_all_sets(
@@ -362,8 +365,13 @@ std::chrono::nanoseconds RuntimeLoop::pause() {
   return pause;
 }
 
-bool RuntimeLoop::must_be_stepped() {
-  if (must_poll() && (!busy_.all_at_rest() || !transport_->flushed())) return true;
+bool RuntimeLoop::must_be_stepped() noexcept {
+  try {
+    if (must_poll() && (!busy_.all_at_rest() || !transport_->flushed())) return true;
+  } catch (...) {
+    end_job(failure_of_turn());
+    return true;
+  }
   return std::any_of(busy_.list().begin(), busy_.list().end(), [](const SetRunner* runner) {
     return runner->pace() == Executor::Pace::Polling || runner->pace() == Executor::Pace::Driving ||
            runner->pace() == Executor::Pace::Busy;

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -65,8 +68,9 @@ class RuntimeLoop {
   std::chrono::nanoseconds pause();
   // After pause(): the loop polls, so the sleep must not be rounded up.
   bool polls() const { return polls_; }
-  // Something under way must be polled: its end does not ring the doorbell.
-  bool must_be_stepped();
+  // Something under way must be polled: its end does not ring the doorbell. A failure of the
+  // transport ends the job as in turn(), and then a thread must close the loop.
+  bool must_be_stepped() noexcept;
   // Some peer sends over MPI, and its messages do not ring the doorbell.
   bool must_poll() const { return transport_->must_poll(); }
   void wait(std::chrono::nanoseconds timeout) { transport_->wait(timeout); }
@@ -117,6 +121,11 @@ class RuntimeLoop {
   void leave_world();
   void add_runner(uint32_t id, const std::vector<int>& ranks, SetResources resources);
   bool take_messages();
+  // All members make a set before one of them uses it. But the job may fail meanwhile, and a member
+  // that has made the set tells the others by way of it. Throws if it says anything else.
+  void take_from_unknown_set(uint32_t set, std::span<const std::byte> bytes);
+  // By which a set has failed, if one has; that of the world first.
+  std::optional<Error> error_of_any_set() const;
   // Makes the report of all sets anew.
   void note_stalls();
   // Into the timeline, once a second: the statistics that have changed.

@@ -1,6 +1,7 @@
 // How a job ends: the last messages, errors that end it on all ranks, deaths, the deadline of
 // shutdown().
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "horon/core/base/overloaded.h"
 #include "horon/core/base/text.h"
 #include "horon/core/negotiation/wire_format.h"
+#include "horon/core/runtime/pair_sets.h"
 #include "horon/core/runtime/reaper.h"
 #include "horon/core/runtime/runtime_loop.h"
 
@@ -64,11 +66,11 @@ Error RuntimeLoop::set_fatal(const Error& error) noexcept {
   if (door_.fatal != nullptr) return *door_.fatal;  // only this thread writes it
   std::shared_ptr<const Error> fatal = out_of_memory_;
   attempt([&] { fatal = std::make_shared<const Error>(that_ends_the_job(error)); });
-  door_.queue.close(fatal);
   {
     const std::lock_guard lock(door_.mutex);
     door_.fatal = fatal;
   }
+  door_.queue.close(fatal);  // whoever is refused finds fatal_error() set
   attempt([&] { log(LogLevel::Error, fatal->what()); });
   return *fatal;
 }
@@ -99,6 +101,23 @@ void RuntimeLoop::wait_for_farewells(Clock::time_point limit) noexcept {
 // A set that has ended ignores errors, so every set is told.
 void RuntimeLoop::fail_all_sets(const Error& error) {
   for (auto& [id, runner] : runners_) runner->fail(error);
+}
+
+void RuntimeLoop::take_from_unknown_set(uint32_t set, std::span<const std::byte> bytes) {
+  const Envelope envelope = decode(bytes);
+  for (const Item& item : envelope.items) {
+    const auto* const abort = std::get_if<Abort>(&item);
+    if (abort != nullptr) return fail_all_sets(Error(abort->code, abort->text));
+  }
+  throw Error(ErrorCode::Internal,
+              concat("it is about ", set_text(set), ", which is not known here"));
+}
+
+std::optional<Error> RuntimeLoop::error_of_any_set() const {
+  for (const auto& [id, runner] : runners_) {
+    if (runner->fatal()) return runner->fatal();
+  }
+  return std::nullopt;
 }
 
 Error RuntimeLoop::failure_of_turn() const noexcept {
@@ -144,6 +163,7 @@ void RuntimeLoop::finish_calls(const Error& error) noexcept {
                      },
                      [](Refusal&) {},
                      [](ShutdownCall&) {},
+                     [](FailCall&) {},
                      [&](auto& waiting) { finish(waiting.handle, error); },
                  },
                  call);

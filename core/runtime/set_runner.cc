@@ -258,9 +258,9 @@ bool SetRunner::settle_batches() {
   enqueued_.clear();
   for (FinishedBatch& batch : finished_) {
     if (batch.error) {
-      const Error error = error_of(batch);
-      // A peer that has failed may have said why: that counts more than what follows from it here.
-      parts_.take_messages();
+      // A peer that has failed may have said why, in some other set too: that counts more than what
+      // follows from it here.
+      const Error error = parts_.take_messages().value_or(error_of(batch));
       controller_.fail(error);
       // Its handles hear what all others hear.
       batch.error = parts_.on_fatal(controller_.fatal().value_or(error));

@@ -37,8 +37,9 @@ class SetRunner {
     Reaper* reaper = nullptr;                // outlives the runner
     SharedStatistics* statistics = nullptr;  // outlives the runner
     BusyRunners* busy = nullptr;             // outlives the runner
-    // Takes the messages that have come, for this set and for others.
-    std::function<void()> take_messages;
+    // Takes the messages that have come, for this set and for others. Returns the error by which
+    // any of them has failed.
+    std::function<std::optional<Error>()> take_messages;
     // Called before a handle hears of an error that ends the job. Returns the error that ends it:
     // this one, or an earlier one.
     std::function<Error(const Error&)> on_fatal;
@@ -90,6 +91,7 @@ class SetRunner {
   bool waits() const { return controller_.waits(); }
   bool has_member(int rank) const;
   bool is_coordinator() const { return controller_.is_coordinator(); }
+  const std::optional<Error>& fatal() const { return controller_.fatal(); }
   const std::string& stall_text() const { return stall_text_; }
   // Every member has shut down, and nothing runs on any of them.
   bool over() const { return bye_; }

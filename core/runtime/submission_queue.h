@@ -34,8 +34,13 @@ struct RemoveSetCall {
   std::shared_ptr<HandleState> handle;  // null: this rank leaves and waits for nobody
 };
 struct ShutdownCall {};
+// The job ends with this error.
+struct FailCall {
+  Error error;
+};
 
-using Call = std::variant<Submission, Refusal, JoinCall, AddSetCall, RemoveSetCall, ShutdownCall>;
+using Call =
+    std::variant<Submission, Refusal, JoinCall, AddSetCall, RemoveSetCall, ShutdownCall, FailCall>;
 
 class SubmissionQueue {
  public:

@@ -1,7 +1,6 @@
 #include "horon/ops/adasum/adasum_allreduce.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include "horon/core/base/round_up.h"
 #include "horon/core/execution/finished_flight.h"
 #include "horon/ops/adasum/adasum_kernels.h"
+#include "horon/ops/adasum/adasum_tasks.h"
 #include "horon/ops/host/host_kernels.h"
 #include "horon/ops/host/host_refusal.h"
 #include "horon/ops/host/scratch_loan.h"
@@ -23,90 +23,6 @@ constexpr int64_t kElementsPerStep = int64_t{128} << 10;
 // Those above are the ones of hosts_exchange.h, those below of message_exchange.h.
 constexpr int kFirstTag = Messages::kFirstBlockTag + static_cast<int>(ExchangeWindow::kDistinct);
 
-struct Range {  // of elements
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t count() const { return end - begin; }
-};
-
-struct Task {
-  enum class Kind : uint8_t {
-    CopyIn,       // the input, scaled, into the output
-    Exchange,     // sends `given`, receives `kept`
-    Products,     // of this rank's vectors and the received ones
-    SumProducts,  // with those of the peer
-    Combine,
-    ScaleResult,
-  };
-  Kind kind;
-  int peer = -1;
-  Range given = {};  // of the output
-  Range kept = {};
-  bool own_first = true;    // this rank's vectors are a, the received ones b
-  bool into_output = true;  // what is received; else into scratch
-};
-
-// What a rank does, in order. Its `Exchange` and `SumProducts` with a peer stand in the same order
-// as the peer's with it, since one tag serves for all of them.
-class TaskList {
- public:
-  TaskList(int rank, int size, int64_t count) : rank_(rank), all_{0, count} {
-    add({Task::Kind::CopyIn});
-    const int paired = static_cast<int>(std::bit_floor(static_cast<unsigned>(size)));
-    const bool is_extra = rank >= paired;
-    const bool has_extra = rank < size - paired;
-    if (is_extra) {
-      add({Task::Kind::Exchange, rank - paired, all_});
-      add({Task::Kind::Exchange, rank - paired, {}, all_});
-    } else {
-      if (has_extra) {
-        add({Task::Kind::Exchange, rank + paired, {}, all_, true, false});
-        combine(all_, true, 0);
-      }
-      halve(paired);
-      if (has_extra) add({Task::Kind::Exchange, rank + paired, all_});
-    }
-    add({Task::Kind::ScaleResult});
-  }
-
-  std::vector<Task> take() { return std::move(tasks_); }
-
- private:
-  void add(const Task& task) { tasks_.push_back(task); }
-
-  // `distance`: the products are those of the parts that so many ranks have, times two; 0: of one
-  // rank.
-  void combine(const Range& range, bool own_first, int distance) {
-    add({Task::Kind::Products, -1, {}, range, own_first});
-    for (int step = 1; step <= distance; step *= 2) {
-      add({Task::Kind::SumProducts, rank_ ^ step});
-    }
-    add({Task::Kind::Combine, -1, {}, range, own_first});
-  }
-
-  void halve(int paired) {
-    std::vector<Task> back;
-    Range range = all_;
-    for (int distance = 1; distance < paired; distance *= 2) {
-      const int peer = rank_ ^ distance;
-      const bool own_first = (rank_ & distance) == 0;
-      const int64_t middle = range.begin + range.count() / 2;
-      Range kept{range.begin, middle};
-      Range given{middle, range.end};
-      if (!own_first) std::swap(kept, given);
-      add({Task::Kind::Exchange, peer, given, kept, own_first, false});
-      combine(kept, own_first, distance);
-      back.push_back({Task::Kind::Exchange, peer, kept, given});
-      range = kept;
-    }
-    for (; !back.empty(); back.pop_back()) add(back.back());
-  }
-
-  const int rank_;
-  const Range all_;
-  std::vector<Task> tasks_;
-};
-
 }  // namespace
 
 class AdasumAllreduce::Running final : public core::InFlight {
@@ -116,7 +32,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
         batch_(std::move(batch)),
         number_(parent.window_.take_number()),
         tag_(kFirstTag + static_cast<int>(number_ % ExchangeWindow::kDistinct)),
-        tasks_(TaskList(parent.rank_, parent.size_, batch_.count).take()),
+        tasks_(adasum_tasks(parent.rank_, parent.size_, batch_.count)),
         scratch_(parent.scratch_.get()) {
     int64_t end = 0;
     for (const int64_t count : batch_.tensor_counts) {
@@ -135,7 +51,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
       const int64_t left = budget_;
       const bool complete = run(tasks_[next_]);
       moved = moved || complete || budget_ < left;
-      if (!complete) return moved ? Progress::Advanced : Progress::Polling;
+      if (!complete) return moved ? Progress::Advanced : waits();
       ++next_;
       begun_ = false;
     }
@@ -145,6 +61,10 @@ class AdasumAllreduce::Running final : public core::InFlight {
   }
 
  private:
+  // Other ranks wait for what this one sends in the tasks that follow.
+  Progress waits() const {
+    return next_ + 1 < tasks_.size() ? Progress::Driving : Progress::Polling;
+  }
   size_t bytes_of(int64_t elements) const {
     return static_cast<size_t>(elements) * size_of(batch_.dtype);
   }
@@ -152,7 +72,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
   // The products are there too: MPI may still use them when this is given up.
   void take_scratch() {
     int64_t received = 0;
-    for (const Task& task : tasks_) {
+    for (const AdasumTask& task : tasks_) {
       if (!task.into_output) received = std::max(received, task.kept.count());
     }
     const size_t products = core::whole_cache_lines(ends_.size() * sizeof(AdasumProducts));
@@ -163,19 +83,19 @@ class AdasumAllreduce::Running final : public core::InFlight {
   }
 
   // False: to be called again, since it waits for a peer or the step has been long enough.
-  bool run(const Task& task) {
+  bool run(const AdasumTask& task) {
     switch (task.kind) {
-      case Task::Kind::CopyIn:
+      case AdasumTask::Kind::CopyIn:
         return copy_in();
-      case Task::Kind::Exchange:
+      case AdasumTask::Kind::Exchange:
         return exchange(task);
-      case Task::Kind::Products:
+      case AdasumTask::Kind::Products:
         return multiply(task);
-      case Task::Kind::SumProducts:
+      case AdasumTask::Kind::SumProducts:
         return sum_products(task);
-      case Task::Kind::Combine:
+      case AdasumTask::Kind::Combine:
         return combine(task);
-      case Task::Kind::ScaleResult:
+      case AdasumTask::Kind::ScaleResult:
         return batch_.postscale == 1.0 ||
                walk({0, batch_.count}, [&](size_t, int64_t at, int64_t count) {
                  scale(batch_.dtype, output(at), output(at), count, batch_.postscale);
@@ -187,7 +107,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
   // Calls visit(tensor, first element, elements) for the stretches of tensors in a range, as many
   // as the step has time for. True when the range is through.
   template <class Visit>
-  bool walk(const Range& range, const Visit& visit) {
+  bool walk(const AdasumRange& range, const Visit& visit) {
     if (!std::exchange(begun_, true)) {
       at_ = range.begin;
       tensor_ =
@@ -212,7 +132,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
     });
   }
 
-  bool exchange(const Task& task) {
+  bool exchange(const AdasumTask& task) {
     if (!std::exchange(begun_, true)) {
       std::byte* const to = task.into_output ? output(task.kept.begin) : received_;
       post(task.peer, output(task.given.begin), bytes_of(task.given.count()), to,
@@ -221,7 +141,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
     return messages_are_over();
   }
 
-  bool sum_products(const Task& task) {
+  bool sum_products(const AdasumTask& task) {
     const size_t bytes = ends_.size() * sizeof(AdasumProducts);
     if (!std::exchange(begun_, true)) {
       post(task.peer, reinterpret_cast<std::byte*>(products_), bytes,
@@ -236,7 +156,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
     return true;
   }
 
-  bool multiply(const Task& task) {
+  bool multiply(const AdasumTask& task) {
     if (!begun_) std::fill_n(products_, ends_.size(), AdasumProducts());
     return walk(task.kept, [&](size_t tensor, int64_t at, int64_t count) {
       const auto [a, b] = vectors(task, at);
@@ -247,14 +167,14 @@ class AdasumAllreduce::Running final : public core::InFlight {
     });
   }
 
-  bool combine(const Task& task) {
+  bool combine(const AdasumTask& task) {
     return walk(task.kept, [&](size_t tensor, int64_t at, int64_t count) {
       const auto [a, b] = vectors(task, at);
       adasum_combine(batch_.dtype, adasum_factors(products_[tensor]), a, b, output(at), count);
     });
   }
 
-  std::pair<const std::byte*, const std::byte*> vectors(const Task& task, int64_t at) const {
+  std::pair<const std::byte*, const std::byte*> vectors(const AdasumTask& task, int64_t at) const {
     const std::byte* const own = output(at);
     const std::byte* const received = received_ + bytes_of(at - task.kept.begin);
     return task.own_first ? std::pair(own, received) : std::pair(received, own);
@@ -288,7 +208,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
   const core::Batch batch_;
   const uint64_t number_;
   const int tag_;
-  const std::vector<Task> tasks_;
+  const std::vector<AdasumTask> tasks_;
   std::vector<int64_t> ends_;  // of the tensors that have elements, in elements of the batch
   size_t next_ = 0;            // task
   bool begun_ = false;         // that task

@@ -137,7 +137,10 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
                                                              const Part& part) const {
   std::optional<MpiCommunicatorCall> call;
   std::string fault;
-  if (!part.members.empty()) {
+  if (!part.members.empty() && library_.abandoned()) {
+    // On all members alike. The call that was left there may keep a new one waiting for ever.
+    fault = "MPI was given up by an earlier call";
+  } else if (!part.members.empty()) {
     try {
       call.emplace(library_, [this, part] {
         return std::make_unique<MpiCommunicator>(bootstrap_, part.members, part.id);

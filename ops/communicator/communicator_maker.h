@@ -41,8 +41,10 @@ class CommunicatorMaker {
   // none, and gets null. Several may be made by one call if they have no rank in common. `what`
   // begins each message; `id` is the same on all ranks, and another one for each call.
   //
-  // If a rank can't do it, all ranks throw the same Error, with that rank; the job can go on. Where
-  // another rank still waits for it in MPI then, the library is abandoned on all of them.
+  // If a rank can't do it, all ranks that talk throw the same Error, with that rank; the job can go
+  // on. Where another rank still waits for it in MPI then, the library is abandoned on all that
+  // talk (gave_mpi_up()). All ranks of the job must do so: if only some talk, the caller ends the
+  // job. From then on there are no more communicators: each call throws such an Error at once.
   //
   // If threads may not call MPI at the same time, the thread that owns MPI calls connect() next;
   // until then there is no MPI communicator.
@@ -58,6 +60,8 @@ class CommunicatorMaker {
   // abort_after_s or dead_after_s are over. Then it throws Error, the library is abandoned, and MPI
   // may not be called any more (MpiLibrary::may_call()).
   void connect(Communicator& communicator, uint32_t id) const;
+  // Whether the library has been abandoned on this rank.
+  bool gave_mpi_up() const { return library_.abandoned(); }
 
  private:
   class Progress;

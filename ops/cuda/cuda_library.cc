@@ -14,7 +14,14 @@
 namespace horon::ops {
 namespace {
 
+// CUDA keeps the newest error of a thread until cudaGetLastError() asks for it. The program's own
+// call must not find one of Horon's. An older one of the program stays.
+void take_back(cudaError_t error) noexcept {
+  if (cudaPeekAtLastError() == error) (void)cudaGetLastError();
+}
+
 [[noreturn]] void fail(ErrorCode code, const char* call, cudaError_t error) {
+  take_back(error);
   throw Error(code, core::concat("CUDA: ", call, ": ", cudaGetErrorString(error)));
 }
 
@@ -114,7 +121,10 @@ class Cuda final : public CudaApi {
   bool happened(CudaEventHandle event) override {
     const CudaDeviceGuard guard(*this);
     const cudaError_t state = cudaEventQuery(as_event(event));
-    if (state == cudaErrorNotReady) return false;
+    if (state == cudaErrorNotReady) {
+      take_back(state);
+      return false;
+    }
     check("cudaEventQuery", state);
     return true;
   }
@@ -128,7 +138,6 @@ class Cuda final : public CudaApi {
     void* memory = nullptr;
     const cudaError_t error = cudaMalloc(&memory, bytes);
     if (error == cudaSuccess) return static_cast<std::byte*>(memory);
-    (void)cudaGetLastError();
     const std::string call = core::concat("cudaMalloc of ", core::bytes_text(bytes));
     fail(ErrorCode::Limit, call.c_str(), error);
   }
@@ -143,7 +152,6 @@ class Cuda final : public CudaApi {
     void* memory = nullptr;
     const cudaError_t error = cudaMallocAsync(&memory, bytes, as_stream(stream));
     if (error == cudaSuccess) return static_cast<std::byte*>(memory);
-    (void)cudaGetLastError();
     const std::string call = core::concat("cudaMallocAsync of ", core::bytes_text(bytes));
     fail(ErrorCode::Limit, call.c_str(), error);
   }
@@ -158,7 +166,6 @@ class Cuda final : public CudaApi {
     void* memory = nullptr;
     const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
     if (error == cudaSuccess) return static_cast<std::byte*>(memory);
-    (void)cudaGetLastError();
     const std::string call = core::concat("cudaHostAlloc of ", core::bytes_text(bytes));
     fail(ErrorCode::Limit, call.c_str(), error);
   }

@@ -33,6 +33,7 @@ class ChunkCollect final : public ChunkWork {
   int64_t begin(int64_t index, std::span<const std::byte* const> inputs,
                 std::span<std::byte* const> outputs) override;
   int64_t advance() override;
+  bool is_waited_for() const override { return false; }  // what a host sends it has sent at once
   bool over() const override { return over_; }
   int64_t index() const override { return index_; }
 

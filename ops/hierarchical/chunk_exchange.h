@@ -44,6 +44,10 @@ class ChunkExchange final : public ChunkWork {
   int64_t begin(int64_t index, std::span<const std::byte* const> inputs,
                 std::span<std::byte* const> outputs) override;
   int64_t advance() override;
+  // The second round: each host waits for the results of the others.
+  bool is_waited_for() const override {
+    return stage_ == Stage::Gathering && !context_.plan.one_round;
+  }
   bool over() const override { return stage_ == Stage::Over; }
   int64_t index() const override { return index_; }
 

@@ -22,6 +22,7 @@ int64_t ChunkSpread::begin(int64_t index, std::span<const std::byte* const> inpu
   const SpreadTree tree{layout.hosts, context_.fan_out, chunk_.host};
   const int parent = layout.peers[static_cast<size_t>(tree.parent_of(layout.host))];
   arrival_ = context_.messages.receive(parent, tag(), place, bytes_);
+  passes_on_ = tree.children_of(layout.host) > 0;
   return 1;
 }
 

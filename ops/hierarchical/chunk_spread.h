@@ -31,6 +31,7 @@ class ChunkSpread final : public ChunkWork {
   int64_t begin(int64_t index, std::span<const std::byte* const> inputs,
                 std::span<std::byte* const> outputs) override;
   int64_t advance() override;
+  bool is_waited_for() const override { return arrival_ && passes_on_; }
   bool over() const override { return !arrival_ && departures_.empty(); }
   int64_t index() const override { return index_; }
 
@@ -45,6 +46,7 @@ class ChunkSpread final : public ChunkWork {
   const std::byte* data_ = nullptr;  // of the chunk: in an input, or in this rank's output
   std::vector<std::byte*> outputs_;  // [local rank]
   std::optional<Messages::Id> arrival_;
+  bool passes_on_ = false;  // what arrives, to other hosts
   std::vector<Messages::Id> departures_;
 };
 

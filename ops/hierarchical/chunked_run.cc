@@ -62,7 +62,7 @@ Progress ChunkedRun::step() {
     moved = moved || touched > 0;
   }
   if (moved) return share_.over() ? leave() : Progress::Advanced;
-  if (in_flight_ > 0) return Progress::Polling;
+  if (in_flight_ > 0) return is_waited_for() ? Progress::Driving : Progress::Polling;
   share_.announce();
   if (share_.over()) return leave();
   return can_begin_chunk() || share_.copy() > 0 ? Progress::Advanced : Progress::Ringing;
@@ -121,6 +121,14 @@ void ChunkedRun::note_over() {
 bool ChunkedRun::can_begin_chunk() {
   return next_of_lane_ < chunks_of_lane_ && in_flight_ < std::ssize(work_) &&
          next_of_lane_ - over_of_lane_ < kChunksOfLaneWithTags && share_.is_ready(next_chunk());
+}
+
+// With chunks under way: other hosts wait for what this rank sends when they go on. That may be the
+// next chunk, which begins when one of these is over.
+bool ChunkedRun::is_waited_for() const {
+  return next_of_lane_ < chunks_of_lane_ ||
+         std::any_of(work_.begin(), work_.end(),
+                     [](const auto& work) { return !work->over() && work->is_waited_for(); });
 }
 
 int64_t ChunkedRun::begin_chunk() {

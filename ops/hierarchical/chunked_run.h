@@ -65,6 +65,7 @@ class ChunkedRun final : public core::InFlight {
   int64_t take_turn();
   int64_t advance_one();
   void note_over();
+  bool is_waited_for() const;
   bool can_begin_chunk();
   int64_t begin_chunk();
   core::Progress leave();

@@ -37,6 +37,8 @@ class ChunkWork {
   // Goes on as far as it can. A measure of the bytes that it has touched for that, at least 1; 0 if
   // it can't go on.
   virtual int64_t advance() = 0;
+  // Another host waits for what this rank sends it once something has come.
+  virtual bool is_waited_for() const = 0;
   // True before the first chunk, too.
   virtual bool over() const = 0;
   virtual int64_t index() const = 0;

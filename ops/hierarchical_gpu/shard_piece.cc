@@ -59,7 +59,9 @@ Progress ShardPiece::step() {
   for (;;) {
     switch (stage_) {
       case Stage::Reducing:
-        if (!alone() && !tools_.reduce_line->may_call(reduce_turn_)) return Progress::Polling;
+        if (!alone() && !tools_.reduce_line->may_call(reduce_turn_)) {
+          return tools_.reduce_line->wait();
+        }
         reduce();
         stage_ = Stage::ReduceCalled;
         break;
@@ -77,7 +79,9 @@ Progress ShardPiece::step() {
         stage_ = Stage::Gathering;
         break;
       case Stage::Gathering:
-        if (!alone() && !tools_.gather_line->may_call(gather_turn_)) return Progress::Polling;
+        if (!alone() && !tools_.gather_line->may_call(gather_turn_)) {
+          return tools_.gather_line->wait();
+        }
         gather();
         stage_ = Stage::GatherCalled;
         break;

@@ -32,6 +32,7 @@ bool LaunchTurn::has_maximum() {
   // The messages of one number are few: as long as they come, nobody needs to poll for them.
   core::Progress progress = core::Progress::Advanced;
   while (progress == core::Progress::Advanced) progress = flight_->step();
+  is_driven_ = progress == core::Progress::Driving;
   if (progress != core::Progress::Done) return false;
   flight_.reset();
   return true;

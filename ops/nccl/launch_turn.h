@@ -29,6 +29,9 @@ class LaunchTurn {
   // number by a small allreduce on host memory in the middle of it, as in nccl_id_exchange.h. Never
   // waits. Throws Error.
   bool may_enter();
+  // After it has said false: the others may wait for what this member does in the allreduce when it
+  // is asked again.
+  bool must_be_driven() const { return flight_ != nullptr && is_driven_; }
   // Before it is enqueued: it runs behind what other lines have in their streams. Throws Error.
   void enter(core::MemoryQueue& queue) { order_->wait_in(queue, line_); }
   // It has entered: others run behind it. Throws Error.
@@ -49,6 +52,7 @@ class LaunchTurn {
   Stage stage_ = Stage::New;
   int64_t number_ = 0;
   std::unique_ptr<core::InFlight> flight_;
+  bool is_driven_ = false;  // the flight, as of its latest step
 };
 
 }  // namespace horon::ops

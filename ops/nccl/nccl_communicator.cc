@@ -99,6 +99,11 @@ bool NcclCommunicator::finalized_by(Clock::time_point limit) noexcept {
 
 bool NcclCommunicator::is_ready() { return is_made() && is_idle(); }
 
+bool NcclCommunicator::must_be_driven() const {
+  return stage_ == Stage::Meeting && parts_.id_exchange != nullptr &&
+         parts_.id_exchange->must_be_driven();
+}
+
 bool NcclCommunicator::is_made() {
   while (stage_ < Stage::Made) {
     if (make_on()) continue;

@@ -45,6 +45,8 @@ class NcclCommunicator {
   // asked begins to make the communicator, and whoever asks goes on with that. Throws if it has
   // failed or was aborted.
   bool is_ready();
+  // While the members meet: the others may wait for what this one does when it is asked again.
+  bool must_be_driven() const;
   // When it is ready: makes calls, as one group. Throws Error.
   void call(const std::function<void(NcclApi&, NcclComm)>& calls);
   // Throws if the communicator has failed since.

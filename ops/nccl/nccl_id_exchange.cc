@@ -11,7 +11,9 @@ bool AllreduceNcclId::step(NcclUniqueId& id) {
     if (first_) bytes_ = id;
     flight_ = start_host_maximum(allreduce_, DataType::UInt8, bytes_.data(), std::ssize(bytes_));
   }
-  if (flight_->step() != core::Progress::Done) return false;
+  const core::Progress progress = flight_->step();
+  is_driven_ = progress == core::Progress::Driving || progress == core::Progress::Advanced;
+  if (progress != core::Progress::Done) return false;
   flight_.reset();
   id = bytes_;
   return true;

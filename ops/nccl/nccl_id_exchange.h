@@ -15,6 +15,8 @@ class NcclIdExchange {
   // Called again and again until it says true: then `id` is the first member's, which gives its own
   // with every call. Never waits. Throws Error.
   virtual bool step(NcclUniqueId& id) = 0;
+  // After it has said false: the others may wait for what this member does in the next step.
+  virtual bool must_be_driven() const { return false; }
 };
 
 // All members know the id already.
@@ -39,12 +41,14 @@ class AllreduceNcclId final : public NcclIdExchange {
   AllreduceNcclId(core::CollectiveOp& allreduce, bool first)
       : allreduce_(allreduce), first_(first) {}
   bool step(NcclUniqueId& id) override;
+  bool must_be_driven() const override { return is_driven_; }
 
  private:
   core::CollectiveOp& allreduce_;
   const bool first_;
   NcclUniqueId bytes_{};
   std::unique_ptr<core::InFlight> flight_;
+  bool is_driven_ = false;  // the flight, as of its latest step
 };
 
 }  // namespace horon::ops

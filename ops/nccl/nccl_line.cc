@@ -18,6 +18,12 @@ bool NcclLine::may_call(uint64_t turn) {
   return communicator_->is_ready() && (!ordered_ || turn_->may_enter());
 }
 
+core::Progress NcclLine::wait() const {
+  const bool drives =
+      communicator_->must_be_driven() || (turn_ != nullptr && turn_->must_be_driven());
+  return drives ? core::Progress::Driving : core::Progress::Polling;
+}
+
 void NcclLine::call(CudaQueue& queue, const std::function<void(NcclApi&, NcclComm)>& calls) {
   if (ordered_) turn_->enter(queue);
   queue_ = &queue;

@@ -26,6 +26,9 @@ class NcclLine {
   // True: it is this turn's, and NCCL is ready for a call. The first turn makes the communicator,
   // by asking until it is made. Throws if the communicator has failed or was aborted.
   bool may_call(uint64_t turn);
+  // Where it is not true, how to wait: Driving while the members agree on something by a collective
+  // that goes on only while it is stepped, else Polling.
+  core::Progress wait() const;
   // Makes the calls of this turn, as one group, in the stream of `queue`, which lives as long as
   // the set. They run behind what other lines have enqueued before. Throws Error.
   void call(CudaQueue& queue, const std::function<void(NcclApi&, NcclComm)>& calls);

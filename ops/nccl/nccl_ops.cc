@@ -23,7 +23,7 @@ class NcclInFlight final : public core::InFlight {
 
   Progress step() override {
     if (!called_) {
-      if (!line_->may_call(turn_)) return Progress::Polling;
+      if (!line_->may_call(turn_)) return line_->wait();
       if (batch_.before()) batch_.queue().launch(*batch_.before());
       line_->call(batch_.queue(), [&](NcclApi& nccl, NcclComm comm) { batch_.call(nccl, comm); });
       called_ = true;

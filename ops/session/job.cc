@@ -345,9 +345,16 @@ void Job::stop() {
   if (library_ == nullptr) return;
   const auto limit = std::chrono::duration<double>(config_.shutdown_timeout_s);
   const auto limit_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(limit);
+  if (sets_->refuse_calls()) {
+    runtime_->fail(Error(ErrorCode::OperationFailed,
+                         concat("rank ", bootstrap_->topology().rank, ": shutdown() was called ",
+                                "while another thread made a process set, and MPI was given up")));
+  }
   runtime_->shutdown(limit_ns, limit_ns);
+  // Before anything is given back: where a member has died, nobody may wait for it in MPI.
+  if (runtime_->left_from_within() || runtime_->fatal_error() != nullptr) library_->abandon();
   const bool in_use = runtime_->left_from_within() || !sets_->close();
-  if (in_use || runtime_->fatal_error() != nullptr) library_->abandon();
+  if (in_use) library_->abandon();
   give_back(in_use);
 }
 

@@ -54,14 +54,16 @@ void remove_process_set(const ProcessSet& set);
 
 // A set that its members make alone: each of them calls this with the same ranks and the same
 // number, and the other ranks of the job do not. `number`: less than 2^29 (the Python package takes
-// those from there to 2^30), and another one for each set that a rank is ever in. Each rank makes
-// and removes its sets in an order that all ranks share, such as that of the numbers: else ranks
-// wait for each other in a circle. The set's collectives run as those of every set; on GPUs if it
-// is made after the first add_process_set() or order_sets_on_gpus() of all ranks.
-// remove_process_set() is a call of the members too: all of them make it, and it waits even
+// those from there to 2^30), and another one for each call of a rank, also after one that has
+// failed. Each rank makes and removes its sets in an order that all ranks share, such as that of
+// the numbers: else ranks wait for each other in a circle. The set's collectives run as those of
+// every set; on GPUs if it is made after the first add_process_set() or order_sets_on_gpus() of all
+// ranks. remove_process_set() is a call of the members too: all of them make it, and it waits even
 // for a member that has left instead. A member that does not come is reported by its rank, as a
 // stall. If their lists of ranks differ, they throw Error(Mismatch) with both lists. But if the
-// lowest member of a rank's list does not list that rank, the rank waits for it: a stall.
+// lowest member of a rank's list does not list that rank, the rank waits for it: a stall. If one
+// fails while another one waits for it in MPI, where it may wait for ever, MPI can't be used any
+// more, and the error ends the job: all ranks hear it, and none waits for others where MPI ends.
 ProcessSet add_process_set_among(std::vector<int> ranks, uint32_t number);
 
 // From here on collectives on GPUs of all sets keep one order, which takes a small message between

@@ -5,6 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include "horon/core/base/current_error.h"
+#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/text.h"
 #include "horon/core/runtime/pair_sets.h"
 #include "horon/ops/builtin.h"
@@ -41,6 +43,18 @@ MembersBootstrap talk_among(core::Runtime& runtime, uint32_t id, const std::vect
   return {runtime, ranks, concat(kind, number % names, number < names ? "" : " modulo 1024"),
           concat(kind, number, " of ranks ", exact_list(ranks))};
 }
+
+// True while this lives.
+class Marked {
+ public:
+  explicit Marked(std::atomic<bool>& mark) : mark_(mark) { mark_ = true; }
+  ~Marked() { mark_ = false; }
+  Marked(const Marked&) = delete;
+  Marked& operator=(const Marked&) = delete;
+
+ private:
+  std::atomic<bool>& mark_;
+};
 
 }  // namespace
 
@@ -93,6 +107,8 @@ ProcessSet ProcessSets::add(std::vector<int> ranks) {
   }
   meet(*runtime_, kAdd, concat("process set ", id, " of ranks ", exact_list(ranks)));
   calls_ = id;  // on all ranks: where it fails it fails on all
+  const Marked making(making_);
+  refuse_if_closed();  // again: refuse_calls() may have come before the mark
   const RuntimeBootstrap talk(*runtime_, kCommunicator);
   prepared_ = prepare(talk, call_text(ranks), id, ranks,
                       parts_.gpu == nullptr ? "" : parts_.gpu->unavailable(ranks));
@@ -117,16 +133,18 @@ ProcessSet ProcessSets::add_among(std::vector<int> ranks, uint32_t number) {
     fault = concat("rank ", me, " is not among them, so it does not call this");
   }
   if (number >= kFirstNumberedSet) fault = "the number must be less than 2^30";
-  if (numbers_.contains(number)) fault = "this rank has given the number to another set before";
+  if (numbers_.contains(number)) fault = "this rank has given the number before";
   if (!fault.empty()) throw Error(ErrorCode::InvalidArgument, concat(call, ": ", fault));
-  const uint32_t id = kFirstNumberedSet + number;
-  const MembersBootstrap talk = talk_among(*runtime_, id, ranks);
-  prepared_ = prepare(talk, call, id, ranks,
-                      parts_.gpu == nullptr ? "" : parts_.gpu->unavailable_alone(ranks));
-  newest_ops_.reset();
+  // Also if it fails: something of this call may be left in MPI, which knows it by the number.
   numbers_.insert(number);
+  const uint32_t id = kFirstNumberedSet + number;
+  const Marked making(making_);
+  refuse_if_closed();  // again: refuse_calls() may have come before the mark
+  prepared_ = prepare_among(ranks, call, id);
+  newest_ops_.reset();
   runtime_->add_set(id, ranks);
-  (void)talk.allgather(core::Bootstrap::Among::Job, "");  // nobody uses it before all have it
+  // Nobody uses it before all have it.
+  (void)talk_among(*runtime_, id, ranks).allgather(core::Bootstrap::Among::Job, "");
   return note(id, std::move(ranks));
 }
 
@@ -145,10 +163,27 @@ ProcessSet ProcessSets::note(uint32_t id, std::vector<int> ranks) {
   return set;
 }
 
+// The members alone know that they have given MPI up. The other ranks would wait for them where MPI
+// ends, so the job ends before that.
+ProcessSets::Prepared ProcessSets::prepare_among(const std::vector<int>& ranks,
+                                                 const std::string& call, uint32_t id) {
+  const bool had_mpi = !parts_.maker->gave_mpi_up();
+  try {
+    return prepare(talk_among(*runtime_, id, ranks), call, id, ranks,
+                   parts_.gpu == nullptr ? "" : parts_.gpu->unavailable_alone(ranks));
+  } catch (...) {
+    const Error error = core::current_error();
+    if (had_mpi && parts_.maker->gave_mpi_up()) {
+      runtime_->fail(Error(error.code(), concat(error.what(), ", and MPI was given up")));
+    }
+    throw;
+  }
+}
+
 // Ranks that are not in the set hear what went wrong, too, if they take part.
 ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const std::string& call,
                                            uint32_t id, const std::vector<int>& ranks,
-                                           std::string no_gpus) const {
+                                           std::string no_gpus) {
   const bool member = std::binary_search(ranks.begin(), ranks.end(), talk.topology().rank);
   CommunicatorMaker::Part part = {call, id, {}};
   if (member) part.members = ranks;
@@ -157,15 +192,23 @@ ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const st
   if (no_gpus.empty()) prepared.gpu = parts_.gpu;
   prepared.no_gpus = std::move(no_gpus);
   prepared.communicator = parts_.maker->make(*parts_.world, talk, part);
-  core::run_on_all(talk, [&] {
-    if (!member || prepared.communicator->mpi() == nullptr) return;
-    try {
-      prepared.execution =
-          make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
-    } catch (const Error& error) {
-      throw Error(error.code(), concat(call, ": ", error.what()));
+  try {
+    core::run_on_all(talk, [&] {
+      if (!member || prepared.communicator->mpi() == nullptr) return;
+      try {
+        prepared.execution =
+            make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
+      } catch (const Error& error) {
+        throw Error(error.code(), concat(call, ": ", error.what()));
+      }
+    });
+  } catch (...) {
+    // To free it is a call of all members, and one of them may be dead, or go without it.
+    if (closed_ || runtime_->fatal_error() != nullptr) {
+      core::keep_for_ever(std::move(prepared.communicator));
     }
-  });
+    throw;
+  }
   return prepared;
 }
 
@@ -173,8 +216,14 @@ core::SetResources ProcessSets::make_resources() {
   Prepared prepared = std::move(prepared_);
   if (!prepared.execution) {
     parts_.maker->connect(*prepared.communicator, prepared.id);
-    prepared.execution =
-        make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
+    try {
+      prepared.execution =
+          make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
+    } catch (...) {
+      // That ends the job, and the other members may not free it.
+      core::keep_for_ever(std::move(prepared.communicator));
+      throw;
+    }
   }
   newest_ops_ = prepared.execution->ops;
   std::unique_ptr<core::Gate> gate = make_gate(*prepared.communicator, *parts_.config);
@@ -246,6 +295,11 @@ std::vector<std::string> ProcessSets::explain(const ProcessSet& set,
                                                    ", or the set has been removed"));
   }
   return ops->explain(facts);
+}
+
+bool ProcessSets::refuse_calls() noexcept {
+  closed_ = true;
+  return making_;
 }
 
 bool ProcessSets::close() {

@@ -50,6 +50,9 @@ class ProcessSets {
   // OpTable::explain() of a set of which this rank is a member. Throws Error(InvalidArgument).
   std::vector<std::string> explain(const ProcessSet& set, const core::BatchFacts& facts) const;
 
+  // From now on calls are refused with Error(NotInitialized). True if another thread makes a set,
+  // and may be in MPI for it: its call fails, and perhaps gives MPI up.
+  bool refuse_calls() noexcept;
   // After the runtime has shut down: refuses further calls with Error(NotInitialized) and waits for
   // one that another thread is in, which the end of the runtime has ended. False if it has not
   // come out in time: then it may still use maker and world.
@@ -78,7 +81,8 @@ class ProcessSets {
   // Collective over the ranks of `talk`. `call`: for messages. `no_gpus`: of a set on GPUs, why
   // not; empty if it can be.
   Prepared prepare(const core::Bootstrap& talk, const std::string& call, uint32_t id,
-                   const std::vector<int>& ranks, std::string no_gpus) const;
+                   const std::vector<int>& ranks, std::string no_gpus);
+  Prepared prepare_among(const std::vector<int>& ranks, const std::string& call, uint32_t id);
   // This rank has it: the others know where to find it.
   ProcessSet note(uint32_t id, std::vector<int> ranks);
   void require_known(const ProcessSet& set, const char* call) const;
@@ -86,9 +90,10 @@ class ProcessSets {
   const Parts parts_;
   core::Runtime* runtime_ = nullptr;
   std::atomic<bool> closed_{false};
-  std::mutex calls_mutex_;      // held during add() and remove(), which wait for other ranks
-  uint32_t calls_ = 0;          // of add(): the number of the newest set
-  std::set<uint32_t> numbers_;  // of add_among()
+  std::atomic<bool> making_{false};  // a thread makes a set: it may be in MPI
+  std::mutex calls_mutex_;           // held during add() and remove(), which wait for other ranks
+  uint32_t calls_ = 0;               // of add(): the number of the newest set
+  std::set<uint32_t> numbers_;       // of add_among()
   Prepared prepared_;
   std::weak_ptr<const core::OpTable> newest_ops_;
   mutable std::mutex sets_mutex_;  // held for moments only

@@ -39,7 +39,8 @@ set(fake_world support/fake_device.cc support/memory_of_worlds_immediate.cc)
 add_library(horon_runtime_tests OBJECT EXCLUDE_FROM_ALL
             core/runtime/runtime_test.cc core/runtime/runtime_failures_test.cc
             core/runtime/shutdown_failures_test.cc core/runtime/submission_memory_test.cc
-            core/runtime/loop_seat_test.cc support/fake_device.cc)
+            core/runtime/loop_seat_test.cc core/runtime/told_causes_test.cc
+            support/fake_device.cc)
 if(NOT HORON_SANITIZE STREQUAL "thread")
   target_sources(horon_runtime_tests PRIVATE core/runtime/exit_in_line_test.cc)
 endif()
@@ -107,7 +108,9 @@ horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.
 horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
            TIMEOUT 600)
 horon_test(agreement_test FILES core/negotiation/agreement_test.cc LIBS horon_simulation)
-horon_test(freeze_planner_test FILES core/negotiation/freeze_planner_test.cc)
+horon_test(freeze_planner_test
+           FILES core/negotiation/coordinator_freezes_test.cc
+                 core/negotiation/freeze_planner_test.cc)
 horon_test(ring_gate_test FILES core/negotiation/ring_gate_test.cc)
 horon_test(fusion_planner_test FILES core/negotiation/fusion_planner_test.cc LIBS horon_simulation)
 target_sources(horon_simulation PRIVATE support/simulation/random_envelope.cc)

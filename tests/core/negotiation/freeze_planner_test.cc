@@ -2,7 +2,6 @@
 
 #include <map>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -12,7 +11,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "horon/core/negotiation/coordinator.h"
 #include "horon/core/negotiation/frozen_entries.h"
 #include "horon/core/negotiation/gate.h"
 
@@ -136,7 +134,7 @@ TEST(FreezePlanner, TheRowMustNotBeBroken) {
   EXPECT_THAT(log.plan(entry("x")), IsEmpty());
   EXPECT_THAT(log.plan(entry("x"), false), IsEmpty());  // a broadcast that was fused
   EXPECT_THAT(log.plan(entry("x")), IsEmpty());
-  log.planner.not_planned("x");
+  log.planner.break_row("x");
   EXPECT_THAT(log.plan(entry("x")), IsEmpty());
   log.planner.planned(2, entry("x"), 0, true);  // another shape
   EXPECT_THAT(log.decide(), IsEmpty());
@@ -199,62 +197,6 @@ TEST(FreezePlanner, OnlyItsOwnStartsPayForAName) {
   EXPECT_TRUE(log.planner.deviate(2));
   log.decide();
   EXPECT_EQ(log.plans_until_frozen("y"), 3);
-}
-
-// A pipeline of frozen entries keeps batches running for ever; what is negotiated beside them must
-// wait for those alone that had begun before it.
-TEST(Coordinator, FrozenStartsDoNotStarveWhatIsNegotiated) {
-  Coordinator coordinator(Coordinator::Options{});
-  coordinator.frozen_started(3, {});
-  Ready ready;
-  ready.name = "y";
-  ready.spec = entry("y").spec;
-  coordinator.take(0, ready, 0, 0);
-  int ends = 0;
-  while (coordinator.decide().empty()) {
-    ASSERT_LT(ends++, 10) << "never planned";
-    coordinator.frozen_started(1, {});
-    coordinator.batch_enqueued();
-    coordinator.batch_finished();
-  }
-  EXPECT_EQ(ends, 2) << "of three that ran one may go on";
-}
-
-// Broadcasts that are given out together fuse; one that happened to be alone must not stay so.
-TEST(Coordinator, ABroadcastThatIsAloneByLuckIsNotFrozen) {
-  for (const bool busy : {false, true}) {
-    Coordinator::Options options;
-    options.freeze_after = 1;
-    Coordinator coordinator(options);
-    if (busy) coordinator.frozen_started(1, {});
-    Ready ready;
-    ready.name = "x";
-    ready.spec = entry("x", CollectiveKind::Broadcast).spec;
-    coordinator.take(0, ready, 0, 0);
-    EXPECT_FALSE(coordinator.decide().empty());
-    EXPECT_EQ(coordinator.any_frozen(), !busy);
-  }
-}
-
-// Each of 100 members says 100 numbers and is told 201, of 10,000.
-TEST(Coordinator, AnAlltoallAmongManyIsFrozenByWhatEachMemberKeeps) {
-  constexpr int members = 100;
-  Coordinator::Options options;
-  options.freeze_after = 1;
-  options.ranks.resize(members);
-  std::iota(options.ranks.begin(), options.ranks.end(), 0);
-  options.host_of.assign(members, 0);
-  Coordinator coordinator(options);
-  Ready ready;
-  ready.name = "x";
-  auto spec = std::make_shared<EntrySpec>();
-  spec->kind = CollectiveKind::Alltoall;
-  spec->parts = {{"x", {members}}};
-  ready.spec = std::move(spec);
-  ready.extents.assign(members, 1);
-  for (int from = 0; from < members; ++from) coordinator.take(from, ready, 0, 0);
-  EXPECT_FALSE(coordinator.decide().empty());
-  EXPECT_TRUE(coordinator.any_frozen());
 }
 
 TEST(FreezePlanner, AMemberThatGoesThawsAllAndIsDropped) {

@@ -11,11 +11,14 @@
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "horon/core/base/wait_check.h"
+#include "horon/tests/core/runtime/forwarding_transport.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
 namespace horon::core {
@@ -23,6 +26,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using namespace test_world;
+using testing::AllOf;
+using testing::HasSubstr;
 
 // An allgather of one row that notes which thread steps it.
 struct Traced {
@@ -269,6 +274,46 @@ TEST(LoopSeat, AWaitEndsAtItsLimit) {
       waited.arrive_and_wait();
     }
     EXPECT_EQ(error_of(*handle), "");
+  });
+}
+
+// Over MPI the question whether all is sent may fail.
+class CantTellWhatIsSent final : public ForwardingTransport {
+ public:
+  CantTellWhatIsSent(std::unique_ptr<Transport> below, std::atomic<bool>& broken)
+      : ForwardingTransport(std::move(below)), broken_(broken) {}
+
+  bool must_poll() const override { return true; }
+  bool flushed() override {
+    if (broken_.exchange(false)) throw Error(ErrorCode::OperationFailed, "the wire is cut");
+    return ForwardingTransport::flushed();
+  }
+
+ private:
+  std::atomic<bool>& broken_;
+};
+
+// A driver that stops asks that question between two turns.
+TEST(LoopSeat, WhatFailsWhileADriverHandsOverIsTheErrorOfAll) {
+  std::atomic<bool> broken{false};
+  Hooks hooks;
+  hooks.wrap_transport = [&](int rank, std::unique_ptr<Transport> below) {
+    if (rank != 0) return below;
+    return std::unique_ptr<Transport>(new CantTellWhatIsSent(std::move(below), broken));
+  };
+  World world(2, {}, no_limits(), hooks);
+  world.each([&](Runtime& runtime, int rank) {
+    std::string error;
+    for (int i = 0; error.empty(); ++i) {
+      if (rank == 0 && i == 3) broken = true;
+      Tensor mine = tensor({1});
+      try {
+        error = error_of(*runtime.run(submission("x", mine)));
+      } catch (const Error& refusal) {
+        error = refusal.what();
+      }
+    }
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 0"), HasSubstr("the wire is cut")));
   });
 }
 

@@ -15,7 +15,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "horon/tests/core/runtime/forwarding_transport.h"
+#include "horon/tests/core/runtime/faulty_transport.h"
 #include "horon/tests/core/runtime/known_death.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
@@ -26,72 +26,6 @@ using namespace std::chrono_literals;
 using namespace test_world;
 using testing::AllOf;
 using testing::HasSubstr;
-
-// Throws what `fault` throws, before each call.
-class FaultyTransport final : public ForwardingTransport {
- public:
-  enum class Call : uint8_t { Send, Receive };
-  using Fault = std::function<void(Call call, int to)>;
-  FaultyTransport(std::unique_ptr<Transport> below, Fault fault)
-      : ForwardingTransport(std::move(below)), fault_(std::move(fault)) {}
-
-  void send(int to, Bytes message) override {
-    fault_(Call::Send, to);
-    ForwardingTransport::send(to, std::move(message));
-  }
-  std::optional<Message> receive() override {
-    fault_(Call::Receive, -1);
-    return ForwardingTransport::receive();
-  }
-
- private:
-  const Fault fault_;
-};
-
-// Each collective is one call of this.
-class StepByStep final : public CollectiveOp {
- public:
-  explicit StepByStep(std::function<void()> step) : step_(std::move(step)) {}
-  std::string_view name() const override { return "step_allreduce"; }
-  std::string refusal(const BatchFacts&) const override { return ""; }
-  std::unique_ptr<InFlight> start(Batch) override { return std::make_unique<Flight>(step_); }
-
- private:
-  class Flight final : public InFlight {
-   public:
-    explicit Flight(const std::function<void()>& step) : step_(step) {}
-    Progress step() override {
-      step_();
-      return Progress::Done;
-    }
-
-   private:
-    const std::function<void()>& step_;
-  };
-  const std::function<void()> step_;
-};
-
-// The fault is one of that rank alone.
-Hooks transport_of(int guilty, FaultyTransport::Fault fault) {
-  Hooks hooks;
-  hooks.wrap_transport = [=](int rank, std::unique_ptr<Transport> below) {
-    if (rank != guilty) return below;
-    return std::unique_ptr<Transport>(new FaultyTransport(std::move(below), fault));
-  };
-  return hooks;
-}
-
-// Submits, or learns in submitting that the job has ended.
-std::string error_of_submit(Runtime& runtime, const std::string& name) {
-  const auto x = std::make_shared<Tensor>(tensor({1}));
-  Submission mine = submission(name, *x);
-  mine.keep_alive = x;
-  try {
-    return error_of(*runtime.submit(std::move(mine)));
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
 
 void expect_cause_everywhere(const std::function<void()>& thrown, const std::string& text) {
   SCOPED_TRACE(text);
@@ -138,85 +72,6 @@ TEST(RuntimeFailures, APeerThatCantBeReachedHearsTheCauseFromTheOthers) {
   });
 }
 
-// On rank 1 a collective fails because rank 0's has: what rank 0 says of it counts more.
-TEST(RuntimeFailures, WhatAPeerSaysCountsMoreThanWhatFollowsFromIt) {
-  std::atomic<bool> told{false};
-  std::atomic<bool> failing{false};
-  const auto note = [&](FaultyTransport::Call call, int) {
-    if (failing && call == FaultyTransport::Call::Send) told = true;
-  };
-  Hooks hooks = transport_of(0, note);
-  hooks.change_execution = [&](int rank, const std::vector<int>&, Executor::Parts& execution) {
-    std::vector<std::unique_ptr<CollectiveOp>> ops;
-    ops.push_back(std::make_unique<StepByStep>([&, rank] {
-      if (rank == 0) {
-        failing = true;
-        throw Error(ErrorCode::OperationFailed, "the first cause");
-      }
-      // Rank 0 has sent it, and this rank has not read it yet.
-      while (!told) std::this_thread::sleep_for(1ms);
-      std::this_thread::sleep_for(20ms);
-      throw Error(ErrorCode::OperationFailed, "what follows from it");
-    }));
-    execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-  };
-  World world(2, {}, no_limits(), hooks);
-  world.each([&](Runtime& runtime, int) {
-    EXPECT_THAT(error_of_submit(runtime, "x"), HasSubstr("the first cause"));
-  });
-}
-
-// Sees that a peer has died before it reads what that peer said at last.
-class DeathBeforeNews final : public ForwardingTransport {
- public:
-  struct State {
-    std::atomic<bool> holds_news{false};
-    std::atomic<bool> peer_died{false};
-  };
-  DeathBeforeNews(std::unique_ptr<Transport> below, State& state)
-      : ForwardingTransport(std::move(below)), state_(state) {}
-
-  std::optional<Message> receive() override {
-    return state_.holds_news ? std::nullopt : ForwardingTransport::receive();
-  }
-  bool must_poll() const override { return true; }
-  std::vector<DeadPeer> dead_peers() override {
-    if (!state_.peer_died) return {};
-    state_.holds_news = false;
-    return {{0, "rank 0 (pid 1)"}};
-  }
-
- private:
-  State& state_;
-};
-
-// Rank 1 fails, rank 0 tells of it and ends; rank 2 must not blame rank 0.
-TEST(RuntimeFailures, ADeadPeersLastMessageCountsMoreThanItsDeath) {
-  DeathBeforeNews::State state;
-  std::atomic<bool> broken{false};
-  Hooks hooks;
-  hooks.wrap_transport = [&](int rank, std::unique_ptr<Transport> below) {
-    if (rank == 0) return below;
-    const auto fault = [&](FaultyTransport::Call call, int) {
-      if (broken && call == FaultyTransport::Call::Receive) {
-        throw Error(ErrorCode::OperationFailed, "the wire is cut");
-      }
-    };
-    return rank == 1 ? std::unique_ptr<Transport>(new FaultyTransport(std::move(below), fault))
-                     : std::unique_ptr<Transport>(new DeathBeforeNews(std::move(below), state));
-  };
-  World world(3, {}, no_limits(), hooks);
-  std::barrier<> all_is_well(3);
-  world.each([&](Runtime& runtime, int rank) {
-    EXPECT_EQ(error_of_submit(runtime, "before"), "");
-    if (rank == 2) state.holds_news = true;
-    all_is_well.arrive_and_wait();
-    if (rank == 1) broken = true;
-    EXPECT_THAT(error_of_submit(runtime, "after"), HasSubstr("the wire is cut"));
-    if (rank == 0) state.peer_died = true;
-  });
-}
-
 // The collectives of a set without the dead rank keep the others so busy that they never sleep for
 // long.
 TEST(RuntimeFailures, ARankThatDiesIsNamedThoughTheOthersAreBusy) {
@@ -251,6 +106,14 @@ TEST(RuntimeFailures, ARankThatDiesIsNamedThoughTheOthersAreBusy) {
     ASSERT_NE(runtime.fatal_error(), nullptr) << "nobody has looked in 20 s";
     EXPECT_EQ(runtime.fatal_error()->code(), ErrorCode::PeerDead);
     EXPECT_THAT(error_of(*handle), HasSubstr("rank 2 (pid 4711) has died"));
+  });
+}
+
+TEST(RuntimeFailures, AnErrorOfSessionCodeEndsTheJobOnAllRanks) {
+  World world(3, {}, no_limits());
+  world.each([](Runtime& runtime, int rank) {
+    if (rank == 1) runtime.fail(Error(ErrorCode::OperationFailed, "the library is gone"));
+    EXPECT_THAT(error_of_submit(runtime, "x"), HasSubstr("the library is gone"));
   });
 }
 

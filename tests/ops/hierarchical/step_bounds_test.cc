@@ -206,9 +206,41 @@ std::map<int, NobodyReceives::Sent> sent_ahead(CollectiveKind kind, int hosts, i
   for (int idle = 0; idle < 100;) {
     const core::Progress progress = run->step();
     if (progress == core::Progress::Done) break;
-    if (progress == core::Progress::Polling) ++idle;
+    const bool drives = progress == core::Progress::Driving;
+    if (drives || progress == core::Progress::Polling) ++idle;
   }
   return messages->sent();
+}
+
+// How a rank waits that has sent all that it can and gets nothing; one rank on each host.
+core::Progress how_it_waits(CollectiveKind kind, int hosts, int rank, int64_t elements) {
+  World world;
+  world.size = hosts;
+  world.rank = rank;
+  std::vector<int> host_of(static_cast<size_t>(hosts));
+  std::iota(host_of.begin(), host_of.end(), 0);
+  std::vector<std::unique_ptr<core::MemoryDomain>> domains;
+  domains.push_back(std::make_unique<HostMemory>(nullptr));
+  BetweenHosts parts;
+  parts.topology = core::make_topology(rank, host_of);
+  parts.messages = std::make_shared<NobodyReceives>(/*others_send=*/false);
+  parts.scratch = std::make_shared<core::ScratchPool>(std::move(domains));
+  const auto op = op_of(kind, parts);
+  const Ones ones(world, kind, elements);
+  const auto run = op->start(ones.batch);
+  core::Progress progress = core::Progress::Advanced;
+  while (progress == core::Progress::Advanced) progress = run->step();
+  return progress;
+}
+
+// It looks more often where other hosts wait for what it sends next.
+TEST(WaitingRank, IsDrivenWhereOthersWaitForIt) {
+  using core::Progress;
+  EXPECT_EQ(how_it_waits(CollectiveKind::Broadcast, 64, 1, 4000), Progress::Driving);  // passes on
+  EXPECT_EQ(how_it_waits(CollectiveKind::Broadcast, 64, 63, 4000), Progress::Polling);
+  EXPECT_EQ(how_it_waits(CollectiveKind::Broadcast, 2, 1, 64 << 20), Progress::Driving);
+  EXPECT_EQ(how_it_waits(CollectiveKind::Allreduce, 2, 1, 16), Progress::Polling);  // one round
+  EXPECT_EQ(how_it_waits(CollectiveKind::Allreduce, 64, 1, 64 << 10), Progress::Driving);
 }
 
 // Their receivers must store what they do not expect.

@@ -55,6 +55,30 @@ struct Rank {
   const std::unique_ptr<core::CollectiveOp> allreduce;
 };
 
+// Its collectives say this in their first steps, and are done after them.
+class Stepped final : public core::CollectiveOp {
+ public:
+  Stepped(Progress progress, int steps) : progress_(progress), steps_(steps) {}
+  std::string_view name() const override { return "stepped"; }
+  std::string refusal(const core::BatchFacts& /*facts*/) const override { return ""; }
+  std::unique_ptr<core::InFlight> start(core::Batch /*batch*/) override {
+    return std::make_unique<Flight>(progress_, steps_);
+  }
+
+ private:
+  class Flight final : public core::InFlight {
+   public:
+    Flight(Progress progress, int steps) : progress_(progress), left_(steps) {}
+    Progress step() override { return left_-- > 0 ? progress_ : Progress::Done; }
+
+   private:
+    const Progress progress_;
+    int left_;
+  };
+  const Progress progress_;
+  const int steps_;
+};
+
 NcclUniqueId new_id() { return test::HostNccl(std::make_shared<test::HostCuda>()).unique_id(); }
 
 // The program's stream writes a gradient, the set's stream reduces it behind that, the program's
@@ -223,26 +247,39 @@ TEST(NcclThreads, TheEndOfACommunicatorDoesNotWaitForNcclsOwn) {
 
 // A number of one element is there at once where the peers have sent theirs.
 TEST(NcclThreads, ATurnIsAskedForOnlyWhileItWaits) {
-  class InThreeSteps final : public core::CollectiveOp {
-   public:
-    std::string_view name() const override { return "in three steps"; }
-    std::string refusal(const core::BatchFacts& /*facts*/) const override { return ""; }
-    std::unique_ptr<core::InFlight> start(core::Batch /*batch*/) override {
-      return std::make_unique<Flight>();
-    }
-
-   private:
-    class Flight final : public core::InFlight {
-     public:
-      Progress step() override { return ++steps_ < 3 ? Progress::Advanced : Progress::Done; }
-
-     private:
-      int steps_ = 0;
-    };
-  };
-  InThreeSteps allreduce;
+  Stepped allreduce(Progress::Advanced, 2);
   LaunchTurn turn(std::make_shared<LaunchOrder>(), LaunchLine{1}, allreduce);
   EXPECT_TRUE(turn.may_enter());
+}
+
+// What the members agree on by MPI goes on only while all of them step it.
+TEST(NcclThreads, ABatchIsDrivenWhileTheMembersAgree) {
+  for (const Progress waits : {Progress::Driving, Progress::Polling}) {
+    Stepped allreduce(waits, 3);
+    const auto cuda = std::make_shared<test::HostCuda>();
+    NcclCommunicator::Parts parts;
+    parts.gpu = std::make_shared<JobGpu>(cuda, std::make_shared<test::HostNccl>(cuda));
+    parts.id_exchange = std::make_unique<AllreduceNcclId>(allreduce, /*first=*/true);
+    const auto line = std::make_shared<NcclLine>(
+        std::make_shared<NcclCommunicator>(std::move(parts)),
+        std::make_unique<LaunchTurn>(std::make_shared<LaunchOrder>(), LaunchLine{1}, allreduce));
+    const auto op = std::move(make_nccl_ops(line).front());
+    CudaMemory memory(cuda);
+    float data = 1.0F;
+    core::Batch batch;
+    batch.device = DeviceKind::Cuda;
+    batch.input = batch.output = reinterpret_cast<std::byte*>(&data);
+    batch.count = 1;
+    batch.queue = &memory.queue();
+    const auto flight = op->start(batch);
+    int driven = 0;
+    for (Progress seen = Progress::Polling; seen != Progress::Done;) {
+      seen = flight->step();
+      driven += seen == Progress::Driving ? 1 : 0;
+    }
+    EXPECT_EQ(driven, waits == Progress::Driving ? 6 : 0);  // for the id, and for the turn
+    memory.queue().record()->wait();
+  }
 }
 
 // Half precision: the sum of four such numbers is beyond its range, their average is not.

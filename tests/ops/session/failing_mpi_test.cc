@@ -2,11 +2,13 @@
 // takes the place of MPI's functions (MPI's own profiling interface) and counts what is called.
 #include <atomic>
 #include <string>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
@@ -16,19 +18,24 @@ namespace {
 enum class Behaviour : int { Works, Fails, Blocks };
 std::atomic<Behaviour> create_group{Behaviour::Works};
 std::atomic<Behaviour> create_keyval{Behaviour::Works};
+std::atomic<Behaviour> create_op{Behaviour::Works};
+std::atomic<bool> job_ends_in_create_op{false};
 std::atomic<bool> serialized{false};  // MPI says that threads may not call it at the same time
+std::atomic<int> calls_begun{0};
 std::atomic<int> calls_in_progress{0};
 std::atomic<int> communicators_freed{0};
 
 }  // namespace
 
 extern "C" int MPI_Comm_create_group(MPI_Comm from, MPI_Group group, int tag, MPI_Comm* made) {
+  ++calls_begun;
   if (create_group == Behaviour::Works) return PMPI_Comm_create_group(from, group, tag, made);
   if (create_group == Behaviour::Blocks) {
     ++calls_in_progress;
+    calls_in_progress.notify_all();
     create_group.wait(Behaviour::Blocks);
     --calls_in_progress;
-    calls_in_progress.notify_one();
+    calls_in_progress.notify_all();
   }
   return MPI_ERR_NO_MEM;
 }
@@ -38,6 +45,14 @@ extern "C" int MPI_Comm_create_keyval(MPI_Comm_copy_attr_function* copy,
                                       void* extra) {
   if (create_keyval == Behaviour::Fails) return MPI_ERR_NO_MEM;
   return PMPI_Comm_create_keyval(copy, remove, key, extra);
+}
+
+extern "C" int MPI_Op_create(MPI_User_function* function, int commutes, MPI_Op* made) {
+  if (create_op == Behaviour::Fails) return MPI_ERR_NO_MEM;
+  if (job_ends_in_create_op.exchange(false)) {
+    horon::ops::runtime().fail(horon::Error(horon::ErrorCode::PeerDead, "rank 2 has died"));
+  }
+  return PMPI_Op_create(function, commutes, made);
 }
 
 extern "C" int MPI_Query_thread(int* level) {
@@ -124,6 +139,87 @@ TEST(FailingMpi, AllMembersFail) {
   EXPECT_GT(communicators_freed, 0);
 }
 
+// An earlier call may still be inside MPI, where a new one could wait for it for ever.
+TEST(FailingMpi, MpiIsNotCalledAgainOnceItIsGivenUp) {
+  init_session();
+  barrier();
+  create_group = test_rank() == 1 ? Behaviour::Fails : Behaviour::Blocks;
+  EXPECT_THAT(error_of([] { (void)add_process_set({1, 2}); }), HasSubstr("(on rank 1)"));
+  create_group = Behaviour::Fails;
+  calls_begun = 0;
+  EXPECT_THAT(error_of([] {
+                (void)add_process_set({0, 2});
+              }),
+              HasSubstr("MPI was given up by an earlier call (on rank 0)"));
+  if (test_rank() != 0) {
+    EXPECT_THAT(error_of([] {
+                  (void)add_process_set_among({1, 2}, 7);
+                }),
+                HasSubstr("MPI was given up by an earlier call (on rank 1)"));
+  }
+  EXPECT_EQ(calls_begun, 0);
+  barrier();  // the job goes on
+  expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+// MPI tells the calls of a number apart by it, and something of the first may be left there.
+TEST(FailingMpi, TheNumberOfASetThatFailedIsNotUsedAgain) {
+  init_session();
+  if (test_rank() != 0) {
+    const auto add = [](uint32_t number) { return add_process_set_among({1, 2}, number); };
+    create_group = Behaviour::Fails;
+    EXPECT_THAT(error_of([&] { (void)add(7); }), HasSubstr("(on rank 1)"));
+    create_group = Behaviour::Works;
+    EXPECT_THAT(error_of([&] { (void)add(7); }), HasSubstr("has given the number before"));
+    barrier(add(8));  // nobody waits, so MPI is in order
+  }
+  shutdown();
+}
+
+// The ranks that are no members must hear of it, or they would wait for the others where MPI ends.
+TEST(FailingMpi, MembersAloneThatGiveMpiUpEndTheJob) {
+  init_session();
+  barrier();
+  if (test_rank() != 0) {
+    create_group = test_rank() == 1 ? Behaviour::Fails : Behaviour::Blocks;
+    EXPECT_THAT(error_of([] {
+                  (void)add_process_set_among({1, 2}, 7);
+                }),
+                AllOf(StartsWith("failed: add_process_set_among({1 and 2}, 7): "),
+                      HasSubstr("MPI_Comm_create_group"), HasSubstr("(on rank 1)")));
+  }
+  EXPECT_THAT(error_of([] { barrier(); }),
+              AllOf(HasSubstr("add_process_set_among({1 and 2}, 7): MPI_Comm_create_group"),
+                    HasSubstr("MPI was given up")));
+  expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+// As one that waits for a member, which never comes.
+TEST(FailingMpi, ShutdownWhileAThreadIsInMpiEndsTheJob) {
+  init_session();
+  barrier();
+  std::thread adds;
+  if (test_rank() != 0) {
+    create_group = Behaviour::Blocks;
+    adds = std::thread([] {
+      EXPECT_THAT(error_of([] {
+                    (void)add_process_set_among({1, 2}, 7);
+                  }),
+                  HasSubstr("shutdown()"));
+    });
+    calls_in_progress.wait(0);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);  // both members are in MPI
+  communicators_freed = 0;
+  shutdown();
+  EXPECT_EQ(communicators_freed, 0);
+  if (adds.joinable()) adds.join();
+  release_calls();
+  expect_that_a_job_works();
+}
+
 TEST(FailingMpi, WaitingHasALimit) {
   init_session({.set = {{"HORON_STALL_WARN_S", "1"}, {"HORON_STALL_ABORT_S", "2"}}});
   barrier();
@@ -136,6 +232,36 @@ TEST(FailingMpi, WaitingHasALimit) {
                     HasSubstr("0, 1 and 2 since"), HasSubstr("HORON_STALL_ABORT_S")));
   barrier();
   expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+// A member may be dead, and the others would wait for it there.
+TEST(FailingMpi, ASetThatTheEndOfTheJobInterruptsIsNotFreed) {
+  init_session();
+  barrier();
+  communicators_freed = 0;
+  job_ends_in_create_op = test_rank() == 2;
+  EXPECT_THAT(error_of([] { (void)add_process_set({0, 1, 2}); }), HasSubstr("rank 2 has died"));
+  EXPECT_EQ(communicators_freed, 0);
+  expect_that_nothing_is_freed();
+  expect_that_a_job_works();
+}
+
+TEST(FailingMpi, ASetThatOneMemberCantMakeIsNotFreedWhereOneThreadMayCallMpi) {
+  serialized = true;
+  init_session();
+  barrier();
+  communicators_freed = 0;
+  if (test_rank() == 2) create_op = Behaviour::Fails;
+  EXPECT_THAT(error_of([] {
+                (void)add_process_set({0, 1, 2});
+                barrier();
+              }),
+              HasSubstr("rank 2: process set 1 can't be made"));
+  create_op = Behaviour::Works;
+  shutdown();
+  EXPECT_EQ(communicators_freed, 0);
+  serialized = false;
   expect_that_a_job_works();
 }
 

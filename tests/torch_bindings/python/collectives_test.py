@@ -195,8 +195,27 @@ def test_wrong_calls_are_value_errors(rank, size):
                  lambda: hvd.ProcessSet([0, 0])]:
         with pytest.raises(ValueError):
             call()
-    with pytest.raises(NotImplementedError):
-        hvd.allreduce(torch.ones(1), op=hvd.Adasum)
+
+
+def test_adasum(rank, size):
+    axis = torch.zeros(size)
+    axis[rank] = rank + 1.0
+    added = hvd.allreduce(axis, op=hvd.Adasum, name="axis")
+    assert torch.equal(added, torch.arange(1.0, size + 1))
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        same = torch.tensor([1, -2, 4], dtype=dtype)
+        assert torch.equal(hvd.allreduce(same, op=hvd.Adasum), same)
+    same = torch.tensor([1.0, -2.0, 4.0])
+    first, second = hvd.grouped_allreduce([same, axis], op=hvd.Adasum)
+    assert torch.equal(first, same) and torch.equal(second, added)
+    parallel = hvd.allreduce_(same * (rank + 1), op=hvd.Adasum)
+    assert torch.equal(parallel / parallel[0], same)
+    if size == 2:
+        assert torch.equal(parallel, 1.5 * same)
+    with pytest.raises(ValueError, match="Adasum is for floating dtypes"):
+        hvd.allreduce(torch.ones(1, dtype=torch.int32), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="Adasum is for allreduce"):
+        hvd.reducescatter(torch.ones(size), op=hvd.Adasum)
 
 
 def test_what_one_rank_gives_wrongly_fails_on_all(rank, size):

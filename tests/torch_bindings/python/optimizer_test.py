@@ -329,8 +329,9 @@ def test_wrong_arguments():
                       dict(op=hvd.Sum, gradient_predivide_factor=2.0)]:
         with pytest.raises(ValueError):
             hvd.DistributedOptimizer(sgd(model.parameters()), **arguments)
-    with pytest.raises(NotImplementedError):
-        hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="16 bits"):
+        hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Adasum,
+                                 compression=hvd.Compression.int8)
     phases = torch.ones(2, dtype=torch.complex64, requires_grad=True)
     with pytest.raises(ValueError, match="Complex"):
         hvd.DistributedOptimizer(sgd([*model.parameters(), phases]))

@@ -138,6 +138,17 @@ def test_a_collective_that_can_not_begin_in_time(rank, size):
     dist.destroy_process_group(group)
 
 
+def test_a_monitored_barrier_waits_as_long_as_it_is_told(rank, size):
+    group = dist.group.WORLD
+    group.monitored_barrier(datetime.timedelta(seconds=60))
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="has not come within 0.05"):
+            group.monitored_barrier(datetime.timedelta(milliseconds=50))
+    hvd.barrier()
+    if rank != 0:
+        group.monitored_barrier(datetime.timedelta(seconds=60))
+
+
 def test_a_call_of_several_dtypes_that_can_not_begin_in_time(rank, size):
     """One collective of it could begin, the other not: neither does."""
     group = dist.new_group()

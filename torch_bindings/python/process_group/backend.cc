@@ -164,6 +164,10 @@ WorkPtr HoronBackend::barrier(const ::c10d::BarrierOptions& options) {
   return work(OpType::BARRIER, begun);
 }
 
+void HoronBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool /*wait_for_all*/) {
+  barrier(options)->wait();
+}
+
 int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) const {
   const int rank = world_rank(rank_of_group);
   if (rank >= 0 && rank_of_group != getRank()) return rank;

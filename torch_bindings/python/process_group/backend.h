@@ -57,6 +57,8 @@ class HoronBackend final : public ::c10d::Backend {
   WorkPtr reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) override;
   WorkPtr barrier(const ::c10d::BarrierOptions& options) override;
+  // A barrier that waits. Any barrier of Horon that fails names the ranks that did not come.
+  void monitoredBarrier(const ::c10d::BarrierOptions& options, bool wait_for_all) override;
 
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
                     const ::c10d::AllgatherOptions& options) override;

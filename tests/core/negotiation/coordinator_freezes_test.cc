@@ -1,0 +1,95 @@
+// What the coordinator plans beside frozen entries, and what it lets the planner of freezes count.
+#include <cstdint>
+#include <memory>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "horon/core/negotiation/coordinator.h"
+
+namespace horon::core {
+namespace {
+
+SpecPtr spec_of(CollectiveKind kind, int64_t rows) {
+  auto spec = std::make_shared<EntrySpec>();
+  spec->kind = kind;
+  spec->parts = {{"x", {rows}}};
+  return spec;
+}
+
+// A pipeline of frozen entries keeps batches running for ever; what is negotiated beside them must
+// wait for those alone that had begun before it.
+TEST(Coordinator, FrozenStartsDoNotStarveWhatIsNegotiated) {
+  Coordinator coordinator(Coordinator::Options{});
+  coordinator.frozen_started(3, {});
+  Ready ready;
+  ready.name = "y";
+  ready.spec = spec_of(CollectiveKind::Allreduce, 4);
+  coordinator.take(0, ready, 0, 0);
+  int ends = 0;
+  while (coordinator.decide().empty()) {
+    ASSERT_LT(ends++, 10) << "never planned";
+    coordinator.frozen_started(1, {});
+    coordinator.batch_enqueued();
+    coordinator.batch_finished();
+  }
+  EXPECT_EQ(ends, 2) << "of three that ran one may go on";
+}
+
+// Broadcasts that are given out together fuse; one that happened to be alone must not stay so.
+TEST(Coordinator, ABroadcastThatIsAloneByLuckIsNotFrozen) {
+  for (const bool busy : {false, true}) {
+    Coordinator::Options options;
+    options.freeze_after = 1;
+    Coordinator coordinator(options);
+    if (busy) coordinator.frozen_started(1, {});
+    Ready ready;
+    ready.name = "x";
+    ready.spec = spec_of(CollectiveKind::Broadcast, 4);
+    coordinator.take(0, ready, 0, 0);
+    EXPECT_FALSE(coordinator.decide().empty());
+    EXPECT_EQ(coordinator.any_frozen(), !busy);
+  }
+}
+
+// The name takes more shapes in turn than it keeps ids, so that one id stands for each in turn.
+TEST(Coordinator, AnIdThatStandsForAnotherShapeBeginsItsRowAnew) {
+  Coordinator::Options options;
+  options.freeze_after = 3;
+  Coordinator coordinator(options);
+  const auto freezes_with_rows = [&](int64_t rows) {
+    Ready ready;
+    ready.name = "x";
+    ready.spec = spec_of(CollectiveKind::Allreduce, rows);
+    coordinator.take(0, ready, coordinator.log_size(), 0);
+    EXPECT_FALSE(coordinator.decide().empty());
+    coordinator.batch_enqueued();
+    coordinator.batch_finished();
+    return coordinator.any_frozen();
+  };
+  for (const int64_t rows : {1, 2, 3, 4, 1, 1}) EXPECT_FALSE(freezes_with_rows(rows));
+  EXPECT_FALSE(freezes_with_rows(5)) << "it has the id of the first shape, and came once";
+  EXPECT_FALSE(freezes_with_rows(5));
+  EXPECT_TRUE(freezes_with_rows(5));
+}
+
+// Each of 100 members says 100 numbers and is told 201, of 10,000.
+TEST(Coordinator, AnAlltoallAmongManyIsFrozenByWhatEachMemberKeeps) {
+  constexpr int members = 100;
+  Coordinator::Options options;
+  options.freeze_after = 1;
+  options.ranks.resize(members);
+  std::iota(options.ranks.begin(), options.ranks.end(), 0);
+  options.host_of.assign(members, 0);
+  Coordinator coordinator(options);
+  Ready ready;
+  ready.name = "x";
+  ready.spec = spec_of(CollectiveKind::Alltoall, members);
+  ready.extents.assign(members, 1);
+  for (int from = 0; from < members; ++from) coordinator.take(from, ready, 0, 0);
+  EXPECT_FALSE(coordinator.decide().empty());
+  EXPECT_TRUE(coordinator.any_frozen());
+}
+
+}  // namespace
+}  // namespace horon::core
