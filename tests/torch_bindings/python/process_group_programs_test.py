@@ -20,11 +20,18 @@ from programs_test import EXAMPLES, HERE, run
 
 class Programs(unittest.TestCase):
     def test_a_program_for_torchrun_and_gloo(self):
-        code, output = run("-m", "horon.as_torchrun", HERE / "of_torchrun.py", "--steps", 2,
-                           HORON_STALL_WARN_S="0.5")
-        self.assertEqual(code, 0, output)
-        for rank in range(2):
-            self.assertIn(f"rank {rank} of 2 over horon", output)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        for given in ({}, {"MASTER_ADDR": "localhost", "MASTER_PORT": port}):
+            with self.subTest(**given):
+                code, output = run("-m", "horon.as_torchrun", HERE / "of_torchrun.py", "--steps", 2,
+                                   HORON_STALL_WARN_S="0.5", **given)
+                self.assertEqual(code, 0, output)
+                for rank in range(2):
+                    self.assertIn(f"rank {rank} of 2 over horon", output)
+                met = re.findall(r"rank \d has met at (\S+)", output)
+                self.assertEqual(met, [f"localhost:{port}" if given else met[0]] * 2, output)
 
     def test_traps(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -2,8 +2,9 @@
 
     mpirun -np 4 python -m horon.as_torchrun train.py       in the place of: torchrun train.py
 
-The variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, ...) come from MPI, and "horon"
-takes the place of "gloo" wherever the program asks for it or for no backend.
+The variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, ...) come from MPI; so do
+MASTER_ADDR and MASTER_PORT, if rank 0 has none. "horon" takes the place of "gloo" wherever the
+program asks for it or for no backend.
 """
 
 import datetime
@@ -19,6 +20,7 @@ def install():
     from horon import process_group
     process_group.start_mpi()
     os.environ.update(_variables())
+    process_group.name_master()
     from torch.distributed import distributed_c10d
     begin, new_group = distributed_c10d.init_process_group, distributed_c10d.new_group
     _replace(begin, _with_backend(begin, 0, default=_default_backend()))

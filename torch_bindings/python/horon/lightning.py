@@ -13,7 +13,6 @@ strategies, take plugins=[HoronEnvironment()].
 """
 
 import os
-import socket
 
 try:
     from lightning.fabric.plugins.environments import ClusterEnvironment
@@ -25,8 +24,7 @@ except ModuleNotFoundError as missing:
     from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
 from horon import native
-from horon.process_group import (
-    addresses_of_rank_0, host_of_rank_0, started_by_mpi, told_by_rank_0)
+from horon.process_group import address_of_rank_0, started_by_mpi
 from horon.torch import basics
 
 # As the job gives it. A Trainer sets both variables to what its environment tells it.
@@ -56,8 +54,8 @@ class HoronEnvironment(ClusterEnvironment):
     def _address_of_rank_0(self):
         # Collective once: every rank asks for it when it makes the process group.
         if self._main is None:
-            found, port = told_by_rank_0(_free_address, "horon.lightning.address")
-            self._main = host_of_rank_0(*found), port
+            given = _MASTER if all(_MASTER) else (None, None)
+            self._main = address_of_rank_0(given, "horon.lightning.address")
         return self._main
 
     @staticmethod
@@ -98,15 +96,6 @@ class _EnvironmentOfStrategy(HoronEnvironment):
 
     def validate_settings(self, num_devices, num_nodes):
         pass
-
-
-def _free_address():
-    """(addresses of rank 0, a port)"""
-    if all(_MASTER):
-        return (_MASTER[0], None), int(_MASTER[1])
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return addresses_of_rank_0(), probe.getsockname()[1]
 
 
 class HoronStrategy(DDPStrategy):

@@ -12,6 +12,7 @@ import os
 
 # Any of these is in the environment of a process that MPI or Slurm has started.
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
+_own_master = None  # what name_master() has put into the environment
 _LONGEST = datetime.timedelta(days=365)  # as good as for ever, and overflows nowhere
 
 
@@ -171,6 +172,34 @@ def addresses_of_rank_0():
     return addresses_of_this_host()
 
 
+def address_of_rank_0(given, name):
+    """(host, port) that is free there, or `given` on rank 0, as (MASTER_ADDR, MASTER_PORT): what is
+    not empty. Collective."""
+    import socket
+
+    def find():
+        address, port = given
+        found = (address, None) if address else addresses_of_rank_0()
+        if port:
+            return found, int(port)
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return found, probe.getsockname()[1]
+    found, port = told_by_rank_0(find, name)
+    return host_of_rank_0(*found), port
+
+
+def name_master():
+    """Sets MASTER_ADDR and MASTER_PORT on all ranks, as rank 0 has them, or to what is free there.
+    Collective."""
+    global _own_master
+    names = ("MASTER_ADDR", "MASTER_PORT")
+    given = told_by_rank_0(lambda: [os.environ.get(each) for each in names], "horon.master.given")
+    master = [str(each) for each in address_of_rank_0(given, "horon.master")]
+    os.environ.update(zip(names, master))
+    _own_master = master if not any(given) else None
+
+
 def _store(timeout):
     from torch.distributed import TCPStore
     from horon import native
@@ -214,11 +243,13 @@ def started_by_mpi():
 
 def _env_or_mpi(env):
     """env:// for a process of MPI, of which it would ask what a launcher of torch sets: without the
-    address of a master, horon:// takes its place; without a rank or a size, MPI's are given."""
+    address of a master of the job's, horon:// takes its place, which needs no port that stays free;
+    without a rank or a size, MPI's are given."""
     def meet(url, **options):
         if not started_by_mpi():
             return env(url, **options)
-        if not os.environ.get("MASTER_ADDR"):
+        master = [os.environ.get(each) for each in ("MASTER_ADDR", "MASTER_PORT")]
+        if not master[0] or master == _own_master:
             return _meet(url, **options)
         return env(_numbered_by_mpi(url), **options)
     return meet

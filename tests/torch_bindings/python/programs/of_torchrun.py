@@ -46,4 +46,10 @@ weights = [torch.empty(1, 2) for _ in range(size)]
 dist.all_gather(weights, model.module.weight.detach(), group=group)
 assert all(torch.equal(each, weights[0]) for each in weights)
 dist.destroy_process_group()
+
+master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+dist.init_process_group("gloo", init_method=f"tcp://{master}", rank=rank, world_size=size)
+dist.barrier()
+dist.destroy_process_group()
+print(f"rank {rank} has met at {master}", flush=True)
 print(f"rank {rank} of {size} over horon", flush=True)
