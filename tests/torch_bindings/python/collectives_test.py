@@ -1,5 +1,7 @@
 """Each collective and dtype against NumPy, errors, and names."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -110,6 +112,18 @@ def test_integers_are_scaled_in_float64_and_rounded_toward_zero(rank, size):
     hvd.allreduce_(inplace)
     mean = sum(range(1, size + 1)) // size
     assert inplace.tolist() == [mean, -mean]
+
+
+@pytest.mark.parametrize("dtype", [*INTEGER, torch.bool, torch.float32], ids=str)
+def test_what_is_not_scaled_is_reduced_where_it_lies(rank, size, dtype):
+    """Without a copy, so the result is there when the collective has ended."""
+    tensor, in_group = torch.full((3,), rank).to(dtype), torch.full((2,), rank).to(dtype)
+    for handle in (hvd.allreduce_async_(tensor, op=hvd.Max),
+                   hvd.grouped_allreduce_async_([in_group], op=hvd.Max)):
+        while not hvd.poll(handle):
+            time.sleep(0.001)
+    largest = torch.tensor(size - 1).to(dtype)
+    assert (tensor == largest).all() and (in_group == largest).all()
 
 
 @pytest.mark.parametrize("dtype", INTEGER, ids=str)

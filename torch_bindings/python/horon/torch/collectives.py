@@ -120,6 +120,11 @@ class _Scaling:
         """Those that C++ applies."""
         return (1.0, 1.0) if self.integer else (float(self.prescale), float(self.postscale))
 
+    def is_here(self):
+        """Not in C++, and there is something to scale."""
+        return self.integer and (self.narrow is not None or (
+            self.prescale, self.postscale, self.divisor) != (1, 1, 1))
+
     def before(self, tensors):
         if not self.integer:
             return tensors
@@ -145,7 +150,7 @@ def start_reduction(kind, tensors, name, op, prescale, postscale, process_set, g
     tensors = list(tensors)
     scaling = _Scaling(op, tensors, prescale, postscale, process_set)
     sent = scaling.before(tensors)
-    apart = in_place and scaling.integer  # the caller's tensor takes the scaled result at the end
+    apart = in_place and scaling.is_here()  # the caller's tensor takes the result at the end
     kind_name = f"grouped_{kind}" if grouped else kind
     factors = scaling.factors()
     call = native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
