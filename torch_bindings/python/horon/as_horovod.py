@@ -39,7 +39,7 @@ def install():
     """From now on `import horovod.torch` gives horon.torch, in this process and in those that it
     starts by multiprocessing."""
     import horon.torch
-    from horon import errors, launch
+    from horon import data_loaders, errors, launch
     from horon.torch import (
         basics, collectives, compression, derivatives, elastic, optimizer, process_sets, state,
         sync_batch_norm)
@@ -49,6 +49,8 @@ def install():
     util = _module("horovod.common.util")
     for name in ("mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built"):
         setattr(util, name, getattr(basics, name))
+    util.gpu_available = _gpu_available
+    util.num_rank_is_power_2 = _num_rank_is_power_2
     top = _module("horovod", is_package=True)
     top.run = launch.run
     top.__version__ = "0.28.1"  # whose calls these are
@@ -61,6 +63,8 @@ def install():
         "horovod.common.exceptions": errors,
         "horovod.common.process_sets": process_sets,
         "horovod.common.util": util,
+        "horovod.data": _module("horovod.data", is_package=True),
+        "horovod.data.data_loader_base": data_loaders,
         "horovod.runner": runner,
         "horovod.torch": horon.torch,
         "horovod.torch.compression": compression,
@@ -79,6 +83,16 @@ def install():
         parent, _, last = name.rpartition(".")
         if parent and not hasattr(modules[parent], last):
             setattr(modules[parent], last, module)
+
+
+def _gpu_available(ext_base_name, verbose=False):
+    """ext_base_name: "torch" is there, other frameworks are not."""
+    import torch
+    return ext_base_name == "torch" and torch.cuda.is_available()
+
+
+def _num_rank_is_power_2(num_rank):
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def _module(name, is_package=False):

@@ -4,6 +4,8 @@ import importlib.util
 
 import horovod.torch as hvd
 import torch
+from horovod.common.util import gpu_available, num_rank_is_power_2
+from horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
 
 
 class Samples(torch.utils.data.Dataset):
@@ -14,8 +16,19 @@ class Samples(torch.utils.data.Dataset):
         return torch.tensor(float(index))
 
 
+class Loader(AsyncDataLoaderMixin, BaseDataLoader):
+    def __len__(self):
+        return 8
+
+    def _iterate(self):
+        return iter(range(8))
+
+
 if __name__ == "__main__":
     hvd.init()
+    assert [number for number in range(9) if num_rank_is_power_2(number)] == [1, 2, 4, 8]
+    assert gpu_available("torch") == torch.cuda.is_available() and not gpu_available("mxnet")
+    assert list(Loader(async_loader_queue_size=2)) == list(range(8))
     assert importlib.util.find_spec("horovod") is not None
     for context in ("forkserver", "spawn"):
         loader = torch.utils.data.DataLoader(Samples(), batch_size=2, num_workers=1,

@@ -1,0 +1,66 @@
+"""Data loaders with a thread, as horovod.data.data_loader_base has them."""
+
+import threading
+
+import pytest
+
+from horon.data_loaders import AsyncDataLoaderMixin, BaseDataLoader
+
+
+class Loader(BaseDataLoader):
+    def __init__(self, count, fails_at=None):
+        self.count = count
+        self.fails_at = fails_at
+        self.threads = set()
+
+    def __len__(self):
+        return self.count
+
+    def _iterate(self):
+        for i in range(self.count):
+            self.threads.add(threading.current_thread())
+            if i == self.fails_at:
+                raise KeyError("as it should")
+            yield i
+
+    def _process_batch(self, batch):
+        return 10 * batch
+
+
+class AsyncLoader(AsyncDataLoaderMixin, Loader):
+    pass
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 64])
+def test_a_loader_gives_all_batches_each_time(ahead):
+    loader = AsyncLoader(ahead, 5)
+    for _ in range(2):
+        assert list(loader) == [0, 10, 20, 30, 40] and len(loader) == 5
+    assert (threading.current_thread() in loader.threads) == (ahead == 0)
+    assert not any(each.is_alive() for each in loader.threads - {threading.current_thread()})
+
+
+def test_a_loop_that_is_left_early_leaves_nothing_behind():
+    loader = AsyncLoader(2, 100)
+    for batch in loader:
+        if batch == 30:
+            break
+    assert next(iter(loader)) == 0
+    loader.close_async_loader()
+    assert not any(each.is_alive() for each in loader.threads)
+
+
+def test_what_a_loader_raises_comes_behind_the_batches_before_it():
+    seen = []
+    with pytest.raises(KeyError, match="as it should"):
+        for batch in AsyncLoader(8, 5, fails_at=2):
+            seen.append(batch)
+    assert seen == [0, 10]
+
+
+def test_a_loop_ends_when_its_loader_is_closed():
+    loader = AsyncLoader(2, 100)
+    loop = iter(loader)
+    next(loop)
+    loader.close_async_loader()
+    assert list(loop) == []
