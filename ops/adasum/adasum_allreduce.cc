@@ -149,9 +149,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
     }
     if (!messages_are_over()) return false;
     for (size_t tensor = 0; tensor < ends_.size(); ++tensor) {
-      products_[tensor].ab += products_of_peer_[tensor].ab;
-      products_[tensor].aa += products_of_peer_[tensor].aa;
-      products_[tensor].bb += products_of_peer_[tensor].bb;
+      products_[tensor] += products_of_peer_[tensor];
     }
     return true;
   }
@@ -160,10 +158,7 @@ class AdasumAllreduce::Running final : public core::InFlight {
     if (!begun_) std::fill_n(products_, ends_.size(), AdasumProducts());
     return walk(task.kept, [&](size_t tensor, int64_t at, int64_t count) {
       const auto [a, b] = vectors(task, at);
-      const AdasumProducts more = adasum_products(batch_.dtype, a, b, count);
-      products_[tensor].ab += more.ab;
-      products_[tensor].aa += more.aa;
-      products_[tensor].bb += more.bb;
+      products_[tensor] += adasum_products(batch_.dtype, a, b, count);
     });
   }
 

@@ -39,9 +39,7 @@ AdasumProducts products(const std::byte* a, const std::byte* b, int64_t count) {
   for (; index < count; ++index) add(index, 0);
   AdasumProducts sums;
   for (size_t lane = 0; lane < kLanes; ++lane) {
-    sums.ab += ab[lane];
-    sums.aa += aa[lane];
-    sums.bb += bb[lane];
+    sums += {ab[lane], aa[lane], bb[lane]};
   }
   return sums;
 }
@@ -92,14 +90,9 @@ AdasumProducts adasum_products(DataType dtype, const std::byte* a, const std::by
   if (dtype == DataType::Float32) return products<float>(a, b, count);
   if (dtype == DataType::Float64) return products<double>(a, b, count);
   AdasumProducts sums;
-  for_each_widened(
-      dtype, a, b, count,
-      [&](int64_t /*begin*/, int64_t some, const std::byte* wide_a, const std::byte* wide_b) {
-        const AdasumProducts more = products<float>(wide_a, wide_b, some);
-        sums.ab += more.ab;
-        sums.aa += more.aa;
-        sums.bb += more.bb;
-      });
+  for_each_widened(dtype, a, b, count,
+                   [&](int64_t /*begin*/, int64_t some, const std::byte* wide_a,
+                       const std::byte* wide_b) { sums += products<float>(wide_a, wide_b, some); });
   return sums;
 }
 

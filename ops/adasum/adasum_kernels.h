@@ -20,6 +20,13 @@ struct AdasumProducts {
   double ab = 0;
   double aa = 0;
   double bb = 0;
+
+  AdasumProducts& operator+=(const AdasumProducts& more) {
+    ab += more.ab;
+    aa += more.aa;
+    bb += more.bb;
+    return *this;
+  }
 };
 
 // What each vector is multiplied by.

@@ -15,6 +15,7 @@
 // section 3.4; Horovod's DistributedOptimizer(op=Adasum) does the same.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <type_traits>
 #include <typeinfo>
@@ -25,6 +26,7 @@
 
 #include "horon/core/base/entry_spec.h"
 #include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/tensors/wrapped_optimizer.h"
 
 namespace horon {
@@ -58,6 +60,9 @@ class AdasumSteps {
     at::Tensor parameter;
     at::Tensor start;
   };
+
+  // Reduces what the parameter has moved by.
+  Handle start(const Moved& moved, size_t number) const;
 
   const AdasumOptimizerOptions options_;
   std::vector<Moved> moved_;

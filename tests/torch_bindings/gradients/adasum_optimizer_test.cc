@@ -112,10 +112,14 @@ TEST(AdasumOptimizer, RanksStayEqualAndTheLossFalls) {
 TEST(AdasumOptimizer, AStepThatFailsLeavesTheParameters) {
   if (size() == 1) GTEST_SKIP() << "nobody to differ from";
   const at::Tensor weight = at::ones({rank() == 0 ? 3 : 4}).set_requires_grad(true);
-  AdasumOptimizer optimizer(optim::SGD({weight}, optim::SGDOptions(0.5)));
-  weight.sum().backward();
+  // Its reduction goes on when the other one has failed.
+  const at::Tensor long_one = at::ones({1 << 20}).set_requires_grad(true);
+  AdasumOptimizer optimizer(optim::SGD({weight, long_one}, optim::SGDOptions(0.5)));
+  (weight.sum() + long_one.sum()).backward();
   EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("adasum.0"));
+  barrier();
   EXPECT_TRUE(weight.detach().equal(at::ones_like(weight)));
+  EXPECT_TRUE(long_one.detach().equal(at::ones_like(long_one)));
 }
 
 TEST(AdasumOptimizer, OfSomeRanks) {
