@@ -11,6 +11,7 @@ import torch
 
 from horon.torch import collectives
 from horon.torch.compression import Compression
+from horon.torch.wrapped_optimizer import WrappedOptimizer
 
 
 def make_adasum(optimizer, named, compression, process_set):
@@ -30,7 +31,7 @@ def make_adasum(optimizer, named, compression, process_set):
     return optimizer
 
 
-class _Adasum:
+class _Adasum(WrappedOptimizer):
     """What DistributedOptimizer(op=Adasum) adds to an optimizer."""
 
     def synchronize(self):
@@ -49,18 +50,7 @@ class _Adasum:
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
-        self._parameter_names.update(
-            {parameter: f"param_group.{index}.{i}"
-             for i, parameter in enumerate(self.param_groups[index]["params"])})
-
-    def __reduce_ex__(self, protocol):
-        """A copy, and what is read from a file, is a plain optimizer."""
-        return _empty, (self._plain,), self.__getstate__()
-
-
-def _empty(plain):
-    return plain.__new__(plain)
+        self._name_last_group()
 
 
 def _before_step(optimizer, args, kwargs):

@@ -14,6 +14,7 @@ from horon.torch.adasum import make_adasum
 from horon.torch.collectives import Adasum, Average, Max, Min, Product, Sum
 from horon.torch.compression import Compression
 from horon.torch.process_sets import global_process_set
+from horon.torch.wrapped_optimizer import WrappedOptimizer
 
 _NATIVE_OPS = {Average: native.ReduceOp.Average, Sum: native.ReduceOp.Sum,
                Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
@@ -32,7 +33,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     bf16 and int8 too. All ranks give the same. With op=Adasum not gradients are reduced, but what
     the steps of the ranks have moved the parameters by (see adasum.py).
     """
-    if hasattr(optimizer, "_plain"):
+    if isinstance(optimizer, WrappedOptimizer):
         raise ValueError("this optimizer is distributed already")
     if op != Adasum and op not in _NATIVE_OPS:
         raise ValueError(f"op {op!r}: give Average, Sum, Min, Max, Product or Adasum")
@@ -71,7 +72,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     return optimizer
 
 
-class _Distributed:
+class _Distributed(WrappedOptimizer):
     """What DistributedOptimizer adds to an optimizer."""
 
     def synchronize(self):
@@ -119,19 +120,7 @@ class _Distributed:
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
-        added = [(f"param_group.{index}.{i}", parameter)
-                 for i, parameter in enumerate(self.param_groups[index]["params"])]
-        self._parameter_names.update({parameter: name for name, parameter in added})
-        self._reducer.add_parameters(_with_gradients(added))
-
-    def __reduce_ex__(self, protocol):
-        """A copy, and what is read from a file, is a plain optimizer."""
-        return _empty, (self._plain,), self.__getstate__()
-
-
-def _empty(plain):
-    return plain.__new__(plain)
+        self._reducer.add_parameters(_with_gradients(self._name_last_group()))
 
 
 def _names(optimizer, named_parameters):
