@@ -1,5 +1,7 @@
 #include "horon/tests/torch_bindings/collectives/random_program/model.h"
 
+#include <bit>
+
 #include <ATen/ATen.h>
 
 namespace horon::random_program {
@@ -9,6 +11,28 @@ namespace {
 at::ScalarType wide(at::ScalarType type) {
   if (at::isComplexType(type)) return at::kComplexDouble;
   return at::isIntegralType(type, true) ? at::kLong : at::kDouble;
+}
+
+at::Tensor adasum(const at::Tensor& a, const at::Tensor& b) {
+  const double ab = (a * b).sum().item<double>();
+  const double aa = (a * a).sum().item<double>();
+  const double bb = (b * b).sum().item<double>();
+  return (aa == 0 ? 1 : 1 - ab / (2 * aa)) * a + (bb == 0 ? 1 : 1 - ab / (2 * bb)) * b;
+}
+
+// Neighbours first. Of a number of ranks that is no power of two, the last ones go into the first
+// before.
+at::Tensor adasum_of(std::vector<at::Tensor> ranks) {
+  const size_t paired = std::bit_floor(ranks.size());
+  for (size_t extra = paired; extra < ranks.size(); ++extra) {
+    ranks[extra - paired] = adasum(ranks[extra - paired], ranks[extra]);
+  }
+  for (size_t distance = 1; distance < paired; distance *= 2) {
+    for (size_t rank = 0; rank < paired; rank += 2 * distance) {
+      ranks[rank] = adasum(ranks[rank], ranks[rank + distance]);
+    }
+  }
+  return ranks.front();
 }
 
 at::Tensor reduced(const Call& call, size_t part) {
@@ -47,6 +71,9 @@ at::Tensor reduced(const Call& call, size_t part) {
         if (call.op == ReduceOp::BitOr) result = result.bitwise_or(other);
         if (call.op == ReduceOp::BitXor) result = result.bitwise_xor(other);
       }
+      break;
+    case ReduceOp::Adasum:
+      result = adasum_of(inputs);
       break;
   }
   if (call.dtype == at::kBool) return result.ne(0);
@@ -138,11 +165,13 @@ std::vector<int64_t> expected_splits(const Call& call, int rank) {
 
 bool agrees(const Call& call, const at::Tensor& got, const at::Tensor& want) {
   if (got.scalar_type() != want.scalar_type() || got.sizes() != want.sizes()) return false;
-  const bool rounded = core::reduces(call.kind) && call.op == ReduceOp::Average &&
+  const bool adasum = call.op == ReduceOp::Adasum;
+  const bool rounded = core::reduces(call.kind) && (call.op == ReduceOp::Average || adasum) &&
                        !at::isIntegralType(call.dtype, true);
   if (!rounded) return at::equal(got, want);
   const bool half = call.dtype == at::kHalf || call.dtype == at::kBFloat16;
-  const double tolerance = half ? 1e-2 : 1e-6;
+  // Adasum rounds after each two ranks.
+  const double tolerance = (half ? 1e-2 : 1e-6) * (adasum ? 5 : 1);
   return at::allclose(got, want, tolerance, tolerance);
 }
 

@@ -126,6 +126,9 @@ class Maker {
       call.prescale = 2;
       call.postscale = 0.5;
     }
+    const bool has_adasum =
+        call.kind == CollectiveKind::Allreduce && at::isFloatingType(call.dtype);
+    if (has_adasum && draw(5) == 0) call.op = ReduceOp::Adasum;
   }
 
   void choose_rows(Call& call) {
@@ -164,6 +167,9 @@ class Maker {
       Call call = plain_call(0, draw(3) == 0 ? CollectiveKind::Allgather  //
                                              : CollectiveKind::Allreduce);
       call.name = "join." + std::to_string(call.id);
+      // Which ranks Adasum pairs goes by those who have joined too; of three it makes no
+      // difference.
+      if (call.op == ReduceOp::Adasum && size_ > 3) call.op = ReduceOp::Sum;
       call.ranks.clear();
       for (int r = 0; r < size_; ++r) {
         if (step.counts[r] > i) call.ranks.push_back(r);

@@ -22,7 +22,8 @@ at::Tensor strided(const at::Tensor& tensor) {
 // Valid for the call's op by itself.
 at::ScalarType other_type(const Call& call) {
   if (is_bitwise(call.op)) return call.dtype == at::kInt ? at::kLong : at::kInt;
-  return call.dtype == at::kFloat ? at::kInt : at::kFloat;
+  if (call.dtype != at::kFloat) return at::kFloat;
+  return call.op == ReduceOp::Adasum ? at::kDouble : at::kInt;
 }
 
 at::Tensor wrong(const Call& call, const at::Tensor& tensor) {
