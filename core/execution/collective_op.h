@@ -30,8 +30,8 @@ struct Batch {
   int root = 0;  // its index among the members
 
   // Floating types: result = postscale / divisor * reduce(prescale * input), 16-bit types in fp32
-  // with one rounding at the end. Integers: Average divides the sum by divisor, rounding toward
-  // zero; the scales are 1.
+  // with one rounding at the end (Adasum: one after each scale and each two ranks). Integers:
+  // Average divides the sum by divisor, rounding toward zero; the scales are 1.
   double prescale = 1.0;
   double postscale = 1.0;
   int64_t divisor = 1;

@@ -12,6 +12,8 @@ namespace {
 
 // As many sums side by side as let the compiler use vectors: it may not change the order by itself.
 constexpr int64_t kLanes = 8;
+// The root of the least normal double. No vector of float32 is below it but zeros.
+constexpr double kLeastSquare = 1.5e-154;
 // Of 16-bit floats, which are widened into a buffer on the stack first.
 constexpr int64_t kWidened = 1024;
 
@@ -47,10 +49,10 @@ AdasumProducts products(const std::byte* a, const std::byte* b, int64_t count) {
 template <class T>
 void combine(const AdasumFactors& factors, const std::byte* a, const std::byte* b, std::byte* to,
              int64_t count) {
-  const auto of_a = static_cast<T>(factors.a);
-  const auto of_b = static_cast<T>(factors.b);
   for (int64_t index = 0; index < count; ++index) {
-    const T sum = of_a * load<T>(a, index) + of_b * load<T>(b, index);
+    const auto x = static_cast<double>(load<T>(a, index));
+    const auto y = static_cast<double>(load<T>(b, index));
+    const auto sum = static_cast<T>(factors.a * x + factors.b * y);
     std::memcpy(to + static_cast<size_t>(index) * sizeof(T), &sum, sizeof(T));
   }
 }
@@ -79,8 +81,9 @@ void for_each_widened(DataType dtype, const std::byte* a, const std::byte* b, in
 
 AdasumFactors adasum_factors(const AdasumProducts& products) {
   AdasumFactors factors;
-  if (products.aa != 0) factors.a = 1 - products.ab / (2 * products.aa);
-  if (products.bb != 0) factors.b = 1 - products.ab / (2 * products.bb);
+  // Not >=, so that NaN stays NaN.
+  if (!(products.aa < kLeastSquare)) factors.a = 1 - products.ab / (2 * products.aa);
+  if (!(products.bb < kLeastSquare)) factors.b = 1 - products.ab / (2 * products.bb);
   return factors;
 }
 

@@ -3,7 +3,8 @@
 //   adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
 //
 // so orthogonal vectors are added, and of parallel ones the mean of the lengths is taken. A vector
-// of zeros is neutral.
+// of zeros is neutral, and so is one of float64 whose length is below 1e-77: the quotient would not
+// be exact.
 //
 // Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
 #pragma once
@@ -40,8 +41,8 @@ AdasumFactors adasum_factors(const AdasumProducts& products);
 // Floating types. Any thread; pointers need no alignment.
 AdasumProducts adasum_products(DataType dtype, const std::byte* a, const std::byte* b,
                                int64_t count);
-// to[i] = factors.a * a[i] + factors.b * b[i], calculated in float, float64 in double. `to` may be
-// `a` or `b`.
+// to[i] = factors.a * a[i] + factors.b * b[i], calculated in double: a factor may be beyond
+// float32. `to` may be `a` or `b`.
 void adasum_combine(DataType dtype, const AdasumFactors& factors, const std::byte* a,
                     const std::byte* b, std::byte* to, int64_t count);
 

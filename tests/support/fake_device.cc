@@ -287,6 +287,12 @@ std::vector<uint64_t> FakeMeeting::started(int rank) {
   return started_[rank];
 }
 
+std::vector<int64_t> FakeMeeting::tensor_counts(uint64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  const core::BlockCounts& counts = groups_.at(sequence).batches.at(0).tensor_counts;
+  return {counts.begin(), counts.end()};
+}
+
 void FakeMeeting::compute(Group& group) {
   group.done = true;
   const Batch& first = group.batches.begin()->second;

@@ -94,6 +94,8 @@ class FakeMeeting {
   bool complete(uint64_t sequence);
   // The order in which a rank's batches came here.
   std::vector<uint64_t> started(int rank);
+  // Batch::tensor_counts of rank 0.
+  std::vector<int64_t> tensor_counts(uint64_t sequence);
 
  private:
   struct Group {

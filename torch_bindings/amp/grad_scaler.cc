@@ -15,6 +15,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/gradients/collective_step.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 #include "horon/torch_bindings/gradients/scaled_steps.h"
 #include "horon/torch_bindings/lr/ada_scale.h"
@@ -180,6 +181,8 @@ bool GradScaler::step_by(const MakeStep& make_step, Optimizer& inner,
       make_step();
     } else if (distributed != nullptr) {
       distributed->leave_out();
+    } else if (auto* const step = dynamic_cast<torch_detail::CollectiveStep*>(&inner)) {
+      step->move_by_others();
     }
   }
   record.stage = Stage::Stepped;

@@ -21,7 +21,9 @@
 // leave the same steps out and have the same scale, if they began with the same. A NaN or an
 // infinity of one rank is in every Sum, Average and Product that it goes into; a rank of weight 0
 // has no gradient that counts; and Min and Max may drop an infinity, on all ranks alike. What one
-// rank's own gradients are, outside a process set, is its own affair.
+// rank's own gradients are, outside a process set or with an AdasumOptimizer, is its own affair:
+// its scale is its own then. A rank that leaves its step of an AdasumOptimizer out moves by what
+// the other ranks do.
 #pragma once
 
 #include <cstdint>

@@ -108,14 +108,16 @@ struct AllreduceOptions {
   // Average of integers: the sum divided by the number of ranks, rounded toward zero. No Average of
   // bool. Sum and Max of bool are "or", Product and Min are "and". BitAnd, BitOr and BitXor:
   // integers and bool. 16-bit floating types are summed in float32 and rounded once. Complex: Sum
-  // and Average. Adasum: floating types, on the host; see ops/adasum/adasum_kernels.h.
+  // and Average. Adasum: floating types, on the host; 16-bit ones are rounded after each two ranks;
+  // see ops/adasum/adasum_kernels.h.
   ReduceOp op = ReduceOp::Average;
   ProcessSet process_set = {};
   // result = postscale * op(prescale * x); floating types only.
   double prescale = 1.0;
   double postscale = 1.0;
   // float32 only. Float16, BFloat16: what travels is rounded on the way in and on the way out, sums
-  // are made in float32. Int8: Sum and Average of more than 4 KiB, and only between hosts.
+  // are made in float32 (Adasum's in the 16 bits). Int8: Sum and Average of more than 4 KiB, and
+  // only between hosts.
   Compression compression = Compression::None;
 };
 

@@ -4,12 +4,43 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 
 namespace horon::torch_detail {
+namespace {
+
+using core::concat;
+
+void refuse_complex(const AdasumSteps::Groups& groups) {
+  size_t number = 0;
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.is_complex()) {
+        throw Error(ErrorCode::InvalidArgument,
+                    concat("AdasumOptimizer: parameter ", number, " is complex, and Adasum is for ",
+                           "floating dtypes; give complex parameters to a DistributedOptimizer"));
+      }
+      ++number;
+    }
+  }
+}
+
+}  // namespace
+
+AdasumSteps::AdasumSteps(AdasumOptimizerOptions options, const Groups& groups)
+    : options_(std::move(options)) {
+  if (options_.compression == Compression::Int8) {
+    throw Error(ErrorCode::InvalidArgument,
+                "AdasumOptimizer: compression is Int8; steps are rounded to 16 bits at most: give "
+                "Float16, BFloat16 or None");
+  }
+  refuse_complex(groups);
+}
 
 void AdasumSteps::begin(const Groups& groups) {
   moved_.clear();
+  refuse_complex(groups);  // of groups that were added
   if (!options_.process_set.includes_me()) return;
   const at::NoGradGuard no_grad;
   for (const auto& group : groups) {
@@ -26,7 +57,7 @@ Handle AdasumSteps::start(const Moved& moved, size_t number) const {
   moved.parameter.sub_(moved.start);
   const bool narrows = moved.parameter.scalar_type() == at::kFloat;
   return allreduce_async_(moved.parameter,
-                          {.name = core::concat(options_.name, ".", number),
+                          {.name = concat(options_.name, ".", number),
                            .op = ReduceOp::Adasum,
                            .process_set = options_.process_set,
                            .compression = narrows ? options_.compression : Compression::None});
@@ -45,9 +76,8 @@ void AdasumSteps::end() {
       if (fault == nullptr) fault = std::current_exception();
     }
   };
-  note([&] {
-    for (size_t i = 0; i < moved.size(); ++i) handles.push_back(start(moved[i], i));
-  });
+  // Each of them: the other ranks wait for those behind one that this rank refuses.
+  for (size_t i = 0; i < moved.size(); ++i) note([&] { handles.push_back(start(moved[i], i)); });
   // All of them: what still runs would write to a parameter that is back where it was.
   for (const Handle& handle : handles) note([&] { (void)handle.wait(); });
   if (fault != nullptr) {

@@ -9,7 +9,8 @@
 //
 // The learning rate is that of one rank: it is not scaled by the number of ranks. Each rank's
 // optimizer sees its own gradients, so that its state differs between the ranks. Several backward
-// passes before a step make it one of their sum.
+// passes before a step make it one of their sum. With an amp::GradScaler each rank has a scale of
+// its own, and one whose gradients are not finite moves by what the others do.
 //
 // Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021,
 // section 3.4; Horovod's DistributedOptimizer(op=Adasum) does the same.
@@ -27,6 +28,7 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/ops/session/process_set.h"
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/gradients/collective_step.h"
 #include "horon/torch_bindings/tensors/wrapped_optimizer.h"
 
 namespace horon {
@@ -48,7 +50,9 @@ class AdasumSteps {
  public:
   using Groups = std::vector<::torch::optim::OptimizerParamGroup>;
 
-  explicit AdasumSteps(AdasumOptimizerOptions options) : options_(std::move(options)) {}
+  // Throws Error(InvalidArgument) for a parameter or an option that Adasum has not; so does
+  // begin().
+  AdasumSteps(AdasumOptimizerOptions options, const Groups& groups);
 
   // Before the optimizer's own step: remembers where the parameters are.
   void begin(const Groups& groups);
@@ -71,13 +75,16 @@ class AdasumSteps {
 }  // namespace torch_detail
 
 template <class Opt>
-class AdasumOptimizer : public Opt, public torch_detail::WrappedOptimizer {
+class AdasumOptimizer : public Opt,
+                        public torch_detail::WrappedOptimizer,
+                        public torch_detail::CollectiveStep {
   static_assert(std::is_base_of_v<::torch::optim::Optimizer, Opt>);
 
  public:
-  // Takes over an optimizer, new or with state.
+  // Takes over an optimizer, new or with state. Throws Error(InvalidArgument) for complex
+  // parameters and Compression::Int8.
   explicit AdasumOptimizer(Opt&& optimizer, const AdasumOptimizerOptions& options = {})
-      : Opt(std::move(optimizer)), steps_(options) {}
+      : Opt(std::move(optimizer)), steps_(options, this->param_groups()) {}
 
   // Opt::step() on this rank, with the closure and what it returns; then the moves of all ranks are
   // combined. Collective.
@@ -86,6 +93,11 @@ class AdasumOptimizer : public Opt, public torch_detail::WrappedOptimizer {
     at::Tensor loss = Opt::step(std::move(closure));
     steps_.end();
     return loss;
+  }
+
+  void move_by_others() override {
+    steps_.begin(this->param_groups());
+    steps_.end();
   }
 
   const std::type_info& wrapped_type() const override {

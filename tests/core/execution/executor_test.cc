@@ -64,6 +64,31 @@ TEST_P(ExecutorContract, ReadsInputAndWritesOutput) {
   EXPECT_THAT(tail_out, ElementsAre(4));
 }
 
+// Each is a vector of its own there. Other reductions need not know.
+TEST_P(ExecutorContract, AdasumIsToldTheTensorsOfABatch) {
+  const auto meeting = std::make_shared<FakeMeeting>(1);
+  Rank rank(GetParam(), 0, 1, meeting, {});
+  std::vector<float> alone(2), nothing, pair(4);
+  const auto reduced_by = [&](ReduceOp op) {
+    auto* const bytes = reinterpret_cast<std::byte*>(pair.data());
+    std::vector<EntryWork> works =
+        list(entry(1, alone), entry(2, nothing),
+             entry(3, pair, {{bytes, bytes, 3}, {bytes + 12, bytes + 12, 1}}));
+    for (EntryWork& work : works) {
+      EntrySpec spec = *work.spec;
+      spec.reduce_op = op;
+      if (work.ticket == 3) spec.parts = {{"a", {3, 1}}, {"b", {}}};
+      work.spec = std::make_shared<EntrySpec>(spec);
+    }
+    return works;
+  };
+  rank.executor->enqueue(batch(0, reduced_by(ReduceOp::Adasum)));
+  rank.executor->enqueue(batch(1, reduced_by(ReduceOp::Sum)));
+  rank.run();
+  EXPECT_THAT(meeting->tensor_counts(0), ElementsAre(2, 0, 3, 1));
+  EXPECT_THAT(meeting->tensor_counts(1), ElementsAre());
+}
+
 TEST_P(ExecutorContract, StartsInOrderThoughLaterBatchesAreReadyFirst) {
   const auto meeting = std::make_shared<FakeMeeting>(1);
   Rank rank(GetParam(), 0, 1, meeting, {.op_polls = 1});

@@ -229,6 +229,18 @@ TEST(Adasum, ZerosAreNeutral) {
   EXPECT_EQ(results[2][0], Vector({1, 2, 3, 4}));
 }
 
+// The factor of the short one is beyond float32, though the result is not.
+TEST(Adasum, AVectorThatIsMuchShorterThanTheOther) {
+  const auto results = run({.tensors = {2}}, 2, 1, [](int rank) {
+    return rank == 0 ? Vector{1e-40, 0} : Vector{1, 1};
+  });
+  EXPECT_EQ(results[0][0], Vector({0.5, 1}));
+  const auto wide = run({.dtype = DataType::Float64, .tensors = {2}}, 2, 1, [](int rank) {
+    return rank == 0 ? Vector{5e-160, 0} : Vector{1, 1};  // its square is no normal number
+  });
+  EXPECT_EQ(wide[0][0], Vector({1, 1}));
+}
+
 TEST(Adasum, ANanStaysInItsTensor) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto results = run({.tensors = {2, 2}}, 2, 1, [&](int rank) {

@@ -1,12 +1,17 @@
 // Steps that Adasum combines: where each rank's step and the formula are known.
 #include "horon/torch_bindings/gradients/adasum_optimizer.h"
 
+#include <cmath>
+#include <limits>
+
 #include <gmock/gmock.h>
 #include <torch/optim/sgd.h>
 
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/gradients/training_support.h"
+#include "horon/torch_bindings/amp/grad_scaler.h"
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/session.h"
 
 namespace horon::adasum_optimizer_test {
 namespace {
@@ -120,6 +125,81 @@ TEST(AdasumOptimizer, AStepThatFailsLeavesTheParameters) {
   barrier();
   EXPECT_TRUE(weight.detach().equal(at::ones_like(weight)));
   EXPECT_TRUE(long_one.detach().equal(at::ones_like(long_one)));
+}
+
+TEST(AdasumOptimizer, WhatItRefuses) {
+  const at::Tensor weight = at::ones({2}).set_requires_grad(true);
+  const at::Tensor phases = at::ones({2}, at::kComplexFloat).set_requires_grad(true);
+  EXPECT_THAT(error_of([&] {
+                AdasumOptimizer(optim::SGD({weight, phases}, optim::SGDOptions(0.1)));
+              }),
+              HasSubstr("parameter 1 is complex"));
+  EXPECT_THAT(error_of([&] {
+                AdasumOptimizer(optim::SGD({weight}, optim::SGDOptions(0.1)),
+                                {.compression = Compression::Int8});
+              }),
+              HasSubstr("compression is Int8"));
+  AdasumOptimizer optimizer(optim::SGD({weight}, optim::SGDOptions(0.1)));
+  optimizer.add_param_group(optim::OptimizerParamGroup({phases}));
+  EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("parameter 1 is complex"));
+}
+
+// Its scaler leaves its step out; it is not missed by the others, nor counted.
+TEST(AdasumOptimizer, ARankWithInfiniteGradientsMovesByTheOthers) {
+  const at::Tensor weight = at::ones({size()}).set_requires_grad(true);
+  AdasumOptimizer optimizer(optim::SGD({weight}, optim::SGDOptions(1)));
+  amp::GradScaler scaler({.init_scale = 4});
+  at::Tensor want = at::ones({size()});
+  for (const int infinite : {0, size() - 1, size()}) {
+    optimizer.zero_grad();
+    const double slope = rank() == infinite ? std::numeric_limits<double>::infinity() : 1;
+    scaler.scale(weight[rank()] * slope).backward();
+    EXPECT_EQ(scaler.step(optimizer), rank() != infinite);
+    scaler.update();
+    want -= 1;
+    if (infinite < size()) want[infinite] += 1;
+    EXPECT_TRUE(weight.detach().equal(want)) << weight;
+  }
+}
+
+TEST(AdasumOptimizer, OfTheLastRanks) {
+  std::vector<int> ranks;
+  for (int r = size() > 1 ? 1 : 0; r < size(); ++r) ranks.push_back(r);
+  const ProcessSet last = add_process_set(ranks);
+  const at::Tensor weight = at::ones({size()}).set_requires_grad(true);
+  AdasumOptimizer optimizer(optim::SGD({weight}, optim::SGDOptions(1)), {.process_set = last});
+  weight[rank()].backward();
+  optimizer.step();
+  at::Tensor want = at::ones({size()});
+  if (last.includes_me()) {
+    for (const int r : ranks) want[r] = 0;
+  } else {
+    want[rank()] = 0;
+  }
+  EXPECT_TRUE(weight.detach().equal(want)) << weight;
+  remove_process_set(last);
+}
+
+// The others have begun what comes behind the parameter that one rank refuses.
+TEST(AdasumOptimizerAndSession, ANanThatOneRankFindsIsAnErrorOnAll) {
+  shutdown();
+  init({.set = {{"HORON_CHECK_FINITE", "1"}}});
+  const at::Tensor first = at::ones({2}).set_requires_grad(true);
+  const at::Tensor second = at::ones({3}).set_requires_grad(true);
+  AdasumOptimizer optimizer(optim::SGD({first, second}, optim::SGDOptions(1)));
+  const auto backward = [&](double slope) {
+    optimizer.zero_grad();
+    (first.sum() * slope + second.sum()).backward();
+  };
+  backward(rank() == 0 ? std::nan("") : 1);
+  EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("\"adasum.0\""));
+  EXPECT_TRUE(second.detach().equal(at::ones({3}))) << second;
+  backward(1);
+  optimizer.step();
+  EXPECT_TRUE(first.detach().equal(at::zeros({2}))) << first;
+  EXPECT_TRUE(second.detach().equal(at::zeros({3}))) << second;
+  shutdown();
+  init();
 }
 
 TEST(AdasumOptimizer, OfSomeRanks) {

@@ -137,3 +137,98 @@ def test_of_some_ranks(rank, size):
     optimizer.step()
     assert torch.equal(weight.detach(), torch.full((2,), -float(rank)))
     hvd.remove_process_set(first)
+
+
+def orthogonal(rank, size):
+    """Each rank moves its own element by -1: all of them count in full."""
+    weight = torch.nn.Parameter(torch.ones(size))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
+    return weight, optimizer
+
+
+def set_gradient(weight, rank, value=1.0):
+    weight.grad = torch.zeros_like(weight)
+    weight.grad[rank] = value
+
+
+@pytest.mark.parametrize("scheduler_first", [False, True])
+def test_a_step_behind_one_that_raised(scheduler_first, rank, size):
+    weight = torch.nn.Parameter(torch.ones(size))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    if scheduler_first:
+        torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
+
+    def closure():
+        raise RuntimeError("no loss")
+
+    with pytest.raises(RuntimeError, match="no loss"):
+        optimizer.step(closure)
+    with torch.no_grad():
+        weight.fill_(5)
+    set_gradient(weight, rank)
+    optimizer.step()
+    assert torch.equal(weight.detach(), torch.full((size,), 4.0))
+
+
+def test_a_step_that_calls_that_of_its_base(rank, size):
+    class AndMore(torch.optim.SGD):
+        def step(self, closure=None):
+            loss = super().step(closure)
+            with torch.no_grad():
+                self.param_groups[0]["params"][0][rank] -= 1
+            return loss
+
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)  # has hooks called for its class
+    weight = torch.nn.Parameter(torch.ones(size))
+    optimizer = hvd.DistributedOptimizer(AndMore([weight], lr=1.0), op=hvd.Adasum)
+    set_gradient(weight, rank)
+    optimizer.step()
+    assert torch.equal(weight.detach(), torch.full((size,), -1.0))
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_rank_with_infinite_gradients_moves_by_the_others(fused, unscaled, rank, size):
+    weight = torch.nn.Parameter(torch.ones(size))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0, fused=fused),
+                                         op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    want = torch.ones(size)
+    for infinite in (0, size - 1, size):
+        scaler.scale(torch.zeros(()))
+        set_gradient(weight, rank, float("inf") if rank == infinite else 4.0)
+        if unscaled:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update(4.0)
+        want -= 1
+        if infinite < size:
+            want[infinite] += 1
+        assert torch.equal(weight.detach(), want)
+
+
+def test_complex_parameters_are_refused(rank, size):
+    phases = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="phases"):
+        hvd.DistributedOptimizer(torch.optim.SGD([phases], lr=1.0),
+                                 named_parameters=[("phases", phases)], op=hvd.Adasum)
+    weight, optimizer = orthogonal(rank, size)
+    with pytest.raises(ValueError, match="complex"):
+        optimizer.add_param_group({"params": [phases]})
+    set_gradient(weight, rank)
+    optimizer.step()
+    assert torch.equal(weight.detach(), torch.zeros(size))
+
+
+def test_all_ranks_hear_of_a_step_that_one_can_not_reduce(rank, size):
+    if size == 1:
+        pytest.skip("nobody to differ from")
+    weights = [torch.nn.Parameter(torch.ones(2 + (rank == 0 and i == 0))) for i in range(3)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), op=hvd.Adasum)
+    sum(weight.sum() for weight in weights).backward()
+    for _ in range(2):  # no name is left in use
+        with pytest.raises((ValueError, hvd.HorovodInternalError), match="shape"):
+            optimizer.step()
+        for weight in weights:
+            assert torch.equal(weight.detach(), torch.ones_like(weight))

@@ -2,7 +2,8 @@
 gradients; what it has moved each parameter by is reduced by Adasum, and all ranks move by the
 result.
 
-The learning rate is that of one rank. Each rank's state of the optimizer is its own.
+The learning rate is that of one rank. Each rank's state of the optimizer is its own, and so is the
+scale of its GradScaler: a rank whose gradients are not finite moves by what the others do.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import torch
 
 from horon.torch import collectives
 from horon.torch.compression import Compression
-from horon.torch.wrapped_optimizer import WrappedOptimizer
+from horon.torch.wrapped_optimizer import WrappedOptimizer, wrap
 
 
 def make_adasum(optimizer, named, compression, process_set):
@@ -20,12 +21,12 @@ def make_adasum(optimizer, named, compression, process_set):
     if compression is Compression.int8:
         raise ValueError("op=Adasum: the steps are rounded to 16 bits at most; give "
                          "Compression.none, fp16 or bf16")
+    _refuse_complex(named)
     optimizer._parameter_names = {parameter: name for name, parameter in named}
     optimizer._compression = compression
     optimizer._process_set = process_set
-    optimizer._starts = None
-    plain = type(optimizer)
-    optimizer.__class__ = type(plain.__name__, (_Adasum, plain), {"_plain": plain})
+    wrap(optimizer, _Adasum)
+    optimizer._forget_step()
     optimizer.register_step_pre_hook(_before_step)
     optimizer.register_step_post_hook(_after_step)
     return optimizer
@@ -33,6 +34,30 @@ def make_adasum(optimizer, named, compression, process_set):
 
 class _Adasum(WrappedOptimizer):
     """What DistributedOptimizer(op=Adasum) adds to an optimizer."""
+
+    # GradScaler calls step() whether or not this rank's gradients are finite, and sets `grad_scale`
+    # (None: they are divided already) and `found_inf` before.
+    _step_supports_amp_scaling = True
+
+    def _make_step(self, step):
+        scaled = hasattr(self, "found_inf")
+        if not scaled or vars(self).get("_step_supports_amp_scaling", False):
+            return step()  # a fused step looks at them itself
+        if self.found_inf.item() != 0:
+            # No step of this rank's own. It moves by those of the others, who wait for it.
+            _before_step(self, (), {})
+            _after_step(self, (), {})
+            return None
+        found_inf, scale = vars(self).pop("found_inf"), vars(self).pop("grad_scale")
+        try:  # the plain step knows nothing of them
+            _divide_gradients(self, scale)
+            return step()
+        finally:
+            self.found_inf, self.grad_scale = found_inf, scale
+
+    def _forget_step(self):
+        self._steps_within = 0  # calls of step() that have begun: one may call that of its base
+        self._starts = None
 
     def synchronize(self):
         """Nothing: gradients are not reduced."""
@@ -50,13 +75,34 @@ class _Adasum(WrappedOptimizer):
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
-        self._name_last_group()
+        try:
+            _refuse_complex(self._name_last_group())
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+
+def _refuse_complex(named):
+    names = [name for name, parameter in named if parameter.is_complex()]
+    if names:
+        raise ValueError(f"op=Adasum is for floating dtypes, and {', '.join(names)} is complex: "
+                         "give complex parameters to an optimizer of their own")
+
+
+def _divide_gradients(optimizer, scale):
+    if scale is None:
+        return
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale)
 
 
 def _before_step(optimizer, args, kwargs):
-    """Remembers where the parameters are. A step() that calls the one of its base class is one
-    step."""
-    if optimizer._starts is not None or not optimizer._process_set.included():
+    """Remembers where the parameters are."""
+    optimizer._steps_within += 1
+    if optimizer._steps_within > 1 or not optimizer._process_set.included():
         return
     optimizer._starts = [(parameter, parameter.detach().clone())
                          for group in optimizer.param_groups for parameter in group["params"]
@@ -64,14 +110,29 @@ def _before_step(optimizer, args, kwargs):
 
 
 def _after_step(optimizer, args, kwargs):
-    starts, optimizer._starts = optimizer._starts, None
-    if starts is None:
+    optimizer._steps_within -= 1
+    if optimizer._steps_within > 0 or optimizer._starts is None:
         return
+    starts, optimizer._starts = optimizer._starts, None
+    moves, errors = [], []
+
+    def note(call, *args):
+        try:
+            return call(*args)
+        except Exception as error:
+            errors.append(error)
+
     with torch.no_grad():
         try:
-            moves = [_start(optimizer, parameter, start) for parameter, start in starts]
+            # Each of them: the other ranks wait for those behind one that this rank refuses.
+            for parameter, start in starts:
+                moves.append(note(_start, optimizer, parameter, start))
+            # And all are waited for: a name is free when its collective has ended.
+            moves = [move and note(move) for move in moves]
+            if errors:
+                raise errors[0]
             for (parameter, start), move in zip(starts, moves):
-                parameter.copy_(move().add_(start))
+                parameter.copy_(move.add_(start))
         except BaseException:
             for parameter, start in starts:
                 parameter.copy_(start)

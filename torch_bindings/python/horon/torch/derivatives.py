@@ -107,7 +107,7 @@ def _compressed(compression, tensors):
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None,
               prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set):
-    """A new tensor; op: Average (the default), Sum, Min, Max or Product."""
+    """A new tensor; op: Average (the default), Sum, Min, Max, Product or Adasum."""
     (sent,), decompress = _compressed(compression, [tensor])
     return decompress([_Allreduce.apply(name, calls.reduction(op, average), prescale_factor,
                                         postscale_factor, process_set, False, sent)])[0]

@@ -1,7 +1,6 @@
 """DistributedOptimizer: any optimizer of PyTorch, whose gradients are reduced over the ranks."""
 
 import contextlib
-import functools
 import inspect
 import warnings
 import weakref
@@ -14,7 +13,7 @@ from horon.torch.adasum import make_adasum
 from horon.torch.collectives import Adasum, Average, Max, Min, Product, Sum
 from horon.torch.compression import Compression
 from horon.torch.process_sets import global_process_set
-from horon.torch.wrapped_optimizer import WrappedOptimizer
+from horon.torch.wrapped_optimizer import WrappedOptimizer, wrap
 
 _NATIVE_OPS = {Average: native.ReduceOp.Average, Sum: native.ReduceOp.Sum,
                Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
@@ -65,8 +64,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     plain = type(optimizer)
     default = inspect.signature(plain.zero_grad).parameters.get("set_to_none")
     optimizer._sets_to_none = default is not None and default.default is True
-    optimizer.__class__ = type(plain.__name__, (_Distributed, plain),
-                               {"_plain": plain, "step": _ended_by_errors(plain.step)})
+    wrap(optimizer, _Distributed)
     optimizer.register_step_pre_hook(_before_step)
     optimizer.register_step_post_hook(_after_step)
     return optimizer
@@ -74,6 +72,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
 
 class _Distributed(WrappedOptimizer):
     """What DistributedOptimizer adds to an optimizer."""
+
+    def _forget_step(self):
+        self._in_step = False
 
     def synchronize(self):
         """Reduces what backward() has not; step() does so too. Collective."""
@@ -211,18 +212,6 @@ def _prepare_hooks(parameter):
     parameter.requires_grad_(requires_grad)
 
 
-def _ended_by_errors(step):
-    """A step() that raises calls no post-hook. The next one is another step all the same."""
-    @functools.wraps(step)
-    def ended(self, *args, **kwargs):
-        try:
-            return step(self, *args, **kwargs)
-        except BaseException:
-            self._in_step = False
-            raise
-    return ended
-
-
 def _before_step(optimizer, args, kwargs):
     """A pre-hook, not a step() of the class: schedulers replace step() of the instance."""
     if optimizer._in_step:  # a step() that calls the one of its base class
@@ -262,7 +251,7 @@ def _reducing(optimizer, closure):
             loss = closure()
             optimizer._reducer.synchronize()
         except BaseException:
-            optimizer._in_step = False  # it ends this step
+            optimizer._forget_step()  # it ends this step
             raise
         if loss is None:
             return None

@@ -1,5 +1,8 @@
 """What every optimizer of a program has once DistributedOptimizer has wrapped it."""
 
+import functools
+import weakref
+
 
 class WrappedOptimizer:
     """A base before the optimizer's own class, `_plain`."""
@@ -8,6 +11,14 @@ class WrappedOptimizer:
         """A copy, and what is read from a file, is a plain optimizer."""
         return _empty, (self._plain,), self.__getstate__()
 
+    def _forget_step(self):
+        """The step() that has begun is over."""
+        raise NotImplementedError
+
+    def _make_step(self, step):
+        """Calls step(), that of the plain class."""
+        return step()
+
     def _name_last_group(self):
         """(name, parameter) of the group that add_param_group() has just added; noted."""
         index = len(self.param_groups) - 1
@@ -15,6 +26,30 @@ class WrappedOptimizer:
                  for i, parameter in enumerate(self.param_groups[index]["params"])]
         self._parameter_names.update({parameter: name for name, parameter in added})
         return added
+
+
+def wrap(optimizer, base):
+    """Gives the optimizer a class of its own, with what `base`, a WrappedOptimizer, adds."""
+    plain = type(optimizer)
+    optimizer.__class__ = type(plain.__name__, (base, plain),
+                               {"_plain": plain, "step": _within(plain.step)})
+    of_scheduler = vars(optimizer).get("step")
+    if of_scheduler is not None:  # it calls the step() of the plain class
+        optimizer.step = _within(of_scheduler, weakref.ref(optimizer))
+
+
+def _within(step, of=None):
+    """A step() that raises calls no post-hook. The next one is another step all the same. `of`: a
+    function that gives the optimizer, where the first argument does not."""
+    @functools.wraps(step)
+    def stepped(*args, **kwargs):
+        optimizer = args[0] if of is None else of()
+        try:
+            return optimizer._make_step(lambda: step(*args, **kwargs))
+        except BaseException:
+            optimizer._forget_step()
+            raise
+    return stepped
 
 
 def _empty(plain):
