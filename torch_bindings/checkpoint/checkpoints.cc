@@ -101,16 +101,17 @@ class Checkpoints::Impl {
     on_all_ranks([&] { finish(); }, {.name = "Checkpoints::wait", .worker = 0});
   }
 
-  // `find`: candidates, the best first; called on rank 0. `advice`: for people, where there are
+  // `find`: candidates, the best first; called on rank 0. The rest is for people, where there are
   // candidates and none can be read.
   std::optional<LoadedCheckpoint> load(const std::function<std::vector<FoundCheckpoint>()>& find,
+                                       std::string_view sought = "checkpoint",
                                        std::string_view advice = ". Move them away to begin anew") {
     std::string header_of_rank_0;
     const std::optional<OpenedCheckpoint> opened = on_all_ranks(
         [&]() -> std::optional<OpenedCheckpoint> {
           finish();
           if (rank() != 0) return std::nullopt;
-          std::optional<OpenedCheckpoint> first = torch_detail::open_first(find(), advice);
+          std::optional<OpenedCheckpoint> first = torch_detail::open_first(find(), sought, advice);
           header_of_rank_0 = torch_detail::header_of(first);
           return first;
         },
@@ -365,11 +366,12 @@ std::optional<LoadedCheckpoint> Checkpoints::load_latest() {
   return impl_->load([&] { return impl_->newest(); });
 }
 std::optional<LoadedCheckpoint> Checkpoints::load_best() {
-  return impl_->load([&] { return impl_->best(); });
+  return impl_->load([&] { return impl_->best(); }, "checkpoint with a metric");
 }
 
 LoadedCheckpoint Checkpoints::load(const std::string& path) {
-  return *impl_->load([&] { return std::vector<FoundCheckpoint>{{.path = path}}; }, "");
+  return *impl_->load([&] { return std::vector<FoundCheckpoint>{{.path = path}}; }, "checkpoint",
+                      "");
 }
 
 std::optional<std::string> Checkpoints::latest() {

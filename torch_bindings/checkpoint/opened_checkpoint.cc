@@ -35,7 +35,7 @@ OpenedCheckpoint open_checkpoint(const std::string& path) {
 }  // namespace
 
 std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& candidates,
-                                           std::string_view advice) {
+                                           std::string_view sought, std::string_view advice) {
   std::string problems;
   for (const FoundCheckpoint& candidate : candidates) {
     std::string problem = candidate.problem;
@@ -54,7 +54,7 @@ std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& c
   }
   if (!problems.empty()) {
     throw Error(ErrorCode::OperationFailed,
-                concat("no checkpoint can be read: ", problems, advice));
+                concat("no ", sought, " can be read: ", problems, advice));
   }
   return std::nullopt;
 }

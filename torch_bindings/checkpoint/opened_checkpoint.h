@@ -26,10 +26,10 @@ struct OpenedCheckpoint {
 };
 
 // The first of these that can be read; what is wrong with those before it goes to the log. Throws
-// Error(OperationFailed) that names all and ends with `advice` if none can be read. Nothing if
-// there are none.
+// Error(OperationFailed) if none can be read, that says what was sought ("checkpoint"), names all
+// and ends with `advice`. Nothing if there are none.
 std::optional<OpenedCheckpoint> open_first(const std::vector<FoundCheckpoint>& candidates,
-                                           std::string_view advice);
+                                           std::string_view sought, std::string_view advice);
 
 // What every rank must know of it: path, step, metric, the program's own values, and the number of
 // ranks that have saved it. A dictionary, as bytes; an empty one of nothing.

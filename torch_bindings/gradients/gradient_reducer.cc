@@ -45,6 +45,8 @@ void GradientReducer::add_parameters(const torch::nn::Module& module) {
 
 void GradientReducer::before_zeroing_in_place() { impl_->before_zeroing_in_place(); }
 
+void GradientReducer::count_gradients_as_new() { impl_->count_gradients_as_new(); }
+
 std::string GradientReducer::unsynchronized_parameter() const {
   return impl_->unsynchronized_parameter();
 }

@@ -87,6 +87,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // Gradients pass through buckets from now on, also where this rank reduces alone.
   void use_buckets();
   void before_zeroing_in_place();
+  void count_gradients_as_new();
   std::string unsynchronized_parameter() const;
   bool has_name(const std::string& name) const;
   std::string name_of(const at::Tensor& parameter) const;

@@ -61,6 +61,11 @@ void GradientReducer::Impl::next_step() {
   if (tunes_) tune();
 }
 
+void GradientReducer::Impl::count_gradients_as_new() {
+  if (alone_) return;
+  for (GradientSlot& slot : slots_) slot.count_as_new();
+}
+
 bool GradientReducer::Impl::changed_since_synchronize() const {
   return settings_.wait_in == WaitIn::Step && number_.round > 1 && open_ && !round_failed_;
 }

@@ -39,6 +39,13 @@ void GradientSlot::adopt_older_value() {
   pack(current);
 }
 
+void GradientSlot::count_as_new() {
+  at::Tensor& current = grad();
+  if (state_ != State::Idle || !holds(current)) return;
+  const PlainMode plain;
+  current = view_.clone();
+}
+
 void GradientSlot::add_older_value() {
   if (!has_older() || !settings_.adds_older_value()) return;
   const PlainMode plain;

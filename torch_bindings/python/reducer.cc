@@ -120,6 +120,9 @@ void bind_reducer(py::module_& module) {
       .def(
           "before_zeroing_in_place", [](Reducer& self) { (*self).before_zeroing_in_place(); },
           WithoutGil())
+      .def(
+          "count_gradients_as_new", [](Reducer& self) { (*self).count_gradients_as_new(); },
+          WithoutGil())
       .def("begin_no_sync", &Reducer::begin_no_sync)
       .def("end_no_sync", &Reducer::end_no_sync)
       .def("statistics", &statistics_of);

@@ -84,6 +84,29 @@ TEST(OlderGradient, StaysUnderTwoNewOnes) {
   }
 }
 
+// The program writes to the gradient that autograd has made, as clipping does: it is still the sum.
+TEST(OlderGradient, StaysIfTheProgramWritesToWhatHasAGraph) {
+  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
+    for (const Compression compression : {Compression::None, Compression::BFloat16}) {
+      const at::Tensor w = leaf({3});
+      GradientReducerOptions options = alone(op);
+      options.compression = compression;
+      GradientReducer reducer({{"w", w}}, options);
+      weighted(w, 1).backward();
+      {
+        const auto quiet = reducer.no_sync();
+        backward_with_graph((w * w).sum());  // has a graph, so it stays a tensor of its own
+      }
+      {
+        const at::NoGradGuard no_grad;
+        w.mutable_grad().mul_(1);
+      }
+      reducer.synchronize();
+      expect_gradient(w, reduced(op, 1, 1) + reduced(op, 2, 2));
+    }
+  }
+}
+
 TEST(OlderGradient, IsGoneOnceTheProgramDropsIt) {
   for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average}) {
     const at::Tensor w = leaf({3});

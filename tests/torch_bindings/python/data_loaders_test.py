@@ -1,5 +1,7 @@
 """Data loaders with a thread, as horovod.data.data_loader_base has them."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -64,3 +66,37 @@ def test_a_loop_ends_when_its_loader_is_closed():
     next(loop)
     loader.close_async_loader()
     assert list(loop) == []
+
+
+def test_a_loop_that_another_one_ends_says_so():
+    loader = AsyncLoader(2, 100)
+    first = iter(loader)
+    assert next(first) == 0
+    second = iter(loader)
+    assert next(second) == 0
+    with pytest.raises(RuntimeError, match="another loop over this loader has begun"):
+        list(first)
+    assert list(second) == [10 * i for i in range(1, 100)]
+
+
+_LEFT_AT_THE_END = """
+import torch
+from horon.data_loaders import AsyncDataLoaderMixin, BaseDataLoader
+
+class Loader(AsyncDataLoaderMixin, BaseDataLoader):
+    def _iterate(self):
+        while True:
+            yield torch.randn(400, 400) @ torch.randn(400, 400)
+
+torch.set_num_threads(1)
+loop = iter(Loader())
+for _ in range(10):
+    next(loop)
+print("trained")
+"""
+
+
+def test_a_process_may_end_while_a_batch_is_made():
+    done = subprocess.run([sys.executable, "-c", _LEFT_AT_THE_END], text=True, timeout=100,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert (done.returncode, done.stdout) == (0, "trained\n")

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+import threading
 import time
 import warnings
 
@@ -253,7 +254,7 @@ def test_all_ranks_end_for_other_hosts_at_one_commit(rank, size, job, monkeypatc
         open(os.environ["HORONRUN_COMMITS"] + ".hosts", "w", encoding="utf-8").close()
     with pytest.raises(HostsUpdatedInterrupt):
         state.commit()
-    commits.flush()
+    commits.end_call()
     job.start(0)
     with pytest.raises(SystemExit) as ended:
         train(state, 1)
@@ -284,3 +285,43 @@ def test_the_program_may_have_handlers_of_its_own(rank, size):
         assert state.mean.item() == 1
     finally:
         hvd.elastic.set_handler_registry(registry)
+
+
+def test_a_commit_that_can_not_be_written_keeps_nobody_waiting(rank, size, job, monkeypatch):
+    class Ends:
+        def __getstate__(self):
+            raise SystemExit(3)
+
+    job.start(0)
+    commits = Commits.of_next_call()
+    with pytest.warns(UserWarning, match="a commit was not written"):
+        commits.write(Ends())
+        commits.end_call()
+    with monkeypatch.context() as no_threads:
+        def refuse(thread):
+            raise RuntimeError("can't start new thread")
+        no_threads.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            commits.write({})
+    commits.end_call()
+
+
+def test_a_commit_behind_the_call_is_there_at_once(rank, size, job):
+    job.start(0)
+    state = make_state()
+    train(state, 1)
+    if rank > 0:
+        state.commit()
+        return
+    state.step = 7
+    state.commit()
+    with open(os.environ["HORONRUN_COMMITS"] + ".0", "rb") as file:
+        assert torch.load(file, weights_only=False)["objects"]["step"] == 7
+
+
+def test_a_commit_that_can_not_be_read_is_named(rank, size, job):
+    job.start(0)
+    if rank == 0:
+        open(os.environ["HORONRUN_COMMITS"] + ".0", "w", encoding="utf-8").close()
+        with pytest.raises(RuntimeError, match="job.pt.0 can't be read"):
+            Commits.of_next_call().read()

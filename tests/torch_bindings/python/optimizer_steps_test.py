@@ -30,3 +30,23 @@ def test_gradients_behind_a_step_that_was_left_out_are_reduced(rank, size, passe
     mean = (size + 1) / 2  # of the one backward()
     expected = mean if zeroed_by != "nobody" else mean + reduced
     assert model.weight.grad.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("changed", ["nothing", "in place", "assigned"])
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_a_step_behind_synchronize_reduces_what_is_there(rank, size, op, changed):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.0), op=op)
+    (weight.sum() * (rank + 1)).backward()
+    optimizer.synchronize()
+    own = weight.grad[0].item()
+    with torch.no_grad():
+        if changed == "in place":
+            weight.grad.fill_(rank + 10.0)
+        if changed == "assigned":
+            weight.grad = torch.full((2,), rank + 10.0)
+    of_all = [own] * size if changed == "nothing" else [r + 10.0 for r in range(size)]
+    with pytest.warns(UserWarning, match="are reduced again"):
+        optimizer.step()
+    expected = sum(of_all) / (1 if op == hvd.Sum else size)
+    assert weight.grad.tolist() == pytest.approx([expected] * 2)

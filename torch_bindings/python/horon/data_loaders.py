@@ -3,10 +3,12 @@
     class Loader(AsyncDataLoaderMixin, BaseDataLoader): ...     # the mixin is the first
 """
 
+import atexit
 import queue
 import threading
 
 _SECONDS_BETWEEN_LOOKS = 0.1  # whether somebody has closed the loader
+_SECONDS_FOR_A_BATCH = 10  # at the end of the process, for the one that is being made
 _END = object()
 
 
@@ -30,7 +32,7 @@ class BaseDataLoader:
 class AsyncDataLoaderMixin:
     """A thread makes so many batches before they are asked for; 0: none does. What _iterate()
     raises, the loop over the loader raises. Each loop begins anew, also behind one that was left
-    early."""
+    early; one that has not ended raises RuntimeError then."""
 
     def __init__(self, async_loader_queue_size=64, *args, **kwargs):
         self.async_loader_queue_size = async_loader_queue_size
@@ -47,7 +49,8 @@ class AsyncDataLoaderMixin:
         if self.async_loader_queue_size <= 0:
             yield from super().__iter__()
             return
-        self.close_async_loader()
+        if self._worker is not None:
+            self._worker.close(is_replaced=True)
         worker = self._worker = _Worker(self._iterate, self.async_loader_queue_size)
         try:
             for batch in worker.batches():
@@ -63,8 +66,12 @@ class _Worker:
         self._iterate = iterate
         self._made = queue.Queue(ahead)  # (batch, what was raised in its place)
         self._closed = threading.Event()
+        self._is_replaced = False
+        # A daemon: what waits for ever within iterate() does not keep the process.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+        # A thread that is within torch when Python ends would end the process by abort().
+        atexit.register(self._end)
 
     def batches(self):
         while not self._closed.is_set():
@@ -77,11 +84,19 @@ class _Worker:
             if batch is _END:
                 return
             yield batch
+        if self._is_replaced:
+            raise RuntimeError("another loop over this loader has begun, which ends this one: a "
+                               "loader serves one loop at a time")
 
-    def close(self):
+    def close(self, is_replaced=False):
+        self._is_replaced = is_replaced
+        self._end(None)
+
+    def _end(self, seconds=_SECONDS_FOR_A_BATCH):
         self._closed.set()
+        atexit.unregister(self._end)
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(seconds)
 
     def _run(self):
         try:

@@ -3,6 +3,7 @@
 usage: python -m horon.as_horovod launched.py
 """
 
+import atexit
 import os
 import threading
 
@@ -38,12 +39,17 @@ def prints_meanwhile():
     import horovod.torch as hvd
     import time
 
+    over = threading.Event()
+
     def chatter():
-        while True:
+        while not over.is_set():
             print("chatter of a rank", flush=True)
             time.sleep(0.001)
     if hvd.rank() > 0:
-        threading.Thread(target=chatter, daemon=True).start()
+        thread = threading.Thread(target=chatter, daemon=True)
+        thread.start()
+        # Python ends by abort() where a thread that it ends holds the lock of stdout.
+        atexit.register(lambda: (over.set(), thread.join()))
     return os.urandom(2_000_000)
 
 

@@ -38,6 +38,7 @@ class Commits:
         self._changed = threading.Condition()
         self._next = None  # what is to be written
         self._thread = None  # while there is something to write
+        self._call_has_ended = False
 
     def hosts_have_changed(self):
         """horonrun leaves this file."""
@@ -50,6 +51,9 @@ class Commits:
             return torch.load(self.path, map_location="cpu", weights_only=False)
         except FileNotFoundError:
             return None
+        except Exception as error:
+            raise RuntimeError(f"the commit in {self.path} can't be read ({error}); without that "
+                               "file training begins anew") from error
 
     def write(self, content):
         """In the background, if it is not overtaken by a later one. The content must not change."""
@@ -57,30 +61,49 @@ class Commits:
             self._next = content
             if self._thread is None:
                 # Not a daemon: the process does not end before the last one is written.
-                self._thread = threading.Thread(target=self._serve)
-                self._thread.start()
+                thread = threading.Thread(target=self._serve)
+                thread.start()
+                self._thread = thread
+        if self._call_has_ended:
+            self._wait()
 
-    def flush(self):
-        """Waits until the last one is written."""
+    def end_call(self):
+        """Waits until the last one is written. From now on so does write(): at the end of the
+        process, what pickles objects of a program under as_horovod no longer finds that program."""
+        self._call_has_ended = True
+        self._wait()
+
+    def _wait(self):
         with self._changed:
             self._changed.wait_for(lambda: self._thread is None)
 
     def _serve(self):
-        while True:
+        try:
+            while True:
+                with self._changed:
+                    if self._next is None:
+                        self._end_thread()
+                        return
+                    content, self._next = self._next, None
+                with contextlib.suppress(Warning):  # where the program makes errors of warnings
+                    self._replace_file(content)
+        except BaseException:  # of what shows warnings
             with self._changed:
-                if self._next is None:
-                    self._thread = None
-                    self._changed.notify_all()
-                    return
-                content, self._next = self._next, None
-            with contextlib.suppress(Warning):  # where the program makes errors of warnings
-                self._replace_file(content)
+                self._end_thread()
+            raise
+
+    def _end_thread(self):
+        self._thread = None
+        self._changed.notify_all()
 
     def _replace_file(self, content):
         unfinished = self.path + ".new"
         try:
-            torch.save(content, unfinished)
+            with open(unfinished, "wb") as file:
+                torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())  # else the new name may come to the disk before its bytes
             os.replace(unfinished, self.path)
-        except Exception as error:  # what can't be pickled, a full disk: the training goes on
+        except BaseException as error:  # what can't be pickled, a full disk: the training goes on
             warnings.warn(f"a commit was not written to {self.path}: {error}; a restart would "
                           "begin with an earlier one")

@@ -51,9 +51,7 @@ def run(func):
             raise SystemExit(_EXIT_CODE_OF_NEW_HOSTS) from interrupt
         finally:
             if commits is not None:
-                # What comes behind this call may fail; and at the end of the process, what pickles
-                # objects of a program under as_horovod no longer finds that program.
-                commits.flush()
+                commits.end_call()  # what comes behind may fail
     return wrapper
 
 

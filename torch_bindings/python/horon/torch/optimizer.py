@@ -234,6 +234,7 @@ def _reduce_for_step(optimizer, args, kwargs):
         warnings.warn("optimizer.step() called without optimizer.skip_synchronize() context after "
                       "optimizer.synchronize(): the gradients are reduced again, as in Horovod. "
                       "That takes time, and op=Sum adds up the sums")
+        optimizer._reducer.count_gradients_as_new()
     optimizer._reducer.synchronize()
     return None
 
