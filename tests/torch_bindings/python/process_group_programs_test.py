@@ -65,6 +65,15 @@ class Programs(unittest.TestCase):
                               done.stdout)
                 self.assertIn(f"mpirun -np {size} python train.py", done.stdout)
 
+    def test_no_launcher_at_all(self):
+        none = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(none)}
+        done = subprocess.run([sys.executable, HERE / "not_by_mpi.py", "launched"], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean,
+                              timeout=100)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertRegex(done.stdout, "RANK expected, but not set.*mpirun -np 4 python train.py")
+
     def test_a_launcher_that_mpi_does_not_know(self):
         """As srun without a PMI for this MPI: four jobs of one rank each would train apart."""
         environment = {**os.environ, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}

@@ -247,12 +247,23 @@ def _env_or_mpi(env):
     without a rank or a size, MPI's are given."""
     def meet(url, **options):
         if not started_by_mpi():
-            return env(url, **options)
+            return _with_advice(env(url, **options))
         master = [os.environ.get(each) for each in ("MASTER_ADDR", "MASTER_PORT")]
         if not master[0] or master == _own_master:
             return _meet(url, **options)
         return env(_numbered_by_mpi(url), **options)
     return meet
+
+
+def _with_advice(meeting):
+    """The meeting; its error for a process without a launcher tells of the one of Horon."""
+    try:
+        yield from meeting
+    except ValueError as error:
+        if "variable RANK expected" in str(error):
+            error.args = (f"{error}. With the backend \"horon\" mpirun says it: "
+                          "mpirun -np 4 python train.py", *error.args[1:])
+        raise
 
 
 def _numbered_by_mpi(url):
