@@ -1,7 +1,6 @@
 // What the controller asks its caller to do: send messages, start batches, finish submissions.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/shared_bytes.h"
 #include "horon/core/negotiation/protocol.h"
 
 namespace horon::core {
@@ -45,7 +45,7 @@ struct Finished {
 
 struct Outgoing {
   int to = 0;
-  std::vector<std::byte> bytes;
+  SharedBytes bytes;  // of messages with the same items: the same
 };
 
 struct Effects {

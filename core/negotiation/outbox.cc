@@ -55,10 +55,10 @@ void Outbox::send_to_all(Envelope& envelope, std::vector<Outgoing>& messages) {
   const auto send = [&](const std::vector<bool>& first, bool to_firsts) {
     const bool differs =
         std::any_of(envelope.items.begin(), envelope.items.end(), differs_by_member);
-    const std::vector<std::byte> bytes = differs ? std::vector<std::byte>() : encode(envelope);
+    const SharedBytes same = differs ? SharedBytes() : encode(envelope);
     for (size_t peer = 0; peer < first.size(); ++peer) {
       if (static_cast<int>(peer) == me_ || first[peer] != to_firsts) continue;
-      messages.push_back({static_cast<int>(peer), differs ? encode_for(peer, envelope) : bytes});
+      messages.push_back({static_cast<int>(peer), differs ? encode_for(peer, envelope) : same});
     }
   };
   envelope.items = std::exchange(to_all_, {});

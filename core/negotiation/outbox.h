@@ -23,7 +23,8 @@ class Outbox {
   // To one, outside of that order.
   void to_one(int peer, Item item) { to_one_.emplace_back(peer, std::move(item)); }
 
-  // Takes out everything. The items of an envelope keep their order.
+  // Takes out everything. The items of an envelope keep their order. What is the same for many
+  // members is encoded once, and their messages share it.
   void pack(uint32_t set, uint64_t applied, std::vector<Outgoing>& messages);
 
  private:

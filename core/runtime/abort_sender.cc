@@ -1,7 +1,6 @@
 #include "horon/core/runtime/abort_sender.h"
 
 #include <new>
-#include <utility>
 
 #include "horon/core/negotiation/wire_format.h"
 #include "horon/core/runtime/submission.h"
@@ -9,14 +8,14 @@
 namespace horon::core {
 
 AbortSender::AbortSender(const Topology& topology, const Error& out_of_memory, Transport& transport)
-    : transport_(transport) {
+    : transport_(transport), prepared_(message(out_of_memory)) {
   for (int rank = 0; rank < topology.size; ++rank) {
-    if (rank != topology.rank) peers_.push_back({rank, message(out_of_memory), false});
+    if (rank != topology.rank) peers_.push_back({rank, false});
   }
 }
 
 // It concerns the set of all ranks, which takes an Abort even after its Bye.
-Bytes AbortSender::message(const Error& error) {
+SharedBytes AbortSender::message(const Error& error) {
   Envelope envelope;
   envelope.set = kWorldSet;
   envelope.items.emplace_back(Abort{error.code(), error.what()});
@@ -31,32 +30,29 @@ void AbortSender::send(const Error& error) noexcept {
 
 bool AbortSender::done() noexcept {
   if (!error_) return true;
-  Bytes full;
+  SharedBytes full;
   try {
     full = message(*error_);
-  } catch (...) {
-    full.clear();  // no memory: the prepared messages must do
+  } catch (...) {  // no memory: the prepared message must do
   }
   bool all = true;
   for (Peer& peer : peers_) all = settle(peer, full) && all;
   return all;
 }
 
-bool AbortSender::settle(Peer& peer, const Bytes& full) noexcept {
-  const auto try_to_send = [&](auto&& make) {
-    if (peer.settled) return;
+bool AbortSender::settle(Peer& peer, const SharedBytes& full) noexcept {
+  const auto try_to_send = [&](const SharedBytes& bytes) {
+    if (peer.settled || bytes.empty()) return;
     try {
-      Bytes bytes = make();
-      if (bytes.empty()) return;
-      transport_.send(peer.rank, std::move(bytes));
+      transport_.send(peer.rank, bytes);
       peer.settled = true;
     } catch (const std::bad_alloc&) {  // another try may find memory
     } catch (...) {
       peer.settled = true;
     }
   };
-  try_to_send([&] { return full; });
-  try_to_send([&] { return std::move(peer.prepared); });
+  try_to_send(full);
+  try_to_send(prepared_);
   return peer.settled;
 }
 

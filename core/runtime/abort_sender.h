@@ -15,7 +15,7 @@ namespace horon::core {
 // not keep the others from hearing of the error.
 class AbortSender {
  public:
-  // Prepares a short message for each peer while there is memory. `out_of_memory` is its text. The
+  // Prepares a short message for all peers while there is memory. `out_of_memory` is its text. The
   // transport outlives the sender.
   AbortSender(const Topology& topology, const Error& out_of_memory, Transport& transport);
 
@@ -28,13 +28,13 @@ class AbortSender {
  private:
   struct Peer {
     int rank = 0;
-    Bytes prepared;
     bool settled = false;  // the message is on its way, or this peer can't be reached
   };
-  static Bytes message(const Error& error);
-  bool settle(Peer& peer, const Bytes& full) noexcept;
+  static SharedBytes message(const Error& error);
+  bool settle(Peer& peer, const SharedBytes& full) noexcept;
 
   Transport& transport_;
+  const SharedBytes prepared_;
   std::vector<Peer> peers_;
   std::optional<Error> error_;
 };

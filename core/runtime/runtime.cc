@@ -132,6 +132,9 @@ class Runtime::Impl {
   }
 
   void fail(const Error& error) noexcept {
+    // A signal handler that calls exit() may stand where this thread has locked the queue. The
+    // shutdown() that comes next ends the job from within.
+    if (seat_->held_by_this_thread()) return;
     try {
       door_.queue.push(FailCall{error});
     } catch (...) {

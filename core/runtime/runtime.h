@@ -93,7 +93,8 @@ class Runtime {
 
   // The job can't go on, for a reason that the runtime does not see: it ends with this error on all
   // ranks, as when a collective fails. What this thread submits from now on fails. Without effect
-  // after shutdown(). Any thread; never throws.
+  // after shutdown(), and on a thread that is in the loop or in line for it: exit() was called in a
+  // signal handler there, and shutdown() ends the job. Any thread; never throws.
   void fail(const Error& error) noexcept;
 
   // Says "no more from this rank", serves the others until all ranks have said so or the job has

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "horon/core/base/current_error.h"
+#include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/overloaded.h"
 #include "horon/core/base/text.h"
@@ -201,18 +202,21 @@ void RuntimeLoop::leave_world() {
 void RuntimeLoop::take(AddSetCall& add) {
   // This rank's Shutdown has been sent, so it could never say Shutdown in the new set.
   if (shut_down_) return finish(add.handle, *door_.shut_down);
+  std::shared_ptr<void> made;
   try {
     if (std::binary_search(add.ranks.begin(), add.ranks.end(), topology_.rank)) {
       if (make_set_ == nullptr) {
         throw Error(ErrorCode::Config, "this job can't make process sets");
       }
       SetResources resources = make_set_(add.ranks);
+      made = resources.keep_alive;
       *add.facts = SetFacts::of(add.ranks, resources);
       add_runner(add.set, add.ranks, std::move(resources));
     }
     if (add.set < kFirstNumberedSet) newest_set_ = std::max(newest_set_, add.set);
     finish(add.handle, std::nullopt);
   } catch (...) {
+    keep_for_ever(std::move(made));  // to free it may be a call of all members
     const Error cause = current_error();
     const Error error = that_ends_the_job(
         Error(cause.code(), concat("rank ", topology_.rank, ": ", set_text(add.set),

@@ -84,8 +84,9 @@ void RuntimeLoop::note_farewells() {
 
 void RuntimeLoop::wait_for_farewells(Clock::time_point limit) noexcept {
   attempt([&] {
+    const SharedBytes message = farewell();
     for (int peer = 0; peer < topology_.size; ++peer) {
-      if (peer != topology_.rank) transport_->send(peer, farewell());
+      if (peer != topology_.rank) transport_->send(peer, message);
     }
     const auto all_gone = [&] {
       note_farewells();

@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <mutex>
+#include <span>
 #include <utility>
 
 #include "horon/core/base/error.h"
@@ -10,7 +11,11 @@ namespace horon::core {
 
 struct InProcessTransport::Mailbox {
   std::mutex mutex;
-  std::deque<Message> messages;
+  struct Sent {
+    int from = 0;
+    SharedBytes bytes;
+  };
+  std::deque<Sent> messages;
   Doorbell doorbell;
 };
 
@@ -35,7 +40,7 @@ InProcessTransport::Mailbox& InProcessTransport::mailbox(int rank) const {
 
 int InProcessTransport::size() const { return static_cast<int>(world_->size()); }
 
-void InProcessTransport::send(int to, Bytes message) {
+void InProcessTransport::send(int to, SharedBytes message) {
   HORON_CHECK(to >= 0 && to < size() && to != rank_, "a message goes to another rank");
   require_sendable(message);
   Mailbox& box = mailbox(to);
@@ -50,7 +55,9 @@ std::optional<Transport::Message> InProcessTransport::receive() {
   Mailbox& box = mailbox(rank_);
   const std::lock_guard lock(box.mutex);
   if (box.messages.empty()) return std::nullopt;
-  Message message = std::move(box.messages.front());
+  // A copy: the payload may be one that other ranks receive, too.
+  const std::span<const std::byte> sent = box.messages.front().bytes;
+  Message message = {box.messages.front().from, Bytes(sent.begin(), sent.end())};
   box.messages.pop_front();
   return message;
 }

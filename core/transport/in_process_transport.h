@@ -19,7 +19,7 @@ class InProcessTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override;
-  void send(int to, Bytes message) override;
+  void send(int to, SharedBytes message) override;
   std::optional<Message> receive() override;
   bool flushed() override { return true; }
   bool must_poll() const override { return false; }

@@ -41,11 +41,11 @@ MpiTransport::~MpiTransport() {
     return;
   }
   // MPI may still read and write the buffers of unfinished requests, so they are never freed.
-  keep_for_ever(std::make_shared<std::vector<Bytes>>(std::move(send_buffers_)));
+  keep_for_ever(std::make_shared<std::vector<SharedBytes>>(std::move(send_buffers_)));
   keep_for_ever(std::make_shared<std::deque<Arrival>>(std::move(arrivals_)));
 }
 
-void MpiTransport::send(int to, Bytes message) {
+void MpiTransport::send(int to, SharedBytes message) {
   HORON_CHECK(to >= 0 && to < size_ && to != rank_, "a message goes to another rank");
   require_sendable(message);
   if (!library_.may_call()) return;  // the others see that this rank is silent

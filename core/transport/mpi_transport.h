@@ -25,7 +25,7 @@ class MpiTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  void send(int to, Bytes message) override;
+  void send(int to, SharedBytes message) override;
   std::optional<Message> receive() override;
   // True once MPI needs no more of this rank for the sends; they may still be on the network.
   bool flushed() override;
@@ -56,9 +56,10 @@ class MpiTransport final : public Transport {
   int rank_ = 0;
   int size_ = 1;
   std::vector<MPI_Request> send_requests_;
-  std::vector<Bytes> send_buffers_;  // [request]
-  std::vector<int> finished_;        // for MPI_Testsome
-  std::deque<Arrival> arrivals_;     // in the order in which MPI matched them
+  // [request]. Several sends may read one payload at a time, since MPI 2.2.
+  std::vector<SharedBytes> send_buffers_;
+  std::vector<int> finished_;     // for MPI_Testsome
+  std::deque<Arrival> arrivals_;  // in the order in which MPI matched them
   Doorbell doorbell_;
 };
 

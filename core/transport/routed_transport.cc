@@ -13,7 +13,7 @@ RoutedTransport::RoutedTransport(std::unique_ptr<SharedMemoryTransport> local,
               "both transports number the same ranks");
 }
 
-void RoutedTransport::send(int to, Bytes message) {
+void RoutedTransport::send(int to, SharedBytes message) {
   if (local_->reaches(to)) {
     local_->send(to, std::move(message));
   } else {

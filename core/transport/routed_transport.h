@@ -16,7 +16,7 @@ class RoutedTransport final : public Transport {
 
   int rank() const override { return local_->rank(); }
   int size() const override { return local_->size(); }
-  void send(int to, Bytes message) override;
+  void send(int to, SharedBytes message) override;
   std::optional<Message> receive() override;
   bool flushed() override;
   // Nobody on another host can ring.

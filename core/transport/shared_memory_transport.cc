@@ -56,7 +56,7 @@ bool SharedMemoryTransport::reaches(int rank) const {
   return rank >= 0 && rank < size() && local_rank_of_[static_cast<size_t>(rank)] >= 0;
 }
 
-void SharedMemoryTransport::send(int to, Bytes message) {
+void SharedMemoryTransport::send(int to, SharedBytes message) {
   HORON_CHECK(reaches(to) && to != rank(), "a message goes to another rank of this host");
   require_sendable(message);
   const auto local_rank = static_cast<size_t>(local_rank_of_[static_cast<size_t>(to)]);
@@ -77,8 +77,9 @@ bool SharedMemoryTransport::push(Peer& peer, Outgoing& message) {
     message.done += peer.out.write(std::span(message.length).subspan(message.done));
     if (message.done < kPrefix) return false;
   }
-  message.done += peer.out.write(std::span(message.bytes).subspan(message.done - kPrefix));
-  return message.done == kPrefix + message.bytes.size();
+  const std::span<const std::byte> bytes = message.bytes;
+  message.done += peer.out.write(bytes.subspan(message.done - kPrefix));
+  return message.done == kPrefix + bytes.size();
 }
 
 void SharedMemoryTransport::push_queue(Peer& peer, size_t local_rank) {

@@ -32,7 +32,7 @@ class SharedMemoryTransport final : public Transport {
   int rank() const override { return topology_.rank; }
   int size() const override { return topology_.size; }
   bool reaches(int rank) const;
-  void send(int to, Bytes message) override;
+  void send(int to, SharedBytes message) override;
   std::optional<Message> receive() override;
   bool flushed() override;
   bool must_poll() const override { return false; }
@@ -46,7 +46,7 @@ class SharedMemoryTransport final : public Transport {
   using LengthPrefix = std::array<std::byte, sizeof(uint64_t)>;
   struct Outgoing {
     LengthPrefix length{};
-    Bytes bytes;
+    SharedBytes bytes;
     size_t done = 0;  // of length and bytes together
   };
   struct Incoming {

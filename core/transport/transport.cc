@@ -5,7 +5,7 @@
 
 namespace horon::core {
 
-void Transport::require_sendable(const Bytes& message) {
+void Transport::require_sendable(const SharedBytes& message) {
   if (message.size() <= kMessageBytesMax) return;
   throw Error(ErrorCode::Limit, concat("a control message of ", bytes_text(message.size()),
                                        " is longer than ", bytes_text(kMessageBytesMax)));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "horon/core/base/shared_bytes.h"
 #include "horon/core/host/doorbell.h"
 
 namespace horon::core {
@@ -34,8 +35,9 @@ class Transport {
   // send() of a longer message throws Error(Limit). A receiver that reads a greater length throws.
   static constexpr size_t kMessageBytesMax = size_t{256} << 20;
 
-  // Queues a message and returns; never blocks for the receiver. to != rank().
-  virtual void send(int to, Bytes message) = 0;
+  // Queues a message and returns; never blocks for the receiver. to != rank(). Several sends may
+  // share one payload: it is kept, not copied, and nobody writes to it.
+  virtual void send(int to, SharedBytes message) = 0;
 
   // The next message, if one is here. Also moves queued sends along.
   virtual std::optional<Message> receive() = 0;
@@ -70,7 +72,7 @@ class Transport {
 
  protected:
   // What send() does first. Throws Error(Limit).
-  static void require_sendable(const Bytes& message);
+  static void require_sendable(const SharedBytes& message);
 };
 
 }  // namespace horon::core

@@ -11,6 +11,7 @@
 #include "horon/core/base/parse_number.h"
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
+#include "horon/core/base/wait_check.h"
 #include "horon/core/host/local_subgroup.h"
 #include "horon/ops/communicator/mpi_communicator_call.h"
 
@@ -37,6 +38,17 @@ bool all_share(const std::vector<uint8_t>& shares, const std::vector<int>& membe
 constexpr char kReady = 'r';
 constexpr char kWaiting = 'w';
 constexpr char kFailed = 'f';
+
+// Waits until the next report is due, as the program waits for a collective: what the wait check
+// throws ends it, and with the call of MPI's MPI itself.
+bool returned_in_time(MpiCommunicatorCall& call) {
+  const auto due = Clock::now() + kReportInterval;
+  while (!call.wait(core::kWaitCheckInterval)) {
+    if (const core::WaitCheck check = core::wait_check()) check();
+    if (Clock::now() >= due) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -153,7 +165,7 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
   double warned_s = 0;
   for (;;) {
     std::string state(1, kReady);
-    if (call && !call->wait(kReportInterval)) {
+    if (call && !returned_in_time(*call)) {
       state = concat(kWaiting, seconds_since(begin));
     } else if (call) {
       fault = call->failure();
@@ -166,7 +178,7 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
         options_.abort_after_s > 0 && progress.waited_s() >= options_.abort_after_s;
     if (progress.failure() || too_long) {
       // Whoever waits in MPI may do so for ever, so no rank may wait for it there.
-      if (!progress.waiting().empty()) library_.abandon();
+      if (!progress.waiting().empty()) give_mpi_up(talk);
       if (progress.failure()) {
         throw Error(ErrorCode::OperationFailed, concat(part.what, ": ", *progress.failure()));
       }
@@ -180,6 +192,18 @@ std::unique_ptr<MpiCommunicator> CommunicatorMaker::make_mpi(const core::Bootstr
     }
   }
   return call ? call->take() : nullptr;
+}
+
+// All who talk have the same states, unless the wait check of one has ended its wait for them: that
+// rank does not know that the others give MPI up, and would wait for them where MPI ends. So they
+// meet once more.
+void CommunicatorMaker::give_mpi_up(const core::Bootstrap& talk) const {
+  library_.abandon();
+  try {
+    (void)talk.allgather(core::Bootstrap::Among::Job, std::string(1, kFailed));
+    gave_up_together_ = true;
+  } catch (const Error&) {  // why MPI is given up says more, and is thrown next
+  }
 }
 
 // The call has a thread of its own here too, while this one waits and calls nothing of MPI's: that

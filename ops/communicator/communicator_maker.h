@@ -1,6 +1,7 @@
 // Makes the communicators of a job: the world's, and those of some of its ranks.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -43,8 +44,12 @@ class CommunicatorMaker {
   //
   // If a rank can't do it, all ranks that talk throw the same Error, with that rank; the job can go
   // on. Where another rank still waits for it in MPI then, the library is abandoned on all that
-  // talk (gave_mpi_up()). All ranks of the job must do so: if only some talk, the caller ends the
-  // job. From then on there are no more communicators: each call throws such an Error at once.
+  // talk (gave_mpi_up()). All ranks of the job must do so: if only some talk, or some may not know
+  // of it (gave_mpi_up_together()), the caller ends the job. From then on there are no more
+  // communicators: each call throws such an Error at once.
+  //
+  // What a wait check throws ends this rank's part alone, also while it waits for MPI: then that is
+  // given up here, and the others do not know.
   //
   // If threads may not call MPI at the same time, the thread that owns MPI calls connect() next;
   // until then there is no MPI communicator.
@@ -62,15 +67,20 @@ class CommunicatorMaker {
   void connect(Communicator& communicator, uint32_t id) const;
   // Whether the library has been abandoned on this rank.
   bool gave_mpi_up() const { return library_.abandoned(); }
+  // Whether all ranks that talk to each other have abandoned it in one call, and know of each other
+  // that they have.
+  bool gave_mpi_up_together() const { return gave_up_together_; }
 
  private:
   class Progress;
 
   std::unique_ptr<MpiCommunicator> make_mpi(const core::Bootstrap& talk, const Part& part) const;
+  void give_mpi_up(const core::Bootstrap& talk) const;
 
   core::MpiLibrary& library_;
   const core::MpiBootstrap& bootstrap_;
   const Options options_;
+  mutable std::atomic<bool> gave_up_together_{false};
 };
 
 }  // namespace horon::ops

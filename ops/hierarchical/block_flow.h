@@ -39,6 +39,8 @@ class BlockFlow {
     return touched;
   }
 
+  // The peer waits for what is posted next.
+  bool has_more() const { return posted_ < bytes_; }
   bool over() const { return over_ == bytes_; }
 
  private:

@@ -37,7 +37,7 @@ class MessageExchange::Running final : public core::InFlight {
     parent_.messages_->progress();
     bool moved = advance_flows();
     moved = copy_own() || moved;
-    if (!over()) return moved ? Progress::Advanced : Progress::Polling;
+    if (!over()) return moved ? Progress::Advanced : more_ ? Progress::Driving : Progress::Polling;
     parent_.window_.note_ended(number_);
     return Progress::Done;
   }
@@ -49,8 +49,10 @@ class MessageExchange::Running final : public core::InFlight {
   // Among many ranks the next step goes on where this one ends.
   bool advance_flows() {
     int64_t touched = 0;
+    more_ = false;
     for (size_t tried = 0; tried < flows_.size() && touched < kMessageStepBytes; ++tried) {
       touched += flows_[next_flow_].advance(*parent_.messages_, tag_, at_once_);
+      more_ |= flows_[next_flow_].has_more();
       next_flow_ = (next_flow_ + 1) % flows_.size();
     }
     return touched > 0;
@@ -108,6 +110,7 @@ class MessageExchange::Running final : public core::InFlight {
   bool begun_ = false;
   std::vector<BlockFlow> flows_;  // by distance: what is received, and what is sent
   size_t next_flow_ = 0;
+  bool more_ = false;  // to post, of the flows of the last step: of all, if nothing moved
   const std::byte* own_from_ = nullptr;
   std::byte* own_to_ = nullptr;
   int64_t own_bytes_ = 0;

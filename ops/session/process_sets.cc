@@ -140,7 +140,8 @@ ProcessSet ProcessSets::add_among(std::vector<int> ranks, uint32_t number) {
   const uint32_t id = kFirstNumberedSet + number;
   const Marked making(making_);
   refuse_if_closed();  // again: refuse_calls() may have come before the mark
-  prepared_ = prepare_among(ranks, call, id);
+  prepared_ = prepare(talk_among(*runtime_, id, ranks), call, id, ranks,
+                      parts_.gpu == nullptr ? "" : parts_.gpu->unavailable_alone(ranks));
   newest_ops_.reset();
   runtime_->add_set(id, ranks);
   // Nobody uses it before all have it.
@@ -163,17 +164,19 @@ ProcessSet ProcessSets::note(uint32_t id, std::vector<int> ranks) {
   return set;
 }
 
-// The members alone know that they have given MPI up. The other ranks would wait for them where MPI
-// ends, so the job ends before that.
-ProcessSets::Prepared ProcessSets::prepare_among(const std::vector<int>& ranks,
-                                                 const std::string& call, uint32_t id) {
+// A rank that does not know that others have given MPI up would wait for them where MPI ends, so
+// the job ends before that. Ranks that are no members know nothing of add_among(); and of add() a
+// rank may not whose wait was ended by a signal, or which has left.
+ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const std::string& call,
+                                           uint32_t id, const std::vector<int>& ranks,
+                                           std::string no_gpus) {
   const bool had_mpi = !parts_.maker->gave_mpi_up();
   try {
-    return prepare(talk_among(*runtime_, id, ranks), call, id, ranks,
-                   parts_.gpu == nullptr ? "" : parts_.gpu->unavailable_alone(ranks));
+    return try_to_prepare(talk, call, id, ranks, std::move(no_gpus));
   } catch (...) {
-    const Error error = core::current_error();
-    if (had_mpi && parts_.maker->gave_mpi_up()) {
+    const bool all_know = id < kFirstNumberedSet && parts_.maker->gave_mpi_up_together();
+    if (had_mpi && parts_.maker->gave_mpi_up() && !all_know) {
+      const Error error = core::current_error();
       runtime_->fail(Error(error.code(), concat(error.what(), ", and MPI was given up")));
     }
     throw;
@@ -181,9 +184,10 @@ ProcessSets::Prepared ProcessSets::prepare_among(const std::vector<int>& ranks,
 }
 
 // Ranks that are not in the set hear what went wrong, too, if they take part.
-ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const std::string& call,
-                                           uint32_t id, const std::vector<int>& ranks,
-                                           std::string no_gpus) {
+ProcessSets::Prepared ProcessSets::try_to_prepare(const core::Bootstrap& talk,
+                                                  const std::string& call, uint32_t id,
+                                                  const std::vector<int>& ranks,
+                                                  std::string no_gpus) {
   const bool member = std::binary_search(ranks.begin(), ranks.end(), talk.topology().rank);
   CommunicatorMaker::Part part = {call, id, {}};
   if (member) part.members = ranks;
@@ -203,10 +207,9 @@ ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const st
       }
     });
   } catch (...) {
-    // To free it is a call of all members, and one of them may be dead, or go without it.
-    if (closed_ || runtime_->fatal_error() != nullptr) {
-      core::keep_for_ever(std::move(prepared.communicator));
-    }
+    // To free it is a call of all members, and this one may be alone: its wait may have been ended
+    // by a signal, and another member may be dead or go without it.
+    core::keep_for_ever(std::move(prepared.communicator));
     throw;
   }
   return prepared;
@@ -214,24 +217,25 @@ ProcessSets::Prepared ProcessSets::prepare(const core::Bootstrap& talk, const st
 
 core::SetResources ProcessSets::make_resources() {
   Prepared prepared = std::move(prepared_);
-  if (!prepared.execution) {
-    parts_.maker->connect(*prepared.communicator, prepared.id);
-    try {
+  const std::shared_ptr<Communicator> communicator = std::move(prepared.communicator);
+  try {
+    if (!prepared.execution) {
+      parts_.maker->connect(*communicator, prepared.id);
       prepared.execution =
-          make_execution(*prepared.communicator, *parts_.config, parts_.timeline, prepared.gpu);
-    } catch (...) {
-      // That ends the job, and the other members may not free it.
-      core::keep_for_ever(std::move(prepared.communicator));
-      throw;
+          make_execution(*communicator, *parts_.config, parts_.timeline, prepared.gpu);
     }
+    newest_ops_ = prepared.execution->ops;
+    std::unique_ptr<core::Gate> gate = make_gate(*communicator, *parts_.config);
+    core::SetResources resources(communicator,
+                                 std::make_unique<core::Executor>(std::move(*prepared.execution)),
+                                 std::move(gate));
+    resources.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = std::move(prepared.no_gpus);
+    return resources;
+  } catch (...) {
+    // That ends the job, and the other members may not free it.
+    core::keep_for_ever(communicator);
+    throw;
   }
-  newest_ops_ = prepared.execution->ops;
-  std::unique_ptr<core::Gate> gate = make_gate(*prepared.communicator, *parts_.config);
-  core::SetResources resources(std::move(prepared.communicator),
-                               std::make_unique<core::Executor>(std::move(*prepared.execution)),
-                               std::move(gate));
-  resources.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = std::move(prepared.no_gpus);
-  return resources;
 }
 
 void ProcessSets::remove(const ProcessSet& set) {

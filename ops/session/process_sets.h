@@ -82,7 +82,9 @@ class ProcessSets {
   // not; empty if it can be.
   Prepared prepare(const core::Bootstrap& talk, const std::string& call, uint32_t id,
                    const std::vector<int>& ranks, std::string no_gpus);
-  Prepared prepare_among(const std::vector<int>& ranks, const std::string& call, uint32_t id);
+  // The same, for a caller who sees to it that no rank is left alone with MPI.
+  Prepared try_to_prepare(const core::Bootstrap& talk, const std::string& call, uint32_t id,
+                          const std::vector<int>& ranks, std::string no_gpus);
   // This rank has it: the others know where to find it.
   ProcessSet note(uint32_t id, std::vector<int> ranks);
   void require_known(const ProcessSet& set, const char* call) const;

@@ -115,7 +115,8 @@ horon_test(ring_gate_test FILES core/negotiation/ring_gate_test.cc)
 horon_test(fusion_planner_test FILES core/negotiation/fusion_planner_test.cc LIBS horon_simulation)
 target_sources(horon_simulation PRIVATE support/simulation/random_envelope.cc)
 horon_test(wire_format_test
-           FILES core/negotiation/told_extents_test.cc core/negotiation/wire_format_test.cc
+           FILES core/negotiation/outbox_test.cc core/negotiation/told_extents_test.cc
+                 core/negotiation/wire_format_test.cc
            LIBS horon_simulation)
 
 # Everywhere: the corpus and random changes of it.

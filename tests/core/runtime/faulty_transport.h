@@ -21,7 +21,7 @@ class FaultyTransport final : public ForwardingTransport {
   FaultyTransport(std::unique_ptr<Transport> below, Fault fault)
       : ForwardingTransport(std::move(below)), fault_(std::move(fault)) {}
 
-  void send(int to, Bytes message) override {
+  void send(int to, SharedBytes message) override {
     fault_(Call::Send, to);
     ForwardingTransport::send(to, std::move(message));
   }

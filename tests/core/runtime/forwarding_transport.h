@@ -16,7 +16,7 @@ class ForwardingTransport : public Transport {
 
   int rank() const override { return below_->rank(); }
   int size() const override { return below_->size(); }
-  void send(int to, Bytes message) override { below_->send(to, std::move(message)); }
+  void send(int to, SharedBytes message) override { below_->send(to, std::move(message)); }
   std::optional<Message> receive() override { return below_->receive(); }
   bool flushed() override { return below_->flushed(); }
   bool must_poll() const override { return below_->must_poll(); }

@@ -317,6 +317,26 @@ TEST(LoopSeat, WhatFailsWhileADriverHandsOverIsTheErrorOfAll) {
   });
 }
 
+// As where exit() in a signal handler ends the job: its thread may stand anywhere in the loop, with
+// what fail() would lock.
+TEST(LoopSeat, FailWithinTheLoopTouchesNothingOfIt) {
+  World world(1);
+  world.each([](Runtime& runtime, int) {
+    Tensor rows = tensor({1}, CollectiveKind::Allgather);
+    float gathered = 0;
+    Submission mine = submission("rows", rows);
+    mine.memory.front().output = nullptr;
+    mine.allocate_output = [&](size_t, int64_t, MemoryQueue&) {
+      runtime.fail(Error(ErrorCode::PeerDead, "exit() was called"));
+      return reinterpret_cast<std::byte*>(&gathered);
+    };
+    EXPECT_EQ(error_of(*runtime.run(std::move(mine))), "");
+    Tensor next = tensor({1});
+    EXPECT_EQ(error_of(*runtime.run(submission("next", next))), "");
+    EXPECT_EQ(runtime.fatal_error(), nullptr);
+  });
+}
+
 TEST(LoopSeat, ShutdownEndsAWaitOfAnotherThread) {
   World world(2);
   world.each([&](Runtime& runtime, int rank) {

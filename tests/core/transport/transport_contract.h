@@ -65,24 +65,20 @@ class Talk {
     transport_.send(to, pattern(me(), to, index, length));
   }
 
-  // The next message from this rank must be this one.
-  void expect(int from, uint64_t index, size_t length) {
-    while (early_[from].empty()) {
-      if (auto message = transport_.receive()) {
-        ASSERT_NE(message->from, me());
-        early_[message->from].push_back(std::move(message->bytes));
-      } else {
-        wait_for_news(transport_);
-      }
+  // To everybody, as one payload.
+  void send_to_all(uint64_t index, size_t length) {
+    const SharedBytes same = pattern(me(), kAll, index, length);
+    for (int to = 0; to < size(); ++to) {
+      if (to != me()) transport_.send(to, same);
     }
-    const Bytes bytes = std::move(early_[from].front());
-    early_[from].pop_front();
-    const Bytes expected = pattern(from, me(), index, length);
-    // All at once, because a sanitizer looks at each byte that is read by itself.
-    EXPECT_TRUE(bytes.size() == length &&
-                (length == 0 || std::memcmp(bytes.data(), expected.data(), length) == 0))
-        << "message " << index << " of " << length << " bytes from " << from << " to " << me()
-        << ", got " << bytes.size() << " bytes";
+  }
+
+  // The next message from this rank must be this one.
+  void expect(int from, uint64_t index, size_t length) { expect(from, me(), index, length); }
+  void expect_to_all(uint64_t index, size_t length) {
+    for (int from = 0; from < size(); ++from) {
+      if (from != me()) expect(from, kAll, index, length);
+    }
   }
 
   // Everybody sends count(from, to) messages of length(index) to everybody.
@@ -120,6 +116,27 @@ class Talk {
   }
 
  private:
+  static constexpr int kAll = -1;
+
+  void expect(int from, int to, uint64_t index, size_t length) {
+    while (early_[from].empty()) {
+      if (auto message = transport_.receive()) {
+        ASSERT_NE(message->from, me());
+        early_[message->from].push_back(std::move(message->bytes));
+      } else {
+        wait_for_news(transport_);
+      }
+    }
+    const Bytes bytes = std::move(early_[from].front());
+    early_[from].pop_front();
+    const Bytes expected = pattern(from, to, index, length);
+    // All at once, because a sanitizer looks at each byte that is read by itself.
+    EXPECT_TRUE(bytes.size() == length &&
+                (length == 0 || std::memcmp(bytes.data(), expected.data(), length) == 0))
+        << "message " << index << " of " << length << " bytes from " << from << " to " << me()
+        << ", got " << bytes.size() << " bytes";
+  }
+
   Transport& transport_;
   std::map<int, std::deque<Bytes>> early_;
 };
@@ -163,6 +180,21 @@ TYPED_TEST_P(TransportContract, CarriesLargeMessagesBothWaysAtOnce) {
     Talk talk(transport);
     talk.all_to_all([](int from, int to) { return (from ^ 1) == to ? 2 : 0; },  // in couples
                     [](uint64_t index) { return index == 0 ? size_t{4'000'000} : size_t{5}; });
+    talk.finish();
+  });
+}
+
+TYPED_TEST_P(TransportContract, CarriesOnePayloadToAll) {
+  TypeParam::run([](Transport& transport) {
+    Talk talk(transport);
+    // The long ones wait in the sender's queues, some for one receiver and some for all.
+    const std::vector<size_t> lengths = {3, 0, 100'000, 16, 300'001};
+    for (size_t index = 0; index < lengths.size(); ++index) {
+      talk.send_to_all(index, lengths[index]);
+    }
+    for (size_t index = 0; index < lengths.size(); ++index) {
+      talk.expect_to_all(index, lengths[index]);
+    }
     talk.finish();
   });
 }
@@ -244,7 +276,8 @@ TYPED_TEST_P(TransportContract, WaitEndsByItself) {
 
 REGISTER_TYPED_TEST_SUITE_P(TransportContract, NumbersItsRanks, KeepsTheOrderOfEachPair,
                             CarriesEveryLength, CarriesLargeMessagesBothWaysAtOnce,
-                            TakesABurstFromAllToOne, SurvivesRandomTraffic, AnswersRoundAfterRound,
-                            RingEndsASleepingWait, RingBeforeWaitIsKept, WaitEndsByItself);
+                            CarriesOnePayloadToAll, TakesABurstFromAllToOne, SurvivesRandomTraffic,
+                            AnswersRoundAfterRound, RingEndsASleepingWait, RingBeforeWaitIsKept,
+                            WaitEndsByItself);
 
 }  // namespace horon::core

@@ -52,9 +52,13 @@ struct Ones {
   core::Batch batch;
 };
 
-// An op of a kind that goes in chunks.
 std::unique_ptr<core::CollectiveOp> op_of(CollectiveKind kind, const BetweenHosts& parts) {
   if (kind == CollectiveKind::Allreduce) return std::make_unique<HierarchicalAllreduce>(parts);
+  if (kind == CollectiveKind::Alltoall) {
+    return std::make_unique<HierarchicalExchange>(
+        std::make_shared<MessageExchange>(parts.messages, parts.topology.rank, parts.topology.size),
+        kind);
+  }
   return std::make_unique<HierarchicalExchange>(std::make_shared<HostsExchange>(parts), kind);
 }
 
@@ -241,6 +245,9 @@ TEST(WaitingRank, IsDrivenWhereOthersWaitForIt) {
   EXPECT_EQ(how_it_waits(CollectiveKind::Broadcast, 2, 1, 64 << 20), Progress::Driving);
   EXPECT_EQ(how_it_waits(CollectiveKind::Allreduce, 2, 1, 16), Progress::Polling);  // one round
   EXPECT_EQ(how_it_waits(CollectiveKind::Allreduce, 64, 1, 64 << 10), Progress::Driving);
+  EXPECT_EQ(how_it_waits(CollectiveKind::Alltoall, 2, 1, 16), Progress::Polling);  // all is posted
+  EXPECT_EQ(how_it_waits(CollectiveKind::Alltoall, 2, 1, 16 << 20), Progress::Driving);
+  EXPECT_EQ(how_it_waits(CollectiveKind::Alltoall, 64, 1, 4000), Progress::Polling);
 }
 
 // Their receivers must store what they do not expect.

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include "horon/core/base/wait_check.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/error_of.h"
@@ -20,6 +21,8 @@ std::atomic<Behaviour> create_group{Behaviour::Works};
 std::atomic<Behaviour> create_keyval{Behaviour::Works};
 std::atomic<Behaviour> create_op{Behaviour::Works};
 std::atomic<bool> job_ends_in_create_op{false};
+std::atomic<bool> meets_in_create_op{false};  // a barrier of all ranks, before it works
+std::atomic<bool> signal_is_due{false};       // for the next wait that asks
 std::atomic<bool> serialized{false};  // MPI says that threads may not call it at the same time
 std::atomic<int> calls_begun{0};
 std::atomic<int> calls_in_progress{0};
@@ -52,6 +55,7 @@ extern "C" int MPI_Op_create(MPI_User_function* function, int commutes, MPI_Op* 
   if (job_ends_in_create_op.exchange(false)) {
     horon::ops::runtime().fail(horon::Error(horon::ErrorCode::PeerDead, "rank 2 has died"));
   }
+  if (meets_in_create_op.exchange(false)) PMPI_Barrier(MPI_COMM_WORLD);
   return PMPI_Op_create(function, commutes, made);
 }
 
@@ -90,6 +94,43 @@ void expect_that_nothing_is_freed() {
   EXPECT_EQ(communicators_freed, 0);
   release_calls();
 }
+
+// As Python ends a wait for Ctrl-C.
+void answer_signal() {
+  if (!signal_is_due.exchange(false)) return;
+  signal_is_due.notify_all();
+  throw Error(ErrorCode::Timeout, "a signal has ended the wait");
+}
+
+// While this lives, the waits of this rank ask for signals, and one comes when ranks 1 and 2 both
+// make a communicator, which does not return.
+class SignalOnceMembersAreInMpi {
+ public:
+  // `then_fails`: rank 1's call fails when rank 0 has answered its signal.
+  explicit SignalOnceMembersAreInMpi(int signalled, bool then_fails = false) {
+    core::set_wait_check(&answer_signal);
+    create_group = Behaviour::Blocks;
+    thread_ = std::thread([signalled, then_fails] {
+      if (test_rank() != 0) calls_in_progress.wait(0);
+      MPI_Barrier(MPI_COMM_WORLD);
+      if (test_rank() == signalled) signal_is_due = true;
+      if (!then_fails) return;
+      if (test_rank() == 0) signal_is_due.wait(true);
+      MPI_Barrier(MPI_COMM_WORLD);
+      if (test_rank() == 1) release_calls();
+    });
+  }
+  ~SignalOnceMembersAreInMpi() {
+    thread_.join();
+    core::set_wait_check(nullptr);
+    signal_is_due = false;
+  }
+  SignalOnceMembersAreInMpi(const SignalOnceMembersAreInMpi&) = delete;
+  SignalOnceMembersAreInMpi& operator=(const SignalOnceMembersAreInMpi&) = delete;
+
+ private:
+  std::thread thread_;
+};
 
 void expect_that_a_job_works() {
   init_session();
@@ -217,6 +258,70 @@ TEST(FailingMpi, ShutdownWhileAThreadIsInMpiEndsTheJob) {
   EXPECT_EQ(communicators_freed, 0);
   if (adds.joinable()) adds.join();
   release_calls();
+  expect_that_a_job_works();
+}
+
+// Rank 0 is no member, has not given MPI up, and would free communicators and end MPI alone.
+TEST(FailingMpi, ASignalThatEndsTheWaitOfOneRankEndsTheJobWhereTheOthersAreInMpi) {
+  init_session();
+  barrier();
+  {
+    const SignalOnceMembersAreInMpi signal(0);
+    const std::string error = error_of([] { (void)add_process_set({1, 2}); });
+    EXPECT_THAT(error, HasSubstr(test_rank() == 0 ? "a signal has ended" : "rank 0")) << error;
+    expect_that_nothing_is_freed();
+  }
+  expect_that_a_job_works();
+}
+
+// The same where the others agree on a failure, which rank 0 does not wait for any more.
+TEST(FailingMpi, ARankThatDoesNotHearThatMpiIsGivenUpEndsTheJob) {
+  init_session();
+  barrier();
+  {
+    const SignalOnceMembersAreInMpi signal(0, /*then_fails=*/true);
+    const std::string error = error_of([] { (void)add_process_set({1, 2}); });
+    if (test_rank() == 0) {
+      EXPECT_THAT(error, HasSubstr("a signal has ended"));
+    }
+    expect_that_nothing_is_freed();
+  }
+  expect_that_a_job_works();
+}
+
+TEST(FailingMpi, ASignalEndsTheWaitOfAMemberThatIsInMpi) {
+  init_session({.set = {{"HORON_STALL_ABORT_S", "10"}}});
+  barrier();
+  {
+    const SignalOnceMembersAreInMpi signal(1);
+    EXPECT_THAT(error_of([] { (void)add_process_set({1, 2}); }), HasSubstr("a signal has ended"));
+    expect_that_nothing_is_freed();
+  }
+  expect_that_a_job_works();
+}
+
+// The other member has its communicator, and frees it when it likes or never.
+TEST(FailingMpi, ASetThatASignalInterruptsIsNotFreed) {
+  init_session();
+  barrier();
+  communicators_freed = 0;
+  if (test_rank() == 0) MPI_Barrier(MPI_COMM_WORLD);
+  if (test_rank() == 1) {
+    core::set_wait_check(&answer_signal);
+    signal_is_due = true;
+    EXPECT_THAT(error_of([] {
+                  (void)add_process_set_among({1, 2}, 7);
+                }),
+                HasSubstr("a signal has ended"));
+    core::set_wait_check(nullptr);
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+  if (test_rank() == 2) {
+    meets_in_create_op = true;
+    EXPECT_THAT(error_of([] { (void)add_process_set_among({1, 2}, 7); }), HasSubstr("rank 1"));
+  }
+  EXPECT_EQ(communicators_freed, 0);
+  shutdown();
   expect_that_a_job_works();
 }
 

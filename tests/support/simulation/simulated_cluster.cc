@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <string_view>
 
 #include "horon/core/base/text.h"
@@ -190,10 +191,10 @@ void SimulatedCluster::flush(int rank) {
   ring();
   if (r.dies_after_sending && effects.messages.size() > *r.dies_after_sending) {
     effects.messages.resize(*r.dies_after_sending);
-    for (core::Outgoing& message : effects.messages) send(rank, std::move(message));
+    for (const core::Outgoing& message : effects.messages) send(rank, message);
     return die(rank);
   }
-  for (core::Outgoing& message : effects.messages) send(rank, std::move(message));
+  for (const core::Outgoing& message : effects.messages) send(rank, message);
   for (const core::StartBatch& batch : effects.starts) start(rank, batch);
   for (const core::Finished& finished : effects.finished) {
     Outcome outcome;
@@ -223,7 +224,7 @@ void SimulatedCluster::flush(int rank) {
   }
 }
 
-void SimulatedCluster::send(int from, core::Outgoing message) {
+void SimulatedCluster::send(int from, const core::Outgoing& message) {
   Rank& r = at(from);
   if (message.to == from) violate(concat("rank ", from, " sent a message to itself"));
   core::Envelope envelope = core::decode(message.bytes);
@@ -237,12 +238,14 @@ void SimulatedCluster::send(int from, core::Outgoing message) {
   }
   if (from == 0 && message.to == 1) count_freezes(envelope.items);
   if (r.votes_sent > r.votes_said) violate(concat("rank ", from, " said a vote twice"));
+  const std::span<const std::byte> sent = message.bytes;
+  Bytes bytes(sent.begin(), sent.end());  // of its own: a fault is one of this message alone
   if (options_.tamper) {
     options_.tamper(from, message.to, envelope);
-    message.bytes = core::encode(envelope);
+    bytes = core::encode(envelope);
   }
-  if (options_.corrupt) options_.corrupt(from, message.to, message.bytes);
-  channels_[{from, message.to}].push_back(std::move(message.bytes));
+  if (options_.corrupt) options_.corrupt(from, message.to, bytes);
+  channels_[{from, message.to}].push_back(std::move(bytes));
   sent_.emplace_back(from, message.to);
 }
 

@@ -134,7 +134,7 @@ class SimulatedCluster {
 
   Rank& at(int rank) { return ranks_.at(static_cast<size_t>(rank)); }
   void act_once(int rank, const Action& action, size_t index);
-  void send(int from, core::Outgoing message);
+  void send(int from, const core::Outgoing& message);
   void count_words(int from, const core::Item& item);
   void count_freezes(const std::vector<core::Item>& records);
   void start(int rank, const core::StartBatch& start);
