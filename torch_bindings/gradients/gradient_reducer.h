@@ -261,8 +261,8 @@ class GradientReducer {
   void before_zeroing_in_place();
 
   // What .grad holds of the last round is reduced by the next one once more, as this rank's
-  // gradient, where no new one has come. (Else it counts as a value that all ranks have, and
-  // stays.) Between rounds.
+  // gradient, with new ones that have come. (Else it counts as a value that all ranks have, and
+  // stays.) Between rounds, on all ranks.
   void count_gradients_as_new();
 
   // A parameter whose gradient has come since the last round; empty if there is none.

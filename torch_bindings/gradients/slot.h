@@ -79,9 +79,8 @@ class GradientSlot {
   void end_round_alone() { fired_ = false; }
   // Between rounds: a value in .grad moves to the memory of the bucket.
   void adopt_older_value();
-  // Between rounds: what .grad holds of an earlier one leaves the bucket, as a tensor of the
-  // program's. So the next round takes it for a gradient of this rank's, and not for a value that
-  // all have.
+  // Between rounds: what .grad holds of an earlier one counts as a gradient of this rank's in the
+  // next, and not as a value that all have.
   void count_as_new();
   // Idle, and no round follows: what a hook has done to an older value is undone.
   void put_back_older_value() {

@@ -41,9 +41,16 @@ void GradientSlot::adopt_older_value() {
 
 void GradientSlot::count_as_new() {
   at::Tensor& current = grad();
-  if (state_ != State::Idle || !holds(current)) return;
   const PlainMode plain;
-  current = view_.clone();
+  if (is_older_sparse(current)) older_sparse_.reset();
+  if (!holds(current)) return;
+  if (state_ == State::Idle) {  // as a tensor of the program's
+    current = view_.clone();
+    if (settings_.older_share != 1) current.mul_(settings_.older_share);
+  } else if (state_ == State::Filled && has_older() && settings_.adds_older_value()) {
+    view_.add_(extras_->older_values);
+    forget_older();
+  }
 }
 
 void GradientSlot::add_older_value() {

@@ -1,6 +1,7 @@
 """DistributedOptimizer(op=Adasum): what the steps of the ranks move is combined."""
 
 import copy
+import types
 
 import pytest
 import torch
@@ -232,3 +233,107 @@ def test_all_ranks_hear_of_a_step_that_one_can_not_reduce(rank, size):
             optimizer.step()
         for weight in weights:
             assert torch.equal(weight.detach(), torch.ones_like(weight))
+
+
+@pytest.mark.parametrize("gradients", ["new", "same"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaled_step_behind_one_that_raised(fused, gradients, rank, size):
+    weight = torch.nn.Parameter(torch.ones(size))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused)
+    raised = []
+
+    def raise_once(*_):
+        if not raised:
+            raised.append(True)
+            raise RuntimeError("as it should")
+    optimizer.register_step_pre_hook(raise_once)
+    optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.zeros(()))
+    set_gradient(weight, rank, 4.0)
+    with pytest.raises(RuntimeError, match="as it should"):
+        scaler.step(optimizer)
+    if gradients == "new":
+        set_gradient(weight, rank, 4.0)
+    scaler.step(optimizer)
+    assert torch.equal(weight.detach(), torch.zeros(size))
+
+
+def test_a_failed_reduction_leaves_scaled_gradients(rank, size):
+    if size == 1:
+        pytest.skip("nobody to differ from")
+    weight = torch.nn.Parameter(torch.ones(2 + (rank == 0)))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(weight.sum()).backward()
+    for _ in range(2):
+        with pytest.raises((ValueError, hvd.HorovodInternalError), match="shape"):
+            scaler.step(optimizer)
+        assert weight.grad.tolist() == [4.0] * len(weight)
+        assert torch.equal(weight.detach(), torch.ones_like(weight))
+
+
+def test_scaled_float16_gradients_are_refused(rank, size):
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    weight.grad = torch.full_like(weight, float("inf") if rank == 0 else 1.0)
+    scaler.scale(torch.zeros(()))
+    with pytest.raises(ValueError, match="FP16 gradients"):
+        scaler.step(optimizer)
+
+
+def test_a_rank_without_gradients_under_a_scaler(rank, size):
+    weights = [torch.nn.Parameter(torch.ones(size)) for _ in range(2)]
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0),
+                                           named_parameters=[(name, weight)], op=hvd.Adasum)
+                  for name, weight in zip("ab", weights)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.zeros(()))
+    set_gradient(weights[0], rank, 4.0)
+    if rank > 0:
+        set_gradient(weights[1], rank, 4.0)
+    scaler.step(optimizers[0])
+    try:
+        scaler.step(optimizers[1])
+    except AssertionError as error:  # of torch, without a gradient
+        assert rank == 0 and "No inf checks" in str(error)
+        optimizers[1].step()
+    assert torch.equal(weights[0].detach(), torch.zeros(size))
+    want = torch.zeros(size)
+    want[0] = 1
+    assert torch.equal(weights[1].detach(), want)
+
+
+def test_a_step_that_catches_what_that_of_its_base_raised(rank, size):
+    class Tries(torch.optim.SGD):
+        def step(self, closure=None):
+            try:
+                super().step(lambda: 1 / 0)
+            except ZeroDivisionError:
+                pass
+            return super().step(closure)
+
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)  # has hooks called for its class
+    weight = torch.nn.Parameter(torch.ones(size))
+    optimizer = hvd.DistributedOptimizer(Tries([weight], lr=1.0), op=hvd.Adasum)
+    for step in range(1, 3):
+        set_gradient(weight, rank)
+        optimizer.step()
+        assert torch.equal(weight.detach(), torch.full((size,), 1.0 - step))
+
+
+def test_a_step_that_the_program_has_bound(rank, size):
+    weight = torch.nn.Parameter(torch.ones(size))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    calls = []
+
+    def step(self, closure=None):
+        calls.append(self)
+        return torch.optim.SGD.step(self, closure)
+    optimizer.step = types.MethodType(step, optimizer)
+    optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
+    torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    set_gradient(weight, rank)
+    optimizer.step()
+    assert calls == [optimizer] and torch.equal(weight.detach(), torch.zeros(size))

@@ -50,3 +50,36 @@ def test_a_step_behind_synchronize_reduces_what_is_there(rank, size, op, changed
         optimizer.step()
     expected = sum(of_all) / (1 if op == hvd.Sum else size)
     assert weight.grad.tolist() == pytest.approx([expected] * 2)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_what_one_rank_has_added_behind_synchronize_leaves_the_ranks_equal(rank, size, op):
+    weight = torch.nn.Parameter(torch.ones(2))
+    other = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight, other], lr=0.0), op=op)
+    (weight.sum() + other.sum()).backward()
+    optimizer.synchronize()
+    own = weight.grad[0].item()  # 1, or the sum
+    with optimizer.no_sync():
+        (weight.sum() * 3 + other.sum() if rank == 0 else other.sum()).backward()
+    with pytest.warns(UserWarning, match="are reduced again"):
+        optimizer.step()
+    of_all = [own + 3] + [own] * (size - 1)
+    expected = sum(of_all) / (1 if op == hvd.Sum else size)
+    assert weight.grad.tolist() == pytest.approx([expected] * 2)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_a_step_behind_synchronize_reduces_sparse_gradients_too(rank, size, op):
+    torch.manual_seed(1)
+    rows = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(rows.parameters(), lr=0.0), op=op)
+    rows(torch.tensor([1, 3])).sum().backward()
+    optimizer.synchronize()
+    with torch.no_grad():
+        rows.weight.grad._values().fill_(rank + 10.0)
+    with pytest.warns(UserWarning, match="are reduced again"):
+        optimizer.step()
+    expected = sum(r + 10.0 for r in range(size)) / (1 if op == hvd.Sum else size)
+    got = rows.weight.grad.to_dense()
+    assert got[1].tolist() == got[3].tolist() == pytest.approx([expected] * 2)

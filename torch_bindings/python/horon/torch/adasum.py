@@ -40,24 +40,43 @@ class _Adasum(WrappedOptimizer):
     _step_supports_amp_scaling = True
 
     def _make_step(self, step):
-        scaled = hasattr(self, "found_inf")
-        if not scaled or vars(self).get("_step_supports_amp_scaling", False):
-            return step()  # a fused step looks at them itself
-        if self.found_inf.item() != 0:
+        if not hasattr(self, "found_inf") or self._plain_looks_at_scaling():
+            return self._reducing_all_of(step)
+        if self.grad_scale is not None:
+            _refuse_float16(self)
+        if float(self.found_inf) != 0:
             # No step of this rank's own. It moves by those of the others, who wait for it.
             _before_step(self, (), {})
             _after_step(self, (), {})
             return None
         found_inf, scale = vars(self).pop("found_inf"), vars(self).pop("grad_scale")
+        _divide_gradients(self, scale)
         try:  # the plain step knows nothing of them
-            _divide_gradients(self, scale)
-            return step()
-        finally:
-            self.found_inf, self.grad_scale = found_inf, scale
+            loss = self._reducing_all_of(step)
+        except BaseException:
+            _divide_gradients(self, None if scale is None else 1 / scale)  # the next try divides
+            raise
+        self.found_inf, self.grad_scale = found_inf, scale  # GradScaler deletes them
+        return loss
+
+    def _plain_looks_at_scaling(self):
+        """A fused step does."""
+        name = "_step_supports_amp_scaling"
+        return vars(self).get(name, getattr(self._plain, name, False))
+
+    def _reducing_all_of(self, step):
+        loss = step()
+        if self._starts is not None:  # it has caught what a step() within it raised
+            self._steps_within = 1
+            _after_step(self, (), {})
+        return loss
 
     def _forget_step(self):
         self._steps_within = 0  # calls of step() that have begun: one may call that of its base
         self._starts = None
+        # GradScaler leaves them behind a step() that has raised, and multiplies what it finds.
+        for name in ("found_inf", "grad_scale"):
+            vars(self).pop(name, None)
 
     def synchronize(self):
         """Nothing: gradients are not reduced."""
@@ -89,6 +108,13 @@ def _refuse_complex(named):
                          "give complex parameters to an optimizer of their own")
 
 
+def _refuse_float16(optimizer):
+    """As GradScaler.unscale_() does."""
+    if any(parameter.dtype == torch.float16
+           for group in optimizer.param_groups for parameter in group["params"]):
+        raise ValueError("Attempting to unscale FP16 gradients.")
+
+
 def _divide_gradients(optimizer, scale):
     if scale is None:
         return
@@ -96,7 +122,7 @@ def _divide_gradients(optimizer, scale):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    parameter.grad.div_(scale)
+                    parameter.grad.div_(scale.to(parameter.grad.device))
 
 
 def _before_step(optimizer, args, kwargs):

@@ -1,6 +1,7 @@
 """What every optimizer of a program has once DistributedOptimizer has wrapped it."""
 
 import functools
+import types
 import weakref
 
 
@@ -34,7 +35,9 @@ def wrap(optimizer, base):
     optimizer.__class__ = type(plain.__name__, (base, plain),
                                {"_plain": plain, "step": _within(plain.step)})
     of_scheduler = vars(optimizer).get("step")
-    if of_scheduler is not None:  # it calls the step() of the plain class
+    if isinstance(of_scheduler, types.MethodType):
+        optimizer.step = types.MethodType(_within(of_scheduler.__func__), optimizer)
+    elif of_scheduler is not None:  # it calls the step() of the plain class
         optimizer.step = _within(of_scheduler, weakref.ref(optimizer))
 
 
