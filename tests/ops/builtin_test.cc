@@ -1,6 +1,9 @@
 // Which collective this build takes for what, on one host and on several.
 #include "horon/ops/builtin.h"
 
+#include <deque>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -145,26 +148,42 @@ TEST_F(Builtin, WithoutMpiWhatUsesSharedMemoryIsLeft) {
   EXPECT_EQ(chosen(CollectiveKind::Barrier, "auto"), "plan_barrier");
 }
 
-// Two ops of one list in flight together, each on its own kind of channel.
+// The ops of one list in flight together, each on its own kind of channel.
 TEST_F(Builtin, TheOpsWorkSideBySide) {
   std::mt19937_64 random(static_cast<uint64_t>(world_.rank));
   const auto scratch =
       std::make_shared<core::ScratchPool>(make_builtin_domains(&communicator().local_group()));
   const auto ops = make_builtin_ops(communicator(), config_, scratch);
   std::vector<core::CollectiveOp*> allreduces;
+  core::CollectiveOp* adasum = nullptr;
   for (const auto& op : ops) {
-    if (op->name().ends_with("allreduce")) allreduces.push_back(op.get());
+    if (op->name() == "adasum_allreduce") {
+      adasum = op.get();
+    } else if (op->name().ends_with("allreduce")) {
+      allreduces.push_back(op.get());
+    }
   }
   ASSERT_EQ(allreduces.size(), 2u);
+  ASSERT_NE(adasum, nullptr);
   std::vector<std::unique_ptr<AllreduceRun>> runs;
+  std::deque<std::vector<float>> equal;
   std::vector<std::unique_ptr<core::InFlight>> in_flight;
   for (uint64_t i = 0; i < 20; ++i) {
     const AllreduceCase tested = {.count = static_cast<int64_t>(1 + 1000 * i)};
     runs.push_back(std::make_unique<AllreduceRun>(world_, tested, i));
     in_flight.push_back(allreduces[i % 2]->start(runs.back()->batch()));
+    core::Batch batch;  // of equal vectors, whose Adasum is what each is
+    batch.sequence = 20 + i;
+    batch.reduce_op = ReduceOp::Adasum;
+    batch.count = tested.count;
+    batch.tensor_counts = core::BlockCounts({tested.count});
+    batch.input = batch.output = reinterpret_cast<std::byte*>(
+        equal.emplace_back(static_cast<size_t>(tested.count), 3.0F).data());
+    in_flight.push_back(adasum->start(batch));
   }
   drive(world_, std::move(in_flight), random);
   for (const auto& run : runs) run->check();
+  for (const std::vector<float>& numbers : equal) EXPECT_THAT(numbers, testing::Each(3.0F));
 }
 
 TEST_F(Builtin, HostMemoryIsTheDomain) {
