@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "horon/core/base/error.h"
 #include "horon/ops/host/host_kernels.h"
@@ -46,15 +48,26 @@ AdasumProducts products(const std::byte* a, const std::byte* b, int64_t count) {
   return sums;
 }
 
-template <class T>
-void combine(const AdasumFactors& factors, const std::byte* a, const std::byte* b, std::byte* to,
-             int64_t count) {
+template <class T, class Factor>
+void combine_by(const AdasumFactors& factors, const std::byte* a, const std::byte* b, std::byte* to,
+                int64_t count) {
+  const auto of_a = static_cast<Factor>(factors.a);
+  const auto of_b = static_cast<Factor>(factors.b);
   for (int64_t index = 0; index < count; ++index) {
-    const auto x = static_cast<double>(load<T>(a, index));
-    const auto y = static_cast<double>(load<T>(b, index));
-    const auto sum = static_cast<T>(factors.a * x + factors.b * y);
+    const auto x = static_cast<Factor>(load<T>(a, index));
+    const auto y = static_cast<Factor>(load<T>(b, index));
+    const auto sum = static_cast<T>(of_a * x + of_b * y);
     std::memcpy(to + static_cast<size_t>(index) * sizeof(T), &sum, sizeof(T));
   }
+}
+
+// The factor of a vector that is much shorter than the other one may be beyond float.
+void combine_floats(const AdasumFactors& factors, const std::byte* a, const std::byte* b,
+                    std::byte* to, int64_t count) {
+  constexpr double most = std::numeric_limits<float>::max();
+  const bool fit = std::abs(factors.a) < most && std::abs(factors.b) < most;
+  if (fit) return combine_by<float, float>(factors, a, b, to, count);
+  combine_by<float, double>(factors, a, b, to, count);
 }
 
 const std::byte* bytes_of(const std::array<float, kWidened>& numbers) {
@@ -102,13 +115,13 @@ AdasumProducts adasum_products(DataType dtype, const std::byte* a, const std::by
 void adasum_combine(DataType dtype, const AdasumFactors& factors, const std::byte* a,
                     const std::byte* b, std::byte* to, int64_t count) {
   HORON_CHECK(is_floating(dtype), "Adasum is for floating types");
-  if (dtype == DataType::Float32) return combine<float>(factors, a, b, to, count);
-  if (dtype == DataType::Float64) return combine<double>(factors, a, b, to, count);
+  if (dtype == DataType::Float32) return combine_floats(factors, a, b, to, count);
+  if (dtype == DataType::Float64) return combine_by<double, double>(factors, a, b, to, count);
   std::array<float, kWidened> sum;
   for_each_widened(
       dtype, a, b, count,
       [&](int64_t begin, int64_t some, const std::byte* wide_a, const std::byte* wide_b) {
-        combine<float>(factors, wide_a, wide_b, reinterpret_cast<std::byte*>(sum.data()), some);
+        combine_floats(factors, wide_a, wide_b, reinterpret_cast<std::byte*>(sum.data()), some);
         narrow(dtype, sum.data(), to + static_cast<size_t>(begin) * size_of(dtype), some, 1.0);
       });
 }

@@ -41,8 +41,8 @@ AdasumFactors adasum_factors(const AdasumProducts& products);
 // Floating types. Any thread; pointers need no alignment.
 AdasumProducts adasum_products(DataType dtype, const std::byte* a, const std::byte* b,
                                int64_t count);
-// to[i] = factors.a * a[i] + factors.b * b[i], calculated in double: a factor may be beyond
-// float32. `to` may be `a` or `b`.
+// to[i] = factors.a * a[i] + factors.b * b[i], calculated in float, float64 in double. A factor may
+// be beyond float32 though no result is. `to` may be `a` or `b`.
 void adasum_combine(DataType dtype, const AdasumFactors& factors, const std::byte* a,
                     const std::byte* b, std::byte* to, int64_t count);
 
