@@ -213,7 +213,8 @@ double GradientSlot::weigh(std::optional<double> weight, bool present) {
 bool GradientSlot::prepare_submission(std::optional<double> weight, bool is_shown) {
   at::Tensor& current = grad();
   bool present = state_ == State::Filled;
-  const bool extends = was_kept(current);  // an older value, though the program has written to it
+  // It may contain an older value, though the program has written to it.
+  const bool extends = present && !holds(current) && was_kept(current);
   // The program can change our own tensor (grad().set_data()); then the bucket needs a new view.
   if (!holds(view_)) view_ = bucket_->make_view(part_number_);
   if (narrowed_) {
@@ -233,7 +234,7 @@ bool GradientSlot::prepare_submission(std::optional<double> weight, bool is_show
   } else if (current.defined() && !stays_sparse(current)) {
     // Without a hook: the program put it there, or it was hooked after backward().
     if (!(present && is_kept(current))) {
-      if (!(present && extends)) forget_older();
+      if (!extends) forget_older();
       pack(current);
     }
     present = true;

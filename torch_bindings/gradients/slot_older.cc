@@ -47,8 +47,8 @@ void GradientSlot::count_as_new() {
   if (state_ == State::Idle) {  // as a tensor of the program's
     current = view_.clone();
     if (settings_.older_share != 1) current.mul_(settings_.older_share);
-  } else if (state_ == State::Filled && has_older() && settings_.adds_older_value()) {
-    view_.add_(extras_->older_values);
+  } else if (state_ == State::Filled && settings_.adds_older_value()) {
+    add_older_value();
     forget_older();
   }
 }

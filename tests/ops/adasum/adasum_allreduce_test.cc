@@ -10,6 +10,7 @@
 
 #include "horon/ops/host/host_kernels.h"
 #include "horon/ops/host/host_memory.h"
+#include "horon/tests/support/adasum_order.h"
 #include "horon/tests/support/thread_messages.h"
 #include "horon/tests/support/thread_ranks.h"
 
@@ -27,22 +28,6 @@ Vector adasum(const Vector& a, const Vector& b) {
     sum[i] = (aa == 0 ? 1 : 1 - ab / (2 * aa)) * a[i] + (bb == 0 ? 1 : 1 - ab / (2 * bb)) * b[i];
   }
   return sum;
-}
-
-// Neighbours first. Of a number of ranks that is no power of two, the last ones go into the first
-// before.
-Vector adasum_of(std::vector<Vector> ranks) {
-  size_t paired = 1;
-  while (paired * 2 <= ranks.size()) paired *= 2;
-  for (size_t extra = paired; extra < ranks.size(); ++extra) {
-    ranks[extra - paired] = adasum(ranks[extra - paired], ranks[extra]);
-  }
-  for (size_t distance = 1; distance < paired; distance *= 2) {
-    for (size_t rank = 0; rank < paired; rank += 2 * distance) {
-      ranks[rank] = adasum(ranks[rank], ranks[rank + distance]);
-    }
-  }
-  return ranks.front();
 }
 
 std::vector<std::byte> stored(DataType dtype, const Vector& numbers) {
@@ -159,7 +144,7 @@ void check(const Case& tested, int ranks, int batches) {
       for (int rank = 0; rank < ranks; ++rank) {
         inputs.push_back(part_of(input(rank), begin, elements));
       }
-      const Vector want = adasum_of(inputs);
+      const Vector want = test::combined_as_by_adasum(inputs, adasum);
       const double scale = std::ldexp(tested.prescale * tested.postscale, k);
       for (int64_t i = 0; i < elements; ++i) {
         const double number = want[static_cast<size_t>(i)] * scale;

@@ -1,8 +1,8 @@
 #include "horon/tests/torch_bindings/collectives/random_program/model.h"
 
-#include <bit>
-
 #include <ATen/ATen.h>
+
+#include "horon/tests/support/adasum_order.h"
 
 namespace horon::random_program {
 namespace {
@@ -18,21 +18,6 @@ at::Tensor adasum(const at::Tensor& a, const at::Tensor& b) {
   const double aa = (a * a).sum().item<double>();
   const double bb = (b * b).sum().item<double>();
   return (aa == 0 ? 1 : 1 - ab / (2 * aa)) * a + (bb == 0 ? 1 : 1 - ab / (2 * bb)) * b;
-}
-
-// Neighbours first. Of a number of ranks that is no power of two, the last ones go into the first
-// before.
-at::Tensor adasum_of(std::vector<at::Tensor> ranks) {
-  const size_t paired = std::bit_floor(ranks.size());
-  for (size_t extra = paired; extra < ranks.size(); ++extra) {
-    ranks[extra - paired] = adasum(ranks[extra - paired], ranks[extra]);
-  }
-  for (size_t distance = 1; distance < paired; distance *= 2) {
-    for (size_t rank = 0; rank < paired; rank += 2 * distance) {
-      ranks[rank] = adasum(ranks[rank], ranks[rank + distance]);
-    }
-  }
-  return ranks.front();
 }
 
 at::Tensor reduced(const Call& call, size_t part) {
@@ -73,7 +58,7 @@ at::Tensor reduced(const Call& call, size_t part) {
       }
       break;
     case ReduceOp::Adasum:
-      result = adasum_of(inputs);
+      result = test::combined_as_by_adasum(inputs, adasum);
       break;
   }
   if (call.dtype == at::kBool) return result.ne(0);
