@@ -20,7 +20,8 @@ function(horon_bench_test name ranks kind program)
   add_test(NAME ${name}.np${ranks}
            COMMAND Python3::Interpreter ${horon_bench_smoke} ${kind}
                    ${horon_mpirun} ${ranks} ${program} ${ARGN})
-  set_tests_properties(${name}.np${ranks} PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun)
+  set_tests_properties(${name}.np${ranks} PROPERTIES TIMEOUT ${horon_test_limit_s} PROCESSORS 2
+                       LABELS mpirun)
 endfunction()
 
 set(horon_bench $<TARGET_FILE:horon-bench>)
@@ -56,13 +57,14 @@ add_test(NAME bench_narrow_wire
          COMMAND Python3::Interpreter ${horon_bench_smoke} table
                  ${PROJECT_SOURCE_DIR}/tests/support/mpirun_hosts_test 1+1 ${horon_bench}
                  -b 8 -e 4M -f 1024 -n 2 -w 1 --peer mpi -o avg)
-set_tests_properties(bench_narrow_wire PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun
+set_tests_properties(bench_narrow_wire PROPERTIES TIMEOUT ${horon_test_limit_s} PROCESSORS 2
+                     LABELS mpirun
                      ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
 add_test(NAME bench_int8
          COMMAND Python3::Interpreter ${horon_bench_smoke} table
                  ${PROJECT_SOURCE_DIR}/tests/support/mpirun_hosts_test 1+1+1 ${horon_bench}
                  -b 8 -e 4M -f 1024 -n 2 -w 1 --peer mpi --compression int8)
-set_tests_properties(bench_int8 PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun)
+set_tests_properties(bench_int8 PROPERTIES TIMEOUT ${horon_test_limit_s} PROCESSORS 2 LABELS mpirun)
 horon_bench_test(bench_bits 2 table ${horon_bench} -o bxor
                  -b 8 -e 100K -f 64 -n 2 -w 1 --peer mpi -d bool)
 horon_bench_test(bench_set 3 table ${horon_bench} --set 0,2 --collective scatter -r 2
@@ -78,7 +80,8 @@ endforeach()
 if(TARGET tensor_call_bench)
   add_test(NAME bench_tensor_call
            COMMAND ${horon_mpirun} 2 $<TARGET_FILE:tensor_call_bench> --iters 3)
-  set_tests_properties(bench_tensor_call PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS mpirun)
+  set_tests_properties(bench_tensor_call PROPERTIES TIMEOUT ${horon_test_limit_s} PROCESSORS 2
+                       LABELS mpirun)
 endif()
 if(TARGET training_step_bench)
   horon_bench_test(bench_training_step 2 training $<TARGET_FILE:training_step_bench>
@@ -97,7 +100,7 @@ if(TARGET horon-microbench)
   add_test(NAME microbench_smoke
            COMMAND horon-microbench --benchmark_min_time=0.001
                    "--benchmark_filter=/(2|8|1|4096)(/real_time)?$")
-  set_tests_properties(microbench_smoke PROPERTIES TIMEOUT 120 PROCESSORS 2)
+  set_tests_properties(microbench_smoke PROPERTIES TIMEOUT ${horon_test_limit_s} PROCESSORS 2)
 endif()
 
 # Speed, in proportion to MPI on the same machine in the same run, with a wide margin. Sanitizers
@@ -109,5 +112,6 @@ if(NOT HORON_SANITIZE)
   add_test(NAME bench_rest
            COMMAND ${horon_mpirun} 2 ${horon_bench} --idle 3 --idle-percent-max 1)
   set_tests_properties(bench_cached_allreduce bench_rest
-                       PROPERTIES TIMEOUT 120 RUN_SERIAL ON LABELS "mpirun;performance")
+                       PROPERTIES TIMEOUT ${horon_test_limit_s} RUN_SERIAL ON
+                       LABELS "mpirun;performance")
 endif()

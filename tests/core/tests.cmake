@@ -22,8 +22,7 @@ horon_test(in_process_transport_test FILES core/transport/in_process_transport_t
 horon_test(local_group_test FILES core/host/local_group_test.cc)
 horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
 horon_test(shared_heap_test FILES core/host/shared_heap_test.cc)
-horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc
-           TIMEOUT 120)
+horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc)
 horon_test(executor_test
            FILES core/execution/executor_test.cc core/execution/neutral_test.cc
                  core/execution/prepared_batches_test.cc
@@ -66,7 +65,7 @@ horon_test(process_sets_test
                  core/runtime/process_sets_test.cc ${fake_world})
 horon_test(completion_queue_test FILES core/runtime/completion_queue_test.cc ${fake_world})
 horon_test(frozen_test FILES core/runtime/frozen_test.cc core/runtime/frozen_hosts_test.cc
-                             ${fake_world} TIMEOUT 120)
+                             ${fake_world})
 horon_test(mpi_transport_test FILES core/transport/mpi_transport_test.cc RANKS 2 3 4)
 horon_test(bootstrap_test FILES core/bootstrap/bootstrap_test.cc)
 horon_test(mpi_bootstrap_test FILES core/bootstrap/mpi_bootstrap_test.cc RANKS 1 2 3 4)
@@ -92,8 +91,7 @@ set_source_files_properties(support/simulation/program.cc  # two structs are nam
 horon_target(horon_simulation)
 set_target_properties(horon_simulation PROPERTIES UNITY_BUILD ${HORON_BUILT_ONCE})
 target_link_libraries(horon_simulation PUBLIC horon::core)
-horon_test(simulation_test FILES core/negotiation/simulation_test.cc LIBS horon_simulation
-           TIMEOUT 300)
+horon_test(simulation_test FILES core/negotiation/simulation_test.cc LIBS horon_simulation)
 # The release runs prove the protocol; a sanitizer needs to see each kind of job a few times.
 set(simulation_seeds 16000)
 if(HORON_SANITIZE)
@@ -104,7 +102,7 @@ if(HORON_SANITIZE)
 endif()
 target_compile_definitions(simulation_test PRIVATE HORON_SIMULATION_SEEDS=${simulation_seeds})
 horon_test(simulation_checks_test FILES core/negotiation/simulation_checks_test.cc
-           LIBS horon_simulation TIMEOUT 300)
+           LIBS horon_simulation)
 horon_test(exploration_test FILES core/negotiation/exploration_test.cc LIBS horon_simulation
            TIMEOUT 600)
 horon_test(agreement_test FILES core/negotiation/agreement_test.cc LIBS horon_simulation)
@@ -127,7 +125,7 @@ add_test(NAME wire_format_fuzz
          COMMAND wire_format_fuzz
                  ${CMAKE_CURRENT_SOURCE_DIR}/core/negotiation/wire_format_corpus
                  --iterations=50000)
-set_tests_properties(wire_format_fuzz PROPERTIES TIMEOUT 120)
+set_tests_properties(wire_format_fuzz PROPERTIES TIMEOUT ${horon_test_limit_s})
 # With clang: `ninja wire_format_fuzzer`, then wire_format_fuzzer CORPUS_COPY -max_total_time=60.
 find_program(HORON_CLANGXX NAMES clang++ clang++-14 clang++-16 clang++-18)
 if(HORON_CLANGXX)

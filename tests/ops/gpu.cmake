@@ -14,15 +14,11 @@ if(HORON_WITH_CUDA)
   target_link_libraries(horon_real_gpu PUBLIC horon::core PRIVATE CUDA::cudart_static)
 endif()
 
-# horon_gpu_test(NAME FILES... [RANKS N...] [GPU_RANKS N...] [LIBS...] [TIMEOUT s]): as horon_test.
+# horon_gpu_test(NAME FILES... [RANKS N...] [GPU_RANKS N...] [LIBS...]): as horon_test.
 # RANKS are those on threads, GPU_RANKS those on a real GPU, which they share if there is one only.
 function(horon_gpu_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "FILES;RANKS;GPU_RANKS;LIBS" ${ARGN})
-  if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 60)
-  endif()
-  horon_test(${name} FILES ${arg_FILES} LIBS ${arg_LIBS} horon_thread_gpu RANKS ${arg_RANKS}
-             TIMEOUT ${arg_TIMEOUT})
+  cmake_parse_arguments(arg "" "" "FILES;RANKS;GPU_RANKS;LIBS" ${ARGN})
+  horon_test(${name} FILES ${arg_FILES} LIBS ${arg_LIBS} horon_thread_gpu RANKS ${arg_RANKS})
   set(ends "")
   foreach(ranks ${arg_RANKS})
     list(APPEND ends .np${ranks})
@@ -34,13 +30,11 @@ function(horon_gpu_test name)
   endif()
   set(skip "SKIP_REGULAR_EXPRESSION;no GPU: ")
   if(NOT arg_GPU_RANKS)
-    horon_test(${name}_gpu FILES ${arg_FILES} LIBS ${arg_LIBS} horon_real_gpu
-               TIMEOUT ${arg_TIMEOUT})
+    horon_test(${name}_gpu FILES ${arg_FILES} LIBS ${arg_LIBS} horon_real_gpu)
     set_tests_properties(${name}_gpu PROPERTIES LABELS gpu ${skip})
     return()
   endif()
   horon_test(${name}_gpu FILES ${arg_FILES} LIBS ${arg_LIBS} horon_real_gpu RANKS ${arg_GPU_RANKS}
-             TIMEOUT ${arg_TIMEOUT}
              LAUNCHER ${CMAKE_CURRENT_SOURCE_DIR}/support/mpirun_one_gpu_test)
   foreach(ranks ${arg_GPU_RANKS})
     if(TEST ${name}_gpu.np${ranks})
@@ -61,7 +55,7 @@ else()
   set(nccl_device_ranks 1 2)
 endif()
 horon_gpu_test(nccl_device_test FILES ops/nccl/nccl_device_test.cc LIBS horon_op_contract
-               RANKS ${nccl_device_ranks} GPU_RANKS 1 2 4 TIMEOUT 120)
+               RANKS ${nccl_device_ranks} GPU_RANKS 1 2 4)
 
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
@@ -69,5 +63,5 @@ if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
            COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/tools/kernel_resources.py
                    ${CMAKE_CUDA_COMPILER} ${PROJECT_SOURCE_DIR}/ops/cuda/move_kernels.cu
                    ${HORON_INCLUDE_DIR})
-  set_tests_properties(kernel_resources_test PROPERTIES TIMEOUT 300)
+  set_tests_properties(kernel_resources_test PROPERTIES TIMEOUT ${horon_test_limit_s})
 endif()

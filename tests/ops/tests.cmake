@@ -34,7 +34,7 @@ endif()
 
 horon_test(adasum_allreduce_test FILES ops/adasum/adasum_allreduce_test.cc)
 horon_test(shared_memory_threads_test FILES ops/shared_memory_threads_test.cc
-           LIBS horon_op_contract TIMEOUT 300)
+           LIBS horon_op_contract)
 # A sanitizer sees the same code on any number of ranks: the least and the most is enough for it.
 set(shared_memory_ranks 1 2 3 4 5)
 set(mpi_ranks 1 2 3 4)
@@ -43,9 +43,9 @@ if(HORON_SANITIZE)
   set(mpi_ranks 3)
 endif()
 horon_test(shared_memory_ops_test FILES ops/shared_memory_ops_test.cc
-           LIBS horon_op_contract RANKS ${shared_memory_ranks} TIMEOUT 120)
+           LIBS horon_op_contract RANKS ${shared_memory_ranks})
 horon_test(nccl_threads_test FILES ops/nccl/nccl_threads_test.cc
-           LIBS horon_op_contract horon_host_gpu TIMEOUT 120)
+           LIBS horon_op_contract horon_host_gpu)
 horon_test(nccl_runtime_test
            FILES ops/nccl/nccl_runtime_test.cc support/fake_device.cc
                  support/memory_of_worlds_enqueued.cc
@@ -55,14 +55,14 @@ if(HORON_SANITIZE STREQUAL "thread")  # a planted data race
                        GTEST_FILTER=-NcclThreads.AMissingWaitIsSeen)
 endif()
 horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
-           LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks} TIMEOUT 120)
+           LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks})
 horon_test(gpu_session_test
            FILES ops/session/gpu_session_test.cc ops/session/gpu_hierarchy_test.cc
                  ops/session/gpu_through_host_test.cc
-           LIBS horon_host_gpu RANKS ${mpi_ranks} TIMEOUT 120)
+           LIBS horon_host_gpu RANKS ${mpi_ranks})
 horon_mpirun_test(gpu_session_test.through_the_host gpu_session_test 3
                   ENVIRONMENT HORON_GPU_COLLECTIVES=host
-                  ARGS --gtest_filter=GpuSession.*-*Nccl* TIMEOUT 120)
+                  ARGS --gtest_filter=GpuSession.*-*Nccl*)
 set(gpu_hosts 2+1 2+2 1+1+1)
 if(HORON_SANITIZE)
   set(gpu_hosts 2+1)
@@ -71,7 +71,7 @@ foreach(layout ${gpu_hosts})
   string(REPLACE "+" "_" hosts ${layout})
   horon_mpirun_test(gpu_session_test.hosts_${hosts} gpu_session_test ${layout}
                     LAUNCHER ${horon_mpirun_hosts}
-                    ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical TIMEOUT 120)
+                    ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical)
   horon_label_tests(cuda gpu_session_test.hosts_${hosts})
 endforeach()
 horon_test(host_cuda_test FILES ops/cuda/host_cuda_test.cc LIBS horon_host_gpu)
@@ -85,7 +85,7 @@ horon_label_tests(cuda gpu_session_test.through_the_host gpu_session_test.np1 gp
                   launch_order_test move_fast_math_test nccl_threads_test nccl_runtime_test
                   nccl_ops_test.np1 nccl_ops_test.np2 nccl_ops_test.np3 nccl_ops_test.np4)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
-           LIBS horon_op_contract RANKS ${mpi_ranks} TIMEOUT 120)
+           LIBS horon_op_contract RANKS ${mpi_ranks})
 horon_test(mpi_messages_test FILES ops/mpi/mpi_messages_test.cc RANKS 1)
 horon_test(choice_test
            FILES ops/choice/algorithm_test.cc ops/choice/constants_file_test.cc
@@ -104,7 +104,7 @@ horon_test(hierarchical_threads_test
                  ops/hierarchical/hosts_exchange_test.cc ops/hierarchical/narrow_wire_contract.cc
                  ops/hierarchical/narrow_wire_test.cc ops/hierarchical/random_programs_test.cc
                  ops/hierarchical/step_bounds_test.cc
-           LIBS horon_op_contract TIMEOUT 300)
+           LIBS horon_op_contract)
 horon_test(hierarchical_ops_test
            FILES ops/hierarchical/hierarchical_ops_test.cc
                  ops/hierarchical/narrow_wire_contract.cc
@@ -120,9 +120,9 @@ endif()
 foreach(layout ${several_hosts})
   string(REPLACE "+" "_" hosts ${layout})
   horon_mpirun_test(hierarchical_ops_test.hosts_${hosts} hierarchical_ops_test ${layout}
-                    LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
+                    LAUNCHER ${horon_mpirun_hosts})
   horon_mpirun_test(nccl_hier_allreduce_test.hosts_${hosts} nccl_hier_allreduce_test ${layout}
-                    LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
+                    LAUNCHER ${horon_mpirun_hosts})
   horon_label_tests(cuda nccl_hier_allreduce_test.hosts_${hosts})
 endforeach()
 horon_optimize_tests(hierarchical_threads_test shared_memory_threads_test)
@@ -141,9 +141,9 @@ horon_mpirun_test(missing_memory_test.hosts_1_2 missing_memory_test 1+2
 horon_test(communicator_test FILES ops/communicator/communicator_test.cc RANKS 1 2 4)
 horon_test(session_sets_test
            FILES ops/session/session_sets_test.cc ops/session/ended_session_test.cc
-           RANKS 3 4 TIMEOUT 120)
+           RANKS 3 4)
 foreach(program communicator_test session_sets_test)
-  horon_mpirun_test(${program}.hosts_2_1 ${program} 2+1 LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
+  horon_mpirun_test(${program}.hosts_2_1 ${program} 2+1 LAUNCHER ${horon_mpirun_hosts})
 endforeach()
 horon_test(members_sets_test FILES ops/session/members_sets_test.cc RANKS 3)
 horon_mpirun_test(members_sets_test.hosts_2_1 members_sets_test 2+1 LAUNCHER ${horon_mpirun_hosts})
@@ -151,13 +151,13 @@ horon_test(session_hosts_test FILES ops/session/session_hosts_test.cc RANKS 2)
 foreach(layout 1+1 2+1 2+2 1+1+1)
   string(REPLACE "+" "_" hosts ${layout})
   horon_mpirun_test(session_hosts_test.hosts_${hosts} session_hosts_test ${layout}
-                    LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120)
+                    LAUNCHER ${horon_mpirun_hosts})
 endforeach()
 # With constants that are measured, and kept nowhere: the other tests have the defaults.
 foreach(program session_hosts_test session_sets_test)
-  horon_mpirun_test(${program}.measured ${program} 2+1 LAUNCHER ${horon_mpirun_hosts} TIMEOUT 120
+  horon_mpirun_test(${program}.measured ${program} 2+1 LAUNCHER ${horon_mpirun_hosts}
                     ENVIRONMENT HORON_MEASURE=again HORON_MEASURE_FILE=/dev/null/none)
 endforeach()
 horon_mpirun_test(session_hosts_test.measured_np2 session_hosts_test 2
                   ENVIRONMENT HORON_MEASURE=again HORON_MEASURE_FILE=/dev/null/none)
-horon_test(large_process_set_test FILES ops/session/large_process_set_test.cc RANKS 18 TIMEOUT 120)
+horon_test(large_process_set_test FILES ops/session/large_process_set_test.cc RANKS 18)

@@ -10,7 +10,7 @@ function(mpi_main_case name test text)
                    ${horon_mpirun} 3 $<TARGET_FILE:mpi_main_test>
                    --gtest_also_run_disabled_tests --gtest_filter=MpiMain.DISABLED_${test} ${ARGN})
   set_tests_properties(mpi_main_test.${name} PROPERTIES LABELS mpirun)
-  horon_limit_test(mpi_main_test.${name} 60)
+  horon_limit_test(mpi_main_test.${name})
 endfunction()
 
 # A file of which the program has no test is no success.
@@ -18,13 +18,13 @@ add_test(NAME mpi_main_test.unknown_file
          COMMAND ${PROJECT_SOURCE_DIR}/tests/support/expect_failure
                  "no tests of a file nowhere_test.cc" $<TARGET_FILE:mpi_main_test>
                  --file=mpi_main_test,nowhere_test)
-horon_limit_test(mpi_main_test.unknown_file 60)
+horon_limit_test(mpi_main_test.unknown_file)
 # --gtest_filter holds beside --file.
 add_test(NAME mpi_main_test.file_and_filter
          COMMAND ${PROJECT_SOURCE_DIR}/tests/support/expect_failure
                  "no tests of a file mpi_main_test.cc that --gtest_filter takes"
                  $<TARGET_FILE:mpi_main_test> --file=mpi_main_test --gtest_filter=-MpiMain.*)
-horon_limit_test(mpi_main_test.file_and_filter 60)
+horon_limit_test(mpi_main_test.file_and_filter)
 horon_mpirun_test(mpi_main_test.file mpi_main_test 2 ARGS --file=mpi_main_test)
 
 mpi_main_case(failure_is_named FailsOnTheLastRank "[rank 2] as it should")

@@ -77,6 +77,6 @@ if(HORON_TOOLS AND NOT HORON_SANITIZE)
   add_test(NAME package_test COMMAND Python3::Interpreter ${horon_tools_tests}/package_test.py
            ${PROJECT_BINARY_DIR} "${HORON_TORCH_ROOT}")
   set_tests_properties(horonrun_test horonrun_output_test horonrun_restarts_test info_test
-                       PROPERTIES TIMEOUT 180 PROCESSORS 2 LABELS mpirun)
+                       PROPERTIES TIMEOUT ${horon_test_limit_s} PROCESSORS 2 LABELS mpirun)
   set_tests_properties(package_test PROPERTIES TIMEOUT 900 PROCESSORS 2 LABELS mpirun)
 endif()

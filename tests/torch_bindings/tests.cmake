@@ -15,7 +15,7 @@ endif()
 # NAME.SUFFIX; with HORON_TESTS_BY_ROOM as part of the room's run of that suffix. A run with ARGS
 # and a file that is ALONE stay by themselves.
 function(torch_run name suffix ranks)
-  cmake_parse_arguments(arg "" "TIMEOUT" "ARGS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "ARGS" ${ARGN})
   if(NOT TARGET ${name})
     return()  # left out under this sanitizer
   endif()
@@ -51,7 +51,7 @@ function(torch_add_room_runs)
     get_property(settings GLOBAL PROPERTY HORON_SETTINGS_OF_${run})
     list(POP_FRONT settings ranks)
     list(LENGTH files count)
-    math(EXPR timeout "240 + 15 * ${count}")
+    math(EXPR timeout "${horon_test_limit_s} + 15 * ${count}")
     list(TRANSFORM files REPLACE "^torch_" "")
     list(JOIN files "," files)
     string(REGEX REPLACE "[.].*" "" room ${run})
@@ -62,15 +62,15 @@ function(torch_add_room_runs)
   endforeach()
 endfunction()
 
-# torch_test(FOLDER/NAME [N...] [THREADS] [ALONE] [ROOM ROOM] [FILES...] [LIBS...] [TIMEOUT s]
-# [ARGS...]): the tests of NAME.cc as torch_NAME.npN, on N ranks each; without N as torch_NAME,
-# without MPI and session. They are in the program torch_room_FOLDER or torch_room_ROOM, with the
+# torch_test(FOLDER/NAME [N...] [THREADS] [ALONE] [ROOM ROOM] [FILES...] [LIBS...] [ARGS...]): the
+# tests of NAME.cc as torch_NAME.npN, on N ranks each; without N as torch_NAME, without MPI and
+# session. They are in the program torch_room_FOLDER or torch_room_ROOM, with the
 # FILES that they need; `ninja torch_NAME` makes a program of this file alone, for those who work on
 # it. ALONE: they never share a process with those of another file.
 # Under AddressSanitizer only the least of several N is run, under ThreadSanitizer only what has
 # THREADS.
 function(torch_test file)
-  cmake_parse_arguments(arg "THREADS;ALONE" "ROOM;TIMEOUT" "FILES;LIBS;ARGS" ${ARGN})
+  cmake_parse_arguments(arg "THREADS;ALONE" "ROOM" "FILES;LIBS;ARGS" ${ARGN})
   if(HORON_SANITIZE STREQUAL "thread" AND NOT arg_THREADS)
     return()
   endif()
@@ -109,21 +109,18 @@ function(torch_test file)
   if(NOT ranks)
     if(NOT HORON_TESTS_BY_ROOM)
       add_test(NAME torch_${name} COMMAND ${program} --file=${name})
-      horon_limit_test(torch_${name} 60)
+      horon_limit_test(torch_${name})
     elseif(NOT TEST ${program})
       add_test(NAME ${program} COMMAND ${program})
-      horon_limit_test(${program} 120)
+      horon_limit_test(${program})
     endif()
     return()
   endif()
   if(HORON_SANITIZE)
     torch_least_of_several(ranks ${ranks})
   endif()
-  if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 240)
-  endif()
   foreach(count ${ranks})
-    torch_run(torch_${name} np${count} ${count} TIMEOUT ${arg_TIMEOUT} ARGS ${arg_ARGS})
+    torch_run(torch_${name} np${count} ${count} ARGS ${arg_ARGS})
   endforeach()
 endfunction()
 
@@ -184,17 +181,16 @@ if(NOT HORON_TORCH_WITH_CUDA)
   if(TARGET horon_process_group)
     torch_test(python/gpu_process_group_test 1 2 3 ROOM gpu
                LIBS horon_torch_device horon_process_group)
-    torch_run(torch_gpu_process_group_test through_the_host 2 ENVIRONMENT HORON_GPU_COLLECTIVES=host
-              TIMEOUT 240)
+    torch_run(torch_gpu_process_group_test through_the_host 2
+              ENVIRONMENT HORON_GPU_COLLECTIVES=host)
   endif()
-  torch_run(torch_gpu_collectives_test through_the_host_np3 3 ENVIRONMENT HORON_GPU_COLLECTIVES=host
-            TIMEOUT 240)
+  torch_run(torch_gpu_collectives_test through_the_host_np3 3
+            ENVIRONMENT HORON_GPU_COLLECTIVES=host)
   torch_run(torch_gpu_messages_test through_the_host 2 ENVIRONMENT HORON_GPU_COLLECTIVES=host)
-  torch_run(torch_gpu_training_test through_the_host 2 ENVIRONMENT HORON_GPU_COLLECTIVES=host
-            TIMEOUT 240)
+  torch_run(torch_gpu_training_test through_the_host 2 ENVIRONMENT HORON_GPU_COLLECTIVES=host)
   foreach(program torch_gpu_collectives_test torch_gpu_messages_test torch_gpu_training_test)
     torch_run(${program} hosts_2_1 2+1 LAUNCHER ${horon_mpirun_hosts}
-              ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical TIMEOUT 240)
+              ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical)
   endforeach()
 endif()
 torch_test(state/broadcast_state_test 1 2 3 4)
@@ -204,7 +200,7 @@ torch_test(checkpoint/checkpoints_test 1 2 3)
 torch_test(checkpoint/loaded_schedule_test 2)
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   horon_test(torch_real_gpu_test FILES ${torch_tests}/real_gpu_test.cc RANKS 1 2 4 LIBS horon::torch
-             TIMEOUT 120 LAUNCHER ${CMAKE_CURRENT_SOURCE_DIR}/support/mpirun_one_gpu_test)
+             LAUNCHER ${CMAKE_CURRENT_SOURCE_DIR}/support/mpirun_one_gpu_test)
   horon_torch_program(torch_real_gpu_test)
   foreach(ranks 1 2 4)
     # Where there is no GPU it still shows something, on the CPU: not skipped.
@@ -247,7 +243,7 @@ torch_test(gradients/fused_training_test 2)
 torch_test(gradients/step_scaling_test 2 3)
 torch_test(gradients/clip_value_test 1 2)
 # LibTorch rounds otherwise without AVX.
-torch_run(torch_fused_step_test no_avx 1 TIMEOUT 240 ENVIRONMENT ATEN_CPU_CAPABILITY=default)
+torch_run(torch_fused_step_test no_avx 1 ENVIRONMENT ATEN_CPU_CAPABILITY=default)
 torch_test(gradients/given_up_backward_test 2 3)
 torch_test(gradients/reducer_traps_test 2 3 4)
 torch_test(gradients/optimizer_traps_test 2 3 4)
@@ -261,7 +257,7 @@ torch_test(gradients/reducer_options_test 2 3 4)
 torch_test(gradients/compressed_gradients_test 2 3)
 torch_test(gradients/narrow_wire_test 2)
 torch_test(gradients/int8_gradients_test 2 3)
-torch_run(torch_narrow_wire_test one_host 2 TIMEOUT 240 ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
+torch_run(torch_narrow_wire_test one_host 2 ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
 torch_test(gradients/reducer_scopes_test 2 3 4)
 torch_test(gradients/plain_rounds_test 1 2 3 4)
 torch_test(gradients/round_flags_test 1)
@@ -275,9 +271,9 @@ torch_test(gradients/optimizer_situations_test 2 3 4)
 # Large gradients and steps are shared out to the threads of LibTorch; mpirun_test gives it one.
 # Passive: a thread that spins where cores are taken would keep them from those that work.
 foreach(name torch_fused_step_test torch_reducer_traps_test)
-  torch_run(${name} two_threads 1 TIMEOUT 240 ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
+  torch_run(${name} two_threads 1 ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
 endforeach()
-torch_run(torch_compressed_gradients_test np2_two_threads 2 TIMEOUT 240
+torch_run(torch_compressed_gradients_test np2_two_threads 2
           ENVIRONMENT OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive)
 torch_test(data/samplers_test)
 torch_test(data/resumed_samplers_test)
@@ -302,9 +298,9 @@ endif()
 
 # Optimizers and collectives over MPI alone.
 # MPI polls, so four ranks on two busy cores take twenty times as long: fewer programs.
-torch_run(torch_random_program_test mpi.np4 4 TIMEOUT 240 ENVIRONMENT HORON_SHARED_MEMORY=0
+torch_run(torch_random_program_test mpi.np4 4 ENVIRONMENT HORON_SHARED_MEMORY=0
           ARGS --count=15)
-torch_run(torch_reducer_random_test mpi.np4 4 TIMEOUT 240 ENVIRONMENT HORON_SHARED_MEMORY=0)
+torch_run(torch_reducer_random_test mpi.np4 4 ENVIRONMENT HORON_SHARED_MEMORY=0)
 
 # Jobs that go on where others have stopped, and what Python reads of their checkpoints. Each of the
 # file's tests is a job of its own, so ctest does not run the file.
@@ -317,7 +313,7 @@ add_test(NAME torch_checkpoint_chain
          COMMAND ${torch_tests}/checkpoint/chain_of_jobs ${horon_mpirun}
                  $<TARGET_FILE:torch_room_others> ${HORON_TORCH_ROOT} ${torch_python}
                  ${HORON_PYTHON})
-set_tests_properties(torch_checkpoint_chain PROPERTIES TIMEOUT 240 PROCESSORS 2)
+set_tests_properties(torch_checkpoint_chain PROPERTIES TIMEOUT ${horon_test_limit_s} PROCESSORS 2)
 
 # The examples, for a few steps.
 foreach(example fashion_mnist gan char_gpt contrastive burgers_surrogate)
@@ -325,7 +321,8 @@ foreach(example fashion_mnist gan char_gpt contrastive burgers_surrogate)
     add_test(NAME torch_example_test.${example}
              COMMAND ${torch_tests}/example_test ${example} $<TARGET_FILE:${example}>
                      ${PROJECT_SOURCE_DIR}/tests/support/mpirun_test)
-    set_tests_properties(torch_example_test.${example} PROPERTIES TIMEOUT 300 PROCESSORS 2)
+    set_tests_properties(torch_example_test.${example} PROPERTIES PROCESSORS 2
+                         TIMEOUT ${horon_test_limit_s})
     torch_test_without_gpus(torch_example_test.${example})
   endif()
 endforeach()
@@ -333,7 +330,7 @@ endforeach()
 include(${CMAKE_CURRENT_LIST_DIR}/python/tests.cmake)
 
 # Gigabytes for each rank: alone on the machine.
-torch_test(collectives/large_collectives_test 2 ALONE TIMEOUT 300)
+torch_test(collectives/large_collectives_test 2 ALONE)
 set_tests_properties(torch_large_collectives_test.np2 PROPERTIES RUN_SERIAL ON)
 # Ranks of several hosts, as far as Horon can tell: shared memory among some of them, MPI between.
 foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reducer_random_test:2+1
@@ -349,15 +346,15 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
   set(program ${CMAKE_MATCH_1})
   set(layout ${CMAKE_MATCH_2})
   string(REPLACE "+" "_" hosts ${layout})
-  torch_run(${program} hosts_${hosts} ${layout} LAUNCHER ${horon_mpirun_hosts} TIMEOUT 240)
+  torch_run(${program} hosts_${hosts} ${layout} LAUNCHER ${horon_mpirun_hosts})
 endforeach()
 torch_test_without_gpus(torch_session_test.hosts_2_2)
-torch_run(torch_int8_gradients_test mpi_2_1 2+1 LAUNCHER ${horon_mpirun_hosts} TIMEOUT 240
+torch_run(torch_int8_gradients_test mpi_2_1 2+1 LAUNCHER ${horon_mpirun_hosts}
           ENVIRONMENT HORON_ALLREDUCE=mpi)
 # The same hosts with 16 bits between them. But for the first file, all that is reduced is short,
 # and so exact: what the reducers tell each other must not be rounded either.
 foreach(program torch_narrow_wire_test torch_plain_rounds_test torch_replica_check_test)
-  torch_run(${program} narrow_hosts_2_1 2+1 LAUNCHER ${horon_mpirun_hosts} TIMEOUT 240
+  torch_run(${program} narrow_hosts_2_1 2+1 LAUNCHER ${horon_mpirun_hosts}
             ENVIRONMENT HORON_WIRE_DTYPE=bfloat16)
 endforeach()
 torch_add_room_runs()

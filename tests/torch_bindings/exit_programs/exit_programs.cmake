@@ -20,7 +20,7 @@ function(torch_exit_test name code)
              COMMAND ${torch_tests}/exit_programs/expect_exit ${code} ${horon_mpirun} 2
                      $<TARGET_FILE:torch_${name}_program> ${mode})
     set_tests_properties(${test} PROPERTIES PROCESSORS 2 LABELS mpirun)
-    horon_limit_test(${test} 60)
+    horon_limit_test(${test})
   endforeach()
 endfunction()
 

@@ -9,13 +9,12 @@ import importlib.util
 import os
 import re
 import socket
-import subprocess
 import sys
 import tempfile
 import unittest
 
 import programs_test
-from programs_test import EXAMPLES, HERE, run
+from programs_test import EXAMPLES, HERE, run, run_command
 
 
 class Programs(unittest.TestCase):
@@ -57,32 +56,28 @@ class Programs(unittest.TestCase):
         environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
         for ranks, size in (("all", 2), ("some", 3)):
             with self.subTest(ranks):
-                done = subprocess.run([sys.executable, HERE / "not_by_mpi.py", ranks], text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                      env=environment, timeout=100)
-                self.assertNotEqual(done.returncode, 0)
+                code, output = run_command([sys.executable, HERE / "not_by_mpi.py", ranks],
+                                           env=environment)
+                self.assertNotEqual(code, 0)
                 self.assertIn(f"this is rank 1 of {size}, but MPI has started it as rank 0 of 1",
-                              done.stdout)
-                self.assertIn(f"mpirun -np {size} python train.py", done.stdout)
+                              output)
+                self.assertIn(f"mpirun -np {size} python train.py", output)
 
     def test_no_launcher_at_all(self):
         none = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(none)}
-        done = subprocess.run([sys.executable, HERE / "not_by_mpi.py", "launched"], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean,
-                              timeout=100)
-        self.assertNotEqual(done.returncode, 0, done.stdout)
-        self.assertRegex(done.stdout, "RANK expected, but not set.*mpirun -np 4 python train.py")
+        code, output = run_command([sys.executable, HERE / "not_by_mpi.py", "launched"], env=clean)
+        self.assertNotEqual(code, 0, output)
+        self.assertRegex(output, "RANK expected, but not set.*mpirun -np 4 python train.py")
 
     def test_a_launcher_that_mpi_does_not_know(self):
         """As srun without a PMI for this MPI: four jobs of one rank each would train apart."""
         environment = {**os.environ, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
-        done = subprocess.run([sys.executable, HERE / "not_by_mpi.py", "launched"], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
-                              timeout=100)
-        self.assertNotEqual(done.returncode, 0, done.stdout)
-        self.assertIn("has started 4 processes", done.stdout)
-        self.assertIn("RuntimeWarning", done.stdout)  # what hvd.init() says
+        code, output = run_command([sys.executable, HERE / "not_by_mpi.py", "launched"],
+                                   env=environment)
+        self.assertNotEqual(code, 0, output)
+        self.assertIn("has started 4 processes", output)
+        self.assertIn("RuntimeWarning", output)  # what hvd.init() says
 
     def test_the_address_of_a_master_needs_no_rank(self):
         with contextlib.ExitStack() as until_all_are_found:

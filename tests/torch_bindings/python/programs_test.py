@@ -21,12 +21,22 @@ HERE = pathlib.Path(__file__).resolve().parent / "programs"
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "torch_bindings/python/examples"
 HORONRUN = pathlib.Path(__file__).resolve().parents[3] / "tools/horonrun"
 LAUNCHER = ""
+LIMIT_S = 150
 
 
 def run(*arguments, ranks=2, **environment):
-    done = subprocess.run([LAUNCHER, str(ranks), sys.executable, *map(str, arguments)], text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=100,
-                          env={**os.environ, **environment})
+    command = [LAUNCHER, str(ranks), sys.executable, *map(str, arguments)]
+    return run_command(command, env={**os.environ, **environment})
+
+
+def run_command(command, **options):
+    """Exit status and output. The limit is for what hangs: then the output says where."""
+    try:
+        done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              timeout=LIMIT_S, **options)
+    except subprocess.TimeoutExpired as late:
+        output = (late.output or b"").decode(errors="replace")
+        raise AssertionError(f"after {LIMIT_S} s still runs {command}:\n{output}") from late
     return done.returncode, done.stdout
 
 
@@ -60,13 +70,12 @@ class Programs(unittest.TestCase):
 
     def test_functions_on_ranks(self):
         clean = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_")}
-        done = subprocess.run([sys.executable, "-m", "horon.as_horovod", HERE / "launched.py"],
-                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              timeout=200, env=clean)
-        self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertEqual(done.stdout.count("printed by a rank"), 3)
-        self.assertIn("KeyError: 'as it should'", done.stdout)
-        self.assertIn("all as it should be", done.stdout)
+        code, output = run_command([sys.executable, "-m", "horon.as_horovod", HERE / "launched.py"],
+                                   env=clean)
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("printed by a rank"), 3)
+        self.assertIn("KeyError: 'as it should'", output)
+        self.assertIn("all as it should be", output)
 
     def test_the_end_with_handles_in_flight(self):
         code, output = run(HERE / "in_flight.py")
@@ -97,13 +106,11 @@ class Programs(unittest.TestCase):
 
     def test_an_elastic_job_goes_on_behind_its_last_commit(self):
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
-                [HORONRUN, "-np", "2", "--max-restarts", "1", "--commits", folder, sys.executable,
-                 HERE / "elastic.py"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                timeout=200)
-            self.assertEqual((done.returncode, os.listdir(folder)), (0, []), done.stdout)
-        self.assertIn("the job has failed with exit code 137: restart 1 of 1", done.stdout)
-        [first, second] = re.findall(r"begun at (\d) (\d) ended with (.*)", done.stdout)
+            code, output = run_command([HORONRUN, "-np", "2", "--max-restarts", "1", "--commits",
+                                        folder, sys.executable, HERE / "elastic.py"])
+            self.assertEqual((code, os.listdir(folder)), (0, []), output)
+        self.assertIn("the job has failed with exit code 137: restart 1 of 1", output)
+        [first, second] = re.findall(r"begun at (\d) (\d) ended with (.*)", output)
         self.assertEqual(first, second)
         self.assertTrue(("0", "0") < first[:2] <= ("1", "2"), first)
 

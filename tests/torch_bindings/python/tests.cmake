@@ -35,18 +35,20 @@ add_test(NAME python_installed_module
          COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/installed_module_test.py
                  ${CMAKE_COMMAND} ${PROJECT_BINARY_DIR}
                  ${PROJECT_SOURCE_DIR}/torch_bindings/python/horon)
-set_tests_properties(python_installed_module PROPERTIES TIMEOUT 120)
+set_tests_properties(python_installed_module PROPERTIES TIMEOUT ${horon_test_limit_s})
 execute_process(COMMAND ${HORON_PYTHON_EXECUTABLE} -c "import scikit_build_core" ERROR_QUIET
                 RESULT_VARIABLE horon_no_scikit_build)
 if(NOT horon_no_scikit_build)
   add_test(NAME python_wheel
            COMMAND ${HORON_PYTHON_EXECUTABLE} ${python_tests}/wheel_test.py ${CMAKE_COMMAND}
                    ${PROJECT_SOURCE_DIR}/torch_bindings/python ${PROJECT_BINARY_DIR}/python)
-  set_tests_properties(python_wheel PROPERTIES TIMEOUT 120)
+  set_tests_properties(python_wheel PROPERTIES TIMEOUT ${horon_test_limit_s})
 endif()
 set(python_test_names python_package.np2 python_package.np3 python_process_groups.np4
     python_process_groups.hosts_2_2 python_programs python_process_group_programs)
 set_tests_properties(${python_test_names} PROPERTIES
-                     TIMEOUT 300 PROCESSORS 2 LABELS mpirun ENVIRONMENT "${python_environment}")
-set_tests_properties(python_programs PROPERTIES TIMEOUT 600)  # one program after the other
+                     TIMEOUT ${horon_test_limit_s} PROCESSORS 2 LABELS mpirun
+                     ENVIRONMENT "${python_environment}")
+set_tests_properties(python_programs python_process_group_programs PROPERTIES
+                     TIMEOUT 900)  # one program after the other
 torch_test_without_gpus(${python_test_names})

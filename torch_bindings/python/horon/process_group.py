@@ -9,6 +9,7 @@ loaded before a group is made.
 import datetime
 import importlib
 import os
+import sys
 
 # Any of these is in the environment of a process that MPI or Slurm has started.
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
@@ -28,6 +29,8 @@ def register():
     rendezvous = importlib.import_module("torch.distributed.rendezvous")  # also a function's name
     rendezvous.register_rendezvous_handler("horon", _meet)
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})
+    for scheme in {"env", "tcp"}.intersection(handlers):
+        handlers[scheme] = _when_all_meet(handlers[scheme])
     if "env" in handlers:
         handlers["env"] = _env_or_mpi(handlers["env"])
 
@@ -253,6 +256,30 @@ def _env_or_mpi(env):
             return _meet(url, **options)
         return env(_numbered_by_mpi(url), **options)
     return meet
+
+
+def _when_all_meet(handler):
+    """Torch's meeting, which begins when all ranks of a running job are in it. A rank that is
+    quicker than rank 0 would reach the store of the group that rank 0 is still destroying, at the
+    same port, and rank 0 would wait for it at the new one for ever."""
+    def meet(url, **options):
+        if _ranks_that_meet(url) == _ranks_of_the_job():
+            from horon import native
+            native.barrier(native.ProcessSet())
+        yield from handler(url, **options)
+    return meet
+
+
+def _ranks_that_meet(url):
+    from urllib.parse import parse_qs, urlparse
+    size = parse_qs(urlparse(url).query).get("world_size", [os.environ.get("WORLD_SIZE", "")])[0]
+    return int(size) if size.isdigit() else None
+
+
+def _ranks_of_the_job():
+    """0 if this process has not started Horon, which is not loaded for the sake of asking."""
+    native = sys.modules.get("horon.native")
+    return native.size() if native is not None and native.is_initialized() else 0
 
 
 def _with_advice(meeting):
