@@ -84,7 +84,7 @@ constexpr std::array kKnobs = {
     seconds("HORON_STALL_WARN_S", &Config::stall_warn_s, kOwn,
             "warn when a tensor waits for ranks this long; 0: never"),
     seconds("HORON_STALL_ABORT_S", &Config::stall_abort_s, kSame,
-            "fail when a tensor waits for ranks this long; 0: never"),
+            "end the job when a tensor waits for ranks this long; 0: never"),
     seconds("HORON_DEAD_AFTER_S", &Config::dead_after_s, kSame,
             "a rank that is silent this long counts as dead; 0: never"),
     seconds("HORON_SHUTDOWN_TIMEOUT_S", &Config::shutdown_timeout_s, kOwn,

@@ -124,7 +124,7 @@ class Program(unittest.TestCase):
                     f"run = m['Run'](here, pathlib.Path('/'), pathlib.Path({folder!r}),\n"
                     "               time.monotonic() + 60, 1)\n"
                     "shell = 'echo begun; sleep 3000 & sleep 3000'\n"
-                    "print(run.command(['sh', '-c', shell], None, 1))")
+                    "print(run.command(['sh', '-c', shell], None, 10))")
             # What is not ended keeps the pipes open beyond the limit of the test.
             result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                                     check=False)

@@ -168,7 +168,8 @@ for name, value in sorted(os.environ.items()):
     def test_a_signal_reaches_each_rank_once(self):
         with subprocess.Popen([sys.executable, HORONRUN, "-np", "2", *shell(
                 "got=; trap 'echo one; got=1$got' USR1; trap 'echo two; got=1$got' USR2;"
-                "echo begun; for i in $(seq 200); do [ ${#got} -lt 2 ] || break; sleep 0.1; done;"
+                "list=$(seq 200); echo begun;"
+                "for i in $list; do [ ${#got} -lt 2 ] || break; sleep 0.1; done;"
                 "sleep 0.5; exit 0")],  # such a sleep may be hit too, in the place of the last one
                 env=CLEAN, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as job:
             for _ in range(2):

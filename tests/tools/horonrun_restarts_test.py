@@ -33,9 +33,10 @@ class WithMpirun(unittest.TestCase):
         self.write("mpirun", MPIRUN)
 
     def write(self, name, text):
-        file = self.folder / name
+        file = self.folder / f"{name}.new"  # horonrun may be about to execute the old one
         file.write_text(text, encoding="utf-8")
         file.chmod(0o755)
+        file.replace(self.folder / name)
 
     def start(self, *arguments):
         job = subprocess.Popen([sys.executable, HORONRUN, *map(str, arguments), "sh"], text=True,
@@ -49,7 +50,7 @@ class WithMpirun(unittest.TestCase):
         """(exit code, standard error)"""
         self.write("mpirun.sh", mpirun)
         job = self.start(*arguments)
-        told = job.communicate(timeout=50)[1]
+        told = job.communicate(timeout=250)[1]
         return job.returncode, told
 
     def lines(self):
@@ -87,7 +88,7 @@ class Restarts(WithMpirun):
         job = self.start("-np", 1, "--max-restarts", 3)
         self.assertEqual(job.stdout.readline(), "begun\n")
         job.send_signal(signal.SIGINT)
-        job.communicate(timeout=30)
+        job.communicate(timeout=250)
         self.assertEqual(job.returncode, 130)
         self.assertEqual(len(self.lines()), 1)
 
@@ -97,7 +98,7 @@ class Restarts(WithMpirun):
         while "restart 1 " not in job.stderr.readline():
             pass
         job.send_signal(signal.SIGTERM)
-        job.communicate(timeout=30)
+        job.communicate(timeout=250)
         self.assertEqual(job.returncode, 143)
         self.assertLess(len(self.lines()), 1000)
 
@@ -164,7 +165,7 @@ class Elastic(WithMpirun):
                          "horonrun: ./hosts.sh gives 3 slots, and 4 ranks are the least "
                          "(--min-np); waiting for hosts\n")
         self.give("one:4")
-        self.assertEqual(job.communicate(timeout=30)[1], "")
+        self.assertEqual(job.communicate(timeout=250)[1], "")
         self.assertEqual(job.returncode, 0)
 
     def test_it_does_not_wait_for_ever(self):

@@ -261,6 +261,12 @@ class OtherLaunchers(unittest.TestCase):
         self.addCleanup(job.kill)
         return job
 
+    def wait_for_line(self, stream, text):
+        line = "-"
+        while text not in line and line:
+            line = stream.readline()
+        self.assertIn(text, line)
+
     def test_a_slow_reader_gets_all_lines(self):
         job = self.start("seq 1 20000")  # more than a pipe holds, less than two
         time.sleep(12)  # beyond the limit for processes that a rank has left behind
@@ -273,14 +279,19 @@ class OtherLaunchers(unittest.TestCase):
         os.kill(left, signal.SIGKILL)  # an error if it has ended
 
     def test_one_signal_of_several_is_forwarded(self):
-        job = self.start("trap 'echo signal' INT; echo begun; for i in {1..40}; do sleep 0.1; done")
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        told = pathlib.Path(folder.name, "told")
+        job = self.start("trap 'echo signal' INT; echo begun; "
+                         f"until [ -e {told} ]; do sleep 0.1; done")
         self.assertEqual(job.stdout.readline(), "begun\n")
-        for _ in range(2):
-            job.send_signal(signal.SIGINT)
-            time.sleep(0.5)
-        out, errors = job.communicate()
-        self.assertEqual(out, "signal\n")
-        self.assertIn("one more signal kills mpirun", errors)
+        job.send_signal(signal.SIGINT)
+        self.assertEqual(job.stdout.readline(), "signal\n")
+        job.send_signal(signal.SIGINT)
+        self.wait_for_line(job.stderr, "one more signal kills mpirun")
+        time.sleep(0.5)  # for a second one that should not come
+        told.touch()
+        self.assertEqual(job.communicate()[0], "")
         self.assertEqual(job.returncode, 130)
 
     def test_an_mpirun_that_is_busy_before_it_starts_ranks_is_killed(self):
@@ -298,11 +309,13 @@ class OtherLaunchers(unittest.TestCase):
             self.assertNotIn("killed", job.communicate()[1])
 
     def test_a_third_signal_ends_an_mpirun_that_does_not_end(self):
-        job = self.start("trap '' INT; echo begun; while :; do sleep 0.1; done")
+        job = self.start("trap 'echo signal' INT; echo begun; while :; do sleep 0.1; done")
         self.assertEqual(job.stdout.readline(), "begun\n")
-        for _ in range(3):
-            time.sleep(0.3)
-            job.send_signal(signal.SIGINT)
+        job.send_signal(signal.SIGINT)
+        self.assertEqual(job.stdout.readline(), "signal\n")
+        job.send_signal(signal.SIGINT)
+        self.wait_for_line(job.stderr, "one more signal kills mpirun")
+        job.send_signal(signal.SIGINT)
         job.communicate()
         self.assertEqual(job.returncode, 130)
 

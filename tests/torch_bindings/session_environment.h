@@ -22,6 +22,22 @@ class SessionEnvironment : public ::testing::Environment {
   }
 };
 
+// A session in the place of the one that all tests have, until its end: without limits of time, so
+// that nothing thaws because a rank is late. Collective.
+class SessionWithoutLimits {
+ public:
+  SessionWithoutLimits() {
+    shutdown();
+    init({.set = {{"HORON_DEAD_AFTER_S", "0"}, {"HORON_STALL_WARN_S", "0"}}});
+  }
+  ~SessionWithoutLimits() {
+    shutdown();
+    init();
+  }
+  SessionWithoutLimits(const SessionWithoutLimits&) = delete;
+  SessionWithoutLimits& operator=(const SessionWithoutLimits&) = delete;
+};
+
 inline const auto* const kSession = ::testing::AddGlobalTestEnvironment(new SessionEnvironment);
 
 }  // namespace horon::testing_support

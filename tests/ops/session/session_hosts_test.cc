@@ -8,12 +8,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <mpi.h>
 
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
+#include "horon/tests/support/statistics_between_collectives.h"
 
 namespace horon {
 namespace {
@@ -34,14 +34,6 @@ void sum(const std::string& name, uint32_t set = 0, float expected = 0) {
   EXPECT_EQ(std::ranges::count(*data, expected), 3);
 }
 
-// Between collectives of Horon: no message of one that a quicker rank has begun is counted yet.
-Statistics statistics_between_collectives() {
-  MPI_Barrier(MPI_COMM_WORLD);
-  const Statistics counted = statistics();
-  MPI_Barrier(MPI_COMM_WORLD);
-  return counted;
-}
-
 // Messages that this rank sends, and as many that it receives, for one frozen start of the world.
 uint64_t messages_of_a_start() {
   const core::Topology& topology = ops::runtime().topology();
@@ -59,9 +51,9 @@ TEST(SessionOnHosts, AFrozenStartIsOneMessageUpAndOneDownForEachOtherHost) {
     barrier();
   };
   for (int i = 0; i < 10; ++i) round();
-  const Statistics before = statistics_between_collectives();
+  const Statistics before = test::statistics_between_collectives();
   for (uint64_t i = 0; i < rounds; ++i) round();
-  const Statistics after = statistics_between_collectives();
+  const Statistics after = test::statistics_between_collectives();
   EXPECT_EQ(after.frozen_starts, before.frozen_starts + 3 * rounds);
   EXPECT_EQ(after.negotiated_starts, before.negotiated_starts);
   EXPECT_EQ(after.void_starts, 0U);

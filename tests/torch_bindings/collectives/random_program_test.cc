@@ -27,7 +27,7 @@ using testing_support::number_argument;
 
 // A hang becomes an error that says of which program it was, before the watchdog ends all.
 class Session : public ::testing::Environment {
-  void SetUp() override { init({.set = {{"HORON_STALL_ABORT_S", "25"}}}); }
+  void SetUp() override { init({.set = {{"HORON_STALL_ABORT_S", "120"}}}); }
   void TearDown() override { shutdown(); }
 };
 const auto* const environment = testing::AddGlobalTestEnvironment(new Session);

@@ -59,7 +59,9 @@ class AutotuneFixture : public testing::Test {
                   {"HORON_AUTOTUNE_STEPS", "2"},
                   {"HORON_AUTOTUNE_SAMPLES", "6"},
                   {"HORON_AUTOTUNE_LOG", path_ + ".csv"},
-                  {"HORON_AUTOTUNE_WARM_START", path_ + ".warm"}});
+                  {"HORON_AUTOTUNE_WARM_START", path_ + ".warm"},
+                  {"HORON_DEAD_AFTER_S", "0"},  // nothing thaws because a rank is late
+                  {"HORON_STALL_WARN_S", "0"}});
     restarted_ = true;
     shutdown();
     torch_detail::set_tuning_clock([] { return clock_s; });

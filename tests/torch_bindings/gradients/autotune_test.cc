@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "horon/tests/support/mpi_main.h"
+#include "horon/tests/support/statistics_between_collectives.h"
 #include "horon/tests/torch_bindings/gradients/autotune_support.h"
 
 namespace horon {
@@ -27,10 +28,9 @@ TEST_F(Autotune, ASlowStartIsLeftAndNothingIsPaidAfterwards) {
     EXPECT_LE(training.buckets(), 3);
     // What was thawed in the search must come more often in a row before it is frozen again.
     for (int i = 0; i < 600; ++i) training.step(/*looks=*/false);
-    barrier();
-    const Statistics before = statistics();
+    const Statistics before = test::statistics_between_collectives();
     for (int i = 0; i < 3; ++i) training.step(/*looks=*/false);
-    const Statistics after = statistics();
+    const Statistics after = test::statistics_between_collectives();
     EXPECT_EQ(after.frozen_starts - before.frozen_starts,
               3 * static_cast<uint64_t>(training.buckets()));
     EXPECT_EQ(after.negotiated_starts, before.negotiated_starts);

@@ -1,5 +1,6 @@
 """Every test runs on all ranks; a rank that fails tells the others at the end of the test."""
 
+import faulthandler
 import os
 import sys
 
@@ -11,6 +12,7 @@ import horon.torch as hvd
 
 collect_ignore = ["programs", "programs_test.py", "process_group_programs_test.py",
                   "installed_module_test.py", "wheel_test.py"]
+faulthandler.dump_traceback_later(250, exit=True)  # before ctest, which can only kill
 hvd.init()
 
 

@@ -97,6 +97,6 @@ print("trained")
 
 
 def test_a_process_may_end_while_a_batch_is_made():
-    done = subprocess.run([sys.executable, "-c", _LEFT_AT_THE_END], text=True, timeout=100,
+    done = subprocess.run([sys.executable, "-c", _LEFT_AT_THE_END], text=True, timeout=250,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert (done.returncode, done.stdout) == (0, "trained\n")

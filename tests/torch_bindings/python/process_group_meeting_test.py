@@ -20,7 +20,7 @@ from horon import members, native, process_group
 @pytest.fixture(scope="module", autouse=True)
 def group():
     for _ in range(3):  # rank 0 holds the store, and leaves at once
-        dist.init_process_group("horon", timeout=datetime.timedelta(seconds=30))
+        dist.init_process_group("horon", timeout=datetime.timedelta(seconds=300))
         dist.destroy_process_group()
     dist.init_process_group("horon")
     yield

@@ -7,6 +7,8 @@ usage: process_group_programs_test.py MPIRUN_TEST    the launcher of tests/suppo
 import contextlib
 import importlib.util
 import os
+import pathlib
+import random
 import re
 import socket
 import sys
@@ -17,11 +19,23 @@ import programs_test
 from programs_test import EXAMPLES, HERE, run, run_command
 
 
+def free_ports(number):
+    """Of this host, as texts. The system gives none of these to sockets that ask for any, unless it
+    has been told to."""
+    given = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    ports = []
+    while len(ports) < number:
+        port = random.randrange(10000, max(int(given[0]), 20000))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if str(port) not in ports:
+                ports.append(str(port))
+    return ports
+
+
 class Programs(unittest.TestCase):
     def test_a_program_for_torchrun_and_gloo(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        [port] = free_ports(1)
         for given in ({}, {"MASTER_ADDR": "localhost", "MASTER_PORT": port}):
             with self.subTest(**given):
                 code, output = run("-m", "horon.as_torchrun", HERE / "of_torchrun.py", "--steps", 2,
@@ -80,13 +94,7 @@ class Programs(unittest.TestCase):
         self.assertIn("RuntimeWarning", output)  # what hvd.init() says
 
     def test_the_address_of_a_master_needs_no_rank(self):
-        with contextlib.ExitStack() as until_all_are_found:
-            ports = []
-            for _ in range(3):
-                free = until_all_are_found.enter_context(socket.socket())
-                free.bind(("127.0.0.1", 0))
-                ports.append(free.getsockname()[1])
-        code, output = run(HERE / "met_at_master.py", *ports)
+        code, output = run(HERE / "met_at_master.py", *free_ports(3))
         self.assertEqual(code, 0, output)
         for rank in range(2):
             self.assertIn(f"has met as rank {rank}", output)

@@ -29,14 +29,16 @@ def run(*arguments, ranks=2, **environment):
     return run_command(command, env={**os.environ, **environment})
 
 
-def run_command(command, **options):
-    """Exit status and output. The limit is for what hangs: then the output says where."""
+def run_command(command, starts=1, **options):
+    """Exit status and output. The limit is for what hangs: then the output says where. `starts`:
+    so many jobs, one after the other."""
+    limit_s = starts * LIMIT_S
     try:
         done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              timeout=LIMIT_S, **options)
+                              timeout=limit_s, **options)
     except subprocess.TimeoutExpired as late:
         output = (late.output or b"").decode(errors="replace")
-        raise AssertionError(f"after {LIMIT_S} s still runs {command}:\n{output}") from late
+        raise AssertionError(f"after {limit_s} s still runs {command}:\n{output}") from late
     return done.returncode, done.stdout
 
 
@@ -71,7 +73,7 @@ class Programs(unittest.TestCase):
     def test_functions_on_ranks(self):
         clean = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_")}
         code, output = run_command([sys.executable, "-m", "horon.as_horovod", HERE / "launched.py"],
-                                   env=clean)
+                                   starts=6, env=clean)
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("printed by a rank"), 3)
         self.assertIn("KeyError: 'as it should'", output)
@@ -90,7 +92,7 @@ class Programs(unittest.TestCase):
     def test_nobody_is_ended_while_it_saves(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run(HERE / "busy_at_the_end.py", folder, HORON_SHUTDOWN_TIMEOUT_S="0.5")
-            self.assertEqual((code, os.listdir(folder)), (0, ["saved"]), output)
+            self.assertEqual((code, sorted(os.listdir(folder))), (0, ["ends", "saved"]), output)
             self.assertIn("waits for the others", output)
         with tempfile.TemporaryDirectory() as folder:
             _, output = run(HERE / "saves_after_an_error.py", folder, HORON_STALL_ABORT_S="1")
@@ -107,7 +109,8 @@ class Programs(unittest.TestCase):
     def test_an_elastic_job_goes_on_behind_its_last_commit(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run_command([HORONRUN, "-np", "2", "--max-restarts", "1", "--commits",
-                                        folder, sys.executable, HERE / "elastic.py"])
+                                        folder, sys.executable, HERE / "elastic.py"],
+                                       starts=2)
             self.assertEqual((code, os.listdir(folder)), (0, []), output)
         self.assertIn("the job has failed with exit code 137: restart 1 of 1", output)
         [first, second] = re.findall(r"begun at (\d) (\d) ended with (.*)", output)

@@ -19,13 +19,13 @@ namespace {
 
 using torch_detail::PendingCollective;
 
-// `rest`: what that means.
-[[noreturn]] void throw_late(const std::string& name, Operation::Clock::duration waited,
+// `limit`: from the call to the deadline; the wait may have ended later. `rest`: what that means.
+[[noreturn]] void throw_late(const std::string& name, Operation::Clock::duration limit,
                              std::string_view rest) {
   const std::string stalled = is_initialized() ? ops::runtime().stall_report() : "";
   throw Error(ErrorCode::Timeout,
               core::concat("tensor \"", name, "\" has not come within ",
-                           std::chrono::duration<double>(waited).count(),
+                           std::chrono::duration<double>(limit).count(),
                            " s, the timeout of the call or of its group; ", rest,
                            stalled.empty() ? "" : ". Known so far: ", stalled));
 }
@@ -71,14 +71,14 @@ void Operation::wait_until(Clock::time_point deadline, Asks asks) const {
   for (const Pending& pending : pending_) {
     if (ended_by(deadline, *pending, asks)) continue;
     if (core::in_forked_child()) return;  // outcome() says why
-    throw_late(pending->name, Clock::now() - begin_, "the collective goes on");
+    throw_late(pending->name, deadline - begin_, "the collective goes on");
   }
 }
 
 void Operation::wait_for_earlier(const PendingCollective& earlier) const {
   if (ended_by(deadline_, earlier, Asks::SignalHandlers)) return;
   if (core::in_forked_child()) return;  // this one can't begin, which says why
-  throw_late(earlier.name, Clock::now() - begin_,
+  throw_late(earlier.name, deadline_ - begin_,
              "the later call that waited for it has not begun, since too many are under way");
 }
 
@@ -88,7 +88,7 @@ void Operation::wait_for_turn(const std::function<bool(std::chrono::nanoseconds)
   throw Error(
       ErrorCode::Timeout,
       core::concat("a call of a group has waited ",
-                   std::chrono::duration<double>(Clock::now() - begin_).count(),
+                   std::chrono::duration<double>(deadline_ - begin_).count(),
                    " s, its timeout, for that of another thread to begin; it has not begun ",
                    "itself"));
 }

@@ -13,6 +13,11 @@ import horon.torch as hvd
 
 hvd.init()
 hvd.allreduce(torch.ones(3), name="x")
+folder = pathlib.Path(sys.argv[1])
 if hvd.rank() == 0:
+    while not (folder / "ends").exists():
+        time.sleep(0.02)
     time.sleep(2.5)
-    pathlib.Path(sys.argv[1], "saved").touch()
+    (folder / "saved").touch()
+else:
+    (folder / "ends").touch()

@@ -16,12 +16,19 @@ optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01
 first = os.environ.get("HORONRUN_RESTART", "0") == "0"
 
 
+def wait_for_a_commit():
+    """On disk, whatever it has to do."""
+    while not os.path.exists(os.environ["HORONRUN_COMMITS"] + ".0"):
+        time.sleep(0.01)
+
+
 @hvd.elastic.run
 def train(state):
     begun = (state.epoch, state.batch)
     for state.epoch in range(state.epoch, 3):
         for batch in range(state.batch, 5):
             if first and state.epoch == 1 and batch == 2 and hvd.rank() == 1:
+                wait_for_a_commit()
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.1)  # a step, in which commits are written
             optimizer.zero_grad()

@@ -17,8 +17,26 @@ import torch.distributed as dist
 import horon.torch as hvd
 
 
-def many_calls():
-    return [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(40)]
+UNDER_WAY = 32  # so many calls of a group begin before the first has ended
+
+
+def many_calls(works):
+    """More than may be under way, if the other rank calls nothing."""
+    for _ in range(UNDER_WAY + 8):
+        works.append(dist.all_reduce(torch.ones(3), async_op=True))
+
+
+def wait_until_one_waits_to_begin(works):
+    while len(works) < UNDER_WAY:
+        time.sleep(0.01)
+    time.sleep(0.5)  # the next one is called, then
+
+
+def send_when_one_waits_to_begin(signal_number, works):
+    def send():
+        wait_until_one_waits_to_begin(works)
+        os.kill(os.getpid(), signal_number)
+    threading.Thread(target=send).start()
 
 
 def handler():
@@ -32,19 +50,21 @@ def handler():
             told.append(str(error))
         dist.all_reduce(torch.ones(2), group=other)
 
+    works = []
     if dist.get_rank() == 0:
         signal.signal(signal.SIGUSR1, on_signal)
-        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
-        works = many_calls()
+        send_when_one_waits_to_begin(signal.SIGUSR1, works)
+        many_calls(works)
         assert len(told) == 1 and "signal handler" in told[0], told
     else:
         dist.all_reduce(torch.ones(2), group=other)  # when the handler comes
-        works = many_calls()
+        many_calls(works)
     for work in works:
         work.wait()
 
 
 def behind():
+    other = dist.new_group(range(dist.get_world_size()), backend="horon")
     told = []
 
     def on_signal(*_):
@@ -52,34 +72,36 @@ def behind():
             dist.all_reduce(torch.ones(2), async_op=True)
         except Exception as error:
             told.append(str(error))
+        dist.all_reduce(torch.ones(2), group=other)
 
+    works = []
     if dist.get_rank() == 0:
         signal.signal(signal.SIGUSR1, on_signal)
-        works = []
-        thread = threading.Thread(target=lambda: works.extend(many_calls()))
+        thread = threading.Thread(target=many_calls, args=(works,))
         thread.start()
-        time.sleep(0.5)
+        wait_until_one_waits_to_begin(works)
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
         dist.all_reduce(torch.ones(3))  # among those of the thread
         thread.join()
         assert len(told) == 1 and "signal handler" in told[0], told
     else:
-        time.sleep(2)
-        works = many_calls()
+        dist.all_reduce(torch.ones(2), group=other)  # when the handler comes
+        many_calls(works)
         dist.all_reduce(torch.ones(3))
     for work in works:
         work.wait()
 
 
 def ctrlc():
+    other = dist.new_group(range(dist.get_world_size()), backend="horon")
+    works = []
     if dist.get_rank() != 0:
-        time.sleep(3)
-        works = many_calls()
+        dist.all_reduce(torch.ones(2), group=other)  # when Ctrl-C has come
+        many_calls(works)
     else:
-        begun = []
-        thread = threading.Thread(target=lambda: begun.extend(many_calls()))
+        thread = threading.Thread(target=many_calls, args=(works,))
         thread.start()
-        time.sleep(0.5)
+        wait_until_one_waits_to_begin(works)
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         try:
@@ -87,8 +109,8 @@ def ctrlc():
             raise AssertionError("the call has begun")
         except KeyboardInterrupt:
             assert thread.is_alive(), f"only after {time.monotonic() - began} s"
+        dist.all_reduce(torch.ones(2), group=other)
         thread.join()
-        works = begun
     for work in works:
         work.wait()
 

@@ -7,12 +7,15 @@ import threading
 
 def interrupted(call, errors=(KeyboardInterrupt, RuntimeError)):
     """Whether Ctrl-C ends the call by one of the errors; the signal comes while it waits."""
-    # More than one: the first may come before the wait has begun.
+    # Late enough for the call to have begun, of which the other ranks take part; and more than
+    # one, since the wait may begin later still.
     done = threading.Event()
 
     def press():
-        while not done.wait(0.3):
+        pause = 2
+        while not done.wait(pause):
             os.kill(os.getpid(), signal.SIGINT)
+            pause = 0.3
     presser = threading.Thread(target=press)
     presser.start()
     try:

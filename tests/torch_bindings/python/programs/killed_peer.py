@@ -17,7 +17,9 @@ def stand_for(rank, api, folder):
     """mpirun ends a job as soon as a process that it has started dies. So it starts these, which
     start the ranks and stay until both have ended."""
     code = subprocess.run([sys.executable, __file__, api, folder, "rank"], check=False).returncode
-    (folder / f"ended.{rank}").write_text(str(code))
+    written = folder / f"code.{rank}"
+    written.write_text(str(code))
+    written.rename(folder / f"ended.{rank}")  # whole, for those who wait for it
     while len(list(folder.glob("ended.*"))) < 2:
         time.sleep(0.02)
 
