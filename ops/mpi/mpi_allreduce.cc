@@ -46,6 +46,12 @@ std::string MpiAllreduce::refusal(const core::BatchFacts& facts) const {
   return host_refusal(facts, CollectiveKind::Allreduce);
 }
 
+bool MpiAllreduce::same_in_parts(const core::Batch& like) const {
+  if (!is_floating(like.dtype)) return true;
+  const bool picks = like.reduce_op == ReduceOp::Min || like.reduce_op == ReduceOp::Max;
+  return channel_->size() <= 2 && !picks;  // of 0 and -0 it may pick either
+}
+
 std::unique_ptr<core::InFlight> MpiAllreduce::start(core::Batch batch) {
   return std::make_unique<InFlightAllreduce>(channel_, reductions_, batch);
 }
