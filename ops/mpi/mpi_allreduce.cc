@@ -47,9 +47,8 @@ std::string MpiAllreduce::refusal(const core::BatchFacts& facts) const {
 }
 
 bool MpiAllreduce::same_in_parts(const core::Batch& like) const {
-  if (!is_floating(like.dtype)) return true;
   const bool picks = like.reduce_op == ReduceOp::Min || like.reduce_op == ReduceOp::Max;
-  return channel_->size() <= 2 && !picks;  // of 0 and -0 it may pick either
+  return !is_floating(like.dtype) || picks || channel_->size() <= 2;
 }
 
 std::unique_ptr<core::InFlight> MpiAllreduce::start(core::Batch batch) {

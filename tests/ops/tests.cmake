@@ -57,8 +57,8 @@ endif()
 horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
            LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks})
 horon_test(gpu_session_test
-           FILES ops/session/gpu_session_test.cc ops/session/gpu_hierarchy_test.cc
-                 ops/session/gpu_through_host_test.cc
+           FILES ops/session/gpu_session_test.cc ops/session/gpu_chunks_test.cc
+                 ops/session/gpu_hierarchy_test.cc ops/session/gpu_through_host_test.cc
            LIBS horon_host_gpu RANKS ${mpi_ranks})
 horon_mpirun_test(gpu_session_test.through_the_host gpu_session_test 3
                   ENVIRONMENT HORON_GPU_COLLECTIVES=host
