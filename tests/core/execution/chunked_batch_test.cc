@@ -136,6 +136,14 @@ TEST(ChunkedBatch, EveryLength) {
   }
 }
 
+TEST(ChunkedBatch, TheTimelineShowsOneCollective) {
+  StagedRank rank(late(1));
+  Tensor tensor(8 * kChunk);
+  rank.executor->enqueue(batch(0, list(tensor.entry())));
+  ASSERT_TRUE(rank.run());
+  EXPECT_THAT(rank.bars->all, testing::ElementsAre("prepare: ", "collective: two_ranks, 512 KiB"));
+}
+
 TEST(ChunkedBatch, TensorsLieAcrossTheEndsOfChunks) {
   for (const Compression compression : {Compression::None, Compression::BFloat16}) {
     for (uint32_t seed = 1; seed <= 5; ++seed) {

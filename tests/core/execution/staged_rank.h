@@ -9,10 +9,16 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/core/base/timeline.h"
 #include "horon/core/execution/executor.h"
 #include "horon/tests/support/fake_device.h"
 
@@ -119,6 +125,20 @@ class TwoRanksOp final : public CollectiveOp {
   int64_t received_ = 0;
 };
 
+// The bars that are drawn, as "track: detail".
+class Bars final : public Timeline {
+ public:
+  void span(std::string_view track, std::string_view, Clock::time_point begin,
+            Clock::time_point end, std::string_view detail) override {
+    all.push_back(concat(track, ": ", detail));
+    EXPECT_LE(begin, end);
+  }
+  void counter(std::string_view, Clock::time_point, uint64_t) override {}
+  void flush() override {}
+
+  std::vector<std::string> all;
+};
+
 struct StagedRank {
   explicit StagedRank(test::FakeDevice::Options options = {}) {
     options.by_hand = true;
@@ -131,6 +151,7 @@ struct StagedRank {
     parts.size = 2;
     parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
     parts.scratch = scratch = test::scratch_of(std::make_unique<ElsewhereDomain>(*device));
+    parts.timeline = bars;
     executor = std::make_unique<Executor>(std::move(parts));
   }
 
@@ -149,6 +170,7 @@ struct StagedRank {
   std::shared_ptr<OpScript> script = std::make_shared<OpScript>();
   std::unique_ptr<test::FakeDevice> device;
   std::shared_ptr<ScratchPool> scratch;
+  std::shared_ptr<Bars> bars = std::make_shared<Bars>();
   std::unique_ptr<Executor> executor;
   std::vector<FinishedBatch> finished;
   std::vector<EnqueuedBatch> enqueued;
