@@ -270,6 +270,22 @@ TEST(ChunkedBatch, LaterBatchesStartBehindTheLastChunk) {
   for (Tensor* const tensor : {&first, &second, &third, &fourth}) EXPECT_EQ(tensor->wrong(2), 0U);
 }
 
+// All of them use the same scratch, one after the other.
+TEST(ChunkedBatch, ScratchIsUsedAgainOnceItHasBeenCopiedBack) {
+  constexpr size_t room = 6 * ChunkPlan::kBytesLeast;
+  for (uint32_t seed = 1; seed <= 10; ++seed) {
+    StagedRank rank(late(seed), room);
+    std::vector<std::unique_ptr<Tensor>> tensors;
+    for (uint64_t i = 0; i < 12; ++i) {
+      tensors.push_back(std::make_unique<Tensor>(i % 3 == 2 ? kChunk : 5 * kChunk + 1));
+      rank.executor->enqueue(batch(i, list(tensors.back()->entry())));
+    }
+    ASSERT_TRUE(rank.run());
+    for (const auto& tensor : tensors) EXPECT_EQ(tensor->wrong(2), 0U) << seed;
+    EXPECT_LE(rank.scratch->usage().bytes_peak, room);
+  }
+}
+
 TEST(ChunkedBatch, AnOpThatFailsInTheMiddleEndsTheBatch) {
   for (const int fails_at : {0, 3, 8}) {
     StagedRank rank(late(static_cast<uint32_t>(fails_at) + 1));

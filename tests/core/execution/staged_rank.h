@@ -140,7 +140,8 @@ class Bars final : public Timeline {
 };
 
 struct StagedRank {
-  explicit StagedRank(test::FakeDevice::Options options = {}) {
+  explicit StagedRank(test::FakeDevice::Options options = {},
+                      size_t scratch_bytes_max = ScratchPool::kNoLimit) {
     options.by_hand = true;
     device = std::make_unique<test::FakeDevice>(options);
     script->random.seed(options.seed);
@@ -150,7 +151,8 @@ struct StagedRank {
     Executor::Parts parts;
     parts.size = 2;
     parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-    parts.scratch = scratch = test::scratch_of(std::make_unique<ElsewhereDomain>(*device));
+    parts.scratch = scratch =
+        test::scratch_of(std::make_unique<ElsewhereDomain>(*device), scratch_bytes_max);
     parts.timeline = bars;
     executor = std::make_unique<Executor>(std::move(parts));
   }
