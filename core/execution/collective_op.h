@@ -104,8 +104,8 @@ class CollectiveOp {
   // Pure; the same on every rank. Any thread.
   virtual PieceSizes piece_sizes(const Batch& /*like*/) const { return {}; }
   // Of an op that the host drives. True: the results are the same, bit for bit, if such a batch is
-  // cut into several, each with a part of its elements. Allreduce and Broadcast only. Pure; the
-  // same on every rank. Any thread.
+  // cut into several with a part of its elements each, which have one sequence. Allreduce and
+  // Broadcast only, and not with StartOrder::Any. Pure; the same on every rank. Any thread.
   virtual bool same_in_parts(const Batch& /*like*/) const { return false; }
   // False: the host does the work, while it steps; the memory is ready for it when start() is
   // called, and the result is in memory when step() says Done. True: start() and step() put the
