@@ -103,6 +103,10 @@ class CollectiveOp {
   // Which Batch::piece_bytes are of use in batches like this one, whose memory is not looked at.
   // Pure; the same on every rank. Any thread.
   virtual PieceSizes piece_sizes(const Batch& /*like*/) const { return {}; }
+  // Of an op that the host drives. True: the results are the same, bit for bit, if such a batch is
+  // cut into several with a part of its elements each, which have one sequence. Allreduce and
+  // Broadcast only, and not with StartOrder::Any. Pure; the same on every rank. Any thread.
+  virtual bool same_in_parts(const Batch& /*like*/) const { return false; }
   // False: the host does the work, while it steps; the memory is ready for it when start() is
   // called, and the result is in memory when step() says Done. True: start() and step() put the
   // work into Batch::queue, behind what is there and before what comes later; Done means that all

@@ -35,6 +35,9 @@ class MemoryDomain {
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
   // The work on tensors and scratch of one set, packing, collectives and unpacking, in one order.
   virtual MemoryQueue& queue() = 0;
+  // For what is copied back to tensors while other work of the set is copied from them: a queue of
+  // its own, where the two ways do not disturb each other. The queues wait for each other's events.
+  virtual MemoryQueue& queue_back() { return queue(); }
 };
 
 }  // namespace horon::core

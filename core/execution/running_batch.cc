@@ -9,7 +9,6 @@
 #include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/batch_description.h"
-#include "horon/core/execution/neutral.h"
 #include "horon/core/negotiation/told_extents.h"
 
 namespace horon::core {
@@ -27,60 +26,68 @@ RunningBatch::~RunningBatch() {
 }
 
 Progress RunningBatch::step(const Predecessors& earlier) {
-  for (;;) {
-    switch (stage_) {
-      case Stage::New:
-        if (op_ == nullptr) choose_op();              // it decides which later batches may start
-        if (spec_.kind != CollectiveKind::Barrier &&  // which touches no memory
-            !context_.scratch->domain(spec_.device).is_open()) {
-          return Progress::Polling;
-        }
-        place();
-        stage_ = Stage::WantsScratch;
-        break;
-      case Stage::WantsScratch:
-        if (!take_scratch(earlier)) return Progress::Ringing;  // an earlier batch gives some back
-        stage_ = Stage::Waiting;
-        break;
-      case Stage::Waiting:
-        // Nothing of this batch may stand in the queue in front of what an earlier op enqueues.
-        if (op_->enqueues() && !earlier.may_start(*op_)) return Progress::Ringing;
-        if (!tensors_ready()) return Progress::Polling;
-        copy_ = pack();
-        stage_ = Stage::Packing;
-        break;
-      case Stage::Packing:
-        if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
-        end_packing();
-        stage_ = Stage::Packed;
-        break;
-      case Stage::Packed:
-        if (!host_may_touch_memory()) return Progress::Polling;
-        if (!earlier.may_start(*op_)) return Progress::Ringing;  // until the earlier batch moves
-        start();
-        stage_ = Stage::Flying;
-        break;
-      case Stage::Flying:
-        if (const Progress progress = flight_->step(); progress != Progress::Done) return progress;
-        if (immediate_ || !op_->enqueues()) flight_.reset();
-        copy_ = unpack();
-        stage_ = Stage::Unpacking;
-        break;
-      case Stage::Unpacking:
-        if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
-        end_unpacking();
-        stage_ = Stage::Enqueued;
-        break;
-      case Stage::Enqueued:
-        if (flight_ != nullptr) flight_->watch();
-        if (done_ != nullptr && !done_->happened()) return Progress::Polling;
-        stage_ = Stage::Finished;
-        note();
-        return Progress::Done;
-      case Stage::Finished:
-        return Progress::Done;
-    }
+  while (stage_ != Stage::Finished) {
+    if (const Progress progress = pass(earlier); progress != Progress::Done) return progress;
+    stage_ = next_stage();
   }
+  return Progress::Done;
+}
+
+RunningBatch::Stage RunningBatch::next_stage() const {
+  if (stage_ == Stage::Waiting && chunk_plan_.is_cut()) return Stage::InChunks;
+  if (stage_ == Stage::Unpacking) return Stage::Enqueued;
+  return static_cast<Stage>(static_cast<uint8_t>(stage_) + 1);
+}
+
+// Done: the stage is behind it.
+Progress RunningBatch::pass(const Predecessors& earlier) {
+  switch (stage_) {
+    case Stage::New:
+      if (op_ == nullptr) choose_op();              // it decides which later batches may start
+      if (spec_.kind != CollectiveKind::Barrier &&  // which touches no memory
+          !context_.scratch->domain(spec_.device).is_open()) {
+        return Progress::Polling;
+      }
+      place();
+      return Progress::Done;
+    case Stage::WantsScratch:  // an earlier batch gives some back
+      return take_scratch(earlier) ? Progress::Done : Progress::Ringing;
+    case Stage::Waiting:
+      // Nothing of this batch may stand in the queue in front of what an earlier op enqueues.
+      if (op_->enqueues() && !earlier.may_start(*op_)) return Progress::Ringing;
+      if (!tensors_ready()) return Progress::Polling;
+      if (!chunk_plan_.is_cut()) copy_ = pack();
+      return Progress::Done;
+    case Stage::Packing:
+      if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
+      end_packing();
+      return Progress::Done;
+    case Stage::Packed:
+      if (!host_may_touch_memory()) return Progress::Polling;
+      if (!earlier.may_start(*op_)) return Progress::Ringing;  // until the earlier batch moves
+      start();
+      return Progress::Done;
+    case Stage::Flying:
+      if (const Progress progress = flight_->step(); progress != Progress::Done) return progress;
+      if (immediate_ || !op_->enqueues()) flight_.reset();
+      copy_ = unpack();
+      return Progress::Done;
+    case Stage::Unpacking:
+      if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
+      end_unpacking();
+      return Progress::Done;
+    case Stage::InChunks:
+      return step_chunks(earlier.may_start(*op_));
+    case Stage::Enqueued:
+      if (flight_ != nullptr) flight_->watch();
+      if (done_ != nullptr && !done_->happened()) return Progress::Polling;
+      finish_chunks();
+      note();
+      return Progress::Done;
+    case Stage::Finished:
+      break;
+  }
+  return Progress::Done;
 }
 
 EnqueuedBatch RunningBatch::tell() {
@@ -99,6 +106,7 @@ FinishedBatch RunningBatch::finish(std::optional<Error> error) noexcept {
 
 void RunningBatch::leak() noexcept {
   if (flight_ != nullptr) keep_value_for_ever(flight_);
+  if (chunks_ != nullptr) keep_value_for_ever(chunks_);
   if (scratch_.memory != nullptr) context_.scratch->leak(std::move(scratch_));
   scratch_ = {};
 }
@@ -136,6 +144,9 @@ void RunningBatch::choose_op() {
   queue_ = batch_.queue;
   immediate_ = queue_->immediate();
   direct_ = immediate_ || context_.scratch->domain(spec_.device).ops_reach_tensors();
+  if (!direct_ && !op_->enqueues() && op_->same_in_parts(batch_)) {
+    chunk_plan_ = plan_chunks(batch_);
+  }
   batch_.sequence = work_.sequence;
 }
 
@@ -148,7 +159,8 @@ void RunningBatch::place() {
     batch_.input = memory.input;
     batch_.output = in_16_bits() ? const_cast<std::byte*>(memory.input) : memory.output;
   } else if (spec_.kind != CollectiveKind::Barrier) {
-    scratch_bytes_ = bytes_of(batch_.count);
+    scratch_bytes_ = chunk_plan_.is_cut() ? ChunkedBatch::scratch_bytes(chunk_plan_, batch_.dtype)
+                                          : bytes_of(batch_.count);
     input_at_ = output_at_ = 0;
   }
 }
@@ -294,85 +306,46 @@ void RunningBatch::end_unpacking() {
   if (scratch_bytes_) context_.scratch->give_back(spec_.device, std::move(scratch_), done_);
 }
 
-// Calls visit(entry, part, address) for all memory of this rank. `address`: of the part in the op's
-// memory.
-template <class Visit>
-void RunningBatch::for_each_part(const Visit& visit) {
-  std::byte* address = batch_.output;
-  for (const EntryWork& entry : work_.entries) {
-    if (!entry.mine) {
-      address += bytes_of(element_count(*entry.spec));
-      continue;
-    }
-    for (const MemoryPart& part : entry.memory) {
-      visit(entry, part, address);
-      address += bytes_of(part.count);
-    }
-  }
-}
-
-SlicedCopy RunningBatch::copy_blocks(bool in) {
-  std::vector<CopyItem> items;
-  const std::vector<MemoryPart>& memory = work_.entries.front().memory;
-  const std::byte* from = batch_.output;
-  auto* to = const_cast<std::byte*>(batch_.input);
-  for_each_block(in ? blocks_->in : blocks_->out, [&](size_t part, int64_t begin, int64_t count) {
-    const size_t bytes = bytes_of(count);
-    if (in) {
-      items.push_back({memory[part].input + bytes_of(begin), to, bytes});
-      to += bytes;
-    } else if (count > 0) {
-      items.push_back({from, memory[part].output + bytes_of(begin), bytes});
-      from += bytes;
-    }
-  });
-  return {*queue_, std::move(items)};
-}
-
 SlicedCopy RunningBatch::pack() {
   if (!scratch_bytes_) return {};
-  if (moves_blocks(spec_.kind)) return packs_blocks_ ? copy_blocks(true) : SlicedCopy();
-  if (spec_.kind == CollectiveKind::Broadcast && !is_source()) return {};  // all is overwritten
-  std::vector<CopyItem> items;
-  if (!work_.entries.front().mine) {  // joined: the same for every entry of the batch
-    CopyItem& fill = items.emplace_back();
-    fill.to = scratch_.memory.get();
-    fill.bytes = bytes_of(batch_.count);
-    fill.pattern = neutral_pattern(batch_.dtype, batch_.reduce_op);
+  if (moves_blocks(spec_.kind)) {
+    if (!packs_blocks_) return {};
+    return {*queue_, copies_of_blocks_in(work_.entries.front(), *blocks_, batch_.dtype,
+                                         const_cast<std::byte*>(batch_.input))};
   }
-  for_each_part([&](const EntryWork& entry, const MemoryPart& part, std::byte* address) {
-    CopyItem& item = items.emplace_back();
-    item.from = part.input;
-    item.to = address;
-    item.bytes = bytes_of(part.count);
-    if (!in_16_bits() || entry.narrowed) return;
-    item.bytes = static_cast<size_t>(part.count) * size_of(spec_.dtype);
-    item.cast = CopyItem::Cast::Narrow;
-    item.type = spec_.compression;
-    item.factor = spec_.prescale;
-  });
-  return {*queue_, std::move(items)};
+  return {*queue_, copies().in(scratch_.memory.get(), {0, batch_.count})};
 }
 
 SlicedCopy RunningBatch::unpack() {
   if (!scratch_bytes_ && !in_16_bits()) return {};
   if (moves_blocks(spec_.kind)) {
-    return packs_blocks_ && !work_.entries.front().error ? copy_blocks(false) : SlicedCopy();
+    const EntryWork& entry = work_.entries.front();
+    if (!packs_blocks_ || entry.error) return {};
+    return {*queue_, copies_of_blocks_out(entry, *blocks_, batch_.dtype, batch_.output)};
   }
-  std::vector<CopyItem> items;
-  for_each_part([&](const EntryWork&, const MemoryPart& part, const std::byte* address) {
-    // In place it is there already, and the program may read meanwhile what it sends.
-    if (is_source() && part.input == part.output) return;
-    CopyItem& item = items.emplace_back();
-    item.from = address;
-    item.to = part.output;
-    item.bytes = bytes_of(part.count);
-    if (!in_16_bits()) return;
-    item.cast = CopyItem::Cast::Widen;
-    item.type = spec_.compression;
-    item.factor = spec_.postscale;
-  });
-  return {*queue_, std::move(items)};
+  return {*queue_, copies().out(batch_.output, {0, batch_.count})};
+}
+
+Progress RunningBatch::step_chunks(bool may_start) {
+  if (chunks_ == nullptr) {
+    chunks_ = std::make_unique<ChunkedBatch>(*op_, batch_, chunk_plan_, copies(),
+                                             context_.scratch->domain(spec_.device));
+  }
+  const bool had_begun = chunks_->has_begun();
+  const Progress progress = chunks_->step(may_start);
+  if (!had_begun && chunks_->has_begun() && records(context_.timeline)) {
+    started_ = Timeline::Clock::now();
+  }
+  if (progress == Progress::Done) done_ = chunks_->done();
+  return progress;
+}
+
+// Not before: the queue in which the next user of the scratch works does not stand behind the copy
+// back.
+void RunningBatch::finish_chunks() {
+  if (chunks_ == nullptr) return;
+  chunks_.reset();
+  context_.scratch->give_back(spec_.device, std::move(scratch_), nullptr);
 }
 
 void RunningBatch::start() {

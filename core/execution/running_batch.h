@@ -6,7 +6,8 @@
 //   one before, the first behind the events of the tensors. The host waits for nothing. If the op
 //   wants ready tensors, the host asks their events first.
 // - Memory with a queue, and an op that the host drives: the host asks the events, without waiting,
-//   when the op may start.
+//   when the op may start. What the op does not reach is packed, and if it is long, all of this
+//   goes on at the same time, in chunks.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,9 @@
 
 #include "horon/core/base/narrow_type.h"
 #include "horon/core/base/timeline.h"
+#include "horon/core/execution/batch_copies.h"
 #include "horon/core/execution/block_layout.h"
+#include "horon/core/execution/chunked_batch.h"
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/entry_work.h"
 #include "horon/core/execution/op_table.h"
@@ -50,9 +53,13 @@ class RunningBatch {
   Progress step(const Predecessors& earlier);
   // For the batches behind it.
   bool needs_scratch() const { return stage_ == Stage::WantsScratch && scratch_bytes_.has_value(); }
-  // An op that enqueues has started when all of it is in the queue.
+  // An op that enqueues has started when all of it is in the queue; a batch in chunks when the last
+  // one has.
   const CollectiveOp* unstarted_op() const {
-    return stage_ <= Stage::Packed || (stage_ < Stage::Enqueued && op_->enqueues()) ? op_ : nullptr;
+    if (stage_ == Stage::InChunks && chunks_ != nullptr && chunks_->has_started()) return nullptr;
+    const bool unstarted = stage_ <= Stage::Packed || stage_ == Stage::InChunks ||
+                           (stage_ < Stage::Enqueued && op_->enqueues());
+    return unstarted ? op_ : nullptr;
   }
   // All work is enqueued, and tell() has not been called yet. Never true of a batch with nothing in
   // a queue when it is Done.
@@ -72,10 +79,13 @@ class RunningBatch {
     Packed,
     Flying,
     Unpacking,
+    InChunks,  // instead of the four before
     Enqueued,
     Finished,
   };
 
+  Progress pass(const Predecessors& earlier);
+  Stage next_stage() const;
   bool works_in_place_of_one_tensor() const;
   bool in_16_bits() const { return is_16_bit(spec_.compression); }
   size_t bytes_of(int64_t elements) const;
@@ -95,11 +105,11 @@ class RunningBatch {
   void end_unpacking();
   void note() const;
 
-  template <class Visit>
-  void for_each_part(const Visit& visit);
-  SlicedCopy copy_blocks(bool in);
+  BatchCopies copies() const { return {work_.entries, batch_, is_source()}; }
   SlicedCopy pack();
   SlicedCopy unpack();
+  Progress step_chunks(bool may_start);
+  void finish_chunks();
 
   BatchWork work_;
   BatchContext& context_;
@@ -121,6 +131,8 @@ class RunningBatch {
   SlicedCopy copy_;
   std::shared_ptr<Event> packed_;  // an op that the host drives must not touch the memory before
   std::unique_ptr<InFlight> flight_;
+  ChunkPlan chunk_plan_;
+  std::unique_ptr<ChunkedBatch> chunks_;
   std::shared_ptr<Event> done_;  // everything that was enqueued; null: there is nothing
   bool told_ = false;            // tell() has been called
   Timeline::Clock::time_point began_, started_;  // only while a timeline records

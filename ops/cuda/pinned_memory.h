@@ -16,7 +16,11 @@ class PinnedMemory final : public core::MemoryDomain {
   using Open = std::function<std::shared_ptr<CudaApi>()>;
   // As CudaMemory.
   PinnedMemory(int device, Open open, std::function<bool()> is_open)
-      : device_(device), open_(std::move(open)), is_open_(std::move(is_open)), queue_(open_) {}
+      : device_(device),
+        open_(std::move(open)),
+        is_open_(std::move(is_open)),
+        queue_(open_),
+        queue_back_(open_) {}
 
   DeviceKind device() const override { return DeviceKind::Cuda; }
   int device_index() const override { return device_; }
@@ -29,12 +33,15 @@ class PinnedMemory final : public core::MemoryDomain {
     return {api->allocate_pinned(bytes), [api](std::byte* memory) { api->free_pinned(memory); }};
   }
   core::MemoryQueue& queue() override { return queue_; }
+  // The bus carries both ways at the same time.
+  core::MemoryQueue& queue_back() override { return queue_back_; }
 
  private:
   const int device_;
   const Open open_;
   const std::function<bool()> is_open_;
   CudaQueue queue_;
+  CudaQueue queue_back_;
 };
 
 }  // namespace horon::ops

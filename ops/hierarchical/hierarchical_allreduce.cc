@@ -75,6 +75,10 @@ core::PieceSizes HierarchicalAllreduce::piece_sizes(const core::Batch& like) con
           bytes_of_chunk(0)};
 }
 
+bool HierarchicalAllreduce::same_in_parts(const core::Batch& like) const {
+  return !plan_of(common_, like, 0).wire_type.narrows(like.dtype);
+}
+
 std::unique_ptr<core::InFlight> HierarchicalAllreduce::start(core::Batch batch) {
   if (batch.count == 0) return std::make_unique<core::FinishedFlight>();
   const uint64_t number = common_.window.take_number();

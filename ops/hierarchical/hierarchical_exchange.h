@@ -24,6 +24,9 @@ class HierarchicalExchange final : public core::CollectiveOp {
   // "hier_allgather" and so on.
   std::string_view name() const override { return name_; }
   std::string refusal(const core::BatchFacts& facts) const override;
+  bool same_in_parts(const core::Batch& like) const override {
+    return like.kind == CollectiveKind::Broadcast;
+  }
   // The machine numbers the batches of all its kinds in one row, so these ops must be started in
   // one order on all ranks, not each in an order of its own.
   core::StartOrder start_order() const override { return core::StartOrder::Log; }

@@ -27,6 +27,8 @@ class SharedMemoryAllreduce final : public core::CollectiveOp {
   std::string_view name() const override { return "shm_allreduce"; }
   std::string refusal(const core::BatchFacts& facts) const override;
   core::PieceSizes piece_sizes(const core::Batch& like) const override;
+  // Every element is summed by itself, in rank order.
+  bool same_in_parts(const core::Batch& /*like*/) const override { return true; }
   core::StartOrder start_order() const override { return core::StartOrder::Op; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 

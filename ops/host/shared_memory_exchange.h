@@ -19,6 +19,9 @@ class SharedMemoryExchange final : public core::CollectiveOp {
   // "shm_broadcast", "shm_allgather" and so on.
   std::string_view name() const override { return name_; }
   std::string refusal(const core::BatchFacts& facts) const override;
+  bool same_in_parts(const core::Batch& like) const override {
+    return like.kind == CollectiveKind::Broadcast;
+  }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 
  private:

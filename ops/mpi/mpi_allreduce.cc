@@ -46,6 +46,11 @@ std::string MpiAllreduce::refusal(const core::BatchFacts& facts) const {
   return host_refusal(facts, CollectiveKind::Allreduce);
 }
 
+bool MpiAllreduce::same_in_parts(const core::Batch& like) const {
+  const bool picks = like.reduce_op == ReduceOp::Min || like.reduce_op == ReduceOp::Max;
+  return !is_floating(like.dtype) || picks || channel_->size() <= 2;
+}
+
 std::unique_ptr<core::InFlight> MpiAllreduce::start(core::Batch batch) {
   return std::make_unique<InFlightAllreduce>(channel_, reductions_, batch);
 }

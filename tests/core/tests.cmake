@@ -24,7 +24,8 @@ horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
 horon_test(shared_heap_test FILES core/host/shared_heap_test.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc)
 horon_test(executor_test
-           FILES core/execution/executor_test.cc core/execution/neutral_test.cc
+           FILES core/execution/chunked_batch_test.cc core/execution/executor_test.cc
+                 core/execution/neutral_test.cc
                  core/execution/prepared_batches_test.cc
                  core/execution/queued_batches_test.cc core/execution/scratch_pool_test.cc
                  support/fake_device.cc)

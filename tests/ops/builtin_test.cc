@@ -51,6 +51,16 @@ class Builtin : public testing::Test {
     return std::string(execution.ops->select(facts).name());
   }
 
+  bool same_in_parts(const core::Batch& like) {
+    const core::Executor::Parts execution = make_execution(communicator(), config_, nullptr);
+    core::BatchFacts facts;
+    facts.kind = like.kind;
+    facts.dtype = like.dtype;
+    facts.reduce_op = like.reduce_op;
+    facts.count = like.count;
+    return execution.ops->select(facts).same_in_parts(like);
+  }
+
   World world_ = mpi_world();
   core::MpiLibrary library_;
   core::MpiBootstrap bootstrap_{library_};
@@ -72,6 +82,32 @@ TEST_F(Builtin, SharedMemoryComesFirstOnOneHost) {
   EXPECT_EQ(chosen(CollectiveKind::Barrier, "auto"), "plan_barrier");
 }
 
+core::Batch batch_of(CollectiveKind kind, ReduceOp op, DataType dtype = DataType::Float32) {
+  core::Batch batch;
+  batch.kind = kind;
+  batch.reduce_op = op;
+  batch.dtype = dtype;
+  batch.count = 1 << 20;
+  return batch;
+}
+
+// What is copied to the host is cut only where that changes no bits.
+TEST_F(Builtin, WhatMayBeCutInParts) {
+  const core::Batch sum = batch_of(CollectiveKind::Allreduce, ReduceOp::Sum);
+  EXPECT_TRUE(same_in_parts(sum));
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Broadcast, ReduceOp::Sum)));
+  for (const CollectiveKind kind : {CollectiveKind::Allgather, CollectiveKind::Reducescatter,
+                                    CollectiveKind::Alltoall, CollectiveKind::Barrier}) {
+    EXPECT_FALSE(same_in_parts(batch_of(kind, ReduceOp::Sum))) << to_string(kind);
+  }
+  EXPECT_FALSE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Adasum)));
+  config_.shared_memory = false;  // by MPI, which adds in an order that goes by the length
+  EXPECT_EQ(same_in_parts(sum), world_.size == 2);
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Max)));
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Sum, DataType::Int32)));
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Broadcast, ReduceOp::Sum)));
+}
+
 // This job as seen from a larger one, with one rank more on another host.
 core::Topology with_another_host(const core::Topology& one_host) {
   std::vector<int> host_of = one_host.host_of;
@@ -89,6 +125,21 @@ TEST_F(Builtin, SeveralHostsHaveAnAllreduceOfTheirOwn) {
   EXPECT_EQ(chosen(CollectiveKind::Reducescatter, "auto"), "hier_reducescatter");
   EXPECT_EQ(chosen(CollectiveKind::Alltoall, "auto"), "hier_alltoall");
   EXPECT_THROW(chosen(CollectiveKind::Allreduce, "shm"), Error);
+}
+
+TEST_F(Builtin, WhatIsRoundedBetweenHostsIsNotCut) {
+  parts_.topology = with_another_host(parts_.topology);
+  parts_.members.push_back(world_.size);
+  core::Batch sum = batch_of(CollectiveKind::Allreduce, ReduceOp::Sum);
+  EXPECT_TRUE(same_in_parts(sum));
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Broadcast, ReduceOp::Sum)));
+  sum.int8_between_hosts = true;
+  EXPECT_FALSE(same_in_parts(sum));
+  sum.int8_between_hosts = false;
+  config_.wire_dtype = "bfloat16";
+  EXPECT_FALSE(same_in_parts(sum));
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Max)));
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Sum, DataType::Float64)));
 }
 
 TEST_F(Builtin, SeveralHostsUseMpiIfOneOfThemHasNoSharedMemory) {

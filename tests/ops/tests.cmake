@@ -57,8 +57,8 @@ endif()
 horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
            LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks})
 horon_test(gpu_session_test
-           FILES ops/session/gpu_session_test.cc ops/session/gpu_hierarchy_test.cc
-                 ops/session/gpu_through_host_test.cc
+           FILES ops/session/gpu_session_test.cc ops/session/gpu_chunks_test.cc
+                 ops/session/gpu_hierarchy_test.cc ops/session/gpu_through_host_test.cc
            LIBS horon_host_gpu RANKS ${mpi_ranks})
 horon_mpirun_test(gpu_session_test.through_the_host gpu_session_test 3
                   ENVIRONMENT HORON_GPU_COLLECTIVES=host
@@ -74,7 +74,8 @@ foreach(layout ${gpu_hosts})
                     ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical)
   horon_label_tests(cuda gpu_session_test.hosts_${hosts})
 endforeach()
-horon_test(host_cuda_test FILES ops/cuda/host_cuda_test.cc LIBS horon_host_gpu)
+horon_test(host_cuda_test FILES ops/cuda/host_cuda_test.cc ops/cuda/staged_op_test.cc
+           LIBS horon_host_gpu)
 horon_test(move_fast_math_test FILES ops/cuda/move_fast_math_test.cc)
 set_source_files_properties(ops/cuda/move_fast_math_test.cc PROPERTIES
                             COMPILE_OPTIONS "-ffast-math")

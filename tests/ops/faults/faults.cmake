@@ -31,3 +31,6 @@ horon_label_tests(cuda faults.gpu)
 horon_fault_test(faults.gpu_hosts hosts gpu_fault_program allreduce)
 set_tests_properties(faults.gpu_hosts PROPERTIES
                      ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical LABELS "mpirun;cuda")
+horon_fault_test(faults.gpu_through_host shm gpu_fault_program allreduce)
+set_tests_properties(faults.gpu_through_host PROPERTIES
+                     ENVIRONMENT HORON_GPU_COLLECTIVES=host LABELS "mpirun;cuda")

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "horon/core/execution/chunk_plan.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/fault_job.h"
@@ -19,6 +20,7 @@ std::shared_ptr<horon::core::HandleState> start_allreduce(const horon::ProcessSe
     auto out = std::make_shared<horon::core::EntrySpec>();
     out->device = horon::DeviceKind::Cuda;
     out->parts = {{"gradient", {kGradientCount}}};
+    out->piece_bytes = horon::core::ChunkPlan::kBytesLeast;  // several, where there are pieces
     return out;
   }();
   const auto data = std::make_shared<std::vector<float>>(kGradientCount, 1.0F);

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/execution/chunk_plan.h"
 #include "horon/ops/cuda/cuda_event.h"
 #include "horon/tests/ops/session/gpu_session_support.h"
 
@@ -57,6 +58,7 @@ TEST_F(GpuThroughHost, CopiesAndTensorsOfTheHostKeepOneOrder) {
       all.push_back(floats(count, mine() * static_cast<float>(i + 1)));
       const DeviceKind kind = i % 2 == 0 ? DeviceKind::Cuda : DeviceKind::Host;
       auto spec = spec_of(CollectiveKind::Allreduce, count, kind);
+      spec->piece_bytes = core::ChunkPlan::kBytesLeast;  // the long ones go in chunks
       Submission submission =
           submission_of({}, "x" + std::to_string(i), std::move(spec), all.back());
       if (kind == DeviceKind::Cuda) {

@@ -1,0 +1,105 @@
+#include "horon/core/execution/chunked_batch.h"
+
+#include <algorithm>
+
+#include "horon/core/base/error.h"
+
+namespace horon::core {
+
+ChunkedBatch::ChunkedBatch(CollectiveOp& op, const Batch& batch, const ChunkPlan& plan,
+                           BatchCopies copies, MemoryDomain& domain)
+    : op_(op),
+      batch_(batch),
+      plan_(plan),
+      copies_(copies),
+      there_(domain.queue()),
+      back_(domain.queue_back()),
+      places_(static_cast<size_t>(plan.at_once())) {
+  for (size_t i = 0; i < places_.size(); ++i) copy_in(places_[i], static_cast<int64_t>(i));
+}
+
+size_t ChunkedBatch::scratch_bytes(const ChunkPlan& plan, DataType dtype) {
+  return static_cast<size_t>(plan.at_once() * plan.elements) * size_of(dtype);
+}
+
+Progress ChunkedBatch::step(bool may_start) {
+  bool moved = start_some(may_start);
+  // If earlier batches stand before it, one of them moves first.
+  Progress next = may_start && waits_for_copy() ? Progress::Polling : Progress::Ringing;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    Place& place = places_[(turn_ + i) % places_.size()];
+    if (place.flight == nullptr) continue;
+    const Progress progress = place.flight->step();
+    if (progress == Progress::Done) {
+      copy_back(place);
+      moved = true;
+      continue;
+    }
+    next = std::min(next, progress);
+    // Its share of the time of a step: the others have theirs in the next ones.
+    if (progress == Progress::Advanced) {
+      turn_ = (turn_ + i + 1) % places_.size();
+      break;
+    }
+  }
+  if (over_ == plan_.chunks) return Progress::Done;
+  return moved ? Progress::Advanced : next;
+}
+
+std::byte* ChunkedBatch::memory(const Place& place) const {
+  const auto index = static_cast<size_t>(&place - places_.data());
+  return batch_.output + index * static_cast<size_t>(plan_.elements) * size_of(batch_.dtype);
+}
+
+BatchStretch ChunkedBatch::stretch(int64_t chunk) const {
+  return {chunk * plan_.elements, plan_.count_of(chunk, batch_.count)};
+}
+
+// The event is recorded even where nothing is copied: work of whoever had this scratch before may
+// still run.
+void ChunkedBatch::copy_in(Place& place, int64_t chunk) {
+  place.chunk = chunk;
+  const std::vector<CopyItem> items = copies_.in(memory(place), stretch(chunk));
+  if (!items.empty()) there_.copy(items);
+  place.copied_in = there_.record();
+}
+
+// The next chunk to start has its place, where the one before it no longer is.
+bool ChunkedBatch::waits_for_copy() const {
+  return !has_started() && places_[next_place()].chunk == started_;
+}
+
+// In the order of the chunks. False: none could.
+bool ChunkedBatch::start_some(bool may_start) {
+  bool moved = false;
+  while (may_start && waits_for_copy() && places_[next_place()].copied_in->happened()) {
+    start(places_[next_place()]);
+    moved = true;
+  }
+  return moved;
+}
+
+void ChunkedBatch::start(Place& place) {
+  Batch chunk = batch_;
+  chunk.input = chunk.output = memory(place);
+  chunk.count = plan_.count_of(place.chunk, batch_.count);
+  chunk.piece_bytes = 0;  // it is one
+  place.flight = op_.start(std::move(chunk));
+  ++started_;
+}
+
+void ChunkedBatch::copy_back(Place& place) {
+  place.flight.reset();
+  const std::vector<CopyItem> items = copies_.out(memory(place), stretch(place.chunk));
+  if (!items.empty()) back_.copy(items);
+  ++over_;
+  const int64_t next = place.chunk + static_cast<int64_t>(places_.size());
+  if (next >= plan_.chunks) return;
+  if (!items.empty() && &back_ != &there_) {
+    const bool waits = there_.wait_for(*back_.record());
+    HORON_CHECK(waits, "the queues of one domain wait for each other");
+  }
+  copy_in(place, next);
+}
+
+}  // namespace horon::core

@@ -1,0 +1,58 @@
+// Collectives of the host on tensors of a device, and the memory by way of which they go.
+#include "horon/ops/cuda/staged_op.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <gtest/gtest.h>
+
+#include "horon/ops/cuda/pinned_memory.h"
+#include "horon/tests/support/host_gpu/host_cuda.h"
+
+namespace horon::ops {
+namespace {
+
+class OpBelow final : public core::CollectiveOp {
+ public:
+  explicit OpBelow(bool same_in_parts) : same_in_parts_(same_in_parts) {}
+  std::string_view name() const override { return "below"; }
+  std::string refusal(const core::BatchFacts&) const override { return ""; }
+  core::PieceSizes piece_sizes(const core::Batch&) const override { return {1, 3, 2}; }
+  bool same_in_parts(const core::Batch&) const override { return same_in_parts_; }
+  std::unique_ptr<core::InFlight> start(core::Batch) override { return nullptr; }
+
+ private:
+  const bool same_in_parts_;
+};
+
+TEST(StagedOp, PiecesAreItsChunksWhereItCuts) {
+  OpBelow one(false), cut(true);
+  const StagedOp whole(one), in_chunks(cut);
+  const core::Batch like;
+  EXPECT_FALSE(whole.same_in_parts(like));
+  EXPECT_EQ(whole.piece_sizes(like), (core::PieceSizes{1, 3, 2}));
+  EXPECT_TRUE(in_chunks.same_in_parts(like));
+  EXPECT_EQ(in_chunks.piece_sizes(like), core::chunk_sizes(like));
+}
+
+// Work on the way there waits for some on the way back, which comes later.
+TEST(PinnedMemory, TheTwoWaysDoNotWaitForEachOther) {
+  const auto cuda = std::make_shared<test::HostCuda>();
+  PinnedMemory memory(
+      0, [&] { return cuda; }, [] { return true; });
+  const auto stream = [](core::MemoryQueue& queue) {
+    return static_cast<CudaQueue&>(queue).stream();
+  };
+  std::atomic<bool> has_come_back{false};
+  cuda->enqueue(stream(memory.queue()), [&] { return has_come_back.load(); });
+  const auto there = memory.queue().record();
+  EXPECT_FALSE(there->happened());
+  cuda->enqueue(stream(memory.queue_back()), [&] { return has_come_back = true; });
+  there->wait();
+  EXPECT_TRUE(memory.queue_back().wait_for(*there)) << "where one does, it can";
+}
+
+}  // namespace
+}  // namespace horon::ops

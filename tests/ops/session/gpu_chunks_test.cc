@@ -1,0 +1,184 @@
+// Tensors on GPUs that go through the memory of the host in chunks: the bits are those of the same
+// collective on tensors of the host, which goes in one.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/core/execution/chunk_plan.h"
+#include "horon/ops/host/host_kernels.h"
+#include "horon/tests/ops/session/gpu_session_support.h"
+
+namespace horon::gpu_session {
+namespace {
+
+using core::ChunkPlan;
+using Bytes = std::vector<std::byte>;
+
+struct Case {
+  CollectiveKind kind = CollectiveKind::Allreduce;
+  DataType dtype = DataType::Float32;
+  ReduceOp op = ReduceOp::Sum;
+  size_t count = 0;
+  Compression compression = Compression::None;
+  bool in_place = true;
+  int64_t piece_bytes = ChunkPlan::kBytesLeast;
+};
+
+// Numbers between -1 and 1, or of all bits.
+Bytes random_elements(DataType dtype, size_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  Bytes out(count * size_of(dtype));
+  if (dtype == DataType::Bool) {
+    for (std::byte& byte : out) byte = static_cast<std::byte>(random() % 2);
+    return out;
+  }
+  if (!is_floating(dtype)) {
+    for (std::byte& byte : out) byte = static_cast<std::byte>(random());
+    return out;
+  }
+  std::uniform_real_distribution<float> number(-1, 1);
+  std::vector<float> values(count);
+  for (float& value : values) value = number(random);
+  if (dtype == DataType::Float64) {
+    auto* const to = reinterpret_cast<double*>(out.data());
+    for (size_t i = 0; i < count; ++i) to[i] = values[i] / 3.0;
+  } else if (dtype == DataType::Float32) {
+    std::copy_n(reinterpret_cast<const std::byte*>(values.data()), out.size(), out.begin());
+  } else {
+    ops::narrow(dtype, values.data(), out.data(), static_cast<int64_t>(count), 1.0);
+  }
+  return out;
+}
+
+class GpuChunks : public GpuSession {
+ protected:
+  Bytes result_of(const Case& tested, DeviceKind device) {
+    const auto seed = static_cast<uint32_t>(tested.count + 31 * static_cast<size_t>(rank()));
+    const auto input =
+        std::make_shared<Bytes>(random_elements(tested.dtype, tested.count, seed + 1));
+    const auto output =
+        tested.in_place ? input : std::make_shared<Bytes>(input->size(), std::byte{0x5a});
+    const Bytes before = *input;
+    Submission submission;
+    submission.name = "x" + std::to_string(number_++);
+    submission.spec = spec(tested, device);
+    if (device == DeviceKind::Cuda) submission.device_index = ops::gpu()->device();
+    submission.memory = {{input->data(), output->data(), static_cast<int64_t>(tested.count)}};
+    submission.keep_alive = input;
+    (void)ops::runtime().submit(std::move(submission))->get();
+    EXPECT_TRUE(tested.in_place || *input == before);
+    return *output;
+  }
+
+  void check(const Case& tested) {
+    const Bytes expected = result_of(tested, DeviceKind::Host);
+    const bool same = result_of(tested, DeviceKind::Cuda) == expected;
+    EXPECT_TRUE(same) << to_string(tested.kind) << ' ' << to_string(tested.op) << " of "
+                      << tested.count << ' ' << to_string(tested.dtype);
+  }
+
+  static std::shared_ptr<EntrySpec> spec(const Case& tested, DeviceKind device) {
+    auto out = spec_of(tested.kind, tested.count, device);
+    out->dtype = tested.dtype;
+    out->reduce_op = tested.op;
+    out->compression = tested.compression;
+    out->root = size() - 1;
+    if (tested.kind != CollectiveKind::Allreduce) return out;
+    out->piece_bytes = tested.piece_bytes;
+    if (is_floating(tested.dtype)) {
+      out->prescale = 0.75;
+      out->postscale = 3;
+    }
+    return out;
+  }
+
+  static size_t chunk_elements(DataType dtype) {
+    return static_cast<size_t>(ChunkPlan::kBytesLeast) / size_of(dtype);
+  }
+
+  void check_lengths() {
+    const size_t chunk = chunk_elements(DataType::Float32);
+    for (const size_t count : {size_t{0}, size_t{1}, chunk - 1, chunk, chunk + 1, 4 * chunk,
+                               4 * chunk + 1, 11 * chunk + 77}) {
+      check({.count = count});
+      check({.count = count, .in_place = false});
+      check({.count = count, .compression = Compression::BFloat16});
+      check({.count = count, .compression = Compression::Int8});
+    }
+  }
+
+  int number_ = 0;
+};
+
+const std::map<std::string, std::string> kThroughHost = {{"HORON_GPU_COLLECTIVES", "host"}};
+
+TEST_F(GpuChunks, EveryLength) {
+  start({}, kThroughHost);
+  check_lengths();
+}
+
+TEST_F(GpuChunks, EveryTypeAndReduction) {
+  start({}, kThroughHost);
+  for (int type = 0; type < kDataTypeCount; ++type) {
+    const auto dtype = static_cast<DataType>(type);
+    for (const ReduceOp op :
+         {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product,
+          ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor}) {
+      if (!why_no_reduction(dtype, op).empty()) continue;
+      check({.dtype = dtype, .op = op, .count = 2 * chunk_elements(dtype) + 5});
+    }
+  }
+}
+
+// Whose order of adding goes by the length, so what it would change goes in one.
+TEST_F(GpuChunks, ByMpi) {
+  start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_ALLREDUCE", "mpi"}});
+  check_lengths();
+  for (const DataType dtype : {DataType::Float64, DataType::Float16, DataType::Int32}) {
+    for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Max}) {
+      check({.dtype = dtype, .op = op, .count = 5 * chunk_elements(dtype) + 5});
+    }
+  }
+}
+
+// So does what is rounded between hosts.
+TEST_F(GpuChunks, RoundedForTheWire) {
+  start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_WIRE_DTYPE", "bfloat16"}});
+  check_lengths();
+}
+
+TEST_F(GpuChunks, Broadcast) {
+  start({}, kThroughHost);
+  const auto chunk = static_cast<size_t>(ChunkPlan::kBytes) / sizeof(float);
+  for (const size_t count : {chunk, chunk + 1, 5 * chunk + 3}) {
+    check({.kind = CollectiveKind::Broadcast, .count = count});
+    check({.kind = CollectiveKind::Broadcast, .count = count, .in_place = false});
+  }
+}
+
+// A kernel packs each chunk, and one unpacks it; a batch of one chunk is not cut.
+TEST_F(GpuChunks, CountsOfKernels) {
+  start({}, kThroughHost);
+  const auto kernels_of = [&](size_t count) {
+    (void)result_of({.count = count}, DeviceKind::Cuda);
+    const int before = device().launches();
+    (void)result_of({.count = count}, DeviceKind::Cuda);
+    return device().launches() - before;
+  };
+  const size_t chunk = chunk_elements(DataType::Float32);
+  EXPECT_EQ(kernels_of(chunk), 2);
+  EXPECT_EQ(kernels_of(2 * chunk), 4);
+  EXPECT_EQ(kernels_of(9 * chunk - 5), 18);
+}
+
+}  // namespace
+}  // namespace horon::gpu_session
