@@ -242,11 +242,7 @@ void Controller::tick(Nanos now) {
   if (fatal_ || ended_) return;
   const bool waiting = member_.has_unserved() || member_.batches_running() > 0 || awaits_end();
   if (waiting && now - last_progress_ >= options_.ask_after) {
-    if (coordinator_ == nullptr) {
-      ask(kCoordinatorRank);
-    } else {
-      ask_everybody(options_.rank);
-    }
+    coordinator_ == nullptr ? ask(kCoordinatorRank) : ask_everybody(options_.rank);
   }
   if (coordinator_ != nullptr && now_ >= next_look_) {
     next_look_ = now_ + options_.ask_after / 4;

@@ -75,7 +75,7 @@ TEST(LoopSeat, WhatNobodyWaitsForIsSteppedInTheBackground) {
 }
 
 TEST(LoopSeat, SubmitMayStepTheLoopItself) {
-  World world(1, {}, {}, {}, /*step_in_submit=*/true);
+  World world(1, {}, no_limits(), {}, /*step_in_submit=*/true);
   world.each([&](Runtime& runtime, int) {
     int here = 0;
     for (int i = 0; i < 200; ++i) {
@@ -94,7 +94,7 @@ TEST(LoopSeat, ManyWaitingThreadsLoseNoWakeUp) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 300;
   for (const bool step_in_submit : {false, true}) {
-    World world(2, {}, {}, {}, step_in_submit);
+    World world(2, {}, no_limits(), {}, step_in_submit);
     world.each([&](Runtime& runtime, int rank) {
       std::vector<std::jthread> threads;
       for (int thread = 0; thread < kThreads; ++thread) {
@@ -183,7 +183,7 @@ TEST(LoopSeat, ADriverServesTheOthers) {
 // on its way to sleep: a call that is lost there costs a quarter of a second.
 TEST(LoopSeat, WhatADriverLeavesBehindGoesOn) {
   constexpr int kTimes = 400;
-  World world(1, {.op_polls = 30});
+  World world(1, {.op_polls = 3});
   int late = 0;
   world.each([&](Runtime& runtime, int) {
     for (int i = 0; i < kTimes; ++i) {
