@@ -216,7 +216,9 @@ void Controller::ask_everybody(int but) {
 
 void Controller::greet() {
   for (int peer = 0; peer < options_.size; ++peer) {
-    if (peer != options_.rank) ask(peer);
+    if (peer == options_.rank) continue;
+    (void)liveness_.suspect(peer, now_);  // it must answer, if that is asked of anybody
+    outbox_.to_one(peer, Ping{++ping_number_});
   }
 }
 
@@ -240,11 +242,7 @@ void Controller::tick(Nanos now) {
   if (fatal_ || ended_) return;
   const bool waiting = member_.has_unserved() || member_.batches_running() > 0 || awaits_end();
   if (waiting && now - last_progress_ >= options_.ask_after) {
-    if (coordinator_ == nullptr) {
-      ask(kCoordinatorRank);
-    } else {
-      ask_everybody(options_.rank);
-    }
+    coordinator_ == nullptr ? ask(kCoordinatorRank) : ask_everybody(options_.rank);
   }
   if (coordinator_ != nullptr && now_ >= next_look_) {
     next_look_ = now_ + options_.ask_after / 4;

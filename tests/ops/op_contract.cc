@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/tests/ops/contract_case.h"
+#include "horon/tests/support/long_enough.h"
 
 namespace horon::ops {
 namespace {
@@ -123,7 +124,7 @@ void drive(const World& world, std::vector<std::unique_ptr<core::InFlight>> in_f
       continue;
     }
     ASSERT_NE(world.doorbell, nullptr) << "this op may not say that it will be rung";
-    ASSERT_TRUE(world.doorbell->wait(std::chrono::seconds(40), {}))
+    ASSERT_TRUE(world.doorbell->wait(kLongEnough, {}))
         << "rank " << world.rank << " waits and nobody rings";
   }
   if (world.queue != nullptr) world.queue->record()->wait();

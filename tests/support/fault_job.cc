@@ -18,7 +18,8 @@ FaultJob::FaultJob(int argc, char** argv) {
   if (argc != 5) throw std::invalid_argument("arguments: SITUATION FAULT RANK FOLDER");
   situation_ = argv[1];
   fault_ = argv[2];
-  is_guilty_ = rank() == std::atoi(argv[3]);
+  guilty_ = argv[3];
+  is_guilty_ = rank() == std::stoi(guilty_);
   folder_ = argv[4];
   write("pid." + std::to_string(rank()), std::to_string(getpid()));
 }

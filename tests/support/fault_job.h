@@ -22,6 +22,8 @@ class FaultJob {
   // On the guilty rank, once. Returns after a stop that was continued and after leaving the job.
   void do_fault() const;
   bool fault_was_done() const { return std::filesystem::exists(folder_ / "fault"); }
+  // The process of the guilty rank is over.
+  bool guilty_has_ended() const { return std::filesystem::exists(folder_ / ("ended." + guilty_)); }
 
   // Runs `work` and tells the text of the horon::Error that it ends with; every rank that lives on
   // does so. Returns the exit code of the program.
@@ -30,7 +32,7 @@ class FaultJob {
  private:
   void write(const std::string& name, const std::string& text) const;
 
-  std::string situation_, fault_;
+  std::string situation_, fault_, guilty_;
   std::filesystem::path folder_;
   bool is_guilty_ = false;
 };

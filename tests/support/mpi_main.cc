@@ -106,8 +106,9 @@ class Watchdog final : public testing::EmptyTestEventListener {
                  static_cast<long long>(limit_->count()), test_.c_str());
     std::fflush(nullptr);
     lock.unlock();
-    // The first rank that aborts ends all; give the others time to say where they are.
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    // The first rank that aborts ends all; give the others time to say where they are, also those
+    // that began later.
+    std::this_thread::sleep_for(std::chrono::seconds(5));
     std::abort();
   }
 

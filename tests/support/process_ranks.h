@@ -97,7 +97,7 @@ inline std::vector<int> run_processes(int size, const std::function<bool(int)>& 
   for (int rank = 0; rank < size; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
-      alarm(40);  // a test that hangs must not leave processes behind
+      alarm(200);  // a test that hangs must not leave processes behind
       bool well = false;
       try {
         well = body(rank);

@@ -221,7 +221,7 @@ TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {
 int status_of_child(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);
+    alarm(200);  // a test that hangs must not leave processes behind
     body();
     _exit(0);
   }

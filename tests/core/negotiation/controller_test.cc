@@ -24,10 +24,11 @@ constexpr Nanos kSecond = 1'000'000'000;
 
 using Owned = std::unique_ptr<Controller>;
 
-Owned make(int rank, int size) {
+Owned make(int rank, int size, Nanos dead_after = 10 * kSecond) {
   Controller::Options options;
   options.rank = rank;
   options.size = size;
+  options.dead_after = dead_after;
   return std::make_unique<Controller>(options);
 }
 
@@ -282,9 +283,10 @@ TEST(Controller, AMemberThatHasLeftAsksNobodyAndReportsNobody) {
 }
 
 // Runs a job whose last rank submits nothing, with a look every millisecond, and counts messages.
-std::map<std::pair<int, int>, int> idle_messages(int size, Nanos time) {
+std::map<std::pair<int, int>, int> idle_messages(int size, Nanos time,
+                                                 Nanos dead_after = 10 * kSecond) {
   std::vector<Owned> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.push_back(make(rank, size));
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(make(rank, size, dead_after));
   std::map<std::pair<int, int>, int> count;
   for (int rank = 0; rank + 1 < size; ++rank) ranks[rank]->submit({1, "x", tensor("x"), {}, {}});
   for (Nanos now = 0; now < time; now += kMillisecond) {
@@ -305,6 +307,14 @@ TEST(Controller, WaitingRanksAskRarely) {
     EXPECT_LE(messages, 2 * 9 + 1) << pair.first << " -> " << pair.second;
     EXPECT_TRUE(pair.first == 0 || pair.second == 0);
   }
+}
+
+TEST(Controller, WhereNoSilenceCountsNobodyIsAsked) {
+  const std::map<std::pair<int, int>, int> only_submissions = {{{1, 0}, 1}, {{2, 0}, 1}};
+  EXPECT_EQ(idle_messages(4, 9 * kSecond, 0), only_submissions);
+  const Owned of_pair = make(1, 2, 0);
+  of_pair->greet();
+  EXPECT_EQ(of_pair->take_effects().messages.size(), 1U) << "the other one may not know the set";
 }
 
 }  // namespace

@@ -294,16 +294,17 @@ TEST(Frozen, AStallEndsTheJobByName) {
   for (const double stall_warn_s : {0.2, 0.0}) {
     Config config = no_limits();
     config.stall_warn_s = stall_warn_s;
-    config.stall_abort_s = 0.4;
+    config.stall_abort_s = 4;  // longer than any rank here is late but by intent
     World world(kRanks, {}, config);
-    std::barrier ended(kRanks);
+    std::barrier all(kRanks);
     world.each([&](Runtime& runtime, int rank) {
       five_names(runtime, rank, 10);
+      all.arrive_and_wait();
       Tensor x = tensor({1.0F * rank, 2.0F});
       if (rank != 1) {
         EXPECT_THAT(error_of(*runtime.submit(submission("b", x))), HasSubstr(kMissing));
       }
-      ended.arrive_and_wait();
+      all.arrive_and_wait();
       if (rank != 1) {
         EXPECT_THROW(runtime.submit(submission("b", x)), Error);
         return;

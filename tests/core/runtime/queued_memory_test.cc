@@ -113,7 +113,8 @@ TEST(QueuedMemory, IsOwnedUntilTheDeviceHasDoneTheWork) {
     go = true;
     EXPECT_EQ(error_of(*handle), "");
     // The loop sees it a moment after the device has done it.
-    for (int i = 0; i < 10'000 && !watched.expired(); ++i) {
+    const auto limit = std::chrono::steady_clock::now() + kLongEnough;
+    while (!watched.expired() && std::chrono::steady_clock::now() < limit) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       runtime.release_finished();
     }

@@ -110,8 +110,9 @@ struct Hooks {
 class World {
  public:
   // `memory`: where all tensors are, whatever their specs say.
-  explicit World(int size, FakeDelays delays = {}, Config config = {}, const Hooks& hooks = {},
-                 bool step_in_submit = false, FakeMemory memory = test::memory_of_worlds()) {
+  explicit World(int size, FakeDelays delays = {}, Config config = no_limits(),
+                 const Hooks& hooks = {}, bool step_in_submit = false,
+                 FakeMemory memory = test::memory_of_worlds()) {
     set_log(0, LogLevel::Error);
     const auto meetings = std::make_shared<Meetings>();
     const auto meetings_of_pairs = std::make_shared<Meetings>();

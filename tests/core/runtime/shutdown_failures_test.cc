@@ -93,9 +93,12 @@ TEST(ShutdownFailures, AShutdownThatEndsAtItsLimitTellsWhereCollectivesRun) {
   Config config = no_limits();
   config.stall_warn_s = 0.05;
   World world(2, {}, config);
+  std::barrier has_begun(2);
   world.each([&](Runtime& runtime, int rank) {
     const auto handle = rank == 1 ? begin(runtime, [] { return false; }) : begin(runtime);
-    const std::string text = runtime.shutdown(rank == 0 ? 1s : kLongEnough);
+    has_begun.arrive_and_wait();  // the job ends at rank 0's limit
+    if (rank == 0) wait_for_report(runtime, "rank 1 called shutdown()");
+    const std::string text = runtime.shutdown(rank == 0 ? 3s : kLongEnough);
     if (rank == 0) {
       EXPECT_THAT(text, HasSubstr("collectives still run on ranks 0 and 1"));
     }
@@ -112,10 +115,10 @@ TEST(ShutdownFailures, WhoHasNothingLeftToDoWaitsForRanksThatAreBusyElsewhere) {
   world.each([&](Runtime& runtime, int rank) {
     EXPECT_EQ(error_of(*begin(runtime)), "");
     if (rank == 1) {
-      std::this_thread::sleep_for(600ms);
+      std::this_thread::sleep_for(1500ms);
       saved = true;
     }
-    EXPECT_EQ(runtime.shutdown(50ms), "");
+    EXPECT_EQ(runtime.shutdown(500ms), "");
     EXPECT_TRUE(saved);
     EXPECT_EQ(runtime.fatal_error(), nullptr);
   });
@@ -133,11 +136,11 @@ TEST(ShutdownFailures, WhatOthersWaitForIsNoReasonToEndTheJob) {
       handle = begin(runtime);
     }
     has_begun.arrive_and_wait();
-    if (rank == 2) std::this_thread::sleep_for(600ms);
+    if (rank == 2) std::this_thread::sleep_for(1500ms);
     if (rank == 1) {
       EXPECT_THAT(error_of(*handle), HasSubstr("ranks 0 and 2 have shut down"));
     }
-    EXPECT_EQ(runtime.shutdown(50ms), "");
+    EXPECT_EQ(runtime.shutdown(500ms), "");
     EXPECT_EQ(runtime.fatal_error(), nullptr);
   });
 }
@@ -160,7 +163,7 @@ class PeerThatTalks final : public ForwardingTransport {
 
  private:
   std::atomic<bool>& has_stopped_;
-  const Clock::time_point end_ = Clock::now() + 10s;
+  const Clock::time_point end_ = Clock::now() + kLongEnough;
   bool has_spoken_ = false;
 };
 

@@ -67,7 +67,8 @@ Submission watched_gather(Threads& threads, const std::string& name) {
 // nothing is to be waited for.
 void release_until(Runtime& runtime, const std::function<bool()>& released) {
   if (test::memory_of_worlds() != test::FakeMemory::Enqueued) return;
-  for (int i = 0; i < 10'000 && !released(); ++i) {
+  const auto limit = std::chrono::steady_clock::now() + kLongEnough;
+  while (!released() && std::chrono::steady_clock::now() < limit) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     runtime.release_finished();
   }

@@ -1,5 +1,6 @@
 // Which of several errors the ranks hear: what one of them has told counts more than what follows
 // from it elsewhere.
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -7,14 +8,17 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/negotiation/wire_format.h"
 #include "horon/tests/core/runtime/faulty_transport.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
@@ -48,24 +52,41 @@ class StepByStep final : public CollectiveOp {
   const std::function<void()> step_;
 };
 
+// Notes that an Abort has been sent, once the other rank may read it.
+class NotesAborts final : public ForwardingTransport {
+ public:
+  NotesAborts(std::unique_ptr<Transport> below, std::atomic<bool>& told)
+      : ForwardingTransport(std::move(below)), told_(told) {}
+  void send(int to, SharedBytes message) override {
+    const bool aborts = holds_abort(message);
+    ForwardingTransport::send(to, std::move(message));
+    if (aborts) told_ = true;
+  }
+
+ private:
+  static bool holds_abort(std::span<const std::byte> message) {
+    if (is_farewell(message)) return false;
+    const std::vector<Item> items = decode(message).items;
+    return std::any_of(items.begin(), items.end(),
+                       [](const Item& item) { return std::holds_alternative<Abort>(item); });
+  }
+  std::atomic<bool>& told_;
+};
+
 // On rank 1 a collective fails because rank 0's has: what rank 0 says of it counts more.
 TEST(ToldCauses, WhatAPeerSaysCountsMoreThanWhatFollowsFromIt) {
   std::atomic<bool> told{false};
-  std::atomic<bool> failing{false};
-  const auto note = [&](FaultyTransport::Call call, int) {
-    if (failing && call == FaultyTransport::Call::Send) told = true;
+  Hooks hooks;
+  hooks.wrap_transport = [&](int rank, std::unique_ptr<Transport> below) {
+    if (rank != 0) return below;
+    return std::unique_ptr<Transport>(new NotesAborts(std::move(below), told));
   };
-  Hooks hooks = transport_of(0, note);
   hooks.change_execution = [&](int rank, const std::vector<int>&, Executor::Parts& execution) {
     std::vector<std::unique_ptr<CollectiveOp>> ops;
     ops.push_back(std::make_unique<StepByStep>([&, rank] {
-      if (rank == 0) {
-        failing = true;
-        throw Error(ErrorCode::OperationFailed, "the first cause");
-      }
+      if (rank == 0) throw Error(ErrorCode::OperationFailed, "the first cause");
       // Rank 0 has sent it, and this rank has not read it yet.
       while (!told) std::this_thread::sleep_for(1ms);
-      std::this_thread::sleep_for(20ms);
       throw Error(ErrorCode::OperationFailed, "what follows from it");
     }));
     execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
@@ -82,11 +103,17 @@ TEST(ToldCauses, WhatAPeerSaysInAnotherSetCountsMoreThanWhatFollowsFromItInThisO
   std::atomic<bool> under_way{false};
   std::atomic<bool> broken{false};
   std::atomic<bool> told{false};
-  Hooks hooks = transport_of(1, [&](FaultyTransport::Call call, int) {
-    if (broken && call == FaultyTransport::Call::Receive) {
-      throw Error(ErrorCode::OperationFailed, "the wire is cut");
-    }
-  });
+  Hooks hooks;
+  hooks.wrap_transport = [&](int rank, std::unique_ptr<Transport> below) {
+    if (rank != 1) return below;
+    auto faulty =
+        std::make_unique<FaultyTransport>(std::move(below), [&](FaultyTransport::Call call, int) {
+          if (broken && call == FaultyTransport::Call::Receive) {
+            throw Error(ErrorCode::OperationFailed, "the wire is cut");
+          }
+        });
+    return std::unique_ptr<Transport>(new NotesAborts(std::move(faulty), told));
+  };
   hooks.change_execution = [&](int rank, const std::vector<int>&, Executor::Parts& execution) {
     std::vector<std::unique_ptr<CollectiveOp>> ops;
     ops.push_back(std::make_unique<StepByStep>([&, rank] {
@@ -107,7 +134,6 @@ TEST(ToldCauses, WhatAPeerSaysInAnotherSetCountsMoreThanWhatFollowsFromItInThisO
       while (!under_way) std::this_thread::sleep_for(1ms);
       broken = true;
       error = error_of_submit(runtime, "y", 1);
-      told = true;  // an Abort is sent before any handle ends
     }
     EXPECT_THAT(error, HasSubstr("the wire is cut"));
   });

@@ -150,8 +150,7 @@ void blocked() {
   if (job->is_guilty()) {
     job->do_fault();
   } else {
-    while (!job->fault_was_done()) std::this_thread::sleep_for(10ms);
-    std::this_thread::sleep_for(500ms);
+    while (!job->guilty_has_ended()) std::this_thread::sleep_for(10ms);
   }
   allreduce();
 }

@@ -42,9 +42,10 @@ uint64_t messages_of_a_start() {
                                                                                               : 0;
 }
 
+// Without limits no rank is asked whether it lives, and nothing thaws, however long one takes.
 TEST(SessionOnHosts, AFrozenStartIsOneMessageUpAndOneDownForEachOtherHost) {
   constexpr uint64_t rounds = 100;
-  init_session();
+  init_session({.set = {{"HORON_DEAD_AFTER_S", "0"}, {"HORON_STALL_WARN_S", "0"}}});
   const auto round = [] {
     sum("x");
     sum("y");

@@ -146,7 +146,7 @@ TEST(SessionStart, ProcessSetsMustBeTheSameOnAllRanks) {
 
 // It used to wait for ever, since each set had names of its own.
 TEST(Session, RanksThatRemoveDifferentSetsAreTold) {
-  init_session({.set = {{"HORON_STALL_ABORT_S", "5"}}});
+  init_session({.set = {{"HORON_STALL_ABORT_S", "60"}}});
   std::vector<ProcessSet> sets = {add_process_set({0}), add_process_set({0})};
   const bool last = test_rank() == test_size() - 1;
   if (test_size() > 1) {
@@ -194,10 +194,11 @@ TEST(SessionStart, HeadersOfAnotherVersionAreRefused) {
   expect_that_a_job_starts();
 }
 
+// Without limits no rank is asked whether it lives, and nothing thaws, however long one takes.
 TEST(Session, CountsWhatItsCollectivesCost) {
   EXPECT_THAT(error_of([] { (void)statistics(); }), StartsWith("not initialized"));
   for (int session = 0; session < 2; ++session) {
-    init_session();
+    init_session({.set = {{"HORON_DEAD_AFTER_S", "0"}, {"HORON_STALL_WARN_S", "0"}}});
     for (int i = 0; i < 10; ++i) barrier();
     const Statistics before = statistics();
     EXPECT_GE(before.negotiated_starts, 3U);

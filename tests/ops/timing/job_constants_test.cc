@@ -17,6 +17,7 @@
 #include "horon/ops/choice/constants_file.h"
 #include "horon/ops/timing/host_timing.h"
 #include "horon/tests/support/error_of.h"
+#include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/thread_messages.h"
 #include "horon/tests/support/thread_ranks.h"
 
@@ -42,7 +43,8 @@ class JobConstantsTest : public testing::Test {
       MeasuredJob measured;
       measured.host_name = "host" + std::to_string(hosts[static_cast<size_t>(rank)]);
       if (share_memory) measured.area = group->area();
-      measured.host_limit = std::chrono::seconds(20);  // a busy machine must not end it
+      measured.host_limit = kLongEnough;  // a busy machine must not end it
+      measured.wire_limits.answer = kLongEnough;
       measured.messages = [&hub, rank] { return std::make_shared<ThreadMessages>(hub, rank); };
       found[static_cast<size_t>(rank)] = find_job_constants(bootstrap, config, measured);
       (void)core::allgather_values(bootstrap, core::Bootstrap::Among::Job, rank);

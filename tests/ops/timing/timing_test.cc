@@ -16,6 +16,7 @@
 #include "horon/ops/timing/host_timing.h"
 #include "horon/ops/timing/wire_timing.h"
 #include "horon/tests/support/error_of.h"
+#include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/thread_messages.h"
 #include "horon/tests/support/thread_ranks.h"
 
@@ -41,7 +42,7 @@ struct AlignedMemory {
 TEST(HostTiming, TheOneThatLeadsGetsTimes) {
   const AlignedMemory area;
   core::run_ranks(2, [&](int rank) {
-    const auto times = HostTiming::measure(area.data, rank == 0, milliseconds(5000));
+    const auto times = HostTiming::measure(area.data, rank == 0, kLongEnough);
     ASSERT_EQ(times.has_value(), rank == 0);
     if (!times) return;
     EXPECT_GT(times->handoff_us, 0);
@@ -114,19 +115,32 @@ class BucketMessages final : public Messages {
   size_t left_ = 0;  // of those that were posted
 };
 
-// A burst passes at once, but it is the rate after it for which a long collective waits.
-TEST(WireTiming, ABurstIsNotTheRateOfTheLink) {
-  constexpr double kBytesPerUs = 4;  // so slow that a busy machine changes little
+// The rate that two ranks find who send through such buckets.
+double measured_bytes_per_us(double burst_bytes, double bytes_per_us) {
   MessageHub hub;
+  double found = 0;
   core::run_ranks(2, [&](int rank) {
-    const auto messages = std::make_shared<BucketMessages>(hub, rank, 128 << 10, kBytesPerUs);
-    const WireTiming::Limits limits{.begins = std::chrono::seconds(60)};
+    const auto messages = std::make_shared<BucketMessages>(hub, rank, burst_bytes, bytes_per_us);
+    const WireTiming::Limits limits{.begins = kLongEnough, .answer = kLongEnough};
     const auto times = WireTiming::measure(messages, 1 - rank, rank == 0, limits);
-    if (!times) return;
-    EXPECT_GT(times->wire_bytes_per_us, kBytesPerUs / 2);
-    EXPECT_LT(times->wire_bytes_per_us, kBytesPerUs * 2);
+    if (times) found = times->wire_bytes_per_us;
   });
   EXPECT_TRUE(hub.empty());
+  return found;
+}
+
+// A burst passes at once, but it is the rate after it for which a long collective waits. On a busy
+// machine one measurement may find less; one that takes the burst for the rate never finds that.
+TEST(WireTiming, ABurstIsNotTheRateOfTheLink) {
+  constexpr double kBytesPerUs = 4;  // so slow that a busy machine changes little
+  const auto is_rate = [](double found) {
+    return found > kBytesPerUs / 2 && found < kBytesPerUs * 2;
+  };
+  double found = 0;
+  for (int times = 0; times < 5 && !is_rate(found); ++times) {
+    found = measured_bytes_per_us(128 << 10, kBytesPerUs);
+  }
+  EXPECT_PRED1(is_rate, found);
 }
 
 TEST(WireTiming, TheOneThatLeadsGetsTimesAndNothingStaysUnderWay) {
@@ -210,7 +224,7 @@ TEST(WireTiming, LongMessagesThatComeTooLateFindTheirPlace) {
   auto messages = std::make_shared<ThreadMessages>(hub, 0);
   const std::weak_ptr<Messages> kept = messages;
   const auto give_up = [&] {
-    (void)WireTiming::measure(std::move(messages), 1, true, {.answer = milliseconds(100)});
+    (void)WireTiming::measure(std::move(messages), 1, true, {.answer = std::chrono::seconds(2)});
   };
   EXPECT_NE(error_of(give_up).find("has not answered"), std::string::npos);
   EXPECT_EQ(answer, 1) << "so many long messages are asked for";

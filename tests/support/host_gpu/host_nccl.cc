@@ -15,6 +15,7 @@
 #include "horon/core/base/error.h"
 #include "horon/ops/host/half.h"
 #include "horon/ops/host/host_kernels.h"
+#include "horon/tests/support/long_enough.h"
 
 namespace horon::test {
 namespace {
@@ -159,7 +160,7 @@ class HostNccl::Device {
   // Kernels of two devices that wait for each other do so for ever; a test shall end.
   bool is_stuck() {
     const std::lock_guard lock(mutex_);
-    return running_ != nullptr && Clock::now() - since_ > std::chrono::seconds(20);
+    return running_ != nullptr && Clock::now() - since_ > kLongEnough;
   }
 
  private:
