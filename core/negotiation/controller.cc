@@ -282,23 +282,35 @@ void Controller::tick_coordinator() {
       return;
     }
   }
-  if (options_.stall_warn_after <= 0 || now_ - last_stall_report_ < options_.stall_warn_after) {
-    return;
+  if (options_.stall_warn_after <= 0) return;
+  std::string warning;
+  if (now_ - last_warning_ >= options_.stall_warn_after) {
+    warning = coordinator_->stall_report(now_, options_.stall_warn_after);
   }
+  if (!warning.empty()) next_report_ = now_;
   tell_what_is_missing();
-  if (stall_text_.empty()) return;
-  last_stall_report_ = now_;
-  if (!told_names_.empty()) effects_.warnings.push_back(concat("stalled: ", stall_text_));
+  if (warning.empty()) return;
+  last_warning_ = now_;
+  effects_.warnings.push_back(concat("stalled: ", warning));
 }
 
-// Tells all members, also if nothing is missing any more.
+// Tells all members who is missing, also if nobody is any more: a wait of the program may have a
+// limit that is shorter than stall_warn_after, and says it then. Again when it has changed, and
+// when twice as much time has passed, which the text tells.
 void Controller::tell_what_is_missing() {
-  const Nanos age = options_.stall_warn_after;
-  told_names_ = coordinator_->stalled_names(now_, age);
+  const Nanos age = std::min(options_.stall_warn_after, options_.ask_after);
+  std::vector<StalledEntry> stalled = coordinator_->stalled_entries(now_, age);
   // Without a stalled entry the report says who has called join() or shutdown() and who has not: a
   // shutdown() that gives up waiting shows it.
-  std::string report = told_names_.empty() ? coordinator_->away_report(now_, age)
-                                           : coordinator_->stall_report(now_, age);
+  std::string away = stalled.empty() ? coordinator_->away_report(now_, age) : "";
+  if (stalled == told_stalled_ && (stalled.empty() ? away == stall_text_ : now_ < next_report_)) {
+    return;
+  }
+  if (!stalled.empty()) {
+    next_report_ = now_ + std::min(now_ - stalled.front().opened, options_.stall_warn_after);
+  }
+  std::string report = stalled.empty() ? std::move(away) : coordinator_->stall_report(now_, age);
+  told_stalled_ = std::move(stalled);
   if (report == stall_text_) return;
   stall_text_ = std::move(report);
   outbox_.to_all(Stall{stall_text_});
@@ -308,9 +320,10 @@ void Controller::tell_what_is_missing() {
 void Controller::renew_stall_text() {
   if (effects_.bye) stall_text_.clear();  // on every rank, with the last record
   if (stall_text_.empty()) return;
-  const bool all_open = std::all_of(told_names_.begin(), told_names_.end(),
-                                    [&](const auto& name) { return coordinator_->is_open(name); });
-  if (told_names_.empty() || !all_open) tell_what_is_missing();
+  const bool all_open =
+      std::all_of(told_stalled_.begin(), told_stalled_.end(),
+                  [&](const StalledEntry& entry) { return coordinator_->is_open(entry.name); });
+  if (told_stalled_.empty() || !all_open) tell_what_is_missing();
 }
 
 bool Controller::advance() {
