@@ -216,7 +216,9 @@ void Controller::ask_everybody(int but) {
 
 void Controller::greet() {
   for (int peer = 0; peer < options_.size; ++peer) {
-    if (peer != options_.rank) ask(peer);
+    if (peer == options_.rank) continue;
+    (void)liveness_.suspect(peer, now_);  // it must answer, if that is asked of anybody
+    outbox_.to_one(peer, Ping{++ping_number_});
   }
 }
 

@@ -36,7 +36,7 @@ class Controller {
     int64_t alone_bytes = 256 << 10;
     int batches_in_flight_max = 2;
     Nanos ask_after = 1'000'000'000;    // silence after which a peer is asked whether it lives
-    Nanos dead_after = 10'000'000'000;  // 0: never
+    Nanos dead_after = 10'000'000'000;  // 0: never, and nobody is asked
     Nanos stall_warn_after = 10'000'000'000;  // 0: never
     Nanos stall_abort_after = 0;              // 0: never
     // Shared by the members of one host. All members have one or none has. Outlives the controller.

@@ -11,6 +11,7 @@ void Liveness::heard(int peer) {
 }
 
 bool Liveness::suspect(int peer, Nanos now) {
+  if (dead_after_ <= 0) return false;
   const auto [known, fresh] = asked_.try_emplace(peer, Asked{now, now, true});
   Asked& asked = known->second;
   if (!fresh && now - asked.last < ask_every_) return false;

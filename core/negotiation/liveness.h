@@ -13,7 +13,7 @@ namespace horon::core {
 class Liveness {
  public:
   // A peer is asked once per ask_every, and dead when a question stays unanswered for dead_after
-  // (0: never).
+  // (0: never, and so nobody is asked).
   Liveness(Nanos ask_every, Nanos dead_after) : ask_every_(ask_every), dead_after_(dead_after) {}
 
   // Anything at all came from this peer.
