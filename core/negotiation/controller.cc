@@ -258,59 +258,6 @@ void Controller::tick(Nanos now) {
   }
 }
 
-void Controller::tick_coordinator() {
-  if (coordinator_->ids_are_used_up() && !std::exchange(told_of_ids_, true)) {
-    effects_.warnings.push_back(
-        concat("the table of ", kIdsMax, " names and shapes of tensors is full; new names cost ",
-               "more from now on, since they are negotiated in full. Is there a step number in a ",
-               "name?"));
-  }
-  if (coordinator_->places_are_used_up() && !std::exchange(told_of_places_, true)) {
-    effects_.warnings.push_back(concat("more than ", options_.frozen_max,
-                                       " tensors come again and ",
-                                       "again; the others are negotiated each time"));
-  }
-  for (const int peer : coordinator_->missing_members(now_, options_.ask_after)) {
-    if (peer != options_.rank) ask(peer);
-  }
-  if (options_.stall_abort_after > 0) {
-    const std::string report = coordinator_->stall_report(now_, options_.stall_abort_after);
-    if (!report.empty()) {
-      fail(Error(ErrorCode::Stall, concat(report, " (HORON_STALL_ABORT_S ended the job)")));
-      return;
-    }
-  }
-  if (options_.stall_warn_after <= 0 || now_ - last_stall_report_ < options_.stall_warn_after) {
-    return;
-  }
-  tell_what_is_missing();
-  if (stall_text_.empty()) return;
-  last_stall_report_ = now_;
-  if (!told_names_.empty()) effects_.warnings.push_back(concat("stalled: ", stall_text_));
-}
-
-// Tells all members, also if nothing is missing any more.
-void Controller::tell_what_is_missing() {
-  const Nanos age = options_.stall_warn_after;
-  told_names_ = coordinator_->stalled_names(now_, age);
-  // Without a stalled entry the report says who has called join() or shutdown() and who has not: a
-  // shutdown() that gives up waiting shows it.
-  std::string report = told_names_.empty() ? coordinator_->away_report(now_, age)
-                                           : coordinator_->stall_report(now_, age);
-  if (report == stall_text_) return;
-  stall_text_ = std::move(report);
-  outbox_.to_all(Stall{stall_text_});
-}
-
-// Records have been appended: a report about what they have ended would blame the wrong tensors.
-void Controller::renew_stall_text() {
-  if (effects_.bye) stall_text_.clear();  // on every rank, with the last record
-  if (stall_text_.empty()) return;
-  const bool all_open = std::all_of(told_names_.begin(), told_names_.end(),
-                                    [&](const auto& name) { return coordinator_->is_open(name); });
-  if (told_names_.empty() || !all_open) tell_what_is_missing();
-}
-
 bool Controller::advance() {
   if (coordinator_ != nullptr) {
     for (const Place place : coordinator_->take_filled_places()) member_.all_hosts_filled(place);

@@ -142,7 +142,7 @@ class Controller {
   Nanos now_ = 0;
   bool clock_is_set_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or a submission came while none was pending
-  Nanos last_stall_report_ = 0;
+  Nanos last_warning_ = 0;
   bool waits_for_room_ = false;  // coordinator: the ring of the gate is full, so nothing is decided
   bool told_of_ids_ = false;
   bool told_of_places_ = false;
@@ -153,7 +153,8 @@ class Controller {
   Nanos next_roll_call_ = 0;          // coordinator: asks everybody
   uint64_t ping_number_ = 0;
   std::string stall_text_;
-  std::vector<std::string> told_names_;  // coordinator: the entries that stall_text_ is about
+  std::vector<StalledEntry> told_stalled_;  // coordinator: what stall_text_ is about
+  Nanos next_report_ = 0;                   // coordinator: of the same entries, with their new age
 };
 
 }  // namespace horon::core

@@ -20,6 +20,14 @@
 
 namespace horon::core {
 
+// An open entry that some members have no vote in.
+struct StalledEntry {
+  std::string name;
+  std::vector<int> silent;  // these members
+  Nanos opened = 0;
+  bool operator==(const StalledEntry&) const = default;
+};
+
 class Coordinator {
  public:
   struct Options {
@@ -34,6 +42,8 @@ class Coordinator {
     size_t frozen_max = Gate::kCounters;
     std::vector<int> host_of = {};  // see Controller::Options
   };
+
+  static constexpr size_t kReportedMax = 10;
 
   explicit Coordinator(const Options& options);
 
@@ -62,8 +72,8 @@ class Coordinator {
   // The open entries in the order in which they were opened, each with the members that others wait
   // for.
   std::vector<std::pair<std::string, std::vector<int>>> open_entries() const;
-  // The names of open entries that stall_report() of this age is about.
-  std::vector<std::string> stalled_names(Nanos now, Nanos age) const;
+  // The open entries that stall_report() of this age names; at most kReportedMax.
+  std::vector<StalledEntry> stalled_entries(Nanos now, Nanos age) const;
   bool is_open(const std::string& name) const { return by_name_.contains(name); }
   // This process itself stood still for so long: no entry has become older meanwhile.
   void forgive(Nanos gap);

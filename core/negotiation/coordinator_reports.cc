@@ -24,12 +24,14 @@ std::vector<std::pair<std::string, std::vector<int>>> Coordinator::open_entries(
   return open;
 }
 
-std::vector<std::string> Coordinator::stalled_names(Nanos now, Nanos age) const {
-  std::vector<std::string> names;
+std::vector<StalledEntry> Coordinator::stalled_entries(Nanos now, Nanos age) const {
+  std::vector<StalledEntry> stalled;
   for (const Entry& entry : entries_) {
-    if (is_stalled(entry, now, age)) names.push_back(entry.name);
+    if (stalled.size() == kReportedMax) break;
+    if (!is_stalled(entry, now, age)) continue;
+    stalled.push_back({entry.name, silent_members(entry), entry.opened});
   }
-  return names;
+  return stalled;
 }
 
 void Coordinator::forgive(Nanos gap) {
@@ -51,11 +53,10 @@ std::vector<int> Coordinator::members_with(const Entry& entry, Vote::Kind kind) 
 }
 
 std::string Coordinator::stall_report(Nanos now, Nanos age) const {
-  constexpr size_t shown_max = 10;
   TextStream out;
   size_t stalled = 0;
   for (const Entry& entry : entries_) {
-    if (!is_stalled(entry, now, age) || ++stalled > shown_max) continue;
+    if (!is_stalled(entry, now, age) || ++stalled > kReportedMax) continue;
     const std::vector<int> ready = members_with(entry, Vote::Kind::Ready);
     const std::vector<int> refused = members_with(entry, Vote::Kind::Refused);
     const std::vector<int> silent = silent_members(entry);
@@ -67,7 +68,7 @@ std::string Coordinator::stall_report(Nanos now, Nanos age) const {
     out << ")";
     if (entry.disagree) out << "; already seen: " << mismatch_text(entry);
   }
-  if (stalled > shown_max) out << "; and " << stalled - shown_max << " more tensors";
+  if (stalled > kReportedMax) out << "; and " << stalled - kReportedMax << " more tensors";
   return out.str();
 }
 

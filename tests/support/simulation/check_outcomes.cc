@@ -289,7 +289,9 @@ void count_outcomes(const SimulatedCluster& cluster, std::map<std::string, int>&
       ++seen[text.substr(0, text.find_first_of(outcome.kind == Outcome::Kind::Failed ? ")" : " "))];
     }
     seen["bye"] += r.bye ? 1 : 0;
-    seen["stall report"] += static_cast<int>(r.warnings.size());
+    seen["stall report"] += static_cast<int>(
+        std::count_if(r.warnings.begin(), r.warnings.end(),
+                      [](const std::string& warning) { return warning.starts_with("stalled: "); }));
     seen["batch"] += static_cast<int>(r.finished);
     const Statistics statistics = r.controller->statistics();
     seen["freeze"] += static_cast<int>(statistics.freezes);

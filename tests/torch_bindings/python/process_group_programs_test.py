@@ -39,7 +39,7 @@ class Programs(unittest.TestCase):
         for given in ({}, {"MASTER_ADDR": "localhost", "MASTER_PORT": port}):
             with self.subTest(**given):
                 code, output = run("-m", "horon.as_torchrun", HERE / "of_torchrun.py", "--steps", 2,
-                                   HORON_STALL_WARN_S="0.5", **given)
+                                   **given)
                 self.assertEqual(code, 0, output)
                 for rank in range(2):
                     self.assertIn(f"rank {rank} of 2 over horon", output)

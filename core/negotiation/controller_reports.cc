@@ -1,0 +1,78 @@
+// What the controller of the coordinator tells people when it looks at the age of open entries.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "horon/core/base/text.h"
+#include "horon/core/negotiation/controller.h"
+
+namespace horon::core {
+
+void Controller::tick_coordinator() {
+  if (coordinator_->ids_are_used_up() && !std::exchange(told_of_ids_, true)) {
+    effects_.warnings.push_back(
+        concat("the table of ", kIdsMax, " names and shapes of tensors is full; new names cost ",
+               "more from now on, since they are negotiated in full. Is there a step number in a ",
+               "name?"));
+  }
+  if (coordinator_->places_are_used_up() && !std::exchange(told_of_places_, true)) {
+    effects_.warnings.push_back(concat("more than ", options_.frozen_max,
+                                       " tensors come again and ",
+                                       "again; the others are negotiated each time"));
+  }
+  for (const int peer : coordinator_->missing_members(now_, options_.ask_after)) {
+    if (peer != options_.rank) ask(peer);
+  }
+  if (options_.stall_abort_after > 0) {
+    const std::string report = coordinator_->stall_report(now_, options_.stall_abort_after);
+    if (!report.empty()) {
+      fail(Error(ErrorCode::Stall, concat(report, " (HORON_STALL_ABORT_S ended the job)")));
+      return;
+    }
+  }
+  if (options_.stall_warn_after <= 0) return;
+  std::string warning;
+  if (now_ - last_warning_ >= options_.stall_warn_after) {
+    warning = coordinator_->stall_report(now_, options_.stall_warn_after);
+  }
+  if (!warning.empty()) next_report_ = now_;
+  tell_what_is_missing();
+  if (warning.empty()) return;
+  last_warning_ = now_;
+  effects_.warnings.push_back(concat("stalled: ", warning));
+}
+
+// Tells all members who is missing, also if nobody is any more: a wait of the program may have a
+// limit that is shorter than stall_warn_after, and says it then. Again when it has changed, and
+// when twice as much time has passed, which the text tells.
+void Controller::tell_what_is_missing() {
+  const Nanos age = std::min(options_.stall_warn_after, options_.ask_after);
+  std::vector<StalledEntry> stalled = coordinator_->stalled_entries(now_, age);
+  // Without a stalled entry the report says who has called join() or shutdown() and who has not: a
+  // shutdown() that gives up waiting shows it.
+  std::string away = stalled.empty() ? coordinator_->away_report(now_, age) : "";
+  if (stalled == told_stalled_ && (stalled.empty() ? away == stall_text_ : now_ < next_report_)) {
+    return;
+  }
+  if (!stalled.empty()) {
+    next_report_ = now_ + std::min(now_ - stalled.front().opened, options_.stall_warn_after);
+  }
+  std::string report = stalled.empty() ? std::move(away) : coordinator_->stall_report(now_, age);
+  told_stalled_ = std::move(stalled);
+  if (report == stall_text_) return;
+  stall_text_ = std::move(report);
+  outbox_.to_all(Stall{stall_text_});
+}
+
+// Records have been appended: a report about what they have ended would blame the wrong tensors.
+void Controller::renew_stall_text() {
+  if (effects_.bye) stall_text_.clear();  // on every rank, with the last record
+  if (stall_text_.empty()) return;
+  const bool all_open =
+      std::all_of(told_stalled_.begin(), told_stalled_.end(),
+                  [&](const StalledEntry& entry) { return coordinator_->is_open(entry.name); });
+  if (told_stalled_.empty() || !all_open) tell_what_is_missing();
+}
+
+}  // namespace horon::core
