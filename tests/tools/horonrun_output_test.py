@@ -195,4 +195,5 @@ for name, value in sorted(os.environ.items()):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     unittest.main()

@@ -221,4 +221,5 @@ class WrongUse(WithMpirun):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     unittest.main()

@@ -321,4 +321,5 @@ class OtherLaunchers(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     unittest.main()
