@@ -33,8 +33,8 @@ struct ChunkPlan {
   }
 };
 
-// By its count, its type and Batch::piece_bytes, the length of a chunk that is asked for. No chunk
-// is much shorter than the others, as a rest would be.
+// By its count, its type and Batch::piece_bytes, the length of a chunk that is asked for. Where
+// there are not hundreds of chunks, none is much shorter than the others, as a rest would be.
 ChunkPlan plan_chunks(const Batch& batch);
 // Which Batch::piece_bytes change the plan of such a batch.
 PieceSizes chunk_sizes(const Batch& like);

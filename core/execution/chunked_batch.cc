@@ -33,11 +33,10 @@ Progress ChunkedBatch::step(bool may_start) {
     if (progress == Progress::Done) {
       copy_back(place);
       moved = true;
-      continue;
     }
     next = std::min(next, progress);
     // Its share of the time of a step: the others have theirs in the next ones.
-    if (progress == Progress::Advanced) {
+    if (progress == Progress::Advanced || progress == Progress::Done) {
       turn_ = (turn_ + i + 1) % places_.size();
       break;
     }
@@ -83,7 +82,7 @@ void ChunkedBatch::start(Place& place) {
   Batch chunk = batch_;
   chunk.input = chunk.output = memory(place);
   chunk.count = plan_.count_of(place.chunk, batch_.count);
-  chunk.piece_bytes = 0;  // it is one
+  chunk.piece_bytes = 0;  // the wish was for the length of chunks; in them the op chooses
   place.flight = op_.start(std::move(chunk));
   ++started_;
 }

@@ -36,7 +36,7 @@ class MemoryDomain {
   // The work on tensors and scratch of one set, packing, collectives and unpacking, in one order.
   virtual MemoryQueue& queue() = 0;
   // For what is copied back to tensors while other work of the set is copied from them: a queue of
-  // its own, where the two ways do not disturb each other. The queues wait for each other's events.
+  // its own, where the two ways do not disturb each other. Each can wait for the other's events.
   virtual MemoryQueue& queue_back() { return queue(); }
 };
 

@@ -89,7 +89,8 @@ std::string by_hand(const BucketBytes& bytes, bool with_pieces) {
 std::vector<int64_t> piece_choices(const core::PieceSizes& pieces, int64_t gradient_bytes) {
   std::vector<int64_t> result = {0};
   const double most = pieces.most > 0 ? octaves(pieces.most) : 0;
-  for (const int64_t size : sizes(kPieceMin, most, gradient_bytes, kPieceStride)) {
+  const double least = std::max(kPieceMin, pieces.least > 0 ? octaves(pieces.least) : 0);
+  for (const int64_t size : sizes(least, most, gradient_bytes, kPieceStride)) {
     if (size != pieces.usual) result.push_back(size);
   }
   return result;

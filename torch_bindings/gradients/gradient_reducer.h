@@ -105,9 +105,9 @@ struct GradientReducerOptions {
   // Bytes; empty: HORON_BUCKET_BYTES and HORON_FIRST_BUCKET_BYTES.
   std::optional<int64_t> bucket_bytes = {};
   std::optional<int64_t> first_bucket_bytes = {};
-  // Buckets of host memory are reduced in pieces, in shared memory and between hosts. Their length
-  // in bytes, as far as the collective can do that; 0: it chooses. It changes no bits of the
-  // result. Empty: HORON_PIECE_BYTES.
+  // Buckets are reduced in pieces, in shared memory and between hosts, also those of GPUs that go
+  // through the host. Their length in bytes, as far as the collective can do that; 0: it chooses.
+  // It changes no bits of the result. Empty: HORON_PIECE_BYTES.
   std::optional<int64_t> piece_bytes = {};
   // float32 gradients travel in 16 bits, or between hosts in blocks of int8, and are summed in
   // float32. Other dtypes ignore it.

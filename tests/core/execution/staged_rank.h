@@ -34,10 +34,13 @@ class ElsewhereDomain final : public MemoryDomain {
     if (bytes == 0) return nullptr;
     const auto memory = std::make_shared<std::vector<float>>(
         bytes / sizeof(float) + 1, std::numeric_limits<float>::quiet_NaN());
+    latest = memory;
     return {memory, reinterpret_cast<std::byte*>(memory->data())};
   }
   MemoryQueue& queue() override { return there_; }
   MemoryQueue& queue_back() override { return back_; }
+
+  std::weak_ptr<const void> latest;  // that was allocated
 
  private:
   test::FakeQueue there_, back_;
@@ -151,8 +154,9 @@ struct StagedRank {
     Executor::Parts parts;
     parts.size = 2;
     parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
-    parts.scratch = scratch =
-        test::scratch_of(std::make_unique<ElsewhereDomain>(*device), scratch_bytes_max);
+    auto elsewhere = std::make_unique<ElsewhereDomain>(*device);
+    domain = elsewhere.get();
+    parts.scratch = scratch = test::scratch_of(std::move(elsewhere), scratch_bytes_max);
     parts.timeline = bars;
     executor = std::make_unique<Executor>(std::move(parts));
   }
@@ -172,6 +176,7 @@ struct StagedRank {
   std::shared_ptr<OpScript> script = std::make_shared<OpScript>();
   std::unique_ptr<test::FakeDevice> device;
   std::shared_ptr<ScratchPool> scratch;
+  ElsewhereDomain* domain = nullptr;  // of the scratch
   std::shared_ptr<Bars> bars = std::make_shared<Bars>();
   std::unique_ptr<Executor> executor;
   std::vector<FinishedBatch> finished;
