@@ -45,7 +45,9 @@ TEST(ChunkPlan, ChunksAreAboutAsLong) {
       for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
         const int64_t elements = plan.count_of(chunk, count);
         EXPECT_LE(elements, longest);
-        if (plan.chunks < 100) EXPECT_GT(elements, plan.is_cut() ? longest / 4 : -1) << count;
+        if (plan.chunks < 100) {
+          EXPECT_GT(elements, plan.is_cut() ? longest / 4 : -1) << count;
+        }
         EXPECT_GT(elements, plan.is_cut() ? 0 : -1) << count;
         sum += elements;
       }

@@ -249,7 +249,7 @@ TEST_F(SyncBatchNormTest, RankThatDoesNotUseTheOutputIsWaitedForAndNamed) {
   if (size() == 1) return;
   SyncBatchNorm mine(2);
   mine->collective_name = "unused";
-  const std::chrono::milliseconds usual = mine->backward_timeout;
+  const auto usual = mine->backward_timeout;
   if (rank() != size() - 1) mine->backward_timeout = std::chrono::milliseconds(300);
   const at::Tensor x = numbers({3, 2}, rank(), at::kFloat).requires_grad_(true);
   const at::Tensor y = mine->forward(x);
