@@ -9,7 +9,6 @@
 #include "horon/core/base/round_up.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/batch_description.h"
-#include "horon/core/execution/neutral.h"
 #include "horon/core/negotiation/told_extents.h"
 
 namespace horon::core {
@@ -36,6 +35,7 @@ Progress RunningBatch::step(const Predecessors& earlier) {
           return Progress::Polling;
         }
         place();
+        hopes_for_ops_scratch_ = is_packed_on_all_ranks() && op_->shared_scratch_max() > 0;
         stage_ = Stage::WantsScratch;
         break;
       case Stage::WantsScratch:
@@ -99,7 +99,8 @@ FinishedBatch RunningBatch::finish(std::optional<Error> error) noexcept {
 
 void RunningBatch::leak() noexcept {
   if (flight_ != nullptr) keep_value_for_ever(flight_);
-  if (scratch_.memory != nullptr) context_.scratch->leak(std::move(scratch_));
+  const bool of_op = ops_scratch_ != nullptr;  // which goes on counting this as a user
+  if (scratch_.memory != nullptr && !of_op) context_.scratch->leak(std::move(scratch_));
   scratch_ = {};
 }
 
@@ -260,15 +261,47 @@ int64_t RunningBatch::count_of_all() const {
   return rows * row_elements(spec_.parts.front().shape);
 }
 
+// Facts of the log alone, whatever memory this rank has, and whether it has joined.
+bool RunningBatch::is_packed_on_all_ranks() const {
+  const bool narrows = in_16_bits() && !immediate_;
+  return spec_.kind == CollectiveKind::Allreduce && (work_.entries.size() > 1 || narrows);
+}
+
 bool RunningBatch::take_scratch(const Predecessors& earlier) {
   if (!scratch_bytes_) return true;
-  ScratchPool& pool = *context_.scratch;
-  if (!earlier.may_take_scratch()) return false;
-  if (!earlier.none() && !pool.has_room(spec_.device, *scratch_bytes_)) return false;
-  scratch_ = pool.take(spec_.device, *scratch_bytes_);
+  if (hopes_for_ops_scratch_ && !take_scratch_of_op(earlier)) return false;
+  if (ops_scratch_ == nullptr) {
+    ScratchPool& pool = *context_.scratch;
+    if (!earlier.may_take_scratch()) return false;
+    if (!earlier.none() && !pool.has_room(spec_.device, *scratch_bytes_)) return false;
+    scratch_ = pool.take(spec_.device, *scratch_bytes_);
+  }
   if (input_at_) batch_.input = scratch_.memory.get() + *input_at_;
   if (output_at_) batch_.output = scratch_.memory.get() + *output_at_;
   return true;
+}
+
+// False: the op can't say yet. True: it has given some, or has none. What it says depends on the
+// batches before this one, so it is asked when all work of these is in the queue.
+bool RunningBatch::take_scratch_of_op(const Predecessors& earlier) {
+  if (!earlier.may_start(*op_)) return false;
+  hopes_for_ops_scratch_ = false;
+  ops_scratch_ = op_->shared_scratch(*scratch_bytes_);
+  if (ops_scratch_ == nullptr) return true;
+  ++ops_scratch_->users;
+  scratch_.memory = {std::shared_ptr<std::byte>(), ops_scratch_->memory};
+  return true;
+}
+
+// The next user of it enqueues its work behind what is in the queue now.
+void RunningBatch::give_scratch_back() {
+  if (ops_scratch_ == nullptr) {
+    context_.scratch->give_back(spec_.device, std::move(scratch_), done_);
+    return;
+  }
+  scratch_ = {};
+  --ops_scratch_->users;
+  ops_scratch_->last_used = done_;
 }
 
 // If the op enqueues, the queue waits for the tensors. If the host drives it, or it wants them
@@ -288,91 +321,9 @@ void RunningBatch::end_packing() {
   if (!immediate_ && scratch_bytes_ && !op_->enqueues()) packed_ = queue_->record();
 }
 
-// The next user of the scratch enqueues its work behind this event.
 void RunningBatch::end_unpacking() {
   if (!immediate_ && (scratch_bytes_ || in_16_bits() || op_->enqueues())) done_ = queue_->record();
-  if (scratch_bytes_) context_.scratch->give_back(spec_.device, std::move(scratch_), done_);
-}
-
-// Calls visit(entry, part, address) for all memory of this rank. `address`: of the part in the op's
-// memory.
-template <class Visit>
-void RunningBatch::for_each_part(const Visit& visit) {
-  std::byte* address = batch_.output;
-  for (const EntryWork& entry : work_.entries) {
-    if (!entry.mine) {
-      address += bytes_of(element_count(*entry.spec));
-      continue;
-    }
-    for (const MemoryPart& part : entry.memory) {
-      visit(entry, part, address);
-      address += bytes_of(part.count);
-    }
-  }
-}
-
-SlicedCopy RunningBatch::copy_blocks(bool in) {
-  std::vector<CopyItem> items;
-  const std::vector<MemoryPart>& memory = work_.entries.front().memory;
-  const std::byte* from = batch_.output;
-  auto* to = const_cast<std::byte*>(batch_.input);
-  for_each_block(in ? blocks_->in : blocks_->out, [&](size_t part, int64_t begin, int64_t count) {
-    const size_t bytes = bytes_of(count);
-    if (in) {
-      items.push_back({memory[part].input + bytes_of(begin), to, bytes});
-      to += bytes;
-    } else if (count > 0) {
-      items.push_back({from, memory[part].output + bytes_of(begin), bytes});
-      from += bytes;
-    }
-  });
-  return {*queue_, std::move(items)};
-}
-
-SlicedCopy RunningBatch::pack() {
-  if (!scratch_bytes_) return {};
-  if (moves_blocks(spec_.kind)) return packs_blocks_ ? copy_blocks(true) : SlicedCopy();
-  if (spec_.kind == CollectiveKind::Broadcast && !is_source()) return {};  // all is overwritten
-  std::vector<CopyItem> items;
-  if (!work_.entries.front().mine) {  // joined: the same for every entry of the batch
-    CopyItem& fill = items.emplace_back();
-    fill.to = scratch_.memory.get();
-    fill.bytes = bytes_of(batch_.count);
-    fill.pattern = neutral_pattern(batch_.dtype, batch_.reduce_op);
-  }
-  for_each_part([&](const EntryWork& entry, const MemoryPart& part, std::byte* address) {
-    CopyItem& item = items.emplace_back();
-    item.from = part.input;
-    item.to = address;
-    item.bytes = bytes_of(part.count);
-    if (!in_16_bits() || entry.narrowed) return;
-    item.bytes = static_cast<size_t>(part.count) * size_of(spec_.dtype);
-    item.cast = CopyItem::Cast::Narrow;
-    item.type = spec_.compression;
-    item.factor = spec_.prescale;
-  });
-  return {*queue_, std::move(items)};
-}
-
-SlicedCopy RunningBatch::unpack() {
-  if (!scratch_bytes_ && !in_16_bits()) return {};
-  if (moves_blocks(spec_.kind)) {
-    return packs_blocks_ && !work_.entries.front().error ? copy_blocks(false) : SlicedCopy();
-  }
-  std::vector<CopyItem> items;
-  for_each_part([&](const EntryWork&, const MemoryPart& part, const std::byte* address) {
-    // In place it is there already, and the program may read meanwhile what it sends.
-    if (is_source() && part.input == part.output) return;
-    CopyItem& item = items.emplace_back();
-    item.from = address;
-    item.to = part.output;
-    item.bytes = bytes_of(part.count);
-    if (!in_16_bits()) return;
-    item.cast = CopyItem::Cast::Widen;
-    item.type = spec_.compression;
-    item.factor = spec_.postscale;
-  });
-  return {*queue_, std::move(items)};
+  if (scratch_bytes_) give_scratch_back();
 }
 
 void RunningBatch::start() {

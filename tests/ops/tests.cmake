@@ -5,7 +5,8 @@ horon_test(stream_copy_test FILES ops/stream_copy_test.cc)
 # CUDA and NCCL without a GPU, for all that is built on them.
 add_library(horon_host_gpu STATIC EXCLUDE_FROM_ALL
             support/host_gpu/host_cuda.cc support/host_gpu/host_gpu_libraries.cc
-            support/host_gpu/host_nccl.cc support/host_gpu/move_on_host.cc)
+            support/host_gpu/host_nccl.cc support/host_gpu/host_window.cc
+            support/host_gpu/move_on_host.cc)
 horon_target(horon_host_gpu)
 target_link_libraries(horon_host_gpu PUBLIC horon::core)
 
@@ -60,6 +61,10 @@ horon_test(gpu_session_test
            FILES ops/session/gpu_session_test.cc ops/session/gpu_hierarchy_test.cc
                  ops/session/gpu_through_host_test.cc
            LIBS horon_host_gpu RANKS ${mpi_ranks})
+horon_test(gpu_window_test FILES ops/session/gpu_window_test.cc
+           LIBS horon_host_gpu RANKS ${mpi_ranks})
+horon_label_tests(cuda gpu_window_test.np1 gpu_window_test.np2 gpu_window_test.np3
+                  gpu_window_test.np4)
 horon_mpirun_test(gpu_session_test.through_the_host gpu_session_test 3
                   ENVIRONMENT HORON_GPU_COLLECTIVES=host
                   ARGS --gtest_filter=GpuSession.*-*Nccl*)
