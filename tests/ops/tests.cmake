@@ -47,6 +47,7 @@ horon_test(shared_memory_ops_test FILES ops/shared_memory_ops_test.cc
            LIBS horon_op_contract RANKS ${shared_memory_ranks})
 horon_test(nccl_threads_test FILES ops/nccl/nccl_threads_test.cc
            LIBS horon_op_contract horon_host_gpu)
+horon_test(nccl_window_test FILES ops/nccl/nccl_window_test.cc LIBS horon_host_gpu)
 horon_test(nccl_runtime_test
            FILES ops/nccl/nccl_runtime_test.cc support/fake_device.cc
                  support/memory_of_worlds_enqueued.cc
@@ -88,6 +89,7 @@ horon_test(job_gpu_test FILES ops/nccl/job_gpu_test.cc LIBS horon_host_gpu)
 horon_label_tests(cuda gpu_session_test.through_the_host gpu_session_test.np1 gpu_session_test.np2
                   gpu_session_test.np3 gpu_session_test.np4 host_cuda_test job_gpu_test
                   launch_order_test move_fast_math_test nccl_threads_test nccl_runtime_test
+                  nccl_window_test
                   nccl_ops_test.np1 nccl_ops_test.np2 nccl_ops_test.np3 nccl_ops_test.np4)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS ${mpi_ranks})

@@ -86,7 +86,7 @@ void HostWindow::begin(std::byte* memory, size_t bytes, ops::NcclWindowHandle* h
   bytes_ = bytes;
   handle_ = handle;
   fault_ = fault;
-  if (fault == WindowFault::Fails) return;
+  if (fault == WindowFault::Fails || fault == WindowFault::Hangs) return;
   memory_.note_registered(memory, bytes);
   there_ = true;
   const auto is_as_the_first = [](std::atomic<uint64_t>& first, uint64_t mine) {
@@ -107,6 +107,7 @@ bool HostWindow::is_registered() {
   if (fault_ == WindowFault::Fails) {
     throw Error(ErrorCode::OperationFailed, "the window of this rank fails");
   }
+  if (fault_ == WindowFault::Hangs) return false;
   if (meeting_.here < size_) {
     if (!meeting_.lost) return false;
     throw Error(ErrorCode::OperationFailed, "a member has left while the window was made");

@@ -19,6 +19,7 @@ enum class WindowFault : uint8_t {
   NoMemory,  // allocate() has none
   NoWindow,  // the devices can't have one
   Fails,     // the call fails, and with it the communicator
+  Hangs,     // the call never ends
 };
 
 // Of one rank, for all its communicators. What is freed stays where it is, and whoever touches it
