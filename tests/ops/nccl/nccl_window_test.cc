@@ -95,7 +95,10 @@ struct Rank {
   core::SharedScratch* batch(size_t bytes = kBytes) {
     core::SharedScratch* const scratch = line->shared_scratch(bytes);
     const uint64_t turn = line->take_turn();
-    while (!line->may_call(turn)) std::this_thread::yield();
+    while (!line->may_call(turn)) {
+      line->communicator().check();  // as batches do that are still watched
+      std::this_thread::yield();
+    }
     float* const data = scratch != nullptr ? reinterpret_cast<float*>(scratch->memory) : &own;
     cuda->enqueue(queue.stream(), [data] {
       *data = 1.0F;
@@ -209,6 +212,8 @@ TEST(NcclWindow, WhatMayBeUsedForEverIsKept) {
   ASSERT_NE(scratch, nullptr);
   ++scratch->users;  // a batch that has failed in the middle of its work
   rank.line->communicator().abort();
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  rank.line->communicator().finish_abort(limit);
   rank.line.reset();
   EXPECT_EQ(rank.nccl->windows().live(), 1);
   EXPECT_THAT(rank.nccl->windows().complaints(), testing::IsEmpty());

@@ -150,8 +150,9 @@ HostNccl::~HostNccl() = default;
 ops::NcclUniqueId HostNccl::unique_id() {
   static std::atomic<int> made{0};
   // Not in /dev/shm, where other tests look for what a job has left.
+  // A later one is less than an earlier one, as it may be where ids are made by chance.
   const std::string name =
-      "horon_host_nccl_" + std::to_string(::getpid()) + "_" + std::to_string(made++);
+      "horon_host_nccl_" + std::to_string(::getpid()) + "_" + std::to_string(999'999 - made++);
   const std::string path = std::filesystem::temp_directory_path() / name;
   ::unlink(path.c_str());
   ops::NcclUniqueId id{};
