@@ -167,6 +167,9 @@ void HostNccl::require_current_device() const {
 
 ops::NcclComm HostNccl::begin_init(int size, const ops::NcclUniqueId& id, int rank) {
   require_current_device();
+  if (!used_ids_.insert(id).second) {
+    throw Error(ErrorCode::OperationFailed, "the id has been used before");
+  }
   auto* const comm = new Comm(size, rank, id.data(), windows_);
   comm->busy_polls = options_.busy_polls;
   return comm;

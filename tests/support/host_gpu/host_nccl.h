@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,7 @@ class HostNccl final : public ops::NcclApi {
   const std::shared_ptr<HostCuda> cuda_;
   const Options options_;
   HostWindowMemory windows_;
+  std::set<ops::NcclUniqueId> used_ids_;
   Group group_;
   int64_t groups_ = 0;
   const std::shared_ptr<Device> device_;
