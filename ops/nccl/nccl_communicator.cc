@@ -70,6 +70,8 @@ NcclCommunicator::NcclCommunicator(Parts parts)
                .vote = parts_.vote.get(),
                .limit = parts_.limit}) {
   HORON_CHECK(parts_.size == 1 || parts_.id_exchange != nullptr, "the members must meet");
+  HORON_CHECK(parts_.size == 1 || parts_.window_bytes == 0 || parts_.vote != nullptr,
+              "the members must agree on a window");
 }
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclApi> nccl, std::shared_ptr<CudaApi> cuda,

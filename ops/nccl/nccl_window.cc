@@ -3,6 +3,25 @@
 #include <utility>
 
 namespace horon::ops {
+namespace {
+
+// On a thread of Horon's own: NCCL's calls for memory may wait for the device.
+void on_device(JobGpu& gpu, const std::function<void(NcclApi&)>& call) {
+  const std::shared_ptr<CudaApi> cuda = gpu.cuda();
+  cuda->use();
+  cuda->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
+  call(*gpu.nccl());
+}
+
+void free_of(JobGpu& gpu, std::byte* memory) noexcept {
+  if (memory == nullptr) return;
+  try {
+    on_device(gpu, [memory](NcclApi& nccl) { nccl.free(memory); });
+  } catch (...) {  // a device that has failed keeps it
+  }
+}
+
+}  // namespace
 
 core::SharedScratch* NcclWindow::scratch(size_t bytes, const LastOfEarlier& earlier) {
   if (bytes > parts_.bytes) return nullptr;
@@ -46,7 +65,7 @@ std::optional<NcclWindow::Step> NcclWindow::step_on(NcclApi& nccl, NcclComm comm
         begin_to_register(nccl, comm);
         stage_ = Stage::Registering;
       } else {
-        free_memory(nccl);
+        free_memory();
         stage_ = Stage::None;
       }
       return std::nullopt;
@@ -67,24 +86,14 @@ std::optional<NcclWindow::Step> NcclWindow::step_on(NcclApi& nccl, NcclComm comm
   return Step::Settled;
 }
 
-// NCCL's allocation may wait for the device.
 void NcclWindow::allocate() {
-  const auto on_device = [gpu = parts_.gpu](const auto& call) {
-    const std::shared_ptr<CudaApi> cuda = gpu->cuda();
-    cuda->use();  // the thread is Horon's own
-    const CudaDeviceGuard guard(*cuda);
-    const int mode_before = cuda->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
-    auto result = call(*gpu->nccl());
-    cuda->exchange_capture_mode(mode_before);
-    return result;
-  };
   allocating_ = std::make_unique<BackgroundCall<std::byte*>>(
-      [on_device, bytes = parts_.bytes] {
-        return on_device([bytes](NcclApi& nccl) { return nccl.allocate(bytes); });
+      [gpu = parts_.gpu, bytes = parts_.bytes] {
+        std::byte* memory = nullptr;
+        on_device(*gpu, [&](NcclApi& nccl) { memory = nccl.allocate(bytes); });
+        return memory;
       },
-      [gpu = parts_.gpu](std::byte* unwanted) {
-        if (unwanted != nullptr) gpu->nccl()->free(unwanted);
-      });
+      [gpu = parts_.gpu](std::byte* unwanted) { free_of(*gpu, unwanted); });
 }
 
 std::optional<uint8_t> NcclWindow::vote() {
@@ -128,7 +137,7 @@ std::optional<NcclWindow::Step> NcclWindow::compare(NcclApi& nccl, NcclComm comm
   if (is_lost_here) return std::nullopt;
   deregister(nccl, comm);
   if (*all == kLost) return Step::CommunicatorLost;
-  free_memory(nccl);
+  free_memory();
   return std::nullopt;
 }
 
@@ -137,8 +146,17 @@ void NcclWindow::deregister(NcclApi& nccl, NcclComm comm) noexcept {
   handle_.reset();
 }
 
-void NcclWindow::free_memory(NcclApi& nccl) noexcept {
-  if (scratch_.memory != nullptr) nccl.free(std::exchange(scratch_.memory, nullptr));
+// Where no thread is to be had the memory is lost.
+void NcclWindow::free_memory() noexcept {
+  std::byte* const memory = std::exchange(scratch_.memory, nullptr);
+  if (memory == nullptr) return;
+  try {
+    freeing_ = std::make_unique<BackgroundCall<bool>>([gpu = parts_.gpu, memory] {
+      free_of(*gpu, memory);
+      return true;
+    });
+  } catch (...) {
+  }
 }
 
 bool NcclWindow::is_deregistered(NcclApi& nccl, NcclComm comm) noexcept {

@@ -91,12 +91,13 @@ class NcclWindow {
   bool has_registered(NcclApi& nccl, NcclComm comm) noexcept;
   std::optional<Step> compare(NcclApi& nccl, NcclComm comm);
   void deregister(NcclApi& nccl, NcclComm comm) noexcept;
-  void free_memory(NcclApi& nccl) noexcept;
+  void free_memory() noexcept;
 
   const Parts parts_;
   Stage stage_ = Stage::Unasked;
   std::shared_ptr<core::Event> earlier_;
   std::unique_ptr<BackgroundCall<std::byte*>> allocating_;
+  std::unique_ptr<BackgroundCall<bool>> freeing_;
   Clock::time_point began_;  // to register
   uint8_t answer_ = kYes;
   core::SharedScratch scratch_;
