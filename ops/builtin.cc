@@ -118,8 +118,23 @@ core::CollectiveOp* find_op(const std::vector<std::unique_ptr<core::CollectiveOp
   return nullptr;
 }
 
+// As long as what is fused may be.
+int64_t fusion_bytes(const core::Config& config) {
+  return std::max(config.fusion_bytes_max, core::Config().fusion_bytes_max);
+}
+
+// Of the memory that NCCL knows. One rank alone has nothing from it; nor have ranks whose packed
+// tensors the host takes between hosts.
+size_t window_bytes(const Communicator& communicator, const core::Config& config) {
+  const bool wanted = config.nccl_register == "auto" && communicator.topology().size > 1 &&
+                      !reduces_in_hierarchy(communicator, config);
+  constexpr int64_t kPage = 2 << 20;  // of NcclApi::allocate()
+  return wanted ? static_cast<size_t>(core::round_up(fusion_bytes(config), kPage)) : 0;
+}
+
 // NCCL's communicator is made by way of the set's MPI, whose ops are in the list.
-void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu>& gpu,
+void add_nccl_ops(const Communicator& communicator, const core::Config& config,
+                  const std::shared_ptr<JobGpu>& gpu,
                   std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
   // Then what is here must not hold a place for what may come late: the second half of an earlier
   // allreduce enters the device behind it.
@@ -134,6 +149,8 @@ void add_nccl_ops(const Communicator& communicator, const std::shared_ptr<JobGpu
     core::CollectiveOp* const allreduce = find_op(ops, "mpi_allreduce");
     if (allreduce == nullptr) return;
     parts.id_exchange = std::make_unique<AllreduceNcclId>(*allreduce, parts.rank == 0);
+    parts.vote = std::make_unique<MembersVote>(*allreduce);
+    parts.window_bytes = window_bytes(communicator, config);
     turn = std::make_unique<LaunchTurn>(
         gpu->launch_order(), LaunchLine{communicator.id()}, *allreduce,
         beside_halves ? LaunchTurn::Propose::WhenAllHaveCome : LaunchTurn::Propose::AtOnce);
@@ -197,9 +214,8 @@ std::string who_runs_on(const Communicator& communicator) {
 std::shared_ptr<core::ScratchPool> make_scratch(
     std::vector<std::unique_ptr<core::MemoryDomain>> domains, const core::Config& config) {
   // One batch is packed while another travels.
-  const int64_t fusion_bytes = std::max(config.fusion_bytes_max, core::Config().fusion_bytes_max);
   return std::make_shared<core::ScratchPool>(std::move(domains),
-                                             2 * static_cast<size_t>(fusion_bytes));
+                                             2 * static_cast<size_t>(fusion_bytes(config)));
 }
 
 }  // namespace
@@ -249,7 +265,7 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     if (reduces_in_hierarchy(communicator, config)) {
       add_nccl_hier_allreduce(communicator, config, scratch, gpu, ops);
     }
-    add_nccl_ops(communicator, gpu, ops);
+    add_nccl_ops(communicator, config, gpu, ops);
   } else if (gpu != nullptr) {
     add_staged_ops(ops);
   }

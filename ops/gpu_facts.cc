@@ -36,7 +36,8 @@ std::string nccl_fact() {
   if (status.header_version == 0) return status.unavailable;
   const std::string built = core::concat("built with ", nccl_version(status.header_version));
   if (!status.unavailable.empty()) return core::concat(built, ": ", status.unavailable);
-  return core::concat(nccl_version(status.version), " (", status.path, "), ", built);
+  return core::concat(nccl_version(status.version), " (", status.path, "), ", built,
+                      status.has_windows ? ", has windows" : ", has no windows");
 }
 
 }  // namespace horon::ops

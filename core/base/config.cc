@@ -102,6 +102,9 @@ constexpr std::array kKnobs = {
     text("HORON_GPU_COLLECTIVES", &Config::gpu_collectives, "auto, nccl, host, hierarchical", kSame,
          "who reduces tensors on GPUs: NCCL, or the host on copies; auto: NCCL where it can; "
          "hierarchical: as auto, and allreduce by NCCL within hosts and by MPI between them"),
+    text("HORON_NCCL_REGISTER", &Config::nccl_register, "auto, off", kSame,
+         "NCCL knows the memory that tensors are packed in, for faster kernels; auto: from 2.27.3 "
+         "on, and where it can"),
     text("HORON_WIRE_DTYPE", &Config::wire_dtype, "float32, bfloat16, float16", kSame,
          "type in which long sums of float32 travel between hosts"),
     text("HORON_MEASURE", &Config::measure, "auto, again, off", kSame,

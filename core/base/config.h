@@ -36,6 +36,7 @@ struct Config {
   int64_t threads = 0;                     // HORON_THREADS, 0: chosen from cores and ranks
   std::string allreduce = "auto";          // HORON_ALLREDUCE: auto, shm, hier, mpi
   std::string gpu_collectives = "auto";    // HORON_GPU_COLLECTIVES
+  std::string nccl_register = "auto";      // HORON_NCCL_REGISTER: auto, off
   std::string wire_dtype = "float32";      // HORON_WIRE_DTYPE: float32, bfloat16, float16
   std::string measure = "auto";            // HORON_MEASURE: auto, again, off
   std::string measure_file;                // HORON_MEASURE_FILE: empty: in the user's cache

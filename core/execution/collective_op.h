@@ -14,6 +14,7 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/execution/block_counts.h"
 #include "horon/core/execution/piece_sizes.h"
+#include "horon/core/execution/shared_scratch.h"
 
 namespace horon::core {
 
@@ -116,6 +117,12 @@ class CollectiveOp {
   // Of an op that enqueues. True: it is started when the tensors of this rank are ready, as one
   // that the host drives; else its queue waits for them, and what comes behind it there waits too.
   virtual bool wants_ready_tensors() const { return false; }
+  // Of an op that enqueues: how much scratch of its own it may have; 0: none. It is for batches
+  // that all ranks pack, so that either all ranks give the op this memory, or none.
+  virtual size_t shared_scratch_max() const { return 0; }
+  // Called when a batch that needs `bytes` of it may start. Null: there is none for this batch; the
+  // same answer on all ranks.
+  virtual SharedScratch* shared_scratch(size_t /*bytes*/) { return nullptr; }
   virtual StartOrder start_order() const { return StartOrder::Log; }
   // With StartOrder::Op: the op whose starts are counted. An op that hands its batches to another
   // one returns that one.

@@ -49,6 +49,7 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
         return Progress::Polling;
       }
       place();
+      hopes_for_ops_scratch_ = is_packed_on_all_ranks() && op_->shared_scratch_max() > 0;
       return Progress::Done;
     case Stage::WantsScratch:  // an earlier batch gives some back
       return take_scratch(earlier) ? Progress::Done : Progress::Ringing;
@@ -107,7 +108,8 @@ FinishedBatch RunningBatch::finish(std::optional<Error> error) noexcept {
 void RunningBatch::leak() noexcept {
   if (flight_ != nullptr) keep_value_for_ever(flight_);
   if (chunks_ != nullptr) keep_value_for_ever(chunks_);
-  if (scratch_.memory != nullptr) context_.scratch->leak(std::move(scratch_));
+  const bool of_op = ops_scratch_ != nullptr;  // which goes on counting this as a user
+  if (scratch_.memory != nullptr && !of_op) context_.scratch->leak(std::move(scratch_));
   scratch_ = {};
 }
 
@@ -272,15 +274,47 @@ int64_t RunningBatch::count_of_all() const {
   return rows * row_elements(spec_.parts.front().shape);
 }
 
+// Facts of the log alone, whatever memory this rank has, and whether it has joined.
+bool RunningBatch::is_packed_on_all_ranks() const {
+  const bool narrows = in_16_bits() && !immediate_;
+  return spec_.kind == CollectiveKind::Allreduce && (work_.entries.size() > 1 || narrows);
+}
+
 bool RunningBatch::take_scratch(const Predecessors& earlier) {
   if (!scratch_bytes_) return true;
-  ScratchPool& pool = *context_.scratch;
-  if (!earlier.may_take_scratch()) return false;
-  if (!earlier.none() && !pool.has_room(spec_.device, *scratch_bytes_)) return false;
-  scratch_ = pool.take(spec_.device, *scratch_bytes_);
+  if (hopes_for_ops_scratch_ && !take_scratch_of_op(earlier)) return false;
+  if (ops_scratch_ == nullptr) {
+    ScratchPool& pool = *context_.scratch;
+    if (!earlier.may_take_scratch()) return false;
+    if (!earlier.none() && !pool.has_room(spec_.device, *scratch_bytes_)) return false;
+    scratch_ = pool.take(spec_.device, *scratch_bytes_);
+  }
   if (input_at_) batch_.input = scratch_.memory.get() + *input_at_;
   if (output_at_) batch_.output = scratch_.memory.get() + *output_at_;
   return true;
+}
+
+// False: the op can't say yet. True: it has given some, or has none. What it says depends on the
+// batches before this one, so it is asked when all work of these is in the queue.
+bool RunningBatch::take_scratch_of_op(const Predecessors& earlier) {
+  if (!earlier.may_start(*op_)) return false;
+  hopes_for_ops_scratch_ = false;
+  ops_scratch_ = op_->shared_scratch(*scratch_bytes_);
+  if (ops_scratch_ == nullptr) return true;
+  ++ops_scratch_->users;
+  scratch_.memory = {std::shared_ptr<std::byte>(), ops_scratch_->memory};
+  return true;
+}
+
+// The next user of it enqueues its work behind what is in the queue now.
+void RunningBatch::give_scratch_back() {
+  if (ops_scratch_ == nullptr) {
+    context_.scratch->give_back(spec_.device, std::move(scratch_), done_);
+    return;
+  }
+  scratch_ = {};
+  --ops_scratch_->users;
+  ops_scratch_->last_used = done_;
 }
 
 // If the op enqueues, the queue waits for the tensors. If the host drives it, or it wants them
@@ -300,52 +334,9 @@ void RunningBatch::end_packing() {
   if (!immediate_ && scratch_bytes_ && !op_->enqueues()) packed_ = queue_->record();
 }
 
-// The next user of the scratch enqueues its work behind this event.
 void RunningBatch::end_unpacking() {
   if (!immediate_ && (scratch_bytes_ || in_16_bits() || op_->enqueues())) done_ = queue_->record();
-  if (scratch_bytes_) context_.scratch->give_back(spec_.device, std::move(scratch_), done_);
-}
-
-SlicedCopy RunningBatch::pack() {
-  if (!scratch_bytes_) return {};
-  if (moves_blocks(spec_.kind)) {
-    if (!packs_blocks_) return {};
-    return {*queue_, copies_of_blocks_in(work_.entries.front(), *blocks_, batch_.dtype,
-                                         const_cast<std::byte*>(batch_.input))};
-  }
-  return {*queue_, copies().in(scratch_.memory.get(), {0, batch_.count})};
-}
-
-SlicedCopy RunningBatch::unpack() {
-  if (!scratch_bytes_ && !in_16_bits()) return {};
-  if (moves_blocks(spec_.kind)) {
-    const EntryWork& entry = work_.entries.front();
-    if (!packs_blocks_ || entry.error) return {};
-    return {*queue_, copies_of_blocks_out(entry, *blocks_, batch_.dtype, batch_.output)};
-  }
-  return {*queue_, copies().out(batch_.output, {0, batch_.count})};
-}
-
-Progress RunningBatch::step_chunks(bool may_start) {
-  if (chunks_ == nullptr) {
-    chunks_ = std::make_unique<ChunkedBatch>(*op_, batch_, chunk_plan_, copies(),
-                                             context_.scratch->domain(spec_.device));
-  }
-  const bool had_begun = chunks_->has_begun();
-  const Progress progress = chunks_->step(may_start);
-  if (!had_begun && chunks_->has_begun() && records(context_.timeline)) {
-    started_ = Timeline::Clock::now();
-  }
-  if (progress == Progress::Done) done_ = chunks_->done();
-  return progress;
-}
-
-// Not before: the queue in which the next user of the scratch works does not stand behind the copy
-// back.
-void RunningBatch::finish_chunks() {
-  if (chunks_ == nullptr) return;
-  chunks_.reset();
-  context_.scratch->give_back(spec_.device, std::move(scratch_), nullptr);
+  if (scratch_bytes_) give_scratch_back();
 }
 
 void RunningBatch::start() {

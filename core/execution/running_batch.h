@@ -52,7 +52,9 @@ class RunningBatch {
   // more. Throws what ops and domains throw, also for want of memory.
   Progress step(const Predecessors& earlier);
   // For the batches behind it.
-  bool needs_scratch() const { return stage_ == Stage::WantsScratch && scratch_bytes_.has_value(); }
+  bool needs_scratch() const {
+    return stage_ == Stage::WantsScratch && scratch_bytes_.has_value() && !hopes_for_ops_scratch_;
+  }
   // An op that enqueues has started when all of it is in the queue; a batch in chunks when the last
   // one has.
   const CollectiveOp* unstarted_op() const {
@@ -97,7 +99,10 @@ class RunningBatch {
   std::byte* allocate_output(EntryWork& entry, size_t part, int64_t elements) const;
   int64_t count_of_all() const;
   bool is_source() const;  // of a broadcast
+  bool is_packed_on_all_ranks() const;
   bool take_scratch(const Predecessors& earlier);
+  bool take_scratch_of_op(const Predecessors& earlier);
+  void give_scratch_back();
   bool tensors_ready();
   void end_packing();
   bool host_may_touch_memory() { return packed_ == nullptr || packed_->happened(); }
@@ -126,7 +131,9 @@ class RunningBatch {
   // The bytes of scratch that it needs, and the offsets of the op's input and output there; empty:
   // none.
   std::optional<size_t> scratch_bytes_, input_at_, output_at_;
+  bool hopes_for_ops_scratch_ = false;  // until it may start, when the op says
   ScratchPool::Buffer scratch_;
+  SharedScratch* ops_scratch_ = nullptr;  // scratch_ is this
   size_t ready_ = 0;  // entries whose memory is ready, or for which the queue waits
   SlicedCopy copy_;
   std::shared_ptr<Event> packed_;  // an op that the host drives must not touch the memory before

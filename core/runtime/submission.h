@@ -33,9 +33,9 @@ struct Submission {
   // Owned by keep_alive: where a collective fails, a peer may write here for as long as the process
   // lives, so memory on the caller's stack will not do.
   std::vector<MemoryPart> memory;
-  // Compression to 16 bits only. The inputs are of its type of 16 bits already, and have been
-  // multiplied by the prescale; the collective works in that memory. The outputs are float32, other
-  // memory.
+  // Compression to 16 bits of host memory only. The inputs are of its type of 16 bits already, and
+  // have been multiplied by the prescale; the collective works in that memory. The outputs are
+  // float32, other memory.
   bool narrowed = false;
 
   // moves_blocks() (execution/block_layout.h) only, with one MemoryPart per part: called in the

@@ -160,6 +160,9 @@ std::string find_fault(const Submission& submission, int rank, std::span<const i
   if (submission.narrowed && !is_16_bit(spec.compression)) {
     return "its memory is narrowed, and it has no compression to 16 bits";
   }
+  if (submission.narrowed && spec.device != DeviceKind::Host) {
+    return "its memory is narrowed, which on devices the runtime does";
+  }
   if (moves_blocks(spec.kind) && spec.parts.empty()) return "it has no tensors";
   if (std::string fault = fault_of_spec(spec, ranks); !fault.empty()) return fault;
   if (std::string fault = fault_of_set(submission.set, spec); !fault.empty()) return fault;

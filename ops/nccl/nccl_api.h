@@ -13,11 +13,12 @@
 namespace horon::ops {
 
 using NcclComm = void*;                      // an ncclComm_t
+using NcclWindowHandle = void*;              // an ncclWindow_t; null: there is none
 using NcclUniqueId = std::array<char, 128>;  // made by one rank and given to all
 
 // What fails throws Error(OperationFailed) with the text of the call and NCCL's own. One thread at
 // a time, and no two communicators of a device at once. The device must be the current one of the
-// thread (CudaDeviceGuard), but for version(), unique_id() and the memory.
+// thread (CudaDeviceGuard), but for version(), has_windows(), unique_id() and the memory.
 class NcclApi {
  public:
   virtual ~NcclApi() = default;
@@ -37,9 +38,20 @@ class NcclApi {
   // Ends the kernels that wait for peers. May take long if peers do not abort too.
   virtual void abort(NcclComm comm) noexcept = 0;
 
-  // Device memory that NCCL can use best; null if it has none.
+  // Device memory that NCCL can use best, in pages of 2 MiB; null if it has none. Both may wait for
+  // work of the device.
   virtual std::byte* allocate(size_t bytes) = 0;
   virtual void free(std::byte* memory) noexcept = 0;
+  // False: this NCCL is older than 2.27.3, and the next two must not be called.
+  virtual bool has_windows() const = 0;
+  // Collective, as a call among those that the members make in one order: memory of allocate(), of
+  // the same size on all. Begins; done when idle() says so. By then it has written `*handle`: null
+  // where the devices can't have a window. `*handle` must live until then, or until the
+  // communicator has ended.
+  virtual void begin_register(NcclComm comm, std::byte* memory, size_t bytes,
+                              NcclWindowHandle* handle) = 0;
+  // Local. No work uses the memory.
+  virtual void deregister(NcclComm comm, NcclWindowHandle handle) noexcept = 0;
 
   // Between these, calls are only collected. end_group() returns at once; what was collected is in
   // its stream when idle() says so.

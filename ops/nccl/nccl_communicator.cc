@@ -8,6 +8,7 @@
 
 #include "horon/core/base/blocked_signals.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 
 namespace horon::ops {
@@ -42,13 +43,15 @@ void use_if_alive(const CudaApi& cuda) noexcept {
   }
 }
 
-void end_comm(NcclApi& nccl, CudaApi& cuda, NcclComm comm, bool is_finalized) noexcept {
+void end_comm(NcclApi& nccl, CudaApi& cuda, NcclComm comm, bool is_finalized,
+              const NcclWindow::Left& window = {}) noexcept {
   const OnDevice on_device(cuda);
   if (is_finalized) {
     nccl.destroy(comm);
   } else {
     nccl.abort(comm);
   }
+  if (window.memory != nullptr) nccl.free(window.memory);
 }
 
 }  // namespace
@@ -60,8 +63,15 @@ struct NcclCommunicator::Ending {
   bool over = false;
 };
 
-NcclCommunicator::NcclCommunicator(Parts parts) : parts_(std::move(parts)) {
+NcclCommunicator::NcclCommunicator(Parts parts)
+    : parts_(std::move(parts)),
+      window_({.gpu = parts_.gpu,
+               .bytes = parts_.window_bytes,
+               .vote = parts_.vote.get(),
+               .limit = parts_.limit}) {
   HORON_CHECK(parts_.size == 1 || parts_.id_exchange != nullptr, "the members must meet");
+  HORON_CHECK(parts_.size == 1 || parts_.window_bytes == 0 || parts_.vote != nullptr,
+              "the members must agree on a window");
 }
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclApi> nccl, std::shared_ptr<CudaApi> cuda,
@@ -90,6 +100,10 @@ bool NcclCommunicator::finalized_by(Clock::time_point limit) noexcept {
       return true;
     };
     if (!idle_in_time()) return false;
+    while (!window_.is_deregistered(*nccl_, comm_)) {
+      if (Clock::now() > limit) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
     nccl_->begin_finalize(comm_);
     return idle_in_time();
   } catch (...) {
@@ -97,11 +111,29 @@ bool NcclCommunicator::finalized_by(Clock::time_point limit) noexcept {
   }
 }
 
-bool NcclCommunicator::is_ready() { return is_made() && is_idle(); }
+bool NcclCommunicator::is_ready() { return is_made() && has_settled_window() && is_idle(); }
 
 bool NcclCommunicator::must_be_driven() const {
-  return stage_ == Stage::Meeting && parts_.id_exchange != nullptr &&
-         parts_.id_exchange->must_be_driven();
+  const bool meets = stage_ == Stage::Meeting && parts_.id_exchange != nullptr &&
+                     parts_.id_exchange->must_be_driven();
+  return meets || window_.must_be_driven();
+}
+
+bool NcclCommunicator::has_settled_window() {
+  if (stage_ == Stage::Aborted || !window_.is_being_made()) return true;
+  const OnDevice on_device(*parts_.gpu->cuda());
+  NcclWindow::Step step = window_.step(*nccl_, comm_);
+  while (step == NcclWindow::Step::CommunicatorLost) {
+    drop(End::Abort);
+    step = window_.step(*nccl_, comm_);
+  }
+  if (step == NcclWindow::Step::Working) return false;
+  core::log(core::LogLevel::Debug,
+            core::concat("NCCL between ", parts_.members, ": packed tensors lie in ",
+                         window_.is_there() ? "a window" : "no window"));
+  if (comm_ != nullptr) return true;
+  stage_ = Stage::New;
+  return is_made();
 }
 
 bool NcclCommunicator::is_made() {
@@ -205,7 +237,7 @@ void NcclCommunicator::call(const std::function<void(NcclApi&, NcclComm)>& calls
 }
 
 void NcclCommunicator::check() {
-  if (stage_ >= Stage::Made) (void)is_idle();
+  if (stage_ >= Stage::Made && !window_.is_being_made()) (void)is_idle();
 }
 
 void NcclCommunicator::abort() noexcept { end(End::Abort); }
@@ -213,21 +245,26 @@ void NcclCommunicator::abort() noexcept { end(End::Abort); }
 void NcclCommunicator::end(End how) noexcept {
   stage_ = Stage::Aborted;
   beginning_.reset();
+  drop(how);
+}
+
+void NcclCommunicator::drop(End how) noexcept {
   if (comm_ == nullptr) return;
   NcclComm const comm = std::exchange(comm_, nullptr);
+  const NcclWindow::Left window = window_.leave();
   try {
     auto ending = std::make_shared<Ending>();
     const core::BlockedSignals blocked;  // the thread inherits them
-    std::thread([nccl = nccl_, cuda = parts_.gpu->cuda(), comm, how, ending] {
+    std::thread([nccl = nccl_, cuda = parts_.gpu->cuda(), comm, how, ending, window] {
       use_if_alive(*cuda);
-      end_comm(*nccl, *cuda, comm, how == End::Destroy);
+      end_comm(*nccl, *cuda, comm, how == End::Destroy, window);
       const std::lock_guard lock(ending->mutex);
       ending->over = true;
       ending->changed.notify_all();
     }).detach();
     ending_ = std::move(ending);
   } catch (...) {  // no thread to be had: then this one
-    end_comm(*nccl_, *parts_.gpu->cuda(), comm, how == End::Destroy);
+    end_comm(*nccl_, *parts_.gpu->cuda(), comm, how == End::Destroy, window);
   }
 }
 

@@ -1,6 +1,7 @@
 // One NCCL communicator of a process set, as long as it lives: made by the first batch that needs
 // it, without blocking, used by one batch after the other (nccl_line.h), and ended without ever
-// waiting for a peer that may be dead.
+// waiting for a peer that may be dead. If NCCL loses it where it should get a window, which it does
+// on all members, they make another one in its place.
 #pragma once
 
 #include <chrono>
@@ -12,6 +13,7 @@
 #include "horon/ops/nccl/background_call.h"
 #include "horon/ops/nccl/job_gpu.h"
 #include "horon/ops/nccl/nccl_id_exchange.h"
+#include "horon/ops/nccl/nccl_window.h"
 
 namespace horon::ops {
 
@@ -26,6 +28,9 @@ class NcclCommunicator {
     std::string members;                          // for messages: "ranks 0, 1"
     // One that is not made by then, after all members have met, has failed.
     std::chrono::nanoseconds limit = std::chrono::seconds(120);
+    // Of the window, if one is asked for; 0: there will be none. The same on all members.
+    size_t window_bytes = 0;
+    std::unique_ptr<MembersVote> vote = nullptr;  // of several members that may have a window
   };
   // Makes nothing yet: a program without tensors on devices pays nothing.
   explicit NcclCommunicator(Parts parts);
@@ -47,6 +52,10 @@ class NcclCommunicator {
   bool is_ready();
   // While the members meet: the others may wait for what this one does when it is asked again.
   bool must_be_driven() const;
+  // The window of the members (nccl_window.h). The first batch that asks for it makes it, before it
+  // calls, and does not use it yet.
+  NcclWindow& window() { return window_; }
+  const NcclWindow& window() const { return window_; }
   // When it is ready: makes calls, as one group. Throws Error.
   void call(const std::function<void(NcclApi&, NcclComm)>& calls);
   // Throws if the communicator has failed since.
@@ -75,6 +84,7 @@ class NcclCommunicator {
   };
 
   bool is_made();
+  bool has_settled_window();
   bool make_on();
   void open();
   void begin();
@@ -82,6 +92,7 @@ class NcclCommunicator {
   enum class End : uint8_t { Destroy, Abort };
   void end(End how) noexcept;
   bool finalized_by(Clock::time_point limit) noexcept;
+  void drop(End how) noexcept;
 
   struct Ending;
   const Parts parts_;
@@ -92,6 +103,7 @@ class NcclCommunicator {
   std::shared_ptr<NcclApi> nccl_;
   NcclUniqueId id_{};
   NcclComm comm_ = nullptr;
+  NcclWindow window_;
   std::shared_ptr<Ending> ending_;  // of end()
 };
 

@@ -8,7 +8,7 @@ namespace horon::ops {
 
 bool AllreduceNcclId::step(NcclUniqueId& id) {
   if (flight_ == nullptr) {
-    if (first_) bytes_ = id;
+    bytes_ = first_ ? id : NcclUniqueId{};
     flight_ = start_host_maximum(allreduce_, DataType::UInt8, bytes_.data(), std::ssize(bytes_));
   }
   const core::Progress progress = flight_->step();

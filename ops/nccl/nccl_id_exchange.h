@@ -8,7 +8,7 @@
 
 namespace horon::ops {
 
-// Each object is for one id. One thread at a time.
+// One id after the other. One thread at a time.
 class NcclIdExchange {
  public:
   virtual ~NcclIdExchange() = default;

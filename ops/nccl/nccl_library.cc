@@ -25,6 +25,10 @@ struct Functions {
   decltype(&ncclCommAbort) comm_abort = nullptr;
   decltype(&ncclMemAlloc) mem_alloc = nullptr;
   decltype(&ncclMemFree) mem_free = nullptr;
+  // Newer than the oldest nccl.h that Horon is built with, where a window is of a type of its own.
+  ncclResult_t (*comm_window_register)(ncclComm_t comm, void* memory, size_t bytes, void** window,
+                                       int flags) = nullptr;
+  ncclResult_t (*comm_window_deregister)(ncclComm_t comm, void* window) = nullptr;
   decltype(&ncclGroupStart) group_start = nullptr;
   decltype(&ncclGroupEnd) group_end = nullptr;
   decltype(&ncclAllReduce) all_reduce = nullptr;
@@ -35,6 +39,9 @@ struct Functions {
   decltype(&ncclSend) send = nullptr;
   decltype(&ncclRecv) recv = nullptr;
 };
+
+constexpr int kWindowsSince = 22703;       // as NCCL_VERSION_CODE
+constexpr int kSameOffsetsOnAllRanks = 1;  // NCCL_WIN_COLL_SYMMETRIC
 
 struct Library {
   Functions functions;
@@ -69,6 +76,9 @@ std::string look_up_all(void* library, Functions& functions) {
   look_up(library, "ncclAllGather", functions.all_gather, missing);
   look_up(library, "ncclSend", functions.send, missing);
   look_up(library, "ncclRecv", functions.recv, missing);
+  std::string too_old;  // which is no fault
+  look_up(library, "ncclCommWindowRegister", functions.comm_window_register, too_old);
+  look_up(library, "ncclCommWindowDeregister", functions.comm_window_deregister, too_old);
   return missing;
 }
 
@@ -92,6 +102,9 @@ Library load() {
   if (loaded.functions.get_version(&status.version) != ncclSuccess) {
     status.unavailable = "ncclGetVersion failed";
   }
+  status.has_windows = status.version >= kWindowsSince &&
+                       loaded.functions.comm_window_register != nullptr &&
+                       loaded.functions.comm_window_deregister != nullptr;
   Dl_info info;
   if (::dladdr(reinterpret_cast<void*>(loaded.functions.get_version), &info) != 0) {
     status.path = info.dli_fname;
@@ -201,6 +214,17 @@ class Nccl final : public NcclApi {
                                                           : nullptr;
   }
   void free(std::byte* memory) noexcept override { (void)call_.mem_free(memory); }
+
+  bool has_windows() const override { return library_.status.has_windows; }
+  void begin_register(NcclComm comm, std::byte* memory, size_t bytes,
+                      NcclWindowHandle* handle) override {
+    check("ncclCommWindowRegister",
+          call_.comm_window_register(as_comm(comm), memory, bytes, handle, kSameOffsetsOnAllRanks),
+          comm);
+  }
+  void deregister(NcclComm comm, NcclWindowHandle handle) noexcept override {
+    (void)call_.comm_window_deregister(as_comm(comm), handle);
+  }
 
   void begin_group() override { check("ncclGroupStart", call_.group_start(), nullptr); }
   void end_group() override { check("ncclGroupEnd", call_.group_end(), nullptr); }

@@ -10,10 +10,11 @@
 namespace horon::ops {
 
 struct NcclStatus {
-  int version = 0;          // as NCCL_VERSION_CODE; 0: unavailable
-  int header_version = 0;   // of the nccl.h that Horon was built with; 0: built without
-  std::string path;         // of the library that was loaded
-  std::string unavailable;  // why there is none
+  int version = 0;           // as NCCL_VERSION_CODE; 0: unavailable
+  int header_version = 0;    // of the nccl.h that Horon was built with; 0: built without
+  bool has_windows = false;  // ncclCommWindowRegister and its opposite
+  std::string path;          // of the library that was loaded
+  std::string unavailable;   // why there is none
 };
 
 // Loads the library, once. Never throws. Any thread.

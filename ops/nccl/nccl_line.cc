@@ -37,6 +37,11 @@ bool NcclLine::is_enqueued() {
   return true;
 }
 
+core::SharedScratch* NcclLine::shared_scratch(size_t bytes) {
+  return communicator_->window().scratch(
+      bytes, [this] { return queue_ == nullptr ? nullptr : queue_->record(); });
+}
+
 void NcclLine::keep_order() {
   if (ordered_ || turn_ == nullptr) return;
   ordered_ = true;

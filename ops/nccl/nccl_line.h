@@ -38,6 +38,11 @@ class NcclLine {
   // Throws Error.
   void keep_order();
 
+  // Of the communicator's window, at the point of the line's order where all turns before have
+  // called; as CollectiveOp::shared_scratch(). The turn that is called next makes it, if it has
+  // been asked for.
+  core::SharedScratch* shared_scratch(size_t bytes);
+
   NcclCommunicator& communicator() const { return *communicator_; }
 
  private:

@@ -56,6 +56,12 @@ class NcclOp final : public core::CollectiveOp {
   }
   bool enqueues() const override { return true; }
   bool wants_ready_tensors() const override { return wants_ready_tensors_; }
+  size_t shared_scratch_max() const override {
+    return kind_ == CollectiveKind::Allreduce ? line_->communicator().window().bytes_max() : 0;
+  }
+  core::SharedScratch* shared_scratch(size_t bytes) override {
+    return line_->shared_scratch(bytes);
+  }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override {
     return std::make_unique<NcclInFlight>(line_, std::move(batch));
   }

@@ -5,7 +5,8 @@
 // before and after, in float32.
 //
 // Unlike the ops on host memory: NCCL sums types of 16 bits in their own type, with a rounding for
-// each rank that is added, in an order that depends on its algorithm. A sum of float16 that leaves
+// each rank that is added (in a window it may sum in float32), in an order that depends on its
+// algorithm. A sum of float16 that leaves
 // the range is infinite; that of an average is not. In Min and Max a number wins over a
 // NaN.
 #pragma once

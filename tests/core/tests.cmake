@@ -28,6 +28,7 @@ horon_test(executor_test
                  core/execution/neutral_test.cc
                  core/execution/prepared_batches_test.cc
                  core/execution/queued_batches_test.cc core/execution/scratch_pool_test.cc
+                 core/execution/shared_scratch_test.cc
                  support/fake_device.cc)
 horon_test(op_table_test
            FILES core/execution/op_table_test.cc core/runtime/live_submissions_test.cc

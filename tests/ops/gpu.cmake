@@ -56,6 +56,8 @@ else()
 endif()
 horon_gpu_test(nccl_device_test FILES ops/nccl/nccl_device_test.cc LIBS horon_op_contract
                RANKS ${nccl_device_ranks} GPU_RANKS 1 2 4)
+horon_gpu_test(nccl_window_device_test FILES ops/nccl/nccl_window_device_test.cc
+               RANKS ${nccl_device_ranks} GPU_RANKS 1 2)
 
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)

@@ -5,7 +5,8 @@ horon_test(stream_copy_test FILES ops/stream_copy_test.cc)
 # CUDA and NCCL without a GPU, for all that is built on them.
 add_library(horon_host_gpu STATIC EXCLUDE_FROM_ALL
             support/host_gpu/host_cuda.cc support/host_gpu/host_gpu_libraries.cc
-            support/host_gpu/host_nccl.cc support/host_gpu/move_on_host.cc)
+            support/host_gpu/host_nccl.cc support/host_gpu/host_window.cc
+            support/host_gpu/move_on_host.cc)
 horon_target(horon_host_gpu)
 target_link_libraries(horon_host_gpu PUBLIC horon::core)
 
@@ -46,6 +47,7 @@ horon_test(shared_memory_ops_test FILES ops/shared_memory_ops_test.cc
            LIBS horon_op_contract RANKS ${shared_memory_ranks})
 horon_test(nccl_threads_test FILES ops/nccl/nccl_threads_test.cc
            LIBS horon_op_contract horon_host_gpu)
+horon_test(nccl_window_test FILES ops/nccl/nccl_window_test.cc LIBS horon_host_gpu)
 horon_test(nccl_runtime_test
            FILES ops/nccl/nccl_runtime_test.cc support/fake_device.cc
                  support/memory_of_worlds_enqueued.cc
@@ -60,6 +62,10 @@ horon_test(gpu_session_test
            FILES ops/session/gpu_session_test.cc ops/session/gpu_chunks_test.cc
                  ops/session/gpu_hierarchy_test.cc ops/session/gpu_through_host_test.cc
            LIBS horon_host_gpu RANKS ${mpi_ranks})
+horon_test(gpu_window_test FILES ops/session/gpu_window_test.cc
+           LIBS horon_host_gpu RANKS ${mpi_ranks})
+horon_label_tests(cuda gpu_window_test.np1 gpu_window_test.np2 gpu_window_test.np3
+                  gpu_window_test.np4)
 horon_mpirun_test(gpu_session_test.through_the_host gpu_session_test 3
                   ENVIRONMENT HORON_GPU_COLLECTIVES=host
                   ARGS --gtest_filter=GpuSession.*-*Nccl*)
@@ -84,6 +90,7 @@ horon_test(job_gpu_test FILES ops/nccl/job_gpu_test.cc LIBS horon_host_gpu)
 horon_label_tests(cuda gpu_session_test.through_the_host gpu_session_test.np1 gpu_session_test.np2
                   gpu_session_test.np3 gpu_session_test.np4 host_cuda_test job_gpu_test
                   launch_order_test move_fast_math_test nccl_threads_test nccl_runtime_test
+                  nccl_window_test
                   nccl_ops_test.np1 nccl_ops_test.np2 nccl_ops_test.np3 nccl_ops_test.np4)
 horon_test(mpi_ops_test FILES ops/mpi_ops_test.cc
            LIBS horon_op_contract RANKS ${mpi_ranks})

@@ -12,6 +12,7 @@ from gpu_checks import picture
 # The tests of label "cuda" that run anywhere, and the targets that they are made of.
 ON_THREADS_NAMED = "^(move|cuda_memory|nccl)_"
 ON_THREADS = ("move_test", "move_fast_math_test", "cuda_memory_test", "nccl_device_test",
+              "nccl_window_test", "nccl_window_device_test",
               "nccl_peer_death_test", "nccl_threads_test", "nccl_runtime_test", "nccl_ops_test",
               "nccl_hier_allreduce_test")
 
@@ -98,6 +99,18 @@ def nccl_contract(ranks):
         program = run.program("nccl_device_test_gpu")
         watchdog = f"--watchdog-s={max(10, run.limit_s - 5)}"
         return gtest_outcome([run.ranks(ranks, [program, watchdog])])
+    return check
+
+
+def nccl_window(ranks):
+    """Whether NCCL registers a window here, and sums in it are right."""
+    def check(run):
+        program = run.program("nccl_window_device_test_gpu")
+        code, output = run.ranks(ranks, [program, f"--watchdog-s={max(10, run.limit_s - 5)}"])
+        outcome = gtest_outcome([(code, output)])
+        if match := re.search(r"NCCL (\d+): (.*window.*)", plain(output)):
+            outcome.detail += f"; NCCL {match[1]}: {match[2]}"
+        return outcome
     return check
 
 
@@ -263,6 +276,7 @@ def all_parts():
     gpu_tests = ("move_test_gpu", "cuda_memory_test_gpu", "nccl_device_test_gpu",
                  "nccl_peer_death_test_gpu")
     nccl = ("nccl_device_test_gpu",)
+    windows = ("nccl_window_device_test_gpu",)
     torch_test = ("torch_real_gpu_test",)
     return [
         Part("facts", "what was built, what is there", ("horon-info",), 30, info,
@@ -273,6 +287,9 @@ def all_parts():
              nccl_contract(1)),
         Part("nccl np=2", "the same between two real NCCL ranks", nccl, 90, nccl_contract(2)),
         Part("nccl np=4", "the same between four", nccl, 150, nccl_contract(4)),
+        Part("window np=1", "NCCL registers memory, and reduces in it", windows, 60,
+             nccl_window(1)),
+        Part("window np=2", "the same between two", windows, 90, nccl_window(2)),
         Part("job np=1", "whole jobs: allreduce by horon-bench, on one rank", ("horon-bench",), 60,
              allreduce(1)),
         Part("job np=2", "the same on two ranks", ("horon-bench",), 90, allreduce(2)),

@@ -56,6 +56,26 @@ TEST(SubmissionCheck, SplitsWhoseSumWrapsAroundToTheRowsAreRefused) {
   EXPECT_THAT(fault_of({most, 1, kRows}), HasSubstr(std::to_string(most)));
 }
 
+TEST(SubmissionCheck, OnDevicesTheRuntimeNarrows) {
+  const auto fault = [](DeviceKind device, Compression compression) {
+    auto spec = std::make_shared<EntrySpec>();
+    spec->device = device;
+    spec->compression = compression;
+    spec->parts = {{"x", {0}}};
+    Submission submission;
+    submission.name = "x";
+    submission.spec = std::move(spec);
+    submission.memory = {{nullptr, nullptr, 0}};
+    submission.narrowed = true;
+    constexpr std::array ranks = {0, 1};
+    return find_fault(submission, 0, ranks, host_alone(), RunnableCalls{{}});
+  };
+  EXPECT_EQ(fault(DeviceKind::Host, Compression::BFloat16), "");
+  EXPECT_THAT(fault(DeviceKind::Host, Compression::None), HasSubstr("no compression to 16 bits"));
+  EXPECT_THAT(fault(DeviceKind::Cuda, Compression::BFloat16),
+              HasSubstr("which on devices the runtime does"));
+}
+
 TEST(SubmissionCheck, PiecesAreForAllreduceAndNotBelowZero) {
   const auto fault = [](CollectiveKind kind, int64_t piece_bytes) {
     EntrySpec spec;

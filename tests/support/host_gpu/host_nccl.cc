@@ -2,19 +2,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
 #include <utility>
 
 #include "horon/core/base/error.h"
-#include "horon/ops/host/half.h"
 #include "horon/ops/host/host_kernels.h"
+#include "horon/tests/support/host_gpu/nans_as_nccl.h"
 #include "horon/tests/support/long_enough.h"
 
 namespace horon::test {
@@ -50,59 +50,25 @@ struct Ring {
 struct Meeting {
   std::atomic<int> here{0};
   std::atomic<int> finalized{0};
+  WindowMeeting window;
 };
-
-template <class T, class IsNan>
-void replace_nans_of(std::byte* inputs, size_t ranks, size_t count, const IsNan& is_nan) {
-  auto* const values = reinterpret_cast<T*>(inputs);
-  for (size_t i = 0; i < count; ++i) {
-    const auto number = [&] {
-      for (size_t rank = 0; rank < ranks; ++rank) {
-        if (!is_nan(values[rank * count + i])) return values[rank * count + i];
-      }
-      return values[i];
-    }();
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      if (is_nan(values[rank * count + i])) values[rank * count + i] = number;
-    }
-  }
-}
-
-// In NCCL's Min and Max a number wins over a NaN, in Horon's own a NaN wins. `inputs`: those of all
-// ranks, one behind the other.
-void replace_nans(DataType dtype, std::byte* inputs, size_t ranks, size_t count) {
-  switch (dtype) {
-    case DataType::Float32:
-      return replace_nans_of<float>(inputs, ranks, count, [](float v) { return std::isnan(v); });
-    case DataType::Float64:
-      return replace_nans_of<double>(inputs, ranks, count, [](double v) { return std::isnan(v); });
-    case DataType::Float16:
-      return replace_nans_of<uint16_t>(inputs, ranks, count, [](uint16_t bits) {
-        return std::isnan(ops::float_from_half(bits));
-      });
-    case DataType::BFloat16:
-      return replace_nans_of<uint16_t>(inputs, ranks, count, [](uint16_t bits) {
-        return std::isnan(ops::float_from_bfloat16(bits));
-      });
-    default:
-      return;
-  }
-}
 
 }  // namespace
 
 struct HostNccl::Comm {
-  Comm(int given_size, int given_rank, std::string given_path)
+  Comm(int given_size, int given_rank, std::string given_path, HostWindowMemory& windows)
       : size(given_size), rank(given_rank), path(std::move(given_path)) {
-    bytes = sizeof(Meeting) + static_cast<size_t>(size * size) * sizeof(Ring) + 64;
+    bytes = kRingsAt + static_cast<size_t>(size * size) * sizeof(Ring);
     const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     HORON_CHECK(file >= 0 && ::ftruncate(file, static_cast<off_t>(bytes)) == 0, path);
     memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     ::close(file);
     HORON_CHECK(memory != MAP_FAILED, path);
     ++meeting().here;  // a new file is zero, and so is a Meeting at first
+    window.emplace(windows, meeting().window, size);
   }
   ~Comm() {
+    window.reset();
     ::munmap(memory, bytes);
     forget_name();
   }
@@ -121,20 +87,25 @@ struct HostNccl::Comm {
   }
   Meeting& meeting() const { return *static_cast<Meeting*>(memory); }
   Ring& ring(int from, int to) const {
-    auto* const rings = reinterpret_cast<Ring*>(static_cast<std::byte*>(memory) + 64);
+    auto* const rings = reinterpret_cast<Ring*>(static_cast<std::byte*>(memory) + kRingsAt);
     return rings[from * size + to];
   }
 
+  static constexpr size_t kRingsAt = 256;
+  static_assert(sizeof(Meeting) <= kRingsAt);
   const int size;
   const int rank;
   const std::string path;
+  std::optional<HostWindow> window;
+  uint64_t calls = 0;       // groups
+  uint64_t allreduces = 0;  // whose kernels have ended
   size_t bytes = 0;
   void* memory = nullptr;
   int busy_polls = 0;
   bool forgotten = false;
   bool settled = false;  // idle() has said so since the last call
   bool finalizing = false;
-  bool failed = false;
+  std::atomic<bool> failed{false};
   std::atomic<bool> aborted{false};
   std::atomic<int> kernels{0};  // enqueued and not ended
 };
@@ -180,8 +151,9 @@ HostNccl::~HostNccl() = default;
 ops::NcclUniqueId HostNccl::unique_id() {
   static std::atomic<int> made{0};
   // Not in /dev/shm, where other tests look for what a job has left.
+  // A later one is less than an earlier one, as it may be where ids are made by chance.
   const std::string name =
-      "horon_host_nccl_" + std::to_string(::getpid()) + "_" + std::to_string(made++);
+      "horon_host_nccl_" + std::to_string(::getpid()) + "_" + std::to_string(999'999 - made++);
   const std::string path = std::filesystem::temp_directory_path() / name;
   ::unlink(path.c_str());
   ops::NcclUniqueId id{};
@@ -196,7 +168,10 @@ void HostNccl::require_current_device() const {
 
 ops::NcclComm HostNccl::begin_init(int size, const ops::NcclUniqueId& id, int rank) {
   require_current_device();
-  auto* const comm = new Comm(size, rank, id.data());
+  if (!used_ids_.insert(id).second) {
+    throw Error(ErrorCode::OperationFailed, "the id has been used before");
+  }
+  auto* const comm = new Comm(size, rank, id.data(), windows_);
   comm->busy_polls = options_.busy_polls;
   return comm;
 }
@@ -207,6 +182,7 @@ bool HostNccl::idle(ops::NcclComm handle) {
   if (comm.finalizing) return comm.meeting().finalized >= comm.size;
   if (comm.meeting().here < comm.size) return false;
   comm.forget_name();
+  if (!comm.window->is_registered()) return false;
   comm.settled = comm.settled || comm.busy_polls-- <= 0;
   return comm.settled;
 }
@@ -228,15 +204,38 @@ void HostNccl::wait_until_an_end_may_return() const {
 
 void HostNccl::destroy(ops::NcclComm comm) noexcept {
   wait_until_an_end_may_return();
+  if (as_comm(comm).window->is_there()) {
+    windows_.complain("a communicator is destroyed that has a window");
+  }
   delete &as_comm(comm);
 }
 
 void HostNccl::abort(ops::NcclComm handle) noexcept {
   Comm& comm = as_comm(handle);
   comm.aborted = true;
+  comm.window->leave();
   wait_until_an_end_may_return();
   while (comm.kernels > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
   delete &comm;
+}
+
+std::byte* HostNccl::allocate(size_t bytes) {
+  require_current_device();
+  return options_.window_fault == WindowFault::NoMemory ? nullptr : windows_.allocate(bytes);
+}
+
+void HostNccl::begin_register(ops::NcclComm handle, std::byte* memory, size_t bytes,
+                              ops::NcclWindowHandle* window) {
+  require_current_device();
+  Comm& comm = as_comm(handle);
+  comm.require_settled();
+  comm.settled = false;
+  comm.busy_polls = options_.busy_polls;
+  comm.window->begin(memory, bytes, window, comm.calls, options_.window_fault);
+}
+
+void HostNccl::deregister(ops::NcclComm comm, ops::NcclWindowHandle handle) noexcept {
+  as_comm(comm).window->deregister(handle);
 }
 
 void HostNccl::begin_group() {
@@ -257,6 +256,7 @@ void HostNccl::end_group() {
   Comm& comm = *group.comm;
   comm.busy_polls = options_.busy_polls;
   comm.settled = false;
+  ++comm.calls;
   if (groups_++ == options_.fails_at_group) {
     comm.failed = true;
     return;
@@ -350,7 +350,8 @@ void HostNccl::add_reduction(ops::NcclComm handle, const std::byte* input, std::
   for (int rank = 0; rank < comm.size; ++rank) {
     add_receive(group, all->data() + static_cast<size_t>(rank) * bytes, bytes, rank);
   }
-  group.finish.emplace_back([=, ranks = comm.size] {
+  group.finish.emplace_back([=, &comm = as_comm(handle), ranks = comm.size] {
+    if (root < 0 && !comm.window->agrees(comm.allreduces++, input)) comm.failed = true;
     std::vector<const std::byte*> inputs;
     for (int rank = 0; rank < ranks; ++rank) {
       inputs.push_back(all->data() + static_cast<size_t>(rank) * bytes);

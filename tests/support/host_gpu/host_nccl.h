@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "horon/ops/nccl/nccl_api.h"
 #include "horon/tests/support/host_gpu/host_cuda.h"
+#include "horon/tests/support/host_gpu/host_window.h"
 
 namespace horon::test {
 
@@ -22,6 +24,8 @@ class HostNccl final : public ops::NcclApi {
     // As kernels that fill the device: one runs at a time, and the next is one whose stream has
     // come to it. A device on which one has waited for peers for 20 s fails.
     bool fills_device = false;
+    bool has_windows = true;
+    WindowFault window_fault = WindowFault::None;
     // abort() and destroy() ask again and again, as those whose peers do not do the same.
     std::function<bool()> end_may_return = nullptr;
   };
@@ -36,8 +40,13 @@ class HostNccl final : public ops::NcclApi {
   void begin_finalize(ops::NcclComm comm) override;
   void destroy(ops::NcclComm comm) noexcept override;
   void abort(ops::NcclComm comm) noexcept override;
-  std::byte* allocate(size_t) override { return nullptr; }
-  void free(std::byte*) noexcept override {}
+  std::byte* allocate(size_t bytes) override;
+  void free(std::byte* memory) noexcept override { windows_.free(memory); }
+  bool has_windows() const override { return options_.has_windows; }
+  void begin_register(ops::NcclComm comm, std::byte* memory, size_t bytes,
+                      ops::NcclWindowHandle* handle) override;
+  void deregister(ops::NcclComm comm, ops::NcclWindowHandle handle) noexcept override;
+  const HostWindowMemory& windows() const { return windows_; }
 
   void begin_group() override;
   void end_group() override;
@@ -88,6 +97,8 @@ class HostNccl final : public ops::NcclApi {
 
   const std::shared_ptr<HostCuda> cuda_;
   const Options options_;
+  HostWindowMemory windows_;
+  std::set<ops::NcclUniqueId> used_ids_;
   Group group_;
   int64_t groups_ = 0;
   const std::shared_ptr<Device> device_;

@@ -1,0 +1,53 @@
+// What a batch copies into the memory of its op, and back: all at once or in chunks.
+#include <memory>
+#include <utility>
+
+#include "horon/core/execution/batch_copies.h"
+#include "horon/core/execution/chunked_batch.h"
+#include "horon/core/execution/running_batch.h"
+
+namespace horon::core {
+
+SlicedCopy RunningBatch::pack() {
+  if (!scratch_bytes_) return {};
+  if (moves_blocks(spec_.kind)) {
+    if (!packs_blocks_) return {};
+    return {*queue_, copies_of_blocks_in(work_.entries.front(), *blocks_, batch_.dtype,
+                                         const_cast<std::byte*>(batch_.input))};
+  }
+  return {*queue_, copies().in(scratch_.memory.get(), {0, batch_.count})};
+}
+
+SlicedCopy RunningBatch::unpack() {
+  if (!scratch_bytes_ && !in_16_bits()) return {};
+  if (moves_blocks(spec_.kind)) {
+    const EntryWork& entry = work_.entries.front();
+    if (!packs_blocks_ || entry.error) return {};
+    return {*queue_, copies_of_blocks_out(entry, *blocks_, batch_.dtype, batch_.output)};
+  }
+  return {*queue_, copies().out(batch_.output, {0, batch_.count})};
+}
+
+Progress RunningBatch::step_chunks(bool may_start) {
+  if (chunks_ == nullptr) {
+    chunks_ = std::make_unique<ChunkedBatch>(*op_, batch_, chunk_plan_, copies(),
+                                             context_.scratch->domain(spec_.device));
+  }
+  const bool had_begun = chunks_->has_begun();
+  const Progress progress = chunks_->step(may_start);
+  if (!had_begun && chunks_->has_begun() && records(context_.timeline)) {
+    started_ = Timeline::Clock::now();
+  }
+  if (progress == Progress::Done) done_ = chunks_->done();
+  return progress;
+}
+
+// Not before: the queue in which the next user of the scratch works does not stand behind the copy
+// back.
+void RunningBatch::finish_chunks() {
+  if (chunks_ == nullptr) return;
+  chunks_.reset();
+  context_.scratch->give_back(spec_.device, std::move(scratch_), nullptr);
+}
+
+}  // namespace horon::core

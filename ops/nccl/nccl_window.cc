@@ -1,0 +1,183 @@
+#include "horon/ops/nccl/nccl_window.h"
+
+#include <utility>
+
+namespace horon::ops {
+namespace {
+
+// On a thread of Horon's own: NCCL's calls for memory may wait for the device.
+void on_device(JobGpu& gpu, const std::function<void(NcclApi&)>& call) {
+  const std::shared_ptr<CudaApi> cuda = gpu.cuda();
+  cuda->use();
+  cuda->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
+  call(*gpu.nccl());
+}
+
+void free_of(JobGpu& gpu, std::byte* memory) noexcept {
+  if (memory == nullptr) return;
+  try {
+    on_device(gpu, [memory](NcclApi& nccl) { nccl.free(memory); });
+  } catch (...) {  // a device that has failed keeps it
+  }
+}
+
+}  // namespace
+
+core::SharedScratch* NcclWindow::scratch(size_t bytes, const LastOfEarlier& earlier) {
+  if (bytes > parts_.bytes) return nullptr;
+  if (stage_ == Stage::Unasked) {
+    earlier_ = earlier();
+    stage_ = Stage::Draining;
+  }
+  return stage_ == Stage::There ? &scratch_ : nullptr;
+}
+
+NcclWindow::Step NcclWindow::step(NcclApi& nccl, NcclComm comm) {
+  while (is_being_made()) {
+    if (const std::optional<Step> step = step_on(nccl, comm)) return *step;
+  }
+  return Step::Settled;
+}
+
+std::optional<NcclWindow::Step> NcclWindow::step_on(NcclApi& nccl, NcclComm comm) {
+  switch (stage_) {
+    case Stage::Draining:
+      if (earlier_ != nullptr && !earlier_->happened()) return Step::Working;
+      earlier_.reset();
+      if (nccl.has_windows()) allocate();
+      stage_ = Stage::Allocating;
+      return std::nullopt;
+    case Stage::Allocating:
+      if (allocating_ != nullptr) {
+        const std::optional<std::byte*> allocated = allocating_->take();
+        if (!allocated) return Step::Working;
+        scratch_.memory = *allocated;
+        allocating_.reset();
+      }
+      scratch_.bytes = parts_.bytes;
+      answer_ = scratch_.memory != nullptr ? kYes : kNo;
+      stage_ = Stage::Meeting;
+      return std::nullopt;
+    case Stage::Meeting: {
+      const std::optional<uint8_t> all = vote();
+      if (!all) return Step::Working;
+      if (*all == kYes) {
+        begin_to_register(nccl, comm);
+        stage_ = Stage::Registering;
+      } else {
+        free_memory();
+        stage_ = Stage::None;
+      }
+      return std::nullopt;
+    }
+    case Stage::Registering:
+      if (answer_ != kLost && !has_registered(nccl, comm)) return Step::Working;
+      stage_ = Stage::Comparing;
+      // Those who wait for this member in NCCL learn of it by the abort.
+      if (answer_ == kLost) return Step::CommunicatorLost;
+      return std::nullopt;
+    case Stage::Comparing:
+      return compare(nccl, comm);
+    case Stage::Unasked:
+    case Stage::There:
+    case Stage::None:
+      break;
+  }
+  return Step::Settled;
+}
+
+void NcclWindow::allocate() {
+  allocating_ = std::make_unique<BackgroundCall<std::byte*>>(
+      [gpu = parts_.gpu, bytes = parts_.bytes] {
+        std::byte* memory = nullptr;
+        on_device(*gpu, [&](NcclApi& nccl) { memory = nccl.allocate(bytes); });
+        return memory;
+      },
+      [gpu = parts_.gpu](std::byte* unwanted) { free_of(*gpu, unwanted); });
+}
+
+std::optional<uint8_t> NcclWindow::vote() {
+  return parts_.vote != nullptr ? parts_.vote->largest(answer_) : answer_;
+}
+
+void NcclWindow::begin_to_register(NcclApi& nccl, NcclComm comm) noexcept {
+  try {
+    began_ = Clock::now();
+    handle_ = std::make_shared<NcclWindowHandle>(nullptr);
+    nccl.begin_register(comm, scratch_.memory, parts_.bytes, handle_.get());
+  } catch (...) {
+    answer_ = kLost;
+  }
+}
+
+bool NcclWindow::has_registered(NcclApi& nccl, NcclComm comm) noexcept {
+  try {
+    if (nccl.idle(comm)) {
+      answer_ = *handle_ != nullptr ? kYes : kNo;
+    } else if (Clock::now() - began_ > parts_.limit) {
+      answer_ = kLost;
+    } else {
+      return false;
+    }
+  } catch (...) {
+    answer_ = kLost;
+  }
+  return true;
+}
+
+std::optional<NcclWindow::Step> NcclWindow::compare(NcclApi& nccl, NcclComm comm) {
+  const std::optional<uint8_t> all = vote();
+  if (!all) return Step::Working;
+  if (*all == kYes) {
+    stage_ = Stage::There;
+    return std::nullopt;
+  }
+  const bool is_lost_here = answer_ == kLost;
+  stage_ = Stage::None;
+  if (is_lost_here) return std::nullopt;
+  deregister(nccl, comm);
+  if (*all == kLost) return Step::CommunicatorLost;
+  free_memory();
+  return std::nullopt;
+}
+
+void NcclWindow::deregister(NcclApi& nccl, NcclComm comm) noexcept {
+  if (handle_ != nullptr && *handle_ != nullptr) nccl.deregister(comm, *handle_);
+  handle_.reset();
+}
+
+// Where no thread is to be had the memory is lost.
+void NcclWindow::free_memory() noexcept {
+  std::byte* const memory = std::exchange(scratch_.memory, nullptr);
+  if (memory == nullptr) return;
+  try {
+    freeing_ = std::make_unique<BackgroundCall<bool>>([gpu = parts_.gpu, memory] {
+      free_of(*gpu, memory);
+      return true;
+    });
+  } catch (...) {
+  }
+}
+
+bool NcclWindow::is_deregistered(NcclApi& nccl, NcclComm comm) noexcept {
+  try {
+    const bool in_use = scratch_.last_used != nullptr && !scratch_.last_used->happened();
+    if (in_use || scratch_.users > 0) return false;
+  } catch (...) {  // nobody knows what a device that has failed still writes
+    return false;
+  }
+  deregister(nccl, comm);
+  stage_ = Stage::None;
+  return true;
+}
+
+NcclWindow::Left NcclWindow::leave() noexcept {
+  Left left{std::exchange(scratch_.memory, nullptr), std::move(handle_)};
+  if (stage_ != Stage::There) return left;
+  // It is still in use, and not by NCCL alone, whose end says nothing of the copies.
+  stage_ = Stage::None;
+  left.memory = nullptr;
+  return left;
+}
+
+}  // namespace horon::ops
