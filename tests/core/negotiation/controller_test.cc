@@ -24,11 +24,12 @@ constexpr Nanos kSecond = 1'000'000'000;
 
 using Owned = std::unique_ptr<Controller>;
 
-Owned make(int rank, int size, Nanos dead_after = 10 * kSecond) {
+// `limit`: of silence, and for a stall to be told.
+Owned make(int rank, int size, Nanos limit = 10 * kSecond) {
   Controller::Options options;
   options.rank = rank;
   options.size = size;
-  options.dead_after = dead_after;
+  options.dead_after = options.stall_warn_after = limit;
   return std::make_unique<Controller>(options);
 }
 
@@ -283,10 +284,9 @@ TEST(Controller, AMemberThatHasLeftAsksNobodyAndReportsNobody) {
 }
 
 // Runs a job whose last rank submits nothing, with a look every millisecond, and counts messages.
-std::map<std::pair<int, int>, int> idle_messages(int size, Nanos time,
-                                                 Nanos dead_after = 10 * kSecond) {
+std::map<std::pair<int, int>, int> idle_messages(int size, Nanos time, Nanos limit = 10 * kSecond) {
   std::vector<Owned> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.push_back(make(rank, size, dead_after));
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(make(rank, size, limit));
   std::map<std::pair<int, int>, int> count;
   for (int rank = 0; rank + 1 < size; ++rank) ranks[rank]->submit({1, "x", tensor("x"), {}, {}});
   for (Nanos now = 0; now < time; now += kMillisecond) {
@@ -310,7 +310,7 @@ TEST(Controller, WaitingRanksAskRarely) {
   }
 }
 
-TEST(Controller, WhereNoSilenceCountsNobodyIsAsked) {
+TEST(Controller, WithoutLimitsNobodyIsAskedOrTold) {
   const std::map<std::pair<int, int>, int> only_submissions = {{{1, 0}, 1}, {{2, 0}, 1}};
   EXPECT_EQ(idle_messages(4, 9 * kSecond, 0), only_submissions);
   const Owned of_pair = make(1, 2, 0);
