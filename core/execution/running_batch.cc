@@ -49,7 +49,8 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
         return Progress::Polling;
       }
       place();
-      hopes_for_ops_scratch_ = is_packed_on_all_ranks() && op_->shared_scratch_max() > 0;
+      hopes_for_ops_scratch_ = is_packed_on_all_ranks() && scratch_bytes_ &&
+                               *scratch_bytes_ <= op_->shared_scratch_max();
       return Progress::Done;
     case Stage::WantsScratch:  // an earlier batch gives some back
       return take_scratch(earlier) ? Progress::Done : Progress::Ringing;

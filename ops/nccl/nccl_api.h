@@ -50,7 +50,7 @@ class NcclApi {
   // communicator has ended.
   virtual void begin_register(NcclComm comm, std::byte* memory, size_t bytes,
                               NcclWindowHandle* handle) = 0;
-  // Local. No work uses the memory.
+  // Local, and waits for the device. No work uses the memory.
   virtual void deregister(NcclComm comm, NcclWindowHandle handle) noexcept = 0;
 
   // Between these, calls are only collected. end_group() returns at once; what was collected is in

@@ -68,7 +68,7 @@ NcclCommunicator::NcclCommunicator(Parts parts)
       window_({.gpu = parts_.gpu,
                .bytes = parts_.window_bytes,
                .vote = parts_.vote.get(),
-               .limit = parts_.limit}) {
+               .limit = parts_.window_limit}) {
   HORON_CHECK(parts_.size == 1 || parts_.id_exchange != nullptr, "the members must meet");
   HORON_CHECK(parts_.size == 1 || parts_.window_bytes == 0 || parts_.vote != nullptr,
               "the members must agree on a window");
@@ -128,6 +128,11 @@ bool NcclCommunicator::has_settled_window() {
     step = window_.step(*nccl_, comm_);
   }
   if (step == NcclWindow::Step::Working) return false;
+  if (!window_.failure().empty()) {
+    core::log(core::LogLevel::Warn,
+              core::concat("NCCL between ", parts_.members, ": no window for packed tensors, and ",
+                           "the communicator is made anew: ", window_.failure()));
+  }
   core::log(core::LogLevel::Debug,
             core::concat("NCCL between ", parts_.members, ": packed tensors lie in ",
                          window_.is_there() ? "a window" : "no window"));
@@ -237,7 +242,7 @@ void NcclCommunicator::call(const std::function<void(NcclApi&, NcclComm)>& calls
 }
 
 void NcclCommunicator::check() {
-  if (stage_ >= Stage::Made && !window_.is_being_made()) (void)is_idle();
+  if (stage_ >= Stage::Made && !window_.is_being_registered()) (void)is_idle();
 }
 
 void NcclCommunicator::abort() noexcept { end(End::Abort); }

@@ -30,6 +30,7 @@ class NcclCommunicator {
     std::chrono::nanoseconds limit = std::chrono::seconds(120);
     // Of the window, if one is asked for; 0: there will be none. The same on all members.
     size_t window_bytes = 0;
+    std::chrono::nanoseconds window_limit = std::chrono::seconds(120);  // to register it
     std::unique_ptr<MembersVote> vote = nullptr;  // of several members that may have a window
   };
   // Makes nothing yet: a program without tensors on devices pays nothing.
@@ -38,7 +39,8 @@ class NcclCommunicator {
   NcclCommunicator(std::shared_ptr<NcclApi> nccl, std::shared_ptr<CudaApi> cuda, int size,
                    const NcclUniqueId& id, int rank);
   // Ends it in order if all that was enqueued happens within a few seconds, else by abort(). Waits
-  // no longer than that in all: what NCCL then still does, a thread of its own does.
+  // no longer than that in all, but for what the device does when a window is deregistered: what
+  // NCCL then still does, a thread of its own does.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;

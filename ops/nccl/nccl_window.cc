@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "horon/core/base/current_error.h"
+#include "horon/core/base/text.h"
+
 namespace horon::ops {
 namespace {
 
@@ -33,6 +36,7 @@ core::SharedScratch* NcclWindow::scratch(size_t bytes, const LastOfEarlier& earl
 }
 
 NcclWindow::Step NcclWindow::step(NcclApi& nccl, NcclComm comm) {
+  if (is_being_made() && !is_being_registered()) (void)nccl.idle(comm);
   while (is_being_made()) {
     if (const std::optional<Step> step = step_on(nccl, comm)) return *step;
   }
@@ -86,14 +90,19 @@ std::optional<NcclWindow::Step> NcclWindow::step_on(NcclApi& nccl, NcclComm comm
   return Step::Settled;
 }
 
-void NcclWindow::allocate() {
+// What goes wrong with memory is no more than that there is none.
+void NcclWindow::allocate() try {
   allocating_ = std::make_unique<BackgroundCall<std::byte*>>(
       [gpu = parts_.gpu, bytes = parts_.bytes] {
         std::byte* memory = nullptr;
-        on_device(*gpu, [&](NcclApi& nccl) { memory = nccl.allocate(bytes); });
+        try {
+          on_device(*gpu, [&](NcclApi& nccl) { memory = nccl.allocate(bytes); });
+        } catch (...) {
+        }
         return memory;
       },
       [gpu = parts_.gpu](std::byte* unwanted) { free_of(*gpu, unwanted); });
+} catch (...) {
 }
 
 std::optional<uint8_t> NcclWindow::vote() {
@@ -106,7 +115,7 @@ void NcclWindow::begin_to_register(NcclApi& nccl, NcclComm comm) noexcept {
     handle_ = std::make_shared<NcclWindowHandle>(nullptr);
     nccl.begin_register(comm, scratch_.memory, parts_.bytes, handle_.get());
   } catch (...) {
-    answer_ = kLost;
+    lose();
   }
 }
 
@@ -115,14 +124,25 @@ bool NcclWindow::has_registered(NcclApi& nccl, NcclComm comm) noexcept {
     if (nccl.idle(comm)) {
       answer_ = *handle_ != nullptr ? kYes : kNo;
     } else if (Clock::now() - began_ > parts_.limit) {
+      const double limit_s = std::chrono::duration<double>(parts_.limit).count();
+      failure_ = core::concat("NCCL has not registered it within ", limit_s, " s");
       answer_ = kLost;
     } else {
       return false;
     }
   } catch (...) {
-    answer_ = kLost;
+    lose();
   }
   return true;
+}
+
+// In a catch block.
+void NcclWindow::lose() noexcept {
+  answer_ = kLost;
+  try {
+    failure_ = core::current_error().what();
+  } catch (...) {  // no memory for the text
+  }
 }
 
 std::optional<NcclWindow::Step> NcclWindow::compare(NcclApi& nccl, NcclComm comm) {
@@ -161,8 +181,7 @@ void NcclWindow::free_memory() noexcept {
 
 bool NcclWindow::is_deregistered(NcclApi& nccl, NcclComm comm) noexcept {
   try {
-    const bool in_use = scratch_.last_used != nullptr && !scratch_.last_used->happened();
-    if (in_use || scratch_.users > 0) return false;
+    if (is_in_use()) return false;
   } catch (...) {  // nobody knows what a device that has failed still writes
     return false;
   }
@@ -171,12 +190,20 @@ bool NcclWindow::is_deregistered(NcclApi& nccl, NcclComm comm) noexcept {
   return true;
 }
 
+bool NcclWindow::is_in_use() const {
+  return scratch_.users > 0 || (scratch_.last_used != nullptr && !scratch_.last_used->happened());
+}
+
 NcclWindow::Left NcclWindow::leave() noexcept {
   Left left{std::exchange(scratch_.memory, nullptr), std::move(handle_)};
   if (stage_ != Stage::There) return left;
-  // It is still in use, and not by NCCL alone, whose end says nothing of the copies.
   stage_ = Stage::None;
-  left.memory = nullptr;
+  bool is_kept = true;  // also if nobody knows what a device that has failed still writes
+  try {
+    is_kept = is_in_use();  // not by NCCL alone, whose end says nothing of the copies
+  } catch (...) {
+  }
+  if (is_kept) left.memory = nullptr;
   return left;
 }
 

@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "horon/core/execution/event.h"
 #include "horon/core/execution/shared_scratch.h"
@@ -45,19 +46,24 @@ class NcclWindow {
   using LastOfEarlier = std::function<std::shared_ptr<core::Event>()>;
   core::SharedScratch* scratch(size_t bytes, const LastOfEarlier& earlier);
 
-  // Whoever uses the communicator goes on with that first. A failure of NCCL meanwhile is the
-  // window's, not the job's.
+  // Whoever uses the communicator goes on with that first.
   bool is_being_made() const { return stage_ > Stage::Unasked && stage_ < Stage::There; }
+  // A failure of NCCL meanwhile is the window's, not the job's.
+  bool is_being_registered() const {
+    return stage_ == Stage::Registering || stage_ == Stage::Comparing;
+  }
   bool must_be_driven() const { return parts_.vote != nullptr && parts_.vote->must_be_driven(); }
   enum class Step : uint8_t {
     Working,
     Settled,           // it is there, or will never be
     CommunicatorLost,  // abort it, and go on without one until all members know
   };
-  // On the device. `comm`: null once it is lost. Throws Error where the members can't agree.
+  // On the device. `comm`: null once it is lost. Throws Error where the members can't agree, and
+  // what has gone wrong with the communicator before anything is registered.
   Step step(NcclApi& nccl, NcclComm comm);
 
-  // Before the communicator is finalized. False: work may still use the memory.
+  // Before the communicator is finalized. False: work may still use the memory. NCCL waits for the
+  // device then.
   bool is_deregistered(NcclApi& nccl, NcclComm comm) noexcept;
   // What is left when the communicator ends, for whoever ends it.
   struct Left {
@@ -67,6 +73,8 @@ class NcclWindow {
   // Memory that is in use is kept for ever.
   Left leave() noexcept;
   bool is_there() const { return stage_ == Stage::There; }
+  // Of NCCL, which has cost this member the communicator; empty: none has.
+  const std::string& failure() const { return failure_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -89,6 +97,8 @@ class NcclWindow {
   std::optional<uint8_t> vote();
   void begin_to_register(NcclApi& nccl, NcclComm comm) noexcept;
   bool has_registered(NcclApi& nccl, NcclComm comm) noexcept;
+  void lose() noexcept;
+  bool is_in_use() const;
   std::optional<Step> compare(NcclApi& nccl, NcclComm comm);
   void deregister(NcclApi& nccl, NcclComm comm) noexcept;
   void free_memory() noexcept;
@@ -100,6 +110,7 @@ class NcclWindow {
   std::unique_ptr<BackgroundCall<bool>> freeing_;
   Clock::time_point began_;  // to register
   uint8_t answer_ = kYes;
+  std::string failure_;
   core::SharedScratch scratch_;
   std::shared_ptr<NcclWindowHandle> handle_;  // NCCL writes it, on a thread of its own
 };

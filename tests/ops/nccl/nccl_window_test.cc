@@ -15,6 +15,7 @@
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/nccl/nccl_line.h"
 #include "horon/tests/support/host_gpu/host_nccl.h"
+#include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/thread_ranks.h"
 
 namespace horon::ops {
@@ -75,7 +76,7 @@ class ThreadMaximum final : public core::CollectiveOp {
 struct Rank {
   Rank(int index, int size, const std::shared_ptr<Ballots>& ballots,
        const test::HostNccl::Options& library = {},
-       std::chrono::nanoseconds limit = std::chrono::seconds(60))
+       std::chrono::nanoseconds window_limit = std::chrono::seconds(60))
       : cuda(std::make_shared<test::HostCuda>()),
         nccl(std::make_shared<test::HostNccl>(cuda, library)),
         queue(cuda),
@@ -87,7 +88,7 @@ struct Rank {
     parts.id_exchange = std::make_unique<AllreduceNcclId>(maximum, index == 0);
     parts.vote = std::make_unique<MembersVote>(maximum);
     parts.window_bytes = kBytes;
-    parts.limit = limit;
+    parts.window_limit = window_limit;
     line = std::make_shared<NcclLine>(std::make_shared<NcclCommunicator>(std::move(parts)));
   }
 
@@ -159,6 +160,10 @@ TEST(NcclWindow, ARegistrationThatTakesTooLongHasFailed) {
     Rank rank(index, 2, ballots, library, std::chrono::milliseconds(500));
     for (int i = 0; i < 3; ++i) EXPECT_EQ(rank.batch(), nullptr);
     EXPECT_EQ(rank.line->communicator().window().bytes_max(), 0U);
+    if (index == 1) {
+      EXPECT_EQ(rank.line->communicator().window().failure(),
+                "NCCL has not registered it within 0.5 s");
+    }
     rank.queue.record()->wait();
     EXPECT_EQ(rank.sum, 2.0F);
   });
@@ -183,6 +188,21 @@ TEST(NcclWindow, WhereItFailsEarlierWorkEndsFirst) {
     EXPECT_EQ(seen, 2.0F);
     EXPECT_EQ(rank.sum, 2.0F);
   });
+}
+
+TEST(NcclWindow, AFailureBeforeItIsRegisteredIsThatOfTheJob) {
+  const auto ballots = std::make_shared<Ballots>();
+  Rank rank(0, 1, ballots);
+  std::atomic<bool> goes_on{false};
+  rank.cuda->enqueue(rank.queue.stream(), [&] { return goes_on.load(); });
+  rank.batch(kBytes + 1);
+  EXPECT_EQ(rank.line->shared_scratch(kBytes), nullptr);
+  const uint64_t turn = rank.line->take_turn();
+  EXPECT_FALSE(rank.line->may_call(turn));  // earlier work must be done first
+  rank.nccl->fail();
+  EXPECT_THROW(rank.line->communicator().check(), Error);
+  EXPECT_THROW((void)rank.line->may_call(turn), Error);
+  goes_on = true;
 }
 
 TEST(NcclWindow, TheEndWaitsForWorkThatUsesIt) {
@@ -217,6 +237,18 @@ TEST(NcclWindow, WhatMayBeUsedForEverIsKept) {
   rank.line.reset();
   EXPECT_EQ(rank.nccl->windows().live(), 1);
   EXPECT_THAT(rank.nccl->windows().complaints(), testing::IsEmpty());
+}
+
+TEST(NcclWindow, WhatNothingUsesIsFreedByAnAbort) {
+  const auto ballots = std::make_shared<Ballots>();
+  Rank rank(0, 1, ballots);
+  rank.batch();
+  ASSERT_NE(rank.batch(), nullptr);
+  rank.queue.record()->wait();
+  rank.line->communicator().abort();
+  const auto limit = std::chrono::steady_clock::now() + kLongEnough;
+  rank.line->communicator().finish_abort(limit);
+  EXPECT_EQ(rank.nccl->windows().live(), 0);
 }
 
 TEST(NcclWindow, OneThatIsBeingMadeEndsWithTheCommunicator) {

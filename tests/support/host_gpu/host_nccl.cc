@@ -168,8 +168,11 @@ void HostNccl::require_current_device() const {
 
 ops::NcclComm HostNccl::begin_init(int size, const ops::NcclUniqueId& id, int rank) {
   require_current_device();
-  if (!used_ids_.insert(id).second) {
-    throw Error(ErrorCode::OperationFailed, "the id has been used before");
+  {
+    const std::lock_guard lock(used_ids_mutex_);
+    if (!used_ids_.insert(id).second) {
+      throw Error(ErrorCode::OperationFailed, "the id has been used before");
+    }
   }
   auto* const comm = new Comm(size, rank, id.data(), windows_);
   comm->busy_polls = options_.busy_polls;
@@ -178,7 +181,8 @@ ops::NcclComm HostNccl::begin_init(int size, const ops::NcclUniqueId& id, int ra
 
 bool HostNccl::idle(ops::NcclComm handle) {
   Comm& comm = as_comm(handle);
-  if (comm.failed) throw Error(ErrorCode::OperationFailed, "the NCCL of threads has failed");
+  if (comm.failed || has_failed_)
+    throw Error(ErrorCode::OperationFailed, "the NCCL of threads has failed");
   if (comm.finalizing) return comm.meeting().finalized >= comm.size;
   if (comm.meeting().here < comm.size) return false;
   comm.forget_name();

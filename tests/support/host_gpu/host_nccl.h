@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -47,6 +48,8 @@ class HostNccl final : public ops::NcclApi {
                       ops::NcclWindowHandle* handle) override;
   void deregister(ops::NcclComm comm, ops::NcclWindowHandle handle) noexcept override;
   const HostWindowMemory& windows() const { return windows_; }
+  // From now on NCCL says that each communicator has failed, as where the network does.
+  void fail() { has_failed_ = true; }
 
   void begin_group() override;
   void end_group() override;
@@ -98,6 +101,8 @@ class HostNccl final : public ops::NcclApi {
   const std::shared_ptr<HostCuda> cuda_;
   const Options options_;
   HostWindowMemory windows_;
+  std::atomic<bool> has_failed_{false};
+  std::mutex used_ids_mutex_;  // sets make their communicators on threads of their own
   std::set<ops::NcclUniqueId> used_ids_;
   Group group_;
   int64_t groups_ = 0;
