@@ -107,7 +107,9 @@ TEST(NcclWindowOnDevice, IsRegisteredUsedAndGivenBack) {
   EXPECT_FALSE(rank.reduce(kBytes / sizeof(float) + 1));
   rank.reduce(77);
   // Between ranks that share a GPU NCCL may refuse it.
-  if (rank.world.size == 1) EXPECT_EQ(in_window, rank.nccl->has_windows());
+  if (rank.world.size == 1) {
+    EXPECT_EQ(in_window, rank.nccl->has_windows());
+  }
   const uint64_t mine = in_window ? 1 : 0;
   for (const uint64_t theirs : rank.world.gather(mine)) EXPECT_EQ(theirs, mine);
   if (rank.world.rank == 0) {
