@@ -82,7 +82,7 @@ constexpr std::array kKnobs = {
     text("HORON_AUTOTUNE_WARM_START", &Config::autotune_warm_start, "", kOwn,
          "file from which autotuning begins, and that keeps what it finds; empty: none"),
     seconds("HORON_STALL_WARN_S", &Config::stall_warn_s, kOwn,
-            "warn when a tensor waits for ranks this long; 0: never"),
+            "warn when a tensor waits for ranks this long; 0: never, and no error names them"),
     seconds("HORON_STALL_ABORT_S", &Config::stall_abort_s, kSame,
             "end the job when a tensor waits for ranks this long; 0: never"),
     seconds("HORON_DEAD_AFTER_S", &Config::dead_after_s, kSame,

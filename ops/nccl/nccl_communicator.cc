@@ -242,7 +242,7 @@ void NcclCommunicator::call(const std::function<void(NcclApi&, NcclComm)>& calls
 }
 
 void NcclCommunicator::check() {
-  if (stage_ >= Stage::Made && !window_.is_being_registered()) (void)is_idle();
+  if (stage_ >= Stage::Made && !window_.may_be_being_registered()) (void)is_idle();
 }
 
 void NcclCommunicator::abort() noexcept { end(End::Abort); }

@@ -36,9 +36,11 @@ core::SharedScratch* NcclWindow::scratch(size_t bytes, const LastOfEarlier& earl
 }
 
 NcclWindow::Step NcclWindow::step(NcclApi& nccl, NcclComm comm) {
-  if (is_being_made() && !is_being_registered()) (void)nccl.idle(comm);
   while (is_being_made()) {
-    if (const std::optional<Step> step = step_on(nccl, comm)) return *step;
+    const std::optional<Step> step = step_on(nccl, comm);
+    if (!step) continue;
+    if (is_being_made() && !may_be_being_registered()) (void)nccl.idle(comm);
+    return *step;
   }
   return Step::Settled;
 }

@@ -49,8 +49,9 @@ class NcclWindow {
   // Whoever uses the communicator goes on with that first.
   bool is_being_made() const { return stage_ > Stage::Unasked && stage_ < Stage::There; }
   // A failure of NCCL meanwhile is the window's, not the job's.
-  bool is_being_registered() const {
-    return stage_ == Stage::Registering || stage_ == Stage::Comparing;
+  // From the vote on: a member that has seen it may be ahead.
+  bool may_be_being_registered() const {
+    return stage_ >= Stage::Meeting && stage_ <= Stage::Comparing;
   }
   bool must_be_driven() const { return parts_.vote != nullptr && parts_.vote->must_be_driven(); }
   enum class Step : uint8_t {

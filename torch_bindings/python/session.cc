@@ -1,6 +1,7 @@
 // Start, ranks, process sets, stop.
 #include "horon/ops/session/session.h"
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <pybind11/pybind11.h>
@@ -52,6 +53,12 @@ std::map<std::string, uint64_t> counts() {
   return all;
 }
 
+// Throws Error(Timeout).
+void barrier_within(const ProcessSet& process_set, double limit_s) {
+  const std::chrono::duration<double> limit(limit_s);
+  barrier_async(process_set).wait(std::chrono::duration_cast<std::chrono::nanoseconds>(limit));
+}
+
 }  // namespace
 
 void bind_session(py::module_& module) {
@@ -86,6 +93,8 @@ void bind_session(py::module_& module) {
   module.def("leave_process_set", &leave_process_set, py::arg("process_set"), WithoutGil());
   module.def("process_sets", &process_sets);
   module.def("barrier", &barrier, py::arg("process_set"), WithoutGil());
+  module.def("barrier_within", &barrier_within, py::arg("process_set"), py::arg("limit_s"),
+             WithoutGil());
   module.def("join", &join, py::arg("process_set"), WithoutGil());
 }
 

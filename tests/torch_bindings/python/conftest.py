@@ -12,8 +12,12 @@ import horon.torch as hvd
 
 collect_ignore = ["programs", "programs_test.py", "process_group_programs_test.py",
                   "installed_module_test.py", "wheel_test.py"]
-faulthandler.dump_traceback_later(250, exit=True)  # before ctest, which can only kill
-hvd.init()
+
+
+def pytest_configure(config):
+    # Before ctest, which can only kill; on the real standard error, which pytest takes away later.
+    faulthandler.dump_traceback_later(250, exit=True, file=os.dup(2))
+    hvd.init()
 
 
 @pytest.fixture(autouse=True)

@@ -73,7 +73,7 @@ class Programs(unittest.TestCase):
     def test_functions_on_ranks(self):
         clean = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_")}
         code, output = run_command([sys.executable, "-m", "horon.as_horovod", HERE / "launched.py"],
-                                   starts=6, env=clean)
+                                   starts=3, env=clean)
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("printed by a rank"), 3)
         self.assertIn("KeyError: 'as it should'", output)

@@ -264,10 +264,20 @@ def _when_all_meet(handler):
     same port, and rank 0 would wait for it at the new one for ever."""
     def meet(url, **options):
         if _ranks_that_meet(url) == _ranks_of_the_job():
-            from horon import native
-            native.barrier(native.ProcessSet())
+            _wait_for_all(options.get("timeout") or _LONGEST)
         yield from handler(url, **options)
     return meet
+
+
+def _wait_for_all(timeout):
+    from horon import native
+    from horon.errors import HorovodInternalError
+    try:
+        native.barrier_within(native.ProcessSet(), limited(timeout).total_seconds())
+    except HorovodInternalError as error:
+        if error.code == "timeout":
+            raise
+        # Of a job that has failed, which a group without Horon need not mind.
 
 
 def _ranks_that_meet(url):
