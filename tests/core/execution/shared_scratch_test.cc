@@ -127,7 +127,7 @@ TEST_F(SharedScratchOfAnOp, IsForWhatFitsThere) {
   executor_->enqueue(batch(1, list(entry(1, small), entry(2, small))));
   run();
   EXPECT_EQ(domain_->allocations(), 1);
-  EXPECT_THAT(given_.asked, ElementsAre(8012, 24));
+  EXPECT_THAT(given_.asked, ElementsAre(24));
 }
 
 // What one rank packs and another need not: a group, what it has joined, what is gathered.
