@@ -132,21 +132,14 @@ TEST_F(GpuWindow, ARankThatHasJoinedDoesAsTheOthers) {
   end_and_look();
 }
 
-TEST_F(GpuWindow, WithoutMemoryOnOneRankThereIsNone) {
-  for (const int rank : {0, test_size() - 1}) {
-    start_with_fault(test::WindowFault::NoMemory, rank);
-    reduce_packed(4);
-    EXPECT_EQ(windows().collectives_in_windows(), 0);
-    end_and_look();
-  }
-}
-
-TEST_F(GpuWindow, WithoutAWindowOnOneRankThereIsNone) {
-  for (const int rank : {0, test_size() - 1}) {
-    start_with_fault(test::WindowFault::NoWindow, rank);
-    reduce_packed(4);
-    EXPECT_EQ(windows().collectives_in_windows(), 0);
-    end_and_look();
+TEST_F(GpuWindow, WithoutMemoryOrAWindowOnOneRankThereIsNone) {
+  for (const test::WindowFault fault : {test::WindowFault::NoMemory, test::WindowFault::NoWindow}) {
+    for (const int rank : {0, test_size() - 1}) {
+      start_with_fault(fault, rank);
+      reduce_packed(4);
+      EXPECT_EQ(windows().collectives_in_windows(), 0);
+      end_and_look();
+    }
   }
 }
 
