@@ -13,11 +13,36 @@
 
 namespace horon::core {
 
+// How long a thread looks before it sleeps: for so many yields at least, and for so long at least.
+// A yield that finds nobody else on the core is over in a fraction of a microsecond, and as long as
+// that is so, looking takes nothing from anybody; to fall asleep and be woken costs about as much
+// as this time. Beside other threads that wait, each of the yields lets one of them run.
+struct Look {
+  int yields = 20;  // 0: it does not look
+  std::chrono::nanoseconds time = std::chrono::microseconds(50);
+};
+
 // Remembers across waits whether yields were dear: took kDear or longer. Any number of threads may
 // share one: updates may get lost, since it only holds an estimate. Valid as zeroed memory.
 class YieldCost {
  public:
   using Clock = std::chrono::steady_clock;
+
+  // Yields until `done` says yes, the deadline has passed or this has lasted long enough. True if
+  // `done`.
+  template <class Done>
+  bool look(const Done& done, const Look& look, Clock::time_point deadline) noexcept {
+    if (done()) return true;
+    if (look.yields == 0 || !worth_trying()) return false;
+    const Clock::time_point begin = Clock::now();
+    Clock::time_point now = begin;
+    for (int i = 0; i < look.yields || now - begin < look.time; ++i) {
+      now = yield(now);
+      if (done()) return true;
+      if (now >= deadline || dear()) return false;
+    }
+    return false;
+  }
 
   // Asked once in each wait, before its first yield. False for some waits after a dear yield, and
   // for more of them the more often yields are dear.

@@ -53,16 +53,8 @@ bool Doorbell::wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) 
       cpu_relax();
     }
   }
-  if (policy.yields > 0 && yield_cost_.worth_trying()) {
-    auto now = Clock::now();
-    for (int i = 0; i < policy.yields; ++i) {
-      now = yield_cost_.yield(now);
-      if (take()) return true;
-      if (now >= deadline) return false;
-      if (yield_cost_.dear()) break;
-    }
-  }
-  return sleep_until(deadline);
+  return yield_cost_.look([this] { return take(); }, policy.look, deadline) ||
+         sleep_until(deadline);
 }
 
 bool Doorbell::sleep_until(Clock::time_point deadline) noexcept {
@@ -88,13 +80,8 @@ bool Doorbell::look(const WaitPolicy& policy, const std::atomic<bool>& stop) noe
       }
     }
   }
-  if (rung() || policy.yields == 0 || !yield_cost_.worth_trying()) return rung();
-  auto now = Clock::now();
-  for (int i = 0; i < policy.yields && !stop.load(std::memory_order_relaxed); ++i) {
-    now = yield_cost_.yield(now);
-    if (rung()) return true;
-    if (yield_cost_.dear()) break;
-  }
+  const auto rung_or_stopped = [&] { return rung() || stop.load(std::memory_order_relaxed); };
+  (void)yield_cost_.look(rung_or_stopped, policy.look, Clock::time_point::max());
   return rung();
 }
 

@@ -11,11 +11,11 @@
 namespace horon::core {
 
 // How long a waiter looks by itself before it sleeps. Spinning pays only while every waiter has a
-// core of its own; with more ranks than cores a few yields let the others run and cost far less
-// than a sleep. Where yields turn out to be dear (yield_cost.h), it sleeps at once.
+// core of its own; yields let the others run and cost far less than a sleep. Where they turn out to
+// be dear (yield_cost.h), it sleeps at once.
 struct WaitPolicy {
   std::chrono::nanoseconds spin{0};
-  int yields = 20;
+  Look look;
 };
 
 // Two threads of a rank answer it, never both at once: the one that holds the right to step the

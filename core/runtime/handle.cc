@@ -102,14 +102,8 @@ bool HandleState::wait_until_finished(Clock::time_point deadline) const {
 bool HandleState::sleep_until_finished(Clock::time_point deadline) const {
   // With more threads than cores a yield often runs the very thread that will finish this handle; a
   // sleep costs more on both sides.
-  if (seat_ != nullptr && seat_->yield_cost.worth_trying()) {
-    constexpr int yields = 20;
-    auto now = Clock::now();
-    for (int i = 0; i < yields; ++i) {
-      if (finished()) return true;
-      now = seat_->yield_cost.yield(now);
-      if (seat_->yield_cost.dear()) break;
-    }
+  if (seat_ != nullptr && seat_->yield_cost.look([this] { return finished(); }, Look{}, deadline)) {
+    return true;
   }
   if (deadline == LoopSeat::kNever && wait_check() != nullptr) {
     deadline = Clock::now() + kWaitCheckInterval;

@@ -13,6 +13,7 @@
 #include "horon/core/base/blocked_signals.h"
 #include "horon/core/base/collective_ban.h"
 #include "horon/core/base/current_error.h"
+#include "horon/core/base/forked_child.h"
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/timeline.h"
@@ -68,10 +69,14 @@ class Runtime::Impl {
 
   std::shared_ptr<HandleState> run(Submission submission) {
     std::shared_ptr<HandleState> handle = push(std::move(submission));
-    const LoopSeat::Drive drive = seat_->drive(*handle, LoopSeat::kNever);
-    if (drive != LoopSeat::Drive::Finished) door_.queue.announce();
+    drive(*handle, LoopSeat::kNever);
     (void)handle->wait(std::nullopt);
     return handle;
+  }
+
+  void drive(const HandleState& handle, Clock::time_point deadline) {
+    if (in_forked_child()) return;  // its parent has the threads that would hold the seat
+    if (seat_->drive(handle, deadline) != LoopSeat::Drive::Finished) door_.queue.announce();
   }
 
   std::shared_ptr<HandleState> push(Submission submission) {
@@ -280,6 +285,12 @@ std::shared_ptr<HandleState> Runtime::submit(Submission submission) {
 }
 std::shared_ptr<HandleState> Runtime::run(Submission submission) {
   return impl_->run(std::move(submission));
+}
+std::shared_ptr<HandleState> Runtime::submit_quietly(Submission submission) {
+  return impl_->push(std::move(submission));
+}
+void Runtime::drive(const HandleState& handle, Clock::time_point deadline) {
+  impl_->drive(handle, deadline);
 }
 void Runtime::open() noexcept { impl_->open(); }
 bool Runtime::left_from_within() const noexcept { return impl_->left_from_within(); }

@@ -314,7 +314,6 @@ core::WaitPolicy Job::wait_policy() const {
   // No spinning by default: a yield costs little while the core is this thread's alone, and beside
   // another process, on any core of the host, spinning makes a small collective six times slower.
   core::WaitPolicy policy;
-  policy.yields = cpu_share_.has_spare_core() ? 100 : 20;
   policy.spin = std::chrono::microseconds(std::max<int64_t>(config_.spin_us, 0));
   return policy;
 }

@@ -302,6 +302,14 @@ void PendingCollective::submit_in_turn(const std::shared_ptr<PendingCollective>&
   state_ = ops::runtime().submit(submission(self));
 }
 
+void PendingCollective::submit_quietly_in_turn(const std::shared_ptr<PendingCollective>& self) {
+  state_ = ops::runtime().submit_quietly(submission(self));
+}
+
+void PendingCollective::drive(std::chrono::steady_clock::time_point deadline) const {
+  ops::runtime().drive(*state_, deadline);
+}
+
 void PendingCollective::run(const std::shared_ptr<PendingCollective>& self) {
   state_ = ops::runtime().run(submission(self));
 }

@@ -82,6 +82,11 @@ class PendingCollective {
   // The same without that error, for names that Horon gives: they are used in turn, and the last
   // call of this one has ended, or only its end has not been told yet.
   void submit_in_turn(const std::shared_ptr<PendingCollective>& self);
+  // The same for a thread that calls drive() next, whatever happens in between.
+  void submit_quietly_in_turn(const std::shared_ptr<PendingCollective>& self);
+  // Does the work on this thread until it has ended or the deadline has passed; not if another
+  // thread does it already.
+  void drive(std::chrono::steady_clock::time_point deadline) const;
   // Begins and returns when it has ended: this thread does the work, if no other one does already.
   void run(const std::shared_ptr<PendingCollective>& self);
 

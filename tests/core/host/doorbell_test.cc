@@ -18,10 +18,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-const std::vector<WaitPolicy> kPolicies = {{std::chrono::nanoseconds(0), 0},
-                                           {std::chrono::nanoseconds(0), 20},
-                                           {std::chrono::microseconds(50), 0},
-                                           {std::chrono::microseconds(5), 3}};
+const std::vector<WaitPolicy> kPolicies = {{std::chrono::nanoseconds(0), {0}},
+                                           {std::chrono::nanoseconds(0), {20}},
+                                           {std::chrono::microseconds(50), {0}},
+                                           {std::chrono::microseconds(5), {3}}};
 
 TEST(Doorbell, RemembersOneRing) {
   for (const WaitPolicy& policy : kPolicies) {
@@ -84,8 +84,8 @@ TEST(Doorbell, DoesNotYieldOnBesideThreadsThatCompute) {
   auto waiting = Clock::duration::max();
   auto one_yield_each = Clock::duration::max();  // what the waits would take with one yield each
   for (int turn = 0; turn < 5; ++turn) {
-    sleeping = std::min(sleeping, time_of_waits(bell, {std::chrono::nanoseconds(0), 0}));
-    waiting = std::min(waiting, time_of_waits(bell, {std::chrono::nanoseconds(0), 20}));
+    sleeping = std::min(sleeping, time_of_waits(bell, {std::chrono::nanoseconds(0), {0}}));
+    waiting = std::min(waiting, time_of_waits(bell, {std::chrono::nanoseconds(0), {20}}));
     one_yield_each = std::min(one_yield_each, time_of_yields(kWaits / 10) * 10);
   }
   stop = true;

@@ -63,7 +63,7 @@ TEST(LocalGroup, RingsBetweenProcesses) {
   ProcessJob job(3);
   const auto body = [&](int rank) {
     const auto group = make_group(rank, job);
-    const WaitPolicy sleep_at_once = {std::chrono::nanoseconds(0), 0};
+    const WaitPolicy sleep_at_once = {std::chrono::nanoseconds(0), {0}};
     for (int i = 0; i < 200; ++i) {
       const int turn = i % 3;
       if (rank == turn) group->ring_all_others();

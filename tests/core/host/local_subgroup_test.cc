@@ -16,7 +16,7 @@ namespace horon::core {
 namespace {
 
 constexpr size_t kAreaBytes = 10'000;
-const WaitPolicy kSleepAtOnce = {std::chrono::nanoseconds(0), 0};
+const WaitPolicy kSleepAtOnce = {std::chrono::nanoseconds(0), {0}};
 
 #define CHECK_CHILD(condition)                                         \
   if (!(condition)) {                                                  \

@@ -17,8 +17,8 @@ namespace {
 template <int kSize, int kPolicy>
 struct ThreadWorld {
   static void run(const std::function<void(Transport&)>& body) {
-    const WaitPolicy policy = kPolicy == 0 ? WaitPolicy{std::chrono::nanoseconds(0), 0}
-                                           : WaitPolicy{std::chrono::microseconds(20), 5};
+    const WaitPolicy policy = kPolicy == 0 ? WaitPolicy{std::chrono::nanoseconds(0), {0}}
+                                           : WaitPolicy{std::chrono::microseconds(20), {5}};
     InProcessJob job(kSize);
     std::barrier<> end(kSize);
     run_ranks(kSize, [&](int rank) {

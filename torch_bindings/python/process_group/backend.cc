@@ -165,7 +165,9 @@ WorkPtr HoronBackend::barrier(const ::c10d::BarrierOptions& options) {
 }
 
 void HoronBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool /*wait_for_all*/) {
-  barrier(options)->wait();
+  ::c10d::BarrierOptions waits = options;
+  waits.asyncOp = false;
+  barrier(waits)->wait();
 }
 
 int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) const {

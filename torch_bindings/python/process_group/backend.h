@@ -96,7 +96,9 @@ class HoronBackend final : public ::c10d::Backend {
   template <class CallOptions>
   std::shared_ptr<Operation> operation(const Tensors& outputs, const CallOptions& options) const {
     const bool own = options.timeout > kNoTimeout;
-    return std::make_shared<Operation>(outputs, own ? options.timeout : timeout_.load());
+    return std::make_shared<Operation>(
+        outputs, own ? options.timeout : timeout_.load(),
+        options.asyncOp ? Operation::Waits::Perhaps : Operation::Waits::AtOnce);
   }
   WorkPtr work(::c10d::OpType type, std::shared_ptr<Operation> operation);
   // A collective for each run of tensors of one dtype: `prepare` says what is particular, `add`

@@ -29,6 +29,18 @@ void CallOrder::start(Operation& operation, const Start& what,
 void CallOrder::start_all(
     Operation& operation, const Start& what, size_t collectives,
     const std::function<void(torch_detail::PendingCollective&, size_t)>& fill) {
+  try {
+    start_all_in_turn(operation, what, collectives, fill);
+  } catch (...) {
+    operation.work_if_waited_for();
+    throw;
+  }
+  operation.work_if_waited_for();
+}
+
+void CallOrder::start_all_in_turn(
+    Operation& operation, const Start& what, size_t collectives,
+    const std::function<void(torch_detail::PendingCollective&, size_t)>& fill) {
   const CallLine::Turn turn(line_, operation);
   begin_anew_after_join();
   take_answer(operation, collectives);
@@ -90,9 +102,8 @@ void CallOrder::start_next(Operation& operation, const Start& what,
     pending->refuse(core::current_error());
   }
   cycle_.note(pending->likeness());
-  pending->submit_in_turn(pending);
+  operation.begin(pending);
   name.last = pending;
-  operation.add(std::move(pending));
 }
 
 // A number that not all want is none: ranks whose latest calls differ go on as they are until they

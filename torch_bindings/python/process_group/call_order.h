@@ -72,6 +72,8 @@ class CallOrder {
     uint64_t from = 0;
   };
 
+  void start_all_in_turn(Operation& operation, const Start& what, size_t collectives,
+                         const std::function<void(torch_detail::PendingCollective&, size_t)>& fill);
   void begin_anew_after_join();
   void take_answer(const Operation& operation, size_t collectives);
   void ask_for_number();

@@ -55,16 +55,33 @@ bool ended_by(Operation::Clock::time_point deadline, const PendingCollective& pe
 
 }  // namespace
 
-Operation::Operation(const Tensors& outputs, std::chrono::milliseconds timeout)
-    : deadline_(deadline_after(timeout, begin_)) {
+Operation::Operation(const Tensors& outputs, std::chrono::milliseconds timeout, Waits waits)
+    : deadline_(deadline_after(timeout, begin_)), waits_(waits) {
   outputs_.reserve(outputs.size());
   for (const at::Tensor& output : outputs) outputs_.push_back(output.detach());
   if (!outputs.empty()) device_ = outputs.front().device();
 }
 
+void Operation::begin(Pending pending) {
+  if (waits_ == Waits::AtOnce) {
+    pending->submit_quietly_in_turn(pending);
+  } else {
+    pending->submit_in_turn(pending);
+  }
+  add(std::move(pending));
+}
+
 void Operation::add(Pending pending) {
   device_ = pending->device();
   pending_.push_back(std::move(pending));
+}
+
+void Operation::work_if_waited_for() const {
+  if (waits_ == Waits::Perhaps) return;
+  const auto end = std::min<Clock::time_point>(deadline_, Clock::now() + core::kWaitCheckInterval);
+  for (const Pending& pending : pending_) {
+    if (!pending->state().finished()) pending->drive(end);
+  }
 }
 
 void Operation::wait_until(Clock::time_point deadline, Asks asks) const {

@@ -30,13 +30,23 @@ class Operation {
   // Writes the results of the collectives, which have succeeded, where the caller wants them.
   using Deliver = std::function<void(const std::vector<Pending>&)>;
 
+  // Who waits AtOnce makes the call and wait() with nothing in between: then this thread does the
+  // work in the call, where otherwise another one would be woken for it.
+  enum class Waits : bool { Perhaps, AtOnce };
+
   // `outputs`: the tensors that hold the result in the end; detached, since a thread that lets go
   // of a tensor of Python's needs the GIL.
-  Operation(const Tensors& outputs, std::chrono::milliseconds timeout);
+  Operation(const Tensors& outputs, std::chrono::milliseconds timeout,
+            Waits waits = Waits::Perhaps);
 
-  // Before it is given to others.
-  void add(Pending pending);
+  // Before it is given to others:
+  void begin(Pending pending);  // submits it, in its name's turn, and adds it
+  void add(Pending pending);    // one that has begun
   void deliver_by(Deliver deliver) { deliver_ = std::move(deliver); }
+
+  // After all that begins has begun, or has failed to. If its caller waits at once, this thread
+  // works on it, but no longer than a signal handler may be left to wait.
+  void work_if_waited_for() const;
 
   enum class Asks : bool { No, SignalHandlers };  // while it waits, core::wait_check()
   // Returns when all collectives have ended, well or badly. Throws Error(Timeout) when the time is
@@ -78,6 +88,7 @@ class Operation {
   c10::Device device_{c10::kCPU};
   const Clock::time_point begin_ = Clock::now();
   const Clock::time_point deadline_;
+  const Waits waits_;
   std::vector<Pending> pending_;
   Deliver deliver_;
   std::once_flag delivered_;
