@@ -79,6 +79,13 @@ std::vector<std::string> explain_choices(const Communicator& communicator,
     }
     lines.push_back(line);
   }
+  const core::LocalGroup& group = communicator.local_group();
+  if (group.available() && group.local_size() > 1) {
+    lines.push_back(group.copies_between_processes()
+                        ? "private memory on a host: copied between processes by the kernel"
+                        : core::concat("private memory on a host: by way of shared memory (",
+                                       group.no_copies_reason(), ")"));
+  }
   return lines;
 }
 

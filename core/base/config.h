@@ -41,6 +41,7 @@ struct Config {
   std::string measure = "auto";            // HORON_MEASURE: auto, again, off
   std::string measure_file;                // HORON_MEASURE_FILE: empty: in the user's cache
   bool shared_memory = true;               // HORON_SHARED_MEMORY
+  std::string process_copies = "auto";     // HORON_CMA
   bool freeze = true;                      // HORON_FREEZE
   bool keep_heap = true;                   // HORON_KEEP_HEAP
   std::string host_id;                     // HORON_HOST_ID, empty: as MPI says

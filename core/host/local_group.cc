@@ -5,17 +5,18 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <new>
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <utility>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/host_name.h"
 #include "horon/core/base/text.h"
 #include "horon/core/host/open_files.h"
+#include "horon/core/host/process_memory.h"
 #include "horon/core/host/shared_heap.h"
 #include "horon/core/host/shared_segment.h"
 
@@ -35,14 +36,18 @@ struct Introduction {
   uint64_t area_bytes;
   uint64_t pid_namespace;  // a process number is unique only within one namespace
   uint64_t own;            // Own*, for ranks that are threads of one process
-  Text failure;            // "" if all is well
+  ProcessProbe::Offer probe;
+  Text failure;  // "" if all is well
 };
 struct Own {
+  explicit Own(int ranks) : probe(ranks) {}
   std::shared_ptr<SharedHeap> heap;
   std::shared_ptr<SharedSegment> home;
+  ProcessProbe probe;
 };
 struct Verdict {
   Text failure;
+  Text no_copies;  // why private memory can't be copied between processes
 };
 
 void set_text(Text& text, const std::string& value) {
@@ -81,56 +86,6 @@ class ProcessWatch {
   int descriptor_ = -1;
 };
 
-class UnavailableGroup final : public LocalGroup {
- public:
-  UnavailableGroup(int local_rank, int local_size, std::string reason)
-      : rank_(local_rank), size_(local_size), reason_(std::move(reason)) {}
-
-  int local_rank() const override { return rank_; }
-  int local_size() const override { return size_; }
-  bool available() const override { return false; }
-  std::string unavailable_reason() const override { return reason_; }
-  Doorbell& doorbell(int local_rank) override {
-    HORON_CHECK(local_rank == rank_, "only the own doorbell exists without shared memory");
-    return doorbell_;
-  }
-  std::byte* area() override { return nullptr; }
-  std::shared_ptr<std::byte> allocate(size_t bytes) override {
-    std::shared_ptr<std::byte> memory = allocate_scratch(bytes);
-    std::memset(memory.get(), 0, bytes);
-    return memory;
-  }
-  std::shared_ptr<std::byte> allocate_scratch(size_t bytes) override {
-    void* const memory = bytes > SharedSegment::kBytesMax
-                             ? nullptr
-                             : ::operator new(std::max<size_t>(bytes, 1), kAlignment, std::nothrow);
-    if (memory == nullptr) {
-      throw Error(ErrorCode::Limit, concat("no memory for ", bytes_text(bytes)));
-    }
-    return {static_cast<std::byte*>(memory),
-            [](std::byte* data) { ::operator delete(data, kAlignment); }};
-  }
-  std::shared_ptr<std::byte> allocate_reused(size_t bytes) override {
-    return allocate_scratch(bytes);
-  }
-  std::optional<SharedAddress> locate(const std::byte*, size_t) const override {
-    return std::nullopt;
-  }
-  std::byte* map(int local_rank, const SharedAddress&) override {
-    throw Error(ErrorCode::OperationFailed,
-                concat("memory of local rank ", local_rank, " can't be mapped: ", reason_));
-  }
-  std::vector<int> dead_local_ranks() override { return {}; }
-  int process_id(int) const override { return 0; }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  const int rank_;
-  const int size_;
-  const std::string reason_;
-  Doorbell doorbell_;
-};
-
 struct Peer {
   int process_id = 0;
   std::shared_ptr<SharedHeap> heap;  // set if the peer is this rank or a thread of this process
@@ -149,10 +104,11 @@ class MappedGroup final : public LocalGroup {
  public:
   // `ranks`: [local rank] -> the rank that errors name.
   MappedGroup(int local_rank, std::vector<int> ranks, std::vector<Peer> peers,
-              std::shared_ptr<SharedSegment> home)
+              std::shared_ptr<SharedSegment> home, std::string no_copies_reason)
       : rank_(local_rank),
         ranks_(std::move(ranks)),
         peers_(std::move(peers)),
+        no_copies_reason_(std::move(no_copies_reason)),
         home_(std::move(home)),
         base_(home_->data()) {
     for (const Peer& peer : peers_) {
@@ -200,6 +156,25 @@ class MappedGroup final : public LocalGroup {
     return segment.data() + address.offset;
   }
 
+  bool copies_between_processes() const override { return no_copies_reason_.empty(); }
+  std::string no_copies_reason() const override { return no_copies_reason_; }
+
+  // Threads of one process copy by themselves, so that race detectors see it.
+  void read(int local_rank, std::byte* to, uint64_t address, size_t bytes) override {
+    const Peer& peer = peers_.at(static_cast<size_t>(local_rank));
+    if (peer.heap != nullptr) {
+      return copy_bytes(to, reinterpret_cast<const std::byte*>(address), bytes);
+    }
+    require_copied(local_rank, read_process(peer.process_id, to, address, bytes));
+  }
+  void write(int local_rank, uint64_t address, const std::byte* from, size_t bytes) override {
+    const Peer& peer = peers_.at(static_cast<size_t>(local_rank));
+    if (peer.heap != nullptr) {
+      return copy_bytes(reinterpret_cast<std::byte*>(address), from, bytes);
+    }
+    require_copied(local_rank, write_process(peer.process_id, address, from, bytes));
+  }
+
   std::vector<int> dead_local_ranks() override {
     std::vector<int> dead;
     if (poll(polls_.data(), polls_.size(), 0) <= 0) return dead;
@@ -222,8 +197,20 @@ class MappedGroup final : public LocalGroup {
     } catch (const Error&) {
       if (!has_died(local_rank)) throw;
     }
-    const int rank = ranks_.at(static_cast<size_t>(local_rank));
-    throw Error(ErrorCode::PeerDead, concat(name_of_process(rank, process_id), " has died"));
+    throw_dead(local_rank);
+  }
+  void require_copied(int local_rank, int error) {
+    if (error == 0) return;
+    if (error == ESRCH || has_died(local_rank)) throw_dead(local_rank);
+    throw Error(ErrorCode::OperationFailed,
+                concat("memory of ", name_of(local_rank), " can't be copied: ",
+                       std::strerror(error), "; HORON_CMA=off copies it by way of shared memory"));
+  }
+  [[noreturn]] void throw_dead(int local_rank) const {
+    throw Error(ErrorCode::PeerDead, concat(name_of(local_rank), " has died"));
+  }
+  std::string name_of(int local_rank) const {
+    return name_of_process(ranks_.at(static_cast<size_t>(local_rank)), process_id(local_rank));
   }
   bool has_died(int local_rank) {
     const std::vector<int> dead = dead_local_ranks();
@@ -234,6 +221,7 @@ class MappedGroup final : public LocalGroup {
   const int rank_;
   const std::vector<int> ranks_;
   const std::vector<Peer> peers_;
+  const std::string no_copies_reason_;
   const std::shared_ptr<SharedSegment> home_;  // of local rank 0
   std::byte* const base_;                      // doorbells, then the area
   std::map<std::pair<int, uint64_t>, SharedSegment> mapped_;
@@ -271,11 +259,23 @@ Reached reach_peers(int local_rank, const std::vector<Introduction>& ranks, cons
   return reached;
 }
 
-std::string first_failure(const auto& records) {
+// Why ranks can't copy between each other's private memory; "" if this one can.
+std::string try_copies(int local_rank, const Reached& reached,
+                       const std::vector<Introduction>& ranks, const Own& own) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const Peer& peer = reached.peers[rank];
+    if (peer.heap != nullptr) continue;  // this process
+    std::string fault = own.probe.try_copies(peer.process_id, ranks[rank].probe, local_rank);
+    if (!fault.empty()) return fault;
+  }
+  return "";
+}
+
+template <class Record>
+std::string first_of(const std::vector<Record>& records, Text Record::*text) {
   for (size_t i = 0; i < records.size(); ++i) {
-    if (records[i].failure[0] != 0) {
-      return concat("local rank ", i, ": ", std::string(records[i].failure.data()));
-    }
+    const Text& told = records[i].*text;
+    if (told[0] != 0) return concat("local rank ", i, ": ", std::string(told.data()));
   }
   return "";
 }
@@ -294,6 +294,7 @@ Introduction introduce(Own& own, size_t home_bytes, size_t area_bytes) {
   me.process_id = getpid();
   me.area_bytes = area_bytes;
   me.own = reinterpret_cast<uint64_t>(&own);
+  me.probe = own.probe.offer();
   try {
     me.pid_namespace = pid_namespace();
     own.heap = std::make_shared<SharedHeap>();
@@ -308,41 +309,43 @@ Introduction introduce(Own& own, size_t home_bytes, size_t area_bytes) {
 
 }  // namespace
 
-std::unique_ptr<LocalGroup> LocalGroup::create(const Bootstrap& bootstrap, size_t area_bytes) {
+std::unique_ptr<LocalGroup> LocalGroup::create(const Bootstrap& bootstrap, size_t area_bytes,
+                                               ProcessCopies copies) {
   allow_more_open_files();
+  if (copies == ProcessCopies::IfAllowed) allow_process_copies();
   const int local_rank = bootstrap.topology().local_rank;
   const int local_size = bootstrap.topology().local_size;
   const size_t home_bytes =
       local_rank == 0 ? sizeof(Doorbell) * static_cast<size_t>(local_size) + area_bytes : 0;
-  Own own;
+  Own own(local_size);
   const Introduction me = introduce(own, home_bytes, area_bytes);
   const std::vector<Introduction> ranks = allgather_values(bootstrap, kHost, me);
   require_equal_areas(ranks);
 
-  std::string reason = first_failure(ranks);
+  std::string reason = first_of(ranks, &Introduction::failure);
   Verdict verdict{};
   Reached reached;
   if (reason.empty()) {
     try {
       reached = reach_peers(local_rank, ranks, own);
+      if (copies == ProcessCopies::IfAllowed) {
+        set_text(verdict.no_copies, try_copies(local_rank, reached, ranks, own));
+      }
     } catch (const std::exception& error) {
       set_text(verdict.failure, error.what());
     }
   }
   // This is a barrier too: every rank keeps its segment open until all ranks have mapped it.
   const std::vector<Verdict> verdicts = allgather_values(bootstrap, kHost, verdict);
-  if (reason.empty()) reason = first_failure(verdicts);
+  if (reason.empty()) reason = first_of(verdicts, &Verdict::failure);
   if (!reason.empty()) return create_unavailable(local_rank, local_size, reason);
   for (Peer& peer : reached.peers) {
     if (peer.heap == nullptr) peer.watch = ProcessWatch(peer.process_id);
   }
-  return std::make_unique<MappedGroup>(local_rank, bootstrap.topology().local_ranks,
-                                       std::move(reached.peers), std::move(reached.home));
-}
-
-std::unique_ptr<LocalGroup> LocalGroup::create_unavailable(int local_rank, int local_size,
-                                                           std::string reason) {
-  return std::make_unique<UnavailableGroup>(local_rank, local_size, std::move(reason));
+  return std::make_unique<MappedGroup>(
+      local_rank, bootstrap.topology().local_ranks, std::move(reached.peers),
+      std::move(reached.home),
+      copies == ProcessCopies::Off ? "HORON_CMA=off" : first_of(verdicts, &Verdict::no_copies));
 }
 
 void LocalGroup::ring_all_others() noexcept {

@@ -32,7 +32,9 @@ class LocalGroup {
   // gives the same area_bytes: one zeroed block that all ranks of the host share. Opens and reads a
   // segment of every peer before it says that the group is available. Throws Error(Config) if ranks
   // gave different sizes.
-  static std::unique_ptr<LocalGroup> create(const Bootstrap& bootstrap, size_t area_bytes);
+  enum class ProcessCopies : bool { Off, IfAllowed };
+  static std::unique_ptr<LocalGroup> create(const Bootstrap& bootstrap, size_t area_bytes,
+                                            ProcessCopies copies = ProcessCopies::IfAllowed);
   // A group that is not available, by choice (HORON_SHARED_MEMORY=0). Not collective.
   static std::unique_ptr<LocalGroup> create_unavailable(int local_rank, int local_size,
                                                         std::string reason);
@@ -70,6 +72,15 @@ class LocalGroup {
   // piece. Only whoever holds the seat. Throws Error(PeerDead), which names the rank, if its
   // process has ended; Error(OperationFailed) or Error(Limit) if mapping fails for another reason.
   virtual std::byte* map(int local_rank, const SharedAddress& address) = 0;
+
+  // Whether ranks can copy between each other's private memory (process_memory.h); the same answer
+  // on all of them, with the reason.
+  virtual bool copies_between_processes() const = 0;
+  virtual std::string no_copies_reason() const = 0;
+  // Copy from and to memory of a peer that lies at this address in its process and is_reachable().
+  // Only if copies_between_processes(). Throw as map(). Whoever holds the seat.
+  virtual void read(int local_rank, std::byte* to, uint64_t address, size_t bytes) = 0;
+  virtual void write(int local_rank, uint64_t address, const std::byte* from, size_t bytes) = 0;
 
   // The local ranks whose processes have ended (by pidfd). One system call; whoever holds the seat.
   virtual std::vector<int> dead_local_ranks() = 0;

@@ -46,6 +46,15 @@ class LocalSubgroup final : public LocalGroup {
     return parent_->map(in_parent(local_rank), address);
   }
 
+  bool copies_between_processes() const override { return parent_->copies_between_processes(); }
+  std::string no_copies_reason() const override { return parent_->no_copies_reason(); }
+  void read(int local_rank, std::byte* to, uint64_t address, size_t bytes) override {
+    parent_->read(in_parent(local_rank), to, address, bytes);
+  }
+  void write(int local_rank, uint64_t address, const std::byte* from, size_t bytes) override {
+    parent_->write(in_parent(local_rank), address, from, bytes);
+  }
+
   std::vector<int> dead_local_ranks() override {
     std::vector<int> dead;
     for (const int rank : parent_->dead_local_ranks()) {

@@ -96,10 +96,11 @@ std::shared_ptr<Communicator> CommunicatorMaker::make_world(size_t reserved_byte
   for (int rank = 0; rank < topology.size; ++rank) parts.members.push_back(rank);
   core::run_on_all(bootstrap_, [&] {
     const size_t bytes = reserved_bytes + options_.area_bytes(topology);
-    parts.local_group = options_.shared_memory ? core::LocalGroup::create(bootstrap_, bytes)
-                                               : core::LocalGroup::create_unavailable(
-                                                     topology.local_rank, topology.local_size,
-                                                     "HORON_SHARED_MEMORY=0");
+    parts.local_group =
+        options_.shared_memory
+            ? core::LocalGroup::create(bootstrap_, bytes, options_.process_copies)
+            : core::LocalGroup::create_unavailable(topology.local_rank, topology.local_size,
+                                                   "HORON_SHARED_MEMORY=0");
   });
   const uint8_t shares = parts.local_group->available() ? 1 : 0;
   if (shares != 0) parts.area = parts.local_group->area() + reserved_bytes;

@@ -22,6 +22,7 @@ class CommunicatorMaker {
     // topology.
     std::function<size_t(const core::Topology&)> area_bytes;
     bool shared_memory = true;
+    core::LocalGroup::ProcessCopies process_copies = core::LocalGroup::ProcessCopies::IfAllowed;
     // A call of MPI's that has not returned: when to warn, and when to give it up. 0: never.
     double warn_after_s = 10;
     double abort_after_s = 0;

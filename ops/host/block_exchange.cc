@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "horon/core/base/copy_bytes.h"
-#include "horon/core/base/error.h"
+#include "horon/core/host/process_memory.h"
 #include "horon/ops/host/block_plan.h"
 #include "horon/ops/host/block_reduction.h"
 #include "horon/ops/host/block_transfer.h"
@@ -21,6 +21,14 @@ using core::Progress;
 
 constexpr int64_t kExchangeStepBytes = 2 << 20;  // read or copied in one step
 constexpr int64_t kOwnPieceBytes = 256 << 10;
+// Of a block. Below, the calls of the kernel take longer than a second copy does.
+constexpr int64_t kByKernelBytesMin = 32 << 10;
+
+int64_t longest(const std::vector<Block>& blocks) {
+  int64_t bytes = 0;
+  for (const Block& block : blocks) bytes = std::max(bytes, block.bytes);
+  return bytes;
+}
 // Memory of all ranks together that no longer fits into the caches of a common host.
 constexpr int64_t kStreamedBytes = 32 << 20;
 
@@ -38,6 +46,8 @@ class BlockExchange::Running final : public core::InFlight {
         is_root_(has_root_ && batch_.root == parent.rank_),
         ring_piece_bytes_(ring_piece_bytes(parent.ranks_, plan_.one_for_all)),
         peers_(parent.group_, cell_, plan_.reduces),
+        rings_(parent.group_, cell_, parent.progress_, parent.rings_, ring_piece_bytes_,
+               plan_.one_for_all ? 1 : parent.ranks_ - 1),
         streams_((plan_.input_bytes + plan_.output_bytes) * parent.ranks_ > kStreamedBytes) {
     if (plan_.reduces || own_from() == own_to()) own_copied_ = own_bytes();
     post();
@@ -66,16 +76,13 @@ class BlockExchange::Running final : public core::InFlight {
     posted_ = true;
     ExchangeMember& mine = cell_.member(parent_.rank_);
     publish_input(mine);
-    const auto output =
-        parent_.group_.locate(batch_.output, static_cast<size_t>(plan_.output_bytes));
-    mine.output_shared = plan_.output_bytes > 0 && output.has_value();
-    if (output) mine.output = *output;
+    mine.output_reached = publish(batch_.output, plan_.output_bytes, plan_.receive, mine.output);
     for_each_other([&](int other) {
       const Block& sent = plan_.send[static_cast<size_t>(other)];
       const Block& received = plan_.receive[static_cast<size_t>(other)];
       if (sent.bytes > 0) {
         cell_.pair(parent_.rank_, other).send_begin = sent.begin;
-        if (mine.gives != Gives::Payload) ++pairs_;
+        if (mine.input_reached != Reached::InCell) ++pairs_;
       }
       if (received.bytes == 0) return;
       ExchangePair& pair = cell_.pair(other, parent_.rank_);
@@ -104,7 +111,7 @@ class BlockExchange::Running final : public core::InFlight {
   }
 
   void publish_input(ExchangeMember& mine) {
-    mine.gives = Gives::Payload;
+    mine.input_reached = Reached::InCell;
     bool sends = false;
     for_each_other(
         [&](int other) { sends = sends || plan_.send[static_cast<size_t>(other)].bytes > 0; });
@@ -114,9 +121,26 @@ class BlockExchange::Running final : public core::InFlight {
       core::copy_bytes(cell_.payload(parent_.rank_), batch_.input, bytes);
       return;
     }
-    const auto input = parent_.group_.locate(batch_.input, bytes);
-    mine.gives = input ? Gives::Shared : Gives::Private;
-    if (input) mine.input = *input;
+    mine.input_reached = publish(batch_.input, plan_.input_bytes, plan_.send, mine.input);
+  }
+
+  // How the others reach memory of this rank, and where it lies.
+  Reached publish(const std::byte* data, int64_t bytes, const std::vector<Block>& blocks,
+                  core::SharedAddress& place) const {
+    if (bytes == 0) return Reached::ByNobody;
+    core::LocalGroup& group = parent_.group_;
+    const auto size = static_cast<size_t>(bytes);
+    if (const auto shared = group.locate(data, size)) {
+      place = *shared;
+      return Reached::Mapped;
+    }
+    // Sums read what they can map, and what several ranks want is copied by its rank once.
+    const bool may_be_copied = !plan_.reduces && !(plan_.one_for_all && parent_.ranks_ > 2) &&
+                               group.copies_between_processes() &&
+                               longest(blocks) >= kByKernelBytesMin;
+    if (!may_be_copied || !core::is_reachable(data, size)) return Reached::ByNobody;
+    place.offset = reinterpret_cast<uint64_t>(data);
+    return Reached::ByKernel;
   }
 
   // Each rank begins with the next one, so that not all turn to the same one first.
@@ -173,7 +197,7 @@ class BlockExchange::Running final : public core::InFlight {
     if (!std::exchange(knows_peers_, true)) meet_peers();
     int64_t bytes = 0;
     while (bytes < kExchangeStepBytes) {
-      const int64_t more = feed_rings() + (plan_.reduces ? reduce() : move());
+      const int64_t more = rings_.feed() + (plan_.reduces ? reduce() : move());
       if (more == 0) break;
       bytes += more;
     }
@@ -202,6 +226,7 @@ class BlockExchange::Running final : public core::InFlight {
     if (way_here == Way::Push) return;
     incoming_.push_back({from, parent_.rank_, way_here, &cell_.pair(from, parent_.rank_),
                          peers_.block_of(from), batch_.output + block.begin,
+                         peers_.kernel_reads(from),
                          way_here == Way::Ring ? Pieces::in_ring(block.bytes, ring_piece_bytes_)
                                                : Pieces::direct(block.bytes, parent_.ranks_)});
   }
@@ -213,62 +238,16 @@ class BlockExchange::Running final : public core::InFlight {
     if (way_there != Way::Together && way_there != Way::Push) return;
     ExchangePair& pair = cell_.pair(parent_.rank_, to);
     outgoing_.push_back({parent_.rank_, to, way_there, &pair, batch_.input + block.begin,
-                         peers_.place_in(to), Pieces::direct(block.bytes, parent_.ranks_)});
+                         peers_.place_in(to), peers_.kernel_writes(to),
+                         Pieces::direct(block.bytes, parent_.ranks_)});
   }
 
   void find_ring_readers() {
-    std::byte* ring = nullptr;
     for_each_other([&](int to) {
       const Block& block = plan_.send[static_cast<size_t>(to)];
       if (block.bytes == 0 || peers_.way(parent_.rank_, to) != Way::Ring) return;
-      if (feeds_.empty()) ring = take_ring();
-      ExchangePair& pair = cell_.pair(parent_.rank_, to);
-      if (feeds_.empty() || !plan_.one_for_all) {
-        feeds_.push_back({{},
-                          batch_.input + block.begin,
-                          ring + feeds_.size() * ring_bytes(),
-                          Pieces::in_ring(block.bytes, ring_piece_bytes_)});
-      }
-      RingFeed& feed = feeds_.back();
-      feed.readers.push_back({to, &pair});
-      pair.send_begin = feed.ring - ring;
+      rings_.add(to, batch_.input + block.begin, block.bytes);
     });
-  }
-
-  // For one block.
-  size_t ring_bytes() const { return kRingPieces * static_cast<size_t>(ring_piece_bytes_); }
-
-  std::byte* take_ring() {
-    const auto blocks = static_cast<size_t>(plan_.one_for_all ? 1 : parent_.ranks_ - 1);
-    ring_ = parent_.take_ring(blocks * ring_bytes());
-    const auto address = parent_.group_.locate(ring_.memory.get(), ring_.bytes);
-    HORON_CHECK(address.has_value(), "a ring must be shareable");
-    cell_.member(parent_.rank_).input = *address;
-    return ring_.memory.get();
-  }
-
-  // Does one piece of work for each block that goes by way of a ring, where there is room.
-  int64_t feed_rings() {
-    int64_t bytes = 0;
-    for (RingFeed& feed : feeds_) {
-      if (!feed.has_room()) continue;
-      const int64_t more = feed.pieces.bytes(feed.next);
-      std::byte* const place = feed.ring + feed.pieces.ring_place(feed.next);
-      const std::byte* const from = feed.from + feed.pieces.begin(feed.next);
-      // Lines that several ranks have read are dear to write again in the cache (see take_lines()).
-      if (feed.readers.size() > 1) {
-        stream_copy(place, from, static_cast<size_t>(more));
-      } else {
-        core::copy_bytes(place, from, static_cast<size_t>(more));
-      }
-      ++feed.next;
-      for (const RingFeed::Reader& reader : feed.readers) {
-        reader.pair->staged.store(feed.next, std::memory_order_seq_cst);
-        parent_.progress_.wake_one(reader.rank);
-      }
-      bytes += more;
-    }
-    return bytes;
   }
 
   // Copies one piece of any block. First of those for others: two ranks that store into each
@@ -290,7 +269,7 @@ class BlockExchange::Running final : public core::InFlight {
       if (in_ring) {
         copy_out_of_ring(transfer, piece);
       } else {
-        copy(transfer.to + begin, transfer.from + begin, bytes);
+        copy_piece(transfer, begin, bytes);
       }
       const bool complete = transfer.note_copied();
       if (complete) finish_pair(transfer.from_rank, transfer.to_rank);
@@ -298,6 +277,18 @@ class BlockExchange::Running final : public core::InFlight {
       return bytes;
     }
     return 0;
+  }
+
+  void copy_piece(const BlockTransfer& transfer, int64_t begin, int64_t bytes) const {
+    std::byte* const to = transfer.to + begin;
+    const std::byte* const from = transfer.from + begin;
+    if (!transfer.kernel_copies) return copy(to, from, bytes);
+    const auto size = static_cast<size_t>(bytes);
+    if (transfer.from_rank == parent_.rank_) {
+      parent_.group_.write(transfer.to_rank, reinterpret_cast<uint64_t>(to), from, size);
+    } else {
+      parent_.group_.read(transfer.from_rank, to, reinterpret_cast<uint64_t>(from), size);
+    }
   }
 
   void copy_out_of_ring(BlockTransfer& transfer, uint64_t piece) const {
@@ -323,7 +314,7 @@ class BlockExchange::Running final : public core::InFlight {
   // Tells the two ranks of a complete block, if they wait for it.
   void finish_pair(int from, int to) {
     note_finished(to);
-    if (cell_.member(from).gives != Gives::Payload) note_finished(from);
+    if (cell_.member(from).input_reached != Reached::InCell) note_finished(from);
   }
 
   void note_finished(int rank) {
@@ -333,7 +324,7 @@ class BlockExchange::Running final : public core::InFlight {
   }
 
   Progress leave() {
-    if (ring_.memory != nullptr) parent_.rings_.push_back(std::move(ring_));
+    rings_.give_back();
     const uint64_t left = cell_.left().fetch_add(1, std::memory_order_seq_cst) + 1;
     if (left == all_arrived_) parent_.reuse_.wake_all();
     return Progress::Done;
@@ -348,6 +339,7 @@ class BlockExchange::Running final : public core::InFlight {
   const bool is_root_;
   const int64_t ring_piece_bytes_;
   const ExchangePeers peers_;
+  RingFeeds rings_;
   const bool streams_;  // past the caches
   bool posted_ = false;
   FewLooks looks_;
@@ -357,8 +349,6 @@ class BlockExchange::Running final : public core::InFlight {
   int64_t own_copied_ = 0;    // bytes
   std::vector<BlockTransfer> outgoing_;
   std::vector<BlockTransfer> incoming_;
-  std::vector<RingFeed> feeds_;
-  Ring ring_;
   std::optional<BlockReduction> reduction_;  // of a reducescatter, once all ranks are here
 };
 
@@ -368,19 +358,11 @@ BlockExchange::BlockExchange(core::LocalGroup& group, std::byte* area)
       ranks_(group.local_size()),
       progress_(group, area),
       reuse_(group, area + Waiters::area_bytes(ranks_)),
-      cells_(area + 2 * Waiters::area_bytes(ranks_)) {}
+      cells_(area + 2 * Waiters::area_bytes(ranks_)),
+      rings_(group) {}
 
 size_t BlockExchange::area_bytes(int ranks) {
   return 2 * Waiters::area_bytes(ranks) + kCells * ExchangeCell::bytes(ranks);
-}
-
-BlockExchange::Ring BlockExchange::take_ring(size_t bytes) {
-  const auto fits = std::find_if(rings_.begin(), rings_.end(),
-                                 [&](const Ring& ring) { return ring.bytes >= bytes; });
-  if (fits == rings_.end()) return {group_.allocate_scratch(bytes), bytes};
-  Ring ring = std::move(*fits);
-  rings_.erase(fits);
-  return ring;
 }
 
 ExchangeCell BlockExchange::cell(uint64_t number) const {

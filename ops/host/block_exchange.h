@@ -4,11 +4,12 @@
 // Every rank publishes where its input and its output lie. When all have done so, each block is
 // copied from the input of its sender into the output of its receiver. Where there is a root, the
 // others begin when the root has done so, since each exchanges with it alone; the root waits for
-// all. Who copies depends on which of the two the other ranks can map:
+// all. Who copies depends on which of the two the other ranks can reach: shared memory they map,
+// and private memory the kernel copies for them where that is allowed (core/host/process_memory.h).
 //   - Both: the two ranks claim pieces of the block and copy them. The rank that has less to do
 //     helps the other, and none waits for one that sleeps.
-//   - One is private: its owner copies the block.
-//   - Both are private: the sender copies pieces into a ring of shared memory, and the receiver
+//   - One can't be reached: its owner copies the block.
+//   - Neither can: the sender copies pieces into a ring of shared memory, and the receiver
 //     copies them out. A block for all ranks is copied into the ring once.
 // A short input is copied into the cell, so that its rank need not wait until the others have read
 // it.
@@ -25,6 +26,7 @@
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/host/local_group.h"
 #include "horon/ops/host/exchange_area.h"
+#include "horon/ops/host/ring_feeds.h"
 #include "horon/ops/host/waiters.h"
 
 namespace horon::ops {
@@ -45,11 +47,6 @@ class BlockExchange {
   class Running;
   static constexpr uint64_t kCells = 4;  // exchanges in flight
 
-  struct Ring {
-    std::shared_ptr<std::byte> memory;
-    size_t bytes = 0;
-  };
-  Ring take_ring(size_t bytes);
   ExchangeCell cell(uint64_t number) const;
 
   core::LocalGroup& group_;
@@ -59,7 +56,7 @@ class BlockExchange {
   Waiters reuse_;     // ranks that wait for a free cell
   std::byte* cells_;
   uint64_t next_ = 0;
-  std::vector<Ring> rings_;  // free
+  RingPool rings_;
 };
 
 }  // namespace horon::ops

@@ -42,16 +42,18 @@ Pieces Pieces::in_ring(int64_t block_bytes, int64_t ring_piece_bytes) {
 int64_t Pieces::bytes(uint64_t piece) const { return std::min(each, total - begin(piece)); }
 
 Way way_between(const ExchangeMember& from, const ExchangeMember& to, bool reduces) {
-  const bool pushable = to.output_shared && !reduces;
-  switch (from.gives) {
-    case Gives::Payload:
+  const bool pushable = to.output_reached != Reached::ByNobody && !reduces;
+  switch (from.input_reached) {
+    case Reached::InCell:
       return Way::Pull;
-    case Gives::Shared:
+    case Reached::Mapped:
+    case Reached::ByKernel:
       return pushable ? Way::Together : Way::Pull;
-    case Gives::Private:
+    case Reached::ByNobody:
       break;
   }
-  return pushable ? Way::Push : Way::Ring;
+  // Two that can't be mapped: if the kernel does not reach one of them, it seldom reaches the other.
+  return pushable && to.output_reached == Reached::Mapped ? Way::Push : Way::Ring;
 }
 
 bool BlockTransfer::exhausted() const {

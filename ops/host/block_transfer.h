@@ -36,7 +36,7 @@ struct Pieces {
   uint64_t count;
 };
 
-// Who copies.
+// Who copies. What a rank copies alone it reaches by itself, in one of the ways of exchange_area.h.
 enum class Way : uint8_t {
   Together,  // sender and receiver
   Pull,      // the receiver
@@ -53,8 +53,11 @@ struct BlockTransfer {
   int to_rank;
   Way way;
   ExchangePair* pair;
-  const std::byte* from;  // the block; null if it comes by way of a ring
+  // The block; null if it comes by way of a ring. If `kernel_copies`, the other rank's of the two
+  // is an address in its process.
+  const std::byte* from;
   std::byte* to;
+  bool kernel_copies;
   Pieces pieces;
   uint64_t next = 0;          // not used if Together
   std::byte* ring = nullptr;  // of the sender; known when a piece is in it

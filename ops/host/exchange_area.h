@@ -15,11 +15,12 @@
 
 namespace horon::ops {
 
-// How the others get what a rank gives.
-enum class Gives : uint8_t {
-  Payload,  // a copy in the cell: the rank need not wait until they have read it
-  Shared,   // its input, which they can map
-  Private,  // its input, which they can't map
+// How the others reach the input or the output of a rank.
+enum class Reached : uint8_t {
+  InCell,    // an input: by a copy in the cell, so the rank need not wait until they have read it
+  Mapped,    // it is shared memory
+  ByKernel,  // it is private, and the kernel copies between processes (LocalGroup::read())
+  ByNobody,  // it is private, and its rank copies; or there is none
 };
 
 // Written by its rank before it arrives, except for `finished_pairs`, and for the place of a ring,
@@ -28,10 +29,12 @@ struct alignas(64) ExchangeMember {
   std::atomic<uint32_t> finished_pairs;  // written by the rank and by those that it exchanges with
   uint32_t pairs;                        // how many this rank waits for
   std::atomic<uint32_t> arrivals;        // of this rank in the cell; only compared, so it may wrap
-  Gives gives;
-  bool output_shared;         // the others can map its output
-  core::SharedAddress input;  // Shared: of the input; Private: of the ring of staged pieces
-  core::SharedAddress output;
+  Reached input_reached;
+  Reached output_reached;
+  // Mapped: of the input; ByKernel: its offset is an address in that process; ByNobody: of the ring
+  // of staged pieces.
+  core::SharedAddress input;
+  core::SharedAddress output;  // Mapped, or ByKernel
 };
 static_assert(sizeof(ExchangeMember) == 64);
 

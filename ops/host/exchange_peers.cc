@@ -4,10 +4,18 @@ namespace horon::ops {
 
 const std::byte* ExchangePeers::block_of(int from) const {
   const ExchangeMember& member = cell_.member(from);
-  if (member.gives == Gives::Private) return nullptr;
-  const std::byte* const input =
-      member.gives == Gives::Payload ? cell_.payload(from) : group_.map(from, member.input);
-  return input + cell_.pair(from, rank_).send_begin;
+  const int64_t begin = cell_.pair(from, rank_).send_begin;
+  switch (member.input_reached) {
+    case Reached::InCell:
+      return cell_.payload(from) + begin;
+    case Reached::Mapped:
+      return group_.map(from, member.input) + begin;
+    case Reached::ByKernel:
+      return reinterpret_cast<const std::byte*>(member.input.offset) + begin;
+    case Reached::ByNobody:
+      break;
+  }
+  return nullptr;
 }
 
 std::byte* ExchangePeers::ring_of(int from) const {
@@ -15,7 +23,11 @@ std::byte* ExchangePeers::ring_of(int from) const {
 }
 
 std::byte* ExchangePeers::place_in(int to) const {
-  return group_.map(to, cell_.member(to).output) + cell_.pair(rank_, to).receive_begin;
+  const ExchangeMember& member = cell_.member(to);
+  std::byte* const output = member.output_reached == Reached::ByKernel
+                                ? reinterpret_cast<std::byte*>(member.output.offset)
+                                : group_.map(to, member.output);
+  return output + cell_.pair(rank_, to).receive_begin;
 }
 
 }  // namespace horon::ops

@@ -1,4 +1,5 @@
-// The blocks of the other ranks of an exchange, as addresses in this process.
+// The blocks of the other ranks of an exchange, as addresses in this process; those that only the
+// kernel reaches, in the process of their rank.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +20,10 @@ class ExchangePeers {
   Way way(int from, int to) const {
     return way_between(cell_.member(from), cell_.member(to), reduces_);
   }
+  bool kernel_reads(int from) const {
+    return cell_.member(from).input_reached == Reached::ByKernel;
+  }
+  bool kernel_writes(int to) const { return cell_.member(to).output_reached == Reached::ByKernel; }
   // The block that `from` has for this rank; null if it comes by way of a ring.
   const std::byte* block_of(int from) const;
   // The sender's ring for this rank. Only once a piece is in it: then the sender has said where.

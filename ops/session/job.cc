@@ -43,6 +43,9 @@ CommunicatorMaker::Options communicator_options(const core::Config& config) {
   };
   return {.area_bytes = area_bytes,
           .shared_memory = config.shared_memory,
+          .process_copies = config.process_copies == "off"
+                                ? core::LocalGroup::ProcessCopies::Off
+                                : core::LocalGroup::ProcessCopies::IfAllowed,
           .warn_after_s = config.stall_warn_s,
           .abort_after_s = config.stall_abort_s,
           .dead_after_s = config.dead_after_s};

@@ -17,10 +17,11 @@ namespace {
 
 // Each thread is a rank, with `area_bytes` that all of them share.
 void with_groups(int size, size_t area_bytes,
-                 const std::function<void(const World& world, core::LocalGroup& group)>& body) {
+                 const std::function<void(const World& world, core::LocalGroup& group)>& body,
+                 core::LocalGroup::ProcessCopies copies = core::LocalGroup::ProcessCopies::Off) {
   core::InProcessJob job(size);
   core::run_ranks(size, [&](int rank) {
-    const auto group = core::LocalGroup::create(job.of(rank), area_bytes);
+    const auto group = core::LocalGroup::create(job.of(rank), area_bytes, copies);
     ASSERT_TRUE(group->available()) << group->unavailable_reason();
     World world;
     world.rank = rank;
@@ -70,22 +71,33 @@ TEST_P(Threads, ManyInFlight) {
 
 class BlockThreads : public testing::TestWithParam<int> {};
 
+void check_all_kinds(int size, core::LocalGroup::ProcessCopies copies) {
+  with_groups(
+      size, BlockExchange::area_bytes(size),
+      [](const World& world, core::LocalGroup& group) {
+        const auto exchange = std::make_shared<BlockExchange>(group, group.area());
+        SharedMemoryExchange broadcast(exchange, CollectiveKind::Broadcast);
+        check_broadcast(world, broadcast);
+        SharedMemoryExchange allgather(exchange, CollectiveKind::Allgather);
+        check_allgather(world, allgather);
+        SharedMemoryExchange reducescatter(exchange, CollectiveKind::Reducescatter);
+        check_reducescatter(world, reducescatter);
+        for (const CollectiveKind kind :
+             {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}) {
+          SharedMemoryExchange op(exchange, kind);
+          check_exchange(world, op, kind);
+        }
+      },
+      copies);
+}
+
 TEST_P(BlockThreads, AllKinds) {
-  with_groups(GetParam(), BlockExchange::area_bytes(GetParam()),
-              [](const World& world, core::LocalGroup& group) {
-                const auto exchange = std::make_shared<BlockExchange>(group, group.area());
-                SharedMemoryExchange broadcast(exchange, CollectiveKind::Broadcast);
-                check_broadcast(world, broadcast);
-                SharedMemoryExchange allgather(exchange, CollectiveKind::Allgather);
-                check_allgather(world, allgather);
-                SharedMemoryExchange reducescatter(exchange, CollectiveKind::Reducescatter);
-                check_reducescatter(world, reducescatter);
-                for (const CollectiveKind kind :
-                     {CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}) {
-                  SharedMemoryExchange op(exchange, kind);
-                  check_exchange(world, op, kind);
-                }
-              });
+  check_all_kinds(GetParam(), core::LocalGroup::ProcessCopies::Off);
+}
+
+// Threads of one process copy by themselves what the kernel copies between processes.
+TEST_P(BlockThreads, AllKindsBetweenPrivateMemories) {
+  check_all_kinds(GetParam(), core::LocalGroup::ProcessCopies::IfAllowed);
 }
 
 INSTANTIATE_TEST_SUITE_P(SharedMemory, Threads, testing::Values(1, 2, 3, 4, 7));

@@ -180,6 +180,71 @@ TEST(LocalGroup, MemoryOfADeadPeerNamesIt) {
   EXPECT_EQ(run_processes(3, body), (std::vector<int>{0, SIGKILL, 0}));
 }
 
+// Where the system forbids it, there are no copies, and the reason is told.
+TEST(LocalGroup, CopiesBetweenPrivateMemories) {
+  ProcessJob job(3);
+  ProcessJob survivors(2);
+  const auto body = [&](int rank) {
+    const auto group = make_group(rank, job);
+    if (!group->copies_between_processes()) {
+      CHECK_CHILD(group->no_copies_reason().find("process_vm_") != std::string::npos);
+      if (rank == 1) raise(SIGKILL);
+      return true;
+    }
+    constexpr size_t kBytes = 1'000'003;
+    std::vector<std::byte> mine(kBytes, static_cast<std::byte>(rank + 1));
+    std::vector<std::byte> got(kBytes);
+    const auto all = allgather_values(job.of(rank), Bootstrap::Among::Host,
+                                      reinterpret_cast<uint64_t>(mine.data()));
+    for (int other = 0; other < 3; ++other) {
+      group->read(other, got.data(), all[static_cast<size_t>(other)], kBytes);
+      CHECK_CHILD(is_filled(got.data(), kBytes, other + 1));
+    }
+    job.barrier();
+    constexpr size_t kPart = kBytes / 3;
+    for (int other = 0; other < 3; ++other) {  // each writes its part of everybody's memory
+      const std::vector<std::byte> part(kPart, static_cast<std::byte>(10 + rank));
+      group->write(other, all[static_cast<size_t>(other)] + static_cast<size_t>(rank) * kPart,
+                   part.data(), kPart);
+    }
+    job.barrier();
+    for (int other = 0; other < 3; ++other) {
+      CHECK_CHILD(is_filled(mine.data() + static_cast<size_t>(other) * kPart, kPart, 10 + other));
+    }
+    try {  // what is not there
+      group->read((rank + 1) % 3, got.data(), 64, kBytes);
+      CHECK_CHILD(!"an error was thrown");
+    } catch (const Error& error) {
+      CHECK_CHILD(error.code() == ErrorCode::OperationFailed);
+      CHECK_CHILD(std::string(error.what()).find("HORON_CMA=off") != std::string::npos);
+    }
+    job.barrier();
+    if (rank == 1) raise(SIGKILL);
+    while (group->dead_local_ranks().empty()) std::this_thread::yield();
+    try {
+      group->write(1, all[1], mine.data(), kBytes);
+      CHECK_CHILD(!"an error was thrown");
+    } catch (const Error& error) {
+      CHECK_CHILD(error.code() == ErrorCode::PeerDead);
+      CHECK_CHILD(std::string(error.what()).starts_with("rank 1 (pid "));
+    }
+    survivors.barrier();
+    return true;
+  };
+  EXPECT_EQ(run_processes(3, body), (std::vector<int>{0, SIGKILL, 0}));
+}
+
+TEST(LocalGroup, CopiesCanBeLeftOut) {
+  ProcessJob job(2);
+  const auto body = [&](int rank) {
+    const auto group = LocalGroup::create(job.of(rank), kAreaBytes, LocalGroup::ProcessCopies::Off);
+    CHECK_CHILD(group->available() && !group->copies_between_processes());
+    CHECK_CHILD(group->no_copies_reason() == "HORON_CMA=off");
+    return true;
+  };
+  EXPECT_EQ(run_processes(2, body), std::vector<int>(2, 0));
+}
+
 TEST(LocalGroup, ATransportNamesTheDeadPeer) {
   ProcessJob job(3);
   ProcessJob survivors(2);

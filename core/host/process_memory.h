@@ -1,0 +1,49 @@
+// Copies between the private memory of two processes of a host, made by the kernel: "cross memory
+// attach", process_vm_readv(2). One copy, of memory that nobody has prepared for it.
+//
+// Not every system allows it (other users, containers with a filter, Yama's ptrace_scope), so ranks
+// try it at the start.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace horon::core {
+
+// Copy between this process and [address, address + bytes) of another one. Returns 0 or the errno;
+// ESRCH: that process has ended. On an error some bytes may have been copied. Any thread.
+int read_process(int process_id, std::byte* to, uint64_t address, size_t bytes) noexcept;
+int write_process(int process_id, uint64_t address, const std::byte* from, size_t bytes) noexcept;
+
+// Whether the kernel can copy this memory of this process for others. It can't where the pages are
+// a device's (what cudaHostAlloc() gives). Looks at both ends; one system call. Any thread.
+bool is_reachable(const std::byte* data, size_t bytes) noexcept;
+
+// Where Yama asks for it (ptrace_scope 1), lets other processes of this user reach this one.
+void allow_process_copies() noexcept;
+
+// What a rank lays out for the others to try copies with.
+class ProcessProbe {
+ public:
+  explicit ProcessProbe(int ranks);
+  ProcessProbe(const ProcessProbe&) = delete;
+  ProcessProbe& operator=(const ProcessProbe&) = delete;
+
+  struct Offer {
+    uint64_t token = 0;  // random: a process of this number may be another one
+    uint64_t token_address = 0;
+    uint64_t answers_address = 0;  // a uint64_t for each rank
+  };
+  Offer offer() const;
+  // Copies out of the peer's probe and into it, as `rank`; "" or what is wrong. The peer keeps its
+  // probe meanwhile.
+  std::string try_copies(int process_id, const Offer& peer, int rank) const;
+
+ private:
+  const uint64_t token_;
+  std::vector<uint64_t> answers_;
+};
+
+}  // namespace horon::core

@@ -1,0 +1,67 @@
+// The blocks of one collective that a rank gives by way of a ring of shared memory, since neither
+// its input nor the output of the receiver can be reached.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "horon/core/host/local_group.h"
+#include "horon/ops/host/block_transfer.h"
+#include "horon/ops/host/exchange_area.h"
+#include "horon/ops/host/waiters.h"
+
+namespace horon::ops {
+
+// The rings of a process set, which one collective after the other uses.
+class RingPool {
+ public:
+  struct Ring {
+    std::shared_ptr<std::byte> memory;
+    size_t bytes = 0;
+  };
+  explicit RingPool(core::LocalGroup& group) : group_(group) {}
+  Ring take(size_t bytes);
+  void give_back(Ring ring) { free_.push_back(std::move(ring)); }
+
+ private:
+  core::LocalGroup& group_;
+  std::vector<Ring> free_;
+};
+
+class RingFeeds {
+ public:
+  // `piece_bytes`: the longest piece. `blocks`: how many different ones this rank gives.
+  RingFeeds(core::LocalGroup& group, ExchangeCell cell, Waiters& progress, RingPool& pool,
+            int64_t piece_bytes, int blocks)
+      : group_(group),
+        cell_(cell),
+        progress_(progress),
+        pool_(pool),
+        piece_bytes_(piece_bytes),
+        blocks_(blocks) {}
+
+  // A block for this rank; if all are given the same one, the first call lays it out and the others
+  // add readers. Before the first feed().
+  void add(int to, const std::byte* from, int64_t bytes);
+  // Copies one piece of each block, where there is room. The bytes.
+  int64_t feed();
+  // When all is read: the next collective may have the ring.
+  void give_back();
+
+ private:
+  // For one block.
+  size_t ring_bytes() const { return kRingPieces * static_cast<size_t>(piece_bytes_); }
+
+  core::LocalGroup& group_;
+  const ExchangeCell cell_;
+  Waiters& progress_;
+  RingPool& pool_;
+  const int64_t piece_bytes_;
+  const int blocks_;
+  std::vector<RingFeed> feeds_;
+  RingPool::Ring ring_;
+};
+
+}  // namespace horon::ops
