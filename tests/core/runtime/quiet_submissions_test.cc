@@ -1,0 +1,82 @@
+// Entries for which nobody is woken: their submitter steps the loop next.
+#include <barrier>
+#include <chrono>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace test_world;
+using Clock = std::chrono::steady_clock;
+
+TEST(QuietSubmissions, TheirSubmitterDoesTheWork) {
+  World world(2);
+  world.each([](Runtime& runtime, int) {
+    for (int i = 0; i < 100; ++i) {
+      Tensor mine = tensor({1});
+      const auto handle = runtime.submit_quietly(submission("x", mine));
+      runtime.drive(*handle, Clock::now() + kLongEnough);
+      EXPECT_TRUE(handle->finished());
+      EXPECT_EQ(mine.data.front(), 2);
+    }
+  });
+}
+
+// Their submitter drives for a moment and never waits; the other rank comes later.
+TEST(QuietSubmissions, GoOnWithoutTheirSubmitter) {
+  World world(2);
+  std::barrier<> driven(2);
+  world.each([&](Runtime& runtime, int rank) {
+    Tensor mine = tensor({1});
+    if (rank == 1) {
+      driven.arrive_and_wait();
+      EXPECT_EQ(error_of(*runtime.run(submission("x", mine))), "");
+      return;
+    }
+    const auto handle = runtime.submit_quietly(submission("x", mine));
+    runtime.drive(*handle, Clock::now() + 1ms);
+    EXPECT_FALSE(handle->finished());
+    driven.arrive_and_wait();
+    const auto end = Clock::now() + kLongEnough;
+    while (!handle->finished() && Clock::now() < end) std::this_thread::sleep_for(1ms);
+    EXPECT_TRUE(handle->finished());
+  });
+}
+
+// One that several were submitted before, of which the first fails at once.
+TEST(QuietSubmissions, AnErrorOfOneKeepsNoOtherBack) {
+  World world(2);
+  world.each([](Runtime& runtime, int) {
+    Tensor first = tensor({1});
+    Tensor again = tensor({1});
+    Tensor other = tensor({1});
+    const auto begun = runtime.submit_quietly(submission("x", first));
+    const auto twice = runtime.submit_quietly(submission("x", again));
+    const auto last = runtime.submit_quietly(submission("y", other));
+    runtime.drive(*twice, Clock::now() + kLongEnough);
+    EXPECT_NE(error_of(*twice), "") << "a name that is in flight";
+    EXPECT_EQ(error_of(*begun), "");
+    EXPECT_EQ(error_of(*last), "");
+  });
+}
+
+TEST(QuietSubmissions, AreRefusedAfterShutdown) {
+  World world(1);
+  world.each([](Runtime& runtime, int) {
+    Tensor mine = tensor({1});
+    const auto done = runtime.submit_quietly(submission("x", mine));
+    runtime.drive(*done, Clock::now() + kLongEnough);
+    runtime.shutdown(kLongEnough);
+    Tensor late = tensor({1});
+    EXPECT_THROW((void)runtime.submit_quietly(submission("y", late)), Error);
+    runtime.drive(*done, Clock::now() + kLongEnough);  // returns at once
+  });
+}
+
+}  // namespace
+}  // namespace horon::core
