@@ -80,11 +80,11 @@ std::vector<std::string> explain_choices(const Communicator& communicator,
     lines.push_back(line);
   }
   const core::LocalGroup& group = communicator.local_group();
-  if (group.available() && group.local_size() > 1) {
+  if (reach_of(communicator, config, CollectiveKind::Alltoall) == Reach::SharedMemory) {
     lines.push_back(group.copies_between_processes()
-                        ? "private memory on a host: copied between processes by the kernel"
-                        : core::concat("private memory on a host: by way of shared memory (",
-                                       group.no_copies_reason(), ")"));
+                        ? "long blocks between private memories: copied by the kernel"
+                        : core::concat("long blocks between private memories: by way of shared ",
+                                       "memory (", group.no_copies_reason(), ")"));
   }
   return lines;
 }

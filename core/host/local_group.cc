@@ -40,10 +40,9 @@ struct Introduction {
   Text failure;  // "" if all is well
 };
 struct Own {
-  explicit Own(int ranks) : probe(ranks) {}
   std::shared_ptr<SharedHeap> heap;
   std::shared_ptr<SharedSegment> home;
-  ProcessProbe probe;
+  std::optional<ProcessProbe> probe;
 };
 struct Verdict {
   Text failure;
@@ -265,7 +264,7 @@ std::string try_copies(int local_rank, const Reached& reached,
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const Peer& peer = reached.peers[rank];
     if (peer.heap != nullptr) continue;  // this process
-    std::string fault = own.probe.try_copies(peer.process_id, ranks[rank].probe, local_rank);
+    std::string fault = own.probe->try_copies(peer.process_id, ranks[rank].probe, local_rank);
     if (!fault.empty()) return fault;
   }
   return "";
@@ -289,14 +288,14 @@ void require_equal_areas(const std::vector<Introduction>& ranks) {
   }
 }
 
-Introduction introduce(Own& own, size_t home_bytes, size_t area_bytes) {
+Introduction introduce(Own& own, int local_size, size_t home_bytes, size_t area_bytes) {
   Introduction me{};
   me.process_id = getpid();
   me.area_bytes = area_bytes;
   me.own = reinterpret_cast<uint64_t>(&own);
-  me.probe = own.probe.offer();
   try {
     me.pid_namespace = pid_namespace();
+    me.probe = own.probe.emplace(local_size).offer();
     own.heap = std::make_shared<SharedHeap>();
     own.home = std::make_shared<SharedSegment>(SharedSegment::create(home_bytes));
     me.descriptor = own.home->descriptor();
@@ -312,13 +311,14 @@ Introduction introduce(Own& own, size_t home_bytes, size_t area_bytes) {
 std::unique_ptr<LocalGroup> LocalGroup::create(const Bootstrap& bootstrap, size_t area_bytes,
                                                ProcessCopies copies) {
   allow_more_open_files();
-  if (copies == ProcessCopies::IfAllowed) allow_process_copies();
   const int local_rank = bootstrap.topology().local_rank;
   const int local_size = bootstrap.topology().local_size;
   const size_t home_bytes =
       local_rank == 0 ? sizeof(Doorbell) * static_cast<size_t>(local_size) + area_bytes : 0;
-  Own own(local_size);
-  const Introduction me = introduce(own, home_bytes, area_bytes);
+  if (local_size == 1) copies = ProcessCopies::Off;
+  if (copies == ProcessCopies::IfAllowed) allow_process_copies(true);
+  Own own;
+  const Introduction me = introduce(own, local_size, home_bytes, area_bytes);
   const std::vector<Introduction> ranks = allgather_values(bootstrap, kHost, me);
   require_equal_areas(ranks);
 
@@ -338,14 +338,18 @@ std::unique_ptr<LocalGroup> LocalGroup::create(const Bootstrap& bootstrap, size_
   // This is a barrier too: every rank keeps its segment open until all ranks have mapped it.
   const std::vector<Verdict> verdicts = allgather_values(bootstrap, kHost, verdict);
   if (reason.empty()) reason = first_of(verdicts, &Verdict::failure);
+  const std::string no_copies =
+      copies == ProcessCopies::Off ? "HORON_CMA=off" : first_of(verdicts, &Verdict::no_copies);
+  if (copies == ProcessCopies::IfAllowed && !(reason.empty() && no_copies.empty())) {
+    allow_process_copies(false);
+  }
   if (!reason.empty()) return create_unavailable(local_rank, local_size, reason);
   for (Peer& peer : reached.peers) {
     if (peer.heap == nullptr) peer.watch = ProcessWatch(peer.process_id);
   }
-  return std::make_unique<MappedGroup>(
-      local_rank, bootstrap.topology().local_ranks, std::move(reached.peers),
-      std::move(reached.home),
-      copies == ProcessCopies::Off ? "HORON_CMA=off" : first_of(verdicts, &Verdict::no_copies));
+  return std::make_unique<MappedGroup>(local_rank, bootstrap.topology().local_ranks,
+                                       std::move(reached.peers), std::move(reached.home),
+                                       no_copies);
 }
 
 void LocalGroup::ring_all_others() noexcept {

@@ -60,10 +60,10 @@ bool is_reachable(const std::byte* data, size_t bytes) noexcept {
   return process_vm_readv(getpid(), &here, 1, there.data(), there.size(), 0) == 2;
 }
 
-void allow_process_copies() noexcept {
+void allow_process_copies(bool allow) {
   int scope = 0;
   std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> scope;
-  if (scope == 1) (void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  if (scope == 1) (void)prctl(PR_SET_PTRACER, allow ? PR_SET_PTRACER_ANY : 0, 0, 0, 0);
 }
 
 ProcessProbe::ProcessProbe(int ranks)

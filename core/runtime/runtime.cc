@@ -74,7 +74,7 @@ class Runtime::Impl {
     return handle;
   }
 
-  void drive(const HandleState& handle, Clock::time_point deadline) {
+  void drive(const HandleState& handle, Clock::time_point deadline) noexcept {
     if (in_forked_child()) return;  // its parent has the threads that would hold the seat
     if (seat_->drive(handle, deadline) != LoopSeat::Drive::Finished) door_.queue.announce();
   }
@@ -289,7 +289,7 @@ std::shared_ptr<HandleState> Runtime::run(Submission submission) {
 std::shared_ptr<HandleState> Runtime::submit_quietly(Submission submission) {
   return impl_->push(std::move(submission));
 }
-void Runtime::drive(const HandleState& handle, Clock::time_point deadline) {
+void Runtime::drive(const HandleState& handle, Clock::time_point deadline) noexcept {
   impl_->drive(handle, deadline);
 }
 void Runtime::open() noexcept { impl_->open(); }

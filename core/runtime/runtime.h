@@ -72,8 +72,9 @@ class Runtime {
   // in between. Throws as submit().
   std::shared_ptr<HandleState> submit_quietly(Submission submission);
   // The other half, but for the wait: steps the loop until the handle has finished or the deadline
-  // has passed. What then is left of all that this thread has submitted goes on without it.
-  void drive(const HandleState& handle, std::chrono::steady_clock::time_point deadline);
+  // has passed. What then is left of all that this thread has submitted goes on without it. Also
+  // after shutdown(), when it returns at once.
+  void drive(const HandleState& handle, std::chrono::steady_clock::time_point deadline) noexcept;
 
   // Destroys what finished entries have left (Submission::keep_alive), as each wait that ends does.
   // For programs that submit and never wait; not under a lock that a destructor may want.

@@ -23,14 +23,10 @@ constexpr int64_t kExchangeStepBytes = 2 << 20;  // read or copied in one step
 constexpr int64_t kOwnPieceBytes = 256 << 10;
 // Of a block. Below, the calls of the kernel take longer than a second copy does.
 constexpr int64_t kByKernelBytesMin = 32 << 10;
-
-int64_t longest(const std::vector<Block>& blocks) {
-  int64_t bytes = 0;
-  for (const Block& block : blocks) bytes = std::max(bytes, block.bytes);
-  return bytes;
-}
 // Memory of all ranks together that no longer fits into the caches of a common host.
 constexpr int64_t kStreamedBytes = 32 << 20;
+// More than the pieces of any block.
+constexpr uint64_t kAllPieces = uint64_t{1} << 48;
 
 }  // namespace
 
@@ -137,10 +133,17 @@ class BlockExchange::Running final : public core::InFlight {
     // Sums read what they can map, and what several ranks want is copied by its rank once.
     const bool may_be_copied = !plan_.reduces && !(plan_.one_for_all && parent_.ranks_ > 2) &&
                                group.copies_between_processes() &&
-                               longest(blocks) >= kByKernelBytesMin;
+                               longest_of_others(blocks) >= kByKernelBytesMin;
     if (!may_be_copied || !core::is_reachable(data, size)) return Reached::ByNobody;
     place.offset = reinterpret_cast<uint64_t>(data);
     return Reached::ByKernel;
+  }
+
+  int64_t longest_of_others(const std::vector<Block>& blocks) const {
+    int64_t bytes = 0;
+    for_each_other(
+        [&](int other) { bytes = std::max(bytes, blocks[static_cast<size_t>(other)].bytes); });
+    return bytes;
   }
 
   // Each rank begins with the next one, so that not all turn to the same one first.
@@ -204,8 +207,7 @@ class BlockExchange::Running final : public core::InFlight {
     return bytes;
   }
 
-  // Maps what this rank needs of the others' memory, which may throw; so it comes before the first
-  // piece is claimed.
+  // Maps what this rank needs of the others' memory, which may throw.
   void meet_peers() {
     if (plan_.reduces) {
       reduction_.emplace(peers_, cell_, batch_, own_from(), own_bytes(), parent_.rank_,
@@ -367,6 +369,15 @@ size_t BlockExchange::area_bytes(int ranks) {
 
 ExchangeCell BlockExchange::cell(uint64_t number) const {
   return {cells_ + number % kCells * ExchangeCell::bytes(ranks_), ranks_};
+}
+
+void BlockExchange::abort() noexcept {
+  for (uint64_t i = 0; i < kCells; ++i) {
+    for (int other = 0; other < ranks_; ++other) {
+      cell(i).pair(other, rank_).claimed.fetch_add(kAllPieces, std::memory_order_seq_cst);
+      cell(i).pair(rank_, other).claimed.fetch_add(kAllPieces, std::memory_order_seq_cst);
+    }
+  }
 }
 
 std::unique_ptr<core::InFlight> BlockExchange::start(core::Batch batch) {

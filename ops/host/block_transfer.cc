@@ -52,8 +52,7 @@ Way way_between(const ExchangeMember& from, const ExchangeMember& to, bool reduc
     case Reached::ByNobody:
       break;
   }
-  // Two that can't be mapped: if the kernel does not reach one of them, it seldom reaches the other.
-  return pushable && to.output_reached == Reached::Mapped ? Way::Push : Way::Ring;
+  return pushable ? Way::Push : Way::Ring;
 }
 
 bool BlockTransfer::exhausted() const {

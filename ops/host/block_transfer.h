@@ -36,7 +36,7 @@ struct Pieces {
   uint64_t count;
 };
 
-// Who copies. What a rank copies alone it reaches by itself, in one of the ways of exchange_area.h.
+// Who copies. The other rank's memory is mapped, or the kernel copies (Reached).
 enum class Way : uint8_t {
   Together,  // sender and receiver
   Pull,      // the receiver

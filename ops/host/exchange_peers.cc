@@ -4,18 +4,21 @@ namespace horon::ops {
 
 const std::byte* ExchangePeers::block_of(int from) const {
   const ExchangeMember& member = cell_.member(from);
-  const int64_t begin = cell_.pair(from, rank_).send_begin;
+  const std::byte* input = nullptr;
   switch (member.input_reached) {
     case Reached::InCell:
-      return cell_.payload(from) + begin;
-    case Reached::Mapped:
-      return group_.map(from, member.input) + begin;
-    case Reached::ByKernel:
-      return reinterpret_cast<const std::byte*>(member.input.offset) + begin;
-    case Reached::ByNobody:
+      input = cell_.payload(from);
       break;
+    case Reached::Mapped:
+      input = group_.map(from, member.input);
+      break;
+    case Reached::ByKernel:
+      input = reinterpret_cast<const std::byte*>(member.input.offset);
+      break;
+    case Reached::ByNobody:
+      return nullptr;  // and the place in its ring is not known yet
   }
-  return nullptr;
+  return input + cell_.pair(from, rank_).send_begin;
 }
 
 std::byte* ExchangePeers::ring_of(int from) const {

@@ -1,5 +1,5 @@
-// The blocks of one collective that a rank gives by way of a ring of shared memory, since neither
-// its input nor the output of the receiver can be reached.
+// The blocks that a rank gives in one collective by way of a ring of shared memory: those of an
+// input that the others can't reach.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ class RingFeeds {
         piece_bytes_(piece_bytes),
         blocks_(blocks) {}
 
-  // A block for this rank; if all are given the same one, the first call lays it out and the others
+  // A block for rank `to`; if all are given the same one, the first call lays it out and the others
   // add readers. Before the first feed().
   void add(int to, const std::byte* from, int64_t bytes);
   // Copies one piece of each block, where there is room. The bytes.

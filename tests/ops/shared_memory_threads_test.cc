@@ -171,6 +171,58 @@ TEST(SharedMemory, RingsOfManyRanksAreBounded) {
   }
 }
 
+// Each rank asks by itself who copies, of what both have published.
+TEST(SharedMemory, WhoCopiesGoesByWhatCanBeReached) {
+  const auto way = [](Reached input, Reached output, bool reduces) {
+    ExchangeMember from{};
+    ExchangeMember to{};
+    from.input_reached = input;
+    to.output_reached = output;
+    return way_between(from, to, reduces);
+  };
+  for (const bool reduces : {false, true}) {
+    for (const Reached output : {Reached::Mapped, Reached::ByKernel, Reached::ByNobody}) {
+      const bool pushes = output != Reached::ByNobody && !reduces;
+      EXPECT_EQ(way(Reached::InCell, output, reduces), Way::Pull);
+      for (const Reached input : {Reached::Mapped, Reached::ByKernel}) {
+        EXPECT_EQ(way(input, output, reduces), pushes ? Way::Together : Way::Pull);
+      }
+      EXPECT_EQ(way(Reached::ByNobody, output, reduces), pushes ? Way::Push : Way::Ring);
+    }
+  }
+}
+
+// After abort() the program has its memory again, whatever the other rank still does.
+TEST(SharedMemory, NobodyCopiesIntoMemoryOfARankThatHasAborted) {
+  for (const bool registered : {false, true}) {
+    with_groups(
+        2, BlockExchange::area_bytes(2),
+        [&](const World& world, core::LocalGroup& group) {
+          const auto exchange = std::make_shared<BlockExchange>(group, group.area());
+          SharedMemoryExchange op(exchange, CollectiveKind::Broadcast);
+          constexpr size_t kBytes = 1 << 20;
+          const std::shared_ptr<std::byte> shared = group.allocate(kBytes);
+          std::vector<std::byte> own(kBytes);
+          std::byte* const data = registered ? shared.get() : own.data();
+          std::fill_n(data, kBytes, static_cast<std::byte>(world.rank + 1));
+          core::Batch batch;
+          batch.kind = CollectiveKind::Broadcast;
+          batch.dtype = DataType::UInt8;
+          batch.count = kBytes;
+          batch.input = batch.output = data;
+          const std::unique_ptr<core::InFlight> broadcast = op.start(std::move(batch));
+          if (world.rank == 1) op.abort();
+          world.gather(0);
+          for (int i = 0; world.rank == 0 && i < 100; ++i) (void)broadcast->step();
+          world.gather(0);
+          EXPECT_EQ(std::count(data, data + kBytes, static_cast<std::byte>(world.rank + 1)),
+                    kBytes);
+          world.gather(0);
+        },
+        core::LocalGroup::ProcessCopies::IfAllowed);
+  }
+}
+
 // Pieces that are shorter than those of few ranks, and blocks of more pieces than a ring holds.
 TEST(SharedMemory, AlltoallOfManyRanks) {
   constexpr int kRanks = 30;

@@ -298,16 +298,12 @@ void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
   named_.handle.store(state_.get(), std::memory_order_release);
 }
 
-void PendingCollective::submit_in_turn(const std::shared_ptr<PendingCollective>& self) {
-  state_ = ops::runtime().submit(submission(self));
-}
-
-void PendingCollective::submit_quietly_in_turn(const std::shared_ptr<PendingCollective>& self) {
-  state_ = ops::runtime().submit_quietly(submission(self));
-}
-
-void PendingCollective::drive(std::chrono::steady_clock::time_point deadline) const {
-  ops::runtime().drive(*state_, deadline);
+void PendingCollective::submit_in_turn(const std::shared_ptr<PendingCollective>& self,
+                                       Wakes wakes) {
+  core::Submission begun = submission(self);
+  runtime_ = &ops::runtime();
+  state_ = wakes == Wakes::Nobody ? runtime_->submit_quietly(std::move(begun))
+                                  : runtime_->submit(std::move(begun));
 }
 
 void PendingCollective::run(const std::shared_ptr<PendingCollective>& self) {
@@ -340,8 +336,6 @@ bool PendingCollective::copies_back() const {
   return std::any_of(parts_.begin(), parts_.end(),
                      [](const Part& part) { return part.target.defined(); });
 }
-
-void PendingCollective::drop_results() { results_.clear(); }
 
 void PendingCollective::settle() {
   bool copies = false;

@@ -19,6 +19,10 @@
 #include "horon/ops/session/process_set.h"
 #include "horon/torch_bindings/collectives/names_in_flight.h"
 
+namespace horon::core {
+class Runtime;
+}
+
 namespace horon::torch_detail {
 
 // Where the result goes: to a new tensor, to the one that was given, or nowhere, because this rank
@@ -81,12 +85,12 @@ class PendingCollective {
   void submit(const std::shared_ptr<PendingCollective>& self);
   // The same without that error, for names that Horon gives: they are used in turn, and the last
   // call of this one has ended, or only its end has not been told yet.
-  void submit_in_turn(const std::shared_ptr<PendingCollective>& self);
-  // The same for a thread that calls drive() next, whatever happens in between.
-  void submit_quietly_in_turn(const std::shared_ptr<PendingCollective>& self);
-  // Does the work on this thread until it has ended or the deadline has passed; not if another
-  // thread does it already.
-  void drive(std::chrono::steady_clock::time_point deadline) const;
+  // Wakes::Nobody: this thread calls runtime().drive() next, whatever happens in between.
+  enum class Wakes : uint8_t { WhoeverSteps, Nobody };
+  void submit_in_turn(const std::shared_ptr<PendingCollective>& self,
+                      Wakes wakes = Wakes::WhoeverSteps);
+  // After submit_in_turn(). It stays after its session has ended.
+  core::Runtime& runtime() const { return *runtime_; }
   // Begins and returns when it has ended: this thread does the work, if no other one does already.
   void run(const std::shared_ptr<PendingCollective>& self);
 
@@ -98,7 +102,7 @@ class PendingCollective {
   // on when they are there. Throws its error, each time.
   const std::vector<at::Tensor>& results();
   // Nobody asks for them any more.
-  void drop_results();
+  void drop_results() { results_.clear(); }
   // Whether results() writes into a tensor of the caller's.
   bool copies_back() const;
   // The rows of each result that came from each member of the set; [part][member].
@@ -143,6 +147,7 @@ class PendingCollective {
   std::vector<core::MemoryPart> memory_;  // of the parts
   std::vector<int64_t> splits_;
   std::shared_ptr<core::HandleState> state_;
+  core::Runtime* runtime_ = nullptr;
   NamedCall named_;  // of submit()
   std::vector<at::Tensor> results_;
   std::once_flag settled_;

@@ -37,6 +37,28 @@ TEST(YieldCost, DearOnesAreTriedEverLessOften) {
   EXPECT_EQ(before, 1024);
 }
 
+TEST(YieldCost, LooksForItsTimeAndForItsYields) {
+  constexpr auto kNever = YieldCost::Clock::time_point::max();
+  YieldCost cost;
+  const auto times_of = [&](const Look& look, YieldCost::Clock::time_point deadline) {
+    int times = 0;
+    const auto count = [&times] {
+      ++times;
+      return false;
+    };
+    YieldCost fresh;  // dear yields on a busy machine are another test
+    EXPECT_FALSE(fresh.look(count, look, deadline));
+    return times;
+  };
+  EXPECT_EQ(times_of({0, 1s}, kNever), 1);  // a look without a yield
+  const auto begin = YieldCost::Clock::now();
+  EXPECT_GE(times_of({3, 0s}, kNever), 2) << "one yield at least, three if none is dear";
+  EXPECT_EQ(times_of({1'000'000'000, 0s}, begin), 2) << "the deadline has passed";
+  int yes_at = 0;
+  EXPECT_TRUE(cost.look([&] { return ++yes_at == 2; }, {20, 0s}, kNever));
+  EXPECT_EQ(yes_at, 2);
+}
+
 TEST(YieldCost, SomeCheapOnesEndIt) {
   YieldCost cost;
   for (int i = 0; i < 20; ++i) cost.note(3ms);

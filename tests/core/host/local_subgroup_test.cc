@@ -30,11 +30,33 @@ std::vector<int> part_of(int rank) {
   return {rank % 2, rank % 2 + 2};
 }
 
+// Pairs {0, 2} and {1, 3}: a word of each goes to the other of its pair and comes back.
+bool copies_to_the_other(LocalGroup& part, int rank, ProcessJob& job) {
+  struct Words {
+    int64_t mine;
+    int64_t given;
+  } words{rank, -1};
+  auto* const addresses = reinterpret_cast<uint64_t*>(part.area() + 64);
+  addresses[part.local_rank()] = reinterpret_cast<uint64_t>(&words);
+  job.barrier();
+  const int other = 1 - part.local_rank();
+  const int other_rank = (rank + 2) % 4;
+  const uint64_t there = addresses[other];
+  part.write(other, there + offsetof(Words, given), reinterpret_cast<std::byte*>(&words.mine),
+             sizeof(words.mine));
+  Words seen{};
+  part.read(other, reinterpret_cast<std::byte*>(&seen), there, sizeof(seen));
+  CHECK_CHILD(seen.mine == other_rank && seen.given == rank);
+  job.barrier();
+  CHECK_CHILD(words.given == other_rank);
+  return true;
+}
+
 bool check_part(int rank, const std::shared_ptr<LocalGroup>& group, ProcessJob& job) {
   const auto part = make_local_subgroup(group, job.of(rank), part_of(rank), kAreaBytes);
   CHECK_CHILD((part == nullptr) == (rank == 4));
   if (part == nullptr) {
-    for (int i = 0; i < 4; ++i) job.barrier();
+    for (int i = 0; i < 6; ++i) job.barrier();
     return true;
   }
   const int me = rank / 2;
@@ -48,6 +70,12 @@ bool check_part(int rank, const std::shared_ptr<LocalGroup>& group, ProcessJob& 
   job.barrier();
   // Each pair has an area of its own.
   CHECK_CHILD(area[1 - me] == static_cast<std::byte>((rank + 2) % 4 + 1));
+  CHECK_CHILD(part->copies_between_processes() == group->copies_between_processes());
+  if (part->copies_between_processes()) {
+    CHECK_CHILD(copies_to_the_other(*part, rank, job));
+  } else {
+    for (int i = 0; i < 2; ++i) job.barrier();
+  }
   part->ring_all_others();
   CHECK_CHILD(part->doorbell(me).wait(kLongEnough, kSleepAtOnce));
   job.barrier();

@@ -53,7 +53,7 @@ void CallOrder::start_all_in_turn(
       wait_for_name(operation, count());
     }
     try {
-      start_next(operation, what,
+      start_next(operation, what, collectives == 1,
                  [&](torch_detail::PendingCollective& pending) { fill(pending, i); });
     } catch (const Error&) {
       if (fault == nullptr) fault = std::current_exception();
@@ -87,7 +87,7 @@ void CallOrder::wait_for_name(const Operation& operation, uint64_t call) {
   if (last != nullptr && !last->state().finished()) operation.wait_for_earlier(*last);
 }
 
-void CallOrder::start_next(Operation& operation, const Start& what,
+void CallOrder::start_next(Operation& operation, const Start& what, bool alone,
                            const std::function<void(torch_detail::PendingCollective&)>& fill) {
   Name& name = name_of(count_++);
   auto pending = std::make_shared<torch_detail::PendingCollective>(what.kind, to_string(what.kind),
@@ -102,7 +102,7 @@ void CallOrder::start_next(Operation& operation, const Start& what,
     pending->refuse(core::current_error());
   }
   cycle_.note(pending->likeness());
-  operation.begin(pending);
+  operation.begin(pending, alone);
   name.last = pending;
 }
 

@@ -81,7 +81,7 @@ class CallOrder {
   const Turns& turns_at(uint64_t call) const { return call >= next_.first ? next_ : now_; }
   Name& name_of(uint64_t call);
   void wait_for_name(const Operation& operation, uint64_t call);
-  void start_next(Operation& operation, const Start& what,
+  void start_next(Operation& operation, const Start& what, bool alone,
                   const std::function<void(torch_detail::PendingCollective&)>& fill);
 
   const ProcessSet set_;

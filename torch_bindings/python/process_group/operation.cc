@@ -10,6 +10,7 @@
 #include "horon/core/base/forked_child.h"
 #include "horon/core/base/text.h"
 #include "horon/core/base/wait_check.h"
+#include "horon/core/runtime/runtime.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
@@ -62,12 +63,11 @@ Operation::Operation(const Tensors& outputs, std::chrono::milliseconds timeout, 
   if (!outputs.empty()) device_ = outputs.front().device();
 }
 
-void Operation::begin(Pending pending) {
-  if (waits_ == Waits::AtOnce) {
-    pending->submit_quietly_in_turn(pending);
-  } else {
-    pending->submit_in_turn(pending);
-  }
+void Operation::begin(Pending pending, bool alone) {
+  pending_.reserve(pending_.size() + 1);
+  using Wakes = PendingCollective::Wakes;
+  const bool quietly = waits_ == Waits::AtOnce && alone;
+  pending->submit_in_turn(pending, quietly ? Wakes::Nobody : Wakes::WhoeverSteps);
   add(std::move(pending));
 }
 
@@ -76,11 +76,11 @@ void Operation::add(Pending pending) {
   pending_.push_back(std::move(pending));
 }
 
-void Operation::work_if_waited_for() const {
+void Operation::work_if_waited_for() const noexcept {
   if (waits_ == Waits::Perhaps) return;
   const auto end = std::min<Clock::time_point>(deadline_, Clock::now() + core::kWaitCheckInterval);
   for (const Pending& pending : pending_) {
-    if (!pending->state().finished()) pending->drive(end);
+    if (!pending->state().finished()) pending->runtime().drive(pending->state(), end);
   }
 }
 

@@ -40,13 +40,14 @@ class Operation {
             Waits waits = Waits::Perhaps);
 
   // Before it is given to others:
-  void begin(Pending pending);  // submits it, in its name's turn, and adds it
-  void add(Pending pending);    // one that has begun
+  // Submits it, in its name's turn, and adds it. `alone`: no other one is begun.
+  void begin(Pending pending, bool alone);
+  void add(Pending pending);  // one that has begun
   void deliver_by(Deliver deliver) { deliver_ = std::move(deliver); }
 
-  // After all that begins has begun, or has failed to. If its caller waits at once, this thread
-  // works on it, but no longer than a signal handler may be left to wait.
-  void work_if_waited_for() const;
+  // After it has begun, or has failed to. If its caller waits at once, this thread works on it, but
+  // no longer than a signal handler may be left to wait.
+  void work_if_waited_for() const noexcept;
 
   enum class Asks : bool { No, SignalHandlers };  // while it waits, core::wait_check()
   // Returns when all collectives have ended, well or badly. Throws Error(Timeout) when the time is
