@@ -31,10 +31,10 @@ TEST(YieldCost, DearOnesAreTriedEverLessOften) {
     cost.note(3ms);
     EXPECT_TRUE(cost.dear());
     const int waits = waits_without(cost);
-    EXPECT_TRUE(waits > before || waits == 1024) << waits << " after " << before;
+    EXPECT_TRUE(waits > before || waits == 128) << waits << " after " << before;
     before = waits;
   }
-  EXPECT_EQ(before, 1024);
+  EXPECT_EQ(before, 128);
 }
 
 TEST(YieldCost, LooksForItsTimeAndForItsYields) {
