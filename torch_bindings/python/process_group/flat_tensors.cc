@@ -1,7 +1,9 @@
 #include "horon/torch_bindings/python/process_group/flat_tensors.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 
+#include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 
@@ -12,6 +14,23 @@ using core::concat;
 
 void note_write(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
+}
+
+// As many elements, in row-major order. One thread moves bytes in half of the time that LibTorch's
+// loop takes; LibTorch would use all that it has.
+void write_rows(const at::Tensor& rows, const at::Tensor& output) {
+  if (is_plain(rows) && is_plain(output) && rows.scalar_type() == output.scalar_type() &&
+      at::get_num_threads() == 1) {
+    core::copy_bytes(static_cast<std::byte*>(output.mutable_data_ptr()),
+                     static_cast<const std::byte*>(rows.const_data_ptr()), output.nbytes());
+  } else {
+    output.copy_(rows.view(output.sizes()));
+  }
+  note_write(output);
 }
 
 }  // namespace
@@ -46,8 +65,7 @@ void copy_flat(const at::Tensor& rows, const at::Tensor& output, const std::stri
     throw Error(ErrorCode::Mismatch, concat("tensor \"", name, "\": the result has ", rows.numel(),
                                             " elements, but the output has ", output.numel()));
   }
-  output.copy_(rows.view(output.sizes()));
-  note_write(output);
+  write_rows(rows, output);
 }
 
 void copy_flat(const at::Tensor& rows, const std::vector<int64_t>& rows_from,
@@ -60,8 +78,7 @@ void copy_flat(const at::Tensor& rows, const std::vector<int64_t>& rows_from,
   }
   int64_t begin = 0;
   for (const at::Tensor& output : outputs) {
-    output.copy_(rows.slice(0, begin, begin + output.numel()).view(output.sizes()));
-    note_write(output);
+    write_rows(rows.slice(0, begin, begin + output.numel()), output);
     begin += output.numel();
   }
 }
