@@ -42,22 +42,38 @@ int64_t RingFeeds::feed() {
   for (RingFeed& feed : feeds_) {
     if (!feed.has_room()) continue;
     const int64_t more = feed.pieces.bytes(feed.next);
-    std::byte* const place = feed.ring + feed.pieces.ring_place(feed.next);
-    const std::byte* const from = feed.from + feed.pieces.begin(feed.next);
-    // Lines that several ranks have read are dear to write again in the cache (see take_lines()).
-    if (feed.readers.size() > 1) {
-      stream_copy(place, from, static_cast<size_t>(more));
-    } else {
-      core::copy_bytes(place, from, static_cast<size_t>(more));
-    }
+    copy_in(feed);
     ++feed.next;
     for (const RingFeed::Reader& reader : feed.readers) {
       reader.pair->staged.store(feed.next, std::memory_order_seq_cst);
       progress_.wake_one(reader.rank);
     }
+    if (feed.next == feed.pieces.count) note_time(feed);
     bytes += more;
   }
   return bytes;
+}
+
+void RingFeeds::copy_in(const RingFeed& feed) {
+  const auto bytes = static_cast<size_t>(feed.pieces.bytes(feed.next));
+  std::byte* const place = feed.ring + feed.pieces.ring_place(feed.next);
+  const std::byte* const from = feed.from + feed.pieces.begin(feed.next);
+  if (feed.readers.size() > 1 && feed.next == 0) {
+    past_caches_ = pool_.stores_for_several_readers.past_caches();
+    begin_ = std::chrono::steady_clock::now();
+  }
+  if (feed.readers.size() > 1 && past_caches_) {
+    stream_copy(place, from, bytes);
+  } else {
+    core::copy_bytes(place, from, bytes);
+  }
+}
+
+void RingFeeds::note_time(const RingFeed& feed) {
+  if (feed.readers.size() < 2 || feed.pieces.count < 3 * kRingPieces) return;
+  const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin_;
+  pool_.stores_for_several_readers.note(past_caches_,
+                                        time.count() / static_cast<double>(feed.pieces.total));
 }
 
 void RingFeeds::give_back() {

@@ -2,6 +2,7 @@
 // input that the others can't reach.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "horon/core/host/local_group.h"
 #include "horon/ops/host/block_transfer.h"
 #include "horon/ops/host/exchange_area.h"
+#include "horon/ops/host/store_choice.h"
 #include "horon/ops/host/waiters.h"
 
 namespace horon::ops {
@@ -24,6 +26,8 @@ class RingPool {
   explicit RingPool(core::LocalGroup& group) : group_(group) {}
   Ring take(size_t bytes);
   void give_back(Ring ring) { free_.push_back(std::move(ring)); }
+
+  StoreChoice stores_for_several_readers;
 
  private:
   core::LocalGroup& group_;
@@ -51,6 +55,8 @@ class RingFeeds {
   void give_back();
 
  private:
+  void copy_in(const RingFeed& feed);
+  void note_time(const RingFeed& feed);
   // For one block.
   size_t ring_bytes() const { return kRingPieces * static_cast<size_t>(piece_bytes_); }
 
@@ -62,6 +68,8 @@ class RingFeeds {
   const int blocks_;
   std::vector<RingFeed> feeds_;
   RingPool::Ring ring_;
+  bool past_caches_ = false;  // how it is filled for several readers
+  std::chrono::steady_clock::time_point begin_;
 };
 
 }  // namespace horon::ops

@@ -1,4 +1,4 @@
-horon_test(host_memory_test FILES ops/host_memory_test.cc)
+horon_test(host_memory_test FILES ops/host_memory_test.cc ops/store_choice_test.cc)
 horon_test(narrowed_entries_test FILES ops/narrowed_entries_test.cc)
 horon_test(stream_copy_test FILES ops/stream_copy_test.cc)
 

@@ -1,0 +1,49 @@
+// How a rank fills a ring that several others read: by plain stores, or past the caches.
+//
+// A line that others have read is dear to write in the cache, since it must be withdrawn from all
+// of theirs; but a line that was stored past the caches is read from memory. Which costs more
+// differs between processors by a third of the whole collective, in both directions (AMD EPYC of
+// 2023: plain stores, Intel Xeon of 2024: past the caches). So the rank tries both and keeps to the
+// faster one.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace horon::ops {
+
+// Used by one thread at a time.
+class StoreChoice {
+ public:
+  // For the next block.
+  bool past_caches() const {
+    const bool tries_the_other = uses_ < kFirstTries ? uses_ % 2 == 1 : uses_ % kTryEach == 0;
+    return is_faster_past_caches() != tries_the_other;
+  }
+  // What a block took that was filled so. Only for blocks that are much longer than the ring: the
+  // others do not wait for it.
+  void note(bool past_caches, double ns_per_byte) {
+    ++uses_;
+    // Other load makes it longer, never shorter; old values fade, in case the load stays.
+    for (double& best : best_) best *= kFade;
+    double& best = best_[past_caches ? 1 : 0];
+    best = std::min(best, ns_per_byte);
+  }
+
+ private:
+  // Also while nothing is known.
+  bool is_faster_past_caches() const { return best_[1] <= best_[0]; }
+
+  static constexpr uint64_t kFirstTries = 8;
+  static constexpr uint64_t kTryEach = 32;
+  static constexpr double kFade = 1.02;
+
+  std::array<double, 2> best_{std::numeric_limits<double>::infinity(),
+                              std::numeric_limits<double>::infinity()};
+  uint64_t uses_ = 0;
+};
+
+}  // namespace horon::ops
