@@ -80,7 +80,9 @@ std::vector<std::string> explain_choices(const Communicator& communicator,
     lines.push_back(line);
   }
   const core::LocalGroup& group = communicator.local_group();
-  if (reach_of(communicator, config, CollectiveKind::Alltoall) == Reach::SharedMemory) {
+  const bool shares =
+      reach_of(communicator, config, CollectiveKind::Alltoall) == Reach::SharedMemory;
+  if (shares && group.local_size() > 1) {
     lines.push_back(group.copies_between_processes()
                         ? "long blocks between private memories: copied by the kernel"
                         : core::concat("long blocks between private memories: by way of shared ",

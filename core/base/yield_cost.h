@@ -78,7 +78,7 @@ class YieldCost {
   // Far more than a switch to another thread that waits and back, far less than a time slice.
   static constexpr std::chrono::microseconds kDear{300};
   static constexpr uint32_t kFirst = 16;
-  static constexpr uint32_t kMost = 128;
+  static constexpr uint32_t kMost = 1024;
 
   std::atomic<uint32_t> waits_without_{0};
   // The next dear yield is followed by twice as many waits without one.

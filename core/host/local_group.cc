@@ -316,7 +316,7 @@ std::unique_ptr<LocalGroup> LocalGroup::create(const Bootstrap& bootstrap, size_
   const size_t home_bytes =
       local_rank == 0 ? sizeof(Doorbell) * static_cast<size_t>(local_size) + area_bytes : 0;
   if (local_size == 1) copies = ProcessCopies::Off;
-  if (copies == ProcessCopies::IfAllowed) allow_process_copies(true);
+  if (copies == ProcessCopies::IfAllowed) allow_process_copies();
   Own own;
   const Introduction me = introduce(own, local_size, home_bytes, area_bytes);
   const std::vector<Introduction> ranks = allgather_values(bootstrap, kHost, me);
@@ -340,9 +340,6 @@ std::unique_ptr<LocalGroup> LocalGroup::create(const Bootstrap& bootstrap, size_
   if (reason.empty()) reason = first_of(verdicts, &Verdict::failure);
   const std::string no_copies =
       copies == ProcessCopies::Off ? "HORON_CMA=off" : first_of(verdicts, &Verdict::no_copies);
-  if (copies == ProcessCopies::IfAllowed && !(reason.empty() && no_copies.empty())) {
-    allow_process_copies(false);
-  }
   if (!reason.empty()) return create_unavailable(local_rank, local_size, reason);
   for (Peer& peer : reached.peers) {
     if (peer.heap == nullptr) peer.watch = ProcessWatch(peer.process_id);

@@ -21,8 +21,9 @@ int write_process(int process_id, uint64_t address, const std::byte* from, size_
 // a device's (what cudaHostAlloc() gives). Looks at both ends; one system call. Any thread.
 bool is_reachable(const std::byte* data, size_t bytes) noexcept;
 
-// Where Yama asks for it (ptrace_scope 1): whether other processes of this user reach this one.
-void allow_process_copies(bool allow);
+// Where Yama asks for it (ptrace_scope 1), lets other processes of this user reach this one. A
+// process has one such leave, which can't be read: MPI may have given it too, and needs it.
+void allow_process_copies() noexcept;
 
 // What a rank lays out for the others to try copies with.
 class ProcessProbe {

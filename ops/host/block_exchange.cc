@@ -21,12 +21,10 @@ using core::Progress;
 
 constexpr int64_t kExchangeStepBytes = 2 << 20;  // read or copied in one step
 constexpr int64_t kOwnPieceBytes = 256 << 10;
-// Of a block. Below, the calls of the kernel take longer than a second copy does.
+// Of the longest block. Below, the calls of the kernel take longer than a second copy does.
 constexpr int64_t kByKernelBytesMin = 32 << 10;
 // Memory of all ranks together that no longer fits into the caches of a common host.
 constexpr int64_t kStreamedBytes = 32 << 20;
-// More than the pieces of any block.
-constexpr uint64_t kAllPieces = uint64_t{1} << 48;
 
 }  // namespace
 
@@ -369,15 +367,6 @@ size_t BlockExchange::area_bytes(int ranks) {
 
 ExchangeCell BlockExchange::cell(uint64_t number) const {
   return {cells_ + number % kCells * ExchangeCell::bytes(ranks_), ranks_};
-}
-
-void BlockExchange::abort() noexcept {
-  for (uint64_t i = 0; i < kCells; ++i) {
-    for (int other = 0; other < ranks_; ++other) {
-      cell(i).pair(other, rank_).claimed.fetch_add(kAllPieces, std::memory_order_seq_cst);
-      cell(i).pair(rank_, other).claimed.fetch_add(kAllPieces, std::memory_order_seq_cst);
-    }
-  }
 }
 
 std::unique_ptr<core::InFlight> BlockExchange::start(core::Batch batch) {

@@ -6,7 +6,8 @@
 // others begin when the root has done so, since each exchanges with it alone; the root waits for
 // all. Who copies depends on which of the two the other ranks can reach: shared memory they map,
 // and private memory the kernel copies for them where that is allowed (core/host/process_memory.h),
-// but for short blocks, for what several ranks want of one, and for sums.
+// but not of ranks whose blocks are all short, not what several ranks want of one, and not for
+// sums.
 //   - Both: the two ranks claim pieces of the block and copy them. The rank that has less to do
 //     helps the other, and none waits for one that sleeps.
 //   - One can't be reached: its owner copies the block.
@@ -43,9 +44,6 @@ class BlockExchange {
 
   // Every rank starts the same collectives in the same order.
   std::unique_ptr<core::InFlight> start(core::Batch batch);
-  // The job is over, and the program may use its memory again: no other rank begins to copy a piece
-  // from or into it.
-  void abort() noexcept;
 
  private:
   class Running;

@@ -59,7 +59,7 @@ void RingFeeds::copy_in(const RingFeed& feed) {
   std::byte* const place = feed.ring + feed.pieces.ring_place(feed.next);
   const std::byte* const from = feed.from + feed.pieces.begin(feed.next);
   if (feed.readers.size() > 1 && feed.next == 0) {
-    past_caches_ = pool_.stores_for_several_readers.past_caches();
+    past_caches_ = pool_.stores_for_several_readers.past_caches(is_long(feed));
     begin_ = std::chrono::steady_clock::now();
   }
   if (feed.readers.size() > 1 && past_caches_) {
@@ -70,7 +70,7 @@ void RingFeeds::copy_in(const RingFeed& feed) {
 }
 
 void RingFeeds::note_time(const RingFeed& feed) {
-  if (feed.readers.size() < 2 || feed.pieces.count < 3 * kRingPieces) return;
+  if (feed.readers.size() < 2 || !is_long(feed)) return;
   const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin_;
   pool_.stores_for_several_readers.note(past_caches_,
                                         time.count() / static_cast<double>(feed.pieces.total));

@@ -56,6 +56,8 @@ class RingFeeds {
 
  private:
   void copy_in(const RingFeed& feed);
+  // Whether it is much longer than the ring, so that its readers set the pace.
+  static bool is_long(const RingFeed& feed) { return feed.pieces.count >= 3 * kRingPieces; }
   void note_time(const RingFeed& feed);
   // For one block.
   size_t ring_bytes() const { return kRingPieces * static_cast<size_t>(piece_bytes_); }

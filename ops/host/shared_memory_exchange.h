@@ -23,7 +23,6 @@ class SharedMemoryExchange final : public core::CollectiveOp {
     return like.kind == CollectiveKind::Broadcast;
   }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
-  void abort() noexcept override { exchange_->abort(); }
 
  private:
   const std::shared_ptr<BlockExchange> exchange_;

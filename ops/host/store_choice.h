@@ -2,9 +2,8 @@
 //
 // A line that others have read is dear to write in the cache, since it must be withdrawn from all
 // of theirs; but a line that was stored past the caches is read from memory. Which costs more
-// differs between processors by a third of the whole collective, in both directions (AMD EPYC of
-// 2023: plain stores, Intel Xeon of 2024: past the caches). So the rank tries both and keeps to the
-// faster one.
+// differs between processors: on an AMD EPYC of 2023 the plain store, on an Intel Xeon of 2024 the
+// other one (bench/results/README.md). So the rank tries both and keeps to the faster one.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +17,10 @@ namespace horon::ops {
 // Used by one thread at a time.
 class StoreChoice {
  public:
-  // For the next block.
-  bool past_caches() const {
-    const bool tries_the_other = uses_ < kFirstTries ? uses_ % 2 == 1 : uses_ % kTryEach == 0;
-    return is_faster_past_caches() != tries_the_other;
+  // For the next block. `noted`: note() will follow; else the other store is not tried.
+  bool past_caches(bool noted) const {
+    const bool is_try = uses_ < kFirstTries ? uses_ % 2 == 1 : uses_ % kTryEach == 0;
+    return is_faster_past_caches() != (noted && is_try);
   }
   // What a block took that was filled so. Only for blocks that are much longer than the ring: the
   // others do not wait for it.
@@ -38,7 +37,7 @@ class StoreChoice {
   bool is_faster_past_caches() const { return best_[1] <= best_[0]; }
 
   static constexpr uint64_t kFirstTries = 8;
-  static constexpr uint64_t kTryEach = 32;
+  static constexpr uint64_t kTryEach = 31;  // not each second one: blocks of a step may alternate
   static constexpr double kFade = 1.02;
 
   std::array<double, 2> best_{std::numeric_limits<double>::infinity(),

@@ -192,37 +192,6 @@ TEST(SharedMemory, WhoCopiesGoesByWhatCanBeReached) {
   }
 }
 
-// After abort() the program has its memory again, whatever the other rank still does.
-TEST(SharedMemory, NobodyCopiesIntoMemoryOfARankThatHasAborted) {
-  for (const bool registered : {false, true}) {
-    with_groups(
-        2, BlockExchange::area_bytes(2),
-        [&](const World& world, core::LocalGroup& group) {
-          const auto exchange = std::make_shared<BlockExchange>(group, group.area());
-          SharedMemoryExchange op(exchange, CollectiveKind::Broadcast);
-          constexpr size_t kBytes = 1 << 20;
-          const std::shared_ptr<std::byte> shared = group.allocate(kBytes);
-          std::vector<std::byte> own(kBytes);
-          std::byte* const data = registered ? shared.get() : own.data();
-          std::fill_n(data, kBytes, static_cast<std::byte>(world.rank + 1));
-          core::Batch batch;
-          batch.kind = CollectiveKind::Broadcast;
-          batch.dtype = DataType::UInt8;
-          batch.count = kBytes;
-          batch.input = batch.output = data;
-          const std::unique_ptr<core::InFlight> broadcast = op.start(std::move(batch));
-          if (world.rank == 1) op.abort();
-          world.gather(0);
-          for (int i = 0; world.rank == 0 && i < 100; ++i) (void)broadcast->step();
-          world.gather(0);
-          EXPECT_EQ(std::count(data, data + kBytes, static_cast<std::byte>(world.rank + 1)),
-                    kBytes);
-          world.gather(0);
-        },
-        core::LocalGroup::ProcessCopies::IfAllowed);
-  }
-}
-
 // Pieces that are shorter than those of few ranks, and blocks of more pieces than a ring holds.
 TEST(SharedMemory, AlltoallOfManyRanks) {
   constexpr int kRanks = 30;

@@ -11,7 +11,7 @@ namespace {
 int uses_past_caches(StoreChoice& choice, double plain, double past_caches, int uses) {
   int count = 0;
   for (int i = 0; i < uses; ++i) {
-    const bool past = choice.past_caches();
+    const bool past = choice.past_caches(true);
     if (i >= uses / 2) count += past ? 1 : 0;
     choice.note(past, past ? past_caches : plain);
   }
@@ -20,7 +20,7 @@ int uses_past_caches(StoreChoice& choice, double plain, double past_caches, int 
 
 TEST(StoreChoice, KeepsToTheFasterOne) {
   StoreChoice plain_is_faster;
-  EXPECT_TRUE(plain_is_faster.past_caches());  // the first guess
+  EXPECT_TRUE(plain_is_faster.past_caches(true));  // the first guess
   EXPECT_LT(uses_past_caches(plain_is_faster, 0.8, 1, 400), 20);
   StoreChoice past_is_faster;
   EXPECT_GT(uses_past_caches(past_is_faster, 1, 0.8, 400), 180);
@@ -33,6 +33,32 @@ TEST(StoreChoice, NoticesWhatChanges) {
   // Other load makes all longer, and for a while.
   EXPECT_GT(uses_past_caches(choice, 5, 4, 400), 150);
   EXPECT_LT(uses_past_caches(choice, 0.8, 1, 400), 50);
+}
+
+// They are not timed, and come between those that are.
+TEST(StoreChoice, ShortBlocksUseTheFasterOne) {
+  StoreChoice choice;
+  for (int i = 0; i < 200; ++i) {
+    const bool past = choice.past_caches(true);
+    choice.note(past, past ? 1 : 0.8);
+    if (i > 0) {
+      EXPECT_FALSE(choice.past_caches(false)) << i;
+    }
+  }
+}
+
+// A step with blocks of two sizes, of which one takes longer for each byte.
+TEST(StoreChoice, NoticesWhatChangesForBlocksOfTwoSizes) {
+  StoreChoice choice;
+  int past_at_last = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const bool past = choice.past_caches(true);
+    const bool now_past_is_faster = i >= 500;
+    const double time = past == now_past_is_faster ? 0.8 : 1;
+    choice.note(past, i % 2 == 0 ? time : 1.5 * time);
+    past_at_last += i >= 750 && past ? 1 : 0;
+  }
+  EXPECT_GT(past_at_last, 200);
 }
 
 TEST(StoreChoice, OneSlowCallChangesNothing) {

@@ -31,10 +31,10 @@ TEST(YieldCost, DearOnesAreTriedEverLessOften) {
     cost.note(3ms);
     EXPECT_TRUE(cost.dear());
     const int waits = waits_without(cost);
-    EXPECT_TRUE(waits > before || waits == 128) << waits << " after " << before;
+    EXPECT_TRUE(waits > before || waits == 1024) << waits << " after " << before;
     before = waits;
   }
-  EXPECT_EQ(before, 128);
+  EXPECT_EQ(before, 1024);
 }
 
 TEST(YieldCost, LooksForItsTimeAndForItsYields) {
@@ -48,12 +48,16 @@ TEST(YieldCost, LooksForItsTimeAndForItsYields) {
     };
     YieldCost fresh;  // dear yields on a busy machine are another test
     EXPECT_FALSE(fresh.look(count, look, deadline));
-    return times;
+    return fresh.dear() ? -1 : times;
   };
   EXPECT_EQ(times_of({0, 1s}, kNever), 1);  // a look without a yield
   const auto begin = YieldCost::Clock::now();
-  EXPECT_GE(times_of({3, 0s}, kNever), 2) << "one yield at least, three if none is dear";
-  EXPECT_EQ(times_of({1'000'000'000, 0s}, begin), 2) << "the deadline has passed";
+  const int of_three = times_of({3, 0s}, kNever);
+  EXPECT_TRUE(of_three == 4 || of_three == -1) << of_three << " looks with three yields";
+  const int of_a_while = times_of({1, 2ms}, kNever);
+  EXPECT_TRUE(of_a_while > 2 || of_a_while == -1) << of_a_while << " looks within 2 ms";
+  const int late = times_of({1'000'000'000, 0s}, begin);
+  EXPECT_TRUE(late == 2 || late == -1) << late << " looks when the deadline has passed";
   int yes_at = 0;
   EXPECT_TRUE(cost.look([&] { return ++yes_at == 2; }, {20, 0s}, kNever));
   EXPECT_EQ(yes_at, 2);

@@ -26,7 +26,7 @@ TEST(QuietSubmissions, TheirSubmitterDoesTheWork) {
       EXPECT_EQ(error_of(*handle), "");
       EXPECT_EQ(mine.data.front(), 2);
     }
-    EXPECT_GT(here, 50) << "the background thread may not have begun, or be awake, for a few";
+    EXPECT_GT(here, 50) << "the background thread may not have begun for the first";
   });
 }
 

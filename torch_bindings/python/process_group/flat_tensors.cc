@@ -20,9 +20,10 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
 }
 
-// As many elements, in row-major order. One thread moves bytes in half of the time that LibTorch's
-// loop takes; LibTorch would use all that it has.
+// As many elements, in row-major order. LibTorch's loop takes longer than a copy of bytes by one
+// thread (copies of 32 MiB, two ranks: 4.4 ms and 2.8), but uses all threads that the rank has.
 void write_rows(const at::Tensor& rows, const at::Tensor& output) {
+  if (output.numel() == 0) return;
   if (is_plain(rows) && is_plain(output) && rows.scalar_type() == output.scalar_type() &&
       at::get_num_threads() == 1) {
     core::copy_bytes(static_cast<std::byte*>(output.mutable_data_ptr()),
