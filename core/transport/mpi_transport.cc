@@ -7,6 +7,7 @@
 #include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/text.h"
 #include "horon/core/bootstrap/mpi_error.h"
+#include "horon/core/bootstrap/mpi_look.h"
 
 namespace horon::core {
 
@@ -60,6 +61,7 @@ void MpiTransport::send(int to, SharedBytes message) {
 
 void MpiTransport::finish_sends() {
   if (send_requests_.empty()) return;
+  const MpiLook look;
   int count = 0;
   finished_.resize(send_requests_.size());
   check_mpi(MPI_Testsome(static_cast<int>(send_requests_.size()), send_requests_.data(), &count,
@@ -81,6 +83,7 @@ void MpiTransport::finish_sends() {
 
 // Starts to receive what MPI has matched, and sees which of that is complete.
 void MpiTransport::take_arrivals() {
+  const MpiLook look;
   while (arrivals_.size() < kArrivalsMax) {
     int found = 0;
     MPI_Message message = MPI_MESSAGE_NULL;

@@ -18,7 +18,7 @@ constexpr int64_t kHostBytesAtOnce = 2 << 20;
 // Elements: parts begin at cache lines, and where a message may begin.
 constexpr int64_t kPartAlignment = WireType::kAlignment;
 // Of chunks whose length was asked for.
-constexpr int64_t kPieceBytesMin = 4 << 10;
+constexpr int64_t kWirePieceBytesMin = 4 << 10;
 
 int64_t whole_lines(int64_t elements) {
   return std::max(elements / kPartAlignment, int64_t{1}) * kPartAlignment;
@@ -38,7 +38,7 @@ int64_t elements_in_one_go(const HostsLayout& layout, DataType dtype, WireType w
 int64_t message_of_piece(const HostsLayout& layout, DataType dtype, WireType wire_type,
                          int64_t parts, int64_t piece_bytes) {
   const int64_t wished =
-      std::max(piece_bytes, kPieceBytesMin) / static_cast<int64_t>(size_of(dtype)) / parts;
+      std::max(piece_bytes, kWirePieceBytesMin) / static_cast<int64_t>(size_of(dtype)) / parts;
   return whole_lines(
       std::min(wished, elements_in_one_go(layout, dtype, wire_type, parts, layout.hosts)));
 }

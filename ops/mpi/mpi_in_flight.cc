@@ -5,6 +5,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/bootstrap/mpi_error.h"
+#include "horon/core/bootstrap/mpi_look.h"
 
 namespace horon::ops {
 
@@ -64,6 +65,7 @@ Progress MpiInFlight::step() {
 }
 
 Progress MpiInFlight::test() {
+  const core::MpiLook look;
   int complete = 1;
   core::check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete,
                               MPI_STATUSES_IGNORE),

@@ -2,6 +2,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/bootstrap/mpi_error.h"
+#include "horon/core/bootstrap/mpi_look.h"
 
 namespace horon::ops {
 
@@ -65,6 +66,7 @@ Messages::Id MpiMessages::receive(int from, int tag, std::byte* data, int64_t by
 // One call of MPI for all of them: each call looks at every connection.
 void MpiMessages::progress() {
   check_kept();
+  const core::MpiLook look;
   int count = 0;
   check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(),
                      MPI_STATUSES_IGNORE),

@@ -72,6 +72,7 @@ horon_test(frozen_test FILES core/runtime/frozen_test.cc core/runtime/frozen_hos
 horon_test(mpi_transport_test FILES core/transport/mpi_transport_test.cc RANKS 2 3 4)
 horon_test(bootstrap_test FILES core/bootstrap/bootstrap_test.cc)
 horon_test(mpi_bootstrap_test FILES core/bootstrap/mpi_bootstrap_test.cc RANKS 1 2 3 4)
+horon_test(mpi_look_test FILES core/bootstrap/mpi_look_test.cc RANKS 2)
 horon_test(mpi_owner_test FILES core/bootstrap/mpi_owner_test.cc RANKS 1 2)
 horon_test(mpi_thread_level_test FILES core/bootstrap/mpi_thread_level_test.cc RANKS 2)
 # Jobs of many ranks in one thread, for tests and benchmarks of the control protocol.

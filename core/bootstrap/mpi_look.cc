@@ -1,0 +1,26 @@
+#include "horon/core/bootstrap/mpi_look.h"
+
+#include <dlfcn.h>
+
+namespace horon::core {
+namespace {
+
+// Returns what was set before. Of the library below Open MPI, from 1.3 to 5.0; in no header that is
+// installed, so it is looked for.
+using SetYield = bool (*)(bool);
+
+SetYield set_yield() noexcept {
+  static const auto function =
+      reinterpret_cast<SetYield>(::dlsym(RTLD_DEFAULT, "opal_progress_set_yield_when_idle"));
+  return function;
+}
+
+}  // namespace
+
+MpiLook::MpiLook() noexcept : yields_(set_yield() != nullptr && set_yield()(false)) {}
+
+MpiLook::~MpiLook() {
+  if (yields_) set_yield()(true);
+}
+
+}  // namespace horon::core

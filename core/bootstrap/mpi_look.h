@@ -1,0 +1,28 @@
+// A look at MPI: calls that ask what has come, and do not wait for it.
+#pragma once
+
+namespace horon::core {
+
+// While one lives, no call of MPI gives the core up.
+//
+// Open MPI yields inside every call that finds nothing, on hosts with more ranks than slots (its
+// parameter mpi_yield_when_idle, for calls that wait in a loop). Beside threads that compute, each
+// such yield costs a time slice of some milliseconds, and whoever only looks has several of them
+// for each message. Horon sleeps between its looks instead (core/runtime/pacer.h), as shortly as it
+// chooses.
+//
+// Concerns all threads of the process: one that waits in MPI meanwhile spins for so long. One of
+// these at a time, from the thread that has the right to call MPI. Does nothing where the library
+// has no such switch (MPICH), or is set to spin.
+class MpiLook {
+ public:
+  MpiLook() noexcept;
+  ~MpiLook();
+  MpiLook(const MpiLook&) = delete;
+  MpiLook& operator=(const MpiLook&) = delete;
+
+ private:
+  bool yields_;  // what Open MPI did before
+};
+
+}  // namespace horon::core

@@ -1,0 +1,72 @@
+#include "horon/core/bootstrap/mpi_look.h"
+
+#include <atomic>
+#include <sched.h>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include "horon/core/bootstrap/mpi_library.h"
+#include "horon/core/transport/mpi_transport.h"
+#include "horon/tests/support/mpi_main.h"
+
+namespace {
+
+std::atomic<int> yields{0};
+
+}  // namespace
+
+// In the place of libc's, for all libraries of this process.
+extern "C" int sched_yield() noexcept {
+  ++yields;
+  return 0;
+}
+
+namespace horon::core {
+namespace {
+
+constexpr int kLooks = 100;
+
+int yields_of_looks() {
+  yields = 0;
+  for (int i = 0; i < kLooks; ++i) {
+    int found = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_SELF, &found, MPI_STATUS_IGNORE);
+    EXPECT_EQ(found, 0);
+  }
+  return yields;
+}
+
+// As mpirun_test starts it: for more ranks than cores.
+class MpiLookTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (MpiLibrary::version().find("Open MPI") == std::string::npos) {
+      GTEST_SKIP() << "MPI is another one than Open MPI";
+    }
+    ASSERT_GT(yields_of_looks(), 0) << "this MPI yields nowhere, or not by libc's function";
+  }
+
+  const MpiLibrary library_;
+};
+
+TEST_F(MpiLookTest, DoesNotYieldAndLetsOthersYieldAfterwards) {
+  {
+    const MpiLook look;
+    EXPECT_EQ(yields_of_looks(), 0);
+  }
+  EXPECT_GT(yields_of_looks(), 0);
+}
+
+TEST_F(MpiLookTest, TheTransportLooksWithoutAYield) {
+  const MpiBootstrap bootstrap(library_);
+  MpiTransport transport(bootstrap, {});
+  yields = 0;
+  for (int i = 0; i < kLooks; ++i) EXPECT_FALSE(transport.receive().has_value());
+  EXPECT_EQ(yields, 0);
+  MPI_Barrier(bootstrap.communicator());
+}
+
+}  // namespace
+}  // namespace horon::core
