@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "horon/core/base/dtype.h"
 #include "horon/core/base/entry_spec.h"
@@ -46,6 +47,10 @@ struct Batch {
   // empty).
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
+  // Only for ops with writes_blocks_apart(): where what comes from each member goes, in place of
+  // `output`. The own block may be the part of the input that it is a copy of. Some ranks may have
+  // them and others not. Empty: one behind the other.
+  std::vector<std::byte*> output_blocks;
   int64_t count = 0;
   bool int8_between_hosts = false;  // Compression::Int8: float32 that is one entry
   int64_t shortest_entry = 0;       // elements, of those that are packed in it; 0: it is one entry
@@ -108,6 +113,8 @@ class CollectiveOp {
   // cut into several with a part of its elements each, which have one sequence. Allreduce and
   // Broadcast only, and not with StartOrder::Any. Pure; the same on every rank. Any thread.
   virtual bool same_in_parts(const Batch& /*like*/) const { return false; }
+  // True: it takes batches with Batch::output_blocks, as well as others.
+  virtual bool writes_blocks_apart() const { return false; }
   // False: the host does the work, while it steps; the memory is ready for it when start() is
   // called, and the result is in memory when step() says Done. True: start() and step() put the
   // work into Batch::queue, behind what is there and before what comes later; Done means that all

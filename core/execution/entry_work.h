@@ -22,6 +22,12 @@ struct MemoryPart {
   int64_t count = 0;            // elements
 };
 
+// What comes from one member of the set, in memory that the caller has given for it.
+struct OutputBlock {
+  std::byte* data = nullptr;
+  int64_t count = 0;  // elements
+};
+
 class MemoryQueue;
 
 // The memory for the result of a part, once its number of elements is known. The result is written
@@ -35,11 +41,12 @@ struct EntryWork {
   std::string name;
   std::shared_ptr<const EntrySpec> spec;
   std::vector<MemoryPart> memory;
-  bool narrowed = false;           // as in Submission
-  AllocateOutput allocate_output;  // moves_blocks()
-  std::unique_ptr<Event> ready;    // when the memory has been written; null: it has
-  std::vector<int64_t> extents;    // has_own_rows(): as in StartEntry
-  std::vector<int64_t> received;   // moves_blocks(), when finished: as in Outcome
+  bool narrowed = false;                   // as in Submission
+  AllocateOutput allocate_output;          // moves_blocks()
+  std::vector<OutputBlock> output_blocks;  // as in Submission
+  std::unique_ptr<Event> ready;            // when the memory has been written; null: it has
+  std::vector<int64_t> extents;            // has_own_rows(): as in StartEntry
+  std::vector<int64_t> received;           // moves_blocks(), when finished: as in Outcome
   // When finished: what went wrong on this rank alone, while the collective went on.
   std::optional<Error> error;
 };

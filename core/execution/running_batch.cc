@@ -213,6 +213,7 @@ void RunningBatch::place_blocks() {
   }
   if (direct_ && entry.mine && spec_.parts.size() == 1) {
     batch_.input = entry.memory.front().input;
+    if (place_apart(entry)) return;
     batch_.output = blocks.out_total > 0 ? allocate_output(entry, 0, blocks.out_total) : nullptr;
     if (!entry.error) return;
     // There is no memory for this rank's result, but the other ranks need this rank in the
@@ -229,6 +230,19 @@ void RunningBatch::place_blocks() {
     const int64_t elements = total(blocks.out[part]);
     if (elements > 0) entry.memory[part].output = allocate_output(entry, part, elements);
   }
+}
+
+// False: the result goes to one stretch of memory, since the op writes nowhere else, or since some
+// member sends another number of elements than the caller expects, who sees it then.
+bool RunningBatch::place_apart(const EntryWork& entry) {
+  if (entry.output_blocks.empty() || !op_->writes_blocks_apart()) return false;
+  const bool fits = std::equal(
+      entry.output_blocks.begin(), entry.output_blocks.end(), blocks_->out_counts.begin(),
+      blocks_->out_counts.end(),
+      [](const OutputBlock& block, int64_t received) { return block.count == received; });
+  if (!fits) return false;
+  for (const OutputBlock& block : entry.output_blocks) batch_.output_blocks.push_back(block.data);
+  return true;
 }
 
 // Null, with the entry's error, if there is no memory for this rank's result.

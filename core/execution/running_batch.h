@@ -96,6 +96,7 @@ class RunningBatch {
   void place();
   void add_up_entries();
   void place_blocks();
+  bool place_apart(const EntryWork& entry);
   std::byte* allocate_output(EntryWork& entry, size_t part, int64_t elements) const;
   int64_t count_of_all() const;
   bool is_source() const;  // of a broadcast

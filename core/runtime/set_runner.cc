@@ -231,6 +231,7 @@ BatchWork SetRunner::work_of(StartBatch& start) {
     out.memory = std::move(live.submission.memory);
     out.narrowed = live.submission.narrowed;
     out.allocate_output = std::move(live.submission.allocate_output);
+    out.output_blocks = std::move(live.submission.output_blocks);
     out.ready = std::move(live.submission.ready);
     // If the timeline was started after the submission came, its time is missing.
     if (!records(parts_.timeline) || live.taken_at == Clock::time_point()) continue;

@@ -43,6 +43,12 @@ struct Submission {
   // memory that keep_alive or this callback owns. Null, and what it throws, are the error of this
   // rank's handle alone; the others get their results.
   AllocateOutput allocate_output;
+  // Allgather, Alltoall, Gather at its root, of one part, in host memory: where the result may go
+  // in place of memory from allocate_output, which is not called then: one block for each member of
+  // the set, in their order. It is called where the collective can't write there, or where a member
+  // sends another number of elements. The blocks must not overlap each other, nor the input; but
+  // this rank's own block may be the part of the input that it is a copy of. Empty: as above.
+  std::vector<OutputBlock> output_blocks;
 
   // Alltoall, and the root of Scatter: rows that each member of the set gets, part by part. Others:
   // empty.

@@ -81,6 +81,19 @@ std::string fault_of_splits(std::span<const int64_t> splits, int64_t rows, size_
   return "";
 }
 
+std::string fault_of_output_blocks(const Submission& submission, int rank, size_t members) {
+  const EntrySpec& spec = *submission.spec;
+  const bool takes_blocks = spec.kind == CollectiveKind::Allgather ||
+                            spec.kind == CollectiveKind::Alltoall ||
+                            (spec.kind == CollectiveKind::Gather && spec.root == rank);
+  if (!takes_blocks || spec.parts.size() != 1 || spec.device != DeviceKind::Host) {
+    return concat("the result of ", to_string(spec.kind), " on this rank can't go into blocks");
+  }
+  const size_t blocks = submission.output_blocks.size();
+  if (blocks == members) return "";
+  return concat("it has ", blocks, " blocks for what comes from ", members, " ranks");
+}
+
 std::string fault_of_rows(const Submission& submission, int rank, std::span<const int> ranks) {
   const EntrySpec& spec = *submission.spec;
   const size_t members = ranks.size();
@@ -105,7 +118,7 @@ std::string fault_of_rows(const Submission& submission, int rank, std::span<cons
   if (submission.allocate_output == nullptr || submission.memory.size() != spec.parts.size()) {
     return "it needs one piece of memory for each tensor and an allocator for the results";
   }
-  return "";
+  return submission.output_blocks.empty() ? "" : fault_of_output_blocks(submission, rank, members);
 }
 
 std::string fault_of_device(const Submission& submission, int rank, const RankDevices& devices) {

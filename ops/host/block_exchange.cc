@@ -70,7 +70,10 @@ class BlockExchange::Running final : public core::InFlight {
     posted_ = true;
     ExchangeMember& mine = cell_.member(parent_.rank_);
     publish_input(mine);
-    mine.output_reached = publish(batch_.output, plan_.output_bytes, plan_.receive, mine.output);
+    // Blocks that lie apart are copied by this rank: the others know one place for all.
+    mine.output_reached = batch_.output_blocks.empty() ? publish(batch_.output, plan_.output_bytes,
+                                                                 plan_.receive, mine.output)
+                                                       : Reached::ByNobody;
     for_each_other([&](int other) {
       const Block& sent = plan_.send[static_cast<size_t>(other)];
       const Block& received = plan_.receive[static_cast<size_t>(other)];
@@ -173,8 +176,12 @@ class BlockExchange::Running final : public core::InFlight {
   const std::byte* own_from() const {
     return batch_.input + plan_.send[static_cast<size_t>(parent_.rank_)].begin;
   }
-  std::byte* own_to() const {
-    return batch_.output + plan_.receive[static_cast<size_t>(parent_.rank_)].begin;
+  std::byte* own_to() const { return output_from(parent_.rank_); }
+  // Where the block of another rank goes.
+  std::byte* output_from(int rank) const {
+    const auto from = static_cast<size_t>(rank);
+    return batch_.output_blocks.empty() ? batch_.output + plan_.receive[from].begin
+                                        : batch_.output_blocks[from];
   }
   int64_t own_bytes() const { return plan_.receive[static_cast<size_t>(parent_.rank_)].bytes; }
 
@@ -225,8 +232,7 @@ class BlockExchange::Running final : public core::InFlight {
     const Way way_here = peers_.way(from, parent_.rank_);
     if (way_here == Way::Push) return;
     incoming_.push_back({from, parent_.rank_, way_here, &cell_.pair(from, parent_.rank_),
-                         peers_.block_of(from), batch_.output + block.begin,
-                         peers_.kernel_reads(from),
+                         peers_.block_of(from), output_from(from), peers_.kernel_reads(from),
                          way_here == Way::Ring ? Pieces::in_ring(block.bytes, ring_piece_bytes_)
                                                : Pieces::direct(block.bytes, parent_.ranks_)});
   }

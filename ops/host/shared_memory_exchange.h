@@ -22,6 +22,7 @@ class SharedMemoryExchange final : public core::CollectiveOp {
   bool same_in_parts(const core::Batch& like) const override {
     return like.kind == CollectiveKind::Broadcast;
   }
+  bool writes_blocks_apart() const override { return true; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 
  private:

@@ -30,22 +30,37 @@ struct ExchangeRun {
   std::vector<std::byte> expected;
   std::unique_ptr<ContractBuffer> input;
   std::unique_ptr<ContractBuffer> output;
+  std::unique_ptr<ContractBlocks> blocks;  // in place of it
   core::Batch batch;
 
-  // Any mixture of memory that others can reach and memory that they can't.
-  void allocate(const World& world) {
+  // Any mixture of memory that others can reach and memory that they can't, and of outputs in one
+  // stretch and in several.
+  void allocate(const World& world, const core::CollectiveOp& op) {
     const uint64_t bits = mix(batch.sequence, static_cast<uint64_t>(world.rank), 77);
     input = std::make_unique<ContractBuffer>(world, content, bits % 2 == 0);
-    output = std::make_unique<ContractBuffer>(world, std::vector<std::byte>(expected.size()),
-                                              bits / 2 % 2 == 0);
     batch.input = input->data();
-    batch.output = output->data();
     batch.queue = world.queue;
+    const bool registered = bits / 2 % 2 == 0;
+    const std::vector<std::byte> before(expected.size());
+    if (op.writes_blocks_apart() && !batch.receive_counts.empty() && bits / 4 % 2 == 0) {
+      std::vector<int64_t> bytes;
+      for (const int64_t count : batch.receive_counts) {
+        bytes.push_back(count * static_cast<int64_t>(size_of(batch.dtype)));
+      }
+      blocks = std::make_unique<ContractBlocks>(world, before, bytes, registered);
+      batch.output_blocks = blocks->places();
+    } else {
+      output = std::make_unique<ContractBuffer>(world, before, registered);
+      batch.output = output->data();
+    }
+  }
+  bool is_right() const {
+    return blocks != nullptr ? blocks->hold(expected) : output->holds(expected);
   }
 };
 
-void prepare_exchange(const World& world, ExchangeRun& run, uint64_t sequence, DataType dtype,
-                      CollectiveKind kind, int64_t longest) {
+void prepare_exchange(const World& world, const core::CollectiveOp& op, ExchangeRun& run,
+                      uint64_t sequence, DataType dtype, CollectiveKind kind, int64_t longest) {
   const auto size = static_cast<int64_t>(size_of(dtype));
   const auto root = static_cast<int>(sequence % static_cast<uint64_t>(world.size));
   const auto length = [&](int from, int to) {
@@ -72,7 +87,7 @@ void prepare_exchange(const World& world, ExchangeRun& run, uint64_t sequence, D
   run.batch.send_counts = std::move(send_counts);
   run.batch.receive_counts = std::move(receive_counts);
   run.batch.count = static_cast<int64_t>(run.content.size()) / size;
-  run.allocate(world);
+  run.allocate(world, op);
 }
 
 // Those of a rank's input from element `begin` on. So small that sums and products are exact in
@@ -98,14 +113,14 @@ std::vector<std::byte> reduced(const core::Batch& batch, int ranks, int64_t begi
   return result;
 }
 
-void prepare_reduction(const World& world, ExchangeRun& run, uint64_t sequence, DataType dtype,
-                       ReduceOp op, int64_t longest) {
+void prepare_reduction(const World& world, const core::CollectiveOp& op, ExchangeRun& run,
+                       uint64_t sequence, DataType dtype, ReduceOp reduce_op, int64_t longest) {
   core::Batch& batch = run.batch;
   batch.kind = CollectiveKind::Reducescatter;
   batch.sequence = sequence;
   batch.dtype = dtype;
-  batch.reduce_op = op;
-  if (op == ReduceOp::Average) batch.divisor = world.size;
+  batch.reduce_op = reduce_op;
+  if (reduce_op == ReduceOp::Average) batch.divisor = world.size;
   if (is_floating(dtype) && sequence % 3 == 0) batch.prescale = 2.0;
   if (is_floating(dtype) && sequence % 3 == 1) batch.postscale = 0.5;
   int64_t own_begin = 0;
@@ -120,7 +135,7 @@ void prepare_reduction(const World& world, ExchangeRun& run, uint64_t sequence, 
   batch.count = batch.send_counts[static_cast<size_t>(world.rank)];
   run.content = numbers_of(dtype, sequence, world.rank, 0, total);
   run.expected = reduced(batch, world.size, own_begin);
-  run.allocate(world);
+  run.allocate(world, op);
 }
 
 using Runs = std::vector<std::unique_ptr<ExchangeRun>>;
@@ -131,8 +146,7 @@ void run_all(const World& world, core::CollectiveOp& op, const Runs& runs, DataT
   for (const auto& run : runs) in_flight.push_back(op.start(run->batch));
   drive(world, std::move(in_flight), random);
   for (const auto& run : runs) {
-    ASSERT_TRUE(run->output->holds(run->expected))
-        << to_string(dtype) << ' ' << run->batch.sequence;
+    ASSERT_TRUE(run->is_right()) << to_string(dtype) << ' ' << run->batch.sequence;
     EXPECT_TRUE(run->input->holds(run->content)) << "the input was changed";
   }
 }
@@ -147,7 +161,7 @@ void check_exchange(const World& world, core::CollectiveOp& op, CollectiveKind k
     for (const int64_t longest : {0, 1, 7, 3001, 100001}) {
       for (int root = 0; root < world.size; ++root) {
         auto& run = *runs.emplace_back(std::make_unique<ExchangeRun>());
-        prepare_exchange(world, run, ++sequence, dtype, kind, longest);
+        prepare_exchange(world, op, run, ++sequence, dtype, kind, longest);
       }
     }
     run_all(world, op, runs, dtype, random);
@@ -168,7 +182,7 @@ void check_reducescatter(const World& world, core::CollectiveOp& op) {
           continue;
         }
         auto& run = *runs.emplace_back(std::make_unique<ExchangeRun>());
-        prepare_reduction(world, run, ++sequence, dtype, reduce_op, longest);
+        prepare_reduction(world, op, run, ++sequence, dtype, reduce_op, longest);
       }
     }
     run_all(world, op, runs, dtype, random);

@@ -134,6 +134,31 @@ bool ContractBuffer::holds(const std::vector<std::byte>& content) const {
   return content.empty() || std::memcmp(data(), content.data(), content.size()) == 0;
 }
 
+ContractBlocks::ContractBlocks(const World& world, const std::vector<std::byte>& content,
+                               const std::vector<int64_t>& bytes, bool registered)
+    : bytes_(bytes) {
+  auto from = content.begin();
+  for (const int64_t each : bytes_) {
+    blocks_.emplace_back(world, std::vector<std::byte>(from, from + each), registered);
+    from += each;
+  }
+}
+
+std::vector<std::byte*> ContractBlocks::places() const {
+  std::vector<std::byte*> places;
+  for (const ContractBuffer& block : blocks_) places.push_back(block.data());
+  return places;
+}
+
+bool ContractBlocks::hold(const std::vector<std::byte>& content) const {
+  auto from = content.begin();
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (!blocks_[i].holds({from, from + bytes_[i]})) return false;
+    from += bytes_[i];
+  }
+  return from == content.end();
+}
+
 size_t AllreduceRun::first_wrong_byte(const std::vector<std::byte>& expected) const {
   const auto wrong = std::mismatch(expected.begin(), expected.end(), output_).first;
   return static_cast<size_t>(wrong - expected.begin());

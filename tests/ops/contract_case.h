@@ -68,6 +68,20 @@ class ContractBuffer {
   size_t begin_ = 0;
 };
 
+// Memory for an output in blocks that lie apart, each with guards around it.
+class ContractBlocks {
+ public:
+  // `content`: of all, one behind the other, `bytes` of each.
+  ContractBlocks(const World& world, const std::vector<std::byte>& content,
+                 const std::vector<int64_t>& bytes, bool registered);
+  std::vector<std::byte*> places() const;
+  bool hold(const std::vector<std::byte>& content) const;
+
+ private:
+  std::vector<int64_t> bytes_;
+  std::vector<ContractBuffer> blocks_;
+};
+
 // The types that the suite goes through: all, or under a sanitizer a few of different sizes. Types
 // differ in the kernels alone, and host_kernels_test tries these with all types.
 std::vector<DataType> contract_types();

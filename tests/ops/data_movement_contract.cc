@@ -17,7 +17,8 @@ std::vector<std::byte> block_of(uint64_t sequence, int rank, int64_t bytes) {
 struct MoveRun {
   std::unique_ptr<ContractBuffer> input;  // null: in place
   std::unique_ptr<ContractBuffer> output;
-  std::vector<std::byte> content;  // of the input
+  std::unique_ptr<ContractBlocks> blocks;  // in place of it
+  std::vector<std::byte> content;          // of the input
   std::vector<std::byte> expected;
   core::Batch batch;
 };
@@ -38,7 +39,8 @@ void run_moves(const World& world, core::CollectiveOp& op, const MoveRuns& runs,
   }
   drive(world, std::move(in_flight), random);
   for (const auto& run : runs) {
-    ASSERT_TRUE(run->output->holds(run->expected))
+    ASSERT_TRUE(run->blocks != nullptr ? run->blocks->hold(run->expected)
+                                       : run->output->holds(run->expected))
         << to_string(dtype) << ' ' << run->batch.sequence;
     if (run->input == nullptr) continue;
     EXPECT_TRUE(run->input->holds(run->content))
@@ -46,8 +48,10 @@ void run_moves(const World& world, core::CollectiveOp& op, const MoveRuns& runs,
   }
 }
 
-void prepare_allgather(const World& world, MoveRun& run, uint64_t sequence, DataType dtype,
-                       const std::vector<int64_t>& counts, bool in_place) {
+// The output in one stretch, or in several, if the op can write there.
+void prepare_allgather(const World& world, const core::CollectiveOp& op, MoveRun& run,
+                       uint64_t sequence, DataType dtype, const std::vector<int64_t>& counts,
+                       bool in_place) {
   const auto size = static_cast<int64_t>(size_of(dtype));
   size_t own_begin = 0;
   std::vector<std::byte> own;
@@ -61,7 +65,20 @@ void prepare_allgather(const World& world, MoveRun& run, uint64_t sequence, Data
   }
   std::vector<std::byte> before(run.expected.size());
   if (in_place) std::copy(own.begin(), own.end(), before.begin() + static_cast<int64_t>(own_begin));
-  run.output = std::make_unique<ContractBuffer>(world, before, is_registered(world, sequence, 1));
+  std::byte* own_place = nullptr;
+  const bool registered = is_registered(world, sequence, 1);
+  const auto me = static_cast<size_t>(world.rank);
+  if (op.writes_blocks_apart() && mix(sequence, me, 3) % 2 == 0) {
+    std::vector<int64_t> bytes;
+    for (const int64_t count : counts) bytes.push_back(count * size);
+    run.blocks = std::make_unique<ContractBlocks>(world, before, bytes, registered);
+    run.batch.output_blocks = run.blocks->places();
+    own_place = run.batch.output_blocks[me];
+  } else {
+    run.output = std::make_unique<ContractBuffer>(world, before, registered);
+    run.batch.output = run.output->data();
+    own_place = run.batch.output + own_begin;
+  }
   if (!in_place) {
     run.content = own;
     run.input = std::make_unique<ContractBuffer>(world, own, is_registered(world, sequence, 2));
@@ -70,9 +87,8 @@ void prepare_allgather(const World& world, MoveRun& run, uint64_t sequence, Data
   run.batch.sequence = sequence;
   run.batch.dtype = dtype;
   run.batch.receive_counts = counts;
-  run.batch.count = counts[static_cast<size_t>(world.rank)];
-  run.batch.output = run.output->data();
-  run.batch.input = in_place ? run.output->data() + own_begin : run.input->data();
+  run.batch.count = counts[me];
+  run.batch.input = in_place ? own_place : run.input->data();
 }
 
 void prepare_broadcast(const World& world, MoveRun& run, uint64_t sequence, DataType dtype,
@@ -130,7 +146,7 @@ void check_allgather(const World& world, core::CollectiveOp& op) {
           counts.back() = std::abs(counts.back());
         }
         auto& run = *runs.emplace_back(std::make_unique<MoveRun>());
-        prepare_allgather(world, run, sequence, dtype, counts, in_place);
+        prepare_allgather(world, op, run, sequence, dtype, counts, in_place);
       }
     }
     run_moves(world, op, runs, dtype, random);

@@ -1,26 +1,17 @@
 #include "horon/torch_bindings/collectives/pending_collective.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/util/accumulate.h>
 
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/core/execution/block_layout.h"
-#include "horon/core/execution/memory_queue.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/known_calls.h"
 #include "horon/torch_bindings/collectives/names_in_flight.h"
-#include "horon/torch_bindings/collectives/result_memory.h"
-#include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
@@ -29,17 +20,6 @@ namespace {
 
 using core::concat;
 
-// Autograd does not see what the runtime writes, and must refuse a graph that has saved this
-// tensor.
-void mark_written(const at::Tensor& tensor) {
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-}
-
-// A collective can work on its memory as it lies. Most tensors are like that, and views of tensors
-// cost more than the rest of a small call.
-bool travels_as_it_is(const at::Tensor& tensor) {
-  return !type_in_disguise(tensor) && !tensor.is_neg() && tensor.is_contiguous();
-}
 bool is_row_major(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
 }
@@ -131,67 +111,6 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
   }
 }
 
-void PendingCollective::add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
-                                 const at::Tensor& output) {
-  check(tensor, Into::New);
-  const bool gathers =
-      spec.kind == CollectiveKind::Allgather || spec.kind == CollectiveKind::Gather;
-  if (tensor.dim() == 0 && !gathers) {
-    refuse(Error(ErrorCode::InvalidArgument,
-                 concat("tensor \"", name, "\": is a scalar; ", to_string(spec.kind),
-                        " divides the first dimension, so give at least one")));
-  }
-  Part& part = parts_.emplace_back();
-  part.disguised = type_in_disguise(tensor);
-  at::Tensor rows = tensor.dim() == 0 ? tensor.reshape({1}) : tensor;
-  if (!travels_as_it_is(rows)) rows = row_major(real_view(rows));
-  part.row_shape = rows.sizes().slice(1);
-  part.shape = rows.sizes();
-  part.options = rows.options();
-  if (c10::multiply_integers(part.row_shape) == 0) {
-    // The number of rows can't be seen from their bytes if a row has no elements. So one element
-    // stands for each row, and the shape of a row is part of the name that the ranks compare.
-    part.rows_are_empty = true;
-    part.shape = at::DimVector{rows.size(0)};
-    rows = rows.new_zeros({rows.size(0)});
-  }
-  part.input = rows.storage();
-  if (output.defined()) {
-    check_output(part, rows, output);
-    if (output.is_alias_of(rows)) {
-      rows = rows.clone();
-      part.input = rows.storage();
-    }
-    part.result = output;
-    part.given = part.disguised ? real_view(output) : output;
-    mark_written(output);
-  }
-  memory_.push_back(make_part(rows, {}));
-  splits_.insert(splits_.end(), splits.begin(), splits.end());
-}
-
-// As a reducescatter that gives all elements to the root.
-void PendingCollective::add_reduced(const at::Tensor& tensor, Into into) {
-  check(tensor, into);
-  const at::Tensor real = row_major(real_view(tensor));
-  remark = concat("shape ", core::shape_text(tensor.sizes()));
-  const bool is_root = spec.root == horon::rank();
-  spec.splits.assign(static_cast<size_t>(process_set_.size()), 0);
-  const std::vector<int> ranks = process_set_.ranks();
-  const auto root = std::find(ranks.begin(), ranks.end(), spec.root) - ranks.begin();
-  spec.splits[static_cast<size_t>(root)] = real.numel();
-  add_rows(real.view({real.numel()}));
-  Part& part = parts_.back();
-  part.disguised = type_in_disguise(tensor);
-  part.whole = is_root ? at::DimVector(real.sizes()) : at::DimVector{0};
-  if (tensor.is_complex() && !is_root) part.whole->push_back(2);
-  if (into != Into::Same) return;
-  part.result = tensor;
-  if (!is_root) return;
-  part.target = tensor.detach();
-  mark_written(tensor);
-}
-
 std::string PendingCollective::part_name(size_t index) const {
   const Part& part = parts_[index];
   std::string own = grouped_ ? concat(name, ".", index) : name;
@@ -245,6 +164,7 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
   submission.memory = std::move(memory_);
   if (core::moves_blocks(spec.kind)) {
     submission.splits = splits_;
+    submission.output_blocks = std::move(output_blocks_);
     // The runtime lets go of this function when it lets go of the pending collective, so a plain
     // pointer is enough.
     submission.allocate_output = [this](size_t part, int64_t elements, core::MemoryQueue& queue) {
@@ -263,30 +183,6 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
   submission.spec = agreed_spec();
   submission.keep_alive = self;
   return submission;
-}
-
-// On a thread of the runtime. Memory of a GPU belongs to the stream of the caller, as if it had
-// been asked for at the call; what that stream has been given since may still use it.
-std::byte* PendingCollective::allocate_rows(Part& part, int64_t elements,
-                                            core::MemoryQueue& queue) const {
-  part.elements = elements;
-  if (part.given.defined()) {
-    if (const std::string fault = fault_of_given(part); !fault.empty()) {
-      throw Error(ErrorCode::InvalidArgument, fault);
-    }
-    if (part.given.numel() > 0) return static_cast<std::byte*>(part.given.mutable_data_ptr());
-  }
-  if (device_.is_cpu()) {
-    const size_t bytes = static_cast<size_t>(elements) * size_of(spec.dtype);
-    part.bytes = results_are_copied ? allocate_reused_bytes(bytes) : allocate_bytes(bytes);
-    return part.bytes.get();
-  }
-  const PlainMode plain;
-  const c10::StreamGuard as_caller(*stream_);
-  part.flat = at::empty({elements}, part.options);
-  const std::unique_ptr<core::Event> unused = record_current_stream(device_);
-  HORON_CHECK(queue.wait_for(*unused), "a queue of a GPU waits for events of that GPU");
-  return static_cast<std::byte*>(part.flat.mutable_data_ptr());
 }
 
 void PendingCollective::submit(const std::shared_ptr<PendingCollective>& self) {
@@ -349,50 +245,6 @@ void PendingCollective::settle() {
     results_.push_back(std::move(part.result));
   }
   if (copies) copied_ = record_current_stream(device_);
-}
-
-void PendingCollective::settle_rows(Part& part) {
-  if (part.given.defined()) {
-    // Nobody asks for the memory of a result without elements.
-    const std::string fault = fault_of_given(part);
-    if (fault.empty()) return;
-    throw Error(ErrorCode::InvalidArgument, concat("tensor \"", name, "\": ", fault));
-  }
-  if (part.result.defined() && !part.target.defined()) return;
-  const int64_t row = part.rows_are_empty ? 1 : c10::multiply_integers(part.row_shape);
-  std::vector<int64_t> shape{part.elements / row};
-  shape.insert(shape.end(), part.row_shape.begin(), part.row_shape.end());
-  if (part.whole) shape.assign(part.whole->begin(), part.whole->end());
-  at::Tensor rows;
-  if (part.flat.defined() && !part.rows_are_empty) {
-    rows = std::exchange(part.flat, {}).view(shape);
-  } else if (part.bytes == nullptr || part.rows_are_empty) {
-    rows = at::empty(shape, part.options);
-  } else {
-    rows = at::from_blob(
-        part.bytes.get(), shape, [memory = part.bytes](void*) {}, part.options);
-  }
-  part.bytes.reset();
-  if (part.target.defined()) {
-    part.output = rows;
-  } else {
-    part.result = undisguised(rows, part.disguised);
-  }
-}
-
-std::vector<std::vector<int64_t>> PendingCollective::received_rows() const {
-  const std::vector<int64_t>& received = state_->outcome().received;
-  const size_t sources = parts_.empty() ? 0 : received.size() / parts_.size();
-  std::vector<std::vector<int64_t>> rows;
-  for (size_t part = 0; part < parts_.size(); ++part) {
-    const Part& own = parts_[part];
-    const int64_t row = own.rows_are_empty ? 1 : c10::multiply_integers(own.row_shape);
-    std::vector<int64_t>& of_part = rows.emplace_back();
-    for (size_t source = 0; source < sources; ++source) {
-      of_part.push_back(received[part * sources + source] / row);
-    }
-  }
-  return rows;
 }
 
 }  // namespace horon::torch_detail

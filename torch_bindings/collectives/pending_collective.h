@@ -71,6 +71,12 @@ class PendingCollective {
   // `output`: where the result goes; undefined: to a new tensor.
   void add_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits = {},
                 const at::Tensor& output = {});
+  // The same for a tensor of elements, the only one, whose result may go into `outputs`, one for
+  // each member of the set: as Submission::output_blocks, and each contiguous, of the dtype of
+  // `rows`, which must not travel in disguise. Where it has gone there, its result is undefined;
+  // else it is left to the caller to copy it.
+  void add_rows_apart(const at::Tensor& rows, const std::vector<int64_t>& splits,
+                      const std::vector<at::Tensor>& outputs);
 
   // Adds the one tensor of a reduction to spec.root, with all its elements: the result is there,
   // and on the other ranks no elements, or with Into::Same the tensor as it is.
@@ -139,6 +145,7 @@ class PendingCollective {
   std::byte* allocate_rows(Part& part, int64_t elements, core::MemoryQueue& queue) const;
   void settle();
   void settle_rows(Part& part);
+  bool is_written_apart(const Part& part) const;
 
   const ProcessSet process_set_;
   const bool has_given_name_;
@@ -146,6 +153,9 @@ class PendingCollective {
   std::vector<Part> parts_;
   std::vector<core::MemoryPart> memory_;  // of the parts
   std::vector<int64_t> splits_;
+  // Of add_rows_apart(): they own the blocks, which submission() takes.
+  std::vector<at::Tensor> outputs_apart_;
+  std::vector<core::OutputBlock> output_blocks_;
   std::shared_ptr<core::HandleState> state_;
   core::Runtime* runtime_ = nullptr;
   NamedCall named_;  // of submit()

@@ -163,6 +163,14 @@ at::Tensor row_major_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
+bool travels_as_it_is(const at::Tensor& tensor) {
+  return !type_in_disguise(tensor) && !tensor.is_neg() && tensor.is_contiguous();
+}
+
+void mark_written(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 core::MemoryPart make_part(const at::Tensor& input, const at::Tensor& output) {
   core::MemoryPart part;
   part.count = input.numel();

@@ -47,6 +47,13 @@ std::string type_and_shape(const at::Tensor& tensor, std::string_view name);
 // A new row-major tensor of the same shape, dtype and device.
 at::Tensor row_major_like(const at::Tensor& tensor);
 
+// Without a copy or a view: a collective can work on its memory as it lies. Most tensors are like
+// that, and views of tensors cost more than the rest of a small call.
+bool travels_as_it_is(const at::Tensor& tensor);
+// Autograd does not see what the runtime writes, and must refuse a graph that has saved this
+// tensor.
+void mark_written(const at::Tensor& tensor);
+
 // Memory of row-major tensors; `output` may be the same tensor, or undefined where the runtime
 // allocates it.
 core::MemoryPart make_part(const at::Tensor& input, const at::Tensor& output);

@@ -50,6 +50,27 @@ TEST(SubmissionCheck, SplitsDivideTheRows) {
   EXPECT_THAT(fault_of({5, -1, 0}), HasSubstr("a split is negative in [5, -1, 0]"));
 }
 
+TEST(SubmissionCheck, BlocksOfAResultAreOnePerRank) {
+  const auto fault = [](CollectiveKind kind, size_t blocks, size_t parts = 1) {
+    EntrySpec spec;
+    spec.kind = kind;
+    spec.root = 1;
+    spec.parts.assign(parts, {"x", {1}});
+    Submission submission;
+    submission.name = "x";
+    submission.spec = std::make_shared<const EntrySpec>(std::move(spec));
+    submission.memory.assign(parts, {nullptr, nullptr, 1});
+    submission.allocate_output = [](size_t, int64_t, MemoryQueue&) { return nullptr; };
+    submission.output_blocks.resize(blocks);
+    constexpr std::array ranks = {0, 1};
+    return find_fault(submission, 0, ranks, host_alone(), RunnableCalls{{}});
+  };
+  EXPECT_EQ(fault(CollectiveKind::Allgather, 2), "");
+  EXPECT_THAT(fault(CollectiveKind::Allgather, 3), HasSubstr("3 blocks for what comes from 2"));
+  EXPECT_THAT(fault(CollectiveKind::Allgather, 2, 2), HasSubstr("can't go into blocks"));
+  EXPECT_THAT(fault(CollectiveKind::Gather, 2), HasSubstr("can't go into blocks")) << "no root";
+}
+
 TEST(SubmissionCheck, SplitsWhoseSumWrapsAroundToTheRowsAreRefused) {
   constexpr int64_t most = INT64_MAX;
   EXPECT_THAT(fault_of({most, most, kRows + 2}), HasSubstr(std::to_string(most)));

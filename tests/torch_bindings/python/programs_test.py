@@ -113,7 +113,7 @@ class Programs(unittest.TestCase):
                                        starts=2)
             self.assertEqual((code, os.listdir(folder)), (0, []), output)
         self.assertIn("the job has failed with exit code 137: restart 1 of 1", output)
-        [first, second] = re.findall(r"begun at (\d) (\d) ended with (.*)", output)
+        [first, second] = re.findall(r"begun at (\d) (\d) ended with (-?[0-9.]+(?:e-\d+)?)", output)
         self.assertEqual(first, second)
         self.assertTrue(("0", "0") < first[:2] <= ("1", "2"), first)
 

@@ -4,7 +4,7 @@
 // those of the sets of two ranks. Everything is in terms of PendingCollective: checks, dtypes,
 // strides, errors and shared memory are those of horon::allreduce() and its kind. The results
 // of those that divide or join lists of tensors are copied once more, into the tensors that the
-// caller has given.
+// caller has given, unless they could be written there at once.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,9 @@
 // The collectives of a group that divide or join tensors.
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -28,12 +32,25 @@ Operation::Deliver copies_to(const Tensors& outputs) {
   };
 }
 
-// For one collective of one tensor, whose result goes into `outputs`: what comes from each rank of
-// the group into one of them.
+// Adds the one tensor, whose result goes into `outputs`, what comes from each rank of the group
+// into one of them: straight there if that can be. They are those of the operation. `in_place`: as
+// in may_be_written_apart().
+void add_rows_for(PendingCollective& pending, const at::Tensor& rows, const Tensors& outputs,
+                  const std::vector<int64_t>& splits, std::optional<size_t> in_place = {}) {
+  if (may_be_written_apart(rows, outputs, in_place)) {
+    pending.add_rows_apart(rows, splits, outputs);
+  } else {
+    pending.add_rows(rows, splits);
+  }
+}
+
+// Where it is not there yet.
 Operation::Deliver copies_from_each_rank_to(const Tensors& outputs) {
   return [outputs](const std::vector<Pending>& all) {
     PendingCollective& only = *all.front();
-    copy_flat(only.results().front(), only.received_rows().front(), outputs, only.name);
+    const at::Tensor& rows = only.results().front();
+    if (!rows.defined()) return;
+    copy_flat(rows, only.received_rows().front(), outputs, only.name);
   };
 }
 
@@ -45,7 +62,7 @@ std::vector<int64_t> elements_of(const at::Tensor& tensor, std::vector<int64_t> 
 }
 
 Tensors divided(const at::Tensor& tensor, const std::vector<int64_t>& rows) {
-  return tensor.dim() > 0 ? tensor.split_with_sizes(rows) : Tensors{tensor};
+  return (tensor.dim() > 0 ? tensor : tensor.view({1})).split_with_sizes(rows);
 }
 
 }  // namespace
@@ -58,7 +75,7 @@ WorkPtr HoronBackend::allgather(TensorLists& outputs, Tensors& inputs,
   order_.start(*begun, {CollectiveKind::Allgather}, [&](PendingCollective& pending) {
     require_outputs(pending, list.size(), members());
     require_kind_of(pending, input, list);
-    pending.add_rows(flat(input));
+    add_rows_for(pending, flat(input), begun->outputs(), {}, static_cast<size_t>(getRank()));
   });
   begun->deliver_by(copies_from_each_rank_to(begun->outputs()));
   return work(OpType::ALLGATHER, begun);
@@ -129,11 +146,10 @@ WorkPtr HoronBackend::gather(TensorLists& outputs, Tensors& inputs,
   const std::shared_ptr<Operation> begun = operation(given, options);
   order_.start(*begun, {CollectiveKind::Gather}, [&](PendingCollective& pending) {
     pending.set_root(world_rank(options.rootRank));
-    if (is_root) {
-      require_outputs(pending, given.size(), members());
-      require_kind_of(pending, input, given);
-    }
-    pending.add_rows(flat(input));
+    if (!is_root) return pending.add_rows(flat(input));
+    require_outputs(pending, given.size(), members());
+    require_kind_of(pending, input, given);
+    add_rows_for(pending, flat(input), begun->outputs(), {}, static_cast<size_t>(getRank()));
   });
   if (is_root) begun->deliver_by(copies_from_each_rank_to(begun->outputs()));
   return work(OpType::GATHER, begun);
@@ -210,7 +226,7 @@ WorkPtr HoronBackend::alltoall(Tensors& outputs, Tensors& inputs,
     require_outputs(pending, outputs.size(), members());
     require_kind_of(pending, inputs.front(), inputs);
     require_kind_of(pending, inputs.front(), outputs);
-    pending.add_rows(flat(inputs), element_counts(inputs));
+    add_rows_for(pending, flat(inputs), begun->outputs(), element_counts(inputs));
   });
   begun->deliver_by(copies_from_each_rank_to(begun->outputs()));
   return work(OpType::ALLTOALL, begun);
@@ -229,7 +245,8 @@ WorkPtr HoronBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
     const std::vector<int64_t> received =
         rows_of_members(pending, output, output_splits, members(), "output_split_sizes");
     parts = divided(begun->outputs().front(), received);
-    pending.add_rows(flat(input), elements_of(input, sent));
+    const std::vector<int64_t> splits = elements_of(input, sent);
+    add_rows_for(pending, flat(input), parts, splits);
   });
   begun->deliver_by(copies_from_each_rank_to(parts));
   return work(OpType::ALLTOALL_BASE, begun);

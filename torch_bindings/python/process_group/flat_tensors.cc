@@ -1,23 +1,31 @@
 #include "horon/torch_bindings/python/process_group/flat_tensors.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 
 #include "horon/core/base/copy_bytes.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::python::process_group {
 namespace {
 
 using core::concat;
 
-void note_write(const at::Tensor& tensor) {
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-}
-
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
+}
+
+using Range = std::pair<const std::byte*, const std::byte*>;
+
+Range memory_of(const at::Tensor& tensor) {
+  const auto* const begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+  return {begin, begin + tensor.nbytes()};
 }
 
 // As many elements, in row-major order. LibTorch's loop takes longer than a copy of bytes by one
@@ -31,7 +39,7 @@ void write_rows(const at::Tensor& rows, const at::Tensor& output) {
   } else {
     output.copy_(rows.view(output.sizes()));
   }
-  note_write(output);
+  torch_detail::mark_written(output);
 }
 
 }  // namespace
@@ -52,6 +60,22 @@ at::Tensor flat_output(const at::Tensor& output) {
 
 at::Tensor flat_output_beside(const at::Tensor& input, const at::Tensor& output) {
   return output.is_alias_of(input) ? at::Tensor() : flat_output(output);
+}
+
+bool may_be_written_apart(const at::Tensor& input, const Tensors& outputs,
+                          std::optional<size_t> in_place) {
+  if (!is_plain(input)) return false;
+  std::vector<Range> ranges{memory_of(input)};
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!is_plain(outputs[i]) || torch_detail::type_in_disguise(outputs[i])) return false;
+    const Range range = memory_of(outputs[i]);
+    const bool is_input = in_place == i && range == ranges.front();
+    if (outputs[i].numel() > 0 && !is_input) ranges.push_back(range);
+  }
+  std::sort(ranges.begin(), ranges.end());
+  return std::adjacent_find(ranges.begin(), ranges.end(), [](const Range& low, const Range& high) {
+           return high.first < low.second;
+         }) == ranges.end();
 }
 
 std::vector<int64_t> element_counts(const Tensors& tensors) {

@@ -2,7 +2,9 @@
 // tensors carry them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "horon/torch_bindings/python/process_group/operation.h"
@@ -19,6 +21,11 @@ at::Tensor flat_output(const at::Tensor& output);
 // The same, but undefined too if the output lies in the memory of the input, which would be copied
 // as a whole before it is overwritten: it is longer than the result of a reducescatter.
 at::Tensor flat_output_beside(const at::Tensor& input, const at::Tensor& output);
+// Whether what comes from each rank may be written straight into one of `outputs`, while the others
+// read `input`: they are plain memory of the host and do not overlap, except that the output number
+// `in_place` may be the input itself.
+bool may_be_written_apart(const at::Tensor& input, const Tensors& outputs,
+                          std::optional<size_t> in_place = {});
 std::vector<int64_t> element_counts(const Tensors& tensors);
 
 // Writes the rows to the output, or to the outputs one after the other. Throws Error(Mismatch)
