@@ -16,7 +16,7 @@ namespace horon::torch_detail {
 namespace {
 
 using core::concat;
-using Stage = core::Autotuner::Stage;
+using TuningStage = core::Autotuner::Stage;
 
 // Logarithms of bytes to the base 2.
 constexpr double kOthersMin = 16, kOthersMax = 26;
@@ -233,7 +233,7 @@ void BucketTuner::look_at_step(double end_s) {
   if (!has_turn_ || !last_end_s_ || wish()) return;
   const auto sample = tuner_->step(end_s - *last_end_s_);
   if (sample) report(*sample);
-  if (tuner_->stage() == Stage::Done && !concluded_) conclude();
+  if (tuner_->stage() == TuningStage::Done && !concluded_) conclude();
 }
 
 std::optional<BucketBytes> BucketTuner::wish() const {
@@ -261,7 +261,7 @@ void BucketTuner::give_up(const std::string& why) {
 }
 
 bool BucketTuner::finished() const {
-  return tuner_->stage() == Stage::Done && wanted().bytes == in_use_;
+  return tuner_->stage() == TuningStage::Done && wanted().bytes == in_use_;
 }
 
 void BucketTuner::report(const core::Autotuner::Sample& sample) {
