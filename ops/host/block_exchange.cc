@@ -177,7 +177,7 @@ class BlockExchange::Running final : public core::InFlight {
     return batch_.input + plan_.send[static_cast<size_t>(parent_.rank_)].begin;
   }
   std::byte* own_to() const { return output_from(parent_.rank_); }
-  // Where the block of another rank goes.
+  // Where the block of a rank goes.
   std::byte* output_from(int rank) const {
     const auto from = static_cast<size_t>(rank);
     return batch_.output_blocks.empty() ? batch_.output + plan_.receive[from].begin

@@ -43,11 +43,8 @@ struct ExchangeRun {
     const bool registered = bits / 2 % 2 == 0;
     const std::vector<std::byte> before(expected.size());
     if (op.writes_blocks_apart() && !batch.receive_counts.empty() && bits / 4 % 2 == 0) {
-      std::vector<int64_t> bytes;
-      for (const int64_t count : batch.receive_counts) {
-        bytes.push_back(count * static_cast<int64_t>(size_of(batch.dtype)));
-      }
-      blocks = std::make_unique<ContractBlocks>(world, before, bytes, registered);
+      blocks = std::make_unique<ContractBlocks>(world, before, batch.dtype, batch.receive_counts,
+                                                registered);
       batch.output_blocks = blocks->places();
     } else {
       output = std::make_unique<ContractBuffer>(world, before, registered);

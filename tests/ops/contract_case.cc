@@ -135,12 +135,12 @@ bool ContractBuffer::holds(const std::vector<std::byte>& content) const {
 }
 
 ContractBlocks::ContractBlocks(const World& world, const std::vector<std::byte>& content,
-                               const std::vector<int64_t>& bytes, bool registered)
-    : bytes_(bytes) {
+                               DataType dtype, std::span<const int64_t> counts, bool registered) {
   auto from = content.begin();
-  for (const int64_t each : bytes_) {
-    blocks_.emplace_back(world, std::vector<std::byte>(from, from + each), registered);
-    from += each;
+  for (const int64_t count : counts) {
+    const int64_t bytes = bytes_.emplace_back(count * static_cast<int64_t>(size_of(dtype)));
+    blocks_.emplace_back(world, std::vector<std::byte>(from, from + bytes), registered);
+    from += bytes;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "horon/core/execution/collective_op.h"
@@ -71,9 +72,9 @@ class ContractBuffer {
 // Memory for an output in blocks that lie apart, each with guards around it.
 class ContractBlocks {
  public:
-  // `content`: of all, one behind the other, `bytes` of each.
-  ContractBlocks(const World& world, const std::vector<std::byte>& content,
-                 const std::vector<int64_t>& bytes, bool registered);
+  // `content`: of all, one behind the other, `counts` elements of each.
+  ContractBlocks(const World& world, const std::vector<std::byte>& content, DataType dtype,
+                 std::span<const int64_t> counts, bool registered);
   std::vector<std::byte*> places() const;
   bool hold(const std::vector<std::byte>& content) const;
 

@@ -69,9 +69,7 @@ void prepare_allgather(const World& world, const core::CollectiveOp& op, MoveRun
   const bool registered = is_registered(world, sequence, 1);
   const auto me = static_cast<size_t>(world.rank);
   if (op.writes_blocks_apart() && mix(sequence, me, 3) % 2 == 0) {
-    std::vector<int64_t> bytes;
-    for (const int64_t count : counts) bytes.push_back(count * size);
-    run.blocks = std::make_unique<ContractBlocks>(world, before, bytes, registered);
+    run.blocks = std::make_unique<ContractBlocks>(world, before, dtype, counts, registered);
     run.batch.output_blocks = run.blocks->places();
     own_place = run.batch.output_blocks[me];
   } else {

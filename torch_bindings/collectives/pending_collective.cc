@@ -20,10 +20,6 @@ namespace {
 
 using core::concat;
 
-bool is_row_major(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
-}
-
 }  // namespace
 
 PendingCollective::PendingCollective(CollectiveKind kind, std::string_view kind_name,

@@ -108,7 +108,7 @@ void PendingCollective::check_output(const Part& part, const at::Tensor& rows,
     fail("is ", real.scalar_type(), ", the tensor ", rows.scalar_type());
   }
   if (output.device() != rows.device()) fail("is on ", output.device(), ", not on ", rows.device());
-  if (!output.is_contiguous() || output.is_neg() || output.is_conj()) {
+  if (!is_row_major(output)) {
     fail("is not row-major; give contiguous memory");
   }
   const at::IntArrayRef shape = real.sizes();

@@ -20,6 +20,7 @@
 
 #include "horon/torch_bindings/tensors/memory_ranges.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 #include "horon/torch_bindings/tensors/wrapped_optimizer.h"
 
 namespace horon::torch_detail {
@@ -206,7 +207,7 @@ class Batches {
     batch.parameters.push_back(parameter);
     batch.gradients.push_back(parameter.grad());
     // These optimizers write to the parameter itself, SGD to parameter.data().
-    if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
+    mark_written(parameter);
     return batch;
   }
   const std::vector<Batch>& all() const { return all_; }

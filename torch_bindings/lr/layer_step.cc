@@ -9,6 +9,7 @@
 #include "horon/torch_bindings/gradients/gradient_norm.h"
 #include "horon/torch_bindings/lr/layer_ratio.h"
 #include "horon/torch_bindings/tensors/memory_ranges.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -21,11 +22,6 @@ constexpr int64_t kStepBlocksPerThread = 2;
 template <class T>
 T* memory_of(const at::Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
-}
-
-// The step writes to the memory of the parameter, past LibTorch.
-void note_written(const at::Tensor& parameter) {
-  if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
 }
 
 template <class T>
@@ -114,7 +110,7 @@ void lars_step(const at::Tensor& parameter, const at::Tensor& gradient, at::Tens
   } else {
     lars_step_of<double>(parameter, from, buffer, terms);
   }
-  note_written(parameter);
+  mark_written(parameter);
 }
 
 void lamb_step(const at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& first,
@@ -127,7 +123,7 @@ void lamb_step(const at::Tensor& parameter, const at::Tensor& gradient, at::Tens
   } else {
     lamb_step_of<double>(parameter, from, first, second, terms, lr, factor);
   }
-  note_written(parameter);
+  mark_written(parameter);
 }
 
 }  // namespace horon::torch_detail

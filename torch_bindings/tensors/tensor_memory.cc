@@ -163,6 +163,10 @@ at::Tensor row_major_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
+bool is_row_major(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
+}
+
 bool travels_as_it_is(const at::Tensor& tensor) {
   return !type_in_disguise(tensor) && !tensor.is_neg() && tensor.is_contiguous();
 }

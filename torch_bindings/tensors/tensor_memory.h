@@ -47,6 +47,8 @@ std::string type_and_shape(const at::Tensor& tensor, std::string_view name);
 // A new row-major tensor of the same shape, dtype and device.
 at::Tensor row_major_like(const at::Tensor& tensor);
 
+// Whether its elements lie in memory as their values, one behind the other.
+bool is_row_major(const at::Tensor& tensor);
 // Without a copy or a view: a collective can work on its memory as it lies. Most tensors are like
 // that, and views of tensors cost more than the rest of a small call.
 bool travels_as_it_is(const at::Tensor& tensor);

@@ -18,7 +18,7 @@ namespace {
 using core::concat;
 
 bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
+  return tensor.is_cpu() && torch_detail::is_row_major(tensor);
 }
 
 using Range = std::pair<const std::byte*, const std::byte*>;
@@ -54,7 +54,7 @@ at::Tensor flat(const Tensors& tensors) {
 }
 
 at::Tensor flat_output(const at::Tensor& output) {
-  if (!output.is_contiguous() || output.is_neg() || output.is_conj()) return {};
+  if (!torch_detail::is_row_major(output)) return {};
   return output.detach().view({-1});
 }
 
