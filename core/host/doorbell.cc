@@ -22,23 +22,27 @@ constexpr std::chrono::nanoseconds kTimeoutMax = std::chrono::hours(1);
 }  // namespace
 
 void Doorbell::ring() noexcept {
-  // Both sides write their own word, then read the other's: in sequentially consistent order at
-  // least one of them sees the other, so a ring between the last look and the sleep is never lost.
-  rung_.exchange(1, std::memory_order_seq_cst);
-  if (sleeper_.load(std::memory_order_seq_cst) == kNobody) return;
-  switch (sleeper_.exchange(kNobody, std::memory_order_seq_cst)) {
-    case kHolder:
-      return futex_wake_all(rung_);
-    case kDeputy:
+  switch (state_.exchange(kRung, std::memory_order_seq_cst)) {
+    case kHolderSleeps:
+      return futex_wake_all(state_);
+    case kDeputyOnCall:
       return call_deputy();
-    default:  // another ringer wakes it
+    default:  // nobody sleeps, or an earlier ringer wakes whoever does
       return;
   }
 }
 
 bool Doorbell::take() noexcept {
-  return rung_.load(std::memory_order_relaxed) != 0 &&
-         rung_.exchange(0, std::memory_order_seq_cst) != 0;
+  return state_.load(std::memory_order_relaxed) == kRung &&
+         state_.exchange(kQuiet, std::memory_order_seq_cst) == kRung;
+}
+
+bool Doorbell::unless_rung(State state) noexcept {
+  uint32_t seen = state_.load(std::memory_order_relaxed);
+  while (seen != kRung) {
+    if (state_.compare_exchange_weak(seen, state, std::memory_order_seq_cst)) return true;
+  }
+  return false;
 }
 
 bool Doorbell::wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) noexcept {
@@ -58,16 +62,15 @@ bool Doorbell::wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) 
 }
 
 bool Doorbell::sleep_until(Clock::time_point deadline) noexcept {
-  for (;;) {
-    sleeper_.exchange(kHolder, std::memory_order_seq_cst);
-    const bool rung = take();
+  while (unless_rung(kHolderSleeps)) {
     const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now());
-    if (rung || left.count() <= 0) {
-      sleeper_.store(kNobody, std::memory_order_seq_cst);
-      return rung;
+    if (left.count() <= 0) {
+      if (unless_rung(kQuiet)) return false;
+      break;
     }
-    futex_wait(rung_, 0, left);  // returns at once if the word is not 0 any more
+    futex_wait(state_, kHolderSleeps, left);  // returns at once if it has been rung
   }
+  return take();
 }
 
 bool Doorbell::look(const WaitPolicy& policy, const std::atomic<bool>& stop) noexcept {
@@ -86,9 +89,7 @@ bool Doorbell::look(const WaitPolicy& policy, const std::atomic<bool>& stop) noe
 }
 
 void Doorbell::set_deputy_on_call(bool on_call) noexcept {
-  sleeper_.exchange(on_call ? kDeputy : kNobody, std::memory_order_seq_cst);
-  if (!on_call || rung_.load(std::memory_order_seq_cst) == 0) return;
-  if (sleeper_.exchange(kNobody, std::memory_order_seq_cst) == kDeputy) call_deputy();
+  if (!unless_rung(on_call ? kDeputyOnCall : kQuiet) && on_call) call_deputy();
 }
 
 void Doorbell::stand_by(uint32_t calls_seen, std::chrono::nanoseconds timeout) noexcept {

@@ -44,18 +44,22 @@ class alignas(64) Doorbell {
   void stand_by(uint32_t calls_seen, std::chrono::nanoseconds timeout) noexcept;
   // Any thread:
   void call_deputy() noexcept;
-  bool rung() const noexcept { return rung_.load(std::memory_order_acquire) != 0; }
+  bool rung() const noexcept { return state_.load(std::memory_order_acquire) == kRung; }
   // Looks as `policy` says until rung() or `stop`, and does not take the ring. True if rung.
   bool look(const WaitPolicy& policy, const std::atomic<bool>& stop) noexcept;
 
  private:
-  enum Sleeper : uint32_t { kNobody, kHolder, kDeputy };
+  // Whether it is rung and who sleeps are one word: one exchange rings and learns whom to wake.
+  // With two words, what a slow ringer does to the second one could hide the rings of others.
+  enum State : uint32_t { kQuiet, kRung, kHolderSleeps, kDeputyOnCall };
+  // By the holder: what the next ring will find. False if it has been rung, and then nothing
+  // changes.
+  bool unless_rung(State state) noexcept;
   bool sleep_until(std::chrono::steady_clock::time_point deadline) noexcept;
 
-  std::atomic<uint32_t> rung_{0};  // the futex word of the holder
-  std::atomic<uint32_t> sleeper_{kNobody};
-  std::atomic<uint32_t> calls_{0};  // the futex word of the deputy
-  YieldCost yield_cost_;            // of the holder and the deputy
+  std::atomic<uint32_t> state_{kQuiet};  // the futex word of the holder
+  std::atomic<uint32_t> calls_{0};       // the futex word of the deputy
+  YieldCost yield_cost_;                 // of the holder and the deputy
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "a futex word must be a plain word");

@@ -1,0 +1,115 @@
+// A forked child whose steps the test takes: to stop it between any two of its instructions, or
+// where it enters a system call. So a race is tried in each of its orders, not in those that come.
+#pragma once
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <string>
+#include <sys/ptrace.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include "horon/tests/support/long_enough.h"
+
+namespace horon {
+
+class SteppedProcess {
+ public:
+  // The child stops before `body`; what `body` returns is its exit code.
+  explicit SteppedProcess(const std::function<int()>& body) : pid_(fork()) {
+    if (pid_ == 0) {
+      if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(kNotTraced);
+      (void)raise(SIGSTOP);
+      _exit(body());
+    }
+    wait_for_stop();
+    // Else a stop at a system call can't be told from others.
+    if (stopped()) (void)ptrace(PTRACE_SETOPTIONS, pid_, nullptr, PTRACE_O_TRACESYSGOOD);
+  }
+  ~SteppedProcess() {
+    if (exit_code_) return;
+    (void)kill(pid_, SIGKILL);
+    (void)waitpid(pid_, nullptr, 0);
+  }
+  SteppedProcess(const SteppedProcess&) = delete;
+  SteppedProcess& operator=(const SteppedProcess&) = delete;
+
+  // False where processes may not be traced.
+  bool stopped() const { return !exit_code_.has_value(); }
+
+  void step() {
+    (void)ptrace(PTRACE_SINGLESTEP, pid_, nullptr, nullptr);
+    wait_for_stop();
+  }
+
+  // Goes on up to the next entry into this system call. False if it has ended before.
+  bool go_to_call(uint64_t number) {
+    while (stopped()) {
+      (void)ptrace(PTRACE_SYSCALL, pid_, nullptr, nullptr);
+      wait_for_stop();
+      __ptrace_syscall_info info = {};
+      if (stopped() && ptrace(PTRACE_GET_SYSCALL_INFO, pid_, sizeof info, &info) > 0 &&
+          info.op == PTRACE_SYSCALL_INFO_ENTRY && info.entry.nr == number) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // Leaves it to itself, until it sleeps or has ended.
+  void go_to_sleep() {
+    (void)ptrace(PTRACE_DETACH, pid_, nullptr, nullptr);
+    while (!over(std::chrono::microseconds(50)) && !asleep()) {
+    }
+  }
+
+  // Leaves it to itself, up to its end; the exit code, or nothing if it does not come to its end.
+  std::optional<int> finish() {
+    if (stopped()) (void)ptrace(PTRACE_DETACH, pid_, nullptr, nullptr);
+    const auto deadline = std::chrono::steady_clock::now() + kLongEnough;
+    while (!over(std::chrono::microseconds(50)) && std::chrono::steady_clock::now() < deadline) {
+    }
+    return exit_code_;
+  }
+
+ private:
+  static constexpr int kNotTraced = 99;
+
+  static int code_of(int status) {
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+  bool over(std::chrono::microseconds pause) {
+    std::this_thread::sleep_for(pause);
+    int status = 0;
+    if (stopped() && waitpid(pid_, &status, WNOHANG) == pid_) exit_code_ = code_of(status);
+    return !stopped();
+  }
+
+  bool asleep() const {
+    std::ifstream file("/proc/" + std::to_string(pid_) + "/stat");
+    std::string text;
+    std::getline(file, text);
+    return text.find(") S ") != std::string::npos;
+  }
+
+  void wait_for_stop() {
+    int status = 0;
+    while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    }
+    if (!WIFSTOPPED(status)) exit_code_ = code_of(status);
+  }
+
+  const pid_t pid_;
+  std::optional<int> exit_code_;
+};
+
+}  // namespace horon
