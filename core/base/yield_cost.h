@@ -15,11 +15,12 @@ namespace horon::core {
 
 // How long a thread looks before it sleeps: for so many yields at least, and for so long at least.
 // A yield that finds nobody else on the core is over in a fraction of a microsecond, and as long as
-// that is so, looking takes nothing from anybody; to fall asleep and be woken costs about as much
-// as this time. Beside other threads that wait, each of the yields lets one of them run.
+// that is so, looking takes nothing from anybody. Beside other threads that wait, each of the yields
+// lets one of them run. To fall asleep and be woken takes 30 to 100 us, and the peer waits as long:
+// if it looked for no longer than that, it would fall asleep too, and each call would wake both.
 struct Look {
   int yields = 20;  // 0: it does not look
-  std::chrono::nanoseconds time = std::chrono::microseconds(50);
+  std::chrono::nanoseconds time = std::chrono::microseconds(150);
 };
 
 // Remembers across waits whether yields were dear: took kDear or longer. Any number of threads may
