@@ -15,9 +15,9 @@ namespace horon::core {
 
 // How long a thread looks before it sleeps: for so many yields at least, and for so long at least.
 // A yield that finds nobody else on the core is over in a fraction of a microsecond, and as long as
-// that is so, looking takes nothing from anybody. Beside other threads that wait, each of the yields
-// lets one of them run. To fall asleep and be woken takes 30 to 100 us, and the peer waits as long:
-// if it looked for no longer than that, it would fall asleep too, and each call would wake both.
+// that is so, looking takes nothing from anybody. Beside other threads that wait, each yield lets
+// one of them run. To fall asleep and be woken takes 30 to 100 us, and the peer waits as long: if
+// it looked for no longer than that, it would fall asleep too, and each call would wake both.
 struct Look {
   int yields = 20;  // 0: it does not look
   std::chrono::nanoseconds time = std::chrono::microseconds(150);
