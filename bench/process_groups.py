@@ -69,11 +69,30 @@ def collectives(size):
             outputs[key] = torch.empty(key // size)
         dist.reduce_scatter_tensor(outputs[key], tensor, group=group)
 
+    def reduce(tensor, group):
+        dist.reduce(tensor, 0, group=group)
+
+    def gather(tensor, group, outputs={}):
+        key = tensor.numel()
+        if key not in outputs:
+            outputs[key] = [torch.empty_like(tensor) for _ in range(size)]
+        dist.gather(tensor, outputs[key] if dist.get_rank() == 0 else None, 0, group=group)
+
+    def all_to_all_single(tensor, group, outputs={}):
+        key = tensor.numel()
+        if key not in outputs:
+            outputs[key] = torch.empty_like(tensor)
+        dist.all_to_all_single(outputs[key], tensor, group=group)
+
     def barrier(_, group):
         dist.barrier(group)
-    return {"all_reduce": all_reduce, "broadcast": broadcast, "all_gather": all_gather,
-            "all_gather_into_tensor": all_gather_into_tensor,
-            "reduce_scatter_tensor": reduce_scatter_tensor, "barrier": barrier}
+    return {"all_reduce": all_reduce, "broadcast": broadcast, "reduce": reduce,
+            "all_gather": all_gather, "all_gather_into_tensor": all_gather_into_tensor,
+            "gather": gather, "reduce_scatter_tensor": reduce_scatter_tensor,
+            "all_to_all_single": all_to_all_single, "barrier": barrier}
+
+
+PARTS_ARE_EQUAL = ("reduce_scatter_tensor", "all_to_all_single")
 
 
 def time_calls(call, tensor, groups, options):
@@ -103,8 +122,8 @@ def measure_collectives(groups, options):
     rows = []
     for name, call in collectives(dist.get_world_size()).items():
         for size in [4] if name == "barrier" else options.sizes:
-            if name == "reduce_scatter_tensor" and size // 4 % dist.get_world_size() != 0:
-                continue  # every rank has an equal part
+            if name in PARTS_ARE_EQUAL and size // 4 % dist.get_world_size() != 0:
+                continue
             tensor = torch.zeros(max(1, size // 4))
             seconds = time_calls(call, tensor, groups, options)
             row = {"collective": name, "bytes": size,

@@ -57,7 +57,8 @@ bool has_block(uint64_t round) { return round >= kEmptyRounds; }
 void answer_turns(TimingArea& area, Clock::time_point limit) {
   for (uint64_t round = 0; wait_for(area, 2 * round + 1, limit); ++round) {
     if (has_block(round)) add_block(area.of_peer, area.of_leader);
-    area.turn.store(2 * round + 2, std::memory_order_release);
+    uint64_t asked = 2 * round + 1;  // unless the leader has given up meanwhile
+    area.turn.compare_exchange_strong(asked, 2 * round + 2, std::memory_order_acq_rel);
   }
 }
 

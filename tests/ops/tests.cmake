@@ -100,6 +100,9 @@ horon_test(choice_test
                  ops/explain_choices_test.cc ops/timing/job_constants_test.cc
                  ops/choice/machine_constants_test.cc ops/timing/timing_test.cc
            LIBS MPI::MPI_C)
+if(NOT HORON_SANITIZE STREQUAL "thread")
+  target_sources(choice_test PRIVATE ops/timing/late_answer_test.cc)
+endif()
 include(ops/gpu.cmake)
 horon_test(exchange_plan_test
            FILES ops/hierarchical/block_chunks_test.cc ops/hierarchical/exchange_plan_test.cc

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <new>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -14,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/tests/support/long_enough.h"
-#include "horon/tests/support/stepped_process.h"
+#include "horon/tests/support/shared_with_children.h"
 
 namespace horon::core {
 namespace {
@@ -142,26 +139,8 @@ TEST(Doorbell, LosesNoRingOfMany) {
   while (left.load(std::memory_order_relaxed) > 0) ASSERT_TRUE(woken(bell, kPolicies.front()));
 }
 
-// Doorbells that forked children share.
-template <class T>
-class InSharedMemory {
- public:
-  InSharedMemory()
-      : memory_(
-            mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)),
-        value_(memory_ == MAP_FAILED ? throw std::bad_alloc() : new (memory_) T()) {}
-  ~InSharedMemory() { munmap(memory_, sizeof(T)); }
-  InSharedMemory(const InSharedMemory&) = delete;
-  InSharedMemory& operator=(const InSharedMemory&) = delete;
-  T* operator->() const { return value_; }
-
- private:
-  void* memory_;
-  T* value_;
-};
-
 TEST(Doorbell, WakesAnotherProcess) {
-  const InSharedMemory<std::array<Doorbell, 2>> bells;
+  const SharedWithChildren<std::array<Doorbell, 2>> bells;
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -179,40 +158,6 @@ TEST(Doorbell, WakesAnotherProcess) {
   int status = -1;
   EXPECT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-}
-
-struct InterruptedRing {
-  Doorbell bell;
-  std::atomic<bool> begun{false};
-  std::atomic<bool> over{false};
-};
-
-// A ringer pauses within ring(), before each of its instructions in turn. The waiter has taken that
-// ring and is about to sleep when the ringer goes on: it must hear the next ring.
-TEST(Doorbell, LosesNoRingAfterOneThatWasInterrupted) {
-  bool over = false;
-  for (int steps = 0; !over; ++steps) {
-    const InSharedMemory<InterruptedRing> shared;
-    SteppedProcess ringer([&] {
-      shared->begun = true;
-      shared->bell.ring();
-      shared->over = true;
-      return 0;
-    });
-    if (!ringer.stopped()) GTEST_SKIP() << "processes may not be traced here";
-    while (!shared->begun) ringer.step();
-    for (int i = 0; i < steps && !shared->over; ++i) ringer.step();
-    over = shared->over;
-    SteppedProcess waiter([&] {
-      (void)shared->bell.take();
-      return woken(shared->bell, kPolicies.front()) ? 0 : 1;
-    });
-    ASSERT_TRUE(waiter.go_to_call(SYS_futex)) << steps;
-    EXPECT_EQ(ringer.finish(), 0);
-    waiter.go_to_sleep();
-    shared->bell.ring();
-    ASSERT_EQ(waiter.finish(), 0) << "after " << steps << " instructions";
-  }
 }
 
 }  // namespace

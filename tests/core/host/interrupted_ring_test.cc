@@ -1,0 +1,59 @@
+// A ring that is interrupted, before each of its instructions. Not for ThreadSanitizer, for which
+// these are thousands.
+#include <atomic>
+#include <chrono>
+#include <sys/syscall.h>
+
+#include <gtest/gtest.h>
+
+#include "horon/core/host/doorbell.h"
+#include "horon/tests/support/long_enough.h"
+#include "horon/tests/support/shared_with_children.h"
+#include "horon/tests/support/stepped_process.h"
+
+namespace horon::core {
+namespace {
+
+// A wait that ends by its timeout finds a ring all the same, whose wake-up was lost.
+bool woken_from_sleep(Doorbell& bell) {
+  const auto begin = std::chrono::steady_clock::now();
+  return bell.wait(kLongEnough, {std::chrono::nanoseconds(0), {0}}) &&
+         std::chrono::steady_clock::now() - begin < kLongEnough;
+}
+
+struct InterruptedRing {
+  Doorbell bell;
+  std::atomic<bool> begun{false};
+  std::atomic<bool> over{false};
+};
+
+// A ringer pauses within ring(), before each of its instructions in turn. The waiter has taken that
+// ring and is about to sleep when the ringer goes on: it must hear the next ring.
+TEST(Doorbell, LosesNoRingAfterOneThatWasInterrupted) {
+  bool over = false;
+  for (int steps = 0; !over; ++steps) {
+    const SharedWithChildren<InterruptedRing> shared;
+    SteppedProcess ringer([&] {
+      shared->begun = true;
+      shared->bell.ring();
+      shared->over = true;
+      return 0;
+    });
+    if (!ringer.stopped()) GTEST_SKIP() << "processes may not be traced here";
+    while (!shared->begun) ringer.step();
+    for (int i = 0; i < steps && !shared->over; ++i) ringer.step();
+    over = shared->over;
+    SteppedProcess waiter([&] {
+      (void)shared->bell.take();
+      return woken_from_sleep(shared->bell) ? 0 : 1;
+    });
+    ASSERT_TRUE(waiter.go_to_call(SYS_futex)) << steps;
+    EXPECT_EQ(ringer.finish(), 0);
+    waiter.go_to_sleep();
+    shared->bell.ring();
+    ASSERT_EQ(waiter.finish(), 0) << "after " << steps << " instructions";
+  }
+}
+
+}  // namespace
+}  // namespace horon::core
