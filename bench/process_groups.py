@@ -51,11 +51,14 @@ def collectives(size):
     def broadcast(tensor, group):
         dist.broadcast(tensor, 0, group=group)
 
-    def all_gather(tensor, group, outputs={}):
+    def list_for(tensor, outputs={}):
         key = tensor.numel()
         if key not in outputs:
             outputs[key] = [torch.empty_like(tensor) for _ in range(size)]
-        dist.all_gather(outputs[key], tensor, group=group)
+        return outputs[key]
+
+    def all_gather(tensor, group):
+        dist.all_gather(list_for(tensor), tensor, group=group)
 
     def all_gather_into_tensor(tensor, group, outputs={}):  # as FSDP does, and the next one
         key = tensor.numel()
@@ -72,11 +75,8 @@ def collectives(size):
     def reduce(tensor, group):
         dist.reduce(tensor, 0, group=group)
 
-    def gather(tensor, group, outputs={}):
-        key = tensor.numel()
-        if key not in outputs:
-            outputs[key] = [torch.empty_like(tensor) for _ in range(size)]
-        dist.gather(tensor, outputs[key] if dist.get_rank() == 0 else None, 0, group=group)
+    def gather(tensor, group):
+        dist.gather(tensor, list_for(tensor) if dist.get_rank() == 0 else None, 0, group=group)
 
     def all_to_all_single(tensor, group, outputs={}):
         key = tensor.numel()

@@ -9,9 +9,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <new>
 #include <string>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -19,6 +17,7 @@
 #include <vector>
 
 #include "horon/core/bootstrap/bootstrap.h"
+#include "horon/tests/support/shared_with_children.h"
 
 namespace horon::core {
 
@@ -27,16 +26,10 @@ namespace horon::core {
 class ProcessJob {
  public:
   explicit ProcessJob(int size) : size_(size) {
-    void* const memory =
-        mmap(nullptr, sizeof(State), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    state_ = memory == MAP_FAILED ? nullptr : new (memory) State;
     const std::vector<int> host_key_of(static_cast<size_t>(size), 0);
     for (int rank = 0; rank < size; ++rank) {
       ranks_.push_back(std::make_unique<Rank>(*this, make_topology(rank, host_key_of)));
     }
-  }
-  ~ProcessJob() {
-    if (state_ != nullptr) munmap(state_, sizeof(State));
   }
   ProcessJob(const ProcessJob&) = delete;
   ProcessJob& operator=(const ProcessJob&) = delete;
@@ -86,7 +79,7 @@ class ProcessJob {
   };
 
   const int size_;
-  State* state_ = nullptr;
+  const SharedWithChildren<State> state_;
   std::vector<std::unique_ptr<Bootstrap>> ranks_;
 };
 

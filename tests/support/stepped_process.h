@@ -7,16 +7,15 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <optional>
-#include <string>
 #include <sys/ptrace.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
+#include "horon/tests/support/asleep.h"
 #include "horon/tests/support/long_enough.h"
 
 namespace horon {
@@ -67,7 +66,7 @@ class SteppedProcess {
   // Leaves it to itself, until it sleeps or has ended.
   void go_to_sleep() {
     (void)ptrace(PTRACE_DETACH, pid_, nullptr, nullptr);
-    while (!over(std::chrono::microseconds(50)) && !asleep()) {
+    while (!over(std::chrono::microseconds(50)) && !asleep(pid_)) {
     }
   }
 
@@ -92,13 +91,6 @@ class SteppedProcess {
     int status = 0;
     if (stopped() && waitpid(pid_, &status, WNOHANG) == pid_) exit_code_ = code_of(status);
     return !stopped();
-  }
-
-  bool asleep() const {
-    std::ifstream file("/proc/" + std::to_string(pid_) + "/stat");
-    std::string text;
-    std::getline(file, text);
-    return text.find(") S ") != std::string::npos;
   }
 
   void wait_for_stop() {

@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "horon/tests/core/host/woken.h"
 #include "horon/tests/support/long_enough.h"
 #include "horon/tests/support/shared_with_children.h"
 
@@ -22,12 +23,6 @@ const std::vector<WaitPolicy> kPolicies = {{std::chrono::nanoseconds(0), {0}},
                                            {std::chrono::nanoseconds(0), {20}},
                                            {std::chrono::microseconds(50), {0}},
                                            {std::chrono::microseconds(5), {3}}};
-
-// A wait that ends by its timeout finds a ring all the same, whose wake-up was lost.
-bool woken(Doorbell& bell, const WaitPolicy& policy) {
-  const auto begin = Clock::now();
-  return bell.wait(kLongEnough, policy) && Clock::now() - begin < kLongEnough;
-}
 
 TEST(Doorbell, RemembersOneRing) {
   for (const WaitPolicy& policy : kPolicies) {

@@ -7,19 +7,12 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/host/doorbell.h"
-#include "horon/tests/support/long_enough.h"
+#include "horon/tests/core/host/woken.h"
 #include "horon/tests/support/shared_with_children.h"
 #include "horon/tests/support/stepped_process.h"
 
 namespace horon::core {
 namespace {
-
-// A wait that ends by its timeout finds a ring all the same, whose wake-up was lost.
-bool woken_from_sleep(Doorbell& bell) {
-  const auto begin = std::chrono::steady_clock::now();
-  return bell.wait(kLongEnough, {std::chrono::nanoseconds(0), {0}}) &&
-         std::chrono::steady_clock::now() - begin < kLongEnough;
-}
 
 struct InterruptedRing {
   Doorbell bell;
@@ -45,7 +38,7 @@ TEST(Doorbell, LosesNoRingAfterOneThatWasInterrupted) {
     over = shared->over;
     SteppedProcess waiter([&] {
       (void)shared->bell.take();
-      return woken_from_sleep(shared->bell) ? 0 : 1;
+      return woken(shared->bell, {std::chrono::nanoseconds(0), {0}}) ? 0 : 1;
     });
     ASSERT_TRUE(waiter.go_to_call(SYS_futex)) << steps;
     EXPECT_EQ(ringer.finish(), 0);

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/tests/core/runtime/runtime_world.h"
+#include "horon/tests/support/asleep.h"
 
 namespace horon::core {
 namespace {
@@ -65,14 +65,6 @@ std::shared_ptr<HandleState> begin_long_turn(Runtime& runtime) {
   return handle;
 }
 
-bool sleeps(pid_t thread) {
-  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
-  std::string status;
-  std::getline(file, status);
-  const size_t end_of_name = status.rfind(')');
-  return end_of_name != std::string::npos && status.substr(end_of_name + 1, 2) == " S";
-}
-
 bool comes_true(const std::atomic<bool>& condition) {
   const auto limit = std::chrono::steady_clock::now() + kLongEnough;
   while (!condition && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(1ms);
@@ -94,7 +86,7 @@ TEST(ExitInLine, DoesNotWaitForItsOwnThread) {
       in_line = gettid();
       EXPECT_TRUE(handle->wait(60s));
     });
-    while (in_line == 0 || !sleeps(in_line)) std::this_thread::sleep_for(1ms);
+    while (in_line == 0 || !asleep(in_line)) std::this_thread::sleep_for(1ms);
     pthread_kill(waiting.native_handle(), SIGUSR1);
     while (!job().is_leaving) std::this_thread::sleep_for(1ms);
     job().turn_may_end = true;
