@@ -41,16 +41,61 @@ bool lock_until(std::unique_lock<std::mutex>& lock, LoopSeat::Clock::time_point 
 
 }  // namespace
 
-// The holder's thread: noted, in the plain floating-point mode, and announced to the visitor.
+// From before this thread takes the seat until after it has freed it: a signal handler of its own
+// may call exit() at any moment between. A callback may be inside of another seat too, where
+// several ranks are threads of one program.
+class LoopSeat::Inside {
+ public:
+  explicit Inside(const LoopSeat& seat) : seat_(&seat), outer_(innermost_) { innermost_ = this; }
+  ~Inside() { innermost_ = outer_; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+  bool is_in(const LoopSeat& seat) const {
+    return seat_ == &seat || (outer_ != nullptr && outer_->is_in(seat));
+  }
+
+ private:
+  const LoopSeat* const seat_;
+  const Inside* const outer_;
+};
+
+thread_local const LoopSeat::Inside* LoopSeat::innermost_ = nullptr;
+
+bool LoopSeat::held_by_this_thread() const noexcept {
+  return innermost_ != nullptr && innermost_->is_in(*this);
+}
+
+// Makes a call that is due once this thread's lock of the seat is gone, which it outlives. Whoever
+// sets `call_is_due_` then tries the seat itself: it is free, or the thread that holds it has not
+// come to its own DueCall yet, so one of the two makes the call. The background thread needs none:
+// it looks whether it is driven before it sleeps.
+class LoopSeat::DueCall {
+ public:
+  explicit DueCall(LoopSeat& seat) : seat_(seat) {}
+  ~DueCall() {
+    while (seat_.call_is_due_.load(std::memory_order_seq_cst)) {
+      const std::unique_lock lock(seat_.mutex_, std::try_to_lock);
+      if (!lock.owns_lock()) return;
+      if (!seat_.call_is_due_.exchange(false, std::memory_order_seq_cst)) return;
+      if (seat_.loop_ != nullptr) seat_.loop_->doorbell().call_deputy();
+    }
+  }
+  DueCall(const DueCall&) = delete;
+  DueCall& operator=(const DueCall&) = delete;
+
+ private:
+  LoopSeat& seat_;
+};
+
+// The holder: in the plain floating-point mode, and announced to the visitor.
 class LoopSeat::Held {
  public:
   explicit Held(LoopSeat& seat) : seat_(seat) {
-    seat_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     if (seat_.visitor != nullptr) seat_.visitor->sits_down();
   }
   ~Held() {
     if (seat_.visitor != nullptr) seat_.visitor->gets_up();
-    seat_.holder_.store({}, std::memory_order_relaxed);
   }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
@@ -68,6 +113,7 @@ void LoopSeat::open() noexcept {
 }
 
 void LoopSeat::serve(RuntimeLoop& loop) noexcept {
+  const Inside inside(*this);
   make_thread_prompt();
   open_.wait(false, std::memory_order_acquire);
   std::unique_lock lock(mutex_);
@@ -124,24 +170,19 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   if (!loop.ended()) loop.rested();
 }
 
-void LoopSeat::stop_driving() noexcept {
-  // Before `driven_`: once that is false, another thread may drive and write its own id here.
-  driver_.store({}, std::memory_order_relaxed);
-  driven_.store(false, std::memory_order_seq_cst);
-}
-
 LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point deadline) noexcept {
   if (is_over() || held_by_this_thread()) return Drive::NoLoop;
+  const Inside inside(*this);
   if (driven_.exchange(true, std::memory_order_seq_cst)) return Drive::Taken;
-  driver_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  const DueCall due(*this);
   std::unique_lock lock(mutex_, std::defer_lock);
   const bool in_time = lock_until(lock, deadline);
   if (!in_time || loop_ == nullptr) {
-    stop_driving();
-    // A thread that came meanwhile may sleep because it believes that this one drives. If the seat
-    // is taken, its holder steps the loop. If it is free, the background thread has just freed it
-    // for this thread and would sleep: it is called.
-    if (!in_time && lock.try_lock() && loop_ != nullptr) loop_->doorbell().call_deputy();
+    driven_.store(false, std::memory_order_seq_cst);
+    // The seat's holder may have freed it for this thread, or have called the background thread
+    // while that believed that this one drives. A thread that came meanwhile may sleep in the same
+    // belief.
+    if (!in_time) call_is_due_.store(true, std::memory_order_seq_cst);
     return in_time ? Drive::NoLoop : Drive::TimedOut;
   }
   const Held held(*this);
@@ -171,13 +212,15 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
     driver_sleeps_.store(false, std::memory_order_relaxed);
     loop.rested();
   }
-  stop_driving();
+  driven_.store(false, std::memory_order_seq_cst);
   hand_over(moved || sleeping_waiters_.load(std::memory_order_seq_cst) > 0);
   return handle.finished() ? Drive::Finished : late ? Drive::TimedOut : Drive::NoLoop;
 }
 
 bool LoopSeat::step_now() noexcept {
   if (is_driven() || held_by_this_thread()) return false;
+  const Inside inside(*this);
+  const DueCall due(*this);
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || loop_ == nullptr) return false;
   const Held held(*this);

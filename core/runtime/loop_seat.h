@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/yield_cost.h"
@@ -55,11 +54,7 @@ class LoopSeat {
   bool is_over() const noexcept { return over_.load(std::memory_order_acquire); }
   // This thread is inside the loop already, or in line for it: it is in a callback or in a signal
   // handler, which may have called exit().
-  bool held_by_this_thread() const noexcept {
-    const std::thread::id here = std::this_thread::get_id();
-    return holder_.load(std::memory_order_relaxed) == here ||
-           driver_.load(std::memory_order_relaxed) == here;
-  }
+  bool held_by_this_thread() const noexcept;
   // For the thread that holds the seat and will not come back to it. If it was asleep between two
   // turns, the other ranks are told.
   void end_from_within(const Error& error) noexcept;
@@ -84,9 +79,9 @@ class LoopSeat {
   YieldCost yield_cost;                  // of threads that wait while another one drives
 
  private:
+  class Inside;
+  class DueCall;
   class Held;
-  // The thread of the program that drives, or is about to, does so no longer.
-  void stop_driving() noexcept;
   // The background thread steps the loop from now on. It is woken at once if `unfinished` or if
   // something must be polled, else by the next ring.
   void hand_over(bool unfinished) noexcept;
@@ -96,14 +91,16 @@ class LoopSeat {
   std::mutex mutex_;                 // the seat
   RuntimeLoop* loop_ = nullptr;      // by the mutex; null before serve() and after it
   std::atomic<bool> driven_{false};  // a thread of the program drives, or is about to
-  std::atomic<bool> over_{false};    // serve() has ended
+  // The background thread may sleep because it believes that this is so. Whoever frees the seat
+  // calls it.
+  std::atomic<bool> call_is_due_{false};
+  std::atomic<bool> over_{false};  // serve() has ended
   std::atomic<int> sleeping_waiters_{0};
   std::atomic<bool> open_{false};
   // The driver sleeps between two turns, so the state of the loop is whole. Read by signal handlers
   // on the thread of the driver.
   std::atomic<bool> driver_sleeps_{false};
-  std::atomic<std::thread::id> holder_{};
-  std::atomic<std::thread::id> driver_{};  // while driven_, from before it has the seat
+  static thread_local const Inside* innermost_;  // what this thread is inside of
 };
 
 }  // namespace horon::core

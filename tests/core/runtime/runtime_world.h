@@ -104,7 +104,8 @@ struct Hooks {
   // May put another gate in front of that of a set.
   std::function<std::unique_ptr<Gate>(const std::vector<int>& ranks, std::unique_ptr<Gate>)>
       wrap_gate;
-  std::vector<int> host_of;  // by rank, see Topology; empty: all are on one host
+  std::vector<int> host_of;                   // by rank, see Topology; empty: all are on one host
+  std::shared_ptr<SeatVisitor> seat_visitor;  // of all ranks
 };
 
 class World {
@@ -123,6 +124,7 @@ class World {
       Runtime::Parts parts;
       parts.config = config;
       parts.step_in_submit = step_in_submit;
+      parts.seat_visitor = hooks.seat_visitor;
       std::vector<int> host_of = hooks.host_of;
       host_of.resize(static_cast<size_t>(size));
       parts.topology = make_topology(rank, host_of);
