@@ -36,9 +36,25 @@ void GradientReducer::Impl::task_given_up(int64_t task) noexcept {
     }
   }
   try {
-    begin_round(/*early=*/false);
+    begin_round_in_backward();
   } catch (...) {  // there is no session any more, or no memory: the others see that themselves
+    return;
   }
+  leave_round_unattended();
+}
+
+// What it throws goes to the program, which may never come back: hooks of other threads would wait
+// for this one.
+void GradientReducer::Impl::begin_round_in_backward() {
+  try {
+    begin_round(/*early=*/false);
+  } catch (...) {
+    leave_round_unattended();
+    throw;
+  }
+}
+
+void GradientReducer::Impl::leave_round_unattended() noexcept {
   {
     const std::lock_guard lock(mutex_);
     round_->unattended = true;

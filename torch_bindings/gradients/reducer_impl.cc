@@ -249,7 +249,7 @@ bool GradientReducer::Impl::backward_ending() {
     if (*no_sync_depth_ > 0 || passes_missing()) return false;
     open_round();
   }
-  begin_round(/*early=*/false);
+  begin_round_in_backward();
   return true;
 }
 
