@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/ops/from_blob.h>
+
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -12,6 +14,7 @@
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/known_calls.h"
 #include "horon/torch_bindings/collectives/names_in_flight.h"
+#include "horon/torch_bindings/collectives/result_memory.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
@@ -72,6 +75,13 @@ void PendingCollective::reserve(size_t parts) {
   memory_.reserve(parts);
 }
 
+at::Tensor PendingCollective::new_output(const at::Tensor& real) const {
+  if (!results_are_copied || !device_.is_cpu()) return row_major_like(real);
+  const std::shared_ptr<std::byte> memory = allocate_reused_bytes(real.nbytes());
+  return at::from_blob(
+      memory.get(), real.sizes(), [memory](void*) {}, real.options());
+}
+
 void PendingCollective::add(const at::Tensor& tensor, Into into) {
   check(tensor, into);
   Part& part = parts_.emplace_back();
@@ -90,7 +100,7 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
     part.result = tensor;
     mark_written(tensor);
   } else {
-    part.output = row_major_like(real).detach();
+    part.output = new_output(real).detach();
     part.result = undisguised(part.output, part.disguised);
   }
   if (in_place_on_result && spec.root == horon::rank()) {
