@@ -51,6 +51,7 @@ struct Batch {
   // `output`. The own block may be the part of the input that it is a copy of. Some ranks may have
   // them and others not. Empty: one behind the other.
   std::vector<std::byte*> output_blocks;
+  bool wants_output = true;  // of this rank, as MemoryPart::wants_output
   int64_t count = 0;
   bool int8_between_hosts = false;  // Compression::Int8: float32 that is one entry
   int64_t shortest_entry = 0;       // elements, of those that are packed in it; 0: it is one entry

@@ -20,6 +20,9 @@ struct MemoryPart {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;  // moves_blocks(): null, see EntryWork::allocate_output
   int64_t count = 0;            // elements
+  // False: nobody reads the output afterwards, which is other memory than the input; an op that
+  // knows how saves itself the work of writing it. For Allreduce.
+  bool wants_output = true;
 };
 
 // What comes from one member of the set, in memory that the caller has given for it.

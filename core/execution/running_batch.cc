@@ -161,6 +161,7 @@ void RunningBatch::place() {
     const MemoryPart& memory = work_.entries.front().memory[0];
     batch_.input = memory.input;
     batch_.output = in_16_bits() ? const_cast<std::byte*>(memory.input) : memory.output;
+    batch_.wants_output = in_16_bits() || memory.wants_output;
   } else if (spec_.kind != CollectiveKind::Barrier) {
     scratch_bytes_ = chunk_plan_.is_cut() ? ChunkedBatch::scratch_bytes(chunk_plan_, batch_.dtype)
                                           : bytes_of(batch_.count);

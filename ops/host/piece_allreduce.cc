@@ -75,9 +75,10 @@ class PieceAllreduce::Running final : public core::InFlight {
     Contribution& mine = contributions_[parent_.rank_];
     const auto bytes = static_cast<size_t>(bytes_);
     const auto input = parent_.group_.locate(batch_.input, bytes);
-    const auto output = parent_.group_.locate(batch_.output, bytes);
+    const auto output = batch_.wants_output ? parent_.group_.locate(batch_.output, bytes) : input;
     staged_ = !input || !output;
     mine.staged = staged_ ? 1 : 0;
+    mine.wants_output = batch_.wants_output ? 1 : 0;
     if (staged_) {
       take_staging();
       const auto ring = parent_.group_.locate(staging_.get(), kRingBytes);
@@ -142,10 +143,12 @@ class PieceAllreduce::Running final : public core::InFlight {
     const uint64_t piece = any_staged_ ? take_own() : claim();
     if (piece == end_) return 0;
     const int64_t bytes = bytes_of(piece);
+    peers_.piece_outputs.clear();
     for (size_t rank = 0; rank < peers_.inputs.size(); ++rank) {
       const int64_t offset = peers_.reads_ring[rank] ? staging_offset(piece) : user_offset(piece);
       peers_.piece_inputs[rank] = peers_.inputs[rank] + offset;
-      peers_.piece_outputs[rank] = peers_.outputs[rank] + offset;
+      std::byte* const output = peers_.outputs[rank];
+      if (output != nullptr) peers_.piece_outputs.push_back(output + offset);
     }
     const Reduction reduction = {batch_.dtype, batch_.reduce_op, batch_.prescale, batch_.postscale,
                                  batch_.divisor};
@@ -201,16 +204,19 @@ class PieceAllreduce::Running final : public core::InFlight {
       peers.reads_ring.push_back(theirs.staged != 0 && rank != parent_.rank_);
       if (rank == parent_.rank_) {
         peers.inputs.push_back(const_cast<std::byte*>(batch_.input));
-        peers.outputs.push_back(batch_.output);
+        peers.outputs.push_back(batch_.wants_output ? batch_.output : nullptr);
         continue;
       }
       std::byte* input = parent_.group_.map(rank, theirs.input);
       peers.inputs.push_back(input);
       const bool in_place = is_same(theirs.input, theirs.output);
-      peers.outputs.push_back(in_place ? input : parent_.group_.map(rank, theirs.output));
+      std::byte* output = nullptr;
+      if (theirs.wants_output != 0) {
+        output = in_place ? input : parent_.group_.map(rank, theirs.output);
+      }
+      peers.outputs.push_back(output);
     }
     peers.piece_inputs.resize(peers.inputs.size());
-    peers.piece_outputs.resize(peers.inputs.size());
     peers_ = std::move(peers);
     return true;
   }
@@ -241,7 +247,7 @@ class PieceAllreduce::Running final : public core::InFlight {
   int64_t copy_out() {
     if (!can_copy_out()) return 0;
     const int64_t bytes = is_own(copied_out_) ? 1 : bytes_of(copied_out_);
-    if (!is_own(copied_out_)) {
+    if (!is_own(copied_out_) && batch_.wants_output) {
       core::copy_bytes(batch_.output + user_offset(copied_out_),
                        staging_.get() + staging_offset(copied_out_), static_cast<size_t>(bytes));
     }

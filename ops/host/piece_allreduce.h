@@ -49,7 +49,8 @@ class PieceAllreduce {
   // Written by its rank. The plain fields are written before `available` passes the cell's base.
   struct alignas(64) Contribution {
     std::atomic<uint64_t> available;  // pieces that can be summed, over the life of the cell
-    uint64_t staged;                  // 1: input and output are the ring of this rank
+    uint32_t staged;                  // 1: input and output are the ring of this rank
+    uint32_t wants_output;            // 0: the output need not be written
     core::SharedAddress input;
     core::SharedAddress output;
   };
@@ -64,10 +65,10 @@ class PieceAllreduce {
   // By rank, addresses in this process.
   struct Peers {
     std::vector<std::byte*> inputs;
-    std::vector<std::byte*> outputs;
-    std::vector<bool> reads_ring;  // its pieces are read from its ring
+    std::vector<std::byte*> outputs;  // null: is not wanted
+    std::vector<bool> reads_ring;     // its pieces are read from its ring
     std::vector<const std::byte*> piece_inputs;
-    std::vector<std::byte*> piece_outputs;
+    std::vector<std::byte*> piece_outputs;  // of those that want one
   };
   struct OwnCell {
     uint64_t pieces = 0;  // in all allreduces that this rank has started in the cell

@@ -71,7 +71,7 @@ class SmallAllreduce::Running final : public core::InFlight {
     }
     const Reduction reduction = {batch_.dtype, batch_.reduce_op, batch_.prescale, batch_.postscale,
                                  batch_.divisor};
-    reduce_many(reduction, inputs, {&batch_.output, 1}, batch_.count);
+    if (batch_.wants_output) reduce_many(reduction, inputs, {&batch_.output, 1}, batch_.count);
   }
 
   SmallAllreduce& parent_;

@@ -58,6 +58,7 @@ core::Batch AllreduceRun::batch() const {
   batch.divisor = reduction().divisor;
   batch.input = input_;
   batch.output = output_;
+  batch.wants_output = is_wanted();
   batch.count = case_.count;
   batch.queue = world_.queue;
   return batch;
@@ -75,8 +76,13 @@ void AllreduceRun::check() const {
   for (const auto& input : inputs) pointers.push_back(input.data());
   const std::vector<std::byte> expected = reference(reduction(), pointers, case_.count);
   // All at once, because a sanitizer looks at each element that is read by itself.
-  ASSERT_EQ(expected.empty() ? 0 : std::memcmp(expected.data(), output_, expected.size()), 0)
+  ASSERT_TRUE(expected.empty() || !is_wanted() ||
+              std::memcmp(expected.data(), output_, expected.size()) == 0)
       << "element " << first_wrong_byte(expected) / size_of(case_.dtype);
+  if (!is_wanted() && !case_.writes_unwanted) {
+    const auto written = [](std::byte one) { return one != std::byte{kGuard}; };
+    EXPECT_TRUE(std::none_of(output_, output_ + bytes(), written)) << "nobody wants the output";
+  }
   if (!case_.in_place && case_.count > 0) {
     const auto& mine = inputs[static_cast<size_t>(world_.rank)];
     EXPECT_EQ(std::memcmp(input_, mine.data(), mine.size()), 0) << "the input was changed";

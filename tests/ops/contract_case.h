@@ -20,6 +20,8 @@ struct AllreduceCase {
   bool in_place = true;
   bool registered = true;  // memory of World::allocate, where there is one
   int private_rank = -1;   // whose memory is not, all the same
+  int wanted_by = -1;      // the only rank that wants the result, not in place elsewhere; -1: all
+  bool writes_unwanted = true;  // false: the op is known not to
   double prescale = 1.0;
   double postscale = 1.0;
 };
@@ -44,6 +46,7 @@ class AllreduceRun {
   size_t first_wrong_byte(const std::vector<std::byte>& expected) const;
   Reduction reduction() const;
   std::shared_ptr<std::byte> allocate(size_t bytes) const;
+  bool is_wanted() const { return case_.wanted_by < 0 || case_.wanted_by == world_.rank; }
   size_t bytes() const { return static_cast<size_t>(case_.count) * size_of(case_.dtype); }
 
   const World& world_;

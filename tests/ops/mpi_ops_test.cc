@@ -57,6 +57,7 @@ TEST_F(MpiOps, LongAllreduce) {
 TEST_F(MpiOps, SomeRanksInPlace) {
   MpiAllreduce op(channel_);
   check_mixed_places(world_, op);
+  check_unwanted_outputs(world_, op);
 }
 
 TEST_F(MpiOps, ABatchInPlaceIsNotCopied) {

@@ -193,6 +193,27 @@ void check_mixed_places(const World& world, core::CollectiveOp& op) {
   }
 }
 
+void check_unwanted_outputs(const World& world, core::CollectiveOp& op, bool writes_unwanted) {
+  for (const int64_t count : {int64_t{3}, int64_t{40000}, int64_t{200001}}) {
+    std::vector<AllreduceCase> cases;
+    for (const int wanted_by : {0, world.size - 1}) {
+      for (const int private_rank : {-1, 0, world.size - 1}) {
+        for (const bool registered : {true, false}) {
+          cases.push_back({.dtype = DataType::Float32,
+                           .op = ReduceOp::Average,
+                           .count = count,
+                           .in_place = world.rank == wanted_by,
+                           .registered = registered,
+                           .private_rank = private_rank,
+                           .wanted_by = wanted_by,
+                           .writes_unwanted = writes_unwanted});
+        }
+      }
+    }
+    run_cases(world, op, cases, 7);
+  }
+}
+
 void check_same_bits(const World& world, core::CollectiveOp& op) {
   std::mt19937_64 random(static_cast<uint64_t>(world.rank) + 11);
   for (const DataType dtype : {DataType::Float32, DataType::Float64, DataType::Float16}) {

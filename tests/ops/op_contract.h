@@ -52,6 +52,9 @@ void check_scales(const World& world, core::CollectiveOp& op);
 void check_many_in_flight(const World& world, core::CollectiveOp& op, int rounds);
 // In place on some ranks and not on others.
 void check_mixed_places(const World& world, core::CollectiveOp& op);
+// Only one rank wants the result. `writes_unwanted`: false if the op is to leave the others' alone.
+void check_unwanted_outputs(const World& world, core::CollectiveOp& op,
+                            bool writes_unwanted = true);
 void check_allreduce_refusals(const core::CollectiveOp& op);
 
 void check_broadcast(const World& world, core::CollectiveOp& op);

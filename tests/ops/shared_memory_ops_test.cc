@@ -40,6 +40,10 @@ TEST_F(SharedMemoryOps, PiecesThatAreAskedFor) { check_pieces(world_, *op_, 1300
 
 TEST_F(SharedMemoryOps, SomeRanksInPlace) { check_mixed_places(world_, *op_); }
 
+TEST_F(SharedMemoryOps, UnwantedOutputs) {
+  check_unwanted_outputs(world_, *op_, /*writes_unwanted=*/false);
+}
+
 TEST_F(SharedMemoryOps, SameBits) { check_same_bits(world_, *op_); }
 
 TEST_F(SharedMemoryOps, NanAndScales) {

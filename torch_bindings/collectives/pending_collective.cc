@@ -75,8 +75,9 @@ void PendingCollective::reserve(size_t parts) {
   memory_.reserve(parts);
 }
 
-at::Tensor PendingCollective::new_output(const at::Tensor& real) const {
-  if (!results_are_copied || !device_.is_cpu()) return row_major_like(real);
+// What nobody reads lies in memory that is used again: fresh pages may cost more than a reduction.
+at::Tensor PendingCollective::new_output(const at::Tensor& real, Into into) const {
+  if (into != Into::Nowhere || !device_.is_cpu()) return row_major_like(real);
   const std::shared_ptr<std::byte> memory = allocate_reused_bytes(real.nbytes());
   return at::from_blob(
       memory.get(), real.sizes(), [memory](void*) {}, real.options());
@@ -91,7 +92,8 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
   const at::Tensor& real = as_it_is ? tensor : view;
   part.shape = shapes_may_differ ? at::DimVector{real.numel()} : at::DimVector(real.sizes());
   const bool in_place_on_result = spec.kind == CollectiveKind::Broadcast && into == Into::New;
-  if (into == Into::Nowhere) {
+  const bool reduces = spec.kind == CollectiveKind::Allreduce;
+  if (into == Into::Nowhere && !reduces) {
     part.output = as_it_is ? tensor : row_major(real);
     part.result = tensor;
   } else if (into == Into::Same) {
@@ -100,13 +102,14 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
     part.result = tensor;
     mark_written(tensor);
   } else {
-    part.output = new_output(real).detach();
-    part.result = undisguised(part.output, part.disguised);
+    part.output = new_output(real, into).detach();
+    part.result = into == Into::Nowhere ? tensor : undisguised(part.output, part.disguised);
   }
   if (in_place_on_result && spec.root == horon::rank()) {
     part.output.copy_(as_it_is ? real_view(tensor) : real);
   }
-  if (into != Into::New || in_place_on_result) {
+  const bool has_other_output = into == Into::New || (into == Into::Nowhere && reduces);
+  if (!has_other_output || in_place_on_result) {
     const at::Tensor& memory = part.output.defined() ? part.output : part.result;
     part.input = memory.storage();
     memory_.push_back(make_part(memory, memory));
@@ -114,6 +117,7 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
     const at::Tensor input = as_it_is ? tensor : row_major(real);
     part.input = input.storage();
     memory_.push_back(make_part(input, part.output));
+    memory_.back().wants_output = into != Into::Nowhere;
   }
 }
 

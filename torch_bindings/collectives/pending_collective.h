@@ -44,8 +44,8 @@ class PendingCollective {
   const std::string name;
   // Compared beside the names of the parts; fill in before the first part.
   std::string remark;
-  // The caller copies the results elsewhere or needs none, and calls drop_results() then: new ones
-  // come in memory that is used again and again, since fresh pages cost more than the copy.
+  // The caller copies the results elsewhere, and calls drop_results() then: rows come in memory
+  // that is used again and again, since fresh pages cost more than the copy.
   bool results_are_copied = false;
   // What add() adds has as many elements on all ranks, row by row, whatever its shape is there:
   // torch.distributed asks for no more. Fill in before the first part.
@@ -142,7 +142,7 @@ class PendingCollective {
   bool is_plain() const;
   std::shared_ptr<const core::EntrySpec> agreed_spec();
   std::string part_name(size_t index) const;
-  at::Tensor new_output(const at::Tensor& real) const;
+  at::Tensor new_output(const at::Tensor& real, Into into) const;
   std::byte* allocate_rows(Part& part, int64_t elements, core::MemoryQueue& queue) const;
   void settle();
   void settle_rows(Part& part);

@@ -33,6 +33,7 @@ TEST_F(HierarchicalOps, Allreduce) { check_allreduce(world_, *op_); }
 TEST_F(HierarchicalOps, LongAllreduce) {
   check_long_allreduce(world_, *op_, 1300007);
   check_mixed_places(world_, *op_);
+  check_unwanted_outputs(world_, *op_);
 }
 
 TEST_F(HierarchicalOps, PiecesThatAreAskedFor) { check_pieces(world_, *op_, 300'007); }

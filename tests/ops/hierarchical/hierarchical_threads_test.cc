@@ -64,6 +64,7 @@ TEST_P(HierarchicalThreads, LongOnes) {
   with_hosts(GetParam(), [](const World& world, HierarchicalAllreduce& op) {
     check_long_allreduce(world, op, 150007);
     check_mixed_places(world, op);
+    check_unwanted_outputs(world, op);
   });
 }
 

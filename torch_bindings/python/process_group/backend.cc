@@ -140,7 +140,7 @@ WorkPtr HoronBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& opti
     set_reduction(pending, options.reduceOp);
     pending.remark = concat("reduce to rank ", world_rank(options.rootRank));
     const bool keeps = options.rootRank == getRank();
-    pending.add(begun->outputs()[0], keeps ? Into::Same : Into::New);
+    pending.add(begun->outputs()[0], keeps ? Into::Same : Into::Nowhere);
   });
   return work(OpType::REDUCE, begun);
 }
