@@ -13,8 +13,9 @@ namespace {
 
 constexpr int kNeedMax = 384;
 static_assert(Gate::kCounters % 64 == 0, "a bit for each in words of 64");
-// To freeze a name takes some plans. It has paid if the name then starts this many times as often,
-// each time without a message.
+// To freeze a name takes some plans. It has paid if the name then starts this many times as often
+// as it must be planned at first, each time without a message. However often it has not paid before:
+// a program that does other things for a while, and then these again, freezes soon.
 constexpr uint64_t kStartsThatPay = 4;
 
 // Every member takes part, and each can keep what it is told.
@@ -73,7 +74,7 @@ void FreezePlanner::note_start(Place place) {
 // enough to pay for its negotiation. Now and then every program deviates: a checkpoint, a last
 // batch of another size.
 void FreezePlanner::settle_need(History& history) const {
-  const bool has_paid = history.starts >= kStartsThatPay * static_cast<uint64_t>(history.need);
+  const bool has_paid = history.starts >= kStartsThatPay * static_cast<uint64_t>(need_);
   history.need = has_paid ? need_ : std::min(kNeedMax, 2 * history.need);
 }
 

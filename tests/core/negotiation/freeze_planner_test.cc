@@ -185,6 +185,26 @@ TEST(FreezePlanner, ADeviationNowAndThenIsForgiven) {
   EXPECT_EQ(log.plans_until_frozen(), 3);
 }
 
+// What a Freeze costs does not grow with what those before it have cost.
+TEST(FreezePlanner, AsManyStartsPayHoweverManyPlansAreNeeded) {
+  Log log(3);
+  Place place = 0;
+  for (const int need : {3, 6, 12, 24, 48}) {
+    EXPECT_EQ(log.plans_until_frozen(), need);
+    EXPECT_TRUE(log.planner.deviate(++place));
+    log.decide();
+  }
+  EXPECT_EQ(log.plans_until_frozen(), 96);
+  log.start(place + 1, 11);
+  EXPECT_TRUE(log.planner.deviate(++place));
+  log.decide();
+  EXPECT_EQ(log.plans_until_frozen(), 192) << "11 starts are too few";
+  log.start(place + 1, 12);
+  EXPECT_TRUE(log.planner.deviate(++place));
+  log.decide();
+  EXPECT_EQ(log.plans_until_frozen(), 3);
+}
+
 // What other names do is no merit of this one.
 TEST(FreezePlanner, OnlyItsOwnStartsPayForAName) {
   Log log(3);
