@@ -14,8 +14,8 @@ namespace {
 constexpr int kNeedMax = 384;
 static_assert(Gate::kCounters % 64 == 0, "a bit for each in words of 64");
 // To freeze a name takes some plans. It has paid if the name then starts this many times as often
-// as it must be planned at first, each time without a message. However often it has not paid before:
-// a program that does other things for a while, and then these again, freezes soon.
+// as it must be planned at first, each time without a message. That does not grow with what has not
+// paid before: a program that comes back to what it did freezes it soon.
 constexpr uint64_t kStartsThatPay = 4;
 
 // Every member takes part, and each can keep what it is told.

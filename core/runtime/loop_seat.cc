@@ -46,7 +46,10 @@ bool lock_until(std::unique_lock<std::mutex>& lock, LoopSeat::Clock::time_point 
 // several ranks are threads of one program.
 class LoopSeat::Inside {
  public:
-  explicit Inside(const LoopSeat& seat) : seat_(&seat), outer_(innermost_) { innermost_ = this; }
+  explicit Inside(const LoopSeat& seat) : seat_(&seat), outer_(innermost_) {
+    std::atomic_signal_fence(std::memory_order_release);  // a handler follows the list
+    innermost_ = this;
+  }
   ~Inside() { innermost_ = outer_; }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
@@ -55,9 +58,17 @@ class LoopSeat::Inside {
     return seat_ == &seat || (outer_ != nullptr && outer_->is_in(seat));
   }
 
+  // This thread sleeps between two turns, so the state of the loop is whole.
+  void set_asleep(bool asleep) { asleep_.store(asleep, std::memory_order_relaxed); }
+  bool is_asleep_in(const LoopSeat& seat) const {
+    if (seat_ == &seat && asleep_.load(std::memory_order_relaxed)) return true;
+    return outer_ != nullptr && outer_->is_asleep_in(seat);
+  }
+
  private:
   const LoopSeat* const seat_;
   const Inside* const outer_;
+  std::atomic<bool> asleep_{false};
 };
 
 thread_local const LoopSeat::Inside* LoopSeat::innermost_ = nullptr;
@@ -77,8 +88,10 @@ class LoopSeat::DueCall {
     while (seat_.call_is_due_.load(std::memory_order_seq_cst)) {
       const std::unique_lock lock(seat_.mutex_, std::try_to_lock);
       if (!lock.owns_lock()) return;
-      if (!seat_.call_is_due_.exchange(false, std::memory_order_seq_cst)) return;
-      if (seat_.loop_ != nullptr) seat_.loop_->doorbell().call_deputy();
+      // If another thread has made the call, look again: one may have become due since, whose
+      // thread has found the seat taken by this one.
+      const bool due = seat_.call_is_due_.exchange(false, std::memory_order_seq_cst);
+      if (due && seat_.loop_ != nullptr) seat_.loop_->doorbell().call_deputy();
     }
   }
   DueCall(const DueCall&) = delete;
@@ -172,7 +185,7 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
 
 LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point deadline) noexcept {
   if (is_over() || held_by_this_thread()) return Drive::NoLoop;
-  const Inside inside(*this);
+  Inside inside(*this);
   if (driven_.exchange(true, std::memory_order_seq_cst)) return Drive::Taken;
   const DueCall due(*this);
   std::unique_lock lock(mutex_, std::defer_lock);
@@ -207,9 +220,9 @@ LoopSeat::Drive LoopSeat::drive(const HandleState& handle, Clock::time_point dea
     if (deadline != kNever)
       pause = std::min<std::chrono::nanoseconds>(pause, deadline - Clock::now());
     if (loop.polls()) prompt.enable();
-    driver_sleeps_.store(true, std::memory_order_relaxed);
+    inside.set_asleep(true);
     loop.wait(pause);
-    driver_sleeps_.store(false, std::memory_order_relaxed);
+    inside.set_asleep(false);
     loop.rested();
   }
   driven_.store(false, std::memory_order_seq_cst);
@@ -235,7 +248,7 @@ bool LoopSeat::step_now() noexcept {
 }
 
 void LoopSeat::end_from_within(const Error& error) noexcept {
-  if (driver_sleeps_.load(std::memory_order_relaxed)) loop_->end_from_within(error);
+  if (innermost_ != nullptr && innermost_->is_asleep_in(*this)) loop_->end_from_within(error);
 }
 
 void LoopSeat::hand_over(bool unfinished) noexcept {

@@ -55,8 +55,8 @@ class LoopSeat {
   // This thread is inside the loop already, or in line for it: it is in a callback or in a signal
   // handler, which may have called exit().
   bool held_by_this_thread() const noexcept;
-  // For the thread that holds the seat and will not come back to it. If it was asleep between two
-  // turns, the other ranks are told.
+  // For a thread that is inside and will not come back to it. If it was the driver, asleep between
+  // two turns, the other ranks are told.
   void end_from_within(const Error& error) noexcept;
 
   // Counts a thread that sleeps until its handle finishes. While there is one, a driver that stops
@@ -97,9 +97,6 @@ class LoopSeat {
   std::atomic<bool> over_{false};  // serve() has ended
   std::atomic<int> sleeping_waiters_{0};
   std::atomic<bool> open_{false};
-  // The driver sleeps between two turns, so the state of the loop is whole. Read by signal handlers
-  // on the thread of the driver.
-  std::atomic<bool> driver_sleeps_{false};
   static thread_local const Inside* innermost_;  // what this thread is inside of
 };
 

@@ -47,6 +47,7 @@ void ShardPiece::start_between_hosts() {
   shard.device = DeviceKind::Host;
   shard.queue = nullptr;
   shard.input = shard.output = shard_on_host();
+  shard.wants_output = true;  // the others of this host get it too
   shard.count = mine_.count;
   if (scales_before()) {
     shard.prescale = 1.0;

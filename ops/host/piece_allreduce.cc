@@ -217,6 +217,7 @@ class PieceAllreduce::Running final : public core::InFlight {
       peers.outputs.push_back(output);
     }
     peers.piece_inputs.resize(peers.inputs.size());
+    peers.piece_outputs.reserve(peers.inputs.size());
     peers_ = std::move(peers);
     return true;
   }

@@ -3,6 +3,8 @@
 //
 // This rank does not wait for them then: the exception is on its way to the program, which may
 // never come back. What has been submitted is waited for when the reducer is used again.
+#include <exception>
+
 #include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
@@ -36,19 +38,23 @@ void GradientReducer::Impl::task_given_up(int64_t task) noexcept {
     }
   }
   try {
-    begin_round_in_backward();
+    begin_round_or_leave_it(/*early=*/false);
   } catch (...) {  // there is no session any more, or no memory: the others see that themselves
     return;
   }
   leave_round_unattended();
 }
 
-// What it throws goes to the program, which may never come back: hooks of other threads would wait
-// for this one.
-void GradientReducer::Impl::begin_round_in_backward() {
+// What it throws goes to the program, which may never come back: the other ranks and hooks of other
+// threads would wait for this one.
+void GradientReducer::Impl::begin_round_or_leave_it(bool early) {
   try {
-    begin_round(/*early=*/false);
+    begin_round(early);
   } catch (...) {
+    try {
+      refuse_rest(round_->failures);
+    } catch (...) {  // there is no memory: the other ranks see it when this one ends
+    }
     leave_round_unattended();
     throw;
   }
@@ -94,7 +100,7 @@ void GradientReducer::Impl::finish_given_up_round() {
   if (!take_unattended_round()) return;
   try {
     end_round();
-  } catch (const Error&) {  // backward() has thrown
+  } catch (const std::exception&) {  // the program has had one already
   }
 }
 

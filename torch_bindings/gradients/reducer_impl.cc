@@ -249,7 +249,7 @@ bool GradientReducer::Impl::backward_ending() {
     if (*no_sync_depth_ > 0 || passes_missing()) return false;
     open_round();
   }
-  begin_round_in_backward();
+  begin_round_or_leave_it(/*early=*/false);
   return true;
 }
 

@@ -196,7 +196,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void end_round_alone();
 
   // reducer_given_up.cc
-  void begin_round_in_backward();
+  void begin_round_or_leave_it(bool early);
   void leave_round_unattended() noexcept;
   void refuse_rest(Failures& failures);
   bool take_unattended_round();

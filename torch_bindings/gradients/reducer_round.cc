@@ -33,7 +33,7 @@ void GradientReducer::Impl::synchronize(Passes passes) {
       const std::lock_guard lock(mutex_);
       open_round();
     }
-    begin_round(unreduced && passes == Passes::All && passes_missing());
+    begin_round_or_leave_it(unreduced && passes == Passes::All && passes_missing());
     end_round();
   }
   if (alone_) return;
