@@ -68,13 +68,17 @@ void GradientReducer::Impl::leave_round_unattended() noexcept {
   round_over_.notify_all();
 }
 
-// What is not under way fails on all ranks. Nothing of this rank's gradients is touched here: what
-// ends a backward pass of a GPU may do so on a thread of the engine.
+// What is not under way fails on all ranks, which end the round then. Nothing of this rank's
+// gradients is touched here: what ends a backward pass of a GPU may do so on a thread of the
+// engine.
 void GradientReducer::Impl::refuse_rest(Failures& failures) {
-  const Error error(ErrorCode::OperationFailed,
-                    core::concat("\"", name_, "\": backward() on rank ", rank(),
-                                 " has ended by an exception; see the error there. No rank takes ",
-                                 "gradients of this pass"));
+  const std::string what = round_->given_up
+                               ? core::concat("backward() on rank ", rank(), " has ended")
+                               : core::concat("the reduction on rank ", rank(), " was stopped");
+  const Error error(
+      ErrorCode::OperationFailed,
+      core::concat("\"", name_, "\": ", what, " by an exception; see the error there. ",
+                   "No rank takes gradients of this pass"));
   round_->agreed = true;
   for (GradientBucket& bucket : buckets_) {
     if (bucket.handle == nullptr && !bucket.refusal && !bucket.is_sparse()) bucket.refuse(error);

@@ -24,8 +24,10 @@ void GradientReducer::Impl::synchronize(Passes passes) {
     return;
   }
   const PlainMode plain;
-  // With WaitIn::Step the others learn of it here, so this rank throws here too.
-  if (settings_.wait_in == WaitIn::Backward) finish_given_up_round();
+  // A backward() that was given up: with WaitIn::Step the others learn of it here, so this rank
+  // throws here too. Where the round could not begin, this rank has thrown already.
+  const bool has_thrown = round_ && !round_->given_up;
+  if (settings_.wait_in == WaitIn::Backward || has_thrown) finish_given_up_round();
   if (take_unattended_round() || round_) end_round();
   const bool unreduced = number_.round == 1 || round_failed_;
   if (unreduced || open_ || round_is_due_) {
@@ -44,7 +46,7 @@ void GradientReducer::Impl::finish_step(Passes passes) {
   try {
     synchronize(passes);
   } catch (...) {
-    if (!round_failed_ && !broken_) next_step();
+    if (!round_ && !round_failed_ && !broken_) next_step();
     throw;
   }
   next_step();

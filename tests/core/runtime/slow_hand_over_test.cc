@@ -105,7 +105,7 @@ TEST(SlowHandOver, AWaitWhoseLimitPassesLeavesSomebodyToStepTheLoop) {
     });
   }
   EXPECT_GT(tried, 0);
-  EXPECT_LT(late, kTimes / 3);  // a busy machine delays some
+  EXPECT_LE(late, tried / 3);  // a busy machine delays some
 }
 
 }  // namespace
