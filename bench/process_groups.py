@@ -15,6 +15,7 @@ It needs a Python with torch and the package horon. Two tables:
 """
 import argparse
 import datetime
+import functools
 import os
 import statistics
 import time
@@ -51,38 +52,33 @@ def collectives(size):
     def broadcast(tensor, group):
         dist.broadcast(tensor, 0, group=group)
 
-    def list_for(tensor, outputs={}):
-        key = tensor.numel()
-        if key not in outputs:
-            outputs[key] = [torch.empty_like(tensor) for _ in range(size)]
-        return outputs[key]
+    # The same output for each call of a size.
+    @functools.cache
+    def list_of(count):
+        return [torch.empty(count) for _ in range(size)]
+
+    @functools.cache
+    def one_of(count):
+        return torch.empty(count)
 
     def all_gather(tensor, group):
-        dist.all_gather(list_for(tensor), tensor, group=group)
+        dist.all_gather(list_of(tensor.numel()), tensor, group=group)
 
-    def all_gather_into_tensor(tensor, group, outputs={}):  # as FSDP does, and the next one
-        key = tensor.numel()
-        if key not in outputs:
-            outputs[key] = torch.empty(size * key)
-        dist.all_gather_into_tensor(outputs[key], tensor, group=group)
+    def all_gather_into_tensor(tensor, group):  # as FSDP does, and the next one
+        dist.all_gather_into_tensor(one_of(size * tensor.numel()), tensor, group=group)
 
-    def reduce_scatter_tensor(tensor, group, outputs={}):
-        key = tensor.numel()
-        if key not in outputs:
-            outputs[key] = torch.empty(key // size)
-        dist.reduce_scatter_tensor(outputs[key], tensor, group=group)
+    def reduce_scatter_tensor(tensor, group):
+        dist.reduce_scatter_tensor(one_of(tensor.numel() // size), tensor, group=group)
 
     def reduce(tensor, group):
         dist.reduce(tensor, 0, group=group)
 
     def gather(tensor, group):
-        dist.gather(tensor, list_for(tensor) if dist.get_rank() == 0 else None, 0, group=group)
+        outputs = list_of(tensor.numel()) if dist.get_rank() == 0 else None
+        dist.gather(tensor, outputs, 0, group=group)
 
-    def all_to_all_single(tensor, group, outputs={}):
-        key = tensor.numel()
-        if key not in outputs:
-            outputs[key] = torch.empty_like(tensor)
-        dist.all_to_all_single(outputs[key], tensor, group=group)
+    def all_to_all_single(tensor, group):
+        dist.all_to_all_single(one_of(tensor.numel()), tensor, group=group)
 
     def barrier(_, group):
         dist.barrier(group)

@@ -54,16 +54,16 @@ class LoopSeat::Inside {
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
 
-  bool is_in(const LoopSeat& seat) const {
-    return seat_ == &seat || (outer_ != nullptr && outer_->is_in(seat));
+  // Of this thread; null if it is outside.
+  static const Inside* of(const LoopSeat& seat) {
+    const Inside* one = innermost_;
+    while (one != nullptr && one->seat_ != &seat) one = one->outer_;
+    return one;
   }
 
   // This thread sleeps between two turns, so the state of the loop is whole.
   void set_asleep(bool asleep) { asleep_.store(asleep, std::memory_order_relaxed); }
-  bool is_asleep_in(const LoopSeat& seat) const {
-    if (seat_ == &seat && asleep_.load(std::memory_order_relaxed)) return true;
-    return outer_ != nullptr && outer_->is_asleep_in(seat);
-  }
+  bool is_asleep() const { return asleep_.load(std::memory_order_relaxed); }
 
  private:
   const LoopSeat* const seat_;
@@ -73,9 +73,7 @@ class LoopSeat::Inside {
 
 thread_local const LoopSeat::Inside* LoopSeat::innermost_ = nullptr;
 
-bool LoopSeat::held_by_this_thread() const noexcept {
-  return innermost_ != nullptr && innermost_->is_in(*this);
-}
+bool LoopSeat::held_by_this_thread() const noexcept { return Inside::of(*this) != nullptr; }
 
 // Makes a call that is due once this thread's lock of the seat is gone, which it outlives. Whoever
 // sets `call_is_due_` then tries the seat itself: it is free, or the thread that holds it has not
@@ -248,7 +246,8 @@ bool LoopSeat::step_now() noexcept {
 }
 
 void LoopSeat::end_from_within(const Error& error) noexcept {
-  if (innermost_ != nullptr && innermost_->is_asleep_in(*this)) loop_->end_from_within(error);
+  const Inside* const mine = Inside::of(*this);
+  if (mine != nullptr && mine->is_asleep()) loop_->end_from_within(error);
 }
 
 void LoopSeat::hand_over(bool unfinished) noexcept {

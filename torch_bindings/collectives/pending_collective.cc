@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/ops/from_blob.h>
-
 #include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -78,9 +76,7 @@ void PendingCollective::reserve(size_t parts) {
 // What nobody reads lies in memory that is used again: fresh pages may cost more than a reduction.
 at::Tensor PendingCollective::new_output(const at::Tensor& real, Into into) const {
   if (into != Into::Nowhere || !device_.is_cpu()) return row_major_like(real);
-  const std::shared_ptr<std::byte> memory = allocate_reused_bytes(real.nbytes());
-  return at::from_blob(
-      memory.get(), real.sizes(), [memory](void*) {}, real.options());
+  return tensor_in(allocate_reused_bytes(real.nbytes()), real.sizes(), real.options());
 }
 
 void PendingCollective::add(const at::Tensor& tensor, Into into) {
@@ -92,23 +88,23 @@ void PendingCollective::add(const at::Tensor& tensor, Into into) {
   const at::Tensor& real = as_it_is ? tensor : view;
   part.shape = shapes_may_differ ? at::DimVector{real.numel()} : at::DimVector(real.sizes());
   const bool in_place_on_result = spec.kind == CollectiveKind::Broadcast && into == Into::New;
-  const bool reduces = spec.kind == CollectiveKind::Allreduce;
-  if (into == Into::Nowhere && !reduces) {
-    part.output = as_it_is ? tensor : row_major(real);
-    part.result = tensor;
+  const bool has_other_output =
+      into == Into::New || (into == Into::Nowhere && spec.kind == CollectiveKind::Allreduce);
+  if (has_other_output) {
+    part.output = new_output(real, into).detach();
+    part.result = into == Into::Nowhere ? tensor : undisguised(part.output, part.disguised);
   } else if (into == Into::Same) {
     if (!as_it_is) part.output = row_major(real);
     if (!is_row_major(tensor)) part.target = tensor.detach();
     part.result = tensor;
     mark_written(tensor);
   } else {
-    part.output = new_output(real, into).detach();
-    part.result = into == Into::Nowhere ? tensor : undisguised(part.output, part.disguised);
+    part.output = as_it_is ? tensor : row_major(real);
+    part.result = tensor;
   }
   if (in_place_on_result && spec.root == horon::rank()) {
     part.output.copy_(as_it_is ? real_view(tensor) : real);
   }
-  const bool has_other_output = into == Into::New || (into == Into::Nowhere && reduces);
   if (!has_other_output || in_place_on_result) {
     const at::Tensor& memory = part.output.defined() ? part.output : part.result;
     part.input = memory.storage();

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/accumulate.h>
 
@@ -146,8 +145,7 @@ void PendingCollective::settle_rows(Part& part) {
   } else if (part.bytes == nullptr || part.rows_are_empty) {
     rows = at::empty(shape, part.options);
   } else {
-    rows = at::from_blob(
-        part.bytes.get(), shape, [memory = part.bytes](void*) {}, part.options);
+    rows = tensor_in(std::move(part.bytes), shape, part.options);
   }
   part.bytes.reset();
   if (part.target.defined()) {

@@ -1,6 +1,9 @@
 #include "horon/torch_bindings/collectives/result_memory.h"
 
 #include <new>
+#include <utility>
+
+#include <ATen/ops/from_blob.h>
 
 #include "horon/core/base/error.h"
 #include "horon/ops/session/running_job.h"
@@ -26,6 +29,13 @@ std::shared_ptr<std::byte> allocate_reused_bytes(size_t bytes) {
   } catch (const Error&) {  // no shared memory is left, or no job
   }
   return memory != nullptr ? memory : allocate_bytes(bytes);
+}
+
+at::Tensor tensor_in(std::shared_ptr<std::byte> memory, at::IntArrayRef shape,
+                     const at::TensorOptions& options) {
+  std::byte* const data = memory.get();
+  const auto keeps = [memory = std::move(memory)](void*) {};
+  return at::from_blob(data, shape, keeps, options);
 }
 
 }  // namespace horon::torch_detail

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <memory>
 
+#include <ATen/core/Tensor.h>
+
 namespace horon::torch_detail {
 
 // 64-byte aligned, holding anything. Any thread.
@@ -11,5 +13,9 @@ std::shared_ptr<std::byte> allocate_bytes(size_t bytes);
 // The same for a short time: long ones come from memory that is used again and that the ranks of
 // the host share, if there is some; malloc() reuses short ones itself.
 std::shared_ptr<std::byte> allocate_reused_bytes(size_t bytes);
+
+// A row-major tensor of this shape in memory that it keeps.
+at::Tensor tensor_in(std::shared_ptr<std::byte> memory, at::IntArrayRef shape,
+                     const at::TensorOptions& options);
 
 }  // namespace horon::torch_detail

@@ -53,7 +53,7 @@ void GradientReducer::Impl::begin_round_or_leave_it(bool early) {
   } catch (...) {
     try {
       refuse_rest(round_->failures);
-    } catch (...) {  // there is no memory: the other ranks see it when this one ends
+    } catch (...) {  // there is no memory: the other ranks wait until this one ends
     }
     leave_round_unattended();
     throw;

@@ -60,6 +60,11 @@ class Log {
   void start(Place place, int times) {
     for (int i = 0; i < times; ++i) planner.note_start(place);
   }
+  // A member deviates, and the place thaws.
+  void deviate(Place place) {
+    EXPECT_TRUE(planner.deviate(place));
+    decide();
+  }
 
   FreezePlanner planner;
   std::vector<Place> thawed;  // by the last decision
@@ -172,16 +177,13 @@ TEST(FreezePlanner, ADeviationNowAndThenIsForgiven) {
   for (int pause = 0; pause < 20; ++pause) {
     EXPECT_EQ(log.plans_until_frozen(), 3);
     log.start(place + 1, 100);  // steps until rank 0 writes a checkpoint
-    EXPECT_TRUE(log.planner.deviate(++place));
-    log.decide();
+    log.deviate(++place);
   }
   EXPECT_EQ(log.plans_until_frozen(), 3);
-  EXPECT_TRUE(log.planner.deviate(++place));
-  log.decide();
+  log.deviate(++place);
   EXPECT_EQ(log.plans_until_frozen(), 6) << "that one did not pay";
   log.start(place + 1, 24);
-  EXPECT_TRUE(log.planner.deviate(++place));
-  log.decide();
+  log.deviate(++place);
   EXPECT_EQ(log.plans_until_frozen(), 3);
 }
 
@@ -191,17 +193,14 @@ TEST(FreezePlanner, AsManyStartsPayHoweverManyPlansAreNeeded) {
   Place place = 0;
   for (const int need : {3, 6, 12, 24, 48}) {
     EXPECT_EQ(log.plans_until_frozen(), need);
-    EXPECT_TRUE(log.planner.deviate(++place));
-    log.decide();
+    log.deviate(++place);
   }
   EXPECT_EQ(log.plans_until_frozen(), 96);
   log.start(place + 1, 11);
-  EXPECT_TRUE(log.planner.deviate(++place));
-  log.decide();
+  log.deviate(++place);
   EXPECT_EQ(log.plans_until_frozen(), 192) << "11 starts are too few";
   log.start(place + 1, 12);
-  EXPECT_TRUE(log.planner.deviate(++place));
-  log.decide();
+  log.deviate(++place);
   EXPECT_EQ(log.plans_until_frozen(), 3);
 }
 
@@ -211,11 +210,9 @@ TEST(FreezePlanner, OnlyItsOwnStartsPayForAName) {
   EXPECT_EQ(log.plans_until_frozen("x"), 3);
   EXPECT_EQ(log.plans_until_frozen("y"), 3);
   log.start(2, 1000);
-  EXPECT_TRUE(log.planner.deviate(1));
-  log.decide();
+  log.deviate(1);
   EXPECT_EQ(log.plans_until_frozen("x"), 6) << "it never started";
-  EXPECT_TRUE(log.planner.deviate(2));
-  log.decide();
+  log.deviate(2);
   EXPECT_EQ(log.plans_until_frozen("y"), 3);
 }
 
