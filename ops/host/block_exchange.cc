@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "horon/core/base/copy_bytes.h"
-#include "horon/core/host/process_memory.h"
 #include "horon/ops/host/block_plan.h"
 #include "horon/ops/host/block_reduction.h"
 #include "horon/ops/host/block_transfer.h"
+#include "horon/ops/host/exchange_offer.h"
 #include "horon/ops/host/exchange_peers.h"
 #include "horon/ops/host/few_looks.h"
 #include "horon/ops/host/ring_lines.h"
@@ -21,8 +21,6 @@ using core::Progress;
 
 constexpr int64_t kExchangeStepBytes = 2 << 20;  // read or copied in one step
 constexpr int64_t kOwnPieceBytes = 256 << 10;
-// Of the longest block. Below, the calls of the kernel take longer than a second copy does.
-constexpr int64_t kByKernelBytesMin = 32 << 10;
 // Memory of all ranks together that no longer fits into the caches of a common host.
 constexpr int64_t kStreamedBytes = 32 << 20;
 
@@ -62,37 +60,17 @@ class BlockExchange::Running final : public core::InFlight {
   }
 
  private:
-  // Publishes where this rank's memory lies, if all ranks have left the cell's last exchange.
+  // Tells the others where this rank's memory lies, if all ranks have left the cell's last
+  // exchange.
   bool post() {
     const uint64_t uses = number_ / kCells;
     const auto ranks = static_cast<uint64_t>(parent_.ranks_);
     if (cell_.left().load(std::memory_order_seq_cst) < uses * ranks) return false;
     posted_ = true;
-    ExchangeMember& mine = cell_.member(parent_.rank_);
-    publish_input(mine);
-    // Blocks that lie apart are copied by this rank: the others know one place for all.
-    mine.output_reached = batch_.output_blocks.empty() ? publish(batch_.output, plan_.output_bytes,
-                                                                 plan_.receive, mine.output)
-                                                       : Reached::ByNobody;
-    for_each_other([&](int other) {
-      const Block& sent = plan_.send[static_cast<size_t>(other)];
-      const Block& received = plan_.receive[static_cast<size_t>(other)];
-      if (sent.bytes > 0) {
-        cell_.pair(parent_.rank_, other).send_begin = sent.begin;
-        if (mine.input_reached != Reached::InCell) ++pairs_;
-      }
-      if (received.bytes == 0) return;
-      ExchangePair& pair = cell_.pair(other, parent_.rank_);
-      pair.claimed.store(0, std::memory_order_relaxed);
-      pair.staged.store(0, std::memory_order_relaxed);
-      pair.done.store(0, std::memory_order_relaxed);
-      pair.receive_begin = received.begin;
-      ++pairs_;
-    });
-    mine.pairs = pairs_;
-    mine.finished_pairs.store(0, std::memory_order_relaxed);
+    pairs_ = offer_memory(parent_.group_, cell_, batch_, plan_);
     all_arrived_ = (uses + 1) * ranks;
-    mine.arrivals.store(static_cast<uint32_t>(uses + 1), std::memory_order_seq_cst);
+    cell_.member(parent_.rank_)
+        .arrivals.store(static_cast<uint32_t>(uses + 1), std::memory_order_seq_cst);
     const uint64_t arrived = cell_.arrived().fetch_add(1, std::memory_order_seq_cst) + 1;
     wake_those_who_waited(arrived == all_arrived_);
     return true;
@@ -104,54 +82,6 @@ class BlockExchange::Running final : public core::InFlight {
       parent_.progress_.wake_all();
     } else if (is_last) {
       parent_.progress_.wake_one(batch_.root);
-    }
-  }
-
-  void publish_input(ExchangeMember& mine) {
-    mine.input_reached = Reached::InCell;
-    bool sends = false;
-    for_each_other(
-        [&](int other) { sends = sends || plan_.send[static_cast<size_t>(other)].bytes > 0; });
-    if (!sends) return;
-    const auto bytes = static_cast<size_t>(plan_.input_bytes);
-    if (plan_.input_bytes <= ExchangeCell::payload_bytes_max(parent_.ranks_)) {
-      core::copy_bytes(cell_.payload(parent_.rank_), batch_.input, bytes);
-      return;
-    }
-    mine.input_reached = publish(batch_.input, plan_.input_bytes, plan_.send, mine.input);
-  }
-
-  // How the others reach memory of this rank, and where it lies.
-  Reached publish(const std::byte* data, int64_t bytes, const std::vector<Block>& blocks,
-                  core::SharedAddress& place) const {
-    if (bytes == 0) return Reached::ByNobody;
-    core::LocalGroup& group = parent_.group_;
-    const auto size = static_cast<size_t>(bytes);
-    if (const auto shared = group.locate(data, size)) {
-      place = *shared;
-      return Reached::Mapped;
-    }
-    // Sums read what they can map, and what several ranks want is copied by its rank once.
-    const bool may_be_copied = !plan_.reduces && !(plan_.one_for_all && parent_.ranks_ > 2) &&
-                               group.copies_between_processes() &&
-                               longest_of_others(blocks) >= kByKernelBytesMin;
-    if (!may_be_copied || !core::is_reachable(data, size)) return Reached::ByNobody;
-    place.offset = reinterpret_cast<uint64_t>(data);
-    return Reached::ByKernel;
-  }
-
-  int64_t longest_of_others(const std::vector<Block>& blocks) const {
-    int64_t bytes = 0;
-    for_each_other(
-        [&](int other) { bytes = std::max(bytes, blocks[static_cast<size_t>(other)].bytes); });
-    return bytes;
-  }
-
-  // Each rank begins with the next one, so that not all turn to the same one first.
-  template <class Visit>
-  void for_each_other(const Visit& visit) const {
-    for (int step = 1; step < parent_.ranks_; ++step) {
-      visit((parent_.rank_ + step) % parent_.ranks_);
     }
   }
 
@@ -218,7 +148,7 @@ class BlockExchange::Running final : public core::InFlight {
       reduction_.emplace(peers_, cell_, batch_, own_from(), own_bytes(), parent_.rank_,
                          parent_.ranks_);
     } else {
-      for_each_other([&](int other) {
+      for_each_other(parent_.rank_, parent_.ranks_, [&](int other) {
         add_incoming(other);
         add_outgoing(other);
       });
@@ -249,7 +179,7 @@ class BlockExchange::Running final : public core::InFlight {
   }
 
   void find_ring_readers() {
-    for_each_other([&](int to) {
+    for_each_other(parent_.rank_, parent_.ranks_, [&](int to) {
       const Block& block = plan_.send[static_cast<size_t>(to)];
       if (block.bytes == 0 || peers_.way(parent_.rank_, to) != Way::Ring) return;
       rings_.add(to, batch_.input + block.begin, block.bytes);
@@ -312,7 +242,8 @@ class BlockExchange::Running final : public core::InFlight {
     if (bytes == 0) return 0;
     reduction_->for_each_ring([this](int rank) { parent_.progress_.wake_one(rank); });
     if (reduction_->complete()) {
-      for_each_other([this](int from) { finish_pair(from, parent_.rank_); });
+      for_each_other(parent_.rank_, parent_.ranks_,
+                     [this](int from) { finish_pair(from, parent_.rank_); });
     }
     return bytes;
   }

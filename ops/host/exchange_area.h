@@ -46,8 +46,14 @@ struct alignas(64) ExchangePair {
   std::atomic<uint64_t> staged;   // copied into the sender's ring
   std::atomic<uint64_t> done;     // in the receiver's output, or reduced
   int64_t send_begin;             // bytes, in the sender's input
-  int64_t receive_begin;          // bytes, in the receiver's output
+  int64_t receive_begin;          // bytes, from where the receiver's output is said to lie
 };
+
+// Each rank begins with the next one, so that not all turn to the same one first.
+template <class Visit>
+void for_each_other(int rank, int ranks, const Visit& visit) {
+  for (int step = 1; step < ranks; ++step) visit((rank + step) % ranks);
+}
 
 // A view of one cell.
 class ExchangeCell {

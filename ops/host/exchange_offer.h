@@ -1,0 +1,20 @@
+// What a rank tells the others of the host before it arrives in an exchange: where its memory lies,
+// and how they reach it.
+#pragma once
+
+#include <cstdint>
+
+#include "horon/core/execution/collective_op.h"
+#include "horon/core/host/local_group.h"
+#include "horon/ops/host/block_plan.h"
+#include "horon/ops/host/exchange_area.h"
+
+namespace horon::ops {
+
+// Writes into `cell` all that its rank writes before it arrives, once all have left the exchange
+// before. A short input is copied into the cell. Returns the number of blocks that the rank waits
+// for: those that it gets, and those of its memory that others read.
+uint32_t offer_memory(core::LocalGroup& group, const ExchangeCell& cell, const core::Batch& batch,
+                      const BlockPlan& plan);
+
+}  // namespace horon::ops
