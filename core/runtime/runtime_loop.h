@@ -73,7 +73,7 @@ class RuntimeLoop {
   bool must_be_stepped() noexcept;
   // Some peer sends over MPI, and its messages do not ring the doorbell.
   bool must_poll() const { return transport_->must_poll(); }
-  void wait(std::chrono::nanoseconds timeout) { transport_->wait(timeout); }
+  void wait(std::chrono::nanoseconds timeout) { transport_->wait(timeout, wait_policy()); }
   // After a sleep: looks for peers that have died.
   void rested() noexcept;
   // After the end, once: sends the last messages and finishes what still waits.
@@ -87,7 +87,13 @@ class RuntimeLoop {
   const std::string& shutdown_report() const { return shutdown_report_; }
 
   Doorbell& doorbell() noexcept { return transport_->doorbell(); }
-  WaitPolicy wait_policy() const noexcept { return transport_->wait_policy(); }
+  // After pause(). Nobody looks in a wait that is long already: what ends it comes hardly in the
+  // next moment, and where pauses are shorter than a look, no pause would be a sleep.
+  WaitPolicy wait_policy() const noexcept {
+    WaitPolicy policy = transport_->wait_policy();
+    if (pacer_.long_wait()) policy.look.yields = 0;
+    return policy;
+  }
 
  private:
   // A peer whose process has ended, as far as the platform can tell.

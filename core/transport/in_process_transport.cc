@@ -62,13 +62,13 @@ std::optional<Transport::Message> InProcessTransport::receive() {
   return message;
 }
 
-void InProcessTransport::wait(std::chrono::nanoseconds timeout) {
+void InProcessTransport::wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) {
   Mailbox& box = mailbox(rank_);
   {
     const std::lock_guard lock(box.mutex);
     if (!box.messages.empty()) return;
   }
-  box.doorbell.wait(timeout, policy_);
+  box.doorbell.wait(timeout, policy);
 }
 
 Doorbell& InProcessTransport::doorbell() noexcept { return mailbox(rank_).doorbell; }

@@ -23,7 +23,7 @@ class InProcessTransport final : public Transport {
   std::optional<Message> receive() override;
   bool flushed() override { return true; }
   bool must_poll() const override { return false; }
-  void wait(std::chrono::nanoseconds timeout) override;
+  void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) override;
   Doorbell& doorbell() noexcept override;
   WaitPolicy wait_policy() const noexcept override { return policy_; }
 

@@ -135,6 +135,8 @@ bool MpiTransport::flushed() {
   return send_requests_.empty();
 }
 
-void MpiTransport::wait(std::chrono::nanoseconds timeout) { doorbell_.wait(timeout, policy_); }
+void MpiTransport::wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) {
+  doorbell_.wait(timeout, policy);
+}
 
 }  // namespace horon::core

@@ -31,7 +31,7 @@ class MpiTransport final : public Transport {
   bool flushed() override;
   bool must_poll() const override { return size_ > 1; }
   // Sleeps for ring() only; messages do not wake it.
-  void wait(std::chrono::nanoseconds timeout) override;
+  void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) override;
   Doorbell& doorbell() noexcept override { return doorbell_; }
   WaitPolicy wait_policy() const noexcept override { return policy_; }
   // The communicator is left to the process: a message that comes after it is freed would go to a

@@ -21,7 +21,9 @@ class RoutedTransport final : public Transport {
   bool flushed() override;
   // Nobody on another host can ring.
   bool must_poll() const override { return true; }
-  void wait(std::chrono::nanoseconds timeout) override { local_->wait(timeout); }
+  void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) override {
+    local_->wait(timeout, policy);
+  }
   Doorbell& doorbell() noexcept override { return local_->doorbell(); }
   WaitPolicy wait_policy() const noexcept override { return local_->wait_policy(); }
   std::vector<DeadPeer> dead_peers() override { return local_->dead_peers(); }

@@ -150,13 +150,13 @@ bool SharedMemoryTransport::flushed() {
   return queued_ == 0;
 }
 
-void SharedMemoryTransport::wait(std::chrono::nanoseconds timeout) {
+void SharedMemoryTransport::wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) {
   push_queues();
   const auto me = static_cast<size_t>(topology_.local_rank);
   for (size_t i = 0; i < peers_.size(); ++i) {
     if (i != me && peers_[i].in.readable()) return;
   }
-  group_.doorbell(topology_.local_rank).wait(timeout, policy_);
+  group_.doorbell(topology_.local_rank).wait(timeout, policy);
 }
 
 std::vector<Transport::DeadPeer> SharedMemoryTransport::dead_peers() {

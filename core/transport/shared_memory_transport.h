@@ -36,7 +36,7 @@ class SharedMemoryTransport final : public Transport {
   std::optional<Message> receive() override;
   bool flushed() override;
   bool must_poll() const override { return false; }
-  void wait(std::chrono::nanoseconds timeout) override;
+  void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) override;
   Doorbell& doorbell() noexcept override { return group_.doorbell(topology_.local_rank); }
   WaitPolicy wait_policy() const noexcept override { return policy_; }
   // "rank 3 (pid 4711 on host node7)"

@@ -48,13 +48,13 @@ class Transport {
   // True if some peer can't ring this rank's doorbell, so that waits must be short.
   virtual bool must_poll() const = 0;
 
-  // Sleeps until ring() since the last wait(), a message from a peer that can ring, or the timeout.
-  // May return early.
-  virtual void wait(std::chrono::nanoseconds timeout) = 0;
+  // Looks as long as the policy says, then sleeps, until ring() since the last wait(), a message
+  // from a peer that can ring, or the timeout. May return early.
+  virtual void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) = 0;
 
   // Submissions ring it, and so do the peers that can; wait() sleeps on it. Any thread.
   virtual Doorbell& doorbell() noexcept = 0;
-  // How long wait() looks by itself before it sleeps.
+  // How long a wait should look before it sleeps, by what this rank's host is like.
   virtual WaitPolicy wait_policy() const noexcept = 0;
   // Wakes wait(). Any thread.
   void ring() noexcept { doorbell().ring(); }

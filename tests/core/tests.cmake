@@ -45,7 +45,7 @@ add_library(horon_runtime_tests OBJECT EXCLUDE_FROM_ALL
             core/runtime/shutdown_failures_test.cc core/runtime/submission_memory_test.cc
             core/runtime/loop_seat_test.cc core/runtime/quiet_submissions_test.cc
             core/runtime/told_causes_test.cc core/runtime/slow_hand_over_test.cc
-            support/fake_device.cc)
+            core/runtime/long_wait_test.cc support/fake_device.cc)
 if(NOT HORON_SANITIZE STREQUAL "thread")
   target_sources(horon_runtime_tests PRIVATE core/runtime/exit_in_line_test.cc)
 endif()

@@ -20,7 +20,9 @@ class ForwardingTransport : public Transport {
   std::optional<Message> receive() override { return below_->receive(); }
   bool flushed() override { return below_->flushed(); }
   bool must_poll() const override { return below_->must_poll(); }
-  void wait(std::chrono::nanoseconds timeout) override { below_->wait(timeout); }
+  void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) override {
+    below_->wait(timeout, policy);
+  }
   Doorbell& doorbell() noexcept override { return below_->doorbell(); }
   WaitPolicy wait_policy() const noexcept override { return below_->wait_policy(); }
 

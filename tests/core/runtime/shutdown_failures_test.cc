@@ -289,9 +289,9 @@ class CallAtRest final : public ForwardingTransport {
  public:
   CallAtRest(std::unique_ptr<Transport> below, std::function<void()> call)
       : ForwardingTransport(std::move(below)), call_(std::move(call)) {}
-  void wait(std::chrono::nanoseconds timeout) override {
+  void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) override {
     call_();
-    ForwardingTransport::wait(timeout);
+    ForwardingTransport::wait(timeout, policy);
   }
 
  private:

@@ -43,9 +43,10 @@ inline Bytes pattern(int from, int to, uint64_t index, size_t length) {
 
 // Waits as the runtime does, and notices wake-ups that never come.
 inline void wait_for_news(Transport& transport) {
-  if (transport.must_poll()) return transport.wait(std::chrono::microseconds(20));
+  if (transport.must_poll())
+    return transport.wait(std::chrono::microseconds(20), transport.wait_policy());
   const auto start = std::chrono::steady_clock::now();
-  transport.wait(kLongEnough);
+  transport.wait(kLongEnough, transport.wait_policy());
   EXPECT_LT(std::chrono::steady_clock::now() - start, kLongEnough) << "a wake-up was lost";
 }
 
@@ -245,7 +246,7 @@ TYPED_TEST_P(TransportContract, RingEndsASleepingWait) {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       transport.ring();
     });
-    transport.wait(kLongEnough);
+    transport.wait(kLongEnough, transport.wait_policy());
     EXPECT_LT(std::chrono::steady_clock::now() - start, kLongEnough);
     ringer.join();
     Talk(transport).finish();
@@ -258,7 +259,7 @@ TYPED_TEST_P(TransportContract, RingBeforeWaitIsKept) {
     for (int i = 0; i < 3; ++i) {
       transport.ring();
       transport.ring();  // two rings are one
-      transport.wait(kLongEnough);
+      transport.wait(kLongEnough, transport.wait_policy());
     }
     EXPECT_LT(std::chrono::steady_clock::now() - start, kLongEnough);
     Talk(transport).finish();
@@ -268,7 +269,7 @@ TYPED_TEST_P(TransportContract, RingBeforeWaitIsKept) {
 TYPED_TEST_P(TransportContract, WaitEndsByItself) {
   TypeParam::run([](Transport& transport) {
     for (const int64_t timeout_ns : {-1, 0, 1, 1000, 3'000'000}) {
-      transport.wait(std::chrono::nanoseconds(timeout_ns));
+      transport.wait(std::chrono::nanoseconds(timeout_ns), transport.wait_policy());
     }
     Talk(transport).finish();
   });

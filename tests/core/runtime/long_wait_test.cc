@@ -1,0 +1,73 @@
+// A thread that waits for a slow rank and must look for its messages again and again.
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/runtime/forwarding_transport.h"
+#include "horon/tests/core/runtime/runtime_world.h"
+
+namespace horon::core {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace test_world;
+
+// Counts the waits of one rank, as if its peers sent by MPI.
+class CountedWaits final : public ForwardingTransport {
+ public:
+  struct Counts {
+    std::atomic<bool> slow{false};  // the wait has lasted long
+    std::atomic<int> looks{0};      // waits that began with a look, before and after that
+    std::atomic<int> looks_in_slow{0};
+    std::atomic<int> sleeps_in_slow{0};
+  };
+  CountedWaits(std::unique_ptr<Transport> below, Counts& counts)
+      : ForwardingTransport(std::move(below)), counts_(counts) {}
+  bool must_poll() const override { return true; }
+  void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) override {
+    const bool looks = policy.look.yields > 0;
+    if (!counts_.slow) {
+      counts_.looks += looks ? 1 : 0;
+    } else {
+      ++(looks ? counts_.looks_in_slow : counts_.sleeps_in_slow);
+    }
+    ForwardingTransport::wait(timeout, policy);
+  }
+
+ private:
+  Counts& counts_;
+};
+
+// Pauses are shorter than a look there. If each began with one, the thread would never sleep, and
+// take its core from others for as long as the slow rank takes.
+TEST(LongWait, SleepsInEachPause) {
+  CountedWaits::Counts counts;
+  Hooks hooks;
+  hooks.wrap_transport = [&](int rank,
+                             std::unique_ptr<Transport> below) -> std::unique_ptr<Transport> {
+    if (rank == 1) return below;
+    return std::make_unique<CountedWaits>(std::move(below), counts);
+  };
+  World world(2, FakeDelays{}, no_limits(), hooks);
+  world.each([&](Runtime& runtime, int rank) {
+    Tensor mine = tensor({1});
+    if (rank == 1) {
+      while (counts.looks == 0) std::this_thread::sleep_for(1ms);
+      std::this_thread::sleep_for(100ms);
+      counts.slow = true;
+      std::this_thread::sleep_for(100ms);
+      counts.slow = false;
+    }
+    EXPECT_EQ(error_of(*runtime.run(submission("x", mine))), "");
+  });
+  EXPECT_GT(counts.looks, 0);
+  EXPECT_GT(counts.sleeps_in_slow, 0);
+  EXPECT_EQ(counts.looks_in_slow, 0);
+}
+
+}  // namespace
+}  // namespace horon::core
