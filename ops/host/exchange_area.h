@@ -19,7 +19,8 @@ namespace horon::ops {
 enum class Reached : uint8_t {
   InCell,    // an input: by a copy in the cell, so the rank need not wait until they have read it
   Mapped,    // it is shared memory
-  ByKernel,  // it is private, and the kernel copies between processes (LocalGroup::read())
+  ByKernel,  // the kernel copies between processes (LocalGroup::read(), write()): private memory,
+             // and blocks of an output that lie apart
   ByNobody,  // it is private, and its rank copies; or there is none
 };
 
@@ -34,7 +35,8 @@ struct alignas(64) ExchangeMember {
   // Mapped: of the input; ByKernel: its offset is an address in that process; ByNobody: of the ring
   // of staged pieces.
   core::SharedAddress input;
-  core::SharedAddress output;  // Mapped, or ByKernel
+  // Mapped; ByKernel: its offset is an address in that process, 0 if blocks lie apart.
+  core::SharedAddress output;
 };
 static_assert(sizeof(ExchangeMember) == 64);
 
@@ -46,7 +48,7 @@ struct alignas(64) ExchangePair {
   std::atomic<uint64_t> staged;   // copied into the sender's ring
   std::atomic<uint64_t> done;     // in the receiver's output, or reduced
   int64_t send_begin;             // bytes, in the sender's input
-  int64_t receive_begin;          // bytes, from where the receiver's output is said to lie
+  int64_t receive_begin;  // bytes, in the receiver's output; blocks apart: the address there
 };
 
 // Each rank begins with the next one, so that not all turn to the same one first.

@@ -1,7 +1,6 @@
 #include "horon/ops/host/exchange_offer.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <optional>
 #include <vector>
@@ -44,7 +43,8 @@ class Offer {
       pair.staged.store(0, std::memory_order_relaxed);
       pair.done.store(0, std::memory_order_relaxed);
       pair.receive_begin =
-          lies_apart() ? std::bit_cast<int64_t>(block_apart(other)) : received.begin;
+          lies_apart() ? static_cast<int64_t>(reinterpret_cast<uint64_t>(block_apart(other)))
+                       : received.begin;
       ++pairs;
     });
     mine_.pairs = pairs;

@@ -13,7 +13,7 @@ namespace horon::ops {
 
 // Writes into `cell` all that its rank writes before it arrives, once all have left the exchange
 // before. A short input is copied into the cell. Returns the number of blocks that the rank waits
-// for: those that it gets, and those of its memory that others read.
+// for: those that it gets, and those that it gives from its own memory.
 uint32_t offer_memory(core::LocalGroup& group, const ExchangeCell& cell, const core::Batch& batch,
                       const BlockPlan& plan);
 

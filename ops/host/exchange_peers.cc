@@ -27,10 +27,11 @@ std::byte* ExchangePeers::ring_of(int from) const {
 
 std::byte* ExchangePeers::place_in(int to) const {
   const ExchangeMember& member = cell_.member(to);
-  std::byte* const output = member.output_reached == Reached::ByKernel
-                                ? reinterpret_cast<std::byte*>(member.output.offset)
-                                : group_.map(to, member.output);
-  return output + cell_.pair(rank_, to).receive_begin;
+  const int64_t begin = cell_.pair(rank_, to).receive_begin;
+  if (member.output_reached == Reached::ByKernel) {
+    return reinterpret_cast<std::byte*>(member.output.offset + static_cast<uint64_t>(begin));
+  }
+  return group_.map(to, member.output) + begin;
 }
 
 }  // namespace horon::ops
