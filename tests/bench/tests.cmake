@@ -99,7 +99,7 @@ endif()
 if(TARGET horon-microbench)
   add_test(NAME microbench_smoke
            COMMAND horon-microbench --benchmark_min_time=0.001
-                   "--benchmark_filter=/(2|8|1|4096)(/real_time)?$")
+                   "--benchmark_filter=/(2|8|1|4096|1048576)(/real_time)?(/threads:[12])?$")
   set_tests_properties(microbench_smoke PROPERTIES TIMEOUT ${horon_test_limit_s} PROCESSORS 2)
 endif()
 
