@@ -73,9 +73,12 @@ bool Doorbell::sleep_until(Clock::time_point deadline) noexcept {
   return take();
 }
 
-bool Doorbell::look(const WaitPolicy& policy, const std::atomic<bool>& stop) noexcept {
+bool Doorbell::look(std::chrono::nanoseconds limit, const WaitPolicy& policy,
+                    const std::atomic<bool>& stop) noexcept {
+  const auto start = Clock::now();
+  const auto deadline = start + std::min(limit, kTimeoutMax);
   if (policy.spin.count() > 0) {
-    const auto spin_end = Clock::now() + std::min(policy.spin, kTimeoutMax);
+    const auto spin_end = std::min(deadline, start + std::min(policy.spin, kTimeoutMax));
     while (Clock::now() < spin_end && !stop.load(std::memory_order_relaxed)) {
       for (int i = 0; i < kSpinsPerLook; ++i) {
         if (rung()) return true;
@@ -84,7 +87,7 @@ bool Doorbell::look(const WaitPolicy& policy, const std::atomic<bool>& stop) noe
     }
   }
   const auto rung_or_stopped = [&] { return rung() || stop.load(std::memory_order_relaxed); };
-  (void)yield_cost_.look(rung_or_stopped, policy.look, Clock::time_point::max());
+  (void)yield_cost_.look(rung_or_stopped, policy.look, deadline);
   return rung();
 }
 

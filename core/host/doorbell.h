@@ -45,8 +45,10 @@ class alignas(64) Doorbell {
   // Any thread:
   void call_deputy() noexcept;
   bool rung() const noexcept { return state_.load(std::memory_order_acquire) == kRung; }
-  // Looks as `policy` says until rung() or `stop`, and does not take the ring. True if rung.
-  bool look(const WaitPolicy& policy, const std::atomic<bool>& stop) noexcept;
+  // Looks as `policy` says until rung() or `stop`, for `limit` at most, and does not take the ring.
+  // True if rung.
+  bool look(std::chrono::nanoseconds limit, const WaitPolicy& policy,
+            const std::atomic<bool>& stop) noexcept;
 
  private:
   // Whether it is rung and who sleeps are one word: one exchange rings and learns whom to wake.

@@ -167,16 +167,21 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   // Both are read under the mutex. If a driver could step the loop and call between the two reads,
   // its call would be missed and the pause could be too long.
   const std::chrono::nanoseconds pause = loop.pause();
+  const Clock::time_point begin = Clock::now();
   const uint32_t calls = doorbell.calls();
   lock.unlock();
-  const bool rung = doorbell.look(loop.wait_policy(), driven_);
+  const bool rung = doorbell.look(pause, loop.wait_policy(), driven_);
   lock.lock();
   if (rung || is_driven() || doorbell.calls() != calls) return;
-  doorbell.set_deputy_on_call(true);
-  lock.unlock();
-  doorbell.stand_by(calls, pause);
-  if (is_driven()) wait_for_drivers();
-  lock.lock();
+  // A short pause is over by then.
+  const std::chrono::nanoseconds left = pause - (Clock::now() - begin);
+  if (left > std::chrono::nanoseconds::zero()) {
+    doorbell.set_deputy_on_call(true);
+    lock.unlock();
+    doorbell.stand_by(calls, left);
+    if (is_driven()) wait_for_drivers();
+    lock.lock();
+  }
   const Held held(*this);
   if (!loop.ended()) loop.rested();
 }

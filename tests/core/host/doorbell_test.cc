@@ -44,6 +44,20 @@ TEST(Doorbell, TimesOutWithoutARing) {
   }
 }
 
+// A pause between looks at MPI may be shorter than a look.
+TEST(Doorbell, ALookEndsAtItsLimit) {
+  const std::atomic<bool> stop = false;
+  const std::chrono::nanoseconds for_ever = std::chrono::hours(1);
+  for (const WaitPolicy& policy : {WaitPolicy{for_ever, {0}}, WaitPolicy{{}, {20, for_ever}}}) {
+    for (const int64_t limit_ns : {int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{2'000'000}}) {
+      Doorbell bell;
+      EXPECT_FALSE(bell.look(std::chrono::nanoseconds(limit_ns), policy, stop));
+      bell.ring();
+      EXPECT_TRUE(bell.look(std::chrono::nanoseconds(limit_ns), policy, stop));
+    }
+  }
+}
+
 TEST(Doorbell, TakesTheLongestTimeout) {
   Doorbell bell;
   std::jthread ringer([&] {
