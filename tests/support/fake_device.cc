@@ -1,7 +1,6 @@
 #include "horon/tests/support/fake_device.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -14,6 +13,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/execution/neutral.h"
+#include "horon/ops/host/half.h"
 
 namespace horon::test {
 
@@ -83,15 +83,10 @@ using core::Progress;
 
 // The i-th of the elements at `data`.
 float load(DataType type, const std::byte* data, size_t i) {
-  if (type == DataType::Float16) {
-    _Float16 value = 0;
-    std::memcpy(&value, data + i * sizeof(value), sizeof(value));
-    return static_cast<float>(value);
-  }
-  if (type == DataType::BFloat16) {
-    uint16_t upper = 0;
-    std::memcpy(&upper, data + i * sizeof(upper), sizeof(upper));
-    return std::bit_cast<float>(static_cast<uint32_t>(upper) << 16);
+  if (type == DataType::Float16 || type == DataType::BFloat16) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
+    return type == DataType::Float16 ? ops::float_from_half(bits) : ops::float_from_bfloat16(bits);
   }
   float value = 0;
   std::memcpy(&value, data + i * sizeof(value), sizeof(value));
@@ -100,13 +95,10 @@ float load(DataType type, const std::byte* data, size_t i) {
 
 // Rounds to nearest, ties to even.
 void store(DataType type, std::byte* data, size_t i, float value) {
-  if (type == DataType::Float16) {
-    const auto rounded = static_cast<_Float16>(value);
-    std::memcpy(data + i * sizeof(rounded), &rounded, sizeof(rounded));
-  } else if (type == DataType::BFloat16) {
-    const auto bits = std::bit_cast<uint32_t>(value);
-    const auto upper = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    std::memcpy(data + i * sizeof(upper), &upper, sizeof(upper));
+  if (type == DataType::Float16 || type == DataType::BFloat16) {
+    const uint16_t bits =
+        type == DataType::Float16 ? ops::half_from_float(value) : ops::bfloat16_from_float(value);
+    std::memcpy(data + i * sizeof(bits), &bits, sizeof(bits));
   } else {
     std::memcpy(data + i * sizeof(value), &value, sizeof(value));
   }

@@ -66,9 +66,12 @@ endfunction()
 
 # horon_target(NAME): warnings as errors, and sanitizers, for the project's own code.
 function(horon_target name)
-  # g++ 12 wrongly warns of overlapping copies in std::string's operator+ (GCC bug 105651).
   target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
-                         -Wno-restrict -Werror)
+                         -Werror)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # g++ 12 wrongly warns of overlapping copies in std::string's operator+ (GCC bug 105651).
+    target_compile_options(${name} PRIVATE -Wno-restrict)
+  endif()
   if(HORON_SANITIZE)
     target_compile_options(${name} PRIVATE -fsanitize=${HORON_SANITIZE} -fno-omit-frame-pointer -g1
                            -fno-sanitize-recover=all)

@@ -285,7 +285,9 @@ class Checkpoints::Impl {
   }
 
   void load_of_ranks(const torch_detail::SavedOfRanks& saved) {
-    for (const auto& [name, thing] : of_ranks_) {
+    for (const auto& entry : of_ranks_) {
+      const std::string& name = entry.first;
+      const auto& thing = entry.second;
       on_all_ranks(
           [&] {
             std::vector<torch::serialize::InputArchive> archives;

@@ -85,12 +85,12 @@ void LateParts::submit(size_t index, const GradientSlot& slot) {
   reduction.memory = std::move(memory);
 }
 
-void LateParts::check_finite(std::initializer_list<std::string_view> endings,
+void LateParts::check_finite(std::initializer_list<std::string_view> name_endings,
                              const std::string& name, const GradientSlot& slot,
                              const at::Tensor& values) const {
   if (!settings_.check_finite || all_finite(values)) return;
   const Error error = gradient_not_finite(slot.name(), values);
-  for (const std::string_view ending : endings) {
+  for (const std::string_view ending : name_endings) {
     ops::runtime().refuse(core::concat(name, ending), error.what(), settings_.set);
   }
   throw error;

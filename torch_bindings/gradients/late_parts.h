@@ -63,7 +63,7 @@ class LateParts {
 
   void submit(size_t index, const GradientSlot& slot);
   // Refuses the collectives of these names if the values are not finite.
-  void check_finite(std::initializer_list<std::string_view> endings, const std::string& name,
+  void check_finite(std::initializer_list<std::string_view> name_endings, const std::string& name,
                     const GradientSlot& slot, const at::Tensor& values) const;
   const Reduction* find(size_t slot) const;
   uint8_t any(size_t slot, size_t flag) const;

@@ -84,10 +84,11 @@ bool GradientReducer::Impl::passes_missing() const {
 // Under the mutex. From here to the end of the round hooks of other threads wait.
 void GradientReducer::Impl::open_round() {
   steady_task_ = kNoTask;
-  round_.emplace();
-  round_->thread = std::this_thread::get_id();
-  round_->begin = Clock::now();
-  round_->given_up = gave_up_;
+  OpenRound round;
+  round.thread = std::this_thread::get_id();
+  round.begin = Clock::now();
+  round.given_up = gave_up_;
+  round_ = std::move(round);
 }
 
 // Submits everything, so that ranks that end several reducers in one backward() need not do so in

@@ -157,10 +157,15 @@ void CsvSink::write(const LogRecord& record) {
 }
 
 void PrometheusSink::write(const LogRecord& record) {
-  for (const auto& [name, value] : record.values) {
-    const auto known = std::find_if(latest_.begin(), latest_.end(),
-                                    [&](const auto& entry) { return entry.first == name; });
-    known == latest_.end() ? void(latest_.emplace_back(name, value)) : void(known->second = value);
+  for (const auto& value : record.values) {
+    const auto known = std::find_if(latest_.begin(), latest_.end(), [&](const auto& latest) {
+      return latest.first == value.first;
+    });
+    if (known == latest_.end()) {
+      latest_.emplace_back(value);
+    } else {
+      known->second = value.second;
+    }
   }
   // All series of one metric must stand together, and several logged names may become the same name
   // of a metric.

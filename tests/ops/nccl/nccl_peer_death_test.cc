@@ -43,8 +43,7 @@ NcclUniqueId share_id(const core::Bootstrap& bootstrap, NcclApi& nccl) {
 class Member {
  public:
   Member(test::Gpu& gpu, std::shared_ptr<NcclApi> nccl, int size, const NcclUniqueId& id, int rank)
-      : gpu_(gpu),
-        queue_(gpu.cuda()),
+      : queue_(gpu.cuda()),
         data_(gpu.common_memory(kCount * sizeof(float))),
         communicator_(
             std::make_shared<NcclCommunicator>(std::move(nccl), gpu.cuda(), size, id, rank)),
@@ -77,7 +76,6 @@ class Member {
  private:
   static constexpr size_t kCount = 1 << 20;
 
-  test::Gpu& gpu_;
   CudaQueue queue_;
   const std::shared_ptr<std::byte> data_;
   const std::shared_ptr<NcclCommunicator> communicator_;

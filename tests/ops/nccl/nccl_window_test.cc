@@ -192,8 +192,8 @@ TEST(NcclWindow, WhereItFailsEarlierWorkEndsFirst) {
 
 TEST(NcclWindow, AFailureBeforeItIsRegisteredIsThatOfTheJob) {
   const auto ballots = std::make_shared<Ballots>();
+  std::atomic<bool> goes_on{false};  // outlives the stream
   Rank rank(0, 1, ballots);
-  std::atomic<bool> goes_on{false};
   rank.cuda->enqueue(rank.queue.stream(), [&] { return goes_on.load(); });
   rank.batch(kBytes + 1);
   EXPECT_EQ(rank.line->shared_scratch(kBytes), nullptr);

@@ -56,7 +56,7 @@ TEST(Autocast, ScopesNestAndPutBackWhatTheyFound) {
     EXPECT_EQ(autocast_state(), inside);
   }
   EXPECT_EQ(autocast_state(), before);
-  EXPECT_THAT(error_of([] { Autocast(at::kMeta); }), HasSubstr("the device is meta"));
+  EXPECT_THAT(error_of([] { const Autocast on_meta(at::kMeta); }), HasSubstr("the device is meta"));
   EXPECT_THAT(error_of([] { Autocast(at::kCPU, {.dtype = at::kFloat}); }),
               HasSubstr("the dtype is Float"));
   EXPECT_EQ(autocast_state(), before);

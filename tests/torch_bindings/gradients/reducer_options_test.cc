@@ -271,7 +271,7 @@ TEST(ReducerOptions, GroupsShareABucket) {
               ElementsAre(ElementsAre("e", "d"), ElementsAre("c", "b", "a")));
   options.num_groups = 9;
   EXPECT_EQ(buckets_of(all, options).size(), 5u);
-  all = {};
+  all = NamedTensors();
   for (const char* name : {"a", "b", "c", "d", "e"}) {
     all.emplace_back(name, leaf({2}, name == std::string("b") ? at::kDouble : at::kFloat));
   }
