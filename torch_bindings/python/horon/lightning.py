@@ -2,24 +2,28 @@
 
     import horon.lightning
     trainer = lightning.Trainer(accelerator="cpu", strategy="horon")
+    fabric = lightning.Fabric(accelerator="cpu", strategy="horon")
 
 or, for what DDPStrategy takes beside, and in jobs of Slurm (for a name Lightning makes its own
 environment of Slurm first, which wants --ntasks-per-node):
 
-    strategy = horon.lightning.HoronStrategy(find_unused_parameters=True)
+    strategy = horon.lightning.HoronStrategy(find_unused_parameters=True)  # of a Trainer
+    strategy = horon.lightning.HoronFabricStrategy(find_unused_parameters=True)
 
-Ranks, hosts and devices are those of MPI: num_nodes and devices need not be told. Fabric, and other
-strategies, take plugins=[HoronEnvironment()].
+Ranks, hosts and devices are those of MPI: num_nodes and devices need not be told. Other strategies
+take plugins=[HoronEnvironment()].
 """
 
 import os
 
 try:
+    from lightning.fabric import strategies as of_fabric
     from lightning.fabric.plugins.environments import ClusterEnvironment
     from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 except ModuleNotFoundError as missing:
     if missing.name != "lightning":
         raise
+    from lightning_fabric import strategies as of_fabric
     from lightning_fabric.plugins.environments import ClusterEnvironment
     from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
@@ -98,8 +102,8 @@ class _EnvironmentOfStrategy(HoronEnvironment):
         pass
 
 
-class HoronStrategy(DDPStrategy):
-    """DDP with the process group "horon", on the ranks that MPI has started."""
+class _OnRanksOfMpi:
+    """What a strategy for DDP takes from MPI."""
 
     strategy_name = "horon"
 
@@ -131,5 +135,15 @@ class HoronStrategy(DDPStrategy):
         self._parallel_devices = devices[:1] * native.local_size() if on_cpu else devices
 
 
-if "horon" not in StrategyRegistry:
-    StrategyRegistry.register("horon", HoronStrategy, description=HoronStrategy.__doc__)
+class HoronStrategy(_OnRanksOfMpi, DDPStrategy):
+    """DDP with the process group "horon", on the ranks that MPI has started."""
+
+
+class HoronFabricStrategy(_OnRanksOfMpi, of_fabric.DDPStrategy):
+    """The same for Fabric."""
+
+
+for _registry, _strategy in ((StrategyRegistry, HoronStrategy),
+                             (of_fabric.STRATEGY_REGISTRY, HoronFabricStrategy)):
+    if "horon" not in _registry:
+        _registry.register("horon", _strategy, description=HoronStrategy.__doc__)

@@ -1,5 +1,5 @@
 """Three ranks, of which the last two stand for those of another host: which samples Lightning gives
-to each. With "slurm" as if in a job of Slurm by --ntasks alone."""
+to each, and Fabric. With "slurm" as if in a job of Slurm by --ntasks alone."""
 
 import os
 import sys
@@ -19,8 +19,10 @@ import horon.torch as hvd  # noqa: E402
 
 try:
     import lightning.pytorch as lightning
+    from lightning.fabric import Fabric
 except ModuleNotFoundError:
     import pytorch_lightning as lightning
+    from lightning_fabric import Fabric
 
 seen = []
 
@@ -39,11 +41,23 @@ class Model(lightning.LightningModule):
 
 
 samples = DataLoader(TensorDataset(torch.arange(12.0)[:, None]), batch_size=2)
-strategy = horon.lightning.HoronStrategy() if in_slurm else "horon"
+strategies = horon.lightning.HoronStrategy, horon.lightning.HoronFabricStrategy
+strategy, of_fabric = [one() if in_slurm else "horon" for one in strategies]
 trainer = lightning.Trainer(accelerator="cpu", strategy=strategy, max_epochs=1, logger=False,
                             enable_checkpointing=False, enable_progress_bar=False)
 trainer.fit(Model(), samples)
-every = hvd.allgather_object(seen)
 assert trainer.world_size == 3
-assert sorted(sum(every, [])) == list(range(12)), every
+
+
+def each_is_seen_once(seen):
+    every = hvd.allgather_object(seen)
+    assert sorted(sum(every, [])) == list(range(12)), every
+
+
+each_is_seen_once(seen)
+fabric = Fabric(accelerator="cpu", strategy=of_fabric)
+fabric.launch()
+assert fabric.world_size == 3 and fabric.strategy.strategy_name == "horon"
+each_is_seen_once([int(sample) for batch in fabric.setup_dataloaders(samples)
+                   for sample in batch[0]])
 print(f"[{rank}] each sample is seen once", flush=True)
