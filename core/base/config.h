@@ -31,7 +31,7 @@ struct Config {
   double stall_abort_s = 0;                // HORON_STALL_ABORT_S, 0: never
   double dead_after_s = 10;                // HORON_DEAD_AFTER_S, 0: never
   double shutdown_timeout_s = 30;          // HORON_SHUTDOWN_TIMEOUT_S
-  int64_t spin_us = -1;                    // HORON_SPIN_US, -1: not at all
+  int64_t spin_us = 0;                     // HORON_SPIN_US
   std::string step_in_submit = "auto";     // HORON_STEP_IN_SUBMIT: auto, on, off
   int64_t threads = 0;                     // HORON_THREADS, 0: chosen from cores and ranks
   std::string allreduce = "auto";          // HORON_ALLREDUCE: auto, shm, hier, mpi

@@ -13,7 +13,8 @@
 
 namespace horon::core {
 
-// How long a thread looks before it sleeps: for so many yields at least, and for so long at least.
+// How long a thread looks before it sleeps: for so many yields at least, and for so long at least,
+// unless its deadline comes first or yields turn out to be dear.
 // A yield that finds nobody else on the core is over in a fraction of a microsecond, and as long as
 // that is so, looking takes nothing from anybody. Beside other threads that wait, each yield lets
 // one of them run. To fall asleep and be woken takes 30 to 100 us, and the peer waits as long: if
@@ -36,6 +37,7 @@ class YieldCost {
     if (done()) return true;
     if (look.yields == 0 || !worth_trying()) return false;
     const Clock::time_point begin = Clock::now();
+    if (begin >= deadline) return false;
     Clock::time_point now = begin;
     for (int i = 0; i < look.yields || now - begin < look.time; ++i) {
       now = yield(now);

@@ -45,20 +45,26 @@ bool Doorbell::unless_rung(State state) noexcept {
   return false;
 }
 
+template <class Done>
+bool Doorbell::look_for(const Done& done, const WaitPolicy& policy,
+                        Clock::time_point deadline) noexcept {
+  if (policy.spin > std::chrono::nanoseconds::zero()) {
+    const auto spin_end = std::min(deadline, Clock::now() + std::min(policy.spin, kTimeoutMax));
+    while (Clock::now() < spin_end) {
+      for (int i = 0; i < kSpinsPerLook; ++i) {
+        if (done()) return true;
+        cpu_relax();
+      }
+    }
+  }
+  return yield_cost_.look(done, policy.look, deadline);
+}
+
 bool Doorbell::wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) noexcept {
   if (take()) return true;
   if (timeout <= std::chrono::nanoseconds::zero()) return false;
-  const auto start = Clock::now();
-  const auto deadline = start + std::min(timeout, kTimeoutMax);
-  const auto spin_end = std::min(deadline, start + std::min(policy.spin, kTimeoutMax));
-  while (Clock::now() < spin_end) {
-    for (int i = 0; i < kSpinsPerLook; ++i) {
-      if (take()) return true;
-      cpu_relax();
-    }
-  }
-  return yield_cost_.look([this] { return take(); }, policy.look, deadline) ||
-         sleep_until(deadline);
+  const auto deadline = Clock::now() + std::min(timeout, kTimeoutMax);
+  return look_for([this] { return take(); }, policy, deadline) || sleep_until(deadline);
 }
 
 bool Doorbell::sleep_until(Clock::time_point deadline) noexcept {
@@ -75,19 +81,8 @@ bool Doorbell::sleep_until(Clock::time_point deadline) noexcept {
 
 bool Doorbell::look(std::chrono::nanoseconds limit, const WaitPolicy& policy,
                     const std::atomic<bool>& stop) noexcept {
-  const auto start = Clock::now();
-  const auto deadline = start + std::min(limit, kTimeoutMax);
-  if (policy.spin.count() > 0) {
-    const auto spin_end = std::min(deadline, start + std::min(policy.spin, kTimeoutMax));
-    while (Clock::now() < spin_end && !stop.load(std::memory_order_relaxed)) {
-      for (int i = 0; i < kSpinsPerLook; ++i) {
-        if (rung()) return true;
-        cpu_relax();
-      }
-    }
-  }
-  const auto rung_or_stopped = [&] { return rung() || stop.load(std::memory_order_relaxed); };
-  (void)yield_cost_.look(rung_or_stopped, policy.look, deadline);
+  const auto deadline = Clock::now() + std::min(limit, kTimeoutMax);
+  (void)look_for([&] { return rung() || stop.load(std::memory_order_relaxed); }, policy, deadline);
   return rung();
 }
 

@@ -57,6 +57,11 @@ class alignas(64) Doorbell {
   // By the holder: what the next ring will find. False if it has been rung, and then nothing
   // changes.
   bool unless_rung(State state) noexcept;
+  // Spins and yields until `done` says yes, the deadline has passed or the policy ends it. True if
+  // `done`.
+  template <class Done>
+  bool look_for(const Done& done, const WaitPolicy& policy,
+                std::chrono::steady_clock::time_point deadline) noexcept;
   bool sleep_until(std::chrono::steady_clock::time_point deadline) noexcept;
 
   std::atomic<uint32_t> state_{kQuiet};  // the futex word of the holder

@@ -164,13 +164,14 @@ void LoopSeat::wait_for_drivers() const noexcept {
 void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   RuntimeLoop& loop = *loop_;
   Doorbell& doorbell = loop.doorbell();
-  // Both are read under the mutex. If a driver could step the loop and call between the two reads,
-  // its call would be missed and the pause could be too long.
+  // All are read under the mutex. If a driver could step the loop and call between the reads, its
+  // call would be missed and the pause could be too long.
   const std::chrono::nanoseconds pause = loop.pause();
+  const WaitPolicy policy = loop.wait_policy();
   const Clock::time_point begin = Clock::now();
   const uint32_t calls = doorbell.calls();
   lock.unlock();
-  const bool rung = doorbell.look(pause, loop.wait_policy(), driven_);
+  const bool rung = doorbell.look(pause, policy, driven_);
   lock.lock();
   if (rung || is_driven() || doorbell.calls() != calls) return;
   // A short pause is over by then.

@@ -41,6 +41,8 @@ class Pacer {
     return std::clamp<std::chrono::nanoseconds>(waited_ / 8, 1us, longest);
   }
 
+  // From the last news to the last pause().
+  std::chrono::nanoseconds waited() const { return waited_; }
   // The current wait is long enough to ask whether everybody still lives.
   bool long_wait() const { return waited_ > kLong; }
 

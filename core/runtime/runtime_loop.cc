@@ -369,6 +369,13 @@ std::chrono::nanoseconds RuntimeLoop::pause() {
   return pause;
 }
 
+WaitPolicy RuntimeLoop::wait_policy() const noexcept {
+  WaitPolicy policy = transport_->wait_policy();
+  policy.spin = std::max(policy.spin - pacer_.waited(), std::chrono::nanoseconds(0));
+  if (pacer_.long_wait()) policy.look.yields = 0;
+  return policy;
+}
+
 bool RuntimeLoop::must_be_stepped() noexcept {
   try {
     if (must_poll() && (!busy_.all_at_rest() || !transport_->flushed())) return true;
@@ -380,14 +387,6 @@ bool RuntimeLoop::must_be_stepped() noexcept {
     return runner->pace() == Executor::Pace::Polling || runner->pace() == Executor::Pace::Driving ||
            runner->pace() == Executor::Pace::Busy;
   });
-}
-
-void RuntimeLoop::rested() noexcept {
-  try {
-    if (pacer_.long_wait() && anybody_waits()) (void)look_for_the_dead();
-  } catch (...) {
-    end_job(failure_of_turn());
-  }
 }
 
 }  // namespace horon::core

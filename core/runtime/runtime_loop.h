@@ -44,7 +44,7 @@ struct RuntimeDoor {
       std::make_shared<const Error>(ErrorCode::NotInitialized, "horon::shutdown() has been called");
 };
 
-// Belongs to the thread that holds the seat (loop_seat.h).
+// Belongs to the thread that holds the seat (loop_seat.h), but for doorbell() and must_poll().
 class RuntimeLoop {
  public:
   struct Parts {
@@ -87,13 +87,10 @@ class RuntimeLoop {
   const std::string& shutdown_report() const { return shutdown_report_; }
 
   Doorbell& doorbell() noexcept { return transport_->doorbell(); }
-  // After pause(). Nobody looks in a wait that is long already: what ends it comes hardly in the
-  // next moment, and where pauses are shorter than a look, no pause would be a sleep.
-  WaitPolicy wait_policy() const noexcept {
-    WaitPolicy policy = transport_->wait_policy();
-    if (pacer_.long_wait()) policy.look.yields = 0;
-    return policy;
-  }
+  // After pause(). A wait has many pauses, and spins and looks at its beginning alone: what ends a
+  // long one comes hardly in the next moment, and where pauses are shorter than a look, no pause
+  // would be a sleep.
+  WaitPolicy wait_policy() const noexcept;
 
  private:
   // A peer whose process has ended, as far as the platform can tell.
@@ -187,7 +184,8 @@ class RuntimeLoop {
   Pacer pacer_;
   std::vector<Call> calls_;
   std::vector<Outgoing> outbox_;
-  Nanos next_look_for_the_dead_ = 0;
+  Nanos next_look_for_the_dead_ = 0;  // of the turns
+  Nanos next_look_after_a_sleep_ = 0;
   Nanos next_record_ = 0;  // of the statistics into the timeline
   uint64_t recorded_file_ = 0;
   Statistics recorded_;

@@ -20,6 +20,8 @@ namespace {
 // For all sets together. With live peers an abort takes milliseconds; with a dead one it may never
 // return.
 constexpr std::chrono::seconds kAbortMax{5};
+// How often a rank that waits long looks for peers that have died, where its sleeps are shorter.
+constexpr Nanos kLookAfterASleep = 1'000'000;
 
 // Takes one step of ending a job. If it fails, the steps that follow are taken all the same.
 template <class Action>
@@ -207,6 +209,18 @@ void RuntimeLoop::wait_on() {
 bool RuntimeLoop::anybody_waits() const {
   return std::any_of(runners_.begin(), runners_.end(),
                      [](const auto& entry) { return entry.second->waits(); });
+}
+
+void RuntimeLoop::rested() noexcept {
+  try {
+    if (!pacer_.long_wait()) return;
+    const Nanos now = Clock::now().time_since_epoch().count();
+    if (now < next_look_after_a_sleep_) return;
+    next_look_after_a_sleep_ = now + kLookAfterASleep;
+    if (anybody_waits()) (void)look_for_the_dead();
+  } catch (...) {
+    end_job(failure_of_turn());
+  }
 }
 
 bool RuntimeLoop::look_for_the_dead() {

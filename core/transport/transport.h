@@ -14,7 +14,8 @@ namespace horon::core {
 
 using Bytes = std::vector<std::byte>;
 
-// Everything but ring() and doorbell() is called by one thread at a time (runtime/loop_seat.h).
+// Everything is called by one thread at a time (runtime/loop_seat.h) that is not said to be for any
+// thread.
 // Messages between two ranks arrive once and in order. Failures of the network below throw
 // horon::Error.
 class Transport {
@@ -45,7 +46,7 @@ class Transport {
   // All queued sends are on their way (nothing more depends on calls of receive()).
   virtual bool flushed() = 0;
 
-  // True if some peer can't ring this rank's doorbell, so that waits must be short.
+  // True if some peer can't ring this rank's doorbell, so that waits must be short. Any thread.
   virtual bool must_poll() const = 0;
 
   // Looks as long as the policy says, then sleeps, until ring() since the last wait(), a message
@@ -54,7 +55,7 @@ class Transport {
 
   // Submissions ring it, and so do the peers that can; wait() sleeps on it. Any thread.
   virtual Doorbell& doorbell() noexcept = 0;
-  // How long a wait should look before it sleeps, by what this rank's host is like.
+  // How long a wait should look before it sleeps, by what this rank's host is like. Any thread.
   virtual WaitPolicy wait_policy() const noexcept = 0;
   // Wakes wait(). Any thread.
   void ring() noexcept { doorbell().ring(); }

@@ -317,7 +317,7 @@ core::WaitPolicy Job::wait_policy() const {
   // No spinning by default: a yield costs little while the core is this thread's alone, and beside
   // another process, on any core of the host, spinning makes a small collective six times slower.
   core::WaitPolicy policy;
-  policy.spin = std::chrono::microseconds(std::max<int64_t>(config_.spin_us, 0));
+  policy.spin = std::chrono::microseconds(config_.spin_us);
   return policy;
 }
 

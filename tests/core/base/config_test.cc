@@ -111,13 +111,13 @@ TEST(Config, RefusesBadNumbers) {
   for (const char* text : {"", "1.5", "-2", "1000001", "1K", "99999999999999999999"}) {
     EXPECT_THAT(refusal({{"HORON_SPIN_US", text}}), HasSubstr("HORON_SPIN_US")) << text;
   }
-  EXPECT_EQ(parse({{"HORON_SPIN_US", "-1"}}).spin_us, -1);
+  EXPECT_EQ(parse({{"HORON_SPIN_US", "0"}}).spin_us, 0);
   EXPECT_EQ(parse({{"HORON_DEAD_AFTER_S", "0.25"}}).dead_after_s, 0.25);
 }
 
 TEST(Config, NamesTheRange) {
   EXPECT_THAT(refusal({{"HORON_STALL_WARN_S", "100000"}}), HasSubstr("0 to 86400 seconds"));
-  EXPECT_THAT(refusal({{"HORON_SPIN_US", "-2"}}), HasSubstr("-1 to 1000000 microseconds"));
+  EXPECT_THAT(refusal({{"HORON_SPIN_US", "-1"}}), HasSubstr("0 to 1000000 microseconds"));
   EXPECT_THAT(refusal({{"HORON_BUCKET_BYTES", "0"}}), HasSubstr("1 B to 1 TiB"));
   EXPECT_EQ(parse({{"HORON_PIECE_BYTES", "0"}}).piece_bytes, 0);
   EXPECT_EQ(parse({{"HORON_PIECE_BYTES", "512KiB"}}).piece_bytes, 512 << 10);

@@ -1,6 +1,8 @@
-// A thread that waits for a slow rank and must look for its messages again and again.
+// A rank that must look for the messages of a slow one again and again.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -16,55 +18,104 @@ namespace {
 using namespace std::chrono_literals;
 using namespace test_world;
 
-// Counts the waits of one rank, as if its peers sent by MPI.
-class CountedWaits final : public ForwardingTransport {
+// As if its peers sent by MPI.
+class PolledWire final : public ForwardingTransport {
  public:
-  struct Counts {
-    std::atomic<int> all{0};
-    std::atomic<bool> slow{false};  // the wait has lasted long; from then on:
-    std::atomic<int> looks{0};      // waits that began with a look
-    std::atomic<int> sleeps{0};
-  };
-  CountedWaits(std::unique_ptr<Transport> below, Counts& counts)
-      : ForwardingTransport(std::move(below)), counts_(counts) {}
+  PolledWire(std::unique_ptr<Transport> below, const WaitPolicy& policy,
+             std::atomic<int>* looks = nullptr)
+      : ForwardingTransport(std::move(below)), policy_(policy), looks_(looks) {}
   bool must_poll() const override { return true; }
+  WaitPolicy wait_policy() const noexcept override { return policy_; }
   void wait(std::chrono::nanoseconds timeout, const WaitPolicy& policy) override {
-    EXPECT_GT(wait_policy().look.yields, 0) << "short waits of this rank begin with a look";
-    if (counts_.slow) ++(policy.look.yields > 0 ? counts_.looks : counts_.sleeps);
-    ++counts_.all;
+    if (looks_ != nullptr && policy.look.yields > 0) ++*looks_;
     ForwardingTransport::wait(timeout, policy);
   }
 
  private:
-  Counts& counts_;
+  const WaitPolicy policy_;
+  std::atomic<int>* const looks_;  // counts the waits that begin with a look
 };
 
-// Pauses are shorter than a look there. If each began with one, the thread would never sleep, and
-// take its core from others for as long as the slow rank takes.
-TEST(LongWait, SleepsInEachPause) {
-  CountedWaits::Counts counts;
+// Rank 0 has it.
+Hooks polled_wire(const WaitPolicy& policy, std::atomic<int>* looks = nullptr) {
   Hooks hooks;
-  hooks.wrap_transport = [&](int rank,
+  hooks.wrap_transport = [=](int rank,
                              std::unique_ptr<Transport> below) -> std::unique_ptr<Transport> {
     if (rank == 1) return below;
-    return std::make_unique<CountedWaits>(std::move(below), counts);
+    return std::make_unique<PolledWire>(std::move(below), policy, looks);
   };
-  World world(2, FakeDelays{}, no_limits(), hooks);
+  return hooks;
+}
+
+std::chrono::nanoseconds cpu_time(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
+TEST(LongWait, BeginsWithALook) {
+  std::atomic<int> looks{0};
+  World world(2, FakeDelays{}, no_limits(), polled_wire({}, &looks));
   world.each([&](Runtime& runtime, int rank) {
     Tensor mine = tensor({1});
-    // So the loop is there: a thread that waits before that leaves it to the background thread.
-    EXPECT_EQ(error_of(*runtime.run(submission("first", mine))), "");
-    if (rank == 1) {
-      // On a busy machine the first wait may be long already when rank 0's thread comes to it.
-      while (counts.all == 0) std::this_thread::sleep_for(1ms);
-      std::this_thread::sleep_for(100ms);
-      counts.slow = true;
-      while (counts.looks + counts.sleeps < 20) std::this_thread::sleep_for(1ms);
-      counts.slow = false;
+    for (int i = 0; i < 20; ++i) {
+      if (rank == 1) std::this_thread::sleep_for(1ms);
+      EXPECT_EQ(error_of(*runtime.run(submission("x", mine))), "");
     }
-    EXPECT_EQ(error_of(*runtime.run(submission("x", mine))), "");
   });
-  EXPECT_LE(counts.looks, 1);  // the thread may have paused for long between pause() and wait()
+  EXPECT_GT(looks, 0);
+}
+
+// Pauses are shorter than what a thread may look or spin. If each pause began with that, the thread
+// would never sleep, and take its core from others for as long as the slow rank takes.
+TEST(LongWait, SleepsInItsPauses) {
+  const WaitPolicy looks{0ns, {20, 20ms}};
+  const WaitPolicy spins{20ms, {0}};
+  for (const WaitPolicy& policy : {looks, spins}) {
+    for (const bool drives : {true, false}) {
+      World world(2, FakeDelays{}, no_limits(), polled_wire(policy));
+      std::atomic<bool> waits{false};
+      world.each([&](Runtime& runtime, int rank) {
+        Tensor mine = tensor({1});
+        // So the loop is there: a thread that waits before that leaves it to the background thread.
+        EXPECT_EQ(error_of(*runtime.run(submission("first", mine))), "");
+        if (rank == 1) {
+          while (!waits) std::this_thread::sleep_for(1ms);
+          std::this_thread::sleep_for(300ms);
+          EXPECT_EQ(error_of(*runtime.run(submission("x", mine))), "");
+          return;
+        }
+        // All other threads of this program sleep.
+        const clockid_t clock = drives ? CLOCK_THREAD_CPUTIME_ID : CLOCK_PROCESS_CPUTIME_ID;
+        const auto begin = std::chrono::steady_clock::now();
+        const std::chrono::nanoseconds before = cpu_time(clock);
+        waits = true;
+        const auto handle = runtime.submit(submission("x", mine));
+        while (!drives && !handle->finished()) std::this_thread::sleep_for(1ms);
+        EXPECT_EQ(error_of(*handle), "");
+        const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
+        EXPECT_LT(cpu_time(clock) - before, took / 2) << (drives ? "it drives" : "in background");
+      });
+    }
+  }
+}
+
+// What ends in the next moment is not noticed later because the thread looks for something else.
+TEST(ShortPause, LastsNoLongerInTheBackground) {
+  constexpr std::chrono::nanoseconds kLook = 20ms;
+  std::chrono::nanoseconds least = std::chrono::nanoseconds::max();  // others may use the cores
+  World world(1, {.op_polls = 30}, no_limits(), polled_wire({0ns, {20, kLook}}));
+  world.each([&](Runtime& runtime, int) {
+    for (int i = 0; i < 10; ++i) {
+      Tensor mine = tensor({1});
+      const auto begin = std::chrono::steady_clock::now();
+      const auto handle = runtime.submit(submission("x", mine));
+      while (!handle->finished()) std::this_thread::sleep_for(1ms);
+      least = std::min<std::chrono::nanoseconds>(least, std::chrono::steady_clock::now() - begin);
+      EXPECT_EQ(error_of(*handle), "");
+    }
+  });
+  EXPECT_LT(least, kLook);
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ TEST(SlowHandOver, AWaitWhoseLimitPassesLeavesSomebodyToStepTheLoop) {
     };
     hooks.seat_visitor = std::make_shared<SlowHandOver::Visitor>(steps);
     // The second batch is looked at more often than there are turns until the driver leaves.
-    World world(1, {.op_polls = 50, .only_polls_at_sequence = 1}, no_limits(), hooks);
+    World world(1, {.op_polls = 70, .only_polls_at_sequence = 1}, no_limits(), hooks);
     world.each([&](Runtime& runtime, int) {
       Tensor behind = tensor({1}, CollectiveKind::Broadcast);  // so it is a batch of its own
       Tensor first = tensor({1});
@@ -114,7 +114,7 @@ TEST(SlowHandOver, AWaitWhoseLimitPassesLeavesSomebodyToStepTheLoop) {
       EXPECT_EQ(error_of(*left_behind), "");
     });
   }
-  EXPECT_GT(tried, 0);
+  EXPECT_GE(tried, 3);
   EXPECT_LE(late, tried / 2);  // a busy machine delays some
 }
 
