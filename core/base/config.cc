@@ -91,7 +91,7 @@ constexpr std::array kKnobs = {
             "how long shutdown() waits for what this rank has submitted, and after an error for "
             "ranks that still save; 0: for nobody"),
     integer("HORON_SPIN_US", &Config::spin_us, "microseconds", {0, 1e6}, kOwn,
-            "how long a waiting thread spins before it yields and sleeps"),
+            "how long after the last news a waiting thread spins before it yields and sleeps"),
     text("HORON_STEP_IN_SUBMIT", &Config::step_in_submit, "auto, on, off", kOwn,
          "calls that do not wait move communication on themselves; auto: if no core is to spare"),
     integer("HORON_THREADS", &Config::threads, "", {0, 4096}, kOwn,

@@ -44,7 +44,8 @@ struct RuntimeDoor {
       std::make_shared<const Error>(ErrorCode::NotInitialized, "horon::shutdown() has been called");
 };
 
-// Belongs to the thread that holds the seat (loop_seat.h), but for doorbell() and must_poll().
+// Belongs to the thread that holds the seat (loop_seat.h), and after close() to whoever shuts down;
+// but for doorbell() and must_poll().
 class RuntimeLoop {
  public:
   struct Parts {
@@ -87,9 +88,9 @@ class RuntimeLoop {
   const std::string& shutdown_report() const { return shutdown_report_; }
 
   Doorbell& doorbell() noexcept { return transport_->doorbell(); }
-  // After pause(). A wait has many pauses, and spins and looks at its beginning alone: what ends a
-  // long one comes hardly in the next moment, and where pauses are shorter than a look, no pause
-  // would be a sleep.
+  // After pause(). A wait begins with the last news and has many pauses. It spins and looks at its
+  // beginning alone: what ends a long one comes hardly in the next moment, and where pauses are
+  // shorter than a look, no pause would be a sleep.
   WaitPolicy wait_policy() const noexcept;
 
  private:
