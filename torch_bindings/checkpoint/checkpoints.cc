@@ -285,7 +285,7 @@ class Checkpoints::Impl {
   }
 
   void load_of_ranks(const torch_detail::SavedOfRanks& saved) {
-    for (const auto& entry : of_ranks_) {
+    for (const auto& entry : of_ranks_) {  // Clang 14 has no structured bindings in a lambda
       const std::string& name = entry.first;
       const auto& thing = entry.second;
       on_all_ranks(
