@@ -1,5 +1,4 @@
 // A rank that must look for the messages of a slow one again and again.
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -104,20 +103,20 @@ TEST(LongWait, SleepsInItsPauses) {
 
 // What ends in the next moment is not noticed later because the thread looks for something else.
 TEST(ShortPause, LastsNoLongerInTheBackground) {
-  constexpr std::chrono::nanoseconds kLook = 20ms;
-  std::chrono::nanoseconds least = std::chrono::nanoseconds::max();  // others may use the cores
+  constexpr std::chrono::nanoseconds kLook = 1s;
+  bool in_time = false;
   World world(1, {.op_polls = 30}, no_limits(), polled_wire({0ns, {20, kLook}}));
   world.each([&](Runtime& runtime, int) {
-    for (int i = 0; i < 10; ++i) {
+    for (int i = 0; i < 10 && !in_time; ++i) {  // others may use the cores
       Tensor mine = tensor({1});
       const auto begin = std::chrono::steady_clock::now();
       const auto handle = runtime.submit(submission("x", mine));
       while (!handle->finished()) std::this_thread::sleep_for(1ms);
-      least = std::min<std::chrono::nanoseconds>(least, std::chrono::steady_clock::now() - begin);
+      in_time = std::chrono::steady_clock::now() - begin < kLook;
       EXPECT_EQ(error_of(*handle), "");
     }
   });
-  EXPECT_LT(least, kLook);
+  EXPECT_TRUE(in_time);
 }
 
 }  // namespace
