@@ -76,7 +76,7 @@ bool RuntimeLoop::try_turn() {
   if (some_are_over) forget_removed_sets();
   if (all_over()) ended_ = true;
   // In the turns too: others may keep this rank so busy that it never sleeps.
-  if (!ended_ && past_deadline()) act_at_deadline();
+  if (!ended_ && past_deadline(now)) act_at_deadline();
   if (!ended_ && now >= next_look_for_the_dead_) {
     const bool again = anybody_waits() && look_for_the_dead();
     if (!again) next_look_for_the_dead_ = now + kLookForTheDead;

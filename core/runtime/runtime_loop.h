@@ -149,7 +149,8 @@ class RuntimeLoop {
   // Whatever waits gets this error.
   void end_all(const Error& error) noexcept;
   void finish_calls(const Error& error) noexcept;
-  bool past_deadline() const;
+  // `now`: when this turn began. A turn that began past the deadline has taken the ShutdownCall.
+  bool past_deadline(Nanos now) const;
   bool anybody_waits() const;
   // True if messages have come that may say why a peer is gone: look again after a turn.
   bool look_for_the_dead();

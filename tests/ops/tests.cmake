@@ -171,4 +171,5 @@ foreach(program session_hosts_test session_sets_test)
 endforeach()
 horon_mpirun_test(session_hosts_test.measured_np2 session_hosts_test 2
                   ENVIRONMENT HORON_MEASURE=again HORON_MEASURE_FILE=/dev/null/none)
-horon_test(large_process_set_test FILES ops/session/large_process_set_test.cc RANKS 18)
+horon_test(large_process_set_test FILES ops/session/large_process_set_test.cc RANKS 18
+           TIMEOUT 600)

@@ -38,7 +38,7 @@ void FaultJob::do_fault() const {
   if (fault_ == "signal") {
     // Many programs do that, though exit() is not made for it: it comes while this thread waits.
     std::signal(SIGALRM, [](int) { std::exit(3); });
-    const itimerval soon = {{0, 0}, {0, 100'000}};
+    const itimerval soon = {{0, 0}, {3, 0}};
     setitimer(ITIMER_REAL, &soon, nullptr);
   }
   if (fault_ == "throw") throw std::logic_error("thrown on purpose");

@@ -78,5 +78,5 @@ if(HORON_TOOLS AND NOT HORON_SANITIZE)
            ${PROJECT_BINARY_DIR} "${HORON_TORCH_ROOT}")
   set_tests_properties(horonrun_test horonrun_output_test horonrun_restarts_test info_test
                        PROPERTIES TIMEOUT ${horon_test_limit_s} PROCESSORS 2 LABELS mpirun)
-  set_tests_properties(package_test PROPERTIES TIMEOUT 900 PROCESSORS 2 LABELS mpirun)
+  set_tests_properties(package_test PROPERTIES TIMEOUT 1800 PROCESSORS 2 LABELS mpirun)
 endif()

@@ -98,14 +98,15 @@ TEST(Doorbell, DoesNotYieldOnBesideThreadsThatCompute) {
   auto sleeping = Clock::duration::max();
   auto waiting = Clock::duration::max();
   auto one_yield_each = Clock::duration::max();  // what the waits would take with one yield each
-  for (int turn = 0; turn < 5; ++turn) {
+  const auto few_yields = [&] { return waiting < one_yield_each / 2; };
+  for (int turn = 0; turn < 5 || (turn < 50 && !few_yields()); ++turn) {
     sleeping = std::min(sleeping, time_of_waits(bell, {std::chrono::nanoseconds(0), {0}}));
     waiting = std::min(waiting, time_of_waits(bell, {std::chrono::nanoseconds(0), {20}}));
     one_yield_each = std::min(one_yield_each, time_of_yields(kWaits / 10) * 10);
   }
   stop = true;
   if (one_yield_each < 4 * sleeping) GTEST_SKIP() << "a yield costs little more than a sleep here";
-  EXPECT_LT(waiting, one_yield_each / 2);
+  EXPECT_TRUE(few_yields());
 }
 
 // Each round needs its wake-up.

@@ -234,7 +234,7 @@ class Deaf final : public ForwardingTransport {
 // be for a second. A longer limit would not do, for a process that stands still for long blames
 // nobody.
 std::string unless_busy(const std::vector<int>& alive, const std::function<std::string()>& error) {
-  constexpr int kTimes = 5;
+  constexpr int kTimes = 15;
   for (int times = 1;; ++times) {
     const std::string text = error();
     const bool is_busy = std::any_of(alive.begin(), alive.end(), [&](int rank) {

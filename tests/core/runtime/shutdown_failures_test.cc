@@ -98,7 +98,7 @@ TEST(ShutdownFailures, AShutdownThatEndsAtItsLimitTellsWhereCollectivesRun) {
     const auto handle = rank == 1 ? begin(runtime, [] { return false; }) : begin(runtime);
     has_begun.arrive_and_wait();  // the job ends at rank 0's limit
     if (rank == 0) wait_for_report(runtime, "rank 1 called shutdown()");
-    const std::string text = runtime.shutdown(rank == 0 ? 3s : kLongEnough);
+    const std::string text = runtime.shutdown(rank == 0 ? 5s : kLongEnough);
     if (rank == 0) {
       EXPECT_THAT(text, HasSubstr("collectives still run on ranks 0 and 1"));
     }

@@ -52,13 +52,14 @@ class StepByStep final : public CollectiveOp {
   const std::function<void()> step_;
 };
 
-// Notes that an Abort has been sent, once the other rank may read it.
+// Notes that an Abort has been sent, once the other rank may read it: any rank, or this one.
 class NotesAborts final : public ForwardingTransport {
  public:
-  NotesAborts(std::unique_ptr<Transport> below, std::atomic<bool>& told)
-      : ForwardingTransport(std::move(below)), told_(told) {}
+  NotesAborts(std::unique_ptr<Transport> below, std::atomic<bool>& told,
+              std::optional<int> listener = {})
+      : ForwardingTransport(std::move(below)), told_(told), listener_(listener) {}
   void send(int to, SharedBytes message) override {
-    const bool aborts = holds_abort(message);
+    const bool aborts = to == listener_.value_or(to) && holds_abort(message);
     ForwardingTransport::send(to, std::move(message));
     if (aborts) told_ = true;
   }
@@ -71,6 +72,7 @@ class NotesAborts final : public ForwardingTransport {
                        [](const Item& item) { return std::holds_alternative<Abort>(item); });
   }
   std::atomic<bool>& told_;
+  const std::optional<int> listener_;
 };
 
 // On rank 1 a collective fails because rank 0's has: what rank 0 says of it counts more.
@@ -168,8 +170,9 @@ TEST(ToldCauses, ADeadPeersLastMessageCountsMoreThanItsDeath) {
   DeathBeforeNews::State state;
   std::atomic<bool> broken{false};
   Hooks hooks;
+  std::atomic<bool> told{false};  // by rank 0
   hooks.wrap_transport = [&](int rank, std::unique_ptr<Transport> below) {
-    if (rank == 0) return below;
+    if (rank == 0) return std::unique_ptr<Transport>(new NotesAborts(std::move(below), told, 2));
     const auto fault = [&](FaultyTransport::Call call, int) {
       if (broken && call == FaultyTransport::Call::Receive) {
         throw Error(ErrorCode::OperationFailed, "the wire is cut");
@@ -186,7 +189,9 @@ TEST(ToldCauses, ADeadPeersLastMessageCountsMoreThanItsDeath) {
     all_is_well.arrive_and_wait();
     if (rank == 1) broken = true;
     EXPECT_THAT(error_of_submit(runtime, "after"), HasSubstr("the wire is cut"));
-    if (rank == 0) state.peer_died = true;
+    if (rank != 0) return;
+    while (!told) std::this_thread::sleep_for(1ms);
+    state.peer_died = true;
   });
 }
 

@@ -10,7 +10,7 @@ function(horon_fault_test test link program)
   add_test(NAME ${test}
            COMMAND ${horon_fault_matrix} ${link} ${horon_mpirun} $<TARGET_FILE:${program}> ${ARGN})
   set_tests_properties(${test} PROPERTIES PROCESSORS 2 LABELS mpirun)
-  horon_limit_test(${test} 480)
+  horon_limit_test(${test} 900)
 endfunction()
 # Two hosts have both, shared memory and MPI: enough for a sanitizer.
 set(fault_links shm mpi hosts)

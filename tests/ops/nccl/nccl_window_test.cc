@@ -213,7 +213,7 @@ TEST(NcclWindow, TheEndWaitsForWorkThatUsesIt) {
   ASSERT_NE(scratch, nullptr);
   std::atomic<bool> read{false};
   rank.cuda->enqueue(rank.queue.stream(), [&, memory = scratch->memory] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
     read = *memory != std::byte{1};  // where it has been freed, this ends the process
     return true;
   });
@@ -232,7 +232,7 @@ TEST(NcclWindow, WhatMayBeUsedForEverIsKept) {
   ASSERT_NE(scratch, nullptr);
   ++scratch->users;  // a batch that has failed in the middle of its work
   rank.line->communicator().abort();
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto limit = std::chrono::steady_clock::now() + kLongEnough;
   rank.line->communicator().finish_abort(limit);
   rank.line.reset();
   EXPECT_EQ(rank.nccl->windows().live(), 1);
@@ -265,7 +265,7 @@ TEST(NcclWindow, OneThatIsBeingMadeEndsWithTheCommunicator) {
     rank.line->communicator().abort();
     rank.line.reset();
     // A thread of its own aborts it, and frees what it has.
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto limit = std::chrono::steady_clock::now() + kLongEnough;
     while (rank.nccl->windows().live() > 0 && std::chrono::steady_clock::now() < limit) {
       std::this_thread::yield();
     }

@@ -42,9 +42,9 @@ TEST_F(GpuSession, WithoutGpuTensorsNothingIsOpened) {
 // Meanwhile the rank answers the others: it is asked after a second, and would soon count as dead.
 TEST_F(GpuSession, ToOpenADeviceMayTakeLong) {
   test::HostGpuLibraries::Options options;
-  if (test_rank() == test_size() - 1) options.opens_in_ms = 6500;
+  if (test_rank() == test_size() - 1) options.opens_in_ms = 9500;
   // By the host: then the tensor is packed first, which needs the device.
-  start(options, {{"HORON_DEAD_AFTER_S", "3"}, {"HORON_GPU_COLLECTIVES", "host"}});
+  start(options, {{"HORON_DEAD_AFTER_S", "6"}, {"HORON_GPU_COLLECTIVES", "host"}});
   const Floats on_gpu = floats(100, mine());
   const Handle waiting = allreduce({}, "gpu", on_gpu);
   for (int round = 0; round < 5; ++round) {

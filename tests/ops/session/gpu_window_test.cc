@@ -44,7 +44,7 @@ class GpuWindow : public GpuSession {
     const auto nccl = libraries_->opened_nccl();
     shutdown();
     // A thread of its own ends a communicator that was lost.
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (nccl->windows().live() > 0 && std::chrono::steady_clock::now() < limit) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -82,7 +82,7 @@ TEST(SessionOnHosts, AThawAndAFreezeLoseNothing) {
 
 TEST(SessionOnHosts, ASetHasGatesOfItsOwn) {
   if (test_size() < 3) GTEST_SKIP() << "needs a third rank";
-  init_session();
+  init_session({.set = {{"HORON_DEAD_AFTER_S", "0"}, {"HORON_STALL_WARN_S", "0"}}});
   const ProcessSet set = add_process_set({1, 2});
   const bool member = rank() == 1 || rank() == 2;
   for (int i = 0; member && i < 30; ++i) sum("x", set.id(), 5);

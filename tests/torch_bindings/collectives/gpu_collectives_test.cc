@@ -213,7 +213,7 @@ TEST(GpuCollectives, AMissingOrderIsSeen) {
   EXPECT_TRUE(is_sum_of(value, sum_of_late(value)));
   for (const test::Fault fault : {test::Fault::LosesWaits, test::Fault::LosesRecords}) {
     bool seen = false;  // on all ranks
-    for (int us = 1000; !seen && us <= 64000; us *= 4) {
+    for (int us = 1000; !seen && us <= 1'024'000; us *= 4) {
       std::vector<at::Tensor> sums;  // their memory is not used again while it may be written late
       bool right = true;
       test::plant(fault, us);

@@ -302,7 +302,7 @@ TEST(GpuTraining, AMissingOrderIsSeen) {
   if (size() == 1 || !testing_support::device_reduces()) GTEST_SKIP() << "no order on the device";
   for (const test::Fault fault : {test::Fault::LosesWaits, test::Fault::LosesRecords}) {
     bool seen = false;  // on all ranks
-    for (int us = 1000; !seen && us <= 64000; us *= 4) {
+    for (int us = 1000; !seen && us <= 1'024'000; us *= 4) {
       const double wrong_here = trains_rightly_with(fault, us) ? 0 : 1;
       seen = allreduce(at::scalar_tensor(wrong_here), {.op = ReduceOp::Min}).item<double>() > 0;
     }

@@ -16,7 +16,7 @@ collect_ignore = ["programs", "programs_test.py", "process_group_programs_test.p
 
 def pytest_configure(config):
     # Before ctest, which can only kill; on the real standard error, which pytest takes away later.
-    faulthandler.dump_traceback_later(250, exit=True, file=os.dup(2))
+    faulthandler.dump_traceback_later(800, exit=True, file=os.dup(2))
     hvd.init()
 
 

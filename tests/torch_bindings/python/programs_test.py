@@ -21,7 +21,7 @@ HERE = pathlib.Path(__file__).resolve().parent / "programs"
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "torch_bindings/python/examples"
 HORONRUN = pathlib.Path(__file__).resolve().parents[3] / "tools/horonrun"
 LAUNCHER = ""
-LIMIT_S = 150
+LIMIT_S = 300
 
 
 def run(*arguments, ranks=2, **environment):

@@ -47,8 +47,8 @@ endif()
 set(python_test_names python_package.np2 python_package.np3 python_process_groups.np4
     python_process_groups.hosts_2_2 python_programs python_process_group_programs)
 set_tests_properties(${python_test_names} PROPERTIES
-                     TIMEOUT ${horon_test_limit_s} PROCESSORS 2 LABELS mpirun
+                     TIMEOUT 900 PROCESSORS 2 LABELS mpirun
                      ENVIRONMENT "${python_environment}")
 set_tests_properties(python_programs python_process_group_programs PROPERTIES
-                     TIMEOUT 900)  # one program after the other
+                     TIMEOUT 1800)  # one program after the other
 torch_test_without_gpus(${python_test_names})

@@ -17,7 +17,7 @@ folder = pathlib.Path(sys.argv[1])
 if hvd.rank() == 0:
     while not (folder / "ends").exists():
         time.sleep(0.02)
-    time.sleep(2.5)
+    time.sleep(6)
     (folder / "saved").touch()
 else:
     (folder / "ends").touch()

@@ -29,7 +29,7 @@ def many_calls(works):
 def wait_until_one_waits_to_begin(works):
     while len(works) < UNDER_WAY:
         time.sleep(0.01)
-    time.sleep(0.5)  # the next one is called, then
+    time.sleep(2)  # the next one is called, then
 
 
 def send_when_one_waits_to_begin(signal_number, works):
@@ -80,7 +80,7 @@ def behind():
         thread = threading.Thread(target=many_calls, args=(works,))
         thread.start()
         wait_until_one_waits_to_begin(works)
-        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
         dist.all_reduce(torch.ones(3))  # among those of the thread
         thread.join()
         assert len(told) == 1 and "signal handler" in told[0], told
@@ -102,9 +102,9 @@ def ctrlc():
         thread = threading.Thread(target=many_calls, args=(works,))
         thread.start()
         wait_until_one_waits_to_begin(works)
-        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         try:
+            threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             dist.all_reduce(torch.ones(2))
             raise AssertionError("the call has begun")
         except KeyboardInterrupt:

@@ -12,10 +12,10 @@ def interrupted(call, errors=(KeyboardInterrupt, RuntimeError)):
     done = threading.Event()
 
     def press():
-        pause = 2
+        pause = 3
         while not done.wait(pause):
             os.kill(os.getpid(), signal.SIGINT)
-            pause = 0.3
+            pause = 3
     presser = threading.Thread(target=press)
     presser.start()
     try:
