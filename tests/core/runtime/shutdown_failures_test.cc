@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -120,6 +121,50 @@ TEST(ShutdownFailures, WhoHasNothingLeftToDoWaitsForRanksThatAreBusyElsewhere) {
     }
     EXPECT_EQ(runtime.shutdown(500ms), "");
     EXPECT_TRUE(saved);
+    EXPECT_EQ(runtime.fatal_error(), nullptr);
+  });
+}
+
+// One of its turns stands still.
+class StandsStill final : public ForwardingTransport {
+ public:
+  struct State {
+    std::atomic<bool> next_turn{false};
+    std::atomic<bool> now{false};
+  };
+  StandsStill(std::unique_ptr<Transport> below, State& state)
+      : ForwardingTransport(std::move(below)), state_(state) {}
+
+  std::optional<Message> receive() override {
+    if (state_.next_turn.exchange(false)) {
+      state_.now = true;
+      std::this_thread::sleep_for(300ms);
+    }
+    return ForwardingTransport::receive();
+  }
+
+ private:
+  State& state_;
+};
+
+// A turn that has begun before the call does not know yet that this rank leaves.
+TEST(ShutdownFailures, ATurnThatStandsStillIsNoReasonToEndTheJob) {
+  StandsStill::State state;
+  Hooks hooks;
+  hooks.wrap_transport = [&](int rank, std::unique_ptr<Transport> below) {
+    if (rank == 1) return below;
+    return std::unique_ptr<Transport>(new StandsStill(std::move(below), state));
+  };
+  World world(2, {}, no_limits(), hooks);
+  world.each([&](Runtime& runtime, int rank) {
+    EXPECT_EQ(error_of(*begin(runtime)), "");
+    if (rank == 1) {
+      std::this_thread::sleep_for(1500ms);
+    } else {
+      state.next_turn = true;
+      while (!state.now) std::this_thread::sleep_for(1ms);
+    }
+    EXPECT_EQ(runtime.shutdown(100ms), "");
     EXPECT_EQ(runtime.fatal_error(), nullptr);
   });
 }
