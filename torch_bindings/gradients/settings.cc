@@ -14,59 +14,64 @@ namespace horon::torch_detail {
 namespace {
 
 template <class... Values>
-[[noreturn]] void refuse(const Values&... values) {
+[[noreturn]] void refuse_settings(const Values&... values) {
   throw Error(ErrorCode::InvalidArgument, core::concat(values...));
 }
 
 int64_t pieces_of(const std::optional<int64_t>& wish, int64_t knob) {
-  if (wish && *wish < 0) refuse("piece_bytes is ", *wish, ", below 0");
+  if (wish && *wish < 0) refuse_settings("piece_bytes is ", *wish, ", below 0");
   return wish.value_or(knob);
 }
 
 int64_t bytes_or(const std::optional<int64_t>& wish, int64_t knob, std::string_view what) {
-  if (wish && *wish <= 0) refuse(what, " is ", *wish, ", not above 0");
+  if (wish && *wish <= 0) refuse_settings(what, " is ", *wish, ", not above 0");
   return wish.value_or(knob);
 }
 
 void check(const GradientReducerOptions& options) {
   const bool linear = options.op == ReduceOp::Sum || options.op == ReduceOp::Average;
   if (is_bitwise(options.op)) {
-    refuse("op is ", to_string(options.op), ", which gradients, being floats, do not have");
+    refuse_settings("op is ", to_string(options.op),
+                    ", which gradients, being floats, do not have");
   }
   if (options.op == ReduceOp::Adasum) {
-    refuse("op is Adasum, which is for the steps of optimizers, not for gradients; use ",
-           "horon::AdasumOptimizer");
+    refuse_settings("op is Adasum, which is for the steps of optimizers, not for gradients; use ",
+                    "horon::AdasumOptimizer");
   }
   if (options.backward_passes_per_step < 1) {
-    refuse("backward_passes_per_step is ", options.backward_passes_per_step, ", not above 0");
+    refuse_settings("backward_passes_per_step is ", options.backward_passes_per_step,
+                    ", not above 0");
   }
   const double factor = options.gradient_predivide_factor;
   if (!std::isfinite(factor) || factor <= 0) {
-    refuse("gradient_predivide_factor is ", factor, ", not a number above 0");
+    refuse_settings("gradient_predivide_factor is ", factor, ", not a number above 0");
   }
   if (factor != 1 && options.op != ReduceOp::Average) {
-    refuse("gradient_predivide_factor is for Average, not for ", to_string(options.op));
+    refuse_settings("gradient_predivide_factor is for Average, not for ", to_string(options.op));
   }
   if (options.average_aggregated_gradients && !linear) {
-    refuse("average_aggregated_gradients is for Average and Sum, not for ", to_string(options.op));
+    refuse_settings("average_aggregated_gradients is for Average and Sum, not for ",
+                    to_string(options.op));
   }
   if (!options.sparse_as_dense && !linear) {
-    refuse("sparse_as_dense = false is for Average and Sum, not for ", to_string(options.op));
+    refuse_settings("sparse_as_dense = false is for Average and Sum, not for ",
+                    to_string(options.op));
   }
-  if (options.num_groups < 0) refuse("num_groups is ", options.num_groups, ", below 0");
+  if (options.num_groups < 0) refuse_settings("num_groups is ", options.num_groups, ", below 0");
   if (options.num_groups > 0 && !options.groups.empty()) {
-    refuse("groups and num_groups are both given; choose one");
+    refuse_settings("groups and num_groups are both given; choose one");
   }
   check_grad_scale(options.grad_scale);
   const double clip = options.clip_grad_norm.value_or(1);
-  if (!(clip > 0)) refuse("clip_grad_norm is ", clip, ", not a number above 0");
+  if (!(clip > 0)) refuse_settings("clip_grad_norm is ", clip, ", not a number above 0");
   const double value = options.clip_grad_value.value_or(1);
-  if (!(value > 0)) refuse("clip_grad_value is ", value, ", not a number above 0");
+  if (!(value > 0)) refuse_settings("clip_grad_value is ", value, ", not a number above 0");
   if (options.clip_grad_value && options.clip_grad_norm && !std::isinf(clip)) {
-    refuse("clip_grad_norm and clip_grad_value are both given; choose one");
+    refuse_settings("clip_grad_norm and clip_grad_value are both given; choose one");
   }
   if (options.skip_nonfinite && options.check_finite.value_or(false)) {
-    refuse("check_finite and skip_nonfinite are both given: NaN is an error, or leaves a step out");
+    refuse_settings(
+        "check_finite and skip_nonfinite are both given: NaN is an error, or leaves a step out");
   }
 }
 
