@@ -121,6 +121,7 @@ bool GradientReducer::Impl::has_name(const std::string& name) const {
 
 void GradientReducer::Impl::set_passes(int passes) {
   finish_given_up_round();
+  begin_anew_after_join();
   if (open_ || number_.round > 1) {
     throw Error(
         ErrorCode::InvalidArgument,

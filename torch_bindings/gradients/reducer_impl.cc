@@ -42,6 +42,7 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
       late_(name_, settings_),
       ends_(this),
       no_sync_depth_(std::make_shared<std::atomic<int>>(0)),
+      joins_(ops::call_counts().times_forgotten(settings_.set)),
       tunes_(ops::runtime().config().autotune && settings_.member && settings_.set_rank == 0 &&
              settings_.ranks.size() > 1) {
   if (!alone_ && ops::runtime().config().keep_heap) kept_heap_.emplace();
@@ -131,6 +132,7 @@ void GradientReducer::Impl::join_round(size_t slot, int64_t task,
   if (broken_) return;
   await_end_of(task);
   if (task_that_fits_ != task && !is_gathering()) {
+    begin_anew_after_join();
     if (!open_) {
       begin_gathering(task);
     } else if (all_fit()) {  // a later pass of the round: the buckets count on
@@ -173,6 +175,7 @@ void GradientReducer::Impl::arrived_alone(GradientSlot& slot) {
     std::unique_lock lock(mutex_);
     if (round_) wait_for_round(lock);
     await_end_of(task);
+    begin_anew_after_join();
     if (!open_) traces_ = timeline_records();
     task_alone_ = task;
   }
@@ -341,6 +344,7 @@ void GradientReducer::Impl::set_weight(double weight) {
                 core::concat("set_weight() is for Average, not for ", to_string(settings_.op)));
   }
   finish_given_up_round();
+  begin_anew_after_join();
   if (open_) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("set_weight() of \"", name_, "\" came after a gradient (of \"",

@@ -1,8 +1,8 @@
 // The work of a GradientReducer. reducer_impl.cc has what happens while backward() runs,
 // reducer_round.cc the reduction of all buckets, reducer_given_up.cc what becomes of it after an
-// exception, reducer_agreement.cc what the ranks tell each other in it, reducer_buckets.cc which
-// gradients share one, and reducer_tuning.cc how the sizes of buckets change while training goes
-// on.
+// exception, reducer_after_join.cc what becomes of a step that a join() has ended, reducer_agreement.cc
+// what the ranks tell each other in a round, reducer_buckets.cc which gradients share one, and
+// reducer_tuning.cc how the sizes of buckets change while training goes on.
 //
 // A round reduces every bucket once. Ranks run the same rounds: one at the end of each backward()
 // (with WaitIn::Step, one in each synchronize()), and one in synchronize() if the step had none.
@@ -202,6 +202,9 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   bool take_unattended_round();
   void finish_given_up_round();
 
+  // reducer_after_join.cc
+  void begin_anew_after_join();
+
   // reducer_agreement.cc
   void raise_flags();
   torch_detail::RoundFlags current_flags();
@@ -268,6 +271,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   std::optional<OpenRound> round_;
   torch_detail::RoundNumber number_;  // of the next round
+  uint64_t joins_;                    // of the process set, that have ended
   bool agree_first_ = true;           // in the next round, without waiting for the buckets before
   // Guards the making of flags_ and fingerprint_: hooks of several threads submit buckets.
   std::mutex flags_mutex_;

@@ -29,6 +29,7 @@ void GradientReducer::Impl::synchronize(Passes passes) {
   const bool has_thrown = round_ && !round_->given_up;
   if (settings_.wait_in == WaitIn::Backward || has_thrown) finish_given_up_round();
   if (take_unattended_round() || round_) end_round();
+  begin_anew_after_join();
   const bool unreduced = number_.round == 1 || round_failed_;
   if (unreduced || open_ || round_is_due_) {
     {

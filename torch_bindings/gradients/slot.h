@@ -119,6 +119,9 @@ class GradientSlot {
   void settle(const Result& result);
   // The same for Result{}: some rank contributed, and there is nothing beside the bucket.
   void settle_reduced();
+  // The round will never be: what has been gathered counts as a gradient of this rank's in the next
+  // one, from memory of its own. Not after the submission.
+  void gather_anew();
   // Without a result: the round is given up. Unless `finished`, .grad leaves the bucket's memory.
   void abandon(bool finished);
 

@@ -53,6 +53,18 @@ void GradientSlot::count_as_new() {
   }
 }
 
+void GradientSlot::gather_anew() {
+  put_back_aside();
+  put_back_older_value();
+  if (state_ != State::Filled) return;
+  count_as_new();
+  at::Tensor& current = grad();
+  const PlainMode plain;
+  if (holds(current)) current = view_.clone();
+  neutral_ = false;
+  end_round();
+}
+
 void GradientSlot::add_older_value() {
   if (!has_older() || !settings_.adds_older_value()) return;
   const PlainMode plain;

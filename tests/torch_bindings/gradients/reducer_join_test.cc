@@ -238,6 +238,86 @@ TEST(Join, ASecondEpochGoesOnWithWhatTheLastRankHas) {
   }
 }
 
+// An epoch ends in the middle of a step on some ranks, and behind unlike numbers of steps.
+class UnfinishedSteps {
+ public:
+  UnfinishedSteps(const at::Tensor& w, GradientReducer& reducer) : w_(w), reducer_(reducer) {}
+
+  // Each step has two backward passes; an odd one at the end is left over. `ends_steps`: by
+  // synchronize(), else the program does without.
+  void epoch(bool ends_steps = true) {
+    for (int batch = 1; batch <= batches(); ++batch) {
+      weighted(w_, rank() + 1).backward();
+      if (batch % 2 != 0) continue;
+      if (ends_steps) reducer_.synchronize();
+      w_.mutable_grad().reset();
+    }
+    join_all();
+  }
+  // The gradient of one more step, in which all ranks take part.
+  void expect_step(double want) {
+    for (int pass = 0; pass < 2; ++pass) weighted(w_, rank() + 1).backward();
+    reducer_.synchronize();
+    expect_gradient(w_, want);
+    w_.mutable_grad().reset();
+  }
+  static int batches(int rank = horon::rank()) { return 5 + rank; }
+  static bool is_left_over(int rank) { return batches(rank) % 2 != 0; }
+
+ private:
+  const at::Tensor w_;
+  GradientReducer& reducer_;
+};
+
+TEST(Join, AStepThatIsLeftUnfinishedEndsWithIt) {
+  for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {
+    for (const int passes : {1, 2}) {
+      for (const bool ends_steps : {true, false}) {
+        if (!ends_steps && (passes == 2 || wait_in == WaitIn::Step)) continue;
+        SCOPED_TRACE(passes);
+        const at::Tensor w = leaf({3}, at::kDouble);
+        GradientReducerOptions options = alone(ReduceOp::Average, wait_in);
+        options.backward_passes_per_step = passes;
+        GradientReducer reducer({{"w", w}}, options);
+        UnfinishedSteps steps(w, reducer);
+        for (int epoch = 0; epoch < 2; ++epoch) {
+          w.mutable_grad().reset();
+          steps.epoch(ends_steps);
+        }
+        w.mutable_grad().reset();
+        steps.expect_step(2 * mean_of_ranks());
+        steps.expect_step(2 * mean_of_ranks());
+      }
+    }
+  }
+}
+
+// As after no_sync(): a plain program would have it in .grad.
+TEST(Join, AGradientThatIsLeftOverCountsInTheNextStep) {
+  for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
+    const at::Tensor w = leaf({3}, at::kDouble);
+    GradientReducer reducer({{"w", w}}, {.op = op, .backward_passes_per_step = 2});
+    UnfinishedSteps steps(w, reducer);
+    steps.epoch();
+    double want = 0;
+    for (int r = 0; r < size(); ++r) want += (r + 1) * (steps.is_left_over(r) ? 3 : 2);
+    steps.expect_step(op == ReduceOp::Sum ? want : want / size());
+    steps.expect_step(2 * (op == ReduceOp::Sum ? sum_of_ranks() : mean_of_ranks()));
+  }
+}
+
+TEST(Join, AWeightMayFollowAGradientThatIsLeftOver) {
+  const at::Tensor w = leaf({3}, at::kDouble);
+  GradientReducer reducer({{"w", w}}, {.backward_passes_per_step = 2});
+  UnfinishedSteps steps(w, reducer);
+  steps.epoch();
+  w.mutable_grad().reset();
+  reducer.set_weight(rank() + 1);
+  double sum = 0;
+  for (int r = 0; r < size(); ++r) sum += 2.0 * (r + 1) * (r + 1);
+  steps.expect_step(sum / sum_of_ranks());
+}
+
 // A set has a join of its own.
 TEST(Join, InsideAProcessSet) {
   const ProcessSet set = add_even_odd_process_set();

@@ -1,0 +1,48 @@
+// A join() that comes in the middle of a step, or of an epoch with unlike numbers of steps: the
+// ranks stand in unlike rounds of unlike steps. All begin a step when they come back from it.
+#include <utility>
+
+#include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/gradients/reducer_impl.h"
+
+namespace horon {
+
+using namespace torch_detail;
+
+// No round is open, and no hook of another thread runs: a join() has no backward() beside it. What
+// this rank has submitted, the others have reduced before the join ended.
+void GradientReducer::Impl::begin_anew_after_join() {
+  if (!is_initialized()) return;
+  const uint64_t joins = ops::call_counts().times_forgotten(settings_.set);
+  if (std::exchange(joins_, joins) == joins) return;
+  for (GradientBucket& bucket : buckets_) {
+    Failures failures;
+    const bool reduced = bucket.handle == nullptr || failures.run([&] { (void)outcome_of(bucket); });
+    for (const size_t slot : bucket.slots()) {
+      if (slots_[slot].is_submitted()) slots_[slot].abandon(reduced);
+    }
+    bucket.handle.reset();
+    bucket.refusal.reset();
+    bucket.countdown.reset();
+  }
+  for (GradientSlot& slot : slots_) {
+    if (alone_) {
+      slot.end_round_alone();
+    } else {
+      slot.gather_anew();
+    }
+    slot.passes = 0;
+    slot.accumulating = false;
+  }
+  number_.round = 1;
+  weight_.reset();
+  flags_.reset();
+  task_that_fits_.reset();
+  task_alone_ = -1;
+  steady_task_ = kNoTask;
+  round_failed_ = gave_up_ = false;
+  open_ = false;
+}
+
+}  // namespace horon
