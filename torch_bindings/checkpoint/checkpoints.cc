@@ -19,6 +19,7 @@
 #include "horon/torch_bindings/checkpoint/random_state.h"
 #include "horon/torch_bindings/checkpoint/rank_state.h"
 #include "horon/torch_bindings/collectives/bytes.h"
+#include "horon/torch_bindings/gradients/collective_step.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon {
@@ -348,6 +349,12 @@ Checkpoints& Checkpoints::add(const std::string& name, const NamedTensors& tenso
 }
 
 Checkpoints& Checkpoints::add(const std::string& name, torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<torch_detail::CollectiveStep*>(&optimizer) != nullptr) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("checkpoints: \"", name, "\" is an optimizer that steps by the ",
+                             "gradients of its own rank, and its state differs between ranks: ",
+                             "give it to add_of_rank()"));
+  }
   impl_->add(name, torch_detail::optimizer_part(optimizer));
   return *this;
 }

@@ -98,7 +98,9 @@ class Checkpoints {
   // Tensors by name.
   Checkpoints& add(const std::string& name, const NamedTensors& tensors);
   // Options and state. SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS, also in a
-  // DistributedOptimizer, at any step; others as their save() and load() do it.
+  // DistributedOptimizer, at any step; others as their save() and load() do it. One whose state
+  // differs between ranks (an AdasumOptimizer) is for add_of_rank(); here it is an
+  // Error(InvalidArgument).
   Checkpoints& add(const std::string& name, torch::optim::Optimizer& optimizer);
   // Anything with save(torch::serialize::OutputArchive&) const and
   // load(torch::serialize::InputArchive&) that is alike on all ranks: a schedule, a loss scale.

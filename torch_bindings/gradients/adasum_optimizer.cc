@@ -1,6 +1,7 @@
 #include "horon/torch_bindings/gradients/adasum_optimizer.h"
 
 #include <exception>
+#include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
 
@@ -19,7 +20,7 @@ void refuse_complex(const AdasumSteps::Groups& groups) {
       if (parameter.is_complex()) {
         throw Error(ErrorCode::InvalidArgument,
                     concat("AdasumOptimizer: parameter ", number, " is complex, and Adasum is for ",
-                           "floating dtypes; give complex parameters to a DistributedOptimizer"));
+                           "floating dtypes; give complex parameters to an optimizer of their own"));
       }
       ++number;
     }
@@ -43,11 +44,12 @@ void AdasumSteps::begin(const Groups& groups) {
   refuse_complex(groups);  // of groups that were added
   if (!options_.process_set.includes_me()) return;
   const at::NoGradGuard no_grad;
+  std::unordered_set<const void*> seen;  // tied weights stand there several times
   for (const auto& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.is_floating_point()) {
-        moved_.push_back({parameter.detach(), parameter.detach().clone()});
-      }
+      if (!parameter.is_floating_point()) continue;
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      moved_.push_back({parameter.detach(), parameter.detach().clone()});
     }
   }
 }

@@ -196,6 +196,7 @@ void AdaScale::make_step() {
   try {
     parts_.step();
   } catch (...) {
+    state_ = state_before;
     scheduler_->set_steps(before);
     throw;
   }

@@ -78,9 +78,15 @@ std::string type_name(const torch::optim::Optimizer& optimizer) {
 
 std::vector<Fact> describe(const torch::optim::Optimizer& optimizer, int root) {
   std::vector<Fact> facts{{"root", std::to_string(root)}, {"the type", type_name(optimizer)}};
+  size_t groups = 0;
+  size_t parameters = 0;
   for (const auto& group : optimizer.param_groups()) {
-    facts.push_back({concat("parameter group ", facts.size() - 2),
+    facts.push_back({concat("parameter group ", groups++),
                      concat("a group of ", group.params().size(), " parameters")});
+    for (const at::Tensor& each : group.params()) {
+      const std::string what = concat("parameter ", parameters++);
+      facts.push_back({what, torch_detail::type_and_shape(each, what)});
+    }
   }
   return facts;
 }

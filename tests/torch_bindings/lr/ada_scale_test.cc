@@ -252,9 +252,12 @@ TEST(AdaScale, AStepThatThrowsDoesNotCount) {
   DistributedOptimizer<Refusing> optimizer(Refusing({w}, 0.1), {{"w", w}});
   AdaScale ada_scale(optimizer, lr::constant());
   weighted(w, rank() + 1).backward();
+  const double gain = ada_scale.gain(), variance = ada_scale.variance();
   EXPECT_THROW(ada_scale.step(), std::runtime_error);
   EXPECT_EQ(ada_scale.steps(), 0);
   EXPECT_EQ(ada_scale.position(), 0);
+  EXPECT_EQ(ada_scale.gain(), gain);
+  EXPECT_EQ(ada_scale.variance(), variance);
 }
 
 // Gradients of pure noise, so that the gain is the number of ranks that have a part in the step.

@@ -392,5 +392,21 @@ TEST(BroadcastOptimizerState, OtherTypesAndGroupsAreNamed) {
   barrier();
 }
 
+// State belongs to a parameter by its place.
+TEST(BroadcastOptimizerState, AnotherOrderOfParametersIsNamed) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  const at::Tensor w = at::ones({3, 2}).set_requires_grad(true);
+  const at::Tensor b = at::ones({3}).set_requires_grad(true);
+  std::vector<at::Tensor> parameters{w, b};
+  if (last_of_several()) std::swap(parameters.front(), parameters.back());
+  torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
+  (w.sum() + b.sum()).backward();
+  sgd.step();
+  EXPECT_THAT(error_of([&] { broadcast_optimizer_state(sgd, 0); }),
+              AllOf(StartsWith("mismatch"), HasSubstr("parameter 0"), HasSubstr("[3, 2]"),
+                    HasSubstr("[3]")));
+  barrier();
+}
+
 }  // namespace
 }  // namespace horon::broadcast_state_test
