@@ -71,7 +71,9 @@ bool HandleState::wait(std::optional<std::chrono::nanoseconds> timeout) const {
   if (!finished()) {
     if (in_forked_child()) return false;
     constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);
-    const auto deadline = timeout ? Clock::now() + std::min(*timeout, longest) : LoopSeat::kNever;
+    const auto deadline =
+        timeout ? Clock::now() + std::clamp(*timeout, std::chrono::nanoseconds(0), longest)
+                : LoopSeat::kNever;
     while (!wait_until_finished(deadline)) {
       if (timeout) return false;
       if (const WaitCheck check = wait_check()) check();

@@ -35,7 +35,7 @@ MpiTransport::~MpiTransport() {
     int done = 1;
     const auto count = static_cast<int>(send_requests_.size());
     MPI_Testall(count, send_requests_.data(), &done, MPI_STATUSES_IGNORE);
-    unfinished = done == 0 || !arrivals_.empty();
+    unfinished = done == 0 || matched_ || !arrivals_.empty();
   }
   if (!unfinished) {
     MPI_Comm_free(&communicator_);
@@ -51,12 +51,18 @@ void MpiTransport::send(int to, SharedBytes message) {
   require_sendable(message);
   if (!library_.may_call()) return;  // the others see that this rank is silent
   finish_sends();
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, to, kTag,
-                      communicator_, &request),
+  // What takes memory comes first: MPI reads the bytes, which stay where they are, until the end.
+  send_buffers_.push_back(std::move(message));
+  try {
+    send_requests_.push_back(MPI_REQUEST_NULL);
+  } catch (...) {
+    send_buffers_.pop_back();
+    throw;
+  }
+  const SharedBytes& bytes = send_buffers_.back();
+  check_mpi(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, kTag,
+                      communicator_, &send_requests_.back()),
             "MPI_Isend");
-  send_requests_.push_back(request);
-  send_buffers_.push_back(std::move(message));  // the bytes themselves stay where they are
 }
 
 void MpiTransport::finish_sends() {
@@ -81,28 +87,38 @@ void MpiTransport::finish_sends() {
   send_buffers_.resize(kept);
 }
 
-// Starts to receive what MPI has matched, and sees which of that is complete.
+std::optional<MpiTransport::Matched> MpiTransport::match_next() {
+  int found = 0;
+  Matched next;
+  MPI_Status status;
+  check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kTag, communicator_, &found, &next.message, &status),
+            "MPI_Improbe");
+  if (found == 0) return std::nullopt;
+  next.from = status.MPI_SOURCE;
+  check_mpi(MPI_Get_count(&status, MPI_BYTE, &next.bytes), "MPI_Get_count");
+  if (next.bytes < 0 || static_cast<size_t>(next.bytes) > kMessageBytesMax) {
+    throw Error(ErrorCode::Internal,
+                concat("rank ", next.from, " sent a control message of ", next.bytes,
+                       " bytes through MPI, more than Horon ever sends"));
+  }
+  return next;
+}
+
+// Starts to receive what MPI has matched, and sees which of that is complete. What there was no
+// memory for stays matched, and has its turn in the next call.
 void MpiTransport::take_arrivals() {
   const MpiLook look;
   while (arrivals_.size() < kArrivalsMax) {
-    int found = 0;
-    MPI_Message message = MPI_MESSAGE_NULL;
-    MPI_Status status;
-    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kTag, communicator_, &found, &message, &status),
-              "MPI_Improbe");
-    if (found == 0) break;
-    int bytes = 0;
-    check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-    if (bytes < 0 || static_cast<size_t>(bytes) > kMessageBytesMax) {
-      throw Error(ErrorCode::Internal,
-                  concat("rank ", status.MPI_SOURCE, " sent a control message of ", bytes,
-                         " bytes through MPI, more than Horon ever sends"));
-    }
-    Arrival& arrival = arrivals_.emplace_back();
-    arrival.from = status.MPI_SOURCE;
-    arrival.bytes.resize(static_cast<size_t>(bytes));
-    check_mpi(MPI_Imrecv(arrival.bytes.data(), bytes, MPI_BYTE, &message, &arrival.request),
-              "MPI_Imrecv");
+    if (!matched_) matched_ = match_next();
+    if (!matched_) break;
+    Arrival arrival;
+    arrival.from = matched_->from;
+    arrival.bytes.resize(static_cast<size_t>(matched_->bytes));
+    Arrival& next = arrivals_.emplace_back(std::move(arrival));
+    Matched matched = *std::exchange(matched_, std::nullopt);
+    check_mpi(
+        MPI_Imrecv(next.bytes.data(), matched.bytes, MPI_BYTE, &matched.message, &next.request),
+        "MPI_Imrecv");
   }
   for (Arrival& arrival : arrivals_) {
     if (arrival.complete) continue;

@@ -46,7 +46,14 @@ class MpiTransport final : public Transport {
     bool complete = false;
   };
 
+  struct Matched {
+    int from = 0;
+    int bytes = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+  };
+
   void finish_sends();
+  std::optional<Matched> match_next();
   void take_arrivals();
 
   const MpiLibrary& library_;
@@ -58,8 +65,9 @@ class MpiTransport final : public Transport {
   std::vector<MPI_Request> send_requests_;
   // [request]. Several sends may read one payload at a time, since MPI 2.2.
   std::vector<SharedBytes> send_buffers_;
-  std::vector<int> finished_;     // for MPI_Testsome
-  std::deque<Arrival> arrivals_;  // in the order in which MPI matched them
+  std::vector<int> finished_;       // for MPI_Testsome
+  std::optional<Matched> matched_;  // and not yet among the arrivals
+  std::deque<Arrival> arrivals_;    // in the order in which MPI matched them
   Doorbell doorbell_;
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/host_name.h"
 #include "horon/core/base/keep_for_ever.h"
 #include "horon/core/base/log.h"
@@ -353,11 +354,21 @@ void Job::stop() {
                                 "while another thread made a process set, and MPI was given up")));
   }
   runtime_->shutdown(limit_ns, limit_ns);
+  if (!runtime_->left_from_within()) end_timeline();
   // Before anything is given back: where a member has died, nobody may wait for it in MPI.
   if (runtime_->left_from_within() || runtime_->fatal_error() != nullptr) library_->abandon();
   const bool in_use = runtime_->left_from_within() || !sets_->close();
   if (in_use) library_->abandon();
   give_back(in_use);
+}
+
+void Job::end_timeline() {
+  try {
+    timeline_->stop();  // else its file would stay open: jobs are kept after their end
+  } catch (...) {
+    core::log(core::LogLevel::Warn,
+              concat("the timeline's end is lost: ", core::current_error().what()));
+  }
 }
 
 // `in_use`: a thread of the program still makes a process set of these, or has left by exit() in

@@ -76,6 +76,7 @@ class Job {
   void find_constants();
   Communicator& world() const;
   void start_runtime();
+  void end_timeline();
   void give_back(bool in_use);
   core::WaitPolicy wait_policy() const;
   std::string_view path_between_gpus() const;  // as introduction() tells it

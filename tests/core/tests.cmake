@@ -73,6 +73,9 @@ horon_test(completion_queue_test FILES core/runtime/completion_queue_test.cc ${f
 horon_test(frozen_test FILES core/runtime/frozen_test.cc core/runtime/frozen_hosts_test.cc
                              ${fake_world})
 horon_test(mpi_transport_test FILES core/transport/mpi_transport_test.cc RANKS 2 3 4)
+horon_test(starved_mpi_transport_test
+           FILES core/transport/starved_mpi_transport_test.cc support/failing_allocation.cc
+           RANKS 2)
 horon_test(bootstrap_test FILES core/bootstrap/bootstrap_test.cc)
 horon_test(mpi_bootstrap_test FILES core/bootstrap/mpi_bootstrap_test.cc RANKS 1 2 3 4)
 horon_test(mpi_look_test FILES core/bootstrap/mpi_look_test.cc RANKS 2)

@@ -1,10 +1,14 @@
 // What names a process set of a session that has ended names none of a later one.
+#include <filesystem>
 #include <functional>
+#include <string>
+#include <unistd.h>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/error_of.h"
@@ -12,6 +16,7 @@
 namespace horon {
 namespace {
 
+using core::concat;
 using test::error_of;
 
 void expect_refused(const ProcessSet& set) {
@@ -55,6 +60,28 @@ TEST(EndedSession, ItsProcessSetsAreRefusedInTheNextOne) {
   EXPECT_NE(error_of([&] { remove_process_set(second); }).find("has been removed before"),
             std::string::npos);
   shutdown();
+}
+
+int open_files() {
+  int files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++files;
+  }
+  return files;
+}
+
+// Sessions are kept after their end, their files are not.
+TEST(EndedSession, ItsTimelineIsClosed) {
+  const std::string path = concat(testing::TempDir(), "/ended_session.", getpid(), ".json");
+  const auto session = [&] {
+    init_session({.set = {{"HORON_TIMELINE", path}}});
+    barrier();
+    shutdown();
+    std::filesystem::remove(path);
+    return open_files();
+  };
+  const int first = session();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(session(), first);
 }
 
 }  // namespace
