@@ -84,8 +84,8 @@ void SharedHeap::prepare(const Block& block, bool zeroed) {
     try {
       block.slab->segment.restore_pages();
     } catch (...) {
-      block.slab->segment.release_pages();  // the pages that it got before memory ran out
       const std::unique_lock lock(mutex_);
+      block.slab->segment.release_pages();  // the pages that it got before memory ran out
       block.slab->live[block.index] = false;
       unused_[block.slab->block_bytes].push_back(block);
       throw;

@@ -143,10 +143,16 @@ void SharedSegment::map(int descriptor, size_t mapped_bytes) {
   madvise(at, mapped_bytes, MADV_DONTFORK);
 }
 
+// An MPI over RDMA keeps registrations of memory that it has sent from, by address. It hears of
+// pages that go by madvise(), and of mappings that go, but not of fallocate(). Peers map the
+// segment anew once its generation has changed.
 void SharedSegment::release_pages() noexcept {
-  // A failure only costs memory.
-  fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, kHeaderBytes,
-            static_cast<off_t>(bytes_));
+  uint64_t generation = 0;
+  if (getrandom(&generation, sizeof generation, 0) != sizeof generation) return;  // costs memory
+  generation_ = generation;
+  const Header header = {kMagic, generation};
+  std::memcpy(mapping_, &header, sizeof header);
+  madvise(data(), bytes_, MADV_REMOVE);  // a failure only costs memory
 }
 
 void SharedSegment::restore_pages() {

@@ -35,8 +35,8 @@ class SharedSegment {
   int descriptor() const { return descriptor_; }  // -1 in a process that opened it
   uint64_t generation() const { return generation_; }
 
-  // Creator only. Gives the memory back to the system but keeps address and descriptor;
-  // restore_pages() takes it anew, zeroed, and throws Error(Limit) if there is none.
+  // Creator only. Gives the memory back to the system but keeps address and descriptor, under a new
+  // generation; restore_pages() takes it anew, zeroed, and throws Error(Limit) if there is none.
   void release_pages() noexcept;
   void restore_pages();
 

@@ -17,6 +17,7 @@ constexpr double kMessagesOfHop = 4;
 
 // Hops from the source to the last host.
 int hops_of_tree(int hosts, int fan_out) {
+  if (fan_out == 1) return hosts - 1;
   int hops = 0;
   int64_t reached = 1;
   for (int64_t level = 1; reached < hosts; ++hops) {

@@ -87,7 +87,11 @@ class CommunicatorMaker::Progress {
 
 CommunicatorMaker::CommunicatorMaker(core::MpiLibrary& library, const core::MpiBootstrap& bootstrap,
                                      Options options)
-    : library_(library), bootstrap_(bootstrap), options_(std::move(options)) {}
+    : library_(library), bootstrap_(bootstrap), options_(std::move(options)) {
+  const uint8_t mine = library.allows_threads_at_once() ? 1 : 0;
+  const auto all = core::allgather_values(bootstrap, core::Bootstrap::Among::Job, mine);
+  threads_at_once_ = std::ranges::find(all, 0) == all.end();
+}
 
 std::shared_ptr<Communicator> CommunicatorMaker::make_world(size_t reserved_bytes) const {
   const core::Topology& topology = bootstrap_.topology();
@@ -134,8 +138,9 @@ std::shared_ptr<Communicator> CommunicatorMaker::make(const Communicator& world,
   const uint8_t shares = takes_part && parts.local_group->available() ? 1 : 0;
   parts.all_share_memory =
       all_share(core::allgather_values(talk, core::Bootstrap::Among::Job, shares), parts.members);
-  // Where only one thread at a time may call MPI, the one that may do so makes it, by connect().
-  if (library_.allows_threads_at_once()) parts.mpi = make_mpi(talk, part);
+  // Where only one thread of some rank may call MPI at a time, the one that may do so makes it, by
+  // connect().
+  if (threads_at_once_) parts.mpi = make_mpi(talk, part);
   if (!takes_part) return nullptr;
   if (parts.local_group->available()) {
     parts.area = parts.local_group->area();

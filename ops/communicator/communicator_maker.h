@@ -29,7 +29,7 @@ class CommunicatorMaker {
     // A rank that says nothing for so long is taken for dead. 0: never. connect() says nothing.
     double dead_after_s = 10;
   };
-  // Library and bootstrap must outlive the maker and what it makes.
+  // Collective over all ranks. Library and bootstrap must outlive the maker and what it makes.
   CommunicatorMaker(core::MpiLibrary& library, const core::MpiBootstrap& bootstrap,
                     Options options);
 
@@ -81,6 +81,9 @@ class CommunicatorMaker {
   core::MpiLibrary& library_;
   const core::MpiBootstrap& bootstrap_;
   const Options options_;
+  // Threads of all ranks may call MPI at the same time. Programs of one job may have asked for
+  // unlike thread levels, and the calls that make a communicator depend on it.
+  bool threads_at_once_ = false;
   mutable std::atomic<bool> gave_up_together_{false};
 };
 

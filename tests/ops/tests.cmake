@@ -145,6 +145,7 @@ horon_test(builtin_test FILES ops/builtin_test.cc LIBS horon_op_contract RANKS 2
 horon_test(session_test FILES ops/session/session_test.cc ops/session/barrier_test.cc RANKS 1 3)
 horon_test(session_owner_test FILES ops/session/session_owner_test.cc RANKS 2)
 horon_test(serialized_session_test FILES ops/session/serialized_session_test.cc RANKS 2)
+horon_test(unlike_thread_levels_test FILES ops/session/unlike_thread_levels_test.cc RANKS 3)
 horon_test(failing_mpi_test FILES ops/session/failing_mpi_test.cc RANKS 3)
 horon_test(missing_memory_test FILES ops/session/missing_memory_test.cc RANKS 2)
 horon_mpirun_test(missing_memory_test.hosts_1_2 missing_memory_test 1+2

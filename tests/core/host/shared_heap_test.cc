@@ -179,6 +179,29 @@ TEST(SharedHeap, GivesLargeUnusedBlocksBackToTheSystem) {
   EXPECT_EQ(heap->segment_count(), 2U);
 }
 
+// Else a peer would go on with its mapping, and an MPI that has registered it with the old pages.
+TEST(SharedHeap, PeersMapABlockAnewWhosePagesWereGivenBack) {
+  constexpr size_t kBytes = size_t{4} << 20;
+  const auto heap = make_heap(0);
+  auto block = heap->allocate(kBytes, true);
+  const auto before = heap->locate(block.get(), kBytes);
+  const SharedSegment mapped =
+      SharedSegment::open(getpid(), static_cast<int>(before->segment), before->generation);
+  block.reset();
+  block = heap->allocate(kBytes, true);
+  const auto after = heap->locate(block.get(), kBytes);
+  EXPECT_EQ(after->segment, before->segment);
+  EXPECT_NE(after->generation, before->generation);
+  EXPECT_EQ(heap->find(*before), nullptr);
+  EXPECT_EQ(heap->find(*after), block.get());
+  EXPECT_THROW(SharedSegment::open(getpid(), static_cast<int>(before->segment), before->generation),
+               Error);
+  std::memset(block.get(), 7, kBytes);
+  const SharedSegment anew =
+      SharedSegment::open(getpid(), static_cast<int>(after->segment), after->generation);
+  EXPECT_TRUE(all_are(std::span<const std::byte>(anew.data(), kBytes), std::byte{7}));
+}
+
 // The bytes that lie in memory behind the one segment of a process that has this size.
 size_t bytes_held(size_t bytes) {
   for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
