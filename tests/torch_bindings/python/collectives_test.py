@@ -87,7 +87,9 @@ def test_rows(rank, size, dtype):
         parts.append(as_numpy(tensor)[begin:begin + theirs[rank]])
     same(received, np.concatenate(parts), dtype)
     assert counts.tolist() == [len(part) for part in parts]
-    equal = hvd.alltoall(values(rank, (2 * size,), dtype))
+    equal, rows = hvd.synchronize(hvd.alltoall_async(values(rank, (2 * size,), dtype)))
+    assert rows.tolist() == [2] * size
+    assert torch.equal(equal, hvd.alltoall(values(rank, (2 * size,), dtype)))
     same(equal, np.concatenate([as_numpy(values(other, (2 * size,), dtype))[2 * rank:2 * rank + 2]
                                 for other in range(size)]), dtype)
 

@@ -35,7 +35,7 @@ class AsyncLoader(AsyncDataLoaderMixin, Loader):
 
 @pytest.mark.parametrize("ahead", [0, 1, 64])
 def test_a_loader_gives_all_batches_each_time(ahead):
-    loader = AsyncLoader(ahead, 5)
+    loader = AsyncLoader(ahead, False, 5)
     for _ in range(2):
         assert list(loader) == [0, 10, 20, 30, 40] and len(loader) == 5
     assert (threading.current_thread() in loader.threads) == (ahead == 0)
@@ -43,7 +43,7 @@ def test_a_loader_gives_all_batches_each_time(ahead):
 
 
 def test_a_loop_that_is_left_early_leaves_nothing_behind():
-    loader = AsyncLoader(2, 100)
+    loader = AsyncLoader(2, False, 100)
     for batch in loader:
         if batch == 30:
             break
@@ -55,13 +55,13 @@ def test_a_loop_that_is_left_early_leaves_nothing_behind():
 def test_what_a_loader_raises_comes_behind_the_batches_before_it():
     seen = []
     with pytest.raises(KeyError, match="as it should"):
-        for batch in AsyncLoader(8, 5, fails_at=2):
+        for batch in AsyncLoader(8, False, 5, fails_at=2):
             seen.append(batch)
     assert seen == [0, 10]
 
 
 def test_a_loop_ends_when_its_loader_is_closed():
-    loader = AsyncLoader(2, 100)
+    loader = AsyncLoader(2, False, 100)
     loop = iter(loader)
     next(loop)
     loader.close_async_loader()
@@ -69,7 +69,7 @@ def test_a_loop_ends_when_its_loader_is_closed():
 
 
 def test_a_loop_that_another_one_ends_says_so():
-    loader = AsyncLoader(2, 100)
+    loader = AsyncLoader(2, False, 100)
     first = iter(loader)
     assert next(first) == 0
     second = iter(loader)

@@ -266,10 +266,10 @@ def test_all_ranks_end_for_other_hosts_at_one_commit(rank, size, job, monkeypatc
 def test_the_program_may_have_handlers_of_its_own(rank, size):
     class Tensor(hvd.elastic.StateHandler):
         def save(self):
-            self.saved = self.value.clone()
+            self._saved_mean = self.value.clone()  # as those of Horovod's users name it
 
         def restore(self):
-            self.value.copy_(self.saved)
+            self.value.copy_(self._saved_mean)
 
         def sync(self):
             hvd.broadcast_(self.value, 0)
@@ -283,6 +283,10 @@ def test_the_program_may_have_handlers_of_its_own(rank, size):
         state.mean.fill_(9)
         state.restore()
         assert state.mean.item() == 1
+        content = state.committed()  # what a restart reads
+        again = hvd.elastic.TorchState(mean=torch.tensor([5.0]))
+        again.take(content)
+        assert again.mean.item() == 1
     finally:
         hvd.elastic.set_handler_registry(registry)
 

@@ -58,3 +58,17 @@ def test_what_binds_ranks_is_left_alone(line_of, given):
 
 def test_another_mpi_gets_what_is_given(line_of):
     assert line_of("HYDRA build details:", np=2, user=0, mpi_args="-v") == "-np 2 -v"
+
+
+@pytest.mark.parametrize("wrong, error", [
+    ({"num_procs": 4}, TypeError), ({"host": "a:2"}, TypeError),
+    ({"host_discovery_script": "./h.sh"}, NotImplementedError),
+    ({"min_np": 2}, NotImplementedError),
+    ({"hosts": "a:2", "hostfile": "f"}, ValueError), ({"use_gloo": True}, ValueError)])
+def test_what_would_start_another_job_is_refused(wrong, error):
+    with pytest.raises(error, match=next(iter(wrong))):
+        run(os.getpid, np=2, **wrong)
+
+
+def test_options_of_horovods_own_launcher_have_no_effect(line_of):
+    assert line_of(np=3, ssh_port=22, start_timeout=5) == line_of(np=3)

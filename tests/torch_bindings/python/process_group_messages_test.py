@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import time
 
 import pytest
 import torch
@@ -184,6 +185,26 @@ def test_the_timeout_of_a_future(rank, size):
             dist.send(torch.ones(1), 1, group=group, tag=tag)
     if rank == 1:
         assert long.wait()[0] == 1
+    dist.destroy_process_group(group)
+
+
+def test_the_timeout_of_a_message_begins_with_the_wait(rank, size):
+    """A receive may be posted at the start of a program, for a message that comes at its end."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    if rank == 1:
+        x = torch.zeros(1)
+        work = dist.irecv(x, 0, group=group)
+        time.sleep(2.2)
+        work.wait()
+        assert x[0] == 3
+        with pytest.raises(RuntimeError, match="has not come within 2 s"):
+            dist.irecv(x, 0, group=group, tag=1).wait()
+    if rank == 0:
+        time.sleep(2.5)
+        dist.send(torch.full((1,), 3.0), 1, group=group)
+    hvd.barrier()
+    if rank == 0:
+        dist.send(torch.ones(1), 1, group=group, tag=1)
     dist.destroy_process_group(group)
 
 

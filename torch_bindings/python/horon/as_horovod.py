@@ -145,7 +145,7 @@ def run_program(name, prepare):
         sys.path.insert(0, "")
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
+        sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))
         runpy.run_path(arguments[0], run_name="__main__")
 
 

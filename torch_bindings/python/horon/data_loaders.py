@@ -34,7 +34,8 @@ class AsyncDataLoaderMixin:
     raises, the loop over the loader raises. Each loop begins anew, also behind one that was left
     early; one that has not ended raises RuntimeError then."""
 
-    def __init__(self, async_loader_queue_size=64, *args, **kwargs):
+    def __init__(self, async_loader_queue_size=64, debug_data_loader=False, *args, **kwargs):
+        """debug_data_loader: of Horovod, which prints more then; here it does nothing."""
         self.async_loader_queue_size = async_loader_queue_size
         self._worker = None
         super().__init__(*args, **kwargs)

@@ -20,7 +20,11 @@ import zlib
 _MARK = "\x1ehoron.launch "
 _PIECE = 600  # characters of the results in a line
 _ELASTIC = ("min_np", "max_np", "min_num_proc", "max_num_proc", "slots", "reset_limit",
-            "cooldown_range", "elastic_timeout")
+            "cooldown_range", "elastic_timeout", "host_discovery_script")
+# Of horovod.run(), for its own launcher.
+_WITHOUT_EFFECT = ("start_timeout", "ssh_port", "ssh_identity_file", "disable_cache",
+                   "output_filename", "network_interface", "network_interfaces", "nics",
+                   "prefix_output_with_timestamp")
 # In a job of a batch system, mpirun asks that system for the hosts.
 _BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
 _NAMES_HOSTS = re.compile("-H|--?(host|hostfile|machinefile|default-hostfile)")
@@ -46,6 +50,11 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
     elastic = [name for name in _ELASTIC if others.get(name) is not None]
     if elastic:
         raise NotImplementedError(f"{elastic[0]}: horonrun starts elastic jobs, run() does not")
+    unknown = sorted(set(others) - {*_ELASTIC, *_WITHOUT_EFFECT})
+    if unknown:
+        raise TypeError(f"run() got an unexpected keyword argument '{unknown[0]}'")
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile are both given; choose one")
     if use_gloo:
         raise ValueError("use_gloo: Horon's ranks are started by MPI")
     ranks = next((each for each in (np, num_proc) if each is not None), 1)

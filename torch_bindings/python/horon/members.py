@@ -10,6 +10,8 @@ import os
 import threading
 import time
 
+from torch.distributed import PrefixStore
+
 _OUTCOME = "horon/outcome"  # what the first member has decided, or who gave up first
 _READERS = "horon/readers"  # how many have read it
 _PATIENCE_S = 10  # of a member that is interrupted with a store that does not answer
@@ -152,7 +154,10 @@ def make_process_set(store, rank, ranks, timeout_s):
     of the process at a time, as all of torch that makes groups."""
     global _next_number
     from horon import native
-    meeting = Meeting(store, rank, ranks, timeout_s)
+    # Torch counts groups in each process, so groups of other ranks may have this one's name at the
+    # same time: those that are made from groups without a common rank.
+    own = PrefixStore(f"horon.{'.'.join(map(str, ranks))}", store)
+    meeting = Meeting(own, rank, ranks, timeout_s)
     world_ranks, number = meeting.outcome_of([native.rank(), _next_number], _choose)
     _next_number = number + 1
     process_set = native.add_process_set_among(world_ranks, native.first_group_number + number)

@@ -179,6 +179,7 @@ int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) con
 
 WorkPtr HoronBackend::message(OpType type, const torch_detail::Message& message, Tensors& tensors) {
   const auto begun = std::make_shared<Operation>(tensors, timeout_.load());
+  begun->count_time_in_wait();
   begun->add(messages_.start(message, begun->outputs().at(0)));
   late_results_->add(begun);
   return c10::make_intrusive<OperationWork>(getRank(), type, order_.count(), begun,

@@ -57,7 +57,7 @@ bool ended_by(Operation::Clock::time_point deadline, const PendingCollective& pe
 }  // namespace
 
 Operation::Operation(const Tensors& outputs, std::chrono::milliseconds timeout, Waits waits)
-    : deadline_(deadline_after(timeout, begin_)), waits_(waits) {
+    : timeout_(timeout), deadline_(deadline_after(timeout, begin_)), waits_(waits) {
   outputs_.reserve(outputs.size());
   for (const at::Tensor& output : outputs) outputs_.push_back(output.detach());
   if (!outputs.empty()) device_ = outputs.front().device();
@@ -85,10 +85,11 @@ void Operation::work_if_waited_for() const noexcept {
 }
 
 void Operation::wait_until(Clock::time_point deadline, Asks asks) const {
+  const Clock::time_point begin = counts_in_wait_ ? Clock::now() : begin_;
   for (const Pending& pending : pending_) {
     if (ended_by(deadline, *pending, asks)) continue;
     if (core::in_forked_child()) return;  // outcome() says why
-    throw_late(pending->name, deadline - begin_, "the collective goes on");
+    throw_late(pending->name, deadline - begin, "the collective goes on");
   }
 }
 

@@ -44,6 +44,9 @@ class Operation {
   void begin(Pending pending, bool alone);
   void add(Pending pending);  // one that has begun
   void deliver_by(Deliver deliver) { deliver_ = std::move(deliver); }
+  // The time is counted from each wait and not from the call: a receive may be posted long before
+  // its message can come.
+  void count_time_in_wait() { counts_in_wait_ = true; }
 
   // After it has begun, or has failed to. If its caller waits at once, this thread works on it, but
   // no longer than a signal handler may be left to wait.
@@ -51,8 +54,10 @@ class Operation {
 
   enum class Asks : bool { No, SignalHandlers };  // while it waits, core::wait_check()
   // Returns when all collectives have ended, well or badly. Throws Error(Timeout) when the time is
-  // over, counted from the call.
-  void wait(Asks asks) const { wait_until(deadline_, asks); }
+  // over, counted from the call; but see above.
+  void wait(Asks asks) const {
+    wait_until(counts_in_wait_ ? deadline_after(timeout_) : deadline_, asks);
+  }
   void wait_until(Clock::time_point deadline, Asks asks) const;
   // `timeout` from `begin` on. A year is as good as for ever, and overflows nowhere.
   static Clock::time_point deadline_after(std::chrono::milliseconds timeout,
@@ -88,7 +93,9 @@ class Operation {
   Tensors outputs_;
   c10::Device device_{c10::kCPU};
   const Clock::time_point begin_ = Clock::now();
+  const std::chrono::milliseconds timeout_;
   const Clock::time_point deadline_;
+  bool counts_in_wait_ = false;
   const Waits waits_;
   std::vector<Pending> pending_;
   Deliver deliver_;

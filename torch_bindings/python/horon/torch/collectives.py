@@ -261,8 +261,8 @@ def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_se
 
 
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
-    """The result is (tensor, rows from each rank) if splits are given, else the tensor."""
-    return start_alltoall(tensor, splits, name, process_set, with_rows=splits is not None)
+    """The result is (tensor, rows from each rank), also where no splits are given."""
+    return start_alltoall(tensor, splits, name, process_set, with_rows=True)
 
 
 def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):

@@ -195,15 +195,15 @@ class TorchState(ObjectState):
         self.save()
 
     def committed(self):
-        handlers = {name: handler.saved for name, handler in self._handlers.items()
-                    if hasattr(handler, "saved")}
-        return {**super().committed(), "handlers": handlers}
+        return {**super().committed(),
+                "handlers": {name: handler.saved_state()
+                             for name, handler in self._handlers.items()}}
 
     def take(self, content):
         super().take(content)
         for name, saved in content["handlers"].items():
             if name in self._handlers:
-                self._handlers[name].saved = saved
+                vars(self._handlers[name]).update(saved)
                 self._handlers[name].restore()
 
     def __setattr__(self, name, value):
@@ -213,10 +213,14 @@ class TorchState(ObjectState):
 
 
 class StateHandler:
-    """Of one value. What outlives a restart is `saved`, which save() makes anew each time."""
+    """Of one value. What outlives a restart is what save() keeps in attributes, of any name. It
+    makes them anew each time: they are written after the call."""
 
     def __init__(self, value):
         self.value = value
+
+    def saved_state(self):
+        return {name: kept for name, kept in vars(self).items() if name != "value"}
 
     def save(self):
         raise NotImplementedError
