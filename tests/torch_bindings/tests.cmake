@@ -198,6 +198,7 @@ torch_test(state/uneven_epochs_test 2 3)
 torch_test(checkpoint/checkpoint_file_test 2)
 torch_test(checkpoint/checkpoints_test 1 2 3)
 torch_test(checkpoint/loaded_schedule_test 2)
+torch_test(checkpoint/adasum_checkpoint_test 2 3)
 if(HORON_WITH_CUDA AND NOT HORON_SANITIZE)
   horon_test(torch_real_gpu_test FILES ${torch_tests}/real_gpu_test.cc RANKS 1 2 4 LIBS horon::torch
              LAUNCHER ${CMAKE_CURRENT_SOURCE_DIR}/support/mpirun_one_gpu_test)

@@ -15,7 +15,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/torch_bindings/gradients/collective_step.h"
+#include "horon/torch_bindings/tensors/collective_step.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 #include "horon/torch_bindings/gradients/scaled_steps.h"
 #include "horon/torch_bindings/lr/ada_scale.h"

@@ -19,7 +19,7 @@
 #include "horon/torch_bindings/checkpoint/random_state.h"
 #include "horon/torch_bindings/checkpoint/rank_state.h"
 #include "horon/torch_bindings/collectives/bytes.h"
-#include "horon/torch_bindings/gradients/collective_step.h"
+#include "horon/torch_bindings/tensors/collective_step.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon {

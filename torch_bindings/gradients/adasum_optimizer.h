@@ -28,7 +28,7 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/ops/session/process_set.h"
 #include "horon/torch_bindings/collectives/collectives.h"
-#include "horon/torch_bindings/gradients/collective_step.h"
+#include "horon/torch_bindings/tensors/collective_step.h"
 #include "horon/torch_bindings/tensors/wrapped_optimizer.h"
 
 namespace horon {

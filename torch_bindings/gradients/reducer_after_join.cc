@@ -18,7 +18,8 @@ void GradientReducer::Impl::begin_anew_after_join() {
   if (std::exchange(joins_, joins) == joins) return;
   for (GradientBucket& bucket : buckets_) {
     Failures failures;
-    const bool reduced = bucket.handle == nullptr || failures.run([&] { (void)outcome_of(bucket); });
+    const bool reduced =
+        bucket.handle == nullptr || failures.run([&] { (void)outcome_of(bucket); });
     for (const size_t slot : bucket.slots()) {
       if (slots_[slot].is_submitted()) slots_[slot].abandon(reduced);
     }

@@ -1,8 +1,9 @@
 // The work of a GradientReducer. reducer_impl.cc has what happens while backward() runs,
 // reducer_round.cc the reduction of all buckets, reducer_given_up.cc what becomes of it after an
-// exception, reducer_after_join.cc what becomes of a step that a join() has ended, reducer_agreement.cc
-// what the ranks tell each other in a round, reducer_buckets.cc which gradients share one, and
-// reducer_tuning.cc how the sizes of buckets change while training goes on.
+// exception, reducer_after_join.cc what becomes of a step that a join() has ended,
+// reducer_agreement.cc what the ranks tell each other in a round, reducer_buckets.cc which
+// gradients share one, and reducer_tuning.cc how the sizes of buckets change while training goes
+// on.
 //
 // A round reduces every bucket once. Ranks run the same rounds: one at the end of each backward()
 // (with WaitIn::Step, one in each synchronize()), and one in synchronize() if the step had none.

@@ -15,7 +15,6 @@
 #include "horon/torch_bindings/checkpoint/rank_state.h"
 #include "horon/torch_bindings/checkpoint/sha256.h"
 #include "horon/torch_bindings/collectives/bytes.h"
-#include "horon/torch_bindings/gradients/adasum_optimizer.h"
 
 namespace horon::checkpoints_test {
 namespace {
@@ -88,29 +87,6 @@ TEST_F(CheckpointFiles, GoingOnEqualsNeverHavingStopped) {
   EXPECT_EQ(found->path, file(5));
   second.run(5);
   EXPECT_EQ(second.bits(), want);
-}
-
-// Each rank's momentum is that of its own gradients.
-TEST_F(CheckpointFiles, AnAdasumOptimizerHasAStateOnEachRank) {
-  const at::Tensor w = torch::ones({2}).set_requires_grad(true);
-  AdasumOptimizer optimizer(torch::optim::SGD({w}, torch::optim::SGDOptions(0.1).momentum(0.9)));
-  const auto step = [&] {
-    optimizer.zero_grad();
-    (w * (rank() + 1)).sum().backward();
-    optimizer.step();
-  };
-  Checkpoints checkpoints(folder_);
-  EXPECT_THAT(error_of([&] { checkpoints.add("optimizer", optimizer); }),
-              AllOf(StartsWith("invalid argument"), HasSubstr("add_of_rank()")));
-  checkpoints.add("w", NamedTensors{{"w", w}}).add_of_rank("optimizer", optimizer);
-  step();
-  checkpoints.save(1);
-  step();
-  const at::Tensor want = w.detach().clone();
-  step();
-  ASSERT_TRUE(checkpoints.load_latest());
-  step();
-  EXPECT_TRUE(torch::equal(w.detach(), want)) << w << want;
 }
 
 TEST_F(CheckpointFiles, HoldWhatWasThereWhenSaveWasCalled) {

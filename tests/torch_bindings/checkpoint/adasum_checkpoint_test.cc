@@ -1,0 +1,55 @@
+// Checkpoints of an optimizer whose state differs between ranks.
+#include <filesystem>
+#include <string>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <torch/optim/sgd.h>
+
+#include "horon/ops/session/session.h"
+#include "horon/tests/support/error_of.h"
+#include "horon/torch_bindings/checkpoint/checkpoints.h"
+#include "horon/torch_bindings/collectives/bytes.h"
+#include "horon/torch_bindings/gradients/adasum_optimizer.h"
+
+namespace horon::adasum_checkpoint_test {
+namespace {
+
+namespace fs = std::filesystem;
+namespace optim = ::torch::optim;
+using test::error_of;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// Each rank's momentum is that of its own gradients.
+TEST(AdasumCheckpoint, HoldsTheStateOfEachRank) {
+  const std::string name = "horon_adasum_checkpoint_" + std::to_string(getpid());
+  const std::string folder = broadcast_bytes((fs::temp_directory_path() / name).string());
+  const at::Tensor w = at::ones({2}).requires_grad_(true);
+  AdasumOptimizer optimizer(optim::SGD({w}, optim::SGDOptions(0.1).momentum(0.9)));
+  const auto step = [&] {
+    optimizer.zero_grad();
+    (w * (rank() + 1)).sum().backward();
+    optimizer.step();
+  };
+  {
+    Checkpoints checkpoints(folder);
+    EXPECT_THAT(error_of([&] { checkpoints.add("optimizer", optimizer); }),
+                AllOf(StartsWith("invalid argument"), HasSubstr("add_of_rank()")));
+    checkpoints.add("w", NamedTensors{{"w", w}}).add_of_rank("optimizer", optimizer);
+    step();
+    checkpoints.save(1);
+    step();
+    const at::Tensor want = w.detach().clone();
+    step();
+    ASSERT_TRUE(checkpoints.load_latest());
+    step();
+    EXPECT_TRUE(at::equal(w.detach(), want)) << w << want;
+  }
+  barrier();
+  if (rank() == 0) fs::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace horon::adasum_checkpoint_test
