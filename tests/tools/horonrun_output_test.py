@@ -71,8 +71,21 @@ class Lines(unittest.TestCase):
         self.check_same_lines(2, "os.write(out, b'a\\n\\nb')", [b"a", b"", b"b"])
 
     def test_any_bytes(self):
-        odd = b"\x1eo0 \x00\xff\r\t\x1b[0m\x04\x03"
+        odd = b"\x1eo0 \x00\xff\t\x1b[0m\x04\x03\r"  # as some programs end lines
         self.check_same_lines(2, f"os.write(out, {odd!r} + b'\\n')", [odd])
+
+    def test_a_progress_bar_is_seen_while_it_goes_on(self):
+        script = ("import os, sys\n"
+                  "for done in range(3): os.write(1, b'\\r%d/3' % done)\n"
+                  "sys.stdin.readline()\nos.write(1, b'\\r3/3\\n')")
+        with subprocess.Popen([sys.executable, HORONRUN, "-np", "1", *python(script)], env=CLEAN,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+            seen = b""
+            while b"1/3\r" not in seen:
+                seen += job.stdout.read1()
+            self.assertEqual(seen, b"[0] \r[0] 0/3\r[0] 1/3\r")
+            self.assertEqual(job.communicate(b"\n")[0], b"[0] 2/3\r[0] 3/3\n")
+        self.assertEqual(job.returncode, 0)
 
     def test_a_line_is_seen_when_it_is_written(self):
         with subprocess.Popen([sys.executable, HORONRUN, "-np", "1", *python(
