@@ -1,19 +1,26 @@
 // A job of programs that have asked MPI for unlike thread levels: a simulation beside Python, say.
+#include <algorithm>
+
 #include <gtest/gtest.h>
 #include <mpi.h>
 
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/mpi_main.h"
 
-bool test_main_starts_mpi() { return false; }
+// MPI's profiling interface: this one is called in place of the library's. Rank 1 has asked for
+// less than the others.
+extern "C" int MPI_Query_thread(int* level) {
+  const int result = PMPI_Query_thread(level);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (rank == 1) *level = std::min<int>(*level, MPI_THREAD_SERIALIZED);
+  return result;
+}
 
 namespace horon {
 namespace {
 
 TEST(UnlikeThreadLevels, MakeProcessSetsTogether) {
-  const int wanted = test_rank() == 1 ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE;
-  int provided = -1;
-  ASSERT_EQ(MPI_Init_thread(nullptr, nullptr, wanted, &provided), MPI_SUCCESS);
   init_session();
   const ProcessSet all = split_process_set(1);
   barrier(all);
@@ -22,8 +29,6 @@ TEST(UnlikeThreadLevels, MakeProcessSetsTogether) {
   barrier();
   shutdown();
 }
-
-TEST(UnlikeThreadLevels, EndWithMpi) { EXPECT_EQ(MPI_Finalize(), MPI_SUCCESS); }
 
 }  // namespace
 }  // namespace horon
