@@ -15,10 +15,10 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
-#include "horon/torch_bindings/tensors/collective_step.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 #include "horon/torch_bindings/gradients/scaled_steps.h"
 #include "horon/torch_bindings/lr/ada_scale.h"
+#include "horon/torch_bindings/tensors/collective_step.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::amp {
