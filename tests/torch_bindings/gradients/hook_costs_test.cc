@@ -42,7 +42,7 @@ int64_t count_in_backward(Counter count, int64_t parameters, int64_t elements,
   std::optional<GradientReducer> reducer;
   if (options) reducer.emplace(named, *options);
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (int step = 0; step < 6; ++step) {
+  for (int step = 0; step < 20; ++step) {  // of a busy machine some are quiet
     {
       std::optional<GradientReducer::NoSync> no_sync;
       if (reducer && pass == Pass::SecondInNoSync) no_sync.emplace(reducer->no_sync());
