@@ -18,10 +18,9 @@ void refuse_complex(const AdasumSteps::Groups& groups) {
   for (const auto& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
       if (parameter.is_complex()) {
-        throw Error(
-            ErrorCode::InvalidArgument,
-            concat("AdasumOptimizer: parameter ", number, " is complex, and Adasum is for ",
-                   "floating dtypes; give complex parameters to an optimizer of their ", "own"));
+        throw Error(ErrorCode::InvalidArgument,
+                    concat("AdasumOptimizer: parameter ", number, " is complex, and Adasum is for ",
+                           "floating dtypes; give complex ones to an optimizer of their own"));
       }
       ++number;
     }
