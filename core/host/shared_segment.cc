@@ -76,14 +76,12 @@ void require_memory(size_t bytes) {
 SharedSegment SharedSegment::create(size_t bytes) {
   require_memory(bytes);
   SharedSegment segment;
-  segment.generation_ = next_generation();
   segment.bytes_ = bytes;
   segment.descriptor_ = memfd_create("horon", MFD_CLOEXEC);
   if (segment.descriptor_ < 0) fail_to_open("memfd_create", errno);
   segment.reserve();
   segment.map(segment.descriptor_, kHeaderBytes + bytes);
-  const Header header = {kMagic, segment.generation_};
-  std::memcpy(segment.mapping_, &header, sizeof header);
+  segment.renew_generation();
   return segment;
 }
 
@@ -147,12 +145,19 @@ void SharedSegment::map(int descriptor, size_t mapped_bytes) {
 // pages that go by madvise(), and of mappings that go, but not of fallocate(). Peers map the
 // segment anew once its generation has changed.
 void SharedSegment::release_pages() noexcept {
-  uint64_t generation = 0;
-  if (getrandom(&generation, sizeof generation, 0) != sizeof generation) return;  // costs memory
-  generation_ = generation;
-  const Header header = {kMagic, generation};
+  // A failure only costs memory.
+  try {
+    renew_generation();
+  } catch (const Error&) {
+    return;
+  }
+  madvise(data(), bytes_, MADV_REMOVE);
+}
+
+void SharedSegment::renew_generation() {
+  generation_ = next_generation();
+  const Header header = {kMagic, generation_};
   std::memcpy(mapping_, &header, sizeof header);
-  madvise(data(), bytes_, MADV_REMOVE);  // a failure only costs memory
 }
 
 void SharedSegment::restore_pages() {

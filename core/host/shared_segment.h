@@ -41,6 +41,7 @@ class SharedSegment {
   void restore_pages();
 
  private:
+  void renew_generation();
   void reserve() const;
   void map(int descriptor, size_t mapped_bytes);
   void reset() noexcept;

@@ -23,9 +23,6 @@ void GradientReducer::Impl::begin_anew_after_join() {
     for (const size_t slot : bucket.slots()) {
       if (slots_[slot].is_submitted()) slots_[slot].abandon(reduced);
     }
-    bucket.handle.reset();
-    bucket.refusal.reset();
-    bucket.countdown.reset();
   }
   for (GradientSlot& slot : slots_) {
     if (alone_) {
@@ -33,17 +30,13 @@ void GradientReducer::Impl::begin_anew_after_join() {
     } else {
       slot.gather_anew();
     }
-    slot.passes = 0;
-    slot.accumulating = false;
   }
+  forget_gathering();
   number_.round = 1;
   weight_.reset();
-  flags_.reset();
-  task_that_fits_.reset();
   task_alone_ = -1;
   steady_task_ = kNoTask;
-  round_failed_ = gave_up_ = false;
-  open_ = false;
+  round_failed_ = false;
 }
 
 }  // namespace horon

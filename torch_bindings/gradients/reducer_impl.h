@@ -193,6 +193,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void settle(Failures& failures, Failures& of_functions, bool has_results);
   void call_after_bucket(const GradientBucket& bucket, Failures& failures);
   void clear_round(Clock::time_point begin);
+  void forget_gathering();
   void close_round();
   void end_round_alone();
 

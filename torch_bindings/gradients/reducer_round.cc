@@ -280,6 +280,17 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
     if (open_) timeline->span("training", "backward", first_arrival_, last_arrival_, name_);
     timeline->span("training", "synchronize", begin, end, name_);
   }
+  forget_gathering();
+  if (round_failed_) weight_.reset();
+  round_is_due_ = false;
+  number_.total = totals_.next_total;
+  // After a failure all ranks are where a step begins, also one that has made none of the others'
+  // steps since, in join().
+  number_.round = round_failed_ ? 1 : number_.round + 1;
+}
+
+// No gradient has come yet to the next round, and nothing is under way.
+void GradientReducer::Impl::forget_gathering() {
   for (GradientBucket& bucket : buckets_) {
     bucket.handle.reset();
     bucket.refusal.reset();
@@ -289,13 +300,7 @@ void GradientReducer::Impl::clear_round(Clock::time_point begin) {
     slot.passes = 0;
     slot.accumulating = false;
   }
-  if (round_failed_) weight_.reset();
-  round_is_due_ = false;
   gave_up_ = false;
-  number_.total = totals_.next_total;
-  // After a failure all ranks are where a step begins, also one that has made none of the others'
-  // steps since, in join().
-  number_.round = round_failed_ ? 1 : number_.round + 1;
   flags_.reset();
   task_that_fits_.reset();
   open_ = false;

@@ -12,6 +12,7 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/error_of.h"
+#include "horon/tests/support/open_descriptors.h"
 
 namespace horon {
 namespace {
@@ -62,14 +63,6 @@ TEST(EndedSession, ItsProcessSetsAreRefusedInTheNextOne) {
   shutdown();
 }
 
-int open_files() {
-  int files = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++files;
-  }
-  return files;
-}
-
 // Sessions are kept after their end, their files are not.
 TEST(EndedSession, ItsTimelineIsClosed) {
   const std::string path = concat(testing::TempDir(), "/ended_session.", getpid(), ".json");
@@ -78,7 +71,7 @@ TEST(EndedSession, ItsTimelineIsClosed) {
     barrier();
     shutdown();
     std::filesystem::remove(path);
-    return open_files();
+    return test::open_descriptors();
   };
   const int first = session();
   for (int i = 0; i < 3; ++i) EXPECT_EQ(session(), first);

@@ -1,7 +1,6 @@
 // Process sets of a session: what they run on, and what they leave behind.
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <random>
@@ -13,6 +12,7 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/support/mpi_main.h"
+#include "horon/tests/support/open_descriptors.h"
 
 namespace horon {
 namespace {
@@ -75,9 +75,7 @@ struct Holdings {
 
 Holdings holdings() {
   Holdings held;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++held.descriptors;
-  }
+  held.descriptors = test::open_descriptors();
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     if (line.find("memfd:horon") != std::string::npos) ++held.mappings;

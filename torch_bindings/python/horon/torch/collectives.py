@@ -185,9 +185,9 @@ def start_broadcast(tensor, root_rank, name, process_set, in_place=False, wait=F
     return _start(call, [tensor], result, wait)
 
 
-def start_alltoall(tensor, splits, name, process_set, with_rows, wait=False):
-    """with_rows: the result is (tensor, rows from each rank). What does not fit is refused by C++,
-    which tells the ranks that wait for this one."""
+def start_alltoall(tensor, splits, name, process_set, wait=False):
+    """The result is (tensor, rows from each rank). What does not fit is refused by C++, which tells
+    the ranks that wait for this one."""
     rows = []  # as many for each
     if splits is not None:
         splits = torch.as_tensor(splits)
@@ -200,8 +200,6 @@ def start_alltoall(tensor, splits, name, process_set, with_rows, wait=False):
                        process_set.of_call(), splits=rows)
 
     def result(tensors, ended):
-        if not with_rows:
-            return tensors[0]
         return tensors[0], torch.tensor(ended.received()[0], dtype=torch.int32)
 
     return _start(call, [tensor], result, wait)
@@ -262,7 +260,7 @@ def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_se
 
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
     """The result is (tensor, rows from each rank), also where no splits are given."""
-    return start_alltoall(tensor, splits, name, process_set, with_rows=True)
+    return start_alltoall(tensor, splits, name, process_set)
 
 
 def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):

@@ -82,8 +82,7 @@ class _Reducescatter(torch.autograd.Function):
 class _Alltoall(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, splits, name, process_set):
-        result, received = calls.start_alltoall(tensor, splits, name, process_set, with_rows=True,
-                                                wait=True)
+        result, received = calls.start_alltoall(tensor, splits, name, process_set, wait=True)
         ctx.received, ctx.process_set = received, process_set
         ctx.rows = tensor.shape[0]
         ctx.mark_non_differentiable(received)
