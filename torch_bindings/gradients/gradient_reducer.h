@@ -46,8 +46,8 @@
 // which costs two small collectives more, and one of its own size.
 //
 // Ranks that have called join() take part with zeros until all have; an average is then that of the
-// others. Behind it all begin a step. A gradient that a rank has gathered by then, and no round has
-// reduced, counts in that step if the program does not zero it.
+// others. Behind it all begin a step. A gradient that a rank has gathered by then, and whose bucket
+// has not been submitted, counts in that step if the program does not zero it; others are gone.
 //
 // Order: parameters with the same names, shapes, dtypes and strides, in the same order, on every
 // rank; reducers are constructed in the same order unless they have names. Ranks may compute

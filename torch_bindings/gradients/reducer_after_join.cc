@@ -11,17 +11,17 @@ namespace horon {
 using namespace torch_detail;
 
 // No round is open, and no hook of another thread runs: a join() has no backward() beside it. What
-// this rank has submitted, the others have reduced before the join ended.
+// this rank has submitted, the others have reduced before the join ended, in a step that it has not
+// made: as a value of .grad it would be one that they do not hold.
 void GradientReducer::Impl::begin_anew_after_join() {
   if (!is_initialized()) return;
   const uint64_t joins = ops::call_counts().times_forgotten(settings_.set);
   if (std::exchange(joins_, joins) == joins) return;
   for (GradientBucket& bucket : buckets_) {
-    Failures failures;
-    const bool reduced =
-        bucket.handle == nullptr || failures.run([&] { (void)outcome_of(bucket); });
+    Failures failures;  // of a step that is over
+    if (bucket.handle != nullptr) failures.run([&] { (void)outcome_of(bucket); });
     for (const size_t slot : bucket.slots()) {
-      if (slots_[slot].is_submitted()) slots_[slot].abandon(reduced);
+      if (slots_[slot].is_submitted()) slots_[slot].abandon(/*finished=*/false);
     }
   }
   for (GradientSlot& slot : slots_) {

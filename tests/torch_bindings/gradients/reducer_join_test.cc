@@ -306,6 +306,19 @@ TEST(Join, AGradientThatIsLeftOverCountsInTheNextStep) {
   }
 }
 
+// Of what one rank has submitted alone, nobody holds the result.
+TEST(Join, AGradientThatWasSubmittedIsGone) {
+  const at::Tensor w = leaf({3}, at::kDouble), v = leaf({2}, at::kDouble);
+  GradientReducer reducer({{"w", w}, {"v", v}}, in_flight(ReduceOp::Sum));
+  const auto backward = [&] { (weighted(w, rank() + 1) + weighted(v, rank() + 1)).backward(); };
+  if (rank() == size() - 1) backward();
+  EXPECT_GE(join(), 0);
+  backward();
+  reducer.synchronize();
+  expect_gradient(w, sum_of_ranks());
+  expect_gradient(v, sum_of_ranks());
+}
+
 TEST(Join, AWeightMayFollowAGradientThatIsLeftOver) {
   const at::Tensor w = leaf({3}, at::kDouble);
   GradientReducer reducer({{"w", w}}, {.backward_passes_per_step = 2});

@@ -4,6 +4,7 @@ The other ranks of the job know nothing of it. Each member tells its rank of MPI
 behind the highest one that it has given to a group; the first one takes the highest of these.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -156,7 +157,8 @@ def make_process_set(store, rank, ranks, timeout_s):
     from horon import native
     # Torch counts groups in each process, so groups of other ranks may have this one's name at the
     # same time: those that are made from groups without a common rank.
-    own = PrefixStore(f"horon.{'.'.join(map(str, ranks))}", store)
+    digest = hashlib.sha256(json.dumps(ranks).encode()).hexdigest()[:32]  # stores limit names
+    own = PrefixStore(f"horon.{digest}", store)
     meeting = Meeting(own, rank, ranks, timeout_s)
     world_ranks, number = meeting.outcome_of([native.rank(), _next_number], _choose)
     _next_number = number + 1

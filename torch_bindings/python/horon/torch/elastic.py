@@ -168,6 +168,7 @@ class TorchState(ObjectState):
     def __init__(self, model=None, optimizer=None, **kwargs):
         kwargs.update(model=model, optimizer=optimizer)
         self._handlers = {}
+        self._saved_names = {}  # by handler: the attributes that its save() has made
         for name, value in kwargs.items():
             for of_type, handler in _handler_registry:
                 if isinstance(value, of_type):
@@ -179,8 +180,11 @@ class TorchState(ObjectState):
             super().__setattr__(name, handler.value)
 
     def save(self):
-        for handler in self._handlers.values():
+        for name, handler in self._handlers.items():
+            before = dict(vars(handler))
             handler.save()
+            made = {key for key, kept in vars(handler).items() if kept is not before.get(key)}
+            self._saved_names.setdefault(name, {"saved"}).update(made - {"value"})
         super().save()
 
     def restore(self):
@@ -195,9 +199,10 @@ class TorchState(ObjectState):
         self.save()
 
     def committed(self):
-        return {**super().committed(),
-                "handlers": {name: handler.saved_state()
-                             for name, handler in self._handlers.items()}}
+        handlers = {name: {key: kept for key, kept in vars(handler).items()
+                           if key in self._saved_names.get(name, {"saved"})}
+                    for name, handler in self._handlers.items()}
+        return {**super().committed(), "handlers": handlers}
 
     def take(self, content):
         super().take(content)
@@ -213,14 +218,11 @@ class TorchState(ObjectState):
 
 
 class StateHandler:
-    """Of one value. What outlives a restart is what save() keeps in attributes, of any name. It
-    makes them anew each time: they are written after the call."""
+    """Of one value. What outlives a restart is what save() keeps in attributes, of any name, which
+    it makes anew each time. Other attributes stay those of the handler."""
 
     def __init__(self, value):
         self.value = value
-
-    def saved_state(self):
-        return {name: kept for name, kept in vars(self).items() if name != "value"}
 
     def save(self):
         raise NotImplementedError
