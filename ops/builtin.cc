@@ -12,6 +12,7 @@
 #include "horon/core/negotiation/ring_gate.h"
 #include "horon/core/runtime/submission.h"
 #include "horon/ops/adasum/adasum_allreduce.h"
+#include "horon/ops/choice/algorithm.h"
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/cuda/pinned_memory.h"
 #include "horon/ops/cuda/staged_op.h"
@@ -64,13 +65,14 @@ size_t gate_offset(const core::Topology& topology, const core::Config& config) {
          core::whole_cache_lines(BlockExchange::area_bytes(topology.local_size));
 }
 
-void add_shared_memory_ops(const Communicator& communicator,
+void add_shared_memory_ops(const Communicator& communicator, const core::Config& config,
                            std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
   core::LocalGroup& group = communicator.local_group();
   ops.push_back(std::make_unique<SharedMemoryAllreduce>(group, communicator.area(),
                                                         communicator.constants()));
   const auto exchange = std::make_shared<BlockExchange>(
-      group, communicator.area() + exchange_offset(group.local_size()));
+      group, communicator.area() + exchange_offset(group.local_size()),
+      copies_by_kernel(config.process_copies, communicator.constants()));
   for (const CollectiveKind kind :
        {CollectiveKind::Broadcast, CollectiveKind::Allgather, CollectiveKind::Reducescatter,
         CollectiveKind::Alltoall, CollectiveKind::Gather, CollectiveKind::Scatter}) {
@@ -250,7 +252,7 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     const Communicator& communicator, const core::Config& config,
     const std::shared_ptr<core::ScratchPool>& scratch, const std::shared_ptr<JobGpu>& gpu) {
   std::vector<std::unique_ptr<core::CollectiveOp>> ops;
-  if (shares_memory(communicator, config)) add_shared_memory_ops(communicator, ops);
+  if (shares_memory(communicator, config)) add_shared_memory_ops(communicator, config, ops);
   if (communicator.mpi() != nullptr) {
     const core::Topology& topology = communicator.topology();
     const std::shared_ptr<Messages> messages = make_mpi_messages(communicator.mpi());

@@ -57,6 +57,16 @@ Choice choice_of(const Communicator& communicator, const core::Config& config, C
   return choose_algorithm(situation_of(communicator, reach, kind, bytes), communicator.constants());
 }
 
+std::string how_private_blocks_go(const Communicator& communicator, const core::Config& config) {
+  const core::LocalGroup& group = communicator.local_group();
+  const bool allowed = group.copies_between_processes();
+  if (allowed && copies_by_kernel(config.process_copies, communicator.constants())) {
+    return "copied by the kernel";
+  }
+  return core::concat("by way of shared memory (",
+                      allowed ? "faster than a copy by the kernel" : group.no_copies_reason(), ")");
+}
+
 }  // namespace
 
 std::vector<std::string> explain_choices(const Communicator& communicator,
@@ -83,10 +93,8 @@ std::vector<std::string> explain_choices(const Communicator& communicator,
   const bool shares =
       reach_of(communicator, config, CollectiveKind::Alltoall) == Reach::SharedMemory;
   if (shares && group.local_size() > 1) {
-    lines.push_back(group.copies_between_processes()
-                        ? "long blocks between private memories: copied by the kernel"
-                        : core::concat("long blocks between private memories: by way of shared ",
-                                       "memory (", group.no_copies_reason(), ")"));
+    lines.push_back(core::concat("long blocks between private memories: ",
+                                 how_private_blocks_go(communicator, config)));
   }
   return lines;
 }

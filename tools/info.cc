@@ -86,6 +86,8 @@ Json choices_json() {
   const horon::ops::JobConstants& found = horon::ops::constants();
   return {{"handoff_us", found.constants.handoff_us},
           {"sum_bytes_per_us", found.constants.sum_bytes_per_us},
+          {"process_copy_bytes_per_us", found.constants.process_copy_bytes_per_us},
+          {"ring_copy_bytes_per_us", found.constants.ring_copy_bytes_per_us},
           {"message_us", found.constants.message_us},
           {"wire_bytes_per_us", found.constants.wire_bytes_per_us},
           {"origin", found.origin},
@@ -115,6 +117,9 @@ void print_choices(const Json& algorithms) {
   std::cout << "\nalgorithms (" << algorithms["origin"].get<std::string>() << ")\n";
   std::printf("  on a host: a hand-off takes %.2f us, and %.0f bytes/us are added\n",
               number("handoff_us"), number("sum_bytes_per_us"));
+  std::printf("  private memory to that of another rank: %.0f bytes/us by the kernel, %.0f by way of "
+              "shared memory\n",
+              number("process_copy_bytes_per_us"), number("ring_copy_bytes_per_us"));
   std::printf("  between hosts: a message takes %.2f us, and %.0f bytes/us flow\n",
               number("message_us"), number("wire_bytes_per_us"));
   for (const auto& line : algorithms["choices"]) {

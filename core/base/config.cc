@@ -112,9 +112,9 @@ constexpr std::array kKnobs = {
          "file of rank 0 that keeps what was measured; empty: in the user's cache"),
     yes_or_no("HORON_SHARED_MEMORY", &Config::shared_memory, kSame,
               "ranks of one host use shared memory"),
-    text("HORON_CMA", &Config::process_copies, "auto, off", kSame,
+    text("HORON_CMA", &Config::process_copies, "auto, on, off", kSame,
          "ranks of one host copy private tensors straight between their processes "
-         "(process_vm_readv); auto: where the system lets them"),
+         "(process_vm_readv), where the system lets them; auto: if that was measured to be faster"),
     yes_or_no("HORON_FREEZE", &Config::freeze, kSame,
               "what comes again and again starts by a counter in shared memory"),
     yes_or_no("HORON_KEEP_HEAP", &Config::keep_heap, kOwn,

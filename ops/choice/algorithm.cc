@@ -160,6 +160,13 @@ Choice choose_algorithm(const Situation& situation, const MachineConstants& cons
   return {Algorithm::Mpi};
 }
 
+// What two ranks take to exchange blocks is in the constants. A block that goes one way only is
+// shared out alike: the kernel copies it with both cores, or each core makes one of the two copies.
+bool copies_by_kernel(std::string_view knob, const MachineConstants& constants) {
+  if (knob != "auto") return knob == "on";
+  return constants.process_copy_bytes_per_us >= constants.ring_copy_bytes_per_us;
+}
+
 std::string describe(const Choice& choice) {
   if (choice.algorithm != Algorithm::Tree) return std::string(to_string(choice.algorithm));
   if (choice.fan_out == 1) return "chain";

@@ -59,6 +59,10 @@ Choice choose_algorithm(const Situation& situation, const MachineConstants& cons
 double compared_us(const Situation& situation, const Choice& choice,
                    const MachineConstants& constants);
 
+// Whether long blocks between the private memories of two ranks of a host are copied by the kernel,
+// where it may, or by way of shared memory. `knob`: what HORON_CMA says.
+bool copies_by_kernel(std::string_view knob, const MachineConstants& constants);
+
 // For people: "two rounds", "tree of fan-out 3", "chain".
 std::string describe(const Choice& choice);
 

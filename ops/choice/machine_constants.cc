@@ -21,6 +21,8 @@ struct Field {
 constexpr std::array kFields = {
     Field{"handoff_us", &MachineConstants::handoff_us, 0.05, 1e4, false},
     Field{"sum_bytes_per_us", &MachineConstants::sum_bytes_per_us, 64, 1e6, true},
+    Field{"process_copy_bytes_per_us", &MachineConstants::process_copy_bytes_per_us, 64, 1e6, true},
+    Field{"ring_copy_bytes_per_us", &MachineConstants::ring_copy_bytes_per_us, 64, 1e6, true},
     Field{"message_us", &MachineConstants::message_us, 0.1, 1e6, false},
     Field{"wire_bytes_per_us", &MachineConstants::wire_bytes_per_us, 0.1, 1e6, true},
 };

@@ -14,6 +14,10 @@ struct MachineConstants {
   // adds what other ranks have written.
   double handoff_us = 4;
   double sum_bytes_per_us = 8192;
+  // On one host: how fast private memory of two ranks gets into that of the other one, both ways at
+  // the same time, if the kernel copies it, and if it goes into shared memory and out of it.
+  double process_copy_bytes_per_us = 16384;
+  double ring_copy_bytes_per_us = 8192;
   // Between two hosts: until a short message is there, and what flows each way at the same time.
   double message_us = 16;
   double wire_bytes_per_us = 1024;
@@ -26,8 +30,8 @@ MachineConstants within_reason(MachineConstants constants);
 // Of several hosts, or pairs of hosts: the slowest of each kind, for which the others wait.
 MachineConstants slowest(const MachineConstants& a, const MachineConstants& b);
 
-// "handoff_us=4 sum_bytes_per_us=8192 message_us=16 wire_bytes_per_us=1024". Exact both ways;
-// nullopt if the text is not such a one, or has values that are not within_reason().
+// "handoff_us=4 sum_bytes_per_us=8192 ...", all fields in their order. Exact both ways; nullopt if
+// the text is not such a one, or has values that are not within_reason().
 std::string to_text(const MachineConstants& constants);
 std::optional<MachineConstants> constants_in(std::string_view text);
 

@@ -67,7 +67,7 @@ class BlockExchange::Running final : public core::InFlight {
     const auto ranks = static_cast<uint64_t>(parent_.ranks_);
     if (cell_.left().load(std::memory_order_seq_cst) < uses * ranks) return false;
     posted_ = true;
-    pairs_ = offer_memory(parent_.group_, cell_, batch_, plan_);
+    pairs_ = offer_memory(parent_.group_, cell_, batch_, plan_, parent_.by_kernel_);
     all_arrived_ = (uses + 1) * ranks;
     cell_.member(parent_.rank_)
         .arrivals.store(static_cast<uint32_t>(uses + 1), std::memory_order_seq_cst);
@@ -289,13 +289,14 @@ class BlockExchange::Running final : public core::InFlight {
   std::optional<BlockReduction> reduction_;  // of a reducescatter, once all ranks are here
 };
 
-BlockExchange::BlockExchange(core::LocalGroup& group, std::byte* area)
+BlockExchange::BlockExchange(core::LocalGroup& group, std::byte* area, bool by_kernel)
     : group_(group),
       rank_(group.local_rank()),
       ranks_(group.local_size()),
       progress_(group, area),
       reuse_(group, area + Waiters::area_bytes(ranks_)),
       cells_(area + 2 * Waiters::area_bytes(ranks_)),
+      by_kernel_(by_kernel),
       rings_(group) {}
 
 size_t BlockExchange::area_bytes(int ranks) {

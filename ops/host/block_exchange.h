@@ -5,9 +5,9 @@
 // copied from the input of its sender into the output of its receiver. Where there is a root, the
 // others begin when the root has done so, since each exchanges with it alone; the root waits for
 // all. Who copies depends on which of the two the other ranks can reach: shared memory they map,
-// and private memory the kernel copies for them where that is allowed (core/host/process_memory.h),
-// but not of ranks whose blocks are all short, not what several ranks want of one, and not for
-// sums. Blocks of an output that lie apart are not mapped: the kernel writes each at its address.
+// and private memory the kernel copies for them where that is allowed (core/host/process_memory.h)
+// and faster, but not of ranks whose blocks are all short, not what several ranks want of one, and
+// not for sums. Blocks of an output that lie apart are not mapped: the kernel writes each at its address.
 //   - Both: the two ranks claim pieces of the block and copy them. The rank that has less to do
 //     helps the other, and none waits for one that sleeps.
 //   - One can't be reached: its owner copies the block.
@@ -38,8 +38,8 @@ namespace horon::ops {
 class BlockExchange {
  public:
   // `group` must be available and outlive the object. `area`: area_bytes() of zeroed memory that
-  // all ranks share, 64-byte aligned.
-  BlockExchange(core::LocalGroup& group, std::byte* area);
+  // all ranks share, 64-byte aligned. `by_kernel`: as of offer_memory() (exchange_offer.h).
+  BlockExchange(core::LocalGroup& group, std::byte* area, bool by_kernel);
   static size_t area_bytes(int ranks);
 
   // Every rank starts the same collectives in the same order.
@@ -57,6 +57,7 @@ class BlockExchange {
   Waiters progress_;  // ranks that wait for others to arrive, for a piece, or for the end
   Waiters reuse_;     // ranks that wait for a free cell
   std::byte* cells_;
+  const bool by_kernel_;
   uint64_t next_ = 0;
   RingPool rings_;
 };

@@ -17,11 +17,12 @@ constexpr int64_t kByKernelBytesMin = 32 << 10;
 class Offer {
  public:
   Offer(core::LocalGroup& group, const ExchangeCell& cell, const core::Batch& batch,
-        const BlockPlan& plan)
+        const BlockPlan& plan, bool by_kernel)
       : group_(group),
         cell_(cell),
         batch_(batch),
         plan_(plan),
+        by_kernel_(by_kernel && group.copies_between_processes()),
         rank_(group.local_rank()),
         ranks_(group.local_size()),
         mine_(cell.member(rank_)) {}
@@ -95,8 +96,8 @@ class Offer {
 
   // Sums read what they can map, and what several ranks want is copied by its rank once.
   bool may_be_copied(const std::vector<Block>& blocks) const {
-    return !plan_.reduces && !(plan_.one_for_all && ranks_ > 2) &&
-           group_.copies_between_processes() && longest_of_others(blocks) >= kByKernelBytesMin;
+    return by_kernel_ && !plan_.reduces && !(plan_.one_for_all && ranks_ > 2) &&
+           longest_of_others(blocks) >= kByKernelBytesMin;
   }
 
   int64_t longest_of_others(const std::vector<Block>& blocks) const {
@@ -114,6 +115,7 @@ class Offer {
   const ExchangeCell& cell_;
   const core::Batch& batch_;
   const BlockPlan& plan_;
+  const bool by_kernel_;
   const int rank_;
   const int ranks_;
   ExchangeMember& mine_;
@@ -122,8 +124,8 @@ class Offer {
 }  // namespace
 
 uint32_t offer_memory(core::LocalGroup& group, const ExchangeCell& cell, const core::Batch& batch,
-                      const BlockPlan& plan) {
-  return Offer(group, cell, batch, plan).write();
+                      const BlockPlan& plan, bool by_kernel) {
+  return Offer(group, cell, batch, plan, by_kernel).write();
 }
 
 }  // namespace horon::ops

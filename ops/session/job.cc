@@ -190,6 +190,8 @@ void Job::find_constants() {
   job.host_name = name_of_this_host(config_);
   core::LocalGroup& group = world_->local_group();
   if (group.available()) job.area = group.area() + transport_bytes(bootstrap_->topology());
+  const bool may_copy = group.copies_between_processes() && group.local_rank() < 2;
+  if (may_copy) job.peer_process = group.process_id(1 - group.local_rank());
   job.messages = [this] { return make_mpi_messages(world_->mpi()); };
   try {
     constants_ = find_job_constants(*bootstrap_, config_, job);

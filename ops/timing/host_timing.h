@@ -1,5 +1,6 @@
-// Times a hand-off between two ranks of one host, and how fast one adds what the other has written:
-// the two pass a turn to and fro, first with nothing and then with a block to add.
+// Times a hand-off between two ranks of one host, how fast one adds what the other has written, and
+// how fast they exchange private memory: the two pass a turn to and fro, first with nothing, then
+// with a block to add, and then with a block to copy (copy_rounds.h).
 #pragma once
 
 #include <chrono>
@@ -16,11 +17,16 @@ class HostTiming {
   struct Times {
     double handoff_us = 0;
     double sum_bytes_per_us = 0;
+    // Not if there is no peer to copy from.
+    double process_copy_bytes_per_us = 0;
+    double ring_copy_bytes_per_us = 0;
   };
   // Both ranks call it at about the same time. The one that leads gets the times, if its peer has
   // answered within `limit`, and ends the other's call, too. That one ends by itself if nothing
-  // comes in four times the limit. Neither waits longer, and neither throws.
-  static std::optional<Times> measure(std::byte* area, bool leads, std::chrono::microseconds limit);
+  // comes in four times the limit. Neither waits longer. `peer`: the process of the other rank; 0
+  // on both if the kernel may not copy between them. Throws if there is no memory.
+  static std::optional<Times> measure(std::byte* area, bool leads, int peer,
+                                      std::chrono::microseconds limit);
 };
 
 }  // namespace horon::ops

@@ -34,6 +34,13 @@ int64_t days_since_1970() {
 
 bool leads_its_host(const core::Topology& topology) { return topology.local_rank == 0; }
 
+// Empty but on the first rank of each host. Where the kernel does not copy, it is not measured.
+std::string host_in_words(const core::Topology& topology, const MeasuredJob& job) {
+  if (!leads_its_host(topology)) return "";
+  const bool copies = topology.local_size < 2 || job.peer_process != 0;
+  return copies ? job.host_name : concat(job.host_name, " without CMA");
+}
+
 // "2 hosts: a 2, b 1". Of many hosts a number stands for their names.
 std::string words_for_job(const core::Topology& topology, const std::vector<std::string>& names) {
   std::vector<int> ranks(static_cast<size_t>(topology.host_count()));
@@ -61,11 +68,15 @@ void measure_host(const core::Topology& topology, const MeasuredJob& job, Measur
   if (topology.local_size < 2 || topology.local_rank > 1) return;
   mine.host_expected = leads_its_host(topology);
   if (job.area == nullptr) return;
-  const auto times = HostTiming::measure(job.area, leads_its_host(topology), job.host_limit);
+  const auto times =
+      HostTiming::measure(job.area, leads_its_host(topology), job.peer_process, job.host_limit);
   if (!times) return;
   mine.host = true;
   mine.constants.handoff_us = times->handoff_us;
   mine.constants.sum_bytes_per_us = times->sum_bytes_per_us;
+  if (job.peer_process == 0) return;
+  mine.constants.process_copy_bytes_per_us = times->process_copy_bytes_per_us;
+  mine.constants.ring_copy_bytes_per_us = times->ring_copy_bytes_per_us;
 }
 
 // An error is logged at once, before the ranks tell each other of it: they do so by calls that wait
@@ -107,6 +118,8 @@ MachineConstants slowest_of(const std::vector<Measured>& all) {
   if (host) {
     together.handoff_us = host->handoff_us;
     together.sum_bytes_per_us = host->sum_bytes_per_us;
+    together.process_copy_bytes_per_us = host->process_copy_bytes_per_us;
+    together.ring_copy_bytes_per_us = host->ring_copy_bytes_per_us;
   }
   if (wire) {
     together.message_us = wire->message_us;
@@ -149,8 +162,7 @@ JobConstants find_job_constants(const Bootstrap& bootstrap, const core::Config& 
   if (topology.size == 1) return {{}, "defaults: there is one rank"};
   if (config.measure == "off") return {{}, "defaults: HORON_MEASURE=off"};
   const std::string words = words_for_job(
-      topology, bootstrap.allgather(Bootstrap::Among::Job,
-                                    leads_its_host(topology) ? job.host_name : std::string()));
+      topology, bootstrap.allgather(Bootstrap::Among::Job, host_in_words(topology, job)));
   const ConstantsFile file(config.measure_file.empty() ? default_constants_path(core::host_name())
                                                        : config.measure_file);
   // Rank 0 decides: its text has the constants and the path of the file, or is empty.

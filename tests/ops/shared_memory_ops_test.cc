@@ -63,7 +63,7 @@ class SharedMemoryBlocks : public SharedMemoryOps,
         !group_->copies_between_processes()) {
       GTEST_SKIP() << group_->no_copies_reason();
     }
-    exchange_ = std::make_shared<BlockExchange>(*group_, group_->area());
+    exchange_ = std::make_shared<BlockExchange>(*group_, group_->area(), true);
   }
 
   std::shared_ptr<BlockExchange> exchange_;

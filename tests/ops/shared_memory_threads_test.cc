@@ -75,7 +75,7 @@ void check_all_kinds(int size, core::LocalGroup::ProcessCopies copies) {
   with_groups(
       size, BlockExchange::area_bytes(size),
       [](const World& world, core::LocalGroup& group) {
-        const auto exchange = std::make_shared<BlockExchange>(group, group.area());
+        const auto exchange = std::make_shared<BlockExchange>(group, group.area(), true);
         SharedMemoryExchange broadcast(exchange, CollectiveKind::Broadcast);
         check_broadcast(world, broadcast);
         SharedMemoryExchange allgather(exchange, CollectiveKind::Allgather);
@@ -198,7 +198,7 @@ TEST(SharedMemory, AlltoallOfManyRanks) {
   static constexpr int64_t kCount = 30'000;
   with_groups(kRanks, BlockExchange::area_bytes(kRanks),
               [](const World& world, core::LocalGroup& group) {
-                BlockExchange exchange(group, group.area());
+                BlockExchange exchange(group, group.area(), true);
                 const auto value = [](int from, int to, int64_t at) {
                   return static_cast<float>(from * 64 + to) + static_cast<float>(at % 1000) * 8192;
                 };
@@ -232,7 +232,7 @@ TEST(SharedMemory, OthersThanTheRootDoNotWaitForEachOther) {
   with_groups(kRanks, BlockExchange::area_bytes(kRanks),
               [](const World& world, core::LocalGroup& group) {
                 const bool is_root = world.rank == 0;
-                BlockExchange exchange(group, group.area());
+                BlockExchange exchange(group, group.area(), true);
                 for (const CollectiveKind kind :
                      {CollectiveKind::Broadcast, CollectiveKind::Gather, CollectiveKind::Scatter}) {
                   const auto memory = world.allocate(2 * kRanks * kCount * sizeof(float));

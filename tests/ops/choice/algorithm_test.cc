@@ -164,7 +164,9 @@ TEST(Algorithm, OfTheKindsThatHaveOneEach) {
 TEST(Algorithm, NoOtherTakesLess) {
   for (const double message_us : {0.1, 16.0, 1000.0, 1e6}) {
     for (const double wire : {0.1, 100.0, 1024.0, 1e6}) {
-      const MachineConstants constants{4, 8192, message_us, wire};
+      MachineConstants constants;
+      constants.message_us = message_us;
+      constants.wire_bytes_per_us = wire;
       for (const int hosts : {2, 3, 5, 64}) {
         for (int64_t bytes = 4; bytes <= 256 * kMiB; bytes *= 4) {
           const Situation sum = allreduce_between(hosts, bytes);
@@ -187,6 +189,19 @@ TEST(Algorithm, HasWordsForPeople) {
   EXPECT_EQ(describe({Algorithm::TwoRounds}), "two rounds");
   EXPECT_EQ(describe({Algorithm::Tree, 1}), "chain");
   EXPECT_EQ(describe({Algorithm::Tree, 3}), "tree of fan-out 3");
+}
+
+TEST(CopiesByKernel, IfThatIsFasterUnlessAKnobSaysSo) {
+  MachineConstants quick;
+  quick.process_copy_bytes_per_us = 20'000;
+  quick.ring_copy_bytes_per_us = 19'000;
+  MachineConstants slow = quick;
+  slow.process_copy_bytes_per_us = 9'000;
+  EXPECT_TRUE(copies_by_kernel("auto", quick));
+  EXPECT_FALSE(copies_by_kernel("auto", slow));
+  EXPECT_TRUE(copies_by_kernel("on", slow));
+  EXPECT_FALSE(copies_by_kernel("off", quick));
+  EXPECT_TRUE(copies_by_kernel("auto", {})) << "where nobody has measured it";
 }
 
 }  // namespace

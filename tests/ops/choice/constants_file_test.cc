@@ -26,7 +26,7 @@ class ConstantsFileTest : public testing::Test {
   const fs::path file_folder_ = folder_ / "cache" / "of_user";
   const std::string path_ = file_folder_ / "constants";
   const ConstantsFile file_{path_};
-  const MachineConstants constants_{0.25, 9000.5, 31, 117.375};
+  const MachineConstants constants_{0.25, 9000.5, 9100, 9200.5, 31, 117.375};
 };
 
 TEST_F(ConstantsFileTest, KeepsALineForEachJob) {

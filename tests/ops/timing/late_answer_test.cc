@@ -17,7 +17,7 @@ namespace {
 
 // The leader gives up before each step of a peer that answers its first turn: the peer must see it.
 TEST(HostTiming, WhoAnswersLateIsNotHeldUp) {
-  using Area = std::array<std::atomic<uint64_t>, (64 << 10) / sizeof(uint64_t)>;
+  using Area = std::array<std::atomic<uint64_t>, (1 << 20) / sizeof(uint64_t)>;
   ASSERT_LE(HostTiming::area_bytes(), sizeof(Area));
   bool answered = false;
   for (int steps = 0; !answered; ++steps) {
@@ -28,7 +28,7 @@ TEST(HostTiming, WhoAnswersLateIsNotHeldUp) {
     SteppedProcess peer([&] {
       begun = 1;
       auto* const memory = reinterpret_cast<std::byte*>(area->data());
-      return HostTiming::measure(memory, false, std::chrono::hours(1)) ? 1 : 0;
+      return HostTiming::measure(memory, false, 0, std::chrono::hours(1)) ? 1 : 0;
     });
     if (!peer.stopped()) GTEST_SKIP() << "processes may not be traced here";
     while (begun == 0) peer.step();

@@ -4,9 +4,11 @@
 #include <cstring>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -42,27 +44,49 @@ struct AlignedMemory {
 TEST(HostTiming, TheOneThatLeadsGetsTimes) {
   const AlignedMemory area;
   core::run_ranks(2, [&](int rank) {
-    const auto times = HostTiming::measure(area.data, rank == 0, kLongEnough);
+    const auto times = HostTiming::measure(area.data, rank == 0, getpid(), kLongEnough);
     ASSERT_EQ(times.has_value(), rank == 0);
     if (!times) return;
     EXPECT_GT(times->handoff_us, 0);
     EXPECT_GT(times->sum_bytes_per_us, 0);
+    EXPECT_GT(times->process_copy_bytes_per_us, 0);
+    EXPECT_GT(times->ring_copy_bytes_per_us, 0);
+  });
+}
+
+// Of the peer in whose memory the kernel may not look.
+TEST(HostTiming, WithoutAProcessToCopyFromNoCopiesAreTimed) {
+  const AlignedMemory area;
+  core::run_ranks(2, [&](int rank) {
+    const auto times = HostTiming::measure(area.data, rank == 0, 0, kLongEnough);
+    if (!times) return;
+    EXPECT_GT(times->handoff_us, 0);
+    EXPECT_EQ(times->process_copy_bytes_per_us, 0);
+    EXPECT_EQ(times->ring_copy_bytes_per_us, 0);
+  });
+}
+
+TEST(HostTiming, ThereAreNoTimesIfTheKernelDoesNotCopy) {
+  const AlignedMemory area;
+  core::run_ranks(2, [&](int rank) {
+    constexpr int kNoProcess = std::numeric_limits<int>::max();
+    EXPECT_EQ(HostTiming::measure(area.data, rank == 0, kNoProcess, kLongEnough), std::nullopt);
   });
 }
 
 TEST(HostTiming, EndsWithoutAPeer) {
   for (const bool leads : {true, false}) {
     const AlignedMemory area;
-    EXPECT_EQ(HostTiming::measure(area.data, leads, microseconds(500)), std::nullopt);
+    EXPECT_EQ(HostTiming::measure(area.data, leads, 0, microseconds(500)), std::nullopt);
   }
 }
 
 // A peer that comes late finds the measurement over.
 TEST(HostTiming, WhoComesLateIsNotHeldUp) {
   const AlignedMemory area;
-  EXPECT_EQ(HostTiming::measure(area.data, true, microseconds(500)), std::nullopt);
+  EXPECT_EQ(HostTiming::measure(area.data, true, 0, microseconds(500)), std::nullopt);
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_EQ(HostTiming::measure(area.data, false, std::chrono::hours(1)), std::nullopt);
+  EXPECT_EQ(HostTiming::measure(area.data, false, 0, std::chrono::hours(1)), std::nullopt);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::minutes(1));
 }
 
