@@ -7,7 +7,8 @@
 // all. Who copies depends on which of the two the other ranks can reach: shared memory they map,
 // and private memory the kernel copies for them where that is allowed (core/host/process_memory.h)
 // and faster, but not of ranks whose blocks are all short, not what several ranks want of one, and
-// not for sums. Blocks of an output that lie apart are not mapped: the kernel writes each at its address.
+// not for sums. Blocks of an output that lie apart are not mapped: the kernel writes each at its
+// address.
 //   - Both: the two ranks claim pieces of the block and copy them. The rank that has less to do
 //     helps the other, and none waits for one that sleeps.
 //   - One can't be reached: its owner copies the block.

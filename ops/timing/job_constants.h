@@ -28,7 +28,7 @@ struct MeasuredJob {
   // HostTiming::area_bytes() of zeroed memory that the ranks of this host share; null if they share
   // none. The same on all ranks of the host.
   std::byte* area = nullptr;
-  // Of the other one of the first two ranks of this host; 0 if the kernel may not copy between them.
+  // Of the other one of the first two ranks of this host; 0 if the kernel may not copy out of it.
   int peer_process = 0;
   std::chrono::microseconds host_limit = std::chrono::milliseconds(20);
   // Called on the first rank of each host, if there are several hosts.
