@@ -117,9 +117,10 @@ void print_choices(const Json& algorithms) {
   std::cout << "\nalgorithms (" << algorithms["origin"].get<std::string>() << ")\n";
   std::printf("  on a host: a hand-off takes %.2f us, and %.0f bytes/us are added\n",
               number("handoff_us"), number("sum_bytes_per_us"));
-  std::printf("  from private memory to private memory: %.0f bytes/us by the kernel, %.0f by way of"
-              " shared memory\n",
-              number("process_copy_bytes_per_us"), number("ring_copy_bytes_per_us"));
+  std::printf(
+      "  from private memory to private memory: %.0f bytes/us by the kernel, %.0f by way of"
+      " shared memory\n",
+      number("process_copy_bytes_per_us"), number("ring_copy_bytes_per_us"));
   std::printf("  between hosts: a message takes %.2f us, and %.0f bytes/us flow\n",
               number("message_us"), number("wire_bytes_per_us"));
   for (const auto& line : algorithms["choices"]) {

@@ -30,8 +30,7 @@ class BlockFlow {
     while (posted_ < bytes_ && under_way_.size() < messages_at_once) {
       const int64_t length = std::min(kMessageBytes, bytes_ - posted_);
       std::byte* const place = data_ + posted_;
-      const int64_t number = posted_ / kMessageBytes;
-      under_way_.push_back(sends_ ? messages.send_one_of_many(number, peer_, tag, place, length)
+      under_way_.push_back(sends_ ? messages.send_unanswered(peer_, tag, place, length)
                                   : messages.receive(peer_, tag, place, length));
       posted_ += length;
       touched += Messages::kPostCost + (sends_ ? length : 0);

@@ -41,9 +41,8 @@ int64_t ChunkCollect::begin(int64_t index, std::span<const std::byte* const> inp
   if (is_mine()) {
     output_ = outputs[static_cast<size_t>(chunk_.local_rank)];
   } else {
-    const auto host = static_cast<size_t>(chunk_.host);
-    under_way_.push_back(context_.messages.send_one_of_many(
-        context_.sent[host]++, layout.peers[host], tag(), sums_[own], bytes));
+    const int peer = layout.peers[static_cast<size_t>(chunk_.host)];
+    under_way_.push_back(context_.messages.send_unanswered(peer, tag(), sums_[own], bytes));
   }
   return std::ssize(under_way_) * Messages::kPostCost + bytes * (layout.local_size + 1);
 }

@@ -20,8 +20,7 @@ struct CollectContext {
   const BlockChunks& chunks;
   const HostSums& sums;
   WireType wire_type;
-  int first_tag;               // of kChunksOfLaneWithTags
-  std::vector<int64_t>& sent;  // [host]: messages to this rank's peer there, so far
+  int first_tag;  // of kChunksOfLaneWithTags
 };
 
 class ChunkCollect final : public ChunkWork {

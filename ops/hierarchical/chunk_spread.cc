@@ -50,9 +50,8 @@ int64_t ChunkSpread::pass_on() {
   const SpreadTree tree{layout.hosts, context_.fan_out, chunk_.host};
   const int children = tree.children_of(layout.host);
   for (int child = 0; child < children; ++child) {
-    const auto host = static_cast<size_t>(tree.child(layout.host, child));
-    departures_.push_back(context_.messages.send_one_of_many(
-        context_.sent[host]++, layout.peers[host], tag(), data_, bytes_));
+    const int peer = layout.peers[static_cast<size_t>(tree.child(layout.host, child))];
+    departures_.push_back(context_.messages.send_unanswered(peer, tag(), data_, bytes_));
   }
   for (std::byte* const output : outputs_) {
     if (output != data_) core::copy_bytes(output, data_, static_cast<size_t>(bytes_));

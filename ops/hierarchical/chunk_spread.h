@@ -20,8 +20,7 @@ struct SpreadContext {
   const BlockChunks& chunks;
   int64_t element_bytes;
   int fan_out;
-  int first_tag;               // of kChunksOfLaneWithTags
-  std::vector<int64_t>& sent;  // [host]: messages to this rank's peer there, so far
+  int first_tag;  // of kChunksOfLaneWithTags
 };
 
 class ChunkSpread final : public ChunkWork {

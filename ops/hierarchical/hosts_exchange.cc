@@ -62,11 +62,9 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
                 chunk_elements(layout_, wire_type_, most_of_a_host(parent.topology_, blocks_),
                                message_)),
         sums_(batch, raw_, wire_type_),
-        sent_(static_cast<size_t>(layout_.hosts)),
-        spread_{*parent.common_.messages, layout_,           chunks_, element_bytes_,
-                fan_out(batch),           first_tag(number), sent_},
-        collect_{*parent.common_.messages, layout_, chunks_, sums_, wire_type_,
-                 first_tag(number),        sent_} {
+        spread_{*parent.common_.messages, layout_, chunks_, element_bytes_, fan_out(batch),
+                first_tag(number)},
+        collect_{*parent.common_.messages, layout_, chunks_, sums_, wire_type_, first_tag(number)} {
     block_begins_.resize(blocks_.size());
     std::exclusive_scan(blocks_.begin(), blocks_.end(), block_begins_.begin(), int64_t{0});
   }
@@ -137,7 +135,6 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
   const int64_t message_;  // elements
   const BlockChunks chunks_;
   const HostSums sums_;
-  std::vector<int64_t> sent_;  // [host]: messages of this rank
   const SpreadContext spread_;
   const CollectContext collect_;
 };

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace horon::ops {
 
@@ -32,21 +33,28 @@ class Messages {
   virtual Id send_and_await(int to, int tag, const std::byte* data, int64_t bytes) {
     return send(to, tag, data, bytes);
   }
-  // For one of many messages to one receiver that nobody answers. `number`: of those that this rank
-  // has sent it before, in this collective. Every kMessagesAhead-th one waits for its receiver, so
-  // that the sender can't run ahead without a limit: MPI accepts a message before its receive is
-  // posted, and the receiving rank must then store it.
-  Id send_one_of_many(int64_t number, int to, int tag, const std::byte* data, int64_t bytes) {
-    if (number % kMessagesAhead != kMessagesAhead - 1) return send(to, tag, data, bytes);
+  // For a message that nobody answers. Now and then one waits for its receiver, so that the sender
+  // can't run ahead without a limit, in one collective or in many: MPI accepts a message before its
+  // receive is posted, and the receiving rank must then store it.
+  Id send_unanswered(int to, int tag, const std::byte* data, int64_t bytes) {
+    const auto receiver = static_cast<size_t>(to);
+    if (receiver >= ahead_.size()) ahead_.resize(receiver + 1);
+    ahead_[receiver] += bytes + kPostCost;
+    if (ahead_[receiver] < kBytesAhead) return send(to, tag, data, bytes);
+    ahead_[receiver] = 0;
     return send_and_await(to, tag, data, bytes);
   }
-  static constexpr int64_t kMessagesAhead = 8;
+  // Each message counts kPostCost more.
+  static constexpr int64_t kBytesAhead = 480 << 10;
   virtual Id receive(int from, int tag, std::byte* data, int64_t bytes) = 0;
   // Drives all messages, and learns which of them are over.
   virtual void progress() = 0;
   // Whether progress() has found the message to be over. It says so once: then the id is given
   // to another one.
   virtual bool take_if_over(Id id) = 0;
+
+ private:
+  std::vector<int64_t> ahead_;  // [receiver]: of messages since the last one that was awaited
 };
 
 }  // namespace horon::ops

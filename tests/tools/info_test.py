@@ -93,7 +93,8 @@ class Info(unittest.TestCase):
             self.assertRegex(measured["origin"], r"measured in \d+ ms, kept in .*constants")
             kept = algorithms("auto")
             self.assertEqual(kept["origin"], f"read from {path}")
-            names = ("handoff_us", "sum_bytes_per_us", "message_us", "wire_bytes_per_us")
+            names = ("handoff_us", "sum_bytes_per_us", "process_copy_bytes_per_us",
+                     "ring_copy_bytes_per_us", "message_us", "wire_bytes_per_us")
             for name in names:
                 self.assertEqual(kept[name], measured[name])
             self.assertNotEqual(measured["message_us"], 16)
