@@ -4,8 +4,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
-#include <fstream>
-#include <limits>
 #include <string>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -15,6 +13,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/core/host/available_memory.h"
 #include "horon/core/host/open_files.h"
 
 namespace horon::core {
@@ -50,25 +49,14 @@ uint64_t next_generation() {
   return random;
 }
 
-size_t bytes_available() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  size_t kilobytes = 0;
-  for (std::string rest; meminfo >> key >> kilobytes; std::getline(meminfo, rest)) {
-    if (key == "MemAvailable:") return kilobytes * 1024;
-  }
-  return std::numeric_limits<size_t>::max();
-}
-
 // The kernel would rather kill processes than refuse memory, so a size that can't fit is refused
 // here.
 void require_memory(size_t bytes) {
-  if (bytes > SharedSegment::kBytesMax ||
-      (bytes > kBytesWithoutLook && bytes > bytes_available())) {
-    throw Error(ErrorCode::Limit, concat("no memory for ", bytes_text(bytes),
-                                         " of shared memory: ", bytes_text(bytes_available()),
-                                         " are available on this host"));
-  }
+  if (bytes <= kBytesWithoutLook) return;
+  const AvailableMemory left = available_memory();
+  if (bytes <= SharedSegment::kBytesMax && bytes <= left.bytes) return;
+  throw Error(ErrorCode::Limit, concat("no memory for ", bytes_text(bytes), " of shared memory: ",
+                                       bytes_text(left.bytes), " are available ", left.where));
 }
 
 }  // namespace

@@ -1,0 +1,22 @@
+// How much memory this process may still take: the least of what the host has left and of what its
+// control groups let it have. Containers and batch systems set such limits, and the kernel kills
+// processes that pass one.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace horon::core {
+
+struct AvailableMemory {
+  size_t bytes;
+  // Where so few are left: "on this host", or "of the limit of its control group /job_7 (cgroup)".
+  std::string where;
+};
+
+// What can't be read sets no limit. The folders are those that proc(5) and cgroups(7) name; control
+// groups of version 1 and 2. Any thread.
+AvailableMemory available_memory(const std::string& proc = "/proc",
+                                 const std::string& groups = "/sys/fs/cgroup");
+
+}  // namespace horon::core
