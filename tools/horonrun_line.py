@@ -31,13 +31,18 @@ MCA_SETTINGS = {
 }
 # In a job of a batch system, mpirun asks that system for the hosts.
 BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
+# Ways to name hosts that are mpirun's own: arguments, and variables of its default hostfile, which
+# the MPI operator of Kubernetes sets.
+NAMES_HOSTS = re.compile("-H|--?(host|hostfile|machinefile|default-hostfile)")
+DEFAULT_HOSTFILE = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 RANK_PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "horonrun_rank")
 # What ranks of this host write does not pass through mpirun, so these would have no effect on it;
 # and what mpirun adds to lines of other hosts would hide from horonrun whose they are.
 OUTPUT_OPTIONS = re.compile("--?(merge-stderr-to-stdout|output-filename|tag-output|"
                             "timestamp-output|xml|xml-file|xterm)")
-WITH_A_VALUE = ("-np", "-n", "--np", "-H", "--host", "--hosts", "--hostfile", "-x", "--timeline",
-                "--mpi-args", "--max-restarts", "--reset-limit", "--commits",
+WITH_A_VALUE = ("-np", "-n", "--np", "--num-proc", "-H", "-host", "--host", "--hosts", "-hostfile",
+                "--hostfile", "-x", "--timeline", "--mpi-args", "--max-restarts", "--reset-limit",
+                "--commits",
                 "--host-discovery-script", "--min-np", "--min-num-proc", "--max-np",
                 "--max-num-proc", "--slots-per-host", "--slots", "--elastic-timeout")
 # More on one host is a slip of the finger, with which mpirun would fill the memory.
@@ -54,10 +59,11 @@ def parse_arguments(arguments, description):
         usage="horonrun -np N [options] PROGRAM [arguments]",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("-np", "-n", "--np", dest="ranks", metavar="N", help="number of ranks (required)")
-    add("-H", "--host", "--hosts", dest="hosts", metavar="HOST:SLOTS,...",
+    add("-np", "-n", "--np", "--num-proc", dest="ranks", metavar="N",
+        help="number of ranks (required)")
+    add("-H", "-host", "--host", "--hosts", dest="hosts", metavar="HOST:SLOTS,...",
         help="hosts, each with the number of ranks that it takes (default 1)")
-    add("--hostfile", metavar="FILE", help="hosts from a file in mpirun's format")
+    add("--hostfile", "-hostfile", metavar="FILE", help="hosts from a file in mpirun's format")
     add("-x", dest="variables", action="append", default=[], metavar="NAME[=VALUE]",
         help="pass an environment variable to the ranks; HORON_* and OMP_NUM_THREADS always are")
     add("--timeline", metavar="FILE", help="each rank records a trace of events (HORON_TIMELINE)")
@@ -130,19 +136,28 @@ def slots_of_hosts(text):
 def slots_of_file(name):
     """The slots of all hosts in the file; None if a line does not give them."""
     try:
-        with open(name, encoding="utf-8") as file:
-            lines = [line.split("#")[0].strip() for line in file]
+        with open(name, encoding="utf-8", newline="\n") as file:
+            lines = [line.rstrip("\n").split("#")[0] for line in file]
     except OSError as error:
         raise UsageError(f"--hostfile {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--hostfile {name}: it is no text, so no list of hosts") from error
     slots = []
     for number, line in enumerate(lines, start=1):
-        match = re.search(r"(?<![\w-])slots\s*=\s*(\S*)", line)
-        if match and not re.fullmatch("[0-9]{1,9}", match[1]):
-            raise UsageError(f"--hostfile {name}, line {number}: '{match[0]}' is not slots=NUMBER")
-        if line:
-            slots.append(int(match[1]) if match else None)
+        def refuse(reason, line_number=number):
+            raise UsageError(f"--hostfile {name}, line {line_number}: {reason}")
+        # Of these, mpirun says that it has an internal error.
+        if "\r" in line:
+            refuse("it ends as lines of Windows do, which mpirun can't read (dos2unix helps)")
+        if host := re.match(r"\s*([^\s:]+):([0-9]+)\s*$", line):
+            refuse(f"'{host[0].strip()}' is for -H; in a file it is '{host[1]} slots={host[2]}'")
+        counts = re.findall(r"(?<![\w-])(slots\s*=\s*(\S*))", line)
+        if len(counts) > 1:
+            refuse("it gives slots twice")
+        if counts and not re.fullmatch("[0-9]{1,9}", counts[0][1]):
+            refuse(f"'{counts[0][0]}' is not slots=NUMBER")
+        if line.strip():
+            slots.append(int(counts[0][1]) if counts else None)
     return None if None in slots else sum(slots)
 
 
@@ -150,7 +165,13 @@ def in_batch_system(environment):
     return any(name in environment for name in BATCH_SYSTEMS)
 
 
-def host_arguments(options, ranks, environment):
+def mpirun_knows_hosts(words, environment):
+    """words: what else mpirun is given"""
+    return (in_batch_system(environment) or any(map(environment.get, DEFAULT_HOSTFILE)) or
+            any(map(NAMES_HOSTS.fullmatch, words)))
+
+
+def host_arguments(options, ranks, words, environment):
     if options.hosts is not None and options.hostfile is not None:
         raise UsageError("give -H or --hostfile, not both")
     if options.hosts == "":
@@ -163,7 +184,7 @@ def host_arguments(options, ranks, environment):
     elif options.hostfile:
         where, slots = f"--hostfile {options.hostfile}", slots_of_file(options.hostfile)
         result = ["--hostfile", options.hostfile]
-    elif in_batch_system(environment):
+    elif mpirun_knows_hosts(words, environment):
         return []
     else:
         if ranks > RANKS_MAX:
@@ -215,9 +236,9 @@ def find_program(name):
     return name
 
 
-def python_of_the_ranks(options, environment):
+def python_of_the_ranks(options, words, environment):
     """On another host, this Python may be missing."""
-    on_other_hosts = options.hosts or options.hostfile or in_batch_system(environment)
+    on_other_hosts = options.hosts or options.hostfile or mpirun_knows_hosts(words, environment)
     return "python3" if on_other_hosts else sys.executable
 
 
@@ -225,16 +246,20 @@ def mpirun_line(options, environment, is_root):
     ranks = rank_count(options.ranks)
     if not options.command:
         raise UsageError("which program? Give it after the options")
+    if ":" in options.command:
+        raise UsageError("an argument ':' would be the end of the program for mpirun, and the "
+                         "begin of a second one")
+    more = more_arguments(options)
     line = ["mpirun", "-np", str(ranks)]
-    line += host_arguments(options, ranks, environment)
+    line += host_arguments(options, ranks, more, environment)
     line += ["--allow-run-as-root"] if is_root else []
     line += ["--bind-to", "none"]
-    more = more_arguments(options)
     for name, value in MCA_SETTINGS.items():
-        if name not in more:  # mpirun refuses a setting that is given twice
+        # mpirun refuses a setting that is given twice, and prefers one here to that of a variable.
+        if name not in more and f"OMPI_MCA_{name}" not in environment:
             line += ["--mca", name, value]
     line += variable_arguments(options, environment) + more
     if not options.no_prefix:
         # Without the modules of the site, Python starts in half the time.
-        line += [python_of_the_ranks(options, environment), "-IS", RANK_PROGRAM]
+        line += [python_of_the_ranks(options, more, environment), "-IS", RANK_PROGRAM]
     return line + [find_program(options.command[0])] + options.command[1:]

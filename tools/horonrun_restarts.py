@@ -143,8 +143,9 @@ class HostDiscovery:
         """(hosts, what is wrong)"""
         script = os.path.abspath(self.plan.script)
         try:
-            told = subprocess.run([script], capture_output=True, text=True, check=False,
-                                  timeout=SECONDS_OF_A_SCRIPT)
+            # The standard input is rank 0's.
+            told = subprocess.run([script], stdin=subprocess.DEVNULL, capture_output=True,
+                                  text=True, check=False, timeout=SECONDS_OF_A_SCRIPT)
             if told.returncode != 0:
                 reason = told.stderr.strip() or f"it ended with code {told.returncode}"
                 return None, f"{self.plan.script}: {reason}"

@@ -198,7 +198,8 @@ int main(int argc, char** argv) {
     }
     if (rank == 0) {
       if (as_json) {
-        std::cout << all.dump(2) << '\n';
+        // What is not UTF-8, as the name of a file may be, is replaced.
+        std::cout << all.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
       } else {
         print_text(all);
       }
@@ -209,7 +210,7 @@ int main(int argc, char** argv) {
       return 1;
     }
     return 0;
-  } catch (const horon::Error& error) {
+  } catch (const std::exception& error) {
     std::cerr << "horon-info: " << error.what() << '\n';
     return 1;
   }

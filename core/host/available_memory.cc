@@ -22,9 +22,8 @@ struct GroupFiles {
   std::initializer_list<std::string_view> files;
 };
 
-const GroupFiles kVersion1{"memory.limit_in_bytes",
-                           "memory.usage_in_bytes",
-                           {"total_inactive_file", "total_active_file"}};
+const GroupFiles kVersion1{
+    "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
 const GroupFiles kVersion2{"memory.max", "memory.current", {"inactive_file", "active_file"}};
 
 // Of a file that begins with a number; "max" is none.

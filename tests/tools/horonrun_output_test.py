@@ -4,8 +4,10 @@
 usage: horonrun_output_test.py HORONRUN
 """
 
+import contextlib
 import os
 import pathlib
+import pty
 import re
 import signal
 import subprocess
@@ -33,6 +35,18 @@ def python(script):
 
 def shell(script):
     return "sh", "-c", script
+
+
+def parent_of(process):
+    return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def wait_for_end(process):
+    """The test's own time limit ends it otherwise."""
+    stat = pathlib.Path(f"/proc/{process}/stat")
+    with contextlib.suppress(OSError):
+        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.05)
 
 
 def lines_of(rank, output):
@@ -198,6 +212,29 @@ for name, value in sorted(os.environ.items()):
         job = horonrun(2, "cat", input=b"text\n")
         self.assertEqual(job.stdout, b"[0] text\n")
 
+    def test_a_filter_that_ends_after_the_program(self):
+        job = horonrun(1, "bash", "-c", "exec > >(sleep 0.5; cat); echo kept")
+        self.assertEqual(job.stdout, b"[0] kept\n")
+
+    def check_that_it_ends(self, killed_of):
+        """Of programs that have not called MPI_Init(). killed_of: which process is killed, of that
+        which has started the program and the parent of that"""
+        line = [sys.executable, HORONRUN, "-np", "2", *shell("echo $$ $PPID; sleep 1000")]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              env=CLEAN) as job:
+            lines = [job.stdout.readline() for _ in range(2)]
+            programs, wrappers = zip(*(map(int, line.split()[1:]) for line in lines))
+            os.kill(killed_of(wrappers[0], parent_of(wrappers[0])), signal.SIGKILL)
+            for program in programs:
+                wait_for_end(program)
+            self.assertNotEqual(job.wait(), 0)
+
+    def test_no_program_outlives_mpirun(self):
+        self.check_that_it_ends(lambda _, mpirun: mpirun)
+
+    def test_no_program_outlives_the_process_that_has_started_it(self):
+        self.check_that_it_ends(lambda wrapper, _: wrapper)
+
     def test_a_process_left_behind_is_not_waited_for(self):
         for left_behind in ("sleep 1000", "yes"):
             job = horonrun(1, *shell(f"{left_behind} & echo $!"))
@@ -205,6 +242,45 @@ for name, value in sorted(os.environ.items()):
             if left_behind != "yes":
                 os.kill(process, signal.SIGKILL)  # an error if it has ended
             self.assertEqual(job.returncode, 0)
+
+
+class AtATerminal(unittest.TestCase):
+    """Where horonrun's standard input and outputs are one."""
+
+    def setUp(self):
+        self.process, self.terminal = pty.fork()
+        if self.process == 0:
+            os.execve(sys.executable, [sys.executable, HORONRUN, *self.arguments()], CLEAN)
+
+    def tearDown(self):
+        with contextlib.suppress(OSError):  # when all have closed it
+            while os.read(self.terminal, 4096):
+                pass
+        self.assertEqual(os.waitpid(self.process, 0)[1], 0)
+        os.close(self.terminal)
+
+    def arguments(self):
+        return ["-np", "2", *shell("""
+            [ $OMPI_COMM_WORLD_RANK = 0 ] || exit 0
+            printf 'name? '; read name; printf 'age? '; read age; echo $name, $age""")]
+
+    def read_until(self, expected):
+        text = b""
+        while expected not in text:
+            text += os.read(self.terminal, 4096)
+        return text
+
+    def test_rank_0_asks_and_reads(self):
+        self.read_until(b"[0] name? ")
+        os.write(self.terminal, b"Ann\n")
+        self.read_until(b"age? ")
+        os.write(self.terminal, b"7\n")
+        self.read_until(b"Ann, 7\r\n")
+
+    def test_the_end_of_what_is_typed(self):
+        self.read_until(b"[0] name? ")
+        os.write(self.terminal, b"\x04")
+        self.read_until(b",\r\n")
 
 
 if __name__ == "__main__":

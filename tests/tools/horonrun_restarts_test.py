@@ -154,6 +154,11 @@ class Elastic(WithMpirun):
         self.assertEqual(self.hosts_and_ranks(), [("one:2,two:1", "3"), ("three:4", "3")])
         self.assertIn("restart 1 of 3\n", told)
 
+    def test_the_script_does_not_read_what_is_for_rank_0(self):
+        self.write("hosts.sh", "#!/bin/sh\ncat > read_by_script; echo one:1")
+        code, told = self.run_with("exit 0", "-np", 1, "--host-discovery-script", "./hosts.sh")
+        self.assertEqual((code, (self.folder / "read_by_script").read_text()), (0, ""), told)
+
     def test_it_waits_for_hosts(self):
         self.write("mpirun.sh", "exit 0")
         self.write("hosts.sh", "#!/bin/sh\necho no network >&2; exit 1")

@@ -19,8 +19,9 @@ CLEAN = {name: value for name, value in os.environ.items()
 
 
 def horonrun(*arguments, **variables):
-    return subprocess.run([sys.executable, HORONRUN, *map(str, arguments)], capture_output=True,
-                          text=True, check=False, env={**CLEAN, **variables})
+    words = [each if isinstance(each, bytes) else str(each) for each in arguments]
+    return subprocess.run([sys.executable, HORONRUN, *words], capture_output=True, text=True,
+                          errors="backslashreplace", check=False, env={**CLEAN, **variables})
 
 
 def dry_run(*arguments, **variables):
@@ -58,6 +59,25 @@ class DryRun(unittest.TestCase):
     def test_batch_systems_give_the_hosts(self):
         self.assertNotIn("--host", dry_run("-np", 4, "sh", SLURM_JOB_ID="17"))
 
+    def test_hosts_that_mpirun_is_told_otherwise(self):
+        for arguments, variables in (
+                (("--mpi-args", "--hostfile h"), {}), (("--mpi-args", "-machinefile h"), {}),
+                ((), {"OMPI_MCA_orte_default_hostfile": "h"}),
+                ((), {"PRTE_MCA_prte_default_hostfile": "h"})):
+            line = dry_run("-np", 4, *arguments, "sh", **variables)
+            self.assertNotIn("localhost", line)
+            self.assertIn(" python3 -IS ", line)
+        self.assertIn("localhost:4", dry_run("-np", 4, "--mpi-args", "--map-by slot", "sh"))
+
+    def test_names_that_horovodrun_and_mpirun_have(self):
+        self.assertIn("-np 3 ", dry_run("--num-proc", 3, "sh"))
+        self.assertIn(" --host h1:3 ", dry_run("-np", 3, "-host", "h1:3", "sh"))
+        self.assertIn("-hostfile /none: No such file",
+                      horonrun("-np", 3, "-hostfile", "/none", "sh").stderr)
+
+    def test_any_bytes(self):
+        self.assertTrue(dry_run("-np", 1, "echo", b"\xe9").endswith("echo '\\xe9'"))
+
     def test_variables(self):
         line = dry_run("-np", 2, "-x", "PATH", "-x", "A=b c", "sh", HORON_LOG="debug",
                        OMP_NUM_THREADS="1", HORONS="no")
@@ -78,6 +98,9 @@ class DryRun(unittest.TestCase):
                        "--mca odls_base_sigkill_timeout 30", "sh")
         self.assertEqual(line.count("odls_base_sigkill_timeout"), 1)
         self.assertTrue(line.endswith(" --mca odls_base_sigkill_timeout 30 sh"), line)
+        line = dry_run("-np", 2, "sh", OMPI_MCA_odls_base_sigkill_timeout="30")
+        self.assertNotIn("odls_base_sigkill_timeout", line)
+        self.assertIn("mpi_yield_when_idle", line)
 
     def test_arguments_for_mpirun_may_be_one_word(self):
         for arguments in (["--mpi-args", "--oversubscribe"], ["--mpi-args=--oversubscribe"]):
@@ -119,6 +142,8 @@ class Mistakes(unittest.TestCase):
         self.check("no variable NOT_SET", "-np", 1, "-x", "NOT_SET", "sh")
         self.check("-x 1A=2: give NAME", "-np", 1, "-x", "1A=2", "sh")
         self.check("--mpi-args ': No closing quotation", "-np", 1, "--mpi-args", "'", "sh")
+        self.check("an argument ':' would be the end", "-np", 1, "sh", "a", ":", "b")
+        self.check("program \\xff: not found", "-np", 1, b"\xff")
 
     def test_empty_variable_in_the_place_of_hosts(self):
         self.check("-H: no hosts", "-np", 2, "-H", "", "sh")
@@ -131,12 +156,17 @@ class Mistakes(unittest.TestCase):
             file.flush()
             self.check(f"--hostfile {file.name}: it is no text", "-np", 2, "--hostfile", file.name,
                        "sh")
-        for line, told in (("h2 slots=x", "'slots=x'"), ("h2 slots = 2x", "'slots = 2x'"),
-                           ("h2 slots=", "'slots='"), ("h2 slots=-1", "'slots=-1'")):
+        for line, told in (("h2 slots=x", "'slots=x' is not slots=NUMBER"),
+                           ("h2 slots = 2x", "'slots = 2x' is not slots=NUMBER"),
+                           ("h2 slots=", "'slots=' is not slots=NUMBER"),
+                           ("h2 slots=-1", "'slots=-1' is not slots=NUMBER"),
+                           ("h2 slots=1 slots=2", "it gives slots twice"),
+                           ("h2:2", "'h2:2' is for -H; in a file it is 'h2 slots=2'"),
+                           ("h2\r", "it ends as lines of Windows do")):
             with tempfile.NamedTemporaryFile("w") as file:
                 file.write(f"# all\nh1\n{line}\n")
                 file.flush()
-                self.check(f"--hostfile {file.name}, line 3: {told} is not slots=NUMBER",
+                self.check(f"--hostfile {file.name}, line 3: {told}",
                            "-np", 2, "--hostfile", file.name, "sh")
 
     def test_options_of_mpirun_that_would_spoil_the_output(self):

@@ -104,6 +104,11 @@ class Info(unittest.TestCase):
         self.assertIn("allreduce: cells to 8 KiB, then pieces\n", told.stdout)
         self.assertRegex(told.stdout, r"HORON_MEASURE +off +environment")
 
+    def test_a_value_that_is_not_utf_8(self):
+        told = call(INFO, "--json", HORON_HOST_ID=os.fsdecode(b"h\xe9"))
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertIn("h\ufffd", told.stdout)
+
     def test_mistakes_are_one_line(self):
         for arguments, variables, expected in (
                 ((), {"HORON_LOGG": "1"}, "did you mean HORON_LOG?"),

@@ -27,6 +27,7 @@ _WITHOUT_EFFECT = ("start_timeout", "ssh_port", "ssh_identity_file", "disable_ca
                    "prefix_output_with_timestamp")
 # In a job of a batch system, mpirun asks that system for the hosts.
 _BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
+_DEFAULT_HOSTFILE = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _NAMES_HOSTS = re.compile("-H|--?(host|hostfile|machinefile|default-hostfile)")
 _BINDS = re.compile("--?(bind-to.*|cpu-set|cpu-list|rankfile|rf)|.*:pe=.*|"
                     "hwloc_base_binding_policy", re.IGNORECASE)
@@ -63,15 +64,16 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
     token = secrets.token_hex(8)
     environment = {**os.environ, **(env or {}), "HORON_LAUNCH_TOKEN": token}
     command = ["mpirun", "-np", str(ranks)]
+    more = shlex.split(mpi_args) if isinstance(mpi_args, str) else list(mpi_args or ())
     if hosts is not None or hostfile is not None:
         command += ["-H", hosts] if hosts is not None else ["--hostfile", hostfile]
+    if _names_hosts(command + more, environment):
         names = {*(env or {}), "HORON_LAUNCH_TOKEN"}
         names.update(name for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH")
                      if name in os.environ)
         names.update(name for name in os.environ if name.startswith("HORON_"))
         for name in sorted(names):
             command += ["-x", name]
-    more = shlex.split(mpi_args) if isinstance(mpi_args, str) else list(mpi_args or ())
     command += _needed(ranks, command + more, environment) + more
     command += [executable or sys.executable, "-m", "horon.launch"]
     if getattr(sys.modules.get("horovod"), "run", None) is run:
@@ -84,6 +86,11 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         raise RuntimeError(f"the function did not return on all of {ranks} ranks: mpirun ended "
                            f"with code {code}, and what it printed above says why")
     return pickle.loads(found.whole())
+
+
+def _names_hosts(given, environment):
+    return (any(map(_NAMES_HOSTS.fullmatch, given)) or
+            any(map(environment.get, _BATCH_SYSTEMS + _DEFAULT_HOSTFILE)))
 
 
 def _needed(ranks, given, environment):
@@ -99,9 +106,9 @@ def _needed(ranks, given, environment):
     needed = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     if not any(map(_BINDS.fullmatch, given)):
         needed += ["--bind-to", "none"]
-    if any(map(_NAMES_HOSTS.fullmatch, given)) or any(map(environment.get, _BATCH_SYSTEMS)):
+    if _names_hosts(given, environment):
         return needed
-    if "mpi_yield_when_idle" not in given:
+    if "mpi_yield_when_idle" not in given and "OMPI_MCA_mpi_yield_when_idle" not in environment:
         # Else a rank that waits inside MPI keeps its core from another one: with as many slots as
         # ranks, mpirun does not see that there may be fewer cores.
         needed += ["--mca", "mpi_yield_when_idle", "1"]
