@@ -24,9 +24,10 @@ CLEAN = {name: value for name, value in os.environ.items()
          if name not in ("Torch_DIR", "CMAKE_PREFIX_PATH")}
 
 
-def call(*command):
+def call(*command, **variables):
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, check=False, env=CLEAN)
+                          stderr=subprocess.STDOUT, text=True, check=False,
+                          env={**CLEAN, **variables})
     return done.returncode, done.stdout
 
 
@@ -44,10 +45,10 @@ class Package(unittest.TestCase):
         self.assertEqual(code, 0, told)
         return told
 
-    def configure(self, name, *options):
+    def configure(self, name, *options, **variables):
         """Configures the outer project; (exit code, output)."""
         return call("cmake", "-S", OUTER, "-B", self.folder / name, "-G", "Ninja",
-                    f"-DCMAKE_PREFIX_PATH={self.prefix}", *options)
+                    f"-DCMAKE_PREFIX_PATH={self.prefix}", *options, **variables)
 
     def build(self, name, *options):
         code, told = self.configure(name, *options)
@@ -100,6 +101,13 @@ class Package(unittest.TestCase):
         self.assertEqual("has horon::torch" in told, bool(TORCH_ROOT), told)
         if TORCH_ROOT:
             self.assertIn("torch_user: 3", self.run_on_two("installed", "torch_user"))
+
+    @unittest.skipUnless(TORCH_ROOT, "this build has no LibTorch")
+    def test_two_folders_of_a_project_find_it(self):
+        code, told = self.configure("twice", "-DOUTER_LOOKS_TWICE=ON")
+        self.assertEqual(code, 0, told)
+        for folder in ("first", "second"):
+            self.assertIn(f"has horon::torch in {self.folder}/twice/{folder}\n", told)
 
     def test_core_alone_needs_no_libtorch(self):
         code, told = self.configure("core", "-DHORON_COMPONENTS=COMPONENTS;core")
@@ -182,10 +190,8 @@ class Package(unittest.TestCase):
             with self.subTest(expected):
                 self.check_refused(version.split(), library, expected)
 
-    def check_refused(self, version, library, expected):
-        if "keeps" in expected:
-            version[1] = "99"
-        root = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+    def make_torch(self, root, version, library):
+        """Files as LibTorch has them; library: what is in libc10.so"""
         header = root / "include/torch/csrc/api/include/torch/torch.h"
         header.parent.mkdir(parents=True)
         header.touch()
@@ -196,6 +202,22 @@ class Package(unittest.TestCase):
         (root / "lib").mkdir()
         (root / "lib/libtorch_cpu.so").touch()
         (root / "lib/libc10.so").write_bytes(library)
+
+    def test_an_unfit_torch_of_the_active_python_is_passed_over(self):
+        for version, library in (("2 5 1", b"_ZN3c105ErrorC1ESs\n"),
+                                 ("2 99 0", b"_ZNSt7__cxx1112basic_stringIc\n")):
+            site = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+            self.make_torch(site / "torch", version.split(), library)
+            (site / "torch/__init__.py").touch()
+            code, told = self.configure(site.name, PYTHONPATH=str(site))
+            self.assertEqual(code, 0, told)
+            self.assertEqual("has horon::torch" in told, bool(TORCH_ROOT), told)
+
+    def check_refused(self, version, library, expected):
+        if "keeps" in expected:
+            version[1] = "99"
+        root = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        self.make_torch(root, version, library)
         code, told = self.configure(root.name, f"-DTorch_DIR={root}/share/cmake/Torch",
                                     "-DHORON_COMPONENTS=COMPONENTS;torch")
         self.assertNotEqual(code, 0, told)

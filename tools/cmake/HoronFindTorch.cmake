@@ -12,13 +12,17 @@
 # it and all that it needs are found and an NVIDIA driver runs; ON insists, OFF leaves it out. Sets
 # HORON_TORCH_WITH_CUDA.
 #
+# HORON_TORCH_VERSION_OF_HORON: if given, no other version fits.
 # HORON_TORCH_REPORT: the mode of message() if no LibTorch fits (default FATAL_ERROR). The text is
 # also stored in HORON_TORCH_PROBLEM.
 
-if(TARGET horon_libtorch)
+set(HORON_TORCH_PROBLEM "")
+if(TARGET horon_libtorch)  # it was found in another folder of the project
+  foreach(fact ROOT VERSION WITH_CUDA)
+    get_target_property(HORON_TORCH_${fact} horon_libtorch HORON_${fact})
+  endforeach()
   return()
 endif()
-set(HORON_TORCH_PROBLEM "")
 set(horon_torch_header torch/csrc/api/include/torch/torch.h)
 
 # Folders that may hold include/ and lib/ of LibTorch, best first.
@@ -47,6 +51,7 @@ if(DEFINED ENV{CMAKE_PREFIX_PATH})
   cmake_path(CONVERT "$ENV{CMAKE_PREFIX_PATH}" TO_CMAKE_PATH_LIST horon_env_prefixes)
   list(APPEND horon_torch_roots ${horon_env_prefixes})
 endif()
+set(horon_chosen_roots ${horon_torch_roots})
 find_program(HORON_PYTHON python3)
 mark_as_advanced(HORON_PYTHON)
 if(HORON_PYTHON)
@@ -60,20 +65,13 @@ list(APPEND horon_torch_roots ${HORON_TORCH_BUILT_WITH})
 file(GLOB horon_venv_torch ${CMAKE_CURRENT_LIST_DIR}/../../.venv/lib/python3*/site-packages/torch)
 list(APPEND horon_torch_roots ${horon_venv_torch})
 
-# Not cached, because Torch_DIR may change between two runs of CMake.
-set(HORON_TORCH_ROOT "")
-foreach(root ${horon_torch_roots})
-  file(REAL_PATH "${root}" root)
-  if(EXISTS ${root}/include/${horon_torch_header} AND EXISTS ${root}/lib/libtorch_cpu.so)
-    set(HORON_TORCH_ROOT ${root})
-    break()
-  endif()
-endforeach()
-
-if(HORON_TORCH_ROOT)
+# Sets HORON_TORCH_VERSION and HORON_TORCH_PROBLEM.
+macro(horon_look_at_torch root)
+  set(HORON_TORCH_VERSION "")
+  set(HORON_TORCH_PROBLEM "")
   # The version numbers moved to headeronly/ in about 2.9.
   foreach(file headeronly csrc/api/include/torch)
-    set(file ${HORON_TORCH_ROOT}/include/torch/${file}/version.h)
+    set(file ${root}/include/torch/${file}/version.h)
     if(EXISTS ${file} AND NOT HORON_TORCH_VERSION)
       file(STRINGS ${file} horon_torch_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
       string(REGEX REPLACE "[^0-9;]" "" horon_torch_lines "${horon_torch_lines}")
@@ -81,20 +79,52 @@ if(HORON_TORCH_ROOT)
     endif()
   endforeach()
   # The names of its symbols tell which C++ ABI the library was built with.
-  file(STRINGS ${HORON_TORCH_ROOT}/lib/libc10.so horon_torch_new_abi
+  file(STRINGS ${root}/lib/libc10.so horon_torch_new_abi
        REGEX "NSt7__cxx1112basic_string" LIMIT_COUNT 1)
   if(NOT horon_torch_new_abi)
-    string(CONCAT HORON_TORCH_PROBLEM "the LibTorch in ${HORON_TORCH_ROOT} was built with the old "
+    string(CONCAT HORON_TORCH_PROBLEM "the LibTorch in ${root} was built with the old "
            "C++ ABI (_GLIBCXX_USE_CXX11_ABI=0), which C++20 programs can't be linked with: take "
            "the download called \"cxx11 ABI\", or a wheel of torch 2.7 or later")
   elseif(HORON_TORCH_VERSION AND HORON_TORCH_VERSION VERSION_LESS 2.1)
     string(CONCAT HORON_TORCH_PROBLEM "LibTorch 2.1 or later is needed, "
-           "${HORON_TORCH_ROOT} has ${HORON_TORCH_VERSION}")
+           "${root} has ${HORON_TORCH_VERSION}")
+  elseif(HORON_TORCH_VERSION_OF_HORON AND
+         NOT HORON_TORCH_VERSION VERSION_EQUAL HORON_TORCH_VERSION_OF_HORON)
+    string(CONCAT HORON_TORCH_PROBLEM "this Horon was built with LibTorch "
+           "${HORON_TORCH_VERSION_OF_HORON}, but ${root} has ${HORON_TORCH_VERSION}; LibTorch "
+           "keeps no ABI between versions")
   endif()
-else()
-  string(CONCAT HORON_TORCH_PROBLEM "LibTorch was not found. Give -DCMAKE_PREFIX_PATH=/path/to/"
-         "libtorch or -DTorch_DIR=..., run tools/setup of Horon's sources (it installs the torch "
-         "wheel in .venv), or configure Horon with -DHORON_TORCH=OFF")
+endmacro()
+
+# Not cached, because Torch_DIR may change between two runs of CMake. If none fits, the first one is
+# what is reported; one that somebody has chosen is not passed over.
+set(HORON_TORCH_ROOT "")
+set(horon_first_problem "")
+foreach(root ${horon_torch_roots})
+  file(REAL_PATH "${root}" horon_real_root)
+  if(NOT EXISTS ${horon_real_root}/include/${horon_torch_header} OR
+     NOT EXISTS ${horon_real_root}/lib/libtorch_cpu.so)
+    continue()
+  endif()
+  horon_look_at_torch(${horon_real_root})
+  if(NOT HORON_TORCH_PROBLEM)
+    set(HORON_TORCH_ROOT ${horon_real_root})
+    break()
+  elseif(NOT horon_first_problem)
+    set(horon_first_problem "${HORON_TORCH_PROBLEM}")
+  endif()
+  if(root IN_LIST horon_chosen_roots)
+    break()
+  endif()
+endforeach()
+
+if(NOT HORON_TORCH_ROOT)
+  set(HORON_TORCH_PROBLEM "${horon_first_problem}")
+  if(NOT HORON_TORCH_PROBLEM)
+    string(CONCAT HORON_TORCH_PROBLEM "LibTorch was not found. Give -DCMAKE_PREFIX_PATH=/path/to/"
+           "libtorch or -DTorch_DIR=..., run tools/setup of Horon's sources (it installs the torch "
+           "wheel in .venv), or configure Horon with -DHORON_TORCH=OFF")
+  endif()
 endif()
 
 if(HORON_TORCH_PROBLEM)
@@ -116,7 +146,8 @@ set_target_properties(horon_libtorch PROPERTIES
     "${HORON_TORCH_ROOT}/include;${HORON_TORCH_ROOT}/include/torch/csrc/api/include"
   INTERFACE_LINK_LIBRARIES
     "${HORON_TORCH_ROOT}/lib/libtorch_cpu.so;${HORON_TORCH_ROOT}/lib/libc10.so"
-  INTERFACE_LINK_OPTIONS "${horon_torch_rpath}")
+  INTERFACE_LINK_OPTIONS "${horon_torch_rpath}"
+  HORON_ROOT "${HORON_TORCH_ROOT}" HORON_VERSION "${HORON_TORCH_VERSION}" HORON_WITH_CUDA OFF)
 
 set(HORON_TORCH_WITH_CUDA OFF)
 set(horon_torch_cuda ${HORON_TORCH_ROOT}/lib/libtorch_cuda.so)
@@ -141,6 +172,7 @@ if(NOT HORON_TORCH_CUDA)
   return()
 elseif(NOT horon_torch_cuda_missing)
   set(HORON_TORCH_WITH_CUDA ON)
+  set_property(TARGET horon_libtorch PROPERTY HORON_WITH_CUDA ON)
   # It registers itself when it is loaded: no symbol of it is named, and yet it is needed.
   set_property(TARGET horon_libtorch APPEND PROPERTY INTERFACE_LINK_OPTIONS
     "LINKER:--push-state,--no-as-needed,${horon_torch_cuda},--pop-state")

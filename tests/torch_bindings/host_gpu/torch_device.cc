@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -37,6 +38,8 @@ struct Devices {
   std::vector<std::unique_ptr<Device>> all;
   std::atomic<int> host_waits{0};
   std::atomic<Fault> fault{Fault::None};
+  std::mutex events_mutex;
+  std::map<void*, c10::DeviceIndex> device_of_event;
 };
 
 // On the heap for ever: LibTorch frees tensors while the process ends.
@@ -117,7 +120,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex /*device*/,
               c10::EventFlag /*flag*/) const override {
     HostCuda& cuda = *device_at(stream.device_index()).cuda;
-    if (*event == nullptr) *event = cuda.create_event();
+    if (*event == nullptr) {
+      *event = cuda.create_event();
+      const std::lock_guard lock(devices().events_mutex);
+      devices().device_of_event[*event] = stream.device_index();
+    }
     if (devices().fault == Fault::LosesRecords) return;  // a new event has happened
     cuda.record(*event, native(stream));
   }
@@ -125,11 +132,23 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (event == nullptr || devices().fault == Fault::LosesWaits) return;
     device_at(stream.device_index()).cuda->wait_in(native(stream), event);
   }
+  // A thread that has chosen no device makes a context on GPU 0 so, wherever the event is.
   bool queryEvent(void* event) const override {
-    return event == nullptr || device_at(0).cuda->happened(event);
+    if (event == nullptr) return true;
+    {
+      const std::lock_guard lock(devices().events_mutex);
+      TORCH_CHECK(devices().device_of_event.at(event) == current_device,
+                  "an event of another device is queried");
+    }
+    return device_at(0).cuda->happened(event);
   }
   void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override {
-    if (event != nullptr) devices().all.front()->cuda->destroy_event(event);
+    if (event == nullptr) return;
+    {
+      const std::lock_guard lock(devices().events_mutex);
+      devices().device_of_event.erase(event);
+    }
+    devices().all.front()->cuda->destroy_event(event);
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
