@@ -1,6 +1,7 @@
 #include "horon/torch_bindings/session.h"
 
 #include <algorithm>
+#include <string>
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -36,6 +37,15 @@ void divide_cores() {
   }
 }
 
+// As where Horon was built with a CUDA that is newer than the driver, or with none.
+void warn_of_unused_gpus(const std::string& why_not) {
+  const int count = c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount();
+  if (count == 0 || ops::runtime().topology().rank != 0) return;
+  core::log(core::LogLevel::Warn,
+            concat("device() is the CPU, though LibTorch has ", count,
+                   count == 1 ? " GPU" : " GPUs", " here: Horon can use none: ", why_not));
+}
+
 }  // namespace
 
 void init(const InitOptions& options, std::string_view headers) {
@@ -49,7 +59,9 @@ void init(const InitOptions& options, std::string_view headers) {
 c10::Device device(const ProcessSet& process_set) {
   const std::shared_ptr<ops::JobGpu> gpu = ops::gpu();
   const std::string why = ops::runtime().unavailable(process_set.id(), DeviceKind::Cuda);
-  if (!gpu->any_device(process_set.ranks()) || !c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+  const bool libtorch_has_cuda = c10::impl::hasDeviceGuardImpl(c10::kCUDA);
+  if (!gpu->any_device(process_set.ranks()) || !libtorch_has_cuda) {
+    if (libtorch_has_cuda && gpu->owners().empty()) warn_of_unused_gpus(gpu->why_not());
     return c10::Device(c10::kCPU);
   }
   if (!why.empty()) {

@@ -8,6 +8,7 @@
 
 #include "horon/core/execution/memory_domain.h"
 #include "horon/ops/cuda/cuda_memory.h"
+#include "horon/ops/cuda/free_pinned.h"
 
 namespace horon::ops {
 
@@ -30,7 +31,8 @@ class PinnedMemory final : public core::MemoryDomain {
   std::shared_ptr<std::byte> allocate(size_t bytes) override {
     if (bytes == 0) return nullptr;
     const std::shared_ptr<CudaApi> api = open_();
-    return {api->allocate_pinned(bytes), [api](std::byte* memory) { api->free_pinned(memory); }};
+    return {api->allocate_pinned(bytes),
+            [api](std::byte* memory) { free_pinned_elsewhere(api, memory); }};
   }
   core::MemoryQueue& queue() override { return queue_; }
   // The bus carries both ways at the same time.

@@ -1,35 +1,11 @@
 #include "horon/ops/hierarchical_gpu/pinned_slots.h"
 
 #include <algorithm>
-#include <chrono>
-#include <future>
-#include <thread>
 
-#include "horon/core/base/blocked_signals.h"
 #include "horon/core/base/keep_for_ever.h"
+#include "horon/ops/cuda/free_pinned.h"
 
 namespace horon::ops {
-namespace {
-
-// Where nothing runs on the device this takes no time. The thread may stay behind.
-constexpr std::chrono::milliseconds kFreeingMax{200};
-
-void free_elsewhere(std::shared_ptr<CudaApi> api, std::byte* memory) noexcept {
-  try {
-    const auto freed = std::make_shared<std::promise<void>>();
-    const core::BlockedSignals blocked;  // the thread inherits them
-    std::thread([api = std::move(api), memory, freed] {
-      (void)api->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
-      api->free_pinned(memory);
-      freed->set_value();
-    }).detach();
-    (void)freed->get_future().wait_for(kFreeingMax);
-  } catch (...) {  // no thread to be had: rather the memory than this one
-  }
-}
-
-}  // namespace
-
 PinnedSlots::~PinnedSlots() {
   const bool in_use = std::any_of(taken_.begin(), taken_.end(), [](bool taken) { return taken; });
   if (in_use) core::keep_for_ever(std::move(memory_));
@@ -44,7 +20,7 @@ bool PinnedSlots::is_made() {
           api->use();  // the thread is Horon's own
           (void)api->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
           return Memory(api->allocate_pinned(bytes),
-                        [api](std::byte* memory) { free_elsewhere(api, memory); });
+                        [api](std::byte* memory) { free_pinned_elsewhere(api, memory); });
         });
   }
   if (std::optional<Memory> made = making_->take()) memory_ = std::move(*made);

@@ -44,6 +44,22 @@ class GpusOfSomeRanks : public testing::Test {
   ProcessSet trainers_;
 };
 
+class GpusOfNoRank : public GpusOfSomeRanks {
+ protected:
+  void SetUp() override { shutdown_and_start("the driver is too old"); }
+  void TearDown() override { shutdown_and_start(""); }
+};
+
+TEST_F(GpusOfNoRank, WhereLibTorchHasSomeIsSaid) {
+  testing::internal::CaptureStderr();
+  const bool is_cpu = device().is_cpu();
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(is_cpu);
+  const bool is_said = told.find("device() is the CPU, though LibTorch has 4 GPUs here: Horon can "
+                                 "use none: the driver is too old") != std::string::npos;
+  EXPECT_EQ(is_said, rank() == 0) << told;
+}
+
 // Of all trainers; each takes its part.
 at::Tensor all_rows(int step, int trainers) {
   const at::Tensor values = at::arange(4 * trainers * 3, at::kFloat).add_(step).mul_(0.3).sin();
