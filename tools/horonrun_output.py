@@ -11,7 +11,8 @@ import signal
 import threading
 import time
 
-RECORD = re.compile(rb"\x1e([oeOEpfqg])(\d+) (.*)", re.DOTALL)  # of horonrun_rank, which explains it
+# Of horonrun_rank, which explains it.
+RECORD = re.compile(rb"\x1e([oeOEpfqg])(\d+) (.*)", re.DOTALL)
 STREAM_OF_RETURN = {b"p": b"o", b"f": b"e"}  # of a text that a carriage return ends
 STREAM_OF_PROMPT = {b"q": b"o", b"g": b"e"}  # of one that is to be seen before it ends
 

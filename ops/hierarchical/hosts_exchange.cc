@@ -62,8 +62,8 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
                 chunk_elements(layout_, wire_type_, most_of_a_host(parent.topology_, blocks_),
                                message_)),
         sums_(batch, raw_, wire_type_),
-        spread_{*parent.common_.messages, layout_, chunks_, element_bytes_, fan_out(batch),
-                first_tag(number)},
+        spread_{*parent.common_.messages, layout_,        chunks_,
+                element_bytes_,           fan_out(batch), first_tag(number)},
         collect_{*parent.common_.messages, layout_, chunks_, sums_, wire_type_, first_tag(number)} {
     block_begins_.resize(blocks_.size());
     std::exclusive_scan(blocks_.begin(), blocks_.end(), block_begins_.begin(), int64_t{0});

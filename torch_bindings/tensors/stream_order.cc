@@ -15,10 +15,10 @@ const c10::impl::DeviceGuardImplInterface& guard_of(c10::Device device) {
   return *c10::impl::getDeviceGuardImpl(device.type());
 }
 
-// An event of LibTorch's, which is a CUDA event. Some of LibTorch's calls switch to the device of the
-// event and then back to the current one; the query stays on the current one. On a thread that has
-// never chosen a device that is GPU 0, where a context would be made for nothing. So all happens
-// while the event's own device is the current one.
+// An event of LibTorch's, which is a CUDA event. Some of LibTorch's calls switch to the device of
+// the event and then back to the current one; the query stays on the current one. On a thread that
+// has never chosen a device that is GPU 0, where a context would be made for nothing. So all
+// happens while the event's own device is the current one.
 class StreamEvent final : public ops::NativeCudaEvent {
  public:
   explicit StreamEvent(const c10::Stream& stream)

@@ -55,8 +55,9 @@ TEST_F(GpusOfNoRank, WhereLibTorchHasSomeIsSaid) {
   const bool is_cpu = device().is_cpu();
   const std::string told = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(is_cpu);
-  const bool is_said = told.find("device() is the CPU, though LibTorch has 4 GPUs here: Horon can "
-                                 "use none: the driver is too old") != std::string::npos;
+  const bool is_said = told.find(
+                           "device() is the CPU, though LibTorch has 4 GPUs here: Horon can "
+                           "use none: the driver is too old") != std::string::npos;
   EXPECT_EQ(is_said, rank() == 0) << told;
 }
 
