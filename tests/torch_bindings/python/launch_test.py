@@ -28,7 +28,8 @@ def line_of(tmp_path, monkeypatch):
             run(os.getpid, executable="PYTHON", **options)
         return line.read_text().partition(" PYTHON ")[0]
 
-    for name in ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE"):
+    for name in ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE",
+                 "OMPI_MCA_mpi_yield_when_idle"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return line_of
@@ -42,12 +43,23 @@ def test_ranks_on_this_host(line_of):
         "-np 3 --host localhost:3 --bind-to none --mca mpi_yield_when_idle 0")
 
 
+def test_a_setting_in_the_environment_stays(line_of, monkeypatch):
+    monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "0")
+    assert line_of(np=3) == "-np 3 --host localhost:3 --bind-to none"
+
+
 def test_ranks_on_hosts(line_of, monkeypatch):
     assert line_of(np=3, hosts="a:2,b").startswith("-np 3 -H a:2,b -x ")
     assert line_of(np=3, hosts="a:2,b").endswith(" --bind-to none")
-    assert line_of(np=3, mpi_args="-host a:3") == "-np 3 --bind-to none -host a:3"
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert line_of(np=3, user=0) == "-np 3 --allow-run-as-root --bind-to none"
+    elsewhere = line_of(np=3, mpi_args="-host a:3")
+    assert elsewhere.startswith("-np 3 -x ") and "-x HORON_LAUNCH_TOKEN" in elsewhere
+    assert elsewhere.endswith(" --bind-to none -host a:3")
+    for name in ("SLURM_JOB_ID", "OMPI_MCA_orte_default_hostfile"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            line = line_of(np=3, user=0)
+            assert "-x HORON_LAUNCH_TOKEN" in line and "localhost" not in line
+            assert line.endswith(" --allow-run-as-root --bind-to none")
 
 
 @pytest.mark.parametrize("given", ["--bind-to core", "-bind-to-socket", "--map-by slot:PE=2",
