@@ -94,8 +94,9 @@ constexpr std::array<Field, 10> entry_fields = {{{"collective", kind_text},
                                                  {"compression", compression_text},
                                                  {"piece bytes", pieces_text},
                                                  {"number of tensors", parts_text}}};
+constexpr Field call_field = {"call", remark_text};
 constexpr std::array<Field, 3> part_fields = {
-    {{"tensor name", name_text}, {"call", remark_text}, {"shape", part_shape_text}}};
+    {{"tensor name", name_text}, call_field, {"shape", part_shape_text}}};
 // Behind the shapes: splits add up to the rows, so they differ where the rows do.
 constexpr Field splits_field = {"splits", splits_text};
 
@@ -151,8 +152,14 @@ std::string disagreement(const std::string& name, Specs specs) {
                   values(field, {name}, specs), ". Every rank must give the same ", field.what,
                   ".");
   };
+  const bool is_one_tensor = std::all_of(specs.begin(), specs.end(), [&](const auto& said) {
+    return said.second->parts.size() == 1 && bare_name_text(*said.second, {name}) == name;
+  });
   for (const Field& field : entry_fields) {
     if (differs(field, {name}, specs)) return text_of(field);
+    // Unlike calls may be one collective, of unlike dtypes or not: an allreduce and a barrier.
+    const bool tells_calls_apart = field.text == kind_text && is_one_tensor;
+    if (tells_calls_apart && differs(call_field, {name}, specs)) return text_of(call_field);
   }
   for (size_t part = 0; part < specs.front().second->parts.size(); ++part) {
     const Where at{name, part};

@@ -27,9 +27,10 @@
 // or gradients that stay sparse.
 //
 // Gradients are reduced in buckets; .grad is a view of its bucket's memory, made by the hook that
-// packs it, and is never copied out. (A rank that reduces with nobody keeps its own.) So a .grad
-// that a program keeps over steps is overwritten by the next; keep p.grad().clone(). And
-// torch::save of a .grad writes the whole bucket.
+// packs it, and is not copied out. (A rank that reduces with nobody keeps its own.) Only a .grad
+// that a program keeps when the next gradient comes gets memory of its own then. A view of it, as
+// .detach() makes one, is overwritten: keep p.grad().clone(). And torch::save of a .grad writes the
+// whole bucket.
 //
 // Everything that a plain program does with gradients works: zero_grad() of optimizer and module,
 // in both forms; several backward() calls before a step, which add up; recomputation; retain_graph

@@ -240,6 +240,7 @@ bool GradientSlot::prepare_submission(std::optional<double> weight, bool is_show
     present = true;
   } else {
     present = false;
+    leave_to_holders();
     if (!neutral_) view_.fill_(neutral_element(settings_.op));
     neutral_ = true;
     forget_older();

@@ -223,6 +223,7 @@ class GradientSlot {
   bool was_kept(const at::Tensor& tensor) const;  // and may have been written to since
   bool is_kept(const at::Tensor& tensor) const;
   void keep(const at::Tensor& tensor);
+  void leave_to_holders();
   void pack(at::Tensor& gradient);
   bool narrow(const at::Tensor& gradient);
   void pack_unlike(const at::Tensor& gradient);

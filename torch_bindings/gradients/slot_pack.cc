@@ -1,9 +1,12 @@
 // The way of a gradient into the memory of its bucket, and of the result into .grad.
 #include <atomic>
 
+#include <ATen/ops/empty_strided.h>
+
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/gradients/slot.h"
+#include "horon/torch_bindings/tensors/holders.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::torch_detail {
@@ -28,8 +31,23 @@ void assign_values(const at::Tensor& to, const at::Tensor& from) {
   to.copy_(from.layout() == at::kStrided ? from : from.to_dense());
 }
 
+// A program may keep what .grad was in an earlier step, as a plain one may. Before the memory is
+// written anew, what it keeps gets memory of its own.
+void GradientSlot::leave_to_holders() {
+  if (!is_held_by_others(view_) || !holds(view_)) return;
+  const PlainMode plain;
+  const at::Tensor values = at::empty_strided(view_.sizes(), view_.strides(), view_.options());
+  values.copy_(view_);
+  // Not set_(): its values are not changed, so neither is its version.
+  c10::TensorImpl& kept = *view_.unsafeGetTensorImpl();
+  kept.set_storage_keep_dtype(values.storage());
+  kept.set_storage_offset(0);
+  view_ = bucket_->make_view(part_number_);
+}
+
 // The gradient goes into the bucket, and .grad becomes the view of it.
 void GradientSlot::pack(at::Tensor& gradient) {
+  leave_to_holders();
   neutral_ = narrowed_ = false;
   if (part_.lies_alike(gradient) && holds(view_)) {
     part_.copy(gradient, view_);
@@ -48,6 +66,7 @@ bool GradientSlot::narrow(const at::Tensor& gradient) {
   if (!part_.narrows() || !part_.lies_alike(gradient) || gradient.requires_grad()) return false;
   // What an inference tensor becomes can't be seen by its version.
   if (gradient.is_inference() || !holds(view_)) return false;
+  leave_to_holders();
   neutral_ = false;
   part_.narrow(gradient, view_);
   narrowed_ = true;

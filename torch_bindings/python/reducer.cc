@@ -14,11 +14,29 @@
 #include "horon/core/base/error.h"
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/python/bindings.h"
+#include "horon/torch_bindings/tensors/holders.h"
 
 namespace horon::python {
 namespace {
 
 namespace py = pybind11;
+
+// A tensor that Python has seen keeps a Python object, which refers to it. From LibTorch 2.10 on
+// that reference counts; before, it does only while Python has the object. The count of Python's
+// own references is read without the GIL, for which a hook must not wait.
+bool is_held_by_others(const at::Tensor& tensor) {
+  const auto object_of = [](const auto& slot) -> PyObject* {
+    if constexpr (requires { slot.load_pyobj(); }) {
+      return slot.load_pyobj();
+    } else {
+      return nullptr;
+    }
+  };
+  PyObject* const object = object_of(*tensor.unsafeGetTensorImpl()->pyobj_slot());
+  if (object == nullptr) return tensor.use_count() > 1;
+  return tensor.use_count() > 2 || Py_REFCNT(object) > 1;  // one is the tensor's
+}
+
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 // Destructors and most calls of a reducer may wait for other ranks, so none holds the GIL.
@@ -98,6 +116,7 @@ Compression compression_of(const std::string& name) {
 }
 
 void bind_reducer(py::module_& module) {
+  torch_detail::install_held_by_others(&is_held_by_others);
   using WithoutGil = py::call_guard<py::gil_scoped_release>;
   module.def("forget_python_hooks", &forget_python_hooks);
   module.def("know_python_hooks", &know_python_hooks);

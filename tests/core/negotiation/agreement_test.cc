@@ -86,6 +86,18 @@ TEST(Agreement, RemarksBehindANameAreNotTheName) {
   }
 }
 
+// They may be of the same kind, as an allreduce and a barrier of an element.
+TEST(Agreement, UnlikeCallsAreToldBeforeTheirDtypes) {
+  EntrySpec a = base(), b = base();
+  a.parts = {{"c10d.0 (barrier)", {1}}};
+  b.parts = {{"c10d.0", {4}}};
+  a.dtype = DataType::UInt8;
+  EXPECT_THAT(told({a, b}, "c10d.0"),
+              HasSubstr("the call: (barrier) on rank 0, nothing more on rank 1"));
+  b.kind = CollectiveKind::Allgather;
+  EXPECT_THAT(told({a, b}, "c10d.0"), HasSubstr("about the collective"));
+}
+
 TEST(Agreement, StridesAreNotTheName) {
   EntrySpec a = base(), b = base();
   a.parts[0].name = "w (old) (strides [8, 1, 4, 2])";

@@ -1,6 +1,7 @@
 // Programs of many kinds that train: adversaries, odd models, optimizers that are moved and saved.
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -177,19 +178,46 @@ TEST(Situations, GraphIsKeptForASecondLoss) {
   expect_same_parameters(*net, *alone, 1e-9);
 }
 
-// What a program keeps of a gradient is overwritten by the next step, unless it is a clone.
+// What .grad was is the program's, as in a plain program; a view of it is one of the bucket.
 TEST(Situations, GradientsKeptByTheProgram) {
-  const at::Tensor w = at::ones({3}, at::kDouble).requires_grad_(true);
-  DistributedOptimizer optimizer(optim::SGD({w}, 1.0), NamedTensors{{"w", w}});
-  (w.sum() * (rank() + 1)).backward();
-  optimizer.synchronize();
-  const at::Tensor kept = w.grad(), clone = w.grad().clone();
-  optimizer.zero_grad();
-  (w.sum() * 7).backward();
-  optimizer.synchronize();
-  EXPECT_EQ(kept[0].item<double>(), 7);
-  EXPECT_DOUBLE_EQ(clone[0].item<double>(), (size() + 1) / 2.0);
-  optimizer.step();
+  for (const Compression compression : {Compression::None, Compression::BFloat16}) {
+    const at::Tensor w = at::ones({3}).requires_grad_(true), v = at::ones({2}).requires_grad_(true);
+    DistributedOptimizer optimizer(optim::SGD({w, v}, 0.0), NamedTensors{{"w", w}, {"v", v}},
+                                   {.compression = compression});
+    std::vector<at::Tensor> kept_of_w, kept_of_v;
+    for (int step = 1; step <= 4; ++step) {
+      optimizer.zero_grad();
+      // In the third step, rank 0 alone has a gradient of v; in the fourth nobody has.
+      at::Tensor loss = w.sum() * step;
+      if (step < 3 || (step == 3 && rank() == 0)) loss = loss + v.sum() * (2 * step);
+      loss.backward();
+      optimizer.synchronize();
+      kept_of_w.push_back(w.grad());
+      if (step < 3) kept_of_v.push_back(v.grad());
+      optimizer.step();
+    }
+    for (int step = 1; step <= 4; ++step) {
+      const auto at = static_cast<size_t>(step - 1);
+      EXPECT_EQ(kept_of_w[at].sum().item<float>(), 3.0F * static_cast<float>(step));
+    }
+    for (size_t step = 1; step <= kept_of_v.size(); ++step) {
+      EXPECT_EQ(kept_of_v[step - 1].sum().item<float>(), 4.0F * static_cast<float>(step));
+    }
+  }
+}
+
+// Nothing is copied, and .grad stays the same tensor.
+TEST(Situations, GradientsNotKeptByTheProgram) {
+  const at::Tensor w = at::ones({3}).requires_grad_(true);
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), NamedTensors{{"w", w}});
+  std::set<const c10::TensorImpl*> gradients;
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    w.sum().backward();
+    optimizer.step();
+    gradients.insert(w.grad().unsafeGetTensorImpl());
+  }
+  EXPECT_EQ(gradients.size(), 1);
 }
 
 TEST(Situations, OptimizerIsMoved) {

@@ -159,6 +159,7 @@ WorkPtr HoronBackend::barrier(const ::c10d::BarrierOptions& options) {
   const std::shared_ptr<Operation> begun = operation({at::zeros({1}, at::kByte)}, options);
   order_.start(*begun, {CollectiveKind::Allreduce}, [&](PendingCollective& pending) {
     pending.spec.reduce_op = ReduceOp::Max;
+    pending.remark = "barrier";
     pending.add(begun->outputs()[0], Into::Same);
   });
   return work(OpType::BARRIER, begun);
