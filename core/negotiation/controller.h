@@ -143,6 +143,7 @@ class Controller {
   bool clock_is_set_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or a submission came while none was pending
   Nanos last_warning_ = 0;
+  Nanos warning_gap_ = 0;  // until the next one of a stall that lasts: each time twice as long
   bool waits_for_room_ = false;  // coordinator: the ring of the gate is full, so nothing is decided
   bool told_of_ids_ = false;
   bool told_of_places_ = false;

@@ -8,6 +8,11 @@
 #include "horon/core/negotiation/controller.h"
 
 namespace horon::core {
+namespace {
+
+constexpr Nanos kWarningGapMax = 600'000'000'000;
+
+}  // namespace
 
 void Controller::tick_coordinator() {
   if (coordinator_->ids_are_used_up() && !std::exchange(told_of_ids_, true)) {
@@ -33,13 +38,15 @@ void Controller::tick_coordinator() {
   }
   if (options_.stall_warn_after <= 0) return;
   std::string warning;
-  if (now_ - last_warning_ >= options_.stall_warn_after) {
+  if (now_ - last_warning_ >= std::max(warning_gap_, options_.stall_warn_after)) {
     warning = coordinator_->stall_report(now_, options_.stall_warn_after);
   }
   if (!warning.empty()) next_report_ = now_;
   tell_what_is_missing();
+  if (told_stalled_.empty()) warning_gap_ = 0;
   if (warning.empty()) return;
   last_warning_ = now_;
+  warning_gap_ = std::min(2 * std::max(warning_gap_, options_.stall_warn_after), kWarningGapMax);
   effects_.warnings.push_back(concat("stalled: ", warning));
 }
 

@@ -50,8 +50,7 @@ ops::Job& job() {
   refuse_forked_child();
   ops::Job* const running = process().job.load(std::memory_order_acquire);
   if (running == nullptr) {
-    throw Error(ErrorCode::NotInitialized,
-                "call horon::init() first, and nothing after horon::shutdown()");
+    throw Error(ErrorCode::NotInitialized, "call init() first, and nothing after shutdown()");
   }
   return *running;
 }

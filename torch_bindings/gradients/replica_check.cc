@@ -176,9 +176,8 @@ std::optional<Error> ReplicaCheck::find_unlike(const std::string& reducer_name,
           "). Parameters or gradients were changed on some ranks ",
           "only, or in different ways (another learning rate or loss scale, say), or the "
           "ranks did not begin alike. Call ",
-          "broadcast_parameters() before training and after loading, and broadcast_state() ",
-          "of all that steps change after join(); change gradients ",
-          "only when they are reduced. {.check_replicas = false} or ",
+          "broadcast_parameters() before training and after loading, and broadcast all that steps ",
+          "change after join(); change gradients only when they are reduced. ",
           "HORON_CHECK_REPLICAS=0 turns this check off"));
 }
 

@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "horon/core/base/error.h"
 #include "horon/core/base/statistics.h"
+#include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/python/bindings.h"
 #include "horon/torch_bindings/session.h"
@@ -53,6 +55,12 @@ std::map<std::string, uint64_t> counts() {
   return all;
 }
 
+// All ranks get this error. Then shutdown() waits for those that still save for a limited time.
+void end_by_exception(const std::string& what) {
+  ops::runtime().fail(Error(ErrorCode::OperationFailed,
+                            core::concat("rank ", rank(), " has ended by an exception: ", what)));
+}
+
 // Throws Error(Timeout).
 void barrier_within(const ProcessSet& process_set, double limit_s) {
   const std::chrono::duration<double> limit(limit_s);
@@ -65,6 +73,7 @@ void bind_session(py::module_& module) {
   module.def("init", &start, py::arg("knobs"), py::arg("process_sets"), py::arg("mpi_comm"),
              WithoutGil());
   module.def("shutdown", &stop, WithoutGil());
+  module.def("end_by_exception", &end_by_exception, WithoutGil());
   module.def("is_initialized", &is_initialized);
   module.def("rank", &rank);
   module.def("size", &size);

@@ -283,6 +283,27 @@ TEST(Controller, AMemberThatHasLeftAsksNobodyAndReportsNobody) {
   EXPECT_TRUE(leaves->waits());
 }
 
+// A stall that lasts is told again after 1, 2, 4 ... seconds; a new one after the first second.
+TEST(Controller, WarningsOfAStallThatLastsBecomeRare) {
+  const Owned coordinator = make(0, 2, kSecond);
+  std::vector<Nanos> told;
+  Nanos now = 0;
+  const auto run_until = [&](Nanos end) {
+    for (; now < end; now += 100 * kMillisecond) {
+      coordinator->receive(1, message(Ping{}));  // it lives
+      coordinator->tick(now);
+      for (const std::string& warning : coordinator->take_effects().warnings) {
+        EXPECT_TRUE(warning.starts_with("stalled: ")) << warning;
+        told.push_back(now / kSecond);
+      }
+    }
+  };
+  run_until(kSecond);
+  coordinator->submit({1, "x", tensor("x"), {}, {}});
+  run_until(20 * kSecond);
+  EXPECT_EQ(told, (std::vector<Nanos>{2, 4, 8, 16}));
+}
+
 // Runs a job whose last rank submits nothing, with a look every millisecond, and counts messages.
 std::map<std::pair<int, int>, int> idle_messages(int size, Nanos time, Nanos limit = 10 * kSecond) {
   std::vector<Owned> ranks;

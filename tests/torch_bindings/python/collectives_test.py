@@ -306,3 +306,19 @@ def test_objects_of_a_rank_that_has_joined(rank, size):
         with pytest.raises(hvd.HorovodInternalError, match=f"rank {size - 1} has called join"):
             hvd.allgather_object({"rank": rank})
     hvd.join()
+
+
+@pytest.mark.parametrize("call", [
+    hvd.allreduce, hvd.allgather, lambda each: hvd.broadcast(each, 0), hvd.alltoall,
+    hvd.reducescatter, lambda each: hvd.grouped_allreduce([each])])
+def test_what_is_no_tensor_is_refused(call):
+    with pytest.raises(TypeError, match="a ndarray is no torch.Tensor: give torch.as_tensor"):
+        call(np.ones(3))
+
+
+def test_the_function_of_a_sparse_allreduce_is_no_handle():
+    sparse = torch.eye(3).to_sparse()
+    done = hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum)
+    with pytest.raises(TypeError, match="call it for the result"):
+        hvd.synchronize(done)
+    assert torch.equal(done().to_dense(), hvd.size() * torch.eye(3))

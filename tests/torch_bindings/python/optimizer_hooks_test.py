@@ -73,3 +73,41 @@ def test_hooks_come_and_go_after_wrapping(size):
     weight.grad = None
     weight.sum().backward()
     assert weight.grad[0] == 5
+
+
+def model_and_optimizer(**options):
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+
+
+def backward(model, step):
+    torch.manual_seed(50 + 10 * step + hvd.rank())
+    model(torch.randn(4, 6)).square().sum().backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": hvd.Compression.bf16}])
+def test_gradients_that_the_program_keeps_are_its_own(options):
+    model, optimizer = model_and_optimizer(**options)
+    kept, copies = [], []
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model, step)
+        kept.append([each.grad for each in model.parameters()])
+        copies.append([each.grad.clone() for each in model.parameters()])
+        optimizer.step()
+    for of_step, expected in zip(kept, copies):
+        for gradient, copy_of_it in zip(of_step, expected):
+            assert torch.equal(gradient, copy_of_it)
+
+
+def test_gradients_that_nobody_keeps_stay_where_they_are():
+    model, optimizer = model_and_optimizer()
+    seen = set()
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(model, step)
+        optimizer.step()
+        seen.add(id(model[0].weight.grad))  # of the Python object, which the tensor keeps
+    assert len(seen) == 1

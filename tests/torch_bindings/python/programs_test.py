@@ -89,6 +89,27 @@ class Programs(unittest.TestCase):
         self.assertIn("as it should", output)
         self.assertNotIn("terminate called", output)
 
+    def test_an_exception_ends_those_who_wait_elsewhere(self):
+        code, output = run(HERE / "waits_elsewhere.py", HORON_SHUTDOWN_TIMEOUT_S="2")
+        self.assertNotEqual(code, 0, output)
+        self.assertIn("rank 0 has ended by an exception: ValueError: as it should", output)
+
+    def test_a_process_that_a_rank_spawns_is_no_rank(self):
+        code, output = run(HERE / "spawns_itself.py")
+        self.assertEqual(code, 0, output)
+        self.assertIn('belongs below if __name__ == "__main__"', output)
+        for rank in range(2):
+            self.assertIn(f"[{rank}] the process has ended with 1", output)
+
+    def test_processes_of_torchrun_are_no_ranks(self):
+        environment = {name: value for name, value in os.environ.items()
+                       if not name.startswith(("OMPI_", "PMIX_", "PMI_", "SLURM_"))}
+        environment.update(TORCHELASTIC_RUN_ID="none", WORLD_SIZE="2")
+        code, output = run_command(
+            [sys.executable, "-c", "import horon.torch as hvd; hvd.init()"], env=environment)
+        self.assertNotEqual(code, 0, output)
+        self.assertIn("torchrun has started 2 processes, but no ranks of MPI", output)
+
     def test_nobody_is_ended_while_it_saves(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run(HERE / "busy_at_the_end.py", folder, HORON_SHUTDOWN_TIMEOUT_S="0.5")

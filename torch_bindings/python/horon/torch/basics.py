@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import sys
 import warnings
 
 from horon import native
@@ -9,6 +10,9 @@ from horon.torch import process_sets as _process_sets
 
 # Where launchers say how many processes they have started.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+# The process that has started MPI: one that it spawns inherits this.
+_PROCESS = "PROCESS_OF_HORON"
 
 _own_communicator = False  # of the program: it may have one rank on purpose
 _session_is_kept = False
@@ -26,16 +30,38 @@ def init(comm=None, process_sets=None):
         return
     global _own_communicator
     given = _process_sets.of_init(process_sets)
+    _refuse_spawned_process()
     address, own = _communicator(comm)
-    atexit.unregister(shutdown)  # last in, first out: before torch ends what this uses
-    atexit.register(shutdown)
+    if address == 0:
+        _refuse_torchrun()
+    atexit.unregister(_at_exit)  # last in, first out: before torch ends what this uses
+    atexit.register(_at_exit)
     first = _process_sets.before_communicators(given)
     native.init(knobs={}, process_sets=[each.ranks for each in first], mpi_comm=address)
     del own  # duplicated by now
     _process_sets.started(given)
+    os.environ[_PROCESS] = str(os.getpid())
     _own_communicator = address != 0  # a list of all ranks is the world too
     if (text := alone_by_mistake()) is not None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _refuse_spawned_process():
+    """MPI would take it for a rank, and the job would not end."""
+    if os.environ.get(_PROCESS) == str(os.getppid()):
+        raise RuntimeError(
+            "init() in a process that a rank has started, by multiprocessing with \"spawn\" say, "
+            "which is no rank. Such a process runs the script again, so what only ranks do, init() "
+            "too, belongs below if __name__ == \"__main__\":")
+
+
+def _refuse_torchrun():
+    """Each of its processes would train a model of its own."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    of_mpi = any(name in os.environ for name in _COUNTS)
+    if "TORCHELASTIC_RUN_ID" in os.environ and count != "1" and not of_mpi:
+        raise RuntimeError(f"torchrun has started {count} processes, but no ranks of MPI, so each "
+                           "of them would be a job of one rank: start them by mpirun or horonrun")
 
 
 def alone_by_mistake():
@@ -80,6 +106,22 @@ def keep_session(kept):
     and MPI can't be started twice."""
     global _session_is_kept
     _session_is_kept = kept
+
+
+def _at_exit():
+    """An exception that nobody has caught ends this rank. The others get an error that says so; who
+    waits for this rank elsewhere is ended by mpirun when this process has ended."""
+    if _session_is_kept:
+        return
+    error = getattr(sys, "last_value", None)
+    # At a prompt it is that of a line before.
+    if error is not None and native.is_initialized() and not _is_interactive():
+        native.end_by_exception(f"{type(error).__name__}: {error}".strip()[:1000])
+    shutdown()
+
+
+def _is_interactive():
+    return hasattr(sys, "ps1") or "IPython" in sys.modules
 
 
 def shutdown():

@@ -55,6 +55,8 @@ def poll(handle):
 
 def synchronize(handle):
     """Waits; the result of the call. Raises HorovodInternalError if it failed."""
+    if callable(handle):
+        raise TypeError("sparse_allreduce_async() returns a function: call it for the result")
     return handle.synchronize()
 
 
@@ -68,6 +70,16 @@ def reduction(op, average=None):
     if op != Average and op not in _NATIVE_OPS:
         raise ValueError(f"op {op!r}: give Average, Sum, Min, Max, Product or Adasum")
     return op
+
+
+def _tensors(kind, given):
+    """Of a call, as a list."""
+    tensors = list(given)
+    for each in tensors:
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(f"{kind}: a {type(each).__name__} is no torch.Tensor: give "
+                            "torch.as_tensor() of it")
+    return tensors
 
 
 def _named(kind, name):
@@ -147,7 +159,7 @@ class _Scaling:
 def start_reduction(kind, tensors, name, op, prescale, postscale, process_set, grouped=False,
                     in_place=False, wait=False):
     """An allreduce or reducescatter of one tensor or of a group."""
-    tensors = list(tensors)
+    tensors = _tensors(kind, tensors)
     scaling = _Scaling(op, tensors, prescale, postscale, process_set)
     sent = scaling.before(tensors)
     apart = in_place and scaling.is_here()  # the caller's tensor takes the result at the end
@@ -175,19 +187,20 @@ def start_rows(kind, tensors, name, process_set, grouped=False, wait=False):
     kind_name = f"grouped_{kind}" if grouped else kind
     call = native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
                        process_set.of_call(), grouped)
-    return _start(call, list(tensors), _all if grouped else _first, wait)
+    return _start(call, _tensors(kind, tensors), _all if grouped else _first, wait)
 
 
 def start_broadcast(tensor, root_rank, name, process_set, in_place=False, wait=False):
     call = native.Call(_Kind.broadcast, "broadcast", _named("broadcast", name),
                        process_set.of_call(), in_place=in_place, root=root_rank)
     result = (lambda _, __: tensor) if in_place else _first
-    return _start(call, [tensor], result, wait)
+    return _start(call, _tensors("broadcast", [tensor]), result, wait)
 
 
 def start_alltoall(tensor, splits, name, process_set, wait=False):
     """The result is (tensor, rows from each rank). What does not fit is refused by C++, which tells
     the ranks that wait for this one."""
+    _tensors("alltoall", [tensor])
     rows = []  # as many for each
     if splits is not None:
         splits = torch.as_tensor(splits)

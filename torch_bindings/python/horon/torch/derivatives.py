@@ -32,8 +32,8 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, name, process_set, grouped, *tensors):
         ctx.call = (process_set, grouped)
-        ctx.rows = [each.shape[0] if each.dim() > 0 else 1 for each in tensors]
         gathered = calls.start_rows("allgather", tensors, name, process_set, grouped, wait=True)
+        ctx.rows = [each.shape[0] if each.dim() > 0 else 1 for each in tensors]
         return tuple(gathered) if grouped else gathered
 
     @staticmethod
