@@ -22,29 +22,37 @@ def tell(text):
         os.write(2, os.fsencode(f"horonrun: {text}\n"))
 
 
+class Screen:
+    """Where one or both of the outputs are shown."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.unended = None  # (output, rank) of the prompt that was written last, with no line end
+
+
 class Output:
     """Where lines go. What can't be written is lost, which is said once: the ranks go on."""
 
-    def __init__(self, descriptor, name):
+    def __init__(self, descriptor, name, screen=None):
         self.descriptor = descriptor
         self.name = name
-        self.lock = threading.Lock()
+        self.screen = screen or Screen()
         self.has_lost = False
-        self.unended = None  # the rank whose prompt was written last, so that no line end was
 
     def write(self, data):
-        with self.lock:
+        with self.screen.lock:
             self.write_all(data)
 
     def write_lines(self, lines):
         """lines: (rank, or None if it is to stand as it is; text; its end, or nothing)"""
-        with self.lock:
+        with self.screen.lock:
             self.write_all(b"".join(itertools.starmap(self.formatted, lines)))
 
     def formatted(self, rank, text, end):
-        goes_on = rank is not None and rank == self.unended
-        begin = b"" if goes_on or self.unended is None else b"\n"
-        self.unended = None if end else rank
+        line = (self.name, rank)
+        goes_on = rank is not None and line == self.screen.unended
+        begin = b"" if goes_on or self.screen.unended is None else b"\n"
+        self.screen.unended = None if end or rank is None else line
         return begin + (text if goes_on or rank is None else b"[%s] %s" % (rank, text)) + end
 
     def write_all(self, data):
@@ -60,6 +68,11 @@ class Output:
             if not self.has_lost:
                 self.has_lost = True
                 tell(f"output is being lost: can't write to {self.name}: {error.strerror}")
+
+
+def is_one_terminal(*descriptors):
+    return (all(map(os.isatty, descriptors)) and
+            len({os.fstat(each).st_rdev for each in descriptors}) == 1)
 
 
 class LineCopy(threading.Thread):
@@ -128,11 +141,14 @@ class Copies:
         name = f"/proc/{os.getpid()}/fd/{self.ranks_end}"
         self.environment = {"HORONRUN_PIPE": f"{name} {os.readlink(name)}"}
         if shows_prompts:
-            self.environment["HORONRUN_PROMPTS"] = "1"
+            self.environment["HORONRUN_PROMPTS"] = "".join(
+                letter for letter, number in (("o", 1), ("e", 2)) if os.isatty(number))
         self.copies = []
 
     def start(self, job):
-        out, errors = Output(1, "stdout"), Output(2, "stderr")
+        screen = Screen()
+        out = Output(1, "stdout", screen)
+        errors = Output(2, "stderr", screen if is_one_terminal(1, 2) else None)
         outputs = {b"o": out, b"e": errors}
         for source, output in ((job.stdout.fileno(), out), (job.stderr.fileno(), errors),
                                (self.pipe, errors)):

@@ -1,6 +1,8 @@
 #include "horon/torch_bindings/session.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <string>
 
 #include <ATen/Parallel.h>
@@ -41,6 +43,8 @@ void divide_cores() {
 void warn_of_unused_gpus(const std::string& why_not) {
   const int count = c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount();
   if (count == 0 || ops::runtime().topology().rank != 0) return;
+  static std::atomic<uint32_t> told_in{0};  // once in a session
+  if (told_in.exchange(ops::session_number()) == ops::session_number()) return;
   core::log(core::LogLevel::Warn,
             concat("device() is the CPU, though LibTorch has ", count,
                    count == 1 ? " GPU" : " GPUs", " here: Horon can use none: ", why_not));

@@ -114,6 +114,7 @@ class Controller {
   bool advance();
   void settle_news();
   std::vector<Item> decide();
+  std::string due_warning();
   void tell_what_is_missing();
   void renew_stall_text();
   void ask(int peer);
@@ -143,7 +144,8 @@ class Controller {
   bool clock_is_set_ = false;
   Nanos last_progress_ = 0;  // a record was applied, or a submission came while none was pending
   Nanos last_warning_ = 0;
-  Nanos warning_gap_ = 0;  // until the next one of a stall that lasts: each time twice as long
+  Nanos warning_gap_ = 0;     // until the next one of a stall that lasts: each time twice as long
+  Nanos newest_warned_ = -1;  // when that entry was opened which was warned of and is the youngest
   bool waits_for_room_ = false;  // coordinator: the ring of the gate is full, so nothing is decided
   bool told_of_ids_ = false;
   bool told_of_places_ = false;

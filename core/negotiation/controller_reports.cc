@@ -37,17 +37,30 @@ void Controller::tick_coordinator() {
     }
   }
   if (options_.stall_warn_after <= 0) return;
-  std::string warning;
-  if (now_ - last_warning_ >= std::max(warning_gap_, options_.stall_warn_after)) {
-    warning = coordinator_->stall_report(now_, options_.stall_warn_after);
-  }
+  const std::string warning = due_warning();
   if (!warning.empty()) next_report_ = now_;
   tell_what_is_missing();
-  if (told_stalled_.empty()) warning_gap_ = 0;
   if (warning.empty()) return;
-  last_warning_ = now_;
-  warning_gap_ = std::min(2 * std::max(warning_gap_, options_.stall_warn_after), kWarningGapMax);
   effects_.warnings.push_back(concat("stalled: ", warning));
+}
+
+// Empty if none is due. That of a stall which lasts comes again after twice the time, and so on;
+// one that has begun since is told as soon as the first one.
+std::string Controller::due_warning() {
+  const Nanos after = options_.stall_warn_after;
+  if (now_ - last_warning_ < after) return "";
+  Nanos newest = -1;
+  for (const StalledEntry& entry : coordinator_->stalled_entries(now_, after)) {
+    newest = std::max(newest, entry.opened);
+  }
+  if (newest > newest_warned_) warning_gap_ = 0;
+  if (now_ - last_warning_ < warning_gap_) return "";
+  std::string warning = coordinator_->stall_report(now_, after);
+  if (warning.empty()) return "";
+  last_warning_ = now_;
+  newest_warned_ = newest;
+  warning_gap_ = std::min(2 * std::max(warning_gap_, after), kWarningGapMax);
+  return warning;
 }
 
 // Tells all members who is missing, also if nobody is any more: a wait of the program may have a

@@ -16,6 +16,7 @@
 namespace horon::ops {
 namespace {
 
+using std::chrono::microseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kBlockBytes = 16 << 10;
@@ -135,7 +136,8 @@ bool time_copies(TimingArea& area, int peer, Clock::time_point limit, HostTiming
   return true;
 }
 
-std::optional<HostTiming::Times> lead_turns(TimingArea& area, int peer, Clock::time_point limit) {
+std::optional<HostTiming::Times> lead_turns(TimingArea& area, int peer, microseconds most) {
+  const Clock::time_point limit = Clock::now() + most;
   const std::vector<double> empty = pass_to_and_fro(area, 0, kEmptyRounds, limit);
   if (empty.size() < kEmptyRounds) return std::nullopt;
   const std::vector<double> full = pass_to_and_fro(area, kFirstWithBlocks, kBlockRounds, limit);
@@ -148,7 +150,7 @@ std::optional<HostTiming::Times> lead_turns(TimingArea& area, int peer, Clock::t
   HostTiming::Times times;
   times.handoff_us = median(empty);
   times.sum_bytes_per_us = static_cast<double>(kBlockBytes) / std::max(least_us, kClock_us);
-  if (peer != 0 && !time_copies(area, peer, limit, times)) return std::nullopt;
+  if (peer != 0 && !time_copies(area, peer, Clock::now() + most, times)) return std::nullopt;
   return times;
 }
 
@@ -163,7 +165,7 @@ std::optional<HostTiming::Times> HostTiming::measure(std::byte* memory, bool lea
     answer_turns(area, peer, Clock::now() + 4 * limit);
     return std::nullopt;
   }
-  const std::optional<Times> times = lead_turns(area, peer, Clock::now() + limit);
+  const std::optional<Times> times = lead_turns(area, peer, limit);
   area.turn.store(kTurnsOver, std::memory_order_release);
   return times;
 }

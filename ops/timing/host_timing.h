@@ -22,9 +22,10 @@ class HostTiming {
     double ring_copy_bytes_per_us = 0;
   };
   // Both ranks call it at about the same time. The one that leads gets the times, if its peer has
-  // answered within `limit`, and ends the other's call, too. That one ends by itself if nothing
-  // comes in four times the limit. Neither waits longer. `peer`: the process of the other rank; 0
-  // on both if the kernel may not copy between them. Throws if there is no memory.
+  // answered within `limit`, and again for the copies, and ends the other's call, too. That one
+  // ends by itself if nothing comes in four times the limit. Neither waits longer. `peer`: the
+  // process of the other rank; 0 on both if the kernel may not copy between them. Throws if there
+  // is no memory.
   static std::optional<Times> measure(std::byte* area, bool leads, int peer,
                                       std::chrono::microseconds limit);
 };

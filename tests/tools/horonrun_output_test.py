@@ -236,12 +236,22 @@ for name, value in sorted(os.environ.items()):
         self.check_that_it_ends(lambda wrapper, _: wrapper)
 
     def test_a_process_left_behind_is_not_waited_for(self):
-        for left_behind in ("sleep 1000", "yes"):
+        for left_behind in ("sleep 1000", "yes", "while sleep 0.2; do echo x; done"):
             job = horonrun(1, *shell(f"{left_behind} & echo $!"))
             process = int(next(line for line in lines_of(0, job.stdout) if line.isdigit()))
-            if left_behind != "yes":
+            if left_behind == "sleep 1000":
                 os.kill(process, signal.SIGKILL)  # an error if it has ended
             self.assertEqual(job.returncode, 0)
+
+
+class TypedAtATerminal(unittest.TestCase):
+    def test_lines_stay_whole_where_nobody_looks(self):
+        """As with `| tee log` behind a command that was typed."""
+        ours, theirs = pty.openpty()
+        job = horonrun(1, *shell("printf 'begin '; sleep 0.5; echo end"), stdin=theirs)
+        os.close(theirs)
+        os.close(ours)
+        self.assertEqual((job.stdout, job.returncode), (b"[0] begin end\n", 0))
 
 
 class AtATerminal(unittest.TestCase):

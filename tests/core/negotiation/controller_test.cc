@@ -302,6 +302,10 @@ TEST(Controller, WarningsOfAStallThatLastsBecomeRare) {
   coordinator->submit({1, "x", tensor("x"), {}, {}});
   run_until(20 * kSecond);
   EXPECT_EQ(told, (std::vector<Nanos>{2, 4, 8, 16}));
+  told.clear();
+  coordinator->submit({2, "y", tensor("y"), {}, {}});
+  run_until(32 * kSecond);
+  EXPECT_EQ(told, (std::vector<Nanos>{21, 23, 27}));
 }
 
 // Runs a job whose last rank submits nothing, with a look every millisecond, and counts messages.

@@ -22,6 +22,8 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "torch_bindings/python/
 HORONRUN = pathlib.Path(__file__).resolve().parents[3] / "tools/horonrun"
 LAUNCHER = ""
 LIMIT_S = 300
+NOT_LAUNCHED = {name: value for name, value in os.environ.items()
+                if not name.startswith(("OMPI_", "PMIX_", "PMI_", "SLURM_"))}
 
 
 def run(*arguments, ranks=2, **environment):
@@ -101,14 +103,22 @@ class Programs(unittest.TestCase):
         for rank in range(2):
             self.assertIn(f"[{rank}] the process has ended with 1", output)
 
+    def test_an_exception_that_is_only_shown_ends_nobody(self):
+        code, output = run(HERE / "shows_an_exception.py")
+        self.assertEqual(code, 0, output)
+        self.assertIn("ZeroDivisionError", output)
+
+    def test_a_program_alone_may_start_another(self):
+        code, output = run_command([sys.executable, HERE / "starts_another.py"], env=NOT_LAUNCHED)
+        self.assertEqual(code, 0, output)
+
     def test_processes_of_torchrun_are_no_ranks(self):
-        environment = {name: value for name, value in os.environ.items()
-                       if not name.startswith(("OMPI_", "PMIX_", "PMI_", "SLURM_"))}
-        environment.update(TORCHELASTIC_RUN_ID="none", WORLD_SIZE="2")
-        code, output = run_command(
-            [sys.executable, "-c", "import horon.torch as hvd; hvd.init()"], env=environment)
-        self.assertNotEqual(code, 0, output)
-        self.assertIn("torchrun has started 2 processes, but no ranks of MPI", output)
+        for more in ({}, {"SLURM_STEP_NUM_TASKS": "1"}):  # srun torchrun
+            environment = {**NOT_LAUNCHED, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", **more}
+            code, output = run_command(
+                [sys.executable, "-c", "import horon.torch as hvd; hvd.init()"], env=environment)
+            self.assertNotEqual(code, 0, output)
+            self.assertIn("torchrun has started 2 processes, but no ranks of MPI", output)
 
     def test_nobody_is_ended_while_it_saves(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,8 @@ class HostsUpdatedInterrupt(RuntimeError):
 _OF_THE_CALLER = {"invalid argument", "duplicate name", "not initialized", "configuration"}
 
 
-_IN_PYTHON = {"Call MPI_Init_thread() yourself": "Import mpi4py.MPI first"}
+_IN_PYTHON = {"horon::init()": "horon.torch.init()", "horon::shutdown()": "horon.torch.shutdown()",
+              "Call MPI_Init_thread() yourself": "Import mpi4py.MPI first"}
 
 
 def make(code, text):

@@ -14,6 +14,8 @@ _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 # The process that has started MPI: one that it spawns inherits this.
 _PROCESS = "PROCESS_OF_HORON"
 
+_uncaught = None  # the exception by which this process ends
+_former_hook = None  # sys.excepthook, before this one
 _own_communicator = False  # of the program: it may have one rank on purpose
 _session_is_kept = False
 
@@ -34,13 +36,15 @@ def init(comm=None, process_sets=None):
     address, own = _communicator(comm)
     if address == 0:
         _refuse_torchrun()
+    _watch_exceptions()
     atexit.unregister(_at_exit)  # last in, first out: before torch ends what this uses
     atexit.register(_at_exit)
     first = _process_sets.before_communicators(given)
     native.init(knobs={}, process_sets=[each.ranks for each in first], mpi_comm=address)
     del own  # duplicated by now
     _process_sets.started(given)
-    os.environ[_PROCESS] = str(os.getpid())
+    if native.size() > 1 or any(name in os.environ for name in _COUNTS):
+        os.environ[_PROCESS] = str(os.getpid())
     _own_communicator = address != 0  # a list of all ranks is the world too
     if (text := alone_by_mistake()) is not None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -58,7 +62,7 @@ def _refuse_spawned_process():
 def _refuse_torchrun():
     """Each of its processes would train a model of its own."""
     count = os.environ.get("WORLD_SIZE", "1")
-    of_mpi = any(name in os.environ for name in _COUNTS)
+    of_mpi = any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
     if "TORCHELASTIC_RUN_ID" in os.environ and count != "1" and not of_mpi:
         raise RuntimeError(f"torchrun has started {count} processes, but no ranks of MPI, so each "
                            "of them would be a job of one rank: start them by mpirun or horonrun")
@@ -113,15 +117,34 @@ def _at_exit():
     waits for this rank elsewhere is ended by mpirun when this process has ended."""
     if _session_is_kept:
         return
-    error = getattr(sys, "last_value", None)
-    # At a prompt it is that of a line before.
-    if error is not None and native.is_initialized() and not _is_interactive():
-        native.end_by_exception(f"{type(error).__name__}: {error}".strip()[:1000])
-    shutdown()
+    try:
+        # At a prompt it is that of a line before.
+        if _uncaught is not None and native.is_initialized() and not hasattr(sys, "ps1"):
+            native.end_by_exception(_text_of(_uncaught))
+    finally:
+        shutdown()
 
 
-def _is_interactive():
-    return hasattr(sys, "ps1") or "IPython" in sys.modules
+def _text_of(error):
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"[:1000]
+    except Exception:
+        return name
+
+
+def _watch_exceptions():
+    global _former_hook
+    if _former_hook is None:
+        _former_hook = sys.excepthook
+        sys.excepthook = _exception_hook
+
+
+def _exception_hook(kind, value, trace):
+    global _uncaught
+    if sys._getframe().f_back is None:  # else a part of the program shows one that it has caught
+        _uncaught = value
+    _former_hook(kind, value, trace)
 
 
 def shutdown():
@@ -129,6 +152,7 @@ def shutdown():
     if _session_is_kept:
         return
     native.shutdown()
+    os.environ.pop(_PROCESS, None)
     _process_sets.ended()
 
 
