@@ -142,7 +142,12 @@ def _watch_exceptions():
 
 def _exception_hook(kind, value, trace):
     global _uncaught
-    if sys._getframe().f_back is None:  # else a part of the program shows one that it has caught
+    outermost = sys._getframe()
+    while outermost.f_back is not None:
+        outermost = outermost.f_back
+    # By the interpreter, perhaps by way of a hook of torch's. Else a part of the program shows an
+    # exception that it has caught.
+    if outermost.f_code is getattr(sys.excepthook, "__code__", None):
         _uncaught = value
     _former_hook(kind, value, trace)
 
