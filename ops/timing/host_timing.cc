@@ -112,8 +112,9 @@ class CopyTimes {
     }
     ring_us_.push_back(us[CopyRounds::Fill] + us[CopyRounds::Drain]);
     kernel_us_.push_back(us[CopyRounds::CopyByKernel]);
-    return !copies_.refused();
+    return !refused();
   }
+  bool refused() const { return copies_.refused(); }
   double by_kernel() const { return static_cast<double>(CopyRings::kBytes) / median(kernel_us_); }
   double by_ring() const { return static_cast<double>(CopyRings::kBytes) / median(ring_us_); }
 
@@ -130,7 +131,7 @@ bool time_copies(TimingArea& area, int peer, Clock::time_point limit, HostTiming
   CopyTimes copies(area, peer);
   int rounds = 0;
   while (rounds < kCopyRounds && copies.time_round(limit)) ++rounds;
-  if (rounds < kRoundsNeeded || area.rings.refused) return false;
+  if (rounds < kRoundsNeeded || copies.refused()) return false;
   times.process_copy_bytes_per_us = copies.by_kernel();
   times.ring_copy_bytes_per_us = copies.by_ring();
   return true;

@@ -5,7 +5,6 @@ and apt, so that nothing of this system is read or changed.
 usage: setup_test.py SETUP
 """
 
-import os
 import pathlib
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 // The way of a gradient into the memory of its bucket, and of the result into .grad.
 #include <atomic>
 
-#include <ATen/ops/empty_strided.h>
-
 #include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/gradients/slot.h"
@@ -36,8 +34,7 @@ void assign_values(const at::Tensor& to, const at::Tensor& from) {
 void GradientSlot::leave_to_holders() {
   if (!is_held_by_others(view_) || !holds(view_)) return;
   const PlainMode plain;
-  const at::Tensor values = at::empty_strided(view_.sizes(), view_.strides(), view_.options());
-  values.copy_(view_);
+  const at::Tensor values = view_.clone();
   // Not set_(): its values are not changed, so neither is its version.
   c10::TensorImpl& kept = *view_.unsafeGetTensorImpl();
   kept.set_storage_keep_dtype(values.storage());

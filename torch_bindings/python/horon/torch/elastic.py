@@ -18,7 +18,6 @@ would without elastic.run.
 
 import copy
 import functools
-import os
 import random
 import warnings
 
