@@ -1,0 +1,44 @@
+"""Where the threads of a part's processes are: taken shortly before a part that hangs is ended."""
+
+import os
+import pathlib
+import subprocess
+
+
+def members_of_session(session):
+    """The processes that a part has started, by number: ranks of MPI alone where there are any."""
+    found, ranks = [], []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(folder.name)) != session:
+                continue
+            found.append(int(folder.name))
+            if b"OMPI_COMM_WORLD_RANK=" in (folder / "environ").read_bytes():
+                ranks.append(int(folder.name))
+        except (OSError, ValueError):
+            continue
+    return sorted(ranks or found)
+
+
+def of_session(session, which, limit_s, count=4):
+    """Text: the stacks of the first processes of this session, or why there are none."""
+    debugger = which("gdb", "/usr/bin") or which("cuda-gdb", "/usr/local/cuda/bin")
+    if debugger is None:
+        return "no gdb and no cuda-gdb: no stacks"
+    started = []
+    for process in members_of_session(session)[:count]:
+        started.append((process, subprocess.Popen(
+            [debugger, "-nx", "-batch", "-p", str(process), "-ex", "set print frame-arguments none",
+             "-ex", "thread apply all backtrace 25"], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")))
+    text = []
+    for process, run in started:
+        try:
+            output, _ = run.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            run.kill()
+            output, _ = run.communicate()
+        lines = [line for line in output.splitlines()
+                 if line.startswith(("#", "Thread", "warning", "ptrace", "Could not"))]
+        text += [f"---- stacks of process {process}", *lines]
+    return "\n".join(text) if text else "no process was left"
