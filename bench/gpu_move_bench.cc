@@ -30,23 +30,30 @@ void check(const char* call, cudaError_t error) {
   throw Error(ErrorCode::OperationFailed, core::concat(call, ": ", cudaGetErrorString(error)));
 }
 
-// One size of fusion buffer, and the tensors that it is made of.
+// One size of fusion buffer, and the tensors that it is made of. In the buffer they follow each
+// other without gaps: behind one of an odd number of elements the others are aligned to 4 bytes
+// only.
 struct Size {
   size_t bytes;
   size_t tensors;
+  size_t alignment = 16;  // of the tensors in the buffer, bytes of float32
 };
-constexpr Size kSizes[] = {{4 * kMiB, 1000}, {1 * kMiB, 1},     {1 * kMiB, 60}, {25 * kMiB, 1},
-                           {25 * kMiB, 60},  {25 * kMiB, 1000}, {64 * kMiB, 1}, {64 * kMiB, 60},
-                           {256 * kMiB, 1},  {256 * kMiB, 60}};
+constexpr Size kSizes[] = {{4 * kMiB, 1000},   {1 * kMiB, 1},        {1 * kMiB, 60},
+                           {25 * kMiB, 1},     {25 * kMiB, 60},      {25 * kMiB, 1000},
+                           {25 * kMiB, 60, 4}, {25 * kMiB, 1000, 4}, {64 * kMiB, 1},
+                           {64 * kMiB, 60},    {256 * kMiB, 1},      {256 * kMiB, 60}};
 
-enum class Contender { Copy, Pack, Narrow, Widen, ScaleAndCheck };
-constexpr Contender kContenders[] = {Contender::Copy, Contender::Pack, Contender::Narrow,
-                                     Contender::Widen, Contender::ScaleAndCheck};
+enum class Contender { Copy, Pack, ScaleAndCheck, CopyOfCasts, Narrow, Widen };
+constexpr Contender kContenders[] = {Contender::Copy,          Contender::Pack,
+                                     Contender::ScaleAndCheck, Contender::CopyOfCasts,
+                                     Contender::Narrow,        Contender::Widen};
 
 const char* name_of(Contender contender) {
   switch (contender) {
     case Contender::Copy:
       return "cudaMemcpyAsync";
+    case Contender::CopyOfCasts:
+      return "cudaMemcpyAsync of 3/4";
     case Contender::Pack:
       return "pack";
     case Contender::Narrow:
@@ -59,11 +66,19 @@ const char* name_of(Contender contender) {
   return "";
 }
 
-// Bytes read and written for each byte of float32.
-double traffic_of(Contender contender) {
-  const bool casts = contender == Contender::Narrow || contender == Contender::Widen;
-  return casts ? 1.5 : 2.0;
+bool is_copy(Contender contender) {
+  return contender == Contender::Copy || contender == Contender::CopyOfCasts;
 }
+
+// From or to 16 bits: three quarters of the bytes are read and written, and so does the copy that
+// such a launch is compared with.
+bool moves_less(Contender contender) {
+  return contender == Contender::CopyOfCasts || contender == Contender::Narrow ||
+         contender == Contender::Widen;
+}
+
+// Bytes read and written for each byte of float32.
+double traffic_of(Contender contender) { return moves_less(contender) ? 1.5 : 2.0; }
 
 MoveLaunch empty_launch(Contender contender) {
   switch (contender) {
@@ -76,6 +91,13 @@ MoveLaunch empty_launch(Contender contender) {
     default:
       return {};
   }
+}
+
+// Where tensor `i` begins in the buffer, in elements. Those aligned to one element begin at odd
+// ones.
+size_t begin_of(size_t i, size_t elements, size_t tensors, size_t step) {
+  const size_t begin = elements * i / tensors / step * step;
+  return step == 1 && i > 0 && i < tensors ? begin | 1 : begin;
 }
 
 class Bench {
@@ -101,15 +123,16 @@ class Bench {
     std::vector<MoveLaunch> launches;
     std::vector<size_t> places;
     for (size_t i = 0; i < calls; ++i) {
-      places.push_back(place_);
-      if (contender != Contender::Copy) launches.push_back(launch_at(contender, size, place_));
-      place_ += size.bytes;
       if (place_ + size.bytes > kRegion) place_ = 0;
+      places.push_back(place_);
+      if (!is_copy(contender)) launches.push_back(launch_at(contender, size, place_));
+      place_ += size.bytes;
     }
+    const size_t copied = moves_less(contender) ? size.bytes / 4 * 3 : size.bytes;
     check("cudaEventRecord", cudaEventRecord(begin_, stream()));
     for (size_t i = 0; i < calls; ++i) {
-      if (contender == Contender::Copy) {
-        check("cudaMemcpyAsync", cudaMemcpyAsync(to_ + places[i], from_ + places[i], size.bytes,
+      if (is_copy(contender)) {
+        check("cudaMemcpyAsync", cudaMemcpyAsync(to_ + places[i], from_ + places[i], copied,
                                                  cudaMemcpyDeviceToDevice, stream()));
       } else {
         cuda_->launch(launches[i], stream_);
@@ -125,7 +148,8 @@ class Bench {
  private:
   cudaStream_t stream() const { return static_cast<cudaStream_t>(stream_); }
 
-  // The tensors lie in `from` in the reverse order: those of a program are no neighbours.
+  // The tensors lie in `from` in the reverse order, each where an allocator would put it: those of
+  // a program are no neighbours.
   MoveLaunch launch_at(Contender contender, const Size& size, size_t place) {
     MoveLaunch launch = empty_launch(contender);
     if (contender == Contender::ScaleAndCheck) {
@@ -135,10 +159,11 @@ class Bench {
     const bool is_bytes = contender == Contender::Pack;
     const size_t from_size = is_bytes ? 4 : size_of(launch.parameters().from_type);
     const size_t to_size = is_bytes ? 4 : size_of(launch.parameters().to_type);
+    const size_t step = size.alignment / sizeof(float);
     for (size_t i = 0; i < size.tensors; ++i) {
-      const size_t begin = floats * i / size.tensors / 4 * 4;
-      const size_t end = floats * (i + 1) / size.tensors / 4 * 4;
-      const size_t mirrored = floats - end;
+      const size_t begin = begin_of(i, floats, size.tensors, step);
+      const size_t end = begin_of(i + 1, floats, size.tensors, step);
+      const size_t mirrored = (floats - end) / 4 * 4;
       const size_t count = is_bytes ? (end - begin) * sizeof(float) : end - begin;
       const bool added = launch.add(from_ + place + mirrored * from_size,
                                     to_ + place + begin * to_size, static_cast<int64_t>(count));
@@ -170,24 +195,26 @@ nlohmann::json measure(Bench& bench, const Size& size, int repetitions) {
   nlohmann::json rows = nlohmann::json::array();
   for (size_t c = 0; c < kCount; ++c) {
     const double traffic = traffic_of(kContenders[c]) * static_cast<double>(size.bytes);
+    const auto copy = static_cast<size_t>(
+        std::find(std::begin(kContenders), std::end(kContenders),
+                  moves_less(kContenders[c]) ? Contender::CopyOfCasts : Contender::Copy) -
+        std::begin(kContenders));
     std::vector<double> shares;
-    for (size_t i = 0; i < times[c].size(); ++i) {
-      shares.push_back(traffic / times[c][i] /
-                       (2.0 * static_cast<double>(size.bytes) / times[0][i]));
-    }
+    for (size_t i = 0; i < times[c].size(); ++i) shares.push_back(times[copy][i] / times[c][i]);
     const bench::Quartiles share = bench::quartiles(shares);
     const double time = bench::median(times[c]);
     rows.push_back({{"bytes", size.bytes},
                     {"tensors", size.tensors},
+                    {"tensors_aligned_to", size.alignment},
                     {"contender", name_of(kContenders[c])},
                     {"time_us", time},
                     {"GB_per_s", traffic / time / 1e3},
                     {"of_copy", share.median},
                     {"of_copy_lower", share.lower},
                     {"of_copy_upper", share.upper}});
-    std::printf("%10zu %7zu  %-22s %10.2f %9.0f %8.2f (%.2f to %.2f)\n", size.bytes, size.tensors,
-                name_of(kContenders[c]), time, traffic / time / 1e3, share.median, share.lower,
-                share.upper);
+    std::printf("%10zu %7zu %5zu  %-22s %10.2f %9.0f %8.2f (%.2f to %.2f)\n", size.bytes,
+                size.tensors, size.alignment, name_of(kContenders[c]), time, traffic / time / 1e3,
+                share.median, share.lower, share.upper);
   }
   std::fflush(stdout);
   return rows;
@@ -201,8 +228,8 @@ int run(const std::string& json, int repetitions) {
   }
   Bench bench(0);
   std::printf("# %s; traffic counts bytes read and written\n", bench.device_name().c_str());
-  std::printf("%10s %7s  %-22s %10s %9s %8s\n", "bytes", "tensors", "", "time (us)", "GB/s",
-              "of copy");
+  std::printf("%10s %7s %5s  %-22s %10s %9s %8s\n", "bytes", "tensors", "align", "", "time (us)",
+              "GB/s", "of copy");
   nlohmann::json rows = nlohmann::json::array();
   for (const Size& size : kSizes) {
     for (auto& row : measure(bench, size, repetitions)) rows.push_back(std::move(row));

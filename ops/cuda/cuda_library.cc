@@ -176,8 +176,7 @@ class Cuda final : public CudaApi {
 
   void launch(const MoveLaunch& launch, CudaStream stream) override {
     const CudaDeviceGuard guard(*this);
-    check("launching a copy",
-          static_cast<cudaError_t>(launch_moves(launch, properties_.multiProcessorCount, stream)));
+    check("launching a copy", static_cast<cudaError_t>(launch_moves(launch, stream)));
   }
 
   void copy(std::byte* to, const std::byte* from, size_t bytes, CudaStream stream) override {

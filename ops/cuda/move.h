@@ -31,7 +31,7 @@ enum class MoveKind : uint8_t {
 struct MoveParameters {
   // The work is cut into chunks of equal size, so that one huge tensor among a thousand tiny ones
   // does not decide how long a launch takes. Of the larger of the two types:
-  static constexpr uint32_t kChunkBytes = 32 << 10;
+  static constexpr uint32_t kChunkBytes = 8 << 10;
 
   MoveKind kind = MoveKind::Bytes;
   DataType from_type = DataType::UInt8;

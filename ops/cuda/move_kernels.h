@@ -8,7 +8,7 @@ namespace horon::ops {
 
 // CUDA's answers are given as numbers, so that this compiles without CUDA: 0 is cudaSuccess.
 // Enqueues one kernel.
-int launch_moves(const MoveLaunch& launch, int multiprocessors, CudaStream stream);
+int launch_moves(const MoveLaunch& launch, CudaStream stream);
 // Loads all of them to the current device.
 int load_move_kernels();
 

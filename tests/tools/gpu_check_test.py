@@ -8,9 +8,11 @@ usage: gpu_check_test.py REPOSITORY
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 import xml.etree.ElementTree
 
@@ -18,7 +20,7 @@ REPOSITORY = pathlib.Path(sys.argv[1]).resolve()
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
-from gpu_checks import pack, parts, picture  # pylint: disable=wrong-import-position
+from gpu_checks import pack, parts, picture, stacks  # pylint: disable=wrong-import-position
 
 PASSED = "\x1b[0;32m[  PASSED  ] \x1b[m3 tests.\n"
 SKIPPED = "no GPU: no NVIDIA driver\n[  PASSED  ] 0 tests.\n[  SKIPPED ] 3 tests\n"
@@ -46,6 +48,16 @@ class Results(unittest.TestCase):
             self.assertTrue(part.targets, part.name)
             self.assertLessEqual(part.limit_s, 150, part.name)
 
+    def test_reads_the_summary_of_every_ctest(self):
+        run = types.SimpleNamespace(build="build", cores=4, limit_s=9)
+        for output, code, state, detail in (
+                ("100% tests passed, 0 tests failed out of 20", 0, "passed", "20 tests, 0 failed"),
+                ("100% tests passed out of 20", 0, "passed", "20 tests, 0 failed"),  # CTest 4
+                ("95% tests passed, 1 tests failed out of 20\n\n"
+                 "\t 7 - move_test (Failed)  cuda", 8, "failed", "20 tests, 1 failed move_test")):
+            run.command = lambda command, ended=(code, output): ended
+            outcome = parts.tests_on_threads(run)
+            self.assertEqual((outcome.state, outcome.detail), (state, detail))
 
     def test_builds_all_tests_that_it_runs(self):
         labelled = set()
@@ -61,7 +73,8 @@ class Results(unittest.TestCase):
 
 class Picture(unittest.TestCase):
     def test_has_a_bar_for_each_row_and_a_legend(self):
-        rows = [{"bytes": size << 20, "tensors": 60, "contender": contender, "GB_per_s": speed}
+        rows = [{"bytes": size << 20, "tensors": 60, "tensors_aligned_to": 16,
+                 "contender": contender, "GB_per_s": speed}
                 for size in (1, 25) for contender, speed in (("a copy", 100.0), ("a < b", 50.0))]
         root = xml.etree.ElementTree.fromstring(picture.draw("a GPU", rows))
         tags = [element.tag.rsplit("}", 1)[-1] for element in root]
@@ -82,6 +95,22 @@ class Pack(unittest.TestCase):
         for name in ("libc.so.6", "ld-linux-x86-64.so.2", "libstdc++.so.6"):
             self.assertRegex(name, pack.OF_EVERY_SYSTEM)
         self.assertNotRegex("libcrypto.so.3", pack.OF_EVERY_SYSTEM)
+
+
+class Stacks(unittest.TestCase):
+    @unittest.skipUnless(shutil.which("gdb"), "gdb is not installed")
+    def test_tell_where_a_process_that_hangs_is(self):
+        process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        try:
+            text = stacks.of_session(process.pid, lambda name, *_: shutil.which(name), 30)
+        finally:
+            process.kill()
+            process.wait()
+        self.assertIn(f"stacks of process {process.pid}", text)
+        self.assertIn("sleep", text)
+
+    def test_without_a_debugger_it_says_so(self):
+        self.assertIn("no gdb", stacks.of_session(0, lambda *_: None, 1))
 
 
 class Ranks(unittest.TestCase):

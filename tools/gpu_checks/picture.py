@@ -4,7 +4,7 @@ size of fusion buffer. Drawn here, since a machine with a GPU seldom has a plott
 
 import html
 
-COLOURS = ("#8c8c8c", "#1b6ca8", "#3a9b6e", "#c77d1e", "#8a4fa3")
+COLOURS = ("#8c8c8c", "#1b6ca8", "#3a9b6e", "#c0c0c0", "#c77d1e", "#8a4fa3")
 BAR, GAP, LEFT, TOP, HEIGHT = 14, 26, 60, 46, 240
 
 
@@ -15,6 +15,8 @@ def groups_of(rows):
         size = row["bytes"] / 2**20
         count = row["tensors"]
         label = f"{size:.0f} MiB, {count} tensor{'s' if count > 1 else ''}"
+        if row["tensors_aligned_to"] < 16:
+            label += f", to {row['tensors_aligned_to']} B"
         groups.setdefault(label, {})[row["contender"]] = row
     return groups
 
