@@ -101,10 +101,9 @@ BetweenHosts between_hosts(const Communicator& communicator, const core::Config&
   return parts;
 }
 
-// Every op of the host once more, for tensors on GPUs.
-void add_staged_ops(std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
-  const size_t count = ops.size();
-  for (size_t i = 0; i < count; ++i) ops.push_back(std::make_unique<StagedOp>(*ops[i]));
+// The first `of_host` ops once more, for tensors on GPUs.
+void add_staged_ops(size_t of_host, std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
+  for (size_t i = 0; i < of_host; ++i) ops.push_back(std::make_unique<StagedOp>(*ops[i]));
 }
 
 std::unique_ptr<core::MemoryDomain> make_pinned_memory(const std::shared_ptr<JobGpu>& gpu) {
@@ -263,14 +262,15 @@ std::vector<std::unique_ptr<core::CollectiveOp>> make_builtin_ops(
     ops.push_back(
         std::make_unique<AdasumAllreduce>(messages, scratch, topology.rank, topology.size));
   }
+  const size_t of_host = ops.size();
   if (gpu != nullptr && gpu->uses_nccl()) {
     if (reduces_in_hierarchy(communicator, config)) {
       add_nccl_hier_allreduce(communicator, config, scratch, gpu, ops);
     }
     add_nccl_ops(communicator, config, gpu, ops);
-  } else if (gpu != nullptr) {
-    add_staged_ops(ops);
   }
+  // All that NCCL does not have, too.
+  if (gpu != nullptr && gpu->stages()) add_staged_ops(of_host, ops);
   ops.push_back(std::make_unique<PlanBarrier>());
   return ops;
 }
@@ -282,9 +282,8 @@ std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
   if (gpu != nullptr && gpu->uses_nccl()) {
     domains.push_back(std::make_unique<CudaMemory>(
         gpu->device(), [gpu] { return gpu->cuda(); }, [gpu] { return gpu->is_open(); }));
-  } else if (gpu != nullptr) {
-    domains.push_back(make_pinned_memory(gpu));
   }
+  if (gpu != nullptr && gpu->stages()) domains.push_back(make_pinned_memory(gpu));
   return domains;
 }
 
@@ -310,7 +309,7 @@ core::Executor::Parts make_pair_execution(const Communicator& world, const std::
   parts.scratch = make_scratch(std::move(domains), config);
   const int peer = pair[parts.rank == 0 ? 1 : 0];
   auto ops = make_mpi_pair_ops(world.mpi(), parts.scratch, parts.rank, peer);
-  if (reaches_gpus) add_staged_ops(ops);
+  if (reaches_gpus) add_staged_ops(ops.size(), ops);
   parts.ops = std::make_shared<core::OpTable>(std::move(ops), "auto");
   parts.timeline = timeline;
   return parts;

@@ -116,6 +116,9 @@ class CollectiveOp {
   virtual bool same_in_parts(const Batch& /*like*/) const { return false; }
   // True: it takes batches with Batch::output_blocks, as well as others.
   virtual bool writes_blocks_apart() const { return false; }
+  // True: on tensors of a device it works in host memory, into which they are packed
+  // (MemoryDomain::ops_reach_tensors()). The other ops of that device may reach them.
+  virtual bool works_in_host_copies() const { return false; }
   // False: the host does the work, while it steps; the memory is ready for it when start() is
   // called, and the result is in memory when step() says Done. True: start() and step() put the
   // work into Batch::queue, behind what is there and before what comes later; Done means that all

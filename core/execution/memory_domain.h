@@ -30,6 +30,9 @@ class MemoryDomain {
   // False: its scratch lies elsewhere than the tensors, and the ops reach only that, so each batch
   // is packed, even one tensor alone.
   virtual bool ops_reach_tensors() const { return true; }
+  // False: allocate() of as much would take long, so the memory is being made elsewhere; ask again.
+  // Throws Error if there is none.
+  virtual bool has_at_hand(size_t /*bytes*/) { return true; }
   // Scratch that the ops of this device can use best (shared memory, registered memory). Never null
   // for bytes > 0. Released when no work that is enqueued uses it any more.
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;

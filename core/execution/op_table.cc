@@ -13,6 +13,20 @@ bool has_prefix(const CollectiveOp& op, const std::string& prefix) {
   return op.name().substr(0, prefix.size()) == prefix;
 }
 
+// Some such collective is its work, if not every one.
+bool is_for(const CollectiveOp& op, CollectiveKind kind) {
+  for (size_t device = 0; device < kDeviceKindCount; ++device) {
+    for (const ReduceOp reduce_op : {ReduceOp::Sum, ReduceOp::Adasum}) {
+      BatchFacts facts;
+      facts.kind = kind;
+      facts.device = static_cast<DeviceKind>(device);
+      facts.reduce_op = reduce_op;
+      if (op.refusal(facts).empty()) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 OpTable::OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::string& allreduce,
@@ -62,8 +76,13 @@ CollectiveOp& OpTable::select(const BatchFacts& facts) const {
 bool OpTable::can_run(const BatchFacts& facts) const { return find(facts) != nullptr; }
 
 std::string OpTable::why_none(const BatchFacts& facts) const {
+  const bool any = std::any_of(ops_.begin(), ops_.end(),
+                               [&](const auto& op) { return is_for(*op, facts.kind); });
   std::string reasons;
-  for (const std::string& line : explain(facts)) reasons += concat("\n  ", line);
+  for (const auto& op : ops_) {
+    if (any && !is_for(*op, facts.kind)) continue;
+    reasons += concat("\n  ", op->name(), ": no, ", refusal(*op, facts));
+  }
   return concat("no op of this job can run ", to_string(facts.kind), " on ", to_string(facts.dtype),
                 " in ", to_string(facts.device), " memory:", reasons);
 }

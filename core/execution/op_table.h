@@ -24,8 +24,8 @@ class OpTable {
   CollectiveOp& select(const BatchFacts& facts) const;
   // Whether select() would find one. Any thread.
   bool can_run(const BatchFacts& facts) const;
-  // What select() throws if it finds none: one sentence, and a line for each candidate that is for
-  // such a collective on such memory.
+  // What select() throws if it finds none: one sentence, and a line for each candidate that makes
+  // collectives of this kind, on whatever memory; for all if none does.
   std::string why_none(const BatchFacts& facts) const;
   // One line per candidate: "shm_allreduce: chosen", "mpi_allreduce: fits, but an earlier one is
   // chosen", or "mpi_broadcast: no, " and its refusal.

@@ -43,17 +43,14 @@ RunningBatch::Stage RunningBatch::next_stage() const {
 Progress RunningBatch::pass(const Predecessors& earlier) {
   switch (stage_) {
     case Stage::New:
-      if (op_ == nullptr) choose_op();              // it decides which later batches may start
-      if (spec_.kind != CollectiveKind::Barrier &&  // which touches no memory
-          !context_.scratch->domain(spec_.device).is_open()) {
-        return Progress::Polling;
-      }
+      if (op_ == nullptr) choose_op();  // it decides which later batches may start
+      if (spec_.kind != CollectiveKind::Barrier && !domain_->is_open()) return Progress::Polling;
       place();
       hopes_for_ops_scratch_ = is_packed_on_all_ranks() && scratch_bytes_ &&
                                *scratch_bytes_ <= op_->shared_scratch_max();
       return Progress::Done;
     case Stage::WantsScratch:  // an earlier batch gives some back
-      return take_scratch(earlier) ? Progress::Done : Progress::Ringing;
+      return take_scratch(earlier);
     case Stage::Waiting:
       // Nothing of this batch may stand in the queue in front of what an earlier op enqueues.
       if (op_->enqueues() && !earlier.may_start(*op_)) return Progress::Ringing;
@@ -144,9 +141,12 @@ void RunningBatch::choose_op() {
           {spec_owner_, work_.contributors, std::move(extents), batch_, op_, blocks_});
     }
   }
-  queue_ = batch_.queue;
+  domain_ = op_->works_in_host_copies() ? &context_.scratch->domain_of_host_copies(spec_.device)
+                                        : &context_.scratch->domain(spec_.device);
+  queue_ = &domain_->queue();
+  batch_.queue = queue_;
   immediate_ = queue_->immediate();
-  direct_ = immediate_ || context_.scratch->domain(spec_.device).ops_reach_tensors();
+  direct_ = immediate_ || domain_->ops_reach_tensors();
   if (!direct_ && !op_->enqueues() && op_->same_in_parts(batch_)) {
     chunk_plan_ = plan_chunks(batch_);
   }
@@ -172,7 +172,6 @@ void RunningBatch::place() {
 // What does not depend on memory.
 void RunningBatch::describe() {
   batch_ = describe_batch(spec_, work_.contributors, context_.ranks);
-  batch_.queue = &context_.scratch->domain(spec_.device).queue();
   if (moves_blocks(spec_.kind)) {
     blocks_ = std::make_shared<const BlockLayout>(
         make_block_layout(spec_, work_.entries.front().extents, context_.me, context_.ranks));
@@ -296,18 +295,20 @@ bool RunningBatch::is_packed_on_all_ranks() const {
   return spec_.kind == CollectiveKind::Allreduce && (work_.entries.size() > 1 || narrows);
 }
 
-bool RunningBatch::take_scratch(const Predecessors& earlier) {
-  if (!scratch_bytes_) return true;
-  if (hopes_for_ops_scratch_ && !take_scratch_of_op(earlier)) return false;
+// Ringing: an earlier batch gives some back.
+Progress RunningBatch::take_scratch(const Predecessors& earlier) {
+  if (!scratch_bytes_) return Progress::Done;
+  if (hopes_for_ops_scratch_ && !take_scratch_of_op(earlier)) return Progress::Ringing;
   if (ops_scratch_ == nullptr) {
     ScratchPool& pool = *context_.scratch;
-    if (!earlier.may_take_scratch()) return false;
-    if (!earlier.none() && !pool.has_room(spec_.device, *scratch_bytes_)) return false;
-    scratch_ = pool.take(spec_.device, *scratch_bytes_);
+    if (!earlier.may_take_scratch()) return Progress::Ringing;
+    if (!earlier.none() && !pool.has_room(*domain_, *scratch_bytes_)) return Progress::Ringing;
+    if (!pool.has_at_hand(*domain_, *scratch_bytes_)) return Progress::Polling;
+    scratch_ = pool.take(*domain_, *scratch_bytes_);
   }
   if (input_at_) batch_.input = scratch_.memory.get() + *input_at_;
   if (output_at_) batch_.output = scratch_.memory.get() + *output_at_;
-  return true;
+  return Progress::Done;
 }
 
 // False: the op can't say yet. True: it has given some, or has none. What it says depends on the
@@ -325,7 +326,7 @@ bool RunningBatch::take_scratch_of_op(const Predecessors& earlier) {
 // The next user of it enqueues its work behind what is in the queue now.
 void RunningBatch::give_scratch_back() {
   if (ops_scratch_ == nullptr) {
-    context_.scratch->give_back(spec_.device, std::move(scratch_), done_);
+    context_.scratch->give_back(*domain_, std::move(scratch_), done_);
     return;
   }
   scratch_ = {};

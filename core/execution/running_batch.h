@@ -101,7 +101,7 @@ class RunningBatch {
   int64_t count_of_all() const;
   bool is_source() const;  // of a broadcast
   bool is_packed_on_all_ranks() const;
-  bool take_scratch(const Predecessors& earlier);
+  Progress take_scratch(const Predecessors& earlier);
   bool take_scratch_of_op(const Predecessors& earlier);
   void give_scratch_back();
   bool tensors_ready();
@@ -122,7 +122,8 @@ class RunningBatch {
   const std::shared_ptr<const EntrySpec> spec_owner_;  // outlives finish()
   const EntrySpec& spec_;
   Stage stage_ = Stage::New;
-  MemoryQueue* queue_ = nullptr;
+  MemoryDomain* domain_ = nullptr;  // in which the op works
+  MemoryQueue* queue_ = nullptr;    // of the domain
   bool immediate_ = true;  // the queue
   bool direct_ = true;     // the op reaches the tensors
   Batch batch_;

@@ -30,8 +30,7 @@ SlicedCopy RunningBatch::unpack() {
 
 Progress RunningBatch::step_chunks(bool may_start) {
   if (chunks_ == nullptr) {
-    chunks_ = std::make_unique<ChunkedBatch>(*op_, batch_, chunk_plan_, copies(),
-                                             context_.scratch->domain(spec_.device));
+    chunks_ = std::make_unique<ChunkedBatch>(*op_, batch_, chunk_plan_, copies(), *domain_);
   }
   const bool had_begun = chunks_->has_begun();
   const Progress progress = chunks_->step(may_start);
@@ -47,7 +46,7 @@ Progress RunningBatch::step_chunks(bool may_start) {
 void RunningBatch::finish_chunks() {
   if (chunks_ == nullptr) return;
   chunks_.reset();
-  context_.scratch->give_back(spec_.device, std::move(scratch_), nullptr);
+  context_.scratch->give_back(*domain_, std::move(scratch_), nullptr);
 }
 
 }  // namespace horon::core

@@ -27,10 +27,12 @@ bool may_be_in_use(const ScratchPool::Buffer& buffer) noexcept {
 }  // namespace
 
 ScratchPool::ScratchPool(std::vector<std::unique_ptr<MemoryDomain>> domains, size_t bytes_max)
-    : domains_(std::move(domains)), bytes_max_(bytes_max) {}
+    : bytes_max_(bytes_max) {
+  for (auto& domain : domains) domains_.push_back({std::move(domain), {}});
+}
 
 ScratchPool::~ScratchPool() {
-  for (OfDevice& of : devices_) {
+  for (OfDomain& of : domains_) {
     for (Buffer& buffer : of.free) {
       if (may_be_in_use(buffer)) keep_for_ever(std::move(buffer.memory));
     }
@@ -38,8 +40,8 @@ ScratchPool::~ScratchPool() {
 }
 
 MemoryDomain* ScratchPool::find(DeviceKind device) const {
-  for (const auto& domain : domains_) {
-    if (domain->device() == device) return domain.get();
+  for (const OfDomain& of : domains_) {
+    if (of.domain->device() == device) return of.domain.get();
   }
   return nullptr;
 }
@@ -50,6 +52,25 @@ MemoryDomain& ScratchPool::domain(DeviceKind device) const {
               concat("this build has no support for ", to_string(device), " memory"));
 }
 
+MemoryDomain& ScratchPool::domain_of_host_copies(DeviceKind device) const {
+  for (const OfDomain& of : domains_) {
+    if (of.domain->device() == device && !of.domain->ops_reach_tensors()) return *of.domain;
+  }
+  return domain(device);
+}
+
+const ScratchPool::OfDomain& ScratchPool::of(const MemoryDomain& domain) const {
+  const auto found = std::find_if(domains_.begin(), domains_.end(), [&](const OfDomain& candidate) {
+    return candidate.domain.get() == &domain;
+  });
+  HORON_CHECK(found != domains_.end(), "a domain is one of the pool that is asked");
+  return *found;
+}
+
+ScratchPool::OfDomain& ScratchPool::of(const MemoryDomain& domain) {
+  return const_cast<OfDomain&>(std::as_const(*this).of(domain));
+}
+
 // Four sizes for each power of two: requests of about the same size share buffers, and a buffer is
 // at most a quarter larger than asked for.
 size_t ScratchPool::size_class(size_t bytes) {
@@ -58,7 +79,7 @@ size_t ScratchPool::size_class(size_t bytes) {
   return (wanted + step - 1) / step * step;
 }
 
-ScratchPool::FreeBuffer ScratchPool::smallest_free(OfDevice& of, size_t bytes, size_t bytes_max) {
+ScratchPool::FreeBuffer ScratchPool::smallest_free(OfDomain& of, size_t bytes, size_t bytes_max) {
   FreeBuffer best = of.free.end();
   for (FreeBuffer candidate = of.free.begin(); candidate != of.free.end(); ++candidate) {
     if (candidate->capacity < bytes || candidate->capacity > bytes_max) continue;
@@ -68,7 +89,7 @@ ScratchPool::FreeBuffer ScratchPool::smallest_free(OfDevice& of, size_t bytes, s
 }
 
 // What is free and not in use can be released first.
-bool ScratchPool::may_hold_more(const OfDevice& of, size_t bytes) const {
+bool ScratchPool::may_hold_more(const OfDomain& of, size_t bytes) const {
   if (bytes_max_ == kNoLimit) return true;
   size_t needed = of.bytes + bytes;
   for (const Buffer& buffer : of.free) {
@@ -78,30 +99,40 @@ bool ScratchPool::may_hold_more(const OfDevice& of, size_t bytes) const {
   return needed <= bytes_max_;
 }
 
-bool ScratchPool::has_room(DeviceKind device, size_t bytes) const {
-  const OfDevice& of = devices_[static_cast<size_t>(device)];
+bool ScratchPool::has_room(const MemoryDomain& domain, size_t bytes) const {
+  const OfDomain& held = of(domain);
   const auto fits = [&](const Buffer& buffer) { return buffer.capacity >= bytes; };
-  return std::any_of(of.free.begin(), of.free.end(), fits) || may_hold_more(of, size_class(bytes));
+  return std::any_of(held.free.begin(), held.free.end(), fits) ||
+         may_hold_more(held, size_class(bytes));
 }
 
-ScratchPool::Buffer ScratchPool::take(DeviceKind device, size_t bytes) {
-  OfDevice& of = devices_[static_cast<size_t>(device)];
+// The end: none of them.
+ScratchPool::FreeBuffer ScratchPool::choose_free(OfDomain& of, size_t bytes) const {
   const size_t wanted = size_class(bytes);
   // A small request leaves the large ones to those that need them, as long as there is room.
-  FreeBuffer candidate = smallest_free(of, bytes, 4 * wanted);
+  const FreeBuffer candidate = smallest_free(of, bytes, 4 * wanted);
   const bool at_limit = of.bytes > bytes_max_ || wanted > bytes_max_ - of.bytes;
-  if (candidate == of.free.end() && at_limit) candidate = smallest_free(of, bytes, kNoLimit);
-  if (candidate == of.free.end()) return allocate(device, wanted);
+  return candidate == of.free.end() && at_limit ? smallest_free(of, bytes, kNoLimit) : candidate;
+}
+
+bool ScratchPool::has_at_hand(MemoryDomain& domain, size_t bytes) {
+  OfDomain& held = of(domain);
+  return choose_free(held, bytes) != held.free.end() || domain.has_at_hand(size_class(bytes));
+}
+
+ScratchPool::Buffer ScratchPool::take(MemoryDomain& domain, size_t bytes) {
+  OfDomain& held = of(domain);
+  const FreeBuffer candidate = choose_free(held, bytes);
+  if (candidate == held.free.end()) return allocate(held, size_class(bytes));
   Buffer buffer = std::move(*candidate);
-  of.free.erase(candidate);
+  held.free.erase(candidate);
   return buffer;
 }
 
-ScratchPool::Buffer ScratchPool::allocate(DeviceKind device, size_t bytes) {
-  OfDevice& of = devices_[static_cast<size_t>(device)];
+ScratchPool::Buffer ScratchPool::allocate(OfDomain& of, size_t bytes) {
   release_unused(of, of.free.size(), bytes < bytes_max_ ? bytes_max_ - bytes : 0);
   of.free.reserve(of.buffers + 1);  // so that give_back() needs no memory
-  Buffer buffer{domain(device).allocate(bytes), bytes, nullptr};
+  Buffer buffer{of.domain->allocate(bytes), bytes, nullptr};
   ++of.buffers;
   of.bytes += bytes;
   usage_.bytes += bytes;
@@ -109,20 +140,20 @@ ScratchPool::Buffer ScratchPool::allocate(DeviceKind device, size_t bytes) {
   return buffer;
 }
 
-void ScratchPool::give_back(DeviceKind device, Buffer buffer,
+void ScratchPool::give_back(const MemoryDomain& domain, Buffer buffer,
                             std::shared_ptr<Event> last_used) noexcept {
-  OfDevice& of = devices_[static_cast<size_t>(device)];
+  OfDomain& held = of(domain);
   buffer.last_used = std::move(last_used);
-  of.free.push_back(std::move(buffer));
+  held.free.push_back(std::move(buffer));
   // This one stays, even if it is larger than the limit: it will be asked for again.
-  release_unused(of, of.free.size() - 1, bytes_max_);
+  release_unused(held, held.free.size() - 1, bytes_max_);
 }
 
 // It still counts in usage(), since the process still holds it.
 void ScratchPool::leak(Buffer buffer) noexcept { keep_for_ever(std::move(buffer.memory)); }
 
 // Some of the first `count` free ones, until the pool holds `bytes_max`.
-void ScratchPool::release_unused(OfDevice& of, size_t count, size_t bytes_max) {
+void ScratchPool::release_unused(OfDomain& of, size_t count, size_t bytes_max) {
   for (size_t i = 0; i < count && of.bytes > bytes_max;) {
     const FreeBuffer candidate = of.free.begin() + static_cast<ptrdiff_t>(i);
     if (may_be_in_use(*candidate)) {

@@ -5,7 +5,6 @@
 // enqueues its own behind that.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -25,9 +24,11 @@ class ScratchPool {
 
   static constexpr size_t kNoLimit = ~size_t{0};
 
-  // One domain per kind of device. `bytes_max` for each: all that the pool holds, whether it is
-  // taken, still used by the device, or kept. Only callers that must not wait go beyond it; the
-  // last buffer that came back is kept, even if it is larger.
+  // One domain per kind of device, or two: the first is of memory that the ops reach, the second of
+  // host memory into which tensors are copied for others (MemoryDomain::ops_reach_tensors()).
+  // `bytes_max` for each: all that the pool holds, whether it is taken, still used by the device, or
+  // kept. Only callers that must not wait go beyond it; the last buffer that came back is kept, even
+  // if it is larger.
   explicit ScratchPool(std::vector<std::unique_ptr<MemoryDomain>> domains,
                        size_t bytes_max = kNoLimit);
   // Memory that is in use is kept for ever.
@@ -35,17 +36,23 @@ class ScratchPool {
   ScratchPool(const ScratchPool&) = delete;
   ScratchPool& operator=(const ScratchPool&) = delete;
 
-  // Null if there is none.
+  // The first of its kind; null if there is none.
   MemoryDomain* find(DeviceKind device) const;
   // Throws Error(Config) if there is none.
   MemoryDomain& domain(DeviceKind device) const;
+  // The one whose scratch lies in host memory, if there are two; else the one there is.
+  MemoryDomain& domain_of_host_copies(DeviceKind device) const;
+  // `domain`, below: one of this pool.
   // False: take() would go beyond the limit. Throws Error if the device has failed.
-  bool has_room(DeviceKind device, size_t bytes) const;
+  bool has_room(const MemoryDomain& domain, size_t bytes) const;
+  // False: take() would have to wait until memory is made; ask again. Throws Error if there is none.
+  bool has_at_hand(MemoryDomain& domain, size_t bytes);
   // At least `bytes`, not initialised. Throws Error if there is no memory, or the device has
   // failed.
-  Buffer take(DeviceKind device, size_t bytes);
+  Buffer take(MemoryDomain& domain, size_t bytes);
   // `last_used`: happens when all enqueued work that uses the buffer is done; null: it is done.
-  void give_back(DeviceKind device, Buffer buffer, std::shared_ptr<Event> last_used) noexcept;
+  void give_back(const MemoryDomain& domain, Buffer buffer,
+                 std::shared_ptr<Event> last_used) noexcept;
   // Somebody may use it as long as the process lives: it is kept for ever.
   void leak(Buffer buffer) noexcept;
 
@@ -60,7 +67,8 @@ class ScratchPool {
  private:
   static constexpr size_t kSmallest = 64 << 10;
 
-  struct OfDevice {
+  struct OfDomain {
+    std::unique_ptr<MemoryDomain> domain;
     std::vector<Buffer> free;  // in the order in which they came back
     size_t buffers = 0;        // taken or free
     size_t bytes = 0;          // of these
@@ -68,14 +76,16 @@ class ScratchPool {
   using FreeBuffer = std::vector<Buffer>::iterator;
 
   static size_t size_class(size_t bytes);
-  static FreeBuffer smallest_free(OfDevice& of, size_t bytes, size_t bytes_max);
-  bool may_hold_more(const OfDevice& of, size_t bytes) const;
-  Buffer allocate(DeviceKind device, size_t bytes);
-  void release_unused(OfDevice& of, size_t count, size_t bytes_max);
+  static FreeBuffer smallest_free(OfDomain& of, size_t bytes, size_t bytes_max);
+  const OfDomain& of(const MemoryDomain& domain) const;
+  OfDomain& of(const MemoryDomain& domain);
+  FreeBuffer choose_free(OfDomain& of, size_t bytes) const;
+  bool may_hold_more(const OfDomain& of, size_t bytes) const;
+  Buffer allocate(OfDomain& of, size_t bytes);
+  void release_unused(OfDomain& of, size_t count, size_t bytes_max);
 
-  const std::vector<std::unique_ptr<MemoryDomain>> domains_;
+  std::vector<OfDomain> domains_;
   const size_t bytes_max_;
-  std::array<OfDevice, kDeviceKindCount> devices_;
   Usage usage_;
 };
 

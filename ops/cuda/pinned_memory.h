@@ -4,9 +4,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "horon/core/execution/memory_domain.h"
+#include "horon/ops/cuda/background_call.h"
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/cuda/free_pinned.h"
 
@@ -15,6 +17,7 @@ namespace horon::ops {
 class PinnedMemory final : public core::MemoryDomain {
  public:
   using Open = std::function<std::shared_ptr<CudaApi>()>;
+  using Memory = std::shared_ptr<std::byte>;
   // As CudaMemory.
   PinnedMemory(int device, Open open, std::function<bool()> is_open)
       : device_(device),
@@ -27,21 +30,50 @@ class PinnedMemory final : public core::MemoryDomain {
   int device_index() const override { return device_; }
   bool is_open() override { return is_open_(); }
   bool ops_reach_tensors() const override { return false; }
-  // Throws Error if the device can't be opened, or the host has no memory to pin.
-  std::shared_ptr<std::byte> allocate(size_t bytes) override {
+  // To pin memory may wait for all work of the device, also for kernels that wait for peers. So it
+  // is done on a thread of its own.
+  bool has_at_hand(size_t bytes) override {
+    if (bytes == 0 || (made_ != nullptr && made_bytes_ == bytes)) return true;
+    if (making_ == nullptr || making_bytes_ != bytes) {
+      making_bytes_ = bytes;
+      making_ = std::make_unique<BackgroundCall<Memory>>([open = open_, bytes] {
+        const std::shared_ptr<CudaApi> api = open();
+        api->use();  // the thread is Horon's own
+        (void)api->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
+        return pin(api, bytes);
+      });
+    }
+    std::optional<Memory> made = making_->take();
+    if (!made) return false;
+    made_ = std::move(*made);
+    made_bytes_ = bytes;
+    making_.reset();
+    return true;
+  }
+  // What has_at_hand() has made, if it is of this length. Throws Error if the device can't be
+  // opened, or the host has no memory to pin.
+  Memory allocate(size_t bytes) override {
     if (bytes == 0) return nullptr;
-    const std::shared_ptr<CudaApi> api = open_();
-    return {api->allocate_pinned(bytes),
-            [api](std::byte* memory) { free_pinned_elsewhere(api, memory); }};
+    if (made_ != nullptr && made_bytes_ == bytes) return std::exchange(made_, nullptr);
+    return pin(open_(), bytes);
   }
   core::MemoryQueue& queue() override { return queue_; }
   // The bus carries both ways at the same time.
   core::MemoryQueue& queue_back() override { return queue_back_; }
 
  private:
+  static Memory pin(const std::shared_ptr<CudaApi>& api, size_t bytes) {
+    return {api->allocate_pinned(bytes),
+            [api](std::byte* memory) { free_pinned_elsewhere(api, memory); }};
+  }
+
   const int device_;
   const Open open_;
   const std::function<bool()> is_open_;
+  std::unique_ptr<BackgroundCall<Memory>> making_;  // null: nobody has asked
+  size_t making_bytes_ = 0;
+  Memory made_;  // null: nothing waits to be taken
+  size_t made_bytes_ = 0;
   CudaQueue queue_;
   CudaQueue queue_back_;
 };

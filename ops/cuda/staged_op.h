@@ -1,6 +1,6 @@
 // A collective of the host on tensors of a device: the batch has been packed into host memory
 // (pinned_memory.h), where the op below runs as it does on tensors of the host. It serves where
-// NCCL can't go, such as two ranks on one GPU. Long batches go in chunks, if the op below gives the
+// NCCL can't go, such as two ranks on one GPU, and for what NCCL does not have, such as Adasum. Long batches go in chunks, if the op below gives the
 // same results so: the executor copies one while this op has another (chunked_batch.h).
 #pragma once
 
@@ -32,6 +32,7 @@ class StagedOp final : public core::CollectiveOp {
     return same_in_parts(like) ? core::chunk_sizes(like) : below_.piece_sizes(like);
   }
   bool same_in_parts(const core::Batch& like) const override { return below_.same_in_parts(like); }
+  bool works_in_host_copies() const override { return true; }
   core::StartOrder start_order() const override { return below_.start_order(); }
   const core::CollectiveOp& owner_of_order() const override { return below_.owner_of_order(); }
   // In flight they are those of the op below, which also aborts them.

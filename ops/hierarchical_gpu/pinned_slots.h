@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-#include "horon/ops/nccl/background_call.h"
+#include "horon/ops/cuda/background_call.h"
 #include "horon/ops/nccl/job_gpu.h"
 
 namespace horon::ops {

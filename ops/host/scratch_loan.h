@@ -12,9 +12,8 @@ namespace horon::ops {
 // not been given back by then is kept for ever. One thread at a time.
 class ScratchLoan {
  public:
-  // `pool` outlives the loan; null: nothing is ever taken. `device`: of the pool's domains.
-  explicit ScratchLoan(core::ScratchPool* pool, DeviceKind device = DeviceKind::Host)
-      : pool_(pool), device_(device) {}
+  // Of host memory. `pool` outlives the loan; null: nothing is ever taken.
+  explicit ScratchLoan(core::ScratchPool* pool) : pool_(pool) {}
   ~ScratchLoan() {
     if (buffer_.memory != nullptr) pool_->leak(std::move(buffer_));
   }
@@ -23,13 +22,13 @@ class ScratchLoan {
 
   // Nothing is taken. As ScratchPool::take().
   std::byte* take(size_t bytes) {
-    buffer_ = pool_->take(device_, bytes);
+    buffer_ = pool_->take(pool_->domain(DeviceKind::Host), bytes);
     return memory();
   }
   // Nobody uses it any more. Does nothing if nothing is taken.
   void give_back() noexcept {
     if (buffer_.memory == nullptr) return;
-    pool_->give_back(device_, std::move(buffer_), nullptr);
+    pool_->give_back(pool_->domain(DeviceKind::Host), std::move(buffer_), nullptr);
     buffer_ = {};
   }
   // Null: nothing is taken.
@@ -37,7 +36,6 @@ class ScratchLoan {
 
  private:
   core::ScratchPool* const pool_;
-  const DeviceKind device_;
   core::ScratchPool::Buffer buffer_;
 };
 

@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "horon/ops/nccl/background_call.h"
+#include "horon/ops/cuda/background_call.h"
 #include "horon/ops/nccl/job_gpu.h"
 #include "horon/ops/nccl/nccl_id_exchange.h"
 #include "horon/ops/nccl/nccl_window.h"

@@ -20,7 +20,7 @@
 
 #include "horon/core/execution/event.h"
 #include "horon/core/execution/shared_scratch.h"
-#include "horon/ops/nccl/background_call.h"
+#include "horon/ops/cuda/background_call.h"
 #include "horon/ops/nccl/job_gpu.h"
 #include "horon/ops/nccl/members_vote.h"
 

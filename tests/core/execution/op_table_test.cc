@@ -104,6 +104,7 @@ TEST(OpTable, NothingFitsIsAnErrorWithAllReasons) {
     EXPECT_EQ(error.code(), ErrorCode::Config);
     EXPECT_THAT(error.what(), HasSubstr("shm_allreduce: no, too long"));
     EXPECT_THAT(error.what(), HasSubstr("mpi_allreduce: no, HORON_ALLREDUCE"));
+    EXPECT_THAT(error.what(), Not(HasSubstr("mpi_broadcast"))) << "no allreduce at all";
   }
 }
 

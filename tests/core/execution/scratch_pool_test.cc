@@ -32,9 +32,9 @@ struct HostPool {
     domain = mine.get();
     pool = test::scratch_of(std::move(mine), bytes_max);
   }
-  ScratchPool::Buffer take(size_t bytes) { return pool->take(DeviceKind::Host, bytes); }
+  ScratchPool::Buffer take(size_t bytes) { return pool->take(pool->domain(DeviceKind::Host), bytes); }
   void give_back(ScratchPool::Buffer buffer, std::shared_ptr<Event> last_used = nullptr) {
-    pool->give_back(DeviceKind::Host, std::move(buffer), std::move(last_used));
+    pool->give_back(pool->domain(DeviceKind::Host), std::move(buffer), std::move(last_used));
   }
 
   FakeDomain* domain = nullptr;
@@ -93,12 +93,12 @@ TEST(ScratchPool, AtTheLimitALargeBufferServesASmallRequest) {
   HostPool pool(8 * kMiB);
   ScratchPool::Buffer five = pool.take(5 * kMiB);
   ScratchPool::Buffer three = pool.take(3 * kMiB);
-  EXPECT_FALSE(pool.pool->has_room(DeviceKind::Host, 100));
+  EXPECT_FALSE(pool.pool->has_room(*pool.domain, 100));
   pool.give_back(std::move(three));
-  EXPECT_TRUE(pool.pool->has_room(DeviceKind::Host, 100));
+  EXPECT_TRUE(pool.pool->has_room(*pool.domain, 100));
   ScratchPool::Buffer small = pool.take(100);
   EXPECT_EQ(small.capacity, 3 * kMiB);
-  EXPECT_FALSE(pool.pool->has_room(DeviceKind::Host, 4 * kMiB));
+  EXPECT_FALSE(pool.pool->has_room(*pool.domain, 4 * kMiB));
   pool.give_back(std::move(small));
   pool.give_back(std::move(five));
   EXPECT_EQ(pool.take(6 * kMiB).capacity, 6 * kMiB) << "what nobody uses makes room";

@@ -2,9 +2,11 @@
 #include "horon/ops/cuda/staged_op.h"
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -35,6 +37,28 @@ TEST(StagedOp, PiecesAreItsChunksWhereItCuts) {
   EXPECT_EQ(whole.piece_sizes(like), (core::PieceSizes{1, 3, 2}));
   EXPECT_TRUE(in_chunks.same_in_parts(like));
   EXPECT_EQ(in_chunks.piece_sizes(like), core::chunk_sizes(like));
+}
+
+// To pin it waits for all work of the device, also for what waits for peers.
+TEST(PinnedMemory, IsMadeWhileTheDeviceIsBusy) {
+  constexpr size_t kBytes = 1000;
+  const auto cuda = std::make_shared<test::HostCuda>();
+  PinnedMemory memory(
+      0, [&] { return cuda; }, [] { return true; });
+  std::atomic<bool> peer_is_here{false};
+  cuda->enqueue(static_cast<CudaQueue&>(memory.queue()).stream(),
+                [&] { return peer_is_here.load(); });
+  for (int question = 0; question < 20; ++question) {
+    EXPECT_FALSE(memory.has_at_hand(kBytes));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  peer_is_here = true;
+  while (!memory.has_at_hand(kBytes)) std::this_thread::yield();
+  EXPECT_TRUE(memory.has_at_hand(kBytes));  // until it is taken
+  const std::shared_ptr<std::byte> taken = memory.allocate(kBytes);
+  ASSERT_NE(taken, nullptr);
+  taken.get()[kBytes - 1] = std::byte{1};
+  EXPECT_FALSE(memory.has_at_hand(kBytes)) << "the next one is another one";
 }
 
 // Work on the way there waits for some on the way back, which comes later.

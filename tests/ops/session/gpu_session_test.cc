@@ -289,8 +289,9 @@ TEST_F(GpuSession, SetsEnterAllDevicesInOneOrder) {
   }
 }
 
+// Who insists on NCCL gets no collective of the host.
 TEST_F(GpuSession, WhatNcclCantDoFailsTheCallAlone) {
-  start();
+  start({}, {{"HORON_GPU_COLLECTIVES", "nccl"}});
   auto spec = spec_of(CollectiveKind::Allreduce, 10, DeviceKind::Cuda);
   spec->dtype = DataType::Int16;
   const Floats data = floats(5, mine());  // ten numbers of 16 bits

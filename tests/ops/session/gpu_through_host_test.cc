@@ -1,6 +1,9 @@
 // Collectives of tensors on GPUs through the memory of the host.
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,9 +18,100 @@
 namespace horon::gpu_session {
 namespace {
 
+using testing::Each;
 using testing::HasSubstr;
 
 using GpuThroughHost = GpuSession;
+
+// What NCCL has no collective for, as elements of 4 bytes, so that all share the tensors below.
+struct BesideNccl {
+  const char* name;
+  DataType dtype;
+  ReduceOp op;
+};
+constexpr BesideNccl kBesideNccl[] = {{"short", DataType::Int16, ReduceOp::Sum},
+                                      {"mean", DataType::Int32, ReduceOp::Average},
+                                      {"bits", DataType::Int32, ReduceOp::BitOr},
+                                      {"adasum", DataType::Float32, ReduceOp::Adasum}};
+
+template <class T>
+void fill(const Floats& data, T value) {
+  auto* const begin = reinterpret_cast<T*>(data->data());
+  std::fill_n(begin, data->size() * sizeof(float) / sizeof(T), value);
+}
+template <class T>
+bool all_are(const Floats& data, T value) {
+  const auto* const begin = reinterpret_cast<const T*>(data->data());
+  const auto count = static_cast<ptrdiff_t>(data->size() * sizeof(float) / sizeof(T));
+  return std::count(begin, begin + count, value) == count;
+}
+
+Handle submit_beside_nccl(const ProcessSet& set, const std::string& name, const BesideNccl& call,
+                          const Floats& data) {
+  const int me = rank() + 1;
+  if (call.dtype == DataType::Int16) fill(data, static_cast<int16_t>(me));
+  if (call.op == ReduceOp::Average) fill(data, me);
+  if (call.op == ReduceOp::BitOr) fill(data, 1 << rank());
+  if (call.op == ReduceOp::Adasum) fill(data, 3.0F);  // of equal vectors: that vector
+  const size_t elements = data->size() * sizeof(float) / size_of(call.dtype);
+  auto spec = spec_of(CollectiveKind::Allreduce, elements, DeviceKind::Cuda);
+  spec->dtype = call.dtype;
+  spec->reduce_op = call.op;
+  Submission given = submission_of(set, name, std::move(spec), data);
+  given.memory.front().count = static_cast<int64_t>(elements);
+  return ops::runtime().submit(std::move(given));
+}
+
+bool is_right(const ProcessSet& set, const BesideNccl& call, const Floats& data) {
+  int bits = 0;
+  for (const int member : set.ranks()) bits |= 1 << member;
+  const auto sum = static_cast<int>(sum_of(set));
+  if (call.dtype == DataType::Int16) return all_are(data, static_cast<int16_t>(sum));
+  if (call.op == ReduceOp::Average) return all_are(data, sum / set.size());
+  if (call.op == ReduceOp::BitOr) return all_are(data, bits);
+  return all_are(data, 3.0F);
+}
+
+// To pin memory waits for all work of the device: for kernels of NCCL too, which wait for peers.
+TEST_F(GpuThroughHost, WhatNcclDoesNotHaveBesideIt) {
+  start();
+  std::vector<int> everybody(static_cast<size_t>(size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  const std::vector<ProcessSet> sets{{}, add_process_set(everybody)};
+  std::mt19937 random(static_cast<uint32_t>(rank()) + 3);
+  for (int round = 0; round < 6; ++round) {
+    struct Call {
+      ProcessSet set;
+      std::string name;
+      const BesideNccl* kind;  // null: a sum by NCCL
+      Floats data;
+      Handle handle;
+    };
+    std::vector<Call> calls;
+    for (const ProcessSet& set : sets) {
+      for (const size_t count : {7, 1000, 30'000 << (round % 4)}) {
+        for (const BesideNccl& kind : kBesideNccl) {
+          calls.push_back({set, kind.name + std::to_string(count), &kind, floats(count, 0), {}});
+        }
+        calls.push_back({set, "sum" + std::to_string(count), nullptr, floats(count, mine()), {}});
+      }
+    }
+    std::shuffle(calls.begin(), calls.end(), random);
+    for (Call& call : calls) {
+      call.handle = call.kind == nullptr
+                        ? allreduce(call.set, call.name, call.data)
+                        : submit_beside_nccl(call.set, call.name, *call.kind, call.data);
+    }
+    for (Call& call : calls) {
+      (void)call.handle->get();
+      if (call.kind == nullptr) {
+        ASSERT_THAT(*call.data, Each(sum_of(call.set)));
+      } else {
+        ASSERT_TRUE(is_right(call.set, *call.kind, call.data)) << call.name;
+      }
+    }
+  }
+}
 
 TEST_F(GpuThroughHost, WhereRanksShareAGpu) {
   test::HostGpuLibraries::Options options;
