@@ -124,8 +124,8 @@ class RunningBatch {
   Stage stage_ = Stage::New;
   MemoryDomain* domain_ = nullptr;  // in which the op works
   MemoryQueue* queue_ = nullptr;    // of the domain
-  bool immediate_ = true;  // the queue
-  bool direct_ = true;     // the op reaches the tensors
+  bool immediate_ = true;           // the queue
+  bool direct_ = true;              // the op reaches the tensors
   Batch batch_;
   CollectiveOp* op_ = nullptr;
   std::shared_ptr<const BlockLayout> blocks_;  // moves_blocks()

@@ -26,9 +26,9 @@ class ScratchPool {
 
   // One domain per kind of device, or two: the first is of memory that the ops reach, the second of
   // host memory into which tensors are copied for others (MemoryDomain::ops_reach_tensors()).
-  // `bytes_max` for each: all that the pool holds, whether it is taken, still used by the device, or
-  // kept. Only callers that must not wait go beyond it; the last buffer that came back is kept, even
-  // if it is larger.
+  // `bytes_max` for each: all that the pool holds, whether it is taken, still used by the device,
+  // or kept. Only callers that must not wait go beyond it; the last buffer that came back is kept,
+  // even if it is larger.
   explicit ScratchPool(std::vector<std::unique_ptr<MemoryDomain>> domains,
                        size_t bytes_max = kNoLimit);
   // Memory that is in use is kept for ever.
@@ -45,7 +45,8 @@ class ScratchPool {
   // `domain`, below: one of this pool.
   // False: take() would go beyond the limit. Throws Error if the device has failed.
   bool has_room(const MemoryDomain& domain, size_t bytes) const;
-  // False: take() would have to wait until memory is made; ask again. Throws Error if there is none.
+  // False: take() would have to wait until memory is made; ask again. Throws Error if there is
+  // none.
   bool has_at_hand(MemoryDomain& domain, size_t bytes);
   // At least `bytes`, not initialised. Throws Error if there is no memory, or the device has
   // failed.

@@ -1,7 +1,8 @@
 // A collective of the host on tensors of a device: the batch has been packed into host memory
 // (pinned_memory.h), where the op below runs as it does on tensors of the host. It serves where
-// NCCL can't go, such as two ranks on one GPU, and for what NCCL does not have, such as Adasum. Long batches go in chunks, if the op below gives the
-// same results so: the executor copies one while this op has another (chunked_batch.h).
+// NCCL can't go, such as two ranks on one GPU, and for what NCCL does not have, such as Adasum.
+// Long batches go in chunks, if the op below gives the same results so: the executor copies one
+// while this op has another (chunked_batch.h).
 #pragma once
 
 #include <memory>

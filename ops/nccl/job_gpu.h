@@ -40,8 +40,8 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
   const std::string& unavailable() const { return unavailable_; }
   bool available() const { return unavailable_.empty(); }
   // By NCCL, which then connects all GPUs of the job. Else the host makes the collectives, on
-  // copies, in every set. If only some sets had NCCL, its kernels, which wait for peers, and kernels
-  // of two ranks on one device could wait for each other for ever.
+  // copies, in every set. If only some sets had NCCL, its kernels, which wait for peers, and
+  // kernels of two ranks on one device could wait for each other for ever.
   bool uses_nccl() const { return nccl_unavailable_.empty(); }
   // The host makes, on copies, what NCCL does not have, or all.
   bool stages() const { return !insists_on_nccl_; }

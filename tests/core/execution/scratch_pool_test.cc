@@ -32,7 +32,9 @@ struct HostPool {
     domain = mine.get();
     pool = test::scratch_of(std::move(mine), bytes_max);
   }
-  ScratchPool::Buffer take(size_t bytes) { return pool->take(pool->domain(DeviceKind::Host), bytes); }
+  ScratchPool::Buffer take(size_t bytes) {
+    return pool->take(pool->domain(DeviceKind::Host), bytes);
+  }
   void give_back(ScratchPool::Buffer buffer, std::shared_ptr<Event> last_used = nullptr) {
     pool->give_back(pool->domain(DeviceKind::Host), std::move(buffer), std::move(last_used));
   }
