@@ -107,7 +107,7 @@ class Stacks(unittest.TestCase):
             process.kill()
             process.wait()
         self.assertIn(f"stacks of process {process.pid}", text)
-        self.assertIn("sleep", text)
+        self.assertRegex(text, "sleep|ptrace")  # or why it may not be looked at
 
     def test_without_a_debugger_it_says_so(self):
         self.assertIn("no gdb", stacks.of_session(0, lambda *_: None, 1))
