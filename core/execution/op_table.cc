@@ -38,8 +38,13 @@ OpTable::OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::stri
   for (size_t kind = 0; kind < restricted_.size(); ++kind) {
     BatchFacts facts;
     facts.device = static_cast<DeviceKind>(kind);
+    const auto fits = [&](const auto& op) { return op->refusal(facts).empty(); };
+    const bool is_reached = std::any_of(ops_.begin(), ops_.end(), [&](const auto& op) {
+      return fits(op) && !op->works_in_host_copies();
+    });
     restricted_[kind] = std::any_of(ops_.begin(), ops_.end(), [&](const auto& op) {
-      return has_prefix(*op, allreduce_prefix_) && op->refusal(facts).empty();
+      return has_prefix(*op, allreduce_prefix_) && fits(op) &&
+             !(is_reached && op->works_in_host_copies());
     });
     any = any || restricted_[kind];
   }

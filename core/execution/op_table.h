@@ -15,8 +15,8 @@ class OpTable {
  public:
   // `ops` in order of preference. `allreduce` is the knob of that name: "auto", or the prefix that
   // the name of an allreduce op must have ("shm", "mpi"), on the kinds of memory that an op with
-  // this prefix is for. Throws Error(Config) if no allreduce op has it, with `owner`, who runs the
-  // collectives: "this job".
+  // this prefix is for, unless it works in copies and others reach the memory itself. Throws
+  // Error(Config) if no allreduce op has it, with `owner`, who runs the collectives: "this job".
   OpTable(std::vector<std::unique_ptr<CollectiveOp>> ops, const std::string& allreduce,
           const std::string& owner = "this job");
 

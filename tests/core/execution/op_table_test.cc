@@ -15,8 +15,12 @@ using testing::HasSubstr;
 class LimitedOp final : public CollectiveOp {
  public:
   LimitedOp(std::string name, CollectiveKind kind, int64_t count_max,
-            DeviceKind device = DeviceKind::Host)
-      : name_(std::move(name)), kind_(kind), count_max_(count_max), device_(device) {}
+            DeviceKind device = DeviceKind::Host, bool works_in_host_copies = false)
+      : name_(std::move(name)),
+        kind_(kind),
+        count_max_(count_max),
+        device_(device),
+        works_in_host_copies_(works_in_host_copies) {}
 
   std::string_view name() const override { return name_; }
   std::string refusal(const BatchFacts& facts) const override {
@@ -24,6 +28,7 @@ class LimitedOp final : public CollectiveOp {
     if (facts.device != device_) return "another memory";
     return facts.count > count_max_ ? "too long" : "";
   }
+  bool works_in_host_copies() const override { return works_in_host_copies_; }
   std::unique_ptr<InFlight> start(Batch) override { return nullptr; }
 
  private:
@@ -31,6 +36,7 @@ class LimitedOp final : public CollectiveOp {
   CollectiveKind kind_;
   int64_t count_max_;
   DeviceKind device_;
+  bool works_in_host_copies_;
 };
 
 OpTable table(const std::string& allreduce) {
@@ -94,6 +100,30 @@ TEST(OpTable, SaysWhy) {
   EXPECT_THAT(table("mpi").explain(facts_of(CollectiveKind::Allreduce, 1)),
               ElementsAre(HasSubstr("HORON_ALLREDUCE"), "mpi_allreduce: chosen",
                           HasSubstr("another kind")));
+}
+
+// The knob is about collectives of the host, and no reason to take tensors from where they are.
+TEST(OpTable, TheKnobTakesNoTensorsToTheHost) {
+  const auto name_of = [](const std::string& knob, bool has_nccl, int64_t count) {
+    constexpr auto kAllreduce = CollectiveKind::Allreduce;
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(std::make_unique<LimitedOp>("shm_allreduce", kAllreduce, 1000));
+    ops.push_back(std::make_unique<LimitedOp>("mpi_allreduce", kAllreduce, 1000));
+    if (has_nccl) {
+      ops.push_back(
+          std::make_unique<LimitedOp>("nccl_allreduce", kAllreduce, 10, DeviceKind::Cuda));
+    }
+    for (const char* name : {"shm_allreduce_staged", "mpi_allreduce_staged"}) {
+      ops.push_back(std::make_unique<LimitedOp>(name, kAllreduce, 1000, DeviceKind::Cuda, true));
+    }
+    BatchFacts facts = facts_of(kAllreduce, count);
+    facts.device = DeviceKind::Cuda;
+    return std::string(OpTable(std::move(ops), knob).select(facts).name());
+  };
+  EXPECT_EQ(name_of("mpi", true, 10), "nccl_allreduce");
+  EXPECT_EQ(name_of("mpi", true, 11), "shm_allreduce_staged") << "where NCCL can't";
+  EXPECT_EQ(name_of("mpi", false, 10), "mpi_allreduce_staged");
+  EXPECT_EQ(name_of("auto", false, 10), "shm_allreduce_staged");
 }
 
 TEST(OpTable, NothingFitsIsAnErrorWithAllReasons) {
