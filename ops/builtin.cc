@@ -137,9 +137,10 @@ size_t window_bytes(const Communicator& communicator, const core::Config& config
 void add_nccl_ops(const Communicator& communicator, const core::Config& config,
                   const std::shared_ptr<JobGpu>& gpu,
                   std::vector<std::unique_ptr<core::CollectiveOp>>& ops) {
-  // Then what is here must not hold a place for what may come late: the second half of an earlier
-  // allreduce enters the device behind it.
   const bool beside_halves = gpu->reduces_in_halves();
+  // What the host drives may wait for what is in the device: for its tensors, to be packed, or for
+  // memory to be pinned. What stands behind it comes late then, and must not hold a place before.
+  const bool may_come_late = gpu->stages() || gpu->host_drives_allreduce();
   NcclCommunicator::Parts parts;
   std::unique_ptr<LaunchTurn> turn;
   parts.gpu = gpu;
@@ -154,7 +155,7 @@ void add_nccl_ops(const Communicator& communicator, const core::Config& config,
     parts.window_bytes = window_bytes(communicator, config);
     turn = std::make_unique<LaunchTurn>(
         gpu->launch_order(), LaunchLine{communicator.id()}, *allreduce,
-        beside_halves ? LaunchTurn::Propose::WhenAllHaveCome : LaunchTurn::Propose::AtOnce);
+        may_come_late ? LaunchTurn::Propose::WhenAllHaveCome : LaunchTurn::Propose::AtOnce);
   }
   // The world has to keep an order once there is something else.
   const bool ordered = communicator.id() != core::kWorldSet || beside_halves;

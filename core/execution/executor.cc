@@ -66,7 +66,7 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
     }
     // Its op may not have had all of it: what a later batch starts would take that place among the
     // peers, before the job ends.
-    if (error) earlier_.add(false, running.unstarted_op());
+    if (error) earlier_.add(nullptr, running.unstarted_op());
     finished.emplace_back();  // before finish(): if there is no memory, the batch stays
     finished.back() = running.finish(std::move(error));
     const auto done = batch++;

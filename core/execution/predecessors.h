@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "horon/core/execution/collective_op.h"
+#include "horon/core/execution/memory_domain.h"
 
 namespace horon::core {
 
@@ -15,14 +16,16 @@ class Predecessors {
     none_ = true;
     if (!any_) return;
     any_ = false;
-    one_needs_scratch_ = one_keeps_log_order_ = false;
+    one_keeps_log_order_ = false;
+    need_scratch_.clear();
     keep_own_order_.clear();
   }
-  // Notes one earlier batch. `unstarted`: its op, or null if it has started.
-  void add(bool needs_scratch, const CollectiveOp* unstarted) {
+  // Notes one earlier batch. `needs_scratch`: of which domain it still wants some, or null.
+  // `unstarted`: its op, or null if it has started.
+  void add(const MemoryDomain* needs_scratch, const CollectiveOp* unstarted) {
     none_ = false;
-    one_needs_scratch_ = one_needs_scratch_ || needs_scratch;
-    any_ = any_ || needs_scratch || unstarted != nullptr;
+    any_ = any_ || needs_scratch != nullptr || unstarted != nullptr;
+    if (needs_scratch != nullptr) need_scratch_.push_back(needs_scratch);
     if (unstarted == nullptr) return;
     const StartOrder order = order_of(*unstarted);
     if (order == StartOrder::Log) one_keeps_log_order_ = true;
@@ -31,10 +34,12 @@ class Predecessors {
 
   // Every earlier batch has finished.
   bool none() const { return none_; }
-  // Scratch is given out in the order of the log, and the oldest unfinished batch may exceed the
-  // limit. The batch that is oldest over all ranks is the oldest on each rank that has not finished
-  // it, so it always goes on: little scratch cannot cause a deadlock.
-  bool may_take_scratch() const { return !one_needs_scratch_; }
+  // The scratch of a domain is given out in the order of the log, and the oldest unfinished batch
+  // may exceed the limit. The batch that is oldest over all ranks is the oldest on each rank that
+  // has not finished it, so it always goes on: little scratch cannot cause a deadlock.
+  bool may_take_scratch(const MemoryDomain& domain) const {
+    return std::find(need_scratch_.begin(), need_scratch_.end(), &domain) == need_scratch_.end();
+  }
   bool may_start(const CollectiveOp& op) const {
     if (!any_) return true;
     switch (order_of(op)) {
@@ -58,8 +63,8 @@ class Predecessors {
 
   bool none_ = true;
   bool any_ = false;  // of the next three
-  bool one_needs_scratch_ = false;
   bool one_keeps_log_order_ = false;
+  std::vector<const MemoryDomain*> need_scratch_;
   std::vector<const CollectiveOp*> keep_own_order_;
 };
 

@@ -301,7 +301,7 @@ Progress RunningBatch::take_scratch(const Predecessors& earlier) {
   if (hopes_for_ops_scratch_ && !take_scratch_of_op(earlier)) return Progress::Ringing;
   if (ops_scratch_ == nullptr) {
     ScratchPool& pool = *context_.scratch;
-    if (!earlier.may_take_scratch()) return Progress::Ringing;
+    if (!earlier.may_take_scratch(*domain_)) return Progress::Ringing;
     if (!earlier.none() && !pool.has_room(*domain_, *scratch_bytes_)) return Progress::Ringing;
     if (!pool.has_at_hand(*domain_, *scratch_bytes_)) return Progress::Polling;
     scratch_ = pool.take(*domain_, *scratch_bytes_);

@@ -117,20 +117,27 @@ ScratchPool::FreeBuffer ScratchPool::choose_free(OfDomain& of, size_t bytes) con
 
 bool ScratchPool::has_at_hand(MemoryDomain& domain, size_t bytes) {
   OfDomain& held = of(domain);
-  return choose_free(held, bytes) != held.free.end() || domain.has_at_hand(size_class(bytes));
+  if (choose_free(held, bytes) != held.free.end()) return true;
+  make_room(held, size_class(bytes));
+  return domain.has_at_hand(size_class(bytes));
 }
 
 ScratchPool::Buffer ScratchPool::take(MemoryDomain& domain, size_t bytes) {
   OfDomain& held = of(domain);
   const FreeBuffer candidate = choose_free(held, bytes);
   if (candidate == held.free.end()) return allocate(held, size_class(bytes));
+  domain.forget_at_hand();  // this buffer came back first
   Buffer buffer = std::move(*candidate);
   held.free.erase(candidate);
   return buffer;
 }
 
-ScratchPool::Buffer ScratchPool::allocate(OfDomain& of, size_t bytes) {
+void ScratchPool::make_room(OfDomain& of, size_t bytes) {
   release_unused(of, of.free.size(), bytes < bytes_max_ ? bytes_max_ - bytes : 0);
+}
+
+ScratchPool::Buffer ScratchPool::allocate(OfDomain& of, size_t bytes) {
+  make_room(of, bytes);
   of.free.reserve(of.buffers + 1);  // so that give_back() needs no memory
   Buffer buffer{of.domain->allocate(bytes), bytes, nullptr};
   ++of.buffers;

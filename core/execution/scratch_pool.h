@@ -82,6 +82,7 @@ class ScratchPool {
   OfDomain& of(const MemoryDomain& domain);
   FreeBuffer choose_free(OfDomain& of, size_t bytes) const;
   bool may_hold_more(const OfDomain& of, size_t bytes) const;
+  void make_room(OfDomain& of, size_t bytes);
   Buffer allocate(OfDomain& of, size_t bytes);
   void release_unused(OfDomain& of, size_t count, size_t bytes_max);
 

@@ -25,6 +25,13 @@ class PinnedMemory final : public core::MemoryDomain {
         is_open_(std::move(is_open)),
         queue_(open_),
         queue_back_(open_) {}
+  ~PinnedMemory() override {
+    making_.reset();
+    made_.reset();
+    frees_->wait();
+  }
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
 
   DeviceKind device() const override { return DeviceKind::Cuda; }
   int device_index() const override { return device_; }
@@ -36,11 +43,11 @@ class PinnedMemory final : public core::MemoryDomain {
     if (bytes == 0 || (made_ != nullptr && made_bytes_ == bytes)) return true;
     if (making_ == nullptr || making_bytes_ != bytes) {
       making_bytes_ = bytes;
-      making_ = std::make_unique<BackgroundCall<Memory>>([open = open_, bytes] {
+      making_ = std::make_unique<BackgroundCall<Memory>>([open = open_, frees = frees_, bytes] {
         const std::shared_ptr<CudaApi> api = open();
         api->use();  // the thread is Horon's own
         (void)api->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
-        return pin(api, bytes);
+        return pin(api, frees, bytes);
       });
     }
     std::optional<Memory> made = making_->take();
@@ -55,21 +62,27 @@ class PinnedMemory final : public core::MemoryDomain {
   Memory allocate(size_t bytes) override {
     if (bytes == 0) return nullptr;
     if (made_ != nullptr && made_bytes_ == bytes) return std::exchange(made_, nullptr);
-    return pin(open_(), bytes);
+    return pin(open_(), frees_, bytes);
+  }
+  void forget_at_hand() noexcept override {
+    making_.reset();
+    made_.reset();
   }
   core::MemoryQueue& queue() override { return queue_; }
   // The bus carries both ways at the same time.
   core::MemoryQueue& queue_back() override { return queue_back_; }
 
  private:
-  static Memory pin(const std::shared_ptr<CudaApi>& api, size_t bytes) {
+  static Memory pin(const std::shared_ptr<CudaApi>& api, const std::shared_ptr<PinnedFrees>& frees,
+                    size_t bytes) {
     return {api->allocate_pinned(bytes),
-            [api](std::byte* memory) { free_pinned_elsewhere(api, memory); }};
+            [api, frees](std::byte* memory) { frees->free(api, memory); }};
   }
 
   const int device_;
   const Open open_;
   const std::function<bool()> is_open_;
+  const std::shared_ptr<PinnedFrees> frees_ = std::make_shared<PinnedFrees>();
   std::unique_ptr<BackgroundCall<Memory>> making_;  // null: nobody has asked
   size_t making_bytes_ = 0;
   Memory made_;  // null: nothing waits to be taken

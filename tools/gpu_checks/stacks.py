@@ -3,6 +3,7 @@
 import os
 import pathlib
 import subprocess
+import time
 
 
 def members_of_session(session):
@@ -32,12 +33,17 @@ def of_session(session, which, limit_s, count=4):
              "-ex", "thread apply all backtrace 25"], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")))
     text = []
+    ends = time.monotonic() + limit_s  # of all together
     for process, run in started:
+        output = ""
         try:
-            output, _ = run.communicate(timeout=limit_s)
+            output, _ = run.communicate(timeout=max(0.1, ends - time.monotonic()))
         except subprocess.TimeoutExpired:
             run.kill()
-            output, _ = run.communicate()
+            try:
+                output, _ = run.communicate(timeout=1)
+            except subprocess.TimeoutExpired:
+                pass
         lines = [line for line in output.splitlines()
                  if line.startswith(("#", "Thread", "warning", "ptrace", "Could not"))]
         text += [f"---- stacks of process {process}", *lines]

@@ -299,18 +299,20 @@ TEST(Predecessors, EachOrderIsItsOwn) {
   const auto mpi = op(StartOrder::Log), also_mpi = op(StartOrder::Log), any = op(StartOrder::Any);
   const auto shm = op(StartOrder::Op), other_shm = op(StartOrder::Op);
   Predecessors earlier;
-  earlier.add(false, &any);
+  FakeDomain host(DeviceKind::Host), other(DeviceKind::Cuda);
+  earlier.add(nullptr, &any);
   EXPECT_TRUE(earlier.may_start(mpi) && earlier.may_start(shm) && earlier.may_start(any));
-  earlier.add(false, &shm);
+  earlier.add(nullptr, &shm);
   EXPECT_TRUE(earlier.may_start(mpi) && earlier.may_start(other_shm) && earlier.may_start(any));
   EXPECT_FALSE(earlier.may_start(shm));
-  earlier.add(false, &mpi);
+  earlier.add(nullptr, &mpi);
   EXPECT_FALSE(earlier.may_start(also_mpi));
-  EXPECT_TRUE(earlier.may_take_scratch());
-  earlier.add(true, nullptr);
-  EXPECT_FALSE(earlier.may_take_scratch());
+  EXPECT_TRUE(earlier.may_take_scratch(host));
+  earlier.add(&host, nullptr);
+  EXPECT_FALSE(earlier.may_take_scratch(host));
+  EXPECT_TRUE(earlier.may_take_scratch(other)) << "it has a limit of its own";
   earlier.clear();
-  EXPECT_TRUE(earlier.may_start(shm) && earlier.may_start(mpi) && earlier.may_take_scratch());
+  EXPECT_TRUE(earlier.may_start(shm) && earlier.may_start(mpi) && earlier.may_take_scratch(host));
 }
 
 // Many batches that are packed, of which the first is not ready for long.

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -110,6 +111,32 @@ TEST_F(GpuThroughHost, WhatNcclDoesNotHaveBesideIt) {
         ASSERT_TRUE(is_right(call.set, *call.kind, call.data)) << call.name;
       }
     }
+  }
+}
+
+// On rank 0 memory can't be pinned as long as its device is busy, so what stands behind that comes
+// late there; on the others it does not. Meanwhile the collective of another set enters rank 0's
+// device: it must not wait on the others for the late one.
+TEST_F(GpuThroughHost, WhatComesLateBehindItHoldsUpNoOtherSet) {
+  start();
+  std::vector<int> everybody(static_cast<size_t>(size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  const ProcessSet other = add_process_set(everybody);
+  (void)allreduce({}, "first", floats(10, mine()))->get();
+  (void)allreduce(other, "first", floats(10, mine()))->get();
+  for (int round = 0; round < 3; ++round) {
+    ops::CudaQueue program(ops::gpu()->cuda());
+    if (rank() == 0) write_late(program, std::chrono::milliseconds(150));
+    const size_t count = size_t{70'000} << round;  // of a size that the pool does not have yet
+    const Floats copied = floats(count, 0), late = floats(20, mine()), own = floats(30, mine());
+    const Handle first = submit_beside_nccl({}, "adasum", kBesideNccl[3], copied);
+    const Handle second = allreduce({}, "late", late);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const Handle third = allreduce(other, "own", own);
+    for (const Handle& handle : {third, second, first}) (void)handle->get();
+    EXPECT_TRUE(is_right({}, kBesideNccl[3], copied));
+    EXPECT_THAT(*late, Each(sum_of({})));
+    EXPECT_THAT(*own, Each(sum_of({})));
   }
 }
 
