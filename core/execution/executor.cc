@@ -56,7 +56,7 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
       slower(Pace::Busy);
     }
     if (progress != Progress::Done) {
-      earlier_.add(running.needs_scratch(), running.unstarted_op());
+      earlier_.add(running.domain(), running.needs_scratch(), running.unstarted_op());
       slower(progress == Progress::Advanced  ? Pace::Busy
              : progress == Progress::Driving ? Pace::Driving
              : progress == Progress::Polling ? Pace::Polling
@@ -66,7 +66,7 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
     }
     // Its op may not have had all of it: what a later batch starts would take that place among the
     // peers, before the job ends.
-    if (error) earlier_.add(nullptr, running.unstarted_op());
+    if (error) earlier_.add(nullptr, false, running.unstarted_op());
     finished.emplace_back();  // before finish(): if there is no memory, the batch stays
     finished.back() = running.finish(std::move(error));
     const auto done = batch++;

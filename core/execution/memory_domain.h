@@ -33,8 +33,6 @@ class MemoryDomain {
   // False: allocate() of as much would take long, so the memory is being made elsewhere; ask again.
   // Throws Error if there is none.
   virtual bool has_at_hand(size_t /*bytes*/) { return true; }
-  // What has_at_hand() has asked for is not needed any more.
-  virtual void forget_at_hand() noexcept {}
   // Scratch that the ops of this device can use best (shared memory, registered memory). Never null
   // for bytes > 0. Released when no work that is enqueued uses it any more.
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;

@@ -13,30 +13,32 @@ namespace horon::core {
 class Predecessors {
  public:
   void clear() {
-    none_ = true;
+    unfinished_in_.clear();
     if (!any_) return;
     any_ = false;
     one_keeps_log_order_ = false;
     need_scratch_.clear();
     keep_own_order_.clear();
   }
-  // Notes one earlier batch. `needs_scratch`: of which domain it still wants some, or null.
-  // `unstarted`: its op, or null if it has started.
-  void add(const MemoryDomain* needs_scratch, const CollectiveOp* unstarted) {
-    none_ = false;
-    any_ = any_ || needs_scratch != nullptr || unstarted != nullptr;
-    if (needs_scratch != nullptr) need_scratch_.push_back(needs_scratch);
+  // Notes one earlier batch, which works in `domain` (null: in none) and may still want scratch of
+  // it. `unstarted`: its op, or null if it has started.
+  void add(const MemoryDomain* domain, bool needs_scratch, const CollectiveOp* unstarted) {
+    if (domain != nullptr && is_oldest_in(*domain)) unfinished_in_.push_back(domain);
+    any_ = any_ || needs_scratch || unstarted != nullptr;
+    if (needs_scratch) need_scratch_.push_back(domain);
     if (unstarted == nullptr) return;
     const StartOrder order = order_of(*unstarted);
     if (order == StartOrder::Log) one_keeps_log_order_ = true;
     if (order == StartOrder::Op) keep_own_order_.push_back(&unstarted->owner_of_order());
   }
 
-  // Every earlier batch has finished.
-  bool none() const { return none_; }
-  // The scratch of a domain is given out in the order of the log, and the oldest unfinished batch
-  // may exceed the limit. The batch that is oldest over all ranks is the oldest on each rank that
-  // has not finished it, so it always goes on: little scratch cannot cause a deadlock.
+  // Every earlier batch in this domain has finished. The scratch of a domain is given out in the
+  // order of the log, and the oldest unfinished batch in it may exceed the limit. The batch that is
+  // oldest over all ranks is the oldest on each rank that has not finished it, so it always goes
+  // on: little scratch cannot cause a deadlock.
+  bool is_oldest_in(const MemoryDomain& domain) const {
+    return std::find(unfinished_in_.begin(), unfinished_in_.end(), &domain) == unfinished_in_.end();
+  }
   bool may_take_scratch(const MemoryDomain& domain) const {
     return std::find(need_scratch_.begin(), need_scratch_.end(), &domain) == need_scratch_.end();
   }
@@ -61,8 +63,8 @@ class Predecessors {
     return op.enqueues() ? StartOrder::Log : op.start_order();
   }
 
-  bool none_ = true;
-  bool any_ = false;  // of the next three
+  std::vector<const MemoryDomain*> unfinished_in_;  // each once
+  bool any_ = false;                                // of the next three
   bool one_keeps_log_order_ = false;
   std::vector<const MemoryDomain*> need_scratch_;
   std::vector<const CollectiveOp*> keep_own_order_;

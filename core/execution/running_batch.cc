@@ -302,7 +302,9 @@ Progress RunningBatch::take_scratch(const Predecessors& earlier) {
   if (ops_scratch_ == nullptr) {
     ScratchPool& pool = *context_.scratch;
     if (!earlier.may_take_scratch(*domain_)) return Progress::Ringing;
-    if (!earlier.none() && !pool.has_room(*domain_, *scratch_bytes_)) return Progress::Ringing;
+    if (!earlier.is_oldest_in(*domain_) && !pool.has_room(*domain_, *scratch_bytes_)) {
+      return Progress::Ringing;
+    }
     if (!pool.has_at_hand(*domain_, *scratch_bytes_)) return Progress::Polling;
     scratch_ = pool.take(*domain_, *scratch_bytes_);
   }

@@ -51,12 +51,12 @@ class RunningBatch {
   // Goes on as far as it can with one bounded piece of work. Done: nothing uses its memory any
   // more. Throws what ops and domains throw, also for want of memory.
   Progress step(const Predecessors& earlier);
-  // For the batches behind it: of which domain; null: it needs none, or has it.
-  const MemoryDomain* needs_scratch() const {
-    const bool needs =
-        stage_ == Stage::WantsScratch && scratch_bytes_.has_value() && !hopes_for_ops_scratch_;
-    return needs ? domain_ : nullptr;
+  // For the batches behind it.
+  bool needs_scratch() const {
+    return stage_ == Stage::WantsScratch && scratch_bytes_.has_value() && !hopes_for_ops_scratch_;
   }
+  // In which it works; null before the first step.
+  const MemoryDomain* domain() const { return domain_; }
   // An op that enqueues has started when all of it is in the queue; a batch in chunks when the last
   // one has.
   const CollectiveOp* unstarted_op() const {

@@ -126,7 +126,6 @@ ScratchPool::Buffer ScratchPool::take(MemoryDomain& domain, size_t bytes) {
   OfDomain& held = of(domain);
   const FreeBuffer candidate = choose_free(held, bytes);
   if (candidate == held.free.end()) return allocate(held, size_class(bytes));
-  domain.forget_at_hand();  // this buffer came back first
   Buffer buffer = std::move(*candidate);
   held.free.erase(candidate);
   return buffer;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "horon/core/base/error.h"
 #include "horon/core/execution/memory_domain.h"
 #include "horon/ops/cuda/background_call.h"
 #include "horon/ops/cuda/cuda_memory.h"
@@ -38,24 +39,18 @@ class PinnedMemory final : public core::MemoryDomain {
   bool is_open() override { return is_open_(); }
   bool ops_reach_tensors() const override { return false; }
   // To pin memory may wait for all work of the device, also for kernels that wait for peers. So it
-  // is done on a thread of its own.
+  // is done on a thread of its own, one piece after the other. One that nobody takes, since a
+  // buffer of the pool came back before, serves who asks next, or makes room for another length.
   bool has_at_hand(size_t bytes) override {
-    if (bytes == 0 || (made_ != nullptr && made_bytes_ == bytes)) return true;
-    if (making_ == nullptr || making_bytes_ != bytes) {
-      making_bytes_ = bytes;
-      making_ = std::make_unique<BackgroundCall<Memory>>([open = open_, frees = frees_, bytes] {
-        const std::shared_ptr<CudaApi> api = open();
-        api->use();  // the thread is Horon's own
-        (void)api->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
-        return pin(api, frees, bytes);
-      });
+    if (bytes == 0) return true;
+    if (making_ != nullptr) {
+      if (!has_been_made(bytes)) return false;
+      making_.reset();
     }
-    std::optional<Memory> made = making_->take();
-    if (!made) return false;
-    made_ = std::move(*made);
-    made_bytes_ = bytes;
-    making_.reset();
-    return true;
+    if (made_ != nullptr && made_bytes_ == bytes) return true;
+    made_.reset();
+    begin_to_make(bytes);
+    return false;
   }
   // What has_at_hand() has made, if it is of this length. Throws Error if the device can't be
   // opened, or the host has no memory to pin.
@@ -64,15 +59,32 @@ class PinnedMemory final : public core::MemoryDomain {
     if (made_ != nullptr && made_bytes_ == bytes) return std::exchange(made_, nullptr);
     return pin(open_(), frees_, bytes);
   }
-  void forget_at_hand() noexcept override {
-    making_.reset();
-    made_.reset();
-  }
   core::MemoryQueue& queue() override { return queue_; }
   // The bus carries both ways at the same time.
   core::MemoryQueue& queue_back() override { return queue_back_; }
 
  private:
+  // What fails for another length is no concern of who wants `bytes`.
+  bool has_been_made(size_t bytes) {
+    try {
+      std::optional<Memory> made = making_->take();
+      if (!made) return false;
+      made_ = std::move(*made);
+      made_bytes_ = making_bytes_;
+    } catch (const Error&) {
+      if (making_bytes_ == bytes) throw;
+    }
+    return true;
+  }
+  void begin_to_make(size_t bytes) {
+    making_bytes_ = bytes;
+    making_ = std::make_unique<BackgroundCall<Memory>>([open = open_, frees = frees_, bytes] {
+      const std::shared_ptr<CudaApi> api = open();
+      api->use();  // the thread is Horon's own
+      (void)api->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
+      return pin(api, frees, bytes);
+    });
+  }
   static Memory pin(const std::shared_ptr<CudaApi>& api, const std::shared_ptr<PinnedFrees>& frees,
                     size_t bytes) {
     return {api->allocate_pinned(bytes),

@@ -300,17 +300,19 @@ TEST(Predecessors, EachOrderIsItsOwn) {
   const auto shm = op(StartOrder::Op), other_shm = op(StartOrder::Op);
   Predecessors earlier;
   FakeDomain host(DeviceKind::Host), other(DeviceKind::Cuda);
-  earlier.add(nullptr, &any);
+  earlier.add(nullptr, false, &any);
   EXPECT_TRUE(earlier.may_start(mpi) && earlier.may_start(shm) && earlier.may_start(any));
-  earlier.add(nullptr, &shm);
+  earlier.add(nullptr, false, &shm);
   EXPECT_TRUE(earlier.may_start(mpi) && earlier.may_start(other_shm) && earlier.may_start(any));
   EXPECT_FALSE(earlier.may_start(shm));
-  earlier.add(nullptr, &mpi);
+  earlier.add(nullptr, false, &mpi);
   EXPECT_FALSE(earlier.may_start(also_mpi));
   EXPECT_TRUE(earlier.may_take_scratch(host));
-  earlier.add(&host, nullptr);
-  EXPECT_FALSE(earlier.may_take_scratch(host));
-  EXPECT_TRUE(earlier.may_take_scratch(other)) << "it has a limit of its own";
+  EXPECT_TRUE(earlier.is_oldest_in(host));
+  earlier.add(&host, true, nullptr);
+  EXPECT_FALSE(earlier.may_take_scratch(host) || earlier.is_oldest_in(host));
+  EXPECT_TRUE(earlier.may_take_scratch(other) && earlier.is_oldest_in(other))
+      << "it has a limit of its own";
   earlier.clear();
   EXPECT_TRUE(earlier.may_start(shm) && earlier.may_start(mpi) && earlier.may_take_scratch(host));
 }

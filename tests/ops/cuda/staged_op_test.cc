@@ -61,6 +61,23 @@ TEST(PinnedMemory, IsMadeWhileTheDeviceIsBusy) {
   EXPECT_FALSE(memory.has_at_hand(kBytes)) << "the next one is another one";
 }
 
+// A buffer of the pool may come back before, and the next batch may want another length.
+TEST(PinnedMemory, WhatNobodyTookServesTheNextOrMakesRoom) {
+  const auto cuda = std::make_shared<test::HostCuda>();
+  PinnedMemory memory(
+      0, [&] { return cuda; }, [] { return true; });
+  while (!memory.has_at_hand(1000)) std::this_thread::yield();
+  std::atomic<bool> peer_is_here{false};
+  cuda->enqueue(static_cast<CudaQueue&>(memory.queue()).stream(),
+                [&] { return peer_is_here.load(); });
+  EXPECT_TRUE(memory.has_at_hand(1000)) << "no other one is made";
+  EXPECT_FALSE(memory.has_at_hand(3000));
+  EXPECT_FALSE(memory.has_at_hand(2000)) << "one after the other";
+  peer_is_here = true;
+  while (!memory.has_at_hand(2000)) std::this_thread::yield();
+  EXPECT_NE(memory.allocate(2000), nullptr);
+}
+
 // Work on the way there waits for some on the way back, which comes later.
 TEST(PinnedMemory, TheTwoWaysDoNotWaitForEachOther) {
   const auto cuda = std::make_shared<test::HostCuda>();
