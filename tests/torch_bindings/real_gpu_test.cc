@@ -1,5 +1,6 @@
 // Training and collectives on the GPU of each rank, where there is one; the same on the CPU on
 // every machine, so that what the test expects is right.
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -157,6 +158,37 @@ TEST_F(RealGpu, CollectivesOfEveryType) {
       std::vector<at::Tensor> rows;
       for (int64_t other = 0; other < size(); ++other) rows.push_back(filled(other));
       EXPECT_TRUE(allgather(filled(rank()), {.name = "gather." + name}).equal(at::cat(rows)));
+    }
+  }
+}
+
+// Through the memory of the host, beside what NCCL does: all at the same time, round after round.
+TEST_F(RealGpu, WhatNcclDoesNotHave) {
+  for (const at::Device device : devices()) {
+    const auto filled = [&](double value, at::ScalarType dtype, int64_t count) {
+      return at::full({count}, value, at::TensorOptions().dtype(dtype).device(device));
+    };
+    const double sum = size() * (size() + 1) / 2.0;
+    for (int round = 0; round < 10; ++round) {
+      const int64_t count = 1000 << round;
+      const auto named = [&](const char* name, ReduceOp op) {
+        return AllreduceOptions{.name = label(name, device), .op = op};
+      };
+      const at::Tensor by_nccl = filled(rank() + 1, at::kFloat, count);
+      const at::Tensor vector = filled(round + 1, at::kFloat, count);  // the same on all ranks
+      const std::vector<Handle> handles{
+          allreduce_async_(vector, named("adasum", ReduceOp::Adasum)),
+          allreduce_async_(by_nccl, named("sum", ReduceOp::Sum)),
+          allreduce_async(filled(rank() + 1, at::kShort, count), named("short", ReduceOp::Sum)),
+          allreduce_async(filled(1 << rank(), at::kInt, count), named("bits", ReduceOp::BitOr)),
+          allreduce_async(filled(rank() + 1, at::kInt, count), named("mean", ReduceOp::Average))};
+      std::vector<at::Tensor> results;
+      for (const Handle& handle : handles) results.push_back(handle.wait());
+      EXPECT_TRUE(at::allclose(results[0], filled(round + 1, at::kFloat, count), 1e-6));
+      EXPECT_TRUE(results[1].equal(filled(sum, at::kFloat, count)));
+      EXPECT_TRUE(results[2].equal(filled(sum, at::kShort, count)));
+      EXPECT_TRUE(results[3].equal(filled((1 << size()) - 1, at::kInt, count)));
+      EXPECT_TRUE(results[4].equal(filled(std::floor(sum / size()), at::kInt, count)));
     }
   }
 }
