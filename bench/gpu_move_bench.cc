@@ -43,6 +43,7 @@ constexpr Size kSizes[] = {{4 * kMiB, 1000},   {1 * kMiB, 1},        {1 * kMiB, 
                            {25 * kMiB, 60, 4}, {25 * kMiB, 1000, 4}, {64 * kMiB, 1},
                            {64 * kMiB, 60},    {256 * kMiB, 1},      {256 * kMiB, 60}};
 
+// In the order in which they take turns.
 enum class Contender { Copy, Pack, ScaleAndCheck, CopyOfCasts, Narrow, Widen };
 constexpr Contender kContenders[] = {Contender::Copy,          Contender::Pack,
                                      Contender::ScaleAndCheck, Contender::CopyOfCasts,
@@ -195,10 +196,8 @@ nlohmann::json measure(Bench& bench, const Size& size, int repetitions) {
   nlohmann::json rows = nlohmann::json::array();
   for (size_t c = 0; c < kCount; ++c) {
     const double traffic = traffic_of(kContenders[c]) * static_cast<double>(size.bytes);
-    const auto copy = static_cast<size_t>(
-        std::find(std::begin(kContenders), std::end(kContenders),
-                  moves_less(kContenders[c]) ? Contender::CopyOfCasts : Contender::Copy) -
-        std::begin(kContenders));
+    const auto copy =
+        static_cast<size_t>(moves_less(kContenders[c]) ? Contender::CopyOfCasts : Contender::Copy);
     std::vector<double> shares;
     for (size_t i = 0; i < times[c].size(); ++i) shares.push_back(times[copy][i] / times[c][i]);
     const bench::Quartiles share = bench::quartiles(shares);

@@ -20,12 +20,11 @@
 //
 // Tensors: dense, on the CPU or on the GPU of this rank (horon::device()), of any shape (0 elements
 // too); float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64, bool, complex64 and
-// complex128. What only moves elements also takes uint16, uint32,
-// uint64 and floats of 8 bits. Any strides: results are row-major and on the
-// device of the input, in-place calls keep the strides of the tensor. Between the call and the end
-// of wait() the input may not be written and an in-place tensor may not be touched; the handle's
-// operation keeps the memory alive by itself. Results carry no autograd history, in-place calls
-// write as under NoGradGuard. Any thread may call.
+// complex128. What only moves elements also takes uint16, uint32, uint64 and floats of 8 bits. Any
+// strides: results are row-major and on the device of the input, in-place calls keep the strides of
+// the tensor. Between the call and the end of wait() the input may not be written and an in-place
+// tensor may not be touched; the handle's operation keeps the memory alive by itself. Results carry
+// no autograd history, in-place calls write as under NoGradGuard. Any thread may call.
 //
 // On a GPU nothing waits for the device. The collective comes after what the current stream of the
 // calling thread has been given; wait() returns when the collective has been enqueued, and what the
@@ -109,8 +108,8 @@ struct AllreduceOptions {
   // Average of integers: the sum divided by the number of ranks, rounded toward zero. No Average of
   // bool. Sum and Max of bool are "or", Product and Min are "and". BitAnd, BitOr and BitXor:
   // integers and bool. 16-bit floating types are summed in float32 and rounded once. Complex: Sum
-  // and Average. Adasum: floating types; 16-bit ones are rounded after each two ranks;
-  // see ops/adasum/adasum_kernels.h.
+  // and Average. Adasum: floating types; 16-bit ones are rounded after each two ranks; see
+  // ops/adasum/adasum_kernels.h.
   ReduceOp op = ReduceOp::Average;
   ProcessSet process_set = {};
   // result = postscale * op(prescale * x); floating types only.
