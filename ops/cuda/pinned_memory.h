@@ -19,7 +19,7 @@ class PinnedMemory final : public core::MemoryDomain {
  public:
   using Open = std::function<std::shared_ptr<CudaApi>()>;
   using Memory = std::shared_ptr<std::byte>;
-  // As CudaMemory.
+  // As CudaMemory; but other threads call `open` too, and may do so after this object is destroyed.
   PinnedMemory(int device, Open open, std::function<bool()> is_open)
       : device_(device),
         open_(std::move(open)),

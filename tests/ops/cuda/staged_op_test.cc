@@ -44,7 +44,7 @@ TEST(PinnedMemory, IsMadeWhileTheDeviceIsBusy) {
   constexpr size_t kBytes = 1000;
   const auto cuda = std::make_shared<test::HostCuda>();
   PinnedMemory memory(
-      0, [&] { return cuda; }, [] { return true; });
+      0, [cuda] { return cuda; }, [] { return true; });
   std::atomic<bool> peer_is_here{false};
   cuda->enqueue(static_cast<CudaQueue&>(memory.queue()).stream(),
                 [&] { return peer_is_here.load(); });
@@ -65,7 +65,7 @@ TEST(PinnedMemory, IsMadeWhileTheDeviceIsBusy) {
 TEST(PinnedMemory, WhatNobodyTookServesTheNextOrMakesRoom) {
   const auto cuda = std::make_shared<test::HostCuda>();
   PinnedMemory memory(
-      0, [&] { return cuda; }, [] { return true; });
+      0, [cuda] { return cuda; }, [] { return true; });
   while (!memory.has_at_hand(1000)) std::this_thread::yield();
   std::atomic<bool> peer_is_here{false};
   cuda->enqueue(static_cast<CudaQueue&>(memory.queue()).stream(),
@@ -82,7 +82,7 @@ TEST(PinnedMemory, WhatNobodyTookServesTheNextOrMakesRoom) {
 TEST(PinnedMemory, TheTwoWaysDoNotWaitForEachOther) {
   const auto cuda = std::make_shared<test::HostCuda>();
   PinnedMemory memory(
-      0, [&] { return cuda; }, [] { return true; });
+      0, [cuda] { return cuda; }, [] { return true; });
   const auto stream = [](core::MemoryQueue& queue) {
     return static_cast<CudaQueue&>(queue).stream();
   };
