@@ -13,6 +13,7 @@
 #include "horon/core/runtime/submission.h"
 #include "horon/ops/adasum/adasum_allreduce.h"
 #include "horon/ops/choice/algorithm.h"
+#include "horon/ops/cuda/capture_memory.h"
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/cuda/pinned_memory.h"
 #include "horon/ops/cuda/staged_op.h"
@@ -283,6 +284,8 @@ std::vector<std::unique_ptr<core::MemoryDomain>> make_builtin_domains(
   if (gpu != nullptr && gpu->uses_nccl()) {
     domains.push_back(std::make_unique<CudaMemory>(
         gpu->device(), [gpu] { return gpu->cuda(); }, [gpu] { return gpu->is_open(); }));
+    domains.push_back(std::make_unique<CaptureMemory>(gpu->device(), gpu->capture_queue(),
+                                                      [gpu] { return gpu->is_open(); }));
   }
   if (gpu != nullptr && gpu->stages()) domains.push_back(make_pinned_memory(gpu));
   return domains;

@@ -70,6 +70,9 @@ struct EntrySpec {
   // Allreduce: in pieces of which length its op does it, in bytes of what that reduces, as far as
   // it can. The result has the same bits whatever it is. 0: the op chooses.
   int64_t piece_bytes = 0;
+  // On a device. The streams are being captured in a graph (CUDA graphs): the collective is not
+  // made now, but each time that the graph is launched, which every member does as often.
+  bool captured = false;
   // Reducescatter: rows that each member gets, in the order of members. Empty: equal shares, and
   // the first members get one row more if they do not divide evenly.
   std::vector<int64_t> splits;

@@ -52,6 +52,7 @@ Batch describe_batch(const EntrySpec& spec, int contributors, std::span<const in
   }
   batch.int8_between_hosts = spec.compression == Compression::Int8;
   batch.piece_bytes = spec.piece_bytes;
+  batch.captured = spec.captured;
   if (spec.reduce_op == ReduceOp::Average) batch.divisor = contributors;
   if (contributors < static_cast<int>(ranks.size())) move_prescale_to_result(batch, contributors);
   return batch;

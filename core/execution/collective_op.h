@@ -56,6 +56,7 @@ struct Batch {
   bool int8_between_hosts = false;  // Compression::Int8: float32 that is one entry
   int64_t shortest_entry = 0;       // elements, of those that are packed in it; 0: it is one entry
   int64_t piece_bytes = 0;          // Allreduce: EntrySpec::piece_bytes
+  bool captured = false;            // EntrySpec::captured
   BlockCounts tensor_counts;        // Adasum: elements of each tensor, in the order of the memory
   BlockCounts send_counts;
   BlockCounts receive_counts;
@@ -90,6 +91,7 @@ struct BatchFacts {
   ReduceOp reduce_op = ReduceOp::Sum;
   DeviceKind device = DeviceKind::Host;
   int64_t count = 0;  // elements (those that move blocks: of all members together)
+  bool captured = false;
 };
 
 // How the batches of the ranks find each other, and so which of them may start before an earlier
@@ -107,6 +109,9 @@ class CollectiveOp {
   virtual std::string_view name() const = 0;
   // Empty if this op can run such a batch, else the reason why not. Pure; the same on every rank.
   virtual std::string refusal(const BatchFacts& facts) const = 0;
+  // Of an op that takes captured batches: why it can't take one yet on this rank, and the cure, or
+  // empty. Any thread.
+  virtual std::string refusal_of_capture_now() const { return ""; }
   // Which Batch::piece_bytes are of use in batches like this one, whose memory is not looked at.
   // Pure; the same on every rank. Any thread.
   virtual PieceSizes piece_sizes(const Batch& /*like*/) const { return {}; }

@@ -30,6 +30,10 @@ class MemoryDomain {
   // False: its scratch lies elsewhere than the tensors, and the ops reach only that, so each batch
   // is packed, even one tensor alone.
   virtual bool ops_reach_tensors() const { return true; }
+  // True: its queue is for what is captured in a graph. Each event that is recorded there counts as
+  // happened for the host as soon as it is recorded. Scratch is kept as long as the domain: graphs
+  // use it whenever they are launched.
+  virtual bool is_for_captures() const { return false; }
   // False: allocate() of as much would take long, so the memory is being made elsewhere; ask again.
   // Throws Error if there is none.
   virtual bool has_at_hand(size_t /*bytes*/) { return true; }

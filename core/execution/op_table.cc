@@ -89,7 +89,8 @@ std::string OpTable::why_none(const BatchFacts& facts) const {
     reasons += concat("\n  ", op->name(), ": no, ", refusal(*op, facts));
   }
   return concat("no op of this job can run ", to_string(facts.kind), " on ", to_string(facts.dtype),
-                " in ", to_string(facts.device), " memory:", reasons);
+                " in ", to_string(facts.device), " memory",
+                facts.captured ? " that is captured in a CUDA graph:" : ":", reasons);
 }
 
 void OpTable::abort() noexcept {

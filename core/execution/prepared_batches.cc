@@ -12,6 +12,7 @@ CollectiveOp& op_for(const OpTable& ops, const Batch& batch, int64_t facts_count
   facts.reduce_op = batch.reduce_op;
   facts.device = batch.device;
   facts.count = facts_count;
+  facts.captured = batch.captured;
   return ops.select(facts);
 }
 

@@ -46,7 +46,7 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
       if (op_ == nullptr) choose_op();  // it decides which later batches may start
       if (spec_.kind != CollectiveKind::Barrier && !domain_->is_open()) return Progress::Polling;
       place();
-      hopes_for_ops_scratch_ = is_packed_on_all_ranks() && scratch_bytes_ &&
+      hopes_for_ops_scratch_ = !spec_.captured && is_packed_on_all_ranks() && scratch_bytes_ &&
                                *scratch_bytes_ <= op_->shared_scratch_max();
       return Progress::Done;
     case Stage::WantsScratch:  // an earlier batch gives some back
@@ -80,6 +80,8 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
     case Stage::Enqueued:
       if (flight_ != nullptr) flight_->watch();
       if (done_ != nullptr && !done_->happened()) return Progress::Polling;
+      // The stream of the program must wait for it, or its capture does not end.
+      if (spec_.captured && has_news()) return Progress::Polling;
       finish_chunks();
       note();
       return Progress::Done;
@@ -141,8 +143,7 @@ void RunningBatch::choose_op() {
           {spec_owner_, work_.contributors, std::move(extents), batch_, op_, blocks_});
     }
   }
-  domain_ = op_->works_in_host_copies() ? &context_.scratch->domain_of_host_copies(spec_.device)
-                                        : &context_.scratch->domain(spec_.device);
+  domain_ = &choose_domain();
   queue_ = &domain_->queue();
   batch_.queue = queue_;
   immediate_ = queue_->immediate();
@@ -151,6 +152,21 @@ void RunningBatch::choose_op() {
     chunk_plan_ = plan_chunks(batch_);
   }
   batch_.sequence = work_.sequence;
+}
+
+MemoryDomain& RunningBatch::choose_domain() const {
+  if (!spec_.captured) {
+    return op_->works_in_host_copies() ? context_.scratch->domain_of_host_copies(spec_.device)
+                                       : context_.scratch->domain(spec_.device);
+  }
+  // Such a rank has no graph in which its part could be.
+  if (work_.contributors < static_cast<int>(context_.ranks.size())) {
+    throw Error(ErrorCode::InvalidArgument,
+                concat("tensor \"", work_.entries.front().name,
+                       "\" is captured in a graph while some rank has joined; capture before any "
+                       "rank calls join()"));
+  }
+  return context_.scratch->domain_of_captures(spec_.device);
 }
 
 // Directly on the one stretch of memory that there is, or in a fusion buffer.

@@ -94,6 +94,7 @@ class RunningBatch {
   bool in_16_bits() const { return is_16_bit(spec_.compression); }
   size_t bytes_of(int64_t elements) const;
   void choose_op();
+  MemoryDomain& choose_domain() const;
   void describe();
   void place();
   void add_up_entries();

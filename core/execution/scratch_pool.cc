@@ -59,6 +59,14 @@ MemoryDomain& ScratchPool::domain_of_host_copies(DeviceKind device) const {
   return domain(device);
 }
 
+MemoryDomain& ScratchPool::domain_of_captures(DeviceKind device) const {
+  for (const OfDomain& of : domains_) {
+    if (of.domain->device() == device && of.domain->is_for_captures()) return *of.domain;
+  }
+  throw Error(ErrorCode::Config,
+              concat("what is done with ", to_string(device), " memory can't be captured here"));
+}
+
 const ScratchPool::OfDomain& ScratchPool::of(const MemoryDomain& domain) const {
   const auto found = std::find_if(domains_.begin(), domains_.end(), [&](const OfDomain& candidate) {
     return candidate.domain.get() == &domain;

@@ -24,8 +24,9 @@ class ScratchPool {
 
   static constexpr size_t kNoLimit = ~size_t{0};
 
-  // One domain per kind of device, or two: the first is of memory that the ops reach, the second of
-  // host memory into which tensors are copied for others (MemoryDomain::ops_reach_tensors()).
+  // One domain per kind of device, the first of its kind, of memory that the ops reach. Beside it
+  // there may be one of host memory into which tensors are copied for other ops
+  // (MemoryDomain::ops_reach_tensors()), and one for captures (MemoryDomain::is_for_captures()).
   // `bytes_max` for each: all that the pool holds, whether it is taken, still used by the device,
   // or kept. Only callers that must not wait go beyond it; the last buffer that came back is kept,
   // even if it is larger.
@@ -42,6 +43,8 @@ class ScratchPool {
   MemoryDomain& domain(DeviceKind device) const;
   // The one whose scratch lies in host memory, if there are two; else the one there is.
   MemoryDomain& domain_of_host_copies(DeviceKind device) const;
+  // Throws Error(Config) if there is none.
+  MemoryDomain& domain_of_captures(DeviceKind device) const;
   // `domain`, below: one of this pool.
   // False: take() would go beyond the limit. Throws Error if the device has failed.
   bool has_room(const MemoryDomain& domain, size_t bytes) const;

@@ -43,6 +43,7 @@ std::string compression_text(const EntrySpec& s, Where) {
   return std::string(to_string(s.compression));
 }
 std::string pieces_text(const EntrySpec& s, Where) { return std::to_string(s.piece_bytes); }
+std::string capture_text(const EntrySpec& s, Where) { return s.captured ? "graph" : "none"; }
 std::string splits_text(const EntrySpec& s, Where) {
   return s.splits.empty() ? "even" : shape_text(s.splits);
 }
@@ -84,7 +85,7 @@ struct Field {
   std::string (*text)(const EntrySpec&, Where at);
 };
 
-constexpr std::array<Field, 10> entry_fields = {{{"collective", kind_text},
+constexpr std::array<Field, 11> entry_fields = {{{"collective", kind_text},
                                                  {"dtype", dtype_text},
                                                  {"device", device_text},
                                                  {"reduce op", op_text},
@@ -93,6 +94,7 @@ constexpr std::array<Field, 10> entry_fields = {{{"collective", kind_text},
                                                  {"postscale", postscale_text},
                                                  {"compression", compression_text},
                                                  {"piece bytes", pieces_text},
+                                                 {"capture", capture_text},
                                                  {"number of tensors", parts_text}}};
 constexpr Field call_field = {"call", remark_text};
 constexpr std::array<Field, 3> part_fields = {
@@ -136,7 +138,8 @@ bool agree(const EntrySpec& a, const EntrySpec& b) {
   if (a.kind != b.kind || a.dtype != b.dtype || a.reduce_op != b.reduce_op ||
       a.device != b.device || a.root != b.root || !same_real(a.prescale, b.prescale) ||
       !same_real(a.postscale, b.postscale) || a.compression != b.compression ||
-      a.piece_bytes != b.piece_bytes || a.splits != b.splits || a.parts.size() != b.parts.size()) {
+      a.piece_bytes != b.piece_bytes || a.captured != b.captured || a.splits != b.splits ||
+      a.parts.size() != b.parts.size()) {
     return false;
   }
   for (size_t i = 0; i < a.parts.size(); ++i) {

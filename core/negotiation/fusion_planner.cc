@@ -20,7 +20,7 @@ bool same_collective(const EntrySpec& a, const EntrySpec& b) {
   return a.kind == b.kind && a.dtype == b.dtype && a.reduce_op == b.reduce_op &&
          a.device == b.device && a.root == b.root && a.prescale == b.prescale &&
          a.postscale == b.postscale && a.compression == b.compression &&
-         a.piece_bytes == b.piece_bytes && a.splits == b.splits;
+         a.piece_bytes == b.piece_bytes && a.captured == b.captured && a.splits == b.splits;
 }
 
 void FusionPlanner::add(ClosedEntry entry) {

@@ -65,6 +65,7 @@ class Writer {
     real(spec->postscale);
     byte(static_cast<uint8_t>(spec->compression));
     number(static_cast<uint64_t>(spec->piece_bytes));
+    byte(spec->captured ? 1 : 0);
     numbers(spec->splits);
     number(spec->parts.size());
     for (const TensorPart& part : spec->parts) {
@@ -178,6 +179,7 @@ class Reader {
     spec->compression = enumerator<Compression>(kCompressionCount);
     spec->piece_bytes = static_cast<int64_t>(number());
     if (spec->piece_bytes < 0) bad("the length of a piece is too large");
+    spec->captured = enumerator<int>(2) == 1;
     spec->splits = numbers<int64_t>();
     spec->parts.resize(count(2));
     for (TensorPart& part : spec->parts) {

@@ -15,6 +15,7 @@ size_t index_of(const BatchFacts& facts) {
 }  // namespace
 
 std::string RunnableCalls::fault(const BatchFacts& facts) const {
+  if (facts.captured) return fault_of_captured(facts);
   std::atomic<bool>& known = known_to_run_.at(index_of(facts));
   if (known.load(std::memory_order_relaxed)) return "";
   const std::shared_ptr<const OpTable> ops = ops_.lock();
@@ -22,6 +23,13 @@ std::string RunnableCalls::fault(const BatchFacts& facts) const {
   if (!ops->can_run(facts)) return ops->why_none(facts);
   known.store(true, std::memory_order_relaxed);
   return "";
+}
+
+std::string RunnableCalls::fault_of_captured(const BatchFacts& facts) const {
+  const std::shared_ptr<const OpTable> ops = ops_.lock();
+  if (ops == nullptr) return "";
+  if (!ops->can_run(facts)) return ops->why_none(facts);
+  return ops->select(facts).refusal_of_capture_now();
 }
 
 PieceSizes RunnableCalls::piece_sizes(const Batch& like) const {

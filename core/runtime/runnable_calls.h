@@ -16,7 +16,8 @@ class RunnableCalls {
   // They may end before this does.
   explicit RunnableCalls(std::weak_ptr<const OpTable> ops) : ops_(std::move(ops)) {}
 
-  // Why no op can run it, as OpTable::why_none(). Empty if one can, or if the ops have ended: then
+  // Why no op can run it, as OpTable::why_none(), or why the one that can must not yet be captured
+  // (CollectiveOp::refusal_of_capture_now()). Empty if one can, or if the ops have ended: then
   // the set or the job is over, which the caller is told elsewhere. Kinds, types and so on that
   // have been run before cost one load; the count is not asked about again.
   std::string fault(const BatchFacts& facts) const;
@@ -25,6 +26,8 @@ class RunnableCalls {
   PieceSizes piece_sizes(const Batch& like) const;
 
  private:
+  std::string fault_of_captured(const BatchFacts& facts) const;
+
   static constexpr size_t kCount =
       size_t{kDeviceKindCount} * kCollectiveKindCount * kDataTypeCount * kReduceOpCount;
 

@@ -42,6 +42,10 @@ std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
   if (spec.piece_bytes > 0 && spec.kind != CollectiveKind::Allreduce) {
     return concat("piece_bytes is for allreduce, not for ", to_string(spec.kind));
   }
+  if (spec.captured && (spec.device == DeviceKind::Host || spec.kind == CollectiveKind::Barrier)) {
+    return concat(to_string(spec.kind), " in ", to_string(spec.device),
+                  " memory can't be captured in a graph");
+  }
   for (const TensorPart& part : spec.parts) {
     const auto negative = std::find_if(part.shape.begin(), part.shape.end(),
                                        [](int64_t extent) { return extent < 0; });
@@ -154,6 +158,7 @@ std::string fault_of_ops(const EntrySpec& spec, const RunnableCalls& runnable) {
   facts.reduce_op = spec.reduce_op;
   facts.device = spec.device;
   facts.count = element_count(spec);
+  facts.captured = spec.captured;
   return runnable.fault(facts);
 }
 

@@ -234,6 +234,18 @@ std::string bus_of_cuda_device(int device) {
   return bus;
 }
 
+// The runtime would make a context on the current device of this thread.
+bool is_captured(CudaStream stream) noexcept {
+  static const auto ask = [] {
+    void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    void* const address = driver == nullptr ? nullptr : ::dlsym(driver, "cuStreamIsCapturing");
+    return reinterpret_cast<decltype(&cuStreamIsCapturing)>(address);
+  }();
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return ask != nullptr && ask(static_cast<CUstream>(stream), &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 std::shared_ptr<CudaApi> open_cuda(int device) {
   const CudaStatus& status = cuda_status();
   if (device < 0 || device >= status.devices) {

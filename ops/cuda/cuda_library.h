@@ -21,6 +21,9 @@ const CudaStatus& cuda_status();
 // Its place on the PCI bus of this host: "0000:3B:00.0". Makes no context. Throws Error.
 std::string bus_of_cuda_device(int device);
 
+// Work that is given to the stream is captured in a graph, and does not happen now. Any thread.
+bool is_captured(CudaStream stream) noexcept;
+
 // Makes the context of the device, if the program has not, and loads all kernels, so that none is
 // loaded while a collective waits for another rank. Throws Error(Config) if there is no such
 // device.

@@ -17,6 +17,8 @@ std::string bus_of_cuda_device(int /*device*/) {
   throw Error(ErrorCode::Config, "Horon was built without CUDA (see HORON_CUDA)");
 }
 
+bool is_captured(CudaStream /*stream*/) noexcept { return false; }
+
 std::shared_ptr<CudaApi> open_cuda(int /*device*/) {
   throw Error(ErrorCode::Config, "Horon was built without CUDA (see HORON_CUDA)");
 }

@@ -26,10 +26,15 @@ void CudaQueue::copy(std::span<const core::CopyItem> items) {
 }
 
 std::shared_ptr<core::Event> CudaQueue::record() {
+  if (is_for_captures()) return std::make_shared<CapturedEvent>(opened()->api, stream());
   return std::make_shared<CudaEvent>(opened()->api, stream());
 }
 
 std::shared_ptr<std::byte> CudaQueue::allocate(size_t bytes) {
+  if (is_for_captures()) {
+    return kept_.emplace_back(api().allocate(bytes),
+                              [api = opened()->api](std::byte* memory) { api->free(memory); });
+  }
   return {api().allocate_in(stream(), bytes),
           [stream = opened()](std::byte* memory) { stream->api->free_in(stream->handle, memory); }};
 }

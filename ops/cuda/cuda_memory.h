@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "horon/core/execution/memory_domain.h"
 #include "horon/ops/cuda/cuda_api.h"
@@ -12,9 +13,14 @@ namespace horon::ops {
 
 class CudaQueue final : public core::MemoryQueue {
  public:
+  // Captures: what it is given becomes part of the graph that is captured in the stream whose event
+  // it has waited for last (capture_memory.h).
+  enum class Use : uint8_t { Eager, Captures };
+
   // Nothing is asked of the device before there is work for it: `open` is called once, then. So
   // each call may throw what it throws.
-  explicit CudaQueue(std::function<std::shared_ptr<CudaApi>()> open) : open_(std::move(open)) {}
+  explicit CudaQueue(std::function<std::shared_ptr<CudaApi>()> open, Use use = Use::Eager)
+      : open_(std::move(open)), use_(use) {}
   explicit CudaQueue(std::shared_ptr<CudaApi> api)
       : stream_(std::make_shared<Stream>(std::move(api))) {}
   CudaQueue(const CudaQueue&) = delete;
@@ -28,7 +34,8 @@ class CudaQueue final : public core::MemoryQueue {
   std::shared_ptr<core::Event> record() override;
 
   // Memory of the device for what is enqueued from now on. It may be released as soon as all work
-  // that uses it is enqueued, and that waits for nothing. It may outlive the queue.
+  // that uses it is enqueued, and that waits for nothing. It may outlive the queue. Captures:
+  // graphs use it as often as they are launched, so the queue keeps it.
   std::shared_ptr<std::byte> allocate(size_t bytes);
   void launch(const MoveLaunch& launch) { api().launch(launch, stream()); }
   // As CudaApi::copy().
@@ -36,6 +43,7 @@ class CudaQueue final : public core::MemoryQueue {
     api().copy(to, from, bytes, stream());
   }
   CudaStream stream() { return opened()->handle; }
+  bool is_for_captures() const { return use_ == Use::Captures; }
 
  private:
   struct Stream {
@@ -55,7 +63,9 @@ class CudaQueue final : public core::MemoryQueue {
   CudaApi& api() { return *opened()->api; }
 
   const std::function<std::shared_ptr<CudaApi>()> open_;
+  const Use use_ = Use::Eager;
   std::shared_ptr<Stream> stream_;  // null: not open yet
+  std::vector<std::shared_ptr<std::byte>> kept_;
 };
 
 class CudaMemory final : public core::MemoryDomain {

@@ -24,6 +24,7 @@ class LibrariesOfProcess final : public GpuLibraries {
   }
   std::string bus_of(int device) override { return bus_of_cuda_device(device); }
   std::string nccl_host_id() override { return core::environment_value("NCCL_HOSTID"); }
+  bool is_captured(CudaStream stream) override { return ops::is_captured(stream); }
   std::shared_ptr<CudaApi> open_cuda(int device) override { return ops::open_cuda(device); }
   std::shared_ptr<NcclApi> open_nccl(const std::shared_ptr<CudaApi>& cuda) override {
     return ops::open_nccl(cuda);

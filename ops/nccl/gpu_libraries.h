@@ -22,6 +22,8 @@ class GpuLibraries {
   virtual std::string bus_of(int device) = 0;
   // What NCCL takes for the name of this host, if it was told one (NCCL_HOSTID); empty: it was not.
   virtual std::string nccl_host_id() = 0;
+  // As is_captured().
+  virtual bool is_captured(CudaStream /*stream*/) { return false; }
   // As open_cuda() and open_nccl().
   virtual std::shared_ptr<CudaApi> open_cuda(int device) = 0;
   virtual std::shared_ptr<NcclApi> open_nccl(const std::shared_ptr<CudaApi>& cuda) = 0;

@@ -14,6 +14,7 @@
 #include "horon/core/bootstrap/bootstrap.h"
 #include "horon/core/runtime/seat_visitor.h"
 #include "horon/ops/cuda/background_call.h"
+#include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/nccl/gpu_libraries.h"
 #include "horon/ops/nccl/launch_order.h"
 
@@ -78,6 +79,13 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
   // Of this rank's sets; for the thread that steps the loop.
   const std::shared_ptr<LaunchOrder>& launch_order() const { return launch_order_; }
 
+  // Of all sets of this rank, for what is captured in graphs; for the thread that steps the loop.
+  const std::shared_ptr<CudaQueue>& capture_queue() const { return capture_queue_; }
+  // Of the program, on this rank's device. Any thread.
+  bool is_captured(CudaStream stream) const {
+    return libraries_ != nullptr && libraries_->is_captured(stream);
+  }
+
   // The thread that steps the loop must not break graph captures of the program.
   void sits_down() noexcept override;
   void gets_up() noexcept override;
@@ -99,6 +107,9 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
 
   std::shared_ptr<GpuLibraries> libraries_;
   const std::shared_ptr<LaunchOrder> launch_order_ = std::make_shared<LaunchOrder>();
+  // What it asks for is used by sets, which own this object.
+  const std::shared_ptr<CudaQueue> capture_queue_ =
+      std::make_shared<CudaQueue>([this] { return cuda(); }, CudaQueue::Use::Captures);
   Facts mine_;
   std::vector<Facts> facts_;  // of all ranks
   std::vector<int> owners_;

@@ -38,8 +38,7 @@ bool LaunchTurn::has_maximum() {
   return true;
 }
 
-void LaunchTurn::entered(core::MemoryQueue& queue) {
-  order_->becomes_last(queue, line_);
+void LaunchTurn::entered() {
   order_->entered(line_);
   stage_ = Stage::New;
 }

@@ -34,10 +34,11 @@ class LaunchTurn {
   bool must_be_driven() const { return flight_ != nullptr && is_driven_; }
   // Before it is enqueued: it runs behind what other lines have in their streams. Throws Error.
   void enter(core::MemoryQueue& queue) { order_->wait_in(queue, line_); }
-  // It has entered: others run behind it. Throws Error.
-  void entered(core::MemoryQueue& queue);
-  // The same for collectives that came before the line had to keep an order. Throws Error.
-  void entered_before(core::MemoryQueue& queue) { order_->becomes_last(queue, line_); }
+  // After it is enqueued, also for collectives that came before the line had to keep an order:
+  // others run behind it. Throws Error.
+  void becomes_last(core::MemoryQueue& queue) { order_->becomes_last(queue, line_); }
+  // It has entered: the next one takes the turn.
+  void entered();
 
  private:
   enum class Stage : uint8_t { New, Meeting, Numbering, Settled };

@@ -187,6 +187,7 @@ bool NcclCommunicator::make_on() {
     case Stage::Connecting:
       if (!nccl_->idle(comm_)) return false;
       stage_ = Stage::Made;
+      has_been_made_.store(true, std::memory_order_release);
       return true;
     case Stage::Made:
     case Stage::Aborted:

@@ -4,6 +4,7 @@
 // on all members, they make another one in its place.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -52,6 +53,8 @@ class NcclCommunicator {
   // asked begins to make the communicator, and whoever asks goes on with that. Throws if it has
   // failed or was aborted.
   bool is_ready();
+  // It is made, or was. Any thread.
+  bool has_been_made() const { return has_been_made_.load(std::memory_order_acquire); }
   // While the members meet: the others may wait for what this one does when it is asked again.
   bool must_be_driven() const;
   // The window of the members (nccl_window.h). The first batch that asks for it makes it, before it
@@ -99,6 +102,7 @@ class NcclCommunicator {
   struct Ending;
   const Parts parts_;
   Stage stage_ = Stage::New;
+  std::atomic<bool> has_been_made_{false};
   Clock::time_point began_;  // to make it
   std::unique_ptr<BackgroundCall<Opened>> opening_;
   std::unique_ptr<BackgroundCall<NcclComm>> beginning_;

@@ -25,14 +25,20 @@ core::Progress NcclLine::wait() const {
 }
 
 void NcclLine::call(CudaQueue& queue, const std::function<void(NcclApi&, NcclComm)>& calls) {
-  if (ordered_) turn_->enter(queue);
-  queue_ = &queue;
+  captured_ = queue.is_for_captures();
+  if (!captured_) {
+    if (ordered_) turn_->enter(queue);
+    queue_ = &queue;
+  }
   communicator_->call(calls);
 }
 
 bool NcclLine::is_enqueued() {
   if (!communicator_->is_ready()) return false;
-  if (ordered_) turn_->entered(*queue_);
+  if (ordered_) {
+    if (!captured_) turn_->becomes_last(*queue_);
+    turn_->entered();
+  }
   ++calling_;
   return true;
 }
@@ -45,7 +51,7 @@ core::SharedScratch* NcclLine::shared_scratch(size_t bytes) {
 void NcclLine::keep_order() {
   if (ordered_ || turn_ == nullptr) return;
   ordered_ = true;
-  if (queue_ != nullptr) turn_->entered_before(*queue_);
+  if (queue_ != nullptr) turn_->becomes_last(*queue_);
 }
 
 }  // namespace horon::ops

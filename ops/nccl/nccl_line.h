@@ -30,7 +30,8 @@ class NcclLine {
   // that goes on only while it is stepped, else Polling.
   core::Progress wait() const;
   // Makes the calls of this turn, as one group, in the stream of `queue`, which lives as long as
-  // the set. They run behind what other lines have enqueued before. Throws Error.
+  // the set. They run behind what other lines have enqueued before; but calls that are captured do
+  // so in the queue alone, since a graph can't wait for what is outside of it. Throws Error.
   void call(CudaQueue& queue, const std::function<void(NcclApi&, NcclComm)>& calls);
   // After call(): true when all of it is in its stream. The turn is the next one's then.
   bool is_enqueued();
@@ -51,7 +52,8 @@ class NcclLine {
   bool ordered_;
   uint64_t next_turn_ = 0;
   uint64_t calling_ = 0;        // the turn whose calls may be made
-  CudaQueue* queue_ = nullptr;  // of the calls; null: there were none
+  CudaQueue* queue_ = nullptr;  // of the calls, but for captured ones; null: there were none
+  bool captured_ = false;       // the calls of this turn
 };
 
 }  // namespace horon::ops

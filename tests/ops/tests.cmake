@@ -5,8 +5,8 @@ horon_test(stream_copy_test FILES ops/stream_copy_test.cc)
 # CUDA and NCCL without a GPU, for all that is built on them.
 add_library(horon_host_gpu STATIC EXCLUDE_FROM_ALL
             support/host_gpu/host_cuda.cc support/host_gpu/host_gpu_libraries.cc
-            support/host_gpu/host_nccl.cc support/host_gpu/host_window.cc
-            support/host_gpu/move_on_host.cc)
+            support/host_gpu/host_graph.cc support/host_gpu/host_nccl.cc
+            support/host_gpu/host_window.cc support/host_gpu/move_on_host.cc)
 horon_target(horon_host_gpu)
 target_link_libraries(horon_host_gpu PUBLIC horon::core)
 
@@ -59,8 +59,9 @@ endif()
 horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
            LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks})
 horon_test(gpu_session_test
-           FILES ops/session/gpu_session_test.cc ops/session/gpu_chunks_test.cc
-                 ops/session/gpu_hierarchy_test.cc ops/session/gpu_through_host_test.cc
+           FILES ops/session/gpu_session_test.cc ops/session/gpu_capture_test.cc
+                 ops/session/gpu_chunks_test.cc ops/session/gpu_hierarchy_test.cc
+                 ops/session/gpu_through_host_test.cc
            LIBS horon_host_gpu RANKS ${mpi_ranks})
 horon_test(gpu_window_test FILES ops/session/gpu_window_test.cc
            LIBS horon_host_gpu RANKS ${mpi_ranks})
@@ -77,7 +78,8 @@ foreach(layout ${gpu_hosts})
   string(REPLACE "+" "_" hosts ${layout})
   horon_mpirun_test(gpu_session_test.hosts_${hosts} gpu_session_test ${layout}
                     LAUNCHER ${horon_mpirun_hosts}
-                    ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical)
+                    ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical
+                    ARGS --gtest_filter=-GpuCapture.*)
   horon_label_tests(cuda gpu_session_test.hosts_${hosts})
 endforeach()
 horon_test(host_cuda_test FILES ops/cuda/host_cuda_test.cc ops/cuda/staged_op_test.cc

@@ -54,6 +54,7 @@ const std::vector<SpecChange>& spec_changes() {
       {"compression", [](EntrySpec& s) { advance(s.compression, kCompressionCount); }, "none",
        "float16"},
       {"piece bytes", [](EntrySpec& s) { s.piece_bytes += 65536; }, "0", "65536"},
+      {"capture", [](EntrySpec& s) { s.captured = !s.captured; }, "none", "graph"},
       {"splits", [](EntrySpec& s) { s.splits.push_back(3); }, "even", "[3]"},
       {"number of tensors",
        [](EntrySpec& s) {

@@ -102,6 +102,7 @@ TEST(WireFormat, ExtremeValues) {
   spec.parts = {{std::string("\0\xff", 2), {std::numeric_limits<int64_t>::max()}}};
   spec.compression = Compression::BFloat16;
   spec.piece_bytes = std::numeric_limits<int64_t>::max();
+  spec.captured = true;
   spec.splits = {0, std::numeric_limits<int64_t>::max()};
   Ready ready;
   ready.spec = std::make_shared<EntrySpec>(spec);

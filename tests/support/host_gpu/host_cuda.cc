@@ -26,6 +26,9 @@ using Moment = std::shared_ptr<std::atomic<bool>>;
 struct HostEvent {
   std::mutex mutex;
   Moment moment = std::make_shared<std::atomic<bool>>(true);
+  bool is_captured = false;
+  std::weak_ptr<HostGraph> graph;  // in which it was recorded
+  HostGraph::Point point;          // of the graph
 };
 
 // Has no destructor: a thread's variables are destroyed before the functions of atexit() run, and
@@ -47,9 +50,30 @@ thread_local DeviceStack current_devices;
 thread_local int capture_mode_of_thread = 0;
 
 HostEvent& event_of(ops::CudaEventHandle handle) { return *static_cast<HostEvent*>(handle); }
-Moment moment_of(ops::CudaEventHandle handle) {
+
+struct Recorded {
+  Moment moment;
+  bool is_captured;
+  std::shared_ptr<HostGraph> graph;  // null: it is no more, or there was none
+  HostGraph::Point point;
+};
+Recorded recorded(ops::CudaEventHandle handle) {
+  const HostEvent& event = event_of(handle);
   const std::lock_guard lock(event_of(handle).mutex);
-  return event_of(handle).moment;
+  return {event.moment, event.is_captured, event.graph.lock(), event.point};
+}
+
+// Who asks for it breaks the capture.
+Moment moment_of(ops::CudaEventHandle handle) {
+  const Recorded asked = recorded(handle);
+  if (!asked.is_captured) return asked.moment;
+  if (asked.graph != nullptr) asked.graph->fail("an event was asked for");
+  throw Error(ErrorCode::OperationFailed, "the event was recorded in a capture");
+}
+
+[[noreturn]] void fail_capture(HostGraph& graph, const char* why) {
+  graph.fail(why);
+  throw Error(ErrorCode::OperationFailed, why);
 }
 
 }  // namespace
@@ -111,12 +135,21 @@ struct HostCuda::Stream {
     }
   }
 
+  // Under the mutex. What is captured in it goes there; null: it happens.
+  std::shared_ptr<HostGraph> capture() const {
+    std::shared_ptr<HostGraph> open = graph.lock();
+    return open == nullptr || open->has_ended() ? nullptr : open;
+  }
+
   const std::shared_ptr<State> state;
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<bool()>> kernels;
   bool closed = false;
-  std::thread thread;  // the last: it uses all others
+  std::weak_ptr<HostGraph> graph;
+  std::shared_ptr<HostGraph> begun;  // where the capture has begun: the same, until it ends
+  HostGraph::Point point;            // behind all that was captured in it
+  std::thread thread;                // the last: it uses all others
 };
 
 HostCuda::HostCuda(int device, Options options)
@@ -138,10 +171,14 @@ void HostCuda::destroy_stream(ops::CudaStream stream) noexcept {
 
 void HostCuda::enqueue(ops::CudaStream stream, std::function<bool()> kernel) {
   if (state_->failed) throw Error(ErrorCode::OperationFailed, "the device of threads has failed");
-  ++state_->pending;
   auto& queue = *static_cast<Stream*>(stream);
   {
     const std::lock_guard lock(queue.mutex);
+    if (const auto graph = queue.capture()) {
+      queue.point = graph->add(std::move(kernel), queue.point);
+      return;
+    }
+    ++state_->pending;
     queue.kernels.push_back(std::move(kernel));
   }
   queue.changed.notify_all();
@@ -153,6 +190,15 @@ void HostCuda::destroy_event(ops::CudaEventHandle event) noexcept {
 }
 
 void HostCuda::record(ops::CudaEventHandle event, ops::CudaStream stream) {
+  auto& queue = *static_cast<Stream*>(stream);
+  {
+    const std::scoped_lock locks(queue.mutex, event_of(event).mutex);
+    const std::shared_ptr<HostGraph> graph = queue.capture();
+    event_of(event).is_captured = graph != nullptr;
+    event_of(event).graph = graph;
+    event_of(event).point = queue.point;
+    if (graph != nullptr) return;
+  }
   const auto moment = std::make_shared<std::atomic<bool>>(false);
   {
     const std::lock_guard lock(event_of(event).mutex);
@@ -165,8 +211,69 @@ void HostCuda::record(ops::CudaEventHandle event, ops::CudaStream stream) {
 }
 
 void HostCuda::wait_in(ops::CudaStream stream, ops::CudaEventHandle event) {
+  const Recorded awaited = recorded(event);
+  auto& queue = *static_cast<Stream*>(stream);
+  {
+    const std::lock_guard lock(queue.mutex);
+    const std::shared_ptr<HostGraph> graph = queue.capture();
+    if (!awaited.is_captured && graph != nullptr) {
+      fail_capture(*graph, "a captured stream waits for what is not captured");
+    }
+    if (awaited.is_captured) {
+      if (awaited.graph == nullptr || awaited.graph->has_ended()) {
+        throw Error(ErrorCode::OperationFailed, "the event belongs to a capture that has ended");
+      }
+      if (graph != nullptr && graph != awaited.graph) {
+        fail_capture(*graph, "one capture waits for another one");
+      }
+      if (graph == nullptr) queue.point.clear();
+      queue.graph = awaited.graph;
+      if (!state_->options.loses_waits)
+        queue.point.insert(awaited.point.begin(), awaited.point.end());
+      return;
+    }
+  }
   if (state_->options.loses_waits) return;
-  enqueue(stream, [moment = moment_of(event)] { return moment->load(); });
+  enqueue(stream, [moment = awaited.moment] { return moment->load(); });
+}
+
+void HostCuda::begin_capture(ops::CudaStream stream) {
+  auto& queue = *static_cast<Stream*>(stream);
+  const std::lock_guard lock(queue.mutex);
+  HORON_CHECK(queue.capture() == nullptr, "the stream is captured already");
+  queue.begun = std::make_shared<HostGraph>();
+  queue.graph = queue.begun;
+  queue.point.clear();
+}
+
+std::shared_ptr<HostGraph> HostCuda::end_capture(ops::CudaStream stream) {
+  auto& queue = *static_cast<Stream*>(stream);
+  const std::lock_guard lock(queue.mutex);
+  std::shared_ptr<HostGraph> graph = std::move(queue.begun);
+  HORON_CHECK(graph != nullptr, "no capture has begun in the stream");
+  graph->end(queue.point);
+  return graph;
+}
+
+bool HostCuda::is_captured(ops::CudaStream stream) {
+  auto& queue = *static_cast<Stream*>(stream);
+  const std::lock_guard lock(queue.mutex);
+  return queue.capture() != nullptr;
+}
+
+void HostCuda::launch(std::shared_ptr<HostGraph> graph, ops::CudaStream stream) {
+  unsigned seed = 0;
+  {
+    const std::lock_guard lock(state_->mutex);
+    seed = static_cast<unsigned>(state_->random());
+  }
+  enqueue(stream, HostGraph::one_launch(std::move(graph), seed));
+}
+
+void HostCuda::refuse_in_capture(ops::CudaStream stream, const char* what) const {
+  auto& queue = *static_cast<Stream*>(stream);
+  const std::lock_guard lock(queue.mutex);
+  if (const auto graph = queue.capture()) fail_capture(*graph, what);
 }
 
 void HostCuda::note_unsafe_call() {
@@ -201,10 +308,15 @@ void HostCuda::free(std::byte* memory) noexcept {
   std::free(memory);
 }
 
-std::byte* HostCuda::allocate_in(ops::CudaStream, size_t bytes) { return allocate(bytes); }
+// A node of the graph would give the memory out, and another one would have to take it back.
+std::byte* HostCuda::allocate_in(ops::CudaStream stream, size_t bytes) {
+  refuse_in_capture(stream, "memory of a capture is asked for");
+  return allocate(bytes);
+}
 
 void HostCuda::free_in(ops::CudaStream stream, std::byte* memory) noexcept {
   try {
+    refuse_in_capture(stream, "memory of a capture is given back");
     enqueue(stream, [memory] {
       std::free(memory);
       return true;

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "horon/ops/cuda/cuda_api.h"
+#include "horon/tests/support/host_gpu/host_graph.h"
 
 namespace horon::test {
 
@@ -60,6 +61,14 @@ class HostCuda final : public ops::CudaApi {
   void set_capturing(bool capturing) { capturing_ = capturing; }
   int broken_captures() const { return broken_captures_; }
 
+  // Graphs. From the first call on, what comes into the stream is captured, and what comes into
+  // streams that wait for its events. The second one throws Error where CUDA would: where something
+  // has broken the capture, or the stream does not wait for all that was captured.
+  void begin_capture(ops::CudaStream stream);
+  std::shared_ptr<HostGraph> end_capture(ops::CudaStream stream);
+  static bool is_captured(ops::CudaStream stream);
+  void launch(std::shared_ptr<HostGraph> graph, ops::CudaStream stream);
+
   // A kernel of any other kind. It is called again and again until it says true, and then `owner`,
   // which lives as long, is dropped.
   void enqueue(ops::CudaStream stream, std::function<bool()> kernel);
@@ -75,6 +84,7 @@ class HostCuda final : public ops::CudaApi {
 
  private:
   void note_unsafe_call();
+  void refuse_in_capture(ops::CudaStream stream, const char* what) const;
   void wait_for_all_work() const;
 
   const int device_;

@@ -30,6 +30,7 @@ class HostGpuLibraries final : public ops::GpuLibraries {
   ops::NcclStatus nccl() override;
   std::string bus_of(int device) override;
   std::string nccl_host_id() override { return options_.nccl_host_id; }
+  bool is_captured(ops::CudaStream stream) override { return HostCuda::is_captured(stream); }
   std::shared_ptr<ops::CudaApi> open_cuda(int device) override;
   std::shared_ptr<ops::NcclApi> open_nccl(const std::shared_ptr<ops::CudaApi>& cuda) override;
 

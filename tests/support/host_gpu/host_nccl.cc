@@ -14,38 +14,16 @@
 
 #include "horon/core/base/error.h"
 #include "horon/ops/host/host_kernels.h"
+#include "horon/tests/support/host_gpu/host_ring.h"
 #include "horon/tests/support/host_gpu/nans_as_nccl.h"
 #include "horon/tests/support/long_enough.h"
 
 namespace horon::test {
 namespace {
 
-// Bytes on their way from one rank to another.
-struct Ring {
-  static constexpr size_t kBytes = 16 << 10;
-  alignas(64) std::atomic<uint64_t> written{0};
-  alignas(64) std::atomic<uint64_t> read{0};
-  alignas(64) std::byte data[kBytes];
-
-  size_t put(const std::byte* from, size_t bytes) {
-    const uint64_t end = written.load(std::memory_order_relaxed);
-    const size_t room = kBytes - (end - read.load(std::memory_order_acquire));
-    const size_t begin = end % kBytes;
-    const size_t piece = std::min({bytes, room, kBytes - begin});
-    if (piece > 0) std::memcpy(data + begin, from, piece);
-    written.store(end + piece, std::memory_order_release);
-    return piece;
-  }
-  size_t take(std::byte* to, size_t bytes) {
-    const uint64_t end = read.load(std::memory_order_relaxed);
-    const size_t there = written.load(std::memory_order_acquire) - end;
-    const size_t begin = end % kBytes;
-    const size_t piece = std::min({bytes, there, kBytes - begin});
-    if (piece > 0) std::memcpy(to, data + begin, piece);
-    read.store(end + piece, std::memory_order_release);
-    return piece;
-  }
-};
+void wait_until_none(const std::atomic<int>& count) {
+  while (count > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
 
 struct Meeting {
   std::atomic<int> here{0};
@@ -58,7 +36,7 @@ struct Meeting {
 struct HostNccl::Comm {
   Comm(int given_size, int given_rank, std::string given_path, HostWindowMemory& windows)
       : size(given_size), rank(given_rank), path(std::move(given_path)) {
-    bytes = kRingsAt + static_cast<size_t>(size * size) * sizeof(Ring);
+    bytes = kRingsAt + static_cast<size_t>(size * size) * sizeof(HostRing);
     const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     HORON_CHECK(file >= 0 && ::ftruncate(file, static_cast<off_t>(bytes)) == 0, path);
     memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -86,8 +64,8 @@ struct HostNccl::Comm {
                 "the communicator is used before its last call has ended");
   }
   Meeting& meeting() const { return *static_cast<Meeting*>(memory); }
-  Ring& ring(int from, int to) const {
-    auto* const rings = reinterpret_cast<Ring*>(static_cast<std::byte*>(memory) + kRingsAt);
+  HostRing& ring(int from, int to) const {
+    auto* const rings = reinterpret_cast<HostRing*>(static_cast<std::byte*>(memory) + kRingsAt);
     return rings[from * size + to];
   }
 
@@ -107,7 +85,8 @@ struct HostNccl::Comm {
   bool finalizing = false;
   std::atomic<bool> failed{false};
   std::atomic<bool> aborted{false};
-  std::atomic<int> kernels{0};  // enqueued and not ended
+  std::atomic<int> kernels{0};   // enqueued and not ended
+  std::atomic<int> captured{0};  // in graphs that are still there
 };
 
 // Who runs on a device that one kernel fills: the one whose stream came to it first.
@@ -195,7 +174,7 @@ void HostNccl::begin_finalize(ops::NcclComm handle) {
   require_current_device();
   Comm& comm = as_comm(handle);
   comm.require_settled();
-  while (comm.kernels > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  wait_until_none(comm.kernels);
   comm.finalizing = true;
   ++comm.meeting().finalized;
 }
@@ -208,6 +187,7 @@ void HostNccl::wait_until_an_end_may_return() const {
 
 void HostNccl::destroy(ops::NcclComm comm) noexcept {
   wait_until_an_end_may_return();
+  wait_until_none(as_comm(comm).captured);  // as NCCL does
   if (as_comm(comm).window->is_there()) {
     windows_.complain("a communicator is destroyed that has a window");
   }
@@ -219,7 +199,8 @@ void HostNccl::abort(ops::NcclComm handle) noexcept {
   comm.aborted = true;
   comm.window->leave();
   wait_until_an_end_may_return();
-  while (comm.kernels > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  wait_until_none(comm.kernels);
+  wait_until_none(comm.captured);
   delete &comm;
 }
 
@@ -265,16 +246,21 @@ void HostNccl::end_group() {
     comm.failed = true;
     return;
   }
-  ++comm.kernels;
+  std::atomic<int>& count = HostCuda::is_captured(group.stream) ? comm.captured : comm.kernels;
+  ++count;
   const std::shared_ptr<Group> shared(
-      new Group(std::move(group)), [device = device_](Group* ended) {
-        --ended->comm->kernels;  // also where the device has failed before it came to this one
+      new Group(std::move(group)), [device = device_, &count](Group* ended) {
+        --count;  // also where the device has failed before it came to this one
         device->leave(ended);
         delete ended;
       });
   cuda_->enqueue(shared->stream, [shared, cuda = cuda_, device = device_] {
     if (shared->comm->aborted) return true;
-    if (device->enter(shared.get())) return move_on(*shared->comm, *shared);
+    if (device->enter(shared.get())) {
+      const bool has_ended = move_on(*shared->comm, *shared);
+      if (has_ended) device->leave(shared.get());
+      return has_ended;
+    }
     if (device->is_stuck()) cuda->fail();
     return false;
   });
@@ -299,6 +285,7 @@ bool HostNccl::move_on(Comm& comm, Group& group) {
   }
   if (!over) return false;
   for (const auto& finish : group.finish) finish();
+  for (Transfer& transfer : group.transfers) transfer.done = 0;  // for the next launch of a graph
   return true;
 }
 

@@ -46,6 +46,7 @@ core::SpecPtr random_spec(std::mt19937_64& random, const std::string& name,
     spec.compression = static_cast<Compression>(random() % kCompressionCount);
   }
   if (spec.kind == CollectiveKind::Allreduce && random() % 6 == 0) spec.piece_bytes = 64;
+  spec.captured = random() % 12 == 0;
   if (core::has_root(spec.kind)) {
     spec.root = ranks[random() % ranks.size()];
   }
