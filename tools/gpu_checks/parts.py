@@ -209,7 +209,7 @@ def training(ranks, collectives="auto"):
 
 
 def python(ranks):
-    """Horovod's calls, process groups, DDP and FSDP2 from Python."""
+    """Horovod's calls, process groups, DDP and FSDP2 from Python, and CUDA graphs of them."""
     def check(run):
         code, output = run.ranks(ranks, [
             run.python, run.script("tests/torch_bindings/python/programs/on_devices.py")],

@@ -16,6 +16,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/host/host_kernels.h"
 #include "horon/ops/session/running_job.h"
+#include "horon/torch_bindings/gradients/round_agreement.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
@@ -86,6 +87,13 @@ void GradientBucket::take_memory(size_t bytes, bool idle) {
   } else if (device_.is_cpu()) {
     memory_ = ops::allocate_host(bytes);
   } else {
+    if (current_stream_is_captured(device_)) {
+      throw Error(
+          ErrorCode::InvalidArgument,
+          core::concat("\"", name_, "\": this backward() makes new gradient buckets, which ",
+                       "can't be captured in a CUDA graph; make a few steps of the same ",
+                       "kind before the capture, to warm up"));
+    }
     const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
     memory_on_gpu_ = at::empty({static_cast<int64_t>(bytes)}, options);
     stream_of_memory_ = current_stream(device_);
@@ -140,6 +148,7 @@ void GradientBucket::submit(std::vector<bool> absent, const RoundFlags& flags, b
   submission.keep_alive = memory_;
   if (!device_.is_cpu()) {
     submission.device_index = device_index(device_);
+    if (current_stream_is_captured(device_)) submission.spec = captured(*spec_);
     try {
       submission.ready = record_current_stream(device_);
     } catch (...) {  // LibTorch's own errors: the other ranks wait for the bucket

@@ -156,8 +156,20 @@ std::vector<GradientLayout> GradientReducer::Impl::current_layouts() const {
   return layouts;
 }
 
+// They write to it as long as they are launched, also when there are other buckets.
+void GradientReducer::Impl::keep_memory_for_graphs() {
+  for (const GradientBucket& bucket : buckets_) {
+    at::Tensor memory = bucket.flat();
+    const auto is_kept = [&](const at::Tensor& kept) { return kept.is_alias_of(memory); };
+    if (std::none_of(memory_of_graphs_.begin(), memory_of_graphs_.end(), is_kept)) {
+      memory_of_graphs_.push_back(std::move(memory));
+    }
+  }
+}
+
 void GradientReducer::Impl::rebuild_if_changed() {
   const bool changed = !all_fit();
+  if (!changed && !memory_of_graphs_.empty()) return;  // .grad is where graphs write
   if (!changed && !next_bytes_) return;
   std::vector<GradientLayout> layouts = changed ? current_layouts() : layouts_;
   if (changed) restart_tuning();

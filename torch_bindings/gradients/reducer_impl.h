@@ -159,6 +159,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::vector<GradientLayout> current_layouts() const;
   void rebuild(std::vector<GradientLayout> layouts);
   void rebuild_if_changed();
+  void keep_memory_for_graphs();
   void learn_sparse();
 
   // reducer_impl.cc
@@ -182,6 +183,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   BucketView view_of(const GradientBucket& bucket) const;
 
   // reducer_round.cc
+  bool reduced_by_graph() const;
   void open_round();
   void begin_round(bool early);
   void end_round();
@@ -243,6 +245,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::deque<GradientSlot> slots_;  // in the order of registration; addresses stay
   std::vector<GradientLayout> layouts_;
   std::deque<GradientBucket> buckets_;
+  std::vector<at::Tensor> memory_of_graphs_;
   std::unordered_set<const void*> known_;
   torch_detail::UniqueNames names_;
   std::optional<torch_detail::RoundAgreement> agreement_;
@@ -280,6 +283,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // What this rank says in this round; empty until its first bucket goes.
   std::optional<torch_detail::RoundFlags> flags_;
   bool round_failed_ = false;     // the last one, on all ranks
+  bool is_captured_ = false;      // the last round: each launch of its graph reduces again
   bool round_is_due_ = false;     // of parameters that may have had gradients when they were added
   std::optional<double> weight_;  // of this step
   bool step_rounded_otherwise_ = false;  // the last one

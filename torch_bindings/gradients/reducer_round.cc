@@ -45,12 +45,18 @@ void GradientReducer::Impl::synchronize(Passes passes) {
 
 void GradientReducer::Impl::finish_step(Passes passes) {
   try {
-    synchronize(passes);
+    if (!reduced_by_graph()) synchronize(passes);
   } catch (...) {
     if (!round_ && !round_failed_ && !broken_) next_step();
     throw;
   }
   next_step();
+}
+
+// All ranks have captured the last round, so none of them reduces here.
+bool GradientReducer::Impl::reduced_by_graph() const {
+  return is_captured_ && number_.round == 1 && !open_ && !round_ && !round_failed_ &&
+         !round_is_due_ && !broken_;
 }
 
 void GradientReducer::Impl::next_step() {
@@ -101,6 +107,8 @@ void GradientReducer::Impl::begin_round(bool early) {
   scale_ = number_share_ = 1;
   round_->early = early;
   if (alone_) return;
+  is_captured_ = current_stream_is_captured(settings_.device);
+  if (is_captured_) keep_memory_for_graphs();
   Failures& failures = round_->failures;
   if (round_->given_up) return refuse_rest(failures);
   if (!settings_.device.is_cpu()) {

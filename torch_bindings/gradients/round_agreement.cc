@@ -60,6 +60,11 @@ std::shared_ptr<const core::EntrySpec> flat_spec(core::EntrySpec spec, std::stri
   return std::make_shared<core::EntrySpec>(std::move(spec));
 }
 
+std::shared_ptr<const core::EntrySpec> captured(core::EntrySpec spec) {
+  spec.captured = true;
+  return std::make_shared<core::EntrySpec>(std::move(spec));
+}
+
 core::EntrySpec number_spec(DataType dtype, ReduceOp op) {
   core::EntrySpec spec;
   spec.kind = CollectiveKind::Allreduce;
@@ -76,7 +81,7 @@ std::shared_ptr<core::HandleState> submit_in_place(uint32_t set, std::string nam
   core::Submission submission;
   submission.set = set;
   submission.name = std::move(name);
-  submission.spec = std::move(spec);
+  submission.spec = current_stream_is_captured(device) ? captured(*spec) : std::move(spec);
   submission.memory = {
       {static_cast<const std::byte*>(memory), static_cast<std::byte*>(memory), count}};
   submission.keep_alive = std::move(keep_alive);

@@ -86,6 +86,7 @@ class RoundAgreement {
 
 std::shared_ptr<const core::EntrySpec> flat_spec(core::EntrySpec spec, std::string part,
                                                  std::vector<int64_t> shape);
+std::shared_ptr<const core::EntrySpec> captured(core::EntrySpec spec);
 // An allreduce without an op of gradients: of numbers.
 core::EntrySpec number_spec(DataType dtype, ReduceOp op);
 

@@ -7,6 +7,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/ops/cuda/cuda_event.h"
+#include "horon/ops/session/running_job.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -61,6 +62,11 @@ DeviceKind device_kind(c10::Device device) {
 int device_index(c10::Device device) { return device.is_cpu() ? 0 : device.index(); }
 
 c10::Stream current_stream(c10::Device device) { return guard_of(device).getStream(device); }
+
+bool current_stream_is_captured(c10::Device device) {
+  return !device.is_cpu() &&
+         ops::gpu()->is_captured(guard_of(device).getStreamNativeHandle(current_stream(device)));
+}
 
 std::unique_ptr<core::Event> record_current_stream(c10::Device device) {
   if (device.is_cpu()) return nullptr;

@@ -28,6 +28,9 @@ int device_index(c10::Device device);  // 0 for the CPU
 
 // Of this thread. Not for the CPU.
 c10::Stream current_stream(c10::Device device);
+// The current stream of this thread is captured in a graph: a collective is then too
+// (EntrySpec::captured). False for the CPU.
+bool current_stream_is_captured(c10::Device device);
 // Happens when the current stream of this thread has done what it has been given up to now. Null
 // for the CPU. Throws LibTorch's errors.
 std::unique_ptr<core::Event> record_current_stream(c10::Device device);

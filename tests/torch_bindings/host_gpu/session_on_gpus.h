@@ -44,6 +44,7 @@ class HostGpus final : public ops::GpuLibraries {
   }
   std::string bus_of(int device) override { return "bus " + std::to_string(device); }
   std::string nccl_host_id() override { return ""; }
+  bool is_captured(ops::CudaStream stream) override { return test::HostCuda::is_captured(stream); }
   std::shared_ptr<ops::CudaApi> open_cuda(int device) override {
     return devices.at(static_cast<size_t>(device));
   }

@@ -74,6 +74,8 @@ struct Call {
     const at::AutoDispatchBelowADInplaceOrView below;
     op.callBoxed(&arguments);
   }
+  // As often as one likes: a node of a graph.
+  void run_and_keep_arguments() const { Call(*this).run(); }
 };
 
 // What is found out about the arguments while they are replaced.
@@ -188,7 +190,7 @@ void run_in_current_stream(const c10::OperatorHandle& op, torch::jit::Stack* sta
   }
   const int device = std::max(replaced.device, 0);
   if (only_in_place && !replaced.writes_to_host) {
-    enqueue_in_current_stream([call] { call->run(); }, device);
+    enqueue_in_current_stream([call] { call->run_and_keep_arguments(); }, device);
     for (const c10::Argument& result : schema.returns()) {
       stack->push_back(result_of(schema, result, given, outputs, {}, device));
     }

@@ -18,6 +18,7 @@
 #include "horon/tests/torch_bindings/host_gpu/late_tensors.h"
 #include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
 #include "horon/torch_bindings/python/process_group/backend.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 
 namespace horon::gpu_process_group_test {
 namespace {
@@ -352,6 +353,34 @@ TEST_F(GpuProcessGroup, WhatIsWrongIsToldToAllAndTheGroupGoesOn) {
   const at::Tensor of_cpu = values_of({4}, at::kFloat, rank());
   all_reduce(of_cpu)->wait();
   expect_equal(of_cpu, sum_of_all({4}, at::kFloat));
+}
+
+// A future is completed in a stream that nobody else knows. The capture ends only if that stream
+// has been waited for, whether the program asks the work or the future.
+TEST_F(GpuProcessGroup, IsCapturedWithWorksAndFutures) {
+  skip_if_the_host_reduces();
+  const at::Tensor first = empty({30});
+  const at::Tensor second = empty({4});
+  all_reduce(first)->wait();
+  test::drain_current_stream(device().index());
+  ops::CudaStream const stream = torch_detail::current_stream(device()).native_handle();
+  testing_support::my_gpu().begin_capture(stream);
+  first.fill_(rank() + 1);
+  second.fill_(10);
+  const WorkPtr both = all_reduce(first);
+  const WorkPtr asked = all_reduce(second);
+  const auto future_of_both = both->getFuture();
+  const auto future = asked->getFuture();
+  both->wait();
+  future->wait();
+  EXPECT_TRUE(both->isCompleted());
+  EXPECT_TRUE(future->completed());
+  const auto graph = testing_support::my_gpu().end_capture(stream);
+  for (int launch = 0; launch < 3; ++launch) {
+    testing_support::my_gpu().launch(graph, stream);
+    expect_equal(first.cpu(), at::full({30}, static_cast<float>(ranks_ * (ranks_ + 1) / 2)));
+    expect_equal(second.cpu(), at::full({4}, static_cast<float>(10 * ranks_)));
+  }
 }
 
 }  // namespace

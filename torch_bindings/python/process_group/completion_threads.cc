@@ -196,6 +196,7 @@ void complete(Operation& operation, c10::ivalue::Future& future) {
   const torch_detail::StreamAside aside(operation.device());
   if (const std::exception_ptr fault = operation.outcome()) return future.setErrorIfNeeded(fault);
   future.markCompleted(c10::IValue(operation.outputs()));
+  operation.note_stream_aside();
 }
 
 void let_completions_end() {

@@ -126,13 +126,24 @@ bool Operation::delivers() const {
                      [](const Pending& pending) { return pending->copies_back(); });
 }
 
+bool Operation::is_captured() const {
+  return std::any_of(pending_.begin(), pending_.end(),
+                     [](const Pending& pending) { return pending->spec.captured; });
+}
+
+void Operation::note_stream_aside() {
+  if (!is_captured()) return;
+  const std::lock_guard lock(aside_mutex_);
+  aside_ = torch_detail::record_current_stream(device_);
+}
+
 bool Operation::happened() const {
   const auto has_happened = [](const Pending& pending) {
     core::Event* const done = pending->state().outcome().done.get();
     return done == nullptr || done->happened();
   };
   return std::all_of(pending_.begin(), pending_.end(), has_happened) &&
-         (written_ == nullptr || written_->happened());
+         (written_ == nullptr || is_captured() || written_->happened());
 }
 
 bool Operation::completed() {
@@ -177,6 +188,8 @@ std::exception_ptr Operation::outcome() {
 void Operation::follow_in_current_stream() const {
   for (const Pending& pending : pending_) (void)pending->results();
   torch_detail::let_current_stream_wait(device_, written_.get());
+  const std::lock_guard lock(aside_mutex_);
+  torch_detail::let_current_stream_wait(device_, aside_.get());
 }
 
 }  // namespace horon::python::process_group

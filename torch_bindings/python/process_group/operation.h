@@ -83,6 +83,11 @@ class Operation {
   std::exception_ptr outcome();
   // Of its tensors.
   c10::Device device() const { return device_; }
+  // It is part of a graph that is being captured: done once it is enqueued.
+  bool is_captured() const;
+  // A stream that nobody else knows goes on behind the results: in a capture, who waits for the
+  // results must wait for that stream too, or it would be left over.
+  void note_stream_aside();
 
   const Tensors& outputs() const { return outputs_; }
 
@@ -101,6 +106,8 @@ class Operation {
   Deliver deliver_;
   std::once_flag delivered_;
   std::unique_ptr<core::Event> written_;  // what deliver_ has enqueued on a GPU
+  mutable std::mutex aside_mutex_;
+  std::unique_ptr<core::Event> aside_;  // of note_stream_aside()
   std::exception_ptr fault_;
 };
 

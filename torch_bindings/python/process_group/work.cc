@@ -44,7 +44,8 @@ Future OperationWork::getFuture() {
   if (!operation_->device().is_cpu()) devices.push_back(operation_->device());
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()), std::move(devices));
-  if (operation_->finished()) {
+  // A capture may end before another thread would come to it.
+  if (operation_->finished() || operation_->is_captured()) {
     complete(*operation_, *future);
   } else {
     threads_->add(operation_, future);  // if that fails there is no future that never ends

@@ -123,6 +123,84 @@ def training(device):
         near(got.full_tensor(), want)
 
 
+def captured(device, step, warm_ups):
+    """The graph of one step, after eager ones in a stream of its own, as torch.cuda asks for."""
+    aside = torch.cuda.Stream(device)
+    aside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(aside):
+        for _ in range(warm_ups):
+            step()
+    torch.cuda.current_stream(device).wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def calls_in_a_graph(device):
+    sums, rows = torch.zeros(33, device=device), torch.zeros(4, device=device)
+    whole = torch.zeros(hvd.size(), 4, device=device)
+    mine = torch.zeros(33, device=device)
+
+    def step():
+        sums.copy_(mine)
+        rows.copy_(mine[:4])
+        hvd.allreduce_(sums, op=hvd.Sum, name="graph.sum")
+        work = dist.all_gather_into_tensor(whole, rows, async_op=True)
+        future = dist.all_reduce(rows, async_op=True).get_future()
+        work.wait()
+        future.wait()
+
+    graph = captured(device, step, 1)
+    for launch in range(3):
+        mine.copy_(of_rank(hvd.rank() + launch, 33))
+        graph.replay()
+        near(sums, of_all(33).sum(0) + hvd.size() * launch)
+        near(whole, of_all(4) + launch)
+        near(rows, of_all(4).sum(0) + hvd.size() * launch)
+
+
+def training_in_a_graph(device):
+    """Whole steps of Horovod's optimizer, and of DDP."""
+    warm_ups = 11  # DDP looks at the time of its first steps, which can't be captured
+
+    def whole_run():
+        whole = model()
+        optimizer = sgd(whole)
+        for step in [0] * warm_ups + list(range(1, STEPS)):
+            optimizer.zero_grad()
+            whole(batch(step)).pow(2).mean().backward()
+            optimizer.step()
+        return whole
+
+    whole = whole_run()
+    rows = torch.zeros(ROWS, 8, device=device)
+    for kind in ("optimizer", "ddp"):
+        rows.copy_(batch(0, hvd.rank()))
+        aside = torch.cuda.Stream(device)
+        with torch.cuda.stream(aside):  # where DDP's hooks will run
+            ours = model().to(device)
+            parts = DistributedDataParallel(ours) if kind == "ddp" else ours
+            optimizer = sgd(ours)
+            if kind == "optimizer":
+                optimizer = hvd.DistributedOptimizer(optimizer,
+                                                     named_parameters=ours.named_parameters())
+
+        def step():
+            optimizer.zero_grad()
+            parts(rows).pow(2).mean().backward()
+            optimizer.step()
+
+        torch.cuda.current_stream(device).wait_stream(aside)
+        graph = captured(device, step, warm_ups)
+        for number in range(1, STEPS):
+            rows.copy_(batch(number, hvd.rank()))
+            graph.replay()
+        for got, want in zip(ours.parameters(), whole.parameters()):
+            near(got, want)
+        del graph
+
+
 def main():
     hvd.init()
     devices = [torch.device("cpu")]
@@ -134,6 +212,9 @@ def main():
         horovod_calls(device)
         calls_of_a_group(device)
         training(device)
+        if device.type == "cuda":
+            calls_in_a_graph(device)
+            training_in_a_graph(device)
         if hvd.rank() == 0:
             print(f"on {device}: all as it should be", flush=True)
     if len(devices) == 1 and hvd.rank() == 0:
