@@ -159,13 +159,8 @@ MemoryDomain& RunningBatch::choose_domain() const {
     return op_->works_in_host_copies() ? context_.scratch->domain_of_host_copies(spec_.device)
                                        : context_.scratch->domain(spec_.device);
   }
-  // Such a rank has no graph in which its part could be.
-  if (work_.contributors < static_cast<int>(context_.ranks.size())) {
-    throw Error(ErrorCode::InvalidArgument,
-                concat("tensor \"", work_.entries.front().name,
-                       "\" is captured in a graph while some rank has joined; capture before any "
-                       "rank calls join()"));
-  }
+  HORON_CHECK(work_.contributors == static_cast<int>(context_.ranks.size()),
+              "the coordinator refuses captures once a rank has joined");
   return context_.scratch->domain_of_captures(spec_.device);
 }
 

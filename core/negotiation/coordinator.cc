@@ -261,6 +261,12 @@ std::optional<Fail> Coordinator::fault_of_joined(const Entry& entry,
     return vote.kind == Vote::Kind::Ready;
   });
   const EntrySpec& spec = *speaker->spec;
+  if (spec.captured) {  // they have no graph in which their part could be
+    return Fail{entry.name, ErrorCode::RankLeft,
+                concat("tensor \"", entry.name, "\" can't be captured in a graph: ",
+                       name_members(joined), joined.size() == 1 ? " has" : " have",
+                       " joined. Capture before any rank calls join().")};
+  }
   if (spec.kind == CollectiveKind::Broadcast) {
     const bool root_joined = std::any_of(joined.begin(), joined.end(), [&](int member) {
       return options_.ranks[static_cast<size_t>(member)] == spec.root;

@@ -1,5 +1,7 @@
 #include "horon/ops/cuda/cuda_memory.h"
 
+#include <algorithm>
+
 #include "horon/ops/cuda/cuda_event.h"
 
 namespace horon::ops {
@@ -32,8 +34,15 @@ std::shared_ptr<core::Event> CudaQueue::record() {
 
 std::shared_ptr<std::byte> CudaQueue::allocate(size_t bytes) {
   if (is_for_captures()) {
-    return kept_.emplace_back(api().allocate(bytes),
-                              [api = opened()->api](std::byte* memory) { api->free(memory); });
+    const auto is_free = [&](const Kept& kept) {
+      return kept.bytes >= bytes && kept.memory.use_count() == 1;
+    };
+    const auto found = std::find_if(kept_.begin(), kept_.end(), is_free);
+    if (found != kept_.end()) return found->memory;
+    std::shared_ptr<std::byte> memory(api().allocate(bytes),
+                                      [api = opened()->api](std::byte* kept) { api->free(kept); });
+    kept_.push_back({memory, bytes});
+    return memory;
   }
   return {api().allocate_in(stream(), bytes),
           [stream = opened()](std::byte* memory) { stream->api->free_in(stream->handle, memory); }};

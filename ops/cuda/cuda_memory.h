@@ -35,7 +35,8 @@ class CudaQueue final : public core::MemoryQueue {
 
   // Memory of the device for what is enqueued from now on. It may be released as soon as all work
   // that uses it is enqueued, and that waits for nothing. It may outlive the queue. Captures:
-  // graphs use it as often as they are launched, so the queue keeps it.
+  // graphs use it as often as they are launched, so the queue keeps it, and gives it out again:
+  // their launches do not overlap.
   std::shared_ptr<std::byte> allocate(size_t bytes);
   void launch(const MoveLaunch& launch) { api().launch(launch, stream()); }
   // As CudaApi::copy().
@@ -65,7 +66,11 @@ class CudaQueue final : public core::MemoryQueue {
   const std::function<std::shared_ptr<CudaApi>()> open_;
   const Use use_ = Use::Eager;
   std::shared_ptr<Stream> stream_;  // null: not open yet
-  std::vector<std::shared_ptr<std::byte>> kept_;
+  struct Kept {
+    std::shared_ptr<std::byte> memory;
+    size_t bytes;
+  };
+  std::vector<Kept> kept_;  // what nobody else holds serves the next one
 };
 
 class CudaMemory final : public core::MemoryDomain {

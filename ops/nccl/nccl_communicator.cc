@@ -82,6 +82,13 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclApi> nccl, std::shared_pt
                         .id_exchange = std::make_unique<KnownNcclId>(id),
                         .members = core::concat("its ", size, " members")}) {}
 
+void NcclCommunicator::require_capture(CudaStream stream) const {
+  if (parts_.gpu->is_captured(stream)) return;
+  throw Error(ErrorCode::OperationFailed,
+              "the capture of a CUDA graph has ended before its collectives were in it; wait for "
+              "all of them before it ends");
+}
+
 NcclCommunicator::~NcclCommunicator() {
   if (comm_ == nullptr) return;
   const auto began = Clock::now();

@@ -55,6 +55,9 @@ class NcclCommunicator {
   bool is_ready();
   // It is made, or was. Any thread.
   bool has_been_made() const { return has_been_made_.load(std::memory_order_acquire); }
+  // Throws Error if the stream is not captured any more: a call would be made now, which the others
+  // make when they launch their graphs.
+  void require_capture(CudaStream stream) const;
   // While the members meet: the others may wait for what this one does when it is asked again.
   bool must_be_driven() const;
   // The window of the members (nccl_window.h). The first batch that asks for it makes it, before it

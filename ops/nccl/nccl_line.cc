@@ -26,7 +26,9 @@ core::Progress NcclLine::wait() const {
 
 void NcclLine::call(CudaQueue& queue, const std::function<void(NcclApi&, NcclComm)>& calls) {
   captured_ = queue.is_for_captures();
-  if (!captured_) {
+  if (captured_) {
+    communicator_->require_capture(queue.stream());
+  } else {
     if (ordered_) turn_->enter(queue);
     queue_ = &queue;
   }

@@ -20,6 +20,7 @@
 #include "horon/torch_bindings/lr/ada_scale.h"
 #include "horon/torch_bindings/tensors/collective_step.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 
 namespace horon::amp {
 namespace {
@@ -120,7 +121,13 @@ GradScaler::GradScaler(const GradScalerOptions& options)
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
-  return options_.enabled ? loss.mul(static_cast<double>(scale_)) : loss;
+  if (!options_.enabled) return loss;
+  if (torch_detail::current_stream_is_captured(loss.device())) {
+    refuse_scaling(
+        "scale() is captured in a CUDA graph, where the scale could not change any more; "
+        "train in bfloat16, or without a graph");
+  }
+  return loss.mul(static_cast<double>(scale_));
 }
 
 void GradScaler::unscale(Optimizer& optimizer, torch_detail::ScaledSteps* distributed) {

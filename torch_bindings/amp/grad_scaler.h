@@ -79,7 +79,8 @@ class GradScaler {
   // Throws Error(InvalidArgument) that names an option.
   explicit GradScaler(const GradScalerOptions& options = {});
 
-  // The loss times the scale.
+  // The loss times the scale. Throws Error(InvalidArgument) in the capture of a CUDA graph, which
+  // would keep this scale for ever.
   at::Tensor scale(const at::Tensor& loss) const;
 
   // Divides each .grad by the scale, once, and notes whether one is not finite. Of a

@@ -87,13 +87,6 @@ void GradientBucket::take_memory(size_t bytes, bool idle) {
   } else if (device_.is_cpu()) {
     memory_ = ops::allocate_host(bytes);
   } else {
-    if (current_stream_is_captured(device_)) {
-      throw Error(
-          ErrorCode::InvalidArgument,
-          core::concat("\"", name_, "\": this backward() makes new gradient buckets, which ",
-                       "can't be captured in a CUDA graph; make a few steps of the same ",
-                       "kind before the capture, to warm up"));
-    }
     const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
     memory_on_gpu_ = at::empty({static_cast<int64_t>(bytes)}, options);
     stream_of_memory_ = current_stream(device_);

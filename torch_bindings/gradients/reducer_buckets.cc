@@ -7,6 +7,7 @@
 #include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 
 namespace horon {
 
@@ -64,7 +65,9 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
                                added.front().device, ", which these ranks can't use: ", why));
     }
   }
-  if (first_slot == 0) find_groups(options_.groups, added);  // throws before anything has changed
+  // These throw before anything has changed.
+  refuse_new_buckets_in_capture(added);
+  if (first_slot == 0) find_groups(options_.groups, added);
   std::vector<HookedParameter> hooks;
   for (const auto& [name, parameter] : accepted) {
     hooks.emplace_back(parameter, name, this, slots_.size() + hooks.size(), hooks_needed());
@@ -139,7 +142,18 @@ void GradientReducer::Impl::set_passes(int passes) {
   if (settings_.member) rebuild(std::move(layouts_));  // the ranks compare it with the plan
 }
 
+// Their memory is asked for once, and not by each launch of a graph.
+void GradientReducer::Impl::refuse_new_buckets_in_capture(
+    const std::vector<GradientLayout>& layouts) const {
+  if (alone_ || layouts.empty() || !current_stream_is_captured(layouts.front().device)) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("\"", name_, "\" would make new gradient buckets, which can't be ",
+                           "captured in a CUDA graph; make a few steps of the same kind before ",
+                           "the capture, to warm up"));
+}
+
 void GradientReducer::Impl::rebuild(std::vector<GradientLayout> layouts) {
+  refuse_new_buckets_in_capture(layouts);
   layouts_ = std::move(layouts);
   const std::deque<GradientBucket> old = std::exchange(buckets_, {});  // until all have moved
   make_buckets(0);
@@ -169,8 +183,12 @@ void GradientReducer::Impl::keep_memory_for_graphs() {
 
 void GradientReducer::Impl::rebuild_if_changed() {
   const bool changed = !all_fit();
-  if (!changed && !memory_of_graphs_.empty()) return;  // .grad is where graphs write
   if (!changed && !next_bytes_) return;
+  // What only would be faster is not worth it: .grad is where graphs write.
+  const bool is_for_graphs =
+      !memory_of_graphs_.empty() || current_stream_is_captured(settings_.device);
+  if (!changed && is_for_graphs) return;
+  if (changed) refuse_new_buckets_in_capture(layouts_);
   std::vector<GradientLayout> layouts = changed ? current_layouts() : layouts_;
   if (changed) restart_tuning();
   if (next_bytes_) settings_.bytes = *std::exchange(next_bytes_, {});

@@ -136,6 +136,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
     Failures failures;
     Failures of_others;  // reported by other ranks; used if this rank has none of its own
     bool early = false;
+    bool is_captured = false;      // in a graph, on this rank
     bool given_up = false;         // an exception has ended a backward() of this rank
     bool unattended = false;       // no thread is about to end it
     bool failed = false;           // on this rank, before the others were told
@@ -157,6 +158,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   torch_detail::SlotGroups groups() const;
   void make_buckets(size_t first_slot);
   std::vector<GradientLayout> current_layouts() const;
+  void refuse_new_buckets_in_capture(const std::vector<GradientLayout>& layouts) const;
   void rebuild(std::vector<GradientLayout> layouts);
   void rebuild_if_changed();
   void keep_memory_for_graphs();

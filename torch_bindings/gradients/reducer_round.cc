@@ -106,9 +106,8 @@ void GradientReducer::Impl::begin_round(bool early) {
   totals_ = {};
   scale_ = number_share_ = 1;
   round_->early = early;
+  round_->is_captured = current_stream_is_captured(settings_.device);
   if (alone_) return;
-  is_captured_ = current_stream_is_captured(settings_.device);
-  if (is_captured_) keep_memory_for_graphs();
   Failures& failures = round_->failures;
   if (round_->given_up) return refuse_rest(failures);
   if (!settings_.device.is_cpu()) {
@@ -144,6 +143,7 @@ void GradientReducer::Impl::end_round_alone() {
     });
   }
   round_failed_ = early || removed || failures.first();
+  is_captured_ = round_->is_captured && !round_failed_;
   task_alone_ = -1;
   for (GradientSlot& slot : slots_) slot.end_round_alone();
   close_round();
@@ -179,6 +179,8 @@ void GradientReducer::Impl::end_round() {
     settle(failures, of_functions, round_->has_results);
     if (!failures.first()) failures = round_->of_others;
     round_failed_ = failures.first().has_value();
+    is_captured_ = round_->is_captured && !round_failed_;
+    if (is_captured_) keep_memory_for_graphs();
     agree_first_ = !next_round_may_be_plain();
   } catch (...) {
     close_round();

@@ -62,6 +62,7 @@ void GradientReducer::Impl::tune() {
   if (before_bucket || after_bucket) {
     tuner_->give_up("functions before or after buckets may depend on these");
   }
+  if (!memory_of_graphs_.empty()) tuner_->give_up("CUDA graphs write to the buckets as they are");
   tuner_->end_step();
   wished_bytes_ = tuner_->wish();
   if (!tuner_->finished()) return;

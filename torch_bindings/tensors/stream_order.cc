@@ -8,6 +8,7 @@
 #include "horon/core/base/error.h"
 #include "horon/ops/cuda/cuda_event.h"
 #include "horon/ops/session/running_job.h"
+#include "horon/ops/session/session.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -64,7 +65,7 @@ int device_index(c10::Device device) { return device.is_cpu() ? 0 : device.index
 c10::Stream current_stream(c10::Device device) { return guard_of(device).getStream(device); }
 
 bool current_stream_is_captured(c10::Device device) {
-  return !device.is_cpu() &&
+  return !device.is_cpu() && is_initialized() &&
          ops::gpu()->is_captured(guard_of(device).getStreamNativeHandle(current_stream(device)));
 }
 
@@ -88,9 +89,12 @@ void let_current_stream_wait(const c10::Stream& other) {
 }
 
 void note_current_stream(const at::Tensor& tensor) {
-  const c10::Device device = tensor.device();
+  note_current_stream(tensor.storage().data_ptr(), tensor.device());
+}
+
+void note_current_stream(const c10::DataPtr& memory, c10::Device device) {
   if (device.is_cpu()) return;
-  guard_of(device).recordDataPtrOnStream(tensor.storage().data_ptr(), current_stream(device));
+  guard_of(device).recordDataPtrOnStream(memory, current_stream(device));
 }
 
 StreamAside::StreamAside(c10::Device device) {

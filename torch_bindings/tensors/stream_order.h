@@ -43,6 +43,7 @@ void let_current_stream_wait(const c10::Stream& other);
 // The current stream of this thread works on the tensor, whose memory may belong to another stream:
 // LibTorch must know, or it may give the memory away too early. Nothing on the CPU.
 void note_current_stream(const at::Tensor& tensor);
+void note_current_stream(const c10::DataPtr& memory, c10::Device device);
 
 // While it lives the current stream of this thread is one that the program does not use: what waits
 // there holds back nothing else. Nothing on the CPU.

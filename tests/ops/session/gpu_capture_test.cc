@@ -3,90 +3,25 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <functional>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "horon/ops/cuda/cuda_event.h"
-#include "horon/ops/cuda/cuda_memory.h"
-#include "horon/ops/session/barrier.h"
-#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
-#include "horon/tests/ops/session/gpu_session_support.h"
+#include "horon/tests/ops/session/gpu_capture_support.h"
 #include "horon/tests/support/long_enough.h"
 
 namespace horon::gpu_session {
 namespace {
 
-using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
-using Graph = std::shared_ptr<test::HostGraph>;
-
-class GpuCapture : public GpuSession {
- protected:
-  // After it NCCL has connected the ranks.
-  void start_and_warm_up(test::HostGpuLibraries::Options options = {},
-                         const std::map<std::string, std::string>& knobs = {}) {
-    start(options, knobs);
-    (void)allreduce({}, "first", floats(10, 1))->get();
-    program_ = std::make_unique<ops::CudaQueue>(ops::gpu()->cuda());
-  }
-  void TearDown() override {
-    program_.reset();
-    GpuSession::TearDown();
-  }
-
-  void begin() {
-    device().set_capturing(true);  // of Horon's threads none may break it
-    device().begin_capture(program_->stream());
-  }
-  Graph end() {
-    Graph graph = device().end_capture(program_->stream());
-    device().set_capturing(false);
-    EXPECT_EQ(device().broken_captures(), 0);
-    return graph;
-  }
-  void launch(const Graph& graph) { device().launch(graph, program_->stream()); }
-  void run(std::function<void()> kernel) {
-    device().enqueue(program_->stream(), [kernel = std::move(kernel)] {
-      kernel();
-      return true;
-    });
-  }
-
-  // As LibTorch's bindings do it.
-  Handle submit(Submission given) {
-    if (device().is_captured(program_->stream())) {
-      auto spec = std::make_shared<EntrySpec>(*given.spec);
-      spec->captured = true;
-      given.spec = std::move(spec);
-    }
-    given.ready = std::make_unique<ops::CudaEvent>(ops::gpu()->cuda(), program_->stream());
-    return ops::runtime().submit(std::move(given));
-  }
-  Handle reduce(const std::string& name, const Floats& data, ReduceOp op = ReduceOp::Sum,
-                const ProcessSet& set = {}) {
-    auto spec = spec_of(CollectiveKind::Allreduce, data->size(), DeviceKind::Cuda);
-    spec->reduce_op = op;
-    return submit(submission_of(set, name, std::move(spec), data));
-  }
-  std::string error_in_capture(const std::function<Handle()>& call) {
-    begin();
-    const std::string error = error_of(call);
-    (void)end();
-    return error;
-  }
-  // The host has nothing to say to it, so the test asks the device.
-  void drain() { program_->record()->wait(); }
-
-  std::unique_ptr<ops::CudaQueue> program_;
-};
 
 TEST_F(GpuCapture, AStepIsCapturedOnceAndMadeAtEachLaunch) {
   start_and_warm_up();
@@ -137,7 +72,7 @@ TEST_F(GpuCapture, AStepIsCapturedOnceAndMadeAtEachLaunch) {
   EXPECT_EQ(gradients[0]->front(), 6 * sum_of({}) / static_cast<float>(size()));
 }
 
-// Their scratch belongs to the graphs: two of them, and what is done outside, do not share it.
+// Scratch of graphs, whose launches follow each other, is not that of what is done outside.
 TEST_F(GpuCapture, EachLaunchFindsItsScratchUntouched) {
   start_and_warm_up();
   const auto wrong = std::make_shared<std::atomic<int>>(0);
@@ -254,49 +189,45 @@ TEST_F(GpuCapture, SetsHaveOneOrderInAGraph) {
   for (const Floats& result : data) EXPECT_THAT(*result, Each(sum_of({})));
 }
 
-TEST_F(GpuCapture, NothingIsCapturedBeforeTheRanksAreConnected) {
-  start();
-  (void)allreduce({}, "x", floats(4, 1), DeviceKind::Host)->get();
-  program_ = std::make_unique<ops::CudaQueue>(ops::gpu()->cuda());
-  const Floats data = floats(10, mine());
-  EXPECT_THAT(error_in_capture([&] { return reduce("too early", data); }),
-              AllOf(HasSubstr("too early"), HasSubstr("to warm up")));
-  (void)reduce("too early", data)->get();  // the job goes on
-  drain();
-  EXPECT_THAT(*data, Each(sum_of({})));
-}
-
-TEST_F(GpuCapture, OneRankThatCapturesAloneIsNamed) {
+TEST_F(GpuCapture, RowsAreGatheredAndScatteredByGraphs) {
   start_and_warm_up();
-  if (size() == 1) GTEST_SKIP() << "one rank";
-  const Floats data = floats(10, mine());
-  const auto call = [&] { return reduce("loss", data); };
-  const std::string error = rank() == 0 ? error_in_capture(call) : error_of(call);
-  EXPECT_THAT(error, AllOf(HasSubstr("the ranks disagree about the capture"),
-                           HasSubstr("graph on rank 0"), HasSubstr("none on rank")));
-  (void)reduce("loss", data)->get();
-  drain();
-  EXPECT_THAT(*data, Each(sum_of({})));
-}
-
-TEST_F(GpuCapture, WhatTheHostMakesIsRefused) {
-  start_and_warm_up();
-  const Floats data = floats(10, mine());
-  EXPECT_THAT(error_in_capture([&] { return reduce("layer", data, ReduceOp::Adasum); }),
-              AllOf(HasSubstr("captured in a CUDA graph"), HasSubstr("the host makes it")));
-  auto on_host = spec_of(CollectiveKind::Allreduce, 10, DeviceKind::Host);
-  on_host->captured = true;
-  EXPECT_THAT(
-      error_of([&] { return ops::runtime().submit(submission_of({}, "host", on_host, data)); }),
-      HasSubstr("can't be captured in a graph"));
-}
-
-TEST_F(GpuCapture, IsRefusedWhereTheHostMakesAll) {
-  start_and_warm_up({}, {{"HORON_GPU_COLLECTIVES", "host"}});
-  const Floats data = floats(10, mine());
-  EXPECT_THAT(error_in_capture([&] { return reduce("layer", data); }),
-              AllOf(HasSubstr("captured in a CUDA graph"), HasSubstr("the host makes it")));
-  (void)reduce("layer", data)->get();
+  const auto ranks = static_cast<size_t>(size());
+  const bool is_root = rank() == size() - 1;
+  const Floats mine_to_root = floats(3, -1);
+  const Floats at_root = floats(3 * ranks, -1);
+  const Floats of_root = floats(is_root ? 2 * ranks : 0, -1);
+  const Floats my_share = floats(2, -1);
+  const auto capture = [&](CollectiveKind kind, const Floats& from, const Floats& to) {
+    auto spec = spec_of(kind, from->size(), DeviceKind::Cuda);
+    spec->root = size() - 1;
+    Submission given = submission_of({}, std::string(to_string(kind)), spec, from);
+    given.memory.front().output = nullptr;
+    given.allocate_output = [to](size_t, int64_t, core::MemoryQueue&) {
+      return reinterpret_cast<std::byte*>(to->data());
+    };
+    if (kind == CollectiveKind::Scatter && is_root) given.splits.assign(ranks, 2);
+    wait_in(*program_, submit(std::move(given)));
+  };
+  begin();
+  run([mine_to_root, value = mine()] {
+    std::fill(mine_to_root->begin(), mine_to_root->end(), value);
+  });
+  capture(CollectiveKind::Gather, mine_to_root, at_root);
+  run([of_root] { std::iota(of_root->begin(), of_root->end(), 0.0F); });
+  capture(CollectiveKind::Scatter, of_root, my_share);
+  const Graph graph = end();
+  for (int round = 0; round < 2; ++round) {
+    run([at_root, my_share] {
+      std::fill(at_root->begin(), at_root->end(), -1.0F);
+      std::fill(my_share->begin(), my_share->end(), -1.0F);
+    });
+    launch(graph);
+    drain();
+    for (size_t from = 0; from < ranks; ++from) {
+      EXPECT_EQ((*at_root)[3 * from + 2], is_root ? static_cast<float>(from + 1) : -1.0F);
+    }
+    EXPECT_EQ(my_share->back(), static_cast<float>(2 * rank() + 1));
+  }
 }
 
 // NCCL keeps its communicator as long as graphs have its kernels.

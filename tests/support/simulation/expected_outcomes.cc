@@ -212,6 +212,14 @@ class Oracle {
                     concat("refused on rank ", names_[*refused], ": no good on rank ", *refused));
     }
     if (disagree) return failed(ErrorCode::Mismatch, core::disagreement(name, said));
+    std::vector<int> joined;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!round.votes[rank]) joined.push_back(static_cast<int>(rank));
+    }
+    if (spec->captured && !joined.empty()) {
+      return failed(ErrorCode::RankLeft,
+                    concat("captured in a graph: ", ranks_text(joined, names_)));
+    }
     if (spec->kind == CollectiveKind::Broadcast) {
       const auto root = std::find(names_.begin(), names_.end(), spec->root);
       if (root != names_.end() && !round.votes[static_cast<size_t>(root - names_.begin())]) {
@@ -221,10 +229,6 @@ class Oracle {
     const bool needs_all = core::has_own_rows(spec->kind)
                                ? spec->kind != CollectiveKind::Allgather
                                : spec->kind == CollectiveKind::Reducescatter;
-    std::vector<int> joined;
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (!round.votes[rank]) joined.push_back(static_cast<int>(rank));
-    }
     if (needs_all && !joined.empty()) {
       return failed(ErrorCode::RankLeft, concat(ranks_text(joined, names_), " ha"));
     }

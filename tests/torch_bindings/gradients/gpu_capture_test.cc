@@ -12,6 +12,7 @@
 
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
+#include "horon/torch_bindings/amp/grad_scaler.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
@@ -89,8 +90,7 @@ TEST(GpuCapture, CollectivesAreMadeAtEachLaunch) {
 }
 
 // step() after a launch finds gradients that the graph has reduced. It asks the other ranks
-// nothing. step() after a launch finds gradients that the graph has reduced. It asks the other
-// ranks nothing.
+// nothing.
 TEST(GpuCapture, StepsAfterALaunchDoNotReduceAgain) {
   const at::Tensor w = on_gpu({40}).requires_grad_(true);
   DistributedOptimizer optimizer(torch::optim::SGD({w}, 0.5), {{"w", w}}, {.op = ReduceOp::Sum});
@@ -128,6 +128,40 @@ TEST(GpuCapture, StepsAfterALaunchDoNotReduceAgain) {
   }
   scale.fill_(1);
   eager_steps();
+}
+
+TEST(GpuCapture, AReducerIsWholeAfterARefusal) {
+  if (size() == 1) GTEST_SKIP() << "one rank needs no buckets";
+  const at::Tensor w = on_gpu({40}).requires_grad_(true);
+  DistributedOptimizer optimizer(torch::optim::SGD({w}, 0.5), {{"w", w}},
+                                 {.name = "relaid", .op = ReduceOp::Sum});
+  const at::Tensor narrow = on_gpu({40});
+  const at::Tensor wide = on_gpu({50});
+  w.view({40}).backward(narrow);
+  optimizer.step();
+  w.mutable_grad().reset();
+  w.set_data(on_gpu({50}));
+  test::drain_current_stream(device().index());
+  Capture capture;
+  const std::string error = test::error_of([&] { w.view({50}).backward(wide); });
+  (void)capture.end();
+  EXPECT_THAT(error, AllOf(HasSubstr("relaid"), HasSubstr("to warm up")));
+  w.mutable_grad().reset();
+  wide.fill_(rank() + 1);
+  w.view({50}).backward(wide);
+  optimizer.step();
+  expect_all(w.detach(), -0.5 * sum_of_ranks());
+}
+
+// A graph would keep the scale of its capture, and the steps behind divide by another one.
+TEST(GpuCapture, AScaleThatMayChangeIsRefused) {
+  const at::Tensor loss = on_gpu({});
+  const amp::GradScaler scaler;
+  test::drain_current_stream(device().index());
+  Capture capture;
+  const std::string error = test::error_of([&] { (void)scaler.scale(loss); });
+  (void)capture.end();
+  EXPECT_THAT(error, HasSubstr("captured in a CUDA graph"));
 }
 
 TEST(GpuCapture, BucketsAreNotMadeInACapture) {

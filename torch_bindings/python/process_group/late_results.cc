@@ -1,6 +1,7 @@
 #include "horon/torch_bindings/python/process_group/late_results.h"
 
 #include "horon/core/base/forked_child.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
 
 namespace horon::python::process_group {
 namespace {
@@ -25,7 +26,10 @@ void LateResults::deliver() {
 
 void LateResults::deliver_ended() {
   operations_.remove_if([](const std::shared_ptr<Operation>& operation) {
-    if (!operation->finished()) return false;
+    // In a capture its results must not be waited for: they are from outside of the graph.
+    const bool is_outside =
+        !operation->is_captured() && torch_detail::current_stream_is_captured(operation->device());
+    if (is_outside || !operation->finished()) return false;
     (void)operation->outcome();
     return true;
   });
