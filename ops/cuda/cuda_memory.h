@@ -35,8 +35,8 @@ class CudaQueue final : public core::MemoryQueue {
 
   // Memory of the device for what is enqueued from now on. It may be released as soon as all work
   // that uses it is enqueued, and that waits for nothing. It may outlive the queue. Captures:
-  // graphs use it as often as they are launched, so the queue keeps it, and gives it out again:
-  // their launches do not overlap.
+  // graphs use it as often as they are launched, so the queue keeps it, and gives it out again.
+  // Programs let one launch wait for the other.
   std::shared_ptr<std::byte> allocate(size_t bytes);
   void launch(const MoveLaunch& launch) { api().launch(launch, stream()); }
   // As CudaApi::copy().

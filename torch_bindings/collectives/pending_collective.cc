@@ -230,8 +230,10 @@ const std::vector<at::Tensor>& PendingCollective::results() {
     for (const at::Tensor& result : results_) note_current_stream(result);
     for (const Part& part : parts_) {
       if (part.target.defined()) note_current_stream(part.output);  // the copy reads it
-      // Nothing else holds it until the graph's collective has read it.
-      if (spec.captured && part.input) note_current_stream(part.input.data_ptr(), device_);
+      if (!spec.captured) continue;
+      // Nothing else holds these until the graph's collective has come to its end.
+      if (part.output.defined()) note_current_stream(part.output);
+      if (part.input) note_current_stream(part.input.data_ptr(), device_);
     }
   }
   return results_;

@@ -66,7 +66,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
     }
   }
   // These throw before anything has changed.
-  refuse_new_buckets_in_capture(added);
+  if (!alone_) refuse_new_buckets_in_capture(added);
   if (first_slot == 0) find_groups(options_.groups, added);
   std::vector<HookedParameter> hooks;
   for (const auto& [name, parameter] : accepted) {
@@ -131,6 +131,7 @@ void GradientReducer::Impl::set_passes(int passes) {
         core::concat("set_backward_passes_per_step() of \"", name_, "\" came in the middle ",
                      "of a step; call it after step() and before backward()"));
   }
+  refuse_new_buckets_in_capture(layouts_);
   GradientReducerOptions wanted = options_;
   wanted.backward_passes_per_step = passes;
   const BucketBytes tuned = settings_.bytes;
@@ -145,7 +146,7 @@ void GradientReducer::Impl::set_passes(int passes) {
 // Their memory is asked for once, and not by each launch of a graph.
 void GradientReducer::Impl::refuse_new_buckets_in_capture(
     const std::vector<GradientLayout>& layouts) const {
-  if (alone_ || layouts.empty() || !current_stream_is_captured(layouts.front().device)) return;
+  if (layouts.empty() || !current_stream_is_captured(layouts.front().device)) return;
   throw Error(ErrorCode::InvalidArgument,
               core::concat("\"", name_, "\" would make new gradient buckets, which can't be ",
                            "captured in a CUDA graph; make a few steps of the same kind before ",
@@ -154,9 +155,24 @@ void GradientReducer::Impl::refuse_new_buckets_in_capture(
 
 void GradientReducer::Impl::rebuild(std::vector<GradientLayout> layouts) {
   refuse_new_buckets_in_capture(layouts);
+  has_graphs_ = false;  // they write to the buckets that were
   layouts_ = std::move(layouts);
   const std::deque<GradientBucket> old = std::exchange(buckets_, {});  // until all have moved
   make_buckets(0);
+}
+
+void GradientReducer::Impl::use_buckets() {
+  if (!alone_) return;
+  std::vector<GradientLayout> layouts = current_layouts();
+  refuse_new_buckets_in_capture(layouts);  // before anything has changed
+  alone_ = false;
+  hooks_.clear();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    hooks_.emplace_back(slots_[i].parameter(), slots_[i].name(), this, i, hooks_needed());
+  }
+  rebuild(std::move(layouts));
+  if (open_) return;
+  for (GradientSlot& slot : slots_) slot.adopt_older_value();
 }
 
 // Of the parameters as they are now.
@@ -172,6 +188,7 @@ std::vector<GradientLayout> GradientReducer::Impl::current_layouts() const {
 
 // They write to it as long as they are launched, also when there are other buckets.
 void GradientReducer::Impl::keep_memory_for_graphs() {
+  has_graphs_ = true;
   for (const GradientBucket& bucket : buckets_) {
     at::Tensor memory = bucket.flat();
     const auto is_kept = [&](const at::Tensor& kept) { return kept.is_alias_of(memory); };
@@ -198,7 +215,7 @@ void GradientReducer::Impl::rebuild_if_changed() {
 // Gradients that have been sparse on all ranks are expected to be so again: they need no bucket.
 // Only while no rank has joined: it would not hear of this, and would go on with other buckets.
 void GradientReducer::Impl::learn_sparse() {
-  if (settings_.sparse_as_dense) return;
+  if (settings_.sparse_as_dense || !memory_of_graphs_.empty()) return;
   if (totals_.participants < static_cast<int>(settings_.ranks.size())) return;
   bool learned = false;
   std::vector<GradientLayout> layouts = layouts_;

@@ -321,19 +321,6 @@ Hooks GradientReducer::Impl::hooks_needed() const {
   return alone_ ? Hooks::AfterAlone : Hooks::BeforeAndAfter;
 }
 
-void GradientReducer::Impl::use_buckets() {
-  if (!alone_) return;
-  std::vector<GradientLayout> layouts = current_layouts();  // throws before anything has changed
-  alone_ = false;
-  hooks_.clear();
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    hooks_.emplace_back(slots_[i].parameter(), slots_[i].name(), this, i, hooks_needed());
-  }
-  rebuild(std::move(layouts));
-  if (open_) return;
-  for (GradientSlot& slot : slots_) slot.adopt_older_value();
-}
-
 void GradientReducer::Impl::set_weight(double weight) {
   if (!std::isfinite(weight) || weight < 0) {
     throw Error(ErrorCode::InvalidArgument,

@@ -285,7 +285,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // What this rank says in this round; empty until its first bucket goes.
   std::optional<torch_detail::RoundFlags> flags_;
   bool round_failed_ = false;     // the last one, on all ranks
-  bool is_captured_ = false;      // the last round: each launch of its graph reduces again
+  bool has_graphs_ = false;       // of rounds with these buckets: each launch is one
   bool round_is_due_ = false;     // of parameters that may have had gradients when they were added
   std::optional<double> weight_;  // of this step
   bool step_rounded_otherwise_ = false;  // the last one

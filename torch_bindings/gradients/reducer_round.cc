@@ -53,9 +53,9 @@ void GradientReducer::Impl::finish_step(Passes passes) {
   next_step();
 }
 
-// All ranks have captured the last round, so none of them reduces here.
+// Without a backward pass it is the step of a launch, on all ranks: so none of them reduces here.
 bool GradientReducer::Impl::reduced_by_graph() const {
-  return is_captured_ && number_.round == 1 && !open_ && !round_ && !round_failed_ &&
+  return has_graphs_ && number_.round == 1 && !open_ && !round_ && !round_failed_ &&
          !round_is_due_ && !broken_;
 }
 
@@ -143,7 +143,7 @@ void GradientReducer::Impl::end_round_alone() {
     });
   }
   round_failed_ = early || removed || failures.first();
-  is_captured_ = round_->is_captured && !round_failed_;
+  has_graphs_ = has_graphs_ || (round_->is_captured && !round_failed_);
   task_alone_ = -1;
   for (GradientSlot& slot : slots_) slot.end_round_alone();
   close_round();
@@ -179,8 +179,7 @@ void GradientReducer::Impl::end_round() {
     settle(failures, of_functions, round_->has_results);
     if (!failures.first()) failures = round_->of_others;
     round_failed_ = failures.first().has_value();
-    is_captured_ = round_->is_captured && !round_failed_;
-    if (is_captured_) keep_memory_for_graphs();
+    if (round_->is_captured && !round_failed_) keep_memory_for_graphs();
     agree_first_ = !next_round_may_be_plain();
   } catch (...) {
     close_round();

@@ -128,6 +128,13 @@ TEST(GpuCapture, StepsAfterALaunchDoNotReduceAgain) {
   }
   scale.fill_(1);
   eager_steps();
+  const int64_t more_rounds = optimizer.statistics().steps;
+  launch(graph);
+  optimizer.step();
+  expect_all(w.detach(), expected - 0.5 * sum_of_ranks());
+  if (size() > 1) {
+    EXPECT_EQ(optimizer.statistics().steps, more_rounds);
+  }
 }
 
 TEST(GpuCapture, AReducerIsWholeAfterARefusal) {
@@ -144,7 +151,10 @@ TEST(GpuCapture, AReducerIsWholeAfterARefusal) {
   test::drain_current_stream(device().index());
   Capture capture;
   const std::string error = test::error_of([&] { w.view({50}).backward(wide); });
+  const std::string error_of_passes =
+      test::error_of([&] { optimizer.set_backward_passes_per_step(2); });
   (void)capture.end();
+  EXPECT_THAT(error_of_passes, HasSubstr("to warm up"));
   EXPECT_THAT(error, AllOf(HasSubstr("relaid"), HasSubstr("to warm up")));
   w.mutable_grad().reset();
   wide.fill_(rank() + 1);
