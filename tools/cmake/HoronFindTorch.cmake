@@ -176,6 +176,9 @@ elseif(NOT horon_torch_cuda_missing)
   # It registers itself when it is loaded: no symbol of it is named, and yet it is needed.
   set_property(TARGET horon_libtorch APPEND PROPERTY INTERFACE_LINK_OPTIONS
     "LINKER:--push-state,--no-as-needed,${horon_torch_cuda},--pop-state")
+  # For programs that name its streams and graphs.
+  set_property(TARGET horon_libtorch APPEND PROPERTY INTERFACE_LINK_LIBRARIES
+    "${HORON_TORCH_ROOT}/lib/libc10_cuda.so")
   message(STATUS "LibTorch: with CUDA")
 elseif(HORON_TORCH_CUDA STREQUAL "AUTO")
   message(STATUS "LibTorch: without CUDA, since ${horon_torch_cuda_missing}")
