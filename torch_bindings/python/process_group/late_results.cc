@@ -26,10 +26,11 @@ void LateResults::deliver() {
 
 void LateResults::deliver_ended() {
   operations_.remove_if([](const std::shared_ptr<Operation>& operation) {
+    if (!operation->finished()) return false;
     // In a capture its results must not be waited for: they are from outside of the graph.
     const bool is_outside =
         !operation->is_captured() && torch_detail::current_stream_is_captured(operation->device());
-    if (is_outside || !operation->finished()) return false;
+    if (is_outside) return false;
     (void)operation->outcome();
     return true;
   });
