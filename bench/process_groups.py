@@ -7,7 +7,7 @@ It needs a Python with torch and the package horon. Two tables:
 
 - Collectives: the same call of torch.distributed on a group of each backend. Calls alternate, all
   ranks begin together, and a figure is the median time on the slowest rank. "ratio" is Horon's
-  time over Gloo's.
+  time over Gloo's; "shared" that of Horon on tensors of hvd.shared_zeros().
 - Training: the models of models.cc by DDP over each group, and by the optimizer of horon.torch,
   each over a step with nothing but a barrier at its end ("floor"). Blocks of steps alternate, and
   the figures are medians over blocks of ratios. DDP runs with its fast options, as in
@@ -44,8 +44,8 @@ def mean(values):
     return tensor.tolist()
 
 
-def collectives(size):
-    """name -> what one call does on a group with a tensor of so many bytes"""
+def collectives(size, new):
+    """name -> what one call does on a group with a tensor of so many bytes; new: makes results"""
     def all_reduce(tensor, group):
         dist.all_reduce(tensor, group=group)
 
@@ -55,11 +55,11 @@ def collectives(size):
     # The same output for each call of a size.
     @functools.cache
     def list_of(count):
-        return [torch.empty(count) for _ in range(size)]
+        return [new(count) for _ in range(size)]
 
     @functools.cache
     def one_of(count):
-        return torch.empty(count)
+        return new(count)
 
     def all_gather(tensor, group):
         dist.all_gather(list_of(tensor.numel()), tensor, group=group)
@@ -91,13 +91,15 @@ def collectives(size):
 PARTS_ARE_EQUAL = ("reduce_scatter_tensor", "all_to_all_single")
 
 
-def time_calls(call, tensor, groups, options):
-    """name of the group -> seconds of each repetition, on the slowest rank"""
-    calls = 16 if tensor.numel() * 4 <= 65536 else 1  # one is too short for the clock
+def time_calls(contenders, name, count, options):
+    """contender -> seconds of each repetition, on the slowest rank"""
+    calls = 16 if count * 4 <= 65536 else 1  # one is too short for the clock
     warmup = -(-options.warmup // calls)
-    seconds = {name: [] for name in groups}
+    seconds = {key: [] for key in contenders}
+    tensors = {key: new(count) for key, (new, _, _) in contenders.items()}
     for repetition in range(warmup + options.repetitions):
-        for name, group in groups.items():
+        for key, (_, call_of, group) in contenders.items():
+            call, tensor = call_of[name], tensors[key]
             # Each call adds to what the one before has left: without this the values would grow to
             # infinity, or be zeros, which may take another time than numbers.
             tensor.fill_(1 + dist.get_rank())
@@ -110,26 +112,32 @@ def time_calls(call, tensor, groups, options):
             # collective, where they share a core. This barrier sleeps.
             hvd.barrier()
             if repetition >= warmup:
-                seconds[name].append(passed / calls)
-    return {name: slowest(values) for name, values in seconds.items()}
+                seconds[key].append(passed / calls)
+    return {key: slowest(values) for key, values in seconds.items()}
 
 
 def measure_collectives(groups, options):
+    size = dist.get_world_size()
+    contenders = {  # where tensors come from, the calls, the group
+        key: (new, collectives(size, new), groups[group])
+        for key, new, group in (("horon", torch.zeros, "horon"), ("gloo", torch.zeros, "gloo"),
+                                ("shared", hvd.shared_zeros, "horon"))}
     rows = []
-    for name, call in collectives(dist.get_world_size()).items():
-        for size in [4] if name == "barrier" else options.sizes:
-            if name in PARTS_ARE_EQUAL and size // 4 % dist.get_world_size() != 0:
+    for name in options.collectives.split(",") if options.collectives else contenders["gloo"][1]:
+        for bytes_each in [4] if name == "barrier" else options.sizes:
+            if name in PARTS_ARE_EQUAL and bytes_each // 4 % size != 0:
                 continue
-            tensor = torch.zeros(max(1, size // 4))
-            seconds = time_calls(call, tensor, groups, options)
-            row = {"collective": name, "bytes": size,
+            seconds = time_calls(contenders, name, max(1, bytes_each // 4), options)
+            row = {"collective": name, "bytes": bytes_each,
                    "us": {key: 1e6 * statistics.median(values) for key, values in seconds.items()},
                    "ratio": statistics.median(ratios(seconds, "horon", "gloo")),
-                   "ratio_quartiles": quartiles(ratios(seconds, "horon", "gloo"))}
+                   "ratio_quartiles": quartiles(ratios(seconds, "horon", "gloo")),
+                   "shared_ratio": statistics.median(ratios(seconds, "shared", "gloo"))}
             rows.append(row)
             if dist.get_rank() == 0:
-                print(f"{name:22} {size:9} B  horon {row['us']['horon']:10.1f} us  gloo "
-                      f"{row['us']['gloo']:10.1f} us  ratio {row['ratio']:.3f}", flush=True)
+                times = "  ".join(f"{key} {us:10.1f} us" for key, us in row["us"].items())
+                print(f"{name:22} {bytes_each:9} B  {times}  ratio {row['ratio']:.3f}  "
+                      f"shared {row['shared_ratio']:.3f}", flush=True)
     return rows
 
 
@@ -199,6 +207,7 @@ def measure_training(name, groups, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="cnn,resnet18,deep,gpt", help="empty: none")
+    parser.add_argument("--collectives", default="", help="only these, with commas")
     parser.add_argument("--sizes", default="4,4096,65536,1048576,16777216",
                         help="of collectives, in bytes; empty: none")
     parser.add_argument("--repetitions", type=int, default=30)

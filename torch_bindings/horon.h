@@ -30,6 +30,7 @@
 #include "horon/torch_bindings/collectives/objects.h"
 #include "horon/torch_bindings/collectives/point_to_point.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/collectives/shared_tensor.h"
 #include "horon/torch_bindings/collectives/sparse_allreduce.h"
 #include "horon/torch_bindings/data/cifar_dataset.h"
 #include "horon/torch_bindings/data/idx_dataset.h"

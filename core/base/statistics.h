@@ -31,7 +31,8 @@ struct Statistics {
   uint64_t scratch_bytes = 0;
   uint64_t scratch_bytes_peak = 0;   // the peaks of the sets, added up
   uint64_t scratch_bytes_limit = 0;  // without sets that have no limit
-  // Memory of tensors that collectives work on in place: the gradients, in their buckets.
+  // Memory of tensors that collectives work on in place: the gradients, in their buckets, and
+  // tensors of shared_zeros().
   uint64_t bucket_bytes = 0;
 };
 

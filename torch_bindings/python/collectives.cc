@@ -16,6 +16,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
+#include "horon/torch_bindings/collectives/shared_tensor.h"
 #include "horon/torch_bindings/collectives/sparse_allreduce.h"
 #include "horon/torch_bindings/python/bindings.h"
 
@@ -252,6 +253,12 @@ void bind_collectives(py::module_& module) {
   py::class_<SparsePending>(module, "SparseHandle")
       .def("poll", &SparsePending::poll)
       .def("wait", &SparsePending::wait);
+  module.def(
+      "shared_zeros",
+      [](const std::vector<int64_t>& shape, at::ScalarType dtype) {
+        return shared_zeros(shape, dtype);
+      },
+      py::arg("shape"), py::arg("dtype"), py::call_guard<py::gil_scoped_release>());
   module.def("submit_sparse", &submit_sparse, py::arg("tensor"), py::arg("name"), py::arg("op"),
              py::arg("process_set"));
 }

@@ -33,6 +33,7 @@ from horon.torch.process_sets import (
 from horon.torch.state import (
     allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters)
 from horon.torch.sync_batch_norm import SyncBatchNorm
+from horon.torch.tensors import shared_zeros
 
 _process_group.register()  # where torch does not load backends by itself
 

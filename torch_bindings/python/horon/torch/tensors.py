@@ -1,0 +1,18 @@
+"""Tensors in memory that collectives use without a copy."""
+
+import torch
+
+from horon import native
+
+
+def shared_zeros(*size, dtype=None, requires_grad=False):
+    """A tensor of zeros on the CPU, in memory that the ranks of this host share.
+
+    A collective of horon.torch, or of torch.distributed on the group "horon", takes a copy less on
+    it. It pays for tensors of a megabyte and more that are used again and again. Not collective.
+    New memory is slow: keep the tensor. Arguments are those of torch.zeros. A child process made
+    by fork() sees what its parent writes, and the other way round.
+    """
+    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    tensor = native.shared_zeros(list(shape), dtype or torch.get_default_dtype())
+    return tensor.requires_grad_(requires_grad)
