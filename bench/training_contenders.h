@@ -32,6 +32,7 @@ struct TrainingTimes {
   //   floor        alone, and an MPI_Barrier at the end of each step
   //   horon        DistributedOptimizer with FusedStep::Never
   //   horon_fused  DistributedOptimizer with FusedStep::WherePossible
+  //   gradients    allreduces as long as the buckets of `horon`, without a step
   // On GPUs without those whose step is fused.
   std::map<std::string, std::vector<double>> seconds;
   // The same for the CPU time of all threads of a rank, which depends less on what else the machine
@@ -43,6 +44,9 @@ struct TrainingTimes {
   // Of each block: the time of one contender over that of the other.
   std::vector<double> ratios(const std::string& contender, const std::string& base) const;
   std::vector<double> cpu_ratios(const std::string& contender, const std::string& base) const;
+  // Of each block: how much of the time of the allreduces alone the steps hide. 1: all of it, 0:
+  // the step takes as long as one without communication and the allreduces behind each other.
+  std::vector<double> hidden() const;
 };
 
 const std::vector<std::string>& training_optimizers();

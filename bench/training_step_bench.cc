@@ -23,6 +23,8 @@ using namespace horon;
 using bench::Quartiles;
 using bench::TrainingTimes;
 
+constexpr double kGradientsShareMin = 0.05;  // of a step
+
 struct Options {
   std::vector<std::string> models = bench::model_names();
   bench::TrainingPlan plan;
@@ -76,6 +78,11 @@ void print_model(const TrainingTimes& times) {
       times.model.c_str(), static_cast<long long>(times.parameters),
       static_cast<long long>(times.tensors), times.steps, times.exposed_s * 1e3,
       times.ranks_agree ? "yes" : "NO");
+  // Shorter ones are lost in the spread of the steps.
+  if (bench::median(times.ratios("gradients", "floor")) >= kGradientsShareMin) {
+    std::printf("# %s: of its allreduces a step hides %s\n", times.model.c_str(),
+                text_of(times.hidden()).c_str());
+  }
   (void)std::fflush(stdout);
 }
 
@@ -108,6 +115,7 @@ nlohmann::json to_json(const TrainingTimes& times) {
                       {"ratio_quartiles", ratio_quartiles},
                       {"over_floor_quartiles", over_floor_quartiles},
                       {"exposed_ms", times.exposed_s * 1e3},
+                      {"hidden_quartiles", to_json(bench::quartiles(times.hidden()))},
                       {"ranks_agree", times.ranks_agree}};
   if (times.seconds.contains("horon_fused")) {
     json["over_floor_fused"] = bench::median(times.ratios("horon_fused", "floor"));

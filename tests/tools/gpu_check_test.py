@@ -5,6 +5,7 @@ environment of ranks that share a GPU.
 usage: gpu_check_test.py REPOSITORY
 """
 
+import json
 import os
 import pathlib
 import re
@@ -58,6 +59,26 @@ class Results(unittest.TestCase):
             run.command = lambda command, ended=(code, output): ended
             outcome = parts.tests_on_threads(run)
             self.assertEqual((outcome.state, outcome.detail), (state, detail))
+
+    def test_overlap_is_judged_where_allreduces_take_long_enough(self):
+        def judge(*models):
+            with tempfile.TemporaryDirectory() as folder:
+                run = types.SimpleNamespace(results=folder, program=str)
+
+                def ranks(_, command, environment):
+                    self.assertEqual(environment, {"HORON_GPU_COLLECTIVES": "host"})
+                    rows = [{"model": f"m{i}", "floor": 1, "ratio": 1.02,
+                             "ratio_quartiles": {"gradients": [share] * 3},
+                             "hidden_quartiles": [hidden] * 3}
+                            for i, (share, hidden) in enumerate(models)]
+                    pathlib.Path(command[-1]).write_text(json.dumps({"models": rows}))
+                    return 0, ""
+                run.ranks = ranks
+                return parts.overlap(run)
+        self.assertEqual(judge((0.3, 0.9), (0.01, -3)).state, "passed")
+        self.assertIn("m0: allreduces take 0.30 of a step, 0.90", judge((0.3, 0.9)).detail)
+        self.assertEqual(judge((0.3, 0.9), (0.3, 0.4)).state, "failed")
+        self.assertEqual(judge((0.01, 1.0)).state, "failed")  # nothing was measured
 
     def test_builds_all_tests_that_it_runs(self):
         labelled = set()

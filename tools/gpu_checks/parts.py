@@ -273,6 +273,31 @@ def overhead(run):
     return Outcome(state, f"{text} (aim 1.01){note}", found)
 
 
+def overlap(run):
+    """How much of its communication a step hides, on one rank. The host makes the collectives, so
+    buckets go out of the GPU and back: that takes time, as between hosts, and none of the GPU's
+    kernels."""
+    path = os.path.join(run.results, "overlap_np1.json")
+    code, output = run.ranks(1, [run.program("training_step_bench"), "--device", "cuda", "--models",
+                                 "resnet50,gpt2", "--blocks", "5", "--json", path],
+                             {"HORON_GPU_COLLECTIVES": "host"})
+    if match := re.search(r".*has no GPU here.*", output):
+        return Outcome("skipped", match[0])
+    if code != 0:
+        return Outcome("failed", last_lines(output))
+    with open(path, encoding="utf-8") as file:
+        models = json.load(file)["models"]
+    found = {model["model"]: {"hidden": model["hidden_quartiles"], "floor": model["floor"],
+                              "gradients": model["ratio_quartiles"]["gradients"][1],
+                              "step": model["ratio"]} for model in models}
+    text = "; ".join(f"{name}: allreduces take {each['gradients']:.2f} of a step, "
+                     f"{each['hidden'][1]:.2f} of them hidden" for name, each in found.items())
+    # One that is too short to be told from the spread of the steps says nothing.
+    told = [each["hidden"][1] for each in found.values() if each["gradients"] >= 0.05]
+    state = "passed" if told and min(told) >= 0.5 else "failed"
+    return Outcome(state, f"{text} (aim 0.50)", found)
+
+
 def facts_of_ranks(run):
     """NCCL between ranks that share the GPU, by the smallest test: what else is worth running."""
     program = run.program("nccl_device_test_gpu")
@@ -321,6 +346,8 @@ def all_parts():
              ("fashion_mnist",), 90, fashion_mnist, needs_torch=True),
         Part("overhead", "a step of ResNet-50 and GPT-2 size on one rank, beside plain LibTorch",
              ("training_step_bench",), 120, overhead, needs_torch=True),
+        Part("overlap", "of collectives by the host on copies, how much does a step hide?",
+             ("training_step_bench",), 90, overlap, needs_torch=True),
         Part("sanitizer", "compute-sanitizer over the kernels", gpu_tests[:2], 90, sanitizer),
         Part("threads", "the same classes on a GPU made of threads", ON_THREADS, 90,
              tests_on_threads, needs_cuda=False),
