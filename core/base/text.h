@@ -27,7 +27,7 @@ std::string concat(const Args&... args) {
   return out.str();
 }
 
-// "0, 1 and 5"; long lists end in "... (1,024 in all)".
+// "0, 1 and 5"; long lists end in "... (1024 in all)".
 std::string list_ranks(std::span<const int> ranks);
 
 // "[2, 3]"

@@ -49,6 +49,7 @@ class TraceFile {
     file_ = std::fopen(temporary.c_str(), "wb");
     if (file_ == nullptr || !append(head) || std::rename(temporary.c_str(), path.c_str()) != 0) {
       const int error = errno;
+      if (file_ != nullptr) std::remove(temporary.c_str());
       close();
       throw Error(ErrorCode::Config, concat("HORON_TIMELINE or start_timeline(): can't write ",
                                             path, ": ", std::strerror(error)));

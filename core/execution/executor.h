@@ -64,7 +64,6 @@ class Executor {
     context_.ops->finish_abort(limit);
   }
 
-  const OpTable& ops() const { return *context_.ops; }
   std::shared_ptr<const OpTable> shared_ops() const { return context_.ops; }
   const ScratchPool& scratch() const { return *context_.scratch; }
 

@@ -28,13 +28,13 @@ struct SharedAddress {
 
 class LocalGroup {
  public:
+  enum class ProcessCopies : bool { Off, IfAllowed };
   // Collective over the ranks of this host; `bootstrap` is used during the call only. Every rank
   // gives the same area_bytes: one zeroed block that all ranks of the host share. Opens and reads a
   // segment of every peer before it says that the group is available. Throws Error(Config) if ranks
   // gave different sizes. `copies`: whether it also tries copies between private memories, the same
   // on all ranks; where Yama's ptrace_scope is 1, it lets other processes of this user reach this
   // one for that (prctl(PR_SET_PTRACER)).
-  enum class ProcessCopies : bool { Off, IfAllowed };
   static std::unique_ptr<LocalGroup> create(const Bootstrap& bootstrap, size_t area_bytes,
                                             ProcessCopies copies = ProcessCopies::IfAllowed);
   // A group that is not available, by choice (HORON_SHARED_MEMORY=0). Not collective.

@@ -85,7 +85,8 @@ void SharedHeap::prepare(const Block& block, bool zeroed) {
       block.slab->segment.restore_pages();
     } catch (...) {
       const std::unique_lock lock(mutex_);
-      block.slab->segment.release_pages();  // the pages that it got before memory ran out
+      // The pages that it got before memory ran out.
+      if (block.slab->segment.renew_generation()) block.slab->segment.release_pages();
       block.slab->live[block.index] = false;
       unused_[block.slab->block_bytes].push_back(block);
       throw;
@@ -121,11 +122,17 @@ SharedHeap::Block SharedHeap::make_slab(size_t block_bytes) {
 void SharedHeap::give_back(const Block& block) noexcept {
   // Before the lock: at the fork another thread of the parent may have held it.
   if (getpid() != owner_) return;
-  const std::unique_lock lock(mutex_);
+  std::unique_lock lock(mutex_);
   Slab& slab = *block.slab;
   slab.live[block.index] = false;
-  if (slab.live.size() == 1 && cached_bytes_ + slab.block_bytes > cached_bytes_max_) {
+  const bool releases = slab.live.size() == 1 &&
+                        cached_bytes_ + slab.block_bytes > cached_bytes_max_ &&
+                        slab.segment.renew_generation();
+  if (releases) {
+    // Takes long, and collectives locate() their memory meanwhile. Nobody has the block.
+    lock.unlock();
     slab.segment.release_pages();
+    lock.lock();
     slab.released = true;
   } else {
     cached_bytes_ += slab.block_bytes;

@@ -1,10 +1,10 @@
 // Shareable memory of one process, given out in blocks that are reused.
 //
 // A block's size is rounded up to a size class (one eighth of a power of two, so at most 12.5 % is
-// lost); small classes share a segment, so that many small blocks don't cost many descriptors.
-// Freed blocks wait for the next taker of their class: peers keep their mapping and nobody pays for
-// page faults again. More than `cached_bytes_max` of unused large blocks are given back to the
-// system page by page; address and descriptor stay.
+// lost from 32 KiB on); small classes share a segment, so that many small blocks don't cost many
+// descriptors. Freed blocks wait for the next taker of their class: peers keep their mapping and
+// nobody pays for page faults again. More than `cached_bytes_max` of unused large blocks are given
+// back to the system page by page; address and descriptor stay.
 #pragma once
 
 #include <atomic>

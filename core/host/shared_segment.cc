@@ -39,16 +39,6 @@ struct Header {
   throw Error(ErrorCode::Limit, concat(what, ": ", too_many_open_files()));
 }
 
-// Random, so that no two segments of a host have the same, whatever process made them (forked ones
-// too).
-uint64_t next_generation() {
-  uint64_t random = 0;
-  if (getrandom(&random, sizeof random, 0) != sizeof random) {
-    fail(ErrorCode::OperationFailed, "getrandom", errno);
-  }
-  return random;
-}
-
 // The kernel would rather kill processes than refuse memory, so a size that can't fit is refused
 // here.
 void require_memory(size_t bytes) {
@@ -69,7 +59,7 @@ SharedSegment SharedSegment::create(size_t bytes) {
   if (segment.descriptor_ < 0) fail_to_open("memfd_create", errno);
   segment.reserve();
   segment.map(segment.descriptor_, kHeaderBytes + bytes);
-  segment.renew_generation();
+  if (!segment.renew_generation()) fail(ErrorCode::OperationFailed, "getrandom", errno);
   return segment;
 }
 
@@ -133,19 +123,18 @@ void SharedSegment::map(int descriptor, size_t mapped_bytes) {
 // pages that go by madvise(), and of mappings that go, but not of fallocate(). Peers map the
 // segment anew once its generation has changed.
 void SharedSegment::release_pages() noexcept {
-  // A failure only costs memory.
-  try {
-    renew_generation();
-  } catch (const Error&) {
-    return;
-  }
-  madvise(data(), bytes_, MADV_REMOVE);
+  madvise(data(), bytes_, MADV_REMOVE);  // a failure only costs memory
 }
 
-void SharedSegment::renew_generation() {
-  generation_ = next_generation();
+// Random, so that no two segments of a host have the same, whatever process made them (forked ones
+// too).
+bool SharedSegment::renew_generation() noexcept {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) != sizeof random) return false;
+  generation_ = random;
   const Header header = {kMagic, generation_};
   std::memcpy(mapping_, &header, sizeof header);
+  return true;
 }
 
 void SharedSegment::restore_pages() {

@@ -35,13 +35,15 @@ class SharedSegment {
   int descriptor() const { return descriptor_; }  // -1 in a process that opened it
   uint64_t generation() const { return generation_; }
 
-  // Creator only. Gives the memory back to the system but keeps address and descriptor, under a new
-  // generation; restore_pages() takes it anew, zeroed, and throws Error(Limit) if there is none.
+  // Creator only. Gives the memory back to the system but keeps address and descriptor. That takes
+  // long for much memory. Behind renew_generation(), by which peers learn of it: false if there is
+  // none, then the pages stay. restore_pages() takes them anew, zeroed, and throws Error(Limit) if
+  // there is no memory.
+  bool renew_generation() noexcept;
   void release_pages() noexcept;
   void restore_pages();
 
  private:
-  void renew_generation();
   void reserve() const;
   void map(int descriptor, size_t mapped_bytes);
   void reset() noexcept;

@@ -89,12 +89,12 @@ class Controller {
   // Nothing can follow from take_effects() before the next event, and no haste is needed with
   // tick(): it rests, or waits for messages or for batches. Behind take_effects().
   bool is_idle() const { return !member_.watches_ring() && !waits_for_room_; }
-  // This rank waits for messages from other members, Bye included.
   // Something that this rank has submitted, or that runs here, has not ended; whatever the others
   // still wait for.
   bool has_own_work() const {
     return member_.awaits_results() || member_.batches_running() > 0 || member_.waits_for_room();
   }
+  // This rank waits for messages from other members, Bye included.
   bool waits() const { return !fatal_ && !ended_ && (!at_rest() || awaits_end()); }
   // What has ended the set, if an error has.
   const std::optional<Error>& fatal() const { return fatal_; }

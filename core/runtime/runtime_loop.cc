@@ -173,7 +173,14 @@ SetRunner* RuntimeLoop::find_runner(uint32_t set) {
   if (make_pair_ == nullptr || !std::binary_search(ranks.begin(), ranks.end(), topology_.rank)) {
     return nullptr;
   }
-  add_runner(set, ranks, make_pair_(ranks));
+  try {
+    add_runner(set, ranks, make_pair_(ranks));
+  } catch (const Error& error) {
+    throw Error(error.code(), concat("rank ", topology_.rank,
+                                     " could not get ready for messages "
+                                     "between ranks ",
+                                     ranks.front(), " and ", ranks.back(), ": ", error.what()));
+  }
   SetRunner* const runner = runners_.at(set).get();
   if (shut_down_) runner->shut_down();
   return runner;

@@ -85,20 +85,19 @@ void RuntimeLoop::note_farewells() {
 }
 
 void RuntimeLoop::wait_for_farewells(Clock::time_point limit) noexcept {
-  attempt([&] {
-    const SharedBytes message = farewell();
-    for (int peer = 0; peer < topology_.size; ++peer) {
-      if (peer != topology_.rank) transport_->send(peer, message);
-    }
-    const auto all_gone = [&] {
-      note_farewells();
+  // One of the two transports may be broken: the others are told, and heard, all the same.
+  for (int peer = 0; peer < topology_.size; ++peer) {
+    if (peer != topology_.rank) attempt([&] { transport_->send(peer, farewell()); });
+  }
+  bool over = false;
+  while (!over && Clock::now() < limit) {
+    attempt([&] { note_farewells(); });
+    attempt([&] {
       for (const Transport::DeadPeer& peer : transport_->dead_peers()) gone_.insert(peer.rank);
-      return gone_.size() + 1 >= static_cast<size_t>(topology_.size) && transport_->flushed();
-    };
-    while (!all_gone() && Clock::now() < limit) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-  });
+      over = gone_.size() + 1 >= static_cast<size_t>(topology_.size) && transport_->flushed();
+    });
+    if (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
 }
 
 // A set that has ended ignores errors, so every set is told.

@@ -72,6 +72,7 @@ SetRunner::SetRunner(Parts parts)
 SetRunner::~SetRunner() {
   Statistics last = counted_;
   last.scratch_bytes = last.scratch_bytes_limit = 0;
+  last.collectives_in_flight = last.bytes_in_flight = 0;  // after a failure
   publish(last);
 }
 

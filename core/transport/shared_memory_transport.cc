@@ -114,17 +114,15 @@ bool SharedMemoryTransport::take(Peer& peer, std::span<std::byte> bytes, size_t 
 std::optional<Bytes> SharedMemoryTransport::pull(Peer& peer) {
   constexpr size_t kPrefix = sizeof(LengthPrefix);
   Incoming& incoming = peer.incoming;
-  if (incoming.done < kPrefix) {
-    if (!take(peer, incoming.length, 0)) return std::nullopt;
-    uint64_t length = 0;
-    std::memcpy(&length, incoming.length.data(), sizeof length);
-    if (length > kMessageBytesMax) {
-      throw Error(ErrorCode::Internal,
-                  concat("rank ", peer.rank, " sent a control message of ", length,
-                         " bytes: the memory that the ranks of this host share is damaged"));
-    }
-    incoming.bytes.resize(length);
+  if (incoming.done < kPrefix && !take(peer, incoming.length, 0)) return std::nullopt;
+  uint64_t length = 0;
+  std::memcpy(&length, incoming.length.data(), sizeof length);
+  if (length > kMessageBytesMax) {
+    throw Error(ErrorCode::Internal,
+                concat("rank ", peer.rank, " sent a control message of ", length,
+                       " bytes: the memory that the ranks of this host share is damaged"));
   }
+  incoming.bytes.resize(length);  // also the next time, where there was no memory for it
   if (!take(peer, incoming.bytes, kPrefix)) return std::nullopt;
   incoming.done = 0;
   return std::exchange(incoming.bytes, {});

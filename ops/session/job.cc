@@ -262,15 +262,14 @@ Communicator& Job::world() const {
   return *world_;
 }
 
-std::shared_ptr<std::byte> Job::allocate_reused(size_t bytes) {
-  const std::unique_lock lock(world_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return nullptr;
-  return world().local_group().allocate_reused(bytes);
+// To allocate takes long, and a signal handler may call exit() in it: not under the mutex.
+std::shared_ptr<core::LocalGroup> Job::group_of_host() const {
+  const std::lock_guard lock(world_mutex_);
+  return world().shared_local_group();
 }
 
 std::shared_ptr<std::byte> Job::allocate(size_t bytes) {
-  const std::lock_guard lock(world_mutex_);
-  std::shared_ptr<std::byte> memory = world().local_group().allocate(bytes);
+  std::shared_ptr<std::byte> memory = group_of_host()->allocate(bytes);
   std::byte* const data = memory.get();
   *bucket_bytes_ += bytes;
   return {data, [memory = std::move(memory), bytes, counted = bucket_bytes_](std::byte*) mutable {

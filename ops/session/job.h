@@ -54,7 +54,9 @@ class Job {
   const std::shared_ptr<JobGpu>& gpu() const { return gpu_; }
   // See running_job.h. Any thread. Throws Error(NotInitialized) after stop().
   std::shared_ptr<std::byte> allocate(size_t bytes);
-  std::shared_ptr<std::byte> allocate_reused(size_t bytes);
+  std::shared_ptr<std::byte> allocate_reused(size_t bytes) {
+    return group_of_host()->allocate_reused(bytes);
+  }
   // Any thread.
   Statistics statistics() const;
 
@@ -75,6 +77,7 @@ class Job {
   void warn_of_gpus() const;
   void find_constants();
   Communicator& world() const;
+  std::shared_ptr<core::LocalGroup> group_of_host() const;
   void start_runtime();
   void end_timeline();
   void give_back(bool in_use);

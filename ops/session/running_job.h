@@ -30,8 +30,7 @@ std::shared_ptr<JobGpu> gpu();
 // zeroed. It may outlive the session.
 std::shared_ptr<std::byte> allocate_host(size_t bytes);
 // The same for a short time, and holding anything: it is given out again, so that its pages are
-// there. Null while another thread allocates, which may take long if the pages are new, and where
-// many such pieces are held at a time.
+// there. Null where many such pieces are held at a time.
 std::shared_ptr<std::byte> allocate_host_reused(size_t bytes);
 // Why an op is chosen for a collective of this kind, of 4 MiB of float32 in such memory, in this
 // set: one line per candidate.

@@ -68,7 +68,8 @@ struct GradScalerOptions {
 // there is one; unscale_() takes a pass of its own. A plain optimizer's gradients are to be reduced
 // before unscale_() and step(), as a GradientReducer has when backward() returns. With
 // HORON_CHECK_FINITE, an infinite gradient is an error in backward(): give the optimizer
-// {.skip_nonfinite = true}, which overrules that knob.
+// {.skip_nonfinite = true}, which overrules that knob for gradients (but not for what the backward
+// pass of a SyncBatchNorm adds up).
 //
 // The same calls on all ranks; one thread at a time. Wrong order of calls throws
 // Error(InvalidArgument), as said there, and changes nothing.

@@ -79,9 +79,9 @@ struct LoadedCheckpoint {
 
 class Checkpoints {
  public:
-  // Rank 0 makes the folder, and takes out of it what a job has left that was killed while it
-  // wrote. Throws Error(OperationFailed). This and all that follows but add() needs rank 0: once it
-  // has joined, the others throw Error(RankLeft).
+  // Rank 0 makes the folder; the first save() takes out of it what a job has left that was killed
+  // while it wrote. Throws Error(OperationFailed). This and all that follows but add() needs rank
+  // 0: once it has joined, the others throw Error(RankLeft).
   explicit Checkpoints(std::string folder, const CheckpointOptions& options = {});
   // Waits for the file that is being written; an error of it goes to the log.
   ~Checkpoints();
@@ -157,7 +157,11 @@ class Checkpoints {
   static Archived archived(Thing& thing) {
     Archived result;
     result.save = [&thing](torch::serialize::OutputArchive& out) { thing.save(out); };
-    result.load = [&thing](torch::serialize::InputArchive& in) { thing.load(in); };
+    result.load = [&thing](torch::serialize::InputArchive& in) {
+      // LibTorch's load() keeps the state of parameters that the archive has none of.
+      if constexpr (std::is_base_of_v<torch::optim::Optimizer, Thing>) thing.state().clear();
+      thing.load(in);
+    };
     if constexpr (requires(std::vector<torch::serialize::InputArchive> & ranks) {
                     thing.load_resharded(ranks);
                   }) {

@@ -41,6 +41,11 @@ at::Tensor shared_zeros(at::IntArrayRef shape, const at::TensorOptions& options)
                 core::concat(kCall, "makes dense tensors on the CPU, not ", options.layout(),
                              " ones on ", options.device()));
   }
+  const at::ScalarType type = at::typeMetaToScalarType(options.dtype());
+  if (options.requires_grad() && !at::isFloatingType(type) && !at::isComplexType(type)) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat(kCall, "a tensor of ", options.dtype().name(), " has no gradient"));
+  }
   const size_t bytes = bytes_of(shape, options.dtype().itemsize());
   // What holds nothing has an address too.
   at::Tensor tensor = torch_detail::tensor_in(ops::allocate_host(bytes > 0 ? bytes : 1), shape,

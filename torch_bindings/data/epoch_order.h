@@ -118,7 +118,8 @@ struct EpochOptions {
 };
 
 // The sample numbers of an epoch. Of the samples that are left out at the end of the order each
-// epoch has others: none is left out again before all others have been.
+// epoch has others: none is left out again before all others have been, while as many are left out
+// in each epoch (a job that goes on with other ranks or batches begins elsewhere).
 std::vector<size_t> epoch_order(const EpochOptions& options);
 
 // The samples that rank `rank` of `ranks` draws, after what earlier jobs have drawn.

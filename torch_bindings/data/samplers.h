@@ -37,7 +37,7 @@ struct SamplerOptions {
   // All ranks get equally many samples in an epoch, so that none waits for gradients of another
   // that has run out. If the samples can't be divided evenly, false: some come twice (the first of
   // the permutation again); true: some are left out, others in every epoch: none is left out a
-  // second time before all others have been left out once.
+  // second time before all others have been left out once, with one number of ranks.
   bool drop_last = false;
   // true: each sample once, and some ranks get one more than others. Then end the epoch with
   // join(), and before the next one take over parameters, optimizer state and the place of the
@@ -108,7 +108,7 @@ class DistributedRandomSampler : public ShardedSampler {
 class DistributedSequentialSampler : public ShardedSampler {
  public:
   // Of the options only num_replicas and rank matter. Throws Error(InvalidArgument) as above. Each
-  // reset() begins from the first sample.
+  // reset() begins from the first sample, but the first one behind load().
   explicit DistributedSequentialSampler(size_t dataset_size, const SamplerOptions& options = {});
 };
 

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Type.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -178,9 +179,22 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
   const at::AutoGradMode with_gradients(true);
   at::Tensor loss = closure();
   before_step(groups);  // each evaluation is a step of the reducer
-  if (!loss.defined()) return loss;
-  const double of_all = reducer_.reduce_number(loss.detach().item<double>());
-  return at::full_like(loss.detach(), of_all);
+  // Also without a loss, as of no samples: the ranks that have one wait for all.
+  std::optional<double> own;
+  if (loss.defined()) {
+    if (loss.numel() != 1) {
+      const std::string why =
+          core::concat("step(closure) of \"", reducer_.name(), "\": the closure's loss has shape ",
+                       core::shape_text(loss.sizes()), "; it must be one number");
+      reducer_.impl_->refuse_number(why);
+      throw Error(ErrorCode::InvalidArgument, why);
+    }
+    own = loss.detach().item<double>();
+  }
+  const std::optional<double> of_all = reducer_.reduce_number_if_any(own);
+  if (!of_all) return loss;
+  return loss.defined() ? at::full_like(loss.detach(), *of_all)
+                        : at::scalar_tensor(*of_all, at::kDouble);
 }
 
 ::torch::optim::Optimizer::LossClosure OptimizerSteps::wrap(

@@ -131,6 +131,7 @@ class OptimizerCalls : public ScaledSteps {
   void set_backward_passes_per_step(int passes) {
     steps_->reducer().set_backward_passes_per_step(passes);
   }
+  const GradientReducerOptions& reducer_options() const { return steps_->reducer().options(); }
   [[nodiscard]] GradientReducer::NoSync no_sync() { return steps_->reducer().no_sync(); }
   void before_bucket(std::function<void(const BucketView&)> function) {
     steps_->reducer().before_bucket(std::move(function));

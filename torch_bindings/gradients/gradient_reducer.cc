@@ -53,7 +53,13 @@ std::string GradientReducer::unsynchronized_parameter() const {
 
 void GradientReducer::set_weight(double weight) { impl_->set_weight(weight); }
 
-double GradientReducer::reduce_number(double value) { return impl_->reduce_number(value); }
+double GradientReducer::reduce_number(double value) { return *impl_->reduce_number(value); }
+
+std::optional<double> GradientReducer::reduce_number_if_any(const std::optional<double>& value) {
+  return impl_->reduce_number(value);
+}
+
+const GradientReducerOptions& GradientReducer::options() const { return impl_->options(); }
 
 GradientReducer::NoSync::NoSync(std::shared_ptr<std::atomic<int>> depth)
     : depth_(std::move(depth)) {

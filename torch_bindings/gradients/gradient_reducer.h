@@ -273,7 +273,12 @@ class GradientReducer {
   // The reducer's op over one number per rank (Average, weighted as the gradients of the last step
   // were, unless it is Sum). Collective.
   double reduce_number(double value);
+  // The same where ranks may have no number, which counts as none: the mean is that of the others.
+  // Empty if no rank has one.
+  std::optional<double> reduce_number_if_any(const std::optional<double>& value);
 
+  // Those of the constructor, with what set_backward_passes_per_step() has changed.
+  const GradientReducerOptions& options() const;
   GradientStatistics statistics() const;
   // The same as statistics().wait_seconds.
   double exposed_wait_seconds() const;

@@ -97,11 +97,15 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void set_weight(double weight);
   const std::optional<double>& weight() const { return weight_; }
   void set_passes(int passes);
-  double reduce_number(double value) const;
+  std::optional<double> reduce_number(const std::optional<double>& value) const;
+  // For a rank that can't take part in it: the others get this text.
+  void refuse_number(const std::string& why) const noexcept;
+  const GradientReducerOptions& options() const { return options_; }
   // The optimizer's step was made in one pass that rounds otherwise: on all ranks, or on none.
   void note_step(bool rounded_otherwise) { step_rounded_otherwise_ = rounded_otherwise; }
 
   const std::string& name() const { return name_; }
+  std::string name_of_number() const { return name_ + ".number"; }
   GradientStatistics statistics() const {
     GradientStatistics all = statistics_;
     all.submitted_in_backward = submitted_in_backward_;

@@ -1,6 +1,7 @@
 // A round: what is not under way is submitted, everything is waited for, and every .grad becomes
 // what a plain program would see.
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <utility>
 
@@ -315,18 +316,30 @@ void GradientReducer::Impl::forget_gathering() {
   open_ = false;
 }
 
-double GradientReducer::Impl::reduce_number(double value) const {
+std::optional<double> GradientReducer::Impl::reduce_number(
+    const std::optional<double>& value) const {
   if (!settings_.member) return value;
   // The mean over no samples may be NaN.
-  value = number_share_ == 0 ? 0 : value * number_share_;
-  auto memory = std::make_shared<double>(value);
-  const std::string name = name_ + ".number";
+  const double weighted = value && number_share_ != 0 ? *value * number_share_ : 0;
+  const double counted = value ? number_share_ : 0;
+  const auto numbers = std::make_shared<std::array<double, 4>>(
+      std::array{weighted, number_share_, counted, value ? 1.0 : 0.0});
+  const std::string name = name_of_number();
   const ReduceOp op = settings_.op == ReduceOp::Sum ? ReduceOp::Sum : ReduceOp::Average;
-  (void)submit_in_place(settings_.set, name,
-                        flat_spec(number_spec(DataType::Float64, op), name, {1}), memory.get(), 1,
-                        memory)
+  (void)submit_in_place(
+      settings_.set, name,
+      flat_spec(number_spec(DataType::Float64, op), name, {static_cast<int64_t>(numbers->size())}),
+      numbers->data(), numbers->size(), numbers)
       ->get();
-  return *memory;
+  const auto [of_all, shares, shares_counted, any] = *numbers;
+  if (any == 0) return std::nullopt;
+  // A factor of 1, to the bit, where all ranks have a number.
+  const bool is_mean_of_some = op == ReduceOp::Average && shares_counted != 0;
+  return is_mean_of_some ? of_all * (shares / shares_counted) : of_all;
+}
+
+void GradientReducer::Impl::refuse_number(const std::string& why) const noexcept {
+  if (settings_.member) ops::runtime().refuse(name_of_number(), why, settings_.set);
 }
 
 }  // namespace horon

@@ -40,14 +40,9 @@ double take_sum(std::map<int64_t, at::Tensor>& scalars) {
   return sum.defined() ? sum.item<double>() : 0;
 }
 
-void check_options(const AdaScaleOptions& options) {
-  const ReduceOp op = options.gradients.op;
+void check_options(const AdaScaleOptions& options, ReduceOp op) {
   if (op != ReduceOp::Average && op != ReduceOp::Sum) {
     refuse_ada_scale("it is for Average and Sum, not for ", to_string(op));
-  }
-  if (options.gradients.backward_passes_per_step < 1) {
-    refuse_ada_scale("backward_passes_per_step is ", options.gradients.backward_passes_per_step,
-                     ", not above 0");
   }
   if (options.batches.value_or(1) < 1)
     refuse_ada_scale("batches is ", *options.batches, ", not above 0");
@@ -64,9 +59,9 @@ void check_options(const AdaScaleOptions& options) {
 
 AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
     : parts_(std::move(parts)), schedule_(std::move(schedule)), options_(std::move(options)) {
-  check_options(options_);
+  check_options(options_, parts_.gradients().op);
   if (!schedule_) refuse_ada_scale("the schedule is null");
-  const ProcessSet& set = options_.gradients.process_set;
+  const ProcessSet& set = parts_.gradients().process_set;
   alone_ = !set.includes_me() || set.size() == 1;
   options_.name = torch_detail::given_or_counted_object(options_.name, "ada_scale", set.id());
   // The scheduler sets learning rates; the position is not a number of its steps but state_'s.
@@ -93,11 +88,11 @@ AdaScale::~AdaScale() {
 }
 
 double AdaScale::batches() const {
-  return options_.batches.value_or(options_.gradients.backward_passes_per_step);
+  return options_.batches.value_or(parts_.gradients().backward_passes_per_step);
 }
 
 double AdaScale::scale() const {
-  const int ranks = alone_ ? 1 : options_.gradients.process_set.size();
+  const int ranks = alone_ ? 1 : parts_.gradients().process_set.size();
   return ranks * batches();
 }
 
@@ -119,11 +114,13 @@ AdaScale::Sums AdaScale::own_sums() {
   // Buckets hold sums over a rank's batches, times the loss scale, of which a GradScaler may have
   // taken its part out of the gradients since. Both numbers become those of the means, without the
   // loss scale.
-  const DistributedOptimizerOptions& gradients = options_.gradients;
+  const GradientReducerOptions& gradients = parts_.gradients();
   const double scale = parts_.scaling->grad_scale() * parts_.scaling->unscaled_by().value_or(1);
   const double grown = scale * batches();
   const double divided =
       gradients.average_aggregated_gradients ? gradients.backward_passes_per_step : 1;
+  // All ranks must learn of what is not finite, which HORON_CHECK_FINITE would keep from them.
+  if (!std::isfinite(local) || !std::isfinite(reduced)) return {.ranks = 1, .unusable = 1};
   return {.ranks = 1,
           .unusable = usable ? 0.0 : 1.0,
           .local = local / (grown * grown),
@@ -139,7 +136,7 @@ AdaScale::Sums AdaScale::sums_of_ranks(const Sums& own) const {
   values[3] = own.reduced;
   allreduce_(
       numbers,
-      {.name = options_.name, .op = ReduceOp::Sum, .process_set = options_.gradients.process_set});
+      {.name = options_.name, .op = ReduceOp::Sum, .process_set = parts_.gradients().process_set});
   return {values[0], values[1], values[2], values[3]};
 }
 
@@ -147,11 +144,10 @@ AdaScale::Sums AdaScale::sums_of_ranks(const Sums& own) const {
 // over a rank's batches.
 void AdaScale::learn(const Sums& sums) {
   const double ranks = sums.ranks;  // others may have joined
-  // What is finite on the ranks may overflow on its way, in 16 bits.
   const bool usable =
       sums.unusable == 0 && ranks > 1 && std::isfinite(sums.local) && std::isfinite(sums.reduced);
   if (usable) {
-    const double summed = options_.gradients.op == ReduceOp::Sum ? ranks : 1;
+    const double summed = parts_.gradients().op == ReduceOp::Sum ? ranks : 1;
     const double mean = sums.reduced / ranks / (summed * summed);  // all ranks have the same
     const double of_rank = (sums.local - ranks * mean) / (ranks - 1);
     const double keep = options_.smoothing.value_or(std::max(0.0, 1 - scale() / 1000));

@@ -38,11 +38,8 @@ class GradScaler;
 
 struct AdaScaleOptions {
   std::string name = {};  // of its collective; empty: "ada_scale.noname.N"
-  // Those of the optimizer, of which op (Average or Sum), process_set, backward_passes_per_step and
-  // average_aggregated_gradients count.
-  DistributedOptimizerOptions gradients = {};
-  // Batches of each rank in one step, above 0; empty: backward_passes_per_step. For a program that
-  // adds up gradients in no_sync().
+  // Batches of each rank in one step, above 0; empty: the optimizer's backward_passes_per_step. For
+  // a program that adds up gradients in no_sync().
   std::optional<int> batches = {};
   // As in LrSchedulerOptions; a step is one on a single batch.
   int64_t steps_per_unit = 1;
@@ -51,9 +48,10 @@ struct AdaScaleOptions {
   std::optional<double> smoothing = {};
 };
 
-// Needs the gradients of two ranks; on one rank alone the gain is 1. For SGD, with or without
-// momentum, as the paper; nothing is refused. The learning rates before the scaling are those that
-// the groups have when this is made: do not scale them (scale_lr).
+// For optimizers whose op is Average or Sum. Needs the gradients of two ranks; on one rank alone
+// the gain is 1. For SGD, with or without momentum, as the paper; nothing is refused. The learning
+// rates before the scaling are those that the groups have when this is made: do not scale them
+// (scale_lr).
 //
 // Costs a look at each gradient before it is reduced and after, and one allreduce of 32 bytes in a
 // step; the host waits for a GPU twice. All ranks compute the same gain, from the same numbers.
@@ -113,6 +111,7 @@ class AdaScale {
     torch_detail::ScaledSteps* scaling;
     std::function<void()> step;
     std::function<GradientStatistics()> statistics;
+    std::function<const GradientReducerOptions&()> gradients;  // as they are now
     std::function<void(std::function<void(const BucketView&)>)> before_bucket;
   };
   struct State {
@@ -141,6 +140,7 @@ class AdaScale {
     parts.scaling = &held;
     parts.step = [&held] { held.step(); };
     parts.statistics = [&held] { return held.statistics(); };
+    parts.gradients = [&held]() -> const auto& { return held.reducer_options(); };
     parts.before_bucket = [&held](auto function) { held.before_bucket(std::move(function)); };
     return parts;
   }

@@ -43,8 +43,9 @@ void Metric::merge(MetricState batch) {
 BatchValue Metric::merge_and_value(MetricState batch) {
   const torch_detail::PlainMode plain;
   const MetricTotals totals = MetricSync::totals_of(batch);
+  BatchValue of_batch{value_of(totals), weight_of(totals)};  // or it throws: then nothing is added
   merge(std::move(batch));
-  return {value_of(totals), weight_of(totals)};
+  return of_batch;
 }
 
 at::Tensor Metric::compute_local() const {

@@ -18,7 +18,8 @@
 // time and can be moved, not copied.
 //
 // Errors: InvalidArgument from update() where shapes or dtypes don't fit; from compute(), on all
-// ranks, where labels were out of range on any of them. Mismatch where ranks have metrics of
+// ranks, where labels were out of range on any of them. forward() throws it at once for such
+// labels, on this rank alone, and does not count the batch. Mismatch where ranks have metrics of
 // different kinds or options. Others as in collectives.h.
 #pragma once
 

@@ -91,8 +91,9 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
 
 // Where the others would wait for this rank, they are told.
 void SyncBatchNormImpl::refuse(const std::string& why) {
-  const std::string text = concat("SyncBatchNorm \"", collective_name, "\": ", why);
-  if (!is_training()) throw Error(ErrorCode::InvalidArgument, text);
+  const std::string name = collective_name.empty() ? "" : concat(" \"", collective_name, "\"");
+  const std::string text = concat("SyncBatchNorm", name, ": ", why);
+  if (!is_training() || process_set.size() == 1) throw Error(ErrorCode::InvalidArgument, text);
   torch_detail::refuse_call(collective_name, process_set, text);
 }
 

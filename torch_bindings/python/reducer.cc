@@ -127,7 +127,10 @@ void bind_reducer(py::module_& module) {
       .def(
           "synchronize", [](Reducer& self) { (*self).synchronize(); }, WithoutGil())
       .def(
-          "reduce_number", [](Reducer& self, double value) { return (*self).reduce_number(value); },
+          "reduce_number_if_any",
+          [](Reducer& self, std::optional<double> value) {
+            return (*self).reduce_number_if_any(value);
+          },
           WithoutGil())
       .def("set_weight", [](Reducer& self, double weight) { (*self).set_weight(weight); })
       .def("set_backward_passes_per_step",

@@ -245,5 +245,11 @@ TEST_F(TimelineTest, AFolderThatIsNotThereIsAnErrorOfTheKnob) {
   }
 }
 
+TEST_F(TimelineTest, AFileThatCanNotGetItsNameIsNotLeftBehind) {
+  std::filesystem::create_directories(path("t.rank0.json/full"));
+  EXPECT_THROW(Timeline::open(path("t"), 0, 1), Error);
+  EXPECT_FALSE(std::filesystem::exists(path("t.rank0.json.tmp")));
+}
+
 }  // namespace
 }  // namespace horon::core

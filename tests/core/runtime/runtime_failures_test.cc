@@ -72,6 +72,47 @@ TEST(RuntimeFailures, APeerThatCantBeReachedHearsTheCauseFromTheOthers) {
   });
 }
 
+// Rank 2 is still to hear of the end, and rank 0 to wait for it, though rank 1 is out of reach.
+TEST(RuntimeFailures, AFarewellReachesThoseThatCanBeReached) {
+  using namespace std::chrono_literals;
+  std::atomic<bool> broken{false};
+  const auto fault = [&](FaultyTransport::Call, int to) {
+    if (broken && to == 1) throw Error(ErrorCode::OperationFailed, "rank 1 is out of reach");
+  };
+  World world(3, {}, no_limits(), transport_of(0, fault));
+  std::barrier<> all_know(3);
+  std::atomic<bool> last_has_left{false};
+  world.each([&](Runtime& runtime, int rank) {
+    if (rank == 0) runtime.fail(Error(ErrorCode::OperationFailed, "enough"));
+    EXPECT_THAT(error_of_submit(runtime, "x"), HasSubstr("enough"));
+    all_know.arrive_and_wait();
+    broken = true;
+    if (rank == 1) return;
+    if (rank == 2) std::this_thread::sleep_for(200ms);
+    if (rank == 2) last_has_left = true;
+    (void)runtime.shutdown(kLongEnough, rank == 0 ? 1s : 0s);
+    EXPECT_TRUE(last_has_left);
+  });
+}
+
+TEST(RuntimeFailures, NothingIsUnderWayBehindTheEnd) {
+  World world(2, {.op_polls = 1'000'000'000});
+  std::barrier<> both_see_it(2);
+  world.each([&](Runtime& runtime, int) {
+    const auto x = std::make_shared<Tensor>(tensor({1}));
+    Submission mine = in_set(kWorldSet, "x", *x);
+    mine.keep_alive = x;
+    const auto handle = runtime.submit(std::move(mine));
+    while (runtime.statistics().collectives_in_flight == 0) std::this_thread::yield();
+    both_see_it.arrive_and_wait();
+    runtime.fail(Error(ErrorCode::OperationFailed, "enough"));
+    EXPECT_THAT(error_of(*handle), HasSubstr("enough"));
+    (void)runtime.shutdown(kLongEnough);
+    EXPECT_EQ(runtime.statistics().collectives_in_flight, 0U);
+    EXPECT_EQ(runtime.statistics().bytes_in_flight, 0U);
+  });
+}
+
 // The collectives of a set without the dead rank keep the others so busy that they never sleep for
 // long.
 TEST(RuntimeFailures, ARankThatDiesIsNamedThoughTheOthersAreBusy) {

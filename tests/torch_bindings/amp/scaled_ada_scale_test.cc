@@ -25,7 +25,7 @@ constexpr int kInfiniteStep = 5;
 struct Training {
   explicit Training(bool scaled, const DistributedOptimizerOptions& options = {})
       : optimizer(optim::SGD({w}, optim::SGDOptions(0.01).momentum(0.9)), {{"w", w}}, options),
-        ada_scale(optimizer, lr::cosine(40), {.gradients = options, .smoothing = 0.5}),
+        ada_scale(optimizer, lr::cosine(40), {.smoothing = 0.5}),
         scaler({.init_scale = 1024, .growth_interval = 2, .enabled = scaled}) {}
 
   // Gradients that differ from rank to rank, and from step to step.
@@ -121,6 +121,22 @@ TEST(ScaledAdaScale, GradientsThatAScalerHasDividedAreStillItsOwn) {
   weighted(training.w, 1).backward();
   training.ada_scale.step();
   EXPECT_EQ(training.ada_scale.steps(), 3);
+}
+
+// The knob is for gradients that nobody expects to be infinite.
+TEST(ScaledAdaScale, LeavesAStepOutThoughTheKnobChecksWhatIsReduced) {
+  shutdown();
+  init({.set = {{"HORON_CHECK_FINITE", "1"}}});
+  {
+    Training training(true, {.skip_nonfinite = true});
+    training.backward(0, rank() == size() - 1 ? kInfinity : 1);
+    EXPECT_FALSE(training.end_step());
+    EXPECT_EQ(training.scaler.get_scale(), 512);
+    training.backward(1);
+    EXPECT_TRUE(training.end_step());
+  }
+  shutdown();
+  init();
 }
 
 }  // namespace

@@ -38,6 +38,10 @@ TEST(AdasumCheckpoint, HoldsTheStateOfEachRank) {
     EXPECT_THAT(error_of([&] { checkpoints.add("optimizer", optimizer); }),
                 AllOf(StartsWith("invalid argument"), HasSubstr("add_of_rank()")));
     checkpoints.add("w", NamedTensors{{"w", w}}).add_of_rank("optimizer", optimizer);
+    checkpoints.save(0);
+    step();
+    ASSERT_TRUE(checkpoints.load_latest());
+    EXPECT_TRUE(optimizer.state().empty());
     step();
     checkpoints.save(1);
     step();

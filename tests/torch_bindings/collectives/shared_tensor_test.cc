@@ -102,6 +102,8 @@ TEST(SharedZeros, WhatCanNotBeIsNamed) {
   const int64_t most = std::numeric_limits<int64_t>::max();
   EXPECT_THAT(error_of([&] { (void)shared_zeros({most, 4}); }), HasSubstr("more bytes than"));
   EXPECT_THAT(error_of([&] { (void)shared_zeros({most}, at::kByte); }), HasSubstr("memory"));
+  const auto with_gradient = at::TensorOptions(at::kLong).requires_grad(true);
+  EXPECT_THAT(error_of([&] { (void)shared_zeros({2}, with_gradient); }), HasSubstr("no gradient"));
   EXPECT_THAT(error_of([] { (void)shared_zeros({2}, at::kMeta); }),
               HasSubstr("dense tensors on the CPU, not Strided ones on meta"));
   EXPECT_THAT(error_of([] { (void)shared_zeros({2}, at::kSparse); }), HasSubstr("not Sparse ones"));

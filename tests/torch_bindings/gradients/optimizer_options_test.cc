@@ -192,6 +192,30 @@ TEST(TrainingOptions, WeightedLossDecidesOfLbfgs) {
   expect_weighted_loss_of_lbfgs(false);
 }
 
+// The last rank has no samples, and its closure no loss: the others' is that of all.
+TEST(TrainingOptions, ARankWithoutALossKeepsNobodyWaiting) {
+  if (size() == 1) return;
+  const bool has_none = rank() == size() - 1;
+  for (const bool weighted : {true, false}) {
+    const at::Tensor w = leaf({2});
+    DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});
+    if (weighted) optimizer.set_weight(has_none ? 0 : 1);
+    const at::Tensor loss = optimizer.step([&] {
+      if (has_none) return at::Tensor();
+      const at::Tensor own = (w * (rank() + 1)).sum();
+      own.backward();
+      return own;
+    });
+    EXPECT_NEAR(loss.item<double>(), size(), 1e-6);  // the mean of 2, 4, ..., 2 (N - 1)
+  }
+  const at::Tensor w = leaf({2});
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}}, {.name = "sizes"});
+  EXPECT_FALSE(optimizer.step([] { return at::Tensor(); }).defined());
+  const auto step = [&] { optimizer.step([&] { return at::ones({has_none ? 2 : 1}); }); };
+  EXPECT_THAT(error_of(step), AllOf(HasSubstr("\"sizes\""), HasSubstr("has shape [2]")));
+  EXPECT_EQ(optimizer.step([] { return at::ones({}); }).item<double>(), 1);
+}
+
 // An embedding whose gradients stay sparse, under an optimizer that takes such ones.
 TEST(TrainingOptions, SparseGradients) {
   constexpr int64_t kWords = 11, kSentence = 3;

@@ -107,8 +107,7 @@ void compare_with_oracle(DistributedOptimizerOptions options) {
   Net net = make_net(at::kDouble);
   DistributedOptimizer optimizer(
       optim::SGD(net->parameters(), optim::SGDOptions(0.1).momentum(0.9)), *net, options);
-  AdaScale ada_scale(optimizer, lr::cosine(15),
-                     {.gradients = options, .steps_per_unit = 2, .smoothing = 0.6});
+  AdaScale ada_scale(optimizer, lr::cosine(15), {.steps_per_unit = 2, .smoothing = 0.6});
   EXPECT_EQ(ada_scale.scale(), size() * passes);
   for (int step = 0; step < kSteps; ++step) {
     const Batch all = batch_of(step, at::kDouble, kShard * size() * passes);
@@ -134,6 +133,25 @@ TEST(AdaScale, NRanksAgainstOneProcess) {
   compare_with_oracle({.wait_in = WaitIn::Step, .grad_scale = 8});
 }
 
+// Its own options would say two batches less.
+TEST(AdaScale, KnowsPassesThatHaveBeenChanged) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({2}), v = leaf({2});
+  DistributedOptimizer changed(optim::SGD({w}, 0.1), {{"w", w}});
+  AdaScale of_changed(changed, lr::constant());
+  changed.set_backward_passes_per_step(3);
+  DistributedOptimizer made(optim::SGD({v}, 0.1), {{"v", v}}, {.backward_passes_per_step = 3});
+  AdaScale of_made(made, lr::constant());
+  for (int pass = 0; pass < 3; ++pass) {
+    weighted(w, rank() + 1).backward();
+    weighted(v, rank() + 1).backward();
+  }
+  of_changed.step();
+  of_made.step();
+  EXPECT_EQ(of_changed.scale(), 3 * size());
+  EXPECT_EQ(of_changed.gain(), of_made.gain());
+}
+
 TEST(AdaScale, SeveralBatchesOnEachRank) {
   if (size() == 1) return;  // whose gain is 1, also for several batches
   compare_with_oracle({.backward_passes_per_step = 2, .average_aggregated_gradients = true});
@@ -149,7 +167,7 @@ Moments of_small_gradients() {
 double small_gain(const DistributedOptimizerOptions& options, int passes = 1) {
   const at::Tensor w = leaf({2});
   DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}}, options);
-  AdaScale ada_scale(optimizer, lr::constant(), {.gradients = options, .batches = passes});
+  AdaScale ada_scale(optimizer, lr::constant(), {.batches = passes});
   for (int p = 1; p < passes; ++p) {
     const auto quiet = optimizer.no_sync();
     weighted(w, rank() + 1).backward();
@@ -229,7 +247,7 @@ TEST(AdaScale, AStepThatOverflowsOnItsWayIsNotRemembered) {
   const DistributedOptimizerOptions options{.compression = Compression::Float16,
                                             .skip_nonfinite = true};
   DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}}, options);
-  AdaScale ada_scale(optimizer, lr::constant(), {.gradients = options});
+  AdaScale ada_scale(optimizer, lr::constant());
   const auto step_with = [&](double gradient) {
     optimizer.zero_grad();
     weighted(w, gradient).backward();
@@ -322,7 +340,9 @@ TEST(AdaScale, WrongUse) {
   const auto made_with = [&](const AdaScaleOptions& options) {
     return error_of([&] { AdaScale(optimizer, lr::constant(), options); });
   };
-  EXPECT_THAT(made_with({.gradients = {.op = ReduceOp::Max}}), HasSubstr("not for Max"));
+  const at::Tensor v = leaf({1});
+  DistributedOptimizer of_most(optim::SGD({v}, 0.1), {{"v", v}}, {.op = ReduceOp::Max});
+  EXPECT_THAT(error_of([&] { AdaScale(of_most, lr::constant()); }), HasSubstr("not for Max"));
   EXPECT_THAT(made_with({.batches = 0}), HasSubstr("batches is 0"));
   EXPECT_THAT(made_with({.smoothing = 1}), HasSubstr("smoothing is 1"));
   EXPECT_THAT(made_with({.steps_per_unit = 0}), HasSubstr("steps_per_unit is 0"));

@@ -290,6 +290,10 @@ TEST(Metrics, ForwardGivesTheBatchAndAddsIt) {
   alone.reset();
   alone.update(at::cat({first.scores, second.scores}), at::cat({first.targets, second.targets}));
   EXPECT_TRUE(same_bits(accuracy.compute(), alone.compute_local()));
+  const at::Tensor wrong = at::full_like(first.targets, kClasses);
+  EXPECT_THAT(error_of([&] { (void)accuracy.forward(first.scores, wrong); }),
+              StartsWith("invalid argument"));  // and the batch is not counted
+  EXPECT_TRUE(same_bits(accuracy.compute(), alone.compute_local()));
 }
 
 template <class T>

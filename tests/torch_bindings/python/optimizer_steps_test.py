@@ -83,3 +83,12 @@ def test_a_step_behind_synchronize_reduces_sparse_gradients_too(rank, size, op):
     expected = sum(r + 10.0 for r in range(size)) / (1 if op == hvd.Sum else size)
     got = rows.weight.grad.to_dense()
     assert got[1].tolist() == got[3].tolist() == pytest.approx([expected] * 2)
+
+
+def test_a_root_without_a_state_is_the_error_of_all(rank):
+    class Broken(torch.optim.SGD):
+        def state_dict(self):
+            raise KeyError("lost")
+    with pytest.raises(KeyError if rank == 0 else hvd.HorovodInternalError, match="lost"):
+        hvd.broadcast_optimizer_state(Broken(torch.nn.Linear(2, 1).parameters(), 0.1), 0)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()

@@ -234,6 +234,19 @@ def test_a_closure_that_raises_ends_its_step(rank, size):
     assert optimizer.step(closure).item() == (size - 1) / 2  # of all ranks
 
 
+def test_a_rank_without_a_loss_keeps_nobody_waiting(rank, size):
+    model = model_of()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+
+    def closure():
+        model.zero_grad()
+        loss = model(torch.ones(1, 6)).sum() * 0 + rank
+        loss.backward()
+        return loss if rank < size - 1 else None
+    assert float(optimizer.step(closure)) == (size - 2) / 2  # of the others
+    assert optimizer.step(lambda: None) is None
+
+
 def test_hooks_of_the_program_are_called_and_keep_ours(size):
     model = model_of()
     calls = []

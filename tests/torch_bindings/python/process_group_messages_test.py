@@ -188,6 +188,26 @@ def test_the_timeout_of_a_future(rank, size):
     dist.destroy_process_group(group)
 
 
+def test_a_future_that_is_late_holds_up_no_other(rank, size):
+    """Each has the time of the group from its call on, and one that can end does."""
+    group = dist.new_group()
+    if rank == 1:
+        group.set_timeout(datetime.timedelta(milliseconds=600))
+        begin = time.monotonic()
+        late = [dist.irecv(torch.zeros(1), 0, group=group, tag=tag).get_future()
+                for tag in (1, 2, 3)]
+        for future in late:
+            with pytest.raises(RuntimeError, match="has not come within"):
+                future.wait()
+        assert time.monotonic() - begin < 3 * 0.6  # not one behind the other
+    hvd.barrier()
+    if rank == 0:
+        for tag in (1, 2, 3):
+            dist.send(torch.ones(1), 1, group=group, tag=tag)
+    hvd.barrier()
+    dist.destroy_process_group(group)
+
+
 def test_the_timeout_of_a_message_begins_with_the_wait(rank, size):
     """A receive may be posted at the start of a program, for a message that comes at its end."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))

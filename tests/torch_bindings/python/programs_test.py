@@ -72,6 +72,49 @@ class Programs(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertIn("on cpu: all as it should be", output)
 
+    def test_a_function_finds_the_modules_of_its_program(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
+            program = pathlib.Path(folder) / "main.py"
+            program.write_text("import beside\nfrom horon.launch import run\n"
+                               "print(run(beside.twice, args=(21,), np=2))\n")
+            code, output = run_command([sys.executable, program], env=NOT_LAUNCHED, cwd="/")
+        self.assertEqual(code, 0, output)
+        self.assertIn("[42, 42]", output)
+
+    def test_a_job_of_functions_ends_with_its_program(self):
+        """Also while the ranks print, more than the pipe holds."""
+        program = ("import signal, sys\nfrom horon.launch import run\n"
+                   "signal.signal(signal.SIGALRM, lambda *_: sys.exit(7))\nsignal.alarm(4)\n"
+                   "run(exec, args=('while True: print(\"x\" * 4000)',), np=2)\n")
+        for _ in range(2):
+            done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL,
+                                  env=NOT_LAUNCHED, timeout=60, check=False)
+            self.assertEqual(done.returncode, 7)
+
+    def test_a_job_of_functions_goes_on_though_nobody_reads_it(self):
+        program = ("import sys\nfrom horon.launch import run\n"
+                   "found = run(eval, args=('[print(\"x\" * 4000) for _ in range(2000)]',), np=2)\n"
+                   "print(len(found[1]), file=sys.stderr)\n")
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, env=NOT_LAUNCHED)
+        process.stdout.readline()
+        process.stdout.close()
+        with process.stderr:
+            self.assertIn("2000", process.stderr.read())
+        process.wait(timeout=60)
+
+    def test_programs_find_what_they_find_without_horon(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder) / "program.py"
+            program.write_text("import sys\nprint(sys.path)\n")
+            plain = subprocess.check_output([sys.executable, program], text=True, cwd=HERE)
+            for name in ("as_torchrun", "as_horovod"):
+                found = subprocess.check_output([sys.executable, "-m", f"horon.{name}", program],
+                                                text=True, cwd=HERE)
+                found = [each for each in eval(found) if not each.endswith("for_children")]
+                self.assertEqual(found, eval(plain))
+
     def test_functions_on_ranks(self):
         clean = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_")}
         code, output = run_command([sys.executable, "-m", "horon.as_horovod", HERE / "launched.py"],

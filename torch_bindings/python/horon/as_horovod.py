@@ -139,13 +139,16 @@ def run_program(name, prepare):
         arguments = arguments[1:]
     if not arguments or arguments[0].startswith("-"):
         sys.exit(f"usage: python -m {name} [-m] PROGRAM [ARGUMENT...]")
+    started_in = sys.path[0]  # which [python -m] has put there, but not with -P
     prepare()
     sys.argv = arguments
     if by_name:
         sys.path.insert(0, "")
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path.remove(started_in)
+            sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))
         runpy.run_path(arguments[0], run_name="__main__")
 
 

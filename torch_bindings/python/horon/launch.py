@@ -15,6 +15,7 @@ import secrets
 import shlex
 import subprocess
 import sys
+import threading
 import zlib
 
 _MARK = "\x1ehoron.launch "
@@ -37,7 +38,8 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         verbose=None, executable=None, num_proc=None, use_mpi=None, use_gloo=None, **others):
     """Calls func(*args, **kwargs) on `np` ranks and returns what it gave on each, in their order.
 
-    func may be one of __main__ or a lambda where cloudpickle is installed. Its calls of init() and
+    func may be one of __main__ or a lambda where cloudpickle is installed. Modules are those that
+    this program finds (sys.path). Its calls of init() and
     shutdown() do nothing: the session is there, and ends behind it. What it prints goes where this
     program prints. If it raises on one rank, mpirun ends all of them, and RuntimeError is raised.
 
@@ -80,12 +82,20 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         command.append("--as-horovod")
     if verbose:
         print(shlex.join(command), flush=True)
-    call = _written((func, args, kwargs or {}), func)
+    call = pickle.dumps((_module_folders(executable), _written((func, args, kwargs or {}), func)))
     code, found = _started(command, environment, call, token)
     if code != 0 or found.total is None:
         raise RuntimeError(f"the function did not return on all of {ranks} ranks: mpirun ended "
                            f"with code {code}, and what it printed above says why")
     return pickle.loads(found.whole())
+
+
+def _module_folders(executable):
+    """Where this program finds modules: those beside it too, wherever it was started."""
+    folders = [os.path.abspath(each) for each in sys.path if isinstance(each, str)]
+    of_this_python = tuple(os.path.join(each, "") for each in {sys.prefix, sys.base_prefix})
+    return [each for each in folders
+            if executable is None or not each.startswith(of_this_python)]
 
 
 def _names_hosts(given, environment):
@@ -165,23 +175,44 @@ def _started(command, environment, content, token):
     except FileNotFoundError:
         raise RuntimeError("mpirun is not in PATH: Horon needs an MPI to start ranks") from None
     found = _Results()
+    # Ranks may print before rank 0 reads, more than pipes hold.
+    threading.Thread(target=_write, args=(process.stdin, content), daemon=True).start()
+    is_read = True  # what this program prints
     try:
-        try:
-            process.stdin.write(content)
-            process.stdin.close()
-        except BrokenPipeError:
-            pass  # mpirun has ended, and says why
         for line in process.stdout:
             text, mark, result = line.decode(errors="replace").partition(_MARK + token + " ")
             if mark:
                 found.read(result)
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            try:
+                if is_read:
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+            except BrokenPipeError:
+                is_read = False  # the job runs on, for what it returns
         return process.wait(), found
-    except BaseException:  # Ctrl-C: mpirun ends the ranks
-        process.terminate()
-        process.wait()
+    except BaseException:  # Ctrl-C
+        _end(process)
         raise
+
+
+def _write(pipe, content):
+    try:
+        pipe.write(content)
+        pipe.close()
+    except BrokenPipeError:
+        pass  # mpirun has ended, and says why
+
+
+def _end(process):
+    """mpirun ends the ranks. It does not see the signal while it writes to a full pipe."""
+    process.terminate()
+    read_on = iter(lambda: process.stdout.read1(1 << 16), b"")
+    threading.Thread(target=lambda: all(True for _ in read_on), daemon=True).start()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _rank():
@@ -196,8 +227,10 @@ def _rank():
     hvd.init()
     content = sys.stdin.buffer.read() if hvd.rank() == 0 else b""
     # Of this user's own process: as trusted as the program itself.
-    func, args, kwargs = pickle.loads(
+    folders, call = pickle.loads(
         native.broadcast_bytes(content, "horon.launch.function", 0, native.ProcessSet()))
+    sys.path[:] = folders + [each for each in sys.path if each not in folders]
+    func, args, kwargs = pickle.loads(call)
     basics.keep_session(True)
     try:
         result = func(*args, **kwargs)

@@ -35,7 +35,9 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
   void add(std::shared_ptr<Operation> operation, Future future) {
     const std::lock_guard lock(mutex_);
     const uint64_t number = next_number_++;
-    const auto item = items_.emplace(number, Item{std::move(operation), std::move(future)}).first;
+    const Clock::time_point deadline = operation->deadline_of_wait();
+    const auto item =
+        items_.emplace(number, Item{std::move(operation), std::move(future), deadline}).first;
     try {
       if (ends_ == Ends::InAnyOrder) listen_to(*item);
       if (!led_ && !leader_comes_) call_leader();
@@ -60,13 +62,14 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
   struct Item {
     std::shared_ptr<Operation> operation;
     Future future;
+    Clock::time_point deadline;  // of who waits for the future
   };
   using Items = std::map<uint64_t, Item>;  // by number, in order of add()
 
   // Under the mutex.
   void listen_to(const Items::value_type& item) {
     item.second.operation->notify(ended_, item.first);
-    if (!led_ || item.second.operation->deadline() >= led_until_) return;
+    if (!led_ || item.second.deadline >= led_until_) return;
     auto earlier = std::make_unique<CompletionQueue::Entry>();
     earlier->queue = ended_;
     earlier->token = item.first;
@@ -77,14 +80,14 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
   Item take(Items::iterator item) { return std::move(items_.extract(item).mapped()); }
 
   static bool is_late_before(const Items::value_type& one, const Items::value_type& other) {
-    return one.second.operation->deadline() < other.second.operation->deadline();
+    return one.second.deadline < other.second.deadline;
   }
 
   // One that has ended, or whose time is over.
   Item wait_for_any(std::unique_lock<std::mutex>& lock) {
     for (;;) {
       const auto next_late = std::min_element(items_.begin(), items_.end(), is_late_before);
-      led_until_ = next_late->second.operation->deadline();
+      led_until_ = next_late->second.deadline;
       const auto left = led_until_ - Clock::now();
       if (left.count() <= 0 || core::in_forked_child()) return take(next_late);
       lock.unlock();
@@ -131,7 +134,7 @@ class CompletionThreads::State : public std::enable_shared_from_this<State> {
       lock.unlock();
       std::exception_ptr late;
       try {
-        item.operation->wait(Operation::Asks::No);
+        item.operation->wait_until(item.deadline, Operation::Asks::No);
       } catch (...) {
         late = std::current_exception();
       }

@@ -55,8 +55,10 @@ class Operation {
   enum class Asks : bool { No, SignalHandlers };  // while it waits, core::wait_check()
   // Returns when all collectives have ended, well or badly. Throws Error(Timeout) when the time is
   // over, counted from the call; but see above.
-  void wait(Asks asks) const {
-    wait_until(counts_in_wait_ ? deadline_after(timeout_) : deadline_, asks);
+  void wait(Asks asks) const { wait_until(deadline_of_wait(), asks); }
+  // Of one that begins now.
+  Clock::time_point deadline_of_wait() const {
+    return counts_in_wait_ ? deadline_after(timeout_) : deadline_;
   }
   void wait_until(Clock::time_point deadline, Asks asks) const;
   // `timeout` from `begin` on. A year is as good as for ever, and overflows nowhere.
@@ -64,7 +66,6 @@ class Operation {
                                           Clock::time_point begin = Clock::now()) {
     return begin + std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
   }
-  Clock::time_point deadline() const { return deadline_; }
   // Puts the token into the queue whenever one of the collectives has ended.
   void notify(const std::shared_ptr<core::CompletionQueue>& queue, uint64_t token) const;
   // Returns when a collective of another operation, which this one can't begin before, has ended.

@@ -254,9 +254,9 @@ def _reducing(optimizer, closure):
         except BaseException:
             optimizer._forget_step()  # it ends this step
             raise
-        if loss is None:
-            return None
-        if not torch.is_tensor(loss):
-            return optimizer._reducer.reduce_number(loss)
-        return torch.full_like(loss.detach(), optimizer._reducer.reduce_number(loss.item()))
+        number = loss.item() if torch.is_tensor(loss) else loss
+        of_all = optimizer._reducer.reduce_number_if_any(number)  # also of a rank without a loss
+        if of_all is None or not torch.is_tensor(loss):
+            return of_all
+        return torch.full_like(loss.detach(), of_all)
     return evaluate

@@ -80,8 +80,18 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
         tensors.append(stand_in.empty())
         return tensors[-1]
 
-    state = _replace(optimizer.state_dict(), torch.Tensor, take) if is_root else None
-    state = broadcast_object(state, root_rank)
+    state, failure = None, None
+    if is_root:
+        try:
+            state = _replace(optimizer.state_dict(), torch.Tensor, take)
+        except Exception as error:  # the other ranks wait for it
+            failure = error
+    state, why = broadcast_object((state, failure and f"{type(failure).__name__}: {failure}"),
+                                  root_rank)
+    if failure is not None:
+        raise failure
+    if why is not None:
+        raise errors.make("failed", f"rank {root_rank}'s optimizer has no state_dict(): {why}")
     if not is_root:
         state = _replace(state, _TensorOf, make)
     numbers = itertools.count()
