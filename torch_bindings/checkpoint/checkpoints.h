@@ -158,9 +158,18 @@ class Checkpoints {
     Archived result;
     result.save = [&thing](torch::serialize::OutputArchive& out) { thing.save(out); };
     result.load = [&thing](torch::serialize::InputArchive& in) {
-      // LibTorch's load() keeps the state of parameters that the archive has none of.
-      if constexpr (std::is_base_of_v<torch::optim::Optimizer, Thing>) thing.state().clear();
-      thing.load(in);
+      if constexpr (std::is_base_of_v<torch::optim::Optimizer, Thing>) {
+        // LibTorch's load() keeps the state of parameters that the archive has none of.
+        auto before = std::exchange(thing.state(), {});
+        try {
+          thing.load(in);
+        } catch (...) {
+          thing.state() = std::move(before);
+          throw;
+        }
+      } else {
+        thing.load(in);
+      }
     };
     if constexpr (requires(std::vector<torch::serialize::InputArchive> & ranks) {
                     thing.load_resharded(ranks);

@@ -182,19 +182,22 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
   // Also without a loss, as of no samples: the ranks that have one wait for all.
   std::optional<double> own;
   if (loss.defined()) {
-    if (loss.numel() != 1) {
-      const std::string why =
-          core::concat("step(closure) of \"", reducer_.name(), "\": the closure's loss has shape ",
-                       core::shape_text(loss.sizes()), "; it must be one number");
-      reducer_.impl_->refuse_number(why);
+    if (loss.numel() != 1 || loss.is_complex()) {
+      const std::string why = core::concat(
+          "step(closure) of \"", reducer_.name(), "\": the closure's loss is ", loss.dtype().name(),
+          " ", core::shape_text(loss.sizes()), "; it must be one real number");
+      reducer_.refuse_number(why);
       throw Error(ErrorCode::InvalidArgument, why);
     }
     own = loss.detach().item<double>();
   }
   const std::optional<double> of_all = reducer_.reduce_number_if_any(own);
   if (!of_all) return loss;
-  return loss.defined() ? at::full_like(loss.detach(), *of_all)
-                        : at::scalar_tensor(*of_all, at::kDouble);
+  if (loss.defined()) return at::full_like(loss.detach(), *of_all);
+  // Rounded as the others' is, so that all decide alike.
+  const bool has_type = !groups.empty() && !groups.front().params().empty();
+  const at::ScalarType type = has_type ? groups.front().params().front().scalar_type() : at::kFloat;
+  return at::scalar_tensor(*of_all, type);
 }
 
 ::torch::optim::Optimizer::LossClosure OptimizerSteps::wrap(

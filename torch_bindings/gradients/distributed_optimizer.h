@@ -233,7 +233,8 @@ class DistributedOptimizer : public Opt,
   // With a closure: what it computes is reduced when it returns, each time it is called. The loss
   // that it returns becomes that of all ranks (their sum for Sum, else their average), so that
   // optimizers that decide by it, such as LBFGS, decide alike everywhere. A rank whose closure
-  // returns none, as it had no samples, gets that of the others.
+  // returns none, as it had no samples, gets that of the others, in the type of its first
+  // parameter.
   //
   // Throws as GradientReducer::synchronize(Passes::All); with WaitIn::Step Error(InvalidArgument)
   // naming a parameter whose gradient came between synchronize() and step(). Then the parameters

@@ -59,6 +59,8 @@ std::optional<double> GradientReducer::reduce_number_if_any(const std::optional<
   return impl_->reduce_number(value);
 }
 
+void GradientReducer::refuse_number(const std::string& why) { impl_->refuse_number(why); }
+
 const GradientReducerOptions& GradientReducer::options() const { return impl_->options(); }
 
 GradientReducer::NoSync::NoSync(std::shared_ptr<std::atomic<int>> depth)

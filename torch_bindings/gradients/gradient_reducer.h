@@ -276,6 +276,8 @@ class GradientReducer {
   // The same where ranks may have no number, which counts as none: the mean is that of the others.
   // Empty if no rank has one.
   std::optional<double> reduce_number_if_any(const std::optional<double>& value);
+  // For a rank that can't take part: the others' call throws an Error with this text.
+  void refuse_number(const std::string& why);
 
   // Those of the constructor, with what set_backward_passes_per_step() has changed.
   const GradientReducerOptions& options() const;

@@ -98,8 +98,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   const std::optional<double>& weight() const { return weight_; }
   void set_passes(int passes);
   std::optional<double> reduce_number(const std::optional<double>& value) const;
-  // For a rank that can't take part in it: the others get this text.
-  void refuse_number(const std::string& why) const noexcept;
+  void refuse_number(const std::string& why) const;
   const GradientReducerOptions& options() const { return options_; }
   // The optimizer's step was made in one pass that rounds otherwise: on all ranks, or on none.
   void note_step(bool rounded_otherwise) { step_rounded_otherwise_ = rounded_otherwise; }

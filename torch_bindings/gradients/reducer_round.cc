@@ -338,8 +338,9 @@ std::optional<double> GradientReducer::Impl::reduce_number(
   return is_mean_of_some ? of_all * (shares / shares_counted) : of_all;
 }
 
-void GradientReducer::Impl::refuse_number(const std::string& why) const noexcept {
-  if (settings_.member) ops::runtime().refuse(name_of_number(), why, settings_.set);
+void GradientReducer::Impl::refuse_number(const std::string& why) const {
+  if (settings_.member && is_initialized())
+    ops::runtime().refuse(name_of_number(), why, settings_.set);
 }
 
 }  // namespace horon

@@ -132,6 +132,8 @@ void bind_reducer(py::module_& module) {
             return (*self).reduce_number_if_any(value);
           },
           WithoutGil())
+      .def("refuse_number",
+           [](Reducer& self, const std::string& why) { (*self).refuse_number(why); })
       .def("set_weight", [](Reducer& self, double weight) { (*self).set_weight(weight); })
       .def("set_backward_passes_per_step",
            [](Reducer& self, int passes) { (*self).set_backward_passes_per_step(passes); })

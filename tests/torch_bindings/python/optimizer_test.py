@@ -245,6 +245,8 @@ def test_a_rank_without_a_loss_keeps_nobody_waiting(rank, size):
         return loss if rank < size - 1 else None
     assert float(optimizer.step(closure)) == (size - 2) / 2  # of the others
     assert optimizer.step(lambda: None) is None
+    with pytest.raises(ValueError, match="one real"):
+        optimizer.step(lambda: torch.ones(1 if rank < size - 1 else 2))
 
 
 def test_hooks_of_the_program_are_called_and_keep_ours(size):

@@ -84,8 +84,14 @@ class Programs(unittest.TestCase):
 
     def test_a_job_of_functions_ends_with_its_program(self):
         """Also while the ranks print, more than the pipe holds."""
-        program = ("import signal, sys\nfrom horon.launch import run\n"
-                   "signal.signal(signal.SIGALRM, lambda *_: sys.exit(7))\nsignal.alarm(4)\n"
+        program = ("import signal, sys, time\nfrom horon.launch import run\n"
+                   "class Slow:\n    lines = 0\n    def flush(self): pass\n"
+                   "    def write(self, text):\n"
+                   "        self.lines += text.startswith('x')\n"
+                   "        if self.lines == 1: signal.alarm(1)\n"
+                   "        time.sleep(0.01)\n"
+                   "signal.signal(signal.SIGALRM, lambda *_: sys.exit(7))\n"
+                   "sys.stdout = Slow()\n"
                    "run(exec, args=('while True: print(\"x\" * 4000)',), np=2)\n")
         for _ in range(2):
             done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL,

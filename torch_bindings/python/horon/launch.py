@@ -13,8 +13,10 @@ import pickle
 import re
 import secrets
 import shlex
+import site
 import subprocess
 import sys
+import sysconfig
 import threading
 import zlib
 
@@ -82,7 +84,8 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         command.append("--as-horovod")
     if verbose:
         print(shlex.join(command), flush=True)
-    call = pickle.dumps((_module_folders(executable), _written((func, args, kwargs or {}), func)))
+    call = pickle.dumps((_module_folders(executable, env or {}),
+                         _written((func, args, kwargs or {}), func)))
     code, found = _started(command, environment, call, token)
     if code != 0 or found.total is None:
         raise RuntimeError(f"the function did not return on all of {ranks} ranks: mpirun ended "
@@ -90,12 +93,18 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
     return pickle.loads(found.whole())
 
 
-def _module_folders(executable):
-    """Where this program finds modules: those beside it too, wherever it was started."""
-    folders = [os.path.abspath(each) for each in sys.path if isinstance(each, str)]
-    of_this_python = tuple(os.path.join(each, "") for each in {sys.prefix, sys.base_prefix})
+def _module_folders(executable, env):
+    """Where this program finds modules: those beside it too, wherever it was started. Another
+    Python has its own libraries."""
+    folders = [each for each in env.get("PYTHONPATH", "").split(os.pathsep) if each]
+    folders += [os.path.abspath(each) for each in sys.path if isinstance(each, str)]
+    if executable is None:
+        return folders
+    paths = sysconfig.get_paths()
+    libraries = {*site.getsitepackages(), site.getusersitepackages(),
+                 *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
     return [each for each in folders
-            if executable is None or not each.startswith(of_this_python)]
+            if not any(f"{each}/".startswith(f"{library}/") for library in libraries)]
 
 
 def _names_hosts(given, environment):

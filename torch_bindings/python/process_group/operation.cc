@@ -89,7 +89,9 @@ void Operation::wait_until(Clock::time_point deadline, Asks asks) const {
   for (const Pending& pending : pending_) {
     if (ended_by(deadline, *pending, asks)) continue;
     if (core::in_forked_child()) return;  // outcome() says why
-    throw_late(pending->name, deadline - begin, "the collective goes on");
+    // Of a future whose time was over before a thread came to it: that of the group.
+    const Clock::duration limit = deadline > begin ? deadline - begin : timeout_;
+    throw_late(pending->name, limit, "the collective goes on");
   }
 }
 

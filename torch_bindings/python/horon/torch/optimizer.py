@@ -251,12 +251,26 @@ def _reducing(optimizer, closure):
         try:
             loss = closure()
             optimizer._reducer.synchronize()
+            # Also of a rank without a loss: the others wait for all.
+            of_all = optimizer._reducer.reduce_number_if_any(_number(optimizer, loss))
         except BaseException:
             optimizer._forget_step()  # it ends this step
             raise
-        number = loss.item() if torch.is_tensor(loss) else loss
-        of_all = optimizer._reducer.reduce_number_if_any(number)  # also of a rank without a loss
-        if of_all is None or not torch.is_tensor(loss):
+        if torch.is_tensor(loss):
+            return torch.full_like(loss.detach(), of_all)
+        if loss is not None or of_all is None:
             return of_all
-        return torch.full_like(loss.detach(), of_all)
+        # Rounded as the others' is, so that all decide alike.
+        return torch.tensor(of_all, dtype=optimizer.param_groups[0]["params"][0].dtype)
     return evaluate
+
+
+def _number(optimizer, loss):
+    try:
+        if loss is None:
+            return None
+        return float(loss.detach() if torch.is_tensor(loss) else loss)
+    except (TypeError, ValueError, RuntimeError) as error:
+        why = f"the loss of a closure must be one real number: {error}"
+        optimizer._reducer.refuse_number(why)
+        raise ValueError(why) from error
