@@ -102,13 +102,14 @@ def check_training(command, ranks):
     expect(tensors == {"deep": 402, "tiny": 2000, "cnn": 8}, f"models: {tensors}")
     for model in report["models"]:
         expect(model["ranks_agree"], f"parameters differ between ranks: {model}")
-        contenders = {"alone", "alone_fused", "floor", "horon", "horon_fused"}
+        contenders = {"alone", "alone_fused", "floor", "gradients", "horon", "horon_fused"}
         expect(contenders == set(model["block_ms"]), f"contenders: {model}")
         for contender, times in model["block_ms"].items():
             expect(len(times) == report["blocks"] and min(times) > 0, f"{contender}: {model}")
             for ratio in ("ratio_quartiles", "over_floor_quartiles"):
                 quartiles = model[ratio][contender]
                 expect(0 < quartiles[0] <= quartiles[1] <= quartiles[2], f"{contender}: {model}")
+        expect(len(model["hidden_quartiles"]) == 3, f"what is hidden: {model}")
         expect(min(model["ratio"], model["floor"], model["over_floor"]) > 0, f"{model}")
 
 
