@@ -13,8 +13,9 @@ namespace horon {
 
 // A row-major tensor of zeros on the CPU; `options` gives dtype and requires_grad. Not collective.
 // It may outlive the session, whose next one does not share it. Between hosts, and where the ranks
-// of a host can't share memory, it is as any other tensor. A child process made by fork() sees
-// what its parent writes, and the other way round. New memory is slow: keep the tensor.
+// of a host can't share memory, it is as any other tensor. A child process made by fork(), a
+// worker of a loader for instance, does not have the memory: a look at it there ends the child by
+// SIGSEGV. New memory is slow: keep the tensor.
 // Throws Error(NotInitialized), Error(Limit) if there is no memory, and Error(InvalidArgument) for
 // another device, layout or a shape that can't be. Any thread.
 at::Tensor shared_zeros(at::IntArrayRef shape, const at::TensorOptions& options = {});
