@@ -295,6 +295,7 @@ core::RankDevices devices_of_pair(const std::vector<int>& pair, const JobGpu& jo
   core::RankDevices devices = core::host_alone();
   core::RankDevice& gpu = devices[static_cast<size_t>(DeviceKind::Cuda)];
   gpu.unavailable = job_gpu.unavailable(pair);
+  gpu.mixed = job_gpu.mixed(pair);
   if (gpu.unavailable.empty()) gpu.index = job_gpu.device();
   return devices;
 }
@@ -309,11 +310,11 @@ core::Executor::Parts make_pair_execution(const Communicator& world, const std::
   parts.ranks = pair;
   std::vector<std::unique_ptr<core::MemoryDomain>> domains = make_builtin_domains(nullptr);
   const bool reaches_gpus = job_gpu->unavailable(pair).empty();
-  if (reaches_gpus) domains.push_back(make_pinned_memory(job_gpu));
+  if (reaches_gpus && job_gpu->device() >= 0) domains.push_back(make_pinned_memory(job_gpu));
   parts.scratch = make_scratch(std::move(domains), config);
   const int peer = pair[parts.rank == 0 ? 1 : 0];
   auto ops = make_mpi_pair_ops(world.mpi(), parts.scratch, parts.rank, peer);
-  if (reaches_gpus) add_staged_ops(ops.size(), ops);
+  if (reaches_gpus && !job_gpu->mixed(pair)) add_staged_ops(ops.size(), ops);
   parts.ops = std::make_shared<core::OpTable>(std::move(ops), "auto");
   parts.timeline = timeline;
   return parts;
@@ -323,13 +324,16 @@ core::Executor::Parts make_execution(const Communicator& communicator, const cor
                                      const std::shared_ptr<core::Timeline>& timeline,
                                      const std::shared_ptr<JobGpu>& job_gpu) {
   const std::vector<int>& members = communicator.members();
-  const bool reaches_gpus = job_gpu != nullptr && job_gpu->unavailable(members).empty();
-  const std::shared_ptr<JobGpu> gpu = reaches_gpus ? job_gpu : nullptr;
+  const bool mixed = job_gpu != nullptr && job_gpu->mixed(members);
+  const bool all_on_gpus = job_gpu != nullptr && !mixed && job_gpu->unavailable(members).empty();
+  const std::shared_ptr<JobGpu> gpu = all_on_gpus ? job_gpu : nullptr;
   core::Executor::Parts parts;
   parts.rank = communicator.topology().rank;
   parts.size = communicator.topology().size;
   parts.ranks = members;
-  parts.scratch = make_scratch(make_builtin_domains(&communicator.local_group(), gpu), config);
+  auto domains = make_builtin_domains(&communicator.local_group(), gpu);
+  if (mixed && job_gpu->device() >= 0) domains.push_back(make_pinned_memory(job_gpu));
+  parts.scratch = make_scratch(std::move(domains), config);
   parts.ops =
       std::make_shared<core::OpTable>(make_builtin_ops(communicator, config, parts.scratch, gpu),
                                       config.allreduce, who_runs_on(communicator));

@@ -73,6 +73,7 @@ c10::Device device(const ProcessSet& process_set) {
         ErrorCode::Config,
         concat("device(): ", why, ". To train on the CPU set CUDA_VISIBLE_DEVICES to nothing"));
   }
+  if (gpu->device() < 0) return c10::Device(c10::kCPU);  // others have one: a mixed set
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu->device()));
   c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(device);
   return device;

@@ -25,7 +25,8 @@ void init(const InitOptions& options = {}, std::string_view headers = kHeaderVer
 // current device of this thread; the CPU where no rank has a GPU, or where LibTorch's CUDA library
 // is not in the process (CMake links it: HORON_TORCH_CUDA). Throws Error(NotInitialized), and
 // Error(Config) where there are GPUs that the ranks can't use together: more ranks than GPUs on a
-// host, no NCCL, a rank without one. CUDA_VISIBLE_DEVICES= (empty) makes it the CPU.
+// host, no NCCL, a rank without one. CUDA_VISIBLE_DEVICES= (empty) makes it the CPU, and with
+// HORON_GPU_COLLECTIVES=host it is the CPU on ranks without a GPU, beside others that have one.
 // With a process set that this rank is in, the same is asked of its members alone: some ranks of a
 // job may have GPUs, and others none. Error(InvalidArgument) if this rank is not in it,
 // Error(Config) too for a set of ranks with GPUs that they have made alone before they could

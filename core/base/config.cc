@@ -100,8 +100,8 @@ constexpr std::array kKnobs = {
          "which allreduce is used"),
     text("HORON_GPU_COLLECTIVES", &Config::gpu_collectives, "auto, nccl, host, hierarchical", kSame,
          "who reduces tensors on GPUs: NCCL, or the host on copies; auto: NCCL where it can, the "
-         "host for what NCCL lacks; hierarchical: as auto, and allreduce by NCCL within hosts and "
-         "by MPI between them"),
+         "host for what NCCL lacks; host: always, and beside ranks without a GPU; hierarchical: as "
+         "auto, and allreduce by NCCL within hosts and by MPI between them"),
     text("HORON_NCCL_REGISTER", &Config::nccl_register, "auto, off", kSame,
          "NCCL knows the memory that tensors are packed in, for faster kernels; auto: from 2.27.3 "
          "on, and where it can"),

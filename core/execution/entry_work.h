@@ -45,6 +45,7 @@ struct EntryWork {
   std::shared_ptr<const EntrySpec> spec;
   std::vector<MemoryPart> memory;
   bool narrowed = false;                   // as in Submission
+  bool copied_to_host = false;             // as in Submission
   AllocateOutput allocate_output;          // moves_blocks()
   std::vector<OutputBlock> output_blocks;  // as in Submission
   std::unique_ptr<Event> ready;            // when the memory has been written; null: it has

@@ -22,7 +22,8 @@ RunningBatch::RunningBatch(BatchWork work, BatchContext& context)
 }
 
 RunningBatch::~RunningBatch() {
-  if (scratch_.memory != nullptr) leak();  // the executor ends with the batch under way
+  // The executor ends with the batch under way.
+  if (scratch_.memory != nullptr || host_copies_ != nullptr) leak();
 }
 
 Progress RunningBatch::step(const Predecessors& earlier) {
@@ -45,6 +46,9 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
     case Stage::New:
       if (op_ == nullptr) choose_op();  // it decides which later batches may start
       if (spec_.kind != CollectiveKind::Barrier && !domain_->is_open()) return Progress::Polling;
+      if (host_copies_ != nullptr) {
+        if (!earlier.may_take_scratch(*domain_) || !host_copies_->place()) return Progress::Polling;
+      }
       place();
       hopes_for_ops_scratch_ = !spec_.captured && is_packed_on_all_ranks() && scratch_bytes_ &&
                                *scratch_bytes_ <= op_->shared_scratch_max();
@@ -54,7 +58,7 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
     case Stage::Waiting:
       // Nothing of this batch may stand in the queue in front of what an earlier op enqueues.
       if (op_->enqueues() && !earlier.may_start(*op_)) return Progress::Ringing;
-      if (!tensors_ready()) return Progress::Polling;
+      if (!tensors_ready() || !tensors_here()) return Progress::Polling;
       if (!chunk_plan_.is_cut()) copy_ = pack();
       return Progress::Done;
     case Stage::Packing:
@@ -82,7 +86,7 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
       if (done_ != nullptr && !done_->happened()) return Progress::Polling;
       // The stream of the program must wait for it, or its capture does not end.
       if (spec_.captured && has_news()) return Progress::Polling;
-      finish_chunks();
+      end_copies();
       note();
       return Progress::Done;
     case Stage::Finished:
@@ -108,6 +112,7 @@ FinishedBatch RunningBatch::finish(std::optional<Error> error) noexcept {
 void RunningBatch::leak() noexcept {
   if (flight_ != nullptr) keep_value_for_ever(flight_);
   if (chunks_ != nullptr) keep_value_for_ever(chunks_);
+  if (host_copies_ != nullptr) host_copies_->end(/*in_use=*/true);
   const bool of_op = ops_scratch_ != nullptr;  // which goes on counting this as a user
   if (scratch_.memory != nullptr && !of_op) context_.scratch->leak(std::move(scratch_));
   scratch_ = {};
@@ -152,6 +157,7 @@ void RunningBatch::choose_op() {
     chunk_plan_ = plan_chunks(batch_);
   }
   batch_.sequence = work_.sequence;
+  if (HostCopies::are_needed(work_.entries)) make_host_copies();
 }
 
 MemoryDomain& RunningBatch::choose_domain() const {
@@ -357,16 +363,6 @@ bool RunningBatch::tensors_ready() {
     if (!ready->happened()) return false;
   }
   return true;
-}
-
-// Even where nothing is packed: work of the batch that had this scratch before may still run.
-void RunningBatch::end_packing() {
-  if (!immediate_ && scratch_bytes_ && !op_->enqueues()) packed_ = queue_->record();
-}
-
-void RunningBatch::end_unpacking() {
-  if (!immediate_ && (scratch_bytes_ || in_16_bits() || op_->enqueues())) done_ = queue_->record();
-  if (scratch_bytes_) give_scratch_back();
 }
 
 void RunningBatch::start() {

@@ -1,7 +1,8 @@
 // One batch on its way: tensors ready -> packed -> collective -> unpacked.
 //
 // Three cases:
-// - Host memory: a stage is done when its call returns, and the next one follows.
+// - Host memory: a stage is done when its call returns, and the next one follows. If tensors lie on
+//   a device, copies of them are made before and taken back behind it (host_copies.h).
 // - Memory with a queue, and an op that enqueues: all stages are enqueued at once, each behind the
 //   one before, the first behind the events of the tensors. The host waits for nothing. If the op
 //   wants ready tensors, the host asks their events first.
@@ -23,6 +24,7 @@
 #include "horon/core/execution/chunked_batch.h"
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/entry_work.h"
+#include "horon/core/execution/host_copies.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/execution/predecessors.h"
 #include "horon/core/execution/prepared_batches.h"
@@ -53,6 +55,7 @@ class RunningBatch {
   Progress step(const Predecessors& earlier);
   // For the batches behind it.
   bool needs_scratch() const {
+    if (stage_ == Stage::New) return host_copies_ != nullptr;
     return stage_ == Stage::WantsScratch && scratch_bytes_.has_value() && !hopes_for_ops_scratch_;
   }
   // In which it works; null before the first step.
@@ -94,6 +97,7 @@ class RunningBatch {
   bool in_16_bits() const { return is_16_bit(spec_.compression); }
   size_t bytes_of(int64_t elements) const;
   void choose_op();
+  void make_host_copies();
   MemoryDomain& choose_domain() const;
   void describe();
   void place();
@@ -108,6 +112,7 @@ class RunningBatch {
   bool take_scratch_of_op(const Predecessors& earlier);
   void give_scratch_back();
   bool tensors_ready();
+  bool tensors_here() { return host_copies_ == nullptr || host_copies_->bring(); }
   void end_packing();
   bool host_may_touch_memory() { return packed_ == nullptr || packed_->happened(); }
   void start();
@@ -118,7 +123,7 @@ class RunningBatch {
   SlicedCopy pack();
   SlicedCopy unpack();
   Progress step_chunks(bool may_start);
-  void finish_chunks();
+  void end_copies();
 
   BatchWork work_;
   BatchContext& context_;
@@ -136,7 +141,8 @@ class RunningBatch {
   // The bytes of scratch that it needs, and the offsets of the op's input and output there; empty:
   // none.
   std::optional<size_t> scratch_bytes_, input_at_, output_at_;
-  bool hopes_for_ops_scratch_ = false;  // until it may start, when the op says
+  std::unique_ptr<HostCopies> host_copies_;  // null: none is needed, or all has been taken back
+  bool hopes_for_ops_scratch_ = false;       // until it may start, when the op says
   ScratchPool::Buffer scratch_;
   SharedScratch* ops_scratch_ = nullptr;  // scratch_ is this
   size_t ready_ = 0;  // entries whose memory is ready, or for which the queue waits

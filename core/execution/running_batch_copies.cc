@@ -1,4 +1,5 @@
-// What a batch copies into the memory of its op, and back: all at once or in chunks.
+// What a batch copies into the memory of its op, and back: all at once or in chunks. And what it
+// brings to the host first.
 #include <memory>
 #include <utility>
 
@@ -7,6 +8,11 @@
 #include "horon/core/execution/running_batch.h"
 
 namespace horon::core {
+
+void RunningBatch::make_host_copies() {
+  host_copies_ =
+      std::make_unique<HostCopies>(work_.entries, blocks_.get(), is_source(), *context_.scratch);
+}
 
 SlicedCopy RunningBatch::pack() {
   if (!scratch_bytes_) return {};
@@ -28,6 +34,17 @@ SlicedCopy RunningBatch::unpack() {
   return {*queue_, copies().out(batch_.output, {0, batch_.count})};
 }
 
+// Even where nothing is packed: work of the batch that had this scratch before may still run.
+void RunningBatch::end_packing() {
+  if (!immediate_ && scratch_bytes_ && !op_->enqueues()) packed_ = queue_->record();
+}
+
+void RunningBatch::end_unpacking() {
+  if (!immediate_ && (scratch_bytes_ || in_16_bits() || op_->enqueues())) done_ = queue_->record();
+  if (scratch_bytes_) give_scratch_back();
+  if (host_copies_ != nullptr) done_ = host_copies_->take_back();
+}
+
 Progress RunningBatch::step_chunks(bool may_start) {
   if (chunks_ == nullptr) {
     chunks_ = std::make_unique<ChunkedBatch>(*op_, batch_, chunk_plan_, copies(), *domain_);
@@ -43,7 +60,11 @@ Progress RunningBatch::step_chunks(bool may_start) {
 
 // Not before: the queue in which the next user of the scratch works does not stand behind the copy
 // back.
-void RunningBatch::finish_chunks() {
+void RunningBatch::end_copies() {
+  if (host_copies_ != nullptr) {
+    host_copies_->end(/*in_use=*/false);
+    host_copies_.reset();
+  }
   if (chunks_ == nullptr) return;
   chunks_.reset();
   context_.scratch->give_back(*domain_, std::move(scratch_), nullptr);

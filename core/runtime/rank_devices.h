@@ -13,6 +13,8 @@ inline constexpr int kNoDevice = -1;
 struct RankDevice {
   int index = kNoDevice;
   std::string unavailable;  // why there is none; empty: this build does not know the kind
+  // Some members of the set have such a device, this one or others, and some have none.
+  bool mixed = false;
 };
 using RankDevices = std::array<RankDevice, kDeviceKindCount>;
 

@@ -192,6 +192,9 @@ class Runtime::Impl {
   std::string unavailable(uint32_t set, DeviceKind device) const {
     return facts_of(set)->devices[static_cast<size_t>(device)].unavailable;
   }
+  bool is_mixed(uint32_t set, DeviceKind device) const {
+    return facts_of(set)->devices[static_cast<size_t>(device)].mixed;
+  }
   PieceSizes piece_sizes(uint32_t set, const EntrySpec& like) const {
     const auto facts = facts_of(set);
     Batch batch = describe_batch(like, static_cast<int>(facts->ranks.size()), facts->ranks);
@@ -314,6 +317,10 @@ PieceSizes Runtime::piece_sizes(uint32_t set, const EntrySpec& like) const {
 
 std::string Runtime::unavailable(uint32_t set, DeviceKind device) const {
   return impl_->unavailable(set, device);
+}
+
+bool Runtime::is_mixed(uint32_t set, DeviceKind device) const {
+  return impl_->is_mixed(set, device);
 }
 
 std::string Runtime::stall_report() const { return impl_->stall_report(); }

@@ -14,6 +14,7 @@ std::shared_ptr<const SetFacts> SetFacts::of(std::vector<int> ranks,
   for (size_t kind = 0; kind < facts->devices.size(); ++kind) {
     const MemoryDomain* const domain = scratch.find(static_cast<DeviceKind>(kind));
     facts->devices[kind].unavailable = resources.unavailable[kind];
+    facts->devices[kind].mixed = resources.mixed[kind];
     if (domain != nullptr) facts->devices[kind].index = domain->device_index();
   }
   facts->runnable = std::make_shared<const RunnableCalls>(resources.executor->shared_ops());

@@ -231,6 +231,7 @@ BatchWork SetRunner::work_of(StartBatch& start) {
     live.contributors = start.contributors;
     out.memory = std::move(live.submission.memory);
     out.narrowed = live.submission.narrowed;
+    out.copied_to_host = live.submission.copied_to_host;
     out.allocate_output = std::move(live.submission.allocate_output);
     out.output_blocks = std::move(live.submission.output_blocks);
     out.ready = std::move(live.submission.ready);

@@ -37,6 +37,9 @@ struct Submission {
   // have been multiplied by the prescale; the collective works in that memory. The outputs are
   // float32, other memory.
   bool narrowed = false;
+  // The spec says Host, but the memory is on this rank's CUDA device, and is copied to the host for
+  // the collective: in a set of which some ranks have such a device and others have none.
+  bool copied_to_host = false;
 
   // moves_blocks() (execution/block_layout.h) only, with one MemoryPart per part: called in the
   // loop, on any thread, for each part when the number of elements of its result is known. Returns
@@ -59,7 +62,7 @@ struct Submission {
   // spec.
   std::vector<bool> absent;
 
-  // Which device of the spec's kind holds the memory; 0 for host memory. A rank works on one device
+  // Which device of its kind holds the memory; 0 for host memory. A rank works on one device
   // of a kind (MemoryDomain::device_index()): memory of another one is refused.
   int device_index = 0;
 

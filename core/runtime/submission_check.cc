@@ -42,10 +42,6 @@ std::string fault_of_spec(const EntrySpec& spec, std::span<const int> ranks) {
   if (spec.piece_bytes > 0 && spec.kind != CollectiveKind::Allreduce) {
     return concat("piece_bytes is for allreduce, not for ", to_string(spec.kind));
   }
-  if (spec.captured && (spec.device == DeviceKind::Host || spec.kind == CollectiveKind::Barrier)) {
-    return concat(to_string(spec.kind), " in ", to_string(spec.device),
-                  " memory can't be captured in a graph");
-  }
   for (const TensorPart& part : spec.parts) {
     const auto negative = std::find_if(part.shape.begin(), part.shape.end(),
                                        [](int64_t extent) { return extent < 0; });
@@ -90,7 +86,8 @@ std::string fault_of_output_blocks(const Submission& submission, int rank, size_
   const bool takes_blocks = spec.kind == CollectiveKind::Allgather ||
                             spec.kind == CollectiveKind::Alltoall ||
                             (spec.kind == CollectiveKind::Gather && spec.root == rank);
-  if (!takes_blocks || spec.parts.size() != 1 || spec.device != DeviceKind::Host) {
+  const bool on_host = spec.device == DeviceKind::Host && !submission.copied_to_host;
+  if (!takes_blocks || spec.parts.size() != 1 || !on_host) {
     return concat("the result of ", to_string(spec.kind), " on this rank can't go into blocks");
   }
   const size_t blocks = submission.output_blocks.size();
@@ -125,11 +122,33 @@ std::string fault_of_rows(const Submission& submission, int rank, std::span<cons
   return submission.output_blocks.empty() ? "" : fault_of_output_blocks(submission, rank, members);
 }
 
+std::string fault_of_capture(const Submission& submission) {
+  const EntrySpec& spec = *submission.spec;
+  if (!spec.captured) return "";
+  if (submission.copied_to_host) {
+    return "a graph can't hold it, since some ranks of the process set have no GPU; call it "
+           "outside";
+  }
+  if (spec.device != DeviceKind::Host && spec.kind != CollectiveKind::Barrier) return "";
+  return concat(to_string(spec.kind), " in ", to_string(spec.device),
+                " memory can't be captured in a graph");
+}
+
 std::string fault_of_device(const Submission& submission, int rank, const RankDevices& devices) {
-  const DeviceKind kind = submission.spec->device;
-  const auto& [index, unavailable] = devices[static_cast<size_t>(kind)];
+  const bool copied = submission.copied_to_host;
+  const DeviceKind kind = copied ? DeviceKind::Cuda : submission.spec->device;
+  const auto& [index, unavailable, mixed] = devices[static_cast<size_t>(kind)];
+  if (copied && submission.spec->device != DeviceKind::Host) {
+    return "its memory is copied to the host, and its spec does not say so";
+  }
+  if (mixed != copied && kind != DeviceKind::Host) {
+    return concat(
+        "it is in ", to_string(kind), " memory, which is copied to the host for ",
+        "collectives of ranks of which some have a GPU and others none, and for no others");
+  }
   if (index == kNoDevice) {
     const std::string memory = concat("it is in ", to_string(kind), " memory, which ");
+    if (mixed) return concat(memory, "rank ", rank, " can't use; move it to the host");
     if (unavailable.empty()) {
       return concat(memory,
                     "this job can't use (this build has no support for it); move it to the host");
@@ -178,11 +197,12 @@ std::string find_fault(const Submission& submission, int rank, std::span<const i
   if (submission.narrowed && !is_16_bit(spec.compression)) {
     return "its memory is narrowed, and it has no compression to 16 bits";
   }
-  if (submission.narrowed && spec.device != DeviceKind::Host) {
+  if (submission.narrowed && (spec.device != DeviceKind::Host || submission.copied_to_host)) {
     return "its memory is narrowed, which on devices the runtime does";
   }
   if (moves_blocks(spec.kind) && spec.parts.empty()) return "it has no tensors";
   if (std::string fault = fault_of_spec(spec, ranks); !fault.empty()) return fault;
+  if (std::string fault = fault_of_capture(submission); !fault.empty()) return fault;
   if (std::string fault = fault_of_set(submission.set, spec); !fault.empty()) return fault;
   if (std::string fault = fault_of_device(submission, rank, devices); !fault.empty()) return fault;
   if (std::string fault = fault_of_ops(spec, runnable); !fault.empty()) return fault;

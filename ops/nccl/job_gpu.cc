@@ -85,7 +85,8 @@ std::string fault_of_missing_gpus(const std::vector<GpuFacts>& facts,
   const std::string text =
       concat(who, without.size() == 1 ? " has" : " have", " no GPU (", why, ")");
   if (without.size() == ranks.size()) return text;
-  return concat(text, ", the others have one: a process set of ranks with a GPU can use them");
+  return concat(text, ", the others have one: a process set of ranks with a GPU can use them, and ",
+                "HORON_GPU_COLLECTIVES=host lets all ranks take part, by way of the host");
 }
 
 // NCCL refuses two ranks on one GPU. It knows a GPU by its host, or NCCL_HOSTID if that is set, and
@@ -134,7 +135,14 @@ std::string JobGpu::judge(const std::vector<Facts>& facts, const std::vector<int
 
 std::string JobGpu::unavailable(const std::vector<int>& ranks) const {
   if (insists_on_nccl_ && !uses_nccl()) return nccl_unavailable_;
-  return fault_of_missing_gpus(facts_, ranks);
+  return mixed(ranks) ? "" : fault_of_missing_gpus(facts_, ranks);
+}
+
+bool JobGpu::mixed(const std::vector<int>& ranks) const {
+  const auto owns = [this](int rank) {
+    return std::binary_search(owners_.begin(), owners_.end(), rank);
+  };
+  return insists_on_host_ && any_device(ranks) && !std::all_of(ranks.begin(), ranks.end(), owns);
 }
 
 std::string JobGpu::unavailable_alone(const std::vector<int>& ranks) const {
@@ -165,6 +173,7 @@ std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,
   gpu->nccl_unavailable_ = collectives == "host" ? "HORON_GPU_COLLECTIVES=host asks for the host"
                                                  : judge(gpu->facts_, topology.host_of);
   gpu->insists_on_nccl_ = collectives == "nccl";
+  gpu->insists_on_host_ = collectives == "host";
   std::vector<int> all(gpu->facts_.size());
   std::iota(all.begin(), all.end(), 0);
   gpu->unavailable_ = gpu->unavailable(all);

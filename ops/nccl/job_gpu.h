@@ -35,8 +35,11 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
 
   // Why collectives of these ranks can't reach tensors on their GPUs: one sentence that names the
   // ranks, and the cure if there is one; the same on all ranks. Empty: they can, since each of them
-  // has one. `ranks`: of the job, ascending, at least one.
+  // has one, or since these are mixed(). `ranks`: of the job, ascending, at least one.
   std::string unavailable(const std::vector<int>& ranks) const;
+  // Some of them have a GPU and others have none, and HORON_GPU_COLLECTIVES=host asks for copies:
+  // tensors on GPUs are brought to the host for each of their collectives.
+  bool mixed(const std::vector<int>& ranks) const;
   // The same of all ranks.
   const std::string& unavailable() const { return unavailable_; }
   bool available() const { return unavailable_.empty(); }
@@ -114,6 +117,7 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
   std::vector<Facts> facts_;  // of all ranks
   std::vector<int> owners_;
   bool insists_on_nccl_ = false;
+  bool insists_on_host_ = false;
   std::string unavailable_;
   std::string nccl_unavailable_;
   bool host_drives_allreduce_ = false;

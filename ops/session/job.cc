@@ -218,6 +218,7 @@ void Job::start_runtime() {
     if (gpu_->device() >= 0) parts.seat_visitor = gpu_;
     parts.world.executor = std::make_unique<core::Executor>(std::move(execution));
     parts.world.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = gpu_->unavailable();
+    parts.world.mixed[static_cast<size_t>(DeviceKind::Cuda)] = gpu_->mixed(world_->members());
     parts.world.gate = make_gate(*world_, config_);
     const bool in_submit = config_.step_in_submit == "on";
     parts.step_in_submit =

@@ -229,7 +229,10 @@ core::SetResources ProcessSets::make_resources() {
     core::SetResources resources(communicator,
                                  std::make_unique<core::Executor>(std::move(*prepared.execution)),
                                  std::move(gate));
-    resources.unavailable[static_cast<size_t>(DeviceKind::Cuda)] = std::move(prepared.no_gpus);
+    constexpr auto kGpus = static_cast<size_t>(DeviceKind::Cuda);
+    resources.unavailable[kGpus] = std::move(prepared.no_gpus);
+    resources.mixed[kGpus] =
+        prepared.gpu != nullptr && prepared.gpu->mixed(communicator->members());
     return resources;
   } catch (...) {
     // That ends the job, and the other members may not free it.

@@ -28,6 +28,7 @@ horon_test(shared_heap_test FILES core/host/available_memory_test.cc core/host/s
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc)
 horon_test(executor_test
            FILES core/execution/chunked_batch_test.cc core/execution/executor_test.cc
+                 core/execution/host_copies_test.cc
                  core/execution/neutral_test.cc core/execution/output_blocks_test.cc
                  core/execution/prepared_batches_test.cc
                  core/execution/queued_batches_test.cc core/execution/scratch_pool_test.cc

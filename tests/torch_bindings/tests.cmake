@@ -173,6 +173,7 @@ if(NOT HORON_TORCH_WITH_CUDA)
   torch_test(collectives/gpu_collectives_test 1 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(collectives/gpu_beside_nccl_test 1 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(collectives/gpu_messages_test 2 3 ROOM gpu LIBS horon_torch_device)
+  torch_test(collectives/mixed_ranks_test 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_training_test 1 2 3 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_bucket_memory_test 2 ROOM gpu LIBS horon_torch_device)
   torch_test(gradients/gpu_capture_test 1 2 3 ROOM gpu LIBS horon_torch_device)
@@ -191,6 +192,17 @@ if(NOT HORON_TORCH_WITH_CUDA)
             ENVIRONMENT HORON_GPU_COLLECTIVES=host)
   torch_run(torch_gpu_messages_test through_the_host 2 ENVIRONMENT HORON_GPU_COLLECTIVES=host)
   torch_run(torch_gpu_training_test through_the_host 2 ENVIRONMENT HORON_GPU_COLLECTIVES=host)
+  # Without what needs streams, or a GPU on each rank.
+  set(mixed ENVIRONMENT HORON_GPU_COLLECTIVES=host GPUS_OF_ODD_RANKS=1)
+  torch_run(torch_mixed_ranks_test mixed_hosts 2+1 LAUNCHER ${horon_mpirun_hosts} ARGS)
+  torch_run(torch_gpu_beside_nccl_test mixed_np3 3 ${mixed})
+  torch_run(torch_gpu_given_up_backward_test mixed_np3 3 ${mixed})
+  torch_run(torch_gpu_collectives_test mixed 3 ${mixed}
+            ARGS --gtest_filter=-*Stream*:*OfAnotherRank*:*CantUse*:*WithoutAWait*)
+  torch_run(torch_gpu_messages_test mixed 3 ${mixed}
+            ARGS --gtest_filter=-*Stream*:*IsAMismatch*)
+  torch_run(torch_gpu_training_test mixed 3 ${mixed}
+            ARGS --gtest_filter=-*Stream*:*OnOneDevice*:*MovesToTheGpu*)
   foreach(program torch_gpu_collectives_test torch_gpu_messages_test torch_gpu_training_test)
     torch_run(${program} hosts_2_1 2+1 LAUNCHER ${horon_mpirun_hosts}
               ENVIRONMENT HORON_GPU_COLLECTIVES=hierarchical)

@@ -45,7 +45,7 @@ void PendingCollective::check_device(const at::Tensor& tensor) {
                ", the first is on ", device_, "; the tensors of a group are on one device"));
   }
   device_ = device;
-  spec.device = device_kind(device);
+  spec.device = device_in_spec(device, process_set_.id());
 }
 
 void PendingCollective::check_reduction(const at::Tensor& tensor) const {

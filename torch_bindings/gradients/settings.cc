@@ -92,7 +92,9 @@ std::string GradientSettings::text() const {
   if (skip_nonfinite) text += ", steps with NaN left out";
   if (clip_grad_norm) text += core::concat(", clipped to norm ", *clip_grad_norm);
   if (clip_grad_value) text += core::concat(", clipped to values of ", *clip_grad_value);
-  if (!device.is_cpu()) text += core::concat(", on ", c10::DeviceTypeName(device.type(), true));
+  if (!device.is_cpu() && !mixed) {
+    text += core::concat(", on ", c10::DeviceTypeName(device.type(), true));
+  }
   if (!check_replicas) text += ", replicas not compared";
   return text;
 }
@@ -106,7 +108,10 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   settings.set = options.process_set.id();
   settings.ranks = options.process_set.ranks();
   settings.member = options.process_set.includes_me();
-  if (settings.member) settings.set_rank = options.process_set.rank();
+  if (settings.member) {
+    settings.set_rank = options.process_set.rank();
+    settings.mixed = ops::runtime().is_mixed(settings.set, DeviceKind::Cuda);
+  }
   settings.bytes = {
       bytes_or(options.first_bucket_bytes, config.first_bucket_bytes, "first_bucket_bytes"),
       bytes_or(options.bucket_bytes, config.bucket_bytes, "bucket_bytes"),
@@ -137,7 +142,7 @@ core::EntrySpec gradient_spec(const GradientSettings& settings, DataType dtype) 
   core::EntrySpec spec;
   spec.kind = CollectiveKind::Allreduce;
   spec.dtype = dtype;
-  spec.device = device_kind(settings.device);
+  spec.device = device_in_spec(settings.device, settings.set);
   spec.reduce_op = settings.op;
   spec.prescale = settings.prescale;
   spec.postscale = settings.postscale;

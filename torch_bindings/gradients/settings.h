@@ -41,6 +41,7 @@ struct GradientSettings {
   double older_share = 1;
   bool averages_passes = false;   // average_aggregated_gradients
   c10::Device device{c10::kCPU};  // of all parameters, as they are now
+  bool mixed = false;             // some ranks of the set have a GPU and others have none
 
   // The program can't change gradients after the last bucket has gone, and all enter one.
   bool allows_plain_rounds() const {
@@ -53,11 +54,13 @@ struct GradientSettings {
   // In blocks of int8 a flag that one rank has raised could become zero beside one that all have:
   // with 170 ranks or more, where both the sum of a host and the result are rounded.
   bool has_round_flags() const {
-    return allows_plain_rounds() && device.is_cpu() &&
+    return allows_plain_rounds() && all_on_host() &&
            (compression != Compression::Int8 || ranks.size() <= kRanksMaxOfInt8);
   }
   // To read parameters on a GPU the host would have to wait for it.
-  bool compares_replicas() const { return check_replicas && device.is_cpu(); }
+  bool compares_replicas() const { return check_replicas && all_on_host(); }
+  // The buckets, on all ranks.
+  bool all_on_host() const { return device.is_cpu() && !mixed; }
   // A rank that reduces with nobody: .grad is what backward() has made it, in memory of its own.
   bool leaves_gradients_alone() const {
     return ranks.size() == 1 && allows_plain_rounds() && !check_finite &&

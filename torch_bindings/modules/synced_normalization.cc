@@ -21,6 +21,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/rank_names.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
@@ -118,7 +119,8 @@ at::Tensor wait_for_all(const Handle& handle, const NormalizationCall& call) {
 }
 
 // The sums of all ranks. The numbers of the calls travel with them, on the CPU in the same
-// collective; from a GPU the host could not read them without waiting for the device.
+// collective; from a GPU, which some rank may have, the host could not read them without waiting
+// for the device.
 at::Tensor sum_over_ranks(const at::Tensor& sums, const NormalizationCall& call) {
   const std::string name = concat(call.name, ".backward");
   const NameTurn turn(name, call.process_set.id());
@@ -128,7 +130,7 @@ at::Tensor sum_over_ranks(const at::Tensor& sums, const NormalizationCall& call)
     return allreduce_async(tensor,
                            {.name = as, .op = ReduceOp::Sum, .process_set = call.process_set});
   };
-  if (!sums.is_cpu()) {
+  if (!sums.is_cpu() || ops::runtime().is_mixed(call.process_set.id(), DeviceKind::Cuda)) {
     const Handle all_numbers = begin(numbers, concat(name, ".call"));
     const Handle all_sums = begin(sums, name);
     const at::Tensor calls = wait_for_all(all_numbers, call);

@@ -56,8 +56,9 @@ class StreamEvent final : public ops::NativeCudaEvent {
 
 }  // namespace
 
-DeviceKind device_kind(c10::Device device) {
-  return device.is_cpu() ? DeviceKind::Host : DeviceKind::Cuda;
+DeviceKind device_in_spec(c10::Device device, uint32_t set) {
+  const bool on_host = device.is_cpu() || ops::runtime().is_mixed(set, DeviceKind::Cuda);
+  return on_host ? DeviceKind::Host : DeviceKind::Cuda;
 }
 
 int device_index(c10::Device device) { return device.is_cpu() ? 0 : device.index(); }

@@ -23,7 +23,10 @@
 namespace horon::torch_detail {
 
 // How the runtime calls a device of tensors that have passed check_tensor().
-DeviceKind device_kind(c10::Device device);
+// What a spec says of tensors there. In a set of which some ranks have no GPU all are the host's,
+// and those on a GPU are submitted with Submission::copied_to_host. Throws as
+// Runtime::require_member().
+DeviceKind device_in_spec(c10::Device device, uint32_t set);
 int device_index(c10::Device device);  // 0 for the CPU
 
 // Of this thread. Not for the CPU.

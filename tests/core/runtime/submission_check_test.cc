@@ -97,6 +97,42 @@ TEST(SubmissionCheck, OnDevicesTheRuntimeNarrows) {
               HasSubstr("which on devices the runtime does"));
 }
 
+// In a set some of whose ranks have a GPU, which is this one's number 3.
+TEST(SubmissionCheck, CopiesToTheHostAreForMixedSets) {
+  const auto fault = [](bool mixed, bool copied, EntrySpec spec, bool narrowed = false) {
+    RankDevices devices = host_alone();
+    RankDevice& gpu = devices[static_cast<size_t>(DeviceKind::Cuda)];
+    gpu.index = 3;
+    gpu.mixed = mixed;
+    Submission submission;
+    submission.name = "x";
+    submission.spec = std::make_shared<const EntrySpec>(std::move(spec));
+    submission.memory = {{nullptr, nullptr, 0}};
+    submission.copied_to_host = copied;
+    submission.narrowed = narrowed;
+    submission.device_index = copied || submission.spec->device == DeviceKind::Cuda ? 3 : 0;
+    constexpr std::array ranks = {0, 1};
+    return find_fault(submission, 0, ranks, devices, RunnableCalls{{}});
+  };
+  EntrySpec host;
+  host.parts = {{"x", {0}}};
+  EntrySpec cuda = host;
+  cuda.device = DeviceKind::Cuda;
+  EXPECT_EQ(fault(/*mixed=*/true, /*copied=*/true, host), "");
+  EXPECT_EQ(fault(/*mixed=*/true, /*copied=*/false, host), "");
+  EXPECT_EQ(fault(/*mixed=*/false, /*copied=*/false, cuda), "");
+  EXPECT_THAT(fault(/*mixed=*/false, /*copied=*/true, host), HasSubstr("for no others"));
+  EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/false, cuda), HasSubstr("copied to the host"));
+  EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/true, cuda), HasSubstr("does not say so"));
+  EntrySpec narrow = host;
+  narrow.compression = Compression::BFloat16;
+  EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/true, narrow, /*narrowed=*/true),
+              HasSubstr("which on devices the runtime does"));
+  host.captured = true;
+  EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/true, host), HasSubstr("have no GPU"));
+  EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/false, host), HasSubstr("can't be captured"));
+}
+
 TEST(SubmissionCheck, PiecesAreForAllreduceAndNotBelowZero) {
   const auto fault = [](CollectiveKind kind, int64_t piece_bytes) {
     EntrySpec spec;

@@ -83,6 +83,23 @@ TEST(JobGpu, SetsOfRanksWithGpus) {
 }
 
 // No set has NCCL on a device that another rank uses too.
+TEST(JobGpu, RanksWithAndWithoutOneAreMixedWhereTheHostIsAskedFor) {
+  check_sets({"a", "", "b", "c"}, "host", [](JobGpu& gpu) {
+    EXPECT_EQ(gpu.unavailable(), "");
+    EXPECT_TRUE(gpu.mixed({0, 1, 2, 3}));
+    EXPECT_TRUE(gpu.mixed({1, 2}));
+    EXPECT_FALSE(gpu.mixed({0, 2, 3}));
+    EXPECT_FALSE(gpu.mixed({1}));
+    EXPECT_EQ(gpu.unavailable({1}), "rank 1 has no GPU (this host plays no GPU)");
+  });
+  for (const char* const collectives : {"auto", "nccl"}) {
+    check_sets({"a", "", "b", "c"}, collectives, [](JobGpu& gpu) {
+      EXPECT_FALSE(gpu.mixed({0, 1, 2, 3}));
+      EXPECT_THAT(gpu.unavailable(), HasSubstr("HORON_GPU_COLLECTIVES=host lets all ranks"));
+    });
+  }
+}
+
 TEST(JobGpu, OneSharedGpuLeavesAllSetsToTheHost) {
   check_sets({"a", "", "b", "a"}, "auto", [](JobGpu& gpu) {
     EXPECT_THAT(gpu.nccl_unavailable(), HasSubstr("ranks 0 and 3 share the GPU at a"));

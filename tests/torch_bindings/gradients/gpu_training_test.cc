@@ -87,7 +87,7 @@ void expect_near(const std::vector<at::Tensor>& found, const std::vector<at::Ten
                  double tolerance = 1e-5) {
   ASSERT_EQ(found.size(), expected.size());
   for (size_t i = 0; i < found.size(); ++i) {
-    EXPECT_TRUE(found[i].is_cuda());
+    EXPECT_EQ(found[i].device(), device());
     EXPECT_TRUE(at::allclose(found[i].cpu(), expected[i], tolerance, tolerance))
         << "parameter " << i << "\n"
         << found[i].cpu() - expected[i];
@@ -171,7 +171,7 @@ TEST(GpuTraining, FusedAdam) {
 
   Training plain(options);
   plain.step(0);
-  EXPECT_THAT(plain.optimizer.fused_step_refusal(), HasSubstr("on a GPU"));
+  EXPECT_EQ(plain.optimizer.fused_step_refusal().empty(), device().is_cpu());
 }
 
 TEST(GpuTraining, CompressionPassesAndSums) {
@@ -324,7 +324,7 @@ TEST(GpuTraining, AScalerWaitsOnceInAStepAndLeavesOutWhatIsNotFinite) {
       if (unscaled_first) scaler.unscale_(training.optimizer);
       EXPECT_EQ(scaler.step(training.optimizer), i != 3);
       scaler.update();
-      EXPECT_TRUE(i < 2 || i == 3 || host_waits() == before + 1) << host_waits() - before;
+      EXPECT_TRUE(i < 2 || i == 3 || host_waits() == before + int{device().is_cuda()});
       EXPECT_EQ(training.optimizer.step_skipped(), i == 3);
     }
     EXPECT_EQ(scaler.get_scale(), 128);  // 64, 128 after three steps, 64, 128

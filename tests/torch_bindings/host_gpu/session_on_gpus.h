@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -69,9 +70,16 @@ inline HostGpus& host_gpus() {
   return *gpus;
 }
 
+// GPUS_OF_ODD_RANKS=1 in the environment: the others have none.
+inline bool has_no_gpu() {
+  const char* const wanted = std::getenv("GPUS_OF_ODD_RANKS");
+  const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  return wanted != nullptr && rank != nullptr && std::atoi(rank) % 2 == 0;
+}
+
 class GpuSessionEnvironment : public ::testing::Environment {
   void SetUp() override {
-    (void)host_gpus();
+    host_gpus().why_no_device = has_no_gpu() ? "no NVIDIA driver" : "";
     init();
   }
   void TearDown() override { shutdown(); }
@@ -91,7 +99,9 @@ inline bool device_reduces() {
   return std::count(choice.begin(), choice.end(), "nccl_allreduce: chosen") > 0;
 }
 
-// How often anything has made the host wait for the device of this rank.
-inline int host_waits() { return my_gpu().host_waits() + test::torch_host_waits(); }
+// How often anything has made the host wait for the device of this rank, if it has one.
+inline int host_waits() {
+  return device().is_cpu() ? 0 : my_gpu().host_waits() + test::torch_host_waits();
+}
 
 }  // namespace horon::testing_support

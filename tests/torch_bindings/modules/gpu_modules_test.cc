@@ -42,7 +42,7 @@ at::Tensor mine(const at::Tensor& all) {
 }
 
 void expect_near(const at::Tensor& found, const at::Tensor& expected, double tolerance = 1e-5) {
-  EXPECT_TRUE(found.is_cuda());
+  EXPECT_EQ(found.device(), device());
   EXPECT_TRUE(at::allclose(found.cpu(), expected, tolerance, tolerance)) << found.cpu() - expected;
 }
 

@@ -1,0 +1,74 @@
+// Copies in host memory, in which a batch of the host works in place of memory on a device. They
+// serve process sets in which some ranks have a device and others have none: the spec says Host on
+// all ranks, and a rank with a device brings its tensors to the host and the results back.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "horon/core/execution/block_layout.h"
+#include "horon/core/execution/entry_work.h"
+#include "horon/core/execution/event.h"
+#include "horon/core/execution/memory_queue.h"
+#include "horon/core/execution/scratch_pool.h"
+
+namespace horon::core {
+
+// Of one batch. The calls below come in their order. All but the last throw Error if the device has
+// failed, or the host has no memory.
+class HostCopies {
+ public:
+  static bool are_needed(const std::vector<EntryWork>& entries);
+  // All of it outlives this. `blocks`: moves_blocks(), else null. `is_source`: this rank is the
+  // root of a broadcast.
+  HostCopies(std::vector<EntryWork>& entries, const BlockLayout* blocks, bool is_source,
+             ScratchPool& pool);
+  // What end() has not given back stays for ever.
+  ~HostCopies();
+  HostCopies(const HostCopies&) = delete;
+  HostCopies& operator=(const HostCopies&) = delete;
+
+  // From then on the entries have memory of the host, and what allocates their results gives such.
+  // False: the device is being opened, or the memory is being made; ask again.
+  bool place();
+  // Once the tensors are ready: the copies have what the tensors have. False: ask again.
+  bool bring();
+  // The batch has its results. What is returned happens when the tensors have them.
+  std::shared_ptr<Event> take_back();
+  // The batch has failed, or that has happened. The entries have again what they had before.
+  // `in_use`: a peer may still write to the copies.
+  void end(bool in_use) noexcept;
+
+ private:
+  // One stretch of a tensor of this rank.
+  struct Stretch {
+    const std::byte* from = nullptr;  // on the device; null: nothing is brought
+    std::byte* to = nullptr;          // on the device; null: nothing is taken back
+    size_t at = 0;                    // of the copy in the memory here
+    size_t bytes = 0;
+  };
+  // One entry whose memory is on the device.
+  struct Replaced {
+    EntryWork* entry = nullptr;
+    std::vector<MemoryPart> memory;
+    AllocateOutput allocate_output;
+    std::vector<size_t> results;  // moves_blocks(): for each part its place among the stretches
+  };
+
+  void plan(EntryWork& entry, const BlockLayout* blocks, bool is_source);
+  size_t add(Stretch stretch);
+  void replace(Replaced& replaced);
+  std::byte* copy_of(const Stretch& stretch) const { return scratch_.memory.get() + stretch.at; }
+
+  ScratchPool& pool_;
+  MemoryDomain& domain_;
+  std::vector<Stretch> stretches_;
+  std::vector<Replaced> replaced_;
+  size_t bytes_ = 0;
+  ScratchPool::Buffer scratch_;
+  bool placed_ = false;
+  std::shared_ptr<Event> brought_;  // null: nothing has been asked for
+};
+
+}  // namespace horon::core

@@ -1,0 +1,195 @@
+// Batches of the host some of whose tensors lie on a device.
+#include "horon/core/execution/host_copies.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "horon/tests/core/execution/executor_rank.h"
+#include "horon/tests/core/execution/staged_rank.h"
+
+namespace horon::core::host_copies_test {
+namespace {
+
+using executor_world::batch;
+using executor_world::list;
+using staged_world::ElsewhereDomain;
+using staged_world::OpScript;
+using staged_world::TwoRanksOp;
+using test::FakeDevice;
+using test::FakeDomain;
+using test::FakeQueue;
+using testing::Each;
+
+// Of two ranks with the same tensors: the results are twice the inputs.
+struct MixedRank {
+  explicit MixedRank(FakeDevice::Options options = {}) {
+    options.by_hand = true;
+    device = std::make_unique<FakeDevice>(options);
+    producer = std::make_unique<FakeQueue>(*device);
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(std::make_unique<TwoRanksOp>(script));
+    std::vector<std::unique_ptr<MemoryDomain>> domains;
+    domains.push_back(std::make_unique<FakeDomain>(DeviceKind::Host));
+    auto elsewhere = std::make_unique<ElsewhereDomain>(*device);
+    domain = elsewhere.get();
+    domains.push_back(std::move(elsewhere));
+    Executor::Parts parts;
+    parts.size = 2;
+    parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+    parts.scratch = scratch = std::make_shared<ScratchPool>(std::move(domains));
+    executor = std::make_unique<Executor>(std::move(parts));
+  }
+
+  Executor::Pace step() {
+    (void)device->turn();
+    return executor->step(finished, enqueued);
+  }
+  void run() {
+    for (int i = 0; i < 10'000; ++i) {
+      if (step() == Executor::Pace::Idle) return;
+    }
+    FAIL() << "the executor does not come to rest";
+  }
+
+  const std::shared_ptr<OpScript> script = std::make_shared<OpScript>();
+  std::unique_ptr<FakeDevice> device;
+  std::unique_ptr<FakeQueue> producer;  // of the program
+  std::shared_ptr<ScratchPool> scratch;
+  ElsewhereDomain* domain = nullptr;
+  std::unique_ptr<Executor> executor;
+  std::vector<FinishedBatch> finished;
+  std::vector<EnqueuedBatch> enqueued;
+};
+
+std::byte* bytes(std::vector<float>& values) { return reinterpret_cast<std::byte*>(values.data()); }
+
+EntryWork entry(uint64_t ticket, std::vector<float>& input, std::vector<float>& output,
+                CollectiveKind kind = CollectiveKind::Allreduce) {
+  auto spec = std::make_shared<EntrySpec>();
+  spec->kind = kind;
+  const auto count = static_cast<int64_t>(input.size());
+  spec->parts = {{"t", {count}}};
+  EntryWork work;
+  work.ticket = ticket;
+  work.name = "t";
+  work.spec = spec;
+  work.memory = {{bytes(input), bytes(output), count}};
+  return work;
+}
+
+EntryWork on_device(EntryWork work) {
+  work.copied_to_host = true;
+  return work;
+}
+
+TEST(HostCopies, TheOpWorksInThemAndTheTensorGetsTheResult) {
+  for (uint32_t seed = 1; seed < 20; ++seed) {
+    FakeDevice::Options options;
+    options.delay_max = seed % 2 == 0 ? 3 : 30;
+    options.seed = seed;
+    MixedRank rank(options);
+    std::vector<float> in_place(300, 5), input(70, 3), output(70, -1);
+    rank.executor->enqueue(batch(0, list(on_device(entry(1, in_place, in_place)))));
+    rank.executor->enqueue(batch(1, list(on_device(entry(2, input, output)))));
+    rank.run();
+    ASSERT_EQ(rank.finished.size(), 2U);
+    for (const FinishedBatch& each : rank.finished) {
+      EXPECT_FALSE(each.error);
+      EXPECT_TRUE(each.was_enqueued) << "the program's stream waits for the copy back";
+    }
+    EXPECT_THAT(in_place, Each(10));
+    EXPECT_THAT(input, Each(3));
+    EXPECT_THAT(output, Each(6));
+    for (const Batch& started : rank.script->started) {
+      EXPECT_NE(started.input, bytes(in_place));
+      EXPECT_NE(started.input, bytes(input));
+    }
+  }
+}
+
+TEST(HostCopies, ABatchMayHaveTensorsOfBothKinds) {
+  MixedRank rank;
+  std::vector<float> there(300, 5), here(40, 7), empty, last(3, 1);
+  rank.executor->enqueue(
+      batch(0, list(on_device(entry(1, there, there)), entry(2, here, here),
+                    on_device(entry(3, empty, empty)), on_device(entry(4, last, last)))));
+  rank.run();
+  ASSERT_EQ(rank.script->started.size(), 1U);
+  EXPECT_THAT(there, Each(10));
+  EXPECT_THAT(here, Each(14));
+  EXPECT_THAT(last, Each(2));
+}
+
+TEST(HostCopies, AreMadeWhenTheTensorIsReady) {
+  FakeDevice::Options options;
+  options.delay_max = 20;
+  MixedRank rank(options);
+  std::vector<float> late(300, 0);
+  rank.producer->run([&] { late.assign(300, 4); });
+  EntryWork work = on_device(entry(1, late, late));
+  work.ready = rank.producer->record_ready();
+  rank.executor->enqueue(batch(0, list(std::move(work))));
+  rank.run();
+  EXPECT_THAT(late, Each(8));
+}
+
+TEST(HostCopies, ARankThatReceivesBringsNothing) {
+  MixedRank rank;
+  std::vector<float> received(5, -1);
+  EntryWork work = on_device(entry(1, received, received, CollectiveKind::Broadcast));
+  auto spec = std::make_shared<EntrySpec>(*work.spec);
+  spec->root = 1;
+  work.spec = spec;
+  rank.executor->enqueue(batch(0, list(std::move(work))));
+  rank.run();
+  EXPECT_THAT(received, testing::ElementsAre(1, 2, 3, 4, 5));
+}
+
+TEST(HostCopies, TheirMemoryIsUsedAgain) {
+  MixedRank rank;
+  std::vector<float> data(300, 1);
+  for (uint64_t i = 0; i < 5; ++i) {
+    rank.executor->enqueue(batch(i, list(on_device(entry(i, data, data)))));
+    rank.run();
+  }
+  EXPECT_THAT(data, Each(32));
+  EXPECT_EQ(rank.scratch->usage().bytes, size_t{64} << 10) << "one buffer of the shortest length";
+}
+
+// What the device or a peer may still write stays for ever, and a failure is the batch's own.
+TEST(HostCopies, StayIfTheDeviceOrTheOpFails) {
+  for (int fails_at = -1; fails_at < 6; ++fails_at) {
+    FakeDevice::Options options;
+    options.fails_at = fails_at;
+    auto rank = std::make_unique<MixedRank>(options);
+    if (fails_at < 0) rank->script->fails_at = 0;
+    const std::shared_ptr<OpScript> script = rank->script;
+    auto data = std::make_unique<std::vector<float>>(300, 1);
+    EntryWork work = on_device(entry(1, *data, *data));
+    const std::byte* const memory = work.memory.front().input;
+    rank->executor->enqueue(batch(0, list(std::move(work))));
+    rank->run();
+    ASSERT_EQ(rank->finished.size(), 1U);
+    const FinishedBatch& failed = rank->finished.front();
+    if (!failed.error) {
+      EXPECT_GE(fails_at, 2) << "there is work for the device before";
+      continue;
+    }
+    EXPECT_EQ(failed.entries.front().memory.front().input, memory);
+    const bool by_op = fails_at < 0;
+    EXPECT_EQ(std::string(failed.error->what()).find("the other rank is gone") != std::string::npos,
+              by_op);
+    const std::weak_ptr<const void> copies = rank->domain->latest;
+    EXPECT_FALSE(copies.expired());
+    rank.reset();
+    EXPECT_FALSE(copies.expired()) << fails_at;
+  }
+}
+
+}  // namespace
+}  // namespace horon::core::host_copies_test

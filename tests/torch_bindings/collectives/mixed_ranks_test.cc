@@ -1,0 +1,252 @@
+// A job in which even ranks have no GPU, and the others one of LibTorch's device "cuda" made of
+// threads: with HORON_GPU_COLLECTIVES=host they take part in the same collectives. More of this is
+// tested by the files of gpu_*_test.cc that run with GPUS_OF_ODD_RANKS.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <torch/nn.h>
+#include <torch/optim/sgd.h>
+
+#include "horon/tests/support/error_of.h"
+#include "horon/tests/torch_bindings/collectives/collective_values.h"
+#include "horon/tests/torch_bindings/host_gpu/late_tensors.h"
+#include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/grouped_collectives.h"
+#include "horon/torch_bindings/collectives/point_to_point.h"
+#include "horon/torch_bindings/gradients/distributed_optimizer.h"
+#include "horon/torch_bindings/modules/sync_batch_norm.h"
+#include "horon/torch_bindings/state/replicas.h"
+#include "horon/torch_bindings/tensors/stream_order.h"
+
+namespace horon::mixed_ranks_test {
+namespace {
+
+using test::error_of;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::expect_equal;
+using testing_support::late;
+using testing_support::sum_of_all;
+using testing_support::values_of;
+namespace nn = torch::nn;
+namespace optim = torch::optim;
+
+bool has_gpu() { return rank() % 2 == 1; }
+
+class MixedRanks : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { restart("host"); }
+  static void TearDownTestSuite() { restart(nullptr); }
+
+ private:
+  static void restart(const char* collectives) {
+    const bool mixed = collectives != nullptr;
+    std::optional<bool> odd;
+    if (mixed) odd = has_gpu();
+    shutdown();
+    testing_support::host_gpus().why_no_device = odd == false ? "no NVIDIA driver" : "";
+    if (mixed) {
+      setenv("HORON_GPU_COLLECTIVES", collectives, 1);
+    } else {
+      unsetenv("HORON_GPU_COLLECTIVES");
+    }
+    init();
+  }
+};
+
+TEST_F(MixedRanks, WorkOnWhatTheyHave) {
+  EXPECT_EQ(device().is_cuda(), has_gpu());
+  std::vector<int> owners;
+  for (int r = 1; r < size(); r += 2) owners.push_back(r);
+  const ProcessSet set = add_process_set(owners);
+  if (has_gpu()) {
+    EXPECT_TRUE(device(set).is_cuda());
+    expect_equal(allreduce(late(at::ones({4})), {.op = ReduceOp::Sum, .process_set = set}).cpu(),
+                 at::full({4}, static_cast<float>(owners.size())));
+  }
+  remove_process_set(set);
+}
+
+TEST_F(MixedRanks, ASetOfTheRanksWithoutOneIsOfTheCpu) {
+  const ProcessSet set = add_process_set({0});
+  const bool is_member = rank() == 0;
+  EXPECT_TRUE(!is_member || device(set).is_cpu());
+  remove_process_set(set);
+}
+
+// They are fused, and each rank has its own mixture.
+TEST_F(MixedRanks, TensorsOfTheHostAndOfTheGpuTravelTogether) {
+  for (int round = 0; round < 20; ++round) {
+    std::vector<Handle> handles;
+    std::vector<std::vector<int64_t>> shapes;
+    std::vector<bool> on_host;
+    for (int i = 0; i < 12; ++i) {
+      shapes.push_back({(i * 37 + round) % 90, 3});
+      on_host.push_back((i + round + rank()) % 3 == 0);
+      const at::Tensor values = values_of(shapes.back(), at::kFloat, rank());
+      const at::Tensor mine = on_host.back() ? values : late(values);
+      handles.push_back(
+          allreduce_async(mine, {.name = "mixture." + std::to_string(i), .op = ReduceOp::Sum}));
+    }
+    for (size_t i = 0; i < handles.size(); ++i) {
+      const at::Tensor sum = handles[i].wait();
+      EXPECT_EQ(sum.is_cuda(), has_gpu() && !on_host[i]);
+      expect_equal(sum.cpu(), sum_of_all(shapes[i], at::kFloat));
+    }
+  }
+}
+
+// One is the root, and the other gets it in memory of its own kind.
+TEST_F(MixedRanks, EachMayBeTheRoot) {
+  for (int root = 0; root < size(); ++root) {
+    for (const bool in_place : {false, true}) {
+      const at::Tensor mine = late(values_of({70, 31}, at::kDouble, rank()));
+      const at::Tensor got =
+          in_place ? broadcast_(mine, {.root = root}) : broadcast(mine, {.root = root});
+      expect_equal(got.cpu(), values_of({70, 31}, at::kDouble, root));
+      if (!in_place) expect_equal(mine.cpu(), values_of({70, 31}, at::kDouble, rank()));
+    }
+    const at::Tensor gathered =
+        gather(late(values_of({rank(), 2}, at::kFloat, rank())), {.root = root});
+    if (rank() != root) continue;
+    std::vector<at::Tensor> all;
+    for (int r = 0; r < size(); ++r) all.push_back(values_of({r, 2}, at::kFloat, r));
+    expect_equal(gathered.cpu(), at::cat(all));
+  }
+}
+
+TEST_F(MixedRanks, GroupsOfRows) {
+  const auto rows_of = [](int r, int64_t columns) {
+    return values_of({r + 1, columns}, at::kFloat, r);
+  };
+  const std::vector<at::Tensor> all = grouped_allgather(
+      {late(rows_of(rank(), 3)), late(rows_of(rank(), 1)), late(at::zeros({0, 2}))});
+  for (size_t i = 0; i < 2; ++i) {
+    std::vector<at::Tensor> rows;
+    for (int r = 0; r < size(); ++r) rows.push_back(rows_of(r, i == 0 ? 3 : 1));
+    expect_equal(all[i].cpu(), at::cat(rows));
+  }
+  EXPECT_EQ(all[2].numel(), 0);
+}
+
+TEST_F(MixedRanks, SendToEachOther) {
+  const int next = (rank() + 1) % size(), previous = (rank() + size() - 1) % size();
+  for (int round = 0; round < 3; ++round) {
+    const Handle sent = send_async(late(values_of({5, 7}, at::kLong, rank())), next);
+    const at::Tensor got = at::zeros({5, 7}, at::kLong).to(device());
+    recv(got, previous);
+    expect_equal(got.cpu(), values_of({5, 7}, at::kLong, previous));
+    (void)sent.wait();
+  }
+}
+
+TEST_F(MixedRanks, ACaptureIsRefusedAndTheRankWithoutAGpuIsTold) {
+  if (!has_gpu()) {
+    EXPECT_THAT(error_of([] { allreduce(at::ones({3}), {.name = "captured"}); }),
+                HasSubstr("some ranks of the process set have no GPU"));
+    return expect_equal(allreduce(at::ones({3}), {.name = "after"}), at::ones({3}));
+  }
+  test::HostCuda& gpu =
+      *testing_support::host_gpus().devices.at(static_cast<size_t>(device().index()));
+  const at::Tensor x = at::ones({3}).to(device());
+  const ops::CudaStream stream = torch_detail::current_stream(device()).native_handle();
+  gpu.begin_capture(stream);
+  EXPECT_THAT(error_of([&] { allreduce(x, {.name = "captured"}); }),
+              AllOf(HasSubstr("\"captured\""), HasSubstr("a graph can't hold it")));
+  (void)gpu.end_capture(stream);
+  expect_equal(allreduce(x, {.name = "after"}).cpu(), at::ones({3}));
+}
+
+TEST_F(MixedRanks, ARankMayRunOutOfData) {
+  if (rank() == size() - 1) {
+    (void)join();
+    return;
+  }
+  expect_equal(allreduce(late(at::full({6}, 2.0F)), {.name = "rest"}).cpu(), at::full({6}, 2.0F));
+  (void)join();
+}
+
+// Batch normalization over the samples of all ranks, whose calls are compared in the same
+// collectives on all of them.
+nn::Sequential make_model(bool alone) {
+  nn::Sequential model(nn::Linear(6, 20));
+  if (alone) {
+    model->push_back(nn::BatchNorm1d(20));
+  } else {
+    model->push_back(SyncBatchNorm(20));
+  }
+  model->push_back(nn::ReLU());
+  model->push_back(nn::Linear(20, 3));
+  const at::NoGradGuard no_grad;
+  int64_t number = 0;
+  for (const at::Tensor& parameter : model->parameters()) {
+    const at::Tensor values = at::arange(parameter.numel(), at::kFloat).add_(++number);
+    parameter.copy_(values.mul(0.7).sin().mul_(0.4).view(parameter.sizes()));
+  }
+  return model;
+}
+
+constexpr int64_t kRows = 4;  // of a rank, in a step
+
+at::Tensor batch(int step) {
+  return at::arange(kRows * size() * 6, at::kFloat).add_(31 * step).mul_(0.37).cos().view({-1, 6});
+}
+
+at::Tensor loss_of(nn::Sequential& model, const at::Tensor& input) {
+  return model->forward(input).sub(input.slice(1, 0, 3).mul(0.5)).pow(2).mean();
+}
+
+TEST_F(MixedRanks, TrainOneModel) {
+  for (const Compression compression : {Compression::None, Compression::BFloat16}) {
+    for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {
+      DistributedOptimizerOptions options;
+      options.bucket_bytes = 400;
+      options.compression = compression;
+      options.wait_in = wait_in;
+      nn::Sequential model = make_model(/*alone=*/false), alone = make_model(/*alone=*/true);
+      model->to(device());
+      DistributedOptimizer optimizer(
+          optim::SGD(model->parameters(), optim::SGDOptions(0.1).momentum(0.9)),
+          model->named_parameters(), options);
+      optim::SGD alone_optimizer(alone->parameters(), optim::SGDOptions(0.1).momentum(0.9));
+      for (int step = 0; step < 6; ++step) {
+        const at::Tensor all = batch(step);
+        optimizer.zero_grad();
+        loss_of(model, all.narrow(0, kRows * rank(), kRows).to(device())).backward();
+        optimizer.step();
+        alone_optimizer.zero_grad();
+        loss_of(alone, all).backward();
+        alone_optimizer.step();
+      }
+      const double tolerance = compression == Compression::None ? 1e-4 : 3e-2;
+      for (size_t i = 0; i < model->parameters().size(); ++i) {
+        const at::Tensor found = model->parameters()[i];
+        EXPECT_EQ(found.device(), device());
+        EXPECT_TRUE(found.cpu().allclose(alone->parameters()[i], tolerance, tolerance))
+            << found.cpu() - alone->parameters()[i];
+      }
+    }
+  }
+}
+
+TEST_F(MixedRanks, StartFromOneModel) {
+  nn::Linear model(3, 2);
+  {
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : model->parameters()) parameter.fill_(rank() + 1);
+  }
+  model->to(device());
+  EXPECT_THAT(error_of([&] { check_replicas_equal(*model); }), HasSubstr("weight"));
+  broadcast_parameters(*model, size() - 1);
+  check_replicas_equal(*model);
+  EXPECT_EQ(model->weight.device(), device());
+  EXPECT_TRUE(at::equal(model->weight.cpu(), at::full({2, 3}, static_cast<float>(size()))));
+}
+
+}  // namespace
+}  // namespace horon::mixed_ranks_test
