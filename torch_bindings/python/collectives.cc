@@ -123,6 +123,14 @@ Pending make(const Call& call, const Tensors& tensors) {
   return pending;
 }
 
+// Of this rank alone, and found before there were tensors.
+void refuse(const Call& call, const std::string& why) {
+  const PendingCollective pending(call.kind, call.kind_name, call.name, call.process_set,
+                                  call.grouped);
+  pending.refuse(
+      Error(ErrorCode::InvalidArgument, core::concat("tensor \"", pending.name, "\": ", why)));
+}
+
 class Handle {
  public:
   Handle(Call call, Pending pending) : call_(std::move(call)), pending_(std::move(pending)) {}
@@ -248,6 +256,8 @@ void bind_collectives(py::module_& module) {
       .def("poll", &Handle::poll)
       .def("wait", &Handle::wait)
       .def("received", &Handle::received);
+  module.def("refuse", &refuse, py::arg("call"), py::arg("why"),
+             "Tells the other ranks, and raises it.");
   module.def("submit", &submit, py::arg("call"), py::arg("tensors"));
   module.def("run", &run, py::arg("call"), py::arg("tensors"));
   py::class_<SparsePending>(module, "SparseHandle")

@@ -245,6 +245,22 @@ def test_what_one_rank_gives_wrongly_fails_on_all(rank, size):
         with pytest.raises(ValueError if rank == 0 else RuntimeError, match="alltoall"):
             call()
     assert hvd.alltoall(torch.ones(size), [1] * size)[1].tolist() == [1] * size
+    for wrong_call, kind, call in [
+            (lambda: hvd.alltoall(torch.ones(size), [1.5] * size, name="own"), ValueError,
+             lambda: hvd.alltoall(torch.ones(size), [1] * size, name="own")),
+            (lambda: hvd.alltoall(torch.ones(size), [[1] * size]), ValueError,
+             lambda: hvd.alltoall(torch.ones(size), [1] * size)),
+            (lambda: hvd.alltoall([1.0] * size), TypeError, lambda: hvd.alltoall(torch.ones(size))),
+            (lambda: hvd.allgather([1.0], name="own"), TypeError,
+             lambda: hvd.allgather(torch.ones(1), name="own")),
+            (lambda: hvd.broadcast([1.0], 0), TypeError, lambda: hvd.broadcast(torch.ones(1), 0)),
+            (lambda: hvd.grouped_allreduce([1.0]), TypeError,
+             lambda: hvd.grouped_allreduce([torch.ones(1)])),
+            (lambda: hvd.allreduce(torch.ones(1).bool()), ValueError,
+             lambda: hvd.allreduce(torch.ones(1)))]:
+        with pytest.raises(kind if rank == 0 else RuntimeError, match="splits|torch.Tensor|bool"):
+            wrong_call() if rank == 0 else call()
+    assert hvd.allreduce(torch.ones(1)).item() == 1
     with pytest.raises(ValueError):  # and is not under way
         hvd.sparse_allreduce_async(torch.ones(2).to_sparse(), "sparse", hvd.Max)
 

@@ -86,6 +86,22 @@ def _named(kind, name):
     return f"{kind}.{name}" if name else ""
 
 
+def _refused(error, call):
+    """What Python finds wrong on this rank is told to those that wait for it; the error to raise."""
+    try:
+        native.refuse(call, str(error))
+    except Exception:  # the same error, as C++ raises it; or there is no session to tell it in
+        pass
+    return error
+
+
+def _tensors_of(call, kind, given):
+    try:
+        return _tensors(kind, given)
+    except TypeError as error:
+        raise _refused(error, call)
+
+
 def _first(tensors, _):
     return tensors[0]
 
@@ -159,11 +175,15 @@ class _Scaling:
 def start_reduction(kind, tensors, name, op, prescale, postscale, process_set, grouped=False,
                     in_place=False, wait=False):
     """An allreduce or reducescatter of one tensor or of a group."""
-    tensors = _tensors(kind, tensors)
-    scaling = _Scaling(op, tensors, prescale, postscale, process_set)
+    kind_name = f"grouped_{kind}" if grouped else kind
+    try:
+        tensors = _tensors(kind, tensors)
+        scaling = _Scaling(op, tensors, prescale, postscale, process_set)
+    except (TypeError, ValueError) as error:
+        raise _refused(error, native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
+                                          process_set.of_call()))
     sent = scaling.before(tensors)
     apart = in_place and scaling.is_here()  # the caller's tensor takes the result at the end
-    kind_name = f"grouped_{kind}" if grouped else kind
     factors = scaling.factors()
     call = native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
                        process_set.of_call(), grouped, in_place and not apart,
@@ -187,30 +207,37 @@ def start_rows(kind, tensors, name, process_set, grouped=False, wait=False):
     kind_name = f"grouped_{kind}" if grouped else kind
     call = native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
                        process_set.of_call(), grouped)
-    return _start(call, _tensors(kind, tensors), _all if grouped else _first, wait)
+    return _start(call, _tensors_of(call, kind, tensors), _all if grouped else _first, wait)
 
 
 def start_broadcast(tensor, root_rank, name, process_set, in_place=False, wait=False):
     call = native.Call(_Kind.broadcast, "broadcast", _named("broadcast", name),
                        process_set.of_call(), in_place=in_place, root=root_rank)
     result = (lambda _, __: tensor) if in_place else _first
-    return _start(call, _tensors("broadcast", [tensor]), result, wait)
+    return _start(call, _tensors_of(call, "broadcast", [tensor]), result, wait)
+
+
+def _rows_of(splits):
+    splits = torch.as_tensor(splits)
+    if splits.dtype.is_floating_point or splits.dim() != 1 or splits.numel() == 0:
+        raise ValueError("alltoall: splits are integers, one for each rank")
+    return splits.tolist()
 
 
 def start_alltoall(tensor, splits, name, process_set, wait=False):
-    """The result is (tensor, rows from each rank). What does not fit is refused by C++, which tells
-    the ranks that wait for this one."""
-    _tensors("alltoall", [tensor])
-    rows = []  # as many for each
-    if splits is not None:
-        splits = torch.as_tensor(splits)
-        if splits.dtype.is_floating_point or splits.dim() != 1 or splits.numel() == 0:
-            raise ValueError("alltoall: splits are integers, one for each rank")
-        rows = splits.tolist()
-        if tensor.dim() > 0 and 0 <= sum(rows) < tensor.shape[0]:
-            tensor = tensor[:sum(rows)]  # the rest stays here
-    call = native.Call(_Kind.alltoall, "alltoall", _named("alltoall", name),
-                       process_set.of_call(), splits=rows)
+    """The result is (tensor, rows from each rank)."""
+    def call_with(rows):
+        return native.Call(_Kind.alltoall, "alltoall", _named("alltoall", name),
+                           process_set.of_call(), splits=rows)
+
+    try:
+        _tensors("alltoall", [tensor])
+        rows = [] if splits is None else _rows_of(splits)  # none: as many for each
+    except (TypeError, ValueError) as error:
+        raise _refused(error, call_with([]))
+    if splits is not None and tensor.dim() > 0 and 0 <= sum(rows) < tensor.shape[0]:
+        tensor = tensor[:sum(rows)]  # the rest stays here
+    call = call_with(rows)
 
     def result(tensors, ended):
         return tensors[0], torch.tensor(ended.received()[0], dtype=torch.int32)
