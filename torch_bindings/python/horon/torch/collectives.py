@@ -87,7 +87,7 @@ def _named(kind, name):
 
 
 def _refused(error, call):
-    """What Python finds wrong on this rank is told to those that wait for it; the error to raise."""
+    """Tells the ranks that wait for this one what Python finds wrong; the error to raise."""
     try:
         native.refuse(call, str(error))
     except Exception:  # the same error, as C++ raises it; or there is no session to tell it in
