@@ -29,6 +29,8 @@ class HostCopies {
   HostCopies(const HostCopies&) = delete;
   HostCopies& operator=(const HostCopies&) = delete;
 
+  // False: the pool's limit would be exceeded, which the oldest batch may do.
+  bool has_room() const { return pool_.has_room(domain_, bytes_); }
   // From then on the entries have memory of the host, and what allocates their results gives such.
   // False: the device is being opened, or the memory is being made; ask again.
   bool place();

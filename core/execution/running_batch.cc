@@ -47,7 +47,8 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
       if (op_ == nullptr) choose_op();  // it decides which later batches may start
       if (spec_.kind != CollectiveKind::Barrier && !domain_->is_open()) return Progress::Polling;
       if (host_copies_ != nullptr) {
-        if (!earlier.may_take_scratch(*domain_) || !host_copies_->place()) return Progress::Polling;
+        if (!may_make_host_copies(earlier)) return Progress::Ringing;
+        if (!host_copies_->place()) return Progress::Polling;
       }
       place();
       hopes_for_ops_scratch_ = !spec_.captured && is_packed_on_all_ranks() && scratch_bytes_ &&

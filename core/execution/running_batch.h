@@ -98,6 +98,7 @@ class RunningBatch {
   size_t bytes_of(int64_t elements) const;
   void choose_op();
   void make_host_copies();
+  bool may_make_host_copies(const Predecessors& earlier) const;
   MemoryDomain& choose_domain() const;
   void describe();
   void place();

@@ -14,6 +14,12 @@ void RunningBatch::make_host_copies() {
       std::make_unique<HostCopies>(work_.entries, blocks_.get(), is_source(), *context_.scratch);
 }
 
+// As for scratch (take_scratch()).
+bool RunningBatch::may_make_host_copies(const Predecessors& earlier) const {
+  return earlier.may_take_scratch(*domain_) &&
+         (earlier.is_oldest_in(*domain_) || host_copies_->has_room());
+}
+
 SlicedCopy RunningBatch::pack() {
   if (!scratch_bytes_) return {};
   if (moves_blocks(spec_.kind)) {

@@ -13,7 +13,7 @@ inline constexpr int kNoDevice = -1;
 struct RankDevice {
   int index = kNoDevice;
   std::string unavailable;  // why there is none; empty: this build does not know the kind
-  // Some members of the set have such a device, this one or others, and some have none.
+  // As SetResources::mixed.
   bool mixed = false;
 };
 using RankDevices = std::array<RankDevice, kDeviceKindCount>;

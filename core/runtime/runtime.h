@@ -136,9 +136,7 @@ class Runtime {
   // Why the collectives of a set of this rank take no tensors in such memory
   // (SetResources::unavailable); empty if they do. Throws as require_member(). Any thread.
   std::string unavailable(uint32_t set, DeviceKind device) const;
-  // Some ranks of a set of this rank have such a device and others have none: tensors there are
-  // submitted with Submission::copied_to_host. The same on all of them. Throws as require_member().
-  // Any thread.
+  // SetResources::mixed, of a set of this rank. Throws as require_member(). Any thread.
   bool is_mixed(uint32_t set, DeviceKind device) const;
   // Which EntrySpec::piece_bytes make a difference to allreduces like this one in a set of this
   // rank. Throws as require_member(), and Error(Config) if no op can run it. Any thread.

@@ -26,8 +26,9 @@ struct SetResources {
   // By kind of device: why the members can't use theirs together, for who tries. Empty: they can,
   // or this build can't.
   std::array<std::string, kDeviceKindCount> unavailable;
-  // Some members have such a device and others have none, and tensors there are copied to the host
-  // for each collective (Submission::copied_to_host). The same on all members.
+  // Some members have such a device and others have none, and the user wants them to take part
+  // together: tensors there are copied to the host for each collective
+  // (Submission::copied_to_host). The same on all members.
   std::array<bool, kDeviceKindCount> mixed = {};
 };
 

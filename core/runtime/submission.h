@@ -38,7 +38,7 @@ struct Submission {
   // float32, other memory.
   bool narrowed = false;
   // The spec says Host, but the memory is on this rank's CUDA device, and is copied to the host for
-  // the collective: in a set of which some ranks have such a device and others have none.
+  // the collective: in a mixed set (SetResources::mixed), and in no other.
   bool copied_to_host = false;
 
   // moves_blocks() (execution/block_layout.h) only, with one MemoryPart per part: called in the

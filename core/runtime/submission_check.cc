@@ -141,10 +141,12 @@ std::string fault_of_device(const Submission& submission, int rank, const RankDe
   if (copied && submission.spec->device != DeviceKind::Host) {
     return "its memory is copied to the host, and its spec does not say so";
   }
-  if (mixed != copied && kind != DeviceKind::Host) {
-    return concat(
-        "it is in ", to_string(kind), " memory, which is copied to the host for ",
-        "collectives of ranks of which some have a GPU and others none, and for no others");
+  if (copied && !mixed) {
+    return "its memory is copied to the host, which is for sets of ranks with and without a GPU";
+  }
+  if (mixed && !copied) {
+    return concat("it is in ", to_string(kind), " memory, and some ranks of the set have no GPU: ",
+                  "its spec must say Host, and the submission that it is copied to the host");
   }
   if (index == kNoDevice) {
     const std::string memory = concat("it is in ", to_string(kind), " memory, which ");

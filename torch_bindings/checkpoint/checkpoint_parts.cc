@@ -196,7 +196,7 @@ class ArchivePart : public CheckpointPart {
         broadcast_bytes(std::exchange(loaded_, {}), {.name = "checkpoint." + name});
     on_all_ranks(
         [&] {
-          torch::serialize::InputArchive archive = archive_from(bytes);
+          torch::serialize::InputArchive archive = archive_from(bytes, device_of_archives());
           load_(archive);
         },
         {.name = concat("checkpoint: \"", name, "\"")});

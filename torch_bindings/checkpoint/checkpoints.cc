@@ -294,7 +294,8 @@ class Checkpoints::Impl {
             std::vector<torch::serialize::InputArchive> archives;
             for (const c10::IValue& state : saved.states) {
               archives.push_back(torch_detail::archive_from(
-                  torch_detail::tensor_bytes(value_in(state, name).toTensor())));
+                  torch_detail::tensor_bytes(value_in(state, name).toTensor()),
+                  torch_detail::device_of_archives()));
             }
             if (saved.same_ranks) {
               thing.load(archives.front());

@@ -179,8 +179,6 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
   }
   if (!device_.is_cpu()) {
     stream_ = current_stream(device_);
-    submission.device_index = device_index(device_);
-    submission.copied_to_host = spec.device == DeviceKind::Host;
     spec.captured = current_stream_is_captured(device_);
     try {
       submission.ready = record_current_stream(device_);
@@ -189,6 +187,7 @@ core::Submission PendingCollective::submission(const std::shared_ptr<PendingColl
     }
   }
   submission.spec = agreed_spec();
+  note_device(submission, device_);
   submission.keep_alive = self;
   return submission;
 }

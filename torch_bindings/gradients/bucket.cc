@@ -140,8 +140,7 @@ void GradientBucket::submit(std::vector<bool> absent, const RoundFlags& flags, b
   submission.absent = std::move(absent);
   submission.keep_alive = memory_;
   if (!device_.is_cpu()) {
-    submission.device_index = device_index(device_);
-    submission.copied_to_host = spec_->device == DeviceKind::Host;
+    note_device(submission, device_);
     if (current_stream_is_captured(device_)) submission.spec = captured(*spec_);
     try {
       submission.ready = record_current_stream(device_);

@@ -211,6 +211,12 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
             "clip_grad_norm and clip_grad_value can't come in between; call backward() first and ",
             "step() without a closure, or do it in the closure"));
   }
+  if (reducer_.impl_->is_mixed()) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("step(closure) of ", c10::demangle(unwrapped_type(optimizer).name()),
+                             " decides by numbers that ranks with and without a GPU round ",
+                             "differently, so they would not call the closure alike"));
+  }
   (void)fused_->knows(optimizer);
   reducer_.impl_->note_step(false);
   // For the reducer each evaluation is a step; for the program all of them are one.

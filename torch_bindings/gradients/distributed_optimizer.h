@@ -232,7 +232,8 @@ class DistributedOptimizer : public Opt,
   //
   // With a closure: what it computes is reduced when it returns, each time it is called. The loss
   // that it returns becomes that of all ranks (their sum for Sum, else their average), so that
-  // optimizers that decide by it, such as LBFGS, decide alike everywhere. A rank whose closure
+  // optimizers that decide by it, such as LBFGS, decide alike everywhere (but not where some ranks
+  // have a GPU and others none, which is an error for those). A rank whose closure
   // returns none, as it had no samples, gets that of the others, in the type of its first
   // parameter.
   //

@@ -100,8 +100,12 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::optional<double> reduce_number(const std::optional<double>& value) const;
   void refuse_number(const std::string& why) const;
   const GradientReducerOptions& options() const { return options_; }
-  // The optimizer's step was made in one pass that rounds otherwise: on all ranks, or on none.
-  void note_step(bool rounded_otherwise) { step_rounded_otherwise_ = rounded_otherwise; }
+  bool is_mixed() const { return settings_.mixed; }
+  // The optimizer's step was made in one pass that rounds otherwise: on all ranks, or on none, but
+  // in mixed sets, where each device rounds in its own way.
+  void note_step(bool rounded_otherwise) {
+    step_rounded_otherwise_ = rounded_otherwise && !settings_.mixed;
+  }
 
   const std::string& name() const { return name_; }
   std::string name_of_number() const { return name_ + ".number"; }

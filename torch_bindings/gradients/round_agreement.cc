@@ -85,7 +85,7 @@ std::shared_ptr<core::HandleState> submit_in_place(uint32_t set, std::string nam
   submission.memory = {
       {static_cast<const std::byte*>(memory), static_cast<std::byte*>(memory), count}};
   submission.keep_alive = std::move(keep_alive);
-  submission.device_index = device_index(device);
+  note_device(submission, device);
   submission.ready = record_current_stream(device);
   return ops::runtime().submit(std::move(submission));
 }

@@ -92,7 +92,9 @@ std::string GradientSettings::text() const {
   if (skip_nonfinite) text += ", steps with NaN left out";
   if (clip_grad_norm) text += core::concat(", clipped to norm ", *clip_grad_norm);
   if (clip_grad_value) text += core::concat(", clipped to values of ", *clip_grad_value);
-  if (!device.is_cpu() && !mixed) {
+  if (mixed) {
+    text += ", on ranks with a GPU and without";
+  } else if (!device.is_cpu()) {
     text += core::concat(", on ", c10::DeviceTypeName(device.type(), true));
   }
   if (!check_replicas) text += ", replicas not compared";

@@ -41,7 +41,7 @@ struct GradientSettings {
   double older_share = 1;
   bool averages_passes = false;   // average_aggregated_gradients
   c10::Device device{c10::kCPU};  // of all parameters, as they are now
-  bool mixed = false;             // some ranks of the set have a GPU and others have none
+  bool mixed = false;             // as Runtime::is_mixed()
 
   // The program can't change gradients after the last bucket has gone, and all enter one.
   bool allows_plain_rounds() const {

@@ -75,6 +75,9 @@ void bind_session(py::module_& module) {
   module.def("shutdown", &stop, WithoutGil());
   module.def("end_by_exception", &end_by_exception, WithoutGil());
   module.def("is_initialized", &is_initialized);
+  module.def("is_mixed", [](const ProcessSet& set) {
+    return ops::runtime().is_mixed(set.id(), DeviceKind::Cuda);
+  });
   module.def("rank", &rank);
   module.def("size", &size);
   module.def("local_rank", &local_rank);

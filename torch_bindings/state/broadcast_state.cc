@@ -229,7 +229,7 @@ void broadcast_archived(const ArchivedState& state, int root, const ProcessSet& 
     if (rank() == root) return;
     std::istringstream stream(bytes);
     torch::serialize::InputArchive archive;
-    archive.load_from(stream);
+    archive.load_from(stream, torch_detail::device_of_archives());
     state.load(archive);
   };
   on_all_ranks(load, together);

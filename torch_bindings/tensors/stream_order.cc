@@ -61,7 +61,11 @@ DeviceKind device_in_spec(c10::Device device, uint32_t set) {
   return on_host ? DeviceKind::Host : DeviceKind::Cuda;
 }
 
-int device_index(c10::Device device) { return device.is_cpu() ? 0 : device.index(); }
+void note_device(core::Submission& submission, c10::Device device) {
+  if (device.is_cpu()) return;
+  submission.device_index = device.index();
+  submission.copied_to_host = submission.spec->device == DeviceKind::Host;
+}
 
 c10::Stream current_stream(c10::Device device) { return guard_of(device).getStream(device); }
 

@@ -19,15 +19,15 @@
 #include "horon/core/base/entry_spec.h"
 #include "horon/core/execution/event.h"
 #include "horon/core/runtime/handle.h"
+#include "horon/core/runtime/submission.h"
 
 namespace horon::torch_detail {
 
-// How the runtime calls a device of tensors that have passed check_tensor().
-// What a spec says of tensors there. In a set of which some ranks have no GPU all are the host's,
-// and those on a GPU are submitted with Submission::copied_to_host. Throws as
-// Runtime::require_member().
+// What a spec says of tensors there that have passed check_tensor(). In a mixed set
+// (Runtime::is_mixed()) all are the host's. Throws as Runtime::require_member().
 DeviceKind device_in_spec(c10::Device device, uint32_t set);
-int device_index(c10::Device device);  // 0 for the CPU
+// Says which device holds the memory of a submission, whose spec it has already.
+void note_device(core::Submission& submission, c10::Device device);
 
 // Of this thread. Not for the CPU.
 c10::Stream current_stream(c10::Device device);

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -173,6 +174,12 @@ bool travels_as_it_is(const at::Tensor& tensor) {
 
 void mark_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+std::optional<c10::Device> device_of_archives() {
+  const bool has_gpus = c10::impl::hasDeviceGuardImpl(c10::kCUDA) &&
+                        c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount() > 0;
+  return has_gpus ? std::nullopt : std::optional(c10::Device(c10::kCPU));
 }
 
 core::MemoryPart make_part(const at::Tensor& input, const at::Tensor& output) {

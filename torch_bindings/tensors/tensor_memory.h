@@ -56,6 +56,10 @@ bool travels_as_it_is(const at::Tensor& tensor);
 // tensor.
 void mark_written(const at::Tensor& tensor);
 
+// Where the tensors of an archive go: to where they were (empty), or to the CPU, if LibTorch has no
+// GPU here.
+std::optional<c10::Device> device_of_archives();
+
 // Memory of row-major tensors; `output` may be the same tensor, or undefined where the runtime
 // allocates it.
 core::MemoryPart make_part(const at::Tensor& input, const at::Tensor& output);

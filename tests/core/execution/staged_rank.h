@@ -29,6 +29,8 @@ class ElsewhereDomain final : public MemoryDomain {
   explicit ElsewhereDomain(const test::FakeDevice& device) : there_(device), back_(device) {}
   DeviceKind device() const override { return DeviceKind::Cuda; }
   bool ops_reach_tensors() const override { return false; }
+  // After so many questions.
+  bool is_open() override { return opens_in == 0 || --opens_in == 0; }
   // Full of NaN, so that what is reduced before it is copied is seen.
   std::shared_ptr<std::byte> allocate(size_t bytes) override {
     if (bytes == 0) return nullptr;
@@ -40,6 +42,7 @@ class ElsewhereDomain final : public MemoryDomain {
   MemoryQueue& queue() override { return there_; }
   MemoryQueue& queue_back() override { return back_; }
 
+  int opens_in = 0;
   std::weak_ptr<const void> latest;  // that was allocated
 
  private:

@@ -121,8 +121,8 @@ TEST(SubmissionCheck, CopiesToTheHostAreForMixedSets) {
   EXPECT_EQ(fault(/*mixed=*/true, /*copied=*/true, host), "");
   EXPECT_EQ(fault(/*mixed=*/true, /*copied=*/false, host), "");
   EXPECT_EQ(fault(/*mixed=*/false, /*copied=*/false, cuda), "");
-  EXPECT_THAT(fault(/*mixed=*/false, /*copied=*/true, host), HasSubstr("for no others"));
-  EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/false, cuda), HasSubstr("copied to the host"));
+  EXPECT_THAT(fault(/*mixed=*/false, /*copied=*/true, host), HasSubstr("with and without a GPU"));
+  EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/false, cuda), HasSubstr("must say Host"));
   EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/true, cuda), HasSubstr("does not say so"));
   EntrySpec narrow = host;
   narrow.compression = Compression::BFloat16;

@@ -82,7 +82,6 @@ TEST(JobGpu, SetsOfRanksWithGpus) {
   });
 }
 
-// No set has NCCL on a device that another rank uses too.
 TEST(JobGpu, RanksWithAndWithoutOneAreMixedWhereTheHostIsAskedFor) {
   check_sets({"a", "", "b", "c"}, "host", [](JobGpu& gpu) {
     EXPECT_EQ(gpu.unavailable(), "");
@@ -100,6 +99,7 @@ TEST(JobGpu, RanksWithAndWithoutOneAreMixedWhereTheHostIsAskedFor) {
   }
 }
 
+// No set has NCCL on a device that another rank uses too.
 TEST(JobGpu, OneSharedGpuLeavesAllSetsToTheHost) {
   check_sets({"a", "", "b", "a"}, "auto", [](JobGpu& gpu) {
     EXPECT_THAT(gpu.nccl_unavailable(), HasSubstr("ranks 0 and 3 share the GPU at a"));

@@ -338,7 +338,7 @@ TEST_F(GpuSession, RanksWithAndWithoutGpusAreTold) {
   EXPECT_THAT(error, HasSubstr("tensor \"x\": it is in cuda memory"));
   if (ops::gpu()->mixed({0, 1})) {
     EXPECT_EQ(ops::gpu()->unavailable(), "");
-    EXPECT_THAT(error, HasSubstr("which is copied to the host"));
+    EXPECT_THAT(error, HasSubstr("its spec must say Host"));
   } else {
     EXPECT_THAT(ops::gpu()->unavailable(),
                 HasSubstr("rank 1 has no GPU (this host plays no GPU), the others have one: a "
@@ -374,7 +374,7 @@ TEST_F(GpuSession, AProcessSetOfRanksWithGpusUsesThem) {
   if (mixed.includes_me()) {
     const std::string error = error_of([&] { return allreduce(mixed, "x", together); });
     const bool copied = ops::gpu()->mixed({0, 1});
-    EXPECT_THAT(error, HasSubstr(copied ? "of which some have a GPU" : "rank 0 has no GPU"));
+    EXPECT_THAT(error, HasSubstr(copied ? "its spec must say Host" : "rank 0 has no GPU"));
   }
   remove_process_set(mixed);
   remove_process_set(gpus);

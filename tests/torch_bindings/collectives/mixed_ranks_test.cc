@@ -9,6 +9,8 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <torch/nn.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
 
 #include "horon/tests/support/error_of.h"
@@ -20,6 +22,7 @@
 #include "horon/torch_bindings/collectives/point_to_point.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
 #include "horon/torch_bindings/modules/sync_batch_norm.h"
+#include "horon/torch_bindings/state/broadcast_state.h"
 #include "horon/torch_bindings/state/replicas.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
 
@@ -232,6 +235,112 @@ TEST_F(MixedRanks, TrainOneModel) {
       }
     }
   }
+}
+
+struct Training {
+  explicit Training(const DistributedOptimizerOptions& options = {})
+      : optimizer(optim::SGD(on_device(model)->parameters(), optim::SGDOptions(0.1).momentum(0.9)),
+                  model->named_parameters(), options) {}
+  static nn::Sequential& on_device(nn::Sequential& model) {
+    model->to(device());
+    return model;
+  }
+  void backward(int step) {
+    loss_of(model, batch(step).narrow(0, kRows * rank(), kRows).to(device())).backward();
+  }
+  // The same on all ranks, but for the last bits.
+  void expect_one_model() const {
+    for (const at::Tensor& parameter : model->parameters()) {
+      const at::Tensor of_root = broadcast(parameter.detach().cpu(), {.root = 0});
+      EXPECT_TRUE(parameter.cpu().allclose(of_root, 1e-5, 1e-6));
+    }
+  }
+
+  nn::Sequential model = make_model(/*alone=*/false);
+  DistributedOptimizer<optim::SGD> optimizer;
+};
+
+// The second backward() adds to gradients whose buckets have gone.
+TEST_F(MixedRanks, LateGradients) {
+  DistributedOptimizerOptions options;
+  options.wait_in = WaitIn::Step;
+  Training training(options);
+  for (int step = 0; step < 4; ++step) {
+    training.optimizer.zero_grad();
+    training.backward(2 * step);
+    training.backward(2 * step + 1);
+    training.optimizer.step();
+  }
+  EXPECT_GT(training.optimizer.statistics().late_parts, 0);
+  training.expect_one_model();
+}
+
+// The ranks with a GPU make their buckets anew, and the others keep theirs.
+TEST_F(MixedRanks, AModelThatMovesToTheGpusOfSome) {
+  nn::Linear model(4, 3);
+  {
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : model->parameters()) parameter.fill_(0.5);
+  }
+  DistributedOptimizer optimizer(optim::SGD(model->parameters(), 0.1), model->named_parameters());
+  for (int step = 0; step < 4; ++step) {
+    if (step == 2) model->to(device());
+    optimizer.zero_grad();
+    model->forward(at::full({2, 4}, static_cast<float>(rank() + step)).to(model->weight.device()))
+        .sum()
+        .backward();
+    optimizer.step();
+  }
+  EXPECT_EQ(model->weight.device(), device());
+  double moved = 0;
+  for (int step = 0; step < 4; ++step) moved += 0.1 * 2 * ((size() - 1) / 2.0 + step);
+  expect_equal(model->weight.detach().cpu(), at::full({3, 4}, 0.5F - static_cast<float>(moved)),
+               1e-5);
+}
+
+TEST_F(MixedRanks, TheStateOfAnOptimizerGoesEitherWay) {
+  for (int root = 0; root < 2; ++root) {
+    Training training;
+    training.backward(0);
+    training.optimizer.step();
+    broadcast_parameters(*training.model, root);
+    broadcast_optimizer_state(training.optimizer, root);
+    training.backward(1);
+    training.optimizer.step();
+    training.expect_one_model();
+  }
+}
+
+TEST_F(MixedRanks, FusedStepsOfSomeAndPlainOnesOfOthers) {
+  DistributedOptimizerOptions options;
+  options.fused_step = FusedStep::WherePossible;
+  nn::Linear model(4, 3);
+  broadcast_parameters(*model);
+  model->to(device());
+  DistributedOptimizer optimizer(optim::Adagrad(model->parameters(), optim::AdagradOptions(0.1)),
+                                 model->named_parameters(), options);
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    model->forward(at::full({2, 4}, 1.0F + static_cast<float>(rank())).to(device()))
+        .sum()
+        .backward();
+    EXPECT_EQ(error_of([&] { optimizer.step(); }), "no error");
+  }
+}
+
+TEST_F(MixedRanks, AnOptimizerThatCallsItsClosureIsRefused) {
+  nn::Linear model(4, 3);
+  broadcast_parameters(*model);
+  model->to(device());
+  DistributedOptimizer optimizer(optim::LBFGS(model->parameters()), model->named_parameters());
+  const auto closure = [&] {
+    optimizer.zero_grad();
+    const at::Tensor loss = model->forward(at::ones({2, 4}).to(device())).square().sum();
+    loss.backward();
+    return loss;
+  };
+  EXPECT_THAT(error_of([&] { optimizer.step(closure); }),
+              AllOf(HasSubstr("LBFGS"), HasSubstr("with and without a GPU")));
 }
 
 TEST_F(MixedRanks, StartFromOneModel) {

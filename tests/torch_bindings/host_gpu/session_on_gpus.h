@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -72,15 +73,18 @@ inline HostGpus& host_gpus() {
 
 // GPUS_OF_ODD_RANKS=1 in the environment: the others have none.
 inline bool has_no_gpu() {
-  const char* const wanted = std::getenv("GPUS_OF_ODD_RANKS");
+  if (std::getenv("GPUS_OF_ODD_RANKS") == nullptr) return false;
   const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  return wanted != nullptr && rank != nullptr && std::atoi(rank) % 2 == 0;
+  if (rank == nullptr) throw std::runtime_error("Open MPI says no rank");
+  return std::atoi(rank) % 2 == 0;
 }
 
 class GpuSessionEnvironment : public ::testing::Environment {
   void SetUp() override {
     host_gpus().why_no_device = has_no_gpu() ? "no NVIDIA driver" : "";
     init();
+    // Else the tests would run on the CPU and pass.
+    ASSERT_EQ(device().is_cuda(), !has_no_gpu());
   }
   void TearDown() override { shutdown(); }
 };

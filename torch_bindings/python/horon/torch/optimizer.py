@@ -49,6 +49,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         return make_adasum(optimizer, named, compression, process_set)
     lists, number = _groups(groups, num_groups, {parameter: name for name, parameter in named})
     reduced = _with_gradients(named)
+    if isinstance(optimizer, torch.optim.LBFGS) and native.is_mixed(process_set.of_call()):
+        raise ValueError("LBFGS decides by numbers that ranks with and without a GPU round "
+                         "differently, so they would not call the closure alike")
     # What SparseAdam wants at the end is sparse anyway.
     dense = sparse_as_dense and not isinstance(optimizer, torch.optim.SparseAdam)
     reducer = native.Reducer(

@@ -50,7 +50,9 @@ class _TensorOf:
         self.device = tensor.device.type
 
     def empty(self):
-        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        # A rank without a GPU, beside others that have one, takes it on the CPU.
+        device = self.device if self.device != "cuda" or torch.cuda.is_available() else "cpu"
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
 def _replace(value, of_type, made):
