@@ -141,7 +141,8 @@ class OptimizerCalls : public ScaledSteps {
   }
 
   // From the next step on; the same on all ranks. If steps that differ in the last bits were fused
-  // on some ranks only, the next round throws Error(Mismatch) that names them.
+  // on some ranks only, the next round throws Error(Mismatch) that names them; not where some ranks
+  // have a GPU and others none, which round differently anyway.
   void set_fused_step(FusedStep wish) { steps_->set_fused_step(wish); }
   // Why the last step was the optimizer's own, in words that name the parameter; empty if it was
   // made in one pass, or there was none.
@@ -232,10 +233,10 @@ class DistributedOptimizer : public Opt,
   //
   // With a closure: what it computes is reduced when it returns, each time it is called. The loss
   // that it returns becomes that of all ranks (their sum for Sum, else their average), so that
-  // optimizers that decide by it, such as LBFGS, decide alike everywhere (but not where some ranks
-  // have a GPU and others none, which is an error for those). A rank whose closure
-  // returns none, as it had no samples, gets that of the others, in the type of its first
-  // parameter.
+  // optimizers that decide by it, such as LBFGS, decide alike everywhere. Not where some ranks have
+  // a GPU and others none: there step(closure) of such an optimizer throws Error(InvalidArgument).
+  // A rank whose closure returns none, as it had no samples, gets that of the others, in the type
+  // of its first parameter.
   //
   // Throws as GradientReducer::synchronize(Passes::All); with WaitIn::Step Error(InvalidArgument)
   // naming a parameter whose gradient came between synchronize() and step(). Then the parameters

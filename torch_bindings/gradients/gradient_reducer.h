@@ -142,7 +142,7 @@ struct GradientReducerOptions {
   // replicas have gone apart, all ranks throw Error(Mismatch) that names a parameter and the ranks.
   // Small differences, as rounding on unlike CPUs makes them, are no error. Empty:
   // HORON_CHECK_REPLICAS (on). Not of parameters on a GPU, where the host would have to wait for
-  // them: check_replicas_equal() compares those.
+  // them, nor in a set of ranks with and without a GPU: check_replicas_equal() compares those.
   std::optional<bool> check_replicas = {};
   // Of DistributedOptimizer; a reducer makes no steps. Where a step can't be fused (sparse
   // gradients, 16-bit parameters, other layouts), the optimizer makes it, and fused_step_refusal()

@@ -123,8 +123,9 @@ Pending make(const Call& call, const Tensors& tensors) {
   return pending;
 }
 
-// Of this rank alone, and found before there were tensors.
+// What Python has found wrong, so that there is nothing to submit.
 void refuse(const Call& call, const std::string& why) {
+  unseen_names().refuse_duplicate(call);
   const PendingCollective pending(call.kind, call.kind_name, call.name, call.process_set,
                                   call.grouped);
   pending.refuse(

@@ -76,7 +76,7 @@ void bind_session(py::module_& module) {
   module.def("end_by_exception", &end_by_exception, WithoutGil());
   module.def("is_initialized", &is_initialized);
   module.def("is_mixed", [](const ProcessSet& set) {
-    return ops::runtime().is_mixed(set.id(), DeviceKind::Cuda);
+    return set.includes_me() && ops::runtime().is_mixed(set.id(), DeviceKind::Cuda);
   });
   module.def("rank", &rank);
   module.def("size", &size);

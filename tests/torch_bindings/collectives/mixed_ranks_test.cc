@@ -52,6 +52,7 @@ class MixedRanks : public testing::Test {
     std::optional<bool> odd;
     if (mixed) odd = has_gpu();
     shutdown();
+    test::hide_torch_devices(odd == false);
     testing_support::host_gpus().why_no_device = odd == false ? "no NVIDIA driver" : "";
     if (mixed) {
       setenv("HORON_GPU_COLLECTIVES", collectives, 1);
@@ -341,6 +342,22 @@ TEST_F(MixedRanks, AnOptimizerThatCallsItsClosureIsRefused) {
   };
   EXPECT_THAT(error_of([&] { optimizer.step(closure); }),
               AllOf(HasSubstr("LBFGS"), HasSubstr("with and without a GPU")));
+}
+
+// What the program keeps, read by its own load().
+struct Best {
+  at::Tensor values;
+  void save(torch::serialize::OutputArchive& archive) const { archive.write("values", values); }
+  void load(torch::serialize::InputArchive& archive) { archive.read("values", values); }
+};
+
+TEST_F(MixedRanks, ArchivesGoEitherWay) {
+  for (int root = 0; root < 2; ++root) {
+    Best best{at::full({3}, static_cast<float>(rank())).to(device())};
+    broadcast_state(best, root);
+    expect_equal(best.values.cpu(), at::full({3}, static_cast<float>(root)));
+    EXPECT_TRUE(has_gpu() || best.values.is_cpu());
+  }
 }
 
 TEST_F(MixedRanks, StartFromOneModel) {

@@ -37,6 +37,7 @@ struct Device {
 struct Devices {
   std::vector<std::unique_ptr<Device>> all;
   std::atomic<int> host_waits{0};
+  std::atomic<bool> hidden{false};
   std::atomic<Fault> fault{Fault::None};
   std::mutex events_mutex;
   std::map<void*, c10::DeviceIndex> device_of_event;
@@ -163,7 +164,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     note_reader(data, native(stream));
   }
   c10::DeviceIndex deviceCount() const noexcept override {
-    return static_cast<c10::DeviceIndex>(devices().all.size());
+    return static_cast<c10::DeviceIndex>(devices().hidden ? 0 : devices().all.size());
   }
 };
 
@@ -256,6 +257,8 @@ void install_torch_device(std::vector<std::shared_ptr<HostCuda>> cudas) {
   c10::impl::registerDeviceGuard(c10::kCUDA, &guard());
   c10::SetAllocator(c10::kCUDA, &allocator());
 }
+
+void hide_torch_devices(bool hidden) { devices().hidden = hidden; }
 
 int torch_host_waits() { return devices().host_waits; }
 void count_torch_host_wait() { ++devices().host_waits; }

@@ -24,6 +24,9 @@ namespace horon::test {
 // Once in a process, before anything asks LibTorch for the device; one HostCuda for each of them.
 void install_torch_device(std::vector<std::shared_ptr<HostCuda>> devices);
 
+// True: LibTorch finds no device, as in a process that may use none. Those that are in use stay.
+void hide_torch_devices(bool hidden);
+
 // How often LibTorch has made the host wait for a device since the process began: item(), copies to
 // the host.
 int torch_host_waits();

@@ -8,6 +8,7 @@ import torch
 
 import horon.torch as hvd
 from horon.torch.compression import FP16Compressor, NoneCompressor
+from horon.torch.state import _TensorOf
 
 FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGER = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -250,6 +251,12 @@ def test_what_one_rank_gives_wrongly_fails_on_all(rank, size):
              lambda: hvd.alltoall(torch.ones(size), [1] * size, name="own")),
             (lambda: hvd.alltoall(torch.ones(size), [[1] * size]), ValueError,
              lambda: hvd.alltoall(torch.ones(size), [1] * size)),
+            (lambda: hvd.alltoall(torch.ones(size), ["a"] * size), ValueError,
+             lambda: hvd.alltoall(torch.ones(size), [1] * size)),
+            (lambda: hvd.alltoall_async(torch.ones(size), [None] * size, name="own"), ValueError,
+             lambda: hvd.alltoall(torch.ones(size), [1] * size, name="own")),
+            (lambda: hvd.alltoall(torch.ones(size), [1j] * size), ValueError,
+             lambda: hvd.alltoall(torch.ones(size), [1] * size)),
             (lambda: hvd.alltoall([1.0] * size), TypeError, lambda: hvd.alltoall(torch.ones(size))),
             (lambda: hvd.allgather([1.0], name="own"), TypeError,
              lambda: hvd.allgather(torch.ones(1), name="own")),
@@ -263,6 +270,26 @@ def test_what_one_rank_gives_wrongly_fails_on_all(rank, size):
     assert hvd.allreduce(torch.ones(1)).item() == 1
     with pytest.raises(ValueError):  # and is not under way
         hvd.sparse_allreduce_async(torch.ones(2).to_sparse(), "sparse", hvd.Max)
+
+
+def test_what_all_give_wrongly_leaves_nothing_behind(rank, size):
+    for _ in range(3):
+        with pytest.raises(ValueError, match="bool has no average"):
+            hvd.allreduce(torch.ones(2).bool(), name="of all")
+        assert hvd.allreduce(torch.ones(2), name="of all").sum() == 2
+
+
+def test_objects_of_a_gpu_come_to_ranks_without_one(rank, size, monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    if rank == 0:  # it writes as if there were one
+        monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    got = hvd.broadcast_object({"best": torch.arange(5.0)} if rank == 0 else None)
+    assert torch.equal(got["best"], torch.arange(5.0)) and got["best"].device.type == "cpu"
+    state = torch.empty(3)
+    stands = _TensorOf(state)
+    stands.device = "cuda"
+    assert stands.empty().device.type == "cpu" and stands.empty().shape == state.shape
 
 
 def _raise():

@@ -92,3 +92,18 @@ def test_a_root_without_a_state_is_the_error_of_all(rank):
     with pytest.raises(KeyError if rank == 0 else hvd.HorovodInternalError, match="lost"):
         hvd.broadcast_optimizer_state(Broken(torch.nn.Linear(2, 1).parameters(), 0.1), 0)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+
+
+def test_lbfgs_in_a_process_set_leaves_the_other_ranks_alone(rank, size):
+    some = hvd.add_process_set([0])
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS([weight], max_iter=3), process_set=some)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (weight - rank).square().sum()
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+    assert torch.allclose(weight.detach(), torch.full((2,), float(rank)), atol=1e-4)
+    hvd.remove_process_set(some)

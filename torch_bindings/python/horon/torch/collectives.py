@@ -1,7 +1,9 @@
 """Collectives that return a handle at once, and what waits for handles.
 
 The ranks meet by name within a kind: "allreduce.x" and "allgather.x" are two. Unnamed calls are
-counted, so their order is the same on all ranks.
+counted, so their order is the same on all ranks. What is wrong with the tensors or splits of one
+rank is told to the ranks that wait for it. A wrong op or compression is not: it stands in the
+program, and each rank finds it.
 """
 
 import torch
@@ -176,17 +178,18 @@ def start_reduction(kind, tensors, name, op, prescale, postscale, process_set, g
                     in_place=False, wait=False):
     """An allreduce or reducescatter of one tensor or of a group."""
     kind_name = f"grouped_{kind}" if grouped else kind
+    of_call = process_set.of_call()
     try:
         tensors = _tensors(kind, tensors)
         scaling = _Scaling(op, tensors, prescale, postscale, process_set)
     except (TypeError, ValueError) as error:
         raise _refused(error, native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
-                                          process_set.of_call()))
+                                          of_call))
     sent = scaling.before(tensors)
     apart = in_place and scaling.is_here()  # the caller's tensor takes the result at the end
     factors = scaling.factors()
     call = native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
-                       process_set.of_call(), grouped, in_place and not apart,
+                       of_call, grouped, in_place and not apart,
                        _NATIVE_OPS[scaling.op], 0, *factors)
 
     def result(reduced, _):
@@ -218,17 +221,25 @@ def start_broadcast(tensor, root_rank, name, process_set, in_place=False, wait=F
 
 
 def _rows_of(splits):
-    splits = torch.as_tensor(splits)
-    if splits.dtype.is_floating_point or splits.dim() != 1 or splits.numel() == 0:
-        raise ValueError("alltoall: splits are integers, one for each rank")
+    given = splits
+    try:
+        splits = torch.as_tensor(splits)
+        fits = not (splits.dtype.is_floating_point or splits.is_complex()
+                    or splits.dim() != 1 or splits.numel() == 0)
+    except Exception:  # what torch raises for this differs
+        fits = False
+    if not fits:
+        raise ValueError(f"alltoall: splits are integers, one for each rank, not {given!r}")
     return splits.tolist()
 
 
 def start_alltoall(tensor, splits, name, process_set, wait=False):
     """The result is (tensor, rows from each rank)."""
+    of_call = process_set.of_call()
+
     def call_with(rows):
-        return native.Call(_Kind.alltoall, "alltoall", _named("alltoall", name),
-                           process_set.of_call(), splits=rows)
+        return native.Call(_Kind.alltoall, "alltoall", _named("alltoall", name), of_call,
+                           splits=rows)
 
     try:
         _tensors("alltoall", [tensor])

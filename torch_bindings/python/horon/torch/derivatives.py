@@ -171,7 +171,5 @@ def grouped_reducescatter(tensors, name=None, compression=Compression.none, op=A
 
 def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
     """Rows for each rank, in the order of ranks; (tensor, rows from each) if splits are given."""
-    if splits is not None:
-        splits = torch.as_tensor(splits)
     result, received = _Alltoall.apply(tensor, splits, name, process_set)
     return result if splits is None else (result, received)

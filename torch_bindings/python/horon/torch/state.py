@@ -1,5 +1,6 @@
 """Parameters, optimizer state and objects of one rank for all."""
 
+import io
 import itertools
 import pickle
 
@@ -119,9 +120,23 @@ def _read(written, rank):
     if not written:
         raise errors.make("failed", f"rank {rank} has called join(), and gives no objects any more")
     if written[:1] != _CAN_T_BE_WRITTEN:
-        return pickle.loads(written)
+        return pickle.loads(written) if torch.cuda.is_available() else _load_on_cpu(written)
     raise errors.make("failed", f"the object of rank {rank} can't be pickled: "
                                 f"{written[1:].decode(errors='replace')}")
+
+
+class _OnCpu(pickle.Unpickler):
+    """Tensors that were on a GPU come to the CPU, on a rank that has none beside others."""
+
+    def find_class(self, module, name):
+        if (module, name) != ("torch.storage", "_load_from_bytes"):
+            return super().find_class(module, name)
+        return lambda of_storage: torch.load(io.BytesIO(of_storage), map_location="cpu",
+                                             weights_only=False)
+
+
+def _load_on_cpu(written):
+    return _OnCpu(io.BytesIO(written)).load()
 
 
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
