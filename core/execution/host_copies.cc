@@ -53,7 +53,6 @@ void HostCopies::plan(EntryWork& entry, const BlockLayout* blocks, bool is_sourc
 }
 
 bool HostCopies::place() {
-  if (placed_) return true;
   if (!domain_.is_open() || !pool_.has_at_hand(domain_, bytes_)) return false;
   scratch_ = pool_.take(domain_, bytes_);
   placed_ = true;
@@ -83,30 +82,25 @@ void HostCopies::replace(Replaced& replaced) {
                     });
 }
 
-bool HostCopies::bring() {
-  if (brought_ == nullptr) {
-    MemoryQueue& queue = domain_.queue();
-    std::vector<CopyItem> items;
-    for (const Stretch& stretch : stretches_) {
-      if (stretch.from == nullptr || stretch.bytes == 0) continue;
-      items.push_back({stretch.from, copy_of(stretch), stretch.bytes});
-    }
-    queue.copy(items);
-    brought_ = queue.record();
-  }
-  return brought_->happened();
-}
-
-std::shared_ptr<Event> HostCopies::take_back() {
-  MemoryQueue& queue = domain_.queue_back();
+std::shared_ptr<Event> HostCopies::enqueue(MemoryQueue& queue, Way way) const {
   std::vector<CopyItem> items;
   for (const Stretch& stretch : stretches_) {
-    if (stretch.to == nullptr || stretch.bytes == 0) continue;
-    items.push_back({copy_of(stretch), stretch.to, stretch.bytes});
+    const std::byte* const from = way == Way::ToHost ? stretch.from : copy_of(stretch);
+    std::byte* const to = way == Way::ToHost ? copy_of(stretch) : stretch.to;
+    if (from != nullptr && to != nullptr && stretch.bytes > 0) {
+      items.push_back({from, to, stretch.bytes});
+    }
   }
   queue.copy(items);
   return queue.record();
 }
+
+bool HostCopies::bring() {
+  if (brought_ == nullptr) brought_ = enqueue(domain_.queue(), Way::ToHost);
+  return brought_->happened();
+}
+
+std::shared_ptr<Event> HostCopies::take_back() { return enqueue(domain_.queue_back(), Way::Back); }
 
 void HostCopies::end(bool in_use) noexcept {
   if (!placed_) return;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -61,6 +62,8 @@ class HostCopies {
   void plan(EntryWork& entry, const BlockLayout* blocks, bool is_source);
   size_t add(Stretch stretch);
   void replace(Replaced& replaced);
+  enum class Way : uint8_t { ToHost, Back };
+  std::shared_ptr<Event> enqueue(MemoryQueue& queue, Way way) const;
   std::byte* copy_of(const Stretch& stretch) const { return scratch_.memory.get() + stretch.at; }
 
   ScratchPool& pool_;

@@ -138,11 +138,13 @@ std::string JobGpu::unavailable(const std::vector<int>& ranks) const {
   return mixed(ranks) ? "" : fault_of_missing_gpus(facts_, ranks);
 }
 
+bool JobGpu::owns(int rank) const {
+  return std::binary_search(owners_.begin(), owners_.end(), rank);
+}
+
 bool JobGpu::mixed(const std::vector<int>& ranks) const {
-  const auto owns = [this](int rank) {
-    return std::binary_search(owners_.begin(), owners_.end(), rank);
-  };
-  return insists_on_host_ && any_device(ranks) && !std::all_of(ranks.begin(), ranks.end(), owns);
+  return insists_on_host_ && any_device(ranks) &&
+         !std::all_of(ranks.begin(), ranks.end(), [this](int rank) { return owns(rank); });
 }
 
 std::string JobGpu::unavailable_alone(const std::vector<int>& ranks) const {
@@ -153,9 +155,7 @@ std::string JobGpu::unavailable_alone(const std::vector<int>& ranks) const {
 }
 
 bool JobGpu::any_device(const std::vector<int>& ranks) const {
-  return std::any_of(ranks.begin(), ranks.end(), [this](int rank) {
-    return std::binary_search(owners_.begin(), owners_.end(), rank);
-  });
+  return std::any_of(ranks.begin(), ranks.end(), [this](int rank) { return owns(rank); });
 }
 
 std::shared_ptr<JobGpu> JobGpu::find(const core::Bootstrap& bootstrap,

@@ -107,6 +107,7 @@ class JobGpu final : public core::SeatVisitor, public std::enable_shared_from_th
 
  private:
   JobGpu() = default;
+  bool owns(int rank) const;  // a GPU
 
   std::shared_ptr<GpuLibraries> libraries_;
   const std::shared_ptr<LaunchOrder> launch_order_ = std::make_shared<LaunchOrder>();

@@ -38,7 +38,7 @@ std::string tensor_bytes(const at::Tensor& tensor);
 std::string archive_bytes(const std::function<void(torch::serialize::OutputArchive&)>& save);
 // Archive of such bytes. Its tensors are on this device; empty: where they were.
 torch::serialize::InputArchive archive_from(const std::string& bytes,
-                                            std::optional<c10::Device> device = {});
+                                            std::optional<c10::Device> device);
 
 class CheckpointPart {
  public:

@@ -17,6 +17,7 @@
 #include "horon/tests/torch_bindings/collectives/collective_values.h"
 #include "horon/tests/torch_bindings/host_gpu/late_tensors.h"
 #include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
+#include "horon/tests/torch_bindings/host_gpu/small_training.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
 #include "horon/torch_bindings/collectives/point_to_point.h"
@@ -32,8 +33,10 @@ namespace {
 using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing_support::batch;
 using testing_support::expect_equal;
 using testing_support::late;
+using testing_support::loss_of;
 using testing_support::sum_of_all;
 using testing_support::values_of;
 namespace nn = torch::nn;
@@ -187,23 +190,8 @@ nn::Sequential make_model(bool alone) {
   }
   model->push_back(nn::ReLU());
   model->push_back(nn::Linear(20, 3));
-  const at::NoGradGuard no_grad;
-  int64_t number = 0;
-  for (const at::Tensor& parameter : model->parameters()) {
-    const at::Tensor values = at::arange(parameter.numel(), at::kFloat).add_(++number);
-    parameter.copy_(values.mul(0.7).sin().mul_(0.4).view(parameter.sizes()));
-  }
+  testing_support::fill_parameters(model);
   return model;
-}
-
-constexpr int64_t kRows = 4;  // of a rank, in a step
-
-at::Tensor batch(int step) {
-  return at::arange(kRows * size() * 6, at::kFloat).add_(31 * step).mul_(0.37).cos().view({-1, 6});
-}
-
-at::Tensor loss_of(nn::Sequential& model, const at::Tensor& input) {
-  return model->forward(input).sub(input.slice(1, 0, 3).mul(0.5)).pow(2).mean();
 }
 
 TEST_F(MixedRanks, TrainOneModel) {
@@ -222,7 +210,7 @@ TEST_F(MixedRanks, TrainOneModel) {
       for (int step = 0; step < 6; ++step) {
         const at::Tensor all = batch(step);
         optimizer.zero_grad();
-        loss_of(model, all.narrow(0, kRows * rank(), kRows).to(device())).backward();
+        loss_of(model, batch(step, rank()).to(device())).backward();
         optimizer.step();
         alone_optimizer.zero_grad();
         loss_of(alone, all).backward();
@@ -247,9 +235,7 @@ struct Training {
     model->to(device());
     return model;
   }
-  void backward(int step) {
-    loss_of(model, batch(step).narrow(0, kRows * rank(), kRows).to(device())).backward();
-  }
+  void backward(int step) { loss_of(model, batch(step, rank()).to(device())).backward(); }
   // The same on all ranks, but for the last bits.
   void expect_one_model() const {
     for (const at::Tensor& parameter : model->parameters()) {

@@ -18,6 +18,7 @@
 
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/host_gpu/session_on_gpus.h"
+#include "horon/tests/torch_bindings/host_gpu/small_training.h"
 #include "horon/torch_bindings/amp/grad_scaler.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
@@ -31,35 +32,17 @@ namespace {
 using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing_support::batch;
 using testing_support::host_waits;
+using testing_support::loss_of;
 namespace nn = torch::nn;
 namespace optim = torch::optim;
 
-constexpr int64_t kRows = 4;  // of a rank, in a step
-
-// The same on all ranks.
 nn::Sequential make_model() {
   nn::Sequential model(nn::Linear(6, 40), nn::ReLU(), nn::Linear(40, 40), nn::ReLU(),
                        nn::Linear(40, 3));
-  at::NoGradGuard no_grad;
-  int64_t number = 0;
-  for (const at::Tensor& parameter : model->parameters()) {
-    const at::Tensor values = at::arange(parameter.numel(), at::kFloat).add_(++number);
-    parameter.copy_(values.mul(0.7).sin().mul_(0.4).view(parameter.sizes()));
-  }
+  testing_support::fill_parameters(model);
   return model;
-}
-
-// The rows of all ranks, or of one.
-at::Tensor batch(int step, int rank_of = -1) {
-  const at::Tensor all =
-      at::arange(kRows * size() * 6, at::kFloat).add_(31 * step).mul_(0.37).cos().view({-1, 6});
-  return rank_of < 0 ? all : all.slice(0, kRows * rank_of, kRows * (rank_of + 1));
-}
-
-at::Tensor loss_of(nn::Sequential& model, const at::Tensor& input) {
-  const at::Tensor target = input.slice(1, 0, 3).mul(0.5);
-  return model->forward(input).sub(target).pow(2).mean();
 }
 
 std::vector<at::Tensor> train_alone(int steps,

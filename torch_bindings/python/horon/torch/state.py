@@ -120,7 +120,8 @@ def _read(written, rank):
     if not written:
         raise errors.make("failed", f"rank {rank} has called join(), and gives no objects any more")
     if written[:1] != _CAN_T_BE_WRITTEN:
-        return pickle.loads(written) if torch.cuda.is_available() else _load_on_cpu(written)
+        reader = pickle.Unpickler if torch.cuda.is_available() else _OnCpu
+        return reader(io.BytesIO(written)).load()
     raise errors.make("failed", f"the object of rank {rank} can't be pickled: "
                                 f"{written[1:].decode(errors='replace')}")
 
@@ -133,10 +134,6 @@ class _OnCpu(pickle.Unpickler):
             return super().find_class(module, name)
         return lambda of_storage: torch.load(io.BytesIO(of_storage), map_location="cpu",
                                              weights_only=False)
-
-
-def _load_on_cpu(written):
-    return _OnCpu(io.BytesIO(written)).load()
 
 
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
