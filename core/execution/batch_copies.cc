@@ -82,27 +82,30 @@ std::vector<CopyItem> BatchCopies::out(const std::byte* memory, const BatchStret
 }
 
 std::vector<CopyItem> copies_of_blocks_in(const EntryWork& entry, const BlockLayout& blocks,
-                                          DataType dtype, std::byte* to) {
+                                          DataType dtype, std::byte* to,
+                                          const BatchStretch& of_each) {
   std::vector<CopyItem> items;
   const size_t size = size_of(dtype);
-  for_each_block(blocks.in, [&](size_t part, int64_t begin, int64_t count) {
+  const auto add = [&](size_t part, int64_t begin, int64_t count) {
     const size_t bytes = static_cast<size_t>(count) * size;
     items.push_back({entry.memory[part].input + static_cast<size_t>(begin) * size, to, bytes});
     to += bytes;
-  });
+  };
+  for_each_block(blocks.in, of_each.begin, of_each.begin + of_each.count, add);
   return items;
 }
 
 std::vector<CopyItem> copies_of_blocks_out(const EntryWork& entry, const BlockLayout& blocks,
-                                           DataType dtype, const std::byte* from) {
+                                           DataType dtype, const std::byte* from,
+                                           const BatchStretch& of_each) {
   std::vector<CopyItem> items;
   const size_t size = size_of(dtype);
-  for_each_block(blocks.out, [&](size_t part, int64_t begin, int64_t count) {
-    if (count == 0) return;
+  const auto add = [&](size_t part, int64_t begin, int64_t count) {
     const size_t bytes = static_cast<size_t>(count) * size;
     items.push_back({from, entry.memory[part].output + static_cast<size_t>(begin) * size, bytes});
     from += bytes;
-  });
+  };
+  for_each_block(blocks.out, of_each.begin, of_each.begin + of_each.count, add);
   return items;
 }
 

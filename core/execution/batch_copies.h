@@ -4,20 +4,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "horon/core/execution/block_layout.h"
+#include "horon/core/execution/chunk_plan.h"
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/entry_work.h"
 #include "horon/core/execution/memory_queue.h"
 
 namespace horon::core {
-
-// Elements of a batch.
-struct BatchStretch {
-  int64_t begin = 0;
-  int64_t count = 0;
-};
 
 // For the collectives whose result lies as their input does: neither those that move blocks nor
 // Barrier.
@@ -43,10 +39,14 @@ class BatchCopies {
   const bool is_source_;
 };
 
-// For those that move blocks: between the parts of a group and the packed blocks.
+// For those that move blocks: between the parts of a group and the packed blocks, or the packed
+// stretches of all blocks.
+inline constexpr BatchStretch kAllOfBlocks = {0, std::numeric_limits<int64_t>::max()};
 std::vector<CopyItem> copies_of_blocks_in(const EntryWork& entry, const BlockLayout& blocks,
-                                          DataType dtype, std::byte* to);
+                                          DataType dtype, std::byte* to,
+                                          const BatchStretch& of_each = kAllOfBlocks);
 std::vector<CopyItem> copies_of_blocks_out(const EntryWork& entry, const BlockLayout& blocks,
-                                           DataType dtype, const std::byte* from);
+                                           DataType dtype, const std::byte* from,
+                                           const BatchStretch& of_each = kAllOfBlocks);
 
 }  // namespace horon::core

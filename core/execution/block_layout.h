@@ -2,6 +2,7 @@
 // gather, scatter, alltoall and reducescatter.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -44,15 +45,21 @@ int64_t total(std::span<const int64_t> counts);
 // The index of `rank` among the members; 0 if it is none.
 int index_of(int rank, std::span<const int> ranks);
 
-// Calls visit(part, first element, elements) in the order in which packed blocks lie; `blocks`: as
-// BlockLayout::in or out.
+// Calls visit(part, first element, elements) for what the stretch [begin, end) of each packed block
+// holds, in the order in which it lies there; `blocks`: as BlockLayout::in or out.
 template <class Visit>
-void for_each_block(const std::vector<std::vector<int64_t>>& blocks, const Visit& visit) {
-  std::vector<int64_t> begins(blocks.size());
+void for_each_block(const std::vector<std::vector<int64_t>>& blocks, int64_t begin, int64_t end,
+                    const Visit& visit) {
+  std::vector<int64_t> firsts(blocks.size());  // of the block, in each part
   for (size_t block = 0; block < blocks.front().size(); ++block) {
+    int64_t place = 0;  // of the part, in the block
     for (size_t part = 0; part < blocks.size(); ++part) {
-      visit(part, begins[part], blocks[part][block]);
-      begins[part] += blocks[part][block];
+      const int64_t count = blocks[part][block];
+      const int64_t from = std::max(place, begin);
+      const int64_t to = std::min(place + count, end);
+      if (from < to) visit(part, firsts[part] + from - place, to - from);
+      place += count;
+      firsts[part] += count;
     }
   }
 }

@@ -1,8 +1,10 @@
 #include "horon/core/execution/chunk_plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
+#include "horon/core/base/error.h"
 #include "horon/core/base/round_up.h"
 
 namespace horon::core {
@@ -16,17 +18,28 @@ int64_t longest_chunk(DataType dtype, int64_t piece_bytes) {
   return elements / ChunkPlan::kAlignment * ChunkPlan::kAlignment;
 }
 
+ChunkPlan plan_stretches(int64_t count, int64_t longest) {
+  ChunkPlan plan;
+  plan.elements = count;
+  if (count <= longest) return plan;
+  const int64_t chunks = (count + longest - 1) / longest;
+  plan.elements = round_up((count + chunks - 1) / chunks, ChunkPlan::kAlignment);
+  plan.chunks = (count + plan.elements - 1) / plan.elements;
+  return plan;
+}
+
 }  // namespace
 
 ChunkPlan plan_chunks(const Batch& batch) {
-  const int64_t longest = longest_chunk(batch.dtype, batch.piece_bytes);
-  ChunkPlan plan;
-  plan.elements = batch.count;
-  if (batch.count <= longest) return plan;
-  const int64_t chunks = (batch.count + longest - 1) / longest;
-  plan.elements = round_up((batch.count + chunks - 1) / chunks, ChunkPlan::kAlignment);
-  plan.chunks = (batch.count + plan.elements - 1) / plan.elements;
-  return plan;
+  return plan_stretches(batch.count, longest_chunk(batch.dtype, batch.piece_bytes));
+}
+
+ChunkPlan plan_chunks_of_blocks(DataType dtype, const BlockCounts& blocks) {
+  HORON_CHECK(!blocks.empty(), "each member has a block");
+  const int64_t bytes =
+      std::max(ChunkPlan::kBytes / std::ssize(blocks), ChunkPlan::kBytesOfBlockLeast);
+  return plan_stretches(*std::max_element(blocks.begin(), blocks.end()),
+                        longest_chunk(dtype, bytes));
 }
 
 PieceSizes chunk_sizes(const Batch& like) {

@@ -1,25 +1,25 @@
 #include "horon/core/execution/chunked_batch.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "horon/core/base/error.h"
 
 namespace horon::core {
 
-ChunkedBatch::ChunkedBatch(CollectiveOp& op, const Batch& batch, const ChunkPlan& plan,
-                           BatchCopies copies, MemoryDomain& domain)
+ChunkedBatch::ChunkedBatch(CollectiveOp& op, std::unique_ptr<const BatchChunks> chunks,
+                           std::byte* scratch, MemoryDomain& domain)
     : op_(op),
-      batch_(batch),
-      plan_(plan),
-      copies_(copies),
+      chunks_(std::move(chunks)),
+      scratch_(scratch),
       there_(domain.queue()),
       back_(domain.queue_back()),
-      places_(static_cast<size_t>(plan.at_once())) {
+      places_(static_cast<size_t>(chunks_->at_once())) {
   for (size_t i = 0; i < places_.size(); ++i) copy_in(places_[i], static_cast<int64_t>(i));
 }
 
-size_t ChunkedBatch::scratch_bytes(const ChunkPlan& plan, DataType dtype) {
-  return static_cast<size_t>(plan.at_once() * plan.elements) * size_of(dtype);
+size_t ChunkedBatch::scratch_bytes(const BatchChunks& chunks) {
+  return static_cast<size_t>(chunks.at_once()) * chunks.bytes();
 }
 
 Progress ChunkedBatch::step(bool may_start) {
@@ -41,24 +41,20 @@ Progress ChunkedBatch::step(bool may_start) {
       break;
     }
   }
-  if (over_ == plan_.chunks) return Progress::Done;
+  if (over_ == chunks_->count()) return Progress::Done;
   return moved ? Progress::Advanced : next;
 }
 
 std::byte* ChunkedBatch::memory(const Place& place) const {
   const auto index = static_cast<size_t>(&place - places_.data());
-  return batch_.output + index * static_cast<size_t>(plan_.elements) * size_of(batch_.dtype);
-}
-
-BatchStretch ChunkedBatch::stretch(int64_t chunk) const {
-  return {chunk * plan_.elements, plan_.count_of(chunk, batch_.count)};
+  return scratch_ + index * chunks_->bytes();
 }
 
 // The event is recorded even where nothing is copied: work of whoever had this scratch before may
 // still run.
 void ChunkedBatch::copy_in(Place& place, int64_t chunk) {
   place.chunk = chunk;
-  const std::vector<CopyItem> items = copies_.in(memory(place), stretch(chunk));
+  const std::vector<CopyItem> items = chunks_->in(chunk, memory(place));
   if (!items.empty()) there_.copy(items);
   place.copied_in = there_.record();
 }
@@ -79,21 +75,17 @@ bool ChunkedBatch::start_some(bool may_start) {
 }
 
 void ChunkedBatch::start(Place& place) {
-  Batch chunk = batch_;
-  chunk.input = chunk.output = memory(place);
-  chunk.count = plan_.count_of(place.chunk, batch_.count);
-  chunk.piece_bytes = 0;  // the wish was for the length of chunks; in them the op chooses
-  place.flight = op_.start(std::move(chunk));
+  place.flight = op_.start(chunks_->batch(place.chunk, memory(place)));
   ++started_;
 }
 
 void ChunkedBatch::copy_back(Place& place) {
   place.flight.reset();
-  const std::vector<CopyItem> items = copies_.out(memory(place), stretch(place.chunk));
+  const std::vector<CopyItem> items = chunks_->out(place.chunk, memory(place));
   if (!items.empty()) back_.copy(items);
   ++over_;
   const int64_t next = place.chunk + static_cast<int64_t>(places_.size());
-  if (next >= plan_.chunks) return;
+  if (next >= chunks_->count()) return;
   if (!items.empty() && &back_ != &there_) {
     const bool waits = there_.wait_for(*back_.record());
     HORON_CHECK(waits, "the queues of one domain wait for each other");

@@ -17,8 +17,7 @@
 #include <memory>
 #include <vector>
 
-#include "horon/core/execution/batch_copies.h"
-#include "horon/core/execution/chunk_plan.h"
+#include "horon/core/execution/batch_chunks.h"
 #include "horon/core/execution/collective_op.h"
 #include "horon/core/execution/event.h"
 #include "horon/core/execution/memory_domain.h"
@@ -29,22 +28,22 @@ namespace horon::core {
 // before done() has happened, or for ever if a call has thrown.
 class ChunkedBatch {
  public:
-  // `batch`: all of it, whose input and output are scratch_bytes() of scratch. All outlive it; the
+  // `scratch`: scratch_bytes() of it, whole cache lines. The op and the domain outlive it; the
   // tensors are ready.
-  ChunkedBatch(CollectiveOp& op, const Batch& batch, const ChunkPlan& plan, BatchCopies copies,
+  ChunkedBatch(CollectiveOp& op, std::unique_ptr<const BatchChunks> chunks, std::byte* scratch,
                MemoryDomain& domain);
-  static size_t scratch_bytes(const ChunkPlan& plan, DataType dtype);
+  static size_t scratch_bytes(const BatchChunks& chunks);
 
   // As InFlight::step(): Done when all work is enqueued. `may_start`: no earlier batch stands
   // before this one in the order of its op.
   Progress step(bool may_start);
   bool has_begun() const { return started_ > 0; }  // a chunk is in the op, or has been
-  bool has_started() const { return started_ == plan_.chunks; }  // all have
+  bool has_started() const { return started_ == chunks_->count(); }  // all have
   // After Done: happens when the results are in the tensors.
   std::shared_ptr<Event> done() { return back_.record(); }
 
  private:
-  // For one chunk at a time: at_once() later the next one has it.
+  // For one chunk at a time: BatchChunks::at_once() later the next one has it.
   struct Place {
     int64_t chunk = 0;
     std::shared_ptr<Event> copied_in;
@@ -52,7 +51,6 @@ class ChunkedBatch {
   };
 
   std::byte* memory(const Place& place) const;
-  BatchStretch stretch(int64_t chunk) const;
   void copy_in(Place& place, int64_t chunk);
   size_t next_place() const { return static_cast<size_t>(started_) % places_.size(); }
   bool waits_for_copy() const;
@@ -61,9 +59,8 @@ class ChunkedBatch {
   void copy_back(Place& place);
 
   CollectiveOp& op_;
-  const Batch& batch_;
-  const ChunkPlan plan_;
-  const BatchCopies copies_;
+  const std::unique_ptr<const BatchChunks> chunks_;
+  std::byte* const scratch_;
   MemoryQueue& there_;
   MemoryQueue& back_;
   std::vector<Place> places_;

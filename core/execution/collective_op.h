@@ -116,8 +116,9 @@ class CollectiveOp {
   // Pure; the same on every rank. Any thread.
   virtual PieceSizes piece_sizes(const Batch& /*like*/) const { return {}; }
   // Of an op that the host drives. True: the results are the same, bit for bit, if such a batch is
-  // cut into several with a part of its elements each, which have one sequence. Allreduce and
-  // Broadcast only, and not with StartOrder::Any. Pure; the same on every rank. Any thread.
+  // cut into several with a part of its elements each, or of those of each block, which have one
+  // sequence. Allreduce, Broadcast, Allgather and Reducescatter only, and not with
+  // StartOrder::Any. Pure; the same on every rank. Any thread.
   virtual bool same_in_parts(const Batch& /*like*/) const { return false; }
   // True: it takes batches with Batch::output_blocks, as well as others.
   virtual bool writes_blocks_apart() const { return false; }

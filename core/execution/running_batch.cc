@@ -35,7 +35,7 @@ Progress RunningBatch::step(const Predecessors& earlier) {
 }
 
 RunningBatch::Stage RunningBatch::next_stage() const {
-  if (stage_ == Stage::Waiting && chunk_plan_.is_cut()) return Stage::InChunks;
+  if (stage_ == Stage::Waiting && planned_chunks_ != nullptr) return Stage::InChunks;
   if (stage_ == Stage::Unpacking) return Stage::Enqueued;
   return static_cast<Stage>(static_cast<uint8_t>(stage_) + 1);
 }
@@ -60,7 +60,7 @@ Progress RunningBatch::pass(const Predecessors& earlier) {
       // Nothing of this batch may stand in the queue in front of what an earlier op enqueues.
       if (op_->enqueues() && !earlier.may_start(*op_)) return Progress::Ringing;
       if (!tensors_ready() || !tensors_here()) return Progress::Polling;
-      if (!chunk_plan_.is_cut()) copy_ = pack();
+      if (planned_chunks_ == nullptr) copy_ = pack();
       return Progress::Done;
     case Stage::Packing:
       if (const Progress progress = copy_.step(); progress != Progress::Done) return progress;
@@ -154,9 +154,6 @@ void RunningBatch::choose_op() {
   batch_.queue = queue_;
   immediate_ = queue_->immediate();
   direct_ = immediate_ || domain_->ops_reach_tensors();
-  if (!direct_ && !op_->enqueues() && op_->same_in_parts(batch_)) {
-    chunk_plan_ = plan_chunks(batch_);
-  }
   batch_.sequence = work_.sequence;
   if (HostCopies::are_needed(work_.entries)) make_host_copies();
 }
@@ -181,10 +178,10 @@ void RunningBatch::place() {
     batch_.output = in_16_bits() ? const_cast<std::byte*>(memory.input) : memory.output;
     batch_.wants_output = in_16_bits() || memory.wants_output;
   } else if (spec_.kind != CollectiveKind::Barrier) {
-    scratch_bytes_ = chunk_plan_.is_cut() ? ChunkedBatch::scratch_bytes(chunk_plan_, batch_.dtype)
-                                          : bytes_of(batch_.count);
+    scratch_bytes_ = bytes_of(batch_.count);
     input_at_ = output_at_ = 0;
   }
+  cut_in_chunks();
 }
 
 // What does not depend on memory.

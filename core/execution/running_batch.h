@@ -19,6 +19,7 @@
 
 #include "horon/core/base/narrow_type.h"
 #include "horon/core/base/timeline.h"
+#include "horon/core/execution/batch_chunks.h"
 #include "horon/core/execution/batch_copies.h"
 #include "horon/core/execution/block_layout.h"
 #include "horon/core/execution/chunked_batch.h"
@@ -120,6 +121,7 @@ class RunningBatch {
   void end_unpacking();
   void note() const;
 
+  void cut_in_chunks();
   BatchCopies copies() const { return {work_.entries, batch_, is_source()}; }
   SlicedCopy pack();
   SlicedCopy unpack();
@@ -150,7 +152,8 @@ class RunningBatch {
   SlicedCopy copy_;
   std::shared_ptr<Event> packed_;  // an op that the host drives must not touch the memory before
   std::unique_ptr<InFlight> flight_;
-  ChunkPlan chunk_plan_;
+  std::unique_ptr<const BatchChunks>
+      planned_chunks_;  // until chunks_ has them; null: it goes whole
   std::unique_ptr<ChunkedBatch> chunks_;
   std::shared_ptr<Event> done_;  // everything that was enqueued; null: there is nothing
   bool told_ = false;            // tell() has been called

@@ -51,9 +51,29 @@ void RunningBatch::end_unpacking() {
   if (host_copies_ != nullptr) done_ = host_copies_->take_back();
 }
 
+// Where the op does not reach the tensors, and cutting changes no bits. The same on every rank,
+// since batches of the op are counted.
+void RunningBatch::cut_in_chunks() {
+  if (direct_ || op_->enqueues() || !op_->same_in_parts(batch_)) return;
+  if (moves_blocks(spec_.kind)) {
+    const bool reduces = spec_.kind == CollectiveKind::Reducescatter;
+    const ChunkPlan plan =
+        plan_chunks_of_blocks(batch_.dtype, reduces ? blocks_->in_counts : blocks_->out_counts);
+    if (!plan.is_cut()) return;
+    planned_chunks_ = make_chunks_of_blocks(plan, batch_, work_.entries.front(), *blocks_);
+  } else {
+    const ChunkPlan plan = plan_chunks(batch_);
+    if (!plan.is_cut()) return;
+    planned_chunks_ = make_flat_chunks(plan, batch_, copies());
+  }
+  scratch_bytes_ = ChunkedBatch::scratch_bytes(*planned_chunks_);
+  input_at_ = output_at_ = 0;
+}
+
 Progress RunningBatch::step_chunks(bool may_start) {
   if (chunks_ == nullptr) {
-    chunks_ = std::make_unique<ChunkedBatch>(*op_, batch_, chunk_plan_, copies(), *domain_);
+    chunks_ = std::make_unique<ChunkedBatch>(*op_, std::move(planned_chunks_),
+                                             scratch_.memory.get(), *domain_);
   }
   const bool had_begun = chunks_->has_begun();
   const Progress progress = chunks_->step(may_start);

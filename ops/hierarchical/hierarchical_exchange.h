@@ -12,6 +12,8 @@ namespace horon::ops {
 class ExchangeMachine {
  public:
   virtual ~ExchangeMachine() = default;
+  // As CollectiveOp::same_in_parts().
+  virtual bool same_in_parts(const core::Batch& like) const = 0;
   // In the same order on all ranks. The machine outlives what it returns.
   virtual std::unique_ptr<core::InFlight> start(core::Batch batch) = 0;
 };
@@ -25,7 +27,7 @@ class HierarchicalExchange final : public core::CollectiveOp {
   std::string_view name() const override { return name_; }
   std::string refusal(const core::BatchFacts& facts) const override;
   bool same_in_parts(const core::Batch& like) const override {
-    return like.kind == CollectiveKind::Broadcast;
+    return machine_->same_in_parts(like);
   }
   // The machine numbers the batches of all its kinds in one row, so these ops must be started in
   // one order on all ranks, not each in an order of its own.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "horon/core/base/error.h"
+#include "horon/core/execution/block_layout.h"
 #include "horon/ops/choice/algorithm.h"
 #include "horon/ops/hierarchical/block_chunks.h"
 #include "horon/ops/hierarchical/chunk_collect.h"
@@ -33,6 +34,12 @@ std::vector<int64_t> blocks_of(const core::Batch& batch, int members) {
   return {counts.begin(), counts.end()};
 }
 
+// Of a reducescatter.
+WireType wire_type_of(const core::Batch& batch, const ChunkedRun::Common& common) {
+  return choose_wire_type(batch.dtype, batch.reduce_op, core::total(batch.send_counts),
+                          common.layout.one_rank_each(), common.wire_type);
+}
+
 // Of the host that has most: its lanes share it.
 int64_t most_of_a_host(const core::Topology& topology, const std::vector<int64_t>& blocks) {
   std::vector<int64_t> of_host(static_cast<size_t>(topology.host_count()));
@@ -52,9 +59,7 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
         layout_(parent.common_.layout),
         element_bytes_(static_cast<int64_t>(size_of(batch.dtype))),
         blocks_(blocks_of(batch, parent.topology_.size)),
-        wire_type_(reduces() ? choose_wire_type(batch.dtype, batch.reduce_op, elements_of_all(),
-                                                layout_.one_rank_each(), parent.common_.wire_type)
-                             : batch.dtype),
+        wire_type_(reduces() ? wire_type_of(batch, parent.common_) : batch.dtype),
         constants_(parent.common_.constants),
         raw_((layout_.one_rank_each() && !wire_type_.narrows(batch.dtype)) || !reduces()),
         message_(message_elements(layout_, batch.dtype, wire_type_, 1, addends())),
@@ -141,6 +146,12 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
 
 HostsExchange::HostsExchange(BetweenHosts parts)
     : topology_(parts.topology), common_(std::move(parts)) {}
+
+// What is rounded for the wire goes by the length of all of it.
+bool HostsExchange::same_in_parts(const core::Batch& like) const {
+  if (like.kind != CollectiveKind::Reducescatter) return true;
+  return !wire_type_of(like, common_).narrows(like.dtype);
+}
 
 std::unique_ptr<core::InFlight> HostsExchange::start(core::Batch batch) {
   const uint64_t number = common_.window.take_number();

@@ -22,6 +22,7 @@ class HostsExchange final : public ExchangeMachine {
     return ChunkedRun::area_bytes(topology);
   }
 
+  bool same_in_parts(const core::Batch& like) const override;
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 
  private:

@@ -20,7 +20,8 @@ class SharedMemoryExchange final : public core::CollectiveOp {
   std::string_view name() const override { return name_; }
   std::string refusal(const core::BatchFacts& facts) const override;
   bool same_in_parts(const core::Batch& like) const override {
-    return like.kind == CollectiveKind::Broadcast;
+    return like.kind == CollectiveKind::Broadcast || like.kind == CollectiveKind::Allgather ||
+           like.kind == CollectiveKind::Reducescatter;
   }
   bool writes_blocks_apart() const override { return true; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;

@@ -14,6 +14,7 @@ class MpiAllgather final : public core::CollectiveOp {
   explicit MpiAllgather(std::shared_ptr<MpiChannel> channel);
   std::string_view name() const override { return "mpi_allgather"; }
   std::string refusal(const core::BatchFacts& facts) const override;
+  bool same_in_parts(const core::Batch& /*like*/) const override { return true; }
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 
  private:

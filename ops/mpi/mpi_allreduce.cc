@@ -47,8 +47,7 @@ std::string MpiAllreduce::refusal(const core::BatchFacts& facts) const {
 }
 
 bool MpiAllreduce::same_in_parts(const core::Batch& like) const {
-  const bool picks = like.reduce_op == ReduceOp::Min || like.reduce_op == ReduceOp::Max;
-  return !is_floating(like.dtype) || picks || channel_->size() <= 2;
+  return same_in_any_order(like, channel_->size());
 }
 
 std::unique_ptr<core::InFlight> MpiAllreduce::start(core::Batch batch) {

@@ -57,6 +57,10 @@ std::string MpiReducescatter::refusal(const core::BatchFacts& facts) const {
   return host_refusal(facts, CollectiveKind::Reducescatter);
 }
 
+bool MpiReducescatter::same_in_parts(const core::Batch& like) const {
+  return same_in_any_order(like, channel_->size());
+}
+
 std::unique_ptr<core::InFlight> MpiReducescatter::start(core::Batch batch) {
   return std::make_unique<InFlightReducescatter>(channel_, reductions_, batch);
 }

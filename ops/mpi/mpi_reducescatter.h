@@ -15,6 +15,7 @@ class MpiReducescatter final : public core::CollectiveOp {
   explicit MpiReducescatter(std::shared_ptr<MpiChannel> channel);
   std::string_view name() const override { return "mpi_reducescatter"; }
   std::string refusal(const core::BatchFacts& facts) const override;
+  bool same_in_parts(const core::Batch& like) const override;
   std::unique_ptr<core::InFlight> start(core::Batch batch) override;
 
  private:

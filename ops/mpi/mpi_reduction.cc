@@ -10,6 +10,11 @@
 
 namespace horon::ops {
 
+bool same_in_any_order(const core::Batch& like, int members) {
+  const bool picks = like.reduce_op == ReduceOp::Min || like.reduce_op == ReduceOp::Max;
+  return !is_floating(like.dtype) || picks || members <= 2;
+}
+
 MpiReduction::MpiReduction(std::shared_ptr<MpiChannel> channel,
                            std::shared_ptr<const MpiReductions> reductions, core::Batch given,
                            int64_t input_count, bool in_place)

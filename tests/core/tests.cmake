@@ -27,7 +27,8 @@ horon_test(local_subgroup_test FILES core/host/local_subgroup_test.cc)
 horon_test(shared_heap_test FILES core/host/available_memory_test.cc core/host/shared_heap_test.cc)
 horon_test(shared_memory_transport_test FILES core/transport/shared_memory_transport_test.cc)
 horon_test(executor_test
-           FILES core/execution/chunked_batch_test.cc core/execution/executor_test.cc
+           FILES core/execution/chunked_batch_test.cc core/execution/chunks_of_blocks_test.cc
+                 core/execution/executor_test.cc
                  core/execution/host_copies_test.cc
                  core/execution/neutral_test.cc core/execution/output_blocks_test.cc
                  core/execution/prepared_batches_test.cc

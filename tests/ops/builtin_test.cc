@@ -96,13 +96,19 @@ TEST_F(Builtin, WhatMayBeCutInParts) {
   const core::Batch sum = batch_of(CollectiveKind::Allreduce, ReduceOp::Sum);
   EXPECT_TRUE(same_in_parts(sum));
   EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Broadcast, ReduceOp::Sum)));
-  for (const CollectiveKind kind : {CollectiveKind::Allgather, CollectiveKind::Reducescatter,
-                                    CollectiveKind::Alltoall, CollectiveKind::Barrier}) {
+  const core::Batch blocks = batch_of(CollectiveKind::Reducescatter, ReduceOp::Sum);
+  EXPECT_TRUE(same_in_parts(blocks));
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allgather, ReduceOp::Sum)));
+  for (const CollectiveKind kind : {CollectiveKind::Alltoall, CollectiveKind::Gather,
+                                    CollectiveKind::Scatter, CollectiveKind::Barrier}) {
     EXPECT_FALSE(same_in_parts(batch_of(kind, ReduceOp::Sum))) << to_string(kind);
   }
   EXPECT_FALSE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Adasum)));
   config_.shared_memory = false;  // by MPI, which adds in an order that goes by the length
   EXPECT_EQ(same_in_parts(sum), world_.size == 2);
+  EXPECT_EQ(same_in_parts(blocks), world_.size == 2);
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Reducescatter, ReduceOp::Min)));
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allgather, ReduceOp::Sum)));
   EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Max)));
   EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Sum, DataType::Int32)));
   EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Broadcast, ReduceOp::Sum)));
@@ -133,11 +139,16 @@ TEST_F(Builtin, WhatIsRoundedBetweenHostsIsNotCut) {
   core::Batch sum = batch_of(CollectiveKind::Allreduce, ReduceOp::Sum);
   EXPECT_TRUE(same_in_parts(sum));
   EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Broadcast, ReduceOp::Sum)));
+  EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allgather, ReduceOp::Sum)));
+  core::Batch blocks = batch_of(CollectiveKind::Reducescatter, ReduceOp::Sum);
+  blocks.send_counts = std::vector<int64_t>(static_cast<size_t>(world_.size) + 1, 1 << 20);
+  EXPECT_TRUE(same_in_parts(blocks));
   sum.int8_between_hosts = true;
   EXPECT_FALSE(same_in_parts(sum));
   sum.int8_between_hosts = false;
   config_.wire_dtype = "bfloat16";
   EXPECT_FALSE(same_in_parts(sum));
+  EXPECT_FALSE(same_in_parts(blocks));
   EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Max)));
   EXPECT_TRUE(same_in_parts(batch_of(CollectiveKind::Allreduce, ReduceOp::Sum, DataType::Float64)));
 }

@@ -60,7 +60,8 @@ horon_test(nccl_ops_test FILES ops/nccl/nccl_ops_test.cc
            LIBS horon_op_contract horon_host_gpu RANKS ${mpi_ranks})
 horon_test(gpu_session_test
            FILES ops/session/gpu_session_test.cc ops/session/gpu_capture_test.cc
-                 ops/session/gpu_capture_refusals_test.cc ops/session/gpu_chunks_test.cc
+                 ops/session/gpu_capture_refusals_test.cc ops/session/gpu_block_chunks_test.cc
+                 ops/session/gpu_chunks_test.cc
                  ops/session/gpu_hierarchy_test.cc ops/session/gpu_through_host_test.cc
            LIBS horon_host_gpu RANKS ${mpi_ranks})
 horon_test(gpu_window_test FILES ops/session/gpu_window_test.cc

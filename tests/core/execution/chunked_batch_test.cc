@@ -43,7 +43,7 @@ TEST(ChunkPlan, ChunksAreAboutAsLong) {
       EXPECT_EQ(plan.is_cut(), count > longest) << count;
       int64_t sum = 0;
       for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
-        const int64_t elements = plan.count_of(chunk, count);
+        const int64_t elements = plan.stretch(chunk, count).count;
         EXPECT_LE(elements, longest);
         if (plan.chunks < 100) {
           EXPECT_GT(elements, plan.is_cut() ? longest / 4 : -1) << count;

@@ -146,16 +146,20 @@ class Bars final : public Timeline {
 };
 
 struct StagedRank {
+  // `op`: null: a TwoRanksOp. `rank` of `size`.
   explicit StagedRank(test::FakeDevice::Options options = {},
-                      size_t scratch_bytes_max = ScratchPool::kNoLimit) {
+                      size_t scratch_bytes_max = ScratchPool::kNoLimit,
+                      std::unique_ptr<CollectiveOp> op = nullptr, int rank = 0, int size = 2) {
     options.by_hand = true;
     device = std::make_unique<test::FakeDevice>(options);
     script->random.seed(options.seed);
     script->polls_max = 20 * options.delay_max;  // so the queues are empty from time to time
     std::vector<std::unique_ptr<CollectiveOp>> ops;
-    ops.push_back(std::make_unique<TwoRanksOp>(script));
+    if (op == nullptr) op = std::make_unique<TwoRanksOp>(script);
+    ops.push_back(std::move(op));
     Executor::Parts parts;
-    parts.size = 2;
+    parts.rank = rank;
+    parts.size = size;
     parts.ops = std::make_shared<OpTable>(std::move(ops), "auto");
     auto elsewhere = std::make_unique<ElsewhereDomain>(*device);
     domain = elsewhere.get();

@@ -1,0 +1,139 @@
+// Allgathers and reducescatters of tensors on GPUs that go through the memory of the host in
+// chunks: the bits are those of the same collective on tensors of the host, which goes in one.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "horon/core/execution/chunk_plan.h"
+#include "horon/tests/ops/session/gpu_session_support.h"
+
+namespace horon::gpu_block_chunks {
+namespace {
+
+using namespace horon::gpu_session;
+
+struct Case {
+  CollectiveKind kind = CollectiveKind::Allgather;
+  std::vector<int64_t> rows;    // of each rank
+  std::vector<int64_t> widths;  // of each tensor
+  ReduceOp op = ReduceOp::Sum;
+};
+
+class GpuBlockChunks : public GpuSession {
+ protected:
+  // The rows of this rank, of all tensors.
+  std::vector<std::vector<float>> result_of(const Case& tested, DeviceKind device) {
+    const bool gathers = tested.kind == CollectiveKind::Allgather;
+    const int64_t all = std::accumulate(tested.rows.begin(), tested.rows.end(), int64_t{0});
+    const int64_t rows = gathers ? tested.rows[static_cast<size_t>(rank())] : all;
+    auto spec = std::make_shared<EntrySpec>();
+    spec->kind = tested.kind;
+    spec->device = device;
+    spec->reduce_op = tested.op;
+    if (!gathers) spec->splits = tested.rows;
+    Submission given;
+    given.name = "blocks" + std::to_string(number_++);
+    if (device == DeviceKind::Cuda) given.device_index = ops::gpu()->device();
+    const auto inputs = std::make_shared<std::vector<std::vector<float>>>();
+    std::mt19937 random(static_cast<uint32_t>(rows) + 31 * static_cast<uint32_t>(rank()));
+    std::uniform_real_distribution<float> number(-1, 1);
+    for (const int64_t width : tested.widths) {
+      spec->parts.push_back({"part", {rows, width}});
+      std::vector<float>& input = inputs->emplace_back(static_cast<size_t>(rows * width));
+      for (float& value : input) value = number(random);
+    }
+    for (const std::vector<float>& input : *inputs) {
+      given.memory.push_back({reinterpret_cast<const std::byte*>(input.data()), nullptr,
+                              static_cast<int64_t>(input.size())});
+    }
+    given.spec = std::move(spec);
+    const auto outputs = std::make_shared<std::vector<std::vector<float>>>(tested.widths.size());
+    given.allocate_output = [outputs](size_t part, int64_t elements, core::MemoryQueue&) {
+      (*outputs)[part].assign(static_cast<size_t>(elements), -5);
+      return reinterpret_cast<std::byte*>((*outputs)[part].data());
+    };
+    given.keep_alive = inputs;
+    (void)ops::runtime().submit(std::move(given))->get();
+    return *outputs;
+  }
+
+  void check(const Case& tested) {
+    const auto expected = result_of(tested, DeviceKind::Host);
+    EXPECT_TRUE(result_of(tested, DeviceKind::Cuda) == expected)
+        << to_string(tested.kind) << ' ' << to_string(tested.op) << " of " << tested.rows.front()
+        << " rows on rank 0";
+  }
+
+  // Of one element, in a chunk of blocks that are alike.
+  static int64_t chunk() {
+    return core::ChunkPlan::kBytes / size() / static_cast<int64_t>(sizeof(float)) / 64 * 64;
+  }
+  static std::vector<int64_t> alike(int64_t rows) {
+    return std::vector<int64_t>(static_cast<size_t>(size()), rows);
+  }
+  // None on rank 0, most on the last.
+  static std::vector<int64_t> rising(int64_t most) {
+    std::vector<int64_t> rows;
+    for (int rank = 0; rank < size(); ++rank) rows.push_back(most * rank / std::max(1, size() - 1));
+    return rows;
+  }
+
+  void check_all() {
+    for (const CollectiveKind kind : {CollectiveKind::Allgather, CollectiveKind::Reducescatter}) {
+      for (const int64_t rows : {chunk(), chunk() + 1, 5 * chunk() + 77}) {
+        check({kind, alike(rows), {1}});
+        check({kind, rising(rows), {1}});
+        check({kind, rising(rows / 8), {1, 13, 2}});
+      }
+    }
+    for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Max, ReduceOp::Product}) {
+      check({CollectiveKind::Reducescatter, alike(3 * chunk() + 1), {1}, op});
+    }
+  }
+
+  int number_ = 0;
+};
+
+TEST_F(GpuBlockChunks, EveryLength) {
+  start({}, {{"HORON_GPU_COLLECTIVES", "host"}});
+  check_all();
+}
+
+// Whose order of adding goes by the length, so what it would change goes in one.
+TEST_F(GpuBlockChunks, ByMpi) {
+  start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_SHARED_MEMORY", "off"}});
+  check_all();
+}
+
+// So does what is rounded between hosts.
+TEST_F(GpuBlockChunks, RoundedForTheWire) {
+  start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_WIRE_DTYPE", "bfloat16"}});
+  check_all();
+}
+
+// A kernel packs each chunk, and one unpacks it.
+TEST_F(GpuBlockChunks, CountsOfKernels) {
+  start({}, {{"HORON_GPU_COLLECTIVES", "host"}});
+  const auto kernels_of = [&](const Case& tested) {
+    (void)result_of(tested, DeviceKind::Cuda);
+    const int before = device().launches();
+    (void)result_of(tested, DeviceKind::Cuda);
+    return device().launches() - before;
+  };
+  for (const CollectiveKind kind : {CollectiveKind::Allgather, CollectiveKind::Reducescatter}) {
+    EXPECT_EQ(kernels_of({kind, alike(chunk()), {1}}), 2);
+    EXPECT_EQ(kernels_of({kind, alike(4 * chunk()), {1}}), 8);
+  }
+}
+
+}  // namespace
+}  // namespace horon::gpu_block_chunks
