@@ -18,6 +18,9 @@ constexpr std::chrono::milliseconds kLookAtDriver{250};
 // Where peers can't ring, a driver that leaves when nothing is under way calls nobody, and then the
 // background thread must look for messages soon.
 constexpr std::chrono::milliseconds kLookAtDriverIfPolling{2};
+// The least nap of the background thread where naps are dear (base/nap_cost.h): its looks take a
+// few percent of the core then, and what arrives meanwhile fits into the buffers of a connection.
+constexpr std::chrono::microseconds kLeastOfDear{100};
 // After what it waited for has finished, a driver goes on until nothing happens, but not for ever.
 constexpr int kLastTurns = 4;
 
@@ -166,8 +169,13 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   Doorbell& doorbell = loop.doorbell();
   // All are read under the mutex. If a driver could step the loop and call between the reads, its
   // call would be missed and the pause could be too long.
-  const std::chrono::nanoseconds pause = loop.pause();
-  const WaitPolicy policy = loop.wait_policy();
+  std::chrono::nanoseconds pause = loop.pause();
+  WaitPolicy policy = loop.wait_policy();
+  const bool naps = loop.polls();  // until somebody rings; else it sleeps until then
+  if (naps && nap_cost_.is_dear()) {
+    pause = std::max<std::chrono::nanoseconds>(pause, kLeastOfDear);
+    policy.look.yields = 0;
+  }
   const Clock::time_point begin = Clock::now();
   const uint32_t calls = doorbell.calls();
   lock.unlock();
@@ -183,6 +191,7 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
     if (is_driven()) wait_for_drivers();
     lock.lock();
   }
+  if (naps) nap_cost_.note_nap(Clock::now().time_since_epoch().count());
   const Held held(*this);
   if (!loop.ended()) loop.rested();
 }

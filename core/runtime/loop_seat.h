@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/nap_cost.h"
 #include "horon/core/base/yield_cost.h"
 #include "horon/core/runtime/reaper.h"
 #include "horon/core/runtime/seat_visitor.h"
@@ -89,6 +90,7 @@ class LoopSeat {
   void sleep(std::unique_lock<std::mutex>& lock) noexcept;
 
   std::mutex mutex_;                 // the seat
+  NapCost nap_cost_;                 // of the background thread
   RuntimeLoop* loop_ = nullptr;      // by the mutex; null before serve() and after it
   std::atomic<bool> driven_{false};  // a thread of the program drives, or is about to
   // The background thread may sleep because it believes that this is so. Whoever frees the seat

@@ -1,7 +1,7 @@
 find_package(nlohmann_json REQUIRED)
 horon_test(base_test
            FILES core/base/config_test.cc core/base/copy_bytes_test.cc
-                 core/base/current_error_test.cc core/base/json_test.cc
+                 core/base/current_error_test.cc core/base/json_test.cc core/base/nap_cost_test.cc
                  core/base/nearest_name_test.cc core/base/parse_number_test.cc
                  core/base/rank_names_test.cc core/base/replace_file_test.cc core/base/text_test.cc
                  core/base/timeline_test.cc core/base/version_test.cc core/base/yield_cost_test.cc

@@ -1,0 +1,43 @@
+#include "horon/core/base/nap_cost.h"
+
+#include <sys/resource.h>
+#include <time.h>
+
+namespace horon::core {
+namespace {
+
+int64_t read_ns(clockid_t clock) noexcept {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+}
+
+NapCost::Usage usage_of_process(int64_t now_ns) noexcept {
+  rusage process{};
+  getrusage(RUSAGE_SELF, &process);
+  return {now_ns, read_ns(CLOCK_PROCESS_CPUTIME_ID) - read_ns(CLOCK_THREAD_CPUTIME_ID),
+          process.ru_nivcsw};
+}
+
+}  // namespace
+
+void NapCost::note_nap(int64_t now_ns) noexcept {
+  const bool goes_on = now_ns - last_nap_ns_ < kLongAgo;
+  last_nap_ns_ = now_ns;
+  if (goes_on && ++naps_ < kNaps) return;
+  const Usage usage = usage_of_process(now_ns);
+  if (goes_on) end(usage);
+  begin(usage);
+  naps_ = 0;
+}
+
+// It changes its mind only where it is sure.
+void NapCost::end(const Usage& usage) noexcept {
+  const int64_t passed = usage.now_ns - begin_.now_ns;
+  const int64_t computed = usage.program_ns - begin_.program_ns;
+  const int64_t lost = usage.lost_cores - begin_.lost_cores;
+  dear_ = dear_ ? 4 * computed >= passed && 4 * lost >= kNaps
+                : 2 * computed >= passed && 2 * lost >= kNaps;
+}
+
+}  // namespace horon::core
