@@ -12,21 +12,26 @@ int64_t read_ns(clockid_t clock) noexcept {
   return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
 }
 
-NapCost::Usage usage_of_process(int64_t now_ns) noexcept {
-  rusage process{};
-  getrusage(RUSAGE_SELF, &process);
+NapCost::Usage usage_of_others(int64_t now_ns) noexcept {
+  rusage all{};
+  getrusage(RUSAGE_SELF, &all);
+  rusage mine{};
+  getrusage(RUSAGE_THREAD, &mine);
   return {now_ns, read_ns(CLOCK_PROCESS_CPUTIME_ID) - read_ns(CLOCK_THREAD_CPUTIME_ID),
-          process.ru_nivcsw};
+          all.ru_nivcsw - mine.ru_nivcsw};
 }
 
 }  // namespace
 
 void NapCost::note_nap(int64_t now_ns) noexcept {
-  const bool goes_on = now_ns - last_nap_ns_ < kLongAgo;
+  if (now_ns - last_nap_ns_ > kLongAgoNs) {
+    note_other_work();
+    dear_ = false;
+  }
   last_nap_ns_ = now_ns;
-  if (goes_on && ++naps_ < kNaps) return;
-  const Usage usage = usage_of_process(now_ns);
-  if (goes_on) end(usage);
+  if (naps_ != kNoneSeen && ++naps_ < kNaps) return;
+  const Usage usage = usage_of_others(now_ns);
+  if (naps_ != kNoneSeen) end(usage);
   begin(usage);
   naps_ = 0;
 }
@@ -34,7 +39,7 @@ void NapCost::note_nap(int64_t now_ns) noexcept {
 // It changes its mind only where it is sure.
 void NapCost::end(const Usage& usage) noexcept {
   const int64_t passed = usage.now_ns - begin_.now_ns;
-  const int64_t computed = usage.program_ns - begin_.program_ns;
+  const int64_t computed = usage.cpu_ns - begin_.cpu_ns;
   const int64_t lost = usage.lost_cores - begin_.lost_cores;
   dear_ = dear_ ? 4 * computed >= passed && 4 * lost >= kNaps
                 : 2 * computed >= passed && 2 * lost >= kNaps;

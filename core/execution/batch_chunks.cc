@@ -1,5 +1,6 @@
 #include "horon/core/execution/batch_chunks.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "horon/core/base/dtype.h"
@@ -59,6 +60,12 @@ class ChunksOfBlocks final : public BatchChunks {
     bytes_ = output_at_ + whole_cache_lines(packed_bytes(blocks_.out_counts));
   }
 
+  // No more than all of the batch would take: where one block is much longer than the others, the
+  // first chunk has nearly all of these.
+  int64_t at_once() const override {
+    const size_t whole = bytes_of(blocks_.in_total + blocks_.out_total, batch_.dtype);
+    return std::clamp(static_cast<int64_t>(whole / bytes_), int64_t{1}, plan_.at_once());
+  }
   size_t bytes() const override { return bytes_; }
   Batch batch(int64_t chunk, std::byte* scratch) const override {
     BlockCounts in = counts(chunk, blocks_.in_counts);

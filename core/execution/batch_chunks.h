@@ -23,7 +23,7 @@ class BatchChunks {
 
   int64_t count() const { return plan_.chunks; }
   // How many there is scratch for.
-  int64_t at_once() const { return plan_.at_once(); }
+  virtual int64_t at_once() const { return plan_.at_once(); }
   // Scratch of each, whole cache lines.
   virtual size_t bytes() const = 0;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <vector>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/round_up.h"
@@ -16,6 +17,19 @@ int64_t longest_chunk(DataType dtype, int64_t piece_bytes) {
                        : std::clamp(piece_bytes, ChunkPlan::kBytesLeast, ChunkPlan::kBytesMost);
   const int64_t elements = bytes / static_cast<int64_t>(size_of(dtype));
   return elements / ChunkPlan::kAlignment * ChunkPlan::kAlignment;
+}
+
+// The longest stretch of each block for which all of them together have `limit` elements at most.
+int64_t longest_stretch(const BlockCounts& blocks, int64_t limit) {
+  std::vector<int64_t> rising(blocks.begin(), blocks.end());
+  std::sort(rising.begin(), rising.end());
+  int64_t left = limit;
+  for (size_t i = 0; i < rising.size(); ++i) {
+    const auto longer = static_cast<int64_t>(rising.size() - i);
+    if (rising[i] > left / longer) return left / longer;
+    left -= rising[i];
+  }
+  return limit;
 }
 
 ChunkPlan plan_stretches(int64_t count, int64_t longest) {
@@ -36,10 +50,11 @@ ChunkPlan plan_chunks(const Batch& batch) {
 
 ChunkPlan plan_chunks_of_blocks(DataType dtype, const BlockCounts& blocks) {
   HORON_CHECK(!blocks.empty(), "each member has a block");
-  const int64_t bytes =
-      std::max(ChunkPlan::kBytes / std::ssize(blocks), ChunkPlan::kBytesOfBlockLeast);
+  const auto element_bytes = static_cast<int64_t>(size_of(dtype));
+  const int64_t longest = longest_stretch(blocks, ChunkPlan::kBytes / element_bytes);
+  const int64_t least = ChunkPlan::kBytesOfBlockLeast / element_bytes;
   return plan_stretches(*std::max_element(blocks.begin(), blocks.end()),
-                        longest_chunk(dtype, bytes));
+                        std::max(longest / ChunkPlan::kAlignment * ChunkPlan::kAlignment, least));
 }
 
 PieceSizes chunk_sizes(const Batch& like) {

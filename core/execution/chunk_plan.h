@@ -25,7 +25,7 @@ struct ChunkPlan {
   // Of chunks whose length is asked for.
   static constexpr int64_t kBytesLeast = 64 << 10;
   static constexpr int64_t kBytesMost = 8 << 20;
-  // Of what a chunk has of the longest block: it is a message for each two ranks, or hosts.
+  // Of what a chunk has of the longest block: each two ranks, or hosts, exchange one message of it.
   static constexpr int64_t kBytesOfBlockLeast = 256 << 10;
   // One is copied in, two are in the op, where the ranks meet for one of them while they reduce the
   // other, and one is copied back.
@@ -50,7 +50,8 @@ struct ChunkPlan {
 // there are not hundreds of chunks, none is much shorter than the others, as a rest would be.
 ChunkPlan plan_chunks(const Batch& batch);
 // Of a batch that moves blocks of so many elements, one for each member: a chunk has a stretch of
-// each of them, and is about as long as others.
+// each of them. All stretches together are at most kBytes long, unless each would be shorter than
+// kBytesOfBlockLeast.
 ChunkPlan plan_chunks_of_blocks(DataType dtype, const BlockCounts& blocks);
 // Which Batch::piece_bytes change the plan of such a batch.
 PieceSizes chunk_sizes(const Batch& like);

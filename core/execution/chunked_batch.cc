@@ -51,7 +51,8 @@ std::byte* ChunkedBatch::memory(const Place& place) const {
 }
 
 // The event is recorded even where nothing is copied: work of whoever had this scratch before may
-// still run.
+// still run, and so may what the memory of the results waits for (AllocateOutput). No chunk is
+// copied back before it has happened.
 void ChunkedBatch::copy_in(Place& place, int64_t chunk) {
   place.chunk = chunk;
   const std::vector<CopyItem> items = chunks_->in(chunk, memory(place));

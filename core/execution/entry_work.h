@@ -34,8 +34,8 @@ struct OutputBlock {
 class MemoryQueue;
 
 // The memory for the result of a part, once its number of elements is known. The result is written
-// by work that is enqueued in `queue` later, so memory of a stream-ordered allocator will do. Null,
-// or what it throws, is the error of this rank's entry alone.
+// behind what has been enqueued in `queue` until this returns, so memory of a stream-ordered
+// allocator will do. Null, or what it throws, is the error of this rank's entry alone.
 using AllocateOutput = std::function<std::byte*(size_t part, int64_t elements, MemoryQueue& queue)>;
 
 struct EntryWork {

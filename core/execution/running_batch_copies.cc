@@ -52,7 +52,7 @@ void RunningBatch::end_unpacking() {
 }
 
 // Where the op does not reach the tensors, and cutting changes no bits. The same on every rank,
-// since batches of the op are counted.
+// since the op finds its peers by counting its batches.
 void RunningBatch::cut_in_chunks() {
   if (direct_ || op_->enqueues() || !op_->same_in_parts(batch_)) return;
   if (moves_blocks(spec_.kind)) {

@@ -21,6 +21,8 @@ constexpr std::chrono::milliseconds kLookAtDriverIfPolling{2};
 // The least nap of the background thread where naps are dear (base/nap_cost.h): its looks take a
 // few percent of the core then, and what arrives meanwhile fits into the buffers of a connection.
 constexpr std::chrono::microseconds kLeastOfDear{100};
+// What is longer costs little anyhow.
+constexpr std::chrono::milliseconds kLongestNap{2};
 // After what it waited for has finished, a driver goes on until nothing happens, but not for ever.
 constexpr int kLastTurns = 4;
 
@@ -153,7 +155,8 @@ void LoopSeat::serve(RuntimeLoop& loop) noexcept {
   over_.store(true, std::memory_order_release);
 }
 
-void LoopSeat::wait_for_drivers() const noexcept {
+void LoopSeat::wait_for_drivers() noexcept {
+  nap_cost_.note_other_work();
   // `loop_` is read without the mutex: only this thread writes it.
   Doorbell& doorbell = loop_->doorbell();
   for (;;) {
@@ -171,14 +174,17 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   // call would be missed and the pause could be too long.
   std::chrono::nanoseconds pause = loop.pause();
   WaitPolicy policy = loop.wait_policy();
-  const bool naps = loop.polls();  // until somebody rings; else it sleeps until then
+  // It sleeps a little and looks, again and again; where everything rings, only a ring wakes it.
+  const bool naps = loop.polls() && pause < kLongestNap;
   if (naps && nap_cost_.is_dear()) {
     pause = std::max<std::chrono::nanoseconds>(pause, kLeastOfDear);
+    policy.spin = std::chrono::nanoseconds(0);
     policy.look.yields = 0;
   }
   const Clock::time_point begin = Clock::now();
   const uint32_t calls = doorbell.calls();
   lock.unlock();
+  if (naps) nap_cost_.note_nap(begin.time_since_epoch().count());
   const bool rung = doorbell.look(pause, policy, driven_);
   lock.lock();
   if (rung || is_driven() || doorbell.calls() != calls) return;
@@ -191,7 +197,6 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
     if (is_driven()) wait_for_drivers();
     lock.lock();
   }
-  if (naps) nap_cost_.note_nap(Clock::now().time_since_epoch().count());
   const Held held(*this);
   if (!loop.ended()) loop.rested();
 }

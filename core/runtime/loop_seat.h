@@ -86,7 +86,7 @@ class LoopSeat {
   // The background thread steps the loop from now on. It is woken at once if `unfinished` or if
   // something must be polled, else by the next ring.
   void hand_over(bool unfinished) noexcept;
-  void wait_for_drivers() const noexcept;
+  void wait_for_drivers() noexcept;
   void sleep(std::unique_lock<std::mutex>& lock) noexcept;
 
   std::mutex mutex_;                 // the seat

@@ -3,7 +3,8 @@
 // Where every awaited event rings the doorbell, sleeps are long. Where somebody must look (MPI),
 // the pause is an eighth of the time waited so far: a wait lasts at most 12.5 % longer than needed,
 // and a wait of 100 ms takes about 170 looks. What MPI moves only inside its calls gets shorter
-// pauses: such a collective has several rounds, which to this rank look like one long wait.
+// pauses: such a collective has several rounds, which to this rank look like one long wait. The
+// background thread makes them longer where they cost the program too much (base/nap_cost.h).
 #pragma once
 
 #include <algorithm>

@@ -31,7 +31,8 @@ class StagedOp final : public core::CollectiveOp {
     return below_.refusal(on_host);
   }
   core::PieceSizes piece_sizes(const core::Batch& like) const override {
-    return same_in_parts(like) ? core::chunk_sizes(like) : below_.piece_sizes(like);
+    const bool in_chunks = like.kind == CollectiveKind::Allreduce && same_in_parts(like);
+    return in_chunks ? core::chunk_sizes(like) : below_.piece_sizes(like);
   }
   bool same_in_parts(const core::Batch& like) const override { return below_.same_in_parts(like); }
   bool works_in_host_copies() const override { return true; }

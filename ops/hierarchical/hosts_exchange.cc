@@ -147,7 +147,7 @@ class HostsExchange::BlocksOfBatch final : public Chunks {
 HostsExchange::HostsExchange(BetweenHosts parts)
     : topology_(parts.topology), common_(std::move(parts)) {}
 
-// What is rounded for the wire goes by the length of all of it.
+// Whether it is rounded for the wire goes by the length of the whole.
 bool HostsExchange::same_in_parts(const core::Batch& like) const {
   if (like.kind != CollectiveKind::Reducescatter) return true;
   return !wire_type_of(like, common_).narrows(like.dtype);

@@ -9,10 +9,10 @@
 
 namespace horon::ops {
 
-// 16-bit floats are reduced in float32 and rounded once. Averages of integers are summed in int64.
 // MPI adds in an order that goes by the length. True: any order of the members gives the same bits.
 bool same_in_any_order(const core::Batch& like, int members);
 
+// 16-bit floats are reduced in float32 and rounded once. Averages of integers are summed in int64.
 class MpiReduction : public MpiInFlight {
  protected:
   // `in_place`: MPI reduces in the memory of the result; the same on all ranks of a collective.

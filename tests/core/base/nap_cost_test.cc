@@ -23,7 +23,7 @@ class Naps {
   bool are_dear(double computed, int lost) {
     cost_.begin(usage_);
     usage_.now_ns += NapCost::kNaps * 1'000'000;
-    usage_.program_ns += static_cast<int64_t>(computed * NapCost::kNaps * 1'000'000);
+    usage_.cpu_ns += static_cast<int64_t>(computed * NapCost::kNaps * 1'000'000);
     usage_.lost_cores += lost;
     cost_.end(usage_);
     return cost_.is_dear();
@@ -45,16 +45,28 @@ TEST(NapCost, IsDearWhereTheProgramComputesAndLosesItsCore) {
 
 TEST(NapCost, GoesOnToBeSoUntilThatIsClearlyOver) {
   Naps naps;
-  EXPECT_FALSE(naps.are_dear(0.4, 12));
-  EXPECT_TRUE(naps.are_dear(0.6, 20));
-  EXPECT_TRUE(naps.are_dear(0.4, 12));
-  EXPECT_FALSE(naps.are_dear(1, 4));
-  EXPECT_FALSE(naps.are_dear(0.4, 12));
-  EXPECT_TRUE(naps.are_dear(1, 32));
-  EXPECT_FALSE(naps.are_dear(0.1, 32));
+  EXPECT_FALSE(naps.are_dear(0.4, 6));
+  EXPECT_TRUE(naps.are_dear(0.6, 10));
+  EXPECT_TRUE(naps.are_dear(0.4, 6));
+  EXPECT_FALSE(naps.are_dear(1, 2));
+  EXPECT_FALSE(naps.are_dear(0.4, 6));
+  EXPECT_TRUE(naps.are_dear(1, 16));
+  EXPECT_FALSE(naps.are_dear(0.1, 16));
 }
 
-// Both threads on one core, which the machine may give to others too.
+int64_t now_ns() { return steady_clock::now().time_since_epoch().count(); }
+
+// Until they are dear. False: not so far.
+bool become_dear(NapCost& cost, seconds limit) {
+  const auto end = steady_clock::now() + limit;
+  while (!cost.is_dear() && steady_clock::now() < end) {
+    cost.note_nap(now_ns());
+    std::this_thread::sleep_for(microseconds(50));
+  }
+  return cost.is_dear();
+}
+
+// Threads that share one core, which the machine may give to others too.
 class NapsOnOneCore : public testing::Test {
  protected:
   NapsOnOneCore() {
@@ -66,17 +78,6 @@ class NapsOnOneCore : public testing::Test {
   }
   ~NapsOnOneCore() override { sched_setaffinity(0, sizeof(before_), &before_); }
 
-  // Until they are dear. False: not so far.
-  static bool become_dear(NapCost& cost, seconds limit) {
-    const auto end = steady_clock::now() + limit;
-    while (!cost.is_dear() && steady_clock::now() < end) {
-      std::this_thread::sleep_for(microseconds(50));
-      cost.note_nap(steady_clock::now().time_since_epoch().count());
-    }
-    return cost.is_dear();
-  }
-
- private:
   cpu_set_t before_;
 };
 
@@ -86,6 +87,10 @@ TEST_F(NapsOnOneCore, BesideAThreadThatComputes) {
     make_thread_prompt();
     NapCost cost;
     EXPECT_TRUE(become_dear(cost, seconds(20)));
+    // What the program does meanwhile is not known.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    cost.note_nap(now_ns());
+    EXPECT_FALSE(cost.is_dear());
     over = true;
   });
   while (!over.load(std::memory_order_relaxed)) {
@@ -99,6 +104,32 @@ TEST_F(NapsOnOneCore, BesideAThreadThatSleeps) {
     NapCost cost;
     EXPECT_FALSE(become_dear(cost, seconds(1)));
   });
+  napping.join();
+}
+
+// The thread that naps looks by yields too, and loses its core by them; the program computes
+// elsewhere.
+TEST_F(NapsOnOneCore, ItsOwnYieldsDoNotCount) {
+  if (CPU_COUNT(&before_) < 2) GTEST_SKIP() << "the program needs a core of its own";
+  std::atomic<bool> over = false;
+  std::thread napping([&] {
+    make_thread_prompt();
+    NapCost cost;
+    int dear = 0;
+    const auto end = steady_clock::now() + seconds(1);
+    while (steady_clock::now() < end) {
+      cost.note_nap(now_ns());
+      for (int i = 0; i < 200; ++i) std::this_thread::yield();
+      if (cost.is_dear()) ++dear;
+    }
+    EXPECT_EQ(dear, 0);
+    over = true;
+  });
+  cpu_set_t others = before_;
+  CPU_CLR(sched_getcpu(), &others);
+  sched_setaffinity(0, sizeof(others), &others);
+  while (!over.load(std::memory_order_relaxed)) {
+  }
   napping.join();
 }
 

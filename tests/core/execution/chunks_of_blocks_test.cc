@@ -1,6 +1,8 @@
 // Allgathers and reducescatters that go by way of scratch in chunks, each of which has a stretch of
 // every member's block.
+#include <array>
 #include <numeric>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -39,6 +41,8 @@ float element(int member, int64_t place) {
 struct Seen {
   std::vector<Batch> chunks;
   std::vector<std::vector<float>> for_members = std::vector<std::vector<float>>(kMembers);
+  int fails_at = -1;  // the n-th chunk, from 1 on
+  std::mt19937 random{1};
 };
 
 // This rank's share of an allgather or a reducescatter among three members: what comes from the
@@ -57,15 +61,28 @@ class ThreeRanksOp final : public CollectiveOp {
  private:
   class Flight final : public InFlight {
    public:
-    Flight(ThreeRanksOp& op, Batch chunk) : op_(op), chunk_(std::move(chunk)) {
+    Flight(ThreeRanksOp& op, Batch chunk)
+        : op_(op), chunk_(std::move(chunk)), number_(static_cast<int>(op.seen_.chunks.size())) {
+      // Later chunks often end first.
+      polls_ = std::uniform_int_distribution(0, 40)(op_.seen_.random);
+      given_at_ = op_.given_;
+      for (int member = 0; chunk_.kind == CollectiveKind::Reducescatter && member < kMembers;
+           ++member) {
+        op_.given_[static_cast<size_t>(member)] += chunk_.send_counts[static_cast<size_t>(member)];
+      }
       if (chunk_.kind == CollectiveKind::Allgather) {
         for (int member = 0; member < kMembers; ++member) {
-          begins_.push_back(op_.received_[member]);
-          op_.received_[member] += chunk_.receive_counts[static_cast<size_t>(member)];
+          begins_.push_back(op_.received_[static_cast<size_t>(member)]);
+          op_.received_[static_cast<size_t>(member)] +=
+              chunk_.receive_counts[static_cast<size_t>(member)];
         }
       }
     }
     Progress step() override {
+      if (polls_-- > 0) return Progress::Polling;
+      if (op_.seen_.fails_at == number_) {
+        throw Error(ErrorCode::OperationFailed, "the other rank is gone");
+      }
       if (chunk_.kind == CollectiveKind::Allgather) gather();
       if (chunk_.kind == CollectiveKind::Reducescatter) reduce();
       return Progress::Done;
@@ -88,22 +105,28 @@ class ThreeRanksOp final : public CollectiveOp {
       auto* to = reinterpret_cast<float*>(chunk_.output);
       EXPECT_EQ(chunk_.count, chunk_.send_counts[kMe]);
       for (int member = 0; member < kMembers; ++member) {
-        auto& given = op_.seen_.for_members[static_cast<size_t>(member)];
-        for (int64_t i = 0; i < chunk_.send_counts[static_cast<size_t>(member)]; ++i) {
+        const auto index = static_cast<size_t>(member);
+        std::vector<float>& given = op_.seen_.for_members[index];
+        for (int64_t i = 0; i < chunk_.send_counts[index]; ++i) {
           if (member == kMe) *to++ = 2 * *from;
-          given.push_back(*from++);
+          const auto at = static_cast<size_t>(given_at_[index] + i);
+          if (given.size() <= at) given.resize(at + 1);
+          given[at] = *from++;
         }
       }
     }
 
     ThreeRanksOp& op_;
     const Batch chunk_;
+    const int number_;
+    int polls_ = 0;
     std::vector<int64_t> begins_;
+    std::array<int64_t, kMembers> given_at_{};
   };
 
   Seen& seen_;
   const bool in_parts_;
-  int64_t received_[kMembers] = {};
+  std::array<int64_t, kMembers> received_{}, given_{};
 };
 
 // A group of tensors with rows of `widths` elements, of which each member has so many `rows`.
@@ -151,33 +174,27 @@ struct Group {
     return work;
   }
 
-  // The elements of the stretch of each tensor that is for `member`, tensor by tensor.
-  std::vector<float> packed_for(size_t member) const {
-    std::vector<float> out;
-    const int64_t first =
-        std::accumulate(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(member), int64_t{0});
-    for (size_t part = 0; part < widths.size(); ++part) {
-      const auto begin = inputs[part].begin() + first * widths[part];
-      out.insert(out.end(), begin, begin + rows[member] * widths[part]);
-    }
-    return out;
-  }
-  // What comes from `member`, tensor by tensor.
-  std::vector<float> got_from(size_t member) const {
-    std::vector<float> out;
-    const int64_t first =
-        std::accumulate(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(member), int64_t{0});
-    for (size_t part = 0; part < widths.size(); ++part) {
-      const auto begin = outputs[part].begin() + first * widths[part];
-      out.insert(out.end(), begin, begin + rows[member] * widths[part]);
-    }
-    return out;
-  }
+  // The rows of each tensor that are for `member`, tensor by tensor.
+  std::vector<float> packed_for(size_t member) const { return rows_of(inputs, member); }
+  // Those that come from `member`.
+  std::vector<float> got_from(size_t member) const { return rows_of(outputs, member); }
 
   CollectiveKind kind;
   std::vector<int64_t> widths, rows;
   std::vector<std::vector<float>> inputs, outputs;
   bool has_memory = true;
+
+ private:
+  std::vector<float> rows_of(const std::vector<std::vector<float>>& parts, size_t member) const {
+    const auto end = rows.begin() + static_cast<ptrdiff_t>(member);
+    const int64_t first = std::accumulate(rows.begin(), end, int64_t{0});
+    std::vector<float> out;
+    for (size_t part = 0; part < widths.size(); ++part) {
+      const auto begin = parts[part].begin() + first * widths[part];
+      out.insert(out.end(), begin, begin + rows[member] * widths[part]);
+    }
+    return out;
+  }
 };
 
 FakeDevice::Options late(uint32_t seed) {
@@ -285,9 +302,39 @@ TEST(ChunksOfBlocks, Groups) {
       Group reduced(CollectiveKind::Reducescatter, widths, rows);
       const OneRun run(reduced, 2);
       check_reducescatter(reduced, run);
-      EXPECT_GT(run.seen.chunks.size(), 2U);
+      EXPECT_GT(run.seen.chunks.size(), 1U);
     }
   }
+}
+
+TEST(ChunksOfBlocks, AnOpThatFailsInTheMiddleEndsTheBatch) {
+  for (const CollectiveKind kind : {CollectiveKind::Allgather, CollectiveKind::Reducescatter}) {
+    for (const int fails_at : {1, 4, 9}) {
+      Group group(kind, {1}, {9 * kChunk, 9 * kChunk, 9 * kChunk});
+      Seen seen;
+      seen.fails_at = fails_at;
+      StagedRank rank(late(1), ScratchPool::kNoLimit, std::make_unique<ThreeRanksOp>(seen, true),
+                      kMe, kMembers);
+      rank.executor->enqueue(batch(0, list(group.entry())));
+      for (int i = 0; i < 100'000 && rank.finished.empty(); ++i) rank.step();
+      ASSERT_THAT(rank.finished, SizeIs(1));
+      ASSERT_TRUE(rank.finished.front().error);
+      const std::weak_ptr<const void> memory = rank.domain->latest;
+      rank.executor.reset();
+      rank.scratch.reset();
+      EXPECT_FALSE(memory.expired()) << "peers may still write to it";
+    }
+  }
+}
+
+// The first chunk has nearly all of the short blocks: four like it would be more than all.
+TEST(ChunksOfBlocks, ScratchIsNotMoreThanAllOfIt) {
+  Group group(CollectiveKind::Allgather, {1}, {kChunk, kChunk / 2, 4 * kChunk});
+  const OneRun run(group, 1);
+  EXPECT_GT(run.seen.chunks.size(), 1U);
+  EXPECT_LE(run.rank.scratch->usage().bytes_peak,
+            static_cast<size_t>(6 * kChunk) * sizeof(float) * 5 / 4);
+  check_allgather(group, run);
 }
 
 // However long it is, it takes no more scratch than four chunks of about kBytes, and the other side
@@ -327,7 +374,7 @@ TEST(ChunksOfBlocks, ARankWithoutMemoryForItsResultTakesPart) {
 TEST(ChunksOfBlocks, ARankThatHasJoinedTakesPart) {
   Group group(CollectiveKind::Allgather, {1}, {3 * kChunk, 0, 5 * kChunk});
   const OneRun run(group, 1, /*in_parts=*/true, /*joined=*/true);
-  EXPECT_THAT(run.seen.chunks, SizeIs(5));
+  EXPECT_THAT(run.seen.chunks, SizeIs(chunks_of(group.rows, 1)));
 }
 
 TEST(ChunksOfBlocks, TheLengthGoesByTheMembers) {
@@ -338,6 +385,14 @@ TEST(ChunksOfBlocks, TheLengthGoesByTheMembers) {
   EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, blocks(2)).chunks, 64);
   EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, blocks(8)).chunks, 256);
   EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, blocks(1000)).chunks, 256) << "messages are long";
+  // One that is much longer than the others has chunks for itself.
+  std::vector<int64_t> to_one(100, 0);
+  to_one[7] = 64 << 20;
+  EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, to_one).chunks, 32);
+  EXPECT_EQ(plan_chunks_of_blocks(DataType::Float64, std::vector<int64_t>{0, 1 << 18}).chunks, 1);
+  EXPECT_EQ(plan_chunks_of_blocks(DataType::Float64, std::vector<int64_t>{0, 1 + (1 << 18)}).chunks,
+            2);
+  EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, std::vector<int64_t>{0, 0}).chunks, 1);
 }
 
 }  // namespace

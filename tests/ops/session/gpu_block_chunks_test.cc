@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -14,24 +15,52 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/execution/chunk_plan.h"
+#include "horon/ops/host/host_kernels.h"
 #include "horon/tests/ops/session/gpu_session_support.h"
 
 namespace horon::gpu_block_chunks {
 namespace {
 
 using namespace horon::gpu_session;
+using Bytes = std::vector<std::byte>;
 
 struct Case {
   CollectiveKind kind = CollectiveKind::Allgather;
   std::vector<int64_t> rows;    // of each rank
   std::vector<int64_t> widths;  // of each tensor
   ReduceOp op = ReduceOp::Sum;
+  DataType dtype = DataType::Float32;
 };
+
+// Numbers between -1 and 1, or of all bits.
+Bytes random_elements(DataType dtype, size_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  Bytes out(count * size_of(dtype));
+  if (!is_floating(dtype)) {
+    const uint32_t mask = dtype == DataType::Bool ? 0x01010101 : 0xffffffff;
+    for (size_t i = 0; i < out.size(); i += sizeof(mask)) {
+      const uint32_t bits = static_cast<uint32_t>(random()) & mask;
+      std::memcpy(&out[i], &bits, std::min(sizeof(bits), out.size() - i));
+    }
+    return out;
+  }
+  std::uniform_real_distribution<float> number(-1, 1);
+  std::vector<float> values(count);
+  for (float& value : values) value = number(random);
+  if (dtype == DataType::Float64) {
+    std::copy(values.begin(), values.end(), reinterpret_cast<double*>(out.data()));
+  } else if (dtype == DataType::Float32) {
+    std::copy_n(reinterpret_cast<const std::byte*>(values.data()), out.size(), out.begin());
+  } else {
+    ops::narrow(dtype, values.data(), out.data(), static_cast<int64_t>(count), 1.0);
+  }
+  return out;
+}
 
 class GpuBlockChunks : public GpuSession {
  protected:
   // The rows of this rank, of all tensors.
-  std::vector<std::vector<float>> result_of(const Case& tested, DeviceKind device) {
+  std::vector<Bytes> result_of(const Case& tested, DeviceKind device) {
     const bool gathers = tested.kind == CollectiveKind::Allgather;
     const int64_t all = std::accumulate(tested.rows.begin(), tested.rows.end(), int64_t{0});
     const int64_t rows = gathers ? tested.rows[static_cast<size_t>(rank())] : all;
@@ -39,27 +68,35 @@ class GpuBlockChunks : public GpuSession {
     spec->kind = tested.kind;
     spec->device = device;
     spec->reduce_op = tested.op;
-    if (!gathers) spec->splits = tested.rows;
+    spec->dtype = tested.dtype;
+    if (!gathers) {
+      spec->splits = tested.rows;
+      if (is_floating(tested.dtype)) {
+        spec->prescale = 0.75;
+        spec->postscale = 3;
+      }
+    }
     Submission given;
     given.name = "blocks" + std::to_string(number_++);
     if (device == DeviceKind::Cuda) given.device_index = ops::gpu()->device();
-    const auto inputs = std::make_shared<std::vector<std::vector<float>>>();
-    std::mt19937 random(static_cast<uint32_t>(rows) + 31 * static_cast<uint32_t>(rank()));
-    std::uniform_real_distribution<float> number(-1, 1);
+    const auto inputs = std::make_shared<std::vector<Bytes>>();
     for (const int64_t width : tested.widths) {
       spec->parts.push_back({"part", {rows, width}});
-      std::vector<float>& input = inputs->emplace_back(static_cast<size_t>(rows * width));
-      for (float& value : input) value = number(random);
+      const auto seed = static_cast<uint32_t>(rows + width) + 31 * static_cast<uint32_t>(rank());
+      inputs->push_back(random_elements(tested.dtype, static_cast<size_t>(rows * width), seed));
     }
-    for (const std::vector<float>& input : *inputs) {
-      given.memory.push_back({reinterpret_cast<const std::byte*>(input.data()), nullptr,
-                              static_cast<int64_t>(input.size())});
+    const size_t element_bytes = size_of(tested.dtype);
+    for (const Bytes& input : *inputs) {
+      given.memory.push_back(
+          {input.data(), nullptr, static_cast<int64_t>(input.size() / element_bytes)});
     }
     given.spec = std::move(spec);
-    const auto outputs = std::make_shared<std::vector<std::vector<float>>>(tested.widths.size());
-    given.allocate_output = [outputs](size_t part, int64_t elements, core::MemoryQueue&) {
-      (*outputs)[part].assign(static_cast<size_t>(elements), -5);
-      return reinterpret_cast<std::byte*>((*outputs)[part].data());
+    const auto outputs = std::make_shared<std::vector<Bytes>>(tested.widths.size());
+    given.allocate_output = [outputs, element_bytes](size_t part, int64_t elements,
+                                                     core::MemoryQueue&) {
+      Bytes& output = (*outputs)[part];
+      output.assign(static_cast<size_t>(elements) * element_bytes, std::byte{0x5a});
+      return output.data();
     };
     given.keep_alive = inputs;
     (void)ops::runtime().submit(std::move(given))->get();
@@ -70,10 +107,17 @@ class GpuBlockChunks : public GpuSession {
     const auto expected = result_of(tested, DeviceKind::Host);
     EXPECT_TRUE(result_of(tested, DeviceKind::Cuda) == expected)
         << to_string(tested.kind) << ' ' << to_string(tested.op) << " of " << tested.rows.front()
-        << " rows on rank 0";
+        << " rows on rank 0, " << to_string(tested.dtype);
   }
 
-  // Of one element, in a chunk of blocks that are alike.
+  int kernels_of(const Case& tested) {
+    (void)result_of(tested, DeviceKind::Cuda);
+    const int before = device().launches();
+    (void)result_of(tested, DeviceKind::Cuda);
+    return device().launches() - before;
+  }
+
+  // Rows of one float32, in a chunk of blocks that are alike.
   static int64_t chunk() {
     return core::ChunkPlan::kBytes / size() / static_cast<int64_t>(sizeof(float)) / 64 * 64;
   }
@@ -87,6 +131,13 @@ class GpuBlockChunks : public GpuSession {
     return rows;
   }
 
+  // As a reduce to one rank, and where one has all rows of an allgather.
+  static std::vector<int64_t> of_last(int64_t all) {
+    std::vector<int64_t> rows = alike(0);
+    rows.back() = all;
+    return rows;
+  }
+
   void check_all() {
     for (const CollectiveKind kind : {CollectiveKind::Allgather, CollectiveKind::Reducescatter}) {
       for (const int64_t rows : {chunk(), chunk() + 1, 5 * chunk() + 77}) {
@@ -94,6 +145,7 @@ class GpuBlockChunks : public GpuSession {
         check({kind, rising(rows), {1}});
         check({kind, rising(rows / 8), {1, 13, 2}});
       }
+      check({kind, of_last(3 * chunk() * size()), {1}});
     }
     for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Max, ReduceOp::Product}) {
       check({CollectiveKind::Reducescatter, alike(3 * chunk() + 1), {1}, op});
@@ -108,27 +160,42 @@ TEST_F(GpuBlockChunks, EveryLength) {
   check_all();
 }
 
+TEST_F(GpuBlockChunks, EveryTypeAndReduction) {
+  start({}, {{"HORON_GPU_COLLECTIVES", "host"}});
+  for (int type = 0; type < kDataTypeCount; ++type) {
+    const auto dtype = static_cast<DataType>(type);
+    const auto rows = static_cast<int64_t>(4 * static_cast<size_t>(chunk()) / size_of(dtype));
+    check({CollectiveKind::Allgather, alike(rows + 5), {1}, ReduceOp::Sum, dtype});
+    for (const ReduceOp op :
+         {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product,
+          ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor}) {
+      if (!why_no_reduction(dtype, op).empty()) continue;
+      check({CollectiveKind::Reducescatter, alike(rows + 5), {1}, op, dtype});
+    }
+  }
+}
+
 // Whose order of adding goes by the length, so what it would change goes in one.
 TEST_F(GpuBlockChunks, ByMpi) {
   start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_SHARED_MEMORY", "off"}});
   check_all();
+  const Case sum{CollectiveKind::Reducescatter, alike(4 * chunk()), {1}};
+  // Hosts with one rank each need no shared memory for an exchange of their own.
+  const bool by_mpi = ops::runtime().topology().host_count() < size();
+  EXPECT_EQ(kernels_of(sum), by_mpi && size() > 2 ? 2 : 8);
 }
 
 // So does what is rounded between hosts.
 TEST_F(GpuBlockChunks, RoundedForTheWire) {
   start({}, {{"HORON_GPU_COLLECTIVES", "host"}, {"HORON_WIRE_DTYPE", "bfloat16"}});
   check_all();
+  const Case sum{CollectiveKind::Reducescatter, alike(4 * chunk()), {1}};
+  EXPECT_EQ(kernels_of(sum), ops::runtime().topology().host_count() == 1 ? 8 : 2);
 }
 
 // A kernel packs each chunk, and one unpacks it.
 TEST_F(GpuBlockChunks, CountsOfKernels) {
   start({}, {{"HORON_GPU_COLLECTIVES", "host"}});
-  const auto kernels_of = [&](const Case& tested) {
-    (void)result_of(tested, DeviceKind::Cuda);
-    const int before = device().launches();
-    (void)result_of(tested, DeviceKind::Cuda);
-    return device().launches() - before;
-  };
   for (const CollectiveKind kind : {CollectiveKind::Allgather, CollectiveKind::Reducescatter}) {
     EXPECT_EQ(kernels_of({kind, alike(chunk()), {1}}), 2);
     EXPECT_EQ(kernels_of({kind, alike(4 * chunk()), {1}}), 8);
