@@ -238,6 +238,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   // reducer_tuning.cc
   void tune();
+  void wait_until_functions_are_gone();
   void hear_of_bytes();
   void restart_tuning();
 
@@ -300,7 +301,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   torch_detail::ReplicaCheck replicas_;
   uint64_t fingerprint_ = 0;  // of this rank's parameters when flags_ were raised
   torch_detail::LookSchedule looks_;
-  bool tunes_;  // this rank decides for all of them, and has not yet
+  bool tunes_;                        // this rank decides for all of them, and has not yet
+  bool waits_for_functions_ = false;  // has been said
   std::optional<torch_detail::BucketTuner> tuner_;
   std::optional<torch_detail::BucketBytes> wished_bytes_;  // that all ranks are to hear of
   std::optional<torch_detail::BucketBytes> next_bytes_;    // all use them from the next round on

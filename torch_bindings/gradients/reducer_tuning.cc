@@ -5,6 +5,7 @@
 // for changed parameters.
 #include <utility>
 
+#include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/bootstrap/topology.h"
 #include "horon/ops/session/running_job.h"
@@ -43,7 +44,9 @@ core::PieceSizes pieces_of(const at::Tensor& first, const std::vector<GradientLa
 // Between two steps, on the rank that decides.
 void GradientReducer::Impl::tune() {
   if (!is_initialized()) return;
+  const bool has_functions = before_bucket || after_bucket;
   if (!tuner_) {
+    if (has_functions) return wait_until_functions_are_gone();
     TuningSubject subject;
     subject.name = name_;
     subject.facts = facts_of(layouts_, settings_);
@@ -59,15 +62,21 @@ void GradientReducer::Impl::tune() {
     };
     tuner_.emplace(subject, ops::runtime().config());
   }
-  if (before_bucket || after_bucket) {
-    tuner_->give_up("functions before or after buckets may depend on these");
-  }
+  if (has_functions) tuner_->give_up("functions before or after buckets may depend on these");
   if (!memory_of_graphs_.empty()) tuner_->give_up("CUDA graphs write to the buckets as they are");
   tuner_->end_step();
   wished_bytes_ = tuner_->wish();
   if (!tuner_->finished()) return;
   tuner_.reset();
   tunes_ = false;
+}
+
+void GradientReducer::Impl::wait_until_functions_are_gone() {
+  if (std::exchange(waits_for_functions_, true)) return;
+  core::log(
+      core::LogLevel::Info,
+      core::concat("autotune \"", name_, "\": functions before or after buckets may depend on ",
+                   "these; it begins when there are none"));
 }
 
 // In the agreement of a round, on all ranks that take part. A rank that has joined would come back

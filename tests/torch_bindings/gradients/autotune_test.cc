@@ -186,6 +186,25 @@ TEST_F(Autotune, GoesOnWhenTheProgramChangesTheReducer) {
   }
 }
 
+// As where a program learns what its buckets are.
+TEST_F(Autotune, BeginsWhenFunctionsAreGone) {
+  if (test_size() == 1) return;
+  start(kManyBuckets);
+  {
+    CostlyTraining training(kCostly);
+    training.reducer().before_bucket([](const BucketView&) {});
+    training.reducer().after_bucket([](const BucketView&) {});
+    training.steps(5);
+    training.reducer().before_bucket(nullptr);
+    training.steps(5);
+    EXPECT_EQ(table(), "");
+    training.reducer().after_bucket(nullptr);
+    training.steps_until_kept(path_ + ".warm");
+    EXPECT_LE(training.buckets(), 3);
+  }
+  EXPECT_EQ(lines_with(table(), ",kept,"), test_rank() == 0 ? 1 : 0);
+}
+
 TEST_F(Autotune, OneRankHasNothingToTune) {
   if (test_size() > 1) return;
   start(kManyBuckets);
