@@ -15,6 +15,7 @@
 
 #include "horon/bench/models.h"
 #include "horon/core/base/error.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/shared_tensor.h"
 #include "horon/torch_bindings/gradients/distributed_optimizer.h"
@@ -202,7 +203,9 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
        }},
       {"gradients", [&] { gradients.reduce(); }},  // behind a step of Horon, which has shown them
   };
-  if (plan.device.is_cpu()) {
+  // Autotuning would take a fused step for the same step with better buckets.
+  const bool fuses = plan.device.is_cpu() && !ops::runtime().config().autotune;
+  if (fuses) {
     contenders.push_back({"horon_fused", [&] { train_shared(FusedStep::WherePossible); }});
     contenders.push_back({"alone_fused", [&] {
                             train(alone, plain, [&] {
@@ -223,7 +226,7 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
   const double waited_before = distributed.exposed_wait_seconds();
   time_blocks(contenders, plan, peer, times);
   const double waited = distributed.exposed_wait_seconds() - waited_before;
-  const int shared_contenders = plan.device.is_cpu() ? 2 : 1;
+  const int shared_contenders = fuses ? 2 : 1;
   times.exposed_s =
       reduced(waited / (shared_contenders * plan.blocks * times.steps), ReduceOp::Average);
   for (auto* all : {&times.seconds, &times.cpu_seconds}) {

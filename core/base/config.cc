@@ -279,12 +279,6 @@ std::vector<Config::Value> Config::values() const {
   return all;
 }
 
-uint64_t Config::digest() const {
-  std::string lines;
-  for (const std::string& line : agreed_values()) lines += line + '\n';
-  return hash_of(lines);
-}
-
 std::vector<std::string> Config::agreed_values() const {
   std::vector<std::string> lines;
   for (const Knob& knob : kKnobs) {

@@ -68,10 +68,8 @@ struct Config {
 
   // Every knob with its value and its origin, in the order of the fields.
   std::vector<Value> values() const;
-  // Equal on two ranks iff all knobs that must agree are equal. Knobs that each rank may set as it
-  // likes are left out.
-  uint64_t digest() const;
-  // The knobs that must agree, as "NAME=value" lines, so that an error can name the difference.
+  // The knobs that must agree on all ranks, as "NAME=value" lines, so that an error can name the
+  // difference. Knobs that each rank may set as it likes are left out.
   std::vector<std::string> agreed_values() const;
 
  private:

@@ -68,6 +68,11 @@ class CudaApi {
   // in a new thread they are broken by calls such as happened(). Returns the mode before.
   static constexpr int kStaysOutOfCaptures = 2;  // cudaStreamCaptureModeRelaxed
   virtual int exchange_capture_mode(int mode) noexcept = 0;
+  // For a thread of Horon's own: it works on this device and breaks nobody's captures.
+  void use_in_own_thread() {
+    use();
+    (void)exchange_capture_mode(kStaysOutOfCaptures);
+  }
 };
 
 // For calls of libraries that work on the current device of the thread. A thread of the program

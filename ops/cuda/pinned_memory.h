@@ -80,8 +80,7 @@ class PinnedMemory final : public core::MemoryDomain {
     making_bytes_ = bytes;
     making_ = std::make_unique<BackgroundCall<Memory>>([open = open_, frees = frees_, bytes] {
       const std::shared_ptr<CudaApi> api = open();
-      api->use();  // the thread is Horon's own
-      (void)api->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
+      api->use_in_own_thread();
       return pin(api, frees, bytes);
     });
   }

@@ -17,8 +17,7 @@ bool PinnedSlots::is_made() {
     making_ =
         std::make_unique<BackgroundCall<Memory>>([gpu = gpu_, bytes = kSlots * bytes_of_slot_] {
           const std::shared_ptr<CudaApi> api = gpu->cuda();
-          api->use();  // the thread is Horon's own
-          (void)api->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
+          api->use_in_own_thread();
           return Memory(api->allocate_pinned(bytes),
                         [api](std::byte* memory) { free_pinned_elsewhere(api, memory); });
         });

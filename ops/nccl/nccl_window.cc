@@ -11,8 +11,7 @@ namespace {
 // On a thread of Horon's own: NCCL's calls for memory may wait for the device.
 void on_device(JobGpu& gpu, const std::function<void(NcclApi&)>& call) {
   const std::shared_ptr<CudaApi> cuda = gpu.cuda();
-  cuda->use();
-  cuda->exchange_capture_mode(CudaApi::kStaysOutOfCaptures);
+  cuda->use_in_own_thread();
   call(*gpu.nccl());
 }
 

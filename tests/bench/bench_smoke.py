@@ -3,18 +3,21 @@
 
 usage: bench_smoke.py KIND MPIRUN_TEST RANKS PROGRAM [ARGUMENT...]
 RANKS: of this host; or of several, as 2+1
-KIND: table, idle, training, predict (what the JSON must hold), refused (wrong arguments must fail)
+KIND: table, idle, training, predict (what the JSON must hold), autotune (the training tunes),
+      refused (wrong arguments must fail)
 """
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 
 
-def run(command):
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+def run(command, **environment):
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100,
+                          env=os.environ | environment)
 
 
 def expect(condition, text):
@@ -113,6 +116,18 @@ def check_training(command, ranks):
         expect(min(model["ratio"], model["floor"], model["over_floor"]) > 0, f"{model}")
 
 
+def check_autotune(command, ranks):
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder) / "tuning.csv"
+        done = run(command, HORON_AUTOTUNE="1", HORON_AUTOTUNE_LOG=str(log),
+                   HORON_AUTOTUNE_STEPS="2", HORON_AUTOTUNE_SAMPLES="3")
+        expect(done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        expect(f"{ranks} ranks" in done.stdout, done.stdout)
+        rows = log.read_text(encoding="utf-8").splitlines()
+        expect(sum(",search," in row for row in rows) == 3, "\n".join(rows) + done.stdout)
+    expect("horon_fused" not in done.stdout, f"steps of two kinds are tuned as one\n{done.stdout}")
+
+
 def check_predict(command, ranks):
     report, output = report_of(command)
     expect(report["ranks"] == ranks, f"not {ranks} ranks: {report}")
@@ -164,7 +179,7 @@ def check_refused(command, ranks):
 def main():
     kind, *command = sys.argv[1:]
     checks = {"table": check_table, "idle": check_idle, "training": check_training,
-              "predict": check_predict, "refused": check_refused}
+              "autotune": check_autotune, "predict": check_predict, "refused": check_refused}
     checks[kind](command, sum(int(ranks) for ranks in command[1].split("+")))
 
 

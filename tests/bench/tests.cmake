@@ -86,6 +86,8 @@ endif()
 if(TARGET training_step_bench)
   horon_bench_test(bench_training_step 2 training $<TARGET_FILE:training_step_bench>
                    --models deep,tiny,cnn --blocks 2 --steps 2 --warmup-steps 1)
+  horon_bench_test(bench_autotune 2 autotune $<TARGET_FILE:training_step_bench>
+                   --models deep --blocks 2 --steps 30 --warmup-steps 2)
 endif()
 add_test(NAME bench_compare_test
          COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/compare_test.py)

@@ -68,7 +68,7 @@ TEST(Config, TakesItsOwnDefaultsAsInput) {
   Variables environment;
   for (const Config::Value& value : parse({}).values()) environment[value.name] = value.value;
   const Config config = parse(environment);
-  EXPECT_EQ(config.digest(), Config{}.digest());
+  EXPECT_EQ(config.agreed_values(), Config{}.agreed_values());
   for (const Config::Value& value : config.values()) {
     EXPECT_EQ(value.value, environment[value.name]) << value.name;
     EXPECT_EQ(value.origin, "environment");
@@ -148,16 +148,16 @@ TEST(Config, UnknownVariableNamesTheNearestKnob) {
   EXPECT_THAT(refusal({{"HORON_", ""}}), HasSubstr("is no knob"));
 }
 
-TEST(Config, DigestIsOfWhatMustAgree) {
-  const uint64_t plain = parse({}).digest();
-  EXPECT_EQ(
-      parse({{"HORON_LOG", "debug"}, {"HORON_TIMELINE", "t"}, {"HORON_HOST_ID", "a"}}).digest(),
-      plain);
-  EXPECT_NE(parse({{"HORON_BUCKET_BYTES", "1"}}).digest(), plain);
-  EXPECT_NE(parse({{"HORON_ALLREDUCE", "mpi"}}).digest(), plain);
+TEST(Config, WhatMustAgree) {
+  const std::vector<std::string> plain = parse({}).agreed_values();
+  EXPECT_EQ(parse({{"HORON_LOG", "debug"}, {"HORON_TIMELINE", "t"}, {"HORON_HOST_ID", "a"}})
+                .agreed_values(),
+            plain);
+  EXPECT_NE(parse({{"HORON_BUCKET_BYTES", "1"}}).agreed_values(), plain);
+  EXPECT_NE(parse({{"HORON_ALLREDUCE", "mpi"}}).agreed_values(), plain);
   // The same value from another place or in other words is no difference.
-  EXPECT_EQ(parse({{"HORON_BUCKET_BYTES", "1KiB"}}).digest(),
-            parse({}, {{"HORON_BUCKET_BYTES", "1024"}}).digest());
+  EXPECT_EQ(parse({{"HORON_BUCKET_BYTES", "1KiB"}}).agreed_values(),
+            parse({}, {{"HORON_BUCKET_BYTES", "1024"}}).agreed_values());
   EXPECT_THAT(parse({{"HORON_BUCKET_BYTES", "1KiB"}}).agreed_values(),
               AllOf(testing::Contains("HORON_BUCKET_BYTES=1024"),
                     testing::Not(testing::Contains(HasSubstr("HORON_LOG")))));
