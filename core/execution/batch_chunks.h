@@ -16,7 +16,7 @@
 
 namespace horon::core {
 
-// `scratch` is at the beginning of a cache line, as all of its chunks' is.
+// `scratch`: of the chunk, at the beginning of a cache line.
 class BatchChunks {
  public:
   virtual ~BatchChunks() = default;
