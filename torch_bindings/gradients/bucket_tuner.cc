@@ -20,7 +20,9 @@ using TuningStage = core::Autotuner::Stage;
 
 // Logarithms of bytes to the base 2.
 constexpr double kOthersMin = 16, kOthersMax = 26;
-constexpr double kFirstMin = 14, kFirstMax = 24;
+// The first one may hold everything: then nothing travels before backward has ended, which is best
+// where messages are work of the cores that train.
+constexpr double kFirstMin = 14, kFirstMax = 26;
 constexpr double kStride = 0.5;
 // Shorter pieces cost more to count than they could gain.
 constexpr double kPieceMin = 15;
