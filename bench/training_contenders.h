@@ -32,7 +32,7 @@ struct TrainingTimes {
   //   floor        alone, and an MPI_Barrier at the end of each step
   //   horon        DistributedOptimizer with FusedStep::Never
   //   horon_fused  DistributedOptimizer with FusedStep::WherePossible
-  //   gradients    allreduces as long as the buckets of `horon`, without a step
+  //   gradients    allreduces as long as the first buckets of `horon`, without a step
   // On GPUs, and where HORON_AUTOTUNE is on, without those whose step is fused.
   std::map<std::string, std::vector<double>> seconds;
   // The same for the CPU time of all threads of a rank, which depends less on what else the machine

@@ -24,14 +24,12 @@ NapCost::Usage usage_of_others(int64_t now_ns) noexcept {
 }  // namespace
 
 void NapCost::note_nap(int64_t now_ns) noexcept {
-  if (now_ns - last_nap_ns_ > kLongAgoNs) {
-    note_other_work();
-    dear_ = false;
-  }
+  if (now_ns - last_nap_ns_ > kLongAgoNs) forget();
   last_nap_ns_ = now_ns;
-  if (naps_ != kNoneSeen && ++naps_ < kNaps) return;
+  const bool has_begun = naps_ > kOneSeen;
+  if (++naps_ < (has_begun ? kNaps : 0)) return;
   const Usage usage = usage_of_others(now_ns);
-  if (naps_ != kNoneSeen) end(usage);
+  if (has_begun) end(usage);
   begin(usage);
   naps_ = 0;
 }

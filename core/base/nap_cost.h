@@ -15,13 +15,17 @@ namespace horon::core {
 // Of the thread that naps. One thread.
 class NapCost {
  public:
-  // At most once in so many naps the kernel is asked, which looks at all threads of the process.
+  // Where naps follow each other, the kernel is asked once in so many of them: it looks at all
+  // threads of the process.
   static constexpr int kNaps = 16;
 
   // When a nap begins. `now_ns`: of a steady clock.
   void note_nap(int64_t now_ns) noexcept;
-  // The thread has done other things since the last nap.
-  void note_other_work() noexcept { naps_ = kNoneSeen; }
+  // The thread waits in another way from now on, or the program for it.
+  void forget() noexcept {
+    naps_ = kNoneSeen;
+    dear_ = false;
+  }
   // The program computed during the last naps, and most of them took a core from it.
   bool is_dear() const noexcept { return dear_; }
 
@@ -39,7 +43,8 @@ class NapCost {
  private:
   // The last nap was in another time: the program may do anything by now.
   static constexpr int64_t kLongAgoNs = 5'000'000;
-  static constexpr int kNoneSeen = -1;
+  static constexpr int kNoneSeen = -2;
+  static constexpr int kOneSeen = -1;  // it may stay alone, so nothing is asked yet
 
   Usage begin_;
   int64_t last_nap_ns_ = 0;

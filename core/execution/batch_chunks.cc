@@ -60,11 +60,11 @@ class ChunksOfBlocks final : public BatchChunks {
     bytes_ = output_at_ + whole_cache_lines(packed_bytes(blocks_.out_counts));
   }
 
-  // No more than all of the batch would take: where one block is much longer than the others, the
-  // first chunk has nearly all of these.
+  // Hardly more than all of the batch would take: where one block is much longer than the others,
+  // the first chunk has nearly all of these.
   int64_t at_once() const override {
     const size_t whole = bytes_of(blocks_.in_total + blocks_.out_total, batch_.dtype);
-    return std::clamp(static_cast<int64_t>(whole / bytes_), int64_t{1}, plan_.at_once());
+    return std::min(static_cast<int64_t>((whole + bytes_ - 1) / bytes_), plan_.at_once());
   }
   size_t bytes() const override { return bytes_; }
   Batch batch(int64_t chunk, std::byte* scratch) const override {

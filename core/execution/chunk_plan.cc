@@ -53,8 +53,16 @@ ChunkPlan plan_chunks_of_blocks(DataType dtype, const BlockCounts& blocks) {
   const auto element_bytes = static_cast<int64_t>(size_of(dtype));
   const int64_t longest = longest_stretch(blocks, ChunkPlan::kBytes / element_bytes);
   const int64_t least = ChunkPlan::kBytesOfBlockLeast / element_bytes;
-  return plan_stretches(*std::max_element(blocks.begin(), blocks.end()),
-                        std::max(longest / ChunkPlan::kAlignment * ChunkPlan::kAlignment, least));
+  const ChunkPlan plan =
+      plan_stretches(*std::max_element(blocks.begin(), blocks.end()),
+                     std::max(longest / ChunkPlan::kAlignment * ChunkPlan::kAlignment, least));
+  int64_t first = 0, all = 0;
+  for (const int64_t block : blocks) {
+    first += plan.stretch(0, block).count;
+    all += block;
+  }
+  // Nothing would go on beside the first chunk, if it had nearly everything.
+  return 4 * first > 3 * all ? ChunkPlan{} : plan;
 }
 
 PieceSizes chunk_sizes(const Batch& like) {

@@ -51,7 +51,7 @@ struct ChunkPlan {
 ChunkPlan plan_chunks(const Batch& batch);
 // Of a batch that moves blocks of so many elements, one for each member: a chunk has a stretch of
 // each of them. All stretches together are at most kBytes long, unless each would be shorter than
-// kBytesOfBlockLeast.
+// kBytesOfBlockLeast. It is not cut where the first chunk would have nearly everything.
 ChunkPlan plan_chunks_of_blocks(DataType dtype, const BlockCounts& blocks);
 // Which Batch::piece_bytes change the plan of such a batch.
 PieceSizes chunk_sizes(const Batch& like);

@@ -156,7 +156,7 @@ void LoopSeat::serve(RuntimeLoop& loop) noexcept {
 }
 
 void LoopSeat::wait_for_drivers() noexcept {
-  nap_cost_.note_other_work();
+  nap_cost_.forget();
   // `loop_` is read without the mutex: only this thread writes it.
   Doorbell& doorbell = loop_->doorbell();
   for (;;) {
@@ -184,7 +184,11 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   const Clock::time_point begin = Clock::now();
   const uint32_t calls = doorbell.calls();
   lock.unlock();
-  if (naps) nap_cost_.note_nap(begin.time_since_epoch().count());
+  if (naps) {
+    nap_cost_.note_nap(begin.time_since_epoch().count());
+  } else {
+    nap_cost_.forget();
+  }
   const bool rung = doorbell.look(pause, policy, driven_);
   lock.lock();
   if (rung || is_driven() || doorbell.calls() != calls) return;

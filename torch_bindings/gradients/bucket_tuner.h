@@ -4,7 +4,7 @@
 // tells the others (reducer_tuning.cc).
 //
 // What is searched: HORON_BUCKET_BYTES from 64 KiB to 64 MiB, HORON_FIRST_BUCKET_BYTES from 16 KiB
-// to 16 MiB, in steps of half an octave, as far as they lead to different buckets; and
+// to 64 MiB, in steps of half an octave, as far as they lead to different buckets; and
 // HORON_PIECE_BYTES, what the op chooses and octaves from 32 KiB to the longest that it can do,
 // where it has pieces. core/tuning says how. Of several reducers in a process one is tuned at a
 // time, since their steps overlap.

@@ -46,13 +46,16 @@ void GradientReducer::Impl::tune() {
   if (!is_initialized()) return;
   const bool has_functions = before_bucket || after_bucket;
   if (!tuner_) {
-    if (has_functions) return wait_until_functions_are_gone();
+    const BucketBytes start = settings_of(options_).bytes;
+    const bool at_start = next_bytes_.value_or(settings_.bytes) == start;
+    if (has_functions && at_start) return wait_until_functions_are_gone();
+    waits_for_functions_ = false;
     TuningSubject subject;
     subject.name = name_;
     subject.facts = facts_of(layouts_, settings_);
     if (settings_.set != 0) subject.file_suffix = core::concat(".set", settings_.set);
     for (const GradientLayout& layout : layouts_) subject.gradient_bytes += layout.bytes();
-    subject.start = settings_of(options_).bytes;
+    subject.start = start;
     subject.in_use = next_bytes_.value_or(settings_.bytes);
     if (!slots_.empty()) {
       subject.pieces = pieces_of(slots_.front().parameter(), layouts_, settings_);

@@ -55,8 +55,9 @@ struct AdaScaleOptions {
 //
 // Costs a look at each gradient before it is reduced and after, and one allreduce of 32 bytes in a
 // step; the host waits for a GPU twice. All ranks compute the same gain, from the same numbers.
-// Uses the optimizer's before_bucket(), so that buckets are not tuned (HORON_AUTOTUNE). Gradients
-// are measured as they are reduced, so a program may clip them between backward() and step().
+// Uses the optimizer's before_bucket(), so that buckets are not tuned meanwhile (HORON_AUTOTUNE).
+// Gradients are measured as they are reduced, so a program may clip them between backward() and
+// step().
 //
 // With an amp::GradScaler: scaler.step(ada_scale) in the place of step(), behind
 // scaler.unscale_(optimizer) or without it. Of a program that scales losses by itself: the

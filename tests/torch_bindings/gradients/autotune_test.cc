@@ -186,6 +186,23 @@ TEST_F(Autotune, GoesOnWhenTheProgramChangesTheReducer) {
   }
 }
 
+// In the middle of the search, where the program changes the reducer in the same step.
+TEST_F(Autotune, FunctionsBringTheStartBack) {
+  if (test_size() == 1) return;
+  start(kManyBuckets);
+  {
+    CostlyTraining training(kCostly, {.wait_in = WaitIn::Step});
+    int steps = 0;
+    while (training.buckets() == kTunedParameters && ++steps < 100) training.step();
+    EXPECT_LT(training.buckets(), kTunedParameters);
+    training.reducer().before_bucket([](const BucketView&) {});
+    const at::Tensor more = leaf({kElementsOfEach});
+    training.reducer().add_parameters({{"more", more}});
+    training.steps(20);
+    EXPECT_EQ(training.buckets(), kTunedParameters + 1);
+  }
+}
+
 // As where a program learns what its buckets are.
 TEST_F(Autotune, BeginsWhenFunctionsAreGone) {
   if (test_size() == 1) return;
