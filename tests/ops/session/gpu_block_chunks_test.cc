@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <numeric>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,14 +13,13 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/execution/chunk_plan.h"
-#include "horon/ops/host/host_kernels.h"
 #include "horon/tests/ops/session/gpu_session_support.h"
+#include "horon/tests/ops/session/random_elements.h"
 
 namespace horon::gpu_block_chunks {
 namespace {
 
 using namespace horon::gpu_session;
-using Bytes = std::vector<std::byte>;
 
 struct Case {
   CollectiveKind kind = CollectiveKind::Allgather;
@@ -31,31 +28,6 @@ struct Case {
   ReduceOp op = ReduceOp::Sum;
   DataType dtype = DataType::Float32;
 };
-
-// Numbers between -1 and 1, or of all bits.
-Bytes random_elements(DataType dtype, size_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  Bytes out(count * size_of(dtype));
-  if (!is_floating(dtype)) {
-    const uint32_t mask = dtype == DataType::Bool ? 0x01010101 : 0xffffffff;
-    for (size_t i = 0; i < out.size(); i += sizeof(mask)) {
-      const uint32_t bits = static_cast<uint32_t>(random()) & mask;
-      std::memcpy(&out[i], &bits, std::min(sizeof(bits), out.size() - i));
-    }
-    return out;
-  }
-  std::uniform_real_distribution<float> number(-1, 1);
-  std::vector<float> values(count);
-  for (float& value : values) value = number(random);
-  if (dtype == DataType::Float64) {
-    std::copy(values.begin(), values.end(), reinterpret_cast<double*>(out.data()));
-  } else if (dtype == DataType::Float32) {
-    std::copy_n(reinterpret_cast<const std::byte*>(values.data()), out.size(), out.begin());
-  } else {
-    ops::narrow(dtype, values.data(), out.data(), static_cast<int64_t>(count), 1.0);
-  }
-  return out;
-}
 
 class GpuBlockChunks : public GpuSession {
  protected:

@@ -1,11 +1,9 @@
 // Tensors on GPUs that go through the memory of the host in chunks: the bits are those of the same
 // collective on tensors of the host, which goes in one.
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,14 +12,13 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/execution/chunk_plan.h"
-#include "horon/ops/host/host_kernels.h"
 #include "horon/tests/ops/session/gpu_session_support.h"
+#include "horon/tests/ops/session/random_elements.h"
 
 namespace horon::gpu_session {
 namespace {
 
 using core::ChunkPlan;
-using Bytes = std::vector<std::byte>;
 
 struct Case {
   CollectiveKind kind = CollectiveKind::Allreduce;
@@ -32,32 +29,6 @@ struct Case {
   bool in_place = true;
   int64_t piece_bytes = ChunkPlan::kBytesLeast;
 };
-
-// Numbers between -1 and 1, or of all bits.
-Bytes random_elements(DataType dtype, size_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  Bytes out(count * size_of(dtype));
-  if (dtype == DataType::Bool) {
-    for (std::byte& byte : out) byte = static_cast<std::byte>(random() % 2);
-    return out;
-  }
-  if (!is_floating(dtype)) {
-    for (std::byte& byte : out) byte = static_cast<std::byte>(random());
-    return out;
-  }
-  std::uniform_real_distribution<float> number(-1, 1);
-  std::vector<float> values(count);
-  for (float& value : values) value = number(random);
-  if (dtype == DataType::Float64) {
-    auto* const to = reinterpret_cast<double*>(out.data());
-    for (size_t i = 0; i < count; ++i) to[i] = values[i] / 3.0;
-  } else if (dtype == DataType::Float32) {
-    std::copy_n(reinterpret_cast<const std::byte*>(values.data()), out.size(), out.begin());
-  } else {
-    ops::narrow(dtype, values.data(), out.data(), static_cast<int64_t>(count), 1.0);
-  }
-  return out;
-}
 
 class GpuChunks : public GpuSession {
  protected:
