@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/execution/chunk_plan.h"
+#include "horon/tests/ops/scalar_reference.h"
 #include "horon/tests/ops/session/gpu_session_support.h"
 #include "horon/tests/ops/session/random_elements.h"
 
@@ -138,9 +139,7 @@ TEST_F(GpuBlockChunks, EveryTypeAndReduction) {
     const auto dtype = static_cast<DataType>(type);
     const auto rows = static_cast<int64_t>(4 * static_cast<size_t>(chunk()) / size_of(dtype));
     check({CollectiveKind::Allgather, alike(rows + 5), {1}, ReduceOp::Sum, dtype});
-    for (const ReduceOp op :
-         {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product,
-          ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor}) {
+    for (const ReduceOp op : ops::kAllReduceOps) {
       if (!why_no_reduction(dtype, op).empty()) continue;
       check({CollectiveKind::Reducescatter, alike(rows + 5), {1}, op, dtype});
     }

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "horon/core/execution/chunk_plan.h"
+#include "horon/tests/ops/scalar_reference.h"
 #include "horon/tests/ops/session/gpu_session_support.h"
 #include "horon/tests/ops/session/random_elements.h"
 
@@ -101,9 +102,7 @@ TEST_F(GpuChunks, EveryTypeAndReduction) {
   start({}, kThroughHost);
   for (int type = 0; type < kDataTypeCount; ++type) {
     const auto dtype = static_cast<DataType>(type);
-    for (const ReduceOp op :
-         {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product,
-          ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor}) {
+    for (const ReduceOp op : ops::kAllReduceOps) {
       if (!why_no_reduction(dtype, op).empty()) continue;
       check({.dtype = dtype, .op = op, .count = 2 * chunk_elements(dtype) + 5});
     }
