@@ -12,35 +12,41 @@ int64_t read_ns(clockid_t clock) noexcept {
   return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
 }
 
-NapCost::Usage usage_of_others(int64_t now_ns) noexcept {
+}  // namespace
+
+NapCost::Usage NapCost::usage_of_others() noexcept {
   rusage all{};
   getrusage(RUSAGE_SELF, &all);
   rusage mine{};
   getrusage(RUSAGE_THREAD, &mine);
-  return {now_ns, read_ns(CLOCK_PROCESS_CPUTIME_ID) - read_ns(CLOCK_THREAD_CPUTIME_ID),
+  return {read_ns(CLOCK_PROCESS_CPUTIME_ID) - read_ns(CLOCK_THREAD_CPUTIME_ID),
           all.ru_nivcsw - mine.ru_nivcsw};
 }
 
-}  // namespace
-
 void NapCost::note_nap(int64_t now_ns) noexcept {
-  if (now_ns - last_nap_ns_ > kLongAgoNs) forget();
+  if (now_ns - last_nap_ns_ > kLongAgoNs) interrupt();
   last_nap_ns_ = now_ns;
-  const bool has_begun = naps_ > kOneSeen;
-  if (++naps_ < (has_begun ? kNaps : 0)) return;
-  const Usage usage = usage_of_others(now_ns);
-  if (has_begun) end(usage);
-  begin(usage);
+  if (dear_ && now_ns - dear_since_ns_ > kHoldsNs) dear_ = false;
+  const bool has_begun = naps_ >= 0;
+  ++naps_;
+  // Where naps are dear and long, asking is little beside one.
+  const int first = dear_ ? kNoneSeen + 1 : 0;
+  if (naps_ < (!has_begun ? first : dear_ ? kNapsIfDear : kNaps)) return;
+  const Usage usage = usage_();
+  if (has_begun) judge(usage, now_ns);
+  begin_ = usage;
+  begin_ns_ = now_ns;
   naps_ = 0;
 }
 
 // It changes its mind only where it is sure.
-void NapCost::end(const Usage& usage) noexcept {
-  const int64_t passed = usage.now_ns - begin_.now_ns;
+void NapCost::judge(const Usage& usage, int64_t now_ns) noexcept {
+  const int64_t passed = now_ns - begin_ns_;
   const int64_t computed = usage.cpu_ns - begin_.cpu_ns;
   const int64_t lost = usage.lost_cores - begin_.lost_cores;
-  dear_ = dear_ ? 4 * computed >= passed && 4 * lost >= kNaps
-                : 2 * computed >= passed && 2 * lost >= kNaps;
+  const int sure = dear_ ? 4 : 2;
+  dear_ = sure * computed >= passed && sure * lost >= naps_;
+  if (dear_) dear_since_ns_ = now_ns;
 }
 
 }  // namespace horon::core

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 namespace horon::core {
 
@@ -18,37 +20,44 @@ class NapCost {
   // Where naps follow each other, the kernel is asked once in so many of them: it looks at all
   // threads of the process.
   static constexpr int kNaps = 16;
-
-  // When a nap begins. `now_ns`: of a steady clock.
-  void note_nap(int64_t now_ns) noexcept;
-  // The thread waits in another way from now on, or the program for it.
-  void forget() noexcept {
-    naps_ = kNoneSeen;
-    dear_ = false;
-  }
-  // The program computed during the last naps, and most of them took a core from it.
-  bool is_dear() const noexcept { return dear_; }
+  // Naps that are dear are made longer, so fewer of them take as long.
+  static constexpr int kNapsIfDear = 4;
+  // A training step naps in its backward pass alone, for a few milliseconds, and the next step is
+  // like it. So what was seen holds on for a while, though nothing was seen since.
+  static constexpr int64_t kHoldsNs = 250'000'000;
 
   // Of all other threads of the process; differences alone count.
   struct Usage {
-    int64_t now_ns = 0;
     int64_t cpu_ns = 0;
     // Times that one of them had to give its core up, or did so by a yield.
     int64_t lost_cores = 0;
   };
-  // For tests: what note_nap() does before the first of kNaps naps, and after the last one.
-  void begin(const Usage& usage) noexcept { begin_ = usage; }
-  void end(const Usage& usage) noexcept;
+  static Usage usage_of_others() noexcept;
+
+  // `usage`: called where a series of naps begins and after every kNaps of it.
+  explicit NapCost(std::function<Usage()> usage = usage_of_others) : usage_(std::move(usage)) {}
+
+  // When a nap begins. `now_ns`: of a steady clock.
+  void note_nap(int64_t now_ns) noexcept;
+  // The thread waits in another way from now on, or the program for it: the naps before and after
+  // are of two series.
+  void interrupt() noexcept { naps_ = kNoneSeen; }
+  // The program computed during the last naps, and most of them took a core from it.
+  bool is_dear() const noexcept { return dear_; }
 
  private:
   // The last nap was in another time: the program may do anything by now.
   static constexpr int64_t kLongAgoNs = 5'000'000;
-  static constexpr int kNoneSeen = -2;
-  static constexpr int kOneSeen = -1;  // it may stay alone, so nothing is asked yet
+  static constexpr int kNoneSeen = -2;  // one may stay alone, so nothing is asked before the second
 
+  void judge(const Usage& usage, int64_t now_ns) noexcept;
+
+  std::function<Usage()> usage_;
   Usage begin_;
+  int64_t begin_ns_ = 0;
   int64_t last_nap_ns_ = 0;
-  int naps_ = kNoneSeen;  // since begin_
+  int64_t dear_since_ns_ = 0;  // since it was last seen to be so
+  int naps_ = kNoneSeen;       // since begin_
   bool dear_ = false;
 };
 

@@ -13,45 +13,118 @@ namespace horon::core {
 namespace {
 
 using std::chrono::microseconds;
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 
+constexpr int64_t kMsNs = 1'000'000;
+
 // Naps of a millisecond, in which the program computes for that share of the time and threads lose
-// so many cores.
+// so many cores in each.
 class Naps {
  public:
-  bool are_dear(double computed, int lost) {
-    cost_.begin(usage_);
-    usage_.now_ns += NapCost::kNaps * 1'000'000;
-    usage_.cpu_ns += static_cast<int64_t>(computed * NapCost::kNaps * 1'000'000);
-    usage_.lost_cores += lost;
-    cost_.end(usage_);
-    return cost_.is_dear();
+  void take(int naps, double computed, double lost) {
+    for (int i = 0; i < naps; ++i) {
+      cost_.note_nap(now_ns_);
+      now_ns_ += kMsNs;
+      cpu_ns_ += computed * kMsNs;
+      lost_cores_ += lost;
+    }
   }
+  bool are_dear() const { return cost_.is_dear(); }
+  // So many, the last of which shows what the others were.
+  bool are_dear_after(int naps, double computed, double lost) {
+    take(naps, computed, lost);
+    cost_.note_nap(now_ns_);
+    now_ns_ += kMsNs;
+    return are_dear();
+  }
+  // A driver comes and goes.
+  void wait_otherwise(milliseconds time) {
+    cost_.interrupt();
+    now_ns_ += time.count() * kMsNs;
+  }
+  int asked() const { return asked_; }
 
  private:
-  NapCost cost_;
-  NapCost::Usage usage_;
+  int asked_ = 0;
+  int64_t now_ns_ = 1'000'000 * kMsNs;
+  double cpu_ns_ = 0;
+  double lost_cores_ = 0;
+  NapCost cost_{[this] {
+    ++asked_;
+    return NapCost::Usage{static_cast<int64_t>(cpu_ns_), static_cast<int64_t>(lost_cores_)};
+  }};
 };
+
+// The first nap may stay alone, so a series begins with the second.
+constexpr int kFirstVerdict = 1 + NapCost::kNaps;
 
 TEST(NapCost, IsDearWhereTheProgramComputesAndLosesItsCore) {
   EXPECT_FALSE(NapCost().is_dear());
-  EXPECT_TRUE(Naps().are_dear(1, NapCost::kNaps));
-  EXPECT_TRUE(Naps().are_dear(7.5, 2 * NapCost::kNaps)) << "several threads compute";
-  EXPECT_FALSE(Naps().are_dear(1, 3)) << "on another core";
-  EXPECT_FALSE(Naps().are_dear(0, NapCost::kNaps)) << "beside threads that wait as well";
-  EXPECT_FALSE(Naps().are_dear(0, 0));
+  EXPECT_TRUE(Naps().are_dear_after(kFirstVerdict, 1, 1));
+  EXPECT_TRUE(Naps().are_dear_after(kFirstVerdict, 7.5, 2)) << "several threads compute";
+  EXPECT_FALSE(Naps().are_dear_after(kFirstVerdict, 1, 0.2)) << "on another core";
+  EXPECT_FALSE(Naps().are_dear_after(kFirstVerdict, 0, 1)) << "beside threads that wait as well";
+  EXPECT_FALSE(Naps().are_dear_after(kFirstVerdict, 0, 0));
+}
+
+TEST(NapCost, IsSeenAfterAFullSeries) {
+  Naps naps;
+  EXPECT_FALSE(naps.are_dear_after(kFirstVerdict - 1, 1, 1));
+  EXPECT_EQ(naps.asked(), 1);
+  naps.wait_otherwise(milliseconds(0));
+  EXPECT_FALSE(naps.are_dear_after(kFirstVerdict - 1, 1, 1)) << "another series";
+  EXPECT_TRUE(naps.are_dear_after(0, 1, 1));
+}
+
+TEST(NapCost, AsksNothingForANapThatStaysAlone) {
+  Naps naps;
+  for (int i = 0; i < 100; ++i) {
+    naps.take(1, 1, 1);
+    naps.wait_otherwise(milliseconds(1));
+  }
+  EXPECT_EQ(naps.asked(), 0);
 }
 
 TEST(NapCost, GoesOnToBeSoUntilThatIsClearlyOver) {
   Naps naps;
-  EXPECT_FALSE(naps.are_dear(0.4, 6));
-  EXPECT_TRUE(naps.are_dear(0.6, 10));
-  EXPECT_TRUE(naps.are_dear(0.4, 6));
-  EXPECT_FALSE(naps.are_dear(1, 2));
-  EXPECT_FALSE(naps.are_dear(0.4, 6));
-  EXPECT_TRUE(naps.are_dear(1, 16));
-  EXPECT_FALSE(naps.are_dear(0.1, 16));
+  EXPECT_FALSE(naps.are_dear_after(kFirstVerdict, 0.4, 0.4));
+  naps.wait_otherwise(milliseconds(0));
+  EXPECT_TRUE(naps.are_dear_after(kFirstVerdict, 0.6, 0.6));
+  naps.wait_otherwise(milliseconds(0));
+  EXPECT_TRUE(naps.are_dear_after(NapCost::kNapsIfDear, 0.4, 0.4));
+  naps.wait_otherwise(milliseconds(0));
+  EXPECT_FALSE(naps.are_dear_after(NapCost::kNapsIfDear, 1, 0));
+  naps.wait_otherwise(milliseconds(0));
+  EXPECT_FALSE(naps.are_dear_after(kFirstVerdict, 0.4, 0.4));
+  naps.wait_otherwise(milliseconds(0));
+  EXPECT_TRUE(naps.are_dear_after(kFirstVerdict, 1, 1));
+  naps.wait_otherwise(milliseconds(0));
+  EXPECT_FALSE(naps.are_dear_after(NapCost::kNapsIfDear, 0.1, 1));
+}
+
+// As in the backward passes of a small model, between which the program waits itself.
+TEST(NapCost, HoldsOverShortSeriesButNotForLong) {
+  Naps naps;
+  ASSERT_TRUE(naps.are_dear_after(kFirstVerdict, 1, 1));
+  for (int step = 0; step < 20; ++step) {
+    naps.wait_otherwise(milliseconds(10));
+    naps.take(3, 1, 1);
+    EXPECT_EQ(naps.are_dear(), step < 19) << step << ": 13 ms each, and 250 since it was seen";
+  }
+}
+
+// Each is long enough to see anew how it is.
+TEST(NapCost, HoldsForEverWhereItIsSeenAgain) {
+  Naps naps;
+  ASSERT_TRUE(naps.are_dear_after(kFirstVerdict, 1, 1));
+  for (int step = 0; step < 100; ++step) {
+    naps.wait_otherwise(milliseconds(10));
+    EXPECT_TRUE(naps.are_dear_after(NapCost::kNapsIfDear, 1, 1)) << step;
+  }
+  naps.wait_otherwise(milliseconds(10));
+  EXPECT_FALSE(naps.are_dear_after(NapCost::kNapsIfDear, 0, 0)) << "the program sleeps now";
 }
 
 int64_t now_ns() { return steady_clock::now().time_since_epoch().count(); }
@@ -87,8 +160,8 @@ TEST_F(NapsOnOneCore, BesideAThreadThatComputes) {
     make_thread_prompt();
     NapCost cost;
     EXPECT_TRUE(become_dear(cost, seconds(20)));
-    // What the program does meanwhile is not known.
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    // What the program has done meanwhile is not known.
+    std::this_thread::sleep_for(std::chrono::nanoseconds(NapCost::kHoldsNs) + milliseconds(20));
     cost.note_nap(now_ns());
     EXPECT_FALSE(cost.is_dear());
     over = true;
