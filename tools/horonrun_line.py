@@ -40,6 +40,8 @@ RANK_PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "horonr
 # and what mpirun adds to lines of other hosts would hide from horonrun whose they are.
 OUTPUT_OPTIONS = re.compile("--?(merge-stderr-to-stdout|output-filename|tag-output|"
                             "timestamp-output|xml|xml-file|xterm)")
+# Without which a program starts differently on other hosts, or finds another network there.
+PASSED = re.compile("(HORON|NCCL|UCX|FI)_.*|(OMP_NUM_THREADS|PYTHONPATH|LD_LIBRARY_PATH)$")
 WITH_A_VALUE = ("-np", "-n", "--np", "--num-proc", "-H", "-host", "--host", "--hosts", "-hostfile",
                 "--hostfile", "-x", "--timeline", "--mpi-args", "--max-restarts", "--reset-limit",
                 "--commits",
@@ -65,7 +67,9 @@ def parse_arguments(arguments, description):
         help="hosts, each with the number of ranks that it takes (default 1)")
     add("--hostfile", "-hostfile", metavar="FILE", help="hosts from a file in mpirun's format")
     add("-x", dest="variables", action="append", default=[], metavar="NAME[=VALUE]",
-        help="pass an environment variable to the ranks; HORON_* and OMP_NUM_THREADS always are")
+        help="pass an environment variable to the ranks on other hosts; those of Horon, NCCL and "
+             "MPI's transports (HORON_*, NCCL_*, UCX_*, FI_*) are, and OMP_NUM_THREADS, "
+             "PYTHONPATH and LD_LIBRARY_PATH")
     add("--timeline", metavar="FILE", help="each rank records a trace of events (HORON_TIMELINE)")
     add("--no-prefix", action="store_true",
         help="leave the output to mpirun: no rank before each line, and lines may mix")
@@ -123,14 +127,19 @@ def rank_count(text):
     return int(text)
 
 
+def host_and_slots(entry):
+    """The slots are None where none are given."""
+    match = re.fullmatch(r"([^\s:,]+)(?::([1-9][0-9]*))?", entry)
+    if not match:
+        raise UsageError(f"'{entry}' is not HOST or HOST:SLOTS")
+    return match[1], int(match[2]) if match[2] else None
+
+
 def slots_of_hosts(text):
-    slots = 0
-    for entry in text.split(","):
-        match = re.fullmatch(r"([^\s:]+)(?::([1-9][0-9]*))?", entry)
-        if not match:
-            raise UsageError(f"-H {text}: '{entry}' is not HOST or HOST:SLOTS")
-        slots += int(match[2] or 1)
-    return slots
+    try:
+        return sum(host_and_slots(entry)[1] or 1 for entry in text.split(","))
+    except UsageError as error:
+        raise UsageError(f"-H {text}: {error}") from error
 
 
 def slots_of_file(name):
@@ -171,6 +180,14 @@ def mpirun_knows_hosts(words, environment):
             any(map(NAMES_HOSTS.fullmatch, words)))
 
 
+def oversubscribes(words, environment):
+    """words: what else mpirun is given"""
+    return (any(word.lstrip("-") == "oversubscribe" or word.upper().endswith(":OVERSUBSCRIBE")
+                for word in words)
+            or "rmaps_base_oversubscribe" in words
+            or environment.get("OMPI_MCA_rmaps_base_oversubscribe", "0") not in ("0", "false"))
+
+
 def host_arguments(options, ranks, words, environment):
     if options.hosts is not None and options.hostfile is not None:
         raise UsageError("give -H or --hostfile, not both")
@@ -192,15 +209,16 @@ def host_arguments(options, ranks, words, environment):
                              "mistake; for other hosts give -H or --hostfile")
         # As many slots as ranks, so that there may be more ranks than cores.
         return ["--host", f"localhost:{ranks}"]
-    if slots is not None and slots < ranks:
-        raise UsageError(f"{where} has {slots} slots, but -np wants {ranks} ranks")
+    if slots is not None and slots < ranks and not oversubscribes(words, environment):
+        raise UsageError(f"{where} has {slots} slots, but -np wants {ranks} ranks (for more ranks "
+                         "than that, --mpi-args --oversubscribe)")
     return result
 
 
 def variable_arguments(options, environment):
     given = {}
     for name in sorted(environment):
-        if name.startswith("HORON_") or name == "OMP_NUM_THREADS":
+        if PASSED.match(name):
             given[name] = name
     for variable in options.variables:
         name = variable.split("=")[0]

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 
-from horonrun_line import UsageError, rank_count, slots_of_hosts
+from horonrun_line import UsageError, host_and_slots, rank_count
 
 SECONDS_BEFORE_A_RESTART = 1
 SECONDS_BETWEEN_QUESTIONS = 1
@@ -95,9 +95,8 @@ class Plan:
         """The slots by host."""
         hosts = {}
         for line in filter(None, (line.strip() for line in text.splitlines())):
-            slots_of_hosts(line)  # or UsageError
-            host, _, slots = line.partition(":")
-            hosts[host] = int(slots or self.slots_per_host)
+            host, slots = host_and_slots(line)
+            hosts[host] = slots or self.slots_per_host
         return hosts
 
 
@@ -138,6 +137,12 @@ class HostDiscovery:
                 return None
             wait(SECONDS_BETWEEN_QUESTIONS, stopped)
         return None
+
+    def ask_once(self):
+        hosts, trouble = self.ask()
+        if trouble:
+            raise UsageError(trouble)
+        return hosts
 
     def ask(self):
         """(hosts, what is wrong)"""

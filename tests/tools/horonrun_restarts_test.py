@@ -77,6 +77,23 @@ class Restarts(WithMpirun):
         self.assertEqual(code, 5)
         self.assertEqual(len(self.lines()), 2)
 
+    def test_what_is_wrong_at_a_restart_is_a_failure_too(self):
+        (self.folder / "hosts").write_text("h1 slots=2\n", encoding="utf-8")
+        shrinks = "touch $commits.1; echo 'h1 slots=1' > hosts; exit 4"
+        code, told = self.run_with(shrinks, "-np", 2, "--hostfile", "hosts", "--max-restarts", 2)
+        self.assertEqual(code, 4, told)
+        self.assertEqual(len(self.lines()), 1)
+        self.assertEqual(told.count("--hostfile hosts has 1 slots, but -np wants 2 ranks"), 2)
+        self.assertIn("what the job has committed last is in ", told)
+        # And it may be right again.
+        (self.folder / "hosts").write_text("h1 slots=2\n", encoding="utf-8")
+        (self.folder / "lines").unlink()
+        code, told = self.run_with("[ $starts = 2 ] && exit 0; echo > hosts; (sleep 1.5; echo h1 "
+                                   "slots=2 > hosts) > /dev/null 2>&1 & exit 75",
+                                   "-np", 2, "--hostfile", "hosts", "--max-restarts", 9)
+        self.assertEqual(code, 0, told)
+        self.assertEqual(len(self.lines()), 2)
+
     def test_without_the_option_a_job_is_started_once(self):
         code, told = self.run_with("exit 3", "-np", 1)
         self.assertEqual((code, told), (3, ""))
@@ -146,6 +163,13 @@ class Elastic(WithMpirun):
         shown = self.start("--dry-run", "-np", 8, "--min-np", 1, *script).communicate()[0]
         self.assertIn("-np 3 --host one:2,two:1", shown)
 
+    def test_a_dry_run_tells_what_is_wrong_with_the_hosts(self):
+        script = ("--host-discovery-script", "./hosts.sh")
+        job = self.start("--dry-run", "-np", 4, *script)
+        self.assertEqual(job.communicate(), ("", "horonrun: ./hosts.sh gives 3 slots, and 4 ranks "
+                                             "are the least (--min-np)\n"))
+        self.assertEqual(job.returncode, 2)
+
     def test_a_restart_takes_the_hosts_of_then(self):
         code, told = self.run_with(
             "printf '#!/bin/sh\\necho three:4' > hosts.sh; exit $((2 - starts))", "-np", 3,
@@ -174,12 +198,13 @@ class Elastic(WithMpirun):
         self.assertEqual(job.returncode, 0)
 
     def test_it_does_not_wait_for_ever(self):
-        self.give("bad line")
-        code, told = self.run_with("exit 0", "-np", 1, "--host-discovery-script", "./hosts.sh",
-                                   "--elastic-timeout", 1)
-        self.assertEqual((code, self.lines()), (1, []))
-        self.assertIn("'bad line' is not HOST or HOST:SLOTS", told)
-        self.assertIn("after 1 s, --elastic-timeout\n", told)
+        for line in ("bad line", "one:2,two:2", "one,two"):
+            self.give(line)
+            code, told = self.run_with("exit 0", "-np", 1, "--host-discovery-script", "./hosts.sh",
+                                       "--elastic-timeout", 0)
+            self.assertEqual((code, self.lines()), (1, []))
+            self.assertIn(f"'{line}' is not HOST or HOST:SLOTS", told)
+            self.assertIn("after 0 s, --elastic-timeout\n", told)
 
     def test_a_job_that_commits_goes_on_on_hosts_that_come(self):
         code, told = self.run_with(

@@ -15,7 +15,9 @@ import unittest
 
 HORONRUN = sys.argv.pop(1) if len(sys.argv) > 1 else "tools/horonrun"
 CLEAN = {name: value for name, value in os.environ.items()
-         if not name.startswith(("HORON_", "OMPI_", "SLURM_", "PBS_", "LSB_", "OMP_", "PE_"))}
+         if not name.startswith(("HORON_", "OMPI_", "SLURM_", "PBS_", "LSB_", "OMP_", "PE_", "NCCL_",
+                                 "UCX_", "FI_"))
+         and name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
 
 
 def horonrun(*arguments, **variables):
@@ -79,11 +81,14 @@ class DryRun(unittest.TestCase):
         self.assertTrue(dry_run("-np", 1, "echo", b"\xe9").endswith("echo '\\xe9'"))
 
     def test_variables(self):
-        line = dry_run("-np", 2, "-x", "PATH", "-x", "A=b c", "sh", HORON_LOG="debug",
-                       OMP_NUM_THREADS="1", HORONS="no")
-        for part in ("-x HORON_LOG ", "-x OMP_NUM_THREADS ", "-x PATH ", "-x 'A=b c' "):
+        passed = ("HORON_LOG", "OMP_NUM_THREADS", "NCCL_DEBUG", "UCX_TLS", "FI_PROVIDER",
+                  "PYTHONPATH", "LD_LIBRARY_PATH")
+        line = dry_run("-np", 2, "-x", "PATH", "-x", "A=b c", "sh", HORONS="no", FIVE="no",
+                       OMP_NUM_THREADS_="no", MY_PYTHONPATH="no", **dict.fromkeys(passed, "1"))
+        for part in (*(f"-x {name} " for name in passed), "-x PATH ", "-x 'A=b c' "):
             self.assertIn(part, line)
-        self.assertNotIn("HORONS", line)
+        for other in ("HORONS", "FIVE", "OMP_NUM_THREADS_", "MY_PYTHONPATH"):
+            self.assertNotIn(other, line)
         line = dry_run("-np", 2, "--timeline", "t.json", "sh", HORON_TIMELINE="other")
         self.assertEqual(line.count("HORON_TIMELINE"), 1)
         self.assertIn("-x HORON_TIMELINE=t.json ", line)
@@ -112,6 +117,16 @@ class DryRun(unittest.TestCase):
     def test_options_for_the_output_go_with_no_prefix(self):
         line = dry_run("-np", 2, "--no-prefix", "--mpi-args", "--tag-output --xml", "sh")
         self.assertTrue(line.endswith(" --tag-output --xml sh"), line)
+
+    def test_more_ranks_than_slots_where_mpirun_is_told_so(self):
+        arguments = ("-np", 4, "-H", "h1:2")
+        for words in ("--oversubscribe", "-oversubscribe", "--map-by core:oversubscribe",
+                      "--mca rmaps_base_oversubscribe 1"):
+            self.assertIn("-np 4 --host h1:2 ", dry_run(*arguments, "--mpi-args", words, "sh"))
+        for value, line in (("1", "-np 4 --host h1:2 "), ("0", "")):
+            self.assertIn(line, dry_run(*arguments, "sh", OMPI_MCA_rmaps_base_oversubscribe=value)
+                          or "none")
+        self.assertIn("--mpi-args --oversubscribe)", horonrun(*arguments, "sh").stderr)
 
     def test_as_many_ranks_as_hosts_take(self):
         self.assertIn("-np 4096 ", dry_run("-np", 4096, "sh"))
