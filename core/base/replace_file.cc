@@ -1,12 +1,12 @@
 #include "horon/core/base/replace_file.h"
 
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,11 +30,19 @@ void bring_to_disk(const std::string& path) {
   require_done(synced);
 }
 
-// Beside the file, so that the rename stays within one file system. Not that of another thread,
-// which may replace the same file.
-std::string name_beside(const std::string& path) {
-  static std::atomic<unsigned> number{0};
-  return concat(path, ".tmp", ::getpid(), ".", ++number);
+// A new file beside that one, so that the rename stays within one file system. Nobody else's:
+// threads may replace the same file, and processes of other hosts and containers may have this
+// one's number. Not by mkstemp(), whose files only their owner may read.
+std::string make_file_beside(const std::string& path) {
+  std::random_device random;
+  for (;;) {
+    std::string name = concat(path, ".tmp", random());
+    const int file = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file < 0 && errno == EEXIST) continue;
+    require_done(file >= 0);
+    ::close(file);
+    return name;
+  }
 }
 
 // Where the file is or will be: a link is followed, also one to what is not there yet.
@@ -71,7 +79,7 @@ void replace_file(const std::string& path,
   try {
     if (is_no_file(path)) return write(path);
     const std::string place = followed(path);
-    temporary = name_beside(place);
+    temporary = make_file_beside(place);
     write(temporary);
     bring_to_disk(temporary);
     require_done(std::rename(temporary.c_str(), place.c_str()) == 0);
@@ -93,11 +101,7 @@ void replace_file(const std::string& path, std::string_view content) {
 void require_replaceable(const std::string& path) {
   try {
     if (is_no_file(path)) return;
-    const std::string temporary = name_beside(followed(path));
-    const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    require_done(file >= 0);
-    ::close(file);
-    ::unlink(temporary.c_str());
+    ::unlink(make_file_beside(followed(path)).c_str());
   } catch (...) {
     throw_as_fault_of(path);
   }

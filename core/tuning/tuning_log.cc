@@ -62,8 +62,7 @@ TuningLog::TuningLog(std::string path, const TuningSettings& settings) : path_(s
 
 void TuningLog::add(const Row& row) const {
   std::string line = concat(quoted(row.subject), ",", rounded(row.elapsed_s), ",", row.stage);
-  // concat() would write 4.194.304 where the program's locale does.
-  for (const auto& [name, value] : row.settings) line += "," + std::to_string(value);
+  for (const auto& [name, value] : row.settings) line += concat(",", value);
   line += concat(",", std::to_string(row.buckets), ",", std::to_string(row.steps), ",",
                  rounded(row.step_s * 1e3), ",", rounded(row.quartile_s * 1e3), ",",
                  rounded(row.over_start), "\n");

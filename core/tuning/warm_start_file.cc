@@ -75,6 +75,12 @@ WarmStartFile::Entries WarmStartFile::load() const {
   return entries;
 }
 
+std::optional<WarmStartFile::Entry> WarmStartFile::find(const std::string& name) const {
+  const Entries entries = load();
+  const auto found = entries.find(field(name));
+  return found == entries.end() ? std::nullopt : std::optional(found->second);
+}
+
 void WarmStartFile::save(const std::string& name, const Entry& entry) const {
   Entries entries = load();
   entries[field(name)] = entry;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,6 +24,8 @@ class WarmStartFile {
   // Empty if there is no file. Throws Error(Config) that names file, line and reason if it can't be
   // read or is not such a file.
   Entries load() const;
+  // What save() has kept for that reducer. Throws as load().
+  std::optional<Entry> find(const std::string& name) const;
   // Adds or replaces one entry; the others stay. Another process sees the old file or the new one.
   // A file that load() refuses is left as it is. Throws as load().
   void save(const std::string& name, const Entry& entry) const;

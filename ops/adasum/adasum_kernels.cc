@@ -61,11 +61,12 @@ void combine_by(const AdasumFactors& factors, const std::byte* a, const std::byt
   }
 }
 
-// The factor of a vector that is much shorter than the other one may be beyond float.
+// The factor of a vector that is much shorter than the other one may be beyond float, and so may
+// what a factor above 1 makes of a large element.
 void combine_floats(const AdasumFactors& factors, const std::byte* a, const std::byte* b,
                     std::byte* to, int64_t count) {
   constexpr double most = std::numeric_limits<float>::max();
-  const bool fit = std::abs(factors.a) < most && std::abs(factors.b) < most;
+  const bool fit = std::abs(factors.a) < most && std::abs(factors.b) < most && factors.most < most;
   if (fit) return combine_by<float, float>(factors, a, b, to, count);
   combine_by<float, double>(factors, a, b, to, count);
 }
@@ -97,6 +98,8 @@ AdasumFactors adasum_factors(const AdasumProducts& products) {
   // Not >=, so that NaN stays NaN.
   if (!(products.aa < kLeastSquare)) factors.a = 1 - products.ab / (2 * products.aa);
   if (!(products.bb < kLeastSquare)) factors.b = 1 - products.ab / (2 * products.bb);
+  factors.most = std::max(std::abs(factors.a) * std::sqrt(products.aa),
+                          std::abs(factors.b) * std::sqrt(products.bb));
   return factors;
 }
 

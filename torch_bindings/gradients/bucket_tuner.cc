@@ -81,10 +81,8 @@ std::string in_words(const BucketBytes& bytes) {
 
 // The knobs, for a run without autotuning.
 std::string by_hand(const BucketBytes& bytes, bool with_pieces) {
-  using std::to_string;  // concat() would write 4.194.304 where the program's locale does
-  return concat("HORON_BUCKET_BYTES=", to_string(bytes.others),
-                " HORON_FIRST_BUCKET_BYTES=", to_string(bytes.first),
-                with_pieces ? " HORON_PIECE_BYTES=" + to_string(bytes.piece) : "");
+  return concat("HORON_BUCKET_BYTES=", bytes.others, " HORON_FIRST_BUCKET_BYTES=", bytes.first,
+                with_pieces ? concat(" HORON_PIECE_BYTES=", bytes.piece) : "");
 }
 
 // What the op chooses comes first: a piece of just its usual length is no other choice.
@@ -192,19 +190,18 @@ std::optional<size_t> BucketTuner::find_known(const TuningSubject& subject) {
                                            "\" begins without it"));
     return std::nullopt;
   };
-  core::WarmStartFile::Entries entries;
+  std::optional<core::WarmStartFile::Entry> entry;
   try {
-    entries = file_->load();
+    entry = file_->find(name_);
   } catch (const Error& error) {
     file_.reset();
     return refuse(concat(error.what(), "; it is left as it is"));
   }
-  const auto entry = entries.find(name_);
-  if (entry == entries.end()) return std::nullopt;
-  std::optional<BucketBytes> bytes = bytes_of(entry->second.settings, subject.start.piece);
-  if (!bytes || entry->second.facts != facts_) {
+  if (!entry) return std::nullopt;
+  std::optional<BucketBytes> bytes = bytes_of(entry->settings, subject.start.piece);
+  if (!bytes || entry->facts != facts_) {
     return refuse(concat("HORON_AUTOTUNE_WARM_START=", file_->path(), ": what it has for \"", name_,
-                         "\" was found for ", entry->second.facts, ", and this is ", facts_));
+                         "\" was found for ", entry->facts, ", and this is ", facts_));
   }
   if (!searches_pieces()) bytes->piece = subject.start.piece;
   const SlotGroups buckets = subject.plan(*bytes);

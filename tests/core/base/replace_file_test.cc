@@ -1,11 +1,15 @@
 #include "horon/core/base/replace_file.h"
 
+#include <algorithm>
 #include <barrier>
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <sched.h>
 #include <stdexcept>
 #include <string>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -66,6 +70,46 @@ TEST_F(ReplaceFile, SeveralThreadsReplaceOneFile) {
   EXPECT_THAT(errors, Each("no error"));
   EXPECT_THAT(contents, Contains(content()));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+}
+
+// The name of the temporary file in a process that is the first of a container, or empty if none
+// may be made here.
+std::string temporary_in_a_container(const std::string& path) {
+  int ends[2];
+  EXPECT_EQ(::pipe(ends), 0);
+  const pid_t outer = ::fork();
+  const auto tell = [&](const std::string& temporary) {
+    (void)!::write(ends[1], temporary.data(), temporary.size());
+  };
+  if (outer == 0) {
+    if (::unshare(CLONE_NEWPID) == 0 && ::fork() == 0) {
+      [&]() noexcept { replace_file(path, tell); }();
+    }
+    ::wait(nullptr);
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  std::string name(4096, '\0');
+  name.resize(static_cast<size_t>(std::max<ssize_t>(::read(ends[0], name.data(), 4096), 0)));
+  ::close(ends[0]);
+  ::waitpid(outer, nullptr, 0);
+  return name;
+}
+
+// Processes of two containers, or hosts, that share a folder may have the same number.
+TEST_F(ReplaceFile, ContainersHaveNoTemporaryFileInCommon) {
+  const std::string one = temporary_in_a_container(path_);
+  if (one.empty()) GTEST_SKIP() << "no PID namespaces here";
+  EXPECT_NE(one, temporary_in_a_container(path_));
+}
+
+TEST_F(ReplaceFile, HasThePermissionsOfANewFile) {
+  const mode_t before = ::umask(026);
+  replace_file(path_, "text");
+  ::umask(before);
+  struct stat found {};
+  ASSERT_EQ(::stat(path_.c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0640);
 }
 
 TEST_F(ReplaceFile, ALinkStaysALink) {

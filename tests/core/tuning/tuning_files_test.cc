@@ -77,6 +77,9 @@ TEST_F(TuningFiles, WhatIsSavedIsLoaded) {
             "# Horon autotuning 1: reducer, facts, settings\n"
             "gradients.0\t9 gradients, 2 ranks\tbucket_bytes=131072\n"
             "other name\t2 facts and more\tbucket_bytes=3\n");
+  ASSERT_TRUE(file.find("other\tname"));
+  EXPECT_EQ(file.find("other\tname")->settings, (TuningSettings{{"bucket_bytes", 3}}));
+  EXPECT_FALSE(file.find("none"));
 }
 
 // A program may have set a locale that writes 4,194,304 or 12,3.

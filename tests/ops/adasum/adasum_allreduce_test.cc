@@ -226,6 +226,15 @@ TEST(Adasum, AVectorThatIsMuchShorterThanTheOther) {
   EXPECT_EQ(wide[0][0], Vector({1, 1}));
 }
 
+TEST(Adasum, LargeElementsOfOppositeSigns) {
+  for (const DataType dtype : {DataType::Float32, DataType::BFloat16}) {
+    const auto results = run({.dtype = dtype, .tensors = {2}}, 2, 1, [](int rank) {
+      return rank == 0 ? Vector{0x1p127, 0} : Vector{-0x1p127, 1};
+    });
+    EXPECT_EQ(results[0][0], Vector({0, 1.5})) << "1.5 of each, and that is beyond float32";
+  }
+}
+
 TEST(Adasum, ANanStaysInItsTensor) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto results = run({.tensors = {2, 2}}, 2, 1, [&](int rank) {
