@@ -26,7 +26,7 @@ NapCost::Usage NapCost::usage_of_others() noexcept {
 void NapCost::note_nap(int64_t now_ns) noexcept {
   if (now_ns - last_nap_ns_ > kLongAgoNs) interrupt();
   last_nap_ns_ = now_ns;
-  if (dear_ && now_ns - dear_since_ns_ > kHoldsNs) dear_ = false;
+  dear_ = is_dear(now_ns);
   const bool has_begun = naps_ >= 0;
   ++naps_;
   // Where naps are dear and long, asking is little beside one.

@@ -34,7 +34,7 @@ class NapCost {
   };
   static Usage usage_of_others() noexcept;
 
-  // `usage`: called where a series of naps begins and after every kNaps of it.
+  // `usage`: called where a series of naps begins and after every kNaps of it, or kNapsIfDear.
   explicit NapCost(std::function<Usage()> usage = usage_of_others) : usage_(std::move(usage)) {}
 
   // When a nap begins. `now_ns`: of a steady clock.
@@ -43,7 +43,9 @@ class NapCost {
   // are of two series.
   void interrupt() noexcept { naps_ = kNoneSeen; }
   // The program computed during the last naps, and most of them took a core from it.
-  bool is_dear() const noexcept { return dear_; }
+  bool is_dear(int64_t now_ns) const noexcept {
+    return dear_ && now_ns - dear_since_ns_ <= kHoldsNs;
+  }
 
  private:
   // The last nap was in another time: the program may do anything by now.

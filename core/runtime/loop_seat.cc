@@ -20,7 +20,8 @@ constexpr std::chrono::milliseconds kLookAtDriver{250};
 constexpr std::chrono::milliseconds kLookAtDriverIfPolling{2};
 // The least nap of the background thread where naps are dear (base/nap_cost.h). A look then finds
 // much to do, and what arrives meanwhile, 1.25 MB at 10 Gbit/s, fits into the buffers of a
-// connection. Nobody waits for it: whoever does drives the loop itself.
+// connection. On this rank nobody waits for it: whoever does drives the loop itself. A rank that
+// waits already is held up by so much in each round of a collective between hosts.
 constexpr std::chrono::milliseconds kLeastOfDear{1};
 // What is longer costs little anyhow.
 constexpr std::chrono::milliseconds kLongestNap{2};
@@ -177,12 +178,12 @@ void LoopSeat::sleep(std::unique_lock<std::mutex>& lock) noexcept {
   WaitPolicy policy = loop.wait_policy();
   // It sleeps a little and looks, again and again; where everything rings, only a ring wakes it.
   const bool naps = loop.polls() && pause < kLongestNap;
-  if (naps && nap_cost_.is_dear()) {
+  const Clock::time_point begin = Clock::now();
+  if (naps && nap_cost_.is_dear(begin.time_since_epoch().count())) {
     pause = std::max<std::chrono::nanoseconds>(pause, kLeastOfDear);
     policy.spin = std::chrono::nanoseconds(0);
     policy.look.yields = 0;
   }
-  const Clock::time_point begin = Clock::now();
   const uint32_t calls = doorbell.calls();
   lock.unlock();
   if (naps) {

@@ -31,7 +31,7 @@ class Naps {
       lost_cores_ += lost;
     }
   }
-  bool are_dear() const { return cost_.is_dear(); }
+  bool are_dear() const { return cost_.is_dear(now_ns_); }
   // So many, the last of which shows what the others were.
   bool are_dear_after(int naps, double computed, double lost) {
     take(naps, computed, lost);
@@ -61,7 +61,7 @@ class Naps {
 constexpr int kFirstVerdict = 1 + NapCost::kNaps;
 
 TEST(NapCost, IsDearWhereTheProgramComputesAndLosesItsCore) {
-  EXPECT_FALSE(NapCost().is_dear());
+  EXPECT_FALSE(NapCost().is_dear(0));
   EXPECT_TRUE(Naps().are_dear_after(kFirstVerdict, 1, 1));
   EXPECT_TRUE(Naps().are_dear_after(kFirstVerdict, 7.5, 2)) << "several threads compute";
   EXPECT_FALSE(Naps().are_dear_after(kFirstVerdict, 1, 0.2)) << "on another core";
@@ -132,11 +132,11 @@ int64_t now_ns() { return steady_clock::now().time_since_epoch().count(); }
 // Until they are dear. False: not so far.
 bool become_dear(NapCost& cost, seconds limit) {
   const auto end = steady_clock::now() + limit;
-  while (!cost.is_dear() && steady_clock::now() < end) {
+  while (!cost.is_dear(now_ns()) && steady_clock::now() < end) {
     cost.note_nap(now_ns());
     std::this_thread::sleep_for(microseconds(50));
   }
-  return cost.is_dear();
+  return cost.is_dear(now_ns());
 }
 
 // Threads that share one core, which the machine may give to others too.
@@ -162,8 +162,7 @@ TEST_F(NapsOnOneCore, BesideAThreadThatComputes) {
     EXPECT_TRUE(become_dear(cost, seconds(20)));
     // What the program has done meanwhile is not known.
     std::this_thread::sleep_for(std::chrono::nanoseconds(NapCost::kHoldsNs) + milliseconds(20));
-    cost.note_nap(now_ns());
-    EXPECT_FALSE(cost.is_dear());
+    EXPECT_FALSE(cost.is_dear(now_ns()));
     over = true;
   });
   while (!over.load(std::memory_order_relaxed)) {
