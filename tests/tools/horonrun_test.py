@@ -15,8 +15,8 @@ import unittest
 
 HORONRUN = sys.argv.pop(1) if len(sys.argv) > 1 else "tools/horonrun"
 CLEAN = {name: value for name, value in os.environ.items()
-         if not name.startswith(("HORON_", "OMPI_", "SLURM_", "PBS_", "LSB_", "OMP_", "PE_", "NCCL_",
-                                 "UCX_", "FI_"))
+         if not name.startswith(("HORON_", "OMPI_", "SLURM_", "PBS_", "LSB_", "OMP_", "PE_",
+                                 "NCCL_", "UCX_", "FI_"))
          and name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
 
 
