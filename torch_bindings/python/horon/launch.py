@@ -73,9 +73,10 @@ def run(func, args=(), kwargs=None, np=None, hosts=None, hostfile=None, mpi_args
         command += ["-H", hosts] if hosts is not None else ["--hostfile", hostfile]
     if _names_hosts(command + more, environment):
         names = {*(env or {}), "HORON_LAUNCH_TOKEN"}
-        names.update(name for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH")
+        names.update(name for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "OMP_NUM_THREADS")
                      if name in os.environ)
-        names.update(name for name in os.environ if name.startswith("HORON_"))
+        names.update(name for name in os.environ
+                     if name.startswith(("HORON_", "NCCL_", "UCX_", "FI_")))
         for name in sorted(names):
             command += ["-x", name]
     command += _needed(ranks, command + more, environment) + more
