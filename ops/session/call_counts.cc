@@ -9,12 +9,28 @@ uint64_t CallCounts::next(std::string_view kind, uint32_t set) {
 
 uint64_t CallCounts::next_object(std::string_view kind, uint32_t set) {
   const std::lock_guard lock(mutex_);
-  return objects_[{set, std::string(kind)}]++;
+  Objects& objects = objects_[{set, std::string(kind)}];
+  objects.kept = objects.next + 1;
+  return objects.next++;
+}
+
+uint64_t CallCounts::next_called_object(std::string_view kind, uint32_t set) {
+  const std::lock_guard lock(mutex_);
+  return objects_[{set, std::string(kind)}].next++;
+}
+
+void CallCounts::keep_objects(std::string_view kind, uint32_t set) {
+  const std::lock_guard lock(mutex_);
+  Objects& objects = objects_[{set, std::string(kind)}];
+  objects.kept = objects.next;
 }
 
 void CallCounts::forget(uint32_t set) {
   const std::lock_guard lock(mutex_);
   std::erase_if(counts_, [set](const auto& count) { return count.first.first == set; });
+  for (auto& [kind, objects] : objects_) {
+    if (kind.first == set) objects.next = objects.kept;
+  }
   ++forgotten_[set];
 }
 

@@ -24,17 +24,28 @@ class CallCounts {
   // The same for objects of this kind, whose names are in use after a join() too: these counts are
   // not forgotten and do not begin again.
   uint64_t next_object(std::string_view kind, uint32_t set);
+  // The same for objects that are counted at their first call, which ranks that have joined do not
+  // make. Until keep_objects() the number is one for the time before the next join(): there the
+  // count goes back, and who has got such a number asks for another one.
+  uint64_t next_called_object(std::string_view kind, uint32_t set);
+  // All ranks of the set have taken part in a call of the object with the last number.
+  void keep_objects(std::string_view kind, uint32_t set);
   // A join() on this process set has ended: no call from before is under way on any of its ranks.
   void forget(uint32_t set);
   // How often that has been called, for those who count by themselves.
   uint64_t times_forgotten(uint32_t set);
 
  private:
-  using Counts = std::map<std::pair<uint32_t, std::string>, uint64_t>;
+  struct Objects {
+    uint64_t next = 0;
+    uint64_t kept = 0;  // on all ranks: what the count goes back to when a join() ends
+  };
+  template <class Count>
+  using OfKind = std::map<std::pair<uint32_t, std::string>, Count>;
 
   std::mutex mutex_;
-  Counts counts_;
-  Counts objects_;
+  OfKind<uint64_t> counts_;
+  OfKind<Objects> objects_;
   std::map<uint32_t, uint64_t> forgotten_;
 };
 

@@ -51,6 +51,11 @@ std::string given_or_counted_object(const std::string& given, std::string_view k
   return given_or(given, kind, [&] { return ops::call_counts().next_object(kind, set); });
 }
 
+std::string given_or_counted_called_object(const std::string& given, std::string_view kind,
+                                           uint32_t set) {
+  return given_or(given, kind, [&] { return ops::call_counts().next_called_object(kind, set); });
+}
+
 void refuse_call(const std::string& name, const ProcessSet& set, const std::string& text) {
   refuse_calls({name}, set, text);
 }

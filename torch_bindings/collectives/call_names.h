@@ -18,6 +18,9 @@ std::string given_or_counted(const std::string& given, std::string_view kind, ui
 // The same for an object that keeps its name, also after a join(): no object gets the name of
 // another one. Counted in the order in which the ranks ask for it, the same on all of them.
 std::string given_or_counted_object(const std::string& given, std::string_view kind, uint32_t set);
+// The same at the object's first call: see ops::CallCounts::next_called_object().
+std::string given_or_counted_called_object(const std::string& given, std::string_view kind,
+                                           uint32_t set);
 
 // Throws Error(InvalidArgument) with this text. The call fails with it under its name on the other
 // ranks of the set as well, which would wait for this one otherwise.

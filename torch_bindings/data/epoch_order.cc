@@ -219,6 +219,16 @@ std::vector<size_t> epoch_order(const EpochOptions& options) {
   return order;
 }
 
+std::string fault_of_shard(size_t rank, size_t ranks) {
+  if (ranks == 0) return "num_replicas can't be 0";
+  if (rank < ranks) return "";
+  if (rank != static_cast<size_t>(-1)) {
+    return core::concat("rank ", rank, " is none of ", ranks, " replicas");
+  }
+  return "this rank is not in the process set (its rank there is -1); only the ranks of the set "
+         "make a sampler";
+}
+
 std::vector<size_t> samples_of_rank(const EpochOptions& options, const Deal& deal,
                                     const std::vector<Stage>& stages, size_t ranks, size_t rank) {
   std::vector<size_t> order = epoch_order(options);

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace horon::torch_detail {
@@ -121,6 +122,10 @@ struct EpochOptions {
 // epoch has others: none is left out again before all others have been, while as many are left out
 // in each epoch (a job that goes on with other ranks or batches begins elsewhere).
 std::vector<size_t> epoch_order(const EpochOptions& options);
+
+// Why there is no shard `rank` of `ranks`; empty if there is. A rank of -1 is one outside of a
+// process set, as ProcessSet::rank() tells it.
+std::string fault_of_shard(size_t rank, size_t ranks);
 
 // The samples that rank `rank` of `ranks` draws, after what earlier jobs have drawn.
 std::vector<size_t> samples_of_rank(const EpochOptions& options, const Deal& deal,

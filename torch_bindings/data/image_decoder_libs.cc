@@ -50,7 +50,8 @@ void warn(j_common_ptr info, int level) {
   if (level < 0 && info->err->msg_code == JWRN_JPEG_EOF) leave(info);
 }
 
-bool begin_jpeg(Jpeg& jpeg, std::span<const unsigned char> bytes) {
+// Up to the pixels, for which nothing is allocated yet.
+bool read_jpeg_header(Jpeg& jpeg, std::span<const unsigned char> bytes) {
   jpeg.info.err = jpeg_std_error(&jpeg.errors);
   jpeg.errors.error_exit = leave;
   jpeg.errors.emit_message = warn;
@@ -59,6 +60,11 @@ bool begin_jpeg(Jpeg& jpeg, std::span<const unsigned char> bytes) {
   jpeg_create_decompress(&jpeg.info);  // leaves client_data as it is
   jpeg_mem_src(&jpeg.info, bytes.data(), bytes.size());
   jpeg_read_header(&jpeg.info, TRUE);
+  return true;
+}
+
+bool begin_jpeg(Jpeg& jpeg) {
+  if (setjmp(jpeg.back) != 0) return false;
   // libjpeg makes RGB of grey and YCbCr, but not of the four inks.
   const bool inks =
       jpeg.info.jpeg_color_space == JCS_CMYK || jpeg.info.jpeg_color_space == JCS_YCCK;
@@ -121,8 +127,9 @@ at::Tensor decode_jpeg(std::span<const unsigned char> bytes, const std::string& 
   Jpeg jpeg;
   std::memset(&jpeg, 0, sizeof jpeg);
   const EndJpeg end{jpeg};
-  if (!begin_jpeg(jpeg, bytes)) fail_image(path, jpeg.text);
-  check_extent(jpeg.info.output_height, jpeg.info.output_width, path);
+  if (!read_jpeg_header(jpeg, bytes)) fail_image(path, jpeg.text);
+  check_extent(jpeg.info.image_height, jpeg.info.image_width, path);
+  if (!begin_jpeg(jpeg)) fail_image(path, jpeg.text);
   const at::Tensor pixels = at::empty(
       {jpeg.info.output_height, jpeg.info.output_width, jpeg.info.output_components}, at::kByte);
   if (!read_rows(jpeg, static_cast<unsigned char*>(pixels.mutable_data_ptr()))) {

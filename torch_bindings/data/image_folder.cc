@@ -34,22 +34,36 @@ bool is_image(const fs::path& path) {
 }
 
 std::vector<std::string> subfolders(const std::string& folder) {
-  std::error_code error;
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.is_directory()) names.push_back(entry.path().filename().string());
   }
-  if (error) fail_folder(folder, concat("can't be listed: ", error.message()));
   if (names.empty()) fail_folder(folder, "has no subfolder; each class has one with its images");
   std::sort(names.begin(), names.end());
   return names;
 }
 
+// Also behind links to folders, but those that lead back: `around` are the folders, without links,
+// that we are in.
+void add_images(const fs::path& folder, std::vector<fs::path>& around,
+                std::vector<std::string>& paths) {
+  const fs::path itself = fs::canonical(folder);
+  if (std::find(around.begin(), around.end(), itself) != around.end()) return;
+  around.push_back(itself);
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.is_directory()) {
+      add_images(entry.path(), around, paths);
+    } else if (entry.is_regular_file() && is_image(entry.path())) {
+      paths.push_back(entry.path().string());
+    }
+  }
+  around.pop_back();
+}
+
 std::vector<std::string> images_below(const fs::path& folder) {
   std::vector<std::string> paths;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.is_regular_file() && is_image(entry.path())) paths.push_back(entry.path().string());
-  }
+  std::vector<fs::path> around;
+  add_images(folder, around, paths);
   if (paths.empty()) fail_folder(folder.string(), "has no image (.jpg, .jpeg, .png)");
   std::sort(paths.begin(), paths.end());
   return paths;
@@ -92,6 +106,14 @@ ImageFolder::ImageFolder(const std::string& folder, const Options& options) : op
   }
   factor_ = column(factor);
   offset_ = column(offset);
+  try {
+    list(folder);
+  } catch (const fs::filesystem_error& error) {
+    fail_folder(error.path1().string(), concat("can't be listed: ", error.code().message()));
+  }
+}
+
+void ImageFolder::list(const std::string& folder) {
   auto classes = std::make_shared<std::vector<std::string>>(subfolders(folder));
   auto files = std::make_shared<std::vector<File>>();
   for (size_t c = 0; c < classes->size(); ++c) {

@@ -41,8 +41,9 @@ class ImageFolder
   };
 
   // Lists the files that end in .jpg, .jpeg or .png (in capitals too) of all subfolders and of
-  // theirs, in the order of their names, which is the same on all machines. Throws
-  // Error(InvalidArgument): no such folder, no class, a class without images; Error(Config) if this
+  // theirs, in the order of their names, which is the same on all machines. Links to folders are
+  // followed, but those back to a folder that they are in. Throws Error(InvalidArgument): a folder
+  // that is not there or can't be listed, no class, a class without images; Error(Config) if this
   // build decodes no images (can_decode_images()).
   ImageFolder(const std::string& folder, const Options& options);
   explicit ImageFolder(const std::string& folder) : ImageFolder(folder, Options{}) {}
@@ -63,6 +64,7 @@ class ImageFolder
     std::string path;
     int64_t target;
   };
+  void list(const std::string& folder);
   at::Tensor load(size_t index) const;
 
   Options options_;

@@ -9,7 +9,9 @@
 // Like LibTorch's loader, and beside it:
 //  - batches come in the sampler's order, with any number of threads;
 //  - save() tells the place behind the last batch that was handed out, not the one that has been
-//    read ahead, so that training goes on in mid-epoch where it stopped;
+//    read ahead, so that training goes on in mid-epoch where it stopped. A place at the end of an
+//    epoch gives one pass without batches; a loop that calls `sampler.set_epoch(e)` on the
+//    program's copy, with the number of the next epoch there, has none;
 //  - what the dataset throws arrives in the program's loop, of its own type, behind the batches
 //    before it;
 //  - it can be left at any time: begin() starts anew, the destructor stops the threads. Both wait

@@ -215,9 +215,8 @@ ShardedSampler::ShardedSampler(size_t dataset_size, const SamplerOptions& option
   state_->replicas =
       options.num_replicas ? *options.num_replicas : static_cast<size_t>(horon::size());
   state_->rank = options.rank ? *options.rank : static_cast<size_t>(horon::rank());
-  if (state_->rank >= state_->replicas) {
-    refuse_sampler(concat("rank ", state_->rank, " is none of ", state_->replicas, " replicas"));
-  }
+  const std::string fault = torch_detail::fault_of_shard(state_->rank, state_->replicas);
+  if (!fault.empty()) refuse_sampler(fault);
   state_->deal = std::move(deal);
   state_->dataset_size = dataset_size;
   state_->batch = batch;
@@ -244,8 +243,13 @@ size_t ShardedSampler::samples_per_epoch() const {
 void ShardedSampler::reset(std::optional<size_t> new_size) {
   const std::lock_guard lock(state_->mutex);
   State& s = *state_;
+  if (s.resuming && new_size && *new_size != s.dataset_size) {
+    refuse_sampler(concat("the place that was loaded is one among ", s.dataset_size,
+                          " samples, and reset() is to begin with ", *new_size,
+                          "; leave the place by set_epoch() to another epoch first"));
+  }
   const std::optional<size_t> chosen = std::exchange(s.chosen_epoch, std::nullopt);
-  if (std::exchange(s.resuming, false)) return;
+  if (s.resuming) return;  // also at a loader's reset() after the program's
   if (new_size && *new_size != s.dataset_size) {
     if (dynamic_cast<const BalancedDeal*>(s.deal.get()) != nullptr) {
       refuse_sampler("a sampler with costs can't take a dataset of another size");

@@ -64,8 +64,9 @@ class ShardedSampler : public torch::data::samplers::Sampler<> {
   size_t samples_per_epoch() const;
 
   // Begins an epoch (the first one again if nothing was drawn); with a size, of a dataset of that
-  // many samples. After load() the first reset() goes on where the saved one was; at the end of an
-  // epoch that is an epoch without samples.
+  // many samples. After load() it goes on where the saved one was, until something has been drawn
+  // or set_epoch() has chosen another epoch, and a size must be that of the saved one. At the end
+  // of an epoch that is an epoch without samples: a loop that calls set_epoch() has none.
   void reset(std::optional<size_t> new_size = std::nullopt) override;
   // Up to batch_size indices; nothing at the end of the epoch.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;

@@ -9,6 +9,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
+#include "horon/torch_bindings/data/epoch_order.h"
 
 namespace horon {
 namespace torch_detail {
@@ -98,9 +99,8 @@ DistributedStreamSampler::DistributedStreamSampler(const StreamOptions& options)
   s.place.replicas =
       options.num_replicas ? *options.num_replicas : static_cast<size_t>(horon::size());
   s.rank = options.rank ? *options.rank : static_cast<size_t>(horon::rank());
-  if (s.rank >= s.place.replicas) {
-    refuse_stream(concat("rank ", s.rank, " is none of ", s.place.replicas, " replicas"));
-  }
+  const std::string fault = torch_detail::fault_of_shard(s.rank, s.place.replicas);
+  if (!fault.empty()) refuse_stream(fault);
 }
 
 void DistributedStreamSampler::set_epoch(size_t epoch) {
@@ -117,8 +117,12 @@ size_t DistributedStreamSampler::epoch() const {
 void DistributedStreamSampler::reset(std::optional<size_t> new_size) {
   const std::lock_guard lock(state_->mutex);
   State& s = *state_;
+  if (s.resuming && new_size && new_size != s.options.records) {
+    refuse_stream(concat("reset() with ", *new_size, " records can't go on at the place that was ",
+                         "loaded; leave it by set_epoch() to another epoch first"));
+  }
   const std::optional<size_t> chosen = std::exchange(s.chosen_epoch, std::nullopt);
-  if (std::exchange(s.resuming, false)) return;
+  if (s.resuming) return;
   if (new_size) s.options.records = new_size;
   s.place.epoch = chosen.value_or(s.touched ? s.place.epoch + 1 : s.place.epoch);
   s.place.start = 0;

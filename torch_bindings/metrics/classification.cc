@@ -48,9 +48,11 @@ std::string ClassRatio::description() const {
   std::string text = concat(kKinds.at(static_cast<size_t>(kind_)), " of ", options_.classes,
                             " classes, ", kAverages.at(static_cast<size_t>(options_.average)));
   if (options_.top_k != 1) text += concat(", top ", options_.top_k);
-  if (options_.threshold != 0.5) text += concat(", threshold ", options_.threshold);
-  if (options_.beta != 1) text += concat(", beta ", options_.beta);
-  if (options_.zero_division != 0) text += concat(", 0/0 is ", options_.zero_division);
+  if (options_.threshold != 0.5)
+    text += concat(", threshold ", core::real_text(options_.threshold));
+  if (options_.beta != 1) text += concat(", beta ", core::real_text(options_.beta));
+  if (options_.zero_division != 0)
+    text += concat(", 0/0 is ", core::real_text(options_.zero_division));
   return text + ignored_text(options_.ignore_target);
 }
 
@@ -117,10 +119,11 @@ ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options)
 }
 
 std::string ConfusionMatrix::description() const {
-  return concat("confusion matrix of ", options_.classes, " classes",
-                kNormalized.at(static_cast<size_t>(options_.normalize)),
-                options_.threshold != 0.5 ? concat(", threshold ", options_.threshold) : "",
-                ignored_text(options_.ignore_target));
+  return concat(
+      "confusion matrix of ", options_.classes, " classes",
+      kNormalized.at(static_cast<size_t>(options_.normalize)),
+      options_.threshold != 0.5 ? concat(", threshold ", core::real_text(options_.threshold)) : "",
+      ignored_text(options_.ignore_target));
 }
 
 void ConfusionMatrix::add_batch(MetricState& state, const at::Tensor& predictions,

@@ -134,7 +134,7 @@ class AutocastScope {
   Autocast before_;
 };
 
-// Puts back what these tensors hold.
+// Puts back what these tensors hold: by restore(), or on the way of an exception.
 class KeptValues {
  public:
   explicit KeptValues(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
@@ -142,13 +142,32 @@ class KeptValues {
     for (const at::Tensor& tensor : tensors_) values_.push_back(tensor.detach().clone());
   }
   ~KeptValues() {
-    const at::NoGradGuard no_grad;
-    for (size_t i = 0; i < values_.size(); ++i) tensors_[i].detach().copy_(values_[i]);
+    for (size_t i = 0; i < values_.size(); ++i) {
+      try {
+        put_back(i);
+      } catch (const std::exception&) {  // what is on its way tells more
+      }
+    }
+  }
+  void restore() {
+    for (size_t i = 0; i < values_.size(); ++i) {
+      if (tensors_[i].sizes() == values_[i].sizes()) continue;
+      refuse_checkpoint(concat("the second run has made ", core::shape_text(tensors_[i].sizes()),
+                               " of buffer ", i, ", which was ",
+                               core::shape_text(values_[i].sizes()),
+                               "; the function must not resize buffers"));
+    }
+    for (size_t i = 0; i < values_.size(); ++i) put_back(i);
+    values_.clear();
   }
   KeptValues(const KeptValues&) = delete;
   KeptValues& operator=(const KeptValues&) = delete;
 
  private:
+  void put_back(size_t i) {
+    const at::NoGradGuard no_grad;
+    tensors_[i].detach().copy_(values_[i]);
+  }
   std::vector<at::Tensor> tensors_, values_;
 };
 
@@ -274,7 +293,7 @@ class Checkpoint : public graph::Function<Checkpoint> {
     const c10::InferenceMode not_inference(false);
     const at::AutoGradMode recording(true);
     // Until after the backward, whose graph must not see a buffer that was written to meanwhile.
-    const KeptValues buffers(segment.buffers);
+    KeptValues buffers(segment.buffers);
     const uint64_t first_number = at::sequence_number::peek();
     const variable_list outputs = run_again(segment, inputs);
     variable_list roots, root_gradients;
@@ -283,9 +302,11 @@ class Checkpoint : public graph::Function<Checkpoint> {
       roots.push_back(outputs[i]);
       root_gradients.push_back(gradients[i]);
     }
-    if (roots.empty()) return;
-    check_history(roots, first_number);
-    graph::backward(roots, root_gradients);
+    if (!roots.empty()) {
+      check_history(roots, first_number);
+      graph::backward(roots, root_gradients);
+    }
+    buffers.restore();
   }
 };
 

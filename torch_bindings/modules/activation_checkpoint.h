@@ -28,7 +28,8 @@
 // the second run would add to the gradients of all its parameters; create_graph, for want of
 // second derivatives; functions that write to their inputs, that give other outputs the second
 // time, or that use a tensor with a history which is not among their inputs. The last three can
-// only be seen in backward, except for writing to inputs.
+// only be seen in backward, except for writing to inputs; the last one only where backward runs on
+// the thread that has recorded that history, so not on a GPU, which has a thread of its own for it.
 //
 // The function is copied, called by the thread that runs backward, and released with the graph.
 #pragma once

@@ -1,6 +1,7 @@
 #include "horon/torch_bindings/modules/sync_batch_norm.h"
 
 #include <ostream>
+#include <string_view>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -20,6 +21,10 @@
 namespace horon {
 
 using core::concat;
+
+namespace {
+constexpr std::string_view kKind = "sync_batch_norm";
+}
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& given,
                                      const ProcessSet& set)
@@ -59,6 +64,7 @@ void SyncBatchNormImpl::reset() {
   register_all(tensors);
   reset_parameters();
   collective_name.clear();  // a clone counts its own
+  name_until_join_.clear();
   calls_ = 0;
 }
 
@@ -110,15 +116,24 @@ void SyncBatchNormImpl::check_input(const at::Tensor& input) {
 }
 
 void SyncBatchNormImpl::name_collectives() {
+  const uint64_t joins = ops::call_counts().times_forgotten(process_set.id());
+  if (std::exchange(joins_, joins) != joins) {  // ranks that had joined have not made our calls
+    calls_ = 0;
+    if (collective_name == name_until_join_) collective_name.clear();
+    name_until_join_.clear();
+  }
+  const bool counted = collective_name.empty();
   collective_name =
-      torch_detail::given_or_counted_object(collective_name, "sync_batch_norm", process_set.id());
+      torch_detail::given_or_counted_called_object(collective_name, kKind, process_set.id());
+  if (counted) name_until_join_ = collective_name;
 }
 
-// Ranks that had joined have not made the others' calls.
-int64_t SyncBatchNormImpl::number_of_call() {
-  const uint64_t joins = ops::call_counts().times_forgotten(process_set.id());
-  if (std::exchange(joins_, joins) != joins) calls_ = 0;
-  return ++calls_;
+// After a call of all ranks.
+void SyncBatchNormImpl::keep_name() {
+  if (collective_name == name_until_join_) {
+    ops::call_counts().keep_objects(kKind, process_set.id());
+  }
+  name_until_join_.clear();
 }
 
 double SyncBatchNormImpl::average_factor() const {
@@ -152,6 +167,7 @@ at::Tensor SyncBatchNormImpl::normalize_alone(const at::Tensor& input) {
 at::Tensor SyncBatchNormImpl::normalize_with_others(const at::Tensor& input) {
   const torch_detail::BatchStatistics statistics =
       torch_detail::gather_statistics(input, collective_name, process_set);
+  if (statistics.of_all_ranks) keep_name();
   if (statistics.small_count == 1) {  // then all ranks know it, and all throw
     throw Error(ErrorCode::InvalidArgument,
                 concat("SyncBatchNorm \"", collective_name, "\": there is a single value for each ",
@@ -170,7 +186,7 @@ at::Tensor SyncBatchNormImpl::normalize_with_others(const at::Tensor& input) {
                                  {.name = collective_name,
                                   .process_set = process_set,
                                   .eps = options.eps(),
-                                  .number = number_of_call(),
+                                  .number = ++calls_,
                                   .backward_timeout = backward_timeout});
 }
 

@@ -69,7 +69,8 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   torch::nn::BatchNormOptions options;
   ProcessSet process_set;
   // Of the collectives, the same on all ranks. Empty: "sync_batch_norm.noname.N", counted when the
-  // module first communicates.
+  // module first communicates. Where a rank has joined by then, that name is for the time until the
+  // join() ends; the next call counts anew, on all ranks.
   std::string collective_name;
   std::chrono::nanoseconds backward_timeout = std::chrono::minutes(5);
 
@@ -87,14 +88,15 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   [[noreturn]] void refuse(const std::string& why);
   void check_input(const at::Tensor& input);
   void name_collectives();
-  int64_t number_of_call();
+  void keep_name();
   double average_factor() const;
   at::Tensor normalize_alone(const at::Tensor& input);
   at::Tensor normalize_with_others(const at::Tensor& input);
 
   // That communicated since the last join(), so the same on all ranks.
   int64_t calls_ = 0;
-  uint64_t joins_ = 0;  // until the last call
+  uint64_t joins_ = 0;                // until the last call
+  std::string name_until_join_ = {};  // while ranks that have joined may lack it
 };
 
 TORCH_MODULE(SyncBatchNorm);

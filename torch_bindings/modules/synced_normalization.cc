@@ -242,6 +242,7 @@ BatchStatistics gather_statistics(const at::Tensor& input, const std::string& na
     rows = allgather(own_row(input.detach(), values), {.name = name, .process_set = set});
   }
   BatchStatistics merged = merge_rows(rows, input.size(1), statistics_type(input));
+  merged.of_all_ranks = rows.size(0) == set.size();
   if (values <= 1) merged.small_count = static_cast<int64_t>(merged.count.item<double>());
   return merged;
 }

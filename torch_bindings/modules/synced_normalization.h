@@ -22,6 +22,7 @@ struct BatchStatistics {
   at::Tensor count;     // float64, a scalar: values for each channel on all ranks
   // The same where this rank has at most one value itself. Else unknown to the host, and > 1.
   std::optional<int64_t> small_count;
+  bool of_all_ranks = false;  // none of them had joined
 };
 
 // `input`: [samples, channels, ...], floating. Collective (allgather).

@@ -174,6 +174,12 @@ TEST(Session, CallsAreCountedAnewInEachSession) {
     EXPECT_EQ(ops::call_counts().next("x", 0), 0U);
     EXPECT_EQ(ops::call_counts().next("x", 1), 1U);
     EXPECT_EQ(ops::call_counts().next_object("x", 0), 1U) << "the first may still be in use";
+    for (uint64_t object = 0; object < 3; ++object) {
+      EXPECT_EQ(ops::call_counts().next_called_object("c", 0), object);
+      if (object == 1) ops::call_counts().keep_objects("c", 0);
+    }
+    (void)join();
+    EXPECT_EQ(ops::call_counts().next_called_object("c", 0), 2U) << "no rank but this may have it";
     shutdown();
   }
 }

@@ -115,6 +115,55 @@ TEST(ResumedSamplers, GoOnWithAndWithoutReset) {
   EXPECT_EQ(drain(second).size(), 10u);
 }
 
+// The program resets, and then its loader does.
+TEST(ResumedSamplers, GoOnAfterSeveralResets) {
+  const SamplerOptions options{.num_replicas = 1, .rank = 0};
+  DistributedRandomSampler first(10, options), second(10, options);
+  first.next(4);
+  hand_over(first, second);
+  EXPECT_THAT(error_of([&] { second.reset(6); }),
+              testing::AllOf(HasSubstr("among 10 samples"), HasSubstr("begin with 6")));
+  for (int i = 0; i < 3; ++i) second.reset(10);
+  EXPECT_EQ(second.position().drawn, 4u);
+  EXPECT_EQ(drain(second), drain(first));
+  second.reset(6);
+  EXPECT_EQ(second.epoch(), 1u);
+  EXPECT_EQ(drain(second).size(), 6u);
+
+  const StreamOptions records{.num_replicas = 1, .rank = 0, .records = 10};
+  DistributedStreamSampler read(records), rest(records);
+  read.next(4);
+  hand_over(read, rest);
+  EXPECT_THAT(error_of([&] { rest.reset(6); }), HasSubstr("reset() with 6 records"));
+  for (int i = 0; i < 3; ++i) rest.reset(10);
+  EXPECT_EQ(rest.next(3)->first, 4u);
+  EXPECT_EQ(rest.next(9)->count, 3u);
+  rest.reset(6);
+  EXPECT_EQ(rest.next(9)->count, 6u);
+
+  hand_over(first, second = DistributedRandomSampler(10, options));
+  second.set_epoch(2);  // leaves the place
+  second.reset(6);
+  EXPECT_EQ(drain(second).size(), 6u);
+}
+
+TEST(ResumedSamplers, AtTheEndOfAnEpochSetEpochLeavesOutTheEmptyOne) {
+  const SamplerOptions options{.num_replicas = 1, .rank = 0};
+  for (const bool chooses : {false, true}) {
+    DistributedRandomSampler first(10, options), second(10, options);
+    drain(first);
+    hand_over(first, second);
+    std::vector<size_t> drawn;
+    for (size_t epoch = 1; epoch < 3; ++epoch) {
+      if (chooses) second.set_epoch(epoch);
+      second.reset();
+      drawn.push_back(drain(second).size());
+      EXPECT_EQ(second.epoch(), chooses ? epoch : epoch - 1);
+    }
+    EXPECT_EQ(drawn, (std::vector<size_t>{chooses ? 10u : 0u, 10}));
+  }
+}
+
 TEST(ResumedSamplers, SayWhatDoesNotFit) {
   const auto parts_of = [](std::vector<const ShardedSampler*> samplers) {
     std::vector<torch::serialize::InputArchive> parts;

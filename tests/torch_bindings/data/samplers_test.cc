@@ -11,11 +11,13 @@
 
 #include "horon/tests/support/error_of.h"
 #include "horon/tests/torch_bindings/data/sampler_support.h"
+#include "horon/torch_bindings/data/stream_sampler.h"
 
 namespace horon::samplers_test {
 namespace {
 
 using test::error_of;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::drain;
@@ -160,7 +162,12 @@ TEST(RandomSampler, RefusesRanksThatAreNone) {
   EXPECT_THAT(error_of([] { DistributedRandomSampler(10, {.num_replicas = 2, .rank = 2}); }),
               StartsWith("invalid argument"));
   EXPECT_THAT(error_of([] { DistributedSequentialSampler(10, {.num_replicas = 0, .rank = 0}); }),
-              StartsWith("invalid argument"));
+              AllOf(StartsWith("invalid argument"), HasSubstr("num_replicas can't be 0")));
+  const auto outside = static_cast<size_t>(-1);  // ProcessSet::rank() of ranks outside the set
+  EXPECT_THAT(error_of([=] { DistributedRandomSampler(10, {.num_replicas = 2, .rank = outside}); }),
+              HasSubstr("sampler: this rank is not in the process set"));
+  EXPECT_THAT(error_of([=] { DistributedStreamSampler({.num_replicas = 2, .rank = outside}); }),
+              HasSubstr("stream sampler: this rank is not in the process set"));
 }
 
 TEST(SequentialSampler, EachSampleExactlyOnceInOrder) {

@@ -1,4 +1,5 @@
 // Metrics of a program's own, whose errors are not Horon's: what fails on one rank fails on all.
+// And what Horon's own say of themselves and refuse.
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -9,7 +10,9 @@
 #include "horon/core/base/error.h"
 #include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/session_environment.h"
+#include "horon/torch_bindings/metrics/classification.h"
 #include "horon/torch_bindings/metrics/metric.h"
+#include "horon/torch_bindings/metrics/perplexity.h"
 
 namespace horon::metrics {
 namespace {
@@ -107,6 +110,20 @@ TEST(OwnMetric, WhoseSamplesOfARankAreAnotherErrorStillNamesTheRanks) {
   picky.reset();
   picky.add(2);
   EXPECT_EQ(picky.compute({.name = "picky"}).item<double>(), 2.0 * size());
+}
+
+TEST(OwnMetric, DescriptionsTellNumbersApart) {
+  EXPECT_NE(Accuracy({.threshold = 0.3333333}).description(),
+            Accuracy({.threshold = 0.3333334}).description());
+  EXPECT_NE(ConfusionMatrix({.threshold = 0.50000001}).description(),
+            ConfusionMatrix({.threshold = 0.50000002}).description());
+}
+
+TEST(OwnMetric, PerplexityOverNoWordsIsRefused) {
+  EXPECT_THAT(error_of([] {
+                Perplexity().update(at::zeros({0, 0}), at::zeros({0}, at::kLong));
+              }),
+              StartsWith("invalid argument: perplexity: "));
 }
 
 }  // namespace

@@ -310,6 +310,25 @@ TEST_F(ActivationCheckpoint, BuffersChangeOnce) {
   for (size_t i = 0; i < plain.size(); ++i) expect_near(again[i], plain[i], 1e-12);
 }
 
+TEST_F(ActivationCheckpoint, BuffersThatTheFunctionResizesAreRefused) {
+  at::Tensor other = at::zeros({1}), buffer = at::zeros({2});
+  const at::Tensor x = at::ones({2}).requires_grad_(true);
+  int runs = 0;
+  const auto grow = [&](const at::Tensor& y) {
+    other.add_(1);
+    buffer.resize_({buffer.size(0) + 1});
+    if (++runs == 4) throw std::runtime_error("of its own");
+    return y * 2;
+  };
+  const at::Tensor first = checkpoint({.buffers = {other, buffer}}, grow, x).sum();
+  EXPECT_THAT(error_of([&] { first.backward(); }),
+              HasSubstr("has made [4] of buffer 1, which was [3]"));
+  EXPECT_EQ(other.item<float>(), 1);
+  const at::Tensor second = checkpoint({.buffers = {other, buffer}}, grow, x).sum();
+  EXPECT_THROW(second.backward(), std::runtime_error) << "and no other error, nor the end";
+  EXPECT_EQ(other.item<float>(), 2);
+}
+
 // The hooks see parts of a gradient from several backward passes within one.
 TEST_F(ActivationCheckpoint, DistributedOptimizerReducesWhatIsRecomputed) {
   const auto train = [](bool checkpointed, bool outside) {

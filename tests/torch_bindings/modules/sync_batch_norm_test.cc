@@ -2,13 +2,16 @@
 #include "horon/torch_bindings/modules/sync_batch_norm.h"
 
 #include <chrono>
+#include <set>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/any.h>
 
 #include "horon/tests/torch_bindings/modules/modules_support.h"
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/objects.h"
 
 namespace horon::sync_batch_norm_test {
 namespace {
@@ -243,6 +246,42 @@ TEST_F(SyncBatchNormTest, ModuleOfTheTimeAfterAJoinHasANameOfItsOwn) {
   join();
   after->forward(numbers({3, 3}, 1));
   EXPECT_NE(before->collective_name, after->collective_name);
+}
+
+// Rank 0 has no batch for the first module before a join(), and none for the third one.
+TEST_F(SyncBatchNormTest, ModulesThatSomeRanksHaveNotCalledGetTheSameNamesAfterAJoin) {
+  if (size() == 1) return;
+  SyncBatchNorm first{BatchNormOptions(2)}, second{BatchNormOptions(2)}, third{BatchNormOptions(2)};
+  const at::Tensor ones = at::ones({3, 2}), x = numbers({3, 2}, rank(), at::kFloat);
+  if (rank() != 0) pass_of(first, x, ones);
+  join();
+  const auto expect_same_name = [](const SyncBatchNorm& module) {
+    const std::vector<std::string> names = allgather_object(module->collective_name);
+    EXPECT_THAT(names, testing::Each(names.front()));
+    return names.front();
+  };
+  EXPECT_EQ(second->collective_name, "");
+  pass_of(second, x, ones);
+  const std::string name = expect_same_name(second);
+  if (rank() != 0) pass_of(third, x, ones);
+  join();
+  pass_of(third, x, ones);
+  pass_of(first, x, ones);
+  pass_of(second, x, ones);
+  EXPECT_EQ(expect_same_name(second), name) << "all ranks have called it before";
+  const std::string of_third = expect_same_name(third), of_first = expect_same_name(first);
+  EXPECT_EQ((std::set<std::string>{name, of_third, of_first}).size(), 3u);
+}
+
+TEST_F(SyncBatchNormTest, NamesThatTheProgramGivesStayInAJoin) {
+  if (size() == 1) return;
+  SyncBatchNorm mine{BatchNormOptions(2)};
+  const at::Tensor x = numbers({3, 2}, rank(), at::kFloat);
+  if (rank() != 0) mine->forward(x);
+  mine->collective_name = "given";
+  join();
+  mine->forward(x);
+  EXPECT_EQ(mine->collective_name, "given");
 }
 
 TEST_F(SyncBatchNormTest, RankThatDoesNotUseTheOutputIsWaitedForAndNamed) {
