@@ -52,4 +52,14 @@ std::string json_string(std::string_view text) {
   return out += '"';
 }
 
+bool is_utf8(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const size_t bytes = letter_bytes(text, at);
+    if (bytes == 0) return false;
+    at += bytes;
+  }
+  return true;
+}
+
 }  // namespace horon::core

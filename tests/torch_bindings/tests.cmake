@@ -312,8 +312,11 @@ endif()
 torch_test(tensors/memory_ranges_test)
 find_package(ZLIB REQUIRED)
 torch_test(data/idx_dataset_test LIBS ZLIB::ZLIB)
+torch_test(data/image_folder_test)
 torch_test(data/other_batches_test)
 torch_test(lr/resumed_schedule_test)
+torch_test(lr/ada_scale_situations_test 1 2 3)
+torch_test(logging/progress_bar_test)
 
 include(${torch_tests}/exit_programs/exit_programs.cmake)
 

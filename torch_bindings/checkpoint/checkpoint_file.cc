@@ -4,6 +4,7 @@
 #include <caffe2/serialize/inline_container.h>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
@@ -202,6 +203,7 @@ void sync_folder(const std::string& path) {
 
 std::string metric_text(const std::optional<double>& metric) {
   if (!metric) return "none";
+  if (std::isnan(*metric)) return "nan";  // whatever its sign
   std::array<char, 32> text{};
   const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), *metric);
   HORON_CHECK(error == std::errc(), "a double fits into 32 characters");

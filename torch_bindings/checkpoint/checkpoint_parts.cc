@@ -11,6 +11,7 @@
 #include <torch/serialize/archive.h>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/json.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/bytes.h"
@@ -24,6 +25,37 @@ namespace horon::torch_detail {
 namespace {
 
 using core::concat;
+
+// Of a copy that is not the program's any more.
+c10::IValue plain(const std::string& name, const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().detach().cpu();
+  if (value.isString() && !core::is_utf8(value.toStringRef())) {
+    throw Error(ErrorCode::InvalidArgument,
+                concat("checkpoints: the value \"", name, "\" has a text that is not UTF-8, which ",
+                       "Python could not read; give bytes as a uint8 tensor"));
+  }
+  if (value.isList()) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const c10::IValue& element : value.toListRef()) list.push_back(plain(name, element));
+    return list;
+  }
+  if (value.isTuple()) {
+    std::vector<c10::IValue> elements;
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      elements.push_back(plain(name, element));
+    }
+    return c10::ivalue::Tuple::create(std::move(elements));
+  }
+  if (value.isGenericDict()) {
+    const c10::impl::GenericDict dictionary = value.toGenericDict();
+    c10::impl::GenericDict copies(dictionary.keyType(), c10::AnyType::get());
+    for (const auto& entry : dictionary) {
+      copies.insert(plain(name, entry.key()), plain(name, entry.value()));
+    }
+    return copies;
+  }
+  return value;
+}
 
 class TensorsPart : public CheckpointPart {
  public:
@@ -226,6 +258,13 @@ c10::IValue value_in(const c10::IValue& dictionary, const std::string& name) {
 
 c10::impl::GenericList list_in(const c10::IValue& dictionary, const std::string& name) {
   return value_in(dictionary, name).toList();
+}
+
+// First a copy of all: the program may change what its lists hold while the file is written.
+c10::IValue plain_copy(const std::string& name, const c10::IValue& value) {
+  const PlainMode mode;
+  plain(name, name);  // which is a text in the file as well
+  return plain(name, value.deepcopy());
 }
 
 at::Tensor bytes_tensor(const std::string& bytes) {

@@ -34,6 +34,11 @@ c10::impl::GenericList list_in(const c10::IValue& dictionary, const std::string&
 at::Tensor bytes_tensor(const std::string& bytes);
 std::string tensor_bytes(const at::Tensor& tensor);
 
+// A copy of a program's value, on the host, as Python reads it: lists of any type become lists of
+// c10::IValue, because a list that knows its type is pickled as a class of LibTorch. Throws
+// Error(InvalidArgument), with the value's name, for a text that is not UTF-8.
+c10::IValue plain_copy(const std::string& name, const c10::IValue& value);
+
 // What `save` writes to an archive, as bytes.
 std::string archive_bytes(const std::function<void(torch::serialize::OutputArchive&)>& save);
 // Archive of such bytes. Its tensors are on this device; empty: where they were.

@@ -20,7 +20,6 @@
 #include "horon/torch_bindings/checkpoint/rank_state.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/tensors/collective_step.h"
-#include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon {
 namespace {
@@ -37,13 +36,6 @@ using torch_detail::kRanks;
 using torch_detail::kValues;
 using torch_detail::OpenedCheckpoint;
 using torch_detail::value_in;
-
-// Also of what lists hold: the program may change it while the file is written.
-c10::IValue host_copy_of(const c10::IValue& value) {
-  const torch_detail::PlainMode plain;
-  const c10::IValue copy = value.deepcopy();
-  return copy.isTensor() ? c10::IValue(copy.toTensor().detach().cpu()) : copy;
-}
 
 }  // namespace
 
@@ -202,7 +194,9 @@ class Checkpoints::Impl {
     about.insert("ranks", int64_t{size()});
     content.insert(kAbout, about);
     c10::impl::GenericDict own = torch_detail::text_dictionary();
-    for (const auto& [name, value] : values.values) own.insert(name, host_copy_of(value));
+    for (const auto& [name, value] : values.values) {
+      own.insert(name, torch_detail::plain_copy(name, value));
+    }
     content.insert(kValues, own);
     for (const auto& [name, part] : parts_) content.insert(name, part->take());
     return content;

@@ -64,8 +64,9 @@ struct CheckpointValues {
   // How good the model is, the same on all ranks (a metric of one rank's samples is a Mismatch). A
   // NaN is never the best.
   std::optional<double> metric = {};
-  // The program's own: numbers, texts, tensors on the CPU, lists (c10::List<c10::IValue>). Those of
-  // rank 0 are saved.
+  // The program's own: numbers, texts (UTF-8), tensors, and lists, tuples and dictionaries of them.
+  // Those of rank 0 are saved, with tensors on the CPU. A list of any type (std::vector<double>)
+  // comes back as one of c10::IValue: toListRef().
   std::map<std::string, c10::IValue> values = {};
 };
 

@@ -243,6 +243,25 @@ bool OptimizerSteps::make_step(::torch::optim::Optimizer& optimizer) {
   return false;
 }
 
+void OptimizerSteps::before_bucket(std::function<void(const BucketView&)> function) {
+  before_bucket_ = std::move(function);
+  set_bucket_functions();
+}
+
+void OptimizerSteps::on_submitted(std::function<void(const BucketView&)> function) {
+  on_submitted_ = std::move(function);
+  set_bucket_functions();
+}
+
+// The reducer knows one.
+void OptimizerSteps::set_bucket_functions() {
+  if (!before_bucket_ && !on_submitted_) return reducer_.before_bucket(nullptr);
+  reducer_.before_bucket([this](const BucketView& bucket) {
+    if (before_bucket_) before_bucket_(bucket);
+    if (on_submitted_) on_submitted_(bucket);
+  });
+}
+
 void OptimizerSteps::on_reduced(std::function<void(const BucketView&)> function) {
   reducer_.impl_->on_reduced = std::move(function);
 }

@@ -93,6 +93,8 @@ class OptimizerSteps {
   bool make_step(::torch::optim::Optimizer& optimizer);
   // What comes after synchronize() in the place of a step.
   void leave_out();
+  void before_bucket(std::function<void(const BucketView&)> function);
+  void on_submitted(std::function<void(const BucketView&)> function);
   void on_reduced(std::function<void(const BucketView&)> function);
   void set_fused_step(FusedStep wish);
   void set_grad_scale(double scale);
@@ -110,7 +112,10 @@ class OptimizerSteps {
  private:
   bool knows(const Groups& groups) const;
   void adopt(const Groups& groups);
+  void set_bucket_functions();
 
+  std::function<void(const BucketView&)> before_bucket_;  // the program's
+  std::function<void(const BucketView&)> on_submitted_;
   GradientReducer reducer_;
   std::vector<const void*> known_;  // the parameters of the groups, in their order
   std::unique_ptr<FusedUpdate> fused_;
@@ -134,7 +139,7 @@ class OptimizerCalls : public ScaledSteps {
   const GradientReducerOptions& reducer_options() const { return steps_->reducer().options(); }
   [[nodiscard]] GradientReducer::NoSync no_sync() { return steps_->reducer().no_sync(); }
   void before_bucket(std::function<void(const BucketView&)> function) {
-    steps_->reducer().before_bucket(std::move(function));
+    steps_->before_bucket(std::move(function));
   }
   void after_bucket(std::function<void(const BucketView&)> function) {
     steps_->reducer().after_bucket(std::move(function));
@@ -202,6 +207,9 @@ class OptimizerCalls : public ScaledSteps {
   void note_unscaled(double scale) override { steps_->note_unscaled(scale); }
   std::optional<double> unscaled_by() const override { return steps_->unscaled_by(); }
   void leave_out() override { steps_->leave_out(); }
+  void on_submitted(std::function<void(const BucketView&)> function) override {
+    steps_->on_submitted(std::move(function));
+  }
   void on_reduced(std::function<void(const BucketView&)> function) override {
     steps_->on_reduced(std::move(function));
   }

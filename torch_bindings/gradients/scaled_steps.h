@@ -32,6 +32,9 @@ class ScaledSteps {
   // The last step was left out: on all ranks.
   virtual bool step_skipped() const = 0;
 
+  // Called for each bucket with gradients as they are reduced: behind before_bucket(), which stays
+  // the program's. Null: none.
+  virtual void on_submitted(std::function<void(const BucketView&)> function) = 0;
   // Called for each bucket when it has been reduced, before the program can change it. Older values
   // of a sum are not in it, as in before_bucket(). Null: none.
   virtual void on_reduced(std::function<void(const BucketView&)> function) = 0;

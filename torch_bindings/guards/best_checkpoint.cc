@@ -43,7 +43,8 @@ CheckpointDecision BestCheckpoint::judge(int64_t step, double value) {
   const torch_detail::AgreedDecision all =
       decisions_.agree({.value = value, .step = step, .count = judged_, .state = to_bytes(kept_)});
   judged_ = all.count + 1;
-  kept_ = kept_from(all.state);
+  set_kept(kept_from(all.state));
+  std::vector<Kept> before = kept_;
   const double agreed = all.value;
   CheckpointDecision decision;
   if (std::isnan(agreed)) return decision;
@@ -61,11 +62,27 @@ CheckpointDecision BestCheckpoint::judge(int64_t step, double value) {
   if (place == kept_.end() && kept_.size() >= keep) return decision;
   kept_.insert(place, {step, agreed});
   decision.save = true;
+  saved_ = step;
+  before_ = std::move(before);
   while (kept_.size() > keep) {
     decision.remove.push_back(kept_.back().step);
     kept_.pop_back();
   }
   return decision;
+}
+
+void BestCheckpoint::forget(int64_t step) {
+  if (saved_ != step) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("best checkpoint: forget(", step, "), and the last judgement was ",
+                             saved_ ? core::concat("to save step ", *saved_) : "not to save"));
+  }
+  set_kept(std::move(before_));
+}
+
+void BestCheckpoint::set_kept(std::vector<Kept> kept) {
+  kept_ = std::move(kept);
+  saved_.reset();
 }
 
 void BestCheckpoint::save(::torch::serialize::OutputArchive& archive) const {
@@ -92,10 +109,11 @@ void BestCheckpoint::load(::torch::serialize::InputArchive& archive) {
   }
   steps = steps.cpu().contiguous();
   values = values.cpu().contiguous();
-  kept_.clear();
+  std::vector<Kept> loaded;
   for (int64_t i = 0; i < steps.numel(); ++i) {
-    kept_.push_back({steps.const_data_ptr<int64_t>()[i], values.const_data_ptr<double>()[i]});
+    loaded.push_back({steps.const_data_ptr<int64_t>()[i], values.const_data_ptr<double>()[i]});
   }
+  set_kept(std::move(loaded));
   judged_ = judged.toInt();
 }
 

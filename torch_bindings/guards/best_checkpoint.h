@@ -2,15 +2,21 @@
 // removing them is the program's.
 //
 //   horon::BestCheckpoint best({.better = horon::Better::Higher, .keep = 2});
+//   const auto file = [](int64_t epoch) { return "epoch" + std::to_string(epoch) + ".pt"; };
 //   const horon::CheckpointDecision decision = best.judge(epochs, scale);   // collective
-//   if (decision.save) horon::save0(model, "epoch" + std::to_string(epochs) + ".pt");
+//   try {
+//     if (decision.save) horon::save0(model, file(epochs));
+//   } catch (const horon::Error&) {    // on all ranks
+//     best.forget(epochs);             // the file before is still the best one
+//     throw;                           // or go on without this checkpoint
+//   }
 //   for (const int64_t step : decision.remove) {
-//     horon::rank_zero_only([&] { std::remove(("epoch" + std::to_string(step) + ".pt").c_str());
-//     });
+//     horon::rank_zero_only([&] { std::remove(file(step).c_str()); });
 //   }
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,10 +62,15 @@ class BestCheckpoint {
   // different steps or keep different ones; RankLeft as AgreeOn says.
   CheckpointDecision judge(int64_t step, double value);
 
+  // Takes the last judgement back, for a step that was to be saved and could not be: the list is
+  // what it was before. On all ranks. Throws Error(InvalidArgument), having changed nothing, if the
+  // last judgement was not to save this step.
+  void forget(int64_t step);
+
   // The best first. Empty: nothing was worth it yet.
   const std::vector<Kept>& kept() const { return kept_; }
   // To go on after a restart: on all ranks.
-  void set_kept(std::vector<Kept> kept) { kept_ = std::move(kept); }
+  void set_kept(std::vector<Kept> kept);
   // The same for torch::save(), torch::load(), Checkpoints::add() and broadcast_state(). load()
   // throws Error(InvalidArgument), having changed nothing, for another archive.
   void save(::torch::serialize::OutputArchive& archive) const;
@@ -70,6 +81,9 @@ class BestCheckpoint {
   torch_detail::Decisions decisions_;
   int64_t judged_ = 0;  // in which this rank has taken part, or whose list it has taken over
   std::vector<Kept> kept_;
+  // Of the last judgement, if it was to save: the step, and the list before.
+  std::optional<int64_t> saved_;
+  std::vector<Kept> before_;
 };
 
 ::torch::serialize::OutputArchive& operator<<(::torch::serialize::OutputArchive& archive,

@@ -155,7 +155,7 @@ std::string Logger::message(int64_t step) {
   torch_detail::LogMessage own;
   own.step = step;
   own.time = seconds_since_1970();
-  own.fault = std::exchange(write_fault_, {});
+  own.fault = write_fault_;
   for (auto& [name, value] : values_) {
     value.settle();
     own.values.push_back(value.here);
@@ -174,9 +174,11 @@ LogRecord Logger::flush(int64_t step) {
     torch_detail::refuse_call(call, set, concat("\"", call, "\": ", core::current_error().what()));
   }
   const std::vector<std::string> all = allgather_bytes(own, {.name = call, .process_set = set});
-  const LogRecord record = torch_detail::reduce_over_ranks(call, all, set.ranks());
-  if (set.rank() == 0) write(record);
-  return record;
+  const torch_detail::ReducedLog reduced = torch_detail::reduce_over_ranks(call, all, set.ranks());
+  write_fault_.clear();  // all ranks have it; what follows is of this record
+  if (set.rank() == 0) write(reduced.record);
+  if (!reduced.fault.empty()) throw Error(ErrorCode::OperationFailed, reduced.fault);
+  return reduced.record;
 }
 
 void Logger::write(const LogRecord& record) {

@@ -22,8 +22,9 @@
 // negative or not finite, a name with two kinds of reduction or that records use themselves
 // ("step", "time"), a value that can't be averaged. Mismatch from flush(), on all ranks, where they
 // are at different steps or reduce a name in different ways. OperationFailed from flush(), on all
-// ranks, where a sink could not write the record before: the ranks don't wait for the writing. (Of
-// the last record the destructor says it on standard error.)
+// ranks, where a sink could not write the record before: the ranks don't wait for the writing. The
+// record of this flush has gone to all sinks then. (Of the last record the destructor says it on
+// standard error.)
 #pragma once
 
 #include <cstdint>

@@ -137,16 +137,11 @@ LogMessage message_from(const std::string& bytes) {
   return message;
 }
 
-LogRecord reduce_over_ranks(const std::string& call, const std::vector<std::string>& messages,
-                            const std::vector<int>& ranks) {
+ReducedLog reduce_over_ranks(const std::string& call, const std::vector<std::string>& messages,
+                             const std::vector<int>& ranks) {
   std::vector<Sent> all;
   for (size_t i = 0; i < messages.size(); ++i) {
     if (!messages[i].empty()) all.push_back({ranks[i], message_from(messages[i])});
-  }
-  for (const Sent& sent : all) {
-    if (sent.message.fault.empty()) continue;
-    throw Error(ErrorCode::OperationFailed,
-                concat("\"", call, "\": on rank ", sent.rank, ": ", sent.message.fault));
   }
   require_same_step(call, all);
   std::vector<LoggedValue> totals;
@@ -163,17 +158,22 @@ LogRecord reduce_over_ranks(const std::string& call, const std::vector<std::stri
       if (value.reduce != Reduce::First) combine(total, value.value, value.weight);
     }
   }
-  LogRecord record;
+  ReducedLog reduced;
+  LogRecord& record = reduced.record;
   if (!all.empty()) {
     record.step = all.front().message.step;
     record.time = all.front().message.time;
+  }
+  for (const Sent& sent : all) {
+    if (!reduced.fault.empty() || sent.message.fault.empty()) continue;
+    reduced.fault = concat("\"", call, "\": on rank ", sent.rank, ": ", sent.message.fault);
   }
   for (const LoggedValue& total : totals) {
     if (total.reduce == Reduce::Mean && total.weight == 0) continue;
     record.values.emplace_back(
         total.name, total.reduce == Reduce::Mean ? total.value / total.weight : total.value);
   }
-  return record;
+  return reduced;
 }
 
 }  // namespace horon::torch_detail

@@ -31,9 +31,14 @@ void combine(LoggedValue& into, double value, double weight);
 std::string to_bytes(const LogMessage& message);
 LogMessage message_from(const std::string& bytes);
 
+struct ReducedLog {
+  LogRecord record;
+  std::string fault;  // why a rank could not write the record before; empty: all could
+};
+
 // `messages[i]` is that of `ranks[i]`, ascending; empty bytes: this rank has joined. Throws
-// Error(Mismatch) and Error(OperationFailed), the same on all ranks.
-LogRecord reduce_over_ranks(const std::string& call, const std::vector<std::string>& messages,
-                            const std::vector<int>& ranks);
+// Error(Mismatch), the same on all ranks.
+ReducedLog reduce_over_ranks(const std::string& call, const std::vector<std::string>& messages,
+                             const std::vector<int>& ranks);
 
 }  // namespace horon::torch_detail

@@ -1,7 +1,8 @@
 // Where the time of training steps goes, on each rank, and which rank the others wait for.
 //
-//   horon::StepTimer timer({.exposed_wait_seconds = [&] { return optimizer.exposed_wait_seconds();
-//   }}); for (auto& batch : *loader) {
+//   const auto waited = [&] { return optimizer.exposed_wait_seconds(); };
+//   horon::StepTimer timer({.exposed_wait_seconds = waited});
+//   for (auto& batch : *loader) {
 //     ...
 //     { const auto t = timer.time(horon::Phase::Forward); ... }
 //     { const auto t = timer.time(horon::Phase::Backward); loss.backward(); }

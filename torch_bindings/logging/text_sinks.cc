@@ -4,8 +4,10 @@
 #include <array>
 #include <cctype>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <map>
+#include <system_error>
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/json.h"
@@ -53,6 +55,16 @@ std::string csv_line(const std::vector<std::string>& cells) {
   std::string line;
   for (const std::string& cell : cells) line += (line.empty() ? "" : ",") + csv_cell(cell);
   return line + '\n';
+}
+
+[[noreturn]] void refuse_to_go_on(const std::string& path, const char* why) {
+  throw Error(ErrorCode::OperationFailed, concat("can't go on in ", path, ": ", why));
+}
+
+bool holds_something(const std::string& path) {
+  std::error_code error;  // where the size can't be told, it is the largest number
+  return std::filesystem::is_regular_file(path, error) &&
+         std::filesystem::file_size(path, error) > 0;
 }
 
 std::string prometheus_number(double value) {
@@ -108,13 +120,15 @@ void JsonlSink::write(const LogRecord& record) {
 
 void CsvSink::open() {
   std::vector<std::string> columns = {"step", "time"};
-  std::ifstream before(path_);
-  std::string header;
-  const bool goes_on = options_.append && std::getline(before, header) && !header.empty();
-  if (goes_on) columns = csv_cells(header);
-  if (goes_on && (columns.size() < 2 || columns[0] != "step" || columns[1] != "time")) {
-    throw Error(ErrorCode::OperationFailed,
-                concat("can't go on in ", path_, ": its first line is not one of a log"));
+  const bool goes_on = options_.append && holds_something(path_);
+  if (goes_on) {
+    std::ifstream before(path_);
+    std::string header;
+    if (!std::getline(before, header)) refuse_to_go_on(path_, "it can't be read");
+    columns = csv_cells(header);
+    if (columns.size() < 2 || columns[0] != "step" || columns[1] != "time") {
+      refuse_to_go_on(path_, "its first line is not one of a log");
+    }
   }
   torch_detail::AppendFile file(path_, goes_on);
   goes_on ? file.end_line() : file.append(csv_line(columns));
@@ -136,6 +150,8 @@ void CsvSink::widen(const LogRecord& record) {
   while (std::getline(old, line)) {
     content += concat(line, std::string(columns.size() - columns_.size(), ','), "\n");
   }
+  const bool is_read = old.is_open() ? !old.bad() : !holds_something(path_);
+  if (!is_read) refuse_to_go_on(path_, "it can't be read");
   core::replace_file(path_, content);
   // What can fail from here on finds the columns that the file has, and no other file.
   columns_ = std::move(columns);

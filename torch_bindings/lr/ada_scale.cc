@@ -64,14 +64,15 @@ AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
   const ProcessSet& set = parts_.gradients().process_set;
   alone_ = !set.includes_me() || set.size() == 1;
   options_.name = torch_detail::given_or_counted_object(options_.name, "ada_scale", set.id());
+  state_.ranks = alone_ ? 1 : set.size();
   // The scheduler sets learning rates; the position is not a number of its steps but state_'s.
   scheduler_.emplace(*parts_.optimizer, [this](double /*position*/) {
     const double units = state_.position / static_cast<double>(options_.steps_per_unit);
-    return schedule_(units) * state_.gain;
+    return schedule_(units) * state_.gain / summed();
   });
   seen_ = parts_.statistics();
   if (alone_) return;
-  parts_.before_bucket([this](const BucketView& bucket) {
+  parts_.scaling->on_submitted([this](const BucketView& bucket) {
     const torch_detail::PlainMode plain;
     of_buckets_[bucket.index] = squares_on_device(bucket.flat);
   });
@@ -83,7 +84,7 @@ AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
 
 AdaScale::~AdaScale() {
   if (alone_) return;
-  parts_.before_bucket(nullptr);
+  parts_.scaling->on_submitted(nullptr);
   parts_.scaling->on_reduced(nullptr);
 }
 
@@ -94,6 +95,13 @@ double AdaScale::batches() const {
 double AdaScale::scale() const {
   const int ranks = alone_ ? 1 : parts_.gradients().process_set.size();
   return ranks * batches();
+}
+
+double AdaScale::summed() const {
+  const GradientReducerOptions& gradients = parts_.gradients();
+  const double passes =
+      gradients.average_aggregated_gradients ? 1 : gradients.backward_passes_per_step;
+  return (gradients.op == ReduceOp::Sum ? state_.ranks : 1) * passes;
 }
 
 // Before the step, when all gradients are reduced.
@@ -111,12 +119,12 @@ AdaScale::Sums AdaScale::own_sums() {
   }
   const double local = take_sum(of_buckets_);
   const double reduced = take_sum(of_reduced_);
-  // Buckets hold sums over a rank's batches, times the loss scale, of which a GradScaler may have
+  // Buckets hold sums over a rank's passes, times the loss scale, of which a GradScaler may have
   // taken its part out of the gradients since. Both numbers become those of the means, without the
   // loss scale.
   const GradientReducerOptions& gradients = parts_.gradients();
   const double scale = parts_.scaling->grad_scale() * parts_.scaling->unscaled_by().value_or(1);
-  const double grown = scale * batches();
+  const double grown = scale * gradients.backward_passes_per_step;
   const double divided =
       gradients.average_aggregated_gradients ? gradients.backward_passes_per_step : 1;
   // All ranks must learn of what is not finite, which HORON_CHECK_FINITE would keep from them.
@@ -144,6 +152,7 @@ AdaScale::Sums AdaScale::sums_of_ranks(const Sums& own) const {
 // over a rank's batches.
 void AdaScale::learn(const Sums& sums) {
   const double ranks = sums.ranks;  // others may have joined
+  state_.ranks = ranks;
   const bool usable =
       sums.unusable == 0 && ranks > 1 && std::isfinite(sums.local) && std::isfinite(sums.reduced);
   if (usable) {
@@ -181,19 +190,19 @@ void AdaScale::forget_round() {
 void AdaScale::make_step() {
   parts_.scaling->synchronize();
   const State state_before = state_;
-  if (alone_) {
-    state_.gain = 1;
-  } else {
-    const torch_detail::PlainMode plain;
-    learn(sums_of_ranks(own_sums()));
-  }
   const int64_t before = scheduler_->steps();
-  scheduler_->set_steps(before + 1);
   try {
+    if (alone_) {
+      state_.gain = 1;
+    } else {
+      const torch_detail::PlainMode plain;
+      learn(sums_of_ranks(own_sums()));
+    }
+    scheduler_->set_steps(before + 1);
     parts_.step();
   } catch (...) {
     state_ = state_before;
-    scheduler_->set_steps(before);
+    if (scheduler_->steps() != before) scheduler_->set_steps(before);
     throw;
   }
   if (parts_.scaling->step_skipped()) {
@@ -223,8 +232,8 @@ void AdaScale::load(::torch::serialize::InputArchive& archive) {
     }
     return value.toDouble();
   };
-  const State loaded{number("position"), number("gain"), number("variance"), number("squared_mean"),
-                     number("weight")};
+  const State loaded{number("position"),     number("gain"),   number("variance"),
+                     number("squared_mean"), number("weight"), state_.ranks};
   ::torch::serialize::InputArchive of_scheduler;
   if (!archive.try_read("scheduler", of_scheduler)) {
     refuse_ada_scale("the archive holds no state of it (no scheduler)");

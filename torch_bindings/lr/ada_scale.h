@@ -39,7 +39,8 @@ class GradScaler;
 struct AdaScaleOptions {
   std::string name = {};  // of its collective; empty: "ada_scale.noname.N"
   // Batches of each rank in one step, above 0; empty: the optimizer's backward_passes_per_step. For
-  // a program that adds up gradients in no_sync().
+  // a program that adds up the gradients of k batches in no_sync(): it says k here, and divides its
+  // loss by k, which nothing else does.
   std::optional<int> batches = {};
   // As in LrSchedulerOptions; a step is one on a single batch.
   int64_t steps_per_unit = 1;
@@ -51,13 +52,14 @@ struct AdaScaleOptions {
 // For optimizers whose op is Average or Sum. Needs the gradients of two ranks; on one rank alone
 // the gain is 1. For SGD, with or without momentum, as the paper; nothing is refused. The learning
 // rates before the scaling are those that the groups have when this is made: do not scale them
-// (scale_lr).
+// (scale_lr). Where gradients are sums (Sum over ranks; passes without
+// average_aggregated_gradients) they are divided by what the gradients have grown by.
 //
 // Costs a look at each gradient before it is reduced and after, and one allreduce of 32 bytes in a
 // step; the host waits for a GPU twice. All ranks compute the same gain, from the same numbers.
-// Uses the optimizer's before_bucket(), so that buckets are not tuned meanwhile (HORON_AUTOTUNE).
-// Gradients are measured as they are reduced, so a program may clip them between backward() and
-// step().
+// Gradients are measured as they are reduced: behind the program's before_bucket(), and before a
+// program clips them between backward() and step(). Buckets are not tuned meanwhile
+// (HORON_AUTOTUNE).
 //
 // With an amp::GradScaler: scaler.step(ada_scale) in the place of step(), behind
 // scaler.unscale_(optimizer) or without it. Of a program that scales losses by itself: the
@@ -113,7 +115,6 @@ class AdaScale {
     std::function<void()> step;
     std::function<GradientStatistics()> statistics;
     std::function<const GradientReducerOptions&()> gradients;  // as they are now
-    std::function<void(std::function<void(const BucketView&)>)> before_bucket;
   };
   struct State {
     double position = 0;
@@ -121,6 +122,7 @@ class AdaScale {
     double variance = 0;
     double squared_mean = 0;
     double weight = 0;  // of all that the running means hold
+    double ranks = 1;   // that had a part in the last step; of this job, so it is not saved
   };
   // Numbers of one step that travel, added up over the ranks.
   struct Sums {
@@ -142,7 +144,6 @@ class AdaScale {
     parts.step = [&held] { held.step(); };
     parts.statistics = [&held] { return held.statistics(); };
     parts.gradients = [&held]() -> const auto& { return held.reducer_options(); };
-    parts.before_bucket = [&held](auto function) { held.before_bucket(std::move(function)); };
     return parts;
   }
   AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options);
@@ -153,6 +154,8 @@ class AdaScale {
   void forget_round();
 
   double batches() const;
+  // What the gradients have grown by against their mean over all ranks and passes.
+  double summed() const;
   Sums own_sums();
   Sums sums_of_ranks(const Sums& own) const;
   void learn(const Sums& sums);

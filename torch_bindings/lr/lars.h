@@ -62,9 +62,10 @@ struct LarsParamState : ::torch::optim::OptimizerCloneableParamState<LarsParamSt
 //   v = m v + lr rate (g + weight_decay w)
 //   w = w - v
 //
-// A layer is a parameter tensor. Dense gradients; any device; the host waits for none. Norms are
-// added up in float64, and ranks with equal gradients make equal steps on CPUs of any kind. On the
-// CPU float32 and float64 are read twice, for the norms and for the step, by LibTorch's threads.
+// A layer is a parameter tensor. Dense gradients; any device; the host waits for none. On the CPU
+// norms are added up in float64, ranks with equal gradients make equal steps on CPUs of any kind,
+// and float32 and float64 are read twice, for the norms and for the step, by LibTorch's threads.
+// On a GPU LibTorch adds a layer's norm up, in float32, or in float64 for a float64 one.
 class Lars : public ::torch::optim::Optimizer, public torch_detail::CallsClosureFirst {
  public:
   // Throw Error(InvalidArgument) that names an option.

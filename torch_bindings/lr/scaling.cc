@@ -17,7 +17,15 @@ double scale_lr(double lr, const GradientReducerOptions& options, LrScaling rule
                 core::concat("scale_lr: backward_passes_per_step is ",
                              options.backward_passes_per_step, ", not above 0"));
   }
-  const double ranks = options.process_set.size();
+  const bool has_rule = options.op == ReduceOp::Average || options.op == ReduceOp::Sum ||
+                        options.op == ReduceOp::Adasum;
+  if (!has_rule) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("scale_lr: there are rules for Average, Sum and Adasum, not for ",
+                             to_string(options.op)));
+  }
+  const double set_size = options.process_set.size();
+  const double ranks = options.op == ReduceOp::Adasum ? 1 : set_size;
   const double passes = options.backward_passes_per_step;
   const double grown = (options.op == ReduceOp::Sum ? ranks : 1) *
                        (options.average_aggregated_gradients ? 1 : passes);

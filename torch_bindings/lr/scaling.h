@@ -18,14 +18,15 @@ enum class LrScaling : uint8_t {
 // Returns the learning rate for k batches, from that for one. Both rules are for gradients that are
 // the mean over all batches. Where they are summed (op Sum over ranks; passes without
 // average_aggregated_gradients) a step of SGD has grown by that factor already, and it is divided
-// out. (The steps of adaptive optimizers do not grow with a sum: use Average with them.) Large k
-// want a warm-up as well (schedule.h).
+// out. (The steps of adaptive optimizers do not grow with a sum: use Average with them.) With
+// Adasum, which adapts to how alike the ranks are, the learning rate is that of one rank: N counts
+// as 1. Large k want a warm-up as well (schedule.h).
 //
 // `options`: those of the optimizer, of which op, process_set, backward_passes_per_step and
 // average_aggregated_gradients count. A program that divides its loss by p itself says
 // `.average_aggregated_gradients = true` here alone. Local; any thread. Throws
 // Error(NotInitialized); Error(InvalidArgument) for a learning rate or a number of passes that is
-// none.
+// none, and for another op than Average, Sum and Adasum.
 double scale_lr(double lr, const GradientReducerOptions& options = {},
                 LrScaling rule = LrScaling::Linear);
 double scale_lr(double lr, LrScaling rule);

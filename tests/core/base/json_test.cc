@@ -27,5 +27,12 @@ TEST(JsonString, ShowsBadUtf8AsLatin1) {
   EXPECT_EQ(json_string("\xf4\x90\x80\x80"), R"("\u00f4\u0090\u0080\u0080")");
 }
 
+TEST(Utf8, IsToldFromOtherBytes) {
+  EXPECT_TRUE(is_utf8(""));
+  EXPECT_TRUE(is_utf8("Ünïcødé 环 🎡"));
+  EXPECT_FALSE(is_utf8("a\xff"));
+  EXPECT_FALSE(is_utf8("\xed\xa0\x80"));
+}
+
 }  // namespace
 }  // namespace horon::core

@@ -38,7 +38,13 @@ TEST_F(ChainOfJobs, Stops) {
   barrier();
   Training first(folder_);
   first.run(5);
-  first.checkpoints.save(5, {.metric = 0.5, .values = {{"note", "chain"}, {"rate", 0.25}}});
+  first.checkpoints.save(
+      5, {.metric = 0.5,
+          .values = {{"note", "chain"},
+                     {"rate", 0.25},
+                     {"losses", std::vector<double>{0.5, 0.25}},
+                     {"counts", c10::ivalue::Tuple::create({std::vector<int64_t>{1, 2}})},
+                     {"tensors", std::vector<at::Tensor>{at::ones({2})}}}});
   first.checkpoints.wait();
   std::ofstream(folder_ + "/drawn." + std::to_string(rank()))
       << testing::PrintToString(first.drawn);

@@ -1,11 +1,14 @@
 // Labels of checkpoints, and files whose hash is right but not their content.
 #include "horon/torch_bindings/checkpoint/checkpoint_file.h"
 
+#include <cmath>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <unistd.h>
+#include <vector>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/jit_type.h>
@@ -57,6 +60,51 @@ TEST_F(CheckpointFile, LabelsAreReadAsTheyWereWrittenInEveryLocale) {
     EXPECT_EQ(label.step, 9876543210);
     EXPECT_EQ(label.metric, metric);
   }
+}
+
+TEST_F(CheckpointFile, ANaNHasNoSign) {
+  Checkpoints checkpoints(folder_, {.in_background = false});
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  checkpoints.save(1, {.metric = std::copysign(nan, rank() == 0 ? -1.0 : 1.0)});
+  EXPECT_TRUE(std::isnan(*checkpoints.load_latest()->metric));
+}
+
+// What Python reads of them is tried in chain_of_jobs.
+TEST_F(CheckpointFile, ListsOfAnyTypeComeBackAsPlainOnes) {
+  Checkpoints checkpoints(folder_, {.in_background = false});
+  const std::vector<at::Tensor> tensors{at::ones({2}), at::zeros({3})};
+  c10::impl::GenericDict inner = dictionary();
+  inner.insert("counts", std::vector<int64_t>{1, 2});
+  inner.insert("both", c10::ivalue::Tuple::create({std::vector<bool>{true}, std::string("ä")}));
+  checkpoints.save(1, {.values = {{"losses", std::vector<double>{0.5, 0.25}},
+                                  {"tensors", tensors},
+                                  {"inner", inner},
+                                  {"no", c10::IValue()}}});
+  const std::map<std::string, c10::IValue> found = checkpoints.load_latest()->values;
+  const auto expect_plain = [](const c10::IValue& list, size_t size) {
+    EXPECT_EQ(list.toList().elementType()->kind(), c10::TypeKind::AnyType);
+    ASSERT_EQ(list.toListRef().size(), size);
+  };
+  expect_plain(found.at("losses"), 2);
+  EXPECT_EQ(found.at("losses").toListRef()[1].toDouble(), 0.25);
+  expect_plain(found.at("tensors"), 2);
+  EXPECT_TRUE(found.at("tensors").toListRef()[0].toTensor().equal(tensors[0]));
+  const c10::impl::GenericDict back = found.at("inner").toGenericDict();
+  expect_plain(back.at("counts"), 2);
+  EXPECT_EQ(back.at("counts").toListRef()[0].toInt(), 1);
+  const auto& both = back.at("both").toTupleRef().elements();
+  expect_plain(both[0], 1);
+  EXPECT_TRUE(both[0].toListRef()[0].toBool());
+  EXPECT_EQ(both[1].toStringRef(), "ä");
+  EXPECT_TRUE(found.at("no").isNone());
+
+  c10::impl::GenericList texts(c10::AnyType::get());
+  texts.push_back(std::string("\xff\xfe"));
+  EXPECT_THAT(test::error_of([&] {
+                checkpoints.save(2, {.values = {{"texts", texts}}});
+              }),
+              AllOf(HasSubstr("invalid argument"), HasSubstr("the value \"texts\" has a text")));
+  EXPECT_EQ(checkpoints.load_latest()->step, 1);
 }
 
 // Rank 0 alone reads the file, and all must hear what is wrong with it.

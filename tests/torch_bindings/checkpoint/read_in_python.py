@@ -106,7 +106,10 @@ def main():
         "norm.running_var": [12], "norm.num_batches_tracked": []}, shapes
     assert plain(content["model"]["norm.num_batches_tracked"])[1] == [5]
     assert all(math.isfinite(x) for x in plain(content["model"]["first.weight"])[1])
-    assert content["values"] == {"note": "chain", "rate": 0.25}, content["values"]
+    tensors = [plain(tensor) for tensor in content["values"].pop("tensors")]
+    assert tensors == [[[2], [1, 1]]], tensors
+    assert content["values"] == {"note": "chain", "rate": 0.25, "losses": [0.5, 0.25],
+                                 "counts": ([1, 2],)}, content["values"]
     assert content["horon"] == {"format": 1, "ranks": 2}, content["horon"]
     assert content["optimizer"]["type"] == "torch::optim::SGD"
     assert [plain(t)[0] for t in content["optimizer"]["tensors"]] == [[12, 6], [12], [12], [12],

@@ -298,6 +298,27 @@ TEST(BestCheckpoint, AllRanksKeepTheSame) {
   EXPECT_THAT(error_of([] { BestCheckpoint({.keep = 0}); }), HasSubstr("give 1 or more"));
 }
 
+TEST(BestCheckpoint, ForgetsAStepThatCouldNotBeSaved) {
+  BestCheckpoint best({.keep = 1});
+  EXPECT_TRUE(best.judge(1, 0.5).save);
+  EXPECT_EQ(best.judge(2, 0.3).remove, std::vector<int64_t>{1});
+  best.forget(2);
+  ASSERT_EQ(best.kept().size(), 1U);
+  EXPECT_EQ(best.kept()[0].step, 1);
+  EXPECT_EQ(best.kept()[0].value, 0.5);
+  EXPECT_THAT(error_of([&] { best.forget(2); }), HasSubstr("the last judgement was not to save"));
+  const CheckpointDecision third = best.judge(3, 0.4);  // better than the file that is there
+  EXPECT_TRUE(third.save);
+  EXPECT_EQ(third.remove, std::vector<int64_t>{1});
+  EXPECT_THAT(error_of([&] { best.forget(2); }), HasSubstr("was to save step 3"));
+  EXPECT_FALSE(best.judge(4, 1).save);
+  EXPECT_THAT(error_of([&] { best.forget(3); }), HasSubstr("not to save"));
+  // One that is made again has the file and the value that it had.
+  EXPECT_TRUE(best.judge(3, 0.25).save);
+  best.forget(3);
+  EXPECT_EQ(best.kept()[0].value, 0.4);
+}
+
 // As torch::save() writes it and torch::load() reads it.
 template <class Guard>
 void copy_through_archive(const Guard& from, Guard& into) {

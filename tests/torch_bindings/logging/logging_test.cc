@@ -160,10 +160,20 @@ TEST(Logger, ASinkThatCanNotWriteIsAnErrorOfTheNextFlushOnAllRanks) {
   EXPECT_THAT(error_of([&] { logger.flush(2); }),
               AllOf(StartsWith("failed: \"sinks\": on rank 0: can't write /no/such/folder"),
                     HasSubstr("No such file")));
-  logger.log("x", 2);
-  logger.flush(3);
-  EXPECT_EQ(kept.size(), rank() == 0 ? 2U : 0U);  // the other sink has all that was reduced
-  EXPECT_THAT(error_of([&] { logger.flush(4); }), StartsWith("failed"));
+  for (int step = 3; step <= 6; ++step) {
+    logger.log("x", step, {.reduce = Reduce::Sum});
+    EXPECT_THAT(error_of([&] { logger.flush(step); }), StartsWith("failed"));
+  }
+  ASSERT_EQ(kept.size(), rank() == 0 ? 6U : 0U);  // the other sink has all
+  for (size_t i = 2; i < kept.size(); ++i) {
+    const double step = static_cast<double>(i) + 1;
+    EXPECT_THAT(kept[i].values, ElementsAre(Pair("x", step * size())));
+  }
+  // An error of the flush itself is not instead of it.
+  if (size() > 1) {
+    EXPECT_THAT(error_of([&] { logger.flush(7 + rank()); }), StartsWith("mismatch"));
+    EXPECT_THAT(error_of([&] { logger.flush(8); }), StartsWith("failed"));
+  }
   testing::internal::CaptureStderr();
   {
     Logger ends({.name = "ends"});

@@ -1,10 +1,9 @@
-// Files of logged values as their readers see them, and the progress bar.
+// Files of logged values as their readers see them.
 #include <array>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -16,7 +15,6 @@
 
 #include "horon/tests/support/error_of.h"
 #include "horon/torch_bindings/logging/event_file.h"
-#include "horon/torch_bindings/logging/progress_bar.h"
 #include "horon/torch_bindings/logging/text_sinks.h"
 
 namespace horon::sinks_test {
@@ -137,6 +135,13 @@ TEST_F(Sinks, CsvGrowsColumnsAndGoesOnAfterARestart) {
   EXPECT_THAT(error_of([&] { CsvSink(path("foreign.csv")).write({}); }),
               HasSubstr("first line is not one of a log"));
   EXPECT_EQ(content(path("foreign.csv")), "name,age\n");
+  std::ofstream(path("notes.csv")) << "\nmy notes\n";
+  EXPECT_THAT(error_of([&] { CsvSink(path("notes.csv")).write({}); }),
+              HasSubstr("can't go on in " + path("notes.csv")));
+  EXPECT_EQ(content(path("notes.csv")), "\nmy notes\n");
+  std::ofstream(path("empty.csv")).close();
+  CsvSink(path("empty.csv")).write({1, 10, {}});
+  EXPECT_EQ(content(path("empty.csv")), "step,time\n1,10\n");
 }
 
 // Neither the head that it writes nor the rows that it would go on with are those of a wider table.
@@ -154,6 +159,19 @@ TEST_F(Sinks, CsvThatCanNotGrowStaysAsItIsAndGrowsLater) {
     EXPECT_EQ(content(path("log.csv")), "step,time,loss\n1,10,\n3,12,\n4,13,0.5\n");
     std::filesystem::remove(path("log.csv"));
   }
+}
+
+// Rows that can't be read must not be lost with the file that they stand in.
+TEST_F(Sinks, CsvThatCanNotBeReadIsNotReplaced) {
+  CsvSink sink(path("log.csv"));
+  sink.write({1, 10, {}});
+  std::filesystem::remove(path("log.csv"));
+  std::filesystem::create_symlink("/proc/self/mem", path("log.csv"));  // address 0 can't be read
+  EXPECT_THAT(error_of([&] {
+                sink.write({2, 11, {{"loss", 0.5}}});
+              }),
+              HasSubstr("can't go on in " + path("log.csv") + ": it can't be read"));
+  EXPECT_TRUE(std::filesystem::is_symlink(path("log.csv")));
 }
 
 // Of a program that was killed within a line.
@@ -306,89 +324,6 @@ TEST_F(Sinks, TensorBoardItselfReadsThem) {
       "print([(s.step, s.value, s.wall_time) for s in e.Scalars(\"loss\")])\n";
   EXPECT_EQ(output_of("python3 -c '" + script + "' 2> /dev/null"),
             "[(3, 0.25, 1234.5), (4, 0.125, 1235.5)]\n");
-}
-
-// A bar on a file that is read back, under a clock that the test moves.
-struct Bar {
-  std::FILE* out = std::tmpfile();
-  double now = 0;
-
-  ~Bar() { std::fclose(out); }
-  ProgressBarOptions options(bool terminal) {
-    return {.label = "epoch 1",
-            .total = 200,
-            .out = out,
-            .terminal = terminal,
-            .columns = 60,
-            .clock = [this] { return now; }};
-  }
-  std::string written() const {
-    std::rewind(out);
-    std::string text;
-    for (int letter = std::fgetc(out); letter != EOF; letter = std::fgetc(out)) {
-      text += static_cast<char>(letter);
-    }
-    return text;
-  }
-};
-
-TEST(ProgressBar, WritesALineNowAndThenToAFile) {
-  Bar file;
-  ProgressBar bar(file.options(false));
-  for (int step = 1; step <= 200; ++step) {
-    file.now += 0.5;
-    bar.update(step, "loss 0.5");
-    if (step == 70) bar.print("saved");
-  }
-  bar.finish();
-  bar.update(1);
-  EXPECT_EQ(file.written(),
-            "epoch 1  30 % [======>             ] 60/200  2/s  1:10 left  loss 0.5\nsaved\n"
-            "epoch 1  60 % [============>       ] 120/200  2/s  0:40 left  loss 0.5\n"
-            "epoch 1  90 % [==================> ] 180/200  2/s  0:10 left  loss 0.5\n"
-            "epoch 1  100 % [====================] 200/200  2/s  1:40  loss 0.5\n");
-}
-
-TEST(ProgressBar, WritesItsLineAgainOnATerminal) {
-  Bar terminal;
-  {
-    ProgressBar bar(terminal.options(true));
-    bar.update(0);
-    terminal.now = 0.05;
-    bar.update(5);  // too early
-    terminal.now = 0.5;
-    bar.update(50, "a note that is longer than the line");
-    bar.print("saved");
-  }
-  EXPECT_EQ(terminal.written(),
-            "\repoch 1  0 % [>                   ] 0/200\x1b[K"
-            "\repoch 1  25 % [=====>              ] 50/200  100/s  0:02 le\x1b[K"
-            "\r\x1b[Ksaved\n"
-            "\repoch 1  25 % [=====>              ] 50/200  100/s  0:02 le\x1b[K\n");
-}
-
-TEST(ProgressBar, DoesNotCutLetters) {
-  Bar terminal;
-  ProgressBarOptions options = terminal.options(true);
-  options.label = "\xc3\xa4\xc3\xa4\xc3\xa4";
-  options.columns = 6;
-  ProgressBar(options).update(0);
-  EXPECT_EQ(terminal.written(), "\r\xc3\xa4\xc3\xa4\x1b[K\n");
-}
-
-TEST(ProgressBar, KnowsATerminal) {
-  const int controller = ::posix_openpt(O_RDWR | O_NOCTTY);
-  if (controller < 0 || ::grantpt(controller) != 0 || ::unlockpt(controller) != 0) {
-    GTEST_SKIP() << "there are no pseudo terminals here";
-  }
-  std::FILE* const out = std::fopen(::ptsname(controller), "w");
-  ASSERT_NE(out, nullptr);
-  ProgressBar({.out = out}).update(12345);
-  std::array<char, 256> read{};
-  ASSERT_GT(::read(controller, read.data(), read.size() - 1), 0);
-  EXPECT_THAT(read.data(), StartsWith("\r12345"));
-  std::fclose(out);
-  ::close(controller);
 }
 
 }  // namespace

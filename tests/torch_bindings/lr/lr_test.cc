@@ -41,6 +41,8 @@ TEST(ScaleLr, Rules) {
   const ProcessSet first = add_process_set({0});
   EXPECT_DOUBLE_EQ(scale_lr(0.5, {.process_set = first}), 0.5);
   EXPECT_THAT(error_of([] { scale_lr(-1); }), HasSubstr("learning rate is -1"));
+  EXPECT_DOUBLE_EQ(scale_lr(0.5, ReduceOp::Adasum), 0.5);
+  EXPECT_THAT(error_of([] { scale_lr(0.5, ReduceOp::Max); }), HasSubstr("not for Max"));
 }
 
 // Groups of learning rates 0.1 and 0.02.
