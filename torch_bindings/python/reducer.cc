@@ -147,6 +147,8 @@ void bind_reducer(py::module_& module) {
       .def(
           "count_gradients_as_new", [](Reducer& self) { (*self).count_gradients_as_new(); },
           WithoutGil())
+      .def("unsynchronized_parameter",
+           [](Reducer& self) { return (*self).unsynchronized_parameter(); })
       .def("begin_no_sync", &Reducer::begin_no_sync)
       .def("end_no_sync", &Reducer::end_no_sync)
       .def("statistics", &statistics_of);

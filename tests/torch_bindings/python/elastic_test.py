@@ -244,6 +244,29 @@ def test_a_commit_that_can_t_be_written_is_told_and_costs_nothing_else(rank, siz
         train(make_state(), 1)
 
 
+@pytest.mark.parametrize("warns", ["default", "error"])
+def test_a_value_that_can_t_be_copied_is_told_and_costs_nothing_else(rank, size, job, warns):
+    job.start(0)
+    state = hvd.elastic.TorchState(torch.nn.Linear(2, 1), loss=0.0, epoch=0)
+
+    @hvd.elastic.run
+    def commit(state):
+        for state.epoch in range(3):
+            loss = state.model(torch.ones(1, 2)).sum()
+            state.loss = loss if state.epoch == 1 else loss.item()
+            state.commit()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter(warns)
+        commit(state)
+    texts = [str(each.message) for each in told if "a commit was not" in str(each.message)]
+    assert len(texts) == (1 if rank == 0 and warns == "default" else 0)
+    assert all("job.pt.0" in text and "deepcopy" in text for text in texts)
+    if rank == 0:
+        path = os.environ["HORONRUN_COMMITS"] + ".0"
+        assert torch.load(path, weights_only=False)["objects"]["epoch"] == 2
+
+
 def test_all_ranks_end_for_other_hosts_at_one_commit(rank, size, job, monkeypatch, tmp_path):
     monkeypatch.setenv("HORONRUN_ELASTIC", "1")
     job.start(0)

@@ -12,7 +12,7 @@ import torch
 
 from horon.torch import collectives
 from horon.torch.compression import Compression
-from horon.torch.wrapped_optimizer import WrappedOptimizer, wrap
+from horon.torch.wrapped_optimizer import WrappedOptimizer, divide_gradients, wrap
 
 
 def make_adasum(optimizer, named, compression, process_set):
@@ -35,10 +35,6 @@ def make_adasum(optimizer, named, compression, process_set):
 class _Adasum(WrappedOptimizer):
     """What DistributedOptimizer(op=Adasum) adds to an optimizer."""
 
-    # GradScaler calls step() whether or not this rank's gradients are finite, and sets `grad_scale`
-    # (None: they are divided already) and `found_inf` before.
-    _step_supports_amp_scaling = True
-
     def _make_step(self, step):
         if not hasattr(self, "found_inf") or self._plain_looks_at_scaling():
             return self._reducing_all_of(step)
@@ -49,20 +45,9 @@ class _Adasum(WrappedOptimizer):
             _before_step(self, (), {})
             _after_step(self, (), {})
             return None
-        found_inf, scale = vars(self).pop("found_inf"), vars(self).pop("grad_scale")
-        _divide_gradients(self, scale)
-        try:  # the plain step knows nothing of them
-            loss = self._reducing_all_of(step)
-        except BaseException:
-            _divide_gradients(self, None if scale is None else 1 / scale)  # the next try divides
-            raise
-        self.found_inf, self.grad_scale = found_inf, scale  # GradScaler deletes them
-        return loss
-
-    def _plain_looks_at_scaling(self):
-        """A fused step does."""
-        name = "_step_supports_amp_scaling"
-        return vars(self).get(name, getattr(self._plain, name, False))
+        if self.grad_scale is not None:
+            divide_gradients(self, self.grad_scale)
+        return self._step_of_divided(lambda: self._reducing_all_of(step))
 
     def _reducing_all_of(self, step):
         loss = step()
@@ -74,9 +59,7 @@ class _Adasum(WrappedOptimizer):
     def _forget_step(self):
         self._steps_within = 0  # calls of step() that have begun: one may call that of its base
         self._starts = None
-        # GradScaler leaves them behind a step() that has raised, and multiplies what it finds.
-        for name in ("found_inf", "grad_scale"):
-            vars(self).pop(name, None)
+        self._forget_scaling()
 
     def synchronize(self):
         """Nothing: gradients are not reduced."""
@@ -113,16 +96,6 @@ def _refuse_float16(optimizer):
     if any(parameter.dtype == torch.float16
            for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError("Attempting to unscale FP16 gradients.")
-
-
-def _divide_gradients(optimizer, scale):
-    if scale is None:
-        return
-    with torch.no_grad():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.div_(scale.to(parameter.grad.device))
 
 
 def _before_step(optimizer, args, kwargs):

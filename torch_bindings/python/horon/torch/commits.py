@@ -85,8 +85,7 @@ class Commits:
                         self._end_thread()
                         return
                     content, self._next = self._next, None
-                with contextlib.suppress(Warning):  # where the program makes errors of warnings
-                    self._replace_file(content)
+                self._replace_file(content)
         except BaseException:  # of what shows warnings
             with self._changed:
                 self._end_thread()
@@ -105,5 +104,9 @@ class Commits:
                 os.fsync(file.fileno())  # else the new name may come to the disk before its bytes
             os.replace(unfinished, self.path)
         except BaseException as error:  # what can't be pickled, a full disk: the training goes on
+            self.tell_unwritten(error)
+
+    def tell_unwritten(self, error):
+        with contextlib.suppress(Warning):  # where the program makes errors of warnings
             warnings.warn(f"a commit was not written to {self.path}: {error}; a restart would "
                           "begin with an earlier one")

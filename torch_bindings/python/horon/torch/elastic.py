@@ -94,10 +94,17 @@ class State:
         other hosts, all ranks end here, to be started again on those."""
         self.save()
         if self._commits is not None and self._rank() == 0:
-            content = self.committed()
-            if content is not None:
-                self._commits.write(content)
+            self._write_committed()
         self.check_host_updates()
+
+    def _write_committed(self):
+        try:
+            content = self.committed()
+        except Exception as error:  # what can't be copied: the training goes on
+            self._commits.tell_unwritten(error)
+            return
+        if content is not None:
+            self._commits.write(content)
 
     def check_host_updates(self):
         """Raises HostsUpdatedInterrupt on all ranks if there are other hosts."""

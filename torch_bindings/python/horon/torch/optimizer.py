@@ -13,11 +13,14 @@ from horon.torch.adasum import make_adasum
 from horon.torch.collectives import Adasum, Average, Max, Min, Product, Sum
 from horon.torch.compression import Compression
 from horon.torch.process_sets import global_process_set
-from horon.torch.wrapped_optimizer import WrappedOptimizer, wrap
+from horon.torch.wrapped_optimizer import WrappedOptimizer, divide_gradients, wrap
 
 _NATIVE_OPS = {Average: native.ReduceOp.Average, Sum: native.ReduceOp.Sum,
                Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
                Product: native.ReduceOp.Product}
+
+_SYNCHRONIZE_FIRST = ("call optimizer.synchronize() before scaler.unscale_(optimizer) and "
+                      "scaler.step(optimizer), the latter within optimizer.skip_synchronize()")
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none,
@@ -61,6 +64,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         sparse_as_dense=dense)
     optimizer._parameter_names = {parameter: name for name, parameter in named}
     optimizer._reducer = reducer
+    optimizer._is_alone = not process_set.included() or process_set.size() == 1
     optimizer._synchronized = False
     optimizer._skips_synchronize = False
     optimizer._in_step = False
@@ -76,8 +80,45 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
 class _Distributed(WrappedOptimizer):
     """What DistributedOptimizer adds to an optimizer."""
 
+    def _make_step(self, step):
+        if not hasattr(self, "found_inf"):
+            return step()
+        # Of a GradScaler. What it leaves out is a step of the reducer too.
+        has_looked = self._reduce_behind_scaler()
+        if has_looked and self._plain_looks_at_scaling():
+            return step()
+        found = bool(self.found_inf)
+        if self.grad_scale is not None:
+            found = divide_gradients(self, self.grad_scale)
+        elif not has_looked:
+            found = divide_gradients(self, torch.ones(()))
+        if found != bool(self.found_inf):
+            raise RuntimeError(
+                "GradScaler has looked at the gradients of this rank before step() has reduced "
+                f"them, and {'does not know of' if found else 'knows alone of'} the NaN or the "
+                "infinity among them, so its scale would not be that of the other ranks: "
+                + _SYNCHRONIZE_FIRST)
+        if found:
+            _after_step(self, (), {})
+            return None
+        return self._step_of_divided(step)
+
+    def _reduce_behind_scaler(self):
+        """Whether GradScaler has looked at what all ranks have: here this rank may have reduced
+        gradients after that."""
+        is_divided = self.grad_scale is None
+        has_own = self._synchronized or self._reducer.unsynchronized_parameter() != ""
+        rounds = self._reducer.statistics()["steps"]
+        _before_step(self, (self,), {})
+        has_looked = self._is_alone or self._reducer.statistics()["steps"] == rounds
+        if is_divided and not has_own and not has_looked:
+            raise RuntimeError("this rank has run no backward() in this step, so the gradients of "
+                               "the others have come behind unscale_(): " + _SYNCHRONIZE_FIRST)
+        return has_looked
+
     def _forget_step(self):
         self._in_step = False
+        self._forget_scaling()
 
     def synchronize(self):
         """Reduces what backward() has not; step() does so too. Collective."""

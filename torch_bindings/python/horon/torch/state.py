@@ -67,11 +67,40 @@ def _replace(value, of_type, made):
     return value
 
 
+def _facts_of(optimizer, root_rank):
+    """What ranks must have alike before one takes the state of another."""
+    names = getattr(optimizer, "_parameter_names", {})  # of DistributedOptimizer
+    facts = [("root", str(root_rank)), ("the class", type(optimizer).__name__)]
+    for i, group in enumerate(optimizer.param_groups):
+        facts.append((f"parameter group {i}", f"{len(group['params'])} parameters"))
+        for j, parameter in enumerate(group["params"]):
+            of_type = f"{parameter.dtype} {list(parameter.shape)}"
+            name = f'"{names[parameter]}" ' if parameter in names else ""
+            facts.append((f"parameter {j} of group {i}", name + of_type))
+    return facts
+
+
+def _compare(optimizer, root_rank):
+    """Raises on all ranks if their optimizers differ. Collective."""
+    facts, failure = [], None
+    try:
+        facts = _facts_of(optimizer, root_rank)
+    except Exception as error:  # the other ranks are told
+        failure = error
+    why = f"the optimizer can't be compared: {failure}" if failure is not None else ""
+    native.require_agreement("broadcast_optimizer_state", facts, why,
+                             global_process_set.of_call())
+
+
 def broadcast_optimizer_state(optimizer, root_rank, model=None):
     """Gives all ranks the root's options and state, whatever they had. No step is taken.
 
-    `model` is not needed. Call it after broadcast_parameters().
+    The class, the groups, and dtypes and shapes of the parameters are compared first (and the names
+    that DistributedOptimizer knows); where they differ all ranks raise HorovodInternalError that
+    names the first one, and nothing is written. `model` is not needed. Call it after
+    broadcast_parameters().
     """
+    _compare(optimizer, root_rank)
     tensors = []
     is_root = native.rank() == root_rank
 
@@ -101,8 +130,16 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
     for handle in [broadcast_async_(each, root_rank, f"optimizer_state.{next(numbers)}")
                    for each in tensors]:
         synchronize(handle)
-    if not is_root:
-        optimizer.load_state_dict(state)
+    try:
+        if not is_root:
+            optimizer.load_state_dict(state)
+    except Exception as error:  # the others would train on
+        failure = error
+    why = f"load_state_dict(): {type(failure).__name__}: {failure}" if failure is not None else ""
+    try:
+        native.raise_together("broadcast_optimizer_state", why, global_process_set.of_call())
+    except errors.Error as of_all:
+        raise of_all from failure
 
 
 _CAN_T_BE_WRITTEN = b"!"  # in the place of a pickle, which begins otherwise; why comes behind it

@@ -1,13 +1,11 @@
 """Batch normalization over the samples of all ranks."""
 
-import itertools
-
 import torch
 
 from horon import native
 from horon.torch.process_sets import global_process_set
 
-_numbers = itertools.count()
+_KIND = "sync_batch_norm"
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
@@ -21,41 +19,62 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
                  track_running_stats=True, process_set=global_process_set):
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self._process_set = process_set
-        self._name = None  # until the first call that needs it, which the ranks make alike
-        self._joins, self._calls = 0, 0
+        self._forget_calls()
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        self._name, self._joins, self._calls = None, 0, 0  # a copy has collectives of its own
+        self._forget_calls()  # a copy has collectives of its own
+
+    def _forget_calls(self):
+        self._name = None  # until the first call that needs it, which the ranks make alike
+        self._name_is_until_join = False  # while ranks that have joined may lack it
+        self._joins, self._calls = 0, 0
+
+    def _fault_of(self, input):
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            return (f"the input has shape {list(input.shape)}; expected is "
+                    f"[samples, {self.num_features}, ...]")
+        if not input.is_floating_point():
+            return f"the input is {input.dtype}; expected is a floating dtype"
+        return None
 
     def _check_input_dim(self, input):
-        if input.dim() < 2 or input.shape[1] != self.num_features:
-            raise ValueError(f"SyncBatchNorm: expected is [samples, {self.num_features}, ...], "
-                             f"the input has shape {list(input.shape)}")
+        """The base calls it, where this rank is alone with its batch."""
+        fault = self._fault_of(input)
+        if fault is not None:
+            raise ValueError(f"SyncBatchNorm: {fault}")
 
     def forward(self, input):
         alone = not self.training or self._process_set.of_call().size() == 1
         if alone:
             return super().forward(input)
-        self._check_input_dim(input)
-        if self._name is None:
-            self._name = f"sync_batch_norm.{next(_numbers)}"
         of_call = self._process_set.of_call()
-        self._count_call(of_call)
+        self._name_collectives(of_call)
+        fault = self._fault_of(input)
+        if fault is not None:  # the others wait for this rank's statistics, and are told
+            native.refuse_call(self._name, of_call, f'SyncBatchNorm "{self._name}": {fault}')
         statistics = native.gather_statistics(input.detach(), self._name, of_call)
+        if self._name_is_until_join and statistics.of_all_ranks:
+            native.keep_objects(_KIND, of_call)
+            self._name_is_until_join = False
         if statistics.small_count == 1:
             raise ValueError("SyncBatchNorm: all ranks together have one value for each channel")
         if self.track_running_stats and statistics.small_count != 0:
             self._update_running(statistics)
+        self._calls += 1
         return native.normalize(input, self.weight, self.bias, statistics, self._name, of_call,
                                 self.eps, self._calls)
 
-    def _count_call(self, of_call):
-        """Since the last join(): ranks that had joined have not made the others' calls."""
+    def _name_collectives(self, of_call):
+        """As the modules of C++ do."""
         joins = native.joins_of(of_call)
-        if joins != self._joins:
+        if joins != self._joins:  # ranks that had joined have not made our calls
             self._joins, self._calls = joins, 0
-        self._calls += 1
+            if self._name_is_until_join:
+                self._name = None
+        if self._name is None:
+            self._name = native.name_called_object(_KIND, of_call)
+            self._name_is_until_join = True
 
     def _update_running(self, statistics):
         with torch.no_grad():

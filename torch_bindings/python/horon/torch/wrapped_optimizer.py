@@ -4,9 +4,15 @@ import functools
 import types
 import weakref
 
+import torch
+
 
 class WrappedOptimizer:
     """A base before the optimizer's own class, `_plain`."""
+
+    # GradScaler calls step() whether or not this rank's gradients are finite, and sets `grad_scale`
+    # (None: they are divided already) and `found_inf` before.
+    _step_supports_amp_scaling = True
 
     def __reduce_ex__(self, protocol):
         """A copy, and what is read from a file, is a plain optimizer."""
@@ -20,6 +26,28 @@ class WrappedOptimizer:
         """Calls step(), that of the plain class."""
         return step()
 
+    def _plain_looks_at_scaling(self):
+        """A fused step does."""
+        name = "_step_supports_amp_scaling"
+        return vars(self).get(name, getattr(self._plain, name, False))
+
+    def _step_of_divided(self, step):
+        """A step() that knows nothing of scaling, behind divide_gradients()."""
+        found_inf, scale = vars(self).pop("found_inf"), vars(self).pop("grad_scale")
+        try:
+            result = step()
+        except BaseException:
+            if scale is not None:
+                divide_gradients(self, 1 / scale)  # the next try divides
+            raise
+        self.found_inf, self.grad_scale = found_inf, scale  # GradScaler deletes them
+        return result
+
+    def _forget_scaling(self):
+        """GradScaler leaves them behind a step() that has raised, and multiplies what it finds."""
+        for name in ("found_inf", "grad_scale"):
+            vars(self).pop(name, None)
+
     def _name_last_group(self):
         """(name, parameter) of the group that add_param_group() has just added; noted."""
         index = len(self.param_groups) - 1
@@ -27,6 +55,14 @@ class WrappedOptimizer:
                  for i, parameter in enumerate(self.param_groups[index]["params"])]
         self._parameter_names.update({parameter: name for name, parameter in added})
         return added
+
+
+def divide_gradients(optimizer, scale):
+    """As GradScaler.unscale_() does. Returns whether there was a NaN or an infinity among them."""
+    found = torch.zeros((), dtype=torch.float32, device=scale.device)
+    of_devices = torch.amp.GradScaler(enabled=False)._unscale_grads_(
+        optimizer, scale.double().reciprocal().float(), found, False)
+    return any(bool(each) for each in of_devices.values())
 
 
 def wrap(optimizer, base):
