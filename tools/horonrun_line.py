@@ -182,10 +182,11 @@ def mpirun_knows_hosts(words, environment):
 
 def oversubscribes(words, environment):
     """words: what else mpirun is given"""
-    return (any(word.lstrip("-") == "oversubscribe" or word.upper().endswith(":OVERSUBSCRIBE")
-                for word in words)
-            or "rmaps_base_oversubscribe" in words
-            or environment.get("OMPI_MCA_rmaps_base_oversubscribe", "0") not in ("0", "false"))
+    in_words = [value for name, value in zip(words, words[1:])
+                if name == "rmaps_base_oversubscribe"]
+    setting = (in_words or [environment.get("OMPI_MCA_rmaps_base_oversubscribe", "0")])[-1]
+    told = re.compile("--?oversubscribe|[^:]*:(.*:)?oversubscribe(:.*)?", re.IGNORECASE)
+    return setting not in ("0", "false") or any(map(told.fullmatch, words))
 
 
 def host_arguments(options, ranks, words, environment):

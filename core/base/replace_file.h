@@ -9,7 +9,8 @@ namespace horon::core {
 
 // `write` makes a file at the path that it is given, beside `path`. That file is brought to the
 // disk and takes the place of `path` by a rename, so that a reader, a crash or a full disk never
-// leaves half of it. If anything fails, the old file stays and the new one is removed. A link stays
+// leaves half of it. If anything fails, the old file stays and the new one is removed; a process
+// that is killed meanwhile leaves `path`.tmp and a number behind. A link stays
 // a link: what it points to is replaced. What is no file (/dev/null, a pipe) is written to as it
 // is. Throws Error(OperationFailed) that names the path.
 void replace_file(const std::string& path,

@@ -121,11 +121,13 @@ class DryRun(unittest.TestCase):
     def test_more_ranks_than_slots_where_mpirun_is_told_so(self):
         arguments = ("-np", 4, "-H", "h1:2")
         for words in ("--oversubscribe", "-oversubscribe", "--map-by core:oversubscribe",
-                      "--mca rmaps_base_oversubscribe 1"):
+                      "--map-by core:OVERSUBSCRIBE:nolocal", "--mca rmaps_base_oversubscribe 1"):
             self.assertIn("-np 4 --host h1:2 ", dry_run(*arguments, "--mpi-args", words, "sh"))
-        for value, line in (("1", "-np 4 --host h1:2 "), ("0", "")):
-            self.assertIn(line, dry_run(*arguments, "sh", OMPI_MCA_rmaps_base_oversubscribe=value)
-                          or "none")
+        told = dry_run(*arguments, "sh", OMPI_MCA_rmaps_base_oversubscribe="1")
+        self.assertIn("-np 4 --host h1:2 ", told)
+        self.assertEqual(dry_run(*arguments, "sh", OMPI_MCA_rmaps_base_oversubscribe="0"), "")
+        words = "--mca rmaps_base_oversubscribe 0"
+        self.assertEqual(dry_run(*arguments, "--mpi-args", words, "sh"), "")
         self.assertIn("--mpi-args --oversubscribe)", horonrun(*arguments, "sh").stderr)
 
     def test_as_many_ranks_as_hosts_take(self):

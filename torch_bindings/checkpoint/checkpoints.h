@@ -125,7 +125,8 @@ class Checkpoints {
   // Copies everything, and lets a thread write it while training goes on. If the last file is still
   // being written, it waits for that first. Throws Error(OperationFailed) if the last file could
   // not be written; then this one is not, and save() may be called again. Throws Error(Mismatch) if
-  // the ranks differ about step or metric or hold different things.
+  // the ranks differ about step or metric or hold different things, and Error(InvalidArgument) for
+  // a text that is not UTF-8: bytes are a tensor.
   void save(int64_t step, const CheckpointValues& values = {});
   // Until the last file is on the disk. Throws Error(OperationFailed) if it could not be written.
   void wait();

@@ -6,12 +6,12 @@
 //   const horon::CheckpointDecision decision = best.judge(epochs, scale);   // collective
 //   try {
 //     if (decision.save) horon::save0(model, file(epochs));
-//   } catch (const horon::Error&) {    // on all ranks
-//     best.forget(epochs);             // the file before is still the best one
+//     for (const int64_t step : decision.remove) {
+//       horon::rank_zero_only([&] { std::remove(file(step).c_str()); });
+//     }
+//   } catch (const horon::Error&) {    // of save0(), on all ranks
+//     best.forget(epochs);             // the files before are still the best ones
 //     throw;                           // or go on without this checkpoint
-//   }
-//   for (const int64_t step : decision.remove) {
-//     horon::rank_zero_only([&] { std::remove(file(step).c_str()); });
 //   }
 #pragma once
 
@@ -63,8 +63,9 @@ class BestCheckpoint {
   CheckpointDecision judge(int64_t step, double value);
 
   // Takes the last judgement back, for a step that was to be saved and could not be: the list is
-  // what it was before. On all ranks. Throws Error(InvalidArgument), having changed nothing, if the
-  // last judgement was not to save this step.
+  // what it was before, so nothing is to be removed either. On all ranks. Throws
+  // Error(InvalidArgument), having changed nothing, if the last judgement was not to save this
+  // step.
   void forget(int64_t step);
 
   // The best first. Empty: nothing was worth it yet.

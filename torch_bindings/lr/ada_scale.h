@@ -53,7 +53,9 @@ struct AdaScaleOptions {
 // the gain is 1. For SGD, with or without momentum, as the paper; nothing is refused. The learning
 // rates before the scaling are those that the groups have when this is made: do not scale them
 // (scale_lr). Where gradients are sums (Sum over ranks; passes without
-// average_aggregated_gradients) they are divided by what the gradients have grown by.
+// average_aggregated_gradients) they are divided by what the gradients have grown by. That divides
+// weight decay too, and a momentum holds sums of more ranks for a while once some have joined: use
+// means there.
 //
 // Costs a look at each gradient before it is reduced and after, and one allreduce of 32 bytes in a
 // step; the host waits for a GPU twice. All ranks compute the same gain, from the same numbers.

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sched.h>
 #include <stdexcept>
 #include <string>
@@ -72,9 +73,10 @@ TEST_F(ReplaceFile, SeveralThreadsReplaceOneFile) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
 }
 
-// The name of the temporary file in a process that is the first of a container, or empty if none
+// The name of the temporary file in a process that is the first of a container. None: no container
 // may be made here.
-std::string temporary_in_a_container(const std::string& path) {
+std::optional<std::string> temporary_in_a_container(const std::string& path) {
+  constexpr int kNoContainer = 77;
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);
   const pid_t outer = ::fork();
@@ -82,7 +84,8 @@ std::string temporary_in_a_container(const std::string& path) {
     (void)!::write(ends[1], temporary.data(), temporary.size());
   };
   if (outer == 0) {
-    if (::unshare(CLONE_NEWPID) == 0 && ::fork() == 0) {
+    if (::unshare(CLONE_NEWPID) != 0) ::_exit(kNoContainer);
+    if (::fork() == 0) {
       [&]() noexcept { replace_file(path, tell); }();
     }
     ::wait(nullptr);
@@ -92,14 +95,17 @@ std::string temporary_in_a_container(const std::string& path) {
   std::string name(4096, '\0');
   name.resize(static_cast<size_t>(std::max<ssize_t>(::read(ends[0], name.data(), 4096), 0)));
   ::close(ends[0]);
-  ::waitpid(outer, nullptr, 0);
+  int status = 0;
+  ::waitpid(outer, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kNoContainer) return std::nullopt;
   return name;
 }
 
 // Processes of two containers, or hosts, that share a folder may have the same number.
 TEST_F(ReplaceFile, ContainersHaveNoTemporaryFileInCommon) {
-  const std::string one = temporary_in_a_container(path_);
-  if (one.empty()) GTEST_SKIP() << "no PID namespaces here";
+  const std::optional<std::string> one = temporary_in_a_container(path_);
+  if (!one) GTEST_SKIP() << "no PID namespaces here";
+  EXPECT_THAT(*one, HasSubstr(path_ + ".tmp"));
   EXPECT_NE(one, temporary_in_a_container(path_));
 }
 

@@ -88,14 +88,16 @@ def test_a_rank_without_a_batch_divides_what_it_gets(fused, rank, size):
         assert training.step() == pytest.approx(((size - 1) / size, 4.0))
 
 
-@pytest.mark.parametrize("case", ["unscaled", "infinite", "infinite and fused"])
+@pytest.mark.parametrize("case", ["unscaled", "none", "infinite", "infinite and fused"])
 def test_a_rank_whose_scaler_has_looked_too_early_is_told(case, rank, size):
     if size == 1:
         pytest.skip("nobody to come behind")
     training = Training(fused="fused" in case)
     training.backward(1.0)
     assert training.step() == (1.0, 4.0)
-    training.backward(None if rank == 0 else 1.0 if case == "unscaled" else INF)
+    if case == "none":
+        training.optimizer.zero_grad()  # to None, so that a scaler finds nothing to look at
+    training.backward(None if rank == 0 else INF if "infinite" in case else 1.0)
     if case == "unscaled":
         training.scaler.unscale_(training.optimizer)
     if rank == 0:
@@ -104,8 +106,40 @@ def test_a_rank_whose_scaler_has_looked_too_early_is_told(case, rank, size):
             training.step()
         assert training.weight.tolist() == before
         assert not hasattr(training.optimizer, "grad_scale")
+        if case == "none":  # still scaled, for the next try
+            assert training.weight.grad.tolist() == pytest.approx([4.0 * (size - 1) / size] * 3)
     else:
         training.step()
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_an_optimizer_whose_parameters_a_loss_does_not_use(unscales):
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0),
+                                           named_parameters=[(f"weight{i}", weight)])
+                  for i, weight in enumerate(weights)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(4):
+        used = weights[:1] if step % 2 else weights
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=False)
+        scaler.scale(sum(weight.sum() for weight in used)).backward()
+        for optimizer in optimizers:
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+        scaler.update()
+    assert [weight.tolist() for weight in weights] == [[-4.0] * 2, [-2.0] * 2]
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_gradients_that_the_program_has_set(training, unscales, rank, size):
+    for value, want in [(rank + 1.0, (mean(size), 4.0)), (INF, (0.0, 2.0)), (2.0, (2.0, 2.0))]:
+        loss = training.scaler.scale((training.weight * value).sum())
+        training.weight.grad, = torch.autograd.grad(loss, [training.weight])
+        if unscales:
+            training.scaler.unscale_(training.optimizer)
+        assert training.step() == pytest.approx(want)
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -90,3 +90,17 @@ def test_a_rank_that_can_not_load_is_the_error_of_all(rank, size):
         hvd.broadcast_optimizer_state(Refuses(parameters(2), lr=0.1), 0)
     assert isinstance(raised.value.__cause__, KeyError) == (rank == size - 1)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == size
+
+
+def test_an_optimizer_that_is_wrapped_on_the_ranks_of_a_set(rank, size):
+    some = hvd.add_process_set([0])
+    (weight,) = parameters(2)
+    optimizer = sgd([weight])
+    if rank == 0:
+        optimizer.step()
+    if some.included():
+        optimizer = hvd.DistributedOptimizer(optimizer, [("weight", weight)], process_set=some)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert state_of(optimizer) == [[1.0, 1.0]]
+    del optimizer
+    assert hvd.remove_process_set(some)

@@ -65,6 +65,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     optimizer._parameter_names = {parameter: name for name, parameter in named}
     optimizer._reducer = reducer
     optimizer._is_alone = not process_set.included() or process_set.size() == 1
+    optimizer._is_of_all = process_set is global_process_set
     optimizer._synchronized = False
     optimizer._skips_synchronize = False
     optimizer._in_step = False
@@ -88,11 +89,14 @@ class _Distributed(WrappedOptimizer):
         if has_looked and self._plain_looks_at_scaling():
             return step()
         found = bool(self.found_inf)
-        if self.grad_scale is not None:
-            found = divide_gradients(self, self.grad_scale)
-        elif not has_looked:
-            found = divide_gradients(self, torch.ones(()))
+        if self.grad_scale is not None or not has_looked:
+            scale = torch.ones(()) if self.grad_scale is None else self.grad_scale
+            infinities = divide_gradients(self, scale)
+            if not has_looked:
+                found = any(bool(each) for each in infinities)
         if found != bool(self.found_inf):
+            if self.grad_scale is not None:
+                divide_gradients(self, 1 / self.grad_scale)  # the next try divides
             raise RuntimeError(
                 "GradScaler has looked at the gradients of this rank before step() has reduced "
                 f"them, and {'does not know of' if found else 'knows alone of'} the NaN or the "
@@ -106,15 +110,24 @@ class _Distributed(WrappedOptimizer):
     def _reduce_behind_scaler(self):
         """Whether GradScaler has looked at what all ranks have: here this rank may have reduced
         gradients after that."""
-        is_divided = self.grad_scale is None
-        has_own = self._synchronized or self._reducer.unsynchronized_parameter() != ""
+        is_done = self.grad_scale is None or not isinstance(self.found_inf, torch.Tensor)
+        had_some = (self._synchronized or self._reducer.unsynchronized_parameter() != "" or
+                    (is_done and self._has_gradients()))
         rounds = self._reducer.statistics()["steps"]
         _before_step(self, (self,), {})
         has_looked = self._is_alone or self._reducer.statistics()["steps"] == rounds
-        if is_divided and not has_own and not has_looked:
+        if is_done and not had_some and not has_looked and self._has_gradients():
             raise RuntimeError("this rank has run no backward() in this step, so the gradients of "
-                               "the others have come behind unscale_(): " + _SYNCHRONIZE_FIRST)
+                               "the others have come when GradScaler had looked already: " +
+                               _SYNCHRONIZE_FIRST)
         return has_looked
+
+    def _has_gradients(self):
+        """Other than zeros."""
+        gradients = [parameter.grad for group in self.param_groups
+                     for parameter in group["params"] if parameter.grad is not None]
+        values = [each._values() if each.is_sparse else each for each in gradients]
+        return any(bool((each != 0).any()) for each in values)
 
     def _forget_step(self):
         self._in_step = False

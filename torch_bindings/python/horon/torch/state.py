@@ -69,7 +69,8 @@ def _replace(value, of_type, made):
 
 def _facts_of(optimizer, root_rank):
     """What ranks must have alike before one takes the state of another."""
-    names = getattr(optimizer, "_parameter_names", {})  # of DistributedOptimizer
+    # DistributedOptimizer knows names. One of a process set is wrapped on the ranks of that alone.
+    names = optimizer._parameter_names if getattr(optimizer, "_is_of_all", False) else {}
     facts = [("root", str(root_rank)), ("the class", type(optimizer).__name__)]
     for i, group in enumerate(optimizer.param_groups):
         facts.append((f"parameter group {i}", f"{len(group['params'])} parameters"))

@@ -58,11 +58,12 @@ class WrappedOptimizer:
 
 
 def divide_gradients(optimizer, scale):
-    """As GradScaler.unscale_() does. Returns whether there was a NaN or an infinity among them."""
+    """As GradScaler.unscale_() does. Returns a tensor for each device, above 0 if there was a NaN
+    or an infinity among them."""
     found = torch.zeros((), dtype=torch.float32, device=scale.device)
     of_devices = torch.amp.GradScaler(enabled=False)._unscale_grads_(
         optimizer, scale.double().reciprocal().float(), found, False)
-    return any(bool(each) for each in of_devices.values())
+    return list(of_devices.values())
 
 
 def wrap(optimizer, base):
