@@ -294,7 +294,10 @@ void Controller::settle_news() {
     }
     for (const Item& item : news) coordinator_->take(options_.rank, item, member_.applied(), now_);
     const std::vector<Item> log = decide();
-    if (!moved && news.empty() && log.empty()) return;
+    if (!moved && news.empty() && log.empty()) {
+      if (!told_stalled_.empty()) renew_stall_text();  // what is complete may wait for its record
+      return;
+    }
     for (const Item& record : log) {
       last_progress_ = now_;
       outbox_.to_all(record);

@@ -85,7 +85,7 @@ void Controller::tell_what_is_missing() {
   outbox_.to_all(Stall{stall_text_});
 }
 
-// Records have been appended: a report about what they have ended would blame the wrong tensors.
+// Entries may have ended, or be complete: a report about those would blame the wrong tensors.
 void Controller::renew_stall_text() {
   if (effects_.bye) stall_text_.clear();  // on every rank, with the last record
   if (stall_text_.empty()) return;

@@ -256,6 +256,37 @@ TEST(Controller, TheStallTextForgetsWhatHasCompleted) {
   for (const Owned& rank : pair.ranks) EXPECT_EQ(rank->stall_text(), "");
 }
 
+// Two batches run, so the record of what is complete waits. A wait whose limit ends meanwhile would
+// blame the rank that has come by now.
+TEST(Controller, TheStallTextForgetsWhatIsComplete) {
+  Pair pair;
+  const auto submit = [&](size_t rank, const char* name) {
+    pair.ranks[rank]->submit({++pair.ticket, name, tensor(name), {}, {}});
+    for (const Outgoing& message : pair.ranks[rank]->take_effects().messages) {
+      pair.ranks[1 - rank]->receive(static_cast<int>(rank), message.bytes);
+    }
+  };
+  for (const Owned& rank : pair.ranks) rank->tick(0);
+  for (const char* name : {"runs", "runs too"}) {
+    submit(1, name);
+    submit(0, name);
+  }
+  submit(0, "late");
+  for (Nanos now = kSecond; now <= 11 * kSecond; now += kSecond) pair.ranks[0]->set_time(now);
+  pair.ranks[0]->tick(11 * kSecond);
+  (void)pair.ranks[0]->take_effects();
+  EXPECT_THAT(pair.ranks[0]->stall_text(), HasSubstr("\"late\""));
+  submit(1, "late");
+  const Effects effects = pair.ranks[0]->take_effects();
+  EXPECT_TRUE(effects.starts.empty());
+  EXPECT_EQ(pair.ranks[0]->stall_text(), "");
+  ASSERT_EQ(effects.messages.size(), 1U);
+  const std::vector<Item> items = decode(effects.messages[0].bytes).items;
+  ASSERT_EQ(items.size(), 1U);
+  ASSERT_TRUE(std::holds_alternative<Stall>(items[0]));
+  EXPECT_EQ(std::get<Stall>(items[0]).text, "");
+}
+
 // Of a set of two that rank 0 has left, by shutdown() or by leave(), while rank 1 says nothing.
 Owned left_alone(bool by_leave) {
   Controller::Options options;
