@@ -30,8 +30,8 @@ void NapCost::note_nap(int64_t now_ns) noexcept {
   const bool has_begun = naps_ >= 0;
   ++naps_;
   // Where naps are dear and long, asking is little beside one.
-  const int first = dear_ ? kNoneSeen + 1 : 0;
-  if (naps_ < (!has_begun ? first : dear_ ? kNapsIfDear : kNaps)) return;
+  const bool is_due = has_begun ? naps_ >= (dear_ ? kNapsIfDear : kNaps) : dear_ || naps_ == 0;
+  if (!is_due) return;
   const Usage usage = usage_();
   if (has_begun) judge(usage, now_ns);
   begin_ = usage;

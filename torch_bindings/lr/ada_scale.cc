@@ -12,6 +12,7 @@
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/gradients/gradient_norm.h"
+#include "horon/torch_bindings/lr/scaling.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon {
@@ -68,7 +69,8 @@ AdaScale::AdaScale(Parts parts, lr::Schedule schedule, AdaScaleOptions options)
   // The scheduler sets learning rates; the position is not a number of its steps but state_'s.
   scheduler_.emplace(*parts_.optimizer, [this](double /*position*/) {
     const double units = state_.position / static_cast<double>(options_.steps_per_unit);
-    return schedule_(units) * state_.gain / summed();
+    return schedule_(units) * state_.gain /
+           torch_detail::grown_by_sums(parts_.gradients(), state_.ranks);
   });
   seen_ = parts_.statistics();
   if (alone_) return;
@@ -95,13 +97,6 @@ double AdaScale::batches() const {
 double AdaScale::scale() const {
   const int ranks = alone_ ? 1 : parts_.gradients().process_set.size();
   return ranks * batches();
-}
-
-double AdaScale::summed() const {
-  const GradientReducerOptions& gradients = parts_.gradients();
-  const double passes =
-      gradients.average_aggregated_gradients ? 1 : gradients.backward_passes_per_step;
-  return (gradients.op == ReduceOp::Sum ? state_.ranks : 1) * passes;
 }
 
 // Before the step, when all gradients are reduced.

@@ -156,8 +156,6 @@ class AdaScale {
   void forget_round();
 
   double batches() const;
-  // What the gradients have grown by against their mean over all ranks and passes.
-  double summed() const;
   Sums own_sums();
   Sums sums_of_ranks(const Sums& own) const;
   void learn(const Sums& sums);

@@ -7,6 +7,11 @@
 
 namespace horon {
 
+double torch_detail::grown_by_sums(const GradientReducerOptions& options, double ranks) {
+  return (options.op == ReduceOp::Sum ? ranks : 1) *
+         (options.average_aggregated_gradients ? 1 : options.backward_passes_per_step);
+}
+
 double scale_lr(double lr, const GradientReducerOptions& options, LrScaling rule) {
   if (!std::isfinite(lr) || lr < 0) {
     throw Error(ErrorCode::InvalidArgument,
@@ -27,8 +32,7 @@ double scale_lr(double lr, const GradientReducerOptions& options, LrScaling rule
   const double set_size = options.process_set.size();
   const double ranks = options.op == ReduceOp::Adasum ? 1 : set_size;
   const double passes = options.backward_passes_per_step;
-  const double grown = (options.op == ReduceOp::Sum ? ranks : 1) *
-                       (options.average_aggregated_gradients ? 1 : passes);
+  const double grown = torch_detail::grown_by_sums(options, ranks);
   switch (rule) {
     case LrScaling::Linear:
       return lr * (ranks * passes / grown);

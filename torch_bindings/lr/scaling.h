@@ -32,4 +32,10 @@ double scale_lr(double lr, const GradientReducerOptions& options = {},
 double scale_lr(double lr, LrScaling rule);
 double scale_lr(double lr, ReduceOp op);
 
+namespace torch_detail {
+
+// What the gradients of so many ranks have grown by against their mean over ranks and passes.
+double grown_by_sums(const GradientReducerOptions& options, double ranks);
+
+}  // namespace torch_detail
 }  // namespace horon
