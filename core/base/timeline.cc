@@ -5,11 +5,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fcntl.h>
 #include <filesystem>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -46,10 +48,10 @@ class TraceFile {
   TraceFile(const std::string& path, std::string_view head) : path_(path) {
     // An older file of this name is replaced only when the new one has its head and footer.
     const std::string temporary = path + ".tmp";
-    file_ = std::fopen(temporary.c_str(), "wb");
-    if (file_ == nullptr || !append(head) || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    file_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file_ < 0 || !append(head) || std::rename(temporary.c_str(), path.c_str()) != 0) {
       const int error = errno;
-      if (file_ != nullptr) std::remove(temporary.c_str());
+      if (file_ >= 0) std::remove(temporary.c_str());
       close();
       throw Error(ErrorCode::Config, concat("HORON_TIMELINE or start_timeline(): can't write ",
                                             path, ": ", std::strerror(error)));
@@ -59,26 +61,42 @@ class TraceFile {
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
 
+  // False: nothing was added, for the reason in errno.
   bool append(std::string_view text) {
-    if (file_ == nullptr) return false;
-    if (end_ > 0 && std::fseek(file_, end_, SEEK_SET) != 0) return false;
-    if (std::fwrite(text.data(), 1, text.size(), file_) != text.size()) return false;
-    if (std::fwrite(kFooter.data(), 1, kFooter.size(), file_) != kFooter.size()) return false;
-    if (std::fflush(file_) != 0) return false;
-    end_ += static_cast<long>(text.size());
-    return true;
+    if (write(std::string(text).append(kFooter))) {
+      end_ += static_cast<off_t>(text.size());
+      return true;
+    }
+    const int error = errno;
+    // The disk may be full, but the old footer has its place there.
+    if (write(kFooter)) {
+      [[maybe_unused]] const int cut =
+          ::ftruncate(file_, end_ + static_cast<off_t>(kFooter.size()));
+    }
+    errno = error;
+    return false;
   }
 
-  void close() {
-    if (file_ != nullptr) std::fclose(file_);
-    file_ = nullptr;
-  }
   const std::string& path() const { return path_; }
 
  private:
-  std::string path_;
-  std::FILE* file_ = nullptr;
-  long end_ = 0;  // where the footer begins
+  // From the footer on.
+  bool write(std::string_view text) const {
+    for (size_t done = 0; done < text.size();) {
+      const ssize_t count =
+          ::pwrite(file_, text.data() + done, text.size() - done, end_ + static_cast<off_t>(done));
+      if (count < 0 && errno != EINTR) return false;
+      if (count > 0) done += static_cast<size_t>(count);
+    }
+    return true;
+  }
+  void close() const {
+    if (file_ >= 0) ::close(file_);
+  }
+
+  const std::string path_;
+  int file_ = -1;
+  off_t end_ = 0;  // where the footer begins
 };
 
 std::string microseconds(std::chrono::nanoseconds time) {
@@ -146,8 +164,10 @@ class FileTimeline final : public Timeline {
     }
     for (const Event& event : events) append_event(text, event);
     if (file_.append(text)) return;
+    const std::string why = std::strerror(errno);
     const std::lock_guard lock(buffer_mutex_);
-    if (!stopped_) stop(concat("can't write ", file_.path(), "; the timeline stops here"));
+    if (!stopped_)
+      stop(concat("can't write ", file_.path(), ": ", why, "; the timeline stops here"));
   }
 
  private:

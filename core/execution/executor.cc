@@ -64,15 +64,16 @@ Executor::Pace Executor::step(std::vector<FinishedBatch>& finished,
       ++batch;
       continue;
     }
-    // Its op may not have had all of it: what a later batch starts would take that place among the
-    // peers, before the job ends.
-    if (error) earlier_.add(nullptr, false, running.unstarted_op());
+    const bool has_failed = error.has_value();
     finished.emplace_back();  // before finish(): if there is no memory, the batch stays
     finished.back() = running.finish(std::move(error));
     const auto done = batch++;
     done->reset();
     spare_.splice(spare_.begin(), running_, done);
     slower(Pace::Busy);
+    // Its op, which may not be known yet, may not have had all of it: what a later batch starts
+    // would take that place among the peers, before the job ends.
+    if (has_failed) break;
   }
   // The batches that begin here are stepped in the next pass, which comes soon: there is room only
   // if a batch has finished in this pass, so the pace is Busy.

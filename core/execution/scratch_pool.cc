@@ -146,7 +146,16 @@ void ScratchPool::make_room(OfDomain& of, size_t bytes) {
 ScratchPool::Buffer ScratchPool::allocate(OfDomain& of, size_t bytes) {
   make_room(of, bytes);
   of.free.reserve(of.buffers + 1);  // so that give_back() needs no memory
-  Buffer buffer{of.domain->allocate(bytes), bytes, nullptr};
+  Buffer buffer{nullptr, bytes, nullptr};
+  try {
+    buffer.memory = of.domain->allocate(bytes);
+  } catch (const Error&) {
+    // What is free here may be all that lacks there.
+    const size_t before = of.bytes;
+    release_unused(of, of.free.size(), 0);
+    if (of.bytes == before) throw;
+    buffer.memory = of.domain->allocate(bytes);
+  }
   ++of.buffers;
   of.bytes += bytes;
   usage_.bytes += bytes;

@@ -82,7 +82,7 @@ std::optional<SharedHeap::Block> SharedHeap::take_unused(size_t block_bytes) {
 void SharedHeap::prepare(const Block& block, bool zeroed) {
   if (block.slab->released) {
     try {
-      block.slab->segment.restore_pages();
+      take_memory([&] { block.slab->segment.restore_pages(); });
     } catch (...) {
       const std::unique_lock lock(mutex_);
       // The pages that it got before memory ran out.
@@ -101,7 +101,7 @@ void SharedHeap::prepare(const Block& block, bool zeroed) {
 SharedHeap::Block SharedHeap::make_slab(size_t block_bytes) {
   const size_t count = std::max<size_t>(1, kSlabBytes / block_bytes);
   auto slab = std::make_unique<Slab>();
-  slab->segment = SharedSegment::create(count * block_bytes);
+  take_memory([&] { slab->segment = SharedSegment::create(count * block_bytes); });
   slab->block_bytes = block_bytes;
   slab->live.assign(count, false);
   slab->live[0] = true;
@@ -125,11 +125,18 @@ void SharedHeap::give_back(const Block& block) noexcept {
   std::unique_lock lock(mutex_);
   Slab& slab = *block.slab;
   slab.live[block.index] = false;
-  const bool releases = slab.live.size() == 1 &&
-                        cached_bytes_ + slab.block_bytes > cached_bytes_max_ &&
-                        slab.segment.renew_generation();
-  if (releases) {
-    // Takes long, and collectives locate() their memory meanwhile. Nobody has the block.
+  const bool is_too_much =
+      slab.live.size() == 1 && cached_bytes_ + slab.block_bytes > cached_bytes_max_;
+  (void)put_away(block, is_too_much, lock);
+}
+
+// Among the unused ones; nobody has it. True if its pages are with the system again. The lock is
+// held, but not meanwhile: that takes long, and collectives locate() their memory.
+bool SharedHeap::put_away(const Block& block, bool releases,
+                          std::unique_lock<std::shared_mutex>& lock) noexcept {
+  Slab& slab = *block.slab;
+  const bool released = releases && slab.segment.renew_generation();
+  if (released) {
     lock.unlock();
     slab.segment.release_pages();
     lock.lock();
@@ -138,6 +145,45 @@ void SharedHeap::give_back(const Block& block) noexcept {
     cached_bytes_ += slab.block_bytes;
   }
   unused_[slab.block_bytes].push_back(block);
+  return released;
+}
+
+// A step that takes memory of the system, and throws Error(Limit) if there is none: once more, if
+// unused blocks have some.
+template <class Step>
+void SharedHeap::take_memory(const Step& step) {
+  try {
+    return step();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Limit || !release_cached()) throw;
+  }
+  step();
+}
+
+// The pages of all large blocks that are not used. False: there were none.
+bool SharedHeap::release_cached() noexcept {
+  bool any = false;
+  std::unique_lock lock(mutex_);
+  while (const std::optional<Block> block = take_cached()) {
+    if (!put_away(*block, /*releases=*/true, lock)) break;
+    any = true;
+  }
+  return any;
+}
+
+// One of them; the lock is held.
+std::optional<SharedHeap::Block> SharedHeap::take_cached() noexcept {
+  for (auto& [block_bytes, blocks] : unused_) {
+    const auto found = std::find_if(blocks.begin(), blocks.end(), [](const Block& block) {
+      return block.slab->live.size() == 1 && !block.slab->released;
+    });
+    if (found == blocks.end()) continue;
+    const Block block = *found;
+    blocks.erase(found);
+    cached_bytes_ -= block_bytes;
+    return block;
+  }
+  return std::nullopt;
 }
 
 // The slab that holds this byte; the lock is held.

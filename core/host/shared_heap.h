@@ -4,7 +4,8 @@
 // lost from 32 KiB on); small classes share a segment, so that many small blocks don't cost many
 // descriptors. Freed blocks wait for the next taker of their class: peers keep their mapping and
 // nobody pays for page faults again. More than `cached_bytes_max` of unused large blocks are given
-// back to the system page by page; address and descriptor stay.
+// back to the system page by page, and all of them before an allocation fails for want of memory;
+// address and descriptor stay.
 #pragma once
 
 #include <atomic>
@@ -71,6 +72,12 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   Block make_slab(size_t block_bytes);
   void prepare(const Block& block, bool zeroed);
   void give_back(const Block& block) noexcept;
+  template <class Step>
+  void take_memory(const Step& step);
+  bool release_cached() noexcept;
+  std::optional<Block> take_cached() noexcept;
+  bool put_away(const Block& block, bool releases,
+                std::unique_lock<std::shared_mutex>& lock) noexcept;
   const Slab* slab_of(const std::byte* data) const;
 
   const pid_t owner_ = getpid();

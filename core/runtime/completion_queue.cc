@@ -1,14 +1,18 @@
 #include "horon/core/runtime/completion_queue.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "horon/core/base/forked_child.h"
 
 namespace horon::core {
 
-// One after the other: a long list must not end in as many calls, one within the other.
 CompletionQueue::~CompletionQueue() {
+  // A forked child has what there was at the fork: threads of its parent that wait there for ever,
+  // and whom its destructor would wait for.
+  if (in_forked_child()) new (&changed_) std::condition_variable;
+  // One after the other: a long list must not end in as many calls, one within the other.
   while (first_ != nullptr) first_ = std::move(first_->next);
 }
 
@@ -30,6 +34,7 @@ std::optional<uint64_t> CompletionQueue::next(std::optional<std::chrono::nanosec
 }
 
 void CompletionQueue::close() {
+  if (in_forked_child()) return;  // the lock may be held for ever, and next() does not block
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
@@ -39,6 +44,7 @@ void CompletionQueue::close() {
 
 void CompletionQueue::push(std::unique_ptr<Entry> entry) noexcept {
   const std::shared_ptr<CompletionQueue> queue = std::move(entry->queue);
+  if (in_forked_child()) return;  // as above
   {
     const std::lock_guard lock(queue->mutex_);
     Entry* const added = entry.get();

@@ -129,6 +129,10 @@ std::string fault_of_capture(const Submission& submission) {
     return "a graph can't hold it, since some ranks of the process set have no GPU; call it "
            "outside";
   }
+  if (is_pair_set(submission.set)) {
+    return "a graph can't hold messages between two ranks, which go through the host; send and "
+           "receive outside";
+  }
   if (spec.device != DeviceKind::Host && spec.kind != CollectiveKind::Barrier) return "";
   return concat(to_string(spec.kind), " in ", to_string(spec.device),
                 " memory can't be captured in a graph");

@@ -2,12 +2,19 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
+#include <string>
+#include <sys/resource.h>
 #include <thread>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -33,6 +40,11 @@ class TimelineTest : public ::testing::Test {
 
   // Throws if the file is no valid JSON.
   Json read(const std::string& name) const { return Json::parse(std::ifstream(path(name))); }
+
+  std::string text_of(const std::string& name) const {
+    std::ifstream file(path(name));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
 
   static std::vector<Json> bars(const Json& trace) {
     std::vector<Json> found;
@@ -232,6 +244,47 @@ TEST_F(TimelineTest, ASwitchTurnsWhileOtherThreadsRecord) {
   for (int round = 0; round < 20; ++round) {
     EXPECT_NO_THROW(read(std::to_string(round) + ".rank0.json"));
   }
+}
+
+// No file of this process may become longer than so many bytes, as on a disk that is full.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) : on_signal_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, on_signal_);
+  }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+ private:
+  void (*const on_signal_)(int);
+  rlimit before_{};
+};
+
+TEST_F(TimelineTest, KeepsWhatItHasWhenTheDiskIsFull) {
+  const auto timeline = Timeline::open(path("t"), 0, 1);
+  const auto record = [&](const std::string& name) {
+    const auto now = Timeline::Clock::now();
+    timeline->span("track", name, now, now);
+    timeline->flush();
+  };
+  record("first");
+  const std::string first = text_of("t.rank0.json");
+  {
+    const FileLimit limit(first.size() + 50);
+    testing::internal::CaptureStderr();
+    record(std::string(1000, 'x'));  // only some of it fits
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::HasSubstr(std::strerror(EFBIG)));
+    EXPECT_EQ(text_of("t.rank0.json"), first);
+  }
+  record("later");  // it has stopped
+  EXPECT_EQ(text_of("t.rank0.json"), first);
+  EXPECT_EQ(bars(read("t.rank0.json")).size(), 1U);
 }
 
 TEST_F(TimelineTest, AFolderThatIsNotThereIsAnErrorOfTheKnob) {

@@ -126,6 +126,22 @@ TEST_P(ExecutorContract, AFailedOpIsAValueAndTheNextBatchStillRuns) {
   rank.executor->abandon();
 }
 
+// The peers would take the collective of the next batch for that of this one.
+TEST(Executor, NothingStartsInThePassInWhichABatchFindsNoOp) {
+  Rank rank(FakeMemory::Immediate, 0, 1, std::make_shared<FakeMeeting>(1), {});
+  std::vector<float> a = {1}, b = {2};
+  EntryWork nobodys = entry(1, a);
+  EntrySpec spec = *nobodys.spec;
+  spec.device = DeviceKind::Host;  // which the only op does not take
+  nobodys.spec = std::make_shared<const EntrySpec>(spec);
+  rank.executor->enqueue(batch(0, list(std::move(nobodys))));
+  rank.executor->enqueue(batch(1, list(entry(2, b))));
+  EXPECT_EQ(rank.step_executor(), Executor::Pace::Busy);
+  ASSERT_EQ(rank.finished.size(), 1U);
+  ASSERT_TRUE(rank.finished[0].error);
+  EXPECT_THAT(rank.finished[0].error->what(), HasSubstr("wrong device"));
+}
+
 TEST_P(ExecutorContract, AFailedReadyEventFailsItsBatch) {
   Rank rank(GetParam(), 0, 1, std::make_shared<FakeMeeting>(1), {});
   std::vector<float> a = {1};

@@ -107,6 +107,33 @@ TEST(ScratchPool, AtTheLimitALargeBufferServesASmallRequest) {
   EXPECT_LE(pool.pool->usage().bytes, 8 * kMiB);
 }
 
+// A device that has only so much memory.
+class SmallDomain final : public MemoryDomain {
+ public:
+  explicit SmallDomain(size_t bytes) : bytes_(bytes) {}
+  DeviceKind device() const override { return DeviceKind::Host; }
+  std::shared_ptr<std::byte> allocate(size_t bytes) override {
+    if (memory_.bytes_held() + bytes > bytes_) throw Error(ErrorCode::Limit, "the device is full");
+    return memory_.allocate(bytes);
+  }
+  MemoryQueue& queue() override { return memory_.queue(); }
+
+ private:
+  const size_t bytes_;
+  FakeDomain memory_{DeviceKind::Host};
+};
+
+TEST(ScratchPool, ReleasesWhatNobodyUsesBeforeMemoryIsRefused) {
+  const auto pool = test::scratch_of(std::make_unique<SmallDomain>(8 * kMiB));
+  MemoryDomain& domain = pool->domain(DeviceKind::Host);
+  const ScratchPool::Buffer taken = pool->take(domain, 2 * kMiB);
+  pool->give_back(domain, pool->take(domain, 3 * kMiB), nullptr);
+  pool->give_back(domain, pool->take(domain, 2 * kMiB), nullptr);
+  EXPECT_EQ(pool->take(domain, 6 * kMiB).capacity, 6 * kMiB);
+  EXPECT_EQ(pool->usage().bytes, 8 * kMiB);
+  EXPECT_THROW((void)pool->take(domain, 7 * kMiB), Error);
+}
+
 // Beyond the limit: what the device still uses is released later, what it does not use at once.
 TEST(ScratchPool, WhatTheDeviceUsesIsNotReleased) {
   FakeDevice::Options options;

@@ -44,6 +44,12 @@ extern "C" int fallocate(int descriptor, int mode, off_t begin, off_t length) {
   return static_cast<int>(syscall(SYS_fallocate, descriptor, mode, begin, length));
 }
 
+// The same: what is given back is there again.
+extern "C" int madvise(void* at, size_t bytes, int advice) noexcept {
+  if (advice == MADV_REMOVE) pieces_until_memory_is_gone.reset();
+  return static_cast<int>(syscall(SYS_madvise, at, bytes, advice));
+}
+
 namespace horon::core {
 namespace {
 
@@ -223,6 +229,16 @@ TEST(SharedHeap, HoldsNoPagesOfABlockThatItCouldNotRestore) {
   pieces_until_memory_is_gone.reset();
   EXPECT_LT(bytes_held(4096 + kBytes), size_t{1} << 20);
   EXPECT_NE(heap->allocate(kBytes, true), nullptr);
+}
+
+TEST(SharedHeap, GivesBackWhatIsNotUsedBeforeItRefusesMemory) {
+  const auto heap = make_heap();
+  for (const size_t bytes : {4'000'000, 5'000'000}) heap->allocate(bytes, true).reset();
+  for (const size_t bytes : {9'000'000, 4'000'000}) {  // a new block, and one that has no pages now
+    pieces_until_memory_is_gone = 2;
+    heap->allocate(bytes, true).reset();
+    EXPECT_EQ(heap->cached_bytes(), SharedHeap::size_class(bytes));
+  }
 }
 
 TEST(SharedHeap, MemoryOutlivesTheHeapsOwner) {

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <latch>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 
+#include "horon/core/base/forked_child.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 
 namespace horon::core {
@@ -76,6 +79,30 @@ TEST(CompletionQueue, CloseEndsTheWaitsOfAll) {
   queue->close();
   for (std::thread& taker : takers) taker.join();
   EXPECT_EQ(tokens, 1);
+}
+
+// Of a queue for which a thread of its parent waits.
+TEST(CompletionQueue, EndsInAForkedChild) {
+  watch_for_forks();  // as a session does
+  auto queue = std::make_shared<CompletionQueue>();
+  auto handle = std::make_unique<HandleState>();
+  handle->finish({});
+  std::thread taker([&queue = *queue] { (void)queue.next(std::nullopt); });
+  std::this_thread::sleep_for(20ms);  // it waits by now
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // a child that hangs is killed
+    handle->notify(queue, 1);
+    const bool told = queue->next(std::nullopt).has_value();
+    queue->close();
+    queue.reset();
+    _exit(told ? 1 : 0);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  queue->close();
+  taker.join();
 }
 
 // Threads that ask while others finish: each handle is told of once for each time it was asked.

@@ -10,6 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/runtime/pair_sets.h"
+
 namespace horon::core {
 namespace {
 
@@ -131,6 +133,28 @@ TEST(SubmissionCheck, CopiesToTheHostAreForMixedSets) {
   host.captured = true;
   EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/true, host), HasSubstr("have no GPU"));
   EXPECT_THAT(fault(/*mixed=*/true, /*copied=*/false, host), HasSubstr("can't be captured"));
+}
+
+// Their ops are not known before the loop makes the set, where it is too late to refuse a call.
+TEST(SubmissionCheck, AGraphHoldsNoMessages) {
+  const auto fault = [](bool captured) {
+    EntrySpec spec;
+    spec.kind = CollectiveKind::Broadcast;
+    spec.device = DeviceKind::Cuda;
+    spec.captured = captured;
+    spec.parts = {{"x", {0}}};
+    RankDevices devices = host_alone();
+    devices[static_cast<size_t>(DeviceKind::Cuda)].index = 0;
+    Submission submission;
+    submission.set = pair_set(0, 1, 2);
+    submission.name = "x";
+    submission.spec = std::make_shared<const EntrySpec>(std::move(spec));
+    submission.memory = {{nullptr, nullptr, 0}};
+    constexpr std::array ranks = {0, 1};
+    return find_fault(submission, 0, ranks, devices, RunnableCalls{{}});
+  };
+  EXPECT_EQ(fault(/*captured=*/false), "");
+  EXPECT_THAT(fault(/*captured=*/true), HasSubstr("a graph can't hold messages"));
 }
 
 TEST(SubmissionCheck, PiecesAreForAllreduceAndNotBelowZero) {
