@@ -37,10 +37,16 @@ std::optional<KeptLine> parse_line(const std::string& text) {
   return KeptLine{text.substr(0, first), static_cast<int64_t>(*day), *constants};
 }
 
-// Not a pipe, which might never end.
+// Not a pipe, in which reader and writer wait for each other.
 bool is_file(const std::string& path) {
   std::error_code ignored;
   return std::filesystem::is_regular_file(path, ignored);
+}
+
+// Nothing that is written there is read again.
+bool is_device(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored) && !is_file(path);
 }
 
 // A file of other content is somebody's, and a mistyped path; that of another version is not.
@@ -87,7 +93,7 @@ std::optional<MachineConstants> ConstantsFile::load(const std::string& job, int6
 
 bool ConstantsFile::save(const std::string& job, int64_t today,
                          const MachineConstants& constants) const {
-  if (path_.empty()) return false;
+  if (path_.empty() || is_device(path_)) return false;
   if (is_foreign(path_)) {
     core::log(core::LogLevel::Warn,
               core::concat("the measured constants are not kept: ", path_,

@@ -68,6 +68,7 @@ class MpiInFlight : public core::InFlight {
   int64_t prepare_count_ = 0;
   int64_t finish_count_ = 0;
   std::vector<MPI_Request> requests_;
+  std::vector<MPI_Status> statuses_;  // of the last test of them
   ScratchLoan scratch_;
 };
 

@@ -1,8 +1,11 @@
 #include "horon/ops/mpi/mpi_messages.h"
 
+#include <algorithm>
+
 #include "horon/core/base/error.h"
 #include "horon/core/bootstrap/mpi_error.h"
 #include "horon/core/bootstrap/mpi_look.h"
+#include "horon/ops/mpi/requests_error.h"
 
 namespace horon::ops {
 
@@ -28,6 +31,7 @@ Messages::Id MpiMessages::new_id() {
     free_.push_back(static_cast<Id>(requests_.size()));
     requests_.push_back(MPI_REQUEST_NULL);
     ended_.push_back(0);
+    statuses_.emplace_back();
   }
   const Id id = free_.back();
   free_.pop_back();
@@ -68,9 +72,10 @@ void MpiMessages::progress() {
   check_kept();
   const core::MpiLook look;
   int count = 0;
-  check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(),
-                     MPI_STATUSES_IGNORE),
-        "MPI_Testsome");
+  const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
+                                ended_.data(), statuses_.data());
+  const auto ended = static_cast<size_t>(std::max(count, 0));  // it may be MPI_UNDEFINED
+  check(error_of_requests(code, {statuses_.data(), ended}), "MPI_Testsome");
 }
 
 // The request of a message that has failed is null, too.

@@ -46,7 +46,9 @@ class MpiMessages final : public Messages {
   // [id]; null: over, or free
   std::vector<MPI_Request> requests_;
   std::vector<Id> free_;
-  std::vector<int> ended_;  // of one progress()
+  // Of one progress().
+  std::vector<int> ended_;
+  std::vector<MPI_Status> statuses_;
   int error_ = MPI_SUCCESS;
   const char* failed_call_ = "";
 };

@@ -1,6 +1,9 @@
 // The collectives on MPI, against the contract of all ops.
 #include "horon/ops/mpi/mpi_ops.h"
 
+#include <array>
+
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "horon/core/base/error.h"
@@ -13,6 +16,7 @@
 #include "horon/ops/mpi/mpi_reducescatter.h"
 #include "horon/tests/ops/contract_case.h"
 #include "horon/tests/ops/mpi_world.h"
+#include "horon/tests/support/error_of.h"
 
 namespace horon::ops {
 namespace {
@@ -184,6 +188,28 @@ TEST_F(MpiOps, GivingUpBeforePostingBreaksTheChannel) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::OperationFailed);
   }
+}
+
+// The last rank gets a message that is longer than it expects.
+TEST_F(MpiOps, AnErrorOfARequestIsNamed) {
+  if (world_.size < 2) GTEST_SKIP() << "needs a second rank";
+  const int me = world_.rank - (world_.size - 2);
+  if (me < 0) return;
+  MpiPair op(channel_, me, world_.size - 1 - me);
+  std::array<std::byte, 8> data = {};
+  core::Batch batch;
+  batch.kind = CollectiveKind::Broadcast;
+  batch.dtype = DataType::UInt8;
+  batch.count = me == 0 ? 8 : 4;
+  batch.output = data.data();
+  batch.input = batch.output;
+  const auto flight = op.start(batch);
+  const auto go = [&] {
+    while (flight->step() != core::Progress::Done) {
+    }
+  };
+  if (me == 0) return go();
+  EXPECT_THAT(test::error_of(go), testing::HasSubstr("truncated"));
 }
 
 TEST_F(MpiOps, AllOfThem) {

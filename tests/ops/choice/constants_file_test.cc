@@ -71,11 +71,18 @@ TEST_F(ConstantsFileTest, AForeignFileStaysAsItIs) {
   }
 }
 
-// Nobody writes into the pipe.
-TEST_F(ConstantsFileTest, APipeIsNotRead) {
+// Nobody is at its other end.
+TEST_F(ConstantsFileTest, APipeIsNotReadAndNotWritten) {
   fs::create_directories(file_folder_);
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
   EXPECT_EQ(file_.load("job", 20'000), std::nullopt);
+  EXPECT_FALSE(file_.save("job", 20'000, constants_));
+}
+
+TEST_F(ConstantsFileTest, NothingIsKeptInADevice) {
+  const ConstantsFile device("/dev/null");
+  EXPECT_FALSE(device.save("job", 20'000, constants_));
+  EXPECT_EQ(device.load("job", 20'000), std::nullopt);
 }
 
 TEST_F(ConstantsFileTest, DoesNotGrowForEver) {

@@ -13,6 +13,8 @@ namespace {
 
 // As when MPI finds that a message can't arrive: it frees the request, and says so once.
 bool fails_once = false;
+// By its call, or by the status of the request.
+bool says_it_in_status = false;
 
 }  // namespace
 
@@ -20,18 +22,23 @@ extern "C" int MPI_Testsome(int count, MPI_Request requests[], int* ended, int i
                             MPI_Status statuses[]) {
   if (!fails_once) return PMPI_Testsome(count, requests, ended, indices, statuses);
   fails_once = false;
+  *ended = 0;
   for (int i = 0; i < count; ++i) {
     if (requests[i] == MPI_REQUEST_NULL) continue;
     PMPI_Cancel(&requests[i]);
     PMPI_Request_free(&requests[i]);
+    if (statuses != MPI_STATUSES_IGNORE) statuses[*ended].MPI_ERROR = MPI_ERR_TRUNCATE;
+    indices[(*ended)++] = i;
   }
-  return MPI_ERR_OTHER;
+  return says_it_in_status ? MPI_ERR_IN_STATUS : MPI_ERR_OTHER;
 }
 
 namespace horon::ops {
 namespace {
 
 using test::error_of;
+using testing::AllOf;
+using testing::HasSubstr;
 using testing::StartsWith;
 
 class MpiMessagesTest : public testing::Test {
@@ -70,6 +77,15 @@ TEST_F(MpiMessagesTest, AnErrorIsEverybodys) {
   EXPECT_EQ(error_of([&] { messages.progress(); }), error);
   EXPECT_EQ(error_of([&] { messages.send(0, 3, data_.data(), 8); }), error);
   EXPECT_EQ(error_of([&] { messages.receive(0, 3, data_.data(), 8); }), error);
+}
+
+TEST_F(MpiMessagesTest, AnErrorOfARequestIsNamed) {
+  MpiMessages messages(communicator_);
+  messages.receive(0, 3, data_.data(), 8);
+  fails_once = says_it_in_status = true;
+  const std::string error = error_of([&] { messages.progress(); });
+  says_it_in_status = false;
+  EXPECT_THAT(error, AllOf(StartsWith("failed: MPI_Testsome"), HasSubstr("truncated")));
 }
 
 TEST_F(MpiMessagesTest, AMessageThatCanNotBePostedIsEverybodysError) {
