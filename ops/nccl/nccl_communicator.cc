@@ -243,7 +243,10 @@ void NcclCommunicator::call(const std::function<void(NcclApi&, NcclComm)>& calls
   try {
     calls(*nccl_, comm_);
   } catch (...) {
-    nccl_->end_group();
+    try {
+      nccl_->end_group();
+    } catch (...) {  // it fails because of that call, and does not say which
+    }
     throw;
   }
   nccl_->end_group();

@@ -137,13 +137,13 @@ class Stacks(unittest.TestCase):
 class Ranks(unittest.TestCase):
     """one_gpu_rank, with an nvidia-smi of our own."""
 
-    def environment_of(self, gpus, ranks):
+    def environment_of(self, gpus, ranks, **more):
         with tempfile.TemporaryDirectory() as folder:
             smi = pathlib.Path(folder) / "nvidia-smi"
             smi.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {i}: X'\n" for i in range(gpus)))
             smi.chmod(0o755)
             environment = {"PATH": f"{folder}:{os.environ['PATH']}", "OMPI_COMM_WORLD_RANK": "1",
-                           "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)}
+                           "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), **more}
             output = subprocess.run([REPOSITORY / "tests/support/one_gpu_rank", "env"], text=True,
                                     env=environment, capture_output=True, check=True).stdout
         return dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
@@ -152,6 +152,17 @@ class Ranks(unittest.TestCase):
         self.assertEqual(self.environment_of(1, 2)["NCCL_HOSTID"], "rank1")
         self.assertEqual(self.environment_of(0, 1)["NCCL_NET"], "Socket")
         self.assertNotIn("NCCL_HOSTID", self.environment_of(2, 2))
+
+    def test_only_the_visible_gpus_count(self):
+        for visible in ("5", "GPU-1e5b0c1d", ""):
+            environment = self.environment_of(8, 2, CUDA_VISIBLE_DEVICES=visible)
+            self.assertEqual(environment["NCCL_HOSTID"], "rank1", visible)
+        for gpus, visible in ((8, "5,6"), (2, "0,1,2,3")):
+            environment = self.environment_of(gpus, 2, CUDA_VISIBLE_DEVICES=visible)
+            self.assertNotIn("NCCL_HOSTID", environment, visible)
+
+    def test_hosts_that_are_played_on_one_machine_share_its_first_gpus(self):
+        self.assertEqual(self.environment_of(8, 4, HORON_HOST_ID="host1")["NCCL_HOSTID"], "rank1")
 
 
 class Program(unittest.TestCase):

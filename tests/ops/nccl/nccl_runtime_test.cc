@@ -8,11 +8,13 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/base/error.h"
 #include "horon/ops/cuda/cuda_event.h"
 #include "horon/ops/cuda/cuda_memory.h"
 #include "horon/ops/nccl/nccl_ops.h"
@@ -193,6 +195,27 @@ TEST(NcclRuntime, ADeviceThatFailsEndsTheJobOnAllRanks) {
     }
     EXPECT_THAT(error, testing::HasSubstr("the device of threads has failed"));
   });
+}
+
+// The end of the group then fails as well, and says less.
+TEST(NcclRuntime, ACallThatFailsIsTheErrorOfItsGroup) {
+  const auto cuda = std::make_shared<test::HostCuda>();
+  const auto nccl = std::make_shared<test::HostNccl>(cuda);
+  CudaQueue queue(cuda);
+  NcclCommunicator communicator(nccl, cuda, 1, nccl->unique_id(), 0);
+  while (!communicator.is_ready()) std::this_thread::yield();
+  cuda->fail();
+  std::byte data{};
+  std::string error;
+  try {
+    communicator.call([&](NcclApi& calls, NcclComm comm) {
+      calls.allreduce(comm, &data, &data, 1, DataType::UInt8, ReduceOp::Sum, queue.stream());
+      throw Error(ErrorCode::OperationFailed, "the second call");
+    });
+  } catch (const Error& failure) {
+    error = failure.what();
+  }
+  EXPECT_EQ(error, "the second call");
 }
 
 }  // namespace
