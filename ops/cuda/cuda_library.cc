@@ -57,9 +57,9 @@ struct ContextCalls {
 class Cuda final : public CudaApi {
  public:
   explicit Cuda(int device) : device_(device) {
-    if (context_calls_.retain_primary(&context_, device) != CUDA_SUCCESS) {
-      fail(ErrorCode::OperationFailed, "cuDevicePrimaryCtxRetain", cudaErrorInitializationError);
-    }
+    // The driver's errors have the numbers of the runtime's.
+    check("cuDevicePrimaryCtxRetain",
+          static_cast<cudaError_t>(context_calls_.retain_primary(&context_, device)));
     const CudaDeviceGuard guard(*this);
     int pools = 0;
     check("cudaDeviceGetAttribute",
