@@ -71,6 +71,7 @@ ProgressBar::ProgressBar(ProgressBarOptions options)
   if (!active_) return;
   terminal_ = options_.terminal.value_or(::isatty(::fileno(options_.out)) == 1);
   if (options_.columns == 0) options_.columns = columns_of(options_.out);
+  done_ = options_.initial;
   start_ = options_.clock();
   // A terminal shows it at once, a file when there is something to tell.
   next_ = terminal_ ? start_ : start_ + options_.file_interval_s;
@@ -85,8 +86,9 @@ std::string ProgressBar::text(double now) const {
   if (known) line += bar_text(done, options_.total);
   line += known ? concat(done, "/", options_.total) : concat(done);
   const double seconds = now - start_;
-  if (done > 0 && seconds > 0) {
-    const double rate = static_cast<double>(done) / seconds;
+  const int64_t done_since = done - options_.initial;
+  if (done_since > 0 && seconds > 0) {
+    const double rate = static_cast<double>(done_since) / seconds;
     line += "  " + rate_text(rate);
     const auto left = static_cast<double>(options_.total - done);
     line += known && left > 0 ? concat("  ", duration_text(left / rate), " left")

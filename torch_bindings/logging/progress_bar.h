@@ -23,6 +23,7 @@ namespace horon {
 struct ProgressBarOptions {
   std::string label = {};
   int64_t total = 0;                  // 0: not known
+  int64_t initial = 0;                // done before, as by a job that goes on from a checkpoint
   std::FILE* out = stderr;            // borrowed
   std::optional<bool> terminal = {};  // default: whether `out` is one
   double terminal_interval_s = 0.1;   // no more often than that
@@ -40,6 +41,7 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
+  // `done`: with what was done before.
   void update(int64_t done, std::string_view note = {});
   // A line of its own above the bar.
   void print(std::string_view line);

@@ -56,6 +56,26 @@ TEST(ProgressBar, WritesALineNowAndThenToAFile) {
             "epoch 1  100 % [====================] 200/200  2/s  1:40  loss 0.5\n");
 }
 
+TEST(ProgressBar, DoesNotCountWhatWasDoneBefore) {
+  Bar file;
+  ProgressBarOptions options = file.options(false);
+  options.initial = 100;
+  ProgressBar bar(options);
+  for (int step = 101; step <= 170; ++step) {
+    file.now += 0.5;
+    bar.update(step);
+  }
+  bar.finish();
+  EXPECT_EQ(file.written(),
+            "epoch 1  80 % [================>   ] 160/200  2/s  0:20 left\n"
+            "epoch 1  85 % [=================>  ] 170/200  2/s  0:15 left\n");
+  Bar idle;
+  ProgressBarOptions nothing_new = idle.options(false);
+  nothing_new.initial = 100;
+  ProgressBar(nothing_new).finish();
+  EXPECT_EQ(idle.written(), "epoch 1  50 % [==========>         ] 100/200\n");
+}
+
 TEST(ProgressBar, WritesItsLineAgainOnATerminal) {
   Bar terminal;
   {
