@@ -4,6 +4,7 @@
 #include <chrono>
 #include <ctime>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -175,6 +176,29 @@ void time_blocks(const std::vector<Contender>& contenders, const TrainingPlan& p
   }
 }
 
+// A model of its own, whose optimizer has its state shared out over the ranks.
+template <class Opt>
+struct ShardedTraining {
+  template <class Options>
+  ShardedTraining(const std::string& name, const Options& options, at::Device device)
+      : model(make_model(name, static_cast<uint64_t>(rank()), device)),
+        optimizer(Opt(tensors_of(model), options), model.parameters,
+                  {.name = "bench.sharded." + name, .shard_optimizer_state = true}) {}
+
+  void add_to(std::vector<Contender>& contenders, bool fuses) {
+    const auto train_with = [this](FusedStep wish) {
+      optimizer.set_fused_step(wish);
+      train(model, optimizer, [this] { optimizer.step(); });
+    };
+    contenders.push_back({"horon_sharded", [=] { train_with(FusedStep::Never); }});
+    if (!fuses) return;
+    contenders.push_back({"horon_fused_sharded", [=] { train_with(FusedStep::WherePossible); }});
+  }
+
+  TrainingModel model;
+  DistributedOptimizer<Opt> optimizer;
+};
+
 template <class Opt, class Options>
 TrainingTimes time_optimizer(const std::string& name, const Options& options,
                              const TrainingPlan& plan, MpiPeer& peer) {
@@ -184,6 +208,8 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
   Opt plain(tensors_of(alone), options);
   DistributedOptimizer<Opt> distributed(Opt(tensors_of(shared), options), shared.parameters,
                                         {.name = "bench." + name});
+  std::optional<ShardedTraining<Opt>> sharded;
+  if (plan.shard) sharded.emplace(name, options, plan.device);
   torch_detail::FusedUpdate fused(FusedStep::WherePossible);
   const auto train_alone = [&] { train(alone, plain, [&] { plain.step(); }); };
   const auto train_shared = [&](FusedStep wish) {
@@ -213,6 +239,7 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
                             });
                           }});
   }
+  if (sharded) sharded->add_to(contenders, fuses);
   TrainingTimes times;
   times.model = name;
   times.tensors = static_cast<int64_t>(alone.parameters.size());
@@ -226,13 +253,12 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
   const double waited_before = distributed.exposed_wait_seconds();
   time_blocks(contenders, plan, peer, times);
   const double waited = distributed.exposed_wait_seconds() - waited_before;
-  const int shared_contenders = fuses ? 2 : 1;
-  times.exposed_s =
-      reduced(waited / (shared_contenders * plan.blocks * times.steps), ReduceOp::Average);
+  const int steps = (fuses ? 2 : 1) * plan.blocks * times.steps;
+  times.exposed_s = reduced(waited / steps, ReduceOp::Average);
   for (auto* all : {&times.seconds, &times.cpu_seconds}) {
     for (auto& [contender, seconds] : *all) seconds = reduced(seconds, ReduceOp::Average);
   }
-  times.ranks_agree = ranks_agree(shared);
+  times.ranks_agree = ranks_agree(shared) && (!sharded || ranks_agree(sharded->model));
   return times;
 }
 

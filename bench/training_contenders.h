@@ -19,6 +19,7 @@ struct TrainingPlan {
   int blocks = 11;       // for each contender
   int steps = 0;         // in a block; 0: as many as take about half a second
   int warmup_steps = 3;  // at least 1
+  bool shard = false;    // also time optimizers whose state is shared out over the ranks
 };
 
 struct TrainingTimes {
@@ -32,6 +33,7 @@ struct TrainingTimes {
   //   floor        alone, and an MPI_Barrier at the end of each step
   //   horon        DistributedOptimizer with FusedStep::Never
   //   horon_fused  DistributedOptimizer with FusedStep::WherePossible
+  //   horon_sharded, horon_fused_sharded   the same two with shard_optimizer_state, if asked for
   //   gradients    allreduces as long as the first buckets of `horon`, without a step
   // On GPUs, and where HORON_AUTOTUNE is on, without those whose step is fused.
   std::map<std::string, std::vector<double>> seconds;

@@ -267,6 +267,8 @@ torch_test(gradients/adasum_optimizer_test 1 2 3 4)
 torch_test(gradients/fused_step_test 1)
 torch_test(gradients/fused_training_test 2)
 torch_test(gradients/step_scaling_test 2 3)
+torch_test(gradients/state_shards_test 1 2 3)
+torch_test(gradients/sharded_state_test 1 2 3)
 torch_test(gradients/clip_value_test 1 2)
 # LibTorch rounds otherwise without AVX.
 torch_run(torch_fused_step_test no_avx 1 ENVIRONMENT ATEN_CPU_CAPABILITY=default)
@@ -369,7 +371,7 @@ foreach(run torch_random_program_test:2+2 torch_collectives_test:2+2 torch_reduc
         torch_reducer_join_test:2+1 torch_plain_rounds_test:2+1 torch_replica_check_test:2+1
         torch_backward_test:2+1 torch_compressed_gradients_test:2+1
         torch_int8_gradients_test:2+1 torch_int8_gradients_test:1+1+1
-        torch_adasum_optimizer_test:2+1
+        torch_adasum_optimizer_test:2+1 torch_sharded_state_test:2+1
         torch_autotune_pieces_test:2+1)
   string(REGEX MATCH "(.*):(.*)" run ${run})
   set(program ${CMAKE_MATCH_1})

@@ -18,6 +18,7 @@
 #include "horon/torch_bindings/state/broadcast_state.h"
 #include "horon/torch_bindings/state/optimizer_state.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/sharded_state.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 #include "horon/torch_bindings/tensors/wrapped_optimizer.h"
 
@@ -126,6 +127,11 @@ class OptimizerPart : public CheckpointPart {
     return {concat("\"", name, "\""), type(), all.value()};
   }
 
+  // Rank 0 is the lowest of any set.
+  void gather() override {
+    if (ShardedState* const sharded = sharded_state()) sharded->consolidate_state();
+  }
+
   c10::IValue take() override {
     const PlainMode plain;
     c10::impl::GenericDict saved = text_dictionary();
@@ -167,6 +173,7 @@ class OptimizerPart : public CheckpointPart {
           tensor_bytes(value_in(saved, "archive").toTensor()), device_of_parameters(optimizer_));
       optimizer_.state().clear();  // load() adds to what is there
       optimizer_.load(archive);
+      note_loaded();
       return;
     }
     PutTogether together(optimizer_, tensor_bytes(value_in(saved, "options").toTensor()));
@@ -175,6 +182,7 @@ class OptimizerPart : public CheckpointPart {
       together.tensors()[i].copy_(tensors.get(i).toTensor());
     }
     together.install();
+    note_loaded();
   }
 
   void spread(const std::string& /*name*/) override { broadcast_optimizer_state(optimizer_, 0); }
@@ -182,6 +190,10 @@ class OptimizerPart : public CheckpointPart {
 
  private:
   std::string type() const { return c10::demangle(unwrapped_type(optimizer_).name()); }
+  ShardedState* sharded_state() const { return dynamic_cast<ShardedState*>(&optimizer_); }
+  void note_loaded() const {
+    if (ShardedState* const sharded = sharded_state()) sharded->note_state_loaded();
+  }
 
   c10::impl::GenericList parameters() const {
     c10::impl::GenericList list(c10::AnyType::get());

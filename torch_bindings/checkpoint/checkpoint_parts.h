@@ -50,6 +50,8 @@ class CheckpointPart {
   virtual ~CheckpointPart() = default;
   // What all ranks must have alike.
   virtual Fact fact(const std::string& name) const = 0;
+  // What take() needs of other ranks. Collective.
+  virtual void gather() {}
   // A copy, in the memory of the host. On rank 0.
   virtual c10::IValue take() = 0;
   // Why `saved` can't be loaded; empty if it can. On rank 0; changes nothing.

@@ -69,6 +69,7 @@ class Checkpoints::Impl {
     std::string own;
     c10::impl::GenericDict content = torch_detail::text_dictionary();
     on_all_ranks([&] { finish(); }, {.name = "Checkpoints::save", .worker = 0});
+    for (const auto& [name, part] : parts_) part->gather();
     const std::string buffers_of_root =
         broadcast_bytes(torch_detail::buffer_fingerprints(parts_), {.name = "checkpoint.buffers"});
     on_all_ranks(

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <unordered_set>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 
@@ -65,6 +66,13 @@ Handle AdasumSteps::start(const Moved& moved, size_t number) const {
                            .compression = narrows ? options_.compression : Compression::None});
 }
 
+void AdasumSteps::put_back(const std::vector<Moved>& moved) {
+  const at::NoGradGuard no_grad;
+  for (const Moved& each : moved) each.parameter.copy_(each.start);
+}
+
+void AdasumSteps::undo() { put_back(std::exchange(moved_, {})); }
+
 void AdasumSteps::end() {
   const std::vector<Moved> moved = std::move(moved_);
   moved_.clear();
@@ -83,7 +91,7 @@ void AdasumSteps::end() {
   // All of them: what still runs would write to a parameter that is back where it was.
   for (const Handle& handle : handles) note([&] { (void)handle.wait(); });
   if (fault != nullptr) {
-    for (const Moved& each : moved) each.parameter.copy_(each.start);
+    put_back(moved);
     std::rethrow_exception(fault);
   }
   for (const Moved& each : moved) each.parameter.add_(each.start);

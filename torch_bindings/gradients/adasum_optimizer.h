@@ -58,6 +58,9 @@ class AdasumSteps {
   void begin(const Groups& groups);
   // After it. Collective. Throws as allreduce_(); then the parameters are where they were before.
   void end();
+  // In its place, where the optimizer's own step has thrown: the parameters are where they were
+  // before, as on the ranks that this one's next step is combined with.
+  void undo();
 
  private:
   struct Moved {
@@ -65,6 +68,7 @@ class AdasumSteps {
     at::Tensor start;
   };
 
+  static void put_back(const std::vector<Moved>& moved);
   // Reduces what the parameter has moved by.
   Handle start(const Moved& moved, size_t number) const;
 
@@ -90,7 +94,13 @@ class AdasumOptimizer : public Opt,
   // combined. Collective.
   at::Tensor step(typename Opt::LossClosure closure = nullptr) override {
     steps_.begin(this->param_groups());
-    at::Tensor loss = Opt::step(std::move(closure));
+    at::Tensor loss;
+    try {
+      loss = Opt::step(std::move(closure));
+    } catch (...) {
+      steps_.undo();
+      throw;
+    }
     steps_.end();
     return loss;
   }

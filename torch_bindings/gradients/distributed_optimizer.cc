@@ -12,10 +12,13 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/fused_step.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
+#include "horon/torch_bindings/gradients/state_shards.h"
 #include "horon/torch_bindings/gradients/step_scaling.h"
 #include "horon/torch_bindings/tensors/closure_order.h"
 
@@ -87,6 +90,13 @@ class Measuring {
 
 }  // namespace
 
+void require_unsharded(const DistributedOptimizerOptions& options, const char* optimizer) {
+  if (!options.shard_optimizer_state) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("DistributedOptimizer: shard_optimizer_state is not for ", optimizer,
+                           "; give DistributedOptimizer one whose type it knows, by value"));
+}
+
 ::torch::optim::Optimizer& not_null(::torch::optim::Optimizer* optimizer) {
   if (optimizer != nullptr) return *optimizer;
   throw Error(ErrorCode::InvalidArgument, "DistributedOptimizer was given a null pointer");
@@ -114,7 +124,11 @@ OptimizerSteps::OptimizerSteps(const Groups& groups, const NamedTensors& named,
     : reducer_({}, parameters_of(groups, named), options),
       known_(identities_of(groups)),
       fused_(std::make_unique<FusedUpdate>(options.fused_step)),
-      scaling_(std::make_unique<StepScaling>(options)) {}
+      scaling_(std::make_unique<StepScaling>(options)) {
+  const ProcessSet& set = options.process_set;
+  if (!options.shard_optimizer_state || !set.includes_me() || set.size() == 1) return;
+  shards_ = std::make_unique<StateShards>(reducer_.name(), set, groups);
+}
 
 OptimizerSteps::~OptimizerSteps() = default;
 
@@ -177,8 +191,19 @@ bool OptimizerSteps::calls_closure_first(const ::torch::optim::Optimizer& optimi
 at::Tensor OptimizerSteps::evaluate(const Groups& groups,
                                     const ::torch::optim::Optimizer::LossClosure& closure) {
   const at::AutoGradMode with_gradients(true);
-  at::Tensor loss = closure();
-  before_step(groups);  // each evaluation is a step of the reducer
+  const int64_t rounds = reducer_.statistics().steps;
+  at::Tensor loss;
+  try {
+    loss = closure();
+    before_step(groups);  // each evaluation is a step of the reducer
+  } catch (...) {
+    const bool others_go_on = reducer_.statistics().steps > rounds && reducer_.impl_->leave_step();
+    if (others_go_on && is_initialized()) {  // and wait for this rank's loss
+      reducer_.refuse_number(core::concat("step(closure) of \"", reducer_.name(), "\": on rank ",
+                                          rank(), ": ", core::current_error().what()));
+    }
+    throw;
+  }
   // Also without a loss, as of no samples: the ranks that have one wait for all.
   std::optional<double> own;
   if (loss.defined()) {
@@ -211,6 +236,13 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
             "clip_grad_norm and clip_grad_value can't come in between; call backward() first and ",
             "step() without a closure, or do it in the closure"));
   }
+  if (shards_) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("step(closure) of ", c10::demangle(unwrapped_type(optimizer).name()),
+                             " calls the closure itself, so that the gradients of other ranks' ",
+                             "parameters can't be hidden from it (shard_optimizer_state); call ",
+                             "backward() first and step() without a closure"));
+  }
   if (reducer_.impl_->is_mixed()) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("step(closure) of ", c10::demangle(unwrapped_type(optimizer).name()),
@@ -227,20 +259,44 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
   };
 }
 
-bool OptimizerSteps::make_step(::torch::optim::Optimizer& optimizer) {
+at::Tensor OptimizerSteps::make_step(::torch::optim::Optimizer& optimizer,
+                                     const std::function<at::Tensor()>& own_step) {
   unscaled_by_.reset();
   const bool may_fuse = fused_->knows(optimizer);
   reducer_.impl_->note_step(false);
   scaling_->decide(optimizer.param_groups());
-  if (scaling_->skips()) return true;
-  if (may_fuse) {
-    if (scaling_->repeats() || scaling_->needs_apply()) scaling_->apply(optimizer.param_groups());
-    const bool fused = fused_->update(optimizer, scaling_->factor());
-    reducer_.impl_->note_step(fused_->rounded_otherwise());
-    if (fused) return true;
-  }
-  scaling_->apply(optimizer.param_groups());
-  return false;
+  if (scaling_->skips()) return {};
+  const auto step = [&]() -> at::Tensor {
+    if (may_fuse) {
+      if (scaling_->repeats() || scaling_->needs_apply()) scaling_->apply(optimizer.param_groups());
+      const bool fused = fused_->update(optimizer, scaling_->factor());
+      // Each parameter of which the state is shared out is rounded on one rank.
+      reducer_.impl_->note_step(fused_->rounded_otherwise() && !shards_);
+      if (fused) return {};
+    }
+    scaling_->apply(optimizer.param_groups());
+    return own_step();
+  };
+  if (!shards_) return step();
+  scaling_->apply(optimizer.param_groups());  // to all gradients, of which the step sees some
+  return shards_->step(optimizer, step);
+}
+
+void OptimizerSteps::consolidate_state(::torch::optim::Optimizer& optimizer,
+                                       std::optional<int> to) const {
+  if (shards_) shards_->consolidate(optimizer, to.value_or(shards_->ranks().front()));
+}
+void OptimizerSteps::note_state_loaded() const {
+  if (shards_) shards_->note_loaded();
+}
+void OptimizerSteps::keep_own_state(::torch::optim::Optimizer& optimizer) const {
+  if (shards_) shards_->keep_own(optimizer);
+}
+std::vector<int> OptimizerSteps::ranks_of_state() const {
+  return shards_ ? shards_->ranks() : std::vector<int>();
+}
+void OptimizerSteps::require_whole_state(const ::torch::optim::Optimizer& optimizer) const {
+  if (shards_) shards_->require_whole(optimizer);
 }
 
 void OptimizerSteps::before_bucket(std::function<void(const BucketView&)> function) {

@@ -21,6 +21,9 @@
 //
 //   { auto quiet = optimizer.no_sync();  first_half.backward(); }
 //   second_half.backward();  optimizer.step();
+//
+// The optimizer's state shared out over the ranks: {.shard_optimizer_state = true}. Checkpoints and
+// broadcast_optimizer_state() know it; before torch::save() call consolidate_state().
 #pragma once
 
 #include <cstddef>
@@ -41,6 +44,7 @@
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/gradients/scaled_steps.h"
 #include "horon/torch_bindings/tensors/named_tensors.h"
+#include "horon/torch_bindings/tensors/sharded_state.h"
 #include "horon/torch_bindings/tensors/wrapped_optimizer.h"
 
 namespace horon {
@@ -50,12 +54,16 @@ using DistributedOptimizerOptions = GradientReducerOptions;
 namespace torch_detail {
 
 class FusedUpdate;
+class StateShards;
 class StepScaling;
 
 // Throw Error(InvalidArgument) naming the optimizer: there is something that would not be in the
 // archive, or LBFGS has made a step, which LibTorch can't write.
 void require_no_state(const ::torch::optim::Optimizer& optimizer, const std::type_info& type);
 void require_saveable(const ::torch::optim::LBFGS& optimizer);
+
+// Throws Error(InvalidArgument) if the options ask to share out the state of such an optimizer.
+void require_unsharded(const DistributedOptimizerOptions& options, const char* optimizer);
 
 // Throws Error(InvalidArgument).
 ::torch::optim::Optimizer& not_null(::torch::optim::Optimizer* optimizer);
@@ -88,9 +96,10 @@ class OptimizerSteps {
                                               ::torch::optim::Optimizer::LossClosure closure);
   void synchronize(const Groups& groups,
                    GradientReducer::Passes passes = GradientReducer::Passes::Any);
-  // Makes the step in one pass, or leaves it out, as the options say. False: the optimizer is to
-  // make it, from gradients as they are now.
-  bool make_step(::torch::optim::Optimizer& optimizer);
+  // Makes the step in one pass, or leaves it out, as the options say; or lets `own_step` make it,
+  // which is the optimizer's, and returns what that does.
+  at::Tensor make_step(::torch::optim::Optimizer& optimizer,
+                       const std::function<at::Tensor()>& own_step);
   // What comes after synchronize() in the place of a step.
   void leave_out();
   void before_bucket(std::function<void(const BucketView&)> function);
@@ -106,6 +115,13 @@ class OptimizerSteps {
   bool step_skipped() const;
   std::optional<double> grad_norm() const;
   std::string fused_step_refusal(const Groups& groups) const;
+  // As ShardedState says, of this optimizer.
+  std::vector<int> ranks_of_state() const;
+  void consolidate_state(::torch::optim::Optimizer& optimizer, std::optional<int> to) const;
+  void note_state_loaded() const;
+  void keep_own_state(::torch::optim::Optimizer& optimizer) const;
+  // Throws Error(InvalidArgument) if this rank lacks state that others have.
+  void require_whole_state(const ::torch::optim::Optimizer& optimizer) const;
   GradientReducer& reducer() { return reducer_; }
   const GradientReducer& reducer() const { return reducer_; }
 
@@ -120,6 +136,7 @@ class OptimizerSteps {
   std::vector<const void*> known_;  // the parameters of the groups, in their order
   std::unique_ptr<FusedUpdate> fused_;
   std::unique_ptr<StepScaling> scaling_;
+  std::unique_ptr<StateShards> shards_;
   std::optional<double> unscaled_by_;
   int64_t unscaled_round_ = 0;  // the number of rounds then
 };
@@ -190,14 +207,14 @@ class OptimizerCalls : public ScaledSteps {
     } else {
       steps_->before_step(self().param_groups());
     }
-    if (steps_->make_step(optimizer)) return loss;
-    at::Tensor of_step = step(nullptr);
+    at::Tensor of_step = steps_->make_step(optimizer, [&] { return step(nullptr); });
     return closure ? loss : of_step;
   }
 
   void before_zero_grad(bool set_to_none) {
     if (!set_to_none) steps_->reducer().before_zeroing_in_place();
   }
+  const OptimizerSteps& distributed_steps() const { return *steps_; }
 
  private:
   Self& self() { return static_cast<Self&>(*this); }
@@ -222,6 +239,7 @@ class OptimizerCalls : public ScaledSteps {
 template <class Opt>
 class DistributedOptimizer : public Opt,
                              public torch_detail::WrappedOptimizer,
+                             public torch_detail::ShardedState,
                              public torch_detail::OptimizerCalls<DistributedOptimizer<Opt>> {
   static_assert(std::is_base_of_v<::torch::optim::Optimizer, Opt>);
 
@@ -233,7 +251,11 @@ class DistributedOptimizer : public Opt,
   DistributedOptimizer(Opt&& optimizer, const NamedTensors& named,
                        const DistributedOptimizerOptions& options = {})
       : Opt(std::move(optimizer)),
-        torch_detail::OptimizerCalls<DistributedOptimizer>(this->param_groups(), named, options) {}
+        torch_detail::OptimizerCalls<DistributedOptimizer>(this->param_groups(), named, options) {
+    if constexpr (std::is_base_of_v<::torch::optim::LBFGS, Opt>) {
+      torch_detail::require_unsharded(options, "LBFGS, whose state is of all parameters together");
+    }
+  }
 
   // Reduces the gradients that are not reduced yet, then Opt::step(), or the same in one pass (see
   // FusedStep). Collective: every rank makes the same steps. Parameters that have come with
@@ -245,6 +267,9 @@ class DistributedOptimizer : public Opt,
   // a GPU and others none: there step(closure) of such an optimizer throws Error(InvalidArgument).
   // A rank whose closure returns none, as it had no samples, gets that of the others, in the type
   // of its first parameter.
+  //
+  // Where the closure throws on some ranks after its gradients were reduced, step(closure) throws
+  // on the others too, an Error that has its text.
   //
   // Throws as GradientReducer::synchronize(Passes::All); with WaitIn::Step Error(InvalidArgument)
   // naming a parameter whose gradient came between synchronize() and step(). Then the parameters
@@ -262,7 +287,7 @@ class DistributedOptimizer : public Opt,
 
   // For torch::save(); a plain Opt loads it too. Throws Error(InvalidArgument) naming the optimizer
   // where LibTorch would lose or can't write its state: LBFGS after a step; an optimizer of your
-  // own that has state and no save().
+  // own that has state and no save(); state of which other ranks have a part.
   void save(::torch::serialize::OutputArchive& archive) const override {
     if constexpr (!torch_detail::kSavesState<Opt>) {
       torch_detail::require_no_state(*this, typeid(Opt));
@@ -270,12 +295,28 @@ class DistributedOptimizer : public Opt,
     if constexpr (std::is_base_of_v<::torch::optim::LBFGS, Opt>) {
       torch_detail::require_saveable(*this);
     }
+    this->distributed_steps().require_whole_state(*this);
     Opt::save(archive);
+  }
+
+  // With shard_optimizer_state: gives the state of all parameters to one rank, by default the
+  // lowest of the process set, until its next step. Collective over the set. Throws
+  // Error(InvalidArgument) for a rank that is not in it; what save() and load() of the optimizer
+  // throw, on all ranks.
+  void consolidate_state(std::optional<int> to = {}) override {
+    this->distributed_steps().consolidate_state(*this, to);
   }
 
   const std::type_info& wrapped_type() const override {
     return typeid(*this) == typeid(DistributedOptimizer) ? typeid(Opt) : typeid(*this);
   }
+
+ private:
+  std::vector<int> ranks_of_state() const override {
+    return this->distributed_steps().ranks_of_state();
+  }
+  void note_state_loaded() override { this->distributed_steps().note_state_loaded(); }
+  void keep_own_state() override { this->distributed_steps().keep_own_state(*this); }
 };
 
 // For an optimizer whose type the program does not say: this class is no optimizer itself, but
@@ -289,7 +330,9 @@ class DistributedOptimizer<::torch::optim::Optimizer>
   // The optimizer stays the program's and outlives this. Throws as above.
   DistributedOptimizer(Optimizer& optimizer, const NamedTensors& named,
                        const DistributedOptimizerOptions& options = {})
-      : OptimizerCalls(optimizer.param_groups(), named, options), optimizer_(&optimizer) {}
+      : OptimizerCalls(optimizer.param_groups(), named, options), optimizer_(&optimizer) {
+    torch_detail::require_unsharded(options, "an optimizer that the program holds itself");
+  }
   // Owns the optimizer, which is not null.
   DistributedOptimizer(std::unique_ptr<Optimizer> optimizer, const NamedTensors& named,
                        const DistributedOptimizerOptions& options = {})

@@ -9,12 +9,13 @@ namespace {
 
 const GradientReducerOptions& without_step(const GradientReducerOptions& options) {
   if (options.grad_scale == 1 && !options.skip_nonfinite && !options.clip_grad_norm &&
-      !options.clip_grad_value) {
+      !options.clip_grad_value && !options.shard_optimizer_state) {
     return options;
   }
   throw Error(ErrorCode::InvalidArgument,
-              "grad_scale, skip_nonfinite, clip_grad_norm and clip_grad_value are options of "
-              "DistributedOptimizer; a GradientReducer makes no steps");
+              "grad_scale, skip_nonfinite, clip_grad_norm, clip_grad_value and "
+              "shard_optimizer_state are options of DistributedOptimizer; a GradientReducer makes "
+              "no steps");
 }
 
 }  // namespace

@@ -50,6 +50,9 @@
 // others. Behind it all begin a step. A gradient that a rank has gathered by then, and whose bucket
 // has not been submitted, counts in that step if the program does not zero it; others are gone.
 //
+// A reducer belongs to the session in which it was made. In another one (a program that owns MPI
+// may call init() again) it throws Error(InvalidArgument): make a new one there.
+//
 // Order: parameters with the same names, shapes, dtypes and strides, in the same order, on every
 // rank; reducers are constructed in the same order unless they have names. Ranks may compute
 // gradients in different orders, and of different parameters.
@@ -167,6 +170,13 @@ struct GradientReducerOptions {
   // not together with a clip_grad_norm that clips. It takes a pass of its own, also where the step
   // is fused; a NaN stays.
   std::optional<double> clip_grad_value = {};
+
+  // Of DistributedOptimizer<Opt> as well. The state of the optimizer (momentum, ...) is shared out
+  // over the ranks of the process set, as in stage 1 of ZeRO: each has that of about 1/ranks of the
+  // parameters, makes the step of those, and broadcasts them. Parameters come out the same to the
+  // bit. For optimizers that treat each parameter by itself and leave one without a gradient alone,
+  // which all but LBFGS do. Once a rank has joined, step() throws Error(RankLeft).
+  bool shard_optimizer_state = false;
 };
 
 // A bucket, for the functions that a program sets.
@@ -189,10 +199,11 @@ struct GradientStatistics {
 class GradientReducer {
  public:
   // Parameters: leaves, dense, floating, all on the CPU or all on the rank's GPU; frozen ones may
-  // be unfrozen later. One that is listed twice (tied) counts once, by its first name. Of a module:
-  // its parameters, not its buffers. Local: no communication. Throws Error(NotInitialized);
-  // Error(InvalidArgument) naming a parameter, an option (also one that is for DistributedOptimizer
-  // alone), or a name that stands for two parameters.
+  // be unfrozen later. Those of other dtypes (complex, say) may only stay frozen. One that is
+  // listed twice (tied) counts once, by its first name. Of a module: its parameters, not its
+  // buffers. Local: no communication. Throws Error(NotInitialized); Error(InvalidArgument) naming a
+  // parameter, an option (also one that is for DistributedOptimizer alone), or a name that stands
+  // for two parameters.
   explicit GradientReducer(const NamedTensors& parameters, GradientReducerOptions options = {});
   explicit GradientReducer(const torch::nn::Module& module, GradientReducerOptions options = {});
   // Removes the hooks. Waits for buckets in flight, at most HORON_SHUTDOWN_TIMEOUT_S, and not while

@@ -1,7 +1,9 @@
 // A join() that comes in the middle of a step, or of an epoch with unlike numbers of steps: the
-// ranks stand in unlike rounds of unlike steps. All begin a step when they come back from it.
+// ranks stand in unlike rounds of unlike steps. All begin a step when they come back from it. And a
+// session that ends: a reducer does not outlive it.
 #include <utility>
 
+#include "horon/core/base/text.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
@@ -9,6 +11,16 @@
 namespace horon {
 
 using namespace torch_detail;
+
+// Another session may have other ranks, and another reducer may have this one's name there. Outside
+// any session the call itself says so.
+void GradientReducer::Impl::require_session() const {
+  const uint32_t running = ops::session_number();
+  if (running == 0 || running == session_) return;
+  throw Error(ErrorCode::InvalidArgument,
+              core::concat("\"", name_, "\": this reducer, or DistributedOptimizer, belongs to a ",
+                           "session that has ended; make a new one after init()"));
+}
 
 // No round is open, and no hook of another thread runs: a join() has no backward() beside it. What
 // this rank has submitted, the others have reduced before the join ended, in a step that it has not

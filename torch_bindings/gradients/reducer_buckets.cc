@@ -8,6 +8,7 @@
 #include "horon/torch_bindings/gradients/reducer_impl.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 #include "horon/torch_bindings/tensors/stream_order.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon {
 
@@ -32,11 +33,12 @@ void require_device(c10::Device device, const std::string& of_first,
 
 void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   if (!settings_.member) return;
+  require_session();
   finish_given_up_round();
   const PlainMode plain;
   const size_t first_slot = slots_.size();
   std::vector<GradientLayout> added;
-  NamedTensors accepted;
+  NamedTensors accepted, left_out;
   std::unordered_set<const void*> seen = known_;
   UniqueNames names = names_;
   for (const auto& [name, parameter] : parameters) {
@@ -44,7 +46,11 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("parameter \"", name, "\" is undefined"));
     }
-    if (!at::isFloatingType(parameter.scalar_type()) && !parameter.requires_grad()) continue;
+    if (!parameter.requires_grad() &&
+        (!parameter.is_floating_point() || is_moved_only(parameter))) {
+      left_out.emplace_back(name, parameter);
+      continue;
+    }
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     names.add({name, parameter}, "parameter");
     added.push_back(layout_of(parameter, name));
@@ -74,6 +80,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   }
   known_ = std::move(seen);
   names_ = std::move(names);
+  for (const auto& [name, parameter] : left_out) left_out_.emplace_back(name, parameter);
   for (const auto& [name, parameter] : accepted) {
     slots_.emplace_back(name, parameter, settings_);
     slots_.back().expect_in_all_rounds(parameter.requires_grad());
@@ -83,6 +90,13 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
   round_is_due_ = true;
   restart_tuning();
   make_buckets(first_slot);
+}
+
+// One that was unfrozen since would be trained by the gradients of each rank.
+void GradientReducer::Impl::check_left_out() const {
+  for (const auto& [name, parameter] : left_out_) {
+    if (parameter.requires_grad()) (void)layout_of(parameter, name);  // throws
+  }
 }
 
 SlotGroups GradientReducer::Impl::groups() const {
@@ -123,6 +137,7 @@ bool GradientReducer::Impl::has_name(const std::string& name) const {
 }
 
 void GradientReducer::Impl::set_passes(int passes) {
+  require_session();
   finish_given_up_round();
   begin_anew_after_join();
   if (open_ || number_.round > 1) {

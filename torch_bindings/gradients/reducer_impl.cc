@@ -38,6 +38,7 @@ GradientReducer::Impl::Impl(const NamedTensors& parameters, const GradientReduce
       name_(name_or_default(options.name, settings_.set)),
       order_(core::concat(name_, " of set ", settings_.set)),
       destroy_timeout_s_(ops::runtime().config().shutdown_timeout_s),
+      session_(ops::session_number()),
       alone_(settings_.member && settings_.leaves_gradients_alone()),
       late_(name_, settings_),
       ends_(this),
@@ -128,6 +129,7 @@ bool GradientReducer::Impl::is_gathering() const {
 // The hook of a parameter takes part in the round that is gathered, once it may. Under the mutex.
 void GradientReducer::Impl::join_round(size_t slot, int64_t task,
                                        std::unique_lock<std::mutex>& lock) {
+  require_session();
   if (round_) wait_for_round(lock);
   if (broken_) return;
   await_end_of(task);
@@ -172,6 +174,7 @@ void GradientReducer::Impl::arrived_alone(GradientSlot& slot) {
   if (!slot.arrived_alone()) return;
   const int64_t task = BackwardEnds::current_task();
   if (task_alone_ != task) {
+    require_session();
     std::unique_lock lock(mutex_);
     if (round_) wait_for_round(lock);
     await_end_of(task);
@@ -330,6 +333,7 @@ void GradientReducer::Impl::set_weight(double weight) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("set_weight() is for Average, not for ", to_string(settings_.op)));
   }
+  require_session();
   finish_given_up_round();
   begin_anew_after_join();
   if (open_) {

@@ -84,6 +84,9 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // Both. An error of this rank alone (of a function of the program) does not keep it in the step
   // while the others go on.
   void finish_step(Passes passes);
+  // After an exception. True: it is of this rank alone, the others go on from their last round, and
+  // this rank's step is over too.
+  bool leave_step();
   void add_parameters(const NamedTensors& parameters);
   // Gradients pass through buckets from now on, also where this rank reduces alone.
   void use_buckets();
@@ -166,6 +169,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void make_buckets(size_t first_slot);
   std::vector<GradientLayout> current_layouts() const;
   void refuse_new_buckets_in_capture(const std::vector<GradientLayout>& layouts) const;
+  void check_left_out() const;
   void rebuild(std::vector<GradientLayout> layouts);
   void rebuild_if_changed();
   void keep_memory_for_graphs();
@@ -217,6 +221,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
 
   // reducer_after_join.cc
   void begin_anew_after_join();
+  void require_session() const;
 
   // reducer_agreement.cc
   void raise_flags();
@@ -247,6 +252,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   const std::string name_;
   const std::string order_;
   const double destroy_timeout_s_;
+  const uint32_t session_;
   // Whether a timeline records this round, as of its first gradient; false: no clock is read in
   // hooks.
   std::atomic<bool> traces_{false};
@@ -257,6 +263,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   std::deque<GradientBucket> buckets_;
   std::vector<at::Tensor> memory_of_graphs_;
   std::unordered_set<const void*> known_;
+  NamedTensors left_out_;  // frozen ones of a dtype that gradients in a bucket have not
   torch_detail::UniqueNames names_;
   std::optional<torch_detail::RoundAgreement> agreement_;
   torch_detail::LateParts late_;

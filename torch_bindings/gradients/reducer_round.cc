@@ -20,6 +20,7 @@ using namespace torch_detail;
 
 void GradientReducer::Impl::synchronize(Passes passes) {
   if (broken_) throw Error(*broken_);
+  require_session();
   if (!settings_.member) {
     if (number_.round++ == 1) ++statistics_.steps;
     return;
@@ -48,10 +49,16 @@ void GradientReducer::Impl::finish_step(Passes passes) {
   try {
     if (!reduced_by_graph()) synchronize(passes);
   } catch (...) {
-    if (!round_ && !round_failed_ && !broken_) next_step();
+    (void)leave_step();
     throw;
   }
   next_step();
+}
+
+bool GradientReducer::Impl::leave_step() {
+  if (round_ || round_failed_ || broken_) return false;
+  if (number_.round > 1) next_step();
+  return true;
 }
 
 // Without a backward pass it is the step of a launch, on all ranks: so none of them reduces here.
@@ -119,6 +126,7 @@ void GradientReducer::Impl::begin_round(bool early) {
     });
   }
   failures.run([&] {
+    check_left_out();
     if (!open_) rebuild_if_changed();
   });
   for (GradientSlot& slot : slots_) failures.run([&] { slot.inspect(weight_); });

@@ -92,6 +92,7 @@ std::string GradientSettings::text() const {
   if (skip_nonfinite) text += ", steps with NaN left out";
   if (clip_grad_norm) text += core::concat(", clipped to norm ", *clip_grad_norm);
   if (clip_grad_value) text += core::concat(", clipped to values of ", *clip_grad_value);
+  if (shard_optimizer_state) text += ", optimizer state shared out";
   if (mixed) {
     text += ", on ranks with a GPU and without";
   } else if (!device.is_cpu()) {
@@ -137,6 +138,7 @@ GradientSettings settings_of(const GradientReducerOptions& options) {
   settings.skip_nonfinite = options.skip_nonfinite;
   settings.clip_grad_norm = options.clip_grad_norm;
   settings.clip_grad_value = options.clip_grad_value;
+  settings.shard_optimizer_state = options.shard_optimizer_state;
   return settings;
 }
 

@@ -35,6 +35,7 @@ struct GradientSettings {
   bool skip_nonfinite = false;
   std::optional<double> clip_grad_norm;
   std::optional<double> clip_grad_value;
+  bool shard_optimizer_state = false;
 
   // An older value in .grad is multiplied by this before it is reduced again, so that it comes out
   // unchanged.
@@ -69,9 +70,10 @@ struct GradientSettings {
   // An older value in .grad is kept aside and added to the sum. Within the sum it would count once
   // for each rank that has not joined, and their number is known only afterwards.
   bool adds_older_value() const { return op == ReduceOp::Sum; }
-  // An average of equal values is that value, but not when it goes through blocks with others.
+  // An average of equal values is that value, but not when it is rounded on its way: to 16 bits, or
+  // in blocks with others.
   bool keeps_older_value() const {
-    return compression == Compression::Int8 && op == ReduceOp::Average;
+    return compression != Compression::None && op == ReduceOp::Average;
   }
   bool is_linear() const { return op == ReduceOp::Sum || op == ReduceOp::Average; }
   // What ranks compare, in words.

@@ -21,6 +21,7 @@
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/state/optimizer_state.h"
 #include "horon/torch_bindings/tensors/failures.h"
+#include "horon/torch_bindings/tensors/sharded_state.h"
 #include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon {
@@ -39,6 +40,14 @@ std::string fault_of(int root, const ProcessSet& set) {
   const std::vector<int> ranks = set.ranks();
   if (std::find(ranks.begin(), ranks.end(), root) != ranks.end()) return {};
   return concat("root ", root, " is not one of the ranks ", core::list_ranks(ranks));
+}
+
+// Why the state can't be gathered from the ranks that share it; empty if it can.
+std::string fault_of_shards(const std::vector<int>& sharing, const ProcessSet& set) {
+  const std::vector<int> ranks = set.ranks();
+  if (std::includes(ranks.begin(), ranks.end(), sharing.begin(), sharing.end())) return {};
+  return concat("the optimizer's state is shared out over the ranks ", core::list_ranks(sharing),
+                ", and the broadcast is among the ranks ", core::list_ranks(ranks), " alone");
 }
 
 // What the ranks compare before they broadcast. A tensor that appeared before under another name is
@@ -239,10 +248,18 @@ void broadcast_archived(const ArchivedState& state, int root, const ProcessSet& 
 
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root,
                                const ProcessSet& process_set) {
-  torch_detail::require_agreement(kOptimizer, describe(optimizer, root),
-                                  fault_of(root, process_set), process_set);
+  auto* const sharded = dynamic_cast<torch_detail::ShardedState*>(&optimizer);
+  const std::vector<int> sharing =
+      sharded == nullptr ? std::vector<int>() : sharded->ranks_of_state();
+  std::string fault = fault_of(root, process_set);
+  if (fault.empty()) fault = fault_of_shards(sharing, process_set);
+  torch_detail::require_agreement(kOptimizer, describe(optimizer, root), fault, process_set);
+  if (std::find(sharing.begin(), sharing.end(), root) != sharing.end()) {
+    sharded->consolidate_state(root);
+  }
   torch_detail::is_known_optimizer(optimizer) ? broadcast_known(optimizer, root, process_set)
                                               : broadcast_saved(optimizer, root, process_set);
+  if (sharded != nullptr) sharded->keep_own_state();
 }
 
 }  // namespace horon

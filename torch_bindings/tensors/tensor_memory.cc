@@ -93,6 +93,9 @@ void check_tensor(const at::Tensor& tensor, std::string_view name) {
 
 void check_writable(const at::Tensor& tensor, std::string_view name) {
   check_tensor(tensor, name);
+  if (tensor._is_zerotensor()) {
+    refuse(name, "stands for zeros without memory of its own and can't be written; clone() it");
+  }
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     refuse(name, "has several elements in one place of memory (expanded?) and can't be written");
   }
@@ -132,7 +135,8 @@ at::ScalarType scalar_type_of(DataType dtype) {
 }
 
 at::Tensor row_major(const at::Tensor& tensor) {
-  return tensor.detach().resolve_neg().contiguous();
+  const at::Tensor plain = tensor.detach().resolve_neg();
+  return plain._is_zerotensor() ? plain.clone(at::MemoryFormat::Contiguous) : plain.contiguous();
 }
 
 std::optional<at::ScalarType> type_in_disguise(const at::Tensor& tensor) {
@@ -165,11 +169,12 @@ at::Tensor row_major_like(const at::Tensor& tensor) {
 }
 
 bool is_row_major(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
+  return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj() &&
+         !tensor._is_zerotensor();
 }
 
 bool travels_as_it_is(const at::Tensor& tensor) {
-  return !type_in_disguise(tensor) && !tensor.is_neg() && tensor.is_contiguous();
+  return !type_in_disguise(tensor) && is_row_major(tensor);
 }
 
 void mark_written(const at::Tensor& tensor) {

@@ -279,6 +279,24 @@ TEST(Complex, SumsAveragesAndMovesData) {
   EXPECT_THAT(error_of([&] { allreduce(x, {.op = ReduceOp::Max}); }), HasSubstr("is complex"));
 }
 
+// LibTorch's tensors that stand for zeros and have no memory: they arrive as zeros that have.
+TEST(ZeroTensors, AreReadAndNotWritten) {
+  for (const at::ScalarType type : {at::kFloat, at::kComplexFloat}) {
+    const at::Tensor none = at::_efficientzerotensor({size()}, at::TensorOptions(type));
+    const at::Tensor zeros = at::zeros({size()}, type), ones = at::ones({size()}, type);
+    expect_equal(allreduce(rank() == 0 ? none : ones, {.op = ReduceOp::Sum}), ones * (size() - 1));
+    expect_equal(broadcast(rank() == 0 ? none : ones), zeros);
+    expect_equal(allgather(none), at::zeros({size() * size()}, type));
+    expect_equal(alltoall(none).tensor, zeros);
+    expect_equal(reduce(none, {.op = ReduceOp::Sum}),
+                 rank() == 0 ? zeros : at::empty({0}, zeros.options()));
+    expect_equal(grouped_allreduce({none, ones}, {.op = ReduceOp::Sum})[0], zeros);
+    const std::string why = "stands for zeros without memory of its own";
+    EXPECT_THAT(error_of([&] { allreduce_(none); }), HasSubstr(why));
+    EXPECT_THAT(error_of([&] { broadcast_(none); }), HasSubstr(why));
+  }
+}
+
 TEST(Compression, RoundsWhatTravelsAndSumsInFloat) {
   // 1 + 2^-9 is no float16 sum of itself with 1024 others, but it is if sums are made in float32.
   const at::Tensor x = at::arange(5000).to(at::kFloat).remainder(300) + rank();

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <torch/optim/sgd.h>
@@ -134,6 +135,32 @@ TEST(AdasumOptimizer, AStepThatFailsLeavesTheParameters) {
   barrier();
   EXPECT_TRUE(weight.detach().equal(at::ones_like(weight)));
   EXPECT_TRUE(long_one.detach().equal(at::ones_like(long_one)));
+}
+
+struct Interrupted : optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    at::Tensor loss = optim::SGD::step(std::move(closure));
+    if (std::exchange(interrupts, false)) throw Error(ErrorCode::OperationFailed, "interrupted");
+    return loss;
+  }
+  bool interrupts = false;
+};
+
+// Its next step is combined with those of ranks that have not moved.
+TEST(AdasumOptimizer, AStepThatThrowsOnOneRankLeavesItsParameters) {
+  const at::Tensor weight = at::ones({2}).set_requires_grad(true);
+  Interrupted own({weight}, optim::SGDOptions(0.5));
+  own.interrupts = rank() == size() - 1;
+  AdasumOptimizer optimizer(std::move(own));
+  weight.sum().backward();
+  if (rank() == size() - 1) {
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("interrupted"));
+    EXPECT_TRUE(weight.detach().equal(at::ones({2})));
+  }
+  optimizer.step();
+  EXPECT_TRUE(at::allclose(weight.detach(), at::full({2}, 0.5F)));
+  expect_the_same_on_all_ranks(weight);
 }
 
 TEST(AdasumOptimizer, WhatItRefuses) {

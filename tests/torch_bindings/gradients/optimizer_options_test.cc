@@ -217,6 +217,56 @@ TEST(TrainingOptions, ARankWithoutALossKeepsNobodyWaiting) {
   EXPECT_EQ(optimizer.step([] { return at::ones({}); }).item<double>(), 1);
 }
 
+// The others wait for its loss. Afterwards all make the next step together.
+TEST(TrainingOptions, AClosureThatThrowsOnOneRankKeepsNobodyWaiting) {
+  if (size() == 1) return;
+  for (const bool in_function : {false, true}) {
+    for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
+      const at::Tensor w = leaf({2});
+      DistributedOptimizer optimizer(optim::SGD({w}, 0.5), {{"w", w}}, {.op = op});
+      int evaluations = 0;
+      const auto step = [&](bool throws) {
+        throws = throws && rank() == size() - 1;
+        optimizer.after_bucket([throws, in_function](const BucketView&) {
+          if (throws && in_function) throw Error(ErrorCode::OperationFailed, "no more of it");
+        });
+        return optimizer.step([&] {
+          ++evaluations;
+          optimizer.zero_grad();
+          const at::Tensor loss = w[0] * (rank() + 1);
+          loss.backward();
+          if (throws) throw Error(ErrorCode::OperationFailed, "no more of it");
+          return loss;
+        });
+      };
+      EXPECT_THAT(error_of([&] { step(true); }), HasSubstr("no more of it"));
+      EXPECT_EQ(w[0].item<double>(), 1);
+      const double of_all = op == ReduceOp::Sum ? sum_of_ranks() : mean_of_ranks();
+      EXPECT_NEAR(step(false).item<double>(), of_all, 1e-6);
+      EXPECT_NEAR(w[0].item<double>(), 1 - 0.5 * of_all, 1e-6);
+      EXPECT_EQ(evaluations, 2);
+    }
+  }
+}
+
+// All of them throw: nobody waits, and nothing of it is left.
+TEST(TrainingOptions, AClosureThatThrowsOnAllRanksLeavesTheNextStepRight) {
+  const at::Tensor w = leaf({2});
+  DistributedOptimizer optimizer(optim::LBFGS({w}, optim::LBFGSOptions(1)), {{"w", w}});
+  const auto step = [&](bool throws) {
+    return optimizer.step([&] {
+      optimizer.zero_grad();
+      const at::Tensor loss = (w - rank()).square().sum();
+      loss.backward();
+      if (throws) throw Error(ErrorCode::OperationFailed, "not yet");
+      return loss;
+    });
+  };
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(error_of([&] { step(true); }), HasSubstr("not yet"));
+  step(false);
+  EXPECT_TRUE(at::allclose(w, at::full({2}, (size() - 1) / 2.0F)));
+}
+
 // An embedding whose gradients stay sparse, under an optimizer that takes such ones.
 TEST(TrainingOptions, SparseGradients) {
   constexpr int64_t kWords = 11, kSentence = 3;

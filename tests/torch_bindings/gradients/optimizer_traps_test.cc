@@ -295,6 +295,28 @@ TEST(Optimizer, WrongParametersAreNamed) {
   reducer.synchronize();
 }
 
+// It would be trained by each rank's own gradients.
+TEST(Optimizer, AFrozenParameterWithoutAPlaceIsNamedWhenItIsUnfrozen) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({2}), z = at::ones({2}, at::kComplexFloat);
+  const at::Tensor eighths = at::ones({2}).to(at::kFloat8_e5m2);
+  DistributedOptimizer optimizer(optim::SGD({w, z, eighths}, 1.0),
+                                 {{"w", w}, {"z", z}, {"eighths", eighths}});
+  const auto step = [&] {
+    optimizer.zero_grad();
+    (weighted(w, rank() + 1) + at::real(z).sum() * rank()).backward();
+    optimizer.step();
+  };
+  step();
+  at::Tensor(z).requires_grad_(true);
+  const std::string refused = kInvalid + ": tensor \"z\": has dtype ComplexFloat";
+  EXPECT_THAT(error_of(step), StartsWith(refused));
+  at::Tensor(z).requires_grad_(false);
+  step();
+  EXPECT_NEAR(w[0].item<double>(), 1 - 2 * mean_of_ranks(), 1e-6);
+  EXPECT_TRUE(z.equal(at::ones_like(z)));
+}
+
 TEST(Optimizer, DifferentModelsOnTheRanksAreAMismatch) {
   const at::Tensor w = leaf({rank() == 0 ? 3 : 2}), v = leaf({2});
   GradientReducer reducer({{"w", w}, {"v", v}}, alone());

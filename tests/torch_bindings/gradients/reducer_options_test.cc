@@ -365,5 +365,26 @@ TEST(ReducerOptionsAndSession, KnobChecksThatGradientsAreFinite) {
   init();
 }
 
+// Its name may be that of another one there, and its ranks may be others.
+TEST(ReducerOptionsAndSession, AReducerOfAnEarlierSessionIsRefused) {
+  const at::Tensor w = leaf({2}), v = leaf({2});
+  shutdown();
+  init();
+  GradientReducer earlier({{"w", w}});
+  weighted(w, 1).backward();
+  earlier.synchronize();
+  shutdown();
+  init();
+  const auto says_so = AllOf(StartsWith(kInvalid), HasSubstr("a session that has ended"));
+  EXPECT_THAT(error_of([&] { weighted(w, 1).backward(); }), says_so);
+  EXPECT_THAT(error_of([&] { earlier.synchronize(); }), says_so);
+  EXPECT_THAT(error_of([&] { earlier.set_weight(1); }), says_so);
+  GradientReducer reducer({{"v", v}});
+  EXPECT_EQ(reducer.name(), earlier.name());
+  weighted(v, rank() + 1).backward();
+  expect_gradient(v, mean_of_ranks());
+  reducer.synchronize();
+}
+
 }  // namespace
 }  // namespace horon::reducer_options_test
