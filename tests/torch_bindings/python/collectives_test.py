@@ -95,6 +95,14 @@ def test_rows(rank, size, dtype):
                                 for other in range(size)]), dtype)
 
 
+def test_more_rows_than_horovod_can_count(size):
+    many = 2**31 + 1
+    received, rows = hvd.alltoall(torch.empty(many * size, 0), [many] * size)
+    assert received.shape == (many * size, 0)
+    assert rows.tolist() == [many] * size
+    assert hvd.alltoall(torch.ones(size), [1] * size)[1].dtype == torch.int32
+
+
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 def test_reducescatter(rank, size, dtype):
     count = 2 * size + 1  # the first rank gets one more

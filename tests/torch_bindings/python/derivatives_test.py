@@ -60,6 +60,22 @@ def test_derivative_of_a_derivative(size):
     assert x.grad.tolist() == [6.0 * size**3] * 2
 
 
+def test_derivative_of_a_derivative_of_broadcast(rank, size):
+    root = size - 1
+    x = torch.full((2,), rank + 1.0, requires_grad=True)
+    (grad,) = torch.autograd.grad(hvd.broadcast(x, root).pow(3).sum(), x, create_graph=True)
+    assert grad.tolist() == ([3.0 * size**2] * 2 if rank == root else [0.0] * 2)
+    grad.sum().backward()
+    # The others' gradient is none, so of the mean over the ranks the root's part is left: 6 x.
+    assert x.grad.tolist() == ([pytest.approx(6.0)] * 2 if rank == root else [0.0] * 2)
+
+
+def test_what_is_no_number_stays_with_the_root_of_a_broadcast(rank):
+    x = leaf(2)
+    (hvd.broadcast(x, 0) * float("nan")).sum().backward()
+    assert x.grad.isnan().all() if rank == 0 else x.grad.tolist() == [0.0] * 2
+
+
 def test_sync_batch_norm_is_that_of_the_whole_batch(rank, size):
     torch.manual_seed(5)
     whole = torch.randn(3 * size + 1, 4, 2)

@@ -111,3 +111,21 @@ def test_gradients_that_nobody_keeps_stay_where_they_are():
         optimizer.step()
         seen.add(id(model[0].weight.grad))  # of the Python object, which the tensor keeps
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("why", ["ComplexFloat", "another distributed optimizer"])
+def test_a_group_that_can_not_be_reduced_is_no_group(why, rank, size):
+    weight, more, bad = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    if why == "ComplexFloat":
+        bad = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+    other = hvd.DistributedOptimizer(torch.optim.SGD([bad], lr=1.0)) if bad.dtype == torch.float32 \
+        else None
+    with pytest.raises(ValueError, match=why):
+        optimizer.add_param_group({"params": [more, bad]})
+    assert [group["params"] for group in optimizer.param_groups] == [[weight]]
+    optimizer.add_param_group({"params": [more]})  # it is free
+    ((weight + more) * (rank + 1)).sum().backward()
+    optimizer.step()
+    assert weight.tolist() == more.tolist() == [1 - (size + 1) / 2] * 2
+    del other

@@ -104,3 +104,16 @@ def test_an_optimizer_that_is_wrapped_on_the_ranks_of_a_set(rank, size):
     assert state_of(optimizer) == [[1.0, 1.0]]
     del optimizer
     assert hvd.remove_process_set(some)
+
+
+def test_a_state_that_can_not_travel_leaves_no_name_in_use(rank, size):
+    optimizer = sgd(parameters(2, 3, 4), gradients=True)
+    first, *_ = optimizer.param_groups[0]["params"]
+    if rank == 0:
+        optimizer.state[first]["momentum_buffer"] = torch.eye(2).to_sparse()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="optimizer_state.0.*layout Sparse"):
+            hvd.broadcast_optimizer_state(optimizer, 0)
+    optimizer.state[first]["momentum_buffer"] = torch.full((2,), float(rank))
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert optimizer.state[first]["momentum_buffer"].tolist() == [0.0] * 2

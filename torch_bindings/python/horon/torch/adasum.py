@@ -75,13 +75,8 @@ class _Adasum(WrappedOptimizer):
     def set_backward_passes_per_step(self, passes):
         """Nothing: step() says when."""
 
-    def add_param_group(self, param_group):
-        super().add_param_group(param_group)
-        try:
-            _refuse_complex(self._name_last_group())
-        except ValueError:
-            self.param_groups.pop()
-            raise
+    def _take_parameters(self, named):
+        _refuse_complex(named)
 
 
 def _refuse_complex(named):

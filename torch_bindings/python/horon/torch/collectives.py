@@ -233,6 +233,12 @@ def _rows_of(splits):
     return splits.tolist()
 
 
+def received_splits(rows):
+    """Horovod's are int32. Longer ones are right too."""
+    fit = max(rows, default=0) <= torch.iinfo(torch.int32).max
+    return torch.tensor(rows, dtype=torch.int32 if fit else torch.int64)
+
+
 def start_alltoall(tensor, splits, name, process_set, wait=False):
     """The result is (tensor, rows from each rank)."""
     of_call = process_set.of_call()
@@ -251,7 +257,7 @@ def start_alltoall(tensor, splits, name, process_set, wait=False):
     call = call_with(rows)
 
     def result(tensors, ended):
-        return tensors[0], torch.tensor(ended.received()[0], dtype=torch.int32)
+        return tensors[0], received_splits(ended.received()[0])
 
     return _start(call, [tensor], result, wait)
 

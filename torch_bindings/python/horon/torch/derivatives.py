@@ -59,7 +59,9 @@ class _Broadcast(torch.autograd.Function):
         root_rank, process_set = ctx.call
         reduced = _Allreduce.apply(None, Average, 1.0, 1.0, process_set, False, grad)
         if native.rank() != root_rank:
-            reduced = torch.zeros_like(reduced)
+            # Zeros that know where they are from: who derives them too meets the other ranks.
+            everywhere = torch.ones((), dtype=torch.bool, device=reduced.device)
+            reduced = reduced.masked_fill(everywhere, 0)
         return reduced, None, None, None
 
 

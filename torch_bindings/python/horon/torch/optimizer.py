@@ -176,9 +176,8 @@ class _Distributed(WrappedOptimizer):
             self._reducer.before_zeroing_in_place()
         super().zero_grad(*args, **kwargs)
 
-    def add_param_group(self, param_group):
-        super().add_param_group(param_group)
-        self._reducer.add_parameters(_with_gradients(self._name_last_group()))
+    def _take_parameters(self, named):
+        self._reducer.add_parameters(_with_gradients(named))
 
 
 def _names(optimizer, named_parameters):

@@ -1,7 +1,6 @@
 """Parameters, optimizer state and objects of one rank for all."""
 
 import io
-import itertools
 import pickle
 
 import torch
@@ -30,6 +29,12 @@ def broadcast_parameters(params, root_rank):
     except (TypeError, ValueError):
         raise ValueError("broadcast_parameters: give a state_dict, named_parameters() or "
                          "parameters()") from None
+    for name, tensor in named:
+        if torch.nn.parameter.is_lazy(tensor):  # told to the others where they compare theirs
+            why = (f'tensor "{name}" has no shape and no values yet: call the model once, on any '
+                   "input, before")
+            native.require_agreement("broadcast_parameters", [], why,
+                                     global_process_set.of_call())
     native.broadcast_tensors([(name, tensor) for name, tensor in named
                               if isinstance(tensor, torch.Tensor)],
                              root_rank, global_process_set.of_call())
@@ -93,6 +98,26 @@ def _compare(optimizer, root_rank):
                              global_process_set.of_call())
 
 
+def _broadcast_all(tensors, root_rank):
+    """Each of them, also behind one that is refused: the other ranks wait for all of them, and a
+    name is free when its collective has ended."""
+    faults = []
+
+    def note(call, *args):
+        try:
+            return call(*args)
+        except Exception as error:
+            faults.append(error)
+
+    handles = [note(broadcast_async_, each, root_rank, f"optimizer_state.{i}")
+               for i, each in enumerate(tensors)]
+    for handle in handles:
+        if handle is not None:
+            note(synchronize, handle)
+    if faults:
+        raise faults[0]
+
+
 def broadcast_optimizer_state(optimizer, root_rank, model=None):
     """Gives all ranks the root's options and state, whatever they had. No step is taken.
 
@@ -127,10 +152,7 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
         raise errors.make("failed", f"rank {root_rank}'s optimizer has no state_dict(): {why}")
     if not is_root:
         state = _replace(state, _TensorOf, make)
-    numbers = itertools.count()
-    for handle in [broadcast_async_(each, root_rank, f"optimizer_state.{next(numbers)}")
-                   for each in tensors]:
-        synchronize(handle)
+    _broadcast_all(tensors, root_rank)
     try:
         if not is_root:
             optimizer.load_state_dict(state)

@@ -48,13 +48,22 @@ class WrappedOptimizer:
         for name in ("found_inf", "grad_scale"):
             vars(self).pop(name, None)
 
-    def _name_last_group(self):
-        """(name, parameter) of the group that add_param_group() has just added; noted."""
+    def add_param_group(self, param_group):
+        """A group that can't be reduced is refused, and is not there then."""
+        super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         added = [(f"param_group.{index}.{i}", parameter)
                  for i, parameter in enumerate(self.param_groups[index]["params"])]
+        try:
+            self._take_parameters(added)
+        except BaseException:
+            self.param_groups.pop()
+            raise
         self._parameter_names.update({parameter: name for name, parameter in added})
-        return added
+
+    def _take_parameters(self, named):
+        """(name, parameter) of a group that is new. Takes all of them, or raises."""
+        raise NotImplementedError
 
 
 def divide_gradients(optimizer, scale):
