@@ -268,6 +268,7 @@ torch_test(gradients/fused_step_test 1)
 torch_test(gradients/fused_training_test 2)
 torch_test(gradients/step_scaling_test 2 3)
 torch_test(gradients/state_shards_test 1 2 3)
+torch_test(gradients/state_shards_faults_test 2 3)
 torch_test(gradients/sharded_state_test 1 2 3)
 torch_test(gradients/clip_value_test 1 2)
 # LibTorch rounds otherwise without AVX.

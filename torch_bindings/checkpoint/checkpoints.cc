@@ -20,6 +20,7 @@
 #include "horon/torch_bindings/checkpoint/rank_state.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/tensors/collective_step.h"
+#include "horon/torch_bindings/tensors/failures.h"
 
 namespace horon {
 namespace {
@@ -69,7 +70,7 @@ class Checkpoints::Impl {
     std::string own;
     c10::impl::GenericDict content = torch_detail::text_dictionary();
     on_all_ranks([&] { finish(); }, {.name = "Checkpoints::save", .worker = 0});
-    for (const auto& [name, part] : parts_) part->gather();
+    gather_parts();
     const std::string buffers_of_root =
         broadcast_bytes(torch_detail::buffer_fingerprints(parts_), {.name = "checkpoint.buffers"});
     on_all_ranks(
@@ -186,6 +187,13 @@ class Checkpoints::Impl {
       error = core::current_error().what();
     }
     torch_detail::require_agreement(call, facts, error, {});
+  }
+
+  // Each of them, as some ranks may have no part in one that fails.
+  void gather_parts() const {
+    torch_detail::Failures failures;
+    for (const auto& entry : parts_) failures.run([&] { entry.second->gather(); });
+    torch_detail::throw_together(failures.first(), {.name = "Checkpoints::save"});
   }
 
   c10::impl::GenericDict copy_parts(const CheckpointValues& values) {

@@ -127,7 +127,8 @@ OptimizerSteps::OptimizerSteps(const Groups& groups, const NamedTensors& named,
       scaling_(std::make_unique<StepScaling>(options)) {
   const ProcessSet& set = options.process_set;
   if (!options.shard_optimizer_state || !set.includes_me() || set.size() == 1) return;
-  shards_ = std::make_unique<StateShards>(reducer_.name(), set, groups);
+  shards_ =
+      std::make_unique<StateShards>(reducer_.name(), set, parameters_of(groups, named), groups);
 }
 
 OptimizerSteps::~OptimizerSteps() = default;
@@ -152,6 +153,7 @@ void OptimizerSteps::adopt(const Groups& groups) {
     added.emplace_back(name, parameter);
   }
   reducer_.add_parameters(added);
+  if (shards_) shards_->add(added, groups);
   known_ = identities_of(groups);
 }
 
@@ -177,6 +179,19 @@ void OptimizerSteps::before_step(const Groups& groups) {
   }
   if (!knows(groups)) synchronize(groups, GradientReducer::Passes::All);
   reducer_.impl_->finish_step(GradientReducer::Passes::All);
+}
+
+void OptimizerSteps::before_plain_step(const Groups& groups) {
+  const int64_t rounds = reducer_.statistics().steps;
+  try {
+    before_step(groups);
+  } catch (...) {
+    const bool others_go_on = reducer_.statistics().steps > rounds && reducer_.impl_->leave_step();
+    if (shards_ && others_go_on && is_initialized()) {
+      shards_->refuse_step(core::concat("on rank ", rank(), ": ", core::current_error().what()));
+    }
+    throw;
+  }
 }
 
 bool OptimizerSteps::calls_closure_first(const ::torch::optim::Optimizer& optimizer) {
@@ -295,8 +310,8 @@ void OptimizerSteps::keep_own_state(::torch::optim::Optimizer& optimizer) const 
 std::vector<int> OptimizerSteps::ranks_of_state() const {
   return shards_ ? shards_->ranks() : std::vector<int>();
 }
-void OptimizerSteps::require_whole_state(const ::torch::optim::Optimizer& optimizer) const {
-  if (shards_) shards_->require_whole(optimizer);
+void OptimizerSteps::require_whole_state() const {
+  if (shards_) shards_->require_whole();
 }
 
 void OptimizerSteps::before_bucket(std::function<void(const BucketView&)> function) {

@@ -86,6 +86,8 @@ class OptimizerSteps {
   // Hooks parameters that were added to the groups, and reduces what backward() has not; then all
   // backward passes of the step must have run.
   void before_step(const Groups& groups);
+  // The same without a closure. An error of this rank alone keeps no other in the step.
+  void before_plain_step(const Groups& groups);
   // The optimizer's own step would call the closure once, before anything else.
   static bool calls_closure_first(const ::torch::optim::Optimizer& optimizer);
   // Calls the closure and reduces what it has computed. Returns the loss of all ranks.
@@ -121,7 +123,7 @@ class OptimizerSteps {
   void note_state_loaded() const;
   void keep_own_state(::torch::optim::Optimizer& optimizer) const;
   // Throws Error(InvalidArgument) if this rank lacks state that others have.
-  void require_whole_state(const ::torch::optim::Optimizer& optimizer) const;
+  void require_whole_state() const;
   GradientReducer& reducer() { return reducer_; }
   const GradientReducer& reducer() const { return reducer_; }
 
@@ -205,7 +207,7 @@ class OptimizerCalls : public ScaledSteps {
     if (closure) {
       loss = steps_->evaluate(self().param_groups(), closure);
     } else {
-      steps_->before_step(self().param_groups());
+      steps_->before_plain_step(self().param_groups());
     }
     at::Tensor of_step = steps_->make_step(optimizer, [&] { return step(nullptr); });
     return closure ? loss : of_step;
@@ -295,14 +297,19 @@ class DistributedOptimizer : public Opt,
     if constexpr (std::is_base_of_v<::torch::optim::LBFGS, Opt>) {
       torch_detail::require_saveable(*this);
     }
-    this->distributed_steps().require_whole_state(*this);
+    this->distributed_steps().require_whole_state();
     Opt::save(archive);
+  }
+  void load(::torch::serialize::InputArchive& archive) override {
+    Opt::load(archive);
+    note_state_loaded();
   }
 
   // With shard_optimizer_state: gives the state of all parameters to one rank, by default the
-  // lowest of the process set, until its next step. Collective over the set. Throws
-  // Error(InvalidArgument) for a rank that is not in it; what save() and load() of the optimizer
-  // throw, on all ranks.
+  // lowest of the process set, which has it until its next step. Collective over the set. Throws
+  // Error(InvalidArgument) for a rank that is not in it, or where another one alone has loaded
+  // state; Error(RankLeft) once a rank has joined; what save() and load() of the optimizer throw,
+  // on all ranks.
   void consolidate_state(std::optional<int> to = {}) override {
     this->distributed_steps().consolidate_state(*this, to);
   }

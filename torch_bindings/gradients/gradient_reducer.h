@@ -174,8 +174,9 @@ struct GradientReducerOptions {
   // Of DistributedOptimizer<Opt> as well. The state of the optimizer (momentum, ...) is shared out
   // over the ranks of the process set, as in stage 1 of ZeRO: each has that of about 1/ranks of the
   // parameters, makes the step of those, and broadcasts them. Parameters come out the same to the
-  // bit. For optimizers that treat each parameter by itself and leave one without a gradient alone,
-  // which all but LBFGS do. Once a rank has joined, step() throws Error(RankLeft).
+  // bit. For optimizers that treat each parameter by itself, leave one without a gradient alone and
+  // keep their state in state(), which all but LBFGS do; of parameters that share no memory. Once a
+  // rank has joined, step() throws Error(RankLeft), and nothing has moved.
   bool shard_optimizer_state = false;
 };
 

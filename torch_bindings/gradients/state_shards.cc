@@ -5,7 +5,9 @@
 #include <map>
 #include <sstream>
 #include <unordered_set>
+#include <utility>
 
+#include <ATen/ops/full.h>
 #include <torch/serialize/archive.h>
 
 #include "horon/core/base/current_error.h"
@@ -22,6 +24,8 @@ namespace horon::torch_detail {
 namespace {
 
 using core::concat;
+using StateMap =
+    std::remove_reference_t<decltype(std::declval<::torch::optim::Optimizer&>().state())>;
 
 // Small parameters travel together. What does is copied into a buffer first, so the buffers are few
 // and short: the memory that is saved should stay saved.
@@ -47,39 +51,118 @@ class HiddenGradients {
   std::vector<std::pair<at::Tensor, at::Tensor>> hidden_;
 };
 
+// While it lives, the optimizer has no state of some parameters.
+class StateAside {
+ public:
+  template <class Which>
+  StateAside(StateMap& state, const Which& which) : state_(state) {
+    for (auto entry = state.begin(); entry != state.end();) {
+      if (!which(entry->first)) {
+        ++entry;
+        continue;
+      }
+      kept_.emplace_back(entry->first, std::move(entry->second));
+      entry = state.erase(entry);
+    }
+  }
+  ~StateAside() {
+    for (auto& [parameter, state] : kept_) state_[parameter] = std::move(state);
+  }
+  StateAside(const StateAside&) = delete;
+  StateAside& operator=(const StateAside&) = delete;
+
+ private:
+  StateMap& state_;
+  std::vector<std::pair<void*, StateMap::mapped_type>> kept_;
+};
+
 int64_t bytes_of(const at::Tensor& parameter) {
   return parameter.numel() * static_cast<int64_t>(parameter.element_size());
 }
 
+// From the first byte of a tensor to the one behind its last.
+std::pair<const char*, const char*> memory_of(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto* const begin = static_cast<const char*>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * static_cast<int64_t>(tensor.element_size())};
+}
+
 }  // namespace
 
-StateShards::StateShards(std::string name, ProcessSet set, const Groups& groups)
+StateShards::StateShards(std::string name, ProcessSet set, const NamedTensors& parameters,
+                         const Groups& groups)
     : name_(std::move(name)),
       set_(std::move(set)),
       ranks_(set_.ranks()),
       me_(ranks_.at(static_cast<size_t>(set_.rank()))),
-      bytes_of_(ranks_.size()) {
-  share_out(groups);
+      trained_bytes_(ranks_.size()),
+      frozen_bytes_(ranks_.size()) {
+  add(parameters, groups);
+}
+
+void StateShards::add(const NamedTensors& parameters, const Groups& groups) {
+  const size_t first = items_.size();
+  for (const auto& [name, parameter] : parameters) {
+    const bool is_new = owners_.emplace(parameter.unsafeGetTensorImpl(), 0).second;
+    if (is_new) items_.push_back({name, parameter, 0});
+  }
+  share_out(first);
+  require_apart();
+  require_once(groups);
 }
 
 // The longest first, each to the member that has the fewest bytes so far: all ranks find the same,
-// and what was shared out before stays where it is.
-void StateShards::share_out(const Groups& groups) {
-  std::vector<at::Tensor> added;
-  for (const auto& group : groups) {
-    for (const at::Tensor& parameter : group.params()) {
-      const void* const identity = parameter.unsafeGetTensorImpl();
-      if (owners_.emplace(identity, ranks_.front()).second) added.push_back(parameter);
+// and what was shared out before stays where it is. Frozen ones have no state, and may be many.
+void StateShards::share_out(size_t first) {
+  for (const bool trained : {true, false}) {
+    std::vector<Item*> added;
+    for (size_t i = first; i < items_.size(); ++i) {
+      if (items_[i].parameter.requires_grad() == trained) added.push_back(&items_[i]);
+    }
+    std::stable_sort(added.begin(), added.end(), [](const Item* a, const Item* b) {
+      return bytes_of(a->parameter) > bytes_of(b->parameter);
+    });
+    std::vector<int64_t>& bytes = trained ? trained_bytes_ : frozen_bytes_;
+    for (Item* const item : added) {
+      const auto least = std::min_element(bytes.begin(), bytes.end());
+      *least += bytes_of(item->parameter);
+      item->owner = ranks_[static_cast<size_t>(least - bytes.begin())];
+      owners_[item->parameter.unsafeGetTensorImpl()] = item->owner;
     }
   }
-  std::stable_sort(added.begin(), added.end(), [](const at::Tensor& a, const at::Tensor& b) {
-    return bytes_of(a) > bytes_of(b);
-  });
-  for (const at::Tensor& parameter : added) {
-    const auto least = std::min_element(bytes_of_.begin(), bytes_of_.end());
-    *least += bytes_of(parameter);
-    owners_[parameter.unsafeGetTensorImpl()] =
-        ranks_[static_cast<size_t>(least - bytes_of_.begin())];
+}
+
+// Two owners would move the same memory, each by its own step.
+void StateShards::require_apart() const {
+  std::map<const char*, const Item*> by_end;  // of what has elements and is strided
+  for (const Item& item : items_) {
+    if (item.parameter.layout() != at::kStrided || item.parameter.numel() == 0) continue;
+    const auto [begin, end] = memory_of(item.parameter);
+    const auto other = by_end.upper_bound(begin);
+    if (other != by_end.end() && memory_of(other->second->parameter).first < end) {
+      throw Error(ErrorCode::InvalidArgument,
+                  concat("shard_optimizer_state: parameters \"", other->second->name, "\" and \"",
+                         item.name, "\" share memory; make them one tensor"));
+    }
+    by_end.emplace(end, &item);
+  }
+}
+
+// LibTorch's load() gives the state of such a parameter to its last place alone.
+void StateShards::require_once(const Groups& groups) const {
+  std::unordered_set<const void*> seen;
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      const auto item = std::find_if(items_.begin(), items_.end(), [&](const Item& each) {
+        return each.parameter.is_same(parameter);
+      });
+      throw Error(ErrorCode::InvalidArgument,
+                  concat("shard_optimizer_state: parameter \"",
+                         item == items_.end() ? std::string("?") : item->name,
+                         "\" stands in the optimizer twice"));
+    }
   }
 }
 
@@ -87,51 +170,77 @@ size_t StateShards::member_of(int rank) const {
   return static_cast<size_t>(std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
 }
 
-int StateShards::owner_of(const at::Tensor& parameter) const {
-  return owners_.at(parameter.unsafeGetTensorImpl());
-}
-
 bool StateShards::is_own(const void* parameter) const {
   const auto owner = owners_.find(parameter);
   return owner == owners_.end() || owner->second == me_;
 }
 
-bool StateShards::has_state_of_others(const Optimizer& optimizer) const {
-  return std::any_of(optimizer.state().begin(), optimizer.state().end(),
-                     [this](const auto& entry) { return !is_own(entry.first); });
-}
-
 void StateShards::keep_own(Optimizer& optimizer) {
-  consolidated_ = false;
-  auto& state = optimizer.state();
+  has_ = Has::Part;
+  StateMap& state = optimizer.state();
   for (auto entry = state.begin(); entry != state.end();) {
-    entry = is_own(entry->first) ? std::next(entry) : state.erase(entry);
+    if (is_own(entry->first)) {
+      ++entry;
+    } else {
+      entry = state.erase(entry);
+    }
   }
 }
 
-std::vector<StateShards::Parcel> StateShards::moved_in_step(const Groups& groups) const {
+// In the order of the members. Throws Error(RankLeft) if one of them has joined.
+std::vector<int64_t> StateShards::of_all_ranks(const std::string& name, int64_t own) const {
+  const PlainMode plain;
+  const at::Tensor rows =
+      allgather(at::full({1}, own, at::kLong), {.name = name, .process_set = set_});
+  if (rows.size(0) < std::ssize(ranks_)) {
+    throw Error(ErrorCode::RankLeft,
+                concat(name, ": a rank has joined, and with it the optimizer's state of its ",
+                       "parameters (shard_optimizer_state); let all ranks make as many steps"));
+  }
+  const auto* const begin = rows.const_data_ptr<int64_t>();
+  return {begin, begin + rows.numel()};
+}
+
+// Else one rank would receive what another one does not send, or something else.
+void StateShards::agree() const {
+  Fingerprint all;
+  all.add(has_ == Has::Loaded ? 1 : 0);
+  for (const Item& item : items_) {
+    all.add(2 * static_cast<uint64_t>(item.owner) + (item.parameter.grad().defined() ? 1 : 0));
+  }
+  const auto own = static_cast<int64_t>(all.value());
+  const std::vector<int64_t> rows = of_all_ranks(name_ + ".step", own);
+  if (std::all_of(rows.begin(), rows.end(), [own](int64_t each) { return each == own; })) return;
+  std::vector<Fact> facts{{"the optimizer's state", has_ == Has::Loaded
+                                                        ? "loaded since the last step"
+                                                        : "as the last step has left it"}};
+  for (const Item& item : items_) {
+    const bool moves = item.parameter.grad().defined();
+    facts.push_back({concat("parameter \"", item.name, "\""),
+                     concat("in the shard of rank ", item.owner, moves ? ", with" : ", without",
+                            " a gradient")});
+  }
+  require_agreement(concat(name_, ".shard_optimizer_state"), facts, {}, set_);
+}
+
+std::vector<StateShards::Parcel> StateShards::parcels() const {
   std::vector<std::vector<Parcel>> of_members(ranks_.size());
   std::map<std::pair<int, at::ScalarType>, size_t> open;  // where the next of that kind goes
-  std::unordered_set<const void*> seen;
-  for (const auto& group : groups) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      const int owner = owner_of(parameter);
-      std::vector<Parcel>& parcels = of_members[member_of(owner)];
-      const int64_t bytes = bytes_of(parameter);
-      const auto [found, is_new] =
-          open.emplace(std::pair(owner, parameter.scalar_type()), parcels.size());
-      if (!is_new && parcels[found->second].bytes + bytes > kParcelBytes) {
-        found->second = parcels.size();
-      }
-      if (found->second == parcels.size()) {
-        parcels.push_back(
-            {owner, 0, concat(name_, ".parameters.", owner, ".", parcels.size()), {}});
-      }
-      parcels[found->second].bytes += bytes;
-      parcels[found->second].parameters.push_back(parameter);
+  for (const Item& item : items_) {
+    if (!item.parameter.grad().defined()) continue;
+    std::vector<Parcel>& parcels = of_members[member_of(item.owner)];
+    const int64_t bytes = bytes_of(item.parameter);
+    const auto [found, is_new] =
+        open.emplace(std::pair(item.owner, item.parameter.scalar_type()), parcels.size());
+    if (!is_new && parcels[found->second].bytes + bytes > kParcelBytes) {
+      found->second = parcels.size();
     }
+    if (found->second == parcels.size()) {
+      parcels.push_back(
+          {item.owner, 0, concat(name_, ".parameters.", item.owner, ".", parcels.size()), {}});
+    }
+    parcels[found->second].bytes += bytes;
+    parcels[found->second].parameters.push_back(item.parameter);
   }
   // The owners in turns, so that all of them send.
   std::vector<Parcel> all;
@@ -145,24 +254,31 @@ std::vector<StateShards::Parcel> StateShards::moved_in_step(const Groups& groups
 }
 
 at::Tensor StateShards::step(Optimizer& optimizer, const std::function<at::Tensor()>& own_step) {
-  const Groups& groups = optimizer.param_groups();
-  share_out(groups);
+  agree();
   keep_own(optimizer);
-  const std::vector<Parcel> parcels = moved_in_step(groups);
+  const std::vector<Parcel> all = parcels();
   at::Tensor result;
   try {
     HiddenGradients hidden;
-    for (const Parcel& parcel : parcels) {
+    for (const Parcel& parcel : all) {
       if (parcel.owner == me_) continue;
       for (const at::Tensor& parameter : parcel.parameters) hidden.hide(parameter);
     }
     result = own_step();
   } catch (...) {
-    fail_others(parcels, core::current_error().what());
+    fail_others(all, core::current_error().what());
     throw;
   }
-  exchange(parcels);
+  keep_own(optimizer);  // it may make state of parameters without a gradient
+  exchange(all);
   return result;
+}
+
+void StateShards::refuse_step(const std::string& why) const {
+  try {
+    refuse_call(name_ + ".step", set_, concat("step() of \"", name_, "\": ", why));
+  } catch (const Error&) {  // this rank throws what has happened here
+  }
 }
 
 // The other ranks would wait for what this one does not send.
@@ -172,7 +288,7 @@ void StateShards::fail_others(const std::vector<Parcel>& parcels, const std::str
   if (names.empty()) return;
   try {
     refuse_calls(names, set_, concat("step() of \"", name_, "\": ", why));
-  } catch (const Error&) {  // this rank throws what has happened here
+  } catch (const Error&) {  // as above
   }
 }
 
@@ -195,19 +311,36 @@ void StateShards::exchange(const std::vector<Parcel>& parcels) const {
   if (failures.first()) throw Error(*failures.first());
 }
 
-// One owner after the other, so that not all state is there a second time at once.
 void StateShards::consolidate(Optimizer& optimizer, int to) {
   const std::string call = concat(name_, ".consolidate_state");
-  if (std::find(ranks_.begin(), ranks_.end(), to) == ranks_.end()) {
-    refuse_call(call, set_,
-                concat("consolidate_state() of \"", name_, "\": rank ", to,
-                       " is not one of the ranks ", core::list_ranks(ranks_)));
+  const bool is_member = member_of(to) < ranks_.size();
+  require_agreement(
+      call, {{"the rank", std::to_string(to)}},
+      is_member ? std::string()
+                : concat("rank ", to, " is not one of the ranks ", core::list_ranks(ranks_)),
+      set_);
+  const std::vector<int64_t> has = of_all_ranks(call + ".has", static_cast<int64_t>(has_));
+  if (has[member_of(to)] != static_cast<int64_t>(Has::Part)) return;
+  const auto loaded = std::find(has.begin(), has.end(), static_cast<int64_t>(Has::Loaded));
+  if (loaded != has.end()) {
+    const int rank = ranks_[static_cast<size_t>(loaded - has.begin())];
+    throw Error(ErrorCode::InvalidArgument,
+                concat(call, "(", to, "): rank ", rank, " has loaded state since the last step, ",
+                       "which others have not; call broadcast_optimizer_state(optimizer, ", rank,
+                       ") first"));
   }
-  share_out(std::as_const(optimizer).param_groups());
+  try {
+    gather_state(optimizer, to, call);
+  } catch (...) {
+    if (me_ == to) keep_own(optimizer);
+    throw;
+  }
+  if (me_ == to) has_ = Has::Whole;
+}
+
+// One owner after the other, so that not all state is there a second time at once.
+void StateShards::gather_state(Optimizer& optimizer, int to, const std::string& call) {
   const bool here = me_ == to;
-  const bool whole = here && (consolidated_ || has_state_of_others(optimizer));
-  const ObjectOptions to_root{.name = call, .root = to, .process_set = set_};
-  if (!broadcast_bytes(whole ? "whole" : "", to_root).empty()) return;
   for (size_t member = 0; member < ranks_.size(); ++member) {
     const int owner = ranks_[member];
     if (owner == to) continue;
@@ -216,53 +349,47 @@ void StateShards::consolidate(Optimizer& optimizer, int to) {
       if (me_ == owner) bytes = save_own(optimizer);
     };
     on_all_ranks(save, {.name = call, .process_set = set_, .worker = owner});
-    const std::vector<std::string> of_ranks = gather_bytes(bytes, to_root);
+    const std::vector<std::string> of_ranks =
+        gather_bytes(bytes, {.name = call, .root = to, .process_set = set_});
     const auto load = [&] {
       if (here) load_theirs(optimizer, of_ranks.at(member), owner);
     };
     on_all_ranks(load, {.name = call, .process_set = set_, .worker = to});
   }
-  consolidated_ = here;
 }
 
 std::string StateShards::save_own(Optimizer& optimizer) {
-  keep_own(optimizer);
+  const StateAside theirs(optimizer.state(), [this](const void* each) { return !is_own(each); });
   std::ostringstream stream;
   torch::serialize::OutputArchive archive;
-  saves_shard_ = true;
+  saves_own_ = true;
   try {
     optimizer.save(archive);
   } catch (...) {
-    saves_shard_ = false;
+    saves_own_ = false;
     throw;
   }
-  saves_shard_ = false;
+  saves_own_ = false;
   archive.save_to(stream);
   return std::move(stream).str();
 }
 
 // load() may add to the state that is there, or replace it.
 void StateShards::load_theirs(Optimizer& optimizer, const std::string& bytes, int owner) const {
-  const Groups& groups = std::as_const(optimizer).param_groups();
-  const auto has_parameters = [](const auto& group) { return !group.params().empty(); };
-  const auto group = std::find_if(groups.begin(), groups.end(), has_parameters);
-  if (group == groups.end()) return;
+  if (items_.empty()) return;
   std::istringstream stream(bytes);
   torch::serialize::InputArchive archive;
-  archive.load_from(stream, group->params().front().device());
-  auto kept = std::move(optimizer.state());
+  archive.load_from(stream, items_.front().parameter.device());
+  const StateAside others(optimizer.state(), [&](const void* parameter) {
+    const auto found = owners_.find(parameter);
+    return found == owners_.end() || found->second != owner;
+  });
   optimizer.state().clear();
   optimizer.load(archive);
-  for (auto& [parameter, state] : kept) {
-    const auto found = owners_.find(parameter);
-    const bool is_theirs = found != owners_.end() && found->second == owner;
-    if (!is_theirs) optimizer.state()[parameter] = std::move(state);
-  }
 }
 
-void StateShards::require_whole(const Optimizer& optimizer) const {
-  if (saves_shard_ || consolidated_ || optimizer.state().empty()) return;
-  if (has_state_of_others(optimizer)) return;
+void StateShards::require_whole() const {
+  if (saves_own_ || has_ != Has::Part) return;
   throw Error(ErrorCode::InvalidArgument,
               concat("save() of the optimizer of \"", name_, "\": its state is shared out over ",
                      ranks_.size(), " ranks; call consolidate_state(", me_,

@@ -254,8 +254,17 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root,
   std::string fault = fault_of(root, process_set);
   if (fault.empty()) fault = fault_of_shards(sharing, process_set);
   torch_detail::require_agreement(kOptimizer, describe(optimizer, root), fault, process_set);
-  if (std::find(sharing.begin(), sharing.end(), root) != sharing.end()) {
-    sharded->consolidate_state(root);
+  if (sharded != nullptr) {
+    std::optional<Error> failure;
+    if (std::find(sharing.begin(), sharing.end(), root) != sharing.end()) {
+      try {
+        sharded->consolidate_state(root);
+      } catch (...) {
+        failure = core::current_error();
+      }
+    }
+    // Among all of the set, of which some may not share the state.
+    torch_detail::throw_together(failure, {.name = kOptimizer, .process_set = process_set});
   }
   torch_detail::is_known_optimizer(optimizer) ? broadcast_known(optimizer, root, process_set)
                                               : broadcast_saved(optimizer, root, process_set);
