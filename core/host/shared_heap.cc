@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <sys/mman.h>
 #include <utility>
 
 #include "horon/core/base/error.h"
@@ -15,6 +16,13 @@ namespace {
 constexpr size_t kBlockBytesMin = 4096;
 constexpr size_t kSlabBytes = size_t{256} << 10;
 constexpr size_t kStepsPerDoubling = 8;
+
+// Where they lack, it does not help to give back unused memory.
+bool has_descriptors() {
+  const int descriptor = memfd_create("horon", MFD_CLOEXEC);
+  if (descriptor >= 0) close(descriptor);
+  return descriptor >= 0;
+}
 
 }  // namespace
 
@@ -155,7 +163,7 @@ void SharedHeap::take_memory(const Step& step) {
   try {
     return step();
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::Limit || !release_cached()) throw;
+    if (error.code() != ErrorCode::Limit || !has_descriptors() || !release_cached()) throw;
   }
   step();
 }

@@ -46,7 +46,8 @@ bool is_file(const std::string& path) {
 // Nothing that is written there is read again.
 bool is_device(const std::string& path) {
   std::error_code ignored;
-  return std::filesystem::exists(path, ignored) && !is_file(path);
+  return std::filesystem::exists(path, ignored) && !is_file(path) &&
+         !std::filesystem::is_directory(path, ignored);
 }
 
 // A file of other content is somebody's, and a mistyped path; that of another version is not.

@@ -186,8 +186,7 @@ void OptimizerSteps::before_plain_step(const Groups& groups) {
   try {
     before_step(groups);
   } catch (...) {
-    const bool others_go_on = reducer_.statistics().steps > rounds && reducer_.impl_->leave_step();
-    if (shards_ && others_go_on && is_initialized()) {
+    if (reducer_.others_go_on(rounds) && shards_) {
       shards_->refuse_step(core::concat("on rank ", rank(), ": ", core::current_error().what()));
     }
     throw;
@@ -212,8 +211,7 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
     loss = closure();
     before_step(groups);  // each evaluation is a step of the reducer
   } catch (...) {
-    const bool others_go_on = reducer_.statistics().steps > rounds && reducer_.impl_->leave_step();
-    if (others_go_on && is_initialized()) {  // and wait for this rank's loss
+    if (reducer_.others_go_on(rounds)) {  // and wait for this rank's loss
       reducer_.refuse_number(core::concat("step(closure) of \"", reducer_.name(), "\": on rank ",
                                           rank(), ": ", core::current_error().what()));
     }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/gradients/reducer_impl.h"
 
 namespace horon {
@@ -61,6 +62,10 @@ std::optional<double> GradientReducer::reduce_number_if_any(const std::optional<
 }
 
 void GradientReducer::refuse_number(const std::string& why) { impl_->refuse_number(why); }
+
+bool GradientReducer::others_go_on(int64_t rounds) {
+  return is_initialized() && statistics().steps > rounds && impl_->leave_step();
+}
 
 const GradientReducerOptions& GradientReducer::options() const { return impl_->options(); }
 

@@ -290,6 +290,11 @@ class GradientReducer {
   std::optional<double> reduce_number_if_any(const std::optional<double>& value);
   // For a rank that can't take part: the others' call throws an Error with this text.
   void refuse_number(const std::string& why);
+  // For loops that call what follows a round (reduce_number(), say) in each step, after an
+  // exception in one: true if it is of this rank alone and came behind a round, so that the others
+  // go on and wait for this rank there. Then its step is over too. `rounds`: statistics().steps
+  // before.
+  bool others_go_on(int64_t rounds);
 
   // Those of the constructor, with what set_backward_passes_per_step() has changed.
   const GradientReducerOptions& options() const;

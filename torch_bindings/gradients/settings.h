@@ -70,10 +70,10 @@ struct GradientSettings {
   // An older value in .grad is kept aside and added to the sum. Within the sum it would count once
   // for each rank that has not joined, and their number is known only afterwards.
   bool adds_older_value() const { return op == ReduceOp::Sum; }
-  // An average of equal values is that value, but not when it is rounded on its way: to 16 bits, or
-  // in blocks with others.
+  // An average of equal values is that value, but not when it goes through blocks with others. In
+  // 16 bits it is rounded as every gradient is: to keep it would cost each hook a copy.
   bool keeps_older_value() const {
-    return compression != Compression::None && op == ReduceOp::Average;
+    return compression == Compression::Int8 && op == ReduceOp::Average;
   }
   bool is_linear() const { return op == ReduceOp::Sum || op == ReduceOp::Average; }
   // What ranks compare, in words.

@@ -143,6 +143,10 @@ void bind_reducer(py::module_& module) {
             return (*self).reduce_number_if_any(value);
           },
           WithoutGil())
+      .def_property_readonly("rounds", [](Reducer& self) { return (*self).statistics().steps; })
+      .def(
+          "others_go_on",
+          [](Reducer& self, int64_t rounds) { return (*self).others_go_on(rounds); }, WithoutGil())
       .def("refuse_number",
            [](Reducer& self, const std::string& why) { (*self).refuse_number(why); })
       .def("set_weight", [](Reducer& self, double weight) { (*self).set_weight(weight); })

@@ -353,6 +353,7 @@ TEST(SharedHeap, SaysWhatToDoWhenTooManyFilesAreOpen) {
   low.rlim_cur = 64;
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
   const auto heap = std::make_shared<SharedHeap>();
+  heap->allocate(8'000'000, true).reset();  // stays: it would free no file
   std::vector<std::shared_ptr<std::byte>> held;
   const auto fill = [&](size_t blocks) {
     while (held.size() < blocks) held.push_back(heap->allocate(size_t{1} << 20, true));
@@ -365,6 +366,7 @@ TEST(SharedHeap, SaysWhatToDoWhenTooManyFilesAreOpen) {
     EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("64 open files"),
                                              testing::HasSubstr("ulimit -n")));
   }
+  EXPECT_EQ(heap->cached_bytes(), SharedHeap::size_class(8'000'000));
   allow_more_open_files();
   fill(100);
   setrlimit(RLIMIT_NOFILE, &before);

@@ -171,24 +171,6 @@ TEST(CompressedGradients, WhatTheProgramMakesOfThemBeforeTheyAreSentCounts) {
       {.wait_in = WaitIn::Step});
 }
 
-// Its bucket goes once more, for the gradient of another parameter.
-TEST(CompressedGradients, AnOlderValueThatNobodyAddsToStaysAsItWas) {
-  for (const Compression type : {Compression::Float16, Compression::BFloat16}) {
-    for (const double predivide : {1, 3}) {
-      const at::Tensor w = leaf({5}), v = leaf({7});
-      GradientReducer reducer({{"w", w}, {"v", v}},
-                              {.compression = type, .gradient_predivide_factor = predivide});
-      (w.sum() + (v * at::linspace(1, 2, 7) * (rank() + 0.3)).sum()).backward();
-      v.grad().mul_(0.3F);  // as clipping would
-      const at::Tensor before = v.grad().clone();
-      w.sum().backward();
-      reducer.synchronize();
-      EXPECT_TRUE(same_bits(v.grad(), before));
-      expect_gradient(w, 2, 1e-2);
-    }
-  }
-}
-
 TEST(CompressedGradients, ARankWithoutThemTakesPart) {
   for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Max}) {
     expect_alike(

@@ -107,3 +107,23 @@ def test_lbfgs_in_a_process_set_leaves_the_other_ranks_alone(rank, size):
     optimizer.step(closure)
     assert torch.allclose(weight.detach(), torch.full((2,), float(rank)), atol=1e-4)
     hvd.remove_process_set(some)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_a_closure_that_raises_on_one_rank_raises_on_all(kind, rank, size):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(kind([weight], lr=0.5), [("weight", weight)])
+    fails = rank == size - 1
+
+    def closure():
+        optimizer.zero_grad()
+        loss = ((weight - 1) * torch.arange(1., 3.)).square().sum()
+        loss.backward()
+        if fails:
+            raise KeyError("no ink left")
+        return loss
+    with pytest.raises(KeyError if fails else ValueError, match="no ink left"):
+        optimizer.step(closure)
+    fails = False
+    assert float(optimizer.step(closure)) == 5.
+    assert hvd.allreduce(weight.detach(), op=hvd.Max).equal(weight.detach())

@@ -304,13 +304,21 @@ def _reducing(optimizer, closure):
     """The closure for an optimizer that calls it as often as it likes: gradients are reduced, and
     the loss is that of all ranks, so that they decide alike."""
     def evaluate():
+        reducer = optimizer._reducer
+        rounds = reducer.rounds
         try:
             loss = closure()
-            optimizer._reducer.synchronize()
-            # Also of a rank without a loss: the others wait for all.
-            of_all = optimizer._reducer.reduce_number_if_any(_number(optimizer, loss))
-        except BaseException:
+            reducer.synchronize()
+        except BaseException as error:
             optimizer._forget_step()  # it ends this step
+            if reducer.others_go_on(rounds):  # and wait for this rank's loss
+                reducer.refuse_number(f"step(closure) on rank {native.rank()}: {error}")
+            raise
+        try:
+            # Also of a rank without a loss: the others wait for all.
+            of_all = reducer.reduce_number_if_any(_number(optimizer, loss))
+        except BaseException:
+            optimizer._forget_step()
             raise
         if torch.is_tensor(loss):
             return torch.full_like(loss.detach(), of_all)
