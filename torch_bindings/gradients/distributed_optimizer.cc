@@ -181,16 +181,24 @@ void OptimizerSteps::before_step(const Groups& groups) {
   reducer_.impl_->finish_step(GradientReducer::Passes::All);
 }
 
-void OptimizerSteps::before_plain_step(const Groups& groups) {
+void OptimizerSteps::run_or_refuse(const std::function<void()>& work,
+                                   const std::function<void(const std::string&)>& refuse) {
   const int64_t rounds = reducer_.statistics().steps;
   try {
-    before_step(groups);
+    work();
   } catch (...) {
-    if (reducer_.others_go_on(rounds) && shards_) {
-      shards_->refuse_step(core::concat("on rank ", rank(), ": ", core::current_error().what()));
+    if (reducer_.others_go_on(rounds)) {
+      refuse(core::concat("on rank ", rank(), ": ", core::current_error().what()));
     }
     throw;
   }
+}
+
+void OptimizerSteps::before_plain_step(const Groups& groups) {
+  run_or_refuse([&] { before_step(groups); },
+                [this](const std::string& why) {
+                  if (shards_) shards_->refuse_step(why);
+                });
 }
 
 bool OptimizerSteps::calls_closure_first(const ::torch::optim::Optimizer& optimizer) {
@@ -205,18 +213,15 @@ bool OptimizerSteps::calls_closure_first(const ::torch::optim::Optimizer& optimi
 at::Tensor OptimizerSteps::evaluate(const Groups& groups,
                                     const ::torch::optim::Optimizer::LossClosure& closure) {
   const at::AutoGradMode with_gradients(true);
-  const int64_t rounds = reducer_.statistics().steps;
   at::Tensor loss;
-  try {
-    loss = closure();
-    before_step(groups);  // each evaluation is a step of the reducer
-  } catch (...) {
-    if (reducer_.others_go_on(rounds)) {  // and wait for this rank's loss
-      reducer_.refuse_number(core::concat("step(closure) of \"", reducer_.name(), "\": on rank ",
-                                          rank(), ": ", core::current_error().what()));
-    }
-    throw;
-  }
+  run_or_refuse(
+      [&] {
+        loss = closure();
+        before_step(groups);  // each evaluation is a step of the reducer
+      },
+      [this](const std::string& why) {  // the others wait for this rank's loss
+        reducer_.refuse_number(core::concat("step(closure) of \"", reducer_.name(), "\": ", why));
+      });
   // Also without a loss, as of no samples: the ranks that have one wait for all.
   std::optional<double> own;
   if (loss.defined()) {

@@ -51,34 +51,40 @@ class HiddenGradients {
   std::vector<std::pair<at::Tensor, at::Tensor>> hidden_;
 };
 
+using States = std::vector<std::pair<void*, StateMap::mapped_type>>;
+
+// The state of the parameters that `which` says, which the map has no more.
+template <class Which>
+States take_out(StateMap& state, const Which& which) {
+  States taken;
+  for (auto entry = state.begin(); entry != state.end();) {
+    if (!which(entry->first)) {
+      ++entry;
+      continue;
+    }
+    taken.emplace_back(entry->first, std::move(entry->second));
+    entry = state.erase(entry);
+  }
+  return taken;
+}
+
 // While it lives, the optimizer has no state of some parameters.
 class StateAside {
  public:
   template <class Which>
-  StateAside(StateMap& state, const Which& which) : state_(state) {
-    for (auto entry = state.begin(); entry != state.end();) {
-      if (!which(entry->first)) {
-        ++entry;
-        continue;
-      }
-      kept_.emplace_back(entry->first, std::move(entry->second));
-      entry = state.erase(entry);
-    }
-  }
+  StateAside(StateMap& state, const Which& which) : state_(state), aside_(take_out(state, which)) {}
   ~StateAside() {
-    for (auto& [parameter, state] : kept_) state_[parameter] = std::move(state);
+    for (auto& [parameter, state] : aside_) state_[parameter] = std::move(state);
   }
   StateAside(const StateAside&) = delete;
   StateAside& operator=(const StateAside&) = delete;
 
  private:
   StateMap& state_;
-  std::vector<std::pair<void*, StateMap::mapped_type>> kept_;
+  States aside_;
 };
 
-int64_t bytes_of(const at::Tensor& parameter) {
-  return parameter.numel() * static_cast<int64_t>(parameter.element_size());
-}
+int64_t bytes_of(const at::Tensor& parameter) { return static_cast<int64_t>(parameter.nbytes()); }
 
 // From the first byte of a tensor to the one behind its last.
 std::pair<const char*, const char*> memory_of(const at::Tensor& tensor) {
@@ -177,14 +183,7 @@ bool StateShards::is_own(const void* parameter) const {
 
 void StateShards::keep_own(Optimizer& optimizer) {
   has_ = Has::Part;
-  StateMap& state = optimizer.state();
-  for (auto entry = state.begin(); entry != state.end();) {
-    if (is_own(entry->first)) {
-      ++entry;
-    } else {
-      entry = state.erase(entry);
-    }
-  }
+  (void)take_out(optimizer.state(), [this](const void* each) { return !is_own(each); });
 }
 
 // In the order of the members. Throws Error(RankLeft) if one of them has joined.
@@ -266,7 +265,9 @@ at::Tensor StateShards::step(Optimizer& optimizer, const std::function<at::Tenso
     }
     result = own_step();
   } catch (...) {
-    fail_others(all, core::current_error().what());
+    std::vector<std::string> names;
+    for (const Parcel& parcel : all) names.push_back(parcel.name);
+    refuse(names, core::current_error().what());
     throw;
   }
   keep_own(optimizer);  // it may make state of parameters without a gradient
@@ -274,21 +275,13 @@ at::Tensor StateShards::step(Optimizer& optimizer, const std::function<at::Tenso
   return result;
 }
 
-void StateShards::refuse_step(const std::string& why) const {
-  try {
-    refuse_call(name_ + ".step", set_, concat("step() of \"", name_, "\": ", why));
-  } catch (const Error&) {  // this rank throws what has happened here
-  }
-}
+void StateShards::refuse_step(const std::string& why) const { refuse({name_ + ".step"}, why); }
 
-// The other ranks would wait for what this one does not send.
-void StateShards::fail_others(const std::vector<Parcel>& parcels, const std::string& why) const {
-  std::vector<std::string> names;
-  for (const Parcel& parcel : parcels) names.push_back(parcel.name);
-  if (names.empty()) return;
+// The other ranks would wait for what this one does not begin.
+void StateShards::refuse(const std::vector<std::string>& names, const std::string& why) const {
   try {
     refuse_calls(names, set_, concat("step() of \"", name_, "\": ", why));
-  } catch (const Error&) {  // as above
+  } catch (const Error&) {  // this rank throws what has happened here
   }
 }
 

@@ -80,7 +80,7 @@ class StateShards {
   void agree() const;
   std::vector<Parcel> parcels() const;
   void exchange(const std::vector<Parcel>& parcels) const;
-  void fail_others(const std::vector<Parcel>& parcels, const std::string& why) const;
+  void refuse(const std::vector<std::string>& names, const std::string& why) const;
   void gather_state(Optimizer& optimizer, int to, const std::string& call);
   std::string save_own(Optimizer& optimizer);
   void load_theirs(Optimizer& optimizer, const std::string& bytes, int owner) const;

@@ -1,6 +1,5 @@
 // State that is shared out over the ranks, and saved, loaded and broadcast.
 #include <filesystem>
-#include <sstream>
 #include <string>
 #include <type_traits>
 
@@ -24,21 +23,6 @@ using namespace testing_support;
 using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
-
-std::string archive_of(const optim::Optimizer& optimizer) {
-  ::torch::serialize::OutputArchive archive;
-  optimizer.save(archive);
-  std::ostringstream stream;
-  archive.save_to(stream);
-  return std::move(stream).str();
-}
-
-void load_from(optim::Optimizer& optimizer, const std::string& bytes) {
-  std::istringstream stream(bytes);
-  ::torch::serialize::InputArchive archive;
-  archive.load_from(stream);
-  optimizer.load(archive);
-}
 
 // Both train alike; then the state that one rank gets and saves goes on in a plain optimizer as
 // that of the other.

@@ -1,6 +1,9 @@
 // Optimizers whose state is shared out over the ranks, beside those that have all of it.
 #pragma once
 
+#include <sstream>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -41,6 +44,21 @@ inline void expect_same_bits(Net& net, Net& expected) {
   for (const auto& item : net->named_parameters()) {
     EXPECT_TRUE(item.value().equal(parameters[item.key()])) << item.key();
   }
+}
+
+inline std::string archive_of(const ::torch::optim::Optimizer& optimizer) {
+  ::torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return std::move(stream).str();
+}
+
+inline void load_from(::torch::optim::Optimizer& optimizer, const std::string& bytes) {
+  std::istringstream stream(bytes);
+  ::torch::serialize::InputArchive archive;
+  archive.load_from(stream);
+  optimizer.load(archive);
 }
 
 inline int64_t sum_over_ranks(int64_t value) {

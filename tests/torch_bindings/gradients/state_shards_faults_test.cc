@@ -1,7 +1,6 @@
 // Optimizer state that is shared out over the ranks, where the ranks differ, something fails on one
 // of them, or a part of the state could be taken for all of it.
 #include <algorithm>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -22,21 +21,6 @@ using namespace testing_support;
 using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
-
-std::string archive_of(const optim::Optimizer& optimizer) {
-  ::torch::serialize::OutputArchive archive;
-  optimizer.save(archive);
-  std::ostringstream stream;
-  archive.save_to(stream);
-  return std::move(stream).str();
-}
-
-void load_from(optim::Optimizer& optimizer, const std::string& bytes) {
-  std::istringstream stream(bytes);
-  ::torch::serialize::InputArchive archive;
-  archive.load_from(stream);
-  optimizer.load(archive);
-}
 
 std::string save_error(const optim::Optimizer& optimizer) {
   return error_of([&] { (void)archive_of(optimizer); });
