@@ -118,7 +118,6 @@ class GlooPeer final : public Peer {
   explicit GlooPeer(std::shared_ptr<gloo::Context> context) : context_(std::move(context)) {}
 
   int size() const override { return context_->size; }
-  std::string refusal(CollectiveKind kind) const override { return gloo_refusal(kind); }
 
   void allreduce(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
                  ReduceOp op) override {

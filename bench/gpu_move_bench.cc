@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include "horon/bench/json_file.h"
+#include "horon/bench/standard_output.h"
 #include "horon/bench/statistics.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
@@ -253,7 +254,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
-    return run(json, repetitions);
+    return bench::code_with_output("gpu_move_bench", run(json, repetitions));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "gpu_move_bench: %s\n", error.what());
     return 1;

@@ -14,6 +14,7 @@
 #include "horon/bench/options.h"
 #include "horon/bench/peers.h"
 #include "horon/bench/report.h"
+#include "horon/bench/standard_output.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/narrow_type.h"
 #include "horon/core/base/replace_file.h"
@@ -36,6 +37,17 @@ void print(const std::string& text) {
 
 void say(const std::string& text) {
   if (rank() == 0) print(text);
+}
+
+// The table and its like: not where standard output is for the JSON.
+void print_beside_json(const Options& options, const std::string& text) {
+  if (options.json != "-") print(text);
+}
+
+// What a user must know, whatever else is printed.
+void tell(const Options& options, const std::string& text) {
+  if (options.json != "-") return print(text);
+  (void)std::fputs(text.c_str(), stderr);
 }
 
 void write_json(const Options& options, const nlohmann::json& content) {
@@ -91,11 +103,21 @@ std::string fault_of_peers(const Options& options, const Peers& peers) {
   return core::concat(peers.left_out(), "horon-bench: no --peer is left to compare with\n");
 }
 
+// Why the program fails; empty if it does not.
+std::string failure_text(const Options& options, const std::vector<Row>& rows) {
+  std::string text;
+  if (wrong_in(rows) > 0) text += core::concat("# FAILED: ", wrong_in(rows), " wrong values\n");
+  if (options.ratio_max > 0 && worst_ratio(rows) > options.ratio_max) {
+    text += core::concat("# FAILED: ratio above ", options.ratio_max, "\n");
+  }
+  return text;
+}
+
 // On the members of the set.
 Measured measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
   const bool speaks = set.rank() == 0;
   const auto say_of_set = [&](const std::string& text) {
-    if (speaks && options.json != "-") print(text);
+    if (speaks) print_beside_json(options, text);
   };
   Peers peers(options, mpi, set.rank());
   const std::string fault = fault_of_peers(options, peers);
@@ -106,7 +128,9 @@ Measured measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
   }
   options.peers = peers.kinds();
   const std::string header = header_text(options, set, mpi);
-  say_of_set(header + peers.left_out() + column_titles(options));
+  say_of_set(header);
+  if (speaks) tell(options, peers.left_out());
+  say_of_set(column_titles(options));
   std::vector<Row> rows;
   {
     Measurement measurement(options, set, ops::runtime(), mpi, &peers);
@@ -118,9 +142,9 @@ Measured measure_members(Options options, const ProcessSet& set, MpiPeer& mpi) {
   say_of_set(footer_text(rows, options, set.size()));
   Measured measured;
   measured.report = to_json(options, set, rows);
-  const bool too_slow = options.ratio_max > 0 && worst_ratio(rows) > options.ratio_max;
-  if (too_slow) say_of_set(core::concat("# FAILED: ratio above ", options.ratio_max, "\n"));
-  measured.exit_code = too_slow || wrong_in(rows) > 0 ? 1 : 0;
+  const std::string failure = failure_text(options, rows);
+  if (speaks) tell(options, failure);
+  measured.exit_code = failure.empty() ? 0 : 1;
   return measured;
 }
 
@@ -141,9 +165,10 @@ int measure_rest(const Options& options) {
   // After some work, since an idle rank that has worked is what is to be measured.
   barrier();
   const IdlePercents percents = measure_idle_percents(mpi, options.idle_s);
-  for (size_t i = 0; i < percents.mean.size(); ++i) {
-    say(core::concat("# rank ", i, " at rest for ", options.idle_s, " s: ", percents.mean[i],
-                     " % of a core, median of ten parts ", percents.median[i], " %\n"));
+  for (size_t i = 0; i < percents.mean.size() && rank() == 0; ++i) {
+    print_beside_json(options, core::concat("# rank ", i, " at rest for ", options.idle_s, " s: ",
+                                            percents.mean[i], " % of a core, median of ten parts ",
+                                            percents.median[i], " %\n"));
   }
   const double worst = *std::ranges::max_element(percents.median);
   if (rank() == 0) {
@@ -155,7 +180,9 @@ int measure_rest(const Options& options) {
                          {"worst", worst}});
   }
   const bool too_much = options.idle_percent_max > 0 && worst > options.idle_percent_max;
-  if (too_much) say(core::concat("# FAILED: above ", options.idle_percent_max, " % of a core\n"));
+  if (too_much && rank() == 0) {
+    tell(options, core::concat("# FAILED: above ", options.idle_percent_max, " % of a core\n"));
+  }
   return too_much ? 1 : 0;
 }
 
@@ -190,10 +217,13 @@ int predict(const Options& options) {
   AllreduceCost cost;
   TrainedModel model = options.predict.model;
   nlohmann::json json{{"version", version()}, {"machine", describe_machine()}, {"ranks", size()}};
-  const auto tell = [&](const std::string& key, const std::string& where, const AllreduceCost& of) {
+  const auto say_of_job = [&](const std::string& text) {
+    if (rank() == 0) print_beside_json(options, text);
+  };
+  const auto add = [&](const std::string& key, const std::string& where, const AllreduceCost& of) {
     const StepPrediction prediction = predict_step(model, of, buckets);
     json[key] = to_json(prediction, of);
-    if (options.json != "-") say(prediction_text(where, of, prediction));
+    say_of_job(prediction_text(where, of, prediction));
   };
   if (size() > 1) {
     MpiPeer mpi;
@@ -205,19 +235,17 @@ int predict(const Options& options) {
       const CostMeasurement::Rehearsal rehearsal = measurement.rehearse(model, buckets);
       model.alone_ms = rehearsal.alone_ms;
       json["rehearsal"] = {{"alone_ms", rehearsal.alone_ms}, {"step_ms", rehearsal.step_ms}};
-      if (options.json != "-") {
-        say(core::concat("# rehearsed with arithmetic: alone ", rehearsal.alone_ms, " ms, step ",
-                         rehearsal.step_ms, " ms\n"));
-      }
+      say_of_job(core::concat("# rehearsed with arithmetic: alone ", rehearsal.alone_ms,
+                              " ms, step ", rehearsal.step_ms, " ms\n"));
     }
-    tell("this_job", core::concat("these ", size(), " ranks, measured"), cost);
+    add("this_job", core::concat("these ", size(), " ranks, measured"), cost);
   }
   if (options.predict.network_given) {
     const PredictOptions& given = options.predict;
-    tell("network",
-         core::concat(given.hosts, " hosts, ", given.gbit, " Gbit/s, ", given.delay_us, " us"),
-         cost_of_network(given, config.bucket_bytes, cost.compute_us_per_byte,
-                         wire_type(options, config)));
+    add("network",
+        core::concat(given.hosts, " hosts, ", given.gbit, " Gbit/s, ", given.delay_us, " us"),
+        cost_of_network(given, config.bucket_bytes, cost.compute_us_per_byte,
+                        wire_type(options, config)));
   }
   if (rank() == 0) write_json(options, json);
   return 0;
@@ -252,9 +280,5 @@ int main(int argc, char** argv) {
     (void)std::fprintf(stderr, "horon-bench: %s\n", error.what());
   }
   horon::shutdown();
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    (void)std::fputs("horon-bench: the results could not be written to standard output\n", stderr);
-    return 1;
-  }
-  return code;
+  return code_with_output("horon-bench", code);
 }

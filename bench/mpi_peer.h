@@ -33,8 +33,7 @@ class MpiPeer final : public Peer {
 
   int size() const override;
   // MPI has all kinds, types and ops: those of 16-bit floats are ops of ours (mpi_half_ops.h), and
-  // a sum of bool is an "or". A count above 2^31-1 aborts.
-  std::string refusal(CollectiveKind /*kind*/) const override { return ""; }
+  // a sum of bool is an "or". A count above 2^31-1 aborts; Peers leaves MPI out before.
   void allreduce(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
                  ReduceOp op) override;
   void broadcast(std::byte* data, int64_t count, DataType dtype, int root) override;

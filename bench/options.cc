@@ -60,19 +60,21 @@ void add_choice(CLI::App& app, const std::string& flags, Value& target,
   app.add_option_function<std::string>(flags, take, description);
 }
 
+constexpr double kMost = 1e9;  // of seconds, milliseconds, ratios, ...: no infinity either
+
 // CLI11's own name the largest number there is, with its 309 digits.
 CLI::Validator at_least(double least, const std::string& otherwise) {
   const auto find_fault = [=](const std::string& text) {
     double value = 0;
-    const bool fits = CLI::detail::lexical_cast(text, value) && value >= least;
+    const bool fits = CLI::detail::lexical_cast(text, value) && value >= least && value <= kMost;
     return fits ? std::string() : "\"" + text + "\" " + otherwise;
   };
   return {find_fault, "NUMBER"};
 }
 CLI::Validator positive() {
-  return at_least(std::numeric_limits<double>::min(), "is no number above 0");
+  return at_least(std::numeric_limits<double>::min(), "is no number above 0 and up to 1e9");
 }
-CLI::Validator not_negative() { return at_least(0, "is no number from 0 on"); }
+CLI::Validator not_negative() { return at_least(0, "is no number from 0 to 1e9"); }
 
 // "0,2,3"
 std::vector<int> ranks_of(const std::string& text) {
@@ -217,7 +219,8 @@ void take_network(PredictOptions& predict, const std::string& text) {
   predict.network_given = parts.size() == 3 && CLI::detail::lexical_cast(parts[0], predict.hosts) &&
                           CLI::detail::lexical_cast(parts[1], predict.gbit) &&
                           CLI::detail::lexical_cast(parts[2], predict.delay_us) &&
-                          predict.hosts >= 2 && predict.gbit > 0 && predict.delay_us >= 0;
+                          predict.hosts >= 2 && predict.gbit > 0 && predict.gbit <= kMost &&
+                          predict.delay_us >= 0 && predict.delay_us <= kMost;
   if (predict.network_given) return;
   throw CLI::ValidationError("--network",
                              "\"" + text + "\" is not as 4,10,500: hosts, Gbit/s, microseconds");

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "horon/core/base/dtype.h"
 #include "horon/core/base/entry_spec.h"
@@ -17,8 +16,6 @@ class Peer {
  public:
   virtual ~Peer() = default;
 
-  // Why it can't run this kind; empty if it can.
-  virtual std::string refusal(CollectiveKind kind) const = 0;
   // In place if input == output. No peer has an average: its sum is timed.
   virtual void allreduce(const std::byte* input, std::byte* output, int64_t count, DataType dtype,
                          ReduceOp op) = 0;

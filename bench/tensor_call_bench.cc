@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 
 #include "horon/bench/mpi_peer.h"
+#include "horon/bench/standard_output.h"
 #include "horon/bench/statistics.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/horon.h"
@@ -108,5 +109,5 @@ int main(int argc, char** argv) {
     code = 1;
   }
   shutdown();
-  return code;
+  return bench::code_with_output("tensor_call_bench", code);
 }

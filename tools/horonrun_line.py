@@ -144,6 +144,9 @@ def slots_of_hosts(text):
 
 def slots_of_file(name):
     """The slots of all hosts in the file; None if a line does not give them."""
+    if os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name):
+        raise UsageError(f"--hostfile {name}: it is a pipe, or another thing that can be read only "
+                         "once, and mpirun reads it too; give a file")
     try:
         with open(name, encoding="utf-8", newline="\n") as file:
             lines = [line.rstrip("\n").split("#")[0] for line in file]
@@ -249,7 +252,9 @@ def find_program(name):
     """The path of the program for mpirun."""
     path = shutil.which(name)
     if path is None:
-        reason = "it is not executable" if os.path.isfile(name) and "/" in name else "not found"
+        reason = "not found"
+        if "/" in name and os.path.exists(name):
+            reason = "it is a folder" if os.path.isdir(name) else "it is not executable"
         hint = f" (did you mean ./{name}?)" if "/" not in name and os.path.isfile(name) else ""
         raise UsageError(f"program {name}: {reason}{hint}")
     return name

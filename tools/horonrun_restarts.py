@@ -17,6 +17,7 @@ SECONDS_BETWEEN_QUESTIONS = 1
 SECONDS_BETWEEN_LOOKS = 5  # at the hosts of a job that runs
 EXIT_CODE_OF_NEW_HOSTS = 75  # of ranks that have committed, and found sign_of_hosts
 SECONDS_OF_A_SCRIPT = 60
+SECONDS_UNTIL_A_SIGNAL_COUNTS = 0.2  # while the script runs
 RESTARTS_OF_ELASTIC_JOBS = 3
 ELASTIC_OPTIONS = {"min_ranks": "--min-np", "max_ranks": "--max-np",
                    "slots_per_host": "--slots-per-host", "elastic_timeout": "--elastic-timeout"}
@@ -32,6 +33,7 @@ class Plan:
         self.restarts_max = number("--max-restarts", options.max_restarts, default, least=0)
         self.slots_per_host = number("--slots-per-host", options.slots_per_host, 1)
         self.timeout_s = number("--elastic-timeout", options.elastic_timeout, 600, least=0)
+        self.check_commits()
         self.commits = os.path.join(os.path.abspath(options.commits or "."),
                                     f"horonrun-{secrets.token_hex(4)}.pt")
         self.sign_of_hosts = self.commits + ".hosts"  # that other hosts are there
@@ -39,6 +41,16 @@ class Plan:
         self.ranks_min = number("--min-np", options.min_ranks, ranks)
         self.ranks_max = number("--max-np", options.max_ranks, ranks)
         self.check(ranks)
+
+    def check_commits(self):
+        folder = self.options.commits
+        if folder is None:
+            return
+        if self.options.max_restarts is None and self.script is None:
+            raise UsageError("--commits needs --max-restarts or --host-discovery-script: nothing "
+                             "is kept of a job that is not started again")
+        if not os.path.isdir(folder):
+            raise UsageError(f"--commits {folder}: there is no such folder")
 
     def check(self, ranks):
         if self.script is None:
@@ -52,7 +64,7 @@ class Plan:
         if not self.ranks_min <= ranks <= self.ranks_max:
             raise UsageError(f"-np {ranks} is not between --min-np {self.ranks_min} and "
                              f"--max-np {self.ranks_max}")
-        if not os.access(self.script, os.X_OK):
+        if os.path.isdir(self.script) or not os.access(self.script, os.X_OK):
             raise UsageError(f"--host-discovery-script {self.script}: no program")
 
     def of_attempt(self, attempt, hosts):
@@ -114,6 +126,22 @@ def number(option, text, default, least=1):
     return int(text)
 
 
+def outputs_of(script, stopped):
+    """(exit code, standard output, standard error). Raises TimeoutExpired also if `stopped()`."""
+    deadline = time.monotonic() + SECONDS_OF_A_SCRIPT
+    # The standard input is rank 0's.
+    with subprocess.Popen([script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as asked:
+        while True:
+            try:
+                out, errors = asked.communicate(timeout=SECONDS_UNTIL_A_SIGNAL_COUNTS)
+                return asked.returncode, out, errors
+            except subprocess.TimeoutExpired as error:
+                if stopped() or time.monotonic() > deadline:
+                    asked.kill()
+                    raise subprocess.TimeoutExpired(script, SECONDS_OF_A_SCRIPT) from error
+
+
 class HostDiscovery:
     """Asks the script until it gives slots enough. What is wrong is told once."""
 
@@ -126,9 +154,11 @@ class HostDiscovery:
         """None: `stopped()` has become true, or the time is over."""
         deadline = time.monotonic() + self.plan.timeout_s
         while not stopped():
-            hosts, trouble = self.ask()
+            hosts, trouble = self.ask(stopped)
             if not trouble:
                 return hosts
+            if stopped():
+                break
             if trouble != self.told:
                 self.told = trouble
                 self.tell(f"{trouble}; waiting for hosts")
@@ -144,17 +174,14 @@ class HostDiscovery:
             raise UsageError(trouble)
         return hosts
 
-    def ask(self):
+    def ask(self, stopped=lambda: False):
         """(hosts, what is wrong)"""
-        script = os.path.abspath(self.plan.script)
         try:
-            # The standard input is rank 0's.
-            told = subprocess.run([script], stdin=subprocess.DEVNULL, capture_output=True,
-                                  text=True, check=False, timeout=SECONDS_OF_A_SCRIPT)
-            if told.returncode != 0:
-                reason = told.stderr.strip() or f"it ended with code {told.returncode}"
+            code, out, errors = outputs_of(os.path.abspath(self.plan.script), stopped)
+            if code != 0:
+                reason = errors.strip() or f"it ended with code {code}"
                 return None, f"{self.plan.script}: {reason}"
-            hosts = self.plan.hosts_of(told.stdout)
+            hosts = self.plan.hosts_of(out)
         except (OSError, ValueError, subprocess.SubprocessError, UsageError) as error:
             return None, f"{self.plan.script}: {error}"
         slots = sum(hosts.values())

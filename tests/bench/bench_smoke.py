@@ -25,11 +25,11 @@ def expect(condition, text):
         sys.exit(f"bench_smoke: {text}")
 
 
-def report_of(command):
+def report_of(command, **environment):
     """The JSON that a successful run has written."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "result.json"
-        done = run(command + ["--json", str(path)])
+        done = run(command + ["--json", str(path)], **environment)
         expect(done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}")
         names = [entry.name for entry in pathlib.Path(folder).iterdir()]
         expect(names == ["result.json"], f"left files behind: {names}")
@@ -92,28 +92,55 @@ def check_table(command, ranks):
     expect("# Out of bounds values : 0 OK" in output, output)
 
 
+def check_json_alone(command, expected_code, expected_error=""):
+    """--json -: standard output has nothing else; what a user must know is told beside it."""
+    done = run(command + ["--json", "-"])
+    expect(done.returncode == expected_code, f"{done.returncode}\n{done.stdout}{done.stderr}")
+    expect(isinstance(json.loads(done.stdout), dict), done.stdout)
+    expect(expected_error in done.stderr, done.stderr)
+
+
 def check_idle(command, ranks):
     report, _ = report_of(command)
     expect(len(report["percent_of_a_core"]) == ranks, f"not {ranks} ranks: {report}")
     expect(0 <= report["worst"] <= 100 * ranks, f"no share of a core: {report}")
+    check_json_alone(command, 0)
+    check_json_alone(command + ["--idle-percent-max", "1e-9"], 1, "# FAILED: above 1e-09 %")
 
 
 def check_training(command, ranks):
-    report, _ = report_of(command)
+    with tempfile.TemporaryDirectory() as folder:
+        report, _ = report_of(command, HORON_TIMELINE=f"{folder}/trace.json")
+        trace = pathlib.Path(folder, "trace.rank0.json").read_text(encoding="utf-8")
+    has_buckets = ranks > 1 or "--buckets" in command
+    expect(("bench.deep.bucket." in trace) == has_buckets, "one rank alone has no buckets")
     expect(report["ranks"] == ranks, f"not {ranks} ranks: {report}")
     tensors = {model["model"]: model["tensors"] for model in report["models"]}
     expect(tensors == {"deep": 402, "tiny": 2000, "cnn": 8}, f"models: {tensors}")
     for model in report["models"]:
         expect(model["ranks_agree"], f"parameters differ between ranks: {model}")
-        contenders = {"alone", "alone_fused", "floor", "gradients", "horon", "horon_fused"}
+        contenders = {"alone", "alone_fused", "floor", "horon", "horon_fused"}
+        contenders |= {"gradients"} if has_buckets else set()
         expect(contenders == set(model["block_ms"]), f"contenders: {model}")
         for contender, times in model["block_ms"].items():
             expect(len(times) == report["blocks"] and min(times) > 0, f"{contender}: {model}")
             for ratio in ("ratio_quartiles", "over_floor_quartiles"):
                 quartiles = model[ratio][contender]
                 expect(0 < quartiles[0] <= quartiles[1] <= quartiles[2], f"{contender}: {model}")
-        expect(len(model["hidden_quartiles"]) == 3, f"what is hidden: {model}")
+        expect(len(model.get("hidden_quartiles", [])) == 3 * has_buckets, f"hidden: {model}")
         expect(min(model["ratio"], model["floor"], model["over_floor"]) > 0, f"{model}")
+    check_what_can_not_be_written(command)
+
+
+def check_what_can_not_be_written(command):
+    done = run(command + ["--json", "/no/such/folder/x.json"])
+    refusal = "can't write /no/such/folder/x.json"
+    expect(done.returncode != 0 and refusal in done.stderr, done.stderr)
+    expect("over a step alone" not in done.stdout, f"it should be refused at once:\n{done.stdout}")
+    full = command[:2] + ["sh", "-c", 'exec "$@" > /dev/full', "sh"] + command[2:]
+    done = run(full + ["--models", "tiny"])
+    expect(done.returncode != 0 and "could not be written to standard output" in done.stderr,
+           f"{done.returncode}: {done.stderr}")
 
 
 def check_autotune(command, ranks):
@@ -164,6 +191,8 @@ def check_refused(command, ranks):
         "-e 8 --collective reducescatter --set 0,1 --peer gloo,mpi --ratio-max 1000":
             "gloo, which is left out",
         "-e 8 --collective reducescatter --peer gloo": "no --peer is left to compare with",
+        "-b 2G -e 2G -d int8 --peer mpi": "mpi is left out: mpi counts in 32 bits",
+        "-b 2G -e 2G --collective broadcast --peer tuned": "no --peer is left to compare with",
         "--idle 0.1 --peer mpi --ratio-max 2": "--idle compares nothing",
         "-e 8 --json /no/such/folder/x.json": "/no/such/folder",
     }
@@ -174,6 +203,12 @@ def check_refused(command, ranks):
         expect(expected in said, f"{arguments} should say {expected}:\n{said}")
         if "--json" in arguments:
             expect("busbw" not in said, f"{arguments} should be refused at once:\n{said}")
+    if ranks > 1:
+        small = [*command, "-b", "4", "-e", "4", "-n", "2", "-w", "1"]
+        check_json_alone([*small, "--peer", "mpi", "--ratio-max", "1e-9"], 1,
+                         "# FAILED: ratio above 1e-09")
+        check_json_alone([*small, "--peer", "mpi,gloo", "--collective", "reducescatter"], 0,
+                         "# gloo is left out: ")
 
 
 def main():

@@ -57,6 +57,19 @@ class Comparison(unittest.TestCase):
         self.assertEqual(row["exposed_ms"], (4.0 * 10 + 1.0 * 30) / 40)
         self.assertTrue(row["ranks_agree"])
 
+    def test_so_are_the_times_of_the_processor_and_what_a_step_hides(self):
+        compare = load("compare_training_step")
+        rounds = [report(1.0, 1.0, 4.0, 10), report(1.5, 3.0, 1.0, 30)]
+        for number, one in enumerate(rounds):
+            model = one["models"][0]
+            model["block_ms"]["gradients"] = [2.0, 4.0]
+            model["block_cpu_ms"] = {"alone": [number] * 2}
+            model["hidden_quartiles"] = [-1.0] * 3  # of that round
+        row = compare.merge(rounds, "horon")["models"][0]
+        self.assertEqual(row["block_cpu_ms"], {"alone": [0, 0, 1, 1]})
+        self.assertEqual(row["hidden_quartiles"], statistics.quantiles(
+            [0.5, 0.75, 0.75, 0.875], n=4, method="inclusive"))
+
     def test_contenders_without_a_step_alone(self):
         compare = load("compare_training_step")
         blocks = {"floor": [1.0, 2.0], "ddp_gloo": [4.0, 8.0], "ddp_horon": [2.0, 2.0]}

@@ -4,6 +4,7 @@
 usage: curves_test.py    needs gnuplot
 """
 
+import html
 import json
 import pathlib
 import subprocess
@@ -101,6 +102,28 @@ assert ("--gloo-interface" in sys.argv) == (value("--peer") == "gloo")""")
         self.assertIn("exit code 3 of env", done.stderr)
         self.assertNotEqual(self.curves("--world", "nothing").returncode, 0)
         self.assertIn("no horon-bench", self.curves("--program", "/no/such").stderr)
+
+    def test_wrong_arguments(self):
+        for arguments, text in (
+                (("--ranks", "x"), "x: give numbers of ranks as 2,4,8"),
+                (("--sizes", "64K"), "64K is not smallest,largest,factor"),
+                (("--sizes", "64K,1M,1"), "64K,1M,1 is not smallest,largest,factor"),
+                (("--world-sizes", "1M,64K,4"), "1M,64K,4 is not smallest,largest,factor"),
+                (("--kinds", "gather,reduce"), "gather,reduce: there are allgather, allreduce"),
+                (("--peers", "nccl"), "nccl: there are gloo, mpi, tuned"),
+                (("--draw", "/none.json"), "can't read /none.json: No such file"),
+                (("--draw", "/dev/null"), "/dev/null is nothing that curves has kept")):
+            done = self.curves(*arguments)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(text, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
+    def test_any_name(self):
+        done = self.curves("--kinds", "gather", "--world", "`touch x` 'a' \"b\"=env", "--output",
+                           self.at / "it's \"\\n")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        picture = (self.at / "it's \"\\n.svg").read_text(encoding="utf-8")
+        self.assertIn("algorithm, `touch x` 'a' \"b\"", html.unescape(picture))
 
 
 if __name__ == "__main__":

@@ -26,12 +26,16 @@ TEST(BenchOptions, TheLargestSizesDoNotOverflow) {
             (std::vector<int64_t>{1, 1 << 20, int64_t{1} << 40, int64_t{1} << 60}));
 }
 
-TEST(BenchOptions, ANumberThatIsTooSmallIsToldInAFewWords) {
+TEST(BenchOptions, ANumberThatIsTooSmallOrEndlessIsToldInAFewWords) {
   for (const char* option : {"--idle", "--ratio-max", "--idle-percent-max"}) {
     EXPECT_THAT(parse({option, "0"}).exit_text, HasSubstr("\"0\" is no number above 0"));
+    EXPECT_THAT(parse({option, "inf"}).exit_text, HasSubstr("\"inf\" is no number above 0"));
   }
   for (const char* option : {"--root", "--max-seconds"}) {
-    EXPECT_THAT(parse({option, "-1"}).exit_text, HasSubstr("\"-1\" is no number from 0 on"));
+    EXPECT_THAT(parse({option, "-1"}).exit_text, HasSubstr("\"-1\" is no number from 0 to 1e9"));
+  }
+  for (const char* network : {"4,inf,500", "4,10,inf", "4,10,nan"}) {
+    EXPECT_THAT(parse({"--network", network}).exit_text, HasSubstr("is not as 4,10,500"));
   }
 }
 

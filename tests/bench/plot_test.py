@@ -5,10 +5,12 @@ usage: plot_test.py    needs gnuplot
 """
 
 import json
+import os
 import pathlib
 import subprocess
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 LOG = ("reducer,elapsed_s,stage,bucket_bytes,first_bucket_bytes,"
@@ -43,6 +45,27 @@ def check_unreadable_files(test, program):
             test.assertEqual(done.returncode, 1)
             test.assertEqual(done.stderr, f"{program}: can't read {file}: {reason}\n")
             test.assertFalse(picture.exists())
+
+
+def check_odd_pictures(test, program, source):
+    """Paths with what shells and gnuplot read as their own, and what is no file."""
+    with tempfile.TemporaryDirectory() as folder:
+        def plot(picture):
+            return subprocess.run([BENCH / program, source, picture], capture_output=True,
+                                  text=True, cwd=folder, check=False)
+        odd = "it's \"a\" `touch x` \\n $y.svg"
+        test.assertEqual(plot(odd).returncode, 0)
+        test.assertEqual(os.listdir(folder), [odd])
+        link = pathlib.Path(folder, "link")  # as /dev/stdout is one
+        link.symlink_to(odd)
+        test.assertEqual(plot(link).returncode, 0)
+        test.assertTrue(link.is_symlink())
+        test.assertIn("<svg", plot("/dev/stdout").stdout)
+        for where, reason in (("/none/x.svg", "No such file"), ("/dev/full", "No space left")):
+            done = plot(where)
+            test.assertNotEqual(done.returncode, 0)
+            test.assertIn(reason, done.stderr)
+            test.assertLessEqual(done.stderr.count("\n"), 1, done.stderr)
 
 
 class PlotAutotune(unittest.TestCase):
@@ -91,11 +114,31 @@ class PlotAutotune(unittest.TestCase):
             self.assertIn(text, done.stderr)
             self.assertEqual(picture, "")
 
+    def test_a_row_that_is_being_written(self):
+        done, picture = self.plot(LOG + '"a, b",21,search,10')
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("a, b: 4 samples in 20 s", picture)
+
+    def test_any_name(self):
+        name = "it's `touch x` $y \\n"
+        done, picture = self.plot(LOG.replace("a, b", name))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"{name}: 4 samples in 20 s", picture.replace("&#39;", "'"))
+
+    def test_odd_pictures(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as log:
+            log.write(LOG)
+            log.flush()
+            check_odd_pictures(self, "plot_autotune", log.name)
+
     def test_a_file_that_can_not_be_read(self):
         check_unreadable_files(self, "plot_autotune")
 
 
 class PlotBandwidth(unittest.TestCase):
+    def test_odd_pictures(self):
+        check_odd_pictures(self, "plot_bandwidth", BENCH / "results/allreduce_np2.json")
+
     def test_a_file_that_can_not_be_read(self):
         check_unreadable_files(self, "plot_bandwidth")
 
@@ -114,6 +157,38 @@ class PlotBandwidth(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertRegex(done.stderr, "^plot_bandwidth: .*report.json is no report of .*\n$")
             self.assertEqual(picture, "")
+
+
+class PlotTimeline(unittest.TestCase):
+    EVENTS = [{"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "training"}},
+              {"ph": "X", "name": "backward", "pid": 1, "tid": 1, "ts": 1000, "dur": 3000},
+              {"ph": "X", "name": "synchronize", "pid": 1, "tid": 1, "ts": 4000, "dur": 1000}]
+
+    def plot(self, text, picture):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as trace:
+            trace.write(text)
+            trace.flush()
+            return subprocess.run([BENCH / "plot_timeline", trace.name, "--output", picture],
+                                  capture_output=True, text=True, check=False)
+
+    def test_a_step(self):
+        done = self.plot(json.dumps({"traceEvents": self.EVENTS}), "/dev/stdout")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("step 0: 4.00 ms, 1 ranks", done.stderr)
+        root = xml.etree.ElementTree.fromstring(done.stdout)
+        self.assertIn("rank 1", [element.text for element in root])
+
+    def test_what_is_wrong_is_said(self):
+        whole = json.dumps({"traceEvents": self.EVENTS})
+        for text, picture, said in (
+                (whole[:-9], "x.svg", "is no trace of HORON_TIMELINE"), ("[]", "x.svg", "no trace"),
+                ('{"traceEvents": [{"ph": "X"}]}', "x.svg", "no trace"),
+                (whole, "/none/x.svg", "can't write /none/x.svg: No such file or directory"),
+                (whole, "/dev/full", "can't write /dev/full: No space left on device")):
+            done = self.plot(text, picture)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, "^plot_timeline: .*\n$")
+            self.assertIn(said, done.stderr)
 
 
 if __name__ == "__main__":

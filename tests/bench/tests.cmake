@@ -84,6 +84,8 @@ if(TARGET tensor_call_bench)
                        LABELS mpirun)
 endif()
 if(TARGET training_step_bench)
+  horon_bench_test(bench_training_step 1 training $<TARGET_FILE:training_step_bench>
+                   --models deep,tiny,cnn --blocks 2 --steps 2 --warmup-steps 1)
   horon_bench_test(bench_training_step 2 training $<TARGET_FILE:training_step_bench>
                    --models deep,tiny,cnn --blocks 2 --steps 2 --warmup-steps 1)
   horon_bench_test(bench_autotune 2 autotune $<TARGET_FILE:training_step_bench>

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 HORONRUN = os.path.abspath(sys.argv.pop(1) if len(sys.argv) > 1 else "tools/horonrun")
@@ -197,6 +198,19 @@ class Elastic(WithMpirun):
         self.assertEqual(job.communicate(timeout=250)[1], "")
         self.assertEqual(job.returncode, 0)
 
+    def test_a_signal_does_not_wait_for_the_script(self):
+        self.write("hosts.sh", "#!/bin/sh\necho $$ > asked.new; mv asked.new asked; exec sleep 99")
+        job = self.start("-np", 1, "--host-discovery-script", "./hosts.sh")
+        asked = self.folder / "asked"
+        while not asked.exists():
+            self.assertIsNone(job.poll())
+            time.sleep(0.05)
+        begin = time.monotonic()
+        job.send_signal(signal.SIGTERM)
+        self.assertEqual((job.wait(), job.stderr.read()), (143, ""))
+        self.assertLess(time.monotonic() - begin, 30)  # half of what a script may take
+        self.assertFalse(os.path.exists(f"/proc/{asked.read_text().strip()}"))
+
     def test_it_does_not_wait_for_ever(self):
         for line in ("bad line", "one:2,two:2", "one,two"):
             self.give(line)
@@ -242,7 +256,11 @@ class WrongUse(WithMpirun):
                 (("-np", 2, "-H", "one", *script), "not both"),
                 (("-np", 2, "--min-np", 3, *script), "-np 2 is not between --min-np 3 and"),
                 (("-np", 2, "--max-np", 0, *script), "--max-np 0: give a number, 1 or more"),
-                (("-np", 2, "--host-discovery-script", "none"), "none: no program")]:
+                (("-np", 2, "--host-discovery-script", "none"), "none: no program"),
+                (("-np", 2, "--commits", "."), "--commits needs --max-restarts or"),
+                (("-np", 2, "--max-restarts", 1, "--commits", "none"), "--commits none: there is"),
+                (("-np", 2, "--max-restarts", 1, "--commits", ""), "--commits : there is no such"),
+                (("-np", 2, "--host-discovery-script", "."), "script .: no program")]:
             code, told = self.run_with("exit 0", *arguments)
             self.assertEqual(code, 2, told)
             self.assertIn(text, told)

@@ -186,6 +186,14 @@ class Mistakes(unittest.TestCase):
                 self.check(f"--hostfile {file.name}, line 3: {told}",
                            "-np", 2, "--hostfile", file.name, "sh")
 
+    def test_a_hostfile_that_can_be_read_only_once(self):
+        """As a shell makes of `--hostfile <(...)`."""
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = f"{folder}/hosts"
+            os.mkfifo(pipe)
+            self.check(f"--hostfile {pipe}: it is a pipe", "-np", 1, "--hostfile", pipe, "sh")
+        self.check("--hostfile /: Is a directory", "-np", 1, "--hostfile", "/", "sh")
+
     def test_options_of_mpirun_that_would_spoil_the_output(self):
         for option in ("--output-filename", "-output-filename", "--tag-output", "-tag-output",
                        "--timestamp-output", "-timestamp-output", "--xml", "--xml-file",
@@ -200,6 +208,7 @@ class Mistakes(unittest.TestCase):
     def test_program_is_no_program(self):
         with tempfile.NamedTemporaryFile() as file:
             self.check("it is not executable", "-np", 1, file.name)
+        self.check("program /tmp: it is a folder", "-np", 1, "/tmp")
 
     def test_no_mpirun(self):
         told = horonrun("-np", 1, sys.executable, PATH="/nowhere")
@@ -293,16 +302,19 @@ class Jobs(unittest.TestCase):
 class OtherLaunchers(unittest.TestCase):
     """A script in the place of mpirun."""
 
-    def start(self, script):
+    def launcher(self, script):
+        """The folder of the launcher."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         mpirun = pathlib.Path(folder.name, "mpirun")
-        mpirun.write_text(
-            f"#!/bin/bash\nif [ $1 = --version ]; then echo Open MPI; exit; fi\n{script}",
-            encoding="utf-8")
+        mpirun.write_text(f"#!/bin/bash\n{script}", encoding="utf-8")
         mpirun.chmod(0o755)
+        return folder.name
+
+    def start(self, script):
+        folder = self.launcher(f"if [ $1 = --version ]; then echo Open MPI; exit; fi\n{script}")
         job = subprocess.Popen([sys.executable, HORONRUN, "-np", "1", "sh"], text=True,
-                               env={**CLEAN, "PATH": f"{folder.name}:{CLEAN['PATH']}"},
+                               env={**CLEAN, "PATH": f"{folder}:{CLEAN['PATH']}"},
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.addCleanup(job.communicate)
         self.addCleanup(job.kill)
@@ -324,6 +336,13 @@ class OtherLaunchers(unittest.TestCase):
         job = self.start("sleep 1000 & echo $!")
         left = int(job.communicate()[0])
         os.kill(left, signal.SIGKILL)  # an error if it has ended
+
+    def test_ctrl_c_before_the_job(self):
+        told = subprocess.run(
+            [sys.executable, HORONRUN, "-np", "1", "sh"], check=False, capture_output=True,
+            text=True, env={**CLEAN, "PATH": f"{self.launcher('kill -INT $PPID; sleep 1')}:"
+                                             f"{CLEAN['PATH']}"})
+        self.assertEqual((told.returncode, told.stdout, told.stderr), (-signal.SIGINT, "", ""))
 
     def test_one_signal_of_several_is_forwarded(self):
         folder = tempfile.TemporaryDirectory()

@@ -76,6 +76,21 @@ class PlotTraining(unittest.TestCase):
         self.assertEqual(told.stderr.count("\n"), 2)
         self.assertEqual(self.curves(), ["loss", "steps per second"])
 
+    def test_where_the_picture_goes(self):
+        self.write([{"step": step, "time": float(step), "loss": 2.0} for step in range(3)])
+        link = self.picture = self.folder / "link"  # as /dev/stdout is one
+        link.symlink_to("training.svg")
+        self.assertEqual(self.plot().returncode, 0)
+        self.assertTrue(link.is_symlink())
+        self.picture = "/dev/stdout"
+        self.assertIn("<svg", self.plot().stdout)
+        for self.picture, reason in (("/none/x.svg", "No such file or directory"),
+                                     ("/dev/full", "No space left on device")):
+            told = self.plot()
+            self.assertEqual(told.returncode, 1)
+            self.assertEqual(told.stderr,
+                             f"plot_training: can't write {self.picture}: {reason}\n")
+
     def test_what_is_wrong_is_said(self):
         self.assertIn("can't read", self.plot().stderr)
         self.write([])

@@ -279,7 +279,7 @@ def overlap(run):
     kernels."""
     path = os.path.join(run.results, "overlap_np1.json")
     code, output = run.ranks(1, [run.program("training_step_bench"), "--device", "cuda", "--models",
-                                 "resnet50,gpt2", "--blocks", "5", "--json", path],
+                                 "resnet50,gpt2", "--blocks", "5", "--buckets", "--json", path],
                              {"HORON_GPU_COLLECTIVES": "host"})
     if match := re.search(r".*has no GPU here.*", output):
         return Outcome("skipped", match[0])

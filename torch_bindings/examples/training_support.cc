@@ -5,14 +5,13 @@
 #include <cstdarg>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <stdexcept>
-#include <unistd.h>
 
 #include <ATen/core/Tensor.h>
 #include <CLI/CLI.hpp>
 
 #include "horon/core/base/error.h"
+#include "horon/core/base/replace_file.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
@@ -129,9 +128,7 @@ void print(const char* format, ...) {
 void require_writable(const std::string& path) {
   horon::on_all_ranks([&] {
     if (horon::rank() != 0) return;
-    const std::string trial = path + ".tmp" + std::to_string(getpid());
-    if (!std::ofstream(trial)) throw std::runtime_error("can't write " + path);
-    std::filesystem::remove(trial);
+    horon::core::require_replaceable(path);
   });
 }
 

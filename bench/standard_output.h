@@ -1,0 +1,10 @@
+// Whether what a program has printed has arrived.
+#pragma once
+
+namespace horon::bench {
+
+// For the end of main(): `code`, or 1 if standard output could not be written (a full disk), which
+// is told.
+int code_with_output(const char* program, int code);
+
+}  // namespace horon::bench
