@@ -157,10 +157,16 @@ std::string comment_of(const CheckpointLabel& label) {
   return comment + "sha256=";
 }
 
+// At its end.
+std::ifstream open_to_read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) fail_file(path, concat("can't be opened: ", std::strerror(errno)));
+  return file;
+}
+
 // The last `kLabel` bytes.
 std::string read_comment(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) fail_file(path, "can't be opened");
+  std::ifstream file = open_to_read(path);
   const auto size = static_cast<std::streamoff>(file.tellg());
   std::string comment(kLabel, '\0');
   if (size >= static_cast<std::streamoff>(kLabel)) {
@@ -176,8 +182,9 @@ std::string read_comment(const std::string& path) {
 }
 
 void check_hash(const std::string& path, const std::string& comment) {
-  std::ifstream file(path, std::ios::binary);
-  auto left = static_cast<uint64_t>(std::filesystem::file_size(path)) - kDigits;
+  std::ifstream file = open_to_read(path);  // again: another job may have removed it meanwhile
+  auto left = static_cast<uint64_t>(file.tellg()) - kDigits;
+  file.seekg(0);
   Sha256 hash;
   std::vector<char> piece(1 << 20);
   while (left > 0 && file) {

@@ -26,7 +26,8 @@ bool is_named(const fs::path& path, const char* ending) {
 std::vector<fs::path> files_named(const std::string& folder, const char* ending) {
   std::vector<fs::path> paths;
   std::error_code error;
-  if (!fs::exists(folder, error)) return paths;
+  // One that can't be asked for is not taken for one that is not there: a job would begin anew.
+  if (!fs::exists(folder, error) && !error) return paths;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     std::error_code gone;
     if (is_named(entry.path(), ending) && entry.is_regular_file(gone)) {

@@ -15,6 +15,7 @@
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/bytes.h"
+#include "horon/torch_bindings/collectives/objects.h"
 #include "horon/torch_bindings/state/broadcast_state.h"
 #include "horon/torch_bindings/state/optimizer_state.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
@@ -27,13 +28,27 @@ namespace {
 
 using core::concat;
 
-// Of a copy that is not the program's any more.
+[[noreturn]] void refuse_value(const std::string& name, const std::string& what, const char* cure) {
+  throw Error(ErrorCode::InvalidArgument,
+              concat("checkpoints: the value \"", name, "\" has a ", what,
+                     ", which Python could not read; give ", cure));
+}
+
+at::Tensor plain_tensor(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined()) refuse_value(name, "tensor that is undefined", "None");
+  if (tensor.layout() != at::kStrided) {
+    refuse_value(name, concat("tensor of layout ", tensor.layout()), "dense ones");
+  }
+  if (is_moved_only(tensor)) {
+    refuse_value(name, concat("tensor of dtype ", tensor.scalar_type()), "its view as bytes");
+  }
+  return tensor.detach().clone().cpu();
+}
+
 c10::IValue plain(const std::string& name, const c10::IValue& value) {
-  if (value.isTensor()) return value.toTensor().detach().cpu();
+  if (value.isTensor()) return plain_tensor(name, value.toTensor());
   if (value.isString() && !core::is_utf8(value.toStringRef())) {
-    throw Error(ErrorCode::InvalidArgument,
-                concat("checkpoints: the value \"", name, "\" has a text that is not UTF-8, which ",
-                       "Python could not read; give bytes as a uint8 tensor"));
+    refuse_value(name, "text that is not UTF-8", "bytes as a uint8 tensor");
   }
   if (value.isList()) {
     c10::impl::GenericList list(c10::AnyType::get());
@@ -55,7 +70,8 @@ c10::IValue plain(const std::string& name, const c10::IValue& value) {
     }
     return copies;
   }
-  return value;
+  if (value.isNone() || value.isScalar() || value.isString() || value.isDevice()) return value;
+  refuse_value(name, value.tagKind(), "numbers, texts, tensors, lists, tuples and dictionaries");
 }
 
 class TensorsPart : public CheckpointPart {
@@ -66,8 +82,10 @@ class TensorsPart : public CheckpointPart {
   Fact fact(const std::string& name) const override {
     Fingerprint all;
     const NamedTensors tensors = tensors_();
-    for (const auto& [key, tensor] : tensors)
+    for (const auto& [key, tensor] : tensors) {
+      check_writable(real_view(tensor), key);  // saved and never loaded would be worse
       all.add(concat(key, " ", type_and_shape(tensor, key)));
+    }
     return {concat("\"", name, "\""), concat(tensors.size(), " tensors"), all.value()};
   }
 
@@ -169,10 +187,7 @@ class OptimizerPart : public CheckpointPart {
   void load(const c10::IValue& saved) override {
     const PlainMode plain;
     if (!is_known_optimizer(optimizer_)) {
-      torch::serialize::InputArchive archive = archive_from(
-          tensor_bytes(value_in(saved, "archive").toTensor()), device_of_parameters(optimizer_));
-      optimizer_.state().clear();  // load() adds to what is there
-      optimizer_.load(archive);
+      load_saved(optimizer_, tensor_bytes(value_in(saved, "archive").toTensor()));
       note_loaded();
       return;
     }
@@ -240,7 +255,7 @@ class ArchivePart : public CheckpointPart {
         broadcast_bytes(std::exchange(loaded_, {}), {.name = "checkpoint." + name});
     on_all_ranks(
         [&] {
-          torch::serialize::InputArchive archive = archive_from(bytes, device_of_archives());
+          torch::serialize::InputArchive archive = archive_from(bytes);
           load_(archive);
         },
         {.name = concat("checkpoint: \"", name, "\"")});
@@ -272,11 +287,17 @@ c10::impl::GenericList list_in(const c10::IValue& dictionary, const std::string&
   return value_in(dictionary, name).toList();
 }
 
-// First a copy of all: the program may change what its lists hold while the file is written.
 c10::IValue plain_copy(const std::string& name, const c10::IValue& value) {
   const PlainMode mode;
   plain(name, name);  // which is a text in the file as well
-  return plain(name, value.deepcopy());
+  return plain(name, value);
+}
+
+bool load_there(torch::optim::Optimizer* optimizer, torch::nn::Module* module,
+                const std::string& bytes) {
+  if (optimizer != nullptr) load_saved(*optimizer, bytes);
+  if (module != nullptr) read_module(*module, bytes);
+  return optimizer != nullptr || module != nullptr;
 }
 
 at::Tensor bytes_tensor(const std::string& bytes) {
@@ -298,10 +319,9 @@ std::string archive_bytes(const std::function<void(torch::serialize::OutputArchi
   return std::move(stream).str();
 }
 
-torch::serialize::InputArchive archive_from(const std::string& bytes,
-                                            std::optional<c10::Device> device) {
+torch::serialize::InputArchive archive_from(const std::string& bytes) {
   torch::serialize::InputArchive archive;
-  archive.load_from(bytes.data(), bytes.size(), device);
+  archive.load_from(bytes.data(), bytes.size(), device_of_archives());
   return archive;
 }
 

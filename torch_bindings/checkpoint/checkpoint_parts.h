@@ -4,18 +4,19 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/ivalue.h>
-#include <c10/core/Device.h>
 
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/named_tensors.h"
 
+namespace torch::nn {
+class Module;
+}
 namespace torch::optim {
 class Optimizer;
 }
@@ -34,16 +35,19 @@ c10::impl::GenericList list_in(const c10::IValue& dictionary, const std::string&
 at::Tensor bytes_tensor(const std::string& bytes);
 std::string tensor_bytes(const at::Tensor& tensor);
 
-// A copy of a program's value, on the host, as Python reads it: lists of any type become lists of
-// c10::IValue, because a list that knows its type is pickled as a class of LibTorch. Throws
-// Error(InvalidArgument), with the value's name, for a text that is not UTF-8.
+// A copy of a program's value and of all that it holds, on the host, as Python reads it: lists of
+// any type become lists of c10::IValue, because a list that knows its type is pickled as a class of
+// LibTorch. Throws Error(InvalidArgument), with the value's name, for what Python could not read.
 c10::IValue plain_copy(const std::string& name, const c10::IValue& value);
+
+// Loads what is not null from an archive; its tensors stay on their devices. False: both are null.
+bool load_there(torch::optim::Optimizer* optimizer, torch::nn::Module* module,
+                const std::string& bytes);
 
 // What `save` writes to an archive, as bytes.
 std::string archive_bytes(const std::function<void(torch::serialize::OutputArchive&)>& save);
-// Archive of such bytes. Its tensors are on this device; empty: where they were.
-torch::serialize::InputArchive archive_from(const std::string& bytes,
-                                            std::optional<c10::Device> device);
+// Archive of such bytes, with tensors as device_of_archives() has it.
+torch::serialize::InputArchive archive_from(const std::string& bytes);
 
 class CheckpointPart {
  public:

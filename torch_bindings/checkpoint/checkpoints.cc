@@ -5,6 +5,7 @@
 #include <thread>
 
 #include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
 #include "horon/core/base/blocked_signals.h"
@@ -122,8 +123,8 @@ class Checkpoints::Impl {
         torch_detail::share_states(of_ranks, static_cast<int>(value_in(header, kRanks).toInt()));
     using Turn = torch_detail::CheckpointPart::Turn;
     load_parts(opened, Turn::Optimizer);
+    load_of_ranks(saved);  // also optimizers
     load_parts(opened, Turn::Archive);
-    load_of_ranks(saved);
     load_parts(opened, Turn::Bulk);
     on_all_ranks([&] { torch_detail::load_rank_state(parts_, saved); },
                  {.name = "Checkpoints::load"});
@@ -296,9 +297,11 @@ class Checkpoints::Impl {
           [&] {
             std::vector<torch::serialize::InputArchive> archives;
             for (const c10::IValue& state : saved.states) {
-              archives.push_back(torch_detail::archive_from(
-                  torch_detail::tensor_bytes(value_in(state, name).toTensor()),
-                  torch_detail::device_of_archives()));
+              const std::string bytes =
+                  torch_detail::tensor_bytes(value_in(state, name).toTensor());
+              const bool stays = saved.same_ranks;
+              if (stays && torch_detail::load_there(thing.optimizer, thing.module, bytes)) return;
+              archives.push_back(torch_detail::archive_from(bytes));
             }
             if (saved.same_ranks) {
               thing.load(archives.front());

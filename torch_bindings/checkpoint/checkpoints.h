@@ -39,6 +39,9 @@
 
 #include "horon/torch_bindings/tensors/named_tensors.h"
 
+namespace torch::nn {
+class Module;
+}
 namespace torch::optim {
 class Optimizer;
 }
@@ -64,9 +67,10 @@ struct CheckpointValues {
   // How good the model is, the same on all ranks (a metric of one rank's samples is a Mismatch). A
   // NaN is never the best.
   std::optional<double> metric = {};
-  // The program's own: numbers, texts (UTF-8), tensors, and lists, tuples and dictionaries of them.
-  // Those of rank 0 are saved, with tensors on the CPU. A list of any type (std::vector<double>)
-  // comes back as one of c10::IValue: toListRef().
+  // The program's own: numbers, texts (UTF-8), dense tensors (no uint16, uint32, uint64 and floats
+  // of 8 bits), and lists, tuples and dictionaries of them. Those of rank 0 are saved, with tensors
+  // on the CPU. A list of any type (std::vector<double>) comes back as one of c10::IValue:
+  // toListRef().
   std::map<std::string, c10::IValue> values = {};
 };
 
@@ -116,7 +120,8 @@ class Checkpoints {
   // The same of something that each rank has of its own: a sampler, a loader. In a job of another
   // number of ranks it gets what all ranks have saved, by
   // load_resharded(std::vector<torch::serialize::InputArchive>&); without that function, loading
-  // there is an Error(InvalidArgument).
+  // there is an Error(InvalidArgument). The tensors of a module and of an optimizer stay on the
+  // devices of their parameters.
   template <class Thing>
   Checkpoints& add_of_rank(const std::string& name, Thing& thing) {
     return add_archived(name, archived(thing), true);
@@ -126,7 +131,8 @@ class Checkpoints {
   // being written, it waits for that first. Throws Error(OperationFailed) if the last file could
   // not be written; then this one is not, and save() may be called again. Throws Error(Mismatch) if
   // the ranks differ about step or metric or hold different things, and Error(InvalidArgument) for
-  // a text that is not UTF-8: bytes are a tensor.
+  // a value that Python could not read (a text that is not UTF-8: bytes are a tensor) and for a
+  // tensor that load() could not write (an expanded one).
   void save(int64_t step, const CheckpointValues& values = {});
   // Until the last file is on the disk. Throws Error(OperationFailed) if it could not be written.
   void wait();
@@ -154,25 +160,20 @@ class Checkpoints {
     std::function<void(torch::serialize::OutputArchive&)> save;
     std::function<void(torch::serialize::InputArchive&)> load;
     std::function<void(std::vector<torch::serialize::InputArchive>&)> load_resharded;
+    // One of these, or none: their tensors stay on their devices when they are loaded.
+    torch::optim::Optimizer* optimizer = nullptr;
+    torch::nn::Module* module = nullptr;
   };
   template <class Thing>
   static Archived archived(Thing& thing) {
     Archived result;
     result.save = [&thing](torch::serialize::OutputArchive& out) { thing.save(out); };
-    result.load = [&thing](torch::serialize::InputArchive& in) {
-      if constexpr (std::is_base_of_v<torch::optim::Optimizer, Thing>) {
-        // LibTorch's load() keeps the state of parameters that the archive has none of.
-        auto before = std::exchange(thing.state(), {});
-        try {
-          thing.load(in);
-        } catch (...) {
-          thing.state() = std::move(before);
-          throw;
-        }
-      } else {
-        thing.load(in);
-      }
-    };
+    result.load = [&thing](torch::serialize::InputArchive& in) { thing.load(in); };
+    if constexpr (std::is_base_of_v<torch::optim::Optimizer, Thing>) {
+      result.optimizer = &thing;
+    } else if constexpr (std::is_base_of_v<torch::nn::Module, Thing>) {
+      result.module = &thing;
+    }
     if constexpr (requires(std::vector<torch::serialize::InputArchive> & ranks) {
                     thing.load_resharded(ranks);
                   }) {

@@ -8,7 +8,6 @@
 #include "horon/torch_bindings/checkpoint/opened_checkpoint.h"
 #include "horon/torch_bindings/checkpoint/random_state.h"
 #include "horon/torch_bindings/collectives/bytes.h"
-#include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
@@ -21,7 +20,8 @@ void load_buffers(const NamedParts& parts, const c10::IValue& own) {
     if (!own.toGenericDict().contains(name)) continue;
     const c10::impl::GenericDict saved = value_in(own, name).toGenericDict();
     for (const auto& [key, tensor] : part->own_tensors()) {
-      if (saved.contains(key)) at::Tensor(tensor).copy_(saved.at(key).toTensor());
+      // Detached: a tensor that was made in inference mode can't be written by itself.
+      if (saved.contains(key)) tensor.detach().copy_(saved.at(key).toTensor());
     }
   }
 }
@@ -37,19 +37,6 @@ void begin_random_numbers_anew(const SavedOfRanks& saved) {
                          saved.ranks == 1 ? " rank" : " ranks", " and loaded by ", size(),
                          ": random numbers begin anew on each rank, and buffers that "
                          "differed are rank 0's"));
-}
-
-// Each rank of the world gets its own of these, which rank 0 has.
-std::string scatter_bytes(const std::vector<std::string>& parts) {
-  const PlainMode plain;
-  std::string all;
-  std::vector<int64_t> lengths;
-  for (const std::string& part : parts) {
-    all += part;
-    lengths.push_back(static_cast<int64_t>(part.size()));
-  }
-  return tensor_bytes(
-      scatter(bytes_tensor(all), {.name = "checkpoint.ranks", .root = 0, .splits = lengths}));
 }
 
 // What other ranks than the one that saved it can use.
@@ -70,7 +57,7 @@ SavedOfRanks share_states(const c10::impl::GenericList& of_ranks, int ranks) {
   if (saved.same_ranks) {
     std::vector<std::string> parts;
     for (const c10::IValue& state : of_ranks) parts.push_back(to_bytes(state));
-    saved.states.push_back(from_bytes(scatter_bytes(parts)));
+    saved.states.push_back(from_bytes(scatter_bytes(parts, {.name = "checkpoint.ranks"})));
     return saved;
   }
   c10::impl::GenericList things(c10::AnyType::get());

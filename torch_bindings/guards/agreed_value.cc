@@ -1,6 +1,7 @@
 #include "horon/torch_bindings/guards/agreed_value.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -25,11 +26,13 @@ struct Numbers {
   int64_t count = 0;
   int64_t joined = 0;  // since this rank's last decision there was a join()
   double value = 0;
+  int64_t options = 0;  // bytes of them
 };
 
-// The state travels behind the numbers.
+// Options and state travel behind the numbers.
 struct Said {
   Numbers numbers;
+  std::string options;
   std::string state;
 };
 
@@ -37,7 +40,7 @@ using SaidByRank = std::map<int, Said>;  // of the ranks that have not joined
 
 std::string to_bytes(const Said& said) {
   std::string bytes(reinterpret_cast<const char*>(&said.numbers), sizeof(Numbers));
-  return bytes + said.state;
+  return bytes + said.options + said.state;
 }
 
 SaidByRank said_from(const std::vector<std::string>& all, const std::vector<int>& ranks) {
@@ -46,7 +49,9 @@ SaidByRank said_from(const std::vector<std::string>& all, const std::vector<int>
     if (all[i].size() < sizeof(Numbers)) continue;  // this rank has joined
     Said& one = said[ranks[i]];
     std::memcpy(&one.numbers, all[i].data(), sizeof(Numbers));
-    one.state = all[i].substr(sizeof(Numbers));
+    const auto state = sizeof(Numbers) + static_cast<size_t>(one.numbers.options);
+    one.options = all[i].substr(sizeof(Numbers), state - sizeof(Numbers));
+    one.state = all[i].substr(state);
   }
   return said;
 }
@@ -66,6 +71,20 @@ double combined(const SaidByRank& said, AgreeOn how) {
 
 [[noreturn]] void refuse(ErrorCode code, const std::string& call, const std::string& why) {
   throw Error(code, concat("\"", call, "\": ", why));
+}
+
+void require_same_options(const std::string& call, const SaidByRank& said) {
+  std::map<std::string, std::vector<int>> ranks_with;
+  for (const auto& [rank, one] : said) ranks_with[one.options].push_back(rank);
+  if (ranks_with.size() == 1) return;
+  std::string text;
+  for (const auto& [options, ranks] : ranks_with) {
+    text += concat(text.empty() ? "" : "; ", core::name_ranks(ranks),
+                   ranks.size() == 1 ? " has " : " have ", options);
+  }
+  refuse(ErrorCode::Mismatch, call,
+         concat("the options of the ranks differ, so that they would decide otherwise: ", text,
+                ". Give all ranks the same"));
 }
 
 // By a number of theirs the ranks are at the same decision.
@@ -100,7 +119,22 @@ void require_same_states(const std::string& call, const SaidByRank& said) {
                 "Restore it on all ranks, or give all that of one rank by broadcast_state()"));
 }
 
+const char* name_of(AgreeOn how) {
+  constexpr std::array kNames = {"FirstRank", "Mean", "Min", "Max"};
+  return kNames.at(static_cast<size_t>(how));
+}
+
 }  // namespace
+
+const char* name_of(Better better) { return better == Better::Lower ? "Lower" : "Higher"; }
+
+Decisions::Decisions(std::string_view kind, std::string name, AgreeOn how, ProcessSet set,
+                     std::string_view options)
+    : kind_(kind),
+      name_(std::move(name)),
+      how_(how),
+      set_(std::move(set)),
+      options_(concat("agree_on ", name_of(how), ", ", options)) {}
 
 AgreedDecision Decisions::agree(const OwnDecision& own) {
   const std::string call = given_or_counted(name_, kind_, set_.id());
@@ -108,12 +142,15 @@ AgreedDecision Decisions::agree(const OwnDecision& own) {
   const Said mine{{.step = own.step,
                    .count = own.count,
                    .joined = joins_ && *joins_ != joins ? 1 : 0,
-                   .value = own.value},
+                   .value = own.value,
+                   .options = static_cast<int64_t>(options_.size())},
+                  options_,
                   own.state};
   const std::vector<std::string> all =
       allgather_bytes(to_bytes(mine), {.name = call, .process_set = set_});
   const std::vector<int> ranks = set_.ranks();
   const SaidByRank said = said_from(all, ranks);
+  require_same_options(call, said);
   if (how_ == AgreeOn::FirstRank && !said.contains(ranks.front())) {
     refuse(ErrorCode::RankLeft, call,
            concat("rank ", ranks.front(), " has joined, and the ranks decide by its number ",

@@ -24,6 +24,8 @@ enum class AgreeOn : uint8_t {
 
 namespace torch_detail {
 
+const char* name_of(Better better);
+
 // What a rank brings to a decision.
 struct OwnDecision {
   double value = 0;
@@ -44,13 +46,14 @@ struct AgreedDecision {
 // missed none, which is one with the most decisions.
 class Decisions {
  public:
-  // Unnamed: "KIND.noname.N". `kind` lives as long as the program.
-  Decisions(std::string_view kind, std::string name, AgreeOn how, ProcessSet set)
-      : kind_(kind), name_(std::move(name)), how_(how), set_(std::move(set)) {}
+  // Unnamed: "KIND.noname.N". `kind` lives as long as the program. `options`: what else the ranks
+  // decide by, as an error shows it.
+  Decisions(std::string_view kind, std::string name, AgreeOn how, ProcessSet set,
+            std::string_view options);
 
-  // One collective. Throws on all ranks: Error(Mismatch) if the steps differ, or the states and no
-  // join() was in between; Error(RankLeft) if the number is that of a rank that has joined. And
-  // what collectives throw.
+  // One collective. Throws on all ranks: Error(Mismatch) if the options or the steps differ, or the
+  // states and no join() was in between; Error(RankLeft) if the number is that of a rank that has
+  // joined. And what collectives throw.
   AgreedDecision agree(const OwnDecision& own);
 
  private:
@@ -58,6 +61,7 @@ class Decisions {
   const std::string name_;
   const AgreeOn how_;
   const ProcessSet set_;
+  const std::string options_;
   std::optional<uint64_t> joins_;  // until the last decision; nothing before the first
 };
 

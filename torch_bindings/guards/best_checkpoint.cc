@@ -28,11 +28,16 @@ std::vector<Kept> kept_from(const std::string& bytes) {
   return kept;
 }
 
+std::string shown(const BestCheckpointOptions& options) {
+  return core::concat("better ", torch_detail::name_of(options.better), ", keep ", options.keep);
+}
+
 }  // namespace
 
 BestCheckpoint::BestCheckpoint(BestCheckpointOptions options)
     : options_(std::move(options)),
-      decisions_("best_checkpoint", options_.name, options_.agree_on, options_.process_set) {
+      decisions_("best_checkpoint", options_.name, options_.agree_on, options_.process_set,
+                 shown(options_)) {
   if (options_.keep < 1) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("best checkpoint: keep is ", options_.keep, "; give 1 or more"));

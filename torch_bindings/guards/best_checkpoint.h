@@ -58,8 +58,8 @@ class BestCheckpoint {
   // Of equal values the earlier one stays; a NaN is never kept. A step that is kept
   // already (one that is made again after a restart) is saved again only if it has become better,
   // and is not removed then. Ranks that come back from join() go on with the list of the ranks that
-  // went on without them. Collective. Throws Error as collectives do; Mismatch if the ranks give
-  // different steps or keep different ones; RankLeft as AgreeOn says.
+  // went on without them. Collective. Throws Error as collectives do; Mismatch if the ranks have
+  // different options, give different steps or keep different ones; RankLeft as AgreeOn says.
   CheckpointDecision judge(int64_t step, double value);
 
   // Takes the last judgement back, for a step that was to be saved and could not be: the list is

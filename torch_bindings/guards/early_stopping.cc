@@ -40,11 +40,20 @@ EarlyStopping::State state_from(const std::string& bytes) {
           .reason = bytes.substr(sizeof(numbers))};
 }
 
+std::string shown(const EarlyStoppingOptions& options) {
+  using core::number_text;
+  return concat("better ", torch_detail::name_of(options.better), ", patience ", options.patience,
+                ", min_delta ", number_text(options.min_delta), ", good_enough ",
+                options.good_enough ? number_text(*options.good_enough) : "none",
+                ", stop_at_nonfinite ", options.stop_at_nonfinite ? "true" : "false");
+}
+
 }  // namespace
 
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
     : options_(std::move(options)),
-      decisions_("early_stopping", options_.name, options_.agree_on, options_.process_set) {
+      decisions_("early_stopping", options_.name, options_.agree_on, options_.process_set,
+                 shown(options_)) {
   if (options_.patience < 1) {
     throw Error(ErrorCode::InvalidArgument,
                 concat("early stopping: patience is ", options_.patience, "; give 1 or more"));
@@ -52,6 +61,10 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
   if (!(options_.min_delta >= 0)) {
     throw Error(ErrorCode::InvalidArgument,
                 concat("early stopping: min_delta is ", options_.min_delta, "; give 0 or more"));
+  }
+  if (options_.good_enough && std::isnan(*options_.good_enough)) {
+    throw Error(ErrorCode::InvalidArgument,
+                "early stopping: good_enough is NaN, which every value would be as good as");
   }
 }
 

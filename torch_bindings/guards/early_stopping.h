@@ -46,8 +46,8 @@ class EarlyStopping {
 
   // Has training come to its end? The same on all ranks; true again once it was true. Collective.
   // Ranks that come back from join() go on with the state of the ranks that went on without them.
-  // Throws Error as collectives do; Mismatch if the ranks have checked unequally often or have
-  // other states; RankLeft as AgreeOn says.
+  // Throws Error as collectives do; Mismatch if the ranks have other options, have checked
+  // unequally often or have other states; RankLeft as AgreeOn says.
   bool check(double value);
 
   // What is needed to go on after a restart.

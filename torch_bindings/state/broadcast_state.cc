@@ -129,12 +129,7 @@ std::string save_optimizer(const torch::optim::Optimizer& optimizer, std::string
 
 std::string load_optimizer(torch::optim::Optimizer& optimizer, const std::string& bytes) {
   try {
-    std::istringstream stream(bytes);
-    torch::serialize::InputArchive archive;
-    archive.load_from(stream, torch_detail::device_of_parameters(optimizer));
-    // load() adds to what is there and drops nothing.
-    optimizer.state().clear();
-    optimizer.load(archive);
+    torch_detail::load_saved(optimizer, bytes);
     return {};
   } catch (...) {
     return concat(type_name(optimizer), " can't be loaded: ", core::current_error().what());

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <typeinfo>
 
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
@@ -77,6 +78,11 @@ void visit(Fields& fields, optim::LBFGSParamState& state) {
   fields.list(*state.al());
 }
 
+// How a tensor is written.
+constexpr int64_t kUndefined = 0;
+constexpr int64_t kDense = 1;
+constexpr int64_t kSparse = 2;  // momentum of sparse gradients: two dense ones, indices and values
+
 struct Writer {
   std::vector<int64_t> integers;
   std::vector<double> reals;
@@ -85,12 +91,15 @@ struct Writer {
   void operator()(int64_t value) { integers.push_back(value); }
   void operator()(double value) { reals.push_back(value); }
   void operator()(const at::Tensor& tensor) {
-    integers.push_back(tensor.defined() ? 1 : 0);
-    if (!tensor.defined()) return;
+    if (!tensor.defined()) return integers.push_back(kUndefined);
+    integers.push_back(tensor.is_sparse() ? kSparse : kDense);
     integers.push_back(static_cast<int64_t>(tensor.scalar_type()));
     integers.push_back(tensor.dim());
     integers.insert(integers.end(), tensor.sizes().begin(), tensor.sizes().end());
-    tensors.push_back(tensor);
+    if (!tensor.is_sparse()) return tensors.push_back(tensor);
+    integers.push_back(tensor.is_coalesced() ? 1 : 0);
+    (*this)(tensor._indices());
+    (*this)(tensor._values());
   }
   template <class List>
   void list(const List& items) {
@@ -108,11 +117,20 @@ struct Reader {
   void operator()(int64_t& value) { value = *integer++; }
   void operator()(double& value) { value = *real++; }
   void operator()(at::Tensor& tensor) {
-    if (*integer++ == 0) return;
+    const int64_t kind = *integer++;
+    if (kind == kUndefined) return;
     const auto dtype = static_cast<at::ScalarType>(*integer++);
     const int64_t dims = *integer++;
     const at::IntArrayRef shape(integer, static_cast<size_t>(dims));
     integer += dims;
+    if (kind == kSparse) {
+      const bool coalesced = *integer++ != 0;
+      at::Tensor indices, values;  // whose memory is filled later
+      (*this)(indices);
+      (*this)(values);
+      tensor = at::_sparse_coo_tensor_unsafe(indices, values, shape, {}, coalesced);
+      return;
+    }
     const auto options = parameter.options().dtype(dtype).requires_grad(false);
     tensor =
         shape == parameter.sizes() ? at::empty_like(parameter, options) : at::empty(shape, options);
@@ -154,9 +172,10 @@ std::vector<at::Tensor> all_parameters(const optim::Optimizer& optimizer) {
 
 std::string group_key(size_t index) { return core::concat("group", index); }
 
-torch::serialize::InputArchive read_archive(const std::string& bytes) {
+torch::serialize::InputArchive read_archive(const std::string& bytes,
+                                            std::optional<c10::Device> device = {}) {
   torch::serialize::InputArchive archive;
-  archive.load_from(bytes.data(), bytes.size());
+  archive.load_from(bytes.data(), bytes.size(), device);
   return archive;
 }
 
@@ -195,6 +214,18 @@ TakenApart take_apart(optim::Optimizer& optimizer) {
   std::ostringstream stream;
   archive.save_to(stream);
   return {std::move(stream).str(), std::move(writer.tensors)};
+}
+
+void load_saved(optim::Optimizer& optimizer, const std::string& bytes) {
+  const PlainMode plain;
+  torch::serialize::InputArchive archive = read_archive(bytes, device_of_parameters(optimizer));
+  auto before = std::exchange(optimizer.state(), {});
+  try {
+    optimizer.load(archive);
+  } catch (...) {
+    optimizer.state() = std::move(before);
+    throw;
+  }
 }
 
 PutTogether::PutTogether(optim::Optimizer& optimizer, std::string bytes)

@@ -27,11 +27,16 @@ c10::Device device_of_parameters(const torch::optim::Optimizer& optimizer);
 
 struct TakenApart {
   std::string bytes;  // options of the groups, numbers, dtypes and shapes of the tensors
-  std::vector<at::Tensor> tensors;  // defined ones
+  std::vector<at::Tensor> tensors;  // defined ones; of a sparse one its indices and values
 };
 
 // Of a known optimizer. The tensors share memory with its state. Throws what LibTorch throws.
 TakenApart take_apart(torch::optim::Optimizer& optimizer);
+
+// Gives any optimizer what its save() has written and nothing else: load() keeps the state of
+// parameters that an archive has none of. Tensors come to the device of the first parameter. If
+// load() throws, the state is what it was before.
+void load_saved(torch::optim::Optimizer& optimizer, const std::string& bytes);
 
 // Rebuilds in two steps, so that the optimizer changes only when all tensors have arrived.
 class PutTogether {

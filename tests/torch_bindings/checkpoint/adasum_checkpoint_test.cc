@@ -11,6 +11,7 @@
 #include "horon/torch_bindings/checkpoint/checkpoints.h"
 #include "horon/torch_bindings/collectives/bytes.h"
 #include "horon/torch_bindings/gradients/adasum_optimizer.h"
+#include "horon/torch_bindings/lr/lr_scheduler.h"
 
 namespace horon::adasum_checkpoint_test {
 namespace {
@@ -51,6 +52,26 @@ TEST(AdasumCheckpoint, HoldsTheStateOfEachRank) {
     step();
     EXPECT_TRUE(at::equal(w.detach(), want)) << w << want;
   }
+  barrier();
+  if (rank() == 0) fs::remove_all(folder);
+}
+
+TEST(AdasumCheckpoint, AScheduleHasTheLastWordOnItsLearningRate) {
+  const std::string name = "horon_adasum_schedule_" + std::to_string(getpid());
+  const std::string folder = broadcast_bytes((fs::temp_directory_path() / name).string());
+  const at::Tensor w = at::ones({2}).requires_grad_(true);
+  AdasumOptimizer optimizer(optim::SGD({w}, optim::SGDOptions(1)));
+  {
+    LrScheduler scheduler(optimizer, [](double position) { return 1 / (1 + position); });
+    scheduler.set_steps(3);
+    Checkpoints checkpoints(folder, {.in_background = false});
+    checkpoints.add("schedule", scheduler).add_of_rank("optimizer", optimizer).save(3);
+  }
+  LrScheduler another(optimizer, [](double position) { return 0.5 + position; });
+  Checkpoints checkpoints(folder);
+  checkpoints.add("schedule", another).add_of_rank("optimizer", optimizer);
+  ASSERT_TRUE(checkpoints.load_latest());
+  EXPECT_EQ(optimizer.param_groups().front().options().get_lr(), 3.5);
   barrier();
   if (rank() == 0) fs::remove_all(folder);
 }

@@ -1,4 +1,5 @@
-// Labels of checkpoints, and files whose hash is right but not their content.
+// Labels of checkpoints, what has no place in a file, and files whose hash is right but not their
+// content.
 #include "horon/torch_bindings/checkpoint/checkpoint_file.h"
 
 #include <cmath>
@@ -12,8 +13,11 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/jit_type.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include "horon/tests/support/grouping_locale.h"
 #include "horon/tests/torch_bindings/session_environment.h"
@@ -27,6 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 class CheckpointFile : public testing::Test {
  protected:
@@ -105,6 +110,89 @@ TEST_F(CheckpointFile, ListsOfAnyTypeComeBackAsPlainOnes) {
               }),
               AllOf(HasSubstr("invalid argument"), HasSubstr("the value \"texts\" has a text")));
   EXPECT_EQ(checkpoints.load_latest()->step, 1);
+}
+
+// Python's torch.load() would refuse the whole file for one of them.
+TEST_F(CheckpointFile, ValuesThatPythonCantReadAreNamed) {
+  Checkpoints checkpoints(folder_, {.in_background = false});
+  const auto error = [&](const c10::IValue& value) {
+    return test::error_of([&] {
+      checkpoints.save(1, {.values = {{"mine", c10::ivalue::Tuple::create({value})}}});
+    });
+  };
+  const auto names = [](const char* what) {
+    return AllOf(StartsWith("invalid argument"),
+                 HasSubstr("the value \"mine\" has a " + std::string(what)));
+  };
+  EXPECT_THAT(error(at::eye(2).to_sparse()), names("tensor of layout Sparse"));
+  EXPECT_THAT(error(at::zeros({2}, at::kUInt16)), names("tensor of dtype UInt16"));
+  EXPECT_THAT(error(at::zeros({2}, at::kFloat8_e5m2)), names("tensor of dtype Float8_e5m2"));
+  EXPECT_THAT(error(at::Tensor()), names("tensor that is undefined"));
+  EXPECT_THAT(error(c10::Storage(at::zeros({2}).storage())), names("Storage"));
+  EXPECT_FALSE(checkpoints.load_latest());
+}
+
+TEST_F(CheckpointFile, HoldsComplexNumbersAndCopiesOfTensors) {
+  Checkpoints checkpoints(folder_);
+  const at::Tensor tensor = at::ones({3});
+  const c10::complex<double> number(0.5, -2);
+  checkpoints.save(1, {.values = {{"number", number}, {"tensor", tensor}}});
+  tensor.zero_();
+  const auto values = checkpoints.load_latest()->values;
+  EXPECT_EQ(values.at("number").toComplexDouble(), number);
+  EXPECT_TRUE(values.at("tensor").toTensor().equal(at::ones({3})));
+}
+
+TEST_F(CheckpointFile, TensorsThatCantBeWrittenBackAreRefusedWhenTheyAreSaved) {
+  Checkpoints checkpoints(folder_, {.in_background = false});
+  checkpoints.add("masks", {{"causal", at::ones({1, 2}).expand({3, 2})}});
+  EXPECT_THAT(test::error_of([&] { checkpoints.save(1); }),
+              AllOf(StartsWith("invalid argument: Checkpoints::save: on rank 0: tensor \"causal\""),
+                    HasSubstr("expanded")));
+  EXPECT_FALSE(checkpoints.load_latest());
+}
+
+// A model that was made in inference mode, with buffers that differ between ranks.
+TEST_F(CheckpointFile, IsLoadedInInferenceMode) {
+  const auto mean_of_rank = [] { return at::full({2}, rank() + 1.0); };
+  {
+    torch::nn::BatchNorm1d norm(2);
+    norm->running_mean.copy_(mean_of_rank());
+    Checkpoints checkpoints(folder_, {.in_background = false});
+    checkpoints.add("norm", *norm).save(1);
+  }
+  const c10::InferenceMode inference;
+  torch::nn::BatchNorm1d norm(2);
+  Checkpoints checkpoints(folder_);
+  checkpoints.add("norm", *norm);
+  ASSERT_TRUE(checkpoints.load_latest());
+  EXPECT_TRUE(norm->running_mean.equal(mean_of_rank())) << norm->running_mean;
+}
+
+TEST_F(CheckpointFile, WhyItCantBeOpenedIsSaid) {
+  Checkpoints checkpoints(folder_);
+  EXPECT_THAT(test::error_of([&] { checkpoints.load(folder_ + "/none.pt"); }),
+              HasSubstr(folder_ + "/none.pt: can't be opened: No such file"));
+}
+
+// A folder that can't be asked for is not one without checkpoints: the job would begin anew.
+TEST_F(CheckpointFile, AFolderThatCantBeReachedIsAnError) {
+  const std::string folder = folder_ + "/inner";
+  Checkpoints checkpoints(folder, {.in_background = false});
+  EXPECT_FALSE(checkpoints.load_latest());
+  checkpoints.save(1);
+  barrier();
+  if (rank() == 0) {
+    fs::remove_all(folder);
+    fs::create_symlink(folder, folder);
+  }
+  barrier();
+  EXPECT_THAT(test::error_of([&] { checkpoints.load_latest(); }),
+              AllOf(HasSubstr(folder + " can't be listed"), HasSubstr("symbolic links")));
+  barrier();
+  if (rank() == 0) fs::remove(folder);
+  barrier();
+  EXPECT_FALSE(checkpoints.load_latest());
 }
 
 // Rank 0 alone reads the file, and all must hear what is wrong with it.

@@ -234,6 +234,29 @@ TEST(EarlyStopping, Options) {
   EXPECT_THAT(checks(patient, {kNan, 1, kNan, 2}), ElementsAre(false, false, false, false));
   EXPECT_THAT(error_of([] { EarlyStopping({.patience = 0}); }), HasSubstr("give 1 or more"));
   EXPECT_THAT(error_of([] { EarlyStopping({.min_delta = kNan}); }), HasSubstr("give 0 or more"));
+  EXPECT_THAT(error_of([] { EarlyStopping({.good_enough = kNan}); }),
+              HasSubstr("good_enough is NaN"));
+}
+
+// A rank that stops alone leaves the others waiting.
+TEST(EarlyStopping, OptionsThatDifferAreNamedAtTheFirstCheck) {
+  if (size() == 1) return;
+  const bool last = rank() == size() - 1;
+  EarlyStopping stopping({.name = "stop", .patience = last ? 2 : 1, .good_enough = 0.25});
+  const std::string rank_of_last = "rank " + std::to_string(size() - 1);
+  EXPECT_THAT(
+      error_of([&] { stopping.check(1); }),
+      AllOf(
+          StartsWith("mismatch: \"stop\": the options of the ranks differ"),
+          HasSubstr("agree_on FirstRank, better Lower, patience 1, min_delta 0, good_enough 0.25,"),
+          HasSubstr(rank_of_last + " has agree_on FirstRank, better Lower, patience 2,")));
+  EXPECT_EQ(stopping.state().checks, 0);
+  BestCheckpoint best({.name = "best", .agree_on = last ? AgreeOn::Max : AgreeOn::Min});
+  EXPECT_THAT(error_of([&] { best.judge(1, 1); }),
+              AllOf(StartsWith("mismatch: \"best\": the options of the ranks differ"),
+                    HasSubstr("agree_on Min, better Lower, keep 1"),
+                    HasSubstr(rank_of_last + " has agree_on Max, better Lower, keep 1")));
+  expect_all_goes_on();
 }
 
 TEST(EarlyStopping, ByTheMeanOrTheWorstOfAllRanks) {

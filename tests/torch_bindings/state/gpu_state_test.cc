@@ -91,11 +91,50 @@ TEST(GpuState, ACheckpointOfTheCpuGoesOnOnTheGpu) {
   if (rank() == 0) fs::remove_all(folder);
 }
 
+// The state of each rank's own optimizer, too.
+TEST(GpuState, ACheckpointOfEachRanksOwnOptimizerGoesOnOnTheGpu) {
+  const std::string name = "horon_gpu_own_state_" + std::to_string(getpid());
+  const std::string folder = broadcast_bytes((fs::temp_directory_path() / name).string());
+  const optim::SGDOptions options = optim::SGDOptions(0.1).momentum(0.9);
+  optim::SGD saved({weight_on(c10::kCPU)}, options), loaded({weight_on(device())}, options);
+  step(saved, rank() + 1);
+  Checkpoints checkpoints(folder, {.in_background = false});
+  checkpoints.add_of_rank("optimizer", saved).save(1);
+  Checkpoints others(folder);
+  others.add_of_rank("optimizer", loaded);
+  ASSERT_TRUE(others.load_latest());
+  ASSERT_EQ(loaded.state().size(), 1U);
+  const auto& state = static_cast<optim::SGDParamState&>(*loaded.state().begin()->second);
+  expect_here(state.momentum_buffer(), rank() + 1);
+  step(loaded, 0.25);
+  barrier();
+  if (rank() == 0) fs::remove_all(folder);
+}
+
 struct NetImpl : nn::Module {
   nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(3));
   at::Tensor table = register_buffer("table", at::zeros({2}));  // stays on the CPU
 };
 TORCH_MODULE(Net);
+
+TEST(GpuState, ModulesStayWhereTheyAreWhenACheckpointOfEachRanksOwnIsLoaded) {
+  const std::string name = "horon_gpu_own_module_" + std::to_string(getpid());
+  const std::string folder = broadcast_bytes((fs::temp_directory_path() / name).string());
+  Net saved, loaded;
+  saved->norm->running_mean.fill_(rank() + 10);
+  saved->table.fill_(rank() + 20);
+  Checkpoints checkpoints(folder, {.in_background = false});
+  checkpoints.add_of_rank("net", *saved).save(1);
+  loaded->norm->to(device());
+  Checkpoints others(folder);
+  others.add_of_rank("net", *loaded);
+  ASSERT_TRUE(others.load_latest());
+  expect_here(loaded->norm->running_mean, rank() + 10);
+  expect_here(loaded->norm->weight, 1);
+  expect_here(loaded->table, rank() + 20, c10::kCPU);
+  barrier();
+  if (rank() == 0) fs::remove_all(folder);
+}
 
 TEST(GpuState, ModulesStayWhereTheyAre) {
   for (const int root : {0, size() - 1}) {
