@@ -10,6 +10,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/view_as_real.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
@@ -81,6 +82,13 @@ void refuse_float16(const ::torch::optim::Optimizer& optimizer) {
   }
 }
 
+// The numbers of a tensor as the kernels know them, in its memory. (What stands there for a
+// conjugate is the tensor itself, which is as finite and as far from 0.)
+at::Tensor real_numbers(const at::Tensor& values) {
+  if (!values.is_complex()) return values;
+  return at::view_as_real(values.is_conj() ? values.conj() : values);
+}
+
 // Each gradient once, also where its parameter is listed twice. The kernels take those of one
 // device and dtype together.
 std::map<Kind, std::vector<at::Tensor>> gradients_of(::torch::optim::Optimizer& optimizer) {
@@ -90,7 +98,8 @@ std::map<Kind, std::vector<at::Tensor>> gradients_of(::torch::optim::Optimizer& 
     for (const at::Tensor& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      const at::Tensor values = gradient.layout() == at::kStrided ? gradient : gradient._values();
+      const at::Tensor values =
+          real_numbers(gradient.layout() == at::kStrided ? gradient : gradient._values());
       const at::Device device = values.device();
       result[{{device.type(), device.index()}, values.scalar_type()}].push_back(values);
     }

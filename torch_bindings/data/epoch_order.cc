@@ -77,9 +77,8 @@ Places InterleavedDeal::deal(const std::vector<size_t>& order, size_t ranks) con
   return places;
 }
 
-// Each rank's places continue around, so it is enough to deal out as many as there can be.
 Places InterleavedDeal::replay(const std::vector<size_t>& order, const Stage& stage) const {
-  return InterleavedDeal(Tail::Repeat).deal(order, stage.drawn.size());
+  return InterleavedDeal(tail_, std::max<size_t>(stage.batch, 1)).deal(order, stage.drawn.size());
 }
 
 Places BlockDeal::deal(const std::vector<size_t>& order, size_t ranks) const {
@@ -235,13 +234,17 @@ std::vector<size_t> samples_of_rank(const EpochOptions& options, const Deal& dea
   for (const Stage& stage : stages) {
     const Places places = deal.replay(order, stage);
     std::vector<bool> drawn(order.size(), false);
+    bool has_begun = false, has_ended = true;
     for (size_t r = 0; r < places.size(); ++r) {
       for (size_t i = 0; i < std::min(stage.drawn[r], places[r].size()); ++i) {
         drawn[places[r][i]] = true;
       }
+      has_begun = has_begun || stage.drawn[r] > 0;
+      has_ended = has_ended && stage.drawn[r] >= places[r].size();
     }
     std::vector<size_t> rest;
-    for (size_t place = 0; place < order.size(); ++place) {
+    // What Tail::Drop has left out of an epoch that has ended is no part of it on other ranks.
+    for (size_t place = 0; place < order.size() && !(has_begun && has_ended); ++place) {
       if (!drawn[place]) rest.push_back(order[place]);
     }
     order = std::move(rest);

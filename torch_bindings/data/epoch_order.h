@@ -35,7 +35,7 @@ class Deal {
   virtual ~Deal() = default;
   // `order`: sample numbers. A function of its arguments alone, the same on every machine.
   virtual Places deal(const std::vector<size_t>& order, size_t ranks) const = 0;
-  // The same as in that job, which may have had batches of another size. No tail is left out.
+  // The same as in that job, which may have had batches of another size.
   virtual Places replay(const std::vector<size_t>& order, const Stage& stage) const = 0;
   // Deals of equal rules can replay each other's jobs.
   virtual uint64_t rules() const = 0;

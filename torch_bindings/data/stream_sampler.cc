@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include <torch/serialize/archive.h>
 
@@ -46,6 +47,7 @@ StreamPlace read_place(torch::serialize::InputArchive& archive) {
   place.epoch = read_place_number(archive, "stream_epoch");
   place.start = read_place_number(archive, "start");
   place.replicas = read_place_number(archive, "replicas");
+  if (place.replicas == 0) refuse_stream("what is to be loaded was saved by 0 ranks");
   place.drawn = read_place_number(archive, "position");
   return place;
 }
@@ -71,19 +73,21 @@ struct DistributedStreamSampler::State {
   bool touched = false;
   bool resuming = false;
 
-  // Records that this rank reads from `place.start` on; nothing: without end.
-  std::optional<size_t> share() const {
+  // Records that a rank reads from the start of `of` on; nothing: without end.
+  std::optional<size_t> share(const StreamPlace& of, size_t of_rank) const {
     if (!options.records) return std::nullopt;
-    const size_t rest = *options.records - std::min(*options.records, place.start);
-    const size_t more = !options.drop_last && rank < rest % place.replicas ? 1 : 0;
-    return rest / place.replicas + more;
+    const size_t rest = *options.records - std::min(*options.records, of.start);
+    const size_t more = !options.drop_last && of_rank < rest % of.replicas ? 1 : 0;
+    return rest / of.replicas + more;
   }
 
-  void resume(const StreamPlace& saved) {
+  // `ended`: all ranks had come to the end of the epoch. What they have passed over there is not
+  // read by others.
+  void resume(const StreamPlace& saved, bool ended) {
     const size_t replicas = place.replicas;
     place = saved;
     if (saved.replicas != replicas) {
-      place.start += saved.drawn * saved.replicas;
+      place.start = ended ? *options.records : saved.start + saved.drawn * saved.replicas;
       place.drawn = 0;
       place.replicas = replicas;
     }
@@ -136,7 +140,7 @@ std::optional<StreamBatch> DistributedStreamSampler::next(size_t batch_size) {
   s.touched = true;
   s.resuming = false;
   size_t count = batch_size;
-  if (const std::optional<size_t> share = s.share()) {
+  if (const std::optional<size_t> share = s.share(s.place, s.rank)) {
     count = std::min(count, *share - std::min(*share, s.place.drawn));
   }
   if (count == 0) return std::nullopt;
@@ -165,25 +169,34 @@ void DistributedStreamSampler::save_at(torch::serialize::OutputArchive& archive,
 
 void DistributedStreamSampler::load(torch::serialize::InputArchive& archive) {
   const std::lock_guard lock(state_->mutex);
-  state_->resume(read_place(archive));
+  const StreamPlace place = read_place(archive);
+  const bool all_alike = state_->options.drop_last;
+  state_->resume(place, all_alike && place.drawn > 0 && state_->share(place, 0) == place.drawn);
 }
 
 void DistributedStreamSampler::load_resharded(std::vector<torch::serialize::InputArchive>& ranks) {
   const std::lock_guard lock(state_->mutex);
   if (ranks.empty()) refuse_stream("there is nothing to load");
-  const StreamPlace first = read_place(ranks.front());
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    const StreamPlace place = read_place(ranks[r]);
+  std::vector<StreamPlace> places;
+  for (torch::serialize::InputArchive& archive : ranks) places.push_back(read_place(archive));
+  const StreamPlace& first = places.front();
+  bool ended = first.drawn > 0;
+  for (size_t r = 0; r < places.size(); ++r) {
+    ended = ended && state_->share(places[r], r) == places[r].drawn;
+  }
+  for (size_t r = 0; r < places.size(); ++r) {
+    const StreamPlace& place = places[r];
     if (place.replicas != ranks.size()) {
       refuse_stream(concat("saved by ", place.replicas, " ranks, and there are ", ranks.size()));
     }
-    if (place.epoch != first.epoch || place.start != first.start || place.drawn != first.drawn) {
+    if (place.epoch != first.epoch || place.start != first.start ||
+        (place.drawn != first.drawn && !ended)) {
       refuse_stream(concat("rank 0 had read ", first.drawn, " records of epoch ", first.epoch,
                            ", rank ", r, " ", place.drawn, " of epoch ", place.epoch,
                            "; a stream goes on only where all ranks are at the same place"));
     }
   }
-  state_->resume(first);
+  state_->resume(first, ended);
 }
 
 }  // namespace horon

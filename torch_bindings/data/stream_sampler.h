@@ -41,7 +41,7 @@ struct StreamOptions {
 };
 
 // Saves and loads its place as the other samplers do. All ranks must have read equally many records
-// if a job of another number of ranks is to go on there.
+// if a job of another number of ranks is to go on there, or all have come to the end of the epoch.
 class DistributedStreamSampler : public torch::data::samplers::Sampler<StreamBatch> {
  public:
   // Throws Error(InvalidArgument) for 0 replicas or a rank that is not below their number.
@@ -57,7 +57,7 @@ class DistributedStreamSampler : public torch::data::samplers::Sampler<StreamBat
   void save_at(torch::serialize::OutputArchive& archive, const SamplerPosition& position) const;
   SamplerPosition position() const;
   void load(torch::serialize::InputArchive& archive) override;
-  // Throws Error(InvalidArgument) if the ranks are not at the same place.
+  // Throws Error(InvalidArgument) if the ranks are neither at the same place nor all at the end.
   void load_resharded(std::vector<torch::serialize::InputArchive>& ranks);
 
  private:

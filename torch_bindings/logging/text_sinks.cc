@@ -51,6 +51,12 @@ std::vector<std::string> csv_cells(const std::string& line) {
   return cells;
 }
 
+// The header is one line, for those that read it as for widen().
+std::string column_of(std::string name) {
+  std::replace(name.begin(), name.end(), '\n', ' ');
+  return name;
+}
+
 std::string csv_line(const std::vector<std::string>& cells) {
   std::string line;
   for (const std::string& cell : cells) line += (line.empty() ? "" : ",") + csv_cell(cell);
@@ -139,8 +145,9 @@ void CsvSink::open() {
 void CsvSink::widen(const LogRecord& record) {
   std::vector<std::string> columns = columns_;
   for (const auto& [name, value] : record.values) {
-    if (std::find(columns.begin() + 2, columns.end(), name) == columns.end()) {
-      columns.push_back(name);
+    std::string column = column_of(name);
+    if (std::find(columns.begin() + 2, columns.end(), column) == columns.end()) {
+      columns.push_back(std::move(column));
     }
   }
   if (columns.size() == columns_.size()) return;
@@ -166,7 +173,7 @@ void CsvSink::write(const LogRecord& record) {
   cells[0] = std::to_string(record.step);
   cells[1] = number_text(record.time);
   for (const auto& [name, value] : record.values) {
-    const auto column = std::find(columns_.begin() + 2, columns_.end(), name);
+    const auto column = std::find(columns_.begin() + 2, columns_.end(), column_of(name));
     cells[static_cast<size_t>(column - columns_.begin())] = number_text(value);
   }
   file_.append(csv_line(cells));

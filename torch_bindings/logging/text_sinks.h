@@ -43,7 +43,7 @@ class JsonlSink : public LogSink {
 
 // A line of names, then a line for each record: step, time, and a column for each name. A cell
 // without a value is empty. A name that comes later gets a column at the end, for which the file is
-// written anew, and replaced as a whole.
+// written anew, and replaced as a whole. The end of a line in a name becomes a space.
 class CsvSink : public LogSink {
  public:
   explicit CsvSink(std::string path, const FileSinkOptions& options = {})

@@ -8,6 +8,7 @@
 
 #include "horon/torch_bindings/lr/layer_ratio.h"
 #include "horon/torch_bindings/lr/layer_step.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon {
 
@@ -75,16 +76,17 @@ LambParamState& Lamb::state_of(const at::Tensor& parameter) {
   auto& entry = state_[parameter.unsafeGetTensorImpl()];
   if (entry == nullptr) {
     auto fresh = std::make_unique<LambParamState>();
-    fresh->exp_avg(at::zeros_like(parameter.detach()));
-    fresh->exp_avg_sq(at::zeros_like(parameter.detach()));
+    fresh->exp_avg(at::zeros_like(torch_detail::real_view(parameter)));
+    fresh->exp_avg_sq(at::zeros_like(torch_detail::real_view(parameter)));
     entry = std::move(fresh);
   }
   return static_cast<LambParamState&>(*entry);
 }
 
-void Lamb::update(const at::Tensor& parameter, const LambOptions& options) {
-  const at::Tensor& gradient = torch_detail::dense_gradient(parameter, "Lamb");
-  LambParamState& state = state_of(parameter);
+void Lamb::update(const at::Tensor& given, const LambOptions& options) {
+  const at::Tensor parameter = torch_detail::real_view(given);
+  const at::Tensor gradient = torch_detail::real_view(torch_detail::dense_gradient(given, "Lamb"));
+  LambParamState& state = state_of(given);
   state.step(state.step() + 1);
   const auto [beta1, beta2] = options.betas();
   const auto steps = static_cast<double>(state.step());

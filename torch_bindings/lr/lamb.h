@@ -58,7 +58,8 @@ struct LambParamState : ::torch::optim::OptimizerCloneableParamState<LambParamSt
 //   r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w
 //   w = w - lr phi(|w|) / |r| r          the ratio is 1 where one of the two norms is 0
 //
-// A layer is a parameter tensor. Dense gradients; any device; the host waits for none. On the CPU
+// A layer is a parameter tensor; of a complex one the real and the imaginary parts, each with an
+// average of its own. Dense gradients; any device; the host waits for none. On the CPU
 // norms are added up in float64, ranks with equal gradients make equal steps on CPUs of any kind,
 // and float32 and float64 take two passes, for the norms and for the step, by LibTorch's threads.
 // On a GPU LibTorch adds a layer's norm up, in float32, or in float64 for a float64 one.
@@ -77,7 +78,7 @@ class Lamb : public ::torch::optim::Optimizer, public torch_detail::CallsClosure
 
  private:
   LambParamState& state_of(const at::Tensor& parameter);
-  void update(const at::Tensor& parameter, const LambOptions& options);
+  void update(const at::Tensor& given, const LambOptions& options);
 };
 
 }  // namespace horon

@@ -40,9 +40,16 @@ void check_milestones(std::string_view schedule, const std::vector<double>& mile
   }
 }
 
-// How many of them are at or before the position.
+// How far rounding may move a position. One that counts from a milestone, as 5.3 - 5 does, has that
+// of the position in the whole training. Steps are further apart, whatever the unit.
+double rounding_at(double position) {
+  return std::max(1e-9, 4 * std::numeric_limits<double>::epsilon() * std::abs(position));
+}
+
+// How many of them are at or before the position, but for rounding.
 size_t passed(const std::vector<double>& milestones, double position) {
-  const auto next = std::upper_bound(milestones.begin(), milestones.end(), position);
+  const auto next =
+      std::upper_bound(milestones.begin(), milestones.end(), position + rounding_at(position));
   return static_cast<size_t>(next - milestones.begin());
 }
 
@@ -88,8 +95,8 @@ Schedule cycle_through(const OneCycle& cycle, const CycleValues& values) {
 // is that many.
 double whole_lengths(double position, double every) {
   const double nearest = std::nearbyint(position / every);
-  const double rounding = 4 * std::numeric_limits<double>::epsilon() * std::abs(position);
-  return std::abs(nearest * every - position) <= rounding ? nearest : std::floor(position / every);
+  const bool is_near = std::abs(nearest * every - position) <= rounding_at(position);
+  return is_near ? nearest : std::floor(position / every);
 }
 
 }  // namespace
@@ -167,7 +174,8 @@ Schedule sequence(std::vector<Schedule> schedules, std::vector<double> milestone
   check_milestones("sequence", milestones);
   return [schedules = std::move(schedules), milestones = std::move(milestones)](double position) {
     const size_t index = passed(milestones, position);
-    return schedules[index](index == 0 ? position : position - milestones[index - 1]);
+    return schedules[index](index == 0 ? position
+                                       : std::max(position - milestones[index - 1], 0.0));
   };
 }
 

@@ -164,10 +164,9 @@ class KeptValues {
   KeptValues& operator=(const KeptValues&) = delete;
 
  private:
-  void put_back(size_t i) {
-    const at::NoGradGuard no_grad;
-    tensors_[i].detach().copy_(values_[i]);
-  }
+  // By a tensor with a version of its own: what the rest of the model has saved of the buffer for
+  // its backward is there again, and autograd should not take it for another value.
+  void put_back(size_t i) { tensors_[i].variable_data().copy_(values_[i]); }
   std::vector<at::Tensor> tensors_, values_;
 };
 

@@ -61,20 +61,22 @@ at::Tensor unit_rows(const at::Tensor& rows) {
   return (wide / wide.norm(2, 1, /*keepdim=*/true).clamp_min(least_norm)).to(rows.scalar_type());
 }
 
-// What the ranks tell each other beside their rows: how many there are, and the options that the
-// shape of the rows does not show.
+// What the ranks tell each other beside their rows: how many there are, and the options. (The shape
+// of the rows does not show them: two directions of width d look like one of 2 d.)
 struct Told {
   int64_t samples;
   int64_t temperature;  // its bits; 0 where there is a scale in its place
   int64_t normalize;
+  int64_t symmetric;
 };
-constexpr int64_t kToldNumbers = 3;
+constexpr int64_t kToldNumbers = 4;
 static_assert(sizeof(Told) == kToldNumbers * sizeof(int64_t));
 
 at::Tensor told_tensor(int64_t samples, const InfoNceOptions& options) {
   const double temperature = options.scale.defined() ? 0 : options.temperature;
   const at::Tensor told = at::empty({1, kToldNumbers}, at::kLong);
-  const Told own{samples, std::bit_cast<int64_t>(temperature), options.normalize ? 1 : 0};
+  const Told own{samples, std::bit_cast<int64_t>(temperature), options.normalize ? 1 : 0,
+                 options.symmetric ? 1 : 0};
   std::memcpy(told.mutable_data_ptr<int64_t>(), &own, sizeof(own));
   return told;
 }
@@ -92,6 +94,7 @@ void require_same_options(const std::vector<Told>& all, const InfoNceOptions& op
   for (size_t i = 0; i < all.size(); ++i) {
     const auto temperature = std::bit_cast<double>(all[i].temperature);
     given[concat(
+              all[i].symmetric != 0 ? "symmetric, " : "not symmetric, ",
               temperature == 0 ? "a scale" : concat("temperature ", core::real_text(temperature)),
               all[i].normalize != 0 ? ", normalize" : ", no normalize")]
         .push_back(ranks[i]);

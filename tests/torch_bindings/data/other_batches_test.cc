@@ -1,4 +1,5 @@
-// Samplers that go on with batches of another size. Needs no session.
+// Samplers that go on with batches of another size, and at the end of an epoch. Needs no session.
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "horon/tests/torch_bindings/data/sampler_support.h"
 #include "horon/torch_bindings/data/samplers.h"
+#include "horon/torch_bindings/data/stream_sampler.h"
 
 namespace horon::other_batches_test {
 namespace {
@@ -58,6 +60,104 @@ TEST(OtherBatches, NoSampleIsLostOrTwice) {
   draw(larger, kAll, drawn);
   EXPECT_EQ(std::set<size_t>(drawn.begin(), drawn.end()).size(), 97u);
   EXPECT_EQ(drawn.size(), 97u);
+}
+
+// Of an epoch that has ended nothing is left to other ranks or batches, nor what it has left out.
+TEST(OtherBatches, AnEpochThatHasEndedStaysEnded) {
+  const auto random = [](const SamplerOptions& options) {
+    return std::make_unique<DistributedRandomSampler>(11, options);
+  };
+  const auto in_batches = [](size_t batch) -> MakeSampler {
+    return [=](const SamplerOptions& options) {
+      return std::make_unique<DistributedBatchSampler>(101, batch, options);
+    };
+  };
+  const auto balanced = [](const SamplerOptions& options) {
+    return std::make_unique<BalancedBatchSampler>(std::vector<double>(101, 1.0), 9, options);
+  };
+  const auto draws = [](Ranks& job) {
+    std::vector<size_t> drawn;
+    draw(job, kAll, drawn);
+    return drawn.size();
+  };
+  struct Case {
+    MakeSampler before, after;
+    size_t samples, of_next;
+  };
+  for (const Case& each : std::vector<Case>{{random, random, 8, 10},
+                                            {in_batches(9), in_batches(5), 72, 100},
+                                            {balanced, balanced, 72, 90}}) {
+    Ranks four = make_ranks(each.before, 4, {.seed = 3, .drop_last = true});
+    EXPECT_EQ(draws(four), each.samples);
+    Ranks two = make_ranks(each.after, 2, {.drop_last = true});
+    go_on(four, two);
+    EXPECT_EQ(two.front()->samples_per_epoch(), 0u);
+    Ranks three = make_ranks(each.before, 3, {.drop_last = true});
+    go_on(two, three);
+    EXPECT_EQ(draws(three), 0u);
+    EXPECT_EQ(draws(two), 0u);
+    for (auto& sampler : two) sampler->reset();
+    EXPECT_EQ(two.front()->epoch(), 1u);
+    EXPECT_EQ(draws(two), each.of_next);
+  }
+  // One that has not begun has not ended, though four ranks could draw nothing of it.
+  const auto few = [](const SamplerOptions& options) {
+    return std::make_unique<DistributedRandomSampler>(3, options);
+  };
+  Ranks four = make_ranks(few, 4, {.drop_last = true}),
+        two = make_ranks(few, 2, {.drop_last = true});
+  go_on(four, two);
+  EXPECT_EQ(draws(two), 2u);
+}
+
+TEST(OtherBatches, AStreamThatHasEndedStaysEnded) {
+  const auto sampler = [](size_t ranks, size_t rank) {
+    return DistributedStreamSampler({.num_replicas = ranks, .rank = rank, .records = 11});
+  };
+  DistributedStreamSampler of_four = sampler(4, 1), of_three = sampler(3, 2);
+  EXPECT_EQ(of_four.next(2)->count, 2u);
+  hand_over(of_four, of_three);
+  of_three.reset();
+  EXPECT_EQ(of_three.next(2), std::nullopt);
+  of_three.reset();
+  EXPECT_EQ(of_three.next(9)->count, 3u);
+  EXPECT_EQ(of_three.epoch(), 1u);
+  // Before the end the rest is shared out.
+  DistributedStreamSampler in_mid_epoch = sampler(4, 1);
+  EXPECT_EQ(in_mid_epoch.next(1)->count, 1u);
+  hand_over(in_mid_epoch, of_three);
+  EXPECT_EQ(of_three.next(9)->count, 2u);
+}
+
+TEST(OtherBatches, AStreamThatHasEndedUnevenlyStaysEnded) {
+  const auto job = [](size_t ranks) {
+    std::vector<DistributedStreamSampler> all;
+    for (size_t r = 0; r < ranks; ++r) {
+      all.push_back(DistributedStreamSampler(
+          {.num_replicas = ranks, .rank = r, .records = 11, .drop_last = false}));
+    }
+    return all;
+  };
+  std::vector<DistributedStreamSampler> four = job(4), three = job(3);
+  const auto go_on = [&] {
+    for (DistributedStreamSampler& sampler : three) {
+      std::vector<torch::serialize::InputArchive> parts;
+      for (const DistributedStreamSampler& old : four) parts.push_back(saved(old));
+      sampler.load_resharded(parts);
+    }
+  };
+  for (DistributedStreamSampler& sampler : four) EXPECT_EQ(sampler.next(2)->count, 2u);
+  EXPECT_EQ(four[0].next(2)->count, 1u);
+  EXPECT_ANY_THROW(go_on()) << "ranks 1 and 2 are not at the end";
+  for (const size_t r : {1, 2}) EXPECT_EQ(four[r].next(2)->count, 1u);
+  EXPECT_EQ(four[3].next(2), std::nullopt);
+  go_on();
+  for (DistributedStreamSampler& sampler : three) {
+    EXPECT_EQ(sampler.next(2), std::nullopt);
+    sampler.reset();
+    EXPECT_EQ(sampler.epoch(), 1u);
+  }
+  EXPECT_EQ(three[1].next(9)->count, 4u);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "horon/ops/session/session.h"
 #include "horon/tests/torch_bindings/session_environment.h"
 #include "horon/torch_bindings/collectives/objects.h"
+#include "horon/torch_bindings/guards/rank_zero.h"
 #include "horon/torch_bindings/logging/logger.h"
 #include "horon/torch_bindings/logging/step_timer.h"
 #include "horon/torch_bindings/logging/text_sinks.h"
@@ -275,6 +276,20 @@ TEST(StepTimer, SmallDifferencesNameNobodyAndRanksWithoutStepsDoNotCount) {
   StepTimer timer(time.options());
   if (rank() == 0) timer.end_step();
   EXPECT_EQ(timer.gather().ranks.size(), 1U);
+}
+
+// The ban is for the other ranks, which would wait; the times are still there afterwards.
+TEST(StepTimer, ACallThatIsRefusedLeavesTheTimes) {
+  FakeTime time;
+  StepTimer timer(time.options());
+  time.now += 1;
+  timer.end_step();
+  rank_zero_only([&] {
+    EXPECT_THAT(error_of([&] { (void)timer.gather(); }), HasSubstr("what rank 0 does alone"));
+  });
+  const StepTimes times = timer.gather();
+  EXPECT_EQ(times.ranks.size(), static_cast<size_t>(size()));
+  EXPECT_THAT(times.mean, ElementsAre(0, 0, 0, 0, 0, 1));
 }
 
 }  // namespace

@@ -144,6 +144,15 @@ TEST_F(Sinks, CsvGrowsColumnsAndGoesOnAfterARestart) {
   EXPECT_EQ(content(path("empty.csv")), "step,time\n1,10\n");
 }
 
+TEST_F(Sinks, CsvHasItsColumnsInOneLine) {
+  CsvSink sink(path("log.csv"));
+  sink.write({1, 10, {{"of\ntwo lines", 0.5}}});
+  sink.write({2, 11, {{"of\ntwo lines", 1}, {"loss", 2}}});
+  CsvSink(path("log.csv")).write({3, 12, {{"loss", 3}, {"of\ntwo lines", 4}}});
+  EXPECT_EQ(content(path("log.csv")),
+            "step,time,of two lines,loss\n1,10,0.5,\n2,11,1,2\n3,12,4,3\n");
+}
+
 // Neither the head that it writes nor the rows that it would go on with are those of a wider table.
 TEST_F(Sinks, CsvThatCanNotGrowStaysAsItIsAndGrowsLater) {
   for (const bool append : {true, false}) {

@@ -119,6 +119,32 @@ TEST(LayerStep, BitsDependNeitherOnThreadsNorOnTheGradientsLayout) {
   expect_same_bits<Lamb>(lamb_with(true));
 }
 
+// A complex parameter moves as a real one of its real and imaginary parts.
+template <class Opt, class Options>
+void compare_complex(const Options& options) {
+  for (const at::ScalarType dtype : {at::kComplexFloat, at::kComplexDouble}) {
+    const at::Tensor start = random({50, 2}, 3, c10::toRealValueType(dtype));
+    const at::Tensor real = as_leaf(start.clone());
+    const at::Tensor complex = as_leaf(at::view_as_complex(start.clone()));
+    Opt of_real({real}, options), of_complex({complex}, options);
+    for (int step = 0; step < 3; ++step) {
+      real.mutable_grad() = random({50, 2}, 10 + step, real.scalar_type());
+      const at::Tensor gradient = at::view_as_complex(real.grad().clone());
+      // Autograd may give a conjugate that is not in memory.
+      complex.mutable_grad() = step == 1 ? gradient.conj_physical().conj() : gradient;
+      of_real.step();
+      of_complex.step();
+    }
+    EXPECT_TRUE(at::allclose(at::view_as_real(complex.detach()), real, 1e-5, 1e-6)) << dtype;
+    EXPECT_GT((real - start).abs().max().item<double>(), 1e-3);
+  }
+}
+
+TEST(LayerStep, ComplexParameters) {
+  compare_complex<Lars>(lars_with(true, true, true));
+  compare_complex<Lamb>(lamb_with(true));
+}
+
 TEST(LayerStep, NoElements) {
   const at::Tensor empty = as_leaf(at::zeros({0, 3}));
   empty.mutable_grad() = at::zeros({0, 3});

@@ -54,6 +54,18 @@ TEST(Schedule, Steps) {
   expect_factors(step_decay(3, 0.5), {{0, 1}, {2.9, 1}, {3, 0.5}, {8, 0.25}, {9, 0.125}});
   expect_factors(multi_step({2, 5}, 0.1), {{0, 1}, {1.99, 1}, {2, 0.1}, {4, 0.1}, {5, 0.01}});
   expect_factors(multi_step({}, 0.1), {{0, 1}, {100, 1}});
+  // And those that count from a milestone: 5.3 - 5 is less than 0.3.
+  for (const int steps : {7, 10, 391, 1000}) {
+    for (int step = 1; step < steps; ++step) {
+      const double own = step / static_cast<double>(steps);
+      for (const Schedule& falls : {multi_step({own}, 0.5), step_decay(own, 0.5),
+                                    sequence({constant(1), constant(0.5)}, {own})}) {
+        const Schedule all = sequence({constant(1), falls}, {5});
+        EXPECT_EQ(all((5 * steps + step) / static_cast<double>(steps)), 0.5) << own;
+        EXPECT_EQ(all((5 * steps + step - 1) / static_cast<double>(steps)), 1) << own;
+      }
+    }
+  }
 }
 
 TEST(Schedule, ExponentialAndInverseSquareRoot) {

@@ -310,6 +310,22 @@ TEST_F(ActivationCheckpoint, BuffersChangeOnce) {
   for (size_t i = 0; i < plain.size(); ++i) expect_near(again[i], plain[i], 1e-12);
 }
 
+// What the rest of the model has saved of them is as it was.
+TEST_F(ActivationCheckpoint, BuffersMayBeUsedOutsideToo) {
+  for (const bool training : {false, true}) {
+    const auto run = [&](bool plain) {
+      torch::nn::BatchNorm1d norm(6);
+      norm->train(training);
+      const at::Tensor x = inputs().requires_grad_(true), y = norm->forward(x);
+      const at::Tensor z = plain ? norm->forward(y) : checkpoint({norm->buffers()}, norm, y);
+      z.pow(3).sum().backward();
+      return Tensors{x.grad(), norm->weight.grad(), norm->running_mean, norm->running_var};
+    };
+    const Tensors plain = run(true), again = run(false);
+    for (size_t i = 0; i < plain.size(); ++i) expect_same_bits(again[i], plain[i]);
+  }
+}
+
 TEST_F(ActivationCheckpoint, BuffersThatTheFunctionResizesAreRefused) {
   at::Tensor other = at::zeros({1}), buffer = at::zeros({2});
   const at::Tensor x = at::ones({2}).requires_grad_(true);

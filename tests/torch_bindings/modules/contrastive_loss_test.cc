@@ -155,6 +155,11 @@ TEST_F(InfoNce, OtherOptionsOnARankAreAMismatch) {
                     HasSubstr("temperature 0.5, normalize on rank")));
   EXPECT_THAT(error_of([&] { info_nce(x, x, {.name = "n", .normalize = last}); }),
               HasSubstr("no normalize on rank"));
+  // Two directions of three numbers are as wide as one of six.
+  const at::Tensor rows = last ? x : numbers({2, 6}, 0.3, at::kDouble);
+  EXPECT_THAT(
+      error_of([&] { info_nce(rows, rows, {.name = "s", .symmetric = last}); }),
+      AllOf(StartsWith("mismatch: info_nce \"s\""), HasSubstr("; symmetric, temperature 0.07")));
 }
 
 }  // namespace
