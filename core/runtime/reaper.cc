@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "horon/core/base/forked_child.h"
 #include "horon/core/base/keep_for_ever.h"
 
 namespace horon::core {
@@ -30,6 +31,7 @@ void Reaper::add(Submission&& submission) noexcept {
 
 void Reaper::release() {
   if (!any_.load(std::memory_order_acquire)) return;
+  if (in_forked_child()) return;  // it is the parent's, and the lock may be held for ever
   std::vector<Submission> dying;
   {
     const std::lock_guard lock(mutex_);

@@ -22,7 +22,8 @@ class Reaper {
 
   // Where there is no memory to hold one more, it is never destroyed. Whoever steps the loop.
   void add(Submission&& submission) noexcept;
-  // Destroys all that is here. Any thread of the program; cheap if there is nothing.
+  // Destroys all that is here; nothing in a forked child. Any thread of the program; cheap if there
+  // is nothing.
   void release();
 
  private:

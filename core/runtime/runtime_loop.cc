@@ -158,8 +158,9 @@ Error RuntimeLoop::removed(uint32_t set) {
 void RuntimeLoop::take(Submission&& submission) {
   SetRunner* const runner = runner_for_call(submission.set);
   if (runner == nullptr || removals_.contains(submission.set)) {
-    std::shared_ptr<HandleState> handle = std::move(submission.handle);
+    // First what needs memory: a submission that is not taken ends with the job.
     const Error error = shut_down_ ? *door_.shut_down : removed(submission.set);
+    std::shared_ptr<HandleState> handle = std::move(submission.handle);
     reaper_->add(std::move(submission));
     return finish(handle, error);
   }

@@ -8,6 +8,7 @@
 #include "horon/core/base/text.h"
 #include "horon/core/bootstrap/mpi_error.h"
 #include "horon/core/bootstrap/mpi_look.h"
+#include "horon/core/bootstrap/mpi_requests_error.h"
 
 namespace horon::core {
 
@@ -70,9 +71,11 @@ void MpiTransport::finish_sends() {
   const MpiLook look;
   int count = 0;
   finished_.resize(send_requests_.size());
-  check_mpi(MPI_Testsome(static_cast<int>(send_requests_.size()), send_requests_.data(), &count,
-                         finished_.data(), MPI_STATUSES_IGNORE),
-            "MPI_Testsome");
+  statuses_.resize(send_requests_.size());
+  const int code = MPI_Testsome(static_cast<int>(send_requests_.size()), send_requests_.data(),
+                                &count, finished_.data(), statuses_.data());
+  const auto finished = static_cast<size_t>(std::max(count, 0));  // it may be MPI_UNDEFINED
+  check_mpi(error_of_requests(code, {statuses_.data(), finished}), "MPI_Testsome");
   if (count == 0) return;
   size_t kept = 0;
   for (size_t i = 0; i < send_requests_.size(); ++i) {

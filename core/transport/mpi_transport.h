@@ -65,7 +65,8 @@ class MpiTransport final : public Transport {
   std::vector<MPI_Request> send_requests_;
   // [request]. Several sends may read one payload at a time, since MPI 2.2.
   std::vector<SharedBytes> send_buffers_;
-  std::vector<int> finished_;       // for MPI_Testsome
+  std::vector<int> finished_;  // for MPI_Testsome, as the next one
+  std::vector<MPI_Status> statuses_;
   std::optional<Matched> matched_;  // and not yet among the arrivals
   std::deque<Arrival> arrivals_;    // in the order in which MPI matched them
   Doorbell doorbell_;

@@ -9,6 +9,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/cuda/missing_kernels.h"
 #include "horon/ops/cuda/move_kernels.h"
 
 namespace horon::ops {
@@ -69,7 +70,7 @@ class Cuda final : public CudaApi {
     int lowest = 0;
     check("cudaDeviceGetStreamPriorityRange",
           cudaDeviceGetStreamPriorityRange(&lowest, &highest_priority_));
-    check("loading the kernels", static_cast<cudaError_t>(load_move_kernels()));
+    check_kernels(static_cast<cudaError_t>(load_move_kernels()));
   }
 
   int device() const override { return device_; }
@@ -193,6 +194,16 @@ class Cuda final : public CudaApi {
   }
 
  private:
+  void check_kernels(cudaError_t error) const {
+    // CUDA says one or the other of a GPU that is older than what the kernels were compiled for.
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+      take_back(error);
+      throw missing_kernels(properties_.name, properties_.major, properties_.minor,
+                            cudaGetErrorString(error));
+    }
+    check("loading the kernels", error);
+  }
+
   const int device_;
   const ContextCalls context_calls_;
   CUcontext context_ = nullptr;  // the one that the runtime uses; never given back

@@ -6,7 +6,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/bootstrap/mpi_error.h"
 #include "horon/core/bootstrap/mpi_look.h"
-#include "horon/ops/mpi/requests_error.h"
+#include "horon/core/bootstrap/mpi_requests_error.h"
 
 namespace horon::ops {
 
@@ -71,7 +71,7 @@ Progress MpiInFlight::test() {
   statuses_.resize(requests_.size());
   const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete,
                                statuses_.data());
-  core::check_mpi(error_of_requests(code, statuses_), "MPI_Testall");
+  core::check_mpi(core::error_of_requests(code, statuses_), "MPI_Testall");
   if (complete == 0) return Progress::Driving;
   cursor_ = 0;
   stage_ = finish_count_ > 0 ? Stage::Finishing : Stage::Done;

@@ -5,7 +5,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/bootstrap/mpi_error.h"
 #include "horon/core/bootstrap/mpi_look.h"
-#include "horon/ops/mpi/requests_error.h"
+#include "horon/core/bootstrap/mpi_requests_error.h"
 
 namespace horon::ops {
 
@@ -75,7 +75,7 @@ void MpiMessages::progress() {
   const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
                                 ended_.data(), statuses_.data());
   const auto ended = static_cast<size_t>(std::max(count, 0));  // it may be MPI_UNDEFINED
-  check(error_of_requests(code, {statuses_.data(), ended}), "MPI_Testsome");
+  check(core::error_of_requests(code, {statuses_.data(), ended}), "MPI_Testsome");
 }
 
 // The request of a message that has failed is null, too.

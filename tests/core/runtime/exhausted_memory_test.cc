@@ -8,6 +8,7 @@
 #include <latch>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,6 +16,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/execution/collective_op.h"
+#include "horon/core/execution/op_table.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 #include "horon/tests/support/failing_allocation.h"
 
@@ -102,38 +105,87 @@ void end_job(int n, int failures) {
   });
 }
 
-// A rank that is alone calls join(). The loop makes `n` allocations from there on, and then one
-// fails.
-void join_alone(int n) {
+// A rank that is alone makes a call while the loop is busy. The loop makes `n` allocations from
+// there on, and then one fails.
+void call_alone(int n, Runtime& runtime, const std::function<std::shared_ptr<HandleState>()>& call,
+                const std::string& error_of_call) {
   std::atomic<bool> waits_for_call{false};
   std::atomic<bool> is_called{false};
   bool is_short = false;
+  const auto x = std::make_shared<Tensor>(tensor({1}));
+  Submission mine = submission("x", *x);
+  mine.keep_alive = x;
+  mine.ready = std::make_unique<PolledEvent>([&] {
+    if (is_short) return true;
+    is_short = true;
+    waits_for_call = true;
+    while (!is_called) std::this_thread::sleep_for(100us);
+    test::fail_allocations(n, 1);
+    return false;
+  });
+  const auto reduced = runtime.submit(std::move(mine));
+  while (!waits_for_call) std::this_thread::sleep_for(100us);
+  const auto called = call();
+  is_called = true;
+  for (const auto& handle : {called, reduced}) {
+    if (!ends(*handle)) {
+      ADD_FAILURE() << "a handle does not end, allocation " << n;
+      std::abort();  // as above
+    }
+    if (handle->outcome().error) {
+      EXPECT_THAT(handle->outcome().error->what(),
+                  AnyOf(EndsWith("out of memory"), EndsWith(error_of_call)));
+    }
+  }
+}
+
+void join_alone(int n) {
   World world(1, {}, no_limits());
   world.each([&](Runtime& runtime, int) {
-    const auto x = std::make_shared<Tensor>(tensor({1}));
-    Submission mine = submission("x", *x);
-    mine.keep_alive = x;
-    mine.ready = std::make_unique<PolledEvent>([&] {
-      if (is_short) return true;
-      is_short = true;
-      waits_for_call = true;
-      while (!is_called) std::this_thread::sleep_for(100us);
-      test::fail_allocations(n, 1);
-      return false;
-    });
-    const auto reduced = runtime.submit(std::move(mine));
-    while (!waits_for_call) std::this_thread::sleep_for(100us);
-    const auto joined = runtime.join();
-    is_called = true;
-    for (const auto& handle : {joined, reduced}) {
-      if (!ends(*handle)) {
-        ADD_FAILURE() << "a handle does not end, allocation " << n;
-        std::abort();  // as above
-      }
-      if (handle->outcome().error) {
-        EXPECT_THAT(handle->outcome().error->what(), EndsWith("out of memory"));
-      }
-    }
+    call_alone(
+        n, runtime, [&] { return runtime.join(); }, "out of memory");
+    EXPECT_EQ(runtime.shutdown(kLongEnough), "");
+  });
+}
+
+// Each submission asks it whether it can run that.
+class AskedOp final : public CollectiveOp {
+ public:
+  explicit AskedOp(std::function<void()> when_asked) : when_asked_(std::move(when_asked)) {}
+  std::string_view name() const override { return "asked"; }
+  std::string refusal(const BatchFacts&) const override {
+    when_asked_();
+    return "";
+  }
+  std::unique_ptr<InFlight> start(Batch) override { return nullptr; }
+
+ private:
+  const std::function<void()> when_asked_;
+};
+
+// The set is removed by "another thread", while submit() looks at the tensor.
+void submit_to_removed_set(int n) {
+  constexpr uint32_t kSet = 1;
+  std::function<void()> when_asked = [] {};
+  bool is_world = true;
+  Hooks hooks;
+  hooks.change_execution = [&](int, const std::vector<int>&, Executor::Parts& execution) {
+    if (std::exchange(is_world, false)) return;
+    std::vector<std::unique_ptr<CollectiveOp>> ops;
+    ops.push_back(std::make_unique<AskedOp>([&] { when_asked(); }));
+    execution.ops = std::make_shared<OpTable>(std::move(ops), "auto");
+  };
+  World world(1, {}, no_limits(), hooks);
+  world.each([&](Runtime& runtime, int) {
+    runtime.add_set(kSet, {0});
+    const auto submit = [&] {
+      when_asked = [&, asked = false]() mutable {
+        if (!std::exchange(asked, true)) runtime.leave_set(kSet);
+      };
+      Tensor y = tensor({1});
+      return runtime.submit(in_set(kSet, "y", y));
+    };
+    call_alone(n, runtime, submit, "has been removed");
     EXPECT_EQ(runtime.shutdown(kLongEnough), "");
   });
 }
@@ -153,6 +205,14 @@ TEST(ExhaustedMemoryAlone, EndsACallOfJoin) {
   int n = 0;
   do {
     join_alone(n++);
+  } while (test::an_allocation_has_failed() && !testing::Test::HasFailure());
+  EXPECT_GT(n, 3);
+}
+
+TEST(ExhaustedMemoryAlone, EndsACallToARemovedSet) {
+  int n = 0;
+  do {
+    submit_to_removed_set(n++);
   } while (test::an_allocation_has_failed() && !testing::Test::HasFailure());
   EXPECT_GT(n, 3);
 }

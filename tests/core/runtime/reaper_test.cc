@@ -2,9 +2,13 @@
 
 #include <cstdlib>
 #include <memory>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <utility>
 
 #include <gtest/gtest.h>
+
+#include "horon/core/base/forked_child.h"
 
 namespace horon::core {
 namespace {
@@ -38,6 +42,24 @@ TEST(Reaper, WhatDiesMayReleaseToo) {
   reaper.add(holding(std::shared_ptr<int>(new int, release)));
   reaper.release();
   EXPECT_TRUE(released);
+}
+
+// What the objects stand for, streams of a GPU say, is the parent's.
+TEST(Reaper, DestroysNothingInAForkedChild) {
+  watch_for_forks();  // as a session does
+  Reaper reaper;
+  const auto tensor = std::make_shared<int>();
+  reaper.add(holding(tensor));
+  const pid_t child = fork();
+  if (child == 0) {
+    reaper.release();
+    _exit(tensor.use_count() == 2 ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  reaper.release();
+  EXPECT_EQ(tensor.use_count(), 1);
 }
 
 void release_once_more() {

@@ -13,11 +13,13 @@
 #include "horon/core/transport/routed_transport.h"
 #include "horon/core/transport/shared_memory_transport.h"
 #include "horon/tests/core/transport/transport_contract.h"
+#include "horon/tests/support/error_of.h"
 #include "horon/tests/support/mpi_main.h"
 
 namespace {
 
 std::optional<int> told_length;  // of the next messages, instead of their own
+bool sends_fail = false;
 
 }  // namespace
 
@@ -26,6 +28,16 @@ extern "C" int MPI_Get_count(const MPI_Status* status, MPI_Datatype type, int* c
   const int result = PMPI_Get_count(status, type, count);
   if (told_length) *count = *told_length;
   return result;
+}
+
+extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* ended, int* indices,
+                            MPI_Status* statuses) {
+  const int result = PMPI_Testsome(count, requests, ended, indices, statuses);
+  if (!sends_fail || *ended <= 0) return result;
+  if (statuses == MPI_STATUSES_IGNORE) return MPI_ERR_IN_STATUS;
+  for (int i = 0; i < *ended; ++i) statuses[i].MPI_ERROR = MPI_SUCCESS;
+  statuses[*ended - 1].MPI_ERROR = MPI_ERR_TRUNCATE;
+  return MPI_ERR_IN_STATUS;
 }
 
 namespace horon::core {
@@ -154,6 +166,27 @@ TEST(MpiTransport, RefusesMessagesThatAreTooLong) {
       EXPECT_THAT(error.what(), testing::HasSubstr("256 MiB"));
     }
     EXPECT_TRUE(transport.flushed());
+  }
+  MPI_Barrier(bootstrap.communicator());
+}
+
+TEST(MpiTransport, TheErrorOfASendIsItsOwn) {
+  const MpiLibrary library;
+  const MpiBootstrap bootstrap(library);
+  MpiTransport transport(bootstrap, {});
+  if (test_rank() == 0) {
+    transport.send(1, pattern(0, 1, 0, 10));
+    const auto flush = [&] {
+      while (!transport.flushed()) {
+      }
+    };
+    sends_fail = true;
+    EXPECT_THAT(test::error_of(flush),
+                testing::AllOf(testing::HasSubstr("MPI_Testsome"), testing::HasSubstr("TRUNCATE")));
+    sends_fail = false;
+    flush();
+  }
+  while (test_rank() == 1 && !transport.receive()) {
   }
   MPI_Barrier(bootstrap.communicator());
 }

@@ -5,9 +5,11 @@
 #include <memory>
 #include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "horon/ops/cuda/cuda_memory.h"
+#include "horon/ops/cuda/missing_kernels.h"
 
 namespace horon::ops {
 namespace {
@@ -26,6 +28,14 @@ TEST(HostCuda, MemoryIsGivenBackWithoutWaitingForTheDevice) {
   block.reset();
   may_end = true;  // a release that waits for the device never comes here
   queue.record()->wait();
+}
+
+TEST(MissingKernels, TheErrorNamesTheCure) {
+  const Error error = missing_kernels("Tesla V100", 7, 0, "no kernel image is available");
+  EXPECT_EQ(error.code(), ErrorCode::Config);
+  EXPECT_THAT(error.what(),
+              testing::AllOf(testing::HasSubstr("Tesla V100, of compute capability 7.0 (CUDA: no "),
+                             testing::HasSubstr("with 70 in CMAKE_CUDA_ARCHITECTURES")));
 }
 
 TEST(HostCuda, NothingIsOpenedBeforeThereIsWork) {

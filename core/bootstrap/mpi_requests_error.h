@@ -5,7 +5,7 @@
 
 #include <mpi.h>
 
-namespace horon::ops {
+namespace horon::core {
 
 // `code`: of the call. It may say no more than that a status has the error: then that one.
 inline int error_of_requests(int code, std::span<const MPI_Status> statuses) {
@@ -19,4 +19,4 @@ inline int error_of_requests(int code, std::span<const MPI_Status> statuses) {
   return code;
 }
 
-}  // namespace horon::ops
+}  // namespace horon::core
