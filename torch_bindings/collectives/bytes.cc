@@ -1,10 +1,12 @@
 #include "horon/torch_bindings/collectives/bytes.h"
 
 #include <cstring>
+#include <iterator>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/call_names.h"
 #include "horon/torch_bindings/collectives/collectives.h"
@@ -69,6 +71,26 @@ std::vector<std::string> gather_bytes(const std::string& bytes, const ObjectOpti
                                                         .process_set = options.process_set});
   handle.wait();
   return rank() == options.root ? divide(handle) : std::vector<std::string>();
+}
+
+std::string scatter_bytes(const std::vector<std::string>& parts, const ObjectOptions& options) {
+  const torch_detail::PlainMode plain;
+  const ProcessSet& set = options.process_set;
+  ScatterOptions call{.name = name_of(options, "scatter_bytes"), .root = options.root};
+  call.process_set = set;
+  if (rank() != options.root) return to_text(scatter(to_tensor({}), call));
+  if (std::ssize(parts) != set.size()) {
+    torch_detail::refuse_call(
+        call.name, set,
+        core::concat("\"", call.name, "\": the root, rank ", options.root, ", gave ", parts.size(),
+                     " parts for ", set.size(), " ranks; give one for each, in their order"));
+  }
+  std::string all;
+  for (const std::string& part : parts) {
+    all += part;
+    call.splits.push_back(std::ssize(part));
+  }
+  return to_text(scatter(to_tensor(all), call));
 }
 
 }  // namespace horon

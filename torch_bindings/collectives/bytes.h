@@ -15,7 +15,7 @@ struct ObjectOptions {
   // What the call is called on all ranks. Empty: "broadcast_bytes.noname.N" and alike, counted in
   // the order of the calls.
   std::string name = {};
-  int root = 0;  // broadcast, gather: a rank of the world
+  int root = 0;  // broadcast, gather, scatter: a rank of the world
   ProcessSet process_set = {};
 };
 
@@ -26,5 +26,9 @@ std::vector<std::string> allgather_bytes(const std::string& bytes,
                                          const ObjectOptions& options = {});
 // The same on the root; nothing elsewhere.
 std::vector<std::string> gather_bytes(const std::string& bytes, const ObjectOptions& options = {});
+// The other way round: of the root's parts, one for each rank of the set in the order of ranks,
+// that of this rank; the argument of the others is ignored. Throws Error(InvalidArgument) on all
+// ranks if there is another number of them.
+std::string scatter_bytes(const std::vector<std::string>& parts, const ObjectOptions& options = {});
 
 }  // namespace horon

@@ -3,6 +3,7 @@
 //   config = horon::broadcast_object(config, {.root = 0});            // std::string
 //   std::vector<double> times = horon::allgather_object(seconds);
 //   std::vector<std::vector<at::Tensor>> all = horon::gather_object(tensors, {.root = 0});
+//   const std::string shard = horon::scatter_object(shards, {.root = 0});   // one for each rank
 //
 // A value is one of these, the same type on all ranks:
 //  - std::string: its bytes, any bytes;
@@ -187,6 +188,27 @@ std::vector<T> gather_object(const T& value, const ObjectOptions& options = {}) 
   const auto write = [&] { return detail::write_object(value); };
   return detail::read_objects<T>(
       named.name, set, gather_bytes(detail::write_or_refuse(named.name, set, write), named), value);
+}
+
+// Of the root's values, one for each rank of the set in the order of ranks, that of this rank; the
+// argument of the others is ignored: scatter_object<std::string>({}). Throws Error(InvalidArgument)
+// on all ranks if there is another number of them. Unnamed: "scatter_object.noname.N".
+template <class T>
+T scatter_object(const std::vector<T>& values, const ObjectOptions& options = {}) {
+  static_assert(!torch_detail::IsModule<T>::value, "scatter a module's tensors instead");
+  namespace detail = torch_detail;
+  const ProcessSet& set = options.process_set;
+  ObjectOptions named = options;
+  named.name = detail::given_or_counted(options.name, "scatter_object", set.id());
+  std::vector<std::string> parts;
+  if (rank() == options.root) {
+    const auto write_all = [&] {
+      for (const T& value : values) parts.push_back(detail::write_object(value));
+      return std::string();
+    };
+    (void)detail::write_or_refuse(named.name, set, write_all);
+  }
+  return detail::read_or_fail<T>(named.name, options.root, scatter_bytes(parts, named), T());
 }
 
 }  // namespace horon

@@ -19,7 +19,6 @@
 #include "horon/torch_bindings/collectives/shared_tensor.h"
 #include "horon/torch_bindings/collectives/sparse_allreduce.h"
 #include "horon/torch_bindings/python/bindings.h"
-#include "horon/torch_bindings/python/own_memory.h"
 
 namespace horon::python {
 namespace {
@@ -121,10 +120,6 @@ Pending make(const Call& call, const Tensors& tensors) {
   if (core::has_root(call.kind)) pending->set_root(call.root);
   pending->reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
-    if (const std::string fault = fault_of_memory(tensor); !fault.empty()) {
-      pending->refuse(Error(ErrorCode::InvalidArgument,
-                            core::concat("tensor \"", pending->name, "\": ", fault)));
-    }
     add_tensor(*pending, call, tensor.detach());
   }
   return pending;

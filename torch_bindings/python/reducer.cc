@@ -12,10 +12,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "horon/core/base/error.h"
-#include "horon/core/base/text.h"
 #include "horon/torch_bindings/gradients/gradient_reducer.h"
 #include "horon/torch_bindings/python/bindings.h"
-#include "horon/torch_bindings/python/own_memory.h"
 #include "horon/torch_bindings/tensors/holders.h"
 
 namespace horon::python {
@@ -40,14 +38,6 @@ bool is_held_by_others(const at::Tensor& tensor) {
 }
 
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
-
-void require_memory(const Named& parameters) {
-  for (const auto& [name, parameter] : parameters) {
-    const std::string fault = fault_of_memory(parameter);
-    if (fault.empty()) continue;
-    throw Error(ErrorCode::InvalidArgument, core::concat("parameter \"", name, "\" ", fault));
-  }
-}
 
 // Destructors and most calls of a reducer may wait for other ranks, so none holds the GIL.
 class Reducer {
@@ -86,7 +76,6 @@ std::unique_ptr<Reducer> make_reducer(const Named& parameters, ReduceOp op,
   options.num_groups = num_groups;
   options.sparse_as_dense = sparse_as_dense;
   const py::gil_scoped_release without_gil;
-  require_memory(parameters);
   return std::make_unique<Reducer>(parameters, options);
 }
 
@@ -147,6 +136,9 @@ void bind_reducer(py::module_& module) {
       .def(
           "others_go_on",
           [](Reducer& self, int64_t rounds) { return (*self).others_go_on(rounds); }, WithoutGil())
+      .def(
+          "give_up_round", [](Reducer& self, int64_t rounds) { (*self).give_up_round(rounds); },
+          WithoutGil())
       .def("refuse_number",
            [](Reducer& self, const std::string& why) { (*self).refuse_number(why); })
       .def("set_weight", [](Reducer& self, double weight) { (*self).set_weight(weight); })
@@ -154,10 +146,7 @@ void bind_reducer(py::module_& module) {
            [](Reducer& self, int passes) { (*self).set_backward_passes_per_step(passes); })
       .def(
           "add_parameters",
-          [](Reducer& self, const Named& named) {
-            require_memory(named);
-            (*self).add_parameters(NamedTensors(named));
-          },
+          [](Reducer& self, const Named& named) { (*self).add_parameters(NamedTensors(named)); },
           WithoutGil())
       .def(
           "before_zeroing_in_place", [](Reducer& self) { (*self).before_zeroing_in_place(); },

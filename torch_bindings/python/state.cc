@@ -18,7 +18,6 @@
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/modules/synced_normalization.h"
 #include "horon/torch_bindings/python/bindings.h"
-#include "horon/torch_bindings/python/own_memory.h"
 #include "horon/torch_bindings/state/broadcast_state.h"
 
 namespace horon::python {
@@ -30,13 +29,6 @@ using torch_detail::BatchStatistics;
 void broadcast_tensors(const std::vector<std::pair<std::string, at::Tensor>>& tensors, int root,
                        const ProcessSet& process_set) {
   const py::gil_scoped_release without_gil;
-  for (const auto& [name, tensor] : tensors) {
-    const std::string fault = fault_of_memory(tensor);
-    if (fault.empty()) continue;
-    // The others are told where they compare theirs. Throws.
-    torch_detail::require_agreement("broadcast_parameters", {},
-                                    core::concat("tensor \"", name, "\": ", fault), process_set);
-  }
   broadcast_parameters(NamedTensors(tensors), root, process_set);
 }
 

@@ -8,10 +8,12 @@
 
 #include "horon/core/base/text.h"
 #include "horon/ops/session/session.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::torch_detail {
 
 bool all_finite(const at::Tensor& values) {
+  if (values.is_complex()) return all_finite(real_view(values));
   // A sum over a NaN or an Inf is not finite. A sum of finite values may overflow as well, so only
   // then each element is looked at.
   if (std::isfinite(at::sum(values).item<double>())) return true;

@@ -81,8 +81,18 @@ void check_device(c10::Device device, std::string_view name) {
 
 }  // namespace
 
+void require_memory(const at::Tensor& tensor, std::string_view name) {
+  if (!tensor.unsafeGetTensorImpl()->is_python_dispatch() || !tensor.has_storage()) return;
+  // Its pointer is null; to ask in the usual way is an error of LibTorch's for some of them.
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  if (storage._mutable_data_ptr_no_checks() != nullptr) return;
+  refuse(name, concat("stands for other tensors, as a DTensor does, and has no memory of its own; ",
+                      "give what it stands for (to_local() or full_tensor() of a DTensor)"));
+}
+
 void check_tensor(const at::Tensor& tensor, std::string_view name) {
   if (!tensor.defined()) refuse(name, "is undefined");
+  require_memory(tensor, name);
   if (tensor.layout() != at::kStrided) {
     refuse(name, concat("has layout ", tensor.layout(), "; collectives take dense tensors"));
   }
@@ -101,10 +111,17 @@ void check_writable(const at::Tensor& tensor, std::string_view name) {
   }
 }
 
-DataType data_type_of(const at::Tensor& tensor, std::string_view name) {
-  const std::optional<DataType> dtype = find_data_type(tensor.scalar_type());
-  if (!dtype) refuse(name, concat("has dtype ", tensor.scalar_type(), ", which is not supported"));
+DataType data_type_of(at::ScalarType type, std::string_view name) {
+  const std::optional<DataType> dtype = find_data_type(type);
+  if (!dtype) {
+    refuse(name, concat("has dtype ", type, ", which is not supported; convert it to float16, ",
+                        "bfloat16, float32, float64, int8, int16, int32, int64, uint8 or bool"));
+  }
   return *dtype;
+}
+
+DataType data_type_of(const at::Tensor& tensor, std::string_view name) {
+  return data_type_of(tensor.scalar_type(), name);
 }
 
 at::ScalarType scalar_type_of(DataType dtype) {

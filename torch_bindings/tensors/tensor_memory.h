@@ -13,15 +13,20 @@
 namespace horon::torch_detail {
 
 // Throws Error(InvalidArgument) that begins with the name if a collective can't use the tensor: it
-// is undefined, sparse, of a dtype that Horon does not support, or on a device that this rank does
-// not work on.
+// is undefined, sparse, without memory of its own, of a dtype that Horon does not support, or on a
+// device that this rank does not work on.
 void check_tensor(const at::Tensor& tensor, std::string_view name);
+
+// Throws so if nothing can be read from the tensor or written to it: it is of a class of Python's
+// that stands for other tensors, a DTensor say.
+void require_memory(const at::Tensor& tensor, std::string_view name);
 
 // As check_tensor(), for tensors that are written: refuses those whose elements overlap in memory
 // (an expanded tensor).
 void check_writable(const at::Tensor& tensor, std::string_view name);
 
 // Throws Error(InvalidArgument) if there is no such type.
+DataType data_type_of(at::ScalarType type, std::string_view name);
 DataType data_type_of(const at::Tensor& tensor, std::string_view name);
 at::ScalarType scalar_type_of(DataType dtype);
 

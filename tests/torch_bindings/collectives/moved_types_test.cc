@@ -1,8 +1,10 @@
-// Elements that Horon can't add: they arrive bit by bit, and under their own type.
+// Elements that Horon can't add: they arrive bit by bit, and under their own type; and tensors that
+// it can't send.
 #include <cmath>
 #include <functional>
 #include <vector>
 
+#include <ATen/ops/quantize_per_tensor.h>
 #include <gmock/gmock.h>
 
 #include "horon/core/base/text.h"
@@ -135,6 +137,27 @@ TEST_P(MovedTypes, ATypeOfTheSameLengthIsAnotherOne) {
 INSTANTIATE_TEST_SUITE_P(Types, MovedTypes,
                          testing::Values(at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn,
                                          at::kFloat8_e5m2));
+
+// A tensor that Python knows as another class has nothing where its elements should be.
+at::Tensor without_memory() {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 8, c10::DataPtr(nullptr, at::kCPU));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                         c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                         caffe2::TypeMeta::Make<float>());
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({2});
+  tensor.unsafeGetTensorImpl()->set_python_dispatch(true);
+  return tensor;
+}
+
+TEST(OtherTensors, AreRefusedWithACureOnEveryRank) {
+  const auto refused = [](const at::Tensor& other) {
+    return error_of([&] { allreduce(rank() == 0 ? other : at::ones({2}), {.name = "weight"}); });
+  };
+  EXPECT_THAT(refused(without_memory()),
+              AllOf(HasSubstr("\"weight\": stands for other tensors"), HasSubstr("to_local()")));
+  EXPECT_THAT(refused(at::quantize_per_tensor(at::ones({2}), 0.5, 0, at::kQInt8)),
+              AllOf(HasSubstr("\"weight\": has dtype QInt8"), HasSubstr("convert it to float16")));
+}
 
 TEST(MovedTypes8, AreLookedThroughForNan) {
   const at::Tensor fine = at::ones({3}).to(at::kFloat8_e4m3fn);

@@ -51,6 +51,8 @@ TEST(Bytes, OfAnyLengthFromAnyRoot) {
       EXPECT_EQ(broadcast_bytes(bytes_of(rank()), options), bytes_of(root));
       const auto gathered = gather_bytes(bytes_of(rank()), options);
       EXPECT_EQ(gathered, rank() == root ? all : std::vector<std::string>());
+      const auto given = rank() == root ? all : std::vector<std::string>();
+      EXPECT_EQ(scatter_bytes(given, options), bytes_of(rank()));
     }
   });
 }
@@ -93,6 +95,47 @@ TEST(Objects, TensorsOfAnyShapeAndDtype) {
     }
   }
   EXPECT_TRUE(at::equal(list[0], own(rank())));  // what was given is not touched
+}
+
+TEST(Objects, EachRankGetsItsOwnOfTheRoots) {
+  for_each_set([](const ProcessSet& set) {
+    for (const int root : set.ranks()) {
+      const ObjectOptions options{.root = root, .process_set = set};
+      std::vector<double> numbers;
+      std::vector<bool> flags;
+      std::vector<std::vector<at::Tensor>> lists;
+      for (const int r : rank() == root ? set.ranks() : std::vector<int>()) {
+        numbers.push_back(r + 0.25);
+        flags.push_back(r % 2 == 0);
+        lists.emplace_back(static_cast<size_t>(r), at::full({r + 1}, r, at::kLong));
+      }
+      EXPECT_EQ(scatter_object(numbers, options), rank() + 0.25);
+      EXPECT_EQ(scatter_object(flags, options), rank() % 2 == 0);
+      const auto list = scatter_object(lists, options);
+      ASSERT_EQ(list.size(), static_cast<size_t>(rank()));
+      for (const at::Tensor& got : list) {
+        EXPECT_TRUE(at::equal(got, at::full({rank() + 1}, rank(), at::kLong)));
+      }
+    }
+  });
+}
+
+TEST(Objects, AWrongNumberOfTheRootsIsRefusedOnEveryRank) {
+  const std::vector<int> many(static_cast<size_t>(size()) + 1, 7);
+  const auto error = [&](const std::vector<int>& of_root, int root) {
+    return error_of([&] {
+      (void)scatter_object(rank() == root ? of_root : many, {.name = "thing", .root = root});
+    });
+  };
+  for (int root = 0; root < size(); ++root) {
+    const std::string who = "\"thing\": the root, rank " + std::to_string(root);
+    const std::string ranks = " for " + std::to_string(size()) + " ranks";
+    EXPECT_THAT(error(many, root), AllOf(StartsWith("invalid argument"), HasSubstr(who),
+                                         HasSubstr(std::to_string(size() + 1) + " parts" + ranks)));
+    EXPECT_THAT(error({}, root), AllOf(HasSubstr(who), HasSubstr("0 parts" + ranks)));
+  }
+  EXPECT_THAT(error({}, size()), AllOf(StartsWith("invalid argument"), HasSubstr("root")));
+  EXPECT_EQ(scatter_object(std::vector<int>(static_cast<size_t>(size()), 5)), 5);
 }
 
 TEST(Objects, AViewLeavesItsNeighboursBehind) {
@@ -141,6 +184,11 @@ TEST(Objects, WhatCannotBeWrittenIsRefusedOnEveryRank) {
   EXPECT_THAT(error_of([&] { (void)allgather_object(is_last() ? bad : good); }),
               AllOf(says, HasSubstr("allgather_object.noname")));
   EXPECT_THAT(error_of([&] { (void)gather_object(is_last() ? bad : good); }), says);
+  std::vector<c10::IValue> values(static_cast<size_t>(size()), good);
+  values.front() = bad;
+  EXPECT_THAT(
+      error_of([&] { (void)scatter_object(values, {.name = "thing", .root = size() - 1}); }),
+      AllOf(says, HasSubstr("\"thing")));
   EXPECT_EQ(broadcast_object(good).toInt(), 1);
 }
 
@@ -230,6 +278,9 @@ TEST(Objects, OfARankThatHasJoined) {
                 AllOf(StartsWith("failed: object \"number\""), HasSubstr(want)));
     EXPECT_THAT(error_of([] { (void)allgather_object(std::string()); }), HasSubstr(want));
     EXPECT_THAT(error_of([] { (void)allgather_object(at::ones({2})); }), HasSubstr(want));
+    EXPECT_THAT(
+        error_of([] { (void)scatter_object(std::vector<int>(static_cast<size_t>(size()))); }),
+        HasSubstr("rank " + std::to_string(size() - 1) + " has joined, and scatter needs"));
   }
   join();
 }

@@ -104,6 +104,35 @@ def test_several_backward_passes_are_one_step(rank, size):
         optimizer.skip_synchronize()
 
 
+@pytest.mark.parametrize("moves_before", [False, True])
+@pytest.mark.parametrize("who", ["last", "all"])
+def test_a_step_that_raises_on_one_rank_raises_on_all(who, moves_before, rank, size):
+    weights = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
+    fails = who == "all" or rank == size - 1
+
+    class Sgd(torch.optim.SGD):
+        def step(self, closure=None):
+            if moves_before:
+                super().step()
+            if fails:
+                raise KeyError("no ink left")
+            return super().step()
+    optimizer = hvd.DistributedOptimizer(Sgd(weights, lr=1.0), op=hvd.Adasum)
+
+    def step():
+        optimizer.zero_grad()
+        sum(each.sum() for each in weights).backward()
+        optimizer.step()
+    with pytest.raises(KeyError if fails else ValueError, match="no ink left") as raised:
+        step()
+    assert fails or f"rank {size - 1}" in str(raised.value)
+    assert all(torch.equal(each, torch.ones_like(each)) for each in weights)
+    fails = False
+    step()
+    moved = 2.0 if moves_before else 1.0
+    assert all(torch.equal(each, torch.full_like(each, 1 - moved)) for each in weights)
+
+
 def test_it_is_a_plain_optimizer_in_a_file(tmp_path):
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0, momentum=0.9),

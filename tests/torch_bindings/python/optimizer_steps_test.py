@@ -127,3 +127,81 @@ def test_a_closure_that_raises_on_one_rank_raises_on_all(kind, rank, size):
     fails = False
     assert float(optimizer.step(closure)) == 5.
     assert hvd.allreduce(weight.detach(), op=hvd.Max).equal(weight.detach())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_a_closure_that_raises_on_one_rank_before_backward_keeps_nobody_waiting(kind, rank, size):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(kind([weight], lr=0.5), [("weight", weight)])
+    fails = rank == size - 1
+
+    def closure():
+        optimizer.zero_grad()
+        if fails:
+            raise KeyError("no ink left")
+        loss = ((weight - 1) * torch.arange(1., 3.)).square().sum()
+        loss.backward()
+        return loss
+    error = KeyError if fails else (RuntimeError, hvd.HorovodInternalError)
+    with pytest.raises(error, match="no ink left" if fails else f"rank {size - 1}"):
+        optimizer.step(closure)
+    fails = False
+    assert float(optimizer.step(closure)) == 5.
+    assert hvd.allreduce(weight.detach(), op=hvd.Max).equal(weight.detach())
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_a_closure_that_synchronizes_makes_one_round(kind, skips, rank, size):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(kind([weight], lr=0.5), [("weight", weight)])
+    evaluations = 0
+    fails = False
+
+    def closure():
+        nonlocal evaluations
+        evaluations += 1
+        optimizer.zero_grad()
+        loss = ((weight - rank) * torch.arange(1., 3.)).square().sum()
+        if evaluations % 2 or rank == 0:  # the others may have no batch
+            loss.backward()
+        optimizer.synchronize()
+        if evaluations == 1:
+            assert weight.grad.tolist() == [-(size - 1), -4 * (size - 1)]
+        torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        if fails and rank == size - 1:
+            raise KeyError("no ink left")
+        return loss
+
+    def step():
+        with optimizer.skip_synchronize() if skips else contextlib.nullcontext():
+            optimizer.step(closure)
+    for _ in range(2):
+        step()
+    assert optimizer.reduction_statistics()["steps"] == evaluations
+    fails = True
+    with pytest.raises(KeyError if rank == size - 1 else ValueError, match="no ink left"):
+        step()
+    fails = False
+    step()
+    assert optimizer.reduction_statistics()["steps"] == evaluations
+    assert hvd.allreduce(weight.detach(), op=hvd.Max).equal(weight.detach())
+
+
+def test_what_a_closure_adds_behind_synchronize_is_reduced(rank, size):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+
+    def closure(adds):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.synchronize()
+        with optimizer.no_sync() if adds == "in no_sync" else contextlib.nullcontext():
+            (weight.sum() * rank).backward()
+        return weight.sum()
+    for adds in ["at once", "in no_sync"]:
+        before = weight.tolist()
+        optimizer.step(lambda: closure(adds))
+        assert weight.tolist() == [each - 1 - (size - 1) / 2 for each in before]
+    assert optimizer.reduction_statistics()["steps"] == 4
+    optimizer.set_weight(rank + 1.0)  # a step begins

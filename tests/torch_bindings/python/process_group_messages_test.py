@@ -66,6 +66,20 @@ def test_send_and_recv(rank, size):
                 assert dist.recv(y, source) == source and y[0] == source
 
 
+def test_a_recv_knows_its_source_in_the_group(rank, size, last_two):
+    if rank < size - 2:
+        return
+    other = size - 1 if rank == size - 2 else size - 2
+    received = torch.empty(1)
+    sent = dist.isend(torch.tensor([float(rank)]), other, group=last_two)
+    came = dist.irecv(received, other, group=last_two)
+    for work in (sent, came):
+        work.wait()
+    assert received[0] == other and came._source_rank() == dist.get_group_rank(last_two, other)
+    with pytest.raises(RuntimeError, match="recv"):
+        sent._source_rank()
+
+
 def test_tags_in_any_order_and_one_tag_in_order(rank, size):
     if rank == 0:
         works = [dist.isend(torch.tensor([float(tag)]), 1, tag=tag) for tag in range(5)]

@@ -1,6 +1,7 @@
 #include "horon/torch_bindings/python/process_group/backend.h"
 
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include <ATen/ops/zeros.h>
@@ -178,13 +179,14 @@ int HoronBackend::other_member(int64_t rank_of_group, std::string_view call) con
                                                  "this group, which has ", getSize(), " ranks"));
 }
 
-WorkPtr HoronBackend::message(OpType type, const torch_detail::Message& message, Tensors& tensors) {
+WorkPtr HoronBackend::message(OpType type, const torch_detail::Message& message, Tensors& tensors,
+                              std::optional<int> source) {
   const auto begun = std::make_shared<Operation>(tensors, timeout_.load());
   begun->count_time_in_wait();
   begun->add(messages_.start(message, begun->outputs().at(0)));
   late_results_->add(begun);
   return c10::make_intrusive<OperationWork>(getRank(), type, order_.count(), begun,
-                                            message_completions_, late_results_);
+                                            message_completions_, late_results_, source);
 }
 
 WorkPtr HoronBackend::send(Tensors& tensors, int to, int tag) {
@@ -194,7 +196,8 @@ WorkPtr HoronBackend::send(Tensors& tensors, int to, int tag) {
 
 WorkPtr HoronBackend::recv(Tensors& tensors, int from, int tag) {
   (void)only(tensors, "recv");
-  return message(OpType::RECV, {other_member(from, "recv"), world_rank(getRank()), tag}, tensors);
+  return message(OpType::RECV, {other_member(from, "recv"), world_rank(getRank()), tag}, tensors,
+                 from);
 }
 
 WorkPtr HoronBackend::recvAnysource(Tensors&, int) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -108,7 +109,9 @@ class HoronBackend final : public ::c10d::Backend {
                   const std::function<void(torch_detail::PendingCollective&)>& prepare,
                   const std::function<void(torch_detail::PendingCollective&, size_t)>& add);
   size_t members() const { return static_cast<size_t>(getSize()); }
-  WorkPtr message(::c10d::OpType type, const torch_detail::Message& message, Tensors& tensors);
+  // `source`: of a recv, the rank of the group.
+  WorkPtr message(::c10d::OpType type, const torch_detail::Message& message, Tensors& tensors,
+                  std::optional<int> source = {});
   WorkPtr allreduce_sparse_tensor(const at::Tensor& tensor,
                                   const ::c10d::AllreduceOptions& options);
   int world_rank(int64_t rank_of_group) const;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "horon/core/base/text.h"
-#include "horon/torch_bindings/python/own_memory.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::python::process_group {
 namespace {
@@ -41,8 +41,11 @@ void require_results(const PendingCollective& pending, size_t outputs, size_t in
 void require_kind_of(const PendingCollective& pending, const at::Tensor& like,
                      const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) {
-    // Torch lets them pass in a list of lists.
-    if (const std::string fault = fault_of_memory(tensor); !fault.empty()) refuse(pending, fault);
+    try {  // torch lets them pass in a list of lists
+      torch_detail::require_memory(tensor, pending.name);
+    } catch (const Error& error) {
+      pending.refuse(error);
+    }
     if (tensor.scalar_type() != like.scalar_type()) {
       refuse(pending, "is of ", like.scalar_type(), " and ", tensor.scalar_type(),
              "; inputs and outputs have one dtype, nothing is converted");

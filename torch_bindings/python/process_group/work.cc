@@ -9,12 +9,13 @@ namespace horon::python::process_group {
 OperationWork::OperationWork(int rank, ::c10d::OpType type, uint64_t number,
                              std::shared_ptr<Operation> operation,
                              std::shared_ptr<CompletionThreads> threads,
-                             std::shared_ptr<LateResults> late_results)
+                             std::shared_ptr<LateResults> late_results, std::optional<int> source)
     : Work(rank, type),
       number_(number),
       operation_(std::move(operation)),
       threads_(std::move(threads)),
-      late_results_(std::move(late_results)) {}
+      late_results_(std::move(late_results)),
+      source_(source) {}
 
 bool OperationWork::isCompleted() { return operation_->completed(); }
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -18,14 +19,16 @@ namespace horon::python::process_group {
 // Who waits for it does the work on its own thread; a future is made when somebody asks for one.
 class OperationWork final : public ::c10d::Work {
  public:
-  // `threads`: for its future. `late_results`: of the group.
+  // `threads`: for its future. `late_results`: of the group. `source`: the rank of the group that a
+  // recv waits for.
   OperationWork(int rank, ::c10d::OpType type, uint64_t number,
                 std::shared_ptr<Operation> operation, std::shared_ptr<CompletionThreads> threads,
-                std::shared_ptr<LateResults> late_results);
+                std::shared_ptr<LateResults> late_results, std::optional<int> source = {});
 
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
+  int sourceRank() const override { return source_ ? *source_ : Work::sourceRank(); }
   std::vector<at::Tensor> result() override { return operation_->outputs(); }
   void synchronize() override { wait(); }
   // kNoTimeout: that of the call, else of the group. Throws Error.
@@ -38,6 +41,7 @@ class OperationWork final : public ::c10d::Work {
   const std::shared_ptr<Operation> operation_;
   const std::shared_ptr<CompletionThreads> threads_;
   const std::shared_ptr<LateResults> late_results_;
+  const std::optional<int> source_;
   std::mutex future_mutex_;
   Future future_;
 };

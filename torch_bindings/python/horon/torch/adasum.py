@@ -10,6 +10,7 @@ import contextlib
 
 import torch
 
+from horon import native
 from horon.torch import collectives
 from horon.torch.compression import Compression
 from horon.torch.wrapped_optimizer import WrappedOptimizer, divide_gradients, wrap
@@ -50,7 +51,11 @@ class _Adasum(WrappedOptimizer):
         return self._step_of_divided(lambda: self._reducing_all_of(step))
 
     def _reducing_all_of(self, step):
-        loss = step()
+        try:
+            loss = step()
+        except BaseException as error:
+            _refuse_moves(self, error)
+            raise
         if self._starts is not None:  # it has caught what a step() within it raised
             self._steps_within = 1
             _after_step(self, (), {})
@@ -133,11 +138,26 @@ def _after_step(optimizer, args, kwargs):
             raise
 
 
+def _refuse_moves(optimizer, error):
+    """A step() of this rank has raised: the others, who wait for its moves, raise too, and nobody
+    has moved."""
+    starts, optimizer._starts = optimizer._starts, None  # none: it has raised with them, or after
+    for parameter, start in starts or []:
+        with torch.no_grad():
+            parameter.copy_(start)
+        collectives.refuse_allreduce(_name_of_move(optimizer, parameter), optimizer._process_set,
+                                     f"step() on rank {native.rank()}: {error}")
+
+
+def _name_of_move(optimizer, parameter):
+    return f"adasum.{optimizer._parameter_names[parameter]}"
+
+
 def _start(optimizer, parameter, start):
     """A function that waits for the move of all ranks."""
     compression = optimizer._compression
     moved, context = compression.compress(parameter.detach() - start)
     handle = collectives.allreduce_async_(
-        moved, name=f"adasum.{optimizer._parameter_names[parameter]}", op=collectives.Adasum,
+        moved, name=_name_of_move(optimizer, parameter), op=collectives.Adasum,
         process_set=optimizer._process_set)
     return lambda: compression.decompress(collectives.synchronize(handle), context)

@@ -88,13 +88,25 @@ def _named(kind, name):
     return f"{kind}.{name}" if name else ""
 
 
-def _refused(error, call):
-    """Tells the ranks that wait for this one what Python finds wrong; the error to raise."""
+def _refuse(call, why):
+    """Tells the ranks that wait for this one."""
     try:
-        native.refuse(call, str(error))
+        native.refuse(call, why)
     except Exception:  # the same error, as C++ raises it; or there is no session to tell it in
         pass
+
+
+def _refused(error, call):
+    """The same, with what Python finds wrong; the error to raise."""
+    _refuse(call, str(error))
     return error
+
+
+def refuse_allreduce(name, process_set, why):
+    """In the place of allreduce_async(name=name) on a rank that can't take part: it fails on the
+    others, with this text."""
+    _refuse(native.Call(_Kind.allreduce, "allreduce", _named("allreduce", name),
+                        process_set.of_call()), why)
 
 
 def _tensors_of(call, kind, given):

@@ -129,6 +129,11 @@ class _Distributed(WrappedOptimizer):
         values = [each._values() if each.is_sparse else each for each in gradients]
         return any(bool((each != 0).any()) for each in values)
 
+    def _is_reduced(self):
+        """synchronize() has reduced all there is: no gradient has come since."""
+        return (self._synchronized and self._rounds_synchronized == self._reducer.rounds and
+                self._reducer.unsynchronized_parameter() == "")
+
     def _forget_step(self):
         self._in_step = False
         self._forget_scaling()
@@ -138,6 +143,7 @@ class _Distributed(WrappedOptimizer):
         self._in_step = False
         self._reducer.synchronize()
         self._synchronized = True
+        self._rounds_synchronized = self._reducer.rounds
 
     @contextlib.contextmanager
     def skip_synchronize(self):
@@ -229,8 +235,7 @@ def _groups(groups, num_groups, names):
 
 
 def _with_gradients(named):
-    """Those that can have gradients, ready for the hooks of C++: integers can't. (Complex ones can,
-    and C++ refuses them.)"""
+    """Those that can have gradients, ready for the hooks of C++: integers can't."""
     reduced = [(name, parameter) for name, parameter in named
                if parameter.is_floating_point() or parameter.is_complex()]
     for _, parameter in reduced:
@@ -306,9 +311,15 @@ def _reducing(optimizer, closure):
     def evaluate():
         reducer = optimizer._reducer
         rounds = reducer.rounds
+        optimizer._synchronized = False
         try:
-            loss = closure()
-            reducer.synchronize()
+            try:
+                loss = closure()
+            except BaseException:
+                reducer.give_up_round(rounds)  # for which the others may wait
+                raise
+            if not optimizer._is_reduced():
+                reducer.synchronize()
         except BaseException as error:
             optimizer._forget_step()  # it ends this step
             if reducer.others_go_on(rounds):  # and wait for this rank's loss
