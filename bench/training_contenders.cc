@@ -15,6 +15,7 @@
 #include <torch/optim/sgd.h>
 
 #include "horon/bench/models.h"
+#include "horon/bench/slow_network_training.h"
 #include "horon/core/base/error.h"
 #include "horon/ops/session/running_job.h"
 #include "horon/torch_bindings/collectives/collectives.h"
@@ -32,12 +33,6 @@ struct Contender {
   std::string name;
   std::function<void()> step;
 };
-
-std::vector<at::Tensor> tensors_of(const TrainingModel& model) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : model.parameters) tensors.push_back(tensor);
-  return tensors;
-}
 
 template <class Optimizer, class Step>
 void train(const TrainingModel& model, Optimizer& optimizer, const Step& step) {
@@ -199,6 +194,34 @@ struct ShardedTraining {
   DistributedOptimizer<Opt> optimizer;
 };
 
+// The contenders that a plan asks for beside those that there always are.
+template <class Opt>
+class MoreContenders {
+ public:
+  template <class Options>
+  MoreContenders(const std::string& name, const Options& options, const TrainingPlan& plan) {
+    if (plan.shard) sharded_.emplace(name, options, plan.device);
+    if (plan.local_steps > 0) local_.emplace(name, options, plan.device, plan.local_steps);
+    if (plan.power_sgd > 0) power_sgd_.emplace(name, options, plan.device, plan.power_sgd);
+  }
+  void add_to(std::vector<Contender>& contenders, bool fuses) {
+    if (sharded_) sharded_->add_to(contenders, fuses);
+    if (local_) contenders.push_back({"local_sgd", [this] { local_->step(); }});
+    if (power_sgd_) contenders.push_back({"power_sgd", [this] { power_sgd_->step(); }});
+  }
+  // At the end.
+  bool have_equal_ranks() {
+    if (local_) local_->local.average();
+    return (!sharded_ || ranks_agree(sharded_->model)) && (!local_ || ranks_agree(local_->model)) &&
+           (!power_sgd_ || ranks_agree(power_sgd_->model));
+  }
+
+ private:
+  std::optional<ShardedTraining<Opt>> sharded_;
+  std::optional<LocalSgdTraining<Opt>> local_;
+  std::optional<PowerSgdTraining<Opt>> power_sgd_;
+};
+
 template <class Opt, class Options>
 TrainingTimes time_optimizer(const std::string& name, const Options& options,
                              const TrainingPlan& plan, MpiPeer& peer) {
@@ -208,8 +231,7 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
   Opt plain(tensors_of(alone), options);
   DistributedOptimizer<Opt> distributed(Opt(tensors_of(shared), options), shared.parameters,
                                         {.name = "bench." + name});
-  std::optional<ShardedTraining<Opt>> sharded;
-  if (plan.shard) sharded.emplace(name, options, plan.device);
+  MoreContenders<Opt> more(name, options, plan);
   torch_detail::FusedUpdate fused(FusedStep::WherePossible);
   const auto train_alone = [&] { train(alone, plain, [&] { plain.step(); }); };
   const auto train_shared = [&](FusedStep wish) {
@@ -217,7 +239,9 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
     train(shared, distributed, [&] { distributed.step(); });
   };
   BareAllreduces gradients;
-  gradients.learn(distributed, plan.device);
+  // A rank that is alone has no buckets, but makes some for whoever wants to learn of them.
+  const bool reduces = size() > 1 || plan.buckets;
+  if (reduces) gradients.learn(distributed, plan.device);
   std::vector<Contender> contenders{
       {"alone", train_alone},
       {"horon", [&] { train_shared(FusedStep::Never); }},
@@ -227,19 +251,17 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
          wait_for(plan.device);
          peer.barrier();
        }},
-      {"gradients", [&] { gradients.reduce(); }},  // behind a step of Horon, which has shown them
   };
+  // Behind a step of Horon, which has shown them.
+  if (reduces) contenders.push_back({"gradients", [&] { gradients.reduce(); }});
   // Autotuning would take a fused step for the same step with better buckets.
   const bool fuses = plan.device.is_cpu() && !ops::runtime().config().autotune;
   if (fuses) {
     contenders.push_back({"horon_fused", [&] { train_shared(FusedStep::WherePossible); }});
-    contenders.push_back({"alone_fused", [&] {
-                            train(alone, plain, [&] {
-                              HORON_CHECK(fused.update(plain), "the step could not be fused");
-                            });
-                          }});
+    const auto update = [&] { HORON_CHECK(fused.update(plain), "the step could not be fused"); };
+    contenders.push_back({"alone_fused", [&, update] { train(alone, plain, update); }});
   }
-  if (sharded) sharded->add_to(contenders, fuses);
+  more.add_to(contenders, fuses);
   TrainingTimes times;
   times.model = name;
   times.tensors = static_cast<int64_t>(alone.parameters.size());
@@ -258,7 +280,7 @@ TrainingTimes time_optimizer(const std::string& name, const Options& options,
   for (auto* all : {&times.seconds, &times.cpu_seconds}) {
     for (auto& [contender, seconds] : *all) seconds = reduced(seconds, ReduceOp::Average);
   }
-  times.ranks_agree = ranks_agree(shared) && (!sharded || ranks_agree(sharded->model));
+  times.ranks_agree = ranks_agree(shared) && more.have_equal_ranks();
   return times;
 }
 

@@ -16,10 +16,13 @@ namespace horon::bench {
 struct TrainingPlan {
   std::string optimizer = "sgd";  // with momentum; or "adam", "adamw"
   at::Device device = at::kCPU;
-  int blocks = 11;       // for each contender
-  int steps = 0;         // in a block; 0: as many as take about half a second
-  int warmup_steps = 3;  // at least 1
-  bool shard = false;    // also time optimizers whose state is shared out over the ranks
+  int blocks = 11;          // for each contender
+  int steps = 0;            // in a block; 0: as many as take about half a second
+  int warmup_steps = 3;     // at least 1
+  bool shard = false;       // also time optimizers whose state is shared out over the ranks
+  int64_t local_steps = 0;  // also time LocalSgd with an average after so many; 0: not
+  int64_t power_sgd = 0;    // also time PowerSgd with matrices of this rank; 0: not
+  bool buckets = false;     // gradients of one rank go through buckets too, as between ranks
 };
 
 struct TrainingTimes {
@@ -34,7 +37,10 @@ struct TrainingTimes {
   //   horon        DistributedOptimizer with FusedStep::Never
   //   horon_fused  DistributedOptimizer with FusedStep::WherePossible
   //   horon_sharded, horon_fused_sharded   the same two with shard_optimizer_state, if asked for
-  //   gradients    allreduces as long as the first buckets of `horon`, without a step
+  //   local_sgd    LibTorch's step and LocalSgd, if asked for
+  //   power_sgd    PowerSgd and LibTorch's step, if asked for
+  //   gradients    allreduces as long as the first buckets of `horon`, without a step; not on one
+  //                rank, which has no buckets, unless it is to have some
   // On GPUs, and where HORON_AUTOTUNE is on, without those whose step is fused.
   std::map<std::string, std::vector<double>> seconds;
   // The same for the CPU time of all threads of a rank, which depends less on what else the machine
@@ -47,7 +53,8 @@ struct TrainingTimes {
   std::vector<double> ratios(const std::string& contender, const std::string& base) const;
   std::vector<double> cpu_ratios(const std::string& contender, const std::string& base) const;
   // Of each block: how much of the time of the allreduces alone the steps hide. 1: all of it, 0:
-  // the step takes as long as one without communication and the allreduces behind each other.
+  // the step takes as long as one without communication and the allreduces behind each other. Only
+  // with `gradients`.
   std::vector<double> hidden() const;
 };
 

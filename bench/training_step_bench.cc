@@ -11,10 +11,13 @@
 
 #include "horon/bench/json_file.h"
 #include "horon/bench/models.h"
+#include "horon/bench/standard_output.h"
 #include "horon/bench/statistics.h"
 #include "horon/bench/training_contenders.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/replace_file.h"
 #include "horon/core/base/version.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/session.h"
 
 namespace {
@@ -79,7 +82,8 @@ void print_model(const TrainingTimes& times) {
       static_cast<long long>(times.tensors), times.steps, times.exposed_s * 1e3,
       times.ranks_agree ? "yes" : "NO");
   // Shorter ones are lost in the spread of the steps.
-  if (bench::median(times.ratios("gradients", "floor")) >= kGradientsShareMin) {
+  if (times.seconds.contains("gradients") &&
+      bench::median(times.ratios("gradients", "floor")) >= kGradientsShareMin) {
     std::printf("# %s: of its allreduces a step hides %s\n", times.model.c_str(),
                 text_of(times.hidden()).c_str());
   }
@@ -115,8 +119,10 @@ nlohmann::json to_json(const TrainingTimes& times) {
                       {"ratio_quartiles", ratio_quartiles},
                       {"over_floor_quartiles", over_floor_quartiles},
                       {"exposed_ms", times.exposed_s * 1e3},
-                      {"hidden_quartiles", to_json(bench::quartiles(times.hidden()))},
                       {"ranks_agree", times.ranks_agree}};
+  if (times.seconds.contains("gradients")) {
+    json["hidden_quartiles"] = to_json(bench::quartiles(times.hidden()));
+  }
   if (times.seconds.contains("horon_fused")) {
     json["over_floor_fused"] = bench::median(times.ratios("horon_fused", "floor"));
   }
@@ -124,6 +130,9 @@ nlohmann::json to_json(const TrainingTimes& times) {
 }
 
 int measure_all(const Options& options) {
+  horon::on_all_ranks([&] {  // before all the work
+    if (rank() == 0 && !options.json.empty()) core::require_replaceable(options.json);
+  });
   if (rank() == 0) print_titles(options);
   bool all_agree = true;
   nlohmann::json models = nlohmann::json::array();
@@ -163,6 +172,14 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember(bench::training_optimizers()));
   app.add_flag("--shard", options.plan.shard,
                "also time steps with the optimizer's state shared out over the ranks");
+  app.add_option("--local-sgd", options.plan.local_steps,
+                 "also time LocalSgd, which averages after so many steps; 0: not")
+      ->check(CLI::Range(0, 100'000));
+  app.add_option("--power-sgd", options.plan.power_sgd,
+                 "also time PowerSgd, whose matrices have this rank; 0: not")
+      ->check(CLI::Range(0, 1'000));
+  app.add_flag("--buckets", options.plan.buckets,
+               "on one rank too, gradients go through buckets and allreduces, as between ranks");
   app.add_option("--blocks", options.plan.blocks, "blocks of steps of each contender")
       ->check(CLI::Range(1, 100'000));
   app.add_option("--steps", options.plan.steps, "steps in a block; 0: about half a second")
@@ -176,7 +193,7 @@ int main(int argc, char** argv) {
     options.plan.device = device_of_rank(options.device);
     const int code = measure_all(options);
     horon::shutdown();
-    return code;
+    return bench::code_with_output("training_step_bench", code);
   } catch (const std::exception& error) {
     (void)std::fprintf(stderr, "training_step_bench: %s\n", error.what());
     return 1;

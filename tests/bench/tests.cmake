@@ -87,7 +87,8 @@ if(TARGET training_step_bench)
   horon_bench_test(bench_training_step 1 training $<TARGET_FILE:training_step_bench>
                    --models deep,tiny,cnn --blocks 2 --steps 2 --warmup-steps 1)
   horon_bench_test(bench_training_step 2 training $<TARGET_FILE:training_step_bench>
-                   --models deep,tiny,cnn --blocks 2 --steps 2 --warmup-steps 1)
+                   --models deep,tiny,cnn --blocks 2 --steps 2 --warmup-steps 1
+                   --shard --local-sgd 3 --power-sgd 2)
   horon_bench_test(bench_autotune 2 autotune $<TARGET_FILE:training_step_bench>
                    --models deep --blocks 2 --steps 30 --warmup-steps 2)
 endif()

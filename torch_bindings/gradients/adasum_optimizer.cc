@@ -6,8 +6,11 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
+#include "horon/torch_bindings/collectives/call_names.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -55,12 +58,14 @@ void AdasumSteps::begin(const Groups& groups) {
   }
 }
 
+std::string AdasumSteps::name_of(size_t number) const { return concat(options_.name, ".", number); }
+
 // A move is reduced where the parameter lies.
 Handle AdasumSteps::start(const Moved& moved, size_t number) const {
   moved.parameter.sub_(moved.start);
   const bool narrows = moved.parameter.scalar_type() == at::kFloat;
   return allreduce_async_(moved.parameter,
-                          {.name = concat(options_.name, ".", number),
+                          {.name = name_of(number),
                            .op = ReduceOp::Adasum,
                            .process_set = options_.process_set,
                            .compression = narrows ? options_.compression : Compression::None});
@@ -71,7 +76,17 @@ void AdasumSteps::put_back(const std::vector<Moved>& moved) {
   for (const Moved& each : moved) each.parameter.copy_(each.start);
 }
 
-void AdasumSteps::undo() { put_back(std::exchange(moved_, {})); }
+void AdasumSteps::undo() {
+  const std::string why = concat("step() on rank ", rank(), ": ", core::current_error().what());
+  const std::vector<Moved> moved = std::exchange(moved_, {});
+  put_back(moved);
+  std::vector<std::string> names;
+  for (size_t i = 0; i < moved.size(); ++i) names.push_back(name_of(i));
+  try {
+    refuse_calls(names, options_.process_set, why);
+  } catch (const Error&) {  // this rank throws what has happened here
+  }
+}
 
 void AdasumSteps::end() {
   const std::vector<Moved> moved = std::move(moved_);

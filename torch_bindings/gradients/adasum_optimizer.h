@@ -58,8 +58,8 @@ class AdasumSteps {
   void begin(const Groups& groups);
   // After it. Collective. Throws as allreduce_(); then the parameters are where they were before.
   void end();
-  // In its place, where the optimizer's own step has thrown: the parameters are where they were
-  // before, as on the ranks that this one's next step is combined with.
+  // In its place, in the handler of what the optimizer's own step has thrown: the parameters are
+  // where they were before, on all ranks, and end() throws on the others.
   void undo();
 
  private:
@@ -69,6 +69,7 @@ class AdasumSteps {
   };
 
   static void put_back(const std::vector<Moved>& moved);
+  std::string name_of(size_t number) const;
   // Reduces what the parameter has moved by.
   Handle start(const Moved& moved, size_t number) const;
 
@@ -91,7 +92,7 @@ class AdasumOptimizer : public Opt,
       : Opt(std::move(optimizer)), steps_(options, this->param_groups()) {}
 
   // Opt::step() on this rank, with the closure and what it returns; then the moves of all ranks are
-  // combined. Collective.
+  // combined. Collective. If it throws on one rank it does on all, and none has moved.
   at::Tensor step(typename Opt::LossClosure closure = nullptr) override {
     steps_.begin(this->param_groups());
     at::Tensor loss;

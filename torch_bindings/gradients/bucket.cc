@@ -44,21 +44,26 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
       set_(settings.set),
       sparse_(layouts[slots_.front()].sparse),
       dtype_(layouts[slots_.front()].dtype),
+      real_dtype_(layouts[slots_.front()].real_dtype()),
       has_flags_(settings.has_round_flags() && !sparse_),
       device_(layouts[slots_.front()].device) {
-  for (const size_t slot : slots_) elements_ += layouts[slot].elements();
-  const bool in_blocks = settings.compression == Compression::Int8 && dtype_ == at::kFloat;
-  flags_begin_ = in_blocks ? core::round_up(elements_, ops::kInt8BlockElements) : elements_;
+  for (const size_t slot : slots_) {
+    elements_ += layouts[slot].elements();
+    reals_ += layouts[slot].reals();
+  }
+  const bool in_blocks = settings.compression == Compression::Int8 && real_dtype_ == at::kFloat;
+  flags_begin_ = in_blocks ? core::round_up(reals_, ops::kInt8BlockElements) : reals_;
   const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
-  const size_t bytes = std::max<size_t>(1, bytes_of(elements_));  // the flags are in no tensor
-  const int64_t all_elements = has_flags_ ? flags_begin_ + kFlagElements : elements_;
+  const size_t bytes = std::max<size_t>(1, bytes_of(reals_));  // the flags are in no tensor
+  const int64_t all_reals = has_flags_ ? flags_begin_ + kFlagElements : reals_;
   const bool idle = sparse_ || untouched;
-  size_t all_bytes = std::max(bytes, bytes_of(all_elements));
+  size_t all_bytes = std::max(bytes, bytes_of(all_reals));
   const size_t narrow_at = (all_bytes + kLine - 1) / kLine * kLine;
   // On a GPU the runtime narrows: one launch for all.
-  if (!idle && device_.is_cpu() && dtype_ == at::kFloat && core::is_16_bit(settings.compression)) {
+  if (!idle && device_.is_cpu() && real_dtype_ == at::kFloat &&
+      core::is_16_bit(settings.compression)) {
     narrow_ = {nullptr, core::narrow_type(settings.compression), settings.prescale};
-    all_bytes = narrow_at + static_cast<size_t>(all_elements) * size_of(narrow_.dtype);
+    all_bytes = narrow_at + static_cast<size_t>(all_reals) * size_of(narrow_.dtype);
   }
   take_memory(all_bytes, idle);
   if (all_bytes > narrow_at) narrow_.memory = memory_.get() + narrow_at;
@@ -72,11 +77,11 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
   for (const size_t slot : slots_) {
     const GradientLayout& layout = layouts[slot];
     parts_.emplace_back(layout, storage_.unsafeGetStorageImpl(), memory_.get(), narrow_, offset);
-    parts.push_back({layout.compared_name(), layout.sizes});
+    parts.push_back({layout.compared_name(), layout.real_sizes()});
     offset += layout.elements();
   }
   auto spec =
-      std::make_shared<core::EntrySpec>(gradient_spec(settings, data_type_of(make_view(0), name_)));
+      std::make_shared<core::EntrySpec>(gradient_spec(settings, data_type_of(real_dtype_, name_)));
   spec->parts = std::move(parts);
   spec_ = std::move(spec);
 }
@@ -117,12 +122,12 @@ void GradientBucket::name_plan(const std::string& plan) {
   if (!has_flags_) return;
   auto spec = std::make_shared<core::EntrySpec>(*spec_);
   spec->parts.resize(slots_.size());
-  spec->parts.push_back({plan, {flags_begin_ - elements_ + kFlagElements}});
+  spec->parts.push_back({plan, {flags_begin_ - reals_ + kFlagElements}});
   spec_ = std::move(spec);
 }
 
 void GradientBucket::submit(std::vector<bool> absent, const RoundFlags& flags, bool flags_count) {
-  int64_t count = elements_;
+  int64_t count = reals_;
   if (has_flags_) {
     write_flags(flags);
     count = flags_begin_ + kFlagElements;
@@ -175,16 +180,16 @@ void GradientBucket::note_reader() const {
 void GradientBucket::write_flags(const RoundFlags& flags) {
   if (!narrows()) {
     // What lies before them shares a block with gradients, of which one may have been NaN.
-    std::memset(memory_.get() + bytes_of(elements_), 0, bytes_of(flags_begin_ - elements_));
-    return flags.write(memory_.get() + bytes_of(flags_begin_), dtype_);
+    std::memset(memory_.get() + bytes_of(reals_), 0, bytes_of(flags_begin_ - reals_));
+    return flags.write(memory_.get() + bytes_of(flags_begin_), real_dtype_);
   }
   const bool half = narrow_.dtype == DataType::Float16;
-  flags.write(narrow_.memory + static_cast<size_t>(elements_) * size_of(narrow_.dtype),
+  flags.write(narrow_.memory + static_cast<size_t>(reals_) * size_of(narrow_.dtype),
               half ? at::kHalf : at::kBFloat16);
 }
 
 void GradientBucket::add_flags_to(RoundFlags& flags) const {
-  if (has_flags_) flags.add(memory_.get() + bytes_of(flags_begin_), dtype_);
+  if (has_flags_) flags.add(memory_.get() + bytes_of(flags_begin_), real_dtype_);
 }
 
 void GradientBucket::refuse(const Error& error) {

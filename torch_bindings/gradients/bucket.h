@@ -2,8 +2,9 @@
 //
 // A bucket is one entry of the runtime (one part per parameter) and one stretch of memory that the
 // collectives use without a copy. The gradients lie in it one behind the other without gaps, so
-// that the entry has a single MemoryPart and nothing is packed a second time. Behind them lie the
-// flags of the round, where the ranks send them (GradientSettings::has_round_flags()); with
+// that the entry has a single MemoryPart and nothing is packed a second time. Complex gradients
+// have buckets of their own; for the runtime each number there is two real ones. Behind them lie
+// the flags of the round, where the ranks send them (GradientSettings::has_round_flags()); with
 // Compression::Int8 in a block of their own, since in one with gradients the smaller would be lost.
 //
 // With compression to 16 bits a bucket has a second stretch of memory, of half the size, for what
@@ -71,7 +72,7 @@ class GradientBucket {
 
   const std::string& name() const { return name_; }
   const std::vector<size_t>& slots() const { return slots_; }
-  int64_t elements() const { return elements_; }
+  int64_t reals() const { return reals_; }
   // Its only gradient stays sparse: it is never submitted.
   bool is_sparse() const { return sparse_; }
   // Its gradients travel in 16 bits.
@@ -90,19 +91,21 @@ class GradientBucket {
   at::Tensor make_view(int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const;
   void take_memory(size_t bytes, bool idle);
   void write_flags(const RoundFlags& flags);
-  size_t bytes_of(int64_t elements) const {
-    return static_cast<size_t>(elements) * c10::elementSize(dtype_);
+  size_t bytes_of(int64_t reals) const {
+    return static_cast<size_t>(reals) * c10::elementSize(real_dtype_);
   }
 
   std::string name_;
   std::vector<size_t> slots_;
   uint32_t set_;
   bool sparse_;
-  at::ScalarType dtype_;
+  at::ScalarType dtype_;       // of the gradients
+  at::ScalarType real_dtype_;  // of what travels
   std::vector<BucketPart> parts_;
   int64_t elements_ = 0;  // of the gradients
+  int64_t reals_ = 0;     // of the gradients, as they travel
   bool has_flags_;
-  int64_t flags_begin_ = 0;  // elements
+  int64_t flags_begin_ = 0;  // in real_dtype_
   NarrowMemory narrow_;      // in memory_
   std::shared_ptr<std::byte> memory_;
   // On a GPU: what memory_ is of, and the stream that LibTorch has given it for.

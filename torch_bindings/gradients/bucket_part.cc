@@ -20,11 +20,14 @@ BucketPart::BucketPart(const GradientLayout& layout, const c10::StorageImpl* sto
     : storage_(storage),
       begin_(memory + offset * static_cast<int64_t>(c10::elementSize(layout.dtype))),
       elements_(layout.elements()),
+      reals_of_each_(c10::isComplexType(layout.dtype) ? 2 : 1),
       offset_(offset),
       narrow_(narrow),
       device_(layout.device),
       dtype_(c10::scalarTypeToTypeMeta(layout.dtype)) {
-  if (narrows()) narrow_.memory += offset * static_cast<int64_t>(size_of(narrow.dtype));
+  if (narrows()) {
+    narrow_.memory += offset * reals_of_each_ * static_cast<int64_t>(size_of(narrow.dtype));
+  }
   shape_.set_sizes(layout.sizes);
   shape_.set_strides(layout.strides);
 }
@@ -55,8 +58,9 @@ void BucketPart::narrow(const at::Tensor& from, const at::Tensor& view) const {
   const auto element = static_cast<int64_t>(size_of(narrow_.dtype));
   for_each_range_of(view, [&](int64_t begin, int64_t end) {
     const core::PlainFloatMode float_mode;  // the bits of all ranks are rounded alike
-    ops::narrow(narrow_.dtype, source + begin, narrow_.memory + begin * element, end - begin,
-                narrow_.factor);
+    const int64_t first = begin * reals_of_each_;
+    ops::narrow(narrow_.dtype, source + first, narrow_.memory + first * element,
+                end * reals_of_each_ - first, narrow_.factor);
   });
 }
 

@@ -83,6 +83,7 @@ class BucketPart {
   const c10::StorageImpl* storage_ = nullptr;
   std::byte* begin_ = nullptr;
   int64_t elements_ = 0;
+  int64_t reals_of_each_ = 1;  // 2 of complex numbers
   int64_t offset_ = 0;
   NarrowMemory narrow_;  // of this part
   c10::Device device_{c10::kCPU};

@@ -214,9 +214,15 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
                                     const ::torch::optim::Optimizer::LossClosure& closure) {
   const at::AutoGradMode with_gradients(true);
   at::Tensor loss;
+  const int64_t rounds = reducer_.statistics().steps;
   run_or_refuse(
       [&] {
-        loss = closure();
+        try {
+          loss = closure();
+        } catch (...) {
+          reducer_.give_up_round(rounds);
+          throw;
+        }
         before_step(groups);  // each evaluation is a step of the reducer
       },
       [this](const std::string& why) {  // the others wait for this rank's loss
@@ -268,6 +274,7 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
                              "differently, so they would not call the closure alike"));
   }
   (void)fused_->knows(optimizer);
+  scaling_->decide(optimizer.param_groups());  // nothing; the last step may have been left out
   reducer_.impl_->note_step(false);
   // For the reducer each evaluation is a step; for the program all of them are one.
   const std::optional<double> weight = reducer_.impl_->weight();

@@ -15,6 +15,7 @@
 #include <c10/util/Half.h>
 
 #include "horon/torch_bindings/tensors/memory_ranges.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::torch_detail {
 namespace {
@@ -65,6 +66,7 @@ double squares_of(const at::Tensor& dense) {
 
 double sum_of_squares(const at::Tensor& gradient) {
   if (gradient.layout() != at::kStrided) return sum_of_squares(gradient.coalesce().values());
+  if (gradient.is_complex()) return sum_of_squares(real_view(gradient));
   if (!gradient.is_non_overlapping_and_dense()) return sum_of_squares(gradient.contiguous());
   switch (gradient.scalar_type()) {
     case at::kFloat:

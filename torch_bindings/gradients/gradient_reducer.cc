@@ -67,6 +67,10 @@ bool GradientReducer::others_go_on(int64_t rounds) {
   return is_initialized() && statistics().steps > rounds && impl_->leave_step();
 }
 
+void GradientReducer::give_up_round(int64_t rounds) {
+  if (is_initialized() && statistics().steps == rounds) impl_->give_up_round();
+}
+
 const GradientReducerOptions& GradientReducer::options() const { return impl_->options(); }
 
 GradientReducer::NoSync::NoSync(std::shared_ptr<std::atomic<int>> depth)

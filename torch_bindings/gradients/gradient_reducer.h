@@ -114,8 +114,8 @@ struct GradientReducerOptions {
   // through the host. Their length in bytes, as far as the collective can do that; 0: it chooses.
   // It changes no bits of the result. Empty: HORON_PIECE_BYTES.
   std::optional<int64_t> piece_bytes = {};
-  // float32 gradients travel in 16 bits, or between hosts in blocks of int8, and are summed in
-  // float32. Other dtypes ignore it.
+  // float32 and complex64 gradients travel in 16 bits (each part of a complex number), or between
+  // hosts in blocks of int8, and are summed in float32. Other dtypes ignore it.
   Compression compression = Compression::None;
   // k backward passes make one step: their gradients add up on this rank, and buckets are submitted
   // in the k-th pass. The sum over the passes is not divided by k; see the next option. Passes are
@@ -167,8 +167,8 @@ struct GradientReducerOptions {
   // torch::nn::utils::clip_grad_norm_() would. Above 0; infinity: the norm is only computed.
   std::optional<double> clip_grad_norm = {};
   // The largest absolute value of an element of a gradient, as clip_grad_value_() has it. Above 0;
-  // not together with a clip_grad_norm that clips. It takes a pass of its own, also where the step
-  // is fused; a NaN stays.
+  // not together with a clip_grad_norm that clips, nor for complex parameters. It takes a pass of
+  // its own, also where the step is fused; a NaN stays.
   std::optional<double> clip_grad_value = {};
 
   // Of DistributedOptimizer<Opt> as well. The state of the optimizer (momentum, ...) is shared out
@@ -199,12 +199,12 @@ struct GradientStatistics {
 
 class GradientReducer {
  public:
-  // Parameters: leaves, dense, floating, all on the CPU or all on the rank's GPU; frozen ones may
-  // be unfrozen later. Those of other dtypes (complex, say) may only stay frozen. One that is
-  // listed twice (tied) counts once, by its first name. Of a module: its parameters, not its
-  // buffers. Local: no communication. Throws Error(NotInitialized); Error(InvalidArgument) naming a
-  // parameter, an option (also one that is for DistributedOptimizer alone), or a name that stands
-  // for two parameters.
+  // Parameters: leaves, dense, floating or complex (64 and 128 bits; Average and Sum), all on the
+  // CPU or all on the rank's GPU; frozen ones may be unfrozen later. Those of other dtypes may only
+  // stay frozen. One that is listed twice (tied) counts once, by its first name. Of a module: its
+  // parameters, not its buffers. Local: no communication. Throws Error(NotInitialized);
+  // Error(InvalidArgument) naming a parameter, an option (also one that is for DistributedOptimizer
+  // alone), or a name that stands for two parameters.
   explicit GradientReducer(const NamedTensors& parameters, GradientReducerOptions options = {});
   explicit GradientReducer(const torch::nn::Module& module, GradientReducerOptions options = {});
   // Removes the hooks. Waits for buckets in flight, at most HORON_SHUTDOWN_TIMEOUT_S, and not while
@@ -295,6 +295,9 @@ class GradientReducer {
   // go on and wait for this rank there. Then its step is over too. `rounds`: statistics().steps
   // before.
   bool others_go_on(int64_t rounds);
+  // For the same: after an exception on this rank before this step's round, for which the others
+  // wait. Their round fails with an error that names this rank. Does nothing if one has begun.
+  void give_up_round(int64_t rounds);
 
   // Those of the constructor, with what set_backward_passes_per_step() has changed.
   const GradientReducerOptions& options() const;

@@ -77,10 +77,11 @@ void LateParts::submit(size_t index, const GradientSlot& slot) {
   }
   if (slot.sparse().defined()) memory.add_(slot.sparse());  // some rank's is dense, so all are
   check_finite({""}, name, slot, memory);
-  const auto spec = flat_spec(gradient_spec(settings_, data_type_of(view, slot.name())),
-                              slot.name(), view.sizes().vec());
+  const at::Tensor reals = real_view(memory);
+  const auto spec = flat_spec(gradient_spec(settings_, data_type_of(reals, slot.name())),
+                              slot.name(), reals.sizes().vec());
   reduction.handle =
-      submit_in_place(settings_.set, name, spec, memory.mutable_data_ptr(), memory.numel(),
+      submit_in_place(settings_.set, name, spec, memory.mutable_data_ptr(), reals.numel(),
                       std::make_shared<at::Tensor>(memory), memory.device());
   reduction.memory = std::move(memory);
 }

@@ -71,6 +71,12 @@ int64_t GradientLayout::bytes() const {
   return elements() * static_cast<int64_t>(c10::elementSize(dtype));
 }
 
+std::vector<int64_t> GradientLayout::real_sizes() const {
+  std::vector<int64_t> all = sizes;
+  if (c10::isComplexType(dtype)) all.push_back(2);
+  return all;
+}
+
 bool GradientLayout::fits(const at::Tensor& parameter) const {
   return parameter.scalar_type() == dtype && parameter.device() == device &&
          parameter.sizes() == at::IntArrayRef(sizes) &&
@@ -83,11 +89,23 @@ std::string GradientLayout::compared_name() const {
   return core::concat(name, core::kStridesRemark, core::shape_text(strides), ")");
 }
 
-GradientLayout layout_of(const at::Tensor& parameter, const std::string& name) {
-  check_tensor(parameter, name);
+GradientLayout layout_of(const at::Tensor& parameter, const std::string& name, ReduceOp op) {
+  check_tensor(parameter.is_complex() ? real_view(parameter) : parameter, name);
   if (!parameter.is_leaf()) {
     throw Error(ErrorCode::InvalidArgument,
                 core::concat("parameter \"", name, "\" is the result of an operation, not a leaf"));
+  }
+  if (parameter.scalar_type() == at::kComplexHalf) {  // LibTorch computes little with it
+    throw Error(
+        ErrorCode::InvalidArgument,
+        core::concat("parameter \"", name, "\" is of dtype ComplexHalf, whose gradients ",
+                     "can't be reduced; use complex64, with compression if it is to travel ",
+                     "in 16 bits"));
+  }
+  if (parameter.is_complex() && op != ReduceOp::Average && op != ReduceOp::Sum) {
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("parameter \"", name, "\" is complex, which has no ", to_string(op),
+                             "; use Sum or Average"));
   }
   GradientLayout layout{name, parameter.scalar_type(), parameter.sizes().vec(),
                         gradient_strides(parameter), parameter.requires_grad()};

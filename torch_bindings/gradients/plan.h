@@ -9,6 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "horon/core/base/entry_spec.h"
+
 namespace horon::torch_detail {
 
 // Where the elements of one gradient lie relative to each other: as in the parameter if that is
@@ -24,6 +26,10 @@ struct GradientLayout {
 
   int64_t elements() const;
   int64_t bytes() const;
+  // A complex number travels as two real ones: the dtype, number and sizes of what travels.
+  at::ScalarType real_dtype() const { return c10::toRealValueType(dtype); }
+  int64_t reals() const { return c10::isComplexType(dtype) ? 2 * elements() : elements(); }
+  std::vector<int64_t> real_sizes() const;
   // Has the parameter still this dtype, device, shape and strides?
   bool fits(const at::Tensor& parameter) const;
   // The name that ranks compare: those that hold one parameter in different layouts would add
@@ -31,8 +37,8 @@ struct GradientLayout {
   std::string compared_name() const;
 };
 
-// Throws Error(InvalidArgument) naming the parameter if collectives can't use its gradients.
-GradientLayout layout_of(const at::Tensor& parameter, const std::string& name);
+// Throws Error(InvalidArgument) naming the parameter if `op` can't reduce its gradients.
+GradientLayout layout_of(const at::Tensor& parameter, const std::string& name, ReduceOp op);
 
 // Indices into layouts.
 using SlotGroups = std::vector<std::vector<size_t>>;

@@ -17,6 +17,11 @@ using namespace torch_detail;
 namespace {
 
 // All gradients of a reducer are in the order of the streams of one device.
+bool can_be_reduced(const at::Tensor& parameter, bool linear) {
+  if (parameter.is_complex()) return linear && parameter.scalar_type() != at::kComplexHalf;
+  return parameter.is_floating_point() && !is_moved_only(parameter);
+}
+
 void require_device(c10::Device device, const std::string& of_first,
                     std::span<const GradientLayout> layouts) {
   for (const GradientLayout& layout : layouts) {
@@ -46,14 +51,13 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
       throw Error(ErrorCode::InvalidArgument,
                   core::concat("parameter \"", name, "\" is undefined"));
     }
-    if (!parameter.requires_grad() &&
-        (!parameter.is_floating_point() || is_moved_only(parameter))) {
+    if (!parameter.requires_grad() && !can_be_reduced(parameter, settings_.is_linear())) {
       left_out.emplace_back(name, parameter);
       continue;
     }
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     names.add({name, parameter}, "parameter");
-    added.push_back(layout_of(parameter, name));
+    added.push_back(layout_of(parameter, name, settings_.op));
     accepted.emplace_back(name, parameter);
   }
   if (!slots_.empty()) {
@@ -95,7 +99,7 @@ void GradientReducer::Impl::add_parameters(const NamedTensors& parameters) {
 // One that was unfrozen since would be trained by the gradients of each rank.
 void GradientReducer::Impl::check_left_out() const {
   for (const auto& [name, parameter] : left_out_) {
-    if (parameter.requires_grad()) (void)layout_of(parameter, name);  // throws
+    if (parameter.requires_grad()) (void)layout_of(parameter, name, settings_.op);  // throws
   }
 }
 
@@ -194,7 +198,7 @@ void GradientReducer::Impl::use_buckets() {
 std::vector<GradientLayout> GradientReducer::Impl::current_layouts() const {
   std::vector<GradientLayout> layouts;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    layouts.push_back(layout_of(slots_[i].parameter(), slots_[i].name()));
+    layouts.push_back(layout_of(slots_[i].parameter(), slots_[i].name(), settings_.op));
     layouts.back().sparse = layouts_[i].sparse;
   }
   if (!layouts.empty()) require_device(layouts.front().device, layouts.front().name, layouts);

@@ -1,5 +1,6 @@
-// A backward() that an exception has ended on this rank: the others, which wait for its gradients,
-// are told, and nothing of the round counts. So the ranks can go on with the next step together.
+// A backward() that an exception has ended on this rank, or the closure of a step: the others,
+// which wait for its gradients, are told, and nothing of the round counts. So the ranks can go on
+// with the next step together.
 //
 // This rank does not wait for them then: the exception is on its way to the program, which may
 // never come back. What has been submitted is waited for when the reducer is used again.
@@ -26,17 +27,27 @@ void GradientReducer::Impl::task_ended(int64_t task) noexcept {
 }
 
 void GradientReducer::Impl::task_given_up(int64_t task) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!forget_task(task) || alone_ || broken_ || round_ || *no_sync_depth_ > 0) return;
-    gave_up_ = true;
-    if (!running_tasks_.empty()) return;  // that of another thread ends the round
-    try {
-      open_round();
-    } catch (...) {
-      return;
-    }
+  std::unique_lock lock(mutex_);
+  if (forget_task(task) && *no_sync_depth_ == 0) give_up(lock, "backward()");
+}
+
+void GradientReducer::Impl::give_up_round() noexcept {
+  std::unique_lock lock(mutex_);
+  give_up(lock, "the closure of step()");
+}
+
+// Unless a round is open.
+void GradientReducer::Impl::give_up(std::unique_lock<std::mutex>& lock, const char* what) noexcept {
+  if (alone_ || broken_ || round_) return;
+  gave_up_ = true;
+  if (!running_tasks_.empty()) return;  // that of another thread ends the round
+  try {
+    open_round();
+    round_->ended = what;
+  } catch (...) {
+    return;
   }
+  lock.unlock();
   try {
     begin_round_or_leave_it(/*early=*/false);
   } catch (...) {  // there is no session any more, or no memory: the others see that themselves
@@ -73,7 +84,7 @@ void GradientReducer::Impl::leave_round_unattended() noexcept {
 // engine.
 void GradientReducer::Impl::refuse_rest(Failures& failures) {
   const std::string what = round_->given_up
-                               ? core::concat("backward() on rank ", rank(), " has ended")
+                               ? core::concat(round_->ended, " on rank ", rank(), " has ended")
                                : core::concat("the reduction on rank ", rank(), " was stopped");
   const Error error(
       ErrorCode::OperationFailed,

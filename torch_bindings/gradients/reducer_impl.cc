@@ -300,7 +300,7 @@ bool GradientReducer::Impl::submit(GradientBucket& bucket, bool flags_count) {
 
 // What fails here is thrown where the round ends (by default in backward()), on all ranks.
 bool GradientReducer::Impl::passes_checks(GradientBucket& bucket, const std::vector<bool>& absent) {
-  if (settings_.check_finite && bucket.elements() > 0 && !all_finite(bucket.flat())) {
+  if (settings_.check_finite && bucket.reals() > 0 && !all_finite(bucket.flat())) {
     for (size_t i = 0; i < bucket.slots().size(); ++i) {
       const GradientSlot& slot = slots_[bucket.slots()[i]];
       if ((!absent.empty() && absent[i]) || all_finite(slot.view())) continue;

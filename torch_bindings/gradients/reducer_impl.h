@@ -87,6 +87,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // After an exception. True: it is of this rank alone, the others go on from their last round, and
   // this rank's step is over too.
   bool leave_step();
+  void give_up_round() noexcept;
   void add_parameters(const NamedTensors& parameters);
   // Gradients pass through buckets from now on, also where this rank reduces alone.
   void use_buckets();
@@ -146,8 +147,9 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
     Failures failures;
     Failures of_others;  // reported by other ranks; used if this rank has none of its own
     bool early = false;
-    bool is_captured = false;      // in a graph, on this rank
-    bool given_up = false;         // an exception has ended a backward() of this rank
+    bool is_captured = false;  // in a graph, on this rank
+    bool given_up = false;     // an exception has ended `ended` on this rank
+    const char* ended = "backward()";
     bool unattended = false;       // no thread is about to end it
     bool failed = false;           // on this rank, before the others were told
     bool has_news = false;         // to agree on, that this rank's first buckets did not announce
@@ -213,6 +215,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void end_round_alone();
 
   // reducer_given_up.cc
+  void give_up(std::unique_lock<std::mutex>& lock, const char* what) noexcept;
   void begin_round_or_leave_it(bool early);
   void leave_round_unattended() noexcept;
   void refuse_rest(Failures& failures);

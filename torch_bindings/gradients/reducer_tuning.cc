@@ -30,12 +30,13 @@ std::string facts_of(const std::vector<GradientLayout>& layouts, const GradientS
 }
 
 // Of all gradients as one entry; buckets are shorter.
-core::PieceSizes pieces_of(const at::Tensor& first, const std::vector<GradientLayout>& layouts,
+core::PieceSizes pieces_of(const std::vector<GradientLayout>& layouts,
                            const GradientSettings& settings) {
-  int64_t elements = 0;
-  for (const GradientLayout& layout : layouts) elements += layout.elements();
-  core::EntrySpec spec = gradient_spec(settings, data_type_of(first, layouts.front().name));
-  spec.parts = {{"", {elements}}};
+  int64_t reals = 0;
+  for (const GradientLayout& layout : layouts) reals += layout.reals();
+  const GradientLayout& first = layouts.front();
+  core::EntrySpec spec = gradient_spec(settings, data_type_of(first.real_dtype(), first.name));
+  spec.parts = {{"", {reals}}};
   return ops::runtime().piece_sizes(settings.set, spec);
 }
 
@@ -57,9 +58,7 @@ void GradientReducer::Impl::tune() {
     for (const GradientLayout& layout : layouts_) subject.gradient_bytes += layout.bytes();
     subject.start = start;
     subject.in_use = next_bytes_.value_or(settings_.bytes);
-    if (!slots_.empty()) {
-      subject.pieces = pieces_of(slots_.front().parameter(), layouts_, settings_);
-    }
+    if (!layouts_.empty()) subject.pieces = pieces_of(layouts_, settings_);
     subject.plan = [&](const BucketBytes& bytes) {
       return plan_buckets(layouts_, bytes, groups());
     };

@@ -20,10 +20,13 @@ namespace {
 // Stands for NaN and Inf, which are alike on all ranks or not, as other values are.
 constexpr double kNotFinite = 1e300;
 
-double element(const at::Tensor& tensor, int64_t index) {
+// Of a complex number two.
+int64_t reals_of_each(const at::Tensor& tensor) { return tensor.is_complex() ? 2 : 1; }
+
+double real_number(const at::Tensor& tensor, int64_t index) {
   const void* const data = tensor.const_data_ptr();
   double value = 0;
-  switch (tensor.scalar_type()) {
+  switch (c10::toRealValueType(tensor.scalar_type())) {
     case at::kFloat:
       value = static_cast<const float*>(data)[index];
       break;
@@ -42,20 +45,21 @@ double element(const at::Tensor& tensor, int64_t index) {
   return std::isfinite(value) ? value : kNotFinite;
 }
 
-// Calls visit(index of an element) for `count` elements that lie evenly, or all if there are fewer.
+// Calls visit(index of a real number) for `count` numbers that lie evenly, or all if there are
+// fewer.
 template <class Visit>
 void for_each_spread(const at::Tensor& tensor, size_t count, uint64_t first, const Visit& visit) {
-  const auto elements = static_cast<uint64_t>(tensor.numel());
+  const auto numbers = static_cast<uint64_t>(tensor.numel() * reals_of_each(tensor));
   // Of a tensor with gaps or overlaps the first element is one for certain.
   if (!tensor.is_non_overlapping_and_dense()) return visit(int64_t{0});
-  const uint64_t visited = std::min<uint64_t>(count, elements);
-  const uint64_t distance = elements / visited;
+  const uint64_t visited = std::min<uint64_t>(count, numbers);
+  const uint64_t distance = numbers / visited;
   for (uint64_t i = 0; i < visited; ++i) {
-    visit(static_cast<int64_t>((first + i * distance) % elements));
+    visit(static_cast<int64_t>((first + i * distance) % numbers));
   }
 }
 
-// Calls visit(slot number, index of an element) for the elements whose turn it is: of each
+// Calls visit(slot number, index of a real number) for those whose turn it is: of each
 // parameter that is wanted at least one, so that what a step changes differently is seen in the
 // next round.
 template <class Wanted, class Visit>
@@ -77,7 +81,7 @@ double magnitude(const at::Tensor& parameter) {
   constexpr size_t looked_at = 16;
   double largest = 0;
   for_each_spread(parameter, looked_at, 0, [&](int64_t index) {
-    const double value = std::abs(element(parameter, index));
+    const double value = std::abs(real_number(parameter, index));
     if (value < kNotFinite) largest = std::max(largest, value);
   });
   return largest;
@@ -93,7 +97,7 @@ uint64_t ReplicaCheck::fingerprint(const std::deque<GradientSlot>& slots, uint64
   largest_.resize(slots.size());
   Fingerprint fingerprint;
   for_each_sampled(slots, number, is_trained, [&](size_t slot, int64_t index) {
-    const double value = element(slots[slot].parameter(), index);
+    const double value = real_number(slots[slot].parameter(), index);
     fingerprint.add(std::bit_cast<uint64_t>(value));
     const double size = std::abs(value);
     if (size > largest_[slot] && size < kNotFinite) largest_[slot] = size;
@@ -119,7 +123,7 @@ ReplicaCheck::Unlike ReplicaCheck::first_unlike(const std::string& name,
       of_ranks.insert(of_ranks.end(), 3, nothing);
       return;
     }
-    const double value = element(parameter, index);
+    const double value = real_number(parameter, index);
     largest_[slot] = std::max(largest_[slot], magnitude(parameter));
     of_ranks.insert(of_ranks.end(), {value, -value, largest_[slot]});
   });
@@ -151,9 +155,10 @@ std::optional<Error> ReplicaCheck::find_unlike(const std::string& reducer_name,
                                                const GradientSettings& settings, uint64_t number) {
   const Unlike unlike = first_unlike(reducer_name + ".replicas", slots, settings, number);
   if (unlike.slot == nullptr) return std::nullopt;
-  const std::vector<double> values = gather_number(settings.set, reducer_name + ".replica",
-                                                   element(unlike.slot->parameter(), unlike.index),
-                                                   settings.set_rank, settings.ranks.size());
+  const at::Tensor& parameter = unlike.slot->parameter();
+  const std::vector<double> values =
+      gather_number(settings.set, reducer_name + ".replica", real_number(parameter, unlike.index),
+                    settings.set_rank, settings.ranks.size());
   const auto first = static_cast<size_t>(
       std::find_if(values.begin(), values.end(), [](double x) { return !std::isinf(x); }) -
       values.begin());  // the others have joined
@@ -172,8 +177,8 @@ std::optional<Error> ReplicaCheck::find_unlike(const std::string& reducer_name,
       core::concat(
           "\"", reducer_name, "\": parameter \"", unlike.slot->name(), "\" differs on ",
           core::name_ranks(others), " from rank ", settings.ranks[first], " (element ",
-          unlike.index, ": ", text_of(other), " and ", text_of(values[first]),
-          "). Parameters or gradients were changed on some ranks ",
+          unlike.index / reals_of_each(parameter), ": ", text_of(other), " and ",
+          text_of(values[first]), "). Parameters or gradients were changed on some ranks ",
           "only, or in different ways (another learning rate or loss scale, say), or the "
           "ranks did not begin alike. Call ",
           "broadcast_parameters() before training and after loading, and broadcast all that steps ",

@@ -102,6 +102,7 @@ void StepScaling::decide(const Groups& groups) {
   factor_on_device_.reset();
   if (!is_needed()) return;
   find_repeated(groups);
+  if (clips_values_) refuse_complex(groups);
   factor_ = 1 / scale_;
   if (!needs_norm()) return;
   const PlainMode plain;
@@ -109,6 +110,16 @@ void StepScaling::decide(const Groups& groups) {
   for_each_parameter(groups,
                      [&](const at::Tensor& parameter) { on_host = on_host && parameter.is_cpu(); });
   on_host ? decide_on_host(groups) : decide_on_device(groups);
+}
+
+void StepScaling::refuse_complex(const Groups& groups) const {
+  for_each_parameter(groups, [](const at::Tensor& parameter) {
+    if (!parameter.is_complex()) return;
+    throw Error(ErrorCode::InvalidArgument,
+                core::concat("clip_grad_value: there is a complex parameter, of shape ",
+                             core::shape_text(parameter.sizes()), ", and complex numbers have no ",
+                             "order; use clip_grad_norm, or give it an optimizer of its own"));
+  });
 }
 
 bool StepScaling::any_not_finite(const Groups& groups) const {

@@ -64,6 +64,7 @@ class StepScaling {
   void find_repeated(const Groups& groups);
   void decide_on_host(const Groups& groups);
   void decide_on_device(const Groups& groups);
+  void refuse_complex(const Groups& groups) const;
   bool any_not_finite(const Groups& groups) const;
   double squares_of(const at::Tensor& parameter) const;
   // Those with a gradient, each once, in the order of the groups.

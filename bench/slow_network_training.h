@@ -1,0 +1,68 @@
+// Ways to train that spare the network, each with a model of its own and LibTorch's optimizer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include "horon/bench/models.h"
+#include "horon/torch_bindings/gradients/power_sgd.h"
+#include "horon/torch_bindings/session.h"
+#include "horon/torch_bindings/state/local_sgd.h"
+
+namespace horon::bench {
+
+inline std::vector<at::Tensor> tensors_of(const TrainingModel& model) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : model.parameters) tensors.push_back(tensor);
+  return tensors;
+}
+
+template <class Opt>
+struct LocalSgdTraining {
+  template <class Options>
+  LocalSgdTraining(const std::string& name, const Options& options, at::Device device,
+                   int64_t steps)
+      : model(make_model(name, static_cast<uint64_t>(rank()), device)),
+        optimizer(tensors_of(model), options),
+        local(model.parameters, {.steps = steps, .name = "bench.local." + name}) {}
+
+  void step() {
+    optimizer.zero_grad();
+    model.loss().backward();
+    optimizer.step();
+    local.step();
+  }
+
+  TrainingModel model;
+  Opt optimizer;
+  LocalSgd local;
+};
+
+template <class Opt>
+struct PowerSgdTraining {
+  template <class Options>
+  PowerSgdTraining(const std::string& name, const Options& options, at::Device device,
+                   int64_t matrix_rank)
+      : model(make_model(name, static_cast<uint64_t>(rank()), device)),
+        optimizer(tensors_of(model), options),
+        power_sgd(
+            model.parameters,
+            {.matrix_rank = matrix_rank, .start_step = 0, .name = "bench.power_sgd." + name}) {}
+
+  void step() {
+    optimizer.zero_grad();
+    model.loss().backward();
+    power_sgd.reduce();
+    optimizer.step();
+  }
+
+  TrainingModel model;
+  Opt optimizer;
+  PowerSgd power_sgd;
+};
+
+}  // namespace horon::bench

@@ -1,0 +1,266 @@
+#include "horon/torch_bindings/gradients/power_sgd.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <tuple>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_qr.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/nn/module.h>
+
+#include "horon/core/base/current_error.h"
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/torch_bindings/collectives/average_in_groups.h"
+#include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/tensors/failures.h"
+#include "horon/torch_bindings/tensors/finite.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
+
+namespace horon {
+namespace {
+
+using core::concat;
+using torch_detail::PlainMode;
+
+template <class... Values>
+[[noreturn]] void refuse(const std::string& name, const Values&... values) {
+  throw Error(ErrorCode::InvalidArgument, concat("PowerSgd \"", name, "\": ", values...));
+}
+
+void check(const PowerSgdOptions& options) {
+  if (options.matrix_rank < 1) {
+    refuse(options.name, "matrix_rank is ", options.matrix_rank, ", not above 0");
+  }
+  if (options.start_step < 0) {
+    refuse(options.name, "start_step is ", options.start_step, ", below 0");
+  }
+  if (!(options.min_compression_rate >= 1)) {
+    refuse(options.name, "min_compression_rate is ", options.min_compression_rate,
+           ", not a number of 1 or more");
+  }
+}
+
+int64_t row_count(const at::Tensor& parameter) {
+  return parameter.dim() < 2 ? 1 : parameter.size(0);
+}
+
+int64_t column_count(const at::Tensor& parameter) {
+  return parameter.numel() / std::max<int64_t>(1, row_count(parameter));
+}
+
+// An orthonormal basis of the columns. Of zeros too: then any.
+at::Tensor basis_of(const at::Tensor& columns) {
+  return std::get<0>(at::linalg_qr(columns, "reduced"));
+}
+
+}  // namespace
+
+PowerSgd::PowerSgd(const ::torch::nn::Module& module, PowerSgdOptions options)
+    : PowerSgd(NamedTensors::parameters_of(module), std::move(options)) {}
+
+PowerSgd::PowerSgd(const NamedTensors& parameters, PowerSgdOptions options)
+    : options_(std::move(options)), member_(options_.process_set.includes_me()) {
+  check(options_);
+  if (!member_) return;
+  torch_detail::UniqueNames names;
+  std::unordered_set<const void*> seen;
+  for (const auto& [name, parameter] : parameters) {
+    if (parameter.defined() && !parameter.requires_grad()) continue;
+    torch_detail::check_tensor(torch_detail::real_view(parameter), name);
+    if (!names.add({name, parameter}, "parameter")) continue;
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) add(name, parameter);
+  }
+  take_memory();
+}
+
+void PowerSgd::add(const std::string& name, const at::Tensor& parameter) {
+  const PlainMode plain;
+  Part& part = parts_.emplace_back(Part{name, parameter, {}, {}, {}});
+  const int64_t rows = row_count(parameter), columns = column_count(parameter);
+  const int64_t rank = options_.matrix_rank;
+  const double travels = static_cast<double>(rank) * static_cast<double>(rows + columns);
+  const bool is_worth_it =
+      std::min(rows, columns) > rank &&
+      travels * options_.min_compression_rate < static_cast<double>(parameter.numel());
+  if (parameter.is_complex() || !is_worth_it) return;
+  const bool is_wide = parameter.scalar_type() == at::kDouble;
+  part.left_out =
+      at::zeros({rows, columns}, parameter.options().dtype(is_wide ? at::kDouble : at::kFloat));
+}
+
+void PowerSgd::take_memory() {
+  const PlainMode plain;
+  int64_t rows = 0, columns = 0;
+  std::optional<at::TensorOptions> of_all;
+  for (const Part& part : parts_) {
+    if (!part.is_compressed()) continue;
+    rows += part.left_out.size(0);
+    columns += part.left_out.size(1);
+    if (of_all && of_all->device() != part.left_out.device()) {
+      refuse(options_.name, "\"", part.name, "\" is on ", part.left_out.device(), " and others on ",
+             of_all->device(), "; give each device a PowerSgd of its own");
+    }
+    if (!of_all || part.left_out.scalar_type() == at::kDouble) of_all = part.left_out.options();
+  }
+  if (!of_all) return;
+  const int64_t rank = options_.matrix_rank;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed);
+  columns_ = at::zeros({rows * rank}, *of_all);
+  rows_ = at::randn({columns * rank}, generator, at::kFloat).to(*of_all);
+  rows = columns = 0;
+  for (Part& part : parts_) {
+    if (!part.is_compressed()) continue;
+    part.left_out = part.left_out.to(*of_all);
+    const int64_t n = part.left_out.size(0), m = part.left_out.size(1);
+    part.columns = columns_.narrow(0, rows * rank, n * rank).view({n, rank});
+    part.rows = rows_.narrow(0, columns * rank, m * rank).view({m, rank});
+    rows += n;
+    columns += m;
+  }
+}
+
+double PowerSgd::compression_rate() const {
+  double all = 0, travels = 0;
+  for (const Part& part : parts_) {
+    const auto elements = static_cast<double>(part.parameter.numel());
+    all += elements;
+    travels += part.is_compressed() ? static_cast<double>(part.columns.numel() + part.rows.numel())
+                                    : elements;
+  }
+  return travels > 0 ? all / travels : 1;
+}
+
+void PowerSgd::require_alike() {
+  if (agreed_) return;
+  std::vector<torch_detail::Fact> facts{
+      {"the options",
+       concat("matrix_rank ", options_.matrix_rank, ", start_step ", options_.start_step,
+              ", min_compression_rate ", options_.min_compression_rate, ", seed ", options_.seed)}};
+  for (const Part& part : parts_) {
+    facts.push_back({concat("parameter \"", part.name, "\""),
+                     torch_detail::type_and_shape(part.parameter, part.name)});
+  }
+  torch_detail::require_agreement(options_.name, facts, "", options_.process_set);
+  agreed_ = true;
+}
+
+void PowerSgd::check_gradients() const {
+  for (const Part& part : parts_) {
+    at::Tensor& gradient = part.parameter.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (gradient.sizes() != part.parameter.sizes()) {
+      refuse(options_.name, "the gradient of \"", part.name, "\" has shape ",
+             core::shape_text(gradient.sizes()), ", the parameter ",
+             core::shape_text(part.parameter.sizes()));
+    }
+    if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+  }
+}
+
+// One small allreduce: what is wrong anywhere, and which gradients some rank has.
+std::vector<bool> PowerSgd::present_anywhere(bool& finite) const {
+  enum : int64_t { kFault, kNotFinite, kFirst };
+  std::optional<Error> fault;
+  try {
+    check_gradients();
+  } catch (...) {
+    fault = core::current_error();
+  }
+  const auto count = static_cast<int64_t>(parts_.size());
+  const at::Tensor flags = at::zeros({kFirst + count}, at::kByte);
+  auto* const flag = flags.mutable_data_ptr<uint8_t>();
+  flag[kFault] = fault.has_value();
+  for (int64_t i = 0; i < count && !fault; ++i) {
+    const at::Tensor& gradient = parts_[static_cast<size_t>(i)].parameter.grad();
+    if (!gradient.defined()) continue;
+    flag[kFirst + i] = 1;
+    if (flag[kNotFinite] == 0) flag[kNotFinite] = !torch_detail::all_finite(gradient);
+  }
+  allreduce_(
+      flags,
+      {.name = options_.name + ".flags", .op = ReduceOp::Max, .process_set = options_.process_set});
+  if (flag[kFault] != 0) {
+    torch_detail::throw_together(fault,
+                                 {.name = options_.name, .process_set = options_.process_set});
+  }
+  finite = flag[kNotFinite] == 0;
+  return std::vector<bool>(flag + kFirst, flag + kFirst + count);
+}
+
+// This rank's matrices, and their products with the rows of the step before.
+void PowerSgd::approximate(const std::vector<bool>& present) {
+  columns_.zero_();
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    Part& part = parts_[i];
+    if (!present[i] || !part.is_compressed()) continue;
+    const at::Tensor& gradient = part.parameter.grad();
+    if (!options_.error_feedback) part.left_out.zero_();
+    if (gradient.defined()) part.left_out.view(gradient.sizes()).add_(gradient);
+    at::matmul_out(part.columns, part.left_out, part.rows);
+  }
+}
+
+void PowerSgd::average(const std::vector<bool>& present, bool compresses) {
+  const ProcessSet& set = options_.process_set;
+  if (compresses) approximate(present);
+  std::vector<at::Tensor> whole;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (!present[i]) continue;
+    at::Tensor& gradient = parts_[i].parameter.mutable_grad();
+    if (!gradient.defined()) gradient = at::zeros_like(parts_[i].parameter);
+    if (!compresses || !parts_[i].is_compressed()) whole.push_back(gradient.detach());
+  }
+  using torch_detail::AverageInGroups;
+  AverageInGroups of_whole(options_.name + ".gradients", whole, set);
+  if (!compresses) return of_whole.wait();
+  torch_detail::Failures failures;
+  failures.run(
+      [&] { allreduce_(columns_, {.name = options_.name + ".columns", .process_set = set}); });
+  failures.run([&] { of_whole.wait(); });
+  if (failures.first()) throw Error(*failures.first());
+  const auto for_each_matrix = [&](auto work) {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      if (present[i] && parts_[i].is_compressed()) work(parts_[i]);
+    }
+  };
+  for_each_matrix([](Part& part) {
+    part.columns.copy_(basis_of(part.columns));
+    at::matmul_out(part.rows, part.left_out.t(), part.columns);
+  });
+  allreduce_(rows_, {.name = options_.name + ".rows", .process_set = set});
+  for_each_matrix([](Part& part) {
+    const at::Tensor result = at::matmul(part.columns, part.rows.t());
+    part.left_out.sub_(result);
+    part.parameter.mutable_grad().detach().copy_(result.view(part.parameter.sizes()));
+  });
+}
+
+void PowerSgd::reduce() {
+  if (!member_ || options_.process_set.size() == 1) return;
+  const PlainMode plain;
+  require_alike();
+  bool finite = true;
+  const std::vector<bool> present = present_anywhere(finite);
+  try {
+    average(present, finite && steps_ >= options_.start_step && columns_.defined());
+  } catch (...) {
+    for (Part& part : parts_) {
+      if (part.is_compressed()) part.left_out.zero_();
+    }
+    throw;
+  }
+  ++steps_;
+}
+
+}  // namespace horon

@@ -1,0 +1,190 @@
+#include "horon/torch_bindings/state/local_sgd.h"
+
+#include <cmath>
+#include <unordered_set>
+#include <utility>
+
+#include <torch/nn/module.h>
+#include <torch/serialize/archive.h>
+
+#include "horon/core/base/error.h"
+#include "horon/core/base/text.h"
+#include "horon/torch_bindings/collectives/average_in_groups.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
+#include "horon/torch_bindings/state/replicas.h"
+#include "horon/torch_bindings/tensors/failures.h"
+#include "horon/torch_bindings/tensors/plain_mode.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
+
+namespace horon {
+namespace {
+
+using core::concat;
+using torch_detail::Fact;
+using torch_detail::PlainMode;
+
+template <class... Values>
+[[noreturn]] void refuse(const LocalSgdOptions& options, const Values&... values) {
+  throw Error(ErrorCode::InvalidArgument, concat("LocalSgd \"", options.name, "\": ", values...));
+}
+
+void check(const LocalSgdOptions& options) {
+  if (options.steps < 1) refuse(options, "steps is ", options.steps, ", not above 0");
+  if (!std::isfinite(options.outer_lr) || options.outer_lr <= 0) {
+    refuse(options, "outer_lr is ", options.outer_lr, ", not a number above 0");
+  }
+  if (!(options.outer_momentum >= 0 && options.outer_momentum < 1)) {
+    refuse(options, "outer_momentum is ", options.outer_momentum, ", not from 0 and below 1");
+  }
+}
+
+NamedTensors tensors_of(const ::torch::nn::Module& module) {
+  NamedTensors all;
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().requires_grad()) all.emplace_back(item.key(), item.value());
+  }
+  all.append(module.named_buffers());
+  return all;
+}
+
+}  // namespace
+
+LocalSgd::LocalSgd(const ::torch::nn::Module& module, LocalSgdOptions options)
+    : LocalSgd(tensors_of(module), std::move(options)) {}
+
+LocalSgd::LocalSgd(const NamedTensors& tensors, LocalSgdOptions options)
+    : options_(std::move(options)), member_(options_.process_set.includes_me()) {
+  check(options_);
+  if (!member_) return;
+  torch_detail::UniqueNames names;
+  std::unordered_set<const void*> seen;  // tied ones count once, by their first name
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.defined() && !tensor.is_floating_point() && !tensor.is_complex()) continue;
+    torch_detail::check_writable(torch_detail::real_view(tensor), name);
+    if (names.add({name, tensor}) && seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      add(name, tensor);
+    }
+  }
+}
+
+void LocalSgd::add(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) return buffers_.emplace_back(name, tensor);
+  const PlainMode plain;
+  Parameter& added = parameters_.emplace_back(Parameter{name, tensor, {}, {}});
+  if (has_start()) added.start = tensor.detach().clone();
+  if (has_momentum()) added.momentum = at::zeros_like(added.start);
+}
+
+bool LocalSgd::has_start() const {
+  return options_.outer_lr != 1 || has_momentum() || options_.compression != Compression::None;
+}
+
+bool LocalSgd::step() {
+  if (!member_ || ++since_ < options_.steps) return false;
+  average();
+  return true;
+}
+
+void LocalSgd::require_alike() const {
+  std::vector<Fact> facts{
+      {"the options",
+       concat(options_.steps, " steps, outer_lr ", options_.outer_lr, ", outer_momentum ",
+              options_.outer_momentum, options_.outer_nesterov ? "" : " (not Nesterov's)",
+              ", compression ", to_string(options_.compression))},
+      {"averages before", concat(averages_)}};
+  for (const Parameter& each : parameters_) {
+    facts.push_back({concat("parameter \"", each.name, "\""),
+                     torch_detail::type_and_shape(each.tensor, each.name)});
+  }
+  for (const auto& [name, buffer] : buffers_) {
+    facts.push_back({concat("buffer \"", name, "\""), torch_detail::type_and_shape(buffer, name)});
+  }
+  torch_detail::require_agreement(options_.name, facts, "", options_.process_set);
+}
+
+void LocalSgd::average() {
+  if (!member_) return;
+  const PlainMode plain;
+  require_alike();
+  if (has_start() && !began_alike_) {
+    NamedTensors starts;
+    for (const Parameter& each : parameters_) starts.emplace_back(each.name, each.start);
+    check_replicas_equal(starts, options_.process_set);
+    began_alike_ = true;
+  }
+  std::vector<at::Tensor> changes;  // or the parameters themselves
+  for (const Parameter& each : parameters_) {
+    changes.push_back(has_start() ? each.start - each.tensor.detach() : each.tensor.detach());
+  }
+  std::vector<at::Tensor> buffers;
+  for (const auto& [name, buffer] : buffers_) buffers.push_back(buffer.detach());
+  using torch_detail::AverageInGroups;
+  AverageInGroups of_changes(options_.name + ".parameters", changes, options_.process_set,
+                             options_.compression);
+  AverageInGroups of_buffers(options_.name + ".buffers", buffers, options_.process_set);
+  torch_detail::Failures failures;
+  failures.run([&] { of_changes.wait(); });
+  failures.run([&] { of_buffers.wait(); });
+  if (failures.first()) throw Error(*failures.first());
+  for (size_t i = 0; has_start() && i < parameters_.size(); ++i) {
+    move_on(parameters_[i], changes[i]);
+  }
+  since_ = 0;
+  ++averages_;
+}
+
+// As torch::optim::SGD does, with the change in the place of the gradient.
+void LocalSgd::move_on(Parameter& parameter, const at::Tensor& change) const {
+  at::Tensor step = change;
+  if (has_momentum()) {
+    parameter.momentum.mul_(options_.outer_momentum).add_(change);
+    step = options_.outer_nesterov ? change.add(parameter.momentum, options_.outer_momentum)
+                                   : parameter.momentum;
+  }
+  parameter.start.sub_(step, options_.outer_lr);
+  parameter.tensor.copy_(parameter.start);
+}
+
+// By number: names of a module's parameters are no names in an archive.
+void LocalSgd::save(::torch::serialize::OutputArchive& archive) const {
+  archive.write("steps_since_average", c10::IValue(since_));
+  archive.write("averages", c10::IValue(averages_));
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& each = parameters_[i];
+    if (has_start()) archive.write(concat("start", i), each.start, /*is_buffer=*/true);
+    if (has_momentum()) archive.write(concat("momentum", i), each.momentum, /*is_buffer=*/true);
+  }
+}
+
+void LocalSgd::load(::torch::serialize::InputArchive& archive) {
+  const PlainMode plain;
+  c10::IValue since, averages;
+  if (!archive.try_read("steps_since_average", since) || !since.isInt() || since.toInt() < 0 ||
+      !archive.try_read("averages", averages) || !averages.isInt() || averages.toInt() < 0) {
+    refuse(options_, "the archive holds no state of a LocalSgd");
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> values;  // to where, and what
+  const auto read = [&](const char* what, size_t number, const at::Tensor& to) {
+    const std::string& name = parameters_[number].name;
+    at::Tensor from;
+    if (!archive.try_read(concat(what, number), from, /*is_buffer=*/true)) {
+      refuse(options_, "the archive has no ", what, " of \"", name, "\"");
+    }
+    if (from.sizes() != to.sizes() || from.scalar_type() != to.scalar_type()) {
+      refuse(options_, "the ", what, " of \"", name, "\" is ",
+             torch_detail::type_and_shape(from, name), " in the archive and ",
+             torch_detail::type_and_shape(to, name), " here");
+    }
+    values.emplace_back(to, from);
+  };
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (has_start()) read("start", i, parameters_[i].start);
+    if (has_momentum()) read("momentum", i, parameters_[i].momentum);
+  }
+  for (auto& [to, from] : values) to.copy_(from);
+  since_ = since.toInt();
+  averages_ = averages.toInt();
+  began_alike_ = false;
+}
+
+}  // namespace horon

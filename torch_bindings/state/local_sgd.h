@@ -1,0 +1,117 @@
+// Training with few collectives, where the network is slow beside a step: the ranks take steps by
+// themselves, and now and then their parameters are averaged.
+//
+//   torch::optim::AdamW plain(model->parameters());   // LibTorch's own: a step reduces nothing
+//   horon::broadcast_parameters(*model, 0);
+//   horon::LocalSgd local(*model, {.steps = 16});
+//   for (int step = 0; step < steps; ++step) {
+//     ...
+//     plain.step();
+//     local.step();      // each 16th averages
+//   }
+//   local.average();     // before an evaluation or a checkpoint
+//
+// That is local SGD (Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv
+// 1805.09767). The mean over the ranks of what each has moved since the last average, x0 - x, may
+// also be the gradient of a step of SGD with momentum from x0, which the next steps begin with:
+// `outer_lr` and `outer_momentum`. That is DiLoCo (Douillard et al. 2023, arXiv 2311.08105), which
+// leaves hundreds of steps to the ranks; there 0.7 and 0.9, with AdamW as the ranks' own optimizer.
+//
+// Momentum and whatever else the optimizer keeps stay the rank's own. The options don't change what
+// a rank's own steps are: choose its learning rate for the batch of one rank.
+//
+// Post-local SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, arXiv
+// 1808.07217) reduces gradients in the first steps, and later among ranks that are near:
+//
+//   auto reducer = std::make_unique<horon::GradientReducer>(*model);   // beside the same optimizer
+//   ...
+//   reducer.reset();                                // after some epochs, or one of a process set
+//   horon::LocalSgd local(*model, {.steps = 16});
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "horon/core/base/entry_spec.h"
+#include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/tensors/named_tensors.h"
+
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
+namespace horon {
+
+// The same on all ranks of the process set.
+struct LocalSgdOptions {
+  int64_t steps = 8;  // of a rank, from one average to the next
+  double outer_lr = 1;
+  double outer_momentum = 0;  // from 0, below 1
+  bool outer_nesterov = true;
+  // What the ranks have moved in float32 and complex64 travels in 16 bits, or between hosts in
+  // blocks of int8.
+  Compression compression = Compression::None;
+  // The ranks that average with each other; on the others nothing happens.
+  ProcessSet process_set = {};
+  // What its collectives are called. Two that may average at the same time need two names.
+  std::string name = "local_sgd";
+};
+
+class LocalSgd {
+ public:
+  // Of a module: the parameters that require a gradient now, and its buffers of floating or complex
+  // numbers (running means and the like), which are averaged as they are. Else a tensor that
+  // requires no gradient counts as such a buffer. Others (integers) stay each rank's own. Holds the
+  // tensors; with an outer step or compression also a copy of each parameter, and with momentum
+  // two. Local. Throws Error(InvalidArgument) naming the option, or a tensor that collectives don't
+  // take or that shares its name; Error(NotInitialized).
+  explicit LocalSgd(const NamedTensors& tensors, LocalSgdOptions options = {});
+  explicit LocalSgd(const torch::nn::Module& module, LocalSgdOptions options = {});
+
+  // After each step of the optimizer. True if it has averaged. All ranks call it equally often, or
+  // join().
+  bool step();
+  // Now, however many steps it has been; the next comes `steps` later. Collective, blocks. What the
+  // ranks hold and the options are compared first: where they differ, and with an outer step or
+  // compression also if the ranks have not begun alike, all ranks throw Error(Mismatch) that names
+  // it, and nothing has moved. After another Error a parameter may be averaged or not.
+  void average();
+
+  // Since the last average, on this rank.
+  int64_t steps_since_average() const { return since_; }
+  int64_t averages() const { return averages_; }
+
+  // What the outer step needs. For broadcast_state() and Checkpoints::add(); save behind average(),
+  // when all ranks hold the same. load() throws Error(InvalidArgument), and nothing has changed, if
+  // the archive is of another model or of an outer step with other copies.
+  void save(::torch::serialize::OutputArchive& archive) const;
+  void load(::torch::serialize::InputArchive& archive);
+
+ private:
+  struct Parameter {
+    std::string name;
+    at::Tensor tensor;
+    at::Tensor start;     // where the steps since the last average have begun
+    at::Tensor momentum;  // of the outer step
+  };
+
+  void add(const std::string& name, const at::Tensor& tensor);
+  bool has_start() const;
+  bool has_momentum() const { return options_.outer_momentum != 0; }
+  void require_alike() const;
+  void move_on(Parameter& parameter, const at::Tensor& change) const;
+
+  LocalSgdOptions options_;
+  bool member_;
+  std::vector<Parameter> parameters_;
+  NamedTensors buffers_;
+  bool began_alike_ = false;  // has been seen
+  int64_t since_ = 0;
+  int64_t averages_ = 0;
+};
+
+}  // namespace horon
