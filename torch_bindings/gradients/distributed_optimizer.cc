@@ -181,24 +181,17 @@ void OptimizerSteps::before_step(const Groups& groups) {
   reducer_.impl_->finish_step(GradientReducer::Passes::All);
 }
 
-void OptimizerSteps::run_or_refuse(const std::function<void()>& work,
-                                   const std::function<void(const std::string&)>& refuse) {
+void OptimizerSteps::before_plain_step(const Groups& groups) {
   const int64_t rounds = reducer_.statistics().steps;
   try {
-    work();
+    before_step(groups);
   } catch (...) {
-    if (reducer_.others_go_on(rounds)) {
-      refuse(core::concat("on rank ", rank(), ": ", core::current_error().what()));
+    const bool has_reduced = is_initialized() && reducer_.statistics().steps > rounds;
+    if (has_reduced && reducer_.impl_->leave_step() && shards_) {  // the others wait for its part
+      shards_->refuse_step(core::concat("on rank ", rank(), ": ", core::current_error().what()));
     }
     throw;
   }
-}
-
-void OptimizerSteps::before_plain_step(const Groups& groups) {
-  run_or_refuse([&] { before_step(groups); },
-                [this](const std::string& why) {
-                  if (shards_) shards_->refuse_step(why);
-                });
 }
 
 bool OptimizerSteps::calls_closure_first(const ::torch::optim::Optimizer& optimizer) {
@@ -214,20 +207,17 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
                                     const ::torch::optim::Optimizer::LossClosure& closure) {
   const at::AutoGradMode with_gradients(true);
   at::Tensor loss;
-  const int64_t rounds = reducer_.statistics().steps;
-  run_or_refuse(
-      [&] {
-        try {
-          loss = closure();
-        } catch (...) {
-          reducer_.give_up_round(rounds);
-          throw;
-        }
-        before_step(groups);  // each evaluation is a step of the reducer
-      },
-      [this](const std::string& why) {  // the others wait for this rank's loss
-        reducer_.refuse_number(core::concat("step(closure) of \"", reducer_.name(), "\": ", why));
-      });
+  const int64_t rounds = reducer_.begin_evaluation();
+  try {
+    loss = closure();
+    before_step(groups);  // each evaluation is a step of the reducer
+  } catch (...) {
+    if (reducer_.leave_evaluation(rounds)) {
+      reducer_.refuse_number(core::concat("step(closure) of \"", reducer_.name(), "\": on rank ",
+                                          rank(), ": ", core::current_error().what()));
+    }
+    throw;
+  }
   // Also without a loss, as of no samples: the ranks that have one wait for all.
   std::optional<double> own;
   if (loss.defined()) {
@@ -246,7 +236,7 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
   // Rounded as the others' is, so that all decide alike.
   const bool has_type = !groups.empty() && !groups.front().params().empty();
   const at::ScalarType type = has_type ? groups.front().params().front().scalar_type() : at::kFloat;
-  return at::scalar_tensor(*of_all, type);
+  return at::scalar_tensor(*of_all, c10::toRealValueType(type));
 }
 
 ::torch::optim::Optimizer::LossClosure OptimizerSteps::wrap(

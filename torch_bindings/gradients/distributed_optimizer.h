@@ -128,10 +128,6 @@ class OptimizerSteps {
   const GradientReducer& reducer() const { return reducer_; }
 
  private:
-  // Runs `work`. If it throws on this rank alone, and the others go on: `refuse` fails what they
-  // wait for next.
-  void run_or_refuse(const std::function<void()>& work,
-                     const std::function<void(const std::string& why)>& refuse);
   bool knows(const Groups& groups) const;
   void adopt(const Groups& groups);
   void set_bucket_functions();

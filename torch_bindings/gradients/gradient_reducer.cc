@@ -63,12 +63,13 @@ std::optional<double> GradientReducer::reduce_number_if_any(const std::optional<
 
 void GradientReducer::refuse_number(const std::string& why) { impl_->refuse_number(why); }
 
-bool GradientReducer::others_go_on(int64_t rounds) {
-  return is_initialized() && statistics().steps > rounds && impl_->leave_step();
+int64_t GradientReducer::begin_evaluation() {
+  impl_->finish_given_up_round();
+  return statistics().steps;
 }
 
-void GradientReducer::give_up_round(int64_t rounds) {
-  if (is_initialized() && statistics().steps == rounds) impl_->give_up_round();
+bool GradientReducer::leave_evaluation(int64_t rounds) {
+  return impl_->leave_evaluation(/*has_reduced=*/statistics().steps > rounds);
 }
 
 const GradientReducerOptions& GradientReducer::options() const { return impl_->options(); }

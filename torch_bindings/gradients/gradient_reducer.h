@@ -290,14 +290,13 @@ class GradientReducer {
   std::optional<double> reduce_number_if_any(const std::optional<double>& value);
   // For a rank that can't take part: the others' call throws an Error with this text.
   void refuse_number(const std::string& why);
-  // For loops that call what follows a round (reduce_number(), say) in each step, after an
-  // exception in one: true if it is of this rank alone and came behind a round, so that the others
-  // go on and wait for this rank there. Then its step is over too. `rounds`: statistics().steps
-  // before.
-  bool others_go_on(int64_t rounds);
-  // For the same: after an exception on this rank before this step's round, for which the others
-  // wait. Their round fails with an error that names this rank. Does nothing if one has begun.
-  void give_up_round(int64_t rounds);
+  // For steps that run a closure, which reduces gradients, and call reduce_number() behind it: each
+  // evaluation begins with this. Waits for what one has left behind that was given up. Gives what
+  // the next function takes.
+  int64_t begin_evaluation();
+  // In the handler of what it has thrown. If the others wait for gradients of this rank, their
+  // round fails with an error that names it. True: they wait for its number.
+  bool leave_evaluation(int64_t rounds);
 
   // Those of the constructor, with what set_backward_passes_per_step() has changed.
   const GradientReducerOptions& options() const;

@@ -115,11 +115,11 @@ void PowerSgd::take_memory() {
   }
   if (!of_all) return;
   const int64_t rank = options_.matrix_rank;
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed);
   columns_ = at::zeros({rows * rank}, *of_all);
-  rows_ = at::randn({columns * rank}, generator, at::kFloat).to(*of_all);
+  rows_ = at::zeros({columns * rank}, *of_all);
   rows = columns = 0;
-  for (Part& part : parts_) {
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    Part& part = parts_[i];
     if (!part.is_compressed()) continue;
     part.left_out = part.left_out.to(*of_all);
     const int64_t n = part.left_out.size(0), m = part.left_out.size(1);
@@ -127,6 +127,7 @@ void PowerSgd::take_memory() {
     part.rows = rows_.narrow(0, columns * rank, m * rank).view({m, rank});
     rows += n;
     columns += m;
+    begin_rows_anew(i);
   }
 }
 
@@ -141,23 +142,29 @@ double PowerSgd::compression_rate() const {
   return travels > 0 ? all / travels : 1;
 }
 
-void PowerSgd::require_alike() {
-  if (agreed_) return;
+void PowerSgd::require_alike() const {
   std::vector<torch_detail::Fact> facts{
       {"the options",
        concat("matrix_rank ", options_.matrix_rank, ", start_step ", options_.start_step,
-              ", min_compression_rate ", options_.min_compression_rate, ", seed ", options_.seed)}};
+              ", min_compression_rate ", core::real_text(options_.min_compression_rate),
+              options_.error_feedback ? "" : ", no error_feedback", ", seed ", options_.seed)}};
+  size_t place = 0;  // they travel by it
   for (const Part& part : parts_) {
-    facts.push_back({concat("parameter \"", part.name, "\""),
-                     torch_detail::type_and_shape(part.parameter, part.name)});
+    facts.push_back(
+        {concat("parameter \"", part.name, "\""),
+         concat(torch_detail::type_and_shape(part.parameter, part.name), " in place ", place++)});
   }
   torch_detail::require_agreement(options_.name, facts, "", options_.process_set);
-  agreed_ = true;
 }
 
 void PowerSgd::check_gradients() const {
   for (const Part& part : parts_) {
     at::Tensor& gradient = part.parameter.mutable_grad();
+    const int64_t elements = part.is_compressed() ? part.left_out.numel() : part.parameter.numel();
+    if (elements != part.parameter.numel()) {
+      refuse(options_.name, "\"", part.name, "\" has ", part.parameter.numel(),
+             " elements, and had ", elements, " when this was made");
+    }
     if (!gradient.defined()) continue;
     if (gradient.sizes() != part.parameter.sizes()) {
       refuse(options_.name, "the gradient of \"", part.name, "\" has shape ",
@@ -165,28 +172,31 @@ void PowerSgd::check_gradients() const {
              core::shape_text(part.parameter.sizes()));
     }
     if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+    torch_detail::check_writable(torch_detail::real_view(gradient),
+                                 concat("gradient of ", part.name));
   }
 }
 
-// One small allreduce: what is wrong anywhere, and which gradients some rank has.
-std::vector<bool> PowerSgd::present_anywhere(bool& finite) const {
-  enum : int64_t { kFault, kNotFinite, kFirst };
-  std::optional<Error> fault;
-  try {
-    check_gradients();
-  } catch (...) {
-    fault = core::current_error();
-  }
+// One small allreduce.
+PowerSgd::Said PowerSgd::agree() const {
+  enum : int64_t { kFault, kNotFinite, kStarted, kFirst };
   const auto count = static_cast<int64_t>(parts_.size());
   const at::Tensor flags = at::zeros({kFirst + count}, at::kByte);
   auto* const flag = flags.mutable_data_ptr<uint8_t>();
-  flag[kFault] = fault.has_value();
-  for (int64_t i = 0; i < count && !fault; ++i) {
-    const at::Tensor& gradient = parts_[static_cast<size_t>(i)].parameter.grad();
-    if (!gradient.defined()) continue;
-    flag[kFirst + i] = 1;
-    if (flag[kNotFinite] == 0) flag[kNotFinite] = !torch_detail::all_finite(gradient);
+  std::optional<Error> fault;
+  try {
+    check_gradients();
+    for (int64_t i = 0; i < count; ++i) {
+      const at::Tensor& gradient = parts_[static_cast<size_t>(i)].parameter.grad();
+      if (!gradient.defined()) continue;
+      flag[kFirst + i] = 1;
+      if (flag[kNotFinite] == 0) flag[kNotFinite] = !torch_detail::all_finite(gradient);
+    }
+  } catch (...) {
+    fault = core::current_error();
   }
+  flag[kFault] = fault.has_value();
+  flag[kStarted] = steps_ >= options_.start_step;
   allreduce_(
       flags,
       {.name = options_.name + ".flags", .op = ReduceOp::Max, .process_set = options_.process_set});
@@ -194,8 +204,15 @@ std::vector<bool> PowerSgd::present_anywhere(bool& finite) const {
     torch_detail::throw_together(fault,
                                  {.name = options_.name, .process_set = options_.process_set});
   }
-  finite = flag[kNotFinite] == 0;
-  return std::vector<bool>(flag + kFirst, flag + kFirst + count);
+  return {.present = std::vector<bool>(flag + kFirst, flag + kFirst + count),
+          .compresses = flag[kStarted] != 0 && flag[kNotFinite] == 0 && columns_.defined()};
+}
+
+// Values that are no combination of those before, the same on all ranks.
+void PowerSgd::begin_rows_anew(size_t part) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed + part);
+  at::Tensor& rows = parts_[part].rows;
+  rows.copy_(at::randn(rows.sizes(), generator, at::kFloat));
 }
 
 // This rank's matrices, and their products with the rows of the step before.
@@ -207,6 +224,7 @@ void PowerSgd::approximate(const std::vector<bool>& present) {
     const at::Tensor& gradient = part.parameter.grad();
     if (!options_.error_feedback) part.left_out.zero_();
     if (gradient.defined()) part.left_out.view(gradient.sizes()).add_(gradient);
+    part.rows.copy_(basis_of(part.rows));  // else products grow from step to step
     at::matmul_out(part.columns, part.left_out, part.rows);
   }
 }
@@ -231,18 +249,23 @@ void PowerSgd::average(const std::vector<bool>& present, bool compresses) {
   if (failures.first()) throw Error(*failures.first());
   const auto for_each_matrix = [&](auto work) {
     for (size_t i = 0; i < parts_.size(); ++i) {
-      if (present[i] && parts_[i].is_compressed()) work(parts_[i]);
+      if (present[i] && parts_[i].is_compressed()) work(parts_[i], i);
     }
   };
-  for_each_matrix([](Part& part) {
+  for_each_matrix([](Part& part, size_t) {
     part.columns.copy_(basis_of(part.columns));
     at::matmul_out(part.rows, part.left_out.t(), part.columns);
   });
   allreduce_(rows_, {.name = options_.name + ".rows", .process_set = set});
-  for_each_matrix([](Part& part) {
+  for_each_matrix([this](Part& part, size_t i) {
     const at::Tensor result = at::matmul(part.columns, part.rows.t());
     part.left_out.sub_(result);
     part.parameter.mutable_grad().detach().copy_(result.view(part.parameter.sizes()));
+    // The same on all ranks. Sums of large numbers may overflow, and zeros lead nowhere.
+    const double largest = part.rows.abs().max().item<double>();
+    if (std::isfinite(largest) && largest > 0) return;
+    if (largest != 0) part.left_out.zero_();
+    begin_rows_anew(i);
   });
 }
 
@@ -250,10 +273,9 @@ void PowerSgd::reduce() {
   if (!member_ || options_.process_set.size() == 1) return;
   const PlainMode plain;
   require_alike();
-  bool finite = true;
-  const std::vector<bool> present = present_anywhere(finite);
+  const Said said = agree();
   try {
-    average(present, finite && steps_ >= options_.start_step && columns_.defined());
+    average(said.present, said.compresses);
   } catch (...) {
     for (Part& part : parts_) {
       if (part.is_compressed()) part.left_out.zero_();

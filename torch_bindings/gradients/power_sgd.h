@@ -17,6 +17,9 @@
 // and added to this rank's next gradient. Vectors, and matrices that this would hardly shorten, are
 // averaged as they are. Products of these matrices take the place of bytes, so it pays where the
 // network is the longer part; nothing overlaps with backward(). It has run on CPUs so far.
+//
+// With an amp::GradScaler reduce() comes before unscale_(), so that all ranks see the same
+// gradients. What was left out keeps the scale of its step.
 #pragma once
 
 #include <cstdint>
@@ -57,10 +60,12 @@ class PowerSgd {
   // Collective, blocks. A parameter without a gradient on some ranks counts as zeros there; one
   // that has none on all keeps none. Sparse gradients become dense. If any rank has a NaN or Inf,
   // gradients are averaged as they are in this step, so that all ranks see it and nothing of it is
-  // kept. A rank that is alone keeps its gradients, and ranks that have joined have no part.
-  // Throws Error(Mismatch) on all ranks, before anything has changed, if parameters or options
-  // differ; Error(InvalidArgument) on all ranks if a gradient of one has another shape than its
-  // parameter. After another Error what was left out before is lost, and gradients are undefined.
+  // kept. A rank that is alone keeps its gradients, and ranks that have joined have no part; ranks
+  // that have made unlike numbers of steps compress as soon as one of them does.
+  // Throws Error(Mismatch) on all ranks, before anything has changed, if parameters (also their
+  // order) or options differ; Error(InvalidArgument) on all ranks if a gradient of one has another
+  // shape than its parameter had, or can't be written. After another Error what was left out before
+  // is lost, and gradients are undefined.
   void reduce();
 
   int64_t steps() const { return steps_; }
@@ -84,9 +89,15 @@ class PowerSgd {
 
   void add(const std::string& name, const at::Tensor& parameter);
   void take_memory();
-  void require_alike();
+  void require_alike() const;
   void check_gradients() const;
-  std::vector<bool> present_anywhere(bool& finite) const;
+  // What the ranks say together before anything travels.
+  struct Said {
+    std::vector<bool> present;  // the gradients that some rank has
+    bool compresses = false;
+  };
+  Said agree() const;
+  void begin_rows_anew(size_t part);
   void approximate(const std::vector<bool>& present);
   void average(const std::vector<bool>& present, bool compresses);
 
@@ -94,7 +105,6 @@ class PowerSgd {
   bool member_;
   std::vector<Part> parts_;
   at::Tensor columns_, rows_;  // of all matrices that are compressed, one behind the other
-  bool agreed_ = false;
   int64_t steps_ = 0;
 };
 

@@ -16,12 +16,12 @@ using namespace torch_detail;
 
 namespace {
 
-// All gradients of a reducer are in the order of the streams of one device.
 bool can_be_reduced(const at::Tensor& parameter, bool linear) {
   if (parameter.is_complex()) return linear && parameter.scalar_type() != at::kComplexHalf;
   return parameter.is_floating_point() && !is_moved_only(parameter);
 }
 
+// All gradients of a reducer are in the order of the streams of one device.
 void require_device(c10::Device device, const std::string& of_first,
                     std::span<const GradientLayout> layouts) {
   for (const GradientLayout& layout : layouts) {

@@ -28,17 +28,26 @@ void GradientReducer::Impl::task_ended(int64_t task) noexcept {
 
 void GradientReducer::Impl::task_given_up(int64_t task) noexcept {
   std::unique_lock lock(mutex_);
-  if (forget_task(task) && *no_sync_depth_ == 0) give_up(lock, "backward()");
+  if (forget_task(task) && *no_sync_depth_ == 0) give_up(lock, kBackward);
 }
 
-void GradientReducer::Impl::give_up_round() noexcept {
+bool GradientReducer::Impl::leave_evaluation(bool has_reduced) {
+  if (ops::session_number() != session_) return false;
+  if (has_reduced && !round_) {
+    if (round_failed_ || broken_) return false;  // on all ranks
+    // Else the others are in the next backward() of it, as far as the step before tells.
+    if (number_.round == 1 || number_.round > rounds_in_step_) return leave_step();
+  }
   std::unique_lock lock(mutex_);
-  give_up(lock, "the closure of step()");
+  if (!round_) give_up(lock, "the closure of step()");
+  if (!lock.owns_lock()) lock.lock();
+  if (round_) round_->has_thrown = true;
+  return false;
 }
 
 // Unless a round is open.
 void GradientReducer::Impl::give_up(std::unique_lock<std::mutex>& lock, const char* what) noexcept {
-  if (alone_ || broken_ || round_) return;
+  if (!settings_.member || alone_ || broken_ || round_) return;
   gave_up_ = true;
   if (!running_tasks_.empty()) return;  // that of another thread ends the round
   try {

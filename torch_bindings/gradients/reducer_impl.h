@@ -87,7 +87,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // After an exception. True: it is of this rank alone, the others go on from their last round, and
   // this rank's step is over too.
   bool leave_step();
-  void give_up_round() noexcept;
+  bool leave_evaluation(bool has_reduced);
+  void finish_given_up_round();
   void add_parameters(const NamedTensors& parameters);
   // Gradients pass through buckets from now on, also where this rank reduces alone.
   void use_buckets();
@@ -135,6 +136,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   using GradientLayout = torch_detail::GradientLayout;
   using GradientSlot = torch_detail::GradientSlot;
 
+  static constexpr const char* kBackward = "backward()";
+
   struct RunningTask {
     int64_t id;
     std::thread::id thread;
@@ -149,7 +152,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
     bool early = false;
     bool is_captured = false;  // in a graph, on this rank
     bool given_up = false;     // an exception has ended `ended` on this rank
-    const char* ended = "backward()";
+    const char* ended = kBackward;
+    bool has_thrown = false;       // that exception has left a step that all ranks were in
     bool unattended = false;       // no thread is about to end it
     bool failed = false;           // on this rank, before the others were told
     bool has_news = false;         // to agree on, that this rank's first buckets did not announce
@@ -220,7 +224,6 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void leave_round_unattended() noexcept;
   void refuse_rest(Failures& failures);
   bool take_unattended_round();
-  void finish_given_up_round();
 
   // reducer_after_join.cc
   void begin_anew_after_join();
@@ -284,6 +287,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // buckets, and its hooks call no function of the program.
   static constexpr int64_t kNoTask = std::numeric_limits<int64_t>::min();
   std::atomic<int64_t> steady_task_{kNoTask};
+  int64_t rounds_in_step_ = 1;             // of the last step that was made
   std::atomic<int64_t> buckets_to_go_{0};  // that wait for gradients in this round
   // A backward pass that began when no other of these ran, and all parameters fitted their buckets:
   // a program changes them between two passes, so its hooks need not look again.

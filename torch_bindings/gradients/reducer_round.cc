@@ -28,7 +28,7 @@ void GradientReducer::Impl::synchronize(Passes passes) {
   const PlainMode plain;
   // A backward() that was given up: with WaitIn::Step the others learn of it here, so this rank
   // throws here too. Where the round could not begin, this rank has thrown already.
-  const bool has_thrown = round_ && !round_->given_up;
+  const bool has_thrown = round_ && (!round_->given_up || round_->has_thrown);
   if (settings_.wait_in == WaitIn::Backward || has_thrown) finish_given_up_round();
   if (take_unattended_round() || round_) end_round();
   begin_anew_after_join();
@@ -48,6 +48,7 @@ void GradientReducer::Impl::synchronize(Passes passes) {
 void GradientReducer::Impl::finish_step(Passes passes) {
   try {
     if (!reduced_by_graph()) synchronize(passes);
+    rounds_in_step_ = std::max<int64_t>(number_.round - 1, 1);
   } catch (...) {
     (void)leave_step();
     throw;

@@ -134,10 +134,11 @@ void bind_reducer(py::module_& module) {
           WithoutGil())
       .def_property_readonly("rounds", [](Reducer& self) { return (*self).statistics().steps; })
       .def(
-          "others_go_on",
-          [](Reducer& self, int64_t rounds) { return (*self).others_go_on(rounds); }, WithoutGil())
+          "begin_evaluation", [](Reducer& self) { return (*self).begin_evaluation(); },
+          WithoutGil())
       .def(
-          "give_up_round", [](Reducer& self, int64_t rounds) { (*self).give_up_round(rounds); },
+          "leave_evaluation",
+          [](Reducer& self, int64_t rounds) { return (*self).leave_evaluation(rounds); },
           WithoutGil())
       .def("refuse_number",
            [](Reducer& self, const std::string& why) { (*self).refuse_number(why); })

@@ -10,6 +10,7 @@
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
 #include "horon/torch_bindings/collectives/average_in_groups.h"
+#include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/state/replicas.h"
 #include "horon/torch_bindings/tensors/failures.h"
@@ -88,30 +89,46 @@ bool LocalSgd::step() {
 void LocalSgd::require_alike() const {
   std::vector<Fact> facts{
       {"the options",
-       concat(options_.steps, " steps, outer_lr ", options_.outer_lr, ", outer_momentum ",
-              options_.outer_momentum, options_.outer_nesterov ? "" : " (not Nesterov's)",
-              ", compression ", to_string(options_.compression))},
-      {"averages before", concat(averages_)}};
-  for (const Parameter& each : parameters_) {
-    facts.push_back({concat("parameter \"", each.name, "\""),
-                     torch_detail::type_and_shape(each.tensor, each.name)});
+       concat(options_.steps, " steps, outer_lr ", core::real_text(options_.outer_lr),
+              ", outer_momentum ", core::real_text(options_.outer_momentum),
+              options_.outer_nesterov ? "" : " (not Nesterov's)", ", compression ",
+              to_string(options_.compression))}};
+  // What begins the outer step: a plain average needs nothing of those before.
+  if (has_start()) {
+    facts.push_back(
+        {"the number of averages (after join() give all ranks that of one by "
+         "broadcast_parameters() and broadcast_state())",
+         concat(averages_)});
   }
-  for (const auto& [name, buffer] : buffers_) {
-    facts.push_back({concat("buffer \"", name, "\""), torch_detail::type_and_shape(buffer, name)});
-  }
+  size_t place = 0;  // they travel by it
+  const auto add_fact = [&](const char* what, const std::string& name, const at::Tensor& tensor) {
+    facts.push_back({concat(what, " \"", name, "\""),
+                     concat(torch_detail::type_and_shape(tensor, name), " in place ", place++)});
+  };
+  for (const Parameter& each : parameters_) add_fact("parameter", each.name, each.tensor);
+  for (const auto& [name, buffer] : buffers_) add_fact("buffer", name, buffer);
   torch_detail::require_agreement(options_.name, facts, "", options_.process_set);
+}
+
+// Once, and again when a rank has loaded something: in which average, all ranks decide together.
+void LocalSgd::require_equal_starts() {
+  const at::Tensor unseen = at::full({1}, began_alike_ ? 0 : 1, at::kByte);
+  allreduce_(unseen, {.name = options_.name + ".unseen",
+                      .op = ReduceOp::Max,
+                      .process_set = options_.process_set});
+  if (unseen.item<uint8_t>() != 0) {
+    NamedTensors starts;
+    for (const Parameter& each : parameters_) starts.emplace_back(each.name, each.start);
+    check_replicas_equal(starts, options_.process_set);
+  }
+  began_alike_ = true;
 }
 
 void LocalSgd::average() {
   if (!member_) return;
   const PlainMode plain;
   require_alike();
-  if (has_start() && !began_alike_) {
-    NamedTensors starts;
-    for (const Parameter& each : parameters_) starts.emplace_back(each.name, each.start);
-    check_replicas_equal(starts, options_.process_set);
-    began_alike_ = true;
-  }
+  if (has_start()) require_equal_starts();
   std::vector<at::Tensor> changes;  // or the parameters themselves
   for (const Parameter& each : parameters_) {
     changes.push_back(has_start() ? each.start - each.tensor.detach() : each.tensor.detach());
@@ -145,10 +162,17 @@ void LocalSgd::move_on(Parameter& parameter, const at::Tensor& change) const {
   parameter.tensor.copy_(parameter.start);
 }
 
+// How many tensors it keeps.
+int64_t LocalSgd::kept() const {
+  const int64_t of_each = (has_start() ? 1 : 0) + (has_momentum() ? 1 : 0);
+  return of_each * static_cast<int64_t>(parameters_.size());
+}
+
 // By number: names of a module's parameters are no names in an archive.
 void LocalSgd::save(::torch::serialize::OutputArchive& archive) const {
   archive.write("steps_since_average", c10::IValue(since_));
   archive.write("averages", c10::IValue(averages_));
+  archive.write("kept", c10::IValue(kept()));
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& each = parameters_[i];
     if (has_start()) archive.write(concat("start", i), each.start, /*is_buffer=*/true);
@@ -158,10 +182,15 @@ void LocalSgd::save(::torch::serialize::OutputArchive& archive) const {
 
 void LocalSgd::load(::torch::serialize::InputArchive& archive) {
   const PlainMode plain;
-  c10::IValue since, averages;
+  c10::IValue since, averages, kept_there;
   if (!archive.try_read("steps_since_average", since) || !since.isInt() || since.toInt() < 0 ||
-      !archive.try_read("averages", averages) || !averages.isInt() || averages.toInt() < 0) {
+      !archive.try_read("averages", averages) || !averages.isInt() || averages.toInt() < 0 ||
+      !archive.try_read("kept", kept_there) || !kept_there.isInt()) {
     refuse(options_, "the archive holds no state of a LocalSgd");
+  }
+  if (kept_there.toInt() != kept()) {
+    refuse(options_, "the archive is of another model or of other options: it has ",
+           kept_there.toInt(), " tensors, and ", kept(), " are needed");
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> values;  // to where, and what
   const auto read = [&](const char* what, size_t number, const at::Tensor& to) {

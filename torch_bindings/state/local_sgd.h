@@ -78,7 +78,9 @@ class LocalSgd {
   // Now, however many steps it has been; the next comes `steps` later. Collective, blocks. What the
   // ranks hold and the options are compared first: where they differ, and with an outer step or
   // compression also if the ranks have not begun alike, all ranks throw Error(Mismatch) that names
-  // it, and nothing has moved. After another Error a parameter may be averaged or not.
+  // it, and nothing has moved. After another Error a parameter may be averaged or not. With an
+  // outer step or compression a rank that comes back from a join() in which it has missed an
+  // average needs broadcast_parameters() and broadcast_state() from one that has not.
   void average();
 
   // Since the last average, on this rank.
@@ -102,7 +104,9 @@ class LocalSgd {
   void add(const std::string& name, const at::Tensor& tensor);
   bool has_start() const;
   bool has_momentum() const { return options_.outer_momentum != 0; }
+  int64_t kept() const;
   void require_alike() const;
+  void require_equal_starts();
   void move_on(Parameter& parameter, const at::Tensor& change) const;
 
   LocalSgdOptions options_;

@@ -256,6 +256,22 @@ TEST(ComplexGradients, TrainAsOneProcessDoes) {
   }
 }
 
+// The others' loss is a real number.
+TEST(ComplexGradients, OfARankWithoutALoss) {
+  const at::Tensor w = complex_leaf({3});
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.1), {{"w", w}});
+  const bool has_none = size() > 1 && rank() == 0;
+  const at::Tensor loss = optimizer.step([&] {
+    optimizer.zero_grad();
+    if (has_none) return at::Tensor();
+    const at::Tensor own = loss_of(w, 1);
+    own.backward();
+    return own;
+  });
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  EXPECT_NEAR(loss.item<double>(), 9, 1e-5);
+}
+
 TEST(ComplexGradients, AreNotClippedByValue) {
   const std::vector<at::Tensor> parameters = start();
   DistributedOptimizer optimizer(optim::SGD(parameters, 0.01), {}, {.clip_grad_value = 1});

@@ -1,6 +1,5 @@
 // With every option, N ranks take the steps of one process on the whole batch.
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -8,7 +7,6 @@
 
 #include "horon/ops/session/process_set.h"
 #include "horon/tests/torch_bindings/gradients/training_support.h"
-#include "horon/torch_bindings/amp/grad_scaler.h"
 
 namespace horon::optimizer_options_test {
 namespace {
@@ -217,107 +215,6 @@ TEST(TrainingOptions, ARankWithoutALossKeepsNobodyWaiting) {
   EXPECT_THAT(error_of(step),
               AllOf(HasSubstr("\"sizes\""), HasSubstr("float [2]; it must be one")));
   EXPECT_EQ(optimizer.step([] { return at::ones({}); }).item<double>(), 1);
-}
-
-// The others wait for its loss. Afterwards all make the next step together.
-TEST(TrainingOptions, AClosureThatThrowsOnOneRankKeepsNobodyWaiting) {
-  if (size() == 1) return;
-  for (const bool in_function : {false, true}) {
-    for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum}) {
-      const at::Tensor w = leaf({2});
-      DistributedOptimizer optimizer(optim::SGD({w}, 0.5), {{"w", w}}, {.op = op});
-      int evaluations = 0;
-      const auto step = [&](bool throws) {
-        throws = throws && rank() == size() - 1;
-        optimizer.after_bucket([throws, in_function](const BucketView&) {
-          if (throws && in_function) throw Error(ErrorCode::OperationFailed, "no more of it");
-        });
-        return optimizer.step([&] {
-          ++evaluations;
-          optimizer.zero_grad();
-          const at::Tensor loss = w[0] * (rank() + 1);
-          loss.backward();
-          if (throws) throw Error(ErrorCode::OperationFailed, "no more of it");
-          return loss;
-        });
-      };
-      EXPECT_THAT(error_of([&] { step(true); }), HasSubstr("no more of it"));
-      EXPECT_EQ(w[0].item<double>(), 1);
-      const double of_all = op == ReduceOp::Sum ? sum_of_ranks() : mean_of_ranks();
-      EXPECT_NEAR(step(false).item<double>(), of_all, 1e-6);
-      EXPECT_NEAR(w[0].item<double>(), 1 - 0.5 * of_all, 1e-6);
-      EXPECT_EQ(evaluations, 2);
-    }
-  }
-}
-
-// The others wait for its gradients.
-TEST(TrainingOptions, AClosureThatThrowsBeforeItsGradientsAreReducedKeepsNobodyWaiting) {
-  if (size() == 1) return;
-  for (const WaitIn wait_in : {WaitIn::Backward, WaitIn::Step}) {
-    for (const bool before_backward : {false, true}) {
-      if (wait_in == WaitIn::Backward && !before_backward) continue;  // then they are reduced
-      const at::Tensor w = leaf({2}), v = leaf({30});
-      DistributedOptimizer optimizer(
-          optim::SGD({w, v}, 0.5), {{"w", w}, {"v", v}},
-          {.bucket_bytes = 1, .first_bucket_bytes = 1, .wait_in = wait_in});
-      const auto step = [&](bool throws) {
-        throws = throws && rank() == size() - 1;
-        return optimizer.step([&] {
-          optimizer.zero_grad();
-          const at::Tensor loss = w[0] * (rank() + 1) + v.sum() * 0;
-          if (throws && before_backward) throw Error(ErrorCode::OperationFailed, "no data");
-          loss.backward();
-          if (throws) throw Error(ErrorCode::OperationFailed, "no data");
-          return loss;
-        });
-      };
-      const bool is_last = rank() == size() - 1;
-      for (int i = 0; i < 2; ++i) {
-        EXPECT_THAT(error_of([&] { step(true); }),
-                    HasSubstr(is_last ? "no data"
-                                      : "on rank " + std::to_string(size() - 1) + " has ended"));
-        EXPECT_EQ(w[0].item<double>(), 1 - 0.5 * i * mean_of_ranks());
-        const double before = w[0].item<double>();
-        EXPECT_NEAR(step(false).item<double>(), mean_of_ranks() * before, 1e-6);
-        EXPECT_NEAR(w[0].item<double>(), 1 - 0.5 * (i + 1) * mean_of_ranks(), 1e-6);
-      }
-    }
-  }
-}
-
-// All of them throw: nobody waits, and nothing of it is left.
-TEST(TrainingOptions, AClosureThatThrowsOnAllRanksLeavesTheNextStepRight) {
-  const at::Tensor w = leaf({2});
-  DistributedOptimizer optimizer(optim::LBFGS({w}, optim::LBFGSOptions(1)), {{"w", w}});
-  const auto step = [&](bool throws) {
-    return optimizer.step([&] {
-      optimizer.zero_grad();
-      const at::Tensor loss = (w - rank()).square().sum();
-      loss.backward();
-      if (throws) throw Error(ErrorCode::OperationFailed, "not yet");
-      return loss;
-    });
-  };
-  for (int i = 0; i < 2; ++i) EXPECT_THAT(error_of([&] { step(true); }), HasSubstr("not yet"));
-  step(false);
-  EXPECT_TRUE(at::allclose(w, at::full({2}, (size() - 1) / 2.0F)));
-}
-
-TEST(TrainingOptions, AStepWithAClosureIsNotTheOneThatWasLeftOut) {
-  const at::Tensor w = leaf({2});
-  DistributedOptimizer optimizer(optim::LBFGS({w}, optim::LBFGSOptions(0.5)), {{"w", w}});
-  amp::GradScaler scaler({.init_scale = 4});
-  scaler.scale(w.sum() * std::numeric_limits<double>::infinity()).backward();
-  EXPECT_FALSE(scaler.step(optimizer));
-  EXPECT_TRUE(optimizer.step_skipped());
-  optimizer.step([&] {
-    optimizer.zero_grad();
-    const at::Tensor loss = w.square().sum();
-    loss.backward();
-    return loss;
-  });
-  EXPECT_FALSE(optimizer.step_skipped());
 }
 
 // An embedding whose gradients stay sparse, under an optimizer that takes such ones.

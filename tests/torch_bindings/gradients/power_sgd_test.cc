@@ -163,6 +163,27 @@ TEST(PowerSgd, KeepsNothingThatIsNotFinite) {
   }
 }
 
+// Sums overflow in one step, or all is zero, also what the approximation looks at first.
+TEST(PowerSgd, RecoversFromHugeNumbersAndFromZeros) {
+  if (size() == 1) return;
+  struct Case {
+    double usual, once;
+  };
+  for (const auto& [usual, once] :
+       {Case{1, 2e38}, Case{1, 0}, Case{1e25, 1e25}, Case{1e-23, 1e-23}}) {
+    const at::Tensor w = parameter_of({9, 20}, at::kFloat);
+    PowerSgd power_sgd({{"w", w}}, at_once(1));
+    for (int step = 0; step < 5; ++step) {
+      const at::Tensor gradient = at::full({9, 20}, step == 1 ? once : usual, at::kFloat);
+      gradient[0].zero_();  // a unit that is dead, a row for padding
+      w.mutable_grad() = gradient.clone();
+      power_sgd.reduce();
+      if (once == 2e38 && step == 1) continue;
+      expect_near(w.grad().to(at::kDouble) / usual, gradient.to(at::kDouble) / usual, 1e-4);
+    }
+  }
+}
+
 // Matrices in 16 bits are approximated in float32.
 TEST(PowerSgd, OfDifferentTypesAndLayouts) {
   const at::Tensor half = parameter_of({24, 18}, at::kBFloat16),
@@ -206,6 +227,40 @@ TEST(PowerSgd, WrongUseIsToldOnAllRanks) {
   w.mutable_grad() = at::ones({9, 20}, at::kDouble);
   power_sgd.reduce();
   expect_near(w.grad(), at::ones({9, 20}, at::kDouble));
+}
+
+TEST(PowerSgd, ParametersInAnotherOrderOrOfAnotherLengthNow) {
+  if (size() == 1) return;
+  const at::Tensor a = parameter_of({9, 20}), c = parameter_of({9, 20});
+  for (const at::Tensor& each : {a, c}) each.mutable_grad() = at::ones({9, 20}, at::kDouble);
+  PowerSgd other(rank() == 0 ? NamedTensors{{"a", a}, {"c", c}} : NamedTensors{{"c", c}, {"a", a}},
+                 at_once(1));
+  EXPECT_THAT(error_of([&] { other.reduce(); }),
+              AllOf(StartsWith(kMismatch), HasSubstr("in place 1")));
+  PowerSgd power_sgd({{"a", a}}, at_once(1));
+  a.mutable_grad().reset();
+  if (rank() == 0) a.mutable_grad() = at::ones({9, 1}, at::kDouble).expand({9, 20});
+  EXPECT_THAT(error_of([&] { power_sgd.reduce(); }),
+              AllOf(HasSubstr("gradient of a"), HasSubstr("rank 0")));
+}
+
+// They have made unlike numbers of steps, and no step at all.
+TEST(PowerSgd, GoesOnAfterAJoin) {
+  if (size() == 1) return;
+  const at::Tensor w = parameter_of({9, 20});
+  for (const int first : {0, 1}) {
+    PowerSgd power_sgd({{"w", w}}, {.matrix_rank = 1, .start_step = 3});
+    const auto steps = [&](int count) {
+      for (int i = 0; i < count; ++i) {
+        w.mutable_grad() = at::ones({9, 20}, at::kDouble);
+        power_sgd.reduce();
+        expect_near(w.grad(), at::ones({9, 20}, at::kDouble));
+      }
+    };
+    steps(rank() == 0 ? first : 2);
+    join();
+    steps(4);
+  }
 }
 
 TEST(PowerSgd, AmongTheRanksOfAProcessSet) {

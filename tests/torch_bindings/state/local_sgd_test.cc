@@ -199,7 +199,9 @@ TEST(LocalSgd, GoesOnFromAnArchive) {
   EXPECT_THAT(error_of([&] { load(other); }),
               AllOf(HasSubstr("start of \"y\" is float64 [4, 3] in the archive and float64 [2, 2]"),
                     StartsWith(kInvalid)));
-  EXPECT_THAT(error_of([&] { load(longer); }), HasSubstr("no start of \"y\""));
+  EXPECT_THAT(error_of([&] { load(longer); }), HasSubstr("has 2 tensors, and 4 are needed"));
+  LocalSgd plain({{"x", x}});
+  EXPECT_THAT(error_of([&] { load(plain); }), HasSubstr("has 2 tensors, and 0 are needed"));
 }
 
 TEST(LocalSgd, RanksThatHaveNotBegunAlike) {
@@ -240,6 +242,43 @@ TEST(LocalSgd, WrongUseIsToldOnAllRanks) {
   LocalSgd uneven({{"x", rank() == 0 ? x : parameter_of(4, 4)}});
   EXPECT_THAT(error_of([&] { uneven.average(); }),
               AllOf(StartsWith(kMismatch), HasSubstr("parameter \"x\""), HasSubstr("[4, 4]")));
+}
+
+TEST(LocalSgd, TensorsInAnotherOrderAreAMismatch) {
+  if (size() == 1) return;
+  const at::Tensor a = parameter_of(1, 2), c = parameter_of(1, 2);
+  LocalSgd local(rank() == 0 ? NamedTensors{{"a", a}, {"c", c}} : NamedTensors{{"c", c}, {"a", a}});
+  EXPECT_THAT(error_of([&] { local.average(); }),
+              AllOf(StartsWith(kMismatch), HasSubstr("in place 0"), HasSubstr("in place 1")));
+  LocalSgd other({{"a", a}}, {.outer_lr = rank() == 0 ? 0.5 : 0.50000001});
+  EXPECT_THAT(error_of([&] { other.average(); }), HasSubstr("0.50000001"));
+}
+
+// The root of a broadcast has not loaded anything.
+TEST(LocalSgd, GoesOnAfterAJoinThatMissedAnAverage) {
+  if (size() == 1) return;
+  const at::Tensor x = parameter_of(4, 3);
+  const LocalSgdOptions outer{.steps = 1, .outer_lr = 0.5, .outer_momentum = 0.5};
+  for (const LocalSgdOptions& options : {LocalSgdOptions{.steps = 1}, outer}) {
+    LocalSgd local({{"x", x}}, options);
+    local.step();
+    const int last = size() - 1;
+    if (rank() != last) local.step();
+    join();
+    broadcast_parameters({{"x", x}}, 0);
+    if (options.outer_lr != 1) {
+      EXPECT_THAT(error_of([&] { local.average(); }),
+                  AllOf(StartsWith(kMismatch), HasSubstr("broadcast_state()")));
+      broadcast_state(local, 0);
+    }
+    {
+      const at::NoGradGuard no_grad;
+      x.sub_(rank());
+    }
+    local.step();
+    check_replicas_equal({{"x", x}});
+    EXPECT_LT(x[0][0].item<double>(), 0.5);
+  }
 }
 
 TEST(LocalSgd, AmongTheRanksOfAProcessSet) {

@@ -310,19 +310,15 @@ def _reducing(optimizer, closure):
     the loss is that of all ranks, so that they decide alike."""
     def evaluate():
         reducer = optimizer._reducer
-        rounds = reducer.rounds
+        rounds = reducer.begin_evaluation()
         optimizer._synchronized = False
         try:
-            try:
-                loss = closure()
-            except BaseException:
-                reducer.give_up_round(rounds)  # for which the others may wait
-                raise
+            loss = closure()
             if not optimizer._is_reduced():
                 reducer.synchronize()
         except BaseException as error:
             optimizer._forget_step()  # it ends this step
-            if reducer.others_go_on(rounds):  # and wait for this rank's loss
+            if reducer.leave_evaluation(rounds):  # the others wait for this rank's loss
                 reducer.refuse_number(f"step(closure) on rank {native.rank()}: {error}")
             raise
         try:
@@ -336,7 +332,8 @@ def _reducing(optimizer, closure):
         if loss is not None or of_all is None:
             return of_all
         # Rounded as the others' is, so that all decide alike.
-        return torch.tensor(of_all, dtype=optimizer.param_groups[0]["params"][0].dtype)
+        dtype = optimizer.param_groups[0]["params"][0].dtype
+        return torch.tensor(of_all, dtype=dtype.to_real() if dtype.is_complex else dtype)
     return evaluate
 
 
