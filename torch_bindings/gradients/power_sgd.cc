@@ -9,8 +9,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linalg_qr.h>
-#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -59,9 +60,41 @@ int64_t column_count(const at::Tensor& parameter) {
   return parameter.numel() / std::max<int64_t>(1, row_count(parameter));
 }
 
-// An orthonormal basis of the columns. Of zeros too: then any.
-at::Tensor basis_of(const at::Tensor& columns) {
-  return std::get<0>(at::linalg_qr(columns, "reduced"));
+// Gram and Schmidt's way, each column twice, so that rounding leaves no part of those before in it.
+// A column of zeros, or what is nothing beside those before, stays zero.
+template <class T>
+void orthonormalize_columns(T* values, int64_t rows, int64_t columns) {
+  const auto product = [=](int64_t a, int64_t b) {
+    double sum = 0;
+    for (int64_t i = 0; i < rows * columns; i += columns) {
+      sum += static_cast<double>(values[i + a]) * static_cast<double>(values[i + b]);
+    }
+    return sum;
+  };
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t before = 0; before < 2 * c; ++before) {
+      const double share = product(c, before % c);
+      for (int64_t i = 0; i < rows * columns; i += columns) {
+        values[i + c] -= static_cast<T>(share * static_cast<double>(values[i + before % c]));
+      }
+    }
+    const double length = std::sqrt(product(c, c));
+    for (int64_t i = 0; i < rows * columns && length != 0; i += columns) {
+      values[i + c] = static_cast<T>(static_cast<double>(values[i + c]) / length);
+    }
+  }
+}
+
+// In the place of the columns an orthonormal basis of them. On the CPU by loops of our own: the
+// same bits on CPUs of any kind, and of small matrices in a tenth of the time.
+void orthonormalize(at::Tensor& columns) {
+  if (!columns.is_cpu()) {
+    columns.copy_(std::get<0>(at::linalg_qr(columns, "reduced")));
+  } else if (columns.scalar_type() == at::kDouble) {
+    orthonormalize_columns(columns.mutable_data_ptr<double>(), columns.size(0), columns.size(1));
+  } else {
+    orthonormalize_columns(columns.mutable_data_ptr<float>(), columns.size(0), columns.size(1));
+  }
 }
 
 }  // namespace
@@ -224,8 +257,8 @@ void PowerSgd::approximate(const std::vector<bool>& present) {
     const at::Tensor& gradient = part.parameter.grad();
     if (!options_.error_feedback) part.left_out.zero_();
     if (gradient.defined()) part.left_out.view(gradient.sizes()).add_(gradient);
-    part.rows.copy_(basis_of(part.rows));  // else products grow from step to step
-    at::matmul_out(part.columns, part.left_out, part.rows);
+    orthonormalize(part.rows);  // else products grow from step to step
+    at::mm_out(part.columns, part.left_out, part.rows);
   }
 }
 
@@ -253,20 +286,28 @@ void PowerSgd::average(const std::vector<bool>& present, bool compresses) {
     }
   };
   for_each_matrix([](Part& part, size_t) {
-    part.columns.copy_(basis_of(part.columns));
-    at::matmul_out(part.rows, part.left_out.t(), part.columns);
+    orthonormalize(part.columns);
+    at::mm_out(part.rows, part.left_out.t(), part.columns);
   });
   allreduce_(rows_, {.name = options_.name + ".rows", .process_set = set});
   for_each_matrix([this](Part& part, size_t i) {
-    const at::Tensor result = at::matmul(part.columns, part.rows.t());
-    part.left_out.sub_(result);
-    part.parameter.mutable_grad().detach().copy_(result.view(part.parameter.sizes()));
+    put_together(part);
     // The same on all ranks. Sums of large numbers may overflow, and zeros lead nowhere.
-    const double largest = part.rows.abs().max().item<double>();
-    if (std::isfinite(largest) && largest > 0) return;
-    if (largest != 0) part.left_out.zero_();
+    const at::Tensor largest = part.rows.abs().amax(0);
+    const bool is_finite = std::isfinite(largest.sum().item<double>());
+    if (is_finite && largest.min().item<double>() > 0) return;
+    if (!is_finite) part.left_out.zero_();
     begin_rows_anew(i);
   });
+}
+
+void PowerSgd::put_together(Part& part) {
+  const at::Tensor gradient = part.parameter.mutable_grad().detach();
+  const bool fits = gradient.is_contiguous() && gradient.scalar_type() == part.rows.scalar_type();
+  at::Tensor result = fits ? gradient.view(part.left_out.sizes()) : at::empty_like(part.left_out);
+  at::mm_out(result, part.columns, part.rows.t());
+  part.left_out.sub_(result);
+  if (!fits) gradient.copy_(result.view(gradient.sizes()));
 }
 
 void PowerSgd::reduce() {

@@ -98,6 +98,7 @@ class PowerSgd {
   };
   Said agree() const;
   void begin_rows_anew(size_t part);
+  static void put_together(Part& part);
   void approximate(const std::vector<bool>& present);
   void average(const std::vector<bool>& present, bool compresses);
 
