@@ -17,6 +17,7 @@ using core::concat;
 
 void PendingCollective::check(const at::Tensor& tensor, Into into) {
   try {
+    require_memory(tensor, name);
     const bool disguised = tensor.defined() && type_in_disguise(tensor);
     const at::Tensor view = disguised ? real_view(tensor) : at::Tensor();
     const at::Tensor& real = disguised ? view : tensor;

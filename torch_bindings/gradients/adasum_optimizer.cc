@@ -77,13 +77,13 @@ void AdasumSteps::put_back(const std::vector<Moved>& moved) {
 }
 
 void AdasumSteps::undo() {
-  const std::string why = concat("step() on rank ", rank(), ": ", core::current_error().what());
   const std::vector<Moved> moved = std::exchange(moved_, {});
   put_back(moved);
   std::vector<std::string> names;
   for (size_t i = 0; i < moved.size(); ++i) names.push_back(name_of(i));
   try {
-    refuse_calls(names, options_.process_set, why);
+    refuse_calls(names, options_.process_set,
+                 concat("step() on rank ", rank(), ": ", core::current_error().what()));
   } catch (const Error&) {  // this rank throws what has happened here
   }
 }

@@ -266,6 +266,7 @@ at::Tensor OptimizerSteps::evaluate(const Groups& groups,
   (void)fused_->knows(optimizer);
   scaling_->decide(optimizer.param_groups());  // nothing; the last step may have been left out
   reducer_.impl_->note_step(false);
+  (void)reducer_.begin_evaluation();  // else the weight may be that of a step that was given up
   // For the reducer each evaluation is a step; for the program all of them are one.
   const std::optional<double> weight = reducer_.impl_->weight();
   return [this, weight, &groups = optimizer.param_groups(), closure = std::move(closure)] {

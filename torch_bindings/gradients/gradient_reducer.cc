@@ -64,7 +64,7 @@ std::optional<double> GradientReducer::reduce_number_if_any(const std::optional<
 void GradientReducer::refuse_number(const std::string& why) { impl_->refuse_number(why); }
 
 int64_t GradientReducer::begin_evaluation() {
-  impl_->finish_given_up_round();
+  impl_->begin_evaluation();
   return statistics().steps;
 }
 

@@ -295,7 +295,8 @@ class GradientReducer {
   // the next function takes.
   int64_t begin_evaluation();
   // In the handler of what it has thrown. If the others wait for gradients of this rank, their
-  // round fails with an error that names it. True: they wait for its number.
+  // round fails with an error that names it. True: they wait for its number. Where an evaluation
+  // has several rounds, they are taken to be as many as in the step before.
   bool leave_evaluation(int64_t rounds);
 
   // Those of the constructor, with what set_backward_passes_per_step() has changed.

@@ -31,8 +31,15 @@ void GradientReducer::Impl::task_given_up(int64_t task) noexcept {
   if (forget_task(task) && *no_sync_depth_ == 0) give_up(lock, kBackward);
 }
 
+void GradientReducer::Impl::begin_evaluation() {
+  if (!settings_.member) return;
+  finish_given_up_round();
+  begin_anew_after_join();
+}
+
 bool GradientReducer::Impl::leave_evaluation(bool has_reduced) {
   if (ops::session_number() != session_) return false;
+  if (alone_ || !settings_.member) return leave_step();
   if (has_reduced && !round_) {
     if (round_failed_ || broken_) return false;  // on all ranks
     // Else the others are in the next backward() of it, as far as the step before tells.

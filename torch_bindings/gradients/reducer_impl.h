@@ -87,8 +87,8 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   // After an exception. True: it is of this rank alone, the others go on from their last round, and
   // this rank's step is over too.
   bool leave_step();
+  void begin_evaluation();
   bool leave_evaluation(bool has_reduced);
-  void finish_given_up_round();
   void add_parameters(const NamedTensors& parameters);
   // Gradients pass through buckets from now on, also where this rank reduces alone.
   void use_buckets();
@@ -219,6 +219,7 @@ class GradientReducer::Impl final : public torch_detail::GradientListener,
   void end_round_alone();
 
   // reducer_given_up.cc
+  void finish_given_up_round();
   void give_up(std::unique_lock<std::mutex>& lock, const char* what) noexcept;
   void begin_round_or_leave_it(bool early);
   void leave_round_unattended() noexcept;

@@ -84,8 +84,12 @@ LambParamState& Lamb::state_of(const at::Tensor& parameter) {
 }
 
 void Lamb::update(const at::Tensor& given, const LambOptions& options) {
-  const at::Tensor parameter = torch_detail::real_view(given);
-  const at::Tensor gradient = torch_detail::real_view(torch_detail::dense_gradient(given, "Lamb"));
+  // Numbers are written to the memory, in which those of a lazy conjugate have the other sign.
+  const bool is_turned = given.is_conj();
+  const at::Tensor of_parameter = torch_detail::dense_gradient(given, "Lamb");
+  const at::Tensor parameter = torch_detail::real_view(is_turned ? given.detach().conj() : given);
+  const at::Tensor gradient =
+      torch_detail::real_view(is_turned ? of_parameter.conj() : of_parameter);
   LambParamState& state = state_of(given);
   state.step(state.step() + 1);
   const auto [beta1, beta2] = options.betas();

@@ -19,6 +19,7 @@
 #include "horon/torch_bindings/collectives/shared_tensor.h"
 #include "horon/torch_bindings/collectives/sparse_allreduce.h"
 #include "horon/torch_bindings/python/bindings.h"
+#include "horon/torch_bindings/tensors/tensor_memory.h"
 
 namespace horon::python {
 namespace {
@@ -120,6 +121,11 @@ Pending make(const Call& call, const Tensors& tensors) {
   if (core::has_root(call.kind)) pending->set_root(call.root);
   pending->reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
+    try {
+      torch_detail::require_memory(tensor, pending->name);
+    } catch (const Error& error) {
+      pending->refuse(error);
+    }
     add_tensor(*pending, call, tensor.detach());
   }
   return pending;

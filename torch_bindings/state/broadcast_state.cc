@@ -66,6 +66,7 @@ ParameterList list_parameters(const NamedTensors& named, int root, const Process
   torch_detail::UniqueNames names;
   for (const auto& [name, tensor] : named) {
     try {
+      torch_detail::require_memory(tensor, name);
       torch_detail::check_writable(torch_detail::real_view(tensor), name);
       if (!names.add({name, tensor})) continue;
     } catch (const Error& error) {

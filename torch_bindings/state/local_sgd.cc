@@ -9,6 +9,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/average_in_groups.h"
 #include "horon/torch_bindings/collectives/collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
@@ -57,6 +58,7 @@ LocalSgd::LocalSgd(const NamedTensors& tensors, LocalSgdOptions options)
     : options_(std::move(options)), member_(options_.process_set.includes_me()) {
   check(options_);
   if (!member_) return;
+  joins_ = ops::call_counts().times_forgotten(options_.process_set.id());
   torch_detail::UniqueNames names;
   std::unordered_set<const void*> seen;  // tied ones count once, by their first name
   for (const auto& [name, tensor] : tensors) {
@@ -80,8 +82,16 @@ bool LocalSgd::has_start() const {
   return options_.outer_lr != 1 || has_momentum() || options_.compression != Compression::None;
 }
 
+// Ranks come back from it with unlike numbers of steps.
+void LocalSgd::begin_anew_after_join() {
+  const uint64_t joins = ops::call_counts().times_forgotten(options_.process_set.id());
+  if (std::exchange(joins_, joins) != joins) since_ = 0;
+}
+
 bool LocalSgd::step() {
-  if (!member_ || ++since_ < options_.steps) return false;
+  if (!member_) return false;
+  begin_anew_after_join();
+  if (++since_ < options_.steps) return false;
   average();
   return true;
 }
@@ -127,6 +137,7 @@ void LocalSgd::require_equal_starts() {
 void LocalSgd::average() {
   if (!member_) return;
   const PlainMode plain;
+  begin_anew_after_join();
   require_alike();
   if (has_start()) require_equal_starts();
   std::vector<at::Tensor> changes;  // or the parameters themselves
@@ -188,7 +199,7 @@ void LocalSgd::load(::torch::serialize::InputArchive& archive) {
       !archive.try_read("kept", kept_there) || !kept_there.isInt()) {
     refuse(options_, "the archive holds no state of a LocalSgd");
   }
-  if (kept_there.toInt() != kept()) {
+  if (member_ && kept_there.toInt() != kept()) {
     refuse(options_, "the archive is of another model or of other options: it has ",
            kept_there.toInt(), " tensors, and ", kept(), " are needed");
   }

@@ -73,7 +73,7 @@ class LocalSgd {
   explicit LocalSgd(const torch::nn::Module& module, LocalSgdOptions options = {});
 
   // After each step of the optimizer. True if it has averaged. All ranks call it equally often, or
-  // join().
+  // join(), behind which all count anew.
   bool step();
   // Now, however many steps it has been; the next comes `steps` later. Collective, blocks. What the
   // ranks hold and the options are compared first: where they differ, and with an outer step or
@@ -105,6 +105,7 @@ class LocalSgd {
   bool has_start() const;
   bool has_momentum() const { return options_.outer_momentum != 0; }
   int64_t kept() const;
+  void begin_anew_after_join();
   void require_alike() const;
   void require_equal_starts();
   void move_on(Parameter& parameter, const at::Tensor& change) const;
@@ -114,6 +115,7 @@ class LocalSgd {
   std::vector<Parameter> parameters_;
   NamedTensors buffers_;
   bool began_alike_ = false;  // has been seen
+  uint64_t joins_ = 0;        // of the process set, that have ended
   int64_t since_ = 0;
   int64_t averages_ = 0;
 };

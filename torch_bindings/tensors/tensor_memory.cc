@@ -82,7 +82,8 @@ void check_device(c10::Device device, std::string_view name) {
 }  // namespace
 
 void require_memory(const at::Tensor& tensor, std::string_view name) {
-  if (!tensor.unsafeGetTensorImpl()->is_python_dispatch() || !tensor.has_storage()) return;
+  if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->is_python_dispatch()) return;
+  if (!tensor.has_storage()) return;
   // Its pointer is null; to ask in the usual way is an error of LibTorch's for some of them.
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   if (storage._mutable_data_ptr_no_checks() != nullptr) return;

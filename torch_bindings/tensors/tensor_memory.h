@@ -18,7 +18,8 @@ namespace horon::torch_detail {
 void check_tensor(const at::Tensor& tensor, std::string_view name);
 
 // Throws so if nothing can be read from the tensor or written to it: it is of a class of Python's
-// that stands for other tensors, a DTensor say.
+// that stands for other tensors, a DTensor say. Asked before anything else: every operation on such
+// a tensor may be an exception of Python's, of which the other ranks would not be told.
 void require_memory(const at::Tensor& tensor, std::string_view name);
 
 // As check_tensor(), for tensors that are written: refuses those whose elements overlap in memory

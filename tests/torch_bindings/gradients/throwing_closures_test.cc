@@ -2,6 +2,7 @@
 // backward passes. Nobody waits for ever, and the next step is right.
 #include <limits>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <torch/optim/lbfgs.h>
@@ -197,6 +198,74 @@ TEST(ThrowingClosures, BehindASynchronizeOfItsOwn) {
       EXPECT_EQ(step(false), "no error");
       expect_gradient(w, mean_of_ranks());
     }
+  }
+}
+
+// What was submitted before is of a step that is over.
+TEST(ThrowingClosures, BehindAJoin) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({2});
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.5), {{"w", w}}, {.wait_in = WaitIn::Step});
+  (w * 3).sum().backward();
+  join();
+  for (const bool throws : {true, true, false}) {
+    const std::string error = error_of([&] {
+      optimizer.step([&] {
+        if (throws && rank() == 0) throw Error(ErrorCode::OperationFailed, "no data");
+        optimizer.zero_grad();
+        const at::Tensor loss = (w * (rank() + 1)).sum();
+        loss.backward();
+        return loss;
+      });
+    });
+    EXPECT_THAT(error, HasSubstr(!throws ? "no error" : rank() == 0 ? "no data" : "rank 0"));
+  }
+  expect_gradient(w, mean_of_ranks());
+}
+
+// It reduces with nobody.
+TEST(ThrowingClosures, OfARankAlone) {
+  std::vector<ProcessSet> sets;
+  for (int r = 0; r < size(); ++r) sets.push_back(add_process_set({r}));
+  const at::Tensor w = leaf({2});
+  DistributedOptimizer optimizer(optim::SGD({w}, 0.5), {{"w", w}},
+                                 {.process_set = sets[static_cast<size_t>(rank())]});
+  for (const bool throws : {false, true, false}) {
+    const std::string error = error_of([&] {
+      optimizer.step([&] {
+        optimizer.zero_grad();
+        w.sum().backward();
+        if (throws) throw Error(ErrorCode::OperationFailed, "no data");
+        const at::Tensor loss = w.sum();
+        loss.backward();
+        return loss;
+      });
+    });
+    EXPECT_THAT(error, HasSubstr(throws ? "no data" : "no error"));
+    optimizer.set_backward_passes_per_step(1);  // between two steps
+  }
+  EXPECT_TRUE(w.equal(at::full({2}, -1.0F)));
+  for (const ProcessSet& set : sets) remove_process_set(set);
+}
+
+// LBFGS, which calls the closure by itself.
+TEST(ThrowingClosures, TheWeightsOfAStepThatWasGivenUpAreGone) {
+  if (size() == 1) return;
+  const at::Tensor w = leaf({2});
+  DistributedOptimizer optimizer(optim::LBFGS({w}, optim::LBFGSOptions(0.1).max_iter(2)),
+                                 {{"w", w}});
+  for (const int step : {0, 1, 2}) {
+    if (step < 2) optimizer.set_weight(rank() + 1);
+    const std::string error = error_of([&] {
+      optimizer.step([&] {
+        if (step == 1 && rank() == 0) throw Error(ErrorCode::OperationFailed, "no data");
+        optimizer.zero_grad();
+        const at::Tensor loss = w.square().sum();
+        loss.backward();
+        return loss;
+      });
+    });
+    EXPECT_THAT(error, HasSubstr(step != 1 ? "no error" : rank() == 0 ? "no data" : "rank 0"));
   }
 }
 

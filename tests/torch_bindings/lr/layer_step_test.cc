@@ -145,6 +145,24 @@ TEST(LayerStep, ComplexParameters) {
   compare_complex<Lamb>(lamb_with(true));
 }
 
+// A parameter whose memory has the imaginary parts with the other sign.
+TEST(LayerStep, OfALazyConjugate) {
+  const at::Tensor values = at::complex(at::arange(4.0F), at::arange(4.0F) + 1);
+  const at::Tensor gradient = at::complex(at::ones({4}), at::arange(4.0F) - 2);
+  const at::Tensor turned = values.conj().clone().conj();  // the values, lazily
+  ASSERT_TRUE(turned.is_conj());
+  const at::Tensor plain = as_leaf(values.clone()), lazy = as_leaf(turned);
+  for (const at::Tensor& each : {plain, lazy}) {
+    Lamb optimizer({each}, LambOptions(0.1));
+    for (int step = 0; step < 3; ++step) {
+      each.mutable_grad() = gradient.clone();
+      optimizer.step();
+    }
+  }
+  EXPECT_FALSE(plain.equal(values));
+  EXPECT_TRUE(lazy.resolve_conj().equal(plain)) << lazy << plain;
+}
+
 TEST(LayerStep, NoElements) {
   const at::Tensor empty = as_leaf(at::zeros({0, 3}));
   empty.mutable_grad() = at::zeros({0, 3});

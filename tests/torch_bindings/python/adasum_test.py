@@ -366,3 +366,24 @@ def test_a_step_that_the_program_has_bound(rank, size):
     set_gradient(weight, rank)
     optimizer.step()
     assert calls == [optimizer] and torch.equal(weight.detach(), torch.zeros(size))
+
+
+def test_a_hook_before_the_step_that_raises_on_one_rank(rank, size):
+    weight = torch.nn.Parameter(torch.ones(3))
+    fails = False
+
+    def hook(*_):
+        if fails and rank == size - 1:
+            raise KeyError("no ink left")
+    plain = torch.optim.SGD([weight], lr=1.0)
+    plain.register_step_pre_hook(hook)  # before that of Horon
+    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Adasum)
+    for fails in (False, True, True, False):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        if not fails:
+            optimizer.step()
+            continue
+        with pytest.raises(KeyError if rank == size - 1 else ValueError, match="no ink left"):
+            optimizer.step()
+    assert torch.equal(weight, torch.full_like(weight, -1.0))

@@ -46,6 +46,28 @@ def test_a_call(call, where, rank, size, sharded):
                        hvd.allreduce(sharded.to_local(), name="x") * size)
 
 
+class Opaque(torch.Tensor):
+    """Knows no operation at all."""
+
+    @staticmethod
+    def __new__(cls, dtype):
+        return torch.Tensor._make_wrapper_subclass(cls, (4,), dtype=dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(str(func))
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if call != "grouped"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_class_without_operations(call, dtype, rank, size):
+    plain = torch.zeros(4, dtype=dtype)
+    with pytest.raises(ValueError, match=f'x".*{REFUSED}'):
+        CALLS[call](plain if rank < size - 1 else Opaque(dtype))
+
+
 @pytest.mark.parametrize("where", ["everywhere", "on the last rank"])
 def test_parameters_without_a_shape(where, rank, size):
     model = torch.nn.LazyLinear(2)

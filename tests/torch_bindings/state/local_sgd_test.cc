@@ -281,6 +281,16 @@ TEST(LocalSgd, GoesOnAfterAJoinThatMissedAnAverage) {
   }
 }
 
+// No average was missed, and yet the ranks have made unlike numbers of steps since.
+TEST(LocalSgd, CountsAnewBehindAJoin) {
+  if (size() == 1) return;
+  const at::Tensor x = parameter_of(4, 3);
+  LocalSgd local({{"x", x}}, {.steps = 4});
+  for (int step = 0; step < (rank() == 0 ? 3 : 1); ++step) EXPECT_FALSE(local.step());
+  join();
+  for (int step = 1; step <= 4; ++step) EXPECT_EQ(local.step(), step == 4);
+}
+
 TEST(LocalSgd, AmongTheRanksOfAProcessSet) {
   if (size() < 2) return;
   const ProcessSet set = add_process_set({0, size() - 1});
@@ -293,6 +303,8 @@ TEST(LocalSgd, AmongTheRanksOfAProcessSet) {
   EXPECT_EQ(local.step(), set.includes_me());
   const double expected = set.includes_me() ? (size() - 1) / 2.0 : rank();
   expect_near(x, at::full({4, 3}, expected, at::kDouble));
+  LocalSgd outer({{"x", x}}, {.outer_lr = 0.5, .process_set = set});
+  broadcast_state(outer, 0);  // also on the ranks that keep nothing
   remove_process_set(set);
 }
 

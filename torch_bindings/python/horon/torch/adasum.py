@@ -51,6 +51,7 @@ class _Adasum(WrappedOptimizer):
         return self._step_of_divided(lambda: self._reducing_all_of(step))
 
     def _reducing_all_of(self, step):
+        self._has_begun = False
         try:
             loss = step()
         except BaseException as error:
@@ -104,8 +105,13 @@ def _before_step(optimizer, args, kwargs):
     if optimizer._steps_within > 1 or not optimizer._process_set.included():
         return
     optimizer._starts = [(parameter, parameter.detach().clone())
-                         for group in optimizer.param_groups for parameter in group["params"]
-                         if parameter.is_floating_point()]
+                         for parameter in _floating(optimizer)]
+    optimizer._has_begun = True
+
+
+def _floating(optimizer):
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]
+            if parameter.is_floating_point()]
 
 
 def _after_step(optimizer, args, kwargs):
@@ -141,10 +147,14 @@ def _after_step(optimizer, args, kwargs):
 def _refuse_moves(optimizer, error):
     """A step() of this rank has raised: the others, who wait for its moves, raise too, and nobody
     has moved."""
-    starts, optimizer._starts = optimizer._starts, None  # none: it has raised with them, or after
-    for parameter, start in starts or []:
-        with torch.no_grad():
-            parameter.copy_(start)
+    starts, optimizer._starts = optimizer._starts, None
+    if starts is None:  # a hook before has raised; or, on all ranks, the moves; or what is behind
+        begun = optimizer._has_begun or not optimizer._process_set.included()
+        starts = [] if begun else [(parameter, None) for parameter in _floating(optimizer)]
+    for parameter, start in starts:
+        if start is not None:
+            with torch.no_grad():
+                parameter.copy_(start)
         collectives.refuse_allreduce(_name_of_move(optimizer, parameter), optimizer._process_set,
                                      f"step() on rank {native.rank()}: {error}")
 
