@@ -85,8 +85,8 @@ void orthonormalize_columns(T* values, int64_t rows, int64_t columns) {
   }
 }
 
-// In the place of the columns an orthonormal basis of them. On the CPU by loops of our own: the
-// same bits on CPUs of any kind, and of small matrices in a tenth of the time.
+// In the place of the columns an orthonormal basis of them. On the CPU by loops of our own, which
+// give the same bits on CPUs of any kind.
 void orthonormalize(at::Tensor& columns) {
   if (!columns.is_cpu()) {
     columns.copy_(std::get<0>(at::linalg_qr(columns, "reduced")));
