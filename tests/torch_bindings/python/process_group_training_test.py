@@ -6,7 +6,10 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import (default_hooks, post_localSGD_hook,
+                                                          powerSGD_hook)
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 ROWS = 4  # of each rank
@@ -135,6 +138,38 @@ def test_hook_power_sgd():
         other = parameter.detach().clone()
         dist.broadcast(other, 0)
         assert torch.equal(other, parameter)
+
+
+def test_post_local_sgd(rank, size):
+    """Gradients are averaged in the first steps, and later the parameters in each fourth."""
+    warmup, period = 3, 4
+    model = torch.nn.Linear(6, 2)
+    mine = DistributedDataParallel(model)
+    alone, _ = dist.new_subgroups(1)
+    mine.register_comm_hook(post_localSGD_hook.PostLocalSGDState(None, alone, warmup),
+                            post_localSGD_hook.post_localSGD_hook)
+    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                      PeriodicModelAverager(period, warmup))
+    copy_alone = None  # of what this rank does since the last average
+    for step in range(12):
+        rows, _ = batch(step, rank, size)
+        for each in filter(None, (model, copy_alone)):
+            each.zero_grad()
+        mine(rows).square().sum().backward()
+        optimizer.step()
+        if copy_alone is None:
+            if step == warmup - 1:
+                copy_alone = copy.deepcopy(model)
+            continue
+        copy_alone(rows).square().sum().backward()
+        with torch.no_grad():
+            for parameter in copy_alone.parameters():
+                parameter -= 0.1 * parameter.grad
+                if (step - warmup) % period == 0:
+                    dist.all_reduce(parameter)
+                    parameter /= size
+        for got, want in zip(model.parameters(), copy_alone.parameters()):
+            torch.testing.assert_close(got, want)
 
 
 def test_join(rank, size):
