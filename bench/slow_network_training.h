@@ -22,46 +22,54 @@ inline std::vector<at::Tensor> tensors_of(const TrainingModel& model) {
 }
 
 template <class Opt>
-struct LocalSgdTraining {
+struct OwnTraining {
   template <class Options>
-  LocalSgdTraining(const std::string& name, const Options& options, at::Device device,
-                   int64_t steps)
+  OwnTraining(const std::string& name, const Options& options, at::Device device)
       : model(make_model(name, static_cast<uint64_t>(rank()), device)),
-        optimizer(tensors_of(model), options),
-        local(model.parameters, {.steps = steps, .name = "bench.local." + name}) {}
+        optimizer(tensors_of(model), options) {}
 
-  void step() {
+  void backward() {
     optimizer.zero_grad();
     model.loss().backward();
-    optimizer.step();
-    local.step();
   }
 
   TrainingModel model;
   Opt optimizer;
+};
+
+template <class Opt>
+struct LocalSgdTraining : OwnTraining<Opt> {
+  template <class Options>
+  LocalSgdTraining(const std::string& name, const Options& options, at::Device device,
+                   int64_t steps)
+      : OwnTraining<Opt>(name, options, device),
+        local(this->model.parameters, {.steps = steps, .name = "bench.local." + name}) {}
+
+  void step() {
+    this->backward();
+    this->optimizer.step();
+    local.step();
+  }
+
   LocalSgd local;
 };
 
 template <class Opt>
-struct PowerSgdTraining {
+struct PowerSgdTraining : OwnTraining<Opt> {
   template <class Options>
   PowerSgdTraining(const std::string& name, const Options& options, at::Device device,
                    int64_t matrix_rank)
-      : model(make_model(name, static_cast<uint64_t>(rank()), device)),
-        optimizer(tensors_of(model), options),
+      : OwnTraining<Opt>(name, options, device),
         power_sgd(
-            model.parameters,
+            this->model.parameters,
             {.matrix_rank = matrix_rank, .start_step = 0, .name = "bench.power_sgd." + name}) {}
 
   void step() {
-    optimizer.zero_grad();
-    model.loss().backward();
+    this->backward();
     power_sgd.reduce();
-    optimizer.step();
+    this->optimizer.step();
   }
 
-  TrainingModel model;
-  Opt optimizer;
   PowerSgd power_sgd;
 };
 

@@ -1,22 +1,28 @@
 // The average of many tensors, of which small ones travel together.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "horon/torch_bindings/collectives/collectives.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/failures.h"
 
 namespace horon::torch_detail {
+
+// What ranks compare of tensors that travel by their place in a list.
+Fact fact_in_place(const char* what, const std::string& name, const at::Tensor& tensor,
+                   size_t place);
 
 // Averages in place; the constructor begins them all. Every rank gives tensors of the same dtypes
 // and shapes in the same order. Local until wait(), which must be called.
 class AverageInGroups {
  public:
-  // Groups of one dtype and device, of 1 MiB or one longer tensor, are called "NAME.0", "NAME.1",
-  // ... `compression`: of float32 and complex64; other dtypes travel as they are.
+  // The parcels (in_parcels()) are called "NAME.0", "NAME.1", ... `compression`: of float32 and
+  // complex64; other dtypes travel as they are.
   AverageInGroups(const std::string& name, const std::vector<at::Tensor>& tensors,
                   const ProcessSet& set, Compression compression = Compression::None);
   // For all, also when one fails: none is in flight when the first Error is thrown, which may be

@@ -47,10 +47,7 @@ GradientBucket::GradientBucket(std::string name, std::vector<size_t> slots,
       real_dtype_(layouts[slots_.front()].real_dtype()),
       has_flags_(settings.has_round_flags() && !sparse_),
       device_(layouts[slots_.front()].device) {
-  for (const size_t slot : slots_) {
-    elements_ += layouts[slot].elements();
-    reals_ += layouts[slot].reals();
-  }
+  for (const size_t slot : slots_) reals_ += layouts[slot].reals();
   const bool in_blocks = settings.compression == Compression::Int8 && real_dtype_ == at::kFloat;
   flags_begin_ = in_blocks ? core::round_up(reals_, ops::kInt8BlockElements) : reals_;
   const PlainMode plain;  // a .grad made in inference mode could not be used by autograd
@@ -116,7 +113,9 @@ at::Tensor GradientBucket::make_view(size_t part) const {
   return make_view(parts_[part].offset(), parts_[part].sizes(), parts_[part].strides());
 }
 
-at::Tensor GradientBucket::flat() const { return make_view(0, {elements_}, {1}); }
+at::Tensor GradientBucket::flat() const {
+  return make_view(0, {static_cast<int64_t>(bytes_of(reals_) / c10::elementSize(dtype_))}, {1});
+}
 
 void GradientBucket::name_plan(const std::string& plan) {
   if (!has_flags_) return;

@@ -102,8 +102,7 @@ class GradientBucket {
   at::ScalarType dtype_;       // of the gradients
   at::ScalarType real_dtype_;  // of what travels
   std::vector<BucketPart> parts_;
-  int64_t elements_ = 0;  // of the gradients
-  int64_t reals_ = 0;     // of the gradients, as they travel
+  int64_t reals_ = 0;  // of the gradients, as they travel
   bool has_flags_;
   int64_t flags_begin_ = 0;  // in real_dtype_
   NarrowMemory narrow_;      // in memory_

@@ -115,6 +115,7 @@ PowerSgd::PowerSgd(const NamedTensors& parameters, PowerSgdOptions options)
     if (seen.insert(parameter.unsafeGetTensorImpl()).second) add(name, parameter);
   }
   take_memory();
+  facts_ = facts_of_all();
 }
 
 void PowerSgd::add(const std::string& name, const at::Tensor& parameter) {
@@ -175,19 +176,18 @@ double PowerSgd::compression_rate() const {
   return travels > 0 ? all / travels : 1;
 }
 
-void PowerSgd::require_alike() const {
+// Once, since each step compares them.
+std::vector<torch_detail::Fact> PowerSgd::facts_of_all() const {
   std::vector<torch_detail::Fact> facts{
       {"the options",
        concat("matrix_rank ", options_.matrix_rank, ", start_step ", options_.start_step,
               ", min_compression_rate ", core::real_text(options_.min_compression_rate),
               options_.error_feedback ? "" : ", no error_feedback", ", seed ", options_.seed)}};
-  size_t place = 0;  // they travel by it
+  size_t place = 0;
   for (const Part& part : parts_) {
-    facts.push_back(
-        {concat("parameter \"", part.name, "\""),
-         concat(torch_detail::type_and_shape(part.parameter, part.name), " in place ", place++)});
+    facts.push_back(torch_detail::fact_in_place("parameter", part.name, part.parameter, place++));
   }
-  torch_detail::require_agreement(options_.name, facts, "", options_.process_set);
+  return facts;
 }
 
 void PowerSgd::check_gradients() const {
@@ -313,7 +313,7 @@ void PowerSgd::put_together(Part& part) {
 void PowerSgd::reduce() {
   if (!member_ || options_.process_set.size() == 1) return;
   const PlainMode plain;
-  require_alike();
+  torch_detail::require_agreement(options_.name, facts_, "", options_.process_set);
   const Said said = agree();
   try {
     average(said.present, said.compresses);

@@ -29,6 +29,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "horon/ops/session/process_set.h"
+#include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/named_tensors.h"
 
 namespace horon {
@@ -89,7 +90,7 @@ class PowerSgd {
 
   void add(const std::string& name, const at::Tensor& parameter);
   void take_memory();
-  void require_alike() const;
+  std::vector<torch_detail::Fact> facts_of_all() const;
   void check_gradients() const;
   // What the ranks say together before anything travels.
   struct Said {
@@ -105,6 +106,7 @@ class PowerSgd {
   PowerSgdOptions options_;
   bool member_;
   std::vector<Part> parts_;
+  std::vector<torch_detail::Fact> facts_;  // that the ranks compare
   at::Tensor columns_, rows_;  // of all matrices that are compressed, one behind the other
   int64_t steps_ = 0;
 };

@@ -18,6 +18,7 @@
 #include "horon/torch_bindings/collectives/grouped_collectives.h"
 #include "horon/torch_bindings/collectives/rank_agreement.h"
 #include "horon/torch_bindings/tensors/failures.h"
+#include "horon/torch_bindings/tensors/parcels.h"
 #include "horon/torch_bindings/tensors/plain_mode.h"
 
 namespace horon::torch_detail {
@@ -27,9 +28,7 @@ using core::concat;
 using StateMap =
     std::remove_reference_t<decltype(std::declval<::torch::optim::Optimizer&>().state())>;
 
-// Small parameters travel together. What does is copied into a buffer first, so the buffers are few
-// and short: the memory that is saved should stay saved.
-constexpr int64_t kParcelBytes = 1 << 20;
+// Each takes a buffer, and the memory that is saved should stay saved.
 constexpr size_t kParcelsInFlight = 8;
 
 // While it lives, the parameters have no gradients.
@@ -223,23 +222,18 @@ void StateShards::agree() const {
 }
 
 std::vector<StateShards::Parcel> StateShards::parcels() const {
-  std::vector<std::vector<Parcel>> of_members(ranks_.size());
-  std::map<std::pair<int, at::ScalarType>, size_t> open;  // where the next of that kind goes
+  std::vector<std::vector<at::Tensor>> moved(ranks_.size());  // by the member that owns them
   for (const Item& item : items_) {
-    if (!item.parameter.grad().defined()) continue;
-    std::vector<Parcel>& parcels = of_members[member_of(item.owner)];
-    const int64_t bytes = bytes_of(item.parameter);
-    const auto [found, is_new] =
-        open.emplace(std::pair(item.owner, item.parameter.scalar_type()), parcels.size());
-    if (!is_new && parcels[found->second].bytes + bytes > kParcelBytes) {
-      found->second = parcels.size();
+    if (item.parameter.grad().defined()) moved[member_of(item.owner)].push_back(item.parameter);
+  }
+  std::vector<std::vector<Parcel>> of_members(ranks_.size());
+  for (size_t member = 0; member < ranks_.size(); ++member) {
+    const int owner = ranks_[member];
+    for (std::vector<at::Tensor>& parcel : in_parcels(moved[member])) {
+      const size_t number = of_members[member].size();
+      of_members[member].push_back(
+          {owner, concat(name_, ".parameters.", owner, ".", number), std::move(parcel)});
     }
-    if (found->second == parcels.size()) {
-      parcels.push_back(
-          {item.owner, 0, concat(name_, ".parameters.", item.owner, ".", parcels.size()), {}});
-    }
-    parcels[found->second].bytes += bytes;
-    parcels[found->second].parameters.push_back(item.parameter);
   }
   // The owners in turns, so that all of them send.
   std::vector<Parcel> all;

@@ -60,7 +60,6 @@ class StateShards {
   // Parameters of one owner and dtype that a step moves, and that travel together.
   struct Parcel {
     int owner = 0;
-    int64_t bytes = 0;
     std::string name;
     std::vector<at::Tensor> parameters;
   };

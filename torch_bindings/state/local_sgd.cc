@@ -110,13 +110,13 @@ void LocalSgd::require_alike() const {
          "broadcast_parameters() and broadcast_state())",
          concat(averages_)});
   }
-  size_t place = 0;  // they travel by it
-  const auto add_fact = [&](const char* what, const std::string& name, const at::Tensor& tensor) {
-    facts.push_back({concat(what, " \"", name, "\""),
-                     concat(torch_detail::type_and_shape(tensor, name), " in place ", place++)});
-  };
-  for (const Parameter& each : parameters_) add_fact("parameter", each.name, each.tensor);
-  for (const auto& [name, buffer] : buffers_) add_fact("buffer", name, buffer);
+  size_t place = 0;
+  for (const Parameter& each : parameters_) {
+    facts.push_back(torch_detail::fact_in_place("parameter", each.name, each.tensor, place++));
+  }
+  for (const auto& [name, buffer] : buffers_) {
+    facts.push_back(torch_detail::fact_in_place("buffer", name, buffer, place++));
+  }
   torch_detail::require_agreement(options_.name, facts, "", options_.process_set);
 }
 
