@@ -30,19 +30,15 @@ void bring_to_disk(const std::string& path) {
   require_done(synced);
 }
 
-// A new file beside that one, so that the rename stays within one file system. Nobody else's:
-// threads may replace the same file, and processes of other hosts and containers may have this
-// one's number. Not by mkstemp(), whose files only their owner may read.
-std::string make_file_beside(const std::string& path) {
-  std::random_device random;
-  for (;;) {
-    std::string name = concat(path, ".tmp", random());
-    const int file = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (file < 0 && errno == EEXIST) continue;
-    require_done(file >= 0);
-    ::close(file);
-    return name;
-  }
+// The rename in it, so that what the caller does next, such as to remove an older file, does not
+// get there first. The file is there already, and some file systems can't do this: no failure
+// counts.
+void bring_folder_to_disk(const std::filesystem::path& folder) noexcept {
+  const char* const path = folder.empty() ? "." : folder.c_str();
+  const int file = ::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) return;
+  (void)::fsync(file);
+  ::close(file);
 }
 
 // Where the file is or will be: a link is followed, also one to what is not there yet.
@@ -73,6 +69,20 @@ bool is_no_file(const std::string& path) {
 
 }  // namespace
 
+// Threads may replace the same file, and processes of other hosts and containers may have this
+// one's number. Not by mkstemp(), whose files only their owner may read.
+std::string make_file_beside(const std::string& path) {
+  std::random_device random;
+  for (;;) {
+    std::string name = concat(path, ".tmp", random());
+    const int file = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file < 0 && errno == EEXIST) continue;
+    require_done(file >= 0);
+    ::close(file);
+    return name;
+  }
+}
+
 void replace_file(const std::string& path,
                   const std::function<void(const std::string& temporary)>& write) {
   std::string temporary;
@@ -83,6 +93,7 @@ void replace_file(const std::string& path,
     write(temporary);
     bring_to_disk(temporary);
     require_done(std::rename(temporary.c_str(), place.c_str()) == 0);
+    bring_folder_to_disk(std::filesystem::path(place).parent_path());
   } catch (...) {
     if (!temporary.empty()) ::unlink(temporary.c_str());
     throw_as_fault_of(path);

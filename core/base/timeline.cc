@@ -15,9 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "horon/core/base/current_error.h"
 #include "horon/core/base/error.h"
 #include "horon/core/base/json.h"
 #include "horon/core/base/log.h"
+#include "horon/core/base/replace_file.h"
 #include "horon/core/base/text.h"
 
 namespace horon::core {
@@ -47,14 +49,18 @@ class TraceFile {
  public:
   TraceFile(const std::string& path, std::string_view head) : path_(path) {
     // An older file of this name is replaced only when the new one has its head and footer.
-    const std::string temporary = path + ".tmp";
-    file_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file_ < 0 || !append(head) || std::rename(temporary.c_str(), path.c_str()) != 0) {
-      const int error = errno;
-      if (file_ >= 0) std::remove(temporary.c_str());
+    std::string temporary;
+    try {
+      temporary = make_file_beside(path);
+      file_ = ::open(temporary.c_str(), O_WRONLY | O_CLOEXEC);
+      if (file_ < 0 || !append(head) || std::rename(temporary.c_str(), path.c_str()) != 0) {
+        throw Error(ErrorCode::OperationFailed, std::strerror(errno));
+      }
+    } catch (...) {
+      if (!temporary.empty()) std::remove(temporary.c_str());
       close();
       throw Error(ErrorCode::Config, concat("HORON_TIMELINE or start_timeline(): can't write ",
-                                            path, ": ", std::strerror(error)));
+                                            path, ": ", current_error().what()));
     }
   }
   ~TraceFile() { close(); }

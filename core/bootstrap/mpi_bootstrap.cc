@@ -1,15 +1,81 @@
 #include "horon/core/bootstrap/mpi_bootstrap.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <numeric>
+#include <thread>
 
 #include <climits>
 
+#include "horon/core/base/log.h"
 #include "horon/core/base/text.h"
 #include "horon/core/bootstrap/mpi_error.h"
 
 namespace horon::core {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The communicator that the caller has given. Asks this rank alone.
+MPI_Comm parent_of(const void* communicator) {
+  if (communicator == nullptr) return MPI_COMM_WORLD;
+  const MPI_Comm parent = *static_cast<const MPI_Comm*>(communicator);
+  if (parent == MPI_COMM_NULL) {
+    throw Error(
+        ErrorCode::InvalidArgument,
+        "InitOptions::mpi_comm is MPI_COMM_NULL. MPI_Comm_split() gives that to a rank with "
+        "MPI_UNDEFINED: it is in no communicator, and does not call horon::init()");
+  }
+  int is_between_groups = 0;
+  check_mpi(MPI_Comm_test_inter(parent, &is_between_groups), "MPI_Comm_test_inter");
+  if (is_between_groups != 0) {
+    throw Error(ErrorCode::InvalidArgument,
+                "InitOptions::mpi_comm is an intercommunicator: horon::init() needs a communicator "
+                "of one group, as MPI_Intercomm_merge() makes it of the two");
+  }
+  return parent;
+}
+
+// Nobody knows yet which ranks those are.
+std::string missing_ranks_text(MPI_Comm parent, double waited_s) {
+  int rank = 0;
+  int size = 0;
+  check_mpi(MPI_Comm_rank(parent, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(parent, &size), "MPI_Comm_size");
+  return concat("horon::init() on rank ", rank, " waits since ", std::lround(waited_s),
+                " s for other ranks of the communicator: all of its ", size,
+                " ranks must call init(); if only some train, give InitOptions::mpi_comm a "
+                "communicator of these");
+}
+
+// By a call that does not block, so that this rank can say that it waits, and can give up. What it
+// throws leaves the call behind in MPI, which has no way to end one.
+void wait_for_all_ranks(MPI_Comm parent, const Config& config) {
+  constexpr auto kNap = std::chrono::milliseconds(1);
+  constexpr double kWarningGapMax_s = 600;
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Ibarrier(parent, &request), "MPI_Ibarrier");
+  const auto begin = Clock::now();
+  double warning_gap_s = config.stall_warn_s;
+  double next_warning_s = warning_gap_s;
+  for (;;) {
+    int all_came = 0;
+    check_mpi(MPI_Test(&request, &all_came, MPI_STATUS_IGNORE), "MPI_Test");
+    if (all_came != 0) return;
+    const double waited_s = std::chrono::duration<double>(Clock::now() - begin).count();
+    if (config.stall_abort_s > 0 && waited_s >= config.stall_abort_s) {
+      throw Error(ErrorCode::Stall, concat(missing_ranks_text(parent, waited_s),
+                                           " (HORON_STALL_ABORT_S ended the wait)"));
+    }
+    if (config.stall_warn_s > 0 && waited_s >= next_warning_s) {
+      log(LogLevel::Warn, missing_ranks_text(parent, waited_s));
+      warning_gap_s = std::min(2 * warning_gap_s, kWarningGapMax_s);
+      next_warning_s = waited_s + warning_gap_s;
+    }
+    std::this_thread::sleep_for(kNap);
+  }
+}
 
 MPI_Comm with_returned_errors(MPI_Comm communicator) {
   check_mpi(MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -50,9 +116,7 @@ std::vector<std::string> allgather_over(MPI_Comm communicator, std::string_view 
 MpiBootstrap::MpiBootstrap(const MpiLibrary& library, const void* communicator,
                            const std::string& host_id)
     : library_(library) {
-  const MPI_Comm parent =
-      communicator == nullptr ? MPI_COMM_WORLD : *static_cast<const MPI_Comm*>(communicator);
-  check_mpi(MPI_Comm_dup(parent, &communicator_), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_dup(parent_of(communicator), &communicator_), "MPI_Comm_dup");
   with_returned_errors(communicator_);
   find_hosts(host_id);
 }
@@ -89,6 +153,18 @@ MpiBootstrap::~MpiBootstrap() {
 
 std::vector<std::string> MpiBootstrap::allgather(Among among, std::string_view mine) const {
   return allgather_over(among == Among::Job ? communicator_ : host_communicator_, mine);
+}
+
+std::unique_ptr<MpiBootstrap> meet_all_ranks(MpiLibrary& library, const void* communicator,
+                                             const Config& config) {
+  const MPI_Comm parent = parent_of(communicator);
+  try {
+    wait_for_all_ranks(parent, config);
+  } catch (...) {
+    library.abandon();
+    throw;
+  }
+  return std::make_unique<MpiBootstrap>(library, communicator, config.host_id);
 }
 
 }  // namespace horon::core

@@ -1,11 +1,13 @@
 // A job's bootstrap over MPI.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <mpi.h>
 
+#include "horon/core/base/config.h"
 #include "horon/core/bootstrap/bootstrap.h"
 #include "horon/core/bootstrap/mpi_library.h"
 
@@ -15,7 +17,8 @@ class MpiBootstrap final : public Bootstrap {
  public:
   // `communicator`: an MPI_Comm* of the caller's, duplicated; null: MPI_COMM_WORLD. Collective over
   // the communicator. Ranks are on one host if MPI says that they can share memory and their
-  // `host_id` is the same. The library must outlive the bootstrap.
+  // `host_id` is the same. The library must outlive the bootstrap. Throws Error(InvalidArgument) at
+  // once for MPI_COMM_NULL and an intercommunicator.
   explicit MpiBootstrap(const MpiLibrary& library, const void* communicator = nullptr,
                         const std::string& host_id = "");
   // Frees the communicators while the library is usable: all ranks must come here.
@@ -38,5 +41,11 @@ class MpiBootstrap final : public Bootstrap {
   MPI_Comm host_communicator_ = MPI_COMM_NULL;
   Topology topology_;
 };
+
+// The same, where ranks of the communicator may be late or never come: while this one waits it
+// warns after config.stall_warn_s, again after twice the time and so on. After config.stall_abort_s
+// it throws Error(Stall); that and an error of MPI's in the wait abandon the library.
+std::unique_ptr<MpiBootstrap> meet_all_ranks(MpiLibrary& library, const void* communicator,
+                                             const Config& config);
 
 }  // namespace horon::core

@@ -10,13 +10,16 @@ namespace horon::core {
 
 Executor::Executor(Parts parts)
     : context_{parts.rank, std::move(parts.ranks), std::move(parts.ops), std::move(parts.timeline),
-               std::move(parts.scratch)} {
+               std::move(parts.scratch)},
+      lent_ops_(std::make_shared<LentOps>(*context_.ops)) {
   if (!context_.ranks.empty()) return;
   context_.ranks.resize(static_cast<size_t>(parts.size));
   std::iota(context_.ranks.begin(), context_.ranks.end(), 0);
 }
 
-Executor::~Executor() = default;
+Executor::~Executor() {
+  if (!lent_ops_->end()) keep_for_ever(std::move(context_.ops));
+}
 
 void Executor::enqueue(BatchWork work) {
   HORON_CHECK(!work.entries.empty(), "a batch without entries");

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "horon/core/execution/entry_work.h"
+#include "horon/core/execution/lent_ops.h"
 #include "horon/core/execution/op_table.h"
 #include "horon/core/execution/predecessors.h"
 #include "horon/core/execution/running_batch.h"
@@ -64,11 +65,13 @@ class Executor {
     context_.ops->finish_abort(limit);
   }
 
-  std::shared_ptr<const OpTable> shared_ops() const { return context_.ops; }
+  // For threads of the program, also after the end of this.
+  std::shared_ptr<const LentOps> lent_ops() const { return lent_ops_; }
   const ScratchPool& scratch() const { return *context_.scratch; }
 
  private:
   BatchContext context_;
+  const std::shared_ptr<LentOps> lent_ops_;
   void begin(BatchWork work);
 
   // The list nodes of finished batches are used again.

@@ -41,7 +41,12 @@ void Controller::tick_coordinator() {
   if (!warning.empty()) next_report_ = now_;
   tell_what_is_missing();
   if (warning.empty()) return;
-  effects_.warnings.push_back(concat("stalled: ", warning));
+  // Ranks that wait for each other would do so until the job's time is over.
+  const bool lasts = warning_gap_ > 2 * options_.stall_warn_after;
+  effects_.warnings.push_back(concat("stalled: ", warning,
+                                     lasts && options_.stall_abort_after <= 0
+                                         ? "; HORON_STALL_ABORT_S ends a job that waits so long"
+                                         : ""));
 }
 
 // Empty if none is due. That of a stall which lasts comes again after twice the time, and so on;

@@ -15,26 +15,24 @@ size_t index_of(const BatchFacts& facts) {
 }  // namespace
 
 std::string RunnableCalls::fault(const BatchFacts& facts) const {
-  if (facts.captured) return fault_of_captured(facts);
   std::atomic<bool>& known = known_to_run_.at(index_of(facts));
-  if (known.load(std::memory_order_relaxed)) return "";
-  const std::shared_ptr<const OpTable> ops = ops_.lock();
-  if (ops == nullptr) return "";
-  if (!ops->can_run(facts)) return ops->why_none(facts);
-  known.store(true, std::memory_order_relaxed);
-  return "";
-}
-
-std::string RunnableCalls::fault_of_captured(const BatchFacts& facts) const {
-  const std::shared_ptr<const OpTable> ops = ops_.lock();
-  if (ops == nullptr) return "";
-  if (!ops->can_run(facts)) return ops->why_none(facts);
-  return ops->select(facts).refusal_of_capture_now();
+  if (!facts.captured && known.load(std::memory_order_relaxed)) return "";
+  std::string fault;
+  const bool have_ops = ask([&](const OpTable& ops) {
+    if (!ops.can_run(facts)) {
+      fault = ops.why_none(facts);
+    } else if (facts.captured) {
+      fault = ops.select(facts).refusal_of_capture_now();
+    }
+  });
+  if (have_ops && fault.empty() && !facts.captured) known.store(true, std::memory_order_relaxed);
+  return fault;
 }
 
 PieceSizes RunnableCalls::piece_sizes(const Batch& like) const {
-  const std::shared_ptr<const OpTable> ops = ops_.lock();
-  return ops == nullptr ? PieceSizes() : op_for(*ops, like, like.count).piece_sizes(like);
+  PieceSizes sizes;
+  (void)ask([&](const OpTable& ops) { sizes = op_for(ops, like, like.count).piece_sizes(like); });
+  return sizes;
 }
 
 }  // namespace horon::core

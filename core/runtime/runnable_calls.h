@@ -6,15 +6,15 @@
 #include <memory>
 #include <string>
 
-#include "horon/core/execution/op_table.h"
+#include "horon/core/execution/lent_ops.h"
 
 namespace horon::core {
 
 // Any thread.
 class RunnableCalls {
  public:
-  // They may end before this does.
-  explicit RunnableCalls(std::weak_ptr<const OpTable> ops) : ops_(std::move(ops)) {}
+  // They may end before this does. Null: there are none yet.
+  explicit RunnableCalls(std::shared_ptr<const LentOps> ops) : ops_(std::move(ops)) {}
 
   // Why no op can run it, as OpTable::why_none(), or why the one that can must not yet be captured
   // (CollectiveOp::refusal_of_capture_now()). Empty if one can, or if the ops have ended: then
@@ -26,12 +26,15 @@ class RunnableCalls {
   PieceSizes piece_sizes(const Batch& like) const;
 
  private:
-  std::string fault_of_captured(const BatchFacts& facts) const;
+  template <class Ask>
+  bool ask(const Ask& ask) const {
+    return ops_ != nullptr && ops_->ask(ask);
+  }
 
   static constexpr size_t kCount =
       size_t{kDeviceKindCount} * kCollectiveKindCount * kDataTypeCount * kReduceOpCount;
 
-  const std::weak_ptr<const OpTable> ops_;
+  const std::shared_ptr<const LentOps> ops_;
   mutable std::array<std::atomic<bool>, kCount> known_to_run_{};
 };
 

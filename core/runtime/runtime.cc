@@ -139,7 +139,7 @@ class Runtime::Impl {
   void fail(const Error& error) noexcept {
     // A signal handler that calls exit() may stand where this thread has locked the queue. The
     // shutdown() that comes next ends the job from within.
-    if (seat_->held_by_this_thread()) return;
+    if (is_within()) return;
     try {
       door_.queue.push(FailCall{error});
     } catch (...) {
@@ -151,7 +151,7 @@ class Runtime::Impl {
     const std::lock_guard lock(shutdown_mutex_);
     const Clock::time_point end_of_farewell = Clock::now() + farewell;
     if (!thread_.joinable()) return "";
-    if (seat_->held_by_this_thread()) return leave_from_within();
+    if (is_within()) return leave_from_within();
     open();
     try {
       door_.queue.push(ShutdownCall{});
@@ -219,8 +219,13 @@ class Runtime::Impl {
  private:
   using Facts = std::shared_ptr<const SetFacts>;
 
-  // exit() was called by a thread that was stepping the loop or in line for it, in a signal handler
-  // most often. It will never give the seat back, so there is no end to wait for.
+  // This thread steps the loop, or hands it a call, or is in line for that.
+  bool is_within() const noexcept {
+    return seat_->held_by_this_thread() || door_.queue.held_by_this_thread();
+  }
+
+  // exit() was called by such a thread, in a signal handler most often. It will never give the seat
+  // or the queue back, so there is no end to wait for.
   std::string leave_from_within() {
     const std::string text = "exit() was called while this thread was in a collective";
     left_from_within_ = true;
@@ -244,7 +249,7 @@ class Runtime::Impl {
     auto facts = std::make_shared<SetFacts>();
     facts->devices = devices_of_pair_ == nullptr ? host_alone() : devices_of_pair_(ranks);
     facts->ranks = std::move(ranks);
-    facts->runnable = std::make_shared<const RunnableCalls>(std::weak_ptr<const OpTable>());
+    facts->runnable = std::make_shared<const RunnableCalls>(nullptr);
     return facts;
   }
 

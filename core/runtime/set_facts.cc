@@ -17,7 +17,7 @@ std::shared_ptr<const SetFacts> SetFacts::of(std::vector<int> ranks,
     facts->devices[kind].mixed = resources.mixed[kind];
     if (domain != nullptr) facts->devices[kind].index = domain->device_index();
   }
-  facts->runnable = std::make_shared<const RunnableCalls>(resources.executor->shared_ops());
+  facts->runnable = std::make_shared<const RunnableCalls>(resources.executor->lent_ops());
   return facts;
 }
 

@@ -59,7 +59,14 @@ class SubmissionQueue {
   // queue stays for drain().
   void close(std::shared_ptr<const Error> why) noexcept;
 
+  // This thread is in one of these calls: it is in a signal handler, which may have called exit(),
+  // and none of them must be made here.
+  bool held_by_this_thread() const noexcept { return held_ == this; }
+
  private:
+  class Lock;
+  static thread_local const SubmissionQueue* held_;  // by this thread
+
   const std::function<void()> wake_;
   std::mutex mutex_;
   std::vector<Call> calls_;

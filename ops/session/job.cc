@@ -92,6 +92,7 @@ Job::Knobs Job::read_knobs(const InitOptions& options) {
   Knobs knobs;
   try {
     knobs.config = core::Config::from_environment(options.set);
+    core::set_log(core::log_rank(), core::parse_log_level(knobs.config.log_level));
   } catch (const Error& error) {
     knobs.fault = error;
   }
@@ -114,8 +115,7 @@ std::unique_ptr<Job> Job::start(const InitOptions& options, void (*at_finalize)(
 Job::Job(const InitOptions& options, const Knobs& knobs, void (*at_finalize)())
     : number_(next_number()),
       library_(std::make_unique<core::MpiLibrary>()),
-      bootstrap_(
-          std::make_unique<core::MpiBootstrap>(*library_, options.mpi_comm, knobs.config.host_id)),
+      bootstrap_(core::meet_all_ranks(*library_, options.mpi_comm, knobs.config)),
       config_(knobs.config),
       owns_mpi_(library_->owns_mpi()) {
   const int rank = bootstrap_->topology().rank;

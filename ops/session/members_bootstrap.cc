@@ -68,21 +68,32 @@ std::string MembersBootstrap::name_of(int from, int to, bool length) const {
   return concat(name_, ", ", from, " to ", to, length ? ", length" : "");
 }
 
+// The negotiation speaks of tensors, and the caller has named none.
+void MembersBootstrap::finish(const std::shared_ptr<core::HandleState>& message) const {
+  try {
+    (void)message->get();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Mismatch) throw;
+    throw Error(error.code(), concat(name_, ": its members gave different lists of ranks, and all ",
+                                     "must give the same list and number: ", error.what()));
+  }
+}
+
 // On the other members: the length first, since the lowest one must ask for memory.
 void MembersBootstrap::send(int to, std::string_view bytes) const {
   const int me = topology().rank;
   const auto length = std::make_shared<std::string>(bytes_of(bytes.size()));
-  (void)submit(runtime_, {me, to, name_of(me, to, true), what_}, length)->get();
+  finish(submit(runtime_, {me, to, name_of(me, to, true), what_}, length));
   const auto copy = std::make_shared<std::string>(bytes);
-  (void)submit(runtime_, {me, to, name_of(me, to, false), what_}, copy)->get();
+  finish(submit(runtime_, {me, to, name_of(me, to, false), what_}, copy));
 }
 
 std::string MembersBootstrap::receive(int from) const {
   const int me = topology().rank;
   const auto length = std::make_shared<std::string>(bytes_of(0));
-  (void)submit(runtime_, {from, me, name_of(from, me, true), what_}, length)->get();
+  finish(submit(runtime_, {from, me, name_of(from, me, true), what_}, length));
   const auto bytes = std::make_shared<std::string>(number_of(*length), '\0');
-  (void)submit(runtime_, {from, me, name_of(from, me, false), what_}, bytes)->get();
+  finish(submit(runtime_, {from, me, name_of(from, me, false), what_}, bytes));
   return *bytes;
 }
 
@@ -102,7 +113,7 @@ void MembersBootstrap::with_each(Stage stage, const Blocks& blocks) const {
   std::vector<int> ready;
   for (size_t i = 1; i < members_.size(); ++i) {
     try {
-      (void)handles[i - 1]->get();
+      finish(handles[i - 1]);
       ready.push_back(members_[i]);
     } catch (const Error& error) {
       if (!fault) fault = error;

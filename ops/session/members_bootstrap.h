@@ -19,8 +19,9 @@ namespace horon::ops {
 class MembersBootstrap final : public core::Bootstrap {
  public:
   // `members`: ascending, this rank is one of them. `name`: of the messages, the same on all
-  // members, and no other call uses it at the same time. `what`: compared by the members; where it
-  // differs the call throws Error(Mismatch). The runtime must outlive this.
+  // members, and no other call uses it at the same time. `what`: the set, with its number and its
+  // ranks, compared by the members; where it differs the call throws Error(Mismatch). The runtime
+  // must outlive this.
   MembersBootstrap(core::Runtime& runtime, std::vector<int> members, std::string name,
                    std::string what);
 
@@ -32,6 +33,8 @@ class MembersBootstrap final : public core::Bootstrap {
 
  private:
   std::string name_of(int from, int to, bool length) const;
+  // Waits for a message.
+  void finish(const std::shared_ptr<core::HandleState>& message) const;
   // In this order; on the other members the same messages one after the other.
   enum class Stage : uint8_t { LengthUp, BytesUp, LengthDown, BytesDown };
   using Blocks = std::vector<std::shared_ptr<std::string>>;  // by member

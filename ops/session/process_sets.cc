@@ -26,6 +26,8 @@ constexpr const char* kAdd = "horon.add_process_set";
 constexpr const char* kCommunicator = "horon.add_process_set.communicator";
 constexpr const char* kMade = "horon.add_process_set.made";
 constexpr const char* kRemove = "horon.remove_process_set";
+constexpr std::string_view kAddAmong = "add_process_set_among";
+constexpr std::string_view kRemoveAmong = "remove_process_set";
 constexpr const char* kOrder = "horon.order_sets_on_gpus";
 
 std::string call_text(const std::vector<int>& ranks) {
@@ -35,12 +37,16 @@ std::string call_text(const std::vector<int>& ranks) {
 // The messages by which members make a set have one of 1,024 names, used in turn: more would fill
 // the table of names, as above. They are several, so that messages which a rank has left behind
 // when the making of one set was interrupted do not meet those of the next set.
-MembersBootstrap talk_among(core::Runtime& runtime, uint32_t id, const std::vector<int>& ranks) {
+//
+// `call`: of the program, for messages.
+MembersBootstrap talk_among(core::Runtime& runtime, std::string_view call, uint32_t id,
+                            const std::vector<int>& ranks) {
   constexpr uint32_t names = 1024;
   const bool is_group = id >= kFirstNumberedSet + core::kFirstGroupNumber;
   const uint32_t number = id - kFirstNumberedSet - (is_group ? core::kFirstGroupNumber : 0);
   const std::string_view kind = is_group ? "group of torch.distributed " : "process set ";
-  return {runtime, ranks, concat(kind, number % names, number < names ? "" : " modulo 1024"),
+  const std::string name = concat(kind, number % names, number < names ? "" : " modulo 1024");
+  return {runtime, ranks, is_group ? name : concat(name, " (", call, "())"),
           concat(kind, number, " of ranks ", exact_list(ranks))};
 }
 
@@ -140,12 +146,12 @@ ProcessSet ProcessSets::add_among(std::vector<int> ranks, uint32_t number) {
   const uint32_t id = kFirstNumberedSet + number;
   const Marked making(making_);
   refuse_if_closed();  // again: refuse_calls() may have come before the mark
-  prepared_ = prepare(talk_among(*runtime_, id, ranks), call, id, ranks,
+  prepared_ = prepare(talk_among(*runtime_, kAddAmong, id, ranks), call, id, ranks,
                       parts_.gpu == nullptr ? "" : parts_.gpu->unavailable_alone(ranks));
   newest_ops_.reset();
   runtime_->add_set(id, ranks);
   // Nobody uses it before all have it.
-  (void)talk_among(*runtime_, id, ranks).allgather(core::Bootstrap::Among::Job, "");
+  (void)talk_among(*runtime_, kAddAmong, id, ranks).allgather(core::Bootstrap::Among::Job, "");
   return note(id, std::move(ranks));
 }
 
@@ -224,11 +230,11 @@ core::SetResources ProcessSets::make_resources() {
       prepared.execution =
           make_execution(*communicator, *parts_.config, parts_.timeline, prepared.gpu);
     }
-    newest_ops_ = prepared.execution->ops;
     std::unique_ptr<core::Gate> gate = make_gate(*communicator, *parts_.config);
     core::SetResources resources(communicator,
                                  std::make_unique<core::Executor>(std::move(*prepared.execution)),
                                  std::move(gate));
+    newest_ops_ = resources.executor->lent_ops();
     constexpr auto kGpus = static_cast<size_t>(DeviceKind::Cuda);
     resources.unavailable[kGpus] = std::move(prepared.no_gpus);
     resources.mixed[kGpus] =
@@ -249,7 +255,8 @@ void ProcessSets::remove(const ProcessSet& set) {
     require_known(set, "remove_process_set()");
   }
   if (set.id() >= kFirstNumberedSet) {
-    (void)talk_among(*runtime_, set.id(), set.ranks()).allgather(core::Bootstrap::Among::Job, "");
+    (void)talk_among(*runtime_, kRemoveAmong, set.id(), set.ranks())
+        .allgather(core::Bootstrap::Among::Job, "");
   } else {
     meet(*runtime_, kRemove, concat("process set ", set.id()));
   }
@@ -296,12 +303,13 @@ std::vector<std::string> ProcessSets::explain(const ProcessSet& set,
   const std::lock_guard lock(sets_mutex_);
   const auto known = std::find_if(sets_.begin(), sets_.end(),
                                   [&](const Known& one) { return one.set.id() == set.id(); });
-  const auto ops = known == sets_.end() ? nullptr : known->ops.lock();
-  if (ops == nullptr) {
+  std::vector<std::string> lines;
+  const auto explain = [&](const core::OpTable& ops) { lines = ops.explain(facts); };
+  if (known == sets_.end() || known->ops == nullptr || !known->ops->ask(explain)) {
     throw Error(ErrorCode::InvalidArgument, concat("this rank is not in ", core::set_text(set.id()),
                                                    ", or the set has been removed"));
   }
-  return ops->explain(facts);
+  return lines;
 }
 
 bool ProcessSets::refuse_calls() noexcept {

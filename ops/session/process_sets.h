@@ -72,7 +72,7 @@ class ProcessSets {
   };
   struct Known {
     ProcessSet set;
-    std::weak_ptr<const core::OpTable> ops;  // of this rank, as a member
+    std::shared_ptr<const core::LentOps> ops;  // of this rank, as a member; else null
   };
 
   void refuse_if_closed() const;
@@ -97,7 +97,7 @@ class ProcessSets {
   uint32_t calls_ = 0;               // of add(): the number of the newest set
   std::set<uint32_t> numbers_;       // of add_among()
   Prepared prepared_;
-  std::weak_ptr<const core::OpTable> newest_ops_;
+  std::shared_ptr<const core::LentOps> newest_ops_;
   mutable std::mutex sets_mutex_;  // held for moments only
   std::vector<Known> sets_;
 };

@@ -16,9 +16,10 @@
 namespace horon {
 
 struct InitOptions {
-  // An MPI communicator of the caller's (a pointer to the MPI_Comm), duplicated; null:
-  // MPI_COMM_WORLD. If MPI is not initialised, init() does so and shutdown() finalises it; else the
-  // caller finalises, after shutdown() or in its place: MPI_Finalize() shuts a session down.
+  // An MPI communicator of the caller's (a pointer to the MPI_Comm), duplicated, where only some
+  // ranks train: all of its ranks call init(), and no others. Null: MPI_COMM_WORLD. If MPI is not
+  // initialised, init() does so and shutdown() finalises it; else the caller finalises, after
+  // shutdown() or in its place: MPI_Finalize() shuts a session down.
   const void* mpi_comm = nullptr;
   // Knobs, as {"HORON_BUCKET_BYTES", "4194304"}; they win over the environment.
   std::map<std::string, std::string> set = {};
@@ -27,9 +28,10 @@ struct InitOptions {
   std::vector<std::vector<int>> process_sets = {};
 };
 
-// Starts the session. Collective over all ranks. A second call while it runs does nothing; after
-// shutdown() it starts anew if the caller owns MPI, else it is an error (MPI can't be initialised
-// twice). If any rank has an error, every rank throws it and no session is left. Throws
+// Starts the session. Collective over all ranks; one that waits for others says so as for a
+// collective (HORON_STALL_WARN_S, HORON_STALL_ABORT_S). A second call while it runs does nothing;
+// after shutdown() it starts anew if the caller owns MPI, else it is an error (MPI can't be
+// initialised twice). If any rank has an error, every rank throws it and no session is left. Throws
 // Error(Config), and others that say what failed. `headers` is left to its default: the version
 // that the program was compiled with, which must be that of the library. A LibTorch program calls
 // horon::init() (torch_bindings/session.h), which also divides the cores.

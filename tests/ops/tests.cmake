@@ -145,7 +145,10 @@ if(HORON_SANITIZE STREQUAL "thread")  # the longest by far: all others run besid
 endif()
 include(ops/faults/faults.cmake)
 horon_test(builtin_test FILES ops/builtin_test.cc LIBS horon_op_contract RANKS 2 3)
-horon_test(session_test FILES ops/session/session_test.cc ops/session/barrier_test.cc RANKS 1 3)
+horon_test(session_test
+           FILES ops/session/session_test.cc ops/session/absent_ranks_test.cc
+                 ops/session/barrier_test.cc
+           RANKS 1 3)
 horon_test(session_owner_test FILES ops/session/session_owner_test.cc RANKS 2)
 horon_test(serialized_session_test FILES ops/session/serialized_session_test.cc RANKS 2)
 horon_test(unlike_thread_levels_test FILES ops/session/unlike_thread_levels_test.cc RANKS 3)

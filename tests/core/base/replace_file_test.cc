@@ -1,6 +1,7 @@
 #include "horon/core/base/replace_file.h"
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <fcntl.h>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -18,6 +20,19 @@
 #include <gmock/gmock.h>
 
 #include "horon/tests/support/error_of.h"
+
+namespace {
+
+std::atomic<int> folders_on_disk{0};
+
+}  // namespace
+
+// In place of the one of the C library.
+extern "C" int fsync(int file) {
+  struct stat found {};
+  if (::fstat(file, &found) == 0 && S_ISDIR(found.st_mode)) ++folders_on_disk;
+  return static_cast<int>(::syscall(SYS_fsync, file));
+}
 
 namespace horon::core {
 namespace {
@@ -48,6 +63,12 @@ TEST_F(ReplaceFile, TakesThePlaceOfTheOldOne) {
   replace_file(path_, [](const std::string& temporary) { std::ofstream(temporary) << "short"; });
   EXPECT_EQ(content(), "short");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+}
+
+TEST_F(ReplaceFile, TheRenameIsBroughtToTheDiskToo) {
+  const int before = folders_on_disk;
+  replace_file(path_, "text");
+  EXPECT_EQ(folders_on_disk, before + 1);
 }
 
 // None takes the temporary file of another one.

@@ -301,7 +301,30 @@ TEST_F(TimelineTest, AFolderThatIsNotThereIsAnErrorOfTheKnob) {
 TEST_F(TimelineTest, AFileThatCanNotGetItsNameIsNotLeftBehind) {
   std::filesystem::create_directories(path("t.rank0.json/full"));
   EXPECT_THROW(Timeline::open(path("t"), 0, 1), Error);
-  EXPECT_FALSE(std::filesystem::exists(path("t.rank0.json.tmp")));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
+}
+
+// Or several jobs, by mistake. The file is the one of whoever comes last.
+TEST_F(TimelineTest, SeveralThreadsBeginTheSameFile) {
+  std::atomic<int> failures{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&] {
+        for (int again = 0; again < 100; ++again) {
+          try {
+            const auto now = Timeline::Clock::now();
+            Timeline::open(path("t"), 0, 1)->span("track", "bar", now, now);
+          } catch (const Error&) {
+            ++failures;
+          }
+        }
+      });
+    }
+  }
+  EXPECT_EQ(failures, 0);
+  EXPECT_EQ(bars(read("t.rank0.json")).size(), 1U);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
 }
 
 }  // namespace

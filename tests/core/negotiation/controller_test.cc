@@ -318,6 +318,7 @@ TEST(Controller, AMemberThatHasLeftAsksNobodyAndReportsNobody) {
 TEST(Controller, WarningsOfAStallThatLastsBecomeRare) {
   const Owned coordinator = make(0, 2, kSecond);
   std::vector<Nanos> told;
+  std::vector<bool> has_cure;
   Nanos now = 0;
   const auto run_until = [&](Nanos end) {
     for (; now < end; now += 100 * kMillisecond) {
@@ -326,6 +327,7 @@ TEST(Controller, WarningsOfAStallThatLastsBecomeRare) {
       for (const std::string& warning : coordinator->take_effects().warnings) {
         EXPECT_TRUE(warning.starts_with("stalled: ")) << warning;
         told.push_back(now / kSecond);
+        has_cure.push_back(warning.ends_with("HORON_STALL_ABORT_S ends a job that waits so long"));
       }
     }
   };
@@ -333,6 +335,7 @@ TEST(Controller, WarningsOfAStallThatLastsBecomeRare) {
   coordinator->submit({1, "x", tensor("x"), {}, {}});
   run_until(20 * kSecond);
   EXPECT_EQ(told, (std::vector<Nanos>{2, 4, 8, 16}));
+  EXPECT_EQ(has_cure, (std::vector<bool>{false, true, true, true}));
   told.clear();
   coordinator->submit({2, "y", tensor("y"), {}, {}});
   run_until(32 * kSecond);

@@ -1,19 +1,22 @@
-// exit() in a signal handler, on a thread that is in line for the loop. Not for ThreadSanitizer: it
-// stops a signal handler that takes memory.
+// exit() in a signal handler, on a thread that is in line for the loop or hands it a call. Not for
+// ThreadSanitizer: it stops a signal handler that takes memory.
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <sys/types.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "horon/tests/core/runtime/forwarding_transport.h"
 #include "horon/tests/core/runtime/runtime_world.h"
 #include "horon/tests/support/asleep.h"
 
@@ -98,6 +101,65 @@ TEST(ExitInLine, DoesNotWaitForItsOwnThread) {
     EXPECT_TRUE(runtime.left_from_within());
     waiting.join();  // this handler has returned, and so the collectives go on
     EXPECT_EQ(error_of(*in_background), "");
+  });
+  sigaction(SIGUSR1, &before, nullptr);
+}
+
+// A signal comes most often in a system call: this one in that of submit(), which rings.
+class SignalInRing final : public ForwardingTransport {
+ public:
+  using ForwardingTransport::ForwardingTransport;
+  Doorbell& doorbell() noexcept override {
+    if (std::exchange(is_due, false)) ::raise(SIGUSR1);
+    return ForwardingTransport::doorbell();
+  }
+  static thread_local bool is_due;
+};
+
+thread_local bool SignalInRing::is_due = false;
+
+struct JobOfRing {
+  JobOfRing() {
+    hooks.wrap_transport = [](int, std::unique_ptr<Transport> below) {
+      return std::make_unique<SignalInRing>(std::move(below));
+    };
+    world.emplace(1, FakeDelays{}, no_limits(), hooks);
+  }
+  Hooks hooks;
+  std::optional<World> world;
+  Tensor x = tensor({1});
+  std::atomic<Runtime*> runtime{nullptr};
+  std::atomic<bool> has_left{false};
+  std::string report;
+};
+
+JobOfRing& job_of_ring() {
+  static JobOfRing& one = *new JobOfRing;
+  return one;
+}
+
+TEST(ExitInLine, DoesNotWaitForTheCallThatItInterrupts) {
+  struct sigaction handler {};
+  struct sigaction before {};
+  handler.sa_handler = [](int) {
+    job_of_ring().report = job_of_ring().runtime.load()->shutdown(1s);
+    job_of_ring().has_left = true;
+  };
+  sigaction(SIGUSR1, &handler, &before);
+  job_of_ring().world->each([](Runtime& runtime, int) {
+    job_of_ring().runtime = &runtime;
+    std::thread submitting([&] {
+      SignalInRing::is_due = true;
+      const auto handle = runtime.submit(submission("x", job_of_ring().x));
+      EXPECT_EQ(error_of(*handle), "");  // the handler has returned
+    });
+    if (!comes_true(job_of_ring().has_left)) {
+      ADD_FAILURE() << "shutdown() does not return";
+      std::abort();  // the thread that submits has the stack of this test
+    }
+    submitting.join();
+    EXPECT_EQ(job_of_ring().report, "exit() was called while this thread was in a collective");
+    EXPECT_TRUE(runtime.left_from_within());
   });
   sigaction(SIGUSR1, &before, nullptr);
 }

@@ -2,20 +2,25 @@
 #include "horon/ops/nccl/job_gpu.h"
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "horon/core/base/text.h"
 #include "horon/tests/support/host_gpu/host_gpu_libraries.h"
 #include "horon/tests/support/thread_ranks.h"
 
 namespace horon::ops {
 namespace {
 
+using core::concat;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -161,6 +166,29 @@ TEST(JobGpu, BlockingCommunicatorsAreRefused) {
   EXPECT_THAT(blocking.unavailable,
               AllOf(HasSubstr("NCCL_COMM_BLOCKING=1"), HasSubstr("unset it")));
   EXPECT_THAT(gpu_libraries()->nccl().unavailable, testing::Not(HasSubstr("BLOCKING")));
+}
+
+// NCCL reads files, too, where the environment says nothing.
+TEST(JobGpu, SettingsOfNcclStandInItsFilesToo) {
+  namespace fs = std::filesystem;
+  const fs::path file = fs::temp_directory_path() / concat("nccl_", ::getpid(), ".conf");
+  std::ofstream(file) << "#NCCL_HOSTID=no\nNCCL_COMM_BLOCKING=1\nNCCL_HOSTID=node7\r\n"
+                         "NCCL_COMM_BLOCKING=0\nNCCL_HOSTID=too late";
+  ::setenv("NCCL_CONF_FILE", file.c_str(), 1);
+  const NcclStatus blocking = gpu_libraries()->nccl();
+  EXPECT_EQ(gpu_libraries()->nccl_host_id(), "node7");
+  ::setenv("NCCL_COMM_BLOCKING", "0", 1);
+  ::setenv("NCCL_HOSTID", "", 1);
+  const NcclStatus not_blocking = gpu_libraries()->nccl();
+  EXPECT_EQ(gpu_libraries()->nccl_host_id(), "");
+  for (const char* const name : {"NCCL_CONF_FILE", "NCCL_COMM_BLOCKING", "NCCL_HOSTID"}) {
+    ::unsetenv(name);
+  }
+  fs::remove(file);
+  EXPECT_THAT(blocking.unavailable,
+              AllOf(HasSubstr(concat("NCCL_COMM_BLOCKING=1 is set in ", file.string())),
+                    HasSubstr("set NCCL_COMM_BLOCKING=0 in the environment")));
+  EXPECT_THAT(not_blocking.unavailable, testing::Not(HasSubstr("BLOCKING")));
 }
 
 }  // namespace

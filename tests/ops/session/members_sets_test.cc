@@ -21,6 +21,7 @@ using core::concat;
 using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 // Of each member's rank + 1.
 float sum_of(const ProcessSet& set) {
@@ -159,14 +160,16 @@ TEST_F(MembersSets, RanksThatDifferAreAMismatch) {
   std::vector<int> ranks = {0, 1};
   if (rank() == 1) ranks.push_back(2);
   EXPECT_THAT(error_of([&] { (void)add_process_set_among(ranks, 5); }),
-              AllOf(HasSubstr("mismatch"), HasSubstr("process set 5 of ranks 0 and 1 on rank 0"),
+              AllOf(StartsWith("mismatch: process set 5 (add_process_set_among()): its members "
+                               "gave different lists of ranks, and all must give the same"),
+                    HasSubstr("process set 5 of ranks 0 and 1 on rank 0"),
                     HasSubstr("process set 5 of ranks 0, 1 and 2 on rank 1")));
   EXPECT_EQ(sum_of(add_process_set_among({0, 1}, 6)), 3);
 }
 
 // Calls it on rank 1 when rank 0 has reported that this rank is waited for, on the others at once.
 template <class Call>
-void call_late_on_rank_1(const Call& call) {
+void call_late_on_rank_1(const std::string& name, const Call& call) {
   char word = 0;
   if (rank() == 1) MPI_Recv(&word, 1, MPI_CHAR, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
   std::thread watcher;
@@ -175,13 +178,13 @@ void call_late_on_rank_1(const Call& call) {
       // The other ranks too may be late for a while.
       std::string report;
       const auto deadline = std::chrono::steady_clock::now() + kLongEnough;
-      while ((report.find("\"process set 3") == std::string::npos ||
+      while ((report.find("\"" + name) == std::string::npos ||
               report.find("rank 1") == std::string::npos) &&
              std::chrono::steady_clock::now() < deadline) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         report = ops::runtime().stall_report();
       }
-      EXPECT_THAT(report, AllOf(HasSubstr("\"process set 3"), HasSubstr("rank 1")));
+      EXPECT_THAT(report, AllOf(HasSubstr("\"" + name), HasSubstr("rank 1")));
       MPI_Send(&word, 1, MPI_CHAR, 1, 0, MPI_COMM_WORLD);
     });
   }
@@ -192,9 +195,11 @@ void call_late_on_rank_1(const Call& call) {
 TEST(MembersSetsStall, NamesTheMemberThatDoesNotCome) {
   init_session({.set = {{"HORON_STALL_WARN_S", "0.2"}}});
   ProcessSet set;
-  call_late_on_rank_1([&] { set = add_process_set_among({0, 1, 2}, 3); });
+  call_late_on_rank_1("process set 3 (add_process_set_among())", [&] {
+    set = add_process_set_among({0, 1, 2}, 3);
+  });
   EXPECT_EQ(sum_of(set), 6);
-  call_late_on_rank_1([&] { remove_process_set(set); });
+  call_late_on_rank_1("process set 3 (remove_process_set())", [&] { remove_process_set(set); });
   shutdown();
 }
 
