@@ -27,6 +27,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "../tools"))
+from replace_file import replace_file, require_replaceable  # noqa: E402
+
 
 class GptShape:
     def __init__(self, letters=256, width=256, heads=4, context=128, layers=4):
@@ -285,11 +288,19 @@ def cpu_name():
     return "unknown"
 
 
+def require_json(path):
+    """Ends the job if rank 0 can't write the report there, which would be found after the work."""
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "0"))
+    if not path or rank != "0":
+        return
+    try:
+        require_replaceable(path)
+    except OSError as error:
+        sys.exit(f"can't write {path}: {error.strerror}")
+
+
 def write_json(path, content):
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-    os.replace(path + ".tmp", path)
+    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def start(kind):
@@ -325,6 +336,7 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
+    require_json(options.json)
     options.device = start(options.device)
     mpi = Mpi()
     set_threads()

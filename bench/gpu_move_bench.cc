@@ -14,6 +14,7 @@
 #include "horon/bench/standard_output.h"
 #include "horon/bench/statistics.h"
 #include "horon/core/base/error.h"
+#include "horon/core/base/replace_file.h"
 #include "horon/core/base/text.h"
 #include "horon/ops/cuda/cuda_library.h"
 
@@ -221,6 +222,7 @@ nlohmann::json measure(Bench& bench, const Size& size, int repetitions) {
 }
 
 int run(const std::string& json, int repetitions) {
+  if (!json.empty()) core::require_replaceable(json);  // before all the work
   const ops::CudaStatus& status = ops::cuda_status();
   if (!status.unavailable.empty()) {
     std::printf("no GPU: %s\n", status.unavailable.c_str());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <limits>
 #include <map>
 #include <sstream>
@@ -76,6 +77,20 @@ CLI::Validator positive() {
 }
 CLI::Validator not_negative() { return at_least(0, "is no number from 0 to 1e9"); }
 
+// Also of what does not fit: CLI11 would make the largest number of it.
+void add_bytes(CLI::App& app, const std::string& flags, int64_t& bytes, const std::string& what) {
+  const auto find_fault = [](const std::string& text) {
+    int64_t number = 0;
+    errno = 0;
+    const bool fits = CLI::detail::lexical_cast(text, number) && errno != ERANGE;
+    return fits ? std::string() : "\"" + text + "\" is no number of bytes below 2^63";
+  };
+  app.add_option(flags, bytes, what)
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Validator(find_fault, ""))
+      ->capture_default_str();
+}
+
 // "0,2,3"
 std::vector<int> ranks_of(const std::string& text) {
   std::vector<int> ranks;
@@ -107,13 +122,9 @@ void add_peer(Options& options, const std::string& name) {
 }
 
 void add_sizes(CLI::App& app, Options& options) {
-  app.add_option("-b,--min-bytes", options.bytes_min,
-                 "smallest message; K, M, G are powers of 1024")
-      ->transform(CLI::AsSizeValue(false))
-      ->capture_default_str();
-  app.add_option("-e,--max-bytes", options.bytes_max, "largest message")
-      ->transform(CLI::AsSizeValue(false))
-      ->capture_default_str();
+  add_bytes(app, "-b,--min-bytes", options.bytes_min,
+            "smallest message; K, M, G are powers of 1024");
+  add_bytes(app, "-e,--max-bytes", options.bytes_max, "largest message");
   app.add_option("-f,--step-factor", options.step_factor, "factor from one size to the next")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
@@ -143,10 +154,8 @@ void add_collective(CLI::App& app, Options& options) {
   add_choice(app, "--compression", options.compression, names<Compression>(kCompressionCount),
              "of an allreduce of float32: none, float16, bfloat16, or int8, which holds between "
              "hosts; peers send float32");
-  app.add_option("--piece-bytes", options.piece_bytes,
-                 "of an allreduce: the length of its pieces, as 512KiB; 0: its op chooses")
-      ->transform(CLI::AsSizeValue(false))
-      ->capture_default_str();
+  add_bytes(app, "--piece-bytes", options.piece_bytes,
+            "of an allreduce: the length of its pieces, as 512KiB; 0: its op chooses");
   add_choice<Calling>(
       app, "--calling", options.calling,
       {{"blocking", Calling::Blocking}, {"group", Calling::Group}, {"async", Calling::Async}},

@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import horon.torch as hvd
-from ddp_training_step import cpu_name, make_model, quartiles, ratios, write_json
+from ddp_training_step import (
+    cpu_name, make_model, quartiles, ratios, require_json, write_json)
 
 CPU = torch.device("cpu")
 
@@ -219,6 +220,7 @@ def main():
     parser.add_argument("--json", default="")
     options = parser.parse_args()
     options.sizes = [int(size) for size in options.sizes.split(",") if size]
+    require_json(options.json)
     dist.init_process_group("horon")
     groups = {"horon": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     report = {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <deque>
 #include <functional>
 #include <optional>
+#include <random>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -194,6 +196,33 @@ struct ShardedTraining {
   DistributedOptimizer<Opt> optimizer;
 };
 
+// A model of its own, whose optimizer is told of its parameters in random order, as if a program
+// had registered its modules in another order than it runs them.
+template <class Opt>
+struct ShuffledTraining {
+  template <class Options>
+  ShuffledTraining(const std::string& name, const Options& options, at::Device device, bool learns)
+      : contender(learns ? "horon_shuffled" : "horon_shuffled_fixed"),
+        model(make_model(name, static_cast<uint64_t>(rank()), device)),
+        optimizer(Opt(tensors_of(model), options), shuffled(model.parameters),
+                  {.name = "bench." + contender + "." + name,
+                   .learn_bucket_order = learns,
+                   .fused_step = FusedStep::Never}) {}
+
+  using Parameters = decltype(TrainingModel::parameters);
+  static Parameters shuffled(Parameters parameters) {
+    std::ranges::shuffle(parameters, std::mt19937_64(1));  // the same on all ranks
+    return parameters;
+  }
+  void step() {
+    train(model, optimizer, [this] { optimizer.step(); });
+  }
+
+  std::string contender;
+  TrainingModel model;
+  DistributedOptimizer<Opt> optimizer;
+};
+
 // The contenders that a plan asks for beside those that there always are.
 template <class Opt>
 class MoreContenders {
@@ -201,23 +230,35 @@ class MoreContenders {
   template <class Options>
   MoreContenders(const std::string& name, const Options& options, const TrainingPlan& plan) {
     if (plan.shard) sharded_.emplace(name, options, plan.device);
+    if (plan.shuffled) {
+      for (const bool learns : {true, false}) {
+        shuffled_.emplace_back(name, options, plan.device, learns);
+      }
+    }
     if (plan.local_steps > 0) local_.emplace(name, options, plan.device, plan.local_steps);
     if (plan.power_sgd > 0) power_sgd_.emplace(name, options, plan.device, plan.power_sgd);
   }
   void add_to(std::vector<Contender>& contenders, bool fuses) {
     if (sharded_) sharded_->add_to(contenders, fuses);
+    for (ShuffledTraining<Opt>& training : shuffled_) {
+      contenders.push_back({training.contender, [&] { training.step(); }});
+    }
     if (local_) contenders.push_back({"local_sgd", [this] { local_->step(); }});
     if (power_sgd_) contenders.push_back({"power_sgd", [this] { power_sgd_->step(); }});
   }
   // At the end.
   bool have_equal_ranks() {
     if (local_) local_->local.average();
+    for (const ShuffledTraining<Opt>& training : shuffled_) {
+      if (!ranks_agree(training.model)) return false;
+    }
     return (!sharded_ || ranks_agree(sharded_->model)) && (!local_ || ranks_agree(local_->model)) &&
            (!power_sgd_ || ranks_agree(power_sgd_->model));
   }
 
  private:
   std::optional<ShardedTraining<Opt>> sharded_;
+  std::deque<ShuffledTraining<Opt>> shuffled_;
   std::optional<LocalSgdTraining<Opt>> local_;
   std::optional<PowerSgdTraining<Opt>> power_sgd_;
 };

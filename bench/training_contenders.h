@@ -20,6 +20,7 @@ struct TrainingPlan {
   int steps = 0;            // in a block; 0: as many as take about half a second
   int warmup_steps = 3;     // at least 1
   bool shard = false;       // also time optimizers whose state is shared out over the ranks
+  bool shuffled = false;    // also time optimizers that were given parameters in random order
   int64_t local_steps = 0;  // also time LocalSgd with an average after so many; 0: not
   int64_t power_sgd = 0;    // also time PowerSgd with matrices of this rank; 0: not
   bool buckets = false;     // gradients of one rank go through buckets too, as between ranks
@@ -37,6 +38,8 @@ struct TrainingTimes {
   //   horon        DistributedOptimizer with FusedStep::Never
   //   horon_fused  DistributedOptimizer with FusedStep::WherePossible
   //   horon_sharded, horon_fused_sharded   the same two with shard_optimizer_state, if asked for
+  //   horon_shuffled, horon_shuffled_fixed   `horon` with the parameters in random order, with and
+  //                without learn_bucket_order, if asked for
   //   local_sgd    LibTorch's step and LocalSgd, if asked for
   //   power_sgd    PowerSgd and LibTorch's step, if asked for
   //   gradients    allreduces as long as the first buckets of `horon`, without a step; not on one

@@ -172,6 +172,9 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember(bench::training_optimizers()));
   app.add_flag("--shard", options.plan.shard,
                "also time steps with the optimizer's state shared out over the ranks");
+  app.add_flag("--shuffle", options.plan.shuffled,
+               "also time optimizers that were given the parameters in random order, with and "
+               "without buckets in the order in which gradients come");
   app.add_option("--local-sgd", options.plan.local_steps,
                  "also time LocalSgd, which averages after so many steps; 0: not")
       ->check(CLI::Range(0, 100'000));

@@ -11,7 +11,8 @@ EXAMPLES = """examples:
   horonrun -np 2 ./train
   horonrun -np 8 -H host1:4,host2:4 -x LD_LIBRARY_PATH ./train --epochs 3
   horonrun -np 2 --timeline /tmp/trace.json ./train
-after SIGTERM, 30 seconds for ranks that save what they have, instead of none:
+SIGUSR1 and SIGUSR2 are passed on to all ranks, which can save and end (horon::StopRequest). SIGTERM
+kills them at once; so they get it after 30 seconds, and 30 more to save what they have:
   horonrun -np 8 --mpi-args '--mca odls_base_sigkill_timeout 30' ./train
 a job that is started again, up to 3 times, if a rank or a host fails:
   horonrun -np 8 -H host1:4,host2:4 --max-restarts 3 ./train
@@ -34,6 +35,8 @@ BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
 # Ways to name hosts that are mpirun's own: arguments, and variables of its default hostfile, which
 # the MPI operator of Kubernetes sets.
 NAMES_HOSTS = re.compile("-H|--?(host|hostfile|machinefile|default-hostfile)")
+# Where mpirun starts the program, and looks for one with a relative path.
+WORKING_FOLDER = re.compile("--?wd(ir)?")
 DEFAULT_HOSTFILE = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 RANK_PROGRAM = os.path.join(os.path.dirname(os.path.realpath(__file__)), "horonrun_rank")
 # What ranks of this host write does not pass through mpirun, so these would have no effect on it;
@@ -248,13 +251,14 @@ def more_arguments(options):
     return words
 
 
-def find_program(name):
-    """The path of the program for mpirun."""
-    path = shutil.which(name)
-    if path is None:
-        reason = "not found"
-        if "/" in name and os.path.exists(name):
-            reason = "it is a folder" if os.path.isdir(name) else "it is not executable"
+def find_program(name, words):
+    """The path of the program for mpirun; words: what else mpirun is given"""
+    folders = [value for option, value in zip(words, words[1:]) if WORKING_FOLDER.fullmatch(option)]
+    place = os.path.join(*folders[-1:], name) if "/" in name else name
+    if shutil.which(place) is None:
+        reason = f"not found in {folders[-1]}" if place != name else "not found"
+        if "/" in name and os.path.exists(place):
+            reason = "it is a folder" if os.path.isdir(place) else "it is not executable"
         hint = f" (did you mean ./{name}?)" if "/" not in name and os.path.isfile(name) else ""
         raise UsageError(f"program {name}: {reason}{hint}")
     return name
@@ -286,4 +290,4 @@ def mpirun_line(options, environment, is_root):
     if not options.no_prefix:
         # Without the modules of the site, Python starts in half the time.
         line += [python_of_the_ranks(options, more, environment), "-IS", RANK_PROGRAM]
-    return line + [find_program(options.command[0])] + options.command[1:]
+    return line + [find_program(options.command[0], more)] + options.command[1:]

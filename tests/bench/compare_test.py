@@ -5,7 +5,9 @@ import importlib.util
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import types
 import unittest
 from unittest import mock
@@ -100,6 +102,23 @@ class Comparison(unittest.TestCase):
             os.environ.pop("OMP_NUM_THREADS", None)
             ddp.set_threads()
         ddp.torch.set_num_threads.assert_called_once_with(8)
+
+    def test_where_no_report_can_be_written_is_found_before_the_work(self):
+        done = subprocess.run([sys.executable, os.path.join(BENCH, "compare_training_step"),
+                               "--python", "/none", "--bench", "/none", "--json", BENCH],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, f"can't write {BENCH}: Is a directory\n"))
+        ddp = load_ddp_without_torch()
+        with tempfile.TemporaryDirectory() as folder:
+            for path, reason in ((folder, "Is a directory"), ("/none/x", "No such file")):
+                with self.assertRaisesRegex(SystemExit, f"can't write {path}: {reason}"):
+                    ddp.require_json(path)
+                with mock.patch.dict(os.environ, OMPI_COMM_WORLD_RANK="1"):
+                    ddp.require_json(path)
+            for path in ("", "/dev/null", os.path.join(folder, "new.json")):
+                ddp.require_json(path)
+            self.assertEqual(os.listdir(folder), [])
 
     def test_results_kept_are_those_of_their_blocks(self):
         with open(os.path.join(BENCH, "results/training_floor_np2.json"), encoding="utf-8") as file:

@@ -118,6 +118,13 @@ assert ("--gloo-interface" in sys.argv) == (value("--peer") == "gloo")""")
             self.assertIn(text, done.stderr)
             self.assertNotIn("Traceback", done.stderr)
 
+    def test_where_nothing_can_be_written_is_found_before_the_work(self):
+        done = self.curves("--output", "/none/curves", program="#!/bin/sh\nexit 3\n")
+        self.assertEqual(done.stderr,
+                         "curves: can't write /none/curves.json: No such file or directory\n")
+        (self.at / "curves.svg").mkdir()
+        self.assertIn("curves.svg: Is a directory", self.curves("--kinds", "gather").stderr)
+
     def test_any_name(self):
         done = self.curves("--kinds", "gather", "--world", "`touch x` 'a' \"b\"=env", "--output",
                            self.at / "it's \"\\n")

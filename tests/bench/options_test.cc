@@ -26,6 +26,15 @@ TEST(BenchOptions, TheLargestSizesDoNotOverflow) {
             (std::vector<int64_t>{1, 1 << 20, int64_t{1} << 40, int64_t{1} << 60}));
 }
 
+TEST(BenchOptions, MoreBytesThanANumberHoldsAreRefused) {
+  for (const char* option : {"-b", "-e", "--piece-bytes"}) {
+    for (const char* bytes : {"9223372036854775808", "8E", "99999999999999999999"}) {
+      EXPECT_THAT(parse({option, bytes}).exit_text, HasSubstr("is no number of bytes below 2^63"));
+    }
+  }
+  EXPECT_EQ(parse({"-e", "1E"}).options.bytes_max, int64_t{1} << 60);
+}
+
 TEST(BenchOptions, ANumberThatIsTooSmallOrEndlessIsToldInAFewWords) {
   for (const char* option : {"--idle", "--ratio-max", "--idle-percent-max"}) {
     EXPECT_THAT(parse({option, "0"}).exit_text, HasSubstr("\"0\" is no number above 0"));

@@ -66,6 +66,10 @@ def check_odd_pictures(test, program, source):
             test.assertNotEqual(done.returncode, 0)
             test.assertIn(reason, done.stderr)
             test.assertLessEqual(done.stderr.count("\n"), 1, done.stderr)
+        odd_folder = pathlib.Path(folder, "folder")
+        odd_folder.mkdir()
+        test.assertIn("Is a directory", plot(odd_folder).stderr)
+        test.assertEqual(sorted(os.listdir(folder)), sorted([odd, "link", "folder"]))
 
 
 class PlotAutotune(unittest.TestCase):

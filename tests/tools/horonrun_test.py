@@ -209,6 +209,9 @@ class Mistakes(unittest.TestCase):
         with tempfile.NamedTemporaryFile() as file:
             self.check("it is not executable", "-np", 1, file.name)
         self.check("program /tmp: it is a folder", "-np", 1, "/tmp")
+        at_bin = ("-np", 1, "--mpi-args", "--wdir /usr/bin")  # where mpirun looks for it
+        self.assertTrue(dry_run(*at_bin, "./env").endswith("horonrun_rank ./env"))
+        self.check("program ./none: not found in /usr/bin", *at_bin, "./none")
 
     def test_no_mpirun(self):
         told = horonrun("-np", 1, sys.executable, PATH="/nowhere")
