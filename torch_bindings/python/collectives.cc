@@ -14,6 +14,7 @@
 
 #include "horon/core/base/error.h"
 #include "horon/core/base/text.h"
+#include "horon/ops/session/running_job.h"
 #include "horon/ops/session/session.h"
 #include "horon/torch_bindings/collectives/pending_collective.h"
 #include "horon/torch_bindings/collectives/shared_tensor.h"
@@ -42,6 +43,7 @@ struct Call {
   double prescale = 1;
   double postscale = 1;
   std::vector<int64_t> splits;
+  std::string remark;  // of PendingCollective
 };
 
 // Names of calls that Python has made and not yet seen the end of, so that a program which
@@ -101,7 +103,7 @@ void add_tensor(PendingCollective& pending, const Call& call, const at::Tensor& 
         return pending.add_rows(tensor,
                                 call.splits.empty() ? pending.even_splits(tensor) : call.splits);
       }
-      return pending.add_rows(tensor.dim() > 0 ? tensor.slice(0, 0, 0) : tensor);
+      return pending.add_rows(tensor);
     default:
       return pending.add_rows(tensor);
   }
@@ -117,6 +119,7 @@ Pending make(const Call& call, const Tensors& tensors) {
   pending->spec.reduce_op = call.op;
   pending->spec.prescale = call.prescale;
   pending->spec.postscale = call.postscale;
+  pending->remark = call.remark;
   if (call.kind == CollectiveKind::Reducescatter) pending->spec.splits = call.splits;
   if (core::has_root(call.kind)) pending->set_root(call.root);
   pending->reserve(tensors.size());
@@ -136,8 +139,9 @@ void refuse(const Call& call, const std::string& why) {
   unseen_names().refuse_duplicate(call);
   const PendingCollective pending(call.kind, call.kind_name, call.name, call.process_set,
                                   call.grouped);
-  pending.refuse(
-      Error(ErrorCode::InvalidArgument, core::concat("tensor \"", pending.name, "\": ", why)));
+  // The other ranks are told the name beside the reason.
+  if (is_initialized()) ops::runtime().refuse(pending.name, why, call.process_set.id());
+  throw Error(ErrorCode::InvalidArgument, core::concat("tensor \"", pending.name, "\": ", why));
 }
 
 class Handle {
@@ -166,6 +170,8 @@ class Handle {
 
   // After wait(): the rows of each result that came from each member of the set.
   std::vector<std::vector<int64_t>> received() const { return pending_->received_rows(); }
+  // After wait(): what Average has divided by.
+  int contributors() const { return pending_->state().outcome().contributors; }
 
  private:
   const Call call_;
@@ -244,7 +250,8 @@ void bind_collectives(py::module_& module) {
   py::class_<Call>(module, "Call")
       .def(py::init([](CollectiveKind kind, std::string kind_name, std::string name,
                        const ProcessSet& process_set, bool grouped, bool in_place, ReduceOp op,
-                       int root, double prescale, double postscale, std::vector<int64_t> splits) {
+                       int root, double prescale, double postscale, std::vector<int64_t> splits,
+                       std::string remark) {
              return Call{kind,
                          std::move(kind_name),
                          std::move(name),
@@ -255,16 +262,18 @@ void bind_collectives(py::module_& module) {
                          root,
                          prescale,
                          postscale,
-                         std::move(splits)};
+                         std::move(splits),
+                         std::move(remark)};
            }),
            py::arg("kind"), py::arg("kind_name"), py::arg("name"), py::arg("process_set"),
            py::arg("grouped") = false, py::arg("in_place") = false, py::arg("op") = ReduceOp::Sum,
            py::arg("root") = 0, py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
-           py::arg("splits") = std::vector<int64_t>());
+           py::arg("splits") = std::vector<int64_t>(), py::arg("remark") = "");
   py::class_<Handle>(module, "Handle")
       .def("poll", &Handle::poll)
       .def("wait", &Handle::wait)
-      .def("received", &Handle::received);
+      .def("received", &Handle::received)
+      .def("contributors", &Handle::contributors);
   module.def("refuse", &refuse, py::arg("call"), py::arg("why"),
              "Tells the other ranks, and raises it.");
   module.def("submit", &submit, py::arg("call"), py::arg("tensors"));

@@ -84,6 +84,7 @@ py::dict statistics_of(Reducer& reducer) {
   py::dict all;
   all["steps"] = now.steps;
   all["buckets"] = now.buckets;
+  all["reorders"] = now.reorders;
   all["submitted_in_backward"] = now.submitted_in_backward;
   all["late_parts"] = now.late_parts;
   all["wait_seconds"] = now.wait_seconds;

@@ -2,8 +2,12 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 
-from horon import as_horovod
+import pytest
+
+from horon import as_horovod, errors
 
 CONFIG = pathlib.Path(__file__).resolve().parents[3] / "core/base/config.cc"
 
@@ -40,3 +44,36 @@ def test_what_takes_their_place_exists():
     knobs = set(re.findall("\"(HORON_[A-Z_]+)\"", CONFIG.read_text()))
     for here in as_horovod._HERE.values():
         assert set(re.findall("HORON_[A-Z_]+", here)) <= knobs
+
+
+IMPORTS = """
+import importlib.util
+from horon import as_horovod
+as_horovod.install()
+as_horovod.install()
+import horovod.torch
+from horovod.common.exceptions import HorovodVersionMismatchError
+from horovod.common.util import is_iterable, split_list
+for name in ("tensorflow", "keras", "tensorflow.keras", "spark", "spark.run", "ray", "mxnet"):
+    try:
+        __import__("horovod." + name)
+    except ModuleNotFoundError as error:
+        assert "Horon has horovod.torch, and nothing for TensorFlow" in str(error), error
+        assert error.name.startswith("horovod.")
+    else:
+        raise AssertionError(name)
+assert importlib.util.find_spec("horovod.torch") is not None
+"""
+
+
+def test_packages_that_are_not_there(rank):
+    if rank == 0:
+        subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+
+
+def test_common_util():
+    assert as_horovod._split_list(list(range(7)), 3) == [[0, 1, 2], [3, 4], [5, 6]]
+    assert as_horovod._split_list([1], 2) == [[1], []]
+    assert as_horovod._is_iterable("a") and not as_horovod._is_iterable(3)
+    with pytest.raises(ImportError):
+        raise errors.HorovodVersionMismatchError("torch")

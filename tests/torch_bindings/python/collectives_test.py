@@ -348,6 +348,13 @@ def test_join(rank, size):
         # Of all ranks, also of those that have joined; integers alike.
         present = size - steps
         assert average.tolist() == pytest.approx([present / size] * 2)
+        strided = torch.ones(2, 3, dtype=torch.bfloat16).t()
+        averages = hvd.grouped_allreduce_([strided, torch.ones(2, dtype=torch.bfloat16)],
+                                          name=f"join.group.{steps}", postscale_factor=3.0)
+        for each in averages:
+            assert each.flatten().tolist() == pytest.approx([3 * present / size] * each.numel(),
+                                                            rel=1e-2)
+        assert averages[0] is strided
     assert hvd.join() in range(size)
     assert len(set(hvd.allgather_object(rank))) == size
 

@@ -4,6 +4,7 @@
     mpirun -np 4 python -m horon.as_horovod -m package.train --epochs 3
 """
 
+import importlib.abc
 import importlib.machinery
 import os
 import pathlib
@@ -51,6 +52,8 @@ def install():
         setattr(util, name, getattr(basics, name))
     util.gpu_available = _gpu_available
     util.num_rank_is_power_2 = _num_rank_is_power_2
+    util.is_iterable = _is_iterable
+    util.split_list = _split_list
     top = _module("horovod", is_package=True)
     top.run = launch.run
     top.__version__ = "0.28.1"  # whose calls these are
@@ -77,12 +80,24 @@ def install():
         "horovod.torch.sync_batch_norm": sync_batch_norm,
     }
     sys.modules.update(modules)
+    if not any(isinstance(each, _NotHere) for each in sys.meta_path):
+        sys.meta_path.insert(0, _NotHere())
     if _FOR_CHILDREN not in sys.path:
         sys.path.insert(0, _FOR_CHILDREN)
     for name, module in modules.items():
         parent, _, last = name.rpartition(".")
         if parent and not hasattr(modules[parent], last):
             setattr(modules[parent], last, module)
+
+
+class _NotHere(importlib.abc.MetaPathFinder):
+    """Says of Horovod's other packages what there is."""
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname.startswith("horovod."):
+            raise ModuleNotFoundError(f"No module named {fullname!r}: Horon has horovod.torch, and "
+                                      "nothing for TensorFlow, Keras, MXNet, Spark or Ray",
+                                      name=fullname)
 
 
 def _gpu_available(ext_base_name, verbose=False):
@@ -93,6 +108,21 @@ def _gpu_available(ext_base_name, verbose=False):
 
 def _num_rank_is_power_2(num_rank):
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def _is_iterable(x):
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
+
+
+def _split_list(l, n):
+    """n parts, whose lengths differ by one at most."""
+    each, more = divmod(len(l), n)
+    ends = [(i + 1) * each + min(i + 1, more) for i in range(n)]
+    return [l[begin:end] for begin, end in zip([0, *ends], ends)]
 
 
 def _module(name, is_package=False):

@@ -22,6 +22,10 @@ class HorovodInternalError(Error):
     """A collective could not be carried out: ranks disagree, stall, or have died."""
 
 
+class HorovodVersionMismatchError(ImportError):
+    """Never raised: a module that does not fit is a plain ImportError."""
+
+
 class HostsUpdatedInterrupt(RuntimeError):
     """An elastic job has other hosts: its ranks end, to be started again on those."""
 
@@ -30,7 +34,9 @@ _OF_THE_CALLER = {"invalid argument", "duplicate name", "not initialized", "conf
 
 
 _IN_PYTHON = {"horon::init()": "horon.torch.init()", "horon::shutdown()": "horon.torch.shutdown()",
-              "Call MPI_Init_thread() yourself": "Import mpi4py.MPI first"}
+              "Call MPI_Init_thread() yourself": "Import mpi4py.MPI first",
+              "which must end first (in Python: del optimizer)":
+                  "which must end first: call release() of that optimizer on all ranks"}
 
 
 def make(code, text):

@@ -16,16 +16,16 @@ from horon.torch.compression import Compression
 from horon.torch.wrapped_optimizer import WrappedOptimizer, divide_gradients, wrap
 
 
-def make_adasum(optimizer, named, compression, process_set):
+def make_adasum(optimizer, named, compression, options):
     """Called by DistributedOptimizer, which has looked at the arguments. `named`: (name, parameter)
-    of all parameters."""
+    of all parameters. `options`: what the optimizer tells."""
     if compression is Compression.int8:
         raise ValueError("op=Adasum: the steps are rounded to 16 bits at most; give "
                          "Compression.none, fp16 or bf16")
     _refuse_complex(named)
     optimizer._parameter_names = {parameter: name for name, parameter in named}
     optimizer._compression = compression
-    optimizer._process_set = process_set
+    optimizer._options = options
     wrap(optimizer, _Adasum)
     optimizer._forget_step()
     optimizer.register_step_pre_hook(_before_step)
@@ -69,6 +69,7 @@ class _Adasum(WrappedOptimizer):
 
     def synchronize(self):
         """Nothing: gradients are not reduced."""
+        self._refuse_released()
 
     def skip_synchronize(self):
         raise AssertionError("op=Adasum has no skip_synchronize(): step() reduces what it does")
@@ -102,7 +103,7 @@ def _refuse_float16(optimizer):
 def _before_step(optimizer, args, kwargs):
     """Remembers where the parameters are."""
     optimizer._steps_within += 1
-    if optimizer._steps_within > 1 or not optimizer._process_set.included():
+    if optimizer._steps_within > 1 or not optimizer.process_set.included():
         return
     optimizer._starts = [(parameter, parameter.detach().clone())
                          for parameter in _floating(optimizer)]
@@ -149,13 +150,13 @@ def _refuse_moves(optimizer, error):
     has moved."""
     starts, optimizer._starts = optimizer._starts, None
     if starts is None:  # a hook before has raised; or, on all ranks, the moves; or what is behind
-        begun = optimizer._has_begun or not optimizer._process_set.included()
+        begun = optimizer._has_begun or not optimizer.process_set.included()
         starts = [] if begun else [(parameter, None) for parameter in _floating(optimizer)]
     for parameter, start in starts:
         if start is not None:
             with torch.no_grad():
                 parameter.copy_(start)
-        collectives.refuse_allreduce(_name_of_move(optimizer, parameter), optimizer._process_set,
+        collectives.refuse_allreduce(_name_of_move(optimizer, parameter), optimizer.process_set,
                                      f"step() on rank {native.rank()}: {error}")
 
 
@@ -169,5 +170,5 @@ def _start(optimizer, parameter, start):
     moved, context = compression.compress(parameter.detach() - start)
     handle = collectives.allreduce_async_(
         moved, name=_name_of_move(optimizer, parameter), op=collectives.Adasum,
-        process_set=optimizer._process_set)
+        process_set=optimizer.process_set)
     return lambda: compression.decompress(collectives.synchronize(handle), context)

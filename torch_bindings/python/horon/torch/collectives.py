@@ -6,6 +6,8 @@ rank is told to the ranks that wait for it. A wrong op or compression is not: it
 program, and each rank finds it.
 """
 
+import numbers
+
 import torch
 
 from horon import native
@@ -19,7 +21,8 @@ Max = 4
 Product = 5
 
 _Kind = native.Kind
-_NATIVE_OPS = {Sum: native.ReduceOp.Sum, Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
+_NATIVE_OPS = {Average: native.ReduceOp.Average, Sum: native.ReduceOp.Sum,
+               Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
                Product: native.ReduceOp.Product, Adasum: native.ReduceOp.Adasum}
 _NARROW = {torch.uint8, torch.int8, torch.int16, torch.int32}
 
@@ -52,14 +55,35 @@ class _Ended:
 
 def poll(handle):
     """Has it ended? Then synchronize() does not block."""
+    _require_handle(handle, "poll")
     return handle.poll()
 
 
 def synchronize(handle):
     """Waits; the result of the call. Raises HorovodInternalError if it failed."""
+    _require_handle(handle, "synchronize")
+    return handle.synchronize()
+
+
+def _require_handle(handle, call):
     if callable(handle):
         raise TypeError("sparse_allreduce_async() returns a function: call it for the result")
-    return handle.synchronize()
+    if not isinstance(handle, Handle):
+        raise TypeError(f"{call}: {handle!r} is no handle: give what allreduce_async() or another "
+                        "call with _async in its name has returned")
+
+
+_OP_NAMES = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min", Max: "Max",
+             Product: "Product"}
+
+
+def require_op(op):
+    """One of Horovod's. The enum of torch.distributed equals integers that stand for others."""
+    if isinstance(op, numbers.Integral) and op in _OP_NAMES:
+        return
+    is_of_torch = type(op).__module__.startswith("torch.")
+    raise ValueError(f"op {op!r}{' is of torch.distributed' if is_of_torch else ''}: give "
+                     "hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product or hvd.Adasum")
 
 
 def reduction(op, average=None):
@@ -69,8 +93,7 @@ def reduction(op, average=None):
             raise ValueError("give op or average, not both")
         return Average if average else Sum
     op = Average if op is None else op
-    if op != Average and op not in _NATIVE_OPS:
-        raise ValueError(f"op {op!r}: give Average, Sum, Min, Max, Product or Adasum")
+    require_op(op)
     return op
 
 
@@ -134,9 +157,9 @@ def _start(call, tensors, result, wait):
 class _Scaling:
     """Factors before and after a reduction.
 
-    An average is the sum divided by the number of all ranks, also of those that have joined.
-    Integers are scaled in float64 and rounded toward zero; for an average they are added in 64
-    bits, since the mean of values fits where their sum does not.
+    An average is the sum divided by the number of all ranks, also of those that have joined, by
+    which C++ does not divide. Integers are scaled in float64 and rounded toward zero; for an
+    average they are added in 64 bits, since the mean of values fits where their sum does not.
     """
 
     def __init__(self, op, tensors, prescale, postscale, process_set):
@@ -146,15 +169,17 @@ class _Scaling:
         self.divisor = 1
         self.narrow = None  # the dtype of integers that are added in 64 bits
         self.op = op
+        self.remark = ""  # compared by the ranks
         if op == Average:
             if tensors and tensors[0].dtype == torch.bool:
                 raise ValueError("bool has no average; use Min (all) or Max (any)")
-            self.op = Sum
             self.divisor = process_set.of_call().size()
         if not self.integer:
-            self.postscale = postscale / self.divisor
-            self.divisor = 1
-        elif op == Average and tensors[0].dtype in _NARROW and all(
+            return
+        self.remark = f"op {_OP_NAMES[op]}"
+        if op == Average:
+            self.op = Sum
+        if op == Average and tensors[0].dtype in _NARROW and all(
                 each.dtype == tensors[0].dtype for each in tensors):
             self.narrow = tensors[0].dtype
 
@@ -176,8 +201,12 @@ class _Scaling:
             tensors = [each.to(torch.int64) for each in tensors]
         return tensors
 
-    def after(self, tensor):
+    def after(self, tensor, contributors):
+        """`contributors`: the ranks that have not joined."""
         if not self.integer:
+            if self.op == Average and contributors != self.divisor:
+                with torch.no_grad():
+                    tensor.mul_(contributors / self.divisor)
             return tensor
         if self.divisor != 1:
             tensor = torch.div(tensor, self.divisor, rounding_mode="trunc")
@@ -202,10 +231,11 @@ def start_reduction(kind, tensors, name, op, prescale, postscale, process_set, g
     factors = scaling.factors()
     call = native.Call(getattr(_Kind, kind), kind_name, _named(kind_name, name),
                        of_call, grouped, in_place and not apart,
-                       _NATIVE_OPS[scaling.op], 0, *factors)
+                       _NATIVE_OPS[scaling.op], 0, *factors, remark=scaling.remark)
 
-    def result(reduced, _):
-        values = [scaling.after(each) for each in reduced]
+    def result(reduced, ended):
+        contributors = ended.contributors()
+        values = [scaling.after(each, contributors) for each in reduced]
         if in_place:
             if apart:
                 with torch.no_grad():

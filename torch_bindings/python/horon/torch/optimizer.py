@@ -10,10 +10,10 @@ import torch
 
 from horon import native
 from horon.torch.adasum import make_adasum
-from horon.torch.collectives import Adasum, Average, Max, Min, Product, Sum
+from horon.torch.collectives import Adasum, Average, Max, Min, Product, Sum, require_op
 from horon.torch.compression import Compression
 from horon.torch.process_sets import global_process_set
-from horon.torch.wrapped_optimizer import WrappedOptimizer, divide_gradients, wrap
+from horon.torch.wrapped_optimizer import WrappedOptimizer, divide_gradients, released, wrap
 
 _NATIVE_OPS = {Average: native.ReduceOp.Average, Sum: native.ReduceOp.Sum,
                Min: native.ReduceOp.Min, Max: native.ReduceOp.Max,
@@ -37,8 +37,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     """
     if isinstance(optimizer, WrappedOptimizer):
         raise ValueError("this optimizer is distributed already")
-    if op != Adasum and op not in _NATIVE_OPS:
-        raise ValueError(f"op {op!r}: give Average, Sum, Min, Max, Product or Adasum")
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"DistributedOptimizer: optimizer is a {type(optimizer).__name__}: give an "
+                        "optimizer of torch.optim, such as SGD(model.parameters(), lr=0.1)")
+    require_op(op)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor is for op=Average")
     if backward_passes_per_step <= 0:
@@ -48,8 +50,11 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("compression: give Compression.none, fp16, bf16 or int8; the hooks of C++ "
                          "round while they pack, and call no compressor of the program")
     named = _names(optimizer, named_parameters)
+    options = {"op": op, "process_set": process_set, "sparse_as_dense": sparse_as_dense,
+               "backward_passes_per_step": backward_passes_per_step,
+               "gradient_predivide_factor": gradient_predivide_factor}
     if op == Adasum:
-        return make_adasum(optimizer, named, compression, process_set)
+        return make_adasum(optimizer, named, compression, options)
     lists, number = _groups(groups, num_groups, {parameter: name for name, parameter in named})
     reduced = _with_gradients(named)
     if isinstance(optimizer, torch.optim.LBFGS) and native.is_mixed(process_set.of_call()):
@@ -63,6 +68,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         predivide_factor=gradient_predivide_factor, groups=lists, num_groups=number,
         sparse_as_dense=dense)
     optimizer._parameter_names = {parameter: name for name, parameter in named}
+    optimizer._options = options
     optimizer._reducer = reducer
     optimizer._is_alone = not process_set.included() or process_set.size() == 1
     optimizer._is_of_all = process_set is global_process_set
@@ -169,10 +175,15 @@ class _Distributed(WrappedOptimizer):
 
     def set_backward_passes_per_step(self, passes):
         self._reducer.set_backward_passes_per_step(passes)
+        self._options["backward_passes_per_step"] = passes
 
     def reduction_statistics(self):
         """Steps, buckets, those submitted within backward(), seconds waited."""
         return self._reducer.statistics()
+
+    def release(self):
+        super().release()
+        self._reducer = _Released()  # takes the hooks of C++ off
 
     def zero_grad(self, *args, **kwargs):
         """The arguments are those of the optimizer's class, which may know none."""
@@ -184,6 +195,13 @@ class _Distributed(WrappedOptimizer):
 
     def _take_parameters(self, named):
         self._reducer.add_parameters(_with_gradients(named))
+
+
+class _Released:
+    """In the place of a reducer."""
+
+    def __getattr__(self, name):
+        raise released()
 
 
 def _names(optimizer, named_parameters):

@@ -18,6 +18,24 @@ class WrappedOptimizer:
         """A copy, and what is read from a file, is a plain optimizer."""
         return _empty, (self._plain,), self.__getstate__()
 
+    _is_released = False
+
+    # As DistributedOptimizer was given them; of Horovod's optimizers attributes too.
+    op = property(lambda self: self._options["op"])
+    process_set = property(lambda self: self._options["process_set"])
+    sparse_as_dense = property(lambda self: self._options["sparse_as_dense"])
+    backward_passes_per_step = property(lambda self: self._options["backward_passes_per_step"])
+    gradient_predivide_factor = property(lambda self: self._options["gradient_predivide_factor"])
+
+    def release(self):
+        """Ends it, so that the parameters can get another DistributedOptimizer, whatever still
+        refers to this one. Gradients stay as they are. On all ranks, between two steps."""
+        self._is_released = True
+
+    def _refuse_released(self):
+        if self._is_released:
+            raise released()
+
     def _forget_step(self):
         """The step() that has begun is over."""
         raise NotImplementedError
@@ -50,6 +68,7 @@ class WrappedOptimizer:
 
     def add_param_group(self, param_group):
         """A group that can't be reduced is refused, and is not there then."""
+        self._refuse_released()
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         added = [(f"param_group.{index}.{i}", parameter)
@@ -93,12 +112,19 @@ def _within(step, of=None):
     @functools.wraps(step)
     def stepped(*args, **kwargs):
         optimizer = args[0] if of is None else of()
+        optimizer._refuse_released()
         try:
             return optimizer._make_step(lambda: step(*args, **kwargs))
         except BaseException:
             optimizer._forget_step()
             raise
     return stepped
+
+
+def released():
+    """The error of a call behind release()."""
+    return RuntimeError("this DistributedOptimizer has ended by release(): use one that was made "
+                        "after that")
 
 
 def _empty(plain):

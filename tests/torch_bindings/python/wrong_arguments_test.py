@@ -1,0 +1,85 @@
+"""What is given wrongly is told in one sentence that names the argument and the cure."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import horon.torch as hvd
+
+
+def optimizer_of(module):
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT,
+                                dist.ReduceOp.MAX], ids=str)
+def test_an_op_of_torch_distributed_is_refused(op):
+    ones = torch.ones(2)
+    for call in [lambda: hvd.allreduce(ones, op=op), lambda: hvd.allreduce_(ones, op=op),
+                 lambda: hvd.allreduce_async(ones, op=op),
+                 lambda: hvd.allreduce_async_(ones, op=op),
+                 lambda: hvd.grouped_allreduce([ones], op=op),
+                 lambda: hvd.grouped_allreduce_([ones], op=op),
+                 lambda: hvd.grouped_allreduce_async([ones], op=op),
+                 lambda: hvd.grouped_allreduce_async_([ones], op=op),
+                 lambda: hvd.reducescatter(ones, op=op),
+                 lambda: hvd.reducescatter_async(ones, op=op),
+                 lambda: hvd.grouped_reducescatter([ones], op=op),
+                 lambda: hvd.grouped_reducescatter_async([ones], op=op),
+                 lambda: hvd.sparse_allreduce_async(ones.to_sparse(), "sparse", op),
+                 lambda: hvd.DistributedOptimizer(optimizer_of(torch.nn.Linear(2, 2)), op=op)]:
+        with pytest.raises(ValueError, match="is of torch.distributed: give hvd.Average, hvd.Sum"):
+            call()
+
+
+def test_an_op_is_a_number(size):
+    assert hvd.allreduce(torch.ones(1), op=np.int64(hvd.Sum)).item() == size
+    for wrong in (17, 1.0, "Sum"):
+        with pytest.raises(ValueError, match=f"op {wrong!r}: give hvd.Average"):
+            hvd.allreduce(torch.ones(1), op=wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
+@pytest.mark.parametrize("reduce", [hvd.allreduce, hvd.reducescatter])
+def test_ranks_with_unlike_ops_are_told_the_ops(rank, size, reduce, dtype):
+    if size == 1:
+        pytest.skip("one rank")
+    text = r"\(op Average\) on rank 0, \(op Sum\) on ranks? 1"  # both are sums there
+    if dtype.is_floating_point:
+        text = "reduce op: Average on rank 0, Sum on ranks? 1"
+    with pytest.raises(hvd.HorovodInternalError, match=text):
+        reduce(torch.ones(size, dtype=dtype), op=hvd.Sum if rank else hvd.Average)
+
+
+def test_ranks_with_unlike_ops_of_groups(rank, size):
+    if size == 1:
+        pytest.skip("one rank")
+    for dtype, text in ((torch.float32, "reduce op: Average on rank 0, Sum on rank"),
+                        (torch.int64, "(op Average) on rank 0")):
+        with pytest.raises(hvd.HorovodInternalError, match=re.escape(text)):
+            hvd.grouped_allreduce([torch.ones(1, dtype=dtype)] * 2,
+                                  op=hvd.Sum if rank else hvd.Average)
+
+
+@pytest.mark.parametrize("call", [hvd.synchronize, hvd.poll])
+def test_what_is_no_handle_is_refused(call):
+    with pytest.raises(TypeError, match=f"^{call.__name__}: 42 is no handle: give what"):
+        call(42)
+
+
+def test_what_is_no_optimizer_is_refused():
+    with pytest.raises(TypeError, match="optimizer is a generator: give an optimizer of torch"):
+        hvd.DistributedOptimizer(torch.nn.Linear(2, 2).parameters())
+
+
+def test_the_other_ranks_are_told_the_name_once(rank, size):
+    if size == 1:
+        pytest.skip("one rank")
+    with pytest.raises((TypeError, ValueError)) as raised:
+        hvd.allreduce([1.0] if rank == 0 else torch.ones(1), name="loss")
+    text = "allreduce: a list is no torch.Tensor: give torch.as_tensor() of it"
+    told = f'tensor "allreduce.loss" was refused on rank 0: {text}'
+    assert str(raised.value) == (text if rank == 0 else told)
